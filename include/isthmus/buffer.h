@@ -1,0 +1,73 @@
+// Typed views of memory that somebody else owns, and the element types that Isthmus moves.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace isthmus {
+
+enum class DataType : uint8_t {
+  kByte,  // opaque bytes: moved, never summed, except bitwise and as small counters (see ReduceOp)
+  kFloat32,
+  kBFloat16,  // upper 16 bits of a float32
+  kFloat16,   // IEEE binary16
+  kFloat64,
+};
+
+int64_t element_bytes(DataType dtype);
+const char* to_string(DataType dtype);
+
+// Reductions of 16-bit types are accumulated in float32, those of float64 in float64.
+DataType accumulate_dtype(DataType dtype);
+
+// A view of `num_elements` contiguous elements. It does not own; whoever hands it over keeps the memory alive until
+// the call, or the Handle that the call returned, has completed.
+struct ConstBuffer {
+  const void* data = nullptr;
+  int64_t num_elements = 0;
+  DataType dtype = DataType::kByte;
+
+  int64_t bytes() const { return num_elements * element_bytes(dtype); }
+  // The `index`-th of equal parts of `part_elements` elements each.
+  ConstBuffer part(int64_t index, int64_t part_elements) const {
+    return {static_cast<const std::byte*>(data) + index * part_elements * element_bytes(dtype), part_elements, dtype};
+  }
+  template <typename T>
+  const T* as() const {
+    return static_cast<const T*>(data);
+  }
+};
+
+// The same, writable.
+struct Buffer {
+  void* data = nullptr;
+  int64_t num_elements = 0;
+  DataType dtype = DataType::kByte;
+
+  int64_t bytes() const { return num_elements * element_bytes(dtype); }
+  Buffer part(int64_t index, int64_t part_elements) const {
+    return {static_cast<std::byte*>(data) + index * part_elements * element_bytes(dtype), part_elements, dtype};
+  }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+  operator ConstBuffer() const { return {data, num_elements, dtype}; }
+};
+
+// The CUDA stream that an operation is ordered on; null on CPU, where operations run in the calling thread.
+struct Stream {
+  void* handle = nullptr;
+};
+
+// out[i] = in[i], converted (round to nearest, ties to even). Types: any two floating types, or equal types.
+// The buffers have equally many elements and do not overlap unless they are the same memory and type.
+void convert(ConstBuffer in, Buffer out);
+
+// out[i] = in[i] * scale, the product taken in float32 (float64 where either side is float64), then rounded once.
+void convert_scaled(ConstBuffer in, double scale, Buffer out);
+
+// accumulator[i] += in[i] in accumulator's type, which is accumulate_dtype(in.dtype).
+void accumulate(ConstBuffer in, Buffer accumulator);
+
+}  // namespace isthmus

@@ -1,0 +1,64 @@
+// Turns a piece into a packet of fixed size and sums packets back. See docs/packet_format.md for the bytes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "isthmus/buffer.h"
+#include "isthmus/options.h"
+
+namespace isthmus {
+
+// Whose packet this is. Written into the header by the sender, compared by the receiver.
+struct PacketContext {
+  uint64_t unit_hash = 0;
+  uint64_t step = 0;
+};
+
+// What encoding and decoding did, for Stats. Elements are counted over all pieces handled.
+struct CodecCounts {
+  int64_t encoded_elements = 0;
+  int64_t kept_elements = 0;       // chosen by the sparsity threshold and sent
+  int64_t held_back_elements = 0;  // chosen, but would not peel: left in the residual (two tiers)
+  int64_t estimated_elements = 0;  // did not peel and was estimated by the receiver (flat)
+  int64_t non_finite_blocks = 0;   // blocks that held NaN or Inf: their residual was left as it was
+
+  CodecCounts& operator+=(const CodecCounts& other);
+};
+
+// Stateless but for its settings: state (residual, step) belongs to the unit and is passed in. Safe to call from
+// several threads at once on different buffers, except that scratch memory is kept inside: one codec object a thread.
+class Codec {
+ public:
+  virtual ~Codec() = default;
+
+  virtual const char* name() const = 0;
+
+  // The size of the packet of a piece of `num_elements`; equal on all ranks with equal options. A multiple of 8.
+  virtual int64_t packet_bytes(int64_t num_elements) const = 0;
+
+  // Whether encode() uses a residual (error feedback).
+  virtual bool keeps_residual() const = 0;
+
+  // Encodes `piece` (float32; float64 only with codec `none`) into `packet` (packet_bytes, 64-byte aligned).
+  // residual: float32, as many elements as the piece, updated in place; empty if !keeps_residual().
+  // After the call: decoded packet + new residual = piece + old residual, in the sense of docs/algorithms.md.
+  // Blocks with NaN or Inf: the decoded packet is NaN at those elements, the block's residual stays as it was.
+  virtual CodecCounts encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context,
+                             Stream stream) = 0;
+
+  // out += decoded packet, for each of `num_packets` packets that lie one after another, in that order.
+  // out: float32 (or as the piece). Throws PacketError, naming both sides, if a header does not match `context` and the
+  // settings, or if a packet does not decode; `out` is then unspecified.
+  virtual CodecCounts decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
+                                 Stream stream) = 0;
+};
+
+// The codec that `options` name. wire_dtype: the type of the tensor that is reduced, in which codec `none` sends
+// values. ranks_per_node: how many values one piece element sums (codec `none` with float16 divides by it, so that no
+// partial sum overflows). Throws OptionError for an unknown name.
+std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
+                                  int ranks_per_node);
+
+}  // namespace isthmus

@@ -1,0 +1,42 @@
+// What a communicator did: bytes, calls, seconds, and every reason for which something was not compressed.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "isthmus/codec.h"
+#include "isthmus/transport.h"
+
+namespace isthmus {
+
+// The kinds of collective that the two-tier and flat paths carry.
+enum class Collective : uint8_t { kReduceScatter, kAllGather };
+inline constexpr int kNumCollectives = 2;
+const char* to_string(Collective collective);
+
+struct CollectiveStats {
+  int64_t calls = 0;
+  int64_t packed_calls = 0;  // of them: input or output was reordered because placement is not in blocks
+  Traffic intra;             // payload of this rank, by tier
+  Traffic inter;
+  Traffic flat;
+  double intra_s = 0;     // seconds in the node's tier
+  double exchange_s = 0;  // seconds in the inter or flat tier
+  double encode_s = 0;    // seconds in the codec; pack, unpack and scaling are in none of these
+  double decode_s = 0;
+};
+
+// A snapshot; plain values.
+struct Stats {
+  std::array<CollectiveStats, kNumCollectives> collectives;
+  CodecCounts codec;
+  int64_t compressed_calls = 0;                // reductions that went through a lossy codec
+  std::map<std::string, int64_t> exact_calls;  // operations that stayed exact, by reason
+  int64_t num_units = 0;
+  int64_t residual_bytes = 0;
+  int64_t scratch_bytes = 0;
+};
+
+}  // namespace isthmus

@@ -1,0 +1,63 @@
+// A fixed group of ranks that move bytes: one tier.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "isthmus/buffer.h"
+
+namespace isthmus {
+
+// What one rank handed to a transport for other ranks. Counted where bytes are handed over, without protocol headers.
+struct Traffic {
+  int64_t sent_bytes = 0;             // to any other rank of the tier
+  int64_t inter_node_sent_bytes = 0;  // the part of sent_bytes whose receiver sits on another node
+};
+
+enum class ReduceOp : uint8_t {
+  kSum,    // floating types; kByte: modulo 256
+  kBitOr,  // kByte only
+};
+
+// Completion of one operation. CPU: wait() blocks until the operation is done. CUDA: wait(stream) orders the stream and
+// never blocks the host. wait() throws TransportError if the operation failed, timed out or was aborted.
+class Handle {
+ public:
+  virtual ~Handle() = default;
+  virtual void wait(Stream stream = {}) = 0;
+};
+using HandlePtr = std::unique_ptr<Handle>;
+
+// All operations are collective: every rank of the tier calls the same ones in the same order, with equal sizes and
+// types, from one thread at a time. Buffers stay alive and untouched (inputs) or unread (outputs) until Handle::wait
+// returned. Zero-element operations are allowed and complete at once. abort() may come from any thread.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // out = sum over ranks of part rank() of `in`, which has size() equal parts.
+  // out.dtype is accumulate_dtype(in.dtype) and the sum is taken in it, in an order that does not depend on timing.
+  virtual HandlePtr reduce_scatter(ConstBuffer in, Buffer out, Stream stream) = 0;
+
+  // Part p of `in` goes to rank p; part p of `out` comes from rank p. Types are equal. Part rank() is not exchanged:
+  // that part of `out` is unspecified afterwards.
+  virtual HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream stream) = 0;
+
+  // Part p of `out` becomes rank p's `in`, part rank() included. `in` may be that very part of `out`.
+  virtual HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) = 0;
+
+  // data = reduction over ranks of data, the same bits on every rank.
+  virtual HandlePtr all_reduce(Buffer data, ReduceOp op, Stream stream) = 0;
+
+  // What this rank sent since construction.
+  virtual Traffic traffic() const = 0;
+
+  // Makes pending and later operations of this rank fail with TransportError, and lets the peers' fail too.
+  virtual void abort() = 0;
+};
+
+}  // namespace isthmus
