@@ -1,0 +1,35 @@
+// The 48 bytes that every packet begins with. The bytes on the wire are described in docs/packet_format.md.
+#pragma once
+
+#include <cstdint>
+
+#include "isthmus/codec.h"
+
+namespace isthmus {
+
+enum class CodecId : uint8_t { kNone = 1, kTagc = 2 };
+const char* to_string(CodecId id);
+
+// Little-endian, no padding; a struct that is copied to and from the wire as it is.
+struct PacketHeader {
+  static constexpr uint32_t kMagic = 0x4d485349;  // "ISHM"
+  static constexpr uint8_t kVersion = 1;
+
+  uint32_t magic = kMagic;
+  uint8_t version = kVersion;
+  CodecId codec = CodecId::kNone;
+  DataType dtype = DataType::kFloat32;  // of the values on the wire
+  uint8_t flags = 0;
+  uint64_t unit_hash = 0;
+  uint64_t step = 0;
+  uint64_t num_elements = 0;
+  uint64_t settings = 0;  // whatever else both sides must agree on, packed by the codec
+  uint64_t count = 0;     // written by the sender alone, meaning defined by the codec
+};
+static_assert(sizeof(PacketHeader) == 48);
+
+// Copies the header out of a packet and compares everything but `flags` and `count` with what the receiver expects.
+// Throws PacketError that names the first field that differs and both its values. `packet` needs no alignment.
+PacketHeader read_header(const void* packet, const PacketHeader& expected);
+
+}  // namespace isthmus
