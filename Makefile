@@ -1,0 +1,82 @@
+# Two commands: `make demo` and `make test`. Both run `make setup` first, which does nothing the second time.
+PYTHON ?= python3
+TORCH ?= torch==2.11.0
+PRESET ?= release
+JOBS ?= $(shell nproc)
+DEMO_ARGS ?=
+
+VENV := .venv
+STAMPS := build/stamps
+NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(wildcard cmake/*) $(shell find src kernels include -type f)
+PYTHON_FILES := python tests/python tools
+CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
+
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+.PHONY: help setup demo test test-cpp test-python lint format tidy sanitize bench docs-tables clean FORCE
+
+help:  ## what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+
+setup: $(STAMPS)/package  ## system packages (where root), .venv, build and install: nothing the second time
+
+$(STAMPS)/system: tools/install_system_packages
+	@mkdir -p $(@D)
+	tools/install_system_packages $(PYTHON)
+	@touch $@
+
+$(STAMPS)/venv: $(STAMPS)/system pyproject.toml tools/requirements.py
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)/bin/python tools/requirements.py | $(VENV)/bin/python -m pip install --quiet --requirement /dev/stdin '$(TORCH)'
+	@touch $@
+
+# A new Python file must be made known to the editable install; a changed one needs nothing.
+$(STAMPS)/python-files: FORCE
+	@mkdir -p $(@D)
+	@find python -name '*.py' -o -name '*.pyi' | sort > $@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+
+$(STAMPS)/package: $(STAMPS)/venv $(STAMPS)/python-files $(NATIVE_SOURCES)
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(VENV)/bin/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+demo: setup  ## train a GPT over two simulated nodes joined by a slow link, plain and compressed (under 10 minutes)
+	isthmus bench training $(DEMO_ARGS)
+
+test: setup lint test-cpp test-python  ## format and lint checks, GoogleTest, pytest
+
+test-cpp: setup  ## the core's tests; PRESET=asan or tsan for sanitizers
+	cmake --preset $(PRESET) > build/configure-$(PRESET).log || { cat build/configure-$(PRESET).log; exit 1; }
+	cmake --build --preset $(PRESET) -j $(JOBS)
+	ctest --preset $(PRESET) -j $(JOBS)
+
+test-python: setup  ## the backend's tests: processes over Gloo, then simulated nodes
+	pytest tests/python
+
+lint: setup  ## formats, linters and types; changes nothing
+	clang-format --dry-run --Werror $(CXX_FILES)
+	ruff format --check $(PYTHON_FILES)
+	ruff check $(PYTHON_FILES)
+	mypy
+
+format: setup  ## format everything
+	clang-format -i $(CXX_FILES)
+	ruff format $(PYTHON_FILES)
+	ruff check --fix $(PYTHON_FILES)
+
+tidy: setup  ## clang-tidy over the core
+	cmake --preset release > build/configure-release.log
+	clang-tidy --quiet -p build/release $(shell git ls-files 'src/*.cpp' 'kernels/*.cpp' | grep -v '^src/torch/')
+
+sanitize:  ## the C++ tests under address, undefined-behaviour and thread sanitizers
+	$(MAKE) test-cpp PRESET=asan
+	$(MAKE) test-cpp PRESET=tsan
+
+bench: setup  ## codecs beside memcpy; collectives beside Gloo
+	cmake --preset release > build/configure-release.log
+	cmake --build --preset release -j $(JOBS)
+	build/release/benchmarks/bench_codecs
+	isthmus bench collectives
+
+clean:  ## everything that was built; not .venv
+	rm -rf build bench-out
