@@ -1,0 +1,31 @@
+// Codec `tagc` of the two-tier path: the largest elements of a piece, as an index and a sketch. See docs/tagc.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "isthmus/codec.h"
+
+namespace isthmus {
+
+// A packet holds the support of one node, so nothing is ever merged in it: its sketch cells combine by XOR of float32
+// bit patterns, which is exact. The sender keeps back in its residual what the receiver could not peel.
+class TagcCodec final : public Codec {
+ public:
+  // Uses ratio, sparsity, block_elements and peel_rounds. Throws OptionError if one of them is out of its range.
+  explicit TagcCodec(const Options& options);
+  ~TagcCodec() override;
+
+  const char* name() const override { return "tagc"; }
+  int64_t packet_bytes(int64_t num_elements) const override;  // a multiple of 64
+  bool keeps_residual() const override { return true; }
+  CodecCounts encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context, Stream stream) override;
+  CodecCounts decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
+                         Stream stream) override;
+
+ private:
+  struct Implementation;
+  std::unique_ptr<Implementation> implementation_;
+};
+
+}  // namespace isthmus
