@@ -29,8 +29,10 @@ struct ConstBuffer {
 
   int64_t bytes() const { return num_elements * element_bytes(dtype); }
   // The `index`-th of equal parts of `part_elements` elements each.
-  ConstBuffer part(int64_t index, int64_t part_elements) const {
-    return {static_cast<const std::byte*>(data) + index * part_elements * element_bytes(dtype), part_elements, dtype};
+  ConstBuffer part(int64_t index, int64_t part_elements) const { return slice(index * part_elements, part_elements); }
+  // `count` elements from element `begin` on.
+  ConstBuffer slice(int64_t begin, int64_t count) const {
+    return {static_cast<const std::byte*>(data) + begin * element_bytes(dtype), count, dtype};
   }
   template <typename T>
   const T* as() const {
@@ -45,8 +47,9 @@ struct Buffer {
   DataType dtype = DataType::kByte;
 
   int64_t bytes() const { return num_elements * element_bytes(dtype); }
-  Buffer part(int64_t index, int64_t part_elements) const {
-    return {static_cast<std::byte*>(data) + index * part_elements * element_bytes(dtype), part_elements, dtype};
+  Buffer part(int64_t index, int64_t part_elements) const { return slice(index * part_elements, part_elements); }
+  Buffer slice(int64_t begin, int64_t count) const {
+    return {static_cast<std::byte*>(data) + begin * element_bytes(dtype), count, dtype};
   }
   template <typename T>
   T* as() const {

@@ -1,12 +1,13 @@
 // The two-tier collectives. This is the main path; everything else hangs from it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
-#include <vector>
+#include <utility>
 
 #include "isthmus/buffer.h"
 #include "isthmus/codec.h"
@@ -16,6 +17,11 @@
 #include "isthmus/transport.h"
 
 namespace isthmus {
+
+class Scratch;
+class TagcFlat;
+class UnitTable;
+struct Unit;
 
 // The transports of one rank. intra: its node, by local index. inter: its rail, by node. flat: all ranks, by rank; only
 // with tiers=flat. A tier of one rank may be null.
@@ -35,26 +41,34 @@ struct UnitKey {
   bool operator==(const UnitKey&) const = default;
 };
 
-// Collective over the ranks of a NodeMap; every rank calls the same methods in the same order, from one thread at a
-// time (stats() and abort() from any). Blocking on CPU. After an exception the communicator is aborted and must not be
-// used again.
+// Collective over the ranks of a NodeMap; every rank calls the same methods in the same order with equal arguments,
+// from one thread at a time (phase(), stats() and abort() from any). Blocking on CPU.
+//
+// Wrong arguments throw Error before anything is sent, and leave the communicator usable. After any other exception it
+// is aborted: its tiers fail, so that the peers fail too, and every later call throws TransportError.
 class Communicator {
  public:
-  // map.two_tier() must hold. Throws OptionError or Error if options or tiers do not fit the map.
+  // map.even() must hold; with one node there is one tier, and everything is exact. Throws OptionError or Error if
+  // options or tiers do not fit the map.
   Communicator(NodeMap map, int rank, Tiers tiers, Options options);
   ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
 
   // shard = scale * sum over ranks of chunk rank() of `gradient`, which has world_size equal chunks of the shard's size
   // and type. compress: through options.codec with the unit's residual, if policy and shape allow (else, and without
   // compress, through codec `none`; the reason is counted). Floating types; float64 is always plain.
+  // unit.num_elements and unit.dtype are those of `gradient`. `shard` may be this rank's chunk of `gradient`.
   void reduce_scatter(ConstBuffer gradient, Buffer shard, double scale, const UnitKey& unit, bool compress,
                       Stream stream = {});
 
   // gathered chunk r = rank r's `shard`, bit for bit. Any type. `shard` may be its own chunk of `gathered`.
+  // Always in two tiers: whether that pays (options.min_elements, options.two_tier_all_gather) is the caller's choice.
   void all_gather(ConstBuffer shard, Buffer gathered, Stream stream = {});
 
-  // The phase that is running, for reports about faults: "intra reduce-scatter", "encode", "inter exchange", ...
-  const char* phase() const;
+  // The phase that is running, for reports about faults: "intra reduce-scatter", "encode", "inter exchange", ...;
+  // "idle" between calls. After a failure: the phase that failed.
+  const char* phase() const { return phase_; }
 
   Stats stats() const;
   void reset_stats();  // counters and seconds; not units nor residuals
@@ -64,13 +78,70 @@ class Communicator {
   const Options& options() const { return options_; }
 
  private:
-  struct Unit;
-  struct Scratch;
-  // ... see src/communicator.cpp
-  NodeMap map_;
-  int rank_;
-  Tiers tiers_;
-  Options options_;
+  // How one reduction is done; decided alike on all ranks.
+  struct Reduction {
+    Unit* unit = nullptr;  // null: plain
+    Codec* codec = nullptr;
+    PacketContext context;
+  };
+  class Step;
+
+  // The main path, and what its lines do.
+  void reduce_scatter_in_two_tiers(ConstBuffer gradient, Buffer shard, double scale, const Reduction& reduction,
+                                   Stream stream);
+  ConstBuffer sum_within_node(ConstBuffer gradient, Stream stream);
+  Buffer encode(ConstBuffer pieces, const Reduction& reduction, Stream stream);
+  Buffer exchange_along_rail(Buffer packets, Stream stream);
+  Buffer decode_sum(ConstBuffer pieces, ConstBuffer arrived, const Reduction& reduction, Buffer shard, Stream stream);
+
+  // The single-tier baseline.
+  void reduce_scatter_flat(ConstBuffer gradient, Buffer shard, double scale, const Reduction& reduction, Stream stream);
+  Buffer sum_plainly(ConstBuffer gradient, Stream stream);
+  Buffer sum_tagc(ConstBuffer gradient, const Reduction& reduction, Buffer sum, Stream stream);
+
+  ConstBuffer gather_along_rail(ConstBuffer shard, Buffer gathered, Stream stream);
+  void gather_within_node(ConstBuffer rail, Buffer gathered, Stream stream);
+
+  void check_tiers() const;
+  void check_reduce_scatter(ConstBuffer gradient, ConstBuffer shard, const UnitKey& unit) const;
+  void check_all_gather(ConstBuffer shard, ConstBuffer gathered) const;
+
+  // Runs the body of one collective: statistics, scratch and failure are handled here.
+  template <typename Body>
+  void run(Collective collective, const Body& body);
+  void record(Collective collective);
+  void fail(const std::string& reason);
+  Reduction decide(const UnitKey& key, bool compress);
+  const char* exact_reason(const UnitKey& key, bool compress) const;
+  Codec& codec(const std::string& name, DataType dtype);
+  int64_t residual_elements(const UnitKey& key) const;
+  Buffer sum_target(Buffer shard);
+
+  bool flat() const { return options_.tiers == "flat"; }
+  int num_nodes() const { return map_.num_nodes(); }
+  int ranks_per_node() const { return map_.ranks_per_node(); }
+  int node() const { return map_.node(rank_); }
+
+  const NodeMap map_;
+  const int rank_;
+  const Tiers tiers_;
+  const Options options_;
+
+  std::unique_ptr<Scratch> scratch_;
+  std::unique_ptr<UnitTable> units_;
+  std::map<std::pair<std::string, DataType>, std::unique_ptr<Codec>> codecs_;
+  std::unique_ptr<TagcFlat> tagc_flat_;
+  uint64_t num_reductions_ = 0;  // the step in the packets of plain reductions
+
+  // Of the collective that is running; added to stats_ when it is done.
+  CollectiveStats current_;
+  CodecCounts current_codec_;
+  const char* current_reason_ = nullptr;
+
+  mutable std::mutex mutex_;  // guards what follows
+  Stats stats_;
+  std::string failure_;  // why the communicator is aborted; empty: it is not
+  std::atomic<const char*> phase_ = "idle";
 };
 
 }  // namespace isthmus

@@ -33,6 +33,8 @@ class NodeMap {
   int node(int rank) const { return node_of_rank_[rank]; }
   int local_index(int rank) const { return local_index_[rank]; }
   int rank(int node, int local_index) const { return ranks_[node][local_index]; }
+  // Where the rank's chunk stands once chunks are sorted node by node. Only if even().
+  int position(int rank) const { return node(rank) * ranks_per_node() + local_index(rank); }
   // The ranks of one node, ascending; the ranks of one rail, by node. Only the latter needs even().
   const std::vector<int>& node_ranks(int node) const { return ranks_[node]; }
   std::vector<int> rail_ranks(int local_index) const;

@@ -1,0 +1,162 @@
+#include "isthmus/buffer.h"
+
+#include <cstring>
+#include <type_traits>
+
+#include "float_types.h"
+#include "isthmus/error.h"
+
+namespace isthmus {
+
+int64_t element_bytes(DataType dtype) {
+  switch (dtype) {
+    case DataType::kByte:
+      return 1;
+    case DataType::kBFloat16:
+    case DataType::kFloat16:
+      return 2;
+    case DataType::kFloat32:
+      return 4;
+    case DataType::kFloat64:
+      return 8;
+  }
+  throw Error(detail::concatenate("unknown data type ", static_cast<int>(dtype)));
+}
+
+const char* to_string(DataType dtype) {
+  switch (dtype) {
+    case DataType::kByte:
+      return "byte";
+    case DataType::kFloat32:
+      return "float32";
+    case DataType::kBFloat16:
+      return "bfloat16";
+    case DataType::kFloat16:
+      return "float16";
+    case DataType::kFloat64:
+      return "float64";
+  }
+  return "unknown";
+}
+
+DataType accumulate_dtype(DataType dtype) {
+  switch (dtype) {
+    case DataType::kFloat32:
+    case DataType::kBFloat16:
+    case DataType::kFloat16:
+      return DataType::kFloat32;
+    case DataType::kByte:
+    case DataType::kFloat64:
+      return dtype;
+  }
+  throw Error(detail::concatenate("unknown data type ", static_cast<int>(dtype)));
+}
+
+namespace {
+
+template <typename T>
+auto widen(T value) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return value;
+  } else {
+    return to_float32(value);
+  }
+}
+
+// One rounding, whatever the two types.
+template <typename Out, typename In>
+Out narrow(In value) {
+  if constexpr (std::is_floating_point_v<Out>) {
+    return static_cast<Out>(value);
+  } else if constexpr (std::is_same_v<In, double>) {
+    return narrow<Out>(to_float32_odd(value));
+  } else if constexpr (std::is_same_v<Out, BFloat16>) {
+    return to_bfloat16(value);
+  } else {
+    return to_float16(value);
+  }
+}
+
+// Calls visit(T{}) with the C++ type of a floating `dtype`.
+template <typename Visitor>
+void with_floating_type(DataType dtype, const Visitor& visit) {
+  switch (dtype) {
+    case DataType::kFloat32:
+      return visit(float{});
+    case DataType::kBFloat16:
+      return visit(BFloat16{});
+    case DataType::kFloat16:
+      return visit(Float16{});
+    case DataType::kFloat64:
+      return visit(double{});
+    case DataType::kByte:
+      break;
+  }
+  throw Error(detail::concatenate("no arithmetic on elements of type ", to_string(dtype)));
+}
+
+template <typename In, typename Out>
+void convert_loop(const In* __restrict in, Out* __restrict out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = narrow<Out>(widen(in[i]));
+  }
+}
+
+// No __restrict: `in` and `out` may be the same memory.
+template <typename Compute, typename In, typename Out>
+void scale_loop(const In* in, Compute scale, Out* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = narrow<Out>(static_cast<Compute>(widen(in[i])) * scale);
+  }
+}
+
+template <typename In, typename Sum>
+void accumulate_loop(const In* __restrict in, Sum* __restrict sum, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    sum[i] += static_cast<Sum>(widen(in[i]));
+  }
+}
+
+void check_equal_length(const char* what, ConstBuffer in, ConstBuffer out) {
+  ISTHMUS_CHECK(Error, in.num_elements == out.num_elements, what, ": ", in.num_elements, " elements into ",
+                out.num_elements);
+}
+
+}  // namespace
+
+void convert(ConstBuffer in, Buffer out) {
+  check_equal_length("convert", in, out);
+  if (in.num_elements == 0 || (in.dtype == out.dtype && in.data == out.data)) {
+    return;
+  }
+  if (in.dtype == out.dtype) {
+    std::memcpy(out.data, in.data, static_cast<size_t>(in.bytes()));
+    return;
+  }
+  with_floating_type(in.dtype, [&]<typename In>(In) {
+    with_floating_type(out.dtype,
+                       [&]<typename Out>(Out) { convert_loop(in.as<In>(), out.as<Out>(), in.num_elements); });
+  });
+}
+
+void convert_scaled(ConstBuffer in, double scale, Buffer out) {
+  check_equal_length("convert_scaled", in, out);
+  with_floating_type(in.dtype, [&]<typename In>(In) {
+    with_floating_type(out.dtype, [&]<typename Out>(Out) {
+      using Compute = std::conditional_t<std::is_same_v<In, double> || std::is_same_v<Out, double>, double, float>;
+      scale_loop(in.as<In>(), static_cast<Compute>(scale), out.as<Out>(), in.num_elements);
+    });
+  });
+}
+
+void accumulate(ConstBuffer in, Buffer accumulator) {
+  check_equal_length("accumulate", in, accumulator);
+  ISTHMUS_CHECK(Error, accumulator.dtype == accumulate_dtype(in.dtype), "accumulate: ", to_string(in.dtype), " into ",
+                to_string(accumulator.dtype), ", which must be ", to_string(accumulate_dtype(in.dtype)));
+  with_floating_type(in.dtype, [&]<typename In>(In) {
+    using Sum = std::conditional_t<std::is_same_v<In, double>, double, float>;
+    accumulate_loop(in.as<In>(), accumulator.as<Sum>(), in.num_elements);
+  });
+}
+
+}  // namespace isthmus

@@ -1,0 +1,190 @@
+#include "isthmus/options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <iomanip>
+#include <limits>
+#include <sstream>
+#include <string_view>
+
+#include "isthmus/error.h"
+#include "policy.h"
+
+namespace isthmus {
+namespace {
+
+constexpr int64_t kNoUpperBound = std::numeric_limits<int64_t>::max();
+
+[[noreturn]] void reject(const char* field, const std::string& value, const char* range) {
+  throw OptionError(detail::concatenate("option ", field, "=\"", value, "\": expected ", range));
+}
+
+template <typename T>
+bool parse_whole(const std::string& text, T& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+template <typename T>
+std::string shortest(T value) {
+  char text[32];
+  const auto [end, error] = std::to_chars(text, text + sizeof(text), value);
+  return {text, end};
+}
+
+// A row of the table. `parse(text, value)` says whether `text` is in range, and then sets `value`.
+template <typename T, typename Parse, typename Print>
+OptionField field(const char* name, const char* environment, T Options::*member, const char* range, const char* help,
+                  Parse parse, Print print) {
+  return {name,
+          environment,
+          range,
+          help,
+          [member, print](const Options& options) { return print(options.*member); },
+          [name, range, member, parse](Options& options, const std::string& text) {
+            T value{};
+            if (!parse(text, value)) {
+              reject(name, text, range);
+            }
+            options.*member = value;
+          }};
+}
+
+// `accepts(value)` decides after the text was read as a number.
+template <typename T, typename Accepts>
+OptionField number_field(const char* name, const char* environment, T Options::*member, const char* range,
+                         const char* help, Accepts accepts) {
+  return field(
+      name, environment, member, range, help,
+      [accepts](const std::string& text, T& value) { return parse_whole(text, value) && accepts(value); },
+      [](T value) { return shortest(value); });
+}
+
+OptionField count_field(const char* name, const char* environment, int64_t Options::*member, int64_t low, int64_t high,
+                        const char* range, const char* help) {
+  return number_field(name, environment, member, range, help,
+                      [low, high](int64_t value) { return value >= low && value <= high; });
+}
+
+template <typename Accepts>
+OptionField text_field(const char* name, const char* environment, std::string Options::*member, const char* range,
+                       const char* help, Accepts accepts) {
+  return field(
+      name, environment, member, range, help,
+      [accepts](const std::string& text, std::string& value) {
+        value = text;
+        return accepts(text);
+      },
+      [](const std::string& value) { return value; });
+}
+
+OptionField choice_field(const char* name, const char* environment, std::string Options::*member,
+                         std::vector<std::string> choices, const char* range, const char* help) {
+  return text_field(name, environment, member, range, help, [choices](const std::string& text) {
+    return std::find(choices.begin(), choices.end(), text) != choices.end();
+  });
+}
+
+OptionField switch_field(const char* name, const char* environment, bool Options::*member, const char* help) {
+  return field(
+      name, environment, member, "1, true, yes, 0, false or no", help,
+      [](const std::string& text, bool& value) {
+        value = text == "1" || text == "true" || text == "yes";
+        return value || text == "0" || text == "false" || text == "no";
+      },
+      [](bool value) { return std::string(value ? "true" : "false"); });
+}
+
+bool are_patterns(const std::string& text) {
+  const std::vector<std::string> patterns = split_patterns(text);
+  return std::none_of(patterns.begin(), patterns.end(),
+                      [](const std::string& pattern) { return pattern.empty() || pattern == "!"; });
+}
+
+bool is_block_size(int64_t elements) {
+  return elements == 0 || (elements >= 64 && elements <= 4096 && (elements & (elements - 1)) == 0);
+}
+
+std::vector<OptionField> make_table() {
+  return {
+      text_field("nodes", "ISTHMUS_NODES", &Options::nodes, "NODESxRANKS (\"2x4\") or ranks by node (\"0,1|2,3\")",
+                 "Which ranks share a node; empty: found from the machine.",
+                 [](const std::string&) { return true; }),  // NodeMap::parse decides, once the world size is known
+      choice_field("codec", "ISTHMUS_CODEC", &Options::codec, {"none", "tagc"}, "none or tagc",
+                   "What compresses the gradients that cross between nodes."),
+      choice_field("tiers", "ISTHMUS_TIERS", &Options::tiers, {"two", "flat"}, "two or flat",
+                   "two: plain inside a node, compressed between nodes; flat: the single-tier baseline."),
+      number_field("ratio", "ISTHMUS_RATIO", &Options::ratio, "1 to 64",
+                   "tagc: blocks of a piece for each row of its sketch.",
+                   [](double value) { return value >= 1 && value <= 64; }),
+      number_field("sparsity", "ISTHMUS_SPARSITY", &Options::sparsity, "at least 0, less than 1",
+                   "tagc: the share of a piece's elements that is not sent.",
+                   [](double value) { return value >= 0 && value < 1; }),
+      number_field("index_bits", "ISTHMUS_INDEX_BITS", &Options::index_bits, "1 or 4",
+                   "tagc with tiers=flat: 1 merges indexes by bitwise or, 4 counts (to 15 ranks).",
+                   [](int64_t value) { return value == 1 || value == 4; }),
+      number_field("block_elements", "ISTHMUS_BLOCK_ELEMENTS", &Options::block_elements,
+                   "0 or a power of two from 64 to 4096",
+                   "tagc: neighbouring elements treated together; 0: chosen from the piece's size.", is_block_size),
+      count_field("peel_rounds", "ISTHMUS_PEEL_ROUNDS", &Options::peel_rounds, 1, 1024, "1 to 1024",
+                  "tagc: bound on decoding rounds."),
+      text_field("units", "ISTHMUS_UNITS", &Options::units, "comma-separated globs, \"!\" excludes (\"*,!*attn*\")",
+                 "Which units are compressed, by name.", are_patterns),
+      count_field("min_elements", "ISTHMUS_MIN_ELEMENTS", &Options::min_elements, 0, kNoUpperBound, "0 or more",
+                  "Smaller inputs, in elements of the whole collective, are reduced and gathered plainly."),
+      switch_field("two_tier_all_gather", "ISTHMUS_TWO_TIER_ALL_GATHER", &Options::two_tier_all_gather,
+                   "Large all-gathers cross between nodes once, exactly."),
+      count_field("max_units", "ISTHMUS_MAX_UNITS", &Options::max_units, 1, kNoUpperBound, "1 or more",
+                  "Units whose state is kept; further ones are exact, and counted."),
+      choice_field("log", "ISTHMUS_LOG", &Options::log, {"debug", "info", "warning", "error"},
+                   "debug, info, warning or error", "The least severe message that is logged."),
+  };
+}
+
+}  // namespace
+
+const std::vector<OptionField>& option_fields() {
+  static const std::vector<OptionField> fields = make_table();
+  return fields;
+}
+
+void Options::validate() const {
+  Options checked;
+  for (const OptionField& field : option_fields()) {
+    field.set(checked, field.get(*this));
+  }
+}
+
+std::string Options::to_string() const {
+  std::ostringstream text;
+  for (const OptionField& field : option_fields()) {
+    const std::string value = field.get(*this);
+    text << (text.tellp() > 0 ? " " : "") << field.name << '=';
+    if (value.empty() || value.find_first_of(" \t\n\"\\") != std::string::npos) {
+      text << std::quoted(value);
+    } else {
+      text << value;
+    }
+  }
+  return text.str();
+}
+
+Options Options::from_environment() {
+  Options options;
+  for (const OptionField& field : option_fields()) {
+    const char* value = std::getenv(field.environment);  // NOLINT(concurrency-mt-unsafe): nothing here writes it
+    if (value == nullptr || *value == '\0') {
+      continue;
+    }
+    try {
+      field.set(options, value);
+    } catch (const OptionError&) {
+      throw OptionError(
+          detail::concatenate("environment variable ", field.environment, "=\"", value, "\": expected ", field.range));
+    }
+  }
+  return options;
+}
+
+}  // namespace isthmus

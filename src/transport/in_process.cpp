@@ -1,0 +1,316 @@
+#include "transport/in_process.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <optional>
+
+#include "isthmus/error.h"
+
+namespace isthmus {
+namespace {
+
+enum class Kind : uint8_t { kReduceScatter, kAllToAll, kAllGather, kAllReduce };
+
+const char* to_string(Kind kind) {
+  switch (kind) {
+    case Kind::kReduceScatter:
+      return "reduce_scatter";
+    case Kind::kAllToAll:
+      return "all_to_all";
+    case Kind::kAllGather:
+      return "all_gather";
+    case Kind::kAllReduce:
+      return "all_reduce";
+  }
+  return "unknown";
+}
+
+// What one rank brings to a rendezvous.
+struct Operation {
+  Kind kind = Kind::kAllReduce;
+  ReduceOp op = ReduceOp::kSum;
+  ConstBuffer in;
+
+  std::string description() const {
+    return detail::concatenate(to_string(kind), op == ReduceOp::kBitOr ? " (or)" : "", " of ", in.num_elements,
+                               " elements of ", isthmus::to_string(in.dtype));
+  }
+  bool matches(const Operation& other) const {
+    return kind == other.kind && op == other.op && in.num_elements == other.in.num_elements &&
+           in.dtype == other.in.dtype;
+  }
+};
+
+class Done final : public Handle {
+ public:
+  void wait(Stream /*stream*/) override {}
+};
+
+void reduce_bytes(ConstBuffer in, ReduceOp op, Buffer out) {
+  const auto* from = in.as<uint8_t>();
+  auto* to = out.as<uint8_t>();
+  for (int64_t i = 0; i < in.num_elements; ++i) {
+    to[i] = static_cast<uint8_t>(op == ReduceOp::kSum ? to[i] + from[i] : to[i] | from[i]);
+  }
+}
+
+}  // namespace
+
+// The ranks of one tier. An operation passes two gates: at the first all have posted what they bring; between the two
+// each reads the others' inputs; behind the second all inputs are free again. A failure closes the first gate for good,
+// but not the second: whoever passed the first is being read from, and waits only for peers that compute.
+class InProcessHub::Group {
+ public:
+  Group(std::string name, std::vector<int> ranks, std::vector<int> nodes, std::chrono::milliseconds timeout)
+      : name_(std::move(name)),
+        ranks_(std::move(ranks)),
+        nodes_(std::move(nodes)),
+        timeout_(timeout),
+        operations_(ranks_.size()) {
+    std::vector<int> sorted = nodes_;
+    std::sort(sorted.begin(), sorted.end());
+    const auto distinct = std::unique(sorted.begin(), sorted.end()) - sorted.begin();
+    ring_ = distinct != 1 && distinct != size();
+  }
+
+  int size() const { return static_cast<int>(ranks_.size()); }
+  int node(int index) const { return nodes_[index]; }
+  // Links of both kinds: collectives run around the ring.
+  bool ring() const { return ring_; }
+
+  // Runs `compute(operations of all ranks)` while all ranks' inputs stand still.
+  template <typename Compute>
+  void meet(int index, const Operation& operation, const Compute& compute) {
+    enter(index, operation);
+    try {
+      compute(inputs_);
+    } catch (...) {
+      leave();
+      throw;
+    }
+    leave();
+  }
+
+  void abort(int index) {
+    const std::lock_guard lock(mutex_);
+    close(detail::concatenate("tier ", name_, ": aborted by rank ", ranks_[index]));
+  }
+
+ private:
+  void enter(int index, const Operation& operation) {
+    std::unique_lock lock(mutex_);
+    // A peer may still be in the operation before this one.
+    changed_.wait(lock, [this] { return computing_ == 0; });
+    check_open();
+    operations_[index] = operation;
+    const uint64_t operation_number = operation_number_;
+    if (std::all_of(operations_.begin(), operations_.end(), [](const auto& posted) { return posted.has_value(); })) {
+      start();
+    }
+    const bool in_time =
+        changed_.wait_for(lock, timeout_, [&] { return operation_number_ != operation_number || !failure_.empty(); });
+    if (operation_number_ != operation_number) {
+      return;
+    }
+    if (!in_time) {
+      close(detail::concatenate("tier ", name_, ": ", operation.description(), " timed out after ", timeout_.count(),
+                                " ms: rank ", missing_ranks(), " did not come"));
+    }
+    check_open();
+  }
+
+  // The last rank has come: let all compute, or none if they differ.
+  void start() {
+    for (int index = 1; index < size(); ++index) {
+      if (!operations_[index]->matches(*operations_[0])) {
+        close(detail::concatenate("tier ", name_, ": rank ", ranks_[0], " calls ", operations_[0]->description(),
+                                  ", but rank ", ranks_[index], " calls ", operations_[index]->description()));
+        return;
+      }
+    }
+    inputs_.clear();
+    for (std::optional<Operation>& posted : operations_) {
+      inputs_.push_back(posted->in);
+      posted.reset();
+    }
+    computing_ = size();
+    ++operation_number_;
+    changed_.notify_all();
+  }
+
+  void leave() {
+    std::unique_lock lock(mutex_);
+    const uint64_t operation_number = operation_number_;
+    if (--computing_ == 0) {
+      changed_.notify_all();
+    }
+    changed_.wait(lock, [&] { return computing_ == 0 || operation_number_ != operation_number; });
+  }
+
+  void close(const std::string& reason) {
+    if (failure_.empty()) {
+      failure_ = reason;
+    }
+    changed_.notify_all();
+  }
+  void check_open() const { ISTHMUS_CHECK(TransportError, failure_.empty(), failure_); }
+
+  std::string missing_ranks() const {
+    std::string text;
+    for (int index = 0; index < size(); ++index) {
+      if (!operations_[index].has_value()) {
+        text += (text.empty() ? "" : ", ") + std::to_string(ranks_[index]);
+      }
+    }
+    return text;
+  }
+
+  const std::string name_;
+  const std::vector<int> ranks_;
+  const std::vector<int> nodes_;
+  const std::chrono::milliseconds timeout_;
+  bool ring_ = false;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::optional<Operation>> operations_;  // of the ranks that wait at the first gate
+  std::vector<ConstBuffer> inputs_;                   // of the operation that runs; written by the last to come
+  int computing_ = 0;                                 // ranks between the gates
+  uint64_t operation_number_ = 0;                     // operations started
+  std::string failure_;                               // empty: the group is open
+};
+
+class InProcessHub::Endpoint final : public Transport {
+ public:
+  Endpoint(std::shared_ptr<Group> group, int index) : group_(std::move(group)), index_(index) {}
+
+  int rank() const override { return index_; }
+  int size() const override { return group_->size(); }
+
+  HandlePtr reduce_scatter(ConstBuffer in, Buffer out, Stream /*stream*/) override {
+    const int64_t part_elements = out.num_elements;
+    ISTHMUS_CHECK(Error, in.num_elements == part_elements * size(), "reduce_scatter: ", in.num_elements,
+                  " elements are not ", size(), " parts of ", part_elements);
+    group_->meet(index_, {Kind::kReduceScatter, ReduceOp::kSum, in}, [&](const std::vector<ConstBuffer>& inputs) {
+      convert(inputs[0].part(index_, part_elements), out);
+      for (int peer = 1; peer < size(); ++peer) {
+        accumulate(inputs[peer].part(index_, part_elements), out);
+      }
+    });
+    if (group_->ring()) {
+      count_sent((index_ + 1) % size(), (size() - 1) * out.bytes());
+    } else {
+      count_sent_to_all(in.bytes() / size());
+    }
+    return std::make_unique<Done>();
+  }
+
+  HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream /*stream*/) override {
+    ISTHMUS_CHECK(Error, in.bytes() == out.bytes() && in.num_elements % size() == 0, "all_to_all: ", in.num_elements,
+                  " elements into ", out.num_elements, " for ", size(), " ranks");
+    const int64_t part_elements = in.num_elements / size();
+    group_->meet(index_, {Kind::kAllToAll, ReduceOp::kSum, in}, [&](const std::vector<ConstBuffer>& inputs) {
+      for (int peer = 0; peer < size(); ++peer) {
+        if (peer != index_) {
+          convert(inputs[peer].part(index_, part_elements), out.part(peer, part_elements));
+        }
+      }
+    });
+    count_sent_to_all(in.bytes() / size());
+    return std::make_unique<Done>();
+  }
+
+  HandlePtr all_gather(ConstBuffer in, Buffer out, Stream /*stream*/) override {
+    ISTHMUS_CHECK(Error, in.bytes() * size() == out.bytes(), "all_gather: ", out.num_elements, " elements are not ",
+                  size(), " parts of ", in.num_elements);
+    group_->meet(index_, {Kind::kAllGather, ReduceOp::kSum, in}, [&](const std::vector<ConstBuffer>& inputs) {
+      for (int peer = 0; peer < size(); ++peer) {
+        convert(inputs[peer], out.part(peer, in.num_elements));
+      }
+    });
+    if (group_->ring()) {
+      count_sent((index_ + 1) % size(), (size() - 1) * in.bytes());
+    } else {
+      count_sent_to_all(in.bytes());
+    }
+    return std::make_unique<Done>();
+  }
+
+  HandlePtr all_reduce(Buffer data, ReduceOp op, Stream /*stream*/) override {
+    const bool bytewise = data.dtype == DataType::kByte;
+    ISTHMUS_CHECK(Error, bytewise || op == ReduceOp::kSum, "all_reduce: bitwise or of ", to_string(data.dtype));
+    const DataType sum_dtype = accumulate_dtype(data.dtype);
+    sum_.resize(static_cast<size_t>(data.num_elements * element_bytes(sum_dtype)));
+    const Buffer sum{sum_.data(), data.num_elements, sum_dtype};
+    group_->meet(index_, {Kind::kAllReduce, op, data}, [&](const std::vector<ConstBuffer>& inputs) {
+      convert(inputs[0], sum);
+      for (int peer = 1; peer < size(); ++peer) {
+        bytewise ? reduce_bytes(inputs[peer], op, sum) : accumulate(inputs[peer], sum);
+      }
+    });
+    convert(sum, data);
+    count_sent((index_ + 1) % size(), ring_all_reduce_bytes(data));
+    return std::make_unique<Done>();
+  }
+
+  Traffic traffic() const override { return traffic_; }
+  void abort() override { group_->abort(index_); }
+
+ private:
+  // Reduce-scatter sends every part but the one that ends here, number index+1; all-gather every part but index+2.
+  int64_t ring_all_reduce_bytes(ConstBuffer data) const {
+    const int64_t part_elements = (data.num_elements + size() - 1) / size();
+    const auto part_length = [&](int part) {
+      const int64_t begin = std::min(part % size() * part_elements, data.num_elements);
+      return std::min(part_elements, data.num_elements - begin);
+    };
+    return (2 * data.num_elements - part_length(index_ + 1) - part_length(index_ + 2)) * element_bytes(data.dtype);
+  }
+
+  void count_sent(int peer, int64_t bytes) {
+    traffic_.sent_bytes += bytes;
+    traffic_.inter_node_sent_bytes += group_->node(peer) != group_->node(index_) ? bytes : 0;
+  }
+  void count_sent_to_all(int64_t bytes) {
+    for (int peer = 0; peer < size(); ++peer) {
+      count_sent(peer, peer == index_ ? 0 : bytes);
+    }
+  }
+
+  const std::shared_ptr<Group> group_;
+  const int index_;
+  Traffic traffic_;
+  std::vector<std::byte> sum_;
+};
+
+InProcessHub::InProcessHub(std::vector<int> node_of_rank, std::chrono::milliseconds timeout)
+    : node_of_rank_(std::move(node_of_rank)), timeout_(timeout) {}
+
+std::shared_ptr<Transport> InProcessHub::transport(const std::string& name, const std::vector<int>& ranks, int index) {
+  ISTHMUS_CHECK(Error, index >= 0 && index < static_cast<int>(ranks.size()), "tier ", name, ": index ", index, " of ",
+                ranks.size(), " ranks");
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<Group>& group = groups_[{name, ranks}];
+  if (group == nullptr) {
+    std::vector<int> nodes;
+    for (const int rank : ranks) {
+      nodes.push_back(node_of_rank_.at(static_cast<size_t>(rank)));
+    }
+    group = std::make_shared<Group>(name, ranks, nodes, timeout_);
+  }
+  return std::make_shared<Endpoint>(group, index);
+}
+
+Tiers InProcessHub::tiers(const NodeMap& map, int rank) {
+  std::vector<int> all_ranks;
+  for (int other = 0; other < map.world_size(); ++other) {
+    all_ranks.push_back(other);
+  }
+  const int node = map.node(rank);
+  const int local_index = map.local_index(rank);
+  return {transport("intra", map.node_ranks(node), local_index), transport("inter", map.rail_ranks(local_index), node),
+          transport("flat", all_ranks, rank)};
+}
+
+}  // namespace isthmus

@@ -1,0 +1,54 @@
+// Many ranks as threads of one process: for tests, benchmarks and simulation.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "isthmus/communicator.h"
+#include "isthmus/node_map.h"
+#include "isthmus/transport.h"
+
+namespace isthmus {
+
+// Where the ranks of one process meet. Shared by all their threads; thread-safe. Transports keep what they need alive.
+//
+// Operations are a rendezvous: they block until all ranks of the tier have come. If some have not within `timeout`, all
+// that have (and any that come later) throw TransportError that names the missing. Ranks whose operation, type, size or
+// reduction differ make it throw on every rank, naming two that differ. Sums are taken in rank order.
+//
+// Traffic is counted as a network would carry it:
+// - tier with links of one kind (one node, or one rank a node): every rank sends straight to every other. With s ranks
+//   and parts of b bytes: all_to_all and reduce_scatter (s-1) b of the input's type, all_gather (s-1) b.
+// - other tiers (`flat`): reduce_scatter and all_gather run around the ring of ranks, so that only links to the next
+//   rank are used: (s-1) b to it. Partial sums travel in the accumulate type.
+// - all_reduce is always a ring of reduce-scatter and all-gather over parts of ceil(elements / s).
+class InProcessHub {
+ public:
+  explicit InProcessHub(std::vector<int> node_of_rank,
+                        std::chrono::milliseconds timeout = std::chrono::milliseconds(10000));
+  explicit InProcessHub(const NodeMap& map, std::chrono::milliseconds timeout = std::chrono::milliseconds(10000))
+      : InProcessHub(map.node_of_rank(), timeout) {}
+
+  // Rank `ranks[index]`'s end of the tier `name` over the given global ranks, in this order. Ranks that name the same
+  // tier and the same ranks meet.
+  std::shared_ptr<Transport> transport(const std::string& name, const std::vector<int>& ranks, int index);
+
+  // All tiers of one rank of `map`, whose world is that of this hub.
+  Tiers tiers(const NodeMap& map, int rank);
+
+ private:
+  class Group;
+  class Endpoint;
+
+  const std::vector<int> node_of_rank_;
+  const std::chrono::milliseconds timeout_;
+  std::mutex mutex_;
+  std::map<std::pair<std::string, std::vector<int>>, std::shared_ptr<Group>> groups_;
+};
+
+}  // namespace isthmus
