@@ -1,0 +1,1 @@
+"""Benchmarks over simulated nodes: training, and single collectives."""

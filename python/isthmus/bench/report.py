@@ -1,0 +1,188 @@
+"""Sums the records of a training benchmark up: report.json, a table, and the sentence that it comes down to."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from isthmus.bench.arms import ARMS
+from isthmus.bench.machine import machine, versions
+from isthmus.bench.recorder import PHASES
+from isthmus.bench.schedule import UNSHAPED
+from isthmus.bench.training import TrainingRecords
+from isthmus.simulate import parse_link_rate
+
+SCHEMA = 1
+#: An interface counts headers, acknowledgements and control traffic on top of the payload: up to this share.
+INTERFACE_TOLERANCE = 0.05
+
+FIELDS = {
+    "median_step_s": "median over timed steps of the slowest rank's seconds",
+    "link_bytes_per_step": "mean over timed steps of what the nodes' links sent, summed over nodes",
+    "reduce_scatter_link_bytes_per_step": "the part of it that reduces gradients (hsdp: with its all-reduce), from "
+    "audited steps, in which barriers part the collectives; a barrier's kilobyte is in each collective's bytes",
+    "phases_s": "mean over ranks, median over timed steps (they need not add up to median_step_s); reduce_scatter has "
+    "hsdp's all-reduce in it; waiting for a slower rank is in the collective that waits",
+    "val_loss": "mean cross-entropy in nats a byte on held-out text after the last step",
+    "steps": "every step; kind: loss (no limit on the link), audited, settling (not timed), timed",
+    "by_link": "the same figures at each link speed; 'unshaped' from the steps for the loss",
+}
+
+
+def build_report(records: TrainingRecords) -> dict[str, Any]:
+    """The whole report as plain values. Figures of an arm are those of the slowest link."""
+    links = [UNSHAPED, *records.links]
+    slowest = min(records.links, key=parse_link_rate, default=UNSHAPED)
+    arms = {name: _arm(name, records, links, slowest) for name in records.config.arms}
+    return {
+        "schema": SCHEMA,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(records.seconds, 1),
+        "versions": versions(),
+        "machine": machine(),
+        "arguments": records.config.as_json(),
+        "model": records.model,
+        "network": records.network,
+        "links": links,
+        "headline_link": slowest,
+        "headline": _headline(arms, slowest),
+        "notes": _notes(records, slowest),
+        "fields": FIELDS,
+        "arms": arms,
+    }
+
+
+def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) -> dict[str, Any]:
+    steps = records.steps[name]
+    by_link = {link: _figures([step for step in steps if _counts(step, link)]) for link in links}
+    audited = [step for step in steps if step["kind"] == "audited"]
+    formula = {phase: fmean(step["formula_bytes"][phase] for step in audited) for phase in PHASES[1:]}
+    report = {"description": ARMS[name].description, **by_link[slowest], "val_loss": records.val_loss[name]}
+    if "audited_link_bytes" in audited[0]:
+        report["link_bytes_source"] = "interface"
+        measured = {phase: fmean(step["audited_link_bytes"][phase] for step in audited) for phase in PHASES[1:]}
+        report["interface_over_formula"] = report["link_bytes_per_step"] / sum(formula.values())
+    else:
+        report["link_bytes_source"] = "formula"
+        measured = formula
+        report["link_bytes_per_step"] = sum(formula.values())
+    report |= {f"{phase}_link_bytes_per_step": measured[phase] for phase in measured}
+    report |= {f"{phase}_formula_bytes_per_step": formula[phase] for phase in formula}
+    return report | {"by_link": by_link, "steps": steps}
+
+
+def _counts(step: dict[str, Any], link: str) -> bool:
+    """Whether a step's time counts at `link`. The first of all steps warms up."""
+    kind = "loss" if link == UNSHAPED else "timed"
+    return bool(step["link"] == link and step["kind"] == kind and step["step"] > 0)
+
+
+def _figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    link_bytes = [step["link_sent_bytes"] for step in steps]
+    return {
+        "median_step_s": median(step["seconds"] for step in steps),
+        "min_step_s": min(step["seconds"] for step in steps),
+        "max_step_s": max(step["seconds"] for step in steps),
+        "num_steps": len(steps),
+        "link_bytes_per_step": None if None in link_bytes else fmean(link_bytes),
+        "phases_s": {phase: median(step["phases_s"][phase] for step in steps) for phase in PHASES},
+    }
+
+
+def best_plain_arm(arms: dict[str, dict[str, Any]]) -> str | None:
+    """The plain arm with the shortest step, if there is one."""
+    plain = [name for name in arms if ARMS[name].isthmus is None]
+    return min(plain, key=lambda name: float(arms[name]["median_step_s"]), default=None)
+
+
+def _headline(arms: dict[str, dict[str, Any]], link: str) -> str:
+    plain = best_plain_arm(arms)
+    if plain is None or "tagc" not in arms:
+        return "No comparison: it takes the arm tagc and a plain one."
+    ours, theirs = arms["tagc"], arms[plain]
+    where = "without a limit on the link" if link == UNSHAPED else f"at {link}"
+    ratio = theirs["median_step_s"] / ours["median_step_s"]
+    verdict = f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times as slow"
+    return (
+        f"tagc takes {ours['median_step_s']:.2f} s a step {where}; {plain}, the best plain arm here, "
+        f"{theirs['median_step_s']:.2f} s: {verdict}. "
+        f"Links carry {_megabytes(ours['link_bytes_per_step'])} MB a step against "
+        f"{_megabytes(theirs['link_bytes_per_step'])} MB; validation loss is {ours['val_loss']:.3f} "
+        f"against {theirs['val_loss']:.3f}."
+    )
+
+
+def _notes(records: TrainingRecords, slowest: str) -> list[str]:
+    notes = [
+        "Gloo's reduce-scatter is an all-reduce inside: in arm fsdp it sends twice what a ring reduce-scatter would; "
+        "with one, all of that arm's bytes would be about a quarter less.",
+        "On CPU nothing overlaps: a step is the sum of its phases. Where communication hides behind compute, fewer "
+        "bytes buy less time than here, or none.",
+        "All nodes share this machine's cores, so compute is slower than on as many machines, and the links' latency "
+        "is that of a virtual cable. No real network was measured.",
+        "One seed, and few steps: small differences of loss say nothing.",
+        "Loss over time is drawn from measured losses and the median step time, not from a clock over the whole run.",
+    ]
+    if slowest == UNSHAPED:
+        notes.append("No link was shaped: times say nothing about a slow network.")
+    return notes
+
+
+def write_json(report: dict[str, Any], path: Path) -> None:
+    """Write the report."""
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def print_report(report: dict[str, Any], console: Console) -> None:
+    """Print the tables, the headline and the notes."""
+    console.print(_time_table(report))
+    console.print(_byte_table(report))
+    console.print(f"\n[bold]{report['headline']}[/bold]\n")
+    for note in report["notes"]:
+        console.print(f"- {note}", highlight=False)
+
+
+def _time_table(report: dict[str, Any]) -> Table:
+    columns = [f"step\n{link}" for link in report["links"]]
+    columns += [phase.replace("_", "-").replace("reduce-scatter", "reduce-sc.") + "\n(of it)" for phase in PHASES]
+    table = _table(f"Median seconds a step; the last three at {report['headline_link']}", columns)
+    for name, arm in report["arms"].items():
+        times = [arm["by_link"][link]["median_step_s"] for link in report["links"]]
+        times += [arm["phases_s"][phase] for phase in PHASES]
+        table.add_row(name, *(f"{time:.2f}" for time in times))
+    return table
+
+
+def _byte_table(report: dict[str, Any]) -> Table:
+    columns = ["link", "all-gather\n(of it)", "reduce-sc.\n(of it)", "formula", "link vs\nformula", "val loss"]
+    table = _table("MB a step that the nodes' links sent, summed over nodes", columns)
+    for name, arm in report["arms"].items():
+        parts = ["link_bytes_per_step", *(f"{phase}_link_bytes_per_step" for phase in PHASES[1:])]
+        formula = sum(arm[f"{phase}_formula_bytes_per_step"] for phase in PHASES[1:])
+        figures = [*(_megabytes(arm[part]) for part in parts), _megabytes(formula)]
+        table.add_row(name, *figures, _against_formula(arm), f"{arm['val_loss']:.3f}")
+    return table
+
+
+def _table(title: str, columns: list[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("arm", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _against_formula(arm: dict[str, Any]) -> str:
+    ratio = arm.get("interface_over_formula")
+    if ratio is None:
+        return "not counted"
+    text = f"{ratio - 1:+.1%}"
+    return text if abs(ratio - 1) <= INTERFACE_TOLERANCE else f"[red]{text} (!)[/red]"
+
+
+def _megabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:.2f}"

@@ -1,0 +1,113 @@
+"""The command line: `isthmus ...`."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Isthmus: FSDP over slow links between nodes.")
+bench = typer.Typer(no_args_is_help=True, help="Benchmarks over simulated nodes on this machine.")
+app.add_typer(bench, name="bench")
+
+_FAILED = 1
+_INTERRUPTED = 130
+
+
+@bench.command()
+def training(
+    arms: Annotated[str, typer.Option(help="Which arms, in this order.")] = "fsdp,hsdp,none,flat-tagc,tagc",
+    nodes: Annotated[int, typer.Option(help="Simulated nodes, 2 to 8.")] = 2,
+    ranks_per_node: Annotated[int, typer.Option(help="Processes on each node.")] = 2,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(help="Rate of every node's link; repeatable.", show_default="200mbit, 50mbit"),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of each arm without a limit on the link, for the loss.")] = 100,
+    timed_steps: Annotated[int, typer.Option(help="Timed steps of each arm at each link rate.")] = 8,
+    audited_steps: Annotated[int, typer.Option(help="Steps of each arm that count each collective's bytes.")] = 2,
+    dtype: Annotated[str, typer.Option(help="Parameters and reduction: bf16, fp32 or fp16.")] = "bf16",
+    width: Annotated[int, typer.Option(help="Width of the model, a multiple of 64.")] = 256,
+    layers: Annotated[int, typer.Option(help="Transformer blocks.")] = 4,
+    context: Annotated[int, typer.Option(help="Bytes in a sequence.")] = 128,
+    sequences: Annotated[int, typer.Option(help="Sequences of each rank in a step.")] = 4,
+    lr: Annotated[float, typer.Option(help="Peak learning rate of AdamW.")] = 3e-3,
+    seed: Annotated[int, typer.Option(help="Seed of weights and batches, the same for all arms.")] = 1,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(help="Text to train on; repeatable.", show_default="Python's standard library"),
+    ] = None,
+    timeout: Annotated[int, typer.Option(help="Seconds that a collective may take.")] = 300,
+    output: Annotated[Path, typer.Option(help="Where report.json, report.png and logs go.")] = Path(
+        "bench-out/training"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Few steps: a check, not a measurement.")] = False,
+) -> None:
+    """Train a byte-level GPT under FSDP2 over a slow link, plain and compressed side by side."""
+    from isthmus.bench.config import TrainingConfig
+    from isthmus.bench.figure import draw_report
+    from isthmus.bench.report import build_report, print_report, write_json
+    from isthmus.bench.training import run_training
+
+    with _failures_told():
+        config = TrainingConfig(
+            arms=tuple(name.strip() for name in arms.split(",")),
+            nodes=nodes,
+            ranks_per_node=ranks_per_node,
+            steps=min(steps, 12) if quick else steps,
+            timed_steps=min(timed_steps, 3) if quick else timed_steps,
+            links=tuple(link or (("50mbit",) if quick else ("200mbit", "50mbit"))),
+            audited_steps=1 if quick else audited_steps,
+            dtype=dtype,
+            width=width,
+            num_layers=layers,
+            context=context,
+            sequences=sequences,
+            validation_sequences=8 if quick else 32,
+            lr=lr,
+            seed=seed,
+            text=tuple(str(path) for path in text or ()),
+            timeout_s=timeout,
+        )
+        console = Console()
+        report = build_report(run_training(config, output, console))
+        write_json(report, output / "report.json")
+        draw_report(report, output / "report.png")
+        print_report(report, console)
+        console.print(f"\n{output / 'report.json'}  {output / 'report.png'}  ({report['seconds']:.0f} s)")
+
+
+@contextmanager
+def _failures_told() -> Iterator[None]:
+    """Turn what a user can cause into one message and a non-zero exit code; everything made is cleaned up by then."""
+    from isthmus.simulate import NetworkError, RankFailure
+
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    except (RankFailure, NetworkError) as error:
+        print(f"isthmus: {error}", file=sys.stderr)
+        raise typer.Exit(_FAILED) from error
+    except KeyboardInterrupt:
+        print("isthmus: interrupted; ranks and namespaces are gone", file=sys.stderr)
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Entry point. SIGTERM cleans up like Ctrl-C."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Rates and byte counters of network links."""
+
+import re
+from pathlib import Path
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
+_BITS_PER_S = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+def parse_link_rate(text: str) -> float:
+    """Return the bits per second that a rate such as "200mbit" names, in the units of `tc`.
+
+    Raises ValueError, naming text and accepted form, for anything else and outside 100kbit ... 100gbit.
+    """
+    match = _RATE.fullmatch(text)
+    rate = float(match[1]) * _BITS_PER_S[match[2]] if match else 0.0
+    if not 1e5 <= rate <= 1e11:
+        raise ValueError(f"link rate '{text}': expected a number and kbit, mbit or gbit, from 100kbit to 100gbit")
+    return rate
+
+
+def interface_sent_bytes(interface: str, pid: int | str = "self") -> int:
+    """Return what `interface` sent since it exists, headers included, as process `pid` sees it.
+
+    Read from /proc, which (unlike /sys) shows the network namespace of the process, not of the mount.
+    """
+    for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == interface:
+            return int(counters.split()[8])
+    raise ValueError(f"no interface '{interface}' in /proc/{pid}/net/dev")

@@ -1,0 +1,51 @@
+"""What runs in a rank: takes commands as JSON lines on stdin, answers on stdout. See `RankWorld` for the other end."""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+Emit = Callable[[dict[str, Any]], None]
+Handler = Callable[[dict[str, Any], Emit], dict[str, Any]]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_launcher() -> None:
+    """Let the kernel kill this process when its launcher ends, however it ends. To be called first."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    launcher = os.environ.get("ISTHMUS_LAUNCHER_PID")
+    if launcher is not None and os.getppid() != int(launcher):
+        sys.exit("the launcher ended before this rank began")
+
+
+def serve(handlers: dict[str, Handler]) -> None:
+    """Answer commands {"do": name, ...} by `handlers` until "exit" or the end of stdin.
+
+    A handler returns its answer and may emit events before. An exception ends the process: it is reported to the
+    launcher with the time at which it came, so that the first of several failing ranks can be told from its victims.
+    """
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever else prints goes to the log
+
+    def emit(kind: str, content: dict[str, Any]) -> None:
+        answers.write(json.dumps({"kind": kind, **content}) + "\n")
+
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command["do"] == "exit":
+            break
+        try:
+            answer = handlers[command["do"]](command, lambda event: emit("event", event))
+        except BaseException as error:
+            failed_at_s = time.monotonic()
+            traceback.print_exc()
+            sys.stderr.flush()
+            emit("failure", {"failed_at_s": failed_at_s, "error": f"{type(error).__name__}: {error}"})
+            os._exit(1)  # process groups in an unknown state must not be waited for
+        emit("answer", answer)
