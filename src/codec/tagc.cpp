@@ -1,0 +1,191 @@
+#include "codec/tagc.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "codec/packet_header.h"
+#include "codec/tagc_plan.h"
+#include "isthmus/error.h"
+
+namespace isthmus {
+
+namespace {
+
+using kernels::TagcShape;
+
+constexpr int64_t kSectionBytes = 64;  // every section begins at a multiple of this
+
+constexpr int64_t round_up(int64_t bytes) { return (bytes + kSectionBytes - 1) / kSectionBytes * kSectionBytes; }
+
+// Where the sections of a packet begin, in bytes. See docs/packet_format.md.
+struct PacketLayout {
+  int64_t flags;
+  int64_t index;
+  int64_t sketch;
+  int64_t end;
+
+  explicit PacketLayout(const TagcShape& shape)
+      : flags(round_up(sizeof(PacketHeader))),
+        index(flags + round_up(shape.flag_words() * 8)),
+        sketch(index + round_up(shape.index_words() * 8)),
+        end(sketch + shape.num_cells() * 4) {}
+};
+
+PacketHeader make_header(const TagcShape& shape, int64_t peel_rounds, PacketContext context) {
+  PacketHeader header;
+  header.codec = CodecId::kTagc;
+  header.dtype = DataType::kFloat32;
+  header.unit_hash = context.unit_hash;
+  header.step = context.step;
+  header.num_elements = static_cast<uint64_t>(shape.num_elements);
+  header.settings = static_cast<uint64_t>(std::countr_zero(static_cast<uint64_t>(shape.block_elements))) |
+                    static_cast<uint64_t>(peel_rounds) << 8 | static_cast<uint64_t>(shape.num_rows) << 32;
+  return header;
+}
+
+int64_t count_bits(const uint64_t* words, int64_t num_words) {
+  int64_t count = 0;
+  for (int64_t w = 0; w < num_words; ++w) {
+    count += std::popcount(words[w]);
+  }
+  return count;
+}
+
+bool all_zero(const std::byte* first, const std::byte* last) {
+  return std::all_of(first, last, [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+// No bit of `words` at or after `num_bits`.
+bool bits_end_at(const uint64_t* words, int64_t num_words, int64_t num_bits) {
+  const int64_t whole = num_bits / 64;
+  if (whole < num_words && words[whole] >> (num_bits % 64) != 0) {
+    return false;
+  }
+  return std::all_of(words + std::min(whole + 1, num_words), words + num_words,
+                     [](uint64_t word) { return word == 0; });
+}
+
+template <typename Visit>
+void for_each_flagged(const TagcShape& shape, const uint64_t* flags, Visit visit) {
+  for (int64_t word = 0; word < shape.flag_words(); ++word) {
+    for (uint64_t flagged = flags[word]; flagged != 0; flagged &= flagged - 1) {
+      visit(64 * word + std::countr_zero(flagged));
+    }
+  }
+}
+
+}  // namespace
+
+struct TagcCodec::Implementation {
+  TagcSettings settings;
+  TagcScratch scratch;
+
+  void decode_add(const std::byte* packet, const TagcShape& shape, const PacketLayout& layout,
+                  const PacketHeader& expected, const kernels::BlockRows* rows, float* out);
+};
+
+TagcCodec::TagcCodec(const Options& options) : implementation_(new Implementation{TagcSettings(options), {}}) {}
+TagcCodec::~TagcCodec() = default;
+
+int64_t TagcCodec::packet_bytes(int64_t num_elements) const {
+  return PacketLayout(implementation_->settings.shape(num_elements)).end;
+}
+
+CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context, Stream) {
+  auto& [settings, scratch] = *implementation_;
+  const TagcShape shape = settings.shape(piece.num_elements);
+  const PacketLayout layout(shape);
+  ISTHMUS_CHECK(Error, piece.dtype == DataType::kFloat32 && residual.dtype == DataType::kFloat32,
+                "codec tagc encodes float32 pieces with float32 residuals, not ", to_string(piece.dtype), " with ",
+                to_string(residual.dtype));
+  ISTHMUS_CHECK(Error, residual.num_elements == piece.num_elements, "codec tagc: residual of ", residual.num_elements,
+                " elements for a piece of ", piece.num_elements);
+  ISTHMUS_CHECK(Error, packet.bytes() == layout.end, "codec tagc: packet of ", packet.bytes(), " bytes where ",
+                layout.end, " are needed");
+  const kernels::TagcKernels& kernel = kernels::tagc_kernels();
+  std::byte* bytes = packet.as<std::byte>();
+  auto* flags = reinterpret_cast<uint64_t*>(bytes + layout.flags);
+  auto* index = reinterpret_cast<uint64_t*>(bytes + layout.index);
+  auto* cells = reinterpret_cast<uint32_t*>(bytes + layout.sketch);
+  std::memset(bytes, 0, layout.index);
+  std::memset(bytes + layout.index + shape.index_words() * 8, 0, layout.end - layout.index - shape.index_words() * 8);
+
+  const int64_t keep = settings.keep(shape.num_elements);
+  uint32_t* candidates = grow(scratch.candidates, kernels::selection_capacity(shape, keep));
+  const uint32_t bound = kernel.sample_bound(shape, keep, piece.as<float>(), residual.as<float>(), candidates);
+  const kernels::Selection selection =
+      kernel.select(shape, keep, bound, piece.as<float>(), residual.as<float>(), flags, index, candidates);
+
+  const kernels::BlockRows* rows = scratch.hash(shape, tagc_seed(context));
+  const int64_t first_block = tagc_first_block(shape, context);
+  const kernels::PeelResult peeled =
+      kernel.hold_back(shape, rows, settings.peel_rounds, first_block, index, scratch.peel(shape, index, flags));
+  kernel.insert_xor(shape, rows, flags, index, residual.as<float>(), cells);
+
+  PacketHeader header = make_header(shape, settings.peel_rounds, context);
+  header.count = static_cast<uint64_t>(peeled.peeled_elements + selection.non_finite_elements);
+  std::memcpy(bytes, &header, sizeof(header));
+  CodecCounts counts;
+  counts.encoded_elements = shape.num_elements;
+  counts.kept_elements = peeled.peeled_elements;
+  counts.held_back_elements = peeled.left_elements;
+  counts.non_finite_blocks = selection.non_finite_blocks;
+  return counts;
+}
+
+CodecCounts TagcCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context, Stream) {
+  auto& [settings, scratch] = *implementation_;
+  const TagcShape shape = settings.shape(out.num_elements);
+  const PacketLayout layout(shape);
+  ISTHMUS_CHECK(Error, out.dtype == DataType::kFloat32, "codec tagc decodes to float32, not ", to_string(out.dtype));
+  ISTHMUS_CHECK(Error, packets.bytes() == num_packets * layout.end, "codec tagc: ", packets.bytes(), " bytes for ",
+                num_packets, " packets of ", layout.end);
+  const PacketHeader expected = make_header(shape, settings.peel_rounds, context);
+  const kernels::BlockRows* rows = scratch.hash(shape, tagc_seed(context));
+  for (int p = 0; p < num_packets; ++p) {
+    implementation_->decode_add(packets.as<std::byte>() + p * layout.end, shape, layout, expected, rows,
+                                out.as<float>());
+  }
+  return {};  // what there is to count, the sender counted
+}
+
+void TagcCodec::Implementation::decode_add(const std::byte* packet, const TagcShape& shape, const PacketLayout& layout,
+                                           const PacketHeader& expected, const kernels::BlockRows* rows, float* out) {
+  const PacketHeader header = read_header(packet, expected);
+  const auto* flags = reinterpret_cast<const uint64_t*>(packet + layout.flags);
+  const auto* index = reinterpret_cast<const uint64_t*>(packet + layout.index);
+  const auto check = [&](bool condition, const char* what) {
+    ISTHMUS_CHECK(PacketError, condition, "corrupt packet: ", what, " (codec tagc, unit ", header.unit_hash, ", step ",
+                  header.step, ", ", header.num_elements, " elements)");
+  };
+  check(header.flags == 0, "header flags are set");
+  check(all_zero(packet + sizeof(PacketHeader), packet + layout.flags) &&
+            all_zero(packet + layout.flags + shape.flag_words() * 8, packet + layout.index) &&
+            all_zero(packet + layout.index + shape.index_words() * 8, packet + layout.sketch),
+        "padding is not zero");
+  check(bits_end_at(flags, shape.flag_words(), shape.num_blocks), "a block past the last is flagged");
+  check(bits_end_at(index, shape.index_words(), shape.num_elements), "an element past the last is marked");
+  check(count_bits(index, shape.index_words()) == static_cast<int64_t>(header.count),
+        "the index does not mark as many elements as the header says");
+
+  for_each_flagged(shape, flags, [&](int64_t block) {
+    check(count_bits(index + block * shape.block_words(), shape.block_words()) > 0, "a flagged block marks no element");
+    for (int64_t i = block * shape.block_elements; i < std::min((block + 1) * shape.block_elements, shape.num_elements);
+         ++i) {
+      if ((index[i / 64] >> (i % 64) & 1) != 0) {
+        out[i] = std::numeric_limits<float>::quiet_NaN();
+      }
+    }
+  });
+  uint32_t* cells = grow(scratch.cells, shape.num_cells());
+  std::copy_n(reinterpret_cast<const uint32_t*>(packet + layout.sketch), shape.num_cells(), cells);
+  const kernels::PeelResult peeled = kernels::tagc_kernels().peel_xor(shape, rows, settings.peel_rounds,
+                                                                      scratch.peel(shape, index, flags), cells, out);
+  check(peeled.left_elements == 0, "the index does not peel");
+  check(std::all_of(cells, cells + shape.num_cells(), [](uint32_t cell) { return cell == 0; }),
+        "the sketch holds more than the index says");
+}
+
+}  // namespace isthmus

@@ -1,0 +1,93 @@
+#include "codec/tagc_plan.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+namespace isthmus {
+
+namespace {
+
+using kernels::kMinBlockElements;
+using kernels::TagcShape;
+
+// Blocks are as long as possible (long rows are fast to work on) while the sketch has this many rows: with fewer, too
+// many blocks share all three of their rows, and what they both keep in one column cannot be peeled.
+constexpr int64_t kWantedRows = 96;
+constexpr int64_t kLongestChosenBlock = 1024;
+
+constexpr int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+TagcShape shape_with_blocks(int64_t num_elements, int64_t block_elements, double ratio) {
+  TagcShape shape;
+  shape.num_elements = num_elements;
+  shape.block_elements = block_elements;
+  shape.num_blocks = divide_up(num_elements, block_elements);
+  if (shape.num_blocks > 0) {
+    const double rows = std::ceil(static_cast<double>(shape.num_blocks) / ratio);
+    shape.num_rows = std::max<int64_t>(3, static_cast<int64_t>(rows));
+  }
+  return shape;
+}
+
+}  // namespace
+
+TagcSettings::TagcSettings(const Options& options)
+    : ratio(options.ratio),
+      sparsity(options.sparsity),
+      block_elements(options.block_elements),
+      peel_rounds(options.peel_rounds) {
+  options.validate();
+}
+
+TagcShape TagcSettings::shape(int64_t num_elements) const {
+  if (block_elements != 0) {
+    return shape_with_blocks(num_elements, block_elements, ratio);
+  }
+  TagcShape shape = shape_with_blocks(num_elements, kLongestChosenBlock, ratio);
+  while (shape.num_rows < kWantedRows && shape.block_elements > kMinBlockElements) {
+    shape = shape_with_blocks(num_elements, shape.block_elements / 2, ratio);
+  }
+  return shape;
+}
+
+int64_t TagcSettings::keep(int64_t num_elements) const {
+  // 1 - .9 is a little below .1: do not lose an element to that.
+  constexpr double kRoundingSlack = 1e-6;
+  const double share = (1 - sparsity) * static_cast<double>(num_elements);
+  const int64_t keep = static_cast<int64_t>(std::floor(share + kRoundingSlack));
+  return std::clamp<int64_t>(keep, std::min<int64_t>(1, num_elements), num_elements);
+}
+
+uint64_t tagc_seed(PacketContext context) {
+  constexpr uint64_t kOdd = 0xd1342543de82ef95;
+  return context.unit_hash ^ (context.step + 1) * kOdd;
+}
+
+int64_t tagc_first_block(const TagcShape& shape, PacketContext context) {
+  // A stride near the golden ratio visits all parts of the piece within a few steps.
+  constexpr uint64_t kStride = 0x9e3779b9;
+  const uint64_t place = (context.step * kStride) & 0xffffffff;
+  return static_cast<int64_t>(place * static_cast<uint64_t>(shape.num_blocks) >> 32);
+}
+
+const kernels::BlockRows* TagcScratch::hash(const TagcShape& shape, uint64_t seed) {
+  kernels::BlockRows* block_rows = grow(rows, shape.num_blocks);
+  kernels::tagc_kernels().hash_blocks(shape, seed, block_rows);
+  return block_rows;
+}
+
+kernels::PeelScratch TagcScratch::peel(const TagcShape& shape, const uint64_t* marks, const uint64_t* flagged_blocks) {
+  uint64_t* keys = grow(remaining, shape.index_words());
+  std::copy_n(marks, shape.index_words(), keys);
+  for (int64_t word = 0; flagged_blocks != nullptr && word < shape.flag_words(); ++word) {
+    for (uint64_t flagged = flagged_blocks[word]; flagged != 0; flagged &= flagged - 1) {
+      const int64_t block = 64 * word + std::countr_zero(flagged);
+      std::fill_n(keys + block * shape.block_words(), shape.block_words(), 0);
+    }
+  }
+  const int64_t row_words = shape.num_rows * shape.block_words();
+  return {keys, grow(once, row_words), grow(twice, row_words), grow(active, shape.num_blocks)};
+}
+
+}  // namespace isthmus

@@ -1,0 +1,319 @@
+// Codec tagc as docs/tagc.md and docs/packet_format.md describe it, written for reading: sorting, maps and bytes at
+// named offsets. Slow on purpose. Shares no code with the library but for its constants' values.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace isthmus::reference {
+
+struct TagcParameters {
+  double ratio = 10;
+  double sparsity = .9875;
+  int64_t block_elements = 0;
+  int64_t peel_rounds = 64;
+  uint64_t unit_hash = 0;
+  uint64_t step = 0;
+};
+
+inline uint32_t magnitude(float value) { return std::bit_cast<uint32_t>(value) & 0x7fffffff; }
+
+inline int64_t blocks_of(int64_t num_elements, int64_t block_elements) {
+  return (num_elements + block_elements - 1) / block_elements;
+}
+
+inline int64_t rows_of(int64_t num_blocks, double ratio) {
+  return num_blocks == 0 ? 0 : std::max<int64_t>(3, static_cast<int64_t>(std::ceil(num_blocks / ratio)));
+}
+
+// The geometry of one piece, and the place of each element in the sketch.
+class TagcGeometry {
+ public:
+  TagcGeometry(const TagcParameters& parameters, int64_t num_elements)
+      : parameters_(parameters), num_elements_(num_elements), columns_(parameters.block_elements) {
+    if (columns_ == 0) {
+      for (columns_ = 1024; columns_ > 64 && rows_of(blocks_of(num_elements, columns_), parameters.ratio) < 96;) {
+        columns_ /= 2;
+      }
+    }
+  }
+
+  int64_t num_elements() const { return num_elements_; }
+  int64_t columns() const { return columns_; }
+  int64_t num_blocks() const { return blocks_of(num_elements_, columns_); }
+  int64_t num_rows() const { return rows_of(num_blocks(), parameters_.ratio); }
+  int64_t num_cells() const { return num_rows() * columns_; }
+  int64_t index_words() const { return num_blocks() * columns_ / 64; }
+  int64_t keep() const {
+    const auto share = static_cast<int64_t>(std::floor((1 - parameters_.sparsity) * num_elements_ + 1e-6));
+    return std::min(num_elements_, std::max<int64_t>(1, share));
+  }
+
+  uint64_t hash(int64_t block, int i) const {
+    const uint64_t seed = parameters_.unit_hash ^ ((parameters_.step + 1) * 0xd1342543de82ef95);
+    uint64_t x = seed + 0x9e3779b97f4a7c15 * (3 * block + i + 1);
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+  }
+  // The i-th cell of an element, as a position in the sketch: its row lies in the i-th third of the rows.
+  int64_t cell(int64_t element, int i) const {
+    const int64_t first = num_rows() * i / 3;
+    const int64_t end = num_rows() * (i + 1) / 3;
+    const int64_t row = first + static_cast<int64_t>(((hash(element / columns_, i) >> 32) * (end - first)) >> 32);
+    return row * columns_ + element % columns_;
+  }
+  float sign(int64_t element, int i) const { return (hash(element / columns_, i) & 1) != 0 ? -1.0F : 1.0F; }
+
+ private:
+  TagcParameters parameters_;
+  int64_t num_elements_;
+  int64_t columns_;
+};
+
+// An element that was alone in its i-th cell when its round began (the lowest such i).
+struct PeeledElement {
+  int64_t element;
+  int i;
+};
+
+struct Peeling {
+  std::vector<std::vector<PeeledElement>> rounds;
+  std::set<int64_t> left;
+};
+
+inline Peeling peel(const TagcGeometry& geometry, std::set<int64_t> elements, int64_t max_rounds) {
+  Peeling peeling;
+  for (int64_t round = 0; round < max_rounds; ++round) {
+    std::vector<int> degree(geometry.num_cells());
+    for (const int64_t element : elements) {
+      for (int i = 0; i < 3; ++i) {
+        ++degree[geometry.cell(element, i)];
+      }
+    }
+    std::vector<PeeledElement> peeled;
+    for (const int64_t element : elements) {
+      for (int i = 0; i < 3; ++i) {
+        if (degree[geometry.cell(element, i)] == 1) {
+          peeled.push_back({element, i});
+          break;
+        }
+      }
+    }
+    if (peeled.empty()) {
+      break;
+    }
+    for (const PeeledElement& key : peeled) {
+      elements.erase(key.element);
+    }
+    peeling.rounds.push_back(peeled);
+  }
+  peeling.left = elements;
+  return peeling;
+}
+
+// Of `elements`, those that are sent: all that peel, and of the rest each that has a cell which none of the rest before
+// it took, if these peel in the rounds that are left. The rest comes in ascending order, but beginning with the block
+// that has precedence in this step.
+inline std::set<int64_t> choose_peelable(const TagcGeometry& geometry, const std::set<int64_t>& elements,
+                                         int64_t max_rounds, uint64_t step) {
+  const Peeling first = peel(geometry, elements, max_rounds);
+  std::vector<int64_t> rest(first.left.begin(), first.left.end());
+  const auto first_block = static_cast<int64_t>(((step * 0x9e3779b9 & 0xffffffff) * geometry.num_blocks()) >> 32);
+  std::rotate(rest.begin(), std::lower_bound(rest.begin(), rest.end(), first_block * geometry.columns()), rest.end());
+  std::set<int64_t> taken;
+  std::set<int64_t> admitted;
+  for (const int64_t element : rest) {
+    bool has_free_cell = false;
+    for (int i = 0; i < 3; ++i) {
+      has_free_cell = has_free_cell || taken.count(geometry.cell(element, i)) == 0;
+    }
+    if (has_free_cell) {
+      admitted.insert(element);
+      for (int i = 0; i < 3; ++i) {
+        taken.insert(geometry.cell(element, i));
+      }
+    }
+  }
+  const Peeling second = peel(geometry, admitted, max_rounds - static_cast<int64_t>(first.rounds.size()));
+  std::set<int64_t> sent = elements;
+  for (const int64_t element : first.left) {
+    if (admitted.count(element) == 0 || second.left.count(element) != 0) {
+      sent.erase(element);
+    }
+  }
+  return sent;
+}
+
+// What the threshold chooses from piece + residual.
+struct Chosen {
+  std::vector<float> sums;
+  std::set<int64_t> kept;
+  std::set<int64_t> flagged_blocks;
+  std::set<int64_t> non_finite;
+};
+
+inline Chosen choose(const TagcGeometry& geometry, const std::vector<float>& piece,
+                     const std::vector<float>& residual) {
+  Chosen chosen;
+  for (int64_t i = 0; i < geometry.num_elements(); ++i) {
+    chosen.sums.push_back(piece[i] + residual[i]);
+    if (!std::isfinite(chosen.sums[i])) {
+      chosen.non_finite.insert(i);
+      chosen.flagged_blocks.insert(i / geometry.columns());
+    }
+  }
+  std::vector<int64_t> order;
+  for (int64_t i = 0; i < geometry.num_elements(); ++i) {
+    if (magnitude(chosen.sums[i]) != 0 && chosen.flagged_blocks.count(i / geometry.columns()) == 0) {
+      order.push_back(i);
+    }
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return magnitude(chosen.sums[a]) > magnitude(chosen.sums[b]); });
+  order.resize(std::min<size_t>(order.size(), geometry.keep()));
+  chosen.kept.insert(order.begin(), order.end());
+  return chosen;
+}
+
+// residual becomes the sum where nothing was sent, and 0 where it was; blocks with a flag keep theirs.
+inline void update_residual(const TagcGeometry& geometry, const Chosen& chosen, std::vector<float>& residual) {
+  for (int64_t i = 0; i < geometry.num_elements(); ++i) {
+    if (chosen.flagged_blocks.count(i / geometry.columns()) == 0) {
+      residual[i] = chosen.kept.count(i) != 0 ? 0.0F : chosen.sums[i];
+    }
+  }
+}
+
+template <typename T>
+void put(std::vector<uint8_t>& bytes, int64_t offset, T value) {
+  std::memcpy(bytes.data() + offset, &value, sizeof(value));
+}
+
+inline void set_bit(std::vector<uint8_t>& bytes, int64_t offset, int64_t bit) {
+  bytes[offset + bit / 8] |= static_cast<uint8_t>(1 << bit % 8);
+}
+
+struct TwoTierResult {
+  std::vector<uint8_t> packet;
+  std::map<int64_t, float> arrives;
+  int64_t kept_elements = 0;
+  int64_t held_back_elements = 0;
+  int64_t non_finite_blocks = 0;
+};
+
+// The packet of codec tagc. `residual` is updated.
+inline TwoTierResult encode_two_tier(const TagcParameters& parameters, const std::vector<float>& piece,
+                                     std::vector<float>& residual) {
+  const TagcGeometry geometry(parameters, static_cast<int64_t>(piece.size()));
+  Chosen chosen = choose(geometry, piece, residual);
+  const size_t num_chosen = chosen.kept.size();
+  chosen.kept = choose_peelable(geometry, chosen.kept, parameters.peel_rounds, parameters.step);
+  update_residual(geometry, chosen, residual);
+
+  const auto up = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+  const int64_t flags_offset = 64;
+  const int64_t index_offset = flags_offset + up((geometry.num_blocks() + 63) / 64 * 8);
+  const int64_t sketch_offset = index_offset + up(geometry.index_words() * 8);
+  TwoTierResult result;
+  result.packet.resize(sketch_offset + geometry.num_cells() * 4);
+  put<uint32_t>(result.packet, 0, 0x4d485349);
+  put<uint8_t>(result.packet, 4, 1);  // version
+  put<uint8_t>(result.packet, 5, 2);  // codec tagc
+  put<uint8_t>(result.packet, 6, 1);  // float32
+  put<uint64_t>(result.packet, 8, parameters.unit_hash);
+  put<uint64_t>(result.packet, 16, parameters.step);
+  put<uint64_t>(result.packet, 24, piece.size());
+  put<uint8_t>(result.packet, 32, static_cast<uint8_t>(std::log2(geometry.columns())));
+  put<uint16_t>(result.packet, 33, static_cast<uint16_t>(parameters.peel_rounds));
+  put<uint32_t>(result.packet, 36, static_cast<uint32_t>(geometry.num_rows()));
+  put<uint64_t>(result.packet, 40, chosen.kept.size() + chosen.non_finite.size());
+  for (const int64_t block : chosen.flagged_blocks) {
+    set_bit(result.packet, flags_offset, block);
+  }
+  for (const int64_t element : chosen.non_finite) {
+    set_bit(result.packet, index_offset, element);
+    result.arrives[element] = std::numeric_limits<float>::quiet_NaN();
+  }
+  std::vector<uint32_t> cells(geometry.num_cells());
+  for (const int64_t element : chosen.kept) {
+    set_bit(result.packet, index_offset, element);
+    result.arrives[element] = chosen.sums[element];
+    for (int i = 0; i < 3; ++i) {
+      cells[geometry.cell(element, i)] ^= std::bit_cast<uint32_t>(chosen.sums[element]);
+    }
+  }
+  std::copy_n(reinterpret_cast<const uint8_t*>(cells.data()), cells.size() * 4, result.packet.begin() + sketch_offset);
+  result.kept_elements = static_cast<int64_t>(chosen.kept.size());
+  result.held_back_elements = static_cast<int64_t>(num_chosen - chosen.kept.size());
+  result.non_finite_blocks = static_cast<int64_t>(chosen.flagged_blocks.size());
+  return result;
+}
+
+struct FlatChunk {
+  std::vector<uint8_t> index;  // one byte an element, 0 or 1
+  std::vector<float> sketch;
+};
+
+inline FlatChunk encode_flat(const TagcParameters& parameters, const std::vector<float>& chunk,
+                             std::vector<float>& residual) {
+  const TagcGeometry geometry(parameters, static_cast<int64_t>(chunk.size()));
+  const Chosen chosen = choose(geometry, chunk, residual);
+  update_residual(geometry, chosen, residual);
+  FlatChunk result;
+  result.index.resize(geometry.num_blocks() * geometry.columns());
+  result.sketch.resize(geometry.num_cells());
+  for (const int64_t element : chosen.kept) {
+    result.index[element] = 1;
+    for (int i = 0; i < 3; ++i) {
+      result.sketch[geometry.cell(element, i)] += geometry.sign(element, i) * chosen.sums[element];
+    }
+  }
+  for (const int64_t element : chosen.non_finite) {
+    result.index[element] = 1;
+    for (int i = 0; i < 3; ++i) {
+      result.sketch[geometry.cell(element, i)] = std::numeric_limits<float>::quiet_NaN();
+    }
+  }
+  return result;
+}
+
+// marked: the elements in the merged index; sketch: summed. Returns the sum, and how many elements were estimated.
+inline std::pair<std::vector<float>, int64_t> decode_flat(const TagcParameters& parameters, int64_t num_elements,
+                                                          const std::set<int64_t>& marked, std::vector<float> sketch) {
+  const TagcGeometry geometry(parameters, num_elements);
+  const Peeling peeling = peel(geometry, marked, parameters.peel_rounds);
+  std::vector<float> out(num_elements);
+  for (const std::vector<PeeledElement>& round : peeling.rounds) {
+    for (const auto& [element, alone] : round) {
+      out[element] = geometry.sign(element, alone) * sketch[geometry.cell(element, alone)];
+      for (int i = 0; i < 3; ++i) {
+        sketch[geometry.cell(element, i)] -= geometry.sign(element, i) * out[element];
+      }
+    }
+  }
+  for (const int64_t element : peeling.left) {
+    std::array<float, 3> estimates = {};
+    bool is_nan = false;
+    for (int i = 0; i < 3; ++i) {
+      estimates[i] = geometry.sign(element, i) * sketch[geometry.cell(element, i)];
+      is_nan = is_nan || std::isnan(estimates[i]);
+    }
+    if (!is_nan) {
+      std::sort(estimates.begin(), estimates.end());
+    }
+    out[element] = is_nan ? std::numeric_limits<float>::quiet_NaN() : estimates[1];
+  }
+  return {out, static_cast<int64_t>(peeling.left.size())};
+}
+
+}  // namespace isthmus::reference
