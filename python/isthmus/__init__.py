@@ -1,0 +1,48 @@
+"""A torch.distributed backend that compresses only what crosses between nodes.
+
+``dist.init_process_group("isthmus")`` is all it takes: ``import torch`` registers the backend through the entry point
+``torch.backends``, and so does ``import isthmus``. Neither loads the native module; the first process group does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+
+def _autoload() -> None:
+    """Register the backend. Torch calls this at the end of its own import: it must stand above whatever needs torch."""
+    from isthmus import _register
+
+    _register.register()
+
+
+def _torch_will_autoload() -> bool:
+    enabled = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
+    return enabled and any(point.name == "isthmus" for point in entry_points(group="torch.backends"))
+
+
+if TYPE_CHECKING:
+    from isthmus._C import Error, OptionError, Options, PacketError, TransportError
+    from isthmus._statistics import reset_stats, stats
+
+__all__ = ["Error", "OptionError", "Options", "PacketError", "TransportError", "reset_stats", "stats"]
+
+
+def __getattr__(name: str) -> Any:
+    # Everything that needs torch or the native module is loaded when it is asked for.
+    if name not in __all__:
+        raise AttributeError(f"module 'isthmus' has no attribute {name!r}")
+    if name in ("stats", "reset_stats"):
+        from isthmus import _statistics
+
+        return getattr(_statistics, name)
+    from isthmus import _native
+
+    return getattr(_native.load(), name)
+
+
+if "torch" in sys.modules or not _torch_will_autoload():
+    _autoload()

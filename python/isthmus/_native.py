@@ -1,0 +1,22 @@
+"""Loads the native module, after a check that it was built for the torch that is running."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+
+def load() -> ModuleType:
+    """Return ``isthmus._C``. Raises ImportError, in one sentence, where it does not fit the running torch."""
+    import torch
+
+    from isthmus import _build_info
+
+    running = str(torch.__version__)
+    if running != _build_info.TORCH_VERSION:
+        raise ImportError(
+            f"isthmus was built for torch {_build_info.TORCH_VERSION}, but torch {running} is running: "
+            "build it again with `pip install --no-build-isolation --force-reinstall --no-deps isthmus`"
+        )
+    from isthmus import _C
+
+    return _C

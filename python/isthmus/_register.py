@@ -1,0 +1,268 @@
+"""Registers the backend with torch and constructs it: agreement between the ranks first, then the tiers."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import json
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store
+
+from isthmus import _native, topology
+
+if TYPE_CHECKING:
+    from isthmus import _C
+
+logger = logging.getLogger("isthmus")
+
+NAME = "isthmus"
+# How long a rank whose group cannot be made stays, so that the others can read why.
+FAREWELL = timedelta(seconds=10)
+
+
+def register() -> None:
+    """Make the backend known to torch.distributed. Safe to call again."""
+    if not dist.is_available() or hasattr(dist.Backend, NAME.upper()):
+        return
+    dist.Backend.register_backend(NAME, _create_backend, extended_api=True, devices=["cpu"])
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a rank tells the others before the group is made."""
+
+    identity: str = ""
+    options: dict[str, str] | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks that make a group, and the store they meet at."""
+
+    store: Store  # under a prefix of this group's own
+    rank: int
+    global_ranks: Sequence[int]
+    world_size: int  # of the default group
+    timeout: timedelta
+
+    @property
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return len(self.global_ranks)
+
+
+def _create_backend(request: Any, options: Any) -> _C.Backend:
+    """Construct the backend of one group: what torch calls."""
+    global_ranks = list(request.global_ranks_in_group)
+    is_default = not global_ranks
+    return _create(
+        Group(
+            store=_fresh_prefix(request.store, request.group_rank),
+            rank=request.group_rank,
+            global_ranks=global_ranks or list(range(request.group_size)),
+            world_size=request.group_size if is_default else dist.get_world_size(),
+            timeout=request.timeout,
+        ),
+        options if options is not None or is_default else _default_group_options(),
+    )
+
+
+def _create_split(store: Store, rank: int, size: int, options: _C.Options) -> _C.Backend:
+    """Construct a backend over some ranks of another: what Backend.split calls."""
+    return _create(
+        Group(
+            store=_fresh_prefix(store, rank),
+            rank=rank,
+            global_ranks=list(options.global_ranks_in_group) or list(range(size)),
+            world_size=dist.get_world_size(),
+            timeout=options._timeout,
+        ),
+        options,
+    )
+
+
+def _fresh_prefix(store: Store, rank: int) -> Store:
+    """Return a prefix that no earlier group used, even one of the same name: ranks count the groups they make."""
+    return PrefixStore(f"isthmus/{store.add(f'isthmus/made_by/{rank}', 1)}", store)
+
+
+def _default_group_options() -> _C.Options | None:
+    """Return the default group's options for a group that got none of its own."""
+    world = dist.group.WORLD
+    if world is None or NAME not in dist.get_backend_config(world):
+        return None
+    backend = world._get_backend(torch.device("cpu"))
+    options = getattr(backend, "wrapped_pg", backend).options
+    return copy.deepcopy(options) if isinstance(options, _native.load().Options) else None
+
+
+def _create(group: Group, given_options: Any) -> _C.Backend:
+    options, introduction = _introduce(group, given_options)
+    introductions = _exchange(group, introduction)
+    complaint = _complaint(group, introductions)
+    if options is None or complaint:
+        _leave_together(group, len(introductions))
+        raise _error_type(introductions)(f"isthmus: {complaint}")
+    _set_up_process(options)
+    options._timeout = group.timeout
+    options.global_ranks_in_group = list(group.global_ranks)
+    nodes = topology.node_labels([introduction.identity for introduction in introductions])
+    _log_nodes(group, nodes)
+    return _assemble(group, options, nodes)
+
+
+def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Introduction]:
+    """Read this rank's options and node. What is wrong with them is told to the other ranks, not raised."""
+    try:
+        native = _native.load()
+        if given_options is None:
+            given_options = native.Options()
+        if not isinstance(given_options, native.Options):
+            raise TypeError(f"pg_options: expected isthmus.Options, got {type(given_options).__name__}")
+        options: _C.Options = copy.deepcopy(given_options)
+        fields = {name: str(getattr(options, name)) for name, *_ in native.option_fields() if name != "log"}
+        global_rank = group.global_ranks[group.rank]
+        if options.nodes:
+            identity = f"node {native.parse_nodes(options.nodes, group.world_size)[global_rank]}"
+        else:
+            identity = topology.machine_identity()
+    except Exception as error:
+        return None, Introduction(error=str(error))
+    return options, Introduction(identity=identity, options=fields)
+
+
+def _exchange(group: Group, own: Introduction) -> list[Introduction]:
+    keys = [f"introduction/{rank}" for rank in range(group.size)]
+    group.store.set(keys[group.rank], json.dumps(asdict(own)))
+    try:
+        group.store.wait(keys, group.timeout)
+    except dist.DistStoreError:
+        missing = [rank for rank, key in zip(group.global_ranks, keys, strict=True) if not group.store.check([key])]
+        raise dist.DistStoreError(
+            f"isthmus: {_name(missing)} did not come to make the group within {group.timeout.total_seconds():g} s"
+        ) from None
+    return [Introduction(**json.loads(group.store.get(key))) for key in keys]
+
+
+def _name(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _complaint(group: Group, introductions: Sequence[Introduction]) -> str:
+    """Return what keeps these ranks from making a group; the same text on every rank."""
+    errors = _by_value(group, [introduction.error for introduction in introductions])
+    if set(errors) != {""}:
+        return "; ".join(
+            text if len(ranks) == group.size else f"{_name(ranks)}: {text}" for text, ranks in errors.items() if text
+        )
+    differing = []
+    for field in introductions[0].options or {}:
+        values = _by_value(group, [(introduction.options or {}).get(field, "") for introduction in introductions])
+        if len(values) > 1:
+            texts = [f"{value!r} on {_name(ranks)}" for value, ranks in values.items()]
+            differing.append(f"{field} is {', '.join(texts)}")
+    return f"ranks have different options: {'; '.join(differing)}" if differing else ""
+
+
+def _by_value(group: Group, values: Sequence[str]) -> dict[str, list[int]]:
+    """Return the global ranks that have each value."""
+    ranks: dict[str, list[int]] = {}
+    for rank, value in zip(group.global_ranks, values, strict=True):
+        ranks.setdefault(value, []).append(rank)
+    return ranks
+
+
+def _error_type(introductions: Sequence[Introduction]) -> type[Exception]:
+    try:
+        error: type[Exception] = _native.load().OptionError
+    except ImportError:
+        return ImportError
+    return error
+
+
+def _leave_together(group: Group, size: int) -> None:
+    """Wait a while until every rank has read the others' introductions: the first to leave may host the store."""
+    group.store.add("read", 1)
+    deadline = time.monotonic() + FAREWELL.total_seconds()
+    while group.store.add("read", 0) < size and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _assemble(group: Group, options: _C.Options, nodes: list[int]) -> _C.Backend:
+    own = nodes[group.rank]
+    node_ranks = [rank for rank in range(group.size) if nodes[rank] == own]
+    local_index = node_ranks.index(group.rank)
+    by_node = [[rank for rank in range(group.size) if nodes[rank] == node] for node in range(max(nodes) + 1)]
+    two_tier = len(by_node) > 1 and len({len(ranks) for ranks in by_node}) == 1
+
+    intra = inter = flat = None
+    world = _gloo(group, "world", list(range(group.size)))
+    world._set_sequence_number_for_group()
+    if two_tier:
+        intra = _gloo(group, f"intra/{own}", node_ranks)
+        inter = _gloo(group, f"inter/{local_index}", [ranks[local_index] for ranks in by_node])
+        if options.tiers == "flat":
+            flat = _gloo(group, "flat", list(range(group.size)))
+    backend: _C.Backend = _native.load().Backend(
+        store=PrefixStore("faults", group.store),
+        rank=group.rank,
+        size=group.size,
+        options=options,
+        node_of_rank=nodes,
+        world=world,
+        intra=intra,
+        inter=inter,
+        flat=flat,
+    )
+    return backend
+
+
+def _gloo(group: Group, name: str, ranks: list[int]) -> Any:
+    """Construct a Gloo backend over some ranks of the group, over the interface that GLOO_SOCKET_IFNAME names."""
+    return ProcessGroupGloo(PrefixStore(name, group.store), ranks.index(group.rank), len(ranks), timeout=group.timeout)
+
+
+def _log_nodes(group: Group, nodes: list[int]) -> None:
+    if group.rank != 0:
+        return
+    text = _native.load().describe_nodes(nodes)
+    sizes = {nodes.count(node) for node in set(nodes)}
+    if len(sizes) == 1 and len(set(nodes)) > 1:
+        logger.info("group of %d ranks: %s", group.size, text)
+    else:
+        # A subgroup inside a node is nothing to worry about.
+        level = logging.WARNING if group.size == group.world_size else logging.INFO
+        logger.log(level, "group of %d ranks: %s: everything goes to Gloo, uncompressed", group.size, text)
+
+
+_ready_in_process = 0
+
+
+def _set_up_process(options: _C.Options) -> None:
+    """Do what is done once a process, however many groups it makes."""
+    global _ready_in_process
+    logger.setLevel(options.log.upper())
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("isthmus: %(levelname)s: %(message)s"))
+        logger.addHandler(handler)
+    if _ready_in_process != os.getpid():
+        _ready_in_process = os.getpid()
+        _native.load().set_split_function(_create_split)
+        atexit.register(_shut_down, os.getpid())
+
+
+def _shut_down(process: int) -> None:
+    """Stop the threads of all groups before the interpreter goes. A forked child has none of them."""
+    if os.getpid() == process:
+        _native.load().shutdown_all()

@@ -1,0 +1,40 @@
+"""``isthmus.stats``: what a process group did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from isthmus import _native
+
+if TYPE_CHECKING:
+    from isthmus import _C
+
+
+def _backend_of(group: dist.ProcessGroup | None) -> _C.Backend:
+    if group is None:
+        group = dist.group.WORLD
+    if group is None:
+        raise ValueError("there is no process group: call torch.distributed.init_process_group first")
+    backend = group._get_backend(torch.device("cpu"))
+    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
+    if not isinstance(backend, _native.load().Backend):
+        raise ValueError(f"the backend of this group is {backend.name()}, not isthmus")
+    return backend  # type: ignore[no-any-return]
+
+
+def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+    """What this rank did in `group` (default: all ranks) since it was made or `reset_stats` was called.
+
+    Plain values: ``node_map``, ``options``, ``calls`` (as they arrived from torch), ``collectives`` (of the two-tier
+    path: calls, payload bytes by tier, seconds by phase), ``codec`` (counts of elements), ``compressed_calls``,
+    ``exact_calls`` (by reason), ``num_units``, ``residual_bytes``, ``scratch_bytes``, ``notes``.
+    """
+    return _backend_of(group).stats()
+
+
+def reset_stats(group: dist.ProcessGroup | None = None) -> None:
+    """Set the counters and seconds of `group` to zero. Units and their residuals stay."""
+    _backend_of(group).reset_stats()

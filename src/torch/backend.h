@@ -1,0 +1,187 @@
+// The c10d backend: decides for each call whether it takes the two-tier path or goes to the world backend.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "isthmus/communicator.h"
+#include "torch/backend_options.h"
+#include "torch/c10d_transport.h"
+#include "torch/fault_board.h"
+#include "torch/unit_tracking.h"
+#include "torch/work.h"
+
+namespace isthmus::torch_backend {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+// What a backend is made of. The tiers are ordinary backends, which Python constructs; a tier of one rank may be null.
+struct BackendParts {
+  c10::intrusive_ptr<c10d::Store> store;  // under a prefix of this group's own
+  int rank = 0;
+  int size = 1;
+  c10::intrusive_ptr<BackendOptions> options;  // with the group's timeout and global ranks
+  std::vector<int> node_of_rank;
+  BackendPtr world;
+  BackendPtr intra;
+  BackendPtr inter;
+  BackendPtr flat;
+};
+
+// A snapshot for isthmus.stats().
+struct BackendStats {
+  std::string node_map;
+  std::string options;
+  std::map<std::string, int64_t> calls;  // as they arrived from torch
+  isthmus::Stats path;                   // of the two-tier path, with this class's own exact calls
+  std::vector<std::string> notes;
+};
+
+// Constructs a backend over some ranks of another one; set by Python, which alone can construct Gloo backends.
+using SplitFunction = std::function<BackendPtr(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                               const c10::intrusive_ptr<c10d::Backend::Options>& options)>;
+void set_split_function(SplitFunction function);
+
+// Shuts down every backend of this process that still runs. For the interpreter's exit.
+void shutdown_all();
+
+// Recognised gradient reduce-scatters and large all-gathers run on one worker thread in the order of their calls; that
+// thread alone uses the tiers. Everything else is forwarded to the world backend from the caller's thread.
+class BackendIsthmus final : public c10d::Backend {
+ public:
+  explicit BackendIsthmus(BackendParts parts);
+  ~BackendIsthmus() override;
+
+  BackendStats stats();
+  void reset_stats();
+
+  const std::string getBackendName() const override { return kBackendName; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  bool supportsSplitting() const override { return true; }
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+  BackendPtr split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                   const c10::intrusive_ptr<Options>& options) override;
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setSequenceNumberForGroup() override;
+  uint64_t getSequenceNumberForGroup() override;
+  c10d::ErrorType getError() override;
+  void abort() override;
+  void shutdown() override;                                  // waits for the operations that were submitted
+  void shutdown_within(std::chrono::milliseconds patience);  // aborts those that take longer
+
+  WorkPtr broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(std::vector<at::Tensor>& tensors,
+                              const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                    const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                              const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                                          const c10d::AllgatherOptions& options) override;
+  WorkPtr gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                 const c10d::GatherOptions& options) override;
+  WorkPtr scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+                  const c10d::ScatterOptions& options) override;
+  WorkPtr reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                                          const c10d::ReduceScatterOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                   const c10d::AllToAllOptions& options) override;
+  WorkPtr send(std::vector<at::Tensor>& tensors, int destination, int tag) override;
+  WorkPtr recv(std::vector<at::Tensor>& tensors, int source, int tag) override;
+  WorkPtr recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+
+ private:
+  // A reduce-scatter that takes the two-tier path.
+  struct Gradient {
+    UnitKey unit;
+    double scale = 1;
+  };
+  // What the worker thread does next.
+  struct Job {
+    FaultReport operation;  // without phase and error
+    std::chrono::milliseconds timeout{0};
+    c10::intrusive_ptr<WorkerWork> work;
+    std::function<void()> run;
+  };
+
+  void make_communicator(const BackendParts& parts);
+  std::shared_ptr<C10dTransport> make_tier(const char* name, const BackendPtr& backend,
+                                           const std::vector<int>& group_ranks);
+
+  bool two_tier() const { return map_.two_tier(); }
+  std::optional<Gradient> recognise(const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op);
+  bool takes_two_tiers(const at::Tensor& output, const at::Tensor& input) const;
+  WorkPtr submit_reduce_scatter(const at::Tensor& output, const at::Tensor& input, const Gradient& gradient,
+                                std::chrono::milliseconds timeout);
+  WorkPtr submit_all_gather(const at::Tensor& output, const at::Tensor& input, std::chrono::milliseconds timeout);
+  WorkPtr submit(Job job);
+  // Every Work that is not submitted passes through here, for startCoalescing.
+  WorkPtr issued(WorkPtr work);
+
+  // The world backend, for one more `call`. Throws if this backend has failed or is shut down.
+  BackendPtr world(const char* call);
+  BackendPtr world_backend();
+  void require_usable() const;  // under mutex_
+  void count_exact(const char* reason);
+  std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout);
+
+  void run_worker();
+  void run_job(Job& job);
+  // Aborts the tiers of an operation that failed, asks the other ranks, and makes this backend fail from now on.
+  std::exception_ptr explain(const FaultReport& report);
+  void run_watch();
+  void fail_from_now_on(std::exception_ptr error);
+  void close_all_connections();
+
+  const c10::intrusive_ptr<BackendOptions> options_;
+  const NodeMap map_;
+  std::vector<int> global_ranks_;
+  std::unique_ptr<FaultBoard> board_;
+  std::vector<std::shared_ptr<C10dTransport>> transports_;
+  std::unique_ptr<Communicator> communicator_;  // null where there are no two tiers
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  BackendPtr world_;  // null after shutdown
+  std::deque<Job> jobs_;
+  bool running_ = false;
+  Clock::time_point running_since_;
+  bool stopping_ = false;
+  std::exception_ptr failure_;
+  uint64_t next_sequence_number_ = 0;
+  UnitNamer namer_;
+  bool coalescing_ = false;
+  std::vector<WorkPtr> coalesced_;
+  std::map<std::string, int64_t> calls_;
+  std::map<std::string, int64_t> exact_calls_;
+
+  std::mutex shutdown_mutex_;
+  std::thread worker_;
+  std::thread watch_;
+};
+
+}  // namespace isthmus::torch_backend

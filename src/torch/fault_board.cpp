@@ -1,0 +1,197 @@
+#include "torch/fault_board.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "torch/unit_tracking.h"
+
+namespace isthmus::torch_backend {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kPostPatience{500};
+constexpr std::chrono::milliseconds kPollPause{50};
+constexpr const char* kCountKey = "reports";
+constexpr char kSeparator = '\x1f';
+
+std::string to_text(const FaultReport& report) {
+  std::ostringstream text;
+  text << report.sequence_number << kSeparator << report.operation << kSeparator << report.unit << kSeparator
+       << report.phase << kSeparator << report.error;
+  return text.str();
+}
+
+FaultReport from_text(const std::string& text) {
+  std::istringstream stream(text);
+  FaultReport report;
+  std::string number;
+  std::getline(stream, number, kSeparator);
+  std::getline(stream, report.operation, kSeparator);
+  std::getline(stream, report.unit, kSeparator);
+  std::getline(stream, report.phase, kSeparator);
+  std::getline(stream, report.error, kSeparator);
+  report.sequence_number = std::stoull(number);
+  return report;
+}
+
+bool same_operation(const FaultReport& a, const FaultReport& b) {
+  return a.sequence_number == b.sequence_number && a.operation == b.operation && a.unit == b.unit;
+}
+
+}  // namespace
+
+struct PatientStore::State {
+  explicit State(c10::intrusive_ptr<c10d::Store> original) : store(std::move(original)) {}
+
+  void run() {
+    std::unique_lock lock(mutex);
+    while (true) {
+      changed.wait(lock, [&] { return closed || !actions.empty(); });
+      if (closed) {
+        return;
+      }
+      auto action = std::move(actions.front());
+      actions.pop_front();
+      lock.unlock();
+      action();
+      lock.lock();
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Store> store;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> actions;
+  bool started = false;
+  bool closed = false;
+};
+
+PatientStore::PatientStore(c10::intrusive_ptr<c10d::Store> store) : state_(std::make_shared<State>(std::move(store))) {}
+
+PatientStore::~PatientStore() {
+  std::lock_guard lock(state_->mutex);
+  state_->closed = true;
+  state_->changed.notify_all();
+}
+
+bool PatientStore::call(std::function<void(c10d::Store&)> action, std::chrono::milliseconds timeout) {
+  struct Outcome {
+    bool done = false;
+    bool succeeded = false;
+  };
+  auto outcome = std::make_shared<Outcome>();
+  auto state = state_;
+  std::unique_lock lock(state->mutex);
+  state->actions.emplace_back([state, outcome, action = std::move(action)] {
+    bool succeeded = true;
+    try {
+      action(*state->store);
+    } catch (const std::exception&) {
+      succeeded = false;
+    }
+    std::lock_guard done_lock(state->mutex);
+    *outcome = {true, succeeded};
+    state->changed.notify_all();
+  });
+  if (!state->started) {
+    state->started = true;
+    std::thread([state] {
+      try {
+        // A connection of its own: the original may be busy with somebody's blocking call.
+        state->store = state->store->clone();
+      } catch (const std::exception&) {
+        // Not every store can be cloned; then the original has to do.
+      }
+      state->run();
+    }).detach();
+  }
+  state->changed.notify_all();
+  state->changed.wait_for(lock, timeout, [&] { return outcome->done; });
+  return outcome->succeeded;
+}
+
+FaultBoard::FaultBoard(const c10::intrusive_ptr<c10d::Store>& store, int rank, std::vector<int> global_ranks)
+    : rank_(rank), global_ranks_(std::move(global_ranks)), store_(store) {}
+
+void FaultBoard::post(const FaultReport& report) {
+  store_.call(
+      [key = key(rank_), text = to_text(report)](c10d::Store& store) {
+        store.set(key, text);
+        store.add(kCountKey, 1);
+      },
+      kPostPatience);
+}
+
+bool FaultBoard::any_report() {
+  auto count = std::make_shared<std::atomic<int64_t>>(0);
+  store_.call([count](c10d::Store& store) { *count = store.add(kCountKey, 0); }, std::chrono::seconds(1));
+  return *count > 0;
+}
+
+std::string FaultBoard::diagnose(const FaultReport& own, std::chrono::milliseconds patience) {
+  struct Reports {
+    std::mutex mutex;
+    std::map<int, FaultReport> by_rank;
+    bool store_answered = false;
+  };
+  auto reports = std::make_shared<Reports>();
+  const int num_ranks = static_cast<int>(global_ranks_.size());
+  const auto deadline = Clock::now() + patience;
+  store_.call(
+      [reports, num_ranks, deadline](c10d::Store& store) {
+        while (true) {
+          const bool all_posted = store.add(kCountKey, 0) >= num_ranks;
+          for (int rank = 0; (all_posted || Clock::now() > deadline) && rank < num_ranks; ++rank) {
+            const std::string key = "report/" + std::to_string(rank);
+            if (store.check({key})) {
+              const auto text = store.get_to_str(key);
+              std::lock_guard lock(reports->mutex);
+              reports->by_rank[rank] = from_text(text);
+            }
+          }
+          if (all_posted || Clock::now() > deadline) {
+            std::lock_guard lock(reports->mutex);
+            reports->store_answered = true;
+            return;
+          }
+          std::this_thread::sleep_for(kPollPause);
+        }
+      },
+      patience + kPostPatience);
+
+  std::lock_guard lock(reports->mutex);
+  if (!reports->store_answered) {
+    return "The store that ranks report to did not answer: its host (global rank 0, unless a launcher hosts it) is "
+           "dead "
+           "or stopped";
+  }
+  std::vector<int> silent;
+  std::string elsewhere;
+  std::string failed;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const auto found = reports->by_rank.find(rank);
+    const std::string name = "rank " + std::to_string(global_ranks_[rank]);
+    if (found == reports->by_rank.end()) {
+      silent.push_back(global_ranks_[rank]);
+    } else if (!same_operation(found->second, own)) {
+      elsewhere += "; " + name + " was in " + found->second.operation + " #" +
+                   std::to_string(found->second.sequence_number) +
+                   (found->second.unit.empty() ? "" : " of unit " + found->second.unit);
+    } else if (rank != rank_) {
+      failed += "; " + name + ": " + found->second.error;
+    }
+  }
+  std::string text = silent.empty() ? "All ranks reported"
+                                    : "No word from rank " + ranks_text(silent) +
+                                          ": dead, stopped, or not in a collective of this group";
+  return text + elsewhere + failed;
+}
+
+}  // namespace isthmus::torch_backend

@@ -1,0 +1,64 @@
+// What ranks tell each other through the store when an operation fails, so that the error names who is missing.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+namespace isthmus::torch_backend {
+
+// Calls a store from a thread of its own, so that a store that does not answer (its host is stopped) blocks nobody for
+// longer than they asked for. The thread starts with the first call and is never joined.
+class PatientStore {
+ public:
+  explicit PatientStore(c10::intrusive_ptr<c10d::Store> store);
+  ~PatientStore();
+  PatientStore(const PatientStore&) = delete;
+  PatientStore& operator=(const PatientStore&) = delete;
+
+  // Runs `action` on the store; false if that did not end well within `timeout`. An action that is late still runs to
+  // its end: what it refers to must be its own.
+  bool call(std::function<void(c10d::Store&)> action, std::chrono::milliseconds timeout);
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+// Where one rank was when its operation failed.
+struct FaultReport {
+  uint64_t sequence_number = 0;
+  std::string operation;  // "reduce-scatter"
+  std::string unit;       // may be empty
+  std::string phase;      // may be empty
+  std::string error;
+};
+
+// One board for each process group, in the store under a prefix of its own.
+class FaultBoard {
+ public:
+  // global_ranks[r]: group rank r's global rank, by which people know it.
+  FaultBoard(const c10::intrusive_ptr<c10d::Store>& store, int rank, std::vector<int> global_ranks);
+
+  // Publishes this rank's report. Returns soon, whether the store answers or not.
+  void post(const FaultReport& report);
+
+  // Whether any rank has posted. Returns within a second.
+  bool any_report();
+
+  // Waits until all ranks have posted, at most for `patience`, and says in one sentence who did not, who was in another
+  // operation, and where the others failed. Bounded even where the store does not answer.
+  std::string diagnose(const FaultReport& own, std::chrono::milliseconds patience);
+
+ private:
+  std::string key(int rank) const { return "report/" + std::to_string(rank); }
+
+  int rank_;
+  std::vector<int> global_ranks_;
+  PatientStore store_;
+};
+
+}  // namespace isthmus::torch_backend

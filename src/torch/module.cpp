@@ -1,0 +1,211 @@
+// isthmus._C: what Python needs of the backend. Built with the pybind11 that torch bundles, the only one whose types
+// are the same as torch's.
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "isthmus/error.h"
+#include "torch/backend.h"
+
+namespace isthmus::torch_backend {
+namespace {
+
+using OptionsPtr = c10::intrusive_ptr<BackendOptions>;
+
+const OptionField& find_field(const std::string& name) {
+  for (const OptionField& field : option_fields()) {
+    if (name == field.name) {
+      return field;
+    }
+  }
+  std::string known;
+  for (const OptionField& field : option_fields()) {
+    known += (known.empty() ? "" : ", ") + std::string(field.name);
+  }
+  throw OptionError("there is no option " + name + "; there are " + known + ", timeout");
+}
+
+// A Python value as the text that an option's setter parses.
+std::string option_text(py::handle value) {
+  if (py::isinstance<py::bool_>(value)) {
+    return value.cast<bool>() ? "true" : "false";
+  }
+  return py::str(value);
+}
+
+// An option's text as the Python value that has the type of its field.
+template <typename T>
+void bind_field(py::class_<BackendOptions, c10d::Backend::Options, OptionsPtr>& type, const char* name,
+                T isthmus::Options::*member) {
+  const OptionField& field = find_field(name);
+  type.def_property(
+      name, [member](const BackendOptions& options) { return options.values.*member; },
+      [&field](BackendOptions& options, py::handle value) { field.set(options.values, option_text(value)); },
+      (std::string(field.help) + " " + field.range + ". " + field.environment).c_str());
+}
+
+OptionsPtr make_options(const py::kwargs& keywords) {
+  auto options = c10::make_intrusive<BackendOptions>(isthmus::Options::from_environment());
+  for (const auto& [key, value] : keywords) {
+    const auto name = key.cast<std::string>();
+    if (name == "timeout") {
+      options->timeout = value.cast<std::chrono::milliseconds>();
+    } else {
+      find_field(name).set(options->values, option_text(value));
+    }
+  }
+  return options;
+}
+
+OptionsPtr copy_options(const BackendOptions& options) { return c10::make_intrusive<BackendOptions>(options); }
+
+py::dict state_of(const BackendOptions& options) {
+  py::dict state;
+  for (const OptionField& field : option_fields()) {
+    state[field.name] = field.get(options.values);
+  }
+  state["timeout"] = options.timeout;
+  return state;
+}
+
+OptionsPtr from_state(const py::dict& state) { return make_options(py::kwargs(state)); }
+
+void bind_options(py::module_& module) {
+  py::class_<BackendOptions, c10d::Backend::Options, OptionsPtr> type(module, "Options");
+  type.def(py::init(&make_options), "Keyword arguments over ISTHMUS_* over defaults.")
+      .def("__repr__",
+           [](const BackendOptions& options) {
+             return "isthmus.Options(" + options.values.to_string() +
+                    " timeout=" + std::to_string(options.timeout.count() / 1000.0) + "s)";
+           })
+      .def("__str__", [](const BackendOptions& options) { return options.values.to_string(); })
+      .def("__eq__",
+           [](const BackendOptions& options, py::handle other) {
+             return py::isinstance<BackendOptions>(other) &&
+                    other.cast<const BackendOptions&>().values.to_string() == options.values.to_string();
+           })
+      .def("__copy__", &copy_options)
+      .def(
+          "__deepcopy__", [](const BackendOptions& options, const py::dict&) { return copy_options(options); },
+          py::arg("memo"))
+      .def(py::pickle(&state_of, &from_state));
+  bind_field(type, "nodes", &isthmus::Options::nodes);
+  bind_field(type, "codec", &isthmus::Options::codec);
+  bind_field(type, "tiers", &isthmus::Options::tiers);
+  bind_field(type, "ratio", &isthmus::Options::ratio);
+  bind_field(type, "sparsity", &isthmus::Options::sparsity);
+  bind_field(type, "index_bits", &isthmus::Options::index_bits);
+  bind_field(type, "block_elements", &isthmus::Options::block_elements);
+  bind_field(type, "peel_rounds", &isthmus::Options::peel_rounds);
+  bind_field(type, "units", &isthmus::Options::units);
+  bind_field(type, "min_elements", &isthmus::Options::min_elements);
+  bind_field(type, "two_tier_all_gather", &isthmus::Options::two_tier_all_gather);
+  bind_field(type, "max_units", &isthmus::Options::max_units);
+  bind_field(type, "log", &isthmus::Options::log);
+}
+
+py::dict to_dict(const Traffic& traffic) {
+  using namespace py::literals;
+  return py::dict("sent_bytes"_a = traffic.sent_bytes, "inter_node_sent_bytes"_a = traffic.inter_node_sent_bytes);
+}
+
+py::dict to_dict(const CollectiveStats& stats) {
+  using namespace py::literals;
+  return py::dict("calls"_a = stats.calls, "packed_calls"_a = stats.packed_calls, "intra"_a = to_dict(stats.intra),
+                  "inter"_a = to_dict(stats.inter), "flat"_a = to_dict(stats.flat), "intra_s"_a = stats.intra_s,
+                  "exchange_s"_a = stats.exchange_s, "encode_s"_a = stats.encode_s, "decode_s"_a = stats.decode_s);
+}
+
+py::dict to_dict(const CodecCounts& counts) {
+  using namespace py::literals;
+  return py::dict("encoded_elements"_a = counts.encoded_elements, "kept_elements"_a = counts.kept_elements,
+                  "held_back_elements"_a = counts.held_back_elements,
+                  "estimated_elements"_a = counts.estimated_elements, "non_finite_blocks"_a = counts.non_finite_blocks);
+}
+
+py::dict to_dict(const BackendStats& stats) {
+  using namespace py::literals;
+  py::dict collectives;
+  for (int i = 0; i < kNumCollectives; ++i) {
+    collectives[to_string(static_cast<Collective>(i))] = to_dict(stats.path.collectives[i]);
+  }
+  return py::dict("node_map"_a = stats.node_map, "options"_a = stats.options, "calls"_a = stats.calls,
+                  "collectives"_a = collectives, "codec"_a = to_dict(stats.path.codec),
+                  "compressed_calls"_a = stats.path.compressed_calls, "exact_calls"_a = stats.path.exact_calls,
+                  "num_units"_a = stats.path.num_units, "residual_bytes"_a = stats.path.residual_bytes,
+                  "scratch_bytes"_a = stats.path.scratch_bytes, "notes"_a = stats.notes);
+}
+
+c10::intrusive_ptr<BackendIsthmus> make_backend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                                                const OptionsPtr& options, std::vector<int> node_of_rank,
+                                                BackendPtr world, BackendPtr intra, BackendPtr inter, BackendPtr flat) {
+  return c10::make_intrusive<BackendIsthmus>(BackendParts{std::move(store), rank, size, copy_options(*options),
+                                                          std::move(node_of_rank), std::move(world), std::move(intra),
+                                                          std::move(inter), std::move(flat)});
+}
+
+void bind_backend(py::module_& module) {
+  using namespace py::literals;
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  py::class_<BackendIsthmus, c10d::Backend, c10::intrusive_ptr<BackendIsthmus>>(module, "Backend")
+      .def(py::init(&make_backend), unlocked, py::kw_only(), "store"_a, "rank"_a, "size"_a, "options"_a,
+           "node_of_rank"_a, "world"_a, "intra"_a, "inter"_a, "flat"_a)
+      .def_property_readonly("options",
+                             [](BackendIsthmus& backend) {
+                               return c10::static_intrusive_pointer_cast<BackendOptions>(backend.getBackendOptions());
+                             })
+      .def("stats", [](BackendIsthmus& backend) { return to_dict(backend.stats()); })
+      .def("reset_stats", &BackendIsthmus::reset_stats, unlocked)
+      // NCCL's ranks outside a new group take part in its making; here they have nothing to do.
+      .def(
+          "perform_nocolor_split", [](BackendIsthmus&, py::handle) {}, "device"_a);
+}
+
+void bind_errors(py::module_& module) {
+  const auto error = py::register_exception<Error>(module, "Error", PyExc_RuntimeError);
+  const auto option_bases = py::make_tuple(error, py::handle(PyExc_ValueError));
+  py::register_exception<OptionError>(module, "OptionError", option_bases);
+  py::register_exception<PacketError>(module, "PacketError", error);
+  py::register_exception<TransportError>(module, "TransportError", error);
+}
+
+void bind_functions(py::module_& module) {
+  module.def(
+      "option_fields",
+      [] {
+        std::vector<std::tuple<std::string, std::string, std::string, std::string>> rows;
+        for (const OptionField& field : option_fields()) {
+          rows.emplace_back(field.name, field.environment, field.range, field.help);
+        }
+        return rows;
+      },
+      "Of each option: name, environment variable, range, help.");
+  module.def(
+      "parse_nodes",
+      [](const std::string& text, int world_size) { return NodeMap::parse(text, world_size).node_of_rank(); },
+      "The node of each rank.");
+  module.def("describe_nodes", [](const std::vector<int>& node_of_rank) { return NodeMap(node_of_rank).to_string(); });
+  module.def("shutdown_all", &shutdown_all, py::call_guard<py::gil_scoped_release>(),
+             "Shuts down every backend of this process.");
+  module.def(
+      "set_split_function",
+      [](py::object function) {
+        set_split_function([function = function.release()](const auto& store, int rank, int size, const auto& options) {
+          py::gil_scoped_acquire gil;
+          return function(store, rank, size, options).template cast<BackendPtr>();
+        });
+      },
+      "How Backend.split constructs a backend: function(store, rank, size, options).");
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "The native part of isthmus.";
+  py::module_::import("torch._C._distributed_c10d");  // registers the base types
+  bind_errors(module);
+  bind_options(module);
+  bind_backend(module);
+  bind_functions(module);
+}
+
+}  // namespace isthmus::torch_backend

@@ -1,0 +1,114 @@
+#include "torch/work.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace isthmus::torch_backend {
+namespace {
+
+c10::intrusive_ptr<c10::ivalue::Future> tensor_list_future() {
+  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+}
+
+}  // namespace
+
+WorkerWork::WorkerWork(int rank, c10d::OpType type, const char* profiling_title, const std::vector<at::Tensor>& inputs,
+                       std::vector<at::Tensor> outputs)
+    : Work(rank, type, profiling_title, inputs), outputs_(std::move(outputs)), future_(tensor_list_future()) {}
+
+void WorkerWork::complete() {
+  finish();
+  future_->markCompleted(c10::IValue(outputs_));
+}
+
+void WorkerWork::fail(std::exception_ptr error) {
+  finish(error);
+  future_->setError(std::move(error));
+}
+
+CombinedWork::CombinedWork(int rank, c10d::OpType type, std::vector<c10::intrusive_ptr<c10d::Work>> works)
+    : Work(rank, type), works_(std::move(works)) {}
+
+bool CombinedWork::isCompleted() {
+  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
+}
+
+bool CombinedWork::isSuccess() const {
+  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isSuccess(); });
+}
+
+std::exception_ptr CombinedWork::exception() const {
+  for (const auto& work : works_) {
+    if (auto error = work->exception()) {
+      return error;
+    }
+  }
+  return nullptr;
+}
+
+bool CombinedWork::wait(std::chrono::milliseconds timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  bool all_done = true;
+  for (const auto& work : works_) {
+    auto left = timeout;
+    if (timeout != kNoTimeout) {
+      left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+      left = std::max(left, std::chrono::milliseconds(1));
+    }
+    all_done = work->wait(left) && all_done;
+  }
+  return all_done;
+}
+
+void CombinedWork::synchronize() {
+  for (const auto& work : works_) {
+    work->synchronize();
+  }
+}
+
+std::vector<at::Tensor> CombinedWork::result() {
+  std::vector<at::Tensor> outputs;
+  for (const auto& work : works_) {
+    const auto part = work->result();
+    outputs.insert(outputs.end(), part.begin(), part.end());
+  }
+  return outputs;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CombinedWork::getFuture() {
+  using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
+  c10::List<FuturePtr> futures(c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
+  for (const auto& work : works_) {
+    futures.push_back(work->getFuture());
+  }
+  const auto self = c10::intrusive_ptr<CombinedWork>::reclaim_copy(this);
+  return c10::collectAll(futures)->then(
+      [self](c10::ivalue::Future& all) {
+        for (const FuturePtr& future : all.value().to<c10::List<FuturePtr>>()) {
+          future->value();  // throws what failed
+        }
+        return c10::IValue(self->result());
+      },
+      c10::ListType::create(c10::TensorType::get()));
+}
+
+c10::intrusive_ptr<c10d::Work> followed_by(const c10::intrusive_ptr<c10d::Work>& work, std::vector<at::Tensor> outputs,
+                                           std::function<void()> then) {
+  auto followed = c10::make_intrusive<WorkerWork>(-1, work->retrieveOpType(), nullptr, std::vector<at::Tensor>{},
+                                                  std::move(outputs));
+  work->getFuture()->addCallback([followed, then = std::move(then)](c10::ivalue::Future& done) {
+    try {
+      done.value();  // throws if it failed
+      then();
+      followed->complete();
+    } catch (...) {
+      followed->fail(std::current_exception());
+    }
+  });
+  return followed;
+}
+
+}  // namespace isthmus::torch_backend

@@ -1,0 +1,55 @@
+// The Works that the backend returns for operations it runs itself.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+namespace isthmus::torch_backend {
+
+// One operation that the worker thread runs. The caller's side: wait(timeout), isCompleted, exception, result,
+// getFuture. The worker's side: complete() or fail(), once.
+class WorkerWork final : public c10d::Work {
+ public:
+  // profiling_title: shown by the profiler from construction to completion.
+  WorkerWork(int rank, c10d::OpType type, const char* profiling_title, const std::vector<at::Tensor>& inputs,
+             std::vector<at::Tensor> outputs);
+
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  uint64_t getSequencenumber() const override { return sequence_number_; }
+
+  void set_sequence_number(uint64_t number) { sequence_number_ = number; }
+  void complete();
+  void fail(std::exception_ptr error);
+
+ private:
+  std::vector<at::Tensor> outputs_;
+  uint64_t sequence_number_ = 0;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+// Several operations as one: done when all are.
+class CombinedWork final : public c10d::Work {
+ public:
+  CombinedWork(int rank, c10d::OpType type, std::vector<c10::intrusive_ptr<c10d::Work>> works);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override;
+  std::vector<at::Tensor> result() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
+// `work`, and `then` run once it has succeeded, before anyone who waits goes on. For backends whose Works have a
+// Future. outputs: what result() and the Future give.
+c10::intrusive_ptr<c10d::Work> followed_by(const c10::intrusive_ptr<c10d::Work>& work, std::vector<at::Tensor> outputs,
+                                           std::function<void()> then);
+
+}  // namespace isthmus::torch_backend

@@ -1,0 +1,130 @@
+"""Runs a function on several ranks, each a process, and says which rank failed and why."""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+# Importing torch takes seconds: one server imports it, and each rank is a fork of that.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torch.distributed", "torch.distributed.fsdp", "isthmus._register", "ranks"])
+
+
+@dataclass
+class Outcome:
+    """How one rank ended."""
+
+    rank: int
+    value: Any = None
+    error: str | None = None
+    exit_code: int | None = None
+    seconds: float = 0
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def run(
+    function: Callable[..., Any],
+    world_size: int,
+    *arguments: Any,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 90,
+) -> list[Any]:
+    """Call ``function(rank, world_size, *arguments)`` on every rank; return what they returned. Fails if any fails."""
+    outcomes = run_any(function, world_size, *arguments, env=env, timeout_s=timeout_s)
+    failures = [f"--- rank {o.rank}: exit code {o.exit_code}\n{o.error}" for o in outcomes if o.error or o.exit_code]
+    if failures:
+        raise AssertionError("\n".join(failures))
+    return [outcome.value for outcome in outcomes]
+
+
+def run_any(
+    function: Callable[..., Any],
+    world_size: int,
+    *arguments: Any,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 90,
+    stopped: tuple[int, ...] = (),
+) -> list[Outcome]:
+    """Do the same, but take failures as results. `stopped`: ranks that will not end by themselves."""
+    port = free_port()
+    settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", **(env or {})}
+    processes = []
+    pipes: list[Connection] = []
+    start = time.monotonic()
+    for rank in range(world_size):
+        ours, theirs = _context.Pipe(duplex=False)
+        per_rank = {**settings, "RANK": str(rank), "WORLD_SIZE": str(world_size)}
+        process = _context.Process(target=_main, args=(theirs, function, rank, world_size, per_rank, arguments))
+        process.start()
+        theirs.close()
+        processes.append(process)
+        pipes.append(ours)
+    outcomes = [Outcome(rank) for rank in range(world_size)]
+    late = []
+    for rank, (process, pipe) in enumerate(zip(processes, pipes, strict=True)):
+        if rank in stopped:
+            continue
+        process.join(max(0.1, start + timeout_s - time.monotonic()))
+        if process.is_alive():
+            late.append(rank)
+            os.kill(process.pid, signal.SIGUSR1)  # prints the stacks
+            continue
+        outcomes[rank].exit_code = process.exitcode
+        outcomes[rank].error = None if process.exitcode == 0 else "no report"
+        if pipe.poll():
+            outcomes[rank].value, outcomes[rank].error, outcomes[rank].seconds = pipe.recv()
+    if late:
+        time.sleep(0.5)
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+            process.join()
+    if late:
+        raise AssertionError(f"ranks {late} did not end within {timeout_s} s; the others: {outcomes}")
+    return outcomes
+
+
+def init(backend: str = "isthmus", timeout_s: float = 60, **arguments: Any) -> None:
+    """``init_process_group`` with a timeout that fits tests."""
+    import torch.distributed as dist
+
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **arguments)
+
+
+def _main(
+    pipe: Connection,
+    function: Callable[..., Any],
+    rank: int,
+    world_size: int,
+    env: Mapping[str, str],
+    arguments: tuple[Any, ...],
+) -> None:
+    faulthandler.register(signal.SIGUSR1, all_threads=True, file=sys.__stderr__)
+    for name in [name for name in os.environ if name.startswith("ISTHMUS_")]:
+        del os.environ[name]
+    os.environ.update(env)
+    start = time.monotonic()
+    try:
+        value = function(rank, world_size, *arguments)
+        pipe.send((value, None, time.monotonic() - start))
+    except BaseException:
+        pipe.send((None, traceback.format_exc(), time.monotonic() - start))
+        raise SystemExit(1) from None
+    finally:
+        pipe.close()
