@@ -14,16 +14,18 @@ class Arm:
     hybrid_sharded: bool = False
 
 
+def _options(codec: str, tiers: str) -> dict[str, str]:
+    return {"codec": codec, "tiers": tiers, "units": "*"}
+
+
 ARMS = {
     arm.name: arm
     for arm in (
         Arm("fsdp", "FSDP2 on Gloo, sharded over all ranks"),
         Arm("hsdp", "FSDP2 on Gloo, sharded in the node, replicated across nodes", hybrid_sharded=True),
-        Arm("none", "Isthmus, two tiers, exact", {"codec": "none", "tiers": "two"}),
-        Arm(
-            "flat-tagc", "Isthmus, TAGC over all ranks in one tier, as in the paper", {"codec": "tagc", "tiers": "flat"}
-        ),
-        Arm("tagc", "Isthmus, two tiers, TAGC between nodes only", {"codec": "tagc", "tiers": "two"}),
+        Arm("none", "Isthmus, two tiers, exact", _options("none", "two")),
+        Arm("flat-tagc", "Isthmus, TAGC over all ranks in one tier, as in the paper", _options("tagc", "flat")),
+        Arm("tagc", "Isthmus, two tiers, TAGC between nodes only", _options("tagc", "two")),
     )
 }
 

@@ -27,6 +27,10 @@ FIELDS = {
     "audited steps, in which barriers part the collectives; a barrier's kilobyte is in each collective's bytes",
     "phases_s": "mean over ranks, median over timed steps (they need not add up to median_step_s); reduce_scatter has "
     "hsdp's all-reduce in it; waiting for a slower rank is in the collective that waits",
+    "payload_bytes_per_step": "what Isthmus handed to its transports for other nodes, without protocol headers; from "
+    "audited steps, as are *_formula_bytes_per_step",
+    "payload_equals_formula": "whether that equals the formula to the byte in each audited step",
+    "isthmus_s": "seconds inside Isthmus by step of its path; mean over ranks, median over timed steps",
     "val_loss": "mean cross-entropy in nats a byte on held-out text after the last step",
     "steps": "every step; kind: loss (no limit on the link), audited, settling (not timed), timed",
     "by_link": "the same figures at each link speed; 'unshaped' from the steps for the loss",
@@ -60,19 +64,31 @@ def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) ->
     steps = records.steps[name]
     by_link = {link: _figures([step for step in steps if _counts(step, link)]) for link in links}
     audited = [step for step in steps if step["kind"] == "audited"]
-    formula = {phase: fmean(step["formula_bytes"][phase] for step in audited) for phase in PHASES[1:]}
-    report = {"description": ARMS[name].description, **by_link[slowest], "val_loss": records.val_loss[name]}
-    if "audited_link_bytes" in audited[0]:
-        report["link_bytes_source"] = "interface"
-        measured = {phase: fmean(step["audited_link_bytes"][phase] for step in audited) for phase in PHASES[1:]}
-        report["interface_over_formula"] = report["link_bytes_per_step"] / sum(formula.values())
+    formula = _mean_by_phase(audited, "formula_bytes")
+    arm = {"description": ARMS[name].description, **by_link[slowest], "val_loss": records.val_loss[name]}
+    arm["options"] = records.model["options"].get(name)
+    arm["link_bytes_source"] = "interface" if "audited_link_bytes" in audited[0] else "formula"
+    if arm["link_bytes_source"] == "interface":
+        parts = _mean_by_phase(audited, "audited_link_bytes")
+        arm["interface_over_formula"] = arm["link_bytes_per_step"] / sum(formula.values())
     else:
-        report["link_bytes_source"] = "formula"
-        measured = formula
-        report["link_bytes_per_step"] = sum(formula.values())
-    report |= {f"{phase}_link_bytes_per_step": measured[phase] for phase in measured}
-    report |= {f"{phase}_formula_bytes_per_step": formula[phase] for phase in formula}
-    return report | {"by_link": by_link, "steps": steps}
+        parts = formula
+        arm["link_bytes_per_step"] = sum(formula.values())
+    if "payload_bytes" in audited[0]:
+        arm["payload_bytes_per_step"] = sum(_mean_by_phase(audited, "payload_bytes").values())
+        arm["payload_equals_formula"] = all(step["payload_bytes"] == step["counted_formula_bytes"] for step in audited)
+        arm["isthmus_s"] = _median_by_key([step for step in steps if _counts(step, slowest)], "isthmus_s")
+    arm |= {f"{phase}_link_bytes_per_step": num_bytes for phase, num_bytes in parts.items()}
+    arm |= {f"{phase}_formula_bytes_per_step": num_bytes for phase, num_bytes in formula.items()}
+    return arm | {"by_link": by_link, "steps": steps}
+
+
+def _mean_by_phase(steps: list[dict[str, Any]], field: str) -> dict[str, float]:
+    return {phase: fmean(step[field][phase] for step in steps) for phase in PHASES[1:]}
+
+
+def _median_by_key(steps: list[dict[str, Any]], field: str) -> dict[str, float]:
+    return {key: median(step[field][key] for step in steps) for key in steps[0][field]}
 
 
 def _counts(step: dict[str, Any], link: str) -> bool:
@@ -89,7 +105,7 @@ def _figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
         "max_step_s": max(step["seconds"] for step in steps),
         "num_steps": len(steps),
         "link_bytes_per_step": None if None in link_bytes else fmean(link_bytes),
-        "phases_s": {phase: median(step["phases_s"][phase] for step in steps) for phase in PHASES},
+        "phases_s": _median_by_key(steps, "phases_s"),
     }
 
 
@@ -124,6 +140,9 @@ def _notes(records: TrainingRecords, slowest: str) -> list[str]:
         "bytes buy less time than here, or none.",
         "All nodes share this machine's cores, so compute is slower than on as many machines, and the links' latency "
         "is that of a virtual cable. No real network was measured.",
+        f"Arm hsdp keeps weights, gradients and optimizer state once on every node: {records.config.nodes} times the "
+        "memory of the other arms, whose all-gathers cross between nodes instead.",
+        "Isthmus compresses gradients only. Its all-gathers carry exact weights, which are most of what still crosses.",
         "One seed, and few steps: small differences of loss say nothing.",
         "Loss over time is drawn from measured losses and the median step time, not from a clock over the whole run.",
     ]
@@ -158,13 +177,13 @@ def _time_table(report: dict[str, Any]) -> Table:
 
 
 def _byte_table(report: dict[str, Any]) -> Table:
-    columns = ["link", "all-gather\n(of it)", "reduce-sc.\n(of it)", "formula", "link vs\nformula", "val loss"]
+    columns = ["link", "gather\n(of it)", "reduce\n(of it)", "formula", "link\nvs it", "payload\nvs it", "val\nloss"]
     table = _table("MB a step that the nodes' links sent, summed over nodes", columns)
     for name, arm in report["arms"].items():
         parts = ["link_bytes_per_step", *(f"{phase}_link_bytes_per_step" for phase in PHASES[1:])]
         formula = sum(arm[f"{phase}_formula_bytes_per_step"] for phase in PHASES[1:])
         figures = [*(_megabytes(arm[part]) for part in parts), _megabytes(formula)]
-        table.add_row(name, *figures, _against_formula(arm), f"{arm['val_loss']:.3f}")
+        table.add_row(name, *figures, _against_formula(arm), _payload_verdict(arm), f"{arm['val_loss']:.3f}")
     return table
 
 
@@ -182,6 +201,13 @@ def _against_formula(arm: dict[str, Any]) -> str:
         return "not counted"
     text = f"{ratio - 1:+.1%}"
     return text if abs(ratio - 1) <= INTERFACE_TOLERANCE else f"[red]{text} (!)[/red]"
+
+
+def _payload_verdict(arm: dict[str, Any]) -> str:
+    equal = arm.get("payload_equals_formula")
+    if equal is None:
+        return "-"
+    return "equal" if equal else "[red]differs[/red]"
 
 
 def _megabytes(num_bytes: float) -> str:

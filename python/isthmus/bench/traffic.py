@@ -1,45 +1,147 @@
-"""What each collective should put on the links between nodes: the formulas that counters are held against."""
+"""What each collective should put on the links between nodes: the formulas that counters are held against.
 
+They are written down a second time here, from docs/algorithms.md and docs/packet_format.md, not asked of the library:
+a check against itself would always pass.
+"""
+
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from isthmus.bench.recorder import PHASE_OF
+from isthmus.bench.recorder import PHASE_OF, PHASES
 
-#: Bytes that one rank sends to other nodes for one collective (`Collective.as_json`).
-Formula = Callable[[dict[str, Any], int], int]
+_HEADER_BYTES = 48
+_SECTION_BYTES = 64
+_TAGC_CELL_BYTES = 4
+_TAGC_LONGEST_BLOCK = 1024
+_TAGC_SHORTEST_BLOCK = 64
+_TAGC_WANTED_ROWS = 96
 
 
-def gloo_formula(ranks_per_node: int) -> Formula:
-    """The formula for plain Gloo: rings in the order of ranks, placed on nodes in blocks.
+class Sent(NamedTuple):
+    """Bytes that one rank sends to other nodes for one collective."""
+
+    num_bytes: int
+    #: Whether transports of Isthmus carry and count them. The world backend does not.
+    counted: bool
+
+
+#: Sent bytes of one collective (`Collective.as_json`) by a rank.
+Formula = Callable[[dict[str, Any], int], Sent]
+
+
+@dataclass(frozen=True)
+class GlooFormula:
+    """Plain Gloo: rings in the order of ranks, placed on nodes in blocks.
 
     A ring sends along each of its edges (n-1)/n of the tensor for an all-gather, and twice that for an all-reduce. Its
     reduce-scatter is an all-reduce inside.
     """
 
-    def sent_bytes(collective: dict[str, Any], rank: int) -> int:
+    ranks_per_node: int
+
+    def __call__(self, collective: dict[str, Any], rank: int) -> Sent:
+        """Bytes along the edge from `rank` to the next, if that crosses between nodes."""
         ranks = collective["ranks"]
-        following = ranks[(ranks.index(rank) + 1) % len(ranks)]
-        if following // ranks_per_node == rank // ranks_per_node:
-            return 0
+        if not self._leaves_node(rank, ranks):
+            return Sent(0, counted=False)
         passes = 1 if PHASE_OF[collective["name"]] == "all_gather" else 2
         tensor_bytes = collective["num_elements"] * collective["element_bytes"]
-        return int(passes * tensor_bytes * (len(ranks) - 1) // len(ranks))
+        return Sent(passes * tensor_bytes * (len(ranks) - 1) // len(ranks), counted=False)
 
-    return sent_bytes
+    def _leaves_node(self, rank: int, ranks: Sequence[int]) -> bool:
+        following = ranks[(ranks.index(rank) + 1) % len(ranks)]
+        return following // self.ranks_per_node != rank // self.ranks_per_node
 
 
-def formula_bytes(collectives_by_rank: Sequence[Sequence[dict[str, Any]]], formula: Formula) -> dict[str, int]:
-    """Bytes between nodes of one step, summed over ranks, by phase."""
-    total = {"all_gather": 0, "reduce_scatter": 0}
+@dataclass(frozen=True)
+class IsthmusFormula:
+    """Isthmus over all ranks, in blocks. options: values of `isthmus.Options` by name; `units` must be "*"."""
+
+    options: dict[str, Any]
+    num_nodes: int
+    ranks_per_node: int
+
+    def __call__(self, collective: dict[str, Any], rank: int) -> Sent:
+        """Bytes that `rank` hands to transports for other nodes, or to the world backend."""
+        large = collective["num_elements"] >= self.options["min_elements"]
+        shard_elements = collective["num_elements"] // (self.num_nodes * self.ranks_per_node)
+        element_bytes = collective["element_bytes"]
+        if PHASE_OF[collective["name"]] == "all_gather":
+            if not (large and self.options["two_tier_all_gather"]):
+                return GlooFormula(self.ranks_per_node)(collective, rank)
+            return Sent((self.num_nodes - 1) * shard_elements * element_bytes, counted=True)
+        compressed = large and self.options["codec"] == "tagc" and element_bytes < 8
+        if self.options["tiers"] == "flat":
+            return self._flat(shard_elements, element_bytes, compressed, rank)
+        packet_bytes = self._tagc_packet(shard_elements) if compressed else _plain_packet(shard_elements, element_bytes)
+        return Sent((self.num_nodes - 1) * packet_bytes, counted=True)
+
+    def _flat(self, shard_elements: int, element_bytes: int, compressed: bool, rank: int) -> Sent:
+        """A ring over all ranks, of which the last of each node sends to the next node."""
+        if rank % self.ranks_per_node != self.ranks_per_node - 1:
+            return Sent(0, counted=True)
+        if compressed:
+            shape = self._tagc_shape(shard_elements)
+            index_bytes = shape.num_blocks * shape.block_elements // 8 * self.options["index_bits"]
+            part_bytes = 2 * index_bytes + shape.num_rows * shape.block_elements * _TAGC_CELL_BYTES
+        else:
+            part_bytes = shard_elements * max(element_bytes, 4)  # partial sums travel in float32, or float64
+        return Sent((self.num_nodes * self.ranks_per_node - 1) * part_bytes, counted=True)
+
+    def _tagc_packet(self, num_elements: int) -> int:
+        shape = self._tagc_shape(num_elements)
+        flags = math.ceil(shape.num_blocks / 64) * 8
+        index = shape.num_blocks * shape.block_elements // 8
+        sketch = shape.num_rows * shape.block_elements * _TAGC_CELL_BYTES
+        return sum(_round_up(part, _SECTION_BYTES) for part in (_HEADER_BYTES, flags, index)) + sketch
+
+    def _tagc_shape(self, num_elements: int) -> "_TagcShape":
+        fixed = self.options["block_elements"]
+        block = fixed or _TAGC_LONGEST_BLOCK
+        shape = _TagcShape.of(num_elements, block, self.options["ratio"])
+        while not fixed and shape.num_rows < _TAGC_WANTED_ROWS and block > _TAGC_SHORTEST_BLOCK:
+            block //= 2
+            shape = _TagcShape.of(num_elements, block, self.options["ratio"])
+        return shape
+
+
+class _TagcShape(NamedTuple):
+    num_blocks: int
+    block_elements: int
+    num_rows: int
+
+    @classmethod
+    def of(cls, num_elements: int, block_elements: int, ratio: float) -> "_TagcShape":
+        num_blocks = math.ceil(num_elements / block_elements)
+        return cls(num_blocks, block_elements, max(3, math.ceil(num_blocks / ratio)))
+
+
+def _plain_packet(num_elements: int, element_bytes: int) -> int:
+    return _HEADER_BYTES + _round_up(num_elements * element_bytes, 8)
+
+
+def _round_up(num_bytes: int, multiple: int) -> int:
+    return math.ceil(num_bytes / multiple) * multiple
+
+
+def formula_bytes(
+    collectives_by_rank: Sequence[Sequence[dict[str, Any]]], formula: Formula, counted_only: bool = False
+) -> dict[str, int]:
+    """Bytes between nodes of one step, summed over ranks, by phase; only those that transports count, if so asked."""
+    total = dict.fromkeys(PHASES[1:], 0)
     for rank, collectives in enumerate(collectives_by_rank):
         for collective in collectives:
-            total[PHASE_OF[collective["name"]]] += formula(collective, rank)
+            sent = formula(collective, rank)
+            if sent.counted or not counted_only:
+                total[PHASE_OF[collective["name"]]] += sent.num_bytes
     return total
 
 
 def audited_link_bytes(collectives_by_rank: Sequence[Sequence[dict[str, Any]]]) -> dict[str, int]:
     """Bytes that the links sent in one audited step, summed over nodes, by phase."""
-    total = {"all_gather": 0, "reduce_scatter": 0}
+    total = dict.fromkeys(PHASES[1:], 0)
     for collectives in collectives_by_rank:
         for collective in collectives:
             total[PHASE_OF[collective["name"]]] += collective["link_sent_bytes"] or 0

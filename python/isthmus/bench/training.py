@@ -1,7 +1,7 @@
 """Drives the training benchmark: nodes, ranks, the schedule, progress; gathers the records of every step."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from isthmus.bench.arms import ARMS
 from isthmus.bench.config import TrainingConfig
 from isthmus.bench.schedule import UNSHAPED, Segment, schedule, steps_per_arm
-from isthmus.bench.traffic import Formula, audited_link_bytes, formula_bytes, gloo_formula
+from isthmus.bench.traffic import Formula, GlooFormula, IsthmusFormula, audited_link_bytes, formula_bytes
 from isthmus.simulate import Network, RankWorld, open_network, parse_link_rate
 
 WORKER_MODULE = "isthmus.bench.training_worker"
@@ -67,6 +67,7 @@ class _Run:
         self._network = network
         self._world = world
         self._segments = segments
+        self._formulas: dict[str, Formula] = {}
         self.steps: dict[str, list[dict[str, Any]]] = {arm: [] for arm in config.arms}
 
     def setup(self) -> dict[str, Any]:
@@ -78,6 +79,13 @@ class _Run:
             "num_steps": steps_per_arm(self._segments),
         }
         model: dict[str, Any] = self._world.request(command, _SETUP_TIMEOUT_S)[0]
+        nodes, ranks_per_node = self._config.nodes, self._config.ranks_per_node
+        for arm in self._config.arms:
+            self._formulas[arm] = (
+                IsthmusFormula(model["options"][arm], nodes, ranks_per_node)
+                if ARMS[arm].isthmus
+                else GlooFormula(ranks_per_node)
+            )
         return model
 
     def train(self, console: Console) -> None:
@@ -111,7 +119,7 @@ class _Run:
             "audit": segment.kind == "audited",
         }
         answers = self._request(command, on_event)
-        formula = self._formula(segment.arm)
+        formula = self._formulas[segment.arm]
         done = self.steps[segment.arm]
         for records in zip(*(answer["records"] for answer in answers), strict=True):
             head = {"step": len(done), "link": segment.link, "kind": segment.kind}
@@ -121,10 +129,6 @@ class _Run:
         self, command: dict[str, Any], on_event: Callable[[dict[str, Any]], None] = lambda event: None
     ) -> list[dict[str, Any]]:
         return self._world.request(command, self._config.timeout_s + _SILENCE_MARGIN_S, on_event)
-
-    def _formula(self, arm: str) -> Formula:
-        assert ARMS[arm].isthmus is None
-        return gloo_formula(self._config.ranks_per_node)
 
 
 def merge_ranks(records: tuple[dict[str, Any], ...], formula: Formula) -> dict[str, Any]:
@@ -136,12 +140,25 @@ def merge_ranks(records: tuple[dict[str, Any], ...], formula: Formula) -> dict[s
         "phases_s": {phase: fmean(record["phases_s"][phase] for record in records) for phase in records[0]["phases_s"]},
         "link_sent_bytes": sum(counted) if counted else None,
     }
+    if records[0]["isthmus"]:
+        merged["payload_bytes"] = _over_ranks(records, "payload_bytes", sum)
+        merged["isthmus_s"] = _over_ranks(records, "seconds", fmean)
+        merged["codec"] = _over_ranks(records, "codec", sum)
+        merged["calls"] = records[0]["isthmus"]["calls"]
     collectives = [record["collectives"] for record in records]
     if collectives[0] is not None:
         merged["formula_bytes"] = formula_bytes(collectives, formula)
+        merged["counted_formula_bytes"] = formula_bytes(collectives, formula, counted_only=True)
         if counted:
             merged["audited_link_bytes"] = audited_link_bytes(collectives)
     return merged
+
+
+def _over_ranks(
+    records: tuple[dict[str, Any], ...], name: str, combine: Callable[[Iterable[float]], float]
+) -> dict[str, float]:
+    counters = [record["isthmus"][name] for record in records]
+    return {key: combine(counter[key] for counter in counters) for key in counters[0]}
 
 
 def _progress(console: Console) -> Progress:

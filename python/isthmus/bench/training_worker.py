@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from isthmus.bench.arms import ARMS, Arm
 from isthmus.bench.config import TrainingConfig
 from isthmus.bench.data import Text, default_files
+from isthmus.bench.isthmus_group import IsthmusGroup
 from isthmus.bench.model import ByteGpt, ModelShape, loss_of
 from isthmus.bench.recorder import Audit, record_collectives
 from isthmus.simulate.links import interface_sent_bytes
@@ -93,17 +94,15 @@ class ArmTrainer:
         return sum(losses) / len(losses)
 
 
-def _make_mesh(arm: Arm, config: TrainingConfig) -> tuple[DeviceMesh, dist.ProcessGroup | None]:
+def _make_mesh(arm: Arm, config: TrainingConfig) -> tuple[DeviceMesh, IsthmusGroup | None]:
     """The mesh to shard over, and the Isthmus group if the arm has one."""
     if arm.hybrid_sharded:
         names = ("replicate", "shard")
         return init_device_mesh("cpu", (config.nodes, config.ranks_per_node), mesh_dim_names=names), None
     if arm.isthmus is None:
         return DeviceMesh.from_group(dist.new_group(backend="gloo"), "cpu"), None
-    import isthmus
-
-    group = dist.new_group(backend="isthmus", pg_options=isthmus.Options(**arm.isthmus))
-    return DeviceMesh.from_group(group, "cpu"), group
+    group = IsthmusGroup(arm.isthmus)
+    return DeviceMesh.from_group(group.group, "cpu"), group
 
 
 class Worker:
@@ -128,7 +127,9 @@ class Worker:
         for name in config.arms:
             self._trainers[name] = ArmTrainer(ARMS[name], config, text, command["num_steps"])
         train_bytes, held_out_bytes = text.num_bytes
+        groups = {name: trainer.isthmus_group for name, trainer in self._trainers.items()}
         return {
+            "options": {name: group.options for name, group in groups.items() if group},
             "num_parameters": self._trainers[config.arms[0]].num_parameters,
             "text": {"files": len(files), "train_bytes": train_bytes, "held_out_bytes": held_out_bytes},
         }
@@ -150,6 +151,8 @@ class Worker:
 
     def _record_step(self, trainer: ArmTrainer, audit: bool) -> dict[str, Any]:
         sent_before = self._sent_bytes() if self._sent_bytes else 0
+        group = trainer.isthmus_group
+        before = group.counters() if group else None
         start_s = time.perf_counter()
         with record_collectives(self._audit if audit else None) as recording:
             loss = trainer.step()
@@ -161,6 +164,7 @@ class Worker:
             "seconds": seconds,
             "phases_s": recording.phases_s(seconds),
             "link_sent_bytes": self._sent_bytes() - sent_before if self._sent_bytes else None,
+            "isthmus": group.counters().since(before) if group and before else None,
             "collectives": recording.as_json() if audit else None,
         }
 
