@@ -97,6 +97,16 @@ inline uint64_t add_and_mark(const float* piece, float* residual, int64_t count,
   return marked;
 }
 
+// Fetches the same word of the next block, while this one is worked on. Past the end it does nothing.
+inline void prefetch_next(const TagcShape& shape, const float* piece, const float* residual, int64_t element) {
+  constexpr int64_t kLine = 16;
+  const int64_t next = element + shape.block_elements;
+  for (int64_t i = next; i < next + 64 && i < shape.num_elements; i += kLine) {
+    __builtin_prefetch(piece + i);
+    __builtin_prefetch(residual + i, 1);
+  }
+}
+
 inline Collected collect(const TagcShape& shape, uint32_t bound, const float* piece, float* residual, uint64_t* flags,
                          uint64_t* index, Collected collected, Selection& selection) {
   for (int64_t word = 0; word < shape.flag_words(); ++word) {
@@ -111,6 +121,7 @@ inline Collected collect(const TagcShape& shape, uint32_t bound, const float* pi
       const float* word_piece = piece + first + 64 * w;
       float* word_residual = residual + first + 64 * w;
       const int64_t word_count = count - 64 * w < 64 ? count - 64 * w : 64;
+      prefetch_next(shape, piece, residual, first + 64 * w);
       if (flagged) {
         block_index[w] = mark_non_finite(word_piece, word_residual, word_count);
         selection.non_finite_elements += __builtin_popcountll(block_index[w]);
@@ -194,14 +205,15 @@ inline Selection select(const TagcShape& shape, int64_t keep, uint32_t bound, co
   return selection;
 }
 
-// Samples runs of 16 neighbours (a cache line), one from each of up to 4096 equal stretches, at a place that varies so
-// that no period of the data is met.
+// Samples runs of 16 neighbours (a cache line), one from each of equal stretches, at a place that varies so that no
+// period of the data is met: a sixteenth of the piece, but 64 runs at least and 4096 at most.
 inline uint32_t sample_bound(const TagcShape& shape, int64_t keep, const float* piece, const float* residual,
                              uint32_t* candidates) {
   constexpr int64_t kRun = 16;
-  constexpr int64_t kMaxRuns = 4096;
   const int64_t total_runs = shape.num_elements / kRun;
-  const int64_t runs = total_runs < kMaxRuns ? total_runs : kMaxRuns;
+  int64_t runs = total_runs / 16;
+  runs = runs < 64 ? 64 : runs > 4096 ? 4096 : runs;
+  runs = runs < total_runs ? runs : total_runs;
   if (runs == 0) {
     return 1;
   }
@@ -215,7 +227,7 @@ inline uint32_t sample_bound(const TagcShape& shape, int64_t keep, const float* 
       candidates[samples++] = bits < kInfinityBits ? bits : 0;
     }
   }
-  // The expected number of kept samples and some four standard deviations, neighbours being alike.
+  // The expected number of kept samples, and six standard deviations of it: neighbours are alike.
   const double expected =
       static_cast<double>(samples) * static_cast<double>(keep) / static_cast<double>(shape.num_elements);
   const int64_t sample_keep = static_cast<int64_t>(expected + 6 * __builtin_sqrt(expected) + 8);

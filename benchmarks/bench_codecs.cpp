@@ -1,0 +1,301 @@
+// Speed of the codecs on one core, beside memcpy and the exact fp32 sum of the same number of bytes.
+//
+// Every figure is of *source* bytes: those of the fp32 piece, whatever the packet's size. Times are the thread's CPU
+// time, and each iteration also times a memcpy of the piece, so that "of_memcpy" (memcpy's median time / this one's)
+// holds on a machine that is shared. Every benchmark verifies what it computed; if one is wrong, the program fails.
+#include <benchmark/benchmark.h>
+#include <time.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "codec/tagc_flat.h"
+#include "isthmus/codec.h"
+#include "kernels/instruction_set.h"
+#include "scratch.h"
+
+namespace isthmus {
+namespace {
+
+bool something_is_wrong = false;
+
+struct Level {
+  const char* name;
+  double ratio;
+  double sparsity;
+};
+constexpr Level kLevels[] = {{"2x", 2, .8}, {"4x", 4, .9}, {"10x", 10, .9875}};
+
+constexpr int64_t kSizesMib[] = {64, 1};
+
+struct AlignedFloats {
+  explicit AlignedFloats(int64_t num) : memory(allocate_aligned(num * 4)), num_elements(num) {
+    std::memset(memory.get(), 0, num * 4);
+  }
+  float* data() { return reinterpret_cast<float*>(memory.get()); }
+  Buffer buffer() { return {memory.get(), num_elements, DataType::kFloat32}; }
+
+  AlignedMemory memory;
+  int64_t num_elements;
+};
+
+// Gaussian, one element in a hundred 30 times as large.
+AlignedFloats make_piece(int64_t num_elements) {
+  AlignedFloats piece(num_elements);
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  for (int64_t i = 0; i < num_elements; ++i) {
+    piece.data()[i] = normal(random) * (random() % 100 == 0 ? 30.0F : 1.0F);
+  }
+  return piece;
+}
+
+AlignedFloats& piece_of(int64_t mib) {
+  static AlignedFloats large = make_piece(int64_t{64} << 18);
+  static AlignedFloats small = make_piece(int64_t{1} << 18);
+  return mib == 64 ? large : small;
+}
+
+double thread_cpu_s() {
+  timespec now = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+double seconds_of(const auto& work) {
+  const double start = thread_cpu_s();
+  work();
+  return thread_cpu_s() - start;
+}
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+// Times work() and, beside it, memcpy of the piece.
+void measure(benchmark::State& state, AlignedFloats& piece, const auto& work) {
+  AlignedFloats copy(piece.num_elements);
+  std::vector<double> work_s;
+  std::vector<double> memcpy_s;
+  for (auto iteration : state) {
+    static_cast<void>(iteration);
+    memcpy_s.push_back(seconds_of([&] {
+      std::memcpy(copy.data(), piece.data(), piece.buffer().bytes());
+      benchmark::ClobberMemory();
+    }));
+    work_s.push_back(seconds_of(work));
+    state.SetIterationTime(work_s.back());
+  }
+  state.counters["GB/s"] = static_cast<double>(piece.buffer().bytes()) / median(work_s) / 1e9;
+  state.counters["of_memcpy"] = median(memcpy_s) / median(work_s);
+}
+
+void verify(benchmark::State& state, bool right) {
+  if (!right) {
+    something_is_wrong = true;
+    state.SkipWithError("WRONG RESULT");
+  }
+}
+
+uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
+
+void bench_memcpy(benchmark::State& state, int64_t mib) {
+  AlignedFloats& piece = piece_of(mib);
+  AlignedFloats out(piece.num_elements);
+  measure(state, piece, [&] {
+    std::memcpy(out.data(), piece.data(), piece.buffer().bytes());
+    benchmark::ClobberMemory();
+  });
+  verify(state, std::memcmp(out.data(), piece.data(), piece.buffer().bytes()) == 0);
+}
+
+void bench_sum(benchmark::State& state, int64_t mib) {
+  AlignedFloats& piece = piece_of(mib);
+  AlignedFloats out(piece.num_elements);
+  int64_t runs = 0;
+  measure(state, piece, [&] {
+    accumulate(piece.buffer(), out.buffer());
+    ++runs;
+  });
+  AlignedFloats expected(piece.num_elements);
+  for (; runs > 0; --runs) {
+    for (int64_t i = 0; i < piece.num_elements; ++i) {
+      expected.data()[i] += piece.data()[i];
+    }
+  }
+  verify(state, std::memcmp(out.data(), expected.data(), piece.buffer().bytes()) == 0);
+}
+
+Options options_of(const Level& level) {
+  Options options;
+  options.ratio = level.ratio;
+  options.sparsity = level.sparsity;
+  return options;
+}
+
+// A codec with its packet, and a residual that a few steps have filled.
+struct Coder {
+  Coder(const std::string& name, const Level& level, AlignedFloats& source)
+      : codec(make_codec(name, options_of(level), DataType::kFloat32, 1)),
+        piece(source),
+        residual(codec->keeps_residual() ? source.num_elements : 0),
+        packet_bytes(codec->packet_bytes(source.num_elements)),
+        packet(allocate_aligned(packet_bytes)) {
+    for (int step = 0; step < 3; ++step) {
+      encode();
+    }
+  }
+
+  Buffer packet_buffer() { return {packet.get(), packet_bytes, DataType::kByte}; }
+  void encode() {
+    ++context.step;
+    counts = codec->encode(piece.buffer(), residual.buffer(), packet_buffer(), context, {});
+  }
+  void decode_sum(AlignedFloats& out) { codec->decode_sum(packet_buffer(), 1, out.buffer(), context, {}); }
+
+  // One more step: what arrives and what stays must be piece + residual, bit for bit, and enough must arrive.
+  bool is_right() {
+    AlignedFloats sum(piece.num_elements);
+    std::memcpy(sum.data(), piece.data(), piece.buffer().bytes());
+    for (int64_t i = 0; i < residual.num_elements; ++i) {
+      sum.data()[i] += residual.data()[i];
+    }
+    encode();
+    AlignedFloats arrived(piece.num_elements);
+    decode_sum(arrived);
+    bool right = counts.kept_elements > 0;
+    for (int64_t i = 0; i < piece.num_elements; ++i) {
+      const bool sent = residual.num_elements == 0 || arrived.data()[i] != 0;
+      const bool equal = bits_of(sent ? arrived.data()[i] : residual.data()[i]) == bits_of(sum.data()[i]);
+      right = right && equal && (!sent || residual.num_elements == 0 || residual.data()[i] == 0);
+    }
+    return right;
+  }
+
+  std::unique_ptr<Codec> codec;
+  AlignedFloats& piece;
+  AlignedFloats residual;
+  int64_t packet_bytes;
+  AlignedMemory packet;
+  PacketContext context;
+  CodecCounts counts;
+};
+
+void describe(benchmark::State& state, const Coder& coder) {
+  const auto elements = static_cast<double>(coder.piece.num_elements);
+  state.counters["bits"] = 8 * static_cast<double>(coder.packet_bytes) / elements;
+  state.counters["held_back"] =
+      static_cast<double>(coder.counts.held_back_elements) /
+      std::max(1.0, static_cast<double>(coder.counts.held_back_elements + coder.counts.kept_elements));
+}
+
+void bench_encode(benchmark::State& state, const std::string& name, Level level, int64_t mib) {
+  Coder coder(name, level, piece_of(mib));
+  measure(state, coder.piece, [&] { coder.encode(); });
+  describe(state, coder);
+  verify(state, coder.is_right());
+}
+
+void bench_decode(benchmark::State& state, const std::string& name, Level level, int64_t mib) {
+  Coder coder(name, level, piece_of(mib));
+  AlignedFloats out(coder.piece.num_elements);
+  measure(state, coder.piece, [&] { coder.decode_sum(out); });
+  describe(state, coder);
+  verify(state, coder.is_right());
+}
+
+void bench_flat_encode(benchmark::State& state, Level level, int64_t mib) {
+  AlignedFloats& piece = piece_of(mib);
+  TagcFlat flat(options_of(level), 2);
+  AlignedFloats residual(piece.num_elements);
+  AlignedFloats sketch(flat.sketch_elements(piece.num_elements));
+  const AlignedMemory index = allocate_aligned(flat.index_bytes(piece.num_elements));
+  const Buffer index_buffer = {index.get(), flat.index_bytes(piece.num_elements), DataType::kByte};
+  PacketContext context;
+  const auto encode = [&] {
+    ++context.step;
+    flat.encode(piece.buffer(), residual.buffer(), index_buffer, sketch.buffer(), context);
+  };
+  encode();
+  measure(state, piece, encode);
+
+  AlignedFloats sum(piece.num_elements);
+  for (int64_t i = 0; i < piece.num_elements; ++i) {
+    sum.data()[i] = piece.data()[i] + residual.data()[i];
+  }
+  encode();
+  AlignedFloats out(piece.num_elements);
+  const CodecCounts counts = flat.decode(index_buffer, sketch.buffer(), out.buffer(), context);
+  int64_t differing = 0;
+  for (int64_t i = 0; i < piece.num_elements; ++i) {
+    const float expected = sum.data()[i] - residual.data()[i];
+    differing += std::abs(out.data()[i] - expected) > 1e-3F;
+  }
+  verify(state, differing <= counts.estimated_elements && counts.estimated_elements < piece.num_elements / 1000);
+}
+
+void register_all() {
+  const auto add = [](const std::string& name, int64_t mib, auto... arguments) {
+    benchmark::RegisterBenchmark((name + "/" + std::to_string(mib) + "MiB").c_str(), arguments..., mib)
+        ->Iterations(mib == 64 ? 11 : 201)
+        ->UseManualTime()
+        ->Unit(benchmark::kMillisecond);
+  };
+  for (const int64_t mib : kSizesMib) {
+    add("memcpy", mib, bench_memcpy);
+    add("exact_sum", mib, bench_sum);
+    add("none/encode", mib, bench_encode, "none", kLevels[0]);
+    add("none/decode", mib, bench_decode, "none", kLevels[0]);
+    for (const Level& level : kLevels) {
+      const std::string name = level.name;
+      add("tagc/" + name + "/encode", mib, bench_encode, "tagc", level);
+      add("tagc/" + name + "/decode", mib, bench_decode, "tagc", level);
+      add("flat-tagc/" + name + "/encode", mib, bench_flat_encode, level);
+    }
+  }
+}
+
+// --instruction_set=baseline|AVX2|AVX-512 instead of the best that the machine has.
+bool choose_instruction_set(int& argc, char** argv) {
+  const std::string flag = "--instruction_set=";
+  for (int i = 1; i < argc; ++i) {
+    if (std::string(argv[i]).rfind(flag, 0) != 0) {
+      continue;
+    }
+    for (const kernels::InstructionSet available : kernels::available_instruction_sets()) {
+      if (argv[i] + flag.size() == std::string(kernels::to_string(available))) {
+        kernels::set_instruction_set(available);
+        std::copy(argv + i + 1, argv + argc, argv + i);
+        --argc;
+        return true;
+      }
+    }
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+}  // namespace isthmus
+
+int main(int argc, char** argv) {
+  if (!isthmus::choose_instruction_set(argc, argv)) {
+    std::fprintf(stderr, "--instruction_set names none that this machine has\n");
+    return 2;
+  }
+  benchmark::AddCustomContext("instruction_set", isthmus::kernels::to_string(isthmus::kernels::instruction_set()));
+  isthmus::register_all();
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
+    return 2;
+  }
+  benchmark::RunSpecifiedBenchmarks();
+  return isthmus::something_is_wrong ? 1 : 0;
+}
