@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, ProcessGroupGloo, Store
+from torch.distributed import ProcessGroupGloo
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from isthmus import _native, topology
 

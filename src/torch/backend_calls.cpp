@@ -325,9 +325,10 @@ WorkPtr BackendIsthmus::alltoall(std::vector<at::Tensor>& outputs, std::vector<a
   }
   at::Tensor input = at::cat(flat_inputs);
   at::Tensor output = at::empty({output_elements}, input.options());
+  auto parts_elements = output_splits;  // Gloo takes the vectors away
   const auto work = world_backend->alltoall_base(output, input, output_splits, input_splits, options);
-  return issued(followed_by(work, outputs, [output, outputs, output_splits] {
-    const auto parts = output.split_with_sizes(output_splits);
+  return issued(followed_by(work, outputs, [output, outputs, parts_elements] {
+    const auto parts = output.split_with_sizes(parts_elements);
     for (size_t rank = 0; rank < outputs.size(); ++rank) {
       outputs[rank].copy_(parts[rank].view(outputs[rank].sizes()));
     }

@@ -1,0 +1,4 @@
+TORCH_VERSION: str
+VERSION: str
+COMPILER: str
+BUILD_TYPE: str
