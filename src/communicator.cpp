@@ -1,7 +1,8 @@
 #include "isthmus/communicator.h"
 
 #include <chrono>
-#include <cstring>
+#include <utility>
+#include <vector>
 
 #include "codec/tagc_flat.h"
 #include "isthmus/error.h"
@@ -50,6 +51,12 @@ void reorder(const NodeMap& map, ConstBuffer in, Buffer out, From from, To to) {
   const int64_t part_elements = in.num_elements / map.world_size();
   for (int rank = 0; rank < map.world_size(); ++rank) {
     convert(in.part(from(rank), part_elements), out.part(to(rank), part_elements));
+  }
+}
+
+void wait_for_all(const std::vector<HandlePtr>& pending, Stream stream) {
+  for (const HandlePtr& handle : pending) {
+    handle->wait(stream);
   }
 }
 
@@ -147,10 +154,12 @@ ConstBuffer Communicator::sum_within_node(ConstBuffer gradient, Stream stream) {
     return pieces;
   }
   const int64_t piece_elements = pieces.num_elements / num_nodes();
+  std::vector<HandlePtr> pending;
   for (int owner = 0; owner < num_nodes(); ++owner) {
     const ConstBuffer chunks = gradient.part(owner, ranks_per_node() * piece_elements);
-    tiers_.intra->reduce_scatter(chunks, pieces.part(owner, piece_elements), stream)->wait(stream);
+    pending.push_back(tiers_.intra->reduce_scatter(chunks, pieces.part(owner, piece_elements), stream));
   }
+  wait_for_all(pending, stream);
   return pieces;
 }
 
@@ -283,10 +292,12 @@ void Communicator::gather_within_node(ConstBuffer rail, Buffer gathered, Stream 
   const Buffer by_node = map_.block_placement() ? gathered : scratch_->take(gathered.num_elements, gathered.dtype);
   {
     const Step step(*this, "intra all-gather", &CollectiveStats::intra_s);
+    std::vector<HandlePtr> pending;
     for (int owner = 0; owner < num_nodes(); ++owner) {
       const Buffer shards = by_node.part(owner, ranks_per_node() * shard_elements);
-      tiers_.intra->all_gather(rail.part(owner, shard_elements), shards, stream)->wait(stream);
+      pending.push_back(tiers_.intra->all_gather(rail.part(owner, shard_elements), shards, stream));
     }
+    wait_for_all(pending, stream);
   }
   if (!map_.block_placement()) {
     current_.packed_calls = 1;

@@ -31,7 +31,8 @@ using HandlePtr = std::unique_ptr<Handle>;
 
 // All operations are collective: every rank of the tier calls the same ones in the same order, with equal sizes and
 // types, from one thread at a time. Buffers stay alive and untouched (inputs) or unread (outputs) until Handle::wait
-// returned. Zero-element operations are allowed and complete at once. abort() may come from any thread.
+// returned. Several operations may be under way at once; they are waited for in the order in which they were started.
+// Zero-element operations are allowed. abort() may come from any thread.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -41,6 +42,7 @@ class Transport {
 
   // out = sum over ranks of part rank() of `in`, which has size() equal parts.
   // out.dtype is accumulate_dtype(in.dtype) and the sum is taken in it, in an order that does not depend on timing.
+  // `out` does not overlap `in`.
   virtual HandlePtr reduce_scatter(ConstBuffer in, Buffer out, Stream stream) = 0;
 
   // Part p of `in` goes to rank p; part p of `out` comes from rank p. Types are equal. Part rank() is not exchanged:

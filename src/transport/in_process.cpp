@@ -258,14 +258,14 @@ class InProcessHub::Endpoint final : public Transport {
   void abort() override { group_->abort(index_); }
 
  private:
-  // Reduce-scatter sends every part but the one that ends here, number index+1; all-gather every part but index+2.
+  // Part p holds the elements from n p / s up to n (p + 1) / s. The reduce-scatter sends every part but number index,
+  // the all-gather every part but number index + 1.
   int64_t ring_all_reduce_bytes(ConstBuffer data) const {
-    const int64_t part_elements = (data.num_elements + size() - 1) / size();
-    const auto part_length = [&](int part) {
-      const int64_t begin = std::min(part % size() * part_elements, data.num_elements);
-      return std::min(part_elements, data.num_elements - begin);
+    const auto part_elements = [&](int64_t part) {
+      return data.num_elements * (part + 1) / size() - data.num_elements * part / size();
     };
-    return (2 * data.num_elements - part_length(index_ + 1) - part_length(index_ + 2)) * element_bytes(data.dtype);
+    const int64_t kept = part_elements(index_) + part_elements((index_ + 1) % size());
+    return (2 * data.num_elements - kept) * element_bytes(data.dtype);
   }
 
   void count_sent(int peer, int64_t bytes) {

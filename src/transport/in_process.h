@@ -26,7 +26,7 @@ namespace isthmus {
 //   and parts of b bytes: all_to_all and reduce_scatter (s-1) b of the input's type, all_gather (s-1) b.
 // - other tiers (`flat`): reduce_scatter and all_gather run around the ring of ranks, so that only links to the next
 //   rank are used: (s-1) b to it. Partial sums travel in the accumulate type.
-// - all_reduce is always a ring of reduce-scatter and all-gather over parts of ceil(elements / s).
+// - all_reduce is always a ring reduce-scatter and a ring all-gather; of n elements part p is [n p / s, n (p + 1) / s).
 class InProcessHub {
  public:
   explicit InProcessHub(std::vector<int> node_of_rank,

@@ -1,0 +1,173 @@
+#include <gtest/gtest.h>
+
+#include <cctype>
+#include <cstdlib>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "isthmus/error.h"
+#include "isthmus/options.h"
+#include "policy.h"
+
+namespace isthmus {
+namespace {
+
+const OptionField& field_named(const std::string& name) {
+  for (const OptionField& field : option_fields()) {
+    if (field.name == name) {
+      return field;
+    }
+  }
+  throw std::out_of_range(name);
+}
+
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+// Sets environment variables until the end of the test.
+class Environment {
+ public:
+  explicit Environment(Variables variables) : variables_(std::move(variables)) {
+    for (const auto& [name, value] : variables_) {
+      setenv(name.c_str(), value.c_str(), 1);
+    }
+  }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+  ~Environment() {
+    for (const auto& [name, value] : variables_) {
+      unsetenv(name.c_str());
+    }
+  }
+
+ private:
+  Variables variables_;
+};
+
+TEST(Options, DefaultsAreValidAndPrintEveryFieldInOrder) {
+  const Options options;
+  EXPECT_NO_THROW(options.validate());
+  EXPECT_EQ(options.to_string(),
+            "nodes=\"\" codec=tagc tiers=two ratio=10 sparsity=0.9875 index_bits=1 block_elements=0 peel_rounds=64 "
+            "units=* min_elements=65536 two_tier_all_gather=true max_units=4096 log=warning");
+}
+
+TEST(Options, EveryVariableIsNamedAfterItsField) {
+  std::set<std::string> names;
+  for (const OptionField& field : option_fields()) {
+    std::string expected = std::string("ISTHMUS_") + field.name;
+    for (char& letter : expected) {
+      letter = static_cast<char>(std::toupper(letter));
+    }
+    EXPECT_EQ(field.environment, expected);
+    EXPECT_TRUE(names.insert(field.name).second) << field.name << " is listed twice";
+    EXPECT_NE(std::string(field.help), "");
+  }
+}
+
+struct Range {
+  const char* field;
+  std::vector<std::string> accepted;
+  std::vector<std::string> rejected;
+};
+
+TEST(Options, RangesAtTheirEdges) {
+  const std::vector<Range> ranges = {
+      {"nodes", {"", "2x4", "0,1|2,3"}, {}},
+      {"codec", {"none", "tagc"}, {"", "TAGC", "tagc ", "zstd"}},
+      {"tiers", {"two", "flat"}, {"", "2", "three"}},
+      {"ratio", {"1", "64", "2.5"}, {"0.999", "64.001", "nan", "inf", "-2", "", "10x", " 10"}},
+      {"sparsity", {"0", "0.9875", "0.999999"}, {"1", "-0.001", "nan", "98.75%", ""}},
+      {"index_bits", {"1", "4"}, {"0", "2", "8", "4.0"}},
+      {"block_elements", {"0", "64", "1024", "4096"}, {"32", "63", "96", "8192", "-64"}},
+      {"peel_rounds", {"1", "1024"}, {"0", "1025", "99999999999999999999"}},
+      {"units", {"*", "*.mlp.*,!*.0.*", "!head", "a, b"}, {"", ",", "*,", "!", "a,!"}},
+      {"min_elements", {"0", "9223372036854775807"}, {"-1", "9223372036854775808", "1e6"}},
+      {"two_tier_all_gather", {"1", "0", "true", "false", "yes", "no"}, {"", "2", "on", "True"}},
+      {"max_units", {"1", "100000"}, {"0", "-1"}},
+      {"log", {"debug", "info", "warning", "error"}, {"", "trace", "WARNING"}},
+  };
+  ASSERT_EQ(ranges.size(), option_fields().size());
+  for (const Range& range : ranges) {
+    const OptionField& field = field_named(range.field);
+    for (const std::string& text : range.accepted) {
+      Options options;
+      EXPECT_NO_THROW(field.set(options, text)) << range.field << "=" << text;
+      EXPECT_NO_THROW(options.validate()) << range.field << "=" << text;
+      Options copy;
+      field.set(copy, field.get(options));
+      EXPECT_EQ(copy.to_string(), options.to_string()) << "what get() returns, set() takes";
+    }
+    for (const std::string& text : range.rejected) {
+      Options options;
+      try {
+        field.set(options, text);
+        ADD_FAILURE() << range.field << "=" << text << " was accepted";
+      } catch (const OptionError& error) {
+        EXPECT_EQ(error.what(),
+                  "option " + std::string(range.field) + "=\"" + text + "\": expected " + std::string(field.range));
+      }
+      EXPECT_EQ(options.to_string(), Options().to_string()) << "a refused value changes nothing";
+    }
+  }
+}
+
+TEST(Options, ValidateSeesFieldsThatWereSetDirectly) {
+  Options options;
+  options.sparsity = 1;
+  try {
+    options.validate();
+    FAIL() << "sparsity 1 passed";
+  } catch (const OptionError& error) {
+    EXPECT_STREQ(error.what(), "option sparsity=\"1\": expected at least 0, less than 1");
+  }
+}
+
+TEST(Options, EnvironmentOverridesDefaults) {
+  const Environment environment(Variables{
+      {"ISTHMUS_NODES", "2x2"}, {"ISTHMUS_RATIO", "4"}, {"ISTHMUS_TWO_TIER_ALL_GATHER", "no"}, {"ISTHMUS_CODEC", ""}});
+  const Options options = Options::from_environment();
+  EXPECT_EQ(options.nodes, "2x2");
+  EXPECT_EQ(options.ratio, 4);
+  EXPECT_FALSE(options.two_tier_all_gather);
+  EXPECT_EQ(options.codec, "tagc") << "an empty variable is as good as none";
+}
+
+TEST(Options, EnvironmentNamesTheVariable) {
+  const Environment environment(Variables{{"ISTHMUS_TIERS", "three"}});
+  try {
+    Options::from_environment();
+    FAIL() << "ISTHMUS_TIERS=three passed";
+  } catch (const OptionError& error) {
+    EXPECT_STREQ(error.what(), "environment variable ISTHMUS_TIERS=\"three\": expected two or flat");
+  }
+}
+
+TEST(Options, DifferentOptionsPrintDifferently) {
+  Options spaces;
+  spaces.units = "a codec=none";
+  Options quotes;
+  quotes.units = "\"a codec=none\"";
+  EXPECT_NE(spaces.to_string(), quotes.to_string());
+  Options close;
+  close.sparsity = 0.98750000000000004 + 1e-16;
+  EXPECT_NE(close.to_string(), Options().to_string());
+}
+
+TEST(Policy, UnitsByName) {
+  EXPECT_TRUE(unit_is_compressed("*", ""));
+  EXPECT_TRUE(unit_is_compressed("*", "blocks.1"));
+  EXPECT_TRUE(unit_is_compressed("*.mlp", "blocks.1.mlp"));
+  EXPECT_FALSE(unit_is_compressed("*.mlp", "blocks.1.attn"));
+  EXPECT_FALSE(unit_is_compressed("*,!*attn*", "blocks.1.attn"));
+  EXPECT_FALSE(unit_is_compressed("!*attn*,*", "blocks.1.attn"));
+  EXPECT_TRUE(unit_is_compressed("!*attn*", "blocks.1.mlp"));
+  EXPECT_TRUE(unit_is_compressed("head , blocks.? ", "blocks.1"));
+  EXPECT_FALSE(unit_is_compressed("head,blocks.?", "blocks.10"));
+  EXPECT_TRUE(unit_is_compressed("blocks.[0-3]", "blocks.2"));
+}
+
+}  // namespace
+}  // namespace isthmus
