@@ -17,6 +17,7 @@ app.add_typer(bench, name="bench")
 
 _FAILED = 1
 _INTERRUPTED = 130
+_BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @bench.command()
@@ -80,6 +81,64 @@ def training(
         draw_report(report, output / "report.png")
         print_report(report, console)
         console.print(f"\n{output / 'report.json'}  {output / 'report.png'}  ({report['seconds']:.0f} s)")
+
+
+@bench.command()
+def collectives(
+    nodes: Annotated[int, typer.Option(help="Simulated nodes, 2 to 8.")] = 2,
+    ranks_per_node: Annotated[int, typer.Option(help="Processes on each node.")] = 2,
+    link: Annotated[
+        str | None, typer.Option(help="Rate of every node's link, such as 200mbit.", show_default="no limit")
+    ] = None,
+    min_bytes: Annotated[str, typer.Option(help="Smallest size; K, M, G are powers of 1024.")] = "64K",
+    max_bytes: Annotated[str, typer.Option(help="Largest size.")] = "16M",
+    factor: Annotated[int, typer.Option(help="From one size to the next.")] = 4,
+    operations: Annotated[str, typer.Option(help="Which collectives.")] = "reduce_scatter,all_gather,all_reduce",
+    backends: Annotated[str, typer.Option(help="Which backends.")] = "gloo,none,flat-tagc,tagc",
+    dtype: Annotated[str, typer.Option(help="float, bfloat16 or half.")] = "float",
+    iterations: Annotated[int, typer.Option(help="Timed calls of each.")] = 5,
+    timeout: Annotated[int, typer.Option(help="Seconds that a collective may take.")] = 120,
+    json: Annotated[Path | None, typer.Option(help="Write everything to this file, too.")] = None,
+    logs: Annotated[Path, typer.Option(help="Where the ranks' stderr goes.")] = Path("bench-out/collectives"),
+) -> None:
+    """Time and verify single collectives over simulated nodes, in the manner of nccl-tests."""
+    from isthmus.bench.collectives import (
+        CollectivesConfig,
+        num_wrong,
+        print_collectives,
+        run_collectives,
+        write_collectives,
+    )
+
+    with _failures_told():
+        config = CollectivesConfig(
+            nodes=nodes,
+            ranks_per_node=ranks_per_node,
+            link=link,
+            min_bytes=_bytes(min_bytes),
+            max_bytes=_bytes(max_bytes),
+            factor=factor,
+            operations=tuple(name.strip() for name in operations.split(",")),
+            backends=tuple(name.strip() for name in backends.split(",")),
+            dtype=dtype,
+            iterations=iterations,
+            timeout_s=timeout,
+        )
+        console = Console()
+        report = run_collectives(config, logs, console)
+        print_collectives(report, console)
+        if json is not None:
+            write_collectives(report, json)
+    if num_wrong(report):
+        raise typer.Exit(_FAILED)
+
+
+def _bytes(text: str) -> int:
+    """Return 65536 for "64K". Raises ValueError naming the text."""
+    digits, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    if not digits.isdecimal() or unit not in _BYTE_UNITS:
+        raise ValueError(f"size '{text}': expected a whole number, with K, M or G if wanted")
+    return int(digits) * _BYTE_UNITS[unit]
 
 
 @contextmanager
