@@ -20,7 +20,7 @@ std::vector<InstructionSet> available_instruction_sets() {
   std::vector<InstructionSet> available = {InstructionSet::kBaseline};
 #ifdef ISTHMUS_X86_KERNELS
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-                    __builtin_cpu_supports("lzcnt") && __builtin_cpu_supports("popcnt");
+                    __builtin_cpu_supports("popcnt");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (avx2) {

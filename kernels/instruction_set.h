@@ -8,7 +8,7 @@ namespace isthmus::kernels {
 
 enum class InstructionSet : uint8_t {
   kBaseline,  // what every machine of this architecture has: SSE2 on x86-64
-  kAvx2,      // with BMI1, BMI2, LZCNT and POPCNT
+  kAvx2,      // with BMI1, BMI2 and POPCNT
   kAvx512,    // F, BW, DQ and VL, on top of kAvx2
 };
 const char* to_string(InstructionSet instruction_set);

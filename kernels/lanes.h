@@ -14,7 +14,7 @@ inline uint64_t add_and_mark_64(const float* __restrict piece, float* __restrict
     reached[i] = static_cast<int32_t>(magnitude(residual[i])) >= signed_bound;
   }
   uint64_t marked = 0;
-  for (int byte = 0; byte < 8; ++byte) {  // eight bytes of 0 or 1 become eight bits
+  for (int64_t byte = 0; byte < 8; ++byte) {  // eight bytes of 0 or 1 become eight bits
     uint64_t eight;
     __builtin_memcpy(&eight, reached + 8 * byte, sizeof(eight));
     marked |= (eight * 0x0102040810204080) >> 56 << (8 * byte);

@@ -165,11 +165,20 @@ struct BlockCells {
   }
 };
 
+// The number of the lowest set bit; there is one.
+ISTHMUS_DEVICE int lowest_bit(uint64_t word) {
+#ifdef __CUDA_ARCH__
+  return __ffsll(static_cast<long long>(word)) - 1;
+#else
+  return __builtin_ctzll(word);
+#endif
+}
+
 // Calls visit(i) for each set bit i of `word`, ascending, with `first` added.
 template <typename Visit>
 ISTHMUS_DEVICE void for_each_bit(uint64_t word, int64_t first, Visit visit) {
   for (; word != 0; word &= word - 1) {
-    visit(first + __builtin_ctzll(word));
+    visit(first + lowest_bit(word));
   }
 }
 
