@@ -19,6 +19,8 @@ OPERATIONS = ("reduce_scatter", "all_gather", "all_reduce")
 BACKENDS = ("gloo", "none", "flat-tagc", "tagc")
 ELEMENT_BYTES = {"float": 4, "bfloat16": 2, "half": 2}
 _SETUP_TIMEOUT_S = 120
+# Above the process groups' own timeout, so that a rank that waits in vain can say so first.
+_SILENCE_MARGIN_S = 30
 _HEADS = (
     "size",
     "count",
@@ -36,8 +38,8 @@ _HEADS = (
 COLUMNS = {
     "size": "bytes of the whole tensor: the input of a reduce-scatter, the output of an all-gather",
     "count": "elements of one rank's part (all-reduce: of the tensor)",
-    "time": "median over calls of the slowest rank's time; all ranks share this machine's cores, so a few milliseconds more "
-    "or less are the scheduler's",
+    "time": "median over calls of the slowest rank's time; all ranks share this machine's cores, so a few milliseconds "
+    "more or less are the scheduler's",
     "algbw": "size / time",
     "busbw": "algbw x (n-1)/n for n ranks (all-reduce: 2(n-1)/n): what every rank must at least send and receive in an "
     "exact collective, per time, so comparable between sizes and numbers of ranks. A lossy codec can exceed the links.",

@@ -30,6 +30,8 @@ class RankFailure(RuntimeError):
 class _Rank:
     rank: int
     process: subprocess.Popen[bytes]
+    #: The end of a pipe from which its answers are read.
+    answers: int
     log: Path
     unread: bytes = b""
     ended: bool = False
@@ -38,19 +40,18 @@ class _Rank:
 
     def take_lines(self) -> list[dict[str, Any]]:
         """Read what has come without waiting; sets `ended` at the end of the stream."""
-        assert self.process.stdout is not None
-        chunk = os.read(self.process.stdout.fileno(), 1 << 20)
+        chunk = os.read(self.answers, 1 << 20)
         self.ended = not chunk
         *lines, self.unread = (self.unread + chunk).split(b"\n")
         return [json.loads(line) for line in lines]
 
     def why(self) -> str:
-        """Why this rank failed, with the last lines of its stderr."""
+        """Why this rank failed, with the last lines that it printed."""
         code = self.process.poll()
         if self.failure:
             reason = self.failure["error"]
         elif code is None:
-            reason = "closed its output without an answer"
+            reason = "ended its answers"
         elif code < 0:
             reason = f"killed by {signal.Signals(-code).name}"
         else:
@@ -62,9 +63,9 @@ class _Rank:
 class RankWorld:
     """One process a rank, `ranks_per_node` on each node in blocks, that answer commands together.
 
-    Each runs `python -m module`, which must call `isthmus.simulate.serve.serve`. Their stderr goes to
-    log_dir/rank<r>.log. A context manager: leaving it ends all of them. To be made in the main thread: ranks are killed
-    when the thread that made them ends.
+    Each runs `python -m module`, which must call `isthmus.simulate.serve.serve`. What they print goes to
+    log_dir/rank<r>.log. A context manager: leaving it ends all of them. To be made in the main thread: ranks are
+    killed when the thread that made them ends.
     """
 
     def __init__(
@@ -106,16 +107,18 @@ class RankWorld:
 
     def _start(self, rank: int, words: Sequence[str], log_dir: Path, environment: dict[str, str]) -> None:
         log = log_dir / f"rank{rank}.log"
-        with log.open("wb") as stderr:
+        answers, answers_of_rank = os.pipe()
+        with log.open("wb") as output, os.fdopen(answers_of_rank, "wb") as pipe:
             process = subprocess.Popen(
                 words,
-                env=environment,
+                env=environment | {"ISTHMUS_ANSWER_FD": str(pipe.fileno())},
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
+                stdout=output,
+                stderr=output,
+                pass_fds=[pipe.fileno()],
                 start_new_session=True,  # Ctrl-C is for us: we end the ranks
             )
-        self._ranks.append(_Rank(rank, process, log))
+        self._ranks.append(_Rank(rank, process, answers, log))
 
     @property
     def process_ids(self) -> list[int]:
@@ -137,7 +140,7 @@ class RankWorld:
         for rank in self._ranks:
             rank.answer = None
             assert rank.process.stdin is not None
-            with suppress(BrokenPipeError):  # it has ended: its stdout will say so
+            with suppress(BrokenPipeError):  # it has ended: its answers will end
                 rank.process.stdin.write(json.dumps(command).encode() + b"\n")
                 rank.process.stdin.flush()
         self._listen(silence_timeout_s, on_event)
@@ -158,8 +161,7 @@ class RankWorld:
         with selectors.DefaultSelector() as selector:
             for rank in self._ranks:
                 if not rank.ended and rank.answer is None:
-                    assert rank.process.stdout is not None
-                    selector.register(rank.process.stdout, selectors.EVENT_READ, rank)
+                    selector.register(rank.answers, selectors.EVENT_READ, rank)
             while selector.get_map() and (ready := selector.select(silence_timeout_s)):
                 for key, _ in ready:
                     rank = key.data
@@ -206,8 +208,8 @@ class RankWorld:
                 rank.process.kill()
         for rank in self._ranks:
             rank.process.wait()
-            if rank.process.stdout is not None:
-                rank.process.stdout.close()
+            os.close(rank.answers)
+        self._ranks.clear()
 
     def __enter__(self) -> Self:
         return self

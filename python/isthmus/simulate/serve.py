@@ -1,4 +1,4 @@
-"""What runs in a rank: takes commands as JSON lines on stdin, answers on stdout. See `RankWorld` for the other end."""
+"""What runs in a rank: takes commands as JSON lines on stdin, answers on a pipe. See `RankWorld` for the other end."""
 
 import ctypes
 import json
@@ -30,8 +30,7 @@ def serve(handlers: dict[str, Handler]) -> None:
     A handler returns its answer and may emit events before. An exception ends the process: it is reported to the
     launcher with the time at which it came, so that the first of several failing ranks can be told from its victims.
     """
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever else prints goes to the log
+    answers = os.fdopen(int(os.environ["ISTHMUS_ANSWER_FD"]), "w", buffering=1)
 
     def emit(kind: str, content: dict[str, Any]) -> None:
         answers.write(json.dumps({"kind": kind, **content}) + "\n")
