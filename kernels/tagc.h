@@ -17,10 +17,11 @@ struct TagcShape {
   int64_t num_blocks = 0;  // num_elements / block_elements, rounded up
   int64_t num_rows = 0;    // of the sketch: at least 3, or 0 if there are no blocks; below 2^32
 
-  int64_t block_words() const { return block_elements / 64; }
-  int64_t flag_words() const { return (num_blocks + 63) / 64; }
-  int64_t index_words() const { return num_blocks * block_words(); }
-  int64_t num_cells() const { return num_rows * block_elements; }
+  // Always inlined: every instruction set compiles these, and the linker must not choose between them.
+  [[gnu::always_inline]] int64_t block_words() const { return block_elements / 64; }
+  [[gnu::always_inline]] int64_t flag_words() const { return (num_blocks + 63) / 64; }
+  [[gnu::always_inline]] int64_t index_words() const { return num_blocks * block_words(); }
+  [[gnu::always_inline]] int64_t num_cells() const { return num_rows * block_elements; }
 };
 
 // Where a block's elements go in the sketch: three different rows, and a sign for each (sums only).

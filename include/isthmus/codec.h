@@ -43,7 +43,7 @@ class Codec {
 
   // Encodes `piece` (float32; float64 only with codec `none`) into `packet` (packet_bytes, 64-byte aligned).
   // residual: float32, as many elements as the piece, updated in place; empty if !keeps_residual().
-  // After the call: decoded packet + new residual = piece + old residual, in the sense of docs/algorithms.md.
+  // After the call: decoded packet + new residual = piece + old residual, in the sense of docs/tagc.md.
   // Blocks with NaN or Inf: the decoded packet is NaN at those elements, the block's residual stays as it was.
   virtual CodecCounts encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context,
                              Stream stream) = 0;

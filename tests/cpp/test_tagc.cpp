@@ -214,21 +214,14 @@ TEST(Tagc, ConservesEveryElement) {
       TagcCodec codec(options_of(level));
       std::vector<float> residual(num_elements);
       for (uint64_t step = 0; step < 3; ++step) {
-        std::vector<float> sums = make_piece(data, num_elements, 40 + static_cast<uint32_t>(step));
-        const std::vector<float> piece = sums;
+        std::vector<float> piece = make_piece(data, num_elements, 40 + static_cast<uint32_t>(step));
+        std::vector<float> sums;
         for (int64_t i = 0; i < num_elements; ++i) {
-          sums[i] = piece[i] + residual[i];
-          if (!std::isfinite(sums[i])) {
-            sums[i] = residual[i] = 0;  // overflow has a test of its own
-          }
-        }
-        std::vector<float> finite_piece = piece;
-        for (int64_t i = 0; i < num_elements; ++i) {
-          finite_piece[i] = sums[i] == 0 && piece[i] != 0 ? 0 : piece[i];
-          sums[i] = finite_piece[i] + residual[i];
+          piece[i] *= .25F;  // three of the largest numbers do not overflow then
+          sums.push_back(piece[i] + residual[i]);
         }
         Packet packet = new_packet(codec, num_elements);
-        encode(codec, finite_piece, residual, packet, {1, step});
+        encode(codec, piece, residual, packet, {1, step});
         const std::vector<float> out = decode(codec, packet, num_elements, {1, step});
         for (int64_t i = 0; i < num_elements; ++i) {
           const bool sent = out[i] != 0;
@@ -412,19 +405,11 @@ class TagcCorruption : public testing::Test {
 
 TEST_F(TagcCorruption, EverySingleFlippedBitIsFound) {
   EXPECT_NO_THROW(decode(codec_, packet_, kElements));
-  int64_t undetected = 0;
-  for (int64_t byte = 0; byte < packet_.bytes; ++byte) {
-    const uint8_t mask = static_cast<uint8_t>(1 << byte % 8);
-    packet_.data()[byte] ^= mask;
-    try {
-      decode(codec_, packet_, kElements);
-      ++undetected;
-      ADD_FAILURE() << "byte " << byte;
-    } catch (const PacketError&) {
-    }
-    packet_.data()[byte] ^= mask;
+  for (int64_t bit = 0; bit < 8 * packet_.bytes; ++bit) {
+    packet_.data()[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
+    EXPECT_THROW(decode(codec_, packet_, kElements), PacketError) << "bit " << bit;
+    packet_.data()[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
   }
-  EXPECT_EQ(undetected, 0);
 }
 
 TEST_F(TagcCorruption, GarbageIsFound) {
