@@ -41,7 +41,9 @@ def training(
     seed: Annotated[int, typer.Option(help="Seed of weights and batches, the same for all arms.")] = 1,
     text: Annotated[
         list[Path] | None,
-        typer.Option(help="Text to train on; repeatable.", show_default="Python's standard library"),
+        typer.Option(
+            help="Text to train on; repeatable.", show_default="Python's standard library", exists=True, dir_okay=False
+        ),
     ] = None,
     timeout: Annotated[int, typer.Option(help="Seconds that a collective may take.")] = 300,
     output: Annotated[Path, typer.Option(help="Where report.json, report.png and logs go.")] = Path(

@@ -10,7 +10,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from isthmus.bench.recorder import PHASES
+from isthmus.bench.phases import PHASES
 
 _COLOURS = {"fsdp": "#7f7f7f", "hsdp": "#1f1f1f", "none": "#4c9be8", "flat-tagc": "#e8a33d", "tagc": "#d1495b"}
 _PHASE_COLOURS = {"compute": "#b8b8b8", "all_gather": "#4c9be8", "reduce_scatter": "#d1495b"}

@@ -9,14 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-#: How FSDP2 calls torch.distributed, and the phase of a step that we book it under. HSDP's all-reduce between nodes
-#: finishes what the reduce-scatter in the node began: both are the reduction of gradients.
-PHASE_OF = {
-    "all_gather_into_tensor": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "all_reduce": "reduce_scatter",
-}
-PHASES = ("compute", "all_gather", "reduce_scatter")
+from isthmus.bench.phases import PHASE_OF, PHASES
 
 
 @dataclass(frozen=True)
@@ -56,17 +49,26 @@ class Recording:
         return [asdict(collective) for collective in self.collectives]
 
 
+_BARRIER_SAMPLES = 5
+
+
 class Audit:
     """Tells the link bytes of one collective from those of the next by barriers around each.
 
-    sent_bytes: reads the counter of this node's link, on one rank a node; None on its other ranks. The bytes of one
-    barrier over all ranks, about a kilobyte, are in each figure.
+    sent_bytes: reads the counter of this node's link, on one rank a node; None on its other ranks. What the barriers
+    themselves send is measured first and taken off. Collective: all ranks construct and call it alike.
     """
 
     def __init__(self, node_group: dist.ProcessGroup, sent_bytes: Callable[[], int] | None) -> None:
         self._node_group = node_group
         self._sent_bytes = sent_bytes
         self._sent_before = 0
+        self._barrier_bytes = 0
+        empty = []
+        for _ in range(_BARRIER_SAMPLES):
+            self.begin()
+            empty.append(self.end() or 0)
+        self._barrier_bytes = min(empty)
 
     def begin(self) -> None:
         """Wait until all ranks are here, and let no rank of the node go on before the counter is read."""
@@ -78,7 +80,9 @@ class Audit:
     def end(self) -> int | None:
         """Wait until all ranks are through; returns the bytes since `begin` where they are counted."""
         dist.barrier()
-        return self._sent_bytes() - self._sent_before if self._sent_bytes else None
+        if self._sent_bytes is None:
+            return None
+        return max(0, self._sent_bytes() - self._sent_before - self._barrier_bytes)
 
 
 @contextmanager

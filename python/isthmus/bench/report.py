@@ -11,7 +11,7 @@ from rich.table import Table
 
 from isthmus.bench.arms import ARMS
 from isthmus.bench.machine import machine, versions
-from isthmus.bench.recorder import PHASES
+from isthmus.bench.phases import COMMUNICATION_PHASES, PHASES
 from isthmus.bench.schedule import UNSHAPED
 from isthmus.bench.training import TrainingRecords
 from isthmus.simulate import parse_link_rate
@@ -24,7 +24,7 @@ FIELDS = {
     "median_step_s": "median over timed steps of the slowest rank's seconds",
     "link_bytes_per_step": "mean over timed steps of what the nodes' links sent, summed over nodes",
     "reduce_scatter_link_bytes_per_step": "the part of it that reduces gradients (hsdp: with its all-reduce), from "
-    "audited steps, in which barriers part the collectives; a barrier's kilobyte is in each collective's bytes",
+    "audited steps, in which barriers part the collectives",
     "phases_s": "mean over ranks, median over timed steps (they need not add up to median_step_s); reduce_scatter has "
     "hsdp's all-reduce in it; waiting for a slower rank is in the collective that waits",
     "payload_bytes_per_step": "what Isthmus handed to its transports for other nodes, without protocol headers; from "
@@ -84,7 +84,7 @@ def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) ->
 
 
 def _mean_by_phase(steps: list[dict[str, Any]], field: str) -> dict[str, float]:
-    return {phase: fmean(step[field][phase] for step in steps) for phase in PHASES[1:]}
+    return {phase: fmean(step[field][phase] for step in steps) for phase in COMMUNICATION_PHASES}
 
 
 def _median_by_key(steps: list[dict[str, Any]], field: str) -> dict[str, float]:
@@ -180,8 +180,8 @@ def _byte_table(report: dict[str, Any]) -> Table:
     columns = ["link", "gather\n(of it)", "reduce\n(of it)", "formula", "link\nvs it", "payload\nvs it", "val\nloss"]
     table = _table("MB a step that the nodes' links sent, summed over nodes", columns)
     for name, arm in report["arms"].items():
-        parts = ["link_bytes_per_step", *(f"{phase}_link_bytes_per_step" for phase in PHASES[1:])]
-        formula = sum(arm[f"{phase}_formula_bytes_per_step"] for phase in PHASES[1:])
+        parts = ["link_bytes_per_step", *(f"{phase}_link_bytes_per_step" for phase in COMMUNICATION_PHASES)]
+        formula = sum(arm[f"{phase}_formula_bytes_per_step"] for phase in COMMUNICATION_PHASES)
         figures = [*(_megabytes(arm[part]) for part in parts), _megabytes(formula)]
         table.add_row(name, *figures, _against_formula(arm), _payload_verdict(arm), f"{arm['val_loss']:.3f}")
     return table

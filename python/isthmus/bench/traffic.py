@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from isthmus.bench.recorder import PHASE_OF, PHASES
+from isthmus.bench.phases import COMMUNICATION_PHASES, PHASE_OF
 
 _HEADER_BYTES = 48
 _SECTION_BYTES = 64
@@ -130,7 +130,7 @@ def formula_bytes(
     collectives_by_rank: Sequence[Sequence[dict[str, Any]]], formula: Formula, counted_only: bool = False
 ) -> dict[str, int]:
     """Bytes between nodes of one step, summed over ranks, by phase; only those that transports count, if so asked."""
-    total = dict.fromkeys(PHASES[1:], 0)
+    total = dict.fromkeys(COMMUNICATION_PHASES, 0)
     for rank, collectives in enumerate(collectives_by_rank):
         for collective in collectives:
             sent = formula(collective, rank)
@@ -141,7 +141,7 @@ def formula_bytes(
 
 def audited_link_bytes(collectives_by_rank: Sequence[Sequence[dict[str, Any]]]) -> dict[str, int]:
     """Bytes that the links sent in one audited step, summed over nodes, by phase."""
-    total = dict.fromkeys(PHASES[1:], 0)
+    total = dict.fromkeys(COMMUNICATION_PHASES, 0)
     for collectives in collectives_by_rank:
         for collective in collectives:
             total[PHASE_OF[collective["name"]]] += collective["link_sent_bytes"] or 0

@@ -1,0 +1,11 @@
+"""The phases that a training step is split into, and which collective belongs to which."""
+
+#: How FSDP2 calls torch.distributed, and the phase of a step that we book it under. HSDP's all-reduce between nodes
+#: finishes what the reduce-scatter in the node began: both are the reduction of gradients.
+PHASE_OF = {
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_reduce": "reduce_scatter",
+}
+COMMUNICATION_PHASES = ("all_gather", "reduce_scatter")
+PHASES = ("compute", *COMMUNICATION_PHASES)

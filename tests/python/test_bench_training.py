@@ -1,0 +1,303 @@
+"""`isthmus bench training`: arguments, schedule, formulas, report, a tiny run from end to end, and how it fails."""
+
+import json
+import signal
+
+import pytest
+import torch
+
+from bench_cli import assert_gone, children, rank_process, run, start, wait_for_line
+from isthmus.bench.arms import ARMS
+from isthmus.bench.config import TrainingConfig
+from isthmus.bench.data import Text
+from isthmus.bench.model import ByteGpt, ModelShape, loss_of
+from isthmus.bench.report import build_report
+from isthmus.bench.schedule import UNSHAPED, schedule, steps_per_arm
+from isthmus.bench.traffic import GlooFormula, IsthmusFormula, formula_bytes
+from isthmus.bench.training import TrainingRecords, merge_ranks
+from isthmus.bench.training_worker import lr_share
+from isthmus.simulate import NamespaceNetwork, open_network
+
+TINY = ["training", "--nodes", 2, "--ranks-per-node", 1, "--layers", 1, "--width", 128, "--context", 32]
+OPTIONS = {
+    "codec": "tagc",
+    "tiers": "two",
+    "ratio": 10.0,
+    "index_bits": 1,
+    "block_elements": 0,
+    "min_elements": 65536,
+    "two_tier_all_gather": True,
+}
+
+
+def has_links():
+    with open_network(2) as network:
+        return isinstance(network, NamespaceNetwork)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("nodes", 1, "nodes 1: expected 2 to 8"),
+        ("nodes", 9, "nodes 9: expected 2 to 8"),
+        ("ranks_per_node", 0, "ranks_per_node 0: expected 1 to 16"),
+        ("steps", 1, "steps 1: expected 2"),
+        ("dtype", "fp8", "dtype 'fp8': expected one of bf16, fp32, fp16"),
+        ("lr", 0.0, "lr 0.0: expected above 0"),
+        ("links", ("fast",), "link rate 'fast'"),
+        ("arms", ("fsdp", "ddp"), "arm 'ddp': expected some of fsdp, hsdp, none, flat-tagc, tagc"),
+        ("arms", ("fsdp", "fsdp"), "arm 'fsdp' is named twice"),
+        ("arms", (), "no arms"),
+    ],
+)
+def test_a_bad_argument_names_field_value_and_range(field, value, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingConfig(**{field: value})
+
+
+def test_config_survives_json():
+    config = TrainingConfig(arms=("tagc",), links=("1gbit",), text=("a", "b"))
+    assert TrainingConfig.from_json(json.loads(json.dumps(config.as_json()))) == config
+
+
+def test_schedule_gives_every_arm_the_same_steps_and_alternates():
+    config = TrainingConfig(arms=("fsdp", "tagc"), steps=25, timed_steps=6, audited_steps=2)
+    segments = schedule(config, ["200mbit", "50mbit"])
+    for arm in config.arms:
+        own = [segment for segment in segments if segment.arm == arm]
+        count = {kind: sum(s.num_steps for s in own if s.kind == kind) for kind in ("loss", "audited", "timed")}
+        assert count == {"loss": 25, "audited": 2, "timed": 12}
+        assert steps_per_arm(segments) == sum(segment.num_steps for segment in own)
+    loss_arms = [segment.arm for segment in segments if segment.kind == "loss"]
+    assert loss_arms == ["fsdp", "tagc", "tagc", "fsdp", "fsdp", "tagc"]
+    timed = [index for index, segment in enumerate(segments) if segment.kind == "timed"]
+    assert all(segments[index - 1].kind == "settling" for index in timed)
+    assert all(segments[index - 1].link == segments[index].link for index in timed)
+    assert [segment.link for segment in segments] == sorted(
+        (segment.link for segment in segments), key=[UNSHAPED, "200mbit", "50mbit"].index
+    )
+
+
+def test_lr_warms_up_stays_and_decays():
+    assert lr_share(0, 100) == pytest.approx(0.1)
+    assert lr_share(9, 100) == lr_share(60, 100) == 1
+    assert lr_share(80, 100) == pytest.approx(0.55)
+    assert lr_share(100, 100) == pytest.approx(0.1)
+
+
+def test_batches_depend_on_seed_step_and_rank_alone(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(bytes(range(200)) * 50)
+    text = Text([path], context=16, seed=3)
+    assert text.num_bytes == (9500, 500)
+    batch = text.batch(5, 1, 4)
+    assert batch.shape == (4, 17)
+    assert torch.equal(batch, Text([path], context=16, seed=3).batch(5, 1, 4))
+    for other in (text.batch(6, 1, 4), text.batch(5, 0, 4), Text([path], 16, 4).batch(5, 1, 4)):
+        assert not torch.equal(batch, other)
+    step = (batch[:, 1:] - batch[:, :-1]) % 200
+    assert (step == 1).all()  # runs of the text, in order
+
+
+def test_too_little_text_is_named(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(b"x" * 100)
+    with pytest.raises(ValueError, match="only 5 bytes of text to validate with, context is 16"):
+        Text([path], context=16, seed=0)
+
+
+def test_model_is_causal_and_starts_near_chance():
+    torch.manual_seed(0)
+    model = ByteGpt(ModelShape(width=64, num_layers=1, context=16))
+    batch = torch.randint(256, (4, 17))
+    changed = batch.clone()
+    changed[:, 9] = (changed[:, 9] + 1) % 256
+    difference = (model(batch[:, :-1]) - model(changed[:, :-1])).abs().amax(dim=(0, 2))
+    assert (difference[:9] == 0).all()
+    assert (difference[9:] > 0).all()
+    assert loss_of(model, batch).item() == pytest.approx(5.55, abs=0.3)
+    with pytest.raises(ValueError, match="width 100: expected a multiple of 64"):
+        ModelShape(width=100)
+
+
+def collective(name, ranks, num_elements, element_bytes=2):
+    return {"name": name, "ranks": ranks, "num_elements": num_elements, "element_bytes": element_bytes}
+
+
+def sent(formula, name, ranks, num_elements, **options):
+    call = collective(name, ranks, num_elements, **options)
+    return [formula(call, rank).num_bytes for rank in ranks]
+
+
+def test_gloo_formula_counts_edges_of_the_ring_that_leave_a_node():
+    formula = GlooFormula(ranks_per_node=2)
+    assert sent(formula, "all_gather_into_tensor", [0, 1, 2, 3], 1000) == [0, 1500, 0, 1500]
+    assert sent(formula, "reduce_scatter_tensor", [0, 1, 2, 3], 1000) == [0, 3000, 0, 3000]
+    assert sent(formula, "all_gather_into_tensor", [0, 1], 1000) == [0, 0]
+    assert sent(formula, "all_reduce", [1, 3], 1000) == [2000, 2000]
+
+
+def test_isthmus_formula_by_hand():
+    two = IsthmusFormula(OPTIONS, num_nodes=2, ranks_per_node=2)
+    # 131072 elements are 32768 a shard: 512 blocks of 64, the shortest, as even these give less than 96 rows.
+    assert sent(two, "all_gather_into_tensor", [0, 1, 2, 3], 131072) == [65536] * 4
+    packet = 64 + 64 + 4096 + 52 * 64 * 4  # header, flags of 512 blocks, index, sketch of ceil(512 / 10) rows
+    assert sent(two, "reduce_scatter_tensor", [0, 1, 2, 3], 131072) == [packet] * 4
+    exact = IsthmusFormula(OPTIONS | {"codec": "none"}, 2, 2)
+    assert sent(exact, "reduce_scatter_tensor", [0, 1, 2, 3], 131072) == [48 + 65536] * 4
+    flat = IsthmusFormula(OPTIONS | {"tiers": "flat"}, 2, 2)
+    edge = 3 * (2 * 4096 + 52 * 64 * 4)
+    assert sent(flat, "reduce_scatter_tensor", [0, 1, 2, 3], 131072) == [0, edge, 0, edge]
+
+
+def test_isthmus_formula_below_min_elements_is_plain():
+    two = IsthmusFormula(OPTIONS, num_nodes=2, ranks_per_node=2)
+    below = 65532
+    assert sent(two, "reduce_scatter_tensor", [0, 1, 2, 3], below) == [48 + 32768] * 4
+    assert sent(two, "all_gather_into_tensor", [0, 1, 2, 3], below) == [0, below * 3 // 2, 0, below * 3 // 2]
+    calls = [[collective("all_gather_into_tensor", [0, 1, 2, 3], below)]] * 4
+    assert formula_bytes(calls, two)["all_gather"] == below * 3
+    assert formula_bytes(calls, two, counted_only=True)["all_gather"] == 0  # Gloo carries it
+
+
+def record(seconds, link=None):
+    phases = {"compute": seconds / 2, "all_gather": seconds / 4, "reduce_scatter": seconds / 4}
+    return {
+        "loss": 2.0 * seconds,
+        "seconds": seconds,
+        "phases_s": phases,
+        "link_sent_bytes": link,
+        "isthmus": None,
+        "collectives": None,
+    }
+
+
+def test_merge_ranks_takes_the_slowest_time_the_mean_loss_and_the_sum_of_bytes():
+    merged = merge_ranks((record(1.0, 100), record(3.0), record(2.0, 50), record(2.0)), GlooFormula(2))
+    assert merged["seconds"] == 3.0
+    assert merged["loss"] == 4.0
+    assert merged["phases_s"] == {"compute": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5}
+    assert merged["link_sent_bytes"] == 150
+    assert merge_ranks((record(1.0), record(1.0)), GlooFormula(2))["link_sent_bytes"] is None
+
+
+def synthetic_records(seconds):
+    """Records of one link where arm a takes seconds[a] a step."""
+    steps = {}
+    for arm, step_s in seconds.items():
+        audit = {
+            "formula_bytes": {"all_gather": 60, "reduce_scatter": 40},
+            "audited_link_bytes": {"all_gather": 61, "reduce_scatter": 41},
+        }
+        kinds = [("loss", UNSHAPED), ("loss", UNSHAPED), ("audited", UNSHAPED), ("settling", "1gbit")]
+        kinds += [("timed", "1gbit")] * 3
+        steps[arm] = [
+            record(0.1 if kind == "loss" else step_s, 110) | {"step": step, "link": link, "kind": kind}
+            for step, (kind, link) in enumerate(kinds)
+        ]
+        steps[arm][2] |= audit
+        steps[arm][3]["seconds"] = 1e6  # not timed
+    config = TrainingConfig(arms=tuple(seconds), links=("1gbit",))
+    model = {"num_parameters": 1, "options": {}}
+    return TrainingRecords(config, "test", ["1gbit"], model, steps, dict.fromkeys(seconds, 2.5))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({"fsdp": 4.0, "hsdp": 2.0, "tagc": 1.0}, "hsdp, the best plain arm here, 2.00 s: 2.00 times as fast"),
+        ({"fsdp": 1.0, "hsdp": 2.0, "tagc": 4.0}, "fsdp, the best plain arm here, 1.00 s: 4.00 times as slow"),
+        ({"none": 1.0, "tagc": 4.0}, "No comparison"),
+    ],
+)
+def test_headline_compares_with_the_best_plain_arm(seconds, expected):
+    assert expected in build_report(synthetic_records(seconds))["headline"]
+
+
+def test_headline_figures_are_those_of_timed_steps_at_the_slowest_link():
+    arm = build_report(synthetic_records({"tagc": 4.0}))["arms"]["tagc"]
+    assert arm["median_step_s"] == 4.0
+    assert arm["by_link"]["unshaped"]["median_step_s"] == 0.1
+    assert arm["by_link"]["unshaped"]["num_steps"] == 1  # the first step warms up
+    assert arm["link_bytes_per_step"] == 110
+    assert arm["reduce_scatter_link_bytes_per_step"] == 41
+    assert arm["interface_over_formula"] == pytest.approx(1.1)
+
+
+def test_tiny_run_reports_every_arm(tmp_path):
+    links = has_links()
+    steps = ["--steps", 4, "--timed-steps", 1, "--audited-steps", 1, "--link", "200mbit"]
+    code, out, err = run(*TINY, *steps, "--output", tmp_path)
+    assert code == 0, err
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert list(report["arms"]) == list(ARMS)
+    for field in ("versions", "machine", "arguments", "model", "network", "headline", "notes", "fields"):
+        assert report[field], field
+    assert report["headline_link"] == ("200mbit" if links else UNSHAPED)
+    assert report["headline"].split(".")[0] in " ".join(out.split())
+    for name, arm in report["arms"].items():
+        assert arm["median_step_s"] > 0
+        assert arm["link_bytes_per_step"] > 0.99 * arm["reduce_scatter_link_bytes_per_step"] > 0
+        assert 2 < arm["val_loss"] < 7
+        assert set(arm["phases_s"]) == {"compute", "all_gather", "reduce_scatter"}
+        assert len(arm["steps"]) == (7 if links else 5)
+        assert [step["step"] for step in arm["steps"]] == list(range(len(arm["steps"])))
+        if ARMS[name].isthmus:
+            assert arm["payload_equals_formula"] is True
+        if links:
+            assert arm["link_bytes_source"] == "interface"
+            assert arm["interface_over_formula"] == pytest.approx(1, abs=0.05)
+    first = {name: arm["steps"][0]["loss"] for name, arm in report["arms"].items()}
+    assert len(set(first.values())) == 1, first  # the same weights and data in each arm
+    assert (tmp_path / "report.png").stat().st_size > 10_000
+
+
+def test_without_namespaces_bytes_come_from_the_formula_and_it_says_so(tmp_path):
+    small = ["--arms", "hsdp,tagc", "--width", 64, "--steps", 2, "--audited-steps", 1, "--output", tmp_path]
+    code, out, err = run(*TINY, *small, PATH="/nonexistent")
+    assert code == 0, err
+    assert "Times are unshaped" in out
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["links"] == [UNSHAPED]
+    assert report["network"].startswith("loopback, unshaped (not installed")
+    for arm in report["arms"].values():
+        assert arm["link_bytes_source"] == "formula"
+        assert arm["link_bytes_per_step"] > 0
+    assert report["arms"]["tagc"]["payload_equals_formula"] is True  # all units below min_elements: plain
+
+
+def test_a_killed_rank_is_named_and_everything_goes(tmp_path):
+    with start(*TINY, "--arms", "fsdp", "--steps", 100_000, "--output", tmp_path) as process:
+        wait_for_line(process, "GPT of")
+        everything = children(process)
+        rank_process(process, 1).kill()
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "rank 1 (node 1, local index 0) failed in 'steps': killed by SIGKILL" in err
+    assert_gone(everything)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_cleans_up(tmp_path, number):
+    with start(*TINY, "--arms", "fsdp", "--steps", 100_000, "--output", tmp_path) as process:
+        wait_for_line(process, "GPT of")
+        everything = children(process)
+        assert len(everything) >= 2
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert "interrupted" in err
+    assert_gone(everything)
+
+
+def test_a_bad_argument_is_told_before_anything_starts():
+    code, _, err = run("training", "--arms", "fsdp,ddp")
+    assert code == 2
+    assert "arm 'ddp'" in err
+
+
+def test_missing_text_is_named(tmp_path):
+    code, _, err = run("training", "--text", tmp_path / "absent.txt", "--output", tmp_path)
+    assert code == 2
+    assert "absent.txt" in "".join(err.split())
+    assert not list(tmp_path.iterdir())
