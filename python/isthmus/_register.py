@@ -112,7 +112,7 @@ def _create(group: Group, given_options: Any) -> _C.Backend:
     introductions = _exchange(group, introduction)
     complaint = _complaint(group, introductions)
     if options is None or complaint:
-        _leave_together(group, len(introductions))
+        _leave_together(group)
         raise _error_type(introductions)(f"isthmus: {complaint}")
     _set_up_process(options)
     options._timeout = group.timeout
@@ -191,12 +191,16 @@ def _error_type(introductions: Sequence[Introduction]) -> type[Exception]:
     return error
 
 
-def _leave_together(group: Group, size: int) -> None:
+def _leave_together(group: Group) -> None:
     """Wait a while until every rank has read the others' introductions: the first to leave may host the store."""
-    group.store.add("read", 1)
-    deadline = time.monotonic() + FAREWELL.total_seconds()
-    while group.store.add("read", 0) < size and time.monotonic() < deadline:
-        time.sleep(0.02)
+    try:
+        if group.store.add("read", 1) == group.size:
+            group.store.set("all_read", "")
+        group.store.wait(["all_read"], FAREWELL)
+    except dist.DistError:
+        pass  # the host is gone, or a rank died: nothing is lost but good manners
+    if group.rank == 0:
+        time.sleep(0.5)  # the likely host: the answers to the others are on their way
 
 
 def _assemble(group: Group, options: _C.Options, nodes: list[int]) -> _C.Backend:

@@ -33,7 +33,7 @@ CombinedWork::CombinedWork(int rank, c10d::OpType type, std::vector<c10::intrusi
     : Work(rank, type), works_(std::move(works)) {}
 
 bool CombinedWork::isCompleted() {
-  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
+  return waited_ || std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
 }
 
 bool CombinedWork::isSuccess() const {
@@ -60,6 +60,7 @@ bool CombinedWork::wait(std::chrono::milliseconds timeout) {
     }
     all_done = work->wait(left) && all_done;
   }
+  waited_ = true;
   return all_done;
 }
 
@@ -87,8 +88,8 @@ c10::intrusive_ptr<c10::ivalue::Future> CombinedWork::getFuture() {
   const auto self = c10::intrusive_ptr<CombinedWork>::reclaim_copy(this);
   return c10::collectAll(futures)->then(
       [self](c10::ivalue::Future& all) {
-        for (const FuturePtr& future : all.value().to<c10::List<FuturePtr>>()) {
-          future->value();  // throws what failed
+        for (const c10::IValue& future : all.value().toListRef()) {
+          future.toFuture()->value();  // throws what failed
         }
         return c10::IValue(self->result());
       },

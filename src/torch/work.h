@@ -1,6 +1,7 @@
 // The Works that the backend returns for operations it runs itself.
 #pragma once
 
+#include <atomic>
 #include <exception>
 #include <functional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -45,6 +46,7 @@ class CombinedWork final : public c10d::Work {
 
  private:
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+  std::atomic<bool> waited_{false};  // some of Gloo's Works never say that they have completed
 };
 
 // `work`, and `then` run once it has succeeded, before anyone who waits goes on. For backends whose Works have a

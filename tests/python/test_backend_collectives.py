@@ -372,7 +372,7 @@ def tensors_live_as_long_as_the_operation(gloo: dist.ProcessGroup) -> None:
     works = []
     for _ in range(20):
         output = torch.empty(WORLD_SIZE * 10_000)
-        works.append((dist.all_gather_into_tensor(output, torch.ones(10_000), async_op=True)))
+        works.append(dist.all_gather_into_tensor(output, torch.ones(10_000), async_op=True))
         del output
     for work in works:
         work.wait()
@@ -383,7 +383,10 @@ def tensors_live_as_long_as_the_operation(gloo: dist.ProcessGroup) -> None:
 def errors_of_size_and_type_are_raised_at_once(gloo: dist.ProcessGroup) -> None:
     with pytest.raises((ValueError, RuntimeError)):
         dist.reduce_scatter_tensor(torch.empty(3), torch.empty(WORLD_SIZE * 3 + 1))
-    with pytest.raises(ValueError, match="expected 12"), torch.profiler.record_function("FSDP::post_backward_reduce (x)"):
+    with (
+        pytest.raises(ValueError, match="expected 12"),
+        torch.profiler.record_function("FSDP::post_backward_reduce (x)"),
+    ):
         dist.reduce_scatter_tensor(torch.empty(3), torch.empty(WORLD_SIZE * 3 + 1))
     with pytest.raises(ValueError, match="one for each rank"):
         dist.distributed_c10d._get_default_group().alltoall([torch.empty(1)], [torch.empty(1)]).wait()

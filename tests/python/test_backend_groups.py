@@ -1,0 +1,297 @@
+"""Making groups: options, nodes, subgroups, splits, mistakes, and leaving without a word."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import isthmus
+import ranks
+from checks import Table, World, finish
+
+WORLD_SIZE = 4
+CODEC_NONE = {"ISTHMUS_CODEC": "none", "ISTHMUS_MIN_ELEMENTS": "0", "ISTHMUS_LOG": "error"}
+table = Table()
+
+
+def node_map(group: dist.ProcessGroup | None) -> str:
+    return str(isthmus.stats(group)["node_map"])
+
+
+def reduce_scatter_works(group: dist.ProcessGroup) -> None:
+    size = dist.get_world_size(group)
+    shard = torch.empty(100)
+    with torch.profiler.record_function("FSDP::post_backward_reduce (x)"):
+        dist.reduce_scatter_tensor(shard, torch.ones(size * 100), group=group)
+    assert torch.equal(shard, torch.full((100,), float(size)))
+
+
+@table
+def the_default_group_takes_the_environment() -> None:
+    assert node_map(None) == "2 nodes x 2 ranks, in blocks"
+    assert isthmus.stats()["options"].startswith("nodes=2x2 codec=none")
+
+
+@table
+def subgroups_have_node_maps_of_their_own() -> None:
+    """Nodes are [0, 1] and [2, 3]; a rank that is no member has no part in a group."""
+    for members, expected in [
+        ([0, 2], "2 nodes x 1 rank, in blocks"),
+        ([1, 2, 3], "0|1,2"),
+        ([2, 3], "1 node x 2 ranks, in blocks"),
+        ([3], "1 node x 1 rank, in blocks"),
+    ]:
+        group = dist.new_group(members)
+        if dist.get_rank() in members:
+            assert node_map(group) == expected
+            reduce_scatter_works(group)
+    dist.barrier()
+
+
+@table
+def new_groups_inherit_options_or_take_their_own() -> None:
+    assert "codec=none" in isthmus.stats(dist.new_group())["options"]
+    own = isthmus.Options(codec="tagc", nodes="4x1")
+    group = dist.new_group(pg_options=own, timeout=timedelta(seconds=33))
+    assert "codec=tagc" in isthmus.stats(group)["options"]
+    assert node_map(group) == "4 nodes x 1 rank, in blocks"
+    options = group._get_backend(torch.device("cpu")).options
+    assert options._timeout == timedelta(seconds=33)
+    assert options.global_ranks_in_group == [0, 1, 2, 3]
+    own.codec = "none"
+    assert options.codec == "tagc"  # the group has a copy
+
+
+@table
+def device_mesh() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("across", "within"))
+    assert node_map(mesh.get_group("across")) == "2 nodes x 1 rank, in blocks"
+    assert node_map(mesh.get_group("within")) == "1 node x 2 ranks, in blocks"
+    reduce_scatter_works(mesh.get_group("across"))
+    reduce_scatter_works(mesh.get_group("within"))
+
+
+@table
+def device_mesh_with_options() -> None:
+    options = isthmus.Options(codec="tagc", nodes="4x1")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"), backend_override={"b": ("isthmus", options)})
+    assert "codec=none" in isthmus.stats(mesh.get_group("a"))["options"]
+    assert "codec=tagc" in isthmus.stats(mesh.get_group("b"))["options"]
+    assert node_map(mesh.get_group("b")) == "2 nodes x 1 rank, in blocks"
+
+
+@table
+def split() -> None:
+    """Twice with the same name, as torch 2.11 does, and one result is dropped."""
+    world = dist.distributed_c10d._get_default_group()
+    members = [0, 2] if dist.get_rank() in (0, 2) else [1, 3]
+    for _ in range(2):
+        part = world.split_group(members, timeout=timedelta(seconds=30), group_name=f"split{members[0]}")
+    backend = part._get_backend(torch.device("cpu"))
+    assert backend.stats()["node_map"] == "2 nodes x 1 rank, in blocks"
+    assert list(backend.options.global_ranks_in_group) == members
+    assert backend.options.codec == "none"
+    tensor = torch.ones(3)
+    part.allreduce([tensor]).wait()
+    assert torch.equal(tensor, torch.full((3,), 2.0))
+
+
+@table
+def timeouts_can_be_changed() -> None:
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    backend.set_timeout(timedelta(seconds=50))
+    assert backend.options._timeout == timedelta(seconds=50)
+
+
+@table
+def mistakes_are_told_to_every_rank() -> None:
+    rank = dist.get_rank()
+    for options, error, text in [
+        (
+            {"codec": "none" if rank == 2 else "tagc"},
+            isthmus.OptionError,
+            r"codec is 'tagc' on ranks 0, 1, 3, 'none' on rank 2",
+        ),
+        (
+            {"ratio": 4 + rank // 2, "sparsity": 0.5 + rank / 10},
+            isthmus.OptionError,
+            r"ratio is .* on ranks 0, 1, .* on ranks 2, 3; sparsity",
+        ),
+        ({"nodes": "3x2"}, isthmus.OptionError, r"3x2.*4|4.*3x2"),
+        ({"nodes": "0,1|2"}, isthmus.OptionError, r"0,1\|2"),
+        ({"nodes": "3x2" if rank == 1 else "2x2"}, isthmus.OptionError, r"rank 1: .*3x2"),
+    ]:
+        with pytest.raises(error, match=text):
+            dist.new_group(pg_options=isthmus.Options(**options))
+    with pytest.raises(isthmus.OptionError, match=r"expected isthmus.Options, got str"):
+        dist.new_group(pg_options="codec=none")
+    dist.barrier()
+    # What is logged may differ.
+    dist.new_group(pg_options=isthmus.Options(log="error" if rank == 1 else "warning"))
+
+
+@table
+def a_bad_environment_is_told_to_every_rank() -> None:
+    world = dist.distributed_c10d._get_default_group()
+    dist.barrier()
+    if dist.get_rank() == 3:
+        os.environ["ISTHMUS_RATIO"] = "many"
+    try:
+        from isthmus import _register
+
+        store = dist.distributed_c10d._get_default_store()
+        group = _register.Group(store, world.rank(), range(4), 4, timedelta(seconds=20))
+        with pytest.raises(isthmus.OptionError, match=r'rank 3: .*ISTHMUS_RATIO="many": expected 1 to 64'):
+            _register._create(group, None)
+    finally:
+        os.environ.pop("ISTHMUS_RATIO", None)
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    ranks.init()
+    failures = table.run_on_this_rank()
+    finish()
+    return failures
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(main, WORLD_SIZE, env={**CODEC_NONE, "ISTHMUS_NODES": "2x2"})
+
+
+@pytest.mark.parametrize("name", table.names)
+def test_group(world: World, name: str) -> None:
+    world.check(name)
+
+
+def initialise_with(rank: int, world_size: int, env_of_rank: list[dict[str, str]]) -> str:
+    os.environ.update(env_of_rank[rank])
+    try:
+        ranks.init(timeout_s=20)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return node_map(None)
+
+
+@pytest.mark.parametrize(
+    ("env_of_rank", "expected"),
+    [
+        ([{"ISTHMUS_CODEC": "zip"}] * 2, 'OptionError: isthmus: environment variable ISTHMUS_CODEC="zip"'),
+        (
+            [{"ISTHMUS_CODEC": "none"}, {}],
+            "OptionError: isthmus: ranks have different options: codec is 'none' on rank 0",
+        ),
+        ([{"ISTHMUS_NODES": "4x4"}] * 2, "OptionError: isthmus: "),
+        ([{}, {"ISTHMUS_SPARSITY": "1"}], 'OptionError: isthmus: rank 1: environment variable ISTHMUS_SPARSITY="1"'),
+        ([{}] * 2, "1 node x 2 ranks, in blocks"),  # found from the machine
+        ([{"ISTHMUS_NODES": "1|0"}] * 2, "2 nodes x 1 rank, in blocks"),
+    ],
+)
+def test_the_default_group_says_what_is_wrong_on_every_rank(env_of_rank: list[dict[str, str]], expected: str) -> None:
+    texts = ranks.run(initialise_with, 2, env_of_rank)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith(expected)
+
+
+def come_late(rank: int, world_size: int) -> str:
+    if rank == 1:
+        store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, False, timeout=timedelta(seconds=20))
+        time.sleep(6)
+        del store
+        return ""
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, True, timeout=timedelta(seconds=20))
+    try:
+        dist.init_process_group("isthmus", store=store, rank=0, world_size=2, timeout=timedelta(seconds=3))
+    except Exception as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    text = ranks.run(come_late, 2)[0]
+    assert text == "isthmus: rank 1 did not come to make the group within 3 s"
+
+
+def exit_without_destroying(rank: int, world_size: int, in_flight: bool) -> None:
+    ranks.init()
+    reduce_scatter_works(dist.group.WORLD)
+    if in_flight:
+        tensor = torch.empty(world_size * 1000)
+        works = [dist.all_gather_into_tensor(tensor, torch.ones(1000), async_op=True) for _ in range(3)]
+        assert works
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_exit_without_destroy(in_flight: bool) -> None:
+    outcomes = ranks.run_any(exit_without_destroying, 4, in_flight, env={**CODEC_NONE, "ISTHMUS_NODES": "2x2"})
+    assert [(outcome.exit_code, outcome.error) for outcome in outcomes] == [(0, None)] * 4
+
+
+class TestOptions:
+    def test_keywords_over_environment_over_defaults(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ISTHMUS_RATIO", "4")
+        monkeypatch.setenv("ISTHMUS_CODEC", "none")
+        options = isthmus.Options(codec="tagc", timeout=timedelta(seconds=7))
+        assert (options.codec, options.ratio, options.sparsity) == ("tagc", 4.0, 0.9875)
+        assert options._timeout == timedelta(seconds=7)
+        assert options.backend == "isthmus"
+
+    def test_types(self) -> None:
+        options = isthmus.Options(two_tier_all_gather=False, min_elements=5, ratio=2)
+        values: dict[str, Any] = {"two_tier_all_gather": False, "min_elements": 5, "ratio": 2.0, "nodes": ""}
+        for name, value in values.items():
+            assert getattr(options, name) == value
+            assert type(getattr(options, name)) is type(value)
+
+    @pytest.mark.parametrize(
+        ("name", "value", "range_text"),
+        [
+            ("codec", "zip", "none or tagc"),
+            ("tiers", "three", "two or flat"),
+            ("ratio", 0.5, "1 to 64"),
+            ("sparsity", 1, "less than 1"),
+            ("index_bits", 2, "1 or 4"),
+            ("min_elements", -1, "0 or more"),
+            ("min_elements", 1.5, "0 or more"),
+            ("max_units", 0, "1 or more"),
+            ("two_tier_all_gather", "maybe", "true"),
+            ("log", "loud", "warning"),
+        ],
+    )
+    def test_bad_values_name_themselves(self, name: str, value: Any, range_text: str) -> None:
+        for error in (isthmus.OptionError, ValueError, isthmus.Error):
+            with pytest.raises(error, match=f"{name}.*{range_text}"):
+                isthmus.Options(**{name: value})
+        options = isthmus.Options()
+        with pytest.raises(isthmus.OptionError, match=f"{name}.*{range_text}"):
+            setattr(options, name, value)
+
+    def test_unknown_keyword(self) -> None:
+        with pytest.raises(isthmus.OptionError, match=r"there is no option sparcity.*sparsity"):
+            isthmus.Options(sparcity=0.5)
+
+    @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+    def test_copies(self, duplicate: Any) -> None:
+        options = isthmus.Options(codec="none", ratio=3, timeout=timedelta(seconds=9))
+        other = duplicate(options)
+        assert type(other) is type(options)
+        assert other == options
+        assert other._timeout == options._timeout
+        other.ratio = 5
+        assert options.ratio == 3
+        assert other != options
+
+    def test_repr_shows_every_field(self) -> None:
+        text = repr(isthmus.Options(codec="none", timeout=timedelta(seconds=9)))
+        assert text.startswith("isthmus.Options(nodes=")
+        assert "codec=none" in text
+        assert "timeout=9" in text

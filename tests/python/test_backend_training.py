@@ -1,0 +1,160 @@
+"""Unmodified training loops over the backend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import isthmus
+import ranks
+from checks import finish
+
+WORLD_SIZE = 4
+STEPS = 8
+FEATURES = 64
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(FEATURES, 128), nn.ReLU(), nn.Linear(128, FEATURES)) for _ in range(3)]
+    return nn.Sequential(nn.Linear(FEATURES, FEATURES), *blocks)
+
+
+def shard(model: nn.Module, **settings: Any) -> nn.Module:
+    for block in list(model)[1:]:
+        fully_shard(block, **settings)
+    return fully_shard(model, **settings)
+
+
+def fsdp2(model: nn.Module) -> nn.Module:
+    return shard(model)
+
+
+def fsdp2_bfloat16(model: nn.Module) -> nn.Module:
+    return shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))
+
+
+def fsdp2_float16(model: nn.Module) -> nn.Module:
+    return shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float16))
+
+
+def fsdp2_with_divide_factor(model: nn.Module) -> nn.Module:
+    """What torchtitan does: the reductions arrive as PREMUL_SUM."""
+    shard(model)
+    for module in model.modules():
+        if hasattr(module, "set_gradient_divide_factor"):
+            module.set_gradient_divide_factor(2.0)
+    return model
+
+
+def hsdp(model: nn.Module) -> nn.Module:
+    return shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+
+
+def hsdp_across_nodes(model: nn.Module) -> nn.Module:
+    """Shards along the rails, so that the compressed collective runs in subgroups."""
+    return shard(model, mesh=DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("replicate", "shard")))
+
+
+def fsdp1(model: nn.Module) -> nn.Module:
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+
+
+def ddp(model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
+def train(backend: str, wrap: Callable[[nn.Module], nn.Module]) -> tuple[list[float], list[Any]]:
+    """Return the mean losses, and the statistics of each group."""
+    ranks.init(backend)
+    model = wrap(make_model())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    torch.manual_seed(10 + dist.get_rank())
+    inputs = torch.randn(32, FEATURES)
+    losses = []
+    for _ in range(STEPS):
+        loss = (model(inputs).float() - inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss = loss.detach()
+        dist.all_reduce(loss)
+        losses.append(loss.item() / WORLD_SIZE)
+    stats = []
+    if backend == "isthmus":
+        stats = [isthmus.stats(group) for group in dist.distributed_c10d._world.pg_map]
+    finish()
+    return losses, stats
+
+
+TAGC = {"ISTHMUS_CODEC": "tagc", "ISTHMUS_SPARSITY": "0.8", "ISTHMUS_RATIO": "2"}
+RUNS: dict[str, tuple[str, Callable[[nn.Module], nn.Module], dict[str, str]]] = {
+    "gloo": ("gloo", fsdp2, {}),
+    "fsdp2": ("isthmus", fsdp2, {}),
+    "fsdp2_bfloat16": ("isthmus", fsdp2_bfloat16, {}),
+    "fsdp2_float16": ("isthmus", fsdp2_float16, {}),
+    "fsdp2_with_divide_factor": ("isthmus", fsdp2_with_divide_factor, {}),
+    "fsdp1": ("isthmus", fsdp1, {}),
+    "hsdp": ("isthmus", hsdp, {}),
+    "hsdp_across_nodes": ("isthmus", hsdp_across_nodes, {}),
+    "ddp": ("isthmus", ddp, {}),
+    "tagc": ("isthmus", fsdp2, TAGC),
+    "tagc_flat": ("isthmus", fsdp2, {**TAGC, "ISTHMUS_TIERS": "flat"}),
+}
+
+
+def main(rank: int, world_size: int) -> dict[str, tuple[list[float], list[Any]]]:
+    """Train all runs in one process: each initialises and destroys the default group."""
+    results = {}
+    for name, (backend, wrap, env) in RUNS.items():
+        os.environ.update({"ISTHMUS_CODEC": "none", "ISTHMUS_TIERS": "two", **env})
+        results[name] = train(backend, wrap)
+    return results
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, tuple[list[float], list[Any]]]:
+    env = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0"}
+    of_rank_0: dict[str, tuple[list[float], list[Any]]] = ranks.run(main, WORLD_SIZE, env=env)[0]
+    return of_rank_0
+
+
+@pytest.mark.parametrize(
+    ("name", "tolerance", "reductions"),
+    [
+        ("fsdp2", 1e-4, 4),
+        ("fsdp2_bfloat16", 0.02, 4),
+        ("fsdp2_float16", 0.02, 4),
+        ("fsdp2_with_divide_factor", 0.02, 4),  # Adam does not care for the scale
+        ("fsdp1", 1e-4, 1),
+        ("hsdp", 1e-4, 0),
+        ("hsdp_across_nodes", 1e-4, 4),
+        ("ddp", 1e-4, 0),
+    ],
+)
+def test_codec_none_trains_as_gloo_does(results: Any, name: str, tolerance: float, reductions: int) -> None:
+    losses, stats = results[name]
+    assert losses == pytest.approx(results["gloo"][0], rel=tolerance)
+    calls = [group["collectives"]["reduce_scatter"]["calls"] for group in stats]
+    assert sum(calls) == reductions * STEPS
+    assert all("not recognised as a gradient" not in group["exact_calls"] for group in stats)
+
+
+@pytest.mark.parametrize(("name", "share"), [("tagc", 0.5), ("tagc_flat", 0.2)])
+def test_tagc_learns(results: Any, name: str, share: float) -> None:
+    """Error feedback makes up for what was not sent: it learns at least `share` of what exact training does."""
+    losses, (stats, *_) = results[name]
+    exact = results["gloo"][0]
+    assert losses != pytest.approx(exact, rel=1e-6)
+    assert exact[-1] <= losses[-1] < losses[0] - share * (losses[0] - exact[-1])
+    assert stats["compressed_calls"] == 4 * STEPS
+    assert stats["num_units"] == 4
