@@ -221,21 +221,6 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     assert text == "isthmus: rank 1 did not come to make the group within 3 s"
 
 
-def exit_without_destroying(rank: int, world_size: int, in_flight: bool) -> None:
-    ranks.init()
-    reduce_scatter_works(dist.group.WORLD)
-    if in_flight:
-        tensor = torch.empty(world_size * 1000)
-        works = [dist.all_gather_into_tensor(tensor, torch.ones(1000), async_op=True) for _ in range(3)]
-        assert works
-
-
-@pytest.mark.parametrize("in_flight", [False, True])
-def test_exit_without_destroy(in_flight: bool) -> None:
-    outcomes = ranks.run_any(exit_without_destroying, 4, in_flight, env={**CODEC_NONE, "ISTHMUS_NODES": "2x2"})
-    assert [(outcome.exit_code, outcome.error) for outcome in outcomes] == [(0, None)] * 4
-
-
 class TestOptions:
     def test_keywords_over_environment_over_defaults(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ISTHMUS_RATIO", "4")
