@@ -205,13 +205,42 @@ def synthetic_records(seconds):
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [
-        ({"fsdp": 4.0, "hsdp": 2.0, "tagc": 1.0}, "hsdp, the best plain arm here, 2.00 s: 2.00 times as fast"),
-        ({"fsdp": 1.0, "hsdp": 2.0, "tagc": 4.0}, "fsdp, the best plain arm here, 1.00 s: 4.00 times as slow"),
+        (
+            {"fsdp": 4.0, "hsdp": 2.0, "tagc": 1.0},
+            "hsdp, the best plain arm here, 2.00 s: a step is 2.00 times as fast",
+        ),
+        (
+            {"fsdp": 1.0, "hsdp": 2.0, "tagc": 4.0},
+            "fsdp, the best plain arm here, 1.00 s: a step is 4.00 times as slow",
+        ),
         ({"none": 1.0, "tagc": 4.0}, "No comparison"),
     ],
 )
 def test_headline_compares_with_the_best_plain_arm(seconds, expected):
     assert expected in build_report(synthetic_records(seconds))["headline"]
+
+
+def test_headline_says_how_long_each_takes_to_the_same_loss():
+    records = synthetic_records({"fsdp": 2.0, "tagc": 1.0})
+    losses = {
+        "fsdp": [9, 9, 1, 1, 1, 1, 1],
+        "tagc": [9, 9, 9, 9, 2, 2, 2],
+    }  # tagc ends at 4.8, which fsdp has at step 4
+    for arm, values in losses.items():
+        for step, loss in zip(records.steps[arm], values, strict=True):
+            step["loss"] = loss
+    headline = build_report(records)["headline"]
+    assert "To a training loss of 4.80, which both reach, it is 7 s against 10 s." in headline
+
+
+def test_disturbed_times_are_told():
+    records = synthetic_records({"fsdp": 2.0, "tagc": 1.0})
+    assert not any(note.startswith("DISTURBED") for note in build_report(records)["notes"])
+    records.steps["fsdp"][-1]["seconds"] = 3.0
+    notes = [note for note in build_report(records)["notes"] if note.startswith("DISTURBED")]
+    assert len(notes) == 1
+    assert "fsdp 1.5x" in notes[0]
+    assert "tagc" not in notes[0]
 
 
 def test_headline_figures_are_those_of_timed_steps_at_the_slowest_link():

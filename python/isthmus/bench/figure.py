@@ -11,10 +11,10 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 
 from isthmus.bench.phases import PHASES
+from isthmus.bench.report import SMOOTHED_STEPS, smoothed_losses
 
 _COLOURS = {"fsdp": "#7f7f7f", "hsdp": "#1f1f1f", "none": "#4c9be8", "flat-tagc": "#e8a33d", "tagc": "#d1495b"}
 _PHASE_COLOURS = {"compute": "#b8b8b8", "all_gather": "#4c9be8", "reduce_scatter": "#d1495b"}
-_SMOOTHED_STEPS = 5
 
 
 def draw_report(report: dict[str, Any], path: Path) -> None:
@@ -39,16 +39,11 @@ def draw_report(report: dict[str, Any], path: Path) -> None:
 
 def _draw_loss(axes: Axes, report: dict[str, Any], seconds_a_step: str | None) -> None:
     for name, arm in report["arms"].items():
-        losses = [step["loss"] for step in arm["steps"]]
-        smoothed = [
-            sum(window) / len(window)
-            for end in range(1, len(losses) + 1)
-            if (window := losses[max(0, end - _SMOOTHED_STEPS) : end])
-        ]
+        smoothed = smoothed_losses(arm["steps"])
         unit = arm[seconds_a_step] if seconds_a_step else 1
-        xs = [unit * (step + 1) for step in range(len(losses))]
+        xs = [unit * (step + 1) for step in range(len(smoothed))]
         axes.plot(xs, smoothed, color=_COLOURS[name], label=f"{name} (val {arm['val_loss']:.3f})", linewidth=1.6)
-    axes.set_ylabel(f"nats a byte, mean of {_SMOOTHED_STEPS} steps")
+    axes.set_ylabel(f"nats a byte, mean of {SMOOTHED_STEPS} steps")
     axes.grid(alpha=0.3)
     axes.legend()
 

@@ -17,6 +17,9 @@ from isthmus.bench.training import TrainingRecords
 from isthmus.simulate import parse_link_rate
 
 SCHEMA = 1
+SMOOTHED_STEPS = 5
+#: Timed steps of one arm that differ more than this were disturbed.
+_CALM_SPREAD = 1.3
 #: An interface counts headers, acknowledgements and control traffic on top of the payload: up to this share.
 INTERFACE_TOLERANCE = 0.05
 
@@ -47,14 +50,14 @@ def build_report(records: TrainingRecords) -> dict[str, Any]:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(records.seconds, 1),
         "versions": versions(),
-        "machine": machine(),
+        "machine": machine() | {"load_before": records.load_before},
         "arguments": records.config.as_json(),
         "model": records.model,
         "network": records.network,
         "links": links,
         "headline_link": slowest,
         "headline": _headline(arms, slowest),
-        "notes": _notes(records, slowest),
+        "notes": _notes(records, slowest) + _disturbances(arms, records.load_before),
         "fields": FIELDS,
         "arms": arms,
     }
@@ -123,13 +126,28 @@ def _headline(arms: dict[str, dict[str, Any]], link: str) -> str:
     where = "without a limit on the link" if link == UNSHAPED else f"at {link}"
     ratio = theirs["median_step_s"] / ours["median_step_s"]
     verdict = f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times as slow"
+    target = max(smoothed_losses(arm["steps"])[-1] for arm in (ours, theirs))
     return (
         f"tagc takes {ours['median_step_s']:.2f} s a step {where}; {plain}, the best plain arm here, "
-        f"{theirs['median_step_s']:.2f} s: {verdict}. "
+        f"{theirs['median_step_s']:.2f} s: a step is {verdict}. "
+        f"To a training loss of {target:.2f}, which both reach, it is {_seconds_to(target, ours):.0f} s against "
+        f"{_seconds_to(target, theirs):.0f} s. "
         f"Links carry {_megabytes(ours['link_bytes_per_step'])} MB a step against "
-        f"{_megabytes(theirs['link_bytes_per_step'])} MB; validation loss is {ours['val_loss']:.3f} "
-        f"against {theirs['val_loss']:.3f}."
+        f"{_megabytes(theirs['link_bytes_per_step'])} MB; validation loss after {len(ours['steps'])} steps is "
+        f"{ours['val_loss']:.3f} against {theirs['val_loss']:.3f}."
     )
+
+
+def smoothed_losses(steps: list[dict[str, Any]]) -> list[float]:
+    """Mean training loss of each step and those before it, `SMOOTHED_STEPS` in all."""
+    losses = [step["loss"] for step in steps]
+    return [fmean(losses[max(0, end - SMOOTHED_STEPS) : end]) for end in range(1, len(losses) + 1)]
+
+
+def _seconds_to(loss: float, arm: dict[str, Any]) -> float:
+    """Steps until the smoothed training loss is at most `loss`, in median steps at the slowest link."""
+    num_steps = next(step for step, value in enumerate(smoothed_losses(arm["steps"]), 1) if value <= loss)
+    return num_steps * float(arm["median_step_s"])
 
 
 def _notes(records: TrainingRecords, slowest: str) -> list[str]:
@@ -144,11 +162,23 @@ def _notes(records: TrainingRecords, slowest: str) -> list[str]:
         "memory of the other arms, whose all-gathers cross between nodes instead.",
         "Isthmus compresses gradients only. Its all-gathers carry exact weights, which are most of what still crosses.",
         "One seed, and few steps: small differences of loss say nothing.",
-        "Loss over time is drawn from measured losses and the median step time, not from a clock over the whole run.",
+        "Loss over time, and the time to a loss, are measured losses and the median step time, not a clock over the "
+        "whole run.",
     ]
     if slowest == UNSHAPED:
         notes.append("No link was shaped: times say nothing about a slow network.")
     return notes
+
+
+def _disturbances(arms: dict[str, dict[str, Any]], load_before: float) -> list[str]:
+    spread = {name: arm["max_step_s"] / arm["min_step_s"] for name, arm in arms.items()}
+    disturbed = [f"{name} {ratio:.1f}x" for name, ratio in spread.items() if ratio > _CALM_SPREAD]
+    if not disturbed:
+        return []
+    return [
+        f"DISTURBED: the slowest timed step took much longer than the fastest ({', '.join(disturbed)}). Load before "
+        f"the start was {load_before:.1f}. Repeat on an idle machine before believing times."
+    ]
 
 
 def write_json(report: dict[str, Any], path: Path) -> None:

@@ -7,7 +7,7 @@ from isthmus.bench.config import TrainingConfig
 
 UNSHAPED = "unshaped"
 _LOSS_SEGMENT_STEPS = 10
-_TIMED_SEGMENT_STEPS = 4
+_TIMED_SEGMENT_STEPS = 2
 
 #: Kinds of steps: "loss" (link without a limit), "audited" (bytes of each collective counted apart), "settling" (the
 #: first at a link after another arm: its bucket is as that arm left it, so it is not timed), and "timed".

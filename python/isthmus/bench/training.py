@@ -1,5 +1,6 @@
 """Drives the training benchmark: nodes, ranks, the schedule, progress; gathers the records of every step."""
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -33,11 +34,14 @@ class TrainingRecords:
     steps: dict[str, list[dict[str, Any]]]
     val_loss: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    #: Average over the last minute before the start: what else the machine was doing.
+    load_before: float = 0.0
 
 
 def run_training(config: TrainingConfig, output_dir: Path, console: Console) -> TrainingRecords:
     """Run the benchmark. Raises RankFailure if a rank fails; no process or namespace outlives the call."""
     start_s = time.monotonic()
+    load_before = os.getloadavg()[0]
     with open_network(config.nodes) as network:
         console.print(f"{config.nodes} nodes x {config.ranks_per_node} ranks on {network.description}")
         links = list(config.links) if network.has_links else []
@@ -55,6 +59,7 @@ def run_training(config: TrainingConfig, output_dir: Path, console: Console) -> 
             console.print(f"GPT of {model['num_parameters']:,} parameters; {', '.join(config.arms)}")
             run.train(console)
             records.val_loss = run.validate()
+    records.load_before = load_before
     records.seconds = time.monotonic() - start_s
     return records
 
