@@ -76,6 +76,54 @@ void for_each_flagged(const TagcShape& shape, const uint64_t* flags, Visit visit
   }
 }
 
+void check_buffers(ConstBuffer piece, ConstBuffer residual, ConstBuffer packet, const PacketLayout& layout) {
+  ISTHMUS_CHECK(Error, piece.dtype == DataType::kFloat32 && residual.dtype == DataType::kFloat32,
+                "codec tagc encodes float32 pieces with float32 residuals, not ", to_string(piece.dtype), " with ",
+                to_string(residual.dtype));
+  ISTHMUS_CHECK(Error, residual.num_elements == piece.num_elements, "codec tagc: residual of ", residual.num_elements,
+                " elements for a piece of ", piece.num_elements);
+  ISTHMUS_CHECK(Error, packet.bytes() == layout.end, "codec tagc: packet of ", packet.bytes(), " bytes where ",
+                layout.end, " are needed");
+}
+
+void check_intact(bool condition, const char* what, const PacketHeader& header) {
+  ISTHMUS_CHECK(PacketError, condition, "corrupt packet: ", what, " (codec tagc, unit ", header.unit_hash, ", step ",
+                header.step, ", ", header.num_elements, " elements)");
+}
+
+// Everything between header and sketch. After it, no mark leads outside the piece.
+void check_marks(const std::byte* packet, const TagcShape& shape, const PacketLayout& layout,
+                 const PacketHeader& header) {
+  const auto* flags = reinterpret_cast<const uint64_t*>(packet + layout.flags);
+  const auto* index = reinterpret_cast<const uint64_t*>(packet + layout.index);
+  check_intact(header.flags == 0, "flags are set in its header", header);
+  check_intact(all_zero(packet + sizeof(PacketHeader), packet + layout.flags) &&
+                   all_zero(packet + layout.flags + shape.flag_words() * 8, packet + layout.index) &&
+                   all_zero(packet + layout.index + shape.index_words() * 8, packet + layout.sketch),
+               "its padding is not zero", header);
+  check_intact(bits_end_at(flags, shape.flag_words(), shape.num_blocks), "a block past the last is flagged", header);
+  check_intact(bits_end_at(index, shape.index_words(), shape.num_elements), "an element past the last is marked",
+               header);
+  check_intact(count_bits(index, shape.index_words()) == static_cast<int64_t>(header.count),
+               "its index does not mark as many elements as its header says", header);
+  for_each_flagged(shape, flags, [&](int64_t block) {
+    check_intact(count_bits(index + block * shape.block_words(), shape.block_words()) > 0,
+                 "a flagged block marks no element", header);
+  });
+}
+
+// The elements that are marked in flagged blocks.
+void add_nan(const TagcShape& shape, const uint64_t* flags, const uint64_t* index, float* out) {
+  for_each_flagged(shape, flags, [&](int64_t block) {
+    const int64_t end = std::min((block + 1) * shape.block_elements, shape.num_elements);
+    for (int64_t i = block * shape.block_elements; i < end; ++i) {
+      if ((index[i / 64] >> (i % 64) & 1) != 0) {
+        out[i] = std::numeric_limits<float>::quiet_NaN();
+      }
+    }
+  });
+}
+
 }  // namespace
 
 struct TagcCodec::Implementation {
@@ -97,13 +145,7 @@ CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet,
   auto& [settings, scratch] = *implementation_;
   const TagcShape shape = settings.shape(piece.num_elements);
   const PacketLayout layout(shape);
-  ISTHMUS_CHECK(Error, piece.dtype == DataType::kFloat32 && residual.dtype == DataType::kFloat32,
-                "codec tagc encodes float32 pieces with float32 residuals, not ", to_string(piece.dtype), " with ",
-                to_string(residual.dtype));
-  ISTHMUS_CHECK(Error, residual.num_elements == piece.num_elements, "codec tagc: residual of ", residual.num_elements,
-                " elements for a piece of ", piece.num_elements);
-  ISTHMUS_CHECK(Error, packet.bytes() == layout.end, "codec tagc: packet of ", packet.bytes(), " bytes where ",
-                layout.end, " are needed");
+  check_buffers(piece, residual, packet, layout);
   const kernels::TagcKernels& kernel = kernels::tagc_kernels();
   std::byte* bytes = packet.as<std::byte>();
   auto* flags = reinterpret_cast<uint64_t*>(bytes + layout.flags);
@@ -156,36 +198,15 @@ void TagcCodec::Implementation::decode_add(const std::byte* packet, const TagcSh
   const PacketHeader header = read_header(packet, expected);
   const auto* flags = reinterpret_cast<const uint64_t*>(packet + layout.flags);
   const auto* index = reinterpret_cast<const uint64_t*>(packet + layout.index);
-  const auto check = [&](bool condition, const char* what) {
-    ISTHMUS_CHECK(PacketError, condition, "corrupt packet: ", what, " (codec tagc, unit ", header.unit_hash, ", step ",
-                  header.step, ", ", header.num_elements, " elements)");
-  };
-  check(header.flags == 0, "header flags are set");
-  check(all_zero(packet + sizeof(PacketHeader), packet + layout.flags) &&
-            all_zero(packet + layout.flags + shape.flag_words() * 8, packet + layout.index) &&
-            all_zero(packet + layout.index + shape.index_words() * 8, packet + layout.sketch),
-        "padding is not zero");
-  check(bits_end_at(flags, shape.flag_words(), shape.num_blocks), "a block past the last is flagged");
-  check(bits_end_at(index, shape.index_words(), shape.num_elements), "an element past the last is marked");
-  check(count_bits(index, shape.index_words()) == static_cast<int64_t>(header.count),
-        "the index does not mark as many elements as the header says");
-
-  for_each_flagged(shape, flags, [&](int64_t block) {
-    check(count_bits(index + block * shape.block_words(), shape.block_words()) > 0, "a flagged block marks no element");
-    for (int64_t i = block * shape.block_elements; i < std::min((block + 1) * shape.block_elements, shape.num_elements);
-         ++i) {
-      if ((index[i / 64] >> (i % 64) & 1) != 0) {
-        out[i] = std::numeric_limits<float>::quiet_NaN();
-      }
-    }
-  });
+  check_marks(packet, shape, layout, header);
+  add_nan(shape, flags, index, out);
   uint32_t* cells = grow(scratch.cells, shape.num_cells());
   std::copy_n(reinterpret_cast<const uint32_t*>(packet + layout.sketch), shape.num_cells(), cells);
   const kernels::PeelResult peeled = kernels::tagc_kernels().peel_xor(shape, rows, settings.peel_rounds,
                                                                       scratch.peel(shape, index, flags), cells, out);
-  check(peeled.left_elements == 0, "the index does not peel");
-  check(std::all_of(cells, cells + shape.num_cells(), [](uint32_t cell) { return cell == 0; }),
-        "the sketch holds more than the index says");
+  check_intact(peeled.left_elements == 0, "its index does not peel", header);
+  check_intact(std::all_of(cells, cells + shape.num_cells(), [](uint32_t cell) { return cell == 0; }),
+               "its sketch holds more than the index says", header);
 }
 
 }  // namespace isthmus

@@ -38,7 +38,7 @@ std::string example_in_docs(const std::string& name) {
 std::string dump(const std::vector<uint8_t>& bytes) {
   std::string text;
   for (size_t offset = 0; offset < bytes.size(); offset += 16) {
-    char number[8];
+    char number[32];
     std::snprintf(number, sizeof(number), "%04zx ", offset);
     std::string line = number;
     bool all_zero = true;
