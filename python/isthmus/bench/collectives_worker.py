@@ -39,16 +39,17 @@ class Worker:
     def setup(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
         """Join the world and make a group for each backend."""
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", timeout=timedelta(seconds=command["timeout_s"]))
+        timeout = timedelta(seconds=command["timeout_s"])
+        dist.init_process_group("gloo", timeout=timeout)
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._ranks_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
         count_here = command["count_link"] and os.environ["LOCAL_RANK"] == "0"
         sent_bytes = partial(interface_sent_bytes, os.environ["GLOO_SOCKET_IFNAME"]) if count_here else None
-        node_group, _ = dist.new_subgroups(self._ranks_per_node)  # type: ignore[no-untyped-call]
+        node_group, _ = dist.new_subgroups(self._ranks_per_node, timeout=timeout)  # type: ignore[no-untyped-call]
         self._audit = Audit(node_group, sent_bytes)
         for name in command["backends"]:
             options = ARMS[name].isthmus if name != "gloo" else None
-            self._groups[name] = IsthmusGroup(options | {"min_elements": "0"}) if options else None
+            self._groups[name] = IsthmusGroup(options | {"min_elements": "0"}, timeout) if options else None
         return {"options": {name: group.options for name, group in self._groups.items() if group}}
 
     def measure(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -46,10 +47,10 @@ class Counters:
 class IsthmusGroup:
     """A group over all ranks with backend `isthmus`."""
 
-    def __init__(self, options: dict[str, str]) -> None:
+    def __init__(self, options: dict[str, str], timeout: timedelta) -> None:
         asked = isthmus.Options(**options)  # type: ignore[arg-type]
         self.options: dict[str, Any] = {name: getattr(asked, name) for name in _OPTIONS}
-        self.group = dist.new_group(backend="isthmus", pg_options=asked)
+        self.group = dist.new_group(backend="isthmus", timeout=timeout, pg_options=asked)
 
     def counters(self) -> Counters:
         """What was counted until now."""

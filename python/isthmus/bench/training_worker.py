@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from isthmus.bench.arms import ARMS, Arm
@@ -95,14 +95,23 @@ class ArmTrainer:
 
 
 def _make_mesh(arm: Arm, config: TrainingConfig) -> tuple[DeviceMesh, IsthmusGroup | None]:
-    """The mesh to shard over, and the Isthmus group if the arm has one."""
+    """The mesh to shard over, and the Isthmus group if the arm has one. Timeouts are not inherited by new groups."""
+    timeout = timedelta(seconds=config.timeout_s)
     if arm.hybrid_sharded:
-        names = ("replicate", "shard")
-        return init_device_mesh("cpu", (config.nodes, config.ranks_per_node), mesh_dim_names=names), None
+        ranks = torch.arange(config.world_size).view(config.nodes, config.ranks_per_node)
+        groups = [_group_among(rows.tolist(), timeout) for rows in (ranks.T, ranks)]
+        return DeviceMesh.from_group(groups, "cpu", mesh=ranks, mesh_dim_names=("replicate", "shard")), None
     if arm.isthmus is None:
-        return DeviceMesh.from_group(dist.new_group(backend="gloo"), "cpu"), None
-    group = IsthmusGroup(arm.isthmus)
+        return DeviceMesh.from_group(dist.new_group(backend="gloo", timeout=timeout), "cpu"), None
+    group = IsthmusGroup(arm.isthmus, timeout)
     return DeviceMesh.from_group(group.group, "cpu"), group
+
+
+def _group_among(groups_of_ranks: list[list[int]], timeout: timedelta) -> dist.ProcessGroup:
+    """This rank's one of several disjoint Gloo groups."""
+    group, _ = dist.new_subgroups_by_enumeration(groups_of_ranks, timeout=timeout)  # type: ignore[no-untyped-call]
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 class Worker:
@@ -120,7 +129,8 @@ class Worker:
         dist.init_process_group("gloo", timeout=timedelta(seconds=config.timeout_s))
         if command["count_link"] and os.environ["LOCAL_RANK"] == "0":
             self._sent_bytes = partial(interface_sent_bytes, os.environ["GLOO_SOCKET_IFNAME"])
-        node_group, _ = dist.new_subgroups(config.ranks_per_node)  # type: ignore[no-untyped-call]
+        by_node = torch.arange(config.world_size).view(config.nodes, config.ranks_per_node).tolist()
+        node_group = _group_among(by_node, timedelta(seconds=config.timeout_s))
         self._audit = Audit(node_group, self._sent_bytes)
         files = [Path(name) for name in config.text] or default_files()
         text = Text(files, config.context, config.seed)

@@ -46,18 +46,18 @@ class _Rank:
         return [json.loads(line) for line in lines]
 
     def why(self) -> str:
-        """Why this rank failed, with the last lines that it printed."""
+        """Why this rank failed."""
         code = self.process.poll()
         if self.failure:
-            reason = self.failure["error"]
-        elif code is None:
-            reason = "ended its answers"
-        elif code < 0:
-            reason = f"killed by {signal.Signals(-code).name}"
-        else:
-            reason = f"exit code {code}"
+            return str(self.failure["error"])
+        if code is None:
+            return "ended its answers"
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def last_words(self) -> str:
+        """The last lines that it printed, and where the others are."""
         lines = self.log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-        return f"{reason}\n" + "\n".join(f"  | {line}" for line in lines) + f"\n  (all of it: {self.log})"
+        return "\n".join([*(f"  | {line}" for line in lines), f"  (all that it printed: {self.log})"])
 
 
 class RankWorld:
@@ -188,8 +188,8 @@ class RankWorld:
         if others:
             text += f"\nafter it also rank {_join(others)}"
         if silent:
-            text += f"\nno answer from rank {_join(silent)}"
-        return text
+            text += f"\nno answer from rank {_join(silent)}: stopped, hanging, or waiting for the others"
+        return f"{text}\n{first.last_words()}"
 
     def close(self) -> None:
         """End all ranks: those that wait for a command by themselves, the others by SIGKILL."""
