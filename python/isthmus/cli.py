@@ -52,12 +52,12 @@ def training(
     quick: Annotated[bool, typer.Option("--quick", help="Few steps: a check, not a measurement.")] = False,
 ) -> None:
     """Train a byte-level GPT under FSDP2 over a slow link, plain and compressed side by side."""
-    from isthmus.bench.config import TrainingConfig
-    from isthmus.bench.figure import draw_report
-    from isthmus.bench.report import build_report, print_report, write_json
-    from isthmus.bench.training import run_training
-
     with _failures_told():
+        from isthmus.bench.config import TrainingConfig
+        from isthmus.bench.figure import draw_report
+        from isthmus.bench.report import build_report, print_report, write_json
+        from isthmus.bench.training import run_training
+
         config = TrainingConfig(
             arms=tuple(name.strip() for name in arms.split(",")),
             nodes=nodes,
@@ -104,15 +104,15 @@ def collectives(
     logs: Annotated[Path, typer.Option(help="Where the ranks' stderr goes.")] = Path("bench-out/collectives"),
 ) -> None:
     """Time and verify single collectives over simulated nodes, in the manner of nccl-tests."""
-    from isthmus.bench.collectives import (
-        CollectivesConfig,
-        num_wrong,
-        print_collectives,
-        run_collectives,
-        write_collectives,
-    )
-
     with _failures_told():
+        from isthmus.bench.collectives import (
+            CollectivesConfig,
+            num_wrong,
+            print_collectives,
+            run_collectives,
+            write_collectives,
+        )
+
         config = CollectivesConfig(
             nodes=nodes,
             ranks_per_node=ranks_per_node,
@@ -131,8 +131,8 @@ def collectives(
         print_collectives(report, console)
         if json is not None:
             write_collectives(report, json)
-    if num_wrong(report):
-        raise typer.Exit(_FAILED)
+        if num_wrong(report):
+            raise typer.Exit(_FAILED)
 
 
 def _bytes(text: str) -> int:
@@ -150,6 +150,9 @@ def _failures_told() -> Iterator[None]:
 
     try:
         yield
+    except ModuleNotFoundError as error:
+        print(f"isthmus: {error}: the benchmarks need `pip install isthmus[bench]`", file=sys.stderr)
+        raise typer.Exit(_FAILED) from error
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except (RankFailure, NetworkError) as error:
