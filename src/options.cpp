@@ -7,6 +7,7 @@
 #include <limits>
 #include <sstream>
 #include <string_view>
+#include <utility>
 
 #include "isthmus/error.h"
 #include "policy.h"
@@ -81,7 +82,7 @@ OptionField text_field(const char* name, const char* environment, std::string Op
 
 OptionField choice_field(const char* name, const char* environment, std::string Options::*member,
                          std::vector<std::string> choices, const char* range, const char* help) {
-  return text_field(name, environment, member, range, help, [choices](const std::string& text) {
+  return text_field(name, environment, member, range, help, [choices = std::move(choices)](const std::string& text) {
     return std::find(choices.begin(), choices.end(), text) != choices.end();
   });
 }

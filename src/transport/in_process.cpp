@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <cstring>
+#include <numeric>
 #include <optional>
 
 #include "isthmus/error.h"
@@ -79,7 +79,7 @@ class InProcessHub::Group {
   // Links of both kinds: collectives run around the ring.
   bool ring() const { return ring_; }
 
-  // Runs `compute(operations of all ranks)` while all ranks' inputs stand still.
+  // Runs `compute(inputs of all ranks)` while all ranks' inputs stand still.
   template <typename Compute>
   void meet(int index, const Operation& operation, const Compute& compute) {
     enter(index, operation);
@@ -294,6 +294,7 @@ std::shared_ptr<Transport> InProcessHub::transport(const std::string& name, cons
   std::shared_ptr<Group>& group = groups_[{name, ranks}];
   if (group == nullptr) {
     std::vector<int> nodes;
+    nodes.reserve(ranks.size());
     for (const int rank : ranks) {
       nodes.push_back(node_of_rank_.at(static_cast<size_t>(rank)));
     }
@@ -303,10 +304,8 @@ std::shared_ptr<Transport> InProcessHub::transport(const std::string& name, cons
 }
 
 Tiers InProcessHub::tiers(const NodeMap& map, int rank) {
-  std::vector<int> all_ranks;
-  for (int other = 0; other < map.world_size(); ++other) {
-    all_ranks.push_back(other);
-  }
+  std::vector<int> all_ranks(static_cast<size_t>(map.world_size()));
+  std::iota(all_ranks.begin(), all_ranks.end(), 0);
   const int node = map.node(rank);
   const int local_index = map.local_index(rank);
   return {transport("intra", map.node_ranks(node), local_index), transport("inter", map.rail_ranks(local_index), node),

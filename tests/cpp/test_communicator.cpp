@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "codec/packet_header.h"
 #include "codec/tagc_flat.h"
 #include "isthmus/communicator.h"
 #include "isthmus/error.h"
@@ -634,6 +636,30 @@ class TamperingTransport final : public Transport {
   std::shared_ptr<Transport> transport_;
   std::function<void(Buffer)> tamper_;
 };
+
+// Ranks that are not at the same step must not understand each other, and seeds must change from step to step.
+TEST(Communicator, PacketsCarryTheStepOfTheirUnit) {
+  std::vector<uint64_t> steps;  // in the packets that rank 1 got
+  const auto wrap = [&](int rank, Tiers tiers) {
+    if (rank == 1) {
+      tiers.inter = std::make_shared<TamperingTransport>(tiers.inter, [&](Buffer arrived) {
+        PacketHeader header;
+        std::memcpy(&header, arrived.data, sizeof(header));
+        steps.push_back(header.step);
+      });
+    }
+    return tiers;
+  };
+  World world(NodeMap::parse("2x1", 2), lossy_options(), kTimeout, wrap);
+  const std::vector<Array> gradients = random_inputs(2, 1000, DataType::kFloat32);
+  for (const char* unit : {"a", "a", "b", "a", "b"}) {
+    world.reduce_scatter(gradients, 1, true, unit);
+  }
+  world.reduce_scatter(gradients, 1, false, "a");
+  world.reduce_scatter(gradients, 1, false, "a");
+  world.reduce_scatter(gradients, 1, true, "a");
+  EXPECT_EQ(steps, (std::vector<uint64_t>{0, 1, 0, 2, 1, 5, 6, 3}));
+}
 
 // Reduces until something fails, at most twice: who is done before a peer fails learns of it in the next call.
 void reduce_twice(Communicator& communicator) {
