@@ -15,7 +15,7 @@ namespace {
 // How long a rank that failed waits for the others' reports. Taken from the operation's timeout, if that is long.
 constexpr std::chrono::milliseconds kReportPatience{2000};
 // An operation that has been running for longer is watched: has another rank reported a failure?
-constexpr std::chrono::milliseconds kQuietTime{1000};
+constexpr std::chrono::milliseconds kQuietTime{500};
 constexpr std::chrono::milliseconds kWatchPause{500};
 // How long operations that are under way may go on when the interpreter exits.
 constexpr std::chrono::milliseconds kExitPatience{2000};
@@ -70,6 +70,8 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
   if (map_.two_tier()) {
     make_communicator(parts);
     worker_ = std::thread([this] { run_worker(); });
+  }
+  if (parts.size > 1) {
     watch_ = std::thread([this] { run_watch(); });
   }
   install_label_tracking();
@@ -236,6 +238,9 @@ WorkPtr BackendIsthmus::submit(Job job) {
 }
 
 WorkPtr BackendIsthmus::issued(WorkPtr work) {
+  if (!c10d::isP2POp(work->retrieveOpType())) {  // whoever sends or receives knows the peer
+    work = c10::make_intrusive<WatchedWork>(work, c10::intrusive_ptr<BackendIsthmus>::reclaim_copy(this), this);
+  }
   std::lock_guard lock(mutex_);
   if (coalescing_) {
     coalesced_.push_back(work);
@@ -284,7 +289,6 @@ void BackendIsthmus::run_worker() {
       Job job = std::move(jobs_.front());
       jobs_.pop_front();
       running_ = true;
-      running_since_ = Clock::now();
       const std::exception_ptr failure = failure_;
       lock.unlock();
       failure ? job.work->fail(failure) : run_job(job);
@@ -300,50 +304,74 @@ void BackendIsthmus::run_job(Job& job) {
   for (const auto& transport : transports_) {
     transport->set_deadline(Clock::now() + job.timeout - reserve);
   }
+  wait_begins();
   try {
     job.run();
   } catch (const std::exception& error) {
     FaultReport report = job.operation;
     report.phase = communicator_->phase();
     report.error = error.what();
-    job.work->fail(explain(report));
+    const auto explained = explain(report);
+    wait_ends();
+    job.work->fail(explained);
     return;
   }
+  wait_ends();
   job.work->complete();
 }
 
 std::exception_ptr BackendIsthmus::explain(const FaultReport& report) {
+  std::lock_guard one_at_a_time(explain_mutex_);
   {
     std::lock_guard lock(mutex_);
-    if (failure_) {  // abort() was called
+    if (failure_) {  // of another operation, or abort() was called
       return failure_;
     }
   }
   board_->post(report);
-  for (const auto& transport : transports_) {
-    transport->abort();  // so that the peers fail, too, and report
-  }
+  close_all_connections();  // so that the peers fail, too, and report
   const auto error = dist_error(detail::concatenate(
       "isthmus: ", report.operation, " #", report.sequence_number, report.unit.empty() ? "" : " of unit ", report.unit,
-      " failed on rank ", global_ranks_[getRank()], " in phase \"", report.phase, "\": ", report.error, ". ",
-      board_->diagnose(report, kReportPatience), "."));
+      " failed on rank ", global_ranks_[getRank()], report.phase.empty() ? "" : " in phase ", report.phase, ": ",
+      report.error, ". ", board_->diagnose(report, kReportPatience), "."));
   fail_from_now_on(error);
-  close_all_connections();
   return error;
+}
+
+std::exception_ptr BackendIsthmus::explain(c10d::Work& work, const std::string& error) {
+  FaultReport report;
+  report.operation = c10d::opTypeToString(work.retrieveOpType());
+  report.sequence_number = work.getSequencenumber();
+  report.error = error.substr(0, error.find('\n'));
+  return explain(report);
+}
+
+void BackendIsthmus::wait_begins() {
+  std::lock_guard lock(mutex_);
+  if (busy_++ == 0) {
+    busy_since_ = Clock::now();
+    changed_.notify_all();
+  }
+}
+
+void BackendIsthmus::wait_ends() {
+  std::lock_guard lock(mutex_);
+  --busy_;
 }
 
 void BackendIsthmus::run_watch() {
   std::unique_lock lock(mutex_);
-  while (!stopping_ || running_) {
-    changed_.wait_for(lock, kWatchPause, [this] { return stopping_ && !running_; });
-    if (!running_ || failure_ || Clock::now() - running_since_ < kQuietTime) {
+  while (true) {
+    changed_.wait(lock, [this] { return stopping_ || busy_ > 0; });
+    if (changed_.wait_for(lock, kWatchPause, [this] { return stopping_ && !running_; })) {
+      return;
+    }
+    if (busy_ == 0 || failure_ || Clock::now() - busy_since_ < kQuietTime) {
       continue;
     }
     lock.unlock();
     if (board_->any_report()) {
-      for (const auto& transport : transports_) {
-        transport->abort();
-      }
+      close_all_connections();
     }
     lock.lock();
   }

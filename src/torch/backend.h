@@ -58,7 +58,7 @@ void shutdown_all();
 
 // Recognised gradient reduce-scatters and large all-gathers run on one worker thread in the order of their calls; that
 // thread alone uses the tiers. Everything else is forwarded to the world backend from the caller's thread.
-class BackendIsthmus final : public c10d::Backend {
+class BackendIsthmus final : public c10d::Backend, public FaultHandler {
  public:
   explicit BackendIsthmus(BackendParts parts);
   ~BackendIsthmus() override;
@@ -139,7 +139,7 @@ class BackendIsthmus final : public c10d::Backend {
                                 std::chrono::milliseconds timeout);
   WorkPtr submit_all_gather(const at::Tensor& output, const at::Tensor& input, std::chrono::milliseconds timeout);
   WorkPtr submit(Job job);
-  // Every Work that is not submitted passes through here, for startCoalescing.
+  // Every Work of the world backend passes through here: for startCoalescing, and to be watched.
   WorkPtr issued(WorkPtr work);
 
   // The world backend, for one more `call`. Throws if this backend has failed or is shut down.
@@ -151,8 +151,12 @@ class BackendIsthmus final : public c10d::Backend {
 
   void run_worker();
   void run_job(Job& job);
-  // Aborts the tiers of an operation that failed, asks the other ranks, and makes this backend fail from now on.
+  // After an operation failed: closes all connections, asks the other ranks, and makes this backend fail from now on.
   std::exception_ptr explain(const FaultReport& report);
+  std::exception_ptr explain(c10d::Work& work, const std::string& error) override;
+  void wait_begins() override;
+  void wait_ends() override;
+  // Looks for other ranks' reports while an operation takes long.
   void run_watch();
   void fail_from_now_on(std::exception_ptr error);
   void close_all_connections();
@@ -168,8 +172,9 @@ class BackendIsthmus final : public c10d::Backend {
   std::condition_variable changed_;
   BackendPtr world_;  // null after shutdown
   std::deque<Job> jobs_;
-  bool running_ = false;
-  Clock::time_point running_since_;
+  bool running_ = false;  // a job
+  int busy_ = 0;          // operations that somebody waits for
+  Clock::time_point busy_since_;
   bool stopping_ = false;
   std::exception_ptr failure_;
   uint64_t next_sequence_number_ = 0;
@@ -179,6 +184,7 @@ class BackendIsthmus final : public c10d::Backend {
   std::map<std::string, int64_t> calls_;
   std::map<std::string, int64_t> exact_calls_;
 
+  std::mutex explain_mutex_;
   std::mutex shutdown_mutex_;
   std::thread worker_;
   std::thread watch_;

@@ -13,7 +13,7 @@
 namespace isthmus::torch_backend {
 namespace {
 
-// Tags of data go round below this; the abort waits for a message with this one, which nobody sends.
+// Tags of data are below this; close_connections() waits for a message with this one, which nobody sends.
 constexpr int kAbortTag = 1 << 24;
 
 class CompletedHandle final : public Handle {
@@ -51,23 +51,22 @@ std::vector<int64_t> equal_offsets(int64_t num_elements, int parts) {
 }  // namespace
 
 // Messages to and from peers that are under way together. All ranks of the tier construct exchanges in the same order,
-// which pairs their messages by tag.
+// which pairs their messages by tag. A tag says what the message is, as well: where ranks disagree about that, nothing
+// arrives and the deadline passes, whereas Gloo ends the process if it gets a message of another size.
 class C10dTransport::Exchange final : public Handle {
  public:
   Exchange(C10dTransport& transport, const char* operation)
-      : transport_(transport), operation_(operation), tag_(transport.next_tag_) {
-    transport.next_tag_ = (transport.next_tag_ + 1) % kAbortTag;
-  }
+      : transport_(transport), operation_(operation), number_(transport.next_exchange_++) {}
 
   void receive(int peer, Buffer buffer) {
     post("receiving from", peer, buffer,
-         [&](std::vector<at::Tensor>& tensors) { return transport_.backend_->recv(tensors, peer, tag_); });
+         [&](std::vector<at::Tensor>& tensors) { return transport_.backend_->recv(tensors, peer, tag(buffer)); });
   }
 
   void send(int peer, ConstBuffer buffer) {
     post("sending to", peer, buffer, [&](std::vector<at::Tensor>& tensors) {
       count(peer, buffer.bytes());
-      return transport_.backend_->send(tensors, peer, tag_);
+      return transport_.backend_->send(tensors, peer, tag(buffer));
     });
   }
 
@@ -97,6 +96,11 @@ class C10dTransport::Exchange final : public Handle {
       std::vector<at::Tensor> tensors{as_tensor(buffer)};
       messages_.push_back({what, peer, start(tensors)});
     });
+  }
+
+  int tag(ConstBuffer buffer) const {
+    const auto mixed = std::hash<std::string>()(detail::concatenate(operation_, ' ', number_, ' ', buffer.bytes()));
+    return static_cast<int>(mixed % kAbortTag);
   }
 
   void count(int peer, int64_t bytes) {
@@ -132,7 +136,7 @@ class C10dTransport::Exchange final : public Handle {
 
   C10dTransport& transport_;
   const char* operation_;
-  int tag_;
+  int64_t number_;
   std::vector<Message> messages_;
 };
 

@@ -60,7 +60,7 @@ class C10dTransport final : public Transport {
   bool ring_ = false;
   Clock::time_point deadline_ = Clock::time_point::max();
   std::atomic<bool> aborted_{false};
-  int next_tag_ = 0;
+  int64_t next_exchange_ = 0;
   std::vector<std::vector<std::byte>> free_scratch_;
   mutable std::mutex traffic_mutex_;
   Traffic traffic_;

@@ -18,7 +18,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kPostPatience{500};
 constexpr std::chrono::milliseconds kPollPause{50};
-constexpr const char* kCountKey = "reports";
+constexpr const char* kPostedKey = "posted";
+constexpr const char* kReadKey = "read";
 constexpr char kSeparator = '\x1f';
 
 std::string to_text(const FaultReport& report) {
@@ -39,6 +40,16 @@ FaultReport from_text(const std::string& text) {
   std::getline(stream, report.error, kSeparator);
   report.sequence_number = std::stoull(number);
   return report;
+}
+
+std::string report_key(int rank) { return "report/" + std::to_string(rank); }
+
+// Returns when the counter has reached `target`, or after `patience`.
+void wait_for_count(c10d::Store& store, const char* key, int64_t target, std::chrono::milliseconds patience) {
+  const auto deadline = Clock::now() + patience;
+  while (store.add(key, 0) < target && Clock::now() < deadline) {
+    std::this_thread::sleep_for(kPollPause);
+  }
 }
 
 bool same_operation(const FaultReport& a, const FaultReport& b) {
@@ -122,16 +133,16 @@ FaultBoard::FaultBoard(const c10::intrusive_ptr<c10d::Store>& store, int rank, s
 
 void FaultBoard::post(const FaultReport& report) {
   store_.call(
-      [key = key(rank_), text = to_text(report)](c10d::Store& store) {
+      [key = report_key(rank_), text = to_text(report)](c10d::Store& store) {
         store.set(key, text);
-        store.add(kCountKey, 1);
+        store.add(kPostedKey, 1);
       },
       kPostPatience);
 }
 
 bool FaultBoard::any_report() {
   auto count = std::make_shared<std::atomic<int64_t>>(0);
-  store_.call([count](c10d::Store& store) { *count = store.add(kCountKey, 0); }, std::chrono::seconds(1));
+  store_.call([count](c10d::Store& store) { *count = store.add(kPostedKey, 0); }, std::chrono::seconds(1));
   return *count > 0;
 }
 
@@ -143,28 +154,31 @@ std::string FaultBoard::diagnose(const FaultReport& own, std::chrono::millisecon
   };
   auto reports = std::make_shared<Reports>();
   const int num_ranks = static_cast<int>(global_ranks_.size());
-  const auto deadline = Clock::now() + patience;
   store_.call(
-      [reports, num_ranks, deadline](c10d::Store& store) {
-        while (true) {
-          const bool all_posted = store.add(kCountKey, 0) >= num_ranks;
-          for (int rank = 0; (all_posted || Clock::now() > deadline) && rank < num_ranks; ++rank) {
-            const std::string key = "report/" + std::to_string(rank);
-            if (store.check({key})) {
-              const auto text = store.get_to_str(key);
-              std::lock_guard lock(reports->mutex);
-              reports->by_rank[rank] = from_text(text);
-            }
-          }
-          if (all_posted || Clock::now() > deadline) {
+      [reports, num_ranks, patience](c10d::Store& store) {
+        wait_for_count(store, kPostedKey, num_ranks, patience);
+        for (int rank = 0; rank < num_ranks; ++rank) {
+          const std::string key = report_key(rank);
+          if (store.check({key})) {
+            const auto text = store.get_to_str(key);
             std::lock_guard lock(reports->mutex);
-            reports->store_answered = true;
-            return;
+            reports->by_rank[rank] = from_text(text);
           }
-          std::this_thread::sleep_for(kPollPause);
         }
+        std::lock_guard lock(reports->mutex);
+        reports->store_answered = true;
       },
       patience + kPostPatience);
+  store_.call([](c10d::Store& store) { store.add(kReadKey, 1); }, kPostPatience);
+  if (rank_ == 0) {
+    // The likely host of the store: when its process ends, the others can read no more.
+    store_.call(
+        [reports, patience](c10d::Store& store) {
+          const auto num_posted = store.add(kPostedKey, 0);
+          wait_for_count(store, kReadKey, num_posted, patience);
+        },
+        patience + kPostPatience);
+  }
 
   std::lock_guard lock(reports->mutex);
   if (!reports->store_answered) {

@@ -54,8 +54,6 @@ class FaultBoard {
   std::string diagnose(const FaultReport& own, std::chrono::milliseconds patience);
 
  private:
-  std::string key(int rank) const { return "report/" + std::to_string(rank); }
-
   int rank_;
   std::vector<int> global_ranks_;
   PatientStore store_;

@@ -2,6 +2,7 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <utility>
@@ -94,6 +95,53 @@ c10::intrusive_ptr<c10::ivalue::Future> CombinedWork::getFuture() {
         return c10::IValue(self->result());
       },
       c10::ListType::create(c10::TensorType::get()));
+}
+
+WatchedWork::WatchedWork(c10::intrusive_ptr<c10d::Work> work,
+                         const c10::intrusive_ptr<c10::intrusive_ptr_target>& owner, FaultHandler* handler)
+    : Work(-1, work->retrieveOpType()), work_(std::move(work)), owner_(owner), handler_(handler) {}
+
+bool WatchedWork::wait(std::chrono::milliseconds timeout) {
+  const auto owner = owner_.lock();
+  if (!owner) {
+    return work_->wait(timeout);
+  }
+  handler_->wait_begins();
+  const auto ends = c10::make_scope_exit([this] { handler_->wait_ends(); });
+  try {
+    return work_->wait(timeout);
+  } catch (const std::exception& error) {
+    if (timeout != kNoTimeout && !work_->isCompleted()) {
+      throw;  // the caller's patience ended, the operation goes on
+    }
+    std::rethrow_exception(handler_->explain(*work_, error.what()));
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WatchedWork::getFuture() {
+  const auto future = work_->getFuture();
+  const auto owner = owner_.lock();
+  if (!owner) {
+    return future;
+  }
+  handler_->wait_begins();
+  const auto watched = [work = work_, weak_owner = owner_, handler = handler_](c10::ivalue::Future& done) {
+    const auto alive = weak_owner.lock();
+    const auto ends = c10::make_scope_exit([&] {
+      if (alive) {
+        handler->wait_ends();
+      }
+    });
+    try {
+      return done.value();
+    } catch (const std::exception& error) {
+      if (!alive) {
+        throw;
+      }
+      std::rethrow_exception(handler->explain(*work, error.what()));
+    }
+  };
+  return future->then(watched, future->elementType());
 }
 
 c10::intrusive_ptr<c10d::Work> followed_by(const c10::intrusive_ptr<c10d::Work>& work, std::vector<at::Tensor> outputs,

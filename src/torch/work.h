@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <functional>
+#include <string>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
@@ -47,6 +48,42 @@ class CombinedWork final : public c10d::Work {
  private:
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
   std::atomic<bool> waited_{false};  // some of Gloo's Works never say that they have completed
+};
+
+// Who is told when the wait for a Work of the world backend takes long, and asked what its failure means.
+class FaultHandler {
+ public:
+  virtual void wait_begins() = 0;
+  virtual void wait_ends() = 0;
+  // The error to throw in place of `error`. Blocks for seconds.
+  virtual std::exception_ptr explain(c10d::Work& work, const std::string& error) = 0;
+
+ protected:
+  ~FaultHandler() = default;
+};
+
+// A Work of the world backend whose failure names the ranks that are missing.
+class WatchedWork final : public c10d::Work {
+ public:
+  // handler: is the same object as `owner`, which may go before this Work.
+  WatchedWork(c10::intrusive_ptr<c10d::Work> work, const c10::intrusive_ptr<c10::intrusive_ptr_target>& owner,
+              FaultHandler* handler);
+
+  bool isCompleted() override { return work_->isCompleted(); }
+  bool isSuccess() const override { return work_->isSuccess(); }
+  std::exception_ptr exception() const override { return work_->exception(); }
+  int sourceRank() const override { return work_->sourceRank(); }
+  std::vector<at::Tensor> result() override { return work_->result(); }
+  void synchronize() override { work_->synchronize(); }
+  bool wait(std::chrono::milliseconds timeout) override;
+  void abort() override { work_->abort(); }
+  uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+  c10::weak_intrusive_ptr<c10::intrusive_ptr_target> owner_;
+  FaultHandler* handler_;
 };
 
 // `work`, and `then` run once it has succeeded, before anyone who waits goes on. For backends whose Works have a

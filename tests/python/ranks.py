@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -87,7 +88,7 @@ def run_any(
             continue
         outcomes[rank].exit_code = process.exitcode
         outcomes[rank].error = None if process.exitcode == 0 else "no report"
-        if pipe.poll():
+        with contextlib.suppress(EOFError):  # it died
             outcomes[rank].value, outcomes[rank].error, outcomes[rank].seconds = pipe.recv()
     if late:
         time.sleep(0.5)
