@@ -1,10 +1,10 @@
 #include "isthmus/communicator.h"
 
-#include <chrono>
 #include <utility>
 #include <vector>
 
 #include "codec/tagc_flat.h"
+#include "communicator_step.h"
 #include "isthmus/error.h"
 #include "policy.h"
 #include "scratch.h"
@@ -12,27 +12,6 @@
 
 namespace isthmus {
 namespace {
-
-Traffic operator-(Traffic after, Traffic before) {
-  return {after.sent_bytes - before.sent_bytes, after.inter_node_sent_bytes - before.inter_node_sent_bytes};
-}
-
-void operator+=(Traffic& total, Traffic more) {
-  total.sent_bytes += more.sent_bytes;
-  total.inter_node_sent_bytes += more.inter_node_sent_bytes;
-}
-
-void operator+=(CollectiveStats& total, const CollectiveStats& more) {
-  total.calls += more.calls;
-  total.packed_calls += more.packed_calls;
-  total.intra += more.intra;
-  total.inter += more.inter;
-  total.flat += more.flat;
-  total.intra_s += more.intra_s;
-  total.exchange_s += more.exchange_s;
-  total.encode_s += more.encode_s;
-  total.decode_s += more.decode_s;
-}
 
 Traffic traffic_of(const std::shared_ptr<Transport>& tier) { return tier ? tier->traffic() : Traffic{}; }
 
@@ -61,23 +40,6 @@ void wait_for_all(const std::vector<HandlePtr>& pending, Stream stream) {
 }
 
 }  // namespace
-
-// One step of a collective: names the phase, and adds its time.
-class Communicator::Step {
- public:
-  Step(Communicator& communicator, const char* phase, double CollectiveStats::*seconds)
-      : seconds_(communicator.current_.*seconds), begin_(Clock::now()) {
-    communicator.phase_ = phase;
-  }
-  ~Step() { seconds_ += std::chrono::duration<double>(Clock::now() - begin_).count(); }
-  Step(const Step&) = delete;
-  Step& operator=(const Step&) = delete;
-
- private:
-  using Clock = std::chrono::steady_clock;
-  double& seconds_;
-  Clock::time_point begin_;
-};
 
 Communicator::Communicator(NodeMap map, int rank, Tiers tiers, Options options)
     : map_(std::move(map)),
@@ -205,59 +167,6 @@ Buffer Communicator::decode_sum(ConstBuffer pieces, ConstBuffer arrived, const R
       reduction.codec->decode_sum(arrived.slice(0, below * packet_bytes), below, sum, reduction.context, stream);
   current_codec_ += reduction.codec->decode_sum(arrived.slice((node() + 1) * packet_bytes, above * packet_bytes), above,
                                                 sum, reduction.context, stream);
-  return sum;
-}
-
-void Communicator::reduce_scatter_flat(ConstBuffer gradient, Buffer shard, double scale, const Reduction& reduction,
-                                       Stream stream) {
-  const Buffer sum = reduction.unit != nullptr ? sum_tagc(gradient, reduction, sum_target(shard), stream)
-                                               : sum_plainly(gradient, stream);
-  convert_scaled(sum, scale, shard);
-}
-
-Buffer Communicator::sum_plainly(ConstBuffer gradient, Stream stream) {
-  const Buffer sum = scratch_->take(gradient.num_elements / map_.world_size(), accumulate_dtype(gradient.dtype));
-  const Step step(*this, "flat reduce-scatter", &CollectiveStats::exchange_s);
-  if (map_.world_size() == 1) {
-    convert(gradient, sum);
-  } else {
-    tiers_.flat->reduce_scatter(gradient, sum, stream)->wait(stream);
-  }
-  return sum;
-}
-
-// The paper's algorithm: supports are merged by collectives over all ranks, and the owner decodes the sum.
-Buffer Communicator::sum_tagc(ConstBuffer gradient, const Reduction& reduction, Buffer sum, Stream stream) {
-  const int64_t chunk_elements = gradient.num_elements / map_.world_size();
-  const int64_t index_bytes = tagc_flat_->index_bytes(chunk_elements);
-  const int64_t sketch_elements = tagc_flat_->sketch_elements(chunk_elements);
-  const Buffer indexes = scratch_->take(map_.world_size() * index_bytes, DataType::kByte);
-  const Buffer sketches = scratch_->take(map_.world_size() * sketch_elements, DataType::kFloat32);
-  const Buffer summed_sketch = scratch_->take(sketch_elements, DataType::kFloat32);
-  {
-    const Step step(*this, "encode", &CollectiveStats::encode_s);
-    const Buffer chunk32 = scratch_->take(chunk_elements, DataType::kFloat32);
-    for (int owner = 0; owner < map_.world_size(); ++owner) {
-      ConstBuffer chunk = gradient.part(owner, chunk_elements);
-      if (chunk.dtype != DataType::kFloat32) {
-        convert(chunk, chunk32);
-        chunk = chunk32;
-      }
-      current_codec_ += tagc_flat_->encode(chunk, reduction.unit->residual.part(owner, chunk_elements),
-                                           indexes.part(owner, index_bytes), sketches.part(owner, sketch_elements),
-                                           reduction.context);
-    }
-  }
-  {
-    const Step step(*this, "flat index all-reduce", &CollectiveStats::exchange_s);
-    tiers_.flat->all_reduce(indexes, tagc_flat_->index_op(), stream)->wait(stream);
-  }
-  {
-    const Step step(*this, "flat sketch reduce-scatter", &CollectiveStats::exchange_s);
-    tiers_.flat->reduce_scatter(sketches, summed_sketch, stream)->wait(stream);
-  }
-  const Step step(*this, "decode", &CollectiveStats::decode_s);
-  current_codec_ += tagc_flat_->decode(indexes.part(rank_, index_bytes), summed_sketch, sum, reduction.context);
   return sum;
 }
 

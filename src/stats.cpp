@@ -12,4 +12,17 @@ const char* to_string(Collective collective) {
   return "unknown";
 }
 
+CollectiveStats& CollectiveStats::operator+=(const CollectiveStats& more) {
+  calls += more.calls;
+  packed_calls += more.packed_calls;
+  intra += more.intra;
+  inter += more.inter;
+  flat += more.flat;
+  intra_s += more.intra_s;
+  exchange_s += more.exchange_s;
+  encode_s += more.encode_s;
+  decode_s += more.decode_s;
+  return *this;
+}
+
 }  // namespace isthmus

@@ -26,6 +26,8 @@ struct CollectiveStats {
   double exchange_s = 0;  // seconds in the inter or flat tier
   double encode_s = 0;    // seconds in the codec; pack, unpack and scaling are in none of these
   double decode_s = 0;
+
+  CollectiveStats& operator+=(const CollectiveStats& more);
 };
 
 // A snapshot; plain values.

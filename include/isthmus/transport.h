@@ -13,6 +13,15 @@ namespace isthmus {
 struct Traffic {
   int64_t sent_bytes = 0;             // to any other rank of the tier
   int64_t inter_node_sent_bytes = 0;  // the part of sent_bytes whose receiver sits on another node
+
+  Traffic& operator+=(Traffic more) {
+    sent_bytes += more.sent_bytes;
+    inter_node_sent_bytes += more.inter_node_sent_bytes;
+    return *this;
+  }
+  Traffic operator-(Traffic before) const {
+    return {sent_bytes - before.sent_bytes, inter_node_sent_bytes - before.inter_node_sent_bytes};
+  }
 };
 
 enum class ReduceOp : uint8_t {

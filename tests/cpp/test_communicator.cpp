@@ -1,89 +1,32 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
+#include <cctype>
 #include <cmath>
-#include <cstring>
-#include <functional>
 #include <limits>
-#include <memory>
-#include <mutex>
+#include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "codec/packet_header.h"
-#include "codec/tagc_flat.h"
 #include "isthmus/communicator.h"
 #include "isthmus/error.h"
-#include "ranks.h"
 #include "transport/in_process.h"
-#include "typed_data.h"
+#include "world.h"
 
 namespace isthmus {
 namespace {
 
-using std::chrono::milliseconds;
 using test::Array;
+using test::exact_options;
 using test::kFloatingTypes;
-using test::Outcome;
-using test::random_values;
-using test::run_ranks;
+using test::kTimeout;
+using test::lossy_options;
+using test::random_inputs;
 using test::run_ranks_well;
+using test::sum_of;
+using test::sum_of_magnitudes;
 using test::unit_roundoff;
-
-constexpr milliseconds kTimeout(20000);
-constexpr milliseconds kShortTimeout(300);
-
-Options exact_options() {
-  Options options;
-  options.codec = "none";
-  return options;
-}
-
-Options lossy_options() {
-  Options options;
-  options.min_elements = 0;
-  return options;
-}
-
-using Wrap = std::function<Tiers(int rank, Tiers tiers)>;
-
-// A communicator for every rank of a map, over in-process tiers.
-class World {
- public:
-  World(const NodeMap& node_map, const Options& options, milliseconds timeout = kTimeout, const Wrap& wrap = {})
-      : map(node_map), hub(map, timeout) {
-    for (int rank = 0; rank < map.world_size(); ++rank) {
-      const Tiers tiers = hub.tiers(map, rank);
-      ranks.push_back(std::make_unique<Communicator>(map, rank, wrap ? wrap(rank, tiers) : tiers, options));
-    }
-  }
-
-  int size() const { return map.world_size(); }
-
-  // Every rank's shard, end to end: where inputs[r] is rank r's gradient.
-  std::vector<double> reduce_scatter(const std::vector<Array>& inputs, double scale, bool compress,
-                                     const std::string& unit = "unit") {
-    std::vector<std::vector<double>> shards(static_cast<size_t>(size()));
-    run_ranks_well(size(), [&](int rank) {
-      const ConstBuffer gradient = inputs[rank].view();
-      Array shard(gradient.num_elements / size(), gradient.dtype);
-      ranks[rank]->reduce_scatter(gradient, shard.buffer(), scale, {unit, gradient.num_elements, gradient.dtype},
-                                  compress);
-      shards[rank] = shard.values();
-    });
-    std::vector<double> whole;
-    for (const std::vector<double>& shard : shards) {
-      whole.insert(whole.end(), shard.begin(), shard.end());
-    }
-    return whole;
-  }
-
-  NodeMap map;
-  InProcessHub hub;
-  std::vector<std::unique_ptr<Communicator>> ranks;
-};
+using test::World;
 
 std::vector<NodeMap> all_maps() {
   return {NodeMap::parse("2x2", 4),
@@ -97,33 +40,6 @@ std::vector<NodeMap> all_maps() {
           NodeMap({0, 1, 2, 0, 1, 2, 0, 1, 2}),    // cyclic
           NodeMap::parse("0,4,5|1,2,8|3,6,7", 9),  // arbitrary
           NodeMap::parse("0,3|1,2", 4)};
-}
-
-std::vector<Array> random_inputs(int world_size, int64_t chunk_elements, DataType dtype, uint64_t seed = 1) {
-  std::vector<Array> inputs;
-  for (int rank = 0; rank < world_size; ++rank) {
-    inputs.emplace_back(random_values(world_size * chunk_elements, seed * 1000 + rank), dtype);
-  }
-  return inputs;
-}
-
-// In float64, of the values as they are in their type.
-std::vector<double> sum_of(const std::vector<Array>& inputs) {
-  std::vector<double> sum(inputs.front().values().size());
-  for (const Array& input : inputs) {
-    const std::vector<double> values = input.values();
-    std::transform(values.begin(), values.end(), sum.begin(), sum.begin(), std::plus<>());
-  }
-  return sum;
-}
-std::vector<double> sum_of_magnitudes(const std::vector<Array>& inputs) {
-  std::vector<double> sum(inputs.front().values().size());
-  for (const Array& input : inputs) {
-    const std::vector<double> values = input.values();
-    std::transform(values.begin(), values.end(), sum.begin(), sum.begin(),
-                   [](double value, double total) { return total + std::fabs(value); });
-  }
-  return sum;
 }
 
 // The bound of docs/algorithms.md, "What codec none guarantees".
@@ -451,307 +367,6 @@ TEST(UnitKey, HashIsStableAndSeesEveryField) {
   EXPECT_NE(key.hash(), (UnitKey{"blocks.2", 1024, DataType::kBFloat16}.hash()));
   EXPECT_NE(key.hash(), (UnitKey{"blocks.1", 1025, DataType::kBFloat16}.hash()));
   EXPECT_NE(key.hash(), (UnitKey{"blocks.1", 1024, DataType::kFloat32}.hash()));
-}
-
-// ---- tagc through the whole path
-
-// Gradients for a few steps, then zeros until the residuals have drained: what came out is what went in.
-void expect_conservation(const NodeMap& map, const Options& options, DataType dtype, int64_t chunk) {
-  constexpr int kGradientSteps = 4;
-  SCOPED_TRACE(map.to_string() + ", chunks of " + std::to_string(chunk) + " " + to_string(dtype));
-  World world(map, options);
-  std::vector<double> total(static_cast<size_t>(chunk * map.world_size()));
-  std::vector<double> sent = total;
-  std::vector<double> magnitudes = total;
-  const auto add = [](const std::vector<double>& values, std::vector<double>& sum) {
-    std::transform(values.begin(), values.end(), sum.begin(), sum.begin(), std::plus<>());
-  };
-  for (int step = 0; step < kGradientSteps; ++step) {
-    const std::vector<Array> inputs = random_inputs(map.world_size(), chunk, dtype, 100 + step);
-    add(sum_of(inputs), total);
-    add(sum_of_magnitudes(inputs), magnitudes);
-    add(world.reduce_scatter(inputs, 1, true), sent);
-  }
-  const std::vector<Array> zeros(static_cast<size_t>(map.world_size()), Array(chunk * map.world_size(), dtype));
-  int drain_steps = 0;
-  for (bool drained = false; !drained && drain_steps < 200; ++drain_steps) {
-    const std::vector<double> late = world.reduce_scatter(zeros, 1, true);
-    add(late, sent);
-    drained = std::all_of(late.begin(), late.end(), [](double value) { return value == 0; });
-  }
-  EXPECT_TRUE(drain_steps > 1 || chunk == 1) << "nothing was kept back: not a lossy codec";
-  EXPECT_LT(drain_steps, 200) << "the residuals never drained";
-  EXPECT_EQ(world.ranks[0]->stats().codec.estimated_elements, 0);
-  // Each step rounds its output to the type of the gradient, and adds in float32.
-  for (size_t i = 0; i < total.size(); ++i) {
-    const double bound = magnitudes[i] * (2 * unit_roundoff(dtype) + 200 * unit_roundoff(DataType::kFloat32));
-    ASSERT_NEAR(sent[i], total[i], bound) << "element " << i;
-  }
-  EXPECT_GT(world.ranks[0]->stats().codec.kept_elements, 0);
-}
-
-TEST(CommunicatorTagc, WhatIsKeptBackIsSentLater) {
-  for (const char* nodes : {"2x2", "4x2", "3x3", "4x1"}) {
-    const int size = nodes == std::string("4x2") ? 8 : nodes == std::string("3x3") ? 9 : 4;
-    for (const int64_t chunk : {1, 777, 5000}) {
-      Options options = lossy_options();
-      options.sparsity = 0.9;
-      options.ratio = 4;
-      expect_conservation(NodeMap::parse(nodes, size), options, DataType::kFloat32, chunk);
-    }
-  }
-  expect_conservation(NodeMap({0, 1, 1, 0}), lossy_options(), DataType::kBFloat16, 3000);
-  expect_conservation(NodeMap({0, 1, 1, 0}), lossy_options(), DataType::kFloat16, 3000);
-}
-
-// With so many rows for so few keys that no two blocks of these data share all three rows: merged supports peel.
-TEST(CommunicatorTagc, FlatAlsoSendsLaterWhatItKeptBack) {
-  for (const int64_t index_bits : {1, 4}) {
-    Options options = lossy_options();
-    options.tiers = "flat";
-    options.index_bits = index_bits;
-    options.sparsity = 0.98;
-    options.ratio = 1;
-    options.block_elements = 64;
-    expect_conservation(NodeMap::parse("2x1", 2), options, DataType::kFloat32, 16384);
-  }
-}
-
-TEST(CommunicatorTagc, UnitsDoNotMixTheirResiduals) {
-  Options options = lossy_options();
-  options.sparsity = 0.5;
-  World world(NodeMap::parse("2x1", 2), options);
-  std::vector<double> ramp;
-  for (int i = 0; i < 2 * 512; ++i) {
-    ramp.push_back(1 + i % 512);
-  }
-  const std::vector<Array> gradients(2, Array(ramp, DataType::kFloat32));
-  const std::vector<Array> zeros(2, Array(2 * 512, DataType::kFloat32));
-  world.reduce_scatter(gradients, 1, true, "a");
-  for (const double value : world.reduce_scatter(zeros, 1, true, "b")) {
-    ASSERT_EQ(value, 0) << "unit b got what unit a kept back";
-  }
-  const std::vector<double> late = world.reduce_scatter(zeros, 1, true, "a");
-  EXPECT_TRUE(std::any_of(late.begin(), late.end(), [](double value) { return value != 0; }));
-}
-
-TEST(CommunicatorTagc, TheOwnPieceIsExact) {
-  Options options = lossy_options();
-  World world(NodeMap::parse("2x1", 2), options);
-  // Only the owner has a gradient for its chunk: nothing of it may be lost or late.
-  constexpr int64_t kChunk = 3000;
-  const std::vector<double> values = random_values(kChunk, 7);
-  std::vector<double> first(2 * kChunk);
-  std::vector<double> second(2 * kChunk);
-  std::copy(values.begin(), values.end(), first.begin());
-  std::copy(values.begin(), values.end(), second.begin() + kChunk);
-  const std::vector<Array> inputs = {Array(first, DataType::kFloat32), Array(second, DataType::kFloat32)};
-  EXPECT_EQ(world.reduce_scatter(inputs, 1, true), sum_of(inputs));
-}
-
-TEST(CommunicatorTagc, PayloadIsThePacketSize) {
-  constexpr int64_t kChunk = 4097;
-  const Options options = lossy_options();
-  const NodeMap map = NodeMap::parse("4x2", 8);
-  World world(map, options);
-  world.reduce_scatter(random_inputs(8, kChunk, DataType::kBFloat16), 1, true);
-  const auto codec = make_codec("tagc", options, DataType::kBFloat16, 2);
-  for (const auto& communicator : world.ranks) {
-    const CollectiveStats stats = communicator->stats().collectives[0];
-    EXPECT_EQ(stats.inter.inter_node_sent_bytes, 3 * codec->packet_bytes(kChunk));
-    EXPECT_EQ(stats.intra.sent_bytes, 4 * 1 * kChunk * 2);
-  }
-}
-
-TEST(CommunicatorTagc, FlatPayloadIsIndexAndSketchAroundTheRing) {
-  constexpr int64_t kChunk = 4097;
-  Options options = lossy_options();
-  options.tiers = "flat";
-  const NodeMap map = NodeMap::parse("2x2", 4);
-  World world(map, options);
-  world.reduce_scatter(random_inputs(4, kChunk, DataType::kBFloat16), 1, true);
-  const TagcFlat codec(options, 4);
-  // Multiples of 8: the ring's parts are equal.
-  const int64_t index = 2 * 3 * codec.index_bytes(kChunk);
-  const int64_t sketch = 3 * codec.sketch_elements(kChunk) * 4;
-  for (int rank = 0; rank < 4; ++rank) {
-    const CollectiveStats stats = world.ranks[rank]->stats().collectives[0];
-    EXPECT_EQ(stats.flat.sent_bytes, index + sketch);
-    EXPECT_EQ(stats.flat.inter_node_sent_bytes, rank % 2 == 1 ? index + sketch : 0);
-    EXPECT_EQ(stats.inter.sent_bytes + stats.intra.sent_bytes, 0);
-    EXPECT_EQ(world.ranks[rank]->stats().residual_bytes, 4 * kChunk * 4);
-  }
-}
-
-// The table "Example" of docs/algorithms.md.
-TEST(CommunicatorTagc, TheExampleInTheDocs) {
-  struct Row {
-    const char* tiers;
-    const char* codec;
-    int64_t within_node;
-    int64_t between_nodes;  // of a rank that sends to the other node
-  };
-  for (const Row& row : {Row{"two", "none", 2048, 1072}, Row{"two", "tagc", 2048, 960}, Row{"flat", "tagc", 0, 2496},
-                         Row{"flat", "none", 0, 3072}}) {
-    Options options = lossy_options();
-    options.tiers = row.tiers;
-    options.codec = row.codec;
-    World world(NodeMap::parse("2x2", 4), options);
-    world.reduce_scatter(random_inputs(4, 256, DataType::kFloat32), 1, true);
-    const CollectiveStats stats = world.ranks[1]->stats().collectives[0];
-    EXPECT_EQ(stats.intra.sent_bytes, row.within_node) << row.tiers << ", " << row.codec;
-    EXPECT_EQ(stats.inter.inter_node_sent_bytes + stats.flat.inter_node_sent_bytes, row.between_nodes)
-        << row.tiers << ", " << row.codec;
-  }
-}
-
-// ---- faults
-
-// Passes everything on, but lets a test touch what arrived in all_to_all.
-class TamperingTransport final : public Transport {
- public:
-  TamperingTransport(std::shared_ptr<Transport> transport, std::function<void(Buffer)> tamper)
-      : transport_(std::move(transport)), tamper_(std::move(tamper)) {}
-
-  int rank() const override { return transport_->rank(); }
-  int size() const override { return transport_->size(); }
-  HandlePtr reduce_scatter(ConstBuffer in, Buffer out, Stream stream) override {
-    return transport_->reduce_scatter(in, out, stream);
-  }
-  HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream stream) override {
-    HandlePtr handle = transport_->all_to_all(in, out, stream);
-    tamper_(out);
-    return handle;
-  }
-  HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) override {
-    return transport_->all_gather(in, out, stream);
-  }
-  HandlePtr all_reduce(Buffer data, ReduceOp op, Stream stream) override {
-    return transport_->all_reduce(data, op, stream);
-  }
-  Traffic traffic() const override { return transport_->traffic(); }
-  void abort() override { transport_->abort(); }
-
- private:
-  std::shared_ptr<Transport> transport_;
-  std::function<void(Buffer)> tamper_;
-};
-
-// Ranks that are not at the same step must not understand each other, and seeds must change from step to step.
-TEST(Communicator, PacketsCarryTheStepOfTheirUnit) {
-  std::vector<uint64_t> steps;  // in the packets that rank 1 got
-  const auto wrap = [&](int rank, Tiers tiers) {
-    if (rank == 1) {
-      tiers.inter = std::make_shared<TamperingTransport>(tiers.inter, [&](Buffer arrived) {
-        PacketHeader header;
-        std::memcpy(&header, arrived.data, sizeof(header));
-        steps.push_back(header.step);
-      });
-    }
-    return tiers;
-  };
-  World world(NodeMap::parse("2x1", 2), lossy_options(), kTimeout, wrap);
-  const std::vector<Array> gradients = random_inputs(2, 1000, DataType::kFloat32);
-  for (const char* unit : {"a", "a", "b", "a", "b"}) {
-    world.reduce_scatter(gradients, 1, true, unit);
-  }
-  world.reduce_scatter(gradients, 1, false, "a");
-  world.reduce_scatter(gradients, 1, false, "a");
-  world.reduce_scatter(gradients, 1, true, "a");
-  EXPECT_EQ(steps, (std::vector<uint64_t>{0, 1, 0, 2, 1, 5, 6, 3}));
-}
-
-// Reduces until something fails, at most twice: who is done before a peer fails learns of it in the next call.
-void reduce_twice(Communicator& communicator) {
-  const int64_t elements = communicator.node_map().world_size() * 1000;
-  const Array gradient(random_values(elements, 3), DataType::kFloat32);
-  Array shard(1000, DataType::kFloat32);
-  for (int step = 0; step < 2; ++step) {
-    communicator.reduce_scatter(gradient.view(), shard.buffer(), 1, {"unit", elements, DataType::kFloat32}, true);
-  }
-}
-
-class EveryCodec : public ::testing::TestWithParam<const char*> {
- protected:
-  static Options options() {
-    Options options = lossy_options();
-    options.codec = GetParam();
-    return options;
-  }
-};
-INSTANTIATE_TEST_SUITE_P(Codecs, EveryCodec, ::testing::Values("none", "tagc"));
-
-TEST_P(EveryCodec, ACorruptPacketIsAnErrorOnEveryRank) {
-  constexpr int kVictim = 2;
-  const auto wrap = [](int rank, Tiers tiers) {
-    if (rank == kVictim) {
-      // The packet from node 0 comes first; byte 16 is in its step.
-      tiers.inter = std::make_shared<TamperingTransport>(
-          tiers.inter, [](Buffer arrived) { arrived.as<std::byte>()[16] ^= std::byte{1}; });
-    }
-    return tiers;
-  };
-  World world(NodeMap::parse("2x2", 4), options(), kTimeout, wrap);
-  const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { reduce_twice(*world.ranks[rank]); });
-  EXPECT_TRUE(outcomes[kVictim].threw<PacketError>());
-  EXPECT_NE(outcomes[kVictim].text.find("packet with step 1 where 0 is expected"), std::string::npos)
-      << outcomes[kVictim].text;
-  EXPECT_STREQ(world.ranks[kVictim]->phase(), "decode");
-  for (const int rank : {0, 1, 3}) {
-    EXPECT_TRUE(outcomes[rank].threw<TransportError>()) << "rank " << rank << ": " << outcomes[rank].text;
-  }
-  EXPECT_THROW(reduce_twice(*world.ranks[kVictim]), TransportError) << "it stays aborted";
-}
-
-TEST_P(EveryCodec, AMissingRankIsNamedAndAllFail) {
-  World world(NodeMap::parse("2x2", 4), options(), kShortTimeout);
-  const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) {
-    if (rank != 3) {
-      reduce_twice(*world.ranks[rank]);
-    }
-  });
-  for (const int rank : {0, 1, 2}) {
-    EXPECT_TRUE(outcomes[rank].threw<TransportError>()) << "rank " << rank << ": " << outcomes[rank].text;
-  }
-  EXPECT_NE(outcomes[2].text.find("rank 3 did not come"), std::string::npos) << outcomes[2].text;
-  EXPECT_STREQ(world.ranks[2]->phase(), "intra reduce-scatter");
-}
-
-TEST_P(EveryCodec, AbortReachesRanksThatWaitInAnyTier) {
-  World world(NodeMap::parse("2x2", 4), options());
-  const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) {
-    if (rank == 3) {
-      std::this_thread::sleep_for(milliseconds(20));  // let the others wait; correct without it, too
-      world.ranks[3]->abort();
-      return;
-    }
-    reduce_twice(*world.ranks[rank]);
-  });
-  for (const int rank : {0, 1, 2}) {
-    EXPECT_TRUE(outcomes[rank].threw<TransportError>()) << "rank " << rank << ": " << outcomes[rank].text;
-  }
-  EXPECT_EQ(world.ranks[1]->stats().collectives[0].calls, 0);
-}
-
-TEST_P(EveryCodec, AbortFromAnotherThreadEndsTheOwnWait) {
-  World world(NodeMap::parse("2x1", 2), options());
-  const std::vector<Outcome> outcomes =
-      run_ranks(2, [&](int rank) { rank == 0 ? reduce_twice(*world.ranks[0]) : world.ranks[0]->abort(); });
-  EXPECT_TRUE(outcomes[0].threw<TransportError>()) << outcomes[0].text;
-}
-
-TEST_P(EveryCodec, RanksThatReduceDifferentUnitsAreTold) {
-  World world(NodeMap::parse("2x1", 2), options());
-  const std::vector<Outcome> outcomes = run_ranks(2, [&](int rank) {
-    const Array gradient(2000, DataType::kFloat32);
-    Array shard(1000, DataType::kFloat32);
-    world.ranks[rank]->reduce_scatter(gradient.view(), shard.buffer(), 1,
-                                      {rank == 0 ? "a" : "b", 2000, DataType::kFloat32}, true);
-  });
-  for (const Outcome& outcome : outcomes) {
-    EXPECT_TRUE(outcome.threw<PacketError>()) << outcome.text;
-    EXPECT_NE(outcome.text.find("packet with unit"), std::string::npos) << outcome.text;
-  }
 }
 
 }  // namespace
