@@ -6,6 +6,7 @@ from typing import Any
 from isthmus.bench.arms import ARMS, arms_named
 from isthmus.simulate import MAX_NODES, parse_link_rate
 
+HEAD_WIDTH = 64
 DTYPES = ("bf16", "fp32", "fp16")
 
 _RANGES = {
@@ -16,11 +17,22 @@ _RANGES = {
     "audited_steps": (1, 100),
     "sequences": (1, 4096),
     "validation_sequences": (1, 65_536),
-    "width": (64, 16_384),
-    "num_layers": (1, 128),
-    "context": (1, 65_536),
     "timeout_s": (10, 86_400),
 }
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Size of the model: width in whole heads of 64. Raises ValueError naming field, value and range."""
+
+    width: int = 256
+    num_layers: int = 4
+    context: int = 128
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, {"width": (HEAD_WIDTH, 16_384), "num_layers": (1, 128), "context": (1, 65_536)})
+        if self.width % HEAD_WIDTH:
+            raise ValueError(f"width {self.width}: expected a multiple of {HEAD_WIDTH}, the width of a head")
 
 
 @dataclass(frozen=True)
@@ -38,9 +50,9 @@ class TrainingConfig:
     #: Steps of each arm in which every collective's bytes are counted apart.
     audited_steps: int = 2
     dtype: str = "bf16"
-    width: int = 256
-    num_layers: int = 4
-    context: int = 128
+    width: int = ModelShape.width
+    num_layers: int = ModelShape.num_layers
+    context: int = ModelShape.context
     sequences: int = 4
     validation_sequences: int = 32
     lr: float = 3e-3
@@ -50,10 +62,8 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         arms_named(",".join(self.arms))
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ValueError(f"{name} {value}: expected {low} to {high}")
+        _check_ranges(self, _RANGES)
+        _ = self.shape
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype '{self.dtype}': expected one of {', '.join(DTYPES)}")
         if not 0 < self.lr < 1:
@@ -66,6 +76,11 @@ class TrainingConfig:
         """Number of ranks."""
         return self.nodes * self.ranks_per_node
 
+    @property
+    def shape(self) -> ModelShape:
+        """Size of the model."""
+        return ModelShape(self.width, self.num_layers, self.context)
+
     def as_json(self) -> dict[str, Any]:
         """Plain values; `from_json` undoes it."""
         return asdict(self)
@@ -75,3 +90,10 @@ class TrainingConfig:
         """Undo `as_json`, also after a trip through JSON."""
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         return cls(**(values | lists))
+
+
+def _check_ranges(values: object, ranges: dict[str, tuple[int, int]]) -> None:
+    for name, (low, high) in ranges.items():
+        value = getattr(values, name)
+        if not low <= value <= high:
+            raise ValueError(f"{name} {value}: expected {low} to {high}")

@@ -1,30 +1,13 @@
 """A byte-level GPT, small enough to train on a laptop's cores and shaped like the large ones."""
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from isthmus.bench.config import HEAD_WIDTH, ModelShape
+
 VOCABULARY = 256
 INIT_STD = 0.04
-_HEAD_WIDTH = 64
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """Size of the model. width must be a multiple of 64, the width of a head."""
-
-    width: int = 256
-    num_layers: int = 4
-    context: int = 128
-
-    def __post_init__(self) -> None:
-        if self.width < _HEAD_WIDTH or self.width % _HEAD_WIDTH:
-            raise ValueError(f"width {self.width}: expected a multiple of {_HEAD_WIDTH}, the width of a head")
-        for name in ("num_layers", "context"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)}: expected at least 1")
 
 
 class Block(nn.Module):
@@ -32,7 +15,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.num_heads = width // _HEAD_WIDTH
+        self.num_heads = width // HEAD_WIDTH
         self.norm1 = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.projection = nn.Linear(width, width, bias=False)
@@ -43,7 +26,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[batch, time, width] to the same."""
         batch, time, width = x.shape
-        heads = self.qkv(self.norm1(x)).view(batch, time, 3, self.num_heads, _HEAD_WIDTH)
+        heads = self.qkv(self.norm1(x)).view(batch, time, 3, self.num_heads, HEAD_WIDTH)
         q, k, v = heads.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.projection(attended.transpose(1, 2).reshape(batch, time, width))

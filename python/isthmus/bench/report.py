@@ -20,6 +20,8 @@ SCHEMA = 1
 SMOOTHED_STEPS = 5
 #: Timed steps of one arm that differ more than this were disturbed.
 _CALM_SPREAD = 1.3
+#: Medians of a few steps repeat within this share from run to run.
+_EQUAL_TIMES = 0.05
 #: An interface counts headers, acknowledgements and control traffic on top of the payload: up to this share.
 INTERFACE_TOLERANCE = 0.05
 
@@ -125,17 +127,22 @@ def _headline(arms: dict[str, dict[str, Any]], link: str) -> str:
     ours, theirs = arms["tagc"], arms[plain]
     where = "without a limit on the link" if link == UNSHAPED else f"at {link}"
     ratio = theirs["median_step_s"] / ours["median_step_s"]
-    verdict = f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times as slow"
     target = max(smoothed_losses(arm["steps"])[-1] for arm in (ours, theirs))
     return (
         f"tagc takes {ours['median_step_s']:.2f} s a step {where}; {plain}, the best plain arm here, "
-        f"{theirs['median_step_s']:.2f} s: a step is {verdict}. "
+        f"{theirs['median_step_s']:.2f} s: {_verdict(ratio)}. "
         f"To a training loss of {target:.2f}, which both reach, it is {_seconds_to(target, ours):.0f} s against "
         f"{_seconds_to(target, theirs):.0f} s. "
         f"Links carry {_megabytes(ours['link_bytes_per_step'])} MB a step against "
         f"{_megabytes(theirs['link_bytes_per_step'])} MB; validation loss after {len(ours['steps'])} steps is "
         f"{ours['val_loss']:.3f} against {theirs['val_loss']:.3f}."
     )
+
+
+def _verdict(ratio: float) -> str:
+    if abs(ratio - 1) < _EQUAL_TIMES:
+        return "no difference that this run can tell"
+    return f"a step is {ratio:.2f} times as fast" if ratio > 1 else f"a step is {1 / ratio:.2f} times as slow"
 
 
 def smoothed_losses(steps: list[dict[str, Any]]) -> list[float]:

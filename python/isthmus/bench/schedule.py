@@ -9,14 +9,14 @@ UNSHAPED = "unshaped"
 _LOSS_SEGMENT_STEPS = 10
 _TIMED_SEGMENT_STEPS = 2
 
-#: Kinds of steps: "loss" (link without a limit), "audited" (bytes of each collective counted apart), "settling" (the
-#: first at a link after another arm: its bucket is as that arm left it, so it is not timed), and "timed".
-KINDS = ("loss", "audited", "settling", "timed")
-
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps of one arm in a row, all of one kind."""
+    """Steps of one arm in a row, all of one kind.
+
+    Kinds: "loss" (no limit on the link), "audited" (bytes of each collective counted apart), "settling" (the first at a
+    link after another arm: the link's bucket is as that arm left it, so it is not timed), and "timed".
+    """
 
     arm: str
     link: str

@@ -23,7 +23,7 @@ from isthmus.bench.arms import ARMS, Arm
 from isthmus.bench.config import TrainingConfig
 from isthmus.bench.data import Text, default_files
 from isthmus.bench.isthmus_group import IsthmusGroup
-from isthmus.bench.model import ByteGpt, ModelShape, loss_of
+from isthmus.bench.model import ByteGpt, loss_of
 from isthmus.bench.recorder import Audit, record_collectives
 from isthmus.simulate.links import interface_sent_bytes
 
@@ -56,7 +56,7 @@ class ArmTrainer:
         self._loss_scale = _FP16_LOSS_SCALE if config.dtype == "fp16" else 1.0
         mesh, self.isthmus_group = _make_mesh(arm, config)
         torch.manual_seed(config.seed)
-        self._model = ByteGpt(ModelShape(config.width, config.num_layers, config.context))
+        self._model = ByteGpt(config.shape)
         dtype = _DTYPES[config.dtype]
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
         for module in (*self._model.blocks, self._model):
