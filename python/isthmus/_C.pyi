@@ -2,8 +2,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import Store
 from torch._C._distributed_c10d import Backend as _TorchBackend
+from torch._C._distributed_c10d import Store
 
 class Error(RuntimeError): ...
 class OptionError(Error, ValueError): ...

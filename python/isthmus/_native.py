@@ -9,12 +9,12 @@ def load() -> ModuleType:
     """Return ``isthmus._C``. Raises ImportError, in one sentence, where it does not fit the running torch."""
     import torch
 
-    from isthmus import _build_info
+    from isthmus._build_info import TORCH_VERSION
 
     running = str(torch.__version__)
-    if running != _build_info.TORCH_VERSION:
+    if running != TORCH_VERSION:
         raise ImportError(
-            f"isthmus was built for torch {_build_info.TORCH_VERSION}, but torch {running} is running: "
+            f"isthmus was built for torch {TORCH_VERSION}, but torch {running} is running: "
             "build it again with `pip install --no-build-isolation --force-reinstall --no-deps isthmus`"
         )
     from isthmus import _C
