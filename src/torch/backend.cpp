@@ -59,6 +59,7 @@ void shutdown_all() {
 BackendIsthmus::BackendIsthmus(BackendParts parts)
     : Backend(parts.rank, parts.size),
       options_(parts.options),
+      values_(parts.options->values),
       map_(parts.node_of_rank),
       global_ranks_(ranks_or_all(parts.options->global_ranks_in_group, parts.size)),
       board_(std::make_unique<FaultBoard>(parts.store, parts.rank, global_ranks_)),
@@ -94,7 +95,7 @@ void BackendIsthmus::make_communicator(const BackendParts& parts) {
   tiers.intra = make_tier("intra", parts.intra, map_.node_ranks(map_.node(getRank())));
   tiers.inter = make_tier("inter", parts.inter, map_.rail_ranks(map_.local_index(getRank())));
   tiers.flat = make_tier("flat", parts.flat, everyone);
-  communicator_ = std::make_unique<Communicator>(map_, getRank(), tiers, options_->values);
+  communicator_ = std::make_unique<Communicator>(map_, getRank(), tiers, values_);
 }
 
 std::shared_ptr<C10dTransport> BackendIsthmus::make_tier(const char* name, const BackendPtr& backend,
@@ -116,7 +117,7 @@ BackendStats BackendIsthmus::stats() {
   std::lock_guard lock(mutex_);
   BackendStats stats;
   stats.node_map = map_.to_string();
-  stats.options = options_->values.to_string();
+  stats.options = values_.to_string();
   stats.calls = calls_;
   if (communicator_) {
     stats.path = communicator_->stats();

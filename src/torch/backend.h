@@ -21,6 +21,9 @@
 #include "torch/unit_tracking.h"
 #include "torch/work.h"
 
+// The other names in *_single that newer torches call forward to the old ones.
+#define ISTHMUS_TORCH_HAS_GATHER_SINGLE (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15)
+
 namespace isthmus::torch_backend {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
@@ -97,6 +100,9 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
                                           const c10d::AllgatherOptions& options) override;
   WorkPtr gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                  const c10d::GatherOptions& options) override;
+#if ISTHMUS_TORCH_HAS_GATHER_SINGLE
+  WorkPtr gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options) override;
+#endif
   WorkPtr scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
                   const c10d::ScatterOptions& options) override;
   WorkPtr reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
@@ -161,7 +167,8 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   void fail_from_now_on(std::exception_ptr error);
   void close_all_connections();
 
-  const c10::intrusive_ptr<BackendOptions> options_;
+  const c10::intrusive_ptr<BackendOptions> options_;  // torch and its users see these
+  const isthmus::Options values_;                     // as they were when all ranks agreed on them
   const NodeMap map_;
   std::vector<int> global_ranks_;
   std::unique_ptr<FaultBoard> board_;

@@ -52,6 +52,7 @@ std::optional<double> sum_scale(const ReduceOp& op, int size) {
 
 // Gloo lacks PREMUL_SUM: the inputs are multiplied here, and their sum is taken.
 at::Tensor premultiplied(const at::Tensor& tensor, const ReduceOp& op) {
+  const at::NoGradGuard no_grad;
   const auto* factor = premultiplier(op);
   if (factor == nullptr) {
     return tensor;
@@ -62,8 +63,11 @@ at::Tensor premultiplied(const at::Tensor& tensor, const ReduceOp& op) {
 }
 
 void premultiply_in_place(std::vector<at::Tensor>& tensors, const ReduceOp& op) {
+  const at::NoGradGuard no_grad;
   for (auto& tensor : tensors) {
-    tensor.copy_(premultiplied(tensor, op));
+    if (op.op_ == ReduceOp::PREMUL_SUM) {
+      tensor.copy_(premultiplied(tensor, op));
+    }
   }
 }
 
@@ -81,6 +85,11 @@ Buffer byte_buffer(const at::Tensor& tensor) {
   return {tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()), DataType::kByte};
 }
 
+at::Tensor contiguous(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  return tensor.contiguous();
+}
+
 // Runs `action` on `output`, or on a contiguous stand-in that is copied back.
 template <typename Action>
 void with_contiguous(const at::Tensor& output, Action action) {
@@ -88,6 +97,7 @@ void with_contiguous(const at::Tensor& output, Action action) {
     action(output);
     return;
   }
+  const at::NoGradGuard no_grad;
   at::Tensor stand_in = at::empty(output.sizes(), output.options());
   action(stand_in);
   output.copy_(stand_in);
@@ -106,6 +116,10 @@ std::optional<BackendIsthmus::Gradient> BackendIsthmus::recognise(const at::Tens
     count_exact("not recognised as a gradient");
     return std::nullopt;
   }
+  if (!input.is_cpu() || !output.is_cpu()) {
+    count_exact("not on the CPU");
+    return std::nullopt;
+  }
   const auto dtype = floating_dtype(input.scalar_type());
   const auto scale = sum_scale(op, getSize());
   if (!dtype || !scale || output.scalar_type() != input.scalar_type() || input.numel() == 0) {
@@ -120,9 +134,9 @@ std::optional<BackendIsthmus::Gradient> BackendIsthmus::recognise(const at::Tens
 }
 
 bool BackendIsthmus::takes_two_tiers(const at::Tensor& output, const at::Tensor& input) const {
-  return two_tier() && options_->values.two_tier_all_gather && output.numel() > 0 &&
-         output.numel() >= options_->values.min_elements && output.numel() == input.numel() * getSize() &&
-         output.scalar_type() == input.scalar_type() && output.layout() == at::kStrided;
+  return two_tier() && values_.two_tier_all_gather && output.numel() > 0 && output.numel() >= values_.min_elements &&
+         output.numel() == input.numel() * getSize() && output.scalar_type() == input.scalar_type() &&
+         output.layout() == at::kStrided && output.is_cpu() && input.is_cpu();
 }
 
 WorkPtr BackendIsthmus::submit_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
@@ -133,7 +147,7 @@ WorkPtr BackendIsthmus::submit_reduce_scatter(const at::Tensor& output, const at
   job.timeout = timeout_or_default(timeout);
   job.work = c10::make_intrusive<WorkerWork>(getRank(), c10d::OpType::_REDUCE_SCATTER_BASE, "isthmus:reduce_scatter",
                                              std::vector<at::Tensor>{input}, std::vector<at::Tensor>{output});
-  job.run = [this, output, input = input.contiguous(), gradient] {
+  job.run = [this, output, input = contiguous(input), gradient] {
     with_contiguous(output, [&](const at::Tensor& shard) {
       const DataType dtype = gradient.unit.dtype;
       communicator_->reduce_scatter(typed_buffer(input, dtype), typed_buffer(shard, dtype), gradient.scale,
@@ -150,7 +164,7 @@ WorkPtr BackendIsthmus::submit_all_gather(const at::Tensor& output, const at::Te
   job.timeout = timeout_or_default(timeout);
   job.work = c10::make_intrusive<WorkerWork>(getRank(), c10d::OpType::_ALLGATHER_BASE, "isthmus:all_gather",
                                              std::vector<at::Tensor>{input}, std::vector<at::Tensor>{output});
-  job.run = [this, output, input = input.contiguous()] {
+  job.run = [this, output, input = contiguous(input)] {
     with_contiguous(output, [&](const at::Tensor& gathered) {
       communicator_->all_gather(byte_buffer(input), byte_buffer(gathered));
     });
@@ -241,6 +255,12 @@ WorkPtr BackendIsthmus::gather(std::vector<std::vector<at::Tensor>>& outputs, st
                                const c10d::GatherOptions& options) {
   return issued(world("gather")->gather(outputs, inputs, options));
 }
+
+#if ISTHMUS_TORCH_HAS_GATHER_SINGLE
+WorkPtr BackendIsthmus::gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options) {
+  return issued(world("gather_single")->gather_single(output, input, options));
+}
+#endif
 
 WorkPtr BackendIsthmus::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
                                 const c10d::ScatterOptions& options) {

@@ -18,6 +18,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kPostPatience{500};
 constexpr std::chrono::milliseconds kPollPause{50};
+constexpr size_t kMostOthers = 8;  // named in one error, beside those that are silent
 constexpr const char* kPostedKey = "posted";
 constexpr const char* kReadKey = "read";
 constexpr char kSeparator = '\x1f';
@@ -50,6 +51,11 @@ void wait_for_count(c10d::Store& store, const char* key, int64_t target, std::ch
   while (store.add(key, 0) < target && Clock::now() < deadline) {
     std::this_thread::sleep_for(kPollPause);
   }
+}
+
+std::string describe(int rank, const FaultReport& report) {
+  return "rank " + std::to_string(rank) + " was in " + report.operation + " #" +
+         std::to_string(report.sequence_number) + (report.unit.empty() ? "" : " of unit " + report.unit);
 }
 
 bool same_operation(const FaultReport& a, const FaultReport& b) {
@@ -187,25 +193,26 @@ std::string FaultBoard::diagnose(const FaultReport& own, std::chrono::millisecon
            "or stopped";
   }
   std::vector<int> silent;
-  std::string elsewhere;
-  std::string failed;
+  std::vector<std::string> others;
   for (int rank = 0; rank < num_ranks; ++rank) {
     const auto found = reports->by_rank.find(rank);
-    const std::string name = "rank " + std::to_string(global_ranks_[rank]);
     if (found == reports->by_rank.end()) {
       silent.push_back(global_ranks_[rank]);
     } else if (!same_operation(found->second, own)) {
-      elsewhere += "; " + name + " was in " + found->second.operation + " #" +
-                   std::to_string(found->second.sequence_number) +
-                   (found->second.unit.empty() ? "" : " of unit " + found->second.unit);
+      others.insert(others.begin(), describe(global_ranks_[rank], found->second));
     } else if (rank != rank_) {
-      failed += "; " + name + ": " + found->second.error;
+      others.push_back("rank " + std::to_string(global_ranks_[rank]) + ": " + found->second.error);
     }
   }
-  std::string text = silent.empty() ? "All ranks reported"
-                                    : "No word from rank " + ranks_text(silent) +
-                                          ": dead, stopped, or not in a collective of this group";
-  return text + elsewhere + failed;
+  std::string text = "All ranks reported";
+  if (!silent.empty()) {
+    text = std::string("No word from rank") + (silent.size() > 1 ? "s " : " ") + ranks_text(silent) +
+           ": dead, stopped, or not in a collective of this group";
+  }
+  for (size_t i = 0; i < others.size() && i < kMostOthers; ++i) {
+    text += "; " + others[i];
+  }
+  return others.size() > kMostOthers ? text + "; ..." : text;
 }
 
 }  // namespace isthmus::torch_backend

@@ -1,5 +1,6 @@
 #include "torch/work.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <c10/util/ScopeExit.h>
@@ -151,6 +152,7 @@ c10::intrusive_ptr<c10d::Work> followed_by(const c10::intrusive_ptr<c10d::Work>&
   work->getFuture()->addCallback([followed, then = std::move(then)](c10::ivalue::Future& done) {
     try {
       done.value();  // throws if it failed
+      const at::NoGradGuard no_grad;
       then();
       followed->complete();
     } catch (...) {

@@ -394,10 +394,14 @@ def errors_of_size_and_type_are_raised_at_once(gloo: dist.ProcessGroup) -> None:
 
 
 @table
-def sequence_numbers(gloo: dist.ProcessGroup) -> None:
-    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-    before = backend._get_sequence_number_for_group() if hasattr(backend, "_get_sequence_number_for_group") else 0
-    assert before >= 0
+def tensors_that_require_gradients(gloo: dist.ProcessGroup) -> None:
+    leaf = torch.ones(10, 2, requires_grad=True)
+    output = torch.empty(WORLD_SIZE * 10, 2)
+    dist.all_gather_into_tensor(output[:, 0], leaf[:, 0])
+    assert output[:, 0].sum() == WORLD_SIZE * 10
+    assert not output.requires_grad
+    dist.all_reduce(leaf, dist._make_nccl_premul_sum(0.5))
+    same(leaf.detach(), torch.full((10, 2), WORLD_SIZE / 2))
 
 
 @table

@@ -37,6 +37,20 @@ def all_reduce_with_a_future() -> None:
     dist.all_reduce(torch.ones(10), async_op=True).get_future().wait()
 
 
+def asynchronous_reduce_scatter() -> None:
+    with torch.profiler.record_function("FSDP::post_backward_reduce (x)"):
+        work = dist.reduce_scatter_tensor(torch.empty(1000), torch.ones(4000), async_op=True)
+    future = work.get_future()
+    try:
+        work.wait()
+    except dist.DistBackendError:
+        assert work.is_completed()
+        assert not work.is_success()
+        with pytest.raises(RuntimeError, match=r"No word from rank"):
+            future.wait()
+        raise
+
+
 def die() -> None:
     os._exit(9)
 
@@ -80,7 +94,7 @@ def assert_named(outcomes: list[ranks.Outcome], culprit: int, within_s: float) -
         assert again == text
 
 
-@pytest.mark.parametrize("collective", [reduce_scatter, all_gather, all_reduce, all_reduce_with_a_future])
+@pytest.mark.parametrize("collective", [asynchronous_reduce_scatter, all_gather, all_reduce, all_reduce_with_a_future])
 def test_a_rank_that_dies_is_named_at_once(collective: Callable[[], None]) -> None:
     outcomes = ranks.run_any(misbehave, WORLD_SIZE, 3, die, collective, env=ENV)
     assert outcomes[3].exit_code == 9
