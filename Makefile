@@ -66,7 +66,7 @@ format: setup  ## format everything
 
 tidy: setup  ## clang-tidy over the core
 	cmake --preset release > build/configure-release.log
-	clang-tidy --quiet -p build/release $(shell git ls-files 'src/*.cpp' 'kernels/*.cpp' | grep -v '^src/torch/')
+	clang-tidy --quiet --extra-arg=-isystem$(shell c++ -print-file-name=include) -p build/release $(shell git ls-files 'src/*.cpp' 'kernels/*.cpp' | grep -v '^src/torch/')
 
 sanitize:  ## the C++ tests under address, undefined-behaviour and thread sanitizers
 	$(MAKE) test-cpp PRESET=asan
