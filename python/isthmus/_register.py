@@ -80,7 +80,8 @@ def _create_backend(request: Any, options: Any) -> _C.Backend:
 
 def _create_split(store: Store, rank: int, size: int, options: _C.Options) -> _C.Backend:
     """Construct a backend over some ranks of another: what Backend.split calls."""
-    store = store.clone()  # torch may still use the connection of the one it gave
+    # A connection of its own: torch may still use that of the store it gave. Its stubs know no clone().
+    store = store.clone()  # type: ignore[attr-defined]
     return _create(
         Group(
             store=_fresh_prefix(store, rank),
