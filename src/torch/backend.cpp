@@ -12,7 +12,7 @@
 namespace isthmus::torch_backend {
 namespace {
 
-// How long a rank that failed waits for the others' reports. Taken from the operation's timeout, if that is long.
+// How long a rank that failed waits for the others' reports.
 constexpr std::chrono::milliseconds kReportPatience{2000};
 // An operation that has been running for longer is watched: has another rank reported a failure?
 constexpr std::chrono::milliseconds kQuietTime{500};
@@ -26,6 +26,11 @@ std::set<BackendIsthmus*> live_backends;
 SplitFunction& split_function() {
   static SplitFunction function;
   return function;
+}
+
+// What the hops of an operation may take, so that its error, which names who is missing, comes within the timeout.
+std::chrono::milliseconds without_report(std::chrono::milliseconds timeout) {
+  return timeout - std::min(kReportPatience, timeout / 4);
 }
 
 std::vector<int> ranks_or_all(const std::vector<uint64_t>& global_ranks, int size) {
@@ -68,6 +73,8 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
   init();
   ISTHMUS_CHECK(Error, map_.world_size() == parts.size, "a node map of ", map_.world_size(), " ranks for a group of ",
                 parts.size);
+  world_->setTimeout(without_report(options_->timeout));
+  install_label_tracking();
   if (map_.two_tier()) {
     make_communicator(parts);
     worker_ = std::thread([this] { run_worker(); });
@@ -75,7 +82,6 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
   if (parts.size > 1) {
     watch_ = std::thread([this] { run_watch(); });
   }
-  install_label_tracking();
   std::lock_guard lock(live_mutex);
   live_backends.insert(this);
 }
@@ -171,7 +177,7 @@ BackendPtr BackendIsthmus::split(const c10::intrusive_ptr<c10d::Store>& store, c
 
 void BackendIsthmus::setTimeout(std::chrono::milliseconds timeout) {
   const BackendPtr world = world_backend();
-  world->setTimeout(timeout);
+  world->setTimeout(without_report(timeout));
   std::lock_guard lock(mutex_);
   options_->timeout = timeout;
 }
@@ -301,9 +307,8 @@ void BackendIsthmus::run_worker() {
 }
 
 void BackendIsthmus::run_job(Job& job) {
-  const auto reserve = std::min(kReportPatience, job.timeout / 4);
   for (const auto& transport : transports_) {
-    transport->set_deadline(Clock::now() + job.timeout - reserve);
+    transport->set_deadline(Clock::now() + without_report(job.timeout));
   }
   wait_begins();
   try {

@@ -19,7 +19,7 @@ import ranks
 from checks import finish
 
 WORLD_SIZE = 4
-STEPS = 8
+STEPS = 5
 FEATURES = 64
 
 
@@ -77,7 +77,7 @@ def train(backend: str, wrap: Callable[[nn.Module], nn.Module]) -> tuple[list[fl
     """Return the mean losses, and the statistics of each group."""
     ranks.init(backend)
     model = wrap(make_model())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     torch.manual_seed(10 + dist.get_rank())
     inputs = torch.randn(32, FEATURES)
     losses = []
