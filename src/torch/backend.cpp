@@ -12,6 +12,8 @@
 namespace isthmus::torch_backend {
 namespace {
 
+// What a timeout that means "never" becomes: deadlines are counted in nanoseconds.
+constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 3650);
 // How long a rank that failed waits for the others' reports.
 constexpr std::chrono::milliseconds kReportPatience{2000};
 // An operation that has been running for longer is watched: has another rank reported a failure?
@@ -30,6 +32,7 @@ SplitFunction& split_function() {
 
 // What the hops of an operation may take, so that its error, which names who is missing, comes within the timeout.
 std::chrono::milliseconds without_report(std::chrono::milliseconds timeout) {
+  timeout = std::min(timeout, kLongestTimeout);
   return timeout - std::min(kReportPatience, timeout / 4);
 }
 
@@ -41,6 +44,20 @@ std::vector<int> ranks_or_all(const std::vector<uint64_t>& global_ranks, int siz
   }
   return ranks;
 }
+
+// Releases the GIL where this thread has it. Torch calls and drops backends with it or without, and a worker may need
+// it to get done.
+class WithoutGil {
+ public:
+  WithoutGil() {
+    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
+      released_.emplace();
+    }
+  }
+
+ private:
+  std::optional<pybind11::gil_scoped_release> released_;
+};
 
 std::exception_ptr dist_error(const std::string& text) {
   try {
@@ -87,6 +104,7 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
 }
 
 BackendIsthmus::~BackendIsthmus() {
+  const WithoutGil without_gil;  // before the lock: who holds that may wait for a worker that needs the GIL
   {
     std::lock_guard lock(live_mutex);
     live_backends.erase(this);
@@ -199,11 +217,7 @@ void BackendIsthmus::abort() {
 void BackendIsthmus::shutdown() { shutdown_within(std::chrono::milliseconds::max()); }
 
 void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience) {
-  // Torch calls this, and drops its last reference, with the GIL or without. The worker may need it to get done.
-  std::optional<pybind11::gil_scoped_release> without_gil;
-  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
-    without_gil.emplace();
-  }
+  const WithoutGil without_gil;
   {
     std::unique_lock lock(mutex_);
     stopping_ = true;
@@ -336,10 +350,10 @@ std::exception_ptr BackendIsthmus::explain(const FaultReport& report) {
   }
   board_->post(report);
   close_all_connections();  // so that the peers fail, too, and report
-  const auto error = dist_error(detail::concatenate(
-      "isthmus: ", report.operation, " #", report.sequence_number, report.unit.empty() ? "" : " of unit ", report.unit,
-      " failed on rank ", global_ranks_[getRank()], report.phase.empty() ? "" : " in phase ", report.phase, ": ",
-      report.error, ". ", board_->diagnose(report, kReportPatience), "."));
+  const auto error =
+      dist_error(detail::concatenate("isthmus: ", describe(report), " failed on rank ", global_ranks_[getRank()],
+                                     report.phase.empty() ? "" : " in phase ", report.phase, ": ", report.error, ". ",
+                                     board_->diagnose(report, kReportPatience), "."));
   fail_from_now_on(error);
   return error;
 }

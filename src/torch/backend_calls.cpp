@@ -79,6 +79,11 @@ CallOptions with_plain_sum(CallOptions options) {
   return options;
 }
 
+// "4096 x Float": for reports of faults.
+std::string describe(int64_t num_elements, const at::Tensor& like) {
+  return c10::str(num_elements, " x ", like.scalar_type());
+}
+
 Buffer typed_buffer(const at::Tensor& tensor, DataType dtype) { return {tensor.data_ptr(), tensor.numel(), dtype}; }
 
 Buffer byte_buffer(const at::Tensor& tensor) {
@@ -144,6 +149,7 @@ WorkPtr BackendIsthmus::submit_reduce_scatter(const at::Tensor& output, const at
   Job job;
   job.operation.operation = "reduce-scatter";
   job.operation.unit = gradient.unit.name;
+  job.operation.tensor = describe(input.numel(), input);
   job.timeout = timeout_or_default(timeout);
   job.work = c10::make_intrusive<WorkerWork>(getRank(), c10d::OpType::_REDUCE_SCATTER_BASE, "isthmus:reduce_scatter",
                                              std::vector<at::Tensor>{input}, std::vector<at::Tensor>{output});
@@ -161,6 +167,7 @@ WorkPtr BackendIsthmus::submit_all_gather(const at::Tensor& output, const at::Te
                                           std::chrono::milliseconds timeout) {
   Job job;
   job.operation.operation = "all-gather";
+  job.operation.tensor = describe(output.numel(), input);
   job.timeout = timeout_or_default(timeout);
   job.work = c10::make_intrusive<WorkerWork>(getRank(), c10d::OpType::_ALLGATHER_BASE, "isthmus:all_gather",
                                              std::vector<at::Tensor>{input}, std::vector<at::Tensor>{output});
@@ -225,7 +232,10 @@ WorkPtr BackendIsthmus::_allgather_base(at::Tensor& output, at::Tensor& input, c
   if (takes_two_tiers(output, input)) {
     return submit_all_gather(output, input, options.timeout);
   }
-  return issued(world_backend->_allgather_base(output, input, options));
+  // Gloo insists on one shape of output, which callers of the two-tier path need not know.
+  at::Tensor flat_output = output.is_contiguous() ? output.view({-1}) : output;
+  at::Tensor flat_input = output.is_contiguous() ? input.reshape({-1}) : input;
+  return issued(world_backend->_allgather_base(flat_output, flat_input, options));
 }
 
 WorkPtr BackendIsthmus::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,

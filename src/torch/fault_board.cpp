@@ -25,8 +25,8 @@ constexpr char kSeparator = '\x1f';
 
 std::string to_text(const FaultReport& report) {
   std::ostringstream text;
-  text << report.sequence_number << kSeparator << report.operation << kSeparator << report.unit << kSeparator
-       << report.phase << kSeparator << report.error;
+  text << report.sequence_number << kSeparator << report.operation << kSeparator << report.tensor << kSeparator
+       << report.unit << kSeparator << report.phase << kSeparator << report.error;
   return text.str();
 }
 
@@ -36,6 +36,7 @@ FaultReport from_text(const std::string& text) {
   std::string number;
   std::getline(stream, number, kSeparator);
   std::getline(stream, report.operation, kSeparator);
+  std::getline(stream, report.tensor, kSeparator);
   std::getline(stream, report.unit, kSeparator);
   std::getline(stream, report.phase, kSeparator);
   std::getline(stream, report.error, kSeparator);
@@ -53,16 +54,17 @@ void wait_for_count(c10d::Store& store, const char* key, int64_t target, std::ch
   }
 }
 
-std::string describe(int rank, const FaultReport& report) {
-  return "rank " + std::to_string(rank) + " was in " + report.operation + " #" +
-         std::to_string(report.sequence_number) + (report.unit.empty() ? "" : " of unit " + report.unit);
-}
-
 bool same_operation(const FaultReport& a, const FaultReport& b) {
-  return a.sequence_number == b.sequence_number && a.operation == b.operation && a.unit == b.unit;
+  return a.sequence_number == b.sequence_number && a.operation == b.operation && a.tensor == b.tensor &&
+         a.unit == b.unit;
 }
 
 }  // namespace
+
+std::string describe(const FaultReport& report) {
+  return report.operation + " #" + std::to_string(report.sequence_number) +
+         (report.tensor.empty() ? "" : " of " + report.tensor) + (report.unit.empty() ? "" : " of unit " + report.unit);
+}
 
 struct PatientStore::State {
   explicit State(c10::intrusive_ptr<c10d::Store> original) : store(std::move(original)) {}
@@ -189,8 +191,7 @@ std::string FaultBoard::diagnose(const FaultReport& own, std::chrono::millisecon
   std::lock_guard lock(reports->mutex);
   if (!reports->store_answered) {
     return "The store that ranks report to did not answer: its host (global rank 0, unless a launcher hosts it) is "
-           "dead "
-           "or stopped";
+           "dead or stopped";
   }
   std::vector<int> silent;
   std::vector<std::string> others;
@@ -199,7 +200,8 @@ std::string FaultBoard::diagnose(const FaultReport& own, std::chrono::millisecon
     if (found == reports->by_rank.end()) {
       silent.push_back(global_ranks_[rank]);
     } else if (!same_operation(found->second, own)) {
-      others.insert(others.begin(), describe(global_ranks_[rank], found->second));
+      others.insert(others.begin(),
+                    "rank " + std::to_string(global_ranks_[rank]) + " was in " + describe(found->second));
     } else if (rank != rank_) {
       others.push_back("rank " + std::to_string(global_ranks_[rank]) + ": " + found->second.error);
     }

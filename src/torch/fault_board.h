@@ -32,10 +32,14 @@ class PatientStore {
 struct FaultReport {
   uint64_t sequence_number = 0;
   std::string operation;  // "reduce-scatter"
+  std::string tensor;     // "4096 x Float", of the whole collective; may be empty
   std::string unit;       // may be empty
   std::string phase;      // may be empty
   std::string error;
 };
+
+// "reduce-scatter #7 of 4096 x Float of unit blocks.1"
+std::string describe(const FaultReport& report);
 
 // One board for each process group, in the store under a prefix of its own.
 class FaultBoard {

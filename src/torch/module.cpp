@@ -25,9 +25,14 @@ const OptionField& find_field(const std::string& name) {
 }
 
 // A Python value as the text that an option's setter parses.
-std::string option_text(py::handle value) {
+std::string option_text(const OptionField& field, py::handle value) {
   if (py::isinstance<py::bool_>(value)) {
     return value.cast<bool>() ? "true" : "false";
+  }
+  if (!py::isinstance<py::str>(value) && !py::isinstance<py::int_>(value) && !py::isinstance<py::float_>(value)) {
+    throw py::type_error(detail::concatenate("option ", field.name, "=", py::repr(value).cast<std::string>(),
+                                             ": expected ", field.range, ", not a ",
+                                             py::type::of(value).attr("__name__").cast<std::string>()));
   }
   return py::str(value);
 }
@@ -39,7 +44,7 @@ void bind_field(py::class_<BackendOptions, c10d::Backend::Options, OptionsPtr>& 
   const OptionField& field = find_field(name);
   type.def_property(
       name, [member](const BackendOptions& options) { return options.values.*member; },
-      [&field](BackendOptions& options, py::handle value) { field.set(options.values, option_text(value)); },
+      [&field](BackendOptions& options, py::handle value) { field.set(options.values, option_text(field, value)); },
       (std::string(field.help) + " " + field.range + ". " + field.environment).c_str());
 }
 
@@ -48,9 +53,15 @@ OptionsPtr make_options(const py::kwargs& keywords) {
   for (const auto& [key, value] : keywords) {
     const auto name = key.cast<std::string>();
     if (name == "timeout") {
-      options->timeout = value.cast<std::chrono::milliseconds>();
+      try {
+        options->timeout = value.cast<std::chrono::milliseconds>();
+      } catch (const py::cast_error&) {
+        throw py::type_error(
+            detail::concatenate("timeout=", py::repr(value).cast<std::string>(), ": expected datetime.timedelta"));
+      }
     } else {
-      find_field(name).set(options->values, option_text(value));
+      const OptionField& field = find_field(name);
+      field.set(options->values, option_text(field, value));
     }
   }
   return options;

@@ -6,6 +6,8 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <iterator>
+#include <string_view>
 #include <utility>
 
 namespace isthmus::torch_backend {
@@ -13,6 +15,14 @@ namespace {
 
 c10::intrusive_ptr<c10::ivalue::Future> tensor_list_future() {
   return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+}
+
+// Whether a rank or the network is at fault, rather than what the caller passed ("Invalid scalar type"): Gloo raises
+// both from wait() as runtime errors, and only their text tells.
+bool is_network_failure(const std::string& error) {
+  constexpr std::string_view kSigns[] = {"transport/", "imed out", "imeout", "onnection", "abort"};
+  return std::any_of(std::begin(kSigns), std::end(kSigns),
+                     [&](std::string_view sign) { return error.find(sign) != std::string::npos; });
 }
 
 }  // namespace
@@ -112,8 +122,9 @@ bool WatchedWork::wait(std::chrono::milliseconds timeout) {
   try {
     return work_->wait(timeout);
   } catch (const std::exception& error) {
-    if (timeout != kNoTimeout && !work_->isCompleted()) {
-      throw;  // the caller's patience ended, the operation goes on
+    const bool patience_ended = timeout != kNoTimeout && !work_->isCompleted();  // the operation goes on
+    if (patience_ended || !is_network_failure(error.what())) {
+      throw;
     }
     std::rethrow_exception(handler_->explain(*work_, error.what()));
   }
@@ -136,7 +147,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WatchedWork::getFuture() {
     try {
       return done.value();
     } catch (const std::exception& error) {
-      if (!alive) {
+      if (!alive || !is_network_failure(error.what())) {
         throw;
       }
       std::rethrow_exception(handler->explain(*work, error.what()));

@@ -394,6 +394,28 @@ def errors_of_size_and_type_are_raised_at_once(gloo: dist.ProcessGroup) -> None:
 
 
 @table
+def a_type_that_gloo_refuses_leaves_the_group_usable(gloo: dist.ProcessGroup) -> None:
+    rank, size = rank_and_size()
+    for group in (None, gloo):
+        tensor = torch.ones(4, dtype=torch.complex64)
+        outputs = [torch.empty_like(tensor) for _ in range(size)] if rank == 0 else None
+        with pytest.raises(RuntimeError, match="scalar type"):
+            dist.gather(tensor, outputs, dst=0, group=group)
+    sums = torch.ones(3)
+    dist.all_reduce(sums)
+    same(sums, torch.full((3,), float(size)))
+
+
+@table
+def all_gather_into_a_stack_at_any_size(gloo: dist.ProcessGroup) -> None:
+    rank, size = rank_and_size()
+    for elements in (1, 7, 100_000):
+        stack = torch.empty(size, elements)
+        dist.all_gather_into_tensor(stack, torch.full((elements,), float(rank)))
+        same(stack, torch.arange(size, dtype=torch.float32).repeat_interleave(elements).view(size, elements))
+
+
+@table
 def tensors_that_require_gradients(gloo: dist.ProcessGroup) -> None:
     leaf = torch.ones(10, 2, requires_grad=True)
     output = torch.empty(WORLD_SIZE * 10, 2)

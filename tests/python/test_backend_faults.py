@@ -140,9 +140,36 @@ def diverge(rank: int, world_size: int) -> str:
 def test_a_rank_in_another_collective_is_named() -> None:
     texts = ranks.run(diverge, WORLD_SIZE, env=ENV)
     for rank in (0, 2, 3):
-        assert "rank 1 was in all-gather #0" in texts[rank], texts[rank]
-        assert "reduce-scatter #0 of unit blocks.1 failed on rank" in texts[rank]
-    assert "rank 0 was in reduce-scatter #0 of unit blocks.1" in texts[1]
+        assert "rank 1 was in all-gather #0 of 4000 x Float" in texts[rank], texts[rank]
+        assert "reduce-scatter #0 of 4000 x Float of unit blocks.1 failed on rank" in texts[rank]
+    assert "rank 0 was in reduce-scatter #0 of 4000 x Float of unit blocks.1" in texts[1]
+
+
+def gather_another_size(rank: int, world_size: int) -> str:
+    init_with_short_timeout()
+    own = 1000 if rank != 1 else 1001
+    with pytest.raises(dist.DistBackendError) as error:
+        dist.all_gather_into_tensor(torch.empty(world_size * own), torch.ones(own))
+    return str(error.value)
+
+
+def test_ranks_of_different_sizes_are_named() -> None:
+    texts = ranks.run(gather_another_size, WORLD_SIZE, env=ENV)
+    for rank in (0, 2, 3):
+        assert "rank 1 was in all-gather #0 of 4004 x Float" in texts[rank], texts[rank]
+    assert "rank 0 was in all-gather #0 of 4000 x Float" in texts[1], texts[1]
+
+
+def wait_for_ever(rank: int, world_size: int) -> None:
+    ranks.init(timeout_s=60)
+    group = dist.new_group(timeout=timedelta(days=200_000))
+    gathered = torch.empty(4000)
+    dist.all_gather_into_tensor(gathered, torch.ones(1000), group=group)
+    assert torch.all(gathered == 1)
+
+
+def test_a_timeout_that_means_never() -> None:
+    ranks.run(wait_for_ever, WORLD_SIZE, env=ENV)
 
 
 def other_unit(rank: int, world_size: int) -> str:

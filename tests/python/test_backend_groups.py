@@ -260,6 +260,11 @@ class TestOptions:
         with pytest.raises(isthmus.OptionError, match=f"{name}.*{range_text}"):
             setattr(options, name, value)
 
+    @pytest.mark.parametrize(("name", "value"), [("units", ["*"]), ("units", None), ("nodes", None), ("timeout", 5)])
+    def test_values_of_another_type_name_themselves(self, name: str, value: Any) -> None:
+        with pytest.raises(TypeError, match=f"{name}=.*expected"):
+            isthmus.Options(**{name: value})
+
     def test_unknown_keyword(self) -> None:
         with pytest.raises(isthmus.OptionError, match=r"there is no option sparcity.*sparsity"):
             isthmus.Options(sparcity=0.5)
