@@ -158,3 +158,32 @@ def test_tagc_learns(results: Any, name: str, share: float) -> None:
     assert exact[-1] <= losses[-1] < losses[0] - share * (losses[0] - exact[-1])
     assert stats["compressed_calls"] == 4 * STEPS
     assert stats["num_units"] == 4
+
+
+def losses_over_an_own_group(scale: float) -> list[float]:
+    model = shard(make_model(), mesh=DeviceMesh.from_group(dist.new_group(), "cpu"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    losses = []
+    for _ in range(STEPS):
+        loss = (model(torch.randn(8, FEATURES, generator=generator)) * scale).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def train_equal_models(rank: int, world_size: int) -> tuple[list[float], list[float]]:
+    ranks.init()
+    alone = losses_over_an_own_group(1.0)
+    losses_over_an_own_group(10.0)
+    after_another = losses_over_an_own_group(1.0)
+    finish()
+    return alone, after_another
+
+
+def test_models_with_groups_of_their_own_do_not_share_residuals() -> None:
+    env = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "1000", "ISTHMUS_SPARSITY": "0.5", "ISTHMUS_RATIO": "2"}
+    for alone, after_another in ranks.run(train_equal_models, WORLD_SIZE, env=env):
+        assert alone == after_another
