@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import ranks
+from checks import finish
 
 WORLD_SIZE = 4
 TIMEOUT_S = 5.0
@@ -166,6 +167,7 @@ def wait_for_ever(rank: int, world_size: int) -> None:
     gathered = torch.empty(4000)
     dist.all_gather_into_tensor(gathered, torch.ones(1000), group=group)
     assert torch.all(gathered == 1)
+    finish()
 
 
 def test_a_timeout_that_means_never() -> None:

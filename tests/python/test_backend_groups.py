@@ -179,7 +179,9 @@ def initialise_with(rank: int, world_size: int, env_of_rank: list[dict[str, str]
         ranks.init(timeout_s=20)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return node_map(None)
+    text = node_map(None)
+    finish()
+    return text
 
 
 @pytest.mark.parametrize(
