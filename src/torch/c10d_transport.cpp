@@ -36,16 +36,16 @@ void reduce_bytes(ConstBuffer in, Buffer accumulator, ReduceOp op) {
   }
 }
 
-Buffer slice(Buffer data, int64_t begin, int64_t end) {
-  return {data.as<std::byte>() + begin * element_bytes(data.dtype), end - begin, data.dtype};
-}
-
 std::vector<int64_t> equal_offsets(int64_t num_elements, int parts) {
   std::vector<int64_t> offsets;
   for (int p = 0; p <= parts; ++p) {
     offsets.push_back(num_elements * p / parts);
   }
   return offsets;
+}
+
+Buffer chunk(Buffer data, const std::vector<int64_t>& offsets, int index) {
+  return data.slice(offsets[index], offsets[index + 1] - offsets[index]);
 }
 
 }  // namespace
@@ -290,10 +290,10 @@ void C10dTransport::ring_reduce(Buffer data, const std::vector<int64_t>& offsets
     const int out_chunk = (rank() - step - 1 + size()) % size();
     const int in_chunk = (rank() - step - 2 + 2 * size()) % size();
     const Buffer partial{scratch.data(), offsets[in_chunk + 1] - offsets[in_chunk], data.dtype};
-    const Buffer own = slice(data, offsets[in_chunk], offsets[in_chunk + 1]);
+    const Buffer own = chunk(data, offsets, in_chunk);
     Exchange exchange(*this, "all-reduce");
     exchange.receive(neighbour(-1), partial);
-    exchange.send(neighbour(1), slice(data, offsets[out_chunk], offsets[out_chunk + 1]));
+    exchange.send(neighbour(1), chunk(data, offsets, out_chunk));
     exchange.wait();
     data.dtype == DataType::kByte ? reduce_bytes(partial, own, op) : accumulate(partial, own);
   }
@@ -306,8 +306,8 @@ void C10dTransport::ring_gather(const char* operation, Buffer data, const std::v
     const int out_chunk = (rank() - step + size()) % size();
     const int in_chunk = (rank() - step - 1 + size()) % size();
     Exchange exchange(*this, operation);
-    exchange.receive(neighbour(-1), slice(data, offsets[in_chunk], offsets[in_chunk + 1]));
-    exchange.send(neighbour(1), slice(data, offsets[out_chunk], offsets[out_chunk + 1]));
+    exchange.receive(neighbour(-1), chunk(data, offsets, in_chunk));
+    exchange.send(neighbour(1), chunk(data, offsets, out_chunk));
     exchange.wait();
   }
 }
