@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "isthmus/error.h"
+#include "transport/combine.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -27,14 +28,6 @@ at::Tensor as_tensor(ConstBuffer buffer) {
 
 // Gloo and c10 append places in their sources and stack traces to a message: the first line says it all.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
-void reduce_bytes(ConstBuffer in, Buffer accumulator, ReduceOp op) {
-  const auto* from = in.as<uint8_t>();
-  auto* to = accumulator.as<uint8_t>();
-  for (int64_t i = 0; i < in.num_elements; ++i) {
-    to[i] = static_cast<uint8_t>(op == ReduceOp::kSum ? to[i] + from[i] : to[i] | from[i]);
-  }
-}
 
 std::vector<int64_t> equal_offsets(int64_t num_elements, int parts) {
   std::vector<int64_t> offsets;
@@ -295,7 +288,7 @@ void C10dTransport::ring_reduce(Buffer data, const std::vector<int64_t>& offsets
     exchange.receive(neighbour(-1), partial);
     exchange.send(neighbour(1), chunk(data, offsets, out_chunk));
     exchange.wait();
-    data.dtype == DataType::kByte ? reduce_bytes(partial, own, op) : accumulate(partial, own);
+    combine(partial, op, own);
   }
   give_scratch(std::move(scratch));
 }

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "isthmus/error.h"
+#include "transport/combine.h"
 
 namespace isthmus {
 namespace {
@@ -46,14 +47,6 @@ class Done final : public Handle {
  public:
   void wait(Stream /*stream*/) override {}
 };
-
-void reduce_bytes(ConstBuffer in, ReduceOp op, Buffer out) {
-  const auto* from = in.as<uint8_t>();
-  auto* to = out.as<uint8_t>();
-  for (int64_t i = 0; i < in.num_elements; ++i) {
-    to[i] = static_cast<uint8_t>(op == ReduceOp::kSum ? to[i] + from[i] : to[i] | from[i]);
-  }
-}
 
 }  // namespace
 
@@ -246,7 +239,7 @@ class InProcessHub::Endpoint final : public Transport {
     group_->meet(index_, {Kind::kAllReduce, op, data}, [&](const std::vector<ConstBuffer>& inputs) {
       convert(inputs[0], sum);
       for (int peer = 1; peer < size(); ++peer) {
-        bytewise ? reduce_bytes(inputs[peer], op, sum) : accumulate(inputs[peer], sum);
+        combine(inputs[peer], op, sum);
       }
     });
     convert(sum, data);
