@@ -1,12 +1,13 @@
 # Two commands: `make demo` and `make test`. Both run `make setup` first, which does nothing the second time.
+# Another torch, beside the first: make test-conformance VENV=.venv-newest TORCH='torch==2.15.*'
 PYTHON ?= python3
 TORCH ?= torch==2.11.0
+VENV ?= .venv
 PRESET ?= release
 JOBS ?= $(shell nproc)
 DEMO_ARGS ?=
 
-VENV := .venv
-STAMPS := build/stamps
+STAMPS := build/stamps/$(VENV)
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(wildcard cmake/*) $(shell find src kernels include -type f)
 PYTHON_FILES := python tests/python tools
 CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
@@ -37,7 +38,8 @@ $(STAMPS)/python-files: FORCE
 	@find python -name '*.py' -o -name '*.pyi' | sort > $@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
 $(STAMPS)/package: $(STAMPS)/venv $(STAMPS)/python-files $(NATIVE_SOURCES)
-	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(VENV)/bin/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(VENV)/bin/python -m pip install --quiet --no-build-isolation --no-deps \
+	  --config-settings=build-dir=build/native/$(VENV) --editable .
 	@touch $@
 
 demo: setup  ## train a GPT over two simulated nodes joined by a slow link, plain and compressed (under 10 minutes)
