@@ -1,5 +1,6 @@
 #include "isthmus/communicator.h"
 
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -69,20 +70,24 @@ void Communicator::check_tiers() const {
   }
 }
 
-void Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, double scale, const UnitKey& unit, bool compress,
-                                  Stream stream) {
+void Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, double scale, const UnitKey& unit,
+                                  const char* why_exact, Stream stream) {
   check_reduce_scatter(gradient, shard, unit);
   run(Collective::kReduceScatter, [&] {
-    const Reduction reduction = decide(unit, compress);
-    if (shard.num_elements == 0) {
-      return;
-    }
-    if (flat()) {
-      reduce_scatter_flat(gradient, shard, scale, reduction, stream);
-    } else {
-      reduce_scatter_in_two_tiers(gradient, shard, scale, reduction, stream);
+    const Reduction reduction = decide(unit, scale, why_exact);
+    if (shard.num_elements > 0) {
+      reduce_to_shard(gradient, shard, scale, reduction, stream);
     }
   });
+}
+
+void Communicator::reduce_to_shard(ConstBuffer gradient, Buffer shard, double scale, const Reduction& reduction,
+                                   Stream stream) {
+  if (flat()) {
+    reduce_scatter_flat(gradient, shard, scale, reduction, stream);
+  } else {
+    reduce_scatter_in_two_tiers(gradient, shard, scale, reduction, stream);
+  }
 }
 
 // The main path.
@@ -170,50 +175,60 @@ Buffer Communicator::decode_sum(ConstBuffer pieces, ConstBuffer arrived, const R
   return sum;
 }
 
+void Communicator::all_reduce(Buffer data, double scale, const UnitKey& unit, const char* why_exact, Stream stream) {
+  check_all_reduce(data, unit);
+  run(Collective::kAllReduce, [&] {
+    const Reduction reduction = decide(unit, scale, why_exact);
+    if (data.num_elements > 0) {
+      all_reduce_through_owners(data, scale, reduction, stream);
+    }
+  });
+}
+
 void Communicator::all_gather(ConstBuffer shard, Buffer gathered, Stream stream) {
   check_all_gather(shard, gathered);
   run(Collective::kAllGather, [&] {
     if (shard.num_elements == 0) {
       return;
     }
-    const ConstBuffer rail = gather_along_rail(shard, gathered, stream);
-    gather_within_node(rail, gathered, stream);
+    const bool in_blocks = map_.block_placement();
+    const Buffer by_node = in_blocks ? gathered : scratch_->take(gathered.num_elements, gathered.dtype);
+    const ConstBuffer rail = gather_along_rail(shard, by_node, stream);
+    gather_within_node(rail, by_node, stream);
+    if (!in_blocks) {
+      current_.packed_calls = 1;
+      phase_ = "unpack";
+      reorder(
+          map_, by_node, gathered, [this](int rank) { return map_.position(rank); }, [](int rank) { return rank; });
+    }
   });
 }
 
-// The shards of this rail, by node. With one rank a node that is the result, which then stands in `gathered`.
-ConstBuffer Communicator::gather_along_rail(ConstBuffer shard, Buffer gathered, Stream stream) {
+// The shards of this rail, by node. With one rank a node that is the result, which then stands in `by_node`.
+ConstBuffer Communicator::gather_along_rail(ConstBuffer shard, Buffer by_node, Stream stream) {
   if (num_nodes() == 1) {
     return shard;
   }
   const Step step(*this, "inter all-gather", &CollectiveStats::exchange_s);
-  const Buffer rail = ranks_per_node() == 1 ? gathered : scratch_->take(num_nodes() * shard.num_elements, shard.dtype);
+  const Buffer rail = ranks_per_node() == 1 ? by_node : scratch_->take(num_nodes() * shard.num_elements, shard.dtype);
   tiers_.inter->all_gather(shard, rail, stream)->wait(stream);
   return rail;
 }
 
-void Communicator::gather_within_node(ConstBuffer rail, Buffer gathered, Stream stream) {
+// The shards of all ranks, node by node.
+void Communicator::gather_within_node(ConstBuffer rail, Buffer by_node, Stream stream) {
   if (ranks_per_node() == 1) {
-    convert(rail, gathered);
+    convert(rail, by_node);
     return;
   }
+  const Step step(*this, "intra all-gather", &CollectiveStats::intra_s);
   const int64_t shard_elements = rail.num_elements / num_nodes();
-  const Buffer by_node = map_.block_placement() ? gathered : scratch_->take(gathered.num_elements, gathered.dtype);
-  {
-    const Step step(*this, "intra all-gather", &CollectiveStats::intra_s);
-    std::vector<HandlePtr> pending;
-    for (int owner = 0; owner < num_nodes(); ++owner) {
-      const Buffer shards = by_node.part(owner, ranks_per_node() * shard_elements);
-      pending.push_back(tiers_.intra->all_gather(rail.part(owner, shard_elements), shards, stream));
-    }
-    wait_for_all(pending, stream);
+  std::vector<HandlePtr> pending;
+  for (int owner = 0; owner < num_nodes(); ++owner) {
+    const Buffer shards = by_node.part(owner, ranks_per_node() * shard_elements);
+    pending.push_back(tiers_.intra->all_gather(rail.part(owner, shard_elements), shards, stream));
   }
-  if (!map_.block_placement()) {
-    current_.packed_calls = 1;
-    phase_ = "unpack";
-    reorder(
-        map_, by_node, gathered, [this](int rank) { return map_.position(rank); }, [](int rank) { return rank; });
-  }
+  wait_for_all(pending, stream);
 }
 
 void Communicator::check_reduce_scatter(ConstBuffer gradient, ConstBuffer shard, const UnitKey& unit) const {
@@ -222,9 +237,21 @@ void Communicator::check_reduce_scatter(ConstBuffer gradient, ConstBuffer shard,
   ISTHMUS_CHECK(Error, gradient.num_elements == shard.num_elements * map_.world_size(), "reduce_scatter of ",
                 gradient.num_elements, " elements over ", map_.world_size(), " ranks into ", shard.num_elements,
                 ": expected ", map_.world_size(), " chunks of the shard's size");
-  ISTHMUS_CHECK(Error, unit.num_elements == gradient.num_elements && unit.dtype == gradient.dtype, "unit \"", unit.name,
+  check_unit(unit, Collective::kReduceScatter, gradient);
+}
+
+void Communicator::check_unit(const UnitKey& unit, Collective collective, ConstBuffer data) const {
+  ISTHMUS_CHECK(Error, unit.num_elements == data.num_elements && unit.dtype == data.dtype, "unit \"", unit.name,
                 "\" has ", unit.num_elements, " elements of ", to_string(unit.dtype), ", but its gradient has ",
-                gradient.num_elements, " of ", to_string(gradient.dtype));
+                data.num_elements, " of ", to_string(data.dtype));
+  ISTHMUS_CHECK(Error, unit.collective == collective, "unit \"", unit.name, "\" is one of ", to_string(unit.collective),
+                ", but is reduced by ", to_string(collective));
+}
+
+void Communicator::check_all_reduce(ConstBuffer data, const UnitKey& unit) const {
+  ISTHMUS_CHECK(Error, data.dtype != DataType::kByte, "all_reduce of ", to_string(data.dtype),
+                ": expected a floating type");
+  check_unit(unit, Collective::kAllReduce, data);
 }
 
 void Communicator::check_all_gather(ConstBuffer shard, ConstBuffer gathered) const {
@@ -268,8 +295,9 @@ void Communicator::record(Collective collective) {
   stats_.codec += current_codec_;
   if (current_reason_ != nullptr) {
     ++stats_.exact_calls[current_reason_];
-  } else if (collective == Collective::kReduceScatter) {
+  } else if (collective != Collective::kAllGather) {
     ++stats_.compressed_calls;
+    sent_elements_ += current_codec_.kept_elements;
   }
   stats_.num_units = units_->size();
   stats_.residual_bytes = units_->residual_bytes();
@@ -277,26 +305,33 @@ void Communicator::record(Collective collective) {
 }
 
 // Everything here is decided from what is equal on all ranks: options, the key, and what was decided before.
-Communicator::Reduction Communicator::decide(const UnitKey& key, bool compress) {
+Communicator::Reduction Communicator::decide(const UnitKey& key, double scale, const char* why_exact) {
   Reduction reduction;
-  current_reason_ = exact_reason(key, compress);
+  current_reason_ = exact_reason(key, scale, why_exact);
   if (current_reason_ == nullptr) {
-    reduction.unit = units_->find_or_add(key, residual_elements(key));
+    reduction.unit = units_->find_or_add(key, residual_sizes(key));
     current_reason_ = reduction.unit == nullptr ? "more than max_units units" : nullptr;
   }
-  reduction.codec = &codec(reduction.unit == nullptr ? "none" : options_.codec, key.dtype);
-  reduction.context = reduction.unit == nullptr ? PacketContext{key.hash(), num_reductions_}
-                                                : PacketContext{reduction.unit->hash, reduction.unit->step++};
+  if (reduction.unit != nullptr) {
+    reduction.unit->follow_scale(scale);
+    reduction.context = {reduction.unit->hash, reduction.unit->step++};
+    reduction.codec = &codec(options_.codec, key.dtype, ranks_per_node());
+    reduction.result_codec = reduction.codec;
+  } else {
+    reduction.context = {key.hash(), num_reductions_};
+    reduction.codec = &codec("none", key.dtype, ranks_per_node());
+    reduction.result_codec = &codec("none", key.dtype, 1);  // a result is no sum to which more is added
+  }
   ++num_reductions_;
   return reduction;
 }
 
-const char* Communicator::exact_reason(const UnitKey& key, bool compress) const {
+const char* Communicator::exact_reason(const UnitKey& key, double scale, const char* why_exact) const {
   if (options_.codec == "none") {
     return "codec none";
   }
-  if (!compress) {
-    return "not requested";
+  if (why_exact != nullptr) {
+    return why_exact;
   }
   if (num_nodes() == 1) {
     return "one node";
@@ -307,21 +342,32 @@ const char* Communicator::exact_reason(const UnitKey& key, bool compress) const 
   if (key.num_elements == 0) {
     return "empty";
   }
+  if (scale == 0 || !std::isfinite(scale)) {
+    return "scale is zero or not finite";  // what a residual holds cannot be kept under it
+  }
+  if (flat() && key.collective == Collective::kAllReduce) {
+    return "all-reduce in a single tier";
+  }
   if (key.num_elements < options_.min_elements) {
     return "below min_elements";
   }
   return unit_is_compressed(options_.units, key.name) ? nullptr : "excluded by policy (units)";
 }
 
-int64_t Communicator::residual_elements(const UnitKey& key) const {
-  const int64_t shard_elements = key.num_elements / map_.world_size();
-  return flat() ? key.num_elements : (num_nodes() - 1) * shard_elements;
+ResidualSizes Communicator::residual_sizes(const UnitKey& key) {
+  const bool is_all_reduce = key.collective == Collective::kAllReduce;
+  if (!codec(options_.codec, key.dtype, ranks_per_node()).keeps_residual() || num_nodes() == 1 ||
+      (flat() && is_all_reduce)) {
+    return {};
+  }
+  const int64_t chunk = chunk_elements(key.num_elements);
+  return {flat() ? key.num_elements : (num_nodes() - 1) * chunk, is_all_reduce ? chunk : 0};
 }
 
-Codec& Communicator::codec(const std::string& name, DataType dtype) {
-  std::unique_ptr<Codec>& codec = codecs_[{name, dtype}];
+Codec& Communicator::codec(const std::string& name, DataType dtype, int num_summands) {
+  std::unique_ptr<Codec>& codec = codecs_[{name, dtype, num_summands}];
   if (codec == nullptr) {
-    codec = make_codec(name, options_, dtype, ranks_per_node());
+    codec = make_codec(name, options_, dtype, num_summands);
   }
   return *codec;
 }
@@ -347,19 +393,5 @@ void Communicator::fail(const std::string& reason) {
 }
 
 void Communicator::abort() { fail("abort() was called"); }
-
-Stats Communicator::stats() const {
-  const std::lock_guard lock(mutex_);
-  return stats_;
-}
-
-void Communicator::reset_stats() {
-  const std::lock_guard lock(mutex_);
-  Stats fresh;
-  fresh.num_units = stats_.num_units;
-  fresh.residual_bytes = stats_.residual_bytes;
-  fresh.scratch_bytes = stats_.scratch_bytes;
-  stats_ = std::move(fresh);
-}
 
 }  // namespace isthmus

@@ -132,6 +132,10 @@ std::vector<OptionField> make_table() {
                   "tagc: bound on decoding rounds."),
       text_field("units", "ISTHMUS_UNITS", &Options::units, "comma-separated globs, \"!\" excludes (\"*,!*attn*\")",
                  "Which units are compressed, by name.", are_patterns),
+      choice_field(
+          "gradients", "ISTHMUS_GRADIENTS", &Options::gradients, {"labelled", "backward"}, "labelled or backward",
+          "labelled: only reductions that FSDP labels or isthmus.prepare tagged are gradients; backward: every "
+          "floating-point reduction in a backward pass is."),
       count_field("min_elements", "ISTHMUS_MIN_ELEMENTS", &Options::min_elements, 0, kNoUpperBound,
                   "a whole number, 0 or more",
                   "Smaller inputs, in elements of the whole collective, are reduced and gathered plainly."),

@@ -8,6 +8,8 @@ const char* to_string(Collective collective) {
       return "reduce_scatter";
     case Collective::kAllGather:
       return "all_gather";
+    case Collective::kAllReduce:
+      return "all_reduce";
   }
   return "unknown";
 }

@@ -7,7 +7,8 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
+#include <tuple>
+#include <vector>
 
 #include "isthmus/buffer.h"
 #include "isthmus/codec.h"
@@ -15,12 +16,14 @@
 #include "isthmus/options.h"
 #include "isthmus/stats.h"
 #include "isthmus/transport.h"
+#include "isthmus/unit.h"
 
 namespace isthmus {
 
 class Scratch;
 class TagcFlat;
 class UnitTable;
+struct ResidualSizes;
 struct Unit;
 
 // The transports of one rank. intra: its node, by local index. inter: its rail, by node. flat: all ranks, by rank; only
@@ -29,16 +32,6 @@ struct Tiers {
   std::shared_ptr<Transport> intra;
   std::shared_ptr<Transport> inter;
   std::shared_ptr<Transport> flat;
-};
-
-// Whatever issues one gradient reduction in each step. Key: see docs/algorithms.md, "Units". Equal on all ranks.
-struct UnitKey {
-  std::string name;          // for people and for the policy: FSDP's label, or the fallback key's text
-  int64_t num_elements = 0;  // of the whole input: another layout is another unit
-  DataType dtype = DataType::kFloat32;
-
-  uint64_t hash() const;  // stable over processes, restarts and machines
-  bool operator==(const UnitKey&) const = default;
 };
 
 // Collective over the ranks of a NodeMap; every rank calls the same methods in the same order with equal arguments,
@@ -56,11 +49,17 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
 
   // shard = scale * sum over ranks of chunk rank() of `gradient`, which has world_size equal chunks of the shard's size
-  // and type. compress: through options.codec with the unit's residual, if policy and shape allow (else, and without
-  // compress, through codec `none`; the reason is counted). Floating types; float64 is always plain.
-  // unit.num_elements and unit.dtype are those of `gradient`. `shard` may be this rank's chunk of `gradient`.
-  void reduce_scatter(ConstBuffer gradient, Buffer shard, double scale, const UnitKey& unit, bool compress,
+  // and type. Through options.codec with the unit's residual, if why_exact is null and if policy and shape allow; else
+  // through codec `none`, and the reason is counted. why_exact: a string literal. Floating types; float64 is always
+  // plain. unit: collective, num_elements and dtype are those of this call. `shard` may be this rank's chunk of
+  // `gradient`.
+  void reduce_scatter(ConstBuffer gradient, Buffer shard, double scale, const UnitKey& unit, const char* why_exact,
                       Stream stream = {});
+
+  // data = scale * sum over ranks of data, the same bits on every rank. Any number of elements. The rest is as for
+  // reduce_scatter: each rank reduces its chunk, and every rank decodes the same packet of the result. After an
+  // exception that is not about arguments `data` is unspecified.
+  void all_reduce(Buffer data, double scale, const UnitKey& unit, const char* why_exact, Stream stream = {});
 
   // gathered chunk r = rank r's `shard`, bit for bit. Any type. `shard` may be its own chunk of `gathered`.
   // Always in two tiers: whether that pays (options.min_elements, options.two_tier_all_gather) is the caller's choice.
@@ -69,6 +68,19 @@ class Communicator {
   // The phase that is running, for reports about faults: "intra reduce-scatter", "encode", "inter exchange", ...;
   // "idle" between calls. After a failure: the phase that failed.
   const char* phase() const { return phase_; }
+
+  // The state of this rank's units, by key. Views that are valid until the next call of a method that is not const.
+  // These five send nothing, and are called between collectives by the thread that calls those.
+  std::vector<UnitState> unit_states() const;
+  // Copies `state` in place of what the unit of that key had. An empty residual is one of zeros. Throws Error if it
+  // does not fit this group and its options, or if there are max_units units already; then nothing has changed.
+  void load_unit(const UnitState& state);
+  void clear_units();
+  // Multiplies all residuals: for when later gradients are larger by `factor` (finite and above 0) than earlier ones.
+  void scale_residuals(double factor);
+  // The end of a step: its result was used, or thrown away (Stats::skipped_steps). Without them nothing is counted.
+  void count_step();
+  void count_skipped_step();
 
   Stats stats() const;
   void reset_stats();  // counters and seconds; not units nor residuals
@@ -83,8 +95,14 @@ class Communicator {
     Unit* unit = nullptr;  // null: plain
     Codec* codec = nullptr;
     PacketContext context;
+    Codec* result_codec = nullptr;  // for the result of an all-reduce
+
+    // A packet of the result is never taken for one of a piece.
+    PacketContext result_context() const { return {~context.unit_hash, context.step}; }
   };
   class Step;
+
+  void reduce_to_shard(ConstBuffer gradient, Buffer shard, double scale, const Reduction& reduction, Stream stream);
 
   // The main path, and what its lines do.
   void reduce_scatter_in_two_tiers(ConstBuffer gradient, Buffer shard, double scale, const Reduction& reduction,
@@ -99,11 +117,19 @@ class Communicator {
   Buffer sum_plainly(ConstBuffer gradient, Stream stream);
   Buffer sum_tagc(ConstBuffer gradient, const Reduction& reduction, Buffer sum, Stream stream);
 
-  ConstBuffer gather_along_rail(ConstBuffer shard, Buffer gathered, Stream stream);
-  void gather_within_node(ConstBuffer rail, Buffer gathered, Stream stream);
+  ConstBuffer gather_along_rail(ConstBuffer shard, Buffer by_node, Stream stream);
+  void gather_within_node(ConstBuffer rail, Buffer by_node, Stream stream);
+
+  // All-reduce, and what else its lines do.
+  void all_reduce_through_owners(Buffer data, double scale, const Reduction& reduction, Stream stream);
+  ConstBuffer in_equal_chunks(ConstBuffer data);
+  Buffer encode_result(ConstBuffer result, const Reduction& reduction, Stream stream);
+  void decode_result(ConstBuffer packets, const Reduction& reduction, Buffer data, Stream stream);
 
   void check_tiers() const;
   void check_reduce_scatter(ConstBuffer gradient, ConstBuffer shard, const UnitKey& unit) const;
+  void check_all_reduce(ConstBuffer data, const UnitKey& unit) const;
+  void check_unit(const UnitKey& unit, Collective collective, ConstBuffer data) const;
   void check_all_gather(ConstBuffer shard, ConstBuffer gathered) const;
 
   // Runs the body of one collective: statistics, scratch and failure are handled here.
@@ -111,10 +137,16 @@ class Communicator {
   void run(Collective collective, const Body& body);
   void record(Collective collective);
   void fail(const std::string& reason);
-  Reduction decide(const UnitKey& key, bool compress);
-  const char* exact_reason(const UnitKey& key, bool compress) const;
-  Codec& codec(const std::string& name, DataType dtype);
-  int64_t residual_elements(const UnitKey& key) const;
+  Reduction decide(const UnitKey& key, double scale, const char* why_exact);
+  const char* exact_reason(const UnitKey& key, double scale, const char* why_exact) const;
+  Codec& codec(const std::string& name, DataType dtype, int num_summands);
+  // Elements of this rank's chunk: data that is not divisible is filled up with zeros.
+  int64_t chunk_elements(int64_t num_elements) const {
+    return (num_elements + map_.world_size() - 1) / map_.world_size();
+  }
+  ResidualSizes residual_sizes(const UnitKey& key);
+  void end_step(bool skipped);
+  void show_units();
   Buffer sum_target(Buffer shard);
 
   bool flat() const { return options_.tiers == "flat"; }
@@ -129,7 +161,7 @@ class Communicator {
 
   std::unique_ptr<Scratch> scratch_;
   std::unique_ptr<UnitTable> units_;
-  std::map<std::pair<std::string, DataType>, std::unique_ptr<Codec>> codecs_;
+  std::map<std::tuple<std::string, DataType, int>, std::unique_ptr<Codec>> codecs_;
   std::unique_ptr<TagcFlat> tagc_flat_;
   uint64_t num_reductions_ = 0;  // the step in the packets of plain reductions
 
@@ -140,7 +172,8 @@ class Communicator {
 
   mutable std::mutex mutex_;  // guards what follows
   Stats stats_;
-  std::string failure_;  // why the communicator is aborted; empty: it is not
+  int64_t sent_elements_ = 0;  // by lossy codecs since the last step ended
+  std::string failure_;        // why the communicator is aborted; empty: it is not
   std::atomic<const char*> phase_ = "idle";
 };
 

@@ -10,19 +10,20 @@
 namespace isthmus {
 
 struct Options {
-  std::string nodes;                // "2x4", "0,1|2,3" by global rank; empty: found from the machine
-  std::string codec = "tagc";       // none, tagc
-  std::string tiers = "two";        // two, flat
-  double ratio = 10;                // tagc: sketch rows = blocks / ratio
-  double sparsity = 0.9875;         // tagc: share of each piece that is not sent
-  int64_t index_bits = 1;           // tagc with tiers=flat: 1 (bitwise or) or 4 (counts, to 15 ranks)
-  int64_t block_elements = 0;       // tagc: neighbouring elements treated together; 0: chosen from the piece's size
-  int64_t peel_rounds = 64;         // tagc: bound on decoding rounds
-  std::string units = "*";          // which units are compressed: comma-separated globs of names, "!" excludes
-  int64_t min_elements = 65536;     // smaller inputs (of the whole collective) are reduced and gathered plainly
-  bool two_tier_all_gather = true;  // large all-gathers cross between nodes once, exactly
-  int64_t max_units = 4096;         // units whose state is kept; above: exact and counted
-  std::string log = "warning";      // debug, info, warning, error
+  std::string nodes;                   // "2x4", "0,1|2,3" by global rank; empty: found from the machine
+  std::string codec = "tagc";          // none, tagc
+  std::string tiers = "two";           // two, flat
+  double ratio = 10;                   // tagc: sketch rows = blocks / ratio
+  double sparsity = 0.9875;            // tagc: share of each piece that is not sent
+  int64_t index_bits = 1;              // tagc with tiers=flat: 1 (bitwise or) or 4 (counts, to 15 ranks)
+  int64_t block_elements = 0;          // tagc: neighbouring elements treated together; 0: chosen from the piece's size
+  int64_t peel_rounds = 64;            // tagc: bound on decoding rounds
+  std::string units = "*";             // which units are compressed: comma-separated globs of names, "!" excludes
+  std::string gradients = "labelled";  // labelled, backward: which reductions are taken for gradients
+  int64_t min_elements = 65536;        // smaller inputs (of the whole collective) are reduced and gathered plainly
+  bool two_tier_all_gather = true;     // large all-gathers cross between nodes once, exactly
+  int64_t max_units = 4096;            // units whose state is kept; above: exact and counted
+  std::string log = "warning";         // debug, info, warning, error
 
   // Checks ranges that one field alone decides. Throws OptionError naming field, value and range.
   void validate() const;

@@ -12,13 +12,13 @@
 namespace isthmus {
 
 // The kinds of collective that the two-tier and flat paths carry.
-enum class Collective : uint8_t { kReduceScatter, kAllGather };
-inline constexpr int kNumCollectives = 2;
+enum class Collective : uint8_t { kReduceScatter, kAllGather, kAllReduce };
+inline constexpr int kNumCollectives = 3;
 const char* to_string(Collective collective);
 
 struct CollectiveStats {
   int64_t calls = 0;
-  int64_t packed_calls = 0;  // of them: input or output was reordered because placement is not in blocks
+  int64_t packed_calls = 0;  // of them: copied because placement is not in blocks, or the size not divisible
   Traffic intra;             // payload of this rank, by tier
   Traffic inter;
   Traffic flat;
@@ -36,8 +36,10 @@ struct Stats {
   CodecCounts codec;
   int64_t compressed_calls = 0;                // reductions that went through a lossy codec
   std::map<std::string, int64_t> exact_calls;  // operations that stayed exact, by reason
+  int64_t skipped_steps = 0;     // steps whose result the optimizer threw away (Communicator::count_skipped_step)
+  int64_t skipped_elements = 0;  // what lossy codecs had sent in them: it is gone from the residuals
   int64_t num_units = 0;
-  int64_t residual_bytes = 0;
+  int64_t residual_bytes = 0;  // of all units, residuals of all-reduced results included
   int64_t scratch_bytes = 0;
 };
 

@@ -20,6 +20,7 @@ class Options(_TorchBackend.Options):
     block_elements: int
     peel_rounds: int
     units: str
+    gradients: str
     min_elements: int
     two_tier_all_gather: bool
     max_units: int
@@ -37,6 +38,7 @@ class Options(_TorchBackend.Options):
         block_elements: int = ...,
         peel_rounds: int = ...,
         units: str = ...,
+        gradients: str = ...,
         min_elements: int = ...,
         two_tier_all_gather: bool = ...,
         max_units: int = ...,

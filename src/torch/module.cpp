@@ -108,6 +108,7 @@ void bind_options(py::module_& module) {
   bind_field(type, "block_elements", &isthmus::Options::block_elements);
   bind_field(type, "peel_rounds", &isthmus::Options::peel_rounds);
   bind_field(type, "units", &isthmus::Options::units);
+  bind_field(type, "gradients", &isthmus::Options::gradients);
   bind_field(type, "min_elements", &isthmus::Options::min_elements);
   bind_field(type, "two_tier_all_gather", &isthmus::Options::two_tier_all_gather);
   bind_field(type, "max_units", &isthmus::Options::max_units);
@@ -142,6 +143,7 @@ py::dict to_dict(const BackendStats& stats) {
   return py::dict("node_map"_a = stats.node_map, "options"_a = stats.options, "calls"_a = stats.calls,
                   "collectives"_a = collectives, "codec"_a = to_dict(stats.path.codec),
                   "compressed_calls"_a = stats.path.compressed_calls, "exact_calls"_a = stats.path.exact_calls,
+                  "skipped_steps"_a = stats.path.skipped_steps, "skipped_elements"_a = stats.path.skipped_elements,
                   "num_units"_a = stats.path.num_units, "residual_bytes"_a = stats.path.residual_bytes,
                   "scratch_bytes"_a = stats.path.scratch_bytes, "notes"_a = stats.notes);
 }

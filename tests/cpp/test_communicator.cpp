@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -54,12 +53,7 @@ double exact_path_bound(const NodeMap& map, DataType dtype, double scale, double
 
 class EveryMap : public ::testing::TestWithParam<NodeMap> {};
 
-INSTANTIATE_TEST_SUITE_P(Maps, EveryMap, ::testing::ValuesIn(all_maps()), [](const auto& parameter) {
-  std::string name = parameter.param.to_string();
-  std::replace_if(
-      name.begin(), name.end(), [](char letter) { return std::isalnum(letter) == 0; }, '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Maps, EveryMap, ::testing::ValuesIn(all_maps()), test::name_of_map);
 
 TEST_P(EveryMap, ReduceScatterStaysWithinItsBoundOfTheFloat64Sum) {
   World world(GetParam(), exact_options());
@@ -69,7 +63,7 @@ TEST_P(EveryMap, ReduceScatterStaysWithinItsBoundOfTheFloat64Sum) {
     for (const int64_t chunk : {0, 1, 7, 1000}) {
       const double scale = scales[seed % scales.size()];
       const std::vector<Array> inputs = random_inputs(world.size(), chunk, dtype, ++seed);
-      const std::vector<double> result = world.reduce_scatter(inputs, scale, true);
+      const std::vector<double> result = world.reduce_scatter(inputs, scale, nullptr);
       const std::vector<double> sum = sum_of(inputs);
       const std::vector<double> magnitudes = sum_of_magnitudes(inputs);
       for (size_t i = 0; i < sum.size(); ++i) {
@@ -99,7 +93,7 @@ TEST_P(EveryMap, ReduceScatterOfSmallIntegersIsExact) {
       for (double& value : twice) {
         value *= 2;
       }
-      EXPECT_EQ(world.reduce_scatter(inputs, 2, false), twice) << tiers << ", " << to_string(dtype);
+      EXPECT_EQ(world.reduce_scatter(inputs, 2, "not requested"), twice) << tiers << ", " << to_string(dtype);
     }
   }
 }
@@ -134,7 +128,7 @@ TEST_P(EveryMap, PayloadIsWhatTheFormulasSay) {
   const int64_t local = world.map.ranks_per_node();
   constexpr int64_t kChunk = 33;
   for (const DataType dtype : kFloatingTypes) {
-    world.reduce_scatter(random_inputs(world.size(), kChunk, dtype), 1, true);
+    world.reduce_scatter(random_inputs(world.size(), kChunk, dtype), 1, nullptr);
     const int64_t element = element_bytes(dtype);
     const int64_t packet = nodes > 1 ? 48 + (kChunk * element + 7) / 8 * 8 : 0;
     run_ranks_well(world.size(), [&](int rank) {
@@ -169,7 +163,7 @@ TEST_P(EveryMap, AllRanksOfManyStepsAgreeOnWhatIsCompressed) {
   World world(GetParam(), options);
   for (int step = 0; step < 3; ++step) {
     for (const int64_t chunk : {1, 64, 1000}) {
-      world.reduce_scatter(random_inputs(world.size(), chunk, DataType::kBFloat16), 1, true);
+      world.reduce_scatter(random_inputs(world.size(), chunk, DataType::kBFloat16), 1, nullptr);
     }
   }
   const Stats first = world.ranks.front()->stats();
@@ -225,7 +219,7 @@ TEST(Communicator, TiersOfOneRankMayBeMissing) {
       World world(NodeMap::parse(nodes, size), options, kTimeout, drop_small_tiers);
       const std::vector<Array> inputs(static_cast<size_t>(size),
                                       Array(std::vector<double>(static_cast<size_t>(2 * size), 3), DataType::kFloat32));
-      EXPECT_EQ(world.reduce_scatter(inputs, 1, true), sum_of(inputs)) << nodes << ", " << tiers;
+      EXPECT_EQ(world.reduce_scatter(inputs, 1, nullptr), sum_of(inputs)) << nodes << ", " << tiers;
     }
   }
 }
@@ -233,7 +227,7 @@ TEST(Communicator, TiersOfOneRankMayBeMissing) {
 TEST(Communicator, AverageOfLargeFloat16ValuesDoesNotOverflow) {
   World world(NodeMap::parse("2x8", 16), exact_options());
   const std::vector<Array> inputs(16, Array(std::vector<double>(16 * 5, 60000), DataType::kFloat16));
-  EXPECT_EQ(world.reduce_scatter(inputs, 1.0 / 16, true), inputs.front().values());
+  EXPECT_EQ(world.reduce_scatter(inputs, 1.0 / 16, nullptr), inputs.front().values());
 }
 
 TEST(Communicator, NonFiniteValuesReachTheirElementsAlone) {
@@ -244,7 +238,7 @@ TEST(Communicator, NonFiniteValuesReachTheirElementsAlone) {
     special[1] = std::nan("");
     special[6] = std::numeric_limits<double>::infinity();
     inputs[2] = Array(special, dtype);
-    const std::vector<double> result = world.reduce_scatter(inputs, 1, true);
+    const std::vector<double> result = world.reduce_scatter(inputs, 1, nullptr);
     EXPECT_TRUE(std::isnan(result[1]));
     EXPECT_EQ(result[6], std::numeric_limits<double>::infinity());
     for (const int i : {0, 2, 3, 4, 5, 7}) {
@@ -262,7 +256,7 @@ TEST(Communicator, ShardMayBeTheOwnChunkOfTheGradient) {
       std::vector<Array> inputs(4, Array(std::vector<double>{1, 2, 3, 4, 5, 6, 7, 8}, DataType::kFloat32));
       run_ranks_well(4, [&](int rank) {
         const Buffer own = inputs[rank].buffer().part(rank, 2);
-        world.ranks[rank]->reduce_scatter(inputs[rank].view(), own, 1, {"unit", 8, DataType::kFloat32}, true);
+        world.ranks[rank]->reduce_scatter(inputs[rank].view(), own, 1, {"unit", 8, DataType::kFloat32}, nullptr);
         EXPECT_EQ(inputs[rank].values()[2 * rank], 4 * (2 * rank + 1)) << nodes << ", " << tiers;
         EXPECT_EQ(inputs[rank].values()[2 * rank + 1], 4 * (2 * rank + 2));
       });
@@ -278,7 +272,7 @@ TEST(Communicator, WrongArgumentsAreNamedAndLeaveItUsable) {
     Array gradient(elements, dtype);
     Array shard(shard_elements, shard_dtype);
     try {
-      communicator.reduce_scatter(gradient.view(), shard.buffer(), 1, unit, true);
+      communicator.reduce_scatter(gradient.view(), shard.buffer(), 1, unit, nullptr);
     } catch (const Error& error) {
       return error.what();
     }
@@ -301,7 +295,7 @@ TEST(Communicator, WrongArgumentsAreNamedAndLeaveItUsable) {
   EXPECT_THROW(communicator.all_gather(shard.view(), of_another_type.buffer()), Error);
 
   const std::vector<Array> inputs(4, Array(std::vector<double>(8, 1), kFloat32));
-  EXPECT_EQ(world.reduce_scatter(inputs, 1, true), sum_of(inputs));
+  EXPECT_EQ(world.reduce_scatter(inputs, 1, nullptr), sum_of(inputs));
 }
 
 TEST(Communicator, EveryReasonForStayingExactIsCounted) {
@@ -310,14 +304,14 @@ TEST(Communicator, EveryReasonForStayingExactIsCounted) {
   options.units = "*,!*attn*";
   options.max_units = 2;
   World world(NodeMap::parse("2x2", 4), options);
-  const auto reduce = [&](const std::string& unit, int64_t chunk, DataType dtype, bool compress = true) {
-    world.reduce_scatter(random_inputs(4, chunk, dtype), 1, compress, unit);
+  const auto reduce = [&](const std::string& unit, int64_t chunk, DataType dtype, const char* why_exact = nullptr) {
+    world.reduce_scatter(random_inputs(4, chunk, dtype), 1, why_exact, unit);
   };
   reduce("mlp", 99, DataType::kFloat32);
   reduce("mlp", 0, DataType::kFloat32);
   reduce("attn", 100, DataType::kFloat32);
   reduce("mlp", 100, DataType::kFloat64);
-  reduce("mlp", 100, DataType::kFloat32, false);
+  reduce("mlp", 100, DataType::kFloat32, "not requested");
   reduce("mlp", 100, DataType::kFloat32);   // unit 1
   reduce("mlp", 100, DataType::kFloat32);   // the same
   reduce("mlp", 100, DataType::kBFloat16);  // unit 2: another type
@@ -337,10 +331,10 @@ TEST(Communicator, EveryReasonForStayingExactIsCounted) {
     EXPECT_EQ(stats.residual_bytes, 2 * 100 * 4);  // one piece for the other node, float32, whatever the input's type
   }
   World exact(NodeMap::parse("2x2", 4), exact_options());
-  exact.reduce_scatter(random_inputs(4, 100, DataType::kFloat32), 1, true);
+  exact.reduce_scatter(random_inputs(4, 100, DataType::kFloat32), 1, nullptr);
   EXPECT_EQ(exact.ranks[0]->stats().exact_calls, (std::map<std::string, int64_t>{{"codec none", 1}}));
   World one_node(NodeMap::parse("1x4", 4), lossy_options());
-  one_node.reduce_scatter(random_inputs(4, 100, DataType::kFloat32), 1, true);
+  one_node.reduce_scatter(random_inputs(4, 100, DataType::kFloat32), 1, nullptr);
   EXPECT_EQ(one_node.ranks[0]->stats().exact_calls, (std::map<std::string, int64_t>{{"one node", 1}}));
 }
 
@@ -348,7 +342,7 @@ TEST(Communicator, SteadyStateTakesNoMoreMemory) {
   World world(NodeMap({0, 1, 0, 1}), lossy_options());
   const auto one_step = [&] {
     for (const int64_t chunk : {1000, 10, 4000}) {
-      world.reduce_scatter(random_inputs(4, chunk, DataType::kBFloat16), 1, true);
+      world.reduce_scatter(random_inputs(4, chunk, DataType::kBFloat16), 1, nullptr);
     }
     return world.ranks[0]->stats();
   };
@@ -363,10 +357,12 @@ TEST(Communicator, SteadyStateTakesNoMoreMemory) {
 TEST(UnitKey, HashIsStableAndSeesEveryField) {
   const UnitKey key{"blocks.1", 1024, DataType::kBFloat16};
   EXPECT_EQ(key.hash(), UnitKey(key).hash());
-  EXPECT_EQ(key.hash(), 0xeb6e8dffbf168616u) << "packets of another build would be refused";
+  EXPECT_EQ(key.hash(), 0x15ce9a8f9fa3ff38u) << "packets of another build would be refused";
   EXPECT_NE(key.hash(), (UnitKey{"blocks.2", 1024, DataType::kBFloat16}.hash()));
   EXPECT_NE(key.hash(), (UnitKey{"blocks.1", 1025, DataType::kBFloat16}.hash()));
   EXPECT_NE(key.hash(), (UnitKey{"blocks.1", 1024, DataType::kFloat32}.hash()));
+  EXPECT_NE(key.hash(), (UnitKey{"blocks.1", 1024, DataType::kBFloat16, Collective::kAllReduce}.hash()));
+  EXPECT_NE(key.hash(), (UnitKey{"blocks.1", 1024, DataType::kBFloat16, Collective::kReduceScatter, 1}.hash()));
 }
 
 }  // namespace

@@ -74,11 +74,11 @@ TEST(Communicator, PacketsCarryTheStepOfTheirUnit) {
   World world(NodeMap::parse("2x1", 2), lossy_options(), kTimeout, wrap);
   const std::vector<Array> gradients = random_inputs(2, 1000, DataType::kFloat32);
   for (const char* unit : {"a", "a", "b", "a", "b"}) {
-    world.reduce_scatter(gradients, 1, true, unit);
+    world.reduce_scatter(gradients, 1, nullptr, unit);
   }
-  world.reduce_scatter(gradients, 1, false, "a");
-  world.reduce_scatter(gradients, 1, false, "a");
-  world.reduce_scatter(gradients, 1, true, "a");
+  world.reduce_scatter(gradients, 1, "not requested", "a");
+  world.reduce_scatter(gradients, 1, "not requested", "a");
+  world.reduce_scatter(gradients, 1, nullptr, "a");
   EXPECT_EQ(steps, (std::vector<uint64_t>{0, 1, 0, 2, 1, 5, 6, 3}));
 }
 
@@ -88,7 +88,7 @@ void reduce_twice(Communicator& communicator) {
   const Array gradient(random_values(elements, 3), DataType::kFloat32);
   Array shard(1000, DataType::kFloat32);
   for (int step = 0; step < 2; ++step) {
-    communicator.reduce_scatter(gradient.view(), shard.buffer(), 1, {"unit", elements, DataType::kFloat32}, true);
+    communicator.reduce_scatter(gradient.view(), shard.buffer(), 1, {"unit", elements, DataType::kFloat32}, nullptr);
   }
 }
 
@@ -167,7 +167,7 @@ TEST_P(EveryCodec, RanksThatReduceDifferentUnitsAreTold) {
     const Array gradient(2000, DataType::kFloat32);
     Array shard(1000, DataType::kFloat32);
     world.ranks[rank]->reduce_scatter(gradient.view(), shard.buffer(), 1,
-                                      {rank == 0 ? "a" : "b", 2000, DataType::kFloat32}, true);
+                                      {rank == 0 ? "a" : "b", 2000, DataType::kFloat32}, nullptr);
   });
   for (const Outcome& outcome : outcomes) {
     EXPECT_TRUE(outcome.threw<PacketError>()) << outcome.text;

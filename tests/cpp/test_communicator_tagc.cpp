@@ -36,12 +36,12 @@ void expect_conservation(const NodeMap& map, const Options& options, DataType dt
     const std::vector<Array> inputs = random_inputs(map.world_size(), chunk, dtype, 100 + step);
     add(sum_of(inputs), total);
     add(sum_of_magnitudes(inputs), magnitudes);
-    add(world.reduce_scatter(inputs, 1, true), sent);
+    add(world.reduce_scatter(inputs, 1, nullptr), sent);
   }
   const std::vector<Array> zeros(static_cast<size_t>(map.world_size()), Array(chunk * map.world_size(), dtype));
   int drain_steps = 0;
   for (bool drained = false; !drained && drain_steps < 200; ++drain_steps) {
-    const std::vector<double> late = world.reduce_scatter(zeros, 1, true);
+    const std::vector<double> late = world.reduce_scatter(zeros, 1, nullptr);
     add(late, sent);
     drained = std::all_of(late.begin(), late.end(), [](double value) { return value == 0; });
   }
@@ -93,11 +93,11 @@ TEST(CommunicatorTagc, UnitsDoNotMixTheirResiduals) {
   }
   const std::vector<Array> gradients(2, Array(ramp, DataType::kFloat32));
   const std::vector<Array> zeros(2, Array(2 * 512, DataType::kFloat32));
-  world.reduce_scatter(gradients, 1, true, "a");
-  for (const double value : world.reduce_scatter(zeros, 1, true, "b")) {
+  world.reduce_scatter(gradients, 1, nullptr, "a");
+  for (const double value : world.reduce_scatter(zeros, 1, nullptr, "b")) {
     ASSERT_EQ(value, 0) << "unit b got what unit a kept back";
   }
-  const std::vector<double> late = world.reduce_scatter(zeros, 1, true, "a");
+  const std::vector<double> late = world.reduce_scatter(zeros, 1, nullptr, "a");
   EXPECT_TRUE(std::any_of(late.begin(), late.end(), [](double value) { return value != 0; }));
 }
 
@@ -112,7 +112,7 @@ TEST(CommunicatorTagc, TheOwnPieceIsExact) {
   std::copy(values.begin(), values.end(), first.begin());
   std::copy(values.begin(), values.end(), second.begin() + kChunk);
   const std::vector<Array> inputs = {Array(first, DataType::kFloat32), Array(second, DataType::kFloat32)};
-  EXPECT_EQ(world.reduce_scatter(inputs, 1, true), sum_of(inputs));
+  EXPECT_EQ(world.reduce_scatter(inputs, 1, nullptr), sum_of(inputs));
 }
 
 TEST(CommunicatorTagc, PayloadIsThePacketSize) {
@@ -120,7 +120,7 @@ TEST(CommunicatorTagc, PayloadIsThePacketSize) {
   const Options options = lossy_options();
   const NodeMap map = NodeMap::parse("4x2", 8);
   World world(map, options);
-  world.reduce_scatter(random_inputs(8, kChunk, DataType::kBFloat16), 1, true);
+  world.reduce_scatter(random_inputs(8, kChunk, DataType::kBFloat16), 1, nullptr);
   const auto codec = make_codec("tagc", options, DataType::kBFloat16, 2);
   for (const auto& communicator : world.ranks) {
     const CollectiveStats stats = communicator->stats().collectives[0];
@@ -135,7 +135,7 @@ TEST(CommunicatorTagc, FlatPayloadIsIndexAndSketchAroundTheRing) {
   options.tiers = "flat";
   const NodeMap map = NodeMap::parse("2x2", 4);
   World world(map, options);
-  world.reduce_scatter(random_inputs(4, kChunk, DataType::kBFloat16), 1, true);
+  world.reduce_scatter(random_inputs(4, kChunk, DataType::kBFloat16), 1, nullptr);
   const TagcFlat codec(options, 4);
   // Multiples of 8: the ring's parts are equal.
   const int64_t index = 2 * 3 * codec.index_bytes(kChunk);
@@ -163,7 +163,7 @@ TEST(CommunicatorTagc, TheExampleInTheDocs) {
     options.tiers = row.tiers;
     options.codec = row.codec;
     World world(NodeMap::parse("2x2", 4), options);
-    world.reduce_scatter(random_inputs(4, 256, DataType::kFloat32), 1, true);
+    world.reduce_scatter(random_inputs(4, 256, DataType::kFloat32), 1, nullptr);
     const CollectiveStats stats = world.ranks[1]->stats().collectives[0];
     EXPECT_EQ(stats.intra.sent_bytes, row.within_node) << row.tiers << ", " << row.codec;
     EXPECT_EQ(stats.inter.inter_node_sent_bytes + stats.flat.inter_node_sent_bytes, row.between_nodes)

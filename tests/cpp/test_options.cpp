@@ -51,7 +51,7 @@ TEST(Options, DefaultsAreValidAndPrintEveryFieldInOrder) {
   EXPECT_NO_THROW(options.validate());
   EXPECT_EQ(options.to_string(),
             "nodes=\"\" codec=tagc tiers=two ratio=10 sparsity=0.9875 index_bits=1 block_elements=0 peel_rounds=64 "
-            "units=* min_elements=65536 two_tier_all_gather=true max_units=4096 log=warning");
+            "units=* gradients=labelled min_elements=65536 two_tier_all_gather=true max_units=4096 log=warning");
 }
 
 TEST(Options, EveryVariableIsNamedAfterItsField) {
@@ -84,6 +84,7 @@ TEST(Options, RangesAtTheirEdges) {
       {"block_elements", {"0", "64", "1024", "4096"}, {"32", "63", "96", "8192", "-64"}},
       {"peel_rounds", {"1", "1024"}, {"0", "1025", "99999999999999999999"}},
       {"units", {"*", "*.mlp.*,!*.0.*", "!head", "a, b"}, {"", ",", "*,", "!", "a,!"}},
+      {"gradients", {"labelled", "backward"}, {"", "labeled", "Backward", "all"}},
       {"min_elements", {"0", "9223372036854775807"}, {"-1", "9223372036854775808", "1e6"}},
       {"two_tier_all_gather", {"1", "0", "true", "false", "yes", "no"}, {"", "2", "on", "True"}},
       {"max_units", {"1", "100000"}, {"0", "-1"}},

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <cmath>
 #include <functional>
@@ -49,14 +50,14 @@ class World {
   int size() const { return map.world_size(); }
 
   // Every rank's shard, end to end: where inputs[r] is rank r's gradient.
-  std::vector<double> reduce_scatter(const std::vector<Array>& inputs, double scale, bool compress,
+  std::vector<double> reduce_scatter(const std::vector<Array>& inputs, double scale, const char* why_exact,
                                      const std::string& unit = "unit") {
     std::vector<std::vector<double>> shards(static_cast<size_t>(size()));
     run_ranks_well(size(), [&](int rank) {
       const ConstBuffer gradient = inputs[rank].view();
       Array shard(gradient.num_elements / size(), gradient.dtype);
       ranks[rank]->reduce_scatter(gradient, shard.buffer(), scale, {unit, gradient.num_elements, gradient.dtype},
-                                  compress);
+                                  why_exact);
       shards[rank] = shard.values();
     });
     std::vector<double> whole;
@@ -66,17 +67,39 @@ class World {
     return whole;
   }
 
+  // What every rank got.
+  std::vector<Array> all_reduce(std::vector<Array> inputs, double scale, const char* why_exact,
+                                const std::string& unit = "unit") {
+    run_ranks_well(size(), [&](int rank) {
+      const Buffer data = inputs[rank].buffer();
+      ranks[rank]->all_reduce(data, scale, {unit, data.num_elements, data.dtype, Collective::kAllReduce}, why_exact);
+    });
+    return inputs;
+  }
+
   NodeMap map;
   InProcessHub hub;
   std::vector<std::unique_ptr<Communicator>> ranks;
 };
 
-inline std::vector<Array> random_inputs(int world_size, int64_t chunk_elements, DataType dtype, uint64_t seed = 1) {
-  std::vector<Array> inputs;
+// One array for each rank.
+inline std::vector<Array> random_arrays(int world_size, int64_t num_elements, DataType dtype, uint64_t seed = 1) {
+  std::vector<Array> arrays;
   for (int rank = 0; rank < world_size; ++rank) {
-    inputs.emplace_back(random_values(world_size * chunk_elements, seed * 1000 + rank), dtype);
+    arrays.emplace_back(random_values(num_elements, seed * 1000 + rank), dtype);
   }
-  return inputs;
+  return arrays;
+}
+inline std::vector<Array> random_inputs(int world_size, int64_t chunk_elements, DataType dtype, uint64_t seed = 1) {
+  return random_arrays(world_size, world_size * chunk_elements, dtype, seed);
+}
+
+// For tests that run once a map: letters and digits.
+inline std::string name_of_map(const ::testing::TestParamInfo<NodeMap>& parameter) {
+  std::string name = parameter.param.to_string();
+  std::replace_if(
+      name.begin(), name.end(), [](char letter) { return std::isalnum(letter) == 0; }, '_');
+  return name;
 }
 
 // In float64, of the values as they are in their type.

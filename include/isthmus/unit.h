@@ -1,0 +1,36 @@
+// What reduces gradients, by name, and the state that belongs to it. See docs/algorithms.md, "Units".
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <string>
+
+#include "isthmus/buffer.h"
+#include "isthmus/stats.h"
+
+namespace isthmus {
+
+// Whatever issues one gradient reduction in each step. Equal on all ranks.
+struct UnitKey {
+  std::string name;          // for people and for the policy
+  int64_t num_elements = 0;  // of the whole input: another size is another unit
+  DataType dtype = DataType::kFloat32;
+  Collective collective = Collective::kReduceScatter;  // a unit's all-reduce has state of its own
+  uint64_t layout = 0;  // hash of the parameters that the elements belong to, in order; 0: unknown
+
+  uint64_t hash() const;  // stable over processes, restarts and machines
+  auto operator<=>(const UnitKey&) const = default;
+};
+
+// What a checkpoint holds of one unit on one rank.
+struct UnitState {
+  UnitKey key;
+  uint64_t step = 0;  // compressed reductions so far; equal on all ranks
+  double scale = 0;   // of the last: scale * residual is what the residual will add to the result; 0: none yet
+  // What the codec has not sent yet, float32. Two tiers: one piece for each other node, by node; flat: all elements.
+  ConstBuffer residual;
+  // All-reduce only: the same of this rank's chunk of the result, in units of the result (already scaled).
+  ConstBuffer result_residual;
+};
+
+}  // namespace isthmus
