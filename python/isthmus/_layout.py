@@ -1,0 +1,179 @@
+"""Which parameters the elements of a reduced tensor belong to.
+
+FSDP2 reduce-scatters rows, one for each rank: row r holds, one parameter after the other, the r-th chunk of each along
+its sharded dimension, padded with zeros. HSDP all-reduces one such row. FSDP1 and DDP reduce parameters one after the
+other, which is a single row. A `Layout` describes all of them, and maps both ways.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+Totals = dict["Parameter", torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter as the ranks of one group see it, or padding between parameters (no name)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dim: int = 0  # that FSDP2 shards
+    part: str = ""  # which part of a tensor-parallel or pipeline-parallel model this is: "tp=1/2"
+
+    @cached_property
+    def num_elements(self) -> int:
+        """Elements of the parameter, padding of rows apart."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order of elements in a reduced tensor of `num_rows` equal rows and `tail` elements of padding."""
+
+    parameters: tuple[Parameter, ...]
+    num_rows: int = 1
+    tail: int = 0
+
+    @cached_property
+    def section_elements(self) -> tuple[int, ...]:
+        """How many elements of a row belong to each parameter, padding included."""
+        return tuple(self._chunk_length(p) * _inner(p, p.dim + 1) * _outer(p) for p in self.parameters)
+
+    @cached_property
+    def row_elements(self) -> int:
+        """Elements of one row."""
+        return sum(self.section_elements)
+
+    @cached_property
+    def num_elements(self) -> int:
+        """Elements of the whole tensor."""
+        return self.num_rows * self.row_elements + self.tail
+
+    @cached_property
+    def hash(self) -> int:
+        """63 bits that are stable over processes and versions, and never 0, which stands for an unknown layout."""
+        digest = hashlib.blake2b(self.to_json().encode(), digest_size=8).digest()
+        return (int.from_bytes(digest, "big") >> 1) or 1
+
+    def to_json(self) -> str:
+        """Return the layout as text; equal layouts give equal text."""
+        parameters = [[p.name, list(p.shape), p.dim, p.part] for p in self.parameters]
+        return json.dumps([self.num_rows, self.tail, parameters], separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> Layout:
+        """Return the layout that `to_json` wrote."""
+        num_rows, tail, parameters = json.loads(text)
+        return Layout(tuple(Parameter(n, tuple(s), d, part) for n, s, d, part in parameters), num_rows, tail)
+
+    def zeros(self) -> Totals:
+        """Return one flat float32 tensor for each parameter."""
+        return {p: torch.zeros(p.num_elements) for p in self.parameters if p.name}
+
+    def add(self, values: torch.Tensor, begin: int, totals: Totals) -> None:
+        """Add `values`, elements `begin` and on of the reduced tensor, to the parameters that they are of."""
+        for position, index, parameter in self._spans(begin, begin + values.numel()):
+            if parameter in totals:
+                # No index occurs twice: every element of the tensor is another element of a parameter.
+                totals[parameter][index] += values[position]
+
+    def take(self, totals: Totals, begin: int, num_elements: int) -> torch.Tensor:
+        """Return elements `begin` and on of the reduced tensor whose parameters are `totals`; padding is zero."""
+        values = torch.zeros(num_elements)
+        for position, index, parameter in self._spans(begin, begin + num_elements):
+            if parameter in totals:
+                values[position] = totals[parameter][index]
+        return values
+
+    def _spans(self, begin: int, end: int) -> Iterator[tuple[slice, slice | torch.Tensor, Parameter]]:
+        """Yield what elements `begin` to `end` hold: where in that range, which elements of which parameter."""
+        if not self.row_elements:
+            return
+        for row in range(begin // self.row_elements, min(self.num_rows, -(-end // self.row_elements))):
+            section_begin = row * self.row_elements
+            for parameter, length in zip(self.parameters, self.section_elements, strict=True):
+                first = max(begin, section_begin) - section_begin
+                last = min(end, section_begin + length) - section_begin
+                if first < last and parameter.name:
+                    index, count = self._index(parameter, row, first, last)
+                    start = section_begin + first - begin
+                    if count:
+                        yield slice(start, start + count), index, parameter
+                section_begin += length
+
+    def _index(self, parameter: Parameter, row: int, first: int, last: int) -> tuple[slice | torch.Tensor, int]:
+        """Return the flat indexes of elements `first` to `last` of a section, and how many of them are no padding."""
+        box_inner = self._chunk_length(parameter) * _inner(parameter, parameter.dim + 1)
+        if parameter.dim == 0:
+            start = row * box_inner + first
+            stop = min(row * box_inner + last, parameter.num_elements)
+            return slice(start, stop), max(0, stop - start)
+        element = torch.arange(first, last)
+        outer = torch.div(element, box_inner, rounding_mode="floor")
+        index = outer * _inner(parameter, parameter.dim) + row * box_inner + element % box_inner
+        return index, last - first
+
+    def _chunk_length(self, parameter: Parameter) -> int:
+        """Elements of one chunk along the sharded dimension."""
+        if not parameter.shape:
+            return 1
+        length = parameter.shape[parameter.dim]
+        if parameter.dim > 0 and length % self.num_rows:
+            raise ValueError(
+                f"dimension {parameter.dim} of {parameter.name!r}, {length}, does not divide by {self.num_rows} ranks"
+            )
+        return -(-length // self.num_rows)
+
+
+def _inner(parameter: Parameter, dim: int) -> int:
+    return math.prod(parameter.shape[dim:])
+
+
+def _outer(parameter: Parameter) -> int:
+    return math.prod(parameter.shape[: parameter.dim])
+
+
+# What torch's wrappers put into the names of modules. Our names go without, so that they outlast a change of wrappers.
+_WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+
+
+def clean_name(name: str) -> str:
+    """Return the name of a module or parameter without the parts that torch's wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def rows(parameters: Iterable[Parameter], num_ranks: int) -> Layout:
+    """Return the layout of FSDP2's reduce-scatter over `num_ranks`."""
+    return Layout(tuple(parameters), num_rows=num_ranks)
+
+
+def concatenated(parameters: Iterable[Parameter], multiple_of: int = 1) -> Layout:
+    """Return the layout of parameters one after the other, padded to a multiple of `multiple_of` elements."""
+    layout = Layout(tuple(parameters))
+    return Layout(layout.parameters, tail=-layout.row_elements % multiple_of)
+
+
+def mesh_part(mesh: Any) -> str:
+    """Return where in its root mesh the ranks of `mesh` are: "tp=1/2" for the dimensions along which they do not vary.
+
+    "" where there is no larger mesh, or this torch does not tell.
+    """
+    root = getattr(mesh, "_get_root_mesh", lambda: mesh)()
+    own = torch.isin(root.mesh, mesh.mesh.flatten())
+    positions = own.nonzero()
+    parts = []
+    for dim, size in enumerate(root.mesh.shape):
+        coordinates = set(positions[:, dim].tolist())
+        if size > 1 and len(coordinates) == 1:
+            name = root.mesh_dim_names[dim] if root.mesh_dim_names else str(dim)
+            parts.append(f"{name}={coordinates.pop()}/{size}")
+    return ",".join(parts)
