@@ -135,6 +135,48 @@ def collectives(
             raise typer.Exit(_FAILED)
 
 
+@bench.command()
+def overhead(
+    nodes: Annotated[int, typer.Option(help="Simulated nodes, 2 to 8.")] = 2,
+    ranks_per_node: Annotated[int, typer.Option(help="Processes on each node, for the training steps.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Batches of each call on each backend.")] = 60,
+    batch_calls: Annotated[int, typer.Option(help="Calls in a batch.")] = 10,
+    steps: Annotated[int, typer.Option(help="Timed training steps of each arm; 0: none.")] = 16,
+    width: Annotated[int, typer.Option(help="Width of the model, a multiple of 64.")] = 256,
+    layers: Annotated[int, typer.Option(help="Transformer blocks.")] = 4,
+    timeout: Annotated[int, typer.Option(help="Seconds that a collective may take.")] = 60,
+    json: Annotated[Path | None, typer.Option(help="Write everything to this file, too.")] = None,
+    logs: Annotated[Path, typer.Option(help="Where the ranks' stderr goes.")] = Path("bench-out/overhead"),
+) -> None:
+    """Measure what Isthmus adds to calls of bare Gloo, and to FSDP2 steps over the same tiers by hand."""
+    with _failures_told():
+        from isthmus.bench.overhead import (
+            OverheadConfig,
+            is_correct,
+            print_overhead,
+            run_overhead,
+            write_overhead,
+        )
+
+        config = OverheadConfig(
+            nodes=nodes,
+            ranks_per_node=ranks_per_node,
+            rounds=rounds,
+            batch_calls=batch_calls,
+            steps=steps,
+            width=width,
+            num_layers=layers,
+            timeout_s=timeout,
+        )
+        console = Console()
+        report = run_overhead(config, logs, console)
+        print_overhead(report, console)
+        if json is not None:
+            write_overhead(report, json)
+        if not is_correct(report):
+            raise typer.Exit(_FAILED)
+
+
 def _bytes(text: str) -> int:
     """Return 65536 for "64K". Raises ValueError naming the text."""
     digits, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")

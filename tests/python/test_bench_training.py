@@ -14,8 +14,8 @@ from isthmus.bench.model import ByteGpt, loss_of
 from isthmus.bench.report import build_report
 from isthmus.bench.schedule import UNSHAPED, schedule, steps_per_arm
 from isthmus.bench.traffic import GlooFormula, IsthmusFormula, formula_bytes
+from isthmus.bench.trainer import lr_share
 from isthmus.bench.training import TrainingRecords, merge_ranks
-from isthmus.bench.training_worker import lr_share
 from isthmus.simulate import NamespaceNetwork, open_network
 
 TINY = ["training", "--nodes", 2, "--ranks-per-node", 1, "--layers", 1, "--width", 128, "--context", 32]

@@ -7,5 +7,7 @@ PHASE_OF = {
     "reduce_scatter_tensor": "reduce_scatter",
     "all_reduce": "reduce_scatter",
 }
+#: The same for the kinds of collectives that `isthmus.stats` tells apart.
+PHASE_OF_KIND = {"all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "all_reduce": "reduce_scatter"}
 COMMUNICATION_PHASES = ("all_gather", "reduce_scatter")
 PHASES = ("compute", *COMMUNICATION_PHASES)
