@@ -1,6 +1,7 @@
 #include "isthmus/communicator.h"
 
 #include <cmath>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -268,7 +269,6 @@ void Communicator::run(Collective collective, const Body& body) {
     const std::lock_guard lock(mutex_);
     ISTHMUS_CHECK(TransportError, failure_.empty(), "the communicator of rank ", rank_, " is aborted: ", failure_);
   }
-  scratch_->reset();
   current_ = {};
   current_codec_ = {};
   current_reason_ = nullptr;
@@ -276,7 +276,13 @@ void Communicator::run(Collective collective, const Body& body) {
   const Traffic inter = traffic_of(tiers_.inter);
   const Traffic flat = traffic_of(tiers_.flat);
   try {
+    phase_ = "buffers";
+    scratch_->reset();
     body();
+  } catch (const std::bad_alloc&) {
+    const std::string reason = detail::concatenate("no memory for phase \"", phase_, "\" of ", to_string(collective));
+    fail(reason);
+    throw Error(reason);
   } catch (const std::exception& error) {
     fail(error.what());
     throw;
@@ -306,6 +312,7 @@ void Communicator::record(Collective collective) {
 
 // Everything here is decided from what is equal on all ranks: options, the key, and what was decided before.
 Communicator::Reduction Communicator::decide(const UnitKey& key, double scale, const char* why_exact) {
+  phase_ = "unit look-up";
   Reduction reduction;
   current_reason_ = exact_reason(key, scale, why_exact);
   if (current_reason_ == nullptr) {

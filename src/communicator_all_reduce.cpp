@@ -50,7 +50,8 @@ void Communicator::decode_result(ConstBuffer packets, const Reduction& reduction
   const int64_t chunk = chunk_elements(data.num_elements);
   const int64_t packet_bytes = packets.num_elements / map_.world_size();
   const DataType decoded_dtype = accumulate_dtype(data.dtype);
-  const Buffer stand_in = scratch_->take(chunk, decoded_dtype);
+  const bool all_fit = data.dtype == decoded_dtype && data.num_elements == chunk * map_.world_size();
+  const Buffer stand_in = all_fit ? Buffer{} : scratch_->take(chunk, decoded_dtype);
   for (int owner = 0; owner < map_.world_size(); ++owner) {
     const int64_t begin = std::min(owner * chunk, data.num_elements);
     const Buffer place = data.slice(begin, std::min(chunk, data.num_elements - begin));

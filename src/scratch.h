@@ -13,7 +13,7 @@ namespace isthmus {
 
 inline constexpr size_t kBufferAlignment = 64;  // a cache line, and the widest vector
 
-// `bytes` of uninitialised memory, aligned to kBufferAlignment.
+// `bytes` of uninitialised memory, aligned to kBufferAlignment. Throws std::bad_alloc.
 struct AlignedDelete {
   void operator()(std::byte* memory) const { ::operator delete[](memory, std::align_val_t{kBufferAlignment}); }
 };

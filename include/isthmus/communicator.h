@@ -70,7 +70,7 @@ class Communicator {
   const char* phase() const { return phase_; }
 
   // The state of this rank's units, by key. Views that are valid until the next call of a method that is not const.
-  // These five send nothing, and are called between collectives by the thread that calls those.
+  // These methods, to count_skipped_step(), send nothing, and are called between collectives by the thread that calls those.
   std::vector<UnitState> unit_states() const;
   // Copies `state` in place of what the unit of that key had. An empty residual is one of zeros. Throws Error if it
   // does not fit this group and its options, or if there are max_units units already; then nothing has changed.
@@ -78,7 +78,8 @@ class Communicator {
   void clear_units();
   // Multiplies all residuals: for when later gradients are larger by `factor` (finite and above 0) than earlier ones.
   void scale_residuals(double factor);
-  // The end of a step: its result was used, or thrown away (Stats::skipped_steps). Without them nothing is counted.
+  // At the end of a step: whether its result was used, or thrown away. A step that is thrown away is counted in
+  // Stats::skipped_steps, and what lossy codecs sent since the last call of these two in skipped_elements.
   void count_step();
   void count_skipped_step();
 

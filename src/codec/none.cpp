@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 
+#include "codec/checksum.h"
 #include "codec/packet_header.h"
 #include "isthmus/error.h"
 
@@ -21,16 +22,25 @@ PacketHeader make_header(DataType wire_dtype, int divisor, int64_t num_elements,
   return header;
 }
 
-// sum += values * factor, through a tile that stays in the cache.
-void accumulate_scaled(ConstBuffer values, double factor, Buffer sum) {
-  constexpr int64_t kTileElements = 1024;
-  alignas(64) float tile[kTileElements];
-  for (int64_t begin = 0; begin < values.num_elements; begin += kTileElements) {
-    const int64_t count = std::min(kTileElements, values.num_elements - begin);
-    const Buffer scaled{tile, count, DataType::kFloat32};
-    convert_scaled(values.slice(begin, count), factor, scaled);
-    accumulate(scaled, sum.slice(begin, count));
+// Values are converted and checksummed tile by tile, so that the second finds them in the cache. A whole number of the
+// checksum's rows in every type.
+constexpr int64_t kTileElements = 2048;
+
+template <typename Visit>
+void for_each_tile(int64_t num_elements, const Visit& visit) {
+  for (int64_t begin = 0; begin < num_elements; begin += kTileElements) {
+    visit(begin, std::min(kTileElements, num_elements - begin));
   }
+}
+
+constexpr int64_t round_up_to_word(int64_t bytes) { return (bytes + 7) / 8 * 8; }
+
+// sum += values * factor.
+void accumulate_scaled(ConstBuffer values, double factor, Buffer sum) {
+  alignas(64) float tile[kTileElements];
+  const Buffer scaled{tile, values.num_elements, DataType::kFloat32};
+  convert_scaled(values, factor, scaled);
+  accumulate(scaled, sum);
 }
 
 }  // namespace
@@ -44,22 +54,27 @@ NoneCodec::NoneCodec(DataType wire_dtype, int ranks_per_node) : wire_dtype_(wire
 }
 
 int64_t NoneCodec::packet_bytes(int64_t num_elements) const {
-  constexpr int64_t kHeaderBytes = sizeof(PacketHeader);
-  return kHeaderBytes + (num_elements * element_bytes(wire_dtype_) + 7) / 8 * 8;
+  return static_cast<int64_t>(sizeof(PacketHeader)) + round_up_to_word(num_elements * element_bytes(wire_dtype_));
 }
 
 CodecCounts NoneCodec::encode(ConstBuffer piece, Buffer /*residual*/, Buffer packet, PacketContext context,
                               Stream /*stream*/) {
-  const PacketHeader header = make_header(wire_dtype_, divisor_, piece.num_elements, context);
   std::byte* bytes = packet.as<std::byte>();
   std::memset(bytes + packet.num_elements - 8, 0, 8);  // the padding; any of it that holds values is written below
+  const Buffer values{bytes + sizeof(PacketHeader), piece.num_elements, wire_dtype_};
+  Checksum checksum;
+  for_each_tile(piece.num_elements, [&](int64_t begin, int64_t count) {
+    const Buffer tile = values.slice(begin, count);
+    if (divisor_ == 1) {
+      convert(piece.slice(begin, count), tile);
+    } else {
+      convert_scaled(piece.slice(begin, count), 1.0 / divisor_, tile);
+    }
+    checksum.add(tile.data, round_up_to_word(tile.bytes()));
+  });
+  PacketHeader header = make_header(wire_dtype_, divisor_, piece.num_elements, context);
+  header.count = checksum.value();
   std::memcpy(bytes, &header, sizeof(header));
-  const Buffer values{bytes + sizeof(header), piece.num_elements, wire_dtype_};
-  if (divisor_ == 1) {
-    convert(piece, values);
-  } else {
-    convert_scaled(piece, 1.0 / divisor_, values);
-  }
   CodecCounts counts;
   counts.encoded_elements = counts.kept_elements = piece.num_elements;
   return counts;
@@ -71,13 +86,21 @@ CodecCounts NoneCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer o
   const int64_t packet_bytes = this->packet_bytes(out.num_elements);
   for (int packet = 0; packet < num_packets; ++packet) {
     const std::byte* bytes = packets.part(packet, packet_bytes).as<std::byte>();
-    read_header(bytes, expected);
+    const PacketHeader header = read_header(bytes, expected);
     const ConstBuffer values{bytes + sizeof(PacketHeader), out.num_elements, wire_dtype_};
-    if (divisor_ == 1) {
-      accumulate(values, out);
-    } else {
-      accumulate_scaled(values, divisor_, out);
-    }
+    Checksum checksum;
+    for_each_tile(out.num_elements, [&](int64_t begin, int64_t count) {
+      const ConstBuffer tile = values.slice(begin, count);
+      if (divisor_ == 1) {
+        accumulate(tile, out.slice(begin, count));
+      } else {
+        accumulate_scaled(tile, divisor_, out.slice(begin, count));
+      }
+      checksum.add(tile.data, round_up_to_word(tile.bytes()));
+    });
+    ISTHMUS_CHECK(PacketError, checksum.value() == header.count, "corrupt packet: its values have the checksum ",
+                  checksum.value(), ", but its header says ", header.count, " (codec none, unit ", header.unit_hash,
+                  ", step ", header.step, ", ", header.num_elements, " elements)");
   }
   return {};
 }

@@ -7,9 +7,10 @@
 
 namespace isthmus {
 
-// Packet: header, then the piece's values in the wire type, then zeros up to a multiple of 8 bytes. Values are rounded
-// once, to nearest even. float16 values are divided by the lowest power of two that is not below ranks_per_node, and
-// multiplied by it after decoding, so that a sum of ranks_per_node float16 values cannot overflow.
+// Packet: header, then the piece's values in the wire type, then zeros up to a multiple of 8 bytes; the header holds
+// their checksum. Values are rounded once, to nearest even. float16 values are divided by the lowest power of two that
+// is not below ranks_per_node, and multiplied by it after decoding, so that a sum of ranks_per_node float16 values
+// cannot overflow.
 class NoneCodec final : public Codec {
  public:
   // wire_dtype: a floating type. Throws Error otherwise.

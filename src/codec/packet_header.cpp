@@ -44,6 +44,7 @@ PacketHeader read_header(const void* packet, const PacketHeader& expected) {
   check_equal("version", header.version, expected.version, header);
   check_equal("codec", header.codec, expected.codec, header);
   check_equal("dtype", header.dtype, expected.dtype, header);
+  check_equal("flags", header.flags, expected.flags, header);
   check_equal("unit", header.unit_hash, expected.unit_hash, header);
   check_equal("step", header.step, expected.step, header);
   check_equal("number of elements", header.num_elements, expected.num_elements, header);

@@ -13,7 +13,7 @@ const char* to_string(CodecId id);
 // Little-endian, no padding; a struct that is copied to and from the wire as it is.
 struct PacketHeader {
   static constexpr uint32_t kMagic = 0x4d485349;  // "ISHM"
-  static constexpr uint8_t kVersion = 1;
+  static constexpr uint8_t kVersion = 2;
 
   uint32_t magic = kMagic;
   uint8_t version = kVersion;
@@ -28,7 +28,7 @@ struct PacketHeader {
 };
 static_assert(sizeof(PacketHeader) == 48);
 
-// Copies the header out of a packet and compares everything but `flags` and `count` with what the receiver expects.
+// Copies the header out of a packet and compares everything but `count` with what the receiver expects.
 // Throws PacketError that names the first field that differs and both its values. `packet` needs no alignment.
 PacketHeader read_header(const void* packet, const PacketHeader& expected);
 

@@ -195,15 +195,18 @@ std::string FaultBoard::diagnose(const FaultReport& own, std::chrono::millisecon
   }
   std::vector<int> silent;
   std::vector<std::string> others;
+  const auto name = [&](int rank) { return "rank " + std::to_string(global_ranks_[rank]); };
   for (int rank = 0; rank < num_ranks; ++rank) {
     const auto found = reports->by_rank.find(rank);
     if (found == reports->by_rank.end()) {
       silent.push_back(global_ranks_[rank]);
     } else if (!same_operation(found->second, own)) {
-      others.insert(others.begin(),
-                    "rank " + std::to_string(global_ranks_[rank]) + " was in " + describe(found->second));
-    } else if (rank != rank_) {
-      others.push_back("rank " + std::to_string(global_ranks_[rank]) + ": " + found->second.error);
+      others.push_back(name(rank) + " was in " + describe(found->second) + ": " + found->second.error);
+    }
+  }
+  for (const auto& [rank, report] : reports->by_rank) {
+    if (rank != rank_ && same_operation(report, own)) {
+      others.push_back(name(rank) + ": " + report.error);
     }
   }
   std::string text = "All ranks reported";

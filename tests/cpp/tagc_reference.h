@@ -227,7 +227,7 @@ inline TwoTierResult encode_two_tier(const TagcParameters& parameters, const std
   TwoTierResult result;
   result.packet.resize(sketch_offset + geometry.num_cells() * 4);
   put<uint32_t>(result.packet, 0, 0x4d485349);
-  put<uint8_t>(result.packet, 4, 1);  // version
+  put<uint8_t>(result.packet, 4, 2);  // version
   put<uint8_t>(result.packet, 5, 2);  // codec tagc
   put<uint8_t>(result.packet, 6, 1);  // float32
   put<uint64_t>(result.packet, 8, parameters.unit_hash);

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -139,7 +140,7 @@ TEST(None, ForeignPacketsAreRefusedAndTheFieldIsNamed) {
   };
   for (const auto& [byte, field] :
        {Case{0, "magic"}, Case{4, "version"}, Case{5, "codec"}, Case{6, "dtype"}, Case{8, "unit"}, Case{16, "step"},
-        Case{24, "number of elements"}, Case{32, "settings"}}) {
+        Case{24, "number of elements"}, Case{32, "settings"}, Case{7, "flags"}}) {
     std::vector<std::byte> foreign = packet;
     foreign[byte] ^= std::byte{0x80};
     Array out(2, DataType::kFloat32);
@@ -148,6 +149,77 @@ TEST(None, ForeignPacketsAreRefusedAndTheFieldIsNamed) {
       ADD_FAILURE() << "another " << field << " passed";
     } catch (const PacketError& error) {
       EXPECT_NE(std::string(error.what()).find(std::string("packet with ") + field), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(None, AnyFlippedBitIsFound) {
+  for (const DataType wire : kFloatingTypes) {
+    for (const int64_t count : {0, 1, 3, 33}) {
+      NoneCodec codec(wire, 2);
+      const std::vector<std::byte> packet = encode(codec, Array(random_values(count, 4), accumulate_dtype(wire)));
+      for (size_t bit = 0; bit < 8 * packet.size(); ++bit) {
+        std::vector<std::byte> damaged = packet;
+        damaged[bit / 8] ^= std::byte{1} << (bit % 8);
+        Array out(count, accumulate_dtype(wire));
+        ASSERT_THROW(decode_sum(codec, damaged, 1, out), PacketError) << to_string(wire) << ", bit " << bit;
+      }
+    }
+  }
+}
+
+// At every edge of the codec's tiles and of the checksum's rows, in the second of two packets.
+TEST(None, DamageIsFoundWhereverItStands) {
+  NoneCodec codec(DataType::kFloat32, 1);
+  for (const int64_t count : {15, 16, 17, 2047, 2048, 2049, 5000}) {
+    const Array piece(random_values(count, 5), DataType::kFloat32);
+    std::vector<std::byte> packets = encode(codec, piece);
+    const size_t packet_bytes = packets.size();
+    packets.insert(packets.end(), packets.begin(), packets.begin() + static_cast<int64_t>(packet_bytes));
+    Array sum(count, DataType::kFloat32);
+    decode_sum(codec, packets, 2, sum);
+    for (const int64_t element : std::vector<int64_t>{0, 15, 16, 2047, 2048, count - 1}) {
+      if (element >= count) {
+        continue;
+      }
+      std::vector<std::byte> damaged = packets;
+      damaged[packet_bytes + kHeaderBytes + 4 * element + 3] ^= std::byte{0x80};
+      try {
+        decode_sum(codec, damaged, 2, sum);
+        ADD_FAILURE() << "element " << element << " of " << count << " may change its sign";
+      } catch (const PacketError& error) {
+        EXPECT_EQ(std::string(error.what()).find("corrupt packet: its values have the checksum"), 0) << error.what();
+      }
+    }
+  }
+}
+
+// What a sum of words, or lanes that only multiply, would miss.
+TEST(None, SeveralChangesDoNotMakeUpForEachOther) {
+  NoneCodec codec(DataType::kFloat32, 1);
+  constexpr int64_t kCount = 64;  // four rows of eight words
+  const std::vector<std::byte> packet = encode(codec, Array(random_values(kCount, 6), DataType::kFloat32));
+  const auto is_refused = [&](const std::vector<std::byte>& damaged) {
+    Array out(kCount, DataType::kFloat32);
+    try {
+      decode_sum(codec, damaged, 1, out);
+    } catch (const PacketError&) {
+      return true;
+    }
+    return false;
+  };
+  constexpr int64_t kWord = 8;
+  for (int64_t first = 0; first < kCount / 2; ++first) {
+    for (int64_t second = first + 1; second < kCount / 2; ++second) {
+      std::vector<std::byte> both_signs = packet;
+      both_signs[kHeaderBytes + first * kWord + 7] ^= std::byte{0x80};
+      both_signs[kHeaderBytes + second * kWord + 7] ^= std::byte{0x80};
+      EXPECT_TRUE(is_refused(both_signs)) << "signs in words " << first << " and " << second;
+      std::vector<std::byte> swapped = packet;
+      std::swap_ranges(swapped.begin() + kHeaderBytes + first * kWord,
+                       swapped.begin() + kHeaderBytes + (first + 1) * kWord,
+                       swapped.begin() + kHeaderBytes + second * kWord);
+      EXPECT_TRUE(is_refused(swapped)) << "words " << first << " and " << second << " in each other's place";
     }
   }
 }
