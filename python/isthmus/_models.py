@@ -1,0 +1,308 @@
+"""What a model reduces: its units, their parameters, and the process groups that they are reduced over.
+
+FSDP has no public view of its units. Whatever is read from private attributes of torch is read here; checked on torch
+2.11 and 2.15.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from isthmus import _layout, _native
+
+# FSDP2's objects for what one module reduces together, and for a parameter (FSDPParamGroup, FSDPParam).
+ParamGroup = Any
+ShardedParam = Any
+
+
+# --- Process groups ---
+
+
+def unwrapped_backend(group: dist.ProcessGroup) -> Any:
+    """Return the CPU backend of a group, without the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL; None if it has none."""
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return None
+    return getattr(backend, "wrapped_pg", backend)
+
+
+def isthmus_backend(group: dist.ProcessGroup) -> Any:
+    """Return the backend of a group if it is of Isthmus, else None."""
+    backend = unwrapped_backend(group)
+    return backend if isinstance(backend, _native.load().Backend) else None
+
+
+def all_groups() -> list[dist.ProcessGroup]:
+    """Return all process groups that this process is in, in the order in which they were made."""
+    return [group for group in dist.distributed_c10d._world.pg_map if isinstance(group, dist.ProcessGroup)]
+
+
+# --- Units of models ---
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One of the collectives that reduce a unit: which elements of the unit's layout, over which group."""
+
+    process_group: dist.ProcessGroup
+    collective: str  # "reduce_scatter" or "all_reduce"
+    first_element: int
+    num_elements: int
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a model reduces together. It refers to no module, so that it keeps none alive."""
+
+    name: str  # in the model: "blocks.0", "root"
+    label: str  # what FSDP2 calls it if it is not tagged; "" for others
+    parameters: tuple[_layout.Parameter, ...]  # that may have gradients, in order, with padding
+    in_rows: bool  # FSDP2
+    shard_group: dist.ProcessGroup | None
+    replicate_group: dist.ProcessGroup | None
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks of the reduce-scatter; 1 if there is none."""
+        return self.shard_group.size() if self.shard_group is not None else 1
+
+    @property
+    def process_groups(self) -> list[dist.ProcessGroup]:
+        """The groups that the unit is reduced over."""
+        return [group for group in (self.shard_group, self.replicate_group) if group is not None]
+
+    def layout(self, parameters: Iterable[_layout.Parameter] | None = None) -> _layout.Layout:
+        """Return the layout of a reduction in which `parameters` (default: all) have gradients."""
+        chosen = self.parameters if parameters is None else tuple(parameters)
+        if self.in_rows:
+            return _layout.rows(chosen, self.num_shards)
+        return _layout.concatenated(chosen, self.num_shards)
+
+    def reductions(self, layout: _layout.Layout) -> list[Reduction]:
+        """Return the collectives that reduce a tensor of `layout`."""
+        found = []
+        if self.shard_group is not None and self.num_shards > 1:
+            found.append(Reduction(self.shard_group, "reduce_scatter", 0, layout.num_elements))
+        if self.replicate_group is not None:
+            shard = layout.num_elements // self.num_shards
+            rank = self.shard_group.rank() if self.shard_group is not None else 0
+            found.append(Reduction(self.replicate_group, "all_reduce", rank * shard, shard))
+        return found
+
+
+def units_of(model: nn.Module) -> list[Unit]:
+    """Return the FSDP2 and FSDP1 units in `model`, in the order of its modules."""
+    return [unit for _, unit in fsdp2_units(model)] + [unit for _, unit in fsdp1_units(model)]
+
+
+def groups_of(model: nn.Module) -> list[dist.ProcessGroup]:
+    """Return the process groups that gradients of `model` may be reduced over, of whatever backend."""
+    groups = [group for unit in units_of(model) for group in unit.process_groups]
+    groups += [module.process_group for _, module in ddp_modules(model)]
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor):
+            groups += gradient_groups(parameter)
+    return list(dict.fromkeys(groups))
+
+
+def gradient_groups(parameter: DTensor) -> list[dist.ProcessGroup]:
+    """Return the groups of a parameter's mesh, those of dimensions named "tp" apart: activations cross there."""
+    mesh = parameter.device_mesh
+    names = mesh.mesh_dim_names or [""] * mesh.ndim
+    return [mesh.get_group(dim) for dim, name in enumerate(names) if name != "tp"]
+
+
+def unit_name(module_names: Iterable[str]) -> str:
+    """Return the name of the unit that modules of these names make up."""
+    return ", ".join(_layout.clean_name(name) or "root" for name in module_names)
+
+
+# --- FSDP2 ---
+
+
+def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
+    """Yield FSDP2's units in `model`."""
+    modules = dict(model.named_modules())
+    owners = {id(module): name for name, module in modules.items()}
+    found: dict[int, tuple[ParamGroup, list[str]]] = {}
+    for name, module in modules.items():
+        for group in param_groups_of(module):
+            found.setdefault(id(group), (group, []))[1].append(name)
+    for group, names in found.values():
+        label = fqn_of(group)
+        yield (
+            group,
+            Unit(
+                name=unit_name(names),
+                label=(", ".join(names) if label is None else label) or "root",
+                parameters=tuple(describe(group, trainable_params(group), owners)),
+                in_rows=True,
+                shard_group=shard_group(group),
+                replicate_group=replicate_group(group),
+            ),
+        )
+
+
+def describe(
+    group: ParamGroup, params: Sequence[ShardedParam], module_names: dict[int, str]
+) -> Iterator[_layout.Parameter]:
+    """Yield parameters of a unit as layouts have them. `module_names`: by id of the module."""
+    part = _layout.mesh_part(group.mesh_info.mesh)
+    for param in params:
+        owner, name = param._module_info.module, param._module_info.param_name
+        yield _parameter(param, _layout.clean_name(f"{module_names[id(owner)]}.{name}".lstrip(".")), part)
+
+
+def num_elements_of(group: ParamGroup, params: Iterable[ShardedParam]) -> int:
+    """Return the size of a reduction in which `params` have gradients."""
+    info = group.mesh_info
+    num_shards = getattr(info, "shard_mesh_size", 1)
+    return _layout.rows([_parameter(param, "", "") for param in params], num_shards).num_elements
+
+
+def _parameter(param: ShardedParam, name: str, part: str) -> _layout.Parameter:
+    return _layout.Parameter(name, tuple(param._orig_size), param.fsdp_placement.dim, part)
+
+
+def trainable_params(group: ParamGroup) -> list[ShardedParam]:
+    """Return the parameters that may have gradients, in the order in which they are reduced."""
+    params = group.fsdp_params
+    order = getattr(group, "_reduce_scatter_param_indices", range(len(params)))  # torch 2.15
+    return [params[index] for index in order if params[index].sharded_param.requires_grad]
+
+
+def is_trained(group: ParamGroup) -> bool:
+    """Return whether any parameter may have a gradient."""
+    return any(param.sharded_param.requires_grad for param in group.fsdp_params)
+
+
+def unsharded(param: ShardedParam) -> torch.Tensor | None:
+    """Return the tensor that gradients accumulate into, the same at every step; None before the first all-gather."""
+    return getattr(param, "_unsharded_param", None)
+
+
+def reduce_scatter_comm(group: ParamGroup) -> Any:
+    """Return what `set_custom_reduce_scatter` set, or torch's default."""
+    return group._reduce_scatter_comm
+
+
+def param_groups_of(module: nn.Module) -> list[ParamGroup]:
+    """Return what `module` itself, not its children, reduces under FSDP2: nothing if it is no FSDP2 module."""
+    get_state = getattr(module, "_get_fsdp_state", None)
+    return _groups_of_state(get_state()) if get_state is not None else []
+
+
+def _groups_of_state(state: Any) -> list[ParamGroup]:
+    if hasattr(state, "_fsdp_param_groups"):  # newer than torch 2.11
+        return list(state._fsdp_param_groups)
+    group = getattr(state, "_fsdp_param_group", None)
+    return [] if group is None else [group]
+
+
+@functools.cache
+def module_states() -> dict[weakref.ref[nn.Module], Any]:
+    """Return torch's table of modules with a state of FSDP2 or of others, in the order in which they were added.
+
+    It changes whenever a module is added or collected. An empty one if this torch has none.
+    """
+    try:
+        from torch.distributed import _composable_state
+    except ImportError:
+        return {}
+    table: Any = _composable_state._module_state_mapping  # a WeakKeyDictionary
+    return table.data  # type: ignore[no-any-return]
+
+
+def live_param_groups() -> list[ParamGroup]:
+    """Return all of FSDP2's units in this process, garbage included."""
+    found: dict[int, ParamGroup] = {}
+    for entry in list(module_states().values()):
+        state = entry() if isinstance(entry, weakref.ref) else entry
+        for group in _groups_of_state(state):
+            found[id(group)] = group
+    return list(found.values())
+
+
+def live_fsdp2_models() -> list[nn.Module]:
+    """Return the outermost FSDP2 modules that have had a forward pass."""
+    roots = (root_of(group) for group in live_param_groups())
+    return list(dict.fromkeys(root for root in roots if root is not None))
+
+
+def shard_group(group: ParamGroup) -> dist.ProcessGroup | None:
+    """Return the process group of the reduce-scatter, if there is one."""
+    return getattr(group.mesh_info, "shard_process_group", None)
+
+
+def replicate_group(group: ParamGroup) -> dist.ProcessGroup | None:
+    """Return the process group of HSDP's all-reduce, if there is one."""
+    return getattr(group.mesh_info, "replicate_process_group", None)
+
+
+def fqn_of(group: ParamGroup) -> str | None:
+    """Return the name in FSDP2's labels: "" for the root, None before the first forward pass."""
+    name: str | None = group._module_fqn
+    return name
+
+
+def root_of(group: ParamGroup) -> nn.Module | None:
+    """Return the module in which FSDP2's names are; None before the first forward pass."""
+    for module in group.modules:
+        for state in module._get_fsdp_state()._state_ctx.all_states:
+            root: nn.Module = state._modules[0]
+            return root
+    return None
+
+
+# --- FSDP1 and DDP ---
+
+
+def fsdp1_units(model: nn.Module) -> Iterator[tuple[torch.Tensor, Unit]]:
+    """Yield FSDP1's flat parameters in `model`, each with its unit."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    for name, module in model.named_modules():
+        handle = getattr(module, "_handle", None) if isinstance(module, FullyShardedDataParallel) else None
+        if handle is None or not handle.flat_param.requires_grad:
+            continue
+        is_sharded = bool(handle.uses_sharded_strategy)
+        yield (
+            handle.flat_param,
+            Unit(
+                name=unit_name([name]),
+                label="",
+                parameters=tuple(_flat_parameters(handle.flat_param, name)),
+                in_rows=False,
+                shard_group=module.process_group if is_sharded else None,
+                replicate_group=getattr(module, "_inter_node_pg", None) if is_sharded else module.process_group,
+            ),
+        )
+
+
+def _flat_parameters(flat: Any, prefix: str) -> Iterator[_layout.Parameter]:
+    names = iter(zip(flat._fqns, flat._shapes, strict=True))
+    for num_elements, is_padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):
+        if is_padding:
+            yield _layout.Parameter("", (num_elements,))
+        else:
+            name, shape = next(names)
+            yield _layout.Parameter(_layout.clean_name(f"{prefix}.{name}".lstrip(".")), tuple(shape))
+
+
+def ddp_modules(model: nn.Module) -> list[tuple[str, nn.parallel.DistributedDataParallel]]:
+    """Return the DDP modules in `model`, by name."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.parallel.DistributedDataParallel)
+    ]
