@@ -9,7 +9,7 @@ DEMO_ARGS ?=
 
 STAMPS := build/stamps/$(VENV)
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(wildcard cmake/*) $(shell find src kernels include -type f)
-PYTHON_FILES := python tests/python tools
+PYTHON_FILES := python tests/python tests/faults tools
 CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)

@@ -1,0 +1,87 @@
+"""What the ranks of a fault run: one call each, whose result nobody looks at."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.distributed as dist
+
+NUM_ELEMENTS = 1 << 16
+# Enough for several messages of a ring, so that a rank can die in the middle.
+WORLD_ELEMENTS = 1 << 20
+LARGE_ELEMENTS = 1 << 23
+# Of 2 nodes with 2 ranks each: a float32 for each element of the half that the rank's rail sends across.
+LARGE_RESIDUAL_BYTES = LARGE_ELEMENTS // 2 // 2 * 4
+
+
+@cache
+def _gradient(num_elements: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a gradient and room for its shard: allocated once, so that a rank that is short of memory has them."""
+    shard = torch.empty(num_elements // dist.get_world_size(), dtype=dtype)
+    return torch.randn(num_elements).to(dtype), shard
+
+
+def _reduce_scatter(unit: str, num_elements: int = NUM_ELEMENTS, dtype: torch.dtype = torch.float32) -> None:
+    gradient, shard = _gradient(num_elements, dtype)
+    with torch.profiler.record_function(f"FSDP::post_backward_reduce ({unit})"):
+        dist.reduce_scatter_tensor(shard, gradient)
+
+
+def reduce_scatter() -> None:
+    """Reduce the gradient of unit blocks.1 in two tiers, compressed unless the codec is `none`."""
+    _reduce_scatter("blocks.1")
+
+
+def reduce_scatter_of_another_unit() -> None:
+    """Reduce the gradient of unit blocks.2."""
+    _reduce_scatter("blocks.2")
+
+
+def smaller_reduce_scatter() -> None:
+    """Reduce a gradient of half the elements."""
+    _reduce_scatter("blocks.1", NUM_ELEMENTS // 2)
+
+
+def bfloat16_reduce_scatter() -> None:
+    """Reduce a gradient of another type."""
+    _reduce_scatter("blocks.1", dtype=torch.bfloat16)
+
+
+def large_reduce_scatter() -> None:
+    """Reduce a gradient whose residual takes memory that counts."""
+    _reduce_scatter("blocks.1", LARGE_ELEMENTS)
+
+
+def large_plain_reduce_scatter() -> None:
+    """Reduce as much in a unit that stays plain, which needs all the memory but that of the residual."""
+    _reduce_scatter("plain", LARGE_ELEMENTS)
+
+
+def all_gather() -> None:
+    """Gather exactly, in two tiers."""
+    dist.all_gather_into_tensor(torch.empty(NUM_ELEMENTS), torch.ones(NUM_ELEMENTS // dist.get_world_size()))
+
+
+def all_reduce() -> None:
+    """Reduce in the world backend."""
+    dist.all_reduce(torch.ones(WORLD_ELEMENTS))
+
+
+def smaller_all_reduce() -> None:
+    """Reduce half as much in the world backend."""
+    dist.all_reduce(torch.ones(WORLD_ELEMENTS // 2))
+
+
+def bfloat16_all_reduce() -> None:
+    """Reduce as many elements of another type in the world backend."""
+    dist.all_reduce(torch.ones(WORLD_ELEMENTS, dtype=torch.bfloat16))
+
+
+def broadcast() -> None:
+    """Broadcast in the world backend."""
+    dist.broadcast(torch.ones(WORLD_ELEMENTS), src=0)
+
+
+def nothing() -> None:
+    """Leave at once."""

@@ -1,0 +1,177 @@
+"""The fault table: what goes wrong, and what the error of every other rank has to say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from faults import deeds, operations
+from faults.deeds import Deed
+
+NUM_NODES = 2
+RANKS_PER_NODE = 2
+WORLD_SIZE = NUM_NODES * RANKS_PER_NODE
+TIMEOUT_S = 5.0
+# What every rank may take beyond the timeout until its process has ended. A bound on hanging, not on speed.
+GRACE_S = 5.0
+
+COMPRESSED = {"ISTHMUS_CODEC": "tagc", "ISTHMUS_BLOCK_ELEMENTS": "256", "ISTHMUS_RATIO": "4"}
+PLAIN = {"ISTHMUS_CODEC": "none"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One fault. The survivors call `operation` until it fails; an empty `expected` says that it never does."""
+
+    name: str
+    operation: Callable[[], None]
+    deed: Deed
+    expected: tuple[str, ...]  # regular expressions, each found in every survivor's error
+    culprit: int = 3
+    culprit_expected: tuple[str, ...] | None = None  # the same of the culprit's error; None: its end does not matter
+    settings: Mapping[str, str] = field(default_factory=lambda: COMPRESSED)
+    rank_0_hosts_the_store: bool = False
+    warm_up: Callable[[], None] | None = None  # None: the operation
+
+
+# Where the sections of the packets of `operations.reduce_scatter` begin; see docs/packet_format.md.
+HEADER_UNIT_BYTE, HEADER_STEP_BYTE, HEADER_COUNT_BYTE = 8, 16, 40
+PLAIN_VALUES_BYTE = 48
+COMPRESSED_FLAGS_BYTE, COMPRESSED_INDEX_BYTE, COMPRESSED_SKETCH_BYTE = 64, 128, 128 + 2048
+REFUSED = r"(corrupt packet: |packet with )"
+
+SILENT = r"No word from rank 3: dead, stopped, or not in a collective of this group"
+NO_STORE = r"The store that ranks report to did not answer: its host \(global rank 0, unless a launcher hosts it\)"
+REDUCTION = r"reduce-scatter #\d+ of 65536 x Float of unit blocks\.1 failed on rank \d in phase "
+
+ROWS = [
+    Row("killed while idle", operations.reduce_scatter, deeds.die, (REDUCTION, SILENT)),
+    Row("killed while idle, before an exact collective", operations.all_reduce, deeds.die, ("ALLREDUCE", SILENT)),
+    Row(
+        "killed within an exact collective",
+        operations.all_reduce,
+        deeds.die_within_the_transfer(1 << 20),
+        ("ALLREDUCE", SILENT),
+    ),
+    Row(
+        "killed within a two-tier all-gather",
+        operations.all_gather,
+        deeds.die_within_the_transfer(40_000),
+        (r"all-gather #\d+ of 65536 x Float failed on rank \d in phase ", SILENT),
+    ),
+    Row(
+        "killed between encode and exchange",
+        operations.reduce_scatter,
+        deeds.die_with_a_packet_encoded,
+        (REDUCTION, SILENT),
+    ),
+    Row(
+        "killed between encode and exchange, codec none",
+        operations.reduce_scatter,
+        deeds.die_with_a_packet_encoded,
+        (REDUCTION, SILENT),
+        settings=PLAIN,
+    ),
+    Row("killed in shutdown", operations.nothing, deeds.die_while_disconnecting, ()),
+    Row("leaves early", operations.reduce_scatter, deeds.leave, (REDUCTION, SILENT)),
+    Row("stopped in a compressed reduction", operations.reduce_scatter, deeds.stop, (REDUCTION, SILENT)),
+    Row("stopped in an exact collective", operations.all_reduce, deeds.stop, ("ALLREDUCE", SILENT)),
+    Row(
+        "another collective",
+        operations.reduce_scatter,
+        deeds.call(operations.all_gather),
+        (REDUCTION, r"rank 3 was in all-gather #\d+ of 65536 x Float"),
+        culprit_expected=(r"all-gather #\d+ of 65536 x Float failed on rank 3", r"rank 0 was in reduce-scatter #\d+"),
+    ),
+    Row(
+        "another size",
+        operations.reduce_scatter,
+        deeds.call(operations.smaller_reduce_scatter),
+        (REDUCTION, r"rank 3 was in reduce-scatter #\d+ of 32768 x Float"),
+        culprit_expected=(r"failed on rank 3", r"rank 0 was in reduce-scatter #\d+ of 65536 x Float"),
+    ),
+    Row(
+        "another type",
+        operations.reduce_scatter,
+        deeds.call(operations.bfloat16_reduce_scatter),
+        (REDUCTION, r"rank 3 was in reduce-scatter #\d+ of 65536 x BFloat16"),
+        culprit_expected=(r"failed on rank 3", r"rank 0 was in reduce-scatter #\d+ of 65536 x Float"),
+    ),
+    Row(
+        "another unit",
+        operations.reduce_scatter,
+        deeds.call(operations.reduce_scatter_of_another_unit),
+        (REDUCTION, r"rank 3 was in reduce-scatter #\d+ of 65536 x Float of unit blocks\.2"),
+        culprit_expected=(r"packet with unit", r"rank 0 was in reduce-scatter #\d+ of 65536 x Float of unit blocks\.1"),
+    ),
+    Row(
+        "another exact collective",
+        operations.all_reduce,
+        deeds.call(operations.broadcast),
+        ("ALLREDUCE", "rank 3 was in BROADCAST"),
+        culprit_expected=("BROADCAST", "rank 0 was in ALLREDUCE"),
+    ),
+    Row(
+        "another size in an exact collective",
+        operations.all_reduce,
+        deeds.call(operations.smaller_all_reduce),
+        ("ALLREDUCE",),
+    ),
+    Row(
+        "another type in an exact collective",
+        operations.all_reduce,
+        deeds.call(operations.bfloat16_all_reduce),
+        ("ALLREDUCE",),
+    ),
+    Row("store gone", operations.reduce_scatter, deeds.lose_the_store, ()),
+    Row(
+        "store gone, then killed",
+        operations.reduce_scatter,
+        deeds.lose_the_store_and_die,
+        (REDUCTION, NO_STORE),
+    ),
+    *(
+        Row(
+            f"flipped bit in {part}",
+            operations.reduce_scatter,
+            deeds.flip(byte),
+            (REDUCTION, REFUSED),
+            culprit_expected=(REDUCTION, REFUSED),
+            settings=settings,
+        )
+        for part, byte, settings in (
+            ("a header (unit)", HEADER_UNIT_BYTE + 5, COMPRESSED),
+            ("a header (count)", HEADER_COUNT_BYTE, COMPRESSED),
+            ("a block flag", COMPRESSED_FLAGS_BYTE + 2, COMPRESSED),
+            ("an index", COMPRESSED_INDEX_BYTE + 77, COMPRESSED),
+            ("a sketch", COMPRESSED_SKETCH_BYTE + 4001, COMPRESSED),
+            ("a header (step), codec none", HEADER_STEP_BYTE, PLAIN),
+            ("a value, codec none", PLAIN_VALUES_BYTE + 4001, PLAIN),
+        )
+    ),
+    Row(
+        "no memory for a residual",
+        operations.large_reduce_scatter,
+        deeds.run_out_of_memory(operations.LARGE_RESIDUAL_BYTES // 2),
+        (r'unit "blocks\.1": no memory for a residual of \d+ bytes',),
+        culprit_expected=(r'unit "blocks\.1": no memory for a residual of \d+ bytes',),
+        warm_up=operations.large_plain_reduce_scatter,
+        settings=COMPRESSED | {"ISTHMUS_UNITS": "*,!plain"},
+    ),
+    Row(
+        "stopped, and it hosts the store",
+        operations.reduce_scatter,
+        deeds.stop,
+        (REDUCTION, NO_STORE),
+        culprit=0,
+        rank_0_hosts_the_store=True,
+    ),
+    Row(
+        "killed, and it hosts the store",
+        operations.reduce_scatter,
+        deeds.die,
+        (REDUCTION, NO_STORE),
+        culprit=0,
+        rank_0_hosts_the_store=True,
+    ),
+]
