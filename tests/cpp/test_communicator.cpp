@@ -17,6 +17,7 @@ namespace {
 
 using test::Array;
 using test::exact_options;
+using test::exact_path_bound;
 using test::kFloatingTypes;
 using test::kTimeout;
 using test::lossy_options;
@@ -39,16 +40,6 @@ std::vector<NodeMap> all_maps() {
           NodeMap({0, 1, 2, 0, 1, 2, 0, 1, 2}),    // cyclic
           NodeMap::parse("0,4,5|1,2,8|3,6,7", 9),  // arbitrary
           NodeMap::parse("0,3|1,2", 4)};
-}
-
-// The bound of docs/algorithms.md, "What codec none guarantees".
-double exact_path_bound(const NodeMap& map, DataType dtype, double scale, double sum, double magnitudes) {
-  const double u_sum = unit_roundoff(accumulate_dtype(dtype));
-  const double u_wire = map.num_nodes() > 1 && dtype != accumulate_dtype(dtype) ? unit_roundoff(dtype) : 0;
-  const int additions = map.ranks_per_node() + map.num_nodes() - 2;
-  const double underflow = dtype == DataType::kFloat16 ? (map.world_size() + 1) * 0x1p-24 : 0;
-  const double before_scaling = (u_wire + additions * u_sum * 1.1) * magnitudes + underflow;
-  return std::fabs(scale) * (before_scaling + (unit_roundoff(dtype) + 2 * u_sum) * 1.1 * std::fabs(sum)) + underflow;
 }
 
 class EveryMap : public ::testing::TestWithParam<NodeMap> {};

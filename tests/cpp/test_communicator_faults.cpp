@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "codec/packet_header.h"
+#include "hooked_transport.h"
 #include "isthmus/communicator.h"
 #include "isthmus/error.h"
 #include "isthmus/transport.h"
@@ -19,6 +20,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using test::Array;
+using test::HookedTransport;
 using test::kShortTimeout;
 using test::kTimeout;
 using test::lossy_options;
@@ -28,42 +30,22 @@ using test::random_values;
 using test::run_ranks;
 using test::World;
 
-// Passes everything on, but lets a test touch what arrived in all_to_all.
-class TamperingTransport final : public Transport {
- public:
-  TamperingTransport(std::shared_ptr<Transport> transport, std::function<void(Buffer)> tamper)
-      : transport_(std::move(transport)), tamper_(std::move(tamper)) {}
-
-  int rank() const override { return transport_->rank(); }
-  int size() const override { return transport_->size(); }
-  HandlePtr reduce_scatter(ConstBuffer in, Buffer out, Stream stream) override {
-    return transport_->reduce_scatter(in, out, stream);
-  }
-  HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream stream) override {
-    HandlePtr handle = transport_->all_to_all(in, out, stream);
-    tamper_(out);
-    return handle;
-  }
-  HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) override {
-    return transport_->all_gather(in, out, stream);
-  }
-  HandlePtr all_reduce(Buffer data, ReduceOp op, Stream stream) override {
-    return transport_->all_reduce(data, op, stream);
-  }
-  Traffic traffic() const override { return transport_->traffic(); }
-  void abort() override { transport_->abort(); }
-
- private:
-  std::shared_ptr<Transport> transport_;
-  std::function<void(Buffer)> tamper_;
-};
+// `tier`, with a touch on what arrives in all_to_all.
+std::shared_ptr<Transport> tampering(const std::shared_ptr<Transport>& tier,
+                                     const std::function<void(Buffer)>& tamper) {
+  return std::make_shared<HookedTransport>(tier, nullptr, [tamper](const std::string& operation, Buffer arrived) {
+    if (operation == "all_to_all") {
+      tamper(arrived);
+    }
+  });
+}
 
 // Ranks that are not at the same step must not understand each other, and seeds must change from step to step.
 TEST(Communicator, PacketsCarryTheStepOfTheirUnit) {
   std::vector<uint64_t> steps;  // in the packets that rank 1 got
   const auto wrap = [&](int rank, Tiers tiers) {
     if (rank == 1) {
-      tiers.inter = std::make_shared<TamperingTransport>(tiers.inter, [&](Buffer arrived) {
+      tiers.inter = tampering(tiers.inter, [&](Buffer arrived) {
         PacketHeader header;
         std::memcpy(&header, arrived.data, sizeof(header));
         steps.push_back(header.step);
@@ -107,8 +89,7 @@ TEST_P(EveryCodec, ACorruptPacketIsAnErrorOnEveryRank) {
   const auto wrap = [](int rank, Tiers tiers) {
     if (rank == kVictim) {
       // The packet from node 0 comes first; byte 16 is in its step.
-      tiers.inter = std::make_shared<TamperingTransport>(
-          tiers.inter, [](Buffer arrived) { arrived.as<std::byte>()[16] ^= std::byte{1}; });
+      tiers.inter = tampering(tiers.inter, [](Buffer arrived) { arrived.as<std::byte>()[16] ^= std::byte{1}; });
     }
     return tiers;
   };

@@ -94,6 +94,16 @@ inline std::vector<Array> random_inputs(int world_size, int64_t chunk_elements, 
   return random_arrays(world_size, world_size * chunk_elements, dtype, seed);
 }
 
+// The bound of docs/algorithms.md, "What codec none guarantees".
+inline double exact_path_bound(const NodeMap& map, DataType dtype, double scale, double sum, double magnitudes) {
+  const double u_sum = unit_roundoff(accumulate_dtype(dtype));
+  const double u_wire = map.num_nodes() > 1 && dtype != accumulate_dtype(dtype) ? unit_roundoff(dtype) : 0;
+  const int additions = map.ranks_per_node() + map.num_nodes() - 2;
+  const double underflow = dtype == DataType::kFloat16 ? (map.world_size() + 1) * 0x1p-24 : 0;
+  const double before_scaling = (u_wire + additions * u_sum * 1.1) * magnitudes + underflow;
+  return std::fabs(scale) * (before_scaling + (unit_roundoff(dtype) + 2 * u_sum) * 1.1 * std::fabs(sum)) + underflow;
+}
+
 // For tests that run once a map: letters and digits.
 inline std::string name_of_map(const ::testing::TestParamInfo<NodeMap>& parameter) {
   std::string name = parameter.param.to_string();

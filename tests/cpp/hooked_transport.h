@@ -1,0 +1,59 @@
+// A transport that lets a test look at, damage or fail what passes.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "isthmus/transport.h"
+
+namespace isthmus::test {
+
+// Passes everything on. before(operation, in) runs before an operation, after(operation, out) when it is done;
+// operation is "reduce_scatter", "all_to_all", "all_gather" or "all_reduce". Either may be empty, and either may throw.
+class HookedTransport final : public Transport {
+ public:
+  using Before = std::function<void(const std::string& operation, ConstBuffer in)>;
+  using After = std::function<void(const std::string& operation, Buffer out)>;
+
+  HookedTransport(std::shared_ptr<Transport> transport, Before before, After after)
+      : transport_(std::move(transport)), before_(std::move(before)), after_(std::move(after)) {}
+
+  int rank() const override { return transport_->rank(); }
+  int size() const override { return transport_->size(); }
+  HandlePtr reduce_scatter(ConstBuffer in, Buffer out, Stream stream) override {
+    return hooked("reduce_scatter", in, out, [&] { return transport_->reduce_scatter(in, out, stream); });
+  }
+  HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream stream) override {
+    return hooked("all_to_all", in, out, [&] { return transport_->all_to_all(in, out, stream); });
+  }
+  HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) override {
+    return hooked("all_gather", in, out, [&] { return transport_->all_gather(in, out, stream); });
+  }
+  HandlePtr all_reduce(Buffer data, ReduceOp op, Stream stream) override {
+    return hooked("all_reduce", data, data, [&] { return transport_->all_reduce(data, op, stream); });
+  }
+  Traffic traffic() const override { return transport_->traffic(); }
+  void abort() override { transport_->abort(); }
+
+ private:
+  // In-process operations are done when they return.
+  template <typename Operation>
+  HandlePtr hooked(const char* name, ConstBuffer in, Buffer out, const Operation& operation) {
+    if (before_) {
+      before_(name, in);
+    }
+    HandlePtr handle = operation();
+    if (after_) {
+      after_(name, out);
+    }
+    return handle;
+  }
+
+  std::shared_ptr<Transport> transport_;
+  Before before_;
+  After after_;
+};
+
+}  // namespace isthmus::test
