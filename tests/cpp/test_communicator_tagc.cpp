@@ -169,6 +169,15 @@ TEST(CommunicatorTagc, TheExampleInTheDocs) {
     EXPECT_EQ(stats.inter.inter_node_sent_bytes + stats.flat.inter_node_sent_bytes, row.between_nodes)
         << row.tiers << ", " << row.codec;
   }
+  for (const Row& row : {Row{"two", "none", 4192, 2144}, Row{"two", "tagc", 3968, 1920}}) {
+    Options options = lossy_options();
+    options.codec = row.codec;
+    World world(NodeMap::parse("2x2", 4), options);
+    world.all_reduce(random_inputs(4, 256, DataType::kFloat32), 1, nullptr);
+    const CollectiveStats stats = world.ranks[1]->stats().collectives[static_cast<size_t>(Collective::kAllReduce)];
+    EXPECT_EQ(stats.intra.sent_bytes, row.within_node) << row.codec;
+    EXPECT_EQ(stats.inter.inter_node_sent_bytes, row.between_nodes) << row.codec;
+  }
 }
 
 }  // namespace
