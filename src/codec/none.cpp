@@ -35,6 +35,11 @@ void for_each_tile(int64_t num_elements, const Visit& visit) {
 
 constexpr int64_t round_up_to_word(int64_t bytes) { return (bytes + 7) / 8 * 8; }
 
+void check_packets(ConstBuffer packets, int num_packets, int64_t packet_bytes) {
+  ISTHMUS_CHECK(Error, packets.bytes() == num_packets * packet_bytes, "codec none: ", packets.bytes(), " bytes for ",
+                num_packets, " packets of ", packet_bytes);
+}
+
 // sum += values * factor.
 void accumulate_scaled(ConstBuffer values, double factor, Buffer sum) {
   alignas(64) float tile[kTileElements];
@@ -59,6 +64,7 @@ int64_t NoneCodec::packet_bytes(int64_t num_elements) const {
 
 CodecCounts NoneCodec::encode(ConstBuffer piece, Buffer /*residual*/, Buffer packet, PacketContext context,
                               Stream /*stream*/) {
+  check_packets(packet, 1, packet_bytes(piece.num_elements));
   std::byte* bytes = packet.as<std::byte>();
   std::memset(bytes + packet.num_elements - 8, 0, 8);  // the padding; any of it that holds values is written below
   const Buffer values{bytes + sizeof(PacketHeader), piece.num_elements, wire_dtype_};
@@ -73,7 +79,7 @@ CodecCounts NoneCodec::encode(ConstBuffer piece, Buffer /*residual*/, Buffer pac
     checksum.add(tile.data, round_up_to_word(tile.bytes()));
   });
   PacketHeader header = make_header(wire_dtype_, divisor_, piece.num_elements, context);
-  header.count = checksum.value();
+  header.checksum = checksum.value();
   std::memcpy(bytes, &header, sizeof(header));
   CodecCounts counts;
   counts.encoded_elements = counts.kept_elements = piece.num_elements;
@@ -84,6 +90,7 @@ CodecCounts NoneCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer o
                                   Stream /*stream*/) {
   const PacketHeader expected = make_header(wire_dtype_, divisor_, out.num_elements, context);
   const int64_t packet_bytes = this->packet_bytes(out.num_elements);
+  check_packets(packets, num_packets, packet_bytes);
   for (int packet = 0; packet < num_packets; ++packet) {
     const std::byte* bytes = packets.part(packet, packet_bytes).as<std::byte>();
     const PacketHeader header = read_header(bytes, expected);
@@ -98,8 +105,8 @@ CodecCounts NoneCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer o
       }
       checksum.add(tile.data, round_up_to_word(tile.bytes()));
     });
-    ISTHMUS_CHECK(PacketError, checksum.value() == header.count, "corrupt packet: its values have the checksum ",
-                  checksum.value(), ", but its header says ", header.count, " (codec none, unit ", header.unit_hash,
+    ISTHMUS_CHECK(PacketError, checksum.value() == header.checksum, "corrupt packet: its values have the checksum ",
+                  checksum.value(), ", but its header says ", header.checksum, " (codec none, unit ", header.unit_hash,
                   ", step ", header.step, ", ", header.num_elements, " elements)");
   }
   return {};
