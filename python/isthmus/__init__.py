@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -26,19 +27,48 @@ def _torch_will_autoload() -> bool:
 
 if TYPE_CHECKING:
     from isthmus._C import Error, OptionError, Options, PacketError, TransportError
+    from isthmus._prepare import prepare
+    from isthmus._saved import LoadReport
+    from isthmus._state import clear_residuals, load_checkpoint, load_state_dict, scale_residuals, state_dict
     from isthmus._statistics import reset_stats, stats
 
-__all__ = ["Error", "OptionError", "Options", "PacketError", "TransportError", "reset_stats", "stats"]
+__all__ = [
+    "Error",
+    "LoadReport",
+    "OptionError",
+    "Options",
+    "PacketError",
+    "TransportError",
+    "clear_residuals",
+    "load_checkpoint",
+    "load_state_dict",
+    "prepare",
+    "reset_stats",
+    "scale_residuals",
+    "state_dict",
+    "stats",
+]
+
+# Where the names above are; those that are not named here are in the native module.
+_MODULES = {
+    "LoadReport": "_saved",
+    "clear_residuals": "_state",
+    "load_checkpoint": "_state",
+    "load_state_dict": "_state",
+    "prepare": "_prepare",
+    "reset_stats": "_statistics",
+    "scale_residuals": "_state",
+    "state_dict": "_state",
+    "stats": "_statistics",
+}
 
 
 def __getattr__(name: str) -> Any:
     # Everything that needs torch or the native module is loaded when it is asked for.
     if name not in __all__:
         raise AttributeError(f"module 'isthmus' has no attribute {name!r}")
-    if name in ("stats", "reset_stats"):
-        from isthmus import _statistics
-
-        return getattr(_statistics, name)
+    if name in _MODULES:
+        return getattr(import_module(f"isthmus.{_MODULES[name]}"), name)
     from isthmus import _native
 
     return getattr(_native.load(), name)

@@ -7,8 +7,9 @@ FSDP has no public view of its units. Whatever is read from private attributes o
 from __future__ import annotations
 
 import functools
+import math
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,10 +67,14 @@ class Unit:
 
     name: str  # in the model: "blocks.0", "root"
     label: str  # what FSDP2 calls it if it is not tagged; "" for others
-    parameters: tuple[_layout.Parameter, ...]  # that may have gradients, in order, with padding
+    parameters: tuple[_layout.Parameter, ...]  # with padding between them
+    trained: tuple[_layout.Parameter, ...]  # those that could have a gradient when the model was read, as reduced
     in_rows: bool  # FSDP2
     shard_group: dist.ProcessGroup | None
     replicate_group: dist.ProcessGroup | None
+    # What torch divides the result of the reductions by afterwards; FSDP2 does so with float16 alone.
+    divisor: float = 1
+    float16_divisor: float = 1
 
     @property
     def num_shards(self) -> int:
@@ -81,9 +86,13 @@ class Unit:
         """The groups that the unit is reduced over."""
         return [group for group in (self.shard_group, self.replicate_group) if group is not None]
 
+    def divisor_of(self, dtype: str) -> float:
+        """Return what torch divides results of this type by."""
+        return self.float16_divisor if dtype == "float16" else self.divisor
+
     def layout(self, parameters: Iterable[_layout.Parameter] | None = None) -> _layout.Layout:
-        """Return the layout of a reduction in which `parameters` (default: all) have gradients."""
-        chosen = self.parameters if parameters is None else tuple(parameters)
+        """Return the layout of a reduction in which `parameters` (default: all that are trained) have gradients."""
+        chosen = self.trained if parameters is None else tuple(parameters)
         if self.in_rows:
             return _layout.rows(chosen, self.num_shards)
         return _layout.concatenated(chosen, self.num_shards)
@@ -140,27 +149,43 @@ def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
             found.setdefault(id(group), (group, []))[1].append(name)
     for group, names in found.values():
         label = fqn_of(group)
+        parameters = describe(group, owners)
         yield (
             group,
             Unit(
                 name=unit_name(names),
                 label=(", ".join(names) if label is None else label) or "root",
-                parameters=tuple(describe(group, trainable_params(group), owners)),
+                parameters=tuple(parameters.values()),
+                trained=tuple(parameters[param] for param in trainable_params(group)),
                 in_rows=True,
                 shard_group=shard_group(group),
                 replicate_group=replicate_group(group),
+                divisor=_divisor(group, is_float16=False),
+                float16_divisor=_divisor(group, is_float16=True),
             ),
         )
 
 
-def describe(
-    group: ParamGroup, params: Sequence[ShardedParam], module_names: dict[int, str]
-) -> Iterator[_layout.Parameter]:
-    """Yield parameters of a unit as layouts have them. `module_names`: by id of the module."""
+def _divisor(group: ParamGroup, *, is_float16: bool) -> float:
+    """Return what FSDP2 divides a reduced gradient by. It divides before, too, to keep float16 in its range."""
+    if not is_float16 and not group.force_sum_reduction_for_comms:
+        return 1
+    groups = [found for found in (shard_group(group), replicate_group(group)) if found is not None]
+    factor: float = group.gradient_divide_factor or math.prod(found.size() for found in groups)
+    divided_before = 1
+    while is_float16 and factor % divided_before == 0 and factor / divided_before > divided_before:
+        divided_before *= 2
+    return factor / divided_before
+
+
+def describe(group: ParamGroup, module_names: dict[int, str]) -> dict[ShardedParam, _layout.Parameter]:
+    """Return a unit's parameters as layouts have them. `module_names`: by id of the module."""
     part = _layout.mesh_part(group.mesh_info.mesh)
-    for param in params:
+    described = {}
+    for param in group.fsdp_params:
         owner, name = param._module_info.module, param._module_info.param_name
-        yield _parameter(param, _layout.clean_name(f"{module_names[id(owner)]}.{name}".lstrip(".")), part)
+        described[param] = _parameter(param, _layout.clean_name(f"{module_names[id(owner)]}.{name}".lstrip(".")), part)
+    return described
 
 
 def num_elements_of(group: ParamGroup, params: Iterable[ShardedParam]) -> int:
@@ -175,9 +200,9 @@ def _parameter(param: ShardedParam, name: str, part: str) -> _layout.Parameter:
 
 
 def trainable_params(group: ParamGroup) -> list[ShardedParam]:
-    """Return the parameters that may have gradients, in the order in which they are reduced."""
+    """Return the parameters that may have a gradient, in the order in which they are reduced."""
     params = group.fsdp_params
-    order = getattr(group, "_reduce_scatter_param_indices", range(len(params)))  # torch 2.15
+    order = getattr(group, "_reduce_scatter_param_indices", None) or range(len(params))  # torch 2.15
     return [params[index] for index in order if params[index].sharded_param.requires_grad]
 
 
@@ -276,15 +301,19 @@ def fsdp1_units(model: nn.Module) -> Iterator[tuple[torch.Tensor, Unit]]:
         if handle is None or not handle.flat_param.requires_grad:
             continue
         is_sharded = bool(handle.uses_sharded_strategy)
+        parameters = tuple(_flat_parameters(handle.flat_param, name))
         yield (
             handle.flat_param,
             Unit(
                 name=unit_name([name]),
                 label="",
-                parameters=tuple(_flat_parameters(handle.flat_param, name)),
+                parameters=parameters,
+                trained=parameters,
                 in_rows=False,
                 shard_group=module.process_group if is_sharded else None,
                 replicate_group=getattr(module, "_inter_node_pg", None) if is_sharded else module.process_group,
+                divisor=module._gradient_postdivide_factor,
+                float16_divisor=module._gradient_postdivide_factor,
             ),
         )
 

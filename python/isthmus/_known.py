@@ -1,0 +1,67 @@
+"""Which unit of a live model, prepared or not, the name of a unit means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from isthmus import _layout, _models, _prepare
+from isthmus._models import Unit
+
+Target = nn.Module | dist.ProcessGroup | None
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """The units of a live model, prepared or not."""
+
+    units: Sequence[Unit]
+    prepared: _prepare.Prepared | None
+
+    def unit_named(self, name: str) -> Unit | None:
+        """Return the unit that the backend knows under a name. FSDP1 has names only if it is prepared."""
+        name = without_occurrence(name)
+        if self.prepared is not None:
+            return self.prepared.unit_named(name)
+        named = [unit for unit in self.units if unit.label == name]
+        return named[0] if len(named) == 1 else None
+
+    def layouts(self, state: Mapping[str, Any]) -> list[tuple[Unit, _layout.Layout]]:
+        """Return the units and layouts that a reduction in the backend's table may be of."""
+        if self.prepared is not None:
+            found = self.prepared.layouts.get((without_occurrence(state["name"]), state["layout"]))
+            return [] if found is None else [found]
+        if state["layout"]:
+            return []
+        unit = self.unit_named(state["name"])
+        units = [unit] if unit is not None else [unit for unit in self.units if not unit.label]  # FSDP1: by size
+        return [(unit, unit.layout()) for unit in units]
+
+
+def known_models(target: Target) -> list[KnownModel]:
+    """Return prepared models, and FSDP models that are not: `target`, or else all FSDP2 models that are alive."""
+    known = [KnownModel(prepared.units, prepared) for prepared in _prepare.all_prepared()]
+    models = [target] if isinstance(target, nn.Module) else _models.live_fsdp2_models()
+    unprepared = [model for model in models if _prepare.prepared_of(model) is None]
+    return known + [KnownModel(_models.units_of(model), None) for model in unprepared]
+
+
+def find_unit(
+    name: str, group: dist.ProcessGroup | None, known: Iterable[KnownModel]
+) -> tuple[Unit, _prepare.Prepared | None] | None:
+    """Return the unit of that name, in `group` unless that is None, and what `prepare` noted about its model."""
+    for model in known:
+        unit = model.unit_named(name)
+        if unit is not None and (group is None or group in unit.process_groups):
+            return unit, model.prepared
+    return None
+
+
+def without_occurrence(name: str) -> str:
+    """Return the name of a unit without the " #1" of its second reduction in a pass."""
+    return re.sub(r" #\d+$", "", name)

@@ -1,0 +1,237 @@
+"""Saves and loads residuals: ``isthmus.state_dict``, ``load_state_dict`` and ``load_checkpoint``."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from isthmus import _known, _layout, _models, _reshard, _saved
+from isthmus._known import KnownModel, Target
+from isthmus._models import Unit
+from isthmus._reshard import GroupAndBackend
+from isthmus._saved import LoadReport, SavedGroup, SavedUnit, Source
+
+logger = logging.getLogger("isthmus")
+
+
+# --- Process groups and their units ---
+
+
+def _groups(target: Target) -> list[GroupAndBackend]:
+    """Return the groups of Isthmus that are meant, with their backends; the same order on all ranks."""
+    if isinstance(target, nn.Module):
+        groups = _models.groups_of(target)
+        what = "the model is reduced over no process group of isthmus"
+    elif target is None:
+        groups = _models.all_groups()
+        what = "this process has no process group of isthmus"
+    else:
+        groups = [target]
+        what = f"the backend of this group is {dist.get_backend(target)}, not isthmus"
+    found = [(group, backend) for group in groups if (backend := _models.isthmus_backend(group)) is not None]
+    if not found:
+        raise ValueError(what)
+    return found
+
+
+def _layouts_of(
+    group: dist.ProcessGroup, state: Mapping[str, Any], known: Iterable[KnownModel]
+) -> list[tuple[Unit, _layout.Layout, int]]:
+    """Return the layouts that a unit of the backend may have, with the first element of its tensor."""
+    wanted = (group, state["collective"], state["num_elements"])
+    return [
+        (unit, layout, reduction.first_element)
+        for model in known
+        for unit, layout in model.layouts(state)
+        for reduction in unit.reductions(layout)
+        if (reduction.process_group, reduction.collective, reduction.num_elements) == wanted
+    ]
+
+
+# --- Saving ---
+
+
+def state_dict(model_or_group: Target = None) -> dict[str, Any]:
+    """Return this rank's residuals and the units that they belong to.
+
+    Of the process groups that `model_or_group` uses (default: all of Isthmus). Save it beside model and optimizer, with
+    `torch.distributed.checkpoint.save({"isthmus": isthmus.state_dict(model), ...})` or, on every rank, `torch.save`.
+    With a model, or after `isthmus.prepare`, it says which parameters residuals belong to, so that they can be loaded
+    on other numbers of ranks. Tensors are copies. Call it between steps, on all ranks.
+    """
+    known = _known.known_models(model_or_group)
+    rank = dist.get_rank()
+    state: dict[str, Any] = {}
+    groups = []
+    for group_index, (group, backend) in enumerate(_groups(model_or_group)):
+        units = []
+        for unit_index, unit_state in enumerate(backend.unit_states()):
+            units.append(_describe(group, unit_state, known))
+            for kind in _saved.RESIDUALS:
+                if unit_state[kind].numel():
+                    state[_saved.tensor_key(rank, group_index, unit_index, kind)] = unit_state[kind]
+        ranks = tuple(backend.global_ranks)
+        groups.append(SavedGroup(ranks, tuple(backend.node_of_rank), _saved.option_texts(backend), tuple(units)))
+    state[f"rank{rank}"] = _saved.to_text(groups)
+    return state
+
+
+def _describe(group: dist.ProcessGroup, state: Mapping[str, Any], known: Sequence[KnownModel]) -> SavedUnit:
+    layouts = _layouts_of(group, state, known)
+    saved = SavedUnit(
+        **{name: state[name] for name in ("name", "num_elements", "dtype", "collective", "layout", "step", "scale")},
+        residual_elements=state["residual"].numel(),
+        result_residual_elements=state["result_residual"].numel(),
+    )
+    if len(layouts) != 1:  # not known, or not for certain
+        return saved
+    unit, layout, first_element = layouts[0]
+    return dataclasses.replace(
+        saved,
+        parameters=layout.to_json(),
+        first_element=first_element,
+        divisor=unit.divisor_of(saved.dtype),
+    )
+
+
+# --- Loading ---
+
+
+def load_state_dict(state: Mapping[str, Any], model_or_group: Target = None, *, reshard: bool = True) -> None:
+    """Take over what `state_dict` returned, on all ranks of the same process groups.
+
+    Residuals that are there already are dropped. If the groups have other nodes or ranks than they had, `state` must
+    hold the entries of all ranks that saved; residuals are then re-sharded, or dropped with reshard=False.
+    """
+    _load(lambda: _saved.source_of_state(state), model_or_group, reshard)
+
+
+def load_checkpoint(
+    checkpoint_id_or_reader: Any, model_or_group: Target = None, *, key: str = "isthmus", reshard: bool = True
+) -> LoadReport:
+    """Take over what was saved with `torch.distributed.checkpoint.save({key: isthmus.state_dict(...)})`.
+
+    From any number of ranks: if nodes or ranks differ, residuals are re-sharded: what they will add to the gradient of
+    each parameter stays the same, to rounding. That needs the parameters: of models that were given or prepared when
+    saving and are when loading; what cannot be placed is dropped, with a warning that names it. reshard=False drops
+    everything instead. All ranks call it; they read the files of all. At most one unit is in memory at a time.
+    """
+    return _load(lambda: _saved.source_of_checkpoint(checkpoint_id_or_reader, key), model_or_group, reshard)
+
+
+def _load(open_source: Callable[[], Source], target: Target, reshard: bool) -> LoadReport:
+    groups = _groups(target)
+    for _, backend in groups:
+        backend.clear_units()
+    error: Exception | None = None
+    try:
+        report = _load_into(open_source(), groups, _known.known_models(target), reshard)
+    except Exception as caught:
+        error = caught
+    _agree(groups, error)
+    _warn(groups, report)
+    return report
+
+
+def _load_into(
+    source: Source, groups: Sequence[GroupAndBackend], known: Sequence[KnownModel], reshard: bool
+) -> LoadReport:
+    restored: tuple[str, ...] = ()
+    changed = []
+    for index, (group, backend) in enumerate(groups):
+        saved = _same_group(source, groups, index)
+        if saved is None:
+            changed.append((group, backend))
+        else:
+            restored += _restore(source, saved, group, backend, known)
+    report = _reshard.reshard(source, groups, changed, known, only_drop=not reshard) if changed else LoadReport()
+    return dataclasses.replace(report, restored=restored)
+
+
+def _same_group(source: Source, groups: Sequence[GroupAndBackend], index: int) -> tuple[int, int] | None:
+    """Return rank and index of the saved group that has the same ranks on the same nodes, None if there is none."""
+    backend = groups[index][1]
+    ranks = list(backend.global_ranks)
+    nodes = _saved.ranks_by_node(backend.node_of_rank)
+    # Several groups may have the same ranks: they are told apart by their order.
+    occurrence = [list(other.global_ranks) for _, other in groups[:index]].count(ranks)
+    for rank, saved_groups in source.ranks.items():
+        same = [i for i, saved in enumerate(saved_groups) if list(saved.ranks) == ranks]
+        if len(same) > occurrence:
+            if saved_groups[same[occurrence]].nodes != nodes:
+                return None
+            own = dist.get_rank()
+            if own not in source.ranks:
+                raise ValueError(
+                    f"rank {own} is missing in the state, which holds the entries of rank {rank} and others"
+                )
+            return own, same[occurrence]
+    return None
+
+
+def _restore(
+    source: Source, saved: tuple[int, int], group: dist.ProcessGroup, backend: Any, known: Sequence[KnownModel]
+) -> tuple[str, ...]:
+    """Load what this rank saved of a group, bit for bit; return the units' names."""
+    rank, group_index = saved
+    saved_group = source.ranks[rank][group_index]
+    _saved.check_codec(saved_group, backend)
+    source.check(rank, group_index)
+    for index, unit in enumerate(saved_group.units):
+        state = {f.name: getattr(unit, f.name) for f in dataclasses.fields(SavedUnit)[:7]}
+        state["layout"] = _layout_now(unit, group, known)
+        backend.load_unit({**state, **source.residuals(rank, group_index, index)})
+    return tuple(unit.name for unit in saved_group.units)
+
+
+def _layout_now(unit: SavedUnit, group: dist.ProcessGroup, known: Sequence[KnownModel]) -> int:
+    """Return the layout in the unit's key, which depends on whether its model is prepared."""
+    if unit.parameters is None:
+        return unit.layout
+    found = _known.find_unit(unit.name, group, known)
+    if found is None:
+        return unit.layout
+    live, prepared = found
+    return 0 if prepared is None else prepared.expect(live, _layout.Layout.from_json(unit.parameters))
+
+
+def _agree(groups: Sequence[GroupAndBackend], error: Exception | None) -> None:
+    """Raise on every rank if loading failed on any, and leave no residuals then."""
+    errors: dict[int, str] = {}
+    for group, backend in groups:
+        texts: list[Any] = [None] * group.size()
+        dist.all_gather_object(texts, str(error) if error else None, group=group)
+        errors |= {rank: text for rank, text in zip(backend.global_ranks, texts, strict=True) if text is not None}
+    if not errors:
+        return
+    for _, backend in groups:
+        backend.clear_units()
+    if error is not None:
+        raise error
+    raise ValueError("loading failed on " + "; ".join(f"rank {rank}: {text}" for rank, text in errors.items()))
+
+
+def _warn(groups: Sequence[GroupAndBackend], report: LoadReport) -> None:
+    if report.dropped and any(group.rank() == 0 for group, _ in groups):
+        for name, reason in report.dropped:
+            logger.warning("residuals of unit %r were dropped: %s", name, reason)
+
+
+# --- Changing what is there ---
+
+
+def scale_residuals(factor: float, model_or_group: Target = None) -> None:
+    """Multiply all residuals by `factor`, for when later gradients are larger by it: a changed loss scale."""
+    for _, backend in _groups(model_or_group):
+        backend.scale_residuals(factor)
+
+
+def clear_residuals(model_or_group: Target = None) -> None:
+    """Forget all residuals, as if training had just begun."""
+    for _, backend in _groups(model_or_group):
+        backend.clear_units()
