@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from isthmus import _native, topology
+from isthmus import _identify, _native, topology
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -265,7 +265,9 @@ def _set_up_process(options: _C.Options) -> None:
         logger.addHandler(handler)
     if _ready_in_process != os.getpid():
         _ready_in_process = os.getpid()
-        _native.load().set_split_function(_create_split)
+        native = _native.load()
+        native.set_split_function(_create_split)
+        native.set_identify_function(_identify.identify)
         atexit.register(_shut_down, os.getpid())
 
 

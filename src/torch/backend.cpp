@@ -1,6 +1,6 @@
 #include "torch/backend.h"
 
-#include <pybind11/pybind11.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <numeric>
@@ -8,17 +8,11 @@
 #include <utility>
 
 #include "isthmus/error.h"
+#include "torch/backend_internal.h"
 
 namespace isthmus::torch_backend {
 namespace {
 
-// What a timeout that means "never" becomes: deadlines are counted in nanoseconds.
-constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 3650);
-// How long a rank that failed waits for the others' reports.
-constexpr std::chrono::milliseconds kReportPatience{2000};
-// An operation that has been running for longer is watched: has another rank reported a failure?
-constexpr std::chrono::milliseconds kQuietTime{500};
-constexpr std::chrono::milliseconds kWatchPause{500};
 // How long operations that are under way may go on when the interpreter exits.
 constexpr std::chrono::milliseconds kExitPatience{2000};
 
@@ -30,12 +24,6 @@ SplitFunction& split_function() {
   return function;
 }
 
-// What the hops of an operation may take, so that its error, which names who is missing, comes within the timeout.
-std::chrono::milliseconds without_report(std::chrono::milliseconds timeout) {
-  timeout = std::min(timeout, kLongestTimeout);
-  return timeout - std::min(kReportPatience, timeout / 4);
-}
-
 std::vector<int> ranks_or_all(const std::vector<uint64_t>& global_ranks, int size) {
   std::vector<int> ranks(global_ranks.begin(), global_ranks.end());
   if (ranks.empty()) {
@@ -45,26 +33,20 @@ std::vector<int> ranks_or_all(const std::vector<uint64_t>& global_ranks, int siz
   return ranks;
 }
 
-// Releases the GIL where this thread has it. Torch calls and drops backends with it or without, and a worker may need
-// it to get done.
-class WithoutGil {
- public:
-  WithoutGil() {
-    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
-      released_.emplace();
-    }
-  }
-
- private:
-  std::optional<pybind11::gil_scoped_release> released_;
-};
-
-std::exception_ptr dist_error(const std::string& text) {
-  try {
-    TORCH_CHECK_WITH(DistBackendError, false, text);
-  } catch (...) {
-    return std::current_exception();
-  }
+// So that a forked child can tell: see BackendIsthmus. The lock is held over the fork, which gives the child a whole
+// set.
+void watch_forks() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    pthread_atfork([] { live_mutex.lock(); }, [] { live_mutex.unlock(); },
+                   [] {
+                     for (BackendIsthmus* backend : live_backends) {
+                       backend->mark_forked();
+                     }
+                     live_backends.clear();
+                     live_mutex.unlock();
+                   });
+  });
 }
 
 }  // namespace
@@ -86,12 +68,14 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
       global_ranks_(ranks_or_all(parts.options->global_ranks_in_group, parts.size)),
       board_(std::make_unique<FaultBoard>(parts.store, parts.rank, global_ranks_)),
       world_(parts.world),
-      namer_(ranks_text(global_ranks_)) {
+      units_(ranks_text(global_ranks_), gradients_in_backward(values_.gradients)),
+      gradients_(values_.gradients) {
   init();
   ISTHMUS_CHECK(Error, map_.world_size() == parts.size, "a node map of ", map_.world_size(), " ranks for a group of ",
                 parts.size);
   world_->setTimeout(without_report(options_->timeout));
   install_label_tracking();
+  watch_forks();
   if (map_.two_tier()) {
     make_communicator(parts);
     worker_ = std::thread([this] { run_worker(); });
@@ -137,27 +121,65 @@ std::shared_ptr<C10dTransport> BackendIsthmus::make_tier(const char* name, const
   return transports_.back();
 }
 
+void BackendIsthmus::mark_forked() {
+  forked_ = true;
+  // Destroying it would wait for threads that this process does not have.
+  c10::raw::intrusive_ptr::incref(this);
+}
+
 BackendStats BackendIsthmus::stats() {
+  require_own_process();
   std::lock_guard lock(mutex_);
   BackendStats stats;
   stats.node_map = map_.to_string();
-  stats.options = values_.to_string();
+  isthmus::Options options = values_;
+  options.gradients = gradients_;
+  stats.options = options.to_string();
   stats.calls = calls_;
   if (communicator_) {
     stats.path = communicator_->stats();
-  } else if (!two_tier()) {
-    stats.notes.push_back("no two-tier path: it needs several nodes with equally many ranks, and this group has " +
-                          stats.node_map);
-  } else {
-    stats.notes.push_back("shut down");
   }
   for (const auto& [reason, calls] : exact_calls_) {
     stats.path.exact_calls[reason] += calls;
   }
+  stats.notes = notes(stats.path);
   return stats;
 }
 
+std::vector<std::string> BackendIsthmus::notes(const Stats& path) const {
+  if (!two_tier()) {
+    return {"no two-tier path: it needs several nodes with equally many ranks, and this group has " + map_.to_string()};
+  }
+  std::vector<std::string> notes;
+  if (!communicator_) {
+    notes.emplace_back("shut down");
+  }
+  const auto explain_exact = [&](const char* reason, const char* explanation) {
+    const auto found = path.exact_calls.find(reason);
+    if (found != path.exact_calls.end()) {
+      notes.push_back(detail::concatenate("exact reductions: ", found->second, ' ', explanation));
+    }
+  };
+  explain_exact(kUnlabelled,
+                "in backward passes, because nothing says that they are gradients: call isthmus.prepare(model), or set "
+                "gradients=\"backward\" if all reductions in backward passes of this group are");
+  explain_exact(kSharedName,
+                "of FSDP2 modules that share their name and size with another live module: call isthmus.prepare(model, "
+                "name=...) for each model, or give each a group of its own");
+  explain_exact(kUnknownParameter,
+                "of FSDP1 units that cannot be told apart: call isthmus.prepare(model), or do not compile the backward "
+                "pass");
+  if (!units_.any_pass_ended()) {
+    explain_exact(
+        kFirstPass,
+        "of a first backward pass whose end has not been seen: an optimizer's step ends it, or a collective of "
+        "this group outside of it. Where there is neither (a compiled step), call isthmus.prepare(model)");
+  }
+  return notes;
+}
+
 void BackendIsthmus::reset_stats() {
+  require_own_process();
   std::lock_guard lock(mutex_);
   calls_.clear();
   exact_calls_.clear();
@@ -166,12 +188,17 @@ void BackendIsthmus::reset_stats() {
   }
 }
 
+// Must not throw: torch would drop later collectives without a word.
 void BackendIsthmus::startCoalescing() {
+  if (forked_) {
+    return;
+  }
   std::lock_guard lock(mutex_);
   coalescing_ = true;
 }
 
 WorkPtr BackendIsthmus::endCoalescing() {
+  require_own_process();
   std::lock_guard lock(mutex_);
   coalescing_ = false;
   return c10::make_intrusive<CombinedWork>(getRank(), c10d::OpType::COALESCED, std::exchange(coalesced_, {}));
@@ -202,14 +229,24 @@ void BackendIsthmus::setTimeout(std::chrono::milliseconds timeout) {
 
 void BackendIsthmus::setSequenceNumberForGroup() { world_backend()->setSequenceNumberForGroup(); }
 
-uint64_t BackendIsthmus::getSequenceNumberForGroup() { return world_backend()->getSequenceNumberForGroup(); }
+uint64_t BackendIsthmus::getSequenceNumberForGroup() {
+  require_own_process();
+  std::lock_guard lock(mutex_);
+  return next_sequence_number_;
+}
 
 c10d::ErrorType BackendIsthmus::getError() {
+  if (forked_) {
+    return c10d::ErrorType::COMM_ERROR;
+  }
   std::lock_guard lock(mutex_);
   return failure_ ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
 void BackendIsthmus::abort() {
+  if (forked_) {
+    return;
+  }
   fail_from_now_on(dist_error("isthmus: this process group was aborted"));
   close_all_connections();
 }
@@ -217,6 +254,9 @@ void BackendIsthmus::abort() {
 void BackendIsthmus::shutdown() { shutdown_within(std::chrono::milliseconds::max()); }
 
 void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience) {
+  if (forked_) {
+    return;
+  }
   const WithoutGil without_gil;
   {
     std::unique_lock lock(mutex_);
@@ -244,32 +284,17 @@ void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience) {
   lock.unlock();  // the connections close without it
 }
 
-WorkPtr BackendIsthmus::submit(Job job) {
+BackendPtr BackendIsthmus::world(const char* call) {
+  require_own_process();
   std::lock_guard lock(mutex_);
   require_usable();
-  job.operation.sequence_number = next_sequence_number_++;
-  job.work->set_sequence_number(job.operation.sequence_number);
-  const WorkPtr work = job.work;
-  if (coalescing_) {
-    coalesced_.push_back(work);
-  }
-  jobs_.push_back(std::move(job));
-  changed_.notify_all();
-  return work;
+  ++calls_[call];
+  units_.collective_called(current_graph_task());
+  return world_;
 }
 
-WorkPtr BackendIsthmus::issued(WorkPtr work) {
-  if (!c10d::isP2POp(work->retrieveOpType())) {  // whoever sends or receives knows the peer
-    work = c10::make_intrusive<WatchedWork>(work, c10::intrusive_ptr<BackendIsthmus>::reclaim_copy(this), this);
-  }
-  std::lock_guard lock(mutex_);
-  if (coalescing_) {
-    coalesced_.push_back(work);
-  }
-  return work;
-}
-
-BackendPtr BackendIsthmus::world(const char* call) {
+BackendPtr BackendIsthmus::world_for_message(const char* call) {
+  require_own_process();
   std::lock_guard lock(mutex_);
   require_usable();
   ++calls_[call];
@@ -277,9 +302,16 @@ BackendPtr BackendIsthmus::world(const char* call) {
 }
 
 BackendPtr BackendIsthmus::world_backend() {
+  require_own_process();
   std::lock_guard lock(mutex_);
   require_usable();
   return world_;
+}
+
+void BackendIsthmus::require_own_process() const {
+  TORCH_CHECK_WITH(DistBackendError, !forked_,
+                   "isthmus: this process was forked from the one that made this process group, and has no part in it. "
+                   "Use the group in the process that made it, or start this one with spawn and make a group here");
 }
 
 void BackendIsthmus::require_usable() const {
@@ -297,125 +329,6 @@ void BackendIsthmus::count_exact(const char* reason) {
 std::chrono::milliseconds BackendIsthmus::timeout_or_default(std::chrono::milliseconds timeout) {
   std::lock_guard lock(mutex_);
   return timeout > kNoTimeout ? timeout : options_->timeout;
-}
-
-void BackendIsthmus::run_worker() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
-    if (jobs_.empty()) {
-      return;
-    }
-    {
-      Job job = std::move(jobs_.front());
-      jobs_.pop_front();
-      running_ = true;
-      const std::exception_ptr failure = failure_;
-      lock.unlock();
-      failure ? job.work->fail(failure) : run_job(job);
-    }  // tensors go here, without the lock
-    lock.lock();
-    running_ = false;
-    changed_.notify_all();
-  }
-}
-
-void BackendIsthmus::run_job(Job& job) {
-  for (const auto& transport : transports_) {
-    transport->set_deadline(Clock::now() + without_report(job.timeout));
-  }
-  wait_begins();
-  try {
-    job.run();
-  } catch (const std::exception& error) {
-    FaultReport report = job.operation;
-    report.phase = communicator_->phase();
-    report.error = error.what();
-    const auto explained = explain(report);
-    wait_ends();
-    job.work->fail(explained);
-    return;
-  }
-  wait_ends();
-  job.work->complete();
-}
-
-std::exception_ptr BackendIsthmus::explain(const FaultReport& report) {
-  std::lock_guard one_at_a_time(explain_mutex_);
-  {
-    std::lock_guard lock(mutex_);
-    if (failure_) {  // of another operation, or abort() was called
-      return failure_;
-    }
-  }
-  board_->post(report);
-  close_all_connections();  // so that the peers fail, too, and report
-  const auto error =
-      dist_error(detail::concatenate("isthmus: ", describe(report), " failed on rank ", global_ranks_[getRank()],
-                                     report.phase.empty() ? "" : " in phase ", report.phase, ": ", report.error, ". ",
-                                     board_->diagnose(report, kReportPatience), "."));
-  fail_from_now_on(error);
-  return error;
-}
-
-std::exception_ptr BackendIsthmus::explain(c10d::Work& work, const std::string& error) {
-  FaultReport report;
-  report.operation = c10d::opTypeToString(work.retrieveOpType());
-  report.sequence_number = work.getSequencenumber();
-  report.error = error.substr(0, error.find('\n'));
-  return explain(report);
-}
-
-void BackendIsthmus::wait_begins() {
-  std::lock_guard lock(mutex_);
-  if (busy_++ == 0) {
-    busy_since_ = Clock::now();
-    changed_.notify_all();
-  }
-}
-
-void BackendIsthmus::wait_ends() {
-  std::lock_guard lock(mutex_);
-  --busy_;
-}
-
-void BackendIsthmus::run_watch() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [this] { return stopping_ || busy_ > 0; });
-    if (changed_.wait_for(lock, kWatchPause, [this] { return stopping_ && !running_; })) {
-      return;
-    }
-    if (busy_ == 0 || failure_ || Clock::now() - busy_since_ < kQuietTime) {
-      continue;
-    }
-    lock.unlock();
-    if (board_->any_report()) {
-      close_all_connections();
-    }
-    lock.lock();
-  }
-}
-
-void BackendIsthmus::fail_from_now_on(std::exception_ptr error) {
-  std::lock_guard lock(mutex_);
-  failure_ = failure_ ? failure_ : std::move(error);
-}
-
-void BackendIsthmus::close_all_connections() {
-  BackendPtr world;
-  std::vector<std::shared_ptr<C10dTransport>> transports;
-  {
-    std::lock_guard lock(mutex_);
-    world = world_;
-    transports = transports_;
-  }
-  for (const auto& transport : transports) {
-    transport->abort();
-  }
-  if (world) {
-    close_connections(*world);
-  }
 }
 
 }  // namespace isthmus::torch_backend

@@ -51,6 +51,9 @@ struct BackendStats {
   std::vector<std::string> notes;
 };
 
+// Why a reduction in a backward pass that nobody labels, tags or declares a gradient goes to the world backend.
+inline constexpr const char* kUnlabelled = "not labelled, in a backward pass";
+
 // Constructs a backend over some ranks of another one; set by Python, which alone can construct Gloo backends.
 using SplitFunction = std::function<BackendPtr(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                const c10::intrusive_ptr<c10d::Backend::Options>& options)>;
@@ -59,8 +62,29 @@ void set_split_function(SplitFunction function);
 // Shuts down every backend of this process that still runs. For the interpreter's exit.
 void shutdown_all();
 
-// Recognised gradient reduce-scatters and large all-gathers run on one worker thread in the order of their calls; that
+class BackendIsthmus;
+
+// Which of the FSDP2 modules that ever had this name and size issues a reduction on the backend: 0, 1, ...; -1 if
+// several that are alive share them. Set by Python, which alone knows modules; without it all are the first.
+using IdentifyFunction =
+    std::function<int(BackendIsthmus& backend, const std::string& module_name, int64_t num_elements)>;
+void set_identify_function(IdentifyFunction function);
+
+// A unit's state with memory of its own. See UnitState.
+struct SavedUnit {
+  UnitKey key;
+  uint64_t step = 0;
+  double scale = 0;
+  at::Tensor residual;         // float32, 1-D; undefined: none
+  at::Tensor result_residual;  // the same
+};
+
+// Recognised gradient reductions and large all-gathers run on one worker thread in the order of their calls; that
 // thread alone uses the tiers. Everything else is forwarded to the world backend from the caller's thread.
+//
+// A process that is forked from the one that made a backend has no part in its group: calls throw there. shutdown() and
+// abort() do nothing and the backend is never destroyed, so that the process can end and leaves the parent's
+// connections alone.
 class BackendIsthmus final : public c10d::Backend, public FaultHandler {
  public:
   explicit BackendIsthmus(BackendParts parts);
@@ -68,6 +92,20 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
 
   BackendStats stats();
   void reset_stats();
+  void mark_forked();  // called in a forked child
+  const std::vector<int>& node_of_rank() const { return map_.node_of_rank(); }
+  const std::vector<int>& global_ranks() const { return global_ranks_; }
+
+  // State of units, for checkpoints and loss scales. In program order with the collectives; each blocks until it is
+  // done. Without two tiers there is none. Not collective, but ranks that are to stay alike call them alike.
+  std::vector<SavedUnit> unit_states();
+  void load_unit(const SavedUnit& unit);
+  void clear_units();
+  void scale_residuals(double factor);
+  void count_step();
+  void count_skipped_step();
+  // Option `gradients` of this group from now on. Every rank calls it at the same place.
+  void set_gradients(const std::string& mode);
 
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
@@ -79,7 +117,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
                    const c10::intrusive_ptr<Options>& options) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override;
-  uint64_t getSequenceNumberForGroup() override;
+  uint64_t getSequenceNumberForGroup() override;  // collectives so far, on either path
   c10d::ErrorType getError() override;
   void abort() override;
   void shutdown() override;                                  // waits for the operations that were submitted
@@ -119,12 +157,23 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   WorkPtr recv(std::vector<at::Tensor>& tensors, int source, int tag) override;
   WorkPtr recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+
+  // What the world backend can do, this one can.
+  bool supportsTimeEstimation() const override;
+  bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  std::shared_ptr<c10::Allocator> getMemAllocator() override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  void enableCollectivesTiming() override;
+  void eagerConnectSingleDevice(at::Device device) override;
+  void setGroupUid(const std::string& uid) override;
 
  private:
-  // A reduce-scatter that takes the two-tier path.
+  // A reduction that takes the two-tier path.
   struct Gradient {
     UnitKey unit;
     double scale = 1;
+    const char* why_exact = nullptr;
   };
   // What the worker thread does next.
   struct Job {
@@ -132,6 +181,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
     std::chrono::milliseconds timeout{0};
     c10::intrusive_ptr<WorkerWork> work;
     std::function<void()> run;
+    bool sends = true;  // else it is this rank's own affair, and its failure, too
   };
 
   void make_communicator(const BackendParts& parts);
@@ -139,19 +189,30 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
                                            const std::vector<int>& group_ranks);
 
   bool two_tier() const { return map_.two_tier(); }
-  std::optional<Gradient> recognise(const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op);
+  // The gradient that is reduced, if it is one; else why not is counted. All-reduce: output and input are one tensor.
+  std::optional<Gradient> recognise(const at::Tensor& output, const at::Tensor& input, Collective collective,
+                                    const c10d::ReduceOp& op);
+  const char* why_not_recognised(const ReductionCall& call, const at::Tensor& output, const at::Tensor& input,
+                                 bool reducible) const;
   bool takes_two_tiers(const at::Tensor& output, const at::Tensor& input) const;
   WorkPtr submit_reduce_scatter(const at::Tensor& output, const at::Tensor& input, const Gradient& gradient,
                                 std::chrono::milliseconds timeout);
+  WorkPtr submit_all_reduce(const at::Tensor& tensor, const Gradient& gradient, std::chrono::milliseconds timeout);
   WorkPtr submit_all_gather(const at::Tensor& output, const at::Tensor& input, std::chrono::milliseconds timeout);
   WorkPtr submit(Job job);
+  WorkPtr combined(c10d::OpType type, std::vector<WorkPtr> works, const std::vector<at::Tensor>& outputs) const;
+  // Runs `action` on the worker thread after what was submitted before, and waits for it. Nothing without two tiers.
+  void run_between_collectives(const char* name, std::function<void()> action);
   // Every Work of the world backend passes through here: for startCoalescing, and to be watched.
   WorkPtr issued(WorkPtr work);
 
   // The world backend, for one more `call`. Throws if this backend has failed or is shut down.
-  BackendPtr world(const char* call);
+  BackendPtr world(const char* call);              // a collective
+  BackendPtr world_for_message(const char* call);  // between two ranks
   BackendPtr world_backend();
-  void require_usable() const;  // under mutex_
+  void require_own_process() const;
+  void require_usable() const;                              // under mutex_
+  std::vector<std::string> notes(const Stats& path) const;  // under mutex_
   void count_exact(const char* reason);
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout);
 
@@ -159,7 +220,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   void run_job(Job& job);
   // After an operation failed: closes all connections, asks the other ranks, and makes this backend fail from now on.
   std::exception_ptr explain(const FaultReport& report);
-  std::exception_ptr explain(c10d::Work& work, const std::string& error) override;
+  std::exception_ptr explain(c10d::OpType operation, uint64_t sequence_number, const std::string& error) override;
   void wait_begins() override;
   void wait_ends() override;
   // Looks for other ranks' reports while an operation takes long.
@@ -167,6 +228,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   void fail_from_now_on(std::exception_ptr error);
   void close_all_connections();
 
+  bool forked_ = false;                               // this process is a child of the one that made this backend
   const c10::intrusive_ptr<BackendOptions> options_;  // torch and its users see these
   const isthmus::Options values_;                     // as they were when all ranks agreed on them
   const NodeMap map_;
@@ -185,7 +247,8 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   bool stopping_ = false;
   std::exception_ptr failure_;
   uint64_t next_sequence_number_ = 0;
-  UnitNamer namer_;
+  UnitTracker units_;
+  std::string gradients_;  // option `gradients`, as it is now
   bool coalescing_ = false;
   std::vector<WorkPtr> coalesced_;
   std::map<std::string, int64_t> calls_;

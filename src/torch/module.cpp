@@ -5,6 +5,7 @@
 
 #include "isthmus/error.h"
 #include "torch/backend.h"
+#include "torch/module_units.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -159,8 +160,8 @@ c10::intrusive_ptr<BackendIsthmus> make_backend(c10::intrusive_ptr<c10d::Store> 
 void bind_backend(py::module_& module) {
   using namespace py::literals;
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
-  py::class_<BackendIsthmus, c10d::Backend, c10::intrusive_ptr<BackendIsthmus>>(module, "Backend")
-      .def(py::init(&make_backend), unlocked, py::kw_only(), "store"_a, "rank"_a, "size"_a, "options"_a,
+  BackendClass type(module, "Backend");
+  type.def(py::init(&make_backend), unlocked, py::kw_only(), "store"_a, "rank"_a, "size"_a, "options"_a,
            "node_of_rank"_a, "world"_a, "intra"_a, "inter"_a, "flat"_a)
       .def_property_readonly("options",
                              [](BackendIsthmus& backend) {
@@ -170,7 +171,10 @@ void bind_backend(py::module_& module) {
       .def("reset_stats", &BackendIsthmus::reset_stats, unlocked)
       // NCCL's ranks outside a new group take part in its making; here they have nothing to do.
       .def(
-          "perform_nocolor_split", [](BackendIsthmus&, py::handle) {}, "device"_a);
+          "perform_nocolor_split", [](BackendIsthmus&, py::handle) {}, "device"_a)
+      .def_property_readonly("node_of_rank", &BackendIsthmus::node_of_rank)
+      .def_property_readonly("global_ranks", &BackendIsthmus::global_ranks);
+  bind_units(module, type);
 }
 
 void bind_errors(py::module_& module) {

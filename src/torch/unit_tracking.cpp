@@ -1,100 +1,146 @@
 #include "torch/unit_tracking.h"
 
-#include <ATen/record_function.h>
-#include <torch/csrc/autograd/graph_task.h>
-
 #include <algorithm>
-#include <mutex>
 #include <sstream>
-#include <string_view>
-#include <vector>
+#include <utility>
 
 namespace isthmus::torch_backend {
 namespace {
 
-constexpr std::string_view kFsdp2Label = "FSDP::post_backward_reduce";
-constexpr std::string_view kFsdp1Label = "FullyShardedDataParallel._post_backward_hook";
-
-struct ActiveLabel {
-  uint64_t id;
-  GradientLabel label;
-};
-thread_local std::vector<ActiveLabel> active_labels;
-thread_local uint64_t next_label_id = 0;
-
-// Carries a label from its beginning to its end.
-struct LabelContext final : at::ObserverContext {
-  explicit LabelContext(uint64_t label_id) : id(label_id) {}
-  uint64_t id;
-};
-
-std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& range) {
-  auto label = parse_gradient_label(range.name());
-  if (!label) {
-    return nullptr;
-  }
-  active_labels.push_back({next_label_id, *std::move(label)});
-  return std::make_unique<LabelContext>(next_label_id++);
+UnitKey make_key(std::string name, uint64_t layout, const ReductionShape& shape) {
+  UnitKey key;
+  key.name = std::move(name);
+  key.num_elements = shape.num_elements;
+  key.dtype = shape.dtype;
+  key.collective = shape.collective;
+  key.layout = layout;
+  return key;
 }
 
-void leave(const at::RecordFunction& /*range*/, at::ObserverContext* context) {
-  if (context == nullptr) {
-    return;
-  }
-  const uint64_t id = static_cast<LabelContext*>(context)->id;
-  std::erase_if(active_labels, [id](const ActiveLabel& active) { return active.id == id; });
+IdentifiedUnit tagged_unit(const UnitTag& tag, const ReductionShape& shape) {
+  return {make_key(tag.name, tag.layout, shape), tag.why_exact};
+}
+
+// "root", "root (2)" for ordinal 1.
+std::string with_ordinal(std::string name, int ordinal) {
+  return ordinal == 0 ? name : std::move(name) + " (" + std::to_string(ordinal + 1) + ")";
+}
+
+// "root", "root #1" for occurrence 1.
+std::string with_occurrence(std::string name, int occurrence) {
+  return occurrence == 0 ? name : std::move(name) + " #" + std::to_string(occurrence);
 }
 
 }  // namespace
 
-void install_label_tracking() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    at::addGlobalCallback(at::RecordFunctionCallback(enter, leave).scopes({at::RecordScope::USER_SCOPE}));
-  });
+ReductionCall current_call() {
+  return {current_unit(), current_gradient_label(), accumulated_parameter(), current_graph_task(), 0};
 }
 
-std::optional<GradientLabel> parse_gradient_label(const char* label) {
-  const std::string_view text(label);
-  if (text == kFsdp2Label) {
-    return GradientLabel{"root", false};
+PassTracker::Place PassTracker::next(const std::string& name, uint64_t optimizer_steps) {
+  if (optimizer_steps != optimizer_steps_) {
+    end_pass();
+    optimizer_steps_ = optimizer_steps;
   }
-  if (text == kFsdp1Label) {
-    return GradientLabel{"fsdp1", false};
+  thread_ = std::this_thread::get_id();
+  const int occurrence = counts_[name]++;
+  const auto most = most_counts_.find(name);
+  return {occurrence, most != most_counts_.end() && occurrence < most->second};
+}
+
+// Other threads may well be outside of a backward pass while one goes on: those that run a communication hook's
+// callbacks, say.
+void PassTracker::outside() {
+  if (std::this_thread::get_id() == thread_) {
+    end_pass();
   }
-  if (text.starts_with(kFsdp2Label)) {
-    const auto name = text.substr(kFsdp2Label.size());
-    if (name.size() > 3 && name.starts_with(" (") && name.ends_with(")")) {
-      return GradientLabel{std::string(name.substr(2, name.size() - 3)), true};
+}
+
+void PassTracker::end_pass() {
+  any_pass_ended_ = any_pass_ended_ || !counts_.empty();
+  for (const auto& [name, count] : counts_) {
+    int& most = most_counts_[name];
+    most = std::max(most, count);
+  }
+  counts_.clear();
+}
+
+int ParameterNumbers::number(const WeakParameter& parameter, const ReductionShape& shape) {
+  const auto key = std::pair(shape, static_cast<const c10::TensorImpl*>(parameter._unsafe_get_target()));
+  const auto found = by_parameter_.find(key);
+  if (found != by_parameter_.end()) {
+    return found->second.number;
+  }
+  std::erase_if(by_parameter_, [](const auto& entry) { return entry.second.parameter.expired(); });
+  const int number = next_[shape]++;
+  by_parameter_.emplace(key, Numbered{parameter, number});
+  return number;
+}
+
+void UnitTracker::collective_called(int graph_task) {
+  if (graph_task < 0) {
+    passes_.outside();
+  }
+}
+
+std::optional<IdentifiedUnit> UnitTracker::identify(const ReductionCall& call, const ReductionShape& shape) {
+  if (call.tag != nullptr) {
+    return tagged_unit(*call.tag, shape);
+  }
+  if (call.label != nullptr) {
+    if (call.label->tag) {
+      return tagged_unit(*call.label->tag, shape);
     }
+    return call.label->framework == Framework::kFsdp1 ? fsdp1_unit(call, shape) : fsdp2_unit(call, shape);
+  }
+  if (gradients_in_backward_ && call.graph_task >= 0) {
+    return unlabelled_unit(shape);
   }
   return std::nullopt;
 }
 
-std::optional<GradientLabel> current_gradient_label() {
-  if (active_labels.empty()) {
-    return std::nullopt;
+// FSDP1 reduces in a hook on the accumulation of a flat parameter's gradient. That parameter is the unit, whatever else
+// goes on: reentrant checkpointing, other models, units that are skipped.
+IdentifiedUnit UnitTracker::fsdp1_unit(const ReductionCall& call, const ReductionShape& shape) {
+  if (!call.parameter) {
+    return {make_key(made_up_name("fsdp1", shape), 0, shape), kUnknownParameter};
   }
-  return active_labels.back().label;
+  if (const auto tag = parameter_tag(*call.parameter)) {
+    return tagged_unit(*tag, shape);
+  }
+  const int number = parameters_.number(*call.parameter, shape);
+  return {make_key(with_ordinal(made_up_name("fsdp1", shape), number), 0, shape), nullptr};
 }
 
-int current_graph_task() { return torch::autograd::get_current_graph_task_id(); }
+// The label names the module. A module may reduce several times in one graph task (parameters that are sharded in
+// different ways): these differ by their order.
+IdentifiedUnit UnitTracker::fsdp2_unit(const ReductionCall& call, const ReductionShape& shape) {
+  const std::string& module_name = call.label->module_name;
+  std::string name = with_ordinal(module_name.empty() ? "root" : module_name, std::max(call.module_ordinal, 0));
+  if (call.graph_task >= 0) {
+    if (call.graph_task != graph_task_) {
+      graph_task_ = call.graph_task;
+      occurrences_.clear();
+    }
+    const int occurrence = occurrences_[{name, shape}]++;
+    name = with_occurrence(std::move(name), occurrence);
+  }
+  return {make_key(std::move(name), 0, shape), call.module_ordinal < 0 ? kSharedName : nullptr};
+}
 
-std::string UnitNamer::name(const GradientLabel& label, int64_t num_elements, DataType dtype, int graph_task) {
-  std::string name = label.name;
-  if (!label.named) {
-    name += "@" + group_ranks_ + ":" + to_string(dtype) + ":" + std::to_string(num_elements);
-  }
-  if (graph_task < 0) {
-    return name;
-  }
-  if (graph_task != graph_task_) {
-    graph_task_ = graph_task;
-    occurrences_.clear();
-  }
-  const std::string key = name + " " + std::to_string(num_elements) + " " + to_string(dtype);
-  const int occurrence = occurrences_[key]++;
-  return occurrence == 0 ? name : name + " #" + std::to_string(occurrence);
+// Until a pass that had this reduction has ended it is exact: the buckets that DDP makes before it knows their order
+// never get a residual, and neither does a loop in which nothing shows where passes end.
+IdentifiedUnit UnitTracker::unlabelled_unit(const ReductionShape& shape) {
+  std::string name = made_up_name(to_string(shape.collective), shape);
+  const auto place = passes_.next(name, num_optimizer_steps());
+  return {make_key(with_occurrence(std::move(name), place.occurrence), 0, shape),
+          place.seen_before ? nullptr : kFirstPass};
+}
+
+std::string UnitTracker::made_up_name(const char* kind, const ReductionShape& shape) const {
+  std::ostringstream name;
+  name << kind << '@' << group_ranks_ << ':' << to_string(shape.dtype) << ':' << shape.num_elements;
+  return name.str();
 }
 
 std::string ranks_text(const std::vector<int>& ranks) {

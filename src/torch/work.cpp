@@ -41,8 +41,9 @@ void WorkerWork::fail(std::exception_ptr error) {
   future_->setError(std::move(error));
 }
 
-CombinedWork::CombinedWork(int rank, c10d::OpType type, std::vector<c10::intrusive_ptr<c10d::Work>> works)
-    : Work(rank, type), works_(std::move(works)) {}
+CombinedWork::CombinedWork(int rank, c10d::OpType type, std::vector<c10::intrusive_ptr<c10d::Work>> works,
+                           std::optional<std::vector<at::Tensor>> outputs)
+    : Work(rank, type), works_(std::move(works)), outputs_(std::move(outputs)) {}
 
 bool CombinedWork::isCompleted() {
   return waited_ || std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
@@ -83,6 +84,9 @@ void CombinedWork::synchronize() {
 }
 
 std::vector<at::Tensor> CombinedWork::result() {
+  if (outputs_) {
+    return *outputs_;
+  }
   std::vector<at::Tensor> outputs;
   for (const auto& work : works_) {
     const auto part = work->result();
@@ -108,9 +112,13 @@ c10::intrusive_ptr<c10::ivalue::Future> CombinedWork::getFuture() {
       c10::ListType::create(c10::TensorType::get()));
 }
 
-WatchedWork::WatchedWork(c10::intrusive_ptr<c10d::Work> work,
+WatchedWork::WatchedWork(c10::intrusive_ptr<c10d::Work> work, uint64_t sequence_number,
                          const c10::intrusive_ptr<c10::intrusive_ptr_target>& owner, FaultHandler* handler)
-    : Work(-1, work->retrieveOpType()), work_(std::move(work)), owner_(owner), handler_(handler) {}
+    : Work(-1, work->retrieveOpType()),
+      work_(std::move(work)),
+      sequence_number_(sequence_number),
+      owner_(owner),
+      handler_(handler) {}
 
 bool WatchedWork::wait(std::chrono::milliseconds timeout) {
   const auto owner = owner_.lock();
@@ -126,7 +134,7 @@ bool WatchedWork::wait(std::chrono::milliseconds timeout) {
     if (patience_ended || !is_network_failure(error.what())) {
       throw;
     }
-    std::rethrow_exception(handler_->explain(*work_, error.what()));
+    std::rethrow_exception(handler_->explain(opType_, sequence_number_, error.what()));
   }
 }
 
@@ -137,7 +145,8 @@ c10::intrusive_ptr<c10::ivalue::Future> WatchedWork::getFuture() {
     return future;
   }
   handler_->wait_begins();
-  const auto watched = [work = work_, weak_owner = owner_, handler = handler_](c10::ivalue::Future& done) {
+  const auto watched = [type = opType_, number = sequence_number_, weak_owner = owner_,
+                        handler = handler_](c10::ivalue::Future& done) {
     const auto alive = weak_owner.lock();
     const auto ends = c10::make_scope_exit([&] {
       if (alive) {
@@ -150,7 +159,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WatchedWork::getFuture() {
       if (!alive || !is_network_failure(error.what())) {
         throw;
       }
-      std::rethrow_exception(handler->explain(*work, error.what()));
+      std::rethrow_exception(handler->explain(type, number, error.what()));
     }
   };
   return future->then(watched, future->elementType());

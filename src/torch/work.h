@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <functional>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
@@ -35,7 +36,9 @@ class WorkerWork final : public c10d::Work {
 // Several operations as one: done when all are.
 class CombinedWork final : public c10d::Work {
  public:
-  CombinedWork(int rank, c10d::OpType type, std::vector<c10::intrusive_ptr<c10d::Work>> works);
+  // outputs: what result() and the Future give; else what the works give, one after the other.
+  CombinedWork(int rank, c10d::OpType type, std::vector<c10::intrusive_ptr<c10d::Work>> works,
+               std::optional<std::vector<at::Tensor>> outputs = std::nullopt);
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -47,6 +50,7 @@ class CombinedWork final : public c10d::Work {
 
  private:
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+  std::optional<std::vector<at::Tensor>> outputs_;
   std::atomic<bool> waited_{false};  // some of Gloo's Works never say that they have completed
 };
 
@@ -56,7 +60,7 @@ class FaultHandler {
   virtual void wait_begins() = 0;
   virtual void wait_ends() = 0;
   // The error to throw in place of `error`. Blocks for seconds.
-  virtual std::exception_ptr explain(c10d::Work& work, const std::string& error) = 0;
+  virtual std::exception_ptr explain(c10d::OpType operation, uint64_t sequence_number, const std::string& error) = 0;
 
  protected:
   ~FaultHandler() = default;
@@ -65,9 +69,9 @@ class FaultHandler {
 // A Work of the world backend whose failure names the ranks that are missing.
 class WatchedWork final : public c10d::Work {
  public:
-  // handler: is the same object as `owner`, which may go before this Work.
-  WatchedWork(c10::intrusive_ptr<c10d::Work> work, const c10::intrusive_ptr<c10::intrusive_ptr_target>& owner,
-              FaultHandler* handler);
+  // sequence_number: in the group. handler: is the same object as `owner`, which may go before this Work.
+  WatchedWork(c10::intrusive_ptr<c10d::Work> work, uint64_t sequence_number,
+              const c10::intrusive_ptr<c10::intrusive_ptr_target>& owner, FaultHandler* handler);
 
   bool isCompleted() override { return work_->isCompleted(); }
   bool isSuccess() const override { return work_->isSuccess(); }
@@ -77,11 +81,12 @@ class WatchedWork final : public c10d::Work {
   void synchronize() override { work_->synchronize(); }
   bool wait(std::chrono::milliseconds timeout) override;
   void abort() override { work_->abort(); }
-  uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
+  uint64_t getSequencenumber() const override { return sequence_number_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
   c10::intrusive_ptr<c10d::Work> work_;
+  uint64_t sequence_number_;
   c10::weak_intrusive_ptr<c10::intrusive_ptr_target> owner_;
   FaultHandler* handler_;
 };

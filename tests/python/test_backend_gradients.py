@@ -60,14 +60,31 @@ def reduce_scatter(
     return shard
 
 
+def all_reduce(
+    group: dist.ProcessGroup, source: torch.Tensor, op: Any = dist.ReduceOp.SUM, unit: str = "x"
+) -> torch.Tensor:
+    result = source.clone()
+    with gradient(unit):
+        dist.all_reduce(result, op, group=group)
+    return result
+
+
 def own_chunk(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.chunk(WORLD_SIZE)[dist.get_rank()]
 
 
+def equal_on_all_ranks(groups: Groups, result: torch.Tensor) -> bool:
+    of_rank_0 = result.clone()
+    dist.broadcast(of_rank_0, 0, group=groups.gloo)
+    return torch.equal(of_rank_0, result)
+
+
 def assert_within_bound(result: torch.Tensor, sources: list[torch.Tensor], scale: float) -> None:
     """Against a sum in float64: one rounding of each node's partial sum, one of the result, and those of the sums."""
-    exact = own_chunk(torch.stack([source.double() for source in sources]).sum(0)) * scale
-    magnitude = own_chunk(torch.stack([source.double().abs() for source in sources]).sum(0)) * scale
+    exact = torch.stack([source.double() for source in sources]).sum(0) * scale
+    magnitude = torch.stack([source.double().abs() for source in sources]).sum(0) * scale
+    if result.shape != exact.shape:
+        exact, magnitude = own_chunk(exact), own_chunk(magnitude)
     sum_dtype = torch.float64 if result.dtype == torch.float64 else torch.float32
     epsilon = torch.finfo(result.dtype).eps + WORLD_SIZE * torch.finfo(sum_dtype).eps
     error = (result.double() - exact).abs()
@@ -96,6 +113,55 @@ def codec_none_in_flat_tiers_sums_within_its_bound(groups: Groups) -> None:
         for dtype in FLOATS:
             sources = inputs_of_all_ranks(4 * 1023, dtype)
             assert_within_bound(reduce_scatter(group, sources[dist.get_rank()], dist.ReduceOp.AVG), sources, 0.25)
+
+
+@table
+def all_reduce_with_codec_none_sums_within_its_bound(groups: Groups) -> None:
+    half = dist._make_nccl_premul_sum(0.5)
+    ops = [(dist.ReduceOp.SUM, 1.0), (dist.ReduceOp.AVG, 0.25), (half, 0.5)]
+    sizes = (1, 3, 4, 5, 4 * 1023 + 1)
+    for nodes in NODE_MAPS:
+        group = groups(nodes=nodes)
+        for dtype in FLOATS:
+            for numel in sizes:
+                for op, scale in ops:
+                    sources = inputs_of_all_ranks(numel, dtype)
+                    result = all_reduce(group, sources[dist.get_rank()], op)
+                    assert_within_bound(result, sources, scale)
+                    assert equal_on_all_ranks(groups, result)
+        assert isthmus.stats(group)["collectives"]["all_reduce"]["calls"] == len(FLOATS) * len(sizes) * len(ops)
+
+
+@table
+def all_reduce_with_tagc_conserves_every_element(groups: Groups) -> None:
+    """Both residuals, of the pieces and of the result, are empty at last: nothing is lost, and all ranks are equal."""
+    for nodes in NODE_MAPS:
+        group = groups(nodes=nodes, codec="tagc", sparsity=0.5, ratio=2)
+        numel = WORLD_SIZE * 5000 + 3
+        expected, received = torch.zeros(numel), torch.zeros(numel)
+        unsent_seen = False
+        for step in range(40):
+            sources = [(16 * source).round() for source in inputs_of_all_ranks(numel, torch.float32, salt=step)]
+            if step >= 4:
+                sources = [torch.zeros(numel) for _ in sources]
+            expected += torch.stack(sources).sum(0)
+            result = all_reduce(group, sources[dist.get_rank()], unit="conserved")
+            assert equal_on_all_ranks(groups, result)
+            received += result
+            unsent_seen = unsent_seen or not torch.equal(received, expected)
+        assert unsent_seen
+        assert torch.equal(received, expected)
+        assert isthmus.stats(group)["compressed_calls"] == 40
+
+
+@table
+def all_reduce_and_reduce_scatter_of_one_label_are_two_units(groups: Groups) -> None:
+    """HSDP issues both inside one label."""
+    group = groups(codec="tagc", sparsity=0.5, ratio=2, max_units=4093)
+    ones, zeros = torch.ones(WORLD_SIZE * 4096), torch.zeros(WORLD_SIZE * 4096)
+    reduce_scatter(group, ones)
+    assert torch.count_nonzero(all_reduce(group, zeros)) == 0
+    assert isthmus.stats(group)["num_units"] == 2
 
 
 @table
@@ -254,7 +320,9 @@ def an_unlabelled_reduction_inside_a_backward_pass_is_exact(groups: Groups) -> N
         (_ReduceScatterInBackward.apply(leaf, call) * weight).sum().backward()
         results.append(leaf.grad)
     assert torch.equal(*results)
-    assert isthmus.stats(group)["exact_calls"] == {"not recognised as a gradient": 1}
+    stats = isthmus.stats(group)
+    assert stats["exact_calls"] == {"not labelled, in a backward pass": 1}
+    assert "isthmus.prepare(model)" in stats["notes"][0]
 
 
 @table
@@ -312,8 +380,40 @@ def tensors_that_are_not_contiguous(groups: Groups) -> None:
 
 
 @table
+def all_reduce_of_a_tensor_that_is_not_contiguous(groups: Groups) -> None:
+    sources = [source.view(-1, 2) for source in inputs_of_all_ranks(2 * 4000, torch.float32)]
+    storage = sources[dist.get_rank()].clone()
+    with gradient():
+        dist.all_reduce(storage[:, 1], group=groups())
+    assert_within_bound(storage[:, 1].contiguous(), [source[:, 1].contiguous() for source in sources], 1.0)
+    assert torch.equal(storage[:, 0], sources[dist.get_rank()][:, 0])
+
+
+@table
+def coalesced_all_reduces(groups: Groups) -> None:
+    """Each tensor is a unit of its own; what is no gradient goes to Gloo; results come in the order of the inputs."""
+    group = groups()
+    sources = [inputs_of_all_ranks(101 * (i + 1), torch.float32) for i in range(2)]
+    first, last = (source[dist.get_rank()].clone() for source in sources)
+    integers = torch.ones(8, dtype=torch.int64)
+    with gradient():
+        work = group.allreduce_coalesced([first, integers, last], dist.AllreduceCoalescedOptions())
+    values = work.get_future().wait()
+    assert [value.data_ptr() for value in values] == [first.data_ptr(), integers.data_ptr(), last.data_ptr()]
+    assert integers.tolist() == [4] * 8
+    assert_within_bound(first, sources[0], 1.0)
+    assert_within_bound(last, sources[1], 1.0)
+    stats = isthmus.stats(group)
+    assert stats["collectives"]["all_reduce"]["calls"] == 2
+    assert stats["exact_calls"]["not a sum of floating-point numbers"] == 1
+
+
+@table
 def an_empty_gradient(groups: Groups) -> None:
-    assert reduce_scatter(groups(codec="tagc"), torch.empty(0)).numel() == 0
+    group = groups(codec="tagc")
+    assert reduce_scatter(group, torch.empty(0)).numel() == 0
+    assert all_reduce(group, torch.empty(0)).numel() == 0
+    assert isthmus.stats(group)["exact_calls"] == {"empty": 2}
 
 
 @table

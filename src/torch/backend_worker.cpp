@@ -1,0 +1,187 @@
+// The worker thread of BackendIsthmus, the thread that watches, and what happens when an operation fails.
+#include <utility>
+
+#include "isthmus/error.h"
+#include "torch/backend_internal.h"
+
+namespace isthmus::torch_backend {
+namespace {
+
+// An operation that has been running for longer is watched: has another rank reported a failure?
+constexpr std::chrono::milliseconds kQuietTime{500};
+constexpr std::chrono::milliseconds kWatchPause{500};
+
+}  // namespace
+
+WorkPtr BackendIsthmus::submit(Job job) {
+  require_own_process();
+  std::lock_guard lock(mutex_);
+  require_usable();
+  const WorkPtr work = job.work;
+  if (job.sends) {
+    job.operation.sequence_number = next_sequence_number_++;
+    job.work->set_sequence_number(job.operation.sequence_number);
+    if (coalescing_) {
+      coalesced_.push_back(work);
+    }
+  }
+  jobs_.push_back(std::move(job));
+  changed_.notify_all();
+  return work;
+}
+
+WorkPtr BackendIsthmus::issued(WorkPtr work) {
+  std::lock_guard lock(mutex_);
+  if (!c10d::isP2POp(work->retrieveOpType())) {  // whoever sends or receives knows the peer
+    const auto self = c10::intrusive_ptr<BackendIsthmus>::reclaim_copy(this);
+    work = c10::make_intrusive<WatchedWork>(work, next_sequence_number_++, self, this);
+  }
+  if (coalescing_) {
+    coalesced_.push_back(work);
+  }
+  return work;
+}
+
+void BackendIsthmus::run_between_collectives(const char* name, std::function<void()> action) {
+  const WithoutGil without_gil;
+  if (!two_tier()) {
+    require_own_process();
+    return;
+  }
+  Job job;
+  job.work = c10::make_intrusive<WorkerWork>(getRank(), c10d::OpType::UNKNOWN, name, std::vector<at::Tensor>{},
+                                             std::vector<at::Tensor>{});
+  job.run = std::move(action);
+  job.sends = false;
+  submit(std::move(job))->wait();
+}
+
+void BackendIsthmus::run_worker() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
+    if (jobs_.empty()) {
+      return;
+    }
+    {
+      Job job = std::move(jobs_.front());
+      jobs_.pop_front();
+      running_ = true;
+      const std::exception_ptr failure = failure_;
+      lock.unlock();
+      failure ? job.work->fail(failure) : run_job(job);
+    }  // tensors go here, without the lock
+    lock.lock();
+    running_ = false;
+    changed_.notify_all();
+  }
+}
+
+void BackendIsthmus::run_job(Job& job) {
+  if (!job.sends) {
+    try {
+      job.run();
+      job.work->complete();
+    } catch (const std::exception&) {
+      job.work->fail(std::current_exception());
+    }
+    return;
+  }
+  for (const auto& transport : transports_) {
+    transport->set_deadline(Clock::now() + without_report(job.timeout));
+  }
+  wait_begins();
+  try {
+    job.run();
+  } catch (const std::exception& error) {
+    FaultReport report = job.operation;
+    report.phase = communicator_->phase();
+    report.error = error.what();
+    const auto explained = explain(report);
+    wait_ends();
+    job.work->fail(explained);
+    return;
+  }
+  wait_ends();
+  job.work->complete();
+}
+
+std::exception_ptr BackendIsthmus::explain(const FaultReport& report) {
+  std::lock_guard one_at_a_time(explain_mutex_);
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_) {  // of another operation, or abort() was called
+      return failure_;
+    }
+  }
+  board_->post(report);
+  close_all_connections();  // so that the peers fail, too, and report
+  const auto error =
+      dist_error(detail::concatenate("isthmus: ", describe(report), " failed on rank ", global_ranks_[getRank()],
+                                     report.phase.empty() ? "" : " in phase ", report.phase, ": ", report.error, ". ",
+                                     board_->diagnose(report, kReportPatience), "."));
+  fail_from_now_on(error);
+  return error;
+}
+
+std::exception_ptr BackendIsthmus::explain(c10d::OpType operation, uint64_t sequence_number, const std::string& error) {
+  FaultReport report;
+  report.operation = c10d::opTypeToString(operation);
+  report.sequence_number = sequence_number;
+  report.error = error.substr(0, error.find('\n'));
+  return explain(report);
+}
+
+void BackendIsthmus::wait_begins() {
+  std::lock_guard lock(mutex_);
+  if (busy_++ == 0) {
+    busy_since_ = Clock::now();
+    changed_.notify_all();
+  }
+}
+
+void BackendIsthmus::wait_ends() {
+  std::lock_guard lock(mutex_);
+  --busy_;
+}
+
+void BackendIsthmus::run_watch() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stopping_ || busy_ > 0; });
+    if (changed_.wait_for(lock, kWatchPause, [this] { return stopping_ && !running_; })) {
+      return;
+    }
+    if (busy_ == 0 || failure_ || Clock::now() - busy_since_ < kQuietTime) {
+      continue;
+    }
+    lock.unlock();
+    if (board_->any_report()) {
+      close_all_connections();
+    }
+    lock.lock();
+  }
+}
+
+void BackendIsthmus::fail_from_now_on(std::exception_ptr error) {
+  std::lock_guard lock(mutex_);
+  failure_ = failure_ ? failure_ : std::move(error);
+}
+
+void BackendIsthmus::close_all_connections() {
+  BackendPtr world;
+  std::vector<std::shared_ptr<C10dTransport>> transports;
+  {
+    std::lock_guard lock(mutex_);
+    world = world_;
+    transports = transports_;
+  }
+  for (const auto& transport : transports) {
+    transport->abort();
+  }
+  if (world) {
+    close_connections(*world);
+  }
+}
+
+}  // namespace isthmus::torch_backend
