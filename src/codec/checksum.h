@@ -1,4 +1,4 @@
-// The checksum of codec `none`. docs/packet_format.md defines it.
+// The checksum of packets. docs/packet_format.md defines it.
 #pragma once
 
 #include <array>

@@ -24,11 +24,11 @@ struct PacketHeader {
   uint64_t step = 0;
   uint64_t num_elements = 0;
   uint64_t settings = 0;  // whatever else both sides must agree on, packed by the codec
-  uint64_t count = 0;     // written by the sender alone, meaning defined by the codec
+  uint64_t checksum = 0;  // of all bytes that follow the header
 };
 static_assert(sizeof(PacketHeader) == 48);
 
-// Copies the header out of a packet and compares everything but `count` with what the receiver expects.
+// Copies the header out of a packet and compares everything but `checksum` with what the receiver expects.
 // Throws PacketError that names the first field that differs and both its values. `packet` needs no alignment.
 PacketHeader read_header(const void* packet, const PacketHeader& expected);
 

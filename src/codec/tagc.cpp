@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "codec/checksum.h"
 #include "codec/packet_header.h"
 #include "codec/tagc_plan.h"
 #include "isthmus/error.h"
@@ -91,7 +92,15 @@ void check_intact(bool condition, const char* what, const PacketHeader& header) 
                 header.step, ", ", header.num_elements, " elements)");
 }
 
-// Everything between header and sketch. After it, no mark leads outside the piece.
+// The end of the header: of all that follows it.
+uint64_t checksum_of(const std::byte* packet, const PacketLayout& layout) {
+  Checksum checksum;
+  checksum.add(packet + sizeof(PacketHeader), layout.end - static_cast<int64_t>(sizeof(PacketHeader)));
+  return checksum.value();
+}
+
+// Everything between header and sketch. After it, no mark leads outside the piece, even in a packet that somebody made
+// up.
 void check_marks(const std::byte* packet, const TagcShape& shape, const PacketLayout& layout,
                  const PacketHeader& header) {
   const auto* flags = reinterpret_cast<const uint64_t*>(packet + layout.flags);
@@ -103,8 +112,6 @@ void check_marks(const std::byte* packet, const TagcShape& shape, const PacketLa
   check_intact(bits_end_at(flags, shape.flag_words(), shape.num_blocks), "a block past the last is flagged", header);
   check_intact(bits_end_at(index, shape.index_words(), shape.num_elements), "an element past the last is marked",
                header);
-  check_intact(count_bits(index, shape.index_words()) == static_cast<int64_t>(header.count),
-               "its index does not mark as many elements as its header says", header);
   for_each_flagged(shape, flags, [&](int64_t block) {
     check_intact(count_bits(index + block * shape.block_words(), shape.block_words()) > 0,
                  "a flagged block marks no element", header);
@@ -166,7 +173,7 @@ CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet,
   kernel.insert_xor(shape, rows, flags, index, residual.as<float>(), cells);
 
   PacketHeader header = make_header(shape, settings.peel_rounds, context);
-  header.count = static_cast<uint64_t>(peeled.peeled_elements + selection.non_finite_elements);
+  header.checksum = checksum_of(bytes, layout);
   std::memcpy(bytes, &header, sizeof(header));
   CodecCounts counts;
   counts.encoded_elements = shape.num_elements;
@@ -195,6 +202,8 @@ CodecCounts TagcCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer o
 void TagcCodec::Implementation::decode_add(const std::byte* packet, const TagcShape& shape, const PacketLayout& layout,
                                            const PacketHeader& expected, const kernels::BlockRows* rows, float* out) {
   const PacketHeader header = read_header(packet, expected);
+  check_intact(checksum_of(packet, layout) == header.checksum, "its bytes do not have the checksum in its header",
+               header);
   const auto* flags = reinterpret_cast<const uint64_t*>(packet + layout.flags);
   const auto* index = reinterpret_cast<const uint64_t*>(packet + layout.index);
   check_marks(packet, shape, layout, header);

@@ -211,6 +211,25 @@ struct TwoTierResult {
   int64_t non_finite_blocks = 0;
 };
 
+// The checksum of docs/packet_format.md, of all bytes from `begin` on.
+inline uint64_t checksum_of_docs(const std::vector<uint8_t>& packet, size_t begin) {
+  const auto mix = [](uint64_t state, uint64_t word) {
+    const uint64_t product = (state ^ word) * 0x9e3779b97f4a7c15;
+    return product << 29 | product >> 35;
+  };
+  uint64_t lanes[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+  for (size_t word = 0; begin + 8 * word < packet.size(); ++word) {
+    uint64_t value = 0;
+    std::memcpy(&value, packet.data() + begin + 8 * word, 8);
+    lanes[word % 8] = mix(lanes[word % 8], value);
+  }
+  uint64_t sum = 0;
+  for (const uint64_t lane : lanes) {
+    sum = mix(sum, lane);
+  }
+  return sum;
+}
+
 // The packet of codec tagc. `residual` is updated.
 inline TwoTierResult encode_two_tier(const TagcParameters& parameters, const std::vector<float>& piece,
                                      std::vector<float>& residual) {
@@ -236,7 +255,6 @@ inline TwoTierResult encode_two_tier(const TagcParameters& parameters, const std
   put<uint8_t>(result.packet, 32, static_cast<uint8_t>(std::log2(geometry.columns())));
   put<uint16_t>(result.packet, 33, static_cast<uint16_t>(parameters.peel_rounds));
   put<uint32_t>(result.packet, 36, static_cast<uint32_t>(geometry.num_rows()));
-  put<uint64_t>(result.packet, 40, chosen.kept.size() + chosen.non_finite.size());
   for (const int64_t block : chosen.flagged_blocks) {
     set_bit(result.packet, flags_offset, block);
   }
@@ -253,6 +271,7 @@ inline TwoTierResult encode_two_tier(const TagcParameters& parameters, const std
     }
   }
   std::copy_n(reinterpret_cast<const uint8_t*>(cells.data()), cells.size() * 4, result.packet.begin() + sketch_offset);
+  put<uint64_t>(result.packet, 40, checksum_of_docs(result.packet, 48));
   result.kept_elements = static_cast<int64_t>(chosen.kept.size());
   result.held_back_elements = static_cast<int64_t>(num_chosen - chosen.kept.size());
   result.non_finite_blocks = static_cast<int64_t>(chosen.flagged_blocks.size());
