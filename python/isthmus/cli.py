@@ -22,7 +22,9 @@ _BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 @bench.command()
 def training(
-    arms: Annotated[str, typer.Option(help="Which arms, in this order.")] = "fsdp,hsdp,none,flat-tagc,tagc",
+    arms: Annotated[
+        str, typer.Option(help="Which arms, in this order.")
+    ] = "fsdp,hsdp,none,flat-tagc,tagc,hsdp-none,hsdp-tagc",
     nodes: Annotated[int, typer.Option(help="Simulated nodes, 2 to 8.")] = 2,
     ranks_per_node: Annotated[int, typer.Option(help="Processes on each node.")] = 2,
     link: Annotated[

@@ -7,7 +7,12 @@ import torch
 
 from bench_cli import run
 from isthmus.bench.collectives import CollectivesConfig
-from isthmus.bench.verify import num_different, num_outside_subsets, relative_error
+from isthmus.bench.verify import (
+    num_different,
+    num_outside_kept_subsets,
+    num_outside_subsets,
+    relative_error,
+)
 
 TOLERANCE = 1e-6
 
@@ -44,6 +49,17 @@ def test_anything_else_is_not(pieces):
     result[3] = float("nan")
     result[4] = float("inf")
     assert num_outside_subsets(result, own, [first, second], TOLERANCE) == 5
+
+
+def test_what_an_owner_keeps_back_is_zero_in_an_all_reduce(pieces):
+    own, first, second, _ = pieces
+    result = (own + first) * (torch.arange(1000) % 3 == 0)
+    assert num_outside_kept_subsets(result, own, [first, second], TOLERANCE) == 0
+    assert num_outside_kept_subsets(torch.zeros(1000), own, [first, second], TOLERANCE) == 0
+    result[0] = first[0]
+    result[1] = 0.5 * own[1]
+    result[2] = float("nan")
+    assert num_outside_kept_subsets(result, own, [first, second], TOLERANCE) == 3
 
 
 def test_too_many_parts_are_refused(pieces):
@@ -95,6 +111,9 @@ def test_tiny_sweep_is_verified(tmp_path):
     assert large["reduce_scatter", "tagc"]["error"] > 0.1  # compressed, not merely forwarded
     assert all(rank["calls"]["compressed"] == 1 for rank in large["reduce_scatter", "tagc"]["isthmus"])
     assert large["all_gather", "tagc"]["error"] == 0
+    assert large["all_reduce", "tagc"]["error"] > 0.1
+    assert all(rank["calls"]["compressed"] == 1 for rank in large["all_reduce", "tagc"]["isthmus"])
+    assert large["all_reduce", "flat-tagc"]["error"] == 0
     assert "#wrong in all: 0" in out
 
 

@@ -47,7 +47,11 @@ def has_links():
         ("dtype", "fp8", "dtype 'fp8': expected one of bf16, fp32, fp16"),
         ("lr", 0.0, "lr 0.0: expected above 0"),
         ("links", ("fast",), "link rate 'fast'"),
-        ("arms", ("fsdp", "ddp"), "arm 'ddp': expected some of fsdp, hsdp, none, flat-tagc, tagc"),
+        (
+            "arms",
+            ("fsdp", "ddp"),
+            "arm 'ddp': expected some of fsdp, hsdp, none, flat-tagc, tagc, hsdp-none, hsdp-tagc",
+        ),
         ("arms", ("fsdp", "fsdp"), "arm 'fsdp' is named twice"),
         ("arms", (), "no arms"),
     ],
@@ -138,26 +142,49 @@ def test_gloo_formula_counts_edges_of_the_ring_that_leave_a_node():
 
 
 def test_isthmus_formula_by_hand():
-    two = IsthmusFormula(OPTIONS, num_nodes=2, ranks_per_node=2)
+    two = IsthmusFormula(OPTIONS, ranks_per_node=2)
     # 131072 elements are 32768 a shard: 512 blocks of 64, the shortest, as even these give less than 96 rows.
     assert sent(two, "all_gather_into_tensor", [0, 1, 2, 3], 131072) == [65536] * 4
     packet = 64 + 64 + 4096 + 52 * 64 * 4  # header, flags of 512 blocks, index, sketch of ceil(512 / 10) rows
     assert sent(two, "reduce_scatter_tensor", [0, 1, 2, 3], 131072) == [packet] * 4
-    exact = IsthmusFormula(OPTIONS | {"codec": "none"}, 2, 2)
+    exact = IsthmusFormula(OPTIONS | {"codec": "none"}, 2)
     assert sent(exact, "reduce_scatter_tensor", [0, 1, 2, 3], 131072) == [48 + 65536] * 4
-    flat = IsthmusFormula(OPTIONS | {"tiers": "flat"}, 2, 2)
+    flat = IsthmusFormula(OPTIONS | {"tiers": "flat"}, 2)
     edge = 3 * (2 * 4096 + 52 * 64 * 4)
     assert sent(flat, "reduce_scatter_tensor", [0, 1, 2, 3], 131072) == [0, edge, 0, edge]
 
 
 def test_isthmus_formula_below_min_elements_is_plain():
-    two = IsthmusFormula(OPTIONS, num_nodes=2, ranks_per_node=2)
+    two = IsthmusFormula(OPTIONS, ranks_per_node=2)
     below = 65532
     assert sent(two, "reduce_scatter_tensor", [0, 1, 2, 3], below) == [48 + 32768] * 4
     assert sent(two, "all_gather_into_tensor", [0, 1, 2, 3], below) == [0, below * 3 // 2, 0, below * 3 // 2]
     calls = [[collective("all_gather_into_tensor", [0, 1, 2, 3], below)]] * 4
     assert formula_bytes(calls, two)["all_gather"] == below * 3
     assert formula_bytes(calls, two, counted_only=True)["all_gather"] == 0  # Gloo carries it
+
+
+def test_isthmus_formula_of_a_rail_s_all_reduce():
+    rail = IsthmusFormula(OPTIONS, ranks_per_node=2)
+    # 131072 elements are 65536 for each of two owners: 1024 blocks of 64, and 103 rows.
+    packet = 64 + 128 + 8192 + 103 * 64 * 4
+    assert sent(rail, "all_reduce", [1, 3], 131072) == [2 * packet] * 2
+    assert sent(rail, "all_reduce", [1, 3], 65535) == [2 * (48 + 65536)] * 2  # below min_elements, padded to even
+    four_nodes = IsthmusFormula(OPTIONS | {"codec": "none"}, ranks_per_node=1)
+    assert sent(four_nodes, "all_reduce", [0, 1, 2, 3], 131072) == [2 * 3 * (48 + 65536)] * 4
+
+
+def test_isthmus_formula_of_an_all_reduce_over_several_ranks_a_node():
+    two = IsthmusFormula(OPTIONS | {"codec": "none"}, ranks_per_node=2)
+    assert sent(two, "all_reduce", [0, 1, 2, 3], 131073) == [2 * (48 + 65544)] * 4  # 32769 elements, to a multiple of 8
+    flat = IsthmusFormula(OPTIONS | {"tiers": "flat"}, ranks_per_node=2)
+    assert sent(flat, "all_reduce", [0, 1, 2, 3], 131072) == [2 * (48 + 65536)] * 4  # exact, in two tiers
+
+
+def test_isthmus_formula_within_a_node_is_nothing():
+    formula = IsthmusFormula(OPTIONS, ranks_per_node=2)
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"):
+        assert [formula(collective(name, [2, 3], 131072), rank) for rank in (2, 3)] == [(0, False)] * 2
 
 
 def record(seconds, link=None):
@@ -207,18 +234,31 @@ def synthetic_records(seconds):
     [
         (
             {"fsdp": 4.0, "hsdp": 2.0, "tagc": 1.0},
-            "hsdp, the best plain arm here, 2.00 s: a step is 2.00 times as fast",
+            "tagc takes 1.00 s a step at 1gbit; hsdp, the fastest plain arm here, 2.00 s: a step is 2.00 times as fast",
         ),
         (
             {"fsdp": 1.0, "hsdp": 2.0, "tagc": 4.0},
-            "fsdp, the best plain arm here, 1.00 s: a step is 4.00 times as slow",
+            "fsdp, the fastest plain arm here, 1.00 s: a step is 4.00 times as slow",
         ),
-        ({"fsdp": 1.0, "tagc": 1.04}, "fsdp, the best plain arm here, 1.00 s: no difference that this run can tell"),
+        ({"fsdp": 1.0, "tagc": 1.04}, "fsdp, the fastest plain arm here, 1.00 s: no difference that this run can tell"),
+        ({"fsdp": 4.0, "hsdp": 2.0, "tagc": 1.5, "hsdp-tagc": 1.0}, "hsdp-tagc takes 1.00 s a step at 1gbit; hsdp, "),
         ({"none": 1.0, "tagc": 4.0}, "No comparison"),
+        ({"fsdp": 1.0, "none": 1.0, "flat-tagc": 1.0, "hsdp-none": 1.0}, "No comparison"),
     ],
 )
-def test_headline_compares_with_the_best_plain_arm(seconds, expected):
+def test_headline_compares_the_fastest_compressed_with_the_fastest_plain_arm(seconds, expected):
     assert expected in build_report(synthetic_records(seconds))["headline"]
+
+
+def test_headline_across_layouts_says_what_they_cost_and_compares_within_one():
+    across = build_report(synthetic_records({"fsdp": 4.0, "hsdp": 2.0, "tagc": 1.0}))["headline"]
+    assert "hsdp keeps the whole model on every node; the other shards it over all." in across
+    assert "tagc takes 1.00 s a step at 1gbit; fsdp, in the same layout, 4.00 s: a step is 4.00 times" in across
+    within = build_report(synthetic_records({"hsdp": 2.0, "tagc": 1.5, "hsdp-tagc": 1.0}))["headline"]
+    assert "on every node" not in within
+    alone = build_report(synthetic_records({"hsdp": 2.0, "tagc": 1.0}))["headline"]
+    assert "hsdp keeps the whole model" in alone
+    assert "in the same layout" not in alone
 
 
 def test_headline_says_how_long_each_takes_to_the_same_loss():
@@ -280,6 +320,24 @@ def test_tiny_run_reports_every_arm(tmp_path):
     first = {name: arm["steps"][0]["loss"] for name, arm in report["arms"].items()}
     assert len(set(first.values())) == 1, first  # the same weights and data in each arm
     assert (tmp_path / "report.png").stat().st_size > 10_000
+
+
+def test_tiny_hsdp_run_compresses_the_all_reduce_between_nodes(tmp_path):
+    shape = ["--nodes", 2, "--ranks-per-node", 2, "--layers", 1, "--width", 128, "--context", 32]
+    steps = ["--steps", 3, "--timed-steps", 1, "--audited-steps", 1, "--link", "200mbit"]
+    arms = ["--arms", "hsdp,hsdp-none,hsdp-tagc"]
+    code, out, err = run("training", *shape, *steps, *arms, "--output", tmp_path)
+    assert code == 0, err
+    made = json.loads((tmp_path / "report.json").read_text())["arms"]
+    assert made["hsdp-none"]["payload_equals_formula"] is True
+    assert made["hsdp-tagc"]["payload_equals_formula"] is True
+    for arm in made.values():
+        assert arm["all_gather_formula_bytes_per_step"] == 0  # weights stay in the node
+        if arm["link_bytes_source"] == "interface":
+            assert arm["interface_over_formula"] == pytest.approx(1, abs=0.05)
+    payload = {name: arm["payload_bytes_per_step"] for name, arm in made.items() if name != "hsdp"}
+    assert payload["hsdp-tagc"] < 0.6 * payload["hsdp-none"]
+    assert "hsdp-tagc takes" in " ".join(out.split())
 
 
 def test_without_namespaces_bytes_come_from_the_formula_and_it_says_so(tmp_path):

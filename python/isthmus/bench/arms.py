@@ -10,22 +10,34 @@ class Arm:
     name: str
     description: str
     isthmus: dict[str, str] | None = None
-    #: Sharded within a node and replicated across nodes.
+    #: Sharded within a node and replicated across nodes; else sharded over all ranks.
     hybrid_sharded: bool = False
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it does without Isthmus."""
+        return self.isthmus is None
 
-def _options(codec: str, tiers: str) -> dict[str, str]:
-    return {"codec": codec, "tiers": tiers, "units": "*"}
+    @property
+    def is_compressed(self) -> bool:
+        """Whether it compresses, in two tiers: what Isthmus is for."""
+        return self.isthmus == _COMPRESSED
 
+
+_EXACT = {"codec": "none", "tiers": "two", "units": "*"}
+_COMPRESSED = {"codec": "tagc", "tiers": "two", "units": "*"}
+_COMPRESSED_FLAT = {"codec": "tagc", "tiers": "flat", "units": "*"}
 
 ARMS = {
     arm.name: arm
     for arm in (
         Arm("fsdp", "FSDP2 on Gloo, sharded over all ranks"),
         Arm("hsdp", "FSDP2 on Gloo, sharded in the node, replicated across nodes", hybrid_sharded=True),
-        Arm("none", "Isthmus, two tiers, exact", _options("none", "two")),
-        Arm("flat-tagc", "Isthmus, TAGC over all ranks in one tier, as in the paper", _options("tagc", "flat")),
-        Arm("tagc", "Isthmus, two tiers, TAGC between nodes only", _options("tagc", "two")),
+        Arm("none", "as fsdp, on Isthmus: two tiers, exact", _EXACT),
+        Arm("flat-tagc", "as fsdp, on Isthmus: TAGC over all ranks in one tier, as in the paper", _COMPRESSED_FLAT),
+        Arm("tagc", "as fsdp, on Isthmus: two tiers, TAGC between nodes only", _COMPRESSED),
+        Arm("hsdp-none", "as hsdp, on Isthmus, exact", _EXACT, hybrid_sharded=True),
+        Arm("hsdp-tagc", "as hsdp, on Isthmus: TAGC in the all-reduce between nodes", _COMPRESSED, hybrid_sharded=True),
     )
 }
 

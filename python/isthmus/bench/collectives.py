@@ -45,7 +45,8 @@ COLUMNS = {
     "exact collective, per time, so comparable between sizes and numbers of ranks. A lossy codec can exceed the links.",
     "inter-node": "bytes that all nodes' links sent for one call, headers included",
     "#wrong": "elements, over all ranks, that break the contract of the first call: exact ones must equal the sum bit "
-    "for bit; with tagc each element of a piece must be there whole or not at all, and some must be",
+    "for bit; with tagc each element of a piece, and of an all-reduce's result, must be there whole or not at all, and "
+    "some must be; all ranks must have the same result of an all-reduce. flat-tagc reduces to all exactly",
     "error": "L2 distance of the first call's result from the exact one, as a share of its norm. tagc keeps what is "
     "missing for later steps.",
 }
@@ -192,7 +193,7 @@ def print_collectives(report: dict[str, Any], console: Console) -> None:
 
 
 def _table(operation: str, rows: list[dict[str, Any]]) -> Table:
-    title = operation if operation != "all_reduce" else "all_reduce (Isthmus forwards it to the world backend)"
+    title = operation if operation == "all_gather" else f"{operation} of gradients"
     table = Table(title=f"{title}, {rows[0]['dtype']}", title_justify="left", box=SIMPLE, padding=0, pad_edge=False)
     for column in _HEADS:
         table.add_column(column, justify="left" if column == "backend" else "right", no_wrap=True)

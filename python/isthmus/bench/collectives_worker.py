@@ -8,6 +8,7 @@ if __name__ == "__main__":
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -20,7 +21,13 @@ from torch.profiler import record_function
 from isthmus.bench.arms import ARMS
 from isthmus.bench.isthmus_group import IsthmusGroup
 from isthmus.bench.recorder import Audit
-from isthmus.bench.verify import MAX_SUBSET_PARTS, num_different, num_outside_subsets, relative_error
+from isthmus.bench.verify import (
+    MAX_SUBSET_PARTS,
+    num_different,
+    num_outside_kept_subsets,
+    num_outside_subsets,
+    relative_error,
+)
 from isthmus.simulate.links import interface_sent_bytes
 
 _DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.float16}
@@ -56,45 +63,46 @@ class Worker:
         """Verify the first call, then time the following ones. num_elements: of the whole tensor."""
         dtype = _DTYPES[command["dtype"]]
         isthmus_group = self._groups[command["backend"]]
-        lossy = command["operation"] == "reduce_scatter" and "tagc" in command["backend"]
+        lossy = _is_lossy(command["operation"], command["backend"])
         inputs = [_values(command["num_elements"], dtype, rank, lossy) for rank in range(self._world_size)]
         group = isthmus_group.group if isthmus_group else dist.group.WORLD
         label = f"FSDP::post_backward_reduce (bench.{command['backend']}.{command['num_elements']}.{dtype})"
-        call = self._collective(command["operation"], inputs[self._rank].clone(), group, label)
+        measured = self._collective(command["operation"], inputs[self._rank], group, label)
         before = isthmus_group.counters() if isthmus_group else None
-        result = call().clone()
+        result = measured.result_of_one_call()
         counted = isthmus_group.counters().since(before) if isthmus_group and before else None
         verdict = self._verify(command, inputs, result, counted)
-        return verdict | {"isthmus": counted} | self._time(call, command["iterations"])
+        return verdict | {"isthmus": counted} | self._time(measured, command["iterations"])
 
-    def _collective(
-        self, operation: str, own: Tensor, group: dist.ProcessGroup | None, label: str
-    ) -> Callable[[], Tensor]:
-        """The call to measure; an all-reduce works on `own` itself. A reduce-scatter is labelled as a gradient's."""
+    def _collective(self, operation: str, own: Tensor, group: dist.ProcessGroup | None, label: str) -> "_Measured":
+        """What to measure. Reductions are labelled as a gradient's; an all-reduce works in place, on a fresh copy."""
         shard = own.chunk(self._world_size)[self._rank].clone()
-        whole = torch.empty_like(own)
+        whole = own.clone()
 
-        def reduce_scatter() -> Tensor:
+        def reduce_scatter() -> None:
             with record_function(label):
                 dist.reduce_scatter_tensor(shard, own, group=group)
-            return shard
 
-        def all_gather() -> Tensor:
+        def all_gather() -> None:
             dist.all_gather_into_tensor(whole, shard, group=group)
-            return whole
 
-        def all_reduce() -> Tensor:
-            dist.all_reduce(own, group=group)
-            return own
+        def all_reduce() -> None:
+            with record_function(label):
+                dist.all_reduce(whole, group=group)
 
-        return {"reduce_scatter": reduce_scatter, "all_gather": all_gather, "all_reduce": all_reduce}[operation]
+        return {
+            "reduce_scatter": _Measured(reduce_scatter, shard),
+            "all_gather": _Measured(all_gather, whole),
+            "all_reduce": _Measured(all_reduce, whole, renew_from=own),
+        }[operation]
 
-    def _time(self, call: Callable[[], Tensor], iterations: int) -> dict[str, Any]:
+    def _time(self, measured: "_Measured", iterations: int) -> dict[str, Any]:
         self._audit.begin()
         seconds = []
         for _ in range(iterations):
+            measured.renew()
             start_s = time.perf_counter()
-            call()
+            measured.call()
             seconds.append(time.perf_counter() - start_s)
         return {"seconds": seconds, "link_sent_bytes": self._audit.end()}
 
@@ -102,12 +110,17 @@ class Worker:
         self, command: dict[str, Any], inputs: list[Tensor], result: Tensor, counted: dict[str, Any] | None
     ) -> dict[str, Any]:
         """num_wrong: elements that break the contract; None where it cannot be checked."""
-        exact = self._expected(command["operation"], inputs)
+        operation, backend = command["operation"], command["backend"]
+        exact = self._expected(operation, inputs)
         error = relative_error(result, exact)
-        if command["operation"] == "reduce_scatter" and "tagc" in command["backend"]:
+        if not _is_lossy(operation, backend):
+            num_wrong: int | None = num_different(result, exact.to(result.dtype))
+        elif operation == "reduce_scatter":
             assert counted is not None
-            return {"num_wrong": self._num_wrong_lossy(command["backend"], inputs, result, counted), "error": error}
-        return {"num_wrong": num_different(result, exact.to(result.dtype)), "error": error}
+            num_wrong = self._num_wrong_sums(backend, inputs, result, counted)
+        else:
+            num_wrong = self._num_wrong_results(inputs, result)
+        return {"num_wrong": num_wrong, "error": error}
 
     def _expected(self, operation: str, inputs: list[Tensor]) -> Tensor:
         if operation == "all_gather":
@@ -115,23 +128,71 @@ class Worker:
         total = torch.stack([tensor.double() for tensor in inputs]).sum(0)
         return total if operation == "all_reduce" else total.chunk(self._world_size)[self._rank]
 
-    def _num_wrong_lossy(
+    def _num_wrong_sums(
         self, backend: str, inputs: list[Tensor], result: Tensor, counted: dict[str, Any]
     ) -> int | None:
         """A node's sum (or, flat, a rank's value) is in the result whole or not at all, and some of them are in it."""
         chunks = [tensor.chunk(self._world_size)[self._rank].double() for tensor in inputs]
         flat = ARMS[backend].isthmus == ARMS["flat-tagc"].isthmus
         if not flat:
-            by_node = range(0, self._world_size, self._ranks_per_node)
-            chunks = [torch.stack(chunks[first : first + self._ranks_per_node]).sum(0) for first in by_node]
+            chunks = self._sums_of_nodes(chunks)
         own = torch.zeros_like(chunks[0]) if flat else chunks.pop(self._rank // self._ranks_per_node)
         if len(chunks) > MAX_SUBSET_PARTS:
             return None
         if num_different(result, own.to(result.dtype)) == 0:
             return result.numel()  # nothing was sent
-        tolerance = _SUM_ROUNDINGS * torch.finfo(torch.float32).eps + torch.finfo(result.dtype).eps
-        broken = num_outside_subsets(result, own, chunks, tolerance)
+        broken = num_outside_subsets(result, own, chunks, _tolerance(result))
         return max(0, broken - int(counted["codec"]["estimated_elements"]))
+
+    def _num_wrong_results(self, inputs: list[Tensor], result: Tensor) -> int:
+        """An owner's sum, as above, is in the result whole or not at all, some are, and all ranks have the same result.
+
+        8 nodes at most have 7 other sums for an owner to add.
+        """
+        of_rank_0 = result.clone()
+        dist.broadcast(of_rank_0, 0)
+        if not result.any():
+            return result.numel()  # nothing was sent
+        num_wrong = num_different(result, of_rank_0)
+        for owner in range(self._world_size):
+            sums = self._sums_of_nodes([tensor.chunk(self._world_size)[owner].double() for tensor in inputs])
+            own = sums.pop(owner // self._ranks_per_node)
+            num_wrong += num_outside_kept_subsets(result.chunk(self._world_size)[owner], own, sums, _tolerance(result))
+        return num_wrong
+
+    def _sums_of_nodes(self, of_ranks: list[Tensor]) -> list[Tensor]:
+        firsts = range(0, self._world_size, self._ranks_per_node)
+        return [torch.stack(of_ranks[first : first + self._ranks_per_node]).sum(0) for first in firsts]
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A collective, and where its result is."""
+
+    call: Callable[[], None]
+    result: Tensor
+    #: What `result` must hold before each call.
+    renew_from: Tensor | None = None
+
+    def renew(self) -> None:
+        if self.renew_from is not None:
+            self.result.copy_(self.renew_from)
+
+    def result_of_one_call(self) -> Tensor:
+        self.renew()
+        self.call()
+        return self.result.clone()
+
+
+def _is_lossy(operation: str, backend: str) -> bool:
+    """Whether the result may differ from the exact one. All-reduces are exact in a single tier."""
+    if operation == "all_reduce":
+        return backend == "tagc"
+    return operation == "reduce_scatter" and backend in ("tagc", "flat-tagc")
+
+
+def _tolerance(result: Tensor) -> float:
+    return _SUM_ROUNDINGS * torch.finfo(torch.float32).eps + torch.finfo(result.dtype).eps
 
 
 def _values(num_elements: int, dtype: torch.dtype, rank: int, normal: bool) -> Tensor:

@@ -10,10 +10,20 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
+from isthmus.bench.arms import ARMS
 from isthmus.bench.phases import PHASES
 from isthmus.bench.report import SMOOTHED_STEPS, smoothed_losses
 
-_COLOURS = {"fsdp": "#7f7f7f", "hsdp": "#1f1f1f", "none": "#4c9be8", "flat-tagc": "#e8a33d", "tagc": "#d1495b"}
+# A colour for each way to communicate; the layout is told by the line.
+_COLOURS = {
+    "fsdp": "#7f7f7f",
+    "hsdp": "#1f1f1f",
+    "none": "#4c9be8",
+    "hsdp-none": "#1b5fa8",
+    "flat-tagc": "#e8a33d",
+    "tagc": "#d1495b",
+    "hsdp-tagc": "#7a1f2e",
+}
 _PHASE_COLOURS = {"compute": "#b8b8b8", "all_gather": "#4c9be8", "reduce_scatter": "#d1495b"}
 
 
@@ -42,14 +52,21 @@ def _draw_loss(axes: Axes, report: dict[str, Any], seconds_a_step: str | None) -
         smoothed = smoothed_losses(arm["steps"])
         unit = arm[seconds_a_step] if seconds_a_step else 1
         xs = [unit * (step + 1) for step in range(len(smoothed))]
-        axes.plot(xs, smoothed, color=_COLOURS[name], label=f"{name} (val {arm['val_loss']:.3f})", linewidth=1.6)
+        axes.plot(
+            xs,
+            smoothed,
+            color=_COLOURS[name],
+            label=f"{name} (val {arm['val_loss']:.3f})",
+            linewidth=1.6,
+            linestyle="--" if ARMS[name].hybrid_sharded else "-",
+        )
     axes.set_ylabel(f"nats a byte, mean of {SMOOTHED_STEPS} steps")
     axes.grid(alpha=0.3)
     axes.legend()
 
 
 def _draw_bytes(axes: Axes, report: dict[str, Any]) -> None:
-    columns = {"all_gather": "all-gather (weights)", "reduce_scatter": "reduce-scatter (gradients)"}
+    columns = {"all_gather": "all-gather (weights)", "reduce_scatter": "reduction (gradients)"}
     _draw_stacks(
         axes,
         report,

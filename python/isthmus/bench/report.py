@@ -1,6 +1,7 @@
 """Sums the records of a training benchmark up: report.json, a table, and the sentence that it comes down to."""
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, median
@@ -9,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.bench.arms import ARMS
+from isthmus.bench.arms import ARMS, Arm
 from isthmus.bench.machine import machine, versions
 from isthmus.bench.phases import COMMUNICATION_PHASES, PHASES
 from isthmus.bench.schedule import UNSHAPED
@@ -28,10 +29,10 @@ INTERFACE_TOLERANCE = 0.05
 FIELDS = {
     "median_step_s": "median over timed steps of the slowest rank's seconds",
     "link_bytes_per_step": "mean over timed steps of what the nodes' links sent, summed over nodes",
-    "reduce_scatter_link_bytes_per_step": "the part of it that reduces gradients (hsdp: with its all-reduce), from "
+    "reduce_scatter_link_bytes_per_step": "the part of it that reduces gradients (hsdp*: with its all-reduce), from "
     "audited steps, in which barriers part the collectives",
     "phases_s": "mean over ranks, median over timed steps (they need not add up to median_step_s); reduce_scatter has "
-    "hsdp's all-reduce in it; waiting for a slower rank is in the collective that waits",
+    "the all-reduce of hsdp* in it; waiting for a slower rank is in the collective that waits",
     "payload_bytes_per_step": "what Isthmus handed to its transports for other nodes, without protocol headers; from "
     "audited steps, as are *_formula_bytes_per_step",
     "payload_equals_formula": "whether that equals the formula to the byte in each audited step",
@@ -58,7 +59,7 @@ def build_report(records: TrainingRecords) -> dict[str, Any]:
         "network": records.network,
         "links": links,
         "headline_link": slowest,
-        "headline": _headline(arms, slowest),
+        "headline": headline(arms, slowest),
         "notes": _notes(records, slowest) + _disturbances(arms, records.load_before),
         "fields": FIELDS,
         "arms": arms,
@@ -114,22 +115,35 @@ def _figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def best_plain_arm(arms: dict[str, dict[str, Any]]) -> str | None:
-    """The plain arm with the shortest step, if there is one."""
-    plain = [name for name in arms if ARMS[name].isthmus is None]
-    return min(plain, key=lambda name: float(arms[name]["median_step_s"]), default=None)
+def fastest_arm(arms: dict[str, dict[str, Any]], kind: Callable[[Arm], bool]) -> str | None:
+    """The arm of that kind with the shortest step, if there is one."""
+    candidates = [name for name in arms if kind(ARMS[name])]
+    return min(candidates, key=lambda name: float(arms[name]["median_step_s"]), default=None)
 
 
-def _headline(arms: dict[str, dict[str, Any]], link: str) -> str:
-    plain = best_plain_arm(arms)
-    if plain is None or "tagc" not in arms:
-        return "No comparison: it takes the arm tagc and a plain one."
-    ours, theirs = arms["tagc"], arms[plain]
+def headline(arms: dict[str, dict[str, Any]], link: str) -> str:
+    """The fastest compressed arm against the fastest plain one, and what their layouts cost."""
+    plain = fastest_arm(arms, lambda arm: arm.is_plain)
+    compressed = fastest_arm(arms, lambda arm: arm.is_compressed)
+    if plain is None or compressed is None:
+        return "No comparison: it takes a plain arm and one that compresses in two tiers."
     where = "without a limit on the link" if link == UNSHAPED else f"at {link}"
+    comparison = _comparison(arms, compressed, f"{plain}, the fastest plain arm here,", plain, where)
+    hybrid = [name for name in (compressed, plain) if ARMS[name].hybrid_sharded]
+    if len(hybrid) == 1:
+        comparison += f" {hybrid[0]} keeps the whole model on every node; the other shards it over all."
+        same_layout = fastest_arm(arms, lambda arm: arm.is_plain and arm.hybrid_sharded == (compressed in hybrid))
+        if same_layout is not None:
+            comparison += " " + _comparison(arms, compressed, f"{same_layout}, in the same layout,", same_layout, where)
+    return comparison
+
+
+def _comparison(arms: dict[str, dict[str, Any]], name: str, other_in_words: str, other: str, where: str) -> str:
+    ours, theirs = arms[name], arms[other]
     ratio = theirs["median_step_s"] / ours["median_step_s"]
     target = max(smoothed_losses(arm["steps"])[-1] for arm in (ours, theirs))
     return (
-        f"tagc takes {ours['median_step_s']:.2f} s a step {where}; {plain}, the best plain arm here, "
+        f"{name} takes {ours['median_step_s']:.2f} s a step {where}; {other_in_words} "
         f"{theirs['median_step_s']:.2f} s: {_verdict(ratio)}. "
         f"To a training loss of {target:.2f}, which both reach, it is {_seconds_to(target, ours):.0f} s against "
         f"{_seconds_to(target, theirs):.0f} s. "
@@ -165,9 +179,10 @@ def _notes(records: TrainingRecords, slowest: str) -> list[str]:
         "bytes buy less time than here, or none.",
         "All nodes share this machine's cores, so compute is slower than on as many machines, and the links' latency "
         "is that of a virtual cable. No real network was measured.",
-        f"Arm hsdp keeps weights, gradients and optimizer state once on every node: {records.config.nodes} times the "
+        f"Arms hsdp* keep weights, gradients and optimizer state once on every node: {records.config.nodes} times the "
         "memory of the other arms, whose all-gathers cross between nodes instead.",
-        "Isthmus compresses gradients only. Its all-gathers carry exact weights, which are most of what still crosses.",
+        "Isthmus compresses gradients only. The all-gathers of tagc carry exact weights, which are most of what it "
+        "still sends; in hsdp-tagc no weights cross, but the result of each all-reduce is compressed a second time.",
         "One seed, and few steps: small differences of loss say nothing.",
         "Loss over time, and the time to a loss, are measured losses and the median step time, not a clock over the "
         "whole run.",

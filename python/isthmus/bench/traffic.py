@@ -57,28 +57,45 @@ class GlooFormula:
 
 @dataclass(frozen=True)
 class IsthmusFormula:
-    """Isthmus over all ranks, in blocks. options: values of `isthmus.Options` by name; `units` must be "*"."""
+    """Isthmus, with ranks placed on nodes in blocks, in groups that have equally many ranks on each of their nodes.
+
+    options: values of `isthmus.Options` by name; `units` must be "*".
+    """
 
     options: dict[str, Any]
-    num_nodes: int
     ranks_per_node: int
 
     def __call__(self, collective: dict[str, Any], rank: int) -> Sent:
         """Bytes that `rank` hands to transports for other nodes, or to the world backend."""
-        large = collective["num_elements"] >= self.options["min_elements"]
-        shard_elements = collective["num_elements"] // (self.num_nodes * self.ranks_per_node)
-        element_bytes = collective["element_bytes"]
-        if PHASE_OF[collective["name"]] == "all_gather":
-            if not (large and self.options["two_tier_all_gather"]):
-                return GlooFormula(self.ranks_per_node)(collective, rank)
-            return Sent((self.num_nodes - 1) * shard_elements * element_bytes, counted=True)
-        compressed = large and self.options["codec"] == "tagc" and element_bytes < 8
-        if self.options["tiers"] == "flat":
-            return self._flat(shard_elements, element_bytes, compressed, rank)
-        packet_bytes = self._tagc_packet(shard_elements) if compressed else _plain_packet(shard_elements, element_bytes)
-        return Sent((self.num_nodes - 1) * packet_bytes, counted=True)
+        ranks = collective["ranks"]
+        other_nodes = len({member // self.ranks_per_node for member in ranks}) - 1
+        if other_nodes == 0:
+            return Sent(0, counted=False)
+        if collective["name"] == "all_gather_into_tensor":
+            return self._all_gather(collective, rank, other_nodes)
+        is_all_reduce = collective["name"] == "all_reduce"
+        flat = self.options["tiers"] == "flat"
+        compressed = self._is_large(collective) and self.options["codec"] == "tagc" and not (flat and is_all_reduce)
+        chunk_elements = math.ceil(collective["num_elements"] / len(ranks))
+        if flat and not is_all_reduce:
+            return self._flat(chunk_elements, collective["element_bytes"], compressed, rank, len(ranks))
+        # An all-reduce sends pieces to the other owners, then its own result to the other nodes, in equal packets.
+        num_packets = other_nodes * (2 if is_all_reduce else 1)
+        return Sent(num_packets * self._packet(chunk_elements, collective["element_bytes"], compressed), counted=True)
 
-    def _flat(self, shard_elements: int, element_bytes: int, compressed: bool, rank: int) -> Sent:
+    def _is_large(self, collective: dict[str, Any]) -> bool:
+        return bool(collective["num_elements"] >= self.options["min_elements"])
+
+    def _all_gather(self, collective: dict[str, Any], rank: int, other_nodes: int) -> Sent:
+        if not (self._is_large(collective) and self.options["two_tier_all_gather"]):
+            return GlooFormula(self.ranks_per_node)(collective, rank)
+        shard_elements = collective["num_elements"] // len(collective["ranks"])
+        return Sent(other_nodes * shard_elements * collective["element_bytes"], counted=True)
+
+    def _packet(self, num_elements: int, element_bytes: int, compressed: bool) -> int:
+        return self._tagc_packet(num_elements) if compressed else _plain_packet(num_elements, element_bytes)
+
+    def _flat(self, shard_elements: int, element_bytes: int, compressed: bool, rank: int, num_ranks: int) -> Sent:
         """A ring over all ranks, of which the last of each node sends to the next node."""
         if rank % self.ranks_per_node != self.ranks_per_node - 1:
             return Sent(0, counted=True)
@@ -88,7 +105,7 @@ class IsthmusFormula:
             part_bytes = 2 * index_bytes + shape.num_rows * shape.block_elements * _TAGC_CELL_BYTES
         else:
             part_bytes = shard_elements * max(element_bytes, 4)  # partial sums travel in float32, or float64
-        return Sent((self.num_nodes * self.ranks_per_node - 1) * part_bytes, counted=True)
+        return Sent((num_ranks - 1) * part_bytes, counted=True)
 
     def _tagc_packet(self, num_elements: int) -> int:
         shape = self._tagc_shape(num_elements)

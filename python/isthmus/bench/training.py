@@ -84,12 +84,12 @@ class _Run:
             "num_steps": steps_per_arm(self._segments),
         }
         model: dict[str, Any] = self._world.request(command, _SETUP_TIMEOUT_S)[0]
-        nodes, ranks_per_node = self._config.nodes, self._config.ranks_per_node
+        ranks_per_node = self._config.ranks_per_node
         for arm in self._config.arms:
             self._formulas[arm] = (
-                IsthmusFormula(model["options"][arm], nodes, ranks_per_node)
-                if ARMS[arm].isthmus
-                else GlooFormula(ranks_per_node)
+                GlooFormula(ranks_per_node)
+                if ARMS[arm].is_plain
+                else IsthmusFormula(model["options"][arm], ranks_per_node)
             )
         return model
 

@@ -80,6 +80,7 @@ class Worker:
         with record_collectives(self._audit if audit else None) as recording:
             loss = self._trainers[arm].step()
         seconds = time.perf_counter() - start_s
+        dist.barrier()  # until then this node's last bytes may wait in the queue of its link
         if not math.isfinite(loss):
             raise RuntimeError(f"loss is {loss}")
         return {

@@ -34,6 +34,16 @@ def num_outside_subsets(result: Tensor, own: Tensor, parts: Sequence[Tensor], re
     return int((~(nearest <= relative_tolerance * magnitude)).sum())
 
 
+def num_outside_kept_subsets(result: Tensor, own: Tensor, parts: Sequence[Tensor], relative_tolerance: float) -> int:
+    """Elements of `result` that are neither zero nor within the contract of `num_outside_subsets`.
+
+    That is the contract of the first all-reduce: its owner encodes the sum once more, of which each element is sent as
+    it is or kept back.
+    """
+    sent = result != 0
+    return num_outside_subsets(result[sent], own[sent], [part[sent] for part in parts], relative_tolerance)
+
+
 def relative_error(result: Tensor, exact: Tensor) -> float:
     """L2 distance from the exact result, as a share of its norm."""
     norm = float(exact.double().norm())
