@@ -18,8 +18,8 @@ struct UnitKey {
   Collective collective = Collective::kReduceScatter;  // a unit's all-reduce has state of its own
   uint64_t layout = 0;  // hash of the parameters that the elements belong to, in order; 0: unknown
 
-  uint64_t hash() const;  // stable over processes, restarts and machines
-  auto operator<=>(const UnitKey&) const = default;
+  uint64_t hash() const;                             // stable over processes, restarts and machines
+  auto operator<=>(const UnitKey&) const = default;  // NOLINT(modernize-use-nullptr): taken for a 0 in clang-tidy 14
 };
 
 // What a checkpoint holds of one unit on one rank.
