@@ -6,10 +6,11 @@ VENV ?= .venv
 PRESET ?= release
 JOBS ?= $(shell nproc)
 DEMO_ARGS ?=
+FUZZ_SECONDS ?= 60
 
 STAMPS := build/stamps/$(VENV)
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(wildcard cmake/*) $(shell find src kernels include -type f)
-PYTHON_FILES := python $(wildcard tests/python tests/conformance tests/faults) tools
+PYTHON_FILES := python $(wildcard tests/python tests/conformance tests/faults tests/fuzz) tools
 CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
@@ -76,6 +77,11 @@ tidy: setup  ## clang-tidy over the core
 sanitize:  ## the C++ tests under address, undefined-behaviour and thread sanitizers
 	$(MAKE) test-cpp PRESET=asan
 	$(MAKE) test-cpp PRESET=tsan
+
+fuzz: setup  ## packet decoding under libFuzzer and sanitizers; FUZZ_SECONDS=60 in all
+	cmake --preset fuzz > build/configure-fuzz.log || { cat build/configure-fuzz.log; exit 1; }
+	cmake --build --preset fuzz -j $(JOBS)
+	python tests/fuzz/run.py build/fuzz/tests/fuzz $(FUZZ_SECONDS)
 
 bench: setup  ## codecs beside memcpy; collectives beside Gloo
 	cmake --preset release > build/configure-release.log

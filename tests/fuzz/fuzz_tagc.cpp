@@ -1,0 +1,100 @@
+// Packets of codec tagc: a packet is accepted if and only if it is what was sent, and then packet and residual together
+// are what went in.
+#include <algorithm>
+#include <cmath>
+
+#include "codec/tagc.h"
+#include "codec/tagc_plan.h"
+#include "packets.h"
+
+using namespace isthmus;
+using namespace isthmus::fuzz;
+
+namespace {
+
+Options choose_options(Decisions& decisions) {
+  constexpr int64_t kBlockElements[] = {0, 64, 128, 256, 4096};
+  constexpr double kSparsity[] = {0.9875, 0.9, 0.5, 0};
+  Options options;
+  options.block_elements = kBlockElements[decisions.choose(std::size(kBlockElements))];
+  options.ratio = static_cast<double>(1 + decisions.choose(64));
+  options.sparsity = kSparsity[decisions.choose(std::size(kSparsity))];
+  options.peel_rounds = 1 + decisions.choose(64);
+  return options;
+}
+
+// Each block's elements are in packet or residual, whole; a block with NaN or Inf sent NaN for these and kept the rest.
+void check_conservation(const std::vector<float>& piece, const std::vector<float>& old_residual,
+                        const std::vector<float>& residual, const std::vector<float>& decoded, int64_t block_elements) {
+  const auto num_elements = static_cast<int64_t>(piece.size());
+  for (int64_t begin = 0; begin < num_elements; begin += block_elements) {
+    const int64_t end = std::min(begin + block_elements, num_elements);
+    bool all_finite = true;
+    for (int64_t i = begin; i < end; ++i) {
+      all_finite = all_finite && std::isfinite(piece[i] + old_residual[i]);
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      const float sum = piece[i] + old_residual[i];
+      if (all_finite) {
+        require((decoded[i] == sum && residual[i] == 0) || (decoded[i] == 0 && residual[i] == sum),
+                "packet and residual are what went in");
+      } else {
+        require(residual[i] == old_residual[i] && std::isnan(decoded[i]) == !std::isfinite(sum),
+                "a block that is not finite says so and keeps its residual");
+      }
+    }
+  }
+}
+
+// Changes an element's value in all three cells, as nobody would by chance: only the checksum tells.
+void forge(Decisions& decisions, const kernels::TagcShape& shape, PacketContext context, const Bytes& packet) {
+  if (shape.num_blocks == 0) {
+    return;
+  }
+  TagcScratch scratch;
+  const int64_t element = static_cast<int64_t>(decisions.take<uint32_t>()) % shape.num_elements;
+  const auto change = decisions.take<uint32_t>();
+  const auto& rows = scratch.hash(shape, tagc_seed(context))[element / shape.block_elements];
+  uint8_t* sketch = packet.data() + packet.size() - 4 * shape.num_cells();
+  for (const uint32_t row : rows.row) {
+    uint8_t* cell = sketch + 4 * (row * shape.block_elements + element % shape.block_elements);
+    uint32_t bits = 0;
+    std::memcpy(&bits, cell, 4);
+    bits ^= change;
+    std::memcpy(cell, &bits, 4);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  constexpr int64_t kMostElements = 9000;
+  Decisions decisions(data, size);
+  const Options options = choose_options(decisions);
+  const int64_t num_elements = decisions.choose_size(kMostElements);
+  const uint32_t seed = decisions.take<uint16_t>();
+  const PacketContext context{.unit_hash = decisions.take<uint64_t>(), .step = decisions.take<uint16_t>()};
+  const bool forged = decisions.choose(4) == 1;
+
+  TagcCodec codec(options);
+  const kernels::TagcShape shape = TagcSettings(options).shape(num_elements);
+  const std::vector<float> piece = make_values(num_elements, seed);
+  const std::vector<float> old_residual = make_values(num_elements, 2 * (seed + 1));  // residuals are finite
+  std::vector<float> residual = old_residual;
+  const Bytes packet(codec.packet_bytes(num_elements));
+  codec.encode(view(piece), view(residual), packet.buffer(), context, {});
+
+  std::vector<float> decoded(num_elements);
+  const auto decode = [&] { codec.decode_sum(packet.buffer(), 1, view(decoded), context, {}); };
+  require(accepts(decode), "what was sent is accepted");
+  check_conservation(piece, old_residual, residual, decoded, shape.block_elements);
+
+  const std::vector<uint8_t> sent = packet.copy();
+  if (forged) {
+    forge(decisions, shape, context, packet);
+  }
+  damage(decisions, packet);
+  std::fill(decoded.begin(), decoded.end(), 0.0F);
+  require(accepts(decode) == (packet.copy() == sent), "a packet is accepted if and only if it is what was sent");
+  return 0;
+}

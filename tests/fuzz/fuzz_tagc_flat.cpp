@@ -1,0 +1,42 @@
+// Index and sketch of flat tagc, which carry no header: whatever arrives, decoding ends and stays inside its memory.
+#include <algorithm>
+
+#include "codec/tagc_flat.h"
+#include "packets.h"
+
+using namespace isthmus;
+using namespace isthmus::fuzz;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  constexpr int64_t kBlockElements[] = {0, 64, 128, 256, 4096};
+  constexpr int64_t kMostElements = 9000;
+  Decisions decisions(data, size);
+  Options options;
+  options.tiers = "flat";
+  options.index_bits = decisions.choose(2) == 0 ? 1 : 4;
+  options.block_elements = kBlockElements[decisions.choose(std::size(kBlockElements))];
+  options.ratio = static_cast<double>(1 + decisions.choose(64));
+  options.peel_rounds = 1 + decisions.choose(64);
+  const int64_t num_elements = decisions.choose_size(kMostElements);
+  const uint32_t seed = decisions.take<uint16_t>();
+  const PacketContext context{.unit_hash = decisions.take<uint64_t>(), .step = decisions.take<uint16_t>()};
+
+  TagcFlat codec(options, 15);
+  std::vector<float> residual = make_values(num_elements, 2 * (seed + 1));
+  const Bytes index(codec.index_bytes(num_elements));
+  const int64_t sketch_elements = codec.sketch_elements(num_elements);
+  const Bytes sketch(4 * sketch_elements);
+  const Buffer cells{sketch.data(), sketch_elements, DataType::kFloat32};
+  const std::vector<float> chunk = make_values(num_elements, seed);
+  codec.encode(view(chunk), view(residual), index.buffer(), cells, context);
+
+  if (num_elements > 0) {
+    Decisions for_index(data, size / 2);
+    damage(for_index, index);
+    damage(decisions, sketch);
+  }
+  std::vector<float> decoded(num_elements);
+  const CodecCounts counts = codec.decode(index.buffer(), cells, view(decoded), context);
+  require(counts.estimated_elements >= 0 && counts.estimated_elements <= num_elements, "counts stay in their range");
+  return 0;
+}

@@ -1,0 +1,131 @@
+#include "packets.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+
+#include "isthmus/error.h"
+
+namespace isthmus::fuzz {
+namespace {
+
+constexpr int64_t kSectionBytes = 64;
+
+// A small generator of its own: the same values everywhere.
+class Random {
+ public:
+  explicit Random(uint32_t seed) : state_(seed * 2654435769u + 1) {}
+
+  uint32_t next() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<uint32_t>(state_ >> 33);
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// Where the next damage is done: anywhere, in the header, near the beginning, or at the end.
+int64_t choose_byte(Decisions& decisions, uint8_t region, int64_t size) {
+  const auto place = static_cast<int64_t>(decisions.take<uint32_t>());
+  switch (region % 4) {
+    case 0:
+      return place % size;
+    case 1:
+      return place % std::min(size, kSectionBytes);
+    case 2:
+      return place % std::min(size, 8 * kSectionBytes);
+    default:
+      return size - 1 - place % std::min(size, kSectionBytes);
+  }
+}
+
+void overwrite(const std::vector<uint8_t>& bytes, const Bytes& packet) {
+  std::copy_n(bytes.data(), std::min<size_t>(bytes.size(), packet.size()), packet.data());
+}
+
+}  // namespace
+
+void require(bool condition, const char* what) {
+  if (!condition) {
+    std::fprintf(stderr, "does not hold: %s\n", what);
+    std::abort();
+  }
+}
+
+std::vector<float> make_values(int64_t num_elements, uint32_t seed) {
+  Random random(seed);
+  std::vector<float> values(num_elements);
+  const bool only_finite = seed % 2 == 0;
+  for (float& value : values) {
+    const uint32_t kind = random.next() % 64;
+    const uint32_t bits = random.next() << 1 ^ random.next();
+    if (kind == 0 && !only_finite) {
+      value = bits % 2 == 0 ? std::numeric_limits<float>::quiet_NaN() : -std::numeric_limits<float>::infinity();
+    } else if (kind < 8) {
+      value = 0;
+    } else if (kind < 12) {
+      value = std::bit_cast<float>(bits & 0x807fffffu);  // denormal
+    } else {
+      value = std::bit_cast<float>((bits & 0x807fffffu) | (100 + bits % 40) << 23);
+    }
+  }
+  return values;
+}
+
+ConstBuffer view(const std::vector<float>& values) {
+  return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
+}
+
+Buffer view(std::vector<float>& values) {
+  return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
+}
+
+void damage(Decisions& decisions, const Bytes& packet) {
+  constexpr int64_t kWord = 4;
+  uint8_t* bytes = packet.data();
+  const int64_t last_word = packet.size() - kWord;
+  while (!decisions.empty()) {
+    const auto kind = decisions.take<uint8_t>();
+    const int64_t byte = choose_byte(decisions, kind >> 4, packet.size());
+    const int64_t word = std::min(byte / kWord * kWord, last_word);
+    switch (kind % 6) {
+      case 0:
+        bytes[byte] ^= static_cast<uint8_t>(1 << decisions.take<uint8_t>() % 8);
+        break;
+      case 1: {
+        const auto value = decisions.take<uint32_t>();
+        std::memcpy(bytes + word, &value, kWord);
+        break;
+      }
+      case 2: {
+        const int64_t other = static_cast<int64_t>(decisions.take<uint32_t>()) % packet.size();
+        std::swap_ranges(bytes + word, bytes + word + kWord, bytes + std::min(other / kWord * kWord, last_word));
+        break;
+      }
+      case 3: {
+        const int64_t other = static_cast<int64_t>(decisions.take<uint32_t>()) % packet.size();
+        std::memmove(bytes + word, bytes + std::min(other / kWord * kWord, last_word), kWord);
+        break;
+      }
+      case 4:
+        std::fill_n(bytes + byte, std::min<int64_t>(packet.size() - byte, decisions.take<uint8_t>()), 0);
+        break;
+      default:
+        overwrite(decisions.rest(), packet);
+    }
+  }
+}
+
+bool accepts(const std::function<void()>& decode) {
+  try {
+    decode();
+    return true;
+  } catch (const PacketError&) {
+    return false;
+  }
+}
+
+}  // namespace isthmus::fuzz
