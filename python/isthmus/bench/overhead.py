@@ -34,7 +34,7 @@ COLUMNS = {
     "gloo": "median microseconds until the call returns its Work (issue), and until that has been waited for (full)",
     "added": "Isthmus less Gloo, call by call: median and quartiles over all ranks. Both take turns in the same "
     "processes, on groups of the same ranks, one a node",
-    "added cpu": "the same in processor time of the calling thread, and of the whole process with its helpers: means "
+    "cpu": "what is added in processor time of the calling thread, and of the whole process with its helpers: means "
     f"of batches. Waiting does not count, so it shows what is left when other work on this machine blurs the clock. "
     f"The target, {CALL_TARGET_US:.0f} us a call, is held against `full`",
     "#wrong": "calls of Isthmus, over all ranks, whose first result is not bit for bit Gloo's",
@@ -225,7 +225,7 @@ def _call_table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(title="us a call", title_justify="left", box=SIMPLE, padding=0, pad_edge=False)
     table.add_column("call", no_wrap=True)
     heads = ["bytes", "gloo\nissue", "gloo\nfull", "added\nissue", "added\nfull", "its\nquartiles"]
-    for head in [*heads, "added cpu\nthread", "added cpu\nprocess", "#wrong"]:
+    for head in [*heads, "cpu\nthread", "cpu\nprocess", "#wrong"]:
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         added = row["added"]
