@@ -70,7 +70,8 @@ class Communicator {
   const char* phase() const { return phase_; }
 
   // The state of this rank's units, by key. Views that are valid until the next call of a method that is not const.
-  // These methods, to count_skipped_step(), send nothing, and are called between collectives by the thread that calls those.
+  // These methods, to count_skipped_step(), send nothing, and are called between collectives by the thread that calls
+  // those.
   std::vector<UnitState> unit_states() const;
   // Copies `state` in place of what the unit of that key had. An empty residual is one of zeros. Throws Error if it
   // does not fit this group and its options, or if there are max_units units already; then nothing has changed.

@@ -179,6 +179,29 @@ def overhead(
             raise typer.Exit(_FAILED)
 
 
+@bench.command()
+def soak(
+    steps: Annotated[int, typer.Option(help="Steps of one to four collectives.")] = 10_000,
+    nodes: Annotated[int, typer.Option(help="Simulated nodes, 2 to 8.")] = 2,
+    ranks_per_node: Annotated[int, typer.Option(help="Processes on each node, 2 or more.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of what happens in which step.")] = 1,
+    timeout: Annotated[int, typer.Option(help="Seconds that a collective may take.")] = 120,
+    logs: Annotated[Path, typer.Option(help="Where the ranks' stderr goes.")] = Path("bench-out/soak"),
+) -> None:
+    """Run mixed collectives in several groups at once, verify each, and watch memory, threads and descriptors."""
+    with _failures_told():
+        from isthmus.bench.soak import SoakConfig, print_soak, run_soak
+
+        config = SoakConfig(steps=steps, nodes=nodes, ranks_per_node=ranks_per_node, seed=seed, timeout_s=timeout)
+        console = Console()
+        report = run_soak(config, logs, console)
+        print_soak(config, report, console)
+        for fault in report.faults():
+            print(f"isthmus: {fault}", file=sys.stderr)
+        if report.faults():
+            raise typer.Exit(_FAILED)
+
+
 def _bytes(text: str) -> int:
     """Return 65536 for "64K". Raises ValueError naming the text."""
     digits, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
