@@ -171,8 +171,8 @@ std::vector<std::string> BackendIsthmus::notes(const Stats& path) const {
                 "pass");
   if (!units_.any_pass_ended()) {
     explain_exact(
-        kFirstPass,
-        "of a first backward pass whose end has not been seen: an optimizer's step ends it, or a collective of "
+        kFirstPasses,
+        "in a first backward pass whose end has not been seen: an optimizer's step ends it, or a collective of "
         "this group outside of it. Where there is neither (a compiled step), call isthmus.prepare(model)");
   }
   return notes;

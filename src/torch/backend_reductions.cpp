@@ -156,7 +156,7 @@ WorkPtr BackendIsthmus::submit_reduce_scatter(const at::Tensor& output, const at
     with_contiguous(output, [&](const at::Tensor& shard) {
       const DataType dtype = gradient.unit.dtype;
       communicator_->reduce_scatter(typed_buffer(input, dtype), typed_buffer(shard, dtype), gradient.scale,
-                                    gradient.unit, /*why_exact=*/nullptr);
+                                    gradient.unit, gradient.why_exact);
     });
   };
   return submit(std::move(job));

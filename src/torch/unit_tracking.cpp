@@ -44,8 +44,8 @@ PassTracker::Place PassTracker::next(const std::string& name, uint64_t optimizer
   }
   thread_ = std::this_thread::get_id();
   const int occurrence = counts_[name]++;
-  const auto most = most_counts_.find(name);
-  return {occurrence, most != most_counts_.end() && occurrence < most->second};
+  const auto ended = ended_.find(name);
+  return {occurrence, ended != ended_.end() && occurrence < ended->second.second_most};
 }
 
 // Other threads may well be outside of a backward pass while one goes on: those that run a communication hook's
@@ -59,8 +59,9 @@ void PassTracker::outside() {
 void PassTracker::end_pass() {
   any_pass_ended_ = any_pass_ended_ || !counts_.empty();
   for (const auto& [name, count] : counts_) {
-    int& most = most_counts_[name];
-    most = std::max(most, count);
+    Ended& ended = ended_[name];
+    ended.second_most = std::max(ended.second_most, std::min(ended.most, count));
+    ended.most = std::max(ended.most, count);
   }
   counts_.clear();
 }
@@ -128,13 +129,14 @@ IdentifiedUnit UnitTracker::fsdp2_unit(const ReductionCall& call, const Reductio
   return {make_key(std::move(name), 0, shape), call.module_ordinal < 0 ? kSharedName : nullptr};
 }
 
-// Until a pass that had this reduction has ended it is exact: the buckets that DDP makes before it knows their order
-// never get a residual, and neither does a loop in which nothing shows where passes end.
+// Until two passes that had this reduction have ended it is exact. DDP rebuilds its buckets after its first pass, or
+// with a static graph after its second: those that it had before never get a residual. Neither does a loop in which
+// nothing shows where passes end.
 IdentifiedUnit UnitTracker::unlabelled_unit(const ReductionShape& shape) {
   std::string name = made_up_name(to_string(shape.collective), shape);
   const auto place = passes_.next(name, num_optimizer_steps());
   return {make_key(with_occurrence(std::move(name), place.occurrence), 0, shape),
-          place.seen_before ? nullptr : kFirstPass};
+          place.settled ? nullptr : kFirstPasses};
 }
 
 std::string UnitTracker::made_up_name(const char* kind, const ReductionShape& shape) const {

@@ -17,7 +17,7 @@ namespace isthmus::torch_backend {
 // Why units that cannot be told apart, or not yet, stay exact.
 inline constexpr const char* kSharedName = "several live modules share this name and size";
 inline constexpr const char* kUnknownParameter = "a unit of FSDP1 that cannot be told apart";
-inline constexpr const char* kFirstPass = "first pass";
+inline constexpr const char* kFirstPasses = "first two passes";
 
 // What is known of a reduction when it is called.
 struct ReductionCall {
@@ -50,8 +50,8 @@ struct IdentifiedUnit {
 class PassTracker {
  public:
   struct Place {
-    int occurrence = 0;        // of its kind in this pass
-    bool seen_before = false;  // an earlier pass, which has ended, had it as well
+    int occurrence = 0;    // of its kind in this pass
+    bool settled = false;  // two earlier passes, which have ended, had it as well
   };
 
   // The next reduction of the kind `name` in a backward pass. optimizer_steps: how many there were in this process.
@@ -65,9 +65,14 @@ class PassTracker {
  private:
   void end_pass();
 
-  std::map<std::string, int> counts_;       // of this pass
-  std::map<std::string, int> most_counts_;  // of any pass that has ended
-  std::thread::id thread_;                  // of the last reduction
+  // How many reductions of a kind the passes that have ended had at most, and how many two of them had.
+  struct Ended {
+    int most = 0;
+    int second_most = 0;
+  };
+  std::map<std::string, int> counts_;   // of this pass
+  std::map<std::string, Ended> ended_;  // by kind
+  std::thread::id thread_;              // of the last reduction
   uint64_t optimizer_steps_ = 0;
   bool any_pass_ended_ = false;
 };
