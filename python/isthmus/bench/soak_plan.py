@@ -1,0 +1,106 @@
+"""What happens in each step of the soak: random, but the same on every rank and in every run with the same seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+#: Whole numbers to this size: sums over MOST_RANKS ranks are exact in every type, in any order.
+LARGEST_VALUE = 4
+#: Groups have at most so many ranks, and tensors sizes that all these numbers divide.
+MOST_RANKS = 10
+NUM_ELEMENTS = (5040, 10 * 2520, 34 * 2520)
+#: Below are the plain tensors.
+MIN_ELEMENTS = 20_000
+MOST_CALLS = 4
+
+_FLOATS = ("float32", "bfloat16", "float16")
+_OTHERS = ("float64", "int64", "uint8")
+
+#: Exact ones: the world backend's, or of two tiers and exact; and what they may be called with.
+_EXACT_KINDS = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_gather_list",
+    "reduce_scatter",
+    "all_to_all",
+    "send_receive",
+    "barrier",
+)
+_GRADIENT_KINDS = ("gradient_reduce_scatter", "gradient_all_reduce")
+#: Groups by name. Gradients only go through those that span nodes evenly.
+GROUPS = ("tagc", "plain", "rails", "nodes", "all but the last", "all but the first")
+_GRADIENT_GROUPS = ("tagc", "plain", "rails")
+#: Those of them with codec tagc.
+LOSSY_GROUPS = ("tagc", "rails")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective of a step."""
+
+    kind: str
+    group: str
+    dtype: str
+    num_elements: int
+    operator: str  # sum, avg, max, min; what does not reduce ignores it
+    root: int  # rank in the group
+    asynchronous: bool
+
+    @property
+    def unit(self) -> str:
+        """The unit whose gradient this is: of one shape, type and scale."""
+        return f"soak.{self.kind}.{self.group}.{self.dtype}.{self.num_elements}.{self.operator}"
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it is labelled as the reduction of a gradient."""
+        return self.kind in _GRADIENT_KINDS
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether it goes through codec tagc."""
+        return self.is_gradient and self.group in LOSSY_GROUPS and self.num_elements >= MIN_ELEMENTS
+
+    def __str__(self) -> str:
+        how = "asynchronous" if self.asynchronous else "synchronous"
+        return f"{self.kind} ({self.operator}) of {self.num_elements} x {self.dtype} in group '{self.group}', {how}"
+
+
+def calls_of_step(seed: int, step: int, smallest_group: int) -> list[Call]:
+    """Return the calls of one step, at most one for each unit. Roots are in 0 ... smallest_group - 1."""
+    choose = random.Random(f"{seed}/{step}")
+    calls: dict[str, Call] = {}
+    for _ in range(choose.randint(1, MOST_CALLS)):
+        call = _gradient(choose) if choose.random() < 0.4 else _exact(choose, smallest_group)
+        calls.setdefault(call.unit, call)
+    return list(calls.values())
+
+
+def _gradient(choose: random.Random) -> Call:
+    return Call(
+        kind=choose.choice(_GRADIENT_KINDS),
+        group=choose.choice(_GRADIENT_GROUPS),
+        dtype=choose.choice(_FLOATS[:2]),
+        num_elements=choose.choice(NUM_ELEMENTS),
+        operator=choose.choice(("sum", "avg")),
+        root=0,
+        asynchronous=choose.random() < 0.5,
+    )
+
+
+def _exact(choose: random.Random, smallest_group: int) -> Call:
+    kind = choose.choice(_EXACT_KINDS)
+    dtype = choose.choice(_FLOATS + _OTHERS)
+    operators = ("sum", "max", "min") if kind in ("all_reduce", "reduce") else ("sum",)
+    return Call(
+        kind=kind,
+        group=choose.choice(GROUPS),
+        dtype=dtype,
+        num_elements=choose.choice(NUM_ELEMENTS),
+        operator=choose.choice((*operators, "avg") if kind == "all_reduce" and dtype in _FLOATS else operators),
+        root=choose.randrange(smallest_group),
+        asynchronous=choose.random() < 0.5,
+    )
