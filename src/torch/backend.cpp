@@ -195,6 +195,7 @@ void BackendIsthmus::startCoalescing() {
   }
   std::lock_guard lock(mutex_);
   coalescing_ = true;
+  coalesced_.clear();  // torch does not end a block in which a call raised
 }
 
 WorkPtr BackendIsthmus::endCoalescing() {

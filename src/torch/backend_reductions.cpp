@@ -56,7 +56,8 @@ at::Tensor premultiplied(const at::Tensor& tensor, const ReduceOp& op) {
   }
   const at::Tensor product =
       factor->tensor_factor.defined() ? tensor.mul(factor->tensor_factor) : tensor.mul(factor->double_factor);
-  return product.to(tensor.scalar_type());
+  return product.to(tensor.scalar_type())
+      .reshape(tensor.sizes());  // a factor of one element has a dimension of its own
 }
 
 void premultiply_in_place(std::vector<at::Tensor>& tensors, const ReduceOp& op) {
