@@ -421,7 +421,7 @@ def state_of_units_goes_out_and_in() -> None:
         assert torch.equal(4 * before["residual"], after["residual"])
     with pytest.raises(isthmus.Error, match="saved"):
         native(group).load_unit({**saved[1], "residual": torch.ones(3)})
-    with pytest.raises(isthmus.Error, match="factor|scale"):
+    with pytest.raises(isthmus.Error, match=r"factor|scale"):
         native(group).scale_residuals(0.0)
     tagged(group, name="saved", layout=1, exact="")  # the group goes on after errors
     inside_a_node = make_group(nodes="1x4")
