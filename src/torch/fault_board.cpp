@@ -71,6 +71,7 @@ struct PatientStore::State {
 
   void run() {
     std::unique_lock lock(mutex);
+    bool cloned = false;
     while (true) {
       changed.wait(lock, [&] { return closed || !actions.empty(); });
       if (closed) {
@@ -79,8 +80,20 @@ struct PatientStore::State {
       auto action = std::move(actions.front());
       actions.pop_front();
       lock.unlock();
+      if (!std::exchange(cloned, true)) {
+        clone_store();
+      }
       action();
       lock.lock();
+    }
+  }
+
+  // For a connection of its own: the original may be busy with somebody's blocking call.
+  void clone_store() {
+    try {
+      store = store->clone();
+    } catch (const std::exception&) {
+      // Not every store can be cloned; then the original has to do.
     }
   }
 
@@ -88,11 +101,13 @@ struct PatientStore::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::function<void()>> actions;
-  bool started = false;
   bool closed = false;
 };
 
-PatientStore::PatientStore(c10::intrusive_ptr<c10d::Store> store) : state_(std::make_shared<State>(std::move(store))) {}
+// The thread starts here and not with the first call: a process that is out of memory could not start it.
+PatientStore::PatientStore(c10::intrusive_ptr<c10d::Store> store) : state_(std::make_shared<State>(std::move(store))) {
+  std::thread([state = state_] { state->run(); }).detach();
+}
 
 PatientStore::~PatientStore() {
   std::lock_guard lock(state_->mutex);
@@ -119,18 +134,6 @@ bool PatientStore::call(std::function<void(c10d::Store&)> action, std::chrono::m
     *outcome = {true, succeeded};
     state->changed.notify_all();
   });
-  if (!state->started) {
-    state->started = true;
-    std::thread([state] {
-      try {
-        // A connection of its own: the original may be busy with somebody's blocking call.
-        state->store = state->store->clone();
-      } catch (const std::exception&) {
-        // Not every store can be cloned; then the original has to do.
-      }
-      state->run();
-    }).detach();
-  }
   state->changed.notify_all();
   state->changed.wait_for(lock, timeout, [&] { return outcome->done; });
   return outcome->succeeded;

@@ -11,7 +11,7 @@
 namespace isthmus::torch_backend {
 
 // Calls a store from a thread of its own, so that a store that does not answer (its host is stopped) blocks nobody for
-// longer than they asked for. The thread starts with the first call and is never joined.
+// longer than they asked for. The thread is never joined.
 class PatientStore {
  public:
   explicit PatientStore(c10::intrusive_ptr<c10d::Store> store);

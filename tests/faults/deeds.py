@@ -92,13 +92,19 @@ def lose_the_store_and_die(scene: Scene) -> None:
     die(scene)
 
 
-def run_out_of_memory(spare_bytes: int) -> Deed:
-    """Let the process have no more than `spare_bytes` beyond what it has."""
+def run_out_of_memory(needed_bytes: int) -> Deed:
+    """Leave the process no `needed_bytes` in one piece, but something to report with."""
 
     def deed(scene: Scene) -> None:
+        allocate = ctypes.CDLL(None).malloc
+        allocate.restype = ctypes.c_void_p
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + spare_bytes
+        limit = pages * resource.getpagesize() + needed_bytes // 4
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        # What was freed before counts as used: it goes in parts so small that what is left of it does not suffice.
+        while last := allocate(ctypes.c_size_t(needed_bytes // 4)):
+            spare = last
+        ctypes.CDLL(None).free(ctypes.c_void_p(spare))
         scene.moment.value = time.monotonic()
 
     return deed

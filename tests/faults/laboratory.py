@@ -12,6 +12,7 @@ import faulthandler
 import json
 import mmap
 import os
+import queue
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -43,9 +45,10 @@ WARM_UP_ROUNDS = 2
 ROUNDS = 5
 # Survivors are idle for so long while a rank dies or leaves.
 IDLE_S = 0.3
+# What is freed is gone, and no thread has a reserve of its own: limits on memory bite.
+LIMITABLE_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _PR_SET_CHILD_SUBREAPER = 36
-_M_MMAP_THRESHOLD = -3
 
 
 @dataclass
@@ -82,7 +85,9 @@ class Laboratory:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ISTHMUS_")}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "faults.laboratory"],
-            env=environment | {"LD_PRELOAD": str(library), "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            env=environment
+            | {"LD_PRELOAD": str(library), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+            | LIMITABLE_MEMORY,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -109,6 +114,36 @@ class Laboratory:
             self._process.kill()
             self._process.wait()
         self._directory.cleanup()
+
+
+class Laboratories:
+    """Several laboratories, so that the waiting of one row goes on beside another's. A context manager."""
+
+    def __init__(self, number: int) -> None:
+        self._idle: queue.Queue[Laboratory] = queue.Queue()
+        self._all = [Laboratory() for _ in range(number)]
+        for laboratory in self._all:
+            self._idle.put(laboratory)
+        self._threads = ThreadPoolExecutor(number)
+
+    def start(self, name: str) -> Future[Outcome]:
+        """Run one row as soon as a laboratory is free."""
+        return self._threads.submit(self._run, name)
+
+    def _run(self, name: str) -> Outcome:
+        laboratory = self._idle.get()
+        try:
+            return laboratory.run(name)
+        finally:
+            self._idle.put(laboratory)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        for laboratory in self._all:
+            laboratory.__exit__(*error)
 
 
 # What follows runs in the laboratory.
@@ -243,7 +278,6 @@ def _play(stage: _Stage, node: int, name: str, part: Callable[..., int], *argume
     faulthandler.register(signal.SIGUSR1, all_threads=True, file=2)
     die_with_launcher()
     _enter(stage.network.command_prefix(node))
-    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)  # what is freed is gone: limits on memory bite
     os.environ.update(stage.row.settings)
     os.environ.update(
         MASTER_ADDR=stage.network.address(0),

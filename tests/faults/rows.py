@@ -152,7 +152,7 @@ ROWS = [
     Row(
         "no memory for a residual",
         operations.large_reduce_scatter,
-        deeds.run_out_of_memory(operations.LARGE_RESIDUAL_BYTES // 2),
+        deeds.run_out_of_memory(operations.LARGE_RESIDUAL_BYTES),
         (r'unit "blocks\.1": no memory for a residual of \d+ bytes',),
         culprit_expected=(r'unit "blocks\.1": no memory for a residual of \d+ bytes',),
         warm_up=operations.large_plain_reduce_scatter,

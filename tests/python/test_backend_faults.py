@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
 
 import pytest
@@ -15,7 +16,7 @@ import torch.distributed as dist
 
 import ranks
 from checks import finish
-from faults.laboratory import Laboratory, Outcome, RankOutcome
+from faults.laboratory import Laboratories, Outcome, RankOutcome
 from faults.rows import GRACE_S, ROWS, TIMEOUT_S, Row
 
 WORLD_SIZE = 4
@@ -23,14 +24,17 @@ ENV = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "1000", "ISTHMUS_CODEC": 
 
 
 @pytest.fixture(scope="module")
-def laboratory() -> Iterator[Laboratory]:
-    with Laboratory() as laboratory:
-        yield laboratory
+def outcomes(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Outcome]]]:
+    """The rows that were selected, by name: two at a time, most of which is waiting."""
+    selected = [item for item in request.session.items if getattr(item, "originalname", "") == test_fault.__name__]
+    names = [item.callspec.params["row"].name for item in selected]
+    with Laboratories(min(2, len(names))) as laboratories:
+        yield {name: laboratories.start(name) for name in names}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_fault(row: Row, laboratory: Laboratory) -> None:
-    outcome = laboratory.run(row.name)
+def test_fault(row: Row, outcomes: dict[str, Future[Outcome]]) -> None:
+    outcome = outcomes[row.name].result()
     assert not outcome.leftovers, outcome.leftovers
     for rank in outcome.ranks:
         if rank.rank != row.culprit:
