@@ -262,11 +262,12 @@ void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience) {
   {
     std::unique_lock lock(mutex_);
     stopping_ = true;
-    changed_.notify_all();
-    const auto idle = [this] { return jobs_.empty() && !running_; };
+    worker_wakes_.notify_one();
+    watch_wakes_.notify_one();
+    const auto is_idle = [this] { return idle(); };
     if (patience == std::chrono::milliseconds::max()) {
-      changed_.wait(lock, idle);
-    } else if (!changed_.wait_for(lock, patience, idle)) {
+      idle_.wait(lock, is_idle);
+    } else if (!idle_.wait_for(lock, patience, is_idle)) {
       lock.unlock();
       abort();
     }

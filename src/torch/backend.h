@@ -189,6 +189,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
                                            const std::vector<int>& group_ranks);
 
   bool two_tier() const { return map_.two_tier(); }
+  bool idle() const { return jobs_.empty() && !running_; }  // under mutex_
   // The gradient that is reduced, if it is one; else why not is counted. All-reduce: output and input are one tensor.
   std::optional<Gradient> recognise(const at::Tensor& output, const at::Tensor& input, Collective collective,
                                     const c10d::ReduceOp& op);
@@ -237,9 +238,11 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   std::vector<std::shared_ptr<C10dTransport>> transports_;
   std::unique_ptr<Communicator> communicator_;  // null where there are no two tiers
 
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  BackendPtr world_;  // null after shutdown
+  std::mutex mutex_;                      // guards what follows
+  std::condition_variable worker_wakes_;  // a job came, or stopping_
+  std::condition_variable watch_wakes_;  // stopping_ and idle(); else it wakes by the clock, so that waits cost nothing
+  std::condition_variable idle_;         // idle() while stopping_
+  BackendPtr world_;                     // null after shutdown
   std::deque<Job> jobs_;
   bool running_ = false;  // a job
   int busy_ = 0;          // operations that somebody waits for

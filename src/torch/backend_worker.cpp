@@ -26,7 +26,7 @@ WorkPtr BackendIsthmus::submit(Job job) {
     }
   }
   jobs_.push_back(std::move(job));
-  changed_.notify_all();
+  worker_wakes_.notify_one();
   return work;
 }
 
@@ -59,7 +59,7 @@ void BackendIsthmus::run_between_collectives(const char* name, std::function<voi
 void BackendIsthmus::run_worker() {
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
+    worker_wakes_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
     if (jobs_.empty()) {
       return;
     }
@@ -73,7 +73,10 @@ void BackendIsthmus::run_worker() {
     }  // tensors go here, without the lock
     lock.lock();
     running_ = false;
-    changed_.notify_all();
+    if (stopping_ && idle()) {
+      idle_.notify_all();
+      watch_wakes_.notify_one();
+    }
   }
 }
 
@@ -136,7 +139,6 @@ void BackendIsthmus::wait_begins() {
   std::lock_guard lock(mutex_);
   if (busy_++ == 0) {
     busy_since_ = Clock::now();
-    changed_.notify_all();
   }
 }
 
@@ -147,11 +149,7 @@ void BackendIsthmus::wait_ends() {
 
 void BackendIsthmus::run_watch() {
   std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [this] { return stopping_ || busy_ > 0; });
-    if (changed_.wait_for(lock, kWatchPause, [this] { return stopping_ && !running_; })) {
-      return;
-    }
+  while (!watch_wakes_.wait_for(lock, kWatchPause, [this] { return stopping_ && idle(); })) {
     if (busy_ == 0 || failure_ || Clock::now() - busy_since_ < kQuietTime) {
       continue;
     }
