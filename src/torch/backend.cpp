@@ -33,15 +33,26 @@ std::vector<int> ranks_or_all(const std::vector<uint64_t>& global_ranks, int siz
   return ranks;
 }
 
-// So that a forked child can tell: see BackendIsthmus. The lock is held over the fork, which gives the child a whole
-// set.
+// Without those that are about to be destroyed: these wait for the lock, and nobody holds them any more.
+std::vector<c10::intrusive_ptr<BackendIsthmus>> live() {
+  std::lock_guard lock(live_mutex);
+  std::vector<c10::intrusive_ptr<BackendIsthmus>> backends;
+  for (BackendIsthmus* backend : live_backends) {
+    if (auto* held = static_cast<BackendIsthmus*>(c10::raw::weak_intrusive_ptr::lock(backend))) {
+      backends.push_back(c10::intrusive_ptr<BackendIsthmus>::reclaim(held));
+    }
+  }
+  return backends;
+}
+
+// See BackendIsthmus. The lock is held over the fork, which gives the child a whole set.
 void watch_forks() {
   static std::once_flag once;
   std::call_once(once, [] {
     pthread_atfork([] { live_mutex.lock(); }, [] { live_mutex.unlock(); },
                    [] {
                      for (BackendIsthmus* backend : live_backends) {
-                       backend->mark_forked();
+                       backend->keep_for_ever();
                      }
                      live_backends.clear();
                      live_mutex.unlock();
@@ -54,9 +65,10 @@ void watch_forks() {
 void set_split_function(SplitFunction function) { split_function() = std::move(function); }
 
 void shutdown_all() {
-  std::lock_guard lock(live_mutex);
-  for (BackendIsthmus* backend : live_backends) {
-    backend->shutdown_within(kExitPatience);
+  const auto deadline = Clock::now() + kExitPatience;
+  for (const auto& backend : live()) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    backend->shutdown_within(std::max(left, std::chrono::milliseconds(0)));
   }
 }
 
@@ -65,6 +77,7 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
       options_(parts.options),
       values_(parts.options->values),
       map_(parts.node_of_rank),
+      coalesces_(parts.world->supportsCoalescing()),
       global_ranks_(ranks_or_all(parts.options->global_ranks_in_group, parts.size)),
       board_(std::make_unique<FaultBoard>(parts.store, parts.rank, global_ranks_)),
       world_(parts.world),
@@ -121,14 +134,11 @@ std::shared_ptr<C10dTransport> BackendIsthmus::make_tier(const char* name, const
   return transports_.back();
 }
 
-void BackendIsthmus::mark_forked() {
-  forked_ = true;
-  // Destroying it would wait for threads that this process does not have.
-  c10::raw::intrusive_ptr::incref(this);
-}
+// Destroying it would wait for threads that a forked child does not have.
+void BackendIsthmus::keep_for_ever() { c10::raw::intrusive_ptr::incref(this); }
 
 BackendStats BackendIsthmus::stats() {
-  require_own_process();
+  process_.require_this();
   std::lock_guard lock(mutex_);
   BackendStats stats;
   stats.node_map = map_.to_string();
@@ -179,7 +189,7 @@ std::vector<std::string> BackendIsthmus::notes(const Stats& path) const {
 }
 
 void BackendIsthmus::reset_stats() {
-  require_own_process();
+  process_.require_this();
   std::lock_guard lock(mutex_);
   calls_.clear();
   exact_calls_.clear();
@@ -190,7 +200,7 @@ void BackendIsthmus::reset_stats() {
 
 // Must not throw: torch would drop later collectives without a word.
 void BackendIsthmus::startCoalescing() {
-  if (forked_) {
+  if (!process_.is_this()) {
     return;
   }
   std::lock_guard lock(mutex_);
@@ -199,7 +209,7 @@ void BackendIsthmus::startCoalescing() {
 }
 
 WorkPtr BackendIsthmus::endCoalescing() {
-  require_own_process();
+  process_.require_this();
   std::lock_guard lock(mutex_);
   coalescing_ = false;
   return c10::make_intrusive<CombinedWork>(getRank(), c10d::OpType::COALESCED, std::exchange(coalesced_, {}));
@@ -231,13 +241,13 @@ void BackendIsthmus::setTimeout(std::chrono::milliseconds timeout) {
 void BackendIsthmus::setSequenceNumberForGroup() { world_backend()->setSequenceNumberForGroup(); }
 
 uint64_t BackendIsthmus::getSequenceNumberForGroup() {
-  require_own_process();
+  process_.require_this();
   std::lock_guard lock(mutex_);
   return next_sequence_number_;
 }
 
 c10d::ErrorType BackendIsthmus::getError() {
-  if (forked_) {
+  if (!process_.is_this()) {
     return c10d::ErrorType::COMM_ERROR;
   }
   std::lock_guard lock(mutex_);
@@ -245,7 +255,7 @@ c10d::ErrorType BackendIsthmus::getError() {
 }
 
 void BackendIsthmus::abort() {
-  if (forked_) {
+  if (!process_.is_this()) {
     return;
   }
   fail_from_now_on(dist_error("isthmus: this process group was aborted"));
@@ -255,7 +265,7 @@ void BackendIsthmus::abort() {
 void BackendIsthmus::shutdown() { shutdown_within(std::chrono::milliseconds::max()); }
 
 void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience) {
-  if (forked_) {
+  if (!process_.is_this()) {
     return;
   }
   const WithoutGil without_gil;
@@ -287,7 +297,7 @@ void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience) {
 }
 
 BackendPtr BackendIsthmus::world(const char* call) {
-  require_own_process();
+  process_.require_this();
   std::lock_guard lock(mutex_);
   require_usable();
   ++calls_[call];
@@ -296,7 +306,7 @@ BackendPtr BackendIsthmus::world(const char* call) {
 }
 
 BackendPtr BackendIsthmus::world_for_message(const char* call) {
-  require_own_process();
+  process_.require_this();
   std::lock_guard lock(mutex_);
   require_usable();
   ++calls_[call];
@@ -304,16 +314,10 @@ BackendPtr BackendIsthmus::world_for_message(const char* call) {
 }
 
 BackendPtr BackendIsthmus::world_backend() {
-  require_own_process();
+  process_.require_this();
   std::lock_guard lock(mutex_);
   require_usable();
   return world_;
-}
-
-void BackendIsthmus::require_own_process() const {
-  TORCH_CHECK_WITH(DistBackendError, !forked_,
-                   "isthmus: this process was forked from the one that made this process group, and has no part in it. "
-                   "Use the group in the process that made it, or start this one with spawn and make a group here");
 }
 
 void BackendIsthmus::require_usable() const {

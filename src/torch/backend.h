@@ -18,6 +18,7 @@
 #include "torch/backend_options.h"
 #include "torch/c10d_transport.h"
 #include "torch/fault_board.h"
+#include "torch/own_process.h"
 #include "torch/unit_tracking.h"
 #include "torch/work.h"
 
@@ -92,7 +93,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
 
   BackendStats stats();
   void reset_stats();
-  void mark_forked();  // called in a forked child
+  void keep_for_ever();  // called in a forked child
   const std::vector<int>& node_of_rank() const { return map_.node_of_rank(); }
   const std::vector<int>& global_ranks() const { return global_ranks_; }
 
@@ -110,7 +111,9 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   bool supportsSplitting() const override { return true; }
-  bool supportsCoalescing() const override { return true; }
+  // As the world backend: torch loses later collectives where a call raises between start and end, as in a
+  // batch_isend_irecv of what cannot be sent, and does not start where this is false.
+  bool supportsCoalescing() const override { return coalesces_; }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
   BackendPtr split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
@@ -211,7 +214,6 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   BackendPtr world(const char* call);              // a collective
   BackendPtr world_for_message(const char* call);  // between two ranks
   BackendPtr world_backend();
-  void require_own_process() const;
   void require_usable() const;                              // under mutex_
   std::vector<std::string> notes(const Stats& path) const;  // under mutex_
   void count_exact(const char* reason);
@@ -229,10 +231,11 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   void fail_from_now_on(std::exception_ptr error);
   void close_all_connections();
 
-  bool forked_ = false;                               // this process is a child of the one that made this backend
+  const OwnProcess process_;
   const c10::intrusive_ptr<BackendOptions> options_;  // torch and its users see these
   const isthmus::Options values_;                     // as they were when all ranks agreed on them
   const NodeMap map_;
+  const bool coalesces_;
   std::vector<int> global_ranks_;
   std::unique_ptr<FaultBoard> board_;
   std::vector<std::shared_ptr<C10dTransport>> transports_;

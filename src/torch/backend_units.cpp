@@ -63,7 +63,7 @@ void BackendIsthmus::count_skipped_step() {
 }
 
 void BackendIsthmus::set_gradients(const std::string& mode) {
-  require_own_process();
+  process_.require_this();
   isthmus::Options options = values_;
   for (const OptionField& field : option_fields()) {
     if (field.name == std::string("gradients")) {

@@ -14,7 +14,7 @@ constexpr std::chrono::milliseconds kWatchPause{500};
 }  // namespace
 
 WorkPtr BackendIsthmus::submit(Job job) {
-  require_own_process();
+  process_.require_this();
   std::lock_guard lock(mutex_);
   require_usable();
   const WorkPtr work = job.work;
@@ -45,7 +45,7 @@ WorkPtr BackendIsthmus::issued(WorkPtr work) {
 void BackendIsthmus::run_between_collectives(const char* name, std::function<void()> action) {
   const WithoutGil without_gil;
   if (!two_tier()) {
-    require_own_process();
+    process_.require_this();
     return;
   }
   Job job;
@@ -136,6 +136,7 @@ std::exception_ptr BackendIsthmus::explain(c10d::OpType operation, uint64_t sequ
 }
 
 void BackendIsthmus::wait_begins() {
+  process_.require_this();
   std::lock_guard lock(mutex_);
   if (busy_++ == 0) {
     busy_since_ = Clock::now();

@@ -31,6 +31,16 @@ WorkerWork::WorkerWork(int rank, c10d::OpType type, const char* profiling_title,
                        std::vector<at::Tensor> outputs)
     : Work(rank, type, profiling_title, inputs), outputs_(std::move(outputs)), future_(tensor_list_future()) {}
 
+bool WorkerWork::wait(std::chrono::milliseconds timeout) {
+  process_.require_this();
+  return Work::wait(timeout);
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkerWork::getFuture() {
+  process_.require_this();
+  return future_;
+}
+
 void WorkerWork::complete() {
   finish();
   future_->markCompleted(c10::IValue(outputs_));

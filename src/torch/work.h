@@ -9,18 +9,21 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "torch/own_process.h"
+
 namespace isthmus::torch_backend {
 
 // One operation that the worker thread runs. The caller's side: wait(timeout), isCompleted, exception, result,
-// getFuture. The worker's side: complete() or fail(), once.
+// getFuture; a forked child, where the worker is not, must not wait. The worker's side: complete() or fail(), once.
 class WorkerWork final : public c10d::Work {
  public:
   // profiling_title: shown by the profiler from construction to completion.
   WorkerWork(int rank, c10d::OpType type, const char* profiling_title, const std::vector<at::Tensor>& inputs,
              std::vector<at::Tensor> outputs);
 
+  bool wait(std::chrono::milliseconds timeout) override;
   std::vector<at::Tensor> result() override { return outputs_; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return sequence_number_; }
 
   void set_sequence_number(uint64_t number) { sequence_number_ = number; }
@@ -28,6 +31,7 @@ class WorkerWork final : public c10d::Work {
   void fail(std::exception_ptr error);
 
  private:
+  const OwnProcess process_;
   std::vector<at::Tensor> outputs_;
   uint64_t sequence_number_ = 0;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
@@ -57,7 +61,7 @@ class CombinedWork final : public c10d::Work {
 // Who is told when the wait for a Work of the world backend takes long, and asked what its failure means.
 class FaultHandler {
  public:
-  virtual void wait_begins() = 0;
+  virtual void wait_begins() = 0;  // throws where nobody may wait: in a forked child
   virtual void wait_ends() = 0;
   // The error to throw in place of `error`. Blocks for seconds.
   virtual std::exception_ptr explain(c10d::OpType operation, uint64_t sequence_number, const std::string& error) = 0;
