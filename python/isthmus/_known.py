@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,20 +44,26 @@ class KnownModel:
 
 
 def known_models(target: Target) -> list[KnownModel]:
-    """Return prepared models, and FSDP models that are not: `target`, or else all FSDP2 models that are alive."""
-    known = [KnownModel(prepared.units, prepared) for prepared in _prepare.all_prepared()]
+    """Return prepared models, and FSDP models that are not: `target`, or else all FSDP2 models that are alive.
+
+    If `target` is a model, what is in it comes first.
+    """
     models = [target] if isinstance(target, nn.Module) else _models.live_fsdp2_models()
+    inside = [_prepare.prepared_of(module) for model in models for module in model.modules()]
+    prepared = dict.fromkeys(map(id, filter(None, inside)))
+    everything = {id(entry): entry for entry in _prepare.all_prepared()}
+    known = [KnownModel(entry.units, entry) for entry in {**prepared, **everything}.values() if entry is not None]
     unprepared = [model for model in models if _prepare.prepared_of(model) is None]
     return known + [KnownModel(_models.units_of(model), None) for model in unprepared]
 
 
 def find_unit(
-    name: str, group: dist.ProcessGroup | None, known: Iterable[KnownModel]
+    name: str, groups: Collection[dist.ProcessGroup], known: Iterable[KnownModel]
 ) -> tuple[Unit, _prepare.Prepared | None] | None:
-    """Return the unit of that name, in `group` unless that is None, and what `prepare` noted about its model."""
+    """Return the unit of that name that is reduced over one of `groups`, and what `prepare` noted about its model."""
     for model in known:
         unit = model.unit_named(name)
-        if unit is not None and (group is None or group in unit.process_groups):
+        if unit is not None and any(group in groups for group in unit.process_groups):
             return unit, model.prepared
     return None
 

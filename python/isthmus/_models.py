@@ -118,9 +118,9 @@ def groups_of(model: nn.Module) -> list[dist.ProcessGroup]:
     """Return the process groups that gradients of `model` may be reduced over, of whatever backend."""
     groups = [group for unit in units_of(model) for group in unit.process_groups]
     groups += [module.process_group for _, module in ddp_modules(model)]
-    for parameter in model.parameters():
-        if isinstance(parameter, DTensor):
-            groups += gradient_groups(parameter)
+    # The mesh of a DTensor says nothing about FSDP2's groups: torch takes meshes of equal ranks for one another.
+    if not groups:
+        groups = [group for p in model.parameters() if isinstance(p, DTensor) for group in gradient_groups(p)]
     return list(dict.fromkeys(groups))
 
 

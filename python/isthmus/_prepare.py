@@ -130,16 +130,17 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
     fsdp2 = [(group, unit) for group, unit in _models.fsdp2_units(model) if _is_on_isthmus(unit.process_groups)]
     fsdp1 = [(flat, unit) for flat, unit in _models.fsdp1_units(model) if _is_on_isthmus(unit.process_groups)]
     ddp = [module for _, module in _models.ddp_modules(model) if _is_on_isthmus([module.process_group])]
-    prepared.units = (
-        [unit for _, unit in fsdp2] + [unit for _, unit in fsdp1] + [_bucket(0, (), m.process_group) for m in ddp]
-    )
-    if not prepared.units:
+    prepared.units = [unit for _, unit in fsdp2] + [unit for _, unit in fsdp1]
+    if not prepared.units and not ddp:
         _prepare_dtensors(model, prepared)
         return prepared
     if len(ddp) > 1:
         raise ValueError(
             f"there are {len(ddp)} DDP modules in this model: prepare each of them, with a name of its own"
         )
+    for module in ddp:
+        prepared.bucket_group = module.process_group
+        prepared.bucket_parameters = tuple(_bucket_parameters(module).values())
     _check_names(prepared)
     for group, _ in fsdp2:
         if isinstance(_models.reduce_scatter_comm(group), TaggedReduceScatter):

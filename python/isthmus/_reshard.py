@@ -110,7 +110,7 @@ def _reshard_unit(
         raise _Dropped("its parameters are not known: prepare its model, or give it to state_dict, when saving")
     if whole.is_ambiguous:
         raise _Dropped("units of several models have this name: isthmus.prepare(name=...) tells them apart")
-    found = find_unit(whole.name, None, known)
+    found = find_unit(whole.name, [group for group, _ in groups], known)
     if found is None:
         raise _Dropped("the model has no such unit; give load_checkpoint the model, prepared as it was")
     unit, prepared = found

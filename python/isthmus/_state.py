@@ -193,7 +193,7 @@ def _layout_now(unit: SavedUnit, group: dist.ProcessGroup, known: Sequence[Known
     """Return the layout in the unit's key, which depends on whether its model is prepared."""
     if unit.parameters is None:
         return unit.layout
-    found = _known.find_unit(unit.name, group, known)
+    found = _known.find_unit(unit.name, [group], known)
     if found is None:
         return unit.layout
     live, prepared = found

@@ -1,0 +1,143 @@
+"""Residuals that were saved on some nodes reach the parameters' gradients on others.
+
+What residuals owe is known from outside: the exact gradients less those that were delivered. Loaded elsewhere, they
+have to deliver just that while all gradients are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+import isthmus
+import ranks
+from checkpoints import (
+    FLOAT16,
+    HYBRID,
+    Gradients,
+    Model,
+    added,
+    backward,
+    batch,
+    ddp,
+    delivered_by_nothing,
+    fsdp1,
+    fsdp2,
+    full_gradients,
+    group,
+    hsdp_mesh,
+    mesh_of,
+    seed,
+)
+from checks import finish
+
+PASSES = 3
+# Everything is sent: what was held back arrives at once.
+LOSSLESS = {"sparsity": 0.0, "ratio": 1}
+
+# Each kind of model over ranks on nodes that `nodes` describes.
+Maker = Callable[..., nn.Module]
+MAKERS: dict[str, Maker] = {
+    "fsdp2": lambda nodes, **options: fsdp2(mesh_of(group(nodes=nodes, **options))),
+    "fsdp2 prepared": lambda nodes, **options: isthmus.prepare(fsdp2(mesh_of(group(nodes=nodes, **options)))),
+    "fsdp2 float16": lambda nodes, **options: fsdp2(mesh_of(group(nodes=nodes, **options)), mp_policy=FLOAT16),
+    "hsdp": lambda nodes, **options: fsdp2(hsdp_mesh(nodes, **options)),
+    "hsdp prepared": lambda nodes, **options: isthmus.prepare(fsdp2(hsdp_mesh(nodes, **options)), name="hsdp"),
+    "fsdp1 prepared": lambda nodes, **options: isthmus.prepare(
+        fsdp1(mesh_of(group(nodes=nodes, **options)), use_orig_params=True), name="fsdp1"
+    ),
+    "fsdp1 hybrid prepared": lambda nodes, **options: isthmus.prepare(
+        fsdp1(hsdp_mesh(nodes, **options), use_orig_params=True, sharding_strategy=HYBRID), name="hybrid"
+    ),
+    "ddp prepared": lambda nodes, **options: isthmus.prepare(ddp(group(nodes=nodes, **options)), name="ddp"),
+}
+SAVED = [(kind, "2x2") for kind in MAKERS] + [("fsdp2", "4x1"), ("fsdp2 prepared", "4x1"), ("ddp prepared", "4x1")]
+LOADED = {4: ["4x1", "2x2", "0,3|1,2"], 2: ["2x1"]}
+CASES = [
+    (kind, before, after)
+    for kind, before in SAVED
+    for nodes in LOADED.values()
+    for after in nodes
+    if "hybrid" not in kind or not after.endswith("x1")  # where FSDP1 reduces nothing
+]
+
+
+def exact_gradients(num_ranks: int) -> Gradients:
+    """Return the mean over all ranks of the gradients of all passes."""
+    with seed(0):
+        model = Model()
+    for step in range(PASSES):
+        for rank in range(num_ranks):
+            (model(batch(step, rank)).square().sum() / num_ranks).backward()
+    return full_gradients(model)
+
+
+def make(kind: str, nodes: str, **options: Any) -> nn.Module:
+    with seed(0):
+        return MAKERS[kind](nodes, **options)
+
+
+def folder_of(folder: Path, kind: str, nodes: str) -> Path:
+    return folder / f"{kind} {nodes}"
+
+
+def save_all(rank: int, world_size: int, folder: Path) -> None:
+    """Save each model's residuals, and what they owe to its gradients."""
+    ranks.init()
+    exact = exact_gradients(world_size)
+    owed = {}
+    for kind, nodes in SAVED:
+        model = make(kind, nodes)
+        delivered: Gradients = {}
+        for step in range(PASSES):
+            backward(model, step)
+            delivered = added(delivered, full_gradients(model))
+        dcp.save({"isthmus": isthmus.state_dict(model)}, checkpoint_id=folder_of(folder, kind, nodes))
+        owed[kind, nodes] = added(exact, delivered, -1)
+    if rank == 0:
+        torch.save(owed, folder / "owed")
+    finish()
+
+
+def load_all(rank: int, world_size: int, folder: Path) -> None:
+    """Load each model's residuals; save what they deliver then."""
+    ranks.init()
+    results = {}
+    for kind, before, after in CASES:
+        if after in LOADED[world_size]:
+            model = make(kind, after, **LOSSLESS)
+            report = isthmus.load_checkpoint(folder_of(folder, kind, before), model)
+            results[kind, before, after] = report, delivered_by_nothing(model, 8)
+    if rank == 0:
+        torch.save(results, folder / f"delivered by {world_size}")
+    finish()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    ranks.run(save_all, 4, folder)
+    results = {}
+    for world_size in LOADED:
+        ranks.run(load_all, world_size, folder)
+        results |= torch.load(folder / f"delivered by {world_size}", weights_only=False)
+    return torch.load(folder / "owed"), results
+
+
+@pytest.mark.parametrize(("kind", "before", "after"), CASES)
+def test_what_residuals_owe_arrives_elsewhere(runs: Any, kind: str, before: str, after: str) -> None:
+    owed = runs[0][kind, before]
+    report, delivered = runs[1][kind, before, after]
+    assert not report.dropped
+    assert report.restored if before == after else report.resharded
+    assert owed.keys() == delivered.keys()
+    largest = max(value.abs().max() for value in owed.values())
+    assert largest > 1
+    tolerance = (1e-2 if "float16" in kind else 1e-5) * float(largest)
+    torch.testing.assert_close(delivered, owed, rtol=0, atol=tolerance)
