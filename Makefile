@@ -1,5 +1,5 @@
 # Two commands: `make demo` and `make test`. Both run `make setup` first, which does nothing the second time.
-# Another torch, beside the first: make test VENV=.venv-newest TORCH='torch==2.15.*'
+# Another torch, beside the first: make test-conformance VENV=.venv-newest TORCH='torch==2.15.*'
 PYTHON ?= python3
 TORCH ?= torch==2.11.0
 VENV ?= .venv
@@ -15,7 +15,7 @@ CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help setup demo test test-cpp test-python lint format tidy sanitize bench fuzz clean FORCE
+.PHONY: help setup demo test test-cpp test-python test-conformance lint format tidy sanitize bench fuzz clean FORCE
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -55,6 +55,9 @@ test-cpp: setup  ## the core's tests; PRESET=asan or tsan for sanitizers
 
 test-python: setup  ## the backend's tests: processes over Gloo, then simulated nodes
 	pytest tests/python
+
+test-conformance: setup  ## every collective against Gloo's results: docs/compatibility.md
+	pytest tests/conformance
 
 lint: setup  ## formats, linters and types; changes nothing
 	clang-format --dry-run --Werror $(CXX_FILES)

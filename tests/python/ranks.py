@@ -19,7 +19,8 @@ from typing import Any
 
 # Importing torch takes seconds: one server imports it, and each rank is a fork of that.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "torch.distributed.fsdp", "isthmus._register", "ranks"])
+_preloaded = ["torch", "torch.distributed", "torch.distributed.fsdp", "isthmus._register", "ranks"]
+_context.set_forkserver_preload(_preloaded)
 
 
 @dataclass
@@ -37,6 +38,12 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def preload(*modules: str) -> None:
+    """Have the server import these, too. Call this before the first rank starts."""
+    _preloaded.extend(modules)
+    _context.set_forkserver_preload(_preloaded)
 
 
 def run(

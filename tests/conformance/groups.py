@@ -1,0 +1,86 @@
+"""The groups that rows run on: each shape once on Isthmus and once, with the same members, on Gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import isthmus
+
+WORLD_SIZE = 4
+NODES = "2x2"
+MIN_ELEMENTS = 1024
+EVERYONE = [[0, 1, 2, 3]]
+WITHIN = [[0, 1], [2, 3]]
+ACROSS = [[0, 2], [1, 3]]
+MEMBERS: dict[str, Sequence[Sequence[int]]] = {
+    "world": EVERYONE,
+    "interleaved nodes": EVERYONE,
+    "inside a node": WITHIN,
+    "one rank a node": ACROSS,
+    "uneven nodes": [[0, 1, 2]],
+    "one rank": [[0], [1], [2], [3]],
+    "mesh across nodes": ACROSS,
+    "mesh within nodes": WITHIN,
+    "split": ACROSS,
+}
+# Nodes and ranks a node, where a group has two tiers.
+TIERS = {
+    "world": (2, 2),
+    "interleaved nodes": (2, 2),
+    "one rank a node": (2, 1),
+    "mesh across nodes": (2, 1),
+    "split": (2, 1),
+}
+# torch.distributed.split_group asks for a bound device before 2.15, which a CPU cannot be.
+CAN_SPLIT = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
+
+
+class Groups:
+    """Makes each group when it is first asked for; all ranks must ask in one order."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, str], dist.ProcessGroup | None] = {}
+
+    def gloo(self, shape: str) -> dist.ProcessGroup | None:
+        """Return Gloo's group of this shape; None where this rank is no member."""
+        return self._cached(shape, "gloo", lambda: self._enumerated(MEMBERS[shape], backend="gloo"))
+
+    def isthmus(self, shape: str, codec: str) -> dist.ProcessGroup | None:
+        return self._cached(shape, codec, lambda: self._isthmus(shape, codec))
+
+    def _cached(self, shape: str, kind: str, make: Any) -> dist.ProcessGroup | None:
+        if (shape, kind) not in self._made:
+            self._made[shape, kind] = make()
+        return self._made[shape, kind]
+
+    def _isthmus(self, shape: str, codec: str) -> dist.ProcessGroup | None:
+        nodes = "0,2|1,3" if shape == "interleaved nodes" else NODES
+        options = isthmus.Options(codec=codec, nodes=nodes, min_elements=MIN_ELEMENTS)
+        if shape.startswith("mesh"):
+            override: Any = {name: ("isthmus", options) for name in ("across", "within")}
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("across", "within"), backend_override=override)
+            return mesh.get_group(shape.split()[1])
+        if shape == "split":
+            return dist.split_group(split_ranks=[list(ranks) for ranks in MEMBERS[shape]], pg_options=options)
+        return self._enumerated(MEMBERS[shape], backend="isthmus", pg_options=options)
+
+    def _enumerated(self, members: Sequence[Sequence[int]], **settings: Any) -> dist.ProcessGroup | None:
+        own = None
+        for ranks in members:
+            group = dist.new_group(list(ranks), **settings)
+            own = group if dist.get_rank() in ranks else own
+        return own
+
+    def two_tier_calls(self) -> dict[str, int]:
+        """Return how many collectives took two tiers on this rank, by kind."""
+        calls: dict[str, int] = {}
+        for (_, kind), group in self._made.items():
+            if group is not None and kind != "gloo":
+                for name, numbers in isthmus.stats(group)["collectives"].items():
+                    calls[name] = calls.get(name, 0) + numbers["calls"]
+        return calls

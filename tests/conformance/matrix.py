@@ -1,0 +1,146 @@
+"""Run the conformance table and write what it found: ``python tests/conformance/matrix.py``.
+
+Writes ``results/torch-<version>.json`` for the torch that runs it, and docs/compatibility.md from all such files.
+``--document-only`` does the latter alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rows import COLLECTIVES, GROUPS, LABELS, OPS, OTHER_DTYPES, TAKEN_DTYPES, Row
+
+if TYPE_CHECKING:
+    from world import Results
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+DOCUMENT = HERE.parents[1] / "docs" / "compatibility.md"
+SIGNS = {"equal": "=", "close": "≈", "refused": "x", "more": "+", "gloo only": "Gloo", "absent": "-"}
+REDUCING = [collective.name for collective in COLLECTIVES if collective.reduces]
+MOVING = [collective.name for collective in COLLECTIVES if not collective.reduces]
+
+
+def summary(results: Results) -> dict[str, Any]:
+    """Return what is kept of a run: how many rows had which verdict, and the verdicts of the document's cells."""
+    cells: dict[str, set[str]] = {}
+    for row, verdict in results.verdicts.items():
+        for key in _keys(row):
+            cells.setdefault(key, set()).add(verdict if verdict in SIGNS else "fails")
+    counts = Counter(verdict if verdict in SIGNS else "fails" for verdict in results.verdicts.values())
+    return {
+        "rows": dict(sorted(counts.items())),
+        "cells": {key: ", ".join(sorted(found)) for key, found in sorted(cells.items())},
+    }
+
+
+def _keys(row: Row) -> Iterable[str]:
+    """Name the cells of the document that a row belongs to: it differs from the plainest one on few axes."""
+    plain = Row(row.collective, label=row.label)
+    if row == replace(plain, dtype=row.dtype, op=row.op):
+        yield f"{row.collective}|dtype={row.dtype}|op={row.op}|{row.label}"
+    for axis in ("layout", "mode", "group"):
+        if row == replace(plain, **{axis: getattr(row, axis)}):
+            yield f"{row.collective}|{axis}={getattr(row, axis)}|{row.label}"
+    if row == replace(plain, debug="detail"):
+        yield f"{row.collective}|group=detail|{row.label}"
+
+
+def write_results(version: str, found: dict[str, Any]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"torch-{version}.json").write_text(json.dumps(found, indent=0) + "\n")
+
+
+def stored_results() -> dict[str, dict[str, Any]]:
+    """Return what is stored, by torch version."""
+    return {path.stem.removeprefix("torch-"): json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+
+
+def document(results: Mapping[str, dict[str, Any]]) -> str:
+    parts = [(HERE / "head.md").read_text(), _totals(results)]
+    dtypes = [*TAKEN_DTYPES, *OTHER_DTYPES]
+    plain, gradient = LABELS
+    parts += _tables_of_collectives(results, REDUCING, "Types and operators of {}", dtypes, plain)
+    title = "{} that FSDP labels as a gradient's, codec none"
+    parts += _tables_of_collectives(results, ["all_reduce", "reduce_scatter_tensor"], title, dtypes, gradient)
+    parts.append(
+        _table(results, "Types of what only moves", MOVING, dtypes, f"{{column}}|dtype={{row}}|op=sum|{plain}")
+    )
+    names = [collective.name for collective in COLLECTIVES]
+    for axis, title in (("layout", "Layouts"), ("mode", "Ways to call and to wait"), ("group", "Groups")):
+        values = list(dict.fromkeys(value for collective in COLLECTIVES for value in collective.axis(axis)))
+        values += ["detail"] if axis == "group" else []
+        parts.append(_table(results, title, names, values, f"{{column}}|{axis}={{row}}|{plain}"))
+    scenarios = sorted({key.split("|")[0] for found in results.values() for key in found["cells"]} - set(names))
+    columns = [*GROUPS, "detail"]
+    parts.append(_table(results, "Whole scenarios, by group", columns, scenarios, f"{{row}}|group={{column}}|{plain}"))
+    parts.append((HERE / "tail.md").read_text())
+    return "\n".join(parts)
+
+
+def _totals(results: Mapping[str, dict[str, Any]]) -> str:
+    verdicts = list(SIGNS)
+    lines = ["| torch | rows | " + " | ".join(verdicts) + " |", "|---" * (len(verdicts) + 2) + "|"]
+    for version, found in results.items():
+        counts = [str(found["rows"].get(verdict, 0)) for verdict in verdicts]
+        lines.append(f"| {version} | {sum(found['rows'].values())} | " + " | ".join(counts) + " |")
+    return "\n".join([*lines, ""])
+
+
+def _tables_of_collectives(
+    results: Mapping[str, dict[str, Any]], names: Sequence[str], title: str, dtypes: Sequence[str], label: str
+) -> list[str]:
+    """Return tables of types and operators; collectives with the same table share it."""
+    by_table: dict[str, list[str]] = {}
+    for name in names:
+        table = _table(results, title, OPS, dtypes, f"{name}|dtype={{row}}|op={{column}}|{label}")
+        by_table.setdefault(table, []).append(f"`{name}`")
+    return [table.format(", ".join(sharing)) for table, sharing in by_table.items()]
+
+
+def _table(
+    results: Mapping[str, dict[str, Any]], title: str, columns: Sequence[str], rows: Sequence[str], key: str
+) -> str:
+    """Return a table in which rows with equal cells are one."""
+    by_cells: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        keys = [key.format(row=row, column=column) for column in columns]
+        cells = tuple(_sign([found["cells"].get(key, "") for found in results.values()]) for key in keys)
+        if any(cells):
+            by_cells.setdefault(cells, []).append(row)
+    lines = [f"### {title}", "", "| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    lines += [f"| {', '.join(names)} | " + " | ".join(cells) + " |" for cells, names in by_cells.items()]
+    return "\n".join([*lines, ""])
+
+
+def _sign(of_versions: Sequence[str]) -> str:
+    """Return one sign where all versions agree, else one for each, oldest first."""
+    signs = ["".join(SIGNS.get(verdict, "FAILS") for verdict in found.split(", ") if found) for found in of_versions]
+    return signs[0] if len(set(signs)) == 1 else " / ".join(sign or "·" for sign in signs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--document-only", action="store_true", help="write docs/compatibility.md from stored results")
+    failures = 0
+    if not parser.parse_args().document_only:
+        import world
+
+        results = world.run(world.all_rows())
+        write_results(world.TORCH, summary(results))
+        for row, verdict in results.failures().items():
+            print(f"{row}: {verdict}")
+        failures = len(results.failures())
+        print(f"{len(results.verdicts)} rows, {failures} failures")
+    DOCUMENT.write_text(document(stored_results()))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

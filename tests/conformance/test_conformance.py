@@ -1,0 +1,56 @@
+"""Every collective gives what Gloo gives: the whole table, and the page that shows it."""
+
+from __future__ import annotations
+
+import matrix
+import pytest
+import world
+from rows import PREMULTIPLYING, Row
+from verdicts import CLOSE, GLOO_ONLY, MORE
+
+ROWS = world.all_rows()
+COLLECTIVES = list(dict.fromkeys(row.collective for row in ROWS))
+
+
+@pytest.fixture(scope="session")
+def results() -> world.Results:
+    return world.run(ROWS)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_conforms_to_gloo(results: world.Results, collective: str) -> None:
+    failures = [f"{row}: {verdict}" for row, verdict in results.failures().items() if row.collective == collective]
+    assert not failures, "\n".join(failures)
+
+
+def test_gives_more_than_gloo_only_where_it_says_so(results: world.Results) -> None:
+    def documented(row: Row) -> bool:
+        premultiplied = row.op in PREMULTIPLYING
+        any_layout = row.collective == "all_gather_into_tensor" or row.label == "gradient"
+        return premultiplied or any_layout or row.collective == "all_to_all"
+
+    assert [str(row) for row, verdict in results.verdicts.items() if verdict == MORE and not documented(row)] == []
+    assert {row.collective for row, verdict in results.verdicts.items() if verdict == GLOO_ONLY} <= {
+        "monitored_barrier"
+    }
+
+
+def test_only_gradients_are_summed_in_another_order(results: world.Results) -> None:
+    close = [row for row, verdict in results.verdicts.items() if verdict == CLOSE]
+    assert close
+    assert {row.label for row in close} == {"gradient"}
+
+
+def test_the_table_takes_two_tiers(results: world.Results) -> None:
+    assert all(results.two_tier_calls[kind] > 0 for kind in ("reduce_scatter", "all_gather", "all_reduce"))
+
+
+def test_results_of_this_torch_are_the_stored_ones(results: world.Results) -> None:
+    stored = matrix.stored_results()
+    if world.TORCH in stored:
+        assert matrix.summary(results) == stored[world.TORCH], "run tests/conformance/matrix.py"
+
+
+def test_the_page_shows_the_stored_results() -> None:
+    assert matrix.DOCUMENT.read_text() == matrix.document(matrix.stored_results()), "run matrix.py --document-only"
