@@ -52,6 +52,11 @@ def die_with_a_packet_encoded(scene: Scene) -> None:
     scene.interposer.kill_at_packet(1)
 
 
+def die_with_a_result_encoded(scene: Scene) -> None:
+    """Kill -9 between encoding the own chunk of an all-reduce's result and its exchange."""
+    scene.interposer.kill_at_packet(2)
+
+
 def die_while_disconnecting(scene: Scene) -> None:
     """Kill -9 in destroy_process_group, at the second connection that it closes."""
     scene.interposer.kill_at_close(2)
@@ -74,9 +79,9 @@ def call(operation: Callable[[], None]) -> Deed:
     return deed
 
 
-def flip(byte: int, mask: int = 1) -> Deed:
+def flip(nth_packet: int, byte: int, mask: int = 1) -> Deed:
     """Send a packet with a flipped bit."""
-    return lambda scene: scene.interposer.flip(1, byte, mask)
+    return lambda scene: scene.interposer.flip(nth_packet, byte, mask)
 
 
 def lose_the_store(scene: Scene) -> None:

@@ -323,7 +323,7 @@ def _run_rank(stage: _Stage, rank: int) -> int:
     os.environ.update(RANK=str(rank))
     if not row.rank_0_hosts_the_store:
         os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True")
-    report: dict[str, Any] = {"error_type": "", "error": ""}
+    report: dict[str, Any] = {"error_type": "", "error": "", "called_at": 0.0}
     # Functions run in the reverse order of their registration: this one after Isthmus has shut down.
     atexit.register(_write_report, report, stage.directory / f"rank{rank}.json")
     dist.init_process_group("isthmus", timeout=timedelta(seconds=SETUP_TIMEOUT_S))

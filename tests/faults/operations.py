@@ -6,6 +6,8 @@ from functools import cache
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 NUM_ELEMENTS = 1 << 16
 # Enough for several messages of a ring, so that a rank can die in the middle.
@@ -56,6 +58,40 @@ def large_reduce_scatter() -> None:
 def large_plain_reduce_scatter() -> None:
     """Reduce as much in a unit that stays plain, which needs all the memory but that of the residual."""
     _reduce_scatter("plain", LARGE_ELEMENTS)
+
+
+def _gradient_all_reduce(unit: str, num_elements: int = NUM_ELEMENTS, dtype: torch.dtype = torch.float32) -> None:
+    gradient = torch.ones(num_elements, dtype=dtype)
+    with torch.profiler.record_function(f"FSDP::post_backward_reduce ({unit})"):
+        dist.all_reduce(gradient)
+
+
+def gradient_all_reduce() -> None:
+    """All-reduce the gradient of unit blocks.1, compressed both ways unless the codec is `none`."""
+    _gradient_all_reduce("blocks.1")
+
+
+def smaller_gradient_all_reduce() -> None:
+    """All-reduce a gradient of half the elements."""
+    _gradient_all_reduce("blocks.1", NUM_ELEMENTS // 2)
+
+
+def bfloat16_gradient_all_reduce() -> None:
+    """All-reduce a gradient of another type."""
+    _gradient_all_reduce("blocks.1", dtype=torch.bfloat16)
+
+
+@cache
+def _fsdp2_model() -> nn.Module:
+    blocks = [nn.Sequential(nn.Linear(128, 128), nn.ReLU()) for _ in range(3)]
+    return fully_shard(nn.Sequential(*map(fully_shard, blocks)))
+
+
+def fsdp2_step() -> None:
+    """Forward and backward of a model under FSDP2, whose units are 0, 1 and 2."""
+    model = _fsdp2_model()
+    model(torch.ones(4, 128)).sum().backward()
+    model.zero_grad()
 
 
 def all_gather() -> None:

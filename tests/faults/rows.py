@@ -17,6 +17,7 @@ GRACE_S = 5.0
 
 COMPRESSED = {"ISTHMUS_CODEC": "tagc", "ISTHMUS_BLOCK_ELEMENTS": "256", "ISTHMUS_RATIO": "4"}
 PLAIN = {"ISTHMUS_CODEC": "none"}
+FLAT = COMPRESSED | {"ISTHMUS_TIERS": "flat"}
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,11 @@ class Row:
     settings: Mapping[str, str] = field(default_factory=lambda: COMPRESSED)
     rank_0_hosts_the_store: bool = False
     warm_up: Callable[[], None] | None = None  # None: the operation
+    remark: str = ""  # what the errors cannot name, and why
 
 
 # Where the sections of the packets of `operations.reduce_scatter` begin; see docs/packet_format.md.
-HEADER_UNIT_BYTE, HEADER_STEP_BYTE, HEADER_COUNT_BYTE = 8, 16, 40
+HEADER_UNIT_BYTE, HEADER_STEP_BYTE, HEADER_COUNT_BYTE, HEADER_CHECKSUM_BYTE = 8, 16, 24, 40
 PLAIN_VALUES_BYTE = 48
 COMPRESSED_FLAGS_BYTE, COMPRESSED_INDEX_BYTE, COMPRESSED_SKETCH_BYTE = 64, 128, 128 + 2048
 REFUSED = r"(corrupt packet: |packet with )"
@@ -43,6 +45,11 @@ REFUSED = r"(corrupt packet: |packet with )"
 SILENT = r"No word from rank 3: dead, stopped, or not in a collective of this group"
 NO_STORE = r"The store that ranks report to did not answer: its host \(global rank 0, unless a launcher hosts it\)"
 REDUCTION = r"reduce-scatter #\d+ of 65536 x Float of unit blocks\.1 failed on rank \d in phase "
+
+ALL_REDUCTION = r"all-reduce #\d+ of 65536 x Float of unit blocks\.1 failed on rank \d in phase "
+FSDP2_STEP = r"(reduce-scatter|all-gather) #\d+ of \d+ x Float( of unit \d)? failed on rank \d in phase "
+NO_PHASES = "an exact collective is one call of Gloo: it has no unit and no phases"
+NO_SIZES = f"{NO_PHASES}; its size and type are not in the reports, so nobody is named"
 
 ROWS = [
     Row("killed while idle", operations.reduce_scatter, deeds.die, (REDUCTION, SILENT)),
@@ -72,9 +79,36 @@ ROWS = [
         (REDUCTION, SILENT),
         settings=PLAIN,
     ),
+    Row(
+        "killed within a single-tier reduction",
+        operations.reduce_scatter,
+        deeds.die_within_the_transfer(10_000),
+        (REDUCTION, SILENT),
+        settings=FLAT,
+    ),
+    Row(
+        "killed between encode and exchange of an all-reduce",
+        operations.gradient_all_reduce,
+        deeds.die_with_a_packet_encoded,
+        (ALL_REDUCTION, SILENT),
+    ),
+    Row(
+        "killed with the result of an all-reduce encoded",
+        operations.gradient_all_reduce,
+        deeds.die_with_a_result_encoded,
+        (ALL_REDUCTION, SILENT),
+    ),
+    Row(
+        "killed between encode and exchange of FSDP2's gradient",
+        operations.fsdp2_step,
+        deeds.die_with_a_packet_encoded,
+        (FSDP2_STEP, r"reduce-scatter #\d+ of 16512 x Float of unit 2", SILENT),
+    ),
     Row("killed in shutdown", operations.nothing, deeds.die_while_disconnecting, ()),
     Row("leaves early", operations.reduce_scatter, deeds.leave, (REDUCTION, SILENT)),
     Row("stopped in a compressed reduction", operations.reduce_scatter, deeds.stop, (REDUCTION, SILENT)),
+    Row("stopped in a compressed all-reduce", operations.gradient_all_reduce, deeds.stop, (ALL_REDUCTION, SILENT)),
+    Row("stopped in FSDP2's step", operations.fsdp2_step, deeds.stop, (FSDP2_STEP, SILENT)),
     Row("stopped in an exact collective", operations.all_reduce, deeds.stop, ("ALLREDUCE", SILENT)),
     Row(
         "another collective",
@@ -105,6 +139,27 @@ ROWS = [
         culprit_expected=(r"packet with unit", r"rank 0 was in reduce-scatter #\d+ of 65536 x Float of unit blocks\.1"),
     ),
     Row(
+        "another size in a compressed all-reduce",
+        operations.gradient_all_reduce,
+        deeds.call(operations.smaller_gradient_all_reduce),
+        (ALL_REDUCTION, r"rank 3 was in all-reduce #\d+ of 32768 x Float"),
+        culprit_expected=(r"failed on rank 3", r"rank 0 was in all-reduce #\d+ of 65536 x Float"),
+    ),
+    Row(
+        "another type in a compressed all-reduce",
+        operations.gradient_all_reduce,
+        deeds.call(operations.bfloat16_gradient_all_reduce),
+        (ALL_REDUCTION, r"rank 3 was in all-reduce #\d+ of 65536 x BFloat16"),
+        culprit_expected=(r"failed on rank 3", r"rank 0 was in all-reduce #\d+ of 65536 x Float"),
+    ),
+    Row(
+        "another collective in place of a compressed all-reduce",
+        operations.gradient_all_reduce,
+        deeds.call(operations.reduce_scatter),
+        (ALL_REDUCTION, r"rank 3 was in reduce-scatter #\d+ of 65536 x Float"),
+        culprit_expected=(r"failed on rank 3", r"rank 0 was in all-reduce #\d+ of 65536 x Float"),
+    ),
+    Row(
         "another exact collective",
         operations.all_reduce,
         deeds.call(operations.broadcast),
@@ -116,12 +171,14 @@ ROWS = [
         operations.all_reduce,
         deeds.call(operations.smaller_all_reduce),
         ("ALLREDUCE",),
+        remark=NO_SIZES,
     ),
     Row(
         "another type in an exact collective",
         operations.all_reduce,
         deeds.call(operations.bfloat16_all_reduce),
         ("ALLREDUCE",),
+        remark=NO_SIZES,
     ),
     Row("store gone", operations.reduce_scatter, deeds.lose_the_store, ()),
     Row(
@@ -133,20 +190,24 @@ ROWS = [
     *(
         Row(
             f"flipped bit in {part}",
-            operations.reduce_scatter,
-            deeds.flip(byte),
-            (REDUCTION, REFUSED),
-            culprit_expected=(REDUCTION, REFUSED),
+            operation,
+            deeds.flip(packet, byte),
+            (expected, REFUSED),
+            culprit_expected=(expected, REFUSED),
             settings=settings,
         )
-        for part, byte, settings in (
-            ("a header (unit)", HEADER_UNIT_BYTE + 5, COMPRESSED),
-            ("a header (count)", HEADER_COUNT_BYTE, COMPRESSED),
-            ("a block flag", COMPRESSED_FLAGS_BYTE + 2, COMPRESSED),
-            ("an index", COMPRESSED_INDEX_BYTE + 77, COMPRESSED),
-            ("a sketch", COMPRESSED_SKETCH_BYTE + 4001, COMPRESSED),
-            ("a header (step), codec none", HEADER_STEP_BYTE, PLAIN),
-            ("a value, codec none", PLAIN_VALUES_BYTE + 4001, PLAIN),
+        for part, operation, expected, packet, byte, settings in (
+            ("a header (unit)", operations.reduce_scatter, REDUCTION, 1, HEADER_UNIT_BYTE + 5, COMPRESSED),
+            ("a header (count)", operations.reduce_scatter, REDUCTION, 1, HEADER_COUNT_BYTE, COMPRESSED),
+            ("a header (checksum)", operations.reduce_scatter, REDUCTION, 1, HEADER_CHECKSUM_BYTE + 7, COMPRESSED),
+            ("a block flag", operations.reduce_scatter, REDUCTION, 1, COMPRESSED_FLAGS_BYTE + 2, COMPRESSED),
+            ("an index", operations.reduce_scatter, REDUCTION, 1, COMPRESSED_INDEX_BYTE + 77, COMPRESSED),
+            ("a sketch", operations.reduce_scatter, REDUCTION, 1, COMPRESSED_SKETCH_BYTE + 4001, COMPRESSED),
+            ("a header (step), codec none", operations.reduce_scatter, REDUCTION, 1, HEADER_STEP_BYTE, PLAIN),
+            ("a value, codec none", operations.reduce_scatter, REDUCTION, 1, PLAIN_VALUES_BYTE + 4001, PLAIN),
+            ("a piece of an all-reduce", operations.gradient_all_reduce, ALL_REDUCTION, 1, 2000, COMPRESSED),
+            ("the result of an all-reduce", operations.gradient_all_reduce, ALL_REDUCTION, 2, 2000, COMPRESSED),
+            ("the result of an all-reduce, codec none", operations.gradient_all_reduce, ALL_REDUCTION, 2, 2000, PLAIN),
         )
     ),
     Row(
