@@ -137,7 +137,8 @@ std::optional<UnitTag> parameter_tag(const WeakParameter& parameter) {
 }
 
 std::optional<WeakParameter> accumulated_parameter() {
-  const auto node = std::dynamic_pointer_cast<torch::autograd::AccumulateGrad>(torch::autograd::get_current_node());
+  const auto current = torch::autograd::get_current_node();  // a shared_ptr in torch 2.11, an intrusive_ptr in 2.15
+  const auto* node = dynamic_cast<const torch::autograd::AccumulateGrad*>(current.get());
   return node == nullptr ? std::nullopt : std::optional<WeakParameter>(node->variable.getIntrusivePtr());
 }
 
