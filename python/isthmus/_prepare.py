@@ -8,6 +8,7 @@ import gc
 import math
 import re
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 EXCLUDED = "excluded by prepare(units=...)"
 UNKNOWN_LAYOUT = "some parameters had no gradient, and which ones is not known yet"
-FIRST_BUCKETS = "first backward pass with these DDP buckets"
+FIRST_BUCKETS = "first two backward passes with these DDP buckets"
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Prepared:
     bucket_parameters: tuple[_layout.Parameter, ...] = ()  # all that DDP reduces
     # Layouts of the units' reductions so far: what a checkpoint says of residuals.
     layouts: dict[tuple[str, int], tuple[Unit, _layout.Layout]] = field(default_factory=dict)
-    # DDP: buckets, by name and layout, that occurred in an earlier backward pass or came with a checkpoint.
+    # DDP: buckets, by name and layout, that occurred in two earlier backward passes or came with a checkpoint.
     settled: set[tuple[str, int]] = field(default_factory=set)
 
     def full_name(self, unit_name: str) -> str:
@@ -271,6 +272,9 @@ class _GradientWatch:
 # --- DDP ---
 
 
+_PASSES_BEFORE_REBUILD = 2
+
+
 def _bucket(index: int, parameters: Sequence[_layout.Parameter], process_group: dist.ProcessGroup) -> Unit:
     return Unit(
         name=f"bucket {index}",
@@ -293,8 +297,8 @@ def _bucket_parameters(module: nn.parallel.DistributedDataParallel) -> dict[torc
 class BucketReduction:
     """DDP's communication hook: averages each bucket, and tells the backend which parameters it holds.
 
-    DDP fills its buckets anew after the first backward pass. Residuals of the first buckets would never be sent, so a
-    layout is exact until a later pass begins.
+    DDP fills its buckets anew after the first backward pass, or with a static graph after the second. Residuals of the
+    first buckets would never be sent, so a layout is exact in the first two passes that have it.
     """
 
     def __init__(self, module: nn.parallel.DistributedDataParallel, prepared: Prepared) -> None:
@@ -302,13 +306,13 @@ class BucketReduction:
         self._group = module.process_group
         self._prepared = prepared
         self._layouts: dict[tuple[int, tuple[torch.Tensor, ...]], tuple[Unit, _layout.Layout]] = {}
-        self._new: set[tuple[str, int]] = set()  # buckets that occurred first in this backward pass
+        self._passes: Counter[tuple[str, int]] = Counter()  # how many backward passes had a bucket
 
     def reduce(self, state, bucket):  # type: ignore[no-untyped-def]  # DDP looks at annotations, and fails on strings
         """Average one bucket; return a future of its gradients."""
         unit, layout = self._unit_of(bucket.index(), tuple(bucket.parameters()))
         name, layout_hash = self._prepared.full_name(unit.name), self._prepared.remember(unit, layout)
-        exact = self._prepared.exact_reason(unit.name) or self._exact_until_settled(bucket.index(), (name, layout_hash))
+        exact = self._prepared.exact_reason(unit.name) or self._exact_until_settled((name, layout_hash))
         gradients = bucket.buffer()
         native = _native.load()
         native.push_unit(name, layout_hash, exact)
@@ -324,14 +328,14 @@ class BucketReduction:
             self._layouts[index, tensors] = (unit, unit.layout())
         return self._layouts[index, tensors]
 
-    def _exact_until_settled(self, bucket_index: int, bucket: tuple[str, int]) -> str:
-        if bucket_index == 0:  # buckets are reduced in order: this is a new pass
-            self._prepared.settled |= self._new
-            self._new = set()
+    def _exact_until_settled(self, bucket: tuple[str, int]) -> str:
         if bucket in self._prepared.settled:
             return ""
-        self._new.add(bucket)
-        return FIRST_BUCKETS
+        self._passes[bucket] += 1
+        if self._passes[bucket] <= _PASSES_BEFORE_REBUILD:
+            return FIRST_BUCKETS
+        self._prepared.settled.add(bucket)
+        return ""
 
 
 def _register_bucket_hook(module: nn.parallel.DistributedDataParallel, prepared: Prepared) -> None:
@@ -375,35 +379,46 @@ def _what_was_found(model: nn.Module) -> str:
 # --- Gradient scaling ---
 
 
-class _FollowedScale:
-    """Takes the place of a GradScaler's `update`: residuals follow the loss scale, and skipped steps are counted."""
-
-    def __init__(self, scaler: Any) -> None:
-        self._scaler = scaler
-        self._update = type(scaler).update
-        self.models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-
-    def __call__(self, new_scale: float | torch.Tensor | None = None) -> None:
-        old = self._scaler.get_scale()
-        self._update(self._scaler, new_scale)
-        new = self._scaler.get_scale()
-        # A scale that goes down by itself was backed off, because a gradient was not finite.
-        skipped = new_scale is None and new < old
-        groups = dict.fromkeys(group for model in self.models for group in _models.groups_of(model))
-        for backend in filter(None, map(_models.isthmus_backend, groups)):
-            if skipped:
-                backend.count_skipped_step()
-            else:
-                backend.count_step()
-            if new == 0:
-                backend.clear_units()  # nothing can be scaled back from zero
-            elif new != old:
-                backend.scale_residuals(new / old)
+_followers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[nn.Module]] = weakref.WeakKeyDictionary()
 
 
 def _follow(scaler: Any, model: nn.Module) -> None:
     if not hasattr(scaler, "get_scale") or not hasattr(scaler, "update"):
         raise TypeError(f"scaler: expected a GradScaler, got {type(scaler).__name__}")
-    if not isinstance(scaler.update, _FollowedScale):
-        scaler.update = _FollowedScale(scaler)
-    scaler.update.models.add(model)
+    if scaler not in _followers:
+        kind: Any = type(scaler)
+        scaler.__class__ = _followed(kind)
+        _followers[scaler] = weakref.WeakSet()
+    _followers[scaler].add(model)
+
+
+@functools.cache
+def _followed(kind: Any) -> Any:
+    """Return a kind of GradScaler that residuals follow. What is copied or pickled from it is of the old kind."""
+
+    class Followed(kind):  # type: ignore[misc]
+        def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+            old = self.get_scale()
+            super().update(new_scale)
+            # A scale that goes down by itself was backed off, because a gradient was not finite.
+            _end_step(_followers[self], old, self.get_scale(), skipped=new_scale is None and self.get_scale() < old)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            _, _, *state = super().__reduce_ex__(2)
+            return object.__new__, (kind,), *state
+
+    return Followed
+
+
+def _end_step(models: Iterable[nn.Module], old: float, new: float, *, skipped: bool) -> None:
+    """Let residuals follow the loss scale, and count a step."""
+    groups = dict.fromkeys(group for model in models for group in _models.groups_of(model))
+    for backend in filter(None, map(_models.isthmus_backend, groups)):
+        if skipped:
+            backend.count_skipped_step()
+        else:
+            backend.count_step()
+        if new == 0:
+            backend.clear_units()  # nothing can be scaled back from zero
+        elif new != old:
+            backend.scale_residuals(new / old)

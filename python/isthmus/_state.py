@@ -106,7 +106,8 @@ def load_state_dict(state: Mapping[str, Any], model_or_group: Target = None, *, 
     """Take over what `state_dict` returned, on all ranks of the same process groups.
 
     Residuals that are there already are dropped. If the groups have other nodes or ranks than they had, `state` must
-    hold the entries of all ranks that saved; residuals are then re-sharded, or dropped with reshard=False.
+    hold the entries of all ranks that saved; residuals are then re-sharded, or dropped with reshard=False. If loading
+    fails on one rank it does on all, and everything is as before.
     """
     _load(lambda: _saved.source_of_state(state), model_or_group, reshard)
 
@@ -119,13 +120,15 @@ def load_checkpoint(
     From any number of ranks: if nodes or ranks differ, residuals are re-sharded: what they will add to the gradient of
     each parameter stays the same, to rounding. That needs the parameters: of models that were given or prepared when
     saving and are when loading; what cannot be placed is dropped, with a warning that names it. reshard=False drops
-    everything instead. All ranks call it; they read the files of all. At most one unit is in memory at a time.
+    what would have to be re-sharded instead. All ranks call it; they read the files of all, one unit at a time. If it
+    fails on one rank it does on all, and everything is as before.
     """
     return _load(lambda: _saved.source_of_checkpoint(checkpoint_id_or_reader, key), model_or_group, reshard)
 
 
 def _load(open_source: Callable[[], Source], target: Target, reshard: bool) -> LoadReport:
     groups = _groups(target)
+    before = [backend.unit_states() for _, backend in groups]
     for _, backend in groups:
         backend.clear_units()
     error: Exception | None = None
@@ -133,7 +136,16 @@ def _load(open_source: Callable[[], Source], target: Target, reshard: bool) -> L
         report = _load_into(open_source(), groups, _known.known_models(target), reshard)
     except Exception as caught:
         error = caught
-    _agree(groups, error)
+    errors = _exchange_errors(groups, error)
+    if errors:
+        for (_, backend), units in zip(groups, before, strict=True):
+            backend.clear_units()
+            for unit in units:
+                backend.load_unit(unit)
+    if error is not None:
+        raise error
+    if errors:
+        raise ValueError("loading failed on " + "; ".join(f"rank {rank}: {text}" for rank, text in errors.items()))
     _warn(groups, report)
     return report
 
@@ -200,20 +212,14 @@ def _layout_now(unit: SavedUnit, group: dist.ProcessGroup, known: Sequence[Known
     return 0 if prepared is None else prepared.expect(live, _layout.Layout.from_json(unit.parameters))
 
 
-def _agree(groups: Sequence[GroupAndBackend], error: Exception | None) -> None:
-    """Raise on every rank if loading failed on any, and leave no residuals then."""
-    errors: dict[int, str] = {}
-    for group, backend in groups:
-        texts: list[Any] = [None] * group.size()
-        dist.all_gather_object(texts, str(error) if error else None, group=group)
-        errors |= {rank: text for rank, text in zip(backend.global_ranks, texts, strict=True) if text is not None}
-    if not errors:
-        return
-    for _, backend in groups:
-        backend.clear_units()
-    if error is not None:
-        raise error
-    raise ValueError("loading failed on " + "; ".join(f"rank {rank}: {text}" for rank, text in errors.items()))
+def _exchange_errors(groups: Sequence[GroupAndBackend], error: Exception | None) -> dict[int, str]:
+    """Return the errors of all ranks that are in a group with this one, or with one that is, and so on."""
+    errors = {} if error is None else {dist.get_rank(): str(error)}
+    for group, _ in groups:
+        known: list[Any] = [None] * group.size()
+        dist.all_gather_object(known, errors, group=group)
+        errors = {rank: text for texts in known for rank, text in texts.items()}
+    return errors
 
 
 def _warn(groups: Sequence[GroupAndBackend], report: LoadReport) -> None:
