@@ -1,0 +1,49 @@
+"""A launcher restarts ranks: training goes on from its last checkpoint, with the bits of one that nothing stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ranks
+import restarted_training
+
+WORLD_SIZE = 4
+ENV = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0", "ISTHMUS_SPARSITY": "0.75", "ISTHMUS_RATIO": "2"}
+KILLED, RAISED = "-9", "1"
+DEADLINE_S = 280  # for twelve processes that import torch, on a busy machine; 30 s on a quiet one
+
+
+def uninterrupted(rank: int, world_size: int, folder: Path) -> list[str]:
+    return restarted_training.train(folder)
+
+
+def torchrun(folder: Path, max_restarts: int) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORLD_SIZE)]
+    return subprocess.run(
+        [*launcher, "--max-restarts", str(max_restarts), restarted_training.__file__, str(folder)],
+        env=os.environ | ENV | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+
+
+@pytest.mark.timeout(DEADLINE_S + 60)
+def test_a_restarted_run_ends_with_the_bits_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    """A rank is killed in the first attempt; in the second Isthmus raises an error; the third ends."""
+    for folder in (tmp_path / "restarted", tmp_path / "uninterrupted"):
+        folder.mkdir()
+    outcome = torchrun(tmp_path / "restarted", max_restarts=len(restarted_training.DEEDS))
+    assert outcome.returncode == 0, outcome.stderr
+    assert re.findall(r"failed \(exitcode: (-?\d+)\)", outcome.stderr) == [KILLED, RAISED], outcome.stderr
+    assert re.search(r"DistBackendError: isthmus: reduce-scatter #\d+ of 4096 x Float of unit", outcome.stderr)
+    expected = ranks.run(uninterrupted, WORLD_SIZE, tmp_path / "uninterrupted", env=ENV)
+    for rank in range(WORLD_SIZE):
+        assert len(expected[rank]) > 1, "nothing was compressed: this shows nothing"
+        assert (tmp_path / "restarted" / f"result{rank}").read_text().splitlines() == ["2", *expected[rank]]
