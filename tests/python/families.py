@@ -6,7 +6,10 @@ A `Family` is a way to wrap a model and to train it. It is run in these modes, e
 - none: the same script over Isthmus with codec none. Equal up to the rounding of sums in another order;
 - tagc: compressed. All ranks hold the same bits, the units that were compressed are those that are expected, and
   training follows the plain run;
-- prepared: as tagc, after `isthmus.prepare`.
+- prepared: as tagc, after `isthmus.prepare`;
+- backward: as tagc, with the option gradients="backward".
+
+Where torch does not label reductions as gradients, none and tagc are exact: bit-equal to Gloo.
 """
 
 from __future__ import annotations
@@ -38,8 +41,21 @@ CODECS = {
     "none": {"ISTHMUS_CODEC": "none"},
     "tagc": {"ISTHMUS_CODEC": "tagc", "ISTHMUS_SPARSITY": "0.5", "ISTHMUS_RATIO": "1"},
 }
+MODES = {
+    "gloo": {},
+    "none": CODECS["none"],
+    "tagc": CODECS["tagc"],
+    "prepared": CODECS["tagc"],
+    "backward": {**CODECS["tagc"], "ISTHMUS_GRADIENTS": "backward"},
+}
 UNITS = ("root", *(f"blocks.{index}" for index in range(BLOCKS)))
 NO_GRADIENT = "not recognised as a gradient"
+# Why reductions that nothing labels are exact at first: nobody knows yet which of them come back.
+EXACT_AT_FIRST = {
+    "first two passes",
+    "first two backward passes with these DDP buckets",
+    "not a sum of floating-point numbers",  # which parameters are used
+}
 
 
 class Block(nn.Module):
@@ -71,15 +87,15 @@ class Model(nn.Module):
         return output
 
 
-def batch(step: int) -> torch.Tensor:
-    """Return this rank's inputs: two batches by turns, so that training gets somewhere."""
-    return torch.randn(16, FEATURES, generator=torch.Generator().manual_seed(1000 * (step % 2) + dist.get_rank()))
+def batch(step: int, rank: int | None = None) -> torch.Tensor:
+    """Return a rank's inputs, this one's by default: two batches by turns, so that training gets somewhere."""
+    seed = 1000 * (step % 2) + (dist.get_rank() if rank is None else rank)
+    return torch.randn(16, FEATURES, generator=torch.Generator().manual_seed(seed))
 
 
-def loss_of(model: nn.Module, step: int) -> torch.Tensor:
-    """Return the loss of learning to reverse the features."""
-    inputs = batch(step)
-    return (model(inputs).float() - inputs.flip(1)).square().mean()
+def distance(outputs: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the loss: the model is to reverse the features."""
+    return (outputs.float() - inputs.flip(1)).square().mean()
 
 
 @dataclass
@@ -91,7 +107,8 @@ class Training:
 
     def step(self, number: int) -> torch.Tensor:
         """Train one step; return the loss."""
-        loss = loss_of(self.model, number)
+        inputs = batch(number)
+        loss = distance(self.model(inputs), inputs)
         loss.backward()
         return loss
 
@@ -114,8 +131,9 @@ class Family:
     prepared_exact: dict[str, int] | None = None
     env: dict[str, str] = field(default_factory=dict)  # in all modes of Isthmus
     modes: tuple[str, ...] = ("none", "tagc", "prepared")
+    labelled: bool = True  # False: only prepare or the option make gradients of its reductions, after a few steps
     clips: bool = True
-    learning_rate: float = 0.4
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
 
 
 @dataclass
@@ -140,7 +158,7 @@ def world(store: dist.Store, mode: str, env: dict[str, str] | None = None) -> It
     """Make the default group of a mode; all groups that the script makes besides go when it ends."""
     global _runs
     _runs += 1
-    settings = {**NODES, **CODECS["none" if mode in ("gloo", "none") else "tagc"], **(env or {})}
+    settings = {**NODES, **MODES[mode], **(env or {})}
     before = dict(os.environ)
     os.environ.update(settings)
     try:
@@ -164,7 +182,7 @@ def train(family: Family, mode: str) -> Run:
     model = family.wrap(family.make())
     if mode == "prepared":
         isthmus.prepare(model)
-    training = Training(model, torch.optim.SGD(model.parameters(), lr=family.learning_rate))
+    training = Training(model, family.optimizer(model.parameters(), lr=0.4))
     start = weights_of(model)
     losses, norms = [], []
     for step in range(STEPS):
@@ -197,7 +215,7 @@ def clip(model: nn.Module) -> torch.Tensor:
     if isinstance(model, FullyShardedDataParallel):
         return model.clip_grad_norm_(1.0)
     norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return whole(norm)
 
 
 def isthmus_groups() -> list[dist.ProcessGroup]:
@@ -230,7 +248,11 @@ def weights_of(model: nn.Module) -> torch.Tensor:
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """Return a distributed tensor as an ordinary one."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if dist.get_debug_level() == dist.DebugLevel.DETAIL:  # full_tensor() works with no backend then
+        return torch.cat(gathered(tensor.detach().to_local()))
+    return tensor.full_tensor()
 
 
 def gathered(value: Any) -> list[Any]:
@@ -253,6 +275,11 @@ def check_family(family: Family, store: dist.Store) -> None:
         plain = train(family, "gloo")
         assert same_on_all_ranks(plain.weights)
     assert plain.losses[-1] < 0.9 * plain.losses[0], plain.losses  # else nothing below would mean anything
+    check_against(plain, family, store)
+
+
+def check_against(plain: Run, family: Family, store: dist.Store) -> None:
+    """Run a family over Isthmus and hold it against a run over Gloo."""
     for mode in family.modes:
         with world(store, mode, family.env):
             run = train(family, mode)
@@ -263,7 +290,11 @@ def check_family(family: Family, store: dist.Store) -> None:
                 "exact reductions": same_on_all_ranks(sorted(run.exact.items())),
             }
         assert all(agree.values()), (mode, agree)
-        if mode == "none":
+        if not family.labelled and mode in ("none", "tagc"):
+            assert run.compressed == 0
+            assert torch.equal(run.weights, plain.weights)
+            assert run.norms == plain.norms
+        elif mode == "none":
             assert_equal_up_to_rounding(run, plain, family)
         else:
             assert_compressed(run, family, mode)
@@ -287,10 +318,14 @@ def assert_compressed(run: Run, family: Family, mode: str) -> None:
     if mode == "prepared":
         units = units if family.prepared_units is None else family.prepared_units
         exact = exact if family.prepared_exact is None else family.prepared_exact
-    assert run.units == {f"{unit} {kind}": STEPS for unit in units for kind in family.collectives}, run.units
     assert run.compressed == sum(run.units.values())
     without_norms = {reason: count for reason, count in run.exact.items() if reason != NO_GRADIENT}
-    assert without_norms == exact, run.exact
+    if family.labelled:
+        assert run.units == {f"{unit} {kind}": STEPS for unit in units for kind in family.collectives}, run.units
+        assert without_norms == exact, run.exact
+    else:
+        assert set(without_norms) <= {*EXACT_AT_FIRST, *exact}, run.exact
+        assert run.units and min(run.units.values()) >= STEPS - 4, run.units  # two steps with each set of DDP's buckets
 
 
 def assert_follows(run: Run, plain: Run) -> None:

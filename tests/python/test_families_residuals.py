@@ -240,10 +240,11 @@ def fsdp1_conserves(store: dist.Store) -> None:
 
 @table
 def ddp_conserves(store: dist.Store) -> None:
-    """Its buckets are rebuilt after the first step."""
+    """Its buckets are rebuilt after the first step, or after the second."""
     wrap = functools.partial(DistributedDataParallel, bucket_cap_mb=0.02)
     assert len(conserves(store, wrap)) > 1
     assert len(conserves(store, wrap, prepared=False, env={"ISTHMUS_GRADIENTS": "backward"})) > 1
+    assert len(conserves(store, functools.partial(wrap, static_graph=True))) > 1
     conserves(store, functools.partial(wrap, find_unused_parameters=True), (BOTH,))  # the third is never used
 
 
