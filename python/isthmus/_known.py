@@ -23,6 +23,11 @@ class KnownModel:
     units: Sequence[Unit]
     prepared: _prepare.Prepared | None
 
+    def is_reduced_over(self, group: dist.ProcessGroup) -> bool:
+        """Return whether any unit is."""
+        buckets = self.prepared.bucket_group if self.prepared is not None else None
+        return group is buckets or any(group in unit.process_groups for unit in self.units)
+
     def unit_named(self, name: str) -> Unit | None:
         """Return the unit that the backend knows under a name. FSDP1 has names only if it is prepared."""
         name = without_occurrence(name)
@@ -39,8 +44,7 @@ class KnownModel:
         if state["layout"]:
             return []
         unit = self.unit_named(state["name"])
-        units = [unit] if unit is not None else [unit for unit in self.units if not unit.label]  # FSDP1: by size
-        return [(unit, unit.layout()) for unit in units]
+        return [] if unit is None else [(unit, unit.layout())]
 
 
 def known_models(target: Target) -> list[KnownModel]:

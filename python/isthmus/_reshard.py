@@ -7,7 +7,7 @@ it from: with the node that follows the owner's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from isthmus import _layout
 from isthmus._known import KnownModel, find_unit
 from isthmus._models import Reduction, Unit
+from isthmus._prepare import Prepared
 from isthmus._saved import LoadReport, SavedGroup, SavedUnit, Source, check_codec, ranks_by_node
 
 GroupAndBackend = tuple[dist.ProcessGroup, Any]
@@ -52,8 +53,19 @@ class _Whole:
         )
 
 
-class _Dropped(Exception):
+class Dropped(Exception):
     """Why a unit cannot be placed. All ranks find the same."""
+
+
+def place(
+    name: str, layout: _layout.Layout, groups: Collection[dist.ProcessGroup], known: Sequence[KnownModel]
+) -> tuple[Unit, Prepared | None, dict[_layout.Parameter, _layout.Parameter]]:
+    """Return the live unit that a saved one is, what `prepare` noted of its model, and its parameters by saved ones."""
+    found = find_unit(name, groups, known)
+    if found is None:
+        raise Dropped("the model has no such unit; give load_checkpoint the model, prepared as it was")
+    unit, prepared = found
+    return unit, prepared, _matching(layout, unit)
 
 
 def reshard(
@@ -72,10 +84,10 @@ def reshard(
             continue
         try:
             if only_drop:
-                raise _Dropped("reshard=False")
+                raise Dropped("reshard=False")
             if _reshard_unit(source, whole, groups, changed, known):
                 resharded.append(whole.name)
-        except _Dropped as reason:
+        except Dropped as reason:
             dropped.append((whole.name, str(reason)))
     return LoadReport(resharded=tuple(resharded), dropped=tuple(dropped))
 
@@ -107,14 +119,10 @@ def _reshard_unit(
 ) -> bool:
     """Load one unit; return False if it belongs to a group that has been loaded."""
     if whole.layout is None:
-        raise _Dropped("its parameters are not known: prepare its model, or give it to state_dict, when saving")
+        raise Dropped("its parameters are not known: prepare its model, or give it to state_dict, when saving")
     if whole.is_ambiguous:
-        raise _Dropped("units of several models have this name: isthmus.prepare(name=...) tells them apart")
-    found = find_unit(whole.name, [group for group, _ in groups], known)
-    if found is None:
-        raise _Dropped("the model has no such unit; give load_checkpoint the model, prepared as it was")
-    unit, prepared = found
-    parameters = _matching(whole.layout, unit)
+        raise Dropped("units of several models have this name: isthmus.prepare(name=...) tells them apart")
+    unit, prepared, parameters = place(whole.name, whole.layout, [group for group, _ in groups], known)
     layout = whole.layout if prepared and prepared.bucket_group else unit.layout(_in_order(unit, parameters))
     reduction, backend = _between_nodes(unit.reductions(layout), groups)
     if (reduction.process_group, backend) not in changed:
@@ -146,7 +154,7 @@ def _matching(saved: _layout.Layout, unit: Unit) -> dict[_layout.Parameter, _lay
     found = {p: live.get((p.name, p.shape, p.part)) for p in saved.parameters if p.name}
     missing = sorted(p.name for p, new in found.items() if new is None)
     if missing:
-        raise _Dropped(f"the unit has no parameters {', '.join(missing)} of the shapes that were saved")
+        raise Dropped(f"the unit has no parameters {', '.join(missing)} of the shapes that were saved")
     return {old: new for old, new in found.items() if new is not None}
 
 
@@ -168,7 +176,7 @@ def _between_nodes(reductions: Sequence[Reduction], groups: Sequence[GroupAndBac
             sizes = {len(ranks) for ranks in ranks_by_node(backend.node_of_rank)}
             if group is reduction.process_group and len(sizes) == 1 and sizes != {group.size()}:
                 return reduction, backend
-    raise _Dropped("it is reduced within one node now, or between nodes of unequal size, where nothing is compressed")
+    raise Dropped("it is reduced within one node now, or between nodes of unequal size, where nothing is compressed")
 
 
 # --- Arithmetic ---

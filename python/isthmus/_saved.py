@@ -31,6 +31,11 @@ class LoadReport:
     resharded: tuple[str, ...] = ()  # what they will add to later gradients was kept
     dropped: tuple[tuple[str, str], ...] = ()  # with the reason
 
+    def __add__(self, other: LoadReport) -> LoadReport:
+        return LoadReport(
+            self.restored + other.restored, self.resharded + other.resharded, self.dropped + other.dropped
+        )
+
 
 @dataclass(frozen=True)
 class SavedUnit:
@@ -82,18 +87,24 @@ def to_text(groups: Sequence[SavedGroup]) -> str:
 def _from_text(key: str, text: Any) -> list[SavedGroup]:
     if not isinstance(text, str):
         raise ValueError(f"{key!r} is a {type(text).__name__}, not the description of a rank: is this isthmus's state?")
-    content = json.loads(text)
-    if content["version"] != VERSION:
-        raise ValueError(f"{key!r} has version {content['version']}; this isthmus reads version {VERSION}")
-    return [
-        SavedGroup(
-            tuple(group["ranks"]),
-            tuple(group["node_of_rank"]),
-            group["options"],
-            tuple(SavedUnit(**unit) for unit in group["units"]),
-        )
-        for group in content["groups"]
-    ]
+    try:
+        content = json.loads(text)
+        version = content["version"]
+        groups = [_group_from(group) for group in content["groups"]] if version == VERSION else []
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{key!r} is damaged: {error!r}") from error
+    if version != VERSION:
+        raise ValueError(f"{key!r} has version {version}; this isthmus reads version {VERSION}")
+    return groups
+
+
+def _group_from(group: Mapping[str, Any]) -> SavedGroup:
+    return SavedGroup(
+        tuple(group["ranks"]),
+        tuple(group["node_of_rank"]),
+        group["options"],
+        tuple(SavedUnit(**unit) for unit in group["units"]),
+    )
 
 
 class Source:

@@ -13,7 +13,7 @@ from torch import nn
 from isthmus import _known, _layout, _models, _reshard, _saved
 from isthmus._known import KnownModel, Target
 from isthmus._models import Unit
-from isthmus._reshard import GroupAndBackend
+from isthmus._reshard import Dropped, GroupAndBackend
 from isthmus._saved import LoadReport, SavedGroup, SavedUnit, Source
 
 logger = logging.getLogger("isthmus")
@@ -153,16 +153,17 @@ def _load(open_source: Callable[[], Source], target: Target, reshard: bool) -> L
 def _load_into(
     source: Source, groups: Sequence[GroupAndBackend], known: Sequence[KnownModel], reshard: bool
 ) -> LoadReport:
-    restored: tuple[str, ...] = ()
+    report = LoadReport()
     changed = []
     for index, (group, backend) in enumerate(groups):
         saved = _same_group(source, groups, index)
         if saved is None:
             changed.append((group, backend))
         else:
-            restored += _restore(source, saved, group, backend, known)
-    report = _reshard.reshard(source, groups, changed, known, only_drop=not reshard) if changed else LoadReport()
-    return dataclasses.replace(report, restored=restored)
+            report += _restore(source, saved, group, backend, known)
+    if changed:
+        report += _reshard.reshard(source, groups, changed, known, only_drop=not reshard)
+    return report
 
 
 def _same_group(source: Source, groups: Sequence[GroupAndBackend], index: int) -> tuple[int, int] | None:
@@ -188,28 +189,32 @@ def _same_group(source: Source, groups: Sequence[GroupAndBackend], index: int) -
 
 def _restore(
     source: Source, saved: tuple[int, int], group: dist.ProcessGroup, backend: Any, known: Sequence[KnownModel]
-) -> tuple[str, ...]:
-    """Load what this rank saved of a group, bit for bit; return the units' names."""
+) -> LoadReport:
+    """Load what this rank saved of a group, bit for bit."""
     rank, group_index = saved
     saved_group = source.ranks[rank][group_index]
     _saved.check_codec(saved_group, backend)
     source.check(rank, group_index)
+    restored, dropped = [], []
     for index, unit in enumerate(saved_group.units):
         state = {f.name: getattr(unit, f.name) for f in dataclasses.fields(SavedUnit)[:7]}
-        state["layout"] = _layout_now(unit, group, known)
-        backend.load_unit({**state, **source.residuals(rank, group_index, index)})
-    return tuple(unit.name for unit in saved_group.units)
+        try:
+            state["layout"] = _layout_now(unit, group, known)
+        except Dropped as reason:
+            dropped.append((unit.name, str(reason)))
+        else:
+            backend.load_unit({**state, **source.residuals(rank, group_index, index)})
+            restored.append(unit.name)
+    return LoadReport(restored=tuple(restored), dropped=tuple(dropped))
 
 
 def _layout_now(unit: SavedUnit, group: dist.ProcessGroup, known: Sequence[KnownModel]) -> int:
     """Return the layout in the unit's key, which depends on whether its model is prepared."""
-    if unit.parameters is None:
+    if unit.parameters is None or not any(model.is_reduced_over(group) for model in known):
         return unit.layout
-    found = _known.find_unit(unit.name, [group], known)
-    if found is None:
-        return unit.layout
-    live, prepared = found
-    return 0 if prepared is None else prepared.expect(live, _layout.Layout.from_json(unit.parameters))
+    layout = _layout.Layout.from_json(unit.parameters)
+    live, prepared, _ = _reshard.place(unit.name, layout, [group], known)
+    return prepared.expect(live, layout) if prepared is not None else 0
 
 
 def _exchange_errors(groups: Sequence[GroupAndBackend], error: Exception | None) -> dict[int, str]:
