@@ -7,7 +7,9 @@ PHASE_OF = {
     "reduce_scatter_tensor": "reduce_scatter",
     "all_reduce": "reduce_scatter",
 }
-#: The same for the kinds of collectives that `isthmus.stats` tells apart.
+#: Newer names of the same calls, which FSDP2 uses from some torch between 2.11 and 2.15 on.
+NEWER_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
+#: The phases of the kinds of collectives that `isthmus.stats` tells apart.
 PHASE_OF_KIND = {"all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "all_reduce": "reduce_scatter"}
 COMMUNICATION_PHASES = ("all_gather", "reduce_scatter")
 PHASES = ("compute", *COMMUNICATION_PHASES)

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from isthmus.bench.phases import PHASE_OF, PHASES
+from isthmus.bench.phases import NEWER_NAMES, PHASE_OF, PHASES
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def record_collectives(audit: Audit | None = None) -> Iterator[Recording]:
     With an audit the bytes of each call are counted apart, and times are of no use.
     """
     recording = Recording()
-    originals = {name: getattr(dist, name) for name in PHASE_OF}
+    originals = {name: getattr(dist, name) for name in (*PHASE_OF, *NEWER_NAMES) if hasattr(dist, name)}
 
     def watched(name: str) -> Callable[..., Any]:
         call = originals[name]
@@ -106,13 +106,13 @@ def record_collectives(audit: Audit | None = None) -> Iterator[Recording]:
                 raise RuntimeError(f"{name} was issued asynchronously: its time cannot be told from the outside")
             seconds = time.perf_counter() - start_s
             sent = audit.end() if audit else None
-            recording.collectives.append(_describe(name, args, kwargs, seconds, sent))
+            recording.collectives.append(_describe(NEWER_NAMES.get(name, name), args, kwargs, seconds, sent))
             return work
 
         return issue
 
     try:
-        for name in PHASE_OF:
+        for name in originals:
             setattr(dist, name, watched(name))
         yield recording
     finally:
