@@ -176,6 +176,16 @@ def _summoned(model: nn.Module) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def exact_gradients(num_ranks: int, passes: int) -> Gradients:
+    """Return the mean over all ranks of the gradients of all passes, of the model that `seed(0)` makes."""
+    with seed(0):
+        model = Model()
+    for step in range(passes):
+        for rank in range(num_ranks):
+            (model(batch(step, rank)).square().sum() / num_ranks).backward()
+    return full_gradients(model)
+
+
 def added(totals: Gradients, more: Gradients, factor: float = 1) -> Gradients:
     assert not totals or totals.keys() == more.keys()
     return {name: totals.get(name, 0) + factor * value for name, value in more.items()}

@@ -21,12 +21,11 @@ from checkpoints import (
     FLOAT16,
     HYBRID,
     Gradients,
-    Model,
     added,
     backward,
-    batch,
     ddp,
     delivered_by_nothing,
+    exact_gradients,
     fsdp1,
     fsdp2,
     full_gradients,
@@ -68,16 +67,6 @@ CASES = [
 ]
 
 
-def exact_gradients(num_ranks: int) -> Gradients:
-    """Return the mean over all ranks of the gradients of all passes."""
-    with seed(0):
-        model = Model()
-    for step in range(PASSES):
-        for rank in range(num_ranks):
-            (model(batch(step, rank)).square().sum() / num_ranks).backward()
-    return full_gradients(model)
-
-
 def make(kind: str, nodes: str, **options: Any) -> nn.Module:
     with seed(0):
         return MAKERS[kind](nodes, **options)
@@ -90,7 +79,7 @@ def folder_of(folder: Path, kind: str, nodes: str) -> Path:
 def save_all(rank: int, world_size: int, folder: Path) -> None:
     """Save each model's residuals, and what they owe to its gradients."""
     ranks.init()
-    exact = exact_gradients(world_size)
+    exact = exact_gradients(world_size, PASSES)
     owed = {}
     for kind, nodes in SAVED:
         model = make(kind, nodes)
