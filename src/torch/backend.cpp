@@ -78,6 +78,7 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
       values_(parts.options->values),
       map_(parts.node_of_rank),
       coalesces_(parts.world->supportsCoalescing()),
+      estimates_time_(parts.world->supportsTimeEstimation()),
       global_ranks_(ranks_or_all(parts.options->global_ranks_in_group, parts.size)),
       board_(std::make_unique<FaultBoard>(parts.store, parts.rank, global_ranks_)),
       world_(parts.world),
@@ -149,6 +150,9 @@ BackendStats BackendIsthmus::stats() {
   if (communicator_) {
     stats.path = communicator_->stats();
   }
+  for (const auto& transport : transports_) {
+    stats.path.scratch_bytes += transport->scratch_bytes();
+  }
   for (const auto& [reason, calls] : exact_calls_) {
     stats.path.exact_calls[reason] += calls;
   }
@@ -176,6 +180,9 @@ std::vector<std::string> BackendIsthmus::notes(const Stats& path) const {
   explain_exact(kSharedName,
                 "of FSDP2 modules that share their name and size with another live module: call isthmus.prepare(model, "
                 "name=...) for each model, or give each a group of its own");
+  explain_exact(kReplicas,
+                "of FSDP2 units in which tensor parallelism splits some parameters and copies others: give those that "
+                "it copies (norms, biases) a unit of their own, fully_shard([block.norm1, block.norm2])");
   explain_exact(kUnknownParameter,
                 "of FSDP1 units that cannot be told apart: call isthmus.prepare(model), or do not compile the backward "
                 "pass");
@@ -300,6 +307,7 @@ BackendPtr BackendIsthmus::world(const char* call) {
   process_.require_this();
   std::lock_guard lock(mutex_);
   require_usable();
+  describe_world_backend();
   ++calls_[call];
   units_.collective_called(current_graph_task());
   return world_;
@@ -318,6 +326,14 @@ BackendPtr BackendIsthmus::world_backend() {
   std::lock_guard lock(mutex_);
   require_usable();
   return world_;
+}
+
+// Torch's flight recorder shows the world backend's calls under its description, which torch gives to this class alone,
+// and not as a virtual call.
+void BackendIsthmus::describe_world_backend() {
+  if (!std::exchange(described_, true)) {
+    world_->setGroupDesc(getGroupDesc());
+  }
 }
 
 void BackendIsthmus::require_usable() const {

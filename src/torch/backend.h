@@ -66,7 +66,8 @@ void shutdown_all();
 class BackendIsthmus;
 
 // Which of the FSDP2 modules that ever had this name and size issues a reduction on the backend: 0, 1, ...; -1 if
-// several that are alive share them. Set by Python, which alone knows modules; without it all are the first.
+// several that are alive share them, -2 if it must stay exact for replicas' sake. Set by Python, which alone knows
+// modules; without it all are the first.
 using IdentifyFunction =
     std::function<int(BackendIsthmus& backend, const std::string& module_name, int64_t num_elements)>;
 void set_identify_function(IdentifyFunction function);
@@ -163,7 +164,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
   // What the world backend can do, this one can.
-  bool supportsTimeEstimation() const override;
+  bool supportsTimeEstimation() const override { return estimates_time_; }
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
@@ -217,6 +218,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   void require_usable() const;                              // under mutex_
   std::vector<std::string> notes(const Stats& path) const;  // under mutex_
   void count_exact(const char* reason);
+  void describe_world_backend();  // under mutex_
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout);
 
   void run_worker();
@@ -235,7 +237,8 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   const c10::intrusive_ptr<BackendOptions> options_;  // torch and its users see these
   const isthmus::Options values_;                     // as they were when all ranks agreed on them
   const NodeMap map_;
-  const bool coalesces_;
+  const bool coalesces_;  // the world backend does, and so on
+  const bool estimates_time_;
   std::vector<int> global_ranks_;
   std::unique_ptr<FaultBoard> board_;
   std::vector<std::shared_ptr<C10dTransport>> transports_;
@@ -253,6 +256,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   bool stopping_ = false;
   std::exception_ptr failure_;
   uint64_t next_sequence_number_ = 0;
+  bool described_ = false;
   UnitTracker units_;
   std::string gradients_;  // option `gradients`, as it is now
   bool coalescing_ = false;

@@ -152,8 +152,6 @@ void BackendIsthmus::monitoredBarrier(const c10d::BarrierOptions& options, bool 
   world("monitored_barrier")->monitoredBarrier(options, wait_all_ranks);
 }
 
-bool BackendIsthmus::supportsTimeEstimation() const { return world_->supportsTimeEstimation(); }
-
 bool BackendIsthmus::supportsTensorAlloc(c10::DeviceIndex device) {
   return world_backend()->supportsTensorAlloc(device);
 }

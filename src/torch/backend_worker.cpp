@@ -1,4 +1,6 @@
 // The worker thread of BackendIsthmus, the thread that watches, and what happens when an operation fails.
+#include <c10/util/thread_name.h>
+
 #include <utility>
 
 #include "isthmus/error.h"
@@ -57,6 +59,7 @@ void BackendIsthmus::run_between_collectives(const char* name, std::function<voi
 }
 
 void BackendIsthmus::run_worker() {
+  c10::setThreadName("isthmus_worker");
   std::unique_lock lock(mutex_);
   while (true) {
     worker_wakes_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
@@ -149,6 +152,7 @@ void BackendIsthmus::wait_ends() {
 }
 
 void BackendIsthmus::run_watch() {
+  c10::setThreadName("isthmus_watch");
   std::unique_lock lock(mutex_);
   while (!watch_wakes_.wait_for(lock, kWatchPause, [this] { return stopping_ && idle(); })) {
     if (busy_ == 0 || failure_ || Clock::now() - busy_since_ < kQuietTime) {

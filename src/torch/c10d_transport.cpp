@@ -323,7 +323,10 @@ std::vector<std::byte> C10dTransport::take_scratch(int64_t bytes) {
     scratch = std::move(free_scratch_.back());
     free_scratch_.pop_back();
   }
-  scratch.resize(std::max<size_t>(scratch.size(), bytes));
+  if (const auto held = static_cast<int64_t>(scratch.size()); held < bytes) {
+    scratch.resize(bytes);
+    scratch_bytes_ += bytes - held;
+  }
   return scratch;
 }
 

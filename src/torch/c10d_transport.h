@@ -41,6 +41,7 @@ class C10dTransport final : public Transport {
   void abort() override;
 
   const std::string& tier() const { return tier_; }
+  int64_t scratch_bytes() const { return scratch_bytes_; }  // held for good. From any thread
 
  private:
   class Exchange;
@@ -62,6 +63,7 @@ class C10dTransport final : public Transport {
   std::atomic<bool> aborted_{false};
   int64_t next_exchange_ = 0;
   std::vector<std::vector<std::byte>> free_scratch_;
+  std::atomic<int64_t> scratch_bytes_{0};  // those that are in use, too
   mutable std::mutex traffic_mutex_;
   Traffic traffic_;
 };

@@ -85,7 +85,7 @@ void bind_tags(py::module_& module) {
         });
       },
       "Which FSDP2 module of its name and size issues a reduction: function(backend, module_name, num_elements). "
-      "-1: several that are alive share them.");
+      "-1: several that are alive share them; -2: it must stay exact because of replicas.");
 }
 
 }  // namespace

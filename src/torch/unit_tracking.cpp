@@ -126,7 +126,10 @@ IdentifiedUnit UnitTracker::fsdp2_unit(const ReductionCall& call, const Reductio
     const int occurrence = occurrences_[{name, shape}]++;
     name = with_occurrence(std::move(name), occurrence);
   }
-  return {make_key(std::move(name), 0, shape), call.module_ordinal < 0 ? kSharedName : nullptr};
+  const char* why_exact = call.module_ordinal == ReductionCall::kSeveral       ? kSharedName
+                          : call.module_ordinal == ReductionCall::kHasReplicas ? kReplicas
+                                                                               : nullptr;
+  return {make_key(std::move(name), 0, shape), why_exact};
 }
 
 // Until two passes that had this reduction have ended it is exact. DDP rebuilds its buckets after its first pass, or

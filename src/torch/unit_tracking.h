@@ -16,6 +16,7 @@ namespace isthmus::torch_backend {
 
 // Why units that cannot be told apart, or not yet, stay exact.
 inline constexpr const char* kSharedName = "several live modules share this name and size";
+inline constexpr const char* kReplicas = "some parameters are replicated over another mesh dimension, others are not";
 inline constexpr const char* kUnknownParameter = "a unit of FSDP1 that cannot be told apart";
 inline constexpr const char* kFirstPasses = "first two passes";
 
@@ -25,7 +26,9 @@ struct ReductionCall {
   const GradientLabel* label = nullptr;  // that the call is in
   std::optional<WeakParameter> parameter;
   int graph_task = -1;
-  int module_ordinal = 0;  // of FSDP2's module among those of its name and size; -1: several are alive
+  int module_ordinal = 0;                  // of FSDP2's module among those of its name and size, or one of these
+  static constexpr int kSeveral = -1;      // that are alive share them
+  static constexpr int kHasReplicas = -2;  // it must stay exact: see kReplicas
 };
 // All of it but the ordinal, of the calling thread.
 ReductionCall current_call();

@@ -42,13 +42,13 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkerWork::getFuture() {
 }
 
 void WorkerWork::complete() {
-  finish();
   future_->markCompleted(c10::IValue(outputs_));
+  finish();
 }
 
 void WorkerWork::fail(std::exception_ptr error) {
-  finish(error);
-  future_->setError(std::move(error));
+  future_->setError(error);
+  finish(std::move(error));
 }
 
 CombinedWork::CombinedWork(int rank, c10d::OpType type, std::vector<c10::intrusive_ptr<c10d::Work>> works,

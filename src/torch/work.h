@@ -14,7 +14,8 @@
 namespace isthmus::torch_backend {
 
 // One operation that the worker thread runs. The caller's side: wait(timeout), isCompleted, exception, result,
-// getFuture; a forked child, where the worker is not, must not wait. The worker's side: complete() or fail(), once.
+// getFuture; a forked child, where the worker is not, must not wait. The worker's side: complete() or fail(), once; the
+// Future is done first, and its callbacks have run when waiters go on.
 class WorkerWork final : public c10d::Work {
  public:
   // profiling_title: shown by the profiler from construction to completion.
@@ -83,10 +84,13 @@ class WatchedWork final : public c10d::Work {
   int sourceRank() const override { return work_->sourceRank(); }
   std::vector<at::Tensor> result() override { return work_->result(); }
   void synchronize() override { work_->synchronize(); }
+  void blockCurrentStream() override { work_->blockCurrentStream(); }
   bool wait(std::chrono::milliseconds timeout) override;
   void abort() override { work_->abort(); }
+  float getDuration() const override { return work_->getDuration(); }
   uint64_t getSequencenumber() const override { return sequence_number_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return work_->getFutureResult(); }
 
  private:
   c10::intrusive_ptr<c10d::Work> work_;

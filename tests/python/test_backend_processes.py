@@ -227,49 +227,6 @@ def other_backends_in_one_process() -> None:
     reinit()
 
 
-@table
-def sequence_numbers_count_both_paths() -> None:
-    group = dist.new_group(backend="isthmus")
-    backend = group._get_backend(torch.device("cpu"))
-    before = backend._get_sequence_number_for_group()
-    dist.all_reduce(torch.ones(2), group=group)
-    dist.all_gather_into_tensor(torch.empty(4 * 8192), torch.ones(8192), group=group)
-    with torch.profiler.record_function("FSDP::post_backward_reduce (x)"):
-        work = dist.all_reduce(torch.ones(8192), group=group, async_op=True)
-    work.wait()
-    if dist.get_rank() < 2:  # messages between two ranks are not the group's
-        peer = 1 - dist.get_rank()
-        operation = dist.send if dist.get_rank() == 0 else dist.recv
-        operation(torch.ones(1), peer, group=group)
-    assert backend._get_sequence_number_for_group() == before + 3
-
-
-@table
-def what_gloo_can_do_besides() -> None:
-    gloo = dist.new_group(backend="gloo")._get_backend(torch.device("cpu"))
-    ours = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
-    cpu = torch.device("cpu", 0)
-    calls: list[Callable[[Any], Any]] = [
-        lambda backend: backend.supports_tensor_alloc(cpu),
-        lambda backend: backend.allocate_tensor(8, dtype=torch.float32, device=cpu),
-        lambda backend: backend.mem_allocator,
-        lambda backend: backend.supports_time_estimate,
-        lambda backend: backend.supports_shrinking,
-        lambda backend: backend.eager_connect_single_device(cpu),
-    ]
-    for call in calls:
-        assert outcome(call, ours) == outcome(call, gloo)
-    dist.group.WORLD.monitored_barrier()  # type: ignore[union-attr]
-
-
-def outcome(call: Callable[[Any], Any], backend: Any) -> Any:
-    """What a call returns, or the first line of its error."""
-    try:
-        return call(backend)
-    except RuntimeError as error:
-        return str(error).splitlines()[0]
-
-
 def main(rank: int, world_size: int) -> dict[str, str]:
     global _store
     _store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, rank == 0)
