@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
+import gc
 import json
 import mmap
 import os
@@ -32,14 +33,15 @@ import torch.distributed as dist
 from faults import interposer
 from faults.deeds import Scene
 from faults.interposer import Interposer
-from faults.rows import GRACE_S, NUM_NODES, RANKS_PER_NODE, ROWS, TIMEOUT_S, WORLD_SIZE, Row
+from faults.rows import NUM_NODES, RANKS_PER_NODE, ROWS, TIMEOUT_S, WORLD_SIZE, Row
 from isthmus.simulate import Network, open_network
 from isthmus.simulate.serve import die_with_launcher
 
 # For connecting and warming up, on a busy machine.
 SETUP_TIMEOUT_S = 60
-# After the deed; then a rank is killed, and its stacks are in its log.
-FAR_TOO_LONG_S = 3 * (TIMEOUT_S + GRACE_S)
+# After the deed; then a rank is killed, and its stacks are in its log. The end of the interpreter takes seconds where
+# many want the processor.
+FAR_TOO_LONG_S = 90
 WARM_UP_ROUNDS = 2
 # How often survivors call their operation if it does not fail: a fault may hit a rank's own part only the next time.
 ROUNDS = 5
@@ -165,6 +167,7 @@ def _serve() -> int:
     """Answer until the end of stdin. Also returns, in a forked process, when that has played its part."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     answers = os.fdopen(os.dup(1), "w")
+    gc.freeze()  # ranks need not look through all of torch when they end
     rows = {row.name: row for row in ROWS}
     for line in sys.stdin:
         outcome = _run_row(rows[line.strip()])

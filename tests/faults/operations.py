@@ -45,6 +45,11 @@ def smaller_reduce_scatter() -> None:
     _reduce_scatter("blocks.1", NUM_ELEMENTS // 2)
 
 
+def larger_reduce_scatter() -> None:
+    """Reduce a gradient of twice the elements."""
+    _reduce_scatter("blocks.1", NUM_ELEMENTS * 2)
+
+
 def bfloat16_reduce_scatter() -> None:
     """Reduce a gradient of another type."""
     _reduce_scatter("blocks.1", dtype=torch.bfloat16)
@@ -74,6 +79,11 @@ def gradient_all_reduce() -> None:
 def smaller_gradient_all_reduce() -> None:
     """All-reduce a gradient of half the elements."""
     _gradient_all_reduce("blocks.1", NUM_ELEMENTS // 2)
+
+
+def larger_gradient_all_reduce() -> None:
+    """All-reduce a gradient of twice the elements."""
+    _gradient_all_reduce("blocks.1", NUM_ELEMENTS * 2)
 
 
 def bfloat16_gradient_all_reduce() -> None:

@@ -48,17 +48,25 @@ REDUCTION = r"reduce-scatter #\d+ of 65536 x Float of unit blocks\.1 failed on r
 
 ALL_REDUCTION = r"all-reduce #\d+ of 65536 x Float of unit blocks\.1 failed on rank \d in phase "
 FSDP2_STEP = r"(reduce-scatter|all-gather) #\d+ of \d+ x Float( of unit \d)? failed on rank \d in phase "
-NO_PHASES = "an exact collective is one call of Gloo: it has no unit and no phases"
-NO_SIZES = f"{NO_PHASES}; its size and type are not in the reports, so nobody is named"
+NO_PHASES = "an exact collective has no phases and no unit"
+GLOO_ENDS_IT = "Gloo ends a process that gets more than it expects: rank 3, which is silent then"
+NOBODY_ELSE = "without the store nobody else can be named"
 
 ROWS = [
     Row("killed while idle", operations.reduce_scatter, deeds.die, (REDUCTION, SILENT)),
-    Row("killed while idle, before an exact collective", operations.all_reduce, deeds.die, ("ALLREDUCE", SILENT)),
+    Row(
+        "killed while idle, before an exact collective",
+        operations.all_reduce,
+        deeds.die,
+        ("ALLREDUCE", SILENT),
+        remark=NO_PHASES,
+    ),
     Row(
         "killed within an exact collective",
         operations.all_reduce,
         deeds.die_within_the_transfer(1 << 20),
         ("ALLREDUCE", SILENT),
+        remark=NO_PHASES,
     ),
     Row(
         "killed within a two-tier all-gather",
@@ -109,7 +117,7 @@ ROWS = [
     Row("stopped in a compressed reduction", operations.reduce_scatter, deeds.stop, (REDUCTION, SILENT)),
     Row("stopped in a compressed all-reduce", operations.gradient_all_reduce, deeds.stop, (ALL_REDUCTION, SILENT)),
     Row("stopped in FSDP2's step", operations.fsdp2_step, deeds.stop, (FSDP2_STEP, SILENT)),
-    Row("stopped in an exact collective", operations.all_reduce, deeds.stop, ("ALLREDUCE", SILENT)),
+    Row("stopped in an exact collective", operations.all_reduce, deeds.stop, ("ALLREDUCE", SILENT), remark=NO_PHASES),
     Row(
         "another collective",
         operations.reduce_scatter,
@@ -118,7 +126,14 @@ ROWS = [
         culprit_expected=(r"all-gather #\d+ of 65536 x Float failed on rank 3", r"rank 0 was in reduce-scatter #\d+"),
     ),
     Row(
-        "another size",
+        "a larger size",
+        operations.reduce_scatter,
+        deeds.call(operations.larger_reduce_scatter),
+        (REDUCTION, r"rank 3 was in reduce-scatter #\d+ of 131072 x Float"),
+        culprit_expected=(r"failed on rank 3", r"rank 0 was in reduce-scatter #\d+ of 65536 x Float"),
+    ),
+    Row(
+        "a smaller size",
         operations.reduce_scatter,
         deeds.call(operations.smaller_reduce_scatter),
         (REDUCTION, r"rank 3 was in reduce-scatter #\d+ of 32768 x Float"),
@@ -139,7 +154,14 @@ ROWS = [
         culprit_expected=(r"packet with unit", r"rank 0 was in reduce-scatter #\d+ of 65536 x Float of unit blocks\.1"),
     ),
     Row(
-        "another size in a compressed all-reduce",
+        "a larger size in a compressed all-reduce",
+        operations.gradient_all_reduce,
+        deeds.call(operations.larger_gradient_all_reduce),
+        (ALL_REDUCTION, r"rank 3 was in all-reduce #\d+ of 131072 x Float"),
+        culprit_expected=(r"failed on rank 3", r"rank 0 was in all-reduce #\d+ of 65536 x Float"),
+    ),
+    Row(
+        "a smaller size in a compressed all-reduce",
         operations.gradient_all_reduce,
         deeds.call(operations.smaller_gradient_all_reduce),
         (ALL_REDUCTION, r"rank 3 was in all-reduce #\d+ of 32768 x Float"),
@@ -165,20 +187,21 @@ ROWS = [
         deeds.call(operations.broadcast),
         ("ALLREDUCE", "rank 3 was in BROADCAST"),
         culprit_expected=("BROADCAST", "rank 0 was in ALLREDUCE"),
+        remark=NO_PHASES,
     ),
     Row(
-        "another size in an exact collective",
+        "a smaller size in an exact collective",
         operations.all_reduce,
         deeds.call(operations.smaller_all_reduce),
-        ("ALLREDUCE",),
-        remark=NO_SIZES,
+        ("ALLREDUCE", SILENT),
+        remark=GLOO_ENDS_IT,
     ),
     Row(
         "another type in an exact collective",
         operations.all_reduce,
         deeds.call(operations.bfloat16_all_reduce),
-        ("ALLREDUCE",),
-        remark=NO_SIZES,
+        ("ALLREDUCE", SILENT),
+        remark=GLOO_ENDS_IT,
     ),
     Row("store gone", operations.reduce_scatter, deeds.lose_the_store, ()),
     Row(
@@ -186,6 +209,7 @@ ROWS = [
         operations.reduce_scatter,
         deeds.lose_the_store_and_die,
         (REDUCTION, NO_STORE),
+        remark=NOBODY_ELSE,
     ),
     *(
         Row(
@@ -226,6 +250,7 @@ ROWS = [
         (REDUCTION, NO_STORE),
         culprit=0,
         rank_0_hosts_the_store=True,
+        remark=NOBODY_ELSE,
     ),
     Row(
         "killed, and it hosts the store",
@@ -234,5 +259,6 @@ ROWS = [
         (REDUCTION, NO_STORE),
         culprit=0,
         rank_0_hosts_the_store=True,
+        remark=NOBODY_ELSE,
     ),
 ]
