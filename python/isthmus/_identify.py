@@ -34,11 +34,15 @@ class _Unit:
         group = self.group()
         return group is not None and _models.is_trained(group)
 
+    def mixes_replicas(self) -> bool:
+        group = self.group()
+        return group is not None and _models.mixes_replicas(group)
+
 
 @dataclass
 class _Answer:
     unit: _Unit
-    ordinal: int
+    ordinal: int  # or _REPLICAS
     frozen: list[_Unit]  # units that do not count because nothing in them is trained
 
     def holds_for(self, backend: Any) -> bool:
@@ -87,12 +91,17 @@ _histories: weakref.WeakKeyDictionary[dist.ProcessGroup, _History] = weakref.Wea
 # several, which takes tens of milliseconds: at most so many calls later again.
 _LONGEST_WAIT = 256
 
+# What the native module is told instead of an ordinal.
+_SEVERAL = -1
+_REPLICAS = -2
+
 
 def identify(backend: _C.Backend, label: str, num_elements: int) -> int:
     """Return which of the FSDP2 units of one label and size this is, counted over all that ever were: 0, 1, ...
 
-    `num_elements` is that of the reduction. -1: several that are alive share label and size. 0 as well where torch does
-    not tell. All ranks get the same answer as long as they make, use and drop models alike.
+    `num_elements` is that of the reduction. -1: several that are alive share label and size. -2: it must stay exact, as
+    it mixes replicas with parameters that are split. 0 as well where torch does not tell. All ranks get the same answer
+    as long as they make, use and drop models alike.
     """
     key = (label, num_elements)
     if not _table.is_current():
@@ -107,7 +116,7 @@ def identify(backend: _C.Backend, label: str, num_elements: int) -> int:
     if (ambiguity := history.ambiguous.get(key)) is not None:
         ambiguity.calls += 1
         if ambiguity.calls < ambiguity.next_check:
-            return -1
+            return _SEVERAL
         ambiguity.next_check += min(ambiguity.next_check, _LONGEST_WAIT)
     if ambiguity is not None or sum(unit.is_trained() for unit in candidates) > 1:
         gc.collect()
@@ -115,9 +124,9 @@ def identify(backend: _C.Backend, label: str, num_elements: int) -> int:
     trained = [unit for unit in candidates if unit.is_trained()] or candidates[:1]
     if len(trained) > 1:
         history.ambiguous.setdefault(key, _Ambiguity())
-        return -1
+        return _SEVERAL
     history.ambiguous.pop(key, None)
-    ordinal = _ordinal(trained[0], history.seen.setdefault(key, []))
+    ordinal = _REPLICAS if trained[0].mixes_replicas() else _ordinal(trained[0], history.seen.setdefault(key, []))
     answers = _table.answers.setdefault(key, [])
     answers[:] = [answer for answer in answers if not answer.unit.is_of(backend)]
     answers.append(_Answer(trained[0], ordinal, [unit for unit in candidates if unit not in trained]))

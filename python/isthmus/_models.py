@@ -211,6 +211,26 @@ def is_trained(group: ParamGroup) -> bool:
     return any(param.sharded_param.requires_grad for param in group.fsdp_params)
 
 
+def mixes_replicas(group: ParamGroup) -> bool:
+    """Return whether some parameters are split over a mesh dimension that is not FSDP's, and others are not.
+
+    Tensor parallelism leaves such a unit behind: every rank along that dimension reduces its own copy of a norm, beside
+    its own part of a linear layer. What a lossy codec takes from the copies depends on what is beside them.
+    """
+    return len({_is_split_elsewhere(group, param) for param in group.fsdp_params}) > 1
+
+
+def _is_split_elsewhere(group: ParamGroup, param: ShardedParam) -> bool:
+    sharded = param.sharded_param
+    groups = [found for found in (shard_group(group), replicate_group(group)) if found is not None]
+    own_ranks = {rank for found in groups for rank in dist.get_process_group_ranks(found)}
+    return any(
+        not placement.is_replicate()
+        and not own_ranks.issuperset(dist.get_process_group_ranks(sharded.device_mesh.get_group(dim)))
+        for dim, placement in enumerate(sharded.placements)
+    )
+
+
 def unsharded(param: ShardedParam) -> torch.Tensor | None:
     """Return the tensor that gradients accumulate into, the same at every step; None before the first all-gather."""
     return getattr(param, "_unsharded_param", None)

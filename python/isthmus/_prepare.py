@@ -24,6 +24,7 @@ from isthmus._models import ParamGroup, ShardedParam, Unit
 Model = TypeVar("Model", bound=nn.Module)
 
 EXCLUDED = "excluded by prepare(units=...)"
+REPLICAS = "some parameters are replicated over another mesh dimension, others are not"
 UNKNOWN_LAYOUT = "some parameters had no gradient, and which ones is not known yet"
 FIRST_BUCKETS = "first two backward passes with these DDP buckets"
 
@@ -195,6 +196,7 @@ class TaggedReduceScatter:
         self._group = group
         self._unit = unit
         self._prepared = prepared
+        self._exact = prepared.exact_reason(unit.name) or (REPLICAS if _models.mixes_replicas(group) else "")
         self._described = dict(zip(group.fsdp_params, unit.parameters, strict=True))
         self._watch = _GradientWatch(group.fsdp_params)
         self._watch.start()
@@ -218,12 +220,11 @@ class TaggedReduceScatter:
 
     def _name_label(self, num_elements: int) -> None:
         name = self._prepared.full_name(self._unit.name)
-        exact = self._prepared.exact_reason(self._unit.name)
         layout = self._layout_of(num_elements)
         if layout is None:
-            _native.load().name_label(name, 0, exact or UNKNOWN_LAYOUT)
+            _native.load().name_label(name, 0, self._exact or UNKNOWN_LAYOUT)
         else:
-            _native.load().name_label(name, self._prepared.remember(self._unit, layout), exact)
+            _native.load().name_label(name, self._prepared.remember(self._unit, layout), self._exact)
 
     def _layout_of(self, num_elements: int) -> _layout.Layout | None:
         """Return the layout of a reduction of this size; None if it cannot be told which parameters are in it."""
@@ -257,7 +258,10 @@ class _GradientWatch:
             watched = self._watched.get(param)
             if tensor is not None and tensor.requires_grad and (watched is None or watched() is not tensor):
                 self._watched[param] = weakref.ref(tensor)
-                tensor.register_post_accumulate_grad_hook(functools.partial(self._note, param))
+                # The collector does not see what such hooks refer to: they must not keep the model alive.
+                tensor.register_post_accumulate_grad_hook(
+                    functools.partial(_note, weakref.ref(self), weakref.ref(param))
+                )
 
     def take(self) -> set[ShardedParam]:
         """Return what had a gradient since the last call, or nothing at the first one."""
@@ -265,8 +269,14 @@ class _GradientWatch:
         touched, self._touched = self._touched, set()
         return touched
 
-    def _note(self, param: ShardedParam, _: torch.Tensor) -> None:
+    def note(self, param: ShardedParam) -> None:
+        """Take down that a gradient was accumulated."""
         self._touched.add(param)
+
+
+def _note(watch: weakref.ref[_GradientWatch], param: weakref.ref[ShardedParam], _: torch.Tensor) -> None:
+    if (living_watch := watch()) is not None and (living_param := param()) is not None:
+        living_watch.note(living_param)
 
 
 # --- DDP ---
@@ -343,6 +353,8 @@ def _register_bucket_hook(module: nn.parallel.DistributedDataParallel, prepared:
         module.register_comm_hook(None, BucketReduction(module, prepared).reduce)
     except RuntimeError as error:
         raise ValueError("this DDP model has a communication hook already, and DDP takes but one") from error
+    # DDP pickles this list, but a copy's reducer has no hooks: a copy of a prepared model is one that is not prepared.
+    getattr(module, "_comm_hooks", [None]).pop()
 
 
 # --- DTensors ---
@@ -350,9 +362,9 @@ def _register_bucket_hook(module: nn.parallel.DistributedDataParallel, prepared:
 
 def _prepare_dtensors(model: nn.Module, prepared: Prepared) -> None:
     """Make every floating-point reduction of a backward pass in the groups of the parameters' meshes a gradient."""
-    dtensors = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
-    groups = dict.fromkeys(group for parameter in dtensors for group in _models.gradient_groups(parameter))
-    backends = [backend for group in groups if (backend := _models.isthmus_backend(group)) is not None]
+    backends = [
+        backend for group in _models.groups_of(model) if (backend := _models.isthmus_backend(group)) is not None
+    ]
     if not backends:
         raise ValueError(f"there is nothing to prepare: {_what_was_found(model)}, and no process group of Isthmus")
     if prepared.name or prepared.patterns != "*":
