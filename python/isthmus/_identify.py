@@ -24,15 +24,16 @@ class _Unit:
 
     group: weakref.ref[ParamGroup]
     process_group: weakref.ref[dist.ProcessGroup]
-    num_elements: int  # of a reduction over `process_group` in which all parameters have gradients
+    trainable: tuple[bool, ...]  # by parameter
+    num_elements: int  # of a reduction over `process_group` in which all of these have gradients
+
+    def is_unchanged(self) -> bool:
+        group = self.group()
+        return group is None or _models.trainable_flags(group) == self.trainable
 
     def is_of(self, backend: Any) -> bool:
         process_group = self.process_group()
         return process_group is not None and _models.unwrapped_backend(process_group) is backend
-
-    def is_trained(self) -> bool:
-        group = self.group()
-        return group is not None and _models.is_trained(group)
 
     def mixes_replicas(self) -> bool:
         group = self.group()
@@ -43,29 +44,29 @@ class _Unit:
 class _Answer:
     unit: _Unit
     ordinal: int  # or _REPLICAS
-    frozen: list[_Unit]  # units that do not count because nothing in them is trained
 
     def holds_for(self, backend: Any) -> bool:
-        return (
-            self.unit.group() is not None
-            and self.unit.is_of(backend)
-            and not any(unit.is_trained() for unit in self.frozen)
-        )
+        return self.unit.group() is not None and self.unit.is_of(backend)
 
 
 @dataclass
 class _Table:
-    """The live units, until a module is added. That one goes away changes no answer about another."""
+    """The live units, until a module is added or parameters are frozen or thawed.
+
+    That a unit goes away changes no answer about another.
+    """
 
     modules: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
     nameless: list[weakref.ref[ParamGroup]] = field(default_factory=list)  # no forward pass yet
     units: dict[str, list[_Unit]] = field(default_factory=dict)  # by label
     answers: dict[tuple[str, int], list[_Answer]] = field(default_factory=dict)
 
-    def is_current(self) -> bool:
+    def is_current(self, label: str) -> bool:
         newest = next(reversed(_models.module_states()), None)
-        return (newest is None or id(newest) in self.modules) and all(
-            (group := entry()) is None or _models.fqn_of(group) is None for entry in self.nameless
+        return (
+            (newest is None or id(newest) in self.modules)
+            and all((group := entry()) is None or _models.fqn_of(group) is None for entry in self.nameless)
+            and all(unit.is_unchanged() for unit in self.units.get(label, ()))
         )
 
 
@@ -104,7 +105,7 @@ def identify(backend: _C.Backend, label: str, num_elements: int) -> int:
     as long as they make, use and drop models alike.
     """
     key = (label, num_elements)
-    if not _table.is_current():
+    if not _table.is_current(label):
         _rebuild()
     for answer in _table.answers.get(key, ()):
         if answer.holds_for(backend):
@@ -118,18 +119,18 @@ def identify(backend: _C.Backend, label: str, num_elements: int) -> int:
         if ambiguity.calls < ambiguity.next_check:
             return _SEVERAL
         ambiguity.next_check += min(ambiguity.next_check, _LONGEST_WAIT)
-    if ambiguity is not None or sum(unit.is_trained() for unit in candidates) > 1:
+    if ambiguity is not None or len(candidates) > 1:
         gc.collect()
         candidates = _candidates(backend, label, num_elements)
-    trained = [unit for unit in candidates if unit.is_trained()] or candidates[:1]
-    if len(trained) > 1:
+    if len(candidates) != 1:
         history.ambiguous.setdefault(key, _Ambiguity())
         return _SEVERAL
     history.ambiguous.pop(key, None)
-    ordinal = _REPLICAS if trained[0].mixes_replicas() else _ordinal(trained[0], history.seen.setdefault(key, []))
+    (unit,) = candidates
+    ordinal = _REPLICAS if unit.mixes_replicas() else _ordinal(unit, history.seen.setdefault(key, []))
     answers = _table.answers.setdefault(key, [])
     answers[:] = [answer for answer in answers if not answer.unit.is_of(backend)]
-    answers.append(_Answer(trained[0], ordinal, [unit for unit in candidates if unit not in trained]))
+    answers.append(_Answer(unit, ordinal))
     return ordinal
 
 
@@ -165,11 +166,12 @@ def _rebuild() -> None:
 
 
 def _units(group: ParamGroup) -> Iterator[_Unit]:
+    trainable = _models.trainable_flags(group)
     num_elements = _models.num_elements_of(group, _models.trainable_params(group))
     shards = _models.shard_group(group)
     replicas = _models.replicate_group(group)
     if shards is not None:
-        yield _Unit(weakref.ref(group), weakref.ref(shards), num_elements)
+        yield _Unit(weakref.ref(group), weakref.ref(shards), trainable, num_elements)
     if replicas is not None:
         num_shards = shards.size() if shards is not None else 1
-        yield _Unit(weakref.ref(group), weakref.ref(replicas), num_elements // num_shards)
+        yield _Unit(weakref.ref(group), weakref.ref(replicas), trainable, num_elements // num_shards)

@@ -206,9 +206,9 @@ def trainable_params(group: ParamGroup) -> list[ShardedParam]:
     return [params[index] for index in order if params[index].sharded_param.requires_grad]
 
 
-def is_trained(group: ParamGroup) -> bool:
-    """Return whether any parameter may have a gradient."""
-    return any(param.sharded_param.requires_grad for param in group.fsdp_params)
+def trainable_flags(group: ParamGroup) -> tuple[bool, ...]:
+    """Return which parameters may have a gradient."""
+    return tuple(param.sharded_param.requires_grad for param in group.fsdp_params)
 
 
 def mixes_replicas(group: ParamGroup) -> bool:
