@@ -19,7 +19,8 @@ from faults.laboratory import Laboratory, Outcome, RankOutcome
 from faults.rows import GRACE_S, NUM_NODES, ROWS, TIMEOUT_S, WORLD_SIZE, Row
 
 PAGE = Path(__file__).parents[2] / "docs/faults.md"
-MOST_CLAUSES = 2  # of what an error says about the other ranks
+# What ranks see of others that failed before them.
+CONSEQUENCE = re.compile(r"Connection (closed|reset) by peer|Application timeout caused pair closure")
 
 INTRODUCTION = f"""\
 # Faults
@@ -33,8 +34,8 @@ to end within timeout + {GRACE_S:g} s, that is {LIMIT_S:g} s, with an error that
 unit and the ranks that are silent or elsewhere; [operating.md](operating.md#faults) says how they know. No process,
 network namespace or link may be left. Damage is done by a library between Gloo and the kernel, below the codec.
 
-- **error**: of the survivor that failed first. Addresses and Gloo's source lines are left out, and no more than
-  {MOST_CLAUSES} other ranks are quoted.
+- **error**: of the survivor that failed first. Addresses, Gloo's source lines, and what it says of ranks that only lost
+  a connection are left out.
 - **to error**, **to end**: seconds from the deed (from the call that failed, if that came later) to the error and to
   the end of the process, the longest of all survivors. In both are the 2 s that ranks wait for a silent one's report.
 """
@@ -63,8 +64,8 @@ def shortened(error: str) -> str:
     error = error.removeprefix("isthmus: ").splitlines()[0]
     error = re.sub(r"\[\S*/gloo/\S+\] ", "", error)
     error = re.sub(r" \[?(\d+\.){3}\d+\]?:\d+", "", error)
-    clauses = error.split("; ")
-    return "; ".join(clauses[: 1 + MOST_CLAUSES]) + ("; ..." if len(clauses) > 1 + MOST_CLAUSES else "")
+    own, *others = error.split("; ")
+    return "; ".join([own, *(text for text in others if not CONSEQUENCE.search(text))]).removesuffix(".")
 
 
 def line(row: Row, outcome: Outcome) -> str:
