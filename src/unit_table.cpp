@@ -7,23 +7,10 @@
 #include <utility>
 
 #include "isthmus/error.h"
+#include "stable_hash.h"
 
 namespace isthmus {
 namespace {
-
-// FNV-1a, 64 bits.
-class Hasher {
- public:
-  void add(const void* data, size_t bytes) {
-    for (size_t i = 0; i < bytes; ++i) {
-      state_ = (state_ ^ static_cast<const unsigned char*>(data)[i]) * 0x100000001b3u;
-    }
-  }
-  uint64_t value() const { return state_; }
-
- private:
-  uint64_t state_ = 0xcbf29ce484222325u;
-};
 
 std::pair<Buffer, AlignedMemory> make_residual(const UnitKey& key, int64_t num_elements) {
   Buffer residual{nullptr, num_elements, DataType::kFloat32};
@@ -74,13 +61,7 @@ void multiply(Buffer residual, double factor) {
 }  // namespace
 
 uint64_t UnitKey::hash() const {
-  Hasher hasher;
-  hasher.add(&num_elements, sizeof(num_elements));
-  hasher.add(&dtype, sizeof(dtype));
-  hasher.add(&collective, sizeof(collective));
-  hasher.add(&layout, sizeof(layout));
-  hasher.add(name.data(), name.size());
-  return hasher.value();
+  return StableHash().add(num_elements).add(dtype).add(collective).add(layout).add(name).value();
 }
 
 void Unit::follow_scale(double new_scale) {

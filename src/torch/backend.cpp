@@ -16,8 +16,16 @@ namespace {
 // How long operations that are under way may go on when the interpreter exits.
 constexpr std::chrono::milliseconds kExitPatience{2000};
 
-std::mutex live_mutex;
-std::set<BackendIsthmus*> live_backends;
+// The backends that are not destroyed yet.
+struct Live {
+  std::mutex mutex;
+  std::set<BackendIsthmus*> backends;
+};
+
+Live& live() {
+  static auto* live = new Live;  // never destroyed: static objects of torch's own may hold backends until the end
+  return *live;
+}
 
 SplitFunction& split_function() {
   static SplitFunction function;
@@ -34,29 +42,30 @@ std::vector<int> ranks_or_all(const std::vector<uint64_t>& global_ranks, int siz
 }
 
 // Without those that are about to be destroyed: these wait for the lock, and nobody holds them any more.
-std::vector<c10::intrusive_ptr<BackendIsthmus>> live() {
-  std::lock_guard lock(live_mutex);
-  std::vector<c10::intrusive_ptr<BackendIsthmus>> backends;
-  for (BackendIsthmus* backend : live_backends) {
-    if (auto* held = static_cast<BackendIsthmus*>(c10::raw::weak_intrusive_ptr::lock(backend))) {
-      backends.push_back(c10::intrusive_ptr<BackendIsthmus>::reclaim(held));
+std::vector<c10::intrusive_ptr<BackendIsthmus>> hold_live_backends() {
+  std::lock_guard lock(live().mutex);
+  std::vector<c10::intrusive_ptr<BackendIsthmus>> held;
+  for (BackendIsthmus* backend : live().backends) {
+    if (auto* target = static_cast<BackendIsthmus*>(c10::raw::weak_intrusive_ptr::lock(backend))) {
+      held.push_back(c10::intrusive_ptr<BackendIsthmus>::reclaim(target));
     }
   }
-  return backends;
+  return held;
+}
+
+void keep_live_backends_for_ever() {
+  for (BackendIsthmus* backend : live().backends) {
+    backend->keep_for_ever();
+  }
+  live().backends.clear();
+  live().mutex.unlock();
 }
 
 // See BackendIsthmus. The lock is held over the fork, which gives the child a whole set.
 void watch_forks() {
   static std::once_flag once;
   std::call_once(once, [] {
-    pthread_atfork([] { live_mutex.lock(); }, [] { live_mutex.unlock(); },
-                   [] {
-                     for (BackendIsthmus* backend : live_backends) {
-                       backend->keep_for_ever();
-                     }
-                     live_backends.clear();
-                     live_mutex.unlock();
-                   });
+    pthread_atfork([] { live().mutex.lock(); }, [] { live().mutex.unlock(); }, keep_live_backends_for_ever);
   });
 }
 
@@ -66,7 +75,7 @@ void set_split_function(SplitFunction function) { split_function() = std::move(f
 
 void shutdown_all() {
   const auto deadline = Clock::now() + kExitPatience;
-  for (const auto& backend : live()) {
+  for (const auto& backend : hold_live_backends()) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
     backend->shutdown_within(std::max(left, std::chrono::milliseconds(0)));
   }
@@ -97,15 +106,15 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
   if (parts.size > 1) {
     watch_ = std::thread([this] { run_watch(); });
   }
-  std::lock_guard lock(live_mutex);
-  live_backends.insert(this);
+  std::lock_guard lock(live().mutex);
+  live().backends.insert(this);
 }
 
 BackendIsthmus::~BackendIsthmus() {
   const WithoutGil without_gil;  // before the lock: who holds that may wait for a worker that needs the GIL
   {
-    std::lock_guard lock(live_mutex);
-    live_backends.erase(this);
+    std::lock_guard lock(live().mutex);
+    live().backends.erase(this);
   }
   shutdown();
 }
@@ -210,9 +219,10 @@ void BackendIsthmus::startCoalescing() {
   if (!process_.is_this()) {
     return;
   }
+  std::vector<WorkPtr> left_over;  // torch does not end a block in which a call raised. Tensors go without the lock
   std::lock_guard lock(mutex_);
   coalescing_ = true;
-  coalesced_.clear();  // torch does not end a block in which a call raised
+  left_over.swap(coalesced_);
 }
 
 WorkPtr BackendIsthmus::endCoalescing() {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "isthmus/error.h"
+#include "stable_hash.h"
 #include "transport/combine.h"
 
 namespace isthmus::torch_backend {
@@ -92,8 +93,7 @@ class C10dTransport::Exchange final : public Handle {
   }
 
   int tag(ConstBuffer buffer) const {
-    const auto mixed = std::hash<std::string>()(detail::concatenate(operation_, ' ', number_, ' ', buffer.bytes()));
-    return static_cast<int>(mixed % kAbortTag);
+    return static_cast<int>(StableHash().add(operation_).add(number_).add(buffer.bytes()).value() % kAbortTag);
   }
 
   void count(int peer, int64_t bytes) {

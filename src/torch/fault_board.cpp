@@ -3,7 +3,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
-#include <map>
 #include <mutex>
 #include <sstream>
 #include <thread>
@@ -157,59 +156,65 @@ bool FaultBoard::any_report() {
   return *count > 0;
 }
 
-std::string FaultBoard::diagnose(const FaultReport& own, std::chrono::milliseconds patience) {
-  struct Reports {
+std::optional<FaultBoard::Reports> FaultBoard::read_reports(std::chrono::milliseconds patience) {
+  struct Answer {
     std::mutex mutex;
-    std::map<int, FaultReport> by_rank;
-    bool store_answered = false;
+    std::optional<Reports> reports;
   };
-  auto reports = std::make_shared<Reports>();
+  auto answer = std::make_shared<Answer>();
   const int num_ranks = static_cast<int>(global_ranks_.size());
   store_.call(
-      [reports, num_ranks, patience](c10d::Store& store) {
+      [answer, num_ranks, patience](c10d::Store& store) {
         wait_for_count(store, kPostedKey, num_ranks, patience);
+        Reports reports;
         for (int rank = 0; rank < num_ranks; ++rank) {
           const std::string key = report_key(rank);
           if (store.check({key})) {
-            const auto text = store.get_to_str(key);
-            std::lock_guard lock(reports->mutex);
-            reports->by_rank[rank] = from_text(text);
+            reports[rank] = from_text(store.get_to_str(key));
           }
         }
-        std::lock_guard lock(reports->mutex);
-        reports->store_answered = true;
+        std::lock_guard lock(answer->mutex);
+        answer->reports = std::move(reports);
       },
       patience + kPostPatience);
+  std::lock_guard lock(answer->mutex);  // a late answer may come even now
+  return answer->reports;
+}
+
+// Rank 0 is the likely host of the store: when its process ends, the others can read no more.
+void FaultBoard::let_others_read(std::chrono::milliseconds patience) {
   store_.call([](c10d::Store& store) { store.add(kReadKey, 1); }, kPostPatience);
   if (rank_ == 0) {
-    // The likely host of the store: when its process ends, the others can read no more.
     store_.call(
-        [reports, patience](c10d::Store& store) {
+        [patience](c10d::Store& store) {
           const auto num_posted = store.add(kPostedKey, 0);
           wait_for_count(store, kReadKey, num_posted, patience);
         },
         patience + kPostPatience);
   }
+}
 
-  std::lock_guard lock(reports->mutex);
-  if (!reports->store_answered) {
-    return "The store that ranks report to did not answer: its host (global rank 0, unless a launcher hosts it) is "
-           "dead or stopped";
-  }
+std::string FaultBoard::diagnose(const FaultReport& own, std::chrono::milliseconds patience) {
+  const auto reports = read_reports(patience);
+  let_others_read(patience);
+  return reports ? sentence(*reports, own)
+                 : "The store that ranks report to did not answer: its host (global rank 0, unless a launcher hosts "
+                   "it) is dead or stopped";
+}
+
+std::string FaultBoard::sentence(const Reports& reports, const FaultReport& own) const {
   std::vector<int> silent;
-  std::vector<std::string> others;
-  const auto name = [&](int rank) { return "rank " + std::to_string(global_ranks_[rank]); };
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    const auto found = reports->by_rank.find(rank);
-    if (found == reports->by_rank.end()) {
+  std::vector<std::string> elsewhere;
+  std::vector<std::string> alike;
+  for (int rank = 0; rank < static_cast<int>(global_ranks_.size()); ++rank) {
+    const auto name = "rank " + std::to_string(global_ranks_[rank]);
+    const auto found = reports.find(rank);
+    if (found == reports.end()) {
       silent.push_back(global_ranks_[rank]);
     } else if (!same_operation(found->second, own)) {
-      others.push_back(name(rank) + " was in " + describe(found->second) + ": " + found->second.error);
-    }
-  }
-  for (const auto& [rank, report] : reports->by_rank) {
-    if (rank != rank_ && same_operation(report, own)) {
-      others.push_back(name(rank) + ": " + report.error);
+      elsewhere.push_back(name + " was in " + describe(found->second) + ": " + found->second.error);
+    } else if (rank != rank_) {
+      alike.push_back(name + ": " + found->second.error);
     }
   }
   std::string text = "All ranks reported";
@@ -217,6 +222,8 @@ std::string FaultBoard::diagnose(const FaultReport& own, std::chrono::millisecon
     text = std::string("No word from rank") + (silent.size() > 1 ? "s " : " ") + ranks_text(silent) +
            ": dead, stopped, or not in a collective of this group";
   }
+  auto others = std::move(elsewhere);
+  others.insert(others.end(), alike.begin(), alike.end());
   for (size_t i = 0; i < others.size() && i < kMostOthers; ++i) {
     text += "; " + others[i];
   }

@@ -3,7 +3,9 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
@@ -58,6 +60,12 @@ class FaultBoard {
   std::string diagnose(const FaultReport& own, std::chrono::milliseconds patience);
 
  private:
+  // Reports by group rank; nothing if the store does not answer.
+  using Reports = std::map<int, FaultReport>;
+  std::optional<Reports> read_reports(std::chrono::milliseconds patience);
+  void let_others_read(std::chrono::milliseconds patience);
+  std::string sentence(const Reports& reports, const FaultReport& own) const;
+
   int rank_;
   std::vector<int> global_ranks_;
   PatientStore store_;

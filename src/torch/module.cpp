@@ -149,6 +149,11 @@ py::dict to_dict(const BackendStats& stats) {
                   "scratch_bytes"_a = stats.path.scratch_bytes, "notes"_a = stats.notes);
 }
 
+BackendStats stats_without_gil(BackendIsthmus& backend) {
+  const py::gil_scoped_release unlocked;
+  return backend.stats();
+}
+
 c10::intrusive_ptr<BackendIsthmus> make_backend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                                 const OptionsPtr& options, std::vector<int> node_of_rank,
                                                 BackendPtr world, BackendPtr intra, BackendPtr inter, BackendPtr flat) {
@@ -167,7 +172,7 @@ void bind_backend(py::module_& module) {
                              [](BackendIsthmus& backend) {
                                return c10::static_intrusive_pointer_cast<BackendOptions>(backend.getBackendOptions());
                              })
-      .def("stats", [](BackendIsthmus& backend) { return to_dict(backend.stats()); })
+      .def("stats", [](BackendIsthmus& backend) { return to_dict(stats_without_gil(backend)); })
       .def("reset_stats", &BackendIsthmus::reset_stats, unlocked)
       // NCCL's ranks outside a new group take part in its making; here they have nothing to do.
       .def(

@@ -148,6 +148,22 @@ def calls_in_a_forked_child_are_errors() -> None:
 
 
 @table
+def a_forked_child_may_make_a_group_of_its_own() -> None:
+    def child() -> None:
+        dist.destroy_process_group()
+        del os.environ["ISTHMUS_NODES"]
+        dist.init_process_group("isthmus", store=dist.HashStore(), rank=0, world_size=1)
+        total = torch.ones(3)
+        dist.all_reduce(total)
+        assert total.tolist() == [1, 1, 1]
+        assert isthmus.stats()["calls"] == {"allreduce": 1}
+        dist.destroy_process_group()
+
+    assert exit_code_of(child) == 0
+    check_group()
+
+
+@table
 def works_of_the_parent_are_errors_in_a_forked_child() -> None:
     calls: list[Callable[[torch.Tensor], Any]] = [
         lambda tensor: dist.all_reduce(tensor, async_op=True),
