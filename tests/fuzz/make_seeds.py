@@ -74,23 +74,25 @@ def header_seeds() -> list[bytes]:
 
 
 def options_seeds() -> list[bytes]:
-    texts = (
-        "2x4",
-        "0,1|2,3",
-        "0|0",
-        "1x",
-        "-1",
-        "0.9875",
-        "1e308",
-        "nan",
-        "tagc",
-        "none",
-        "two",
-        "*,!*attn*",
-        "true",
-        "",
+    texts_by_field = (
+        ("2x4", "0,1|2,3|4,5|6,7", "0,2,4,6|1,3,5,7", "0|0", "1x", "-1", ""),
+        ("tagc",),
+        ("flat",),
+        ("10.0", "64", "1e308"),
+        ("0.9875", "nan"),
+        ("4",),
+        ("256", "100"),
+        ("1024",),
+        ("*,!*attn*",),
+        ("backward",),
+        ("65536", "99999999999999999999"),
+        ("yes", "0"),
+        ("1",),
+        ("debug",),
     )
-    return [struct.pack("<HH", field, 7) + text.encode() for field, text in enumerate(texts)]
+    return [
+        struct.pack("<HH", field, 7) + text.encode() for field, texts in enumerate(texts_by_field) for text in texts
+    ]
 
 
 def main() -> None:
