@@ -17,6 +17,7 @@ from checkpoints import Model, backward, fsdp2, group, hsdp_mesh, mesh_of, unit_
 from checks import Table, World, finish
 from isthmus import _identify
 
+pytestmark = pytest.mark.timeout(300)
 table = Table()
 SEVERAL = "several live modules share this name and size"
 UNITS = ("blocks.0", "blocks.1", "root")
@@ -200,7 +201,7 @@ def main(rank: int, world_size: int) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    return World(main, 4)
+    return World(main, 4, timeout_s=240)
 
 
 @pytest.mark.parametrize("name", table.names)

@@ -20,6 +20,7 @@ import ranks
 from checkpoints import OPTIONS, Model, backward, ddp, fingerprint, fsdp1, fsdp2, group, hsdp_mesh, mesh_of, unit_states
 from checks import Table, World, finish
 
+pytestmark = pytest.mark.timeout(300)
 table = Table()
 
 
@@ -250,7 +251,7 @@ def main(rank: int, world_size: int) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    return World(main, 4)
+    return World(main, 4, timeout_s=240)
 
 
 @pytest.mark.parametrize("name", table.names)

@@ -34,6 +34,7 @@ from checkpoints import (
 )
 from checks import Table, World, finish
 
+pytestmark = pytest.mark.timeout(300)
 table = Table()
 
 
@@ -237,6 +238,25 @@ def one_node_drops_residuals_and_so_does_request() -> None:
 
 
 @table
+def residuals_of_flat_tiers_are_resharded() -> None:
+    """Flat tiers estimate: what arrives says little. The sum over ranks of scale x residual is what is kept."""
+
+    def owed(model: nn.Module) -> dict[str, torch.Tensor]:
+        totals = {unit["name"]: unit["scale"] * unit["residual"] for unit in unit_states(model)}
+        for total in totals.values():
+            dist.all_reduce(total)
+        return totals
+
+    model = trained(model_on(tiers="flat"))
+    expected = owed(model)
+    assert len(expected) == 3 and all(total.abs().max() > 0 for total in expected.values())
+    other = model_on("4x1", tiers="flat")
+    report = isthmus.load_checkpoint(saved(model), other)
+    assert len(report.resharded) == 3 and not report.dropped
+    torch.testing.assert_close(owed(other), expected)
+
+
+@table
 def units_of_unknown_shape_are_dropped_elsewhere_and_restored_here() -> None:
     folder = saved(trained(fsdp1(mesh_of(group()))))
     assert len(isthmus.load_checkpoint(folder, fsdp1(mesh_of(group()))).restored) == 3
@@ -384,7 +404,7 @@ def main(rank: int, world_size: int) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    return World(main, 4)
+    return World(main, 4, timeout_s=240)
 
 
 @pytest.mark.parametrize("name", table.names)
