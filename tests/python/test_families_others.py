@@ -43,6 +43,7 @@ from families import (
     gathered,
     isthmus_groups,
     run_table,
+    same_on_all_ranks,
     train,
     units_of_groups,
     weights_of,
@@ -110,6 +111,24 @@ DDP_FAMILIES = {
     "ddp_zero_optimizer": ddp_family(optimizer=zero, modes=("tagc", "prepared")),
     "replicated": Family(replicated, collectives=("all_reduce",)),
 }
+
+
+@table
+def ddp_joins_ranks_with_uneven_inputs(store: dist.Store) -> None:
+    """Ranks without inputs reduce zeros, from outside of any backward pass; their buckets carry the same tags."""
+    with world(store, "prepared"):
+        model: Any = isthmus.prepare(ddp(Model()))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with model.join():
+            for number in range(STEPS + dist.get_rank()):
+                inputs = batch(number)
+                distance(model(inputs), inputs).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        alike = same_on_all_ranks(weights_of(model)), same_on_all_ranks(units_of_groups())
+        compressed = isthmus.stats()["compressed_calls"]
+    assert alike == (True, True)
+    assert compressed > 0
 
 
 # --- SimpleFSDP ---
