@@ -315,7 +315,7 @@ def all_to_all_single(case: Case) -> Any:
 def broadcast(case: Case) -> Any:
     tensor, root = case.chunk(), case.members[case.root]
     if case.mode == "functional":
-        return funcol.wait_tensor(funcol.broadcast(tensor, root, case.group))
+        return funcol.wait_tensor(funcol.broadcast(tensor, case.root, case.group))
     case.issue(lambda async_op: dist.broadcast(tensor, root, case.group, async_op))
     return tensor
 
@@ -325,6 +325,13 @@ def gather(case: Case) -> Any:
     outputs = [case.blank(case.part) for _ in range(case.size)] if case.rank == case.root else None
     case.issue(lambda async_op: dist.gather(source, outputs, root, case.group, async_op))
     return outputs
+
+
+def gather_single(case: Case) -> Any:
+    source, root = case.source(case.part), case.members[case.root]
+    output = case.blank(case.whole_shape(case.part)) if case.rank == case.root else None
+    case.issue(lambda async_op: dist.gather_single(source, output, root, case.group, async_op))
+    return output
 
 
 def scatter(case: Case) -> Any:
@@ -407,9 +414,14 @@ CALLS: dict[str, Callable[[Case], Any]] = {
     "all_to_all_single": all_to_all_single,
     "broadcast": broadcast,
     "gather": gather,
+    "gather_single": gather_single,
     "scatter": scatter,
     "send and recv": send_and_recv,
 }
+
+
+# Names that not every torch has.
+MISSING = {name for name in ("gather_single",) if not hasattr(dist, name)}
 
 
 def call(case: Case) -> list[torch.Tensor]:

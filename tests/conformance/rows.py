@@ -44,7 +44,7 @@ OPS = (*SUMS, "product", "min", "max", "band", "bor", "bxor")
 SHAPES = ("12", "1", "0", "odd", "large", "2-D", "3-D", "scalar", "special values")
 WITH_GAPS = ("strided", "large and strided", "column")
 ARRANGEMENTS = (*WITH_GAPS, "transposed", "offset", "channels last")
-LAYOUTS = (*SHAPES, *ARRANGEMENTS)
+LAYOUTS = (*SHAPES, *ARRANGEMENTS, "sparse")
 NO_SCALAR = tuple(layout for layout in LAYOUTS if layout != "scalar")
 MODES = ("sync", "wait", "future")
 GROUPS = (
@@ -128,7 +128,6 @@ COLLECTIVES = (
     Collective(
         "all_reduce",
         reduces=True,
-        layouts=(*LAYOUTS, "sparse"),
         modes=(*MODES, "coalesced", "functional"),
         labels=LABELS,
     ),
@@ -141,7 +140,7 @@ COLLECTIVES = (
         labels=LABELS,
     ),
     # Into outputs that are not contiguous Gloo writes wrong numbers.
-    Collective("reduce_scatter", reduces=True, layouts=(*SHAPES, "offset", "uneven"), labels=LABELS),
+    Collective("reduce_scatter", reduces=True, layouts=(*SHAPES, "offset", "sparse", "uneven"), labels=LABELS),
     # In memory with gaps Gloo sums the wrong numbers; Isthmus multiplies into memory without.
     Collective("reduce", reduces=True, left_out=list(product(PREMULTIPLYING, WITH_GAPS))),
     Collective("all_gather", layouts=(*LAYOUTS, "uneven")),
@@ -155,11 +154,13 @@ COLLECTIVES = (
     Collective("broadcast", modes=(*MODES, "functional")),
     # Lists of different sizes end the process in Gloo, and so do scalars.
     Collective("gather", layouts=NO_SCALAR),
+    # Since 2.15, and not in Gloo.
+    Collective("gather_single", layouts=LAYOUTS[:1], dtypes=TAKEN_DTYPES[:1], other_dtypes=()),
     Collective("scatter", layouts=NO_SCALAR),
     Collective(
         "send and recv",
         modes=("sync", "wait", "batched", "any source", "tags"),
-        left_out=[(layout, "any source") for layout in ("0", *ARRANGEMENTS)],
+        left_out=[(layout, "any source") for layout in ("0", *ARRANGEMENTS, "sparse")],
     ),
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from calls import Case, call, has_plainer_form, is_labelled_sum
+from calls import MISSING, Case, call, has_plainer_form, is_labelled_sum
 from groups import CAN_SPLIT, TIERS, Groups
 from rows import Row
 from scenarios import SCENARIOS
@@ -41,7 +41,7 @@ def judge_all(rows: Sequence[Row], begin: Callable[[int], None]) -> tuple[list[s
 
 
 def _judge(row: Row, index: int, groups: Groups) -> str:
-    if row.group == "split" and not CAN_SPLIT:
+    if row.collective in MISSING or (row.group == "split" and not CAN_SPLIT):
         return ABSENT
     gloo = groups.gloo(row.group)
     ours = groups.isthmus(row.group, "none" if row.label == "gradient" else "tagc")

@@ -25,8 +25,8 @@ TORCH = ".".join(torch.__version__.split(".")[:2])
 WORLDS = 3
 # What the first functional collective, or the first scenario, would import in each of all these processes.
 ranks.preload("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.tensor", "torch.distributed.nn")
-OPERATION_TIMEOUT_S = 20
-WORLD_TIMEOUT_S = 240
+OPERATION_TIMEOUT_S = 60
+WORLD_TIMEOUT_S = 480
 # From the least to the most that can be said of a row; what is none of these is a failure.
 _ORDER = (NO_MEMBER, ABSENT, EQUAL, CLOSE, REFUSED, MORE, GLOO_ONLY)
 
