@@ -74,7 +74,7 @@ def run_any(
     settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", **(env or {})}
     processes = []
     pipes: list[Connection] = []
-    start = time.monotonic()
+    deadline = time.monotonic() + timeout_s
     for rank in range(world_size):
         ours, theirs = _context.Pipe(duplex=False)
         per_rank = {**settings, "RANK": str(rank), "WORLD_SIZE": str(world_size)}
@@ -88,15 +88,19 @@ def run_any(
     for rank, (process, pipe) in enumerate(zip(processes, pipes, strict=True)):
         if rank in stopped:
             continue
-        process.join(max(0.1, start + timeout_s - time.monotonic()))
+        report = None
+        if pipe.poll(max(0.1, deadline - time.monotonic())):  # a large one is sent only as it is read
+            with contextlib.suppress(EOFError):  # it died
+                report = pipe.recv()
+        process.join(max(0.1, deadline - time.monotonic()))
         if process.is_alive():
             late.append(rank)
             os.kill(process.pid, signal.SIGUSR1)  # prints the stacks
             continue
         outcomes[rank].exit_code = process.exitcode
         outcomes[rank].error = None if process.exitcode == 0 else "no report"
-        with contextlib.suppress(EOFError):  # it died
-            outcomes[rank].value, outcomes[rank].error, outcomes[rank].seconds = pipe.recv()
+        if report is not None:
+            outcomes[rank].value, outcomes[rank].error, outcomes[rank].seconds = report
     if late:
         time.sleep(0.5)
     for process in processes:
