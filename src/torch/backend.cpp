@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "isthmus/error.h"
@@ -99,13 +100,10 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
   world_->setTimeout(without_report(options_->timeout));
   install_label_tracking();
   watch_forks();
-  if (map_.two_tier()) {
+  if (two_tier()) {
     make_communicator(parts);
-    worker_ = std::thread([this] { run_worker(); });
   }
-  if (parts.size > 1) {
-    watch_ = std::thread([this] { run_watch(); });
-  }
+  start_threads();
   std::lock_guard lock(live().mutex);
   live().backends.insert(this);
 }
@@ -117,6 +115,20 @@ BackendIsthmus::~BackendIsthmus() {
     live().backends.erase(this);
   }
   shutdown();
+}
+
+void BackendIsthmus::start_threads() {
+  try {
+    if (two_tier()) {
+      worker_ = std::thread([this] { run_worker(); });
+    }
+    if (getSize() > 1) {
+      watch_ = std::thread([this] { run_watch(); });
+    }
+  } catch (const std::system_error&) {  // this process may have no more
+    shutdown();
+    throw;
+  }
 }
 
 void BackendIsthmus::make_communicator(const BackendParts& parts) {

@@ -188,6 +188,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
     bool sends = true;  // else it is this rank's own affair, and its failure, too
   };
 
+  void start_threads();
   void make_communicator(const BackendParts& parts);
   std::shared_ptr<C10dTransport> make_tier(const char* name, const BackendPtr& backend,
                                            const std::vector<int>& group_ranks);
