@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from isthmus import _identify, _native, topology
+from isthmus import _native, topology
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -267,8 +267,15 @@ def _set_up_process(options: _C.Options) -> None:
         _ready_in_process = os.getpid()
         native = _native.load()
         native.set_split_function(_create_split)
-        native.set_identify_function(_identify.identify)
+        native.set_identify_function(_identify_module)
         atexit.register(_shut_down, os.getpid())
+
+
+def _identify_module(backend: _C.Backend, label: str, num_elements: int) -> int:
+    # Imported by the first reduction of FSDP2: it needs DTensor, which takes seconds, and `import torch` registers.
+    from isthmus import _identify
+
+    return _identify.identify(backend, label, num_elements)
 
 
 def _shut_down(process: int) -> None:
