@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(400)  # up to three launches of four ranks
+
 DOCUMENT = Path(__file__).parents[2] / "docs/checkpoints.md"
 PROGRAMS = {
     match[1]: match[0] for match in re.findall(r"```python\n(# (\w+\.py): .*?)```", DOCUMENT.read_text(), re.DOTALL)
@@ -19,7 +21,7 @@ def run(program: Path, num_ranks: int, nodes: str, *arguments: str) -> str:
     environment = os.environ | {"ISTHMUS_NODES": nodes, "ISTHMUS_MIN_ELEMENTS": "1000", "OMP_NUM_THREADS": "1"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     result = subprocess.run(
-        [*launch, program, *arguments], env=environment, capture_output=True, text=True, timeout=110
+        [*launch, program, *arguments], env=environment, capture_output=True, text=True, timeout=120
     )
     assert result.returncode == 0, result.stderr
     return result.stdout

@@ -24,6 +24,8 @@ import ranks
 from checks import Table, World, finish
 from isthmus import _native
 
+pytestmark = pytest.mark.timeout(300)
+
 WORLD_SIZE = 4
 FEATURES = 32
 BLOCKS = 3
