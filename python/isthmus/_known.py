@@ -54,9 +54,8 @@ def known_models(target: Target) -> list[KnownModel]:
     """
     models = [target] if isinstance(target, nn.Module) else _models.live_fsdp2_models()
     inside = [_prepare.prepared_of(module) for model in models for module in model.modules()]
-    prepared = dict.fromkeys(map(id, filter(None, inside)))
-    everything = {id(entry): entry for entry in _prepare.all_prepared()}
-    known = [KnownModel(entry.units, entry) for entry in {**prepared, **everything}.values() if entry is not None]
+    prepared = {id(entry): entry for entry in [*inside, *_prepare.all_prepared()] if entry is not None}
+    known = [KnownModel(entry.units, entry) for entry in prepared.values()]
     unprepared = [model for model in models if _prepare.prepared_of(model) is None]
     return known + [KnownModel(_models.units_of(model), None) for model in unprepared]
 

@@ -412,8 +412,9 @@ def _followed(kind: Any) -> Any:
         def update(self, new_scale: float | torch.Tensor | None = None) -> None:
             old = self.get_scale()
             super().update(new_scale)
+            new = self.get_scale()  # on a GPU the host waits for it
             # A scale that goes down by itself was backed off, because a gradient was not finite.
-            _end_step(_followers[self], old, self.get_scale(), skipped=new_scale is None and self.get_scale() < old)
+            _end_step(_followers[self], old, new, skipped=new_scale is None and new < old)
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             _, _, *state = super().__reduce_ex__(2)

@@ -127,6 +127,14 @@ def backward(model: nn.Module, step: int) -> None:
     model(batch(step)).square().sum().backward()
 
 
+def trained(model: nn.Module, passes: int = 2) -> nn.Module:
+    """Return `model` after backward passes that left residuals."""
+    for step in range(passes):
+        backward(model, step)
+        model.zero_grad()
+    return model
+
+
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
     for step in steps:
         backward(model, step)
@@ -140,6 +148,16 @@ def backends(model: nn.Module) -> list[Any]:
 
 def unit_states(model: nn.Module) -> list[dict[str, Any]]:
     return [unit for backend in backends(model) for unit in backend.unit_states()]
+
+
+def steps_of(model: nn.Module) -> dict[str, int]:
+    """Return how often each unit was compressed."""
+    return {unit["name"]: unit["step"] for unit in unit_states(model)}
+
+
+def exact_calls(process_group: dist.ProcessGroup) -> dict[str, int]:
+    """Return how many reductions stayed exact, by reason."""
+    return dict(isthmus.stats(process_group)["exact_calls"])
 
 
 def fingerprint(model: nn.Module) -> str:

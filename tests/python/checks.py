@@ -38,6 +38,13 @@ class Table:
                 failures[name] = traceback.format_exc()
         return failures
 
+    def run_in_world(self, **settings: Any) -> dict[str, str]:
+        """Make the default group with these settings of `ranks.init`, run all checks in it, and leave together."""
+        ranks.init(**settings)
+        failures = self.run_on_this_rank()
+        finish()
+        return failures
+
 
 class World:
     """The results of a table on every rank, for tests to look up."""

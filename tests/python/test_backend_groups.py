@@ -157,10 +157,7 @@ def a_bad_environment_is_told_to_every_rank() -> None:
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:
-    ranks.init()
-    failures = table.run_on_this_rank()
-    finish()
-    return failures
+    return table.run_in_world()
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace_json
 
 import isthmus
-import ranks
-from checks import Table, World, finish
+from checks import Table, World
 
 WORLD_SIZE = 4
 ELEMENTS = 8192
@@ -193,10 +192,7 @@ def threads_have_names() -> None:
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:
-    ranks.init()
-    failures = table.run_on_this_rank()
-    finish()
-    return failures
+    return table.run_in_world()
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import isthmus
 import ranks
-from checks import Table, World, finish
+from checks import Table, World
 
 WORLD_SIZE = 4
 CHILD_S = 20  # a child that lives longer hangs
@@ -246,10 +246,7 @@ def other_backends_in_one_process() -> None:
 def main(rank: int, world_size: int) -> dict[str, str]:
     global _store
     _store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, rank == 0)
-    ranks.init(store=_store, rank=rank, world_size=world_size)
-    failures = table.run_on_this_rank()
-    finish()
-    return failures
+    return table.run_in_world(store=_store, rank=rank, world_size=world_size)
 
 
 @pytest.fixture(scope="module")

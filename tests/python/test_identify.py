@@ -12,30 +12,14 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import isthmus
-import ranks
-from checkpoints import Model, backward, fsdp2, group, hsdp_mesh, mesh_of, unit_states
-from checks import Table, World, finish
+from checkpoints import Model, backward, exact_calls, fsdp2, group, hsdp_mesh, mesh_of, steps_of, trained, unit_states
+from checks import Table, World
 from isthmus import _identify
 
 pytestmark = pytest.mark.timeout(300)
 table = Table()
 SEVERAL = "several live modules share this name and size"
 UNITS = ("blocks.0", "blocks.1", "root")
-
-
-def trained(model: nn.Module, passes: int = 2) -> nn.Module:
-    for step in range(passes):
-        backward(model, step)
-        model.zero_grad()
-    return model
-
-
-def steps(model: nn.Module) -> dict[str, int]:
-    return {unit["name"]: unit["step"] for unit in unit_states(model)}
-
-
-def exact(process_group: dist.ProcessGroup) -> dict[str, int]:
-    return dict(isthmus.stats(process_group)["exact_calls"])
 
 
 def same_on_all_ranks(value: Any) -> bool:
@@ -48,29 +32,29 @@ def same_on_all_ranks(value: Any) -> bool:
 def models_that_share_names_and_sizes_are_exact_while_they_live() -> None:
     process_group = group()
     first = trained(fsdp2(mesh_of(process_group)))
-    assert steps(first) == dict.fromkeys(UNITS, 2)
+    assert steps_of(first) == dict.fromkeys(UNITS, 2)
     second = trained(fsdp2(mesh_of(process_group)))  # it has no names before its forward pass, and has them in it
     trained(first)
-    assert exact(process_group) == {SEVERAL: 4 * len(UNITS)}
+    assert exact_calls(process_group) == {SEVERAL: 4 * len(UNITS)}
     assert any("isthmus.prepare(model, name=" in note for note in isthmus.stats(process_group)["notes"])
-    assert steps(first) == dict.fromkeys(UNITS, 2)
+    assert steps_of(first) == dict.fromkeys(UNITS, 2)
 
     trained(first, 3)
-    assert exact(process_group) == {SEVERAL: 7 * len(UNITS)}
+    assert exact_calls(process_group) == {SEVERAL: 7 * len(UNITS)}
 
     del second
     # Whether several are alive is asked again after 1, 2, 4, ... calls: now after one more, which stays exact.
     trained(first, 5)
-    assert exact(process_group) == {SEVERAL: 8 * len(UNITS)}
-    assert steps(first) == dict.fromkeys(UNITS, 2 + 4)
+    assert exact_calls(process_group) == {SEVERAL: 8 * len(UNITS)}
+    assert steps_of(first) == dict.fromkeys(UNITS, 2 + 4)
 
 
 @table
 def groups_tell_models_apart() -> None:
     models = [trained(fsdp2(mesh_of(group()))) for _ in range(2)]
     trained(models[0])
-    assert steps(models[0]) == dict.fromkeys(UNITS, 4)
-    assert steps(models[1]) == dict.fromkeys(UNITS, 2)
+    assert steps_of(models[0]) == dict.fromkeys(UNITS, 4)
+    assert steps_of(models[1]) == dict.fromkeys(UNITS, 2)
 
 
 @table
@@ -85,7 +69,7 @@ def sizes_tell_models_apart() -> None:
     gc.collect()
     for model in models:
         trained(model)
-    assert exact(process_group) == {}
+    assert exact_calls(process_group) == {}
     assert [unit["name"] for unit in unit_states(models[0])] == sorted(2 * UNITS)
 
 
@@ -99,11 +83,11 @@ def frozen_models_do_not_count() -> None:
             teacher(torch.randn(2, 24))
         backward(student, step)
         student.zero_grad()
-    assert exact(process_group) == {} and steps(student) == dict.fromkeys(UNITS, 2)
+    assert exact_calls(process_group) == {} and steps_of(student) == dict.fromkeys(UNITS, 2)
     teacher.reshard()
     teacher.requires_grad_(True)
     backward(student, 2)
-    assert exact(process_group) == {SEVERAL: len(UNITS)}
+    assert exact_calls(process_group) == {SEVERAL: len(UNITS)}
 
 
 @table
@@ -112,12 +96,12 @@ def models_that_follow_one_another_have_units_of_their_own() -> None:
     for ordinal in range(3):
         model = trained(fsdp2(mesh_of(process_group)), ordinal + 1)
         suffix = f" ({ordinal + 1})" if ordinal else ""
-        assert {name: number for name, number in steps(model).items() if suffix in name or not suffix} == {
+        assert {name: number for name, number in steps_of(model).items() if suffix in name or not suffix} == {
             name + suffix: ordinal + 1 for name in UNITS
         }
         del model
         gc.collect()
-    assert exact(process_group) == {}
+    assert exact_calls(process_group) == {}
 
 
 @table
@@ -128,12 +112,12 @@ def garbage_of_some_ranks_makes_no_difference() -> None:
         if dist.get_rank() % 2:
             gc.disable()
         model = trained(fsdp2(mesh_of(process_group)))
-        names = sorted(steps(model))
+        names = sorted(steps_of(model))
         del model
         gc.enable()
         assert same_on_all_ranks(names)
     assert len(names) == 2 * len(UNITS)
-    assert exact(process_group) == {}
+    assert exact_calls(process_group) == {}
 
 
 @table
@@ -141,16 +125,16 @@ def hsdp_models_are_told_apart_by_both_groups() -> None:
     mesh = hsdp_mesh("2x2")
     crossing = mesh.get_group("replicate")
     first = trained(fsdp2(mesh))
-    assert steps(first) == dict.fromkeys(UNITS, 2)
+    assert steps_of(first) == dict.fromkeys(UNITS, 2)
     second = trained(fsdp2(mesh))
-    assert exact(crossing) == {SEVERAL: 2 * len(UNITS)}
+    assert exact_calls(crossing) == {SEVERAL: 2 * len(UNITS)}
     isthmus.prepare(first, name="first")
     isthmus.prepare(second, name="second")
     isthmus.reset_stats(crossing)
     trained(first)
     trained(second)
-    assert exact(crossing) == {}
-    assert {name: number for name, number in steps(first).items() if "/" in name} == {
+    assert exact_calls(crossing) == {}
+    assert {name: number for name, number in steps_of(first).items() if "/" in name} == {
         f"{model}/{name}": 2 for model in ("first", "second") for name in UNITS
     }
 
@@ -163,9 +147,9 @@ def one_of_two_may_be_prepared() -> None:
     isthmus.prepare(first, name="first")
     trained(first)
     trained(second)
-    assert {name for name in steps(first) if name.startswith("first/")} == {f"first/{name}" for name in UNITS}
-    assert exact(process_group) in ({}, {SEVERAL: 2 * len(UNITS)})
-    assert same_on_all_ranks((steps(first), exact(process_group)))
+    assert {name for name in steps_of(first) if name.startswith("first/")} == {f"first/{name}" for name in UNITS}
+    assert exact_calls(process_group) in ({}, {SEVERAL: 2 * len(UNITS)})
+    assert same_on_all_ranks((steps_of(first), exact_calls(process_group)))
 
 
 @table
@@ -174,8 +158,8 @@ def modules_of_one_model_may_be_sharded_together() -> None:
     model = Model()
     fully_shard([model.blocks[0], model.blocks[1]], mesh=mesh_of(process_group))
     trained(fully_shard(model, mesh=mesh_of(process_group)))
-    assert len(steps(model)) == 2 and set(steps(model).values()) == {2}
-    assert exact(process_group) == {}
+    assert len(steps_of(model)) == 2 and set(steps_of(model).values()) == {2}
+    assert exact_calls(process_group) == {}
 
 
 @table
@@ -193,10 +177,7 @@ def tables_do_not_grow() -> None:
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:
-    ranks.init()
-    failures = table.run_on_this_rank()
-    finish()
-    return failures
+    return table.run_in_world()
 
 
 @pytest.fixture(scope="module")

@@ -16,27 +16,25 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 
 import isthmus
-import ranks
-from checkpoints import OPTIONS, Model, backward, ddp, fingerprint, fsdp1, fsdp2, group, hsdp_mesh, mesh_of, unit_states
-from checks import Table, World, finish
+from checkpoints import (
+    OPTIONS,
+    Model,
+    ddp,
+    exact_calls,
+    fingerprint,
+    fsdp1,
+    fsdp2,
+    group,
+    hsdp_mesh,
+    mesh_of,
+    steps_of,
+    trained,
+    unit_states,
+)
+from checks import Table, World
 
 pytestmark = pytest.mark.timeout(300)
 table = Table()
-
-
-def trained(model: nn.Module, passes: int = 2) -> nn.Module:
-    for step in range(passes):
-        backward(model, step)
-        model.zero_grad()
-    return model
-
-
-def steps(model: nn.Module) -> dict[str, int]:
-    return {unit["name"]: unit["step"] for unit in unit_states(model)}
-
-
-def exact(process_group: dist.ProcessGroup) -> dict[str, int]:
-    return dict(isthmus.stats(process_group)["exact_calls"])
 
 
 @table
@@ -60,9 +58,9 @@ def equal_names_need_names() -> None:
         kept += [first, second]
     for model in kept:
         trained(model, 3)
-    names = [name for model in kept[:2] for name in steps(model)]
+    names = [name for model in kept[:2] for name in steps_of(model)]
     assert "blocks.0" in names and "second /blocks.0" in names
-    assert not [reason for reason in exact(process_group) if "share" in reason]
+    assert not [reason for reason in exact_calls(process_group) if "share" in reason]
 
 
 @table
@@ -94,7 +92,7 @@ def preparing_again_does_nothing() -> None:
     assert isthmus.prepare(model, name="m") is model
     assert fingerprint(model) == before
     trained(model)
-    assert set(steps(model).values()) == {4}
+    assert set(steps_of(model).values()) == {4}
     for arguments in ({"name": "other"}, {"name": "m", "units": "!root"}, {}):
         with pytest.raises(ValueError, match="this model was prepared with name='m' and units="):
             isthmus.prepare(model, **arguments)
@@ -109,7 +107,7 @@ def preparing_between_steps_goes_on_under_new_keys() -> None:
     assert sorted((unit["name"], bool(unit["layout"]), unit["step"]) for unit in unit_states(model)) == sorted(
         (name, tagged, 2) for name in ("blocks.0", "blocks.1", "root") for tagged in (False, True)
     )
-    assert exact(process_group) == {}
+    assert exact_calls(process_group) == {}
 
 
 @table
@@ -122,15 +120,15 @@ def layers_are_chosen_by_pattern() -> None:
     }
     for crossing, model in models.items():
         trained(model)
-        assert [name.rpartition("/")[2] for name in steps(model)] == ["blocks.0"]
-        assert exact(crossing) == {"excluded by prepare(units=...)": 4}
+        assert [name.rpartition("/")[2] for name in steps_of(model)] == ["blocks.0"]
+        assert exact_calls(crossing) == {"excluded by prepare(units=...)": 4}
     fsdp1_group = group()
     model = trained(isthmus.prepare(fsdp1(mesh_of(fsdp1_group)), units="!root"))
-    assert list(steps(model)) == ["blocks.0", "blocks.1"]
-    assert exact(fsdp1_group) == {"excluded by prepare(units=...)": 2}
+    assert list(steps_of(model)) == ["blocks.0", "blocks.1"]
+    assert exact_calls(fsdp1_group) == {"excluded by prepare(units=...)": 2}
     ddp_group = group()
     trained(isthmus.prepare(ddp(ddp_group, find_unused_parameters=True), units="!bucket *"), 3)
-    assert exact(ddp_group)["excluded by prepare(units=...)"] >= 3
+    assert exact_calls(ddp_group)["excluded by prepare(units=...)"] >= 3
 
 
 @table
@@ -140,7 +138,7 @@ def modules_that_are_sharded_together_are_one_unit() -> None:
     fully_shard([model.blocks[0], model.blocks[1]], mesh=mesh_of(process_group))
     fully_shard(model, mesh=mesh_of(process_group))
     trained(isthmus.prepare(model, name="m"))
-    assert steps(model) == {"m/blocks.0, blocks.1": 2, "m/root": 2}
+    assert steps_of(model) == {"m/blocks.0, blocks.1": 2, "m/root": 2}
 
 
 @table
@@ -150,7 +148,7 @@ def memory_of_the_process_group_may_be_asked_for_before() -> None:
     for module in (*model.blocks, model):
         module.set_allocate_memory_from_process_group_for_comm(True)
     trained(isthmus.prepare(model))
-    assert steps(model) == {"blocks.0": 2, "blocks.1": 2, "root": 2}
+    assert steps_of(model) == {"blocks.0": 2, "blocks.1": 2, "root": 2}
     assert all(unit["layout"] for unit in unit_states(model))
     with pytest.raises(AssertionError, match="reduce scatter comm is custom: TaggedReduceScatter"):
         model.set_allocate_memory_from_process_group_for_comm(False)
@@ -173,7 +171,7 @@ def custom_reduce_scatters_stay_in_use() -> None:
     model.blocks[0].set_custom_reduce_scatter(counting)
     trained(isthmus.prepare(model))
     assert counting.calls == 2
-    assert steps(model) == {"blocks.0": 2, "blocks.1": 2, "root": 2}
+    assert steps_of(model) == {"blocks.0": 2, "blocks.1": 2, "root": 2}
 
 
 @table
@@ -184,10 +182,10 @@ def copies_of_ddp_are_as_without() -> None:
     )
     for name, other in {"copy": copy.deepcopy(model), "pickled": pickle.loads(pickle.dumps(model))}.items():
         trained(isthmus.prepare(other, name=name), 3)
-        assert set(steps(other)) == {f"{name}/bucket 0"}
+        assert set(steps_of(other)) == {f"{name}/bucket 0"}
         isthmus.clear_residuals(other)
     trained(model, 3)
-    assert set(steps(model)) == {"original/bucket 0"}
+    assert set(steps_of(model)) == {"original/bucket 0"}
     isthmus.clear_residuals(model)
 
 
@@ -243,10 +241,7 @@ def parts_of_prepared_models_belong_to_them() -> None:
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:
-    ranks.init(pg_options=isthmus.Options(**OPTIONS))
-    failures = table.run_on_this_rank()
-    finish()
-    return failures
+    return table.run_in_world(pg_options=isthmus.Options(**OPTIONS))
 
 
 @pytest.fixture(scope="module")

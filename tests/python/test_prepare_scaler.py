@@ -14,7 +14,6 @@ from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 import isthmus
-import ranks
 from checkpoints import (
     added,
     batch,
@@ -31,7 +30,7 @@ from checkpoints import (
     seed,
     unit_states,
 )
-from checks import Table, World, finish
+from checks import Table, World
 
 pytestmark = pytest.mark.timeout(300)
 table = Table()
@@ -211,10 +210,7 @@ def a_scaler_can_be_copied_and_pickled() -> None:
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:
-    ranks.init()
-    failures = table.run_on_this_rank()
-    finish()
-    return failures
+    return table.run_in_world()
 
 
 @pytest.fixture(scope="module")

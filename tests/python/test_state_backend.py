@@ -17,7 +17,6 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import isthmus
-import ranks
 from checkpoints import (
     WIDTH,
     Block,
@@ -30,19 +29,13 @@ from checkpoints import (
     group,
     hsdp_mesh,
     mesh_of,
+    trained,
     unit_states,
 )
-from checks import Table, World, finish
+from checks import Table, World
 
 pytestmark = pytest.mark.timeout(300)
 table = Table()
-
-
-def trained(model: nn.Module, passes: int = 2) -> nn.Module:
-    for step in range(passes):
-        backward(model, step)
-        model.zero_grad()
-    return model
 
 
 def model_on(nodes: str = "2x2", **options: Any) -> nn.Module:
@@ -396,10 +389,7 @@ def a_missing_gradient_is_another_layout_in_the_checkpoint() -> None:
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:
-    ranks.init()
-    failures = table.run_on_this_rank()
-    finish()
-    return failures
+    return table.run_in_world()
 
 
 @pytest.fixture(scope="module")

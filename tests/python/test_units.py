@@ -20,8 +20,7 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 
 import isthmus
-import ranks
-from checks import Table, World, finish
+from checks import Table, World
 from isthmus import _native
 
 pytestmark = pytest.mark.timeout(300)
@@ -433,10 +432,7 @@ def state_of_units_goes_out_and_in() -> None:
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:
-    ranks.init()
-    failures = table.run_on_this_rank()
-    finish()
-    return failures
+    return table.run_in_world()
 
 
 @pytest.fixture(scope="module")
