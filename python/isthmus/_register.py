@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from isthmus import _native, topology
+from isthmus import _native
+from isthmus.topology import node_map
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -119,7 +120,7 @@ def _create(group: Group, given_options: Any) -> _C.Backend:
     _set_up_process(options)
     options._timeout = group.timeout
     options.global_ranks_in_group = list(group.global_ranks)
-    nodes = topology.node_labels([introduction.identity for introduction in introductions])
+    nodes = node_map.node_labels([introduction.identity for introduction in introductions])
     _log_nodes(group, nodes)
     return _assemble(group, options, nodes)
 
@@ -138,7 +139,7 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
         if options.nodes:
             identity = f"node {native.parse_nodes(options.nodes, group.world_size)[global_rank]}"
         else:
-            identity = topology.machine_identity()
+            identity = node_map.machine_identity()
     except Exception as error:
         return None, Introduction(error=str(error))
     return options, Introduction(identity=identity, options=fields)
