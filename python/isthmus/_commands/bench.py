@@ -1,0 +1,204 @@
+"""`isthmus bench ...`: benchmarks over simulated nodes."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from isthmus._commands.failures import FAILED, failures_told
+
+bench = typer.Typer(no_args_is_help=True, help="Benchmarks over simulated nodes on this machine.")
+
+_BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@bench.command()
+def training(
+    arms: Annotated[
+        str, typer.Option(help="Which arms, in this order.")
+    ] = "fsdp,hsdp,none,flat-tagc,tagc,hsdp-none,hsdp-tagc",
+    nodes: Annotated[int, typer.Option(help="Simulated nodes, 2 to 8.")] = 2,
+    ranks_per_node: Annotated[int, typer.Option(help="Processes on each node.")] = 2,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(help="Rate of every node's link; repeatable.", show_default="200mbit, 50mbit"),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of each arm without a limit on the link, for the loss.")] = 100,
+    timed_steps: Annotated[int, typer.Option(help="Timed steps of each arm at each link rate.")] = 8,
+    audited_steps: Annotated[int, typer.Option(help="Steps of each arm that count each collective's bytes.")] = 2,
+    dtype: Annotated[str, typer.Option(help="Parameters and reduction: bf16, fp32 or fp16.")] = "bf16",
+    width: Annotated[int, typer.Option(help="Width of the model, a multiple of 64.")] = 256,
+    layers: Annotated[int, typer.Option(help="Transformer blocks.")] = 4,
+    context: Annotated[int, typer.Option(help="Bytes in a sequence.")] = 128,
+    sequences: Annotated[int, typer.Option(help="Sequences of each rank in a step.")] = 4,
+    lr: Annotated[float, typer.Option(help="Peak learning rate of AdamW.")] = 3e-3,
+    seed: Annotated[int, typer.Option(help="Seed of weights and batches, the same for all arms.")] = 1,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Text to train on; repeatable.", show_default="Python's standard library", exists=True, dir_okay=False
+        ),
+    ] = None,
+    timeout: Annotated[int, typer.Option(help="Seconds that a collective may take.")] = 300,
+    output: Annotated[Path, typer.Option(help="Where report.json, report.png and logs go.")] = Path(
+        "bench-out/training"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Few steps: a check, not a measurement.")] = False,
+) -> None:
+    """Train a byte-level GPT under FSDP2 over a slow link, plain and compressed side by side."""
+    with failures_told(extra="bench"):
+        from isthmus.bench.config import TrainingConfig
+        from isthmus.bench.figure import draw_report
+        from isthmus.bench.report import build_report, print_report, write_json
+        from isthmus.bench.training import run_training
+
+        config = TrainingConfig(
+            arms=tuple(name.strip() for name in arms.split(",")),
+            nodes=nodes,
+            ranks_per_node=ranks_per_node,
+            steps=min(steps, 12) if quick else steps,
+            timed_steps=min(timed_steps, 3) if quick else timed_steps,
+            links=tuple(link or (("50mbit",) if quick else ("200mbit", "50mbit"))),
+            audited_steps=1 if quick else audited_steps,
+            dtype=dtype,
+            width=width,
+            num_layers=layers,
+            context=context,
+            sequences=sequences,
+            validation_sequences=8 if quick else 32,
+            lr=lr,
+            seed=seed,
+            text=tuple(str(path) for path in text or ()),
+            timeout_s=timeout,
+        )
+        console = Console()
+        report = build_report(run_training(config, output, console))
+        write_json(report, output / "report.json")
+        draw_report(report, output / "report.png")
+        print_report(report, console)
+        console.print(f"\n{output / 'report.json'}  {output / 'report.png'}  ({report['seconds']:.0f} s)")
+
+
+@bench.command()
+def collectives(
+    nodes: Annotated[int, typer.Option(help="Simulated nodes, 2 to 8.")] = 2,
+    ranks_per_node: Annotated[int, typer.Option(help="Processes on each node.")] = 2,
+    link: Annotated[
+        str | None, typer.Option(help="Rate of every node's link, such as 200mbit.", show_default="no limit")
+    ] = None,
+    min_bytes: Annotated[str, typer.Option(help="Smallest size; K, M, G are powers of 1024.")] = "64K",
+    max_bytes: Annotated[str, typer.Option(help="Largest size.")] = "16M",
+    factor: Annotated[int, typer.Option(help="From one size to the next.")] = 4,
+    operations: Annotated[str, typer.Option(help="Which collectives.")] = "reduce_scatter,all_gather,all_reduce",
+    backends: Annotated[str, typer.Option(help="Which backends.")] = "gloo,none,flat-tagc,tagc",
+    dtype: Annotated[str, typer.Option(help="float, bfloat16 or half.")] = "float",
+    iterations: Annotated[int, typer.Option(help="Timed calls of each.")] = 5,
+    timeout: Annotated[int, typer.Option(help="Seconds that a collective may take.")] = 120,
+    json: Annotated[Path | None, typer.Option(help="Write everything to this file, too.")] = None,
+    logs: Annotated[Path, typer.Option(help="Where the ranks' stderr goes.")] = Path("bench-out/collectives"),
+) -> None:
+    """Time and verify single collectives over simulated nodes, in the manner of nccl-tests."""
+    with failures_told(extra="bench"):
+        from isthmus.bench.collectives import (
+            CollectivesConfig,
+            num_wrong,
+            print_collectives,
+            run_collectives,
+            write_collectives,
+        )
+
+        config = CollectivesConfig(
+            nodes=nodes,
+            ranks_per_node=ranks_per_node,
+            link=link,
+            min_bytes=_bytes(min_bytes),
+            max_bytes=_bytes(max_bytes),
+            factor=factor,
+            operations=tuple(name.strip() for name in operations.split(",")),
+            backends=tuple(name.strip() for name in backends.split(",")),
+            dtype=dtype,
+            iterations=iterations,
+            timeout_s=timeout,
+        )
+        console = Console()
+        report = run_collectives(config, logs, console)
+        print_collectives(report, console)
+        if json is not None:
+            write_collectives(report, json)
+        if num_wrong(report):
+            raise typer.Exit(FAILED)
+
+
+@bench.command()
+def overhead(
+    nodes: Annotated[int, typer.Option(help="Simulated nodes, 2 to 8.")] = 2,
+    ranks_per_node: Annotated[int, typer.Option(help="Processes on each node, for the training steps.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Batches of each call on each backend.")] = 60,
+    batch_calls: Annotated[int, typer.Option(help="Calls in a batch.")] = 10,
+    steps: Annotated[int, typer.Option(help="Timed training steps of each arm; 0: none.")] = 16,
+    width: Annotated[int, typer.Option(help="Width of the model, a multiple of 64.")] = 256,
+    layers: Annotated[int, typer.Option(help="Transformer blocks.")] = 4,
+    timeout: Annotated[int, typer.Option(help="Seconds that a collective may take.")] = 60,
+    json: Annotated[Path | None, typer.Option(help="Write everything to this file, too.")] = None,
+    logs: Annotated[Path, typer.Option(help="Where the ranks' stderr goes.")] = Path("bench-out/overhead"),
+) -> None:
+    """Measure what Isthmus adds to calls of bare Gloo, and to FSDP2 steps over the same tiers by hand."""
+    with failures_told(extra="bench"):
+        from isthmus.bench.overhead import (
+            OverheadConfig,
+            is_correct,
+            print_overhead,
+            run_overhead,
+            write_overhead,
+        )
+
+        config = OverheadConfig(
+            nodes=nodes,
+            ranks_per_node=ranks_per_node,
+            rounds=rounds,
+            batch_calls=batch_calls,
+            steps=steps,
+            width=width,
+            num_layers=layers,
+            timeout_s=timeout,
+        )
+        console = Console()
+        report = run_overhead(config, logs, console)
+        print_overhead(report, console)
+        if json is not None:
+            write_overhead(report, json)
+        if not is_correct(report):
+            raise typer.Exit(FAILED)
+
+
+@bench.command()
+def soak(
+    steps: Annotated[int, typer.Option(help="Steps of one to four collectives.")] = 10_000,
+    nodes: Annotated[int, typer.Option(help="Simulated nodes, 2 to 8.")] = 2,
+    ranks_per_node: Annotated[int, typer.Option(help="Processes on each node, 2 or more.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of what happens in which step.")] = 1,
+    timeout: Annotated[int, typer.Option(help="Seconds that a collective may take.")] = 120,
+    logs: Annotated[Path, typer.Option(help="Where the ranks' stderr goes.")] = Path("bench-out/soak"),
+) -> None:
+    """Run mixed collectives in several groups at once, verify each, and watch memory, threads and descriptors."""
+    with failures_told(extra="bench"):
+        from isthmus.bench.soak import SoakConfig, print_soak, run_soak
+
+        config = SoakConfig(steps=steps, nodes=nodes, ranks_per_node=ranks_per_node, seed=seed, timeout_s=timeout)
+        console = Console()
+        report = run_soak(config, logs, console)
+        print_soak(config, report, console)
+        for fault in report.faults():
+            print(f"isthmus: {fault}", file=sys.stderr)
+        if report.faults():
+            raise typer.Exit(FAILED)
+
+
+def _bytes(text: str) -> int:
+    """Return 65536 for "64K". Raises ValueError naming the text."""
+    digits, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    if not digits.isdecimal() or unit not in _BYTE_UNITS:
+        raise ValueError(f"size '{text}': expected a whole number, with K, M or G if wanted")
+    return int(digits) * _BYTE_UNITS[unit]
