@@ -1,0 +1,135 @@
+"""The model of a machine, and its JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from isthmus.topology.machine import (
+    Fabric,
+    Gpu,
+    Link,
+    Machine,
+    Nic,
+    NicKind,
+    NumaNode,
+    PcieKind,
+    PcieNode,
+    Socket,
+    TopologyError,
+    farness,
+)
+
+
+def small_machine() -> Machine:
+    gpu = PcieNode(PcieKind.GPU, "0000:02:00.0", ("GPU0",), 252.0)
+    switch = PcieNode(PcieKind.SWITCH, "0000:01:00.0", children=(gpu, PcieNode(PcieKind.NIC, devices=("NIC0",))))
+    return Machine(
+        "small",
+        "by hand",
+        sockets=(Socket(0, (0,), "a processor"),),
+        numa_nodes=(NumaNode(0, 0, "0-7"),),
+        gpus=(Gpu(0, "0000:02:00.0", "a GPU", 0, Fabric("cluster", 7), 3600.0), Gpu(1)),
+        nics=(Nic(0, "mlx5_0", None, NicKind.ROCE, 100.0, 0),),
+        links=(Link("GPU0", "GPU1", "NV4", 800.0), Link("GPU0", "NIC0", "PIX", 252.0), Link("GPU1", "NIC0", "SYS")),
+        pcie=(PcieNode(PcieKind.HOST_BRIDGE, numa_node=0, children=(switch,)),),
+        num_nvswitches=0,
+        notes=("a note",),
+    )
+
+
+def test_distances_hold_in_both_directions() -> None:
+    machine = small_machine()
+    assert machine.distance(machine.gpus[1], "GPU0") == "NV4" == machine.distance("GPU0", "GPU1")
+    assert machine.distance("NIC0", machine.gpus[0]) == "PIX"
+    assert machine.distance("NIC0", "NIC0") == "X"
+    assert machine.link("GPU1", "GPU0").num_nvlinks == 4
+    assert machine.link("GPU1", "NIC0").num_nvlinks == 0
+    for unknown in ("GPU2", "nothing"):
+        with pytest.raises(KeyError):
+            machine.distance("GPU0", unknown)
+        with pytest.raises(KeyError):
+            machine.distance(unknown, unknown)
+
+
+def test_farness_sorts_from_near_to_far() -> None:
+    kinds = ["SYS", "NODE", "PHB", "PXB", "PIX", "NV18", "X"]
+    assert sorted(kinds, key=farness) == kinds[::-1]
+    assert farness("NV1") == farness("NV18")
+    for wrong in ("NV0", "NV", "NV#", "nv4", "SOC", ""):
+        with pytest.raises(TopologyError):
+            farness(wrong)
+
+
+def test_json_gives_the_machine_back() -> None:
+    text = json.dumps(small_machine().to_json())
+    assert Machine.from_json(json.loads(text)) == small_machine()
+    assert {"gpus", "nics", "links", "sockets"} <= set(json.loads(text))
+
+
+def test_a_machine_of_nothing() -> None:
+    nothing = Machine("nothing", "by hand")
+    assert Machine.from_json({"name": "nothing", "source": "by hand"}) == nothing
+    assert nothing.device_ids == ()
+
+
+def changed(path: list[Any], value: Any) -> dict[str, Any]:
+    values: Any = json.loads(json.dumps(small_machine().to_json()))
+    place = values
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    return values  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "what"),
+    [
+        (["name"], 3, "machine.name is 3: expected text"),
+        (["gpus"], {}, "machine.gpus is {}: expected a list"),
+        (["gpus", 0], "GPU0", r"machine.gpus\[0\] is 'GPU0': expected an object"),
+        (["gpus", 0, "index"], -1, r"gpus\[0\].index is -1: expected an integer from 0"),
+        (["gpus", 0, "index"], True, "expected an integer"),
+        (["gpus", 1, "index"], 0, "gpus: an index is given twice"),
+        (["gpus", 0, "colour"], "red", "'colour' is unknown: expected index, bus_id"),
+        (["gpus", 0, "fabric"], {"cluster": "x"}, "'clique' is missing"),
+        (["nics", 0, "kind"], "carrier pigeon", "expected infiniband, roce"),
+        (["nics", 0, "kind"], [], "expected infiniband, roce"),
+        (["nics", 0, "speed_gbit_s"], 0, "is 0: expected Gbit/s above 0"),
+        (["nics", 0, "speed_gbit_s"], -5.0, "is -5.0: expected Gbit/s above 0"),
+        (["nics", 0, "speed_gbit_s"], 1e99, "is 1e[+]99: expected Gbit/s"),
+        (["nics", 0, "speed_gbit_s"], float("nan"), "is nan: expected Gbit/s"),
+        (["links", 0, "kind"], "X", "is 'X', which is for a device and itself"),
+        (["links", 0, "kind"], "NEAR", "'NEAR' is no distance"),
+        (["links", 0, "a"], "GPU1", "links: GPU0-GPU1 is missing"),
+        (["links", 2], {"a": "GPU0", "b": "GPU1", "kind": "PIX"}, "a pair is named twice"),
+        (["links"], [], "links: GPU0-GPU1 is missing"),
+        (["links", 0], {"a": "GPU1", "b": "GPU0", "kind": "PIX"}, "GPU0-GPU1 is missing"),
+        (["pcie", 0, "children", 0, "devices"], ["GPU9"], "'GPU9' is no device of the machine"),
+    ],
+)
+def test_json_that_is_wrong_says_where(path: list[Any], value: Any, what: str) -> None:
+    with pytest.raises(TopologyError, match=what):
+        Machine.from_json(changed(path, value))
+
+
+def test_json_that_nests_without_end() -> None:
+    tree: dict[str, Any] = {"kind": "switch"}
+    for _ in range(200):
+        tree = {"kind": "switch", "children": [tree]}
+    with pytest.raises(TopologyError, match="nest more than 32 deep"):
+        Machine.from_json({"name": "deep", "source": "by hand", "pcie": [tree]})
+
+
+def test_json_with_a_thousand_gpus() -> None:
+    gpus = [{"index": index} for index in range(1000)]
+    with pytest.raises(TopologyError, match="1000 are more than the 256 that a machine may have"):
+        Machine.from_json({"name": "many", "source": "by hand", "gpus": gpus})
+
+
+def test_an_error_names_file_and_line() -> None:
+    assert str(TopologyError("is bad", "a.xml", 3)) == "a.xml, line 3: is bad"
+    assert str(TopologyError("is bad", "a.xml")) == "a.xml: is bad"
+    assert str(TopologyError("is bad")) == "is bad"
