@@ -7,6 +7,8 @@ PRESET ?= release
 JOBS ?= $(shell nproc)
 DEMO_ARGS ?=
 FUZZ_SECONDS ?= 60
+# Test files at a time. Each runs worlds of four processes and more; above two on two cores timeouts come too near.
+TEST_WORKERS ?= 2
 
 STAMPS := build/stamps/$(VENV)
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(wildcard cmake/*) $(shell find src kernels include -type f)
@@ -54,7 +56,7 @@ test-cpp: setup  ## the core's tests; PRESET=asan or tsan for sanitizers
 	ctest --preset $(PRESET) -j $(JOBS)
 
 test-python: setup  ## the backend's tests: processes over Gloo, then simulated nodes
-	pytest tests/python
+	pytest tests/python -n $(TEST_WORKERS) --dist loadfile
 
 test-conformance: setup  ## every collective against Gloo's results: docs/compatibility.md
 	pytest tests/conformance

@@ -9,12 +9,14 @@ import time
 import psutil
 
 DEADLINE_S = 90
+# Messages and tables are not broken into lines, wherever pytest's folders lie.
+WIDE = {"COLUMNS": "400"}
 
 
 def start(*arguments, **environment):
     return subprocess.Popen(
         [sys.executable, "-m", "isthmus.cli", "bench", *map(str, arguments)],
-        env=os.environ | environment,
+        env=os.environ | WIDE | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
