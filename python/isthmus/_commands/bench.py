@@ -55,7 +55,7 @@ def training(
         from isthmus.bench.training import run_training
 
         config = TrainingConfig(
-            arms=tuple(name.strip() for name in arms.split(",")),
+            arms=_names(arms),
             nodes=nodes,
             ranks_per_node=ranks_per_node,
             steps=min(steps, 12) if quick else steps,
@@ -79,6 +79,48 @@ def training(
         draw_report(report, output / "report.png")
         print_report(report, console)
         console.print(f"\n{output / 'report.json'}  {output / 'report.png'}  ({report['seconds']:.0f} s)")
+
+
+@bench.command()
+def scaling(
+    layouts: Annotated[str, typer.Option(help="Nodes x ranks on each, one run each.")] = "2x1,4x1,8x1,2x2,4x2,8x2",
+    arms: Annotated[str, typer.Option(help="Which arms.")] = "fsdp,hsdp,none,flat-tagc,tagc,hsdp-none,hsdp-tagc",
+    link: Annotated[str, typer.Option(help="Rate of every node's link.")] = "50mbit",
+    timed_steps: Annotated[int, typer.Option(help="Timed steps of each arm.")] = 4,
+    width: Annotated[int, typer.Option(help="Width of the model, a multiple of 64.")] = 256,
+    layers: Annotated[int, typer.Option(help="Transformer blocks.")] = 4,
+    sequences: Annotated[int, typer.Option(help="Sequences of each rank in a step.")] = 1,
+    timeout: Annotated[int, typer.Option(help="Seconds that a collective may take.")] = 300,
+    output: Annotated[Path, typer.Option(help="Where scaling.json, scaling.png and each layout's report go.")] = Path(
+        "bench-out/scaling"
+    ),
+) -> None:
+    """Repeat the training benchmark at several numbers of nodes: bytes and seconds of a step. Goes on where it was."""
+    with failures_told(extra="bench"):
+        from isthmus.bench.config import TrainingConfig
+        from isthmus.bench.report import write_json
+        from isthmus.bench.scaling import Layout, ScalingConfig, print_scaling, run_scaling
+        from isthmus.bench.scaling_figure import draw_scaling
+
+        training = TrainingConfig(
+            arms=_names(arms),
+            steps=2,
+            timed_steps=timed_steps,
+            audited_steps=1,
+            links=(link,),
+            width=width,
+            num_layers=layers,
+            sequences=sequences,
+            validation_sequences=1,
+            timeout_s=timeout,
+        )
+        config = ScalingConfig(training, tuple(Layout.parse(layout) for layout in _names(layouts)))
+        console = Console()
+        report = run_scaling(config, output, console)
+        write_json(report, output / "scaling.json")
+        draw_scaling(report, output / "scaling.png")
+        print_scaling(report, console)
+        console.print(f"\n{output / 'scaling.json'}  {output / 'scaling.png'}")
 
 
 @bench.command()
@@ -116,8 +158,8 @@ def collectives(
             min_bytes=_bytes(min_bytes),
             max_bytes=_bytes(max_bytes),
             factor=factor,
-            operations=tuple(name.strip() for name in operations.split(",")),
-            backends=tuple(name.strip() for name in backends.split(",")),
+            operations=_names(operations),
+            backends=_names(backends),
             dtype=dtype,
             iterations=iterations,
             timeout_s=timeout,
@@ -194,6 +236,10 @@ def soak(
             print(f"isthmus: {fault}", file=sys.stderr)
         if report.faults():
             raise typer.Exit(FAILED)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
 
 
 def _bytes(text: str) -> int:

@@ -15,7 +15,7 @@ from isthmus.bench.phases import PHASES
 from isthmus.bench.report import SMOOTHED_STEPS, smoothed_losses
 
 # A colour for each way to communicate; the layout is told by the line.
-_COLOURS = {
+COLOURS = {
     "fsdp": "#7f7f7f",
     "hsdp": "#1f1f1f",
     "none": "#4c9be8",
@@ -55,14 +55,19 @@ def _draw_loss(axes: Axes, report: dict[str, Any], seconds_a_step: str | None) -
         axes.plot(
             xs,
             smoothed,
-            color=_COLOURS[name],
+            color=COLOURS[name],
             label=f"{name} (val {arm['val_loss']:.3f})",
             linewidth=1.6,
-            linestyle="--" if ARMS[name].hybrid_sharded else "-",
+            linestyle=line_style(name),
         )
     axes.set_ylabel(f"nats a byte, mean of {SMOOTHED_STEPS} steps")
     axes.grid(alpha=0.3)
     axes.legend()
+
+
+def line_style(arm: str) -> str:
+    """Of an arm's layout."""
+    return "--" if ARMS[arm].hybrid_sharded else "-"
 
 
 def _draw_bytes(axes: Axes, report: dict[str, Any]) -> None:

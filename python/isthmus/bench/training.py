@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from isthmus.bench.arms import ARMS
 from isthmus.bench.config import TrainingConfig
 from isthmus.bench.schedule import UNSHAPED, Segment, schedule, steps_per_arm
-from isthmus.bench.traffic import Formula, GlooFormula, IsthmusFormula, audited_link_bytes, formula_bytes
+from isthmus.bench.traffic import audited_collectives, audited_link_bytes, formula_bytes, formula_of_arm
+from isthmus.plan.volumes import Formula
 from isthmus.simulate import Network, RankWorld, open_network, parse_link_rate
 
 WORKER_MODULE = "isthmus.bench.training_worker"
@@ -86,11 +86,7 @@ class _Run:
         model: dict[str, Any] = self._world.request(command, _SETUP_TIMEOUT_S)[0]
         ranks_per_node = self._config.ranks_per_node
         for arm in self._config.arms:
-            self._formulas[arm] = (
-                GlooFormula(ranks_per_node)
-                if ARMS[arm].is_plain
-                else IsthmusFormula(model["options"][arm], ranks_per_node)
-            )
+            self._formulas[arm] = formula_of_arm(model["options"].get(arm), ranks_per_node)
         return model
 
     def train(self, console: Console) -> None:
@@ -152,6 +148,7 @@ def merge_ranks(records: tuple[dict[str, Any], ...], formula: Formula) -> dict[s
         merged["calls"] = records[0]["isthmus"]["calls"]
     collectives = [record["collectives"] for record in records]
     if collectives[0] is not None:
+        merged["collectives"] = audited_collectives(collectives)
         merged["formula_bytes"] = formula_bytes(collectives, formula)
         merged["counted_formula_bytes"] = formula_bytes(collectives, formula, counted_only=True)
         if counted:
