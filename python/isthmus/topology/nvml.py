@@ -1,0 +1,177 @@
+"""What NVIDIA's driver says of its GPUs: their names, NVLinks and multi-node fabric, through NVML.
+
+NVML is loaded when `read_nvml` is called, and only then. A machine without the library, the driver or a GPU is normal:
+`NvmlFacts.missing` says which it is. An attribute that a driver does not know is None.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import uuid
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from isthmus.topology.machine import Fabric
+
+_BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
+#: One NVLink in one direction by its version, where the driver does not say: NVIDIA's data sheets.
+_NVLINK_GBIT_S = {1: 160.0, 2: 200.0, 3: 200.0, 4: 200.0, 5: 400.0}
+_MOST_GBIT_S = 10_000.0
+
+
+@dataclass(frozen=True)
+class NvLink:
+    """An active NVLink of a GPU. peer: "gpu", "switch", "cpu" or "unknown"; peer_bus_id: None where it is not said."""
+
+    peer: str
+    peer_bus_id: str | None
+    speed_gbit_s: float | None
+
+
+@dataclass(frozen=True)
+class NvmlGpu:
+    """A GPU; index and order are nvidia-smi's. c2c_gbit_s: of its NVLink-C2C to a Grace processor."""
+
+    index: int
+    bus_id: str | None
+    model: str | None
+    fabric: Fabric | None
+    in_mig_mode: bool
+    nvlinks: tuple[NvLink, ...]
+    c2c_gbit_s: float | None
+
+
+@dataclass(frozen=True)
+class NvmlFacts:
+    """Everything that was read. missing: why there is nothing, in words; None where NVML answered."""
+
+    gpus: tuple[NvmlGpu, ...] = ()
+    driver: str | None = None
+    missing: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def read_nvml(library: ModuleType | None = None) -> NvmlFacts:
+    """Ask NVML; `library` stands in for pynvml. Never raises for what NVML does not have."""
+    try:
+        nvml = library or _pynvml()
+        nvml.nvmlInit()
+    except ImportError:
+        return NvmlFacts(missing="the package nvidia-ml-py is not installed")
+    except Exception as error:  # pynvml makes its error classes when it is imported
+        return NvmlFacts(missing=f"NVML: {error}")
+    try:
+        return _read_all(nvml)
+    finally:
+        _ask(nvml, "nvmlShutdown")
+
+
+def _pynvml() -> ModuleType:
+    import pynvml
+
+    return pynvml
+
+
+def _read_all(nvml: Any) -> NvmlFacts:
+    gpus = []
+    notes = []
+    for index in range(_ask(nvml, "nvmlDeviceGetCount") or 0):
+        try:
+            gpus.append(_read_gpu(nvml, index, nvml.nvmlDeviceGetHandleByIndex(index)))
+        except nvml.NVMLError as error:
+            notes.append(f"NVML: GPU {index} left out: {error}")
+    return NvmlFacts(tuple(gpus), _text(_ask(nvml, "nvmlSystemGetDriverVersion")), notes=tuple(notes))
+
+
+def _read_gpu(nvml: Any, index: int, handle: Any) -> NvmlGpu:
+    mig = _ask(nvml, "nvmlDeviceGetMigMode", handle)
+    return NvmlGpu(
+        index=index,
+        bus_id=_bus_id(_ask(nvml, "nvmlDeviceGetPciInfo", handle)),
+        model=_text(_ask(nvml, "nvmlDeviceGetName", handle)),
+        fabric=_fabric(nvml, handle),
+        in_mig_mode=bool(mig and mig[0]),
+        nvlinks=_nvlinks(nvml, handle),
+        c2c_gbit_s=_c2c_gbit_s(nvml, handle),
+    )
+
+
+def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
+    """Return None where this GPU, driver or version of pynvml does not have what is asked for."""
+    try:
+        return getattr(nvml, function)(*arguments)
+    except (nvml.NVMLError, AttributeError):
+        return None
+
+
+def _text(value: str | bytes | None) -> str | None:
+    """Return text: some versions of pynvml return bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _bus_id(pci_info: Any) -> str | None:
+    """Return the bus id as Linux writes it: "0000:07:00.0" for NVML's "00000000:07:00.0"; all ones: no device."""
+    text = "" if pci_info is None else (_text(pci_info.busId) or "").lower()
+    match = _BUS_ID.fullmatch(text)
+    if not match or match[1].lstrip("f") == "":
+        return None
+    domain = int(match[1], 16)
+    return f"{domain:04x}:{match[2]}:{match[3]}.{match[4]}"
+
+
+def _nvlinks(nvml: Any, handle: Any) -> tuple[NvLink, ...]:
+    links = []
+    for number in range(nvml.NVML_NVLINK_MAX_LINKS):
+        if _ask(nvml, "nvmlDeviceGetNvLinkState", handle, number) != nvml.NVML_FEATURE_ENABLED:
+            continue  # not there, switched off, or beyond what this GPU has
+        links.append(
+            NvLink(
+                peer=_peer(nvml, handle, number),
+                peer_bus_id=_bus_id(_ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, number)),
+                speed_gbit_s=_nvlink_gbit_s(nvml, handle, number),
+            )
+        )
+    return tuple(links)
+
+
+def _peer(nvml: Any, handle: Any, number: int) -> str:
+    names = {
+        nvml.NVML_NVLINK_DEVICE_TYPE_GPU: "gpu",
+        nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH: "switch",
+        nvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU: "cpu",
+    }
+    return names.get(_ask(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, number), "unknown")
+
+
+def _nvlink_gbit_s(nvml: Any, handle: Any, number: int) -> float | None:
+    mbyte_s = _field(nvml, handle, nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON)
+    if mbyte_s is not None and 0 < mbyte_s * 8 / 1000 <= _MOST_GBIT_S:
+        return mbyte_s * 8 / 1000
+    return _NVLINK_GBIT_S.get(_ask(nvml, "nvmlDeviceGetNvLinkVersion", handle, number))
+
+
+def _c2c_gbit_s(nvml: Any, handle: Any) -> float | None:
+    """Return the sum over the C2C links; None without any."""
+    links = _field(nvml, handle, nvml.NVML_FI_DEV_C2C_LINK_COUNT) or 0
+    each = [_field(nvml, handle, nvml.NVML_FI_DEV_C2C_LINK_GET_MAX_BW, link) for link in range(min(links, 64))]
+    mbyte_s = sum(value for value in each if value is not None and value > 0)
+    return mbyte_s * 8 / 1000 or None
+
+
+def _field(nvml: Any, handle: Any, field: int, scope: int = 0) -> int | None:
+    values = _ask(nvml, "nvmlDeviceGetFieldValues", handle, [(field, scope)])
+    if not values or values[0].nvmlReturn != nvml.NVML_SUCCESS:
+        return None
+    return int(values[0].value.uiVal)
+
+
+def _fabric(nvml: Any, handle: Any) -> Fabric | None:
+    """Return the multi-node NVLink domain that the GPU has joined; one node's NVSwitches have no cluster id."""
+    info = nvml.c_nvmlGpuFabricInfo_v2_t()
+    if _ask(nvml, "nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info)) is None:
+        return None
+    joined = info.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED and info.status == nvml.NVML_SUCCESS
+    cluster = bytes(info.clusterUuid)
+    return Fabric(str(uuid.UUID(bytes=cluster)), int(info.cliqueId)) if joined and any(cluster) else None

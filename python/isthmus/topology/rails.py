@@ -1,0 +1,174 @@
+"""Rails: which NIC the rank with local index l of each node uses, and how fast it gets out of its node.
+
+The GPU with local index l pairs with its nearest NIC. Where several NICs are equally near, ranks spread over them;
+where there are fewer NICs than ranks, ranks share one and divide its speed. Beside this stands what a rank would get
+*by order* (rank l takes NIC l, or NIC l*n//L of n for L ranks): programs that number NICs do that, and on machines
+whose GPU order and NIC order disagree it costs the difference.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from isthmus.topology.machine import Gpu, Machine, Nic, NicKind, farness
+
+_RDMA = (NicKind.INFINIBAND, NicKind.ROCE, NicKind.EFA)
+#: A NIC slower than this share of the fastest one is for management: no rail runs over it.
+_LEAST_SHARE_OF_FASTEST = 0.5
+
+
+@dataclass(frozen=True)
+class WayOut:
+    """How a rank gets to a NIC.
+
+    distance: from the rank's GPU; None without one. num_sharing: ranks of the node that use this NIC, this one
+    included. speed_gbit_s: the NIC's share for each of them, or the PCIe way to it where that is slower (what joins
+    sockets is not counted); None where the NIC's speed is unknown.
+    """
+
+    nic: str
+    distance: str | None
+    num_sharing: int
+    speed_gbit_s: float | None
+
+
+@dataclass(frozen=True)
+class Rail:
+    """The ranks with this local index. nearest: what they should use; by_order: what they would get by counting."""
+
+    local_index: int
+    gpu: str | None
+    nearest: WayOut
+    by_order: WayOut
+
+    @property
+    def orders_disagree(self) -> bool:
+        """Whether counting leads to a NIC that is farther away than the nearest."""
+        near, counted = self.nearest.distance, self.by_order.distance
+        return near is not None and counted is not None and farness(counted) > farness(near)
+
+
+@dataclass(frozen=True)
+class Rails:
+    """The rails of a machine, one a rank; empty where it has no NIC. unused: ids of the NICs that carry none."""
+
+    rails: tuple[Rail, ...]
+    unused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def speed_gbit_s(self) -> float | None:
+        """What a rank gets out of its node while all ranks send: the slowest rail's, which all others wait for."""
+        speeds = [rail.nearest.speed_gbit_s for rail in self.rails]
+        known = [speed for speed in speeds if speed is not None]
+        return min(known) if known and len(known) == len(speeds) else None
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """One object a rail."""
+        return [asdict(rail) | {"orders_disagree": rail.orders_disagree} for rail in self.rails]
+
+
+def find_rails(machine: Machine, ranks_per_node: int | None = None) -> Rails:
+    """Pair ranks with NICs. ranks_per_node: by default one a GPU, or one where there is no GPU.
+
+    Raises ValueError where there are more ranks than GPUs, or none.
+    """
+    num_ranks = ranks_per_node if ranks_per_node is not None else len(machine.gpus) or 1
+    if num_ranks < 1 or (machine.gpus and num_ranks > len(machine.gpus)):
+        raise ValueError(
+            f"{num_ranks} ranks a node: expected 1 to {len(machine.gpus)}, one a GPU"
+            if machine.gpus
+            else f"{num_ranks} ranks a node: expected 1 or more"
+        )
+    nics = rail_nics(machine)
+    if not nics:
+        return Rails((), notes=(f"{machine.name} has no NIC: nothing is known of the way to other nodes",))
+    gpus: list[Gpu] | list[None] = list(machine.gpus[:num_ranks]) or [None] * num_ranks
+    counted = [nics[_by_order(rank, num_ranks, len(nics))] for rank in range(num_ranks)]
+    nearest = _spread(machine, machine.gpus[:num_ranks], nics) if machine.gpus else counted
+    rails = tuple(
+        Rail(
+            rank,
+            gpu.id if gpu else None,
+            _way(machine, gpu, nearest[rank], Counter(nearest)[nearest[rank]]),
+            _way(machine, gpu, counted[rank], Counter(counted)[counted[rank]]),
+        )
+        for rank, gpu in enumerate(gpus)
+    )
+    unused = tuple(nic.id for nic in machine.nics if nic not in nearest)
+    return Rails(rails, unused, _notes(machine, rails, nics))
+
+
+def rail_nics(machine: Machine) -> list[Nic]:
+    """NICs that rails can run over: those with RDMA, if any, and among these none that is far slower than the best."""
+    has_rdma = any(nic.kind in _RDMA for nic in machine.nics)
+    nics = [nic for nic in machine.nics if not (has_rdma and nic.kind is NicKind.ETHERNET)]
+    fastest_gbit_s = max((nic.speed_gbit_s or 0 for nic in nics), default=0)
+    least_gbit_s = fastest_gbit_s * _LEAST_SHARE_OF_FASTEST
+    return [nic for nic in nics if nic.speed_gbit_s is None or nic.speed_gbit_s >= least_gbit_s]
+
+
+def _by_order(rank: int, num_ranks: int, num_nics: int) -> int:
+    return rank if num_nics >= num_ranks else rank * num_nics // num_ranks
+
+
+def _spread(machine: Machine, gpus: Sequence[Gpu], nics: Sequence[Nic]) -> list[Nic]:
+    """Give each GPU one of its nearest NICs, so that as few as possible share one.
+
+    Who has the fewest choices chooses first: on a tree sets of nearest NICs are nested or disjoint, and then no other
+    order shares less.
+    """
+    choices = {gpu.index: _nearest(machine, gpu, nics) for gpu in gpus}
+    load: Counter[Nic] = Counter()
+    chosen: dict[int, Nic] = {}
+    for gpu in sorted(gpus, key=lambda gpu: (len(choices[gpu.index]), gpu.index)):
+        nic = _roomiest(choices[gpu.index], load)
+        chosen[gpu.index] = nic
+        load[nic] += 1
+    return [chosen[gpu.index] for gpu in gpus]
+
+
+def _nearest(machine: Machine, gpu: Gpu, nics: Sequence[Nic]) -> list[Nic]:
+    how_far = [farness(machine.distance(gpu, nic)) for nic in nics]
+    return [nic for nic, far in zip(nics, how_far, strict=True) if far == min(how_far)]
+
+
+def _roomiest(nics: Sequence[Nic], load: Counter[Nic]) -> Nic:
+    """Return the NIC that leaves most to one more rank; the first of equals."""
+    if any(nic.speed_gbit_s is None for nic in nics):
+        return min(nics, key=lambda nic: load[nic])
+    return max(nics, key=lambda nic: (nic.speed_gbit_s or 0) / (load[nic] + 1))
+
+
+def _way(machine: Machine, gpu: Gpu | None, nic: Nic, num_sharing: int) -> WayOut:
+    link = machine.link(gpu, nic) if gpu else None
+    share_gbit_s = None if nic.speed_gbit_s is None else nic.speed_gbit_s / num_sharing
+    if share_gbit_s is not None and link is not None and link.speed_gbit_s is not None:
+        share_gbit_s = min(share_gbit_s, link.speed_gbit_s)
+    return WayOut(nic.id, link.kind if link else None, num_sharing, share_gbit_s)
+
+
+def _notes(machine: Machine, rails: Sequence[Rail], nics: Sequence[Nic]) -> tuple[str, ...]:
+    notes = [_detour(rail) for rail in rails if rail.orders_disagree]
+    slow = [nic.name or nic.id for nic in machine.nics if nic not in nics]
+    if slow:
+        notes.append(f"no rail runs over {', '.join(slow)}: others are faster, or speak RDMA")
+    if not machine.gpus:
+        notes.append("no GPU: ranks take NICs by order")
+    if any(rail.nearest.speed_gbit_s is None for rail in rails):
+        notes.append("the speed of a rail's NIC is unknown: measure it, or give it")
+    return tuple(notes)
+
+
+def _detour(rail: Rail) -> str:
+    near, counted = rail.nearest, rail.by_order
+    cost = ""
+    if near.speed_gbit_s is not None and counted.speed_gbit_s is not None:
+        cost = f", at most {counted.speed_gbit_s:.4g} instead of {near.speed_gbit_s:.4g} Gbit/s"
+    return (
+        f"local order and NIC order disagree: {rail.gpu} is nearest to {near.nic} ({near.distance}), "
+        f"by order it would get {counted.nic} ({counted.distance}{cost})"
+    )

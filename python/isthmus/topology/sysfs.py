@@ -1,0 +1,330 @@
+"""What Linux says of processors, PCIe devices and network adapters, under /sys and /proc.
+
+Reads plain facts, one dataclass a kind; `discover` makes a machine of them. Any attribute may be missing, unreadable
+(an interface that is down refuses `speed`) or nonsense: it is None then. The roots are parameters, so that tests run
+on made-up trees.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+NVIDIA = 0x10DE
+AMAZON = 0x1D0F
+_EFA_DEVICES = range(0xEFA0, 0xEFB0)
+
+_BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_HOST_BRIDGE = re.compile(r"pci([0-9a-f]{4,8}:[0-9a-f]{2})")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+#: Width of a PCIe link, and giga-transfers a second: of encoded bits on one lane.
+_MOST_LANES = 32
+_MOST_GT_S = 1024.0
+#: Faster than any port: what a driver says of a port whose speed it does not know.
+_MOST_PORT_GBIT_S = 10_000.0
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Where to look. A recorded copy of these two trees describes another machine."""
+
+    sys: Path = Path("/sys")
+    proc: Path = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """A logical processor that is online."""
+
+    index: int
+    socket: int | None
+
+
+@dataclass(frozen=True)
+class NumaNode:
+    """A NUMA node and its logical processors."""
+
+    index: int
+    cpus: str | None
+    cpu_indices: frozenset[int]
+
+
+@dataclass(frozen=True)
+class PciDevice:
+    """A PCI function. ancestors: bus ids of the bridges above it, from the root down.
+
+    link_gbit_s: of the link towards the root at its best, both ends considered: an idle GPU slows its link down.
+    physical_function: the bus id of the function that it is a virtual function of.
+    """
+
+    bus_id: str
+    host_bridge: str | None
+    ancestors: tuple[str, ...]
+    class_code: int
+    vendor: int | None
+    device: int | None
+    numa_node: int | None
+    link_gbit_s: float | None
+    physical_function: str | None
+
+    @property
+    def is_bridge(self) -> bool:
+        """Whether other devices hang below it: a PCI-to-PCI bridge, a port of a switch."""
+        return self.class_code >> 8 == 0x0604
+
+    @property
+    def is_network_adapter(self) -> bool:
+        """Whether its class is network controller, or InfiniBand and the like."""
+        return self.class_code >> 16 == 0x02 or self.is_efa
+
+    @property
+    def is_nvidia_gpu(self) -> bool:
+        """Whether it is a VGA or 3D controller of NVIDIA: the picture of a server's console comes from others."""
+        return self.vendor == NVIDIA and self.class_code >> 8 in (0x0300, 0x0302)
+
+    @property
+    def is_nvswitch(self) -> bool:
+        """Whether it is an NVSwitch: NVIDIA's "other bridge"."""
+        return self.vendor == NVIDIA and self.class_code >> 8 == 0x0680
+
+    @property
+    def is_efa(self) -> bool:
+        """Whether it is an Elastic Fabric Adapter of Amazon."""
+        return self.vendor == AMAZON and self.device in _EFA_DEVICES
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface. bus_id: of the PCI function that it belongs to; None: none.
+
+    is_virtual: made by the kernel alone (lo, docker0, veth, a bond, a VLAN). is_usb: hangs from a USB port.
+    lower: interfaces that it stands on. is_down: administratively or for want of a cable.
+    """
+
+    name: str
+    bus_id: str | None
+    is_virtual: bool
+    is_usb: bool
+    hardware_type: int | None
+    speed_gbit_s: float | None
+    is_down: bool
+    port: int
+    lower: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RdmaPort:
+    """A port of a verbs device. port counts from 1; link_layer as the kernel spells it: InfiniBand or Ethernet."""
+
+    device: str
+    port: int
+    bus_id: str | None
+    link_layer: str | None
+    speed_gbit_s: float | None
+    is_down: bool
+    is_iwarp: bool
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that was read."""
+
+    cpus: tuple[Cpu, ...]
+    numa_nodes: tuple[NumaNode, ...]
+    cpu_model: str | None
+    pci: tuple[PciDevice, ...]
+    interfaces: tuple[Interface, ...]
+    rdma_ports: tuple[RdmaPort, ...]
+    has_pci: bool
+    has_network: bool
+
+
+def read_facts(roots: Roots | None = None) -> Facts:
+    """Read the trees. Never raises for what is missing in them."""
+    roots = roots or Roots()
+    return Facts(
+        cpus=tuple(_cpus(roots.sys / "devices/system/cpu")),
+        numa_nodes=tuple(_numa_nodes(roots.sys / "devices/system/node")),
+        cpu_model=_cpu_model(roots.proc / "cpuinfo"),
+        pci=tuple(_pci_devices(roots.sys / "bus/pci/devices")),
+        interfaces=tuple(_interfaces(roots.sys / "class/net")),
+        rdma_ports=tuple(_rdma_ports(roots.sys / "class/infiniband")),
+        has_pci=(roots.sys / "bus/pci/devices").is_dir(),
+        has_network=(roots.sys / "class/net").is_dir(),
+    )
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """Return {0, 1, 2, 8} for "0-2,8". What is no list counts for nothing, nor do absurd numbers."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part)
+        if match:
+            found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(found)
+
+
+def pcie_gbit_s(gt_s: float, lanes: int) -> float:
+    """Payload bits a second of a link, in one direction: 8b/10b up to 5 GT/s, 128b/130b above, 242B/256B from 64."""
+    if gt_s <= 5:
+        return gt_s * lanes * 8 / 10
+    if gt_s < 64:
+        return gt_s * lanes * 128 / 130
+    return gt_s * lanes * 242 / 256
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip("\0 \t\n")
+    except OSError:
+        return None
+
+
+def _read_number(path: Path, base: int = 10) -> int | None:
+    try:
+        return int(_read(path) or "", base)
+    except ValueError:
+        return None
+
+
+def _read_index(path: Path) -> int | None:
+    """Return a number that counts something; -1 stands for "not known"."""
+    number = _read_number(path)
+    return number if number is not None and number >= 0 else None
+
+
+def _leading_number(text: str | None) -> float | None:
+    """Return 16.0 for "16.0 GT/s PCIe"; None for "Unknown"."""
+    match = _NUMBER.match(text or "")
+    return float(match[0]) if match else None
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _numbered(folder: Path, prefix: str) -> Iterator[tuple[int, Path]]:
+    for child in _children(folder):
+        digits = child.name.removeprefix(prefix)
+        if child.name.startswith(prefix) and digits.isdecimal() and digits.isascii():
+            yield int(digits), child
+
+
+def _cpus(folder: Path) -> Iterator[Cpu]:
+    for index, cpu in sorted(_numbered(folder, "cpu")):
+        if _read(cpu / "online") != "0":  # the first processor has no such file: it cannot be switched off
+            yield Cpu(index, _read_index(cpu / "topology/physical_package_id"))
+
+
+def _numa_nodes(folder: Path) -> Iterator[NumaNode]:
+    for index, node in sorted(_numbered(folder, "node")):
+        cpus = _read(node / "cpulist")
+        yield NumaNode(index, cpus or None, parse_cpu_list(cpus or ""))
+
+
+def _cpu_model(cpuinfo: Path) -> str | None:
+    for line in (_read(cpuinfo) or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("model name", "cpu"):  # x86, POWER; Arm names its parts by number only
+            return value.strip() or None
+    return None
+
+
+def _pci_path(path: Path) -> tuple[str | None, tuple[str, ...]]:
+    """Return the host bridge and the PCI functions on the way to a device, from the root down."""
+    try:
+        parts = path.resolve(strict=True).parts
+    except (OSError, RuntimeError):  # a link that leads nowhere, or in circles
+        return None, ()
+    bridge = next((match[1] for part in parts if (match := _HOST_BRIDGE.fullmatch(part))), None)
+    return bridge, tuple(part for part in parts if _BUS_ID.fullmatch(part))
+
+
+def _pci_devices(folder: Path) -> Iterator[PciDevice]:
+    for path in _children(folder):
+        if not _BUS_ID.fullmatch(path.name):
+            continue
+        bridge, way = _pci_path(path)
+        ancestors = tuple(bus_id for bus_id in way if bus_id != path.name)
+        yield PciDevice(
+            bus_id=path.name,
+            host_bridge=bridge,
+            ancestors=ancestors,
+            class_code=_read_number(path / "class", 16) or 0,
+            vendor=_read_number(path / "vendor", 16),
+            device=_read_number(path / "device", 16),
+            numa_node=_read_index(path / "numa_node"),
+            link_gbit_s=_link_speed(path, folder / ancestors[-1] if ancestors else None),
+            physical_function=_link_name(path / "physfn"),
+        )
+
+
+def _link_speed(device: Path, port_above: Path | None) -> float | None:
+    """Return what both ends of the link can do; where one of them says nothing, what the other can do."""
+    ends = [device] if port_above is None else [device, port_above]
+    gt_s = [value for end in ends if (value := _transfers(end)) is not None]
+    lanes = [value for end in ends if (value := _lanes(end)) is not None]
+    return pcie_gbit_s(min(gt_s), min(lanes)) if gt_s and lanes else None
+
+
+def _transfers(device: Path) -> float | None:
+    gt_s = _leading_number(_read(device / "max_link_speed"))
+    return gt_s if gt_s is not None and 0 < gt_s <= _MOST_GT_S else None
+
+
+def _lanes(device: Path) -> int | None:
+    lanes = _read_number(device / "max_link_width")  # 255: not known
+    return lanes if lanes is not None and 0 < lanes <= _MOST_LANES else None
+
+
+def _link_name(link: Path) -> str | None:
+    try:
+        return link.readlink().name
+    except OSError:
+        return None
+
+
+def _interfaces(folder: Path) -> Iterator[Interface]:
+    for path in _children(folder):
+        if not path.is_dir():  # bonding_masters is a file
+            continue
+        _, way = _pci_path(path)
+        parts = path.resolve().parts
+        yield Interface(
+            name=path.name,
+            bus_id=way[-1] if way else None,
+            is_virtual="virtual" in parts,
+            is_usb=any(part.startswith("usb") for part in parts),
+            hardware_type=_read_number(path / "type"),
+            speed_gbit_s=_port_speed(_read_number(path / "speed"), 1000),
+            is_down=_read(path / "operstate") in ("down", "lowerlayerdown", "notpresent"),
+            port=_read_index(path / "dev_port") or 0,
+            lower=tuple(child.name.removeprefix("lower_") for child in _children(path) if child.name[:6] == "lower_"),
+        )
+
+
+def _rdma_ports(folder: Path) -> Iterator[RdmaPort]:
+    for device in _children(folder):
+        _, way = _pci_path(device)
+        for number, port in sorted(_numbered(device / "ports", "")):
+            state = _read(port / "state")
+            yield RdmaPort(
+                device=device.name,
+                port=number,
+                bus_id=way[-1] if way else None,
+                link_layer=_read(port / "link_layer"),
+                speed_gbit_s=_port_speed(_leading_number(_read(port / "rate"))),
+                is_down=state is not None and "ACTIVE" not in state,
+                is_iwarp=(_read(device / "node_type") or "").startswith("4"),
+            )
+
+
+def _port_speed(value: float | None, divisor: float = 1) -> float | None:
+    """Return Gbit/s; -1 and 4294967295 Mbit/s stand for "not known"."""
+    speed_gbit_s = None if value is None else value / divisor
+    return speed_gbit_s if speed_gbit_s is not None and 0 < speed_gbit_s <= _MOST_PORT_GBIT_S else None
