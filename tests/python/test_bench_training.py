@@ -13,21 +13,12 @@ from isthmus.bench.data import Text
 from isthmus.bench.model import ByteGpt, loss_of
 from isthmus.bench.report import build_report
 from isthmus.bench.schedule import UNSHAPED, schedule, steps_per_arm
-from isthmus.bench.traffic import GlooFormula, IsthmusFormula, formula_bytes
 from isthmus.bench.trainer import lr_share
 from isthmus.bench.training import TrainingRecords, merge_ranks
+from isthmus.plan.volumes import gloo_formula
 from isthmus.simulate import NamespaceNetwork, open_network
 
 TINY = ["training", "--nodes", 2, "--ranks-per-node", 1, "--layers", 1, "--width", 128, "--context", 32]
-OPTIONS = {
-    "codec": "tagc",
-    "tiers": "two",
-    "ratio": 10.0,
-    "index_bits": 1,
-    "block_elements": 0,
-    "min_elements": 65536,
-    "two_tier_all_gather": True,
-}
 
 
 def has_links():
@@ -124,69 +115,6 @@ def test_model_is_causal_and_starts_near_chance():
     assert loss_of(model, batch).item() == pytest.approx(5.55, abs=0.3)
 
 
-def collective(name, ranks, num_elements, element_bytes=2):
-    return {"name": name, "ranks": ranks, "num_elements": num_elements, "element_bytes": element_bytes}
-
-
-def sent(formula, name, ranks, num_elements, **options):
-    call = collective(name, ranks, num_elements, **options)
-    return [formula(call, rank).num_bytes for rank in ranks]
-
-
-def test_gloo_formula_counts_edges_of_the_ring_that_leave_a_node():
-    formula = GlooFormula(ranks_per_node=2)
-    assert sent(formula, "all_gather_into_tensor", [0, 1, 2, 3], 1000) == [0, 1500, 0, 1500]
-    assert sent(formula, "reduce_scatter_tensor", [0, 1, 2, 3], 1000) == [0, 3000, 0, 3000]
-    assert sent(formula, "all_gather_into_tensor", [0, 1], 1000) == [0, 0]
-    assert sent(formula, "all_reduce", [1, 3], 1000) == [2000, 2000]
-
-
-def test_isthmus_formula_by_hand():
-    two = IsthmusFormula(OPTIONS, ranks_per_node=2)
-    # 131072 elements are 32768 a shard: 512 blocks of 64, the shortest, as even these give less than 96 rows.
-    assert sent(two, "all_gather_into_tensor", [0, 1, 2, 3], 131072) == [65536] * 4
-    packet = 64 + 64 + 4096 + 52 * 64 * 4  # header, flags of 512 blocks, index, sketch of ceil(512 / 10) rows
-    assert sent(two, "reduce_scatter_tensor", [0, 1, 2, 3], 131072) == [packet] * 4
-    exact = IsthmusFormula(OPTIONS | {"codec": "none"}, 2)
-    assert sent(exact, "reduce_scatter_tensor", [0, 1, 2, 3], 131072) == [48 + 65536] * 4
-    flat = IsthmusFormula(OPTIONS | {"tiers": "flat"}, 2)
-    edge = 3 * (2 * 4096 + 52 * 64 * 4)
-    assert sent(flat, "reduce_scatter_tensor", [0, 1, 2, 3], 131072) == [0, edge, 0, edge]
-
-
-def test_isthmus_formula_below_min_elements_is_plain():
-    two = IsthmusFormula(OPTIONS, ranks_per_node=2)
-    below = 65532
-    assert sent(two, "reduce_scatter_tensor", [0, 1, 2, 3], below) == [48 + 32768] * 4
-    assert sent(two, "all_gather_into_tensor", [0, 1, 2, 3], below) == [0, below * 3 // 2, 0, below * 3 // 2]
-    calls = [[collective("all_gather_into_tensor", [0, 1, 2, 3], below)]] * 4
-    assert formula_bytes(calls, two)["all_gather"] == below * 3
-    assert formula_bytes(calls, two, counted_only=True)["all_gather"] == 0  # Gloo carries it
-
-
-def test_isthmus_formula_of_a_rail_s_all_reduce():
-    rail = IsthmusFormula(OPTIONS, ranks_per_node=2)
-    # 131072 elements are 65536 for each of two owners: 1024 blocks of 64, and 103 rows.
-    packet = 64 + 128 + 8192 + 103 * 64 * 4
-    assert sent(rail, "all_reduce", [1, 3], 131072) == [2 * packet] * 2
-    assert sent(rail, "all_reduce", [1, 3], 65535) == [2 * (48 + 65536)] * 2  # below min_elements, padded to even
-    four_nodes = IsthmusFormula(OPTIONS | {"codec": "none"}, ranks_per_node=1)
-    assert sent(four_nodes, "all_reduce", [0, 1, 2, 3], 131072) == [2 * 3 * (48 + 65536)] * 4
-
-
-def test_isthmus_formula_of_an_all_reduce_over_several_ranks_a_node():
-    two = IsthmusFormula(OPTIONS | {"codec": "none"}, ranks_per_node=2)
-    assert sent(two, "all_reduce", [0, 1, 2, 3], 131073) == [2 * (48 + 65544)] * 4  # 32769 elements, to a multiple of 8
-    flat = IsthmusFormula(OPTIONS | {"tiers": "flat"}, ranks_per_node=2)
-    assert sent(flat, "all_reduce", [0, 1, 2, 3], 131072) == [2 * (48 + 65536)] * 4  # exact, in two tiers
-
-
-def test_isthmus_formula_within_a_node_is_nothing():
-    formula = IsthmusFormula(OPTIONS, ranks_per_node=2)
-    for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"):
-        assert [formula(collective(name, [2, 3], 131072), rank) for rank in (2, 3)] == [(0, False)] * 2
-
-
 def record(seconds, link=None):
     phases = {"compute": seconds / 2, "all_gather": seconds / 4, "reduce_scatter": seconds / 4}
     return {
@@ -200,12 +128,12 @@ def record(seconds, link=None):
 
 
 def test_merge_ranks_takes_the_slowest_time_the_mean_loss_and_the_sum_of_bytes():
-    merged = merge_ranks((record(1.0, 100), record(3.0), record(2.0, 50), record(2.0)), GlooFormula(2))
+    merged = merge_ranks((record(1.0, 100), record(3.0), record(2.0, 50), record(2.0)), gloo_formula(2))
     assert merged["seconds"] == 3.0
     assert merged["loss"] == 4.0
     assert merged["phases_s"] == {"compute": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5}
     assert merged["link_sent_bytes"] == 150
-    assert merge_ranks((record(1.0), record(1.0)), GlooFormula(2))["link_sent_bytes"] is None
+    assert merge_ranks((record(1.0), record(1.0)), gloo_formula(2))["link_sent_bytes"] is None
 
 
 def synthetic_records(seconds):

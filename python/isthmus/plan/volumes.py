@@ -1,0 +1,210 @@
+"""What each collective puts on links: the formulas of docs/algorithms.md, hop by hop.
+
+Counters of real runs are held against them (`isthmus bench training`, `isthmus plan --check`), and plans are made of
+them. They are written down a second time here, not asked of the library: a check against itself would always pass.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+from isthmus.plan.packets import WireOptions, plain_packet_bytes, sketch_shape, tagc_packet_bytes
+
+_SMALLEST_SUM_BYTES = 4  # partial sums travel in float32, or float64
+
+
+class Kind(StrEnum):
+    """The collectives of a training step."""
+
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One call.
+
+    num_elements: of the whole tensor, of all ranks together for gather and scatter. ranks: global ones that take part,
+    ascending; ranks are placed on nodes in blocks, and equally many of them are on each node that has any.
+    """
+
+    kind: Kind
+    ranks: Sequence[int]
+    num_elements: int
+    element_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the whole tensor."""
+        return self.num_elements * self.element_bytes
+
+    @property
+    def chunk_elements(self) -> int:
+        """Elements of one rank's part; of an all-reduce, after it was filled up to be divisible."""
+        return math.ceil(self.num_elements / len(self.ranks))
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A part of a collective on one rank, of which the next waits: messages, or work of the codec.
+
+    steps: rounds of messages, none of which waits for another of the same round. intra_bytes, inter_bytes: sent to
+    ranks of this node, and of others. counted: whether transports of Isthmus carry and count them; the world backend
+    does not. encoded_elements, decoded_elements: what `codec` works on.
+    """
+
+    steps: int = 0
+    intra_bytes: int = 0
+    inter_bytes: int = 0
+    counted: bool = False
+    codec: str = ""
+    encoded_elements: int = 0
+    decoded_elements: int = 0
+
+
+class Sent(NamedTuple):
+    """Bytes that one rank sends to other nodes for one collective."""
+
+    num_bytes: int
+    #: The part of them that transports of Isthmus count.
+    counted_bytes: int
+
+
+#: The hops of a collective on a rank, in order.
+Formula = Callable[[Collective, int], tuple[Hop, ...]]
+
+
+def sent_bytes(hops: Sequence[Hop]) -> Sent:
+    """What these hops send to other nodes."""
+    return Sent(sum(hop.inter_bytes for hop in hops), sum(hop.inter_bytes for hop in hops if hop.counted))
+
+
+@lru_cache(maxsize=4096)
+def _num_nodes(ranks: Sequence[int], ranks_per_node: int) -> int:
+    return len({rank // ranks_per_node for rank in ranks})
+
+
+@dataclass(frozen=True)
+class RingFormula:
+    """An ordinary backend: one ring in the order of ranks, which sends (n-1)/n of the tensor along each edge.
+
+    An all-reduce goes round twice, and so does a reduce-scatter of Gloo, which is an all-reduce inside.
+    """
+
+    ranks_per_node: int
+    reduce_scatter_passes: int
+
+    def __call__(self, collective: Collective, rank: int) -> tuple[Hop, ...]:
+        """The ring, on `rank`."""
+        others = len(collective.ranks) - 1
+        if others == 0 or collective.num_elements == 0:
+            return ()
+        passes = {Kind.ALL_GATHER: 1, Kind.REDUCE_SCATTER: self.reduce_scatter_passes, Kind.ALL_REDUCE: 2}
+        rounds = passes[collective.kind]
+        edge_bytes = rounds * collective.num_bytes * others // len(collective.ranks)
+        return (self.hop(collective.ranks, rank, rounds * others, edge_bytes, counted=False),)
+
+    def hop(self, ranks: Sequence[int], rank: int, steps: int, edge_bytes: int, counted: bool) -> Hop:
+        """A ring that sends `edge_bytes` from each rank to the next."""
+        following = ranks[(ranks.index(rank) + 1) % len(ranks)]
+        if following // self.ranks_per_node != rank // self.ranks_per_node:
+            return Hop(steps, inter_bytes=edge_bytes, counted=counted)
+        return Hop(steps, intra_bytes=edge_bytes, counted=counted)
+
+
+def gloo_formula(ranks_per_node: int) -> RingFormula:
+    """Plain Gloo, whose reduce-scatter is an all-reduce inside."""
+    return RingFormula(ranks_per_node, reduce_scatter_passes=2)
+
+
+def nccl_formula(ranks_per_node: int) -> RingFormula:
+    """True rings, as of NCCL. Several rings over the same ranks send as much in all out of each node."""
+    return RingFormula(ranks_per_node, reduce_scatter_passes=1)
+
+
+@dataclass(frozen=True)
+class IsthmusFormula:
+    """Isthmus. world: what carries everything that does not take its paths."""
+
+    options: WireOptions
+    world: RingFormula
+
+    def __call__(self, collective: Collective, rank: int) -> tuple[Hop, ...]:
+        """The path that Isthmus takes, on `rank`."""
+        num_nodes = _num_nodes(collective.ranks, self.world.ranks_per_node)
+        if num_nodes == 1 or collective.num_elements == 0:
+            return self.world(collective, rank)
+        if collective.kind is Kind.ALL_GATHER:
+            if not (self._is_large(collective) and self.options.two_tier_all_gather):
+                return self.world(collective, rank)
+            return _gather(collective, num_nodes, collective.chunk_elements * collective.element_bytes)
+        codec = self._codec(collective)
+        if self.options.tiers == "flat":
+            hops = self._reduce_flat(collective, rank, num_nodes, codec)
+        else:
+            hops = self._reduce_in_two_tiers(collective, num_nodes, codec)
+        return hops + self._deliver_result(collective, num_nodes, codec)
+
+    def _is_large(self, collective: Collective) -> bool:
+        return collective.num_elements >= self.options.min_elements
+
+    def _codec(self, collective: Collective) -> str:
+        exact_all_reduce = self.options.tiers == "flat" and collective.kind is Kind.ALL_REDUCE
+        return self.options.codec if self._is_large(collective) and not exact_all_reduce else "none"
+
+    def _packet_bytes(self, collective: Collective, codec: str) -> int:
+        if codec == "tagc":
+            return tagc_packet_bytes(collective.chunk_elements, self.options)
+        return plain_packet_bytes(collective.chunk_elements, collective.element_bytes)
+
+    def _reduce_in_two_tiers(self, collective: Collective, num_nodes: int, codec: str) -> tuple[Hop, ...]:
+        local = len(collective.ranks) // num_nodes
+        chunk, others = collective.chunk_elements, num_nodes - 1
+        within = Hop(1, intra_bytes=num_nodes * (local - 1) * chunk * collective.element_bytes, counted=True)
+        return (
+            *((within,) if local > 1 else ()),
+            Hop(codec=codec, encoded_elements=others * chunk),
+            Hop(1, inter_bytes=others * self._packet_bytes(collective, codec), counted=True),
+            Hop(codec=codec, decoded_elements=others * chunk),
+        )
+
+    def _reduce_flat(self, collective: Collective, rank: int, num_nodes: int, codec: str) -> tuple[Hop, ...]:
+        """A ring over all ranks, or with one rank a node straight to the owners."""
+        ranks, chunk = collective.ranks, collective.chunk_elements
+        others, one_a_node = len(ranks) - 1, num_nodes == len(ranks)
+        if codec == "none":
+            if one_a_node:
+                return (Hop(1, inter_bytes=others * chunk * collective.element_bytes, counted=True),)
+            sum_bytes = chunk * max(collective.element_bytes, _SMALLEST_SUM_BYTES)
+            return (self.world.hop(ranks, rank, others, others * sum_bytes, counted=True),)
+        shape = sketch_shape(chunk, self.options)
+        index_bytes = shape.index_bytes * self.options.index_bits
+        return (
+            Hop(codec=codec, encoded_elements=len(ranks) * chunk),
+            self.world.hop(ranks, rank, 2 * others, 2 * others * index_bytes, counted=True),
+            self.world.hop(ranks, rank, 1 if one_a_node else others, others * shape.sketch_bytes, counted=True),
+            Hop(codec=codec, decoded_elements=chunk),
+        )
+
+    def _deliver_result(self, collective: Collective, num_nodes: int, codec: str) -> tuple[Hop, ...]:
+        """What an all-reduce adds: the owner's result is encoded, gathered, and decoded by all."""
+        if collective.kind is not Kind.ALL_REDUCE:
+            return ()
+        chunk = collective.chunk_elements
+        return (
+            Hop(codec=codec, encoded_elements=chunk),
+            *_gather(collective, num_nodes, self._packet_bytes(collective, codec)),
+            Hop(codec=codec, decoded_elements=len(collective.ranks) * chunk),
+        )
+
+
+def _gather(collective: Collective, num_nodes: int, part_bytes: int) -> tuple[Hop, ...]:
+    """Along the rail, then within the node: `part_bytes` of each rank."""
+    local = len(collective.ranks) // num_nodes
+    along = Hop(1, inter_bytes=(num_nodes - 1) * part_bytes, counted=True)
+    within = Hop(1, intra_bytes=num_nodes * (local - 1) * part_bytes, counted=True)
+    return (along, within) if local > 1 else (along,)
