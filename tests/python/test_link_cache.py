@@ -1,0 +1,192 @@
+"""The file of measured links: there and back, one entry a cluster, and what is wrong with a bad one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.topology import link_cache
+from isthmus.topology.link_cache import (
+    LinkFileError,
+    LinkSample,
+    MeasuredLink,
+    MeasuredLinks,
+    cached_links,
+    default_path,
+    load_links,
+    save_links,
+)
+
+LINKS = MeasuredLinks(
+    intra=MeasuredLink(12.5, 40.0, (LinkSample(1024, 13.0), LinkSample(1 << 20, 222.0))),
+    inter=MeasuredLink(50.0, 10.0, (LinkSample(1024, 51.0),)),
+    num_nodes=2,
+    ranks_per_node=4,
+    node_map="2 nodes x 4 ranks, in blocks",
+    hosts=("a", "b"),
+    backend="gloo",
+    date="2026-11-21T18:50:00+00:00",
+    versions={"isthmus": "0.1.0"},
+)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "isthmus" / "links.json"
+
+
+def test_there_and_back(cache: Path) -> None:
+    assert cached_links() is None
+    assert save_links(LINKS) == cache
+    assert cached_links() == load_links() == load_links(cache) == LINKS
+    assert [path.name for path in cache.parent.iterdir()] == ["links.json"]
+    assert cache.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("changes", [{"intra": None}, {"inter": None}, {"hosts": ()}, {"versions": {}}])
+def test_what_a_cluster_may_lack(cache: Path, changes: dict[str, Any]) -> None:
+    links = replace(LINKS, **changes)
+    save_links(links)
+    assert load_links() == links
+
+
+@pytest.mark.parametrize("field", ["hosts", "node_map", "backend"])
+def test_one_entry_a_cluster_the_newest_last(cache: Path, field: str) -> None:
+    other = replace(LINKS, **{field: ("c",) if field == "hosts" else "other"})
+    for links in (LINKS, other, replace(LINKS, date="later")):
+        save_links(links)
+    entries = json.loads(cache.read_text())["measurements"]
+    assert [entry["date"] for entry in entries] == [LINKS.date, "later"]
+    assert load_links().date == "later"
+
+
+def test_the_oldest_cluster_is_forgotten(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_cache, "MAX_MEASUREMENTS", 2)
+    for backend in "abc":
+        save_links(replace(LINKS, backend=backend))
+    assert [entry["backend"] for entry in json.loads(cache.read_text())["measurements"]] == ["b", "c"]
+
+
+def test_default_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/u")
+    for value in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert default_path() == Path("/home/u/.cache/isthmus/links.json")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/c")
+    assert default_path() == Path("/c/isthmus/links.json")
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    """A good file but for `changes` of its first entry."""
+    sample = {"num_bytes": 1024, "time_us": 13}
+    link = {"latency_us": 0, "bandwidth_gbit_s": 40, "samples": [sample]}
+    entry = {
+        "intra": link,
+        "inter": None,
+        "num_nodes": 1,
+        "ranks_per_node": 4,
+        "node_map": "",
+        "hosts": ["a"],
+        "backend": "gloo",
+        "date": "",
+        "versions": {},
+    }
+    return {"format": "isthmus links", "version": 1, "measurements": [entry | changes]}
+
+
+def test_the_good_file_is_good(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_text(json.dumps(document()))
+    assert load_links(path).intra == MeasuredLink(0.0, 40.0, (LinkSample(1024, 13.0),))
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("", r":1: no JSON"),
+        ('{\n"format"\n', r":3: no JSON"),
+        ("\xff", r": no JSON"),
+        ("[" * 100_000, r": no JSON"),
+        ("9" * 5000, r": no JSON"),
+        ("[]", r'"format" is not "isthmus links"'),
+        ('{"format": "other"}', r'"format" is not'),
+        ('{"format": "isthmus links", "version": 2}', r"version 2, but this isthmus reads version 1"),
+        ('{"format": "isthmus links", "version": 1}', r"measurements: expected a list, got null"),
+        ('{"format": "isthmus links", "version": 1, "measurements": []}', r"measurements: expected one or more"),
+        ('{"format": "isthmus links", "version": 1, "measurements": [3]}', r"measurements\[0\]: expected an object"),
+        (document(num_nodes=0), r"measurements\[0\].num_nodes: expected a whole number above 0, got 0"),
+        (document(num_nodes=True), r"num_nodes: expected a whole number above 0, got true"),
+        (document(ranks_per_node=2.5), r"ranks_per_node: expected a whole number"),
+        (document(hosts="a"), r"hosts: expected a list"),
+        (document(hosts=[1]), r"hosts: expected texts"),
+        (document(date=None), r"date: expected a text, got null"),
+        (document(versions={"torch": 2}), r"versions: expected an object of texts"),
+        (document(intra=[]), r"measurements\[0\].intra: expected an object or null"),
+        (document(inter={"samples": [], "latency_us": -1}), r"inter.latency_us: expected 0 or more, got -1"),
+        (
+            document(inter={"samples": [], "latency_us": 1, "bandwidth_gbit_s": 0}),
+            r"inter.bandwidth_gbit_s: expected a number above 0, got 0",
+        ),
+        (document(inter={"samples": [], "latency_us": 10**400}), r"inter.latency_us: .*got 10{59}\.\.\."),
+        (document(inter={"samples": [], "latency_us": "1"}), r'inter.latency_us: .*got "1"'),
+        (document(inter={"samples": [], "latency_us": float("nan")}), r"inter.latency_us: .*got NaN"),
+        (document(inter={"samples": [], "latency_us": 1, "bandwidth_gbit_s": float("inf")}), r"bandwidth.*Infinity"),
+        (document(inter={"samples": ["x" * 100]}), r'inter.samples\[0\]: expected an object, got "x{59}\.\.\.$'),
+        (document(inter={"samples": [{"num_bytes": 0}]}), r"inter.samples\[0\].num_bytes: expected a whole number"),
+    ],
+)
+def test_a_bad_file_is_named_with_the_place(
+    cache: Path, content: Any, complaint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.parent.mkdir()
+    cache.write_text(content if isinstance(content, str) else json.dumps(content), encoding="latin-1")
+    with pytest.raises(LinkFileError, match=complaint) as error:
+        load_links(cache)
+    assert str(error.value).startswith(str(cache))
+    with caplog.at_level(logging.WARNING, "isthmus"):
+        assert cached_links() is None
+        save_links(LINKS)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{error.value}: {end}" for end in ("ignored", "replaced")
+    ]
+    assert load_links() == LINKS
+
+
+def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LinkFileError, match=r"missing: No such file"):
+        load_links(tmp_path / "missing")
+    with pytest.raises(LinkFileError, match=r"Is a directory"):
+        load_links(tmp_path)
+    monkeypatch.setattr(link_cache, "MAX_FILE_BYTES", 100)
+    (tmp_path / "big").write_text(" " * 101)
+    with pytest.raises(LinkFileError, match=r"big: larger than"):
+        load_links(tmp_path / "big")
+
+
+def test_a_failed_write_leaves_the_old_file_alone(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_links(LINKS)
+
+    def fail(source: str, target: Path) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_links(replace(LINKS, date="later"))
+    assert load_links() == LINKS
+    assert [path.name for path in cache.parent.iterdir()] == ["links.json"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "end"), [(("a",), "on a"), (("a", "b", "c"), "on a, b, c"), (tuple("abcde"), "on a, b, c and 2 more")]
+)
+def test_describe(hosts: tuple[str, ...], end: str) -> None:
+    text = replace(LINKS, hosts=hosts).describe()
+    assert text.startswith("measured 2026-11-21T18:50:00+00:00 over gloo: 2 nodes x 4 ranks")
+    assert text.endswith(end)
