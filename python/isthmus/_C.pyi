@@ -58,6 +58,7 @@ class Backend(_TorchBackend):
         size: int,
         options: Options,
         node_of_rank: list[int],
+        node_map_source: str = ...,
         world: _TorchBackend,
         intra: _TorchBackend | None,
         inter: _TorchBackend | None,

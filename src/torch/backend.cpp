@@ -87,6 +87,7 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
       options_(parts.options),
       values_(parts.options->values),
       map_(parts.node_of_rank),
+      node_map_source_(std::move(parts.node_map_source)),
       coalesces_(parts.world->supportsCoalescing()),
       estimates_time_(parts.world->supportsTimeEstimation()),
       global_ranks_(ranks_or_all(parts.options->global_ranks_in_group, parts.size)),
@@ -164,6 +165,7 @@ BackendStats BackendIsthmus::stats() {
   std::lock_guard lock(mutex_);
   BackendStats stats;
   stats.node_map = map_.to_string();
+  stats.node_map_source = node_map_source_;
   isthmus::Options options = values_;
   options.gradients = gradients_;
   stats.options = options.to_string();

@@ -37,6 +37,7 @@ struct BackendParts {
   int size = 1;
   c10::intrusive_ptr<BackendOptions> options;  // with the group's timeout and global ranks
   std::vector<int> node_of_rank;
+  std::string node_map_source;  // where node_of_rank comes from, for people
   BackendPtr world;
   BackendPtr intra;
   BackendPtr inter;
@@ -46,6 +47,7 @@ struct BackendParts {
 // A snapshot for isthmus.stats().
 struct BackendStats {
   std::string node_map;
+  std::string node_map_source;
   std::string options;
   std::map<std::string, int64_t> calls;  // as they arrived from torch
   isthmus::Stats path;                   // of the two-tier path, with this class's own exact calls
@@ -238,6 +240,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   const c10::intrusive_ptr<BackendOptions> options_;  // torch and its users see these
   const isthmus::Options values_;                     // as they were when all ranks agreed on them
   const NodeMap map_;
+  const std::string node_map_source_;
   const bool coalesces_;  // the world backend does, and so on
   const bool estimates_time_;
   std::vector<int> global_ranks_;

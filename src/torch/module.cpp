@@ -141,12 +141,13 @@ py::dict to_dict(const BackendStats& stats) {
   for (int i = 0; i < kNumCollectives; ++i) {
     collectives[to_string(static_cast<Collective>(i))] = to_dict(stats.path.collectives[i]);
   }
-  return py::dict("node_map"_a = stats.node_map, "options"_a = stats.options, "calls"_a = stats.calls,
-                  "collectives"_a = collectives, "codec"_a = to_dict(stats.path.codec),
-                  "compressed_calls"_a = stats.path.compressed_calls, "exact_calls"_a = stats.path.exact_calls,
-                  "skipped_steps"_a = stats.path.skipped_steps, "skipped_elements"_a = stats.path.skipped_elements,
-                  "num_units"_a = stats.path.num_units, "residual_bytes"_a = stats.path.residual_bytes,
-                  "scratch_bytes"_a = stats.path.scratch_bytes, "notes"_a = stats.notes);
+  return py::dict("node_map"_a = stats.node_map, "node_map_source"_a = stats.node_map_source,
+                  "options"_a = stats.options, "calls"_a = stats.calls, "collectives"_a = collectives,
+                  "codec"_a = to_dict(stats.path.codec), "compressed_calls"_a = stats.path.compressed_calls,
+                  "exact_calls"_a = stats.path.exact_calls, "skipped_steps"_a = stats.path.skipped_steps,
+                  "skipped_elements"_a = stats.path.skipped_elements, "num_units"_a = stats.path.num_units,
+                  "residual_bytes"_a = stats.path.residual_bytes, "scratch_bytes"_a = stats.path.scratch_bytes,
+                  "notes"_a = stats.notes);
 }
 
 BackendStats stats_without_gil(BackendIsthmus& backend) {
@@ -156,10 +157,11 @@ BackendStats stats_without_gil(BackendIsthmus& backend) {
 
 c10::intrusive_ptr<BackendIsthmus> make_backend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                                 const OptionsPtr& options, std::vector<int> node_of_rank,
-                                                BackendPtr world, BackendPtr intra, BackendPtr inter, BackendPtr flat) {
-  return c10::make_intrusive<BackendIsthmus>(BackendParts{std::move(store), rank, size, copy_options(*options),
-                                                          std::move(node_of_rank), std::move(world), std::move(intra),
-                                                          std::move(inter), std::move(flat)});
+                                                std::string node_map_source, BackendPtr world, BackendPtr intra,
+                                                BackendPtr inter, BackendPtr flat) {
+  return c10::make_intrusive<BackendIsthmus>(
+      BackendParts{std::move(store), rank, size, copy_options(*options), std::move(node_of_rank),
+                   std::move(node_map_source), std::move(world), std::move(intra), std::move(inter), std::move(flat)});
 }
 
 void bind_backend(py::module_& module) {
@@ -167,7 +169,7 @@ void bind_backend(py::module_& module) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   BackendClass type(module, "Backend");
   type.def(py::init(&make_backend), unlocked, py::kw_only(), "store"_a, "rank"_a, "size"_a, "options"_a,
-           "node_of_rank"_a, "world"_a, "intra"_a, "inter"_a, "flat"_a)
+           "node_of_rank"_a, "node_map_source"_a = "", "world"_a, "intra"_a, "inter"_a, "flat"_a)
       .def_property_readonly("options",
                              [](BackendIsthmus& backend) {
                                return c10::static_intrusive_pointer_cast<BackendOptions>(backend.getBackendOptions());
