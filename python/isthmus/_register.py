@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from isthmus import _native
 from isthmus.topology import node_map
+from isthmus.topology.node_map import Nodes, Surroundings, name_ranks, ranks_by_value
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -42,9 +43,19 @@ def register() -> None:
 class Introduction:
     """What a rank tells the others before the group is made."""
 
-    identity: str = ""
+    surroundings: Surroundings = field(default_factory=Surroundings)
     options: dict[str, str] | None = None
     error: str = ""
+
+    def to_text(self) -> str:
+        """For the store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: bytes) -> Introduction:
+        """Undo `to_text`."""
+        values = json.loads(text)
+        return cls(**values | {"surroundings": Surroundings.from_json(values["surroundings"])})
 
 
 @dataclass(frozen=True)
@@ -120,9 +131,14 @@ def _create(group: Group, given_options: Any) -> _C.Backend:
     _set_up_process(options)
     options._timeout = group.timeout
     options.global_ranks_in_group = list(group.global_ranks)
-    nodes = node_map.node_labels([introduction.identity for introduction in introductions])
+    nodes = node_map.choose(
+        group.global_ranks,
+        [introduction.surroundings for introduction in introductions],
+        group.world_size,
+        _native.load().describe_nodes,
+    )
     _log_nodes(group, nodes)
-    return _assemble(group, options, nodes)
+    return _assemble(group, options, nodes.node_of_rank, nodes.origin)
 
 
 def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Introduction]:
@@ -137,53 +153,46 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
         fields = {name: str(getattr(options, name)) for name, *_ in native.option_fields() if name != "log"}
         global_rank = group.global_ranks[group.rank]
         if options.nodes:
-            identity = f"node {native.parse_nodes(options.nodes, group.world_size)[global_rank]}"
+            node = native.parse_nodes(options.nodes, group.world_size)[global_rank]
+            surroundings = Surroundings(option=f"node {node}")
         else:
-            identity = node_map.machine_identity()
+            surroundings = node_map.look_around(os.environ, group.world_size)
     except Exception as error:
         return None, Introduction(error=str(error))
-    return options, Introduction(identity=identity, options=fields)
+    return options, Introduction(surroundings=surroundings, options=fields)
 
 
 def _exchange(group: Group, own: Introduction) -> list[Introduction]:
     keys = [f"introduction/{rank}" for rank in range(group.size)]
-    group.store.set(keys[group.rank], json.dumps(asdict(own)))
+    group.store.set(keys[group.rank], own.to_text())
     try:
         group.store.wait(keys, group.timeout)
     except dist.DistStoreError:
         missing = [rank for rank, key in zip(group.global_ranks, keys, strict=True) if not group.store.check([key])]
         raise dist.DistStoreError(
-            f"isthmus: {_name(missing)} did not come to make the group within {group.timeout.total_seconds():g} s"
+            f"isthmus: {name_ranks(missing)} did not come to make the group within {group.timeout.total_seconds():g} s"
         ) from None
-    return [Introduction(**json.loads(group.store.get(key))) for key in keys]
-
-
-def _name(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return [Introduction.from_text(group.store.get(key)) for key in keys]
 
 
 def _complaint(group: Group, introductions: Sequence[Introduction]) -> str:
     """Return what keeps these ranks from making a group; the same text on every rank."""
-    errors = _by_value(group, [introduction.error for introduction in introductions])
+    errors = ranks_by_value(group.global_ranks, [introduction.error for introduction in introductions])
     if set(errors) != {""}:
         return "; ".join(
-            text if len(ranks) == group.size else f"{_name(ranks)}: {text}" for text, ranks in errors.items() if text
+            text if len(ranks) == group.size else f"{name_ranks(ranks)}: {text}"
+            for text, ranks in errors.items()
+            if text
         )
     differing = []
-    for field in introductions[0].options or {}:
-        values = _by_value(group, [(introduction.options or {}).get(field, "") for introduction in introductions])
+    for name in introductions[0].options or {}:
+        values = ranks_by_value(
+            group.global_ranks, [(introduction.options or {}).get(name, "") for introduction in introductions]
+        )
         if len(values) > 1:
-            texts = [f"{value!r} on {_name(ranks)}" for value, ranks in values.items()]
-            differing.append(f"{field} is {', '.join(texts)}")
+            texts = [f"{value!r} on {name_ranks(ranks)}" for value, ranks in values.items()]
+            differing.append(f"{name} is {', '.join(texts)}")
     return f"ranks have different options: {'; '.join(differing)}" if differing else ""
-
-
-def _by_value(group: Group, values: Sequence[str]) -> dict[str, list[int]]:
-    """Return the global ranks that have each value."""
-    ranks: dict[str, list[int]] = {}
-    for rank, value in zip(group.global_ranks, values, strict=True):
-        ranks.setdefault(value, []).append(rank)
-    return ranks
 
 
 def _error_type(introductions: Sequence[Introduction]) -> type[Exception]:
@@ -206,7 +215,7 @@ def _leave_together(group: Group) -> None:
         time.sleep(0.5)  # the likely host: the answers to the others are on their way
 
 
-def _assemble(group: Group, options: _C.Options, nodes: list[int]) -> _C.Backend:
+def _assemble(group: Group, options: _C.Options, nodes: list[int], origin: str) -> _C.Backend:
     own = nodes[group.rank]
     node_ranks = [rank for rank in range(group.size) if nodes[rank] == own]
     local_index = node_ranks.index(group.rank)
@@ -227,6 +236,7 @@ def _assemble(group: Group, options: _C.Options, nodes: list[int]) -> _C.Backend
         size=group.size,
         options=options,
         node_of_rank=nodes,
+        node_map_source=origin,
         world=world,
         intra=intra,
         inter=inter,
@@ -240,17 +250,18 @@ def _gloo(group: Group, name: str, ranks: list[int]) -> Any:
     return ProcessGroupGloo(PrefixStore(name, group.store), ranks.index(group.rank), len(ranks), timeout=group.timeout)
 
 
-def _log_nodes(group: Group, nodes: list[int]) -> None:
+def _log_nodes(group: Group, nodes: Nodes) -> None:
+    """Say how the ranks are placed, and how that is known."""
     if group.rank != 0:
         return
-    text = _native.load().describe_nodes(nodes)
-    sizes = {nodes.count(node) for node in set(nodes)}
-    if len(sizes) == 1 and len(set(nodes)) > 1:
-        logger.info("group of %d ranks: %s", group.size, text)
-    else:
-        # A subgroup inside a node is nothing to worry about.
-        level = logging.WARNING if group.size == group.world_size else logging.INFO
-        logger.log(level, "group of %d ranks: %s: everything goes to Gloo, uncompressed", group.size, text)
+    text = f"{_native.load().describe_nodes(nodes.node_of_rank)}, by {nodes.origin}"
+    sizes = {nodes.node_of_rank.count(node) for node in nodes.node_of_rank}
+    two_tier = len(sizes) == 1 and len(set(nodes.node_of_rank)) > 1
+    if not two_tier:
+        text += ": everything goes to Gloo, uncompressed"
+    # A subgroup inside a node is nothing to worry about, and a doubt was told when the whole world's group was made.
+    worth_a_look = group.size == group.world_size and (nodes.doubt or not two_tier)
+    logger.log(logging.WARNING if worth_a_look else logging.INFO, "group of %d ranks: %s", group.size, text)
 
 
 _ready_in_process = 0
