@@ -61,17 +61,17 @@ def _nics(matrix: SmiMatrix, gpus: tuple[Gpu, ...]) -> dict[str, Nic]:
 
 def _affinity(matrix: SmiMatrix, gpu: str, notes: Notes) -> tuple[str | None, int | None]:
     """Processors and NUMA node, from the columns behind the distances."""
-    words = list(matrix.behind[gpu])
-    if not matrix.affinities or not words or not _CPUS.fullmatch(words[0]):
-        return None, None
-    cpus = words.pop(0)
-    if "NUMA AFFINITY" not in matrix.affinities:
-        return cpus, None
-    line = matrix.lines[gpu]
-    if matrix.run_together and len(words) < len(matrix.affinities) - 1:
-        notes.add("CPU and NUMA affinity run together: the last digit is taken for the NUMA node", line)
-        return cpus[:-1].rstrip(",-") or None, int(cpus[-1])
-    if not words or words[0] == "N/A":
+    words, line = list(matrix.behind[gpu]), matrix.lines[gpu]
+    num_missing = len(matrix.affinities) - len(words)
+    cpus = None
+    if "CPU" in matrix.affinities and words and _CPUS.fullmatch(words[0]):
+        if matrix.run_together and num_missing > 0 and "NUMA" in matrix.affinities:
+            notes.add("CPU and NUMA affinity run together: the last digit is taken for the NUMA node", line)
+            return words[0][:-1].rstrip(",-") or None, int(words[0][-1])
+        # Some systems tell no processors: of fewer words than columns the first, if a plain number, is a NUMA node.
+        if num_missing <= 0 or not words[0].isdigit():
+            cpus = words.pop(0)
+    if "NUMA" not in matrix.affinities or not words or words[0] == "N/A":
         return cpus, None
     if not re.fullmatch(r"\d{1,5}", words[0], re.ASCII):
         notes.add("a GPU is next to several NUMA nodes: it is taken to be in none", line)

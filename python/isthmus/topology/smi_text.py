@@ -21,7 +21,7 @@ _MOST_MATRICES = 16
 _ESCAPE_CODE = re.compile(r"(?:\x1b|\u241b|\\033|\\x1b|\\e|\^\[)?\[[0-9;]{0,16}m|\x1b\[[0-9;?]{0,16}[A-Za-z]")
 _MARKS_BEFORE = re.compile(r"^[\s*#>/]+")
 _COLUMN = re.compile(
-    r"\s*(?:(?P<affinity>CPU\s+Affinity|NUMA\s+Affinity|GPU\s+NUMA\s+ID)"
+    r"\s*(?:(?P<affinity>CPU\s+Affinity|NUMA\s+Affinity|GPU\s+NUMA\s+ID|NUMA(?!\w))"
     r"|(?P<numbered>GPU|NIC)(?P<number>\d{1,4})"
     r"|(?P<named>mlx\d_(?:bond_?)?\d{1,4}|[A-Za-z][\w.:-]{0,62}))",
     re.IGNORECASE | re.ASCII,
@@ -35,8 +35,9 @@ class SmiMatrix:
     """A whole matrix: symmetric, X on the diagonal only.
 
     devices: names of columns; GPUs and numbered NICs as "GPU0" and "NIC0". cells: a row for each of them, in the order
-    of `devices`. affinities: names of further columns, in capitals; behind: what stands there, by device.
-    run_together: the names of those columns were, and so may be what stands below them. legend: names of numbered NICs.
+    of `devices`. affinities: the first word of the names of further columns ("CPU", "NUMA", "GPU"); behind: what stands
+    there, by device. run_together: the names of those columns were, and so may be what stands below them. legend: names
+    of numbered NICs.
     """
 
     devices: tuple[str, ...]
@@ -157,7 +158,7 @@ class _Reader:
             if not match:
                 raise TopologyError(f"'{line[place:].strip()[:40]}' is no name of a column", line=self._header_line)
             if match["affinity"]:
-                self._affinities.append(" ".join(match["affinity"].upper().split()))
+                self._affinities.append(match["affinity"].split()[0].upper())
             else:
                 self._devices.append(_name(match))
             place = match.end()
