@@ -6,9 +6,11 @@ from types import FrameType
 import typer
 
 from isthmus._commands.bench import bench
+from isthmus._commands.plan import plan
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Isthmus: FSDP over slow links between nodes.")
 app.add_typer(bench, name="bench")
+app.command()(plan)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

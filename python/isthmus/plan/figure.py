@@ -1,0 +1,95 @@
+"""Draws the time of a step over the speed of the link between nodes."""
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from isthmus.plan.report import backend_name
+from isthmus.plan.scan import FASTEST_GBIT_S, SLOWEST_GBIT_S, Comparison, link_speeds
+from isthmus.plan.step import Setting
+
+# A colour for each way to communicate; the layout is told by the line.
+_COLOURS = {"none": "#2f7fd1", "flat-tagc": "#e8a33d", "tagc": "#d1495b"}
+_PLAIN = "#555555"
+_LINES = {"ddp": ":", "zero1": "-.", "hsdp": "--", "fsdp": "-"}
+_TICKS_GBIT_S = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
+_FORMATS = (".png", ".svg", ".pdf")
+
+
+def check_format(path: Path) -> None:
+    """Raise ValueError unless a figure can be written in the format that the name asks for."""
+    if path.suffix.lower() not in _FORMATS:
+        raise ValueError(f"plot '{path}': expected a name that ends in {', '.join(_FORMATS)}")
+
+
+def draw_comparison(comparison: Comparison, setting: Setting, path: Path) -> None:
+    """Write the figure: every strategy, the given link, and where the preferred strategy changes."""
+    figure, axes = pyplot.subplots(figsize=(10, 6.5), layout="constrained")
+    speeds = link_speeds()
+    for plan in comparison.plans:
+        layout, colour = _style(plan.strategy.name)
+        label = plan.strategy.name + ("" if comparison.fits(plan) else " (does not fit)")
+        step_s = [comparison.time(plan, speed).step_s for speed in speeds]
+        width = 1.8 if comparison.fits(plan) else 0.8
+        axes.plot(speeds, step_s, color=colour, linestyle=_LINES[layout], linewidth=width, label=label)
+    axes.set(xscale="log", yscale="log", xlim=(SLOWEST_GBIT_S, FASTEST_GBIT_S))
+    _mark(axes, comparison)
+    _label(axes, setting, comparison)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def _style(name: str) -> tuple[str, str]:
+    """The layout that a strategy belongs to, and its colour."""
+    layout, _, way = name.partition("-") if name.startswith(("hsdp", "ddp")) else ("fsdp", "", name)
+    if name == "zero1":
+        return "zero1", _PLAIN
+    return layout, _COLOURS.get(way, _PLAIN)
+
+
+def _mark(axes: Axes, comparison: Comparison) -> None:
+    """Crossovers along the lower edge, and the given link."""
+    compute_s = comparison.compute.seconds
+    axes.axhline(compute_s, color="#999999", linewidth=0.8)
+    axes.text(SLOWEST_GBIT_S, compute_s, " compute alone", va="bottom", color="#777777", fontsize=8)
+    given = comparison.links.inter_gbit_s
+    if SLOWEST_GBIT_S <= given <= FASTEST_GBIT_S:
+        axes.axvline(given, color="#bbbbbb", linewidth=0.8, linestyle="--")
+        axes.text(given, 0.99, f" {given:g} Gbit/s", transform=axes.get_xaxis_transform(), va="top", color="#777777")
+    for index, crossover in enumerate(comparison.crossovers):
+        preferred = next(plan for plan in comparison.plans if plan.strategy.name == crossover.above)
+        step_s = comparison.time(preferred, crossover.inter_gbit_s).step_s
+        axes.plot([crossover.inter_gbit_s], [step_s], marker="o", color="black", markersize=6, zorder=5)
+        axes.annotate(
+            f"{crossover.inter_gbit_s:.3g} Gbit/s:\n{crossover.below} to {crossover.above}",
+            (crossover.inter_gbit_s, step_s),
+            xytext=(-12, 24 + 30 * index),
+            textcoords="offset points",
+            ha="right",
+            fontsize=8,
+            arrowprops={"arrowstyle": "-", "color": "#555555", "linewidth": 0.6},
+        )
+
+
+def _label(axes: Axes, setting: Setting, comparison: Comparison) -> None:
+    axes.set_xticks(_TICKS_GBIT_S)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    model, cluster = setting.model, setting.cluster
+    axes.set_title(
+        f"{model.name}, {model.num_parameters / 1e9:.3g} B parameters, {cluster.nodes} nodes x "
+        f"{cluster.ranks_per_node} ranks, {comparison.links.intra_gbit_s:g} Gbit/s within a node\n"
+        f"plain: {backend_name(setting)}; a model, not a measurement",
+        fontsize=10,
+    )
+    axes.set_xlabel("Gbit/s that a node sends to others")
+    axes.set_ylabel("seconds a step, overlapped")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize=9)
