@@ -11,7 +11,7 @@ MOST_GT_S = 128.0
 MOST_LANES = 32
 #: What sysfs says of a link that is down, beside 0.
 _UNKNOWN_LANES = (0, 63, 255)
-_BUS_ID = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-7]))?", re.IGNORECASE)
+_BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.IGNORECASE)
 _GT_S = re.compile(r"([+-]?\d{1,9}(?:\.\d{0,9})?)\s*(?:GT/s)?(?:\s*PCIe)?", re.IGNORECASE)
 _NVIDIA, _AMD, _AMAZON = 0x10DE, 0x1002, 0x1D0F
 #: By PCI device id, from the public list of PCI ids.
