@@ -196,10 +196,15 @@ class Machine:
         """How far two devices are apart: "X" (itself), "NV12", "PIX", "PXB", "PHB", "NODE" or "SYS"."""
         return self.link(a, b).kind
 
+    @property
+    def devices(self) -> tuple[Gpu | Nic, ...]:
+        """All GPUs, then all NICs: the rows and columns of the matrix."""
+        return (*self.gpus, *self.nics)
+
     @cached_property
     def device_ids(self) -> tuple[str, ...]:
-        """All GPUs, then all NICs: the rows and columns of the matrix."""
-        return (*(gpu.id for gpu in self.gpus), *(nic.id for nic in self.nics))
+        """The ids of `devices`."""
+        return tuple(device.id for device in self.devices)
 
     def to_json(self) -> dict[str, Any]:
         """The machine in values that `json.dump` takes; `from_json` gives an equal machine."""

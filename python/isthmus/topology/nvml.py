@@ -10,6 +10,7 @@ import ctypes
 import re
 import uuid
 from dataclasses import dataclass
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -69,9 +70,7 @@ def read_nvml(library: ModuleType | None = None) -> NvmlFacts:
 
 
 def _pynvml() -> ModuleType:
-    import pynvml
-
-    return pynvml
+    return import_module("pynvml")
 
 
 def _read_all(nvml: Any) -> NvmlFacts:

@@ -88,7 +88,7 @@ def find_rails(machine: Machine, ranks_per_node: int | None = None) -> Rails:
         return Rails((), notes=(f"{machine.name} has no NIC: nothing is known of the way to other nodes",))
     gpus: list[Gpu] | list[None] = list(machine.gpus[:num_ranks]) or [None] * num_ranks
     counted = [nics[_by_order(rank, num_ranks, len(nics))] for rank in range(num_ranks)]
-    nearest = _spread(machine, machine.gpus[:num_ranks], nics) if machine.gpus else counted
+    nearest = _spread(machine, machine.gpus[:num_ranks], nics, counted) if machine.gpus else counted
     rails = tuple(
         Rail(
             rank,
@@ -115,8 +115,8 @@ def _by_order(rank: int, num_ranks: int, num_nics: int) -> int:
     return rank if num_nics >= num_ranks else rank * num_nics // num_ranks
 
 
-def _spread(machine: Machine, gpus: Sequence[Gpu], nics: Sequence[Nic]) -> list[Nic]:
-    """Give each GPU one of its nearest NICs, so that as few as possible share one.
+def _spread(machine: Machine, gpus: Sequence[Gpu], nics: Sequence[Nic], counted: Sequence[Nic]) -> list[Nic]:
+    """Give each GPU one of its nearest NICs, so that as few as possible share one: by order, where that is as good.
 
     Who has the fewest choices chooses first: on a tree sets of nearest NICs are nested or disjoint, and then no other
     order shares less.
@@ -128,7 +128,15 @@ def _spread(machine: Machine, gpus: Sequence[Gpu], nics: Sequence[Nic]) -> list[
         nic = _roomiest(choices[gpu.index], load)
         chosen[gpu.index] = nic
         load[nic] += 1
-    return [chosen[gpu.index] for gpu in gpus]
+    spread = [chosen[gpu.index] for gpu in gpus]
+    all_near = all(nic in choices[gpu.index] for gpu, nic in zip(gpus, counted, strict=True))
+    return list(counted) if all_near and _least_share(counted) >= _least_share(spread) else spread
+
+
+def _least_share(chosen: Sequence[Nic]) -> float:
+    """Return what the NIC with least for each of its ranks gives them; speeds count as equal if one is unknown."""
+    known = all(nic.speed_gbit_s is not None for nic in chosen)
+    return min((nic.speed_gbit_s or 0 if known else 1) / sharing for nic, sharing in Counter(chosen).items())
 
 
 def _nearest(machine: Machine, gpu: Gpu, nics: Sequence[Nic]) -> list[Nic]:
@@ -166,8 +174,10 @@ def _notes(machine: Machine, rails: Sequence[Rail], nics: Sequence[Nic]) -> tupl
 def _detour(rail: Rail) -> str:
     near, counted = rail.nearest, rail.by_order
     cost = ""
-    if near.speed_gbit_s is not None and counted.speed_gbit_s is not None:
+    if near.speed_gbit_s is not None and counted.speed_gbit_s is not None and counted.speed_gbit_s < near.speed_gbit_s:
         cost = f", at most {counted.speed_gbit_s:.4g} instead of {near.speed_gbit_s:.4g} Gbit/s"
+    elif counted.distance == "SYS":
+        cost = ", at the speed of what joins NUMA nodes"
     return (
         f"local order and NIC order disagree: {rail.gpu} is nearest to {near.nic} ({near.distance}), "
         f"by order it would get {counted.nic} ({counted.distance}{cost})"

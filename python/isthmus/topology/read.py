@@ -11,6 +11,9 @@ from isthmus.topology.machine import Machine, TopologyError
 #: The largest recorded machines (hundreds of processors, with all their caches, as hwloc XML) have 2 MB.
 MOST_FILE_BYTES = 16 * 2**20
 
+#: What `isthmus topo --json` adds to a machine, and works out anew from it.
+_DERIVED = ("rails", "node_map")
+
 FORMATS = "hwloc XML, NCCL topology XML, `nvidia-smi topo -m` text, or the JSON that `isthmus topo --json` writes"
 
 
@@ -89,4 +92,6 @@ def _parse_json(text: str) -> Machine:
         raise TopologyError(f"is no JSON: {error.msg}", line=error.lineno) from None
     except (RecursionError, ValueError) as error:  # absurd nesting; a number of thousands of digits
         raise TopologyError(f"is no JSON of a machine: {type(error).__name__}") from None
+    if isinstance(values, dict):
+        values = {name: value for name, value in values.items() if name not in _DERIVED}
     return Machine.from_json(values)
