@@ -313,7 +313,7 @@ def _matrix(element: etree._Element) -> tuple[list[int], list[list[int]]]:
     speeds = [value for value in values if value is not None and value >= 0]
     if len(set(numbers)) != size or len(speeds) != size * size:
         raise TopologyError("NVLinkBandwidth holds an object twice, or something that is no number", line=line)
-    return numbers, [speeds[start : start + size] for start in range(0, size * size, size)]
+    return numbers, [speeds[row * size : (row + 1) * size] for row in range(size)]
 
 
 def _words(element: etree._Element, name: str) -> list[str]:
