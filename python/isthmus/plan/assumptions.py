@@ -9,7 +9,7 @@ from isthmus.plan.ranges import check_range
 SLOWEST_LINK = 1e-4
 FASTEST_LINK = 1e6
 _SPEED = re.compile(r"(\d+(?:\.\d+)?(?:[eE]-?\d{1,2})?)\s*(kbit|mbit|gbit|tbit)?", re.IGNORECASE)
-_GBIT = {"kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0, "tbit": 1e3}
+_IN_A_GBIT = {"kbit": 1e6, "mbit": 1e3, "gbit": 1.0, "tbit": 1e-3}
 #: Floating-point operations for each parameter and token: 2 forward, 4 backward.
 _FLOPS_PER_PARAMETER = 6
 FORWARD_SHARE = 1 / 3
@@ -18,7 +18,7 @@ FORWARD_SHARE = 1 / 3
 def parse_speed_gbit_s(text: str, what: str) -> float:
     """The Gbit/s that "25gbit", "200mbit" or "25" names. ValueError: what, the text, and the accepted form."""
     match = _SPEED.fullmatch(text.strip())
-    speed = float(match[1]) * _GBIT[(match[2] or "gbit").lower()] if match else 0.0
+    speed = float(match[1]) / _IN_A_GBIT[(match[2] or "gbit").lower()] if match else 0.0
     if not SLOWEST_LINK <= speed <= FASTEST_LINK:
         raise ValueError(f"{what} '{text}': expected a number and kbit, mbit, gbit or tbit, from 100kbit to 1000tbit")
     return speed

@@ -19,6 +19,9 @@ _COLOURS = {"none": "#2f7fd1", "flat-tagc": "#e8a33d", "tagc": "#d1495b"}
 _PLAIN = "#555555"
 _LINES = {"ddp": ":", "zero1": "-.", "hsdp": "--", "fsdp": "-"}
 _TICKS_GBIT_S = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
+#: Share of the figure's height, below the curves.
+_ROOM_FOR_LABELS = 0.3
+_NEAR_THE_EDGE = 300.0
 _FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -54,14 +57,17 @@ def _style(name: str) -> tuple[str, str]:
 
 
 def _mark(axes: Axes, comparison: Comparison) -> None:
-    """Crossovers along the lower edge, and the given link."""
+    """Compute alone, the given link, and crossovers with their labels below the curves."""
     compute_s = comparison.compute.seconds
-    axes.axhline(compute_s, color="#999999", linewidth=0.8)
-    axes.text(SLOWEST_GBIT_S, compute_s, " compute alone", va="bottom", color="#777777", fontsize=8)
+    if compute_s > 0:
+        axes.axhline(compute_s, color="#999999", linewidth=0.8)
+        axes.text(SLOWEST_GBIT_S, compute_s, " compute alone", va="bottom", color="#777777", fontsize=8)
     given = comparison.links.inter_gbit_s
     if SLOWEST_GBIT_S <= given <= FASTEST_GBIT_S:
         axes.axvline(given, color="#bbbbbb", linewidth=0.8, linestyle="--")
         axes.text(given, 0.99, f" {given:g} Gbit/s", transform=axes.get_xaxis_transform(), va="top", color="#777777")
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(bottom * (bottom / top) ** _ROOM_FOR_LABELS, top)
     for index, crossover in enumerate(comparison.crossovers):
         preferred = next(plan for plan in comparison.plans if plan.strategy.name == crossover.above)
         step_s = comparison.time(preferred, crossover.inter_gbit_s).step_s
@@ -69,9 +75,9 @@ def _mark(axes: Axes, comparison: Comparison) -> None:
         axes.annotate(
             f"{crossover.inter_gbit_s:.3g} Gbit/s:\n{crossover.below} to {crossover.above}",
             (crossover.inter_gbit_s, step_s),
-            xytext=(-12, 24 + 30 * index),
+            xytext=(0, -40 - 28 * (index % 3)),
             textcoords="offset points",
-            ha="right",
+            ha="right" if crossover.inter_gbit_s > _NEAR_THE_EDGE else "center",
             fontsize=8,
             arrowprops={"arrowstyle": "-", "color": "#555555", "linewidth": 0.6},
         )

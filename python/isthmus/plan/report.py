@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from isthmus.plan.placement import Phase, Placement
-from isthmus.plan.scan import Comparison, link_speeds
+from isthmus.plan.scan import EQUAL_SHARE, Comparison, link_speeds
 from isthmus.plan.step import Setting, StepPlan, StepTime
 from isthmus.plan.strategies import Strategy
 
@@ -113,9 +113,10 @@ def _against_plain(comparison: Comparison, winner: StepPlan, where: str) -> str:
         if isthmus is None:
             return f"At {where} {name} is best: {_seconds(step_s)} a step."
         other_s = comparison.time(isthmus).step_s
+        doubt = f", less than {EQUAL_SHARE:.0%} apart, which no such model can tell" if other_s < step_s else ""
         return (
             f"At {where} Isthmus does not pay: {name} takes {_seconds(step_s)} a step, "
-            f"{isthmus.strategy.name} {_seconds(other_s)}."
+            f"{isthmus.strategy.name} {_seconds(other_s)}{doubt}."
         )
     plain = _best(comparison, "plain")
     if plain is None:

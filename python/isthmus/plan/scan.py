@@ -12,7 +12,8 @@ from isthmus.plan.strategies import Strategy
 SLOWEST_GBIT_S = 1.0
 FASTEST_GBIT_S = 800.0
 _NUM_SPEEDS = 117
-#: Steps that differ less are equal, as the model is no better: then what asks for less is to be preferred: no codec, no Isthmus, less memory.
+#: Steps that differ less are equal; the model is no better. Then what asks for less is to be preferred: no codec, no
+#: Isthmus, less memory.
 EQUAL_SHARE = 0.05
 _CROSSOVER_SHARE = 1e-3
 _CODEC_FACTORS = (1e-4, 1e4)
