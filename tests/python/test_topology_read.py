@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,14 @@ def test_any_bytes_are_a_machine_or_an_error(data: bytes) -> None:
     for start in (b"", b"<", b"{", b"GPU0\n"):
         with contextlib.suppress(TopologyError):
             parse_machine(start + data, "test")
+
+
+def test_the_documented_limits_are_those_of_the_code() -> None:
+    document = (goldens.HERE.parents[1] / "docs" / "topology.md").read_text()
+    rows = re.findall(r"^\|[^|]+\|([^|]+)\|((?: `\w+\.MOST_\w+`,?)+) \|$", document, re.MULTILINE)
+    assert len(rows) == 7
+    for values, names in rows:
+        unit = 2**20 if "MiB" in values else 1
+        numbers = {int(number.replace(",", "")) * unit for number in re.findall(r"\d[\d,]*\b", values)}
+        limits = re.findall(r"`(\w+)\.(MOST_\w+)`", names)
+        assert numbers == {getattr(import_module(f"isthmus.topology.{module}"), name) for module, name in limits}
