@@ -88,6 +88,7 @@ def changed(path: list[Any], value: Any) -> dict[str, Any]:
     ("path", "value", "what"),
     [
         (["name"], 3, "machine.name is 3: expected text"),
+        (["name"], "a\x1b[31m", r"machine.name is 'a.x1b\[31m': expected text of printable characters"),
         (["gpus"], {}, "machine.gpus is {}: expected a list"),
         (["gpus", 0], "GPU0", r"machine.gpus\[0\] is 'GPU0': expected an object"),
         (["gpus", 0, "index"], -1, r"gpus\[0\].index is -1: expected an integer from 0"),

@@ -101,7 +101,7 @@ def test_gpus_that_disagree_about_their_links() -> None:
         )
     )
     assert machine.distance("GPU0", "GPU1") == "NV2"
-    assert noted(machine, "name 4 and 2 NVLinks: the fewer are taken (line 3)")
+    assert noted(machine, "two GPUs name different numbers of NVLinks between them: the fewer are taken (line 3)")
     machine = parse(in_cpu(gpu("0000:01:00.0", 0, 'target="0000:02:00.0" count="4"') + gpu("0000:02:00.0", 1)))
     assert machine.distance("GPU0", "GPU1") == "NV4"
     assert noted(machine, "only one of")
@@ -111,7 +111,14 @@ def test_links_to_something_unknown_are_taken_for_links_to_a_switch() -> None:
     target = 'target="0000:99:00.0" count="6"'
     machine = parse(in_cpu(gpu("0000:01:00.0", 0, target) + gpu("0000:02:00.0", 1, target)))
     assert machine.distance("GPU0", "GPU1") == "NV6"
-    assert noted(machine, "which the file does not describe: taken for a switch")
+    assert noted(machine, "are taken to lead to switches (lines 3, 3)")
+
+
+def test_links_to_a_gpu_that_the_job_did_not_see() -> None:
+    target = 'target="0000:99:00.0" count="2" tclass="0x030200"'
+    machine = parse(in_cpu(gpu("0000:01:00.0", 0, target) + gpu("0000:02:00.0", 1, target)))
+    assert machine.distance("GPU0", "GPU1") == "PHB"
+    assert noted(machine, "NVLinks to GPUs that the file does not describe are left out")
 
 
 def test_links_to_the_processor() -> None:
@@ -377,3 +384,15 @@ def test_a_tree_that_is_written_reads_back(nodes: list[Any]) -> None:
     for a, b in itertools.combinations(devices, 2):
         assert machine.distance(a, b) == expected(ways[a.bus_id or ""], ways[b.bus_id or ""])
     assert Machine.from_json(machine.to_json()) == machine
+
+
+def test_what_would_write_to_a_terminal_is_not_kept() -> None:
+    net = '<pci busid="0000:01:00.0" class="0x0207"><nic><net name="mlx5&#9;&#133;_0" speed="1000"/></nic></pci>'
+    assert parse(in_cpu(net)).nics[0].name == "mlx5??_0"
+
+
+def test_notes_have_an_end() -> None:
+    unknown = "".join(f"<x{n}/>" for n in range(1000))
+    machine = parse(in_cpu(GPU.format(n=1) + unknown))
+    assert len(machine.notes) == 51
+    assert machine.notes[-1].startswith("and 9")

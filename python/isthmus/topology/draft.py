@@ -19,6 +19,7 @@ from isthmus.topology.machine import (
 from isthmus.topology.machine_json import MOST_PCIE_LEVELS
 
 _MOST_LINES_NAMED = 3
+_MOST_NOTES = 50
 
 
 class Notes:
@@ -35,7 +36,9 @@ class Notes:
 
     def all(self) -> tuple[str, ...]:
         """For `Machine.notes`."""
-        return tuple(sentence + _places(lines) for sentence, lines in self._lines.items())
+        notes = [sentence + _places(lines) for sentence, lines in self._lines.items()]
+        more = [f"and {len(notes) - _MOST_NOTES} further assumptions"] if len(notes) > _MOST_NOTES else []
+        return tuple(notes[:_MOST_NOTES] + more)
 
 
 def _places(lines: list[int]) -> str:

@@ -258,11 +258,11 @@ def _nics(
 
 
 def _infos(element: etree._Element) -> Mapping[str, str]:
-    return {info.get("name", ""): info.get("value", "") for info in element.iterchildren("info")}
+    return {info.get("name", ""): text_of(info, "value") or "" for info in element.iterchildren("info")}
 
 
 def _info(element: etree._Element, name: str) -> str | None:
-    return _infos(element).get(name, "").strip() or None
+    return _infos(element).get(name) or None
 
 
 def _os_index(element: etree._Element) -> int:

@@ -226,3 +226,8 @@ def farness(kind: str) -> int:
     if general not in _KINDS or kind == "NV#":
         raise TopologyError(f"'{kind}' is no distance: expected {', '.join(_KINDS)}")
     return _KINDS.index(general)
+
+
+def printable(text: str) -> str:
+    """With a question mark for whatever would do something to a terminal."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)

@@ -84,8 +84,8 @@ def _integer(value: Any, where: str) -> int:
 
 
 def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise TopologyError(f"{where} is {_shown(value)}: expected text")
+    if not isinstance(value, str) or not value.isprintable():
+        raise TopologyError(f"{where} is {_shown(value)}: expected text of printable characters")
     return value
 
 

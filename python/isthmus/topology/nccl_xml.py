@@ -6,6 +6,8 @@ A <pci> bridge stands for a whole switch, and a <cpu> for a NUMA node with all i
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from lxml import etree
 
 from isthmus.topology import pcie
@@ -28,7 +30,7 @@ from isthmus.topology.xml_text import cpus_of_mask, integer_of, line_of, text_of
 MOST_NVLINKS = 72
 #: 1: NCCL, 2: RCCL.
 _VERSIONS = (1, 2)
-_NVSWITCH_CLASS, _POWER_CPU_CLASS = "0x068000", "0x068001"
+_NVSWITCH_CLASS, _POWER_CPU_CLASS, _GPU_CLASSES = "0x068000", "0x068001", "0x03"
 #: NVML says this of a switch that a virtual machine cannot see.
 _HIDDEN = "ffffffff:ffff:ff"
 _MOST_INDEX = 2**31 - 1
@@ -49,7 +51,9 @@ class _Reader:
         self._named: list[tuple[str, int | None]] = []
         self._numa_cpus: dict[int, str | None] = {}
         self._numa_models: dict[int, str | None] = {}
+        #: What NVLinks lead to, by the class that the file gives: NVSwitches and GPUs.
         self._switches: set[str] = set()
+        self._peers: set[str] = set()
         self._check_version(root)
         for cpu in self._cpus_of_one_host(root):
             self._read_cpu(cpu)
@@ -61,7 +65,7 @@ class _Reader:
             raise TopologyError("names neither a GPU nor a NIC")
         drafts = [gpu for root in self._roots for place in root.walk() for gpu in place.gpus]
         tree = tuple(place for root in self._roots if (place := root.finish()))
-        nvlinks = _join(drafts, self._switches, self._notes)
+        nvlinks = self._join(drafts)
         self._note_what_is_missing(drafts, len(tree))
         numa_nodes = tuple(NumaNode(index, index, cpus) for index, cpus in sorted(self._numa_cpus.items()))
         return Machine(
@@ -76,6 +80,32 @@ class _Reader:
             num_nvswitches=None if _HIDDEN in self._switches or not nvlinks else len(self._switches),
             notes=self._notes.all(),
         )
+
+    def _join(self, gpus: list[DraftGpu]) -> dict[tuple[int, int], NvLinks]:
+        """NVLinks between each two GPUs: those that name each other, and all that have links to switches.
+
+        Switches are taken for one fabric: two GPUs are joined by as many links as the one with fewer has to switches.
+        """
+        self._name_strangers(gpus)
+        to_switches = {gpu: sum(n for target, n in gpu.nvlinks_to.items() if target in self._switches) for gpu in gpus}
+        joined = {}
+        for a, b in combinations(sorted(gpus, key=lambda gpu: gpu.index), 2):
+            if count := _direct(a, b, self._notes) or min(to_switches[a], to_switches[b]):
+                joined[a.index, b.index] = NvLinks(count, _speed(a, b, count))
+        return joined
+
+    def _name_strangers(self, gpus: list[DraftGpu]) -> None:
+        """What NVLinks lead to and the file does not describe: GPUs that the job did not see; else switches."""
+        described = {gpu.bus_id for gpu in gpus} | self._switches
+        for gpu in gpus:
+            strangers = set(gpu.nvlinks_to) - described
+            if strangers & self._peers:
+                self._notes.add("NVLinks to GPUs that the file does not describe are left out", gpu.line)
+            if unclassed := strangers - self._peers:
+                self._notes.add(
+                    "NVLinks to something that the file does not describe are taken to lead to switches", gpu.line
+                )
+                self._switches |= unclassed
 
     def _note_what_is_missing(self, gpus: list[DraftGpu], num_trees: int) -> None:
         if len(self._numa_cpus) > 1:
@@ -97,7 +127,9 @@ class _Reader:
         cpus = root.findall("cpu")
         hosts = list(dict.fromkeys(text_of(cpu, "host_hash") for cpu in cpus))
         if len(hosts) > 1:
-            self._notes.add(f"the file describes {len(hosts)} hosts: the first, host_hash {hosts[0]}, is read")
+            self._notes.add(
+                f"the file describes {len(hosts)} hosts: the first, host_hash {(hosts[0] or 'none')[:40]}, is read"
+            )
         return [cpu for cpu in cpus if text_of(cpu, "host_hash") == hosts[0]]
 
     def _read_cpu(self, cpu: etree._Element) -> None:
@@ -123,7 +155,7 @@ class _Reader:
                 adapter = DraftPlace(PcieKind.NIC, nics=self._nets(child, None, None, None))
                 place.children.append(adapter)
             elif not (element.tag == "pci" and child.tag in ("gpu", "nic", "pcilink")):
-                self._notes.add(f"<{child.tag}> in <{element.tag}> is unknown and left out", line_of(child))
+                self._notes.add(f"<{child.tag[:40]}> in <{element.tag[:40]}> is unknown and left out", line_of(child))
 
     def _read_pci(self, pci: etree._Element, parent: DraftPlace, depth: int) -> None:
         text = text_of(pci, "busid")
@@ -133,21 +165,13 @@ class _Reader:
         class_code = _class_code(pci)
         place = DraftPlace(PcieKind.SWITCH, bus_id, self._link_speed(pci))
         vendor = integer_of(pci, "vendor", 0, 0xFFFF)
-        gpus, adapter = pci.findall("gpu"), pci.find("nic")
         self._named.append((bus_id, line_of(pci)))
-        if gpus or (class_code is not None and pcie.is_gpu(class_code, vendor)):
+        if pci.find("gpu") is not None or (class_code is not None and pcie.is_gpu(class_code, vendor)):
             place.kind = PcieKind.GPU
-            place.gpus = [self._gpu(gpu, bus_id) for gpu in gpus] or [DraftGpu(bus_id, line_of(pci))]
-            model = pcie.gpu_model(vendor, integer_of(pci, "device", 0, 0xFFFF))
-            for gpu in place.gpus:
-                gpu.model = model or gpu.model
-        elif adapter is not None or (class_code is not None and pcie.is_nic(class_code)):
+            place.gpus = self._gpus(pci, bus_id, vendor)
+        elif pci.find("nic") is not None or (class_code is not None and pcie.is_nic(class_code)):
             place.kind = PcieKind.NIC
-            place.nics = self._nets(adapter, bus_id, class_code, vendor) if adapter is not None else []
-            if not place.nics:
-                kind = pcie.nic_kind(class_code, vendor, None, speaks_verbs=class_code == 0x0207)
-                place.nics = [DraftNic(bus_id, line_of(pci), kind=kind)]
-                self._notes.add("a NIC has neither name nor speed: both are unknown", line_of(pci))
+            place.nics = self._nics(pci, bus_id, class_code, vendor)
         elif pci.find("pci") is None:
             if class_code is None or not pcie.is_bridge(class_code):
                 what = "no class" if class_code is None else f"class 0x{class_code:04x}"
@@ -155,6 +179,24 @@ class _Reader:
             return
         parent.children.append(place)
         self._read_children(pci, place, depth + 1)
+
+    def _gpus(self, pci: etree._Element, bus_id: str, vendor: int | None) -> list[DraftGpu]:
+        """Those that the elements <gpu> describe; one that is known by its class only."""
+        model = pcie.gpu_model(vendor, integer_of(pci, "device", 0, 0xFFFF))
+        gpus = [self._gpu(gpu, bus_id) for gpu in pci.findall("gpu")] or [DraftGpu(bus_id, line_of(pci))]
+        for gpu in gpus:
+            gpu.model = model or gpu.model
+        return gpus
+
+    def _nics(self, pci: etree._Element, bus_id: str, class_code: int | None, vendor: int | None) -> list[DraftNic]:
+        """Those that the elements <net> describe; one that is known by its class only."""
+        adapter = pci.find("nic")
+        nics = [] if adapter is None else self._nets(adapter, bus_id, class_code, vendor)
+        if nics:
+            return nics
+        self._notes.add("a NIC has neither name nor speed: both are unknown", line_of(pci))
+        kind = pcie.nic_kind(class_code, vendor, None, speaks_verbs=class_code == 0x0207)
+        return [DraftNic(bus_id, line_of(pci), kind=kind)]
 
     def _link_speed(self, pci: etree._Element) -> float | None:
         speed, width = pci.get("link_speed", ""), pci.get("link_width", "")
@@ -170,7 +212,7 @@ class _Reader:
             elif child.tag == "c2c":
                 gpu.cpu_link_speed_gbit_s = self._c2c_gbit_s(child)
             else:
-                self._notes.add(f"<{child.tag}> in <gpu> is unknown and left out", line_of(child))
+                self._notes.add(f"<{child.tag[:40]}> in <gpu> is unknown and left out", line_of(child))
         return gpu
 
     def _read_nvlink(self, nvlink: etree._Element, gpu: DraftGpu) -> None:
@@ -193,9 +235,11 @@ class _Reader:
             return
         if target_class == _NVSWITCH_CLASS or is_hidden:
             self._switches.add(bus_id)
-        if gpu.nvlinks_to.get(bus_id, 0) + count > MOST_NVLINKS:
-            raise TopologyError(f"{gpu.bus_id} has more than {MOST_NVLINKS} NVLinks to {bus_id}", line=line)
+        elif target_class is not None and target_class.startswith(_GPU_CLASSES):
+            self._peers.add(bus_id)
         gpu.nvlinks_to[bus_id] = gpu.nvlinks_to.get(bus_id, 0) + count
+        if sum(gpu.nvlinks_to.values()) > MOST_NVLINKS:
+            raise TopologyError(f"{gpu.bus_id} has more than {MOST_NVLINKS} NVLinks", line=line)
 
     def _c2c_gbit_s(self, c2c: etree._Element) -> float | None:
         """NVML gives MB/s of each of the links."""
@@ -253,38 +297,13 @@ def _dotted(gpu: DraftGpu) -> str:
     return f"{major}.{minor}"
 
 
-def _join(gpus: list[DraftGpu], switches: set[str], notes: Notes) -> dict[tuple[int, int], NvLinks]:
-    """NVLinks between each two GPUs: those that name each other, and all that have links to switches.
-
-    Switches are taken for one fabric: two GPUs are joined by as many links as the one with fewer has to switches. A
-    target that is no GPU of the file and has no class is taken for a switch, as NCCL does.
-    """
-    by_bus_id = {gpu.bus_id: gpu for gpu in gpus}
-    for gpu in gpus:
-        for target in gpu.nvlinks_to:
-            if target not in by_bus_id and target not in switches:
-                switches.add(target)
-                notes.add(f"NVLinks lead to {target}, which the file does not describe: taken for a switch", gpu.line)
-    joined = {}
-    ordered = sorted(gpus, key=lambda gpu: gpu.index)
-    for place, a in enumerate(ordered):
-        for b in ordered[place + 1 :]:
-            if count := _direct(a, b, notes) or min(_to_switches(a, switches), _to_switches(b, switches)):
-                joined[a.index, b.index] = NvLinks(count, _speed(a, b, count))
-    return joined
-
-
 def _direct(a: DraftGpu, b: DraftGpu, notes: Notes) -> int:
     ways = [count for count in (a.nvlinks_to.get(b.bus_id, 0), b.nvlinks_to.get(a.bus_id, 0)) if count]
     if len(ways) == 1:
-        notes.add(f"only one of {a.bus_id} and {b.bus_id} names the NVLinks between them", a.line)
+        notes.add("only one of two GPUs names the NVLinks between them: it is believed", a.line)
     elif ways and ways[0] != ways[1]:
-        notes.add(f"{a.bus_id} and {b.bus_id} name {ways[0]} and {ways[1]} NVLinks: the fewer are taken", a.line)
+        notes.add("two GPUs name different numbers of NVLinks between them: the fewer are taken", a.line)
     return min(ways, default=0)
-
-
-def _to_switches(gpu: DraftGpu, switches: set[str]) -> int:
-    return min(sum(count for target, count in gpu.nvlinks_to.items() if target in switches), MOST_NVLINKS)
 
 
 def _speed(a: DraftGpu, b: DraftGpu, count: int) -> float | None:

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from isthmus.topology.machine import Machine, TopologyError
+from isthmus.topology.machine import Machine, TopologyError, printable
 
 #: The largest recorded machines (hundreds of processors, with all their caches, as hwloc XML) have 2 MB.
 MOST_FILE_BYTES = 16 * 2**20
@@ -24,7 +24,7 @@ def read_machine(path: str | os.PathLike[str], most_bytes: int = MOST_FILE_BYTES
     """
     file = Path(path)
     try:
-        return parse_machine(_read_bytes(file, most_bytes), file.name.partition(".")[0] or file.name)
+        return parse_machine(_read_bytes(file, most_bytes), printable(file.name.partition(".")[0] or file.name))
     except TopologyError as error:
         raise TopologyError(error.what, file, error.line) from None
 

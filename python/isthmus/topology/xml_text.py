@@ -6,7 +6,7 @@ import re
 
 from lxml import etree
 
-from isthmus.topology.machine import TopologyError
+from isthmus.topology.machine import TopologyError, printable
 
 _DECLARATION = re.compile(r"\s*<\?xml\b[^>]*>")
 
@@ -54,9 +54,8 @@ def line_of(element: etree._Element) -> int | None:
 
 
 def text_of(element: etree._Element, name: str) -> str | None:
-    """An attribute, without blanks around it; None: it is missing or empty."""
-    value = element.get(name)
-    return value.strip() or None if value is not None else None
+    """An attribute, without blanks around it and without control characters; None: it is missing or empty."""
+    return printable(element.get(name, "").strip()) or None
 
 
 def integer_of(element: etree._Element, name: str, least: int, most: int) -> int | None:
@@ -97,12 +96,6 @@ def cpus_of_mask(mask: str) -> str | None:
 
 
 def _ranges(bits: int) -> str:
-    ranges, start = [], None
-    for position in range(bits.bit_length() + 1):
-        is_set = bits >> position & 1
-        if is_set and start is None:
-            start = position
-        elif not is_set and start is not None:
-            ranges.append(str(start) if position - 1 == start else f"{start}-{position - 1}")
-            start = None
-    return ",".join(ranges)
+    from_lowest = f"{bits:b}"[::-1]
+    runs = ((run.start(), run.end() - 1) for run in re.finditer("1+", from_lowest))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
