@@ -61,6 +61,7 @@ def overview(machine: Machine, nodes: str | None, environment: Mapping[str, str]
     """
     shape = node_shape(nodes, environment)
     rails, notes = _rails(machine, shape, is_asked_for=nodes is not None)
+    notes += _fabric_notes(machine)
     return Overview(machine, rails, shape, tuple(dict.fromkeys((*machine.notes, *notes, *rails.notes))))
 
 
@@ -110,6 +111,14 @@ def _rails(machine: Machine, shape: NodeShape | None, is_asked_for: bool) -> tup
         if is_asked_for:
             raise
         return find_rails(machine), [f"by {shape.source}: {error}"]
+
+
+def _fabric_notes(machine: Machine) -> list[str]:
+    fabrics = sorted({(gpu.fabric.cluster, gpu.fabric.clique) for gpu in machine.gpus if gpu.fabric})
+    return [
+        f"NVLink domain {cluster}, clique {clique}: where it spans several machines, they are one node"
+        for cluster, clique in fabrics
+    ]
 
 
 def count_models(models: tuple[str | None, ...]) -> str:
