@@ -80,7 +80,7 @@ def _create_backend(request: Any, options: Any) -> _C.Backend:
     is_default = not global_ranks
     return _create(
         Group(
-            store=_fresh_prefix(request.store, request.group_rank),
+            store=fresh_prefix(request.store, request.group_rank),
             rank=request.group_rank,
             global_ranks=global_ranks or list(range(request.group_size)),
             world_size=request.group_size if is_default else dist.get_world_size(),
@@ -96,7 +96,7 @@ def _create_split(store: Store, rank: int, size: int, options: _C.Options) -> _C
     store = store.clone()  # type: ignore[attr-defined]
     return _create(
         Group(
-            store=_fresh_prefix(store, rank),
+            store=fresh_prefix(store, rank),
             rank=rank,
             global_ranks=list(options.global_ranks_in_group) or list(range(size)),
             world_size=dist.get_world_size(),
@@ -106,7 +106,7 @@ def _create_split(store: Store, rank: int, size: int, options: _C.Options) -> _C
     )
 
 
-def _fresh_prefix(store: Store, rank: int) -> Store:
+def fresh_prefix(store: Store, rank: int) -> Store:
     """Return a prefix that no earlier group used, even one of the same name: ranks count the groups they make."""
     return PrefixStore(f"isthmus/{store.add(f'isthmus/made_by/{rank}', 1)}", store)
 
@@ -223,13 +223,13 @@ def _assemble(group: Group, options: _C.Options, nodes: list[int], origin: str) 
     two_tier = len(by_node) > 1 and len({len(ranks) for ranks in by_node}) == 1
 
     intra = inter = flat = None
-    world = _gloo(group, "world", list(range(group.size)))
+    world = gloo_tier(group, "world", list(range(group.size)))
     world._set_sequence_number_for_group()
     if two_tier:
-        intra = _gloo(group, f"intra/{own}", node_ranks)
-        inter = _gloo(group, f"inter/{local_index}", [ranks[local_index] for ranks in by_node])
+        intra = gloo_tier(group, f"intra/{own}", node_ranks)
+        inter = gloo_tier(group, f"inter/{local_index}", [ranks[local_index] for ranks in by_node])
         if options.tiers == "flat":
-            flat = _gloo(group, "flat", list(range(group.size)))
+            flat = gloo_tier(group, "flat", list(range(group.size)))
     backend: _C.Backend = _native.load().Backend(
         store=PrefixStore("faults", group.store),
         rank=group.rank,
@@ -245,7 +245,7 @@ def _assemble(group: Group, options: _C.Options, nodes: list[int], origin: str) 
     return backend
 
 
-def _gloo(group: Group, name: str, ranks: list[int]) -> Any:
+def gloo_tier(group: Group, name: str, ranks: list[int]) -> Any:
     """Construct a Gloo backend over some ranks of the group, over the interface that GLOO_SOCKET_IFNAME names."""
     return ProcessGroupGloo(PrefixStore(name, group.store), ranks.index(group.rank), len(ranks), timeout=group.timeout)
 

@@ -30,9 +30,29 @@ def topo(
     svg: Annotated[
         Path | None, typer.Option(help="Draw nodes, rails and link speeds into this file, too.", show_default="none")
     ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Time the links within and between nodes instead, over the ranks that a launcher started: "
+            "`torchrun ... -m isthmus topo --measure`.",
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="With --measure: the file that keeps the result.", show_default="the cache of isthmus plan"),
+    ] = None,
 ) -> None:
     """Show a machine's GPUs, NICs and links, which NIC each rank should use, and the nodes it is part of."""
     with failures_told():
+        if output is not None and not measure:
+            raise ValueError("--output: only --measure writes a file")
+        if measure:
+            if recorded is not None or nodes is not None or json or svg is not None:
+                raise ValueError("--measure: no other option but --output; ISTHMUS_NODES says how nodes are made")
+            from isthmus.topology.measure_world import measure_world
+
+            return measure_world(output, Console())
         from isthmus.topology.discover import discover
         from isthmus.topology.overview import overview
         from isthmus.topology.read import read_machine

@@ -18,7 +18,7 @@ starts has no claim.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 Environment = Mapping[str, str]
@@ -49,8 +49,12 @@ def innermost_claim(environment: Environment, world_size: int) -> Claim | None:
     ranks of the torchrun in it. And where several have that size, the first of `_LAUNCHERS` is the inner one: torchrun
     runs in tasks of mpirun and srun, mpirun in an allocation of Slurm.
     """
-    claims = (read(environment) for read in _LAUNCHERS)
-    return next((claim for claim in claims if claim and claim.size == world_size), None)
+    return next((claim for claim in _claims(environment) if claim.size == world_size), None)
+
+
+def launched_as(environment: Environment) -> Claim | None:
+    """Return the innermost launcher's claim, for a process that is to make its world by it; None without a launcher."""
+    return next(_claims(environment), None)
 
 
 def _torchrun(environment: Environment) -> Claim | None:
@@ -125,6 +129,10 @@ def tasks_per_node(text: str) -> list[int]:
             return []
         tasks += [int(match[1])] * int(match[2] or 1)
     return tasks
+
+
+def _claims(environment: Environment) -> Iterator[Claim]:
+    return (claim for read in _LAUNCHERS if (claim := read(environment)))
 
 
 def _claim(launcher: str, rank: int | None, size: int | None, node: str | None, node_size: int | None) -> Claim | None:
