@@ -262,6 +262,21 @@ def test_links_through_switches_and_to_processors() -> None:
     assert [gpu.cpu_link_speed_gbit_s for gpu in machine.gpus] == [400.0, None]
 
 
+def test_gpus_on_two_boards_of_switches() -> None:
+    """As in a DGX-2: a GPU reaches the switches of its own board, and those reach the other board's."""
+    switches = [device(f"0{n}:00.0", "0680 [10de:1ac2] [10de:1ac2] a1") for n in (3, 4)]
+    numbers = [switch.partition('gp_index="')[2].partition('"')[0] for switch in switches]
+    gpus = TWO_GPUS.replace(' subtype="NVML" osdev_type="1"', ' osdev_type="12"')  # as hwloc 3 writes it
+    body = gpus + package(1, host("40", "".join(bridge(f"40:0{n}.0", switch) for n, switch in enumerate(switches))))
+    matrix = nvlinks(
+        ["OSDev:200", "OSDev:201", *(f"PCIDev:{number}" for number in numbers)],
+        [[0, 0, 150000, 0], [0, 0, 0, 150000], [150000, 0, 0, 200000], [0, 150000, 200000, 0]],
+    )
+    machine = parse(body, attributes='version="3.0"', after=matrix)
+    assert machine.distance("GPU0", "GPU1") == "NV6"
+    assert machine.num_nvswitches == 2
+
+
 @pytest.mark.parametrize(
     ("matrix", "what"),
     [
