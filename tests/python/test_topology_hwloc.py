@@ -183,6 +183,15 @@ def test_devices_without_bridges() -> None:
     assert noted(machine, "leaves out host bridges")
 
 
+def test_devices_that_are_not_on_pcie() -> None:
+    disk = device("02:00.0", "0108 [144d:a808] [144d:a801] 00")
+    machine = parse(
+        interface("lo") + package(0, verbs("siw0") + host("00", interface("tap0") + gpu("01:00.0", 0)) + disk)
+    )
+    assert machine.device_ids == ("GPU0",)
+    assert machine.notes == ()
+
+
 def test_nics_and_other_devices() -> None:
     slots = [
         device("01:00.0", "0207 [15b3:101b] [15b3:0007] 00", interface("ib0") + verbs("mlx5_0")),

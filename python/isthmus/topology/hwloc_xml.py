@@ -33,6 +33,7 @@ MOST_PCIE_GB_S = 1000.0
 _NVLINK_1_MB_S, _NVLINK_MB_S = 20000, 25000
 _MOST_NVLINKS = 18
 _GPU_DEVICES = ("CUDA", "NVML", "RSMI")
+_PCI_OBJECTS = ("Bridge", "PCIDev")
 _MOST_INDEX = 2**31 - 1
 
 
@@ -62,7 +63,7 @@ class _Reader:
         for element in root.iter("object"):
             self._classify(element)
         for element in root.iter("object"):
-            if _is_io(element) and not _is_io(element.getparent()):
+            if element.get("type") in _PCI_OBJECTS and not _is_io(element.getparent()):
                 self._read_root(element)
         check_bus_ids(self._named)
 
@@ -131,20 +132,18 @@ class _Reader:
         """A host bridge, or devices right below the processor where bridges were left out."""
         numa_node = _only_numa_node(element.getparent())
         place = DraftPlace(PcieKind.HOST_BRIDGE, numa_node=numa_node)
-        if element.get("type") == "Bridge" and element.get("bridge_type", "").startswith("0-"):
-            place.bus_id = _root_bus(element)
-            children = list(element.iterchildren("object"))
-        else:
-            self._notes.add("the file leaves out host bridges: PCIe distances are those of NUMA nodes", None)
-            children = [element]
-        for child in children:
+        is_host_bridge = element.get("type") == "Bridge" and element.get("bridge_type", "").startswith("0-")
+        place.bus_id = _root_bus(element) if is_host_bridge else None
+        for child in element.iterchildren("object") if is_host_bridge else [element]:
             self._read_place(child, place, 2)
+        if place.children and not is_host_bridge:
+            self._notes.add("the file leaves out host bridges: PCIe distances are those of NUMA nodes")
         self._roots.append(place)
 
     def _read_place(self, element: etree._Element, parent: DraftPlace, depth: int) -> None:
         check_depth(depth, line_of(element))
         kind = element.get("type")
-        if kind not in ("Bridge", "PCIDev"):
+        if kind not in _PCI_OBJECTS:
             return  # a device of the operating system that is not on PCIe
         text = text_of(element, "pci_busid")
         bus_id = None if text is None else at_line(line_of(element), lambda: pcie.bus_id(text))
