@@ -73,28 +73,19 @@ def measure_links(group: dist.ProcessGroup | None = None, budget_s: float = BUDG
 
 
 def fit_link(samples: Sequence[LinkSample]) -> MeasuredLink:
-    """Fit time = latency + bytes / bandwidth to the samples, by least squares of the *relative* errors.
+    """Put time = latency + bytes / bandwidth through the smallest and the largest message.
 
-    So each size counts alike, where absolute errors would leave the latency to chance. Neither may come out negative:
-    then the latency is 0; and where larger messages take no longer, the bandwidth is the best that was seen.
+    Small messages are latency and large ones bandwidth; in between links are faster than any line (a shaped one lets a
+    burst through) or slower (protocols change), and a fit to all would misjudge both ends. Where the largest message
+    takes no longer than the smallest, the bandwidth is the best that was seen.
     """
-    weights = [1 / sample.time_us**2 for sample in samples]
-    sizes = [float(sample.num_bytes) for sample in samples]
-    times = [sample.time_us for sample in samples]
-    total = sum(weights)
-    mean_size = sum(w * s for w, s in zip(weights, sizes, strict=True)) / total
-    mean_time = sum(w * t for w, t in zip(weights, times, strict=True)) / total
-    spread = sum(w * (s - mean_size) ** 2 for w, s in zip(weights, sizes, strict=True))
-    covariance = sum(w * (s - mean_size) * (t - mean_time) for w, s, t in zip(weights, sizes, times, strict=True))
-    us_per_byte = covariance / spread if spread > 0 else 0.0
-    latency_us = mean_time - us_per_byte * mean_size
-    if us_per_byte <= 0:
-        us_per_byte, latency_us = min(t / s for t, s in zip(times, sizes, strict=True)), min(times)
-    elif latency_us < 0:
-        latency_us = 0.0
-        us_per_byte = sum(w * s * t for w, s, t in zip(weights, sizes, times, strict=True)) / sum(
-            w * s * s for w, s in zip(weights, sizes, strict=True)
-        )
+    smallest, largest = samples[0], samples[-1]
+    more_us = largest.time_us - smallest.time_us
+    if more_us <= 0:
+        best_gbit_s = max(8e-3 * sample.num_bytes / sample.time_us for sample in samples)
+        return MeasuredLink(largest.time_us, best_gbit_s, tuple(samples))
+    us_per_byte = more_us / (largest.num_bytes - smallest.num_bytes)
+    latency_us = max(0.0, smallest.time_us - us_per_byte * smallest.num_bytes)
     return MeasuredLink(latency_us, 8e-3 / us_per_byte, tuple(samples))
 
 
