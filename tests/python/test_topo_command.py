@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,8 @@ from isthmus.topology.overview import node_shape, overview
 from isthmus.topology.render_svg import draw_overview
 from isthmus.topology.svg import fit
 
-MACHINES = Path(__file__).parents[1] / "machines"
+ROOT = Path(__file__).parents[2]
+MACHINES = ROOT / "tests/machines"
 RECORDED = sorted(path for path in MACHINES.iterdir() if path.suffix in (".xml", ".txt", ".json"))
 DGX = MACHINES / "dgx-a100.nccl.xml"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -275,6 +277,25 @@ def test_names_are_escaped():
 @pytest.mark.parametrize(("room", "expected"), [(1000, "mlx5_bond_0"), (30, "ml…"), (0, "…")])
 def test_text_is_cut_to_its_room(room, expected):
     assert fit("mlx5_bond_0", 16, room) == expected
+
+
+# --- documents
+
+
+def test_the_output_in_the_documents_is_real(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    blocks = re.findall(r"```\n\$ isthmus topo ([^\n]*)\n(.*?)```", (ROOT / "docs/topology.md").read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    for arguments, shown in blocks:
+        printed = "\n".join(line.rstrip() for line in topo(*arguments.split()).splitlines())
+        for part in shown.split("\n...\n"):
+            assert part.strip("\n") in printed
+
+
+def test_the_picture_in_the_documents_is_real(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    topo("--from", "tests/machines/dgx-a100.nccl.xml", "--nodes", "2x8", "--svg", tmp_path / "drawn.svg")
+    assert (tmp_path / "drawn.svg").read_text() == Path("docs/figures/topo_dgx_a100.svg").read_text()
 
 
 # --- this machine

@@ -50,7 +50,7 @@ def print_overview(view: Overview, console: Console) -> None:
         console.print(Text(_LEGEND, "dim"), soft_wrap=True)
     if view.rails.rails:
         console.print()
-        console.print(_rails_table(view.rails))
+        console.print(_rails_table(machine, view.rails))
         console.print(Text(_speed_line(view.rails)), soft_wrap=True)
     if view.shape is not None:
         console.print()
@@ -168,25 +168,27 @@ def _matrix(machine: Machine) -> Iterator[Text]:
         yield line.append("" if numa_of[row] is None else str(numa_of[row]))
 
 
-def _rails_table(rails: Rails) -> Table:
+def _rails_table(machine: Machine, rails: Rails) -> Table:
     table = Table(title="Rails: the way out of the node for each local index", title_justify="left", box=None)
     by_order = any(rail.orders_disagree for rail in rails.rails)
     for heading in ("local index", "GPU", "NIC", "distance", "ranks sharing it", "Gbit/s"):
         table.add_column(heading, justify="right" if heading in ("ranks sharing it", "Gbit/s") else "left")
     if by_order:
         table.add_column("by order it would get")
+    name_of = {nic.id: nic.name for nic in machine.nics}
     for rail in rails.rails:
-        table.add_row(*_rail_cells(rail), *([_counted(rail)] if by_order else []))
+        nic = " ".join(part for part in (rail.nearest.nic, name_of[rail.nearest.nic]) if part)
+        table.add_row(*_rail_cells(rail, nic), *([_counted(rail)] if by_order else []))
     return table
 
 
-def _rail_cells(rail: Rail) -> Sequence[str | Text]:
+def _rail_cells(rail: Rail, nic: str) -> Sequence[str | Text]:
     near = rail.nearest
     distance = near.distance or "-"
     return (
         str(rail.local_index),
         rail.gpu or "-",
-        near.nic,
+        nic,
         Text(distance, _STYLES.get(distance, "")),
         str(near.num_sharing),
         "unknown" if near.speed_gbit_s is None else f"{near.speed_gbit_s:.4g}",
@@ -197,7 +199,7 @@ def _counted(rail: Rail) -> str:
     if not rail.orders_disagree:
         return ""
     counted = rail.by_order
-    speed = f", {gbit_s(counted.speed_gbit_s)}" if counted.speed_gbit_s is not None else ""
+    speed = f", at most {gbit_s(counted.speed_gbit_s)}" if counted.speed_gbit_s is not None else ""
     return f"{counted.nic} ({counted.distance}{speed})"
 
 
