@@ -59,7 +59,7 @@ test-mpi: setup  ## MPI tiers under mpiexec, with each MPI that is installed: Op
 	@for mpi in openmpi mpich; do \
 	  if ! command -v mpicxx.$$mpi > /dev/null; then echo "SKIPPED: $$mpi is not installed"; continue; fi; \
 	  cmake --preset release -B build/$$mpi -DISTHMUS_MPI=$$mpi > build/configure-$$mpi.log || { cat build/configure-$$mpi.log; exit 1; }; \
-	  cmake --build build/$$mpi -j $(JOBS) && ctest --test-dir build/$$mpi -L mpi --output-on-failure || exit 1; \
+	  cmake --build build/$$mpi -j $(JOBS) --target mpi_tests && ctest --test-dir build/$$mpi -L mpi --output-on-failure || exit 1; \
 	done
 
 test-python: setup  ## the backend's tests: processes over Gloo, then simulated nodes
