@@ -29,9 +29,10 @@ def backend_of(group: dist.ProcessGroup | None) -> _C.Backend:
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     """What this rank did in `group` (default: all ranks) since it was made or `reset_stats` was called.
 
-    Plain values: ``node_map``, ``options``, ``calls`` (as they arrived from torch), ``collectives`` (of the two-tier
-    path: calls, payload bytes by tier, seconds by phase), ``codec`` (counts of elements), ``compressed_calls``,
-    ``exact_calls`` (by reason), ``num_units``, ``residual_bytes``, ``scratch_bytes``, ``notes``.
+    Plain values: ``node_map``, ``node_map_source``, ``options``, ``calls`` (as they arrived from torch),
+    ``collectives`` (of the two-tier path: calls, payload bytes by tier, seconds by phase), ``codec`` (counts of
+    elements), ``compressed_calls``, ``exact_calls`` (by reason), ``num_units``, ``residual_bytes``,
+    ``scratch_bytes``, ``notes``.
     """
     return backend_of(group).stats()
 
