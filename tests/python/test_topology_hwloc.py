@@ -325,8 +325,9 @@ NESTED = "".join(bridge(f"{n:02x}:00.0", "").removesuffix("</object>") for n in 
         (host("00", gpu("01:00.0", 0).replace("31.507692", "nan")), "pci_link_speed='nan'"),
         (host("00", gpu("01:00.0", 0).replace('"100"', '"-7"')), "gp_index='-7'"),
         ('<object type="Package"/>', "a Package has no os_index"),
-        (package(0, "") + package(0, ""), "package 0 is given twice"),
-        (package(0, '<object type="NUMANode" os_index="0"/>'), "NUMA node 0 is given twice"),
+        (package(0, "") + package(0, ""), "Package 0 is given twice"),
+        (package(0, '<object type="NUMANode" os_index="0"/>'), "NUMANode 0 is given twice"),
+        ("".join(package(index, "") for index in range(1025)), "has more than 1024 objects Package"),
         (host("00", NESTED), "nest more than 32 deep"),
     ],
 )

@@ -21,7 +21,7 @@ from isthmus.topology.draft import (
     fold_ports,
     number_devices,
 )
-from isthmus.topology.machine import Machine, NumaNode, PcieKind, Socket, TopologyError
+from isthmus.topology.machine import MOST_NUMA_NODES, Machine, NumaNode, PcieKind, Socket, TopologyError
 from isthmus.topology.machine_json import MOST_GBIT_S
 from isthmus.topology.xml_text import cpus_of_mask, integer_of, line_of, text_of, to_integer
 
@@ -96,24 +96,29 @@ class _Reader:
         )
 
     def _processors_and_memory(self) -> tuple[tuple[Socket, ...], tuple[NumaNode, ...]]:
-        sockets, numa_nodes = {}, {}
-        for element in self._objects("Package"):
-            index = _os_index(element)
-            inside = sorted({_os_index(node) for node in element.iter("object") if node.get("type") == "NUMANode"})
-            if index in sockets:
-                raise TopologyError(f"package {index} is given twice", line=line_of(element))
-            sockets[index] = Socket(index, tuple(inside), _info(element, "CPUModel"))
-        socket_of = {node: socket.index for socket in sockets.values() for node in socket.numa_nodes}
-        for element in self._objects("NUMANode"):
-            index = _os_index(element)
-            if index in numa_nodes:
-                raise TopologyError(f"NUMA node {index} is given twice", line=line_of(element))
-            cpus = cpus_of_mask(text_of(element, "cpuset") or "")
-            numa_nodes[index] = NumaNode(index, socket_of.get(index), cpus)
-        return tuple(sockets[i] for i in sorted(sockets)), tuple(numa_nodes[i] for i in sorted(numa_nodes))
+        models = {index: _info(element, "CPUModel") for index, element in self._by_os_index("Package").items()}
+        numa_nodes = [
+            NumaNode(index, _package_of(element), cpus_of_mask(text_of(element, "cpuset") or ""))
+            for index, element in self._by_os_index("NUMANode").items()
+        ]
+        inside: dict[int | None, list[int]] = {}
+        for node in numa_nodes:
+            inside.setdefault(node.socket, []).append(node.index)
+        sockets = tuple(Socket(index, tuple(inside.get(index, ())), model) for index, model in models.items())
+        return sockets, tuple(numa_nodes)
 
-    def _objects(self, kind: str) -> Iterator[etree._Element]:
-        return (element for element in self._root.iter("object") if element.get("type") == kind)
+    def _by_os_index(self, kind: str) -> dict[int, etree._Element]:
+        """Objects of a kind by rising number. TopologyError: one is given twice, or they are too many."""
+        found: dict[int, etree._Element] = {}
+        for element in self._root.iter("object"):
+            if element.get("type") == kind:
+                index = _os_index(element)
+                if index in found:
+                    raise TopologyError(f"{kind} {index} is given twice", line=line_of(element))
+                found[index] = element
+                if len(found) > MOST_NUMA_NODES:
+                    raise TopologyError(f"has more than {MOST_NUMA_NODES} objects {kind}", line=line_of(element))
+        return dict(sorted(found.items()))
 
     def _classify(self, element: etree._Element) -> None:
         """Remember which objects of the matrix of NVLinks are switches or processors; GPUs are found later."""
@@ -269,6 +274,13 @@ def _os_index(element: etree._Element) -> int:
     if index is None:
         raise TopologyError(f"a {element.get('type')} has no os_index", line=line_of(element))
     return index
+
+
+def _package_of(element: etree._Element) -> int | None:
+    """The processor that an object is in; None: it is above them."""
+    above = (one for one in element.iterancestors("object") if one.get("type") == "Package")
+    package = next(above, None)
+    return None if package is None else _os_index(package)
 
 
 def _gp_index(element: etree._Element) -> int | None:

@@ -15,9 +15,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-#: More of a kind than this are an error: no machine has them, and pairs grow with the square.
+#: More of a kind than this are an error: no machine has them, and pairs of devices grow with the square.
 MOST_GPUS = 256
 MOST_NICS = 256
+#: Of sockets, too.
+MOST_NUMA_NODES = 1024
 #: From near to far. NVLink of any width ("NV1", "NV18") is nearer than PCIe.
 _KINDS = ("X", "NV#", "PIX", "PXB", "PHB", "NODE", "SYS")
 _NVLINK_KIND = re.compile(r"NV([1-9]\d{0,2})")

@@ -22,7 +22,7 @@ from isthmus.topology.draft import (
     check_depth,
     number_devices,
 )
-from isthmus.topology.machine import Machine, NumaNode, PcieKind, Socket, TopologyError
+from isthmus.topology.machine import MOST_NUMA_NODES, Machine, NumaNode, PcieKind, Socket, TopologyError
 from isthmus.topology.machine_json import MOST_GBIT_S
 from isthmus.topology.xml_text import cpus_of_mask, integer_of, line_of, text_of, to_integer
 
@@ -34,7 +34,6 @@ _NVSWITCH_CLASS, _POWER_CPU_CLASS, _GPU_CLASSES = "0x068000", "0x068001", "0x03"
 #: NVML says this of a switch that a virtual machine cannot see.
 _HIDDEN = "ffffffff:ffff:ff"
 _MOST_INDEX = 2**31 - 1
-_MOST_NUMA_NODE = 65535
 
 
 def parse_nccl_xml(root: etree._Element, name: str) -> Machine:
@@ -133,7 +132,7 @@ class _Reader:
         return [cpu for cpu in cpus if text_of(cpu, "host_hash") == hosts[0]]
 
     def _read_cpu(self, cpu: etree._Element) -> None:
-        numa_node = integer_of(cpu, "numaid", -1, _MOST_NUMA_NODE)
+        numa_node = integer_of(cpu, "numaid", -1, MOST_NUMA_NODES - 1)
         if numa_node is None or numa_node < 0:
             numa_node = None
             self._notes.add("a NUMA node has no number: its devices are in none", line_of(cpu))
