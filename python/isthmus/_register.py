@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -255,8 +256,8 @@ def _log_nodes(group: Group, nodes: Nodes) -> None:
     if group.rank != 0:
         return
     text = f"{_native.load().describe_nodes(nodes.node_of_rank)}, by {nodes.origin}"
-    sizes = {nodes.node_of_rank.count(node) for node in nodes.node_of_rank}
-    two_tier = len(sizes) == 1 and len(set(nodes.node_of_rank)) > 1
+    ranks_on_node = Counter(nodes.node_of_rank)
+    two_tier = len(ranks_on_node) > 1 and len(set(ranks_on_node.values())) == 1
     if not two_tier:
         text += ": everything goes to Gloo, uncompressed"
     # A subgroup inside a node is nothing to worry about, and a doubt was told when the whole world's group was made.

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import isthmus
 import ranks
 from checks import Table, World, finish
+from isthmus.topology.measure import measure_links
 
 WORLD_SIZE = 4
 CODEC_NONE = {"ISTHMUS_CODEC": "none", "ISTHMUS_MIN_ELEMENTS": "0", "ISTHMUS_LOG": "error"}
@@ -214,13 +215,31 @@ def test_the_default_group_says_what_is_wrong_on_every_rank(env_of_rank: list[di
     assert texts[0].startswith(expected)
 
 
+placed = Table()
+
+
+@placed
+def links_of_a_subgroup_are_measured_alike_on_its_ranks() -> None:
+    """Ranks 1, 2 on two nodes; then again, and 0, 1, 2, whose nodes have no tiers."""
+    group, uneven = dist.new_group([1, 2]), dist.new_group([0, 1, 2])
+    if dist.get_rank() in (1, 2):
+        for _ in range(2):
+            links = measure_links(group, budget_s=0.01)
+            answers: list[Any] = [None, None]
+            dist.all_gather_object(answers, links, group=group)
+            assert answers[0] == answers[1] == links
+            assert links.intra is None and links.inter is not None
+            assert [sample.num_bytes for sample in links.inter.samples][:2] == [1024, 4096]
+    if dist.get_rank() < 3:
+        with pytest.raises(ValueError, match="nodes of 1 to 2 ranks have no two tiers"):
+            measure_links(uneven)
+    dist.barrier()
+
+
 def place_cyclically(rank: int, world_size: int) -> dict[str, str]:
     """Ranks 0, 2 and 1, 3 as two agents of torchrun started them on this machine."""
     os.environ.update(torchrun(rank, [0, 1, 0, 1]))
     return placed.run_in_world()
-
-
-placed = Table()
 
 
 @placed

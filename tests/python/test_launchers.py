@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from isthmus.topology.launchers import Claim, innermost_claim, tasks_per_node
+from isthmus.topology.launchers import Claim, innermost_claim, launched_as, tasks_per_node
 
 Environment = dict[str, str]
 
@@ -81,6 +83,9 @@ def srun(rank: int, size: int, node: int, local_rank: int, tasks: str) -> Enviro
         "SLURM_STEP_TASKS_PER_NODE": tasks,
         "SLURM_TASKS_PER_NODE": tasks,
     }
+
+
+VARIABLES = torchrun(0, 1, 0, 0, 1) | open_mpi(0, 1, "", 0, 1) | mpich(0, 1, "", 0, 1) | srun(0, 1, 0, 0, "")
 
 
 def without(environment: Mapping[str, str], *names: str) -> Environment:
@@ -162,6 +167,16 @@ def test_what_no_launcher_sets_so_is_no_claim(environment: Environment, name: st
         claim = innermost_claim({**environment, name: value}, 8)
         assert claim is None or (name == "GROUP_RANK" and claim.node is None), value
     assert innermost_claim(environment, 8) is not None
+
+
+@given(
+    st.dictionaries(st.sampled_from(sorted(VARIABLES)), st.sampled_from(["0", "1", "4", "", "x", "4(x2)"]) | st.text())
+)
+def test_any_environment_is_read(environment: Environment) -> None:
+    claim = innermost_claim(environment, 4)
+    assert claim is None or (claim.size == 4 and 0 <= claim.rank < 4 and 1 <= claim.node_size <= 4)
+    told = launched_as(environment)
+    assert told is None or innermost_claim(environment, told.size) == told
 
 
 @pytest.mark.parametrize(

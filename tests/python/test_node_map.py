@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from isthmus.topology import machine, node_map, nvml
 from isthmus.topology.launchers import Claim
@@ -145,6 +147,28 @@ def test_claims_that_do_not_fit_together_leave_it_to_the_machines(told: list[Cla
 def test_a_doubt_names_global_ranks() -> None:
     told = around("aab", [claims(*"01234567")[rank] for rank in (5, 6)] + [None])
     assert chosen(told, [5, 6, 7], world_size=8).doubt == "ranks 5, 6 had torchrun; rank 7 had no known launcher"
+
+
+TEXTS = st.sampled_from(["", "a", "b"])
+CLAIMS = st.builds(
+    Claim,
+    launcher=st.sampled_from(["torchrun", "Slurm"]),
+    rank=st.integers(0, 3),
+    size=st.just(4),
+    node=st.none() | TEXTS,
+    node_size=st.integers(1, 4),
+)
+SURROUNDINGS = st.builds(Surroundings, fabric=TEXTS, claim=st.none() | CLAIMS, machine=TEXTS)
+
+
+@given(st.lists(SURROUNDINGS, min_size=1, max_size=6), st.sampled_from([1, 4, 6]))
+def test_whatever_ranks_say_gives_a_map(told: list[Surroundings], world_size: int) -> None:
+    nodes = chosen(told, world_size=world_size)
+    assert len(nodes.node_of_rank) == len(told)
+    assert nodes.node_of_rank == node_map.node_labels(nodes.node_of_rank)
+    assert nodes.source in (FABRIC, "torchrun", "Slurm", MACHINE)
+    if nodes.source == MACHINE:
+        assert nodes.node_of_rank == node_map.node_labels([own.machine for own in told])
 
 
 def test_the_origin_says_both() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
@@ -18,6 +19,8 @@ from isthmus.topology.measure import measure_links
 _HOW = "start it on every rank, as in `torchrun --nproc-per-node 4 -m isthmus topo --measure`"
 #: torch's own default.
 _MASTER_PORT = "29500"
+#: For ranks to come, and for any one exchange.
+_TIMEOUT = timedelta(minutes=5)
 
 
 def measure_world(output: Path | None, console: Console) -> None:
@@ -38,7 +41,7 @@ def measure_world(output: Path | None, console: Console) -> None:
 def _joined(environment: Mapping[str, str]) -> Iterator[int]:
     rendezvous = _rendezvous(environment)
     os.environ.update(rendezvous)
-    dist.init_process_group("isthmus")
+    dist.init_process_group("isthmus", timeout=_TIMEOUT)
     try:
         yield dist.get_rank()
         dist.barrier()  # a rank that exits may take the store with it

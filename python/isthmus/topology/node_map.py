@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,23 +90,33 @@ def choose(
     fabrics = [own.fabric for own in surroundings]
     if all(fabrics):
         return Nodes(node_labels(fabrics), FABRIC)
-    doubts = []
-    if any(fabrics):
-        some = [rank for rank, fabric in zip(ranks, fabrics, strict=True) if fabric]
-        doubts.append(f"only {name_ranks(some)} reported an NVLink domain that spans hosts")
     by_machine = node_labels([own.machine for own in surroundings])
     claims = [own.claim for own in surroundings]
+    nodes = _by_launcher(ranks, claims, by_machine, len(ranks) == world_size, describe)
+    if not any(fabrics):
+        return nodes
+    some = [rank for rank, fabric in zip(ranks, fabrics, strict=True) if fabric]
+    unbelieved = f"only {name_ranks(some)} reported an NVLink domain that spans hosts"
+    return replace(nodes, doubt=f"{unbelieved}; {nodes.doubt}" if nodes.doubt else unbelieved)
+
+
+def _by_launcher(
+    ranks: Sequence[int],
+    claims: Sequence[Claim | None],
+    by_machine: list[int],
+    whole: bool,
+    describe: Callable[[list[int]], str],
+) -> Nodes:
+    """Return the launcher's map; the machine's where no launcher names nodes, or none is to be believed."""
     if not any(claims):
-        return Nodes(by_machine, MACHINE, "; ".join(doubts))
+        return Nodes(by_machine, MACHINE)
     names = [claim.node for claim in claims if claim and claim.node is not None]
     by_name = node_labels(names) if len(names) == len(ranks) else None
-    contradiction = _contradiction(ranks, claims, by_name or by_machine, whole=len(ranks) == world_size)
+    contradiction = _contradiction(ranks, claims, by_name or by_machine, whole)
     if contradiction or by_name is None:
-        return Nodes(by_machine, MACHINE, "; ".join([*doubts, *([contradiction] if contradiction else [])]))
-    if by_name != by_machine:
-        doubts.append(f"by {MACHINE} it is {describe(by_machine)}")
-    assert claims[0]
-    return Nodes(by_name, claims[0].launcher, "; ".join(doubts))
+        return Nodes(by_machine, MACHINE, contradiction)
+    (launcher,) = {claim.launcher for claim in claims if claim}
+    return Nodes(by_name, launcher, "" if by_name == by_machine else f"by {MACHINE} it is {describe(by_machine)}")
 
 
 def _contradiction(ranks: Sequence[int], claims: Sequence[Claim | None], nodes: Sequence[int], whole: bool) -> str:
