@@ -188,7 +188,7 @@ def _rail_cells(rail: Rail, nic: str) -> Sequence[str | Text]:
     return (
         str(rail.local_index),
         rail.gpu or "-",
-        nic,
+        Text(nic),
         Text(distance, _STYLES.get(distance, "")),
         str(near.num_sharing),
         "unknown" if near.speed_gbit_s is None else f"{near.speed_gbit_s:.4g}",
