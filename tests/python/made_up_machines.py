@@ -10,6 +10,10 @@ from typing import Any
 
 import pynvml
 
+from isthmus.topology.discover import discover
+from isthmus.topology.hwloc import HwlocFacts
+from isthmus.topology.machine import Machine
+from isthmus.topology.nvml import NvmlFacts
 from isthmus.topology.sysfs import Roots
 
 NVIDIA, MELLANOX, AMAZON = 0x10DE, 0x15B3, 0x1D0F
@@ -265,3 +269,18 @@ def _supported(value: int | None) -> int:
     if value is None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return value
+
+
+NO_HWLOC = HwlocFacts(missing="hwloc: not asked")
+NO_NVML = NvmlFacts(missing="NVML: not asked")
+
+
+def found(machine: MadeUpMachine, nvml: NvmlFacts = NO_NVML, hwloc: HwlocFacts = NO_HWLOC) -> Machine:
+    """What discovery makes of it; every machine must survive JSON, which checks links and places."""
+    result = discover(machine.roots, lambda: nvml, lambda: hwloc)
+    assert Machine.from_json(result.to_json()) == result
+    return result
+
+
+def noted(machine: Machine, text: str) -> bool:
+    return any(text in note for note in machine.notes)
