@@ -157,8 +157,6 @@ def _model(
 
 
 def _check(path: Path, as_json: bool) -> None:
-    from dataclasses import asdict
-
     from isthmus.plan.check import check_report
     from isthmus.plan.tables import print_checks
 
@@ -168,7 +166,7 @@ def _check(path: Path, as_json: bool) -> None:
         raise ValueError(f"{path}: no JSON: {error}") from error
     checks = check_report(report)
     if as_json:
-        print(json_module.dumps([asdict(each) | {"holds": each.holds} for each in checks], indent=1, default=list))
+        print(json_module.dumps([each.to_json() for each in checks], indent=1))
     else:
         print_checks(checks, Console())
     if not all(each.holds for each in checks):

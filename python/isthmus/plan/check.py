@@ -5,7 +5,7 @@ Nothing of what the run recorded goes into the prediction but its arguments and 
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -85,8 +85,8 @@ class ArmCheck:
     """An arm's prediction beside what its audited steps counted. Each of them must agree.
 
     collectives: whether they are the same ones; None: the report does not hold them. payload: that of the transports,
-    in all, which must be equal to the byte in each phase; None for plain arms. link: over the prediction, by phase;
-    None where nobody counted.
+    in all, which must be equal to the byte in each phase; None for plain arms. link_bytes: a mean over audited
+    steps; None where nobody counted.
     """
 
     arm: str
@@ -95,14 +95,34 @@ class ArmCheck:
     payload_bytes: int | None
     payload_equal: bool | None
     link_bytes: float | None
-    link_over_predicted: dict[str, float] | None
+
+    @property
+    def link_over_predicted(self) -> float | None:
+        """Share by which the links sent more than predicted; None where nobody counted, or nothing should be sent."""
+        if self.link_bytes is None or not self.predicted.num_bytes:
+            return None
+        return self.link_bytes / self.predicted.num_bytes - 1
+
+    @property
+    def link_is_near(self) -> bool:
+        """Whether the links sent what was predicted, and not more on top of it than protocols do."""
+        share = self.link_over_predicted
+        return share is None or abs(share) <= INTERFACE_TOLERANCE
 
     @property
     def holds(self) -> bool:
         """Whether nothing contradicts the prediction."""
-        ratios = self.link_over_predicted or {}
-        near = all(abs(ratio - 1) <= INTERFACE_TOLERANCE for ratio in ratios.values())
-        return self.collectives_equal is not False and self.payload_equal is not False and near
+        return self.collectives_equal is not False and self.payload_equal is not False and self.link_is_near
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        names = ("kind", "num_ranks", "num_elements", "element_bytes")
+        calls = [dict(zip(names, call, strict=True)) for call in self.predicted.collectives.elements()]
+        return asdict(self) | {
+            "predicted": asdict(self.predicted) | {"collectives": calls},
+            "link_over_predicted": self.link_over_predicted,
+            "holds": self.holds,
+        }
 
 
 def check_report(report: Mapping[str, Any]) -> list[ArmCheck]:
@@ -132,15 +152,8 @@ def _check_arm(
         payload_bytes=sum(payloads[0].values()) if payloads else None,
         payload_equal=all(payload == predicted.counted_by_phase for payload in payloads) if payloads else None,
         link_bytes=sum(sum(link.values()) for link in links) / len(links) if links else None,
-        link_over_predicted=_over_predicted(links, predicted) if links else None,
     )
 
 
 def _signatures(calls: list[dict[str, Any]]) -> Counter[Signature]:
     return Counter((call["kind"], call["num_ranks"], call["num_elements"], call["element_bytes"]) for call in calls)
-
-
-def _over_predicted(links: list[dict[str, int]], predicted: Predicted) -> dict[str, float]:
-    """Mean link bytes over the prediction, in the phases that should send anything."""
-    means = {phase: sum(link[phase] for link in links) / len(links) for phase in predicted.bytes_by_phase}
-    return {phase: means[phase] / num_bytes for phase, num_bytes in predicted.bytes_by_phase.items() if num_bytes}

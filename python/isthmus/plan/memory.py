@@ -116,7 +116,10 @@ def residual_bytes(wire: WireOptions, call: Collective, num_nodes: int) -> int:
 
 
 def scratch_bytes(wire: WireOptions, call: Collective, num_nodes: int) -> int:
-    """What a collective in two tiers works in, ranks placed in blocks (docs/algorithms.md, "Memory"). Flat: 0."""
+    """What a collective in two tiers works in, ranks placed in blocks (docs/algorithms.md, "Memory"). Flat: 0.
+
+    The slab that all of them share grows by pieces, and so may become up to twice as large as the largest need.
+    """
     num_ranks, chunk, wide = len(call.ranks), call.chunk_elements, max(call.element_bytes, _FLOAT_BYTES)
     if num_nodes == 1 or wire.tiers == "flat":
         return 0
@@ -125,7 +128,8 @@ def scratch_bytes(wire: WireOptions, call: Collective, num_nodes: int) -> int:
     lossy = is_lossy(wire, call, num_nodes)
     packet = tagc_packet_bytes(chunk, wire) if lossy else plain_packet_bytes(chunk, call.element_bytes)
     narrow = call.element_bytes < wide
-    reduction = num_nodes * chunk * wide + 2 * num_nodes * packet
+    pieces = num_nodes * chunk * wide if num_ranks > num_nodes or narrow else 0  # else the gradient itself
+    reduction = pieces + 2 * num_nodes * packet
     if call.kind is Kind.REDUCE_SCATTER:
         return reduction + (chunk * wide if narrow else 0)
     filled_up = call.num_elements != chunk * num_ranks

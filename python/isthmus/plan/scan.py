@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from isthmus.plan.assumptions import CodecSpeeds, Compute, Links
@@ -37,6 +37,7 @@ class Comparison:
     codecs: CodecSpeeds
     compute: Compute
     memory_bytes: int | None = None
+    _known: dict[tuple[str, float], StepTime] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def candidates(self) -> list[StepPlan]:
@@ -50,8 +51,11 @@ class Comparison:
 
     def time(self, plan: StepPlan, inter_gbit_s: float | None = None) -> StepTime:
         """A strategy's step at this speed between nodes; None: that of the links."""
-        links = self.links if inter_gbit_s is None else replace(self.links, inter_gbit_s=inter_gbit_s)
-        return plan.time(links, self.codecs, self.compute)
+        speed = self.links.inter_gbit_s if inter_gbit_s is None else inter_gbit_s
+        key = (plan.strategy.name, speed)
+        if key not in self._known:
+            self._known[key] = plan.time(replace(self.links, inter_gbit_s=speed), self.codecs, self.compute)
+        return self._known[key]
 
     def preferred(self, plans: Sequence[StepPlan], inter_gbit_s: float | None = None) -> StepPlan | None:
         """The one of these with the shortest step, or one that needs less and is as good; None if there are none."""

@@ -6,7 +6,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.plan.check import INTERFACE_TOLERANCE, ArmCheck
+from isthmus.plan.check import ArmCheck
 from isthmus.plan.placement import Phase
 from isthmus.plan.report import backend_name, notes, phase_bytes, verdict
 from isthmus.plan.scan import Comparison
@@ -95,11 +95,10 @@ def _agreement(agrees: bool | None) -> str:
 
 
 def _over(check: ArmCheck) -> str:
-    if check.link_bytes is None or not check.predicted.num_bytes:
+    share = check.link_over_predicted
+    if share is None:
         return "-"
-    share = check.link_bytes / check.predicted.num_bytes - 1
-    text = f"{share:+.1%}"
-    return text if check.holds or abs(share) <= INTERFACE_TOLERANCE else f"[red]{text}[/red]"
+    return f"{share:+.1%}" if check.link_is_near else f"[red]{share:+.1%} (!)[/red]"
 
 
 def _table(title: str, columns: list[str]) -> Table:
