@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -132,12 +132,7 @@ def _create(group: Group, given_options: Any) -> _C.Backend:
     _set_up_process(options)
     options._timeout = group.timeout
     options.global_ranks_in_group = list(group.global_ranks)
-    nodes = node_map.choose(
-        group.global_ranks,
-        [introduction.surroundings for introduction in introductions],
-        group.world_size,
-        _native.load().describe_nodes,
-    )
+    nodes = _place(group, introductions)
     _log_nodes(group, nodes)
     return _assemble(group, options, nodes.node_of_rank, nodes.origin)
 
@@ -157,10 +152,32 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
             node = native.parse_nodes(options.nodes, group.world_size)[global_rank]
             surroundings = Surroundings(option=f"node {node}")
         else:
-            surroundings = node_map.look_around(os.environ, group.world_size)
+            surroundings = _look_around(group)
     except Exception as error:
         return None, Introduction(error=str(error))
     return options, Introduction(surroundings=surroundings, options=fields)
+
+
+# Set by the last group of all ranks that was not placed by option.
+_launcher_contradicts_itself = False
+
+
+def _look_around(group: Group) -> Surroundings:
+    surroundings = node_map.look_around(os.environ, group.world_size)
+    if group.size < group.world_size and _launcher_contradicts_itself:
+        return replace(surroundings, claim=None)  # a few members' claims may seem to fit together
+    return surroundings
+
+
+def _place(group: Group, introductions: Sequence[Introduction]) -> Nodes:
+    """Return the group's node map, and remember for its subgroups whether their launcher is to be believed."""
+    global _launcher_contradicts_itself
+    surroundings = [introduction.surroundings for introduction in introductions]
+    describe = _native.load().describe_nodes
+    nodes = node_map.choose(group.global_ranks, surroundings, group.world_size, describe)
+    if group.size == group.world_size and nodes.source != node_map.OPTION:
+        _launcher_contradicts_itself = nodes.source == node_map.MACHINE and bool(nodes.doubt)
+    return nodes
 
 
 def _exchange(group: Group, own: Introduction) -> list[Introduction]:

@@ -185,7 +185,11 @@ def initialise_with(rank: int, world_size: int, env_of_rank: list[dict[str, str]
         ranks.init(timeout_s=20)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    text = f"{node_map(None)}, by {isthmus.stats()['node_map_source']}"
+    source = isthmus.stats()["node_map_source"]
+    alone = [dist.new_group([member]) for member in range(world_size)][rank]
+    # What the world does not believe, no subgroup does.
+    assert isthmus.stats(alone)["node_map_source"] == source.partition(", though")[0]
+    text = f"{node_map(None)}, by {source}"
     finish()
     return text
 
