@@ -1,6 +1,9 @@
 #include "transport/message_transport.h"
 
+#include <algorithm>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <set>
 #include <utility>
 
@@ -14,6 +17,13 @@ class CompletedHandle final : public Handle {
  public:
   void wait(Stream /*stream*/) override {}
 };
+
+// The second keeps links busy while the first ends.
+constexpr int kExchangesAtOnce = 2;
+
+bool spans_nodes(const std::vector<int>& node_of_rank) {
+  return std::set<int>(node_of_rank.begin(), node_of_rank.end()).size() > 1;
+}
 
 bool has_links_of_both_kinds(const std::vector<int>& node_of_rank) {
   const auto num_nodes = std::set<int>(node_of_rank.begin(), node_of_rank.end()).size();
@@ -71,27 +81,67 @@ void MessageTransport::Exchange::send(int peer, ConstBuffer buffer) {
   }
 }
 
+// One part to each other rank and one from each, in rounds: in round d every rank sends to the d-th after it and
+// receives from the d-th before it. wait() starts the later ones.
+class MessageTransport::DirectExchange final : public Handle {
+ public:
+  // part_to(peer): what goes to that rank. part_from(peer): where what comes from it is written.
+  DirectExchange(MessageTransport& transport, Operation operation, std::function<ConstBuffer(int)> part_to,
+                 std::function<Buffer(int)> part_from)
+      : transport_(transport), operation_(operation), part_to_(std::move(part_to)), part_from_(std::move(part_from)) {
+    for (int i = 0; i < kExchangesAtOnce; ++i) {
+      start_next_rounds();
+    }
+  }
+
+  void wait(Stream stream) override {
+    for (; !under_way_.empty(); under_way_.pop_front()) {
+      under_way_.front()->wait(stream);
+      start_next_rounds();
+    }
+  }
+
+ private:
+  void start_next_rounds() {
+    const int begin = next_round_;
+    const int end = std::min(begin + transport_.rounds_at_once_, transport_.size());
+    if (begin == end) {
+      return;
+    }
+    under_way_.push_back(transport_.start_exchange(operation_));
+    for (int distance = begin; distance < end; ++distance) {
+      const int source = transport_.neighbour(-distance);
+      under_way_.back()->receive(source, part_from_(source));
+    }
+    for (int distance = begin; distance < end; ++distance) {
+      const int target = transport_.neighbour(distance);
+      under_way_.back()->send(target, part_to_(target));
+    }
+    next_round_ = end;
+  }
+
+  MessageTransport& transport_;
+  const Operation operation_;
+  const std::function<ConstBuffer(int)> part_to_;
+  const std::function<Buffer(int)> part_from_;
+  int next_round_ = 1;  // also the distance of its peers
+  std::deque<std::unique_ptr<Exchange>> under_way_;
+};
+
 // Every part goes straight to its owner; wait() sums what arrived.
 class MessageTransport::DirectReduceScatter final : public Handle {
  public:
   DirectReduceScatter(MessageTransport& transport, ConstBuffer in, Buffer out)
       : transport_(transport),
         received_(transport.take_scratch(in.bytes())),
-        exchange_(transport.start_exchange(Operation::kReduceScatter)),
         in_(in),
-        out_(out) {
-    for (int distance = 1; distance < transport.size(); ++distance) {
-      const int peer = transport.neighbour(-distance);
-      exchange_->receive(peer, received().part(peer, out.num_elements));
-    }
-    for (int distance = 1; distance < transport.size(); ++distance) {
-      const int peer = transport.neighbour(distance);
-      exchange_->send(peer, in.part(peer, out.num_elements));
-    }
-  }
+        out_(out),
+        exchange_(
+            transport, Operation::kReduceScatter, [this](int peer) { return in_.part(peer, out_.num_elements); },
+            [this](int peer) { return received().part(peer, out_.num_elements); }) {}
 
   void wait(Stream stream) override {
-    exchange_->wait(stream);
+    exchange_.wait(stream);
     sum_in_rank_order(transport_.size(), ReduceOp::kSum, out_, [&](int rank) {
       return (rank == transport_.rank() ? in_ : ConstBuffer(received())).part(rank, out_.num_elements);
     });
@@ -103,9 +153,9 @@ class MessageTransport::DirectReduceScatter final : public Handle {
 
   MessageTransport& transport_;
   std::vector<std::byte> received_;  // outlives the exchange, whose messages write into it
-  std::unique_ptr<Exchange> exchange_;
-  ConstBuffer in_;
-  Buffer out_;
+  const ConstBuffer in_;
+  const Buffer out_;
+  DirectExchange exchange_;
 };
 
 MessageTransport::MessageTransport(std::string tier, int rank, std::vector<int> global_ranks,
@@ -114,7 +164,8 @@ MessageTransport::MessageTransport(std::string tier, int rank, std::vector<int> 
       rank_(rank),
       global_ranks_(std::move(global_ranks)),
       node_of_rank_(node_of_rank),
-      ring_(has_links_of_both_kinds(node_of_rank)) {
+      ring_(has_links_of_both_kinds(node_of_rank)),
+      rounds_at_once_(spans_nodes(node_of_rank) ? 1 : std::max(1, size() - 1)) {
   ISTHMUS_CHECK(Error, rank >= 0 && rank < size() && node_of_rank.size() == global_ranks_.size(), tier_, " tier: rank ",
                 rank, " of ", size(), " ranks on ", node_of_rank.size(), " nodes");
 }
@@ -135,14 +186,9 @@ HandlePtr MessageTransport::all_to_all(ConstBuffer in, Buffer out, Stream /*stre
                 tier_, " all-to-all of ", in.num_elements, " x ", to_string(in.dtype), " into ", out.num_elements,
                 " x ", to_string(out.dtype), " over ", size(), " ranks");
   const int64_t part_elements = in.num_elements / size();
-  auto exchange = start_exchange(Operation::kAllToAll);
-  for (int distance = 1; distance < size(); ++distance) {
-    exchange->receive(neighbour(-distance), out.part(neighbour(-distance), part_elements));
-  }
-  for (int distance = 1; distance < size(); ++distance) {
-    exchange->send(neighbour(distance), in.part(neighbour(distance), part_elements));
-  }
-  return exchange;
+  return std::make_unique<DirectExchange>(
+      *this, Operation::kAllToAll, [=](int peer) { return in.part(peer, part_elements); },
+      [=](int peer) { return out.part(peer, part_elements); });
 }
 
 HandlePtr MessageTransport::all_gather(ConstBuffer in, Buffer out, Stream /*stream*/) {
@@ -157,14 +203,9 @@ HandlePtr MessageTransport::all_gather(ConstBuffer in, Buffer out, Stream /*stre
     ring_gather(Operation::kAllGather, out, equal_offsets(out.num_elements, size()));
     return std::make_unique<CompletedHandle>();
   }
-  auto exchange = start_exchange(Operation::kAllGather);
-  for (int distance = 1; distance < size(); ++distance) {
-    exchange->receive(neighbour(-distance), out.part(neighbour(-distance), in.num_elements));
-  }
-  for (int distance = 1; distance < size(); ++distance) {
-    exchange->send(neighbour(distance), in);
-  }
-  return exchange;
+  return std::make_unique<DirectExchange>(
+      *this, Operation::kAllGather, [=](int /*peer*/) { return in; },
+      [=](int peer) { return out.part(peer, in.num_elements); });
 }
 
 HandlePtr MessageTransport::all_reduce(Buffer data, ReduceOp op, Stream /*stream*/) {
@@ -184,14 +225,10 @@ void MessageTransport::direct_all_reduce(Buffer data, ReduceOp op) {
   const Buffer sum{sum_memory.data(), own.num_elements, sum_dtype};
   const Buffer received{received_memory.data(), size() * own.num_elements, data.dtype};
 
-  const auto parts = start_exchange(Operation::kAllReduce);
-  for (int distance = 1; distance < size(); ++distance) {
-    parts->receive(neighbour(-distance), received.part(neighbour(-distance), own.num_elements));
-  }
-  for (int distance = 1; distance < size(); ++distance) {
-    parts->send(neighbour(distance), chunk(data, offsets, neighbour(distance)));
-  }
-  parts->wait();
+  DirectExchange(
+      *this, Operation::kAllReduce, [&](int peer) { return chunk(data, offsets, peer); },
+      [&](int peer) { return received.part(peer, own.num_elements); })
+      .wait({});
   sum_in_rank_order(size(), op, sum, [&](int peer) {
     return ConstBuffer(peer == rank() ? own : received.part(peer, own.num_elements));
   });
@@ -199,14 +236,10 @@ void MessageTransport::direct_all_reduce(Buffer data, ReduceOp op) {
   give_scratch(std::move(received_memory));
   give_scratch(std::move(sum_memory));
 
-  const auto sums = start_exchange(Operation::kAllReduce);
-  for (int distance = 1; distance < size(); ++distance) {
-    sums->receive(neighbour(-distance), chunk(data, offsets, neighbour(-distance)));
-  }
-  for (int distance = 1; distance < size(); ++distance) {
-    sums->send(neighbour(distance), own);
-  }
-  sums->wait();
+  DirectExchange(
+      *this, Operation::kAllReduce, [&](int /*peer*/) { return own; },
+      [&](int peer) { return chunk(data, offsets, peer); })
+      .wait({});
 }
 
 void MessageTransport::ring_all_reduce(Buffer data, ReduceOp op) {

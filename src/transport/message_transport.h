@@ -21,10 +21,12 @@ inline constexpr int kNumOperations = 4;
 const char* to_string(Operation operation);
 
 // Where all links of a tier are of one kind (one node, or one rank a node) each part goes straight to its owner, who
-// sums in rank order: with s ranks and parts of b bytes every rank sends (s-1) b, twice for all_reduce. In a tier that
-// spans nodes with several ranks on each ("flat") data walks a ring, r to r + 1, so that in block placement only one
-// edge leaves each node. There sums are taken in the order of the ring, partial sums travel in the accumulate type, and
-// the operation is done when the call returns. So is all_reduce always.
+// sums in rank order: with s ranks and parts of b bytes every rank sends (s-1) b, twice for all_reduce. Within a node
+// all parts leave at once. Between nodes they do so in rounds, in which every rank has one sender and one receiver:
+// were all to send to all, a node's link would be offered many times what it carries, would drop packets, and carry
+// them again (docs/scaling.md). In a tier that spans nodes with several ranks on each ("flat") data walks a ring, r to
+// r + 1, so that in block placement only one edge leaves each node. There sums are taken in the order of the ring,
+// partial sums travel in the accumulate type, and the operation is done when the call returns. So is all_reduce always.
 class MessageTransport : public Transport {
  public:
   int rank() const override { return rank_; }
@@ -72,6 +74,7 @@ class MessageTransport : public Transport {
   Clock::time_point deadline() const { return deadline_; }  // time_point::max(): none was set
 
  private:
+  class DirectExchange;
   class DirectReduceScatter;
 
   void direct_all_reduce(Buffer data, ReduceOp op);
@@ -89,6 +92,7 @@ class MessageTransport : public Transport {
   const std::vector<int> global_ranks_;
   const std::vector<int> node_of_rank_;
   const bool ring_;  // links of both kinds
+  const int rounds_at_once_;
   Clock::time_point deadline_ = Clock::time_point::max();
   std::vector<std::vector<std::byte>> free_scratch_;
   std::atomic<int64_t> scratch_bytes_{0};  // those that are in use, too
