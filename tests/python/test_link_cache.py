@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from isthmus.topology import link_cache
 from isthmus.topology.link_cache import (
@@ -157,6 +160,31 @@ def test_a_bad_file_is_named_with_the_place(
         f"{error.value}: {end}" for end in ("ignored", "replaced")
     ]
     assert load_links() == LINKS
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else []
+    return [path, *(place for key, inner in items for place in places(inner, (*path, key)))]
+
+
+@given(st.sampled_from(places(document())), JSON)
+def test_anything_anywhere_is_read_or_named(place: tuple[Any, ...], value: Any) -> None:
+    content: Any = [document()]
+    *way, last = (0, *place)
+    target = content
+    for key in way:
+        target = target[key]
+    target[last] = value
+    with contextlib.suppress(ValueError):
+        assert isinstance(link_cache._measurements(content[0])[-1], MeasuredLinks)
 
 
 def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.simulate import NamespaceNetwork, NetworkError
 from isthmus.topology import machine, node_map, nvml
 from isthmus.topology.launchers import Claim
 from isthmus.topology.node_map import FABRIC, MACHINE, OPTION, Nodes, Surroundings, choose, name_ranks
@@ -209,6 +211,21 @@ def test_the_fabric_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_this_machine_has_one_identity() -> None:
     assert node_map.machine_identity() == node_map.machine_identity() != ""
+
+
+def test_network_namespaces_are_machines_of_their_own() -> None:
+    """As containers that share a host, but not its network."""
+    try:
+        network = NamespaceNetwork(2, "root")
+    except NetworkError as error:
+        pytest.skip(f"no namespaces here: {error}")
+    show = [sys.executable, "-c", "from isthmus.topology import node_map; print(node_map.machine_identity())"]
+    with network:
+        told = [
+            subprocess.run([*network.command_prefix(node), *show], capture_output=True, text=True, check=True).stdout
+            for node in (0, 0, 1)
+        ]
+    assert node_map.node_labels([*told, f"{node_map.machine_identity()}\n"]) == [0, 0, 1, 2]
 
 
 def test_the_host_name_where_there_is_no_proc(monkeypatch: pytest.MonkeyPatch) -> None:
