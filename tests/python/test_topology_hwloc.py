@@ -251,6 +251,11 @@ def test_number_of_links_from_their_bandwidth(mb_s: int, kind: str) -> None:
     assert machine.link("GPU0", "GPU1").speed_gbit_s == mb_s * 8 / 1000
 
 
+def test_bandwidth_that_is_not_the_same_both_ways() -> None:
+    machine = parse(TWO_GPUS, after=nvlinks(["OSDev:200", "OSDev:201"], [[0, 100000], [50000, 0]]))
+    assert machine.distance("GPU0", "GPU1") == "NV2"
+
+
 def test_bandwidth_of_no_known_link() -> None:
     machine = parse(TWO_GPUS, after=nvlinks(["OSDev:200", "OSDev:201"], [[0, 33333], [33333, 0]]))
     assert machine.distance("GPU0", "GPU1") == "NV1"

@@ -111,7 +111,14 @@ def test_links_to_something_unknown_are_taken_for_links_to_a_switch() -> None:
     target = 'target="0000:99:00.0" count="6"'
     machine = parse(in_cpu(gpu("0000:01:00.0", 0, target) + gpu("0000:02:00.0", 1, target)))
     assert machine.distance("GPU0", "GPU1") == "NV6"
+    assert machine.link("GPU0", "GPU1").speed_gbit_s == 6 * 200
     assert noted(machine, "are taken to lead to switches (lines 3, 3)")
+
+
+def test_speed_of_links_between_a_known_and_an_unknown_gpu() -> None:
+    target = 'target="0000:99:00.0" count="6"'
+    body = gpu("0000:01:00.0", 0, target, sm=90) + gpu("0000:02:00.0", 1, target, sm=120)
+    assert parse(in_cpu(body)).link("GPU0", "GPU1").speed_gbit_s is None
 
 
 def test_links_to_a_gpu_that_the_job_did_not_see() -> None:
@@ -144,23 +151,38 @@ def test_switches_levels_and_host_bridges() -> None:
     assert [machine.distance("GPU0", gpu) for gpu in machine.gpus] == ["X", "PIX", "PXB", "PHB", "SYS"]
 
 
+def test_a_way_of_unknown_speed_and_bridges_without_devices() -> None:
+    slow, unknown = 'link_speed="8 GT/s" link_width="16"', 'link_speed="Unknown" link_width="16"'
+    gpus = "".join(
+        f'<pci busid="0000:0{n}:00.0" class="0x030200" {link}/>' for n, link in enumerate((slow, unknown, slow))
+    )
+    empty = '<pci busid="0000:0a:00.0" class="0x060400"><pci busid="0000:0b:00.0" class="0x060400"/></pci>'
+    machine = parse(in_cpu(f'<pci busid="0000:09:00.0" class="0x060400" {unknown}>{gpus}{empty}</pci>'))
+    assert machine.link("GPU0", "GPU1").speed_gbit_s is None
+    assert machine.link("GPU0", "GPU2").speed_gbit_s == pytest.approx(
+        126, abs=0.1
+    )  # the switch's own link is not on it
+    assert len(machine.pcie[0].children[0].children) == 3
+
+
 def test_nics_with_several_ports_and_without_pcie() -> None:
     machine = parse(
         in_cpu(
             '<pci busid="0000:61:00.0" class="0x020700"><nic><net name="mlx5_4" dev="1" speed="200000"/>'
             '<net name="mlx5_5" dev="0" speed="100000" gdr="1"/></nic></pci>'
-            '<nic><net name="tailscale0" dev="2" speed="-1"/></nic>'
+            '<nic><net name="tailscale0" dev="2" speed="-1"/></nic><nic><net name="eth9" dev="3" speed="0"/></nic>'
         )
     )
     assert [(nic.name, nic.speed_gbit_s) for nic in machine.nics] == [
         ("mlx5_5", 100.0),
         ("mlx5_4", 200.0),
         ("tailscale0", None),
+        ("eth9", None),
     ]
     assert (machine.nics[2].bus_id, machine.nics[2].numa_node) == (None, 0)
     assert machine.distance("NIC0", "NIC1") == "PIX"
     assert machine.distance("NIC0", "NIC2") == "PHB"
-    assert noted(machine, "a NIC has no speed above 0: it is unknown (line 3)")
+    assert noted(machine, "a NIC has no speed above 0: it is unknown (lines 3, 3)")
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,13 @@ def test_names_of_nics() -> None:
     assert noted(numbered, "no legend of its NICs")
 
 
+def test_the_numa_node_of_a_nic_that_is_near_gpus_of_two() -> None:
+    rows = "GPU0 X SYS PHB 0-7 0\nGPU1 SYS X PHB 8-15 1\nNIC0 PHB PHB X\n"
+    machine = parse("GPU0 GPU1 NIC0 CPU Affinity NUMA Affinity\n" + rows)
+    assert [gpu.numa_node for gpu in machine.gpus] == [0, 1]
+    assert machine.nics[0].numa_node is None
+
+
 def test_mig_devices_are_left_out() -> None:
     text = MATRIX.replace("NIC0    PXB", "  MIG 1g.10gb     Device  0: (UUID: MIG-1)\nNIC0    PXB")
     assert links(parse(text)) == links(parse(MATRIX))

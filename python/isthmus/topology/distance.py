@@ -80,7 +80,8 @@ class _Places:
         else:
             # The last shared place is a switch, or the adapter itself; below it come other switches and the devices.
             kind = "PIX" if max(len(path_a), len(path_b)) - shared <= 1 else "PXB"
-        return Link(a.id, b.id, kind, None if kind == "SYS" else _slowest(path_a[shared:] + path_b[shared:]))
+        is_known = path_a and path_b and kind != "SYS"
+        return Link(a.id, b.id, kind, _slowest(path_a[shared:] + path_b[shared:]) if is_known else None)
 
     def _in_one_numa_node(self, a: Gpu | Nic, b: Gpu | Nic) -> bool:
         if a.numa_node is None or b.numa_node is None:
