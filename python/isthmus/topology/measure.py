@@ -31,7 +31,7 @@ SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))
 BUDGET_S = 3.0
 #: The best of these counts: whatever else the machines do only adds.
 _BURSTS = 5
-_MAX_REPEATS = 200
+_MAX_REPEATS = 50
 _GROWTH = SIZES[1] // SIZES[0]
 
 
@@ -134,18 +134,18 @@ class _Stage:
         """Time messages of growing size. senders: ranks that share the link, whose bytes add up."""
         samples: list[LinkSample] = []
         left_s = self.budget_s
-        for num_bytes in SIZES:
-            each_s, taken_s = self._time_size(ring, num_bytes)
+        for index, num_bytes in enumerate(SIZES):
+            each_s, taken_s = self._time_size(ring, num_bytes, share_s=max(0.0, left_s) / (len(SIZES) - index))
             samples.append(LinkSample(senders * num_bytes, 1e6 * each_s))
             left_s -= taken_s
-            if len(samples) > 1 and left_s < _GROWTH * (1 + _BURSTS) * each_s:
+            # A busy machine may use up the time on small messages; the large ones are what bandwidth is taken from.
+            if len(samples) > 1 and _GROWTH * (1 + _BURSTS) * each_s > max(left_s, self.budget_s / 4):
                 break
         return samples
 
-    def _time_size(self, ring: _Ring, num_bytes: int) -> tuple[float, float]:
+    def _time_size(self, ring: _Ring, num_bytes: int, share_s: float) -> tuple[float, float]:
         """Return how long one exchange takes, and how long it took to know; both equal on all ranks."""
         buffers = torch.zeros(num_bytes, dtype=torch.uint8), torch.empty(num_bytes, dtype=torch.uint8)
-        share_s = self.budget_s / len(SIZES)
         taken_s = first_s = self._burst_s(ring, *buffers, repeats=1)
         repeats = max(1, min(_MAX_REPEATS, int(share_s / _BURSTS / first_s)))
         best_s = math.inf
@@ -153,8 +153,6 @@ class _Stage:
             burst_s = self._burst_s(ring, *buffers, repeats)
             best_s = min(best_s, burst_s / repeats)
             taken_s += burst_s
-            if taken_s > 2 * share_s:  # the first was luck, or the machine has become busy
-                break
         return best_s, taken_s
 
     def _burst_s(self, ring: _Ring, outgoing: Tensor, incoming: Tensor, repeats: int) -> float:
