@@ -105,7 +105,7 @@ def cached_links() -> MeasuredLinks | None:
     """
     path = default_path()
     try:
-        return load_links(path) if path.exists() else None
+        return load_links(path) if os.path.exists(path) else None  # which, unlike Path.exists, never raises
     except LinkFileError as error:
         logger.warning("%s: ignored", error)
         return None
@@ -142,7 +142,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _read_or_nothing(path: Path) -> list[MeasuredLinks]:
-    if not path.exists():
+    if not os.path.exists(path):
         return []
     try:
         return _read(path)
