@@ -198,6 +198,13 @@ def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         load_links(tmp_path / "big")
 
 
+def test_a_directory_is_named_and_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError) as error:
+        save_links(LINKS, tmp_path)
+    assert error.value.filename == str(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_failed_write_leaves_the_old_file_alone(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_links(LINKS)
 

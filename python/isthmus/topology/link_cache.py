@@ -11,6 +11,7 @@ The newest measurement stands last, one for each cluster: hosts, node map and ba
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -118,6 +119,8 @@ def save_links(links: MeasuredLinks, path: Path | None = None) -> Path:
     part. Raises OSError where it cannot be written.
     """
     path = path or default_path()
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     kept = [other for other in _read_or_nothing(path) if other.cluster != links.cluster]
     document = {
         "format": FORMAT,
