@@ -203,6 +203,23 @@ def test_what_is_no_way_out_is_left_out_by_name(machine):
     assert not noted(node, "eth0vf1")
 
 
+def test_usb_that_is_on_no_pci_bus(machine):
+    folder = machine.roots.sys / "devices/platform/usb1/1-1/net/usb1"
+    folder.mkdir(parents=True)
+    (machine.roots.sys / "class/net").mkdir(parents=True)
+    (machine.roots.sys / "class/net/usb1").symlink_to(folder)
+    node = found(machine)
+    assert node.nics == ()
+    assert noted(node, "usb1 (not on PCIe)")
+
+
+def test_the_interface_of_a_single_port_may_have_any_number(machine):
+    machine.pci("0000:01:00.0", ETHERNET)
+    machine.verbs("mlx5_0", "0000:01:00.0", "Ethernet")
+    machine.interface("eth1", "0000:01:00.0", dev_port=1)
+    assert [nic.name for nic in found(machine).nics] == ["mlx5_0"]
+
+
 def test_both_ports_of_an_adapter_with_one_function(machine):
     machine.pci("0000:01:00.0", INFINIBAND)
     machine.verbs("mlx4_0", "0000:01:00.0", ports=2, rate="56 Gb/sec (4X FDR)")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pynvml
 import pytest
 
@@ -214,6 +216,19 @@ def test_hwloc_overrides_nothing(machine):
     node = found(machine, facts_of(MadeUpGpu("0000:01:00.0")), HwlocFacts(xml=HWLOC_XML))
     assert node.sockets == (Socket(0, (0, 1), "Some CPU"),)
     assert (node.gpus[0].model, node.gpus[0].numa_node) == ("NVIDIA A100-SXM4-80GB", 0)
+
+
+def test_nvlinks_by_hwloc_where_nvml_is_missing(machine):
+    for bus in ("0002", "0003", "000a", "000b"):
+        machine.gpu(f"{bus}:01:00.0", f"pci{bus}:00")
+    hwloc = HwlocFacts(xml=(Path(__file__).parents[1] / "machines/power8-gpu.hwloc.xml").read_bytes())
+    node = found(machine, hwloc=hwloc)
+    assert [node.distance("GPU0", other) for other in ("GPU1", "GPU2")] == ["NV2", "SYS"]
+    assert node.distance("GPU2", "GPU3") == "NV2"
+    assert {gpu.model for gpu in node.gpus} == {"Tesla P100-SXM2-16GB"}
+    # NVML knows better: here, that there are none.
+    gpus = [MadeUpGpu(gpu.bus_id or "") for gpu in node.gpus]
+    assert found(machine, facts_of(*gpus), hwloc).distance("GPU0", "GPU1") == "NODE"
 
 
 @pytest.mark.parametrize("xml", [b"", b"<topology", b"<system/>", b"\xff\xfe\x00"])

@@ -82,6 +82,7 @@ def test_variables_in_force_have_their_group():
         "GLOO_SOCKET_IFNAME": ("eth1", "gloo"),
         "ISTHMUS_LOG": ("debug", "isthmus"),
     }
+    assert [one.value for one in variables_set({"NCCL_DEBUG": ""}, [])] == [""]  # set, and empty
     assert unknown_variables(environment, ["ISTHMUS_LOG"]) == []
     assert [one.name for one in unknown_variables(environment, [])] == ["ISTHMUS_LOG"]
 

@@ -14,10 +14,12 @@ from lxml import etree
 from typer.testing import CliRunner
 
 from isthmus.cli import app
-from isthmus.topology.machine import Fabric, Gpu, Link, Machine, Nic, NicKind
+from isthmus.topology.machine import Fabric, Gpu, Link, Machine, Nic, NicKind, PcieKind, PcieNode
 from isthmus.topology.overview import node_shape, overview
+from isthmus.topology.rails import Rails
 from isthmus.topology.render_svg import draw_overview
 from isthmus.topology.svg import fit
+from isthmus.topology.svg_layout import lay_out
 
 ROOT = Path(__file__).parents[2]
 MACHINES = ROOT / "tests/machines"
@@ -256,6 +258,16 @@ def test_a_picture_says_how_fast_rails_are():
     assert any(text.startswith("NVLink: NV4") for text in shown)
     assert shown.count("PIX") == 2 and shown.count("SYS") == 2  # once a node
     assert any(text.startswith("dashed") for text in shown)
+
+
+def test_host_bridges_stand_in_the_order_of_their_gpus():
+    trees = tuple(
+        PcieNode(PcieKind.HOST_BRIDGE, numa_node=0, children=(PcieNode(PcieKind.GPU, devices=(f"GPU{gpu}",)),))
+        for gpu in (2, 0, 1)
+    )
+    gpus = tuple(Gpu(index, numa_node=0) for index in range(3))
+    machine = Machine("three", "test", gpus=gpus, pcie=trees)
+    assert lay_out(machine, Rails(())).tops == {"GPU0": 0.5, "GPU1": 1.5, "GPU2": 2.5}
 
 
 def test_a_picture_of_a_machine_without_gpu():

@@ -68,7 +68,7 @@ def _join(
     nvlinks = _nvlinks(nvml.gpus)
     if hwloc is not None:
         gpus, nics = _fill_gpus(gpus, hwloc), _fill_nics(nics, hwloc)
-        nvlinks = nvlinks or _nvlinks_by_hwloc(gpus, hwloc)
+        nvlinks = nvlinks if nvml.missing is None else _nvlinks_by_hwloc(gpus, hwloc)
     if len(numa_nodes) == 1:
         gpus = tuple(replace(gpu, numa_node=numa_nodes[0].index) for gpu in gpus)
         nics = tuple(replace(nic, numa_node=numa_nodes[0].index) for nic in nics)
