@@ -9,7 +9,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 from types import ModuleType
 from typing import Any
 
@@ -144,6 +144,7 @@ def _features(torch: Any, torch_error: str | None, native_error: str | None) -> 
         yield Feature("torch", False, torch_error or "")
     else:
         yield from _torch_features(torch)
+    yield _mpi_feature() if native_error is None else Feature("MPI", False, "needs the native module")
     yield from _topology_features()
 
 
@@ -158,6 +159,13 @@ def _torch_features(torch: Any) -> Iterator[Feature]:
         yield Feature(name, available, "in torch" if available else "not in this torch")
     devices, error = _attempt(torch.cuda.device_count)
     yield Feature("CUDA devices", bool(devices), error or f"{devices or 'none'}")
+
+
+def _mpi_feature() -> Feature:
+    library, error = _attempt(lambda: import_module("isthmus._mpi").library())
+    if library is None:
+        return Feature("MPI", False, f"not built in, or its library is missing: {error}")
+    return Feature("MPI", True, library.partition("\n")[0].strip())
 
 
 def _topology_features() -> Iterator[Feature]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -119,6 +121,16 @@ def test_features_say_what_they_are():
     assert features["backend"].is_available
     assert features["Gloo"].is_available
     assert {"NCCL", "CUDA devices", "hwloc", "NVML"} <= set(features)
+
+
+def test_mpi_is_named_where_it_is_built_in(monkeypatch):
+    monkeypatch.setitem(sys.modules, "isthmus._mpi", SimpleNamespace(library=lambda: "Open MPI v4.1.4, package\nmore"))
+    feature = by_name(collect().features)["MPI"]
+    assert (feature.is_available, feature.detail) == (True, "Open MPI v4.1.4, package")
+    monkeypatch.setitem(sys.modules, "isthmus._mpi", None)
+    feature = by_name(collect().features)["MPI"]
+    assert not feature.is_available
+    assert feature.detail.startswith("not built in, or its library is missing")
 
 
 def test_the_command_prints_text_and_json(monkeypatch):
