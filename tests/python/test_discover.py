@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from isthmus.topology.discover import discover
@@ -256,6 +258,13 @@ def test_a_paravirtual_interface_alone(machine):
     machine.interface("eth0", "0000:00:03.0", -1, below="virtio2")
     (node,) = found(machine).nics
     assert (node.name, node.bus_id, node.kind, node.speed_gbit_s) == ("eth0", "0000:00:03.0", NicKind.ETHERNET, None)
+
+
+def test_names_of_any_byte(machine):
+    for number, name in enumerate(("eth\x1b[31m", os.fsdecode(b"eth\xff"))):
+        machine.pci(f"0000:0{number + 1}:00.0", ETHERNET)
+        machine.interface(name, f"0000:0{number + 1}:00.0")
+    assert sorted(nic.name or "" for nic in found(machine).nics) == ["eth?", "eth?[31m"]
 
 
 @pytest.mark.parametrize("speed", [-1, 4_294_967_295, "many", "", 0, None, 99_999_999])

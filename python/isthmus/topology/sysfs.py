@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.topology import pcie
+from isthmus.topology.machine import printable
 
 _NVIDIA = 0x10DE
 _AMAZON = 0x1D0F
@@ -155,7 +156,7 @@ def read_facts(roots: Roots | None = None) -> Facts:
         pci=tuple(_pci_devices(roots.sys / "bus/pci/devices")),
         interfaces=tuple(_interfaces(roots.sys / "class/net")),
         rdma_ports=tuple(_rdma_ports(roots.sys / "class/infiniband")),
-        host_name=_read(roots.proc / "sys/kernel/hostname") or None,
+        host_name=printable(_read(roots.proc / "sys/kernel/hostname") or "") or None,
         has_pci=(roots.sys / "bus/pci/devices").is_dir(),
         has_network=(roots.sys / "class/net").is_dir(),
     )
@@ -227,7 +228,7 @@ def _cpu_model(cpuinfo: Path) -> str | None:
     for line in (_read(cpuinfo) or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("model name", "cpu"):  # x86, POWER; Arm names its parts by number only
-            return value.strip() or None
+            return printable(value.strip()) or None
     return None
 
 
@@ -292,7 +293,7 @@ def _interfaces(folder: Path) -> Iterator[Interface]:
         _, way = _pci_path(path)
         parts = path.resolve().parts
         yield Interface(
-            name=path.name,
+            name=printable(path.name),
             bus_id=way[-1] if way else None,
             is_virtual="virtual" in parts,
             is_representor=bool(_REPRESENTOR.match(_read(path / "phys_port_name") or "")),
@@ -301,7 +302,9 @@ def _interfaces(folder: Path) -> Iterator[Interface]:
             speed_gbit_s=_port_speed(_read_number(path / "speed"), 1000),
             is_down=_read(path / "operstate") in ("down", "lowerlayerdown", "notpresent"),
             port=_read_index(path / "dev_port") or 0,
-            lower=tuple(child.name.removeprefix("lower_") for child in _children(path) if child.name[:6] == "lower_"),
+            lower=tuple(
+                printable(child.name.removeprefix("lower_")) for child in _children(path) if child.name[:6] == "lower_"
+            ),
         )
 
 
@@ -311,7 +314,7 @@ def _rdma_ports(folder: Path) -> Iterator[RdmaPort]:
         for number, port in sorted(_numbered(device / "ports", "")):
             state = _read(port / "state")
             yield RdmaPort(
-                device=device.name,
+                device=printable(device.name),
                 port=number,
                 bus_id=way[-1] if way else None,
                 link_layer=_read(port / "link_layer"),
