@@ -173,6 +173,15 @@ def test_a_multi_node_nvlink_domain_is_noted():
     assert sum("NVLink domain c0ffee, clique 3" in note for note in view.notes) == 1
 
 
+def test_gpus_that_cuda_numbers_differently_are_noted():
+    def notes(source, environment):
+        return overview(Machine("one", source, gpus=(Gpu(0),)), None, environment).notes
+
+    hidden = {"CUDA_VISIBLE_DEVICES": "1,0"}
+    assert any("CUDA_VISIBLE_DEVICES" in note for note in notes("discovery", hidden))
+    assert not any("CUDA_VISIBLE_DEVICES" in note for note in (*notes("nccl xml", hidden), *notes("discovery", {})))
+
+
 # --- bad input
 
 

@@ -62,6 +62,8 @@ def overview(machine: Machine, nodes: str | None, environment: Mapping[str, str]
     shape = node_shape(nodes, environment)
     rails, notes = _rails(machine, shape, is_asked_for=nodes is not None)
     notes += _fabric_notes(machine)
+    if machine.source == "discovery" and machine.gpus and environment.get("CUDA_VISIBLE_DEVICES"):
+        notes.append("CUDA_VISIBLE_DEVICES is set: a local rank's GPU may be another than the one of its number here")
     return Overview(machine, rails, shape, tuple(dict.fromkeys((*machine.notes, *notes, *rails.notes))))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from isthmus.topology import pcie
@@ -295,7 +296,7 @@ def _interfaces(folder: Path) -> Iterator[Interface]:
         yield Interface(
             name=printable(path.name),
             bus_id=way[-1] if way else None,
-            is_virtual="virtual" in parts,
+            is_virtual=("devices", "virtual") in pairwise(parts),
             is_representor=bool(_REPRESENTOR.match(_read(path / "phys_port_name") or "")),
             is_usb=any(part.startswith("usb") for part in parts),
             hardware_type=_read_number(path / "type"),
