@@ -19,6 +19,7 @@ from rich.text import Text
 
 from isthmus import _native
 from isthmus._variables import UnknownVariable, Variable, unknown_variables, variables_set
+from isthmus.topology.machine import printable
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def _mpi_feature() -> Feature:
     library, error = _attempt(lambda: import_module("isthmus._mpi").library())
     if library is None:
         return Feature("MPI", False, f"not built in, or its library is missing: {error}")
-    return Feature("MPI", True, library.partition("\n")[0].strip())
+    return Feature("MPI", True, library.partition("\n")[0].strip("\0 "))
 
 
 def _topology_features() -> Iterator[Feature]:
@@ -201,6 +202,6 @@ def print_info(info: Info, console: Console) -> None:
 def _print_rows(console: Console, title: str, rows: Sequence[Sequence[str]]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in ("", *row)))
+        table.add_row(*(Text(printable(cell)) for cell in ("", *row)))
     console.print(Text(f"\n{title}", "bold"))
     console.print(table)

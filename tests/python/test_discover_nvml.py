@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pynvml
@@ -169,6 +172,37 @@ def test_nvml_is_closed_again():
     facts = read_nvml(nvml)
     assert nvml.is_shut_down
     assert (facts.driver, facts.missing) == ("580.1", None)
+
+
+READ_NVML = """
+from isthmus.topology.nvml import read_nvml
+facts = read_nvml()
+print(facts.driver, facts.missing, facts.notes)
+for gpu in facts.gpus:
+    print(gpu.index, gpu.bus_id, gpu.model, gpu.fabric, gpu.in_mig_mode, end=' ')
+    print(len(gpu.nvlinks), set(gpu.nvlinks), gpu.c2c_gbit_s)
+"""
+
+
+def test_a_library_with_the_binary_interface_of_nvml(tmp_path):
+    """What is asked of pynvml above, through the real pynvml: a driver's library that was compiled for this."""
+    source = Path(__file__).parent / "made_up_nvml.c"
+    library = tmp_path / "libnvidia-ml.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", source, "-o", library], check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", READ_NVML],
+        env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    link = NvLink("switch", None, 425.0)
+    fabric = Fabric("abababab-abab-abab-abab-abababababab", 32766)
+    assert result.stdout.splitlines() == [
+        "999.0 None ()",
+        f"0 0008:a0:00.0 Made-up GPU 0 {fabric} False 18 {{{link}}} None",
+        f"1 0008:a1:00.0 Made-up GPU 1 {fabric} True 18 {{{link}}} None",
+    ], result.stderr
 
 
 # --- hwloc

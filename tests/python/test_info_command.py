@@ -123,8 +123,16 @@ def test_features_say_what_they_are():
     assert {"NCCL", "CUDA devices", "hwloc", "NVML"} <= set(features)
 
 
+def test_values_cannot_control_a_terminal(monkeypatch):
+    monkeypatch.setenv("NCCL_DEBUG_FILE", "a\x1b[31m\nb")
+    assert "a?[31m?b" in text_of(collect())
+    assert "\x1b" not in text_of(collect())
+
+
 def test_mpi_is_named_where_it_is_built_in(monkeypatch):
-    monkeypatch.setitem(sys.modules, "isthmus._mpi", SimpleNamespace(library=lambda: "Open MPI v4.1.4, package\nmore"))
+    monkeypatch.setitem(
+        sys.modules, "isthmus._mpi", SimpleNamespace(library=lambda: "Open MPI v4.1.4, package\0\nmore")
+    )
     feature = by_name(collect().features)["MPI"]
     assert (feature.is_available, feature.detail) == (True, "Open MPI v4.1.4, package")
     monkeypatch.setitem(sys.modules, "isthmus._mpi", None)
