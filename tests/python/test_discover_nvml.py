@@ -167,6 +167,19 @@ def test_an_nvml_that_is_not_there():
     assert facts.missing == "NVML: NVML Shared Library Not Found"
 
 
+def test_a_pynvml_that_is_too_old():
+    class Old(MadeUpNvml):
+        def __getattr__(self, name):
+            if name == "c_nvmlGpuFabricInfo_v2_t":
+                raise AttributeError(f"module 'pynvml' has no attribute '{name}'")
+            return super().__getattr__(name)
+
+    nvml = Old(MadeUpGpu("0000:01:00.0"))
+    facts = read_nvml(nvml)
+    assert facts.gpus == () and nvml.is_shut_down
+    assert facts.missing == "NVML: this pynvml is too old: module 'pynvml' has no attribute 'c_nvmlGpuFabricInfo_v2_t'"
+
+
 def test_nvml_is_closed_again():
     nvml = MadeUpNvml(MadeUpGpu("0000:01:00.0"))
     facts = read_nvml(nvml)

@@ -65,6 +65,8 @@ def read_nvml(library: ModuleType | None = None) -> NvmlFacts:
         return NvmlFacts(missing=f"NVML: {error}")
     try:
         return _read_all(nvml)
+    except AttributeError as error:
+        return NvmlFacts(missing=f"NVML: this pynvml is too old: {error}")
     finally:
         _ask(nvml, "nvmlShutdown")
 
