@@ -40,7 +40,7 @@ def test_tables_and_verdict():
     assert code == 0
     assert "llama2-7b: 6,738,415,616 parameters in 33 units, on 2 nodes x 8 ranks" in out
     assert "plain strategies on nccl (true rings)" in out
-    for name in ("ddp", "fsdp", "hsdp", "none", "flat-tagc", "tagc", "hsdp-none", "hsdp-tagc"):
+    for name in ("ddp", "fsdp", "hsdp", "none", "flat-tagc", "tagc", "hsdp-none", "hsdp-tagc", "fsdp-node"):
         assert f" {name} " in out
     assert "At 25 Gbit/s hsdp-tagc is best" in out
     assert "Bytes saved with tagc cost accuracy" in out

@@ -156,6 +156,7 @@ import torch
 from torch import nn
 def model(): return nn.Sequential(nn.Linear(1_000_000, 100_000), nn.ReLU())
 def fails(): raise RuntimeError("no such weights")
+def leaves(): raise SystemExit(3)
 def on_cpu(): return nn.Linear(2, 2, device="cpu")
 def takes(width): return nn.Linear(width, 2)
 number = lambda: 7
@@ -179,6 +180,7 @@ def test_a_factory_is_called_on_the_meta_device(factories):
     ("name", "message"),
     [
         ("fails", "failed: RuntimeError: no such weights"),
+        ("leaves", "failed: SystemExit: 3"),
         ("on_cpu", "parameter 'weight' is on cpu: expected meta"),
         ("takes", "failed: TypeError: .*width"),
         ("number", "made a int: expected a torch.nn.Module"),

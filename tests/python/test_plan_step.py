@@ -119,6 +119,7 @@ BIG = units_of_sizes([2**22] * 4)
     [
         ("fsdp", "nccl", Fraction(9, 4)),
         ("fsdp", "gloo", Fraction(3)),
+        ("fsdp-node", "nccl", Fraction(3, 2)),
         ("none", "nccl", Fraction(3, 2)),
         ("hsdp", "nccl", Fraction(1)),
         ("hsdp-none", "nccl", Fraction(1)),
@@ -150,6 +151,7 @@ def test_fsdp2_keeps_its_root_gathered_unless_told_otherwise():
 
     assert backward("yes") == plan("fsdp", BIG).node_bytes[Phase.BACKWARD] * 3 // 4
     assert backward("no") == backward("node") == 0
+    assert plan("fsdp-node", rooted).node_bytes[Phase.BACKWARD] == 0
     with pytest.raises(ValueError, match="reshard 'maybe': expected one of yes, no, node"):
         backward("maybe")
 

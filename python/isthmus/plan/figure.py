@@ -1,6 +1,7 @@
 """Draws the time of a step over the speed of the link between nodes."""
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -10,14 +11,15 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, ZERO1, Placements
 from isthmus.plan.report import backend_name
 from isthmus.plan.scan import FASTEST_GBIT_S, SLOWEST_GBIT_S, Comparison, link_speeds
 from isthmus.plan.step import Setting
+from isthmus.plan.strategies import Strategy
 
 # A colour for each way to communicate; the layout is told by the line.
-_COLOURS = {"none": "#2f7fd1", "flat-tagc": "#e8a33d", "tagc": "#d1495b"}
-_PLAIN = "#555555"
-_LINES = {"ddp": ":", "zero1": "-.", "hsdp": "--", "fsdp": "-"}
+_PLAIN, _EXACT, _FLAT, _COMPRESSED = "#555555", "#2f7fd1", "#e8a33d", "#d1495b"
+_LINES: dict[Placements, Any] = {DDP: ":", ZERO1: (0, (1, 3)), HSDP: "--", FSDP: "-", FSDP_NODE: "-."}
 _TICKS_GBIT_S = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
 #: Share of the figure's height, below the curves.
 _ROOM_FOR_LABELS = 0.3
@@ -36,11 +38,12 @@ def draw_comparison(comparison: Comparison, setting: Setting, path: Path) -> Non
     figure, axes = pyplot.subplots(figsize=(10, 6.5), layout="constrained")
     speeds = link_speeds()
     for plan in comparison.plans:
-        layout, colour = _style(plan.strategy.name)
-        label = plan.strategy.name + ("" if comparison.fits(plan) else " (does not fit)")
+        strategy = plan.strategy
+        label = strategy.name + ("" if comparison.fits(plan) else " (does not fit)")
         step_s = [comparison.time(plan, speed).step_s for speed in speeds]
         width = 1.8 if comparison.fits(plan) else 0.8
-        axes.plot(speeds, step_s, color=colour, linestyle=_LINES[layout], linewidth=width, label=label)
+        line = _LINES[strategy.placements]
+        axes.plot(speeds, step_s, color=_colour(strategy), linestyle=line, linewidth=width, label=label)
     axes.set(xscale="log", yscale="log", xlim=(SLOWEST_GBIT_S, FASTEST_GBIT_S))
     _mark(axes, comparison)
     _label(axes, setting, comparison)
@@ -48,12 +51,12 @@ def draw_comparison(comparison: Comparison, setting: Setting, path: Path) -> Non
     pyplot.close(figure)
 
 
-def _style(name: str) -> tuple[str, str]:
-    """The layout that a strategy belongs to, and its colour."""
-    layout, _, way = name.partition("-") if name.startswith(("hsdp", "ddp")) else ("fsdp", "", name)
-    if name == "zero1":
-        return "zero1", _PLAIN
-    return layout, _COLOURS.get(way, _PLAIN)
+def _colour(strategy: Strategy) -> str:
+    if strategy.wire is None:
+        return _PLAIN
+    if not strategy.is_compressed:
+        return _EXACT
+    return _FLAT if strategy.wire.tiers == "flat" else _COMPRESSED
 
 
 def _mark(axes: Axes, comparison: Comparison) -> None:
@@ -75,10 +78,11 @@ def _mark(axes: Axes, comparison: Comparison) -> None:
         axes.annotate(
             f"{crossover.inter_gbit_s:.3g} Gbit/s:\n{crossover.below} to {crossover.above}",
             (crossover.inter_gbit_s, step_s),
-            xytext=(0, -40 - 28 * (index % 3)),
+            xytext=(55 * (index % 3 - 1), -40 - 28 * (index % 3)),
             textcoords="offset points",
             ha="right" if crossover.inter_gbit_s > _NEAR_THE_EDGE else "center",
             fontsize=8,
+            bbox={"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
             arrowprops={"arrowstyle": "-", "color": "#555555", "linewidth": 0.6},
         )
 

@@ -46,7 +46,7 @@ def load_module(factory: str) -> nn.Module:
         made = getattr(import_module(module_name), name)
         with torch.device("meta"):
             module = made()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"module '{factory}' failed: {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise ValueError(f"module '{factory}' made a {type(module).__name__}: expected a torch.nn.Module")

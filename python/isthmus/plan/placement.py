@@ -117,6 +117,8 @@ class Placements:
 
 
 FSDP = Placements(Placement.SHARDED, Placement.SHARDED, Placement.SHARDED, Placement.SHARDED)
+#: FSDP2's reshard_after_forward=L.
+FSDP_NODE = Placements(Placement.SHARDED, Placement.NODE_SHARDED, Placement.SHARDED, Placement.SHARDED)
 HSDP = Placements(Placement.NODE_SHARDED, Placement.NODE_SHARDED, Placement.NODE_SHARDED, Placement.NODE_SHARDED)
 DDP = Placements(Placement.REPLICATED, Placement.REPLICATED, Placement.REPLICATED, Placement.REPLICATED)
 ZERO1 = Placements(Placement.REPLICATED, Placement.REPLICATED, Placement.SHARDED, Placement.SHARDED)

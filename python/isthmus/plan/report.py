@@ -93,11 +93,12 @@ def verdict(comparison: Comparison) -> list[str]:
 
 
 def _best(comparison: Comparison, kind: str, like: Strategy | None = None) -> StepPlan | None:
-    """The best candidate of a kind ("plain", "exact", "compressed"), if wanted in the layout of another strategy."""
+    """The best candidate of a kind ("plain", "exact", "compressed"), among those that place parameters like another."""
     chosen = [
         plan
         for plan in comparison.candidates
-        if (like is None or plan.strategy.placements == like.placements) and _kind(plan.strategy) == kind
+        if _kind(plan.strategy) == kind
+        and (like is None or plan.strategy.placements.parameters is like.placements.parameters)
     ]
     return comparison.preferred(chosen)
 

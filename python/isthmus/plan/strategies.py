@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from isthmus.plan.packets import WireOptions
-from isthmus.plan.placement import DDP, FSDP, HSDP, ZERO1, Placement, Placements
+from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, ZERO1, Placement, Placements
 from isthmus.plan.units import Unit
 from isthmus.plan.volumes import Formula, IsthmusFormula, RingFormula, gloo_formula, nccl_formula
 
@@ -37,9 +37,9 @@ class Strategy:
         return world if self.wire is None else IsthmusFormula(self.wire, world)
 
     def placements_of(self, unit: Unit, resharding: str) -> Placements:
-        """How a unit's tensors are placed. FSDP2 keeps the root gathered until its backward pass."""
+        """How a unit's tensors are placed. FSDP2 keeps the root gathered until its backward pass, unless told."""
         placements = self.placements
-        if placements.kept is Placement.REPLICATED:
+        if placements.kept is not placements.parameters or placements.kept is Placement.REPLICATED:
             return placements
         if resharding == "no" or (resharding == "yes" and unit.is_root):
             return replace(placements, kept=Placement.REPLICATED)
@@ -54,17 +54,19 @@ _ALL = (
     Strategy("ddp", "weights, gradients and optimizer states on every rank", DDP),
     Strategy("zero1", "as ddp, optimizer states cut over all ranks", ZERO1),
     Strategy("fsdp", "everything cut over all ranks", FSDP),
+    Strategy("fsdp-node", "as fsdp, keeping weights on each node from the forward to the backward pass", FSDP_NODE),
     Strategy("hsdp", "everything cut over the ranks of a node, once on every node", HSDP),
     Strategy("none", "as fsdp, on Isthmus: two tiers, exact", FSDP, _NONE),
     Strategy("flat-tagc", "as fsdp, on Isthmus: TAGC over all ranks in one tier", FSDP, _FLAT_TAGC),
     Strategy("tagc", "as fsdp, on Isthmus: two tiers, TAGC between nodes only", FSDP, _TAGC),
+    Strategy("tagc-node", "as fsdp-node, on Isthmus: two tiers, TAGC between nodes only", FSDP_NODE, _TAGC),
     Strategy("hsdp-none", "as hsdp, on Isthmus, exact", HSDP, _NONE),
     Strategy("hsdp-tagc", "as hsdp, on Isthmus: TAGC in the all-reduce between nodes", HSDP, _TAGC),
     Strategy("ddp-none", "as ddp, on Isthmus: two tiers, exact", DDP, _NONE),
     Strategy("ddp-tagc", "as ddp, on Isthmus: TAGC in the all-reduce between nodes", DDP, _TAGC),
 )
 STRATEGIES = {strategy.name: strategy for strategy in _ALL}
-DEFAULT_STRATEGIES = ("ddp", "fsdp", "hsdp", "none", "flat-tagc", "tagc", "hsdp-none", "hsdp-tagc")
+DEFAULT_STRATEGIES = tuple(name for name in STRATEGIES if name not in ("zero1", "ddp-none", "ddp-tagc"))
 
 
 def world_formula(backend: str, ranks_per_node: int) -> RingFormula:
