@@ -269,6 +269,13 @@ def test_a_picture_says_how_fast_rails_are():
     assert any(text.startswith("dashed") for text in shown)
 
 
+def test_nvlinks_between_some_pairs_are_arches():
+    links = (Link("GPU0", "GPU1", "NV2"), Link("GPU0", "GPU2", "SYS"), Link("GPU1", "GPU2", "NV1"))
+    root = picture(Machine("three", "test", gpus=tuple(map(Gpu, range(3))), links=links))
+    assert len(list(root.iter(f"{SVG}path"))) == 2
+    assert {"NV2", "NV1"} <= set(texts(root))
+
+
 def test_host_bridges_stand_in_the_order_of_their_gpus():
     trees = tuple(
         PcieNode(PcieKind.HOST_BRIDGE, numa_node=0, children=(PcieNode(PcieKind.GPU, devices=(f"GPU{gpu}",)),))

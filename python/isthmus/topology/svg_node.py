@@ -175,19 +175,19 @@ class NodeDrawing:
         self._canvas.write((x + end) / 2, self._y(down + 11), label, 11.5, _NVLINK_INK, bold=True, room=end - x - 8)
 
     def _draw_single_nvlinks(self) -> None:
-        """Draw an arch for each pair that NVLinks join, with their number."""
-        machine, tops = self._machine, self._layout.tops
-        edge = self._y(self._gpu_top)
-        for a, b in combinations(machine.gpus, 2):
-            link = machine.link(a, b)
-            if link.num_nvlinks:
-                x1, x2 = self._scene.x(tops[a.id]), self._scene.x(tops[b.id])
-                rise = min(14 + abs(x2 - x1) / 14, _NVLINK_HEIGHT - 6) / 0.75
-                bend = edge + rise if self._flipped else edge - rise
-                self._canvas.curve(x1, edge, x2, edge, bend, _NVLINK_FILL, 1 + min(link.num_nvlinks, 6) * 0.5)
-                if abs(x2 - x1) < 1.5 * COLUMN:
-                    top = (edge + 3 * bend) / 4 + (9 if self._flipped else -9)
-                    self._canvas.write((x1 + x2) / 2, top, link.kind, 10.5, _GPU_EDGE, bold=True)
+        """Draw an arch for each pair that NVLinks join, thicker for more; with their number, if there is room."""
+        links = [self._machine.link(a, b) for a, b in combinations(self._machine.gpus, 2)]
+        joined = [link for link in links if link.num_nvlinks]
+        x_of = {device: self._scene.x(column) for device, column in self._layout.tops.items()}
+        widest = max(abs(x_of[link.a] - x_of[link.b]) for link in joined)
+        edge, away = self._y(self._gpu_top), 1 if self._flipped else -1
+        for link in joined:
+            start, end = x_of[link.a], x_of[link.b]
+            rise = away * (10 + 24 * abs(end - start) / widest)
+            bend = edge + rise / 0.75  # the curve itself rises to three quarters of that
+            self._canvas.curve(start, edge, end, edge, bend, _NVLINK_FILL, 1 + min(link.num_nvlinks, 6) * 0.5)
+            if widest < 1.5 * COLUMN:
+                self._canvas.write((start + end) / 2, edge + rise + 9 * away, link.kind, 10.5, _GPU_EDGE, bold=True)
 
     def _draw_tops(self) -> None:
         """Draw GPUs, or the ranks of a machine without any."""
