@@ -149,6 +149,10 @@ def test_claims_that_do_not_fit_together_leave_it_to_the_machines(told: list[Cla
 def test_a_doubt_names_global_ranks() -> None:
     told = around("aab", [claims(*"01234567")[rank] for rank in (5, 6)] + [None])
     assert chosen(told, [5, 6, 7], world_size=8).doubt == "ranks 5, 6 had torchrun; rank 7 had no known launcher"
+    twice = around("ab", [Claim("Slurm", 1, 8, str(node), 4) for node in range(2)])
+    assert chosen(twice, [5, 6], world_size=8).doubt == "Slurm started only one of ranks 5, 6, as its rank 1"
+    crowded = around("ab", [Claim("Slurm", rank, 8, "0", 1) for rank in range(2)])
+    assert chosen(crowded, [5, 6], world_size=8).doubt == "Slurm counts 1 on the node of ranks 5, 6"
 
 
 TEXTS = st.sampled_from(["", "a", "b"])
