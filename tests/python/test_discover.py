@@ -140,6 +140,33 @@ def test_links_that_lead_nowhere_or_in_circles(machine):
 
 
 @pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"\xff\xfe\x00",
+        b"-1",
+        b"9" * 25,
+        b"9" * 5000,
+        b"nan",
+        b"0x",
+        b"1e9 GT/s",
+        b"\0\0",
+        b"\x1b[31m",
+        b"0-999999999",
+    ],
+    ids=lambda garbage: repr(garbage[:12]),
+)
+@pytest.mark.parametrize("which", ["*", "numa_node", "class", "physical_package_id", "cpulist", "rate", "speed"])
+def test_garbage_in_attributes_stops_nothing(tmp_path, which, garbage):
+    made_up = eight_gpu_node(tmp_path)
+    for root in (made_up.roots.sys, made_up.roots.proc):
+        for path in root.rglob(which):
+            if path.is_file():
+                path.write_bytes(garbage)
+    found(made_up)
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [("0-2,8", {0, 1, 2, 8}), ("", set()), ("3", {3}), ("a-b,-1,5-", set()), ("7-3", set()), ("99999999", set())],
 )

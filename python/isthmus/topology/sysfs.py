@@ -24,6 +24,7 @@ _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _HOST_BRIDGE = re.compile(r"pci([0-9a-f]{4,8}:[0-9a-f]{2})")
 _REPRESENTOR = re.compile(r"(c\d+)?pf\d+(vf|sf)\d+")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_MOST_INDEX = 2**31 - 1
 #: Faster than any port: what a driver says of a port whose speed it does not know.
 _MOST_PORT_GBIT_S = 10_000.0
 
@@ -157,7 +158,7 @@ def read_facts(roots: Roots | None = None) -> Facts:
         pci=tuple(_pci_devices(roots.sys / "bus/pci/devices")),
         interfaces=tuple(_interfaces(roots.sys / "class/net")),
         rdma_ports=tuple(_rdma_ports(roots.sys / "class/infiniband")),
-        host_name=printable(_read(roots.proc / "sys/kernel/hostname") or "") or None,
+        host_name=_read(roots.proc / "sys/kernel/hostname") or None,
         has_pci=(roots.sys / "bus/pci/devices").is_dir(),
         has_network=(roots.sys / "class/net").is_dir(),
     )
@@ -173,11 +174,17 @@ def parse_cpu_list(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def _read(path: Path) -> str | None:
+def _read_text(path: Path) -> str | None:
     try:
-        return path.read_text(errors="replace").strip("\0 \t\n")
+        return path.read_text(errors="replace")
     except OSError:
         return None
+
+
+def _read(path: Path) -> str | None:
+    """Return an attribute: one line of text."""
+    text = _read_text(path)
+    return None if text is None else printable(text.strip("\0 \t\n"))
 
 
 def _read_number(path: Path, base: int = 10) -> int | None:
@@ -190,7 +197,7 @@ def _read_number(path: Path, base: int = 10) -> int | None:
 def _read_index(path: Path) -> int | None:
     """Return a number that counts something; -1 stands for "not known"."""
     number = _read_number(path)
-    return number if number is not None and number >= 0 else None
+    return number if number is not None and 0 <= number <= _MOST_INDEX else None
 
 
 def _leading_number(text: str | None) -> float | None:
@@ -221,12 +228,13 @@ def _cpus(folder: Path) -> Iterator[Cpu]:
 
 def _numa_nodes(folder: Path) -> Iterator[NumaNode]:
     for index, node in sorted(_numbered(folder, "node")):
-        cpus = _read(node / "cpulist")
-        yield NumaNode(index, cpus or None, parse_cpu_list(cpus or ""))
+        cpus = _read(node / "cpulist") or ""
+        indices = parse_cpu_list(cpus)
+        yield NumaNode(index, cpus if indices else None, indices)
 
 
 def _cpu_model(cpuinfo: Path) -> str | None:
-    for line in (_read(cpuinfo) or "").splitlines():
+    for line in (_read_text(cpuinfo) or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("model name", "cpu"):  # x86, POWER; Arm names its parts by number only
             return printable(value.strip()) or None
