@@ -68,7 +68,7 @@ def measure_links(group: dist.ProcessGroup | None = None, budget_s: float = BUDG
         hosts=hosts,
         backend="gloo",
         date=date,
-        versions={"isthmus": version("isthmus"), "torch": torch.__version__},
+        versions={"isthmus": version("isthmus"), "torch": str(torch.__version__)},
     )
 
 
