@@ -15,15 +15,18 @@ elseif(IsthmusMpi_FIND_REQUIRED)
   message(FATAL_ERROR "ISTHMUS_MPI=${ISTHMUS_MPI}: mpicxx.${ISTHMUS_MPI} was not found or does not work")
 endif()
 
-# A test that is an mpiexec of `num_ranks` processes of the executable `target`; the target mpi_tests builds all. The environment stands for the options that Open MPI and MPICH
+# A test that is an mpiexec of `num_ranks` processes of `program`; if that is a target, mpi_tests builds it. The environment stands for the options that Open MPI and MPICH
 # spell differently or lack: as root, more ranks than cores, none bound to a core.
-function(isthmus_add_mpi_test name num_ranks target)
+function(isthmus_add_mpi_test name num_ranks program)
   if(NOT TARGET mpi_tests)
     add_custom_target(mpi_tests)
   endif()
-  add_dependencies(mpi_tests ${target})
+  if(TARGET ${program})
+    add_dependencies(mpi_tests ${program})
+    set(program $<TARGET_FILE:${program}>)
+  endif()
   add_test(NAME mpi.${name}
-           COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${num_ranks} $<TARGET_FILE:${target}> ${ARGN})
+           COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${num_ranks} ${program} ${ARGN})
   set_tests_properties(mpi.${name} PROPERTIES LABELS mpi TIMEOUT 60 PROCESSORS 2)
   set_tests_properties(mpi.${name} PROPERTIES ENVIRONMENT "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;\
 OMPI_MCA_rmaps_base_oversubscribe=1;OMPI_MCA_hwloc_base_binding_policy=none")

@@ -12,7 +12,7 @@
 namespace isthmus {
 
 struct MpiLimits {
-  // How long one operation of a tier may take, from its start to the end of its wait().
+  // How long messages that are under way together may take. An operation that goes in rounds has this for each.
   std::chrono::milliseconds timeout{std::chrono::minutes(10)};
   // Larger messages are cut: MPI before version 4 counts in int. 1 to 2^31 - 1, equal on all ranks.
   int64_t max_message_bytes = int64_t{1} << 30;

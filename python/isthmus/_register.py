@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from isthmus import _native
+from isthmus import _mpi_tier, _native
 from isthmus.topology import node_map
 from isthmus.topology.node_map import Nodes, Surroundings, name_ranks, ranks_by_value
 
@@ -148,6 +148,8 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
         options: _C.Options = copy.deepcopy(given_options)
         fields = {name: str(getattr(options, name)) for name, *_ in native.option_fields() if name != "log"}
         global_rank = group.global_ranks[group.rank]
+        if options.inter_tier == "mpi":
+            _mpi_tier.join(global_rank, group.world_size)
         if options.nodes:
             node = native.parse_nodes(options.nodes, group.world_size)[global_rank]
             surroundings = Surroundings(option=f"node {node}")
@@ -245,7 +247,7 @@ def _assemble(group: Group, options: _C.Options, nodes: list[int], origin: str) 
     world._set_sequence_number_for_group()
     if two_tier:
         intra = gloo_tier(group, f"intra/{own}", node_ranks)
-        inter = gloo_tier(group, f"inter/{local_index}", [ranks[local_index] for ranks in by_node])
+        inter = _inter_tier(group, options, local_index, [ranks[local_index] for ranks in by_node])
         if options.tiers == "flat":
             flat = gloo_tier(group, "flat", list(range(group.size)))
     backend: _C.Backend = _native.load().Backend(
@@ -261,6 +263,12 @@ def _assemble(group: Group, options: _C.Options, nodes: list[int], origin: str) 
         flat=flat,
     )
     return backend
+
+
+def _inter_tier(group: Group, options: _C.Options, local_index: int, rail: list[int]) -> Any:
+    if options.inter_tier == "mpi":
+        return _mpi_tier.make_tier([group.global_ranks[rank] for rank in rail], range(len(rail)), group.timeout)
+    return gloo_tier(group, f"inter/{local_index}", rail)
 
 
 def gloo_tier(group: Group, name: str, ranks: list[int]) -> Any:

@@ -48,13 +48,7 @@ const char* thread_level_name(int level) {
   }
 }
 
-bool is_running() {
-  int initialised = 0;
-  int finalised = 0;
-  MPI_Initialized(&initialised);
-  MPI_Finalized(&finalised);
-  return initialised != 0 && finalised == 0;
-}
+std::atomic<bool> any_failed{false};
 
 std::string list(const std::vector<int>& ranks) {
   std::string text = "rank ";
@@ -271,8 +265,18 @@ class MpiTransport::Messages final : public MessageTransport::Exchange {
   std::vector<MPI_Status> statuses_;
 };
 
+bool mpi_is_running() {
+  int initialised = 0;
+  int finalised = 0;
+  MPI_Initialized(&initialised);
+  MPI_Finalized(&finalised);
+  return initialised != 0 && finalised == 0;
+}
+
+bool any_mpi_tier_failed() { return any_failed; }
+
 void require_mpi() {
-  ISTHMUS_CHECK(Error, is_running(),
+  ISTHMUS_CHECK(Error, mpi_is_running(),
                 "MPI is not running: call MPI_Init_thread first, and let go of all tiers before "
                 "MPI_Finalize");
   int level = MPI_THREAD_SINGLE;
@@ -288,10 +292,6 @@ std::shared_ptr<MpiTransport> MpiTransport::create(const std::string& name, MPI_
   ISTHMUS_CHECK(Error, limits.timeout.count() > 0, name, " tier: a timeout of ", limits.timeout.count(), " ms");
   ISTHMUS_CHECK(Error, limits.max_message_bytes > 0 && limits.max_message_bytes <= std::numeric_limits<int>::max(),
                 name, " tier: messages of at most ", limits.max_message_bytes, " bytes: expected 1 to 2^31 - 1");
-  std::vector<int> nodes;
-  for (const int rank : ranks) {
-    nodes.push_back(node_of_rank.at(static_cast<size_t>(rank)));
-  }
   MPI_Group everyone = MPI_GROUP_NULL;
   MPI_Group members = MPI_GROUP_NULL;
   check_mpi(MPI_Comm_group(comm, &everyone), "MPI_Comm_group");
@@ -303,7 +303,7 @@ std::shared_ptr<MpiTransport> MpiTransport::create(const std::string& name, MPI_
   MPI_Group_free(&members);
   MPI_Group_free(&everyone);
   check_mpi(code, "MPI_Comm_create_group");
-  return std::shared_ptr<MpiTransport>(new MpiTransport(name, own, ranks, nodes, limits));
+  return std::shared_ptr<MpiTransport>(new MpiTransport(name, own, ranks, node_of_rank, limits));
 }
 
 namespace {
@@ -331,7 +331,7 @@ MpiTransport::MpiTransport(const std::string& name, MPI_Comm comm, std::vector<i
 
 // A communicator with messages that nobody will receive is never freed: the next one might get them.
 MpiTransport::~MpiTransport() {
-  if (!is_running()) {
+  if (!mpi_is_running()) {
     return;
   }
   try {
@@ -375,8 +375,9 @@ void MpiTransport::close(const std::string& reason) {
     }
     reason_ = reason;
     closed_ = true;
+    any_failed = true;
   }
-  if (!is_running()) {
+  if (!mpi_is_running()) {
     return;
   }
   for (int peer = 0; peer < size(); ++peer) {
@@ -439,7 +440,11 @@ Tiers mpi_tiers(MPI_Comm comm, const NodeMap& map, const MpiLimits& limits) {
   std::vector<int> everyone(static_cast<size_t>(size));
   std::iota(everyone.begin(), everyone.end(), 0);
   const auto tier = [&](const char* name, const std::vector<int>& ranks) -> std::shared_ptr<Transport> {
-    return ranks.size() < 2 ? nullptr : MpiTransport::create(name, comm, ranks, map.node_of_rank(), limits);
+    std::vector<int> nodes;
+    for (const int member : ranks) {
+      nodes.push_back(map.node(member));
+    }
+    return ranks.size() < 2 ? nullptr : MpiTransport::create(name, comm, ranks, nodes, limits);
   };
   return {tier("intra", map.node_ranks(map.node(rank))), tier("inter", map.rail_ranks(map.local_index(rank))),
           tier("flat", everyone)};

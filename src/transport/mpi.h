@@ -18,7 +18,7 @@ namespace isthmus {
 class MpiTransport final : public MessageTransport {
  public:
   // The tier `name` of these ranks of `comm`, in this order; the caller is one of them, and all of them call this.
-  // node_of_rank: of the ranks of `comm`.
+  // node_of_rank[p]: the node of ranks[p].
   static std::shared_ptr<MpiTransport> create(const std::string& name, MPI_Comm comm, const std::vector<int>& ranks,
                                               const std::vector<int>& node_of_rank, const MpiLimits& limits);
   ~MpiTransport() override;
@@ -57,5 +57,11 @@ class MpiTransport final : public MessageTransport {
 
 // Throws Error unless MPI is initialised, not finalised, and at level MPI_THREAD_MULTIPLE.
 void require_mpi();
+
+// Between MPI_Init and MPI_Finalize.
+bool mpi_is_running();
+
+// Whether any tier of this process has failed or was aborted. Then MPI_Finalize may wait for ever.
+bool any_mpi_tier_failed();
 
 }  // namespace isthmus
