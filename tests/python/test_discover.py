@@ -139,31 +139,30 @@ def test_links_that_lead_nowhere_or_in_circles(machine):
     assert (node.gpus, node.nics) == ((), ())
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"",
-        b"\xff\xfe\x00",
-        b"-1",
-        b"9" * 25,
-        b"9" * 5000,
-        b"nan",
-        b"0x",
-        b"1e9 GT/s",
-        b"\0\0",
-        b"\x1b[31m",
-        b"0-999999999",
-    ],
-    ids=lambda garbage: repr(garbage[:12]),
-)
+GARBAGE = [
+    b"",
+    b"\xff\xfe\0",
+    b"-1",
+    b"9" * 25,
+    b"9" * 5000,
+    b"nan",
+    b"0x",
+    b"1e9 GT/s",
+    b"\0\0",
+    b"\x1b[31m",
+    b"0-999999999",
+]
+
+
 @pytest.mark.parametrize("which", ["*", "numa_node", "class", "physical_package_id", "cpulist", "rate", "speed"])
-def test_garbage_in_attributes_stops_nothing(tmp_path, which, garbage):
+def test_garbage_in_attributes_stops_nothing(tmp_path, which):
     made_up = eight_gpu_node(tmp_path)
-    for root in (made_up.roots.sys, made_up.roots.proc):
-        for path in root.rglob(which):
-            if path.is_file():
-                path.write_bytes(garbage)
-    found(made_up)
+    files = [path for path in tmp_path.rglob(which) if path.is_file()]
+    assert files
+    for garbage in GARBAGE:
+        for path in files:
+            path.write_bytes(garbage)
+        found(made_up)
 
 
 @pytest.mark.parametrize(
