@@ -4,9 +4,12 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from isthmus.bench.config import ModelShape
 from isthmus.bench.model import ByteGpt
@@ -65,8 +68,8 @@ def test_equal_units_hold_all_parameters_and_differ_by_one_at_most(num_parameter
         (lambda: equal_units(0, 1), "parameters 0: expected 1 to 100000000000000"),
         (lambda: equal_units(-5, 1), "parameters -5: expected 1"),
         (lambda: equal_units(10**15, 1), "parameters 1000000000000000: expected 1 to 100000000000000"),
-        (lambda: equal_units(10, 0), "units 0: expected 1 to 100000"),
-        (lambda: equal_units(10**9, 100_001), "units 100001: expected 1 to 100000"),
+        (lambda: equal_units(10, 0), "units 0: expected 1 to 4096"),
+        (lambda: equal_units(10**9, 4097), "units 4097: expected 1 to 4096"),
         (lambda: units_of_sizes([]), "number of units 0: expected 1"),
         (lambda: units_of_sizes([5, 0]), "unit size 0: expected 1"),
         (lambda: units_of_sizes([10**14, 1]), "parameters 100000000000001: expected 1"),
@@ -149,6 +152,19 @@ def test_the_benchmarks_model_has_a_unit_for_each_block_and_the_root():
         model = units_of(ByteGpt(ModelShape(width=64, num_layers=3, context=16)))
     assert list(sizes(model)) == ["root", "blocks.0", "blocks.1", "blocks.2"]
     assert sizes(model)["root"] == 256 * 64 + 16 * 64 + 2 * 64 + 64 * 256
+
+
+def test_what_fsdp2_has_wrapped_already_are_the_units():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with torch.device("meta"):
+            model = nn.Sequential(nn.ModuleList([nn.Linear(4, 4)]), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+        mesh = init_device_mesh("cpu", (1,))
+        for module in (model[1], model):
+            fully_shard(module, mesh=mesh)
+        assert sizes(units_of(model)) == {"root": 20, "1": 30}
+    finally:
+        dist.destroy_process_group()
 
 
 FACTORIES = """

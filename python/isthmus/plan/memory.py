@@ -7,7 +7,7 @@ from isthmus.plan.assumptions import Accumulation
 from isthmus.plan.packets import WireOptions, plain_packet_bytes, tagc_packet_bytes
 from isthmus.plan.placement import Cluster, ElementBytes, Placement, Placements, Scope, operations_of
 from isthmus.plan.units import Unit
-from isthmus.plan.volumes import Collective, Kind
+from isthmus.plan.volumes import Collective, Kind, count_nodes
 
 _FLOAT_BYTES = 4
 #: FSDP2 holds the unit that computes and the one that is gathered or reduced beside it.
@@ -64,7 +64,7 @@ def memory_of(
 
 
 def _nodes(call: Collective, cluster: Cluster) -> int:
-    return len({rank // cluster.ranks_per_node for rank in call.ranks})
+    return count_nodes(call.ranks, cluster.ranks_per_node)
 
 
 def _part_elements(unit: Unit, placement: Placement, cluster: Cluster) -> int:

@@ -1,20 +1,25 @@
 """The prediction itself: a model, a strategy and a cluster become bytes, memory, and for given links seconds."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from isthmus.plan.assumptions import Accumulation, CodecSpeeds, Compute, Links
 from isthmus.plan.memory import Memory, memory_of
-from isthmus.plan.pipeline import Path, Pipeline, UnitWork, serial_s
+from isthmus.plan.pipeline import Path, Pipeline, UnitWork
 from isthmus.plan.placement import Cluster, ElementBytes, Operation, Phase, Placement, operations_of
 from isthmus.plan.strategies import RESHARDINGS, Strategy
 from isthmus.plan.timing import NodeHop, Resource, node_hops, stage_of
-from isthmus.plan.units import Model, Unit
+from isthmus.plan.units import Model
 from isthmus.plan.volumes import Kind, RingFormula
 
-#: An operation and the hops that a node makes for it.
+#: Of a unit's parameters, and whether it is the root: units of one shape make the same collectives.
+UnitShape = tuple[tuple[tuple[int, ...], ...], bool]
+#: An operation and the hops that a node makes for it, or the path that they are in time.
 Hops = tuple[Operation, tuple[NodeHop, ...]]
+Timed = tuple[Operation, Path]
 
 
 @dataclass(frozen=True)
@@ -71,24 +76,32 @@ class StepPlan:
     strategy: Strategy
 
     @cached_property
-    def _hops_by_unit(self) -> list[tuple[Unit, tuple[Hops, ...]]]:
+    def _order(self) -> list[UnitShape]:
+        return [(unit.shapes, unit.is_root) for unit in self.setting.model.units]
+
+    @cached_property
+    def _counts(self) -> Counter[UnitShape]:
+        return Counter(self._order)
+
+    @cached_property
+    def _hops(self) -> dict[UnitShape, tuple[Hops, ...]]:
+        """What units of each shape do: most of a model's units are alike."""
         setting = self.setting
         formula = self.strategy.formula(setting.world)
-        known: dict[Operation, tuple[NodeHop, ...]] = {}
-        found = []
-        for unit in setting.model.units:
+        units = dict(zip(self._order, setting.model.units, strict=True))
+        found = {}
+        for shape, unit in units.items():
             placements = self.strategy.placements_of(unit, setting.resharding)
             operations = operations_of(unit, placements, setting.cluster, setting.element_bytes)
-            for operation in operations:
-                if operation not in known:
-                    known[operation] = node_hops(operation, formula, setting.cluster)
-            found.append((unit, tuple((operation, known[operation]) for operation in operations)))
+            found[shape] = tuple(
+                (operation, node_hops(operation, formula, setting.cluster)) for operation in operations
+            )
         return found
 
     @cached_property
     def operations(self) -> list[Operation]:
         """All collectives of one pass, unit by unit."""
-        return [operation for _, found in self._hops_by_unit for operation, _ in found]
+        return [operation for shape in self._order for operation, _ in self._hops[shape]]
 
     def times_a_step(self, phase: Phase) -> int:
         """How often the collectives of a phase are made in a step."""
@@ -101,10 +114,10 @@ class StepPlan:
     def node_bytes(self) -> dict[Phase, int]:
         """Bytes that leave each node in one step, by phase."""
         total = dict.fromkeys(Phase, 0)
-        for _, hops_of_unit in self._hops_by_unit:
-            for operation, hops in hops_of_unit:
+        for shape, count in self._counts.items():
+            for operation, hops in self._hops[shape]:
                 sent = sum(hop.inter_bytes for hop in hops)
-                total[operation.phase] += sent * self.times_a_step(operation.phase)
+                total[operation.phase] += sent * count * self.times_a_step(operation.phase)
         return total
 
     @cached_property
@@ -117,18 +130,15 @@ class StepPlan:
 
     def time(self, links: Links, codecs: CodecSpeeds, compute: Compute) -> StepTime:
         """Seconds of a step over these links."""
-        paths: dict[tuple[NodeHop, ...], Path] = {}
-
-        def path_of(hops: tuple[NodeHop, ...]) -> Path:
-            if hops not in paths:
-                paths[hops] = tuple(stage_of(hop, links, codecs) for hop in hops)
-            return paths[hops]
-
-        by_unit = [(unit, [(op, path_of(hops)) for op, hops in found]) for unit, found in self._hops_by_unit]
-        phases = {phase: self._phase_time(phase, by_unit) for phase in Phase}
+        paths = {
+            shape: [(operation, tuple(stage_of(hop, links, codecs) for hop in hops)) for operation, hops in found]
+            for shape, found in self._hops.items()
+        }
+        phases = {phase: self._phase_time(phase, paths) for phase in Phase}
         accumulation = self.setting.accumulation
-        units = [self._work(unit, operations) for unit, operations in by_unit]
-        pipeline = Pipeline(units, self.strategy.placements.parameters is not Placement.REPLICATED)
+        works = {shape: self._work(shape, timed) for shape, timed in paths.items()}
+        fsdp = self.strategy.placements.parameters is not Placement.REPLICATED
+        pipeline = Pipeline([works[shape] for shape in self._order], waits_for_scatter=fsdp)
         return StepTime(
             compute_s=compute.seconds,
             phases=phases,
@@ -136,9 +146,11 @@ class StepPlan:
             step_s=pipeline.step_s(compute.seconds, accumulation.passes, accumulation.num_reductions),
         )
 
-    def _work(self, unit: Unit, operations: Sequence[tuple[Operation, Path]]) -> UnitWork:
-        def chosen(phase: Phase, *kinds: Kind) -> tuple[Path, ...]:
-            return tuple(path for op, path in operations if op.phase is phase and op.kind in kinds)
+    def _work(self, shape: UnitShape, operations: Sequence[Timed]) -> UnitWork:
+        shapes, is_root = shape
+
+        def chosen(phase: Phase, kind: Kind) -> tuple[Path, ...]:
+            return tuple(path for op, path in operations if op.phase is phase and op.kind is kind)
 
         return UnitWork(
             forward_gathers=chosen(Phase.FORWARD, Kind.ALL_GATHER),
@@ -146,19 +158,25 @@ class StepPlan:
             reduce_scatters=chosen(Phase.REDUCTION, Kind.REDUCE_SCATTER),
             all_reduces=chosen(Phase.REDUCTION, Kind.ALL_REDUCE),
             updates=chosen(Phase.AFTER_STEP, Kind.ALL_GATHER),
-            compute_share=unit.num_parameters / self.setting.model.num_parameters,
-            is_root=unit.is_root,
+            compute_share=sum(map(math.prod, shapes)) / self.setting.model.num_parameters,
+            is_root=is_root,
         )
 
-    def _phase_time(self, phase: Phase, by_unit: Iterable[tuple[Unit, list[tuple[Operation, Path]]]]) -> PhaseTime:
-        paths = [path for _, operations in by_unit for op, path in operations if op.phase is phase]
-        times = self.times_a_step(phase)
+    def _phase_time(self, phase: Phase, paths: Mapping[UnitShape, Sequence[Timed]]) -> PhaseTime:
+        stages = [
+            (stage, self._counts[shape] * self.times_a_step(phase))
+            for shape, timed in paths.items()
+            for operation, path in timed
+            if operation.phase is phase
+            for stage in path
+        ]
 
         def transfer_s(resource: Resource) -> float:
-            stages = (stage for path in paths for stage in path if stage.resources[0] is resource)
-            return times * sum(stage.transfer_s for stage in stages)
+            return sum(times * stage.transfer_s for stage, times in stages if stage.resources[0] is resource)
 
-        latency_s = times * (serial_s(paths) - sum(stage.transfer_s for path in paths for stage in path))
         return PhaseTime(
-            transfer_s(Resource.BETWEEN), transfer_s(Resource.WITHIN), transfer_s(Resource.CODEC), latency_s
+            between_s=transfer_s(Resource.BETWEEN),
+            within_s=transfer_s(Resource.WITHIN),
+            codec_s=transfer_s(Resource.CODEC),
+            latency_s=sum(times * stage.latency_s for stage, times in stages),
         )

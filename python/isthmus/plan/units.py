@@ -10,7 +10,8 @@ from isthmus._layout import Parameter, rows
 from isthmus.plan.ranges import check_range
 
 MOST_PARAMETERS = 10**14
-MOST_UNITS = 100_000
+#: The default of `max_units`, above which reductions stay exact.
+MOST_UNITS = 4096
 _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\d{1,3})?)([KMGBT]?)")
 _FACTOR = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 
@@ -28,9 +29,14 @@ class Unit:
         """Elements of all its parameters."""
         return sum(parameter.num_elements for parameter in self.parameters)
 
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of its parameters, in order."""
+        return tuple(parameter.shape for parameter in self.parameters)
+
     def padded_elements(self, num_ranks: int) -> int:
         """Elements of FSDP2's tensor for it: every rank holds an equal part of each parameter's first dimension."""
-        return _padded_elements(tuple(parameter.shape for parameter in self.parameters), num_ranks)
+        return _padded_elements(self.shapes, num_ranks)
 
 
 @lru_cache(maxsize=65536)

@@ -84,7 +84,8 @@ def sent_bytes(hops: Sequence[Hop]) -> Sent:
 
 
 @lru_cache(maxsize=4096)
-def _num_nodes(ranks: Sequence[int], ranks_per_node: int) -> int:
+def count_nodes(ranks: Sequence[int], ranks_per_node: int) -> int:
+    """How many nodes these ranks are on."""
     return len({rank // ranks_per_node for rank in ranks})
 
 
@@ -135,7 +136,7 @@ class IsthmusFormula:
 
     def __call__(self, collective: Collective, rank: int) -> tuple[Hop, ...]:
         """The path that Isthmus takes, on `rank`."""
-        num_nodes = _num_nodes(collective.ranks, self.world.ranks_per_node)
+        num_nodes = count_nodes(collective.ranks, self.world.ranks_per_node)
         if num_nodes == 1 or collective.num_elements == 0:
             return self.world(collective, rank)
         if collective.kind is Kind.ALL_GATHER:
