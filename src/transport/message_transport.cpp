@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <set>
 #include <utility>
@@ -17,9 +16,6 @@ class CompletedHandle final : public Handle {
  public:
   void wait(Stream /*stream*/) override {}
 };
-
-// The second keeps links busy while the first ends.
-constexpr int kExchangesAtOnce = 2;
 
 bool spans_nodes(const std::vector<int>& node_of_rank) {
   return std::set<int>(node_of_rank.begin(), node_of_rank.end()).size() > 1;
@@ -89,14 +85,12 @@ class MessageTransport::DirectExchange final : public Handle {
   DirectExchange(MessageTransport& transport, Operation operation, std::function<ConstBuffer(int)> part_to,
                  std::function<Buffer(int)> part_from)
       : transport_(transport), operation_(operation), part_to_(std::move(part_to)), part_from_(std::move(part_from)) {
-    for (int i = 0; i < kExchangesAtOnce; ++i) {
-      start_next_rounds();
-    }
+    start_next_rounds();
   }
 
   void wait(Stream stream) override {
-    for (; !under_way_.empty(); under_way_.pop_front()) {
-      under_way_.front()->wait(stream);
+    while (exchange_ != nullptr) {
+      exchange_->wait(stream);
       start_next_rounds();
     }
   }
@@ -104,18 +98,15 @@ class MessageTransport::DirectExchange final : public Handle {
  private:
   void start_next_rounds() {
     const int begin = next_round_;
-    const int end = std::min(begin + transport_.rounds_at_once_, transport_.size());
-    if (begin == end) {
-      return;
-    }
-    under_way_.push_back(transport_.start_exchange(operation_));
+    const int end = transport_.spans_nodes_ ? std::min(begin + 1, transport_.size()) : transport_.size();
+    exchange_ = begin < end ? transport_.start_exchange(operation_) : nullptr;
     for (int distance = begin; distance < end; ++distance) {
       const int source = transport_.neighbour(-distance);
-      under_way_.back()->receive(source, part_from_(source));
+      exchange_->receive(source, part_from_(source));
     }
     for (int distance = begin; distance < end; ++distance) {
       const int target = transport_.neighbour(distance);
-      under_way_.back()->send(target, part_to_(target));
+      exchange_->send(target, part_to_(target));
     }
     next_round_ = end;
   }
@@ -125,7 +116,7 @@ class MessageTransport::DirectExchange final : public Handle {
   const std::function<ConstBuffer(int)> part_to_;
   const std::function<Buffer(int)> part_from_;
   int next_round_ = 1;  // also the distance of its peers
-  std::deque<std::unique_ptr<Exchange>> under_way_;
+  std::unique_ptr<Exchange> exchange_;
 };
 
 // Every part goes straight to its owner; wait() sums what arrived.
@@ -165,7 +156,7 @@ MessageTransport::MessageTransport(std::string tier, int rank, std::vector<int> 
       global_ranks_(std::move(global_ranks)),
       node_of_rank_(node_of_rank),
       ring_(has_links_of_both_kinds(node_of_rank)),
-      rounds_at_once_(spans_nodes(node_of_rank) ? 1 : std::max(1, size() - 1)) {
+      spans_nodes_(spans_nodes(node_of_rank)) {
   ISTHMUS_CHECK(Error, rank >= 0 && rank < size() && node_of_rank.size() == global_ranks_.size(), tier_, " tier: rank ",
                 rank, " of ", size(), " ranks on ", node_of_rank.size(), " nodes");
 }
@@ -199,7 +190,7 @@ HandlePtr MessageTransport::all_gather(ConstBuffer in, Buffer out, Stream /*stre
   if (own.data != in.data && in.bytes() > 0) {
     std::memcpy(own.data, in.data, static_cast<size_t>(in.bytes()));
   }
-  if (ring_) {
+  if (spans_nodes_) {
     ring_gather(Operation::kAllGather, out, equal_offsets(out.num_elements, size()));
     return std::make_unique<CompletedHandle>();
   }

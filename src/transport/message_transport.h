@@ -24,9 +24,12 @@ const char* to_string(Operation operation);
 // sums in rank order: with s ranks and parts of b bytes every rank sends (s-1) b, twice for all_reduce. Within a node
 // all parts leave at once. Between nodes they do so in rounds, in which every rank has one sender and one receiver:
 // were all to send to all, a node's link would be offered many times what it carries, would drop packets, and carry
-// them again (docs/scaling.md). In a tier that spans nodes with several ranks on each ("flat") data walks a ring, r to
-// r + 1, so that in block placement only one edge leaves each node. There sums are taken in the order of the ring,
-// partial sums travel in the accumulate type, and the operation is done when the call returns. So is all_reduce always.
+// them again (docs/scaling.md).
+//
+// In a tier that spans nodes with several ranks on each ("flat") data walks a ring, r to r + 1, so that in block
+// placement only one edge leaves each node. There sums are taken in the order of the ring, and partial sums travel in
+// the accumulate type. all_gather takes the ring in every tier that spans nodes. What walks a ring, and all_reduce, is
+// done when the call returns.
 class MessageTransport : public Transport {
  public:
   int rank() const override { return rank_; }
@@ -92,7 +95,7 @@ class MessageTransport : public Transport {
   const std::vector<int> global_ranks_;
   const std::vector<int> node_of_rank_;
   const bool ring_;  // links of both kinds
-  const int rounds_at_once_;
+  const bool spans_nodes_;
   Clock::time_point deadline_ = Clock::time_point::max();
   std::vector<std::vector<std::byte>> free_scratch_;
   std::atomic<int64_t> scratch_bytes_{0};  // those that are in use, too
