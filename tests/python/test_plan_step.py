@@ -9,14 +9,17 @@ from hypothesis import strategies as st
 
 from isthmus._layout import Parameter
 from isthmus.plan.assumptions import Accumulation
+from isthmus.plan.memory import scratch_bytes
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import DDP, FSDP, HSDP, ZERO1, Cluster, ElementBytes, Phase, Placement, operations_of
 from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import STRATEGIES, strategies_named, world_formula
 from isthmus.plan.units import Unit, units_of_sizes
-from isthmus.plan.volumes import Kind
+from isthmus.plan.volumes import Collective, Kind
 
 EVERYTHING = WireOptions(min_elements=0)
+NONE = WireOptions(codec="none")
+FLAT = WireOptions(tiers="flat", min_elements=0)
 BYTES = ElementBytes(gathered=2, reduced=4)
 UNIT = Unit("u", (Parameter("w", (7, 3)), Parameter("b", (7,))))
 
@@ -228,6 +231,31 @@ def test_residuals_are_those_of_the_document():
     assert plan("hsdp-tagc", model, 4, 2).memory.residuals == (elements // 2 * 3 // 4 + elements // 8) * 4
     assert plan("flat-tagc", model, 4, 2).memory.residuals == elements * 4
     assert plan("none", model, 4, 2).memory.residuals == 0
+
+
+@pytest.mark.parametrize(
+    ("wire", "kind", "ranks", "element_bytes", "expected"),
+    [
+        # 4096 elements over 2 x 2 ranks: C = 1024; a packet of none has 48 + 1024 e bytes, of tagc 64 + 64 + 128 + 768.
+        (NONE, Kind.REDUCE_SCATTER, 4, 4, 2 * 4096 + 4 * (48 + 4096)),
+        (NONE, Kind.REDUCE_SCATTER, 4, 2, 2 * 4096 + 4 * (48 + 2048) + 4096),
+        (EVERYTHING, Kind.REDUCE_SCATTER, 4, 4, 2 * 4096 + 4 * 1024),
+        (NONE, Kind.ALL_GATHER, 4, 2, 2 * 2048),
+        (NONE, Kind.ALL_REDUCE, 4, 4, 2 * 4096 + 4 * 4144 + 4096 + 7 * 4144),
+        (NONE, Kind.ALL_REDUCE, 4, 2, 2 * 4096 + 4 * 2096 + 4096 + 7 * 2096 + 4096),
+        # One rank a node, so C = 2048: the gradient is its own pieces, and the rail's all-gather its own result.
+        (NONE, Kind.REDUCE_SCATTER, 2, 4, 4 * (48 + 8192)),
+        (NONE, Kind.ALL_GATHER, 2, 2, 0),
+        (NONE, Kind.ALL_REDUCE, 2, 4, 4 * (48 + 8192) + 8192 + 3 * (48 + 8192)),
+        # In one tier: index of 128 bytes and sketch of 768 for each owner, a summed sketch, a chunk in float32.
+        (FLAT, Kind.REDUCE_SCATTER, 4, 4, 4 * (128 + 768) + 768 + 4096),
+        (FLAT, Kind.REDUCE_SCATTER, 4, 2, 4 * (128 + 768) + 768 + 4096 + 4096),
+        (dataclasses.replace(FLAT, min_elements=4097), Kind.REDUCE_SCATTER, 4, 2, 4096),
+    ],
+)
+def test_scratch_is_what_the_document_says(wire, kind, ranks, element_bytes, expected):
+    assert scratch_bytes(wire, Collective(kind, range(ranks), 4096, element_bytes), 2) == expected
+    assert scratch_bytes(wire, Collective(kind, range(ranks), 4096, element_bytes), 1) == 0
 
 
 @pytest.mark.parametrize(

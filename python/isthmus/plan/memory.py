@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from isthmus.plan.assumptions import Accumulation
-from isthmus.plan.packets import WireOptions, plain_packet_bytes, tagc_packet_bytes
+from isthmus.plan.packets import WireOptions, plain_packet_bytes, sketch_shape, tagc_packet_bytes
 from isthmus.plan.placement import Cluster, ElementBytes, Placement, Placements, Scope, operations_of
 from isthmus.plan.units import Unit
 from isthmus.plan.volumes import Collective, Kind, count_nodes
@@ -116,24 +116,37 @@ def residual_bytes(wire: WireOptions, call: Collective, num_nodes: int) -> int:
 
 
 def scratch_bytes(wire: WireOptions, call: Collective, num_nodes: int) -> int:
-    """What a collective in two tiers works in, ranks placed in blocks (docs/algorithms.md, "Memory"). Flat: 0.
+    """What a collective on Isthmus works in, ranks placed in blocks (docs/algorithms.md, "Memory").
 
-    The slab that all of them share grows by pieces, and so may become up to twice as large as the largest need.
+    The slab that all of them share grows by pieces, and so may become larger than the largest need.
     """
     num_ranks, chunk, wide = len(call.ranks), call.chunk_elements, max(call.element_bytes, _FLOAT_BYTES)
-    if num_nodes == 1 or wire.tiers == "flat":
+    if num_nodes == 1:
         return 0
     if call.kind is Kind.ALL_GATHER:
         return num_nodes * chunk * call.element_bytes if num_ranks > num_nodes else 0
     lossy = is_lossy(wire, call, num_nodes)
     packet = tagc_packet_bytes(chunk, wire) if lossy else plain_packet_bytes(chunk, call.element_bytes)
     narrow = call.element_bytes < wide
-    pieces = num_nodes * chunk * wide if num_ranks > num_nodes or narrow else 0  # else the gradient itself
-    reduction = pieces + 2 * num_nodes * packet
+    if wire.tiers == "flat":
+        reduction = _flat_bytes(wire, call, lossy)
+    else:
+        pieces = num_nodes * chunk * wide if num_ranks > num_nodes or narrow else 0  # else the gradient itself
+        reduction = pieces + 2 * num_nodes * packet
     if call.kind is Kind.REDUCE_SCATTER:
-        return reduction + (chunk * wide if narrow else 0)
+        return reduction + (chunk * wide if narrow and (lossy or wire.tiers == "two") else 0)
     filled_up = call.num_elements != chunk * num_ranks
     packets = 1 + num_ranks + (num_nodes if num_ranks > num_nodes else 0)
     filled = num_ranks * chunk * call.element_bytes if filled_up else 0
     stand_in = chunk * wide if filled_up or narrow else 0
     return reduction + chunk * wide + packets * packet + filled + stand_in
+
+
+def _flat_bytes(wire: WireOptions, call: Collective, lossy: bool) -> int:
+    """A single tier: the sum, or all owners' indexes and sketches, a summed sketch, and one chunk in float32."""
+    num_ranks, chunk = len(call.ranks), call.chunk_elements
+    if not lossy:
+        return chunk * max(call.element_bytes, _FLOAT_BYTES)
+    shape = sketch_shape(chunk, wire)
+    index_bytes = shape.index_bytes * wire.index_bits
+    return num_ranks * (index_bytes + shape.sketch_bytes) + shape.sketch_bytes + chunk * _FLOAT_BYTES
