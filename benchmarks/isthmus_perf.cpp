@@ -1,9 +1,9 @@
 // isthmus_perf: collectives over sizes, types, codecs and tiers, in the manner of nccl-tests. Verifies what it
 // measures; its exit status is not 0 where something is wrong.
+#include <algorithm>
 #include <cstdlib>
 #include <exception>
 #include <iostream>
-#include <limits>
 #include <vector>
 
 #include "isthmus/error.h"
@@ -31,7 +31,25 @@ bool applies(Operation operation, const Options& options, const Arguments& argum
          (options.codec == arguments.codecs.front() && options.tiers == arguments.tiers.front());
 }
 
-// One rank's part; rank 0 prints. Returns the results, the same on all ranks.
+// All operations, types and sizes with these options. Rank 0 prints.
+void measure_all(Rank& rank, Bench& bench, const Options& options, const Arguments& arguments,
+                 std::vector<Result>& results) {
+  for (const Operation operation : arguments.operations) {
+    if (!applies(operation, options, arguments)) {
+      continue;
+    }
+    for (const DataType dtype : arguments.dtypes) {
+      for (const int64_t num_elements : element_counts(arguments, dtype, rank.size())) {
+        results.push_back(bench.run(operation, dtype, num_elements));
+        if (rank.rank() == 0) {
+          print_row(results.back(), rank.size());
+        }
+      }
+    }
+  }
+}
+
+// The same on all ranks.
 std::vector<Result> sweep(Rank& rank, const NodeMap& map, const Arguments& arguments) {
   std::vector<Result> results;
   for (const std::string& tiers : arguments.tiers) {
@@ -41,31 +59,15 @@ std::vector<Result> sweep(Rank& rank, const NodeMap& map, const Arguments& argum
       options.tiers = tiers;
       options.min_elements = 0;
       Bench bench(rank, map, options, arguments);
-      for (const Operation operation : arguments.operations) {
-        for (const DataType dtype : arguments.dtypes) {
-          if (!applies(operation, options, arguments)) {
-            continue;
-          }
-          for (const int64_t num_elements : element_counts(arguments, dtype, rank.size())) {
-            results.push_back(bench.run(operation, dtype, num_elements));
-            if (rank.rank() == 0) {
-              print_row(results.back(), rank.size());
-            }
-          }
-        }
-      }
+      measure_all(rank, bench, options, arguments, results);
     }
   }
   return results;
 }
 
 bool all_right(const std::vector<Result>& results) {
-  for (const Result& result : results) {
-    if (result.num_wrong.value_or(0) != 0) {
-      return false;
-    }
-  }
-  return !results.empty();
+  return !results.empty() && std::all_of(results.begin(), results.end(),
+                                         [](const Result& result) { return result.num_wrong.value_or(0) == 0; });
 }
 
 // Returns whether all results were right.

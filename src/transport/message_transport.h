@@ -32,8 +32,8 @@ const char* to_string(Operation operation);
 // done when the call returns.
 class MessageTransport : public Transport {
  public:
-  int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(global_ranks_.size()); }
+  int rank() const final { return rank_; }
+  int size() const final { return static_cast<int>(global_ranks_.size()); }
   HandlePtr reduce_scatter(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) override;

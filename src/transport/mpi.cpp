@@ -439,15 +439,20 @@ Tiers mpi_tiers(MPI_Comm comm, const NodeMap& map, const MpiLimits& limits) {
   const int rank = rank_in(comm);
   std::vector<int> everyone(static_cast<size_t>(size));
   std::iota(everyone.begin(), everyone.end(), 0);
-  const auto tier = [&](const char* name, const std::vector<int>& ranks) -> std::shared_ptr<Transport> {
-    std::vector<int> nodes;
-    for (const int member : ranks) {
-      nodes.push_back(map.node(member));
+  const auto tier = [&](const char* name, const std::vector<int>& ranks) {
+    std::shared_ptr<Transport> transport;
+    if (ranks.size() > 1) {
+      std::vector<int> nodes(ranks.size());
+      std::transform(ranks.begin(), ranks.end(), nodes.begin(), [&](int member) { return map.node(member); });
+      transport = MpiTransport::create(name, comm, ranks, nodes, limits);
     }
-    return ranks.size() < 2 ? nullptr : MpiTransport::create(name, comm, ranks, nodes, limits);
+    return transport;
   };
-  return {tier("intra", map.node_ranks(map.node(rank))), tier("inter", map.rail_ranks(map.local_index(rank))),
-          tier("flat", everyone)};
+  Tiers tiers;
+  tiers.intra = tier("intra", map.node_ranks(map.node(rank)));
+  tiers.inter = tier("inter", map.rail_ranks(map.local_index(rank)));
+  tiers.flat = tier("flat", everyone);
+  return tiers;
 }
 
 }  // namespace isthmus
