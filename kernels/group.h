@@ -8,16 +8,12 @@
 
 #include <cstdint>
 
+#include "kernels/host_device.h"
+
 // Every instruction set compiles the block algorithms anew (see instruction_set.h). Each does so in a namespace of its
 // own: were their functions to share names, the linker would keep one copy, perhaps one that this machine cannot run.
 #ifndef ISTHMUS_KERNEL_NAMESPACE
 #error "define ISTHMUS_KERNEL_NAMESPACE before including a block algorithm"
-#endif
-
-#ifdef __CUDACC__
-#define ISTHMUS_DEVICE __host__ __device__ inline
-#else
-#define ISTHMUS_DEVICE inline
 #endif
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
