@@ -24,7 +24,7 @@ ISTHMUS_DEVICE void add_checksum(Group& group, int64_t num_words, uint64_t& chec
     const int64_t lane = chain % kChecksumLanes;
     const int64_t end = (segment + 1) * kSegmentWords < num_words ? (segment + 1) * kSegmentWords : num_words;
     uint64_t state = checksum_begin(segment, lane);
-#pragma GCC unroll 4
+    ISTHMUS_UNROLL_8
     for (int64_t w = segment * kSegmentWords + lane; w < end; w += kChecksumLanes) {
       state = checksum_step(state, word_at(w));
     }
