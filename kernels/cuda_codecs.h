@@ -1,6 +1,7 @@
 // Codecs on CUDA. Free of CUDA's headers.
 #pragma once
 
+#include "kernels/none_job.h"
 #include "kernels/tagc_job.h"
 
 namespace isthmus::kernels {
@@ -10,6 +11,8 @@ namespace isthmus::kernels {
 // long as the stream, or the graph, works on it. Throw std::runtime_error where CUDA refuses a launch.
 void cuda_encode_tagc(const TagcEncodeJob& job, void* stream);
 void cuda_decode_tagc(const TagcDecodeJob& job, void* stream);
+void cuda_encode_none(const NoneEncodeJob& job, void* stream);
+void cuda_decode_none(const NoneDecodeJob& job, void* stream);
 
 // ++context->step, in the order of the stream.
 void cuda_next_step(DeviceContext* context, void* stream);

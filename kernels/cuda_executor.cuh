@@ -51,9 +51,9 @@ class CudaExecutor {
                  "cudaFuncSetAttribute");
     }
     int resident = 0;  // groups on a multiprocessor; no more are started than run at once, each takes several turns
-    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kThreads,
-                                                             static_cast<size_t>(shared_bytes)),
-               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    check_cuda(
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kThreads, static_cast<size_t>(shared_bytes)),
+        "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
     const auto groups =
         static_cast<unsigned>(std::min(max_groups, int64_t{num_multiprocessors_} * std::max(resident, 1)));
     kernel<<<groups, kThreads, static_cast<size_t>(shared_bytes), stream_>>>(pass);

@@ -1,5 +1,5 @@
-// Marks functions that run on the CPU and, where CUDA compiles them, on the GPU too; and loops whose loads the GPU should
-// have in flight together.
+// Marks functions that run on the CPU and, where CUDA compiles them, on the GPU too; and loops whose loads the GPU
+// should have in flight together.
 #pragma once
 
 #ifdef __CUDACC__

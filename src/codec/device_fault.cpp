@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstddef>
 
+#include "codec/none.h"
 #include "isthmus/error.h"
 
 namespace isthmus {
@@ -48,6 +49,9 @@ void throw_if_reported(const kernels::DeviceFault& fault) {
     return;
   }
   const PacketHeader header = read_header(&fault.received, std::bit_cast<PacketHeader>(fault.expected));
+  if (header.codec == CodecId::kNone) {
+    throw_wrong_checksum(header, fault.expected.word[kernels::kHeaderChecksum]);
+  }
   throw PacketError(detail::concatenate("corrupt packet: ", to_string(fault.kind()), " (codec ",
                                         to_string(header.codec), ", unit ", header.unit_hash, ", step ", header.step,
                                         ", ", header.num_elements, " elements)"));

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 
+#include "codec/carver.h"
 #include "codec/device_fault.h"
 #include "isthmus/error.h"
 
@@ -17,26 +17,6 @@ using kernels::TagcEncodeJob;
 using kernels::TagcShape;
 
 constexpr int64_t kColumnsOfWord = 32;
-
-// Cuts scratch memory into arrays. Without memory it only adds up what is needed.
-class Carver {
- public:
-  explicit Carver(void* memory) : memory_(static_cast<std::byte*>(memory)) {}
-
-  template <typename T>
-  T* take(int64_t count) {
-    T* array = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + bytes_);
-    bytes_ += count * static_cast<int64_t>(sizeof(T));
-    return array;
-  }
-  // What comes next begins at a multiple of 64 bytes.
-  void align() { bytes_ = (bytes_ + 63) / 64 * 64; }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  std::byte* memory_;
-  int64_t bytes_ = 0;
-};
 
 kernels::ColumnScratch carve_columns(Carver& carver, const TagcShape& shape) {
   const int64_t columns = shape.block_elements / kColumnsOfWord;
