@@ -76,8 +76,10 @@ ConstBuffer buffer_of(const std::vector<float>& values) {
 }
 
 std::vector<uint32_t> bits_of(const std::vector<float>& values) {
-  std::vector<uint32_t> bits(values.size());
-  std::memcpy(bits.data(), values.data(), 4 * values.size());
+  std::vector<uint32_t> bits;
+  for (const float value : values) {
+    bits.push_back(std::bit_cast<uint32_t>(value));
+  }
   return bits;
 }
 
