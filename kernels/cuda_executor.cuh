@@ -12,9 +12,19 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
+// How many groups must fit on a multiprocessor at once, which bounds a kernel's registers.
+template <typename Pass>
+constexpr int resident_groups() {
+  if constexpr (requires { Pass::kResidentGroups; }) {
+    return Pass::kResidentGroups;
+  } else {
+    return 1;
+  }
+}
+
 // The numbers are part of the type so that they are part of the kernel's name: tools/cuda_resources.py reads them.
 template <typename Pass, int kThreads, int64_t kMaxSharedBytes>
-__global__ void __launch_bounds__(kThreads, 1) run_pass(const __grid_constant__ Pass pass) {
+__global__ void __launch_bounds__(kThreads, resident_groups<Pass>()) run_pass(const __grid_constant__ Pass pass) {
   CtaGroup group;
   pass(group);
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "isthmus/buffer.h"
 #include "kernels/device.h"
 #include "kernels/tagc.h"
 
@@ -49,7 +50,7 @@ struct TagcEncodeJob {
   int64_t max_rounds;
 
   const DeviceContext* context;
-  const float* piece;
+  ConstBuffer piece;  // float32, or a 16-bit type that it has been summed in
   float* residual;
   uint8_t* packet;  // 64-byte aligned
   DeviceCounts* counts;

@@ -7,6 +7,7 @@
 // and cut. A bound that was too high is seen by all groups, and a pass that otherwise does nothing marks everything.
 #pragma once
 
+#include "kernels/float_types.h"
 #include "kernels/passes.h"
 #include "kernels/tagc_block.h"
 #include "kernels/tagc_job.h"
@@ -118,6 +119,7 @@ ISTHMUS_DEVICE void add_counts(Group& group, const uint32_t* counts, uint32_t* c
 
 // Guesses the bound from runs of 16 neighbours, each from one of equal stretches, at a place that varies so that no
 // period of the data is met. One group. The guess decides speed, never the result.
+template <typename Piece>
 struct SampleBound {
   static constexpr int kThreads = 1024;
   static constexpr int64_t kRun = 16;
@@ -140,7 +142,8 @@ struct SampleBound {
       const int64_t run = sample / kRun;
       const auto jitter = static_cast<int64_t>(mix(run) % static_cast<uint64_t>(stretch));
       const int64_t element = kRun * (run * stretch + jitter) + sample % kRun;
-      const uint32_t bits = magnitude(job.piece[element] + job.residual[element]);
+      const uint32_t bits =
+          magnitude(widen(static_cast<const Piece*>(job.piece.data)[element]) + job.residual[element]);
       job.samples[sample] = bits < kInfinityBits ? bits : 0;
     });
     group.sync();
@@ -172,21 +175,27 @@ struct SampleBound {
   }
 };
 
-// Four neighbours, loaded and stored at once where their addresses are multiples of 16.
-struct alignas(16) Quad {
-  float value[4];
+// Four neighbours, loaded and stored at once where their addresses allow.
+template <typename T>
+struct alignas(4 * sizeof(T)) FourOf {
+  T value[4];
 };
+using Quad = FourOf<float>;
 
 // Elements first ... first + 3 of `count`; zeros after the last.
-template <bool kAligned>
-ISTHMUS_DEVICE Quad load_quad(const float* values, int64_t first, int64_t count) {
-  if (kAligned && first + 4 <= count) {
-    return *reinterpret_cast<const Quad*>(values + first);
-  }
+template <bool kAligned, typename T>
+ISTHMUS_DEVICE Quad load_quad(const T* values, int64_t first, int64_t count) {
   Quad quad = {};
+  if (kAligned && first + 4 <= count) {
+    const FourOf<T> loaded = *reinterpret_cast<const FourOf<T>*>(values + first);
+    for (int i = 0; i < 4; ++i) {
+      quad.value[i] = widen(loaded.value[i]);
+    }
+    return quad;
+  }
   for (int i = 0; i < 4; ++i) {
     if (first + i < count) {
-      quad.value[i] = values[first + i];
+      quad.value[i] = widen(values[first + i]);
     }
   }
   return quad;
@@ -207,10 +216,12 @@ ISTHMUS_DEVICE void store_quad(const Quad& quad, float* values, int64_t first, i
 
 // residual += piece, except in blocks in which a sum is NaN or Inf: those are flagged and stay. Marks in the index what
 // reaches the bound, and in flagged blocks what is not finite. Draws the blocks' rows. Reads piece and residual once
-// and writes the residual once. kAligned: piece and residual lie at multiples of 16 bytes.
-template <bool kAligned>
+// and writes the residual once. kAligned: four
+// elements of piece, and of residual, may be loaded at once.
+template <typename Piece, bool kAligned>
 struct AddAndMark {
   static constexpr int kThreads = kPassThreads;
+  static constexpr int kResidentGroups = 8;  // it waits for memory most of the time
   struct Shared {
     uint32_t counts[kMaxDigitValues];
     uint32_t marks[kMaxBlockElements / 32];
@@ -277,7 +288,7 @@ struct AddAndMark {
     const int64_t count = elements_in(block);
     bool non_finite = false;
     for_each_of_group(group, job.shape.block_elements / 4, [&](int64_t q) {
-      const Quad piece = load_quad<kAligned>(job.piece + first, 4 * q, count);
+      const Quad piece = load_quad<kAligned>(static_cast<const Piece*>(job.piece.data) + first, 4 * q, count);
       const Quad residual = load_quad<kAligned>(job.residual + first, 4 * q, count);
       Quad sum;
       for (int i = 0; i < 4; ++i) {

@@ -26,19 +26,40 @@ inline bool is_aligned(const void* address, uintptr_t bytes) {
 
 constexpr int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
+// Calls visit(T{}) with the C++ type of a piece.
+template <typename Visit>
+void with_piece_type(DataType dtype, Visit visit) {
+  switch (dtype) {
+    case DataType::kFloat32:
+      return visit(float{});
+    case DataType::kBFloat16:
+      return visit(BFloat16{});
+    case DataType::kFloat16:
+      return visit(Float16{});
+    case DataType::kFloat64:
+    case DataType::kByte:
+      return;  // refused when the job was made
+  }
+}
+
+template <typename Piece, typename Executor>
+void add_and_mark(Executor& executor, const TagcEncodeJob& job) {
+  if (job.sample_runs > 0) {
+    executor.run(SampleBound<Piece>{job}, 1, SampleBound<Piece>::kMaxSharedBytes);
+  }
+  const int64_t shared_bytes = AddAndMark<Piece, true>::shared_bytes(job.shape.block_elements);
+  if (is_aligned(job.piece.data, 4 * sizeof(Piece)) && is_aligned(job.residual, 16)) {
+    executor.run(AddAndMark<Piece, true>{job}, job.shape.num_blocks, shared_bytes);
+  } else {
+    executor.run(AddAndMark<Piece, false>{job}, job.shape.num_blocks, shared_bytes);
+  }
+}
+
 template <typename Executor>
 void select_elements(Executor& executor, const TagcEncodeJob& job) {
   const TagcShape& shape = job.shape;
   const int64_t word_groups = divide_up(shape.num_blocks * (shape.block_elements / 32), kPassThreads);
-  if (job.sample_runs > 0) {
-    executor.run(SampleBound{job}, 1, SampleBound::kMaxSharedBytes);
-  }
-  const int64_t add_bytes = AddAndMark<true>::shared_bytes(shape.block_elements);
-  if (is_aligned(job.piece, 16) && is_aligned(job.residual, 16)) {
-    executor.run(AddAndMark<true>{job}, shape.num_blocks, add_bytes);
-  } else {
-    executor.run(AddAndMark<false>{job}, shape.num_blocks, add_bytes);
-  }
+  with_piece_type(job.piece.dtype, [&]<typename Piece>(Piece) { add_and_mark<Piece>(executor, job); });
   executor.run(MarkAll{job}, word_groups, MarkAll::kMaxSharedBytes);
   for (int digit = 1; digit < kNumDigits; ++digit) {
     executor.run(CountDigit{job, digit}, word_groups, CountDigit::kMaxSharedBytes);

@@ -25,12 +25,13 @@ SHARED_BYTES = {80: 164 * 1024, 90: 228 * 1024, 100: 228 * 1024}
 
 @dataclass(frozen=True)
 class Kernel:
+    """What ptxas says of one kernel for one architecture."""
+
     name: str
     arch: int
     threads: int
     registers: int
     spill_bytes: int
-    stack_bytes: int
     static_shared_bytes: int
     dynamic_shared_bytes: int
 
@@ -48,18 +49,20 @@ class Kernel:
 
 ENTRY = re.compile(
     r"Compiling entry function '(?P<symbol>\S+)' for 'sm_(?P<arch>\d+)a?'.*?"
-    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
+    r"\d+ bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
     r"Used (?P<registers>\d+) registers(?P<used>[^\n]*)",
     re.DOTALL,
 )
 
 
 def demangle(symbols: list[str]) -> list[str]:
+    """Return the C++ names of linker symbols."""
     done = subprocess.run(["c++filt"], input="\n".join(symbols), text=True, capture_output=True, check=True)
     return done.stdout.splitlines()
 
 
 def parse(report: str) -> list[Kernel]:
+    """Return the kernels in what `ptxas -v` printed."""
     entries = list(ENTRY.finditer(report))
     kernels = []
     for entry, signature in zip(entries, demangle([e["symbol"] for e in entries]), strict=True):
@@ -69,12 +72,11 @@ def parse(report: str) -> list[Kernel]:
         shared = re.search(r"(\d+) bytes smem", entry["used"])
         kernels.append(
             Kernel(
-                name=re.sub(r"isthmus::kernels::|cuda::|\(anonymous namespace\)::", "", name),
+                name=re.sub(r"isthmus::|kernels::|cuda::|\(anonymous namespace\)::", "", name),
                 arch=int(entry["arch"]),
                 threads=int(match[2]) if match else 1,
                 registers=int(entry["registers"]),
                 spill_bytes=int(entry["stores"]) + int(entry["loads"]),
-                stack_bytes=int(entry["stack"]),
                 static_shared_bytes=int(shared[1]) if shared else 0,
                 dynamic_shared_bytes=int(match[3]) if match else 0,
             )
@@ -83,8 +85,18 @@ def parse(report: str) -> list[Kernel]:
 
 
 def compile_report(nvcc: str, flags: list[str], arch: int, source: str) -> str:
+    """Compile one source and return what ptxas printed; exit where it does not compile."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [nvcc, *flags, f"-arch=sm_{arch}", "-cubin", "-Xptxas=-v", source, "-o", os.path.join(folder, "cubin")]
+        command = [
+            nvcc,
+            *flags,
+            f"-arch=sm_{arch}",
+            "-cubin",
+            "-Xptxas=-v",
+            source,
+            "-o",
+            os.path.join(folder, "cubin"),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
@@ -92,16 +104,28 @@ def compile_report(nvcc: str, flags: list[str], arch: int, source: str) -> str:
 
 
 def print_table(kernels: list[Kernel]) -> None:
-    print("| kernel | threads | sm | registers | spills, bytes | stack, bytes | shared, bytes: static + most dynamic | occupancy |")
-    print("|---|---|---|---|---|---|---|---|")
-    for k in sorted(kernels, key=lambda k: (k.name, k.arch)):
-        print(
-            f"| {k.name} | {k.threads} | {k.arch} | {k.registers} | {k.spill_bytes} | {k.stack_bytes} "
-            f"| {k.static_shared_bytes} + {k.dynamic_shared_bytes} | {k.occupancy:.0%} |"
+    """Print a line for each kernel, as Markdown."""
+    architectures = sorted({k.arch for k in kernels})
+    print(
+        f"| kernel | threads | registers: sm_{', '.join(map(str, architectures))} | spills, bytes "
+        "| shared, bytes: static + most dynamic | occupancy |"
+    )
+    print("|---|---|---|---|---|---|")
+    for name in sorted({k.name for k in kernels}):
+        row = sorted((k for k in kernels if k.name == name), key=lambda k: k.arch)
+        columns = (
+            f"`{name}`",
+            str(row[0].threads),
+            ", ".join(str(k.registers) for k in row),
+            ", ".join(str(k.spill_bytes) for k in row) if any(k.spill_bytes for k in row) else "0",
+            f"{max(k.static_shared_bytes for k in row)} + {row[0].dynamic_shared_bytes}",
+            ", ".join(f"{k.occupancy:.0%}" for k in row),
         )
+        print(f"| {' | '.join(columns)} |")
 
 
 def main() -> int:
+    """Return 1 if a kernel spills."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nvcc", default="nvcc")
     parser.add_argument("--arch", type=int, nargs="+", default=sorted(SHARED_BYTES), choices=sorted(SHARED_BYTES))
@@ -115,6 +139,7 @@ def main() -> int:
             if not found:
                 sys.exit(f"{source}: no kernels in the report of ptxas for sm_{arch}")
             kernels += found
+    kernels = list(dict.fromkeys(kernels))  # what several sources compile alike
     print_table(kernels)
     spilling = [f"{k.name} for sm_{k.arch}: {k.spill_bytes} bytes" for k in kernels if k.spill_bytes > 0]
     if spilling:

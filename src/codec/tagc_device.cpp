@@ -116,12 +116,14 @@ TagcEncodeJob TagcDevice::encode_job(ConstBuffer piece, Buffer residual, Buffer 
                                      const kernels::DeviceContext* context, kernels::DeviceCounts* counts,
                                      Buffer scratch) const {
   TagcEncodeJob job = plan_encode(settings_, piece.num_elements);
-  check_tagc_piece(piece, residual, packet, job.layout.end);
+  const bool is_16_bit = piece.dtype == DataType::kBFloat16 || piece.dtype == DataType::kFloat16;
+  const ConstBuffer widened = {piece.data, piece.num_elements, is_16_bit ? DataType::kFloat32 : piece.dtype};
+  check_tagc_piece(widened, residual, packet, job.layout.end);
   check_bytes("packet", packet, job.layout.end);
   check_bytes("scratch memory", scratch, carve_scratch(job, scratch.data));
   job.context = context;
   job.counts = counts;
-  job.piece = piece.as<float>();
+  job.piece = piece;
   job.residual = residual.as<float>();
   job.packet = packet.as<uint8_t>();
   return job;

@@ -21,8 +21,9 @@ class TagcDevice {
   int64_t encode_scratch_bytes(int64_t num_elements) const;
   int64_t decode_scratch_bytes(int64_t num_elements, int64_t num_packets) const;
 
-  // piece, residual: float32. packet, scratch: 64-byte aligned, contents do not matter. Throws Error for a wrong type
-  // or size, or for more than kMaxDeviceElements.
+  // piece: float32, bfloat16 or float16 (the packet is that of its values as float32). residual: float32. packet,
+  // scratch: 64-byte aligned, contents do not matter. Throws Error for a wrong type or size, or for more than
+  // kMaxDeviceElements.
   kernels::TagcEncodeJob encode_job(ConstBuffer piece, Buffer residual, Buffer packet,
                                     const kernels::DeviceContext* context, kernels::DeviceCounts* counts,
                                     Buffer scratch) const;

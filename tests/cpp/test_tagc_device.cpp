@@ -91,21 +91,26 @@ struct Encoded {
   kernels::DeviceCounts counts;
 };
 
-Encoded encode_on_device(const Options& options, const std::vector<float>& piece, std::vector<float> residual,
-                         PacketContext context, Cut cut) {
+Encoded encode_on_device(const Options& options, ConstBuffer piece, std::vector<float> residual, PacketContext context,
+                         Cut cut) {
   const TagcDevice codec(options);
-  const auto num_elements = static_cast<int64_t>(piece.size());
+  const int64_t num_elements = piece.num_elements;
   Memory packet(codec.packet_bytes(num_elements));
   Memory scratch(codec.encode_scratch_bytes(num_elements));
   const kernels::DeviceContext in_memory = device_context(context);
   Encoded encoded;
   EmulatedDevice device(cut.num_threads, cut.max_groups, 1, cut.threads);
-  kernels::emulated::encode_tagc(device, codec.encode_job(buffer_of(piece), buffer_of(residual), packet.buffer(),
-                                                          &in_memory, &encoded.counts, scratch.buffer()));
+  kernels::emulated::encode_tagc(device, codec.encode_job(piece, buffer_of(residual), packet.buffer(), &in_memory,
+                                                          &encoded.counts, scratch.buffer()));
   EXPECT_TRUE(packet.ends_intact() && scratch.ends_intact());
   encoded.packet = packet.copy();
   encoded.residual = residual;
   return encoded;
+}
+
+Encoded encode_on_device(const Options& options, const std::vector<float>& piece, const std::vector<float>& residual,
+                         PacketContext context, Cut cut) {
+  return encode_on_device(options, buffer_of(piece), residual, context, cut);
 }
 
 kernels::DeviceFault decode_on_device(const Options& options, const std::vector<uint8_t>& packets, int num_packets,
@@ -244,6 +249,43 @@ TEST(TagcDevice, UnalignedPiecesAndResiduals) {
                                &context, &counts, scratch.buffer()));
   EXPECT_EQ(packet.copy(), expected.copy());
   EXPECT_EQ(bits_of(residual_on_device), bits_of(residual));
+}
+
+// All that the sample meets is large, and less than what is to be kept.
+TEST(TagcDevice, ASampleThatMisleads) {
+  const int64_t num_elements = 16 * 1250;
+  const int64_t num_runs = 1250 / 16;
+  for (const double sparsity : {.9, .5, 0.0}) {
+    std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 23);
+    for (int64_t run = 0; run < num_runs; ++run) {
+      const auto jitter = static_cast<int64_t>(kernels::emulated::mix(run) % (1250 / num_runs));
+      const int64_t first = 16 * (run * (1250 / num_runs) + jitter);
+      std::fill_n(piece.begin() + first, 16, 1e6F);
+    }
+    expect_as_on_cpu(options_of(2, sparsity), piece, std::vector<float>(num_elements), {33, 3});
+  }
+}
+
+// As if they had been widened first.
+TEST(TagcDevice, PiecesOf16Bits) {
+  const Options options = options_of(4, .9);
+  for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat16}) {
+    for (const int64_t offset : {0, 1}) {  // whether four can be loaded at once
+      const int64_t num_elements = 5001;
+      const std::vector<float> values = make_piece(Data::kHeavyTail, num_elements + offset, 31);
+      std::vector<uint16_t> rounded(values.size());
+      const Buffer in_16_bits = {rounded.data(), static_cast<int64_t>(rounded.size()), dtype};
+      convert(buffer_of(values), in_16_bits);
+      const ConstBuffer piece = in_16_bits.slice(offset, num_elements);
+      std::vector<float> widened(num_elements);
+      convert(piece, buffer_of(widened));
+      const std::vector<float> residual = make_piece(Data::kHeavyTail, num_elements, 32);
+      const Encoded expected = encode_on_device(options, widened, residual, kContext, {32, 2});
+      const Encoded encoded = encode_on_device(options, piece, residual, kContext, {32, 2});
+      EXPECT_EQ(encoded.packet, expected.packet);
+      EXPECT_EQ(bits_of(encoded.residual), bits_of(expected.residual));
+    }
+  }
 }
 
 TEST(TagcDevice, NonFiniteBlocks) {
