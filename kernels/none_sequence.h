@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/none_passes.h"
-#include "kernels/tagc_sequence.h"
+#include "kernels/packet_passes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 

@@ -36,6 +36,11 @@ ISTHMUS_DEVICE void add_checksum(Group& group, int64_t num_words, uint64_t& chec
   }
 }
 
+// On how many groups it takes the checksums of packets of this size.
+inline int64_t checksum_groups(int64_t packet_bytes) {
+  return divide_up(divide_up(packet_bytes, kChecksumSegmentBytes) * kChecksumLanes, kPassThreads);
+}
+
 // Adds up the checksums of packets that lie one after another.
 struct ChecksumPackets {
   static constexpr int kThreads = kPassThreads;

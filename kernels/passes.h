@@ -8,6 +8,8 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
 inline constexpr int kPassThreads = 256;
 
+constexpr int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
 // What threads of all groups take turns in: element i is visited by one thread.
 template <typename Group, typename Visit>
 ISTHMUS_DEVICE void for_each_of_all(const Group& group, int64_t count, Visit visit) {

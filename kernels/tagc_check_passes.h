@@ -5,7 +5,6 @@
 #include "kernels/packet_passes.h"
 #include "kernels/tagc_block.h"
 #include "kernels/tagc_job.h"
-#include "kernels/tagc_select_passes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 

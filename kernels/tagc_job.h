@@ -40,6 +40,12 @@ struct ColumnScratch {
   uint32_t* tables;      // columns x 2 num_rows; null where they fit into shared memory
 };
 
+// Draws the blocks' rows; as tagc_seed() on the host.
+ISTHMUS_DEVICE uint64_t seed_of(const DeviceContext& context) {
+  constexpr uint64_t kOdd = 0xd1342543de82ef95;
+  return context.unit_hash ^ (context.step + 1) * kOdd;
+}
+
 struct TagcEncodeJob {
   TagcShape shape;
   TagcLayout layout;

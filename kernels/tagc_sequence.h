@@ -6,14 +6,11 @@
 // and is a CUDA stream (cuda_executor.cuh) or, in tests, emulated. Which passes run, and on how many groups, depends on
 // shapes and addresses alone, never on data: a captured sequence may be replayed.
 //
-// Read and written in elements of the piece, n of them, encoding: SampleBound next to nothing; AddAndMark reads piece
-// and residual, writes residual; CountDigit, twice, and ApplyThreshold read the residual where it is marked (a 32-byte
-// sector for each) and the index. InsertValues the same, and three cells for each value. PeelIndex and HoldBack read
-// the index. ChecksumPackets reads the packet. So 3 n floats, and for each kept element some 4 sectors of residual and
-// 3 of cells.
+// docs/cuda.md says what each pass reads and writes.
 #pragma once
 
 #include "kernels/packet_passes.h"
+#include "kernels/tagc_add_passes.h"
 #include "kernels/tagc_check_passes.h"
 #include "kernels/tagc_peel_passes.h"
 #include "kernels/tagc_select_passes.h"
@@ -23,8 +20,6 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 inline bool is_aligned(const void* address, uintptr_t bytes) {
   return reinterpret_cast<uintptr_t>(address) % bytes == 0;
 }
-
-constexpr int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
 // Calls visit(T{}) with the C++ type of a piece.
 template <typename Visit>
@@ -81,10 +76,6 @@ void peel_and_insert(Executor& executor, const TagcEncodeJob& job) {
     executor.run(HoldBack<false>{job}, columns, HoldBack<false>::kMaxSharedBytes);
   }
   executor.run(InsertValues{job}, divide_up(shape.num_blocks * columns, kPassThreads), 0);
-}
-
-inline int64_t checksum_groups(int64_t packet_bytes) {
-  return divide_up(divide_up(packet_bytes, kChecksumSegmentBytes) * kChecksumLanes, kPassThreads);
 }
 
 template <typename Executor>

@@ -73,7 +73,8 @@ CodecCounts NoneCodec::encode(ConstBuffer piece, Buffer /*residual*/, Buffer pac
   check_packets(packet, 1, packet_bytes(piece.num_elements));
   std::byte* bytes = packet.as<std::byte>();
   std::memset(bytes + packet.num_elements - 8, 0, 8);  // the padding; any of it that holds values is written below
-  const auto [wire_dtype, divisor] = settings_;
+  const DataType wire_dtype = settings_.wire_dtype;
+  const int divisor = settings_.divisor;
   const Buffer values{bytes + sizeof(PacketHeader), piece.num_elements, wire_dtype};
   Checksum checksum;
   for_each_tile(piece.num_elements, [&](int64_t begin, int64_t count) {
@@ -95,7 +96,8 @@ CodecCounts NoneCodec::encode(ConstBuffer piece, Buffer /*residual*/, Buffer pac
 
 CodecCounts NoneCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
                                   Stream /*stream*/) {
-  const auto [wire_dtype, divisor] = settings_;
+  const DataType wire_dtype = settings_.wire_dtype;
+  const int divisor = settings_.divisor;
   const PacketHeader expected = settings_.header(out.num_elements, context);
   const int64_t packet_bytes = this->packet_bytes(out.num_elements);
   check_packets(packets, num_packets, packet_bytes);

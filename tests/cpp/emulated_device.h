@@ -218,7 +218,7 @@ class EmulatedLaunch {
     }
     const char* first = threads_[group * num_threads_].waits_in;
     for (const int64_t thread : order) {
-      if (threads_[thread].waits_in != first) {  // literals: equal names have equal addresses here
+      if (std::strcmp(name(threads_[thread].waits_in), name(first)) != 0) {
         std::fprintf(stderr, "threads of a group diverge: one waits in %s, another in %s\n", name(first),
                      name(threads_[thread].waits_in));
         std::abort();

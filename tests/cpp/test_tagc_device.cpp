@@ -2,132 +2,22 @@
 // for bit.
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <set>
-#include <string>
 #include <vector>
 
-#define ISTHMUS_KERNEL_NAMESPACE emulated
-
-#include "codec/checksum.h"
-#include "codec/device_fault.h"
 #include "codec/tagc.h"
-#include "codec/tagc_device.h"
-#include "emulated_device.h"
 #include "isthmus/error.h"
-#include "kernels/tagc_sequence.h"
-#include "scratch.h"
 #include "tagc_data.h"
+#include "tagc_on_device.h"
 #include "tagc_reference.h"
 
 namespace isthmus {
 namespace {
 
-using test::EmulatedDevice;
-
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7};
-
-// How a device cuts the work: results must not depend on it.
-struct Cut {
-  int64_t num_threads;
-  int64_t max_groups;
-  EmulatedDevice::Threads threads = EmulatedDevice::Threads::kInTurns;
-};
-constexpr Cut kCuts[] = {{1, 1}, {7, 3}, {32, 2}, {33, 5}, {128, 4}};
-
-Options options_of(double ratio, double sparsity, int64_t block_elements = 0, int64_t peel_rounds = 64) {
-  Options options;
-  options.ratio = ratio;
-  options.sparsity = sparsity;
-  options.block_elements = block_elements;
-  options.peel_rounds = peel_rounds;
-  return options;
-}
-
-// 64-byte aligned and dirty, as a device's memory.
-class Memory {
- public:
-  explicit Memory(int64_t bytes) : memory_(allocate_aligned(bytes + 64)), bytes_(bytes) {
-    std::memset(memory_.get(), 0xa5, bytes + 64);
-  }
-  uint8_t* data() { return reinterpret_cast<uint8_t*>(memory_.get()); }
-  Buffer buffer() { return {memory_.get(), bytes_, DataType::kByte}; }
-  std::vector<uint8_t> copy() { return {data(), data() + bytes_}; }
-  // Whether nothing was written past the end.
-  bool ends_intact() {
-    return std::all_of(data() + bytes_, data() + bytes_ + 64, [](uint8_t byte) { return byte == 0xa5; });
-  }
-
- private:
-  AlignedMemory memory_;
-  int64_t bytes_;
-};
-
-Buffer buffer_of(std::vector<float>& values) {
-  return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
-}
-ConstBuffer buffer_of(const std::vector<float>& values) {
-  return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
-}
-
-std::vector<uint32_t> bits_of(const std::vector<float>& values) {
-  std::vector<uint32_t> bits;
-  for (const float value : values) {
-    bits.push_back(std::bit_cast<uint32_t>(value));
-  }
-  return bits;
-}
-
-kernels::DeviceContext device_context(PacketContext context) { return {context.unit_hash, context.step}; }
-
-struct Encoded {
-  std::vector<uint8_t> packet;
-  std::vector<float> residual;
-  kernels::DeviceCounts counts;
-};
-
-Encoded encode_on_device(const Options& options, ConstBuffer piece, std::vector<float> residual, PacketContext context,
-                         Cut cut) {
-  const TagcDevice codec(options);
-  const int64_t num_elements = piece.num_elements;
-  Memory packet(codec.packet_bytes(num_elements));
-  Memory scratch(codec.encode_scratch_bytes(num_elements));
-  const kernels::DeviceContext in_memory = device_context(context);
-  Encoded encoded;
-  EmulatedDevice device(cut.num_threads, cut.max_groups, 1, cut.threads);
-  kernels::emulated::encode_tagc(device, codec.encode_job(piece, buffer_of(residual), packet.buffer(), &in_memory,
-                                                          &encoded.counts, scratch.buffer()));
-  EXPECT_TRUE(packet.ends_intact() && scratch.ends_intact());
-  encoded.packet = packet.copy();
-  encoded.residual = residual;
-  return encoded;
-}
-
-Encoded encode_on_device(const Options& options, const std::vector<float>& piece, const std::vector<float>& residual,
-                         PacketContext context, Cut cut) {
-  return encode_on_device(options, buffer_of(piece), residual, context, cut);
-}
-
-kernels::DeviceFault decode_on_device(const Options& options, const std::vector<uint8_t>& packets, int num_packets,
-                                      std::vector<float>& out, PacketContext context, Cut cut) {
-  const TagcDevice codec(options);
-  const auto num_elements = static_cast<int64_t>(out.size());
-  Memory aligned(static_cast<int64_t>(packets.size()));
-  std::copy(packets.begin(), packets.end(), aligned.data());
-  Memory scratch(codec.decode_scratch_bytes(num_elements, num_packets));
-  const kernels::DeviceContext in_memory = device_context(context);
-  kernels::DeviceFault fault;
-  EmulatedDevice device(cut.num_threads, cut.max_groups, 2, cut.threads);
-  kernels::emulated::decode_tagc(
-      device, codec.decode_job(aligned.buffer(), num_packets, buffer_of(out), &in_memory, &fault, scratch.buffer()));
-  EXPECT_TRUE(scratch.ends_intact());
-  return fault;
-}
 
 // One encoding and its decoding, on the device as on the CPU.
 void expect_as_on_cpu(const Options& options, const std::vector<float>& piece, const std::vector<float>& residual,
@@ -344,132 +234,6 @@ TEST(TagcDevice, AnyOrderOfThreadsGivesTheSamePacket) {
     packets.insert(packet.copy());
   }
   EXPECT_EQ(packets.size(), 1U);
-}
-
-class TagcDeviceCorruption : public testing::Test {
- protected:
-  static constexpr int64_t kElements = 3001;
-  static constexpr Cut kCut = {32, 2};
-
-  TagcDeviceCorruption() : options_(options_of(4, .9, 64)) {
-    std::vector<float> piece = make_piece(Data::kHeavyTail, kElements, 14);
-    piece[200] = kNan;
-    packet_ = encode_on_device(options_, piece, std::vector<float>(kElements), kContext, kCut).packet;
-  }
-  kernels::DeviceFault fault_of(const std::vector<uint8_t>& packets, int num_packets = 1,
-                                PacketContext context = kContext) {
-    std::vector<float> out(kElements);
-    return decode_on_device(options_, packets, num_packets, out, context, kCut);
-  }
-  // Message of the CPU codec.
-  std::string cpu_message(const std::vector<uint8_t>& packet, PacketContext context = kContext) {
-    Memory aligned(static_cast<int64_t>(packet.size()));
-    std::copy(packet.begin(), packet.end(), aligned.data());
-    std::vector<float> out(kElements);
-    return message_of([&] { TagcCodec(options_).decode_sum(aligned.buffer(), 1, buffer_of(out), context, {}); });
-  }
-  template <typename Call>
-  static std::string message_of(Call call) {
-    try {
-      call();
-    } catch (const PacketError& error) {
-      return error.what();
-    }
-    return "";
-  }
-  // Gives a damaged packet the checksum that fits it.
-  static void seal(std::vector<uint8_t>& packet);
-
-  Options options_;
-  std::vector<uint8_t> packet_;
-};
-
-TEST_F(TagcDeviceCorruption, FlippedBitsAreFoundAndNamedAsOnCpu) {
-  EXPECT_EQ(fault_of(packet_).code, kernels::DeviceFault::kNone);
-  std::mt19937 random(3);
-  for (int64_t trial = 0; trial < 48 * 8 + 300; ++trial) {
-    // Every bit of the header, then some of the rest.
-    const auto bit = static_cast<size_t>(trial < 48 * 8 ? trial : 48 * 8 + random() % (8 * packet_.size() - 48 * 8));
-    std::vector<uint8_t> damaged = packet_;
-    damaged[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
-    const kernels::DeviceFault fault = fault_of(damaged);
-    const std::string message = message_of([&] { throw_if_reported(fault); });
-    ASSERT_NE(message, "") << bit;
-    ASSERT_EQ(message, cpu_message(damaged)) << bit;
-  }
-}
-
-TEST_F(TagcDeviceCorruption, MadeUpPacketsAreNamedAsOnCpu) {
-  const auto layout = tagc_layout(TagcSettings(options_).shape(kElements));
-  const auto expect_fault = [&](kernels::FaultKind kind, auto damage) {
-    std::vector<uint8_t> damaged = packet_;
-    damage(damaged);
-    seal(damaged);
-    const kernels::DeviceFault fault = fault_of(damaged);
-    EXPECT_EQ(fault.kind(), kind);
-    EXPECT_EQ(fault.packet(), 0);
-    EXPECT_EQ(message_of([&] { throw_if_reported(fault); }), cpu_message(damaged));
-  };
-  using kernels::FaultKind;
-  expect_fault(FaultKind::kPadding, [&](auto& bytes) { bytes[63] = 1; });
-  expect_fault(FaultKind::kPadding, [&](auto& bytes) { bytes[layout.index - 1] = 1; });
-  expect_fault(FaultKind::kFlags, [&](auto& bytes) { bytes[layout.flags + 7] = 0x80; });
-  expect_fault(FaultKind::kIndex, [&](auto& bytes) { bytes[layout.index + 3001 / 8] |= 0x80; });
-  expect_fault(FaultKind::kEmptyBlock, [&](auto& bytes) {
-    for (int64_t byte = 0; byte < 8; ++byte) {
-      bytes[layout.index + 3 * 8 + byte] = 0;  // of the block that is flagged
-    }
-  });
-  expect_fault(FaultKind::kDoesNotPeel, [&](auto& bytes) {
-    for (int64_t byte = 8 * 8; byte < 46 * 8; ++byte) {
-      bytes[layout.index + byte] = 0xff;
-    }
-  });
-  expect_fault(FaultKind::kCellsLeft, [&](auto& bytes) { bytes[layout.sketch + 4 * 64 * 5 + 3] ^= 1; });
-}
-
-void TagcDeviceCorruption::seal(std::vector<uint8_t>& packet) {
-  Checksum checksum;
-  checksum.add(packet.data() + sizeof(PacketHeader), static_cast<int64_t>(packet.size() - sizeof(PacketHeader)));
-  const uint64_t value = checksum.value();
-  std::memcpy(packet.data() + offsetof(PacketHeader, checksum), &value, sizeof(value));
-}
-
-TEST_F(TagcDeviceCorruption, AnotherContextIsNamedAsOnCpu) {
-  const PacketContext other_step = {kContext.unit_hash, kContext.step + 1};
-  const kernels::DeviceFault fault = fault_of(packet_, 1, other_step);
-  EXPECT_EQ(message_of([&] { throw_if_reported(fault); }), cpu_message(packet_, other_step));
-  EXPECT_NE(cpu_message(packet_, other_step).find("step 7 where 8"), std::string::npos);
-}
-
-TEST_F(TagcDeviceCorruption, NamesTheFirstPacketAndAddsNone) {
-  std::vector<uint8_t> packets = packet_;
-  packets.insert(packets.end(), packet_.begin(), packet_.end());
-  packets.insert(packets.end(), packet_.begin(), packet_.end());
-  packets[packet_.size() + 100] ^= 1;
-  packets[2 * packet_.size() + 5] ^= 1;
-  std::vector<float> out(kElements, 5.0F);
-  const kernels::DeviceFault fault = decode_on_device(options_, packets, 3, out, kContext, kCut);
-  EXPECT_EQ(fault.packet(), 1);
-  EXPECT_EQ(fault.kind(), kernels::FaultKind::kChecksum);
-  EXPECT_EQ(out, std::vector<float>(kElements, 5.0F));
-}
-
-TEST_F(TagcDeviceCorruption, NothingIsDecodedAfterAFault) {
-  const TagcDevice codec(options_);
-  Memory packet(static_cast<int64_t>(packet_.size()));
-  std::copy(packet_.begin(), packet_.end(), packet.data());
-  Memory scratch(codec.decode_scratch_bytes(kElements, 1));
-  const kernels::DeviceContext context = device_context(kContext);
-  kernels::DeviceFault fault;
-  fault.code = kernels::DeviceFault::code_of(2, kernels::FaultKind::kIndex);
-  fault.reported = 1;
-  std::vector<float> out(kElements);
-  EmulatedDevice device(32, 2, 1);
-  kernels::emulated::decode_tagc(
-      device, codec.decode_job(packet.buffer(), 1, buffer_of(out), &context, &fault, scratch.buffer()));
-  EXPECT_EQ(out, std::vector<float>(kElements));
-  EXPECT_EQ(fault.packet(), 2);
 }
 
 // For ThreadSanitizer: ties, blocks that are flagged, and keys that are held back.
