@@ -14,6 +14,9 @@ void cuda_decode_tagc(const TagcDecodeJob& job, void* stream);
 void cuda_encode_none(const NoneEncodeJob& job, void* stream);
 void cuda_decode_none(const NoneDecodeJob& job, void* stream);
 
+// *context = value: once for a unit, or before every job where no graph is captured. In the order of the stream.
+void cuda_set_context(DeviceContext* context, DeviceContext value, void* stream);
+
 // ++context->step, in the order of the stream.
 void cuda_next_step(DeviceContext* context, void* stream);
 

@@ -28,7 +28,7 @@ struct SelectState {
 
 // Degrees of the cells of 32 columns: two words a row. Those of up to 16384 rows are in shared memory, those of more in
 // scratch memory.
-inline constexpr int64_t kMaxSharedTableBytes = 128 * 1024;
+inline constexpr int64_t kMaxSharedTableBytes = int64_t{128} * 1024;
 ISTHMUS_DEVICE int64_t table_bytes(const TagcShape& shape) { return 8 * shape.num_rows; }
 ISTHMUS_DEVICE bool tables_fit_shared(const TagcShape& shape) { return table_bytes(shape) <= kMaxSharedTableBytes; }
 

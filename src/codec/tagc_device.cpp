@@ -39,7 +39,7 @@ int64_t carve_scratch(TagcEncodeJob& job, void* memory) {
   carver.align();
   job.rows = carver.take<kernels::BlockRows>(job.shape.num_blocks);
   job.tie_offsets = carver.take<uint32_t>(job.shape.num_blocks);
-  job.samples = carver.take<uint32_t>(16 * job.sample_runs);
+  job.samples = carver.take<uint32_t>(int64_t{16} * job.sample_runs);
   job.columns = carve_columns(carver, job.shape);
   return carver.bytes();
 }
