@@ -17,7 +17,7 @@ CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help setup demo test test-cpp test-python test-conformance lint format tidy sanitize bench fuzz clean FORCE
+.PHONY: help setup demo test test-cpp test-mpi test-python test-conformance lint format tidy sanitize bench fuzz clean FORCE
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -55,6 +55,13 @@ test-cpp: setup  ## the core's tests; PRESET=asan or tsan for sanitizers
 	cmake --build --preset $(PRESET) -j $(JOBS)
 	ctest --preset $(PRESET) -j $(JOBS)
 
+test-mpi: setup  ## MPI tiers under mpiexec, with each MPI that is installed: Open MPI, MPICH
+	@for mpi in openmpi mpich; do \
+	  if ! command -v mpicxx.$$mpi > /dev/null; then echo "SKIPPED: $$mpi is not installed"; continue; fi; \
+	  cmake --preset release -B build/$$mpi -DISTHMUS_MPI=$$mpi > build/configure-$$mpi.log || { cat build/configure-$$mpi.log; exit 1; }; \
+	  cmake --build build/$$mpi -j $(JOBS) --target mpi_tests && ctest --test-dir build/$$mpi -L mpi --output-on-failure || exit 1; \
+	done
+
 test-python: setup  ## the backend's tests: processes over Gloo, then simulated nodes
 	pytest tests/python -n $(TEST_WORKERS) --dist loadfile
 
@@ -80,7 +87,7 @@ sanitize:  ## the C++ tests under address, undefined-behaviour and thread saniti
 	$(MAKE) test-cpp PRESET=asan
 	$(MAKE) test-cpp PRESET=tsan
 
-fuzz: setup  ## packet decoding under libFuzzer and sanitizers; FUZZ_SECONDS=60 in all
+fuzz: setup  ## packets under libFuzzer and sanitizers, machine files under atheris; FUZZ_SECONDS=60 in all
 	cmake --preset fuzz > build/configure-fuzz.log || { cat build/configure-fuzz.log; exit 1; }
 	cmake --build --preset fuzz -j $(JOBS)
 	python tests/fuzz/run.py build/fuzz/tests/fuzz $(FUZZ_SECONDS)

@@ -116,6 +116,8 @@ std::vector<OptionField> make_table() {
                    "What compresses the gradients that cross between nodes."),
       choice_field("tiers", "ISTHMUS_TIERS", &Options::tiers, {"two", "flat"}, "two or flat",
                    "two: plain inside a node, compressed between nodes; flat: the single-tier baseline."),
+      choice_field("inter_tier", "ISTHMUS_INTER_TIER", &Options::inter_tier, {"gloo", "mpi"}, "gloo or mpi",
+                   "What carries packets between nodes; mpi: in a job that mpiexec started."),
       number_field("ratio", "ISTHMUS_RATIO", &Options::ratio, "1 to 64",
                    "tagc: blocks of a piece for each row of its sketch.",
                    [](double value) { return value >= 1 && value <= 64; }),

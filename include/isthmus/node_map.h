@@ -1,5 +1,5 @@
-// Which rank sits on which node. Free of any source of that knowledge: see python/isthmus/topology.py for where it
-// comes from.
+// Which rank sits on which node. Free of any source of that knowledge: see python/isthmus/topology/node_map.py for
+// where it comes from.
 #pragma once
 
 #include <string>

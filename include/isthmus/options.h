@@ -13,6 +13,7 @@ struct Options {
   std::string nodes;                   // "2x4", "0,1|2,3" by global rank; empty: found from the machine
   std::string codec = "tagc";          // none, tagc
   std::string tiers = "two";           // two, flat
+  std::string inter_tier = "gloo";     // gloo, mpi: what carries the packets (torch backend only)
   double ratio = 10;                   // tagc: sketch rows = blocks / ratio
   double sparsity = 0.9875;            // tagc: share of each piece that is not sent
   int64_t index_bits = 1;              // tagc with tiers=flat: 1 (bitwise or) or 4 (counts, to 15 ranks)

@@ -15,6 +15,7 @@ class Options(_TorchBackend.Options):
     nodes: str
     codec: str
     tiers: str
+    inter_tier: str
     ratio: float
     sparsity: float
     index_bits: int
@@ -33,6 +34,7 @@ class Options(_TorchBackend.Options):
         nodes: str = ...,
         codec: str = ...,
         tiers: str = ...,
+        inter_tier: str = ...,
         ratio: float = ...,
         sparsity: float = ...,
         index_bits: int = ...,
@@ -49,6 +51,9 @@ class Options(_TorchBackend.Options):
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, Any]) -> Options: ...
 
+class Transport:
+    """A tier that is not a torch backend."""
+
 class Backend(_TorchBackend):
     def __init__(
         self,
@@ -61,7 +66,7 @@ class Backend(_TorchBackend):
         node_map_source: str = ...,
         world: _TorchBackend,
         intra: _TorchBackend | None,
-        inter: _TorchBackend | None,
+        inter: _TorchBackend | Transport | None,
         flat: _TorchBackend | None,
     ) -> None: ...
     @property
@@ -80,6 +85,9 @@ class Backend(_TorchBackend):
     def count_step(self) -> None: ...
     def count_skipped_step(self) -> None: ...
     def set_gradients(self, mode: str) -> None: ...
+
+# Why units are exact in which tensor parallelism splits some parameters and copies others.
+REPLICAS: str
 
 def option_fields() -> list[tuple[str, str, str, str]]: ...
 def parse_nodes(text: str, world_size: int) -> list[int]: ...

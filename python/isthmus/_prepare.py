@@ -24,7 +24,6 @@ from isthmus._models import ParamGroup, ShardedParam, Unit
 Model = TypeVar("Model", bound=nn.Module)
 
 EXCLUDED = "excluded by prepare(units=...)"
-REPLICAS = "some parameters are replicated over another mesh dimension, others are not"
 UNKNOWN_LAYOUT = "some parameters had no gradient, and which ones is not known yet"
 FIRST_BUCKETS = "first two backward passes with these DDP buckets"
 
@@ -196,7 +195,9 @@ class TaggedReduceScatter:
         self._group = group
         self._unit = unit
         self._prepared = prepared
-        self._exact = prepared.exact_reason(unit.name) or (REPLICAS if _models.mixes_replicas(group) else "")
+        self._exact = prepared.exact_reason(unit.name) or (
+            _native.load().REPLICAS if _models.mixes_replicas(group) else ""
+        )
         self._described = dict(zip(group.fsdp_params, unit.parameters, strict=True))
         self._watch = _GradientWatch(group.fsdp_params)
         self._watch.start()

@@ -8,8 +8,9 @@ import json
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,9 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from isthmus import _native
+from isthmus import _mpi_tier, _native
 from isthmus.topology import node_map
+from isthmus.topology.node_map import Nodes, Surroundings, name_ranks, ranks_by_value
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -42,9 +44,19 @@ def register() -> None:
 class Introduction:
     """What a rank tells the others before the group is made."""
 
-    identity: str = ""
+    surroundings: Surroundings = field(default_factory=Surroundings)
     options: dict[str, str] | None = None
     error: str = ""
+
+    def to_text(self) -> str:
+        """For the store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: bytes) -> Introduction:
+        """Undo `to_text`."""
+        values = json.loads(text)
+        return cls(**values | {"surroundings": Surroundings.from_json(values["surroundings"])})
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,7 @@ def _create_backend(request: Any, options: Any) -> _C.Backend:
     is_default = not global_ranks
     return _create(
         Group(
-            store=_fresh_prefix(request.store, request.group_rank),
+            store=fresh_prefix(request.store, request.group_rank),
             rank=request.group_rank,
             global_ranks=global_ranks or list(range(request.group_size)),
             world_size=request.group_size if is_default else dist.get_world_size(),
@@ -85,7 +97,7 @@ def _create_split(store: Store, rank: int, size: int, options: _C.Options) -> _C
     store = store.clone()  # type: ignore[attr-defined]
     return _create(
         Group(
-            store=_fresh_prefix(store, rank),
+            store=fresh_prefix(store, rank),
             rank=rank,
             global_ranks=list(options.global_ranks_in_group) or list(range(size)),
             world_size=dist.get_world_size(),
@@ -95,7 +107,7 @@ def _create_split(store: Store, rank: int, size: int, options: _C.Options) -> _C
     )
 
 
-def _fresh_prefix(store: Store, rank: int) -> Store:
+def fresh_prefix(store: Store, rank: int) -> Store:
     """Return a prefix that no earlier group used, even one of the same name: ranks count the groups they make."""
     return PrefixStore(f"isthmus/{store.add(f'isthmus/made_by/{rank}', 1)}", store)
 
@@ -120,9 +132,9 @@ def _create(group: Group, given_options: Any) -> _C.Backend:
     _set_up_process(options)
     options._timeout = group.timeout
     options.global_ranks_in_group = list(group.global_ranks)
-    nodes = node_map.node_labels([introduction.identity for introduction in introductions])
+    nodes = _place(group, introductions)
     _log_nodes(group, nodes)
-    return _assemble(group, options, nodes)
+    return _assemble(group, options, nodes.node_of_rank, nodes.origin)
 
 
 def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Introduction]:
@@ -136,54 +148,71 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
         options: _C.Options = copy.deepcopy(given_options)
         fields = {name: str(getattr(options, name)) for name, *_ in native.option_fields() if name != "log"}
         global_rank = group.global_ranks[group.rank]
+        if options.inter_tier == "mpi":
+            _mpi_tier.join(global_rank, group.world_size)
         if options.nodes:
-            identity = f"node {native.parse_nodes(options.nodes, group.world_size)[global_rank]}"
+            node = native.parse_nodes(options.nodes, group.world_size)[global_rank]
+            surroundings = Surroundings(option=f"node {node}")
         else:
-            identity = node_map.machine_identity()
+            surroundings = _look_around(group)
     except Exception as error:
         return None, Introduction(error=str(error))
-    return options, Introduction(identity=identity, options=fields)
+    return options, Introduction(surroundings=surroundings, options=fields)
+
+
+# Set by the last group of all ranks that was not placed by option.
+_launcher_contradicts_itself = False
+
+
+def _look_around(group: Group) -> Surroundings:
+    surroundings = node_map.look_around(os.environ, group.world_size)
+    if group.size < group.world_size and _launcher_contradicts_itself:
+        return replace(surroundings, claim=None)  # a few members' claims may seem to fit together
+    return surroundings
+
+
+def _place(group: Group, introductions: Sequence[Introduction]) -> Nodes:
+    """Return the group's node map, and remember for its subgroups whether their launcher is to be believed."""
+    global _launcher_contradicts_itself
+    surroundings = [introduction.surroundings for introduction in introductions]
+    describe = _native.load().describe_nodes
+    nodes = node_map.choose(group.global_ranks, surroundings, group.world_size, describe)
+    if group.size == group.world_size and nodes.source != node_map.OPTION:
+        _launcher_contradicts_itself = nodes.source == node_map.MACHINE and bool(nodes.doubt)
+    return nodes
 
 
 def _exchange(group: Group, own: Introduction) -> list[Introduction]:
     keys = [f"introduction/{rank}" for rank in range(group.size)]
-    group.store.set(keys[group.rank], json.dumps(asdict(own)))
+    group.store.set(keys[group.rank], own.to_text())
     try:
         group.store.wait(keys, group.timeout)
     except dist.DistStoreError:
         missing = [rank for rank, key in zip(group.global_ranks, keys, strict=True) if not group.store.check([key])]
         raise dist.DistStoreError(
-            f"isthmus: {_name(missing)} did not come to make the group within {group.timeout.total_seconds():g} s"
+            f"isthmus: {name_ranks(missing)} did not come to make the group within {group.timeout.total_seconds():g} s"
         ) from None
-    return [Introduction(**json.loads(group.store.get(key))) for key in keys]
-
-
-def _name(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return [Introduction.from_text(group.store.get(key)) for key in keys]
 
 
 def _complaint(group: Group, introductions: Sequence[Introduction]) -> str:
     """Return what keeps these ranks from making a group; the same text on every rank."""
-    errors = _by_value(group, [introduction.error for introduction in introductions])
+    errors = ranks_by_value(group.global_ranks, [introduction.error for introduction in introductions])
     if set(errors) != {""}:
         return "; ".join(
-            text if len(ranks) == group.size else f"{_name(ranks)}: {text}" for text, ranks in errors.items() if text
+            text if len(ranks) == group.size else f"{name_ranks(ranks)}: {text}"
+            for text, ranks in errors.items()
+            if text
         )
     differing = []
-    for field in introductions[0].options or {}:
-        values = _by_value(group, [(introduction.options or {}).get(field, "") for introduction in introductions])
+    for name in introductions[0].options or {}:
+        values = ranks_by_value(
+            group.global_ranks, [(introduction.options or {}).get(name, "") for introduction in introductions]
+        )
         if len(values) > 1:
-            texts = [f"{value!r} on {_name(ranks)}" for value, ranks in values.items()]
-            differing.append(f"{field} is {', '.join(texts)}")
+            texts = [f"{value!r} on {name_ranks(ranks)}" for value, ranks in values.items()]
+            differing.append(f"{name} is {', '.join(texts)}")
     return f"ranks have different options: {'; '.join(differing)}" if differing else ""
-
-
-def _by_value(group: Group, values: Sequence[str]) -> dict[str, list[int]]:
-    """Return the global ranks that have each value."""
-    ranks: dict[str, list[int]] = {}
-    for rank, value in zip(group.global_ranks, values, strict=True):
-        ranks.setdefault(value, []).append(rank)
-    return ranks
 
 
 def _error_type(introductions: Sequence[Introduction]) -> type[Exception]:
@@ -206,7 +235,7 @@ def _leave_together(group: Group) -> None:
         time.sleep(0.5)  # the likely host: the answers to the others are on their way
 
 
-def _assemble(group: Group, options: _C.Options, nodes: list[int]) -> _C.Backend:
+def _assemble(group: Group, options: _C.Options, nodes: list[int], origin: str) -> _C.Backend:
     own = nodes[group.rank]
     node_ranks = [rank for rank in range(group.size) if nodes[rank] == own]
     local_index = node_ranks.index(group.rank)
@@ -214,19 +243,20 @@ def _assemble(group: Group, options: _C.Options, nodes: list[int]) -> _C.Backend
     two_tier = len(by_node) > 1 and len({len(ranks) for ranks in by_node}) == 1
 
     intra = inter = flat = None
-    world = _gloo(group, "world", list(range(group.size)))
+    world = gloo_tier(group, "world", list(range(group.size)))
     world._set_sequence_number_for_group()
     if two_tier:
-        intra = _gloo(group, f"intra/{own}", node_ranks)
-        inter = _gloo(group, f"inter/{local_index}", [ranks[local_index] for ranks in by_node])
+        intra = gloo_tier(group, f"intra/{own}", node_ranks)
+        inter = _inter_tier(group, options, local_index, [ranks[local_index] for ranks in by_node])
         if options.tiers == "flat":
-            flat = _gloo(group, "flat", list(range(group.size)))
+            flat = gloo_tier(group, "flat", list(range(group.size)))
     backend: _C.Backend = _native.load().Backend(
         store=PrefixStore("faults", group.store),
         rank=group.rank,
         size=group.size,
         options=options,
         node_of_rank=nodes,
+        node_map_source=origin,
         world=world,
         intra=intra,
         inter=inter,
@@ -235,22 +265,29 @@ def _assemble(group: Group, options: _C.Options, nodes: list[int]) -> _C.Backend
     return backend
 
 
-def _gloo(group: Group, name: str, ranks: list[int]) -> Any:
+def _inter_tier(group: Group, options: _C.Options, local_index: int, rail: list[int]) -> Any:
+    if options.inter_tier == "mpi":
+        return _mpi_tier.make_tier([group.global_ranks[rank] for rank in rail], range(len(rail)), group.timeout)
+    return gloo_tier(group, f"inter/{local_index}", rail)
+
+
+def gloo_tier(group: Group, name: str, ranks: list[int]) -> Any:
     """Construct a Gloo backend over some ranks of the group, over the interface that GLOO_SOCKET_IFNAME names."""
     return ProcessGroupGloo(PrefixStore(name, group.store), ranks.index(group.rank), len(ranks), timeout=group.timeout)
 
 
-def _log_nodes(group: Group, nodes: list[int]) -> None:
+def _log_nodes(group: Group, nodes: Nodes) -> None:
+    """Say how the ranks are placed, and how that is known."""
     if group.rank != 0:
         return
-    text = _native.load().describe_nodes(nodes)
-    sizes = {nodes.count(node) for node in set(nodes)}
-    if len(sizes) == 1 and len(set(nodes)) > 1:
-        logger.info("group of %d ranks: %s", group.size, text)
-    else:
-        # A subgroup inside a node is nothing to worry about.
-        level = logging.WARNING if group.size == group.world_size else logging.INFO
-        logger.log(level, "group of %d ranks: %s: everything goes to Gloo, uncompressed", group.size, text)
+    text = f"{_native.load().describe_nodes(nodes.node_of_rank)}, by {nodes.origin}"
+    ranks_on_node = Counter(nodes.node_of_rank)
+    two_tier = len(ranks_on_node) > 1 and len(set(ranks_on_node.values())) == 1
+    if not two_tier:
+        text += ": everything goes to Gloo, uncompressed"
+    # A subgroup inside a node is nothing to worry about, and a doubt was told when the whole world's group was made.
+    worth_a_look = group.size == group.world_size and (nodes.doubt or not two_tier)
+    logger.log(logging.WARNING if worth_a_look else logging.INFO, "group of %d ranks: %s", group.size, text)
 
 
 _ready_in_process = 0

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from isthmus import _C
 
 
-def _backend_of(group: dist.ProcessGroup | None) -> _C.Backend:
+def backend_of(group: dist.ProcessGroup | None) -> _C.Backend:
+    """Return the backend of `group` (default: all ranks). Raises ValueError where it is not Isthmus."""
     if group is None:
         group = dist.group.WORLD
     if group is None:
@@ -28,13 +29,14 @@ def _backend_of(group: dist.ProcessGroup | None) -> _C.Backend:
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     """What this rank did in `group` (default: all ranks) since it was made or `reset_stats` was called.
 
-    Plain values: ``node_map``, ``options``, ``calls`` (as they arrived from torch), ``collectives`` (of the two-tier
-    path: calls, payload bytes by tier, seconds by phase), ``codec`` (counts of elements), ``compressed_calls``,
-    ``exact_calls`` (by reason), ``num_units``, ``residual_bytes``, ``scratch_bytes``, ``notes``.
+    Plain values: ``node_map``, ``node_map_source``, ``options``, ``calls`` (as they arrived from torch),
+    ``collectives`` (of the two-tier path: calls, payload bytes by tier, seconds by phase), ``codec`` (counts of
+    elements), ``compressed_calls``, ``exact_calls`` (by reason), ``num_units``, ``residual_bytes``,
+    ``scratch_bytes``, ``notes``.
     """
-    return _backend_of(group).stats()
+    return backend_of(group).stats()
 
 
 def reset_stats(group: dist.ProcessGroup | None = None) -> None:
     """Set the counters and seconds of `group` to zero. Units and their residuals stay."""
-    _backend_of(group).reset_stats()
+    backend_of(group).reset_stats()

@@ -142,19 +142,24 @@ void BackendIsthmus::make_communicator(const BackendParts& parts) {
   communicator_ = std::make_unique<Communicator>(map_, getRank(), tiers, values_);
 }
 
-std::shared_ptr<C10dTransport> BackendIsthmus::make_tier(const char* name, const BackendPtr& backend,
-                                                         const std::vector<int>& group_ranks) {
-  if (!backend) {
-    return nullptr;
+std::shared_ptr<MessageTransport> BackendIsthmus::make_tier(const char* name, const TierParts& parts,
+                                                            const std::vector<int>& group_ranks) {
+  std::shared_ptr<MessageTransport> transport;
+  if (const auto* own = std::get_if<std::shared_ptr<MessageTransport>>(&parts)) {
+    transport = *own;
+  } else if (const auto& backend = std::get<BackendPtr>(parts)) {
+    std::vector<int> global_ranks;
+    std::vector<int> nodes;
+    for (const int rank : group_ranks) {
+      global_ranks.push_back(global_ranks_[rank]);
+      nodes.push_back(map_.node(rank));
+    }
+    transport = std::make_shared<C10dTransport>(name, backend, std::move(global_ranks), nodes);
   }
-  std::vector<int> global_ranks;
-  std::vector<int> nodes;
-  for (const int rank : group_ranks) {
-    global_ranks.push_back(global_ranks_[rank]);
-    nodes.push_back(map_.node(rank));
+  if (transport) {
+    transports_.push_back(transport);
   }
-  transports_.push_back(std::make_shared<C10dTransport>(name, backend, std::move(global_ranks), std::move(nodes)));
-  return transports_.back();
+  return transport;
 }
 
 // Destroying it would wait for threads that a forked child does not have.

@@ -12,6 +12,7 @@
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <variant>
 #include <vector>
 
 #include "isthmus/communicator.h"
@@ -30,7 +31,10 @@ namespace isthmus::torch_backend {
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// What a backend is made of. The tiers are ordinary backends, which Python constructs; a tier of one rank may be null.
+// A tier: an ordinary backend, or a transport of another kind. Null: it has one rank.
+using TierParts = std::variant<BackendPtr, std::shared_ptr<MessageTransport>>;
+
+// What a backend is made of, which Python constructs.
 struct BackendParts {
   c10::intrusive_ptr<c10d::Store> store;  // under a prefix of this group's own
   int rank = 0;
@@ -39,9 +43,9 @@ struct BackendParts {
   std::vector<int> node_of_rank;
   std::string node_map_source;  // where node_of_rank comes from, for people
   BackendPtr world;
-  BackendPtr intra;
-  BackendPtr inter;
-  BackendPtr flat;
+  TierParts intra;
+  TierParts inter;
+  TierParts flat;
 };
 
 // A snapshot for isthmus.stats().
@@ -192,8 +196,8 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
 
   void start_threads();
   void make_communicator(const BackendParts& parts);
-  std::shared_ptr<C10dTransport> make_tier(const char* name, const BackendPtr& backend,
-                                           const std::vector<int>& group_ranks);
+  std::shared_ptr<MessageTransport> make_tier(const char* name, const TierParts& parts,
+                                              const std::vector<int>& group_ranks);
 
   bool two_tier() const { return map_.two_tier(); }
   bool idle() const { return jobs_.empty() && !running_; }  // under mutex_
@@ -203,6 +207,8 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   const char* why_not_recognised(const ReductionCall& call, const at::Tensor& output, const at::Tensor& input,
                                  bool reducible) const;
   bool takes_two_tiers(const at::Tensor& output, const at::Tensor& input) const;
+  WorkPtr submit_reduction(const at::Tensor& output, const at::Tensor& input, const Gradient& gradient,
+                           std::chrono::milliseconds timeout, std::function<void()> run);
   WorkPtr submit_reduce_scatter(const at::Tensor& output, const at::Tensor& input, const Gradient& gradient,
                                 std::chrono::milliseconds timeout);
   WorkPtr submit_all_reduce(const at::Tensor& tensor, const Gradient& gradient, std::chrono::milliseconds timeout);
@@ -245,7 +251,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   const bool estimates_time_;
   std::vector<int> global_ranks_;
   std::unique_ptr<FaultBoard> board_;
-  std::vector<std::shared_ptr<C10dTransport>> transports_;
+  std::vector<std::shared_ptr<MessageTransport>> transports_;
   std::unique_ptr<Communicator> communicator_;  // null where there are no two tiers
 
   std::mutex mutex_;                      // guards what follows

@@ -141,38 +141,39 @@ const char* BackendIsthmus::why_not_recognised(const ReductionCall& call, const 
   return input.numel() < values_.min_elements ? "below min_elements" : kUnlabelled;
 }
 
+WorkPtr BackendIsthmus::submit_reduction(const at::Tensor& output, const at::Tensor& input, const Gradient& gradient,
+                                         std::chrono::milliseconds timeout, std::function<void()> run) {
+  const bool scatters = gradient.unit.collective == Collective::kReduceScatter;
+  Job job;
+  job.operation.operation = scatters ? "reduce-scatter" : "all-reduce";
+  job.operation.unit = gradient.unit.name;
+  job.operation.tensor = describe(input.numel(), input);
+  job.timeout = timeout_or_default(timeout);
+  job.work = c10::make_intrusive<WorkerWork>(getRank(),
+                                             scatters ? c10d::OpType::_REDUCE_SCATTER_BASE : c10d::OpType::ALLREDUCE,
+                                             scatters ? "isthmus:reduce_scatter" : "isthmus:all_reduce",
+                                             std::vector<at::Tensor>{input}, std::vector<at::Tensor>{output});
+  job.run = std::move(run);
+  return submit(std::move(job));
+}
+
 WorkPtr BackendIsthmus::submit_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                               const Gradient& gradient, std::chrono::milliseconds timeout) {
   TORCH_CHECK_VALUE(input.numel() == output.numel() * getSize(), "isthmus: reduce-scatter of ", input.numel(),
                     " elements into ", output.numel(), " over ", getSize(), " ranks: expected ",
                     output.numel() * getSize());
-  Job job;
-  job.operation.operation = "reduce-scatter";
-  job.operation.unit = gradient.unit.name;
-  job.operation.tensor = describe(input.numel(), input);
-  job.timeout = timeout_or_default(timeout);
-  job.work = c10::make_intrusive<WorkerWork>(getRank(), c10d::OpType::_REDUCE_SCATTER_BASE, "isthmus:reduce_scatter",
-                                             std::vector<at::Tensor>{input}, std::vector<at::Tensor>{output});
-  job.run = [this, output, input = contiguous(input), gradient] {
+  return submit_reduction(output, input, gradient, timeout, [this, output, input = contiguous(input), gradient] {
     with_contiguous(output, [&](const at::Tensor& shard) {
       const DataType dtype = gradient.unit.dtype;
       communicator_->reduce_scatter(typed_buffer(input, dtype), typed_buffer(shard, dtype), gradient.scale,
                                     gradient.unit, gradient.why_exact);
     });
-  };
-  return submit(std::move(job));
+  });
 }
 
 WorkPtr BackendIsthmus::submit_all_reduce(const at::Tensor& tensor, const Gradient& gradient,
                                           std::chrono::milliseconds timeout) {
-  Job job;
-  job.operation.operation = "all-reduce";
-  job.operation.unit = gradient.unit.name;
-  job.operation.tensor = describe(tensor.numel(), tensor);
-  job.timeout = timeout_or_default(timeout);
-  job.work = c10::make_intrusive<WorkerWork>(getRank(), c10d::OpType::ALLREDUCE, "isthmus:all_reduce",
-                                             std::vector<at::Tensor>{tensor}, std::vector<at::Tensor>{tensor});
-  job.run = [this, tensor, gradient] {
+  return submit_reduction(tensor, tensor, gradient, timeout, [this, tensor, gradient] {
     const at::Tensor data = contiguous(tensor);
     communicator_->all_reduce(typed_buffer(data, gradient.unit.dtype), gradient.scale, gradient.unit,
                               gradient.why_exact);
@@ -180,8 +181,7 @@ WorkPtr BackendIsthmus::submit_all_reduce(const at::Tensor& tensor, const Gradie
       const at::NoGradGuard no_grad;
       tensor.copy_(data);
     }
-  };
-  return submit(std::move(job));
+  });
 }
 
 WorkPtr BackendIsthmus::combined(c10d::OpType type, std::vector<WorkPtr> works,

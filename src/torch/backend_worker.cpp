@@ -173,7 +173,7 @@ void BackendIsthmus::fail_from_now_on(std::exception_ptr error) {
 
 void BackendIsthmus::close_all_connections() {
   BackendPtr world;
-  std::vector<std::shared_ptr<C10dTransport>> transports;
+  std::vector<std::shared_ptr<MessageTransport>> transports;
   {
     std::lock_guard lock(mutex_);
     world = world_;

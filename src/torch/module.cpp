@@ -103,6 +103,7 @@ void bind_options(py::module_& module) {
   bind_field(type, "nodes", &isthmus::Options::nodes);
   bind_field(type, "codec", &isthmus::Options::codec);
   bind_field(type, "tiers", &isthmus::Options::tiers);
+  bind_field(type, "inter_tier", &isthmus::Options::inter_tier);
   bind_field(type, "ratio", &isthmus::Options::ratio);
   bind_field(type, "sparsity", &isthmus::Options::sparsity);
   bind_field(type, "index_bits", &isthmus::Options::index_bits);
@@ -157,8 +158,8 @@ BackendStats stats_without_gil(BackendIsthmus& backend) {
 
 c10::intrusive_ptr<BackendIsthmus> make_backend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                                 const OptionsPtr& options, std::vector<int> node_of_rank,
-                                                std::string node_map_source, BackendPtr world, BackendPtr intra,
-                                                BackendPtr inter, BackendPtr flat) {
+                                                std::string node_map_source, BackendPtr world, TierParts intra,
+                                                TierParts inter, TierParts flat) {
   return c10::make_intrusive<BackendIsthmus>(
       BackendParts{std::move(store), rank, size, copy_options(*options), std::move(node_of_rank),
                    std::move(node_map_source), std::move(world), std::move(intra), std::move(inter), std::move(flat)});
@@ -167,6 +168,8 @@ c10::intrusive_ptr<BackendIsthmus> make_backend(c10::intrusive_ptr<c10d::Store> 
 void bind_backend(py::module_& module) {
   using namespace py::literals;
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  // isthmus._mpi makes them.
+  py::class_<MessageTransport, std::shared_ptr<MessageTransport>>(module, "Transport");
   BackendClass type(module, "Backend");
   type.def(py::init(&make_backend), unlocked, py::kw_only(), "store"_a, "rank"_a, "size"_a, "options"_a,
            "node_of_rank"_a, "node_map_source"_a = "", "world"_a, "intra"_a, "inter"_a, "flat"_a)

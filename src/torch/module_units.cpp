@@ -52,6 +52,7 @@ SavedUnit from_dict(const py::dict& state) {
 
 void bind_tags(py::module_& module) {
   using namespace py::literals;
+  module.attr("REPLICAS") = kReplicas;
   module.def(
       "name_label",
       [](std::string name, uint64_t layout, const std::string& exact) {

@@ -243,7 +243,7 @@ class InProcessHub::Endpoint final : public Transport {
       }
     });
     convert(sum, data);
-    count_sent((index_ + 1) % size(), ring_all_reduce_bytes(data));
+    group_->ring() ? count_ring_all_reduce(sum) : count_direct_all_reduce(data);
     return std::make_unique<Done>();
   }
 
@@ -251,14 +251,21 @@ class InProcessHub::Endpoint final : public Transport {
   void abort() override { group_->abort(index_); }
 
  private:
-  // Part p holds the elements from n p / s up to n (p + 1) / s. The reduce-scatter sends every part but number index,
-  // the all-gather every part but number index + 1.
-  int64_t ring_all_reduce_bytes(ConstBuffer data) const {
-    const auto part_elements = [&](int64_t part) {
-      return data.num_elements * (part + 1) / size() - data.num_elements * part / size();
-    };
-    const int64_t kept = part_elements(index_) + part_elements((index_ + 1) % size());
-    return (2 * data.num_elements - kept) * element_bytes(data.dtype);
+  // Part p holds the elements from n p / s up to n (p + 1) / s.
+  int64_t part_bytes(ConstBuffer data, int part) const {
+    const int64_t elements = data.num_elements * (part + 1) / size() - data.num_elements * part / size();
+    return elements * element_bytes(data.dtype);
+  }
+  // The reduce-scatter sends every part but number index, the all-gather every part but number index + 1.
+  void count_ring_all_reduce(ConstBuffer sum) {
+    const int next = (index_ + 1) % size();
+    count_sent(next, 2 * sum.bytes() - part_bytes(sum, index_) - part_bytes(sum, next));
+  }
+  // Every peer gets its part of the input, and this rank's part of the sum.
+  void count_direct_all_reduce(ConstBuffer data) {
+    for (int peer = 0; peer < size(); ++peer) {
+      count_sent(peer, peer == index_ ? 0 : part_bytes(data, peer) + part_bytes(data, index_));
+    }
   }
 
   void count_sent(int peer, int64_t bytes) {

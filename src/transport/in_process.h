@@ -23,10 +23,11 @@ namespace isthmus {
 //
 // Traffic is counted as a network would carry it:
 // - tier with links of one kind (one node, or one rank a node): every rank sends straight to every other. With s ranks
-//   and parts of b bytes: all_to_all and reduce_scatter (s-1) b of the input's type, all_gather (s-1) b.
+//   and parts of b bytes: all_to_all, reduce_scatter and all_gather (s-1) b of the input's type.
 // - other tiers (`flat`): reduce_scatter and all_gather run around the ring of ranks, so that only links to the next
 //   rank are used: (s-1) b to it. Partial sums travel in the accumulate type.
-// - all_reduce is always a ring reduce-scatter and a ring all-gather; of n elements part p is [n p / s, n (p + 1) / s).
+// - all_reduce is the one and then the other; of n elements part p is [n p / s, n (p + 1) / s). Around the ring both
+//   carry the accumulate type.
 class InProcessHub {
  public:
   explicit InProcessHub(std::vector<int> node_of_rank,

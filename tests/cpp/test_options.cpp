@@ -50,7 +50,8 @@ TEST(Options, DefaultsAreValidAndPrintEveryFieldInOrder) {
   const Options options;
   EXPECT_NO_THROW(options.validate());
   EXPECT_EQ(options.to_string(),
-            "nodes=\"\" codec=tagc tiers=two ratio=10 sparsity=0.9875 index_bits=1 block_elements=0 peel_rounds=64 "
+            "nodes=\"\" codec=tagc tiers=two inter_tier=gloo ratio=10 sparsity=0.9875 index_bits=1 block_elements=0 "
+            "peel_rounds=64 "
             "units=* gradients=labelled min_elements=65536 two_tier_all_gather=true max_units=4096 log=warning");
 }
 
@@ -78,6 +79,7 @@ TEST(Options, RangesAtTheirEdges) {
       {"nodes", {"", "2x4", "0,1|2,3"}, {}},
       {"codec", {"none", "tagc"}, {"", "TAGC", "tagc ", "zstd"}},
       {"tiers", {"two", "flat"}, {"", "2", "three"}},
+      {"inter_tier", {"gloo", "mpi"}, {"", "nccl", "MPI"}},
       {"ratio", {"1", "64", "2.5"}, {"0.999", "64.001", "nan", "inf", "-2", "", "10x", " 10"}},
       {"sparsity", {"0", "0.9875", "0.999999"}, {"1", "-0.001", "nan", "98.75%", ""}},
       {"index_bits", {"1", "4"}, {"0", "2", "8", "4.0"}},

@@ -1,7 +1,7 @@
 """Runs all fuzzers from their seeds, one for each processor at a time, and shares the seconds over them.
 
-Usage: run.py DIRECTORY_OF_EXECUTABLES SECONDS. What was found new is kept beside the executables, as is an input that
-fails. Exit code 1 if one failed.
+Usage: run.py DIRECTORY_OF_EXECUTABLES SECONDS [TARGET ...]. Targets in Python lie beside this file and need atheris.
+What was found new is kept beside the executables, as is an input that fails. Exit code 1 if one failed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
-SEEDS = Path(__file__).parent / "seeds"
+HERE = Path(__file__).parent
+SEEDS = HERE / "seeds"
+MACHINES = HERE.parent / "machines"
 # Of a run; the slowest input takes hundredths of that.
 INPUT_TIMEOUT_S = 10
-MOST_INPUT_BYTES = 256
+MOST_PACKET_BYTES = 256
+MOST_MACHINE_BYTES = 4096
 
 
 @dataclass
@@ -30,13 +34,25 @@ class Run:
     text: str
 
     def summary(self) -> str:
-        """One line for people."""
-        if self.exit_code:
+        """One line for people; of a failure, the end of its log."""
+        if self.failed():
             return f"{self.target}: FAILED, see {self.log}\n" + "\n".join(self.text.splitlines()[-30:])
         executed = re.search(r"Done (\d+) runs", self.text)
-        covered = re.findall(r"cov: (\d+) ft: (\d+) corp: (\d+)", self.text)
-        edges, _, inputs = covered[-1] if covered else ("?", "?", "?")
+        edges, _, inputs = self._covered()[-1]
         return f"{self.target}: {executed[1] if executed else '?'} inputs, {edges} edges, {inputs} kept"
+
+    def failed(self) -> bool:
+        """Whether an input failed, or inputs were tried blindly: without a count of what they reach."""
+        return self.exit_code != 0 or not self._covered()
+
+    def _covered(self) -> list[tuple[str, str, str]]:
+        return re.findall(r"cov: (\d+) ft: (\d+) corp: (\d+)", self.text)
+
+
+def in_python(target: str) -> Path | None:
+    """The file of a target that is written in Python."""
+    path = HERE / f"fuzz_{target}.py"
+    return path if path.exists() else None
 
 
 def run(target: str, directory: Path, seconds: int) -> Run:
@@ -44,17 +60,22 @@ def run(target: str, directory: Path, seconds: int) -> Run:
     corpus = directory / "corpus" / target
     corpus.mkdir(parents=True, exist_ok=True)
     log = directory / f"{target}.log"
-    command = [
-        str(directory / f"fuzz_{target}"),
+    flags = [
         f"-max_total_time={seconds}",
         f"-timeout={INPUT_TIMEOUT_S}",
-        f"-max_len={MOST_INPUT_BYTES}",
         "-len_control=0",
         "-print_final_stats=1",
         f"-artifact_prefix={directory}/failed-{target}-",
-        str(corpus),
-        str(SEEDS / target),
     ]
+    seeds = [corpus, SEEDS / target]
+    if script := in_python(target):
+        program = [sys.executable, str(script)]
+        flags += [f"-max_len={MOST_MACHINE_BYTES}", f"-dict={HERE / 'machine_files.dict'}"]
+        seeds.append(MACHINES)
+    else:
+        program = [str(directory / f"fuzz_{target}")]
+        flags += [f"-max_len={MOST_PACKET_BYTES}"]
+    command = [*program, *flags, *(str(seed) for seed in seeds)]
     with log.open("w") as output:
         code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
     return Run(target, code, log, log.read_text(errors="replace"))
@@ -62,14 +83,17 @@ def run(target: str, directory: Path, seconds: int) -> Run:
 
 def main() -> int:
     directory, seconds = Path(sys.argv[1]), int(sys.argv[2])
-    targets = sorted(path.name for path in SEEDS.iterdir())
+    targets = sys.argv[3:] or sorted(path.name for path in SEEDS.iterdir())
+    if find_spec("atheris") is None:
+        print("skipped, as atheris is not installed:", *(target for target in targets if in_python(target)))
+        targets = [target for target in targets if not in_python(target)]
     at_a_time = min(len(targets), os.cpu_count() or 1)
     each = max(1, seconds * at_a_time // len(targets))
     with ThreadPoolExecutor(at_a_time) as pool:
         runs = list(pool.map(lambda target: run(target, directory, each), targets))
     for one in runs:
         print(one.summary())
-    return int(any(one.exit_code for one in runs))
+    return int(any(one.failed() for one in runs))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import sys
 import time
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import isthmus
 import ranks
 from checks import Table, World, finish
+from isthmus.topology.measure import measure_links
 
 WORLD_SIZE = 4
 CODEC_NONE = {"ISTHMUS_CODEC": "none", "ISTHMUS_MIN_ELEMENTS": "0", "ISTHMUS_LOG": "error"}
@@ -38,6 +40,7 @@ def reduce_scatter_works(group: dist.ProcessGroup) -> None:
 @table
 def the_default_group_takes_the_environment() -> None:
     assert node_map(None) == "2 nodes x 2 ranks, in blocks"
+    assert isthmus.stats()["node_map_source"] == "option nodes"
     assert isthmus.stats()["options"].startswith("nodes=2x2 codec=none")
 
 
@@ -170,13 +173,23 @@ def test_group(world: World, name: str) -> None:
     world.check(name)
 
 
+def torchrun(rank: int, agents: list[int]) -> dict[str, str]:
+    """What torchrun tells a rank of a world whose ranks these agents started."""
+    counts = {"WORLD_SIZE": len(agents), "GROUP_RANK": agents[rank], "LOCAL_WORLD_SIZE": agents.count(agents[rank])}
+    return {name: str(value) for name, value in counts.items()} | {"RANK": str(rank)}
+
+
 def initialise_with(rank: int, world_size: int, env_of_rank: list[dict[str, str]]) -> str:
     os.environ.update(env_of_rank[rank])
     try:
         ranks.init(timeout_s=20)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    text = node_map(None)
+    source = isthmus.stats()["node_map_source"]
+    alone = [dist.new_group([member]) for member in range(world_size)][rank]
+    # What the world does not believe, no subgroup does.
+    assert isthmus.stats(alone)["node_map_source"] == source.partition(", though")[0]
+    text = f"{node_map(None)}, by {source}"
     finish()
     return text
 
@@ -191,14 +204,96 @@ def initialise_with(rank: int, world_size: int, env_of_rank: list[dict[str, str]
         ),
         ([{"ISTHMUS_NODES": "4x4"}] * 2, "OptionError: isthmus: "),
         ([{}, {"ISTHMUS_SPARSITY": "1"}], 'OptionError: isthmus: rank 1: environment variable ISTHMUS_SPARSITY="1"'),
-        ([{}] * 2, "1 node x 2 ranks, in blocks"),  # found from the machine
-        ([{"ISTHMUS_NODES": "1|0"}] * 2, "2 nodes x 1 rank, in blocks"),
+        ([{}] * 2, "1 node x 2 ranks, in blocks, by boot id and network namespace"),
+        ([{"ISTHMUS_NODES": "1|0"}] * 2, "2 nodes x 1 rank, in blocks, by option nodes"),
+        (
+            [torchrun(0, [0, 1]), {}],
+            "1 node x 2 ranks, in blocks, by boot id and network namespace, though rank 0 had torchrun; rank 1 had no "
+            "known launcher",
+        ),
     ],
 )
 def test_the_default_group_says_what_is_wrong_on_every_rank(env_of_rank: list[dict[str, str]], expected: str) -> None:
     texts = ranks.run(initialise_with, 2, env_of_rank)
     assert texts[0] == texts[1]
     assert texts[0].startswith(expected)
+
+
+placed = Table()
+
+
+@placed
+def links_of_a_subgroup_are_measured_alike_on_its_ranks() -> None:
+    """Ranks 1, 2 on two nodes; then again, and 0, 1, 2, whose nodes have no tiers."""
+    group, uneven = dist.new_group([1, 2]), dist.new_group([0, 1, 2])
+    if dist.get_rank() in (1, 2):
+        for _ in range(2):
+            links = measure_links(group, budget_s=0.01)
+            answers: list[Any] = [None, None]
+            dist.all_gather_object(answers, links, group=group)
+            assert answers[0] == answers[1] == links
+            assert links.intra is None and links.inter is not None
+            assert [sample.num_bytes for sample in links.inter.samples][:2] == [1024, 4096]
+    if dist.get_rank() < 3:
+        with pytest.raises(ValueError, match="nodes of 1 to 2 ranks have no two tiers"):
+            measure_links(uneven)
+    dist.barrier()
+
+
+def place_cyclically(rank: int, world_size: int) -> dict[str, str]:
+    """Ranks 0, 2 and 1, 3 as two agents of torchrun started them on this machine."""
+    os.environ.update(torchrun(rank, [0, 1, 0, 1]))
+    return placed.run_in_world()
+
+
+@placed
+def launchers_place_ranks() -> None:
+    assert node_map(None) == "0,2|1,3"
+    assert isthmus.stats()["node_map_source"] == (
+        "torchrun, though by boot id and network namespace it is 1 node x 4 ranks, in blocks"
+    )
+    reduce_scatter_works(dist.group.WORLD)
+    counted = isthmus.stats()["collectives"]["reduce_scatter"]
+    assert counted["calls"] == counted["packed_calls"] == 1
+    assert not [name for name in sys.modules if name in ("lxml", "isthmus.topology.nvml")]  # not for CPUs
+
+
+@placed
+def subgroups_are_placed_as_their_members() -> None:
+    for members, expected in [
+        ([0, 1], "2 nodes x 1 rank, in blocks"),
+        ([1, 3], "1 node x 2 ranks, in blocks"),
+        ([0, 1, 3], "0|1,2"),
+    ]:
+        group = dist.new_group(members)
+        if dist.get_rank() in members:
+            assert node_map(group) == expected
+            assert isthmus.stats(group)["node_map_source"].startswith("torchrun")
+            reduce_scatter_works(group)
+    dist.barrier()
+
+
+@placed
+def nodes_of_unequal_size_are_exact_and_say_so() -> None:
+    group = dist.new_group([0, 1, 2])
+    if dist.get_rank() < 3:
+        reduce_scatter_works(group)
+        stats = isthmus.stats(group)
+        assert stats["node_map"] == "0,2|1"
+        assert stats["notes"][0].startswith("no two-tier path: it needs several nodes with equally many ranks")
+        assert stats["exact_calls"] == {"the group is not on several nodes of one size": 1}
+        assert stats["collectives"]["reduce_scatter"]["calls"] == 0
+    dist.barrier()
+
+
+@pytest.fixture(scope="module")
+def placed_world() -> World:
+    return World(place_cyclically, WORLD_SIZE, env=CODEC_NONE)
+
+
+@pytest.mark.parametrize("name", placed.names)
+def test_groups_that_a_launcher_placed(placed_world: World, name: str) -> None:
+    placed_world.check(name)
 
 
 def come_late(rank: int, world_size: int) -> str:

@@ -15,6 +15,7 @@ from isthmus.bench.report import build_report
 from isthmus.bench.schedule import UNSHAPED, schedule, steps_per_arm
 from isthmus.bench.trainer import lr_share
 from isthmus.bench.training import TrainingRecords, merge_ranks
+from isthmus.plan.check import check_report
 from isthmus.plan.volumes import gloo_formula
 from isthmus.simulate import NamespaceNetwork, open_network
 
@@ -222,6 +223,16 @@ def test_headline_figures_are_those_of_timed_steps_at_the_slowest_link():
     assert arm["interface_over_formula"] == pytest.approx(1.1)
 
 
+def assert_predicted(report):
+    """What placement alone says of each arm's step is what transports counted, to the byte, and links within 5%."""
+    checks = check_report(report)
+    assert [check.arm for check in checks] == list(report["arms"])
+    for check in checks:
+        assert check.collectives_equal is True, check
+        assert check.payload_equal is (True if ARMS[check.arm].isthmus else None), check
+        assert check.holds, check
+
+
 def test_tiny_run_reports_every_arm(tmp_path):
     links = has_links()
     steps = ["--steps", 4, "--timed-steps", 1, "--audited-steps", 1, "--link", "200mbit"]
@@ -245,6 +256,7 @@ def test_tiny_run_reports_every_arm(tmp_path):
         if links:
             assert arm["link_bytes_source"] == "interface"
             assert arm["interface_over_formula"] == pytest.approx(1, abs=0.05)
+    assert_predicted(report)
     first = {name: arm["steps"][0]["loss"] for name, arm in report["arms"].items()}
     assert len(set(first.values())) == 1, first  # the same weights and data in each arm
     assert (tmp_path / "report.png").stat().st_size > 10_000
@@ -256,7 +268,9 @@ def test_tiny_hsdp_run_compresses_the_all_reduce_between_nodes(tmp_path):
     arms = ["--arms", "hsdp,hsdp-none,hsdp-tagc"]
     code, out, err = run("training", *shape, *steps, *arms, "--output", tmp_path)
     assert code == 0, err
-    made = json.loads((tmp_path / "report.json").read_text())["arms"]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert_predicted(report)
+    made = report["arms"]
     assert made["hsdp-none"]["payload_equals_formula"] is True
     assert made["hsdp-tagc"]["payload_equals_formula"] is True
     for arm in made.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from isthmus.topology import link_cache
 from isthmus.topology.link_cache import (
@@ -159,6 +162,31 @@ def test_a_bad_file_is_named_with_the_place(
     assert load_links() == LINKS
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else []
+    return [path, *(place for key, inner in items for place in places(inner, (*path, key)))]
+
+
+@given(st.sampled_from(places(document())), JSON)
+def test_anything_anywhere_is_read_or_named(place: tuple[Any, ...], value: Any) -> None:
+    content: Any = [document()]
+    *way, last = (0, *place)
+    target = content
+    for key in way:
+        target = target[key]
+    target[last] = value
+    with contextlib.suppress(ValueError):
+        assert isinstance(link_cache._measurements(content[0])[-1], MeasuredLinks)
+
+
 def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LinkFileError, match=r"missing: No such file"):
         load_links(tmp_path / "missing")
@@ -168,6 +196,13 @@ def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "big").write_text(" " * 101)
     with pytest.raises(LinkFileError, match=r"big: larger than"):
         load_links(tmp_path / "big")
+
+
+def test_a_directory_is_named_and_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError) as error:
+        save_links(LINKS, tmp_path)
+    assert error.value.filename == str(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_write_leaves_the_old_file_alone(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

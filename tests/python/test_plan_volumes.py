@@ -129,6 +129,19 @@ def test_an_index_of_four_bits_is_four_times_as_long():
     assert difference == [0, 3 * 2 * 3 * 4096, 0, 3 * 2 * 3 * 4096]
 
 
+@pytest.mark.parametrize(
+    ("kind", "steps"),
+    [
+        (Kind.REDUCE_SCATTER, [1, 0, 2, 0]),  # within the node, encode, to two other nodes, decode
+        (Kind.ALL_GATHER, [2, 1]),
+        (Kind.ALL_REDUCE, [1, 0, 2, 0, 0, 2, 1, 0]),
+    ],
+)
+def test_parts_leave_a_node_in_rounds_and_all_at_once_within_it(kind, steps):
+    hops = on_isthmus(TAGC)(Collective(kind, range(6), 600_000, 2), 0)
+    assert [hop.steps for hop in hops] == steps
+
+
 def test_codecs_work_on_pieces_for_the_others_and_on_all_results():
     def work(kind):
         hops = on_isthmus(TAGC)(Collective(kind, WORLD, 131072, 2), 0)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from isthmus.topology.machine import Gpu, Link, Machine, Nic, NicKind
+from isthmus.topology.machine import Gpu, Link, Machine, Nic, NicKind, PcieKind, PcieNode
 from isthmus.topology.rails import find_rails, rail_nics
 
 
@@ -92,6 +93,60 @@ def test_the_slowest_rail_counts():
 def test_pcie_bounds_a_rail():
     rails = find_rails(machine([["PIX"]], speeds=[400.0], paths={"PIX": 252.0}))
     assert rails.speed_gbit_s == 252
+
+
+def place(kind, *children, speed=None, devices=()) -> PcieNode:
+    return PcieNode(kind, devices=devices, link_speed_gbit_s=speed, children=children)
+
+
+def with_tree(two_by_two: Machine, *trees: PcieNode) -> Machine:
+    return replace(two_by_two, pcie=tuple(PcieNode(PcieKind.HOST_BRIDGE, children=(tree,)) for tree in trees))
+
+
+def two_far_pairs(uplink: float | None) -> Machine:
+    """Two GPUs below one switch, two NICs below another, each switch with such a link to its host bridge."""
+    gpus = [place(PcieKind.GPU, speed=252.0, devices=(f"GPU{index}",)) for index in range(2)]
+    nics = [place(PcieKind.NIC, speed=252.0, devices=(f"NIC{index}",)) for index in range(2)]
+    switches = (place(PcieKind.SWITCH, *devices, speed=uplink) for devices in (gpus, nics))
+    return with_tree(machine([["SYS", "SYS"], ["SYS", "SYS"]], speeds=[200.0, 200.0]), *switches)
+
+
+@pytest.mark.parametrize(("uplink", "expected"), [(252.0, 126), (1000.0, 200), (100.0, 50), (None, 200)])
+def test_ranks_divide_a_pcie_link_that_they_share(uplink, expected):
+    assert find_rails(two_far_pairs(uplink)).speed_gbit_s == expected
+
+
+def test_a_rank_alone_has_the_whole_link():
+    assert find_rails(two_far_pairs(100.0), ranks_per_node=1).speed_gbit_s == 100
+
+
+def test_ports_of_one_adapter_divide_its_link():
+    gpus = (place(PcieKind.GPU, speed=252.0, devices=(f"GPU{index}",)) for index in range(2))
+    adapter = place(PcieKind.NIC, speed=252.0, devices=("NIC0", "NIC1"))
+    apart = machine([["SYS", "SYS"], ["SYS", "SYS"]], speeds=[200.0, 200.0])
+    assert find_rails(with_tree(apart, *gpus, adapter)).speed_gbit_s == 126
+
+
+def test_what_joins_switches_is_no_link():
+    """One chip may present itself as several: two GPUs reach two NICs through what looks like one inner link."""
+    gpus = [place(PcieKind.GPU, speed=252.0, devices=(f"GPU{index}",)) for index in range(2)]
+    nics = [place(PcieKind.NIC, speed=252.0, devices=(f"NIC{index}",)) for index in range(2)]
+    chip = place(PcieKind.SWITCH, *gpus, place(PcieKind.SWITCH, *nics, speed=252.0), speed=10.0)
+    assert (
+        find_rails(with_tree(machine([["PXB", "PXB"], ["PXB", "PXB"]], speeds=[200.0] * 2), chip)).speed_gbit_s == 200
+    )
+
+
+def test_the_cost_of_an_order_that_disagrees_counts_shared_links():
+    """By order both ranks cross to the other socket; the near NICs are below the GPUs' own switches."""
+    trees = []
+    for index in range(2):
+        gpu = place(PcieKind.GPU, speed=252.0, devices=(f"GPU{index}",))
+        nic = place(PcieKind.NIC, speed=252.0, devices=(f"NIC{1 - index}",))
+        trees.append(place(PcieKind.SWITCH, gpu, nic, speed=252.0))
+    crossed = machine([["SYS", "PIX"], ["PIX", "SYS"]], speeds=[200.0, 200.0])
+    first = find_rails(with_tree(crossed, *trees)).rails[0]
+    assert (first.nearest.speed_gbit_s, first.by_order.speed_gbit_s) == (200, 126)
 
 
 def test_management_nics_carry_no_rail():

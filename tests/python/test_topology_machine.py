@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.topology.distance import link_devices
 from isthmus.topology.machine import (
     Fabric,
     Gpu,
@@ -88,6 +89,7 @@ def changed(path: list[Any], value: Any) -> dict[str, Any]:
     ("path", "value", "what"),
     [
         (["name"], 3, "machine.name is 3: expected text"),
+        (["name"], "a\x1b[31m", r"machine.name is 'a.x1b\[31m': expected text of printable characters"),
         (["gpus"], {}, "machine.gpus is {}: expected a list"),
         (["gpus", 0], "GPU0", r"machine.gpus\[0\] is 'GPU0': expected an object"),
         (["gpus", 0, "index"], -1, r"gpus\[0\].index is -1: expected an integer from 0"),
@@ -106,6 +108,7 @@ def changed(path: list[Any], value: Any) -> dict[str, Any]:
         (["links", 0, "a"], "GPU1", "links: GPU0-GPU1 is missing"),
         (["links", 2], {"a": "GPU0", "b": "GPU1", "kind": "PIX"}, "a pair is named twice"),
         (["links"], [], "links: GPU0-GPU1 is missing"),
+        (["nics"], [], "links: GPU0-NIC0 is no pair of devices"),
         (["links", 0], {"a": "GPU1", "b": "GPU0", "kind": "PIX"}, "GPU0-GPU1 is missing"),
         (["pcie", 0, "children", 0, "devices"], ["GPU9"], "'GPU9' is no device of the machine"),
     ],
@@ -127,6 +130,17 @@ def test_json_with_a_thousand_gpus() -> None:
     gpus = [{"index": index} for index in range(1000)]
     with pytest.raises(TopologyError, match="1000 are more than the 256 that a machine may have"):
         Machine.from_json({"name": "many", "source": "by hand", "gpus": gpus})
+
+
+def test_distances_in_a_tree_without_a_host_bridge() -> None:
+    """What stands at the top may be a switch, or a device alone."""
+    gpus = [PcieNode(PcieKind.GPU, devices=(f"GPU{index}",), link_speed_gbit_s=252.0) for index in range(3)]
+    tree = [PcieNode(PcieKind.SWITCH, children=(gpus[0], gpus[1])), gpus[2]]
+    links = link_devices([Gpu(index) for index in range(3)], [], tree, {}, num_numa_nodes=1)
+    assert [(link.kind, link.speed_gbit_s) for link in links] == [("PIX", 252.0), ("NODE", None), ("NODE", None)]
+    assert [link.kind for link in link_devices([Gpu(0), Gpu(1)], [], tree[1:], {}, num_numa_nodes=2)] == ["SYS"]
+    [to_nowhere] = link_devices([Gpu(2), Gpu(3)], [], tree, {}, num_numa_nodes=1)
+    assert (to_nowhere.kind, to_nowhere.speed_gbit_s) == ("NODE", None)
 
 
 def test_an_error_names_file_and_line() -> None:

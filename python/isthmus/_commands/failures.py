@@ -18,6 +18,7 @@ def failures_told(extra: str = "") -> Iterator[None]:
     `extra` is the optional dependency of the package that brings the modules this command imports.
     """
     from isthmus.simulate import NetworkError, RankFailure
+    from isthmus.topology.machine import TopologyError
 
     try:
         yield
@@ -25,6 +26,8 @@ def failures_told(extra: str = "") -> Iterator[None]:
         if not extra:
             raise
         fail(f"{error}: this command needs `pip install isthmus[{extra}]`", error)
+    except TopologyError as error:
+        fail(str(error), error)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except (RankFailure, NetworkError) as error:

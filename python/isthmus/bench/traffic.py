@@ -5,7 +5,7 @@ from typing import Any
 
 from isthmus.bench.phases import COMMUNICATION_PHASES, PHASE_OF
 from isthmus.plan.packets import WireOptions
-from isthmus.plan.volumes import Collective, Formula, IsthmusFormula, Kind, Sent, gloo_formula, sent_bytes
+from isthmus.plan.volumes import Collective, Formula, IsthmusFormula, Kind, gloo_formula, sent_bytes
 
 #: How FSDP2 calls torch.distributed, and which collective that is.
 _KIND_OF = {
@@ -21,11 +21,10 @@ def formula_of_arm(options: dict[str, Any] | None, ranks_per_node: int) -> Formu
     return gloo if options is None else IsthmusFormula(WireOptions.of(options), gloo)
 
 
-def sent_for(recorded: dict[str, Any], rank: int, formula: Formula) -> Sent:
-    """Bytes that `rank` sends to other nodes for a recorded collective (`recorder.Collective.as_json`)."""
+def collective_of(recorded: dict[str, Any]) -> Collective:
+    """What a recorded collective (`recorder.Collective.as_json`) is."""
     kind = _KIND_OF[recorded["name"]]
-    collective = Collective(kind, tuple(recorded["ranks"]), recorded["num_elements"], recorded["element_bytes"])
-    return sent_bytes(formula(collective, rank))
+    return Collective(kind, tuple(recorded["ranks"]), recorded["num_elements"], recorded["element_bytes"])
 
 
 def formula_bytes(
@@ -35,7 +34,7 @@ def formula_bytes(
     total = dict.fromkeys(COMMUNICATION_PHASES, 0)
     for rank, collectives in enumerate(collectives_by_rank):
         for collective in collectives:
-            sent = sent_for(collective, rank, formula)
+            sent = sent_bytes(formula(collective_of(collective), rank))
             total[PHASE_OF[collective["name"]]] += sent.counted_bytes if counted_only else sent.num_bytes
     return total
 

@@ -84,7 +84,8 @@ def sent_bytes(hops: Sequence[Hop]) -> Sent:
 
 
 @lru_cache(maxsize=4096)
-def _num_nodes(ranks: Sequence[int], ranks_per_node: int) -> int:
+def count_nodes(ranks: Sequence[int], ranks_per_node: int) -> int:
+    """How many nodes these ranks are on."""
     return len({rank // ranks_per_node for rank in ranks})
 
 
@@ -135,7 +136,7 @@ class IsthmusFormula:
 
     def __call__(self, collective: Collective, rank: int) -> tuple[Hop, ...]:
         """The path that Isthmus takes, on `rank`."""
-        num_nodes = _num_nodes(collective.ranks, self.world.ranks_per_node)
+        num_nodes = count_nodes(collective.ranks, self.world.ranks_per_node)
         if num_nodes == 1 or collective.num_elements == 0:
             return self.world(collective, rank)
         if collective.kind is Kind.ALL_GATHER:
@@ -168,7 +169,7 @@ class IsthmusFormula:
         return (
             *((within,) if local > 1 else ()),
             Hop(codec=codec, encoded_elements=others * chunk),
-            Hop(1, inter_bytes=others * self._packet_bytes(collective, codec), counted=True),
+            Hop(others, inter_bytes=others * self._packet_bytes(collective, codec), counted=True),
             Hop(codec=codec, decoded_elements=others * chunk),
         )
 
@@ -178,7 +179,7 @@ class IsthmusFormula:
         others, one_a_node = len(ranks) - 1, num_nodes == len(ranks)
         if codec == "none":
             if one_a_node:
-                return (Hop(1, inter_bytes=others * chunk * collective.element_bytes, counted=True),)
+                return (Hop(others, inter_bytes=others * chunk * collective.element_bytes, counted=True),)
             sum_bytes = chunk * max(collective.element_bytes, _SMALLEST_SUM_BYTES)
             return (self.world.hop(ranks, rank, others, others * sum_bytes, counted=True),)
         shape = sketch_shape(chunk, self.options)
@@ -186,7 +187,7 @@ class IsthmusFormula:
         return (
             Hop(codec=codec, encoded_elements=len(ranks) * chunk),
             self.world.hop(ranks, rank, 2 * others, 2 * others * index_bytes, counted=True),
-            self.world.hop(ranks, rank, 1 if one_a_node else others, others * shape.sketch_bytes, counted=True),
+            self.world.hop(ranks, rank, others, others * shape.sketch_bytes, counted=True),
             Hop(codec=codec, decoded_elements=chunk),
         )
 
@@ -205,6 +206,6 @@ class IsthmusFormula:
 def _gather(collective: Collective, num_nodes: int, part_bytes: int) -> tuple[Hop, ...]:
     """Along the rail, then within the node: `part_bytes` of each rank."""
     local = len(collective.ranks) // num_nodes
-    along = Hop(1, inter_bytes=(num_nodes - 1) * part_bytes, counted=True)
+    along = Hop(num_nodes - 1, inter_bytes=(num_nodes - 1) * part_bytes, counted=True)
     within = Hop(1, intra_bytes=num_nodes * (local - 1) * part_bytes, counted=True)
     return (along, within) if local > 1 else (along,)

@@ -11,6 +11,7 @@ The newest measurement stands last, one for each cluster: hosts, node map and ba
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -105,7 +106,7 @@ def cached_links() -> MeasuredLinks | None:
     """
     path = default_path()
     try:
-        return load_links(path) if path.exists() else None
+        return load_links(path) if os.path.exists(path) else None  # which, unlike Path.exists, never raises
     except LinkFileError as error:
         logger.warning("%s: ignored", error)
         return None
@@ -118,6 +119,8 @@ def save_links(links: MeasuredLinks, path: Path | None = None) -> Path:
     part. Raises OSError where it cannot be written.
     """
     path = path or default_path()
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     kept = [other for other in _read_or_nothing(path) if other.cluster != links.cluster]
     document = {
         "format": FORMAT,
@@ -142,7 +145,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _read_or_nothing(path: Path) -> list[MeasuredLinks]:
-    if not path.exists():
+    if not os.path.exists(path):
         return []
     try:
         return _read(path)

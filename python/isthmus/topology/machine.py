@@ -15,9 +15,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-#: More of a kind than this are an error: no machine has them, and pairs grow with the square.
+#: More of a kind than this are an error: no machine has them, and pairs of devices grow with the square.
 MOST_GPUS = 256
 MOST_NICS = 256
+#: Of sockets, too.
+MOST_NUMA_NODES = 1024
 #: From near to far. NVLink of any width ("NV1", "NV18") is nearer than PCIe.
 _KINDS = ("X", "NV#", "PIX", "PXB", "PHB", "NODE", "SYS")
 _NVLINK_KIND = re.compile(r"NV([1-9]\d{0,2})")
@@ -196,10 +198,15 @@ class Machine:
         """How far two devices are apart: "X" (itself), "NV12", "PIX", "PXB", "PHB", "NODE" or "SYS"."""
         return self.link(a, b).kind
 
+    @property
+    def devices(self) -> tuple[Gpu | Nic, ...]:
+        """All GPUs, then all NICs: the rows and columns of the matrix."""
+        return (*self.gpus, *self.nics)
+
     @cached_property
     def device_ids(self) -> tuple[str, ...]:
-        """All GPUs, then all NICs: the rows and columns of the matrix."""
-        return (*(gpu.id for gpu in self.gpus), *(nic.id for nic in self.nics))
+        """The ids of `devices`."""
+        return tuple(device.id for device in self.devices)
 
     def to_json(self) -> dict[str, Any]:
         """The machine in values that `json.dump` takes; `from_json` gives an equal machine."""
@@ -221,3 +228,8 @@ def farness(kind: str) -> int:
     if general not in _KINDS or kind == "NV#":
         raise TopologyError(f"'{kind}' is no distance: expected {', '.join(_KINDS)}")
     return _KINDS.index(general)
+
+
+def printable(text: str) -> str:
+    """With a question mark for whatever would do something to a terminal."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)

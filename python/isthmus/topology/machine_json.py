@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from isthmus.topology.machine import (
     MOST_GPUS,
     MOST_NICS,
+    MOST_NUMA_NODES,
     Fabric,
     Gpu,
     Link,
@@ -52,8 +53,8 @@ def from_json(values: Mapping[str, Any]) -> Machine:
 
 def check(machine: Machine) -> None:
     """TopologyError: devices have no number of their own, or links are not one for each pair of them."""
-    for name, records in (("sockets", machine.sockets), ("numa_nodes", machine.numa_nodes)):
-        _check_indices(name, [record.index for record in records])
+    _check_indices("sockets", [socket.index for socket in machine.sockets], MOST_NUMA_NODES)
+    _check_indices("numa_nodes", [node.index for node in machine.numa_nodes], MOST_NUMA_NODES)
     _check_indices("gpus", [gpu.index for gpu in machine.gpus], MOST_GPUS)
     _check_indices("nics", [nic.index for nic in machine.nics], MOST_NICS)
     devices = machine.device_ids
@@ -70,8 +71,8 @@ def check(machine: Machine) -> None:
                 raise TopologyError(f"pcie: '{min(unknown)}' is no device of the machine")
 
 
-def _check_indices(name: str, indices: list[int], most: int | None = None) -> None:
-    if most is not None and len(indices) > most:
+def _check_indices(name: str, indices: list[int], most: int) -> None:
+    if len(indices) > most:
         raise TopologyError(f"{name}: {len(indices)} are more than the {most} that a machine may have")
     if len(set(indices)) != len(indices):
         raise TopologyError(f"{name}: an index is given twice")
@@ -84,8 +85,8 @@ def _integer(value: Any, where: str) -> int:
 
 
 def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise TopologyError(f"{where} is {_shown(value)}: expected text")
+    if not isinstance(value, str) or not value.isprintable():
+        raise TopologyError(f"{where} is {_shown(value)}: expected text of printable characters")
     return value
 
 

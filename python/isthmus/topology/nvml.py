@@ -10,10 +10,11 @@ import ctypes
 import re
 import uuid
 from dataclasses import dataclass
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from isthmus.topology.machine import Fabric
+from isthmus.topology.machine import Fabric, printable
 
 _BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 #: One NVLink in one direction by its version, where the driver does not say: NVIDIA's data sheets.
@@ -64,14 +65,14 @@ def read_nvml(library: ModuleType | None = None) -> NvmlFacts:
         return NvmlFacts(missing=f"NVML: {error}")
     try:
         return _read_all(nvml)
+    except AttributeError as error:
+        return NvmlFacts(missing=f"NVML: this pynvml is too old: {error}")
     finally:
         _ask(nvml, "nvmlShutdown")
 
 
 def _pynvml() -> ModuleType:
-    import pynvml
-
-    return pynvml
+    return import_module("pynvml")
 
 
 def _read_all(nvml: Any) -> NvmlFacts:
@@ -108,7 +109,8 @@ def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
 
 def _text(value: str | bytes | None) -> str | None:
     """Return text: some versions of pynvml return bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    return None if text is None else printable(text)
 
 
 def _bus_id(pci_info: Any) -> str | None:

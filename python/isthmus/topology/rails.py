@@ -9,11 +9,11 @@ whose GPU order and NIC order disagree it costs the difference.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from isthmus.topology.machine import Gpu, Machine, Nic, NicKind, farness
+from isthmus.topology.machine import Gpu, Link, Machine, Nic, NicKind, PcieNode, farness
 
 _RDMA = (NicKind.INFINIBAND, NicKind.ROCE, NicKind.EFA)
 #: A NIC slower than this share of the fastest one is for management: no rail runs over it.
@@ -25,8 +25,8 @@ class WayOut:
     """How a rank gets to a NIC.
 
     distance: from the rank's GPU; None without one. num_sharing: ranks of the node that use this NIC, this one
-    included. speed_gbit_s: the NIC's share for each of them, or the PCIe way to it where that is slower (what joins
-    sockets is not counted); None where the NIC's speed is unknown.
+    included. speed_gbit_s: at most, while all ranks send and receive: the NIC's speed or that of a PCIe link on the
+    way, divided evenly among the ranks that share it. What joins sockets is not counted. None: the NIC's is unknown.
     """
 
     nic: str
@@ -86,17 +86,12 @@ def find_rails(machine: Machine, ranks_per_node: int | None = None) -> Rails:
     nics = rail_nics(machine)
     if not nics:
         return Rails((), notes=(f"{machine.name} has no NIC: nothing is known of the way to other nodes",))
-    gpus: list[Gpu] | list[None] = list(machine.gpus[:num_ranks]) or [None] * num_ranks
+    gpus = machine.gpus[:num_ranks]
     counted = [nics[_by_order(rank, num_ranks, len(nics))] for rank in range(num_ranks)]
-    nearest = _spread(machine, machine.gpus[:num_ranks], nics) if machine.gpus else counted
+    nearest = _spread(machine, gpus, nics, counted) if gpus else counted
+    ways = zip(_ways(machine, gpus, nearest), _ways(machine, gpus, counted), strict=True)
     rails = tuple(
-        Rail(
-            rank,
-            gpu.id if gpu else None,
-            _way(machine, gpu, nearest[rank], Counter(nearest)[nearest[rank]]),
-            _way(machine, gpu, counted[rank], Counter(counted)[counted[rank]]),
-        )
-        for rank, gpu in enumerate(gpus)
+        Rail(rank, gpus[rank].id if gpus else None, near, by_order) for rank, (near, by_order) in enumerate(ways)
     )
     unused = tuple(nic.id for nic in machine.nics if nic not in nearest)
     return Rails(rails, unused, _notes(machine, rails, nics))
@@ -115,8 +110,8 @@ def _by_order(rank: int, num_ranks: int, num_nics: int) -> int:
     return rank if num_nics >= num_ranks else rank * num_nics // num_ranks
 
 
-def _spread(machine: Machine, gpus: Sequence[Gpu], nics: Sequence[Nic]) -> list[Nic]:
-    """Give each GPU one of its nearest NICs, so that as few as possible share one.
+def _spread(machine: Machine, gpus: Sequence[Gpu], nics: Sequence[Nic], counted: Sequence[Nic]) -> list[Nic]:
+    """Give each GPU one of its nearest NICs, so that as few as possible share one: by order, where that is as good.
 
     Who has the fewest choices chooses first: on a tree sets of nearest NICs are nested or disjoint, and then no other
     order shares less.
@@ -128,7 +123,15 @@ def _spread(machine: Machine, gpus: Sequence[Gpu], nics: Sequence[Nic]) -> list[
         nic = _roomiest(choices[gpu.index], load)
         chosen[gpu.index] = nic
         load[nic] += 1
-    return [chosen[gpu.index] for gpu in gpus]
+    spread = [chosen[gpu.index] for gpu in gpus]
+    all_near = all(nic in choices[gpu.index] for gpu, nic in zip(gpus, counted, strict=True))
+    return list(counted) if all_near and _least_share(counted) >= _least_share(spread) else spread
+
+
+def _least_share(chosen: Sequence[Nic]) -> float:
+    """Return what the NIC with least for each of its ranks gives them; speeds count as equal if one is unknown."""
+    known = all(nic.speed_gbit_s is not None for nic in chosen)
+    return min((nic.speed_gbit_s or 0 if known else 1) / sharing for nic, sharing in Counter(chosen).items())
 
 
 def _nearest(machine: Machine, gpu: Gpu, nics: Sequence[Nic]) -> list[Nic]:
@@ -143,12 +146,62 @@ def _roomiest(nics: Sequence[Nic], load: Counter[Nic]) -> Nic:
     return max(nics, key=lambda nic: (nic.speed_gbit_s or 0) / (load[nic] + 1))
 
 
-def _way(machine: Machine, gpu: Gpu | None, nic: Nic, num_sharing: int) -> WayOut:
-    link = machine.link(gpu, nic) if gpu else None
-    share_gbit_s = None if nic.speed_gbit_s is None else nic.speed_gbit_s / num_sharing
-    if share_gbit_s is not None and link is not None and link.speed_gbit_s is not None:
-        share_gbit_s = min(share_gbit_s, link.speed_gbit_s)
-    return WayOut(nic.id, link.kind if link else None, num_sharing, share_gbit_s)
+def _ways(machine: Machine, gpus: Sequence[Gpu], chosen: Sequence[Nic]) -> list[WayOut]:
+    """Return the ways to the NICs that ranks have chosen; gpus: theirs, or none."""
+    sharing = Counter(chosen)
+    if not gpus:
+        return [WayOut(nic.id, None, sharing[nic], _least(_share(nic, sharing[nic]))) for nic in chosen]
+    links = [machine.link(gpu, nic) for gpu, nic in zip(gpus, chosen, strict=True)]
+    over_pcie = _pcie_shares(machine, links)
+    return [
+        WayOut(nic.id, link.kind, sharing[nic], _least(_share(nic, sharing[nic]), link.speed_gbit_s, pcie))
+        for nic, link, pcie in zip(chosen, links, over_pcie, strict=True)
+    ]
+
+
+def _share(nic: Nic, num_sharing: int) -> float | None:
+    return None if nic.speed_gbit_s is None else nic.speed_gbit_s / num_sharing
+
+
+def _least(share: float | None, *bounds: float | None) -> float | None:
+    """Return the least of what is known; None where the NIC's share is not, whatever else is."""
+    return None if share is None else min([share, *(bound for bound in bounds if bound is not None)])
+
+
+def _pcie_shares(machine: Machine, links: Sequence[Link]) -> list[float | None]:
+    """Return what PCIe leaves each way if all are used at once: a link is divided among the ways that run over it."""
+    path_to = {device: path for tree in machine.pcie for path in _paths(tree, ()) for device in path[-1].devices}
+    ways = [_between(path_to.get(link.a, ()), path_to.get(link.b, ())) for link in links]
+    num_over = Counter(id(place) for way in ways for place in way)
+    return [
+        min(
+            (place.link_speed_gbit_s / num_over[id(place)] for place in way if place.link_speed_gbit_s is not None),
+            default=None,
+        )
+        for way in ways
+    ]
+
+
+def _paths(place: PcieNode, above: tuple[PcieNode, ...]) -> Iterator[tuple[PcieNode, ...]]:
+    yield (*above, place)
+    for child in place.children:
+        yield from _paths(child, (*above, place))
+
+
+def _between(a: Sequence[PcieNode], b: Sequence[PcieNode]) -> list[PcieNode]:
+    """Return the places on the way whose links towards the root bound it: devices, and switches at a host bridge.
+
+    Links between switches do not: one chip may present itself as several, and what joins those is no link.
+    """
+    shared = 0
+    while shared < min(len(a), len(b)) and a[shared] is b[shared]:
+        shared += 1
+    return [
+        place
+        for path in (a, b)
+        for level, place in enumerate(path)
+        if level >= max(shared, 1) and (level == 1 or place.devices)
+    ]
 
 
 def _notes(machine: Machine, rails: Sequence[Rail], nics: Sequence[Nic]) -> tuple[str, ...]:
@@ -166,8 +219,10 @@ def _notes(machine: Machine, rails: Sequence[Rail], nics: Sequence[Nic]) -> tupl
 def _detour(rail: Rail) -> str:
     near, counted = rail.nearest, rail.by_order
     cost = ""
-    if near.speed_gbit_s is not None and counted.speed_gbit_s is not None:
+    if near.speed_gbit_s is not None and counted.speed_gbit_s is not None and counted.speed_gbit_s < near.speed_gbit_s:
         cost = f", at most {counted.speed_gbit_s:.4g} instead of {near.speed_gbit_s:.4g} Gbit/s"
+    elif counted.distance == "SYS":
+        cost = ", at the speed of what joins NUMA nodes"
     return (
         f"local order and NIC order disagree: {rail.gpu} is nearest to {near.nic} ({near.distance}), "
         f"by order it would get {counted.nic} ({counted.distance}{cost})"

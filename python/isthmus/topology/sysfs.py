@@ -10,18 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
-NVIDIA = 0x10DE
-AMAZON = 0x1D0F
+from isthmus.topology import pcie
+from isthmus.topology.machine import printable
+
+_NVIDIA = 0x10DE
+_AMAZON = 0x1D0F
 _EFA_DEVICES = range(0xEFA0, 0xEFB0)
 
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _HOST_BRIDGE = re.compile(r"pci([0-9a-f]{4,8}:[0-9a-f]{2})")
+_REPRESENTOR = re.compile(r"(c\d+)?pf\d+(vf|sf)\d+")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-#: Width of a PCIe link, and giga-transfers a second: of encoded bits on one lane.
-_MOST_LANES = 32
-_MOST_GT_S = 1024.0
+_MOST_INDEX = 2**31 - 1
 #: Faster than any port: what a driver says of a port whose speed it does not know.
 _MOST_PORT_GBIT_S = 10_000.0
 
@@ -55,7 +58,8 @@ class NumaNode:
 class PciDevice:
     """A PCI function. ancestors: bus ids of the bridges above it, from the root down.
 
-    link_gbit_s: of the link towards the root at its best, both ends considered: an idle GPU slows its link down.
+    class_code: 16 bits, without the programming interface. link_gbit_s: of the link towards the root at its best,
+    both ends considered: an idle GPU slows its link down.
     physical_function: the bus id of the function that it is a virtual function of.
     """
 
@@ -70,29 +74,29 @@ class PciDevice:
     physical_function: str | None
 
     @property
-    def is_bridge(self) -> bool:
-        """Whether other devices hang below it: a PCI-to-PCI bridge, a port of a switch."""
-        return self.class_code >> 8 == 0x0604
-
-    @property
     def is_network_adapter(self) -> bool:
-        """Whether its class is network controller, or InfiniBand and the like."""
-        return self.class_code >> 16 == 0x02 or self.is_efa
+        """Whether its class is that of network controllers, InfiniBand's included, or it is an EFA."""
+        return pcie.is_nic(self.class_code) or self.is_efa
 
     @property
-    def is_nvidia_gpu(self) -> bool:
-        """Whether it is a VGA or 3D controller of NVIDIA: the picture of a server's console comes from others."""
-        return self.vendor == NVIDIA and self.class_code >> 8 in (0x0300, 0x0302)
+    def is_gpu(self) -> bool:
+        """Whether it computes: the picture of a server's console comes from another chip."""
+        return pcie.is_gpu(self.class_code, self.vendor or 0)
 
     @property
     def is_nvswitch(self) -> bool:
         """Whether it is an NVSwitch: NVIDIA's "other bridge"."""
-        return self.vendor == NVIDIA and self.class_code >> 8 == 0x0680
+        return self.vendor == _NVIDIA and pcie.is_nvswitch(self.class_code)
 
     @property
     def is_efa(self) -> bool:
         """Whether it is an Elastic Fabric Adapter of Amazon."""
-        return self.vendor == AMAZON and self.device in _EFA_DEVICES
+        return self.vendor == _AMAZON and self.device in _EFA_DEVICES
+
+    @property
+    def adapter(self) -> str:
+        """Its bus id without the function: the functions of one adapter share it."""
+        return self.bus_id.rpartition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -100,13 +104,15 @@ class Interface:
     """A network interface. bus_id: of the PCI function that it belongs to; None: none.
 
     is_virtual: made by the kernel alone (lo, docker0, veth, a bond, a VLAN). is_usb: hangs from a USB port.
-    lower: interfaces that it stands on. is_down: administratively or for want of a cable.
+    lower: interfaces that it stands on. is_down: administratively or for want of a cable. is_representor: the end of
+    a virtual function's wire in the adapter's own switch. port: counts from 0.
     """
 
     name: str
     bus_id: str | None
     is_virtual: bool
     is_usb: bool
+    is_representor: bool
     hardware_type: int | None
     speed_gbit_s: float | None
     is_down: bool
@@ -137,6 +143,7 @@ class Facts:
     pci: tuple[PciDevice, ...]
     interfaces: tuple[Interface, ...]
     rdma_ports: tuple[RdmaPort, ...]
+    host_name: str | None
     has_pci: bool
     has_network: bool
 
@@ -151,6 +158,7 @@ def read_facts(roots: Roots | None = None) -> Facts:
         pci=tuple(_pci_devices(roots.sys / "bus/pci/devices")),
         interfaces=tuple(_interfaces(roots.sys / "class/net")),
         rdma_ports=tuple(_rdma_ports(roots.sys / "class/infiniband")),
+        host_name=_read(roots.proc / "sys/kernel/hostname") or None,
         has_pci=(roots.sys / "bus/pci/devices").is_dir(),
         has_network=(roots.sys / "class/net").is_dir(),
     )
@@ -166,20 +174,17 @@ def parse_cpu_list(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def pcie_gbit_s(gt_s: float, lanes: int) -> float:
-    """Payload bits a second of a link, in one direction: 8b/10b up to 5 GT/s, 128b/130b above, 242B/256B from 64."""
-    if gt_s <= 5:
-        return gt_s * lanes * 8 / 10
-    if gt_s < 64:
-        return gt_s * lanes * 128 / 130
-    return gt_s * lanes * 242 / 256
+def _read_text(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return None
 
 
 def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(errors="replace").strip("\0 \t\n")
-    except OSError:
-        return None
+    """Return an attribute: one line of text."""
+    text = _read_text(path)
+    return None if text is None else printable(text.strip("\0 \t\n"))
 
 
 def _read_number(path: Path, base: int = 10) -> int | None:
@@ -192,7 +197,7 @@ def _read_number(path: Path, base: int = 10) -> int | None:
 def _read_index(path: Path) -> int | None:
     """Return a number that counts something; -1 stands for "not known"."""
     number = _read_number(path)
-    return number if number is not None and number >= 0 else None
+    return number if number is not None and 0 <= number <= _MOST_INDEX else None
 
 
 def _leading_number(text: str | None) -> float | None:
@@ -223,15 +228,16 @@ def _cpus(folder: Path) -> Iterator[Cpu]:
 
 def _numa_nodes(folder: Path) -> Iterator[NumaNode]:
     for index, node in sorted(_numbered(folder, "node")):
-        cpus = _read(node / "cpulist")
-        yield NumaNode(index, cpus or None, parse_cpu_list(cpus or ""))
+        cpus = _read(node / "cpulist") or ""
+        indices = parse_cpu_list(cpus)
+        yield NumaNode(index, cpus if indices else None, indices)
 
 
 def _cpu_model(cpuinfo: Path) -> str | None:
-    for line in (_read(cpuinfo) or "").splitlines():
+    for line in (_read_text(cpuinfo) or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("model name", "cpu"):  # x86, POWER; Arm names its parts by number only
-            return value.strip() or None
+            return printable(value.strip()) or None
     return None
 
 
@@ -255,7 +261,7 @@ def _pci_devices(folder: Path) -> Iterator[PciDevice]:
             bus_id=path.name,
             host_bridge=bridge,
             ancestors=ancestors,
-            class_code=_read_number(path / "class", 16) or 0,
+            class_code=(_read_number(path / "class", 16) or 0) >> 8,
             vendor=_read_number(path / "vendor", 16),
             device=_read_number(path / "device", 16),
             numa_node=_read_index(path / "numa_node"),
@@ -269,17 +275,17 @@ def _link_speed(device: Path, port_above: Path | None) -> float | None:
     ends = [device] if port_above is None else [device, port_above]
     gt_s = [value for end in ends if (value := _transfers(end)) is not None]
     lanes = [value for end in ends if (value := _lanes(end)) is not None]
-    return pcie_gbit_s(min(gt_s), min(lanes)) if gt_s and lanes else None
+    return round(pcie.lane_gbit_s(min(gt_s)) * min(lanes), 3) if gt_s and lanes else None
 
 
 def _transfers(device: Path) -> float | None:
     gt_s = _leading_number(_read(device / "max_link_speed"))
-    return gt_s if gt_s is not None and 0 < gt_s <= _MOST_GT_S else None
+    return gt_s if gt_s is not None and 0 < gt_s <= pcie.MOST_GT_S else None
 
 
 def _lanes(device: Path) -> int | None:
     lanes = _read_number(device / "max_link_width")  # 255: not known
-    return lanes if lanes is not None and 0 < lanes <= _MOST_LANES else None
+    return lanes if lanes is not None and 0 < lanes <= pcie.MOST_LANES else None
 
 
 def _link_name(link: Path) -> str | None:
@@ -296,15 +302,18 @@ def _interfaces(folder: Path) -> Iterator[Interface]:
         _, way = _pci_path(path)
         parts = path.resolve().parts
         yield Interface(
-            name=path.name,
+            name=printable(path.name),
             bus_id=way[-1] if way else None,
-            is_virtual="virtual" in parts,
+            is_virtual=("devices", "virtual") in pairwise(parts),
+            is_representor=bool(_REPRESENTOR.match(_read(path / "phys_port_name") or "")),
             is_usb=any(part.startswith("usb") for part in parts),
             hardware_type=_read_number(path / "type"),
             speed_gbit_s=_port_speed(_read_number(path / "speed"), 1000),
             is_down=_read(path / "operstate") in ("down", "lowerlayerdown", "notpresent"),
             port=_read_index(path / "dev_port") or 0,
-            lower=tuple(child.name.removeprefix("lower_") for child in _children(path) if child.name[:6] == "lower_"),
+            lower=tuple(
+                printable(child.name.removeprefix("lower_")) for child in _children(path) if child.name[:6] == "lower_"
+            ),
         )
 
 
@@ -314,7 +323,7 @@ def _rdma_ports(folder: Path) -> Iterator[RdmaPort]:
         for number, port in sorted(_numbered(device / "ports", "")):
             state = _read(port / "state")
             yield RdmaPort(
-                device=device.name,
+                device=printable(device.name),
                 port=number,
                 bus_id=way[-1] if way else None,
                 link_layer=_read(port / "link_layer"),

@@ -1,0 +1,65 @@
+"""MPI as the tier between nodes: option ``inter_tier="mpi"``, in a job that mpiexec started."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from isthmus._C import Transport
+
+
+def _load() -> ModuleType:
+    try:
+        from isthmus import _mpi
+    except ImportError as error:
+        raise ImportError(
+            f"inter_tier=mpi: isthmus was built without MPI, or its library is missing ({error}): install an MPI for "
+            "development and build isthmus again"
+        ) from error
+    return _mpi
+
+
+def join(global_rank: int, world_size: int) -> None:
+    """Make MPI ready in this process, whose rank torch and MPI must agree about.
+
+    Raises ImportError where isthmus has no MPI, and RuntimeError where MPI is not as it must be.
+    """
+    try:
+        mpi_rank, mpi_size = _load().start()
+    except RuntimeError as error:
+        raise RuntimeError(f"inter_tier=mpi: {error}") from None
+    _leave_at_exit()
+    if (mpi_rank, mpi_size) != (global_rank, world_size):
+        raise RuntimeError(
+            f"inter_tier=mpi: rank {global_rank} of {world_size} is rank {mpi_rank} of {mpi_size} in MPI_COMM_WORLD"
+        )
+
+
+@functools.cache
+def _leave_at_exit() -> None:
+    # Earlier than the groups' own, so that it runs after them: they let go of their tiers.
+    atexit.register(_leave, os.getpid())
+
+
+def make_tier(global_ranks: Sequence[int], nodes: Sequence[int], timeout: timedelta) -> Transport | None:
+    """Construct the tier of these ranks, which sit on these nodes. All of them call this. One alone needs none."""
+    if len(global_ranks) < 2:
+        return None
+    tier: Transport = _load().make_tier("inter", list(global_ranks), list(nodes), timeout)
+    return tier
+
+
+def _leave(process: int) -> None:
+    """Finalise MPI, if it was initialised here. A forked child has no part in it.
+
+    Where an exception ends this process the others may never come to that: it just goes, and mpiexec ends the job.
+    """
+    if os.getpid() == process and getattr(sys, "last_value", None) is None:
+        _load().finish()

@@ -1,0 +1,136 @@
+"""What a prediction of time rests on: links, speed of the codec, and compute. None of it is measured here."""
+
+import re
+from dataclasses import dataclass
+
+from isthmus.plan.ranges import check_range
+
+#: Gbit/s. Anything beyond is a mistake of the unit.
+SLOWEST_LINK = 1e-4
+FASTEST_LINK = 1e6
+_SPEED = re.compile(r"(\d+(?:\.\d+)?(?:[eE]-?\d{1,2})?)\s*(kbit|mbit|gbit|tbit)?", re.IGNORECASE)
+_IN_A_GBIT = {"kbit": 1e6, "mbit": 1e3, "gbit": 1.0, "tbit": 1e-3}
+#: Floating-point operations for each parameter and token: 2 forward, 4 backward.
+_FLOPS_PER_PARAMETER = 6
+FORWARD_SHARE = 1 / 3
+
+
+def parse_speed_gbit_s(text: str, what: str) -> float:
+    """The Gbit/s that "25gbit", "200mbit" or "25" names. ValueError: what, the text, and the accepted form."""
+    match = _SPEED.fullmatch(text.strip())
+    speed = float(match[1]) / _IN_A_GBIT[(match[2] or "gbit").lower()] if match else 0.0
+    if not SLOWEST_LINK <= speed <= FASTEST_LINK:
+        raise ValueError(f"{what} '{text}': expected a number and kbit, mbit, gbit or tbit, from 100kbit to 1000tbit")
+    return speed
+
+
+@dataclass(frozen=True)
+class Links:
+    """Speeds in one direction, and what a round of messages costs beside them.
+
+    inter_gbit_s: what one node sends to others, over all its NICs. intra_gbit_s: what one rank sends within its node.
+    source: where the figures come from.
+    """
+
+    inter_gbit_s: float
+    intra_gbit_s: float
+    inter_latency_us: float = 20.0
+    intra_latency_us: float = 5.0
+    source: str = "given"
+
+    def __post_init__(self) -> None:
+        for name in ("inter_gbit_s", "intra_gbit_s"):
+            check_range(name, getattr(self, name), SLOWEST_LINK, FASTEST_LINK)
+        for name in ("inter_latency_us", "intra_latency_us"):
+            check_range(name, getattr(self, name), 0, 1e6)
+
+
+@dataclass(frozen=True)
+class CodecSpeed:
+    """GB/s (10**9 bytes) of float32 elements that one rank encodes and decodes."""
+
+    encode_gb_s: float
+    decode_gb_s: float
+
+    def __post_init__(self) -> None:
+        check_range("encode_gb_s", self.encode_gb_s, 1e-3, 1e5)
+        check_range("decode_gb_s", self.decode_gb_s, 1e-3, 1e5)
+
+    def scaled(self, factor: float) -> "CodecSpeed":
+        """As many times as fast."""
+        return CodecSpeed(self.encode_gb_s * factor, self.decode_gb_s * factor)
+
+
+@dataclass(frozen=True)
+class CodecSpeeds:
+    """Of each codec, and where the figures come from."""
+
+    none: CodecSpeed
+    tagc: CodecSpeed
+    source: str
+
+    def of(self, codec: str) -> CodecSpeed:
+        """By the codec's name."""
+        return self.none if codec == "none" else self.tagc
+
+
+#: docs/tagc.md, "On CPU": 64 MiB of float32 on one core with AVX2, by ratio of the sketch.
+_MEASURED_CPU = {2.0: CodecSpeed(0.80, 0.86), 4.0: CodecSpeed(1.18, 1.20), 10.0: CodecSpeed(2.36, 3.82)}
+_MEASURED_CPU_NONE = CodecSpeed(6.22, 6.30)
+_ASSUMED_GPU = CodecSpeed(100.0, 100.0)
+_ASSUMED_GPU_NONE = CodecSpeed(1000.0, 1000.0)
+
+
+def codec_speeds(text: str, ratio: float) -> CodecSpeeds:
+    """What "cpu", "gpu", "100" or "100/150" (encode/decode, GB/s) means. ValueError names the text."""
+    if text == "cpu":
+        level = max((known for known in _MEASURED_CPU if known <= ratio), default=min(_MEASURED_CPU))
+        source = f"benchmark of the codecs on one CPU core with AVX2 (docs/tagc.md), tagc at {level:g}x"
+        return CodecSpeeds(_MEASURED_CPU_NONE, _MEASURED_CPU[level], source)
+    if text == "gpu":
+        return CodecSpeeds(_ASSUMED_GPU_NONE, _ASSUMED_GPU, "assumed for a GPU; the codec was never timed on one")
+    encode, _, decode = text.partition("/")
+    try:
+        given = CodecSpeed(float(encode), float(decode or encode))
+    except ValueError as error:
+        raise ValueError(f"codec speed '{text}': expected cpu, gpu, or GB/s as 100 or 100/150 ({error})") from error
+    return CodecSpeeds(_ASSUMED_GPU_NONE, given, "given; none: assumed for a GPU")
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Seconds that a rank computes in one step, without communication, and where the figure comes from."""
+
+    seconds: float
+    source: str
+
+    def __post_init__(self) -> None:
+        check_range("compute seconds", self.seconds, 0, 1e6)
+
+
+def compute_of_tokens(num_parameters: int, tokens: float, peak_tflops: float, mfu: float) -> Compute:
+    """From the tokens that a rank takes in one step: 6 x parameters x tokens / (peak x share of it that is used)."""
+    check_range("tokens", tokens, 1, 1e12)
+    check_range("peak_tflops", peak_tflops, 1e-3, 1e6)
+    check_range("mfu", mfu, 1e-3, 1)
+    seconds = _FLOPS_PER_PARAMETER * num_parameters * tokens / (peak_tflops * 1e12 * mfu)
+    source = f"6 x {num_parameters:,} parameters x {tokens:,g} tokens a rank / ({peak_tflops:g} TFLOP/s x {mfu:.0%})"
+    return Compute(seconds, source)
+
+
+@dataclass(frozen=True)
+class Accumulation:
+    """Passes (micro-batches) in one step. reduce: after each of them ("each"), or after the last one alone ("last")."""
+
+    passes: int = 1
+    reduce: str = "each"
+
+    def __post_init__(self) -> None:
+        check_range("accumulation", self.passes, 1, 65536)
+        if self.reduce not in ("each", "last"):
+            raise ValueError(f"reduce '{self.reduce}': expected each or last")
+
+    @property
+    def num_reductions(self) -> int:
+        """How often gradients are reduced in a step."""
+        return self.passes if self.reduce == "each" else 1

@@ -1,0 +1,152 @@
+"""Memory of one rank: what the placements hold, and what Isthmus adds. Activations are not in it."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from isthmus.plan.assumptions import Accumulation
+from isthmus.plan.packets import WireOptions, plain_packet_bytes, sketch_shape, tagc_packet_bytes
+from isthmus.plan.placement import Cluster, ElementBytes, Placement, Placements, Scope, operations_of
+from isthmus.plan.units import Unit
+from isthmus.plan.volumes import Collective, Kind, count_nodes
+
+_FLOAT_BYTES = 4
+#: FSDP2 holds the unit that computes and the one that is gathered or reduced beside it.
+_UNITS_AT_ONCE = 2
+#: Adam: two moments in float32.
+_OPTIMIZER_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank.
+
+    parameters, gradients, optimizer: as placed. gathered: whole parameters while they are needed, unreduced: whole
+    gradients until they are reduced. residuals, scratch: of Isthmus.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    unreduced: int
+    residuals: int
+    scratch: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(asdict(self).values())
+
+
+def memory_of(
+    placed_units: Sequence[tuple[Unit, Placements]],
+    wire: WireOptions | None,
+    cluster: Cluster,
+    element_bytes: ElementBytes,
+    accumulation: Accumulation,
+) -> Memory:
+    """Memory of a rank, for units in the order of their gathers with the placements of each."""
+
+    def at_rest(name: str, num_bytes: int) -> int:
+        return sum(_part_elements(unit, getattr(p, name), cluster) for unit, p in placed_units) * num_bytes
+
+    operations = [op for unit, p in placed_units for op in operations_of(unit, p, cluster, element_bytes)]
+    calls = [op.on(0, cluster) for op in operations]
+    return Memory(
+        parameters=at_rest("parameters", element_bytes.stored),
+        gradients=at_rest("gradients", element_bytes.stored),
+        optimizer=at_rest("optimizer", _OPTIMIZER_BYTES),
+        gathered=_gathered(placed_units, cluster, element_bytes),
+        unreduced=_unreduced(placed_units, accumulation, element_bytes),
+        residuals=0 if wire is None else sum(residual_bytes(wire, call, _nodes(call, cluster)) for call in calls),
+        scratch=0 if wire is None else max((scratch_bytes(wire, c, _nodes(c, cluster)) for c in calls), default=0),
+    )
+
+
+def _nodes(call: Collective, cluster: Cluster) -> int:
+    return count_nodes(call.ranks, cluster.ranks_per_node)
+
+
+def _part_elements(unit: Unit, placement: Placement, cluster: Cluster) -> int:
+    if placement is Placement.REPLICATED:
+        return unit.num_parameters
+    num_shards = cluster.size(Scope.NODE if placement is Placement.NODE_SHARDED else Scope.WORLD)
+    return unit.padded_elements(num_shards) // num_shards
+
+
+def _gathered(placed_units: Sequence[tuple[Unit, Placements]], cluster: Cluster, element_bytes: ElementBytes) -> int:
+    """Units that stay gathered, what is kept in the node of the others, and the largest of these while they compute."""
+    kept = 0
+    passing = []
+    for unit, placements in placed_units:
+        if placements.parameters is Placement.REPLICATED:
+            kept += unit.num_parameters if element_bytes.gathered != element_bytes.stored else 0  # a cast copy
+        elif placements.kept is Placement.REPLICATED:
+            kept += unit.num_parameters
+        else:
+            passing.append(unit.num_parameters)
+            if placements.kept is not placements.parameters:
+                kept += _part_elements(unit, placements.kept, cluster)
+    return (kept + sum(sorted(passing)[-_UNITS_AT_ONCE:])) * element_bytes.gathered
+
+
+def _unreduced(
+    placed_units: Sequence[tuple[Unit, Placements]], accumulation: Accumulation, element_bytes: ElementBytes
+) -> int:
+    sizes = sorted(unit.num_parameters for unit, p in placed_units if p.gradients is not Placement.REPLICATED)
+    accumulates = accumulation.num_reductions < accumulation.passes
+    return sum(sizes if accumulates else sizes[-_UNITS_AT_ONCE:]) * element_bytes.reduced
+
+
+def is_lossy(wire: WireOptions, call: Collective, num_nodes: int) -> bool:
+    """Whether a collective goes through a lossy codec, and so has state."""
+    if call.kind is Kind.ALL_GATHER or num_nodes == 1 or wire.codec == "none":
+        return False
+    return call.num_elements >= wire.min_elements and not (wire.tiers == "flat" and call.kind is Kind.ALL_REDUCE)
+
+
+def residual_bytes(wire: WireOptions, call: Collective, num_nodes: int) -> int:
+    """What a reduction keeps for the next steps (docs/algorithms.md, "Memory")."""
+    if not is_lossy(wire, call, num_nodes):
+        return 0
+    chunk = call.chunk_elements
+    pieces = call.num_elements if wire.tiers == "flat" else (num_nodes - 1) * chunk
+    result = chunk if call.kind is Kind.ALL_REDUCE else 0
+    return (pieces + result) * _FLOAT_BYTES
+
+
+def scratch_bytes(wire: WireOptions, call: Collective, num_nodes: int) -> int:
+    """What a collective on Isthmus works in, ranks placed in blocks (docs/algorithms.md, "Memory").
+
+    The slab that all of them share grows by pieces, and so may become larger than the largest need.
+    """
+    num_ranks, chunk, wide = len(call.ranks), call.chunk_elements, max(call.element_bytes, _FLOAT_BYTES)
+    if num_nodes == 1:
+        return 0
+    if call.kind is Kind.ALL_GATHER:
+        return num_nodes * chunk * call.element_bytes if num_ranks > num_nodes else 0
+    lossy = is_lossy(wire, call, num_nodes)
+    packet = tagc_packet_bytes(chunk, wire) if lossy else plain_packet_bytes(chunk, call.element_bytes)
+    narrow = call.element_bytes < wide
+    if wire.tiers == "flat":
+        reduction = _flat_bytes(wire, call, lossy)
+    else:
+        pieces = num_nodes * chunk * wide if num_ranks > num_nodes or narrow else 0  # else the gradient itself
+        reduction = pieces + 2 * num_nodes * packet
+    if call.kind is Kind.REDUCE_SCATTER:
+        return reduction + (chunk * wide if narrow and (lossy or wire.tiers == "two") else 0)
+    filled_up = call.num_elements != chunk * num_ranks
+    packets = 1 + num_ranks + (num_nodes if num_ranks > num_nodes else 0)
+    filled = num_ranks * chunk * call.element_bytes if filled_up else 0
+    stand_in = chunk * wide if filled_up or narrow else 0
+    return reduction + chunk * wide + packets * packet + filled + stand_in
+
+
+def _flat_bytes(wire: WireOptions, call: Collective, lossy: bool) -> int:
+    """A single tier: the sum, or all owners' indexes and sketches, a summed sketch, and one chunk in float32."""
+    num_ranks, chunk = len(call.ranks), call.chunk_elements
+    if not lossy:
+        return chunk * max(call.element_bytes, _FLOAT_BYTES)
+    shape = sketch_shape(chunk, wire)
+    index_bytes = shape.index_bytes * wire.index_bits
+    return num_ranks * (index_bytes + shape.sketch_bytes) + shape.sketch_bytes + chunk * _FLOAT_BYTES

@@ -1,0 +1,204 @@
+"""From how a step's tensors are placed to the collectives that it makes.
+
+A rank computes with whole parameters, and its own gradient is one term of a sum. So each unit must be *gathered* where
+its parameters are placed more thinly than whole, its gradients *reduced* to where they are placed, and what the
+optimizer changed gathered again where parameters are placed less thinly than the optimizer's states.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from isthmus.plan.ranges import check_range
+from isthmus.plan.units import Unit
+from isthmus.plan.volumes import Collective, Kind
+
+MOST_NODES = 4096
+MOST_RANKS_PER_NODE = 128
+
+
+class Placement(StrEnum):
+    """Where a tensor is: whole on every rank; cut over the ranks of each node; cut over all ranks."""
+
+    REPLICATED = "replicated"
+    NODE_SHARDED = "sharded in the node"
+    SHARDED = "sharded"
+
+    @property
+    def thinness(self) -> int:
+        """Grows with the number of parts."""
+        return (Placement.REPLICATED, Placement.NODE_SHARDED, Placement.SHARDED).index(self)
+
+
+class Scope(StrEnum):
+    """Which ranks take part: all; those of one node, on every node at once; those of one rail, on every rail."""
+
+    WORLD = "world"
+    NODE = "node"
+    RAIL = "rail"
+
+
+class Phase(StrEnum):
+    """The part of a step in which a collective is made."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    REDUCTION = "reduction"
+    AFTER_STEP = "after the step"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes with equally many ranks, placed in blocks: rank = node x ranks_per_node + local index."""
+
+    nodes: int
+    ranks_per_node: int
+
+    def __post_init__(self) -> None:
+        check_range("nodes", self.nodes, 1, MOST_NODES)
+        check_range("ranks_per_node", self.ranks_per_node, 1, MOST_RANKS_PER_NODE)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.nodes * self.ranks_per_node
+
+    def size(self, scope: Scope) -> int:
+        """Ranks of one group of that scope."""
+        return {Scope.WORLD: self.world_size, Scope.NODE: self.ranks_per_node, Scope.RAIL: self.nodes}[scope]
+
+    def ranks(self, scope: Scope, rank: int) -> Sequence[int]:
+        """The ranks of the group of that scope that `rank` is in."""
+        node, local_index = divmod(rank, self.ranks_per_node)
+        if scope is Scope.WORLD:
+            return range(self.world_size)
+        if scope is Scope.NODE:
+            return range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node)
+        return range(local_index, self.world_size, self.ranks_per_node)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective of a unit, made by every rank in its group of that scope."""
+
+    phase: Phase
+    kind: Kind
+    scope: Scope
+    num_elements: int
+    element_bytes: int
+
+    def on(self, rank: int, cluster: Cluster) -> Collective:
+        """The call of one rank."""
+        return Collective(self.kind, cluster.ranks(self.scope, rank), self.num_elements, self.element_bytes)
+
+
+@dataclass(frozen=True)
+class Placements:
+    """How a step's tensors are placed. ValueError: the combination has no collectives that bring it about.
+
+    parameters: between steps. kept: between the forward and the backward pass, where they may be less thin. gradients:
+    after the reduction. optimizer: its states, and with them the parameters that it changes.
+    """
+
+    parameters: Placement
+    kept: Placement
+    gradients: Placement
+    optimizer: Placement
+
+    def __post_init__(self) -> None:
+        self._check_not_thinner("kept", "parameters")
+        self._check_not_thinner("parameters", "optimizer")
+        self._check_not_thinner("gradients", "optimizer")
+
+    def _check_not_thinner(self, name: str, other: str) -> None:
+        own, bound = getattr(self, name), getattr(self, other)
+        if own.thinness > bound.thinness:
+            raise ValueError(f"{name} '{own}': expected no thinner than {other}, '{bound}'")
+
+
+FSDP = Placements(Placement.SHARDED, Placement.SHARDED, Placement.SHARDED, Placement.SHARDED)
+#: FSDP2's reshard_after_forward=L.
+FSDP_NODE = Placements(Placement.SHARDED, Placement.NODE_SHARDED, Placement.SHARDED, Placement.SHARDED)
+HSDP = Placements(Placement.NODE_SHARDED, Placement.NODE_SHARDED, Placement.NODE_SHARDED, Placement.NODE_SHARDED)
+DDP = Placements(Placement.REPLICATED, Placement.REPLICATED, Placement.REPLICATED, Placement.REPLICATED)
+ZERO1 = Placements(Placement.REPLICATED, Placement.REPLICATED, Placement.SHARDED, Placement.SHARDED)
+
+
+_BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class ElementBytes:
+    """Bytes of an element as it is gathered, as it is reduced, and of a parameter and its gradient at rest."""
+
+    gathered: int = 2
+    reduced: int = 2
+    stored: int = 4
+
+    @classmethod
+    def of(cls, gathered: str, reduced: str) -> "ElementBytes":
+        """By names of types; parameters are stored in float32. ValueError names those that are known."""
+        for dtype in (gathered, reduced):
+            if dtype not in _BYTES_OF:
+                raise ValueError(f"dtype '{dtype}': expected one of {', '.join(_BYTES_OF)}")
+        return cls(_BYTES_OF[gathered], _BYTES_OF[reduced])
+
+
+def operations_of(
+    unit: Unit, placements: Placements, cluster: Cluster, element_bytes: ElementBytes
+) -> tuple[Operation, ...]:
+    """The collectives of one unit in a step of one forward and one backward pass; those of one rank are left out."""
+    derived = _Derivation(unit, placements, cluster, element_bytes)
+    operations = (*derived.gathers(), *derived.reductions(), *derived.updates())
+    return tuple(operation for operation in operations if cluster.size(operation.scope) > 1)
+
+
+_SCOPE_OF = {Placement.NODE_SHARDED: Scope.NODE, Placement.SHARDED: Scope.WORLD}
+
+
+@dataclass(frozen=True)
+class _Derivation:
+    unit: Unit
+    placements: Placements
+    cluster: Cluster
+    element_bytes: ElementBytes
+
+    def _num_shards(self, placement: Placement) -> int:
+        return 1 if placement is Placement.REPLICATED else self.cluster.size(_SCOPE_OF[placement])
+
+    def _gather(self, phase: Phase, placement: Placement) -> Iterator[Operation]:
+        """Whole parameters on every rank. What is kept in the node is cut from the whole, padding and all."""
+        if placement is not Placement.REPLICATED:
+            num_elements = self.unit.padded_elements(self._num_shards(self.placements.parameters))
+            yield Operation(phase, Kind.ALL_GATHER, _SCOPE_OF[placement], num_elements, self.element_bytes.gathered)
+
+    def gathers(self) -> Iterator[Operation]:
+        """Before the unit's forward pass, and before its backward pass."""
+        yield from self._gather(Phase.FORWARD, self.placements.parameters)
+        yield from self._gather(Phase.BACKWARD, self.placements.kept)
+
+    def reductions(self) -> Iterator[Operation]:
+        """The sum over all ranks, left where gradients are placed."""
+        placement, num_bytes = self.placements.gradients, self.element_bytes.reduced
+        if placement is Placement.REPLICATED:
+            yield Operation(Phase.REDUCTION, Kind.ALL_REDUCE, Scope.WORLD, self.unit.num_parameters, num_bytes)
+            return
+        num_shards = self._num_shards(placement)
+        num_elements = self.unit.padded_elements(num_shards)
+        yield Operation(Phase.REDUCTION, Kind.REDUCE_SCATTER, _SCOPE_OF[placement], num_elements, num_bytes)
+        if placement is Placement.NODE_SHARDED:
+            shard_elements = num_elements // num_shards
+            yield Operation(Phase.REDUCTION, Kind.ALL_REDUCE, Scope.RAIL, shard_elements, num_bytes)
+
+    def updates(self) -> Iterator[Operation]:
+        """What the optimizer changed, brought to where parameters are placed."""
+        target, source = self.placements.parameters, self.placements.optimizer
+        if target is source:
+            return
+        if target is Placement.NODE_SHARDED:  # from all ranks: along the rails
+            num_elements = self.unit.padded_elements(self._num_shards(source)) // self.cluster.ranks_per_node
+            scope = Scope.RAIL
+        else:
+            num_elements = self.unit.padded_elements(self._num_shards(source))
+            scope = _SCOPE_OF[source]
+        yield Operation(Phase.AFTER_STEP, Kind.ALL_GATHER, scope, num_elements, self.element_bytes.gathered)

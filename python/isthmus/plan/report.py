@@ -1,0 +1,210 @@
+"""A comparison as plain values for `--json`, and in sentences."""
+
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any
+
+from isthmus.plan.placement import Phase, Placement
+from isthmus.plan.scan import EQUAL_SHARE, Comparison, link_speeds
+from isthmus.plan.step import Setting, StepPlan, StepTime
+from isthmus.plan.strategies import Strategy
+
+SCHEMA = 1
+
+FIELDS = {
+    "node_bytes": "payload that leaves each node in a step, by phase, from placement alone",
+    "phases": "seconds of a phase if nothing ran beside it: transfers between and within nodes, codec, latency",
+    "serial_s": "a step in which nothing runs beside anything else, as on CPU",
+    "step_s": "a step as FSDP2 overlaps it (docs/plan.md)",
+    "exposed_s": "step_s less compute",
+    "memory": "bytes of a rank without activations",
+    "crossovers": "speeds of the link between nodes at which another strategy is to be preferred, 1 to 800 Gbit/s",
+    "scan": "step_s of each strategy over link speeds",
+}
+
+
+def build_report(comparison: Comparison, setting: Setting) -> dict[str, Any]:
+    """Everything about a comparison."""
+    times = {plan.strategy.name: comparison.time(plan) for plan in comparison.plans}
+    speeds = link_speeds()
+    scan = {plan.strategy.name: [comparison.time(plan, speed).step_s for speed in speeds] for plan in comparison.plans}
+    model = setting.model
+    return {
+        "schema": SCHEMA,
+        "model": {"name": model.name, "parameters": model.num_parameters, "units": len(model.units)},
+        "cluster": asdict(setting.cluster),
+        "links": asdict(comparison.links),
+        "codec_speeds": asdict(comparison.codecs),
+        "compute": asdict(comparison.compute),
+        "element_bytes": asdict(setting.element_bytes),
+        "resharding": setting.resharding,
+        "accumulation": asdict(setting.accumulation),
+        "plain_backend": backend_name(setting),
+        "memory_limit_bytes": comparison.memory_bytes,
+        "strategies": {
+            plan.strategy.name: _strategy(comparison, plan, times[plan.strategy.name]) for plan in comparison.plans
+        },
+        "winner": comparison.winner.strategy.name if comparison.winner else None,
+        "crossovers": [asdict(crossover) for crossover in comparison.crossovers],
+        "verdict": verdict(comparison),
+        "notes": notes(comparison, setting),
+        "fields": FIELDS,
+        "scan": {"inter_gbit_s": speeds, "step_s": scan},
+    }
+
+
+def backend_name(setting: Setting) -> str:
+    """What plain strategies run on."""
+    if setting.world.reduce_scatter_passes == 1:
+        return "nccl (true rings)"
+    return "gloo (rings; its reduce-scatter is an all-reduce)"
+
+
+def _strategy(comparison: Comparison, plan: StepPlan, time: StepTime) -> dict[str, Any]:
+    return {
+        "description": plan.strategy.description,
+        "isthmus": None if plan.strategy.wire is None else asdict(plan.strategy.wire),
+        "node_bytes": {str(phase): num_bytes for phase, num_bytes in plan.node_bytes.items()},
+        "node_bytes_per_step": sum(plan.node_bytes.values()),
+        "memory": asdict(plan.memory) | {"total": plan.memory.total},
+        "fits": comparison.fits(plan),
+        "phases": {str(phase): asdict(seconds) for phase, seconds in time.phases.items()},
+        "serial_s": time.serial_s,
+        "step_s": time.step_s,
+        "exposed_s": time.exposed_s,
+    }
+
+
+def verdict(comparison: Comparison) -> list[str]:
+    """What the figures come down to, in sentences; the first names the winner."""
+    winner = comparison.winner
+    if winner is None:
+        return [f"Nothing fits into {_gb(comparison.memory_bytes or 0)} a rank, activations apart."]
+    where = f"{comparison.links.inter_gbit_s:g} Gbit/s"
+    sentences = [_against_plain(comparison, winner, where)]
+    sentences += _same_layout(comparison, winner)
+    sentences += _codec_room(comparison, winner)
+    sentences.append(_over_speeds(comparison))
+    if winner.strategy.is_compressed:
+        sentences.append(
+            "Bytes saved with tagc cost accuracy, which no plan predicts: train both ways before you choose."
+        )
+    return sentences
+
+
+def _best(comparison: Comparison, kind: str, like: Strategy | None = None) -> StepPlan | None:
+    """The best candidate of a kind ("plain", "exact", "compressed"), among those that place parameters like another."""
+    chosen = [
+        plan
+        for plan in comparison.candidates
+        if _kind(plan.strategy) == kind
+        and (like is None or plan.strategy.placements.parameters is like.placements.parameters)
+    ]
+    return comparison.preferred(chosen)
+
+
+def _kind(strategy: Strategy) -> str:
+    return "plain" if strategy.is_plain else "compressed" if strategy.is_compressed else "exact"
+
+
+def _against_plain(comparison: Comparison, winner: StepPlan, where: str) -> str:
+    name, step_s = winner.strategy.name, comparison.time(winner).step_s
+    if winner.strategy.is_plain:
+        isthmus = _best(comparison, "compressed") or _best(comparison, "exact")
+        if isthmus is None:
+            return f"At {where} {name} is best: {_seconds(step_s)} a step."
+        other_s = comparison.time(isthmus).step_s
+        doubt = f", less than {EQUAL_SHARE:.0%} apart, which no such model can tell" if other_s < step_s else ""
+        return (
+            f"At {where} Isthmus does not pay: {name} takes {_seconds(step_s)} a step, "
+            f"{isthmus.strategy.name} {_seconds(other_s)}{doubt}."
+        )
+    plain = _best(comparison, "plain")
+    if plain is None:
+        return f"At {where} {name} is best: {_seconds(step_s)} a step."
+    plain_s = comparison.time(plain).step_s
+    return (
+        f"At {where} {name} is best: {_seconds(step_s)} a step against {_seconds(plain_s)} of {plain.strategy.name}, "
+        f"the best plain one: {plain_s / step_s:.2f} times as fast."
+    )
+
+
+def _same_layout(comparison: Comparison, winner: StepPlan) -> list[str]:
+    """Where tensors are cut over all ranks, what Isthmus changes: the winner may owe all to its layout."""
+    sentences = []
+    sharded = next((plan.strategy for plan in comparison.candidates if _is_sharded(plan.strategy)), None)
+    if sharded is not None and not _is_sharded(winner.strategy):
+        plain, compressed = _best(comparison, "plain", sharded), _best(comparison, "compressed", sharded)
+        if plain is not None and compressed is not None:
+            plain_s, compressed_s = comparison.time(plain).step_s, comparison.time(compressed).step_s
+            sentences.append(
+                f"Where everything is cut over all ranks, {compressed.strategy.name} takes {_seconds(compressed_s)}, "
+                f"{plain.strategy.name} {_seconds(plain_s)}. {winner.strategy.name} needs "
+                f"{_gb(winner.memory.total)} a rank, {compressed.strategy.name} {_gb(compressed.memory.total)}."
+            )
+    return sentences
+
+
+def _is_sharded(strategy: Strategy) -> bool:
+    return strategy.placements.parameters is Placement.SHARDED
+
+
+def _codec_room(comparison: Comparison, winner: StepPlan) -> list[str]:
+    """How fast the codec must be for compression to pay."""
+    if winner.strategy.is_compressed:
+        uncompressed = [plan for plan in comparison.candidates if not plan.strategy.is_compressed]
+        other = comparison.preferred(uncompressed)
+        lossy: StepPlan | None = winner
+    else:
+        other, lossy = winner, _best(comparison, "compressed")
+    factor = comparison.slowest_codec_factor(lossy, other) if lossy and other else None
+    if factor is None or lossy is None or other is None:
+        return []
+    needed = comparison.codecs.tagc.scaled(factor)
+    here = comparison.codecs.tagc
+    return [
+        f"{lossy.strategy.name} takes a shorter step than {other.strategy.name} while tagc encodes "
+        f"{needed.encode_gb_s:.3g} GB/s or more and decodes {needed.decode_gb_s:.3g} (here {here.encode_gb_s:g} and "
+        f"{here.decode_gb_s:g}: {comparison.codecs.source})."
+    ]
+
+
+def _over_speeds(comparison: Comparison) -> str:
+    crossovers = comparison.crossovers
+    if not crossovers:
+        first = comparison.preferred(comparison.candidates, link_speeds()[0])
+        assert first is not None
+        return f"From 1 to 800 Gbit/s {first.strategy.name} is to be preferred."
+    parts = [f"{crossovers[0].below} up to {crossovers[0].inter_gbit_s:.3g} Gbit/s"]
+    parts += [f"then {c.above} up to {n.inter_gbit_s:.3g}" for c, n in pairwise(crossovers)]
+    parts.append(f"beyond that {crossovers[-1].above}")
+    return f"To be preferred: {', '.join(parts)}."
+
+
+def notes(comparison: Comparison, setting: Setting) -> list[str]:
+    """What the figures rest on."""
+    found = [
+        f"Links: {comparison.links.source}. A node sends {comparison.links.inter_gbit_s:g} Gbit/s to others, a rank "
+        f"{comparison.links.intra_gbit_s:g} within its node; a round of messages costs "
+        f"{comparison.links.inter_latency_us:g} and {comparison.links.intra_latency_us:g} us more.",
+        f"Compute: {_seconds(comparison.compute.seconds)} a step ({comparison.compute.source}).",
+        f"Codec: {comparison.codecs.source}.",
+        f"Plain strategies, and what Isthmus leaves to the ordinary backend: {backend_name(setting)}.",
+        "Bytes are tested against counters of real runs. Times are a model: no GPU and no real network was measured.",
+    ]
+    if setting.cluster.nodes == 1:
+        found.append("One node: nothing crosses, and Isthmus does what the ordinary backend does.")
+    return found
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.3g} GB"
+
+
+def phase_bytes(plan: StepPlan, *phases: Phase) -> int:
+    """Bytes that leave each node in these phases of a step."""
+    return sum(plan.node_bytes[phase] for phase in phases)

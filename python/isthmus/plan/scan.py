@@ -1,0 +1,136 @@
+"""Which strategy takes the shortest step, at one link speed and over all of them, and where that changes."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from isthmus.plan.assumptions import CodecSpeeds, Compute, Links
+from isthmus.plan.step import StepPlan, StepTime
+from isthmus.plan.strategies import Strategy
+
+SLOWEST_GBIT_S = 1.0
+FASTEST_GBIT_S = 800.0
+_NUM_SPEEDS = 117
+#: Steps that differ less are equal; the model is no better. Then what asks for less is to be preferred: no codec, no
+#: Isthmus, less memory.
+EQUAL_SHARE = 0.05
+_CROSSOVER_SHARE = 1e-3
+_CODEC_FACTORS = (1e-4, 1e4)
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """Above this speed of the link between nodes another strategy is to be preferred."""
+
+    inter_gbit_s: float
+    below: str
+    above: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Strategies side by side. memory_bytes: of a rank; what needs more cannot win. None: no limit."""
+
+    plans: Sequence[StepPlan]
+    links: Links
+    codecs: CodecSpeeds
+    compute: Compute
+    memory_bytes: int | None = None
+    _known: dict[tuple[str, float], StepTime] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def candidates(self) -> list[StepPlan]:
+        """The strategies that fit, what is to be preferred at equal times first."""
+        fitting = [plan for plan in self.plans if self.fits(plan)]
+        return sorted(fitting, key=lambda plan: (_effort(plan.strategy), plan.memory.total))
+
+    def fits(self, plan: StepPlan) -> bool:
+        """Whether a rank has the memory."""
+        return self.memory_bytes is None or plan.memory.total <= self.memory_bytes
+
+    def time(self, plan: StepPlan, inter_gbit_s: float | None = None) -> StepTime:
+        """A strategy's step at this speed between nodes; None: that of the links."""
+        speed = self.links.inter_gbit_s if inter_gbit_s is None else inter_gbit_s
+        key = (plan.strategy.name, speed)
+        if key not in self._known:
+            self._known[key] = plan.time(replace(self.links, inter_gbit_s=speed), self.codecs, self.compute)
+        return self._known[key]
+
+    def preferred(self, plans: Sequence[StepPlan], inter_gbit_s: float | None = None) -> StepPlan | None:
+        """The one of these with the shortest step, or one that needs less and is as good; None if there are none."""
+        step_s = [self.time(plan, inter_gbit_s).step_s for plan in plans]
+        good_enough = min(step_s, default=0.0) * (1 + EQUAL_SHARE)
+        return next((plan for plan, seconds in zip(plans, step_s, strict=True) if seconds <= good_enough), None)
+
+    @cached_property
+    def winner(self) -> StepPlan | None:
+        """The strategy to prefer at the given links; None if nothing fits."""
+        return self.preferred(self.candidates)
+
+    @cached_property
+    def crossovers(self) -> list[Crossover]:
+        """Where the preferred strategy changes between 1 and 800 Gbit/s, the slowest first."""
+        if not self.candidates:
+            return []
+        speeds = link_speeds()
+        names = [self._preferred_name(speed) for speed in speeds]
+        found = []
+        for index in range(1, len(speeds)):
+            if names[index] != names[index - 1]:
+                found += self._crossovers_between(speeds[index - 1], speeds[index])
+        return found
+
+    def _preferred_name(self, inter_gbit_s: float) -> str:
+        preferred = self.preferred(self.candidates, inter_gbit_s)
+        assert preferred is not None
+        return preferred.strategy.name
+
+    def _crossovers_between(self, low: float, high: float) -> list[Crossover]:
+        """All that bisection finds between two speeds at which different strategies win."""
+        below, above = self._preferred_name(low), self._preferred_name(high)
+        if below == above:
+            return []
+        middle = math.sqrt(low * high)
+        if high / low <= 1 + _CROSSOVER_SHARE:
+            return [Crossover(middle, below, above)]
+        return self._crossovers_between(low, middle) + self._crossovers_between(middle, high)
+
+    def slowest_codec_factor(self, plan: StepPlan, other: StepPlan) -> float | None:
+        """By which factor tagc's speed may change until `plan` takes as long as `other`; None: it cannot win, or lose.
+
+        Below 1 there is room; above 1 the codec would have to be faster.
+        """
+        other_s = self.time(other).step_s
+
+        def wins(factor: float) -> bool:
+            codecs = replace(self.codecs, tagc=self.codecs.tagc.scaled(factor))
+            return plan.time(self.links, codecs, self.compute).step_s < other_s
+
+        low, high = _CODEC_FACTORS
+        low, high = max(low, _slowest(self.codecs)), min(high, _fastest(self.codecs))
+        if wins(low) or not wins(high):
+            return None
+        while high / low > 1 + _CROSSOVER_SHARE:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if wins(middle) else (middle, high)
+        return high
+
+
+def _slowest(codecs: CodecSpeeds) -> float:
+    return 1e-3 / min(codecs.tagc.encode_gb_s, codecs.tagc.decode_gb_s)
+
+
+def _fastest(codecs: CodecSpeeds) -> float:
+    return 1e5 / max(codecs.tagc.encode_gb_s, codecs.tagc.decode_gb_s)
+
+
+def link_speeds() -> list[float]:
+    """Speeds from 1 to 800 Gbit/s, evenly spaced on a logarithmic scale."""
+    ratio = FASTEST_GBIT_S / SLOWEST_GBIT_S
+    return [SLOWEST_GBIT_S * ratio ** (index / (_NUM_SPEEDS - 1)) for index in range(_NUM_SPEEDS)]
+
+
+def _effort(strategy: Strategy) -> int:
+    """What a strategy asks for beside its layout: nothing, Isthmus, or Isthmus and accuracy."""
+    return 0 if strategy.is_plain else 2 if strategy.is_compressed else 1

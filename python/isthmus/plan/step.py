@@ -1,0 +1,182 @@
+"""The prediction itself: a model, a strategy and a cluster become bytes, memory, and for given links seconds."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from isthmus.plan.assumptions import Accumulation, CodecSpeeds, Compute, Links
+from isthmus.plan.memory import Memory, memory_of
+from isthmus.plan.pipeline import Path, Pipeline, UnitWork
+from isthmus.plan.placement import Cluster, ElementBytes, Operation, Phase, Placement, operations_of
+from isthmus.plan.strategies import RESHARDINGS, Strategy
+from isthmus.plan.timing import NodeHop, Resource, node_hops, stage_of
+from isthmus.plan.units import Model
+from isthmus.plan.volumes import Kind, RingFormula
+
+#: Of a unit's parameters, and whether it is the root: units of one shape make the same collectives.
+UnitShape = tuple[tuple[tuple[int, ...], ...], bool]
+#: An operation and the hops that a node makes for it, or the path that they are in time.
+Hops = tuple[Operation, tuple[NodeHop, ...]]
+Timed = tuple[Operation, Path]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all strategies of a comparison share. resharding: one of `strategies.RESHARDINGS`."""
+
+    model: Model
+    cluster: Cluster
+    world: RingFormula
+    element_bytes: ElementBytes = field(default_factory=ElementBytes)
+    resharding: str = "yes"
+    accumulation: Accumulation = field(default_factory=Accumulation)
+
+    def __post_init__(self) -> None:
+        if self.resharding not in RESHARDINGS:
+            raise ValueError(f"reshard '{self.resharding}': expected one of {', '.join(RESHARDINGS)}")
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """Seconds of a phase in one step, if nothing runs beside it: on links, in the codec, and for rounds of messages."""
+
+    between_s: float
+    within_s: float
+    codec_s: float
+    latency_s: float
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.between_s + self.within_s + self.codec_s + self.latency_s
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step. serial_s: nothing at the same time as anything else. step_s: as FSDP2 overlaps it."""
+
+    compute_s: float
+    phases: dict[Phase, PhaseTime]
+    serial_s: float
+    step_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        """What communication adds to computation, overlap and all."""
+        return self.step_s - self.compute_s
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """A strategy's step. Bytes and memory depend on placement alone; `time` asks for links as well."""
+
+    setting: Setting
+    strategy: Strategy
+
+    @cached_property
+    def _order(self) -> list[UnitShape]:
+        return [(unit.shapes, unit.is_root) for unit in self.setting.model.units]
+
+    @cached_property
+    def _counts(self) -> Counter[UnitShape]:
+        return Counter(self._order)
+
+    @cached_property
+    def _hops(self) -> dict[UnitShape, tuple[Hops, ...]]:
+        """What units of each shape do: most of a model's units are alike."""
+        setting = self.setting
+        formula = self.strategy.formula(setting.world)
+        units = dict(zip(self._order, setting.model.units, strict=True))
+        found = {}
+        for shape, unit in units.items():
+            placements = self.strategy.placements_of(unit, setting.resharding)
+            operations = operations_of(unit, placements, setting.cluster, setting.element_bytes)
+            found[shape] = tuple(
+                (operation, node_hops(operation, formula, setting.cluster)) for operation in operations
+            )
+        return found
+
+    @cached_property
+    def operations(self) -> list[Operation]:
+        """All collectives of one pass, unit by unit."""
+        return [operation for shape in self._order for operation, _ in self._hops[shape]]
+
+    def times_a_step(self, phase: Phase) -> int:
+        """How often the collectives of a phase are made in a step."""
+        accumulation = self.setting.accumulation
+        if phase is Phase.AFTER_STEP:
+            return 1
+        return accumulation.num_reductions if phase is Phase.REDUCTION else accumulation.passes
+
+    @cached_property
+    def node_bytes(self) -> dict[Phase, int]:
+        """Bytes that leave each node in one step, by phase."""
+        total = dict.fromkeys(Phase, 0)
+        for shape, count in self._counts.items():
+            for operation, hops in self._hops[shape]:
+                sent = sum(hop.inter_bytes for hop in hops)
+                total[operation.phase] += sent * count * self.times_a_step(operation.phase)
+        return total
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Of one rank."""
+        setting = self.setting
+        placed = [(unit, self.strategy.placements_of(unit, setting.resharding)) for unit in setting.model.units]
+        wire, accumulation = self.strategy.wire, setting.accumulation
+        return memory_of(placed, wire, setting.cluster, setting.element_bytes, accumulation)
+
+    def time(self, links: Links, codecs: CodecSpeeds, compute: Compute) -> StepTime:
+        """Seconds of a step over these links."""
+        paths = {
+            shape: [(operation, tuple(stage_of(hop, links, codecs) for hop in hops)) for operation, hops in found]
+            for shape, found in self._hops.items()
+        }
+        phases = {phase: self._phase_time(phase, paths) for phase in Phase}
+        accumulation = self.setting.accumulation
+        works = {shape: self._work(shape, timed) for shape, timed in paths.items()}
+        fsdp = self.strategy.placements.parameters is not Placement.REPLICATED
+        pipeline = Pipeline([works[shape] for shape in self._order], waits_for_scatter=fsdp)
+        return StepTime(
+            compute_s=compute.seconds,
+            phases=phases,
+            serial_s=compute.seconds + sum(time.seconds for time in phases.values()),
+            step_s=pipeline.step_s(compute.seconds, accumulation.passes, accumulation.num_reductions),
+        )
+
+    def _work(self, shape: UnitShape, operations: Sequence[Timed]) -> UnitWork:
+        shapes, is_root = shape
+
+        def chosen(phase: Phase, kind: Kind) -> tuple[Path, ...]:
+            return tuple(path for op, path in operations if op.phase is phase and op.kind is kind)
+
+        return UnitWork(
+            forward_gathers=chosen(Phase.FORWARD, Kind.ALL_GATHER),
+            backward_gathers=chosen(Phase.BACKWARD, Kind.ALL_GATHER),
+            reduce_scatters=chosen(Phase.REDUCTION, Kind.REDUCE_SCATTER),
+            all_reduces=chosen(Phase.REDUCTION, Kind.ALL_REDUCE),
+            updates=chosen(Phase.AFTER_STEP, Kind.ALL_GATHER),
+            compute_share=sum(map(math.prod, shapes)) / self.setting.model.num_parameters,
+            is_root=is_root,
+        )
+
+    def _phase_time(self, phase: Phase, paths: Mapping[UnitShape, Sequence[Timed]]) -> PhaseTime:
+        stages = [
+            (stage, self._counts[shape] * self.times_a_step(phase))
+            for shape, timed in paths.items()
+            for operation, path in timed
+            if operation.phase is phase
+            for stage in path
+        ]
+
+        def transfer_s(resource: Resource) -> float:
+            return sum(times * stage.transfer_s for stage, times in stages if stage.resources[0] is resource)
+
+        return PhaseTime(
+            between_s=transfer_s(Resource.BETWEEN),
+            within_s=transfer_s(Resource.WITHIN),
+            codec_s=transfer_s(Resource.CODEC),
+            latency_s=sum(times * stage.latency_s for stage, times in stages),
+        )

@@ -1,0 +1,97 @@
+"""Ways to train: where tensors are placed, and what carries and compresses the collectives that follow from that."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from isthmus.plan.packets import WireOptions
+from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, ZERO1, Placement, Placements
+from isthmus.plan.units import Unit
+from isthmus.plan.volumes import Formula, IsthmusFormula, RingFormula, gloo_formula, nccl_formula
+
+#: What "--reshard" takes: where parameters are kept between the forward and the backward pass.
+RESHARDINGS = ("yes", "no", "node")
+BACKENDS = {"nccl": nccl_formula, "gloo": gloo_formula}
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to train. wire: options of Isthmus; None: an ordinary backend alone carries everything."""
+
+    name: str
+    description: str
+    placements: Placements
+    wire: WireOptions | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it does without Isthmus."""
+        return self.wire is None
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether it loses something."""
+        return self.wire is not None and self.wire.codec != "none"
+
+    def formula(self, world: RingFormula) -> Formula:
+        """Bytes of its collectives, where `world` is the ordinary backend."""
+        return world if self.wire is None else IsthmusFormula(self.wire, world)
+
+    def placements_of(self, unit: Unit, resharding: str) -> Placements:
+        """How a unit's tensors are placed. FSDP2 keeps the root gathered until its backward pass, unless told."""
+        placements = self.placements
+        if placements.kept is not placements.parameters or placements.kept is Placement.REPLICATED:
+            return placements
+        if resharding == "no" or (resharding == "yes" and unit.is_root):
+            return replace(placements, kept=Placement.REPLICATED)
+        return replace(placements, kept=Placement.NODE_SHARDED) if resharding == "node" else placements
+
+
+_NONE = WireOptions(codec="none")
+_TAGC = WireOptions()
+_FLAT_TAGC = WireOptions(tiers="flat")
+
+_ALL = (
+    Strategy("ddp", "weights, gradients and optimizer states on every rank", DDP),
+    Strategy("zero1", "as ddp, optimizer states cut over all ranks", ZERO1),
+    Strategy("fsdp", "everything cut over all ranks", FSDP),
+    Strategy("fsdp-node", "as fsdp, keeping weights on each node from the forward to the backward pass", FSDP_NODE),
+    Strategy("hsdp", "everything cut over the ranks of a node, once on every node", HSDP),
+    Strategy("none", "as fsdp, on Isthmus: two tiers, exact", FSDP, _NONE),
+    Strategy("flat-tagc", "as fsdp, on Isthmus: TAGC over all ranks in one tier", FSDP, _FLAT_TAGC),
+    Strategy("tagc", "as fsdp, on Isthmus: two tiers, TAGC between nodes only", FSDP, _TAGC),
+    Strategy("tagc-node", "as fsdp-node, on Isthmus: two tiers, TAGC between nodes only", FSDP_NODE, _TAGC),
+    Strategy("hsdp-none", "as hsdp, on Isthmus, exact", HSDP, _NONE),
+    Strategy("hsdp-tagc", "as hsdp, on Isthmus: TAGC in the all-reduce between nodes", HSDP, _TAGC),
+    Strategy("ddp-none", "as ddp, on Isthmus: two tiers, exact", DDP, _NONE),
+    Strategy("ddp-tagc", "as ddp, on Isthmus: TAGC in the all-reduce between nodes", DDP, _TAGC),
+)
+STRATEGIES = {strategy.name: strategy for strategy in _ALL}
+DEFAULT_STRATEGIES = tuple(name for name in STRATEGIES if name not in ("zero1", "ddp-none", "ddp-tagc"))
+
+
+def world_formula(backend: str, ranks_per_node: int) -> RingFormula:
+    """The ordinary backend of that name. ValueError names those that are known."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend '{backend}': expected one of {', '.join(BACKENDS)}")
+    return BACKENDS[backend](ranks_per_node)
+
+
+def strategies_named(names: Sequence[str], options: WireOptions) -> list[Strategy]:
+    """The strategies of these names; those on Isthmus with the ratio, blocks and sizes of `options`.
+
+    ValueError names what is unknown or named twice.
+    """
+    if not names:
+        raise ValueError(f"no strategies: expected some of {', '.join(STRATEGIES)}")
+    for name in names:
+        if name not in STRATEGIES:
+            raise ValueError(f"strategy '{name}': expected some of {', '.join(STRATEGIES)}")
+        if names.count(name) > 1:
+            raise ValueError(f"strategy '{name}' is named twice")
+    return [_with_options(STRATEGIES[name], options) for name in names]
+
+
+def _with_options(strategy: Strategy, options: WireOptions) -> Strategy:
+    if strategy.wire is None:
+        return strategy
+    return replace(strategy, wire=replace(options, codec=strategy.wire.codec, tiers=strategy.wire.tiers))

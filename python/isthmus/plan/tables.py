@@ -1,0 +1,109 @@
+"""Prints comparisons, and predictions beside counters."""
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from isthmus.plan.check import ArmCheck
+from isthmus.plan.placement import Phase
+from isthmus.plan.report import backend_name, notes, phase_bytes, verdict
+from isthmus.plan.scan import Comparison
+from isthmus.plan.step import Setting
+
+_GIGA = 1e9
+_MEGA = 1e6
+
+
+def print_comparison(comparison: Comparison, setting: Setting, console: Console) -> None:
+    """Print bytes, times, memory, the verdict, and what it rests on."""
+    model, cluster = setting.model, setting.cluster
+    console.print(
+        f"{model.name}: {model.num_parameters:,} parameters in {len(model.units)} units, on {cluster.nodes} nodes x "
+        f"{cluster.ranks_per_node} ranks; plain strategies on {backend_name(setting)}",
+        highlight=False,
+    )
+    console.print(_bytes_table(comparison))
+    console.print(_time_table(comparison))
+    console.print(_parts_table(comparison))
+    for sentence in verdict(comparison):
+        console.print(f"[bold]{sentence}[/bold]", highlight=False)
+    console.print()
+    for note in notes(comparison, setting):
+        console.print(f"- {note}", highlight=False)
+
+
+def _bytes_table(comparison: Comparison) -> Table:
+    largest = max(sum(plan.node_bytes.values()) for plan in comparison.plans)
+    unit, name = (_GIGA, "GB") if largest >= _GIGA else (_MEGA, "MB")
+    columns = ["weights\nforward", "weights\nbackward", "gradients", "in all", "memory\nGB a rank", "of it\nresiduals"]
+    table = _table(f"{name} a step that leave each node", columns)
+    for plan in comparison.plans:
+        parts = [phase_bytes(plan, Phase.FORWARD, Phase.AFTER_STEP), phase_bytes(plan, Phase.BACKWARD)]
+        parts += [phase_bytes(plan, Phase.REDUCTION), sum(plan.node_bytes.values())]
+        memory = f"{plan.memory.total / _GIGA:.2f}" + ("" if comparison.fits(plan) else " (!)")
+        figures = [f"{part / unit:.2f}" for part in parts]
+        table.add_row(plan.strategy.name, *figures, memory, f"{plan.memory.residuals / _GIGA:.2f}")
+    return table
+
+
+def _time_table(comparison: Comparison) -> Table:
+    columns = ["forward\ngather", "backward\ngather", "reduction", "compute", "one by\none", "over-\nlapped"]
+    table = _table(f"Seconds a step at {comparison.links.inter_gbit_s:g} Gbit/s: phases, and the whole", columns)
+    for plan in comparison.plans:
+        time = comparison.time(plan)
+        figures = [time.phases[Phase.FORWARD].seconds + time.phases[Phase.AFTER_STEP].seconds]
+        figures += [time.phases[Phase.BACKWARD].seconds, time.phases[Phase.REDUCTION].seconds]
+        figures += [time.compute_s, time.serial_s, time.step_s]
+        name = plan.strategy.name
+        shown = f"[bold]{name}[/bold]" if plan is comparison.winner else name
+        table.add_row(shown, *(f"{figure:.3f}" for figure in figures))
+    return table
+
+
+def _parts_table(comparison: Comparison) -> Table:
+    columns = ["between\nnodes", "within\nnodes", "encode,\ndecode", "latency", "hidden"]
+    table = _table("Of it communication, by what it waits for; and the part that overlap hides", columns)
+    for plan in comparison.plans:
+        time = comparison.time(plan)
+        phases = list(time.phases.values())
+        figures = [sum(phase.between_s for phase in phases), sum(phase.within_s for phase in phases)]
+        figures += [sum(phase.codec_s for phase in phases), sum(phase.latency_s for phase in phases)]
+        figures.append(time.serial_s - time.step_s)
+        table.add_row(plan.strategy.name, *(f"{figure:.3f}" for figure in figures))
+    return table
+
+
+def print_checks(checks: Sequence[ArmCheck], console: Console) -> None:
+    """Print predictions beside what transports and links counted; bytes are sums over all nodes."""
+    columns = ["collectives", "bytes\npredicted", "of it\nIsthmus's", "transports\ncounted", "links,\nover it"]
+    table = _table("A step: predicted from placement, and counted in a real run", columns)
+    for check in checks:
+        predicted = check.predicted
+        collectives = f"{predicted.collectives.total()} {_agreement(check.collectives_equal)}"
+        ours = counted = "-"
+        if check.payload_bytes is not None:
+            ours = f"{sum(predicted.counted_by_phase.values()):,}"
+            counted = f"{check.payload_bytes:,} {_agreement(check.payload_equal)}"
+        table.add_row(check.arm, collectives, f"{predicted.num_bytes:,}", ours, counted, _over(check))
+    console.print(table)
+
+
+def _agreement(agrees: bool | None) -> str:
+    return "" if agrees is None else "equal" if agrees else "[red]differ[/red]"
+
+
+def _over(check: ArmCheck) -> str:
+    share = check.link_over_predicted
+    if share is None:
+        return "-"
+    return f"{share:+.1%}" if check.link_is_near else f"[red]{share:+.1%} (!)[/red]"
+
+
+def _table(title: str, columns: list[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    table.add_column("strategy", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table

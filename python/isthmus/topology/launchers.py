@@ -1,0 +1,146 @@
+"""What a launcher tells the processes it starts about their node, in their environment.
+
+A *claim* is one process's: how many processes were started, which of them it is, on which node, and how many of them
+that node has. One function a launcher reads it; variables that are missing, or that no launcher sets so, are no claim.
+
+| launcher | rank, size | node | ranks of the node |
+|---|---|---|---|
+| torchrun (torchelastic) | RANK, WORLD_SIZE | GROUP_RANK: the agent | LOCAL_WORLD_SIZE |
+| Open MPI, PRRTE | OMPI_COMM_WORLD_RANK, _SIZE | PMIX_HOSTNAME | OMPI_COMM_WORLD_LOCAL_SIZE |
+| MPICH, Intel MPI (Hydra) | PMI_RANK, PMI_SIZE | MPIR_CVAR_CH3_INTERFACE_HOSTNAME | MPI_LOCALNRANKS |
+| Slurm (srun) | SLURM_PROCID, SLURM_STEP_NUM_TASKS | SLURM_NODEID | SLURM_STEP_TASKS_PER_NODE |
+
+Operators of Kubernetes set none of these: Kubeflow's give torchrun its arguments (PET_*) and MASTER_ADDR, RANK and
+WORLD_SIZE of pods, which torchrun replaces by those of its processes, or start mpirun. A process of a pod that neither
+starts has no claim.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+Environment = Mapping[str, str]
+
+_NUMBER = re.compile(r"\d{1,9}")
+_TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one process was told."""
+
+    launcher: str
+    rank: int
+    #: How many processes were started in all.
+    size: int
+    #: The launcher's number or name of the node; None: the process was told only how many share it.
+    node: str | None
+    #: How many of the processes the node has.
+    node_size: int
+
+
+def innermost_claim(environment: Environment, world_size: int) -> Claim | None:
+    """Return the claim of the launcher that started this world; None where no launcher did.
+
+    Launchers are nested, and the outer ones' variables stay. Two things tell them apart. Only the launcher that started
+    a world started as many processes as the world has ranks: a batch script's or an outer srun's tasks are not the
+    ranks of the torchrun in it. And where several have that size, the first of `_LAUNCHERS` is the inner one: torchrun
+    runs in tasks of mpirun and srun, mpirun in an allocation of Slurm.
+    """
+    return next((claim for claim in _claims(environment) if claim.size == world_size), None)
+
+
+def launched_as(environment: Environment) -> Claim | None:
+    """Return the innermost launcher's claim, for a process that is to make its world by it; None without a launcher."""
+    return next(_claims(environment), None)
+
+
+def _torchrun(environment: Environment) -> Claim | None:
+    group_rank = _number(environment, "GROUP_RANK")
+    return None if group_rank is None else _torch(environment, "torchrun", str(group_rank))
+
+
+def _hand_made(environment: Environment) -> Claim | None:
+    """Read what Ray, and scripts that take torchrun's place, set: no GROUP_RANK."""
+    return _torch(environment, "LOCAL_WORLD_SIZE", None)
+
+
+def _torch(environment: Environment, launcher: str, node: str | None) -> Claim | None:
+    return _claim(
+        launcher,
+        rank=_number(environment, "RANK"),
+        size=_number(environment, "WORLD_SIZE"),
+        node=node,
+        node_size=_number(environment, "LOCAL_WORLD_SIZE"),
+    )
+
+
+def _open_mpi(environment: Environment) -> Claim | None:
+    """Read mpirun's. OMPI_COMM_WORLD_NODE_RANK is no node: it counts the node's processes over all jobs."""
+    return _claim(
+        "Open MPI",
+        rank=_number(environment, "OMPI_COMM_WORLD_RANK"),
+        size=_number(environment, "OMPI_COMM_WORLD_SIZE"),
+        node=environment.get("PMIX_HOSTNAME") or None,
+        node_size=_number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    )
+
+
+def _hydra(environment: Environment) -> Claim | None:
+    """Read Hydra's. Slurm's PMI plugins set PMI_RANK as well, but nothing else of it."""
+    return _claim(
+        "MPICH's Hydra",
+        rank=_number(environment, "PMI_RANK"),
+        size=_number(environment, "PMI_SIZE"),
+        node=environment.get("MPIR_CVAR_CH3_INTERFACE_HOSTNAME") or None,
+        node_size=_number(environment, "MPI_LOCALNRANKS"),
+    )
+
+
+def _slurm(environment: Environment) -> Claim | None:
+    """Read srun's. A batch script has SLURM_PROCID and SLURM_NTASKS too, but nothing of a step."""
+    node = _number(environment, "SLURM_NODEID")
+    tasks = tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if node is None or node >= len(tasks):
+        return None
+    return _claim(
+        "Slurm",
+        rank=_number(environment, "SLURM_PROCID"),
+        size=_number(environment, "SLURM_STEP_NUM_TASKS"),
+        node=str(node),
+        node_size=tasks[node],
+    )
+
+
+#: Inner ones first; last what says least.
+_LAUNCHERS: tuple[Callable[[Environment], Claim | None], ...] = (_torchrun, _open_mpi, _hydra, _slurm, _hand_made)
+#: Slurm's own bound on the nodes of a job is below this.
+_MAX_NODES = 1 << 20
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Return the numbers that Slurm writes as "4(x2),3": [4, 4, 3]. Empty for anything else."""
+    tasks: list[int] = []
+    for word in text.split(","):
+        match = _TASKS.fullmatch(word)
+        if not match or len(tasks) + int(match[2] or 1) > _MAX_NODES:
+            return []
+        tasks += [int(match[1])] * int(match[2] or 1)
+    return tasks
+
+
+def _claims(environment: Environment) -> Iterator[Claim]:
+    return (claim for read in _LAUNCHERS if (claim := read(environment)))
+
+
+def _claim(launcher: str, rank: int | None, size: int | None, node: str | None, node_size: int | None) -> Claim | None:
+    if rank is None or size is None or node_size is None or not 1 <= node_size <= size or rank >= size:
+        return None
+    return Claim(launcher, rank, size, node, node_size)
+
+
+def _number(environment: Environment, name: str) -> int | None:
+    text = environment.get(name, "")
+    return int(text) if _NUMBER.fullmatch(text) else None

@@ -1,0 +1,127 @@
+"""What PCIe names and numbers mean: bus ids, link speeds, classes of devices."""
+
+from __future__ import annotations
+
+import re
+
+from isthmus.topology.machine import NicKind, TopologyError
+
+#: Beyond the fastest generation that is planned (7: 128 GT/s) and the widest link (32 lanes).
+MOST_GT_S = 128.0
+MOST_LANES = 32
+#: What sysfs says of a link that is down, beside 0.
+_UNKNOWN_LANES = (0, 63, 255)
+_BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.IGNORECASE)
+_GT_S = re.compile(r"([+-]?\d{1,9}(?:\.\d{0,9})?)\s*(?:GT/s)?(?:\s*PCIe)?", re.IGNORECASE)
+_NVIDIA, _AMD, _AMAZON = 0x10DE, 0x1002, 0x1D0F
+#: By PCI device id, from the public list of PCI ids.
+_NVIDIA_MODELS = {
+    0x15F9: "Tesla P100-SXM2-16GB",
+    0x1DB1: "Tesla V100-SXM2-16GB",
+    0x1DB5: "Tesla V100-SXM2-32GB",
+    0x1EB8: "Tesla T4",
+    0x20B0: "NVIDIA A100-SXM4-40GB",
+    0x20B2: "NVIDIA A100-SXM4-80GB",
+    0x2237: "NVIDIA A10G",
+    0x2330: "NVIDIA H100 80GB HBM3",
+    0x2335: "NVIDIA H200",
+    0x26B9: "NVIDIA L40S",
+    0x27B8: "NVIDIA L4",
+    0x2901: "NVIDIA B200",
+    0x2941: "NVIDIA GB200",
+}
+_NAMED_AFTER_KIND = (
+    ("rocep", NicKind.ROCE),
+    ("bnxt_re", NicKind.ROCE),
+    ("ibp", NicKind.INFINIBAND),
+    ("rdmap", NicKind.EFA),
+    ("efa", NicKind.EFA),
+    ("eth", NicKind.ETHERNET),
+    ("en", NicKind.ETHERNET),
+)
+
+
+def bus_id(text: str) -> str:
+    """The one way to write a bus id: "0000:07:00.0". TopologyError: it is none."""
+    match = _BUS_ID.fullmatch(text.strip())
+    if not match:
+        raise TopologyError(f"'{text[:40]}' is no PCI bus id: expected one like 0000:07:00.0")
+    domain, bus, device, function = match.groups()
+    return f"{int(domain, 16):04x}:{int(bus, 16):02x}:{int(device, 16):02x}.{function or 0}"
+
+
+def lane_gbit_s(gt_s: float) -> float:
+    """What one lane carries: 8b/10b encoding up to generation 2, 128b/130b up to 5, flow control units from 6 on."""
+    if gt_s <= 5:
+        return gt_s * 8 / 10
+    return gt_s * 128 / 130 if gt_s < 64 else gt_s * 242 / 256
+
+
+def link_speed_gbit_s(speed: str, width: str) -> float | None:
+    """Of a link in one direction, from what sysfs and NCCL say: "16.0 GT/s PCIe", "8 GT/s"; "16". None: unknown.
+
+    TopologyError: one is negative, absurd or no number.
+    """
+    gt_s, lanes = _gt_s(speed), _lanes(width)
+    return None if gt_s is None or lanes is None else round(lane_gbit_s(gt_s) * lanes, 3)
+
+
+def _gt_s(text: str) -> float | None:
+    if not text.strip() or text.strip().lower().startswith("unknown"):
+        return None
+    match = _GT_S.fullmatch(text.strip())
+    if not match or not 0 <= float(match[1]) <= MOST_GT_S:
+        raise TopologyError(f"link speed '{text[:40]}': expected GT/s from 0 to {MOST_GT_S:.0f}, or Unknown")
+    return float(match[1]) or None
+
+
+def _lanes(text: str) -> int | None:
+    if not text.strip() or text.strip().lower().startswith("unknown"):
+        return None
+    lanes = int(text) if re.fullmatch(r"\s*\d{1,4}\s*", text) else -1
+    if lanes in _UNKNOWN_LANES:
+        return None
+    if not 1 <= lanes <= MOST_LANES:
+        raise TopologyError(f"link width '{text[:40]}': expected 1 to {MOST_LANES} lanes, or 0 where it is unknown")
+    return lanes
+
+
+def is_gpu(class_code: int, vendor: int | None) -> bool:
+    """Whether a device computes. class_code: 16 bits, such as 0x0302. Consoles of the board's controller do not."""
+    if class_code >> 8 == 0x12:  # processing accelerator
+        return vendor == _AMD
+    return class_code >> 8 == 0x03 and (vendor in (_NVIDIA, _AMD) or (vendor is None and class_code != 0x0380))
+
+
+def gpu_model(vendor: int | None, device: int | None) -> str | None:
+    """The name of a GPU by its PCI ids; None: unknown."""
+    return _NVIDIA_MODELS.get(device) if vendor == _NVIDIA and device is not None else None
+
+
+def is_nic(class_code: int) -> bool:
+    """Whether a device is a network controller."""
+    return class_code >> 8 == 0x02
+
+
+def is_bridge(class_code: int) -> bool:
+    """Whether a device is a PCI bridge: a port of a switch or of the processor."""
+    return class_code == 0x0604
+
+
+def is_nvswitch(class_code: int) -> bool:
+    """Whether a device is "another bridge", as NVSwitches are."""
+    return class_code == 0x0680
+
+
+def nic_kind(class_code: int | None, vendor: int | None, name: str | None, speaks_verbs: bool) -> NicKind:
+    """What a NIC speaks, from its class, its maker, and how its device is called."""
+    if vendor == _AMAZON:
+        return NicKind.EFA if speaks_verbs or name is None else NicKind.ETHERNET
+    if class_code == 0x0207:
+        return NicKind.INFINIBAND
+    named = next((kind for start, kind in _NAMED_AFTER_KIND if name and name.startswith(start)), NicKind.UNKNOWN)
+    if named is not NicKind.UNKNOWN or class_code is None:
+        return named
+    if class_code == 0x0200:
+        return NicKind.ROCE if speaks_verbs else NicKind.ETHERNET
+    return NicKind.UNKNOWN

@@ -1,0 +1,106 @@
+// A tier built from messages between two ranks: what tiers over c10d backends and over MPI have in common.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "isthmus/transport.h"
+
+namespace isthmus {
+
+using Clock = std::chrono::steady_clock;
+
+// The collective that a message belongs to.
+enum class Operation : uint8_t { kReduceScatter, kAllToAll, kAllGather, kAllReduce };
+inline constexpr int kNumOperations = 4;
+const char* to_string(Operation operation);
+
+// Where all links of a tier are of one kind (one node, or one rank a node) each part goes straight to its owner, who
+// sums in rank order: with s ranks and parts of b bytes every rank sends (s-1) b, twice for all_reduce. Within a node
+// all parts leave at once. Between nodes they do so in rounds, in which every rank has one sender and one receiver:
+// were all to send to all, a node's link would be offered many times what it carries, would drop packets, and carry
+// them again (docs/scaling.md).
+//
+// In a tier that spans nodes with several ranks on each ("flat") data walks a ring, r to r + 1, so that in block
+// placement only one edge leaves each node. There sums are taken in the order of the ring, and partial sums travel in
+// the accumulate type. all_gather takes the ring in every tier that spans nodes. What walks a ring, and all_reduce, is
+// done when the call returns.
+class MessageTransport : public Transport {
+ public:
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(global_ranks_.size()); }
+  HandlePtr reduce_scatter(ConstBuffer in, Buffer out, Stream stream) override;
+  HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream stream) override;
+  HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) override;
+  HandlePtr all_reduce(Buffer data, ReduceOp op, Stream stream) override;
+  Traffic traffic() const override;
+
+  // Operations that are started or waited for from now on fail at `deadline`. Called by the thread that starts them.
+  void set_deadline(Clock::time_point deadline) { deadline_ = deadline; }
+
+  const std::string& tier() const { return tier_; }
+  int64_t scratch_bytes() const { return scratch_bytes_; }  // held for good. From any thread
+
+ protected:
+  // Messages that are under way together. All ranks of the tier start exchanges in the same order, which pairs them.
+  class Exchange : public Handle {
+   public:
+    Exchange(MessageTransport& transport, Operation operation) : transport_(transport), operation_(operation) {}
+
+    void receive(int peer, Buffer buffer);
+    void send(int peer, ConstBuffer buffer);
+    // wait(): until all messages have arrived and left. Throws TransportError.
+
+   protected:
+    virtual void post_receive(int peer, Buffer buffer) = 0;  // never empty
+    virtual void post_send(int peer, ConstBuffer buffer) = 0;
+
+    Operation operation() const { return operation_; }
+
+   private:
+    MessageTransport& transport_;
+    const Operation operation_;
+  };
+
+  // tier: "intra", "inter" or "flat". global_ranks[p]: tier rank p's global rank; both for errors.
+  // node_of_rank[p]: the node that tier rank p sits on.
+  MessageTransport(std::string tier, int rank, std::vector<int> global_ranks, const std::vector<int>& node_of_rank);
+
+  virtual std::unique_ptr<Exchange> start_exchange(Operation operation) = 0;
+
+  int global_rank(int rank) const { return global_ranks_[rank]; }
+  Clock::time_point deadline() const { return deadline_; }  // time_point::max(): none was set
+
+ private:
+  class DirectExchange;
+  class DirectReduceScatter;
+
+  void direct_all_reduce(Buffer data, ReduceOp op);
+  void ring_all_reduce(Buffer data, ReduceOp op);
+  void ring_reduce_scatter(ConstBuffer in, Buffer out);
+  void ring_reduce(Buffer data, const std::vector<int64_t>& offsets, ReduceOp op);
+  void ring_gather(Operation operation, Buffer data, const std::vector<int64_t>& offsets);
+  int neighbour(int distance) const { return (rank() + distance + size()) % size(); }
+  void count_sent(int peer, int64_t bytes);
+  std::vector<std::byte> take_scratch(int64_t bytes);
+  void give_scratch(std::vector<std::byte> scratch);
+
+  const std::string tier_;
+  const int rank_;
+  const std::vector<int> global_ranks_;
+  const std::vector<int> node_of_rank_;
+  const bool ring_;  // links of both kinds
+  const bool spans_nodes_;
+  Clock::time_point deadline_ = Clock::time_point::max();
+  std::vector<std::vector<std::byte>> free_scratch_;
+  std::atomic<int64_t> scratch_bytes_{0};  // those that are in use, too
+  mutable std::mutex traffic_mutex_;
+  Traffic traffic_;
+};
+
+}  // namespace isthmus

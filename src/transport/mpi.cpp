@@ -1,0 +1,453 @@
+#include "transport/mpi.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <thread>
+#include <utility>
+
+#include "isthmus/error.h"
+#include "stable_hash.h"
+
+namespace isthmus {
+namespace {
+
+// Says that its sender has given up. Data have higher tags.
+constexpr int kAbortTag = 0;
+constexpr int kFirstDataTag = 1;
+constexpr int kNumDataTypes = 5;
+constexpr int kNumKinds = kNumOperations * kNumDataTypes;
+constexpr int kLeastHighestTag = (1 << 15) - 1;  // that an MPI may have
+constexpr int kExchangesUnderWay = 1024;         // that tags keep apart, at least
+// How long messages that cannot be taken back are given to end after a failure.
+constexpr std::chrono::seconds kRecallPatience(1);
+
+std::string error_text(int code) {
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  return {text, static_cast<size_t>(length)};
+}
+
+void check_mpi(int code, const char* call) {
+  ISTHMUS_CHECK(TransportError, code == MPI_SUCCESS, call, ": ", error_text(code));
+}
+
+const char* thread_level_name(int level) {
+  switch (level) {
+    case MPI_THREAD_SINGLE:
+      return "MPI_THREAD_SINGLE";
+    case MPI_THREAD_FUNNELED:
+      return "MPI_THREAD_FUNNELED";
+    case MPI_THREAD_SERIALIZED:
+      return "MPI_THREAD_SERIALIZED";
+    case MPI_THREAD_MULTIPLE:
+      return "MPI_THREAD_MULTIPLE";
+    default:
+      return "an unknown level";
+  }
+}
+
+std::atomic<bool> any_failed{false};
+
+std::string list(const std::vector<int>& ranks) {
+  std::string text = "rank ";
+  for (const int rank : ranks) {
+    text += (rank == ranks.front() ? "" : ", ") + std::to_string(rank);
+  }
+  return text;
+}
+
+// Between two looks at messages that are under way. Ranks may outnumber cores: the core is offered to others at once,
+// and after a while this thread sleeps.
+class Pause {
+ public:
+  void take() {
+    is_long() ? std::this_thread::sleep_for(kSleep) : std::this_thread::yield();
+    ++num_polls_;
+  }
+  bool is_long() const { return num_polls_ >= kPollsBeforeSleep; }
+  void begin_again() { num_polls_ = 0; }
+
+ private:
+  static constexpr int kPollsBeforeSleep = 2000;
+  static constexpr std::chrono::microseconds kSleep{50};
+  int num_polls_ = 0;
+};
+
+}  // namespace
+
+// A tag says which exchange a message belongs to, and what it is: messages of ranks that call different operations, or
+// of different sizes, do not meet. What a peer sent instead is found when nothing arrives for a while.
+class MpiTransport::Messages final : public MessageTransport::Exchange {
+ public:
+  Messages(MpiTransport& transport, Operation operation)
+      : Exchange(transport, operation),
+        transport_(transport),
+        number_(transport.next_exchange_++),
+        limit_(transport.time_limit()),
+        deadline_(Clock::now() + limit_) {
+    const std::string reason = transport.why_closed();
+    ISTHMUS_CHECK(TransportError, reason.empty(), where(), ": ", reason);
+  }
+
+  ~Messages() override {
+    if (num_pending_ > 0) {
+      transport_.close("an operation was given up before its end");
+      recall();
+    }
+  }
+  Messages(const Messages&) = delete;
+  Messages& operator=(const Messages&) = delete;
+
+  void wait(Stream /*stream*/) override {
+    try {
+      Pause pause;
+      while (num_pending_ > 0) {
+        if (take_completed()) {
+          pause.begin_again();
+          continue;
+        }
+        check_open();
+        if (pause.is_long()) {
+          check_peers_call_the_same();
+        }
+        ISTHMUS_CHECK(TransportError, Clock::now() < deadline_, "timed out after ", limit_.count(),
+                      " ms: ", who_is_late());
+        pause.take();
+      }
+      check_open();  // a sender that gave up may have changed what it was sending
+    } catch (const TransportError& error) {
+      const std::string text = where() + ": " + error.what();
+      transport_.close("failed before: " + text);
+      recall();
+      throw TransportError(text);
+    }
+  }
+
+ private:
+  struct Message {
+    bool received;
+    int peer;
+    int bytes;
+    int tag;
+  };
+
+  void check_open() const {
+    const std::string reason = transport_.why_closed();
+    ISTHMUS_CHECK(TransportError, reason.empty(), reason);
+  }
+
+  void post_receive(int peer, Buffer buffer) override {
+    auto* data = buffer.as<std::byte>();
+    post(true, peer, buffer, [&](int64_t begin, const Message& message, MPI_Request* request) {
+      check_mpi(MPI_Irecv(data + begin, message.bytes, MPI_BYTE, peer, message.tag, transport_.comm_, request),
+                "MPI_Irecv");
+    });
+  }
+
+  void post_send(int peer, ConstBuffer buffer) override {
+    const auto* data = buffer.as<std::byte>();
+    post(false, peer, buffer, [&](int64_t begin, const Message& message, MPI_Request* request) {
+      check_mpi(MPI_Isend(data + begin, message.bytes, MPI_BYTE, peer, message.tag, transport_.comm_, request),
+                "MPI_Isend");
+    });
+  }
+
+  // start(first byte, message, request) for each message that the buffer is cut into.
+  template <typename Start>
+  void post(bool received, int peer, ConstBuffer buffer, const Start& start) {
+    const int tag = transport_.data_tag(number_, operation(), buffer);
+    for (int64_t begin = 0; begin < buffer.bytes(); begin += transport_.limits_.max_message_bytes) {
+      const int64_t bytes = std::min(buffer.bytes() - begin, transport_.limits_.max_message_bytes);
+      const Message message{received, peer, static_cast<int>(bytes), tag};
+      MPI_Request request = MPI_REQUEST_NULL;
+      start(begin, message, &request);
+      messages_.push_back(message);
+      requests_.push_back(request);
+      ++num_pending_;
+    }
+  }
+
+  // Whether something completed. Throws if it did so badly.
+  bool take_completed() {
+    std::vector<int>& indices = completed_;
+    indices.resize(requests_.size());
+    statuses_.resize(requests_.size());
+    int count = 0;
+    const int code =
+        MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, indices.data(), statuses_.data());
+    ISTHMUS_CHECK(TransportError, code == MPI_SUCCESS || code == MPI_ERR_IN_STATUS, "MPI_Testsome: ", error_text(code));
+    if (count == MPI_UNDEFINED) {
+      num_pending_ = 0;
+      return true;
+    }
+    num_pending_ -= count;
+    for (int i = 0; i < count; ++i) {
+      check_completed(messages_[indices[i]], statuses_[i], code == MPI_ERR_IN_STATUS);
+    }
+    return count > 0;
+  }
+
+  // Only where MPI_Testsome reports an error has a status one of its own.
+  void check_completed(const Message& message, const MPI_Status& status, bool has_error) const {
+    const int peer = transport_.global_rank(message.peer);
+    ISTHMUS_CHECK(TransportError, !has_error || status.MPI_ERROR == MPI_SUCCESS,
+                  message.received ? "receiving from" : "sending to", " rank ", peer, ": ",
+                  error_text(status.MPI_ERROR));
+    if (message.received) {
+      int bytes = 0;
+      MPI_Get_count(&status, MPI_BYTE, &bytes);
+      ISTHMUS_CHECK(TransportError, bytes == message.bytes, "rank ", peer, " sends ", bytes, " bytes instead of ",
+                    message.bytes, ": the ranks' sizes differ");
+    }
+  }
+
+  // Stops what is under way, as far as MPI can.
+  void recall() {
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      if (messages_[i].received && requests_[i] != MPI_REQUEST_NULL) {
+        MPI_Cancel(&requests_[i]);
+      }
+    }
+    int all_done = 0;
+    for (const auto end = Clock::now() + kRecallPatience; all_done == 0 && Clock::now() < end;) {
+      MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &all_done, MPI_STATUSES_IGNORE);
+      std::this_thread::yield();
+    }
+    num_pending_ = 0;
+  }
+
+  std::string where() const { return transport_.tier() + ' ' + to_string(operation()); }
+
+  std::string who_is_late() const {
+    const std::vector<int> silent = pending_peers(true);
+    return silent.empty() ? list(pending_peers(false)) + " did not take what was sent" : list(silent) + " did not come";
+  }
+
+  // Global ranks, ascending.
+  std::vector<int> pending_peers(bool received) const {
+    std::vector<int> peers;
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      if (requests_[i] != MPI_REQUEST_NULL && messages_[i].received == received) {
+        peers.push_back(transport_.global_rank(messages_[i].peer));
+      }
+    }
+    std::sort(peers.begin(), peers.end());
+    peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+    return peers;
+  }
+
+  // Throws if a peer sent something else as this exchange.
+  void check_peers_call_the_same() const {
+    for (int peer = 0; peer < transport_.size(); ++peer) {
+      int arrived = 0;
+      MPI_Status status;
+      check_mpi(MPI_Iprobe(peer, MPI_ANY_TAG, transport_.comm_, &arrived, &status), "MPI_Iprobe");
+      if (arrived != 0 && status.MPI_TAG != kAbortTag && transport_.is_of_exchange(status.MPI_TAG, number_)) {
+        int bytes = 0;
+        MPI_Get_count(&status, MPI_BYTE, &bytes);
+        throw TransportError(detail::concatenate("rank ", transport_.global_rank(peer), " calls ",
+                                                 transport_.describe_tag(status.MPI_TAG), " and sends ", bytes,
+                                                 " bytes, which fit nothing here"));
+      }
+    }
+  }
+
+  MpiTransport& transport_;
+  const int64_t number_;
+  const std::chrono::milliseconds limit_;
+  const Clock::time_point deadline_;
+  std::vector<Message> messages_;
+  std::vector<MPI_Request> requests_;  // of these messages; MPI_REQUEST_NULL: done
+  int64_t num_pending_ = 0;
+  std::vector<int> completed_;  // memory for MPI_Testsome
+  std::vector<MPI_Status> statuses_;
+};
+
+bool mpi_is_running() {
+  int initialised = 0;
+  int finalised = 0;
+  MPI_Initialized(&initialised);
+  MPI_Finalized(&finalised);
+  return initialised != 0 && finalised == 0;
+}
+
+bool any_mpi_tier_failed() { return any_failed; }
+
+void require_mpi() {
+  ISTHMUS_CHECK(Error, mpi_is_running(),
+                "MPI is not running: call MPI_Init_thread first, and let go of all tiers before "
+                "MPI_Finalize");
+  int level = MPI_THREAD_SINGLE;
+  MPI_Query_thread(&level);
+  ISTHMUS_CHECK(Error, level >= MPI_THREAD_MULTIPLE, "MPI runs at level ", thread_level_name(level),
+                ", but Isthmus needs MPI_THREAD_MULTIPLE: ask for it in MPI_Init_thread");
+}
+
+std::shared_ptr<MpiTransport> MpiTransport::create(const std::string& name, MPI_Comm comm,
+                                                   const std::vector<int>& ranks, const std::vector<int>& node_of_rank,
+                                                   const MpiLimits& limits) {
+  require_mpi();
+  ISTHMUS_CHECK(Error, limits.timeout.count() > 0, name, " tier: a timeout of ", limits.timeout.count(), " ms");
+  ISTHMUS_CHECK(Error, limits.max_message_bytes > 0 && limits.max_message_bytes <= std::numeric_limits<int>::max(),
+                name, " tier: messages of at most ", limits.max_message_bytes, " bytes: expected 1 to 2^31 - 1");
+  MPI_Group everyone = MPI_GROUP_NULL;
+  MPI_Group members = MPI_GROUP_NULL;
+  check_mpi(MPI_Comm_group(comm, &everyone), "MPI_Comm_group");
+  check_mpi(MPI_Group_incl(everyone, static_cast<int>(ranks.size()), ranks.data(), &members), "MPI_Group_incl");
+  constexpr int kTags = 1 << 15;  // every MPI has as many
+  const int tag = static_cast<int>(StableHash().add(name).value() % kTags);
+  MPI_Comm own = MPI_COMM_NULL;
+  const int code = MPI_Comm_create_group(comm, members, tag, &own);
+  MPI_Group_free(&members);
+  MPI_Group_free(&everyone);
+  check_mpi(code, "MPI_Comm_create_group");
+  return std::shared_ptr<MpiTransport>(new MpiTransport(name, own, ranks, node_of_rank, limits));
+}
+
+namespace {
+
+int rank_in(MPI_Comm comm) {
+  int rank = 0;
+  check_mpi(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
+  return rank;
+}
+
+}  // namespace
+
+MpiTransport::MpiTransport(const std::string& name, MPI_Comm comm, std::vector<int> global_ranks,
+                           const std::vector<int>& node_of_rank, const MpiLimits& limits)
+    : MessageTransport(name, rank_in(comm), std::move(global_ranks), node_of_rank), comm_(comm), limits_(limits) {
+  check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  int* highest_tag = nullptr;
+  int found = 0;
+  check_mpi(MPI_Comm_get_attr(comm, MPI_TAG_UB, static_cast<void*>(&highest_tag), &found), "MPI_Comm_get_attr");
+  const int num_tags = (found != 0 ? *highest_tag : kLeastHighestTag) - kFirstDataTag;
+  const int num_sizes = std::max(num_tags / (kNumKinds * kExchangesUnderWay), 1);
+  num_size_tags_ = num_sizes - (num_sizes % 2 == 0 ? 1 : 0);
+  num_exchange_tags_ = num_tags / (kNumKinds * num_size_tags_);
+}
+
+// A communicator with messages that nobody will receive is never freed: the next one might get them.
+MpiTransport::~MpiTransport() {
+  if (!mpi_is_running()) {
+    return;
+  }
+  try {
+    if (why_closed().empty()) {
+      MPI_Comm comm = comm_;
+      MPI_Comm_free(&comm);
+    }
+  } catch (const TransportError&) {
+    // MPI itself fails: there is nothing left to free.
+  }
+}
+
+std::unique_ptr<MessageTransport::Exchange> MpiTransport::start_exchange(Operation operation) {
+  return std::make_unique<Messages>(*this, operation);
+}
+
+int MpiTransport::data_tag(int64_t exchange_number, Operation operation, ConstBuffer buffer) const {
+  const int kind = static_cast<int>(operation) * kNumDataTypes + static_cast<int>(buffer.dtype);
+  const int size = static_cast<int>(buffer.bytes() % num_size_tags_);
+  const int exchange = static_cast<int>(exchange_number % num_exchange_tags_);
+  return kFirstDataTag + (exchange * kNumKinds + kind) * num_size_tags_ + size;
+}
+
+bool MpiTransport::is_of_exchange(int tag, int64_t exchange_number) const {
+  return (tag - kFirstDataTag) / num_size_tags_ / kNumKinds == exchange_number % num_exchange_tags_;
+}
+
+std::string MpiTransport::describe_tag(int tag) const {
+  const int kind = (tag - kFirstDataTag) / num_size_tags_ % kNumKinds;
+  return detail::concatenate(to_string(static_cast<Operation>(kind / kNumDataTypes)), " of ",
+                             to_string(static_cast<DataType>(kind % kNumDataTypes)));
+}
+
+void MpiTransport::abort() { close(detail::concatenate("aborted by rank ", global_rank(rank()))); }
+
+void MpiTransport::close(const std::string& reason) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) {
+      return;
+    }
+    reason_ = reason;
+    closed_ = true;
+    any_failed = true;
+  }
+  if (!mpi_is_running()) {
+    return;
+  }
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) {
+      continue;
+    }
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (MPI_Isend(nullptr, 0, MPI_BYTE, peer, kAbortTag, comm_, &request) == MPI_SUCCESS) {
+      MPI_Request_free(&request);
+    }
+  }
+}
+
+std::string MpiTransport::why_closed() {
+  if (!closed_) {
+    int arrived = 0;
+    MPI_Status status;
+    check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, kAbortTag, comm_, &arrived, &status), "MPI_Iprobe");
+    if (arrived == 0) {
+      return "";
+    }
+    close(detail::concatenate("aborted by rank ", global_rank(status.MPI_SOURCE)));
+  }
+  const std::lock_guard lock(mutex_);
+  return reason_;
+}
+
+std::chrono::milliseconds MpiTransport::time_limit() const {
+  if (deadline() == Clock::time_point::max()) {
+    return limits_.timeout;
+  }
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline() - Clock::now());
+  return std::max(left, std::chrono::milliseconds(0));
+}
+
+NodeMap mpi_node_map(MPI_Comm comm) {
+  require_mpi();
+  MPI_Comm host = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host), "MPI_Comm_split_type");
+  int label = rank_in(comm);  // a host is called by its lowest rank
+  const int code = MPI_Allreduce(MPI_IN_PLACE, &label, 1, MPI_INT, MPI_MIN, host);
+  MPI_Comm_free(&host);
+  check_mpi(code, "MPI_Allreduce");
+  int size = 0;
+  check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+  std::vector<int> label_of_rank(static_cast<size_t>(size));
+  check_mpi(MPI_Allgather(&label, 1, MPI_INT, label_of_rank.data(), 1, MPI_INT, comm), "MPI_Allgather");
+  return NodeMap(label_of_rank);
+}
+
+Tiers mpi_tiers(MPI_Comm comm, const NodeMap& map, const MpiLimits& limits) {
+  require_mpi();
+  int size = 0;
+  check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+  ISTHMUS_CHECK(Error, size == map.world_size(), "a node map of ", map.world_size(), " ranks for a communicator of ",
+                size);
+  ISTHMUS_CHECK(OptionError, map.even(), "nodes ", map.to_string(),
+                ": the two-tier paths need equally many ranks on every node");
+  const int rank = rank_in(comm);
+  std::vector<int> everyone(static_cast<size_t>(size));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  const auto tier = [&](const char* name, const std::vector<int>& ranks) -> std::shared_ptr<Transport> {
+    std::vector<int> nodes;
+    for (const int member : ranks) {
+      nodes.push_back(map.node(member));
+    }
+    return ranks.size() < 2 ? nullptr : MpiTransport::create(name, comm, ranks, nodes, limits);
+  };
+  return {tier("intra", map.node_ranks(map.node(rank))), tier("inter", map.rail_ranks(map.local_index(rank))),
+          tier("flat", everyone)};
+}
+
+}  // namespace isthmus

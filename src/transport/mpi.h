@@ -1,0 +1,67 @@
+// A tier over an MPI communicator. See isthmus/mpi.h for what is guaranteed.
+#pragma once
+
+#include <mpi.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "isthmus/mpi.h"
+#include "transport/message_transport.h"
+
+namespace isthmus {
+
+// Sends and receives on a communicator of its own. Waiting polls: MPI knows no limit to a wait.
+class MpiTransport final : public MessageTransport {
+ public:
+  // The tier `name` of these ranks of `comm`, in this order; the caller is one of them, and all of them call this.
+  // node_of_rank[p]: the node of ranks[p].
+  static std::shared_ptr<MpiTransport> create(const std::string& name, MPI_Comm comm, const std::vector<int>& ranks,
+                                              const std::vector<int>& node_of_rank, const MpiLimits& limits);
+  ~MpiTransport() override;
+  MpiTransport(const MpiTransport&) = delete;
+  MpiTransport& operator=(const MpiTransport&) = delete;
+
+  void abort() override;
+
+ private:
+  class Messages;
+
+  // Owns `comm`, which nobody else uses.
+  MpiTransport(const std::string& name, MPI_Comm comm, std::vector<int> global_ranks,
+               const std::vector<int>& node_of_rank, const MpiLimits& limits);
+
+  std::unique_ptr<Exchange> start_exchange(Operation operation) override;
+  // Fails from now on, and tells the peers. `reason`: why; the first one stays.
+  void close(const std::string& reason);
+  // Why nothing more can be sent: this rank or a peer has given up. Empty: all is well.
+  std::string why_closed();
+  std::chrono::milliseconds time_limit() const;  // of an operation that starts now
+  // `buffer`: the whole of it, however it is cut.
+  int data_tag(int64_t exchange_number, Operation operation, ConstBuffer buffer) const;
+  bool is_of_exchange(int tag, int64_t exchange_number) const;
+  std::string describe_tag(int tag) const;
+
+  const MPI_Comm comm_;
+  const MpiLimits limits_;
+  int num_size_tags_ = 1;  // sizes are told apart modulo this odd number
+  int num_exchange_tags_ = 1;
+  int64_t next_exchange_ = 0;
+  std::atomic<bool> closed_{false};
+  std::mutex mutex_;  // guards what follows
+  std::string reason_;
+};
+
+// Throws Error unless MPI is initialised, not finalised, and at level MPI_THREAD_MULTIPLE.
+void require_mpi();
+
+// Between MPI_Init and MPI_Finalize.
+bool mpi_is_running();
+
+// Whether any tier of this process has failed or was aborted. Then MPI_Finalize may wait for ever.
+bool any_mpi_tier_failed();
+
+}  // namespace isthmus

@@ -1,0 +1,71 @@
+"""What the fuzzers of machine files share: an input is a machine or a TopologyError, never anything else.
+
+Run by tests/fuzz/run.py with libFuzzer's flags. atheris counts branches of Python code, not those of libxml2.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import atheris
+
+# An editable installation imports through a finder of its own, whose modules atheris cannot instrument.
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+
+with atheris.instrument_imports(include=["isthmus"]):
+    from isthmus.topology import read
+    from isthmus.topology.hwloc_xml import parse_hwloc_xml
+    from isthmus.topology.machine import Machine, TopologyError, farness
+    from isthmus.topology.nccl_xml import parse_nccl_xml
+    from isthmus.topology.smi_matrix import parse_smi_matrix
+    from isthmus.topology.xml_text import parse_xml
+
+Parse = Callable[[str], Machine]
+
+
+def fuzz(parse: Parse) -> None:
+    """Let libFuzzer call `parse` until it has enough."""
+
+    def one_input(data: bytes) -> None:
+        try:
+            machine = parse(data.decode(errors="replace"))
+        except TopologyError as error:
+            assert error.what and (error.line is None or error.line >= 1), error
+        else:
+            check(machine)
+
+    atheris.Setup(sys.argv, one_input)
+    atheris.Fuzz()
+
+
+def check(machine: Machine) -> None:
+    """What holds of every machine that a reader gives."""
+    assert Machine.from_json(json.loads(json.dumps(machine.to_json()))) == machine
+    for link in machine.links:
+        assert machine.distance(link.b, link.a) == link.kind
+        assert farness(link.kind) > 0
+        assert link.speed_gbit_s is None or link.speed_gbit_s > 0
+
+
+def nccl_xml(text: str) -> Machine:
+    """Whatever the root is called."""
+    return parse_nccl_xml(parse_xml(text), "fuzzed")
+
+
+def hwloc_xml(text: str) -> Machine:
+    """Whatever the root is called."""
+    return parse_hwloc_xml(parse_xml(text), "fuzzed")
+
+
+def smi_matrix(text: str) -> Machine:
+    """Whatever the text begins with."""
+    return parse_smi_matrix(text, "fuzzed")
+
+
+def machine_file(text: str) -> Machine:
+    """Any format, our own JSON above all."""
+    return read.parse_machine(text.encode(errors="surrogatepass"), "fuzzed")

@@ -1,0 +1,65 @@
+"""What the reader makes of each recorded machine, as JSON beside them in golden/.
+
+Run it to write the files anew; look at the difference before it is committed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from isthmus.topology.machine import Machine
+from isthmus.topology.read import read_machine
+
+HERE = Path(__file__).parent
+GOLDEN = HERE / "golden"
+
+
+def recorded() -> list[Path]:
+    """All recorded machines."""
+    return sorted(path for path in HERE.iterdir() if path.suffix in (".xml", ".txt", ".json"))
+
+
+def golden_of(path: Path) -> Path:
+    """Where the golden output of a recorded machine lies."""
+    return GOLDEN / f"{path.name.partition('.')[0]}.json"
+
+
+def as_text(machine: Machine) -> str:
+    """JSON for eyes and diffs: a line for each device, link and place of the PCIe tree; what is unknown left out."""
+    fields = [f"  {json.dumps(name)}: {_shown(name, value)}" for name, value in _known(machine.to_json()).items()]
+    return "{\n" + ",\n".join(fields) + "\n}\n"
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _known(item) for name, item in value.items() if item is not None and item != ()}
+    return [_known(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _shown(name: str, value: Any) -> str:
+    if not isinstance(value, list):
+        return json.dumps(value)
+    rows = [_tree(item, "    ") if name == "pcie" else "    " + json.dumps(item) for item in value]
+    return "[\n" + ",\n".join(rows) + "\n  ]"
+
+
+def _tree(place: dict[str, Any], indent: str) -> str:
+    own = json.dumps({name: item for name, item in place.items() if name != "children"})
+    if "children" not in place:
+        return indent + own
+    below = ",\n".join(_tree(child, indent + "  ") for child in place["children"])
+    return f'{indent}{own[:-1]}, "children": [\n{below}]}}'
+
+
+def main() -> None:
+    """Write all golden files."""
+    GOLDEN.mkdir(exist_ok=True)
+    for path in recorded():
+        golden_of(path).write_text(as_text(read_machine(path)))
+        print(golden_of(path).relative_to(HERE))
+
+
+if __name__ == "__main__":
+    main()

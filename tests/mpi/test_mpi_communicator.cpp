@@ -1,0 +1,266 @@
+// Whole collectives over MPI tiers. Every process also computes them over in-process tiers, with a thread for each
+// rank: what it gets over MPI must have the same bits.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "hooked_transport.h"
+#include "isthmus/communicator.h"
+#include "isthmus/error.h"
+#include "isthmus/mpi.h"
+#include "world.h"
+#include "world_ranks.h"
+
+namespace isthmus {
+namespace {
+
+using std::chrono::milliseconds;
+using test::Array;
+using test::exact_options;
+using test::HookedTransport;
+using test::kFloatingTypes;
+using test::lossy_options;
+using test::random_arrays;
+using test::random_inputs;
+using test::run_ranks_well;
+using test::transport_error_of;
+using test::World;
+using test::world_rank;
+
+constexpr int kWorldSize = 4;
+constexpr MpiLimits kLimits{milliseconds(20000)};
+
+struct Case {
+  const char* name;
+  NodeMap map;
+  const char* codec;
+};
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const char* codec : {"none", "tagc"}) {
+    cases.push_back({"2x2", NodeMap::parse("2x2", kWorldSize), codec});
+    cases.push_back({"4x1", NodeMap::parse("4x1", kWorldSize), codec});
+    cases.push_back({"1x4", NodeMap::parse("1x4", kWorldSize), codec});
+    cases.push_back({"cyclic", NodeMap({0, 1, 0, 1}), codec});
+  }
+  return cases;
+}
+
+Options options_of(const Case& test_case) {
+  Options options = lossy_options();
+  options.codec = test_case.codec;
+  options.ratio = 2;
+  options.sparsity = .5;
+  return options;
+}
+
+class EveryMap : public ::testing::TestWithParam<Case> {
+ protected:
+  EveryMap()
+      : in_process(GetParam().map, options_of(GetParam())),
+        mpi(GetParam().map, world_rank(), mpi_tiers(MPI_COMM_WORLD, GetParam().map, kLimits), options_of(GetParam())) {}
+
+  World in_process;
+  Communicator mpi;
+};
+INSTANTIATE_TEST_SUITE_P(Maps, EveryMap, ::testing::ValuesIn(all_cases()),
+                         [](const auto& tested) { return std::string(tested.param.name) + "_" + tested.param.codec; });
+
+UnitKey unit_of(ConstBuffer data, Collective collective) { return {"unit", data.num_elements, data.dtype, collective}; }
+
+void expect_same_state(const Communicator& one, const Communicator& other) {
+  const std::vector<UnitState> left = one.unit_states();
+  const std::vector<UnitState> right = other.unit_states();
+  ASSERT_EQ(left.size(), right.size());
+  const auto bytes_of = [](ConstBuffer buffer) {
+    return std::string(static_cast<const char*>(buffer.data), static_cast<size_t>(buffer.bytes()));
+  };
+  for (size_t i = 0; i < left.size(); ++i) {
+    EXPECT_TRUE(left[i].key == right[i].key);
+    EXPECT_EQ(left[i].step, right[i].step);
+    EXPECT_TRUE(bytes_of(left[i].residual) == bytes_of(right[i].residual));
+    EXPECT_TRUE(bytes_of(left[i].result_residual) == bytes_of(right[i].result_residual));
+  }
+}
+
+// Three steps, so that residuals come back.
+TEST_P(EveryMap, ReduceScatterHasTheBitsOfInProcessTiers) {
+  uint64_t seed = 0;
+  for (const DataType dtype : kFloatingTypes) {
+    for (const int64_t chunk : {0, 1, 1000}) {
+      for (int step = 0; step < 3; ++step) {
+        const std::vector<Array> inputs = random_inputs(kWorldSize, chunk, dtype, ++seed);
+        Array expected(chunk, dtype);
+        run_ranks_well(kWorldSize, [&](int rank) {
+          Array shard(chunk, dtype);
+          const ConstBuffer gradient = inputs[rank].view();
+          in_process.ranks[rank]->reduce_scatter(gradient, shard.buffer(), .25,
+                                                 unit_of(gradient, Collective::kReduceScatter), nullptr);
+          if (rank == world_rank()) {
+            expected = shard;
+          }
+        });
+        const ConstBuffer gradient = inputs[world_rank()].view();
+        Array shard(chunk, dtype);
+        mpi.reduce_scatter(gradient, shard.buffer(), .25, unit_of(gradient, Collective::kReduceScatter), nullptr);
+        ASSERT_TRUE(shard.bytes() == expected.bytes()) << to_string(dtype) << ", chunks of " << chunk;
+      }
+    }
+  }
+  expect_same_state(mpi, *in_process.ranks[world_rank()]);
+}
+
+TEST_P(EveryMap, AllReduceHasTheBitsOfInProcessTiers) {
+  uint64_t seed = 0;
+  for (const DataType dtype : kFloatingTypes) {
+    for (const int64_t elements : {0, 1, 4001}) {
+      for (int step = 0; step < 3; ++step) {
+        const std::vector<Array> inputs = random_arrays(kWorldSize, elements, dtype, ++seed);
+        const std::vector<Array> expected = in_process.all_reduce(inputs, .25, nullptr);
+        Array data = inputs[world_rank()];
+        mpi.all_reduce(data.buffer(), .25, unit_of(data.view(), Collective::kAllReduce), nullptr);
+        ASSERT_TRUE(data.bytes() == expected[world_rank()].bytes()) << to_string(dtype) << ", " << elements;
+      }
+    }
+  }
+  expect_same_state(mpi, *in_process.ranks[world_rank()]);
+}
+
+TEST_P(EveryMap, AllGatherIsBitEqual) {
+  for (const int64_t chunk : {0, 1, 1000}) {
+    Array expected(kWorldSize * chunk, DataType::kFloat32);
+    for (size_t i = 0; i < expected.bytes().size(); ++i) {
+      expected.bytes()[i] = static_cast<std::byte>(i * 131 + i / 251);  // signalling NaNs included
+    }
+    Array gathered(kWorldSize * chunk, DataType::kFloat32);
+    mpi.all_gather(expected.view().part(world_rank(), chunk), gathered.buffer());
+    EXPECT_TRUE(gathered.bytes() == expected.bytes()) << "chunks of " << chunk;
+  }
+}
+
+TEST_P(EveryMap, PayloadIsThatOfInProcessTiers) {
+  constexpr int64_t kChunk = 333;
+  const std::vector<Array> inputs = random_inputs(kWorldSize, kChunk, DataType::kBFloat16);
+  in_process.reduce_scatter(inputs, 1, nullptr);
+  in_process.all_reduce(inputs, 1, nullptr);
+  Array data = inputs[world_rank()];
+  Array shard(kChunk, DataType::kBFloat16);
+  mpi.reduce_scatter(data.view(), shard.buffer(), 1, unit_of(data.view(), Collective::kReduceScatter), nullptr);
+  mpi.all_reduce(data.buffer(), 1, unit_of(data.view(), Collective::kAllReduce), nullptr);
+  const Stats expected = in_process.ranks[world_rank()]->stats();
+  const Stats stats = mpi.stats();
+  for (int i = 0; i < kNumCollectives; ++i) {
+    EXPECT_EQ(stats.collectives[i].intra.sent_bytes, expected.collectives[i].intra.sent_bytes);
+    EXPECT_EQ(stats.collectives[i].inter.sent_bytes, expected.collectives[i].inter.sent_bytes);
+    EXPECT_EQ(stats.collectives[i].inter.inter_node_sent_bytes, expected.collectives[i].inter.inter_node_sent_bytes);
+  }
+  EXPECT_EQ(stats.compressed_calls, expected.compressed_calls);
+}
+
+// The single tier: along a ring where links are of both kinds. Small integers, whose sums do not depend on order.
+TEST(MpiCommunicator, TheSingleTierSumsExactly) {
+  for (const char* nodes : {"2x2", "4x1", "0,2|1,3"}) {
+    const NodeMap map = NodeMap::parse(nodes, kWorldSize);
+    Options options = exact_options();
+    options.tiers = "flat";
+    Communicator communicator(map, world_rank(), mpi_tiers(MPI_COMM_WORLD, map, kLimits), options);
+    const auto element = [](int rank, int64_t i) { return static_cast<double>((31 * rank + 7 * i) % 13 - 6); };
+    constexpr int64_t kChunk = 65;
+    std::vector<double> values;
+    for (int64_t i = 0; i < kWorldSize * kChunk; ++i) {
+      values.push_back(element(world_rank(), i));
+    }
+    const Array gradient(values, DataType::kBFloat16);
+    Array shard(kChunk, DataType::kBFloat16);
+    communicator.reduce_scatter(gradient.view(), shard.buffer(), 1, {"unit", kWorldSize * kChunk, DataType::kBFloat16},
+                                nullptr);
+    for (int64_t i = 0; i < kChunk; ++i) {
+      double expected = 0;
+      for (int rank = 0; rank < kWorldSize; ++rank) {
+        expected += element(rank, world_rank() * kChunk + i);
+      }
+      EXPECT_EQ(shard.values()[i], expected) << nodes;
+    }
+  }
+}
+
+// Flat TAGC merges indexes by all-reduce; on one rank a node all sums are taken in rank order, as in process.
+TEST(MpiCommunicator, FlatTagcHasTheBitsOfInProcessTiers) {
+  const NodeMap map = NodeMap::parse("4x1", kWorldSize);
+  Options options = lossy_options();
+  options.tiers = "flat";
+  World in_process(map, options);
+  Communicator mpi(map, world_rank(), mpi_tiers(MPI_COMM_WORLD, map, kLimits), options);
+  constexpr int64_t kChunk = 1000;
+  for (int step = 0; step < 2; ++step) {
+    const std::vector<Array> inputs = random_inputs(kWorldSize, kChunk, DataType::kFloat32, 5 + step);
+    const std::vector<double> expected = in_process.reduce_scatter(inputs, 1, nullptr);
+    const ConstBuffer gradient = inputs[world_rank()].view();
+    Array shard(kChunk, DataType::kFloat32);
+    mpi.reduce_scatter(gradient, shard.buffer(), 1, unit_of(gradient, Collective::kReduceScatter), nullptr);
+    const std::vector<double> values = shard.values();
+    for (int64_t i = 0; i < kChunk; ++i) {
+      ASSERT_EQ(values[i], expected[world_rank() * kChunk + i]);
+    }
+  }
+}
+
+constexpr int64_t kElements = 4001;
+
+// Reduces until something fails, at most twice: who is done before a peer fails learns of it in the next call.
+std::string error_of_reductions(Communicator& communicator) {
+  return transport_error_of([&] {
+    for (int step = 0; step < 2; ++step) {
+      Array data(test::random_values(kElements, 3), DataType::kFloat32);
+      communicator.all_reduce(data.buffer(), 1, unit_of(data.view(), Collective::kAllReduce), nullptr);
+    }
+  });
+}
+
+TEST(MpiCommunicator, ARankThatThrowsMakesAllFail) {
+  const NodeMap map = NodeMap::parse("2x2", kWorldSize);
+  constexpr int kVictim = 2;
+  for (const char* operation : {"all_to_all", "all_gather"}) {
+    Tiers tiers = mpi_tiers(MPI_COMM_WORLD, map, kLimits);
+    if (world_rank() == kVictim) {
+      const auto fail = [&](const std::string& running, ConstBuffer) {
+        if (running == operation) {
+          throw std::runtime_error("out of luck");
+        }
+      };
+      tiers.inter = std::make_shared<HookedTransport>(tiers.inter, fail, nullptr);
+    }
+    Communicator communicator(map, world_rank(), tiers, lossy_options());
+    if (world_rank() == kVictim) {
+      EXPECT_THROW(error_of_reductions(communicator), std::runtime_error);
+    } else {
+      EXPECT_NE(error_of_reductions(communicator).find("aborted by rank "), std::string::npos);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+}
+
+TEST(MpiCommunicator, ARankThatDoesNotComeIsAnErrorWithinTheLimit) {
+  const NodeMap map = NodeMap::parse("2x2", kWorldSize);
+  Communicator communicator(map, world_rank(), mpi_tiers(MPI_COMM_WORLD, map, {test::kShortTimeout}), lossy_options());
+  if (world_rank() == 1) {
+    MPI_Barrier(MPI_COMM_WORLD);
+    EXPECT_NE(error_of_reductions(communicator), "") << "it comes too late";
+  } else {
+    const std::string text = error_of_reductions(communicator);
+    EXPECT_NE(text, "");
+    if (world_rank() == 0) {
+      EXPECT_NE(text.find("intra reduce-scatter: timed out after 300 ms: rank 1 did not come"), std::string::npos)
+          << text;
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+}
+
+}  // namespace
+}  // namespace isthmus

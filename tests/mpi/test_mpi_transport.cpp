@@ -1,0 +1,271 @@
+// The MPI transport: what every transport has to do (transport_suite.cpp), cut messages, and faults. Ranks are
+// processes that run the same tests side by side.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "isthmus/error.h"
+#include "isthmus/mpi.h"
+#include "tier_under_test.h"
+#include "transport/mpi.h"
+#include "typed_data.h"
+#include "world_ranks.h"
+
+namespace isthmus {
+namespace {
+
+using std::chrono::milliseconds;
+using test::Array;
+using test::random_values;
+using test::transport_error_of;
+using test::world_rank;
+
+constexpr int kWorldSize = 4;
+constexpr milliseconds kShortTimeout(200);
+// Small ones leave at once, large ones once they are received.
+constexpr int64_t kSmall = 100;
+constexpr int64_t kLarge = 1 << 20;
+
+std::shared_ptr<MpiTransport> whole_world(const MpiLimits& limits = {}) {
+  return MpiTransport::create("test", MPI_COMM_WORLD, {0, 1, 2, 3}, {0, 0, 0, 0}, limits);
+}
+
+std::string all_reduce_bytes(Transport& transport, int64_t count = kSmall) {
+  std::vector<uint8_t> data(static_cast<size_t>(count));
+  return transport_error_of([&] {
+    transport.all_reduce({data.data(), count, DataType::kByte}, ReduceOp::kSum, {})->wait();
+  });
+}
+
+// How many ranks hold that `condition`. Collective.
+int count_ranks(bool condition) {
+  int count = condition ? 1 : 0;
+  MPI_Allreduce(MPI_IN_PLACE, &count, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  return count;
+}
+
+// The first ranks of the world.
+class MpiTier final : public test::TierUnderTest {
+ public:
+  explicit MpiTier(const std::vector<int>& node_of_rank) {
+    if (world_rank() < static_cast<int>(node_of_rank.size())) {
+      std::vector<int> ranks(node_of_rank.size());
+      std::iota(ranks.begin(), ranks.end(), 0);
+      transport_ = MpiTransport::create("test", MPI_COMM_WORLD, ranks, node_of_rank, {milliseconds(10000)});
+    }
+  }
+
+  void run_well(const std::function<void(int, Transport&)>& body) override {
+    if (transport_ != nullptr) {
+      EXPECT_NO_THROW(body(world_rank(), *transport_));
+    }
+  }
+
+ private:
+  std::shared_ptr<MpiTransport> transport_;
+};
+
+// As if they were larger than 2^31 bytes.
+TEST(MpiTransport, LargeMessagesAreCut) {
+  constexpr int64_t kPart = 100;
+  for (const int64_t max_message_bytes : {1, 7, 399, 400, 401}) {
+    const auto transport = whole_world({milliseconds(10000), max_message_bytes});
+    std::vector<std::vector<double>> values;
+    for (int rank = 0; rank < kWorldSize; ++rank) {
+      values.push_back(Array(random_values(kWorldSize * kPart, 7 + rank), DataType::kFloat32).values());
+    }
+    const Array in(values[world_rank()], DataType::kFloat32);
+    Array gathered(kWorldSize * kPart, DataType::kFloat32);
+    Array exchanged(kWorldSize * kPart, DataType::kFloat32);
+    Array sum(kPart, DataType::kFloat32);
+    transport->all_gather(in.view().part(0, kPart), gathered.buffer(), {})->wait();
+    transport->all_to_all(in.view(), exchanged.buffer(), {})->wait();
+    transport->reduce_scatter(in.view(), sum.buffer(), {})->wait();
+    for (int64_t i = 0; i < kPart; ++i) {
+      const int64_t own = world_rank() * kPart + i;
+      float expected = 0;
+      for (int peer = 0; peer < kWorldSize; ++peer) {
+        expected += static_cast<float>(values[peer][own]);
+        EXPECT_EQ(gathered.values()[peer * kPart + i], values[peer][i]);
+        if (peer != world_rank()) {
+          EXPECT_EQ(exchanged.values()[peer * kPart + i], values[peer][own]);
+        }
+      }
+      EXPECT_EQ(sum.values()[i], expected);
+    }
+    EXPECT_EQ(transport->traffic().sent_bytes, 3 * 3 * kPart * 4) << "cuts count for nothing";
+  }
+}
+
+TEST(MpiTransport, ManyExchangesReuseTags) {
+  const auto transport = whole_world();
+  for (int repeat = 0; repeat < 3000; ++repeat) {
+    int mine = 4 * repeat + world_rank();
+    int all[kWorldSize] = {};
+    transport->all_gather({&mine, 4, DataType::kByte}, {all, 4 * kWorldSize, DataType::kByte}, {})->wait();
+    for (int peer = 0; peer < kWorldSize; ++peer) {
+      ASSERT_EQ(all[peer], 4 * repeat + peer);
+    }
+  }
+}
+
+TEST(MpiTransport, RanksThatDoNotComeAreNamed) {
+  for (const int64_t count : {kSmall, kLarge}) {
+    const auto transport = whole_world({kShortTimeout});
+    std::string text;
+    if (world_rank() == 1 || world_rank() == 3) {
+      text = all_reduce_bytes(*transport, count);
+      EXPECT_NE(text, "");
+    }
+    // Whoever times out first tells the other.
+    EXPECT_GE(count_ranks(text == "test all-reduce: timed out after 200 ms: rank 0, 2 did not come"), 1) << text;
+    EXPECT_NE(all_reduce_bytes(*transport, count).find("test all-reduce: "), std::string::npos) << "who comes too late";
+  }
+}
+
+TEST(MpiTransport, TheDeadlineOfSeveralOperationsIsOne) {
+  const auto transport = whole_world({milliseconds(60000)});
+  transport->set_deadline(Clock::now() + kShortTimeout);
+  if (world_rank() == 0) {
+    EXPECT_NE(all_reduce_bytes(*transport).find("timed out after "), std::string::npos);
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
+// Long before the limit. Whoever sees it first tells the others.
+TEST(MpiTransport, ARankThatCallsSomethingElseIsNamed) {
+  const auto transport = whole_world();
+  std::vector<uint8_t> in(kSmall * kWorldSize);
+  std::vector<uint8_t> out(in.size());
+  const ConstBuffer whole{in.data(), kSmall * kWorldSize, DataType::kByte};
+  const Buffer result{out.data(), kSmall * kWorldSize, DataType::kByte};
+  const std::string text = transport_error_of([&] {
+    if (world_rank() == 2) {
+      transport->all_gather(whole.part(0, kSmall), result, {})->wait();
+    } else {
+      transport->all_to_all(whole, result, {})->wait();
+    }
+  });
+  EXPECT_NE(text, "");
+  const bool named =
+      text == "test all-to-all: rank 2 calls all-gather of byte and sends 100 bytes, which fit nothing here" ||
+      text == "test all-gather: rank 0 calls all-to-all of byte and sends 100 bytes, which fit nothing here";
+  EXPECT_GE(count_ranks(named), 1) << text;
+}
+
+TEST(MpiTransport, SizesThatDifferAreAnErrorOnEveryRank) {
+  for (const int64_t more : {-1, 1, 400}) {
+    const auto transport = whole_world();
+    const std::string text = all_reduce_bytes(*transport, world_rank() == 2 ? kSmall + more : kSmall);
+    EXPECT_NE(text, "") << more;
+    EXPECT_GE(count_ranks(text.find(" bytes, which fit nothing here") != std::string::npos), 1) << text;
+  }
+}
+
+TEST(MpiTransport, AbortReachesRanksThatWaitAndRanksThatComeLater) {
+  for (const int64_t count : {kSmall, kLarge}) {
+    const auto transport = whole_world();
+    if (world_rank() == 1) {
+      transport->abort();
+    }
+    if (world_rank() == 3) {
+      std::this_thread::sleep_for(kShortTimeout);
+    }
+    EXPECT_EQ(all_reduce_bytes(*transport, count), "test all-reduce: aborted by rank 1");
+    EXPECT_EQ(all_reduce_bytes(*transport, count), "test all-reduce: aborted by rank 1") << "for good";
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+}
+
+TEST(MpiTransport, AbortFromAnotherThreadEndsAWait) {
+  const auto transport = whole_world();
+  if (world_rank() == 0) {
+    std::thread aborter([&] {
+      std::this_thread::sleep_for(milliseconds(50));
+      transport->abort();
+    });
+    EXPECT_EQ(all_reduce_bytes(*transport), "test all-reduce: aborted by rank 0");
+    aborter.join();
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
+TEST(MpiTransport, AnOperationThatNobodyWaitsForFailsOnEveryRank) {
+  const auto transport = whole_world();
+  std::vector<uint8_t> data(kSmall * kWorldSize);
+  const Buffer all{data.data(), kSmall * kWorldSize, DataType::kByte};
+  if (world_rank() == 2) {
+    transport->all_gather(all.part(2, kSmall), all, {}).reset();
+    EXPECT_EQ(all_reduce_bytes(*transport), "test all-reduce: an operation was given up before its end");
+  } else {
+    const std::string text = transport_error_of([&] {
+      transport->all_gather(all.part(world_rank(), kSmall), all, {})->wait();
+      transport->all_gather(all.part(world_rank(), kSmall), all, {})->wait();
+    });
+    EXPECT_NE(text.find("test all-gather: aborted by rank "), std::string::npos) << text;
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
+TEST(MpiTransport, TiersOfANodeMapMeetTheRightRanks) {
+  const NodeMap map = NodeMap::parse("0,3|1,2", kWorldSize);
+  const Tiers tiers = mpi_tiers(MPI_COMM_WORLD, map);
+  EXPECT_EQ(tiers.intra->rank(), map.local_index(world_rank()));
+  EXPECT_EQ(tiers.inter->rank(), map.node(world_rank()));
+  EXPECT_EQ(tiers.flat->rank(), world_rank());
+  const auto gather = [&](Transport& tier) {
+    const auto mine = static_cast<uint8_t>(world_rank());
+    std::vector<uint8_t> ranks(static_cast<size_t>(tier.size()));
+    tier.all_gather({&mine, 1, DataType::kByte}, {ranks.data(), tier.size(), DataType::kByte}, {})->wait();
+    return std::vector<int>(ranks.begin(), ranks.end());
+  };
+  EXPECT_EQ(gather(*tiers.intra), map.node_ranks(map.node(world_rank())));
+  EXPECT_EQ(gather(*tiers.inter), map.rail_ranks(map.local_index(world_rank())));
+  EXPECT_EQ(gather(*tiers.flat), (std::vector<int>{0, 1, 2, 3}));
+}
+
+TEST(MpiTransport, TiersOfOneRankAreMissing) {
+  const Tiers one_rank_a_node = mpi_tiers(MPI_COMM_WORLD, NodeMap::parse("4x1", kWorldSize));
+  EXPECT_EQ(one_rank_a_node.intra, nullptr);
+  EXPECT_EQ(one_rank_a_node.inter->size(), kWorldSize);
+  const Tiers one_node = mpi_tiers(MPI_COMM_WORLD, NodeMap::parse("1x4", kWorldSize));
+  EXPECT_EQ(one_node.inter, nullptr);
+  EXPECT_EQ(one_node.intra->size(), kWorldSize);
+}
+
+TEST(MpiTransport, RanksOfOneHostAreOneNode) {
+  EXPECT_EQ(mpi_node_map(MPI_COMM_WORLD).to_string(), "1 node x 4 ranks, in blocks");
+}
+
+TEST(MpiTransport, MapsAndLimitsThatDoNotFitAreNamed) {
+  const auto error_of = [](const NodeMap& map, const MpiLimits& limits) -> std::string {
+    try {
+      mpi_tiers(MPI_COMM_WORLD, map, limits);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(error_of(NodeMap({0, 1}), {}), "a node map of 2 ranks for a communicator of 4");
+  EXPECT_EQ(error_of(NodeMap({0, 1, 1, 1}), {}),
+            "nodes 0|1,2,3: the two-tier paths need equally many ranks on every node");
+  EXPECT_EQ(error_of(NodeMap({0, 0, 1, 1}), {milliseconds(0)}), "intra tier: a timeout of 0 ms");
+  for (const int64_t bytes : {int64_t{0}, int64_t{1} << 31}) {
+    EXPECT_EQ(error_of(NodeMap({0, 0, 1, 1}), {milliseconds(1), bytes}),
+              "intra tier: messages of at most " + std::to_string(bytes) + " bytes: expected 1 to 2^31 - 1");
+  }
+}
+
+}  // namespace
+
+int test::max_ranks() { return kWorldSize; }
+
+std::unique_ptr<test::TierUnderTest> test::make_tier(const std::vector<int>& node_of_rank) {
+  return std::make_unique<MpiTier>(node_of_rank);
+}
+
+}  // namespace isthmus

@@ -1,0 +1,345 @@
+"""`isthmus plan`: what it prints, draws and refuses, where links come from, and predictions against a report."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from isthmus.bench.config import TrainingConfig
+from isthmus.cli import app
+from isthmus.plan.check import check_report, predict
+from isthmus.plan.sources import Known, of_machine, of_measured, resolve
+from isthmus.topology.link_cache import LinkSample, MeasuredLink, MeasuredLinks, save_links
+from isthmus.topology.machine import Gpu, Link, Machine, Nic, NicKind
+
+GIVEN = ["--inter", "25gbit", "--intra", "600gbit"]
+LLAMA = ["--preset", "llama2-7b", *GIVEN]
+
+
+@pytest.fixture(autouse=True)
+def no_cached_links(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def run(*arguments):
+    """Exit code and everything that was printed, in one line."""
+    result = CliRunner().invoke(app, ["plan", *map(str, arguments)], env={"COLUMNS": "400"})
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split())
+
+
+def report(*arguments):
+    result = CliRunner().invoke(app, ["plan", "--json", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def test_tables_and_verdict():
+    code, out = run(*LLAMA)
+    assert code == 0
+    assert "llama2-7b: 6,738,415,616 parameters in 33 units, on 2 nodes x 8 ranks" in out
+    assert "plain strategies on nccl (true rings)" in out
+    for name in ("ddp", "fsdp", "hsdp", "none", "flat-tagc", "tagc", "hsdp-none", "hsdp-tagc", "fsdp-node"):
+        assert f" {name} " in out
+    assert "At 25 Gbit/s hsdp-tagc is best" in out
+    assert "Bytes saved with tagc cost accuracy" in out
+    assert "no GPU and no real network was measured" in out
+
+
+def test_json_holds_what_the_tables_say_and_more():
+    found = report(*LLAMA, "--memory-gb", 12)
+    assert found["model"] == {"name": "llama2-7b", "parameters": 6738415616, "units": 33}
+    assert found["cluster"] == {"nodes": 2, "ranks_per_node": 8}
+    fsdp = found["strategies"]["fsdp"]
+    assert fsdp["node_bytes_per_step"] == sum(fsdp["node_bytes"].values())
+    assert fsdp["step_s"] <= fsdp["serial_s"]
+    assert fsdp["memory"]["total"] == sum(value for name, value in fsdp["memory"].items() if name != "total")
+    assert (fsdp["fits"], found["strategies"]["ddp"]["fits"]) == (True, False)
+    assert found["winner"] == "tagc"
+    scan = found["scan"]
+    assert all(len(step_s) == len(scan["inter_gbit_s"]) for step_s in scan["step_s"].values())
+    assert all(1 <= crossover["inter_gbit_s"] <= 800 for crossover in found["crossovers"])
+    assert found["crossovers"][-1]["above"] == "fsdp"
+    assert set(found["fields"]) <= {*found, *fsdp}
+
+
+def test_on_fast_links_it_says_that_compression_does_not_pay():
+    found = report("--preset", "llama2-7b", "--inter", "3200gbit", "--intra", "3600gbit")
+    assert found["winner"] == "fsdp"
+    assert found["verdict"][0].startswith("At 3200 Gbit/s Isthmus does not pay: fsdp takes")
+
+
+def test_on_one_node_nothing_crosses():
+    found = report("--preset", "gpt2-124m", "--nodes", 1, "--intra", "600gbit")
+    assert {strategy["node_bytes_per_step"] for strategy in found["strategies"].values()} == {0}
+    assert found["winner"] in ("fsdp", "hsdp", "ddp")
+    assert any(note.startswith("One node: nothing crosses") for note in found["notes"])
+
+
+def test_what_gloo_sends_more_is_told():
+    fsdp = {
+        backend: report(*LLAMA, "--backend", backend, "--strategies", "fsdp")["strategies"]["fsdp"]["node_bytes"]
+        for backend in ("nccl", "gloo")
+    }
+    assert fsdp["gloo"]["reduction"] == 2 * fsdp["nccl"]["reduction"]
+    assert fsdp["gloo"]["forward"] == fsdp["nccl"]["forward"]
+    assert "its reduce-scatter is an all-reduce" in run(*LLAMA, "--backend", "gloo")[1]
+
+
+def test_models_by_numbers_and_by_module(tmp_path, monkeypatch):
+    by_numbers = report("--parameters", "7e9", "--units", 32, *GIVEN)
+    assert by_numbers["model"] == {"name": "numbers", "parameters": 7 * 10**9, "units": 32}
+    assert report("--unit-sizes", "1M, 2M,3e6", *GIVEN)["model"]["parameters"] == 6 * 10**6
+    (tmp_path / "made_module.py").write_text(
+        "from isthmus.bench.model import *\nmodel = lambda: ByteGpt(ModelShape(width=128, num_layers=2, context=8))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert report("--module", "made_module:model", *GIVEN)["model"]["units"] == 3
+    assert report("--module", "made_module:model", "--wrap", "Block,Embedding", *GIVEN)["model"]["units"] == 5
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_the_plot_is_drawn(tmp_path, suffix):
+    code, _ = run(*LLAMA, "--plot", tmp_path / f"plot.{suffix}")
+    assert code == 0
+    drawn = (tmp_path / f"plot.{suffix}").read_bytes()
+    assert len(drawn) > 20_000
+    assert drawn.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*GIVEN], "0 models: expected one of --preset (gpt2-124m"),
+        ([*LLAMA, "--parameters", "7e9"], "2 models: expected one of --preset"),
+        (["--preset", "llama9", *GIVEN], "preset 'llama9': expected one of gpt2-124m"),
+        (["--parameters", "-7", *GIVEN], "parameters '-7': expected a whole number"),
+        (["--parameters", "0", *GIVEN], "parameters 0: expected 1 to"),
+        (["--parameters", "10", "--units", "11", *GIVEN], "units 11: expected 1 to 10"),
+        (["--unit-sizes", "5,zero", *GIVEN], "unit size 'zero': expected"),
+        (["--module", "no.such:thing", *GIVEN], "module 'no.such:thing' failed"),
+        (["--preset", "gpt2-124m"], "the speed of links between nodes is not known (nothing measured): give --inter"),
+        (["--preset", "gpt2-124m", "--inter", "1gbit"], "the speed of links within a node is not known"),
+        (["--preset", "gpt2-124m", "--inter", "slow", "--intra", "1"], "--inter 'slow': expected a number"),
+        ([*LLAMA, "--nodes", "0"], "nodes 0: expected 1 to 4096"),
+        ([*LLAMA, "--ranks-per-node", "1000"], "ranks_per_node 1000: expected 1 to 128"),
+        ([*LLAMA, "--strategies", "fsdp,zap"], "strategy 'zap': expected some of"),
+        ([*LLAMA, "--strategies", ""], "no strategies: expected some of"),
+        ([*LLAMA, "--backend", "mpi"], "backend 'mpi': expected one of nccl, gloo"),
+        ([*LLAMA, "--dtype", "fp8"], "dtype 'fp8': expected one of bf16, fp16, fp32"),
+        ([*LLAMA, "--reduce-dtype", "int8"], "dtype 'int8'"),
+        ([*LLAMA, "--reshard", "sometimes"], "reshard 'sometimes': expected one of yes, no, node"),
+        ([*LLAMA, "--accumulation", "0"], "accumulation 0: expected 1"),
+        ([*LLAMA, "--reduce", "never"], "reduce 'never': expected each or last"),
+        ([*LLAMA, "--ratio", "0.5"], "ratio 0.5: expected 1 to 64"),
+        ([*LLAMA, "--codec-speed", "warp"], "codec speed 'warp': expected cpu, gpu, or GB/s"),
+        ([*LLAMA, "--compute-s", "-1"], "compute seconds -1: expected 0"),
+        ([*LLAMA, "--mfu", "2"], "mfu 2: expected 0.001 to 1"),
+        ([*LLAMA, "--tokens", "nan"], "tokens nan: expected 1"),
+        ([*LLAMA, "--memory-gb", "0"], "memory_gb 0: expected 0.001"),
+        ([*LLAMA, "--inter-latency-us", "-3"], "inter_latency_us -3: expected 0"),
+        ([*LLAMA, "--plot", "figure.doc"], "plot 'figure.doc': expected a name that ends in .png, .svg"),
+        ([*LLAMA, "--links", "a", "--machine", "b"], "--links and --machine: expected one of them"),
+        ([*LLAMA, "--links", "/no/such.json"], "/no/such.json"),
+        ([*LLAMA, "--machine", "/no/such.xml"], "/no/such.xml"),
+        (["--check", "/no/report.json"], "/no/report.json"),
+    ],
+)
+def test_bad_input_is_one_message_with_value_and_range(arguments, message):
+    code, out = run(*arguments)
+    assert code in (1, 2)
+    assert message in out
+
+
+MEASURED = MeasuredLinks(
+    intra=MeasuredLink(3.0, 500.0, (LinkSample(1024, 3.1),)),
+    inter=MeasuredLink(30.0, 12.5, (LinkSample(1024, 31.0),)),
+    num_nodes=4,
+    ranks_per_node=2,
+    node_map="4 nodes x 2 ranks",
+    hosts=("a", "b", "c", "d"),
+    backend="gloo",
+    date="2026-11-21T18:50:00+00:00",
+    versions={"isthmus": "0.1.0"},
+)
+
+
+def test_links_come_from_a_measured_file_or_its_cache(tmp_path):
+    path = save_links(MEASURED, tmp_path / "links.json")
+    found = report("--preset", "gpt2-124m", "--links", path)
+    assert found["cluster"] == {"nodes": 4, "ranks_per_node": 2}
+    links = found["links"]
+    assert (links["inter_gbit_s"], links["intra_gbit_s"]) == (12.5, 500.0)
+    assert (links["inter_latency_us"], links["intra_latency_us"]) == (30.0, 3.0)
+    assert links["source"].startswith("measured 2026-11-21")
+    save_links(MEASURED)
+    assert report("--preset", "gpt2-124m")["links"] == links
+    mixed = report("--preset", "gpt2-124m", "--inter", "1gbit", "--nodes", 2)
+    assert mixed["links"]["inter_gbit_s"] == 1
+    assert mixed["links"]["source"].endswith("; inter given")
+    assert mixed["cluster"]["nodes"] == 2
+
+
+def test_speeds_that_are_given_need_no_file_and_no_cache():
+    save_links(MEASURED)
+    assert report(*LLAMA)["links"]["source"] == "given"
+
+
+def machine(nvlink=None, nic_gbit_s=200.0):
+    """Four GPUs and two NICs."""
+    gpus = tuple(Gpu(index) for index in range(4))
+    nics = tuple(Nic(index, kind=NicKind.INFINIBAND, speed_gbit_s=nic_gbit_s) for index in range(2))
+    links = [Link(f"GPU{a}", f"GPU{b}", "NV12", nvlink) for a in range(4) for b in range(a + 1, 4)]
+    links += [Link(f"GPU{a}", f"NIC{b}", "PIX" if a // 2 == b else "SYS") for a in range(4) for b in range(2)]
+    links.append(Link("NIC0", "NIC1", "SYS"))
+    return Machine("made", "json", gpus=gpus, nics=nics, links=tuple(links))
+
+
+def test_a_machine_gives_all_rails_and_the_slowest_way_between_its_gpus():
+    known = of_machine(machine(nvlink=2400.0), None)
+    assert (known.ranks_per_node, known.inter_gbit_s, known.intra_gbit_s) == (4, 400.0, 2400.0)
+    two = of_machine(machine(nvlink=2400.0), 2)
+    assert (two.ranks_per_node, two.inter_gbit_s) == (2, 200.0)  # both nearest to the first NIC
+    unknown = of_machine(machine(nic_gbit_s=None), None)
+    assert (unknown.inter_gbit_s, unknown.intra_gbit_s) == (None, None)
+
+
+def test_a_recorded_machine_is_read(tmp_path):
+    path = tmp_path / "made.json"
+    path.write_text(json.dumps(machine(nvlink=2400.0).to_json()))
+    found = report("--preset", "gpt2-124m", "--machine", path)
+    assert found["cluster"] == {"nodes": 2, "ranks_per_node": 4}
+    assert (found["links"]["inter_gbit_s"], found["links"]["intra_gbit_s"]) == (400.0, 2400.0)
+
+
+def test_options_come_before_files_and_files_before_defaults():
+    file = of_measured(MEASURED)
+    cluster, links = resolve(Known("given", nodes=8, inter_gbit_s=3.0, intra_latency_us=0.0), file)
+    assert (cluster.nodes, cluster.ranks_per_node) == (8, 2)
+    assert (links.inter_gbit_s, links.intra_gbit_s, links.inter_latency_us, links.intra_latency_us) == (3, 500, 30, 0)
+    alone, _ = resolve(Known("given", nodes=1, ranks_per_node=1), Known("nothing"))
+    assert alone.world_size == 1
+
+
+# --- Predictions against counters. Real runs are checked in test_bench_training.py, with the reports that it makes. ---
+
+CONFIG = TrainingConfig(arms=("fsdp", "tagc"), nodes=2, ranks_per_node=2, width=64, num_layers=1, context=16)
+OPTIONS = {
+    "codec": "tagc",
+    "tiers": "two",
+    "ratio": 10.0,
+    "index_bits": 1,
+    "block_elements": 0,
+    "min_elements": 1000,
+    "two_tier_all_gather": True,
+}
+
+
+def made_report():
+    """A report in which everything is as predicted."""
+    arms = {}
+    for arm, options in (("fsdp", None), ("tagc", OPTIONS)):
+        predicted = predict(CONFIG, arm, options)
+        fields = ("kind", "num_ranks", "num_elements", "element_bytes")
+        step = {
+            "kind": "audited",
+            "collectives": [dict(zip(fields, call, strict=True)) for call in predicted.collectives.elements()],
+            "audited_link_bytes": {phase: 1.01 * count for phase, count in predicted.bytes_by_phase.items()},
+        }
+        if options:
+            step["payload_bytes"] = predicted.counted_by_phase
+        arms[arm] = {"options": options, "steps": [{"kind": "loss"}, step]}
+    return {"arguments": CONFIG.as_json(), "arms": arms}
+
+
+def test_a_prediction_comes_from_the_arguments_alone():
+    predicted = predict(CONFIG, "fsdp", None)
+    block, root = 12 * 64 * 64 + 4 * 64, 2 * 256 * 64 + 16 * 64 + 2 * 64
+    assert predicted.collectives == {
+        ("all_gather", 4, root, 2): 1,
+        ("all_gather", 4, block, 2): 2,
+        ("reduce_scatter", 4, root, 2): 1,
+        ("reduce_scatter", 4, block, 2): 1,
+    }
+    ring = 2 * 3 / 4 * 2  # two edges, three quarters of the tensor, two bytes
+    assert predicted.bytes_by_phase == {
+        "all_gather": ring * (root + 2 * block),
+        "reduce_scatter": 2 * ring * (root + block),
+    }
+    assert predicted.counted_by_phase == {"all_gather": 0, "reduce_scatter": 0}
+
+
+def test_a_report_as_predicted_holds(tmp_path):
+    checks = check_report(made_report())
+    assert [(check.arm, check.holds) for check in checks] == [("fsdp", True), ("tagc", True)]
+    assert checks[1].link_over_predicted == pytest.approx(0.01)
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(made_report()))
+    code, out = run("--check", path)
+    assert code == 0
+    assert out.count("equal") == 3
+    assert out.count("+1.0%") == 2
+    assert [each["holds"] for each in report("--check", path)] == [True, True]
+
+
+def spoil_payload(step):
+    step["payload_bytes"] = step["payload_bytes"] | {"reduce_scatter": step["payload_bytes"]["reduce_scatter"] + 1}
+
+
+def spoil_links(step):
+    step["audited_link_bytes"]["all_gather"] *= 1.1
+
+
+def spoil_collectives(step):
+    step["collectives"][0]["num_elements"] += 1
+
+
+@pytest.mark.parametrize("spoil", [spoil_payload, spoil_links, spoil_collectives])
+def test_a_single_byte_a_link_and_a_collective_too_many_are_found(spoil, tmp_path):
+    spoiled = made_report()
+    spoil(spoiled["arms"]["tagc"]["steps"][1])
+    assert [check.holds for check in check_report(spoiled)] == [True, False]
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(spoiled))
+    assert run("--check", path)[0] == 1
+
+
+def test_a_report_without_counters_is_checked_as_far_as_it_goes():
+    bare = made_report()
+    for arm in bare["arms"].values():
+        for name in ("collectives", "audited_link_bytes"):
+            del arm["steps"][1][name]
+    fsdp, tagc = check_report(bare)
+    assert (fsdp.collectives_equal, fsdp.payload_equal, fsdp.link_over_predicted, fsdp.holds) == (
+        None,
+        None,
+        None,
+        True,
+    )
+    assert tagc.payload_equal is True
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "no JSON"),
+        ("[]", "not a report of `isthmus bench training`"),
+        ("{}", "not a report of `isthmus bench training`: KeyError: 'arguments'"),
+        ('{"arguments": {"speed": 1}, "arms": {}}', "not a report of `isthmus bench training`: TypeError"),
+        ('{"arguments": {"nodes": 99}, "arms": {}}', "nodes 99: expected 2 to 8"),
+    ],
+)
+def test_what_is_no_report_is_told(content, message, tmp_path):
+    path = tmp_path / "report.json"
+    path.write_text(content)
+    code, out = run("--check", path)
+    assert code == 2
+    assert message in out
+
+
+def test_an_arm_without_audited_steps_is_told():
+    bare = made_report()
+    bare["arms"]["fsdp"]["steps"].pop()
+    with pytest.raises(ValueError, match="arm 'fsdp' has no audited step"):
+        check_report(bare)

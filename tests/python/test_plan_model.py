@@ -1,0 +1,219 @@
+"""Models for plans: presets against published totals, units of numbers and of modules, and what is refused."""
+
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from isthmus.bench.config import ModelShape
+from isthmus.bench.model import ByteGpt
+from isthmus.plan.modules import load_module, units_of
+from isthmus.plan.presets import PRESETS, preset
+from isthmus.plan.units import Model, Unit, equal_units, parse_count, units_of_sizes
+
+#: As the models' cards and papers have them, to the parameter.
+PUBLISHED = {
+    "gpt2-124m": 124_439_808,
+    "gpt2-355m": 354_823_168,
+    "gpt2-774m": 774_030_080,
+    "gpt2-1.5b": 1_557_611_200,
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "mistral-7b": 7_241_732_096,
+}
+
+
+def test_presets_have_the_published_number_of_parameters():
+    assert {name: preset(name).num_parameters for name in PRESETS} == PUBLISHED
+
+
+def test_a_preset_has_a_root_and_a_unit_for_each_block():
+    model = preset("GPT2-124M")
+    assert [unit.name for unit in model.units] == ["root", *(f"layers.{index}" for index in range(12))]
+    assert [unit.is_root for unit in model.units] == [True] + [False] * 12
+    assert {unit.num_parameters for unit in model.units[1:]} == {7_087_872}
+    assert model.units[0].num_parameters == 50257 * 768 + 1024 * 768 + 2 * 768
+
+
+def test_an_unknown_preset_names_the_known_ones():
+    with pytest.raises(ValueError, match=r"preset 'gpt5': expected one of gpt2-124m, .*llama2-70b"):
+        preset("gpt5")
+
+
+@given(st.integers(1, 10**12), st.integers(1, 500))
+def test_equal_units_hold_all_parameters_and_differ_by_one_at_most(num_parameters, num_units):
+    if num_units > num_parameters:
+        with pytest.raises(ValueError, match=f"units {num_units}: expected 1 to {num_parameters}"):
+            equal_units(num_parameters, num_units)
+        return
+    sizes = [unit.num_parameters for unit in equal_units(num_parameters, num_units).units]
+    assert len(sizes) == num_units
+    assert sum(sizes) == num_parameters
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: equal_units(0, 1), "parameters 0: expected 1 to 100000000000000"),
+        (lambda: equal_units(-5, 1), "parameters -5: expected 1"),
+        (lambda: equal_units(10**15, 1), "parameters 1000000000000000: expected 1 to 100000000000000"),
+        (lambda: equal_units(10, 0), "units 0: expected 1 to 4096"),
+        (lambda: equal_units(10**9, 4097), "units 4097: expected 1 to 4096"),
+        (lambda: units_of_sizes([]), "number of units 0: expected 1"),
+        (lambda: units_of_sizes([5, 0]), "unit size 0: expected 1"),
+        (lambda: units_of_sizes([10**14, 1]), "parameters 100000000000001: expected 1"),
+        (lambda: Model("m", (Unit("u", ()),)), "unit 'u' of 'm' has 0 parameters"),
+        (lambda: Model("m", ()), "model 'm' has no units"),
+    ],
+)
+def test_absurd_sizes_are_refused_with_value_and_range(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("4096", 4096), ("7e9", 7 * 10**9), ("124M", 124 * 10**6), ("1.5B", 15 * 10**8), (" 2K ", 2000)]
+)
+def test_counts_are_written_as_people_write_them(text, count):
+    assert parse_count(text, "parameters") == count
+
+
+@pytest.mark.parametrize("text", ["", "seven", "-7", "1.5", "7e-9", "nan", "inf", "1e999", "7 B B", "0x10"])
+def test_a_bad_count_is_named(text):
+    with pytest.raises(ValueError, match=r"parameters '.*': expected a whole number"):
+        parse_count(text, "parameters")
+
+
+def test_each_parameter_is_padded_along_its_first_dimension():
+    model = units_of(Odd())
+    (unit,) = model.units
+    assert unit.num_parameters == 7 * 3 + 7 + 1
+    assert unit.padded_elements(1) == 29
+    assert unit.padded_elements(2) == 8 * 3 + 8 + 2
+    assert unit.padded_elements(8) == 8 * 3 + 8 + 8
+
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 7)
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+class Nested(nn.Module):
+    """A list in a list, a shared matrix, and a list without parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.blocks = nn.ModuleList(nn.ModuleDict({"experts": nn.ModuleList([nn.Linear(4, 4)])}) for _ in range(2))
+        self.activations = nn.ModuleList([nn.ReLU()])
+        self.head = nn.Linear(4, 10, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+def sizes(model):
+    return {unit.name: unit.num_parameters for unit in model.units}
+
+
+def test_elements_of_the_outermost_lists_are_units_and_what_is_shared_counts_once():
+    assert sizes(units_of(Nested())) == {"root": 40, "blocks.0": 20, "blocks.1": 20}
+
+
+def test_classes_to_wrap_can_be_named():
+    assert sizes(units_of(Nested(), ["Linear"])) == {
+        "root": 40,
+        "blocks.0.experts.0": 20,
+        "blocks.1.experts.0": 20,
+    }
+    with pytest.raises(ValueError, match=r"no module of class 'Block': expected some of Embedding, Linear"):
+        units_of(Nested(), ["Linear", "Block"])
+
+
+def test_a_module_without_lists_is_one_unit_and_one_without_parameters_is_refused():
+    assert sizes(units_of(nn.Linear(3, 2))) == {"root": 8}
+    with pytest.raises(ValueError, match="ReLU has no parameters"):
+        units_of(nn.ReLU())
+
+
+def test_the_benchmarks_model_has_a_unit_for_each_block_and_the_root():
+    with torch.device("meta"):
+        model = units_of(ByteGpt(ModelShape(width=64, num_layers=3, context=16)))
+    assert list(sizes(model)) == ["root", "blocks.0", "blocks.1", "blocks.2"]
+    assert sizes(model)["root"] == 256 * 64 + 16 * 64 + 2 * 64 + 64 * 256
+
+
+def test_what_fsdp2_has_wrapped_already_are_the_units():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with torch.device("meta"):
+            model = nn.Sequential(nn.ModuleList([nn.Linear(4, 4)]), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+        mesh = init_device_mesh("cpu", (1,))
+        for module in (model[1], model):
+            fully_shard(module, mesh=mesh)
+        assert sizes(units_of(model)) == {"root": 20, "1": 30}
+    finally:
+        dist.destroy_process_group()
+
+
+FACTORIES = """
+import torch
+from torch import nn
+def model(): return nn.Sequential(nn.Linear(1_000_000, 100_000), nn.ReLU())
+def fails(): raise RuntimeError("no such weights")
+def leaves(): raise SystemExit(3)
+def on_cpu(): return nn.Linear(2, 2, device="cpu")
+def takes(width): return nn.Linear(width, 2)
+number = lambda: 7
+"""
+
+
+@pytest.fixture
+def factories(tmp_path, monkeypatch):
+    (tmp_path / "plan_factories.py").write_text(FACTORIES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield "plan_factories"
+    sys.modules.pop("plan_factories", None)
+
+
+def test_a_factory_is_called_on_the_meta_device(factories):
+    assert units_of(load_module(f"{factories}:model")).num_parameters == 100_000_100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fails", "failed: RuntimeError: no such weights"),
+        ("leaves", "failed: SystemExit: 3"),
+        ("on_cpu", "parameter 'weight' is on cpu: expected meta"),
+        ("takes", "failed: TypeError: .*width"),
+        ("number", "made a int: expected a torch.nn.Module"),
+        ("absent", "failed: AttributeError"),
+    ],
+)
+def test_a_bad_factory_is_named_with_what_is_wrong(factories, name, message):
+    with pytest.raises(ValueError, match=f"module '{factories}:{name}'.*{message}"):
+        load_module(f"{factories}:{name}")
+
+
+@pytest.mark.parametrize("text", ["", "module", ":factory", "module:"])
+def test_a_factory_needs_a_module_and_a_name(text):
+    with pytest.raises(ValueError, match=r"expected package\.module:factory"):
+        load_module(text)
+
+
+def test_a_factory_in_no_module_says_so():
+    with pytest.raises(ValueError, match=r"module 'no\.such:factory' failed: ModuleNotFoundError"):
+        load_module("no.such:factory")

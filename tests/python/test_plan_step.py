@@ -1,0 +1,280 @@
+"""From placement to collectives and bytes: by hand, against the document's table, and what must hold for any model."""
+
+import dataclasses
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus._layout import Parameter
+from isthmus.plan.assumptions import Accumulation
+from isthmus.plan.memory import scratch_bytes
+from isthmus.plan.packets import WireOptions
+from isthmus.plan.placement import DDP, FSDP, HSDP, ZERO1, Cluster, ElementBytes, Phase, Placement, operations_of
+from isthmus.plan.step import Setting, StepPlan
+from isthmus.plan.strategies import STRATEGIES, strategies_named, world_formula
+from isthmus.plan.units import Unit, units_of_sizes
+from isthmus.plan.volumes import Collective, Kind
+
+EVERYTHING = WireOptions(min_elements=0)
+NONE = WireOptions(codec="none")
+FLAT = WireOptions(tiers="flat", min_elements=0)
+BYTES = ElementBytes(gathered=2, reduced=4)
+UNIT = Unit("u", (Parameter("w", (7, 3)), Parameter("b", (7,))))
+
+
+def shown(placements, nodes=2, ranks_per_node=4, unit=UNIT):
+    operations = operations_of(unit, placements, Cluster(nodes, ranks_per_node), BYTES)
+    return [(str(op.phase), str(op.kind), str(op.scope), op.num_elements, op.element_bytes) for op in operations]
+
+
+def test_fsdp_gathers_twice_and_reduce_scatters_over_all():
+    assert shown(FSDP) == [
+        ("forward", "all_gather", "world", 32, 2),
+        ("backward", "all_gather", "world", 32, 2),
+        ("reduction", "reduce_scatter", "world", 32, 4),
+    ]
+
+
+def test_hsdp_stays_in_the_node_but_for_the_all_reduce_of_each_shard_along_its_rail():
+    assert shown(HSDP, nodes=3, ranks_per_node=2) == [
+        ("forward", "all_gather", "node", 32, 2),
+        ("backward", "all_gather", "node", 32, 2),
+        ("reduction", "reduce_scatter", "node", 32, 4),
+        ("reduction", "all_reduce", "rail", 16, 4),
+    ]
+
+
+def test_ddp_all_reduces_without_padding():
+    assert shown(DDP) == [("reduction", "all_reduce", "world", 28, 4)]
+
+
+def test_sharded_optimizer_states_have_the_parameters_gathered_after_the_step():
+    assert shown(ZERO1) == [
+        ("reduction", "reduce_scatter", "world", 32, 4),
+        ("after the step", "all_gather", "world", 32, 2),
+    ]
+    hybrid = dataclasses.replace(HSDP, gradients=Placement.SHARDED, optimizer=Placement.SHARDED)
+    assert shown(hybrid)[-2:] == [
+        ("reduction", "reduce_scatter", "world", 32, 4),
+        ("after the step", "all_gather", "rail", 8, 2),
+    ]
+
+
+def test_what_is_kept_after_the_forward_pass_saves_the_gather_before_the_backward_pass():
+    assert [row[0] for row in shown(dataclasses.replace(FSDP, kept=Placement.REPLICATED))] == ["forward", "reduction"]
+    kept_in_node = shown(dataclasses.replace(FSDP, kept=Placement.NODE_SHARDED))
+    assert kept_in_node[1] == ("backward", "all_gather", "node", 32, 2)
+
+
+def test_groups_of_one_rank_make_no_collectives():
+    assert [row[2] for row in shown(HSDP, nodes=2, ranks_per_node=1)] == ["rail"]
+    assert [row[2] for row in shown(HSDP, nodes=1, ranks_per_node=2)] == ["node"] * 3
+    assert shown(FSDP, nodes=1, ranks_per_node=1) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kept": Placement.SHARDED, "parameters": Placement.NODE_SHARDED}, "kept 'sharded': expected no thinner than"),
+        ({"optimizer": Placement.REPLICATED}, "parameters 'sharded': expected no thinner than optimizer, 'replicated'"),
+        (
+            {"parameters": Placement.REPLICATED, "kept": Placement.REPLICATED, "optimizer": Placement.NODE_SHARDED},
+            "gradients 'sharded': expected no thinner than optimizer",
+        ),
+    ],
+)
+def test_placements_that_no_collective_brings_about_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(FSDP, **change)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "message"),
+    [
+        (0, 1, "nodes 0: expected 1 to 4096"),
+        (4097, 1, "nodes 4097: expected 1"),
+        (1, 0, "ranks_per_node 0: expected 1 to 128"),
+        (1, 129, "ranks_per_node 129"),
+    ],
+)
+def test_a_cluster_has_bounds(nodes, ranks, message):
+    with pytest.raises(ValueError, match=message):
+        Cluster(nodes, ranks)
+
+
+def plan(name, model, nodes=2, ranks_per_node=2, backend="nccl", wire=EVERYTHING, **setting):
+    (strategy,) = strategies_named([name], wire)
+    world = world_formula(backend, ranks_per_node)
+    return StepPlan(Setting(model, Cluster(nodes, ranks_per_node), world, **setting), strategy)
+
+
+def node_bytes(*arguments, **keywords):
+    return sum(plan(*arguments, **keywords).node_bytes.values())
+
+
+BIG = units_of_sizes([2**22] * 4)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "backend", "expected"),
+    [
+        ("fsdp", "nccl", Fraction(9, 4)),
+        ("fsdp", "gloo", Fraction(3)),
+        ("fsdp-node", "nccl", Fraction(3, 2)),
+        ("none", "nccl", Fraction(3, 2)),
+        ("hsdp", "nccl", Fraction(1)),
+        ("hsdp-none", "nccl", Fraction(1)),
+        ("ddp", "nccl", Fraction(3, 2)),
+        ("zero1", "nccl", Fraction(3, 2)),
+    ],
+)
+def test_a_step_sends_what_the_document_says(strategy, backend, expected):
+    """In P e, the model in bfloat16, at N = L = 2: docs/algorithms.md, "The others, for comparison"."""
+    whole = 2 * BIG.num_parameters
+    headers = 48 * 4 * 8 if STRATEGIES[strategy].wire else 0
+    assert expected * whole <= node_bytes(strategy, BIG, backend=backend) <= expected * whole + headers
+
+
+def test_phases_add_up_and_gradients_alone_are_compressed():
+    exact, lossy = plan("none", BIG).node_bytes, plan("tagc", BIG).node_bytes
+    assert exact[Phase.FORWARD] == lossy[Phase.FORWARD] == exact[Phase.BACKWARD] == BIG.num_parameters
+    # A bit for the index and a tenth of four bytes for the sketch, of the 16 bits of a bfloat16.
+    assert lossy[Phase.REDUCTION] / exact[Phase.REDUCTION] == pytest.approx((1 + 3.2) / 16, rel=0.02)
+    assert exact[Phase.AFTER_STEP] == 0
+
+
+def test_fsdp2_keeps_its_root_gathered_unless_told_otherwise():
+    units = tuple(dataclasses.replace(unit, is_root=index == 0) for index, unit in enumerate(BIG.units))
+    rooted = dataclasses.replace(BIG, units=units)
+
+    def backward(resharding):
+        return plan("fsdp", rooted, resharding=resharding).node_bytes[Phase.BACKWARD]
+
+    assert backward("yes") == plan("fsdp", BIG).node_bytes[Phase.BACKWARD] * 3 // 4
+    assert backward("no") == backward("node") == 0
+    assert plan("fsdp-node", rooted).node_bytes[Phase.BACKWARD] == 0
+    with pytest.raises(ValueError, match="reshard 'maybe': expected one of yes, no, node"):
+        backward("maybe")
+
+
+def test_accumulation_gathers_in_every_pass_and_reduces_as_it_is_told():
+    once = plan("fsdp", BIG).node_bytes
+    each = plan("fsdp", BIG, accumulation=Accumulation(4, "each")).node_bytes
+    last = plan("fsdp", BIG, accumulation=Accumulation(4, "last")).node_bytes
+    assert each == {phase: 4 * num_bytes for phase, num_bytes in once.items()}
+    assert last == each | {Phase.REDUCTION: once[Phase.REDUCTION]}
+    updates = plan("zero1", BIG, accumulation=Accumulation(4)).node_bytes[Phase.AFTER_STEP]
+    assert updates == plan("zero1", BIG).node_bytes[Phase.AFTER_STEP]
+
+
+MODELS = st.lists(st.integers(1, 300_000), min_size=1, max_size=4).map(units_of_sizes)
+NAMES = st.sampled_from(sorted(STRATEGIES))
+RANKS = st.integers(1, 5)
+BACKENDS = st.sampled_from(["nccl", "gloo"])
+
+
+@given(NAMES, MODELS, st.integers(1, 8), RANKS, BACKENDS)
+def test_more_nodes_never_send_less_in_all(name, model, nodes, ranks, backend):
+    fewer = nodes * node_bytes(name, model, nodes, ranks, backend)
+    assert fewer <= (nodes + 1) * node_bytes(name, model, nodes + 1, ranks, backend)
+
+
+@given(NAMES, MODELS, RANKS, BACKENDS)
+def test_one_node_sends_nothing_and_isthmus_is_the_ordinary_backend(name, model, ranks, backend):
+    found = plan(name, model, 1, ranks, backend)
+    assert sum(found.node_bytes.values()) == 0
+    (plain,) = [s for s in STRATEGIES.values() if s.is_plain and s.placements == found.strategy.placements]
+    own, other = found.operations, plan(plain.name, model, 1, ranks, backend).operations
+    assert own == other
+    assert found.memory == plan(plain.name, model, 1, ranks, backend).memory
+
+
+@given(MODELS, st.integers(2, 6), RANKS)
+def test_two_tiers_never_send_more_than_rings_but_headers(model, nodes, ranks):
+    headers = 3 * len(model.units) * nodes * ranks * (48 + 8)
+    for two_tier, ring in (("none", "fsdp"), ("ddp-none", "ddp")):
+        padding = 4 * nodes * ranks * nodes * len(model.units)
+        ours = node_bytes(two_tier, model, nodes, ranks)
+        assert ours <= node_bytes(ring, model, nodes, ranks) + 2 * headers + padding
+
+
+@given(NAMES, MODELS, st.integers(1, 4), RANKS)
+def test_memory_is_that_of_the_placements(name, model, nodes, ranks):
+    found = plan(name, model, nodes, ranks)
+    memory, placements = found.memory, found.strategy.placements
+    for placement, num_bytes, each in (
+        (placements.parameters, memory.parameters, 4),
+        (placements.gradients, memory.gradients, 4),
+        (placements.optimizer, memory.optimizer, 8),
+    ):
+        parts = {Placement.REPLICATED: 1, Placement.NODE_SHARDED: ranks, Placement.SHARDED: nodes * ranks}[placement]
+        least = -(-model.num_parameters // parts) * each
+        assert least <= num_bytes <= least + each * len(model.units)
+    assert (memory.residuals > 0) == (found.strategy.is_compressed and nodes > 1 and is_reduced_lossily(found))
+    assert memory.total == sum(dataclasses.astuple(memory))
+
+
+def is_reduced_lossily(found):
+    wire = found.strategy.wire
+    return any(op.kind is not Kind.ALL_GATHER and wire.tiers == "two" for op in found.operations) or any(
+        op.kind is Kind.REDUCE_SCATTER for op in found.operations
+    )
+
+
+def test_residuals_are_those_of_the_document():
+    elements = 2**22
+    model = units_of_sizes([elements])
+    assert plan("tagc", model, 4, 2).memory.residuals == elements // 2 * 3 // 4 * 4
+    assert plan("ddp-tagc", model, 4, 2).memory.residuals == (elements // 2 * 3 // 4 + elements // 8) * 4
+    assert plan("hsdp-tagc", model, 4, 2).memory.residuals == (elements // 2 * 3 // 4 + elements // 8) * 4
+    assert plan("flat-tagc", model, 4, 2).memory.residuals == elements * 4
+    assert plan("none", model, 4, 2).memory.residuals == 0
+
+
+@pytest.mark.parametrize(
+    ("wire", "kind", "ranks", "element_bytes", "expected"),
+    [
+        # 4096 elements over 2 x 2 ranks: C = 1024; a packet of none has 48 + 1024 e bytes, of tagc 64 + 64 + 128 + 768.
+        (NONE, Kind.REDUCE_SCATTER, 4, 4, 2 * 4096 + 4 * (48 + 4096)),
+        (NONE, Kind.REDUCE_SCATTER, 4, 2, 2 * 4096 + 4 * (48 + 2048) + 4096),
+        (EVERYTHING, Kind.REDUCE_SCATTER, 4, 4, 2 * 4096 + 4 * 1024),
+        (NONE, Kind.ALL_GATHER, 4, 2, 2 * 2048),
+        (NONE, Kind.ALL_REDUCE, 4, 4, 2 * 4096 + 4 * 4144 + 4096 + 7 * 4144),
+        (NONE, Kind.ALL_REDUCE, 4, 2, 2 * 4096 + 4 * 2096 + 4096 + 7 * 2096 + 4096),
+        # One rank a node, so C = 2048: the gradient is its own pieces, and the rail's all-gather its own result.
+        (NONE, Kind.REDUCE_SCATTER, 2, 4, 4 * (48 + 8192)),
+        (NONE, Kind.ALL_GATHER, 2, 2, 0),
+        (NONE, Kind.ALL_REDUCE, 2, 4, 4 * (48 + 8192) + 8192 + 3 * (48 + 8192)),
+        # In one tier: index of 128 bytes and sketch of 768 for each owner, a summed sketch, a chunk in float32.
+        (FLAT, Kind.REDUCE_SCATTER, 4, 4, 4 * (128 + 768) + 768 + 4096),
+        (FLAT, Kind.REDUCE_SCATTER, 4, 2, 4 * (128 + 768) + 768 + 4096 + 4096),
+        (dataclasses.replace(FLAT, min_elements=4097), Kind.REDUCE_SCATTER, 4, 2, 4096),
+    ],
+)
+def test_scratch_is_what_the_document_says(wire, kind, ranks, element_bytes, expected):
+    assert scratch_bytes(wire, Collective(kind, range(ranks), 4096, element_bytes), 2) == expected
+    assert scratch_bytes(wire, Collective(kind, range(ranks), 4096, element_bytes), 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["fsdp", "zero9"], "strategy 'zero9': expected some of ddp, zero1, fsdp"),
+        (["fsdp", "fsdp"], "strategy 'fsdp' is named twice"),
+        ([], "no strategies: expected some of ddp"),
+    ],
+)
+def test_bad_strategies_are_named(names, message):
+    with pytest.raises(ValueError, match=message):
+        strategies_named(names, WireOptions())
+
+
+def test_options_reach_the_strategies_on_isthmus_but_not_their_codec_and_tiers():
+    chosen = {s.name: s.wire for s in strategies_named(["fsdp", "none", "flat-tagc"], WireOptions(ratio=4.0))}
+    assert chosen == {
+        "fsdp": None,
+        "none": WireOptions(codec="none", ratio=4.0),
+        "flat-tagc": WireOptions(tiers="flat", ratio=4.0),
+    }

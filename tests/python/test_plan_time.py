@@ -1,0 +1,290 @@
+"""Time of a step: stages and pipelines by hand, and what must hold for any links: bounds, monotony, crossovers."""
+
+import dataclasses
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.plan.assumptions import (
+    Accumulation,
+    CodecSpeed,
+    CodecSpeeds,
+    Compute,
+    Links,
+    codec_speeds,
+    compute_of_tokens,
+    parse_speed_gbit_s,
+)
+from isthmus.plan.packets import WireOptions
+from isthmus.plan.pipeline import Pipeline, UnitWork
+from isthmus.plan.placement import Cluster, Phase
+from isthmus.plan.scan import EQUAL_SHARE, Comparison, link_speeds
+from isthmus.plan.step import Setting, StepPlan
+from isthmus.plan.strategies import STRATEGIES, strategies_named, world_formula
+from isthmus.plan.timing import NodeHop, Resource, Stage, stage_of
+from isthmus.plan.units import units_of_sizes
+
+ONE_PASS = Accumulation()
+LINKS = Links(inter_gbit_s=8, intra_gbit_s=80, inter_latency_us=10, intra_latency_us=1)
+CODECS = CodecSpeeds(CodecSpeed(8, 8), CodecSpeed(4, 2), "made up")
+
+
+def hop(**values):
+    return NodeHop(
+        **dict.fromkeys(("steps", "inter_bytes", "intra_bytes", "encoded_elements", "decoded_elements"), 0)
+        | {"codec": ""}
+        | values
+    )
+
+
+def test_a_message_between_nodes_takes_its_bytes_and_its_rounds():
+    stage = stage_of(hop(steps=3, inter_bytes=10**9), LINKS, CODECS)
+    assert stage == Stage((Resource.BETWEEN,), 1.0, pytest.approx(30e-6))
+
+
+def test_a_message_within_a_node_does_not_load_the_link():
+    assert stage_of(hop(steps=2, intra_bytes=10**9), LINKS, CODECS) == Stage((Resource.WITHIN,), 0.1, 2e-6)
+
+
+@pytest.mark.parametrize(
+    ("intra", "seconds", "slower"), [(10**9, 1.0, Resource.BETWEEN), (10**11, 10.0, Resource.WITHIN)]
+)
+def test_a_ring_over_nodes_is_as_slow_as_its_slowest_edge_and_loads_both(intra, seconds, slower):
+    stage = stage_of(hop(steps=1, inter_bytes=10**9, intra_bytes=intra), LINKS, CODECS)
+    assert (stage.transfer_s, stage.latency_s) == (seconds, pytest.approx(10e-6))
+    assert stage.resources[0] is slower
+    assert set(stage.resources) == {Resource.BETWEEN, Resource.WITHIN}
+
+
+def test_codecs_take_their_float32_elements_at_their_own_speeds():
+    lossy = stage_of(hop(codec="tagc", encoded_elements=10**9, decoded_elements=10**9), LINKS, CODECS)
+    assert lossy == Stage((Resource.CODEC,), 1.0 + 2.0, 0.0)
+    assert stage_of(hop(codec="none", encoded_elements=10**9), LINKS, CODECS).seconds == 0.5
+
+
+def taking(resource, seconds):
+    """One collective, or none at all."""
+    return ((Stage((resource,), seconds, 0.0),),) if seconds else ()
+
+
+def work(share, gather=0.0, scatter=0.0, all_reduce=0.0, update=0.0, is_root=False):
+    return UnitWork(
+        forward_gathers=taking(Resource.BETWEEN, gather),
+        backward_gathers=taking(Resource.BETWEEN, gather),
+        reduce_scatters=taking(Resource.BETWEEN, scatter),
+        all_reduces=taking(Resource.WITHIN, all_reduce),
+        updates=taking(Resource.BETWEEN, update),
+        compute_share=share,
+        is_root=is_root,
+    )
+
+
+def test_gathers_hide_behind_the_computation_of_the_units_before():
+    # Forward 1 s for each of two units, backward 2 s; gathers of 1 s: all but the first of each pass are hidden.
+    pipeline = Pipeline([work(0.5, gather=1), work(0.5, gather=1)], waits_for_scatter=True)
+    assert pipeline.pass_s(6.0, reduces=True) == pytest.approx(1 + 2 + 1 + 4)
+
+
+def test_gathers_that_are_longer_than_computation_set_the_pace():
+    pipeline = Pipeline([work(0.25, gather=10)] * 4, waits_for_scatter=True)
+    # Forward: 40 s of gathers, then the last unit computes; backward: 40 s more, then the last one.
+    assert pipeline.pass_s(12.0, reduces=True) == pytest.approx(40 + 1 + 40 + 2)
+
+
+def test_reductions_hide_behind_the_backward_pass_but_for_the_last():
+    pipeline = Pipeline([work(0.5, scatter=1), work(0.5, scatter=1)], waits_for_scatter=True)
+    assert pipeline.pass_s(6.0, reduces=True) == pytest.approx(2 + 4 + 1)
+    assert pipeline.pass_s(6.0, reduces=False) == pytest.approx(6)
+
+
+def test_the_root_is_reduced_after_everything_and_computes_at_the_end_of_the_forward_pass():
+    units = [work(0.5, gather=1, scatter=3, is_root=True), work(0.5, scatter=3)]
+    # Root gathered 1, forward 1 + 1, root gathered again 1 (as told), backward 2 + 2, reductions 3 + 3, nothing hides.
+    assert Pipeline(units, waits_for_scatter=True).pass_s(6.0, reduces=True) == pytest.approx(1 + 2 + 1 + 4 + 6)
+
+
+def test_fsdp2_waits_for_the_reduce_scatter_before_and_ddp_does_not():
+    units = [work(20 / 22, scatter=5), work(1 / 22, scatter=5), work(1 / 22, scatter=5)]
+    # Forward 11. Backward 1, 1 and 20, each reduced behind the one before. FSDP2 computes the 20 only after the first
+    # reduction has ended and the second begun (at 6), DDP at once (at 2); the last reduction is never hidden.
+    assert Pipeline(units, waits_for_scatter=True).pass_s(33.0, reduces=True) == pytest.approx(11 + 6 + 20 + 5)
+    assert Pipeline(units, waits_for_scatter=False).pass_s(33.0, reduces=True) == pytest.approx(11 + 2 + 20 + 5)
+
+
+def test_an_all_reduce_along_the_rail_does_not_hold_up_the_next_reduce_scatter():
+    units = [work(0.5, scatter=1, all_reduce=5), work(0.5, scatter=1, all_reduce=5)]
+    # Forward 2, backward 2, scatter 1, its all-reduce 5 alone; the second scatter ends earlier, its all-reduce waits.
+    assert Pipeline(units, waits_for_scatter=True).pass_s(6.0, reduces=True) == pytest.approx(2 + 2 + 1 + 5 + 5)
+
+
+def test_updates_come_once_and_passes_that_do_not_reduce_are_shorter():
+    pipeline = Pipeline([work(1.0, scatter=2, update=0.5)], waits_for_scatter=False)
+    assert pipeline.step_s(4.0, passes=4, num_reductions=4) == pytest.approx(4 * (1 + 2) + 0.5)
+    assert pipeline.step_s(4.0, passes=4, num_reductions=1) == pytest.approx(4 * 1 + 2 + 0.5)
+
+
+def plans(names, sizes, nodes, ranks, backend="nccl", accumulation=ONE_PASS):
+    model = units_of_sizes(sizes)
+    model = dataclasses.replace(
+        model, units=(dataclasses.replace(model.units[0], is_root=len(sizes) > 1), *model.units[1:])
+    )
+    setting = Setting(model, Cluster(nodes, ranks), world_formula(backend, ranks), accumulation=accumulation)
+    return [StepPlan(setting, strategy) for strategy in strategies_named(names, WireOptions(min_elements=1000))]
+
+
+SPEEDS = st.floats(0.01, 10_000)
+SETTINGS = st.tuples(
+    st.sampled_from(sorted(STRATEGIES)).map(lambda name: [name]),
+    st.lists(st.integers(1, 10**8), min_size=1, max_size=5),
+    st.integers(1, 6),
+    st.integers(1, 5),
+    st.sampled_from(["nccl", "gloo"]),
+    st.sampled_from([Accumulation(), Accumulation(3), Accumulation(3, "last")]),
+)
+
+
+@given(SETTINGS, SPEEDS, SPEEDS, SPEEDS, st.floats(0, 100))
+def test_a_faster_link_never_makes_a_step_longer(setting, slow, fast, intra, compute_s):
+    (plan,) = plans(*setting)
+    slow, fast = sorted((slow, fast))
+    times = [plan.time(Links(speed, intra), CODECS, Compute(compute_s, "")) for speed in (slow, fast)]
+    assert times[1].step_s <= times[0].step_s * (1 + 1e-9)
+    assert times[1].serial_s <= times[0].serial_s * (1 + 1e-9)
+    faster_within = plan.time(Links(slow, intra * 2), CODECS, Compute(compute_s, ""))
+    assert faster_within.step_s <= times[0].step_s * (1 + 1e-9)
+
+
+@given(SETTINGS, SPEEDS, SPEEDS, st.floats(0, 100))
+def test_overlap_is_no_slower_than_none_and_no_faster_than_any_resource(setting, inter, intra, compute_s):
+    (plan,) = plans(*setting)
+    time = plan.time(Links(inter, intra, 3, 2), CODECS, Compute(compute_s, ""))
+    assert time.step_s <= time.serial_s * (1 + 1e-9)
+    at_least = [compute_s, sum(phase.between_s for phase in time.phases.values())]
+    at_least += [sum(phase.within_s for phase in time.phases.values())]
+    at_least += [sum(phase.codec_s for phase in time.phases.values())]
+    assert time.step_s >= max(at_least) * (1 - 1e-9)
+    total = compute_s + sum(phase.seconds for phase in time.phases.values())
+    assert time.serial_s == pytest.approx(total)
+    assert time.exposed_s >= -1e-9 * max(compute_s, 1)
+
+
+def test_time_between_nodes_is_bytes_over_speed():
+    for plan in plans(["fsdp", "none", "tagc", "hsdp", "hsdp-tagc", "ddp"], [10**7] * 3, 2, 4):
+        time = plan.time(Links(10, 1e5), CODECS, Compute(1, ""))
+        for phase in Phase:
+            assert time.phases[phase].between_s == pytest.approx(plan.node_bytes[phase] * 8 / 10e9)
+
+
+def comparison(names=("fsdp", "hsdp", "none", "tagc", "hsdp-tagc"), inter=25, memory_bytes=None, codecs=None):
+    chosen = plans(list(names), [5 * 10**7] + [10**8] * 4, 2, 4)
+    links = Links(inter, 2000)
+    return Comparison(chosen, links, codecs or codec_speeds("gpu", 10), Compute(0.2, ""), memory_bytes)
+
+
+def test_crossovers_are_where_the_preferred_strategy_changes_and_nowhere_else():
+    found = comparison()
+    edges = [1.0, *(crossover.inter_gbit_s for crossover in found.crossovers), 800.0]
+    assert len(edges) >= 3
+    assert edges == sorted(edges)
+    for crossover in found.crossovers:
+        sides = [found.preferred(found.candidates, crossover.inter_gbit_s * factor) for factor in (0.999, 1.001)]
+        assert [side.strategy.name for side in sides] == [crossover.below, crossover.above]
+    for crossover, following in pairwise(found.crossovers):
+        assert crossover.above == following.below
+    for low, high in pairwise(edges):
+        middles = [low * 1.01, math.sqrt(low * high), high / 1.01]
+        assert len({found.preferred(found.candidates, middle).strategy.name for middle in middles}) == 1
+
+
+def test_at_equal_times_the_strategy_that_asks_for_less_is_preferred():
+    found = comparison()
+    assert found.preferred(found.candidates, 1e5).strategy.name == "fsdp"  # everything hides: no codec, least memory
+    assert found.preferred(found.candidates, 1.0).strategy.name == "hsdp-tagc"
+    order = [plan.strategy.name for plan in found.candidates]
+    assert order.index("hsdp") < order.index("none") < order.index("tagc")
+    times = {plan.strategy.name: found.time(plan).step_s for plan in found.plans}
+    assert times[found.winner.strategy.name] <= min(times.values()) * (1 + EQUAL_SHARE)
+
+
+def test_what_does_not_fit_cannot_win():
+    everything = comparison(inter=1)
+    assert everything.winner.strategy.name == "hsdp-tagc"
+    limit = everything.winner.memory.total - 1
+    limited = comparison(inter=1, memory_bytes=limit)
+    assert limited.winner.memory.total <= limit
+    assert not limited.fits(limited.plans[-1])
+    nothing = comparison(memory_bytes=1)
+    assert (nothing.winner, nothing.crossovers) == (None, [])
+
+
+def test_the_slowest_codec_that_pays_is_found():
+    found = comparison()
+    by_name = {plan.strategy.name: plan for plan in found.plans}
+    factor = found.slowest_codec_factor(by_name["tagc"], by_name["none"])
+    for share, pays in ((1.01, True), (0.98, False)):
+        codecs = dataclasses.replace(found.codecs, tagc=found.codecs.tagc.scaled(factor * share))
+        tried = comparison(codecs=codecs)
+        tagc, none = (tried.time(by_name[name]).step_s for name in ("tagc", "none"))
+        assert (tagc < none) is pays
+    assert found.slowest_codec_factor(by_name["fsdp"], by_name["none"]) is None  # no codec makes fsdp the faster one
+
+
+def test_link_speeds_go_from_1_to_800():
+    speeds = link_speeds()
+    assert (speeds[0], speeds[-1]) == (1.0, pytest.approx(800.0))
+    assert speeds == sorted(speeds)
+
+
+@pytest.mark.parametrize(
+    ("text", "speed"),
+    [("25gbit", 25), ("25", 25), ("200mbit", 0.2), ("1.6tbit", 1600), ("400 Gbit", 400), ("100kbit", 1e-4)],
+)
+def test_speeds_are_written_as_people_write_them(text, speed):
+    assert parse_speed_gbit_s(text, "--inter") == pytest.approx(speed)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-1gbit", "0", "25gb", "nan", "inf", "1e9gbit", "10kbit", "1e99"])
+def test_a_bad_speed_is_named_with_the_accepted_range(text):
+    with pytest.raises(ValueError, match=r"--inter '.*': expected a number .* from 100kbit to 1000tbit"):
+        parse_speed_gbit_s(text, "--inter")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Links(0, 1), "inter_gbit_s 0: expected 0.0001 to 1e"),
+        (lambda: Links(1, math.nan), "intra_gbit_s nan: expected"),
+        (lambda: Links(1, 1, -1), "inter_latency_us -1: expected 0 to 1e"),
+        (lambda: Compute(-1, ""), "compute seconds -1: expected 0"),
+        (lambda: Compute(math.inf, ""), "compute seconds inf: expected 0"),
+        (lambda: compute_of_tokens(1, 0, 1, 1), "tokens 0: expected 1 to"),
+        (lambda: compute_of_tokens(1, 1, 0, 1), "peak_tflops 0: expected 0.001"),
+        (lambda: compute_of_tokens(1, 1, 1, 1.5), "mfu 1.5: expected 0.001 to 1"),
+        (lambda: Accumulation(0), "accumulation 0: expected 1 to 65536"),
+        (lambda: Accumulation(2, "never"), "reduce 'never': expected each or last"),
+        (lambda: codec_speeds("fast", 10), "codec speed 'fast': expected cpu, gpu, or GB/s"),
+        (lambda: codec_speeds("0", 10), "codec speed '0': expected .*encode_gb_s 0: expected 0.001"),
+        (lambda: codec_speeds("5/-1", 10), "codec speed '5/-1'"),
+    ],
+)
+def test_absurd_assumptions_are_refused_with_value_and_range(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_compute_is_six_operations_a_parameter_and_token():
+    compute = compute_of_tokens(10**9, 1000, 100, 0.5)
+    assert compute.seconds == pytest.approx(6e12 / 50e12)
+
+
+def test_codec_speeds_are_measured_ones_given_ones_or_assumed_and_say_which():
+    assert codec_speeds("cpu", 10).tagc == CodecSpeed(2.36, 3.82)
+    assert codec_speeds("cpu", 4).of("tagc") == CodecSpeed(1.18, 1.20)
+    assert codec_speeds("cpu", 1).tagc == CodecSpeed(0.80, 0.86)  # slower than the lowest measured level is not known
+    assert codec_speeds("100/150", 10).tagc == CodecSpeed(100, 150)
+    assert codec_speeds("100", 10).tagc == CodecSpeed(100, 100)
+    assert "never timed" in codec_speeds("gpu", 10).source
+    assert "docs/tagc.md" in codec_speeds("cpu", 10).source
