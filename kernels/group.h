@@ -3,21 +3,29 @@
 //   for (int64_t i = group.thread(); i < count; i += group.size()) ...
 //
 // On CPU the group is one thread whose size is a constant 1, so that these loops vectorise like plain ones. On CUDA it
-// will be a thread block. Updates that several threads may make to one word go through the group.
+// is a thread block (CtaGroup, cuda_group.cuh), or one thread of it. Updates that several threads may make to one word
+// go through the group.
+//
+// Passes over a whole piece (passes.h) run on many groups side by side. These have more members than SerialGroup:
+//
+//   sync()                    all threads; what was written before is seen after
+//   sum(uint64_t)             of all threads, known to all
+//   exclusive_sum(uint32_t value, uint32_t& total)   of the threads before this one; and of all
+//   group_number(), num_groups()                     which of the groups this is
+//   shared<T>()               memory of the group, T and the bytes after it; not initialised
+//   fetch_add(word, operand)  of 32 or 64 bits; fetch_max and fetch_min of 32
+//
+// any(), sum(), exclusive_sum() and sync() are barriers: all threads of a group make the same calls in the same order.
 #pragma once
 
 #include <cstdint>
+
+#include "kernels/host_device.h"
 
 // Every instruction set compiles the block algorithms anew (see instruction_set.h). Each does so in a namespace of its
 // own: were their functions to share names, the linker would keep one copy, perhaps one that this machine cannot run.
 #ifndef ISTHMUS_KERNEL_NAMESPACE
 #error "define ISTHMUS_KERNEL_NAMESPACE before including a block algorithm"
-#endif
-
-#ifdef __CUDACC__
-#define ISTHMUS_DEVICE __host__ __device__ inline
-#else
-#define ISTHMUS_DEVICE inline
 #endif
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
@@ -35,6 +43,21 @@ struct SerialGroup {
     return before;
   }
   static void apply_xor(uint32_t& word, uint32_t operand) { word ^= operand; }
+};
+
+// One thread of `Group`, alone: it runs a block algorithm beside the other threads, which run it elsewhere.
+template <typename Group>
+class ThreadOf {
+ public:
+  explicit ISTHMUS_DEVICE ThreadOf(Group group) : group_(group) {}
+  static constexpr ISTHMUS_DEVICE int64_t thread() { return 0; }
+  static constexpr ISTHMUS_DEVICE int64_t size() { return 1; }
+  static ISTHMUS_DEVICE bool any(bool condition) { return condition; }
+  ISTHMUS_DEVICE uint32_t fetch_or(uint32_t& word, uint32_t operand) { return group_.fetch_or(word, operand); }
+  ISTHMUS_DEVICE void apply_xor(uint32_t& word, uint32_t operand) { group_.apply_xor(word, operand); }
+
+ private:
+  Group group_;
 };
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/host_device.h"
+
 namespace isthmus::kernels {
 
 inline constexpr int64_t kMinBlockElements = 64;
@@ -18,10 +20,18 @@ struct TagcShape {
   int64_t num_rows = 0;    // of the sketch: at least 3, or 0 if there are no blocks; below 2^32
 
   // Always inlined: every instruction set compiles these, and the linker must not choose between them.
-  [[gnu::always_inline]] int64_t block_words() const { return block_elements / 64; }
-  [[gnu::always_inline]] int64_t flag_words() const { return (num_blocks + 63) / 64; }
-  [[gnu::always_inline]] int64_t index_words() const { return num_blocks * block_words(); }
-  [[gnu::always_inline]] int64_t num_cells() const { return num_rows * block_elements; }
+  [[gnu::always_inline]] ISTHMUS_DEVICE int64_t block_words() const { return block_elements / 64; }
+  [[gnu::always_inline]] ISTHMUS_DEVICE int64_t flag_words() const { return (num_blocks + 63) / 64; }
+  [[gnu::always_inline]] ISTHMUS_DEVICE int64_t index_words() const { return num_blocks * block_words(); }
+  [[gnu::always_inline]] ISTHMUS_DEVICE int64_t num_cells() const { return num_rows * block_elements; }
+};
+
+// Where a packet's sections begin, in bytes, and where it ends. See docs/packet_format.md.
+struct TagcLayout {
+  int64_t flags;
+  int64_t index;
+  int64_t sketch;
+  int64_t end;
 };
 
 // Where a block's elements go in the sketch: three different rows, and a sign for each (sums only).

@@ -1,4 +1,5 @@
-// Block algorithms of codec `tagc`: what a group does with one block or one row of the sketch.
+// Block algorithms of codec `tagc`: what a group does with one block or one row of the sketch. Bit fields are words of
+// 64 bits on CPU and of 32 on CUDA, whose atomics are of that size: the bits lie at the same places.
 #pragma once
 
 #include "kernels/group.h"
@@ -55,19 +56,18 @@ ISTHMUS_DEVICE bool sums_non_finite(Group group, const float* piece, const float
 }
 
 // once/twice: cells of one row that are hit by one key or more, by two keys or more. Adds one block's keys.
-template <typename Group>
-ISTHMUS_DEVICE void count_keys(Group group, const uint64_t* __restrict keys, int64_t words, uint64_t* __restrict once,
-                               uint64_t* __restrict twice) {
+template <typename Group, typename Word>
+ISTHMUS_DEVICE void count_keys(Group group, const Word* __restrict keys, int64_t words, Word* __restrict once,
+                               Word* __restrict twice) {
   for (int64_t w = group.thread(); w < words; w += group.size()) {
-    const uint64_t before = group.fetch_or(once[w], keys[w]);
+    const Word before = group.fetch_or(once[w], keys[w]);
     group.fetch_or(twice[w], before & keys[w]);
   }
 }
 
 // Leaves in `once` the cells with exactly one key.
-template <typename Group>
-ISTHMUS_DEVICE void keep_singles(Group group, int64_t words, uint64_t* __restrict once,
-                                 const uint64_t* __restrict twice) {
+template <typename Group, typename Word>
+ISTHMUS_DEVICE void keep_singles(Group group, int64_t words, Word* __restrict once, const Word* __restrict twice) {
   for (int64_t w = group.thread(); w < words; w += group.size()) {
     once[w] &= ~twice[w];
   }
@@ -80,14 +80,14 @@ struct BlockStatus {
 };
 
 // Takes the keys that are alone in one of their three cells out of `keys`, and puts them into `peeled`.
-template <typename Group>
-ISTHMUS_DEVICE BlockStatus take_single_keys(Group group, const uint64_t* __restrict single0,
-                                            const uint64_t* __restrict single1, const uint64_t* __restrict single2,
-                                            int64_t words, uint64_t* __restrict keys, uint64_t* __restrict peeled) {
-  uint64_t any_peeled = 0;
-  uint64_t any_left = 0;
+template <typename Group, typename Word>
+ISTHMUS_DEVICE BlockStatus take_single_keys(Group group, const Word* __restrict single0, const Word* __restrict single1,
+                                            const Word* __restrict single2, int64_t words, Word* __restrict keys,
+                                            Word* __restrict peeled) {
+  Word any_peeled = 0;
+  Word any_left = 0;
   for (int64_t w = group.thread(); w < words; w += group.size()) {
-    const uint64_t single = single0[w] | single1[w] | single2[w];
+    const Word single = single0[w] | single1[w] | single2[w];
     peeled[w] = keys[w] & single;
     keys[w] &= ~single;
     any_peeled |= peeled[w];
@@ -98,9 +98,9 @@ ISTHMUS_DEVICE BlockStatus take_single_keys(Group group, const uint64_t* __restr
 
 // Leaves in `keys` those that have a cell which no key before them took, and takes all their cells. Keys that were let
 // in this way peel, the last one first. The three rows of a block differ.
-template <typename Group>
-ISTHMUS_DEVICE void admit_keys(Group group, uint64_t* __restrict taken0, uint64_t* __restrict taken1,
-                               uint64_t* __restrict taken2, int64_t words, uint64_t* __restrict keys) {
+template <typename Group, typename Word>
+ISTHMUS_DEVICE void admit_keys(Group group, Word* __restrict taken0, Word* __restrict taken1, Word* __restrict taken2,
+                               int64_t words, Word* __restrict keys) {
   for (int64_t w = group.thread(); w < words; w += group.size()) {
     keys[w] &= ~(taken0[w] & taken1[w] & taken2[w]);
     taken0[w] |= keys[w];
@@ -175,29 +175,45 @@ ISTHMUS_DEVICE int lowest_bit(uint64_t word) {
 }
 
 // Calls visit(i) for each set bit i of `word`, ascending, with `first` added.
-template <typename Visit>
-ISTHMUS_DEVICE void for_each_bit(uint64_t word, int64_t first, Visit visit) {
+template <typename Word, typename Visit>
+ISTHMUS_DEVICE void for_each_bit(Word word, int64_t first, Visit visit) {
   for (; word != 0; word &= word - 1) {
     visit(first + lowest_bit(word));
   }
 }
 
-template <typename Group, typename Visit>
-ISTHMUS_DEVICE void for_each_key(Group group, const uint64_t* keys, int64_t words, Visit visit) {
+// The bits of the first `count` set bits of `word`.
+template <typename Word>
+ISTHMUS_DEVICE Word first_bits(Word word, int64_t count) {
+  Word rest = word;
+  for (; count > 0 && rest != 0; --count) {
+    rest &= rest - 1;
+  }
+  return word & ~rest;
+}
+
+ISTHMUS_DEVICE bool is_flagged(const uint64_t* flags, int64_t block) {
+  return (flags[block / 64] >> (block % 64) & 1) != 0;
+}
+
+template <typename Group, typename Word, typename Visit>
+ISTHMUS_DEVICE void for_each_key(Group group, const Word* keys, int64_t words, Visit visit) {
+  constexpr int64_t kBits = 8 * sizeof(Word);
   for (int64_t w = group.thread(); w < words; w += group.size()) {
-    for_each_bit(keys[w], 64 * w, visit);
+    for_each_bit(keys[w], kBits * w, visit);
   }
 }
 
 // Recovers the values of the `peeled` keys of one block from the first of their cells that they have alone, takes them
 // out of the sketch, and hands them to emit(column, value).
-template <typename Group, typename Cell, typename Emit>
-ISTHMUS_DEVICE void recover_values(Group group, const BlockCells<Cell>& cells, const uint64_t* peeled, int64_t words,
-                                   const uint64_t* single0, const uint64_t* single1, Emit emit) {
+template <typename Group, typename Cell, typename Word, typename Emit>
+ISTHMUS_DEVICE void recover_values(Group group, const BlockCells<Cell>& cells, const Word* peeled, int64_t words,
+                                   const Word* single0, const Word* single1, Emit emit) {
+  constexpr int64_t kBits = 8 * sizeof(Word);
   for (int64_t w = group.thread(); w < words; w += group.size()) {
-    const uint64_t alone0 = peeled[w] & single0[w];
-    const uint64_t alone1 = peeled[w] & single1[w] & ~single0[w];
-    const uint64_t alone2 = peeled[w] & ~(single0[w] | single1[w]);
+    const Word alone0 = peeled[w] & single0[w];
+    const Word alone1 = peeled[w] & single1[w] & ~single0[w];
+    const Word alone2 = peeled[w] & ~(single0[w] | single1[w]);
     const auto recover_from = [&](int i) {
       return [&, i](int64_t column) {
         const float value = cells.value(i, column);
@@ -205,9 +221,9 @@ ISTHMUS_DEVICE void recover_values(Group group, const BlockCells<Cell>& cells, c
         emit(column, value);
       };
     };
-    for_each_bit(alone0, 64 * w, recover_from(0));
-    for_each_bit(alone1, 64 * w, recover_from(1));
-    for_each_bit(alone2, 64 * w, recover_from(2));
+    for_each_bit(alone0, kBits * w, recover_from(0));
+    for_each_bit(alone1, kBits * w, recover_from(1));
+    for_each_bit(alone2, kBits * w, recover_from(2));
   }
 }
 

@@ -49,17 +49,6 @@ void for_each_block(const TagcShape& shape, Visit visit) {
   }
 }
 
-inline bool is_flagged(const uint64_t* flags, int64_t block) { return (flags[block / 64] >> (block % 64) & 1) != 0; }
-
-// The bits of the first `count` set bits of `word`.
-inline uint64_t first_bits(uint64_t word, int64_t count) {
-  uint64_t rest = word;
-  for (; count > 0 && rest != 0; --count) {
-    rest &= rest - 1;
-  }
-  return word & ~rest;
-}
-
 // What one pass over the piece found.
 struct Collected {
   int64_t count = 0;  // magnitudes of at least the bound; listed in order, up to the capacity

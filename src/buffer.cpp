@@ -3,8 +3,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "float_types.h"
 #include "isthmus/error.h"
+#include "kernels/float_types.h"
 
 namespace isthmus {
 
@@ -53,29 +53,6 @@ DataType accumulate_dtype(DataType dtype) {
 }
 
 namespace {
-
-template <typename T>
-auto widen(T value) {
-  if constexpr (std::is_floating_point_v<T>) {
-    return value;
-  } else {
-    return to_float32(value);
-  }
-}
-
-// One rounding, whatever the two types.
-template <typename Out, typename In>
-Out narrow(In value) {
-  if constexpr (std::is_floating_point_v<Out>) {
-    return static_cast<Out>(value);
-  } else if constexpr (std::is_same_v<In, double>) {
-    return narrow<Out>(to_float32_odd(value));
-  } else if constexpr (std::is_same_v<Out, BFloat16>) {
-    return to_bfloat16(value);
-  } else {
-    return to_float16(value);
-  }
-}
 
 // Calls visit(T{}) with the C++ type of a floating `dtype`.
 template <typename Visitor>

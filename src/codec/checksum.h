@@ -1,53 +1,83 @@
 // The checksum of packets. docs/packet_format.md defines it.
 #pragma once
 
+#include <algorithm>
 #include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/checksum.h"
+
 namespace isthmus {
 
-// Of 64-bit words, in eight lanes that do not wait for each other. A step is one to one in the lane and in the word,
-// and so is the end in every lane: damage to one word, whatever it is, always shows.
+// Of 64-bit words, in chains that do not wait for each other: eight at a time here, thousands on a GPU. A step is one
+// to one in the chain and in the word, and so is the end in every chain: damage to one word, whatever it is, always
+// shows.
 class Checksum {
  public:
   // The next `num_bytes` of the data: a multiple of 8, and of 64 in every call but the last. No alignment is needed.
   void add(const void* data, int64_t num_bytes) {
-    std::array<uint64_t, kLanes> lanes = lanes_;  // in registers: `data` may alias this object, for all it is known
     const auto* bytes = static_cast<const std::byte*>(data);
-    for (; num_bytes >= kRowBytes; num_bytes -= kRowBytes, bytes += kRowBytes) {
-      add_words(bytes, kLanes, lanes);
+    while (num_bytes > 0) {
+      const int64_t part = std::min(num_bytes, kernels::kChecksumSegmentBytes - segment_bytes_);
+      add_part(bytes, part);
+      bytes += part;
+      num_bytes -= part;
     }
-    add_words(bytes, num_bytes / kWordBytes, lanes);
-    lanes_ = lanes;
   }
 
-  uint64_t value() const {
-    uint64_t value = 0;
-    for (const uint64_t lane : lanes_) {
-      value = mix(value, lane);
-    }
-    return value;
-  }
+  uint64_t value() const { return segment_bytes_ == 0 ? sum_ : sum_ + end_of_chains(); }
 
  private:
-  static constexpr int64_t kLanes = 8;
-  static constexpr int64_t kWordBytes = 8;
-  static constexpr int64_t kRowBytes = kLanes * kWordBytes;
+  static constexpr int64_t kLanes = kernels::kChecksumLanes;
+  using Chains = std::array<uint64_t, kLanes>;
 
-  static uint64_t mix(uint64_t state, uint64_t word) { return std::rotl((state ^ word) * 0x9e3779b97f4a7c15u, 29); }
+  static Chains begin_chains(int64_t segment) {
+    Chains chains;
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      chains[lane] = kernels::checksum_begin(segment, lane);
+    }
+    return chains;
+  }
 
-  static void add_words(const std::byte* bytes, int64_t num_words, std::array<uint64_t, kLanes>& lanes) {
+  static void add_words(const std::byte* bytes, int64_t num_words, Chains& chains) {
     for (int64_t lane = 0; lane < num_words; ++lane) {
       uint64_t word = 0;
-      std::memcpy(&word, bytes + lane * kWordBytes, kWordBytes);
-      lanes[lane] = mix(lanes[lane], word);
+      std::memcpy(&word, bytes + lane * kernels::kChecksumWordBytes, sizeof(word));
+      chains[lane] = kernels::checksum_step(chains[lane], word);
     }
   }
 
-  std::array<uint64_t, kLanes> lanes_ = {1, 2, 3, 4, 5, 6, 7, 8};
+  // Bytes of one segment.
+  void add_part(const std::byte* bytes, int64_t num_bytes) {
+    Chains chains = chains_;  // in registers: `bytes` may alias this object, for all it is known
+    segment_bytes_ += num_bytes;
+    for (; num_bytes >= kernels::kChecksumRowBytes; num_bytes -= kernels::kChecksumRowBytes) {
+      add_words(bytes, kLanes, chains);
+      bytes += kernels::kChecksumRowBytes;
+    }
+    add_words(bytes, num_bytes / kernels::kChecksumWordBytes, chains);
+    chains_ = chains;
+    if (segment_bytes_ == kernels::kChecksumSegmentBytes) {
+      sum_ += end_of_chains();
+      chains_ = begin_chains(++segment_);
+      segment_bytes_ = 0;
+    }
+  }
+
+  uint64_t end_of_chains() const {
+    uint64_t sum = 0;
+    for (const uint64_t chain : chains_) {
+      sum += kernels::checksum_end(chain);
+    }
+    return sum;
+  }
+
+  int64_t segment_ = 0;
+  int64_t segment_bytes_ = 0;  // of the segment, so far; full ones are in sum_
+  uint64_t sum_ = 0;
+  Chains chains_ = begin_chains(0);
 };
 
 }  // namespace isthmus

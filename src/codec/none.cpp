@@ -11,17 +11,6 @@
 namespace isthmus {
 namespace {
 
-PacketHeader make_header(DataType wire_dtype, int divisor, int64_t num_elements, PacketContext context) {
-  PacketHeader header;
-  header.codec = CodecId::kNone;
-  header.dtype = wire_dtype;
-  header.unit_hash = context.unit_hash;
-  header.step = context.step;
-  header.num_elements = static_cast<uint64_t>(num_elements);
-  header.settings = static_cast<uint64_t>(divisor);
-  return header;
-}
-
 // Values are converted and checksummed tile by tile, so that the second finds them in the cache. A whole number of the
 // checksum's rows in every type.
 constexpr int64_t kTileElements = 2048;
@@ -50,16 +39,33 @@ void accumulate_scaled(ConstBuffer values, double factor, Buffer sum) {
 
 }  // namespace
 
-NoneCodec::NoneCodec(DataType wire_dtype, int ranks_per_node) : wire_dtype_(wire_dtype) {
-  ISTHMUS_CHECK(Error, wire_dtype != DataType::kByte, "codec none sends floating types, not ", to_string(wire_dtype));
+NoneSettings::NoneSettings(DataType dtype, int ranks_per_node) : wire_dtype(dtype) {
+  ISTHMUS_CHECK(Error, dtype != DataType::kByte, "codec none sends floating types, not ", to_string(dtype));
   ISTHMUS_CHECK(Error, ranks_per_node >= 1, "codec none: ", ranks_per_node, " ranks a node");
-  if (wire_dtype == DataType::kFloat16) {
-    divisor_ = static_cast<int>(std::bit_ceil(static_cast<unsigned>(ranks_per_node)));
+  if (dtype == DataType::kFloat16) {
+    divisor = static_cast<int>(std::bit_ceil(static_cast<unsigned>(ranks_per_node)));
   }
 }
 
-int64_t NoneCodec::packet_bytes(int64_t num_elements) const {
-  return static_cast<int64_t>(sizeof(PacketHeader)) + round_up_to_word(num_elements * element_bytes(wire_dtype_));
+int64_t NoneSettings::packet_bytes(int64_t num_elements) const {
+  return static_cast<int64_t>(sizeof(PacketHeader)) + round_up_to_word(num_elements * element_bytes(wire_dtype));
+}
+
+PacketHeader NoneSettings::header(int64_t num_elements, PacketContext context) const {
+  PacketHeader header;
+  header.codec = CodecId::kNone;
+  header.dtype = wire_dtype;
+  header.unit_hash = context.unit_hash;
+  header.step = context.step;
+  header.num_elements = static_cast<uint64_t>(num_elements);
+  header.settings = static_cast<uint64_t>(divisor);
+  return header;
+}
+
+void throw_wrong_checksum(const PacketHeader& header, uint64_t checksum_of_values) {
+  throw PacketError(detail::concatenate(
+      "corrupt packet: its values have the checksum ", checksum_of_values, ", but its header says ", header.checksum,
+      " (codec none, unit ", header.unit_hash, ", step ", header.step, ", ", header.num_elements, " elements)"));
 }
 
 CodecCounts NoneCodec::encode(ConstBuffer piece, Buffer /*residual*/, Buffer packet, PacketContext context,
@@ -67,18 +73,20 @@ CodecCounts NoneCodec::encode(ConstBuffer piece, Buffer /*residual*/, Buffer pac
   check_packets(packet, 1, packet_bytes(piece.num_elements));
   std::byte* bytes = packet.as<std::byte>();
   std::memset(bytes + packet.num_elements - 8, 0, 8);  // the padding; any of it that holds values is written below
-  const Buffer values{bytes + sizeof(PacketHeader), piece.num_elements, wire_dtype_};
+  const DataType wire_dtype = settings_.wire_dtype;
+  const int divisor = settings_.divisor;
+  const Buffer values{bytes + sizeof(PacketHeader), piece.num_elements, wire_dtype};
   Checksum checksum;
   for_each_tile(piece.num_elements, [&](int64_t begin, int64_t count) {
     const Buffer tile = values.slice(begin, count);
-    if (divisor_ == 1) {
+    if (divisor == 1) {
       convert(piece.slice(begin, count), tile);
     } else {
-      convert_scaled(piece.slice(begin, count), 1.0 / divisor_, tile);
+      convert_scaled(piece.slice(begin, count), 1.0 / divisor, tile);
     }
     checksum.add(tile.data, round_up_to_word(tile.bytes()));
   });
-  PacketHeader header = make_header(wire_dtype_, divisor_, piece.num_elements, context);
+  PacketHeader header = settings_.header(piece.num_elements, context);
   header.checksum = checksum.value();
   std::memcpy(bytes, &header, sizeof(header));
   CodecCounts counts;
@@ -88,26 +96,28 @@ CodecCounts NoneCodec::encode(ConstBuffer piece, Buffer /*residual*/, Buffer pac
 
 CodecCounts NoneCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
                                   Stream /*stream*/) {
-  const PacketHeader expected = make_header(wire_dtype_, divisor_, out.num_elements, context);
+  const DataType wire_dtype = settings_.wire_dtype;
+  const int divisor = settings_.divisor;
+  const PacketHeader expected = settings_.header(out.num_elements, context);
   const int64_t packet_bytes = this->packet_bytes(out.num_elements);
   check_packets(packets, num_packets, packet_bytes);
   for (int packet = 0; packet < num_packets; ++packet) {
     const std::byte* bytes = packets.part(packet, packet_bytes).as<std::byte>();
     const PacketHeader header = read_header(bytes, expected);
-    const ConstBuffer values{bytes + sizeof(PacketHeader), out.num_elements, wire_dtype_};
+    const ConstBuffer values{bytes + sizeof(PacketHeader), out.num_elements, wire_dtype};
     Checksum checksum;
     for_each_tile(out.num_elements, [&](int64_t begin, int64_t count) {
       const ConstBuffer tile = values.slice(begin, count);
-      if (divisor_ == 1) {
+      if (divisor == 1) {
         accumulate(tile, out.slice(begin, count));
       } else {
-        accumulate_scaled(tile, divisor_, out.slice(begin, count));
+        accumulate_scaled(tile, divisor, out.slice(begin, count));
       }
       checksum.add(tile.data, round_up_to_word(tile.bytes()));
     });
-    ISTHMUS_CHECK(PacketError, checksum.value() == header.checksum, "corrupt packet: its values have the checksum ",
-                  checksum.value(), ", but its header says ", header.checksum, " (codec none, unit ", header.unit_hash,
-                  ", step ", header.step, ", ", header.num_elements, " elements)");
+    if (checksum.value() != header.checksum) {
+      throw_wrong_checksum(header, checksum.value());
+    }
   }
   return {};
 }

@@ -3,9 +3,25 @@
 
 #include <cstdint>
 
+#include "codec/packet_header.h"
 #include "isthmus/codec.h"
 
 namespace isthmus {
+
+// What both sides agree on, and what follows from it.
+struct NoneSettings {
+  // wire_dtype: a floating type. Throws Error otherwise.
+  NoneSettings(DataType wire_dtype, int ranks_per_node);
+
+  DataType wire_dtype;
+  int divisor = 1;  // a power of two, so that neither division nor multiplication rounds a normal number
+
+  int64_t packet_bytes(int64_t num_elements) const;
+  PacketHeader header(int64_t num_elements, PacketContext context) const;  // all but the checksum
+};
+
+// Throws the PacketError of a packet whose values have another checksum than its header says.
+[[noreturn]] void throw_wrong_checksum(const PacketHeader& header, uint64_t checksum_of_values);
 
 // Packet: header, then the piece's values in the wire type, then zeros up to a multiple of 8 bytes; the header holds
 // their checksum. Values are rounded once, to nearest even. float16 values are divided by the lowest power of two that
@@ -13,19 +29,18 @@ namespace isthmus {
 // cannot overflow.
 class NoneCodec final : public Codec {
  public:
-  // wire_dtype: a floating type. Throws Error otherwise.
-  NoneCodec(DataType wire_dtype, int ranks_per_node);
+  // As NoneSettings.
+  NoneCodec(DataType wire_dtype, int ranks_per_node) : settings_(wire_dtype, ranks_per_node) {}
 
   const char* name() const override { return "none"; }
-  int64_t packet_bytes(int64_t num_elements) const override;
+  int64_t packet_bytes(int64_t num_elements) const override { return settings_.packet_bytes(num_elements); }
   bool keeps_residual() const override { return false; }
   CodecCounts encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context, Stream stream) override;
   CodecCounts decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
                          Stream stream) override;
 
  private:
-  DataType wire_dtype_;
-  int divisor_ = 1;  // a power of two, so that neither division nor multiplication rounds a normal number
+  NoneSettings settings_;
 };
 
 }  // namespace isthmus

@@ -13,7 +13,7 @@ const char* to_string(CodecId id);
 // Little-endian, no padding; a struct that is copied to and from the wire as it is.
 struct PacketHeader {
   static constexpr uint32_t kMagic = 0x4d485349;  // "ISHM"
-  static constexpr uint8_t kVersion = 2;
+  static constexpr uint8_t kVersion = 3;
 
   uint32_t magic = kMagic;
   uint8_t version = kVersion;

@@ -14,37 +14,8 @@ namespace isthmus {
 
 namespace {
 
+using kernels::TagcLayout;
 using kernels::TagcShape;
-
-constexpr int64_t kSectionBytes = 64;  // every section begins at a multiple of this
-
-constexpr int64_t round_up(int64_t bytes) { return (bytes + kSectionBytes - 1) / kSectionBytes * kSectionBytes; }
-
-// Where the sections of a packet begin, in bytes. See docs/packet_format.md.
-struct PacketLayout {
-  int64_t flags;
-  int64_t index;
-  int64_t sketch;
-  int64_t end;
-
-  explicit PacketLayout(const TagcShape& shape)
-      : flags(round_up(sizeof(PacketHeader))),
-        index(flags + round_up(shape.flag_words() * 8)),
-        sketch(index + round_up(shape.index_words() * 8)),
-        end(sketch + shape.num_cells() * 4) {}
-};
-
-PacketHeader make_header(const TagcShape& shape, int64_t peel_rounds, PacketContext context) {
-  PacketHeader header;
-  header.codec = CodecId::kTagc;
-  header.dtype = DataType::kFloat32;
-  header.unit_hash = context.unit_hash;
-  header.step = context.step;
-  header.num_elements = static_cast<uint64_t>(shape.num_elements);
-  header.settings = static_cast<uint64_t>(std::countr_zero(static_cast<uint64_t>(shape.block_elements))) |
-                    static_cast<uint64_t>(peel_rounds) << 8 | static_cast<uint64_t>(shape.num_rows) << 32;
-  return header;
-}
 
 int64_t count_bits(const uint64_t* words, int64_t num_words) {
   int64_t count = 0;
@@ -77,23 +48,13 @@ void for_each_flagged(const TagcShape& shape, const uint64_t* flags, Visit visit
   }
 }
 
-void check_buffers(ConstBuffer piece, ConstBuffer residual, ConstBuffer packet, const PacketLayout& layout) {
-  ISTHMUS_CHECK(Error, piece.dtype == DataType::kFloat32 && residual.dtype == DataType::kFloat32,
-                "codec tagc encodes float32 pieces with float32 residuals, not ", to_string(piece.dtype), " with ",
-                to_string(residual.dtype));
-  ISTHMUS_CHECK(Error, residual.num_elements == piece.num_elements, "codec tagc: residual of ", residual.num_elements,
-                " elements for a piece of ", piece.num_elements);
-  ISTHMUS_CHECK(Error, packet.bytes() == layout.end, "codec tagc: packet of ", packet.bytes(), " bytes where ",
-                layout.end, " are needed");
-}
-
 void check_intact(bool condition, const char* what, const PacketHeader& header) {
   ISTHMUS_CHECK(PacketError, condition, "corrupt packet: ", what, " (codec tagc, unit ", header.unit_hash, ", step ",
                 header.step, ", ", header.num_elements, " elements)");
 }
 
 // The end of the header: of all that follows it.
-uint64_t checksum_of(const std::byte* packet, const PacketLayout& layout) {
+uint64_t checksum_of(const std::byte* packet, const TagcLayout& layout) {
   Checksum checksum;
   checksum.add(packet + sizeof(PacketHeader), layout.end - static_cast<int64_t>(sizeof(PacketHeader)));
   return checksum.value();
@@ -101,7 +62,7 @@ uint64_t checksum_of(const std::byte* packet, const PacketLayout& layout) {
 
 // Everything between header and sketch. After it, no mark leads outside the piece, even in a packet that somebody made
 // up.
-void check_marks(const std::byte* packet, const TagcShape& shape, const PacketLayout& layout,
+void check_marks(const std::byte* packet, const TagcShape& shape, const TagcLayout& layout,
                  const PacketHeader& header) {
   const auto* flags = reinterpret_cast<const uint64_t*>(packet + layout.flags);
   const auto* index = reinterpret_cast<const uint64_t*>(packet + layout.index);
@@ -136,7 +97,7 @@ struct TagcCodec::Implementation {
   TagcSettings settings;
   TagcScratch scratch;
 
-  void decode_add(const std::byte* packet, const TagcShape& shape, const PacketLayout& layout,
+  void decode_add(const std::byte* packet, const TagcShape& shape, const TagcLayout& layout,
                   const PacketHeader& expected, const kernels::BlockRows* rows, float* out);
 };
 
@@ -144,14 +105,14 @@ TagcCodec::TagcCodec(const Options& options) : implementation_(new Implementatio
 TagcCodec::~TagcCodec() = default;
 
 int64_t TagcCodec::packet_bytes(int64_t num_elements) const {
-  return PacketLayout(implementation_->settings.shape(num_elements)).end;
+  return tagc_layout(implementation_->settings.shape(num_elements)).end;
 }
 
 CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context, Stream) {
   auto& [settings, scratch] = *implementation_;
   const TagcShape shape = settings.shape(piece.num_elements);
-  const PacketLayout layout(shape);
-  check_buffers(piece, residual, packet, layout);
+  const TagcLayout layout = tagc_layout(shape);
+  check_tagc_piece(piece, residual, packet, layout.end);
   const kernels::TagcKernels& kernel = kernels::tagc_kernels();
   std::byte* bytes = packet.as<std::byte>();
   auto* flags = reinterpret_cast<uint64_t*>(bytes + layout.flags);
@@ -172,7 +133,7 @@ CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet,
       kernel.hold_back(shape, rows, settings.peel_rounds, first_block, index, scratch.peel(shape, index, flags));
   kernel.insert_xor(shape, rows, flags, index, residual.as<float>(), cells);
 
-  PacketHeader header = make_header(shape, settings.peel_rounds, context);
+  PacketHeader header = make_tagc_header(shape, settings.peel_rounds, context);
   header.checksum = checksum_of(bytes, layout);
   std::memcpy(bytes, &header, sizeof(header));
   CodecCounts counts;
@@ -186,11 +147,9 @@ CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet,
 CodecCounts TagcCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context, Stream) {
   auto& [settings, scratch] = *implementation_;
   const TagcShape shape = settings.shape(out.num_elements);
-  const PacketLayout layout(shape);
-  ISTHMUS_CHECK(Error, out.dtype == DataType::kFloat32, "codec tagc decodes to float32, not ", to_string(out.dtype));
-  ISTHMUS_CHECK(Error, packets.bytes() == num_packets * layout.end, "codec tagc: ", packets.bytes(), " bytes for ",
-                num_packets, " packets of ", layout.end);
-  const PacketHeader expected = make_header(shape, settings.peel_rounds, context);
+  const TagcLayout layout = tagc_layout(shape);
+  check_tagc_packets(packets, num_packets, out, layout.end);
+  const PacketHeader expected = make_tagc_header(shape, settings.peel_rounds, context);
   const kernels::BlockRows* rows = scratch.hash(shape, tagc_seed(context));
   for (int p = 0; p < num_packets; ++p) {
     implementation_->decode_add(packets.as<std::byte>() + p * layout.end, shape, layout, expected, rows,
@@ -199,7 +158,7 @@ CodecCounts TagcCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer o
   return {};  // what there is to count, the sender counted
 }
 
-void TagcCodec::Implementation::decode_add(const std::byte* packet, const TagcShape& shape, const PacketLayout& layout,
+void TagcCodec::Implementation::decode_add(const std::byte* packet, const TagcShape& shape, const TagcLayout& layout,
                                            const PacketHeader& expected, const kernels::BlockRows* rows, float* out) {
   const PacketHeader header = read_header(packet, expected);
   check_intact(checksum_of(packet, layout) == header.checksum, "its bytes do not have the checksum in its header",

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 
+#include "isthmus/error.h"
+
 namespace isthmus {
 
 namespace {
@@ -57,6 +59,45 @@ int64_t TagcSettings::keep(int64_t num_elements) const {
   const double share = (1 - sparsity) * static_cast<double>(num_elements);
   const int64_t keep = static_cast<int64_t>(std::floor(share + kRoundingSlack));
   return std::clamp<int64_t>(keep, std::min<int64_t>(1, num_elements), num_elements);
+}
+
+kernels::TagcLayout tagc_layout(const TagcShape& shape) {
+  constexpr int64_t kSectionBytes = 64;  // every section begins at a multiple of this
+  const auto round_up = [](int64_t bytes) { return divide_up(bytes, kSectionBytes) * kSectionBytes; };
+  kernels::TagcLayout layout = {};
+  layout.flags = round_up(sizeof(PacketHeader));
+  layout.index = layout.flags + round_up(shape.flag_words() * 8);
+  layout.sketch = layout.index + round_up(shape.index_words() * 8);
+  layout.end = layout.sketch + shape.num_cells() * 4;
+  return layout;
+}
+
+PacketHeader make_tagc_header(const TagcShape& shape, int64_t peel_rounds, PacketContext context) {
+  PacketHeader header;
+  header.codec = CodecId::kTagc;
+  header.dtype = DataType::kFloat32;
+  header.unit_hash = context.unit_hash;
+  header.step = context.step;
+  header.num_elements = static_cast<uint64_t>(shape.num_elements);
+  header.settings = static_cast<uint64_t>(std::countr_zero(static_cast<uint64_t>(shape.block_elements))) |
+                    static_cast<uint64_t>(peel_rounds) << 8 | static_cast<uint64_t>(shape.num_rows) << 32;
+  return header;
+}
+
+void check_tagc_piece(ConstBuffer piece, ConstBuffer residual, ConstBuffer packet, int64_t packet_bytes) {
+  ISTHMUS_CHECK(Error, piece.dtype == DataType::kFloat32 && residual.dtype == DataType::kFloat32,
+                "codec tagc encodes float32 pieces with float32 residuals, not ", to_string(piece.dtype), " with ",
+                to_string(residual.dtype));
+  ISTHMUS_CHECK(Error, residual.num_elements == piece.num_elements, "codec tagc: residual of ", residual.num_elements,
+                " elements for a piece of ", piece.num_elements);
+  ISTHMUS_CHECK(Error, packet.bytes() == packet_bytes, "codec tagc: packet of ", packet.bytes(), " bytes where ",
+                packet_bytes, " are needed");
+}
+
+void check_tagc_packets(ConstBuffer packets, int64_t num_packets, ConstBuffer out, int64_t packet_bytes) {
+  ISTHMUS_CHECK(Error, out.dtype == DataType::kFloat32, "codec tagc decodes to float32, not ", to_string(out.dtype));
+  ISTHMUS_CHECK(Error, packets.bytes() == num_packets * packet_bytes, "codec tagc: ", packets.bytes(), " bytes for ",
+                num_packets, " packets of ", packet_bytes);
 }
 
 uint64_t tagc_seed(PacketContext context) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "codec/packet_header.h"
 #include "isthmus/codec.h"
 #include "kernels/tagc.h"
 
@@ -24,6 +25,15 @@ struct TagcSettings {
   // that is not empty, so that the residual of a small piece drains as well.
   int64_t keep(int64_t num_elements) const;
 };
+
+kernels::TagcLayout tagc_layout(const kernels::TagcShape& shape);
+
+// All of a packet's header but the checksum.
+PacketHeader make_tagc_header(const kernels::TagcShape& shape, int64_t peel_rounds, PacketContext context);
+
+// Throw Error where a caller's buffers have the wrong type or size.
+void check_tagc_piece(ConstBuffer piece, ConstBuffer residual, ConstBuffer packet, int64_t packet_bytes);
+void check_tagc_packets(ConstBuffer packets, int64_t num_packets, ConstBuffer out, int64_t packet_bytes);
 
 // Decides rows and signs of all blocks. Differs from step to step, so that blocks which collide in one step do not in
 // the next.

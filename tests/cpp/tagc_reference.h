@@ -213,19 +213,22 @@ struct TwoTierResult {
 
 // The checksum of docs/packet_format.md, of all bytes from `begin` on.
 inline uint64_t checksum_of_docs(const std::vector<uint8_t>& packet, size_t begin) {
-  const auto mix = [](uint64_t state, uint64_t word) {
-    const uint64_t product = (state ^ word) * 0x9e3779b97f4a7c15;
-    return product << 29 | product >> 35;
-  };
-  uint64_t lanes[8] = {1, 2, 3, 4, 5, 6, 7, 8};
-  for (size_t word = 0; begin + 8 * word < packet.size(); ++word) {
+  const size_t num_words = (packet.size() - begin) / 8;
+  std::vector<uint64_t> chains((num_words + 511) / 512 * 8);
+  for (size_t chain = 0; chain < chains.size(); ++chain) {
+    chains[chain] = chain + 1;
+  }
+  for (size_t word = 0; word < num_words; ++word) {
     uint64_t value = 0;
     std::memcpy(&value, packet.data() + begin + 8 * word, 8);
-    lanes[word % 8] = mix(lanes[word % 8], value);
+    uint64_t& chain = chains[word / 512 * 8 + word % 8];
+    chain = std::rotl((chain ^ value) * 0x9e3779b97f4a7c15, 29);
   }
   uint64_t sum = 0;
-  for (const uint64_t lane : lanes) {
-    sum = mix(sum, lane);
+  for (uint64_t x : chains) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    sum += x ^ (x >> 31);
   }
   return sum;
 }
@@ -246,7 +249,7 @@ inline TwoTierResult encode_two_tier(const TagcParameters& parameters, const std
   TwoTierResult result;
   result.packet.resize(sketch_offset + geometry.num_cells() * 4);
   put<uint32_t>(result.packet, 0, 0x4d485349);
-  put<uint8_t>(result.packet, 4, 2);  // version
+  put<uint8_t>(result.packet, 4, 3);  // version
   put<uint8_t>(result.packet, 5, 2);  // codec tagc
   put<uint8_t>(result.packet, 6, 1);  // float32
   put<uint64_t>(result.packet, 8, parameters.unit_hash);

@@ -4,6 +4,9 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
+
+#include "kernels/host_device.h"
 
 namespace isthmus {
 
@@ -14,17 +17,19 @@ struct Float16 {
   uint16_t bits;
 };
 
-inline float to_float32(BFloat16 value) { return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16); }
+ISTHMUS_DEVICE float to_float32(BFloat16 value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
+}
 
 // NaN keeps its sign and becomes quiet; everything else is rounded to nearest, ties to even.
-inline BFloat16 to_bfloat16(float value) {
+ISTHMUS_DEVICE BFloat16 to_bfloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const uint32_t quiet_nan = (bits >> 16) | 0x40;
   return {static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded)};
 }
 
-inline float to_float32(Float16 value) {
+ISTHMUS_DEVICE float to_float32(Float16 value) {
   const uint32_t magnitude = value.bits & 0x7fffu;
   const uint32_t sign = (value.bits & 0x8000u) << 16;
   const uint32_t normal = (magnitude << 13) + (112u << 23);
@@ -37,7 +42,7 @@ inline float to_float32(Float16 value) {
 }
 
 // NaN keeps its sign and becomes quiet; from 65520 on the result is Inf.
-inline Float16 to_float16(float value) {
+ISTHMUS_DEVICE Float16 to_float16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t magnitude = bits & 0x7fffffff;
   const uint32_t sign = (bits >> 16) & 0x8000;
@@ -52,7 +57,7 @@ inline Float16 to_float16(float value) {
 
 // float64 to float32, rounded to odd where inexact: rounding that once more to a shorter type gives what one rounding
 // of the float64 would have given.
-inline float to_float32_odd(double value) {
+ISTHMUS_DEVICE float to_float32_odd(double value) {
   const float nearest = static_cast<float>(value);
   if (static_cast<double>(nearest) == value || std::isnan(value)) {
     return nearest;
@@ -60,6 +65,30 @@ inline float to_float32_odd(double value) {
   const bool away_from_zero = std::fabs(static_cast<double>(nearest)) > std::fabs(value);
   const uint32_t toward_zero = std::bit_cast<uint32_t>(nearest) - (away_from_zero ? 1u : 0u);
   return std::bit_cast<float>(toward_zero | 1u);
+}
+
+// As float or double, exactly.
+template <typename T>
+ISTHMUS_DEVICE auto widen(T value) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return value;
+  } else {
+    return to_float32(value);
+  }
+}
+
+// One rounding, whatever the two types.
+template <typename Out, typename In>
+ISTHMUS_DEVICE Out narrow(In value) {
+  if constexpr (std::is_floating_point_v<Out>) {
+    return static_cast<Out>(value);
+  } else if constexpr (std::is_same_v<In, double>) {
+    return narrow<Out>(to_float32_odd(value));
+  } else if constexpr (std::is_same_v<Out, BFloat16>) {
+    return to_bfloat16(value);
+  } else {
+    return to_float16(value);
+  }
 }
 
 }  // namespace isthmus

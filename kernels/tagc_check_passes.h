@@ -1,0 +1,84 @@
+// What the receiver of `tagc` packets checks before it uses them. After it, no mark leads outside the piece, even in a
+// packet that somebody made up.
+#pragma once
+
+#include "kernels/packet_passes.h"
+#include "kernels/tagc_block.h"
+#include "kernels/tagc_job.h"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+// A group a packet. Draws the blocks' rows, too.
+struct CheckPackets {
+  static constexpr int kThreads = kPassThreads;
+  static constexpr int64_t kMaxSharedBytes = 0;
+
+  TagcDecodeJob job;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    for_each_of_all(group, job.shape.num_blocks, [&](int64_t block) {
+      job.rows[block] = hash_block(seed_of(*job.context), block, job.shape.num_rows);
+    });
+    if (job.fault->reported != 0) {  // by an earlier decoding
+      if (group.thread() == 0) {
+        group.fetch_or(job.state->refused, uint64_t{1});
+      }
+      return;
+    }
+    for_each_by_group(group, job.num_packets, [&](int64_t packet) { check(group, packet); });
+  }
+
+ private:
+  template <typename Group>
+  ISTHMUS_DEVICE void check(Group& group, int64_t packet) const {
+    const TagcShape& shape = job.shape;
+    const uint8_t* bytes = job.packets + packet * job.layout.end;
+    const auto* flags = reinterpret_cast<const uint64_t*>(bytes + job.layout.flags);
+    const auto* index = reinterpret_cast<const uint64_t*>(bytes + job.layout.index);
+    check_header(group, bytes, in_context(job.header, *job.context), job.checksums[packet], packet, job.fault,
+                 job.state);
+    const bool padding = any_set(group, bytes, kHeaderWords * 8, job.layout.flags) ||
+                         any_set(group, bytes, job.layout.flags + 8 * shape.flag_words(), job.layout.index) ||
+                         any_set(group, bytes, job.layout.index + 8 * shape.index_words(), job.layout.sketch);
+    report(group, padding, packet, FaultKind::kPadding, job.fault, job.state);
+    report(group, any_past(group, flags, shape.flag_words(), shape.num_blocks), packet, FaultKind::kFlags, job.fault,
+           job.state);
+    report(group, any_past(group, index, shape.index_words(), shape.num_elements), packet, FaultKind::kIndex, job.fault,
+           job.state);
+    bool empty = false;
+    for_each_of_group(group, shape.num_blocks, [&](int64_t block) {
+      empty |= is_flagged(flags, block) && !marks_any(index + block * shape.block_words());
+    });
+    report(group, empty, packet, FaultKind::kEmptyBlock, job.fault, job.state);
+  }
+
+  // Whether this thread finds a byte other than 0 from `begin` to `end`, which are multiples of 8.
+  template <typename Group>
+  static ISTHMUS_DEVICE bool any_set(const Group& group, const uint8_t* bytes, int64_t begin, int64_t end) {
+    uint64_t set = 0;
+    for_each_of_group(group, (end - begin) / 8,
+                      [&](int64_t w) { set |= reinterpret_cast<const uint64_t*>(bytes + begin)[w]; });
+    return set != 0;
+  }
+
+  // Whether this thread finds a bit at or after `num_bits`.
+  template <typename Group>
+  static ISTHMUS_DEVICE bool any_past(const Group& group, const uint64_t* words, int64_t num_words, int64_t num_bits) {
+    bool found = false;
+    const int64_t whole = num_bits / 64;
+    for_each_of_group(group, num_words - whole,
+                      [&](int64_t i) { found |= (i == 0 ? words[whole] >> (num_bits % 64) : words[whole + i]) != 0; });
+    return found;
+  }
+
+  ISTHMUS_DEVICE bool marks_any(const uint64_t* block_index) const {
+    uint64_t marks = 0;
+    for (int64_t w = 0; w < job.shape.block_words(); ++w) {
+      marks |= block_index[w];
+    }
+    return marks != 0;
+  }
+};
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

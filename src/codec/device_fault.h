@@ -1,0 +1,15 @@
+// What devices report, in the words of the CPU codecs.
+#pragma once
+
+#include "codec/packet_header.h"
+#include "kernels/device.h"
+
+namespace isthmus {
+
+kernels::HeaderWords header_words(const PacketHeader& header);
+
+// Throws the PacketError that decoding on CPU would have thrown, if `fault` reports one. `fault` was copied to the
+// host.
+void throw_if_reported(const kernels::DeviceFault& fault);
+
+}  // namespace isthmus

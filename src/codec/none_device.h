@@ -1,0 +1,33 @@
+// Codec `none` on a device: what the host has to know and decide. The work itself is kernels/none_sequence.h.
+#pragma once
+
+#include <cstdint>
+
+#include "codec/none.h"
+#include "kernels/none_job.h"
+
+namespace isthmus {
+
+// As TagcDevice. Packets and sums are those of NoneCodec, bit for bit, except for which NaN a sum is. Pieces are of the
+// wire type or of the type that accumulates it, sums of the latter.
+class NoneDevice {
+ public:
+  // As NoneCodec.
+  NoneDevice(DataType wire_dtype, int ranks_per_node) : settings_(wire_dtype, ranks_per_node) {}
+
+  int64_t packet_bytes(int64_t num_elements) const { return settings_.packet_bytes(num_elements); }
+  static int64_t encode_scratch_bytes();
+  static int64_t decode_scratch_bytes(int64_t num_packets);
+
+  // packet, packets, scratch: 8-byte aligned. Throws Error for a wrong type or size.
+  kernels::NoneEncodeJob encode_job(ConstBuffer piece, Buffer packet, const kernels::DeviceContext* context,
+                                    Buffer scratch) const;
+  kernels::NoneDecodeJob decode_job(ConstBuffer packets, int64_t num_packets, Buffer out,
+                                    const kernels::DeviceContext* context, kernels::DeviceFault* fault,
+                                    Buffer scratch) const;
+
+ private:
+  NoneSettings settings_;
+};
+
+}  // namespace isthmus

@@ -1,0 +1,146 @@
+#include "codec/tagc_device.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "codec/carver.h"
+#include "codec/device_fault.h"
+#include "isthmus/error.h"
+
+namespace isthmus {
+
+namespace {
+
+using kernels::TagcDecodeJob;
+using kernels::TagcEncodeJob;
+using kernels::TagcShape;
+
+constexpr int64_t kColumnsOfWord = 32;
+
+kernels::ColumnScratch carve_columns(Carver& carver, const TagcShape& shape) {
+  const int64_t columns = shape.block_elements / kColumnsOfWord;
+  kernels::ColumnScratch scratch = {};
+  scratch.keys = carver.take<uint32_t>(columns * shape.num_blocks);
+  scratch.active = carver.take<uint32_t>(columns * shape.num_blocks);
+  scratch.num_active = carver.take<uint32_t>(columns);
+  if (!kernels::tables_fit_shared(shape)) {
+    scratch.tables = carver.take<uint32_t>(columns * 2 * shape.num_rows);
+  }
+  carver.align();
+  return scratch;
+}
+
+// Returns the bytes used.
+int64_t carve_scratch(TagcEncodeJob& job, void* memory) {
+  Carver carver(memory);
+  job.state = carver.take<kernels::SelectState>(1);
+  job.tie_counts = carver.take<uint32_t>(job.shape.num_blocks);  // directly behind: cleared together
+  carver.align();
+  job.rows = carver.take<kernels::BlockRows>(job.shape.num_blocks);
+  job.tie_offsets = carver.take<uint32_t>(job.shape.num_blocks);
+  job.samples = carver.take<uint32_t>(int64_t{16} * job.sample_runs);
+  job.columns = carve_columns(carver, job.shape);
+  return carver.bytes();
+}
+
+int64_t carve_scratch(TagcDecodeJob& job, void* memory) {
+  Carver carver(memory);
+  job.state = carver.take<kernels::DecodeState>(1);
+  job.checksums = carver.take<uint64_t>(job.num_packets);  // directly behind: cleared together
+  carver.align();
+  job.rows = carver.take<kernels::BlockRows>(job.shape.num_blocks);
+  job.cells = carver.take<uint32_t>(job.shape.num_cells());
+  job.columns = carve_columns(carver, job.shape);
+  return carver.bytes();
+}
+
+// How the bound of the threshold is guessed: from a sixteenth of the piece, but 64 to 1024 runs of 16 neighbours, and
+// with the expected number of kept ones and six standard deviations of it, because neighbours are alike.
+void plan_sample(TagcEncodeJob& job) {
+  const int64_t total_runs = job.shape.num_elements / 16;
+  const int64_t runs = std::min(total_runs, std::clamp<int64_t>(total_runs / 16, 64, 1024));
+  job.sample_runs = static_cast<uint32_t>(runs);
+  if (runs > 0) {
+    const double expected =
+        static_cast<double>(16 * runs) * static_cast<double>(job.keep) / static_cast<double>(job.shape.num_elements);
+    job.sample_keep = static_cast<uint32_t>(expected + 6 * std::sqrt(expected) + 8);
+  }
+}
+
+TagcEncodeJob plan_encode(const TagcSettings& settings, int64_t num_elements) {
+  ISTHMUS_CHECK(Error, num_elements <= kernels::kMaxDeviceElements, "codec tagc on a device encodes pieces of up to ",
+                kernels::kMaxDeviceElements, " elements, not ", num_elements);
+  TagcEncodeJob job = {};
+  job.shape = settings.shape(num_elements);
+  job.layout = tagc_layout(job.shape);
+  job.header = header_words(make_tagc_header(job.shape, settings.peel_rounds, {}));
+  job.keep = static_cast<uint32_t>(settings.keep(num_elements));
+  job.max_rounds = settings.peel_rounds;
+  plan_sample(job);
+  return job;
+}
+
+TagcDecodeJob plan_decode(const TagcSettings& settings, int64_t num_elements, int64_t num_packets) {
+  TagcDecodeJob job = {};
+  job.shape = settings.shape(num_elements);
+  job.layout = tagc_layout(job.shape);
+  job.header = header_words(make_tagc_header(job.shape, settings.peel_rounds, {}));
+  job.max_rounds = settings.peel_rounds;
+  job.num_packets = num_packets;
+  return job;
+}
+
+void check_bytes(const char* what, ConstBuffer buffer, int64_t needed) {
+  ISTHMUS_CHECK(Error, buffer.bytes() >= needed, "codec tagc: ", what, " of ", buffer.bytes(), " bytes where ", needed,
+                " are needed");
+  ISTHMUS_CHECK(Error, reinterpret_cast<uintptr_t>(buffer.data) % 64 == 0, "codec tagc: ", what,
+                " does not begin at a multiple of 64 bytes");
+}
+
+}  // namespace
+
+int64_t TagcDevice::packet_bytes(int64_t num_elements) const { return tagc_layout(settings_.shape(num_elements)).end; }
+
+int64_t TagcDevice::encode_scratch_bytes(int64_t num_elements) const {
+  TagcEncodeJob job = plan_encode(settings_, num_elements);
+  return carve_scratch(job, nullptr);
+}
+
+int64_t TagcDevice::decode_scratch_bytes(int64_t num_elements, int64_t num_packets) const {
+  TagcDecodeJob job = plan_decode(settings_, num_elements, num_packets);
+  return carve_scratch(job, nullptr);
+}
+
+TagcEncodeJob TagcDevice::encode_job(ConstBuffer piece, Buffer residual, Buffer packet,
+                                     const kernels::DeviceContext* context, kernels::DeviceCounts* counts,
+                                     Buffer scratch) const {
+  TagcEncodeJob job = plan_encode(settings_, piece.num_elements);
+  const bool is_16_bit = piece.dtype == DataType::kBFloat16 || piece.dtype == DataType::kFloat16;
+  const ConstBuffer widened = {piece.data, piece.num_elements, is_16_bit ? DataType::kFloat32 : piece.dtype};
+  check_tagc_piece(widened, residual, packet, job.layout.end);
+  check_bytes("packet", packet, job.layout.end);
+  check_bytes("scratch memory", scratch, carve_scratch(job, scratch.data));
+  job.context = context;
+  job.counts = counts;
+  job.piece = piece;
+  job.residual = residual.as<float>();
+  job.packet = packet.as<uint8_t>();
+  return job;
+}
+
+TagcDecodeJob TagcDevice::decode_job(ConstBuffer packets, int64_t num_packets, Buffer out,
+                                     const kernels::DeviceContext* context, kernels::DeviceFault* fault,
+                                     Buffer scratch) const {
+  TagcDecodeJob job = plan_decode(settings_, out.num_elements, num_packets);
+  check_tagc_packets(packets, num_packets, out, job.layout.end);
+  check_bytes("packets", packets, num_packets * job.layout.end);
+  check_bytes("scratch memory", scratch, carve_scratch(job, scratch.data));
+  job.context = context;
+  job.fault = fault;
+  job.packets = packets.as<uint8_t>();
+  job.out = out.as<float>();
+  return job;
+}
+
+}  // namespace isthmus
