@@ -108,7 +108,7 @@ TEST(MpiTransport, ManyExchangesReuseTags) {
     int all[kWorldSize] = {};
     transport->all_gather({&mine, 4, DataType::kByte}, {all, 4 * kWorldSize, DataType::kByte}, {})->wait();
     for (int peer = 0; peer < kWorldSize; ++peer) {
-      ASSERT_EQ(all[peer], 4 * repeat + peer);
+      EXPECT_EQ(all[peer], 4 * repeat + peer);
     }
   }
 }
