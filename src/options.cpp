@@ -110,7 +110,7 @@ bool is_block_size(int64_t elements) {
 std::vector<OptionField> make_table() {
   return {
       text_field("nodes", "ISTHMUS_NODES", &Options::nodes, "NODESxRANKS (\"2x4\") or ranks by node (\"0,1|2,3\")",
-                 "Which ranks share a node; empty: found from the machine.",
+                 "Which ranks share a node; empty: found from the launcher, or the machine.",
                  [](const std::string&) { return true; }),  // NodeMap::parse decides, once the world size is known
       choice_field("codec", "ISTHMUS_CODEC", &Options::codec, {"none", "tagc"}, "none or tagc",
                    "What compresses the gradients that cross between nodes."),

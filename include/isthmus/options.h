@@ -10,7 +10,7 @@
 namespace isthmus {
 
 struct Options {
-  std::string nodes;                   // "2x4", "0,1|2,3" by global rank; empty: found from the machine
+  std::string nodes;                   // "2x4", "0,1|2,3" by global rank; empty: from launcher or machine
   std::string codec = "tagc";          // none, tagc
   std::string tiers = "two";           // two, flat
   std::string inter_tier = "gloo";     // gloo, mpi: what carries the packets (torch backend only)
