@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/host_device.h"
+#include "kernels/mix.h"
 
 namespace isthmus::kernels {
 
@@ -25,10 +26,6 @@ ISTHMUS_DEVICE uint64_t checksum_step(uint64_t state, uint64_t word) {
 }
 
 // What a chain adds to the packet's sum: every bit of it depends on every bit of the chain. One to one.
-ISTHMUS_DEVICE uint64_t checksum_end(uint64_t state) {
-  state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9;
-  state = (state ^ (state >> 27)) * 0x94d049bb133111eb;
-  return state ^ (state >> 31);
-}
+ISTHMUS_DEVICE uint64_t checksum_end(uint64_t state) { return mix(state); }
 
 }  // namespace isthmus::kernels

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/group.h"
+#include "kernels/mix.h"
 #include "kernels/tagc.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
@@ -24,13 +25,6 @@ ISTHMUS_DEVICE float float_of(uint32_t bits) {
 }
 
 ISTHMUS_DEVICE uint32_t magnitude(float value) { return bits_of(value) & kMagnitudeMask; }
-
-// Scrambles 64 bits, one to one (the finaliser of splitmix64).
-ISTHMUS_DEVICE uint64_t mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
 
 // The rows of one block: row i is drawn from the i-th third of the sketch, so that the three always differ.
 ISTHMUS_DEVICE BlockRows hash_block(uint64_t seed, int64_t block, int64_t num_rows) {

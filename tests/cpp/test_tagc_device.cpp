@@ -148,7 +148,7 @@ TEST(TagcDevice, ASampleThatMisleads) {
   for (const double sparsity : {.9, .5, 0.0}) {
     std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 23);
     for (int64_t run = 0; run < num_runs; ++run) {
-      const auto jitter = static_cast<int64_t>(kernels::emulated::mix(run) % (1250 / num_runs));
+      const auto jitter = static_cast<int64_t>(kernels::mix(run) % (1250 / num_runs));
       const int64_t first = 16 * (run * (1250 / num_runs) + jitter);
       std::fill_n(piece.begin() + first, 16, 1e6F);
     }
