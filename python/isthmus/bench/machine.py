@@ -8,11 +8,13 @@ from typing import Any
 
 import psutil
 
+from isthmus.topology.sysfs import cpu_model
+
 
 def machine() -> dict[str, Any]:
     """Processor, cores, memory and kernel."""
     return {
-        "processor": _processor(),
+        "processor": cpu_model(Path("/proc/cpuinfo")) or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "kernel": platform.release(),
@@ -28,10 +30,3 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[package] = "not installed"
     return found
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()

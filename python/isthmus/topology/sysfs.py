@@ -154,7 +154,7 @@ def read_facts(roots: Roots | None = None) -> Facts:
     return Facts(
         cpus=tuple(_cpus(roots.sys / "devices/system/cpu")),
         numa_nodes=tuple(_numa_nodes(roots.sys / "devices/system/node")),
-        cpu_model=_cpu_model(roots.proc / "cpuinfo"),
+        cpu_model=cpu_model(roots.proc / "cpuinfo"),
         pci=tuple(_pci_devices(roots.sys / "bus/pci/devices")),
         interfaces=tuple(_interfaces(roots.sys / "class/net")),
         rdma_ports=tuple(_rdma_ports(roots.sys / "class/infiniband")),
@@ -233,7 +233,8 @@ def _numa_nodes(folder: Path) -> Iterator[NumaNode]:
         yield NumaNode(index, cpus if indices else None, indices)
 
 
-def _cpu_model(cpuinfo: Path) -> str | None:
+def cpu_model(cpuinfo: Path) -> str | None:
+    """Return the processor's marketing name; None where the file does not say it."""
     for line in (_read_text(cpuinfo) or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("model name", "cpu"):  # x86, POWER; Arm names its parts by number only
