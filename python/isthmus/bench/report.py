@@ -14,6 +14,7 @@ from isthmus.bench.arms import ARMS, Arm
 from isthmus.bench.machine import machine, versions
 from isthmus.bench.phases import COMMUNICATION_PHASES, PHASES
 from isthmus.bench.schedule import UNSHAPED
+from isthmus.bench.traffic import INTERFACE_TOLERANCE
 from isthmus.bench.training import TrainingRecords
 from isthmus.simulate import parse_link_rate
 
@@ -23,8 +24,6 @@ SMOOTHED_STEPS = 5
 _CALM_SPREAD = 1.3
 #: Medians of a few steps repeat within this share from run to run.
 _EQUAL_TIMES = 0.05
-#: An interface counts headers, acknowledgements and control traffic on top of the payload: up to this share.
-INTERFACE_TOLERANCE = 0.05
 
 FIELDS = {
     "median_step_s": "median over timed steps of the slowest rank's seconds",

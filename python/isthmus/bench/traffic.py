@@ -7,6 +7,8 @@ from isthmus.bench.phases import COMMUNICATION_PHASES, PHASE_OF
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.volumes import Collective, Formula, IsthmusFormula, Kind, gloo_formula, sent_bytes
 
+#: An interface counts headers, acknowledgements and control traffic on top of the payload: up to this share.
+INTERFACE_TOLERANCE = 0.05
 #: How FSDP2 calls torch.distributed, and which collective that is.
 _KIND_OF = {
     "all_gather_into_tensor": Kind.ALL_GATHER,

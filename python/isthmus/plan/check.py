@@ -12,6 +12,7 @@ import torch
 
 from isthmus.bench.config import TrainingConfig
 from isthmus.bench.model import ByteGpt
+from isthmus.bench.traffic import INTERFACE_TOLERANCE
 from isthmus.plan.modules import units_of
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import Cluster, ElementBytes, Operation, Phase
@@ -20,8 +21,6 @@ from isthmus.plan.strategies import STRATEGIES, strategies_named
 from isthmus.plan.units import Model
 from isthmus.plan.volumes import gloo_formula, sent_bytes
 
-#: An interface counts headers, acknowledgements and control traffic on top of the payload: up to this share.
-INTERFACE_TOLERANCE = 0.05
 #: How benchmarks book the phases: one for weights, one for gradients.
 _BOOKED_AS = {Phase.REDUCTION: "reduce_scatter"}
 _WEIGHTS = "all_gather"
