@@ -1,0 +1,35 @@
+// The codecs of a device, as Codecs: they make jobs of their arguments and hand them to whoever runs passes there.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "isthmus/codec.h"
+#include "kernels/device.h"
+#include "kernels/none_job.h"
+#include "kernels/tagc_job.h"
+
+namespace isthmus {
+
+// Enqueues all passes of a job on a stream, and returns. The job's memory must stay as long as the stream, or a graph
+// that captured it, works on it. Throws Error where the device refuses.
+class DeviceLauncher {
+ public:
+  virtual ~DeviceLauncher() = default;
+  virtual void encode(const kernels::TagcEncodeJob& job, Stream stream) = 0;
+  virtual void decode(const kernels::TagcDecodeJob& job, Stream stream) = 0;
+  virtual void encode(const kernels::NoneEncodeJob& job, Stream stream) = 0;
+  virtual void decode(const kernels::NoneDecodeJob& job, Stream stream) = 0;
+};
+
+// As make_codec(), for buffers of the launcher's device, of which `counts` and `fault` are words; the codec refers to
+// all three. It reads unit and step from PacketContext::on_device, takes scratch memory from its Workspace, and keeps
+// nothing: so several jobs of one codec may be under way, each in scratch memory of its own.
+//
+// encode() returns what the host knows; what only the device finds out is added to `counts`. decode_sum() returns at
+// once and throws no PacketError: faults of packets are written to `fault` (throw_if_reported()).
+std::unique_ptr<Codec> make_device_codec(const std::string& name, const Options& options, DataType wire_dtype,
+                                         int ranks_per_node, DeviceLauncher& launcher, kernels::DeviceCounts* counts,
+                                         kernels::DeviceFault* fault);
+
+}  // namespace isthmus
