@@ -14,11 +14,13 @@ struct DeviceContext {
   uint64_t step = 0;
 };
 
-// Added up by every encoding, in device memory; the owner sets it to zero.
+// In device memory; the owner sets it to zero. Added up by every encoding, and the last two where a step ends.
 struct DeviceCounts {
   uint64_t chosen_elements = 0;  // by the threshold; those that were not kept are held back
   uint64_t kept_elements = 0;
   uint64_t non_finite_blocks = 0;
+  uint64_t kept_before_step = 0;  // kept_elements where the last step ended
+  uint64_t skipped_elements = 0;  // kept in steps whose result was thrown away
 };
 
 // The 48 bytes of PacketHeader. The kernels fill in, and compare, whole words.
