@@ -1,13 +1,16 @@
 #include "isthmus/communicator.h"
 
+#include <algorithm>
 #include <cmath>
 #include <new>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "codec/tagc_flat.h"
 #include "communicator_step.h"
 #include "isthmus/error.h"
+#include "kernels/device.h"
 #include "policy.h"
 #include "scratch.h"
 #include "unit_table.h"
@@ -17,7 +20,7 @@ namespace {
 
 Traffic traffic_of(const std::shared_ptr<Transport>& tier) { return tier ? tier->traffic() : Traffic{}; }
 
-void check_tier(const char* name, const std::shared_ptr<Transport>& tier, int size, int rank) {
+void check_tier(const char* name, const Transport* tier, int size, int rank) {
   if (size == 1 && tier == nullptr) {
     return;
   }
@@ -28,10 +31,10 @@ void check_tier(const char* name, const std::shared_ptr<Transport>& tier, int si
 
 // out[to(i)] = in[from(i)] for every equal part, where one side is in rank order and the other node by node.
 template <typename From, typename To>
-void reorder(const NodeMap& map, ConstBuffer in, Buffer out, From from, To to) {
+void reorder(Device& device, const NodeMap& map, ConstBuffer in, Buffer out, From from, To to, Stream stream) {
   const int64_t part_elements = in.num_elements / map.world_size();
   for (int rank = 0; rank < map.world_size(); ++rank) {
-    convert(in.part(from(rank), part_elements), out.part(to(rank), part_elements));
+    device.convert(in.part(from(rank), part_elements), out.part(to(rank), part_elements), stream);
   }
 }
 
@@ -43,16 +46,20 @@ void wait_for_all(const std::vector<HandlePtr>& pending, Stream stream) {
 
 }  // namespace
 
-Communicator::Communicator(NodeMap map, int rank, Tiers tiers, Options options)
+Communicator::Communicator(NodeMap map, int rank, Tiers tiers, Options options, std::shared_ptr<Device> device)
     : map_(std::move(map)),
       rank_(rank),
       tiers_(std::move(tiers)),
       options_(std::move(options)),
-      scratch_(std::make_unique<Scratch>()),
-      units_(std::make_unique<UnitTable>(options_.max_units)) {
+      device_(std::move(device)),
+      reduction_scratch_(std::make_unique<ScratchInTurns>(*device_)),
+      gather_scratch_(device_->is_host() ? nullptr : std::make_unique<ScratchInTurns>(*device_)),
+      units_(std::make_unique<UnitTable>(*device_, options_.max_units)),
+      plain_contexts_(make_contexts(*device_)) {
   options_.validate();
   ISTHMUS_CHECK(OptionError, map_.even(), "nodes ", map_.to_string(),
                 ": the two-tier paths need equally many ranks on every node");
+  ISTHMUS_CHECK(OptionError, !flat() || device_->is_host(), "tiers=flat is for the CPU, not for ", device_->name());
   ISTHMUS_CHECK(Error, rank_ >= 0 && rank_ < map_.world_size(), "rank ", rank_, " is not in 0..",
                 map_.world_size() - 1);
   check_tiers();
@@ -64,172 +71,190 @@ Communicator::Communicator(NodeMap map, int rank, Tiers tiers, Options options)
 Communicator::~Communicator() = default;
 
 void Communicator::check_tiers() const {
-  check_tier("intra", tiers_.intra, ranks_per_node(), map_.local_index(rank_));
-  check_tier("inter", tiers_.inter, num_nodes(), node());
+  check_tier("intra", tiers_.intra.get(), ranks_per_node(), map_.local_index(rank_));
+  check_tier("inter", tiers_.inter.get(), num_nodes(), node());
+  check_tier("intra tier for gathers, the", gather_intra(), ranks_per_node(), map_.local_index(rank_));
+  check_tier("inter tier for gathers, the", gather_inter(), num_nodes(), node());
   if (flat()) {
-    check_tier("flat", tiers_.flat, map_.world_size(), rank_);
+    check_tier("flat", tiers_.flat.get(), map_.world_size(), rank_);
   }
 }
 
-void Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, double scale, const UnitKey& unit,
-                                  const char* why_exact, Stream stream) {
+EventPtr Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, double scale, const UnitKey& unit,
+                                      const char* why_exact, Stream stream) {
   check_reduce_scatter(gradient, shard, unit);
-  run(Collective::kReduceScatter, [&] {
+  check_capture(unit, scale, why_exact, stream);
+  return run(Collective::kReduceScatter, stream, [&] {
     const Reduction reduction = decide(unit, scale, why_exact);
     if (shard.num_elements > 0) {
-      reduce_to_shard(gradient, shard, scale, reduction, stream);
+      reduce_to_shard(gradient, shard, reduction);
     }
   });
 }
 
-void Communicator::reduce_to_shard(ConstBuffer gradient, Buffer shard, double scale, const Reduction& reduction,
-                                   Stream stream) {
+void Communicator::reduce_to_shard(ConstBuffer gradient, Buffer shard, const Reduction& reduction) {
   if (flat()) {
-    reduce_scatter_flat(gradient, shard, scale, reduction, stream);
+    reduce_scatter_flat(gradient, shard, reduction);
   } else {
-    reduce_scatter_in_two_tiers(gradient, shard, scale, reduction, stream);
+    reduce_scatter_in_two_tiers(gradient, shard, reduction);
   }
 }
 
 // The main path.
-void Communicator::reduce_scatter_in_two_tiers(ConstBuffer gradient, Buffer shard, double scale,
-                                               const Reduction& reduction, Stream stream) {
-  const ConstBuffer pieces = sum_within_node(gradient, stream);
-  const Buffer packets = encode(pieces, reduction, stream);
-  const Buffer arrived = exchange_along_rail(packets, stream);
-  const Buffer sum = decode_sum(pieces, arrived, reduction, shard, stream);
-  convert_scaled(sum, scale, shard);
+void Communicator::reduce_scatter_in_two_tiers(ConstBuffer gradient, Buffer shard, const Reduction& reduction) {
+  const ConstBuffer pieces = sum_within_node(gradient);
+  const Buffer packets = encode(pieces, reduction);
+  const Buffer arrived = exchange_along_rail(packets);
+  const Buffer sum = decode_sum(pieces, arrived, reduction, shard);
+  device_->convert_scaled(sum, reduction.scale, shard, here_);
 }
 
-// For each node the piece that its rank of this rail owns, summed over this node, in the accumulate type.
-ConstBuffer Communicator::sum_within_node(ConstBuffer gradient, Stream stream) {
-  const DataType piece_dtype = accumulate_dtype(gradient.dtype);
-  if (ranks_per_node() == 1 && gradient.dtype == piece_dtype) {
+// For each node the piece that its rank of this rail owns, summed over this node.
+ConstBuffer Communicator::sum_within_node(ConstBuffer gradient) {
+  const DataType dtype = piece_type(gradient.dtype).dtype;
+  if (ranks_per_node() == 1 && gradient.dtype == dtype) {
     return gradient;
   }
   if (!map_.block_placement()) {
     current_.packed_calls = 1;
     phase_ = "pack";
-    const Buffer packed = scratch_->take(gradient.num_elements, gradient.dtype);
+    enter(Lane::kIntra);
+    const Buffer packed = take_scratch(gradient.num_elements, gradient.dtype);
     reorder(
-        map_, gradient, packed, [](int rank) { return rank; }, [this](int rank) { return map_.position(rank); });
+        *device_, map_, gradient, packed, [](int rank) { return rank; },
+        [this](int rank) { return map_.position(rank); }, here_);
     gradient = packed;
   }
-  const Step step(*this, "intra reduce-scatter", &CollectiveStats::intra_s);
-  const Buffer pieces = scratch_->take(gradient.num_elements / ranks_per_node(), piece_dtype);
+  const Step step(*this, "intra reduce-scatter", Lane::kIntra, &CollectiveStats::intra_s);
+  const Buffer pieces = take_scratch(gradient.num_elements / ranks_per_node(), dtype);
   if (ranks_per_node() == 1) {
-    convert(gradient, pieces);
+    device_->convert(gradient, pieces, here_);
     return pieces;
   }
   const int64_t piece_elements = pieces.num_elements / num_nodes();
   std::vector<HandlePtr> pending;
+  tiers_.intra->begin_group();
   for (int owner = 0; owner < num_nodes(); ++owner) {
     const ConstBuffer chunks = gradient.part(owner, ranks_per_node() * piece_elements);
-    pending.push_back(tiers_.intra->reduce_scatter(chunks, pieces.part(owner, piece_elements), stream));
+    pending.push_back(tiers_.intra->reduce_scatter(chunks, pieces.part(owner, piece_elements), here_));
   }
-  wait_for_all(pending, stream);
+  tiers_.intra->end_group();
+  wait_for_all(pending, here_);
   return pieces;
 }
 
 // One packet for each other node, at that node's place; this node's own place stays unused.
-Buffer Communicator::encode(ConstBuffer pieces, const Reduction& reduction, Stream stream) {
-  const Step step(*this, "encode", &CollectiveStats::encode_s);
+Buffer Communicator::encode(ConstBuffer pieces, const Reduction& reduction) {
+  const Step step(*this, "encode", Lane::kEncode, &CollectiveStats::encode_s);
+  Codec& codec = *reduction.codec;
   const int64_t piece_elements = pieces.num_elements / num_nodes();
-  const int64_t packet_bytes = reduction.codec->packet_bytes(piece_elements);
-  const bool keeps_residual = reduction.codec->keeps_residual();
-  const Buffer packets = scratch_->take(num_nodes() * packet_bytes, DataType::kByte);
+  const int64_t packet_bytes = codec.packet_bytes(piece_elements);
+  const Buffer packets = take_scratch(num_nodes() * packet_bytes, DataType::kByte);
+  const Workspace with = workspace(codec.encode_scratch_bytes(piece_elements));
+  const PacketContext context = context_for(reduction, PacketUse::kPiece);
   int residual_index = 0;
   for (int owner = 0; owner < num_nodes(); ++owner) {
     if (owner == node()) {
       continue;
     }
-    const Buffer residual = keeps_residual ? reduction.unit->residual.part(residual_index++, piece_elements) : Buffer{};
-    current_codec_ += reduction.codec->encode(pieces.part(owner, piece_elements), residual,
-                                              packets.part(owner, packet_bytes), reduction.context, stream);
+    const Buffer residual =
+        codec.keeps_residual() ? reduction.unit->residual.part(residual_index++, piece_elements) : Buffer{};
+    current_codec_ +=
+        codec.encode(pieces.part(owner, piece_elements), residual, packets.part(owner, packet_bytes), context, with);
   }
+  count_packets(reduction, PacketUse::kPiece);
   return packets;
 }
 
-Buffer Communicator::exchange_along_rail(Buffer packets, Stream stream) {
+Buffer Communicator::exchange_along_rail(Buffer packets) {
   if (num_nodes() == 1) {
     return packets;
   }
-  const Step step(*this, "inter exchange", &CollectiveStats::exchange_s);
-  const Buffer arrived = scratch_->take(packets.num_elements, DataType::kByte);
-  tiers_.inter->all_to_all(packets, arrived, stream)->wait(stream);
+  const Step step(*this, "inter exchange", Lane::kInter, &CollectiveStats::exchange_s);
+  const Buffer arrived = take_scratch(packets.num_elements, DataType::kByte);
+  tiers_.inter->all_to_all(packets, arrived, here_)->wait(here_);
   return arrived;
 }
 
 // The own piece, which never crossed, and what arrived from the other nodes, in their order.
-Buffer Communicator::decode_sum(ConstBuffer pieces, ConstBuffer arrived, const Reduction& reduction, Buffer shard,
-                                Stream stream) {
-  const Step step(*this, "decode", &CollectiveStats::decode_s);
+Buffer Communicator::decode_sum(ConstBuffer pieces, ConstBuffer arrived, const Reduction& reduction, Buffer shard) {
+  const Step step(*this, "decode", Lane::kDecode, &CollectiveStats::decode_s);
+  Codec& codec = *reduction.codec;
   const int64_t packet_bytes = arrived.num_elements / num_nodes();
   const Buffer sum = sum_target(shard);
   const int below = node();
   const int above = num_nodes() - node() - 1;
-  convert(pieces.part(node(), shard.num_elements), sum);
+  const Workspace with = workspace(codec.decode_scratch_bytes(shard.num_elements, std::max(below, above)));
+  const PacketContext context = context_for(reduction, PacketUse::kArrivedPiece);
+  device_->convert(pieces.part(node(), shard.num_elements), sum, here_);
+  current_codec_ += codec.decode_sum(arrived.slice(0, below * packet_bytes), below, sum, context, with);
   current_codec_ +=
-      reduction.codec->decode_sum(arrived.slice(0, below * packet_bytes), below, sum, reduction.context, stream);
-  current_codec_ += reduction.codec->decode_sum(arrived.slice((node() + 1) * packet_bytes, above * packet_bytes), above,
-                                                sum, reduction.context, stream);
+      codec.decode_sum(arrived.slice((node() + 1) * packet_bytes, above * packet_bytes), above, sum, context, with);
+  count_packets(reduction, PacketUse::kArrivedPiece);
   return sum;
 }
 
-void Communicator::all_reduce(Buffer data, double scale, const UnitKey& unit, const char* why_exact, Stream stream) {
+EventPtr Communicator::all_reduce(Buffer data, double scale, const UnitKey& unit, const char* why_exact,
+                                  Stream stream) {
   check_all_reduce(data, unit);
-  run(Collective::kAllReduce, [&] {
+  check_capture(unit, scale, why_exact, stream);
+  return run(Collective::kAllReduce, stream, [&] {
     const Reduction reduction = decide(unit, scale, why_exact);
     if (data.num_elements > 0) {
-      all_reduce_through_owners(data, scale, reduction, stream);
+      all_reduce_through_owners(data, reduction);
     }
   });
 }
 
-void Communicator::all_gather(ConstBuffer shard, Buffer gathered, Stream stream) {
+EventPtr Communicator::all_gather(ConstBuffer shard, Buffer gathered, Stream stream) {
   check_all_gather(shard, gathered);
-  run(Collective::kAllGather, [&] {
+  return run(Collective::kAllGather, stream, [&] {
     if (shard.num_elements == 0) {
       return;
     }
     const bool in_blocks = map_.block_placement();
-    const Buffer by_node = in_blocks ? gathered : scratch_->take(gathered.num_elements, gathered.dtype);
-    const ConstBuffer rail = gather_along_rail(shard, by_node, stream);
-    gather_within_node(rail, by_node, stream);
+    const Buffer by_node = in_blocks ? gathered : take_scratch(gathered.num_elements, gathered.dtype);
+    const ConstBuffer rail = gather_along_rail(shard, by_node);
+    gather_within_node(rail, by_node);
     if (!in_blocks) {
       current_.packed_calls = 1;
       phase_ = "unpack";
       reorder(
-          map_, by_node, gathered, [this](int rank) { return map_.position(rank); }, [](int rank) { return rank; });
+          *device_, map_, by_node, gathered, [this](int rank) { return map_.position(rank); },
+          [](int rank) { return rank; }, here_);
     }
   });
 }
 
 // The shards of this rail, by node. With one rank a node that is the result, which then stands in `by_node`.
-ConstBuffer Communicator::gather_along_rail(ConstBuffer shard, Buffer by_node, Stream stream) {
+ConstBuffer Communicator::gather_along_rail(ConstBuffer shard, Buffer by_node) {
   if (num_nodes() == 1) {
     return shard;
   }
-  const Step step(*this, "inter all-gather", &CollectiveStats::exchange_s);
-  const Buffer rail = ranks_per_node() == 1 ? by_node : scratch_->take(num_nodes() * shard.num_elements, shard.dtype);
-  tiers_.inter->all_gather(shard, rail, stream)->wait(stream);
+  const Step step(*this, "inter all-gather", Lane::kGatherInter, &CollectiveStats::exchange_s);
+  const Buffer rail = ranks_per_node() == 1 ? by_node : take_scratch(num_nodes() * shard.num_elements, shard.dtype);
+  gather_inter()->all_gather(shard, rail, here_)->wait(here_);
   return rail;
 }
 
 // The shards of all ranks, node by node.
-void Communicator::gather_within_node(ConstBuffer rail, Buffer by_node, Stream stream) {
+void Communicator::gather_within_node(ConstBuffer rail, Buffer by_node) {
   if (ranks_per_node() == 1) {
-    convert(rail, by_node);
+    if (rail.data != by_node.data) {
+      device_->convert(rail, by_node, here_);
+    }
     return;
   }
-  const Step step(*this, "intra all-gather", &CollectiveStats::intra_s);
+  const Step step(*this, "intra all-gather", Lane::kGatherIntra, &CollectiveStats::intra_s);
   const int64_t shard_elements = rail.num_elements / num_nodes();
   std::vector<HandlePtr> pending;
+  gather_intra()->begin_group();
   for (int owner = 0; owner < num_nodes(); ++owner) {
     const Buffer shards = by_node.part(owner, ranks_per_node() * shard_elements);
-    pending.push_back(tiers_.intra->all_gather(rail.part(owner, shard_elements), shards, stream));
+    pending.push_back(gather_intra()->all_gather(rail.part(owner, shard_elements), shards, here_));
   }
-  wait_for_all(pending, stream);
+  gather_intra()->end_group();
+  wait_for_all(pending, here_);
 }
 
 void Communicator::check_reduce_scatter(ConstBuffer gradient, ConstBuffer shard, const UnitKey& unit) const {
@@ -263,22 +288,29 @@ void Communicator::check_all_gather(ConstBuffer shard, ConstBuffer gathered) con
                 ": expected ", map_.world_size(), " chunks of the shard's size");
 }
 
+// In a graph a new unit would begin with zeros in its residual at every replay.
+void Communicator::check_capture(const UnitKey& unit, double scale, const char* why_exact, Stream caller) const {
+  ISTHMUS_CHECK(
+      Error, device_->capture(caller) == 0 || exact_reason(unit, scale, why_exact) != nullptr || units_->contains(unit),
+      "unit \"", unit.name, "\" is reduced for the first time while a graph is captured: expected a step before");
+}
+
 template <typename Body>
-void Communicator::run(Collective collective, const Body& body) {
+EventPtr Communicator::run(Collective collective, Stream caller, const Body& body) {
   {
     const std::lock_guard lock(mutex_);
     ISTHMUS_CHECK(TransportError, failure_.empty(), "the communicator of rank ", rank_, " is aborted: ", failure_);
   }
-  current_ = {};
-  current_codec_ = {};
-  current_reason_ = nullptr;
-  const Traffic intra = traffic_of(tiers_.intra);
-  const Traffic inter = traffic_of(tiers_.inter);
+  throw_if_faulted();
+  const Traffic intra = intra_traffic();
+  const Traffic inter = inter_traffic();
   const Traffic flat = traffic_of(tiers_.flat);
+  EventPtr done;
   try {
     phase_ = "buffers";
-    scratch_->reset();
+    begin(caller, collective);
     body();
+    done = end();
   } catch (const std::bad_alloc&) {
     const std::string reason = detail::concatenate("no memory for phase \"", phase_, "\" of ", to_string(collective));
     fail(reason);
@@ -289,44 +321,132 @@ void Communicator::run(Collective collective, const Body& body) {
   }
   phase_ = "idle";
   current_.calls = 1;
-  current_.intra = traffic_of(tiers_.intra) - intra;
-  current_.inter = traffic_of(tiers_.inter) - inter;
+  current_.intra = intra_traffic() - intra;
+  current_.inter = inter_traffic() - inter;
   current_.flat = traffic_of(tiers_.flat) - flat;
-  record(collective);
+  record();
+  return done;
 }
 
-void Communicator::record(Collective collective) {
+void Communicator::begin(Stream caller, Collective collective) {
+  collective_ = collective;
+  current_ = {};
+  current_codec_ = {};
+  current_reason_ = nullptr;
+  here_ = caller;
+  entered_ = false;
+  timed_ = options_.device_timings && !device_->is_host() && device_->capture(caller) == 0;
+  const bool gathers = collective == Collective::kAllGather && gather_scratch_ != nullptr;
+  scratch_ = &(gathers ? gather_scratch_ : reduction_scratch_)->next(caller);
+}
+
+void Communicator::enter(Lane lane) {
+  const Stream next = device_->lane(lane);
+  device_->order(here_, next);
+  here_ = next;
+  if (!entered_) {
+    entered_ = true;
+    device_->wait(scratch_->done, here_);
+  }
+}
+
+EventPtr Communicator::event_here() {
+  EventPtr event = device_->make_event();
+  device_->record(event, here_);
+  return event;
+}
+
+EventPtr Communicator::end() {
+  scratch_->done = event_here();
+  return scratch_->done;
+}
+
+Buffer Communicator::take_scratch(int64_t num_elements, DataType dtype) {
+  return scratch_->memory.take(num_elements, dtype);
+}
+
+Workspace Communicator::workspace(int64_t scratch_bytes) {
+  return {here_, scratch_bytes == 0 ? Buffer{} : take_scratch(scratch_bytes, DataType::kByte)};
+}
+
+PacketContext Communicator::context_for(const Reduction& reduction, PacketUse use) {
+  PacketContext context = context_of(reduction.hash, reduction.step, use);
+  if (reduction.contexts != nullptr) {
+    kernels::DeviceContext* words = reduction.contexts + static_cast<int>(use);
+    if (reduction.unit == nullptr) {
+      device_->set_context(words, context, here_);
+    }
+    context.on_device = words;
+  }
+  return context;
+}
+
+void Communicator::count_packets(const Reduction& reduction, PacketUse use) {
+  if (reduction.contexts != nullptr && reduction.unit != nullptr) {
+    device_->next_step(reduction.contexts + static_cast<int>(use), here_);
+  }
+}
+
+Traffic Communicator::intra_traffic() const {
+  Traffic traffic = traffic_of(tiers_.intra);
+  return traffic += traffic_of(tiers_.gather_intra);
+}
+
+Traffic Communicator::inter_traffic() const {
+  Traffic traffic = traffic_of(tiers_.inter);
+  return traffic += traffic_of(tiers_.gather_inter);
+}
+
+void Communicator::record() {
   const std::lock_guard lock(mutex_);
-  stats_.collectives[static_cast<size_t>(collective)] += current_;
+  stats_.collectives[static_cast<size_t>(collective_)] += current_;
   stats_.codec += current_codec_;
   if (current_reason_ != nullptr) {
     ++stats_.exact_calls[current_reason_];
-  } else if (collective != Collective::kAllGather) {
+  } else if (collective_ != Collective::kAllGather) {
     ++stats_.compressed_calls;
     sent_elements_ += current_codec_.kept_elements;
   }
   stats_.num_units = units_->size();
   stats_.residual_bytes = units_->residual_bytes();
-  stats_.scratch_bytes = scratch_->bytes();
+  stats_.scratch_bytes = reduction_scratch_->bytes() + (gather_scratch_ ? gather_scratch_->bytes() : 0);
+  add_timings();
+}
+
+// Of what is done by now. Steps end in another order than they began where they are on several lanes.
+void Communicator::add_timings() {
+  const auto is_known = [this](const Timing& timing) {
+    const std::optional<double> seconds = device_->seconds_between(timing.begin, timing.end);
+    stats_.collectives[static_cast<size_t>(timing.collective)].*timing.seconds += seconds.value_or(0);
+    return seconds.has_value();
+  };
+  timings_.erase(std::remove_if(timings_.begin(), timings_.end(), is_known), timings_.end());
 }
 
 // Everything here is decided from what is equal on all ranks: options, the key, and what was decided before.
 Communicator::Reduction Communicator::decide(const UnitKey& key, double scale, const char* why_exact) {
   phase_ = "unit look-up";
+  const double divisor = flat() ? 1 : piece_type(key.dtype).divisor;
+  const int num_summands = divisor == 1 ? ranks_per_node() : 1;  // others have been divided already
   Reduction reduction;
+  reduction.scale = scale * divisor;
   current_reason_ = exact_reason(key, scale, why_exact);
   if (current_reason_ == nullptr) {
     reduction.unit = units_->find_or_add(key, residual_sizes(key));
     current_reason_ = reduction.unit == nullptr ? "more than max_units units" : nullptr;
   }
   if (reduction.unit != nullptr) {
-    reduction.unit->follow_scale(scale);
-    reduction.context = {reduction.unit->hash, reduction.unit->step++};
-    reduction.codec = &codec(options_.codec, key.dtype, ranks_per_node());
+    reduction.unit->follow_scale(*device_, reduction.scale);
+    reduction.hash = reduction.unit->hash;
+    reduction.step = reduction.unit->step++;
+    reduction.contexts = reduction.unit->contexts.get();
+    reduction.codec = &codec(options_.codec, key.dtype, num_summands);
     reduction.result_codec = reduction.codec;
   } else {
-    reduction.context = {key.hash(), num_reductions_};
-    reduction.codec = &codec("none", key.dtype, ranks_per_node());
+    reduction.hash = key.hash();
+    reduction.step = num_reductions_;
+    reduction.contexts = plain_contexts_.get();
+    reduction.codec = &codec("none", key.dtype, num_summands);
     reduction.result_codec = &codec("none", key.dtype, 1);  // a result is no sum to which more is added
   }
   ++num_reductions_;
@@ -371,10 +491,15 @@ ResidualSizes Communicator::residual_sizes(const UnitKey& key) {
   return {flat() ? key.num_elements : (num_nodes() - 1) * chunk, is_all_reduce ? chunk : 0};
 }
 
+// How pieces are summed within the node, and their type.
+SumType Communicator::piece_type(DataType dtype) const {
+  return ranks_per_node() == 1 ? SumType{device_->piece_dtype(dtype)} : tiers_.intra->sum_type(dtype);
+}
+
 Codec& Communicator::codec(const std::string& name, DataType dtype, int num_summands) {
   std::unique_ptr<Codec>& codec = codecs_[{name, dtype, num_summands}];
   if (codec == nullptr) {
-    codec = make_codec(name, options_, dtype, num_summands);
+    codec = device_->make_codec(name, options_, dtype, num_summands);
   }
   return *codec;
 }
@@ -382,7 +507,7 @@ Codec& Communicator::codec(const std::string& name, DataType dtype, int num_summ
 // Where the sum of a shard is taken: in the shard itself if it has the accumulate type.
 Buffer Communicator::sum_target(Buffer shard) {
   const DataType sum_dtype = accumulate_dtype(shard.dtype);
-  return shard.dtype == sum_dtype ? shard : scratch_->take(shard.num_elements, sum_dtype);
+  return shard.dtype == sum_dtype ? shard : take_scratch(shard.num_elements, sum_dtype);
 }
 
 void Communicator::fail(const std::string& reason) {
@@ -392,10 +517,20 @@ void Communicator::fail(const std::string& reason) {
       failure_ = reason;
     }
   }
-  for (const auto& tier : {tiers_.intra, tiers_.inter, tiers_.flat}) {
+  for (const auto& tier : {tiers_.intra, tiers_.inter, tiers_.flat, tiers_.gather_intra, tiers_.gather_inter}) {
     if (tier != nullptr) {
       tier->abort();
     }
+  }
+}
+
+void Communicator::throw_if_faulted() {
+  try {
+    device_->throw_if_faulted();
+  } catch (const std::exception& error) {
+    phase_ = "decode";
+    fail(error.what());
+    throw;
   }
 }
 

@@ -1,6 +1,5 @@
 // All-reduce: a reduce-scatter whose result is encoded once more, gathered, and decoded by all. See docs/algorithms.md.
 #include <algorithm>
-#include <cstring>
 
 #include "communicator_step.h"
 #include "isthmus/communicator.h"
@@ -9,15 +8,15 @@
 
 namespace isthmus {
 
-void Communicator::all_reduce_through_owners(Buffer data, double scale, const Reduction& reduction, Stream stream) {
+void Communicator::all_reduce_through_owners(Buffer data, const Reduction& reduction) {
   const ConstBuffer gradient = in_equal_chunks(data);
-  const Buffer result = scratch_->take(chunk_elements(data.num_elements), accumulate_dtype(data.dtype));
-  reduce_to_shard(gradient, result, scale, reduction, stream);
-  const Buffer packet = encode_result(result, reduction, stream);
-  const Buffer packets = scratch_->take(map_.world_size() * packet.num_elements, DataType::kByte);
-  const ConstBuffer rail = gather_along_rail(packet, packets, stream);
-  gather_within_node(rail, packets, stream);
-  decode_result(packets, reduction, data, stream);
+  const Buffer result = take_scratch(chunk_elements(data.num_elements), accumulate_dtype(data.dtype));
+  reduce_to_shard(gradient, result, reduction);
+  const Buffer packet = encode_result(result, reduction);
+  const Buffer packets = take_scratch(map_.world_size() * packet.num_elements, DataType::kByte);
+  const ConstBuffer rail = gather_along_rail(packet, packets);
+  gather_within_node(rail, packets);
+  decode_result(packets, reduction, data);
 }
 
 // `data`, or a copy with as many zeros at its end as make it divisible by the number of ranks.
@@ -28,42 +27,49 @@ ConstBuffer Communicator::in_equal_chunks(ConstBuffer data) {
   }
   current_.packed_calls = 1;
   phase_ = "pack";
-  const Buffer padded = scratch_->take(padded_elements, data.dtype);
+  enter(Lane::kIntra);
+  const Buffer padded = take_scratch(padded_elements, data.dtype);
   const Buffer padding = padded.slice(data.num_elements, padded_elements - data.num_elements);
-  convert(data, padded.slice(0, data.num_elements));
-  std::memset(padding.data, 0, static_cast<size_t>(padding.bytes()));
+  device_->convert(data, padded.slice(0, data.num_elements), here_);
+  device_->clear(padding, here_);
   return padded;
 }
 
-Buffer Communicator::encode_result(ConstBuffer result, const Reduction& reduction, Stream stream) {
-  const Step step(*this, "encode result", &CollectiveStats::encode_s);
+Buffer Communicator::encode_result(ConstBuffer result, const Reduction& reduction) {
+  const Step step(*this, "encode result", Lane::kDecode, &CollectiveStats::encode_s);
   Codec& codec = *reduction.result_codec;
-  const Buffer packet = scratch_->take(codec.packet_bytes(result.num_elements), DataType::kByte);
+  const Buffer packet = take_scratch(codec.packet_bytes(result.num_elements), DataType::kByte);
   const Buffer residual = codec.keeps_residual() ? reduction.unit->result_residual : Buffer{};
-  current_codec_ += codec.encode(result, residual, packet, reduction.result_context(), stream);
+  const Workspace with = workspace(codec.encode_scratch_bytes(result.num_elements));
+  const PacketContext context = context_for(reduction, PacketUse::kResult);
+  current_codec_ += codec.encode(result, residual, packet, context, with);
+  count_packets(reduction, PacketUse::kResult);
   return packet;
 }
 
 // Every rank, the owner too, takes each chunk from its packet: the same bytes, and so the same bits, on all of them.
-void Communicator::decode_result(ConstBuffer packets, const Reduction& reduction, Buffer data, Stream stream) {
-  const Step step(*this, "decode result", &CollectiveStats::decode_s);
+void Communicator::decode_result(ConstBuffer packets, const Reduction& reduction, Buffer data) {
+  const Step step(*this, "decode result", Lane::kDecode, &CollectiveStats::decode_s);
+  Codec& codec = *reduction.result_codec;
   const int64_t chunk = chunk_elements(data.num_elements);
   const int64_t packet_bytes = packets.num_elements / map_.world_size();
   const DataType decoded_dtype = accumulate_dtype(data.dtype);
   const bool all_fit = data.dtype == decoded_dtype && data.num_elements == chunk * map_.world_size();
-  const Buffer stand_in = all_fit ? Buffer{} : scratch_->take(chunk, decoded_dtype);
+  const Buffer stand_in = all_fit ? Buffer{} : take_scratch(chunk, decoded_dtype);
+  const Workspace with = workspace(codec.decode_scratch_bytes(chunk, 1));
+  const PacketContext context = context_for(reduction, PacketUse::kArrivedResult);
   for (int owner = 0; owner < map_.world_size(); ++owner) {
     const int64_t begin = std::min(owner * chunk, data.num_elements);
     const Buffer place = data.slice(begin, std::min(chunk, data.num_elements - begin));
     const bool fits = place.num_elements == chunk && place.dtype == decoded_dtype;
     const Buffer decoded = fits ? place : stand_in;
-    std::memset(decoded.data, 0, static_cast<size_t>(decoded.bytes()));
-    current_codec_ += reduction.result_codec->decode_sum(packets.part(map_.position(owner), packet_bytes), 1, decoded,
-                                                         reduction.result_context(), stream);
+    device_->clear(decoded, here_);
+    current_codec_ += codec.decode_sum(packets.part(map_.position(owner), packet_bytes), 1, decoded, context, with);
     if (!fits) {
-      convert(decoded.slice(0, place.num_elements), place);
+      device_->convert(decoded.slice(0, place.num_elements), place, here_);
     }
   }
+  count_packets(reduction, PacketUse::kArrivedResult);
 }
 
 }  // namespace isthmus

@@ -38,6 +38,7 @@ void Communicator::count_step() { end_step(/*skipped=*/false); }
 void Communicator::count_skipped_step() { end_step(/*skipped=*/true); }
 
 void Communicator::end_step(bool skipped) {
+  device_->end_step(skipped, device_->lane(Lane::kEncode));
   const std::lock_guard lock(mutex_);
   if (skipped) {
     ++stats_.skipped_steps;
@@ -52,18 +53,25 @@ void Communicator::show_units() {
   stats_.residual_bytes = units_->residual_bytes();
 }
 
-Stats Communicator::stats() const {
+Stats Communicator::stats() {
+  const DeviceCodecCounts on_device = device_->codec_counts();
   const std::lock_guard lock(mutex_);
-  return stats_;
+  add_timings();
+  Stats stats = stats_;
+  stats.codec += on_device.codec;
+  stats.skipped_elements += on_device.skipped_elements;
+  return stats;
 }
 
 void Communicator::reset_stats() {
+  device_->reset_codec_counts();
   const std::lock_guard lock(mutex_);
   Stats fresh;
   fresh.num_units = stats_.num_units;
   fresh.residual_bytes = stats_.residual_bytes;
   fresh.scratch_bytes = stats_.scratch_bytes;
   stats_ = std::move(fresh);
+  timings_.clear();
 }
 
 }  // namespace isthmus

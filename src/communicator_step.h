@@ -7,21 +7,39 @@
 
 namespace isthmus {
 
-// One step of a collective: names the phase, and adds its time.
+// One step of a collective: takes place on a lane, names the phase, and adds its time.
 class Communicator::Step {
  public:
-  Step(Communicator& communicator, const char* phase, double CollectiveStats::*seconds)
-      : seconds_(communicator.current_.*seconds), begin_(Clock::now()) {
+  Step(Communicator& communicator, const char* phase, Lane lane, double CollectiveStats::*seconds)
+      : communicator_(communicator), seconds_(seconds) {
     communicator.phase_ = phase;
+    communicator.enter(lane);
+    communicator.device_->begin_range(phase);
+    begin_ = Clock::now();
+    if (communicator.timed_) {
+      begin_event_ = communicator.event_here();
+    }
   }
-  ~Step() { seconds_ += std::chrono::duration<double>(Clock::now() - begin_).count(); }
+  ~Step() {
+    if (communicator_.device_->is_host()) {
+      communicator_.current_.*seconds_ += std::chrono::duration<double>(Clock::now() - begin_).count();
+    }
+    if (begin_event_ != nullptr) {
+      const EventPtr end = communicator_.event_here();
+      const std::lock_guard lock(communicator_.mutex_);
+      communicator_.timings_.push_back({begin_event_, end, communicator_.collective_, seconds_});
+    }
+    communicator_.device_->end_range();
+  }
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
 
  private:
   using Clock = std::chrono::steady_clock;
-  double& seconds_;
+  Communicator& communicator_;
+  double CollectiveStats::*seconds_;
   Clock::time_point begin_;
+  EventPtr begin_event_;
 };
 
 }  // namespace isthmus

@@ -145,6 +145,8 @@ std::vector<OptionField> make_table() {
                    "Large all-gathers cross between nodes once, exactly."),
       count_field("max_units", "ISTHMUS_MAX_UNITS", &Options::max_units, 1, kNoUpperBound, "a whole number, 1 or more",
                   "Units whose state is kept; further ones are exact, and counted."),
+      switch_field("device_timings", "ISTHMUS_DEVICE_TIMINGS", &Options::device_timings,
+                   "On a GPU: time each phase, by events around it."),
       choice_field("log", "ISTHMUS_LOG", &Options::log, {"debug", "info", "warning", "error"},
                    "debug, info, warning or error", "The least severe message that is logged."),
   };

@@ -2,38 +2,61 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <limits>
+#include <new>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "isthmus/error.h"
+#include "kernels/device.h"
 #include "stable_hash.h"
 
 namespace isthmus {
 namespace {
 
-std::pair<Buffer, AlignedMemory> make_residual(const UnitKey& key, int64_t num_elements) {
+// Zeros, which are there on return.
+std::pair<Buffer, DeviceMemory> make_residual(Device& device, const UnitKey& key, int64_t num_elements, Lane lane) {
   Buffer residual{nullptr, num_elements, DataType::kFloat32};
-  AlignedMemory memory;
+  DeviceMemory memory;
   if (num_elements > 0) {
     try {
-      memory = allocate_aligned(residual.bytes());
+      memory = device.allocate(residual.bytes());
     } catch (const std::bad_alloc&) {
       throw Error(
           detail::concatenate("unit \"", key.name, "\": no memory for a residual of ", residual.bytes(), " bytes"));
     }
     residual.data = memory.get();
-    std::memset(residual.data, 0, static_cast<size_t>(residual.bytes()));
+    device.clear(residual, device.lane(lane));
   }
   return {residual, std::move(memory)};
 }
 
-Unit make_unit(const UnitKey& key, ResidualSizes sizes) {
+Unit make_unit(Device& device, const UnitKey& key, uint64_t step, ResidualSizes sizes) {
   Unit unit;
   unit.hash = key.hash();
-  std::tie(unit.residual, unit.residual_memory) = make_residual(key, sizes.residual_elements);
-  std::tie(unit.result_residual, unit.result_residual_memory) = make_residual(key, sizes.result_residual_elements);
+  unit.step = step;
+  std::tie(unit.residual, unit.residual_memory) = make_residual(device, key, sizes.residual_elements, Lane::kEncode);
+  std::tie(unit.result_residual, unit.result_residual_memory) =
+      make_residual(device, key, sizes.result_residual_elements, Lane::kDecode);
+  unit.contexts = make_contexts(device);
+  if (unit.contexts != nullptr) {
+    for (int i = 0; i < kNumPacketUses; ++i) {
+      const auto use = static_cast<PacketUse>(i);
+      device.set_context(unit.contexts.get() + i, context_of(unit.hash, step, use), device.lane(lane_of(use)));
+    }
+  }
   return unit;
+}
+
+// How many packets of pieces were encoded.
+uint64_t step_of(Device& device, const Unit& unit) {
+  if (unit.contexts == nullptr) {
+    return unit.step;
+  }
+  kernels::DeviceContext context;
+  const int64_t bytes = sizeof(context);
+  device.read({unit.contexts.get(), bytes, DataType::kByte}, {&context, bytes, DataType::kByte});
+  return context.step;
 }
 
 void check_loadable(const UnitKey& key, const char* which, ConstBuffer from, ConstBuffer residual) {
@@ -49,31 +72,30 @@ void check_loadable(const UnitKey& key, const char* which, ConstBuffer from, Con
                 "unit \"", key.name, "\": cannot load a ", which, " that holds NaN or Inf");
 }
 
-// A product that is too large for float32 becomes the largest that is not: Inf would stay in the residual for good.
-void multiply(Buffer residual, double factor) {
-  constexpr double kLargest = std::numeric_limits<float>::max();
-  float* values = residual.as<float>();
-  for (int64_t i = 0; i < residual.num_elements; ++i) {
-    values[i] = static_cast<float>(std::clamp(values[i] * factor, -kLargest, kLargest));
-  }
-}
-
 }  // namespace
 
 uint64_t UnitKey::hash() const {
   return StableHash().add(num_elements).add(dtype).add(collective).add(layout).add(name).value();
 }
 
-void Unit::follow_scale(double new_scale) {
+std::shared_ptr<kernels::DeviceContext> make_contexts(Device& device) {
+  if (device.is_host()) {
+    return nullptr;
+  }
+  return std::static_pointer_cast<kernels::DeviceContext>(
+      device.allocate(int64_t{kNumPacketUses} * sizeof(kernels::DeviceContext)));
+}
+
+void Unit::follow_scale(Device& device, double new_scale) {
   if (scale != 0 && scale != new_scale) {
-    multiply(residual, scale / new_scale);
+    device.multiply(residual, scale / new_scale, device.lane(Lane::kEncode));
   }
   scale = new_scale;
 }
 
-void Unit::scale_residuals(double factor) {
-  multiply(residual, factor);
-  multiply(result_residual, factor);
+void Unit::scale_residuals(Device& device, double factor) {
+  device.multiply(residual, factor, device.lane(Lane::kEncode));
+  device.multiply(result_residual, factor, device.lane(Lane::kDecode));
 }
 
 Unit* UnitTable::find_or_add(const UnitKey& key, ResidualSizes sizes) {
@@ -84,7 +106,7 @@ Unit* UnitTable::find_or_add(const UnitKey& key, ResidualSizes sizes) {
   if (full()) {
     return nullptr;
   }
-  Unit& unit = units_.emplace(key, make_unit(key, sizes)).first->second;
+  Unit& unit = units_.emplace(key, make_unit(*device_, key, 0, sizes)).first->second;
   residual_bytes_ += unit.residual_bytes();
   return &unit;
 }
@@ -95,12 +117,11 @@ void UnitTable::load(const UnitState& state, ResidualSizes sizes) {
                 size(), " units have one already (max_units)");
   ISTHMUS_CHECK(Error, std::isfinite(state.scale), "unit \"", state.key.name, "\": cannot load the scale ",
                 state.scale);
-  Unit unit = make_unit(state.key, sizes);
-  unit.step = state.step;
+  Unit unit = make_unit(*device_, state.key, state.step, sizes);
   unit.scale = state.scale;
   check_loadable(state.key, "residual", state.residual, unit.residual);
   check_loadable(state.key, "result residual", state.result_residual, unit.result_residual);
-  const auto copy = [](ConstBuffer from, Buffer to) { convert(from, to.slice(0, from.num_elements)); };
+  const auto copy = [this](ConstBuffer from, Buffer to) { device_->write(from, to.slice(0, from.num_elements)); };
   copy(state.residual, unit.residual);
   copy(state.result_residual, unit.result_residual);
   residual_bytes_ += unit.residual_bytes() - (found != units_.end() ? found->second.residual_bytes() : 0);
@@ -111,14 +132,14 @@ std::vector<UnitState> UnitTable::states() const {
   std::vector<UnitState> states;
   states.reserve(units_.size());
   for (const auto& [key, unit] : units_) {
-    states.push_back({key, unit.step, unit.scale, unit.residual, unit.result_residual});
+    states.push_back({key, step_of(*device_, unit), unit.scale, unit.residual, unit.result_residual});
   }
   return states;
 }
 
 void UnitTable::scale_residuals(double factor) {
   for (auto& [key, unit] : units_) {
-    unit.scale_residuals(factor);
+    unit.scale_residuals(*device_, factor);
   }
 }
 

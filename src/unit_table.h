@@ -5,8 +5,8 @@
 #include <map>
 #include <vector>
 
+#include "isthmus/device.h"
 #include "isthmus/unit.h"
-#include "scratch.h"
 
 namespace isthmus {
 
@@ -16,36 +16,53 @@ struct ResidualSizes {
   int64_t result_residual_elements = 0;
 };
 
+// What packets of a unit are encoded or decoded for. Each use counts its steps: a packet may be encoded before that of
+// the step before is decoded. A packet of a result is never taken for one of a piece.
+enum class PacketUse : uint8_t { kPiece, kArrivedPiece, kResult, kArrivedResult };
+inline constexpr int kNumPacketUses = 4;
+inline Lane lane_of(PacketUse use) { return use == PacketUse::kPiece ? Lane::kEncode : Lane::kDecode; }
+inline bool is_of_result(PacketUse use) { return use >= PacketUse::kResult; }
+inline PacketContext context_of(uint64_t unit_hash, uint64_t step, PacketUse use) {
+  return {is_of_result(use) ? ~unit_hash : unit_hash, step};
+}
+
+// One for each use, in the memory of `device`; null on the CPU.
+std::shared_ptr<kernels::DeviceContext> make_contexts(Device& device);
+
 struct Unit {
   uint64_t hash = 0;
-  uint64_t step = 0;       // compressed reductions so far; equal on all ranks
+  uint64_t step = 0;       // compressed reductions so far; equal on all ranks. On a GPU `contexts` know better
   double scale = 0;        // of the last of them; 0: none yet
-  Buffer residual;         // float32; empty if the codec keeps none
-  Buffer result_residual;  // float32; of the own chunk of an all-reduce's result; empty for others
-  AlignedMemory residual_memory;
-  AlignedMemory result_residual_memory;
+  Buffer residual;         // float32; empty if the codec keeps none. Lane kEncode
+  Buffer result_residual;  // float32; of the own chunk of an all-reduce's result; empty for others. Lane kDecode
+  DeviceMemory residual_memory;
+  DeviceMemory result_residual_memory;
+  std::shared_ptr<kernels::DeviceContext> contexts;
 
   // Keeps scale * residual as it was: what was held back under another scale counts as much as before.
-  void follow_scale(double new_scale);
-  void scale_residuals(double factor);
+  void follow_scale(Device& device, double new_scale);
+  void scale_residuals(Device& device, double factor);
   int64_t residual_bytes() const { return residual.bytes() + result_residual.bytes(); }
 };
 
-// At most `max_units` units; none is evicted. Residuals are finite, always. Not thread-safe.
+// At most `max_units` units; none is evicted. Residuals are finite, always. Not thread-safe. The device outlives it.
 class UnitTable {
  public:
-  explicit UnitTable(int64_t max_units) : max_units_(max_units) {}
+  UnitTable(Device& device, int64_t max_units) : device_(&device), max_units_(max_units) {}
+
+  bool contains(const UnitKey& key) const { return units_.count(key) != 0; }
 
   // The state of `key`; made with residuals of zeros when first asked for. Null if it is new and the table is full. The
   // pointer stays valid until the unit is loaded or cleared. Throws Error that names unit and bytes if there is no
   // memory for the residuals.
   Unit* find_or_add(const UnitKey& key, ResidualSizes sizes);
 
-  // Puts a copy of `state` in the place of the unit of its key. Throws Error if its residuals are neither empty nor of
-  // `sizes`, or hold NaN or Inf, or if the unit is new and the table is full; the table is then as before.
+  // Puts a copy of `state`, whose residuals are in the host's memory, in the place of the unit of its key. Throws Error
+  // if its residuals are neither empty nor of `sizes`, or hold NaN or Inf, or if the unit is new and the table is full;
+  // the table is then as before.
   void load(const UnitState& state, ResidualSizes sizes);
 
-  std::vector<UnitState> states() const;  // by key
+  std::vector<UnitState> states() const;  // by key; waits for the device
   void scale_residuals(double factor);
   void clear();
 
@@ -55,6 +72,7 @@ class UnitTable {
  private:
   bool full() const { return size() >= max_units_; }
 
+  Device* device_;
   int64_t max_units_;
   int64_t residual_bytes_ = 0;
   std::map<UnitKey, Unit> units_;

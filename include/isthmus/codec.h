@@ -10,10 +10,21 @@
 
 namespace isthmus {
 
+namespace kernels {
+struct DeviceContext;
+}
+
 // Whose packet this is. Written into the header by the sender, compared by the receiver.
 struct PacketContext {
   uint64_t unit_hash = 0;
   uint64_t step = 0;
+  const kernels::DeviceContext* on_device = nullptr;  // codecs of a GPU read the two from there instead
+};
+
+// What a codec of a GPU works with.
+struct Workspace {
+  Stream stream;
+  Buffer scratch;  // bytes; contents do not matter
 };
 
 // What encoding and decoding did, for Stats. Elements are counted over all pieces handled.
@@ -41,23 +52,28 @@ class Codec {
   // Whether encode() uses a residual (error feedback).
   virtual bool keeps_residual() const = 0;
 
-  // Encodes `piece` (float32; float64 only with codec `none`) into `packet` (packet_bytes, 64-byte aligned).
-  // residual: float32, as many elements as the piece, updated in place; empty if !keeps_residual().
-  // After the call: decoded packet + new residual = piece + old residual, in the sense of docs/tagc.md.
-  // Blocks with NaN or Inf: the decoded packet is NaN at those elements, the block's residual stays as it was.
+  // The scratch memory that encode() of a piece, and decode_sum() of so many packets, need.
+  virtual int64_t encode_scratch_bytes(int64_t /*num_elements*/) const { return 0; }
+  virtual int64_t decode_scratch_bytes(int64_t /*num_elements*/, int /*num_packets*/) const { return 0; }
+
+  // Encodes `piece` (float32; float64 only with codec `none`; see also Device::piece_dtype) into `packet`
+  // (packet_bytes, 64-byte aligned). residual: float32, as many elements as the piece, updated in place; empty if
+  // !keeps_residual(). After the call: decoded packet + new residual = piece + old residual, in the sense of
+  // docs/tagc.md. Blocks with NaN or Inf: the decoded packet is NaN at those elements, the block's residual stays as it
+  // was.
   virtual CodecCounts encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context,
-                             Stream stream) = 0;
+                             Workspace workspace) = 0;
 
   // out += decoded packet, for each of `num_packets` packets that lie one after another, in that order.
   // out: float32 (or as the piece). Throws PacketError, naming both sides, if a header does not match `context` and the
-  // settings, or if a packet does not decode; `out` is then unspecified.
+  // settings, or if a packet does not decode; `out` is then unspecified. Codecs of a GPU report it to their Device.
   virtual CodecCounts decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
-                                 Stream stream) = 0;
+                                 Workspace workspace) = 0;
 };
 
-// The codec that `options` name. wire_dtype: the type of the tensor that is reduced, in which codec `none` sends
-// values. ranks_per_node: how many values one piece element sums (codec `none` with float16 divides by it, so that no
-// partial sum overflows). Throws OptionError for an unknown name.
+// The codec that `options` name, for the CPU. wire_dtype: the type of the tensor that is reduced, in which codec `none`
+// sends values. ranks_per_node: how many values one piece element sums (codec `none` with float16 divides by it, so
+// that no partial sum overflows). Throws OptionError for an unknown name.
 std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
                                   int ranks_per_node);
 

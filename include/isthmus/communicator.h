@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,6 +13,7 @@
 
 #include "isthmus/buffer.h"
 #include "isthmus/codec.h"
+#include "isthmus/device.h"
 #include "isthmus/node_map.h"
 #include "isthmus/options.h"
 #include "isthmus/stats.h"
@@ -20,30 +22,43 @@
 
 namespace isthmus {
 
-class Scratch;
+class ScratchInTurns;
 class TagcFlat;
 class UnitTable;
+enum class PacketUse : uint8_t;
 struct ResidualSizes;
+struct ScratchPart;
 struct Unit;
 
 // The transports of one rank. intra: its node, by local index. inter: its rail, by node. flat: all ranks, by rank; only
-// with tiers=flat. A tier of one rank may be null.
+// with tiers=flat. A tier of one rank may be null. gather_*: for all-gathers, so that those do not queue behind
+// reductions on a GPU; null: they use intra and inter.
 struct Tiers {
   std::shared_ptr<Transport> intra;
   std::shared_ptr<Transport> inter;
   std::shared_ptr<Transport> flat;
+  std::shared_ptr<Transport> gather_intra = nullptr;
+  std::shared_ptr<Transport> gather_inter = nullptr;
 };
 
 // Collective over the ranks of a NodeMap; every rank calls the same methods in the same order with equal arguments,
-// from one thread at a time (phase(), stats() and abort() from any). Blocking on CPU.
+// from one thread at a time (phase(), stats() and abort() from any).
+//
+// On the CPU collectives are done on return, streams mean nothing, and the returned events are null. On a GPU the
+// calling thread enqueues: the work begins when what is on `stream` now is done, and the event that is returned passes
+// when the work is done. Buffers stay alive until then, and device().wait(event, stream) lets a stream wait for it.
+// Nothing waits for the device. What a decoder finds wrong there is thrown by a later call, or by throw_if_faulted().
+// Collectives can be captured into a CUDA graph, once each unit has been reduced without one; graphs of one
+// communicator are replayed one after the other.
 //
 // Wrong arguments throw Error before anything is sent, and leave the communicator usable. After any other exception it
 // is aborted: its tiers fail, so that the peers fail too, and every later call throws TransportError.
 class Communicator {
  public:
-  // map.even() must hold; with one node there is one tier, and everything is exact. Throws OptionError or Error if
-  // options or tiers do not fit the map.
-  Communicator(NodeMap map, int rank, Tiers tiers, Options options);
+  // map.even() must hold; with one node there is one tier, and everything is exact. All buffers are on `device`, and
+  // so do the tiers expect them. Throws OptionError or Error if options, tiers or device do not fit the map.
+  Communicator(NodeMap map, int rank, Tiers tiers, Options options,
+               std::shared_ptr<Device> device = make_host_device());
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -53,23 +68,27 @@ class Communicator {
   // through codec `none`, and the reason is counted. why_exact: a string literal. Floating types; float64 is always
   // plain. unit: collective, num_elements and dtype are those of this call. `shard` may be this rank's chunk of
   // `gradient`.
-  void reduce_scatter(ConstBuffer gradient, Buffer shard, double scale, const UnitKey& unit, const char* why_exact,
-                      Stream stream = {});
+  EventPtr reduce_scatter(ConstBuffer gradient, Buffer shard, double scale, const UnitKey& unit, const char* why_exact,
+                          Stream stream = {});
 
   // data = scale * sum over ranks of data, the same bits on every rank. Any number of elements. The rest is as for
   // reduce_scatter: each rank reduces its chunk, and every rank decodes the same packet of the result. After an
   // exception that is not about arguments `data` is unspecified.
-  void all_reduce(Buffer data, double scale, const UnitKey& unit, const char* why_exact, Stream stream = {});
+  EventPtr all_reduce(Buffer data, double scale, const UnitKey& unit, const char* why_exact, Stream stream = {});
 
   // gathered chunk r = rank r's `shard`, bit for bit. Any type. `shard` may be its own chunk of `gathered`.
   // Always in two tiers: whether that pays (options.min_elements, options.two_tier_all_gather) is the caller's choice.
-  void all_gather(ConstBuffer shard, Buffer gathered, Stream stream = {});
+  EventPtr all_gather(ConstBuffer shard, Buffer gathered, Stream stream = {});
 
   // The phase that is running, for reports about faults: "intra reduce-scatter", "encode", "inter exchange", ...;
   // "idle" between calls. After a failure: the phase that failed.
   const char* phase() const { return phase_; }
 
-  // The state of this rank's units, by key. Views that are valid until the next call of a method that is not const.
+  // Throws what a codec has found on a GPU, once the host can see it; the communicator is then aborted.
+  void throw_if_faulted();
+
+  // The state of this rank's units, by key. Views that are valid until the next call of a method that is not const, of
+  // the device's memory. Waits for the device.
   // These methods, to count_skipped_step(), send nothing, and are called between collectives by the thread that calls
   // those.
   std::vector<UnitState> unit_states() const;
@@ -84,10 +103,11 @@ class Communicator {
   void count_step();
   void count_skipped_step();
 
-  Stats stats() const;
+  Stats stats();
   void reset_stats();  // counters and seconds; not units nor residuals
   void abort();
 
+  Device& device() const { return *device_; }
   const NodeMap& node_map() const { return map_; }
   const Options& options() const { return options_; }
 
@@ -96,37 +116,43 @@ class Communicator {
   struct Reduction {
     Unit* unit = nullptr;  // null: plain
     Codec* codec = nullptr;
-    PacketContext context;
     Codec* result_codec = nullptr;  // for the result of an all-reduce
-
-    // A packet of the result is never taken for one of a piece.
-    PacketContext result_context() const { return {~context.unit_hash, context.step}; }
+    uint64_t hash = 0;              // of the unit
+    uint64_t step = 0;
+    kernels::DeviceContext* contexts = nullptr;  // by PacketUse; on a GPU
+    double scale = 1;                            // of the sum of pieces
+  };
+  // What was timed on a GPU: known once both events have passed.
+  struct Timing {
+    EventPtr begin;
+    EventPtr end;
+    Collective collective;
+    double CollectiveStats::*seconds;
   };
   class Step;
 
-  void reduce_to_shard(ConstBuffer gradient, Buffer shard, double scale, const Reduction& reduction, Stream stream);
+  void reduce_to_shard(ConstBuffer gradient, Buffer shard, const Reduction& reduction);
 
-  // The main path, and what its lines do.
-  void reduce_scatter_in_two_tiers(ConstBuffer gradient, Buffer shard, double scale, const Reduction& reduction,
-                                   Stream stream);
-  ConstBuffer sum_within_node(ConstBuffer gradient, Stream stream);
-  Buffer encode(ConstBuffer pieces, const Reduction& reduction, Stream stream);
-  Buffer exchange_along_rail(Buffer packets, Stream stream);
-  Buffer decode_sum(ConstBuffer pieces, ConstBuffer arrived, const Reduction& reduction, Buffer shard, Stream stream);
+  // The main path, and what its lines do. Each runs on a lane of its own.
+  void reduce_scatter_in_two_tiers(ConstBuffer gradient, Buffer shard, const Reduction& reduction);
+  ConstBuffer sum_within_node(ConstBuffer gradient);
+  Buffer encode(ConstBuffer pieces, const Reduction& reduction);
+  Buffer exchange_along_rail(Buffer packets);
+  Buffer decode_sum(ConstBuffer pieces, ConstBuffer arrived, const Reduction& reduction, Buffer shard);
 
   // The single-tier baseline.
-  void reduce_scatter_flat(ConstBuffer gradient, Buffer shard, double scale, const Reduction& reduction, Stream stream);
-  Buffer sum_plainly(ConstBuffer gradient, Stream stream);
-  Buffer sum_tagc(ConstBuffer gradient, const Reduction& reduction, Buffer sum, Stream stream);
+  void reduce_scatter_flat(ConstBuffer gradient, Buffer shard, const Reduction& reduction);
+  Buffer sum_plainly(ConstBuffer gradient);
+  Buffer sum_tagc(ConstBuffer gradient, const Reduction& reduction, Buffer sum);
 
-  ConstBuffer gather_along_rail(ConstBuffer shard, Buffer by_node, Stream stream);
-  void gather_within_node(ConstBuffer rail, Buffer by_node, Stream stream);
+  ConstBuffer gather_along_rail(ConstBuffer shard, Buffer by_node);
+  void gather_within_node(ConstBuffer rail, Buffer by_node);
 
   // All-reduce, and what else its lines do.
-  void all_reduce_through_owners(Buffer data, double scale, const Reduction& reduction, Stream stream);
+  void all_reduce_through_owners(Buffer data, const Reduction& reduction);
   ConstBuffer in_equal_chunks(ConstBuffer data);
-  Buffer encode_result(ConstBuffer result, const Reduction& reduction, Stream stream);
-  void decode_result(ConstBuffer packets, const Reduction& reduction, Buffer data, Stream stream);
+  Buffer encode_result(ConstBuffer result, const Reduction& reduction);
+  void decode_result(ConstBuffer packets, const Reduction& reduction, Buffer data);
 
   void check_tiers() const;
   void check_reduce_scatter(ConstBuffer gradient, ConstBuffer shard, const UnitKey& unit) const;
@@ -134,10 +160,26 @@ class Communicator {
   void check_unit(const UnitKey& unit, Collective collective, ConstBuffer data) const;
   void check_all_gather(ConstBuffer shard, ConstBuffer gathered) const;
 
-  // Runs the body of one collective: statistics, scratch and failure are handled here.
+  // Runs the body of one collective: statistics, scratch, streams and failure are handled here.
   template <typename Body>
-  void run(Collective collective, const Body& body);
-  void record(Collective collective);
+  EventPtr run(Collective collective, Stream caller, const Body& body);
+  void begin(Stream caller, Collective collective);
+  EventPtr end();
+  void record();
+  // What the collective that is running enqueues from now on runs on `lane`, after what it enqueued before.
+  void enter(Lane lane);
+  EventPtr event_here();  // passes when what it has enqueued until now is done
+  Buffer take_scratch(int64_t num_elements, DataType dtype);
+  Workspace workspace(int64_t scratch_bytes);
+  // For packets that are encoded or decoded now, and counted afterwards.
+  PacketContext context_for(const Reduction& reduction, PacketUse use);
+  void count_packets(const Reduction& reduction, PacketUse use);
+  void check_capture(const UnitKey& unit, double scale, const char* why_exact, Stream caller) const;
+  void add_timings();  // under mutex_
+  Transport* gather_intra() const { return (tiers_.gather_intra ? tiers_.gather_intra : tiers_.intra).get(); }
+  Transport* gather_inter() const { return (tiers_.gather_inter ? tiers_.gather_inter : tiers_.inter).get(); }
+  Traffic intra_traffic() const;
+  Traffic inter_traffic() const;
   void fail(const std::string& reason);
   Reduction decide(const UnitKey& key, double scale, const char* why_exact);
   const char* exact_reason(const UnitKey& key, double scale, const char* why_exact) const;
@@ -147,6 +189,7 @@ class Communicator {
     return (num_elements + map_.world_size() - 1) / map_.world_size();
   }
   ResidualSizes residual_sizes(const UnitKey& key);
+  SumType piece_type(DataType dtype) const;
   void end_step(bool skipped);
   void show_units();
   Buffer sum_target(Buffer shard);
@@ -160,22 +203,31 @@ class Communicator {
   const int rank_;
   const Tiers tiers_;
   const Options options_;
+  const std::shared_ptr<Device> device_;
 
-  std::unique_ptr<Scratch> scratch_;
+  std::unique_ptr<ScratchInTurns> reduction_scratch_;
+  std::unique_ptr<ScratchInTurns> gather_scratch_;  // on the CPU all use the former
   std::unique_ptr<UnitTable> units_;
+  std::shared_ptr<kernels::DeviceContext> plain_contexts_;  // of all reductions that have no unit; on a GPU
   std::map<std::tuple<std::string, DataType, int>, std::unique_ptr<Codec>> codecs_;
   std::unique_ptr<TagcFlat> tagc_flat_;
   uint64_t num_reductions_ = 0;  // the step in the packets of plain reductions
 
-  // Of the collective that is running; added to stats_ when it is done.
+  // Of the collective that is running; what is counted is added to stats_ when it is done.
+  Collective collective_ = Collective::kReduceScatter;
   CollectiveStats current_;
   CodecCounts current_codec_;
   const char* current_reason_ = nullptr;
+  ScratchPart* scratch_ = nullptr;
+  Stream here_;           // what it has enqueued last is there
+  bool entered_ = false;  // a lane
+  bool timed_ = false;
 
   mutable std::mutex mutex_;  // guards what follows
   Stats stats_;
-  int64_t sent_elements_ = 0;  // by lossy codecs since the last step ended
-  std::string failure_;        // why the communicator is aborted; empty: it is not
+  std::deque<Timing> timings_;  // not known yet
+  int64_t sent_elements_ = 0;   // by lossy codecs since the last step ended
+  std::string failure_;         // why the communicator is aborted; empty: it is not
   std::atomic<const char*> phase_ = "idle";
 };
 

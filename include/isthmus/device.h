@@ -35,7 +35,8 @@ struct DeviceCodecCounts {
 
 // On the CPU there are no streams: all work is done when the call returns. On a GPU calls enqueue work and return;
 // nothing waits for the device except read(), write() and codec_counts(), and nothing allocates but allocate(),
-// make_event() and make_codec(). So all else can be captured into a CUDA graph.
+// make_event() and make_codec(). All but read() and write() can be captured into a CUDA graph.
+// allocate() may be called while a graph is captured, and what it returns stays where it is for the graph.
 //
 // One thread at a time, but codec_counts(), throw_if_faulted() and seconds_between() from any. Failures of the device
 // throw Error.

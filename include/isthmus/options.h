@@ -24,6 +24,7 @@ struct Options {
   int64_t min_elements = 65536;        // smaller inputs (of the whole collective) are reduced and gathered plainly
   bool two_tier_all_gather = true;     // large all-gathers cross between nodes once, exactly
   int64_t max_units = 4096;            // units whose state is kept; above: exact and counted
+  bool device_timings = false;         // GPU: seconds of each phase in the statistics, from events around it
   std::string log = "warning";         // debug, info, warning, error
 
   // Checks ranges that one field alone decides. Throws OptionError naming field, value and range.

@@ -22,9 +22,10 @@ struct CollectiveStats {
   Traffic intra;             // payload of this rank, by tier
   Traffic inter;
   Traffic flat;
-  double intra_s = 0;     // seconds in the node's tier
-  double exchange_s = 0;  // seconds in the inter or flat tier
-  double encode_s = 0;    // seconds in the codec; pack, unpack and scaling are in none of these
+  // Seconds; on a GPU those between events around the phase, and only with options.device_timings.
+  double intra_s = 0;     // in the node's tier
+  double exchange_s = 0;  // in the inter or flat tier
+  double encode_s = 0;    // in the codec; pack, unpack and scaling are in none of these
   double decode_s = 0;
 
   CollectiveStats& operator+=(const CollectiveStats& more);

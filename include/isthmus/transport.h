@@ -29,8 +29,15 @@ enum class ReduceOp : uint8_t {
   kBitOr,  // kByte only
 };
 
-// Completion of one operation. CPU: wait() blocks until the operation is done. CUDA: wait(stream) orders the stream and
-// never blocks the host. wait() throws TransportError if the operation failed, timed out or was aborted.
+// How a tier sums values of one type.
+struct SumType {
+  DataType dtype;      // of the sum, and what it is taken in
+  double divisor = 1;  // each summand is divided by it first, so that no sum overflows: a power of two
+};
+
+// Completion of one operation. CPU: wait() blocks until the operation is done. GPU: operations run on the stream that
+// they were given, and wait(stream) has nothing to do for that stream, and orders any other; it never blocks the host.
+// wait() throws TransportError if the operation failed, timed out or was aborted.
 class Handle {
  public:
   virtual ~Handle() = default;
@@ -49,8 +56,14 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // out = sum over ranks of part rank() of `in`, which has size() equal parts.
-  // out.dtype is accumulate_dtype(in.dtype) and the sum is taken in it, in an order that does not depend on timing.
+  virtual SumType sum_type(DataType in) const { return {accumulate_dtype(in)}; }
+
+  // Operations that are started between these two may all start at the end, as one (an NCCL group).
+  virtual void begin_group() {}
+  virtual void end_group() {}
+
+  // out = sum over ranks of part rank() of `in`, which has size() equal parts, each divided by the divisor.
+  // out.dtype is that of sum_type(in.dtype) and the sum is taken in it, in an order that does not depend on timing.
   // `out` does not overlap `in`.
   virtual HandlePtr reduce_scatter(ConstBuffer in, Buffer out, Stream stream) = 0;
 

@@ -26,6 +26,7 @@ class Options(_TorchBackend.Options):
     min_elements: int
     two_tier_all_gather: bool
     max_units: int
+    device_timings: bool
     log: str
 
     def __init__(
@@ -45,6 +46,7 @@ class Options(_TorchBackend.Options):
         min_elements: int = ...,
         two_tier_all_gather: bool = ...,
         max_units: int = ...,
+        device_timings: bool = ...,
         log: str = ...,
         timeout: timedelta = ...,
     ) -> None: ...

@@ -40,7 +40,6 @@ static_assert(sizeof(PacketHeader) == sizeof(kernels::HeaderWords));
 static_assert(offsetof(PacketHeader, unit_hash) == size_t{8} * kernels::kHeaderUnit);
 static_assert(offsetof(PacketHeader, step) == size_t{8} * kernels::kHeaderStep);
 static_assert(offsetof(PacketHeader, checksum) == size_t{8} * kernels::kHeaderChecksum);
-static_assert(sizeof(PacketContext) == sizeof(kernels::DeviceContext));
 
 kernels::HeaderWords header_words(const PacketHeader& header) { return std::bit_cast<kernels::HeaderWords>(header); }
 

@@ -69,7 +69,7 @@ void throw_wrong_checksum(const PacketHeader& header, uint64_t checksum_of_value
 }
 
 CodecCounts NoneCodec::encode(ConstBuffer piece, Buffer /*residual*/, Buffer packet, PacketContext context,
-                              Stream /*stream*/) {
+                              Workspace /*workspace*/) {
   check_packets(packet, 1, packet_bytes(piece.num_elements));
   std::byte* bytes = packet.as<std::byte>();
   std::memset(bytes + packet.num_elements - 8, 0, 8);  // the padding; any of it that holds values is written below
@@ -95,7 +95,7 @@ CodecCounts NoneCodec::encode(ConstBuffer piece, Buffer /*residual*/, Buffer pac
 }
 
 CodecCounts NoneCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
-                                  Stream /*stream*/) {
+                                  Workspace /*workspace*/) {
   const DataType wire_dtype = settings_.wire_dtype;
   const int divisor = settings_.divisor;
   const PacketHeader expected = settings_.header(out.num_elements, context);

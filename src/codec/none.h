@@ -35,9 +35,10 @@ class NoneCodec final : public Codec {
   const char* name() const override { return "none"; }
   int64_t packet_bytes(int64_t num_elements) const override { return settings_.packet_bytes(num_elements); }
   bool keeps_residual() const override { return false; }
-  CodecCounts encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context, Stream stream) override;
+  CodecCounts encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context,
+                     Workspace workspace) override;
   CodecCounts decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
-                         Stream stream) override;
+                         Workspace workspace) override;
 
  private:
   NoneSettings settings_;

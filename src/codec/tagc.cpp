@@ -108,7 +108,7 @@ int64_t TagcCodec::packet_bytes(int64_t num_elements) const {
   return tagc_layout(implementation_->settings.shape(num_elements)).end;
 }
 
-CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context, Stream) {
+CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context, Workspace) {
   auto& [settings, scratch] = *implementation_;
   const TagcShape shape = settings.shape(piece.num_elements);
   const TagcLayout layout = tagc_layout(shape);
@@ -144,7 +144,7 @@ CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet,
   return counts;
 }
 
-CodecCounts TagcCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context, Stream) {
+CodecCounts TagcCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context, Workspace) {
   auto& [settings, scratch] = *implementation_;
   const TagcShape shape = settings.shape(out.num_elements);
   const TagcLayout layout = tagc_layout(shape);

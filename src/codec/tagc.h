@@ -19,9 +19,10 @@ class TagcCodec final : public Codec {
   const char* name() const override { return "tagc"; }
   int64_t packet_bytes(int64_t num_elements) const override;  // a multiple of 64
   bool keeps_residual() const override { return true; }
-  CodecCounts encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context, Stream stream) override;
+  CodecCounts encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context,
+                     Workspace workspace) override;
   CodecCounts decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
-                         Stream stream) override;
+                         Workspace workspace) override;
 
  private:
   struct Implementation;

@@ -114,6 +114,7 @@ void bind_options(py::module_& module) {
   bind_field(type, "min_elements", &isthmus::Options::min_elements);
   bind_field(type, "two_tier_all_gather", &isthmus::Options::two_tier_all_gather);
   bind_field(type, "max_units", &isthmus::Options::max_units);
+  bind_field(type, "device_timings", &isthmus::Options::device_timings);
   bind_field(type, "log", &isthmus::Options::log);
 }
 

@@ -52,7 +52,8 @@ TEST(Options, DefaultsAreValidAndPrintEveryFieldInOrder) {
   EXPECT_EQ(options.to_string(),
             "nodes=\"\" codec=tagc tiers=two inter_tier=gloo ratio=10 sparsity=0.9875 index_bits=1 block_elements=0 "
             "peel_rounds=64 "
-            "units=* gradients=labelled min_elements=65536 two_tier_all_gather=true max_units=4096 log=warning");
+            "units=* gradients=labelled min_elements=65536 two_tier_all_gather=true max_units=4096 "
+            "device_timings=false log=warning");
 }
 
 TEST(Options, EveryVariableIsNamedAfterItsField) {
@@ -90,6 +91,7 @@ TEST(Options, RangesAtTheirEdges) {
       {"min_elements", {"0", "9223372036854775807"}, {"-1", "9223372036854775808", "1e6"}},
       {"two_tier_all_gather", {"1", "0", "true", "false", "yes", "no"}, {"", "2", "on", "True"}},
       {"max_units", {"1", "100000"}, {"0", "-1"}},
+      {"device_timings", {"1", "true", "yes", "0", "false", "no"}, {"", "2", "on"}},
       {"log", {"debug", "info", "warning", "error"}, {"", "trace", "WARNING"}},
   };
   ASSERT_EQ(ranges.size(), option_fields().size());

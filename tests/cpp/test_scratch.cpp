@@ -29,14 +29,16 @@ std::vector<void*> take_all(Scratch& scratch, const std::vector<int64_t>& sizes)
 }
 
 TEST(Scratch, BuffersAreAlignedAndApart) {
-  Scratch scratch;
+  const auto device = make_host_device();
+  Scratch scratch(*device);
   take_all(scratch, {1, 0, 17, 16, 1000, 3});
   scratch.reset();
   take_all(scratch, {1000, 1, 2000, 0});
 }
 
 TEST(Scratch, TheSecondRoundTakesOneSlabAndTheThirdTheSame) {
-  Scratch scratch;
+  const auto device = make_host_device();
+  Scratch scratch(*device);
   const std::vector<int64_t> sizes = {100, 1, 5000};
   take_all(scratch, sizes);
   const int64_t bytes = scratch.bytes();
@@ -51,7 +53,8 @@ TEST(Scratch, TheSecondRoundTakesOneSlabAndTheThirdTheSame) {
 }
 
 TEST(Scratch, KeepsTheMostThatWasTaken) {
-  Scratch scratch;
+  const auto device = make_host_device();
+  Scratch scratch(*device);
   take_all(scratch, {5000});
   scratch.reset();
   take_all(scratch, {16});

@@ -1,0 +1,71 @@
+// The CPU as a device: every call does its work before it returns.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "isthmus/device.h"
+#include "scratch.h"
+
+namespace isthmus {
+namespace {
+
+class Host final : public Device {
+ public:
+  std::string name() const override { return "cpu"; }
+  bool is_host() const override { return true; }
+
+  DeviceMemory allocate(int64_t bytes) override {
+    return {allocate_aligned(bytes).release(), [](void* memory) { AlignedDelete()(static_cast<std::byte*>(memory)); }};
+  }
+  void read(ConstBuffer from, Buffer to_host) override { isthmus::convert(from, to_host); }
+  void write(ConstBuffer from_host, Buffer to) override { isthmus::convert(from_host, to); }
+
+  Stream lane(Lane /*lane*/) override { return {}; }
+  void order(Stream /*before*/, Stream /*after*/) override {}
+  EventPtr make_event() override { return nullptr; }
+  void record(const EventPtr& /*event*/, Stream /*stream*/) override {}
+  void wait(const EventPtr& /*event*/, Stream /*stream*/) override {}
+  bool done(const EventPtr& /*event*/) override { return true; }
+  std::optional<double> seconds_between(const EventPtr& /*begin*/, const EventPtr& /*end*/) override {
+    return std::nullopt;
+  }
+  uint64_t capture(Stream /*stream*/) override { return 0; }
+
+  void convert(ConstBuffer in, Buffer out, Stream /*stream*/) override { isthmus::convert(in, out); }
+  void convert_scaled(ConstBuffer in, double scale, Buffer out, Stream /*stream*/) override {
+    isthmus::convert_scaled(in, scale, out);
+  }
+  void clear(Buffer buffer, Stream /*stream*/) override {
+    if (buffer.num_elements > 0) {
+      std::memset(buffer.data, 0, static_cast<size_t>(buffer.bytes()));
+    }
+  }
+  void multiply(Buffer values, double factor, Stream /*stream*/) override {
+    constexpr double kLargest = std::numeric_limits<float>::max();
+    auto* value = values.as<float>();
+    for (int64_t i = 0; i < values.num_elements; ++i) {
+      value[i] = static_cast<float>(std::clamp(value[i] * factor, -kLargest, kLargest));
+    }
+  }
+
+  std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
+                                    int ranks_per_node) override {
+    return isthmus::make_codec(name, options, wire_dtype, ranks_per_node);
+  }
+  DataType piece_dtype(DataType dtype) const override { return accumulate_dtype(dtype); }
+
+  void set_context(kernels::DeviceContext* /*context*/, PacketContext /*value*/, Stream /*stream*/) override {}
+  void next_step(kernels::DeviceContext* /*context*/, Stream /*stream*/) override {}
+  DeviceCodecCounts codec_counts() override { return {}; }
+  void reset_codec_counts() override {}
+  void end_step(bool /*skipped*/, Stream /*stream*/) override {}
+  void throw_if_faulted() override {}
+  void begin_range(const char* /*name*/) override {}
+  void end_range() override {}
+};
+
+}  // namespace
+
+std::shared_ptr<Device> make_host_device() { return std::make_shared<Host>(); }
+
+}  // namespace isthmus
