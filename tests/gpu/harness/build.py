@@ -1,0 +1,75 @@
+"""How everything is built: one installation into a folder, with the programs of checks and benchmarks beside it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the build puts things."""
+
+    build: Path
+
+    @property
+    def native(self) -> Path:
+        """CMake's folder."""
+        return self.build / "native"
+
+    @property
+    def site(self) -> Path:
+        """What goes into PYTHONPATH."""
+        return self.build / "site"
+
+    @property
+    def logs(self) -> Path:
+        """What the steps printed."""
+        return self.build / "logs"
+
+    def program(self, name: str) -> Path:
+        """Return where a program is once it is built, if it is."""
+        folder = "benchmarks" if name == "isthmus_perf" else "tests/gpu"
+        return self.native / folder / name
+
+
+def install_command(places: Places, architecture: str, prefix: str) -> list[str]:
+    """Return the command that compiles everything and installs isthmus. Needs no network and no package index.
+
+    prefix: where CMake looks for libraries that it does not find by itself; may be empty.
+    """
+    settings = {
+        "build-dir": str(places.native),
+        "cmake.build-type": "Release",
+        "cmake.define.ISTHMUS_BUILD_CUDA": "ON",
+        "cmake.define.CMAKE_CUDA_ARCHITECTURES": architecture,
+        "cmake.define.ISTHMUS_MPI": "OFF",
+        "build.verbose": "false",
+    }
+    if prefix:
+        settings["cmake.define.CMAKE_PREFIX_PATH"] = prefix
+    command = [sys.executable, "-m", "pip", "install", "--verbose", "--disable-pip-version-check"]
+    command += ["--no-build-isolation", "--no-deps", "--no-index", "--upgrade", "--target", str(places.site)]
+    command += [f"--config-settings={name}={value}" for name, value in settings.items()]
+    return [*command, str(REPOSITORY)]
+
+
+def environment(places: Places, given: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of all programs: the installed isthmus first, no setting of Isthmus from outside."""
+    clean = {name: value for name, value in given.items() if not name.startswith("ISTHMUS_")}
+    tests = REPOSITORY / "tests"
+    paths = [str(path) for path in (places.site, tests, tests / "python", given.get("PYTHONPATH", "")) if str(path)]
+    jobs = given.get("CMAKE_BUILD_PARALLEL_LEVEL", str(len(os.sched_getaffinity(0))))
+    return clean | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONUNBUFFERED": "1",
+        "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
+        "PATH": os.pathsep.join([given.get("PATH", ""), "/usr/local/cuda/bin"]),
+        "PIP_NO_CACHE_DIR": "1",
+        "PIP_ROOT_USER_ACTION": "ignore",
+    }

@@ -1,0 +1,24 @@
+"""python -m gpu.worlds NAME: run one world and tell of its checks. tests/ and tests/python are in PYTHONPATH."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from gpu.worlds.launch import launch
+
+NAMES = ("nccl", "collectives", "fsdp", "ddp", "capture", "profile", "faults", "launch_overhead")
+
+
+def main() -> int:
+    """Return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m gpu.worlds", description="Run one world of four ranks.")
+    parser.add_argument("name", choices=NAMES)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--short", action="store_true", help="fewer steps and modes")
+    options = parser.parse_args()
+    return launch(options.name, options.device, options.short)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""Collectives of isthmus: exact ones against sums that are known, compressed ones against its own CPU side."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.profiler import record_function
+
+import isthmus
+from gpu.worlds.reductions import (
+    LABEL,
+    all_reduce,
+    heavy_tail,
+    isthmus_group,
+    own_chunk,
+    reduce_scatter,
+    sent_bytes,
+    whole_numbers,
+)
+from gpu.worlds.world import World, require
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+SIZES = (4, 4 * 1023, 4 * 100_003)
+TAGC = {"codec": "tagc", "ratio": 4, "sparsity": 0.9}
+
+
+def run(world: World) -> None:
+    """Check each kind of collective in groups of their own."""
+    with world.group("isthmus", {"ISTHMUS_NODES": "2x2", "ISTHMUS_CODEC": "none", "ISTHMUS_MIN_ELEMENTS": "0"}):
+        world.check("world backend: all-reduce, broadcast, all-to-all, send", lambda: world_backend(world))
+        world.check("codec none: reduce-scatter, bit for bit", lambda: exact_reduce_scatter(world))
+        world.check("codec none: all-reduce, bit for bit", lambda: exact_all_reduce(world))
+        world.check("codec none: float16 sums do not overflow", lambda: float16_average(world))
+        world.check("all-gather in two tiers, bit for bit", lambda: gather(world))
+        world.check("codec tagc: reduce-scatter as on the CPU, bit for bit", lambda: compressed(world, reduce_scatter))
+        world.check("codec tagc: all-reduce as on the CPU, bit for bit", lambda: compressed(world, all_reduce))
+        world.check("codec tagc: bfloat16 as on the CPU, within rounding", lambda: compressed_bfloat16(world))
+        world.check("codec tagc: NaN and Inf arrive", lambda: not_finite(world))
+        world.check("several units under way", lambda: several_under_way(world))
+        world.check("CPU and device tensors by turns in one group", lambda: by_turns(world))
+
+
+def world_backend(world: World) -> None:
+    for dtype in (*FLOATS, torch.int64, torch.int32, torch.uint8):
+        expected = sum(whole_numbers(1001, dtype, rank).double() for rank in range(world.size))
+        data = whole_numbers(1001, dtype, world.rank).to(world.device)
+        dist.all_reduce(data)
+        require(torch.equal(data.cpu(), expected.to(torch.int64).to(dtype)), "all-reduce", dtype)
+        dist.broadcast(data, 2)
+    own = torch.arange(8, device=world.device) + 100 * world.rank
+    swapped = torch.empty_like(own)
+    dist.all_to_all_single(swapped, own)
+    columns = [torch.arange(8).view(4, 2)[world.rank] + 100 * rank for rank in range(world.size)]
+    require(torch.equal(swapped.cpu(), torch.cat(columns)), "all-to-all", swapped)
+    if world.rank in (0, 3):
+        message = torch.full((5,), float(world.rank), device=world.device)
+        if world.rank == 0:
+            dist.send(message, 3)
+        else:
+            dist.recv(message, 0)
+            require(bool((message == 0).all()), "send and receive", message)
+    dist.barrier()
+
+
+def exact_reduce_scatter(world: World) -> None:
+    group = isthmus_group()
+    scales = ((dist.ReduceOp.SUM, 1.0), (dist.ReduceOp.AVG, 0.25), (dist._make_nccl_premul_sum(0.5), 0.5))
+    for dtype in FLOATS:
+        for size in SIZES:
+            for op, scale in scales:
+                sources = [whole_numbers(size, dtype, rank) for rank in range(world.size)]
+                expected = (scale * own_chunk(sum(source.double() for source in sources))).to(dtype)
+                result = reduce_scatter(sources[world.rank].to(world.device), group, op=op)
+                require(torch.equal(result.cpu(), expected), dtype, size, scale)
+    stats = isthmus.stats(group)
+    require(stats["compressed_calls"] == 0, stats)
+    require(stats["collectives"]["reduce_scatter"]["calls"] == len(FLOATS) * len(SIZES) * len(scales), stats)
+
+
+def exact_all_reduce(world: World) -> None:
+    group = isthmus_group()
+    for dtype in FLOATS:
+        for size in (1, 5, 4 * 1023 + 1):
+            sources = [whole_numbers(size, dtype, rank) for rank in range(world.size)]
+            expected = (0.25 * sum(source.double() for source in sources)).to(dtype)
+            result = all_reduce(sources[world.rank].to(world.device), group, op=dist.ReduceOp.AVG)
+            require(torch.equal(result.cpu(), expected), dtype, size)
+
+
+def float16_average(world: World) -> None:
+    source = torch.full((4000,), 40_000.0, dtype=torch.float16, device=world.device)
+    result = reduce_scatter(source, isthmus_group(), op=dist.ReduceOp.AVG)
+    require(bool((result == 40_000).all()), result)
+
+
+def gather(world: World) -> None:
+    group = isthmus_group()
+    for dtype in (*FLOATS, torch.int64, torch.uint8):
+        for size in (1, 1023, 100_003):
+            parts = [whole_numbers(size, dtype, rank) for rank in range(world.size)]
+            gathered = torch.empty(world.size * size, dtype=dtype, device=world.device)
+            dist.all_gather_into_tensor(gathered, parts[world.rank].to(world.device), group=group)
+            require(torch.equal(gathered.cpu(), torch.cat(parts)), dtype, size)
+    require(isthmus.stats(group)["collectives"]["all_gather"]["calls"] > 0, "no all-gather took two tiers")
+
+
+def compressed(world: World, collective) -> dict[str, object]:  # type: ignore[no-untyped-def]
+    """Six steps on the device, the same on the CPU: sums, residuals' later effect and bytes are equal."""
+    on_device, on_cpu = isthmus_group(**TAGC), isthmus_group(**TAGC)
+    steps = 3 if world.short else 6
+    for step in range(steps):
+        for unit, size in (("small", 4 * 1000), ("large", 4 * 150_001)):
+            source = heavy_tail(size, world.rank, step)
+            result = collective(source.to(world.device), on_device, unit)
+            expected = collective(source, on_cpu, unit)
+            require(bool(expected.count_nonzero() > 0), "nothing was sent")
+            differing = int((result.cpu().view(torch.int32) != expected.view(torch.int32)).sum())
+            require(differing == 0, f"step {step}, unit {unit}: {differing} of {expected.numel()} elements differ")
+    require(sent_bytes(on_device) == sent_bytes(on_cpu), sent_bytes(on_device), sent_bytes(on_cpu))
+    world.settle()
+    device_stats, cpu_stats = isthmus.stats(on_device), isthmus.stats(on_cpu)
+    require(device_stats["compressed_calls"] == 2 * steps, device_stats["compressed_calls"])
+    require(device_stats["codec"] == cpu_stats["codec"], device_stats["codec"], cpu_stats["codec"])
+    return {"inter-node bytes": sum(tiers["inter"] for tiers in sent_bytes(on_device).values())}
+
+
+def compressed_bfloat16(world: World) -> None:
+    """NCCL sums pieces in bfloat16, the CPU in float32: the first step's sums differ by that rounding."""
+    on_device, on_cpu = isthmus_group(**TAGC), isthmus_group(**TAGC)
+    source = heavy_tail(4 * 50_000, world.rank).bfloat16()
+    result = reduce_scatter(source.to(world.device), on_device).cpu().float()
+    expected = reduce_scatter(source, on_cpu).float()
+    both = (result != 0) & (expected != 0)
+    require(int(both.sum()) > 0.8 * int((expected != 0).sum()), "other elements were sent")
+    torch.testing.assert_close(result[both], expected[both], rtol=0.03, atol=1e-3)
+
+
+def not_finite(world: World) -> None:
+    source = heavy_tail(4 * 65_536, world.rank)
+    if world.rank == 0:
+        source.view(world.size, -1)[:, 5] = torch.nan
+        source.view(world.size, -1)[:, 30_000] = torch.inf
+    result = reduce_scatter(source.to(world.device), isthmus_group(**TAGC))
+    require(bool(result[5].isnan()), result[5])
+    require(not bool(result[30_000].isfinite()), result[30_000])
+
+
+def several_under_way(world: World) -> None:
+    """Units that are enqueued before any is waited for give what they give one after another."""
+    together, apart = isthmus_group(**TAGC), isthmus_group(**TAGC)
+    units = {f"unit {index}": heavy_tail(4 * 40_000 + 64 * index, world.rank, index) for index in range(5)}
+    for _ in range(3):
+        works, results = [], {}
+        for unit, source in units.items():
+            data = source.to(world.device)
+            results[unit] = torch.empty(data.numel() // world.size, device=world.device)
+            with record_function(f"{LABEL} ({unit})"):
+                works.append(dist.reduce_scatter_tensor(results[unit], data, group=together, async_op=True))
+            gathered = torch.empty(world.size * 20_000, device=world.device)
+            own = torch.full((20_000,), float(world.rank), device=world.device)
+            works.append(dist.all_gather_into_tensor(gathered, own, group=together, async_op=True))
+        for work in works:
+            work.wait()
+        for unit, source in units.items():
+            require(torch.equal(results[unit], reduce_scatter(source.to(world.device), apart, unit)), unit)
+
+
+def by_turns(world: World) -> None:
+    group = isthmus_group()
+    for step in range(3):
+        for device in (world.device, torch.device("cpu")):
+            sources = [whole_numbers(4 * 5000, torch.float32, rank, step) for rank in range(world.size)]
+            result = reduce_scatter(sources[world.rank].to(device), group)
+            require(torch.equal(result.cpu(), own_chunk(sum(sources))), step, device)

@@ -1,0 +1,39 @@
+"""Starts the ranks of a world, and has each run the same checks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+import ranks
+from gpu.harness.records import FAILED, Check
+
+WORLD_SIZE = 4
+NODES = "2x2"
+
+
+def launch(name: str, device: str, short: bool) -> int:
+    """Run ``gpu.worlds.NAME.run(world)`` on all ranks; return the exit status."""
+    outcomes = ranks.run_any(_run_rank, WORLD_SIZE, name, device, short, timeout_s=_limit_s())
+    broken = [outcome for outcome in outcomes if outcome.error or outcome.exit_code]
+    for outcome in broken:
+        print(f"rank {outcome.rank} ended with {outcome.exit_code}:\n{outcome.error}", file=sys.stderr)
+    if broken:
+        print(Check("all ranks end", FAILED, detail=f"ranks {[outcome.rank for outcome in broken]} did not").line())
+    return 0 if not broken and all(outcome.value for outcome in outcomes) else 1
+
+
+def _limit_s() -> float:
+    """Below the step's own limit, so that ranks which hang still print their stacks."""
+    return float(os.environ.get("ISTHMUS_GPU_STEP_LIMIT_S", "300")) - 10
+
+
+def _run_rank(rank: int, world_size: int, name: str, device: str, short: bool) -> bool:
+    os.environ["NCCL_HOSTID"] = f"isthmus-{rank}"  # else NCCL refuses two ranks on one GPU
+    os.environ["LOCAL_RANK"] = "0"
+    from gpu.worlds.world import World
+
+    with World(rank, world_size, device, short) as world:
+        import_module(f"gpu.worlds.{name}").run(world)
+    return world.passed

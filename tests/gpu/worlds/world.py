@@ -1,0 +1,130 @@
+"""One rank's view of its world: where tensors are, process groups one after another, and checks in lockstep."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gpu.harness.records import FAILED, OK, Check
+
+#: Of collectives. Ranks that wait for one that failed end by it.
+GROUP_TIMEOUT = timedelta(seconds=40)
+#: For the other ranks' results of a check: they may still be compiling, or waiting for a collective.
+RESULT_TIMEOUT = timedelta(seconds=100)
+
+
+class World:
+    """What all ranks share. Checks and groups are entered by all ranks alike."""
+
+    def __init__(self, rank: int, size: int, device: str, short: bool) -> None:
+        self.rank = rank
+        self.size = size
+        self.short = short
+        self.device = torch.device(device)
+        self.passed = True
+        self._count = 0
+
+    def __enter__(self) -> World:
+        port = int(os.environ["MASTER_PORT"])
+        self._store = dist.TCPStore("127.0.0.1", port, self.size, self.rank == 0, timeout=RESULT_TIMEOUT)
+        if self.on_gpu:
+            torch.cuda.set_device(0)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._store.add("left", 1)
+        deadline = time.monotonic() + 20
+        while self.rank == 0 and self._store.add("left", 0) < self.size and time.monotonic() < deadline:
+            time.sleep(0.01)  # the store's host goes last
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether tensors are on a GPU."""
+        return self.device.type == "cuda"
+
+    @property
+    def plain_backend(self) -> str:
+        """The backend that Isthmus is compared with."""
+        return "nccl" if self.on_gpu else "gloo"
+
+    def settle(self) -> None:
+        """Wait for everything that was enqueued."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+    @contextmanager
+    def group(self, backend: str, env: Mapping[str, str] | None = None) -> Iterator[None]:
+        """Have a default group, and meanwhile these variables set."""
+        self._count += 1
+        before = dict(os.environ)
+        os.environ.update({"ISTHMUS_LOG": "error", **(env or {})})
+        try:
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore(f"group/{self._count}", self._store),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=GROUP_TIMEOUT,
+                device_id=torch.device("cuda", 0) if backend == "nccl" else None,
+            )
+            yield
+            self.settle()
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            os.environ.clear()
+            os.environ.update(before)
+
+    def check(self, name: str, body: Callable[[], Mapping[str, Any] | None]) -> None:
+        """Run `body` on every rank; it raises where something is wrong, and returns figures. Rank 0 tells.
+
+        Where a rank does not report in time, nothing that follows would mean anything: all ranks end.
+        """
+        start = time.monotonic()
+        error, figures = "", None
+        try:
+            figures = body()
+            self.settle()
+        except Exception:
+            error = traceback.format_exc()
+        self._count += 1
+        keys = [f"check/{self._count}/{rank}" for rank in range(self.size)]
+        self._store.set(keys[self.rank], json.dumps({"error": error, "figures": dict(figures or {})}))
+        try:
+            self._store.wait(keys, RESULT_TIMEOUT)
+        except dist.DistStoreError:
+            silent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+            self._tell(Check(name, FAILED, time.monotonic() - start, f"no word from ranks {silent}; {error}"))
+            raise
+        results = [json.loads(self._store.get(key)) for key in keys]
+        errors = [f"rank {rank}: {result['error']}" for rank, result in enumerate(results) if result["error"]]
+        self._tell(
+            Check(name, FAILED if errors else OK, time.monotonic() - start, "\n".join(errors), results[0]["figures"])
+        )
+
+    def _tell(self, check: Check) -> None:
+        self.passed = self.passed and check.result == OK
+        if self.rank == 0:
+            print(check.line(), flush=True)
+
+
+def gathered(values: Any) -> list[Any]:
+    """Return every rank's value, by the default group."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, values)
+    return everyone
+
+
+def require(condition: bool, *about: Any) -> None:
+    """Raise AssertionError with `about`, unless the condition holds."""
+    if not condition:
+        raise AssertionError(" ".join(map(str, about)))
