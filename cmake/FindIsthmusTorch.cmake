@@ -1,7 +1,8 @@
 # Finds the torch that the Python interpreter imports and defines the imported target isthmus_torch.
 #
 # Not find_package(Torch): that one takes seconds, enables the CUDA language, and fails without a CUDA toolkit where the
-# wheel is a CUDA one. Results: IsthmusTorch_FOUND, IsthmusTorch_VERSION, IsthmusTorch_DIR.
+# wheel is a CUDA one. Results: IsthmusTorch_FOUND, IsthmusTorch_VERSION, IsthmusTorch_DIR, and IsthmusTorch_CUDA, the
+# version of CUDA that torch is built with, or 0.
 #
 # Python runs with -I, which makes `pip install .` with build isolation see the torch of the environment that is being
 # installed into, rather than the empty one that pip builds in.
@@ -13,7 +14,7 @@ execute_process(
 s = u.find_spec('torch'); \
 p = pathlib.Path(s.origin).parent if s and s.origin else None; \
 v = {}; p and exec((p / 'version.py').read_text(), v); \
-print(f'{p};{v[\"__version__\"]}' if p else '', end='')"
+print(f'{p};{v[\"__version__\"]};{v.get(\"cuda\") or 0}' if p else '', end='')"
   OUTPUT_VARIABLE torch_place
   ERROR_VARIABLE torch_error
   RESULT_VARIABLE torch_result)
@@ -23,6 +24,7 @@ if(NOT torch_result EQUAL 0 OR NOT torch_place)
 endif()
 list(GET torch_place 0 IsthmusTorch_DIR)
 list(GET torch_place 1 IsthmusTorch_VERSION)
+list(GET torch_place 2 IsthmusTorch_CUDA)
 if(IsthmusTorch_VERSION VERSION_LESS 2.11)
   message(FATAL_ERROR "Isthmus needs torch 2.11 or newer; ${IsthmusTorch_DIR} is ${IsthmusTorch_VERSION}")
 endif()

@@ -1,0 +1,57 @@
+// What every call of CUDA needs: its device, its error, and leave to be made while a graph is captured. Private to the
+// source files that call CUDA's runtime.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "isthmus/error.h"
+
+namespace isthmus {
+
+// Throws Error that names the call and the device. Errors that leave the device usable are forgotten, so that nobody
+// takes them for his own.
+inline void check_cuda(cudaError_t result, const char* call, int ordinal) {
+  if (result != cudaSuccess) [[unlikely]] {
+    cudaGetLastError();
+    throw Error(detail::concatenate("cuda:", ordinal, ": ", call, ": ", cudaGetErrorString(result)));
+  }
+}
+
+// Makes a device current for the calling thread, and at its end the one that was.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int ordinal) : ordinal_(ordinal) {
+    check_cuda(cudaGetDevice(&before_), "cudaGetDevice", ordinal);
+    if (before_ != ordinal_) {
+      check_cuda(cudaSetDevice(ordinal_), "cudaSetDevice", ordinal);
+    }
+  }
+  ~CurrentDevice() {
+    if (before_ != ordinal_) {
+      cudaSetDevice(before_);
+    }
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int ordinal_;
+  int before_ = 0;
+};
+
+// While a graph is captured, the thread that does it, and often all others, may not call what could wait for a stream
+// that is captured: allocate, free, or ask an event. None of ours does: this allows it to the calling thread.
+class AllowedInCapture {
+ public:
+  AllowedInCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~AllowedInCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  AllowedInCapture(const AllowedInCapture&) = delete;
+  AllowedInCapture& operator=(const AllowedInCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+
+}  // namespace isthmus

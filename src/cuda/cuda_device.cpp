@@ -1,0 +1,377 @@
+#include "cuda/cuda_device.h"
+
+#include <nvtx3/nvToolsExt.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+
+#include "codec/device_codecs.h"
+#include "codec/device_fault.h"
+#include "cuda/cuda_calls.h"
+#include "cuda/cuda_event.h"
+#include "kernels/cuda_codecs.h"
+#include "kernels/cuda_values.h"
+
+namespace isthmus {
+namespace {
+
+// In the device's memory, for its codecs.
+struct DeviceWords {
+  kernels::DeviceCounts counts;
+  kernels::DeviceFault fault;
+};
+
+// In the host's memory, which the device writes.
+struct HostWords {
+  kernels::DeviceFault fault;  // as in DeviceWords, once it is reported
+  kernels::DeviceCounts copied;
+};
+
+// Freed by a call that waits for all work on the device. The process's end may have freed it before.
+std::shared_ptr<void> allocate_device(int ordinal, int64_t bytes) {
+  const CurrentDevice current(ordinal);
+  const AllowedInCapture allowed;
+  void* memory = nullptr;
+  const cudaError_t result = cudaMalloc(&memory, static_cast<size_t>(std::max<int64_t>(bytes, 1)));
+  if (result == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw std::bad_alloc();
+  }
+  check_cuda(result, "cudaMalloc", ordinal);
+  return {memory, [](void* freed) {
+            const AllowedInCapture allowed_to_free;
+            cudaFree(freed);
+          }};
+}
+
+std::shared_ptr<HostWords> allocate_host_words(int ordinal) {
+  const CurrentDevice current(ordinal);
+  void* memory = nullptr;
+  check_cuda(cudaHostAlloc(&memory, sizeof(HostWords), cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc",
+             ordinal);
+  return {new (memory) HostWords, [](HostWords* words) { cudaFreeHost(words); }};
+}
+
+class OwnedStream {
+ public:
+  OwnedStream(int ordinal, int priority) {
+    const CurrentDevice current(ordinal);
+    check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority), "cudaStreamCreateWithPriority",
+               ordinal);
+  }
+  ~OwnedStream() { cudaStreamDestroy(stream_); }
+  OwnedStream(const OwnedStream&) = delete;
+  OwnedStream& operator=(const OwnedStream&) = delete;
+
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// What crosses between nodes comes first: everybody waits for it.
+int priority_of(Lane lane, int ordinal) {
+  const CurrentDevice current(ordinal);
+  int lowest = 0;
+  int highest = 0;
+  check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange", ordinal);
+  return lane == Lane::kInter || lane == Lane::kGatherInter ? highest : lowest;
+}
+
+// Calls launch() with the device current.
+template <typename Launch>
+void launch_on(int ordinal, const Launch& launch) {
+  const CurrentDevice current(ordinal);
+  try {
+    launch();
+  } catch (const std::runtime_error& error) {
+    throw Error(detail::concatenate("cuda:", ordinal, ": ", error.what()));
+  }
+}
+
+// Faults are found in device memory, which kernels read fast, and published to where the host sees them.
+class CudaLauncher final : public DeviceLauncher {
+ public:
+  CudaLauncher(int ordinal, kernels::DeviceFault* mapped_fault) : ordinal_(ordinal), mapped_fault_(mapped_fault) {}
+
+  void encode(const kernels::TagcEncodeJob& job, Stream stream) override {
+    launch_on(ordinal_, [&] { kernels::cuda_encode_tagc(job, stream.handle); });
+  }
+  void decode(const kernels::TagcDecodeJob& job, Stream stream) override {
+    launch_on(ordinal_, [&] {
+      kernels::cuda_decode_tagc(job, stream.handle);
+      kernels::cuda_publish_fault(job.fault, mapped_fault_, stream.handle);
+    });
+  }
+  void encode(const kernels::NoneEncodeJob& job, Stream stream) override {
+    launch_on(ordinal_, [&] { kernels::cuda_encode_none(job, stream.handle); });
+  }
+  void decode(const kernels::NoneDecodeJob& job, Stream stream) override {
+    launch_on(ordinal_, [&] {
+      kernels::cuda_decode_none(job, stream.handle);
+      kernels::cuda_publish_fault(job.fault, mapped_fault_, stream.handle);
+    });
+  }
+
+ private:
+  const int ordinal_;
+  kernels::DeviceFault* const mapped_fault_;
+};
+
+HostWords* device_address(HostWords* words, int ordinal) {
+  const CurrentDevice current(ordinal);
+  void* mapped = nullptr;
+  check_cuda(cudaHostGetDevicePointer(&mapped, words, 0), "cudaHostGetDevicePointer", ordinal);
+  return static_cast<HostWords*>(mapped);
+}
+
+nvtxDomainHandle_t nvtx_domain() {
+  static const nvtxDomainHandle_t domain = nvtxDomainCreateA("isthmus");
+  return domain;
+}
+
+void check_equal_length(const char* what, ConstBuffer in, ConstBuffer out) {
+  ISTHMUS_CHECK(Error, in.num_elements == out.num_elements, what, ": ", in.num_elements, " elements into ",
+                out.num_elements);
+}
+
+void check_floating(DataType dtype) {
+  ISTHMUS_CHECK(Error, dtype != DataType::kByte, "no arithmetic on elements of type ", to_string(dtype));
+}
+
+DeviceCodecCounts difference(const kernels::DeviceCounts& now, const kernels::DeviceCounts& before) {
+  DeviceCodecCounts counts;
+  const auto kept = static_cast<int64_t>(now.kept_elements - before.kept_elements);
+  counts.codec.kept_elements = kept;
+  counts.codec.held_back_elements = static_cast<int64_t>(now.chosen_elements - before.chosen_elements) - kept;
+  counts.codec.non_finite_blocks = static_cast<int64_t>(now.non_finite_blocks - before.non_finite_blocks);
+  counts.skipped_elements = static_cast<int64_t>(now.skipped_elements - before.skipped_elements);
+  return counts;
+}
+
+}  // namespace
+
+struct CudaDevice::Implementation {
+  explicit Implementation(int device_ordinal);
+
+  void check(cudaError_t result, const char* call) const { check_cuda(result, call, ordinal); }
+  void wait_for_all() const { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+  // What is in the device's memory by now. Waits for the copy alone.
+  kernels::DeviceCounts read_counts();
+
+  const int ordinal;
+  const std::shared_ptr<CudaEventPool> events = std::make_shared<CudaEventPool>(ordinal, cudaEventDefault);
+  const std::shared_ptr<HostWords> host_words = allocate_host_words(ordinal);
+  const std::shared_ptr<void> device_words = allocate_device(ordinal, sizeof(DeviceWords));
+  std::array<std::unique_ptr<OwnedStream>, kNumLanes> lanes;
+  const OwnedStream counts_stream{ordinal, 0};
+  const CudaEvent order_event{std::make_shared<CudaEventPool>(ordinal, cudaEventDisableTiming)};
+  CudaLauncher launcher{ordinal, &device_address(host_words.get(), ordinal)->fault};
+
+  DeviceWords* words() const { return static_cast<DeviceWords*>(device_words.get()); }
+
+  std::mutex mutex;  // guards what follows, and host_words->copied
+  kernels::DeviceCounts counts_at_reset;
+};
+
+CudaDevice::Implementation::Implementation(int device_ordinal) : ordinal(device_ordinal) {
+  for (int lane = 0; lane < kNumLanes; ++lane) {
+    lanes[lane] = std::make_unique<OwnedStream>(ordinal, priority_of(static_cast<Lane>(lane), ordinal));
+  }
+  const CurrentDevice current(ordinal);
+  const DeviceWords initial;
+  check(cudaMemcpy(words(), &initial, sizeof(initial), cudaMemcpyHostToDevice), "cudaMemcpy");
+}
+
+kernels::DeviceCounts CudaDevice::Implementation::read_counts() {
+  const CurrentDevice current(ordinal);
+  const AllowedInCapture allowed;
+  kernels::DeviceCounts& copied = host_words->copied;
+  check(cudaMemcpyAsync(&copied, &words()->counts, sizeof(copied), cudaMemcpyDeviceToHost, counts_stream.get()),
+        "cudaMemcpyAsync");
+  check(cudaStreamSynchronize(counts_stream.get()), "cudaStreamSynchronize");
+  return copied;
+}
+
+CudaDevice::CudaDevice(int ordinal) : implementation_(std::make_unique<Implementation>(ordinal)) {}
+CudaDevice::~CudaDevice() = default;
+
+int CudaDevice::ordinal() const { return implementation_->ordinal; }
+std::string CudaDevice::name() const { return detail::concatenate("cuda:", ordinal()); }
+
+DeviceMemory CudaDevice::allocate(int64_t bytes) { return allocate_device(ordinal(), bytes); }
+
+void CudaDevice::read(ConstBuffer from, Buffer to_host) {
+  check_equal_length("read", from, to_host);
+  const CurrentDevice current(ordinal());
+  implementation_->wait_for_all();
+  implementation_->check(cudaMemcpy(to_host.data, from.data, static_cast<size_t>(from.bytes()), cudaMemcpyDeviceToHost),
+                         "cudaMemcpy");
+}
+
+void CudaDevice::write(ConstBuffer from_host, Buffer to) {
+  check_equal_length("write", from_host, to);
+  const CurrentDevice current(ordinal());
+  implementation_->wait_for_all();
+  implementation_->check(cudaMemcpy(to.data, from_host.data, static_cast<size_t>(to.bytes()), cudaMemcpyHostToDevice),
+                         "cudaMemcpy");
+  implementation_->wait_for_all();  // from pageable memory it returns before the last bytes have arrived
+}
+
+Stream CudaDevice::lane(Lane lane) { return {implementation_->lanes[static_cast<size_t>(lane)]->get()}; }
+
+// One event for all: a wait is for what the event stands for when the wait is enqueued, whatever is recorded later.
+void CudaDevice::order(Stream before, Stream after) {
+  if (before.handle == after.handle) {
+    return;
+  }
+  const CurrentDevice current(ordinal());
+  const cudaEvent_t event = implementation_->order_event.get();
+  implementation_->check(cudaEventRecord(event, cuda_stream(before)), "cudaEventRecord");
+  implementation_->check(cudaStreamWaitEvent(cuda_stream(after), event, 0), "cudaStreamWaitEvent");
+}
+
+EventPtr CudaDevice::make_event() { return std::make_shared<CudaEvent>(implementation_->events); }
+
+void CudaDevice::record(const EventPtr& event, Stream stream) {
+  CudaEvent& recorded = CudaEvent::of(event);
+  const bool captured = capture(stream) != 0;
+  const CurrentDevice current(ordinal());
+  implementation_->check(cudaEventRecord(recorded.get(), cuda_stream(stream)), "cudaEventRecord");
+  recorded.set_state(captured ? CudaEvent::State::kCaptured : CudaEvent::State::kRecorded);
+}
+
+void CudaDevice::wait(const EventPtr& event, Stream stream) {
+  const CudaEvent& awaited = CudaEvent::of(event);
+  if (awaited.state() != CudaEvent::State::kNew) {
+    const CurrentDevice current(ordinal());
+    implementation_->check(cudaStreamWaitEvent(cuda_stream(stream), awaited.get(), 0), "cudaStreamWaitEvent");
+  }
+}
+
+bool CudaDevice::done(const EventPtr& event) {
+  const CudaEvent& asked = CudaEvent::of(event);
+  if (asked.state() != CudaEvent::State::kRecorded) {
+    return true;
+  }
+  const CurrentDevice current(ordinal());
+  const AllowedInCapture allowed;
+  const cudaError_t result = cudaEventQuery(asked.get());
+  if (result == cudaErrorNotReady) {
+    return false;
+  }
+  implementation_->check(result, "cudaEventQuery");
+  return true;
+}
+
+std::optional<double> CudaDevice::seconds_between(const EventPtr& begin, const EventPtr& end) {
+  for (const EventPtr& event : {begin, end}) {
+    if (CudaEvent::of(event).state() != CudaEvent::State::kRecorded || !done(event)) {
+      return std::nullopt;
+    }
+  }
+  const CurrentDevice current(ordinal());
+  const AllowedInCapture allowed;
+  float milliseconds = 0;
+  implementation_->check(cudaEventElapsedTime(&milliseconds, CudaEvent::of(begin).get(), CudaEvent::of(end).get()),
+                         "cudaEventElapsedTime");
+  return static_cast<double>(milliseconds) / 1e3;
+}
+
+uint64_t CudaDevice::capture(Stream stream) {
+  const CurrentDevice current(ordinal());
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  implementation_->check(cudaStreamGetCaptureInfo(cuda_stream(stream), &status, &id), "cudaStreamGetCaptureInfo");
+  return status == cudaStreamCaptureStatusActive ? id : 0;
+}
+
+void CudaDevice::convert(ConstBuffer in, Buffer out, Stream stream) {
+  check_equal_length("convert", in, out);
+  if (in.num_elements == 0 || (in.dtype == out.dtype && in.data == out.data)) {
+    return;
+  }
+  if (in.dtype == out.dtype) {
+    const CurrentDevice current(ordinal());
+    implementation_->check(cudaMemcpyAsync(out.data, in.data, static_cast<size_t>(in.bytes()), cudaMemcpyDeviceToDevice,
+                                           cuda_stream(stream)),
+                           "cudaMemcpyAsync");
+    return;
+  }
+  check_floating(in.dtype);
+  check_floating(out.dtype);
+  launch_on(ordinal(), [&] { kernels::cuda_convert(in, out, stream.handle); });
+}
+
+void CudaDevice::convert_scaled(ConstBuffer in, double scale, Buffer out, Stream stream) {
+  check_equal_length("convert_scaled", in, out);
+  check_floating(in.dtype);
+  check_floating(out.dtype);
+  launch_on(ordinal(), [&] { kernels::cuda_convert_scaled(in, scale, out, stream.handle); });
+}
+
+void CudaDevice::clear(Buffer buffer, Stream stream) {
+  const CurrentDevice current(ordinal());
+  implementation_->check(cudaMemsetAsync(buffer.data, 0, static_cast<size_t>(buffer.bytes()), cuda_stream(stream)),
+                         "cudaMemsetAsync");
+}
+
+void CudaDevice::multiply(Buffer values, double factor, Stream stream) {
+  ISTHMUS_CHECK(Error, values.dtype == DataType::kFloat32, "multiply: elements of ", to_string(values.dtype),
+                ", which must be float32");
+  launch_on(ordinal(), [&] { kernels::cuda_multiply(values, factor, stream.handle); });
+}
+
+std::unique_ptr<Codec> CudaDevice::make_codec(const std::string& name, const Options& options, DataType wire_dtype,
+                                              int ranks_per_node) {
+  DeviceWords* words = implementation_->words();
+  return make_device_codec(name, options, wire_dtype, ranks_per_node, implementation_->launcher, &words->counts,
+                           &words->fault);
+}
+
+void CudaDevice::set_context(kernels::DeviceContext* context, PacketContext value, Stream stream) {
+  launch_on(ordinal(), [&] { kernels::cuda_set_context(context, {value.unit_hash, value.step}, stream.handle); });
+}
+
+void CudaDevice::next_step(kernels::DeviceContext* context, Stream stream) {
+  launch_on(ordinal(), [&] { kernels::cuda_next_step(context, stream.handle); });
+}
+
+DeviceCodecCounts CudaDevice::codec_counts() {
+  const std::lock_guard lock(implementation_->mutex);
+  return difference(implementation_->read_counts(), implementation_->counts_at_reset);
+}
+
+// The device's words only ever grow: nothing here interferes with encodings that are under way, or in a graph.
+void CudaDevice::reset_codec_counts() {
+  const std::lock_guard lock(implementation_->mutex);
+  implementation_->counts_at_reset = implementation_->read_counts();
+}
+
+void CudaDevice::end_step(bool skipped, Stream stream) {
+  launch_on(ordinal(), [&] { kernels::cuda_end_step(&implementation_->words()->counts, skipped, stream.handle); });
+}
+
+void CudaDevice::throw_if_faulted() {
+  kernels::DeviceFault& fault = implementation_->host_words->fault;
+  if (std::atomic_ref(fault.reported).load(std::memory_order_acquire) != 0) {
+    throw_if_reported(fault);
+  }
+}
+
+void CudaDevice::begin_range(const char* name) {
+  nvtxEventAttributes_t attributes = {};
+  attributes.version = NVTX_VERSION;
+  attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+  attributes.messageType = NVTX_MESSAGE_TYPE_ASCII;
+  attributes.message.ascii = name;
+  nvtxDomainRangePushEx(nvtx_domain(), &attributes);
+}
+
+void CudaDevice::end_range() { nvtxDomainRangePop(nvtx_domain()); }
+
+}  // namespace isthmus

@@ -1,0 +1,73 @@
+// A GPU as a Device. Free of CUDA's headers; in the library isthmus_cuda.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "isthmus/device.h"
+
+namespace isthmus {
+
+// The CUDA device `ordinal`, in its primary context. Streams are cudaStream_t. Each call makes the device current for
+// as long as it takes, and restores the one that was. Errors name the call and the device.
+//
+// The lanes are streams of its own, which never wait for the legacy default stream; those between nodes have the
+// highest priority. All but read(), write() and the destructor may be called while any thread captures a graph. A graph
+// holds what was enqueued, and no timings: an event that was recorded during a capture counts as done, and no seconds
+// end or begin there.
+class CudaDevice : public Device {
+ public:
+  // Throws Error where there is no such device, or CUDA does not work.
+  explicit CudaDevice(int ordinal);
+  // Waits for all work on the device, because memory is freed.
+  ~CudaDevice() override;
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  int ordinal() const;
+
+  std::string name() const override;
+  bool is_host() const override { return false; }
+
+  // By cudaMalloc; freed by cudaFree, which waits for the device. The memory may outlive this object.
+  DeviceMemory allocate(int64_t bytes) override;
+  void read(ConstBuffer from, Buffer to_host) override;
+  void write(ConstBuffer from_host, Buffer to) override;
+
+  Stream lane(Lane lane) override;
+  void order(Stream before, Stream after) override;
+  EventPtr make_event() override;
+  void record(const EventPtr& event, Stream stream) override;
+  void wait(const EventPtr& event, Stream stream) override;
+  bool done(const EventPtr& event) override;
+  std::optional<double> seconds_between(const EventPtr& begin, const EventPtr& end) override;
+  uint64_t capture(Stream stream) override;
+
+  void convert(ConstBuffer in, Buffer out, Stream stream) override;
+  void convert_scaled(ConstBuffer in, double scale, Buffer out, Stream stream) override;
+  void clear(Buffer buffer, Stream stream) override;
+  void multiply(Buffer values, double factor, Stream stream) override;
+
+  std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
+                                    int ranks_per_node) override;
+  DataType piece_dtype(DataType dtype) const override { return dtype; }
+
+  void set_context(kernels::DeviceContext* context, PacketContext value, Stream stream) override;
+  void next_step(kernels::DeviceContext* context, Stream stream) override;
+
+  DeviceCodecCounts codec_counts() override;
+  void reset_codec_counts() override;
+  void end_step(bool skipped, Stream stream) override;
+
+  void throw_if_faulted() override;
+
+  void begin_range(const char* name) override;  // in the NVTX domain "isthmus"
+  void end_range() override;
+
+ private:
+  class Implementation;
+  std::unique_ptr<Implementation> implementation_;
+};
+
+}  // namespace isthmus

@@ -1,0 +1,78 @@
+// Events of CUDA, used again and again: making one costs more than recording it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "cuda/cuda_calls.h"
+#include "isthmus/device.h"
+
+namespace isthmus {
+
+// Events of one device. From any thread.
+class CudaEventPool {
+ public:
+  // flags: cudaEventDefault, or cudaEventDisableTiming for events that only order streams.
+  CudaEventPool(int ordinal, unsigned flags) : ordinal_(ordinal), flags_(flags) {}
+  ~CudaEventPool() {
+    for (const cudaEvent_t event : free_) {
+      cudaEventDestroy(event);
+    }
+  }
+  CudaEventPool(const CudaEventPool&) = delete;
+  CudaEventPool& operator=(const CudaEventPool&) = delete;
+
+  cudaEvent_t take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!free_.empty()) {
+        const cudaEvent_t event = free_.back();
+        free_.pop_back();
+        return event;
+      }
+    }
+    const CurrentDevice current(ordinal_);
+    cudaEvent_t event = nullptr;
+    check_cuda(cudaEventCreateWithFlags(&event, flags_), "cudaEventCreateWithFlags", ordinal_);
+    return event;
+  }
+  void give_back(cudaEvent_t event) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(event);
+  }
+
+ private:
+  const int ordinal_;
+  const unsigned flags_;
+  std::mutex mutex_;  // guards what follows
+  std::vector<cudaEvent_t> free_;
+};
+
+// One of a pool, for as long as it lives. The pool's events were recorded by others before: what counts is whether this
+// one was.
+class CudaEvent final : public Event {
+ public:
+  enum class State : uint8_t { kNew, kRecorded, kCaptured };  // kCaptured: recorded into a graph
+
+  explicit CudaEvent(std::shared_ptr<CudaEventPool> pool) : pool_(std::move(pool)), event_(pool_->take()) {}
+  ~CudaEvent() override { pool_->give_back(event_); }
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  static CudaEvent& of(const EventPtr& event) { return static_cast<CudaEvent&>(*event); }
+
+  cudaEvent_t get() const { return event_; }
+  State state() const { return state_; }
+  void set_state(State state) { state_ = state; }
+
+ private:
+  std::shared_ptr<CudaEventPool> pool_;
+  cudaEvent_t event_;
+  std::atomic<State> state_{State::kNew};
+};
+
+}  // namespace isthmus
