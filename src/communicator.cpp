@@ -357,8 +357,11 @@ EventPtr Communicator::event_here() {
 }
 
 EventPtr Communicator::end() {
-  scratch_->done = event_here();
-  return scratch_->done;
+  EventPtr done = event_here();
+  if (entered_) {  // else nothing used the scratch memory, nor waited for its last use
+    scratch_->done = done;
+  }
+  return done;
 }
 
 Buffer Communicator::take_scratch(int64_t num_elements, DataType dtype) {
