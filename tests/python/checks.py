@@ -12,6 +12,7 @@ import torch.distributed as dist
 import ranks
 
 Check = Callable[..., None]
+Run = Callable[..., list[Any]]
 
 
 class Table:
@@ -49,8 +50,10 @@ class Table:
 class World:
     """The results of a table on every rank, for tests to look up."""
 
-    def __init__(self, main: Callable[..., dict[str, str]], world_size: int, **settings: Any) -> None:
-        self.failures: list[dict[str, str]] = ranks.run(main, world_size, **settings)
+    def __init__(
+        self, main: Callable[..., dict[str, str]], world_size: int, run: Run = ranks.run, **settings: Any
+    ) -> None:
+        self.failures: list[dict[str, str]] = run(main, world_size, **settings)
 
     def check(self, name: str) -> None:
         texts = [f"rank {rank}: {f[name]}" for rank, f in enumerate(self.failures) if name in f]

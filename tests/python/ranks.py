@@ -54,7 +54,11 @@ def run(
     timeout_s: float = 90,
 ) -> list[Any]:
     """Call ``function(rank, world_size, *arguments)`` on every rank; return what they returned. Fails if any fails."""
-    outcomes = run_any(function, world_size, *arguments, env=env, timeout_s=timeout_s)
+    return values_of(run_any(function, world_size, *arguments, env=env, timeout_s=timeout_s))
+
+
+def values_of(outcomes: list[Outcome]) -> list[Any]:
+    """Return what the ranks returned. Fails if any failed."""
     failures = [f"--- rank {o.rank}: exit code {o.exit_code}\n{o.error}" for o in outcomes if o.error or o.exit_code]
     if failures:
         raise AssertionError("\n".join(failures))

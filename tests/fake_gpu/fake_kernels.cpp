@@ -1,0 +1,117 @@
+// Kernels of other libraries: known by name, never run. And the functions that torch asks the driver for.
+#include <cxxabi.h>
+#include <dlfcn.h>
+
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "fake_runtime.h"
+
+namespace isthmus::fake_gpu {
+namespace {
+
+struct Kernels {
+  std::mutex mutex;
+  std::unordered_map<const void*, const char*> names;
+};
+
+Kernels& kernels() {
+  static auto* const instance = new Kernels;
+  return *instance;
+}
+
+[[noreturn]] void refuse_kernel(const void* function) {
+  const std::lock_guard lock(kernels().mutex);
+  const auto found = kernels().names.find(function);
+  const char* name = found == kernels().names.end() ? "an unknown one" : found->second;
+  const char* readable = abi::__cxa_demangle(name, nullptr, nullptr, nullptr);
+  give_up("cannot run a CUDA kernel: %s", readable == nullptr ? name : readable);
+}
+
+}  // namespace
+}  // namespace isthmus::fake_gpu
+
+using namespace isthmus::fake_gpu;
+
+FAKE_API void** __cudaRegisterFatBinary(void*) {
+  static void* handle = nullptr;
+  return &handle;
+}
+FAKE_API void __cudaRegisterFatBinaryEnd(void**) {}
+FAKE_API void __cudaUnregisterFatBinary(void**) {}
+FAKE_API char __cudaInitModule(void**) { return 1; }
+FAKE_API void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
+FAKE_API void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int, uint3*, uint3*, dim3*,
+                                     dim3*, int*) {
+  const std::lock_guard lock(kernels().mutex);
+  kernels().names.emplace(function, name);
+}
+FAKE_API unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, cudaStream_t) { return 0; }
+FAKE_API cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, void*) { return cudaSuccess; }
+FAKE_API cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
+  *kernel = static_cast<cudaKernel_t>(const_cast<void*>(function));
+  return cudaSuccess;
+}
+FAKE_API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3, dim3, void**, size_t, cudaStream_t) {
+  refuse_kernel(kernel);
+}
+FAKE_API cudaError_t cudaLaunchKernel(const void* function, dim3, dim3, void**, size_t, cudaStream_t) {
+  refuse_kernel(function);
+}
+FAKE_API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void* function, void**) {
+  refuse_kernel(function);
+}
+FAKE_API cudaError_t cudaLaunchCooperativeKernel(const void* function, dim3, dim3, void**, size_t, cudaStream_t) {
+  refuse_kernel(function);
+}
+
+// --- the driver. cuda.h is left out: torch asks for these functions by name, and only whether they are there.
+
+FAKE_API int cuDevicePrimaryCtxGetState(int, unsigned int* flags, int* active) {
+  *flags = 0;
+  *active = 1;
+  return 0;
+}
+FAKE_API int cuGetErrorString(int, const char** text) {
+  *text = "the fake GPU has no driver";
+  return 0;
+}
+
+#define FAKE_NOT_SUPPORTED(name) \
+  FAKE_API int name() { return cudaErrorNotSupported; }
+FAKE_NOT_SUPPORTED(cuCtxGetCurrent)
+FAKE_NOT_SUPPORTED(cuCtxSetCurrent)
+FAKE_NOT_SUPPORTED(cuDeviceGet)
+FAKE_NOT_SUPPORTED(cuDeviceGetAttribute)
+FAKE_NOT_SUPPORTED(cuDevicePrimaryCtxRetain)
+FAKE_NOT_SUPPORTED(cuFuncGetAttribute)
+FAKE_NOT_SUPPORTED(cuFuncSetAttribute)
+FAKE_NOT_SUPPORTED(cuFuncSetCacheConfig)
+FAKE_NOT_SUPPORTED(cuLaunchCooperativeKernel)
+FAKE_NOT_SUPPORTED(cuLaunchKernel)
+FAKE_NOT_SUPPORTED(cuLaunchKernelEx)
+FAKE_NOT_SUPPORTED(cuLinkAddData)
+FAKE_NOT_SUPPORTED(cuLinkAddData_v2)
+FAKE_NOT_SUPPORTED(cuLinkComplete)
+FAKE_NOT_SUPPORTED(cuLinkCreate)
+FAKE_NOT_SUPPORTED(cuLinkCreate_v2)
+FAKE_NOT_SUPPORTED(cuModuleGetFunction)
+FAKE_NOT_SUPPORTED(cuModuleLoad)
+FAKE_NOT_SUPPORTED(cuModuleLoadData)
+FAKE_NOT_SUPPORTED(cuModuleLoadDataEx)
+FAKE_NOT_SUPPORTED(cuModuleUnload)
+FAKE_NOT_SUPPORTED(cuOccupancyMaxActiveBlocksPerMultiprocessor)
+FAKE_NOT_SUPPORTED(cuPointerGetAttribute)
+FAKE_NOT_SUPPORTED(cuTensorMapEncodeTiled)
+FAKE_NOT_SUPPORTED(fake_gpu_no_such_function)
+
+FAKE_API cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned int,
+                                                      unsigned long long, cudaDriverEntryPointQueryResult* result) {
+  *function = dlsym(RTLD_DEFAULT, name);
+  if (*function == nullptr) {
+    *function = reinterpret_cast<void*>(fake_gpu_no_such_function);
+  }
+  *result = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}

@@ -1,0 +1,154 @@
+"""Worlds of ranks on a machine without a GPU, whose processes believe that they have one: tests/fake_gpu/README.md."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import importlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import ranks
+
+_ROOT = Path(__file__).parents[2]
+_MODULES = ["torch", "torch.distributed", "torch.distributed.fsdp", "isthmus._register", "ranks"]
+
+
+def why_not() -> str:
+    """Say what keeps this machine from running worlds with a fake GPU, or nothing."""
+    import torch
+
+    if torch.version.cuda is None:
+        return "torch was built without CUDA"
+    return _build()[1]
+
+
+@functools.cache
+def _build() -> tuple[Path, str]:
+    """Build the library; return it, and what went wrong."""
+    build = _ROOT / "build/fake_gpu" / Path(sys.prefix).name
+    build.mkdir(parents=True, exist_ok=True)
+    wheels = [str(path) for path in Path(find_spec("torch").origin).parents[1].glob("nvidia/*/include")]
+    configure = ["cmake", "-S", _ROOT / "tests/fake_gpu", "-B", build, f"-DFAKE_GPU_HINTS={';'.join(wheels)}"]
+    with (build / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (configure, ["cmake", "--build", build, "-j", "2"]):
+            process = subprocess.run(command, capture_output=True, text=True)
+            if process.returncode != 0:
+                return build, f"the fake GPU cannot be built: {(process.stdout + process.stderr)[-2000:]}"
+    return build / "libfake_gpu.so", ""
+
+
+def run(function: Callable[..., Any], world_size: int, *arguments: Any, **settings: Any) -> list[Any]:
+    """Do as `ranks.run`, in processes that have the fake GPU."""
+    return ranks.values_of(run_any(function, world_size, *arguments, **settings))
+
+
+def run_any(function: Callable[..., Any], world_size: int, *arguments: Any, **settings: Any) -> list[ranks.Outcome]:
+    """Do as `ranks.run_any`, in processes that have the fake GPU. `function`: of a module, by name."""
+    library, error = _build()
+    assert not error, error
+    with tempfile.TemporaryDirectory() as folder:
+        task = (function.__module__, function.__name__, arguments)
+        (Path(folder) / "task").write_bytes(pickle.dumps((world_size, task, settings)))
+        env = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(Path(__file__).parent)}
+        process = subprocess.run([sys.executable, __file__, folder], env=env, capture_output=True, text=True)
+        print(process.stdout, process.stderr, sep="\n")
+        assert process.returncode == 0, process.stderr[-4000:]
+        outcomes: list[ranks.Outcome] = pickle.loads((Path(folder) / "outcomes").read_bytes())
+    return outcomes
+
+
+def _run_here(folder: Path) -> None:
+    """Run the task in this process, which has the fake GPU. Without torch: the ranks have it of their server."""
+    world_size, task, settings = pickle.loads((folder / "task").read_bytes())
+    ranks.preload("fake_gpu", task[0])
+    outcomes = ranks.run_any(_rank, world_size, *task, **settings)
+    (folder / "outcomes").write_bytes(pickle.dumps(outcomes))
+
+
+def _rank(rank: int, world_size: int, module: str, function: str, arguments: tuple[Any, ...]) -> Any:
+    run_kernels_on_host()
+    return getattr(importlib.import_module(module), function)(rank, world_size, *arguments)
+
+
+# --- torch's own kernels
+
+# Have no kernel to replace: they allocate or say which memory is whose.
+_KEPT = {"resize_", "set_", "record_stream", "is_set_to", "is_pinned", "_pin_memory"}
+
+
+@functools.cache
+def run_kernels_on_host() -> Any:
+    """Let torch's CPU kernels do what its CUDA kernels cannot do here, in the same memory."""
+    import torch
+
+    warnings.filterwarnings("ignore", "Warning only once for all operators")
+    library = torch.library.Library("aten", "IMPL")
+    for registration in [*torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"), "aten::copy_"]:
+        namespace, _, name = registration.partition("::")
+        name, _, overload = name.partition(".")
+        on_cpu = torch._C._dispatch_has_computed_kernel_for_dispatch_key(registration, "CPU")
+        if namespace != "aten" or name in _KEPT or not on_cpu:
+            continue
+        op = getattr(getattr(torch.ops.aten, name), overload or "default")
+        if _computes(op._schema):
+            library.impl(op, functools.partial(_on_host, op), "CUDA", allow_override=True)
+    return library  # its end would undo all this
+
+
+def _computes(schema: Any) -> bool:
+    makes_view = any(result.alias_info and not result.alias_info.is_write for result in schema.returns)
+    allocates = any(argument.name == "device" for argument in schema.arguments)
+    return not makes_view and not allocates
+
+
+def _on_host(op: Any, *arguments: Any, **named: Any) -> Any:
+    import torch
+    from torch.utils._pytree import tree_map
+
+    pairs: list[tuple[Any, Any]] = []  # tensors on the device and on the host
+
+    def to_host(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_cuda:
+            pairs.append((value, host_view(value)))
+            return pairs[-1][1]
+        return value
+
+    def to_device(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        given = [on_device for on_device, on_host in pairs if on_host is value]
+        return given[0] if given else value.cuda()
+
+    results = op(*tree_map(to_host, arguments), **tree_map(to_host, named))
+    for on_device, on_host in pairs:
+        if on_device.shape != on_host.shape:  # an output, resized
+            on_device.resize_(on_host.shape).copy_(on_host)
+    return tree_map(to_device, results)
+
+
+def host_view(tensor: Any) -> Any:
+    """Return a CPU tensor in the memory of one of the fake GPU."""
+    import torch
+
+    storage = tensor.untyped_storage()
+    if storage.nbytes() == 0:
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+    memory = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+    on_host = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=tensor.dtype).set_(on_host, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+if __name__ == "__main__":
+    # By its name, so that ranks find what is pickled.
+    importlib.import_module("fake_gpu")._run_here(Path(sys.argv[1]))
