@@ -13,6 +13,7 @@
 #include "codec/device_fault.h"
 #include "cuda/cuda_calls.h"
 #include "cuda/cuda_event.h"
+#include "isthmus/cuda.h"
 #include "kernels/cuda_codecs.h"
 #include "kernels/cuda_values.h"
 
@@ -373,5 +374,22 @@ void CudaDevice::begin_range(const char* name) {
 }
 
 void CudaDevice::end_range() { nvtxDomainRangePop(nvtx_domain()); }
+
+std::shared_ptr<Device> make_cuda_device(int ordinal) { return std::make_shared<CudaDevice>(ordinal); }
+
+int num_cuda_devices() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return count;
+}
+
+std::string cuda_device_model(int ordinal) {
+  cudaDeviceProp properties = {};
+  check_cuda(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties", ordinal);
+  return properties.name;
+}
 
 }  // namespace isthmus
