@@ -2,38 +2,21 @@
 // it is done: streams order nothing here (fake_device.cpp).
 #include <nccl.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cstring>
+#include <cstdio>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
-#include "fake_mesh.h"
+#include "fake_operations.h"
 #include "fake_reductions.h"
 #include "fake_runtime.h"
 
 namespace isthmus::fake_gpu {
 namespace {
-
-struct Communicator {
-  Communicator(const std::string& communicator_name, int rank, int size)
-      : name(communicator_name), mesh(communicator_name, rank, size) {
-    cudaGetDevice(&device);
-  }
-
-  std::string name;
-  Mesh mesh;
-  int device = 0;
-  uint64_t num_collectives = 0;
-  int num_splits = 0;
-  std::atomic<bool> in_use = false;
-  std::atomic<ncclResult_t> error = ncclSuccess;
-  std::map<int, double> factors;  // of reductions made by ncclRedOpCreatePreMulSum()
-};
-using CommunicatorPtr = std::shared_ptr<Communicator>;
 
 // Never destroyed: communicators are destroyed while the program ends, too.
 struct Registry {
@@ -83,207 +66,6 @@ ncclResult_t guarded(Body body) {
   }
 }
 
-// Who sends what to whom: parts of `in` and `out` are numbered by rank.
-struct Pattern {
-  const char* name;
-  bool only_from_root = false;
-  bool only_to_root = false;
-  bool in_has_parts = false;   // one for each receiver
-  bool out_has_parts = false;  // one from each sender
-  bool reduces = false;        // or else what comes is stored
-};
-constexpr Pattern kAllReduce = {.name = "AllReduce", .reduces = true};
-constexpr Pattern kReduce = {.name = "Reduce", .only_to_root = true, .reduces = true};
-constexpr Pattern kReduceScatter = {.name = "ReduceScatter", .in_has_parts = true, .reduces = true};
-constexpr Pattern kAllGather = {.name = "AllGather", .out_has_parts = true};
-constexpr Pattern kBroadcast = {.name = "Broadcast", .only_from_root = true};
-constexpr Pattern kAllToAll = {.name = "AlltoAll", .in_has_parts = true, .out_has_parts = true};
-constexpr Pattern kGather = {.name = "Gather", .only_to_root = true, .out_has_parts = true};
-constexpr Pattern kScatter = {.name = "Scatter", .only_from_root = true, .in_has_parts = true};
-constexpr Pattern kSend = {.name = "Send/Recv"};
-constexpr Pattern kRecv = {.name = "Send/Recv"};
-
-// A call, as one rank makes it.
-struct Operation {
-  const Pattern* pattern;
-  const void* in;
-  void* out;
-  size_t count;  // of one part
-  ncclDataType_t dtype;
-  ncclRedOp_t reduction = ncclSum;
-  int root = 0;  // or peer, of kSend and kRecv
-  CommunicatorPtr communicator = {};
-
-  size_t bytes = 0;  // of one part
-  MessageHeader header = {};
-  std::vector<std::vector<std::byte>> arrived = {};  // summands, by rank
-  std::vector<size_t> incoming = {};                 // their places among the transfers, by rank
-
-  int rank() const { return communicator->mesh.rank(); }
-  int size() const { return communicator->mesh.size(); }
-  bool is_collective() const { return pattern != &kSend && pattern != &kRecv; }
-  bool sends(int from, int to) const {
-    return (!pattern->only_from_root || from == root) && (!pattern->only_to_root || to == root);
-  }
-  std::byte* in_part(int to) const {
-    return static_cast<std::byte*>(const_cast<void*>(in)) + (pattern->in_has_parts ? to * bytes : 0);
-  }
-  std::byte* out_part(int from) const {
-    return static_cast<std::byte*>(out) + (pattern->out_has_parts ? from * bytes : 0);
-  }
-};
-
-MessageHeader header_of(const Operation& operation) {
-  MessageHeader header;
-  std::strcpy(header.operation.data(), operation.pattern->name);
-  header.count = operation.count;
-  header.dtype = operation.dtype;
-  if (operation.is_collective()) {
-    header.serial = ++operation.communicator->num_collectives;
-    header.reduction = std::min<int>(operation.reduction, ncclNumOps);
-    header.root = operation.root;
-  }
-  if (operation.reduction >= ncclNumOps) {
-    const auto factor = operation.communicator->factors.find(operation.reduction);
-    if (factor == operation.communicator->factors.end()) {
-      give_up("NCCL: %s with a reduction that this communicator does not have", operation.pattern->name);
-    }
-    header.factor = factor->second;
-  }
-  return header;
-}
-
-void check_buffers(const Operation& operation) {
-  const int parts_in = operation.pattern->in_has_parts ? operation.size() : 1;
-  const int parts_out = operation.pattern->out_has_parts ? operation.size() : 1;
-  check_memory(operation.in, parts_in * operation.bytes, operation.pattern->name);
-  check_memory(operation.out, parts_out * operation.bytes, operation.pattern->name);
-}
-
-void add_transfer(std::vector<Transfer>& transfers, const Operation& operation, bool sends, int peer, void* data) {
-  transfers.push_back({.mesh = &operation.communicator->mesh,
-                       .peer = peer,
-                       .sends = sends,
-                       .data = data,
-                       .bytes = operation.bytes,
-                       .header = operation.header,
-                       .may_be_damaged = !operation.is_collective() || operation.pattern == &kAllToAll});
-}
-
-// Adds the operation's messages.
-void start(Operation& operation, std::vector<Transfer>& transfers) {
-  operation.bytes = operation.count * bytes_of(operation.dtype);
-  operation.header = header_of(operation);
-  operation.arrived.resize(operation.size());
-  operation.incoming.resize(operation.size());
-  check_buffers(operation);
-  const int own = operation.rank();
-  if (!operation.is_collective()) {
-    if (operation.root != own) {
-      const bool sends = operation.pattern == &kSend;
-      add_transfer(transfers, operation, sends, operation.root, sends ? operation.in_part(0) : operation.out_part(0));
-    }
-    return;
-  }
-  for (int peer = 0; peer < operation.size(); ++peer) {
-    if (peer != own && operation.sends(own, peer)) {
-      add_transfer(transfers, operation, true, peer, operation.in_part(peer));
-    }
-    if (peer != own && operation.sends(peer, own)) {
-      operation.arrived[peer].resize(operation.pattern->reduces ? operation.bytes : 0);
-      operation.incoming[peer] = transfers.size();
-      add_transfer(transfers, operation, false, peer,
-                   operation.pattern->reduces ? operation.arrived[peer].data() : operation.out_part(peer));
-    }
-  }
-}
-
-// What is left to do once all messages have come.
-void finish(const Operation& operation, const std::vector<Transfer>& transfers) {
-  const int own = operation.rank();
-  if (!operation.is_collective() || !operation.sends(own, own)) {
-    return;
-  }
-  if (!operation.pattern->reduces) {
-    std::memmove(operation.out_part(own), operation.in_part(own), operation.bytes);
-    return;
-  }
-  std::vector<Summand> summands;
-  for (int peer = 0; peer < operation.size(); ++peer) {
-    summands.push_back(
-        peer == own ? Summand{operation.in_part(own), operation.header.factor}
-                    : Summand{operation.arrived[peer].data(), transfers[operation.incoming[peer]].header.factor});
-  }
-  reduce(summands, operation.reduction, operation.dtype, static_cast<int64_t>(operation.count), operation.out);
-}
-
-// Sends from a rank to itself meet its receives, in order.
-void copy_to_self(const std::vector<Operation>& operations) {
-  const auto is_own = [](const Operation& operation, const Pattern& pattern) {
-    return operation.pattern == &pattern && operation.root == operation.rank();
-  };
-  auto receive = operations.begin();
-  for (const Operation& send : operations) {
-    if (!is_own(send, kSend)) {
-      continue;
-    }
-    receive = std::find_if(receive, operations.end(), [&](const Operation& operation) {
-      return is_own(operation, kRecv) && operation.communicator == send.communicator;
-    });
-    if (receive == operations.end() || receive->bytes != send.bytes) {
-      give_up("NCCL: a rank sends to itself, and does not receive it in the same group");
-    }
-    std::memmove(receive->out, send.in, send.bytes);
-    ++receive;
-  }
-}
-
-// Marks the communicators of some operations as used by this thread.
-class InUse {
- public:
-  explicit InUse(const std::vector<Operation>& operations) {
-    for (const Operation& operation : operations) {
-      const bool is_new = std::find(marked_.begin(), marked_.end(), operation.communicator) == marked_.end();
-      if (is_new && operation.communicator->in_use.exchange(true)) {
-        give_up("NCCL: two threads use one communicator at a time");
-      }
-      if (is_new) {
-        marked_.push_back(operation.communicator);
-      }
-    }
-  }
-  ~InUse() {
-    for (const CommunicatorPtr& communicator : marked_) {
-      communicator->in_use = false;
-    }
-  }
-  InUse(const InUse&) = delete;
-  InUse& operator=(const InUse&) = delete;
-
- private:
-  std::vector<CommunicatorPtr> marked_;
-};
-
-ncclResult_t run(std::vector<Operation> operations) {
-  const InUse in_use(operations);
-  std::vector<Transfer> transfers;
-  for (Operation& operation : operations) {
-    start(operation, transfers);
-  }
-  const ncclResult_t result = guarded([&] { exchange(transfers); });
-  if (result != ncclSuccess) {
-    for (const Operation& operation : operations) {
-      operation.communicator->error = result;
-    }
-    return result;
-  }
-  copy_to_self(operations);
-  for (const Operation& operation : operations) {
-    finish(operation, transfers);
-  }
-  return ncclSuccess;
-}
-
 thread_local int group_depth = 0;
 thread_local std::vector<Operation> group;
 
@@ -294,7 +76,7 @@ ncclResult_t call(Operation operation, ncclComm_t communicator, cudaStream_t str
     group.push_back(std::move(operation));
     return ncclSuccess;
   }
-  return run({std::move(operation)});
+  return guarded([&] { run({std::move(operation)}); });
 }
 
 ncclResult_t make_communicator(ncclComm_t* handle, const std::string& name, int rank, int size) {
@@ -456,7 +238,7 @@ FAKE_API ncclResult_t ncclGroupEnd() {
   if (group_depth == 0) {
     give_up("ncclGroupEnd without ncclGroupStart");
   }
-  return --group_depth > 0 ? ncclSuccess : run(std::exchange(group, {}));
+  return --group_depth > 0 ? ncclSuccess : guarded([] { run(std::exchange(group, {})); });
 }
 
 FAKE_API ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t dtype, ncclRedOp_t op,

@@ -1,0 +1,165 @@
+#include "fake_operations.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "fake_reductions.h"
+#include "fake_runtime.h"
+
+namespace isthmus::fake_gpu {
+namespace {
+
+MessageHeader header_of(const Operation& operation) {
+  MessageHeader header;
+  std::strcpy(header.operation.data(), operation.pattern->name);
+  header.count = operation.count;
+  header.dtype = operation.dtype;
+  if (operation.is_collective()) {
+    header.serial = ++operation.communicator->num_collectives;
+    header.reduction = std::min<int>(operation.reduction, ncclNumOps);
+    header.root = operation.root;
+  }
+  if (operation.reduction >= ncclNumOps) {
+    const auto factor = operation.communicator->factors.find(operation.reduction);
+    if (factor == operation.communicator->factors.end()) {
+      give_up("NCCL: %s with a reduction that this communicator does not have", operation.pattern->name);
+    }
+    header.factor = factor->second;
+  }
+  return header;
+}
+
+void check_buffers(const Operation& operation) {
+  const int parts_in = operation.pattern->in_has_parts ? operation.size() : 1;
+  const int parts_out = operation.pattern->out_has_parts ? operation.size() : 1;
+  check_memory(operation.in, parts_in * operation.bytes, operation.pattern->name);
+  check_memory(operation.out, parts_out * operation.bytes, operation.pattern->name);
+}
+
+void add_transfer(std::vector<Transfer>& transfers, const Operation& operation, bool sends, int peer, void* data) {
+  transfers.push_back({.mesh = &operation.communicator->mesh,
+                       .peer = peer,
+                       .sends = sends,
+                       .data = data,
+                       .bytes = operation.bytes,
+                       .header = operation.header,
+                       .may_be_damaged = !operation.is_collective() || operation.pattern == &kAllToAll});
+}
+
+// Adds the operation's messages.
+void start(Operation& operation, std::vector<Transfer>& transfers) {
+  operation.bytes = operation.count * bytes_of(operation.dtype);
+  operation.header = header_of(operation);
+  operation.arrived.resize(operation.size());
+  operation.incoming.resize(operation.size());
+  check_buffers(operation);
+  const int own = operation.rank();
+  if (!operation.is_collective()) {
+    if (operation.root != own) {
+      const bool sends = operation.pattern == &kSend;
+      add_transfer(transfers, operation, sends, operation.root, sends ? operation.in_part(0) : operation.out_part(0));
+    }
+    return;
+  }
+  for (int peer = 0; peer < operation.size(); ++peer) {
+    if (peer != own && operation.sends(own, peer)) {
+      add_transfer(transfers, operation, true, peer, operation.in_part(peer));
+    }
+    if (peer != own && operation.sends(peer, own)) {
+      operation.arrived[peer].resize(operation.pattern->reduces ? operation.bytes : 0);
+      operation.incoming[peer] = transfers.size();
+      add_transfer(transfers, operation, false, peer,
+                   operation.pattern->reduces ? operation.arrived[peer].data() : operation.out_part(peer));
+    }
+  }
+}
+
+// What is left to do once all messages have come.
+void finish(const Operation& operation, const std::vector<Transfer>& transfers) {
+  const int own = operation.rank();
+  if (!operation.is_collective() || !operation.sends(own, own)) {
+    return;
+  }
+  if (!operation.pattern->reduces) {
+    std::memmove(operation.out_part(own), operation.in_part(own), operation.bytes);
+    return;
+  }
+  std::vector<Summand> summands;
+  for (int peer = 0; peer < operation.size(); ++peer) {
+    summands.push_back(
+        peer == own ? Summand{operation.in_part(own), operation.header.factor}
+                    : Summand{operation.arrived[peer].data(), transfers[operation.incoming[peer]].header.factor});
+  }
+  reduce(summands, operation.reduction, operation.dtype, static_cast<int64_t>(operation.count), operation.out);
+}
+
+// Sends from a rank to itself meet its receives, in order.
+void copy_to_self(const std::vector<Operation>& operations) {
+  const auto is_own = [](const Operation& operation, const Pattern& pattern) {
+    return operation.pattern == &pattern && operation.root == operation.rank();
+  };
+  auto receive = operations.begin();
+  for (const Operation& send : operations) {
+    if (!is_own(send, kSend)) {
+      continue;
+    }
+    receive = std::find_if(receive, operations.end(), [&](const Operation& operation) {
+      return is_own(operation, kRecv) && operation.communicator == send.communicator;
+    });
+    if (receive == operations.end() || receive->bytes != send.bytes) {
+      give_up("NCCL: a rank sends to itself, and does not receive it in the same group");
+    }
+    std::memmove(receive->out, send.in, send.bytes);
+    ++receive;
+  }
+}
+
+// Marks the communicators of some operations as used by this thread.
+class InUse {
+ public:
+  explicit InUse(const std::vector<Operation>& operations) {
+    for (const Operation& operation : operations) {
+      const bool is_new = std::find(marked_.begin(), marked_.end(), operation.communicator) == marked_.end();
+      if (is_new && operation.communicator->in_use.exchange(true)) {
+        give_up("NCCL: two threads use one communicator at a time");
+      }
+      if (is_new) {
+        marked_.push_back(operation.communicator);
+      }
+    }
+  }
+  ~InUse() {
+    for (const CommunicatorPtr& communicator : marked_) {
+      communicator->in_use = false;
+    }
+  }
+  InUse(const InUse&) = delete;
+  InUse& operator=(const InUse&) = delete;
+
+ private:
+  std::vector<CommunicatorPtr> marked_;
+};
+
+}  // namespace
+
+void run(std::vector<Operation> operations) {
+  const InUse in_use(operations);
+  std::vector<Transfer> transfers;
+  for (Operation& operation : operations) {
+    start(operation, transfers);
+  }
+  try {
+    exchange(transfers);
+  } catch (const NcclError& error) {
+    for (const Operation& operation : operations) {
+      operation.communicator->error = error.result();
+    }
+    throw;
+  }
+  copy_to_self(operations);
+  for (const Operation& operation : operations) {
+    finish(operation, transfers);
+  }
+}
+
+}  // namespace isthmus::fake_gpu
