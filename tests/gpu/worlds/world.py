@@ -36,6 +36,7 @@ class World:
     def __enter__(self) -> World:
         port = int(os.environ["MASTER_PORT"])
         self._store = dist.TCPStore("127.0.0.1", port, self.size, self.rank == 0, timeout=RESULT_TIMEOUT)
+        torch.set_num_threads(1)  # OMP_NUM_THREADS came too late for a process that is a fork
         if self.on_gpu:
             torch.cuda.set_device(0)
         return self

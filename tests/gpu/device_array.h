@@ -1,0 +1,89 @@
+// Elements in a device's memory, copied in and out. Every copy waits.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "isthmus/buffer.h"
+#include "isthmus/device.h"
+
+namespace isthmus::gpu {
+
+// Elements of any type in the host's memory.
+class HostArray {
+ public:
+  HostArray(int64_t num_elements, DataType dtype)
+      : bytes_(static_cast<size_t>(num_elements * element_bytes(dtype))), num_elements_(num_elements), dtype_(dtype) {}
+  // `values`, converted.
+  HostArray(const std::vector<float>& values, DataType dtype) : HostArray(static_cast<int64_t>(values.size()), dtype) {
+    convert({values.data(), num_elements_, DataType::kFloat32}, buffer());
+  }
+
+  int64_t num_elements() const { return num_elements_; }
+  Buffer buffer() { return {bytes_.data(), num_elements_, dtype_}; }
+  ConstBuffer view() const { return {bytes_.data(), num_elements_, dtype_}; }
+  HostArray as(DataType dtype) const {
+    HostArray other(num_elements_, dtype);
+    convert(view(), other.buffer());
+    return other;
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+  int64_t num_elements_;
+  DataType dtype_;
+};
+
+// The same on a device. offset: elements that lie before the first, whose address is aligned.
+class DeviceArray {
+ public:
+  DeviceArray(Device& device, int64_t num_elements, DataType dtype, int64_t offset = 0)
+      : device_(&device), memory_(device.allocate((num_elements + offset) * element_bytes(dtype))) {
+    buffer_ = Buffer{memory_.get(), num_elements + offset, dtype}.slice(offset, num_elements);
+  }
+  DeviceArray(Device& device, ConstBuffer values, int64_t offset = 0)
+      : DeviceArray(device, values.num_elements, values.dtype, offset) {
+    set(values);
+  }
+
+  Buffer buffer() const { return buffer_; }
+  void set(ConstBuffer values) { device_->write(values, buffer_); }
+  HostArray get() const {
+    HostArray values(buffer_.num_elements, buffer_.dtype);
+    device_->read(buffer_, values.buffer());
+    return values;
+  }
+
+ private:
+  Device* device_;
+  DeviceMemory memory_;
+  Buffer buffer_;
+};
+
+inline bool same_bytes(ConstBuffer a, ConstBuffer b) {
+  return a.bytes() == b.bytes() && (a.bytes() == 0 || std::memcmp(a.data, b.data, static_cast<size_t>(a.bytes())) == 0);
+}
+
+// Bit for bit, but any NaN equals any other. Returns the first element that differs, -1 if none does.
+inline int64_t first_difference(ConstBuffer a, ConstBuffer b) {
+  if (same_bytes(a, b)) {
+    return -1;
+  }
+  HostArray x(a.num_elements, DataType::kFloat64);
+  HostArray y(b.num_elements, DataType::kFloat64);
+  convert(a, x.buffer());
+  convert(b, y.buffer());
+  const auto* left = x.view().as<double>();
+  const auto* right = y.view().as<double>();
+  for (int64_t i = 0; i < a.num_elements; ++i) {
+    const bool equal = std::memcmp(&left[i], &right[i], sizeof(double)) == 0;
+    if (!equal && !(std::isnan(left[i]) && std::isnan(right[i]))) {
+      return i;
+    }
+  }
+  return -1;
+}
+
+}  // namespace isthmus::gpu

@@ -1,0 +1,32 @@
+// A Device, and what Device leaves to those who use it: streams of their own, graphs, waiting. Checks are written
+// against this, so that they run on a GPU and, in tests, on an emulated one.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "isthmus/device.h"
+
+namespace isthmus::gpu {
+
+class Gpu {
+ public:
+  virtual ~Gpu() = default;
+
+  virtual Device& device() = 0;
+  // A stream of the caller's, for as long as this lives.
+  virtual Stream make_stream() = 0;
+  // The host waits for all that was enqueued.
+  virtual void synchronize() = 0;
+  // A graph of what `work` enqueues on `stream`, and on streams ordered after it that it joins again. Each call of the
+  // result enqueues it once, on `stream`.
+  virtual std::function<void()> capture(Stream stream, const std::function<void()>& work) = 0;
+  // Memory that can be had, in bytes.
+  virtual int64_t free_bytes() = 0;
+};
+
+// A fresh one each time: faults are sticky.
+using MakeGpu = std::function<std::unique_ptr<Gpu>()>;
+
+}  // namespace isthmus::gpu
