@@ -231,7 +231,7 @@ ConstBuffer Communicator::gather_along_rail(ConstBuffer shard, Buffer by_node) {
   if (num_nodes() == 1) {
     return shard;
   }
-  const Step step(*this, "inter all-gather", Lane::kGatherInter, &CollectiveStats::exchange_s);
+  const Step step(*this, "inter all-gather", gather_inter_lane(), &CollectiveStats::exchange_s);
   const Buffer rail = ranks_per_node() == 1 ? by_node : take_scratch(num_nodes() * shard.num_elements, shard.dtype);
   gather_inter()->all_gather(shard, rail, here_)->wait(here_);
   return rail;
@@ -245,7 +245,7 @@ void Communicator::gather_within_node(ConstBuffer rail, Buffer by_node) {
     }
     return;
   }
-  const Step step(*this, "intra all-gather", Lane::kGatherIntra, &CollectiveStats::intra_s);
+  const Step step(*this, "intra all-gather", gather_intra_lane(), &CollectiveStats::intra_s);
   const int64_t shard_elements = rail.num_elements / num_nodes();
   std::vector<HandlePtr> pending;
   gather_intra()->begin_group();
@@ -344,8 +344,7 @@ void Communicator::enter(Lane lane) {
   const Stream next = device_->lane(lane);
   device_->order(here_, next);
   here_ = next;
-  if (!entered_) {
-    entered_ = true;
+  if (!std::exchange(entered_, true) && scratch_->done != nullptr) {
     device_->wait(scratch_->done, here_);
   }
 }

@@ -178,6 +178,9 @@ class Communicator {
   void add_timings();  // under mutex_
   Transport* gather_intra() const { return (tiers_.gather_intra ? tiers_.gather_intra : tiers_.intra).get(); }
   Transport* gather_inter() const { return (tiers_.gather_inter ? tiers_.gather_inter : tiers_.inter).get(); }
+  // The operations of one tier are all on one lane.
+  Lane gather_intra_lane() const { return tiers_.gather_intra ? Lane::kGatherIntra : Lane::kIntra; }
+  Lane gather_inter_lane() const { return tiers_.gather_inter ? Lane::kGatherInter : Lane::kInter; }
   Traffic intra_traffic() const;
   Traffic inter_traffic() const;
   void fail(const std::string& reason);
