@@ -6,8 +6,8 @@
 // - work that uses the same memory as other work, without an order between the two (stream_order.h);
 // - work on memory that is the host's, was freed, or ends too early (memory of the device, touched by the host, ends
 //   the test at once);
-// - in captures of graphs: waiting for what is not part of the capture, lanes that are not joined at its end, asking
-//   whether events have passed, and all that waits for the device.
+// - in captures of graphs: waiting for what is not part of the capture, lanes that are not joined at its end, and all
+//   that waits for the device.
 #pragma once
 
 #include <chrono>
