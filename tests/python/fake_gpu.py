@@ -55,25 +55,59 @@ def run(function: Callable[..., Any], world_size: int, *arguments: Any, **settin
 
 def run_any(function: Callable[..., Any], world_size: int, *arguments: Any, **settings: Any) -> list[ranks.Outcome]:
     """Do as `ranks.run_any`, in processes that have the fake GPU. `function`: of a module, by name."""
-    library, error = _build()
-    assert not error, error
-    with tempfile.TemporaryDirectory() as folder:
-        task = (function.__module__, function.__name__, arguments)
-        (Path(folder) / "task").write_bytes(pickle.dumps((world_size, task, settings)))
-        env = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(Path(__file__).parent)}
-        process = subprocess.run([sys.executable, __file__, folder], env=env, capture_output=True, text=True)
-        print(process.stdout, process.stderr, sep="\n")
-        assert process.returncode == 0, process.stderr[-4000:]
-        outcomes: list[ranks.Outcome] = pickle.loads((Path(folder) / "outcomes").read_bytes())
-    return outcomes
+    task = (function.__module__, function.__name__, arguments)
+    return _server().run((world_size, task, settings))
 
 
-def _run_here(folder: Path) -> None:
-    """Run the task in this process, which has the fake GPU. Without torch: the ranks have it of their server."""
-    world_size, task, settings = pickle.loads((folder / "task").read_bytes())
-    ranks.preload("fake_gpu", task[0])
-    outcomes = ranks.run_any(_rank, world_size, *task, **settings)
-    (folder / "outcomes").write_bytes(pickle.dumps(outcomes))
+class _Server:
+    """A process that has the fake GPU, and whose forks the ranks are: importing torch takes seconds."""
+
+    def __init__(self) -> None:
+        library, error = _build()
+        assert not error, error
+        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": path}
+        self._folder = tempfile.TemporaryDirectory()
+        self._log = Path(self._folder.name) / "log"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env
+            )
+
+    def run(self, task: Any) -> list[ranks.Outcome]:
+        """Run a task; print what its ranks print."""
+        assert self._process.stdin and self._process.stdout
+        seen = self._log.stat().st_size
+        pickle.dump(task, self._process.stdin)
+        self._process.stdin.flush()
+        try:
+            outcomes, error = pickle.load(self._process.stdout)
+        finally:
+            print(self._log.read_bytes()[seen:].decode(errors="replace"))
+        assert not error, error
+        return outcomes  # type: ignore[no-any-return]
+
+
+_server = functools.cache(_Server)
+
+
+def _serve() -> None:
+    """Run tasks until there are no more. Without torch: the ranks have it of their own server."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what ranks print is no answer
+    ranks.preload("fake_gpu")
+    while True:
+        try:
+            world_size, task, settings = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        answer: Any
+        try:
+            answer = (ranks.run_any(_rank, world_size, *task, **settings), "")
+        except AssertionError as error:
+            answer = ([], str(error))
+        pickle.dump(answer, answers)
+        answers.flush()
 
 
 def _rank(rank: int, world_size: int, module: str, function: str, arguments: tuple[Any, ...]) -> Any:
@@ -150,5 +184,4 @@ def host_view(tensor: Any) -> Any:
 
 
 if __name__ == "__main__":
-    # By its name, so that ranks find what is pickled.
-    importlib.import_module("fake_gpu")._run_here(Path(sys.argv[1]))
+    importlib.import_module("fake_gpu")._serve()  # by its name, so that ranks find what is pickled
