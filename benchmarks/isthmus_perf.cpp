@@ -70,10 +70,15 @@ bool all_right(const std::vector<Result>& results) {
                                          [](const Result& result) { return result.num_wrong.value_or(0) == 0; });
 }
 
+std::string version_of(const std::string& transport) {
+  return transport == "mpi" ? mpi_version() : transport == "nccl" ? nccl_version_text() : "";
+}
+
 // Returns whether all results were right.
 bool run_rank(Rank& rank, const std::string& transport, const Arguments& arguments) {
   const NodeMap map = arguments.nodes.empty() ? rank.default_nodes() : NodeMap::parse(arguments.nodes, rank.size());
-  const Setting setting{transport, map, rank.gather(own_place()), utc_now()};
+  const Setting setting{
+      transport, version_of(transport), map, rank.gather(own_place()), rank.gather(rank.device_model()), utc_now()};
   if (rank.rank() == 0) {
     print_heading(setting);
   }
@@ -88,16 +93,29 @@ bool run_rank(Rank& rank, const std::string& transport, const Arguments& argumen
   return right;
 }
 
+std::string choose_transport(const Arguments& arguments) {
+  if (arguments.transport != "auto") {
+    return arguments.transport;
+  }
+  return started_by_mpiexec() ? "mpi" : arguments.process.rank >= 0 ? "nccl" : "in-process";
+}
+
 bool run(const Arguments& arguments) {
-  const bool over_mpi = arguments.transport == "mpi" || (arguments.transport == "auto" && started_by_mpiexec());
+  const std::string transport = choose_transport(arguments);
   bool right = false;
   const auto body = [&](Rank& rank) {
-    const bool rank_right = run_rank(rank, over_mpi ? "mpi" : "in-process", arguments);
-    if (over_mpi || rank.rank() == 0) {
+    const bool rank_right = run_rank(rank, transport, arguments);
+    if (transport != "in-process" || rank.rank() == 0) {
       right = rank_right;
     }
   };
-  over_mpi ? run_over_mpi(arguments.timeout, body) : run_in_process(arguments.num_ranks, arguments.timeout, body);
+  if (transport == "mpi") {
+    run_over_mpi(arguments.timeout, body);
+  } else if (transport == "nccl") {
+    run_over_nccl(arguments.process, arguments.timeout, body);
+  } else {
+    run_in_process(arguments.num_ranks, arguments.timeout, body);
+  }
   return right;
 }
 

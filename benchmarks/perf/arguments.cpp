@@ -34,8 +34,8 @@ const char* to_string(Operation operation) {
 
 bool parse_arguments(int argc, char** argv, Arguments& arguments, int& exit_status) {
   CLI::App app(
-      "Measures and verifies the collectives of Isthmus, without torch. Ranks are threads, or under mpiexec "
-      "processes.");
+      "Measures and verifies the collectives of Isthmus, without torch. Ranks are threads, processes of mpiexec, or "
+      "processes with a GPU each.");
   int64_t timeout_ms = arguments.timeout.count();
   const CLI::AsSizeValue size_in_bytes(false);  // 1K is 1024
   app.add_option("-b,--min-bytes", arguments.min_bytes, "Size of the smallest tensor, as 64K")
@@ -52,11 +52,22 @@ bool parse_arguments(int argc, char** argv, Arguments& arguments, int& exit_stat
       ->transform(CLI::CheckedTransformer(kDataTypes));
   add_list(app.add_option("-c,--codecs", arguments.codecs, "none,tagc"))->check(CLI::IsMember({"none", "tagc"}));
   add_list(app.add_option("-t,--tiers", arguments.tiers, "two,flat"))->check(CLI::IsMember({"two", "flat"}));
-  app.add_option("--transport", arguments.transport, "auto: mpi where mpiexec started this, else in-process")
-      ->check(CLI::IsMember({"auto", "in-process", "mpi"}));
-  app.add_option("-r,--ranks", arguments.num_ranks, "Threads that are ranks, in process")->check(CLI::Range(1, 256));
-  app.add_option("--nodes", arguments.nodes,
-                 "Node map, as 2x2 or 0,1|2,3. Default: what MPI finds; in process two nodes of half the ranks");
+  app.add_option("--transport", arguments.transport,
+                 "auto: mpi where mpiexec started this, nccl with --rank, else in-process")
+      ->check(CLI::IsMember({"auto", "in-process", "mpi", "nccl"}));
+  const CLI::Option* num_ranks =
+      app.add_option("-r,--ranks", arguments.num_ranks, "Threads that are ranks in process, or processes over NCCL")
+          ->check(CLI::Range(1, 65536));
+  NcclProcess& process = arguments.process;
+  app.add_option("--rank", process.rank, "This process's rank over NCCL; of torchrun, RANK")
+      ->envname("RANK")
+      ->check(CLI::Range(0, 65535));
+  app.add_option("--id-file", process.id_file, "Where the ranks over NCCL meet: a path that all see, of no file");
+  app.add_option("--gpu", process.gpu, "This process's GPU. Default: torchrun's LOCAL_RANK, else the rank, in turns")
+      ->check(CLI::Range(0, 1023));
+  app.add_option(
+      "--nodes", arguments.nodes,
+      "Node map, as 2x2 or 0,1|2,3. Default: what MPI finds or torchrun says; else two nodes of half the ranks");
   app.add_option("-w,--warmups", arguments.num_warmups, "Calls before the clock starts")->check(CLI::Range(0, 1000000));
   app.add_option("-n,--iterations", arguments.num_iterations, "Calls that are timed")->check(CLI::Range(1, 1000000));
   app.add_option("--timeout-ms", timeout_ms, "Of one operation of a tier")->check(CLI::Range(1, 86400000));
@@ -73,6 +84,7 @@ bool parse_arguments(int argc, char** argv, Arguments& arguments, int& exit_stat
     return false;
   }
   arguments.timeout = std::chrono::milliseconds(timeout_ms);
+  process.num_ranks = num_ranks->count() > 0 ? arguments.num_ranks : 0;
   return true;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "isthmus/buffer.h"
+#include "perf/ranks.h"
 
 namespace isthmus::perf {
 
@@ -22,7 +23,8 @@ struct Arguments {
   std::vector<std::string> codecs{"none", "tagc"};
   std::vector<std::string> tiers{"two"};
   std::string transport = "auto";
-  int num_ranks = 4;  // in process only
+  int num_ranks = 4;    // in process
+  NcclProcess process;  // over NCCL
   std::string nodes;
   int num_warmups = 1;
   int num_iterations = 5;

@@ -4,7 +4,9 @@
 #include <chrono>
 #include <cmath>
 #include <numeric>
+#include <thread>
 
+#include "isthmus/error.h"
 #include "perf/memory.h"
 #include "perf/verify.h"
 
@@ -45,7 +47,7 @@ Bench::Bench(Rank& rank, const NodeMap& map, const Options& options, const Argum
       map_(map),
       tiers_(rank.tiers(map)),
       arguments_(arguments),
-      communicator_(map, rank.rank(), tiers_, options) {}
+      communicator_(map, rank.rank(), tiers_, options, rank.device()) {}
 
 Result Bench::run(Operation operation, DataType dtype, int64_t num_elements) {
   Result result;
@@ -56,19 +58,22 @@ Result Bench::run(Operation operation, DataType dtype, int64_t num_elements) {
   result.num_elements = num_elements;
   result.num_wrong = verify(operation, dtype, num_elements);
 
-  Memory whole(num_elements, dtype);
-  Memory part(num_elements / rank_.size(), dtype);
+  Memory whole(device(), num_elements, dtype);
+  Memory part(device(), num_elements / rank_.size(), dtype);
   whole.fill([&](int64_t index) { return test_value(rank_.size(), rank_.rank(), index); });
   const double scale = 1.0 / rank_.size();  // so that repeated all-reduces of one tensor stay finite
+  EventPtr last;
   for (int i = 0; i < arguments_.num_warmups; ++i) {
-    call(operation, whole.buffer(), part.buffer(), "timed", scale);
+    last = call(operation, whole.buffer(), part.buffer(), "timed", scale);
   }
+  wait(last);
   communicator_.reset_stats();
   rank_.barrier();
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < arguments_.num_iterations; ++i) {
-    call(operation, whole.buffer(), part.buffer(), "timed", scale);
+    last = call(operation, whole.buffer(), part.buffer(), "timed", scale);
   }
+  wait(last);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   const std::vector<double> seconds = rank_.gather(elapsed.count());
   result.seconds = *std::max_element(seconds.begin(), seconds.end()) / arguments_.num_iterations;
@@ -78,19 +83,37 @@ Result Bench::run(Operation operation, DataType dtype, int64_t num_elements) {
   return result;
 }
 
-void Bench::call(Operation operation, Buffer whole, Buffer part, const char* unit, double scale) {
+// One call after the other: on a GPU the next one's work begins when this one's is done.
+EventPtr Bench::call(Operation operation, Buffer whole, Buffer part, const char* unit, double scale) {
+  const EventPtr event = start(operation, whole, part, unit, scale);
+  device().wait(event, {});
+  return event;
+}
+
+EventPtr Bench::start(Operation operation, Buffer whole, Buffer part, const char* unit, double scale) {
   const UnitKey key{unit, whole.num_elements, whole.dtype, collective_of(operation)};
   switch (operation) {
     case Operation::kReduceScatter:
-      communicator_.reduce_scatter(whole, part, scale, key, nullptr);
-      return;
+      return communicator_.reduce_scatter(whole, part, scale, key, nullptr);
     case Operation::kAllGather:
-      communicator_.all_gather(part, whole);
-      return;
+      return communicator_.all_gather(part, whole);
     case Operation::kAllReduce:
-      communicator_.all_reduce(whole, scale, key, nullptr);
-      return;
+      return communicator_.all_reduce(whole, scale, key, nullptr);
   }
+  return nullptr;
+}
+
+void Bench::wait(const EventPtr& event) {
+  const auto deadline = std::chrono::steady_clock::now() + arguments_.timeout;
+  while (event != nullptr && !device().done(event)) {
+    if (std::chrono::steady_clock::now() > deadline) {
+      communicator_.abort();
+      throw TransportError(
+          detail::concatenate("timed out after ", arguments_.timeout.count(), " ms: the GPU waits for other ranks"));
+    }
+    std::this_thread::yield();
+  }
+  communicator_.throw_if_faulted();
 }
 
 std::optional<int64_t> Bench::verify(Operation operation, DataType dtype, int64_t num_elements) {
@@ -99,8 +122,8 @@ std::optional<int64_t> Bench::verify(Operation operation, DataType dtype, int64_
   if (!arguments_.verify || is_estimate) {
     return std::nullopt;
   }
-  Memory whole(num_elements, dtype);
-  Memory part(num_elements / rank_.size(), dtype);
+  Memory whole(device(), num_elements, dtype);
+  Memory part(device(), num_elements / rank_.size(), dtype);
   const int64_t num_wrong = operation == Operation::kAllGather ? count_wrong_in_gather(whole.buffer(), part)
                                                                : count_wrong_in_sum(operation, whole, part.buffer());
   return static_cast<int64_t>(sum_of(rank_.gather(static_cast<double>(num_wrong))));
@@ -109,8 +132,8 @@ std::optional<int64_t> Bench::verify(Operation operation, DataType dtype, int64_
 int64_t Bench::count_wrong_in_gather(Buffer whole, Memory& part) {
   const int64_t chunk = part.buffer().num_elements;
   part.fill([&](int64_t index) { return test_value(rank_.size(), rank_.rank(), rank_.rank() * chunk + index); });
-  call(Operation::kAllGather, whole, part.buffer(), "verified", 1);
-  const std::vector<double> values = values_of(whole);
+  wait(call(Operation::kAllGather, whole, part.buffer(), "verified", 1));
+  const std::vector<double> values = values_of(device(), whole);
   int64_t num_wrong = 0;
   for (int64_t i = 0; i < whole.num_elements; ++i) {
     num_wrong += values[i] != test_value(rank_.size(), static_cast<int>(i / chunk), i) ? 1 : 0;
@@ -127,13 +150,13 @@ int64_t Bench::count_wrong_in_sum(Operation operation, Memory& whole, Buffer par
   int64_t num_wrong = 0;
   for (int step = 0; step < kVerifiedSteps; ++step) {
     whole.fill([&](int64_t index) { return test_value(rank_.size(), rank_.rank(), index); });
-    call(operation, whole.buffer(), part, "verified", 1);
+    wait(call(operation, whole.buffer(), part, "verified", 1));
     if (operation == Operation::kAllReduce) {
-      const std::vector<double> checksums = rank_.gather(checksum(whole.buffer()));
+      const std::vector<double> checksums = rank_.gather(checksum(device(), whole.buffer()));
       num_wrong += checksums[rank_.rank()] != checksums.front() ? whole.buffer().num_elements : 0;
-      convert(whole.buffer().slice(own, chunk), part);
+      device().convert(whole.buffer().slice(own, chunk), part, {});
     }
-    const std::vector<double> values = values_of(part);
+    const std::vector<double> values = values_of(device(), part);
     std::transform(values.begin(), values.end(), delivered.begin(), delivered.begin(), std::plus<>());
   }
   const UnitKey key{"verified", whole.buffer().num_elements, part.dtype, collective_of(operation)};

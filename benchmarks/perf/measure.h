@@ -46,7 +46,11 @@ class Bench {
   // The same, of this rank's.
   int64_t count_wrong_in_gather(Buffer whole, Memory& part);
   int64_t count_wrong_in_sum(Operation operation, Memory& whole, Buffer part);
-  void call(Operation operation, Buffer whole, Buffer part, const char* unit, double scale);
+  EventPtr call(Operation operation, Buffer whole, Buffer part, const char* unit, double scale);
+  EventPtr start(Operation operation, Buffer whole, Buffer part, const char* unit, double scale);
+  // Until it has passed. Throws TransportError, after an abort, where that takes too long.
+  void wait(const EventPtr& event);
+  Device& device() { return communicator_.device(); }
 
   Rank& rank_;
   const NodeMap map_;

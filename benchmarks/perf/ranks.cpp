@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <exception>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -40,31 +41,51 @@ class ThreadRank final : public Rank {
  public:
   ThreadRank(int rank, int size, Hubs& hubs) : Rank(rank, size), hubs_(hubs) {}
 
-  NodeMap default_nodes() override {
-    std::vector<int> node_of_rank(static_cast<size_t>(size()));
-    for (int rank = 0; rank < size(); ++rank) {
-      node_of_rank[rank] = size() % 2 == 0 ? 2 * rank / size() : 0;
-    }
-    return NodeMap(node_of_rank);
-  }
-
+  NodeMap default_nodes() override { return two_nodes(size()); }
   Tiers tiers(const NodeMap& map) override { return hubs_.of(map).tiers(map, rank()); }
 
  private:
   Hubs& hubs_;
 };
 
+// "model name : Intel(R) ..." of the first core.
+std::string processor_name() {
+  std::ifstream cores("/proc/cpuinfo");
+  for (std::string line; std::getline(cores, line);) {
+    const size_t colon = line.find(": ");
+    if (line.rfind("model name", 0) == 0 && colon != std::string::npos) {
+      return line.substr(colon + 2);
+    }
+  }
+  return "unknown";
+}
+
 }  // namespace
+
+NodeMap two_nodes(int num_ranks) {
+  std::vector<int> node_of_rank(static_cast<size_t>(num_ranks));
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    node_of_rank[rank] = num_ranks % 2 == 0 ? 2 * rank / num_ranks : 0;
+  }
+  return NodeMap(node_of_rank);
+}
+
+std::string Rank::device_model() { return processor_name(); }
 
 void Rank::gather_bytes(const void* own, int64_t bytes, void* all) {
   if (everyone_ == nullptr) {
-    everyone_ = tiers(NodeMap(std::vector<int>(static_cast<size_t>(size()), 0))).flat;
+    everyone_ = tiers(NodeMap(std::vector<int>(static_cast<size_t>(size()), 0))).intra;
   }
   if (everyone_ == nullptr) {  // a tier of one rank
     std::memcpy(all, own, static_cast<size_t>(bytes));
     return;
   }
-  everyone_->all_gather({own, bytes, DataType::kByte}, {all, bytes * size(), DataType::kByte}, {})->wait();
+  const DeviceMemory memory = device_->allocate(bytes * size());
+  const Buffer gathered{memory.get(), bytes * size(), DataType::kByte};
+  const Buffer part = gathered.part(rank(), bytes);
+  device_->write({own, bytes, DataType::kByte}, part);
+  everyone_->all_gather(part, gathered, {})->wait();
+  device_->read(gathered, {all, gathered.num_elements, DataType::kByte});
 }
 
 std::vector<double> Rank::gather(double value) {

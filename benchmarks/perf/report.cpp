@@ -16,18 +16,6 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-// "model name : Intel(R) ..." of the first core.
-std::string processor_name() {
-  std::ifstream cores("/proc/cpuinfo");
-  for (std::string line; std::getline(cores, line);) {
-    const size_t colon = line.find(": ");
-    if (line.rfind("model name", 0) == 0 && colon != std::string::npos) {
-      return line.substr(colon + 2);
-    }
-  }
-  return "unknown";
-}
-
 json describe(const Arguments& arguments) {
   std::vector<std::string> operations;
   for (const Operation operation : arguments.operations) {
@@ -57,7 +45,7 @@ json describe(const Setting& setting) {
     ranks.push_back({{"rank", rank},
                      {"node", setting.map.node(static_cast<int>(rank))},
                      {"place", setting.places[rank]},
-                     {"device", processor_name()}});
+                     {"device", setting.devices[rank]}});
   }
   return ranks;
 }
@@ -95,7 +83,7 @@ std::string utc_now() {
 
 void print_heading(const Setting& setting) {
   std::cout << "# isthmus_perf " << ISTHMUS_VERSION << ", " << setting.map.to_string() << ", " << setting.transport
-            << (setting.transport == "mpi" ? ": " + mpi_version() : "") << ", " << processor_name() << '\n';
+            << (setting.version.empty() ? "" : ": " + setting.version) << ", " << setting.devices.front() << '\n';
   for (size_t rank = 0; rank < setting.places.size(); ++rank) {
     std::cout << "#   rank " << rank << " on node " << setting.map.node(static_cast<int>(rank)) << ": "
               << setting.places[rank] << '\n';
@@ -129,7 +117,8 @@ void write_json(const std::string& path, const Arguments& arguments, const Setti
                        {"versions",
                         {{"isthmus", ISTHMUS_VERSION},
                          {"compiler", __VERSION__},
-                         {"mpi", setting.transport == "mpi" ? json(mpi_version()) : json(nullptr)},
+                         {"mpi", setting.transport == "mpi" ? json(setting.version) : json(nullptr)},
+                         {"nccl", setting.transport == "nccl" ? json(setting.version) : json(nullptr)},
                          {"instruction_set", kernels::to_string(kernels::instruction_set())}}},
                        {"transport", setting.transport},
                        {"node_map", setting.map.to_string()},

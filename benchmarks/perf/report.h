@@ -12,10 +12,12 @@ namespace isthmus::perf {
 
 // What was measured on.
 struct Setting {
-  std::string transport;  // "in-process" or "mpi"
+  std::string transport;  // "in-process", "mpi" or "nccl"
+  std::string version;    // of the library that it uses; empty: none
   NodeMap map;
-  std::vector<std::string> places;  // of each rank: host and process
-  std::string started_at;           // UTC, ISO 8601
+  std::vector<std::string> places;   // of each rank: host and process
+  std::vector<std::string> devices;  // of each rank
+  std::string started_at;            // UTC, ISO 8601
 };
 
 // "host1 pid 17"

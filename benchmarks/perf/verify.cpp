@@ -26,7 +26,7 @@ double test_sum(int num_ranks, int64_t index) {
   return sum;
 }
 
-std::vector<double> held_back(const Communicator& communicator, const Tiers& tiers, const UnitKey& unit,
+std::vector<double> held_back(Communicator& communicator, const Tiers& tiers, const UnitKey& unit,
                               int64_t chunk_elements) {
   std::vector<double> missing(static_cast<size_t>(chunk_elements), 0);
   const std::vector<UnitState> states = communicator.unit_states();
@@ -36,31 +36,34 @@ std::vector<double> held_back(const Communicator& communicator, const Tiers& tie
     return missing;
   }
   // The residual has a piece for each other node; the own one is left out.
-  Memory sent(num_nodes * chunk_elements, DataType::kFloat32);
-  Memory arrived(num_nodes * chunk_elements, DataType::kFloat32);
+  Device& device = communicator.device();
+  Memory sent(device, num_nodes * chunk_elements, DataType::kFloat32);
+  Memory arrived(device, num_nodes * chunk_elements, DataType::kFloat32);
   for (int64_t node = 0, piece = 0; node < num_nodes; ++node) {
     if (node != tiers.inter->rank()) {
-      convert(state->residual.part(piece++, chunk_elements), sent.buffer().part(node, chunk_elements));
+      const ConstBuffer owed = state->residual.part(piece++, chunk_elements);
+      device.convert_scaled(owed, state->scale, sent.buffer().part(node, chunk_elements), {});
     }
   }
   tiers.inter->all_to_all(sent.buffer(), arrived.buffer(), {})->wait();
   for (int64_t node = 0; node < num_nodes; ++node) {
     if (node != tiers.inter->rank()) {
-      const std::vector<double> owed = values_of(arrived.buffer().part(node, chunk_elements));
+      const std::vector<double> owed = values_of(device, arrived.buffer().part(node, chunk_elements));
       std::transform(owed.begin(), owed.end(), missing.begin(), missing.begin(), std::plus<>());
     }
   }
   if (state->result_residual.num_elements == chunk_elements) {
-    const std::vector<double> owed = values_of(state->result_residual);
+    const std::vector<double> owed = values_of(device, state->result_residual);
     std::transform(owed.begin(), owed.end(), missing.begin(), missing.begin(), std::plus<>());
   }
   return missing;
 }
 
-double checksum(ConstBuffer buffer) {
-  const std::string_view bytes(static_cast<const char*>(buffer.data), static_cast<size_t>(buffer.bytes()));
+double checksum(Device& device, ConstBuffer buffer) {
+  const std::vector<std::byte> bytes = bytes_of(device, buffer);
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   constexpr int kSpareBits = 64 - 53;
-  return static_cast<double>(StableHash().add(bytes).value() >> kSpareBits);
+  return static_cast<double>(StableHash().add(text).value() >> kSpareBits);
 }
 
 }  // namespace isthmus::perf

@@ -18,10 +18,10 @@ double test_sum(int num_ranks, int64_t index);
 
 // What this rank's chunk of a sum still lacks after lossy reductions, because it waits in the residuals of this rail's
 // ranks and in the own residual of results. Zeros for a unit without residual. Collective over the rail.
-std::vector<double> held_back(const Communicator& communicator, const Tiers& tiers, const UnitKey& unit,
+std::vector<double> held_back(Communicator& communicator, const Tiers& tiers, const UnitKey& unit,
                               int64_t chunk_elements);
 
 // A number that differs where bytes differ, but for accidents; exact as a double.
-double checksum(ConstBuffer buffer);
+double checksum(Device& device, ConstBuffer buffer);
 
 }  // namespace isthmus::perf
