@@ -41,7 +41,7 @@ class Places:
 def install_command(places: Places, architecture: str, prefix: str) -> list[str]:
     """Return the command that compiles everything and installs isthmus. Needs no network and no package index.
 
-    prefix: where CMake looks for libraries that it does not find by itself; may be empty.
+    prefix: where Google Benchmark, CLI11 and nlohmann_json are: isthmus_perf is built, too. Empty: it is not.
     """
     settings = {
         "build-dir": str(places.native),
@@ -52,7 +52,7 @@ def install_command(places: Places, architecture: str, prefix: str) -> list[str]
         "build.verbose": "false",
     }
     if prefix:
-        settings["cmake.define.CMAKE_PREFIX_PATH"] = prefix
+        settings |= {"cmake.define.CMAKE_PREFIX_PATH": prefix, "cmake.define.ISTHMUS_BUILD_BENCHMARKS": "ON"}
     command = [sys.executable, "-m", "pip", "install", "--verbose", "--disable-pip-version-check"]
     command += ["--no-build-isolation", "--no-deps", "--no-index", "--upgrade", "--target", str(places.site)]
     command += [f"--config-settings={name}={value}" for name, value in settings.items()]

@@ -20,7 +20,7 @@ from gpu.harness.steps import Outcome, Step, Verdict
 NO_GPU = 77
 DEFAULT_ARCHITECTURE = "90"
 #: A step that cannot have this much any more is not begun.
-_LEAST_LIMIT_S = 5.0
+LEAST_LIMIT_S = 5.0
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -38,8 +38,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--build-dir", type=Path, default=REPOSITORY / "build/gpu", metavar="DIR")
     parser.add_argument("--arch", metavar="ARCH", help="of the build; default: the GPU's, or 90")
     parser.add_argument(
-        "--prefix", default="", metavar="DIR", help="where CMake finds CLI11 and nlohmann_json, if not by itself"
+        "--prefix", default="", metavar="DIR", help="of Google Benchmark, CLI11 and nlohmann_json: for isthmus_perf"
     )
+    parser.add_argument("--build-time-limit", type=float, default=240, metavar="SECONDS")
     parser.add_argument(
         "--time-limit", type=float, default=600, metavar="SECONDS", help="for all steps after the build"
     )
@@ -56,26 +57,34 @@ def main(arguments: Sequence[str]) -> int:
     env = environment(places)
     said = versions.ask_torch(env)
     gpu = said.get("gpu", {})
-    architecture = options.arch or gpu.get("capability", DEFAULT_ARCHITECTURE).replace(".", "")
-    first = [] if options.skip_build else build_steps(install_command(places, architecture, options.prefix))
-    chosen = [step for step in steps(places) if not options.only or step.name in options.only]
-    planned = first + ([] if options.build_only or not gpu else chosen)
-    report = Report(gpu=gpu, versions=versions.collect(REPOSITORY, said, env), planned=[step.name for step in planned])
+    report = Report(gpu=gpu, versions=versions.collect(REPOSITORY, said, env))
     name = f"report-{versions.slug(gpu.get('name', 'no gpu'))}"
+    folder = options.output if gpu and not options.build_only else places.build
 
-    for step in first:
-        run_step(report, step, places, env, step.limit_s)
-        if report.outcomes[-1].verdict.result == FAILED:
-            return finish(report, options.output, name)
+    if not options.skip_build and not build(report, options, places, env):
+        return finish(report, folder, name)
     if options.build_only or not gpu:
-        finish(report, places.build, name)
+        finish(report, folder, name)
         print(said.get("error", "built; no GPU was used" if gpu else "built; there is no GPU here: nothing was run"))
         return 0 if options.build_only else NO_GPU
+    chosen = [step for step in steps(places) if not options.only or step.name in options.only]
+    report.planned += [step.name for step in chosen]
     deadline = time.monotonic() + options.time_limit
     for step in chosen:
         run_step(report, step, places, env, deadline - time.monotonic())
-        report.write(options.output, name)
-    return finish(report, options.output, name)
+        report.write(folder, name)
+    return finish(report, folder, name)
+
+
+def build(report: Report, options: argparse.Namespace, places: Places, env: dict[str, str]) -> bool:
+    """Run the steps that build, until one fails; return whether none did."""
+    architecture = options.arch or report.gpu.get("capability", DEFAULT_ARCHITECTURE).replace(".", "")
+    for step in build_steps(install_command(places, architecture, options.prefix), options.build_time_limit):
+        report.planned.append(step.name)
+        run_step(report, step, places, env, step.limit_s)
+        if report.outcomes[-1].verdict.result == FAILED:
+            return False
+    return True
 
 
 def run_step(report: Report, step: Step, places: Places, env: dict[str, str], seconds_left: float) -> None:
@@ -84,13 +93,13 @@ def run_step(report: Report, step: Step, places: Places, env: dict[str, str], se
     print(f"{step.name}: {step.what}", flush=True)
     if step.missing:
         outcome = Outcome(step, Verdict(NOT_RUN, step.missing))
-    elif limit_s < _LEAST_LIMIT_S:
+    elif limit_s < LEAST_LIMIT_S:
         outcome = Outcome(step, Verdict(FAILED, "not begun: the time for all steps was up"))
     else:
         step = replace(step, limit_s=round(limit_s, 1))
-        ending = execute(
-            step.command, env={**env, **step.env}, cwd=REPOSITORY, limit_s=limit_s, log=places.logs / f"{step.name}.log"
-        )
+        step_env = {**env, **step.env, "GPU_STEP_LIMIT_S": str(step.limit_s)}
+        log = places.logs / f"{step.name}.log"
+        ending = execute(step.command, env=step_env, cwd=REPOSITORY, limit_s=limit_s, log=log)
         outcome = Outcome(step, step.judge(ending), ending)
     report.outcomes.append(outcome)
     report.seconds += outcome.ending.seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ class Report:
 
     gpu: Mapping[str, Any]
     versions: Mapping[str, Any]
-    planned: Sequence[str]
+    planned: list[str] = field(default_factory=list)
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     seconds: float = 0
     outcomes: list[Outcome] = field(default_factory=list)

@@ -26,7 +26,7 @@ def launch(name: str, device: str, short: bool) -> int:
 
 def _limit_s() -> float:
     """Below the step's own limit, so that ranks which hang still print their stacks."""
-    return float(os.environ.get("ISTHMUS_GPU_STEP_LIMIT_S", "300")) - 10
+    return max(10, float(os.environ.get("GPU_STEP_LIMIT_S", "300")) - 10)
 
 
 def _run_rank(rank: int, world_size: int, name: str, device: str, short: bool) -> bool:

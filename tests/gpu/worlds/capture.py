@@ -1,0 +1,60 @@
+"""A reduce-scatter in a CUDA graph: each replay is the next step, as on the CPU."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from gpu.worlds.reductions import heavy_tail, isthmus_group, reduce_scatter
+from gpu.worlds.world import World, require
+
+NUM_ELEMENTS = 4 * 60_000
+WARM_UP_STEPS = 3
+REPLAYS = 4
+CODECS = {"none": {"codec": "none"}, "tagc": {"codec": "tagc", "ratio": 4, "sparsity": 0.9}}
+
+
+def run(world: World) -> None:
+    """Capture one reduce-scatter with each codec."""
+    with world.group("isthmus", {"ISTHMUS_NODES": "2x2"}):
+        for name, options in CODECS.items():
+            world.check(f"replays of a captured reduce-scatter, codec {name}", lambda: replays(world, options))  # noqa: B023
+
+
+def replays(world: World, options: dict[str, object]) -> dict[str, object]:
+    """Warm up, capture, replay; compare every result with the CPU's of the same step."""
+    on_device, on_cpu = isthmus_group(**options), isthmus_group(**options)
+    source = torch.empty(NUM_ELEMENTS, device=world.device)
+
+    def expected(step: int) -> torch.Tensor:
+        return reduce_scatter(heavy_tail(NUM_ELEMENTS, world.rank, step), on_cpu)
+
+    def compare(step: int, result: torch.Tensor) -> None:
+        require(torch.equal(result.cpu(), expected(step)), f"step {step} differs from the CPU's")
+
+    for step in range(WARM_UP_STEPS):
+        source.copy_(heavy_tail(NUM_ELEMENTS, world.rank, step))
+        compare(step, reduce_scatter(source, on_device))
+    once, result = captured(world, source, on_device)
+    for step in range(WARM_UP_STEPS, WARM_UP_STEPS + REPLAYS):
+        source.copy_(heavy_tail(NUM_ELEMENTS, world.rank, step))
+        once()
+        compare(step, result)
+    return {"replays": REPLAYS, "in a graph": world.on_gpu}
+
+
+def captured(world: World, source: torch.Tensor, group: dist.ProcessGroup):  # type: ignore[no-untyped-def]
+    """Return what does the reduce-scatter once more, and where its result will be. On a CPU: the call itself."""
+    result = torch.empty(NUM_ELEMENTS // world.size, device=world.device)
+
+    def call() -> None:
+        result.copy_(reduce_scatter(source, group))
+
+    if not world.on_gpu:
+        return call, result
+    graph = torch.cuda.CUDAGraph()
+    world.settle()
+    # Other threads of this process (NCCL's watchdog asks for events) may call what a global capture forbids.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        call()
+    return graph.replay, result

@@ -1,0 +1,56 @@
+"""What profilers and statistics say of the phases of a reduce-scatter."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity
+
+import isthmus
+from gpu.worlds.reductions import heavy_tail, isthmus_group, reduce_scatter
+from gpu.worlds.world import World, require
+
+NUM_ELEMENTS = 4 * 500_000
+PHASES = ("intra reduce-scatter", "encode", "inter exchange", "decode", "inter all-gather", "intra all-gather")
+TAGC = {"codec": "tagc", "ratio": 4, "sparsity": 0.9}
+
+
+def run(world: World) -> None:
+    """Profile some steps, then time some."""
+    with world.group("isthmus", {"ISTHMUS_NODES": "2x2"}):
+        world.check("torch.profiler shows the phases", lambda: profiled(world))
+        world.check("statistics have seconds of each phase", lambda: timed(world))
+
+
+def steps(world: World, group: dist.ProcessGroup, num_steps: int) -> None:
+    """Reduce-scatter and gather."""
+    source = heavy_tail(NUM_ELEMENTS, world.rank).to(world.device)
+    for _ in range(num_steps):
+        shard = reduce_scatter(source, group)
+        dist.all_gather_into_tensor(torch.empty_like(source), shard, group=group)
+    world.settle()
+
+
+def profiled(world: World) -> dict[str, object]:
+    """On a CPU the phases take place in a thread of Isthmus, which has no labels: there only the call is seen."""
+    group = isthmus_group(**TAGC)
+    steps(world, group, 1)
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * world.on_gpu
+    with torch.profiler.profile(activities=activities) as profiler:
+        steps(world, group, 2)
+    names = {event.key for event in profiler.key_averages()}
+    expected = PHASES if world.on_gpu else ("reduce_scatter",)
+    missing = [phase for phase in expected if not any(phase in name for name in names)]
+    require(not missing, "the profile lacks", missing, sorted(names))
+    return {"labels": len(names)}
+
+
+def timed(world: World) -> dict[str, float]:
+    """Seconds come from events on the lanes: they are there once the device is done."""
+    group = isthmus_group(**TAGC, device_timings=True)
+    steps(world, group, 3)
+    collectives = isthmus.stats(group)["collectives"]
+    seconds = {name: collectives["reduce_scatter"][name] for name in ("intra_s", "encode_s", "exchange_s", "decode_s")}
+    require(all(0 < value < 20 for value in seconds.values()), seconds)
+    require(collectives["all_gather"]["exchange_s"] > 0, collectives["all_gather"])
+    return seconds
