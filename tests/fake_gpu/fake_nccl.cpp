@@ -69,9 +69,21 @@ ncclResult_t guarded(Body body) {
 thread_local int group_depth = 0;
 thread_local std::vector<Operation> group;
 
+// Asked for at the call: the reduction may be destroyed before its group ends.
+double factor_of(const Communicator& communicator, ncclRedOp_t reduction) {
+  const auto found = communicator.factors.find(reduction);
+  if (found == communicator.factors.end()) {
+    give_up("NCCL: a reduction that this communicator does not have");
+  }
+  return found->second;
+}
+
 ncclResult_t call(Operation operation, ncclComm_t communicator, cudaStream_t stream) {
   check_stream(stream, operation.pattern->name);
   operation.communicator = find(communicator, operation.pattern->name);
+  if (operation.reduction >= ncclNumOps) {
+    operation.factor = factor_of(*operation.communicator, operation.reduction);
+  }
   if (group_depth > 0) {
     group.push_back(std::move(operation));
     return ncclSuccess;

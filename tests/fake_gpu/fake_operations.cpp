@@ -19,13 +19,7 @@ MessageHeader header_of(const Operation& operation) {
     header.reduction = std::min<int>(operation.reduction, ncclNumOps);
     header.root = operation.root;
   }
-  if (operation.reduction >= ncclNumOps) {
-    const auto factor = operation.communicator->factors.find(operation.reduction);
-    if (factor == operation.communicator->factors.end()) {
-      give_up("NCCL: %s with a reduction that this communicator does not have", operation.pattern->name);
-    }
-    header.factor = factor->second;
-  }
+  header.factor = operation.factor;
   return header;
 }
 

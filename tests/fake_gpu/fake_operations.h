@@ -60,6 +60,7 @@ struct Operation {
   ncclRedOp_t reduction = ncclSum;
   int root = 0;  // or peer, of kSend and kRecv
   CommunicatorPtr communicator = {};
+  double factor = 1;  // of this rank, for its summands
 
   size_t bytes = 0;  // of one part
   MessageHeader header = {};

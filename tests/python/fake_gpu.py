@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import fcntl
 import functools
 import importlib
@@ -111,6 +112,7 @@ def _serve() -> None:
 
 
 def _rank(rank: int, world_size: int, module: str, function: str, arguments: tuple[Any, ...]) -> Any:
+    faulthandler.enable(sys.__stderr__)
     run_kernels_on_host()
     return getattr(importlib.import_module(module), function)(rank, world_size, *arguments)
 
