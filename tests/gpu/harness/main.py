@@ -64,7 +64,8 @@ def main(arguments: Sequence[str]) -> int:
     if not options.skip_build and not build(report, options, places, env):
         return finish(report, folder, name)
     if options.build_only or not gpu:
-        finish(report, folder, name)
+        if report.outcomes:
+            finish(report, folder, name)
         print(said.get("error", "built; no GPU was used" if gpu else "built; there is no GPU here: nothing was run"))
         return 0 if options.build_only else NO_GPU
     chosen = [step for step in steps(places) if not options.only or step.name in options.only]

@@ -34,9 +34,10 @@ print(json.dumps(said))
 
 def ask_torch(env: Mapping[str, str]) -> dict[str, Any]:
     """Return what torch sees. Where it cannot be asked: {"error": why}."""
+    alone = {**env, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}  # isthmus may not be built yet
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _ASK_TORCH], env=dict(env), capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, "-c", _ASK_TORCH], env=alone, capture_output=True, text=True, timeout=120, check=False
         )
         values: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:

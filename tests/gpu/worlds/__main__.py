@@ -14,7 +14,7 @@ def main() -> int:
     """Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m gpu.worlds", description="Run one world of four ranks.")
     parser.add_argument("name", choices=NAMES)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--device", choices=("cuda", "cpu", "fake"), default="cuda", help="fake: see tests/fake_gpu")
     parser.add_argument("--short", action="store_true", help="fewer steps and modes")
     options = parser.parse_args()
     return launch(options.name, options.device, options.short)

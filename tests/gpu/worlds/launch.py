@@ -10,12 +10,16 @@ import ranks
 from gpu.harness.records import FAILED, Check
 
 WORLD_SIZE = 4
-NODES = "2x2"
 
 
 def launch(name: str, device: str, short: bool) -> int:
-    """Run ``gpu.worlds.NAME.run(world)`` on all ranks; return the exit status."""
-    outcomes = ranks.run_any(_run_rank, WORLD_SIZE, name, device, short, timeout_s=_limit_s())
+    """Run ``gpu.worlds.NAME.run(world)`` on all ranks; return the exit status. device: "cuda", "cpu" or "fake"."""
+    if device == "fake":
+        import fake_gpu
+
+        outcomes = fake_gpu.run_any(run_rank, WORLD_SIZE, name, "cuda", short, timeout_s=_limit_s())
+    else:
+        outcomes = ranks.run_any(run_rank, WORLD_SIZE, name, device, short, timeout_s=_limit_s())
     broken = [outcome for outcome in outcomes if outcome.error or outcome.exit_code]
     for outcome in broken:
         print(f"rank {outcome.rank} ended with {outcome.exit_code}:\n{outcome.error}", file=sys.stderr)
@@ -29,7 +33,8 @@ def _limit_s() -> float:
     return max(10, float(os.environ.get("GPU_STEP_LIMIT_S", "300")) - 10)
 
 
-def _run_rank(rank: int, world_size: int, name: str, device: str, short: bool) -> bool:
+def run_rank(rank: int, world_size: int, name: str, device: str, short: bool) -> bool:
+    """Be one rank; return whether all checks passed."""
     os.environ["NCCL_HOSTID"] = f"isthmus-{rank}"  # else NCCL refuses two ranks on one GPU
     os.environ["LOCAL_RANK"] = "0"
     from gpu.worlds.world import World
