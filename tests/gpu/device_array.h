@@ -68,19 +68,26 @@ inline bool same_bytes(ConstBuffer a, ConstBuffer b) {
 
 // Bit for bit, but any NaN equals any other. Returns the first element that differs, -1 if none does.
 inline int64_t first_difference(ConstBuffer a, ConstBuffer b) {
-  if (same_bytes(a, b)) {
-    return -1;
+  constexpr int64_t kAtATime = 1 << 20;
+  if (a.num_elements != b.num_elements || a.dtype != b.dtype) {
+    return 0;
   }
-  HostArray x(a.num_elements, DataType::kFloat64);
-  HostArray y(b.num_elements, DataType::kFloat64);
-  convert(a, x.buffer());
-  convert(b, y.buffer());
-  const auto* left = x.view().as<double>();
-  const auto* right = y.view().as<double>();
-  for (int64_t i = 0; i < a.num_elements; ++i) {
-    const bool equal = std::memcmp(&left[i], &right[i], sizeof(double)) == 0;
-    if (!equal && !(std::isnan(left[i]) && std::isnan(right[i]))) {
-      return i;
+  for (int64_t begin = 0; begin < a.num_elements; begin += kAtATime) {
+    const int64_t count = a.num_elements - begin < kAtATime ? a.num_elements - begin : kAtATime;
+    if (same_bytes(a.slice(begin, count), b.slice(begin, count))) {
+      continue;
+    }
+    HostArray x(count, DataType::kFloat64);
+    HostArray y(count, DataType::kFloat64);
+    convert(a.slice(begin, count), x.buffer());
+    convert(b.slice(begin, count), y.buffer());
+    for (int64_t i = 0; i < count; ++i) {
+      const double left = x.view().as<double>()[i];
+      const double right = y.view().as<double>()[i];
+      const bool are_nan = std::isnan(left) && std::isnan(right);
+      if (!are_nan && std::memcmp(&left, &right, sizeof(left)) != 0) {
+        return begin + i;
+      }
     }
   }
   return -1;

@@ -36,7 +36,7 @@ def build_steps(install: Sequence[str], limit_s: float) -> list[Step]:
 
 def steps(places: Places) -> list[Step]:
     """Return all steps that need a GPU."""
-    return [*_checks(places), *_sanitizers(places), *_worlds(), *_benchmarks(places)]
+    return [*_checks(places), *_sanitizers(places), *_worlds(), *_benchmarks(places), _large(places)]
 
 
 def _checks(places: Places) -> list[Step]:
@@ -45,8 +45,12 @@ def _checks(places: Places) -> list[Step]:
         Step("codecs", "codecs on the GPU against the CPU's, bit for bit", (program, "codecs"), 120),
         Step("device", "conversions, streams, events, faults", (program, "device"), 60),
         Step("graphs", "captured graphs of codecs, replayed", (program, "graphs"), 60),
-        Step("large", "pieces beyond 2^31 elements and bytes", (program, "large"), 90),
     ]
+
+
+def _large(places: Places) -> Step:
+    """Return the step that takes what time is left: the CPU codes billions of elements on one core."""
+    return Step("large", "pieces beyond 2^31 bytes and elements", (str(places.program("check_cuda")), "large"), 180)
 
 
 def _sanitizers(places: Places) -> list[Step]:
@@ -58,7 +62,7 @@ def _sanitizers(places: Places) -> list[Step]:
         what = f"a short list of the checks under compute-sanitizer's {tool}"
         return Step(tool, what, (*command, program, "--short"), limit_s, sanitizer.judge, missing=missing)
 
-    return [step("memcheck", 60), step("racecheck", 60), step("synccheck", 60)]
+    return [step("memcheck", 60), step("racecheck", 90), step("synccheck", 60)]
 
 
 def _worlds() -> list[Step]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from gpu.worlds.training import (
     CODECS,
@@ -45,19 +48,31 @@ def run(world: World) -> None:
             return {"last loss": run.losses[-1], "last loss, plain": runs["plain"].losses[-1]}
         return require_learns(run, runs["plain"])
 
+    def in_bfloat16() -> dict[str, float]:
+        plain = trained(world, wrap_bfloat16, world.plain_backend, PLAIN, num_steps)
+        run = trained(world, wrap_bfloat16, "isthmus", CODECS["tagc"], num_steps)
+        require(len(run.units) == 3 and set(run.units.values()) == {num_steps}, run.units)
+        return require_learns(run, plain)
+
     world.check(f"FSDP2 on {world.plain_backend}", plain)
     world.check(f"FSDP2 on isthmus, codec none: as on {world.plain_backend}", exact)
     world.check("FSDP2 on isthmus, codec tagc: it learns", compressed)
     if not world.short:
+        world.check("FSDP2 on isthmus, codec tagc: gradients in bfloat16", in_bfloat16)
         world.check("FSDP2 on isthmus, codec tagc: saved, resumed", lambda: resumed(world, runs["tagc"], num_steps))
 
 
-def wrap(world: World, model: nn.Module) -> nn.Module:
+def wrap(world: World, model: nn.Module, **settings: Any) -> nn.Module:
     """Shard each block, then the rest."""
     mesh = init_device_mesh(world.device.type, (world.size,))
     for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+        fully_shard(block, mesh=mesh, **settings)
+    return fully_shard(model, mesh=mesh, **settings)
+
+
+def wrap_bfloat16(world: World, model: nn.Module) -> nn.Module:
+    """Do the same, but compute and reduce in bfloat16."""
+    return wrap(world, model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
 
 
 def resumed(world: World, uninterrupted: Run, num_steps: int) -> dict[str, object]:
