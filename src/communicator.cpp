@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <new>
 #include <optional>
 #include <utility>
@@ -38,10 +39,36 @@ void reorder(Device& device, const NodeMap& map, ConstBuffer in, Buffer out, Fro
   }
 }
 
-void wait_for_all(const std::vector<HandlePtr>& pending, Stream stream) {
+// Starts `count` operations of a tier as one, and waits for all: start(i) starts one.
+template <typename Start>
+void start_group(Transport& tier, int count, Stream stream, const Start& start) {
+  std::vector<HandlePtr> pending;
+  tier.begin_group();
+  try {
+    for (int i = 0; i < count; ++i) {
+      pending.push_back(start(i));
+    }
+  } catch (...) {
+    try {
+      tier.end_group();
+    } catch (const std::exception&) {  // what came first is what is told
+    }
+    throw;
+  }
+  tier.end_group();
   for (const HandlePtr& handle : pending) {
     handle->wait(stream);
   }
+}
+
+// Null: none is known.
+std::exception_ptr fault_of(Device& device) {
+  try {
+    device.throw_if_faulted();
+  } catch (const std::exception&) {
+    return std::current_exception();
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -132,14 +159,10 @@ ConstBuffer Communicator::sum_within_node(ConstBuffer gradient) {
     return pieces;
   }
   const int64_t piece_elements = pieces.num_elements / num_nodes();
-  std::vector<HandlePtr> pending;
-  tiers_.intra->begin_group();
-  for (int owner = 0; owner < num_nodes(); ++owner) {
+  start_group(*tiers_.intra, num_nodes(), here_, [&](int owner) {
     const ConstBuffer chunks = gradient.part(owner, ranks_per_node() * piece_elements);
-    pending.push_back(tiers_.intra->reduce_scatter(chunks, pieces.part(owner, piece_elements), here_));
-  }
-  tiers_.intra->end_group();
-  wait_for_all(pending, here_);
+    return tiers_.intra->reduce_scatter(chunks, pieces.part(owner, piece_elements), here_);
+  });
   return pieces;
 }
 
@@ -247,14 +270,10 @@ void Communicator::gather_within_node(ConstBuffer rail, Buffer by_node) {
   }
   const Step step(*this, "intra all-gather", gather_intra_lane(), &CollectiveStats::intra_s);
   const int64_t shard_elements = rail.num_elements / num_nodes();
-  std::vector<HandlePtr> pending;
-  gather_intra()->begin_group();
-  for (int owner = 0; owner < num_nodes(); ++owner) {
+  start_group(*gather_intra(), num_nodes(), here_, [&](int owner) {
     const Buffer shards = by_node.part(owner, ranks_per_node() * shard_elements);
-    pending.push_back(gather_intra()->all_gather(rail.part(owner, shard_elements), shards, here_));
-  }
-  gather_intra()->end_group();
-  wait_for_all(pending, here_);
+    return gather_intra()->all_gather(rail.part(owner, shard_elements), shards, here_);
+  });
 }
 
 void Communicator::check_reduce_scatter(ConstBuffer gradient, ConstBuffer shard, const UnitKey& unit) const {
@@ -288,19 +307,25 @@ void Communicator::check_all_gather(ConstBuffer shard, ConstBuffer gathered) con
                 ": expected ", map_.world_size(), " chunks of the shard's size");
 }
 
-// In a graph a new unit would begin with zeros in its residual at every replay.
-void Communicator::check_capture(const UnitKey& unit, double scale, const char* why_exact, Stream caller) const {
-  ISTHMUS_CHECK(
-      Error, device_->capture(caller) == 0 || exact_reason(unit, scale, why_exact) != nullptr || units_->contains(unit),
-      "unit \"", unit.name, "\" is reduced for the first time while a graph is captured: expected a step before");
+// In a graph a new unit would begin with zeros in its residual at every replay, and one whose scale changes would have
+// its residual scaled by every replay.
+void Communicator::check_capture(const UnitKey& key, double scale, const char* why_exact, Stream caller) const {
+  if (device_->capture(caller) == 0 || exact_reason(key, scale, why_exact) != nullptr) {
+    return;
+  }
+  const Unit* unit = units_->find(key);
+  if (unit == nullptr) {
+    ISTHMUS_CHECK(Error, units_->full(), "unit \"", key.name,
+                  "\" is reduced for the first time while a graph is captured: expected a step before");
+    return;
+  }
+  const double scale_before = unit->scale / piece_type(key.dtype).divisor;
+  ISTHMUS_CHECK(Error, unit->scale == 0 || scale_before == scale, "unit \"", key.name, "\" is reduced with scale ",
+                scale, " while a graph is captured, and was with ", scale_before, " before: expected one scale");
 }
 
 template <typename Body>
 EventPtr Communicator::run(Collective collective, Stream caller, const Body& body) {
-  {
-    const std::lock_guard lock(mutex_);
-    ISTHMUS_CHECK(TransportError, failure_.empty(), "the communicator of rank ", rank_, " is aborted: ", failure_);
-  }
   throw_if_faulted();
   const Traffic intra = intra_traffic();
   const Traffic inter = inter_traffic();
@@ -519,7 +544,7 @@ void Communicator::fail(const std::string& reason) {
       failure_ = reason;
     }
   }
-  for (const auto& tier : {tiers_.intra, tiers_.inter, tiers_.flat, tiers_.gather_intra, tiers_.gather_inter}) {
+  for (const auto& tier : all_tiers()) {
     if (tier != nullptr) {
       tier->abort();
     }
@@ -527,10 +552,24 @@ void Communicator::fail(const std::string& reason) {
 }
 
 void Communicator::throw_if_faulted() {
+  {
+    const std::lock_guard lock(mutex_);
+    ISTHMUS_CHECK(TransportError, failure_.empty(), "the communicator of rank ", rank_, " is aborted: ", failure_);
+  }
+  const char* phase = "exchange";
   try {
-    device_->throw_if_faulted();
+    const std::exception_ptr fault = fault_of(*device_);
+    for (const auto& tier : all_tiers()) {  // a packet that did not arrive does not decode, either
+      if (tier != nullptr) {
+        tier->throw_if_failed();
+      }
+    }
+    if (fault != nullptr) {
+      phase = "decode";
+      std::rethrow_exception(fault);
+    }
   } catch (const std::exception& error) {
-    phase_ = "decode";
+    phase_ = phase;
     fail(error.what());
     throw;
   }

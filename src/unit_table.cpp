@@ -98,6 +98,11 @@ void Unit::scale_residuals(Device& device, double factor) {
   device.multiply(result_residual, factor, device.lane(Lane::kDecode));
 }
 
+const Unit* UnitTable::find(const UnitKey& key) const {
+  const auto found = units_.find(key);
+  return found == units_.end() ? nullptr : &found->second;
+}
+
 Unit* UnitTable::find_or_add(const UnitKey& key, ResidualSizes sizes) {
   const auto found = units_.find(key);
   if (found != units_.end()) {

@@ -50,7 +50,9 @@ class UnitTable {
  public:
   UnitTable(Device& device, int64_t max_units) : device_(&device), max_units_(max_units) {}
 
-  bool contains(const UnitKey& key) const { return units_.count(key) != 0; }
+  // The state of `key`; null if there is none yet.
+  const Unit* find(const UnitKey& key) const;
+  bool full() const { return size() >= max_units_; }
 
   // The state of `key`; made with residuals of zeros when first asked for. Null if it is new and the table is full. The
   // pointer stays valid until the unit is loaded or cleared. Throws Error that names unit and bytes if there is no
@@ -70,8 +72,6 @@ class UnitTable {
   int64_t residual_bytes() const { return residual_bytes_; }
 
  private:
-  bool full() const { return size() >= max_units_; }
-
   Device* device_;
   int64_t max_units_;
   int64_t residual_bytes_ = 0;

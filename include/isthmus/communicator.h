@@ -1,6 +1,7 @@
 // The two-tier collectives. This is the main path; everything else hangs from it.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -48,8 +49,10 @@ struct Tiers {
 // calling thread enqueues: the work begins when what is on `stream` now is done, and the event that is returned passes
 // when the work is done. Buffers stay alive until then, and device().wait(event, stream) lets a stream wait for it.
 // Nothing waits for the device. What a decoder finds wrong there is thrown by a later call, or by throw_if_faulted().
-// Collectives can be captured into a CUDA graph, once each unit has been reduced without one; graphs of one
-// communicator are replayed one after the other.
+// Collectives can be captured into a CUDA graph, once each unit has been reduced without one. Graphs of one
+// communicator are replayed one after the other; their units keep the scale that they had, and are neither loaded nor
+// cleared while the graph is in use. What has no `stream` (scale_residuals(), count_step(), ...) is not ordered with
+// replays: the caller waits for those first.
 //
 // Wrong arguments throw Error before anything is sent, and leave the communicator usable. After any other exception it
 // is aborted: its tiers fail, so that the peers fail too, and every later call throws TransportError.
@@ -84,7 +87,8 @@ class Communicator {
   // "idle" between calls. After a failure: the phase that failed.
   const char* phase() const { return phase_; }
 
-  // Throws what a codec has found on a GPU, once the host can see it; the communicator is then aborted.
+  // Throws what a codec has found on a GPU, or a tier has failed with, once the host can see it; the communicator is
+  // then aborted. Does not wait.
   void throw_if_faulted();
 
   // The state of this rank's units, by key. Views that are valid until the next call of a method that is not const, of
@@ -174,10 +178,13 @@ class Communicator {
   // For packets that are encoded or decoded now, and counted afterwards.
   PacketContext context_for(const Reduction& reduction, PacketUse use);
   void count_packets(const Reduction& reduction, PacketUse use);
-  void check_capture(const UnitKey& unit, double scale, const char* why_exact, Stream caller) const;
+  void check_capture(const UnitKey& key, double scale, const char* why_exact, Stream caller) const;
   void add_timings();  // under mutex_
   Transport* gather_intra() const { return (tiers_.gather_intra ? tiers_.gather_intra : tiers_.intra).get(); }
   Transport* gather_inter() const { return (tiers_.gather_inter ? tiers_.gather_inter : tiers_.inter).get(); }
+  std::array<std::shared_ptr<Transport>, 5> all_tiers() const {  // any may be null
+    return {tiers_.intra, tiers_.inter, tiers_.flat, tiers_.gather_intra, tiers_.gather_inter};
+  }
   // The operations of one tier are all on one lane.
   Lane gather_intra_lane() const { return tiers_.gather_intra ? Lane::kGatherIntra : Lane::kIntra; }
   Lane gather_inter_lane() const { return tiers_.gather_inter ? Lane::kGatherInter : Lane::kInter; }

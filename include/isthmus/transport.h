@@ -58,9 +58,13 @@ class Transport {
 
   virtual SumType sum_type(DataType in) const { return {accumulate_dtype(in)}; }
 
-  // Operations that are started between these two may all start at the end, as one (an NCCL group).
+  // Operations that are started between these two may all start at the end, as one (an NCCL group). Where one of them
+  // throws, end_group() is called all the same.
   virtual void begin_group() {}
   virtual void end_group() {}
+
+  // Throws the TransportError of an operation that failed on its stream, if that is known by now. Does not wait.
+  virtual void throw_if_failed() {}
 
   // out = sum over ranks of part rank() of `in`, which has size() equal parts, each divided by the divisor.
   // out.dtype is that of sum_type(in.dtype) and the sum is taken in it, in an order that does not depend on timing.

@@ -127,14 +127,15 @@ void NcclTransport::check(ncclResult_t result, const char* call) {
     return;
   }
   const std::string reason = ncclGetLastError(comm_);
-  for (; group_depth_ > 0; --group_depth_) {
-    ncclGroupEnd();  // groups are the thread's: its other tiers would wait for the end of this one
-  }
+  close_groups();
   throw TransportError(detail::concatenate(who_, ": ", call, ": ", ncclGetErrorString(result), ": ", reason));
 }
 
 void NcclTransport::check_open() {
-  ISTHMUS_CHECK(TransportError, !aborted_, who_, ": aborted");
+  if (aborted_) {
+    close_groups();
+    throw TransportError(detail::concatenate(who_, ": aborted"));
+  }
   ncclResult_t state = ncclSuccess;
   check(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
   check(state, "an earlier operation");
@@ -150,16 +151,31 @@ HandlePtr NcclTransport::enqueue(Stream stream, const Call& call) {
 }
 
 void NcclTransport::begin_group() {
-  const std::lock_guard lock(in_call_);
+  std::unique_lock lock(in_call_);
   check_open();
   start_group();
+  in_group_ = std::move(lock);
 }
 
 void NcclTransport::end_group() {
-  const std::lock_guard lock(in_call_);
-  ISTHMUS_CHECK(TransportError, !aborted_, who_, ": aborted");
-  const CurrentDevice current(ordinal_);
-  finish_group();
+  const std::unique_lock lock = std::move(in_group_);
+  if (group_depth_ > 0) {
+    const CurrentDevice current(ordinal_);
+    finish_group();
+  }
+}
+
+void NcclTransport::throw_if_failed() {
+  const std::unique_lock lock(in_call_, std::try_to_lock);
+  if (lock.owns_lock()) {
+    check_open();
+  }
+}
+
+void NcclTransport::close_groups() {
+  for (; group_depth_ > 0; --group_depth_) {
+    ncclGroupEnd();
+  }
 }
 
 void NcclTransport::start_group() {
@@ -257,6 +273,9 @@ void NcclTransport::abort() {
   }
   const std::unique_lock no_call_is_under_way(in_call_, kCallPatience);
   const CurrentDevice current(ordinal_);
+  if (no_call_is_under_way.owns_lock()) {
+    close_groups();  // then they are this thread's
+  }
   ncclCommAbort(comm_);
 }
 

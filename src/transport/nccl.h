@@ -30,7 +30,8 @@ class NcclTransport final : public Transport {
   SumType sum_type(DataType in) const override;
 
   void begin_group() override;
-  void end_group() override;
+  void end_group() override;  // nothing to do where an operation in the group has thrown
+  void throw_if_failed() override;
 
   HandlePtr reduce_scatter(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream stream) override;
@@ -51,6 +52,8 @@ class NcclTransport final : public Transport {
   void check_open();
   void start_group();
   void finish_group();
+  // Groups are the thread's: left open, its other tiers would wait for their end.
+  void close_groups();
   // Counts what goes to each other rank: bytes_to(peer).
   template <typename BytesTo>
   void count_sent(const BytesTo& bytes_to);
@@ -63,8 +66,10 @@ class NcclTransport final : public Transport {
   ncclRedOp_t scaled_sum_ = ncclSum;  // of float16
   int group_depth_ = 0;
 
-  // Held by calls of NCCL, which abort() waits for, but not for long: they may be what it has to end.
-  std::timed_mutex in_call_;
+  // Held by calls of NCCL, and from the begin of a group to its end. abort() waits for it, but not for long: they may
+  // be what it has to end.
+  std::recursive_timed_mutex in_call_;
+  std::unique_lock<std::recursive_timed_mutex> in_group_;
   std::atomic<bool> aborted_{false};
   mutable std::mutex traffic_mutex_;
   Traffic traffic_;

@@ -56,7 +56,7 @@ void EmulatedTransport::end_group() {
 
 HandlePtr EmulatedTransport::start(Stream stream, const std::string& what, std::vector<MemoryUse> uses,
                                    EmulatedGpu::Work work) {
-  check_not_failed();
+  throw_if_failed();
   uses.push_back(writes(order_.get(), 1));
   Operation operation = {stream, what, std::move(uses), std::move(work)};
   if (in_group_) {
@@ -80,7 +80,7 @@ void EmulatedTransport::run(const EmulatedGpu::Work& work) {
   }
 }
 
-void EmulatedTransport::check_not_failed() {
+void EmulatedTransport::throw_if_failed() {
   const std::lock_guard lock(mutex_);
   ISTHMUS_CHECK(TransportError, failure_.empty(), failure_);
 }

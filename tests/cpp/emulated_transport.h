@@ -34,6 +34,7 @@ class EmulatedTransport final : public Transport {
   SumType sum_type(DataType in) const override;
   void begin_group() override;
   void end_group() override;
+  void throw_if_failed() override;
   HandlePtr reduce_scatter(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) override;
@@ -55,7 +56,6 @@ class EmulatedTransport final : public Transport {
   HandlePtr start(Stream stream, const std::string& what, std::vector<MemoryUse> uses, EmulatedGpu::Work work);
   void enqueue(const Operation& operation);
   void run(const EmulatedGpu::Work& work);
-  void check_not_failed();
   void sum_as_nccl(ConstBuffer in, Buffer out);
   void count_sent(int64_t bytes_to_each_peer);
 
