@@ -295,6 +295,29 @@ TEST(CommunicatorOnGpu, ItMayGoWhileItsWorkIsUnderWay) {
   });
 }
 
+// Each rank's chunk of its own input, and its own place in what is gathered.
+TEST_P(GpuOnEveryMap, CollectivesInPlace) {
+  GpuWorld world(GetParam(), lossy_options());
+  World cpu(GetParam(), lossy_options());
+  for (const DataType dtype : {kFloat32, DataType::kBFloat16}) {
+    const std::vector<Array> inputs = test::random_inputs(world.size(), 2100, dtype);
+    test::run_ranks_well(world.size(), [&](int r) {
+      const GpuWorld::Rank& rank = world.ranks[r];
+      const UnitKey key{"unit", 2100 * world.size(), dtype};
+      const DeviceArray on_gpu(*rank.gpu, inputs[r]);
+      const Buffer data = on_gpu.buffer();
+      rank.gpu->wait(rank.communicator->reduce_scatter(data, data.part(r, 2100), 0.5, key, nullptr, rank.stream),
+                     rank.stream);
+      rank.communicator->all_gather(data.part(r, 2100), data, rank.stream);
+      Array expected = inputs[r];
+      const Buffer on_cpu = expected.buffer();
+      cpu.ranks[r]->reduce_scatter(on_cpu, on_cpu.part(r, 2100), 0.5, key, nullptr);
+      cpu.ranks[r]->all_gather(on_cpu.part(r, 2100), on_cpu);
+      EXPECT_TRUE(on_gpu.read().bytes() == expected.bytes()) << "rank " << r << ", " << to_string(dtype);
+    });
+  }
+}
+
 // From two streams of the caller's, of which neither waits for the other.
 TEST(CommunicatorOnGpu, CallersMayUseSeveralStreams) {
   GpuWorld world(NodeMap::parse("2x2", 4), lossy_options());
