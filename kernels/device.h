@@ -62,9 +62,19 @@ struct DeviceFault {
   FaultKind kind() const { return static_cast<FaultKind>(code % kKinds); }
 };
 
-// State of one decoding; zero at its beginning.
+// State of one decoding. Its first pass sets it to this.
 struct DecodeState {
-  uint64_t refused;  // 1: a packet was, or one of an earlier decoding; nothing is decoded
+  uint32_t refused = 0;  // 1: a packet was, or one of an earlier decoding; nothing is decoded
+  uint32_t arrived = 0;  // groups at the end of the pass under way
+};
+
+// Checksums of packets in parts: each group of one pass writes what it found, and a later pass, or the last group, adds
+// them up. So there is nothing to clear before.
+struct ChecksumParts {
+  static constexpr int64_t kMaxGroups = 1024;  // of the pass that writes
+  static constexpr int64_t num_words(int64_t num_packets) { return 1 + num_packets * kMaxGroups; }
+
+  uint64_t* words;  // num_words: how many groups wrote, then kMaxGroups for each packet
 };
 
 }  // namespace isthmus::kernels

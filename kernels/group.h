@@ -13,9 +13,16 @@
 //   exclusive_sum(uint32_t value, uint32_t& total)   of the threads before this one; and of all
 //   group_number(), num_groups()                     which of the groups this is
 //   shared<T>()               memory of the group, T and the bytes after it; not initialised
-//   fetch_add(word, operand)  of 32 or 64 bits; fetch_max and fetch_min of 32
+//   fetch_add(word, operand)  of 32 or 64 bits; fetch_max and fetch_min of 32; apply_xor not of shared<T>()
+//   is_last(uint32_t& arrived)   whether this group is the last of its pass to ask, which then sees what all groups
+//   wrote
+//                             before they asked; known to all threads. arrived: 0 before the first asks, and again
+//                             after the last; one for all groups
+//   publish(uint32_t& word, uint32_t value)   word = value, once all that this thread wrote before can be seen by all
+//                             threads and by the host
 //
-// any(), sum(), exclusive_sum() and sync() are barriers: all threads of a group make the same calls in the same order.
+// any(), sum(), exclusive_sum(), is_last() and sync() are barriers: all threads of a group make the same calls in the
+// same order.
 #pragma once
 
 #include <cstdint>

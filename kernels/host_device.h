@@ -1,5 +1,5 @@
 // Marks functions that run on the CPU and, where CUDA compiles them, on the GPU too; and loops whose loads the GPU
-// should have in flight together.
+// should have in flight together, or whose code it should have once.
 #pragma once
 
 #ifdef __CUDACC__
@@ -9,7 +9,9 @@
 #endif
 
 #ifdef __CUDA_ARCH__
-#define ISTHMUS_UNROLL_8 _Pragma("unroll 8")
+#define ISTHMUS_UNROLL _Pragma("unroll")
+#define ISTHMUS_DO_NOT_UNROLL _Pragma("unroll 1")
 #else
-#define ISTHMUS_UNROLL_8
+#define ISTHMUS_UNROLL
+#define ISTHMUS_DO_NOT_UNROLL
 #endif

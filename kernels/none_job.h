@@ -16,13 +16,15 @@ struct NoneEncodeJob {
   int64_t packet_bytes;
 
   const DeviceContext* context;
-  uint8_t* packet;     // 8-byte aligned
-  uint64_t* checksum;  // zero at the beginning
+  uint8_t* packet;      // 8-byte aligned
+  ChecksumParts parts;  // of one packet
 };
 
 struct NoneDecodeJob {
   HeaderWords header;
-  Buffer out;  // of the type that accumulates the wire type
+  Buffer out;            // of the type that accumulates the wire type
+  int64_t num_elements;  // of a packet
+  bool to_places;        // packet i replaces the i-th `num_elements` of out; otherwise all are added to the same
   DataType wire_dtype;
   int divisor;
   int64_t packet_bytes;
@@ -31,8 +33,9 @@ struct NoneDecodeJob {
   const uint8_t* packets;  // one after another, 8-byte aligned
   int64_t num_packets;
   DeviceFault* fault;
+  DeviceFault* mapped_fault;  // where the host sees it, too; may be null
   DecodeState* state;
-  uint64_t* checksums;  // num_packets; zero at the beginning, lies behind `state`
+  ChecksumParts parts;
 };
 
 }  // namespace isthmus::kernels

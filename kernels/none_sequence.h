@@ -1,5 +1,6 @@
 // The passes of one encoding and one decoding of codec `none`, in their order; as tagc_sequence.h. Encoding reads the
-// piece once and writes the packet once; decoding reads each packet once, and reads and writes the sums for each.
+// piece once and writes the packet once; decoding reads each packet once, and reads and writes the sums once (for
+// several packets in the cache).
 #pragma once
 
 #include "kernels/none_passes.h"
@@ -26,16 +27,17 @@ void with_wire_type(DataType wire_dtype, Visit visit) {
 
 template <typename Executor>
 void encode_none(Executor& executor, const NoneEncodeJob& job) {
-  const int64_t groups = checksum_groups(job.packet_bytes);
-  executor.clear(job.checksum, sizeof(*job.checksum));
+  const bool aligned = is_aligned(job.packet, 16) && is_aligned(job.piece.data, 16);
   with_wire_type(job.wire_dtype, [&]<typename Wire, typename Sum>(Wire, Sum) {
+    const int64_t groups = checksum_groups(job.packet_bytes);
+    const int64_t num_whole_words = whole_words<Wire>(job.piece.num_elements, aligned);
     if (job.piece.dtype == job.wire_dtype) {
-      executor.run(EncodeValues<Wire, Wire>{job}, groups, 0);
+      executor.run(EncodeValues<Wire, Wire>{job, num_whole_words}, groups, 0);
     } else {
-      executor.run(EncodeValues<Sum, Wire>{job}, groups, 0);
+      executor.run(EncodeValues<Sum, Wire>{job, num_whole_words}, groups, 0);
     }
   });
-  executor.run(WriteHeader{job.header, job.context, job.checksum, job.packet}, 1, 0);
+  executor.run(FinishPacket{job}, 1, 0);
 }
 
 template <typename Executor>
@@ -43,12 +45,14 @@ void decode_none(Executor& executor, const NoneDecodeJob& job) {
   if (job.num_packets == 0) {
     return;
   }
-  executor.clear(job.state, static_cast<int64_t>(sizeof(DecodeState)) + 8 * job.num_packets);
   with_wire_type(job.wire_dtype, [&]<typename Wire, typename Sum>(Wire, Sum) {
-    executor.run(DecodeValues<Wire, Sum>{job}, checksum_groups(job.packet_bytes), 0);
+    const bool all_aligned = job.num_packets == 1 || (job.packet_bytes % 16 == 0 &&
+                                                      (!job.to_places || job.num_elements * sizeof(Sum) % 16 == 0));
+    const bool aligned = all_aligned && is_aligned(job.packets, 16) && is_aligned(job.out.data, 16);
+    executor.run(DecodeValues<Wire, Sum>{job, whole_words<Wire>(job.num_elements, aligned)},
+                 checksum_groups(job.packet_bytes), DecodeValues<Wire, Sum>::shared_bytes(job.num_packets));
   });
   executor.run(CheckHeaders{job}, job.num_packets, 0);
-  executor.run(ReportFault{job.header, job.context, job.packets, job.packet_bytes, job.checksums, job.fault}, 1, 0);
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

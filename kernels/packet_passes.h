@@ -13,74 +13,150 @@ ISTHMUS_DEVICE HeaderWords in_context(HeaderWords header, const DeviceContext& c
   return header;
 }
 
-// Adds to `checksum` what this thread's chains of `num_words` words add to it. word_at(w) is called once for each word.
-template <typename Group, typename WordAt>
-ISTHMUS_DEVICE void add_checksum(Group& group, int64_t num_words, uint64_t& checksum, WordAt word_at) {
-  constexpr int64_t kSegmentWords = kChecksumSegmentBytes / kChecksumWordBytes;
-  const int64_t num_segments = (num_words + kSegmentWords - 1) / kSegmentWords;
-  uint64_t sum = 0;
-  for_each_of_all(group, num_segments * kChecksumLanes, [&](int64_t chain) {
-    const int64_t segment = chain / kChecksumLanes;
-    const int64_t lane = chain % kChecksumLanes;
-    const int64_t end = (segment + 1) * kSegmentWords < num_words ? (segment + 1) * kSegmentWords : num_words;
-    uint64_t state = checksum_begin(segment, lane);
-    ISTHMUS_UNROLL_8
-    for (int64_t w = segment * kSegmentWords + lane; w < end; w += kChecksumLanes) {
-      state = checksum_step(state, word_at(w));
-    }
-    sum += checksum_end(state);
-  });
-  sum = group.sum(sum);
-  if (group.thread() == 0) {
-    group.fetch_add(checksum, sum);
-  }
+using WordPair = SeveralOf<uint64_t, 2>;
+
+// Two neighbouring chains of one segment are walked by one thread: 16 bytes of every row.
+inline constexpr int64_t kPairsOfSegment = kChecksumLanes / 2;
+
+constexpr int64_t checksum_pairs(int64_t num_words) {
+  return divide_up(num_words * kChecksumWordBytes, kChecksumSegmentBytes) * kPairsOfSegment;
 }
+
+// A thread has loads of 256 bytes in flight: so that few threads, of a small packet, still fill the memory's pipes.
+template <typename Loaded>
+constexpr int rows_in_flight() {
+  int rows = 2;
+  while (rows < 16 && 2 * rows * sizeof(Loaded) <= 256) {
+    rows *= 2;
+  }
+  return rows;
+}
+
+// What a pair of chains adds to the checksum of `num_words` words. Access has
+//   load(w)          whatever is needed for words w and w + 1, both below num_whole_words
+//   use(w, loaded)   does with them what is to be done, and returns the two
+//   one(w)           the same for any one word
+// Loads for several rows come before the first use: stores between them would hold them up.
+template <typename Access>
+ISTHMUS_DEVICE uint64_t walk_pair(int64_t pair, int64_t num_words, int64_t num_whole_words, const Access& access) {
+  using Loaded = decltype(access.load(0));
+  constexpr int kRows = rows_in_flight<Loaded>();
+  constexpr int64_t kSegmentWords = kChecksumSegmentBytes / kChecksumWordBytes;
+  const int64_t segment = pair / kPairsOfSegment;
+  const int64_t lane = pair % kPairsOfSegment * 2;
+  const int64_t end = (segment + 1) * kSegmentWords < num_words ? (segment + 1) * kSegmentWords : num_words;
+  const int64_t whole_end = end < num_whole_words ? end : num_whole_words;
+  uint64_t states[2] = {checksum_begin(segment, lane), checksum_begin(segment, lane + 1)};
+  const auto step = [&](const WordPair& words) {
+    states[0] = checksum_step(states[0], words.value[0]);
+    states[1] = checksum_step(states[1], words.value[1]);
+  };
+  int64_t w = segment * kSegmentWords + lane;
+  for (; w + (kRows - 1) * kChecksumLanes + 2 <= whole_end; w += kRows * kChecksumLanes) {
+    Loaded loaded[kRows];
+    ISTHMUS_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      loaded[r] = access.load(w + r * kChecksumLanes);
+    }
+    ISTHMUS_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      step(access.use(w + r * kChecksumLanes, loaded[r]));
+    }
+  }
+  for (; w + 2 <= whole_end; w += kChecksumLanes) {
+    step(access.use(w, access.load(w)));
+  }
+  for (; w < end; w += kChecksumLanes) {
+    states[0] = checksum_step(states[0], access.one(w));
+    if (w + 1 < end) {
+      states[1] = checksum_step(states[1], access.one(w + 1));
+    }
+  }
+  return checksum_end(states[0]) + checksum_end(states[1]);
+}
+
+// Threads of a pass that walks checksums: few, so that a small packet is spread over many multiprocessors.
+inline constexpr int kChecksumThreads = 128;
 
 // On how many groups it takes the checksums of packets of this size.
 inline int64_t checksum_groups(int64_t packet_bytes) {
-  return divide_up(divide_up(packet_bytes, kChecksumSegmentBytes) * kChecksumLanes, kPassThreads);
+  const int64_t words = packet_bytes / kChecksumWordBytes - kHeaderWords;
+  const int64_t groups = divide_up(checksum_pairs(words), kChecksumThreads);
+  return groups < 1 ? 1 : groups < ChecksumParts::kMaxGroups ? groups : ChecksumParts::kMaxGroups;
 }
 
-// Adds up the checksums of packets that lie one after another.
-struct ChecksumPackets {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
-
-  const uint8_t* packets;
-  int64_t packet_bytes;
-  int64_t num_packets;
-  uint64_t* checksums;
-
-  template <typename Group>
-  ISTHMUS_DEVICE void operator()(Group& group) const {
-    for (int64_t packet = 0; packet < num_packets; ++packet) {
-      const auto* words = reinterpret_cast<const uint64_t*>(packets + packet * packet_bytes) + kHeaderWords;
-      add_checksum(group, packet_bytes / 8 - kHeaderWords, checksums[packet], [=](int64_t w) { return words[w]; });
-    }
+// Thread 0 of each group: writes its group's part of a packet's checksum.
+template <typename Group>
+ISTHMUS_DEVICE void write_part(const Group& group, const ChecksumParts& parts, int64_t packet, uint64_t part) {
+  parts.words[1 + packet * ChecksumParts::kMaxGroups + group.group_number()] = part;
+  if (group.group_number() == 0) {
+    parts.words[0] = static_cast<uint64_t>(group.num_groups());
   }
+}
+
+// The checksum of a packet whose parts are all written. All threads of a group.
+template <typename Group>
+ISTHMUS_DEVICE uint64_t sum_parts(Group& group, const ChecksumParts& parts, int64_t packet) {
+  uint64_t sum = 0;
+  for_each_of_group(group, static_cast<int64_t>(parts.words[0]),
+                    [&](int64_t i) { sum += parts.words[1 + packet * ChecksumParts::kMaxGroups + i]; });
+  return group.sum(sum);
+}
+
+// Words that are only read.
+struct ReadWords {
+  const uint64_t* words;
+
+  ISTHMUS_DEVICE WordPair load(int64_t w) const { return *reinterpret_cast<const WordPair*>(words + w); }
+  ISTHMUS_DEVICE WordPair use(int64_t, const WordPair& loaded) const { return loaded; }
+  ISTHMUS_DEVICE uint64_t one(int64_t w) const { return words[w]; }
 };
 
-// Writes the header of a packet that is complete otherwise. One thread.
-struct WriteHeader {
-  static constexpr int kThreads = 32;
-  static constexpr int64_t kMaxSharedBytes = 0;
+// Writes this group's part of the checksum of a packet that begins at a multiple of 16 bytes.
+template <typename Group>
+ISTHMUS_DEVICE void checksum_packet(Group& group, const uint8_t* packet, int64_t packet_bytes, int64_t packet_number,
+                                    const ChecksumParts& parts) {
+  const ReadWords access = {reinterpret_cast<const uint64_t*>(packet) + kHeaderWords};
+  const int64_t num_words = packet_bytes / kChecksumWordBytes - kHeaderWords;
+  uint64_t sum = 0;
+  for_each_of_all(group, checksum_pairs(num_words),
+                  [&](int64_t pair) { sum += walk_pair(pair, num_words, num_words, access); });
+  sum = group.sum(sum);
+  if (group.thread() == 0) {
+    write_part(group, parts, packet_number, sum);
+  }
+}
 
+// Writes the header of a packet that is complete otherwise. All threads of one group.
+template <typename Group>
+ISTHMUS_DEVICE void write_header(Group& group, const HeaderWords& header, const DeviceContext& context,
+                                 const ChecksumParts& parts, uint8_t* packet) {
+  const uint64_t checksum = sum_parts(group, parts, 0);
+  if (group.thread() == 0) {
+    HeaderWords words = in_context(header, context);
+    words.word[kHeaderChecksum] = checksum;
+    for (int i = 0; i < kHeaderWords; ++i) {
+      reinterpret_cast<uint64_t*>(packet)[i] = words.word[i];
+    }
+  }
+}
+
+// One decoding's packets, and where it says what is wrong with them: what both codecs' jobs have.
+struct DecodeReport {
   HeaderWords header;
   const DeviceContext* context;
-  const uint64_t* checksum;
-  uint8_t* packet;
-
-  template <typename Group>
-  ISTHMUS_DEVICE void operator()(Group& group) const {
-    if (group.group_number() == 0 && group.thread() == 0) {
-      HeaderWords words = in_context(header, *context);
-      words.word[kHeaderChecksum] = *checksum;
-      for (int i = 0; i < kHeaderWords; ++i) {
-        reinterpret_cast<uint64_t*>(packet)[i] = words.word[i];
-      }
-    }
-  }
+  const uint8_t* packets;
+  int64_t packet_bytes;
+  ChecksumParts parts;
+  DecodeState* state;
+  DeviceFault* fault;
+  DeviceFault* mapped_fault;
 };
+
+template <typename Job>
+ISTHMUS_DEVICE DecodeReport report_of(const Job& job, int64_t packet_bytes) {
+  return {job.header, job.context, job.packets, packet_bytes, job.parts, job.state, job.fault, job.mapped_fault};
+}
 
 // Reports that the `bad` of some thread is true. A barrier.
 template <typename Group>
@@ -88,48 +164,55 @@ ISTHMUS_DEVICE void report(Group& group, bool bad, int64_t packet, FaultKind kin
                            DecodeState* state) {
   if (group.any(bad) && group.thread() == 0) {
     group.fetch_min(fault->code, DeviceFault::code_of(packet, kind));
-    group.fetch_or(state->refused, uint64_t{1});
+    group.fetch_or(state->refused, 1U);
   }
 }
 
-// Compares header and checksum with what is expected. All threads of a group.
+// Compares a packet's header and checksum with what is expected. All threads of a group.
 template <typename Group>
-ISTHMUS_DEVICE void check_header(Group& group, const uint8_t* bytes, const HeaderWords& expected, uint64_t checksum,
-                                 int64_t packet, DeviceFault* fault, DecodeState* state) {
-  const auto* words = reinterpret_cast<const uint64_t*>(bytes);
+ISTHMUS_DEVICE void check_header(Group& group, const DecodeReport& job, int64_t packet) {
+  const auto* words = reinterpret_cast<const uint64_t*>(job.packets + packet * job.packet_bytes);
+  const HeaderWords expected = in_context(job.header, *job.context);
   bool differs = false;
   for (int i = 0; i < kHeaderChecksum; ++i) {
     differs |= words[i] != expected.word[i];
   }
-  report(group, differs, packet, FaultKind::kHeader, fault, state);
-  report(group, words[kHeaderChecksum] != checksum, packet, FaultKind::kChecksum, fault, state);
+  report(group, differs, packet, FaultKind::kHeader, job.fault, job.state);
+  report(group, words[kHeaderChecksum] != sum_parts(group, job.parts, packet), packet, FaultKind::kChecksum, job.fault,
+         job.state);
 }
 
-// The end of a decoding: copies the header of a packet that was refused, for the host. One thread.
-struct ReportFault {
-  static constexpr int kThreads = 32;
-  static constexpr int64_t kMaxSharedBytes = 0;
-
-  HeaderWords header;
-  const DeviceContext* context;
-  const uint8_t* packets;
-  int64_t packet_bytes;
-  const uint64_t* checksums;
-  DeviceFault* fault;
-
-  template <typename Group>
-  ISTHMUS_DEVICE void operator()(Group& group) const {
-    if (group.group_number() != 0 || group.thread() != 0 || fault->code == DeviceFault::kNone || fault->reported != 0) {
-      return;
-    }
-    const int64_t packet = fault->code / DeviceFault::kKinds;
-    fault->expected = in_context(header, *context);
-    fault->expected.word[kHeaderChecksum] = checksums[packet];
-    for (int i = 0; i < kHeaderWords; ++i) {
-      fault->received.word[i] = reinterpret_cast<const uint64_t*>(packets + packet * packet_bytes)[i];
-    }
-    fault->reported = 1;
+// Copies a fault to where the host sees it, unless one is there already. One thread.
+template <typename Group>
+ISTHMUS_DEVICE void copy_fault(Group& group, const DeviceFault& fault, DeviceFault& mapped) {
+  if (mapped.reported == 0) {
+    mapped.code = fault.code;
+    mapped.received = fault.received;
+    mapped.expected = fault.expected;
+    group.publish(mapped.reported, 1);
   }
-};
+}
+
+// The end of a decoding: adds the header of a packet that was refused, for the host. All threads of one group.
+template <typename Group>
+ISTHMUS_DEVICE void finish_fault(Group& group, const DecodeReport& job) {
+  DeviceFault* fault = job.fault;
+  if (fault->code == DeviceFault::kNone || fault->reported != 0) {
+    return;
+  }
+  const int64_t packet = fault->code / DeviceFault::kKinds;
+  const uint64_t checksum = sum_parts(group, job.parts, packet);
+  if (group.thread() == 0) {
+    fault->expected = in_context(job.header, *job.context);
+    fault->expected.word[kHeaderChecksum] = checksum;
+    for (int i = 0; i < kHeaderWords; ++i) {
+      fault->received.word[i] = reinterpret_cast<const uint64_t*>(job.packets + packet * job.packet_bytes)[i];
+    }
+    group.publish(fault->reported, 1);
+    if (job.mapped_fault != nullptr) {
+      copy_fault(group, *fault, *job.mapped_fault);
+    }
+  }
+}
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -8,6 +8,16 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
 inline constexpr int kPassThreads = 256;
 
+// Neighbours in memory, loaded and stored at once, or 16 bytes at a time where they are more.
+template <typename T, int kCount>
+struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) SeveralOf {
+  T value[kCount];
+};
+
+inline bool is_aligned(const void* address, uintptr_t bytes) {
+  return reinterpret_cast<uintptr_t>(address) % bytes == 0;
+}
+
 constexpr int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
 // What threads of all groups take turns in: element i is visited by one thread.

@@ -9,15 +9,17 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// Guesses the bound from runs of 16 neighbours, each from one of equal stretches, at a place that varies so that no
-// period of the data is met. One group. The guess decides speed, never the result.
+// The first pass, one group: clears what later passes count in, and the packet's flags and padding. Guesses the bound
+// from runs of 16 neighbours, each from one of equal stretches, at a place that varies so that no period of the data is
+// met. The guess decides speed, never the result.
 template <typename Piece>
-struct SampleBound {
+struct Prepare {
   static constexpr int kThreads = 1024;
   static constexpr int64_t kRun = 16;
   struct Shared {
-    uint32_t counts[kNumDigits][kMaxDigitValues];
+    uint32_t counts[kMaxDigitValues];
     DigitChoice choice;
+    uint32_t samples[kRun * kMaxSampleRuns];
   };
   static constexpr int64_t kMaxSharedBytes = sizeof(Shared);
 
@@ -25,143 +27,124 @@ struct SampleBound {
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    const int64_t num_samples = job.sample_runs * kRun;
-    const int64_t stretch = job.shape.num_elements / kRun / job.sample_runs;
     auto& shared = group.template shared<Shared>();
-    clear(group, shared.counts[0], kNumDigits * kMaxDigitValues);
-    group.sync();
+    clear(group, reinterpret_cast<uint32_t*>(job.state), sizeof(SelectState) / 4);
+    clear_bytes(group, kHeaderWords * 8, job.layout.index);
+    clear_bytes(group, job.layout.index + 8 * job.shape.index_words(), job.layout.sketch);
+    const int64_t num_samples = job.sample_runs * kRun;
+    take_samples(group, num_samples, shared.samples);
+    PartialThreshold threshold = {0, job.sample_keep, num_samples > 0 ? 1U : 0U};
+    for (int digit = 0; digit < kNumDigits && threshold.found != 0; ++digit) {
+      threshold = count_digit(group, threshold, digit, num_samples, shared);
+    }
+    group.sync();  // the state is clear
+    if (group.thread() == 0) {
+      job.state->bound = threshold.found != 0 ? threshold.prefix : 1;
+    }
+  }
+
+ private:
+  // From `begin` to `end` of the packet: multiples of 8.
+  template <typename Group>
+  ISTHMUS_DEVICE void clear_bytes(const Group& group, int64_t begin, int64_t end) const {
+    clear(group, reinterpret_cast<uint64_t*>(job.packet + begin), (end - begin) / 8);
+  }
+
+  template <typename Group>
+  ISTHMUS_DEVICE void take_samples(const Group& group, int64_t num_samples, uint32_t* samples) const {
+    const int64_t stretch = num_samples > 0 ? job.shape.num_elements / kRun / job.sample_runs : 1;
     for_each_of_group(group, num_samples, [&](int64_t sample) {
       const int64_t run = sample / kRun;
       const auto jitter = static_cast<int64_t>(mix(run) % static_cast<uint64_t>(stretch));
       const int64_t element = kRun * (run * stretch + jitter) + sample % kRun;
       const uint32_t bits =
           magnitude(widen(static_cast<const Piece*>(job.piece.data)[element]) + job.residual[element]);
-      job.samples[sample] = bits < kInfinityBits ? bits : 0;
+      samples[sample] = bits < kInfinityBits ? bits : 0;
+    });
+  }
+
+  template <typename Group>
+  ISTHMUS_DEVICE PartialThreshold count_digit(Group& group, const PartialThreshold& threshold, int digit,
+                                              int64_t num_samples, Shared& shared) const {
+    clear(group, shared.counts, kMaxDigitValues);
+    group.sync();
+    for_each_of_group(group, num_samples, [&](int64_t sample) {
+      const uint32_t bits = shared.samples[sample];
+      if (bits != 0 && begins_alike(bits, threshold, digit)) {
+        group.fetch_add(shared.counts[digit_of(bits, digit)], 1U);
+      }
     });
     group.sync();
-    for (int digit = 0; digit < kNumDigits; ++digit) {
-      const PartialThreshold threshold = choose(group, digit, shared);
-      if (!threshold.found) {
-        break;
-      }
-      for_each_of_group(group, num_samples, [&](int64_t sample) {
-        const uint32_t bits = job.samples[sample];
-        const bool begins_alike = digit == 0 || (bits ^ threshold.prefix) >> digit_shift(digit - 1) == 0;
-        if (begins_alike && bits != 0) {
-          group.fetch_add(shared.counts[digit][digit_of(bits, digit)], 1U);
-        }
-      });
-      group.sync();
-    }
-    const PartialThreshold threshold = choose(group, kNumDigits, shared);
-    if (group.thread() == 0) {
-      job.state->bound = threshold.found ? threshold.prefix : 1;
-    }
-  }
-
- private:
-  template <typename Group>
-  ISTHMUS_DEVICE PartialThreshold choose(Group& group, int num_digits, Shared& shared) const {
-    return choose_digits(
-        group, num_digits, job.sample_keep, [&](int digit) { return shared.counts[digit]; }, shared.choice);
+    return add_digit(group, threshold, digit, shared.counts, shared.choice);
   }
 };
 
-// Four neighbours, loaded and stored at once where their addresses allow.
-template <typename T>
-struct alignas(4 * sizeof(T)) FourOf {
-  T value[4];
-};
-using Quad = FourOf<float>;
-
-// Elements first ... first + 3 of `count`; zeros after the last.
-template <bool kAligned, typename T>
-ISTHMUS_DEVICE Quad load_quad(const T* values, int64_t first, int64_t count) {
-  Quad quad = {};
-  if (kAligned && first + 4 <= count) {
-    const FourOf<T> loaded = *reinterpret_cast<const FourOf<T>*>(values + first);
-    for (int i = 0; i < 4; ++i) {
-      quad.value[i] = widen(loaded.value[i]);
-    }
-    return quad;
-  }
-  for (int i = 0; i < 4; ++i) {
-    if (first + i < count) {
-      quad.value[i] = widen(values[first + i]);
-    }
-  }
-  return quad;
-}
-
-template <bool kAligned>
-ISTHMUS_DEVICE void store_quad(const Quad& quad, float* values, int64_t first, int64_t count) {
-  if (kAligned && first + 4 <= count) {
-    *reinterpret_cast<Quad*>(values + first) = quad;
-    return;
-  }
-  for (int i = 0; i < 4; ++i) {
-    if (first + i < count) {
-      values[first + i] = quad.value[i];
-    }
-  }
-}
+using Quad = SeveralOf<float, 4>;
 
 // residual += piece, except in blocks in which a sum is NaN or Inf: those are flagged and stay. Marks in the index what
-// reaches the bound, and in flagged blocks what is not finite. Draws the blocks' rows. Reads piece and residual once
-// and writes the residual once. kAligned: four
-// elements of piece, and of residual, may be loaded at once.
-template <typename Piece, bool kAligned>
+// reaches the bound, and in flagged blocks what is not finite; counts first digits. Draws the blocks' rows, and clears
+// the sketch. Reads piece and residual once and writes the residual once. A group takes tiles of whole blocks.
+template <typename Piece>
 struct AddAndMark {
   static constexpr int kThreads = kPassThreads;
-  static constexpr int kResidentGroups = 8;  // it waits for memory most of the time
+  static constexpr int kResidentGroups = 3;  // 80 registers a thread: loads of a whole tile are in flight
+  static constexpr int64_t kTileQuads = kMaxBlockElements / 4;
+  static constexpr int kQuadsInFlight = kTileQuads / kThreads;
+  static constexpr int64_t kMaxTileBlocks = kMaxBlockElements / kMinBlockElements;
   struct Shared {
+    Quad sums[kTileQuads];
     uint32_t counts[kMaxDigitValues];
-    uint32_t marks[kMaxBlockElements / 32];
+    uint32_t marks[kTileQuads / 8];
+    uint32_t flagged[2][kMaxTileBlocks / 32];  // blocks of this tile, and of the next
+    DigitChoice choice;
   };
-  static ISTHMUS_DEVICE int64_t shared_bytes(int64_t block_elements) { return sizeof(Shared) + 4 * block_elements; }
-  static constexpr int64_t kMaxSharedBytes = sizeof(Shared) + 4 * kMaxBlockElements;
+  static constexpr int64_t kMaxSharedBytes = sizeof(Shared);
 
   TagcEncodeJob job;
+  int64_t num_whole_tiles;  // of which 16 bytes may be loaded and stored at once
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    const TagcShape& shape = job.shape;
     auto& shared = group.template shared<Shared>();
-    auto* sums = reinterpret_cast<Quad*>(&shared + 1);
+    clear_sketch(group);
     clear(group, shared.counts, kMaxDigitValues);
-    clear(group, shared.marks, shape.block_elements / 32);
-    const uint32_t bound = job.state->bound > 0 ? job.state->bound : 1;  // 0: nothing was sampled
-    uint32_t candidates = 0;
-    for_each_by_group(group, shape.num_blocks, [&](int64_t block) {
-      const bool flagged = add_block(group, block, sums);
-      for_each_of_group(group, shape.block_elements / 4, [&](int64_t q) {
-        const Quad quad = sums[q];
-        const uint32_t marks = mark(quad, flagged ? kInfinityBits : bound);
-        if (marks != 0) {
-          group.fetch_or(shared.marks[q / 8], marks << (4 * (q % 8)));
-        }
-        if (!flagged) {
-          store_quad<kAligned>(quad, job.residual + block * shape.block_elements, 4 * q, elements_in(block));
-          for_each_bit(marks, 0, [&](int64_t i) {
-            group.fetch_add(shared.counts[digit_of(magnitude(quad.value[i]), 0)], 1U);
-            ++candidates;
-          });
-        }
-      });
+    clear(group, shared.marks, kTileQuads / 8);
+    clear(group, shared.flagged[0], 2 * kMaxTileBlocks / 32);
+    group.sync();
+    const uint32_t bound = job.state->bound;
+    uint64_t candidates = 0;
+    int turn = 0;
+    for_each_by_group(group, num_turns(job.shape), [&](int64_t tile) {
+      uint32_t* flagged = shared.flagged[turn];
+      add_tile(group, tile, shared.sums, flagged);
       group.sync();
-      write_block(group, block, flagged, shared.marks);
+      clear(group, shared.flagged[1 - turn], kMaxTileBlocks / 32);
+      candidates += mark_tile(group, tile, bound, flagged, shared);
+      group.sync();
+      write_tile(group, tile, flagged, shared.marks);
+      turn = 1 - turn;
     });
-    const uint64_t candidates_of_group = group.sum(candidates);
+    candidates = group.sum(candidates);
     if (group.thread() == 0) {
-      group.fetch_add(job.state->candidates, static_cast<uint32_t>(candidates_of_group));
+      group.fetch_add(job.state->candidates, static_cast<uint32_t>(candidates));
     }
     add_counts(group, shared.counts, job.state->counts[0]);
+    if (group.is_last(job.state->arrived)) {
+      finish(group, bound, shared.choice);
+    }
+  }
+
+  static ISTHMUS_DEVICE int64_t num_turns(const TagcShape& shape) {
+    const int64_t blocks = kMaxBlockElements / shape.block_elements;
+    return (shape.num_blocks + blocks - 1) / blocks;
   }
 
  private:
-  ISTHMUS_DEVICE int64_t elements_in(int64_t block) const {
-    const int64_t left = job.shape.num_elements - block * job.shape.block_elements;
-    return left < job.shape.block_elements ? left : job.shape.block_elements;
+  template <typename Group>
+  ISTHMUS_DEVICE void clear_sketch(const Group& group) const {
+    using FourCells = SeveralOf<uint32_t, 4>;
+    auto* cells = reinterpret_cast<FourCells*>(job.packet + job.layout.sketch);
+    for_each_of_all(group, job.shape.num_cells() / 4, [=](int64_t i) { cells[i] = FourCells{}; });
   }
 
   // Bit i: value i is at least `bound`, which is not 0.
@@ -173,41 +156,133 @@ struct AddAndMark {
     return marks;
   }
 
-  // sums = piece + residual, zeros after the last. Returns whether one is NaN or Inf. A barrier.
+  ISTHMUS_DEVICE int64_t block_of(int64_t quad) const { return quad >> (lowest_bit(job.shape.block_elements) - 2); }
+
+  static ISTHMUS_DEVICE bool is_set(const uint32_t* bits, int64_t i) { return (bits[i / 32] >> (i % 32) & 1) != 0; }
+
+  // sums = piece + residual, zeros after the last. Flags blocks of the tile in which one is NaN or Inf.
   template <typename Group>
-  ISTHMUS_DEVICE bool add_block(Group& group, int64_t block, Quad* sums) const {
-    const int64_t first = block * job.shape.block_elements;
-    const int64_t count = elements_in(block);
-    bool non_finite = false;
-    for_each_of_group(group, job.shape.block_elements / 4, [&](int64_t q) {
-      const Quad piece = load_quad<kAligned>(static_cast<const Piece*>(job.piece.data) + first, 4 * q, count);
-      const Quad residual = load_quad<kAligned>(job.residual + first, 4 * q, count);
-      Quad sum;
-      for (int i = 0; i < 4; ++i) {
-        sum.value[i] = piece.value[i] + residual.value[i];
-      }
-      non_finite |= mark(sum, kInfinityBits) != 0;
+  ISTHMUS_DEVICE void add_tile(Group& group, int64_t tile, Quad* sums, uint32_t* flagged) const {
+    const auto put = [&](int64_t q, const Quad& sum) {
       sums[q] = sum;
+      if (mark(sum, kInfinityBits) != 0) {
+        group.fetch_or(flagged[block_of(q) / 32], 1U << (block_of(q) % 32));
+      }
+    };
+    if (tile >= num_whole_tiles) {
+      for_each_of_group(group, kTileQuads, [&](int64_t q) { put(q, add_guarded(tile * kTileQuads + q)); });
+      return;
+    }
+    const auto* pieces = static_cast<const SeveralOf<Piece, 4>*>(job.piece.data) + tile * kTileQuads;
+    const auto* residuals = reinterpret_cast<const Quad*>(job.residual) + tile * kTileQuads;
+    for (int64_t base = group.thread(); base < kTileQuads; base += kQuadsInFlight * group.size()) {
+      SeveralOf<Piece, 4> piece[kQuadsInFlight] = {};
+      Quad residual[kQuadsInFlight] = {};
+      ISTHMUS_UNROLL
+      for (int i = 0; i < kQuadsInFlight; ++i) {
+        const int64_t q = base + i * group.size();
+        if (q < kTileQuads) {
+          piece[i] = pieces[q];
+          residual[i] = residuals[q];
+        }
+      }
+      ISTHMUS_UNROLL
+      for (int i = 0; i < kQuadsInFlight; ++i) {
+        const int64_t q = base + i * group.size();
+        if (q < kTileQuads) {
+          for (int v = 0; v < 4; ++v) {
+            residual[i].value[v] = widen(piece[i].value[v]) + residual[i].value[v];
+          }
+          put(q, residual[i]);
+        }
+      }
+    }
+  }
+
+  ISTHMUS_DEVICE Quad add_guarded(int64_t quad) const {
+    Quad sum = {};
+    for (int64_t i = 0; i < 4 && 4 * quad + i < job.shape.num_elements; ++i) {
+      const int64_t element = 4 * quad + i;
+      sum.value[i] = widen(static_cast<const Piece*>(job.piece.data)[element]) + job.residual[element];
+    }
+    return sum;
+  }
+
+  ISTHMUS_DEVICE void store(int64_t tile, int64_t q, const Quad& sum) const {
+    const int64_t quad = tile * kTileQuads + q;
+    if (tile < num_whole_tiles) {
+      reinterpret_cast<Quad*>(job.residual)[quad] = sum;
+      return;
+    }
+    for (int64_t i = 0; i < 4 && 4 * quad + i < job.shape.num_elements; ++i) {
+      job.residual[4 * quad + i] = sum.value[i];
+    }
+  }
+
+  // Returns how many this thread marked in blocks without a flag. A thread reads the sums that it wrote.
+  template <typename Group>
+  ISTHMUS_DEVICE uint32_t mark_tile(Group& group, int64_t tile, uint32_t bound, const uint32_t* flagged,
+                                    Shared& shared) const {
+    uint32_t candidates = 0;
+    for_each_of_group(group, kTileQuads, [&](int64_t q) {
+      const Quad sum = shared.sums[q];
+      const bool is_flagged = is_set(flagged, block_of(q));
+      const uint32_t marks = mark(sum, is_flagged ? kInfinityBits : bound);
+      if (marks != 0) {
+        group.fetch_or(shared.marks[q / 8], marks << (4 * (q % 8)));
+      }
+      if (is_flagged) {
+        return;
+      }
+      store(tile, q, sum);
+      ISTHMUS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if ((marks >> i & 1) != 0) {
+          group.fetch_add(shared.counts[digit_of(magnitude(sum.value[i]), 0)], 1U);
+          ++candidates;
+        }
+      }
     });
-    return group.any(non_finite);
+    return candidates;
   }
 
   // Leaves `marks` empty.
   template <typename Group>
-  ISTHMUS_DEVICE void write_block(Group& group, int64_t block, bool flagged, uint32_t* marks) const {
-    const int64_t words = job.shape.block_elements / 32;
+  ISTHMUS_DEVICE void write_tile(Group& group, int64_t tile, const uint32_t* flagged, uint32_t* marks) const {
+    const int64_t first_word = tile * (kMaxBlockElements / 32);
+    const int64_t num_words = 2 * job.shape.index_words();
     auto* index = reinterpret_cast<uint32_t*>(job.packet + job.layout.index);
-    for_each_of_group(group, words, [&](int64_t w) {
-      index[block * words + w] = marks[w];
+    for_each_of_group(group, kMaxBlockElements / 32, [&](int64_t w) {
+      if (first_word + w < num_words) {
+        index[first_word + w] = marks[w];
+      }
       marks[w] = 0;
     });
-    if (group.thread() == 0) {
-      job.rows[block] = hash_block(seed_of(*job.context), block, job.shape.num_rows);
-      if (flagged) {
+    const int64_t blocks = kMaxBlockElements / job.shape.block_elements;
+    for_each_of_group(group, blocks, [&](int64_t b) {
+      const int64_t block = tile * blocks + b;
+      if (block < job.shape.num_blocks) {
+        job.rows[block] = hash_block(seed_of(*job.context), block, job.shape.num_rows);
+        job.tie_counts[block] = 0;
+      }
+      if (is_set(flagged, b)) {
         auto* flags = reinterpret_cast<uint64_t*>(job.packet + job.layout.flags);
         group.fetch_or(flags[block / 64], uint64_t{1} << (block % 64));
         group.fetch_add(job.counts->non_finite_blocks, uint64_t{1});
       }
+    });
+  }
+
+  // The last group: the threshold's first digit, unless too few reached the bound.
+  template <typename Group>
+  ISTHMUS_DEVICE void finish(Group& group, uint32_t bound, DigitChoice& choice) const {
+    if (bound > 1 && job.state->candidates < job.keep) {
+      clear(group, job.state->counts[0], kMaxDigitValues);
+      if (group.thread() == 0) {
+        job.state->misled = 1;
+      }
+    } else {
+      finish_digit(group, job, {0, job.keep, 1}, 0, choice);
     }
   }
 };

@@ -3,41 +3,72 @@
 #pragma once
 
 #include "kernels/packet_passes.h"
-#include "kernels/tagc_block.h"
-#include "kernels/tagc_job.h"
+#include "kernels/tagc_slab.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// A group a packet. Draws the blocks' rows, too.
-struct CheckPackets {
-  static constexpr int kThreads = kPassThreads;
+// The checksums of all packets. Draws the blocks' rows, and clears sums that packets are to replace.
+struct OpenPackets {
+  static constexpr int kThreads = kChecksumThreads;
   static constexpr int64_t kMaxSharedBytes = 0;
 
   TagcDecodeJob job;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
+    if (group.group_number() == 0 && group.thread() == 0) {
+      *job.state = DecodeState{};
+    }
     for_each_of_all(group, job.shape.num_blocks, [&](int64_t block) {
       job.rows[block] = hash_block(seed_of(*job.context), block, job.shape.num_rows);
     });
+    if (job.to_places) {
+      for_each_of_all(group, job.num_packets * job.shape.num_elements, [&](int64_t i) { job.out[i] = 0; });
+    }
+    for (int64_t packet = 0; packet < job.num_packets; ++packet) {
+      checksum_packet(group, job.packets + packet * job.layout.end, job.layout.end, packet, job.parts);
+    }
+  }
+};
+
+// A group checks a packet. All of them write the index as the slabs' keys, flagged blocks apart.
+struct CheckPackets {
+  static constexpr int kThreads = kPassThreads;
+  static constexpr int64_t kMaxSharedBytes = SpreadTile::kMaxSharedBytes;
+
+  TagcDecodeJob job;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
     if (job.fault->reported != 0) {  // by an earlier decoding
       if (group.thread() == 0) {
-        group.fetch_or(job.state->refused, uint64_t{1});
+        group.fetch_or(job.state->refused, 1U);
       }
       return;
     }
     for_each_by_group(group, job.num_packets, [&](int64_t packet) { check(group, packet); });
+    const int64_t tiles = num_tiles(job.shape);
+    for_each_by_group(group, job.num_packets * tiles, [&](int64_t i) { spread(group, i / tiles, i % tiles); });
   }
 
  private:
+  template <typename Group>
+  ISTHMUS_DEVICE void spread(Group& group, int64_t packet, int64_t tile) const {
+    const uint8_t* bytes = job.packets + packet * job.layout.end;
+    const auto* flags = reinterpret_cast<const uint64_t*>(bytes + job.layout.flags);
+    const auto* index = reinterpret_cast<const uint32_t*>(bytes + job.layout.index);
+    uint32_t* keys = job.slabs.keys + packet * num_slabs(job.shape) * slab_words(job.shape);
+    SpreadTile::run(group, job.shape, tile, keys,
+                    [&](int64_t word) { return is_flagged(flags, block_of_word(job.shape, word)) ? 0 : index[word]; });
+  }
+
   template <typename Group>
   ISTHMUS_DEVICE void check(Group& group, int64_t packet) const {
     const TagcShape& shape = job.shape;
     const uint8_t* bytes = job.packets + packet * job.layout.end;
     const auto* flags = reinterpret_cast<const uint64_t*>(bytes + job.layout.flags);
     const auto* index = reinterpret_cast<const uint64_t*>(bytes + job.layout.index);
-    check_header(group, bytes, in_context(job.header, *job.context), job.checksums[packet], packet, job.fault,
-                 job.state);
+    check_header(group, report_of(job, job.layout.end), packet);
     const bool padding = any_set(group, bytes, kHeaderWords * 8, job.layout.flags) ||
                          any_set(group, bytes, job.layout.flags + 8 * shape.flag_words(), job.layout.index) ||
                          any_set(group, bytes, job.layout.index + 8 * shape.index_words(), job.layout.sketch);
@@ -47,8 +78,10 @@ struct CheckPackets {
     report(group, any_past(group, index, shape.index_words(), shape.num_elements), packet, FaultKind::kIndex, job.fault,
            job.state);
     bool empty = false;
-    for_each_of_group(group, shape.num_blocks, [&](int64_t block) {
-      empty |= is_flagged(flags, block) && !marks_any(index + block * shape.block_words());
+    for_each_of_group(group, shape.flag_words(), [&](int64_t w) {
+      for_each_bit(flags[w], 64 * w, [&](int64_t block) {
+        empty |= block < shape.num_blocks && !marks_any(index + block * shape.block_words());
+      });
     });
     report(group, empty, packet, FaultKind::kEmptyBlock, job.fault, job.state);
   }

@@ -12,6 +12,11 @@ ISTHMUS_DEVICE uint32_t digit_of(uint32_t bits, int digit) {
   return bits >> digit_shift(digit) & (digit_values(digit) - 1);
 }
 
+// Whether a magnitude has the threshold's digits before this one.
+ISTHMUS_DEVICE bool begins_alike(uint32_t bits, const PartialThreshold& threshold, int digit) {
+  return digit == 0 || (bits ^ threshold.prefix) >> digit_shift(digit - 1) == 0;
+}
+
 // The digit that the threshold has, if `wanted` of the counted are to stay.
 struct DigitChoice {
   uint32_t digit;
@@ -19,19 +24,20 @@ struct DigitChoice {
   bool found;       // false: no more than `wanted` were counted, or fewer
 };
 
-// The highest digit that, with those above it, at least `wanted` (1 or more) have. choice: memory of the group.
-template <typename Group>
-ISTHMUS_DEVICE DigitChoice choose_digit(Group& group, const uint32_t* counts, uint32_t values, uint32_t wanted,
+// The highest digit below `values` that, with those above it, at least `wanted` (1 or more) have; count_of(digit).
+// choice: memory of the group.
+template <typename Group, typename CountOf>
+ISTHMUS_DEVICE DigitChoice choose_digit(Group& group, uint32_t values, uint32_t wanted, CountOf count_of,
                                         DigitChoice& choice) {
   // Each thread has a run of digits, the first thread the highest.
-  const uint32_t size = static_cast<uint32_t>(group.size());
+  const auto size = static_cast<uint32_t>(group.size());
   const uint32_t run = (values + size - 1) / size;
   const uint32_t skipped = static_cast<uint32_t>(group.thread()) * run;
   const uint32_t end = values > skipped ? values - skipped : 0;
   const uint32_t begin = end > run ? end - run : 0;
   uint32_t counted = 0;
   for (uint32_t digit = begin; digit < end; ++digit) {
-    counted += counts[digit];
+    counted += count_of(digit);
   }
   uint32_t total = 0;
   uint32_t above = group.exclusive_sum(counted, total);
@@ -40,45 +46,24 @@ ISTHMUS_DEVICE DigitChoice choose_digit(Group& group, const uint32_t* counts, ui
   }
   if (above < wanted && wanted <= above + counted) {  // true for one thread
     uint32_t digit = end - 1;
-    for (; above + counts[digit] < wanted; --digit) {
-      above += counts[digit];
+    for (; above + count_of(digit) < wanted; --digit) {
+      above += count_of(digit);
     }
     choice = {digit, wanted - above, true};
   }
   group.sync();
-  return choice;
+  const DigitChoice chosen = choice;
+  group.sync();  // before the next call writes
+  return chosen;
 }
 
-// What is known of the threshold once its first digits are: `prefix`, and how many elements that begin with it stay.
-struct PartialThreshold {
-  uint32_t prefix;
-  uint32_t wanted;
-  bool found;  // false: everything that was counted stays
-};
-
-// counts_of(digit): how many elements that begin with the threshold's digits so far have which next one.
-template <typename Group, typename CountsOf>
-ISTHMUS_DEVICE PartialThreshold choose_digits(Group& group, int num_digits, uint32_t keep, CountsOf counts_of,
-                                              DigitChoice& choice) {
-  PartialThreshold threshold = {0, keep, true};
-  for (int digit = 0; digit < num_digits && threshold.found; ++digit) {
-    const DigitChoice chosen = choose_digit(group, counts_of(digit), digit_values(digit), threshold.wanted, choice);
-    threshold = {threshold.prefix | chosen.digit << digit_shift(digit), chosen.wanted, chosen.found};
-  }
-  return threshold;
-}
-
-// Too few reached the bound.
-ISTHMUS_DEVICE bool bound_misled(const TagcEncodeJob& job) {
-  return job.state->bound > 1 && job.state->candidates < job.keep;
-}
-
+// The threshold with one digit more, which `counts` have. All threads of a group.
 template <typename Group>
-ISTHMUS_DEVICE PartialThreshold threshold_so_far(Group& group, const TagcEncodeJob& job, int num_digits,
-                                                 DigitChoice& choice) {
-  const uint32_t* first = bound_misled(job) ? job.state->counts_of_all : job.state->counts[0];
-  return choose_digits(
-      group, num_digits, job.keep, [&](int digit) { return digit == 0 ? first : job.state->counts[digit]; }, choice);
+ISTHMUS_DEVICE PartialThreshold add_digit(Group& group, const PartialThreshold& threshold, int digit,
+                                          const uint32_t* counts, DigitChoice& choice) {
+  const DigitChoice chosen = choose_digit(
+      group, digit_values(digit), threshold.wanted, [=](uint32_t value) { return counts[value]; }, choice);
+  return {threshold.prefix | chosen.digit << digit_shift(digit), chosen.wanted, chosen.found ? 1U : 0U};
 }
 
 // Adds a group's counts to those of all groups. They must be complete.
@@ -89,6 +74,19 @@ ISTHMUS_DEVICE void add_counts(Group& group, const uint32_t* counts, uint32_t* c
       group.fetch_add(counts_of_all_groups[digit], counts[digit]);
     }
   });
+}
+
+// The end of a pass that counted a digit: its last group writes the threshold with that digit.
+template <typename Group>
+ISTHMUS_DEVICE void finish_digit(Group& group, const TagcEncodeJob& job, const PartialThreshold& threshold, int digit,
+                                 DigitChoice& choice) {
+  const uint32_t* counts = job.state->counts[digit];
+  const PartialThreshold longer = add_digit(group, threshold, digit, counts, choice);
+  if (group.thread() == 0) {
+    job.state->threshold = longer;
+    const bool is_whole = digit == kNumDigits - 1 && longer.found != 0;
+    job.state->spare_ties = is_whole && counts[digit_of(longer.prefix, digit)] > longer.wanted ? 1 : 0;
+  }
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

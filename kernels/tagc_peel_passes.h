@@ -1,110 +1,165 @@
 // Peeling of codec `tagc` on many groups. Columns of the sketch have nothing to do with each other: a group takes a
-// word of 32 of them and peels it alone, all rounds, with its degrees in shared memory. So rounds need no barrier
-// between groups, and their number needs no launches.
+// slab of eight and peels it alone, all rounds, with its degrees in shared memory. So rounds need no barrier between
+// groups, and their number needs no launches.
 #pragma once
 
-#include "kernels/passes.h"
-#include "kernels/tagc_block.h"
-#include "kernels/tagc_job.h"
-#include "kernels/tagc_select_passes.h"
+#include "kernels/tagc_slab.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// The part of ColumnScratch that belongs to one word of columns.
-struct Column {
-  uint32_t* keys;
-  uint32_t* active;
-  uint32_t* once;
-  uint32_t* twice;
+// Keys, and which of a row's eight cells hold one of them, or several. Two bytes a row, two rows a word.
+class Degrees {
+ public:
+  ISTHMUS_DEVICE Degrees(uint32_t* words, int64_t num_words) : words_(words), num_words_(num_words) {}
 
-  // shared: memory of the group for the tables, where they fit.
-  ISTHMUS_DEVICE Column(const TagcShape& shape, const ColumnScratch& scratch, int64_t column, uint32_t* shared)
-      : keys(scratch.keys + column * shape.num_blocks),
-        active(scratch.active + column * shape.num_blocks),
-        once(shared != nullptr ? shared : scratch.tables + column * 2 * shape.num_rows),
-        twice(once + shape.num_rows) {}
+  template <typename Group>
+  ISTHMUS_DEVICE void clear_all(const Group& group) const {
+    clear(group, words_, num_words_);
+  }
+
+  // Any thread, any order.
+  template <typename Group>
+  ISTHMUS_DEVICE void add(Group& group, uint32_t row, uint32_t keys) const {
+    const uint32_t before = group.fetch_or(words_[row / 2], keys << shift(row)) >> shift(row);
+    const uint32_t again = before & keys;
+    if (again != 0) {
+      group.fetch_or(words_[row / 2], again << (8 + shift(row)));
+    }
+  }
+
+  ISTHMUS_DEVICE uint32_t some(uint32_t row) const { return words_[row / 2] >> shift(row) & 0xff; }
+  // The cells that hold exactly one.
+  ISTHMUS_DEVICE uint32_t single(uint32_t row) const {
+    const uint32_t both = words_[row / 2] >> shift(row);
+    return both & ~(both >> 8) & 0xff;
+  }
+
+ private:
+  static ISTHMUS_DEVICE uint32_t shift(uint32_t row) { return 16 * (row % 2); }
+
+  uint32_t* words_;
+  int64_t num_words_;
 };
 
-// Takes the column's keys out of an index, flagged blocks apart, and lists the blocks that have some. Returns their
-// number. Ends with a barrier.
-template <typename Group>
-ISTHMUS_DEVICE uint32_t gather_keys(Group& group, const TagcShape& shape, const uint64_t* flags, const uint32_t* index,
-                                    int64_t column_number, const Column& column) {
-  const int64_t words = shape.block_elements / 32;
-  const uint32_t num_active = compact<uint32_t>(
-      group, shape.num_blocks,
-      [&](int64_t block, uint32_t& active) {
-        const uint32_t keys = is_flagged(flags, block) ? 0 : index[block * words + column_number];
-        column.keys[block] = keys;
-        active = static_cast<uint32_t>(block);
-        return keys != 0;
-      },
-      [&](uint32_t position, uint32_t block) { column.active[position] = block; });
-  group.sync();
-  return num_active;
+using RowsOfBlock = SeveralOf<uint32_t, 4>;  // BlockRows, loaded at once
+static_assert(sizeof(RowsOfBlock) == sizeof(BlockRows));
+
+ISTHMUS_DEVICE RowsOfBlock load_rows(const BlockRows* rows, int64_t block) {
+  return reinterpret_cast<const RowsOfBlock*>(rows)[block];
 }
 
-// Leaves in `once` the cells that hold exactly one of the keys that are left. Ends with a barrier.
-template <typename Group>
-ISTHMUS_DEVICE void find_singles(Group& group, const TagcShape& shape, const BlockRows* rows, const Column& column,
-                                 uint32_t num_active) {
-  clear(group, column.once, shape.num_rows);
-  clear(group, column.twice, shape.num_rows);
-  group.sync();
-  for_each_of_group(group, num_active, [&](int64_t a) {
-    const uint32_t block = column.active[a];
-    for (const uint32_t row : rows[block].row) {
-      count_keys(ThreadOf<Group>(group), column.keys + block, 1, column.once + row, column.twice + row);
+// One slab while it is peeled.
+struct Slab {
+  uint32_t* keys;  // slab_words: a byte a block, those that are left
+  int64_t num_words;
+  const BlockRows* rows;
+  Degrees degrees;
+
+  // table: of the degrees.
+  ISTHMUS_DEVICE Slab(const TagcShape& shape, const SlabScratch& scratch, const BlockRows* rows_of_blocks,
+                      int64_t number, uint32_t* table)
+      : keys(scratch.keys + number * slab_words(shape)),
+        num_words(slab_words(shape)),
+        rows(rows_of_blocks),
+        degrees(table, table_words(shape)) {}
+
+  // keys of each block that has some = change(block, keys, rows). One thread a word, the same each time. Four words are
+  // fetched at once: in later rounds most hold nothing.
+  template <typename Group, typename Change>
+  ISTHMUS_DEVICE void change_keys(const Group& group, Change change) const {
+    for (int64_t base = group.thread(); base < num_words; base += 4 * group.size()) {
+      const uint64_t low = load_word(base) | uint64_t{load_word(base + group.size())} << 32;
+      const uint64_t high = load_word(base + 2 * group.size()) | uint64_t{load_word(base + 3 * group.size())} << 32;
+      ISTHMUS_DO_NOT_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const auto word = static_cast<uint32_t>((i < 2 ? low : high) >> (32 * (i % 2)));
+        if (word != 0) {
+          change_word(base + i * group.size(), word, change);
+        }
+      }
     }
-  });
-  group.sync();
-  keep_singles(group, shape.num_rows, column.once, column.twice);
-  group.sync();
-}
-
-// Peels in rounds, at most `max_rounds`. recover(block, peeled, single0, single1) takes values out of the sketch.
-// Returns the rounds in which something peeled; num_active: the blocks with keys, before and after. Ends with a
-// barrier.
-template <typename Group, typename Recover>
-ISTHMUS_DEVICE int64_t peel_column(Group& group, const TagcShape& shape, const BlockRows* rows, const Column& column,
-                                   uint32_t& num_active, int64_t max_rounds, Recover recover) {
-  int64_t rounds = 0;
-  bool progress = true;
-  while (progress && num_active > 0 && rounds < max_rounds) {
-    find_singles(group, shape, rows, column, num_active);
-    bool peeled_some = false;
-    num_active = compact<uint32_t>(
-        group, num_active,
-        [&](int64_t a, uint32_t& block) {
-          block = column.active[a];
-          const uint32_t* row = rows[block].row;
-          const uint32_t* single0 = column.once + row[0];
-          const uint32_t* single1 = column.once + row[1];
-          uint32_t peeled = 0;
-          const BlockStatus status = take_single_keys(ThreadOf<Group>(group), single0, single1, column.once + row[2], 1,
-                                                      column.keys + block, &peeled);
-          if (status.peeled) {
-            recover(block, &peeled, single0, single1);
-            peeled_some = true;
-          }
-          return status.left;
-        },
-        [&](uint32_t position, uint32_t block) { column.active[position] = block; });
-    progress = group.any(peeled_some);
-    rounds += progress ? 1 : 0;
   }
-  return rounds;
+
+ private:
+  ISTHMUS_DEVICE uint32_t load_word(int64_t w) const { return w < num_words ? keys[w] : 0; }
+
+  template <typename Change>
+  ISTHMUS_DEVICE void change_word(int64_t w, uint32_t word, Change change) const {
+    RowsOfBlock rows_of_word[4] = {};
+    ISTHMUS_UNROLL
+    for (int b = 0; b < 4; ++b) {
+      if ((word >> (8 * b) & 0xff) != 0) {
+        rows_of_word[b] = load_rows(rows, 4 * w + b);
+      }
+    }
+    uint32_t changed = 0;
+    ISTHMUS_UNROLL
+    for (int b = 0; b < 4; ++b) {
+      const uint32_t keys_of_block = word >> (8 * b) & 0xff;
+      if (keys_of_block != 0) {
+        changed |= change(4 * w + b, keys_of_block, rows_of_word[b].value) << (8 * b);
+      }
+    }
+    if (changed != word) {
+      keys[w] = changed;
+    }
+  }
+};
+
+// Memory for degrees: of the group, behind its first `offset` bytes, or of the scratch memory, for the `place`-th of
+// the slabs that are peeled at once.
+template <bool kTablesInShared, typename Group>
+ISTHMUS_DEVICE uint32_t* table_of(const Group& group, const TagcShape& shape, const SlabScratch& scratch, int64_t place,
+                                  int64_t offset) {
+  if constexpr (kTablesInShared) {
+    return &group.template shared<uint32_t>() + offset / 4;
+  } else {
+    return scratch.tables + place * table_words(shape);
+  }
 }
 
-ISTHMUS_DEVICE uint32_t count_bits(uint32_t word) {
-#ifdef __CUDA_ARCH__
-  return __popc(word);
-#else
-  return __builtin_popcount(word);
-#endif
+struct PeelOutcome {
+  int64_t rounds;  // in which something peeled
+  bool left;       // something may be
+};
+
+// Peels in rounds, at most `max_rounds`: all keys that are alone in a cell at the beginning of a round leave together.
+// recover(block, peeled, single0, single1, rows) takes values out of the sketch. Ends with a barrier.
+template <typename Group, typename Recover>
+ISTHMUS_DEVICE PeelOutcome peel_slab(Group& group, const Slab& slab, int64_t max_rounds, Recover recover) {
+  PeelOutcome outcome = {0, true};
+  bool progress = true;
+  while (progress && outcome.left && outcome.rounds < max_rounds) {
+    slab.degrees.clear_all(group);
+    group.sync();
+    slab.change_keys(group, [&](int64_t, uint32_t keys, const uint32_t* row) {
+      for (int i = 0; i < 3; ++i) {
+        slab.degrees.add(group, row[i], keys);
+      }
+      return keys;
+    });
+    group.sync();
+    bool peeled_some = false;
+    bool left_some = false;
+    slab.change_keys(group, [&](int64_t block, uint32_t keys, const uint32_t* row) {
+      const uint32_t single0 = slab.degrees.single(row[0]);
+      const uint32_t single1 = slab.degrees.single(row[1]);
+      const uint32_t peeled = keys & (single0 | single1 | slab.degrees.single(row[2]));
+      if (peeled != 0) {
+        recover(block, peeled, single0, single1, row);
+        peeled_some = true;
+      }
+      left_some |= peeled != keys;
+      return keys & ~peeled;
+    });
+    progress = group.any(peeled_some);
+    outcome.left = group.any(left_some);
+    outcome.rounds += progress ? 1 : 0;
+  }
+  return outcome;
 }
 
-// Peels all keys of the index without values. What is left stays in the columns' scratch memory.
+// Peels all keys of the index without values. What is left stays in the slabs' scratch memory.
 template <bool kTablesInShared>
 struct PeelIndex {
   static constexpr int kThreads = 1024;
@@ -114,23 +169,14 @@ struct PeelIndex {
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    const auto* flags = reinterpret_cast<const uint64_t*>(job.packet + job.layout.flags);
-    const auto* index = reinterpret_cast<const uint32_t*>(job.packet + job.layout.index);
-    uint32_t* shared = kTablesInShared ? &group.template shared<uint32_t>() : nullptr;
-    for_each_by_group(group, job.shape.block_elements / 32, [&](int64_t number) {
-      const Column column(job.shape, job.columns, number, shared);
-      uint32_t num_active = gather_keys(group, job.shape, flags, index, number, column);
-      uint64_t chosen = 0;
-      for_each_of_group(group, num_active, [&](int64_t a) { chosen += count_bits(column.keys[column.active[a]]); });
-      chosen = group.sum(chosen);
-      const int64_t rounds =
-          peel_column(group, job.shape, job.rows, column, num_active, job.max_rounds, [](auto...) {});
+    for_each_by_group(group, num_slabs(job.shape), [&](int64_t number) {
+      const Slab slab(job.shape, job.slabs, job.rows, number,
+                      table_of<kTablesInShared>(group, job.shape, job.slabs, number, 0));
+      const PeelOutcome outcome = peel_slab(group, slab, job.max_rounds, [](auto...) {});
       if (group.thread() == 0) {
-        job.columns.num_active[number] = num_active;
-        group.fetch_max(job.state->rounds, static_cast<uint32_t>(rounds));
-        group.fetch_add(job.counts->chosen_elements, chosen);
+        job.slabs.left[number] = outcome.left ? 1 : 0;
+        group.fetch_max(job.state->rounds, static_cast<uint32_t>(outcome.rounds));
       }
-      group.sync();
     });
   }
 };
@@ -140,47 +186,46 @@ struct PeelIndex {
 template <bool kTablesInShared>
 struct HoldBack {
   static constexpr int kThreads = 512;
+  static constexpr int64_t kWindow = kThreads;  // candidates that are decided on at once
   struct Candidate {
+    int64_t block;
     uint32_t keys;
     uint32_t row[3];
   };
-  static constexpr int64_t kMaxSharedBytes =
-      kThreads * sizeof(Candidate) + (kTablesInShared ? kMaxSharedTableBytes : 0);
+  static constexpr int64_t kCandidateBytes = kWindow * sizeof(Candidate);
+  static constexpr int64_t kMaxSharedBytes = kCandidateBytes + (kTablesInShared ? kMaxSharedTableBytes : 0);
 
   TagcEncodeJob job;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     auto* candidates = &group.template shared<Candidate>();
-    uint32_t* shared = kTablesInShared ? reinterpret_cast<uint32_t*>(candidates + kThreads) : nullptr;
-    for_each_by_group(group, job.shape.block_elements / 32, [&](int64_t number) {
-      uint32_t num_active = job.columns.num_active[number];
-      if (num_active > 0) {
-        const Column column(job.shape, job.columns, number, shared);
-        change_index(group, number, column, num_active, [](uint32_t word, uint32_t left) { return word & ~left; });
-        admit(group, column, num_active, candidates);
-        change_index(group, number, column, num_active,
-                     [](uint32_t word, uint32_t admitted) { return word | admitted; });
-        peel_column(group, job.shape, job.rows, column, num_active, job.max_rounds - job.state->rounds, [](auto...) {});
-        change_index(group, number, column, num_active, [](uint32_t word, uint32_t left) { return word & ~left; });
+    for_each_by_group(group, num_slabs(job.shape), [&](int64_t number) {
+      if (job.slabs.left[number] == 0) {
+        return;
       }
+      const Slab slab(job.shape, job.slabs, job.rows, number,
+                      table_of<kTablesInShared>(group, job.shape, job.slabs, number, kCandidateBytes));
+      // The index's bytes of this slab, of one block after the other.
+      uint8_t* index = job.packet + job.layout.index + number;
+      const int64_t stride = num_slabs(job.shape);
+      slab.change_keys(group, [&](int64_t block, uint32_t keys, const uint32_t*) {
+        index[block * stride] &= static_cast<uint8_t>(~keys);
+        return keys;
+      });
+      admit(group, slab, index, candidates);
+      slab.change_keys(group,
+                       [&](int64_t block, uint32_t keys, const uint32_t*) { return keys & index[block * stride]; });
+      peel_slab(group, slab, job.max_rounds - job.state->rounds, [](auto...) {});
+      slab.change_keys(group, [&](int64_t block, uint32_t keys, const uint32_t*) {
+        index[block * stride] &= static_cast<uint8_t>(~keys);
+        return keys;
+      });
+      group.sync();
     });
   }
 
  private:
-  // Ends with a barrier.
-  template <typename Group, typename Change>
-  ISTHMUS_DEVICE void change_index(Group& group, int64_t number, const Column& column, uint32_t num_active,
-                                   Change change) const {
-    auto* index = reinterpret_cast<uint32_t*>(job.packet + job.layout.index) + number;
-    for_each_of_group(group, num_active, [&](int64_t a) {
-      const uint32_t block = column.active[a];
-      uint32_t& word = index[block * (job.shape.block_elements / 32)];
-      word = change(word, column.keys[block]);
-    });
-    group.sync();
-  }
-
   // As tagc_first_block() on the host.
   ISTHMUS_DEVICE int64_t first_block() const {
     constexpr uint64_t kStride = 0x9e3779b9;
@@ -188,34 +233,69 @@ struct HoldBack {
     return static_cast<int64_t>(place * static_cast<uint64_t>(job.shape.num_blocks) >> 32);
   }
 
-  // Keys come one after the other, but for all columns of the word at once: one thread decides, the others fetch.
-  template <typename Group>
-  ISTHMUS_DEVICE void admit(Group& group, const Column& column, uint32_t num_active, Candidate* candidates) const {
-    const int64_t first = first_block();
-    uint64_t before = 0;
-    for_each_of_group(group, num_active, [&](int64_t a) { before += column.active[a] < first ? 1 : 0; });
-    const auto start = static_cast<int64_t>(group.sum(before));
-    uint32_t* taken = column.once;
-    clear(group, taken, job.shape.num_rows);
-    for (int64_t base = 0; base < num_active; base += group.size()) {
-      const int64_t a = base + group.thread();
-      const int64_t end = base + group.size() < num_active ? group.size() : num_active - base;
-      const uint32_t block = a < num_active ? column.active[(start + a) % num_active] : 0;
-      if (a < num_active) {
-        const uint32_t* row = job.rows[block].row;
-        candidates[group.thread()] = {column.keys[block], {row[0], row[1], row[2]}};
-      }
-      group.sync();
-      for (int64_t c = 0; group.thread() == 0 && c < end; ++c) {
-        const uint32_t* row = candidates[c].row;
-        admit_keys(ThreadOf<Group>(group), taken + row[0], taken + row[1], taken + row[2], 1, &candidates[c].keys);
-      }
-      group.sync();
-      if (a < num_active) {
-        column.keys[block] = candidates[group.thread()].keys;
+  // visit(block, keys) for this thread's run of blocks: all threads' runs are all blocks, in order.
+  template <typename Group, typename Visit>
+  static ISTHMUS_DEVICE void for_each_of_run(const Group& group, const Slab& slab, Visit visit) {
+    const int64_t run = divide_up(slab.num_words, group.size());
+    const int64_t end = (group.thread() + 1) * run;
+    for (int64_t w = group.thread() * run; w < end && w < slab.num_words; ++w) {
+      const uint32_t word = slab.keys[w];
+      for (int b = 0; word != 0 && b < 4; ++b) {
+        const uint32_t keys = word >> (8 * b) & 0xff;
+        if (keys != 0) {
+          visit(4 * w + b, keys);
+        }
       }
     }
+  }
+
+  // Adds to the index those of the slab's keys that are let in. Keys come one after the other, but for eight columns at
+  // once: one thread decides, the others fetch. Begins and ends with a barrier.
+  template <typename Group>
+  ISTHMUS_DEVICE void admit(Group& group, const Slab& slab, uint8_t* index, Candidate* candidates) const {
+    slab.degrees.clear_all(group);
     group.sync();
+    const int64_t first = first_block();
+    uint32_t blocks = 0;
+    uint64_t before_first = 0;
+    for_each_of_run(group, slab, [&](int64_t block, uint32_t) {
+      ++blocks;
+      before_first += block < first ? 1 : 0;
+    });
+    uint32_t num_blocks = 0;
+    const uint32_t position = group.exclusive_sum(blocks, num_blocks);
+    const auto start = static_cast<uint32_t>(group.sum(before_first));
+    for (int64_t window = 0; window < num_blocks; window += kWindow) {
+      uint32_t next = position;
+      for_each_of_run(group, slab, [&](int64_t block, uint32_t keys) {
+        const int64_t place = int64_t{next} - start + (next < start ? num_blocks : 0) - window;
+        ++next;
+        if (place >= 0 && place < kWindow) {
+          const RowsOfBlock rows = load_rows(slab.rows, block);
+          candidates[place] = {block, keys, {rows.value[0], rows.value[1], rows.value[2]}};
+        }
+      });
+      group.sync();
+      const int64_t count = num_blocks - window < kWindow ? num_blocks - window : kWindow;
+      for (int64_t c = 0; group.thread() == 0 && c < count; ++c) {
+        admit_one(group, slab.degrees, candidates[c]);
+      }
+      group.sync();
+      for_each_of_group(group, count, [&](int64_t c) {
+        index[candidates[c].block * num_slabs(job.shape)] |= static_cast<uint8_t>(candidates[c].keys);
+      });
+      group.sync();
+    }
+  }
+
+  // Leaves of the candidate's keys those that have a cell which no key before them took, and takes all their cells.
+  template <typename Group>
+  static ISTHMUS_DEVICE void admit_one(Group& group, const Degrees& taken, Candidate& candidate) {
+    const uint32_t* row = candidate.row;
+    candidate.keys &= ~(taken.some(row[0]) & taken.some(row[1]) & taken.some(row[2]));
+    for (int i = 0; i < 3; ++i) {
+      taken.add(group, row[i], candidate.keys);
+    }
   }
 };
 
@@ -228,95 +308,145 @@ struct InsertValues {
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    auto* cells = reinterpret_cast<uint32_t*>(job.packet + job.layout.sketch);
-    const int64_t words = job.shape.block_elements / 32;
+    const Sectors sectors = sectors_of_residual(job);
     uint64_t kept = 0;
     for_each_index_word(group, job, [&](int64_t word, uint32_t marks) {
-      if (marks == 0) {
-        return;
+      if (marks != 0) {
+        insert_word(group, sectors, word, marks);
+        kept += count_bits(marks);
       }
-      const int64_t block = word / words;
-      const BlockCells<XorCell> block_cells(job.rows[block], job.shape.block_elements, cells);
-      for_each_bit(marks, 32 * (word % words), [&](int64_t column) {
-        float& value = job.residual[block * job.shape.block_elements + column];
-        block_cells.insert(ThreadOf<Group>(group), column, value);
-        value = 0;
-      });
-      kept += count_bits(marks);
     });
     kept = group.sum(kept);
     if (group.thread() == 0) {
       group.fetch_add(job.counts->kept_elements, kept);
     }
   }
+
+ private:
+  template <typename Group>
+  ISTHMUS_DEVICE void insert_word(Group& group, const Sectors& sectors, int64_t word, uint32_t marks) const {
+    auto* cells = reinterpret_cast<uint32_t*>(job.packet + job.layout.sketch);
+    const RowsOfBlock rows = load_rows(job.rows, block_of_word(job.shape, word));
+    const int64_t column = 32 * (word & (job.shape.block_elements / 32 - 1));
+    for_each_marked_byte(sectors, word, marks, [&](int byte, uint32_t marks_of_byte, Eight eight) {
+      ISTHMUS_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        if ((marks_of_byte >> i & 1) != 0) {
+          const int64_t cell = column + 8 * byte + i;
+          for (int r = 0; r < 3; ++r) {
+            group.apply_xor(cells[rows.value[r] * job.shape.block_elements + cell], bits_of(eight.value[i]));
+          }
+          eight.value[i] = 0;
+        }
+      }
+      sectors.store(32 * word + 8 * byte, eight);
+    });
+  }
 };
 
-// Peels all packets with values, one after the other in each column: out += value. Nothing if one was refused.
+// Peels all packets with values, one after the other in each slab: out += value; or each packet to its place, all at
+// once. Nothing if one was refused. The last group reports.
 template <bool kTablesInShared>
 struct PeelPackets {
-  static constexpr int kThreads = 1024;
+  static constexpr int kThreads = 768;  // 80 registers a thread
   static constexpr int64_t kMaxSharedBytes = kTablesInShared ? kMaxSharedTableBytes : 0;
 
   TagcDecodeJob job;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    if (job.state->refused != 0) {
-      return;
+    if (job.state->refused == 0) {
+      const int64_t slabs = num_slabs(job.shape);
+      for_each_by_group(group, job.to_places ? job.num_packets * slabs : slabs, [&](int64_t turn) {
+        const int64_t first = job.to_places ? turn / slabs : 0;
+        const int64_t end = job.to_places ? first + 1 : job.num_packets;
+        for (int64_t packet = first; packet < end; ++packet) {
+          peel_packet(group, packet, turn % slabs, turn);
+        }
+      });
     }
-    uint32_t* shared = kTablesInShared ? &group.template shared<uint32_t>() : nullptr;
-    for_each_by_group(group, job.shape.block_elements / 32, [&](int64_t number) {
-      const Column column(job.shape, job.columns, number, shared);
-      for (int64_t packet = 0; packet < job.num_packets; ++packet) {
-        peel_packet(group, packet, number, column);
-      }
-    });
+    if (group.is_last(job.state->arrived)) {
+      finish_fault(group, report_of(job, job.layout.end));
+    }
   }
 
  private:
+  // place: of the scratch memory for what is peeled at once.
   template <typename Group>
-  ISTHMUS_DEVICE void peel_packet(Group& group, int64_t packet, int64_t number, const Column& column) const {
+  ISTHMUS_DEVICE void peel_packet(Group& group, int64_t packet, int64_t number, int64_t place) const {
+    const TagcShape& shape = job.shape;
+    const Slab slab(shape, job.slabs, job.rows, packet * num_slabs(shape) + number,
+                    table_of<kTablesInShared>(group, shape, job.slabs, place, 0));
     const uint8_t* bytes = job.packets + packet * job.layout.end;
-    const auto* flags = reinterpret_cast<const uint64_t*>(bytes + job.layout.flags);
-    const auto* index = reinterpret_cast<const uint32_t*>(bytes + job.layout.index);
-    const int64_t columns = job.shape.block_elements;
-    float* out = job.out + 32 * number;
-    uint32_t* cells = job.cells + 32 * number;
-    add_nan(group, flags, index + number, out);
-    const auto* sketch = reinterpret_cast<const uint32_t*>(bytes + job.layout.sketch) + 32 * number;
-    for_each_cell(group, [&](int64_t cell) { cells[cell] = sketch[cell]; });
-    uint32_t num_active = gather_keys(group, job.shape, flags, index, number, column);
-    peel_column(group, job.shape, job.rows, column, num_active, job.max_rounds,
-                [&](uint32_t block, const uint32_t* peeled, const uint32_t* single0, const uint32_t* single1) {
-                  const BlockCells<XorCell> block_cells(job.rows[block], columns, cells);
-                  recover_values(ThreadOf<Group>(group), block_cells, peeled, 1, single0, single1,
-                                 [&](int64_t c, float value) { out[block * columns + c] += value; });
-                });
+    float* out = job.out + (job.to_places ? packet * shape.num_elements : 0) + kSlabColumns * number;
+    uint32_t* cells = job.cells + place * kSlabColumns * shape.num_rows;
+    add_nan(group, bytes, number, out);
+    copy_cells(group, reinterpret_cast<const uint32_t*>(bytes + job.layout.sketch) + kSlabColumns * number, cells);
+    const PeelOutcome outcome =
+        peel_slab(group, slab, job.max_rounds,
+                  [&](int64_t block, uint32_t peeled, uint32_t single0, uint32_t single1, const uint32_t* row) {
+                    recover(group, peeled, single0, single1, row, cells, out + block * shape.block_elements);
+                  });
     bool cells_left = false;
-    for_each_cell(group, [&](int64_t cell) { cells_left |= cells[cell] != 0; });
+    for_each_of_group(group, kSlabColumns * shape.num_rows, [&](int64_t i) { cells_left |= cells[i] != 0; });
     cells_left = group.any(cells_left);
-    if (group.thread() == 0 && (num_active > 0 || cells_left)) {
-      const FaultKind kind = num_active > 0 ? FaultKind::kDoesNotPeel : FaultKind::kCellsLeft;
+    if (group.thread() == 0 && (outcome.left || cells_left)) {
+      const FaultKind kind = outcome.left ? FaultKind::kDoesNotPeel : FaultKind::kCellsLeft;
       group.fetch_min(job.fault->code, DeviceFault::code_of(packet, kind));
     }
   }
 
-  // visit(cell) for the group's 32 columns of all rows.
-  template <typename Group, typename Visit>
-  ISTHMUS_DEVICE void for_each_cell(Group& group, Visit visit) const {
-    for_each_of_group(group, 32 * job.shape.num_rows,
-                      [&](int64_t i) { visit(i / 32 * job.shape.block_elements + i % 32); });
+  // A row's eight cells are 32 bytes, in the packet and in the slab's copy.
+  template <typename Group>
+  ISTHMUS_DEVICE void copy_cells(const Group& group, const uint32_t* sketch, uint32_t* cells) const {
+    using FourCells = SeveralOf<uint32_t, 4>;
+    for_each_of_group(group, 2 * job.shape.num_rows, [&](int64_t i) {
+      reinterpret_cast<FourCells*>(cells)[i] =
+          *reinterpret_cast<const FourCells*>(sketch + i / 2 * job.shape.block_elements + 4 * (i % 2));
+    });
+  }
+
+  // Takes the values of a block's `peeled` keys out of the sketch, from the first cell that each has alone, and adds
+  // them to `out`. The loads of four are in flight together.
+  template <typename Group>
+  static ISTHMUS_DEVICE void recover(Group& group, uint32_t peeled, uint32_t single0, uint32_t single1,
+                                     const uint32_t* row, uint32_t* cells, float* out) {
+    ISTHMUS_DO_NOT_UNROLL
+    for (int first = 0; first < kSlabColumns; first += 4) {
+      uint32_t value[4];
+      float sum[4];
+      ISTHMUS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int c = first + i;
+        if ((peeled >> c & 1) != 0) {
+          const uint32_t single = (single0 >> c & 1) != 0 ? row[0] : (single1 >> c & 1) != 0 ? row[1] : row[2];
+          value[i] = cells[kSlabColumns * single + c];
+          sum[i] = out[c];
+        }
+      }
+      ISTHMUS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int c = first + i;
+        if ((peeled >> c & 1) != 0) {
+          for (int r = 0; r < 3; ++r) {
+            group.apply_xor(cells[kSlabColumns * row[r] + c], value[i]);
+          }
+          out[c] = sum[i] + float_of(value[i]);
+        }
+      }
+    }
   }
 
   // The elements that are marked in flagged blocks.
   template <typename Group>
-  ISTHMUS_DEVICE void add_nan(Group& group, const uint64_t* flags, const uint32_t* index, float* out) const {
-    const int64_t columns = job.shape.block_elements;
-    for_each_of_group(group, job.shape.num_blocks, [&](int64_t block) {
-      if (is_flagged(flags, block)) {
-        for_each_bit(index[block * (columns / 32)], 0,
-                     [&](int64_t c) { out[block * columns + c] = float_of(kNanBits); });
-      }
+  ISTHMUS_DEVICE void add_nan(const Group& group, const uint8_t* bytes, int64_t number, float* out) const {
+    const auto* flags = reinterpret_cast<const uint64_t*>(bytes + job.layout.flags);
+    const uint8_t* index = bytes + job.layout.index + number;
+    for_each_of_group(group, job.shape.flag_words(), [&](int64_t w) {
+      for_each_bit(flags[w], 64 * w, [&](int64_t block) {
+        for_each_bit(uint32_t{index[block * num_slabs(job.shape)]}, 0,
+                     [&](int64_t i) { out[block * job.shape.block_elements + i] = float_of(kNanBits); });
+      });
     });
   }
 };

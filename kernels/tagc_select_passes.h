@@ -2,211 +2,217 @@
 //
 // A sample gives a bound that a few more than `keep` magnitudes probably reach. One pass over piece and residual adds
 // them up, marks what reaches the bound, and counts the first digits of what it marked; from then on only marked
-// elements are looked at. Two passes count the digits that follow, one takes out of the index what lies below the
-// threshold. Of elements that equal it the first stay: where there are too many, two passes more count them by blocks
-// and cut. A bound that was too high is seen by all groups, and a pass that otherwise does nothing marks everything.
+// elements are looked at. Two passes count the digits that follow, and one takes out of the index what lies below the
+// threshold. Of elements that equal it the first stay: where there are too many, a pass counts them by blocks. A bound
+// that was too high is noticed, and a pass that otherwise does nothing marks everything. Whatever all groups of a pass
+// found is put together by its last group.
 #pragma once
 
 #include "kernels/passes.h"
-#include "kernels/tagc_block.h"
 #include "kernels/tagc_digits.h"
-#include "kernels/tagc_job.h"
+#include "kernels/tagc_slab.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// visit(word, bits) for each word of the index in a block without a flag: one thread a word.
-template <typename Group, typename Visit>
-ISTHMUS_DEVICE void for_each_index_word(const Group& group, const TagcEncodeJob& job, Visit visit) {
-  const auto* flags = reinterpret_cast<const uint64_t*>(job.packet + job.layout.flags);
-  auto* index = reinterpret_cast<uint32_t*>(job.packet + job.layout.index);
-  const int64_t words = job.shape.block_elements / 32;
-  for_each_of_all(group, job.shape.num_blocks * words, [&](int64_t word) {
-    if (!is_flagged(flags, word / words)) {
-      visit(word, index[word]);
-    }
-  });
-}
+struct CountsOfGroup {
+  uint32_t counts[kMaxDigitValues];
+  DigitChoice choice;
+};
 
-// Where the bound was too high: marks all but zeros. Elsewhere it does nothing.
+// Where the bound was too high: marks all but zeros, and counts first digits. Elsewhere it does nothing.
 struct MarkAll {
   static constexpr int kThreads = kPassThreads;
-  struct Shared {
-    uint32_t counts[kMaxDigitValues];
-  };
-  static constexpr int64_t kMaxSharedBytes = sizeof(Shared);
+  static constexpr int64_t kMaxSharedBytes = sizeof(CountsOfGroup);
 
   TagcEncodeJob job;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    if (!bound_misled(job)) {
+    if (job.state->misled == 0) {
       return;
     }
-    auto& shared = group.template shared<Shared>();
+    auto& shared = group.template shared<CountsOfGroup>();
     auto* index = reinterpret_cast<uint32_t*>(job.packet + job.layout.index);
+    const Sectors sectors = sectors_of_residual(job);
     clear(group, shared.counts, kMaxDigitValues);
     group.sync();
     for_each_index_word(group, job, [&](int64_t word, uint32_t) {
       uint32_t marks = 0;
-      for (int64_t i = 32 * word; i < 32 * word + 32 && i < job.shape.num_elements; ++i) {
-        const uint32_t bits = magnitude(job.residual[i]);
-        if (bits != 0) {
-          marks |= 1U << (i % 32);
-          group.fetch_add(shared.counts[digit_of(bits, 0)], 1U);
+      for_each_marked_byte(sectors, word, 0xffffffff, [&](int byte, uint32_t, const Eight& eight) {
+        for (int i = 0; i < 8; ++i) {
+          const uint32_t bits = magnitude(eight.value[i]);
+          if (bits != 0) {
+            marks |= 1U << (8 * byte + i);
+            group.fetch_add(shared.counts[digit_of(bits, 0)], 1U);
+          }
         }
-      }
+      });
       index[word] = marks;
     });
     group.sync();
-    add_counts(group, shared.counts, job.state->counts_of_all);
+    add_counts(group, shared.counts, job.state->counts[0]);
+    if (group.is_last(job.state->arrived)) {
+      finish_digit(group, job, {0, job.keep, 1}, 0, shared.choice);
+    }
   }
 };
 
 // Counts the next digit of the marked elements that begin as the threshold does.
 struct CountDigit {
   static constexpr int kThreads = kPassThreads;
-  struct Shared {
-    uint32_t counts[kMaxDigitValues];
-    DigitChoice choice;
-  };
-  static constexpr int64_t kMaxSharedBytes = sizeof(Shared);
+  static constexpr int64_t kMaxSharedBytes = sizeof(CountsOfGroup);
 
   TagcEncodeJob job;
   int digit;  // 1 or more
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    auto& shared = group.template shared<Shared>();
-    clear(group, shared.counts, kMaxDigitValues);
-    const PartialThreshold threshold = threshold_so_far(group, job, digit, shared.choice);
-    if (!threshold.found) {
+    const PartialThreshold threshold = job.state->threshold;
+    if (threshold.found == 0) {
       return;
     }
+    auto& shared = group.template shared<CountsOfGroup>();
+    const Sectors sectors = sectors_of_residual(job);
+    clear(group, shared.counts, kMaxDigitValues);
+    group.sync();
     for_each_index_word(group, job, [&](int64_t word, uint32_t marks) {
-      for_each_bit(marks, 32 * word, [&](int64_t i) {
-        const uint32_t bits = magnitude(job.residual[i]);
-        if ((bits ^ threshold.prefix) >> digit_shift(digit - 1) == 0) {
-          group.fetch_add(shared.counts[digit_of(bits, digit)], 1U);
+      for_each_marked_byte(sectors, word, marks, [&](int, uint32_t marks_of_byte, const Eight& eight) {
+        ISTHMUS_UNROLL
+        for (int i = 0; i < 8; ++i) {
+          const uint32_t bits = magnitude(eight.value[i]);
+          if ((marks_of_byte >> i & 1) != 0 && begins_alike(bits, threshold, digit)) {
+            group.fetch_add(shared.counts[digit_of(bits, digit)], 1U);
+          }
         }
       });
     });
     group.sync();
     add_counts(group, shared.counts, job.state->counts[digit]);
-  }
-};
-
-// Leaves in the index what is not below the threshold, and counts what equals it, by blocks.
-struct ApplyThreshold {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = sizeof(DigitChoice);
-
-  TagcEncodeJob job;
-
-  template <typename Group>
-  ISTHMUS_DEVICE void operator()(Group& group) const {
-    auto& choice = group.template shared<DigitChoice>();
-    const PartialThreshold threshold = threshold_so_far(group, job, kNumDigits, choice);
-    if (!threshold.found) {
-      return;
+    if (group.is_last(job.state->arrived)) {
+      finish_digit(group, job, threshold, digit, shared.choice);
     }
-    auto* index = reinterpret_cast<uint32_t*>(job.packet + job.layout.index);
-    const int64_t words = job.shape.block_elements / 32;
-    for_each_index_word(group, job, [&](int64_t word, uint32_t marks) {
-      uint32_t kept = 0;
-      uint32_t equal = 0;
-      for_each_bit(marks, 0, [&](int64_t i) {
-        const uint32_t bits = magnitude(job.residual[32 * word + i]);
-        kept |= (bits >= threshold.prefix ? 1U : 0U) << i;
-        equal += bits == threshold.prefix ? 1 : 0;
-      });
-      index[word] = kept;
-      if (equal != 0) {
-        group.fetch_add(job.tie_counts[word / words], equal);
-      }
-    });
   }
 };
 
-// Whether more elements equal the threshold than may stay.
-ISTHMUS_DEVICE bool has_spare_ties(const TagcEncodeJob& job, const PartialThreshold& threshold) {
-  return threshold.found &&
-         job.state->counts[kNumDigits - 1][digit_of(threshold.prefix, kNumDigits - 1)] > threshold.wanted;
+// Of the elements of one byte of the index: which equal `bits`.
+ISTHMUS_DEVICE uint32_t mark_equal(const Eight& eight, uint32_t bits) {
+  uint32_t equal = 0;
+  for (int i = 0; i < 8; ++i) {
+    equal |= (magnitude(eight.value[i]) == bits ? 1U : 0U) << i;
+  }
+  return equal;
 }
 
-// How many ties are in the blocks before each. One group.
-struct SumTies {
-  static constexpr int kThreads = 1024;
-  static constexpr int64_t kMaxSharedBytes = sizeof(DigitChoice);
+// Where more elements equal the threshold than may stay: finds the word of the index in which the last one lies that
+// does. Elsewhere it does nothing.
+struct CountTies {
+  static constexpr int kThreads = kPassThreads;
+  struct Shared {
+    uint32_t ties_of_word[kMaxBlockElements / 32];
+    DigitChoice choice;
+  };
+  static constexpr int64_t kMaxSharedBytes = sizeof(Shared);
 
   TagcEncodeJob job;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    auto& choice = group.template shared<DigitChoice>();
-    if (!has_spare_ties(job, threshold_so_far(group, job, kNumDigits, choice))) {
+    if (job.state->spare_ties == 0) {
       return;
     }
-    uint32_t before = 0;
-    for (int64_t base = 0; base < job.shape.num_blocks; base += group.size()) {
-      const int64_t block = base + group.thread();
-      const bool exists = block < job.shape.num_blocks;
-      uint32_t total = 0;
-      const uint32_t offset = before + group.exclusive_sum(exists ? job.tie_counts[block] : 0, total);
-      if (exists) {
-        job.tie_offsets[block] = offset;
-      }
-      before += total;
-    }
-  }
-};
-
-// Takes out of the index all ties but the first.
-struct CutTies {
-  static constexpr int kThreads = 128;  // a block has no more words
-  static constexpr int64_t kMaxSharedBytes = sizeof(DigitChoice);
-
-  TagcEncodeJob job;
-
-  template <typename Group>
-  ISTHMUS_DEVICE void operator()(Group& group) const {
-    auto& choice = group.template shared<DigitChoice>();
-    const PartialThreshold threshold = threshold_so_far(group, job, kNumDigits, choice);
-    if (!has_spare_ties(job, threshold)) {
-      return;
-    }
-    for_each_by_group(group, job.shape.num_blocks, [&](int64_t block) {
-      const uint32_t offset = job.tie_offsets[block];
-      const uint32_t may_stay = threshold.wanted > offset ? threshold.wanted - offset : 0;
-      if (job.tie_counts[block] > may_stay) {
-        cut_block(group, block, threshold.prefix, may_stay);
+    const PartialThreshold threshold = job.state->threshold;
+    for_each_index_word(group, job, [&](int64_t word, uint32_t marks) {
+      const uint32_t ties = count_ties(word, marks, threshold.prefix);
+      if (ties != 0) {
+        group.fetch_add(job.tie_counts[block_of_word(job.shape, word)], ties);
       }
     });
+    if (group.is_last(job.state->arrived)) {
+      find_cut(group, threshold, group.template shared<Shared>());
+    }
   }
 
  private:
+  ISTHMUS_DEVICE uint32_t count_ties(int64_t word, uint32_t marks, uint32_t bits) const {
+    uint32_t ties = 0;
+    for_each_marked_byte(sectors_of_residual(job), word, marks, [&](int, uint32_t marks_of_byte, const Eight& eight) {
+      ties += count_bits(mark_equal(eight, bits) & marks_of_byte);
+    });
+    return ties;
+  }
+
+  // First the block, then the word in it. From the last to the first: so the highest digit is the lowest place.
   template <typename Group>
-  ISTHMUS_DEVICE void cut_block(Group& group, int64_t block, uint32_t threshold_bits, uint32_t may_stay) const {
-    const int64_t words = job.shape.block_elements / 32;
-    uint32_t* index = reinterpret_cast<uint32_t*>(job.packet + job.layout.index) + block * words;
-    const float* residual = job.residual + block * job.shape.block_elements;
-    uint32_t before = 0;
-    for (int64_t base = 0; base < words; base += group.size()) {
-      const int64_t w = base + group.thread();
-      uint32_t ties = 0;
-      uint32_t num_ties = 0;
-      for_each_bit(w < words ? index[w] : 0U, 0, [&](int64_t i) {
-        const bool equal = magnitude(residual[32 * w + i]) == threshold_bits;
-        ties |= (equal ? 1U : 0U) << i;
-        num_ties += equal ? 1 : 0;
-      });
-      uint32_t total = 0;
-      const uint32_t offset = before + group.exclusive_sum(num_ties, total);
-      if (ties != 0) {
-        const int64_t stay = may_stay > offset ? may_stay - offset : 0;
-        index[w] &= ~ties | first_bits(ties, stay);
-      }
-      before += total;
+  ISTHMUS_DEVICE void find_cut(Group& group, const PartialThreshold& threshold, Shared& shared) const {
+    const auto blocks = static_cast<uint32_t>(job.shape.num_blocks);
+    const DigitChoice in_blocks = choose_digit(
+        group, blocks, threshold.wanted, [&](uint32_t i) { return job.tie_counts[blocks - 1 - i]; }, shared.choice);
+    const auto words = static_cast<uint32_t>(job.shape.block_elements / 32);
+    const int64_t first_word = int64_t{blocks - 1 - in_blocks.digit} * words;
+    const auto* index = reinterpret_cast<const uint32_t*>(job.packet + job.layout.index);
+    for_each_of_group(group, words, [&](int64_t w) {
+      shared.ties_of_word[w] = count_ties(first_word + w, index[first_word + w], threshold.prefix);
+    });
+    group.sync();
+    const DigitChoice in_words = choose_digit(
+        group, words, in_blocks.wanted, [&](uint32_t i) { return shared.ties_of_word[words - 1 - i]; }, shared.choice);
+    if (group.thread() == 0) {
+      job.state->cut = {first_word + words - 1 - in_words.digit, in_words.wanted};
     }
+  }
+};
+
+// Leaves in the index what is kept, and writes it as the slabs' keys, flagged blocks apart.
+struct ApplyThreshold {
+  static constexpr int kThreads = kPassThreads;
+  static constexpr int64_t kMaxSharedBytes = SpreadTile::kMaxSharedBytes;
+
+  TagcEncodeJob job;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    const auto* flags = reinterpret_cast<const uint64_t*>(job.packet + job.layout.flags);
+    auto* index = reinterpret_cast<uint32_t*>(job.packet + job.layout.index);
+    const PartialThreshold threshold = job.state->threshold;
+    uint64_t chosen = 0;
+    for_each_by_group(group, num_tiles(job.shape), [&](int64_t tile) {
+      SpreadTile::run(group, job.shape, tile, job.slabs.keys, [&](int64_t word) -> uint32_t {
+        if (is_flagged(flags, block_of_word(job.shape, word))) {
+          return 0;
+        }
+        const uint32_t marks = index[word];
+        const uint32_t kept = threshold.found != 0 && marks != 0 ? keep(word, marks, threshold.prefix) : marks;
+        if (kept != marks) {
+          index[word] = kept;
+        }
+        chosen += count_bits(kept);
+        return kept;
+      });
+    });
+    chosen = group.sum(chosen);
+    if (group.thread() == 0) {
+      group.fetch_add(job.counts->chosen_elements, chosen);
+    }
+  }
+
+ private:
+  ISTHMUS_DEVICE uint32_t keep(int64_t word, uint32_t marks, uint32_t threshold_bits) const {
+    uint32_t above = 0;
+    uint32_t equal = 0;
+    for_each_marked_byte(sectors_of_residual(job), word, marks, [&](int byte, uint32_t, const Eight& eight) {
+      for (int i = 0; i < 8; ++i) {
+        above |= (magnitude(eight.value[i]) > threshold_bits ? 1U : 0U) << (8 * byte + i);
+      }
+      equal |= mark_equal(eight, threshold_bits) << (8 * byte);
+    });
+    return marks & (above | staying_ties(word, equal & marks));
+  }
+
+  ISTHMUS_DEVICE uint32_t staying_ties(int64_t word, uint32_t equal) const {
+    if (job.state->spare_ties == 0 || word < job.state->cut.word) {
+      return equal;
+    }
+    return word == job.state->cut.word ? first_bits(equal, job.state->cut.may_stay) : 0;
   }
 };
 

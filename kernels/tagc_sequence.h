@@ -17,10 +17,6 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-inline bool is_aligned(const void* address, uintptr_t bytes) {
-  return reinterpret_cast<uintptr_t>(address) % bytes == 0;
-}
-
 // Calls visit(T{}) with the C++ type of a piece.
 template <typename Visit>
 void with_piece_type(DataType dtype, Visit visit) {
@@ -37,58 +33,66 @@ void with_piece_type(DataType dtype, Visit visit) {
   }
 }
 
+// The end of an encoding: the last group to have checksummed its part writes the header.
+struct SealPacket {
+  static constexpr int kThreads = kChecksumThreads;
+  static constexpr int64_t kMaxSharedBytes = 0;
+
+  TagcEncodeJob job;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    checksum_packet(group, job.packet, job.layout.end, 0, job.parts);
+    if (group.is_last(job.state->arrived)) {
+      write_header(group, job.header, *job.context, job.parts, job.packet);
+    }
+  }
+};
+
 template <typename Piece, typename Executor>
 void add_and_mark(Executor& executor, const TagcEncodeJob& job) {
-  if (job.sample_runs > 0) {
-    executor.run(SampleBound<Piece>{job}, 1, SampleBound<Piece>::kMaxSharedBytes);
-  }
-  const int64_t shared_bytes = AddAndMark<Piece, true>::shared_bytes(job.shape.block_elements);
-  if (is_aligned(job.piece.data, 4 * sizeof(Piece)) && is_aligned(job.residual, 16)) {
-    executor.run(AddAndMark<Piece, true>{job}, job.shape.num_blocks, shared_bytes);
-  } else {
-    executor.run(AddAndMark<Piece, false>{job}, job.shape.num_blocks, shared_bytes);
-  }
+  using Add = AddAndMark<Piece>;
+  executor.run(Prepare<Piece>{job}, 1, Prepare<Piece>::kMaxSharedBytes);
+  const bool aligned = is_aligned(job.piece.data, 4 * sizeof(Piece)) && is_aligned(job.residual, 16);
+  const int64_t num_whole_tiles = aligned ? job.shape.num_elements / kMaxBlockElements : 0;
+  executor.run(Add{job, num_whole_tiles}, Add::num_turns(job.shape), Add::kMaxSharedBytes);
 }
 
 template <typename Executor>
 void select_elements(Executor& executor, const TagcEncodeJob& job) {
-  const TagcShape& shape = job.shape;
-  const int64_t word_groups = divide_up(shape.num_blocks * (shape.block_elements / 32), kPassThreads);
+  const int64_t word_groups = divide_up(2 * job.shape.index_words(), kPassThreads);
   with_piece_type(job.piece.dtype, [&]<typename Piece>(Piece) { add_and_mark<Piece>(executor, job); });
   executor.run(MarkAll{job}, word_groups, MarkAll::kMaxSharedBytes);
   for (int digit = 1; digit < kNumDigits; ++digit) {
     executor.run(CountDigit{job, digit}, word_groups, CountDigit::kMaxSharedBytes);
   }
-  executor.run(ApplyThreshold{job}, word_groups, ApplyThreshold::kMaxSharedBytes);
-  executor.run(SumTies{job}, 1, SumTies::kMaxSharedBytes);
-  executor.run(CutTies{job}, shape.num_blocks, CutTies::kMaxSharedBytes);
+  executor.run(CountTies{job}, word_groups, CountTies::kMaxSharedBytes);
+  executor.run(ApplyThreshold{job}, num_tiles(job.shape), SpreadTile::shared_bytes(job.shape));
 }
 
 template <typename Executor>
 void peel_and_insert(Executor& executor, const TagcEncodeJob& job) {
-  const TagcShape& shape = job.shape;
-  const int64_t columns = shape.block_elements / 32;
-  if (tables_fit_shared(shape)) {
-    executor.run(PeelIndex<true>{job}, columns, table_bytes(shape));
-    executor.run(HoldBack<true>{job}, columns, HoldBack<false>::kMaxSharedBytes + table_bytes(shape));
+  const int64_t slabs = num_slabs(job.shape);
+  if (tables_fit_shared(job.shape)) {
+    executor.run(PeelIndex<true>{job}, slabs, table_bytes(job.shape));
+    executor.run(HoldBack<true>{job}, slabs, HoldBack<true>::kCandidateBytes + table_bytes(job.shape));
   } else {
-    executor.run(PeelIndex<false>{job}, columns, 0);
-    executor.run(HoldBack<false>{job}, columns, HoldBack<false>::kMaxSharedBytes);
+    executor.run(PeelIndex<false>{job}, slabs, 0);
+    executor.run(HoldBack<false>{job}, slabs, HoldBack<false>::kCandidateBytes);
   }
-  executor.run(InsertValues{job}, divide_up(shape.num_blocks * columns, kPassThreads), 0);
+  executor.run(InsertValues{job}, divide_up(2 * job.shape.index_words(), kPassThreads), 0);
 }
 
 template <typename Executor>
 void encode_tagc(Executor& executor, const TagcEncodeJob& job) {
-  executor.clear(job.packet, job.layout.end);
-  executor.clear(job.state, static_cast<int64_t>(sizeof(SelectState)) + 4 * job.shape.num_blocks);
   if (job.shape.num_blocks > 0) {
     select_elements(executor, job);
     peel_and_insert(executor, job);
+  } else {
+    executor.clear(job.state, sizeof(SelectState));
+    executor.clear(job.packet, job.layout.end);
   }
-  executor.run(ChecksumPackets{job.packet, job.layout.end, 1, &job.state->checksum}, checksum_groups(job.layout.end),
-               0);
-  executor.run(WriteHeader{job.header, job.context, &job.state->checksum, job.packet}, 1, 0);
+  executor.run(SealPacket{job}, checksum_groups(job.layout.end), 0);
 }
 
 template <typename Executor>
@@ -96,18 +100,15 @@ void decode_tagc(Executor& executor, const TagcDecodeJob& job) {
   if (job.num_packets == 0) {
     return;
   }
-  const int64_t packet_bytes = job.layout.end;
-  executor.clear(job.state, static_cast<int64_t>(sizeof(DecodeState)) + 8 * job.num_packets);
-  executor.run(ChecksumPackets{job.packets, packet_bytes, job.num_packets, job.checksums},
-               checksum_groups(packet_bytes), 0);
-  executor.run(CheckPackets{job}, job.num_packets, 0);
-  const int64_t columns = job.shape.block_elements / 32;
+  executor.run(OpenPackets{job}, checksum_groups(job.layout.end), 0);
+  const int64_t tiles = num_tiles(job.shape);
+  executor.run(CheckPackets{job}, job.num_packets * (tiles > 0 ? tiles : 1), SpreadTile::shared_bytes(job.shape));
+  const int64_t slabs = num_slabs(job.shape) * (job.to_places ? job.num_packets : 1);
   if (tables_fit_shared(job.shape)) {
-    executor.run(PeelPackets<true>{job}, columns, table_bytes(job.shape));
+    executor.run(PeelPackets<true>{job}, slabs, table_bytes(job.shape));
   } else {
-    executor.run(PeelPackets<false>{job}, columns, 0);
+    executor.run(PeelPackets<false>{job}, slabs, 0);
   }
-  executor.run(ReportFault{job.header, job.context, job.packets, packet_bytes, job.checksums, job.fault}, 1, 0);
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

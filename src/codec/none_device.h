@@ -25,8 +25,17 @@ class NoneDevice {
   kernels::NoneDecodeJob decode_job(ConstBuffer packets, int64_t num_packets, Buffer out,
                                     const kernels::DeviceContext* context, kernels::DeviceFault* fault,
                                     Buffer scratch) const;
+  // Puts each packet's values where they belong instead of adding them up: packet i becomes the i-th of num_packets
+  // equal parts of `out`, whatever was there. As decode_job() of one packet into zeros, for each.
+  kernels::NoneDecodeJob decode_each_job(ConstBuffer packets, int64_t num_packets, Buffer out,
+                                         const kernels::DeviceContext* context, kernels::DeviceFault* fault,
+                                         Buffer scratch) const;
 
  private:
+  kernels::NoneDecodeJob plan_decode(ConstBuffer packets, int64_t num_packets, int64_t num_elements, Buffer out,
+                                     const kernels::DeviceContext* context, kernels::DeviceFault* fault,
+                                     Buffer scratch) const;
+
   NoneSettings settings_;
 };
 

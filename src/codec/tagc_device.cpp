@@ -16,16 +16,14 @@ using kernels::TagcDecodeJob;
 using kernels::TagcEncodeJob;
 using kernels::TagcShape;
 
-constexpr int64_t kColumnsOfWord = 32;
-
-kernels::ColumnScratch carve_columns(Carver& carver, const TagcShape& shape) {
-  const int64_t columns = shape.block_elements / kColumnsOfWord;
-  kernels::ColumnScratch scratch = {};
-  scratch.keys = carver.take<uint32_t>(columns * shape.num_blocks);
-  scratch.active = carver.take<uint32_t>(columns * shape.num_blocks);
-  scratch.num_active = carver.take<uint32_t>(columns);
+// num_keys, num_tables: how many packets have keys, and are peeled at once.
+kernels::SlabScratch carve_slabs(Carver& carver, const TagcShape& shape, int64_t num_keys, int64_t num_tables) {
+  const int64_t slabs = kernels::num_slabs(shape);
+  kernels::SlabScratch scratch = {};
+  scratch.keys = carver.take<uint32_t>(num_keys * slabs * kernels::slab_words(shape));
+  scratch.left = carver.take<uint32_t>(slabs);
   if (!kernels::tables_fit_shared(shape)) {
-    scratch.tables = carver.take<uint32_t>(columns * 2 * shape.num_rows);
+    scratch.tables = carver.take<uint32_t>(num_tables * slabs * kernels::table_words(shape));
   }
   carver.align();
   return scratch;
@@ -35,23 +33,27 @@ kernels::ColumnScratch carve_columns(Carver& carver, const TagcShape& shape) {
 int64_t carve_scratch(TagcEncodeJob& job, void* memory) {
   Carver carver(memory);
   job.state = carver.take<kernels::SelectState>(1);
-  job.tie_counts = carver.take<uint32_t>(job.shape.num_blocks);  // directly behind: cleared together
+  carver.align();
+  job.parts.words = carver.take<uint64_t>(kernels::ChecksumParts::num_words(1));
   carver.align();
   job.rows = carver.take<kernels::BlockRows>(job.shape.num_blocks);
-  job.tie_offsets = carver.take<uint32_t>(job.shape.num_blocks);
-  job.samples = carver.take<uint32_t>(int64_t{16} * job.sample_runs);
-  job.columns = carve_columns(carver, job.shape);
+  job.tie_counts = carver.take<uint32_t>(job.shape.num_blocks);
+  carver.align();
+  job.slabs = carve_slabs(carver, job.shape, 1, 1);
   return carver.bytes();
 }
 
 int64_t carve_scratch(TagcDecodeJob& job, void* memory) {
+  const int64_t at_once = job.to_places ? job.num_packets : 1;
   Carver carver(memory);
   job.state = carver.take<kernels::DecodeState>(1);
-  job.checksums = carver.take<uint64_t>(job.num_packets);  // directly behind: cleared together
+  job.parts.words = carver.take<uint64_t>(kernels::ChecksumParts::num_words(job.num_packets));
   carver.align();
   job.rows = carver.take<kernels::BlockRows>(job.shape.num_blocks);
-  job.cells = carver.take<uint32_t>(job.shape.num_cells());
-  job.columns = carve_columns(carver, job.shape);
+  carver.align();
+  job.cells = carver.take<uint32_t>(at_once * job.shape.num_cells());
+  carver.align();
+  job.slabs = carve_slabs(carver, job.shape, job.num_packets, at_once);
   return carver.bytes();
 }
 
@@ -59,7 +61,7 @@ int64_t carve_scratch(TagcDecodeJob& job, void* memory) {
 // with the expected number of kept ones and six standard deviations of it, because neighbours are alike.
 void plan_sample(TagcEncodeJob& job) {
   const int64_t total_runs = job.shape.num_elements / 16;
-  const int64_t runs = std::min(total_runs, std::clamp<int64_t>(total_runs / 16, 64, 1024));
+  const int64_t runs = std::min(total_runs, std::clamp<int64_t>(total_runs / 16, 64, kernels::kMaxSampleRuns));
   job.sample_runs = static_cast<uint32_t>(runs);
   if (runs > 0) {
     const double expected =
@@ -81,8 +83,9 @@ TagcEncodeJob plan_encode(const TagcSettings& settings, int64_t num_elements) {
   return job;
 }
 
-TagcDecodeJob plan_decode(const TagcSettings& settings, int64_t num_elements, int64_t num_packets) {
+TagcDecodeJob plan_decode(const TagcSettings& settings, int64_t num_elements, int64_t num_packets, bool to_places) {
   TagcDecodeJob job = {};
+  job.to_places = to_places;
   job.shape = settings.shape(num_elements);
   job.layout = tagc_layout(job.shape);
   job.header = header_words(make_tagc_header(job.shape, settings.peel_rounds, {}));
@@ -98,6 +101,18 @@ void check_bytes(const char* what, ConstBuffer buffer, int64_t needed) {
                 " does not begin at a multiple of 64 bytes");
 }
 
+TagcDecodeJob fill_decode(TagcDecodeJob job, ConstBuffer packets, Buffer out, const kernels::DeviceContext* context,
+                          kernels::DeviceFault* fault, Buffer scratch) {
+  check_tagc_packets(packets, job.num_packets, out, job.layout.end);
+  check_bytes("packets", packets, job.num_packets * job.layout.end);
+  check_bytes("scratch memory", scratch, carve_scratch(job, scratch.data));
+  job.context = context;
+  job.fault = fault;
+  job.packets = packets.as<uint8_t>();
+  job.out = out.as<float>();
+  return job;
+}
+
 }  // namespace
 
 int64_t TagcDevice::packet_bytes(int64_t num_elements) const { return tagc_layout(settings_.shape(num_elements)).end; }
@@ -108,7 +123,12 @@ int64_t TagcDevice::encode_scratch_bytes(int64_t num_elements) const {
 }
 
 int64_t TagcDevice::decode_scratch_bytes(int64_t num_elements, int64_t num_packets) const {
-  TagcDecodeJob job = plan_decode(settings_, num_elements, num_packets);
+  TagcDecodeJob job = plan_decode(settings_, num_elements, num_packets, /*to_places=*/false);
+  return carve_scratch(job, nullptr);
+}
+
+int64_t TagcDevice::decode_each_scratch_bytes(int64_t num_elements, int64_t num_packets) const {
+  TagcDecodeJob job = plan_decode(settings_, num_elements, num_packets, /*to_places=*/true);
   return carve_scratch(job, nullptr);
 }
 
@@ -132,15 +152,17 @@ TagcEncodeJob TagcDevice::encode_job(ConstBuffer piece, Buffer residual, Buffer 
 TagcDecodeJob TagcDevice::decode_job(ConstBuffer packets, int64_t num_packets, Buffer out,
                                      const kernels::DeviceContext* context, kernels::DeviceFault* fault,
                                      Buffer scratch) const {
-  TagcDecodeJob job = plan_decode(settings_, out.num_elements, num_packets);
-  check_tagc_packets(packets, num_packets, out, job.layout.end);
-  check_bytes("packets", packets, num_packets * job.layout.end);
-  check_bytes("scratch memory", scratch, carve_scratch(job, scratch.data));
-  job.context = context;
-  job.fault = fault;
-  job.packets = packets.as<uint8_t>();
-  job.out = out.as<float>();
-  return job;
+  return fill_decode(plan_decode(settings_, out.num_elements, num_packets, /*to_places=*/false), packets, out, context,
+                     fault, scratch);
+}
+
+TagcDecodeJob TagcDevice::decode_each_job(ConstBuffer packets, int64_t num_packets, Buffer out,
+                                          const kernels::DeviceContext* context, kernels::DeviceFault* fault,
+                                          Buffer scratch) const {
+  ISTHMUS_CHECK(Error, num_packets > 0 && out.num_elements % num_packets == 0, "codec tagc: ", out.num_elements,
+                " elements are no equal places for ", num_packets, " packets");
+  return fill_decode(plan_decode(settings_, out.num_elements / num_packets, num_packets, /*to_places=*/true), packets,
+                     out, context, fault, scratch);
 }
 
 }  // namespace isthmus

@@ -65,6 +65,20 @@ class EmulatedGroup {
     return before;
   }
 
+  bool is_last(uint32_t& arrived) {
+    wait("is_last");
+    bool last = false;
+    if (thread_ == 0) {
+      std::atomic_ref count(arrived);
+      last = count.fetch_add(1, std::memory_order_acq_rel) == num_groups_ - 1;
+      if (last) {
+        count.store(0, std::memory_order_relaxed);
+      }
+    }
+    return sum_of("is_last", last ? 1 : 0) != 0;
+  }
+  void publish(uint32_t& word, uint32_t value) { std::atomic_ref(word).store(value, std::memory_order_release); }
+
   template <typename Word>
   Word fetch_or(Word& word, Word operand) {
     return std::atomic_ref(word).fetch_or(operand, std::memory_order_relaxed);

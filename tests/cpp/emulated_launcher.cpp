@@ -45,16 +45,20 @@ class Translate {
   }
   void operator()(ConstBuffer& buffer) const { buffer = memory_.behind(buffer); }
   void operator()(Buffer& buffer) const { buffer = memory_.behind(buffer); }
-  void operator()(kernels::ColumnScratch& columns) const {
-    (*this)(columns.keys);
-    (*this)(columns.active);
-    (*this)(columns.num_active);
-    (*this)(columns.tables);
+  void operator()(kernels::ChecksumParts& parts) const { (*this)(parts.words); }
+  void operator()(kernels::SlabScratch& slabs) const {
+    (*this)(slabs.keys);
+    (*this)(slabs.left);
+    (*this)(slabs.tables);
   }
 
  private:
   const EmulatedMemory& memory_;
 };
+
+MemoryUse writes_parts(const kernels::ChecksumParts& parts, int64_t num_packets = 1) {
+  return writes(parts.words, 8 * kernels::ChecksumParts::num_words(num_packets));
+}
 
 MemoryUse reads_context(const kernels::DeviceContext* context) { return reads(context, sizeof(*context)); }
 
@@ -71,7 +75,8 @@ void EmulatedGpu::Launcher::encode(const TagcEncodeJob& job, Stream stream) {
       reads(job.piece),
       writes(job.residual, 4 * job.shape.num_elements),
       writes(job.packet, job.layout.end),
-      writes(job.state, static_cast<int64_t>(sizeof(*job.state)) + 4 * blocks),
+      writes(job.state, sizeof(*job.state)),
+      writes_parts(job.parts),
       writes(job.rows, static_cast<int64_t>(sizeof(*job.rows)) * blocks),
       adds_to(job.counts, sizeof(*job.counts)),
   };
@@ -84,10 +89,9 @@ void EmulatedGpu::Launcher::encode(const TagcEncodeJob& job, Stream stream) {
   translate(translated.counts);
   translate(translated.state);
   translate(translated.tie_counts);
-  translate(translated.tie_offsets);
-  translate(translated.samples);
+  translate(translated.parts);
   translate(translated.rows);
-  translate(translated.columns);
+  translate(translated.slabs);
   gpu_.enqueue(stream, "encode tagc", uses, [translated] {
     OneThread executor;
     kernels::emulated::encode_tagc(executor, translated);
@@ -98,8 +102,9 @@ void EmulatedGpu::Launcher::decode(const TagcDecodeJob& job, Stream stream) {
   const std::vector<MemoryUse> uses = {
       reads_context(job.context),
       reads(job.packets, job.num_packets * job.layout.end),
-      writes(job.out, 4 * job.shape.num_elements),
-      writes(job.state, static_cast<int64_t>(sizeof(*job.state)) + 8 * job.num_packets),
+      writes(job.out, 4 * job.shape.num_elements * (job.to_places ? job.num_packets : 1)),
+      writes(job.state, sizeof(*job.state)),
+      writes_parts(job.parts, job.num_packets),
       writes(job.rows, static_cast<int64_t>(sizeof(*job.rows)) * job.shape.num_blocks),
   };
   TagcDecodeJob translated = job;
@@ -108,10 +113,10 @@ void EmulatedGpu::Launcher::decode(const TagcDecodeJob& job, Stream stream) {
   translate(translated.packets);
   translate(translated.out);
   translate(translated.state);
-  translate(translated.checksums);
+  translate(translated.parts);
   translate(translated.rows);
   translate(translated.cells);
-  translate(translated.columns);
+  translate(translated.slabs);
   gpu_.enqueue(stream, "decode tagc", uses, [this, translated] {
     OneThread executor;
     kernels::emulated::decode_tagc(executor, translated);
@@ -124,14 +129,14 @@ void EmulatedGpu::Launcher::encode(const NoneEncodeJob& job, Stream stream) {
       reads_context(job.context),
       reads(job.piece),
       writes(job.packet, job.packet_bytes),
-      writes(job.checksum, sizeof(*job.checksum)),
+      writes_parts(job.parts),
   };
   NoneEncodeJob translated = job;
   const Translate translate(gpu_.memory());
   translate(translated.context);
   translate(translated.piece);
   translate(translated.packet);
-  translate(translated.checksum);
+  translate(translated.parts);
   gpu_.enqueue(stream, "encode none", uses, [translated] {
     OneThread executor;
     kernels::emulated::encode_none(executor, translated);
@@ -143,7 +148,8 @@ void EmulatedGpu::Launcher::decode(const NoneDecodeJob& job, Stream stream) {
       reads_context(job.context),
       reads(job.packets, job.num_packets * job.packet_bytes),
       writes(job.out),
-      writes(job.state, static_cast<int64_t>(sizeof(*job.state)) + 8 * job.num_packets),
+      writes(job.state, sizeof(*job.state)),
+      writes_parts(job.parts, job.num_packets),
   };
   NoneDecodeJob translated = job;
   const Translate translate(gpu_.memory());
@@ -151,7 +157,7 @@ void EmulatedGpu::Launcher::decode(const NoneDecodeJob& job, Stream stream) {
   translate(translated.packets);
   translate(translated.out);
   translate(translated.state);
-  translate(translated.checksums);
+  translate(translated.parts);
   gpu_.enqueue(stream, "decode none", uses, [this, translated] {
     OneThread executor;
     kernels::emulated::decode_none(executor, translated);

@@ -49,6 +49,7 @@ std::vector<uint64_t> encode_on_device(DataType wire, int ranks_per_node, const 
   EmulatedDevice device(37, 2, 1);
   kernels::emulated::encode_none(device,
                                  codec.encode_job(piece.view(), bytes_of(packet), &kDeviceContext, bytes_of(scratch)));
+  EXPECT_EQ(device.num_passes(), 2);
   return packet;
 }
 
@@ -60,6 +61,7 @@ kernels::DeviceFault decode_on_device(DataType wire, int ranks_per_node, std::ve
   EmulatedDevice device(37, 3, 2);
   kernels::emulated::decode_none(device, codec.decode_job(bytes_of(packets), num_packets, out.buffer(), &kDeviceContext,
                                                           &fault, bytes_of(scratch)));
+  EXPECT_EQ(device.num_passes(), 2);
   return fault;
 }
 
@@ -84,6 +86,105 @@ TEST(NoneDevice, PacketsAndSumsAreThoseOfTheCpu) {
       }
     }
   }
+}
+
+// Where 16 bytes cannot be loaded or stored at once: the piece, the packet and the sums each begin too early.
+TEST(NoneDevice, AnyAlignmentGivesTheSame) {
+  for (const DataType wire : kFloatingTypes) {
+    for (const int64_t count : {5, 1024, 3001}) {
+      SCOPED_TRACE(testing::Message() << to_string(wire) << ", " << count);
+      const NoneDevice codec(wire, 2);
+      const Array values(random_values(count + 1, 5), wire);
+      const ConstBuffer piece = values.view().slice(1, count);
+      const int64_t packet_bytes = codec.packet_bytes(count);
+      std::vector<uint64_t> expected = dirty_words(packet_bytes);
+      NoneCodec(wire, 2).encode(piece, {}, bytes_of(expected), kContext, {});
+      std::vector<uint64_t> packet = dirty_words(8 + packet_bytes);
+      std::vector<uint64_t> scratch = dirty_words(NoneDevice::encode_scratch_bytes());
+      const Buffer late = bytes_of(packet).slice(8, packet_bytes);
+      EmulatedDevice device(33, 2, 1);
+      kernels::emulated::encode_none(device, codec.encode_job(piece, late, &kDeviceContext, bytes_of(scratch)));
+      ASSERT_EQ(std::vector<uint64_t>(packet.begin() + 1, packet.end()), expected);
+
+      Array expected_sums(random_values(count + 1, 7), accumulate_dtype(wire));
+      Array sums = expected_sums;
+      NoneCodec(wire, 2).decode_sum(bytes_of(expected), 1, expected_sums.buffer().slice(1, count), kContext, {});
+      kernels::DeviceFault fault;
+      std::vector<uint64_t> decode_scratch = dirty_words(NoneDevice::decode_scratch_bytes(1));
+      kernels::emulated::decode_none(device, codec.decode_job(late, 1, sums.buffer().slice(1, count), &kDeviceContext,
+                                                              &fault, bytes_of(decode_scratch)));
+      EXPECT_EQ(fault.code, kernels::DeviceFault::kNone);
+      EXPECT_EQ(sums.bytes(), expected_sums.bytes());
+    }
+  }
+}
+
+// More packets than are added together.
+TEST(NoneDevice, ManyPacketsKeepTheirOrder) {
+  constexpr int kPackets = 35;
+  const int64_t count = 700;
+  std::vector<uint64_t> packets;
+  for (int p = 0; p < kPackets; ++p) {
+    const std::vector<uint64_t> packet =
+        encode_on_cpu(DataType::kBFloat16, 1, Array(random_values(count, p), DataType::kFloat32));
+    packets.insert(packets.end(), packet.begin(), packet.end());
+  }
+  Array expected(random_values(count, 99), DataType::kFloat32);
+  Array out = expected;
+  NoneCodec(DataType::kBFloat16, 1).decode_sum(bytes_of(packets), kPackets, expected.buffer(), kContext, {});
+  EXPECT_EQ(decode_on_device(DataType::kBFloat16, 1, packets, kPackets, out).reported, 0U);
+  EXPECT_EQ(out.bytes(), expected.bytes());
+}
+
+TEST(NoneDevice, EachPacketToItsPlace) {
+  constexpr int kPackets = 3;
+  for (const DataType wire : kFloatingTypes) {
+    for (const int64_t count : {1, 7, 1024, 1026}) {
+      SCOPED_TRACE(testing::Message() << to_string(wire) << ", " << count);
+      const NoneDevice codec(wire, 1);
+      std::vector<uint64_t> packets;
+      Array expected(kPackets * count, accumulate_dtype(wire));
+      for (int p = 0; p < kPackets; ++p) {
+        std::vector<double> values = random_values(count, 10 + p);
+        values[0] = -0.0;  // 0 + -0 is 0
+        std::vector<uint64_t> packet = encode_on_cpu(wire, 1, Array(values, accumulate_dtype(wire)));
+        NoneCodec(wire, 1).decode_sum(bytes_of(packet), 1, expected.buffer().slice(p * count, count), kContext, {});
+        packets.insert(packets.end(), packet.begin(), packet.end());
+      }
+      Array out(random_values(kPackets * count, 8), accumulate_dtype(wire));
+      std::vector<uint64_t> scratch = dirty_words(NoneDevice::decode_scratch_bytes(kPackets));
+      kernels::DeviceFault fault;
+      EmulatedDevice device(37, 3, 2);
+      kernels::emulated::decode_none(device, codec.decode_each_job(bytes_of(packets), kPackets, out.buffer(),
+                                                                   &kDeviceContext, &fault, bytes_of(scratch)));
+      EXPECT_EQ(fault.code, kernels::DeviceFault::kNone);
+      EXPECT_EQ(device.num_passes(), 2);
+      EXPECT_EQ(out.bytes(), expected.bytes());
+    }
+  }
+}
+
+// For ThreadSanitizer.
+TEST(NoneDevice, ThreadsAtOnce) {
+  const NoneDevice codec(DataType::kBFloat16, 1);
+  const Array piece(random_values(6000, 3), DataType::kFloat32);
+  std::vector<uint64_t> packet = dirty_words(codec.packet_bytes(6000));
+  std::vector<uint64_t> scratch = dirty_words(NoneDevice::decode_scratch_bytes(1));
+  EmulatedDevice device(3, 3, 1, EmulatedDevice::Threads::kAtOnce);
+  kernels::emulated::encode_none(device,
+                                 codec.encode_job(piece.view(), bytes_of(packet), &kDeviceContext, bytes_of(scratch)));
+  EXPECT_EQ(packet, encode_on_cpu(DataType::kBFloat16, 1, piece));
+  packet[50] ^= 1;
+  Array out(6000, DataType::kFloat32);
+  kernels::DeviceFault fault;
+  kernels::DeviceFault mapped;
+  kernels::NoneDecodeJob job =
+      codec.decode_job(bytes_of(packet), 1, out.buffer(), &kDeviceContext, &fault, bytes_of(scratch));
+  job.mapped_fault = &mapped;
+  kernels::emulated::decode_none(device, job);
+  EXPECT_EQ(mapped.reported, 1U);
+  EXPECT_EQ(mapped.kind(), kernels::FaultKind::kChecksum);
+  EXPECT_EQ(mapped.code, fault.code);
 }
 
 TEST(NoneDevice, SpecialValuesPass) {
@@ -134,6 +235,9 @@ TEST(NoneDevice, RejectsWrongBuffers) {
       Error);
   Array out(4, DataType::kBFloat16);
   EXPECT_THROW(codec.decode_job(bytes_of(packet), 1, out.buffer(), &kDeviceContext, nullptr, bytes_of(scratch)), Error);
+  Array sums(5, DataType::kFloat32);
+  EXPECT_THROW(codec.decode_each_job(bytes_of(packet), 2, sums.buffer(), &kDeviceContext, nullptr, bytes_of(scratch)),
+               Error);
 }
 
 }  // namespace

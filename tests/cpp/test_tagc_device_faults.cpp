@@ -128,6 +128,30 @@ TEST_F(TagcDeviceCorruption, NamesTheFirstPacketAndAddsNone) {
   EXPECT_EQ(out, std::vector<float>(kElements, 5.0F));
 }
 
+// The host's copy is complete when it says so, and the first one stays.
+TEST_F(TagcDeviceCorruption, FaultsAreCopiedToTheHost) {
+  const TagcDevice codec(options_);
+  kernels::DeviceFault mapped;
+  for (const size_t damaged_byte : {packet_.size() - 1, size_t{5}}) {
+    Memory packet(static_cast<int64_t>(packet_.size()));
+    std::copy(packet_.begin(), packet_.end(), packet.data());
+    packet.data()[damaged_byte] ^= 1;
+    Memory scratch(codec.decode_scratch_bytes(kElements, 1));
+    const kernels::DeviceContext context = device_context(kContext);
+    kernels::DeviceFault fault;
+    std::vector<float> out(kElements);
+    kernels::TagcDecodeJob job =
+        codec.decode_job(packet.buffer(), 1, buffer_of(out), &context, &fault, scratch.buffer());
+    job.mapped_fault = &mapped;
+    EmulatedDevice device(3, 2, 1, EmulatedDevice::Threads::kAtOnce);
+    kernels::emulated::decode_tagc(device, job);
+    EXPECT_EQ(fault.reported, 1U);
+    EXPECT_EQ(mapped.reported, 1U);
+    EXPECT_EQ(mapped.kind(), kernels::FaultKind::kChecksum);
+    EXPECT_NE(message_of([&] { throw_if_reported(mapped); }), "");
+  }
+}
+
 TEST_F(TagcDeviceCorruption, NothingIsDecodedAfterAFault) {
   const TagcDevice codec(options_);
   Memory packet(static_cast<int64_t>(packet_.size()));

@@ -38,6 +38,9 @@ class OneThread {
     return 0;
   }
 
+  static bool is_last(uint32_t&) { return true; }
+  static void publish(uint32_t& word, uint32_t value) { word = value; }
+
   template <typename Word>
   static Word fetch_or(Word& word, Word operand) {
     return std::exchange(word, word | operand);
