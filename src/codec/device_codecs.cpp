@@ -45,6 +45,9 @@ class NoneDeviceCodec final : public Codec {
   CodecCounts decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
                          Workspace workspace) override {
     check_none_packets(packets, num_packets, packet_bytes(out.num_elements));
+    if (num_packets == 0) {
+      return {};
+    }
     launcher_.decode(device_.decode_job(packets, num_packets, out, on_device(context), fault_, workspace.scratch),
                      workspace.stream);
     return {};
@@ -83,6 +86,9 @@ class TagcDeviceCodec final : public Codec {
 
   CodecCounts decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
                          Workspace workspace) override {
+    if (num_packets == 0) {
+      return {};
+    }
     launcher_.decode(device_.decode_job(packets, num_packets, out, on_device(context), fault_, workspace.scratch),
                      workspace.stream);
     return {};

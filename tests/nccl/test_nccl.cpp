@@ -1,0 +1,299 @@
+// Tiers over NCCL: ranks are threads, each with a GPU.
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "isthmus/cuda.h"
+#include "isthmus/error.h"
+#include "isthmus/nccl.h"
+#include "typed_data.h"
+
+namespace isthmus {
+namespace {
+
+using test::Array;
+using test::kFloatingTypes;
+
+constexpr int kRanks = 4;
+constexpr std::chrono::seconds kTimeout(20);
+
+// What rank 0's threads draw, for all.
+class Blackboard {
+ public:
+  NcclBroadcast of(int rank) {
+    return [this, rank](void* data, int64_t num_bytes) {
+      if (rank == 0) {
+        bytes_.assign(static_cast<std::byte*>(data), static_cast<std::byte*>(data) + num_bytes);
+      }
+      everybody_.arrive_and_wait();
+      std::memcpy(data, bytes_.data(), static_cast<size_t>(num_bytes));
+    };
+  }
+
+ private:
+  std::barrier<> everybody_{kRanks};
+  std::vector<std::byte> bytes_;
+};
+
+// One rank, for its thread.
+struct GpuRank {
+  int rank;
+  std::shared_ptr<Device> device;
+  Tiers tiers;
+
+  // A copy on the GPU, which stays until the rank's end.
+  Buffer put(const Array& array) {
+    memory.push_back(device->allocate(array.view().bytes()));
+    const Buffer buffer{memory.back().get(), array.view().num_elements, array.view().dtype};
+    device->write(array.view(), buffer);
+    return buffer;
+  }
+  std::vector<double> get(ConstBuffer buffer) const {
+    Array array(buffer.num_elements, buffer.dtype);
+    device->read(buffer, array.buffer());
+    return array.values();
+  }
+
+  std::vector<DeviceMemory> memory;
+};
+
+// Runs body(rank) for four ranks at once. One that throws makes the test fail.
+void run_ranks(const std::string& nodes, const std::function<void(GpuRank&)>& body) {
+  const NodeMap map = NodeMap::parse(nodes, kRanks);
+  Blackboard blackboard;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        GpuRank self{rank, make_cuda_device(rank), nccl_tiers(rank, map, rank, blackboard.of(rank), kTimeout), {}};
+        body(self);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << rank << ": " << error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+// Small integers: exact in every type, and sums too. Different for each rank and place.
+double element(int rank, int64_t index) { return static_cast<double>((7 * rank + 3 * index) % 23 - 11); }
+
+Array input_of(int rank, int64_t count, DataType dtype) {
+  std::vector<double> values;
+  for (int64_t i = 0; i < count; ++i) {
+    values.push_back(element(rank, i));
+  }
+  return {values, dtype};
+}
+
+double sum_of_elements(int64_t index) {
+  double sum = 0;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    sum += element(rank, index);
+  }
+  return sum;
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Nccl, TiersAreThoseOfTheNodeMap) {
+  run_ranks("0,2|1,3", [](GpuRank& self) {
+    for (const auto& [tier, rank] : {std::pair{self.tiers.intra, self.rank / 2},
+                                     {self.tiers.gather_intra, self.rank / 2},
+                                     {self.tiers.inter, self.rank % 2},
+                                     {self.tiers.gather_inter, self.rank % 2}}) {
+      ASSERT_NE(tier, nullptr);
+      EXPECT_EQ(tier->rank(), rank);
+      EXPECT_EQ(tier->size(), 2);
+    }
+    EXPECT_EQ(self.tiers.flat, nullptr);
+    EXPECT_NE(self.tiers.intra, self.tiers.gather_intra);
+  });
+  run_ranks("1x4", [](GpuRank& self) { EXPECT_EQ(self.tiers.inter, nullptr); });
+}
+
+TEST(Nccl, ReduceScatterSumsInTheTypeAndFloat16IsDividedFirst) {
+  run_ranks("1x4", [](GpuRank& self) {
+    Transport& tier = *self.tiers.intra;
+    for (const DataType dtype : kFloatingTypes) {
+      EXPECT_EQ(tier.sum_type(dtype).dtype, dtype);
+      const double divisor = tier.sum_type(dtype).divisor;
+      EXPECT_EQ(divisor, dtype == DataType::kFloat16 ? kRanks : 1);
+      for (const int64_t part : {0, 1, 13}) {
+        const Buffer in = self.put(input_of(self.rank, kRanks * part, dtype));
+        const Buffer out = self.put(Array(part, dtype));
+        tier.reduce_scatter(in, out, {})->wait();
+        std::vector<double> expected;
+        for (int64_t i = 0; i < part; ++i) {
+          expected.push_back(sum_of_elements(self.rank * part + i) / divisor);
+        }
+        EXPECT_EQ(self.get(out), expected) << to_string(dtype) << " part " << part;
+      }
+    }
+  });
+}
+
+TEST(Nccl, AGroupOfReduceScattersEndsAsEachOfThemWould) {
+  run_ranks("1x4", [](GpuRank& self) {
+    Transport& tier = *self.tiers.intra;
+    const Buffer in = self.put(input_of(self.rank, 3 * kRanks * 5, DataType::kFloat32));
+    const Buffer out = self.put(Array(3 * 5, DataType::kFloat32));
+    tier.begin_group();
+    for (int i = 0; i < 3; ++i) {
+      tier.reduce_scatter(in.part(i, kRanks * 5), out.part(i, 5), {});
+    }
+    tier.end_group();
+    const std::vector<double> sums = self.get(out);
+    for (int64_t i = 0; i < 3 * 5; ++i) {
+      EXPECT_EQ(sums[i], sum_of_elements(i / 5 * kRanks * 5 + self.rank * 5 + i % 5));
+    }
+  });
+}
+
+TEST(Nccl, AllToAllExchangesAllPartsButTheOwn) {
+  run_ranks("1x4", [](GpuRank& self) {
+    for (const int64_t part : {0, 1, 13}) {
+      const Buffer in = self.put(input_of(self.rank, kRanks * part, DataType::kFloat32));
+      const Array before(std::vector<double>(static_cast<size_t>(kRanks * part), 99), DataType::kFloat32);
+      const Buffer out = self.put(before);
+      self.tiers.intra->all_to_all(in, out, {})->wait();
+      const std::vector<double> arrived = self.get(out);
+      for (int64_t i = 0; i < kRanks * part; ++i) {
+        const int peer = static_cast<int>(i / part);
+        EXPECT_EQ(arrived[i], peer == self.rank ? 99 : element(peer, self.rank * part + i % part));
+      }
+    }
+  });
+}
+
+TEST(Nccl, AllGatherTakesItsInputFromItsPlaceOrFromElsewhere) {
+  run_ranks("1x4", [](GpuRank& self) {
+    for (const bool in_place : {false, true}) {
+      const Buffer out = self.put(Array(kRanks * 7, DataType::kFloat64));
+      Buffer in = self.put(input_of(self.rank, 7, DataType::kFloat64));
+      if (in_place) {
+        self.device->convert(in, out.part(self.rank, 7), {});
+        in = out.part(self.rank, 7);
+      }
+      self.tiers.intra->all_gather(in, out, {})->wait();
+      const std::vector<double> gathered = self.get(out);
+      for (int64_t i = 0; i < kRanks * 7; ++i) {
+        EXPECT_EQ(gathered[i], element(static_cast<int>(i / 7), i % 7)) << (in_place ? "in place" : "");
+      }
+    }
+  });
+}
+
+TEST(Nccl, AllReduceSumsAndHasNoBitwiseOr) {
+  run_ranks("1x4", [](GpuRank& self) {
+    const Buffer data = self.put(input_of(self.rank, 9, DataType::kFloat32));
+    self.tiers.intra->all_reduce(data, ReduceOp::kSum, {})->wait();
+    const std::vector<double> sums = self.get(data);
+    for (int64_t i = 0; i < 9; ++i) {
+      EXPECT_EQ(sums[i], sum_of_elements(i));
+    }
+    const Buffer bytes = self.put(Array(9, DataType::kByte));
+    EXPECT_EQ(error_of([&] { self.tiers.intra->all_reduce(bytes, ReduceOp::kBitOr, {}); }),
+              "intra tier, rank " + std::to_string(self.rank) + ": NCCL has no bitwise or");
+  });
+}
+
+// As over MPI: parts go straight to their owners.
+TEST(Nccl, TrafficIsWhatGoesToOtherRanks) {
+  run_ranks("2x2", [](GpuRank& self) {
+    for (const auto& [tier, is_inter] : {std::pair{self.tiers.intra, false}, {self.tiers.inter, true}}) {
+      const Buffer whole = self.put(Array(2 * 10, DataType::kFloat32));
+      const Buffer part = self.put(Array(10, DataType::kFloat32));
+      int64_t expected = 0;
+      const auto check = [&, &counted = *tier, inter = is_inter](int64_t bytes) {
+        expected += bytes;
+        EXPECT_EQ(counted.traffic().sent_bytes, expected);
+        EXPECT_EQ(counted.traffic().inter_node_sent_bytes, inter ? expected : 0);
+      };
+      tier->reduce_scatter(whole, part, {});
+      check(40);
+      tier->all_gather(part, whole, {});
+      check(40);
+      tier->all_to_all(whole, self.put(Array(2 * 10, DataType::kFloat32)), {});
+      check(40);
+      tier->all_reduce(part, ReduceOp::kSum, {});
+      check(40);
+      self.get(whole);
+    }
+  });
+}
+
+TEST(Nccl, RefusesWrongSizesAndTypes) {
+  run_ranks("1x4", [](GpuRank& self) {
+    Transport& tier = *self.tiers.intra;
+    const Buffer eight = self.put(Array(8, DataType::kFloat32));
+    const Buffer three = self.put(Array(3, DataType::kFloat32));
+    const Buffer wide = self.put(Array(2, DataType::kFloat64));
+    EXPECT_THROW(tier.reduce_scatter(eight, three, {}), Error);
+    EXPECT_THROW(tier.reduce_scatter(eight, wide, {}), Error);
+    EXPECT_THROW(tier.all_to_all(three, three, {}), Error);
+    EXPECT_THROW(tier.all_gather(three, eight, {}), Error);
+    EXPECT_THROW(tier.all_gather(wide, eight, {}), Error);
+    tier.all_reduce(three, ReduceOp::kSum, {})->wait();  // it is still of use
+    self.get(three);
+  });
+}
+
+TEST(Nccl, OperationsAfterAnAbortFail) {
+  run_ranks("1x4", [](GpuRank& self) {
+    Transport& tier = *self.tiers.intra;
+    const Buffer data = self.put(Array(8, DataType::kFloat32));
+    std::thread([&] { tier.abort(); }).join();
+    tier.abort();
+    const std::string expected = "intra tier, rank " + std::to_string(self.rank) + ": aborted";
+    EXPECT_EQ(error_of([&] { tier.all_reduce(data, ReduceOp::kSum, {}); }), expected);
+    EXPECT_EQ(error_of([&] { tier.begin_group(); }), expected);
+    EXPECT_EQ(error_of([&] { tier.throw_if_failed(); }), expected);
+    self.tiers.gather_intra->throw_if_failed();
+    self.tiers.gather_intra->all_reduce(data, ReduceOp::kSum, {})->wait();  // another tier
+    self.get(data);
+  });
+}
+
+TEST(Nccl, AnAbortInAGroupLeavesOtherTiersOfTheThreadUsable) {
+  run_ranks("1x4", [](GpuRank& self) {
+    const Buffer data = self.put(Array(8, DataType::kFloat32));
+    self.tiers.intra->begin_group();
+    self.tiers.intra->abort();
+    EXPECT_THROW(self.tiers.intra->all_reduce(data, ReduceOp::kSum, {}), TransportError);
+    self.tiers.intra->end_group();
+    const Buffer sums = self.put(input_of(self.rank, 5, DataType::kFloat32));
+    self.tiers.gather_intra->all_reduce(sums, ReduceOp::kSum, {})->wait();
+    EXPECT_EQ(self.get(sums)[3], sum_of_elements(3));
+  });
+}
+
+TEST(Nccl, RanksThatDoNotComeAreNotWaitedForForEver) {
+  const NodeMap map = NodeMap::parse("1x4", kRanks);
+  const auto keep = [](void* /*data*/, int64_t /*num_bytes*/) {};
+  EXPECT_EQ(error_of([&] { nccl_tiers(0, map, 0, keep, std::chrono::milliseconds(50)); }),
+            "intra tier, rank 0: ncclCommInitRank: timed out after 50 ms: not all of its 4 ranks came");
+}
+
+TEST(Nccl, RefusesRanksAndMapsThatDoNotFit) {
+  const auto keep = [](void* /*data*/, int64_t /*num_bytes*/) {};
+  EXPECT_THROW(nccl_tiers(4, NodeMap::parse("1x4", kRanks), 0, keep), Error);
+  EXPECT_THROW(nccl_tiers(0, NodeMap::parse("0,1,2|3", kRanks), 0, keep), OptionError);
+}
+
+}  // namespace
+}  // namespace isthmus
