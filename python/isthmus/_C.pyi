@@ -56,6 +56,19 @@ class Options(_TorchBackend.Options):
 class Transport:
     """A tier that is not a torch backend."""
 
+class CudaParts:
+    """NCCL's backends of one group."""
+
+    def __init__(
+        self,
+        *,
+        world: _TorchBackend,
+        intra: _TorchBackend | None,
+        inter: _TorchBackend | None,
+        gather_intra: _TorchBackend | None,
+        gather_inter: _TorchBackend | None,
+    ) -> None: ...
+
 class Backend(_TorchBackend):
     def __init__(
         self,
@@ -70,6 +83,8 @@ class Backend(_TorchBackend):
         intra: _TorchBackend | None,
         inter: _TorchBackend | Transport | None,
         flat: _TorchBackend | None,
+        cuda: CudaParts | None = ...,
+        no_cuda: str = ...,
     ) -> None: ...
     @property
     def options(self) -> Options: ...

@@ -2,3 +2,4 @@ TORCH_VERSION: str
 VERSION: str
 COMPILER: str
 BUILD_TYPE: str
+CUDA: str

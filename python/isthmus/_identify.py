@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import nn
 
-from isthmus import _models
+from isthmus import _backends, _models
 from isthmus._models import ParamGroup
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class _Unit:
 
     def is_of(self, backend: Any) -> bool:
         process_group = self.process_group()
-        return process_group is not None and _models.unwrapped_backend(process_group) is backend
+        return process_group is not None and _backends.isthmus_backend(process_group) is backend
 
     def mixes_replicas(self) -> bool:
         group = self.group()

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from isthmus import _layout, _native
+from isthmus import _layout
 
 # FSDP2's objects for what one module reduces together, and for a parameter (FSDPParamGroup, FSDPParam).
 ParamGroup = Any
@@ -26,21 +26,6 @@ ShardedParam = Any
 
 
 # --- Process groups ---
-
-
-def unwrapped_backend(group: dist.ProcessGroup) -> Any:
-    """Return the CPU backend of a group, without the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL; None if it has none."""
-    try:
-        backend = group._get_backend(torch.device("cpu"))
-    except RuntimeError:
-        return None
-    return getattr(backend, "wrapped_pg", backend)
-
-
-def isthmus_backend(group: dist.ProcessGroup) -> Any:
-    """Return the backend of a group if it is of Isthmus, else None."""
-    backend = unwrapped_backend(group)
-    return backend if isinstance(backend, _native.load().Backend) else None
 
 
 def all_groups() -> list[dist.ProcessGroup]:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from isthmus import _layout, _models, _native
+from isthmus import _backends, _layout, _models, _native
 from isthmus._models import ParamGroup, ShardedParam, Unit
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -160,7 +160,7 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
 
 
 def _is_on_isthmus(groups: Iterable[dist.ProcessGroup]) -> bool:
-    return any(_models.isthmus_backend(group) is not None for group in groups)
+    return any(_backends.isthmus_backend(group) is not None for group in groups)
 
 
 def _check_names(prepared: Prepared) -> None:
@@ -364,7 +364,7 @@ def _register_bucket_hook(module: nn.parallel.DistributedDataParallel, prepared:
 def _prepare_dtensors(model: nn.Module, prepared: Prepared) -> None:
     """Make every floating-point reduction of a backward pass in the groups of the parameters' meshes a gradient."""
     backends = [
-        backend for group in _models.groups_of(model) if (backend := _models.isthmus_backend(group)) is not None
+        backend for group in _models.groups_of(model) if (backend := _backends.isthmus_backend(group)) is not None
     ]
     if not backends:
         raise ValueError(f"there is nothing to prepare: {_what_was_found(model)}, and no process group of Isthmus")
@@ -427,7 +427,7 @@ def _followed(kind: Any) -> Any:
 def _end_step(models: Iterable[nn.Module], old: float, new: float, *, skipped: bool) -> None:
     """Let residuals follow the loss scale, and count a step."""
     groups = dict.fromkeys(group for model in models for group in _models.groups_of(model))
-    for backend in filter(None, map(_models.isthmus_backend, groups)):
+    for backend in filter(None, map(_backends.isthmus_backend, groups)):
         if skipped:
             backend.count_skipped_step()
         else:

@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from isthmus import _mpi_tier, _native
+from isthmus import _cuda, _mpi_tier, _native
+from isthmus._backends import isthmus_backend
+from isthmus._cuda import Gpu
 from isthmus.topology import node_map
 from isthmus.topology.node_map import Nodes, Surroundings, name_ranks, ranks_by_value
 
@@ -37,7 +38,7 @@ def register() -> None:
     """Make the backend known to torch.distributed. Safe to call again."""
     if not dist.is_available() or hasattr(dist.Backend, NAME.upper()):
         return
-    dist.Backend.register_backend(NAME, _create_backend, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(NAME, _create_backend, extended_api=True, devices=_cuda.devices())
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Introduction:
 
     surroundings: Surroundings = field(default_factory=Surroundings)
     options: dict[str, str] | None = None
+    gpu: Gpu = field(default_factory=Gpu)
     error: str = ""
 
     def to_text(self) -> str:
@@ -56,7 +58,8 @@ class Introduction:
     def from_text(cls, text: bytes) -> Introduction:
         """Undo `to_text`."""
         values = json.loads(text)
-        return cls(**values | {"surroundings": Surroundings.from_json(values["surroundings"])})
+        parts = {"surroundings": Surroundings.from_json(values["surroundings"]), "gpu": Gpu(**values["gpu"])}
+        return cls(**values | parts)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Group:
     global_ranks: Sequence[int]
     world_size: int  # of the default group
     timeout: timedelta
+    name: str = ""  # torch's
 
     @property
     def size(self) -> int:
@@ -82,6 +86,7 @@ def _create_backend(request: Any, options: Any) -> _C.Backend:
     return _create(
         Group(
             store=fresh_prefix(request.store, request.group_rank),
+            name=request.group_id,
             rank=request.group_rank,
             global_ranks=global_ranks or list(range(request.group_size)),
             world_size=request.group_size if is_default else dist.get_world_size(),
@@ -98,6 +103,7 @@ def _create_split(store: Store, rank: int, size: int, options: _C.Options) -> _C
     return _create(
         Group(
             store=fresh_prefix(store, rank),
+            name=options.group_name,
             rank=rank,
             global_ranks=list(options.global_ranks_in_group) or list(range(size)),
             world_size=dist.get_world_size(),
@@ -117,9 +123,8 @@ def _default_group_options() -> _C.Options | None:
     world = dist.group.WORLD
     if world is None or NAME not in dist.get_backend_config(world):
         return None
-    backend = world._get_backend(torch.device("cpu"))
-    options = getattr(backend, "wrapped_pg", backend).options
-    return copy.deepcopy(options) if isinstance(options, _native.load().Options) else None
+    backend = isthmus_backend(world)
+    return None if backend is None else copy.deepcopy(backend.options)
 
 
 def _create(group: Group, given_options: Any) -> _C.Backend:
@@ -134,7 +139,11 @@ def _create(group: Group, given_options: Any) -> _C.Backend:
     options.global_ranks_in_group = list(group.global_ranks)
     nodes = _place(group, introductions)
     _log_nodes(group, nodes)
-    return _assemble(group, options, nodes.node_of_rank, nodes.origin)
+    gpus = [introduction.gpu for introduction in introductions]
+    no_cuda = _cuda.why_none(group.global_ranks, gpus)
+    if no_cuda and group.rank == 0 and not all(gpu.missing for gpu in gpus):
+        logger.warning("group of %d ranks: for CPU tensors alone: %s", group.size, no_cuda)
+    return _assemble(group, options, nodes, no_cuda)
 
 
 def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Introduction]:
@@ -150,22 +159,23 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
         global_rank = group.global_ranks[group.rank]
         if options.inter_tier == "mpi":
             _mpi_tier.join(global_rank, group.world_size)
+        gpu = _cuda.find_gpu()
         if options.nodes:
             node = native.parse_nodes(options.nodes, group.world_size)[global_rank]
             surroundings = Surroundings(option=f"node {node}")
         else:
-            surroundings = _look_around(group)
+            surroundings = _look_around(group, gpu)
     except Exception as error:
         return None, Introduction(error=str(error))
-    return options, Introduction(surroundings=surroundings, options=fields)
+    return options, Introduction(surroundings=surroundings, options=fields, gpu=gpu)
 
 
 # Set by the last group of all ranks that was not placed by option.
 _launcher_contradicts_itself = False
 
 
-def _look_around(group: Group) -> Surroundings:
-    surroundings = node_map.look_around(os.environ, group.world_size)
+def _look_around(group: Group, gpu: Gpu) -> Surroundings:
+    surroundings = node_map.look_around(os.environ, group.world_size, gpu.bus_id or None)
     if group.size < group.world_size and _launcher_contradicts_itself:
         return replace(surroundings, claim=None)  # a few members' claims may seem to fit together
     return surroundings
@@ -235,32 +245,42 @@ def _leave_together(group: Group) -> None:
         time.sleep(0.5)  # the likely host: the answers to the others are on their way
 
 
-def _assemble(group: Group, options: _C.Options, nodes: list[int], origin: str) -> _C.Backend:
-    own = nodes[group.rank]
-    node_ranks = [rank for rank in range(group.size) if nodes[rank] == own]
+def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> _C.Backend:
+    node_of_rank = nodes.node_of_rank
+    own = node_of_rank[group.rank]
+    node_ranks = [rank for rank in range(group.size) if node_of_rank[rank] == own]
     local_index = node_ranks.index(group.rank)
-    by_node = [[rank for rank in range(group.size) if nodes[rank] == node] for node in range(max(nodes) + 1)]
+    by_node = [
+        [rank for rank in range(group.size) if node_of_rank[rank] == node] for node in range(max(node_of_rank) + 1)
+    ]
     two_tier = len(by_node) > 1 and len({len(ranks) for ranks in by_node}) == 1
+    rail = [ranks[local_index] for ranks in by_node] if two_tier else []
 
-    intra = inter = flat = None
+    intra = inter = flat = cuda = None
     world = gloo_tier(group, "world", list(range(group.size)))
     world._set_sequence_number_for_group()
     if two_tier:
         intra = gloo_tier(group, f"intra/{own}", node_ranks)
-        inter = _inter_tier(group, options, local_index, [ranks[local_index] for ranks in by_node])
+        inter = _inter_tier(group, options, local_index, rail)
         if options.tiers == "flat":
             flat = gloo_tier(group, "flat", list(range(group.size)))
-    backend: _C.Backend = _native.load().Backend(
+    native = _native.load()
+    if not no_cuda:
+        nccl = _cuda.NcclGroup(group.store, group.name, group.rank, group.global_ranks, group.timeout)
+        cuda = _cuda.make_parts(nccl, native, own, node_ranks if two_tier else [], rail)
+    backend: _C.Backend = native.Backend(
         store=PrefixStore("faults", group.store),
         rank=group.rank,
         size=group.size,
         options=options,
-        node_of_rank=nodes,
-        node_map_source=origin,
+        node_of_rank=node_of_rank,
+        node_map_source=nodes.origin,
         world=world,
         intra=intra,
         inter=inter,
         flat=flat,
+        cuda=cuda,
+        no_cuda=no_cuda,
     )
     return backend
 
@@ -284,7 +304,7 @@ def _log_nodes(group: Group, nodes: Nodes) -> None:
     ranks_on_node = Counter(nodes.node_of_rank)
     two_tier = len(ranks_on_node) > 1 and len(set(ranks_on_node.values())) == 1
     if not two_tier:
-        text += ": everything goes to Gloo, uncompressed"
+        text += ": everything goes to the world backend, uncompressed"
     # A subgroup inside a node is nothing to worry about, and a doubt was told when the whole world's group was made.
     worth_a_look = group.size == group.world_size and (nodes.doubt or not two_tier)
     logger.log(logging.WARNING if worth_a_look else logging.INFO, "group of %d ranks: %s", group.size, text)

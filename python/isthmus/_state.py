@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from isthmus import _known, _layout, _models, _reshard, _saved
+from isthmus import _backends, _known, _layout, _models, _reshard, _saved
 from isthmus._known import KnownModel, Target
 from isthmus._models import Unit
 from isthmus._reshard import Dropped, GroupAndBackend
@@ -33,7 +33,7 @@ def _groups(target: Target) -> list[GroupAndBackend]:
     else:
         groups = [target]
         what = f"the backend of this group is {dist.get_backend(target)}, not isthmus"
-    found = [(group, backend) for group in groups if (backend := _models.isthmus_backend(group)) is not None]
+    found = [(group, backend) for group in groups if (backend := _backends.isthmus_backend(group)) is not None]
     if not found:
         raise ValueError(what)
     return found

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
-from isthmus import _native
+from isthmus._backends import isthmus_backend
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -19,11 +18,10 @@ def backend_of(group: dist.ProcessGroup | None) -> _C.Backend:
         group = dist.group.WORLD
     if group is None:
         raise ValueError("there is no process group: call torch.distributed.init_process_group first")
-    backend = group._get_backend(torch.device("cpu"))
-    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
-    if not isinstance(backend, _native.load().Backend):
-        raise ValueError(f"the backend of this group is {backend.name()}, not isthmus")
-    return backend  # type: ignore[no-any-return]
+    backend = isthmus_backend(group)
+    if backend is None:
+        raise ValueError(f"the backend of this group is {dist.get_backend(group)}, not isthmus")
+    return backend
 
 
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
@@ -32,7 +30,8 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     Plain values: ``node_map``, ``node_map_source``, ``options``, ``calls`` (as they arrived from torch),
     ``collectives`` (of the two-tier path: calls, payload bytes by tier, seconds by phase), ``codec`` (counts of
     elements), ``compressed_calls``, ``exact_calls`` (by reason), ``num_units``, ``residual_bytes``,
-    ``scratch_bytes``, ``notes``.
+    ``scratch_bytes``, ``devices`` (from ``collectives`` to ``scratch_bytes`` of each device alone: ``cpu``,
+    ``cuda:0``), ``notes``. On a GPU seconds are counted with the option ``device_timings``.
     """
     return backend_of(group).stats()
 

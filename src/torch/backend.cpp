@@ -16,6 +16,7 @@ namespace {
 
 // How long operations that are under way may go on when the interpreter exits.
 constexpr std::chrono::milliseconds kExitPatience{2000};
+constexpr std::chrono::milliseconds kDrainPause{1};
 
 // The backends that are not destroyed yet.
 struct Live {
@@ -92,9 +93,12 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
       estimates_time_(parts.world->supportsTimeEstimation()),
       global_ranks_(ranks_or_all(parts.options->global_ranks_in_group, parts.size)),
       board_(std::make_unique<FaultBoard>(parts.store, parts.rank, global_ranks_)),
+      no_cuda_(std::move(parts.no_cuda)),
+      cuda_(parts.cuda ? make_cuda_side(std::move(*parts.cuda), map_, parts.rank, values_) : nullptr),
       world_(parts.world),
       units_(ranks_text(global_ranks_), gradients_in_backward(values_.gradients)),
-      gradients_(values_.gradients) {
+      gradients_(values_.gradients),
+      units_on_gpu_(cuda_ != nullptr) {
   init();
   ISTHMUS_CHECK(Error, map_.world_size() == parts.size, "a node map of ", map_.world_size(), " ranks for a group of ",
                 parts.size);
@@ -165,92 +169,6 @@ std::shared_ptr<MessageTransport> BackendIsthmus::make_tier(const char* name, co
 // Destroying it would wait for threads that a forked child does not have.
 void BackendIsthmus::keep_for_ever() { c10::raw::intrusive_ptr::incref(this); }
 
-BackendStats BackendIsthmus::stats() {
-  process_.require_this();
-  std::lock_guard lock(mutex_);
-  BackendStats stats;
-  stats.node_map = map_.to_string();
-  stats.node_map_source = node_map_source_;
-  isthmus::Options options = values_;
-  options.gradients = gradients_;
-  stats.options = options.to_string();
-  stats.calls = calls_;
-  if (communicator_) {
-    stats.path = communicator_->stats();
-  }
-  for (const auto& transport : transports_) {
-    stats.path.scratch_bytes += transport->scratch_bytes();
-  }
-  for (const auto& [reason, calls] : exact_calls_) {
-    stats.path.exact_calls[reason] += calls;
-  }
-  stats.notes = notes(stats.path);
-  return stats;
-}
-
-std::vector<std::string> BackendIsthmus::notes(const Stats& path) const {
-  if (!two_tier()) {
-    return {"no two-tier path: it needs several nodes with equally many ranks, and this group has " + map_.to_string()};
-  }
-  std::vector<std::string> notes;
-  if (!communicator_) {
-    notes.emplace_back("shut down");
-  }
-  const auto explain_exact = [&](const char* reason, const char* explanation) {
-    const auto found = path.exact_calls.find(reason);
-    if (found != path.exact_calls.end()) {
-      notes.push_back(detail::concatenate("exact reductions: ", found->second, ' ', explanation));
-    }
-  };
-  explain_exact(kUnlabelled,
-                "in backward passes, because nothing says that they are gradients: call isthmus.prepare(model), or set "
-                "gradients=\"backward\" if all reductions in backward passes of this group are");
-  explain_exact(kSharedName,
-                "of FSDP2 modules that share their name and size with another live module: call isthmus.prepare(model, "
-                "name=...) for each model, or give each a group of its own");
-  explain_exact(kReplicas,
-                "of FSDP2 units in which tensor parallelism splits some parameters and copies others: give those that "
-                "it copies (norms, biases) a unit of their own, fully_shard([block.norm1, block.norm2])");
-  explain_exact(kUnknownParameter,
-                "of FSDP1 units that cannot be told apart: call isthmus.prepare(model), or do not compile the backward "
-                "pass");
-  if (!units_.any_pass_ended()) {
-    explain_exact(
-        kFirstPasses,
-        "in a first backward pass whose end has not been seen: an optimizer's step ends it, or a collective of "
-        "this group outside of it. Where there is neither (a compiled step), call isthmus.prepare(model)");
-  }
-  return notes;
-}
-
-void BackendIsthmus::reset_stats() {
-  process_.require_this();
-  std::lock_guard lock(mutex_);
-  calls_.clear();
-  exact_calls_.clear();
-  if (communicator_) {
-    communicator_->reset_stats();
-  }
-}
-
-// Must not throw: torch would drop later collectives without a word.
-void BackendIsthmus::startCoalescing() {
-  if (!process_.is_this()) {
-    return;
-  }
-  std::vector<WorkPtr> left_over;  // torch does not end a block in which a call raised. Tensors go without the lock
-  std::lock_guard lock(mutex_);
-  coalescing_ = true;
-  left_over.swap(coalesced_);
-}
-
-WorkPtr BackendIsthmus::endCoalescing() {
-  process_.require_this();
-  std::lock_guard lock(mutex_);
-  coalescing_ = false;
-  return c10::make_intrusive<CombinedWork>(getRank(), c10d::OpType::COALESCED, std::exchange(coalesced_, {}));
-}
-
 BackendPtr BackendIsthmus::split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                  const c10::intrusive_ptr<Options>& options) {
   const auto self = std::find(ranks.begin(), ranks.end(), getRank());
@@ -264,12 +182,20 @@ BackendPtr BackendIsthmus::split(const c10::intrusive_ptr<c10d::Store>& store, c
   for (const int rank : ranks) {
     own->global_ranks_in_group.push_back(global_ranks_.at(rank));
   }
-  return split_function()(store, static_cast<int>(self - ranks.begin()), static_cast<int>(ranks.size()), own);
+  const auto part =
+      split_function()(store, static_cast<int>(self - ranks.begin()), static_cast<int>(ranks.size()), own);
+  if (auto* isthmus_part = dynamic_cast<BackendIsthmus*>(part.get())) {
+    isthmus_part->device_ = device_;
+  }
+  return part;
 }
 
 void BackendIsthmus::setTimeout(std::chrono::milliseconds timeout) {
   const BackendPtr world = world_backend();
   world->setTimeout(without_report(timeout));
+  if (cuda_) {
+    cuda_->set_timeout(timeout);
+  }
   std::lock_guard lock(mutex_);
   options_->timeout = timeout;
 }
@@ -309,7 +235,6 @@ void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience) {
     std::unique_lock lock(mutex_);
     stopping_ = true;
     worker_wakes_.notify_one();
-    watch_wakes_.notify_one();
     const auto is_idle = [this] { return idle(); };
     if (patience == std::chrono::milliseconds::max()) {
       idle_.wait(lock, is_idle);
@@ -317,6 +242,12 @@ void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience) {
       lock.unlock();
       abort();
     }
+  }
+  drain_gpu(patience);
+  {
+    std::lock_guard lock(mutex_);
+    stopped_ = true;
+    watch_wakes_.notify_one();
   }
   // Several callers may get here one after the other (shutdown, the exit, the destructor): the first does the work.
   std::lock_guard once(shutdown_mutex_);
@@ -330,38 +261,24 @@ void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience) {
   const auto transports = std::exchange(transports_, {});
   const auto world = std::exchange(world_, nullptr);
   lock.unlock();  // the connections close without it
+  if (cuda_ && world) {
+    cuda_->shutdown();
+  }
 }
 
-BackendPtr BackendIsthmus::world(const char* call) {
-  process_.require_this();
-  std::lock_guard lock(mutex_);
-  require_usable();
-  describe_world_backend();
-  ++calls_[call];
-  units_.collective_called(current_graph_task());
-  return world_;
-}
-
-BackendPtr BackendIsthmus::world_for_message(const char* call) {
-  process_.require_this();
-  std::lock_guard lock(mutex_);
-  require_usable();
-  ++calls_[call];
-  return world_;
-}
-
-BackendPtr BackendIsthmus::world_backend() {
-  process_.require_this();
-  std::lock_guard lock(mutex_);
-  require_usable();
-  return world_;
-}
-
-// Torch's flight recorder shows the world backend's calls under its description, which torch gives to this class alone,
-// and not as a virtual call.
-void BackendIsthmus::describe_world_backend() {
-  if (!std::exchange(described_, true)) {
-    world_->setGroupDesc(getGroupDesc());
+// While the watch goes on: where a peer has failed, it ends what would never end.
+void BackendIsthmus::drain_gpu(std::chrono::milliseconds patience) {
+  if (!cuda_) {
+    return;
+  }
+  const bool for_ever = patience == std::chrono::milliseconds::max();
+  const auto deadline = for_ever ? Clock::time_point::max() : Clock::now() + patience;
+  while (!cuda_->idle() && getError() == c10d::ErrorType::SUCCESS) {
+    if (Clock::now() >= deadline) {
+      abort();
+      return;
+    }
+    std::this_thread::sleep_for(kDrainPause);
   }
 }
 

@@ -18,6 +18,7 @@
 #include "isthmus/communicator.h"
 #include "torch/backend_options.h"
 #include "torch/c10d_transport.h"
+#include "torch/cuda_side.h"
 #include "torch/fault_board.h"
 #include "torch/own_process.h"
 #include "torch/unit_tracking.h"
@@ -27,9 +28,6 @@
 #define ISTHMUS_TORCH_HAS_GATHER_SINGLE (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15)
 
 namespace isthmus::torch_backend {
-
-using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 // A tier: an ordinary backend, or a transport of another kind. Null: it has one rank.
 using TierParts = std::variant<BackendPtr, std::shared_ptr<MessageTransport>>;
@@ -46,6 +44,8 @@ struct BackendParts {
   TierParts intra;
   TierParts inter;
   TierParts flat;
+  std::optional<CudaParts> cuda;
+  std::string no_cuda;  // why there are none, for people: "rank 3 has no GPU"
 };
 
 // A snapshot for isthmus.stats().
@@ -54,7 +54,8 @@ struct BackendStats {
   std::string node_map_source;
   std::string options;
   std::map<std::string, int64_t> calls;  // as they arrived from torch
-  isthmus::Stats path;                   // of the two-tier path, with this class's own exact calls
+  isthmus::Stats path;                   // of the two-tier path, on all devices, with this class's own exact calls
+  std::map<std::string, isthmus::Stats> devices;  // of it on each: "cpu", "cuda:0"
   std::vector<std::string> notes;
 };
 
@@ -87,8 +88,9 @@ struct SavedUnit {
   at::Tensor result_residual;  // the same
 };
 
-// Recognised gradient reductions and large all-gathers run on one worker thread in the order of their calls; that
-// thread alone uses the tiers. Everything else is forwarded to the world backend from the caller's thread.
+// On the CPU recognised gradient reductions and large all-gathers run on one worker thread in the order of their calls;
+// that thread alone uses the tiers. Everything else is forwarded to the world backend from the caller's thread. CUDA
+// tensors have a world backend and tiers of their own (CudaSide), and everything is enqueued by the caller's thread.
 //
 // A process that is forked from the one that made a backend has no part in its group: calls throw there. shutdown() and
 // abort() do nothing and the backend is never destroyed, so that the process can end and leaves the parent's
@@ -104,8 +106,9 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   const std::vector<int>& node_of_rank() const { return map_.node_of_rank(); }
   const std::vector<int>& global_ranks() const { return global_ranks_; }
 
-  // State of units, for checkpoints and loss scales. In program order with the collectives; each blocks until it is
-  // done. Without two tiers there is none. Not collective, but ranks that are to stay alike call them alike.
+  // State of units, for checkpoints and loss scales, of the CPU and the GPU. In program order with the collectives;
+  // each blocks until it is done. Without two tiers there is none. Not collective, but ranks that are to stay alike
+  // call them alike. Loaded units go to the device that reduces gradients next.
   std::vector<SavedUnit> unit_states();
   void load_unit(const SavedUnit& unit);
   void clear_units();
@@ -120,7 +123,8 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   bool supportsSplitting() const override { return true; }
   // As the world backend: torch loses later collectives where a call raises between start and end, as in a
   // batch_isend_irecv of what cannot be sent, and does not start where this is false.
-  bool supportsCoalescing() const override { return coalesces_; }
+  // NCCL's backend does, and needs it: messages that are not started together wait for each other.
+  bool supportsCoalescing() const override { return coalesces_ || cuda_; }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
   BackendPtr split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
@@ -169,7 +173,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
-  // What the world backend can do, this one can.
+  // What the world backend can do, this one can: that of CUDA tensors, if there is one.
   bool supportsTimeEstimation() const override { return estimates_time_; }
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
@@ -190,7 +194,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
     FaultReport operation;  // without phase and error
     std::chrono::milliseconds timeout{0};
     c10::intrusive_ptr<WorkerWork> work;
-    std::function<void()> run;
+    std::function<void(Communicator&)> run;
     bool sends = true;  // else it is this rank's own affair, and its failure, too
   };
 
@@ -207,27 +211,41 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   const char* why_not_recognised(const ReductionCall& call, const at::Tensor& output, const at::Tensor& input,
                                  bool reducible) const;
   bool takes_two_tiers(const at::Tensor& output, const at::Tensor& input) const;
-  WorkPtr submit_reduction(const at::Tensor& output, const at::Tensor& input, const Gradient& gradient,
-                           std::chrono::milliseconds timeout, std::function<void()> run);
+  WorkPtr submit_reduction(TwoTierCall call, const Gradient& gradient);
   WorkPtr submit_reduce_scatter(const at::Tensor& output, const at::Tensor& input, const Gradient& gradient,
                                 std::chrono::milliseconds timeout);
   WorkPtr submit_all_reduce(const at::Tensor& tensor, const Gradient& gradient, std::chrono::milliseconds timeout);
   WorkPtr submit_all_gather(const at::Tensor& output, const at::Tensor& input, std::chrono::milliseconds timeout);
-  WorkPtr submit(Job job);
+  WorkPtr submit(TwoTierCall call);
+  WorkPtr queue(Job job);             // for the worker
+  WorkPtr enqueue(TwoTierCall call);  // on the GPU
   WorkPtr combined(c10d::OpType type, std::vector<WorkPtr> works, const std::vector<at::Tensor>& outputs) const;
-  // Runs `action` on the worker thread after what was submitted before, and waits for it. Nothing without two tiers.
-  void run_between_collectives(const char* name, std::function<void()> action);
-  // Every Work of the world backend passes through here: for startCoalescing, and to be watched.
-  WorkPtr issued(WorkPtr work);
 
-  // The world backend, for one more `call`. Throws if this backend has failed or is shut down.
-  BackendPtr world(const char* call);              // a collective
-  BackendPtr world_for_message(const char* call);  // between two ranks
+  // Runs `action` on this rank's communicators, after what was submitted before, and waits for it. Nothing without two
+  // tiers.
+  void run_between_collectives(const char* name, const std::function<void(Communicator&)>& action);
+  void run_on_worker(const char* name, const std::function<void(Communicator&)>& action);
+  void run_on_side(bool gpu, const char* name, const std::function<void(Communicator&)>& action);
+  void bring_loaded_units(bool to_gpu);
+
+  // Every call arrives here first. Throws if this backend has failed or is shut down, or has no part for CUDA tensors.
+  void arrived(const char* call, bool cuda);          // a collective
+  void message_arrived(const char* call, bool cuda);  // between two ranks
+  void require_cuda(const char* call) const;
+  void note_gpu_call(const char* call);
+  void throw_gpu_fault(FaultReport report);  // if there is one; then the group has failed, in this operation
+  // Calls the world backend. Its Work is watched, and part of what startCoalescing() began.
+  WorkPtr forward(bool cuda, const std::function<WorkPtr(c10d::Backend&)>& call);
+  WorkPtr issued(WorkPtr work, bool in_cuda_group);
+  bool open_cuda_group();   // whether one is open now: only while coalescing
+  void close_cuda_group();  // what is in it starts
   BackendPtr world_backend();
+  BackendPtr device_backend();  // of the GPU, if there is one
+  std::optional<at::Device> bound_device();
   void require_usable() const;                              // under mutex_
   std::vector<std::string> notes(const Stats& path) const;  // under mutex_
   void count_exact(const char* reason);
-  void describe_world_backend();  // under mutex_
+  void describe_world_backends();  // under mutex_
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout);
 
   void run_worker();
@@ -237,8 +255,12 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   std::exception_ptr explain(c10d::OpType operation, uint64_t sequence_number, const std::string& error) override;
   void wait_begins() override;
   void wait_ends() override;
-  // Looks for other ranks' reports while an operation takes long.
+  void throw_if_failed(c10d::OpType operation, uint64_t sequence_number) override;
+  // Looks for other ranks' reports while an operation takes long, or may do so on the GPU, and for what the GPU found.
   void run_watch();
+  bool look_is_due();  // under mutex_
+  void look_for_failures(bool at_board);
+  void drain_gpu(std::chrono::milliseconds patience);
   void fail_from_now_on(std::exception_ptr error);
   void close_all_connections();
 
@@ -251,26 +273,36 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   const bool estimates_time_;
   std::vector<int> global_ranks_;
   std::unique_ptr<FaultBoard> board_;
+  const std::string no_cuda_;
+  const std::unique_ptr<CudaSide> cuda_;  // null: for CPU tensors alone
   std::vector<std::shared_ptr<MessageTransport>> transports_;
   std::unique_ptr<Communicator> communicator_;  // null where there are no two tiers
 
   std::mutex mutex_;                      // guards what follows
   std::condition_variable worker_wakes_;  // a job came, or stopping_
-  std::condition_variable watch_wakes_;  // stopping_ and idle(); else it wakes by the clock, so that waits cost nothing
-  std::condition_variable idle_;         // idle() while stopping_
-  BackendPtr world_;                     // null after shutdown
+  std::condition_variable watch_wakes_;   // stopped_; else it wakes by the clock, so that waits cost nothing
+  std::condition_variable idle_;          // idle() while stopping_
+  BackendPtr world_;                      // null after shutdown
   std::deque<Job> jobs_;
   bool running_ = false;  // a job
   int busy_ = 0;          // operations that somebody waits for
   Clock::time_point busy_since_;
+  FaultReport gpu_call_;                         // the last for CUDA tensors
+  std::chrono::milliseconds gpu_look_pause_{0};  // 0: there was none
+  Clock::time_point next_gpu_look_;
   bool stopping_ = false;
+  bool stopped_ = false;  // and nothing is under way any more
   std::exception_ptr failure_;
   uint64_t next_sequence_number_ = 0;
   bool described_ = false;
   UnitTracker units_;
   std::string gradients_;  // option `gradients`, as it is now
   bool coalescing_ = false;
+  bool cuda_group_open_ = false;
   std::vector<WorkPtr> coalesced_;
+  bool units_on_gpu_;                 // the last reduction was there
+  bool units_loaded_ = false;         // since then
+  std::optional<at::Device> device_;  // that the group is bound to
   std::map<std::string, int64_t> calls_;
   std::map<std::string, int64_t> exact_calls_;
 

@@ -17,60 +17,71 @@ Buffer byte_buffer(const at::Tensor& tensor) {
 bool BackendIsthmus::takes_two_tiers(const at::Tensor& output, const at::Tensor& input) const {
   return two_tier() && values_.two_tier_all_gather && output.numel() > 0 && output.numel() >= values_.min_elements &&
          output.numel() == input.numel() * getSize() && output.scalar_type() == input.scalar_type() &&
-         output.layout() == at::kStrided && output.is_cpu() && input.is_cpu();
+         output.layout() == at::kStrided && output.device() == input.device();
 }
 
 WorkPtr BackendIsthmus::submit_all_gather(const at::Tensor& output, const at::Tensor& input,
                                           std::chrono::milliseconds timeout) {
-  Job job;
-  job.operation.operation = "all-gather";
-  job.operation.tensor = describe(output.numel(), input);
-  job.timeout = timeout_or_default(timeout);
-  job.work = c10::make_intrusive<WorkerWork>(getRank(), c10d::OpType::_ALLGATHER_BASE, "isthmus:all_gather",
-                                             std::vector<at::Tensor>{input}, std::vector<at::Tensor>{output});
-  job.run = [this, output, input = contiguous(input)] {
-    with_contiguous(output, [&](const at::Tensor& gathered) {
-      communicator_->all_gather(byte_buffer(input), byte_buffer(gathered));
-    });
+  TwoTierCall call;
+  call.operation.operation = "all-gather";
+  call.operation.tensor = describe(output.numel(), input);
+  call.type = c10d::OpType::_ALLGATHER_BASE;
+  call.title = "isthmus:all_gather";
+  call.input = contiguous(input);
+  call.output = output;
+  call.written = contiguous_stand_in(output);
+  call.timeout = timeout_or_default(timeout);
+  call.run = [shard = byte_buffer(call.input), gathered = byte_buffer(call.written)](Communicator& communicator,
+                                                                                     Stream stream) {
+    return communicator.all_gather(shard, gathered, stream);
   };
-  return submit(std::move(job));
+  return submit(std::move(call));
 }
 
 WorkPtr BackendIsthmus::broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) {
-  return issued(world("broadcast")->broadcast(tensors, options));
+  const bool cuda = is_cuda(tensors);
+  arrived("broadcast", cuda);
+  return forward(cuda, [&](c10d::Backend& world) { return world.broadcast(tensors, options); });
 }
 
 WorkPtr BackendIsthmus::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                                   const c10d::AllgatherOptions& options) {
-  return issued(world("allgather")->allgather(outputs, inputs, options));
+  const bool cuda = is_cuda(inputs);
+  arrived("allgather", cuda);
+  return forward(cuda, [&](c10d::Backend& world) { return world.allgather(outputs, inputs, options); });
 }
 
 WorkPtr BackendIsthmus::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
-  const auto world_backend = world("_allgather_base");
+  arrived("_allgather_base", input.is_cuda());
   if (takes_two_tiers(output, input)) {
     return submit_all_gather(output, input, options.timeout);
   }
   // Gloo insists on one shape of output, which callers of the two-tier path need not know.
   at::Tensor flat_output = output.is_contiguous() ? output.view({-1}) : output;
   at::Tensor flat_input = output.is_contiguous() ? input.reshape({-1}) : input;
-  return issued(world_backend->_allgather_base(flat_output, flat_input, options));
+  return forward(input.is_cuda(),
+                 [&](c10d::Backend& world) { return world._allgather_base(flat_output, flat_input, options); });
 }
 
 WorkPtr BackendIsthmus::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
                                             std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions& options) {
-  return issued(world("allgather_coalesced")->allgather_coalesced(outputs, inputs, options));
+  const bool cuda = is_cuda(inputs);
+  arrived("allgather_coalesced", cuda);
+  return forward(cuda, [&](c10d::Backend& world) { return world.allgather_coalesced(outputs, inputs, options); });
 }
 
 WorkPtr BackendIsthmus::allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs,
                                                         std::vector<at::Tensor>& inputs,
                                                         const c10d::AllgatherOptions& options) {
-  const auto world_backend = world("allgather_into_tensor_coalesced");
+  const bool cuda = is_cuda(inputs);
+  arrived("allgather_into_tensor_coalesced", cuda);
   bool all_large = !outputs.empty() && outputs.size() == inputs.size();
   for (size_t i = 0; all_large && i < outputs.size(); ++i) {
     all_large = takes_two_tiers(outputs[i], inputs[i]);
   }
   if (!all_large) {
-    return issued(world_backend->allgather_into_tensor_coalesced(outputs, inputs, options));
+    return forward(
+        cuda, [&](c10d::Backend& world) { return world.allgather_into_tensor_coalesced(outputs, inputs, options); });
   }
   std::vector<WorkPtr> works;
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -81,29 +92,43 @@ WorkPtr BackendIsthmus::allgather_into_tensor_coalesced(std::vector<at::Tensor>&
 
 WorkPtr BackendIsthmus::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                                const c10d::GatherOptions& options) {
-  return issued(world("gather")->gather(outputs, inputs, options));
+  const bool cuda = is_cuda(inputs);
+  arrived("gather", cuda);
+  return forward(cuda, [&](c10d::Backend& world) { return world.gather(outputs, inputs, options); });
 }
 
 #if ISTHMUS_TORCH_HAS_GATHER_SINGLE
 WorkPtr BackendIsthmus::gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options) {
-  return issued(world("gather_single")->gather_single(output, input, options));
+  const bool cuda = input.is_cuda();
+  arrived("gather_single", cuda);
+  return forward(cuda, [&](c10d::Backend& world) { return world.gather_single(output, input, options); });
 }
 #endif
 
 WorkPtr BackendIsthmus::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
                                 const c10d::ScatterOptions& options) {
-  return issued(world("scatter")->scatter(outputs, inputs, options));
+  const bool cuda = is_cuda(outputs);
+  arrived("scatter", cuda);
+  return forward(cuda, [&](c10d::Backend& world) { return world.scatter(outputs, inputs, options); });
 }
 
 WorkPtr BackendIsthmus::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                       std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
-  return issued(world("alltoall_base")->alltoall_base(output, input, output_splits, input_splits, options));
+  const bool cuda = output.is_cuda();
+  arrived("alltoall_base", cuda);
+  return forward(cuda, [&](c10d::Backend& world) {
+    return world.alltoall_base(output, input, output_splits, input_splits, options);
+  });
 }
 
 // Gloo has no all-to-all of lists: one all-to-all of the lists laid end to end.
 WorkPtr BackendIsthmus::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                                  const c10d::AllToAllOptions& options) {
-  const auto world_backend = world("alltoall");
+  const bool cuda = is_cuda(inputs);
+  arrived("alltoall", cuda);
+  if (cuda) {
+    return forward(cuda, [&](c10d::Backend& world) { return world.alltoall(outputs, inputs, options); });
+  }
   const auto size = static_cast<size_t>(getSize());
   TORCH_CHECK_VALUE(outputs.size() == size && inputs.size() == size, "isthmus: all-to-all of ", inputs.size(),
                     " tensors into ", outputs.size(), " over ", size, " ranks: expected one for each rank");
@@ -123,52 +148,90 @@ WorkPtr BackendIsthmus::alltoall(std::vector<at::Tensor>& outputs, std::vector<a
   at::Tensor input = at::cat(flat_inputs);
   at::Tensor output = at::empty({output_elements}, input.options());
   auto parts_elements = output_splits;  // Gloo takes the vectors away
-  const auto work = world_backend->alltoall_base(output, input, output_splits, input_splits, options);
-  return issued(followed_by(work, outputs, [output, outputs, parts_elements] {
-    const auto parts = output.split_with_sizes(parts_elements);
-    for (size_t rank = 0; rank < outputs.size(); ++rank) {
-      outputs[rank].copy_(parts[rank].view(outputs[rank].sizes()));
-    }
-  }));
+  return forward(cuda, [&](c10d::Backend& world) {
+    const auto work = world.alltoall_base(output, input, output_splits, input_splits, options);
+    return followed_by(work, outputs, [output, outputs, parts_elements] {
+      const auto parts = output.split_with_sizes(parts_elements);
+      for (size_t rank = 0; rank < outputs.size(); ++rank) {
+        outputs[rank].copy_(parts[rank].view(outputs[rank].sizes()));
+      }
+    });
+  });
 }
 
 WorkPtr BackendIsthmus::send(std::vector<at::Tensor>& tensors, int destination, int tag) {
-  return issued(world_for_message("send")->send(tensors, destination, tag));
+  const bool cuda = is_cuda(tensors);
+  message_arrived("send", cuda);
+  return forward(cuda, [&](c10d::Backend& world) { return world.send(tensors, destination, tag); });
 }
 
 WorkPtr BackendIsthmus::recv(std::vector<at::Tensor>& tensors, int source, int tag) {
-  return issued(world_for_message("recv")->recv(tensors, source, tag));
+  const bool cuda = is_cuda(tensors);
+  message_arrived("recv", cuda);
+  return forward(cuda, [&](c10d::Backend& world) { return world.recv(tensors, source, tag); });
 }
 
 WorkPtr BackendIsthmus::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
-  return issued(world_for_message("recvAnysource")->recvAnysource(tensors, tag));
+  const bool cuda = is_cuda(tensors);
+  message_arrived("recvAnysource", cuda);
+  return forward(cuda, [&](c10d::Backend& world) { return world.recvAnysource(tensors, tag); });
 }
 
+// Torch does not hand on for which device it is: for the GPU that the group is bound to, else for the host alone.
 WorkPtr BackendIsthmus::barrier(const c10d::BarrierOptions& options) {
-  return issued(world("barrier")->barrier(options));
+  const auto bound = bound_device();
+  const bool cuda = cuda_ && (bound || !options.device_ids.empty());
+  arrived("barrier", cuda);
+  c10d::BarrierOptions own = options;
+  if (cuda && own.device_ids.empty()) {
+    own.device_ids.push_back(bound->index());
+  }
+  return forward(cuda, [&](c10d::Backend& world) { return world.barrier(own); });
+}
+
+std::optional<at::Device> BackendIsthmus::bound_device() {
+  std::lock_guard lock(mutex_);
+  return device_ ? device_ : getBoundDeviceId();
 }
 
 void BackendIsthmus::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
-  world("monitored_barrier")->monitoredBarrier(options, wait_all_ranks);
+  arrived("monitored_barrier", false);
+  world_backend()->monitoredBarrier(options, wait_all_ranks);
 }
 
 bool BackendIsthmus::supportsTensorAlloc(c10::DeviceIndex device) {
-  return world_backend()->supportsTensorAlloc(device);
+  return device_backend()->supportsTensorAlloc(device);
 }
 
-std::shared_ptr<c10::Allocator> BackendIsthmus::getMemAllocator() { return world_backend()->getMemAllocator(); }
+std::shared_ptr<c10::Allocator> BackendIsthmus::getMemAllocator() { return device_backend()->getMemAllocator(); }
 
 at::Tensor BackendIsthmus::allocateTensor(long size, at::TensorOptions options) {
-  return world_backend()->allocateTensor(size, options);
+  return device_backend()->allocateTensor(size, options);
 }
 
-void BackendIsthmus::enableCollectivesTiming() { world_backend()->enableCollectivesTiming(); }
+void BackendIsthmus::enableCollectivesTiming() { device_backend()->enableCollectivesTiming(); }
 
-void BackendIsthmus::eagerConnectSingleDevice(at::Device device) { world_backend()->eagerConnectSingleDevice(device); }
+void BackendIsthmus::eagerConnectSingleDevice(at::Device device) {
+  if (!device.is_cuda()) {
+    world_backend()->eagerConnectSingleDevice(device);
+    return;
+  }
+  process_.require_this();
+  require_cuda("connecting");
+  {
+    std::lock_guard lock(mutex_);
+    require_usable();
+    device_ = device;
+  }
+  cuda_->connect(device);
+}
 
 void BackendIsthmus::setGroupUid(const std::string& uid) {
   Backend::setGroupUid(uid);
   world_backend()->setGroupUid(uid);
+  if (cuda_) {
+    cuda_->world()->setGroupUid(uid);
+  }
 }
 
 }  // namespace isthmus::torch_backend

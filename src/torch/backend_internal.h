@@ -62,17 +62,14 @@ inline at::Tensor contiguous(const at::Tensor& tensor) {
   return tensor.contiguous();
 }
 
-// Runs `action` on `output`, or on a contiguous stand-in that is copied back.
-template <typename Action>
-void with_contiguous(const at::Tensor& output, Action action) {
-  if (output.is_contiguous()) {
-    action(output);
-    return;
-  }
-  const at::NoGradGuard no_grad;
-  at::Tensor stand_in = at::empty(output.sizes(), output.options());
-  action(stand_in);
-  output.copy_(stand_in);
+// `output`, or contiguous memory for what will be copied there.
+inline at::Tensor contiguous_stand_in(const at::Tensor& output) {
+  return output.is_contiguous() ? output : at::empty(output.sizes(), output.options(), at::MemoryFormat::Contiguous);
 }
+
+inline bool is_cuda(const std::vector<at::Tensor>& tensors) { return !tensors.empty() && tensors[0].is_cuda(); }
+
+// "what failed", without the places in sources that torch appends.
+inline std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 }  // namespace isthmus::torch_backend

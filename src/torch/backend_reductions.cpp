@@ -33,7 +33,8 @@ const c10d::NCCLPreMulSumSupplement* premultiplier(const ReduceOp& op) {
   return factor;
 }
 
-// What a sum over `size` ranks is multiplied by; nothing if `op` is no sum.
+// What a sum over `size` ranks is multiplied by; nothing if `op` is no sum, or that is known to a GPU alone: nobody
+// waits for one here.
 std::optional<double> sum_scale(const ReduceOp& op, int size) {
   if (op.op_ == ReduceOp::SUM) {
     return 1.0;
@@ -42,16 +43,22 @@ std::optional<double> sum_scale(const ReduceOp& op, int size) {
     return 1.0 / size;
   }
   if (const auto* factor = premultiplier(op)) {
-    return factor->tensor_factor.defined() ? factor->tensor_factor.item<double>() : factor->double_factor;
+    const at::Tensor& tensor = factor->tensor_factor;
+    if (!tensor.defined()) {
+      return factor->double_factor;
+    }
+    if (tensor.is_cpu()) {
+      return tensor.item<double>();
+    }
   }
   return std::nullopt;
 }
 
-// Gloo lacks PREMUL_SUM: the inputs are multiplied here, and their sum is taken.
+// Gloo lacks PREMUL_SUM, which NCCL has: the inputs are multiplied here, and their sum is taken.
 at::Tensor premultiplied(const at::Tensor& tensor, const ReduceOp& op) {
   const at::NoGradGuard no_grad;
   const auto* factor = premultiplier(op);
-  if (factor == nullptr) {
+  if (factor == nullptr || tensor.is_cuda()) {
     return tensor;
   }
   const at::Tensor product =
@@ -63,23 +70,21 @@ at::Tensor premultiplied(const at::Tensor& tensor, const ReduceOp& op) {
 void premultiply_in_place(std::vector<at::Tensor>& tensors, const ReduceOp& op) {
   const at::NoGradGuard no_grad;
   for (auto& tensor : tensors) {
-    if (op.op_ == ReduceOp::PREMUL_SUM) {
+    if (op.op_ == ReduceOp::PREMUL_SUM && !tensor.is_cuda()) {
       tensor.copy_(premultiplied(tensor, op));
     }
   }
 }
 
 template <typename CallOptions>
-CallOptions with_plain_sum(CallOptions options) {
-  if (options.reduceOp.op_ == ReduceOp::PREMUL_SUM) {
+CallOptions with_plain_sum(CallOptions options, bool cuda) {
+  if (options.reduceOp.op_ == ReduceOp::PREMUL_SUM && !cuda) {
     options.reduceOp = ReduceOp(ReduceOp::SUM);
   }
   return options;
 }
 
 Buffer typed_buffer(const at::Tensor& tensor, DataType dtype) { return {tensor.data_ptr(), tensor.numel(), dtype}; }
-
-bool on_cpu(const at::Tensor& output, const at::Tensor& input) { return output.is_cpu() && input.is_cpu(); }
 
 // Only Python knows which of several FSDP2 modules a label means.
 bool asks_for_ordinal(const ReductionCall& call) {
@@ -108,7 +113,7 @@ std::optional<BackendIsthmus::Gradient> BackendIsthmus::recognise(const at::Tens
   }
   const auto dtype = floating_dtype(input.scalar_type());
   const auto scale = sum_scale(op, getSize());
-  const bool reducible = dtype && scale && on_cpu(output, input) && input.numel() > 0 &&
+  const bool reducible = dtype && scale && output.device() == input.device() && input.numel() > 0 &&
                          input.layout() == at::kStrided && output.scalar_type() == input.scalar_type();
   ReductionCall call = current_call();
   if (reducible && asks_for_ordinal(call)) {
@@ -129,8 +134,8 @@ const char* BackendIsthmus::why_not_recognised(const ReductionCall& call, const 
   if (call.tag == nullptr && call.label == nullptr && call.graph_task < 0) {
     return "not recognised as a gradient";
   }
-  if (!on_cpu(output, input)) {
-    return "not on the CPU";
+  if (output.device() != input.device()) {
+    return "input and output on different devices";
   }
   if (input.numel() == 0) {
     return "empty";
@@ -141,20 +146,15 @@ const char* BackendIsthmus::why_not_recognised(const ReductionCall& call, const 
   return input.numel() < values_.min_elements ? "below min_elements" : kUnlabelled;
 }
 
-WorkPtr BackendIsthmus::submit_reduction(const at::Tensor& output, const at::Tensor& input, const Gradient& gradient,
-                                         std::chrono::milliseconds timeout, std::function<void()> run) {
+WorkPtr BackendIsthmus::submit_reduction(TwoTierCall call, const Gradient& gradient) {
   const bool scatters = gradient.unit.collective == Collective::kReduceScatter;
-  Job job;
-  job.operation.operation = scatters ? "reduce-scatter" : "all-reduce";
-  job.operation.unit = gradient.unit.name;
-  job.operation.tensor = describe(input.numel(), input);
-  job.timeout = timeout_or_default(timeout);
-  job.work = c10::make_intrusive<WorkerWork>(getRank(),
-                                             scatters ? c10d::OpType::_REDUCE_SCATTER_BASE : c10d::OpType::ALLREDUCE,
-                                             scatters ? "isthmus:reduce_scatter" : "isthmus:all_reduce",
-                                             std::vector<at::Tensor>{input}, std::vector<at::Tensor>{output});
-  job.run = std::move(run);
-  return submit(std::move(job));
+  call.operation.operation = scatters ? "reduce-scatter" : "all-reduce";
+  call.operation.unit = gradient.unit.name;
+  call.operation.tensor = describe(call.input.numel(), call.input);
+  call.type = scatters ? c10d::OpType::_REDUCE_SCATTER_BASE : c10d::OpType::ALLREDUCE;
+  call.title = scatters ? "isthmus:reduce_scatter" : "isthmus:all_reduce";
+  bring_loaded_units(call.output.is_cuda());
+  return submit(std::move(call));
 }
 
 WorkPtr BackendIsthmus::submit_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
@@ -162,56 +162,65 @@ WorkPtr BackendIsthmus::submit_reduce_scatter(const at::Tensor& output, const at
   TORCH_CHECK_VALUE(input.numel() == output.numel() * getSize(), "isthmus: reduce-scatter of ", input.numel(),
                     " elements into ", output.numel(), " over ", getSize(), " ranks: expected ",
                     output.numel() * getSize());
-  return submit_reduction(output, input, gradient, timeout, [this, output, input = contiguous(input), gradient] {
-    with_contiguous(output, [&](const at::Tensor& shard) {
-      const DataType dtype = gradient.unit.dtype;
-      communicator_->reduce_scatter(typed_buffer(input, dtype), typed_buffer(shard, dtype), gradient.scale,
-                                    gradient.unit, gradient.why_exact);
-    });
-  });
+  TwoTierCall call;
+  call.input = contiguous(input);
+  call.output = output;
+  call.written = contiguous_stand_in(output);
+  call.timeout = timeout_or_default(timeout);
+  const DataType dtype = gradient.unit.dtype;
+  call.run = [data = typed_buffer(call.input, dtype), shard = typed_buffer(call.written, dtype), gradient](
+                 Communicator& communicator, Stream stream) {
+    return communicator.reduce_scatter(data, shard, gradient.scale, gradient.unit, gradient.why_exact, stream);
+  };
+  return submit_reduction(std::move(call), gradient);
 }
 
 WorkPtr BackendIsthmus::submit_all_reduce(const at::Tensor& tensor, const Gradient& gradient,
                                           std::chrono::milliseconds timeout) {
-  return submit_reduction(tensor, tensor, gradient, timeout, [this, tensor, gradient] {
-    const at::Tensor data = contiguous(tensor);
-    communicator_->all_reduce(typed_buffer(data, gradient.unit.dtype), gradient.scale, gradient.unit,
-                              gradient.why_exact);
-    if (!data.is_same(tensor)) {
-      const at::NoGradGuard no_grad;
-      tensor.copy_(data);
-    }
-  });
+  TwoTierCall call;
+  call.input = tensor;
+  call.output = tensor;
+  call.written = contiguous(tensor);
+  call.timeout = timeout_or_default(timeout);
+  call.run = [data = typed_buffer(call.written, gradient.unit.dtype), gradient](Communicator& communicator,
+                                                                                Stream stream) {
+    return communicator.all_reduce(data, gradient.scale, gradient.unit, gradient.why_exact, stream);
+  };
+  return submit_reduction(std::move(call), gradient);
 }
 
 WorkPtr BackendIsthmus::combined(c10d::OpType type, std::vector<WorkPtr> works,
                                  const std::vector<at::Tensor>& outputs) const {
-  if (works.size() == 1) {
-    return works.front();
+  std::erase(works, nullptr);  // the caller's stream alone runs those
+  if (works.size() < 2) {
+    return works.empty() ? nullptr : works.front();
   }
   return c10::make_intrusive<CombinedWork>(getRank(), type, std::move(works), outputs);
 }
 
 WorkPtr BackendIsthmus::allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
-  const auto world_backend = world("allreduce");
+  const bool cuda = is_cuda(tensors);
+  arrived("allreduce", cuda);
   if (tensors.size() == 1) {
     if (const auto gradient = recognise(tensors[0], tensors[0], Collective::kAllReduce, options.reduceOp)) {
       return submit_all_reduce(tensors[0], *gradient, options.timeout);
     }
   }
   premultiply_in_place(tensors, options.reduceOp);
-  return issued(world_backend->allreduce(tensors, with_plain_sum(options)));
+  return forward(cuda, [&](c10d::Backend& world) { return world.allreduce(tensors, with_plain_sum(options, cuda)); });
 }
 
 WorkPtr BackendIsthmus::allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
-  const auto world_backend = world("allreduce_sparse");
+  const bool cuda = is_cuda(tensors);
+  arrived("allreduce_sparse", cuda);
   count_exact("a sparse all-reduce");
-  return issued(world_backend->allreduce_sparse(tensors, options));
+  return forward(cuda, [&](c10d::Backend& world) { return world.allreduce_sparse(tensors, options); });
 }
 
 WorkPtr BackendIsthmus::allreduce_coalesced(std::vector<at::Tensor>& tensors,
                                             const c10d::AllreduceCoalescedOptions& options) {
-  const auto world_backend = world("allreduce_coalesced");
+  const bool cuda = is_cuda(tensors);
+  arrived("allreduce_coalesced", cuda);
   std::vector<WorkPtr> works;
   std::vector<at::Tensor> plain;
   for (const auto& tensor : tensors) {
@@ -223,32 +232,37 @@ WorkPtr BackendIsthmus::allreduce_coalesced(std::vector<at::Tensor>& tensors,
   }
   if (works.empty() || !plain.empty()) {
     premultiply_in_place(plain, options.reduceOp);
-    works.push_back(issued(world_backend->allreduce_coalesced(plain, with_plain_sum(options))));
+    works.push_back(forward(
+        cuda, [&](c10d::Backend& world) { return world.allreduce_coalesced(plain, with_plain_sum(options, cuda)); }));
   }
   return combined(c10d::OpType::ALLREDUCE_COALESCED, std::move(works), tensors);
 }
 
 WorkPtr BackendIsthmus::reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& options) {
-  const auto world_backend = world("reduce");
-  if (options.reduceOp.op_ != ReduceOp::PREMUL_SUM) {
-    return issued(world_backend->reduce(tensors, options));
+  const bool cuda = is_cuda(tensors);
+  arrived("reduce", cuda);
+  if (cuda || options.reduceOp.op_ != ReduceOp::PREMUL_SUM) {
+    return forward(cuda, [&](c10d::Backend& world) { return world.reduce(tensors, options); });
   }
   // The inputs of ranks other than the root stay as they are.
   std::vector<at::Tensor> products;
   for (const auto& tensor : tensors) {
     products.push_back(premultiplied(tensor, options.reduceOp));
   }
-  const auto work = world_backend->reduce(products, with_plain_sum(options));
-  return issued(followed_by(work, tensors, [products, tensors, is_root = options.rootRank == getRank()]() mutable {
-    for (size_t i = 0; is_root && i < tensors.size(); ++i) {
-      tensors[i].copy_(products[i]);
-    }
-  }));
+  return forward(cuda, [&](c10d::Backend& world) {
+    const auto work = world.reduce(products, with_plain_sum(options, cuda));
+    return followed_by(work, tensors, [products, tensors, is_root = options.rootRank == getRank()]() mutable {
+      for (size_t i = 0; is_root && i < tensors.size(); ++i) {
+        tensors[i].copy_(products[i]);
+      }
+    });
+  });
 }
 
 WorkPtr BackendIsthmus::reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
                                        const c10d::ReduceScatterOptions& options) {
-  const auto world_backend = world("reduce_scatter");
+  const bool cuda = is_cuda(outputs);
+  arrived("reduce_scatter", cuda);
   count_exact("a reduce-scatter of lists");
   std::vector<std::vector<at::Tensor>> products;
   for (const auto& list : inputs) {
@@ -257,23 +271,29 @@ WorkPtr BackendIsthmus::reduce_scatter(std::vector<at::Tensor>& outputs, std::ve
       product.push_back(premultiplied(tensor, options.reduceOp));
     }
   }
-  return issued(world_backend->reduce_scatter(outputs, products, with_plain_sum(options)));
+  return forward(cuda, [&](c10d::Backend& world) {
+    return world.reduce_scatter(outputs, products, with_plain_sum(options, cuda));
+  });
 }
 
 WorkPtr BackendIsthmus::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                              const c10d::ReduceScatterOptions& options) {
-  const auto world_backend = world("_reduce_scatter_base");
+  const bool cuda = input.is_cuda();
+  arrived("_reduce_scatter_base", cuda);
   if (const auto gradient = recognise(output, input, Collective::kReduceScatter, options.reduceOp)) {
     return submit_reduce_scatter(output, input, *gradient, options.timeout);
   }
   at::Tensor product = premultiplied(input, options.reduceOp);
-  return issued(world_backend->_reduce_scatter_base(output, product, with_plain_sum(options)));
+  return forward(cuda, [&](c10d::Backend& world) {
+    return world._reduce_scatter_base(output, product, with_plain_sum(options, cuda));
+  });
 }
 
 WorkPtr BackendIsthmus::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& outputs,
                                                         std::vector<at::Tensor>& inputs,
                                                         const c10d::ReduceScatterOptions& options) {
-  const auto world_backend = world("reduce_scatter_tensor_coalesced");
+  const bool cuda = is_cuda(inputs);
+  arrived("reduce_scatter_tensor_coalesced", cuda);
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "isthmus: reduce-scatter of ", inputs.size(), " tensors into ",
                     outputs.size());
   std::vector<WorkPtr> works;
@@ -288,8 +308,9 @@ WorkPtr BackendIsthmus::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>&
     }
   }
   if (works.empty() || !plain_outputs.empty()) {
-    works.push_back(
-        issued(world_backend->reduce_scatter_tensor_coalesced(plain_outputs, plain_inputs, with_plain_sum(options))));
+    works.push_back(forward(cuda, [&](c10d::Backend& world) {
+      return world.reduce_scatter_tensor_coalesced(plain_outputs, plain_inputs, with_plain_sum(options, cuda));
+    }));
   }
   return combined(c10d::OpType::_REDUCE_SCATTER_BASE, std::move(works), outputs);
 }

@@ -1,6 +1,7 @@
 // The worker thread of BackendIsthmus, the thread that watches, and what happens when an operation fails.
 #include <c10/util/thread_name.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "isthmus/error.h"
@@ -12,10 +13,27 @@ namespace {
 // An operation that has been running for longer is watched: has another rank reported a failure?
 constexpr std::chrono::milliseconds kQuietTime{500};
 constexpr std::chrono::milliseconds kWatchPause{500};
+constexpr std::chrono::milliseconds kLongestGpuLookPause{30000};
 
 }  // namespace
 
-WorkPtr BackendIsthmus::submit(Job job) {
+WorkPtr BackendIsthmus::submit(TwoTierCall call) {
+  if (call.output.is_cuda()) {
+    return enqueue(std::move(call));
+  }
+  Job job;
+  job.operation = call.operation;
+  job.timeout = call.timeout;
+  job.work = c10::make_intrusive<WorkerWork>(getRank(), call.type, call.title, std::vector<at::Tensor>{call.input},
+                                             std::vector<at::Tensor>{call.output});
+  job.run = [call = std::move(call)](Communicator& communicator) {
+    call.run(communicator, {});
+    call.copy_back();
+  };
+  return queue(std::move(job));
+}
+
+WorkPtr BackendIsthmus::queue(Job job) {
   process_.require_this();
   std::lock_guard lock(mutex_);
   require_usable();
@@ -32,30 +50,13 @@ WorkPtr BackendIsthmus::submit(Job job) {
   return work;
 }
 
-WorkPtr BackendIsthmus::issued(WorkPtr work) {
-  std::lock_guard lock(mutex_);
-  if (!c10d::isP2POp(work->retrieveOpType())) {  // whoever sends or receives knows the peer
-    const auto self = c10::intrusive_ptr<BackendIsthmus>::reclaim_copy(this);
-    work = c10::make_intrusive<WatchedWork>(work, next_sequence_number_++, self, this);
-  }
-  if (coalescing_) {
-    coalesced_.push_back(work);
-  }
-  return work;
-}
-
-void BackendIsthmus::run_between_collectives(const char* name, std::function<void()> action) {
-  const WithoutGil without_gil;
-  if (!two_tier()) {
-    process_.require_this();
-    return;
-  }
+void BackendIsthmus::run_on_worker(const char* name, const std::function<void(Communicator&)>& action) {
   Job job;
   job.work = c10::make_intrusive<WorkerWork>(getRank(), c10d::OpType::UNKNOWN, name, std::vector<at::Tensor>{},
                                              std::vector<at::Tensor>{});
-  job.run = std::move(action);
+  job.run = action;
   job.sends = false;
-  submit(std::move(job))->wait();
+  queue(std::move(job))->wait();
 }
 
 void BackendIsthmus::run_worker() {
@@ -78,7 +79,6 @@ void BackendIsthmus::run_worker() {
     running_ = false;
     if (stopping_ && idle()) {
       idle_.notify_all();
-      watch_wakes_.notify_one();
     }
   }
 }
@@ -86,7 +86,7 @@ void BackendIsthmus::run_worker() {
 void BackendIsthmus::run_job(Job& job) {
   if (!job.sends) {
     try {
-      job.run();
+      job.run(*communicator_);
       job.work->complete();
     } catch (const std::exception&) {
       job.work->fail(std::current_exception());
@@ -98,7 +98,7 @@ void BackendIsthmus::run_job(Job& job) {
   }
   wait_begins();
   try {
-    job.run();
+    job.run(*communicator_);
   } catch (const std::exception& error) {
     FaultReport report = job.operation;
     report.phase = communicator_->phase();
@@ -134,7 +134,7 @@ std::exception_ptr BackendIsthmus::explain(c10d::OpType operation, uint64_t sequ
   FaultReport report;
   report.operation = c10d::opTypeToString(operation);
   report.sequence_number = sequence_number;
-  report.error = error.substr(0, error.find('\n'));
+  report.error = first_line(error);
   return explain(report);
 }
 
@@ -154,15 +154,50 @@ void BackendIsthmus::wait_ends() {
 void BackendIsthmus::run_watch() {
   c10::setThreadName("isthmus_watch");
   std::unique_lock lock(mutex_);
-  while (!watch_wakes_.wait_for(lock, kWatchPause, [this] { return stopping_ && idle(); })) {
-    if (busy_ == 0 || failure_ || Clock::now() - busy_since_ < kQuietTime) {
+  while (!watch_wakes_.wait_for(lock, kWatchPause, [this] { return stopped_; })) {
+    if (failure_) {
       continue;
     }
+    const bool due = look_is_due();
     lock.unlock();
-    if (board_->any_report()) {
-      close_all_connections();
-    }
+    look_for_failures(due);
     lock.lock();
+  }
+}
+
+// Of operations on the GPU the host does not know whether they are under way: it looks after the last call for CUDA
+// tensors, in longer and longer pauses.
+bool BackendIsthmus::look_is_due() {
+  const auto now = Clock::now();
+  if (busy_ > 0 && now - busy_since_ >= kQuietTime) {
+    return true;
+  }
+  if (gpu_look_pause_.count() == 0 || now < next_gpu_look_) {
+    return false;
+  }
+  gpu_look_pause_ = std::min(2 * gpu_look_pause_, kLongestGpuLookPause);
+  next_gpu_look_ = now + gpu_look_pause_;
+  return true;
+}
+
+void BackendIsthmus::look_for_failures(bool at_board) {
+  FaultReport report;
+  {
+    std::lock_guard lock(mutex_);
+    report = gpu_call_;
+  }
+  try {
+    throw_gpu_fault(report);
+  } catch (const std::exception&) {
+    return;  // it is explained, and thrown by the next call
+  }
+  if (!at_board || !board_->any_report()) {
+    return;
+  }
+  close_all_connections();
+  if (!report.operation.empty()) {  // then nobody on this host may be waiting who would explain
+    report.error = "another rank failed";
+    explain(report);
   }
 }
 
@@ -181,6 +216,9 @@ void BackendIsthmus::close_all_connections() {
   }
   for (const auto& transport : transports) {
     transport->abort();
+  }
+  if (cuda_) {
+    cuda_->abort();
   }
   if (world) {
     close_connections(*world);

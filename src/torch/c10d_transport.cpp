@@ -99,7 +99,7 @@ class C10dTransport::Messages final : public MessageTransport::Exchange {
   std::vector<Message> messages_;
 };
 
-C10dTransport::C10dTransport(std::string tier, c10::intrusive_ptr<c10d::Backend> backend, std::vector<int> global_ranks,
+C10dTransport::C10dTransport(std::string tier, BackendPtr backend, std::vector<int> global_ranks,
                              const std::vector<int>& node_of_rank)
     : MessageTransport(std::move(tier), backend->getRank(), std::move(global_ranks), node_of_rank),
       backend_(std::move(backend)) {

@@ -10,12 +10,14 @@
 
 namespace isthmus::torch_backend {
 
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
 // Gloo's own collectives copy once or twice more, and its reduce-scatter is an all-reduce inside: only its send and
 // recv are used. Without a deadline the backend's own timeout holds.
 class C10dTransport final : public MessageTransport {
  public:
   // See MessageTransport.
-  C10dTransport(std::string tier, c10::intrusive_ptr<c10d::Backend> backend, std::vector<int> global_ranks,
+  C10dTransport(std::string tier, BackendPtr backend, std::vector<int> global_ranks,
                 const std::vector<int>& node_of_rank);
   ~C10dTransport() override;
 
@@ -27,7 +29,7 @@ class C10dTransport final : public MessageTransport {
 
   std::unique_ptr<Exchange> start_exchange(Operation operation) override;
 
-  const c10::intrusive_ptr<c10d::Backend> backend_;
+  const BackendPtr backend_;
   std::atomic<bool> aborted_{false};
   int64_t next_exchange_ = 0;
 };

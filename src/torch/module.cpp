@@ -115,6 +115,7 @@ void bind_options(py::module_& module) {
   bind_field(type, "two_tier_all_gather", &isthmus::Options::two_tier_all_gather);
   bind_field(type, "max_units", &isthmus::Options::max_units);
   bind_field(type, "device_timings", &isthmus::Options::device_timings);
+  bind_field(type, "device_timings", &isthmus::Options::device_timings);
   bind_field(type, "log", &isthmus::Options::log);
 }
 
@@ -137,18 +138,28 @@ py::dict to_dict(const CodecCounts& counts) {
                   "estimated_elements"_a = counts.estimated_elements, "non_finite_blocks"_a = counts.non_finite_blocks);
 }
 
-py::dict to_dict(const BackendStats& stats) {
+// What a device did, or all of them.
+py::dict to_dict(const isthmus::Stats& path) {
   using namespace py::literals;
   py::dict collectives;
   for (int i = 0; i < kNumCollectives; ++i) {
-    collectives[to_string(static_cast<Collective>(i))] = to_dict(stats.path.collectives[i]);
+    collectives[to_string(static_cast<Collective>(i))] = to_dict(path.collectives[i]);
+  }
+  return py::dict("collectives"_a = collectives, "codec"_a = to_dict(path.codec),
+                  "compressed_calls"_a = path.compressed_calls, "exact_calls"_a = path.exact_calls,
+                  "skipped_steps"_a = path.skipped_steps, "skipped_elements"_a = path.skipped_elements,
+                  "num_units"_a = path.num_units, "residual_bytes"_a = path.residual_bytes,
+                  "scratch_bytes"_a = path.scratch_bytes);
+}
+
+py::dict to_dict(const BackendStats& stats) {
+  using namespace py::literals;
+  py::dict devices;
+  for (const auto& [device, path] : stats.devices) {
+    devices[device.c_str()] = to_dict(path);
   }
   return py::dict("node_map"_a = stats.node_map, "node_map_source"_a = stats.node_map_source,
-                  "options"_a = stats.options, "calls"_a = stats.calls, "collectives"_a = collectives,
-                  "codec"_a = to_dict(stats.path.codec), "compressed_calls"_a = stats.path.compressed_calls,
-                  "exact_calls"_a = stats.path.exact_calls, "skipped_steps"_a = stats.path.skipped_steps,
-                  "skipped_elements"_a = stats.path.skipped_elements, "num_units"_a = stats.path.num_units,
-                  "residual_bytes"_a = stats.path.residual_bytes, "scratch_bytes"_a = stats.path.scratch_bytes,
+                  "options"_a = stats.options, "calls"_a = stats.calls, **to_dict(stats.path), "devices"_a = devices,
                   "notes"_a = stats.notes);
 }
 
@@ -160,10 +171,11 @@ BackendStats stats_without_gil(BackendIsthmus& backend) {
 c10::intrusive_ptr<BackendIsthmus> make_backend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                                 const OptionsPtr& options, std::vector<int> node_of_rank,
                                                 std::string node_map_source, BackendPtr world, TierParts intra,
-                                                TierParts inter, TierParts flat) {
-  return c10::make_intrusive<BackendIsthmus>(
-      BackendParts{std::move(store), rank, size, copy_options(*options), std::move(node_of_rank),
-                   std::move(node_map_source), std::move(world), std::move(intra), std::move(inter), std::move(flat)});
+                                                TierParts inter, TierParts flat, std::optional<CudaParts> cuda,
+                                                std::string no_cuda) {
+  return c10::make_intrusive<BackendIsthmus>(BackendParts{
+      std::move(store), rank, size, copy_options(*options), std::move(node_of_rank), std::move(node_map_source),
+      std::move(world), std::move(intra), std::move(inter), std::move(flat), std::move(cuda), std::move(no_cuda)});
 }
 
 void bind_backend(py::module_& module) {
@@ -171,9 +183,17 @@ void bind_backend(py::module_& module) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   // isthmus._mpi makes them.
   py::class_<MessageTransport, std::shared_ptr<MessageTransport>>(module, "Transport");
+  py::class_<CudaParts>(module, "CudaParts")
+      .def(py::init([](BackendPtr world, BackendPtr intra, BackendPtr inter, BackendPtr gather_intra,
+                       BackendPtr gather_inter) {
+             return CudaParts{std::move(world), std::move(intra), std::move(inter), std::move(gather_intra),
+                              std::move(gather_inter)};
+           }),
+           py::kw_only(), "world"_a, "intra"_a, "inter"_a, "gather_intra"_a, "gather_inter"_a);
   BackendClass type(module, "Backend");
   type.def(py::init(&make_backend), unlocked, py::kw_only(), "store"_a, "rank"_a, "size"_a, "options"_a,
-           "node_of_rank"_a, "node_map_source"_a = "", "world"_a, "intra"_a, "inter"_a, "flat"_a)
+           "node_of_rank"_a, "node_map_source"_a = "", "world"_a, "intra"_a, "inter"_a, "flat"_a, "cuda"_a = py::none(),
+           "no_cuda"_a = "")
       .def_property_readonly("options",
                              [](BackendIsthmus& backend) {
                                return c10::static_intrusive_pointer_cast<BackendOptions>(backend.getBackendOptions());

@@ -51,7 +51,7 @@ void WorkerWork::fail(std::exception_ptr error) {
   finish(std::move(error));
 }
 
-CombinedWork::CombinedWork(int rank, c10d::OpType type, std::vector<c10::intrusive_ptr<c10d::Work>> works,
+CombinedWork::CombinedWork(int rank, c10d::OpType type, std::vector<WorkPtr> works,
                            std::optional<std::vector<at::Tensor>> outputs)
     : Work(rank, type), works_(std::move(works)), outputs_(std::move(outputs)) {}
 
@@ -122,21 +122,16 @@ c10::intrusive_ptr<c10::ivalue::Future> CombinedWork::getFuture() {
       c10::ListType::create(c10::TensorType::get()));
 }
 
-WatchedWork::WatchedWork(c10::intrusive_ptr<c10d::Work> work, uint64_t sequence_number,
-                         const c10::intrusive_ptr<c10::intrusive_ptr_target>& owner, FaultHandler* handler)
-    : Work(-1, work->retrieveOpType()),
-      work_(std::move(work)),
-      sequence_number_(sequence_number),
-      owner_(owner),
-      handler_(handler) {}
+WatchedWork::WatchedWork(WorkPtr work, Watcher watcher)
+    : Work(-1, work->retrieveOpType()), work_(std::move(work)), watcher_(std::move(watcher)) {}
 
 bool WatchedWork::wait(std::chrono::milliseconds timeout) {
-  const auto owner = owner_.lock();
+  const auto owner = watcher_.owner.lock();
   if (!owner) {
     return work_->wait(timeout);
   }
-  handler_->wait_begins();
-  const auto ends = c10::make_scope_exit([this] { handler_->wait_ends(); });
+  watcher_.handler->wait_begins();
+  const auto ends = c10::make_scope_exit([this] { watcher_.handler->wait_ends(); });
   try {
     return work_->wait(timeout);
   } catch (const std::exception& error) {
@@ -144,23 +139,22 @@ bool WatchedWork::wait(std::chrono::milliseconds timeout) {
     if (patience_ended || !is_network_failure(error.what())) {
       throw;
     }
-    std::rethrow_exception(handler_->explain(opType_, sequence_number_, error.what()));
+    std::rethrow_exception(watcher_.handler->explain(opType_, watcher_.sequence_number, error.what()));
   }
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> WatchedWork::getFuture() {
   const auto future = work_->getFuture();
-  const auto owner = owner_.lock();
+  const auto owner = watcher_.owner.lock();
   if (!owner) {
     return future;
   }
-  handler_->wait_begins();
-  const auto watched = [type = opType_, number = sequence_number_, weak_owner = owner_,
-                        handler = handler_](c10::ivalue::Future& done) {
-    const auto alive = weak_owner.lock();
+  watcher_.handler->wait_begins();
+  const auto watched = [type = opType_, watcher = watcher_](c10::ivalue::Future& done) {
+    const auto alive = watcher.owner.lock();
     const auto ends = c10::make_scope_exit([&] {
       if (alive) {
-        handler->wait_ends();
+        watcher.handler->wait_ends();
       }
     });
     try {
@@ -169,14 +163,13 @@ c10::intrusive_ptr<c10::ivalue::Future> WatchedWork::getFuture() {
       if (!alive || !is_network_failure(error.what())) {
         throw;
       }
-      std::rethrow_exception(handler->explain(type, number, error.what()));
+      std::rethrow_exception(watcher.handler->explain(type, watcher.sequence_number, error.what()));
     }
   };
   return future->then(watched, future->elementType());
 }
 
-c10::intrusive_ptr<c10d::Work> followed_by(const c10::intrusive_ptr<c10d::Work>& work, std::vector<at::Tensor> outputs,
-                                           std::function<void()> then) {
+WorkPtr followed_by(const WorkPtr& work, std::vector<at::Tensor> outputs, std::function<void()> then) {
   auto followed = c10::make_intrusive<WorkerWork>(-1, work->retrieveOpType(), nullptr, std::vector<at::Tensor>{},
                                                   std::move(outputs));
   work->getFuture()->addCallback([followed, then = std::move(then)](c10::ivalue::Future& done) {

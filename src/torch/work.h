@@ -13,6 +13,8 @@
 
 namespace isthmus::torch_backend {
 
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
 // One operation that the worker thread runs. The caller's side: wait(timeout), isCompleted, exception, result,
 // getFuture; a forked child, where the worker is not, must not wait. The worker's side: complete() or fail(), once; the
 // Future is done first, and its callbacks have run when waiters go on.
@@ -42,7 +44,7 @@ class WorkerWork final : public c10d::Work {
 class CombinedWork final : public c10d::Work {
  public:
   // outputs: what result() and the Future give; else what the works give, one after the other.
-  CombinedWork(int rank, c10d::OpType type, std::vector<c10::intrusive_ptr<c10d::Work>> works,
+  CombinedWork(int rank, c10d::OpType type, std::vector<WorkPtr> works,
                std::optional<std::vector<at::Tensor>> outputs = std::nullopt);
 
   bool isCompleted() override;
@@ -54,29 +56,40 @@ class CombinedWork final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
-  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+  std::vector<WorkPtr> works_;
   std::optional<std::vector<at::Tensor>> outputs_;
   std::atomic<bool> waited_{false};  // some of Gloo's Works never say that they have completed
 };
 
-// Who is told when the wait for a Work of the world backend takes long, and asked what its failure means.
+// Who is told when the wait for a Work takes long, and asked what its failure means.
 class FaultHandler {
  public:
   virtual void wait_begins() = 0;  // throws where nobody may wait: in a forked child
   virtual void wait_ends() = 0;
   // The error to throw in place of `error`. Blocks for seconds.
   virtual std::exception_ptr explain(c10d::OpType operation, uint64_t sequence_number, const std::string& error) = 0;
+  // Throws what the group has failed with; looks what its GPU has found until now.
+  virtual void throw_if_failed(c10d::OpType operation, uint64_t sequence_number) = 0;
 
  protected:
   ~FaultHandler() = default;
 };
 
+// Who watches over a Work, which has this number in its group.
+struct Watcher {
+  // owner: the same object as the handler; may go before the Work.
+  Watcher(uint64_t number, const c10::intrusive_ptr<c10::intrusive_ptr_target>& owning, FaultHandler* handling)
+      : sequence_number(number), owner(owning), handler(handling) {}
+
+  uint64_t sequence_number;
+  c10::weak_intrusive_ptr<c10::intrusive_ptr_target> owner;
+  FaultHandler* handler;
+};
+
 // A Work of the world backend whose failure names the ranks that are missing.
 class WatchedWork final : public c10d::Work {
  public:
-  // sequence_number: in the group. handler: is the same object as `owner`, which may go before this Work.
-  WatchedWork(c10::intrusive_ptr<c10d::Work> work, uint64_t sequence_number,
-              const c10::intrusive_ptr<c10::intrusive_ptr_target>& owner, FaultHandler* handler);
+  WatchedWork(WorkPtr work, Watcher watcher);
 
   bool isCompleted() override { return work_->isCompleted(); }
   bool isSuccess() const override { return work_->isSuccess(); }
@@ -88,20 +101,17 @@ class WatchedWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override;
   void abort() override { work_->abort(); }
   float getDuration() const override { return work_->getDuration(); }
-  uint64_t getSequencenumber() const override { return sequence_number_; }
+  uint64_t getSequencenumber() const override { return watcher_.sequence_number; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return work_->getFutureResult(); }
 
  private:
-  c10::intrusive_ptr<c10d::Work> work_;
-  uint64_t sequence_number_;
-  c10::weak_intrusive_ptr<c10::intrusive_ptr_target> owner_;
-  FaultHandler* handler_;
+  const WorkPtr work_;
+  const Watcher watcher_;
 };
 
 // `work`, and `then` run once it has succeeded, before anyone who waits goes on. For backends whose Works have a
 // Future. outputs: what result() and the Future give.
-c10::intrusive_ptr<c10d::Work> followed_by(const c10::intrusive_ptr<c10d::Work>& work, std::vector<at::Tensor> outputs,
-                                           std::function<void()> then);
+WorkPtr followed_by(const WorkPtr& work, std::vector<at::Tensor> outputs, std::function<void()> then);
 
 }  // namespace isthmus::torch_backend

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
-from isthmus import _models, _native
+from isthmus import _backends, _models, _native
 from isthmus._layout import clean_name
 
 Gradients = dict[str, torch.Tensor]
@@ -143,7 +143,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> N
 
 
 def backends(model: nn.Module) -> list[Any]:
-    return [found for found in map(_models.isthmus_backend, _models.groups_of(model)) if found is not None]
+    return [found for found in map(_backends.isthmus_backend, _models.groups_of(model)) if found is not None]
 
 
 def unit_states(model: nn.Module) -> list[dict[str, Any]]:

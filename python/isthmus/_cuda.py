@@ -1,0 +1,113 @@
+"""The half of a process group that CUDA tensors take: whether ranks have a GPU, and NCCL's world backend and tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import GroupName, PrefixStore, Store
+
+from isthmus.topology.node_map import name_ranks, ranks_by_value
+
+if TYPE_CHECKING:
+    from isthmus import _C
+
+
+def devices() -> list[str]:
+    """Return the types of device that the backend is registered for.
+
+    What this machine has is not asked: that would start CUDA in every process that imports torch.
+    """
+    return ["cpu", "cuda"] if _built_with_cuda() else ["cpu"]
+
+
+def _built_with_cuda() -> bool:
+    try:
+        from isthmus._build_info import CUDA
+    except ImportError:  # what cannot be loaded is said when a group is made
+        return False
+    return bool(CUDA)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a rank tells the others about its GPU."""
+
+    #: "0000:07:00.0"; "" where there is none, or it cannot be told.
+    bus_id: str = ""
+    #: Why there is no GPU for this process; "" where there is one.
+    missing: str = ""
+
+
+def find_gpu() -> Gpu:
+    """Look for the GPU of this process: the one that the default group is bound to, else the current one."""
+    if not _built_with_cuda():
+        return Gpu(missing="isthmus was built without CUDA")
+    if not torch.cuda.is_available():
+        return Gpu(missing="torch sees no GPU")
+    if not dist.is_nccl_available():
+        return Gpu(missing="torch has no NCCL")
+    world = dist.group.WORLD
+    bound = world.bound_device_id if world is not None else None
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device() if bound is None else bound)
+    place = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
+    known = [number for number in place if number is not None]
+    return Gpu(bus_id="{:04x}:{:02x}:{:02x}.0".format(*known)) if len(known) == len(place) else Gpu()
+
+
+def why_none(global_ranks: Sequence[int], gpus: Sequence[Gpu]) -> str:
+    """Return why a group of ranks with these GPUs has no part for CUDA tensors; "" if it has one. All or none have."""
+    missing = ranks_by_value(global_ranks, [gpu.missing for gpu in gpus])
+    missing.pop("", None)
+    return "; ".join(
+        reason if len(ranks) == len(global_ranks) else f"{name_ranks(ranks)}: {reason}"
+        for reason, ranks in missing.items()
+    )
+
+
+@dataclass(frozen=True)
+class NcclGroup:
+    """The ranks of a process group, and what NCCL's backends over some of them have in common."""
+
+    store: Store  # under a prefix of this group's own
+    name: str  # for torch's flight recorder
+    rank: int
+    global_ranks: Sequence[int]
+    timeout: timedelta
+
+    def backend(self, tier: str, ranks: Sequence[int], own_prefix: str) -> Any:
+        """Construct NCCL's backend over some ranks of the group; None for one rank alone."""
+        if len(ranks) < 2 and tier != "world":
+            return None
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = self.timeout
+        options.global_ranks_in_group = [self.global_ranks[rank] for rank in ranks]
+        options.group_name = GroupName(self.name if tier == "world" else f"{self.name}/isthmus_{tier}")
+        store = PrefixStore(f"nccl/{own_prefix}", self.store)
+        return dist.ProcessGroupNCCL(store, list(ranks).index(self.rank), len(ranks), options)
+
+
+def make_parts(
+    group: NcclGroup, native: Any, node: int, node_ranks: Sequence[int], rail: Sequence[int]
+) -> _C.CudaParts:
+    """Construct the backends of a group, whose world comes first: torch's monitor watches the first one of a process.
+
+    node_ranks, rail: the tiers' ranks; empty without two tiers. Nothing is connected yet.
+    """
+    world = group.backend("world", range(len(group.global_ranks)), "world")
+    local_index = list(node_ranks).index(group.rank) if node_ranks else 0
+    tiers = {
+        name: group.backend(name, ranks, f"{name}/{number}")
+        for name, ranks, number in (
+            ("intra", node_ranks, node),
+            ("inter", rail, local_index),
+            ("gather_intra", node_ranks, node),
+            ("gather_inter", rail, local_index),
+        )
+    }
+    parts: _C.CudaParts = native.CudaParts(world=world, **tiers)
+    return parts
