@@ -299,23 +299,36 @@ struct HoldBack {
   }
 };
 
-// Moves the values that the index marks from residual (zero there afterwards) to the sketch.
+// Moves the values that the index marks from residual (zero there afterwards) to the sketch. A sketch that is larger
+// than the second-level cache is filled in stripes of columns, one after the other: each cell is met three times a
+// value, in rows far apart.
 struct InsertValues {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = 0;
+  static constexpr int64_t kStripeBytes =
+      int64_t{24} * 1024 * 1024;  // of the sketch; fits the caches of sm_80 and later
 
   TagcEncodeJob job;
+  int64_t stripe_words;  // of each block's words in the index: a power of two
+
+  // The most, so that a stripe of the sketch has no more than `bytes`; at least one.
+  static int64_t words_of_stripe(const TagcShape& shape, int64_t bytes) {
+    int64_t words = shape.block_elements / 32;
+    while (words > 1 && 4 * 32 * words * shape.num_rows > bytes) {
+      words /= 2;
+    }
+    return words;
+  }
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    const Sectors sectors = sectors_of_residual(job);
     uint64_t kept = 0;
-    for_each_index_word(group, job, [&](int64_t word, uint32_t marks) {
-      if (marks != 0) {
-        insert_word(group, sectors, word, marks);
-        kept += count_bits(marks);
-      }
-    });
+    for (int64_t first = 0; first < job.shape.block_elements / 32; first += stripe_words) {
+      for_each_of_all(group, job.shape.num_blocks * stripe_words, [&](int64_t i) {
+        const int64_t block = i >> lowest_bit(stripe_words);
+        kept += insert_word(group, block, first + (i & (stripe_words - 1)));
+      });
+    }
     kept = group.sum(kept);
     if (group.thread() == 0) {
       group.fetch_add(job.counts->kept_elements, kept);
@@ -323,24 +336,30 @@ struct InsertValues {
   }
 
  private:
+  // Returns how many values it moved.
   template <typename Group>
-  ISTHMUS_DEVICE void insert_word(Group& group, const Sectors& sectors, int64_t word, uint32_t marks) const {
-    auto* cells = reinterpret_cast<uint32_t*>(job.packet + job.layout.sketch);
-    const RowsOfBlock rows = load_rows(job.rows, block_of_word(job.shape, word));
-    const int64_t column = 32 * (word & (job.shape.block_elements / 32 - 1));
+  ISTHMUS_DEVICE uint32_t insert_word(Group& group, int64_t block, int64_t word_of_block) const {
+    const int64_t word = block * (job.shape.block_elements / 32) + word_of_block;
+    const uint32_t marks = reinterpret_cast<const uint32_t*>(job.packet + job.layout.index)[word];
+    if (marks == 0 || is_flagged(reinterpret_cast<const uint64_t*>(job.packet + job.layout.flags), block)) {
+      return 0;
+    }
+    auto* cells = reinterpret_cast<uint32_t*>(job.packet + job.layout.sketch) + 32 * word_of_block;
+    const RowsOfBlock rows = load_rows(job.rows, block);
+    const Sectors sectors = sectors_of_residual(job);
     for_each_marked_byte(sectors, word, marks, [&](int byte, uint32_t marks_of_byte, Eight eight) {
       ISTHMUS_UNROLL
       for (int i = 0; i < 8; ++i) {
         if ((marks_of_byte >> i & 1) != 0) {
-          const int64_t cell = column + 8 * byte + i;
           for (int r = 0; r < 3; ++r) {
-            group.apply_xor(cells[rows.value[r] * job.shape.block_elements + cell], bits_of(eight.value[i]));
+            group.apply_xor(cells[rows.value[r] * job.shape.block_elements + 8 * byte + i], bits_of(eight.value[i]));
           }
           eight.value[i] = 0;
         }
       }
       sectors.store(32 * word + 8 * byte, eight);
     });
+    return count_bits(marks);
   }
 };
 

@@ -80,7 +80,8 @@ void peel_and_insert(Executor& executor, const TagcEncodeJob& job) {
     executor.run(PeelIndex<false>{job}, slabs, 0);
     executor.run(HoldBack<false>{job}, slabs, HoldBack<false>::kCandidateBytes);
   }
-  executor.run(InsertValues{job}, divide_up(2 * job.shape.index_words(), kPassThreads), 0);
+  const int64_t stripe_words = InsertValues::words_of_stripe(job.shape, InsertValues::kStripeBytes);
+  executor.run(InsertValues{job, stripe_words}, divide_up(2 * job.shape.index_words(), kPassThreads), 0);
 }
 
 template <typename Executor>

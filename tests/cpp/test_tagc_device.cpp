@@ -2,6 +2,7 @@
 // for bit.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <set>
@@ -214,6 +215,41 @@ TEST(TagcDevice, AddsSeveralPacketsInOrder) {
     EXPECT_EQ(decode_on_device(options, packets, 3, out, kContext, cut).reported, 0U);
     EXPECT_EQ(bits_of(out), bits_of(expected));
   }
+}
+
+// However the sketch is cut into stripes.
+TEST(TagcDevice, StripesOfTheSketchFitTheirCache) {
+  using kernels::emulated::InsertValues;
+  const kernels::TagcShape shape = TagcSettings(options_of(4, .9, 256)).shape(5000);
+  ASSERT_EQ(shape.num_rows, 5);
+  EXPECT_EQ(InsertValues::words_of_stripe(shape, 4 * 256 * 5), 8);
+  EXPECT_EQ(InsertValues::words_of_stripe(shape, 4 * 256 * 5 - 1), 4);
+  EXPECT_EQ(InsertValues::words_of_stripe(shape, 1), 1);
+  const std::vector<float> piece = make_piece(Data::kHeavyTail, 5000, 8);
+  const Encoded whole = encode_on_device(options_of(4, .9, 256), piece, std::vector<float>(5000), kContext, {32, 3});
+  const TagcDevice codec(options_of(4, .9, 256));
+  std::set<std::vector<uint8_t>> packets;
+  for (const int64_t stripe_words : {1, 2, 8}) {  // inserts once more, elsewhere
+    Memory packet(static_cast<int64_t>(whole.packet.size()));
+    std::copy(whole.packet.begin(), whole.packet.end(), packet.data());
+    Memory scratch(codec.encode_scratch_bytes(5000));
+    std::vector<float> residual(5000, 1.0F);
+    const kernels::DeviceContext context = device_context(kContext);
+    kernels::DeviceCounts counts;
+    kernels::TagcEncodeJob job =
+        codec.encode_job(buffer_of(piece), buffer_of(residual), packet.buffer(), &context, &counts, scratch.buffer());
+    for (int64_t block = 0; block < shape.num_blocks; ++block) {
+      job.rows[block] = {{0, 2, 4}, 0};
+    }
+    EmulatedDevice device(32, 3, 1);
+    device.run(InsertValues{job, stripe_words}, 4, 0);
+    EXPECT_EQ(counts.kept_elements, whole.counts.kept_elements);
+    const auto zeros = static_cast<uint64_t>(std::count(residual.begin(), residual.end(), 0.0F));
+    EXPECT_EQ(zeros, whole.counts.kept_elements);
+    packets.insert(packet.copy());
+  }
+  EXPECT_EQ(packets.size(), 1U);
+  EXPECT_NE(*packets.begin(), whole.packet);
 }
 
 // As if each had been decoded alone into zeros.
