@@ -28,6 +28,11 @@ class Mark {
     std::unique_lock lock(mutex_);
     passed_.wait(lock, [this] { return time_.has_value(); });
   }
+  // Whether it was passed by then.
+  bool wait_for(Clock::duration patience) {
+    std::unique_lock lock(mutex_);
+    return passed_.wait_for(lock, patience, [this] { return time_.has_value(); });
+  }
   std::optional<Clock::time_point> time() const {
     const std::lock_guard lock(mutex_);
     return time_;

@@ -55,7 +55,8 @@ class GpuWorld {
  public:
   struct Rank {
     std::shared_ptr<EmulatedGpu> gpu;
-    Stream stream;
+    Stream stream;  // of the caller
+    Stream other_stream;
     std::shared_ptr<EmulatedTransport> intra;
     std::shared_ptr<EmulatedTransport> inter;
     std::shared_ptr<EmulatedTransport> gather_intra;
@@ -76,6 +77,7 @@ class GpuWorld {
       Rank& rank = ranks.emplace_back();
       rank.gpu = std::make_shared<EmulatedGpu>(settings.seed + 1000 * static_cast<uint32_t>(r));
       rank.stream = rank.gpu->make_stream();
+      rank.other_stream = rank.gpu->make_stream();
       const auto enqueued = [&](const std::shared_ptr<Transport>& tier, bool between_nodes) {
         return std::make_shared<EmulatedTransport>(rank.gpu, tier, between_nodes, settings.sums);
       };

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <deque>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -347,6 +349,75 @@ TEST(CommunicatorOnGpu, WithoutTiersOfTheirOwnGathersQueueBehindReductions) {
     World cpu(map, lossy_options());
     expect_results_of_cpu(world, cpu, calls_of_one_step(world.size(), 100), /*in_flight=*/100);
   }
+}
+
+// While one lane of every rank stands still, others go on.
+class Overlap : public ::testing::Test {
+ protected:
+  // Started by every rank, in this order, while the lane stands still.
+  struct Started {
+    Call call;
+    Stream GpuWorld::Rank::*stream;
+  };
+  void start_while_held(Lane lane, const std::vector<Started>& all) {
+    std::deque<test::CallOnGpu> prepared;  // which waits for the GPU
+    for (const Started& started : all) {
+      for (int r = 0; r < world_.size(); ++r) {
+        prepared.emplace_back(*world_.ranks[r].gpu, started.call, r, world_.size());
+      }
+    }
+    for (const GpuWorld::Rank& rank : world_.ranks) {
+      rank.gpu->enqueue(rank.gpu->lane(lane), "hold", {}, [this] { released_.wait(); });
+    }
+    auto next = prepared.begin();
+    for (const Started& started : all) {
+      for (const GpuWorld::Rank& rank : world_.ranks) {
+        next->start(*rank.communicator, rank.*started.stream);
+        next->finish(rank.*started.stream);
+        ++next;
+      }
+    }
+  }
+  bool all_reach(const std::function<Stream(const GpuWorld::Rank&)>& stream) {
+    std::deque<test::Mark> marks;
+    for (const GpuWorld::Rank& rank : world_.ranks) {
+      test::Mark& mark = marks.emplace_back();
+      rank.gpu->enqueue(stream(rank), "reach", {}, [&mark] { mark.set(); });
+    }
+    const bool reached = std::all_of(marks.begin(), marks.end(),
+                                     [](test::Mark& mark) { return mark.wait_for(std::chrono::seconds(5)); });
+    released_.set();
+    for (const GpuWorld::Rank& rank : world_.ranks) {
+      rank.gpu->synchronize();
+    }
+    return reached;
+  }
+
+  GpuWorld world_{NodeMap::parse("2x2", 4), lossy_options()};
+  test::Mark released_;
+};
+
+TEST_F(Overlap, GathersDoNotQueueBehindReductions) {
+  const Started reduction = {{Collective::kReduceScatter, 8000, kFloat32}, &GpuWorld::Rank::stream};
+  const Started gather = {{Collective::kAllGather, 8000, kFloat32}, &GpuWorld::Rank::other_stream};
+  start_while_held(Lane::kEncode, {reduction, reduction, reduction, gather});
+  EXPECT_TRUE(all_reach([](const GpuWorld::Rank& rank) { return rank.other_stream; }));
+}
+
+// While one of two units stands still in `held`, the other one leaves `reached`.
+struct Stages {
+  Lane held;
+  Lane reached;
+};
+class OverlapOfStages : public Overlap, public ::testing::WithParamInterface<Stages> {};
+INSTANTIATE_TEST_SUITE_P(Lanes, OverlapOfStages,
+                         ::testing::Values(Stages{Lane::kEncode, Lane::kIntra}, Stages{Lane::kInter, Lane::kEncode},
+                                           Stages{Lane::kDecode, Lane::kInter}));
+
+TEST_P(OverlapOfStages, OfTwoUnits) {
+  start_while_held(GetParam().held, {{{Collective::kReduceScatter, 8000, kFloat32}, &GpuWorld::Rank::stream},
+                                     {{Collective::kReduceScatter, 4000, kFloat32}, &GpuWorld::Rank::other_stream}});
+  EXPECT_TRUE(all_reach([](const GpuWorld::Rank& rank) { return rank.gpu->lane(GetParam().reached); }));
 }
 
 TEST(CommunicatorOnGpu, NothingIsAllocatedInASteadyState) {

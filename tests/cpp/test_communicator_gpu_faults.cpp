@@ -202,18 +202,22 @@ TEST_P(EveryCodecOnGpu, AMissingRankIsNamedAndNobodyHangs) {
   EXPECT_NE(outcomes[2].text.find("rank 3 did not come"), std::string::npos) << outcomes[2].text;
 }
 
+// In the tiers of reductions and in those of gathers.
 TEST_P(EveryCodecOnGpu, AbortEndsWhatStreamsWaitFor) {
-  GpuWorld world(NodeMap::parse("2x2", 4), options());
-  const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) {
-    if (rank == 3) {
-      std::this_thread::sleep_for(milliseconds(20));  // let the others wait; correct without it, too
-      world.ranks[3].communicator->abort();
-      return;
+  for (const Collective collective : {Collective::kReduceScatter, Collective::kAllGather}) {
+    GpuWorld world(NodeMap::parse("2x2", 4), options());
+    const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) {
+      if (rank == 3) {
+        std::this_thread::sleep_for(milliseconds(20));  // let the others wait; correct without it, too
+        world.ranks[3].communicator->abort();
+        return;
+      }
+      repeat(world.ranks[rank], {collective, 4000, kFloat32}, rank, 4);
+    });
+    for (const int rank : {0, 1, 2}) {
+      EXPECT_TRUE(outcomes[rank].threw<TransportError>()) << "rank " << rank << ": " << outcomes[rank].text;
+      EXPECT_NE(outcomes[rank].text.find("aborted by rank"), std::string::npos) << outcomes[rank].text;
     }
-    repeat(world.ranks[rank], {Collective::kReduceScatter, 4000, kFloat32}, rank, 4);
-  });
-  for (const int rank : {0, 1, 2}) {
-    EXPECT_TRUE(outcomes[rank].threw<TransportError>()) << "rank " << rank << ": " << outcomes[rank].text;
   }
 }
 
