@@ -30,6 +30,7 @@ constexpr int kHighestPriority = -5;
 template <typename T>
 class Handles {
  public:
+  explicit Handles(const char* what) : what_(what) {}
   T* add(T value) {
     const std::lock_guard lock(mutex_);
     return *alive_.insert(new T(value)).first;
@@ -43,22 +44,23 @@ class Handles {
   void check(T* handle, const char* caller) {
     const std::lock_guard lock(mutex_);
     if (!alive_.contains(handle)) {
-      give_up("%s(%p): no such handle, or destroyed", caller, static_cast<void*>(handle));
+      give_up("%s: no such %s, or destroyed", caller, what_);
     }
   }
 
  private:
+  const char* what_;
   std::mutex mutex_;
   std::set<T*> alive_;
 };
 
 Handles<CUstream_st>& streams() {
-  static auto* const instance = new Handles<CUstream_st>;
+  static auto* const instance = new Handles<CUstream_st>("stream");
   return *instance;
 }
 
 Handles<CUevent_st>& events() {
-  static auto* const instance = new Handles<CUevent_st>;
+  static auto* const instance = new Handles<CUevent_st>("event");
   return *instance;
 }
 

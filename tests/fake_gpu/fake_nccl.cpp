@@ -191,7 +191,9 @@ FAKE_API ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
   return ncclSuccess;
 }
 FAKE_API ncclResult_t ncclCommAbort(ncclComm_t communicator) {
-  withdraw(communicator, "ncclCommAbort")->mesh.abort();  // freed by whom it interrupts
+  if (communicator != nullptr) {                            // as NCCL; torch has none where making one failed
+    withdraw(communicator, "ncclCommAbort")->mesh.abort();  // freed by whom it interrupts
+  }
   return ncclSuccess;
 }
 FAKE_API ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t* error) {

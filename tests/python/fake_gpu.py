@@ -179,10 +179,11 @@ def host_view(tensor: Any) -> Any:
 
     storage = tensor.untyped_storage()
     if storage.nbytes() == 0:
-        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
     memory = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
     on_host = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
-    return torch.empty(0, dtype=tensor.dtype).set_(on_host, tensor.storage_offset(), tensor.size(), tensor.stride())
+    empty = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    return empty.set_(on_host, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 if __name__ == "__main__":

@@ -266,7 +266,7 @@ def gathered(value: Any) -> list[Any]:
 def same_on_all_ranks(value: Any) -> bool:
     """Return whether all ranks have an equal value; tensors are compared bit by bit."""
     if isinstance(value, torch.Tensor):
-        value = hashlib.sha256(value.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+        value = hashlib.sha256(value.contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
     return len(set(map(repr, gathered(value)))) == 1
 
 
