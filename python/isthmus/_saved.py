@@ -142,10 +142,10 @@ class Source:
                 )
 
     def residuals(self, rank: int, group: int, unit: int) -> dict[str, torch.Tensor]:
-        """Read the residuals of one unit; an empty tensor where there was none."""
+        """Read the residuals of one unit, to the CPU; an empty tensor where there was none."""
         keys = {kind: tensor_key(rank, group, unit, kind) for kind in RESIDUALS}
         tensors = self._read([key for key in keys.values() if self._sizes.get(key)])
-        return {kind: tensors.get(key, torch.empty(0)) for kind, key in keys.items()}
+        return {kind: tensors.get(key, torch.empty(0)).cpu() for kind, key in keys.items()}  # map_location="cuda"
 
 
 def tensor_key(rank: int, group: int, unit: int, kind: str) -> str:

@@ -125,14 +125,17 @@ def compressed(world: World, collective) -> dict[str, object]:  # type: ignore[n
 
 
 def compressed_bfloat16(world: World) -> None:
-    """NCCL sums pieces in bfloat16, the CPU in float32: the first step's sums differ by that rounding."""
+    """NCCL sums pieces in bfloat16, the CPU in float32: the first step's sums differ by that rounding.
+
+    But where a value is next to the threshold, one may send what the other keeps.
+    """
     on_device, on_cpu = isthmus_group(**TAGC), isthmus_group(**TAGC)
-    source = heavy_tail(4 * 50_000, world.rank).bfloat16()
-    result = reduce_scatter(source.to(world.device), on_device).cpu().float()
-    expected = reduce_scatter(source, on_cpu).float()
-    both = (result != 0) & (expected != 0)
-    require(int(both.sum()) > 0.8 * int((expected != 0).sum()), "other elements were sent")
-    torch.testing.assert_close(result[both], expected[both], rtol=0.03, atol=1e-3)
+    sources = [heavy_tail(4 * 50_000, rank).bfloat16() for rank in range(world.size)]
+    result = reduce_scatter(sources[world.rank].to(world.device), on_device).cpu().float()
+    expected = reduce_scatter(sources[world.rank], on_cpu).float()
+    magnitude = own_chunk(sum(source.float().abs() for source in sources))
+    close = (result - expected).abs() <= 4 * torch.finfo(torch.bfloat16).eps * magnitude
+    require(float(close.float().mean()) > 0.995, int((~close).sum()), "of", close.numel(), "are not close")
 
 
 def not_finite(world: World) -> None:

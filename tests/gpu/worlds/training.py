@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections import Counter
 from collections.abc import Callable
@@ -58,9 +59,15 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
 
 
+@functools.cache
+def text_to_learn() -> bytes:
+    """Return the project's own manual, as it is when it is first asked for."""
+    return (Path(__file__).resolve().parents[3] / "docs/operating.md").read_bytes()
+
+
 def batch(world: World, step: int) -> torch.Tensor:
-    """Return a rank's sequences of a step: the project's own manual, from places that follow from both."""
-    text = (Path(__file__).resolve().parents[3] / "docs/operating.md").read_bytes()
+    """Return a rank's sequences of a step, from places in the text that follow from both."""
+    text = text_to_learn()
     generator = torch.Generator().manual_seed(1000 * step + world.rank)
     starts = torch.randint(len(text) - SHAPE.context - 1, (SEQUENCES,), generator=generator).tolist()
     rows = [list(text[start : start + SHAPE.context + 1]) for start in starts]
