@@ -1,4 +1,4 @@
-// Arithmetic on buffers on CUDA, and what the host is told; as kernels/cuda_codecs.h. Free of CUDA's headers.
+// Arithmetic on buffers on CUDA; as kernels/cuda_codecs.h. Free of CUDA's headers.
 #pragma once
 
 #include "isthmus/buffer.h"
@@ -17,9 +17,5 @@ void cuda_multiply(Buffer values, double factor, void* stream);
 // The end of a step, in the order of the stream: what was kept since the last end is added to skipped_elements if
 // `is_skipped`.
 void cuda_end_step(DeviceCounts* counts, bool is_skipped, void* stream);
-
-// *mapped = *fault where `fault` is reported and `mapped` is not yet, in the order of the stream. mapped: host memory
-// that the device can write. `reported` is set there last, when all the rest of it can be seen from the host.
-void cuda_publish_fault(const DeviceFault* fault, DeviceFault* mapped, void* stream);
 
 }  // namespace isthmus::kernels

@@ -6,21 +6,6 @@
 
 namespace isthmus::kernels {
 
-namespace {
-
-__global__ void publish_fault(const DeviceFault* fault, DeviceFault* mapped) {
-  if (fault->reported == 0 || mapped->reported != 0) {
-    return;
-  }
-  mapped->code = fault->code;
-  mapped->received = fault->received;
-  mapped->expected = fault->expected;
-  __threadfence_system();
-  *static_cast<volatile uint32_t*>(&mapped->reported) = 1;
-}
-
-}  // namespace
-
 void cuda_convert(ConstBuffer in, Buffer out, void* stream) {
   cuda::CudaExecutor executor(static_cast<cudaStream_t>(stream));
   cuda::convert(executor, in, out);
@@ -39,11 +24,6 @@ void cuda_multiply(Buffer values, double factor, void* stream) {
 void cuda_end_step(DeviceCounts* counts, bool is_skipped, void* stream) {
   cuda::CudaExecutor executor(static_cast<cudaStream_t>(stream));
   cuda::end_step(executor, counts, is_skipped);
-}
-
-void cuda_publish_fault(const DeviceFault* fault, DeviceFault* mapped, void* stream) {
-  publish_fault<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(fault, mapped);
-  cuda::check_cuda(cudaGetLastError(), "kernel launch");
 }
 
 }  // namespace isthmus::kernels

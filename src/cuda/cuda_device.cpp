@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <map>
 #include <mutex>
 #include <new>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "codec/device_codecs.h"
 #include "codec/device_fault.h"
@@ -74,6 +77,47 @@ class OwnedStream {
   cudaStream_t stream_ = nullptr;
 };
 
+// The streams of lanes are never destroyed, they go to the next device: torch's allocator, once it was told of them
+// (record_stream), records events on them when the memory is freed, however late.
+struct LanePool {
+  std::mutex mutex;
+  std::map<std::pair<int, int>, std::vector<std::unique_ptr<OwnedStream>>> unused;  // by ordinal and priority
+};
+
+LanePool& lane_pool() {
+  static auto* const pool = new LanePool;
+  return *pool;
+}
+
+// A stream of the pool, for as long as this lives.
+class LaneStream {
+ public:
+  LaneStream(int ordinal, int priority) : kind_(ordinal, priority) {
+    {
+      const std::lock_guard lock(lane_pool().mutex);
+      auto& unused = lane_pool().unused[kind_];
+      if (!unused.empty()) {
+        stream_ = std::move(unused.back());
+        unused.pop_back();
+        return;
+      }
+    }
+    stream_ = std::make_unique<OwnedStream>(ordinal, priority);
+  }
+  ~LaneStream() {
+    const std::lock_guard lock(lane_pool().mutex);
+    lane_pool().unused[kind_].push_back(std::move(stream_));
+  }
+  LaneStream(const LaneStream&) = delete;
+  LaneStream& operator=(const LaneStream&) = delete;
+
+  cudaStream_t get() const { return stream_->get(); }
+
+ private:
+  std::pair<int, int> kind_;
+  std::unique_ptr<OwnedStream> stream_;
+};
+
 // What crosses between nodes comes first: everybody waits for it.
 int priority_of(Lane lane, int ordinal) {
   const CurrentDevice current(ordinal);
@@ -94,7 +138,7 @@ void launch_on(int ordinal, const Launch& launch) {
   }
 }
 
-// Faults are found in device memory, which kernels read fast, and published to where the host sees them.
+// The first fault is in device memory, where kernels read it fast, and copied to where the host sees it.
 class CudaLauncher final : public DeviceLauncher {
  public:
   CudaLauncher(int ordinal, kernels::DeviceFault* mapped_fault) : ordinal_(ordinal), mapped_fault_(mapped_fault) {}
@@ -103,22 +147,22 @@ class CudaLauncher final : public DeviceLauncher {
     launch_on(ordinal_, [&] { kernels::cuda_encode_tagc(job, stream.handle); });
   }
   void decode(const kernels::TagcDecodeJob& job, Stream stream) override {
-    launch_on(ordinal_, [&] {
-      kernels::cuda_decode_tagc(job, stream.handle);
-      kernels::cuda_publish_fault(job.fault, mapped_fault_, stream.handle);
-    });
+    launch_on(ordinal_, [&] { kernels::cuda_decode_tagc(with_mapped_fault(job), stream.handle); });
   }
   void encode(const kernels::NoneEncodeJob& job, Stream stream) override {
     launch_on(ordinal_, [&] { kernels::cuda_encode_none(job, stream.handle); });
   }
   void decode(const kernels::NoneDecodeJob& job, Stream stream) override {
-    launch_on(ordinal_, [&] {
-      kernels::cuda_decode_none(job, stream.handle);
-      kernels::cuda_publish_fault(job.fault, mapped_fault_, stream.handle);
-    });
+    launch_on(ordinal_, [&] { kernels::cuda_decode_none(with_mapped_fault(job), stream.handle); });
   }
 
  private:
+  template <typename DecodeJob>
+  DecodeJob with_mapped_fault(DecodeJob job) const {
+    job.mapped_fault = mapped_fault_;
+    return job;
+  }
+
   const int ordinal_;
   kernels::DeviceFault* const mapped_fault_;
 };
@@ -168,7 +212,7 @@ struct CudaDevice::Implementation {
   const std::shared_ptr<CudaEventPool> events = std::make_shared<CudaEventPool>(ordinal, cudaEventDefault);
   const std::shared_ptr<HostWords> host_words = allocate_host_words(ordinal);
   const std::shared_ptr<void> device_words = allocate_device(ordinal, sizeof(DeviceWords));
-  std::array<std::unique_ptr<OwnedStream>, kNumLanes> lanes;
+  std::array<std::unique_ptr<LaneStream>, kNumLanes> lanes;
   const OwnedStream counts_stream{ordinal, 0};
   const CudaEvent order_event{std::make_shared<CudaEventPool>(ordinal, cudaEventDisableTiming)};
   CudaLauncher launcher{ordinal, &device_address(host_words.get(), ordinal)->fault};
@@ -181,7 +225,7 @@ struct CudaDevice::Implementation {
 
 CudaDevice::Implementation::Implementation(int device_ordinal) : ordinal(device_ordinal) {
   for (int lane = 0; lane < kNumLanes; ++lane) {
-    lanes[lane] = std::make_unique<OwnedStream>(ordinal, priority_of(static_cast<Lane>(lane), ordinal));
+    lanes[lane] = std::make_unique<LaneStream>(ordinal, priority_of(static_cast<Lane>(lane), ordinal));
   }
   const CurrentDevice current(ordinal);
   const DeviceWords initial;

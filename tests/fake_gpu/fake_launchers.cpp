@@ -132,12 +132,5 @@ void cuda_end_step(DeviceCounts* counts, bool is_skipped, void* stream) {
   fake::end_step(executor, counts, is_skipped);
 }
 
-void cuda_publish_fault(const DeviceFault* fault, DeviceFault* mapped, void* stream) {
-  const Executor executor(stream);
-  if (fault->reported != 0 && mapped->reported == 0) {
-    *mapped = *fault;
-  }
-}
-
 }  // namespace isthmus::kernels
 #pragma GCC visibility pop
