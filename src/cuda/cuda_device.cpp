@@ -5,17 +5,15 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <map>
 #include <mutex>
 #include <new>
-#include <stdexcept>
-#include <utility>
-#include <vector>
 
 #include "codec/device_codecs.h"
 #include "codec/device_fault.h"
 #include "cuda/cuda_calls.h"
 #include "cuda/cuda_event.h"
+#include "cuda/cuda_launcher.h"
+#include "cuda/cuda_streams.h"
 #include "isthmus/cuda.h"
 #include "kernels/cuda_codecs.h"
 #include "kernels/cuda_values.h"
@@ -60,64 +58,6 @@ std::shared_ptr<HostWords> allocate_host_words(int ordinal) {
   return {new (memory) HostWords, [](HostWords* words) { cudaFreeHost(words); }};
 }
 
-class OwnedStream {
- public:
-  OwnedStream(int ordinal, int priority) {
-    const CurrentDevice current(ordinal);
-    check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority), "cudaStreamCreateWithPriority",
-               ordinal);
-  }
-  ~OwnedStream() { cudaStreamDestroy(stream_); }
-  OwnedStream(const OwnedStream&) = delete;
-  OwnedStream& operator=(const OwnedStream&) = delete;
-
-  cudaStream_t get() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
-// The streams of lanes are never destroyed, they go to the next device: torch's allocator, once it was told of them
-// (record_stream), records events on them when the memory is freed, however late.
-struct LanePool {
-  std::mutex mutex;
-  std::map<std::pair<int, int>, std::vector<std::unique_ptr<OwnedStream>>> unused;  // by ordinal and priority
-};
-
-LanePool& lane_pool() {
-  static auto* const pool = new LanePool;
-  return *pool;
-}
-
-// A stream of the pool, for as long as this lives.
-class LaneStream {
- public:
-  LaneStream(int ordinal, int priority) : kind_(ordinal, priority) {
-    {
-      const std::lock_guard lock(lane_pool().mutex);
-      auto& unused = lane_pool().unused[kind_];
-      if (!unused.empty()) {
-        stream_ = std::move(unused.back());
-        unused.pop_back();
-        return;
-      }
-    }
-    stream_ = std::make_unique<OwnedStream>(ordinal, priority);
-  }
-  ~LaneStream() {
-    const std::lock_guard lock(lane_pool().mutex);
-    lane_pool().unused[kind_].push_back(std::move(stream_));
-  }
-  LaneStream(const LaneStream&) = delete;
-  LaneStream& operator=(const LaneStream&) = delete;
-
-  cudaStream_t get() const { return stream_->get(); }
-
- private:
-  std::pair<int, int> kind_;
-  std::unique_ptr<OwnedStream> stream_;
-};
-
 // What crosses between nodes comes first: everybody waits for it.
 int priority_of(Lane lane, int ordinal) {
   const CurrentDevice current(ordinal);
@@ -126,46 +66,6 @@ int priority_of(Lane lane, int ordinal) {
   check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange", ordinal);
   return lane == Lane::kInter || lane == Lane::kGatherInter ? highest : lowest;
 }
-
-// Calls launch() with the device current.
-template <typename Launch>
-void launch_on(int ordinal, const Launch& launch) {
-  const CurrentDevice current(ordinal);
-  try {
-    launch();
-  } catch (const std::runtime_error& error) {
-    throw Error(detail::concatenate("cuda:", ordinal, ": ", error.what()));
-  }
-}
-
-// The first fault is in device memory, where kernels read it fast, and copied to where the host sees it.
-class CudaLauncher final : public DeviceLauncher {
- public:
-  CudaLauncher(int ordinal, kernels::DeviceFault* mapped_fault) : ordinal_(ordinal), mapped_fault_(mapped_fault) {}
-
-  void encode(const kernels::TagcEncodeJob& job, Stream stream) override {
-    launch_on(ordinal_, [&] { kernels::cuda_encode_tagc(job, stream.handle); });
-  }
-  void decode(const kernels::TagcDecodeJob& job, Stream stream) override {
-    launch_on(ordinal_, [&] { kernels::cuda_decode_tagc(with_mapped_fault(job), stream.handle); });
-  }
-  void encode(const kernels::NoneEncodeJob& job, Stream stream) override {
-    launch_on(ordinal_, [&] { kernels::cuda_encode_none(job, stream.handle); });
-  }
-  void decode(const kernels::NoneDecodeJob& job, Stream stream) override {
-    launch_on(ordinal_, [&] { kernels::cuda_decode_none(with_mapped_fault(job), stream.handle); });
-  }
-
- private:
-  template <typename DecodeJob>
-  DecodeJob with_mapped_fault(DecodeJob job) const {
-    job.mapped_fault = mapped_fault_;
-    return job;
-  }
-
-  const int ordinal_;
-  kernels::DeviceFault* const mapped_fault_;
-};
 
 HostWords* device_address(HostWords* words, int ordinal) {
   const CurrentDevice current(ordinal);

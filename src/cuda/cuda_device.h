@@ -12,10 +12,12 @@ namespace isthmus {
 // The CUDA device `ordinal`, in its primary context. Streams are cudaStream_t. Each call makes the device current for
 // as long as it takes, and restores the one that was. Errors name the call and the device.
 //
-// The lanes are streams of its own, which never wait for the legacy default stream; those between nodes have the
-// highest priority. All but read(), write(), construction and destruction may happen while any thread captures a graph.
-// A graph holds what was enqueued, and no timings: an event that was recorded during a capture counts as done, and no
-// seconds begin or end there.
+// The lanes are streams of its own while it lives, which never wait for the legacy default stream and are never
+// destroyed, so that allocators may be told of them; those between nodes have the highest priority.
+//
+// All but read(), write(), construction and destruction may happen while any thread captures a graph. A graph holds
+// what was enqueued, and no timings: an event that was recorded during a capture counts as done, and no seconds begin
+// or end there.
 class CudaDevice : public Device {
  public:
   // Throws Error where there is no such device, or CUDA does not work.

@@ -1,0 +1,73 @@
+// Streams of CUDA. Private to the source files that call CUDA's runtime.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "cuda/cuda_calls.h"
+
+namespace isthmus {
+
+// Never waits for the legacy default stream.
+class OwnedStream {
+ public:
+  OwnedStream(int ordinal, int priority) {
+    const CurrentDevice current(ordinal);
+    check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority), "cudaStreamCreateWithPriority",
+               ordinal);
+  }
+  ~OwnedStream() { cudaStreamDestroy(stream_); }
+  OwnedStream(const OwnedStream&) = delete;
+  OwnedStream& operator=(const OwnedStream&) = delete;
+
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// The streams of lanes are never destroyed, they go to the next device: torch's allocator, once it was told of them
+// (record_stream), records events on them when the memory is freed, however late.
+struct LanePool {
+  std::mutex mutex;
+  std::map<std::pair<int, int>, std::vector<std::unique_ptr<OwnedStream>>> unused;  // by ordinal and priority
+};
+
+inline LanePool& lane_pool() {
+  static auto* const pool = new LanePool;
+  return *pool;
+}
+
+// A stream of the pool, for as long as this lives.
+class LaneStream {
+ public:
+  LaneStream(int ordinal, int priority) : kind_(ordinal, priority) {
+    {
+      const std::lock_guard lock(lane_pool().mutex);
+      auto& unused = lane_pool().unused[kind_];
+      if (!unused.empty()) {
+        stream_ = std::move(unused.back());
+        unused.pop_back();
+        return;
+      }
+    }
+    stream_ = std::make_unique<OwnedStream>(ordinal, priority);
+  }
+  ~LaneStream() {
+    const std::lock_guard lock(lane_pool().mutex);
+    lane_pool().unused[kind_].push_back(std::move(stream_));
+  }
+  LaneStream(const LaneStream&) = delete;
+  LaneStream& operator=(const LaneStream&) = delete;
+
+  cudaStream_t get() const { return stream_->get(); }
+
+ private:
+  std::pair<int, int> kind_;
+  std::unique_ptr<OwnedStream> stream_;
+};
+
+}  // namespace isthmus
