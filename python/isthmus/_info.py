@@ -109,7 +109,7 @@ def _versions(torch: Any) -> Iterator[tuple[str, str]]:
     build, _ = _attempt(_build_info)
     if build is not None:
         yield "built for torch", build.TORCH_VERSION
-        yield "built with", f"{build.COMPILER}, {build.BUILD_TYPE}"
+        yield "built with", f"{build.COMPILER}, {build.BUILD_TYPE}, {f'CUDA {build.CUDA}' if build.CUDA else 'no CUDA'}"
     yield "Python", f"{platform.python_implementation()} {platform.python_version()}"
     yield "system", _system()
     yield "kernel", f"{platform.system()} {platform.release()} {platform.machine()}"

@@ -233,6 +233,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   void message_arrived(const char* call, bool cuda);  // between two ranks
   void require_cuda(const char* call) const;
   void note_gpu_call(const char* call);
+  FaultReport last_gpu_call(std::string error);
   void throw_gpu_fault(FaultReport report);  // if there is one; then the group has failed, in this operation
   // Calls the world backend. Its Work is watched, and part of what startCoalescing() began.
   WorkPtr forward(bool cuda, const std::function<WorkPtr(c10d::Backend&)>& call);

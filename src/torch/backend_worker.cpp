@@ -181,11 +181,7 @@ bool BackendIsthmus::look_is_due() {
 }
 
 void BackendIsthmus::look_for_failures(bool at_board) {
-  FaultReport report;
-  {
-    std::lock_guard lock(mutex_);
-    report = gpu_call_;
-  }
+  const FaultReport report = last_gpu_call("another rank failed");
   try {
     throw_gpu_fault(report);
   } catch (const std::exception&) {
@@ -196,7 +192,6 @@ void BackendIsthmus::look_for_failures(bool at_board) {
   }
   close_all_connections();
   if (!report.operation.empty()) {  // then nobody on this host may be waiting who would explain
-    report.error = "another rank failed";
     explain(report);
   }
 }

@@ -48,9 +48,22 @@ void BackendIsthmus::note_gpu_call(const char* call) {
 }
 
 WorkPtr BackendIsthmus::forward(bool cuda, const std::function<WorkPtr(c10d::Backend&)>& call) {
-  const BackendPtr world = cuda ? cuda_->world() : world_backend();
-  const bool in_cuda_group = cuda && open_cuda_group();
-  return issued(call(*world), in_cuda_group);
+  if (!cuda) {
+    return issued(call(*world_backend()), false);
+  }
+  try {
+    const bool in_cuda_group = open_cuda_group();
+    return issued(call(*cuda_->world()), in_cuda_group);
+  } catch (const c10::DistError& error) {  // NCCL's, or of the store that its ranks meet at
+    std::rethrow_exception(explain(last_gpu_call(first_line(error.what_without_backtrace()))));
+  }
+}
+
+FaultReport BackendIsthmus::last_gpu_call(std::string error) {
+  std::lock_guard lock(mutex_);
+  FaultReport report = gpu_call_;
+  report.error = std::move(error);
+  return report;
 }
 
 // NCCL's Works are null where the caller's stream alone runs the operation.
