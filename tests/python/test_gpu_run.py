@@ -90,6 +90,10 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def test_a_signal_without_a_name() -> None:
+    assert judge_end(Ending(exit_code=-40)) == Verdict(FAILED, "ended by signal 40")
+
+
 def test_a_program_that_cannot_check_anything_here() -> None:
     ending = Ending(exit_code=0, checks=[Check("large", NOT_RUN, detail="too little memory")])
     assert judge_checks(ending) == Verdict(NOT_RUN, "too little memory")

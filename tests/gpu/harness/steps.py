@@ -27,12 +27,19 @@ def judge_end(ending: Ending) -> Verdict:
     if ending.timed_out:
         return Verdict(FAILED, "did not end within its time limit")
     if ending.exit_code is not None and ending.exit_code < 0:
-        return Verdict(FAILED, f"ended by {signal.Signals(-ending.exit_code).name}")
+        return Verdict(FAILED, f"ended by {_signal_name(-ending.exit_code)}")
     if failed:
         return Verdict(FAILED, f"{len(failed)} of {len(ending.checks)} checks failed, first: {failed[0]}")
     if ending.exit_code != 0:
         return Verdict(FAILED, f"exit status {ending.exit_code}")
     return Verdict(OK)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def judge_checks(ending: Ending) -> Verdict:
