@@ -6,7 +6,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <array>
+#include <atomic>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 #include <utility>
@@ -77,6 +77,8 @@ class NcclSide final : public CudaSide {
   const NodeMap map_;
   const int rank_;
   const isthmus::Options options_;
+
+  std::atomic<bool> closed_{false};  // aborted, or shut down
 
   std::mutex enqueue_mutex_;  // held by who enqueues, for as long as NCCL lets it wait
   EventPtr last_;             // under enqueue_mutex_
@@ -164,8 +166,11 @@ void NcclSide::set_timeout(std::chrono::milliseconds timeout) {
   }
 }
 
-// Not by way of the communicator: whoever is blocked in it lets go then.
+// Not by way of the communicator: whoever is blocked in it lets go then. NCCL's communicators are aborted once.
 void NcclSide::abort() {
+  if (closed_.exchange(true)) {
+    return;
+  }
   for (const BackendPtr& backend : all()) {
     try {
       backend->abort();
@@ -183,8 +188,10 @@ void NcclSide::shutdown() {
     released.swap(gpu_);
   }
   last_ = nullptr;
-  for (const BackendPtr& backend : all()) {
-    backend->shutdown();
+  if (!closed_.exchange(true)) {
+    for (const BackendPtr& backend : all()) {
+      backend->shutdown();
+    }
   }
 }
 

@@ -18,18 +18,6 @@ constexpr std::chrono::milliseconds kPause{1};
 
 Stream as_stream(c10::cuda::CUDAStream stream) { return {stream.stream()}; }
 
-// Memory that is freed from now on is not given to anyone before what these streams hold now is done.
-void keep_for_streams_of(const CudaPlace& place, const at::Tensor& tensor) {
-  const auto record = [&](c10::cuda::CUDAStream stream) {
-    c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), stream);
-  };
-  for (int lane = 0; lane < kNumLanes; ++lane) {
-    const auto handle = static_cast<cudaStream_t>(place.device->lane(static_cast<Lane>(lane)).handle);
-    record(c10::cuda::getStreamFromExternal(handle, place.aftermath.device_index()));
-  }
-  record(place.aftermath);
-}
-
 }  // namespace
 
 CudaWork::CudaWork(int rank, const TwoTierCall& call, EventPtr done, CudaPlace place, Watcher watcher)
@@ -41,13 +29,19 @@ CudaWork::CudaWork(int rank, const TwoTierCall& call, EventPtr done, CudaPlace p
       watcher_(std::move(watcher)),
       held_{call.input, call.output, call.written} {}
 
+// Of the streams involved that of the aftermath alone is certain to live as long as the tensors do.
 CudaWork::~CudaWork() {
-  if (!process_.is_this()) {  // there CUDA does not work: the memory is left alone
-    new std::vector<at::Tensor>(std::move(held_));
+  if (held_.empty()) {
     return;
   }
-  for (const at::Tensor& tensor : held_) {
-    keep_for_streams_of(place_, tensor);
+  try {
+    process_.require_this();
+    place_.device->wait(done_, as_stream(place_.aftermath));
+    for (const at::Tensor& tensor : held_) {
+      c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), place_.aftermath);
+    }
+  } catch (const std::exception&) {  // CUDA does not work here: the memory is left alone
+    new std::vector<at::Tensor>(std::move(held_));
   }
 }
 

@@ -24,7 +24,7 @@ struct CudaPlace {
 
 // wait() and synchronize() order the current stream; the host is blocked only where wait() is given a timeout, or with
 // blocking_wait. Until the first of these calls the Work holds the operation's tensors. If it dies without one, the
-// allocator is told of the streams that may still use them. wait() throws what a decoder has found on the GPU, if the
+// allocator is told that they are still in use. wait() throws what a decoder has found on the GPU, if the
 // host can see it by then.
 class CudaWork final : public c10d::Work {
  public:

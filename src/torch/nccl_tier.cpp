@@ -158,12 +158,6 @@ Traffic NcclTier::traffic() const {
   return traffic_;
 }
 
-void NcclTier::abort() {
-  if (!aborted_.exchange(true)) {
-    backend_->abort();
-  }
-}
-
 at::Tensor NcclTier::tensor(ConstBuffer buffer) const {
   return at::for_blob(const_cast<void*>(buffer.data), {buffer.num_elements})
       .options(at::TensorOptions().dtype(scalar_type(buffer.dtype)).device(device_))

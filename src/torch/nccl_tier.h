@@ -18,6 +18,8 @@ namespace isthmus::torch_backend {
 // and nobody waits. Its own timeout, watchdog and flight recorder hold. Sums are taken in the type of the summands,
 // float16 ones divided so that they cannot overflow. An all-reduce by kBitOr is not supported.
 //
+// abort() lets later operations fail. Whoever owns the backend aborts that, once, and with it what is under way.
+//
 // Between begin_group() and end_group() all operations are given one stream. Reduce-scatters and all-gathers of a group
 // start together.
 class NcclTier final : public Transport {
@@ -35,7 +37,7 @@ class NcclTier final : public Transport {
   HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_reduce(Buffer data, ReduceOp op, Stream stream) override;
   Traffic traffic() const override;
-  void abort() override;
+  void abort() override { aborted_ = true; }
 
  private:
   // Operations that start together.
