@@ -30,23 +30,33 @@ def why_not() -> str:
 
     if torch.version.cuda is None:
         return "torch was built without CUDA"
-    return _build()[1]
+    return _configure()[1]
 
 
 @functools.cache
-def _build() -> tuple[Path, str]:
-    """Build the library; return it, and what went wrong."""
+def _configure() -> tuple[Path, str]:
+    """Return where the library is built, and what this machine lacks for that."""
     build = _ROOT / "build/fake_gpu" / Path(sys.prefix).name
-    build.mkdir(parents=True, exist_ok=True)
     wheels = [str(path) for path in Path(find_spec("torch").origin).parents[1].glob("nvidia/*/include")]
-    configure = ["cmake", "-S", _ROOT / "tests/fake_gpu", "-B", build, f"-DFAKE_GPU_HINTS={';'.join(wheels)}"]
+    error = _cmake(build, "-S", str(_ROOT / "tests/fake_gpu"), "-B", str(build), f"-DFAKE_GPU_HINTS={';'.join(wheels)}")
+    return build, f"the fake GPU cannot be configured: {error}" if error else ""
+
+
+def _build() -> Path:
+    """Build the library."""
+    build, error = _configure()
+    error = error or _cmake(build, "--build", str(build), "-j", "2")
+    assert not error, error
+    return build / "libfake_gpu.so"
+
+
+def _cmake(build: Path, *arguments: str) -> str:
+    """Run CMake, one process at a time; return the end of what it says if it fails."""
+    build.mkdir(parents=True, exist_ok=True)
     with (build / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for command in (configure, ["cmake", "--build", build, "-j", "2"]):
-            process = subprocess.run(command, capture_output=True, text=True)
-            if process.returncode != 0:
-                return build, f"the fake GPU cannot be built: {(process.stdout + process.stderr)[-2000:]}"
-    return build / "libfake_gpu.so", ""
+        process = subprocess.run(["cmake", *arguments], capture_output=True, text=True)
+    return (process.stdout + process.stderr)[-2000:] if process.returncode else ""
 
 
 def run(function: Callable[..., Any], world_size: int, *arguments: Any, **settings: Any) -> list[Any]:
@@ -64,8 +74,7 @@ class _Server:
     """A process that has the fake GPU, and whose forks the ranks are: importing torch takes seconds."""
 
     def __init__(self) -> None:
-        library, error = _build()
-        assert not error, error
+        library = _build()
         path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
         env = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": path}
         self._folder = tempfile.TemporaryDirectory()

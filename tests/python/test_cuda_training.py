@@ -1,0 +1,85 @@
+"""Models train on a fake GPU over Isthmus as on the CPU over Gloo: FSDP2, HSDP, FSDP1 and DDP."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+import cuda_worlds
+import fake_gpu
+import test_families_fsdp as fsdp
+import test_families_others as others
+from checks import Table, World
+from families import WORLD_SIZE, Block, Family, check_against, run_table, same_on_all_ranks, train, world
+
+pytestmark = [cuda_worlds.needs_fake_gpu, pytest.mark.timeout(420)]
+table = Table()
+
+
+def mesh(*shape: int) -> DeviceMesh:
+    """Of the device that models are made on."""
+    names = ("replicate", "shard")[-len(shape) :]
+    return init_device_mesh(torch.get_default_device().type, shape, mesh_dim_names=names)
+
+
+def fsdp2(model: nn.Module, shape: tuple[int, ...] = (WORLD_SIZE,), **settings: Any) -> nn.Module:
+    return fsdp.fsdp2(model, mesh=mesh(*shape), **settings)
+
+
+def fsdp1(model: nn.Module) -> nn.Module:
+    device = torch.empty(0).device
+    return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=device)
+
+
+def mixed(dtype: torch.dtype) -> Callable[[nn.Module], nn.Module]:
+    return functools.partial(fsdp2, mp_policy=MixedPrecisionPolicy(param_dtype=dtype))
+
+
+FAMILIES = {
+    "fsdp2": Family(fsdp2),
+    "bfloat16_parameters": Family(mixed(torch.bfloat16), rounding=fsdp.BFLOAT16),
+    "float16_parameters": Family(mixed(torch.float16), rounding=fsdp.FLOAT16),
+    "accumulated": Family(fsdp2, backward=fsdp.accumulate, modes=("tagc",)),
+    "hsdp": Family(functools.partial(fsdp2, shape=(2, 2)), collectives=("all_reduce",), exact=fsdp.hsdp_family().exact),
+    "fsdp1": fsdp.fsdp1_family(fsdp1),
+    "ddp": others.ddp_family(others.ddp, modes=("prepared", "backward")),  # NCCL's exact sums are not Gloo's bits
+}
+
+
+def check(family: Family, store: dist.Store) -> None:
+    with world(store, "gloo"):
+        plain = train(family, "gloo")
+        assert same_on_all_ranks(plain.weights)
+    torch.set_default_device("cuda")
+    try:
+        plain.weights, plain.start = plain.weights.cuda(), plain.start.cuda()
+        check_against(plain, family, store)
+    finally:
+        torch.set_default_device("cpu")
+
+
+for name, family in FAMILIES.items():
+    table.checks[name] = functools.partial(check, family)
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    return run_table(rank, world_size, table)
+
+
+@pytest.fixture(scope="module")
+def trained() -> World:
+    return World(main, WORLD_SIZE, run=fake_gpu.run, timeout_s=400)
+
+
+@pytest.mark.parametrize("name", table.names)
+def test_training(trained: World, name: str) -> None:
+    trained.check(name)
