@@ -99,15 +99,20 @@ def _row(outcome: Outcome) -> str:
 
 def _figures(outcome: Outcome) -> list[str]:
     """Tables of what was measured: one for each set of columns."""
-    measured = [check for check in outcome.ending.checks if check.figures]
+    tables: dict[tuple[str, ...], list[Check]] = {}
+    for check in outcome.ending.checks:
+        if check.figures:
+            tables.setdefault(tuple(check.figures), []).append(check)
     lines: list[str] = []
-    columns: list[str] = []
-    for check in measured:
-        if list(check.figures) != columns:
-            columns = list(check.figures)
-            lines += ["", f"| {outcome.step.name} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-        lines.append(f"| {check.check} | {' | '.join(_short(check.figures[name]) for name in columns)} |")
+    for columns, checks in tables.items():
+        lines += ["", f"| {outcome.step.name} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+        lines += [_figure_row(check) for check in checks]
     return lines
+
+
+def _figure_row(check: Check) -> str:
+    cells = [check.check, *(_short(value) for value in check.figures.values())]
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 def _short(value: Any) -> str:
