@@ -38,12 +38,10 @@ void Communicator::count_step() { end_step(/*skipped=*/false); }
 void Communicator::count_skipped_step() { end_step(/*skipped=*/true); }
 
 void Communicator::end_step(bool skipped) {
-  // Between what was encoded before and what will be, on both lanes that encode.
+  // After the results that were encoded before, too. What comes later passes the lane of pieces first.
   const Stream pieces = device_->lane(Lane::kEncode);
-  const Stream results = device_->lane(Lane::kDecode);
-  device_->order(results, pieces);
+  device_->order(device_->lane(Lane::kDecode), pieces);
   device_->end_step(skipped, pieces);
-  device_->order(pieces, results);
   const std::lock_guard lock(mutex_);
   if (skipped) {
     ++stats_.skipped_steps;

@@ -197,8 +197,8 @@ TEST(CommunicatorOnGpu, StateChangesBetweenCollectivesThatAreUnderWay) {
     std::vector<test::CallOnGpu> prepared = prepare(world, calls, r);
     const auto change = [](Communicator& communicator, int number) {
       if (number == 0) {
-        communicator.count_skipped_step();
         communicator.scale_residuals(0.5);
+        communicator.count_skipped_step();
       } else {
         communicator.count_step();
         communicator.clear_units();
