@@ -6,6 +6,7 @@
 #include "kernels/tagc_block.h"
 #include "kernels/tagc_digits.h"
 #include "kernels/tagc_job.h"
+#include "kernels/tagc_slab.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
@@ -262,7 +263,7 @@ struct AddAndMark {
     for_each_of_group(group, blocks, [&](int64_t b) {
       const int64_t block = tile * blocks + b;
       if (block < job.shape.num_blocks) {
-        job.rows[block] = hash_block(seed_of(*job.context), block, job.shape.num_rows);
+        draw_rows(job.shape, *job.context, block, job.rows);
         job.tie_counts[block] = 0;
       }
       if (is_set(flagged, b)) {

@@ -19,9 +19,8 @@ struct OpenPackets {
     if (group.group_number() == 0 && group.thread() == 0) {
       *job.state = DecodeState{};
     }
-    for_each_of_all(group, job.shape.num_blocks, [&](int64_t block) {
-      job.rows[block] = hash_block(seed_of(*job.context), block, job.shape.num_rows);
-    });
+    for_each_of_all(group, job.shape.num_blocks,
+                    [&](int64_t block) { draw_rows(job.shape, *job.context, block, job.rows); });
     if (job.to_places) {
       for_each_of_all(group, job.num_packets * job.shape.num_elements, [&](int64_t i) { job.out[i] = 0; });
     }

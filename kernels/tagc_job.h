@@ -97,7 +97,7 @@ struct TagcEncodeJob {
   SelectState* state;
   uint32_t* tie_counts;  // num_blocks: elements that equal the threshold
   ChecksumParts parts;
-  BlockRows* rows;  // 16-byte aligned
+  uint32_t* rows;  // 4 x num_blocks, 16-byte aligned: a RowTable
   SlabScratch slabs;
 };
 
@@ -117,7 +117,7 @@ struct TagcDecodeJob {
 
   DecodeState* state;
   ChecksumParts parts;
-  BlockRows* rows;
+  uint32_t* rows;     // as above
   uint32_t* cells;    // of packets that are peeled at once: slab after slab, row after row
   SlabScratch slabs;  // keys: for each packet; tables: for each that is peeled at once
 };

@@ -41,23 +41,17 @@ class Degrees {
   int64_t num_words_;
 };
 
-using RowsOfBlock = SeveralOf<uint32_t, 4>;  // BlockRows, loaded at once
-static_assert(sizeof(RowsOfBlock) == sizeof(BlockRows));
-
-ISTHMUS_DEVICE RowsOfBlock load_rows(const BlockRows* rows, int64_t block) {
-  return reinterpret_cast<const RowsOfBlock*>(rows)[block];
-}
-
-// One slab while it is peeled.
+// One slab while it is peeled. kTablesInShared: the degrees fit into the group's shared memory.
+template <bool kTablesInShared>
 struct Slab {
   uint32_t* keys;  // slab_words: a byte a block, those that are left
   int64_t num_words;
-  const BlockRows* rows;
+  RowTable<kTablesInShared> rows;
   Degrees degrees;
 
   // table: of the degrees.
-  ISTHMUS_DEVICE Slab(const TagcShape& shape, const SlabScratch& scratch, const BlockRows* rows_of_blocks,
-                      int64_t number, uint32_t* table)
+  ISTHMUS_DEVICE Slab(const TagcShape& shape, const SlabScratch& scratch, uint32_t* rows_of_blocks, int64_t number,
+                      uint32_t* table)
       : keys(scratch.keys + number * slab_words(shape)),
         num_words(slab_words(shape)),
         rows(rows_of_blocks),
@@ -85,11 +79,11 @@ struct Slab {
 
   template <typename Change>
   ISTHMUS_DEVICE void change_word(int64_t w, uint32_t word, Change change) const {
-    RowsOfBlock rows_of_word[4] = {};
+    typename RowTable<kTablesInShared>::Stored rows_of_word[4] = {};
     ISTHMUS_UNROLL
     for (int b = 0; b < 4; ++b) {
       if ((word >> (8 * b) & 0xff) != 0) {
-        rows_of_word[b] = load_rows(rows, 4 * w + b);
+        rows_of_word[b] = rows[4 * w + b];
       }
     }
     uint32_t changed = 0;
@@ -97,7 +91,8 @@ struct Slab {
     for (int b = 0; b < 4; ++b) {
       const uint32_t keys_of_block = word >> (8 * b) & 0xff;
       if (keys_of_block != 0) {
-        changed |= change(4 * w + b, keys_of_block, rows_of_word[b].value) << (8 * b);
+        const uint32_t row[3] = {rows_of_word[b].value[0], rows_of_word[b].value[1], rows_of_word[b].value[2]};
+        changed |= change(4 * w + b, keys_of_block, row) << (8 * b);
       }
     }
     if (changed != word) {
@@ -125,8 +120,9 @@ struct PeelOutcome {
 
 // Peels in rounds, at most `max_rounds`: all keys that are alone in a cell at the beginning of a round leave together.
 // recover(block, peeled, single0, single1, rows) takes values out of the sketch. Ends with a barrier.
-template <typename Group, typename Recover>
-ISTHMUS_DEVICE PeelOutcome peel_slab(Group& group, const Slab& slab, int64_t max_rounds, Recover recover) {
+template <bool kTablesInShared, typename Group, typename Recover>
+ISTHMUS_DEVICE PeelOutcome peel_slab(Group& group, const Slab<kTablesInShared>& slab, int64_t max_rounds,
+                                     Recover recover) {
   PeelOutcome outcome = {0, true};
   bool progress = true;
   while (progress && outcome.left && outcome.rounds < max_rounds) {
@@ -170,8 +166,8 @@ struct PeelIndex {
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     for_each_by_group(group, num_slabs(job.shape), [&](int64_t number) {
-      const Slab slab(job.shape, job.slabs, job.rows, number,
-                      table_of<kTablesInShared>(group, job.shape, job.slabs, number, 0));
+      const Slab<kTablesInShared> slab(job.shape, job.slabs, job.rows, number,
+                                       table_of<kTablesInShared>(group, job.shape, job.slabs, number, 0));
       const PeelOutcome outcome = peel_slab(group, slab, job.max_rounds, [](auto...) {});
       if (group.thread() == 0) {
         job.slabs.left[number] = outcome.left ? 1 : 0;
@@ -204,8 +200,8 @@ struct HoldBack {
       if (job.slabs.left[number] == 0) {
         return;
       }
-      const Slab slab(job.shape, job.slabs, job.rows, number,
-                      table_of<kTablesInShared>(group, job.shape, job.slabs, number, kCandidateBytes));
+      const Slab<kTablesInShared> slab(job.shape, job.slabs, job.rows, number,
+                                       table_of<kTablesInShared>(group, job.shape, job.slabs, number, kCandidateBytes));
       // The index's bytes of this slab, of one block after the other.
       uint8_t* index = job.packet + job.layout.index + number;
       const int64_t stride = num_slabs(job.shape);
@@ -235,7 +231,7 @@ struct HoldBack {
 
   // visit(block, keys) for this thread's run of blocks: all threads' runs are all blocks, in order.
   template <typename Group, typename Visit>
-  static ISTHMUS_DEVICE void for_each_of_run(const Group& group, const Slab& slab, Visit visit) {
+  static ISTHMUS_DEVICE void for_each_of_run(const Group& group, const Slab<kTablesInShared>& slab, Visit visit) {
     const int64_t run = divide_up(slab.num_words, group.size());
     const int64_t end = (group.thread() + 1) * run;
     for (int64_t w = group.thread() * run; w < end && w < slab.num_words; ++w) {
@@ -252,7 +248,8 @@ struct HoldBack {
   // Adds to the index those of the slab's keys that are let in. Keys come one after the other, but for eight columns at
   // once: one thread decides, the others fetch. Begins and ends with a barrier.
   template <typename Group>
-  ISTHMUS_DEVICE void admit(Group& group, const Slab& slab, uint8_t* index, Candidate* candidates) const {
+  ISTHMUS_DEVICE void admit(Group& group, const Slab<kTablesInShared>& slab, uint8_t* index,
+                            Candidate* candidates) const {
     slab.degrees.clear_all(group);
     group.sync();
     const int64_t first = first_block();
@@ -271,7 +268,7 @@ struct HoldBack {
         const int64_t place = int64_t{next} - start + (next < start ? num_blocks : 0) - window;
         ++next;
         if (place >= 0 && place < kWindow) {
-          const RowsOfBlock rows = load_rows(slab.rows, block);
+          const auto rows = slab.rows[block];
           candidates[place] = {block, keys, {rows.value[0], rows.value[1], rows.value[2]}};
         }
       });
@@ -302,6 +299,7 @@ struct HoldBack {
 // Moves the values that the index marks from residual (zero there afterwards) to the sketch. A sketch that is larger
 // than the second-level cache is filled in stripes of columns, one after the other: each cell is met three times a
 // value, in rows far apart.
+template <bool kShortRows>
 struct InsertValues {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = 0;
@@ -311,7 +309,7 @@ struct InsertValues {
   TagcEncodeJob job;
   int64_t stripe_words;  // of each block's words in the index: a power of two
 
-  // The most, so that a stripe of the sketch has no more than `bytes`; at least one.
+  // The most, for which a stripe of the sketch has no more than `bytes`; at least one.
   static int64_t words_of_stripe(const TagcShape& shape, int64_t bytes) {
     int64_t words = shape.block_elements / 32;
     while (words > 1 && 4 * 32 * words * shape.num_rows > bytes) {
@@ -345,14 +343,15 @@ struct InsertValues {
       return 0;
     }
     auto* cells = reinterpret_cast<uint32_t*>(job.packet + job.layout.sketch) + 32 * word_of_block;
-    const RowsOfBlock rows = load_rows(job.rows, block);
+    const auto rows = RowTable<kShortRows>(job.rows)[block];
     const Sectors sectors = sectors_of_residual(job);
     for_each_marked_byte(sectors, word, marks, [&](int byte, uint32_t marks_of_byte, Eight eight) {
       ISTHMUS_UNROLL
       for (int i = 0; i < 8; ++i) {
         if ((marks_of_byte >> i & 1) != 0) {
           for (int r = 0; r < 3; ++r) {
-            group.apply_xor(cells[rows.value[r] * job.shape.block_elements + 8 * byte + i], bits_of(eight.value[i]));
+            group.apply_xor(cells[int64_t{rows.value[r]} * job.shape.block_elements + 8 * byte + i],
+                            bits_of(eight.value[i]));
           }
           eight.value[i] = 0;
         }
@@ -394,8 +393,8 @@ struct PeelPackets {
   template <typename Group>
   ISTHMUS_DEVICE void peel_packet(Group& group, int64_t packet, int64_t number, int64_t place) const {
     const TagcShape& shape = job.shape;
-    const Slab slab(shape, job.slabs, job.rows, packet * num_slabs(shape) + number,
-                    table_of<kTablesInShared>(group, shape, job.slabs, place, 0));
+    const Slab<kTablesInShared> slab(shape, job.slabs, job.rows, packet * num_slabs(shape) + number,
+                                     table_of<kTablesInShared>(group, shape, job.slabs, place, 0));
     const uint8_t* bytes = job.packets + packet * job.layout.end;
     float* out = job.out + (job.to_places ? packet * shape.num_elements : 0) + kSlabColumns * number;
     uint32_t* cells = job.cells + place * kSlabColumns * shape.num_rows;

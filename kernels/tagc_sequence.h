@@ -70,18 +70,23 @@ void select_elements(Executor& executor, const TagcEncodeJob& job) {
   executor.run(ApplyThreshold{job}, num_tiles(job.shape), SpreadTile::shared_bytes(job.shape));
 }
 
+template <bool kTablesInShared, typename Executor>
+void peel_and_insert(Executor& executor, const TagcEncodeJob& job, int64_t table_bytes_in_shared) {
+  using Hold = HoldBack<kTablesInShared>;
+  using Insert = InsertValues<kTablesInShared>;
+  executor.run(PeelIndex<kTablesInShared>{job}, num_slabs(job.shape), table_bytes_in_shared);
+  executor.run(Hold{job}, num_slabs(job.shape), Hold::kCandidateBytes + table_bytes_in_shared);
+  executor.run(Insert{job, Insert::words_of_stripe(job.shape, Insert::kStripeBytes)},
+               divide_up(2 * job.shape.index_words(), kPassThreads), 0);
+}
+
 template <typename Executor>
 void peel_and_insert(Executor& executor, const TagcEncodeJob& job) {
-  const int64_t slabs = num_slabs(job.shape);
   if (tables_fit_shared(job.shape)) {
-    executor.run(PeelIndex<true>{job}, slabs, table_bytes(job.shape));
-    executor.run(HoldBack<true>{job}, slabs, HoldBack<true>::kCandidateBytes + table_bytes(job.shape));
+    peel_and_insert<true>(executor, job, table_bytes(job.shape));
   } else {
-    executor.run(PeelIndex<false>{job}, slabs, 0);
-    executor.run(HoldBack<false>{job}, slabs, HoldBack<false>::kCandidateBytes);
+    peel_and_insert<false>(executor, job, 0);
   }
-  const int64_t stripe_words = InsertValues::words_of_stripe(job.shape, InsertValues::kStripeBytes);
-  executor.run(InsertValues{job, stripe_words}, divide_up(2 * job.shape.index_words(), kPassThreads), 0);
 }
 
 template <typename Executor>

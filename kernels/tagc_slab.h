@@ -2,6 +2,8 @@
 // slabs of eight columns.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/passes.h"
 #include "kernels/tagc_block.h"
 #include "kernels/tagc_job.h"
@@ -19,6 +21,38 @@ ISTHMUS_DEVICE uint32_t count_bits(uint32_t word) {
 // Blocks are powers of two: no division.
 ISTHMUS_DEVICE int64_t block_of_word(const TagcShape& shape, int64_t word) {
   return word >> (lowest_bit(shape.block_elements) - 5);
+}
+
+// The rows of all blocks, without signs: in 16 bits where they fit, as they do where a slab's degrees fit into shared
+// memory. They are read more often than anything else.
+template <bool kShort>
+class RowTable {
+ public:
+  using Stored = SeveralOf<std::conditional_t<kShort, uint16_t, uint32_t>, 4>;
+
+  explicit ISTHMUS_DEVICE RowTable(uint32_t* memory) : blocks_(reinterpret_cast<Stored*>(memory)) {}
+
+  ISTHMUS_DEVICE const Stored& operator[](int64_t block) const { return blocks_[block]; }
+  ISTHMUS_DEVICE void set(int64_t block, const uint32_t (&row)[3]) const {
+    Stored stored = {};
+    for (int i = 0; i < 3; ++i) {
+      stored.value[i] = static_cast<std::remove_reference_t<decltype(stored.value[i])>>(row[i]);
+    }
+    blocks_[block] = stored;
+  }
+
+ private:
+  Stored* blocks_;
+};
+
+// One thread.
+ISTHMUS_DEVICE void draw_rows(const TagcShape& shape, const DeviceContext& context, int64_t block, uint32_t* rows) {
+  const BlockRows drawn = hash_block(seed_of(context), block, shape.num_rows);
+  if (tables_fit_shared(shape)) {
+    RowTable<true>(rows).set(block, drawn.row);
+  } else {
+    RowTable<false>(rows).set(block, drawn.row);
+  }
 }
 
 // The elements of one byte of the index: a sector of memory where their address allows.

@@ -36,7 +36,7 @@ int64_t carve_scratch(TagcEncodeJob& job, void* memory) {
   carver.align();
   job.parts.words = carver.take<uint64_t>(kernels::ChecksumParts::num_words(1));
   carver.align();
-  job.rows = carver.take<kernels::BlockRows>(job.shape.num_blocks);
+  job.rows = carver.take<uint32_t>(4 * job.shape.num_blocks);
   job.tie_counts = carver.take<uint32_t>(job.shape.num_blocks);
   carver.align();
   job.slabs = carve_slabs(carver, job.shape, 1, 1);
@@ -49,7 +49,7 @@ int64_t carve_scratch(TagcDecodeJob& job, void* memory) {
   job.state = carver.take<kernels::DecodeState>(1);
   job.parts.words = carver.take<uint64_t>(kernels::ChecksumParts::num_words(job.num_packets));
   carver.align();
-  job.rows = carver.take<kernels::BlockRows>(job.shape.num_blocks);
+  job.rows = carver.take<uint32_t>(4 * job.shape.num_blocks);
   carver.align();
   job.cells = carver.take<uint32_t>(at_once * job.shape.num_cells());
   carver.align();

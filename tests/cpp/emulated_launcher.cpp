@@ -77,7 +77,7 @@ void EmulatedGpu::Launcher::encode(const TagcEncodeJob& job, Stream stream) {
       writes(job.packet, job.layout.end),
       writes(job.state, sizeof(*job.state)),
       writes_parts(job.parts),
-      writes(job.rows, static_cast<int64_t>(sizeof(*job.rows)) * blocks),
+      writes(job.rows, 16 * blocks),
       adds_to(job.counts, sizeof(*job.counts)),
   };
   TagcEncodeJob translated = job;
@@ -105,7 +105,7 @@ void EmulatedGpu::Launcher::decode(const TagcDecodeJob& job, Stream stream) {
       writes(job.out, 4 * job.shape.num_elements * (job.to_places ? job.num_packets : 1)),
       writes(job.state, sizeof(*job.state)),
       writes_parts(job.parts, job.num_packets),
-      writes(job.rows, static_cast<int64_t>(sizeof(*job.rows)) * job.shape.num_blocks),
+      writes(job.rows, 16 * job.shape.num_blocks),
   };
   TagcDecodeJob translated = job;
   const Translate translate(gpu_.memory());
