@@ -47,29 +47,44 @@ Buffer Communicator::encode_result(ConstBuffer result, const Reduction& reductio
   return packet;
 }
 
-// Every rank, the owner too, takes each chunk from its packet: the same bytes, and so the same bits, on all of them.
+// Every rank, the owner too, takes each chunk from its packet: the same bytes, and so the same bits, on all of them. A
+// GPU decodes all packets at once, the CPU one after the other, which takes less memory.
 void Communicator::decode_result(ConstBuffer packets, const Reduction& reduction, Buffer data) {
   const Step step(*this, "decode result", Lane::kDecode, &CollectiveStats::decode_s);
   Codec& codec = *reduction.result_codec;
+  const int num_packets = map_.world_size();
+  const int at_once = device_->is_host() ? 1 : num_packets;
   const int64_t chunk = chunk_elements(data.num_elements);
-  const int64_t packet_bytes = packets.num_elements / map_.world_size();
+  const int64_t packet_bytes = packets.num_elements / num_packets;
   const DataType decoded_dtype = accumulate_dtype(data.dtype);
-  const bool all_fit = data.dtype == decoded_dtype && data.num_elements == chunk * map_.world_size();
-  const Buffer stand_in = all_fit ? Buffer{} : take_scratch(chunk, decoded_dtype);
-  const Workspace with = workspace(codec.decode_scratch_bytes(chunk, 1));
+  const bool all_fit = data.dtype == decoded_dtype && data.num_elements == chunk * num_packets &&
+                       (at_once == 1 || map_.block_placement());
+  const Buffer stand_in = all_fit ? Buffer{} : take_scratch(at_once * chunk, decoded_dtype);
+  const Workspace with = workspace(codec.decode_each_scratch_bytes(chunk, at_once));
   const PacketContext context = context_for(reduction, PacketUse::kArrivedResult);
-  for (int owner = 0; owner < map_.world_size(); ++owner) {
-    const int64_t begin = std::min(owner * chunk, data.num_elements);
-    const Buffer place = data.slice(begin, std::min(chunk, data.num_elements - begin));
-    const bool fits = place.num_elements == chunk && place.dtype == decoded_dtype;
+  for (int first = 0; first < num_packets; first += at_once) {
+    const Buffer place = place_of_packets(first, at_once, chunk, data);
+    const bool fits = place.num_elements == at_once * chunk && place.dtype == decoded_dtype;
     const Buffer decoded = fits ? place : stand_in;
-    device_->clear(decoded, here_);
-    current_codec_ += codec.decode_sum(packets.part(map_.position(owner), packet_bytes), 1, decoded, context, with);
-    if (!fits) {
-      device_->convert(decoded.slice(0, place.num_elements), place, here_);
+    current_codec_ +=
+        codec.decode_each(packets.slice(first * packet_bytes, at_once * packet_bytes), at_once, decoded, context, with);
+    for (int packet = 0; !fits && packet < at_once; ++packet) {
+      const Buffer own_place = place_of_packets(first + packet, 1, chunk, data);
+      device_->convert(decoded.part(packet, chunk).slice(0, own_place.num_elements), own_place, here_);
     }
   }
   count_packets(reduction, PacketUse::kArrivedResult);
+}
+
+// Where the chunks of `count` packets belong, which lie node by node; empty if they do not lie side by side there. The
+// last chunks may be shorter, or empty.
+Buffer Communicator::place_of_packets(int first, int count, int64_t chunk, Buffer data) const {
+  if (count > 1 && !map_.block_placement()) {
+    return {};
+  }
+  const int owner = map_.rank(first / ranks_per_node(), first % ranks_per_node());
+  const int64_t begin = std::min(owner * chunk, data.num_elements);
+  return data.slice(begin, std::min(count * chunk, data.num_elements - begin));
 }
 
 }  // namespace isthmus

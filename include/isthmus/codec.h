@@ -52,9 +52,10 @@ class Codec {
   // Whether encode() uses a residual (error feedback).
   virtual bool keeps_residual() const = 0;
 
-  // The scratch memory that encode() of a piece, and decode_sum() of so many packets, need.
+  // The scratch memory that encode() of a piece, and decode_sum() and decode_each() of so many packets, need.
   virtual int64_t encode_scratch_bytes(int64_t /*num_elements*/) const { return 0; }
   virtual int64_t decode_scratch_bytes(int64_t /*num_elements*/, int /*num_packets*/) const { return 0; }
+  virtual int64_t decode_each_scratch_bytes(int64_t /*num_elements*/, int /*num_packets*/) const { return 0; }
 
   // Encodes `piece` (float32; float64 only with codec `none`; see also Device::piece_dtype) into `packet`
   // (packet_bytes, 64-byte aligned). residual: float32, as many elements as the piece, updated in place; empty if
@@ -69,6 +70,11 @@ class Codec {
   // settings, or if a packet does not decode; `out` is then unspecified. Codecs of a GPU report it to their Device.
   virtual CodecCounts decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
                                  Workspace workspace) = 0;
+
+  // Packet i becomes the i-th of num_packets equal parts of `out`, whatever was there: as decode_sum() of it into
+  // zeros, which is what the CPU does.
+  virtual CodecCounts decode_each(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
+                                  Workspace workspace);
 };
 
 // The codec that `options` name, for the CPU. wire_dtype: the type of the tensor that is reduced, in which codec `none`

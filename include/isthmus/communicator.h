@@ -157,6 +157,7 @@ class Communicator {
   ConstBuffer in_equal_chunks(ConstBuffer data);
   Buffer encode_result(ConstBuffer result, const Reduction& reduction);
   void decode_result(ConstBuffer packets, const Reduction& reduction, Buffer data);
+  Buffer place_of_packets(int first, int count, int64_t chunk, Buffer data) const;
 
   void check_tiers() const;
   void check_reduce_scatter(ConstBuffer gradient, ConstBuffer shard, const UnitKey& unit) const;

@@ -1,5 +1,7 @@
 #include "isthmus/codec.h"
 
+#include <cstring>
+
 #include "codec/none.h"
 #include "codec/tagc.h"
 #include "isthmus/error.h"
@@ -13,6 +15,17 @@ CodecCounts& CodecCounts::operator+=(const CodecCounts& other) {
   estimated_elements += other.estimated_elements;
   non_finite_blocks += other.non_finite_blocks;
   return *this;
+}
+
+CodecCounts Codec::decode_each(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
+                               Workspace workspace) {
+  CodecCounts counts;
+  for (int packet = 0; packet < num_packets; ++packet) {
+    const Buffer part = out.part(packet, out.num_elements / num_packets);
+    std::memset(part.data, 0, static_cast<size_t>(part.bytes()));
+    counts += decode_sum(packets.part(packet, packets.num_elements / num_packets), 1, part, context, workspace);
+  }
+  return counts;
 }
 
 std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,

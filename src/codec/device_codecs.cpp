@@ -32,6 +32,9 @@ class NoneDeviceCodec final : public Codec {
   int64_t decode_scratch_bytes(int64_t /*num_elements*/, int num_packets) const override {
     return NoneDevice::decode_scratch_bytes(num_packets);
   }
+  int64_t decode_each_scratch_bytes(int64_t /*num_elements*/, int num_packets) const override {
+    return NoneDevice::decode_scratch_bytes(num_packets);
+  }
 
   CodecCounts encode(ConstBuffer piece, Buffer /*residual*/, Buffer packet, PacketContext context,
                      Workspace workspace) override {
@@ -49,6 +52,14 @@ class NoneDeviceCodec final : public Codec {
       return {};
     }
     launcher_.decode(device_.decode_job(packets, num_packets, out, on_device(context), fault_, workspace.scratch),
+                     workspace.stream);
+    return {};
+  }
+
+  CodecCounts decode_each(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
+                          Workspace workspace) override {
+    check_none_packets(packets, num_packets, packet_bytes(out.num_elements / num_packets));
+    launcher_.decode(device_.decode_each_job(packets, num_packets, out, on_device(context), fault_, workspace.scratch),
                      workspace.stream);
     return {};
   }
@@ -74,6 +85,9 @@ class TagcDeviceCodec final : public Codec {
   int64_t decode_scratch_bytes(int64_t num_elements, int num_packets) const override {
     return device_.decode_scratch_bytes(num_elements, num_packets);
   }
+  int64_t decode_each_scratch_bytes(int64_t num_elements, int num_packets) const override {
+    return device_.decode_each_scratch_bytes(num_elements, num_packets);
+  }
 
   CodecCounts encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context,
                      Workspace workspace) override {
@@ -90,6 +104,13 @@ class TagcDeviceCodec final : public Codec {
       return {};
     }
     launcher_.decode(device_.decode_job(packets, num_packets, out, on_device(context), fault_, workspace.scratch),
+                     workspace.stream);
+    return {};
+  }
+
+  CodecCounts decode_each(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
+                          Workspace workspace) override {
+    launcher_.decode(device_.decode_each_job(packets, num_packets, out, on_device(context), fault_, workspace.scratch),
                      workspace.stream);
     return {};
   }
