@@ -13,7 +13,7 @@ TEST_WORKERS ?= 2
 
 STAMPS := build/stamps/$(VENV)
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(wildcard cmake/*) $(shell find src kernels include -type f)
-PYTHON_FILES := python $(wildcard tests/python tests/conformance tests/faults tests/fuzz) tools
+PYTHON_FILES := python $(wildcard tests/python tests/conformance tests/faults tests/fuzz tests/gpu) tools
 CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)

@@ -38,8 +38,8 @@ struct DeviceCodecCounts {
 // make_event() and make_codec(). All but read() and write() can be captured into a CUDA graph.
 // allocate() may be called while a graph is captured, and what it returns stays where it is for the graph.
 //
-// One thread at a time, but codec_counts(), throw_if_faulted() and seconds_between() from any. Failures of the device
-// throw Error.
+// One thread at a time, but wait(), done(), codec_counts(), throw_if_faulted() and seconds_between() from any. Failures
+// of the device throw Error.
 class Device {
  public:
   virtual ~Device() = default;

@@ -54,10 +54,17 @@ std::optional<double> sum_scale(const ReduceOp& op, int size) {
   return std::nullopt;
 }
 
-// Gloo lacks PREMUL_SUM, which NCCL has: the inputs are multiplied here, and their sum is taken.
+// Gloo lacks PREMUL_SUM, which NCCL has: the inputs are multiplied here, and their sum is taken. NCCL reads a factor's
+// memory as if it were of the tensor's type.
 at::Tensor premultiplied(const at::Tensor& tensor, const ReduceOp& op) {
   const at::NoGradGuard no_grad;
   const auto* factor = premultiplier(op);
+  if (factor != nullptr && tensor.is_cuda()) {
+    const at::Tensor& number = factor->tensor_factor;
+    TORCH_CHECK_TYPE(!number.defined() || number.scalar_type() == tensor.scalar_type(), "isthmus: a PREMUL_SUM of ",
+                     tensor.scalar_type(), " by a tensor of ", number.defined() ? number.scalar_type() : at::kFloat,
+                     ": on GPUs both must be of one type");
+  }
   if (factor == nullptr || tensor.is_cuda()) {
     return tensor;
   }
@@ -70,8 +77,9 @@ at::Tensor premultiplied(const at::Tensor& tensor, const ReduceOp& op) {
 void premultiply_in_place(std::vector<at::Tensor>& tensors, const ReduceOp& op) {
   const at::NoGradGuard no_grad;
   for (auto& tensor : tensors) {
-    if (op.op_ == ReduceOp::PREMUL_SUM && !tensor.is_cuda()) {
-      tensor.copy_(premultiplied(tensor, op));
+    const at::Tensor product = premultiplied(tensor, op);
+    if (!product.is_same(tensor)) {
+      tensor.copy_(product);
     }
   }
 }
@@ -241,13 +249,13 @@ WorkPtr BackendIsthmus::allreduce_coalesced(std::vector<at::Tensor>& tensors,
 WorkPtr BackendIsthmus::reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& options) {
   const bool cuda = is_cuda(tensors);
   arrived("reduce", cuda);
-  if (cuda || options.reduceOp.op_ != ReduceOp::PREMUL_SUM) {
-    return forward(cuda, [&](c10d::Backend& world) { return world.reduce(tensors, options); });
-  }
   // The inputs of ranks other than the root stay as they are.
   std::vector<at::Tensor> products;
   for (const auto& tensor : tensors) {
     products.push_back(premultiplied(tensor, options.reduceOp));
+  }
+  if (cuda || options.reduceOp.op_ != ReduceOp::PREMUL_SUM) {
+    return forward(cuda, [&](c10d::Backend& world) { return world.reduce(tensors, options); });
   }
   return forward(cuda, [&](c10d::Backend& world) {
     const auto work = world.reduce(products, with_plain_sum(options, cuda));

@@ -77,6 +77,9 @@ def factors_are_applied_once(gloo: dist.ProcessGroup) -> None:
     expected = cuda_collectives.data(CPU, 8)
     dist.all_reduce(expected, group=gloo)
     assert torch.equal(small.cpu(), expected / 4)
+    of_another_type = dist._make_nccl_premul_sum(torch.tensor([0.25], device=GPU))  # NCCL would read it as bfloat16
+    with pytest.raises(TypeError, match="PREMUL_SUM of BFloat16 by a tensor of Float"):
+        dist.all_reduce(cuda_collectives.data(GPU, 8).bfloat16(), of_another_type, group=group)
 
 
 @table
