@@ -47,7 +47,7 @@ class Device {
   virtual std::string name() const = 0;  // "cpu", "cuda:0"
   virtual bool is_host() const = 0;
 
-  // At least `bytes`, uninitialised, aligned to 64 bytes. Throws std::bad_alloc.
+  // At least `bytes`, uninitialised, aligned to 64 bytes; lanes may use it at once. Throws std::bad_alloc.
   virtual DeviceMemory allocate(int64_t bytes) = 0;
   // To and from the host's memory, after all that was enqueued; done on return. Equal types and sizes.
   virtual void read(ConstBuffer from, Buffer to_host) = 0;

@@ -41,6 +41,9 @@ std::vector<std::unique_ptr<at::RecordFunction>>& open_ranges() {
 
 }  // namespace
 
+// From the allocator's pool of a lane, where memory is given out again when all lanes are done with it. What the
+// caller's pool gives may still be in use by what the caller enqueued, and a unit's residual is cleared on its lane
+// before that is ordered behind the caller's stream.
 DeviceMemory TorchCudaDevice::allocate(int64_t bytes) {
   const c10::cuda::CUDAGuard on_device(static_cast<c10::DeviceIndex>(ordinal()));
   std::vector<c10::cuda::CUDAStream> lanes;
@@ -48,6 +51,7 @@ DeviceMemory TorchCudaDevice::allocate(int64_t bytes) {
     const auto handle = static_cast<cudaStream_t>(lane(static_cast<Lane>(i)).handle);
     lanes.push_back(c10::cuda::getStreamFromExternal(handle, static_cast<c10::DeviceIndex>(ordinal())));
   }
+  const c10::cuda::CUDAStreamGuard on_lane(lanes.front());
   auto data = c10::cuda::CUDACachingAllocator::get()->allocate(static_cast<size_t>(std::max<int64_t>(bytes, 1)));
   const auto memory = std::make_shared<LaneMemory>(std::move(data), std::move(lanes));
   return {memory, memory->get()};

@@ -9,8 +9,8 @@ class TorchCudaDevice final : public CudaDevice {
  public:
   explicit TorchCudaDevice(int ordinal) : CudaDevice(ordinal) {}
 
-  // On the caller's current stream, which must be the one that what uses the memory first is ordered behind. Freed on
-  // that stream, too, after what the lanes hold by then. Throws c10::OutOfMemoryError.
+  // For use on the lanes, all of which may use it at once, whatever other streams do. Freed after what the lanes hold
+  // by then. Throws c10::OutOfMemoryError, whose text is torch's.
   DeviceMemory allocate(int64_t bytes) override;
 
   // For torch.profiler and emit_nvtx as well.
