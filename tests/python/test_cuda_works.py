@@ -115,9 +115,10 @@ def works_of_several(gloo: dist.ProcessGroup) -> None:
     assert all(torch.equal(shard.cpu(), expected) for shard in shards)
     # A reduction of two tiers between messages, which NCCL starts together.
     rank, peer = dist.get_rank(), dist.get_rank() ^ 1
+    sent = torch.full((3,), float(rank), device=GPU)  # kept: it leaves when the group ends
     arrived = torch.empty(3, device=GPU)
     with dist._coalescing_manager(group, GPU, async_ops=True) as coalesced:
-        dist.isend(torch.full((3,), float(rank), device=GPU), peer, group)
+        dist.isend(sent, peer, group)
         dist.irecv(arrived, peer, group)
         with unit("unit"):
             group._reduce_scatter_base(shards[0], gradient(GPU), dist.ReduceScatterOptions())
