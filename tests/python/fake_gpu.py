@@ -75,8 +75,7 @@ class _Server:
 
     def __init__(self) -> None:
         library = _build()
-        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-        env = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": path}
+        env = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._folder = tempfile.TemporaryDirectory()
         self._log = Path(self._folder.name) / "log"
         with self._log.open("ab") as log:
