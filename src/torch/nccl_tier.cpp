@@ -167,7 +167,12 @@ at::Tensor NcclTier::tensor(ConstBuffer buffer) const {
 
 c10d::ReduceOp NcclTier::sum_of(DataType dtype) const {
   const double divisor = sum_type(dtype).divisor;
-  return divisor == 1 ? c10d::ReduceOp(c10d::ReduceOp::SUM) : c10d::makeNCCLPreMulSum(1 / divisor);
+  c10d::ReduceOp op(c10d::ReduceOp::SUM);
+  if (divisor != 1) {  // as makeNCCLPreMulSum(), which newer torches call makePreMulSum()
+    op.op_ = c10d::ReduceOp::PREMUL_SUM;
+    op.supplement_ = c10::make_intrusive<c10d::NCCLPreMulSumSupplement>(1 / divisor);
+  }
+  return op;
 }
 
 template <typename Action>
