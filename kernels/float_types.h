@@ -91,4 +91,18 @@ ISTHMUS_DEVICE Out narrow(In value) {
   }
 }
 
+// value * factor, the product taken in float32 (float64 where either side is float64), then rounded once.
+template <typename Out, typename In>
+ISTHMUS_DEVICE Out scaled(In value, double factor) {
+  using Product = std::conditional_t<std::is_same_v<In, double> || std::is_same_v<Out, double>, double, float>;
+  return narrow<Out>(static_cast<Product>(widen(value)) * static_cast<Product>(factor));
+}
+
+// What is too large for float32 becomes the largest that is not. NaN stays.
+ISTHMUS_DEVICE float limited_to_float32(double value) {
+  constexpr double kLargest = 0x1.fffffep127;
+  const double below = value > kLargest ? kLargest : value;
+  return static_cast<float>(below < -kLargest ? -kLargest : below);
+}
+
 }  // namespace isthmus

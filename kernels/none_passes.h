@@ -26,13 +26,6 @@ int64_t whole_words(int64_t num_elements, bool aligned) {
   return aligned ? num_elements / WordsOf<Wire, 1>::kValues : 0;
 }
 
-// value * factor, the product taken in float32 (float64 where either side is float64), then rounded once.
-template <typename Out, typename In>
-ISTHMUS_DEVICE Out scaled(In value, double factor) {
-  using Product = std::conditional_t<std::is_same_v<In, double> || std::is_same_v<Out, double>, double, float>;
-  return narrow<Out>(static_cast<Product>(widen(value)) * static_cast<Product>(factor));
-}
-
 // Only float16 could overflow.
 template <typename Wire>
 inline constexpr bool kMayDivide = std::is_same_v<Wire, Float16>;

@@ -5,7 +5,6 @@
 
 #include "kernels/device.h"
 #include "kernels/float_types.h"
-#include "kernels/none_passes.h"
 #include "kernels/passes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
@@ -64,14 +63,7 @@ struct MultiplyValues {
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    for_each_of_all(group, num_elements, [&](int64_t i) { values[i] = limited(values[i] * factor); });
-  }
-
- private:
-  static ISTHMUS_DEVICE float limited(double value) {
-    constexpr double kLargest = 0x1.fffffep127;
-    const double below = value > kLargest ? kLargest : value;  // NaN stays
-    return static_cast<float>(below < -kLargest ? -kLargest : below);
+    for_each_of_all(group, num_elements, [&](int64_t i) { values[i] = limited_to_float32(values[i] * factor); });
   }
 };
 

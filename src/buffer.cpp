@@ -80,10 +80,10 @@ void convert_loop(const In* __restrict in, Out* __restrict out, int64_t count) {
 }
 
 // No __restrict: `in` and `out` may be the same memory.
-template <typename Compute, typename In, typename Out>
-void scale_loop(const In* in, Compute scale, Out* out, int64_t count) {
+template <typename In, typename Out>
+void scale_loop(const In* in, double scale, Out* out, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
-    out[i] = narrow<Out>(static_cast<Compute>(widen(in[i])) * scale);
+    out[i] = scaled<Out>(in[i], scale);
   }
 }
 
@@ -119,10 +119,8 @@ void convert(ConstBuffer in, Buffer out) {
 void convert_scaled(ConstBuffer in, double scale, Buffer out) {
   check_equal_length("convert_scaled", in, out);
   with_floating_type(in.dtype, [&]<typename In>(In) {
-    with_floating_type(out.dtype, [&]<typename Out>(Out) {
-      using Compute = std::conditional_t<std::is_same_v<In, double> || std::is_same_v<Out, double>, double, float>;
-      scale_loop(in.as<In>(), static_cast<Compute>(scale), out.as<Out>(), in.num_elements);
-    });
+    with_floating_type(out.dtype,
+                       [&]<typename Out>(Out) { scale_loop(in.as<In>(), scale, out.as<Out>(), in.num_elements); });
   });
 }
 

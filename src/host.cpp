@@ -1,9 +1,8 @@
 // The CPU as a device: every call does its work before it returns.
-#include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "isthmus/device.h"
+#include "kernels/float_types.h"
 #include "scratch.h"
 
 namespace isthmus {
@@ -41,10 +40,9 @@ class Host final : public Device {
     }
   }
   void multiply(Buffer values, double factor, Stream /*stream*/) override {
-    constexpr double kLargest = std::numeric_limits<float>::max();
     auto* value = values.as<float>();
     for (int64_t i = 0; i < values.num_elements; ++i) {
-      value[i] = static_cast<float>(std::clamp(value[i] * factor, -kLargest, kLargest));
+      value[i] = limited_to_float32(value[i] * factor);
     }
   }
 

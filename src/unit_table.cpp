@@ -14,7 +14,7 @@
 namespace isthmus {
 namespace {
 
-// Zeros, which are there on return.
+// Zeros: for `lane`, on which they are written.
 std::pair<Buffer, DeviceMemory> make_residual(Device& device, const UnitKey& key, int64_t num_elements, Lane lane) {
   Buffer residual{nullptr, num_elements, DataType::kFloat32};
   DeviceMemory memory;
