@@ -7,7 +7,6 @@
 #include <time.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -31,6 +30,10 @@ struct Level {
   double sparsity;
 };
 constexpr Level kLevels[] = {{"2x", 2, .8}, {"4x", 4, .9}, {"10x", 10, .9875}};
+// Rows by load, and cells of every type.
+constexpr Level kLoadLevel = {"load", 0, .9875};
+constexpr const char* kCellTypes[] = {"fp32", "bf16", "fp16", "int8"};
+constexpr Level kSparseLevels[] = {{"13_of_1024", 0, .9875}, {"51_of_1024", 0, .95}};
 
 constexpr int64_t kSizesMib[] = {64, 1};
 
@@ -104,8 +107,6 @@ void verify(benchmark::State& state, bool right) {
   }
 }
 
-uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
-
 void bench_memcpy(benchmark::State& state, int64_t mib) {
   AlignedFloats& piece = piece_of(mib);
   AlignedFloats out(piece.num_elements);
@@ -140,10 +141,52 @@ Options options_of(const Level& level) {
   return options;
 }
 
+// What is measured: a codec with its options, and the relative squared error that it may make.
+struct Case {
+  Options options;
+  double most_error = 0;
+};
+
+Case case_of(const std::string& codec, const Level& level) {
+  Case of = {options_of(level)};
+  of.options.codec = codec;
+  return of;
+}
+
+Case quant_case(int64_t bits, bool rotate, const std::string& error_feedback, const std::string& rounding,
+                double most_error) {
+  Case of = {Options(), most_error};
+  of.options.codec = "quant";
+  of.options.bits = bits;
+  of.options.rotate = rotate;
+  of.options.error_feedback = error_feedback;
+  of.options.rounding = rounding;
+  return of;
+}
+
+struct QuantRow {
+  const char* name;
+  Case of;
+};
+std::vector<QuantRow> quant_rows() {
+  return {
+      {"8bit", quant_case(8, false, "off", "nearest", .001)},
+      {"4bit", quant_case(4, false, "off", "nearest", .1)},
+      {"8bit-rotated", quant_case(8, true, "off", "nearest", .0001)},
+      {"4bit-rotated", quant_case(4, true, "off", "nearest", .013)},
+      {"3bit-rotated", quant_case(3, true, "off", "nearest", .04)},
+      {"2bit-rotated", quant_case(2, true, "off", "nearest", .13)},
+      {"1bit-rotated", quant_case(1, true, "off", "nearest", .4)},
+      {"4bit-rotated-stochastic", quant_case(4, true, "off", "stochastic", .03)},
+      {"4bit-rotated-feedback", quant_case(4, true, "on", "nearest", 1e-12)},
+  };
+}
+
 // A codec with its packet, and a residual that a few steps have filled.
 struct Coder {
-  Coder(const std::string& name, const Level& level, AlignedFloats& source)
-      : codec(make_codec(name, options_of(level), DataType::kFloat32, 1)),
+  Coder(const Case& of, AlignedFloats& source)
+      : codec(make_codec(of.options.codec, of.options, DataType::kFloat32, 1)),
+        most_error(of.most_error),
         piece(source),
         residual(codec->keeps_residual() ? source.num_elements : 0),
         packet_bytes(codec->packet_bytes(source.num_elements)),
@@ -160,7 +203,8 @@ struct Coder {
   }
   void decode_sum(AlignedFloats& out) { codec->decode_sum(packet_buffer(), 1, out.buffer(), context, {}); }
 
-  // One more step: what arrives and what stays must be piece + residual, bit for bit, and enough must arrive.
+  // One more step: what arrives and what stays must be piece + residual, but for the error that the codec may make,
+  // and enough must arrive.
   bool is_right() {
     AlignedFloats sum(piece.num_elements);
     std::memcpy(sum.data(), piece.data(), piece.buffer().bytes());
@@ -170,16 +214,20 @@ struct Coder {
     encode();
     AlignedFloats arrived(piece.num_elements);
     decode_sum(arrived);
-    bool right = counts.kept_elements > 0;
+    double error = 0;
+    double energy = 0;
     for (int64_t i = 0; i < piece.num_elements; ++i) {
-      const bool sent = residual.num_elements == 0 || arrived.data()[i] != 0;
-      const bool equal = bits_of(sent ? arrived.data()[i] : residual.data()[i]) == bits_of(sum.data()[i]);
-      right = right && equal && (!sent || residual.num_elements == 0 || residual.data()[i] == 0);
+      const double stays = residual.num_elements == 0 ? 0 : residual.data()[i];
+      const double all = sum.data()[i];
+      const double lost = all - (static_cast<double>(arrived.data()[i]) + stays);
+      error += lost * lost;
+      energy += all * all;
     }
-    return right;
+    return counts.kept_elements > 0 && error <= most_error * energy;
   }
 
   std::unique_ptr<Codec> codec;
+  double most_error;
   AlignedFloats& piece;
   AlignedFloats residual;
   int64_t packet_bytes;
@@ -196,15 +244,15 @@ void describe(benchmark::State& state, const Coder& coder) {
       std::max(1.0, static_cast<double>(coder.counts.held_back_elements + coder.counts.kept_elements));
 }
 
-void bench_encode(benchmark::State& state, const std::string& name, Level level, int64_t mib) {
-  Coder coder(name, level, piece_of(mib));
+void bench_encode(benchmark::State& state, const Case& of, int64_t mib) {
+  Coder coder(of, piece_of(mib));
   measure(state, coder.piece, [&] { coder.encode(); });
   describe(state, coder);
   verify(state, coder.is_right());
 }
 
-void bench_decode(benchmark::State& state, const std::string& name, Level level, int64_t mib) {
-  Coder coder(name, level, piece_of(mib));
+void bench_decode(benchmark::State& state, const Case& of, int64_t mib) {
+  Coder coder(of, piece_of(mib));
   AlignedFloats out(coder.piece.num_elements);
   measure(state, coder.piece, [&] { coder.decode_sum(out); });
   describe(state, coder);
@@ -249,15 +297,30 @@ void register_all() {
         ->Unit(benchmark::kMillisecond);
   };
   for (const int64_t mib : kSizesMib) {
+    for (const QuantRow& row : quant_rows()) {
+      add("quant/" + std::string(row.name) + "/encode", mib, bench_encode, row.of);
+      add("quant/" + std::string(row.name) + "/decode", mib, bench_decode, row.of);
+    }
+    for (const Level& level : kSparseLevels) {
+      add("sparse/" + std::string(level.name) + "/encode", mib, bench_encode, case_of("sparse", level));
+      add("sparse/" + std::string(level.name) + "/decode", mib, bench_decode, case_of("sparse", level));
+    }
     add("memcpy", mib, bench_memcpy);
     add("exact_sum", mib, bench_sum);
-    add("none/encode", mib, bench_encode, "none", kLevels[0]);
-    add("none/decode", mib, bench_decode, "none", kLevels[0]);
+    add("none/encode", mib, bench_encode, case_of("none", kLevels[0]));
+    add("none/decode", mib, bench_decode, case_of("none", kLevels[0]));
     for (const Level& level : kLevels) {
       const std::string name = level.name;
-      add("tagc/" + name + "/encode", mib, bench_encode, "tagc", level);
-      add("tagc/" + name + "/decode", mib, bench_decode, "tagc", level);
+      add("tagc/" + name + "/encode", mib, bench_encode, case_of("tagc", level));
+      add("tagc/" + name + "/decode", mib, bench_decode, case_of("tagc", level));
       add("flat-tagc/" + name + "/encode", mib, bench_flat_encode, level);
+    }
+    for (const char* cell_type : kCellTypes) {
+      Case of = case_of("tagc", kLoadLevel);
+      of.options.cell_type = cell_type;
+      const std::string name = std::string("tagc/load/") + cell_type;
+      add(name + "/encode", mib, bench_encode, of);
+      add(name + "/decode", mib, bench_decode, of);
     }
   }
 }

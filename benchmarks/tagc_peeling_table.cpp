@@ -1,8 +1,12 @@
-// Prints, as markdown, what merging supports does to the sketch: the table of docs/tagc.md.
+// Prints, as markdown, what peeling leaves: the tables of docs/tagc.md. Supports are random and independent; hashing
+// and peeling are the library's own.
 //
-// A gradient of 2,359,296 elements (an MLP matrix of GPT-2) is split over N ranks. Flat: the owner of a shard decodes
-// the merged supports of all N ranks. Two tiers: a packet holds one support. Supports are random and independent;
-// hashing and peeling are the library's own.
+// First, what merging supports does to the sketch. A gradient of 2,359,296 elements (an MLP matrix of GPT-2) is split
+// over N ranks. Flat: the owner of a shard decodes the merged supports of all N ranks. Two tiers: a packet holds one
+// support.
+//
+// Then, how many rows the load asks for (ratio=0), by the size of a piece and the share that is kept.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <random>
@@ -23,12 +27,14 @@ struct Level {
   double ratio;
   double sparsity;
 };
+constexpr double kSparsities[] = {0, .8, .9, .9875, .999};
+constexpr int64_t kPieces[] = {4096, 16384, 65536, 262144, 1048576, 4194304, 16777216};
 constexpr Level kLevels[] = {{"2x / 80%", 2, .8}, {"4x / 90%", 4, .9}, {"10x / 98.75%", 10, .9875}};
 
-TagcSettings settings_of(const Level& level, int64_t block_elements) {
+TagcSettings settings_of(double ratio, double sparsity, int64_t block_elements) {
   Options options;
-  options.ratio = level.ratio;
-  options.sparsity = level.sparsity;
+  options.ratio = ratio;
+  options.sparsity = sparsity;
   options.block_elements = block_elements;
   return TagcSettings(options);
 }
@@ -52,13 +58,13 @@ void merge_random_support(const kernels::TagcShape& shape, int64_t keep, std::mt
 struct Outcome {
   double density = 0;   // of the merged support
   double unpeeled = 0;  // share of the merged support's elements that do not peel, or are held back
+  int64_t rounds = 0;   // the most that a trial took
 };
 
 // Averages over trials with different supports and steps.
-Outcome simulate(const Level& level, int64_t block_elements, int ranks, int supports) {
-  const TagcSettings settings = settings_of(level, block_elements);
-  const kernels::TagcShape shape = settings.shape(kGradientElements / ranks);
+Outcome simulate(const TagcSettings& settings, const kernels::TagcShape& shape, int supports) {
   TagcScratch scratch;
+  Outcome outcome;
   int64_t elements = 0;
   int64_t left = 0;
   for (int trial = 0; trial < kTrials; ++trial) {
@@ -77,38 +83,67 @@ Outcome simulate(const Level& level, int64_t block_elements, int ranks, int supp
             : kernel.peel_keys(shape, rows, settings.peel_rounds, peel);
     elements += result.peeled_elements + result.left_elements;
     left += result.left_elements;
+    outcome.rounds = std::max(outcome.rounds, result.rounds);
   }
-  return {static_cast<double>(elements) / static_cast<double>(kTrials * shape.num_elements),
-          static_cast<double>(left) / static_cast<double>(elements)};
+  outcome.density = static_cast<double>(elements) / static_cast<double>(kTrials * shape.num_elements);
+  outcome.unpeeled = static_cast<double>(left) / static_cast<double>(elements);
+  return outcome;
 }
 
 void print_row(const Level& level, const char* form, int64_t block_elements, bool flat) {
   std::printf("| %s | %s |", level.name, form);
   for (const int ranks : kRanks) {
-    const Outcome outcome = simulate(level, block_elements, ranks, flat ? ranks : 1);
-    const auto shape = settings_of(level, block_elements).shape(kGradientElements / ranks);
+    const TagcSettings settings = settings_of(level.ratio, level.sparsity, block_elements);
+    const kernels::TagcShape shape = settings.shape(kGradientElements / ranks);
+    const Outcome outcome = simulate(settings, shape, flat ? ranks : 1);
     std::printf(" %.3f / %.3g%% (%lldx%lld) |", outcome.density, 100 * outcome.unpeeled,
                 static_cast<long long>(shape.num_rows), static_cast<long long>(shape.block_elements));
   }
   std::printf("\n");
 }
 
+void print_merged_supports() {
+  std::printf("Union density / share of it that does not peel (rows x columns of the sketch), mean of %d trials.\n\n",
+              kTrials);
+  std::printf("| level | form |");
+  for (const int ranks : kRanks) {
+    std::printf(" N = %d |", ranks);
+  }
+  std::printf("\n|---|---|---|---|---|---|\n");
+  for (const Level& level : kLevels) {
+    print_row(level, "flat, blocks of 1024", kPaperBlockElements, true);
+    print_row(level, "flat", 0, true);
+    print_row(level, "two tiers", 0, false);
+  }
+}
+
+void print_rows_by_load() {
+  std::printf("\nRows by load: rows x columns / keys a cell / share held back / rounds, of %d trials.\n\n", kTrials);
+  std::printf("| elements |");
+  for (const double sparsity : kSparsities) {
+    std::printf(" kept %g%% |", 100 * (1 - sparsity));
+  }
+  std::printf("\n|---|---|---|---|---|---|\n");
+  for (const int64_t num_elements : kPieces) {
+    std::printf("| %lld |", static_cast<long long>(num_elements));
+    for (const double sparsity : kSparsities) {
+      const TagcSettings settings = settings_of(0, sparsity, 0);
+      const kernels::TagcShape shape = settings.shape(num_elements);
+      const Outcome outcome = simulate(settings, shape, 1);
+      std::printf(" %lldx%lld / %.2f / %.2g%% / %lld |", static_cast<long long>(shape.num_rows),
+                  static_cast<long long>(shape.block_elements),
+                  static_cast<double>(settings.keep(num_elements)) / static_cast<double>(shape.num_cells()),
+                  100 * outcome.unpeeled, static_cast<long long>(outcome.rounds));
+    }
+    std::printf("\n");
+  }
+}
+
 }  // namespace
 }  // namespace isthmus
 
 int main() {
-  using isthmus::kLevels;
-  std::printf("Union density / share of it that does not peel (rows x columns of the sketch), mean of %d trials.\n\n",
-              isthmus::kTrials);
-  std::printf("| level | form |");
-  for (const int ranks : isthmus::kRanks) {
-    std::printf(" N = %d |", ranks);
-  }
-  std::printf("\n|---|---|---|---|---|---|\n");
-  for (const isthmus::Level& level : kLevels) {
-    isthmus::print_row(level, "flat, blocks of 1024", isthmus::kPaperBlockElements, true);
-    isthmus::print_row(level, "flat", 0, true);
-    isthmus::print_row(level, "two tiers", 0, false);
-  }
+  isthmus::print_merged_supports();
+  isthmus::print_rows_by_load();
   return 0;
 }

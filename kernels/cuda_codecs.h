@@ -2,6 +2,8 @@
 #pragma once
 
 #include "kernels/none_job.h"
+#include "kernels/quant_job.h"
+#include "kernels/sparse_job.h"
 #include "kernels/tagc_job.h"
 
 namespace isthmus::kernels {
@@ -11,6 +13,10 @@ namespace isthmus::kernels {
 // long as the stream, or the graph, works on it. Throw std::runtime_error where CUDA refuses a launch.
 void cuda_encode_tagc(const TagcEncodeJob& job, void* stream);
 void cuda_decode_tagc(const TagcDecodeJob& job, void* stream);
+void cuda_encode_quant(const QuantEncodeJob& job, void* stream);
+void cuda_decode_quant(const QuantDecodeJob& job, void* stream);
+void cuda_encode_sparse(const SparseEncodeJob& job, void* stream);
+void cuda_decode_sparse(const SparseDecodeJob& job, void* stream);
 void cuda_encode_none(const NoneEncodeJob& job, void* stream);
 void cuda_decode_none(const NoneDecodeJob& job, void* stream);
 

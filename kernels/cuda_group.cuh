@@ -59,6 +59,12 @@ class CtaGroup {
     return before_warp + inclusive - value;
   }
 
+  template <int kDistance>
+  __device__ float exchange(float value) const {
+    return __shfl_xor_sync(kAllLanes, value, kDistance);
+  }
+  __device__ bool any_in_step(bool condition) const { return __any_sync(kAllLanes, condition) != 0; }
+
   // As in the programming guide's example of __threadfence(): what the group wrote, then its arrival.
   __device__ bool is_last(uint32_t& arrived) const {
     __syncthreads();
@@ -74,9 +80,10 @@ class CtaGroup {
     return __syncthreads_or(last) != 0;
   }
 
-  __device__ void publish(uint32_t& word, uint32_t value) const {
+  template <typename Word>
+  __device__ void publish(Word& word, Word value) const {
     __threadfence_system();
-    *static_cast<volatile uint32_t*>(&word) = value;
+    *static_cast<volatile Word*>(&word) = value;
   }
 
   __device__ uint32_t fetch_or(uint32_t& word, uint32_t operand) const { return atomicOr(&word, operand); }

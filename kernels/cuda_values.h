@@ -3,6 +3,7 @@
 
 #include "isthmus/buffer.h"
 #include "kernels/device.h"
+#include "kernels/squared_error_job.h"
 
 namespace isthmus::kernels {
 
@@ -13,6 +14,13 @@ void cuda_convert_scaled(ConstBuffer in, double scale, Buffer out, void* stream)
 
 // values[i] *= factor (float32). What is too large for float32 becomes the largest that is not.
 void cuda_multiply(Buffer values, double factor, void* stream);
+
+// sums[i] += values[i] (float32).
+void cuda_add(ConstBuffer values, Buffer sums, void* stream);
+
+// Adds given[i]^2 and (given[i] - decoded[i])^2, for all i where both are finite, to the totals. The same sums for the
+// same values on every device.
+void cuda_add_squared_error(const SquaredErrorJob& job, void* stream);
 
 // The end of a step, in the order of the stream: what was kept since the last end is added to skipped_elements if
 // `is_skipped`.

@@ -1,4 +1,6 @@
 // The 16-bit floating types as bits, and their conversions: software, branch-free, so that loops over them vectorise.
+// Those that block algorithms call are always inlined: every instruction set compiles them, and the linker must not
+// choose between them.
 #pragma once
 
 #include <bit>
@@ -17,19 +19,19 @@ struct Float16 {
   uint16_t bits;
 };
 
-ISTHMUS_DEVICE float to_float32(BFloat16 value) {
+[[gnu::always_inline]] ISTHMUS_DEVICE float to_float32(BFloat16 value) {
   return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
 }
 
 // NaN keeps its sign and becomes quiet; everything else is rounded to nearest, ties to even.
-ISTHMUS_DEVICE BFloat16 to_bfloat16(float value) {
+[[gnu::always_inline]] ISTHMUS_DEVICE BFloat16 to_bfloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const uint32_t quiet_nan = (bits >> 16) | 0x40;
   return {static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded)};
 }
 
-ISTHMUS_DEVICE float to_float32(Float16 value) {
+[[gnu::always_inline]] ISTHMUS_DEVICE float to_float32(Float16 value) {
   const uint32_t magnitude = value.bits & 0x7fffu;
   const uint32_t sign = (value.bits & 0x8000u) << 16;
   const uint32_t normal = (magnitude << 13) + (112u << 23);
@@ -42,7 +44,7 @@ ISTHMUS_DEVICE float to_float32(Float16 value) {
 }
 
 // NaN keeps its sign and becomes quiet; from 65520 on the result is Inf.
-ISTHMUS_DEVICE Float16 to_float16(float value) {
+[[gnu::always_inline]] ISTHMUS_DEVICE Float16 to_float16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t magnitude = bits & 0x7fffffff;
   const uint32_t sign = (bits >> 16) & 0x8000;

@@ -18,11 +18,15 @@
 //   wrote
 //                             before they asked; known to all threads. arrived: 0 before the first asks, and again
 //                             after the last; one for all groups
-//   publish(uint32_t& word, uint32_t value)   word = value, once all that this thread wrote before can be seen by all
+//   exchange<d>(float)        of the thread whose number differs in bit d: 1, 2, 4 or 8. The size is a multiple of 16
+//   any_in_step(bool)         of any thread that takes part in the same calls of exchange(), of others perhaps, known
+//                             to all of these: 16 neighbours at least
+//   publish(word, value)      word = value, of 32 or 64 bits, once all that this thread wrote before can be seen by all
 //                             threads and by the host
 //
 // any(), sum(), exclusive_sum(), is_last() and sync() are barriers: all threads of a group make the same calls in the
-// same order.
+// same order. So must they with exchange() and any_in_step(), which are no barriers: what was written before need not
+// be seen.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +53,10 @@ struct SerialGroup {
     word |= operand;
     return before;
   }
-  static void apply_xor(uint32_t& word, uint32_t operand) { word ^= operand; }
+  template <typename Word>
+  static void apply_xor(Word& word, Word operand) {
+    word ^= operand;
+  }
 };
 
 // One thread of `Group`, alone: it runs a block algorithm beside the other threads, which run it elsewhere.

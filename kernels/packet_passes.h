@@ -1,11 +1,29 @@
 // Headers and checksums of packets on many groups: what all codecs have in common.
 #pragma once
 
+#include "isthmus/buffer.h"
 #include "kernels/checksum.h"
 #include "kernels/device.h"
+#include "kernels/float_types.h"
 #include "kernels/passes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+// Calls visit(T{}) with the C++ type of a piece that codecs for float32 take.
+template <typename Visit>
+void with_piece_type(DataType dtype, Visit visit) {
+  switch (dtype) {
+    case DataType::kFloat32:
+      return visit(float{});
+    case DataType::kBFloat16:
+      return visit(BFloat16{});
+    case DataType::kFloat16:
+      return visit(Float16{});
+    case DataType::kFloat64:
+    case DataType::kByte:
+      return;  // refused when the job was made
+  }
+}
 
 ISTHMUS_DEVICE HeaderWords in_context(HeaderWords header, const DeviceContext& context) {
   header.word[kHeaderUnit] = context.unit_hash;
@@ -141,7 +159,7 @@ ISTHMUS_DEVICE void write_header(Group& group, const HeaderWords& header, const 
   }
 }
 
-// One decoding's packets, and where it says what is wrong with them: what both codecs' jobs have.
+// One decoding's packets, and where it says what is wrong with them: what all codecs' jobs have.
 struct DecodeReport {
   HeaderWords header;
   const DeviceContext* context;
@@ -189,7 +207,7 @@ ISTHMUS_DEVICE void copy_fault(Group& group, const DeviceFault& fault, DeviceFau
     mapped.code = fault.code;
     mapped.received = fault.received;
     mapped.expected = fault.expected;
-    group.publish(mapped.reported, 1);
+    group.publish(mapped.reported, 1U);
   }
 }
 
@@ -208,11 +226,59 @@ ISTHMUS_DEVICE void finish_fault(Group& group, const DecodeReport& job) {
     for (int i = 0; i < kHeaderWords; ++i) {
       fault->received.word[i] = reinterpret_cast<const uint64_t*>(job.packets + packet * job.packet_bytes)[i];
     }
-    group.publish(fault->reported, 1);
+    group.publish(fault->reported, 1U);
     if (job.mapped_fault != nullptr) {
       copy_fault(group, *fault, *job.mapped_fault);
     }
   }
 }
+
+// The end of an encoding: the checksum of a packet that is complete otherwise; the last group writes the header.
+struct Seal {
+  static constexpr int kThreads = kChecksumThreads;
+  static constexpr int64_t kMaxSharedBytes = 0;
+
+  HeaderWords header;
+  const DeviceContext* context;
+  uint8_t* packet;  // at a multiple of 16 bytes
+  int64_t packet_bytes;
+  ChecksumParts parts;
+  uint32_t* arrived;  // 0
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    checksum_packet(group, packet, packet_bytes, 0, parts);
+    if (group.is_last(*arrived)) {
+      write_header(group, header, *context, parts, packet);
+    }
+  }
+};
+
+// The checksums of all packets, which begin at multiples of 16 bytes; the last group compares them and the headers, and
+// reports. For packets that may be used before.
+struct Verify {
+  static constexpr int kThreads = kChecksumThreads;
+  static constexpr int64_t kMaxSharedBytes = 0;
+
+  DecodeReport job;
+  int64_t num_packets;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    if (job.fault->reported != 0) {
+      return;
+    }
+    for (int64_t packet = 0; packet < num_packets; ++packet) {
+      checksum_packet(group, job.packets + packet * job.packet_bytes, job.packet_bytes, packet, job.parts);
+    }
+    if (group.is_last(job.state->arrived)) {
+      for (int64_t packet = 0; packet < num_packets; ++packet) {
+        check_header(group, job, packet);
+      }
+      group.sync();  // all threads see what the last check has reported
+      finish_fault(group, job);
+    }
+  }
+};
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -11,6 +11,18 @@ namespace isthmus::kernels {
 inline constexpr int64_t kMinBlockElements = 64;
 inline constexpr int64_t kMaxBlockElements = 4096;
 
+// What the cells of a sketch hold. The single-tier form has sums in float32.
+enum class CellType : uint8_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3 };
+
+[[gnu::always_inline]] ISTHMUS_DEVICE int64_t cell_bytes(CellType type) {
+  return type == CellType::kFloat32 ? 4 : type == CellType::kInt8 ? 1 : 2;
+}
+
+// Whether a packet has a byte for each block that scales its values.
+[[gnu::always_inline]] ISTHMUS_DEVICE bool has_scales(CellType type) {
+  return type == CellType::kFloat16 || type == CellType::kInt8;
+}
+
 // How a piece is cut. Elements past num_elements in the last block count as zeros.
 struct TagcShape {
   int64_t num_elements = 0;
@@ -18,18 +30,22 @@ struct TagcShape {
       kMinBlockElements;   // a power of two in the range above; also the number of the sketch's columns
   int64_t num_blocks = 0;  // num_elements / block_elements, rounded up
   int64_t num_rows = 0;    // of the sketch: at least 3, or 0 if there are no blocks; below 2^32
+  CellType cell_type = CellType::kFloat32;
 
   // Always inlined: every instruction set compiles these, and the linker must not choose between them.
   [[gnu::always_inline]] ISTHMUS_DEVICE int64_t block_words() const { return block_elements / 64; }
   [[gnu::always_inline]] ISTHMUS_DEVICE int64_t flag_words() const { return (num_blocks + 63) / 64; }
   [[gnu::always_inline]] ISTHMUS_DEVICE int64_t index_words() const { return num_blocks * block_words(); }
   [[gnu::always_inline]] ISTHMUS_DEVICE int64_t num_cells() const { return num_rows * block_elements; }
+  [[gnu::always_inline]] ISTHMUS_DEVICE int64_t scale_bytes() const { return has_scales(cell_type) ? num_blocks : 0; }
+  [[gnu::always_inline]] ISTHMUS_DEVICE int64_t sketch_bytes() const { return num_cells() * cell_bytes(cell_type); }
 };
 
 // Where a packet's sections begin, in bytes, and where it ends. See docs/packet_format.md.
 struct TagcLayout {
   int64_t flags;
   int64_t index;
+  int64_t scales;  // empty for types of cells without
   int64_t sketch;
   int64_t end;
 };
@@ -63,6 +79,13 @@ struct PeelScratch {
   uint32_t* active;     // num_blocks: blocks with keys remaining
 };
 
+// More of it where values are recovered.
+struct ValueScratch {
+  uint64_t* keys;         // index_words: those that the first round did not peel
+  uint32_t* keys_before;  // index_words: how many of them come before each word
+  float* values;          // as many as there are remaining keys at first
+};
+
 // All pointers are to `shape`'s sizes unless said otherwise. None of them may overlap.
 struct TagcKernels {
   void (*hash_blocks)(const TagcShape& shape, uint64_t seed, BlockRows* rows);
@@ -88,22 +111,24 @@ struct TagcKernels {
   PeelResult (*hold_back)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, int64_t first_block,
                           uint64_t* index, PeelScratch scratch);
 
-  // Moves the values that `index` marks from residual (zero there afterwards) to the sketch, by XOR. Not flagged
-  // blocks.
+  // Moves the values that `index` marks from residual to the sketch (cells of the shape's type), by XOR; what their
+  // rounding loses stays. Not flagged blocks. scales: a byte a block, where the type has them; flagged blocks' are not
+  // written.
   void (*insert_xor)(const TagcShape& shape, const BlockRows* rows, const uint64_t* flags, const uint64_t* index,
-                     float* residual, uint32_t* cells);
+                     float* residual, uint8_t* scales, void* cells);
 
-  // The same by signed sums, in ascending order of blocks. What is marked in flagged blocks enters as NaN.
+  // The same by signed sums (residual is zero there afterwards), in ascending order of blocks. What is marked in
+  // flagged blocks enters as NaN.
   void (*insert_sum)(const TagcShape& shape, const BlockRows* rows, const uint64_t* flags, const uint64_t* index,
                      float* residual, float* cells);
 
   // Peels keys with values: out[i] += value, cells without it. out has num_elements.
   PeelResult (*peel_xor)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,
-                         uint32_t* cells, float* out);
+                         ValueScratch waiting, const uint8_t* scales, void* cells, float* out);
 
-  // The same for signed sums: out[i] = value for what peeled.
+  // The same for signed sums in float32: out[i] = value for what peeled.
   PeelResult (*peel_sum)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,
-                         float* cells, float* out);
+                         ValueScratch waiting, float* cells, float* out);
 
   // out[i] = median of the three cells of i, with their signs (NaN if one is NaN), for the keys in `remaining`.
   void (*estimate)(const TagcShape& shape, const BlockRows* rows, const uint64_t* remaining, const float* cells,

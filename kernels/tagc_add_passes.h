@@ -31,7 +31,7 @@ struct Prepare {
     auto& shared = group.template shared<Shared>();
     clear(group, reinterpret_cast<uint32_t*>(job.state), sizeof(SelectState) / 4);
     clear_bytes(group, kHeaderWords * 8, job.layout.index);
-    clear_bytes(group, job.layout.index + 8 * job.shape.index_words(), job.layout.sketch);
+    clear_bytes(group, job.layout.index + 8 * job.shape.index_words(), job.layout.sketch);  // scales, too
     const int64_t num_samples = job.sample_runs * kRun;
     take_samples(group, num_samples, shared.samples);
     PartialThreshold threshold = {0, job.sample_keep, num_samples > 0 ? 1U : 0U};
@@ -145,7 +145,7 @@ struct AddAndMark {
   ISTHMUS_DEVICE void clear_sketch(const Group& group) const {
     using FourCells = SeveralOf<uint32_t, 4>;
     auto* cells = reinterpret_cast<FourCells*>(job.packet + job.layout.sketch);
-    for_each_of_all(group, job.shape.num_cells() / 4, [=](int64_t i) { cells[i] = FourCells{}; });
+    for_each_of_all(group, job.shape.sketch_bytes() / 16, [=](int64_t i) { cells[i] = FourCells{}; });
   }
 
   // Bit i: value i is at least `bound`, which is not 0.
@@ -265,6 +265,9 @@ struct AddAndMark {
       if (block < job.shape.num_blocks) {
         draw_rows(job.shape, *job.context, block, job.rows);
         job.tie_counts[block] = 0;
+        if (job.peaks != nullptr) {
+          job.peaks[block] = 0;
+        }
       }
       if (is_set(flagged, b)) {
         auto* flags = reinterpret_cast<uint64_t*>(job.packet + job.layout.flags);

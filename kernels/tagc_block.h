@@ -103,17 +103,19 @@ ISTHMUS_DEVICE void admit_keys(Group group, Word* __restrict taken0, Word* __res
   }
 }
 
-// A cell that combines values by XOR of their bits: exact in any order, and values cannot disturb each other.
+// A cell that combines bit patterns of values (tagc_cells.h) by XOR: exact in any order, and values cannot disturb each
+// other.
+template <typename Pattern>
 struct XorCell {
-  using Type = uint32_t;
-  static ISTHMUS_DEVICE float value(uint32_t cell, bool /*negative*/) { return float_of(cell); }
+  using Type = Pattern;
+  static ISTHMUS_DEVICE Pattern value(Pattern cell, bool /*negative*/) { return cell; }
   template <typename Group>
-  static ISTHMUS_DEVICE void insert(Group group, uint32_t& cell, float value, bool /*negative*/) {
-    group.apply_xor(cell, bits_of(value));
+  static ISTHMUS_DEVICE void insert(Group group, Pattern& cell, Pattern pattern, bool /*negative*/) {
+    group.apply_xor(cell, pattern);
   }
   template <typename Group>
-  static ISTHMUS_DEVICE void remove(Group group, uint32_t& cell, float value, bool /*negative*/) {
-    group.apply_xor(cell, bits_of(value));
+  static ISTHMUS_DEVICE void remove(Group group, Pattern& cell, Pattern pattern, bool /*negative*/) {
+    group.apply_xor(cell, pattern);
   }
 };
 
@@ -135,24 +137,26 @@ struct SumCell {
 // The three cells of one column that belong to one block.
 template <typename Cell>
 struct BlockCells {
-  typename Cell::Type* row[3];
+  using Value = typename Cell::Type;
+
+  Value* row[3];
   uint32_t negative;
 
-  ISTHMUS_DEVICE BlockCells(const BlockRows& rows, int64_t columns, typename Cell::Type* cells)
+  ISTHMUS_DEVICE BlockCells(const BlockRows& rows, int64_t columns, Value* cells)
       : row{cells + rows.row[0] * columns, cells + rows.row[1] * columns, cells + rows.row[2] * columns},
         negative(rows.negative) {}
 
   ISTHMUS_DEVICE bool is_negative(int i) const { return (negative >> i & 1) != 0; }
-  ISTHMUS_DEVICE float value(int i, int64_t column) const { return Cell::value(row[i][column], is_negative(i)); }
+  ISTHMUS_DEVICE Value value(int i, int64_t column) const { return Cell::value(row[i][column], is_negative(i)); }
 
   template <typename Group>
-  ISTHMUS_DEVICE void insert(Group group, int64_t column, float value) const {
+  ISTHMUS_DEVICE void insert(Group group, int64_t column, Value value) const {
     for (int i = 0; i < 3; ++i) {
       Cell::insert(group, row[i][column], value, is_negative(i));
     }
   }
   template <typename Group>
-  ISTHMUS_DEVICE void remove(Group group, int64_t column, float value) const {
+  ISTHMUS_DEVICE void remove(Group group, int64_t column, Value value) const {
     for (int i = 0; i < 3; ++i) {
       Cell::remove(group, row[i][column], value, is_negative(i));
     }
@@ -210,7 +214,7 @@ ISTHMUS_DEVICE void recover_values(Group group, const BlockCells<Cell>& cells, c
     const Word alone2 = peeled[w] & ~(single0[w] | single1[w]);
     const auto recover_from = [&](int i) {
       return [&, i](int64_t column) {
-        const float value = cells.value(i, column);
+        const auto value = cells.value(i, column);
         cells.remove(group, column, value);
         emit(column, value);
       };

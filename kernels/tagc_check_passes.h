@@ -70,7 +70,8 @@ struct CheckPackets {
     check_header(group, report_of(job, job.layout.end), packet);
     const bool padding = any_set(group, bytes, kHeaderWords * 8, job.layout.flags) ||
                          any_set(group, bytes, job.layout.flags + 8 * shape.flag_words(), job.layout.index) ||
-                         any_set(group, bytes, job.layout.index + 8 * shape.index_words(), job.layout.sketch);
+                         any_set(group, bytes, job.layout.index + 8 * shape.index_words(), job.layout.scales) ||
+                         any_byte_set(group, bytes, job.layout.scales + shape.scale_bytes(), job.layout.sketch);
     report(group, padding, packet, FaultKind::kPadding, job.fault, job.state);
     report(group, any_past(group, flags, shape.flag_words(), shape.num_blocks), packet, FaultKind::kFlags, job.fault,
            job.state);
@@ -91,6 +92,14 @@ struct CheckPackets {
     uint64_t set = 0;
     for_each_of_group(group, (end - begin) / 8,
                       [&](int64_t w) { set |= reinterpret_cast<const uint64_t*>(bytes + begin)[w]; });
+    return set != 0;
+  }
+
+  // The same for any `begin` and `end`.
+  template <typename Group>
+  static ISTHMUS_DEVICE bool any_byte_set(const Group& group, const uint8_t* bytes, int64_t begin, int64_t end) {
+    uint32_t set = 0;
+    for_each_of_group(group, end - begin, [&](int64_t i) { set |= bytes[begin + i]; });
     return set != 0;
   }
 

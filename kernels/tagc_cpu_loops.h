@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/tagc_block.h"
+#include "kernels/tagc_cells.h"
 #include "kernels/tagc_select.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
@@ -131,30 +132,86 @@ inline PeelResult hold_back(const TagcShape& shape, const BlockRows* rows, int64
           all.rounds + admitted.rounds};
 }
 
-// emit(element, value) for each value that peels.
-template <typename Cell, typename Emit>
-PeelResult peel_values(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, const PeelScratch& scratch,
-                       typename Cell::Type* cells, Emit emit) {
+// Recovers values in the order in which rounds find them: emit(element, value) with each.
+template <typename Cell, typename FloatOfCell, typename Emit>
+PeelResult peel_at_once(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, const PeelScratch& scratch,
+                        typename Cell::Type* cells, FloatOfCell float_of_cell, Emit emit) {
   return peel(shape, rows, max_rounds, scratch,
               [&](int64_t block, const uint64_t* peeled, const uint64_t* single0, const uint64_t* single1) {
                 const BlockCells<Cell> block_cells(rows[block], shape.block_elements, cells);
                 const int64_t first = block * shape.block_elements;
                 recover_values(kSerial, block_cells, peeled, shape.block_words(), single0, single1,
-                               [&](int64_t column, float value) { emit(first + column, value); });
+                               [&](int64_t column, auto value) { emit(first + column, float_of_cell(block, value)); });
               });
 }
 
+// The same, but values wait, close together, in the order of keys, for one walk through the piece: after the first
+// round they come from all over it, far apart.
+template <typename Cell, typename FloatOfCell, typename Emit>
+PeelResult peel_and_wait(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, const PeelScratch& scratch,
+                         const ValueScratch& waiting, typename Cell::Type* cells, FloatOfCell float_of_cell,
+                         Emit emit) {
+  const int64_t words = shape.block_words();
+  uint32_t num_keys = 0;
+  for (int64_t w = 0; w < shape.index_words(); ++w) {
+    waiting.keys[w] = scratch.remaining[w];
+    waiting.keys_before[w] = num_keys;
+    num_keys += static_cast<uint32_t>(__builtin_popcountll(waiting.keys[w]));
+  }
+  const PeelResult result = peel(
+      shape, rows, max_rounds, scratch,
+      [&](int64_t block, const uint64_t* peeled, const uint64_t* single0, const uint64_t* single1) {
+        const BlockCells<Cell> block_cells(rows[block], shape.block_elements, cells);
+        recover_values(kSerial, block_cells, peeled, words, single0, single1, [&](int64_t column, auto value) {
+          const int64_t word = block * words + column / 64;
+          const uint64_t keys_below = waiting.keys[word] & ((uint64_t{1} << (column % 64)) - 1);
+          waiting.values[waiting.keys_before[word] + __builtin_popcountll(keys_below)] = float_of_cell(block, value);
+        });
+      });
+  for (int64_t w = 0; w < shape.index_words(); ++w) {
+    const float* next = waiting.values + waiting.keys_before[w];
+    for_each_bit(waiting.keys[w], 0, [&](int64_t bit) {
+      if ((scratch.remaining[w] >> bit & 1) == 0) {
+        emit(64 * w + bit, *next);
+      }
+      ++next;
+    });
+  }
+  return result;
+}
+
+// emit(element, value) for each that peels: float_of_cell(block, what its cell held).
+template <typename Cell, typename FloatOfCell, typename Emit>
+PeelResult peel_values(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, const PeelScratch& scratch,
+                       const ValueScratch& waiting, typename Cell::Type* cells, FloatOfCell float_of_cell, Emit emit) {
+  const int64_t num_keys = count_bits(scratch.remaining, shape.index_words());
+  const bool few_rounds = 20 * num_keys <= 9 * shape.num_cells();  // up to .45 keys a cell
+  const PeelResult first =
+      peel_at_once<Cell>(shape, rows, few_rounds ? max_rounds : 1, scratch, cells, float_of_cell, emit);
+  if (few_rounds || first.left_elements == 0) {
+    return first;
+  }
+  const PeelResult others =
+      peel_and_wait<Cell>(shape, rows, max_rounds - first.rounds, scratch, waiting, cells, float_of_cell, emit);
+  return {first.peeled_elements + others.peeled_elements, others.left_elements, first.rounds + others.rounds};
+}
+
 inline PeelResult peel_xor(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,
-                           uint32_t* cells, float* out) {
-  return peel_values<XorCell>(shape, rows, max_rounds, scratch, cells,
-                              [out](int64_t element, float value) { out[element] += value; });
+                           ValueScratch waiting, const uint8_t* scales, void* cells, float* out) {
+  return with_cells(shape.cell_type, [&]<typename Cells>(Cells) {
+    using Pattern = typename Cells::Cell;
+    return peel_values<XorCell<Pattern>>(
+        shape, rows, max_rounds, scratch, waiting, static_cast<Pattern*>(cells),
+        [=](int64_t block, Pattern pattern) { return Cells::decode(pattern, Cells::kIsScaled ? scales[block] : 0); },
+        [=](int64_t element, float value) { out[element] += value; });
+  });
 }
 
 inline PeelResult peel_sum(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,
-                           float* cells, float* out) {
-  return peel_values<SumCell>(shape, rows, max_rounds, scratch, cells, [out](int64_t element, float value) {
-    out[element] = value == value ? value : float_of(kNanBits);
-  });
+                           ValueScratch waiting, float* cells, float* out) {
+  return peel_values<SumCell>(
+      shape, rows, max_rounds, scratch, waiting, cells, [](int64_t, float value) { return value; },
+      [=](int64_t element, float value) { out[element] = value == value ? value : float_of(kNanBits); });
 }
 
 // visit(block, block_cells, column, element) for each key of the index, in ascending order.
@@ -169,15 +226,39 @@ void for_each_cell(const TagcShape& shape, const BlockRows* rows, const uint64_t
   }
 }
 
+// The byte that scales the marked values of one block.
+inline uint8_t find_scale(const uint64_t* marks, int64_t words, const float* values) {
+  uint32_t largest = 0;
+  for_each_key(kSerial, marks, words, [&](int64_t column) {
+    const uint32_t bits = magnitude(values[column]);
+    largest = bits > largest ? bits : largest;
+  });
+  return static_cast<uint8_t>(scale_of(largest));
+}
+
 inline void insert_xor(const TagcShape& shape, const BlockRows* rows, const uint64_t* flags, const uint64_t* index,
-                       float* residual, uint32_t* cells) {
-  for_each_cell<XorCell>(shape, rows, index, cells,
-                         [=](int64_t block, const BlockCells<XorCell>& block_cells, int64_t column, int64_t element) {
-                           if (!is_flagged(flags, block)) {
-                             block_cells.insert(kSerial, column, residual[element]);
-                             residual[element] = 0;
-                           }
-                         });
+                       float* residual, uint8_t* scales, void* cells) {
+  with_cells(shape.cell_type, [&]<typename Cells>(Cells) {
+    using Cell = XorCell<typename Cells::Cell>;
+    const int64_t words = shape.block_words();
+    for (int64_t block = 0; block < shape.num_blocks; ++block) {
+      if (is_flagged(flags, block)) {
+        continue;
+      }
+      const BlockCells<Cell> block_cells(rows[block], shape.block_elements, static_cast<typename Cell::Type*>(cells));
+      const uint64_t* marks = index + block * words;
+      float* values = residual + block * shape.block_elements;
+      uint8_t scale = 0;
+      if constexpr (Cells::kIsScaled) {
+        scale = scales[block] = find_scale(marks, words, values);
+      }
+      for_each_key(kSerial, marks, words, [&](int64_t column) {
+        const auto pattern = Cells::encode(values[column], scale);
+        block_cells.insert(kSerial, column, pattern);
+        values[column] -= Cells::decode(pattern, scale);
+      });
+    }
+  });
 }
 
 inline void insert_sum(const TagcShape& shape, const BlockRows* rows, const uint64_t* flags, const uint64_t* index,

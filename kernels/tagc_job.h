@@ -96,6 +96,7 @@ struct TagcEncodeJob {
 
   SelectState* state;
   uint32_t* tie_counts;  // num_blocks: elements that equal the threshold
+  uint32_t* peaks;       // num_blocks: the largest magnitude that is sent; null for cells without scales
   ChecksumParts parts;
   uint32_t* rows;  // 4 x num_blocks, 16-byte aligned: a RowTable
   SlabScratch slabs;

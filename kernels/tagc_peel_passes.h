@@ -3,6 +3,7 @@
 // groups, and their number needs no launches.
 #pragma once
 
+#include "kernels/tagc_cells.h"
 #include "kernels/tagc_slab.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
@@ -296,15 +297,42 @@ struct HoldBack {
   }
 };
 
-// Moves the values that the index marks from residual (zero there afterwards) to the sketch. A sketch that is larger
-// than the second-level cache is filled in stripes of columns, one after the other: each cell is met three times a
-// value, in rows far apart.
-template <bool kShortRows>
+// The largest magnitude of each block that is sent: what scales the block's values. One thread a word of the index.
+struct FindPeaks {
+  static constexpr int kThreads = kPassThreads;
+  static constexpr int64_t kMaxSharedBytes = 0;
+
+  TagcEncodeJob job;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    const Sectors sectors = sectors_of_residual(job);
+    for_each_index_word(group, job, [&](int64_t word, uint32_t marks) {
+      uint32_t peak = 0;
+      for_each_marked_byte(sectors, word, marks, [&](int, uint32_t marks_of_byte, const Eight& eight) {
+        ISTHMUS_UNROLL
+        for (int i = 0; i < 8; ++i) {
+          const uint32_t bits = (marks_of_byte >> i & 1) != 0 ? magnitude(eight.value[i]) : 0;
+          peak = bits > peak ? bits : peak;
+        }
+      });
+      if (peak != 0) {
+        group.fetch_max(job.peaks[block_of_word(job.shape, word)], peak);
+      }
+    });
+  }
+};
+
+// Moves the values that the index marks from residual to the sketch; what their rounding loses stays. A sketch that is
+// larger than the second-level cache is filled in stripes of columns, one after the other: each cell is met three times
+// a value, in rows far apart.
+template <bool kShortRows, typename Cells>
 struct InsertValues {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = 0;
   static constexpr int64_t kStripeBytes =
       int64_t{24} * 1024 * 1024;  // of the sketch; fits the caches of sm_80 and later
+  using Cell = typename Cells::Cell;
 
   TagcEncodeJob job;
   int64_t stripe_words;  // of each block's words in the index: a power of two
@@ -312,7 +340,7 @@ struct InsertValues {
   // The most, for which a stripe of the sketch has no more than `bytes`; at least one.
   static int64_t words_of_stripe(const TagcShape& shape, int64_t bytes) {
     int64_t words = shape.block_elements / 32;
-    while (words > 1 && 4 * 32 * words * shape.num_rows > bytes) {
+    while (words > 1 && static_cast<int64_t>(sizeof(Cell)) * 32 * words * shape.num_rows > bytes) {
       words /= 2;
     }
     return words;
@@ -338,36 +366,54 @@ struct InsertValues {
   template <typename Group>
   ISTHMUS_DEVICE uint32_t insert_word(Group& group, int64_t block, int64_t word_of_block) const {
     const int64_t word = block * (job.shape.block_elements / 32) + word_of_block;
+    uint32_t scale = 0;
+    if constexpr (Cells::kIsScaled) {
+      scale = scale_of(job.peaks[block]);
+      if (word_of_block == 0) {
+        job.packet[job.layout.scales + block] = static_cast<uint8_t>(scale);
+      }
+    }
     const uint32_t marks = reinterpret_cast<const uint32_t*>(job.packet + job.layout.index)[word];
     if (marks == 0 || is_flagged(reinterpret_cast<const uint64_t*>(job.packet + job.layout.flags), block)) {
       return 0;
     }
-    auto* cells = reinterpret_cast<uint32_t*>(job.packet + job.layout.sketch) + 32 * word_of_block;
     const auto rows = RowTable<kShortRows>(job.rows)[block];
     const Sectors sectors = sectors_of_residual(job);
     for_each_marked_byte(sectors, word, marks, [&](int byte, uint32_t marks_of_byte, Eight eight) {
       ISTHMUS_UNROLL
       for (int i = 0; i < 8; ++i) {
         if ((marks_of_byte >> i & 1) != 0) {
+          const Cell pattern = Cells::encode(eight.value[i], scale);
           for (int r = 0; r < 3; ++r) {
-            group.apply_xor(cells[int64_t{rows.value[r]} * job.shape.block_elements + 8 * byte + i],
-                            bits_of(eight.value[i]));
+            insert(group, int64_t{rows.value[r]} * job.shape.block_elements + 32 * word_of_block + 8 * byte + i,
+                   pattern);
           }
-          eight.value[i] = 0;
+          eight.value[i] -= Cells::decode(pattern, scale);
         }
       }
       sectors.store(32 * word + 8 * byte, eight);
     });
     return count_bits(marks);
   }
+
+  // Cells of less than 32 bits are neighbours in a word.
+  template <typename Group>
+  ISTHMUS_DEVICE void insert(Group& group, int64_t cell, Cell pattern) const {
+    constexpr int64_t kCellsOfWord = 4 / sizeof(Cell);
+    auto* words = reinterpret_cast<uint32_t*>(job.packet + job.layout.sketch);
+    const int shift = static_cast<int>(8 * sizeof(Cell)) * static_cast<int>(cell % kCellsOfWord);
+    group.apply_xor(words[cell / kCellsOfWord], uint32_t{pattern} << shift);
+  }
 };
 
 // Peels all packets with values, one after the other in each slab: out += value; or each packet to its place, all at
 // once. Nothing if one was refused. The last group reports.
-template <bool kTablesInShared>
+template <bool kTablesInShared, typename Cells>
 struct PeelPackets {
-  static constexpr int kThreads = 768;  // 80 registers a thread
+  static constexpr int kThreads = Cells::kIsScaled ? 640 : 768;  // 96 or 80 registers a thread
   static constexpr int64_t kMaxSharedBytes = kTablesInShared ? kMaxSharedTableBytes : 0;
+
+  using Cell = typename Cells::Cell;
 
   TagcDecodeJob job;
 
@@ -398,12 +444,14 @@ struct PeelPackets {
     const uint8_t* bytes = job.packets + packet * job.layout.end;
     float* out = job.out + (job.to_places ? packet * shape.num_elements : 0) + kSlabColumns * number;
     uint32_t* cells = job.cells + place * kSlabColumns * shape.num_rows;
+    const uint8_t* scales = bytes + job.layout.scales;
     add_nan(group, bytes, number, out);
-    copy_cells(group, reinterpret_cast<const uint32_t*>(bytes + job.layout.sketch) + kSlabColumns * number, cells);
+    copy_cells(group, reinterpret_cast<const Cell*>(bytes + job.layout.sketch) + kSlabColumns * number, cells);
     const PeelOutcome outcome =
         peel_slab(group, slab, job.max_rounds,
                   [&](int64_t block, uint32_t peeled, uint32_t single0, uint32_t single1, const uint32_t* row) {
-                    recover(group, peeled, single0, single1, row, cells, out + block * shape.block_elements);
+                    const uint32_t scale = Cells::kIsScaled ? scales[block] : 0;
+                    recover(group, peeled, single0, single1, row, cells, scale, out + block * shape.block_elements);
                   });
     bool cells_left = false;
     for_each_of_group(group, kSlabColumns * shape.num_rows, [&](int64_t i) { cells_left |= cells[i] != 0; });
@@ -414,13 +462,14 @@ struct PeelPackets {
     }
   }
 
-  // A row's eight cells are 32 bytes, in the packet and in the slab's copy.
+  // A row's eight cells, neighbours in the packet, are 32 bytes in the slab's copy.
   template <typename Group>
-  ISTHMUS_DEVICE void copy_cells(const Group& group, const uint32_t* sketch, uint32_t* cells) const {
-    using FourCells = SeveralOf<uint32_t, 4>;
+  ISTHMUS_DEVICE void copy_cells(const Group& group, const Cell* sketch, uint32_t* cells) const {
+    using FourCells = SeveralOf<Cell, 4>;
+    using FourWords = SeveralOf<uint32_t, 4>;
     for_each_of_group(group, 2 * job.shape.num_rows, [&](int64_t i) {
-      reinterpret_cast<FourCells*>(cells)[i] =
-          *reinterpret_cast<const FourCells*>(sketch + i / 2 * job.shape.block_elements + 4 * (i % 2));
+      const auto four = *reinterpret_cast<const FourCells*>(sketch + i / 2 * job.shape.block_elements + 4 * (i % 2));
+      reinterpret_cast<FourWords*>(cells)[i] = {four.value[0], four.value[1], four.value[2], four.value[3]};
     });
   }
 
@@ -428,7 +477,7 @@ struct PeelPackets {
   // them to `out`. The loads of four are in flight together.
   template <typename Group>
   static ISTHMUS_DEVICE void recover(Group& group, uint32_t peeled, uint32_t single0, uint32_t single1,
-                                     const uint32_t* row, uint32_t* cells, float* out) {
+                                     const uint32_t* row, uint32_t* cells, uint32_t scale, float* out) {
     ISTHMUS_DO_NOT_UNROLL
     for (int first = 0; first < kSlabColumns; first += 4) {
       uint32_t value[4];
@@ -449,7 +498,7 @@ struct PeelPackets {
           for (int r = 0; r < 3; ++r) {
             group.apply_xor(cells[kSlabColumns * row[r] + c], value[i]);
           }
-          out[c] = sum[i] + float_of(value[i]);
+          out[c] = sum[i] + Cells::decode(static_cast<Cell>(value[i]), scale);
         }
       }
     }

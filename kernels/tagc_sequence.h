@@ -17,38 +17,6 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// Calls visit(T{}) with the C++ type of a piece.
-template <typename Visit>
-void with_piece_type(DataType dtype, Visit visit) {
-  switch (dtype) {
-    case DataType::kFloat32:
-      return visit(float{});
-    case DataType::kBFloat16:
-      return visit(BFloat16{});
-    case DataType::kFloat16:
-      return visit(Float16{});
-    case DataType::kFloat64:
-    case DataType::kByte:
-      return;  // refused when the job was made
-  }
-}
-
-// The end of an encoding: the last group to have checksummed its part writes the header.
-struct SealPacket {
-  static constexpr int kThreads = kChecksumThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
-
-  TagcEncodeJob job;
-
-  template <typename Group>
-  ISTHMUS_DEVICE void operator()(Group& group) const {
-    checksum_packet(group, job.packet, job.layout.end, 0, job.parts);
-    if (group.is_last(job.state->arrived)) {
-      write_header(group, job.header, *job.context, job.parts, job.packet);
-    }
-  }
-};
-
 template <typename Piece, typename Executor>
 void add_and_mark(Executor& executor, const TagcEncodeJob& job) {
   using Add = AddAndMark<Piece>;
@@ -73,11 +41,16 @@ void select_elements(Executor& executor, const TagcEncodeJob& job) {
 template <bool kTablesInShared, typename Executor>
 void peel_and_insert(Executor& executor, const TagcEncodeJob& job, int64_t table_bytes_in_shared) {
   using Hold = HoldBack<kTablesInShared>;
-  using Insert = InsertValues<kTablesInShared>;
+  const int64_t word_groups = divide_up(2 * job.shape.index_words(), kPassThreads);
   executor.run(PeelIndex<kTablesInShared>{job}, num_slabs(job.shape), table_bytes_in_shared);
   executor.run(Hold{job}, num_slabs(job.shape), Hold::kCandidateBytes + table_bytes_in_shared);
-  executor.run(Insert{job, Insert::words_of_stripe(job.shape, Insert::kStripeBytes)},
-               divide_up(2 * job.shape.index_words(), kPassThreads), 0);
+  with_cells(job.shape.cell_type, [&]<typename Cells>(Cells) {
+    using Insert = InsertValues<kTablesInShared, Cells>;
+    if constexpr (Cells::kIsScaled) {
+      executor.run(FindPeaks{job}, word_groups, 0);
+    }
+    executor.run(Insert{job, Insert::words_of_stripe(job.shape, Insert::kStripeBytes)}, word_groups, 0);
+  });
 }
 
 template <typename Executor>
@@ -98,7 +71,8 @@ void encode_tagc(Executor& executor, const TagcEncodeJob& job) {
     executor.clear(job.state, sizeof(SelectState));
     executor.clear(job.packet, job.layout.end);
   }
-  executor.run(SealPacket{job}, checksum_groups(job.layout.end), 0);
+  executor.run(Seal{job.header, job.context, job.packet, job.layout.end, job.parts, &job.state->arrived},
+               checksum_groups(job.layout.end), 0);
 }
 
 template <typename Executor>
@@ -110,11 +84,13 @@ void decode_tagc(Executor& executor, const TagcDecodeJob& job) {
   const int64_t tiles = num_tiles(job.shape);
   executor.run(CheckPackets{job}, job.num_packets * (tiles > 0 ? tiles : 1), SpreadTile::shared_bytes(job.shape));
   const int64_t slabs = num_slabs(job.shape) * (job.to_places ? job.num_packets : 1);
-  if (tables_fit_shared(job.shape)) {
-    executor.run(PeelPackets<true>{job}, slabs, table_bytes(job.shape));
-  } else {
-    executor.run(PeelPackets<false>{job}, slabs, 0);
-  }
+  with_cells(job.shape.cell_type, [&]<typename Cells>(Cells) {
+    if (tables_fit_shared(job.shape)) {
+      executor.run(PeelPackets<true, Cells>{job}, slabs, table_bytes(job.shape));
+    } else {
+      executor.run(PeelPackets<false, Cells>{job}, slabs, 0);
+    }
+  });
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

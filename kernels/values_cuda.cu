@@ -21,6 +21,16 @@ void cuda_multiply(Buffer values, double factor, void* stream) {
   cuda::multiply(executor, values, factor);
 }
 
+void cuda_add(ConstBuffer values, Buffer sums, void* stream) {
+  cuda::CudaExecutor executor(static_cast<cudaStream_t>(stream));
+  cuda::add(executor, values, sums);
+}
+
+void cuda_add_squared_error(const SquaredErrorJob& job, void* stream) {
+  cuda::CudaExecutor executor(static_cast<cudaStream_t>(stream));
+  cuda::add_squared_error(executor, job);
+}
+
 void cuda_end_step(DeviceCounts* counts, bool is_skipped, void* stream) {
   cuda::CudaExecutor executor(static_cast<cudaStream_t>(stream));
   cuda::end_step(executor, counts, is_skipped);

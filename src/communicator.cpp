@@ -8,18 +8,19 @@
 #include <utility>
 #include <vector>
 
+#include "auto/unit_choice.h"
 #include "codec/tagc_flat.h"
 #include "communicator_step.h"
 #include "isthmus/error.h"
 #include "kernels/device.h"
 #include "policy.h"
+#include "schedule.h"
 #include "scratch.h"
+#include "segments.h"
 #include "unit_table.h"
 
 namespace isthmus {
 namespace {
-
-Traffic traffic_of(const std::shared_ptr<Transport>& tier) { return tier ? tier->traffic() : Traffic{}; }
 
 void check_tier(const char* name, const Transport* tier, int size, int rank) {
   if (size == 1 && tier == nullptr) {
@@ -61,16 +62,6 @@ void start_group(Transport& tier, int count, Stream stream, const Start& start) 
   }
 }
 
-// Null: none is known.
-std::exception_ptr fault_of(Device& device) {
-  try {
-    device.throw_if_faulted();
-  } catch (const std::exception&) {
-    return std::current_exception();
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 Communicator::Communicator(NodeMap map, int rank, Tiers tiers, Options options, std::shared_ptr<Device> device)
@@ -90,8 +81,12 @@ Communicator::Communicator(NodeMap map, int rank, Tiers tiers, Options options, 
   ISTHMUS_CHECK(Error, rank_ >= 0 && rank_ < map_.world_size(), "rank ", rank_, " is not in 0..",
                 map_.world_size() - 1);
   check_tiers();
-  if (flat() && options_.codec == "tagc") {
-    tagc_flat_ = std::make_unique<TagcFlat>(options_, map_.world_size());
+  ISTHMUS_CHECK(OptionError, !flat() || options_.codec == "tagc" || options_.codec == "none",
+                "option tiers=\"flat\": expected codec tagc or none, not ", options_.codec);
+  if (!flat() && !chooses()) {
+    codec(options_, DataType::kFloat32, 1);  // throws where its settings do not fit
+  } else if (flat() && options_.codec == "tagc") {
+    tagc_flat(options_);
   }
 }
 
@@ -116,6 +111,9 @@ EventPtr Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, double
     if (shard.num_elements > 0) {
       reduce_to_shard(gradient, shard, reduction);
     }
+    if (reduction.drains) {
+      units_->drop_residuals(*reduction.unit);
+    }
   });
 }
 
@@ -127,12 +125,20 @@ void Communicator::reduce_to_shard(ConstBuffer gradient, Buffer shard, const Red
   }
 }
 
-// The main path.
+// The main path. Each segment of the pieces is encoded while the one before it crosses.
 void Communicator::reduce_scatter_in_two_tiers(ConstBuffer gradient, Buffer shard, const Reduction& reduction) {
   const ConstBuffer pieces = sum_within_node(gradient);
-  const Buffer packets = encode(pieces, reduction);
-  const Buffer arrived = exchange_along_rail(packets);
-  const Buffer sum = decode_sum(pieces, arrived, reduction, shard);
+  const EventPtr summed = event_here();
+  const std::vector<Segment> segments = segments_of(shard.num_elements, options_.segments);
+  std::vector<Crossing> crossings;
+  for (const Segment& segment : segments) {
+    const Buffer packets = encode(pieces, summed, segment, reduction);
+    crossings.push_back(exchange_along_rail(packets, segment));
+  }
+  const Buffer sum = sum_target(shard);
+  for (Crossing& crossing : crossings) {
+    decode_sum(pieces, crossing, reduction, sum);
+  }
   device_->convert_scaled(sum, reduction.scale, shard, here_);
 }
 
@@ -166,55 +172,85 @@ ConstBuffer Communicator::sum_within_node(ConstBuffer gradient) {
   return pieces;
 }
 
-// One packet for each other node, at that node's place; this node's own place stays unused.
-Buffer Communicator::encode(ConstBuffer pieces, const Reduction& reduction) {
-  const Step step(*this, "encode", Lane::kEncode, &CollectiveStats::encode_s);
+// One packet for each other node, at that node's place. This node's own place stays unused, unless the own piece is
+// coded, too.
+Buffer Communicator::encode(ConstBuffer pieces, const EventPtr& summed, const Segment& segment,
+                            const Reduction& reduction) {
+  const Step step(*this, "encode", Lane::kEncode, summed, &CollectiveStats::encode_s);
   Codec& codec = *reduction.codec;
   const int64_t piece_elements = pieces.num_elements / num_nodes();
-  const int64_t packet_bytes = codec.packet_bytes(piece_elements);
+  const int64_t packet_bytes = codec.packet_bytes(segment.num_elements);
   const Buffer packets = take_scratch(num_nodes() * packet_bytes, DataType::kByte);
-  const Workspace with = workspace(codec.encode_scratch_bytes(piece_elements));
-  const PacketContext context = context_for(reduction, PacketUse::kPiece);
+  const Workspace with = workspace(codec.encode_scratch_bytes(segment.num_elements));
+  const PacketContext context = context_for(reduction, PacketUse::kPiece, segment.index);
   int residual_index = 0;
   for (int owner = 0; owner < num_nodes(); ++owner) {
-    if (owner == node()) {
+    if (owner == node() && !codes_own_piece()) {
       continue;
     }
+    const ConstBuffer piece = pieces.part(owner, piece_elements).slice(segment.begin, segment.num_elements);
     const Buffer residual =
-        codec.keeps_residual() ? reduction.unit->residual.part(residual_index++, piece_elements) : Buffer{};
-    current_codec_ +=
-        codec.encode(pieces.part(owner, piece_elements), residual, packets.part(owner, packet_bytes), context, with);
+        has_residual(reduction)
+            ? reduction.unit->residual.part(residual_index++, piece_elements).slice(segment.begin, segment.num_elements)
+            : Buffer{};
+    encode_packet(codec, piece, residual, packets.part(owner, packet_bytes), reduction, context, with);
+    if (owner != node()) {
+      current_unit_.stats.coded_elements += segment.num_elements;
+      current_unit_.stats.packet_bytes += packet_bytes;
+    }
   }
-  count_packets(reduction, PacketUse::kPiece);
+  if (segment.is_last) {
+    count_packets(reduction, PacketUse::kPiece);
+  }
   return packets;
 }
 
-Buffer Communicator::exchange_along_rail(Buffer packets) {
-  if (num_nodes() == 1) {
-    return packets;
+Communicator::Crossing Communicator::exchange_along_rail(Buffer packets, const Segment& segment) {
+  Crossing crossing{&segment, packets, packets, nullptr, nullptr};
+  if (num_nodes() > 1) {
+    const Step step(*this, "inter exchange", Lane::kInter, &CollectiveStats::exchange_s);
+    crossing.arrived = take_scratch(packets.num_elements, DataType::kByte);
+    crossing.handle = tiers_.inter->all_to_all(packets, crossing.arrived, here_);
   }
-  const Step step(*this, "inter exchange", Lane::kInter, &CollectiveStats::exchange_s);
-  const Buffer arrived = take_scratch(packets.num_elements, DataType::kByte);
-  tiers_.inter->all_to_all(packets, arrived, here_)->wait(here_);
-  return arrived;
+  crossing.done = event_here();
+  return crossing;
 }
 
-// The own piece, which never crossed, and what arrived from the other nodes, in their order.
-Buffer Communicator::decode_sum(ConstBuffer pieces, ConstBuffer arrived, const Reduction& reduction, Buffer shard) {
-  const Step step(*this, "decode", Lane::kDecode, &CollectiveStats::decode_s);
+// The own piece, and what arrived from the other nodes, in their order.
+void Communicator::decode_sum(ConstBuffer pieces, Crossing& crossing, const Reduction& reduction, Buffer sum) {
+  wait_on_host(crossing);
+  const Step step(*this, "decode", Lane::kDecode, crossing.done, &CollectiveStats::decode_s);
   Codec& codec = *reduction.codec;
-  const int64_t packet_bytes = arrived.num_elements / num_nodes();
-  const Buffer sum = sum_target(shard);
+  const Segment& segment = *crossing.segment;
+  const int64_t packet_bytes = crossing.arrived.num_elements / num_nodes();
+  const Buffer sum_of_segment = sum.slice(segment.begin, segment.num_elements);
   const int below = node();
   const int above = num_nodes() - node() - 1;
-  const Workspace with = workspace(codec.decode_scratch_bytes(shard.num_elements, std::max(below, above)));
-  const PacketContext context = context_for(reduction, PacketUse::kArrivedPiece);
-  device_->convert(pieces.part(node(), shard.num_elements), sum, here_);
-  current_codec_ += codec.decode_sum(arrived.slice(0, below * packet_bytes), below, sum, context, with);
-  current_codec_ +=
-      codec.decode_sum(arrived.slice((node() + 1) * packet_bytes, above * packet_bytes), above, sum, context, with);
-  count_packets(reduction, PacketUse::kArrivedPiece);
-  return sum;
+  const Workspace with = workspace(codec.decode_scratch_bytes(segment.num_elements, std::max({below, above, 1})));
+  const PacketContext context = context_for(reduction, PacketUse::kArrivedPiece, segment.index);
+  const auto add = [&](ConstBuffer packets, int num_packets) {
+    current_codec_ += codec.decode_sum(packets, num_packets, sum_of_segment, context, with);
+  };
+  if (codes_own_piece()) {
+    device_->clear(sum_of_segment, here_);
+    add(crossing.packets.part(node(), packet_bytes), 1);
+  } else {
+    const ConstBuffer own_piece = pieces.part(node(), pieces.num_elements / num_nodes());
+    device_->convert(own_piece.slice(segment.begin, segment.num_elements), sum_of_segment, here_);
+  }
+  add(crossing.arrived.slice(0, below * packet_bytes), below);
+  add(crossing.arrived.slice((node() + 1) * packet_bytes, above * packet_bytes), above);
+  if (segment.is_last) {
+    count_packets(reduction, PacketUse::kArrivedPiece);
+  }
+}
+
+// On a GPU the lane waits, and the host does not.
+void Communicator::wait_on_host(Crossing& crossing) {
+  if (crossing.handle != nullptr && device_->is_host()) {
+    const Step step(*this, "inter exchange", Lane::kInter, crossing.done, &CollectiveStats::exchange_s);
+    crossing.handle->wait(here_);
+  }
 }
 
 EventPtr Communicator::all_reduce(Buffer data, double scale, const UnitKey& unit, const char* why_exact,
@@ -225,6 +261,9 @@ EventPtr Communicator::all_reduce(Buffer data, double scale, const UnitKey& unit
     const Reduction reduction = decide(unit, scale, why_exact);
     if (data.num_elements > 0) {
       all_reduce_through_owners(data, reduction);
+    }
+    if (reduction.drains) {
+      units_->drop_residuals(*reduction.unit);
     }
   });
 }
@@ -314,6 +353,10 @@ void Communicator::check_capture(const UnitKey& key, double scale, const char* w
     return;
   }
   const Unit* unit = units_->find(key);
+  const auto first_steps = static_cast<uint64_t>(options_.dense_steps) + static_cast<uint64_t>(options_.ramp_steps);
+  ISTHMUS_CHECK(Error, unit == nullptr || unit->step >= first_steps, "unit \"", key.name,
+                "\" is captured into a graph after ", unit != nullptr ? unit->step : 0, " reductions: expected ",
+                first_steps, " before (dense_steps and ramp_steps)");
   if (unit == nullptr) {
     ISTHMUS_CHECK(Error, units_->full(), "unit \"", key.name,
                   "\" is reduced for the first time while a graph is captured: expected a step before");
@@ -353,182 +396,9 @@ EventPtr Communicator::run(Collective collective, Stream caller, const Body& bod
   return done;
 }
 
-void Communicator::begin(Stream caller, Collective collective) {
-  collective_ = collective;
-  current_ = {};
-  current_codec_ = {};
-  current_reason_ = nullptr;
-  here_ = caller;
-  entered_ = false;
-  timed_ = options_.device_timings && !device_->is_host() && device_->capture(caller) == 0;
-  const bool gathers = collective == Collective::kAllGather && gather_scratch_ != nullptr;
-  scratch_ = &(gathers ? gather_scratch_ : reduction_scratch_)->next(caller);
-}
-
-void Communicator::enter(Lane lane) {
-  const Stream next = device_->lane(lane);
-  device_->order(here_, next);
-  here_ = next;
-  if (!std::exchange(entered_, true) && scratch_->done != nullptr) {
-    device_->wait(scratch_->done, here_);
-  }
-}
-
-EventPtr Communicator::event_here() {
-  EventPtr event = device_->make_event();
-  device_->record(event, here_);
-  return event;
-}
-
-EventPtr Communicator::end() {
-  EventPtr done = event_here();
-  if (entered_) {  // else nothing used the scratch memory, nor waited for its last use
-    scratch_->done = done;
-  }
-  return done;
-}
-
-Buffer Communicator::take_scratch(int64_t num_elements, DataType dtype) {
-  return scratch_->memory.take(num_elements, dtype);
-}
-
-Workspace Communicator::workspace(int64_t scratch_bytes) {
-  return {here_, scratch_bytes == 0 ? Buffer{} : take_scratch(scratch_bytes, DataType::kByte)};
-}
-
-PacketContext Communicator::context_for(const Reduction& reduction, PacketUse use) {
-  PacketContext context = context_of(reduction.hash, reduction.step, use);
-  if (reduction.contexts != nullptr) {
-    kernels::DeviceContext* words = reduction.contexts + static_cast<int>(use);
-    if (reduction.unit == nullptr) {
-      device_->set_context(words, context, here_);
-    }
-    context.on_device = words;
-  }
-  return context;
-}
-
-void Communicator::count_packets(const Reduction& reduction, PacketUse use) {
-  if (reduction.contexts != nullptr && reduction.unit != nullptr) {
-    device_->next_step(reduction.contexts + static_cast<int>(use), here_);
-  }
-}
-
-Traffic Communicator::intra_traffic() const {
-  Traffic traffic = traffic_of(tiers_.intra);
-  return traffic += traffic_of(tiers_.gather_intra);
-}
-
-Traffic Communicator::inter_traffic() const {
-  Traffic traffic = traffic_of(tiers_.inter);
-  return traffic += traffic_of(tiers_.gather_inter);
-}
-
-void Communicator::record() {
-  const std::lock_guard lock(mutex_);
-  stats_.collectives[static_cast<size_t>(collective_)] += current_;
-  stats_.codec += current_codec_;
-  if (current_reason_ != nullptr) {
-    ++stats_.exact_calls[current_reason_];
-  } else if (collective_ != Collective::kAllGather) {
-    ++stats_.compressed_calls;
-    sent_elements_ += current_codec_.kept_elements;
-  }
-  stats_.num_units = units_->size();
-  stats_.residual_bytes = units_->residual_bytes();
-  stats_.scratch_bytes = reduction_scratch_->bytes() + (gather_scratch_ ? gather_scratch_->bytes() : 0);
-  add_timings();
-}
-
-// Of what is done by now. Steps end in another order than they began where they are on several lanes.
-void Communicator::add_timings() {
-  const auto is_known = [this](const Timing& timing) {
-    const std::optional<double> seconds = device_->seconds_between(timing.begin, timing.end);
-    stats_.collectives[static_cast<size_t>(timing.collective)].*timing.seconds += seconds.value_or(0);
-    return seconds.has_value();
-  };
-  timings_.erase(std::remove_if(timings_.begin(), timings_.end(), is_known), timings_.end());
-}
-
-// Everything here is decided from what is equal on all ranks: options, the key, and what was decided before.
-Communicator::Reduction Communicator::decide(const UnitKey& key, double scale, const char* why_exact) {
-  phase_ = "unit look-up";
-  const double divisor = flat() ? 1 : piece_type(key.dtype).divisor;
-  const int num_summands = divisor == 1 ? ranks_per_node() : 1;  // others have been divided already
-  Reduction reduction;
-  reduction.scale = scale * divisor;
-  current_reason_ = exact_reason(key, scale, why_exact);
-  if (current_reason_ == nullptr) {
-    reduction.unit = units_->find_or_add(key, residual_sizes(key));
-    current_reason_ = reduction.unit == nullptr ? "more than max_units units" : nullptr;
-  }
-  if (reduction.unit != nullptr) {
-    reduction.unit->follow_scale(*device_, reduction.scale);
-    reduction.hash = reduction.unit->hash;
-    reduction.step = reduction.unit->step++;
-    reduction.contexts = reduction.unit->contexts.get();
-    reduction.codec = &codec(options_.codec, key.dtype, num_summands);
-    reduction.result_codec = reduction.codec;
-  } else {
-    reduction.hash = key.hash();
-    reduction.step = num_reductions_;
-    reduction.contexts = plain_contexts_.get();
-    reduction.codec = &codec("none", key.dtype, num_summands);
-    reduction.result_codec = &codec("none", key.dtype, 1);  // a result is no sum to which more is added
-  }
-  ++num_reductions_;
-  return reduction;
-}
-
-const char* Communicator::exact_reason(const UnitKey& key, double scale, const char* why_exact) const {
-  if (options_.codec == "none") {
-    return "codec none";
-  }
-  if (why_exact != nullptr) {
-    return why_exact;
-  }
-  if (num_nodes() == 1) {
-    return "one node";
-  }
-  if (key.dtype == DataType::kFloat64) {
-    return "float64";
-  }
-  if (key.num_elements == 0) {
-    return "empty";
-  }
-  if (scale == 0 || !std::isfinite(scale)) {
-    return "scale is zero or not finite";  // what a residual holds cannot be kept under it
-  }
-  if (flat() && key.collective == Collective::kAllReduce) {
-    return "all-reduce in a single tier";
-  }
-  if (key.num_elements < options_.min_elements) {
-    return "below min_elements";
-  }
-  return unit_is_compressed(options_.units, key.name) ? nullptr : "excluded by policy (units)";
-}
-
-ResidualSizes Communicator::residual_sizes(const UnitKey& key) {
-  const bool is_all_reduce = key.collective == Collective::kAllReduce;
-  if (!codec(options_.codec, key.dtype, ranks_per_node()).keeps_residual() || num_nodes() == 1 ||
-      (flat() && is_all_reduce)) {
-    return {};
-  }
-  const int64_t chunk = chunk_elements(key.num_elements);
-  return {flat() ? key.num_elements : (num_nodes() - 1) * chunk, is_all_reduce ? chunk : 0};
-}
-
 // How pieces are summed within the node, and their type.
 SumType Communicator::piece_type(DataType dtype) const {
   return ranks_per_node() == 1 ? SumType{device_->piece_dtype(dtype)} : tiers_.intra->sum_type(dtype);
-}
-
-Codec& Communicator::codec(const std::string& name, DataType dtype, int num_summands) {
-  std::unique_ptr<Codec>& codec = codecs_[{name, dtype, num_summands}];
-  if (codec == nullptr) {
-    codec = device_->make_codec(name, options_, dtype, num_summands);
-  }
-  return *codec;
 }
 
 // Where the sum of a shard is taken: in the shard itself if it has the accumulate type.
@@ -536,45 +406,5 @@ Buffer Communicator::sum_target(Buffer shard) {
   const DataType sum_dtype = accumulate_dtype(shard.dtype);
   return shard.dtype == sum_dtype ? shard : take_scratch(shard.num_elements, sum_dtype);
 }
-
-void Communicator::fail(const std::string& reason) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (failure_.empty()) {
-      failure_ = reason;
-    }
-  }
-  for (const auto& tier : all_tiers()) {
-    if (tier != nullptr) {
-      tier->abort();
-    }
-  }
-}
-
-void Communicator::throw_if_faulted() {
-  {
-    const std::lock_guard lock(mutex_);
-    ISTHMUS_CHECK(TransportError, failure_.empty(), "the communicator of rank ", rank_, " is aborted: ", failure_);
-  }
-  const char* phase = "exchange";
-  try {
-    const std::exception_ptr fault = fault_of(*device_);
-    for (const auto& tier : all_tiers()) {  // a packet that did not arrive does not decode, either
-      if (tier != nullptr) {
-        tier->throw_if_failed();
-      }
-    }
-    if (fault != nullptr) {
-      phase = "decode";
-      std::rethrow_exception(fault);
-    }
-  } catch (const std::exception& error) {
-    phase_ = phase;
-    fail(error.what());
-    throw;
-  }
-}
-
-void Communicator::abort() { fail("abort() was called"); }
 
 }  // namespace isthmus

@@ -39,10 +39,10 @@ Buffer Communicator::encode_result(ConstBuffer result, const Reduction& reductio
   const Step step(*this, "encode result", Lane::kDecode, &CollectiveStats::encode_s);
   Codec& codec = *reduction.result_codec;
   const Buffer packet = take_scratch(codec.packet_bytes(result.num_elements), DataType::kByte);
-  const Buffer residual = codec.keeps_residual() ? reduction.unit->result_residual : Buffer{};
+  const Buffer residual = has_residual(reduction) ? reduction.unit->result_residual : Buffer{};
   const Workspace with = workspace(codec.encode_scratch_bytes(result.num_elements));
   const PacketContext context = context_for(reduction, PacketUse::kResult);
-  current_codec_ += codec.encode(result, residual, packet, context, with);
+  encode_packet(codec, result, residual, packet, reduction, context, with);
   count_packets(reduction, PacketUse::kResult);
   return packet;
 }

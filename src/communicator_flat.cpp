@@ -9,7 +9,7 @@ namespace isthmus {
 
 void Communicator::reduce_scatter_flat(ConstBuffer gradient, Buffer shard, const Reduction& reduction) {
   const Buffer sum =
-      reduction.unit != nullptr ? sum_tagc(gradient, reduction, sum_target(shard)) : sum_plainly(gradient);
+      reduction.tagc_flat != nullptr ? sum_tagc(gradient, reduction, sum_target(shard)) : sum_plainly(gradient);
   convert_scaled(sum, reduction.scale, shard);
 }
 
@@ -26,9 +26,10 @@ Buffer Communicator::sum_plainly(ConstBuffer gradient) {
 
 // The paper's algorithm: supports are merged by collectives over all ranks, and the owner decodes the sum.
 Buffer Communicator::sum_tagc(ConstBuffer gradient, const Reduction& reduction, Buffer sum) {
+  TagcFlat& tagc_flat = *reduction.tagc_flat;
   const int64_t chunk_elements = gradient.num_elements / map_.world_size();
-  const int64_t index_bytes = tagc_flat_->index_bytes(chunk_elements);
-  const int64_t sketch_elements = tagc_flat_->sketch_elements(chunk_elements);
+  const int64_t index_bytes = tagc_flat.index_bytes(chunk_elements);
+  const int64_t sketch_elements = tagc_flat.sketch_elements(chunk_elements);
   const PacketContext context = {reduction.hash, reduction.step};
   const Buffer indexes = take_scratch(map_.world_size() * index_bytes, DataType::kByte);
   const Buffer sketches = take_scratch(map_.world_size() * sketch_elements, DataType::kFloat32);
@@ -43,20 +44,20 @@ Buffer Communicator::sum_tagc(ConstBuffer gradient, const Reduction& reduction, 
         chunk = chunk32;
       }
       current_codec_ +=
-          tagc_flat_->encode(chunk, reduction.unit->residual.part(owner, chunk_elements),
-                             indexes.part(owner, index_bytes), sketches.part(owner, sketch_elements), context);
+          tagc_flat.encode(chunk, reduction.unit->residual.part(owner, chunk_elements),
+                           indexes.part(owner, index_bytes), sketches.part(owner, sketch_elements), context);
     }
   }
   {
     const Step step(*this, "flat index all-reduce", Lane::kInter, &CollectiveStats::exchange_s);
-    tiers_.flat->all_reduce(indexes, tagc_flat_->index_op(), here_)->wait(here_);
+    tiers_.flat->all_reduce(indexes, tagc_flat.index_op(), here_)->wait(here_);
   }
   {
     const Step step(*this, "flat sketch reduce-scatter", Lane::kInter, &CollectiveStats::exchange_s);
     tiers_.flat->reduce_scatter(sketches, summed_sketch, here_)->wait(here_);
   }
   const Step step(*this, "decode", Lane::kDecode, &CollectiveStats::decode_s);
-  current_codec_ += tagc_flat_->decode(indexes.part(rank_, index_bytes), summed_sketch, sum, context);
+  current_codec_ += tagc_flat.decode(indexes.part(rank_, index_bytes), summed_sketch, sum, context);
   return sum;
 }
 

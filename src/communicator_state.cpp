@@ -63,6 +63,16 @@ Stats Communicator::stats() {
   Stats stats = stats_;
   stats.codec += on_device.codec;
   stats.skipped_elements += on_device.skipped_elements;
+  for (const auto& [hash, record] : unit_records_) {
+    if (record.stats.calls == 0) {
+      continue;
+    }
+    UnitStats& unit = stats.units[hash] = record.stats;
+    if (record.error != nullptr) {
+      unit.given_squares = record.error->given - record.given_before;
+      unit.dropped_squares = record.error->dropped - record.dropped_before;
+    }
+  }
   return stats;
 }
 
@@ -74,6 +84,13 @@ void Communicator::reset_stats() {
   fresh.residual_bytes = stats_.residual_bytes;
   fresh.scratch_bytes = stats_.scratch_bytes;
   stats_ = std::move(fresh);
+  for (auto& [hash, record] : unit_records_) {
+    record.stats = {};
+    if (record.error != nullptr) {
+      record.given_before = record.error->given;
+      record.dropped_before = record.error->dropped;
+    }
+  }
   timings_.clear();
 }
 

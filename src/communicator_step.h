@@ -7,18 +7,24 @@
 
 namespace isthmus {
 
+// Why a reduction is exact whose unit's codec is chosen: the choice says more. One object, which is compared by
+// address.
+inline constexpr char kChosenExact[] = "chosen to be exact";
+
 // One step of a collective: takes place on a lane, names the phase, and adds its time.
 class Communicator::Step {
  public:
   Step(Communicator& communicator, const char* phase, Lane lane, double CollectiveStats::*seconds)
-      : communicator_(communicator), seconds_(seconds) {
-    communicator.phase_ = phase;
+      : Step(communicator, phase, seconds) {
     communicator.enter(lane);
-    communicator.device_->begin_range(phase);
-    begin_ = Clock::now();
-    if (communicator.timed_) {
-      begin_event_ = communicator.event_here();
-    }
+    begin();
+  }
+  // Waits for `after` alone, and not for what was enqueued last.
+  Step(Communicator& communicator, const char* phase, Lane lane, const EventPtr& after,
+       double CollectiveStats::*seconds)
+      : Step(communicator, phase, seconds) {
+    communicator.enter_after(after, lane);
+    begin();
   }
   ~Step() {
     if (communicator_.device_->is_host()) {
@@ -36,6 +42,19 @@ class Communicator::Step {
 
  private:
   using Clock = std::chrono::steady_clock;
+
+  Step(Communicator& communicator, const char* phase, double CollectiveStats::*seconds)
+      : communicator_(communicator), seconds_(seconds) {
+    communicator.phase_ = phase;
+    communicator.device_->begin_range(phase);
+  }
+  void begin() {
+    begin_ = Clock::now();
+    if (communicator_.timed_) {
+      begin_event_ = communicator_.event_here();
+    }
+  }
+
   Communicator& communicator_;
   double CollectiveStats::*seconds_;
   Clock::time_point begin_;

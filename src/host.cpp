@@ -1,4 +1,5 @@
 // The CPU as a device: every call does its work before it returns.
+#include <cmath>
 #include <cstring>
 
 #include "isthmus/device.h"
@@ -44,6 +45,27 @@ class Host final : public Device {
     for (int64_t i = 0; i < values.num_elements; ++i) {
       value[i] = limited_to_float32(value[i] * factor);
     }
+  }
+
+  void add(ConstBuffer values, Buffer sum, Stream /*stream*/) override { isthmus::accumulate(values, sum); }
+
+  std::shared_ptr<SquaredError> make_squared_error() override { return std::make_shared<SquaredError>(); }
+  int64_t squared_error_scratch_bytes() const override { return 0; }
+  void add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
+                         Workspace /*workspace*/) override {
+    const auto* value = given.as<float>();
+    const auto* received = decoded.as<float>();
+    double given_squares = 0;
+    double dropped_squares = 0;
+    for (int64_t i = 0; i < given.num_elements; ++i) {
+      if (std::isfinite(value[i]) && std::isfinite(received[i])) {
+        const double dropped = double{value[i]} - double{received[i]};
+        given_squares += double{value[i]} * double{value[i]};
+        dropped_squares += dropped * dropped;
+      }
+    }
+    error->given += given_squares;
+    error->dropped += dropped_squares;
   }
 
   std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <iomanip>
 #include <limits>
+#include <map>
 #include <sstream>
 #include <string_view>
 #include <utility>
@@ -16,6 +17,7 @@ namespace isthmus {
 namespace {
 
 constexpr int64_t kNoUpperBound = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMaxSegments = 64;
 
 [[noreturn]] void reject(const char* field, const std::string& value, const char* range) {
   throw OptionError(detail::concatenate("option ", field, "=\"", value, "\": expected ", range));
@@ -103,27 +105,53 @@ bool are_patterns(const std::string& text) {
                       [](const std::string& pattern) { return pattern.empty() || pattern == "!"; });
 }
 
-bool is_block_size(int64_t elements) {
-  return elements == 0 || (elements >= 64 && elements <= 4096 && (elements & (elements - 1)) == 0);
+bool is_link_speed(double gbit) { return gbit >= 0 && gbit <= 100000; }
+
+bool is_power_of_two(int64_t value, int64_t low, int64_t high) {
+  return value >= low && value <= high && (value & (value - 1)) == 0;
 }
+
+bool is_block_size(int64_t elements) { return elements == 0 || is_power_of_two(elements, 64, 4096); }
+
+bool is_group_size(int64_t elements) { return is_power_of_two(elements, 32, 512); }
 
 std::vector<OptionField> make_table() {
   return {
       text_field("nodes", "ISTHMUS_NODES", &Options::nodes, "NODESxRANKS (\"2x4\") or ranks by node (\"0,1|2,3\")",
                  "Which ranks share a node; empty: found from the launcher, or the machine.",
                  [](const std::string&) { return true; }),  // NodeMap::parse decides, once the world size is known
-      choice_field("codec", "ISTHMUS_CODEC", &Options::codec, {"none", "tagc"}, "none or tagc",
-                   "What compresses the gradients that cross between nodes."),
+      choice_field("codec", "ISTHMUS_CODEC", &Options::codec, {"none", "tagc", "quant", "sparse", "auto"},
+                   "none, tagc, quant, sparse or auto", "What compresses the gradients that cross between nodes."),
       choice_field("tiers", "ISTHMUS_TIERS", &Options::tiers, {"two", "flat"}, "two or flat",
                    "two: plain inside a node, compressed between nodes; flat: the single-tier baseline."),
       choice_field("inter_tier", "ISTHMUS_INTER_TIER", &Options::inter_tier, {"gloo", "mpi"}, "gloo or mpi",
                    "What carries packets between nodes; mpi: in a job that mpiexec started."),
-      number_field("ratio", "ISTHMUS_RATIO", &Options::ratio, "1 to 64",
-                   "tagc: blocks of a piece for each row of its sketch.",
-                   [](double value) { return value >= 1 && value <= 64; }),
+      number_field("bits", "ISTHMUS_BITS", &Options::bits, "1, 2, 3, 4 or 8, or 0",
+                   "quant: bits of each element's code; 0: the fewest that keep to error_budget.",
+                   [](int64_t value) { return (value >= 0 && value <= 4) || value == 8; }),
+      number_field("group_elements", "ISTHMUS_GROUP_ELEMENTS", &Options::group_elements,
+                   "a power of two from 32 to 512", "quant: neighbouring elements with one scale.", is_group_size),
+      switch_field("rotate", "ISTHMUS_ROTATE", &Options::rotate,
+                   "quant: rotate groups by a randomised Hadamard transform."),
+      choice_field("scale", "ISTHMUS_SCALE", &Options::scale, {"absmax", "least_error", "unbiased"},
+                   "absmax, least_error or unbiased", "quant: what a group's scale is chosen for."),
+      choice_field("scale_type", "ISTHMUS_SCALE_TYPE", &Options::scale_type, {"bf16", "fp32"}, "bf16 or fp32",
+                   "quant: what a group's scale is sent as."),
+      choice_field("rounding", "ISTHMUS_ROUNDING", &Options::rounding, {"nearest", "stochastic"},
+                   "nearest or stochastic", "quant: how values are rounded to levels."),
+      choice_field("error_feedback", "ISTHMUS_ERROR_FEEDBACK", &Options::error_feedback, {"codec", "on", "off"},
+                   "codec, on or off",
+                   "Whether what was not sent is added to the next gradient; codec: not with quant."),
       number_field("sparsity", "ISTHMUS_SPARSITY", &Options::sparsity, "at least 0, less than 1",
-                   "tagc: the share of a piece's elements that is not sent.",
+                   "tagc, sparse: the share of elements that is not sent.",
                    [](double value) { return value >= 0 && value < 1; }),
+      choice_field("value_type", "ISTHMUS_VALUE_TYPE", &Options::value_type, {"fp32", "bf16", "int8"},
+                   "fp32, bf16 or int8", "sparse: what kept values are sent as."),
+      number_field("ratio", "ISTHMUS_RATIO", &Options::ratio, "1 to 64, or 0",
+                   "tagc: blocks of a piece for each row of its sketch; 0: as many rows as what is kept needs.",
+                   [](double value) { return value == 0 || (value >= 1 && value <= 64); }),
+      choice_field("cell_type", "ISTHMUS_CELL_TYPE", &Options::cell_type, {"fp32", "bf16", "fp16", "int8"},
+                   "fp32, bf16, fp16 or int8", "tagc: what the cells of a sketch hold."),
       number_field("index_bits", "ISTHMUS_INDEX_BITS", &Options::index_bits, "1 or 4",
                    "tagc with tiers=flat: 1 merges indexes by bitwise or, 4 counts (to 15 ranks).",
                    [](int64_t value) { return value == 1 || value == 4; }),
@@ -132,6 +160,25 @@ std::vector<OptionField> make_table() {
                    "tagc: neighbouring elements treated together; 0: chosen from the piece's size.", is_block_size),
       count_field("peel_rounds", "ISTHMUS_PEEL_ROUNDS", &Options::peel_rounds, 1, 1024, "1 to 1024",
                   "tagc: bound on decoding rounds."),
+      choice_field("own_piece", "ISTHMUS_OWN_PIECE", &Options::own_piece, {"exact", "coded"}, "exact or coded",
+                   "Whether the piece that a rank owns, which crosses no link, goes through the codec, too."),
+      count_field("dense_steps", "ISTHMUS_DENSE_STEPS", &Options::dense_steps, 0, kNoUpperBound,
+                  "a whole number, 0 or more", "The first reductions of a unit that stay exact."),
+      count_field("ramp_steps", "ISTHMUS_RAMP_STEPS", &Options::ramp_steps, 0, kNoUpperBound,
+                  "a whole number, 0 or more",
+                  "The reductions of a unit, after dense_steps, over which a codec is brought in by stages."),
+      count_field("segments", "ISTHMUS_SEGMENTS", &Options::segments, 0, kMaxSegments, "0 to 64",
+                  "Parts of a piece, each encoded while the one before crosses; 0: chosen from its size."),
+      count_field("error_interval", "ISTHMUS_ERROR_INTERVAL", &Options::error_interval, 0, kNoUpperBound,
+                  "a whole number, 0 or more",
+                  "Reductions of a unit between measurements of its codec's error; 0: none."),
+      number_field("error_budget", "ISTHMUS_ERROR_BUDGET", &Options::error_budget, "at least 0, at most 1",
+                   "The relative squared error that auto, and quant with bits=0, may make; 0: none is given.",
+                   [](double value) { return value >= 0 && value <= 1; }),
+      number_field("inter_gbit", "ISTHMUS_INTER_GBIT", &Options::inter_gbit, "0 to 100000",
+                   "auto: speed of a node's link to the other nodes, in Gbit/s; 0: measured.", is_link_speed),
+      number_field("intra_gbit", "ISTHMUS_INTRA_GBIT", &Options::intra_gbit, "0 to 100000",
+                   "auto: speed of a rank's link to the others of its node, in Gbit/s; 0: measured.", is_link_speed),
       text_field("units", "ISTHMUS_UNITS", &Options::units, "comma-separated globs, \"!\" excludes (\"*,!*attn*\")",
                  "Which units are compressed, by name.", are_patterns),
       choice_field(
@@ -178,6 +225,22 @@ std::string Options::to_string() const {
     }
   }
   return text.str();
+}
+
+std::string Options::codec_settings() const {
+  static const std::map<std::string, std::vector<std::string>> used = {
+      {"tagc", {"sparsity", "ratio", "cell_type", "block_elements", "peel_rounds"}},
+      {"sparse", {"sparsity", "value_type", "error_feedback"}},
+      {"quant", {"bits", "group_elements", "rotate", "scale", "scale_type", "rounding", "error_feedback"}},
+  };
+  std::string text = codec;
+  const auto names = used.find(codec);
+  for (const OptionField& field : option_fields()) {
+    if (names != used.end() && std::ranges::find(names->second, field.name) != names->second.end()) {
+      text += detail::concatenate(' ', field.name, '=', field.get(*this));
+    }
+  }
+  return text;
 }
 
 Options Options::from_environment() {

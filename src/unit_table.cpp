@@ -31,13 +31,16 @@ std::pair<Buffer, DeviceMemory> make_residual(Device& device, const UnitKey& key
   return {residual, std::move(memory)};
 }
 
-Unit make_unit(Device& device, const UnitKey& key, uint64_t step, ResidualSizes sizes) {
-  Unit unit;
-  unit.hash = key.hash();
-  unit.step = step;
+void make_residuals(Device& device, const UnitKey& key, ResidualSizes sizes, Unit& unit) {
   std::tie(unit.residual, unit.residual_memory) = make_residual(device, key, sizes.residual_elements, Lane::kEncode);
   std::tie(unit.result_residual, unit.result_residual_memory) =
       make_residual(device, key, sizes.result_residual_elements, Lane::kDecode);
+}
+
+Unit make_unit(Device& device, const UnitKey& key, uint64_t step) {
+  Unit unit;
+  unit.hash = key.hash();
+  unit.step = step;
   unit.contexts = make_contexts(device);
   if (unit.contexts != nullptr) {
     for (int i = 0; i < kNumPacketUses; ++i) {
@@ -103,7 +106,7 @@ const Unit* UnitTable::find(const UnitKey& key) const {
   return found == units_.end() ? nullptr : &found->second;
 }
 
-Unit* UnitTable::find_or_add(const UnitKey& key, ResidualSizes sizes) {
+Unit* UnitTable::find_or_add(const UnitKey& key) {
   const auto found = units_.find(key);
   if (found != units_.end()) {
     return &found->second;
@@ -111,9 +114,18 @@ Unit* UnitTable::find_or_add(const UnitKey& key, ResidualSizes sizes) {
   if (full()) {
     return nullptr;
   }
-  Unit& unit = units_.emplace(key, make_unit(*device_, key, 0, sizes)).first->second;
+  return &units_.emplace(key, make_unit(*device_, key, 0)).first->second;
+}
+
+void UnitTable::add_residuals(Unit& unit, const UnitKey& key, ResidualSizes sizes) {
+  make_residuals(*device_, key, sizes, unit);
   residual_bytes_ += unit.residual_bytes();
-  return &unit;
+}
+
+void UnitTable::drop_residuals(Unit& unit) {
+  residual_bytes_ -= unit.residual_bytes();
+  unit.residual = unit.result_residual = {};
+  unit.residual_memory = unit.result_residual_memory = nullptr;
 }
 
 void UnitTable::load(const UnitState& state, ResidualSizes sizes) {
@@ -122,8 +134,11 @@ void UnitTable::load(const UnitState& state, ResidualSizes sizes) {
                 size(), " units have one already (max_units)");
   ISTHMUS_CHECK(Error, std::isfinite(state.scale), "unit \"", state.key.name, "\": cannot load the scale ",
                 state.scale);
-  Unit unit = make_unit(*device_, state.key, state.step, sizes);
+  Unit unit = make_unit(*device_, state.key, state.step);
   unit.scale = state.scale;
+  if (state.residual.num_elements + state.result_residual.num_elements > 0) {
+    make_residuals(*device_, state.key, sizes, unit);
+  }
   check_loadable(state.key, "residual", state.residual, unit.residual);
   check_loadable(state.key, "result residual", state.result_residual, unit.result_residual);
   const auto copy = [this](ConstBuffer from, Buffer to) { device_->write(from, to.slice(0, from.num_elements)); };

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """Prints what each CUDA kernel needs of a multiprocessor, and fails if one spills registers.
 
-Compiles every source for every architecture with `ptxas -v`. A kernel's threads and the most dynamic shared memory that
-it asks for are read from its name: run_pass<Pass, threads, shared bytes>, see kernels/cuda_executor.cuh.
+From what `ptxas -v` printed when the sources were compiled: see keep_ptxas_report. A kernel's threads and the most
+dynamic shared memory that it asks for are read from its name: run_pass<Pass, threads, shared bytes>, see
+kernels/cuda_executor.cuh.
 """
 
 import argparse
-import os
 import re
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 WARP = 32
 REGISTERS = 65536  # of a multiprocessor; given out to warps in units of 256
@@ -19,7 +19,8 @@ REGISTER_UNIT = 256
 MAX_GROUPS = 32
 MAX_THREADS = 2048
 RESERVED_SHARED_BYTES = 1024  # the system's share of each group
-# Shared memory of a multiprocessor: CUDA C++ Programming Guide, table of technical specifications.
+# Shared memory of a multiprocessor: CUDA C++ Programming Guide, table of technical specifications. For others no
+# occupancy is printed.
 SHARED_BYTES = {80: 164 * 1024, 90: 228 * 1024, 100: 228 * 1024}
 
 
@@ -36,8 +37,10 @@ class Kernel:
     dynamic_shared_bytes: int
 
     @property
-    def occupancy(self) -> float:
+    def occupancy(self) -> float | None:
         """Resident warps, as a share of the most that fit, when it asks for all the shared memory that it may."""
+        if self.arch not in SHARED_BYTES:
+            return None
         warps = -(-self.threads // WARP)
         registers_of_warp = -(-self.registers * WARP // REGISTER_UNIT) * REGISTER_UNIT
         by_registers = REGISTERS // registers_of_warp // warps
@@ -48,7 +51,7 @@ class Kernel:
 
 
 ENTRY = re.compile(
-    r"Compiling entry function '(?P<symbol>\S+)' for 'sm_(?P<arch>\d+)a?'.*?"
+    r"Compiling entry function '(?P<symbol>\S+)' for 'sm_(?P<arch>\d+)[af]?'.*?"
     r"\d+ bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
     r"Used (?P<registers>\d+) registers(?P<used>[^\n]*)",
     re.DOTALL,
@@ -84,25 +87,6 @@ def parse(report: str) -> list[Kernel]:
     return kernels
 
 
-def compile_report(nvcc: str, flags: list[str], arch: int, source: str) -> str:
-    """Compile one source and return what ptxas printed; exit where it does not compile."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            nvcc,
-            *flags,
-            f"-arch=sm_{arch}",
-            "-cubin",
-            "-Xptxas=-v",
-            source,
-            "-o",
-            os.path.join(folder, "cubin"),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    return done.stdout + done.stderr
-
-
 def print_table(kernels: list[Kernel]) -> None:
     """Print a line for each kernel, as Markdown."""
     architectures = sorted({k.arch for k in kernels})
@@ -119,7 +103,7 @@ def print_table(kernels: list[Kernel]) -> None:
             ", ".join(str(k.registers) for k in row),
             ", ".join(str(k.spill_bytes) for k in row) if any(k.spill_bytes for k in row) else "0",
             f"{max(k.static_shared_bytes for k in row)} + {row[0].dynamic_shared_bytes}",
-            ", ".join(f"{k.occupancy:.0%}" for k in row),
+            ", ".join("-" if k.occupancy is None else f"{k.occupancy:.0%}" for k in row),
         )
         print(f"| {' | '.join(columns)} |")
 
@@ -127,18 +111,14 @@ def print_table(kernels: list[Kernel]) -> None:
 def main() -> int:
     """Return 1 if a kernel spills."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--nvcc", default="nvcc")
-    parser.add_argument("--arch", type=int, nargs="+", default=sorted(SHARED_BYTES), choices=sorted(SHARED_BYTES))
-    parser.add_argument("--flag", action="append", default=[], help="for nvcc, as --flag=-std=c++20; repeatable")
-    parser.add_argument("sources", nargs="+")
-    arguments = parser.parse_args()
+    parser.add_argument("reports", nargs="+", type=Path, help="files with what `ptxas -v` printed")
     kernels = []
-    for source in arguments.sources:
-        for arch in arguments.arch:
-            found = parse(compile_report(arguments.nvcc, arguments.flag, arch, source))
-            if not found:
-                sys.exit(f"{source}: no kernels in the report of ptxas for sm_{arch}")
-            kernels += found
+    for path in parser.parse_args().reports:
+        report = path.read_text()
+        found = parse(report)
+        if not found or len(found) != report.count("Compiling entry function"):
+            sys.exit(f"{path}: {len(found)} kernels were understood in the report of ptxas")
+        kernels += found
     kernels = list(dict.fromkeys(kernels))  # what several sources compile alike
     print_table(kernels)
     spilling = [f"{k.name} for sm_{k.arch}: {k.spill_bytes} bytes" for k in kernels if k.spill_bytes > 0]

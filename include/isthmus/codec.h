@@ -18,7 +18,8 @@ struct DeviceContext;
 struct PacketContext {
   uint64_t unit_hash = 0;
   uint64_t step = 0;
-  const kernels::DeviceContext* on_device = nullptr;  // codecs of a GPU read the two from there instead
+  uint8_t segment = 0;                                // which part of a piece the packet holds
+  const kernels::DeviceContext* on_device = nullptr;  // codecs of a GPU read unit and step there
 };
 
 // What a codec of a GPU works with.

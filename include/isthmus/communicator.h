@@ -5,11 +5,14 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "isthmus/buffer.h"
@@ -26,10 +29,14 @@ namespace isthmus {
 class ScratchInTurns;
 class TagcFlat;
 class UnitTable;
+struct GroupMeasurements;
+struct Measurements;
 enum class PacketUse : uint8_t;
 struct ResidualSizes;
 struct ScratchPart;
+struct Segment;
 struct Unit;
+struct UnitChoice;
 
 // The transports of one rank. intra: its node, by local index. inter: its rail, by node. flat: all ranks, by rank; only
 // with tiers=flat. A tier of one rank may be null. gather_*: for all-gathers, so that those do not queue behind
@@ -87,6 +94,16 @@ class Communicator {
   // "idle" between calls. After a failure: the phase that failed.
   const char* phase() const { return phase_; }
 
+  // codec=auto: how fast links and codecs are for sums of this type; measured first, if that is not done yet. Equal on
+  // all ranks. Collective where it measures.
+  Measurements measure(DataType dtype);
+
+  // codec=auto: whom to ask which share of a unit's reductions, by UnitKey::hash(), the caller has waited for since the
+  // last time, on this rank; nothing: unknown, and taken for all of it. Asked from within reductions.
+  void ask_for_exposure(std::function<std::optional<double>(uint64_t unit_hash)> exposed_share) {
+    exposed_share_ = std::move(exposed_share);
+  }
+
   // Throws what a codec has found on a GPU, or a tier has failed with, once the host can see it; the communicator is
   // then aborted. Does not wait.
   void throw_if_faulted();
@@ -121,10 +138,31 @@ class Communicator {
     Unit* unit = nullptr;  // null: plain
     Codec* codec = nullptr;
     Codec* result_codec = nullptr;  // for the result of an all-reduce
-    uint64_t hash = 0;              // of the unit
+    TagcFlat* tagc_flat = nullptr;  // tiers=flat; null: plain
+    bool is_lossy = false;
+    bool drains = false;    // sends what the unit's residuals hold, and leaves none
+    bool measures = false;  // the error of the codec
+    uint64_t hash = 0;      // of the unit
     uint64_t step = 0;
     kernels::DeviceContext* contexts = nullptr;  // by PacketUse; on a GPU
     double scale = 1;                            // of the sum of pieces
+  };
+  // A segment of the pieces, on its way to the nodes that own it.
+  struct Crossing {
+    const Segment* segment;
+    Buffer packets;  // one for each node, at its place
+    Buffer arrived;  // likewise; what is at this node's own place is unspecified
+    HandlePtr handle;
+    EventPtr done;
+  };
+  // What is known of a unit's reductions. The error is what was measured since the beginning; `before`, up to the last
+  // reset.
+  struct UnitRecord {
+    UnitStats stats;
+    std::shared_ptr<const SquaredError> error;
+    std::shared_ptr<UnitChoice> choice;
+    double given_before = 0;
+    double dropped_before = 0;
   };
   // What was timed on a GPU: known once both events have passed.
   struct Timing {
@@ -140,9 +178,17 @@ class Communicator {
   // The main path, and what its lines do. Each runs on a lane of its own.
   void reduce_scatter_in_two_tiers(ConstBuffer gradient, Buffer shard, const Reduction& reduction);
   ConstBuffer sum_within_node(ConstBuffer gradient);
-  Buffer encode(ConstBuffer pieces, const Reduction& reduction);
-  Buffer exchange_along_rail(Buffer packets);
-  Buffer decode_sum(ConstBuffer pieces, ConstBuffer arrived, const Reduction& reduction, Buffer shard);
+  Buffer encode(ConstBuffer pieces, const EventPtr& summed, const Segment& segment, const Reduction& reduction);
+  Crossing exchange_along_rail(Buffer packets, const Segment& segment);
+  void wait_on_host(Crossing& crossing);
+  void decode_sum(ConstBuffer pieces, Crossing& crossing, const Reduction& reduction, Buffer sum);
+
+  // Encodes one segment of a piece, or of a result, with all that its unit's residual asks for.
+  void encode_packet(Codec& codec, ConstBuffer values, Buffer residual, Buffer packet, const Reduction& reduction,
+                     const PacketContext& context, Workspace with);
+  void measure_error(Codec& codec, ConstBuffer given, ConstBuffer packet, const Reduction& reduction,
+                     const PacketContext& context);
+  Buffer in_float32(ConstBuffer values, ConstBuffer residual);
 
   // The single-tier baseline.
   void reduce_scatter_flat(ConstBuffer gradient, Buffer shard, const Reduction& reduction);
@@ -173,11 +219,13 @@ class Communicator {
   void record();
   // What the collective that is running enqueues from now on runs on `lane`, after what it enqueued before.
   void enter(Lane lane);
+  void enter_after(const EventPtr& event, Lane lane);  // after `event` alone
+  void arrive(Lane lane);
   EventPtr event_here();  // passes when what it has enqueued until now is done
   Buffer take_scratch(int64_t num_elements, DataType dtype);
   Workspace workspace(int64_t scratch_bytes);
   // For packets that are encoded or decoded now, and counted afterwards.
-  PacketContext context_for(const Reduction& reduction, PacketUse use);
+  PacketContext context_for(const Reduction& reduction, PacketUse use, uint8_t segment = 0);
   void count_packets(const Reduction& reduction, PacketUse use);
   void check_capture(const UnitKey& key, double scale, const char* why_exact, Stream caller) const;
   void add_timings();  // under mutex_
@@ -189,12 +237,27 @@ class Communicator {
   // The operations of one tier are all on one lane.
   Lane gather_intra_lane() const { return tiers_.gather_intra ? Lane::kGatherIntra : Lane::kIntra; }
   Lane gather_inter_lane() const { return tiers_.gather_inter ? Lane::kGatherInter : Lane::kInter; }
+  static Traffic traffic_of(const std::shared_ptr<Transport>& tier);  // of none: zero
   Traffic intra_traffic() const;
   Traffic inter_traffic() const;
   void fail(const std::string& reason);
   Reduction decide(const UnitKey& key, double scale, const char* why_exact);
+  void decide_for_unit(const UnitKey& key, int num_summands, Reduction& reduction);
+  void follow_stage(Unit& unit, const UnitKey& key, int num_summands);
+  bool chooses() const;
+  const Options& wanted_settings(Unit& unit, const UnitKey& key);
+  void choose_for(Unit& unit, const UnitKey& key);
+  void exchange_measurements(Unit& unit);
+  void follow_exposure(UnitChoice& unit, double exposed_share);
+  void watch_links(UnitChoice& unit, double seconds_over_model);
+  std::string reason_of_codec() const;
+  void add_to_choice() const;
+  void record_unit();  // under mutex_
   const char* exact_reason(const UnitKey& key, double scale, const char* why_exact) const;
-  Codec& codec(const std::string& name, DataType dtype, int num_summands);
+  Codec& codec(const Options& settings, DataType dtype, int num_summands);
+  Codec& plain_codec(DataType dtype, int num_summands);
+  TagcFlat& tagc_flat(const Options& settings);
+  static bool has_residual(const Reduction& reduction);
   // Elements of this rank's chunk: data that is not divisible is filled up with zeros.
   int64_t chunk_elements(int64_t num_elements) const {
     return (num_elements + map_.world_size() - 1) / map_.world_size();
@@ -206,6 +269,7 @@ class Communicator {
   Buffer sum_target(Buffer shard);
 
   bool flat() const { return options_.tiers == "flat"; }
+  bool codes_own_piece() const { return options_.own_piece == "coded" && !flat(); }
   int num_nodes() const { return map_.num_nodes(); }
   int ranks_per_node() const { return map_.ranks_per_node(); }
   int node() const { return map_.node(rank_); }
@@ -221,14 +285,18 @@ class Communicator {
   std::unique_ptr<UnitTable> units_;
   std::shared_ptr<kernels::DeviceContext> plain_contexts_;  // of all reductions that have no unit; on a GPU
   std::map<std::tuple<std::string, DataType, int>, std::unique_ptr<Codec>> codecs_;
-  std::unique_ptr<TagcFlat> tagc_flat_;
-  uint64_t num_reductions_ = 0;  // the step in the packets of plain reductions
+  std::map<std::string, std::unique_ptr<TagcFlat>> tagc_flat_;  // by settings
+  std::function<std::optional<double>(uint64_t)> exposed_share_;
+  std::unique_ptr<GroupMeasurements> group_measurements_;  // codec=auto: once they are taken
+  uint64_t num_reductions_ = 0;                            // the step in the packets of plain reductions
 
   // Of the collective that is running; what is counted is added to stats_ when it is done.
   Collective collective_ = Collective::kReduceScatter;
   CollectiveStats current_;
   CodecCounts current_codec_;
   const char* current_reason_ = nullptr;
+  const UnitKey* current_key_ = nullptr;
+  UnitRecord current_unit_;
   ScratchPart* scratch_ = nullptr;
   Stream here_;           // what it has enqueued last is there
   bool entered_ = false;  // a lane
@@ -237,8 +305,9 @@ class Communicator {
   mutable std::mutex mutex_;  // guards what follows
   Stats stats_;
   std::deque<Timing> timings_;  // not known yet
-  int64_t sent_elements_ = 0;   // by lossy codecs since the last step ended
-  std::string failure_;         // why the communicator is aborted; empty: it is not
+  std::map<uint64_t, UnitRecord> unit_records_;
+  int64_t sent_elements_ = 0;  // by lossy codecs since the last step ended
+  std::string failure_;        // why the communicator is aborted; empty: it is not
   std::atomic<const char*> phase_ = "idle";
 };
 

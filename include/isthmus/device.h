@@ -1,6 +1,7 @@
 // Where a communicator's buffers are, what orders the work on them, and who does it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -32,6 +33,14 @@ struct DeviceCodecCounts {
   CodecCounts codec;             // without encoded_elements, which encode() knows
   int64_t skipped_elements = 0;  // kept in steps that were thrown away
 };
+
+// What a lossy codec was given and what it dropped, as sums of squares. A device adds to it whenever its lanes come to
+// that; the host reads it at any time, without waiting.
+struct SquaredError {
+  std::atomic<double> given = 0;
+  std::atomic<double> dropped = 0;
+};
+static_assert(std::atomic<double>::is_always_lock_free && sizeof(SquaredError) == 16);
 
 // On the CPU there are no streams: all work is done when the call returns. On a GPU calls enqueue work and return;
 // nothing waits for the device except read(), write() and codec_counts(), and nothing allocates but allocate(),
@@ -73,6 +82,15 @@ class Device {
   virtual void clear(Buffer buffer, Stream stream) = 0;
   // values[i] *= factor (float32). What is too large for float32 becomes the largest that is not.
   virtual void multiply(Buffer values, double factor, Stream stream) = 0;
+  // sum[i] += values[i] (float32).
+  virtual void add(ConstBuffer values, Buffer sum, Stream stream) = 0;
+
+  // Zeros, in memory that the host reads and this device's lanes write.
+  virtual std::shared_ptr<SquaredError> make_squared_error() = 0;
+  virtual int64_t squared_error_scratch_bytes() const = 0;
+  // Adds given[i]^2 to `given`, and (given[i] - decoded[i])^2 to `dropped`, for all i where both are finite (float32).
+  virtual void add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
+                                 Workspace workspace) = 0;
 
   // As isthmus::make_codec(); for buffers of this device. The codec refers to the device.
   virtual std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,

@@ -10,15 +10,34 @@
 namespace isthmus {
 
 struct Options {
-  std::string nodes;                   // "2x4", "0,1|2,3" by global rank; empty: from launcher or machine
-  std::string codec = "tagc";          // none, tagc
-  std::string tiers = "two";           // two, flat
-  std::string inter_tier = "gloo";     // gloo, mpi: what carries the packets (torch backend only)
-  double ratio = 10;                   // tagc: sketch rows = blocks / ratio
-  double sparsity = 0.9875;            // tagc: share of each piece that is not sent
-  int64_t index_bits = 1;              // tagc with tiers=flat: 1 (bitwise or) or 4 (counts, to 15 ranks)
+  std::string nodes;  // "2x4", "0,1|2,3" by global rank; empty: from launcher or machine
+  // none, tagc, quant, sparse, auto. quant, with 4 bits: of all that was trained with, what sends least with a loss
+  // that cannot be told from the exact one's. docs/convergence.md
+  std::string codec = "quant";
+  std::string tiers = "two";             // two, flat
+  std::string inter_tier = "gloo";       // gloo, mpi: what carries the packets (torch backend only)
+  int64_t bits = 4;                      // quant: of each element's code: 1, 2, 3, 4, 8; 0: by error_budget
+  int64_t group_elements = 128;          // quant: neighbouring elements with one scale
+  bool rotate = true;                    // quant: groups by a randomised Hadamard transform
+  std::string scale = "least_error";     // quant: absmax, least_error, unbiased: what a group's scale is chosen for
+  std::string scale_type = "bf16";       // quant: bf16, fp32: what a group's scale is sent as
+  std::string rounding = "nearest";      // quant: nearest, stochastic
+  std::string error_feedback = "codec";  // codec, on, off; codec: off for quant, on for others, as published
+  double sparsity = 0.9875;              // tagc, sparse: share of each piece (sparse: of each block) that is not sent
+  std::string value_type = "bf16";       // sparse: fp32, bf16, int8: what kept values are sent as
+  double ratio = 10;                     // tagc: sketch rows = blocks / ratio; 0: as many as what is kept needs
+  std::string cell_type = "fp32";        // tagc: fp32, bf16, fp16, int8: what sketch cells hold
+  int64_t index_bits = 1;                // tagc with tiers=flat: 1 (bitwise or) or 4 (counts, to 15 ranks)
   int64_t block_elements = 0;          // tagc: neighbouring elements treated together; 0: chosen from the piece's size
   int64_t peel_rounds = 64;            // tagc: bound on decoding rounds
+  std::string own_piece = "exact";     // exact, coded: whether the owner's own piece goes through the codec, too
+  int64_t dense_steps = 0;             // of a unit, exact at the beginning of training
+  int64_t ramp_steps = 0;              // of a unit, after them, in which the codec's loss grows to what is asked for
+  int64_t segments = 0;                // of a piece, encoded while the one before crosses; 0: chosen from its size
+  int64_t error_interval = 100;        // steps of a unit between measurements of the codec's error; 0: none
+  double error_budget = 0;             // relative squared error that auto, and quant with bits=0, may make; 0: none
+  double inter_gbit = 0;               // auto: speed of a node's link to the others, Gbit/s; 0: measured
+  double intra_gbit = 0;               // auto: speed of a rank's link to those of its node, Gbit/s; 0: measured
   std::string units = "*";             // which units are compressed: comma-separated globs of names, "!" excludes
   std::string gradients = "labelled";  // labelled, backward: which reductions are taken for gradients
   int64_t min_elements = 65536;        // smaller inputs (of the whole collective) are reduced and gathered plainly
@@ -31,6 +50,8 @@ struct Options {
   void validate() const;
   // "codec=tagc tiers=two ...": every field, in declaration order; equal text means equal options.
   std::string to_string() const;
+  // The part of it that decides how the codec makes packets: "quant bits=4 group_elements=128 ...".
+  std::string codec_settings() const;
   // Defaults overridden by ISTHMUS_*; throws OptionError naming the variable. The only place that reads the
   // environment.
   static Options from_environment();

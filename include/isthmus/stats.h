@@ -31,6 +31,23 @@ struct CollectiveStats {
   CollectiveStats& operator+=(const CollectiveStats& more);
 };
 
+// What one unit did. See UnitKey.
+struct UnitStats {
+  std::string name;
+  Collective collective = Collective::kReduceScatter;
+  int64_t num_elements = 0;
+  std::string codec;           // the last: "none", "quant", ...
+  std::string settings;        // of that codec: "bits=4 group_elements=128 ..."
+  std::string reason;          // why this codec, if codec=auto has chosen it
+  int64_t calls = 0;           // reductions
+  int64_t coded_elements = 0;  // of pieces that became packets for other nodes
+  int64_t packet_bytes = 0;    // of those packets
+  // What its lossy codecs were given (gradient and residual) and what they dropped of it, where that was measured:
+  // every options.error_interval reductions. The relative squared error is their ratio.
+  double given_squares = 0;
+  double dropped_squares = 0;
+};
+
 // A snapshot; plain values.
 struct Stats {
   std::array<CollectiveStats, kNumCollectives> collectives;
@@ -42,6 +59,7 @@ struct Stats {
   int64_t num_units = 0;
   int64_t residual_bytes = 0;  // of all units, residuals of all-reduced results included
   int64_t scratch_bytes = 0;
+  std::map<uint64_t, UnitStats> units;  // by UnitKey::hash(); those that were reduced since the last reset
 };
 
 }  // namespace isthmus

@@ -16,11 +16,28 @@ class Options(_TorchBackend.Options):
     codec: str
     tiers: str
     inter_tier: str
-    ratio: float
+    bits: int
+    group_elements: int
+    rotate: bool
+    scale: str
+    scale_type: str
+    rounding: str
+    error_feedback: str
     sparsity: float
+    value_type: str
+    ratio: float
+    cell_type: str
     index_bits: int
     block_elements: int
     peel_rounds: int
+    own_piece: str
+    dense_steps: int
+    ramp_steps: int
+    segments: int
+    error_interval: int
+    error_budget: float
+    inter_gbit: float
+    intra_gbit: float
     units: str
     gradients: str
     min_elements: int
@@ -36,11 +53,28 @@ class Options(_TorchBackend.Options):
         codec: str = ...,
         tiers: str = ...,
         inter_tier: str = ...,
-        ratio: float = ...,
+        bits: int = ...,
+        group_elements: int = ...,
+        rotate: bool = ...,
+        scale: str = ...,
+        scale_type: str = ...,
+        rounding: str = ...,
+        error_feedback: str = ...,
         sparsity: float = ...,
+        value_type: str = ...,
+        ratio: float = ...,
+        cell_type: str = ...,
         index_bits: int = ...,
         block_elements: int = ...,
         peel_rounds: int = ...,
+        own_piece: str = ...,
+        dense_steps: int = ...,
+        ramp_steps: int = ...,
+        segments: int = ...,
+        error_interval: int = ...,
+        error_budget: float = ...,
+        inter_gbit: float = ...,
+        intra_gbit: float = ...,
         units: str = ...,
         gradients: str = ...,
         min_elements: int = ...,
@@ -102,6 +136,11 @@ class Backend(_TorchBackend):
     def count_step(self) -> None: ...
     def count_skipped_step(self) -> None: ...
     def set_gradients(self, mode: str) -> None: ...
+
+class SimulatedNodes:
+    def __init__(self, *, num_nodes: int, ranks_per_node: int = 1, options: Options) -> None: ...
+    def reduce(self, unit: str, gradients: list[Tensor], scale: float) -> Tensor: ...
+    def stats(self) -> list[dict[str, Any]]: ...
 
 # Why units are exact in which tensor parallelism splits some parameters and copies others.
 REPLICAS: str

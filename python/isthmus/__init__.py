@@ -27,6 +27,7 @@ def _torch_will_autoload() -> bool:
 
 if TYPE_CHECKING:
     from isthmus._C import Error, OptionError, Options, PacketError, TransportError
+    from isthmus._explain import explain
     from isthmus._prepare import prepare
     from isthmus._saved import LoadReport
     from isthmus._state import clear_residuals, load_checkpoint, load_state_dict, scale_residuals, state_dict
@@ -40,6 +41,7 @@ __all__ = [
     "PacketError",
     "TransportError",
     "clear_residuals",
+    "explain",
     "load_checkpoint",
     "load_state_dict",
     "prepare",
@@ -53,6 +55,7 @@ __all__ = [
 _MODULES = {
     "LoadReport": "_saved",
     "clear_residuals": "_state",
+    "explain": "_explain",
     "load_checkpoint": "_state",
     "load_state_dict": "_state",
     "prepare": "_prepare",

@@ -18,7 +18,7 @@ from isthmus import _layout
 from isthmus._known import KnownModel, find_unit
 from isthmus._models import Reduction, Unit
 from isthmus._prepare import Prepared
-from isthmus._saved import LoadReport, SavedGroup, SavedUnit, Source, check_codec, ranks_by_node
+from isthmus._saved import LoadReport, SavedGroup, SavedUnit, Source, check_options, ranks_by_node
 
 GroupAndBackend = tuple[dist.ProcessGroup, Any]
 
@@ -128,7 +128,7 @@ def _reshard_unit(
     if (reduction.process_group, backend) not in changed:
         return False
     for part in whole.parts:
-        check_codec(part.group, backend)
+        check_options(part.group, backend)
         source.check(part.rank, part.group_index)
     totals = _totals(source, whole, unit.divisor_of(whole.dtype))
     totals = {new: totals[old] for old, new in parameters.items()}
@@ -204,16 +204,17 @@ def _pieces(part: _Part) -> Iterator[tuple[str, int, int, int]]:
     if part.unit.residual_elements and part.group.options["tiers"] == "flat":
         yield "residual", 0, num_elements, 0
     elif part.unit.residual_elements:
-        for index, owner in enumerate(_owners(part.group.nodes, own)):
+        with_own = part.group.options.get("own_piece") == "coded"
+        for index, owner in enumerate(_owners(part.group.nodes, own, with_own)):
             yield "residual", owner * chunk, _length(owner, chunk, num_elements), index * chunk
     if part.unit.result_residual_elements:
         yield "result_residual", own * chunk, _length(own, chunk, num_elements), 0
 
 
-def _owners(nodes: Sequence[Sequence[int]], rank: int) -> list[int]:
-    """Return the ranks of a rank's rail on the other nodes: those that own what its residual holds, in order."""
+def _owners(nodes: Sequence[Sequence[int]], rank: int, with_own: bool) -> list[int]:
+    """Return the ranks of a rank's rail that own what its residual holds, in order: on the other nodes, or on all."""
     local_index = next(ranks.index(rank) for ranks in nodes if rank in ranks)
-    return [ranks[local_index] for ranks in nodes if rank not in ranks]
+    return [ranks[local_index] for ranks in nodes if with_own or rank not in ranks]
 
 
 def _length(owner: int, chunk: int, num_elements: int) -> int:
@@ -237,6 +238,7 @@ def _residual(layout: _layout.Layout, totals: _layout.Totals, reduction: Reducti
         residual = torch.zeros(num_elements)
         residual[own * chunk : (own + 1) * chunk] = values(own)[: _length(own, chunk, num_elements)]
         return residual
+    owners = _owners(nodes, own, backend.options.own_piece == "coded")
     follows = {ranks[i]: nodes[(n + 1) % len(nodes)][i] for n, ranks in enumerate(nodes) for i in range(len(ranks))}
-    pieces = [values(owner) if follows[owner] == own else torch.zeros(chunk) for owner in _owners(nodes, own)]
+    pieces = [values(owner) if follows[owner] == own else torch.zeros(chunk) for owner in owners]
     return torch.cat(pieces)

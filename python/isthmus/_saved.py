@@ -199,15 +199,15 @@ def source_of_checkpoint(checkpoint: Any, key: str) -> Source:
 
 def option_texts(backend: Any) -> dict[str, str]:
     """Return the options of a group that say what its residuals are."""
-    fields = ("codec", "tiers", "ratio", "sparsity", "index_bits", "block_elements", "peel_rounds")
+    fields = ("codec", "tiers", "own_piece", "ratio", "sparsity", "index_bits", "block_elements", "peel_rounds")
     return {field: str(getattr(backend.options, field)) for field in fields}
 
 
-def check_codec(saved: SavedGroup, backend: Any) -> None:
-    """Raise ValueError if residuals were made by another codec or other tiers."""
+def check_options(saved: SavedGroup, backend: Any) -> None:
+    """Raise ValueError if residuals are of other pieces. Another codec may take them: what is missing is missing."""
     now = option_texts(backend)
-    for field in ("codec", "tiers"):
-        if saved.units and saved.options[field] != now[field]:
+    for field in ("tiers", "own_piece"):
+        if saved.units and saved.options.get(field, now[field]) != now[field]:
             raise ValueError(
                 f"residuals were saved with {field}={saved.options[field]}, and this group has {now[field]}"
             )

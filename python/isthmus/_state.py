@@ -193,7 +193,7 @@ def _restore(
     """Load what this rank saved of a group, bit for bit."""
     rank, group_index = saved
     saved_group = source.ranks[rank][group_index]
-    _saved.check_codec(saved_group, backend)
+    _saved.check_options(saved_group, backend)
     source.check(rank, group_index)
     restored, dropped = [], []
     for index, unit in enumerate(saved_group.units):

@@ -30,8 +30,13 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     Plain values: ``node_map``, ``node_map_source``, ``options``, ``calls`` (as they arrived from torch),
     ``collectives`` (of the two-tier path: calls, payload bytes by tier, seconds by phase), ``codec`` (counts of
     elements), ``compressed_calls``, ``exact_calls`` (by reason), ``num_units``, ``residual_bytes``,
-    ``scratch_bytes``, ``devices`` (from ``collectives`` to ``scratch_bytes`` of each device alone: ``cpu``,
+    ``scratch_bytes``, ``units``, ``devices`` (from ``collectives`` to ``units`` of each device alone: ``cpu``,
     ``cuda:0``), ``notes``. On a GPU seconds are counted with the option ``device_timings``.
+
+    ``units`` has a dict for each unit: ``name``, ``collective``, ``num_elements``, ``calls``, ``codec``, its
+    ``settings``, the ``reason`` for it where there is one, ``coded_elements`` and ``packet_bytes`` for other nodes,
+    ``bits_per_element``, and ``relative_squared_error``: what the codec dropped over what it was given, as measured
+    every ``error_interval`` reductions; None where it was not.
     """
     return backend_of(group).stats()
 

@@ -16,6 +16,9 @@ namespace isthmus {
 // shows.
 class Checksum {
  public:
+  // The checksum of a packet is the sum of those of its parts, if each but the first begins with a segment.
+  explicit Checksum(int64_t first_segment = 0) : segment_(first_segment) {}
+
   // The next `num_bytes` of the data: a multiple of 8, and of 64 in every call but the last. No alignment is needed.
   void add(const void* data, int64_t num_bytes) {
     const auto* bytes = static_cast<const std::byte*>(data);
@@ -74,10 +77,10 @@ class Checksum {
     return sum;
   }
 
-  int64_t segment_ = 0;
+  int64_t segment_;
   int64_t segment_bytes_ = 0;  // of the segment, so far; full ones are in sum_
   uint64_t sum_ = 0;
-  Chains chains_ = begin_chains(0);
+  Chains chains_ = begin_chains(segment_);
 };
 
 }  // namespace isthmus

@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "codec/none.h"
+#include "codec/quant.h"
+#include "codec/sparse.h"
 #include "codec/tagc.h"
 #include "isthmus/error.h"
 
@@ -36,7 +38,13 @@ std::unique_ptr<Codec> make_codec(const std::string& name, const Options& option
   if (name == "tagc") {
     return std::make_unique<TagcCodec>(options);
   }
-  throw OptionError(detail::concatenate("codec \"", name, "\" is unknown: expected none or tagc"));
+  if (name == "quant") {
+    return std::make_unique<QuantCodec>(options);
+  }
+  if (name == "sparse") {
+    return std::make_unique<SparseCodec>(options);
+  }
+  throw OptionError(detail::concatenate("codec \"", name, "\" is unknown: expected none, tagc, quant or sparse"));
 }
 
 }  // namespace isthmus

@@ -7,6 +7,8 @@
 #include "isthmus/codec.h"
 #include "kernels/device.h"
 #include "kernels/none_job.h"
+#include "kernels/quant_job.h"
+#include "kernels/sparse_job.h"
 #include "kernels/tagc_job.h"
 
 namespace isthmus {
@@ -20,6 +22,10 @@ class DeviceLauncher {
   virtual void decode(const kernels::TagcDecodeJob& job, Stream stream) = 0;
   virtual void encode(const kernels::NoneEncodeJob& job, Stream stream) = 0;
   virtual void decode(const kernels::NoneDecodeJob& job, Stream stream) = 0;
+  virtual void encode(const kernels::QuantEncodeJob& job, Stream stream) = 0;
+  virtual void decode(const kernels::QuantDecodeJob& job, Stream stream) = 0;
+  virtual void encode(const kernels::SparseEncodeJob& job, Stream stream) = 0;
+  virtual void decode(const kernels::SparseDecodeJob& job, Stream stream) = 0;
 };
 
 // As make_codec(), for buffers of the launcher's device, of which `counts` and `fault` are words; the codec refers to

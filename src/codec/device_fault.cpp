@@ -3,7 +3,6 @@
 #include <bit>
 #include <cstddef>
 
-#include "codec/none.h"
 #include "isthmus/error.h"
 
 namespace isthmus {
@@ -30,6 +29,12 @@ const char* to_string(FaultKind kind) {
       return "its index does not peel";
     case FaultKind::kCellsLeft:
       return "its sketch holds more than the index says";
+    case FaultKind::kCounts:
+      return "a block's counts do not add up to what it keeps";
+    case FaultKind::kOffsets:
+      return "a block's offsets do not ascend within it";
+    case FaultKind::kFlaggedValues:
+      return "a flagged block holds values";
   }
   return "unknown fault";
 }
@@ -48,7 +53,7 @@ void throw_if_reported(const kernels::DeviceFault& fault) {
     return;
   }
   const PacketHeader header = read_header(&fault.received, std::bit_cast<PacketHeader>(fault.expected));
-  if (header.codec == CodecId::kNone) {
+  if (header.codec == CodecId::kNone || header.codec == CodecId::kQuant) {
     throw_wrong_checksum(header, fault.expected.word[kernels::kHeaderChecksum]);
   }
   throw PacketError(detail::concatenate("corrupt packet: ", to_string(fault.kind()), " (codec ",

@@ -57,15 +57,10 @@ PacketHeader NoneSettings::header(int64_t num_elements, PacketContext context) c
   header.dtype = wire_dtype;
   header.unit_hash = context.unit_hash;
   header.step = context.step;
+  header.segment = context.segment;
   header.num_elements = static_cast<uint64_t>(num_elements);
   header.settings = static_cast<uint64_t>(divisor);
   return header;
-}
-
-void throw_wrong_checksum(const PacketHeader& header, uint64_t checksum_of_values) {
-  throw PacketError(detail::concatenate(
-      "corrupt packet: its values have the checksum ", checksum_of_values, ", but its header says ", header.checksum,
-      " (codec none, unit ", header.unit_hash, ", step ", header.step, ", ", header.num_elements, " elements)"));
 }
 
 CodecCounts NoneCodec::encode(ConstBuffer piece, Buffer /*residual*/, Buffer packet, PacketContext context,

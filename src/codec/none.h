@@ -20,9 +20,6 @@ struct NoneSettings {
   PacketHeader header(int64_t num_elements, PacketContext context) const;  // all but the checksum
 };
 
-// Throws the PacketError of a packet whose values have another checksum than its header says.
-[[noreturn]] void throw_wrong_checksum(const PacketHeader& header, uint64_t checksum_of_values);
-
 // Packet: header, then the piece's values in the wire type, then zeros up to a multiple of 8 bytes; the header holds
 // their checksum. Values are rounded once, to nearest even. float16 values are divided by the lowest power of two that
 // is not below ranks_per_node, and multiplied by it after decoding, so that a sum of ranks_per_node float16 values

@@ -31,72 +31,69 @@ void check_bytes(const char* what, ConstBuffer buffer, int64_t needed) {
                 " are needed, at a multiple of 8");
 }
 
+// As NoneCodec has it; the passes would also take more.
+void check_packets(ConstBuffer packets, int64_t num_packets, int64_t packet_bytes) {
+  ISTHMUS_CHECK(Error, packets.bytes() == num_packets * packet_bytes, "codec none: ", packets.bytes(), " bytes for ",
+                num_packets, " packets of ", packet_bytes);
+  check_bytes("packets", packets, num_packets * packet_bytes);
+}
+
 }  // namespace
 
-int64_t NoneDevice::encode_scratch_bytes() {
+int64_t NoneDevice::encode_scratch_bytes(int64_t /*num_elements*/) {
   NoneEncodeJob job = {};
   return carve_scratch(job, nullptr);
 }
 
-int64_t NoneDevice::decode_scratch_bytes(int64_t num_packets) {
+int64_t NoneDevice::decode_scratch_bytes(const DecodeSize& size) {
   NoneDecodeJob job = {};
-  job.num_packets = num_packets;
+  job.num_packets = size.num_packets;
   return carve_scratch(job, nullptr);
 }
 
-NoneEncodeJob NoneDevice::encode_job(ConstBuffer piece, Buffer packet, const kernels::DeviceContext* context,
-                                     Buffer scratch) const {
+CodecCounts NoneDevice::known_counts(int64_t num_elements) {
+  CodecCounts counts;
+  counts.encoded_elements = counts.kept_elements = num_elements;
+  return counts;
+}
+
+NoneEncodeJob NoneDevice::encode_job(const DeviceEncode& encode) const {
   const DataType wire = settings_.wire_dtype;
+  const ConstBuffer piece = encode.piece;
   ISTHMUS_CHECK(Error, piece.dtype == wire || piece.dtype == accumulate_dtype(wire), "codec none: piece of ",
                 to_string(piece.dtype), " for packets of ", to_string(wire));
   NoneEncodeJob job = {};
   job.packet_bytes = settings_.packet_bytes(piece.num_elements);
-  check_bytes("packet", packet, job.packet_bytes);
-  check_bytes("scratch memory", scratch, carve_scratch(job, scratch.data));
-  job.header = header_words(settings_.header(piece.num_elements, {}));
+  check_packets(encode.packet, 1, job.packet_bytes);
+  check_bytes("scratch memory", encode.scratch, carve_scratch(job, encode.scratch.data));
+  job.header = header_words(settings_.header(piece.num_elements, encode.context));
   job.piece = piece;
   job.wire_dtype = wire;
   job.divisor = settings_.divisor;
-  job.context = context;
-  job.packet = packet.as<uint8_t>();
+  job.context = encode.context.on_device;
+  job.packet = encode.packet.as<uint8_t>();
   return job;
 }
 
-NoneDecodeJob NoneDevice::decode_job(ConstBuffer packets, int64_t num_packets, Buffer out,
-                                     const kernels::DeviceContext* context, kernels::DeviceFault* fault,
-                                     Buffer scratch) const {
-  return plan_decode(packets, num_packets, out.num_elements, out, context, fault, scratch);
-}
-
-NoneDecodeJob NoneDevice::decode_each_job(ConstBuffer packets, int64_t num_packets, Buffer out,
-                                          const kernels::DeviceContext* context, kernels::DeviceFault* fault,
-                                          Buffer scratch) const {
-  ISTHMUS_CHECK(Error, num_packets > 0 && out.num_elements % num_packets == 0, "codec none: ", out.num_elements,
-                " elements are no equal places for ", num_packets, " packets");
-  NoneDecodeJob job = plan_decode(packets, num_packets, out.num_elements / num_packets, out, context, fault, scratch);
-  job.to_places = true;
-  return job;
-}
-
-NoneDecodeJob NoneDevice::plan_decode(ConstBuffer packets, int64_t num_packets, int64_t num_elements, Buffer out,
-                                      const kernels::DeviceContext* context, kernels::DeviceFault* fault,
-                                      Buffer scratch) const {
+NoneDecodeJob NoneDevice::decode_job(const DeviceDecode& decode) const {
   const DataType wire = settings_.wire_dtype;
-  ISTHMUS_CHECK(Error, out.dtype == accumulate_dtype(wire), "codec none: sums of ", to_string(out.dtype),
+  ISTHMUS_CHECK(Error, decode.out.dtype == accumulate_dtype(wire), "codec none: sums of ", to_string(decode.out.dtype),
                 " for packets of ", to_string(wire));
+  const DecodeSize size = size_of(decode, kName);
   NoneDecodeJob job = {};
-  job.packet_bytes = settings_.packet_bytes(num_elements);
-  job.num_packets = num_packets;
-  check_bytes("packets", packets, num_packets * job.packet_bytes);
-  check_bytes("scratch memory", scratch, carve_scratch(job, scratch.data));
-  job.header = header_words(settings_.header(num_elements, {}));
-  job.out = out;
-  job.num_elements = num_elements;
+  job.packet_bytes = settings_.packet_bytes(size.num_elements);
+  job.num_packets = size.num_packets;
+  job.to_places = size.to_places;
+  check_packets(decode.packets, job.num_packets, job.packet_bytes);
+  check_bytes("scratch memory", decode.scratch, carve_scratch(job, decode.scratch.data));
+  job.header = header_words(settings_.header(size.num_elements, decode.context));
+  job.out = decode.out;
+  job.num_elements = size.num_elements;
   job.wire_dtype = wire;
   job.divisor = settings_.divisor;
-  job.context = context;
-  job.packets = packets.as<uint8_t>();
-  job.fault = fault;
+  job.context = decode.context.on_device;
+  job.packets = decode.packets.as<uint8_t>();
+  job.fault = decode.fault;
   return job;
 }
 

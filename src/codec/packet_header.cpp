@@ -15,6 +15,10 @@ const char* to_string(CodecId id) {
       return "none";
     case CodecId::kTagc:
       return "tagc";
+    case CodecId::kQuant:
+      return "quant";
+    case CodecId::kSparse:
+      return "sparse";
   }
   return "unknown";
 }
@@ -44,12 +48,22 @@ PacketHeader read_header(const void* packet, const PacketHeader& expected) {
   check_equal("version", header.version, expected.version, header);
   check_equal("codec", header.codec, expected.codec, header);
   check_equal("dtype", header.dtype, expected.dtype, header);
-  check_equal("flags", header.flags, expected.flags, header);
+  check_equal("segment", header.segment, expected.segment, header);
   check_equal("unit", header.unit_hash, expected.unit_hash, header);
   check_equal("step", header.step, expected.step, header);
   check_equal("number of elements", header.num_elements, expected.num_elements, header);
+  if (expected.codec == CodecId::kTagc) {
+    check_equal("cell type", header.settings >> 24 & 0xff, expected.settings >> 24 & 0xff, header);
+  }
   check_equal("settings", header.settings, expected.settings, header);
   return header;
+}
+
+void throw_wrong_checksum(const PacketHeader& header, uint64_t checksum) {
+  throw PacketError(detail::concatenate("corrupt packet: its ", header.codec == CodecId::kNone ? "values" : "bytes",
+                                        " have the checksum ", checksum, ", but its header says ", header.checksum,
+                                        " (codec ", to_string(header.codec), ", unit ", header.unit_hash, ", step ",
+                                        header.step, ", ", header.num_elements, " elements)"));
 }
 
 }  // namespace isthmus

@@ -7,19 +7,19 @@
 
 namespace isthmus {
 
-enum class CodecId : uint8_t { kNone = 1, kTagc = 2 };
+enum class CodecId : uint8_t { kNone = 1, kTagc = 2, kQuant = 3, kSparse = 4 };
 const char* to_string(CodecId id);
 
 // Little-endian, no padding; a struct that is copied to and from the wire as it is.
 struct PacketHeader {
   static constexpr uint32_t kMagic = 0x4d485349;  // "ISHM"
-  static constexpr uint8_t kVersion = 3;
+  static constexpr uint8_t kVersion = 4;
 
   uint32_t magic = kMagic;
   uint8_t version = kVersion;
   CodecId codec = CodecId::kNone;
   DataType dtype = DataType::kFloat32;  // of the values on the wire
-  uint8_t flags = 0;
+  uint8_t segment = 0;
   uint64_t unit_hash = 0;
   uint64_t step = 0;
   uint64_t num_elements = 0;
@@ -31,5 +31,9 @@ static_assert(sizeof(PacketHeader) == 48);
 // Copies the header out of a packet and compares everything but `checksum` with what the receiver expects.
 // Throws PacketError that names the first field that differs and both its values. `packet` needs no alignment.
 PacketHeader read_header(const void* packet, const PacketHeader& expected);
+
+// Throws the PacketError of a packet that has another checksum than its header says. Of codecs none and quant, which
+// use packets before they know.
+[[noreturn]] void throw_wrong_checksum(const PacketHeader& header, uint64_t checksum);
 
 }  // namespace isthmus

@@ -68,7 +68,8 @@ void check_marks(const std::byte* packet, const TagcShape& shape, const TagcLayo
   const auto* index = reinterpret_cast<const uint64_t*>(packet + layout.index);
   check_intact(all_zero(packet + sizeof(PacketHeader), packet + layout.flags) &&
                    all_zero(packet + layout.flags + shape.flag_words() * 8, packet + layout.index) &&
-                   all_zero(packet + layout.index + shape.index_words() * 8, packet + layout.sketch),
+                   all_zero(packet + layout.index + shape.index_words() * 8, packet + layout.scales) &&
+                   all_zero(packet + layout.scales + shape.scale_bytes(), packet + layout.sketch),
                "its padding is not zero", header);
   check_intact(bits_end_at(flags, shape.flag_words(), shape.num_blocks), "a block past the last is flagged", header);
   check_intact(bits_end_at(index, shape.index_words(), shape.num_elements), "an element past the last is marked",
@@ -117,7 +118,6 @@ CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet,
   std::byte* bytes = packet.as<std::byte>();
   auto* flags = reinterpret_cast<uint64_t*>(bytes + layout.flags);
   auto* index = reinterpret_cast<uint64_t*>(bytes + layout.index);
-  auto* cells = reinterpret_cast<uint32_t*>(bytes + layout.sketch);
   std::memset(bytes, 0, layout.index);
   std::memset(bytes + layout.index + shape.index_words() * 8, 0, layout.end - layout.index - shape.index_words() * 8);
 
@@ -131,7 +131,8 @@ CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet,
   const int64_t first_block = tagc_first_block(shape, context);
   const kernels::PeelResult peeled =
       kernel.hold_back(shape, rows, settings.peel_rounds, first_block, index, scratch.peel(shape, index, flags));
-  kernel.insert_xor(shape, rows, flags, index, residual.as<float>(), cells);
+  kernel.insert_xor(shape, rows, flags, index, residual.as<float>(), reinterpret_cast<uint8_t*>(bytes + layout.scales),
+                    bytes + layout.sketch);
 
   PacketHeader header = make_tagc_header(shape, settings.peel_rounds, context);
   header.checksum = checksum_of(bytes, layout);
@@ -167,12 +168,15 @@ void TagcCodec::Implementation::decode_add(const std::byte* packet, const TagcSh
   const auto* index = reinterpret_cast<const uint64_t*>(packet + layout.index);
   check_marks(packet, shape, layout, header);
   add_nan(shape, flags, index, out);
-  uint32_t* cells = grow(scratch.cells, shape.num_cells());
-  std::copy_n(reinterpret_cast<const uint32_t*>(packet + layout.sketch), shape.num_cells(), cells);
-  const kernels::PeelResult peeled = kernels::tagc_kernels().peel_xor(shape, rows, settings.peel_rounds,
-                                                                      scratch.peel(shape, index, flags), cells, out);
+  const int64_t sketch_words = shape.sketch_bytes() / 8;
+  uint64_t* sketch = grow(scratch.sketch, sketch_words);
+  std::copy_n(reinterpret_cast<const uint64_t*>(packet + layout.sketch), sketch_words, sketch);
+  const kernels::PeelScratch keys = scratch.peel(shape, index, flags);
+  const kernels::PeelResult peeled =
+      kernels::tagc_kernels().peel_xor(shape, rows, settings.peel_rounds, keys, scratch.values(shape, keys),
+                                       reinterpret_cast<const uint8_t*>(packet + layout.scales), sketch, out);
   check_intact(peeled.left_elements == 0, "its index does not peel", header);
-  check_intact(std::all_of(cells, cells + shape.num_cells(), [](uint32_t cell) { return cell == 0; }),
+  check_intact(std::all_of(sketch, sketch + sketch_words, [](uint64_t cells) { return cells == 0; }),
                "its sketch holds more than the index says", header);
 }
 

@@ -8,11 +8,13 @@
 
 namespace isthmus {
 
-// A packet holds the support of one node, so nothing is ever merged in it: its sketch cells combine by XOR of float32
-// bit patterns, which is exact. The sender keeps back in its residual what the receiver could not peel.
+// A packet holds the support of one node, so nothing is ever merged in it: its sketch cells combine by XOR of bit
+// patterns, which is exact. The sender keeps back in its residual what the receiver could not peel, and what rounding
+// to a shorter type of cells loses.
 class TagcCodec final : public Codec {
  public:
-  // Uses ratio, sparsity, block_elements and peel_rounds. Throws OptionError if one of them is out of its range.
+  // Uses ratio, sparsity, cell_type, block_elements and peel_rounds. Throws OptionError if one of them is out of its
+  // range, or if error_feedback is off.
   explicit TagcCodec(const Options& options);
   ~TagcCodec() override;
 

@@ -38,6 +38,7 @@ int64_t carve_scratch(TagcEncodeJob& job, void* memory) {
   carver.align();
   job.rows = carver.take<uint32_t>(4 * job.shape.num_blocks);
   job.tie_counts = carver.take<uint32_t>(job.shape.num_blocks);
+  job.peaks = job.shape.scale_bytes() > 0 ? carver.take<uint32_t>(job.shape.num_blocks) : nullptr;
   carver.align();
   job.slabs = carve_slabs(carver, job.shape, 1, 1);
   return carver.bytes();
@@ -70,27 +71,27 @@ void plan_sample(TagcEncodeJob& job) {
   }
 }
 
-TagcEncodeJob plan_encode(const TagcSettings& settings, int64_t num_elements) {
+TagcEncodeJob plan_encode(const TagcSettings& settings, int64_t num_elements, PacketContext context) {
   ISTHMUS_CHECK(Error, num_elements <= kernels::kMaxDeviceElements, "codec tagc on a device encodes pieces of up to ",
                 kernels::kMaxDeviceElements, " elements, not ", num_elements);
   TagcEncodeJob job = {};
   job.shape = settings.shape(num_elements);
   job.layout = tagc_layout(job.shape);
-  job.header = header_words(make_tagc_header(job.shape, settings.peel_rounds, {}));
+  job.header = header_words(make_tagc_header(job.shape, settings.peel_rounds, context));
   job.keep = static_cast<uint32_t>(settings.keep(num_elements));
   job.max_rounds = settings.peel_rounds;
   plan_sample(job);
   return job;
 }
 
-TagcDecodeJob plan_decode(const TagcSettings& settings, int64_t num_elements, int64_t num_packets, bool to_places) {
+TagcDecodeJob plan_decode(const TagcSettings& settings, const DecodeSize& size, PacketContext context) {
   TagcDecodeJob job = {};
-  job.to_places = to_places;
-  job.shape = settings.shape(num_elements);
+  job.to_places = size.to_places;
+  job.shape = settings.shape(size.num_elements);
   job.layout = tagc_layout(job.shape);
-  job.header = header_words(make_tagc_header(job.shape, settings.peel_rounds, {}));
+  job.header = header_words(make_tagc_header(job.shape, settings.peel_rounds, context));
   job.max_rounds = settings.peel_rounds;
-  job.num_packets = num_packets;
+  job.num_packets = size.num_packets;
   return job;
 }
 
@@ -101,68 +102,52 @@ void check_bytes(const char* what, ConstBuffer buffer, int64_t needed) {
                 " does not begin at a multiple of 64 bytes");
 }
 
-TagcDecodeJob fill_decode(TagcDecodeJob job, ConstBuffer packets, Buffer out, const kernels::DeviceContext* context,
-                          kernels::DeviceFault* fault, Buffer scratch) {
-  check_tagc_packets(packets, job.num_packets, out, job.layout.end);
-  check_bytes("packets", packets, job.num_packets * job.layout.end);
-  check_bytes("scratch memory", scratch, carve_scratch(job, scratch.data));
-  job.context = context;
-  job.fault = fault;
-  job.packets = packets.as<uint8_t>();
-  job.out = out.as<float>();
-  return job;
-}
-
 }  // namespace
 
 int64_t TagcDevice::packet_bytes(int64_t num_elements) const { return tagc_layout(settings_.shape(num_elements)).end; }
 
 int64_t TagcDevice::encode_scratch_bytes(int64_t num_elements) const {
-  TagcEncodeJob job = plan_encode(settings_, num_elements);
+  TagcEncodeJob job = plan_encode(settings_, num_elements, {});
   return carve_scratch(job, nullptr);
 }
 
-int64_t TagcDevice::decode_scratch_bytes(int64_t num_elements, int64_t num_packets) const {
-  TagcDecodeJob job = plan_decode(settings_, num_elements, num_packets, /*to_places=*/false);
+int64_t TagcDevice::decode_scratch_bytes(const DecodeSize& size) const {
+  TagcDecodeJob job = plan_decode(settings_, size, {});
   return carve_scratch(job, nullptr);
 }
 
-int64_t TagcDevice::decode_each_scratch_bytes(int64_t num_elements, int64_t num_packets) const {
-  TagcDecodeJob job = plan_decode(settings_, num_elements, num_packets, /*to_places=*/true);
-  return carve_scratch(job, nullptr);
+CodecCounts TagcDevice::known_counts(int64_t num_elements) {
+  CodecCounts counts;
+  counts.encoded_elements = num_elements;
+  return counts;
 }
 
-TagcEncodeJob TagcDevice::encode_job(ConstBuffer piece, Buffer residual, Buffer packet,
-                                     const kernels::DeviceContext* context, kernels::DeviceCounts* counts,
-                                     Buffer scratch) const {
-  TagcEncodeJob job = plan_encode(settings_, piece.num_elements);
+TagcEncodeJob TagcDevice::encode_job(const DeviceEncode& encode) const {
+  const ConstBuffer piece = encode.piece;
+  TagcEncodeJob job = plan_encode(settings_, piece.num_elements, encode.context);
   const bool is_16_bit = piece.dtype == DataType::kBFloat16 || piece.dtype == DataType::kFloat16;
   const ConstBuffer widened = {piece.data, piece.num_elements, is_16_bit ? DataType::kFloat32 : piece.dtype};
-  check_tagc_piece(widened, residual, packet, job.layout.end);
-  check_bytes("packet", packet, job.layout.end);
-  check_bytes("scratch memory", scratch, carve_scratch(job, scratch.data));
-  job.context = context;
-  job.counts = counts;
+  check_tagc_piece(widened, encode.residual, encode.packet, job.layout.end);
+  check_bytes("packet", encode.packet, job.layout.end);
+  check_bytes("scratch memory", encode.scratch, carve_scratch(job, encode.scratch.data));
+  job.context = encode.context.on_device;
+  job.counts = encode.counts;
   job.piece = piece;
-  job.residual = residual.as<float>();
-  job.packet = packet.as<uint8_t>();
+  job.residual = encode.residual.as<float>();
+  job.packet = encode.packet.as<uint8_t>();
   return job;
 }
 
-TagcDecodeJob TagcDevice::decode_job(ConstBuffer packets, int64_t num_packets, Buffer out,
-                                     const kernels::DeviceContext* context, kernels::DeviceFault* fault,
-                                     Buffer scratch) const {
-  return fill_decode(plan_decode(settings_, out.num_elements, num_packets, /*to_places=*/false), packets, out, context,
-                     fault, scratch);
-}
-
-TagcDecodeJob TagcDevice::decode_each_job(ConstBuffer packets, int64_t num_packets, Buffer out,
-                                          const kernels::DeviceContext* context, kernels::DeviceFault* fault,
-                                          Buffer scratch) const {
-  ISTHMUS_CHECK(Error, num_packets > 0 && out.num_elements % num_packets == 0, "codec tagc: ", out.num_elements,
-                " elements are no equal places for ", num_packets, " packets");
-  return fill_decode(plan_decode(settings_, out.num_elements / num_packets, num_packets, /*to_places=*/true), packets,
-                     out, context, fault, scratch);
+TagcDecodeJob TagcDevice::decode_job(const DeviceDecode& decode) const {
+  TagcDecodeJob job = plan_decode(settings_, size_of(decode, kName), decode.context);
+  check_tagc_packets(decode.packets, job.num_packets, decode.out, job.layout.end);
+  check_bytes("packets", decode.packets, job.num_packets * job.layout.end);
+  check_bytes("scratch memory", decode.scratch, carve_scratch(job, decode.scratch.data));
+  job.context = decode.context.on_device;
+  job.fault = decode.fault;
+  job.packets = decode.packets.as<uint8_t>();
+  job.out = decode.out.as<float>();
+  return job;
 }
 
 }  // namespace isthmus

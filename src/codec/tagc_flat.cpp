@@ -52,6 +52,10 @@ TagcFlat::TagcFlat(const Options& options, int world_size)
     : implementation_(new Implementation{TagcSettings(options), options.index_bits, {}}) {
   ISTHMUS_CHECK(OptionError, options.index_bits == 1 || options.index_bits == 4, "index_bits is ", options.index_bits,
                 ", must be 1 or 4");
+  ISTHMUS_CHECK(OptionError, options.cell_type == "fp32", "cell_type is ", options.cell_type,
+                ", must be fp32 with tiers=flat, where sums of several ranks are merged in a cell");
+  ISTHMUS_CHECK(OptionError, options.ratio != 0,
+                "ratio is 0, rows by load: must be 1 to 64 with tiers=flat, where the load depends on all ranks");
   ISTHMUS_CHECK(OptionError, options.index_bits == 1 || world_size <= kMaxWorldOfCounts,
                 "index_bits is 4, which counts to ", kMaxWorldOfCounts, ", with ", world_size,
                 " ranks: use index_bits=1");
@@ -124,8 +128,8 @@ CodecCounts TagcFlat::decode(ConstBuffer merged_index, Buffer summed_sketch, Buf
   const kernels::PeelScratch peel = scratch.peel(shape, marks, nullptr);
   std::fill_n(out.as<float>(), shape.num_elements, 0.0F);
   const kernels::TagcKernels& kernel = kernels::tagc_kernels();
-  const kernels::PeelResult peeled =
-      kernel.peel_sum(shape, rows, settings.peel_rounds, peel, summed_sketch.as<float>(), out.as<float>());
+  const kernels::PeelResult peeled = kernel.peel_sum(
+      shape, rows, settings.peel_rounds, peel, scratch.values(shape, peel), summed_sketch.as<float>(), out.as<float>());
   if (peeled.left_elements > 0) {
     kernel.estimate(shape, rows, peel.remaining, summed_sketch.as<float>(), out.as<float>());
   }

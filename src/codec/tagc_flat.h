@@ -15,7 +15,8 @@ namespace isthmus {
 class TagcFlat {
  public:
   // Uses ratio, sparsity, index_bits, block_elements and peel_rounds. Throws OptionError if one of them is out of its
-  // range, or if index_bits is 4 and world_size is above 15 (the counts would overflow).
+  // range; if index_bits is 4 and world_size is above 15 (the counts would overflow); if error_feedback is off; and for
+  // what the single-tier form does not have: cells that are not fp32 (sums are merged in them), rows by load.
   TagcFlat(const Options& options, int world_size);
   ~TagcFlat();
 

@@ -10,6 +10,7 @@ namespace isthmus {
 
 namespace {
 
+using kernels::CellType;
 using kernels::kMinBlockElements;
 using kernels::TagcShape;
 
@@ -18,16 +19,36 @@ using kernels::TagcShape;
 constexpr int64_t kWantedRows = 96;
 constexpr int64_t kLongestChosenBlock = 1024;
 
+// Rows by load: docs/tagc.md derives them. A column's keys peel up to .818 a row, in a sketch of many rows.
+constexpr double kKeysOfRow = .8;
+constexpr double kSpreads = 4;    // columns differ in their keys: so many standard deviations are allowed for
+constexpr double kSpareRows = 6;  // where rows are few, blocks share all three of theirs
+
 constexpr int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
-TagcShape shape_with_blocks(int64_t num_elements, int64_t block_elements, double ratio) {
+CellType cell_type_of(const std::string& name) {
+  return name == "bf16"   ? CellType::kBFloat16
+         : name == "fp16" ? CellType::kFloat16
+         : name == "int8" ? CellType::kInt8
+                          : CellType::kFloat32;
+}
+
+// So many that all but a small share of the kept elements peel: docs/tagc.md, "Rows by load".
+double rows_by_load(int64_t keep, int64_t columns) {
+  const double keys_of_column = static_cast<double>(keep) / static_cast<double>(columns);
+  return (keys_of_column + kSpreads * std::sqrt(keys_of_column)) / kKeysOfRow + kSpareRows;
+}
+
+TagcShape shape_with_blocks(const TagcSettings& settings, int64_t num_elements, int64_t block_elements) {
   TagcShape shape;
   shape.num_elements = num_elements;
   shape.block_elements = block_elements;
   shape.num_blocks = divide_up(num_elements, block_elements);
+  shape.cell_type = settings.cell_type;
   if (shape.num_blocks > 0) {
-    const double rows = std::ceil(static_cast<double>(shape.num_blocks) / ratio);
-    shape.num_rows = std::max<int64_t>(3, static_cast<int64_t>(rows));
+    const double rows = settings.ratio == 0 ? rows_by_load(settings.keep(num_elements), block_elements)
+                                            : static_cast<double>(shape.num_blocks) / settings.ratio;
+    shape.num_rows = std::max<int64_t>(3, static_cast<int64_t>(std::ceil(rows)));
   }
   return shape;
 }
@@ -38,17 +59,20 @@ TagcSettings::TagcSettings(const Options& options)
     : ratio(options.ratio),
       sparsity(options.sparsity),
       block_elements(options.block_elements),
-      peel_rounds(options.peel_rounds) {
+      peel_rounds(options.peel_rounds),
+      cell_type(cell_type_of(options.cell_type)) {
   options.validate();
+  ISTHMUS_CHECK(OptionError, options.error_feedback != "off",
+                "error_feedback is off, must be codec or on with tagc, which drops most of a gradient in each step");
 }
 
 TagcShape TagcSettings::shape(int64_t num_elements) const {
   if (block_elements != 0) {
-    return shape_with_blocks(num_elements, block_elements, ratio);
+    return shape_with_blocks(*this, num_elements, block_elements);
   }
-  TagcShape shape = shape_with_blocks(num_elements, kLongestChosenBlock, ratio);
+  TagcShape shape = shape_with_blocks(*this, num_elements, kLongestChosenBlock);
   while (shape.num_rows < kWantedRows && shape.block_elements > kMinBlockElements) {
-    shape = shape_with_blocks(num_elements, shape.block_elements / 2, ratio);
+    shape = shape_with_blocks(*this, num_elements, shape.block_elements / 2);
   }
   return shape;
 }
@@ -67,8 +91,9 @@ kernels::TagcLayout tagc_layout(const TagcShape& shape) {
   kernels::TagcLayout layout = {};
   layout.flags = round_up(sizeof(PacketHeader));
   layout.index = layout.flags + round_up(shape.flag_words() * 8);
-  layout.sketch = layout.index + round_up(shape.index_words() * 8);
-  layout.end = layout.sketch + shape.num_cells() * 4;
+  layout.scales = layout.index + round_up(shape.index_words() * 8);
+  layout.sketch = layout.scales + round_up(shape.scale_bytes());
+  layout.end = layout.sketch + shape.sketch_bytes();
   return layout;
 }
 
@@ -78,9 +103,11 @@ PacketHeader make_tagc_header(const TagcShape& shape, int64_t peel_rounds, Packe
   header.dtype = DataType::kFloat32;
   header.unit_hash = context.unit_hash;
   header.step = context.step;
+  header.segment = context.segment;
   header.num_elements = static_cast<uint64_t>(shape.num_elements);
   header.settings = static_cast<uint64_t>(std::countr_zero(static_cast<uint64_t>(shape.block_elements))) |
-                    static_cast<uint64_t>(peel_rounds) << 8 | static_cast<uint64_t>(shape.num_rows) << 32;
+                    static_cast<uint64_t>(peel_rounds) << 8 | static_cast<uint64_t>(shape.cell_type) << 24 |
+                    static_cast<uint64_t>(shape.num_rows) << 32;
   return header;
 }
 
@@ -129,6 +156,15 @@ kernels::PeelScratch TagcScratch::peel(const TagcShape& shape, const uint64_t* m
   }
   const int64_t row_words = shape.num_rows * shape.block_words();
   return {keys, grow(once, row_words), grow(twice, row_words), grow(active, shape.num_blocks)};
+}
+
+kernels::ValueScratch TagcScratch::values(const TagcShape& shape, const kernels::PeelScratch& keys) {
+  int64_t num_keys = 0;
+  for (int64_t word = 0; word < shape.index_words(); ++word) {
+    num_keys += std::popcount(keys.remaining[word]);
+  }
+  return {grow(waiting_keys, shape.index_words()), grow(keys_before, shape.index_words()),
+          grow(waiting_values, num_keys)};
 }
 
 }  // namespace isthmus

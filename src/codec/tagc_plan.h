@@ -14,10 +14,11 @@ namespace isthmus {
 struct TagcSettings {
   explicit TagcSettings(const Options& options);
 
-  double ratio;
+  double ratio;  // 0: rows by load
   double sparsity;
   int64_t block_elements;  // 0: chosen from the piece's size
   int64_t peel_rounds;
+  kernels::CellType cell_type;
 
   kernels::TagcShape shape(int64_t num_elements) const;
 
@@ -52,13 +53,18 @@ struct TagcScratch {
   std::vector<uint64_t> once;
   std::vector<uint64_t> twice;
   std::vector<uint32_t> active;
-  std::vector<uint32_t> cells;
+  std::vector<uint64_t> waiting_keys;
+  std::vector<uint32_t> keys_before;
+  std::vector<float> waiting_values;
+  std::vector<uint64_t> sketch;
 
   // Rows of all blocks.
   const kernels::BlockRows* hash(const kernels::TagcShape& shape, uint64_t seed);
 
   // The kernels' view, with `marks` less the flagged blocks (null: none) as the remaining keys.
   kernels::PeelScratch peel(const kernels::TagcShape& shape, const uint64_t* marks, const uint64_t* flagged_blocks);
+  // What recovering the values of these keys needs besides.
+  kernels::ValueScratch values(const kernels::TagcShape& shape, const kernels::PeelScratch& keys);
 };
 
 // `values` with at least `size` elements.

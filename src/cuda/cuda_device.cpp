@@ -7,9 +7,11 @@
 #include <atomic>
 #include <mutex>
 #include <new>
+#include <vector>
 
 #include "codec/device_codecs.h"
 #include "codec/device_fault.h"
+#include "codec/squared_error.h"
 #include "cuda/cuda_calls.h"
 #include "cuda/cuda_event.h"
 #include "cuda/cuda_launcher.h"
@@ -50,12 +52,17 @@ std::shared_ptr<void> allocate_device(int ordinal, int64_t bytes) {
           }};
 }
 
-std::shared_ptr<HostWords> allocate_host_words(int ordinal) {
+// A T in the host's memory that the device can write.
+template <typename T>
+std::shared_ptr<T> allocate_mapped(int ordinal) {
   const CurrentDevice current(ordinal);
+  const AllowedInCapture allowed;
   void* memory = nullptr;
-  check_cuda(cudaHostAlloc(&memory, sizeof(HostWords), cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc",
-             ordinal);
-  return {new (memory) HostWords, [](HostWords* words) { cudaFreeHost(words); }};
+  check_cuda(cudaHostAlloc(&memory, sizeof(T), cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc", ordinal);
+  return {new (memory) T, [](T* mapped) {
+            const AllowedInCapture allowed_to_free;
+            cudaFreeHost(mapped);
+          }};
 }
 
 // What crosses between nodes comes first: everybody waits for it.
@@ -67,12 +74,36 @@ int priority_of(Lane lane, int ordinal) {
   return lane == Lane::kInter || lane == Lane::kGatherInter ? highest : lowest;
 }
 
-HostWords* device_address(HostWords* words, int ordinal) {
+template <typename T>
+T* device_address(T* of_host, int ordinal) {
   const CurrentDevice current(ordinal);
   void* mapped = nullptr;
-  check_cuda(cudaHostGetDevicePointer(&mapped, words, 0), "cudaHostGetDevicePointer", ordinal);
-  return static_cast<HostWords*>(mapped);
+  check_cuda(cudaHostGetDevicePointer(&mapped, of_host, 0), "cudaHostGetDevicePointer", ordinal);
+  return static_cast<T*>(mapped);
 }
+
+// Squared errors of units. They are made seldom, many to an allocation, and never handed out again: work that is under
+// way, or in a graph, may still add to one that the host has let go.
+class SquaredErrors {
+ public:
+  explicit SquaredErrors(int ordinal) : ordinal_(ordinal) {}
+
+  std::shared_ptr<SquaredError> make() {
+    if (num_used_ == kOfSlab) {
+      slabs_.push_back(allocate_mapped<Slab>(ordinal_));
+      num_used_ = 0;
+    }
+    return {slabs_.back(), &(*slabs_.back())[num_used_++]};
+  }
+
+ private:
+  static constexpr size_t kOfSlab = 256;
+  using Slab = std::array<SquaredError, kOfSlab>;
+
+  const int ordinal_;
+  std::vector<std::shared_ptr<Slab>> slabs_;
+  size_t num_used_ = kOfSlab;
+};
 
 nvtxDomainHandle_t nvtx_domain() {
   static const nvtxDomainHandle_t domain = nvtxDomainCreateA("isthmus");
@@ -110,7 +141,8 @@ struct CudaDevice::Implementation {
 
   const int ordinal;
   const std::shared_ptr<CudaEventPool> events = std::make_shared<CudaEventPool>(ordinal, cudaEventDefault);
-  const std::shared_ptr<HostWords> host_words = allocate_host_words(ordinal);
+  const std::shared_ptr<HostWords> host_words = allocate_mapped<HostWords>(ordinal);
+  SquaredErrors squared_errors{ordinal};
   const std::shared_ptr<void> device_words = allocate_device(ordinal, sizeof(DeviceWords));
   std::array<std::unique_ptr<LaneStream>, kNumLanes> lanes;
   const OwnedStream counts_stream{ordinal, 0};
@@ -269,6 +301,24 @@ void CudaDevice::multiply(Buffer values, double factor, Stream stream) {
   ISTHMUS_CHECK(Error, values.dtype == DataType::kFloat32, "multiply: elements of ", to_string(values.dtype),
                 ", which must be float32");
   launch_on(ordinal(), [&] { kernels::cuda_multiply(values, factor, stream.handle); });
+}
+
+void CudaDevice::add(ConstBuffer values, Buffer sum, Stream stream) {
+  check_equal_length("add", values, sum);
+  ISTHMUS_CHECK(Error, values.dtype == DataType::kFloat32 && sum.dtype == DataType::kFloat32, "add: elements of ",
+                to_string(values.dtype), " to ", to_string(sum.dtype), ", which must be float32");
+  launch_on(ordinal(), [&] { kernels::cuda_add(values, sum, stream.handle); });
+}
+
+std::shared_ptr<SquaredError> CudaDevice::make_squared_error() { return implementation_->squared_errors.make(); }
+
+int64_t CudaDevice::squared_error_scratch_bytes() const { return kSquaredErrorScratchBytes; }
+
+void CudaDevice::add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
+                                   Workspace workspace) {
+  const kernels::SquaredErrorJob job =
+      make_squared_error_job(given, decoded, device_address(error.get(), ordinal()), workspace.scratch);
+  launch_on(ordinal(), [&] { kernels::cuda_add_squared_error(job, workspace.stream.handle); });
 }
 
 std::unique_ptr<Codec> CudaDevice::make_codec(const std::string& name, const Options& options, DataType wire_dtype,

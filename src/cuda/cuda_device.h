@@ -50,6 +50,13 @@ class CudaDevice : public Device {
   void convert_scaled(ConstBuffer in, double scale, Buffer out, Stream stream) override;
   void clear(Buffer buffer, Stream stream) override;
   void multiply(Buffer values, double factor, Stream stream) override;
+  void add(ConstBuffer values, Buffer sum, Stream stream) override;
+
+  // In mapped memory of the host, which stays at least as long as this device.
+  std::shared_ptr<SquaredError> make_squared_error() override;
+  int64_t squared_error_scratch_bytes() const override;
+  void add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
+                         Workspace workspace) override;
 
   std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
                                     int ranks_per_node) override;

@@ -37,6 +37,18 @@ class CudaLauncher final : public DeviceLauncher {
   void decode(const kernels::NoneDecodeJob& job, Stream stream) override {
     launch_on(ordinal_, [&] { kernels::cuda_decode_none(with_mapped_fault(job), stream.handle); });
   }
+  void encode(const kernels::QuantEncodeJob& job, Stream stream) override {
+    launch_on(ordinal_, [&] { kernels::cuda_encode_quant(job, stream.handle); });
+  }
+  void decode(const kernels::QuantDecodeJob& job, Stream stream) override {
+    launch_on(ordinal_, [&] { kernels::cuda_decode_quant(with_mapped_fault(job), stream.handle); });
+  }
+  void encode(const kernels::SparseEncodeJob& job, Stream stream) override {
+    launch_on(ordinal_, [&] { kernels::cuda_encode_sparse(job, stream.handle); });
+  }
+  void decode(const kernels::SparseDecodeJob& job, Stream stream) override {
+    launch_on(ordinal_, [&] { kernels::cuda_decode_sparse(with_mapped_fault(job), stream.handle); });
+  }
 
  private:
   template <typename DecodeJob>

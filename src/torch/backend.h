@@ -15,10 +15,12 @@
 #include <variant>
 #include <vector>
 
+#include "auto/chooser.h"
 #include "isthmus/communicator.h"
 #include "torch/backend_options.h"
 #include "torch/c10d_transport.h"
 #include "torch/cuda_side.h"
+#include "torch/exposure.h"
 #include "torch/fault_board.h"
 #include "torch/own_process.h"
 #include "torch/unit_tracking.h"
@@ -61,6 +63,9 @@ struct BackendStats {
 
 // Why a reduction in a backward pass that nobody labels, tags or declares a gradient goes to the world backend.
 inline constexpr const char* kUnlabelled = "not labelled, in a backward pass";
+// Why collectives go there with codec=auto.
+inline constexpr const char* kWorldFaster = "the world backend is faster";
+inline constexpr const char* kWorldGathersFaster = "the world backend gathers faster";
 
 // Constructs a backend over some ranks of another one; set by Python, which alone can construct Gloo backends.
 using SplitFunction = std::function<BackendPtr(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
@@ -196,6 +201,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
     c10::intrusive_ptr<WorkerWork> work;
     std::function<void(Communicator&)> run;
     bool sends = true;  // else it is this rank's own affair, and its failure, too
+    std::optional<uint64_t> exposed_unit;
   };
 
   void start_threads();
@@ -210,7 +216,13 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
                                     const c10d::ReduceOp& op);
   const char* why_not_recognised(const ReductionCall& call, const at::Tensor& output, const at::Tensor& input,
                                  bool reducible) const;
-  bool takes_two_tiers(const at::Tensor& output, const at::Tensor& input) const;
+  bool takes_two_tiers(const at::Tensor& output, const at::Tensor& input);
+  // codec=auto: whether it is left to the world backend; then that is counted. The first calls measure, and block.
+  bool world_reduces_faster(const Gradient& gradient, const at::Tensor& input);
+  bool world_gathers_faster(const at::Tensor& output);
+  const Measurements* measurements(const at::Tensor& like);
+  Measurements measure_tiers(DataType dtype);
+  void measure_world(DataType dtype, LinkSpeeds& links);
   WorkPtr submit_reduction(TwoTierCall call, const Gradient& gradient);
   WorkPtr submit_reduce_scatter(const at::Tensor& output, const at::Tensor& input, const Gradient& gradient,
                                 std::chrono::milliseconds timeout);
@@ -277,7 +289,8 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   const std::string no_cuda_;
   const std::unique_ptr<CudaSide> cuda_;  // null: for CPU tensors alone
   std::vector<std::shared_ptr<MessageTransport>> transports_;
-  std::unique_ptr<Communicator> communicator_;  // null where there are no two tiers
+  std::unique_ptr<Communicator> communicator_;                               // null where there are no two tiers
+  const std::shared_ptr<Exposure> exposure_ = std::make_shared<Exposure>();  // codec=auto; Works may outlive this
 
   std::mutex mutex_;                      // guards what follows
   std::condition_variable worker_wakes_;  // a job came, or stopping_
@@ -306,6 +319,8 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   std::optional<at::Device> device_;  // that the group is bound to
   std::map<std::string, int64_t> calls_;
   std::map<std::string, int64_t> exact_calls_;
+  std::map<DataType, Measurements> measurements_;  // codec=auto
+  std::map<uint64_t, UnitStats> world_units_;      // that it leaves to the world backend
 
   std::mutex explain_mutex_;
   std::mutex shutdown_mutex_;

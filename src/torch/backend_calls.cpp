@@ -14,10 +14,10 @@ Buffer byte_buffer(const at::Tensor& tensor) {
 
 }  // namespace
 
-bool BackendIsthmus::takes_two_tiers(const at::Tensor& output, const at::Tensor& input) const {
+bool BackendIsthmus::takes_two_tiers(const at::Tensor& output, const at::Tensor& input) {
   return two_tier() && values_.two_tier_all_gather && output.numel() > 0 && output.numel() >= values_.min_elements &&
          output.numel() == input.numel() * getSize() && output.scalar_type() == input.scalar_type() &&
-         output.layout() == at::kStrided && output.device() == input.device();
+         output.layout() == at::kStrided && output.device() == input.device() && !world_gathers_faster(output);
 }
 
 WorkPtr BackendIsthmus::submit_all_gather(const at::Tensor& output, const at::Tensor& input,

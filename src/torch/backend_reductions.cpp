@@ -113,6 +113,7 @@ int module_ordinal(BackendIsthmus& backend, const std::string& module_name, int6
 
 void set_identify_function(IdentifyFunction function) { identify_function() = std::move(function); }
 
+// With codec auto it may be left to the world backend, too.
 std::optional<BackendIsthmus::Gradient> BackendIsthmus::recognise(const at::Tensor& output, const at::Tensor& input,
                                                                   Collective collective, const ReduceOp& op) {
   if (!two_tier()) {
@@ -127,14 +128,19 @@ std::optional<BackendIsthmus::Gradient> BackendIsthmus::recognise(const at::Tens
   if (reducible && asks_for_ordinal(call)) {
     call.module_ordinal = module_ordinal(*this, call.label->module_name, input.numel());
   }
-  std::lock_guard lock(mutex_);
-  if (reducible) {
-    if (auto unit = units_.identify(call, {input.numel(), *dtype, collective})) {
-      return Gradient{std::move(unit->key), *scale, unit->why_exact};
+  std::optional<Gradient> gradient;
+  {
+    std::lock_guard lock(mutex_);
+    if (reducible) {
+      if (auto unit = units_.identify(call, {input.numel(), *dtype, collective})) {
+        gradient = Gradient{std::move(unit->key), *scale, unit->why_exact};
+      }
+    }
+    if (!gradient) {
+      ++exact_calls_[why_not_recognised(call, output, input, reducible)];
     }
   }
-  ++exact_calls_[why_not_recognised(call, output, input, reducible)];
-  return std::nullopt;
+  return gradient && !world_reduces_faster(*gradient, input) ? gradient : std::nullopt;
 }
 
 const char* BackendIsthmus::why_not_recognised(const ReductionCall& call, const at::Tensor& output,
@@ -158,6 +164,9 @@ WorkPtr BackendIsthmus::submit_reduction(TwoTierCall call, const Gradient& gradi
   const bool scatters = gradient.unit.collective == Collective::kReduceScatter;
   call.operation.operation = scatters ? "reduce-scatter" : "all-reduce";
   call.operation.unit = gradient.unit.name;
+  if (values_.codec == "auto") {
+    call.exposed_unit = gradient.unit.hash();
+  }
   call.operation.tensor = describe(call.input.numel(), call.input);
   call.type = scatters ? c10d::OpType::_REDUCE_SCATTER_BASE : c10d::OpType::ALLREDUCE;
   call.title = scatters ? "isthmus:reduce_scatter" : "isthmus:all_reduce";

@@ -22,6 +22,7 @@ void add(const Stats& device, Stats& total) {
   total.num_units += device.num_units;
   total.residual_bytes += device.residual_bytes;
   total.scratch_bytes += device.scratch_bytes;
+  total.units.insert(device.units.begin(), device.units.end());
 }
 
 }  // namespace
@@ -51,6 +52,7 @@ BackendStats BackendIsthmus::stats() {
   for (const auto& [reason, calls] : exact_calls_) {
     stats.path.exact_calls[reason] += calls;
   }
+  stats.path.units.insert(world_units_.begin(), world_units_.end());
   stats.notes = notes(stats.path);
   return stats;
 }
@@ -95,6 +97,7 @@ void BackendIsthmus::reset_stats() {
   std::lock_guard lock(mutex_);
   calls_.clear();
   exact_calls_.clear();
+  world_units_.clear();
   if (communicator_) {
     communicator_->reset_stats();
   }

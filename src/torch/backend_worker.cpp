@@ -26,6 +26,11 @@ WorkPtr BackendIsthmus::submit(TwoTierCall call) {
   job.timeout = call.timeout;
   job.work = c10::make_intrusive<WorkerWork>(getRank(), call.type, call.title, std::vector<at::Tensor>{call.input},
                                              std::vector<at::Tensor>{call.output});
+  job.exposed_unit = call.exposed_unit;
+  if (call.exposed_unit) {
+    job.work->tell_waits(
+        [exposure = exposure_, unit = *call.exposed_unit](double seconds) { exposure->add_wait(unit, seconds); });
+  }
   job.run = [call = std::move(call)](Communicator& communicator) {
     call.run(communicator, {});
     call.copy_back();
@@ -97,6 +102,7 @@ void BackendIsthmus::run_job(Job& job) {
     transport->set_deadline(Clock::now() + without_report(job.timeout));
   }
   wait_begins();
+  const auto begin = Clock::now();
   try {
     job.run(*communicator_);
   } catch (const std::exception& error) {
@@ -109,6 +115,9 @@ void BackendIsthmus::run_job(Job& job) {
     return;
   }
   wait_ends();
+  if (job.exposed_unit) {
+    exposure_->add_run(*job.exposed_unit, std::chrono::duration<double>(Clock::now() - begin).count());
+  }
   job.work->complete();
 }
 

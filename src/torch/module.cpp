@@ -5,6 +5,7 @@
 
 #include "isthmus/error.h"
 #include "torch/backend.h"
+#include "torch/module_simulated.h"
 #include "torch/module_units.h"
 
 namespace isthmus::torch_backend {
@@ -104,17 +105,33 @@ void bind_options(py::module_& module) {
   bind_field(type, "codec", &isthmus::Options::codec);
   bind_field(type, "tiers", &isthmus::Options::tiers);
   bind_field(type, "inter_tier", &isthmus::Options::inter_tier);
-  bind_field(type, "ratio", &isthmus::Options::ratio);
+  bind_field(type, "bits", &isthmus::Options::bits);
+  bind_field(type, "group_elements", &isthmus::Options::group_elements);
+  bind_field(type, "rotate", &isthmus::Options::rotate);
+  bind_field(type, "scale", &isthmus::Options::scale);
+  bind_field(type, "scale_type", &isthmus::Options::scale_type);
+  bind_field(type, "rounding", &isthmus::Options::rounding);
+  bind_field(type, "error_feedback", &isthmus::Options::error_feedback);
   bind_field(type, "sparsity", &isthmus::Options::sparsity);
+  bind_field(type, "value_type", &isthmus::Options::value_type);
+  bind_field(type, "ratio", &isthmus::Options::ratio);
+  bind_field(type, "cell_type", &isthmus::Options::cell_type);
   bind_field(type, "index_bits", &isthmus::Options::index_bits);
   bind_field(type, "block_elements", &isthmus::Options::block_elements);
   bind_field(type, "peel_rounds", &isthmus::Options::peel_rounds);
+  bind_field(type, "own_piece", &isthmus::Options::own_piece);
+  bind_field(type, "dense_steps", &isthmus::Options::dense_steps);
+  bind_field(type, "ramp_steps", &isthmus::Options::ramp_steps);
+  bind_field(type, "segments", &isthmus::Options::segments);
+  bind_field(type, "error_interval", &isthmus::Options::error_interval);
+  bind_field(type, "error_budget", &isthmus::Options::error_budget);
+  bind_field(type, "inter_gbit", &isthmus::Options::inter_gbit);
+  bind_field(type, "intra_gbit", &isthmus::Options::intra_gbit);
   bind_field(type, "units", &isthmus::Options::units);
   bind_field(type, "gradients", &isthmus::Options::gradients);
   bind_field(type, "min_elements", &isthmus::Options::min_elements);
   bind_field(type, "two_tier_all_gather", &isthmus::Options::two_tier_all_gather);
   bind_field(type, "max_units", &isthmus::Options::max_units);
-  bind_field(type, "device_timings", &isthmus::Options::device_timings);
   bind_field(type, "device_timings", &isthmus::Options::device_timings);
   bind_field(type, "log", &isthmus::Options::log);
 }
@@ -138,29 +155,51 @@ py::dict to_dict(const CodecCounts& counts) {
                   "estimated_elements"_a = counts.estimated_elements, "non_finite_blocks"_a = counts.non_finite_blocks);
 }
 
-// What a device did, or all of them.
+}  // namespace
+
+std::optional<double> ratio(double part, double whole) {
+  return whole > 0 ? std::optional(part / whole) : std::nullopt;
+}
+
+py::dict to_dict(const UnitStats& unit) {
+  using namespace py::literals;
+  const double packet_bits = 8.0 * static_cast<double>(unit.packet_bytes);
+  return py::dict("name"_a = unit.name, "collective"_a = to_string(unit.collective),
+                  "num_elements"_a = unit.num_elements, "codec"_a = unit.codec, "settings"_a = unit.settings,
+                  "reason"_a = unit.reason, "calls"_a = unit.calls, "coded_elements"_a = unit.coded_elements,
+                  "packet_bytes"_a = unit.packet_bytes,
+                  "bits_per_element"_a = ratio(packet_bits, static_cast<double>(unit.coded_elements)),
+                  "relative_squared_error"_a = ratio(unit.dropped_squares, unit.given_squares));
+}
+
 py::dict to_dict(const isthmus::Stats& path) {
   using namespace py::literals;
   py::dict collectives;
   for (int i = 0; i < kNumCollectives; ++i) {
     collectives[to_string(static_cast<Collective>(i))] = to_dict(path.collectives[i]);
   }
+  py::list units;
+  for (const auto& [hash, unit] : path.units) {
+    units.append(to_dict(unit));
+  }
   return py::dict("collectives"_a = collectives, "codec"_a = to_dict(path.codec),
                   "compressed_calls"_a = path.compressed_calls, "exact_calls"_a = path.exact_calls,
                   "skipped_steps"_a = path.skipped_steps, "skipped_elements"_a = path.skipped_elements,
                   "num_units"_a = path.num_units, "residual_bytes"_a = path.residual_bytes,
-                  "scratch_bytes"_a = path.scratch_bytes);
+                  "scratch_bytes"_a = path.scratch_bytes, "units"_a = units);
 }
+
+namespace {
 
 py::dict to_dict(const BackendStats& stats) {
   using namespace py::literals;
   py::dict devices;
   for (const auto& [device, path] : stats.devices) {
-    devices[device.c_str()] = to_dict(path);
+    devices[device.c_str()] = torch_backend::to_dict(path);
   }
   return py::dict("node_map"_a = stats.node_map, "node_map_source"_a = stats.node_map_source,
-                  "options"_a = stats.options, "calls"_a = stats.calls, **to_dict(stats.path), "devices"_a = devices,
-                  "notes"_a = stats.notes);
+                  "options"_a = stats.options, "calls"_a = stats.calls, **torch_backend::to_dict(stats.path),
+                  "devices"_a = devices, "notes"_a = stats.notes);
 }
 
 BackendStats stats_without_gil(BackendIsthmus& backend) {
@@ -253,6 +292,7 @@ PYBIND11_MODULE(_C, module) {
   bind_errors(module);
   bind_options(module);
   bind_backend(module);
+  bind_simulated_nodes(module);
   bind_functions(module);
 }
 

@@ -6,6 +6,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <string_view>
 #include <utility>
@@ -33,7 +34,12 @@ WorkerWork::WorkerWork(int rank, c10d::OpType type, const char* profiling_title,
 
 bool WorkerWork::wait(std::chrono::milliseconds timeout) {
   process_.require_this();
-  return Work::wait(timeout);
+  const auto begin = std::chrono::steady_clock::now();
+  const bool is_done = Work::wait(timeout);
+  if (waited_) {
+    waited_(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return is_done;
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> WorkerWork::getFuture() {

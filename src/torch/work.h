@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <utility>
 #include <vector>
 
 #include "torch/own_process.h"
@@ -30,6 +31,8 @@ class WorkerWork final : public c10d::Work {
   uint64_t getSequencenumber() const override { return sequence_number_; }
 
   void set_sequence_number(uint64_t number) { sequence_number_ = number; }
+  // Told how many seconds a wait() took. Before the Work is handed out.
+  void tell_waits(std::function<void(double seconds)> listener) { waited_ = std::move(listener); }
   void complete();
   void fail(std::exception_ptr error);
 
@@ -37,6 +40,7 @@ class WorkerWork final : public c10d::Work {
   const OwnProcess process_;
   std::vector<at::Tensor> outputs_;
   uint64_t sequence_number_ = 0;
+  std::function<void(double)> waited_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

@@ -23,6 +23,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -35,7 +36,8 @@ namespace isthmus::test {
 struct EmulatedGroupState {
   std::function<void(const char*)> wait;  // for the other threads; all name the same call
   std::unique_ptr<std::byte[]> shared;
-  std::vector<uint64_t> slots;  // one a thread, for collective calls
+  std::vector<uint64_t> slots;      // one a thread, for collective calls
+  std::vector<float> exchanged[2];  // one for 16 threads or a part of them, by turns
 };
 
 // A handle, as passes want it. See kernels/group.h for what the members mean.
@@ -65,6 +67,17 @@ class EmulatedGroup {
     return before;
   }
 
+  // One wait for each: the next exchange has other slots.
+  template <int kDistance>
+  float exchange(float value) {
+    static_assert(kDistance < 16);
+    std::vector<float>& slots = state_->exchanged[num_exchanges_++ % 2];
+    slots[thread_] = value;
+    wait("exchange");
+    return slots[thread_ ^ kDistance];
+  }
+  bool any_in_step(bool condition) { return any(condition); }
+
   bool is_last(uint32_t& arrived) {
     wait("is_last");
     bool last = false;
@@ -77,7 +90,10 @@ class EmulatedGroup {
     }
     return sum_of("is_last", last ? 1 : 0) != 0;
   }
-  void publish(uint32_t& word, uint32_t value) { std::atomic_ref(word).store(value, std::memory_order_release); }
+  template <typename Word>
+  void publish(Word& word, Word value) {
+    std::atomic_ref(word).store(value, std::memory_order_release);
+  }
 
   template <typename Word>
   Word fetch_or(Word& word, Word operand) {
@@ -125,6 +141,7 @@ class EmulatedGroup {
   int64_t num_groups_;
   int64_t thread_;
   int64_t size_;
+  int64_t num_exchanges_ = 0;
 };
 
 using EmulatedPass = std::function<void(EmulatedGroup&)>;
@@ -136,6 +153,9 @@ inline std::vector<EmulatedGroupState> make_group_states(int64_t num_groups, int
     state.shared.reset(new std::byte[shared_bytes]);
     std::memset(state.shared.get(), 0xa5, shared_bytes);
     state.slots.resize(num_threads);
+    for (std::vector<float>& slots : state.exchanged) {
+      slots.assign((num_threads + 15) / 16 * 16, std::numeric_limits<float>::quiet_NaN());
+    }
   }
   return groups;
 }

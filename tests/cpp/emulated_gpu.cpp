@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "codec/device_fault.h"
+#include "codec/squared_error.h"
 #include "emulated_launcher.h"
 
 namespace isthmus::test {
@@ -363,6 +364,19 @@ void EmulatedGpu::multiply(Buffer values, double factor, Stream stream) {
       value[i] = static_cast<float>(std::clamp(value[i] * factor, -kLargest, kLargest));
     }
   });
+}
+
+void EmulatedGpu::add(ConstBuffer values, Buffer sum, Stream stream) {
+  enqueue(stream, "add", {reads(values), writes(sum)},
+          [from = memory_->behind(values), to = memory_->behind(sum)] { isthmus::accumulate(from, to); });
+}
+
+int64_t EmulatedGpu::squared_error_scratch_bytes() const { return kSquaredErrorScratchBytes; }
+
+void EmulatedGpu::add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
+                                    Workspace workspace) {
+  launcher_->add_squared_error(make_squared_error_job(given, decoded, error.get(), workspace.scratch), error,
+                               workspace.stream);
 }
 
 // Codecs.

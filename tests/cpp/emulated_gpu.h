@@ -82,6 +82,11 @@ class EmulatedGpu final : public Device {
   void convert_scaled(ConstBuffer in, double scale, Buffer out, Stream stream) override;
   void clear(Buffer buffer, Stream stream) override;
   void multiply(Buffer values, double factor, Stream stream) override;
+  void add(ConstBuffer values, Buffer sum, Stream stream) override;
+  std::shared_ptr<SquaredError> make_squared_error() override { return std::make_shared<SquaredError>(); }
+  int64_t squared_error_scratch_bytes() const override;
+  void add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
+                         Workspace workspace) override;
   std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
                                     int ranks_per_node) override;
   DataType piece_dtype(DataType dtype) const override { return dtype; }

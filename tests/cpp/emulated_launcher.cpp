@@ -8,31 +8,25 @@
 #define ISTHMUS_KERNEL_NAMESPACE emulated
 
 #include "codec/device_fault.h"
-#include "emulated_device.h"
+#include "codec/squared_error.h"
 #include "kernels/none_sequence.h"
+#include "kernels/quant_sequence.h"
+#include "kernels/sparse_sequence.h"
 #include "kernels/tagc_sequence.h"
 #include "kernels/values_sequence.h"
+#include "one_thread.h"
 
 namespace isthmus::test {
 namespace {
 
 using kernels::NoneDecodeJob;
 using kernels::NoneEncodeJob;
+using kernels::QuantDecodeJob;
+using kernels::QuantEncodeJob;
+using kernels::SparseDecodeJob;
+using kernels::SparseEncodeJob;
 using kernels::TagcDecodeJob;
 using kernels::TagcEncodeJob;
-
-// An executor of passes (kernels/tagc_sequence.h) on one group of one thread, which never waits.
-struct OneThread {
-  void clear(void* memory, int64_t bytes) { std::memset(memory, 0, static_cast<size_t>(bytes)); }
-
-  template <typename Pass>
-  void run(const Pass& pass, int64_t /*max_groups*/, int64_t shared_bytes) {
-    std::vector<EmulatedGroupState> groups = make_group_states(1, 1, shared_bytes);
-    groups[0].wait = [](const char*) {};
-    EmulatedGroup group(groups.data(), 0, 1, 0, 1);
-    pass(group);
-  }
-};
 
 // Replaces addresses of the device by those behind them.
 class Translate {
@@ -89,11 +83,12 @@ void EmulatedGpu::Launcher::encode(const TagcEncodeJob& job, Stream stream) {
   translate(translated.counts);
   translate(translated.state);
   translate(translated.tie_counts);
+  translate(translated.peaks);
   translate(translated.parts);
   translate(translated.rows);
   translate(translated.slabs);
   gpu_.enqueue(stream, "encode tagc", uses, [translated] {
-    OneThread executor;
+    OneThreadExecutor executor;
     kernels::emulated::encode_tagc(executor, translated);
   });
 }
@@ -118,7 +113,7 @@ void EmulatedGpu::Launcher::decode(const TagcDecodeJob& job, Stream stream) {
   translate(translated.cells);
   translate(translated.slabs);
   gpu_.enqueue(stream, "decode tagc", uses, [this, translated] {
-    OneThread executor;
+    OneThreadExecutor executor;
     kernels::emulated::decode_tagc(executor, translated);
     show_fault();
   });
@@ -138,7 +133,7 @@ void EmulatedGpu::Launcher::encode(const NoneEncodeJob& job, Stream stream) {
   translate(translated.packet);
   translate(translated.parts);
   gpu_.enqueue(stream, "encode none", uses, [translated] {
-    OneThread executor;
+    OneThreadExecutor executor;
     kernels::emulated::encode_none(executor, translated);
   });
 }
@@ -159,10 +154,79 @@ void EmulatedGpu::Launcher::decode(const NoneDecodeJob& job, Stream stream) {
   translate(translated.state);
   translate(translated.parts);
   gpu_.enqueue(stream, "decode none", uses, [this, translated] {
-    OneThread executor;
+    OneThreadExecutor executor;
     kernels::emulated::decode_none(executor, translated);
     show_fault();
   });
+}
+
+template <typename Job, typename Encode>
+void EmulatedGpu::Launcher::encode_blocks(const char* what, const Job& job, Stream stream, Encode encode) {
+  const std::vector<MemoryUse> uses = {
+      reads_context(job.context),
+      reads(job.piece),
+      writes(job.residual, job.residual == nullptr ? 0 : 4 * job.shape.num_elements),
+      writes(job.packet, job.layout.end),
+      writes(job.arrived, sizeof(*job.arrived)),
+      writes_parts(job.parts),
+      adds_to(job.counts, sizeof(*job.counts)),
+  };
+  Job translated = job;
+  const Translate translate(gpu_.memory());
+  translate(translated.context);
+  translate(translated.piece);
+  translate(translated.residual);
+  translate(translated.packet);
+  translate(translated.counts);
+  translate(translated.arrived);
+  translate(translated.parts);
+  gpu_.enqueue(stream, what, uses, [translated, encode] {
+    OneThreadExecutor executor;
+    encode(executor, translated);
+  });
+}
+
+template <typename Job, typename Decode>
+void EmulatedGpu::Launcher::decode_blocks(const char* what, const Job& job, Stream stream, Decode decode) {
+  const std::vector<MemoryUse> uses = {
+      reads_context(job.context),
+      reads(job.packets, job.num_packets * job.layout.end),
+      writes(job.out, 4 * job.shape.num_elements * (job.to_places ? job.num_packets : 1)),
+      writes(job.state, sizeof(*job.state)),
+      writes_parts(job.parts, job.num_packets),
+  };
+  Job translated = job;
+  const Translate translate(gpu_.memory());
+  translate(translated.context);
+  translate(translated.packets);
+  translate(translated.out);
+  translate(translated.state);
+  translate(translated.parts);
+  gpu_.enqueue(stream, what, uses, [this, translated, decode] {
+    OneThreadExecutor executor;
+    decode(executor, translated);
+    show_fault();
+  });
+}
+
+void EmulatedGpu::Launcher::encode(const QuantEncodeJob& job, Stream stream) {
+  encode_blocks("encode quant", job, stream,
+                [](auto& executor, const auto& each) { kernels::emulated::encode_quant(executor, each); });
+}
+
+void EmulatedGpu::Launcher::decode(const QuantDecodeJob& job, Stream stream) {
+  decode_blocks("decode quant", job, stream,
+                [](auto& executor, const auto& each) { kernels::emulated::decode_quant(executor, each); });
+}
+
+void EmulatedGpu::Launcher::encode(const SparseEncodeJob& job, Stream stream) {
+  encode_blocks("encode sparse", job, stream,
+                [](auto& executor, const auto& each) { kernels::emulated::encode_sparse(executor, each); });
+}
+
+void EmulatedGpu::Launcher::decode(const SparseDecodeJob& job, Stream stream) {
+  decode_blocks("decode sparse", job, stream,
+                [](auto& executor, const auto& each) { kernels::emulated::decode_sparse(executor, each); });
 }
 
 void EmulatedGpu::Launcher::show_fault() {
@@ -184,8 +248,26 @@ kernels::DeviceCounts EmulatedGpu::Launcher::read_counts() {
 void EmulatedGpu::Launcher::end_step(bool skipped, Stream stream) {
   auto* behind = static_cast<kernels::DeviceCounts*>(gpu_.memory().behind(counts_.get()));
   gpu_.enqueue(stream, "end of step", {writes(counts_.get(), sizeof(*behind))}, [behind, skipped] {
-    OneThread executor;
+    OneThreadExecutor executor;
     kernels::emulated::end_step(executor, behind, skipped);
+  });
+}
+
+void EmulatedGpu::Launcher::add_squared_error(const kernels::SquaredErrorJob& job,
+                                              const std::shared_ptr<SquaredError>& error, Stream stream) {
+  const std::vector<MemoryUse> uses = {
+      reads(job.given, 4 * job.num_elements),
+      reads(job.decoded, 4 * job.num_elements),
+      writes(job.parts, kSquaredErrorScratchBytes),
+  };
+  kernels::SquaredErrorJob translated = job;
+  const Translate translate(gpu_.memory());
+  translate(translated.given);
+  translate(translated.decoded);
+  translate(translated.parts);
+  gpu_.enqueue(stream, "squared error", uses, [translated, error] {
+    OneThreadExecutor executor;
+    kernels::emulated::add_squared_error(executor, translated);
   });
 }
 

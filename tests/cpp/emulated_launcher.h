@@ -1,9 +1,11 @@
 // The device codecs of an emulated GPU: what they count and find wrong.
 #pragma once
 
+#include <memory>
 #include <mutex>
 
 #include "emulated_gpu.h"
+#include "kernels/squared_error_job.h"
 
 namespace isthmus::test {
 
@@ -17,6 +19,10 @@ class EmulatedGpu::Launcher final : public DeviceLauncher {
   void decode(const kernels::TagcDecodeJob& job, Stream stream) override;
   void encode(const kernels::NoneEncodeJob& job, Stream stream) override;
   void decode(const kernels::NoneDecodeJob& job, Stream stream) override;
+  void encode(const kernels::QuantEncodeJob& job, Stream stream) override;
+  void decode(const kernels::QuantDecodeJob& job, Stream stream) override;
+  void encode(const kernels::SparseEncodeJob& job, Stream stream) override;
+  void decode(const kernels::SparseDecodeJob& job, Stream stream) override;
 
   kernels::DeviceCounts* counts() { return static_cast<kernels::DeviceCounts*>(counts_.get()); }
   kernels::DeviceFault* fault() { return &fault_; }
@@ -24,11 +30,19 @@ class EmulatedGpu::Launcher final : public DeviceLauncher {
   kernels::DeviceCounts read_counts();
 
   void end_step(bool skipped, Stream stream);
+  // error: the host's memory behind the job's totals.
+  void add_squared_error(const kernels::SquaredErrorJob& job, const std::shared_ptr<SquaredError>& error,
+                         Stream stream);
 
   // What the host sees now.
   kernels::DeviceFault fault_seen_by_host();
 
  private:
+  // Of codecs that need no memory between their passes but checksums and counters. encode(executor, translated job)
+  template <typename Job, typename Encode>
+  void encode_blocks(const char* what, const Job& job, Stream stream, Encode encode);
+  template <typename Job, typename Decode>
+  void decode_blocks(const char* what, const Job& job, Stream stream, Decode decode);
   void show_fault();
 
   EmulatedGpu& gpu_;

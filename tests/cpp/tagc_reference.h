@@ -11,6 +11,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct TagcParameters {
   int64_t peel_rounds = 64;
   uint64_t unit_hash = 0;
   uint64_t step = 0;
+  std::string cell_type = "fp32";
 };
 
 inline uint32_t magnitude(float value) { return std::bit_cast<uint32_t>(value) & 0x7fffffff; }
@@ -31,8 +33,21 @@ inline int64_t blocks_of(int64_t num_elements, int64_t block_elements) {
   return (num_elements + block_elements - 1) / block_elements;
 }
 
-inline int64_t rows_of(int64_t num_blocks, double ratio) {
-  return num_blocks == 0 ? 0 : std::max<int64_t>(3, static_cast<int64_t>(std::ceil(num_blocks / ratio)));
+inline int64_t keep_of(const TagcParameters& parameters, int64_t num_elements) {
+  const auto share = static_cast<int64_t>(std::floor((1 - parameters.sparsity) * num_elements + 1e-6));
+  return std::min(num_elements, std::max<int64_t>(1, share));
+}
+
+inline int64_t rows_of(const TagcParameters& parameters, int64_t num_elements, int64_t columns) {
+  if (num_elements == 0) {
+    return 0;
+  }
+  if (parameters.ratio == 0) {
+    const double keys = static_cast<double>(keep_of(parameters, num_elements)) / static_cast<double>(columns);
+    return static_cast<int64_t>(std::ceil((keys + 4 * std::sqrt(keys)) / .8 + 6));
+  }
+  const auto blocks = static_cast<double>(blocks_of(num_elements, columns));
+  return std::max<int64_t>(3, static_cast<int64_t>(std::ceil(blocks / parameters.ratio)));
 }
 
 // The geometry of one piece, and the place of each element in the sketch.
@@ -41,7 +56,7 @@ class TagcGeometry {
   TagcGeometry(const TagcParameters& parameters, int64_t num_elements)
       : parameters_(parameters), num_elements_(num_elements), columns_(parameters.block_elements) {
     if (columns_ == 0) {
-      for (columns_ = 1024; columns_ > 64 && rows_of(blocks_of(num_elements, columns_), parameters.ratio) < 96;) {
+      for (columns_ = 1024; columns_ > 64 && rows_of(parameters, num_elements, columns_) < 96;) {
         columns_ /= 2;
       }
     }
@@ -50,13 +65,10 @@ class TagcGeometry {
   int64_t num_elements() const { return num_elements_; }
   int64_t columns() const { return columns_; }
   int64_t num_blocks() const { return blocks_of(num_elements_, columns_); }
-  int64_t num_rows() const { return rows_of(num_blocks(), parameters_.ratio); }
+  int64_t num_rows() const { return rows_of(parameters_, num_elements_, columns_); }
   int64_t num_cells() const { return num_rows() * columns_; }
   int64_t index_words() const { return num_blocks() * columns_ / 64; }
-  int64_t keep() const {
-    const auto share = static_cast<int64_t>(std::floor((1 - parameters_.sparsity) * num_elements_ + 1e-6));
-    return std::min(num_elements_, std::max<int64_t>(1, share));
-  }
+  int64_t keep() const { return keep_of(parameters_, num_elements_); }
 
   uint64_t hash(int64_t block, int i) const {
     const uint64_t seed = parameters_.unit_hash ^ ((parameters_.step + 1) * 0xd1342543de82ef95);
@@ -185,13 +197,90 @@ inline Chosen choose(const TagcGeometry& geometry, const std::vector<float>& pie
   return chosen;
 }
 
-// residual becomes the sum where nothing was sent, and 0 where it was; blocks with a flag keep theirs.
-inline void update_residual(const TagcGeometry& geometry, const Chosen& chosen, std::vector<float>& residual) {
+// A value as a cell holds it.
+struct CodedValue {
+  uint32_t pattern;
+  float value;
+};
+
+// The multiple of `unit` that is nearest to `value` (of two the even one), but not beyond `largest`.
+inline double round_to(double value, double unit, double largest) {
+  const double rounded = std::nearbyint(value / unit) * unit;
+  return std::clamp(rounded, -largest, largest);
+}
+
+// Rounded to a floating type with `digits` binary digits, whose smallest normal number is 2^`smallest`.
+inline double round_to_digits(double value, int digits, int smallest, double largest) {
+  const int exponent = value == 0 ? smallest : std::max(std::ilogb(value), smallest);
+  return round_to(value, std::ldexp(1, exponent - digits + 1), largest);
+}
+
+// The bits of a number that float16 has.
+inline uint32_t float16_bits(double value) {
+  const double size = std::fabs(value);
+  const int exponent = size == 0 ? -14 : std::max(std::ilogb(size), -14);
+  const auto digits = static_cast<uint32_t>(std::ldexp(size, 10 - exponent));  // 1024 to 2047, less for denormals
+  return (std::signbit(value) ? 0x8000U : 0U) + (static_cast<uint32_t>(exponent + 14) << 10) + digits;
+}
+
+// The byte that scales a block's values: the biased exponent of the largest one, but at least 1. 0 without values.
+inline int scale_of(const std::vector<float>& values) {
+  float largest = 0;
+  for (const float value : values) {
+    largest = std::max(largest, std::fabs(value));
+  }
+  return largest == 0 ? 0 : std::max(1, std::ilogb(largest) + 127);
+}
+
+inline CodedValue code(float value, const std::string& cell_type, int scale) {
+  if (cell_type == "bf16") {
+    const auto rounded = static_cast<float>(round_to_digits(value, 8, -126, 0x1.fep127));
+    return {std::bit_cast<uint32_t>(rounded) >> 16, rounded};
+  }
+  if (cell_type == "fp16") {
+    const int up = 141 - scale;  // the largest becomes 2^14 and more, less than 2^15
+    const double rounded = round_to_digits(std::ldexp(value, up), 11, -14, 32752);
+    return {float16_bits(rounded), static_cast<float>(std::ldexp(rounded, -up))};
+  }
+  if (cell_type == "int8") {
+    const int up = 133 - scale;  // the largest becomes 64 and more, less than 128
+    const double rounded = round_to(std::ldexp(value, up), 1, 127);
+    return {static_cast<uint8_t>(static_cast<int8_t>(rounded)), static_cast<float>(std::ldexp(rounded, -up))};
+  }
+  return {std::bit_cast<uint32_t>(value), value};
+}
+
+// residual becomes the sum where nothing was sent, and what rounding lost where something was (nothing in float32);
+// blocks with a flag keep theirs.
+inline void update_residual(const TagcGeometry& geometry, const Chosen& chosen,
+                            const std::map<int64_t, CodedValue>& sent, std::vector<float>& residual) {
   for (int64_t i = 0; i < geometry.num_elements(); ++i) {
     if (chosen.flagged_blocks.count(i / geometry.columns()) == 0) {
-      residual[i] = chosen.kept.count(i) != 0 ? 0.0F : chosen.sums[i];
+      residual[i] = sent.count(i) != 0 ? chosen.sums[i] - sent.at(i).value : chosen.sums[i];
     }
   }
+}
+
+// A byte for each block.
+inline std::vector<uint8_t> scales_of(const TagcGeometry& geometry, const Chosen& chosen) {
+  std::vector<std::vector<float>> values(geometry.num_blocks());
+  for (const int64_t element : chosen.kept) {
+    values[element / geometry.columns()].push_back(chosen.sums[element]);
+  }
+  std::vector<uint8_t> scales;
+  for (const std::vector<float>& of_block : values) {
+    scales.push_back(static_cast<uint8_t>(scale_of(of_block)));
+  }
+  return scales;
+}
+
+inline std::map<int64_t, CodedValue> code_kept(const TagcGeometry& geometry, const Chosen& chosen,
+                                               const std::string& cell_type, const std::vector<uint8_t>& scales) {
+  std::map<int64_t, CodedValue> coded;
+  for (const int64_t element : chosen.kept) {
+    coded[element] = code(chosen.sums[element], cell_type, scales[element / geometry.columns()]);
+  }
+  return coded;
 }
 
 template <typename T>
@@ -240,16 +329,23 @@ inline TwoTierResult encode_two_tier(const TagcParameters& parameters, const std
   Chosen chosen = choose(geometry, piece, residual);
   const size_t num_chosen = chosen.kept.size();
   chosen.kept = choose_peelable(geometry, chosen.kept, parameters.peel_rounds, parameters.step);
-  update_residual(geometry, chosen, residual);
+  const std::vector<uint8_t> scales = scales_of(geometry, chosen);
+  const std::map<int64_t, CodedValue> sent = code_kept(geometry, chosen, parameters.cell_type, scales);
+  update_residual(geometry, chosen, sent, residual);
 
+  const std::vector<std::string> cell_types = {"fp32", "bf16", "fp16", "int8"};
+  const auto type = std::find(cell_types.begin(), cell_types.end(), parameters.cell_type) - cell_types.begin();
+  const int64_t cell_bytes = std::array{4, 2, 2, 1}[type];
+  const bool is_scaled = type >= 2;
   const auto up = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
   const int64_t flags_offset = 64;
   const int64_t index_offset = flags_offset + up((geometry.num_blocks() + 63) / 64 * 8);
-  const int64_t sketch_offset = index_offset + up(geometry.index_words() * 8);
+  const int64_t scales_offset = index_offset + up(geometry.index_words() * 8);
+  const int64_t sketch_offset = scales_offset + (is_scaled ? up(geometry.num_blocks()) : 0);
   TwoTierResult result;
-  result.packet.resize(sketch_offset + geometry.num_cells() * 4);
+  result.packet.resize(sketch_offset + geometry.num_cells() * cell_bytes);
   put<uint32_t>(result.packet, 0, 0x4d485349);
-  put<uint8_t>(result.packet, 4, 3);  // version
+  put<uint8_t>(result.packet, 4, 4);  // version
   put<uint8_t>(result.packet, 5, 2);  // codec tagc
   put<uint8_t>(result.packet, 6, 1);  // float32
   put<uint64_t>(result.packet, 8, parameters.unit_hash);
@@ -257,6 +353,7 @@ inline TwoTierResult encode_two_tier(const TagcParameters& parameters, const std
   put<uint64_t>(result.packet, 24, piece.size());
   put<uint8_t>(result.packet, 32, static_cast<uint8_t>(std::log2(geometry.columns())));
   put<uint16_t>(result.packet, 33, static_cast<uint16_t>(parameters.peel_rounds));
+  put<uint8_t>(result.packet, 35, static_cast<uint8_t>(type));
   put<uint32_t>(result.packet, 36, static_cast<uint32_t>(geometry.num_rows()));
   for (const int64_t block : chosen.flagged_blocks) {
     set_bit(result.packet, flags_offset, block);
@@ -265,15 +362,19 @@ inline TwoTierResult encode_two_tier(const TagcParameters& parameters, const std
     set_bit(result.packet, index_offset, element);
     result.arrives[element] = std::numeric_limits<float>::quiet_NaN();
   }
-  std::vector<uint32_t> cells(geometry.num_cells());
-  for (const int64_t element : chosen.kept) {
+  if (is_scaled) {
+    std::copy(scales.begin(), scales.end(), result.packet.begin() + scales_offset);
+  }
+  for (const auto& [element, coded] : sent) {
     set_bit(result.packet, index_offset, element);
-    result.arrives[element] = chosen.sums[element];
+    result.arrives[element] = coded.value;
     for (int i = 0; i < 3; ++i) {
-      cells[geometry.cell(element, i)] ^= std::bit_cast<uint32_t>(chosen.sums[element]);
+      const int64_t cell_offset = sketch_offset + geometry.cell(element, i) * cell_bytes;
+      for (int64_t byte = 0; byte < cell_bytes; ++byte) {
+        result.packet[cell_offset + byte] ^= static_cast<uint8_t>(coded.pattern >> (8 * byte));
+      }
     }
   }
-  std::copy_n(reinterpret_cast<const uint8_t*>(cells.data()), cells.size() * 4, result.packet.begin() + sketch_offset);
   put<uint64_t>(result.packet, 40, checksum_of_docs(result.packet, 48));
   result.kept_elements = static_cast<int64_t>(chosen.kept.size());
   result.held_back_elements = static_cast<int64_t>(num_chosen - chosen.kept.size());
@@ -290,7 +391,7 @@ inline FlatChunk encode_flat(const TagcParameters& parameters, const std::vector
                              std::vector<float>& residual) {
   const TagcGeometry geometry(parameters, static_cast<int64_t>(chunk.size()));
   const Chosen chosen = choose(geometry, chunk, residual);
-  update_residual(geometry, chosen, residual);
+  update_residual(geometry, chosen, code_kept(geometry, chosen, "fp32", scales_of(geometry, chosen)), residual);
   FlatChunk result;
   result.index.resize(geometry.num_blocks() * geometry.columns());
   result.sketch.resize(geometry.num_cells());

@@ -181,7 +181,7 @@ TEST(Communicator, RefusesUnevenNodes) {
 TEST(Communicator, RefusesTiersAndOptionsThatDoNotFit) {
   const NodeMap map = NodeMap::parse("2x2", 4);
   InProcessHub hub(map);
-  Options options;
+  Options options = lossy_options();
   EXPECT_THROW(Communicator(map, 4, hub.tiers(map, 0), options), Error);
   EXPECT_THROW(Communicator(map, 1, hub.tiers(map, 0), options), Error) << "another rank's tiers";
   EXPECT_THROW(Communicator(map, 0, {}, options), Error) << "no tiers";
@@ -191,7 +191,7 @@ TEST(Communicator, RefusesTiersAndOptionsThatDoNotFit) {
   options.tiers = "flat";
   EXPECT_THROW(Communicator(map, 0, without_flat, options), Error);
   options = Options();
-  options.ratio = 0;
+  options.ratio = 0.5;
   EXPECT_THROW(Communicator(map, 0, hub.tiers(map, 0), options), OptionError);
 }
 

@@ -141,7 +141,7 @@ TEST(None, ForeignPacketsAreRefusedAndTheFieldIsNamed) {
   };
   for (const auto& [byte, field] :
        {Case{0, "magic"}, Case{4, "version"}, Case{5, "codec"}, Case{6, "dtype"}, Case{8, "unit"}, Case{16, "step"},
-        Case{24, "number of elements"}, Case{32, "settings"}, Case{7, "flags"}}) {
+        Case{24, "number of elements"}, Case{32, "settings"}, Case{7, "segment"}}) {
     std::vector<std::byte> foreign = packet;
     foreign[byte] ^= std::byte{0x80};
     Array out(2, DataType::kFloat32);

@@ -26,6 +26,7 @@ using test::random_values;
 
 constexpr PacketContext kContext{0x0123456789abcdef, 42};
 const kernels::DeviceContext kDeviceContext{kContext.unit_hash, kContext.step};
+constexpr PacketContext kOnDevice = {.on_device = &kDeviceContext};  // unit and step are read there
 
 // Dirty, and aligned to 8 bytes.
 std::vector<uint64_t> dirty_words(int64_t bytes) {
@@ -45,10 +46,10 @@ std::vector<uint64_t> encode_on_cpu(DataType wire, int ranks_per_node, const Arr
 std::vector<uint64_t> encode_on_device(DataType wire, int ranks_per_node, const Array& piece) {
   const NoneDevice codec(wire, ranks_per_node);
   std::vector<uint64_t> packet = dirty_words(codec.packet_bytes(piece.view().num_elements));
-  std::vector<uint64_t> scratch = dirty_words(NoneDevice::encode_scratch_bytes());
+  std::vector<uint64_t> scratch = dirty_words(NoneDevice::encode_scratch_bytes(0));
   EmulatedDevice device(37, 2, 1);
-  kernels::emulated::encode_none(device,
-                                 codec.encode_job(piece.view(), bytes_of(packet), &kDeviceContext, bytes_of(scratch)));
+  kernels::emulated::encode_none(
+      device, codec.encode_job({piece.view(), {}, bytes_of(packet), kOnDevice, nullptr, bytes_of(scratch)}));
   EXPECT_EQ(device.num_passes(), 2);
   return packet;
 }
@@ -56,11 +57,11 @@ std::vector<uint64_t> encode_on_device(DataType wire, int ranks_per_node, const 
 kernels::DeviceFault decode_on_device(DataType wire, int ranks_per_node, std::vector<uint64_t>& packets,
                                       int num_packets, Array& out) {
   const NoneDevice codec(wire, ranks_per_node);
-  std::vector<uint64_t> scratch = dirty_words(NoneDevice::decode_scratch_bytes(num_packets));
+  std::vector<uint64_t> scratch = dirty_words(NoneDevice::decode_scratch_bytes({out.view().num_elements, num_packets}));
   kernels::DeviceFault fault;
   EmulatedDevice device(37, 3, 2);
-  kernels::emulated::decode_none(device, codec.decode_job(bytes_of(packets), num_packets, out.buffer(), &kDeviceContext,
-                                                          &fault, bytes_of(scratch)));
+  kernels::emulated::decode_none(device, codec.decode_job({bytes_of(packets), num_packets, out.buffer(),
+                                                           /*to_places=*/false, kOnDevice, &fault, bytes_of(scratch)}));
   EXPECT_EQ(device.num_passes(), 2);
   return fault;
 }
@@ -100,19 +101,21 @@ TEST(NoneDevice, AnyAlignmentGivesTheSame) {
       std::vector<uint64_t> expected = dirty_words(packet_bytes);
       NoneCodec(wire, 2).encode(piece, {}, bytes_of(expected), kContext, {});
       std::vector<uint64_t> packet = dirty_words(8 + packet_bytes);
-      std::vector<uint64_t> scratch = dirty_words(NoneDevice::encode_scratch_bytes());
+      std::vector<uint64_t> scratch = dirty_words(NoneDevice::encode_scratch_bytes(0));
       const Buffer late = bytes_of(packet).slice(8, packet_bytes);
       EmulatedDevice device(33, 2, 1);
-      kernels::emulated::encode_none(device, codec.encode_job(piece, late, &kDeviceContext, bytes_of(scratch)));
+      kernels::emulated::encode_none(device,
+                                     codec.encode_job({piece, {}, late, kOnDevice, nullptr, bytes_of(scratch)}));
       ASSERT_EQ(std::vector<uint64_t>(packet.begin() + 1, packet.end()), expected);
 
       Array expected_sums(random_values(count + 1, 7), accumulate_dtype(wire));
       Array sums = expected_sums;
       NoneCodec(wire, 2).decode_sum(bytes_of(expected), 1, expected_sums.buffer().slice(1, count), kContext, {});
       kernels::DeviceFault fault;
-      std::vector<uint64_t> decode_scratch = dirty_words(NoneDevice::decode_scratch_bytes(1));
-      kernels::emulated::decode_none(device, codec.decode_job(late, 1, sums.buffer().slice(1, count), &kDeviceContext,
-                                                              &fault, bytes_of(decode_scratch)));
+      std::vector<uint64_t> decode_scratch = dirty_words(NoneDevice::decode_scratch_bytes({0}));
+      kernels::emulated::decode_none(
+          device, codec.decode_job({late, 1, sums.buffer().slice(1, count), /*to_places=*/false, kOnDevice, &fault,
+                                    bytes_of(decode_scratch)}));
       EXPECT_EQ(fault.code, kernels::DeviceFault::kNone);
       EXPECT_EQ(sums.bytes(), expected_sums.bytes());
     }
@@ -152,11 +155,13 @@ TEST(NoneDevice, EachPacketToItsPlace) {
         packets.insert(packets.end(), packet.begin(), packet.end());
       }
       Array out(random_values(kPackets * count, 8), accumulate_dtype(wire));
-      std::vector<uint64_t> scratch = dirty_words(NoneDevice::decode_scratch_bytes(kPackets));
+      std::vector<uint64_t> scratch =
+          dirty_words(NoneDevice::decode_scratch_bytes({count, kPackets, /*to_places=*/true}));
       kernels::DeviceFault fault;
       EmulatedDevice device(37, 3, 2);
-      kernels::emulated::decode_none(device, codec.decode_each_job(bytes_of(packets), kPackets, out.buffer(),
-                                                                   &kDeviceContext, &fault, bytes_of(scratch)));
+      kernels::emulated::decode_none(
+          device, codec.decode_job({bytes_of(packets), kPackets, out.buffer(), /*to_places=*/true, kOnDevice, &fault,
+                                    bytes_of(scratch)}));
       EXPECT_EQ(fault.code, kernels::DeviceFault::kNone);
       EXPECT_EQ(device.num_passes(), 2);
       EXPECT_EQ(out.bytes(), expected.bytes());
@@ -169,17 +174,17 @@ TEST(NoneDevice, ThreadsAtOnce) {
   const NoneDevice codec(DataType::kBFloat16, 1);
   const Array piece(random_values(6000, 3), DataType::kFloat32);
   std::vector<uint64_t> packet = dirty_words(codec.packet_bytes(6000));
-  std::vector<uint64_t> scratch = dirty_words(NoneDevice::decode_scratch_bytes(1));
+  std::vector<uint64_t> scratch = dirty_words(NoneDevice::decode_scratch_bytes({0}));
   EmulatedDevice device(3, 3, 1, EmulatedDevice::Threads::kAtOnce);
-  kernels::emulated::encode_none(device,
-                                 codec.encode_job(piece.view(), bytes_of(packet), &kDeviceContext, bytes_of(scratch)));
+  kernels::emulated::encode_none(
+      device, codec.encode_job({piece.view(), {}, bytes_of(packet), kOnDevice, nullptr, bytes_of(scratch)}));
   EXPECT_EQ(packet, encode_on_cpu(DataType::kBFloat16, 1, piece));
   packet[50] ^= 1;
   Array out(6000, DataType::kFloat32);
   kernels::DeviceFault fault;
   kernels::DeviceFault mapped;
   kernels::NoneDecodeJob job =
-      codec.decode_job(bytes_of(packet), 1, out.buffer(), &kDeviceContext, &fault, bytes_of(scratch));
+      codec.decode_job({bytes_of(packet), 1, out.buffer(), /*to_places=*/false, kOnDevice, &fault, bytes_of(scratch)});
   job.mapped_fault = &mapped;
   kernels::emulated::decode_none(device, job);
   EXPECT_EQ(mapped.reported, 1U);
@@ -226,18 +231,21 @@ TEST(NoneDevice, DamageIsNamedAsOnCpu) {
 TEST(NoneDevice, RejectsWrongBuffers) {
   const NoneDevice codec(DataType::kBFloat16, 1);
   std::vector<uint64_t> packet = dirty_words(codec.packet_bytes(4));
-  std::vector<uint64_t> scratch = dirty_words(NoneDevice::encode_scratch_bytes());
-  EXPECT_THROW(
-      codec.encode_job(Array(4, DataType::kFloat64).view(), bytes_of(packet), &kDeviceContext, bytes_of(scratch)),
-      Error);
-  EXPECT_THROW(
-      codec.encode_job(Array(5, DataType::kFloat32).view(), bytes_of(packet), &kDeviceContext, bytes_of(scratch)),
-      Error);
-  Array out(4, DataType::kBFloat16);
-  EXPECT_THROW(codec.decode_job(bytes_of(packet), 1, out.buffer(), &kDeviceContext, nullptr, bytes_of(scratch)), Error);
-  Array sums(5, DataType::kFloat32);
-  EXPECT_THROW(codec.decode_each_job(bytes_of(packet), 2, sums.buffer(), &kDeviceContext, nullptr, bytes_of(scratch)),
+  std::vector<uint64_t> scratch = dirty_words(NoneDevice::encode_scratch_bytes(0));
+  EXPECT_THROW(codec.encode_job(
+                   {Array(4, DataType::kFloat64).view(), {}, bytes_of(packet), kOnDevice, nullptr, bytes_of(scratch)}),
                Error);
+  EXPECT_THROW(codec.encode_job(
+                   {Array(5, DataType::kFloat32).view(), {}, bytes_of(packet), kOnDevice, nullptr, bytes_of(scratch)}),
+               Error);
+  Array out(4, DataType::kBFloat16);
+  EXPECT_THROW(
+      codec.decode_job({bytes_of(packet), 1, out.buffer(), /*to_places=*/false, kOnDevice, nullptr, bytes_of(scratch)}),
+      Error);
+  Array sums(5, DataType::kFloat32);
+  EXPECT_THROW(
+      codec.decode_job({bytes_of(packet), 2, sums.buffer(), /*to_places=*/true, kOnDevice, nullptr, bytes_of(scratch)}),
+      Error);
 }
 
 }  // namespace

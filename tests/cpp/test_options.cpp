@@ -50,8 +50,10 @@ TEST(Options, DefaultsAreValidAndPrintEveryFieldInOrder) {
   const Options options;
   EXPECT_NO_THROW(options.validate());
   EXPECT_EQ(options.to_string(),
-            "nodes=\"\" codec=tagc tiers=two inter_tier=gloo ratio=10 sparsity=0.9875 index_bits=1 block_elements=0 "
-            "peel_rounds=64 "
+            "nodes=\"\" codec=quant tiers=two inter_tier=gloo bits=4 group_elements=128 rotate=true scale=least_error "
+            "scale_type=bf16 rounding=nearest error_feedback=codec sparsity=0.9875 value_type=bf16 ratio=10 "
+            "cell_type=fp32 index_bits=1 block_elements=0 peel_rounds=64 own_piece=exact dense_steps=0 ramp_steps=0 "
+            "segments=0 error_interval=100 error_budget=0 inter_gbit=0 intra_gbit=0 "
             "units=* gradients=labelled min_elements=65536 two_tier_all_gather=true max_units=4096 "
             "device_timings=false log=warning");
 }
@@ -78,10 +80,27 @@ struct Range {
 TEST(Options, RangesAtTheirEdges) {
   const std::vector<Range> ranges = {
       {"nodes", {"", "2x4", "0,1|2,3"}, {}},
-      {"codec", {"none", "tagc"}, {"", "TAGC", "tagc ", "zstd"}},
+      {"codec", {"none", "tagc", "quant", "sparse", "auto"}, {"", "TAGC", "tagc ", "zstd"}},
       {"tiers", {"two", "flat"}, {"", "2", "three"}},
       {"inter_tier", {"gloo", "mpi"}, {"", "nccl", "MPI"}},
-      {"ratio", {"1", "64", "2.5"}, {"0.999", "64.001", "nan", "inf", "-2", "", "10x", " 10"}},
+      {"bits", {"0", "1", "2", "3", "4", "8"}, {"-1", "5", "7", "16", "2.5", ""}},
+      {"group_elements", {"32", "128", "512"}, {"0", "16", "96", "1024", "-32"}},
+      {"rotate", {"1", "false"}, {"", "2", "on"}},
+      {"scale", {"absmax", "least_error", "unbiased"}, {"", "max", "least error"}},
+      {"scale_type", {"bf16", "fp32"}, {"", "fp16"}},
+      {"rounding", {"nearest", "stochastic"}, {"", "up"}},
+      {"error_feedback", {"codec", "on", "off"}, {"", "true"}},
+      {"value_type", {"fp32", "bf16", "int8"}, {"", "fp16"}},
+      {"cell_type", {"fp32", "bf16", "fp16", "int8"}, {"", "fp8"}},
+      {"own_piece", {"exact", "coded"}, {"", "none"}},
+      {"dense_steps", {"0", "1000000"}, {"-1", "5%"}},
+      {"ramp_steps", {"0", "1000000"}, {"-1", ""}},
+      {"segments", {"0", "64"}, {"-1", "65"}},
+      {"error_interval", {"0", "1"}, {"-1", "1.5"}},
+      {"error_budget", {"0", "0.01", "1"}, {"-0.1", "1.1", "nan", "1%"}},
+      {"inter_gbit", {"0", "0.05", "100000"}, {"-1", "100001", "nan", "1gbit"}},
+      {"intra_gbit", {"0", "3600"}, {"-0.1", "inf", ""}},
+      {"ratio", {"0", "1", "64", "2.5"}, {"0.999", "64.001", "nan", "inf", "-2", "", "10x", " 10"}},
       {"sparsity", {"0", "0.9875", "0.999999"}, {"1", "-0.001", "nan", "98.75%", ""}},
       {"index_bits", {"1", "4"}, {"0", "2", "8", "4.0"}},
       {"block_elements", {"0", "64", "1024", "4096"}, {"32", "63", "96", "8192", "-64"}},
@@ -137,7 +156,7 @@ TEST(Options, EnvironmentOverridesDefaults) {
   EXPECT_EQ(options.nodes, "2x2");
   EXPECT_EQ(options.ratio, 4);
   EXPECT_FALSE(options.two_tier_all_gather);
-  EXPECT_EQ(options.codec, "tagc") << "an empty variable is as good as none";
+  EXPECT_EQ(options.codec, "quant") << "an empty variable is as good as none";
 }
 
 TEST(Options, EnvironmentNamesTheVariable) {

@@ -40,8 +40,8 @@ Options options_of(Level level, int64_t block_elements = 0, int64_t peel_rounds 
 }
 
 reference::TagcParameters parameters_of(const Options& options, PacketContext context = kContext) {
-  return {options.ratio,       options.sparsity,  options.block_elements,
-          options.peel_rounds, context.unit_hash, context.step};
+  return {options.ratio,     options.sparsity, options.block_elements, options.peel_rounds,
+          context.unit_hash, context.step,     options.cell_type};
 }
 
 // A packet as the contract wants it: 64-byte aligned, and dirty before it is written.
@@ -88,7 +88,8 @@ std::vector<uint32_t> bits_of(const std::vector<float>& values) {
 // Two steps against the reference: packets, residuals, counts and what arrives, bit for bit.
 void expect_equal_to_reference(const Options& options, Data data, int64_t num_elements) {
   SCOPED_TRACE(testing::Message() << to_string(data) << ", " << num_elements << " elements, ratio " << options.ratio
-                                  << ", sparsity " << options.sparsity << ", blocks " << options.block_elements);
+                                  << ", sparsity " << options.sparsity << ", blocks " << options.block_elements
+                                  << ", cells " << options.cell_type);
   TagcCodec codec(options);
   std::vector<float> residual(num_elements);
   std::vector<float> expected_residual(num_elements);
@@ -110,6 +111,8 @@ void expect_equal_to_reference(const Options& options, Data data, int64_t num_el
     for (const auto& [element, value] : expected.arrives) {
       arrived[element] = value;
     }
+    // Added to zeros, so that -0 arrives as 0.
+    std::transform(arrived.begin(), arrived.end(), arrived.begin(), [](float value) { return value + 0.0F; });
     ASSERT_EQ(bits_of(decode(codec, packet, num_elements, context)), bits_of(arrived));
   }
 }
@@ -149,6 +152,34 @@ TEST(Tagc, EqualsReferenceWhereMuchDoesNotPeel) {
   expect_equal_to_reference(options_of({4, .8}, 64, 2), Data::kHeavyTail, 20000);
 }
 
+Options with_cells(Options options, const std::string& cell_type) {
+  options.cell_type = cell_type;
+  return options;
+}
+
+const std::string kShortCells[] = {"bf16", "fp16", "int8"};
+
+TEST(Tagc, ShortCellsEqualReference) {
+  for (const std::string& cell_type : kShortCells) {
+    for (const int64_t num_elements : kSizes) {
+      expect_equal_to_reference(with_cells(options_of(kLevels[1]), cell_type), Data::kHeavyTail, num_elements);
+    }
+    for (const Data data : all_data()) {
+      expect_equal_to_reference(with_cells(options_of(kLevels[2]), cell_type), data, 140001);
+      expect_equal_to_reference(with_cells(options_of({4, 0}, 64), cell_type), data, 4097);
+    }
+  }
+}
+
+TEST(Tagc, RowsByLoadEqualReference) {
+  for (const double sparsity : {0.0, .8, .9875, .9999}) {
+    for (const int64_t num_elements : kSizes) {
+      expect_equal_to_reference(options_of({0, sparsity}), Data::kHeavyTail, num_elements);
+    }
+    expect_equal_to_reference(with_cells(options_of({0, sparsity}, 256), "int8"), Data::kOneLargeBlock, 70001);
+  }
+}
+
 TEST(Tagc, AllInstructionSetsGiveTheSameBits) {
   const auto in_use = kernels::instruction_set();
   for (const kernels::InstructionSet wanted : kernels::available_instruction_sets()) {
@@ -157,6 +188,9 @@ TEST(Tagc, AllInstructionSetsGiveTheSameBits) {
     for (const Data data : all_data()) {
       expect_equal_to_reference(options_of(kLevels[2]), data, 70001);
       expect_equal_to_reference(options_of({4, .5}, 64), data, 4033);
+      for (const std::string& cell_type : kShortCells) {
+        expect_equal_to_reference(with_cells(options_of({0, .9}), cell_type), data, 20001);
+      }
     }
   }
   kernels::set_instruction_set(in_use);
@@ -390,6 +424,54 @@ TEST(Tagc, SelectionDoesNotDependOnItsFirstGuess) {
   }
 }
 
+// What is beside a value as large as float32 has waits, whole, until that is gone; nothing becomes Inf, nothing is
+// lost.
+TEST(Tagc, ShortCellsBesideAHugeOutlier) {
+  const int64_t num_elements = 1024;
+  for (const std::string& cell_type : kShortCells) {
+    SCOPED_TRACE(cell_type);
+    for (const float outlier : {kMax, -kMax, 1e30F}) {
+      TagcCodec codec(with_cells(options_of({1, .9}, 64), cell_type));
+      std::vector<float> piece(num_elements, .75F);
+      piece[5] = outlier;
+      std::vector<float> residual(num_elements);
+      Packet packet = new_packet(codec, num_elements);
+      encode(codec, piece, residual, packet);
+      const std::vector<float> out = decode(codec, packet, num_elements);
+      EXPECT_TRUE(std::isfinite(out[5]) && out[5] != 0);
+      EXPECT_LE(std::abs(residual[5]), std::abs(outlier) / 64);
+      for (int64_t i = 0; i < num_elements; ++i) {
+        EXPECT_EQ(static_cast<double>(out[i]) + static_cast<double>(residual[i]), piece[i]) << i;
+        EXPECT_TRUE(i < 64 || out[i] == .75F || residual[i] == .75F) << i;
+      }
+    }
+  }
+}
+
+// Any patterns and any scales decode to something, or are refused.
+TEST(Tagc, ForgedCellsAndScalesDoNoHarm) {
+  const int64_t num_elements = 3001;
+  for (const std::string& cell_type : kShortCells) {
+    TagcCodec codec(with_cells(options_of({4, .9}, 64), cell_type));
+    std::vector<float> residual(num_elements);
+    Packet packet = new_packet(codec, num_elements);
+    encode(codec, make_piece(Data::kHeavyTail, num_elements, 3), residual, packet);
+    std::mt19937 random(4);
+    for (int trial = 0; trial < 200; ++trial) {
+      std::vector<uint8_t> forged = packet.copy();
+      forged[64 + random() % (forged.size() - 64)] ^= static_cast<uint8_t>(1 + random() % 255);
+      const uint64_t checksum = reference::checksum_of_docs(forged, 48);
+      std::memcpy(forged.data() + 40, &checksum, sizeof(checksum));
+      Packet copy(packet.bytes);
+      std::copy(forged.begin(), forged.end(), copy.data());
+      try {
+        decode(codec, copy, num_elements);
+      } catch (const PacketError&) {
+      }
+    }
+  }
+}
+
 class TagcCorruption : public testing::Test {
  protected:
   static constexpr int64_t kElements = 3001;
@@ -446,6 +528,8 @@ TEST_F(TagcCorruption, AnotherUnitStepOrSettingIsNamed) {
   EXPECT_NE(message_of(codec_, {kContext.unit_hash, kContext.step + 1}).find("step 7 where 8"), std::string::npos);
   TagcCodec other_rounds(options_of({4, .9}, 64, 63));
   EXPECT_NE(message_of(other_rounds, kContext).find("settings"), std::string::npos);
+  TagcCodec ratio_and_cells(with_cells(options_of({2, .9}, 64), "bf16"));
+  EXPECT_NE(message_of(ratio_and_cells, kContext).find("cell type 0 where 1"), std::string::npos);
 }
 
 TEST(Tagc, RejectsWrongBuffersAndOptions) {
@@ -465,6 +549,10 @@ TEST(Tagc, RejectsWrongBuffersAndOptions) {
   EXPECT_THROW(TagcCodec(options_of({4, -.1})), OptionError);
   EXPECT_THROW(TagcCodec(options_of({4, .9}, 100)), OptionError);
   EXPECT_THROW(TagcCodec(options_of({4, .9}, 64, 0)), OptionError);
+  EXPECT_THROW(TagcCodec(with_cells(options_of({4, .9}), "fp8")), OptionError);
+  Options without_feedback;
+  without_feedback.error_feedback = "off";
+  EXPECT_THROW(TagcCodec{without_feedback}, OptionError);
 }
 
 TEST(Tagc, NoPacketsAndNoElements) {

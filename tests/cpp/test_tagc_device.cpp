@@ -78,6 +78,40 @@ TEST(TagcDevice, EveryBlockSize) {
   }
 }
 
+TEST(TagcDevice, ShortCells) {
+  for (const char* cell_type : {"bf16", "fp16", "int8"}) {
+    SCOPED_TRACE(cell_type);
+    const auto with_cells = [cell_type](Options options) {
+      options.cell_type = cell_type;
+      return options;
+    };
+    for (const Cut cut : kCuts) {
+      for (const int64_t num_elements : {0, 1, 63, 64, 65, 4095, 4097, 12345}) {
+        expect_as_on_cpu(with_cells(options_of(4, .9)), Data::kHeavyTail, num_elements, cut);
+      }
+      expect_as_on_cpu(with_cells(options_of(10, .5)), Data::kHeavyTail, 9000, cut);
+    }
+    for (const Data data : all_data()) {
+      expect_as_on_cpu(with_cells(options_of(2, .5)), data, 20011, {17, 3});
+    }
+    for (int64_t block_elements = 64; block_elements <= 4096; block_elements *= 4) {
+      expect_as_on_cpu(with_cells(options_of(4, .9, block_elements)), Data::kHeavyTail, 12289, {20, 3});
+    }
+    std::vector<float> piece = make_piece(Data::kHeavyTail, 5000, 6);
+    piece[300] = kNan;
+    piece[1024] = -kInfinity;
+    expect_as_on_cpu(with_cells(options_of(4, .9, 256)), piece, std::vector<float>(5000), {33, 5});
+  }
+}
+
+TEST(TagcDevice, RowsByLoad) {
+  for (const double sparsity : {0.0, .9, .9875}) {
+    for (const int64_t num_elements : {0, 1, 65, 4097, 70001}) {
+      expect_as_on_cpu(options_of(0, sparsity), Data::kHeavyTail, num_elements, {32, 3});
+    }
+  }
+}
+
 TEST(TagcDevice, AllKeptAndMuchHeldBack) {
   for (const Cut cut : {Cut{5, 2}, Cut{64, 3}}) {
     expect_as_on_cpu(options_of(1, 0), Data::kHeavyTail, 5000, cut);
@@ -138,8 +172,8 @@ TEST(TagcDevice, UnalignedPiecesAndResiduals) {
   kernels::DeviceCounts counts;
   EmulatedDevice device(31, 2, 3);
   kernels::emulated::encode_tagc(
-      device, codec.encode_job(buffer_of(piece).slice(1, 2999), buffer_of(residual_on_device), packet.buffer(),
-                               &context, &counts, scratch.buffer()));
+      device, codec.encode_job({buffer_of(piece).slice(1, 2999), buffer_of(residual_on_device), packet.buffer(),
+                                read_from(context), &counts, scratch.buffer()}));
   EXPECT_EQ(packet.copy(), expected.copy());
   EXPECT_EQ(bits_of(residual_on_device), bits_of(residual));
 }
@@ -221,7 +255,7 @@ TEST(TagcDevice, AddsSeveralPacketsInOrder) {
 
 // However the sketch is cut into stripes.
 TEST(TagcDevice, StripesOfTheSketchFitTheirCache) {
-  using InsertValues = kernels::emulated::InsertValues<true>;
+  using InsertValues = kernels::emulated::InsertValues<true, kernels::emulated::Float32Cells>;
   const kernels::TagcShape shape = TagcSettings(options_of(4, .9, 256)).shape(5000);
   ASSERT_EQ(shape.num_rows, 5);
   EXPECT_EQ(InsertValues::words_of_stripe(shape, 4 * 256 * 5), 8);
@@ -238,8 +272,8 @@ TEST(TagcDevice, StripesOfTheSketchFitTheirCache) {
     std::vector<float> residual(5000, 1.0F);
     const kernels::DeviceContext context = device_context(kContext);
     kernels::DeviceCounts counts;
-    kernels::TagcEncodeJob job =
-        codec.encode_job(buffer_of(piece), buffer_of(residual), packet.buffer(), &context, &counts, scratch.buffer());
+    kernels::TagcEncodeJob job = codec.encode_job(
+        {buffer_of(piece), buffer_of(residual), packet.buffer(), read_from(context), &counts, scratch.buffer()});
     for (int64_t block = 0; block < shape.num_blocks; ++block) {
       kernels::emulated::RowTable<true>(job.rows).set(block, {0, 2, 4});
     }
@@ -276,12 +310,12 @@ TEST(TagcDevice, EachPacketToItsPlace) {
     std::copy(packets.begin(), packets.end(), aligned.data());
     for (const Cut cut : kCuts) {
       std::vector<float> out(3 * num_elements, 5.0F);
-      Memory scratch(codec.decode_each_scratch_bytes(num_elements, 3));
+      Memory scratch(codec.decode_scratch_bytes({num_elements, 3, /*to_places=*/true}));
       const kernels::DeviceContext context = device_context(kContext);
       kernels::DeviceFault fault;
       EmulatedDevice device(cut.num_threads, cut.max_groups, 4, cut.threads);
-      kernels::emulated::decode_tagc(
-          device, codec.decode_each_job(aligned.buffer(), 3, buffer_of(out), &context, &fault, scratch.buffer()));
+      kernels::emulated::decode_tagc(device, codec.decode_job({aligned.buffer(), 3, buffer_of(out), /*to_places=*/true,
+                                                               read_from(context), &fault, scratch.buffer()}));
       EXPECT_TRUE(scratch.ends_intact());
       EXPECT_EQ(fault.code, kernels::DeviceFault::kNone);
       EXPECT_EQ(device.num_passes(), 3);
@@ -303,8 +337,8 @@ TEST(TagcDevice, AnyOrderOfThreadsGivesTheSamePacket) {
     const kernels::DeviceContext context = device_context(kContext);
     kernels::DeviceCounts counts;
     EmulatedDevice device(19, 4, seed);
-    kernels::emulated::encode_tagc(device, codec.encode_job(buffer_of(piece), buffer_of(residual), packet.buffer(),
-                                                            &context, &counts, scratch.buffer()));
+    kernels::emulated::encode_tagc(device, codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(),
+                                                             read_from(context), &counts, scratch.buffer()}));
     packets.insert(packet.copy());
   }
   EXPECT_EQ(packets.size(), 1U);
@@ -331,8 +365,8 @@ TEST(TagcDevice, SequencesDependOnShapesAlone) {
     const kernels::DeviceContext context = device_context(kContext);
     kernels::DeviceCounts counts;
     EmulatedDevice device(16, 2, 1);
-    kernels::emulated::encode_tagc(device, codec.encode_job(buffer_of(piece), buffer_of(residual), packet.buffer(),
-                                                            &context, &counts, scratch.buffer()));
+    kernels::emulated::encode_tagc(device, codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(),
+                                                             read_from(context), &counts, scratch.buffer()}));
     return device.num_passes();
   };
   for (const Data data : all_data()) {
@@ -347,12 +381,11 @@ TEST(TagcDevice, RejectsWrongBuffers) {
   Memory packet(codec.packet_bytes(100));
   Memory scratch(codec.encode_scratch_bytes(100));
   const Buffer short_scratch = scratch.buffer().slice(0, codec.encode_scratch_bytes(100) - 1);
-  EXPECT_THROW(
-      codec.encode_job(buffer_of(piece), buffer_of(residual), packet.buffer(), nullptr, nullptr, short_scratch), Error);
+  EXPECT_THROW(codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(), {}, nullptr, short_scratch}),
+               Error);
   residual.resize(99);
   EXPECT_THROW(
-      codec.encode_job(buffer_of(piece), buffer_of(residual), packet.buffer(), nullptr, nullptr, scratch.buffer()),
-      Error);
+      codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(), {}, nullptr, scratch.buffer()}), Error);
   EXPECT_THROW(codec.encode_scratch_bytes(kernels::kMaxDeviceElements + 1), Error);
 }
 

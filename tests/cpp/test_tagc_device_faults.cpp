@@ -136,12 +136,12 @@ TEST_F(TagcDeviceCorruption, FaultsAreCopiedToTheHost) {
     Memory packet(static_cast<int64_t>(packet_.size()));
     std::copy(packet_.begin(), packet_.end(), packet.data());
     packet.data()[damaged_byte] ^= 1;
-    Memory scratch(codec.decode_scratch_bytes(kElements, 1));
+    Memory scratch(codec.decode_scratch_bytes({kElements}));
     const kernels::DeviceContext context = device_context(kContext);
     kernels::DeviceFault fault;
     std::vector<float> out(kElements);
-    kernels::TagcDecodeJob job =
-        codec.decode_job(packet.buffer(), 1, buffer_of(out), &context, &fault, scratch.buffer());
+    kernels::TagcDecodeJob job = codec.decode_job(
+        {packet.buffer(), 1, buffer_of(out), /*to_places=*/false, read_from(context), &fault, scratch.buffer()});
     job.mapped_fault = &mapped;
     EmulatedDevice device(3, 2, 1, EmulatedDevice::Threads::kAtOnce);
     kernels::emulated::decode_tagc(device, job);
@@ -156,15 +156,15 @@ TEST_F(TagcDeviceCorruption, NothingIsDecodedAfterAFault) {
   const TagcDevice codec(options_);
   Memory packet(static_cast<int64_t>(packet_.size()));
   std::copy(packet_.begin(), packet_.end(), packet.data());
-  Memory scratch(codec.decode_scratch_bytes(kElements, 1));
+  Memory scratch(codec.decode_scratch_bytes({kElements}));
   const kernels::DeviceContext context = device_context(kContext);
   kernels::DeviceFault fault;
   fault.code = kernels::DeviceFault::code_of(2, kernels::FaultKind::kIndex);
   fault.reported = 1;
   std::vector<float> out(kElements);
   EmulatedDevice device(32, 2, 1);
-  kernels::emulated::decode_tagc(
-      device, codec.decode_job(packet.buffer(), 1, buffer_of(out), &context, &fault, scratch.buffer()));
+  kernels::emulated::decode_tagc(device, codec.decode_job({packet.buffer(), 1, buffer_of(out), /*to_places=*/false,
+                                                           read_from(context), &fault, scratch.buffer()}));
   EXPECT_EQ(out, std::vector<float>(kElements));
   EXPECT_EQ(fault.packet(), 2);
 }

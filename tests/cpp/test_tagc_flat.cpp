@@ -287,6 +287,10 @@ TEST(TagcFlat, FourBitsCountToFifteenRanks) {
   EXPECT_THROW(TagcFlat(options_of({10, .9875, 4}), 16), OptionError);
   EXPECT_NO_THROW(TagcFlat(options_of({10, .9875, 1}), 16));
   EXPECT_THROW(TagcFlat(options_of({10, .9875, 2}), 2), OptionError);
+  EXPECT_THROW(TagcFlat(options_of({0, .9875, 1}), 2), OptionError);
+  Options short_cells = options_of({10, .9875, 1});
+  short_cells.cell_type = "bf16";
+  EXPECT_THROW(TagcFlat(short_cells, 2), OptionError);
 }
 
 TEST(TagcFlat, RejectsWrongBuffers) {

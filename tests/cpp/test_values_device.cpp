@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <set>
+#include <utility>
 #include <vector>
 
 #define ISTHMUS_KERNEL_NAMESPACE emulated
 
+#include "codec/squared_error.h"
 #include "emulated_device.h"
 #include "isthmus/device.h"
 #include "kernels/values_sequence.h"
@@ -125,6 +128,95 @@ TEST(ValuesDevice, MultipliesAsTheCpuAndLimits) {
       EXPECT_EQ(out.bytes(), expected.bytes()) << factor << " times " << count;
     }
   }
+}
+
+TEST(ValuesDevice, AddsAsTheCpu) {
+  for (const int64_t count : kCounts) {
+    for (const auto& [values_offset, sum_offset] : {std::pair{0, 0}, {1, 0}, {0, 3}}) {
+      Placed values(test_values(count, DataType::kFloat32), values_offset);
+      const Array start(random_values(count, 12), DataType::kFloat32);
+      Placed expected(start, sum_offset);
+      Placed sum(start, sum_offset);
+      accumulate(values.buffer(), expected.buffer());
+      EmulatedDevice device(37, 3, 1);
+      kernels::emulated::add(device, values.buffer(), sum.buffer());
+      EXPECT_EQ(sum.bytes(), expected.bytes()) << count << " at " << values_offset << " and " << sum_offset;
+    }
+  }
+}
+
+// Adds what the CPU adds, and what `device` does, to totals that are not zero.
+struct SquaredErrors {
+  SquaredError host;
+  SquaredError device;
+
+  SquaredErrors() { host.given = host.dropped = device.given = device.dropped = 1000; }
+
+  void add(Placed& given, Placed& decoded, EmulatedDevice& emulated) {
+    const auto error = std::shared_ptr<SquaredError>(std::shared_ptr<void>(), &host);
+    make_host_device()->add_squared_error(given.buffer(), decoded.buffer(), error, {});
+    std::vector<double> scratch(kSquaredErrorScratchBytes / sizeof(double), kNan);
+    kernels::emulated::add_squared_error(
+        emulated, make_squared_error_job(given.buffer(), decoded.buffer(), &device,
+                                         {scratch.data(), kSquaredErrorScratchBytes, DataType::kByte}));
+  }
+};
+
+// Small integers, so that the order of additions does not matter, and what must not be counted.
+TEST(ValuesDevice, SquaredErrorsAreThoseOfTheCpu) {
+  for (const int64_t count : {0, 1, 3, 4, 5, 255, 1024, 4099, 20001}) {
+    for (const auto& [given_offset, decoded_offset] : {std::pair{0, 0}, {1, 1}, {0, 3}}) {
+      std::vector<double> given;
+      std::vector<double> decoded;
+      for (int64_t i = 0; i < count; ++i) {
+        given.push_back(static_cast<double>(i * 7 % 31 - 15));
+        decoded.push_back(static_cast<double>(i * 5 % 23 - 11));
+      }
+      if (count > 4) {
+        given[1] = kNan;
+        decoded[2] = -kInfinity;
+        given.back() = decoded.back() = kInfinity;
+      }
+      Placed placed_given(Array(given, DataType::kFloat32), given_offset);
+      Placed placed_decoded(Array(decoded, DataType::kFloat32), decoded_offset);
+      for (const int64_t num_threads : {1, 2, 37, 256}) {
+        SquaredErrors errors;
+        EmulatedDevice device(num_threads, 3, 1);
+        errors.add(placed_given, placed_decoded, device);
+        errors.add(placed_decoded, placed_given, device);
+        EXPECT_EQ(errors.device.given, errors.host.given) << count;
+        EXPECT_EQ(errors.device.dropped, errors.host.dropped) << count;
+        EXPECT_EQ(device.num_passes(), count == 0 ? 0 : 4);
+      }
+    }
+  }
+}
+
+// However many groups run at once, and in whatever order.
+TEST(ValuesDevice, SquaredErrorsDoNotDependOnTheDevice) {
+  Placed given(Array(random_values(50000, 1), DataType::kFloat32), 0);
+  Placed decoded(Array(random_values(50000, 2), DataType::kFloat32), 0);
+  std::set<std::pair<double, double>> results;
+  double expected = 0;
+  for (const int64_t max_groups : {1, 2, 5, 64}) {
+    SquaredErrors errors;
+    EmulatedDevice device(32, max_groups, static_cast<uint32_t>(max_groups));
+    errors.add(given, decoded, device);
+    results.emplace(errors.device.given, errors.device.dropped);
+    expected = errors.host.dropped;
+  }
+  EXPECT_EQ(results.size(), 1U);
+  EXPECT_NEAR(results.begin()->second, expected, 1e-10 * expected);
+}
+
+// For ThreadSanitizer.
+TEST(ValuesDevice, SquaredErrorsOfThreadsAtOnce) {
+  Placed given(Array(random_values(3000, 1), DataType::kFloat32), 0);
+  Placed decoded(Array(random_values(3000, 2), DataType::kFloat32), 0);
+  SquaredErrors errors;
+  EmulatedDevice device(5, 2, 1, EmulatedDevice::Threads::kAtOnce);
+  errors.add(given, decoded, device);
+  EXPECT_NEAR(errors.device.dropped, errors.host.dropped, 1e-10 * errors.host.dropped);
 }
 
 TEST(ValuesDevice, CountsWhatSkippedStepsKept) {

@@ -30,6 +30,7 @@ inline Options exact_options() {
 
 inline Options lossy_options() {
   Options options;
+  options.codec = "tagc";
   options.min_elements = 0;
   return options;
 }

@@ -2,76 +2,22 @@
 // passes are cut into groups changes no result; tests/cpp/emulated_device.h is for whether that is so.
 #define ISTHMUS_KERNEL_NAMESPACE fake
 
-#include <cstring>
-#include <memory>
-#include <utility>
-
 #include "fake_runtime.h"
 #include "kernels/cuda_codecs.h"
 #include "kernels/cuda_values.h"
 #include "kernels/none_sequence.h"
+#include "kernels/quant_sequence.h"
+#include "kernels/sparse_sequence.h"
 #include "kernels/tagc_sequence.h"
 #include "kernels/values_sequence.h"
+#include "tests/cpp/one_thread.h"
 
 namespace isthmus::fake_gpu {
 namespace {
 
-// See kernels/group.h for what the members mean.
-class OneThread {
- public:
-  explicit OneThread(std::byte* shared_memory) : shared_(shared_memory) {}
-
-  static constexpr int64_t thread() { return 0; }
-  static constexpr int64_t size() { return 1; }
-  static constexpr int64_t group_number() { return 0; }
-  static constexpr int64_t num_groups() { return 1; }
-  template <typename T>
-  T& shared() const {
-    return *reinterpret_cast<T*>(shared_);
-  }
-
-  static void sync() {}
-  static bool any(bool condition) { return condition; }
-  static uint64_t sum(uint64_t value) { return value; }
-  static uint32_t exclusive_sum(uint32_t value, uint32_t& total) {
-    total = value;
-    return 0;
-  }
-
-  static bool is_last(uint32_t&) { return true; }
-  static void publish(uint32_t& word, uint32_t value) { word = value; }
-
-  template <typename Word>
-  static Word fetch_or(Word& word, Word operand) {
-    return std::exchange(word, word | operand);
-  }
-  template <typename Word>
-  static Word fetch_add(Word& word, Word operand) {
-    return std::exchange(word, word + operand);
-  }
-  static uint32_t fetch_max(uint32_t& word, uint32_t operand) { return std::exchange(word, std::max(word, operand)); }
-  static uint32_t fetch_min(uint32_t& word, uint32_t operand) { return std::exchange(word, std::min(word, operand)); }
-  static void apply_xor(uint32_t& word, uint32_t operand) { word ^= operand; }
-
- private:
-  std::byte* shared_;
-};
-
-// See kernels/tagc_sequence.h.
-class Executor {
+class Executor : public test::OneThreadExecutor {
  public:
   explicit Executor(void* stream) { check_stream(static_cast<cudaStream_t>(stream), "launch"); }
-
-  void clear(void* memory, int64_t bytes) { std::memset(memory, 0, bytes); }
-
-  template <typename Pass>
-  void run(const Pass& pass, int64_t, int64_t shared_bytes) {
-    constexpr int kGarbage = 0xa5;
-    const auto shared = std::make_unique<std::byte[]>(shared_bytes);
-    std::memset(shared.get(), kGarbage, shared_bytes);
-    OneThread group(shared.get());
-    pass(group);
-  }
 };
 
 }  // namespace
@@ -102,6 +48,26 @@ void cuda_decode_none(const NoneDecodeJob& job, void* stream) {
   fake::decode_none(executor, job);
 }
 
+void cuda_encode_quant(const QuantEncodeJob& job, void* stream) {
+  Executor executor(stream);
+  fake::encode_quant(executor, job);
+}
+
+void cuda_decode_quant(const QuantDecodeJob& job, void* stream) {
+  Executor executor(stream);
+  fake::decode_quant(executor, job);
+}
+
+void cuda_encode_sparse(const SparseEncodeJob& job, void* stream) {
+  Executor executor(stream);
+  fake::encode_sparse(executor, job);
+}
+
+void cuda_decode_sparse(const SparseDecodeJob& job, void* stream) {
+  Executor executor(stream);
+  fake::decode_sparse(executor, job);
+}
+
 void cuda_set_context(DeviceContext* context, DeviceContext value, void* stream) {
   const Executor executor(stream);
   *context = value;
@@ -125,6 +91,16 @@ void cuda_convert_scaled(ConstBuffer in, double scale, Buffer out, void* stream)
 void cuda_multiply(Buffer values, double factor, void* stream) {
   Executor executor(stream);
   fake::multiply(executor, values, factor);
+}
+
+void cuda_add(ConstBuffer values, Buffer sums, void* stream) {
+  Executor executor(stream);
+  fake::add(executor, values, sums);
+}
+
+void cuda_add_squared_error(const SquaredErrorJob& job, void* stream) {
+  Executor executor(stream);
+  fake::add_squared_error(executor, job);
 }
 
 void cuda_end_step(DeviceCounts* counts, bool is_skipped, void* stream) {

@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <cstring>
 
-#include "codec/checksum.h"
-#include "codec/packet_header.h"
 #include "codec/tagc.h"
 #include "codec/tagc_plan.h"
 #include "packets.h"
@@ -67,14 +65,6 @@ void forge(Decisions& decisions, const kernels::TagcShape& shape, PacketContext 
     bits ^= change;
     std::memcpy(cell, &bits, 4);
   }
-}
-
-// Gives a damaged packet the checksum that fits it, as somebody who makes packets up would.
-void reseal(const Bytes& packet) {
-  Checksum checksum;
-  checksum.add(packet.data() + sizeof(PacketHeader), packet.size() - static_cast<int64_t>(sizeof(PacketHeader)));
-  const uint64_t value = checksum.value();
-  std::memcpy(packet.data() + offsetof(PacketHeader, checksum), &value, sizeof(value));
 }
 
 // Whatever the cells held, nothing arrived but where the index says.

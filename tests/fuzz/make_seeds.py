@@ -68,6 +68,26 @@ def tagc_seeds(flat: bool) -> list[bytes]:
     return seeds
 
 
+def quant_seeds() -> list[bytes]:
+    damage = itertools.cycle(edits())
+    return [
+        struct.pack("<HHHH", i % 5, i % 4, i % 3, 7 * i % 16)
+        + size(number)
+        + struct.pack("<H", i)
+        + CONTEXT
+        + next(damage)
+        for i, number in enumerate((*FEW, 512, 1024, 1025, *MANY, 8191, 8200))
+    ]
+
+
+def sparse_seeds() -> list[bytes]:
+    damage = itertools.cycle(edits())
+    return [
+        struct.pack("<HHH", i % 3, i % 4, i % 5) + size(number) + struct.pack("<H", i) + CONTEXT + next(damage)
+        for i, number in enumerate((*FEW, 1023, 1024, 1025, *MANY))
+    ]
+
+
 def header_seeds() -> list[bytes]:
     fields = struct.pack("<QHIIQ", 0x1122334455667788, 9, 130, 0x4006, 0x99FD5E2C)
     return [struct.pack("<HH", i % 2, i % 4) + fields + damage for i, damage in enumerate(edits())]
@@ -100,6 +120,8 @@ def main() -> None:
     targets = {
         "header": header_seeds(),
         "none": none_seeds(),
+        "quant": quant_seeds(),
+        "sparse": sparse_seeds(),
         "tagc": tagc_seeds(flat=False),
         "tagc_flat": tagc_seeds(flat=True),
         "options": options_seeds(),

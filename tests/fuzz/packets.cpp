@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <limits>
 
+#include "codec/checksum.h"
+#include "codec/packet_header.h"
 #include "isthmus/error.h"
 
 namespace isthmus::fuzz {
@@ -117,6 +120,13 @@ void damage(Decisions& decisions, const Bytes& packet) {
         overwrite(decisions.rest(), packet);
     }
   }
+}
+
+void reseal(const Bytes& packet) {
+  Checksum checksum;
+  checksum.add(packet.data() + sizeof(PacketHeader), packet.size() - static_cast<int64_t>(sizeof(PacketHeader)));
+  const uint64_t value = checksum.value();
+  std::memcpy(packet.data() + offsetof(PacketHeader, checksum), &value, sizeof(value));
 }
 
 bool accepts(const std::function<void()>& decode) {

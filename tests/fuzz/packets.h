@@ -40,6 +40,9 @@ Buffer view(std::vector<float>& values);
 // beginning, where the sections that steer decoding are; or overwrites it with the decisions themselves.
 void damage(Decisions& decisions, const Bytes& packet);
 
+// Gives a damaged packet the checksum that fits it, as somebody who makes packets up would.
+void reseal(const Bytes& packet);
+
 // Whether `decode` accepts; anything but a PacketError gets through and ends the process.
 bool accepts(const std::function<void()>& decode);
 

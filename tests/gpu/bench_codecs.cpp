@@ -2,8 +2,10 @@
 //
 // The bound of each is the time that its fewest bytes take at the bandwidth of a copy of the piece, measured beside it:
 // - encode `none`: the piece is read, the packet written; decode: the packet read, sums read and written;
-// - encode `tagc`: piece and residual are read, residual and packet written;
-// - decode `tagc`: the packet is read; for each element in it a sector of 32 bytes of the sums is read and written.
+// - `quant` likewise; with error feedback encoding reads and writes the residual, too;
+// - encode `tagc` and `sparse`: piece and residual are read, residual and packet written;
+// - decode `tagc` and `sparse`: the packet is read; for each element in it a sector of 32 bytes of the sums is read and
+//   written.
 #include "bench_codecs.h"
 
 #include <algorithm>
@@ -85,8 +87,10 @@ void verify(DeviceCoding& coding, const CodingShape& shape, const HostArray& pie
 }
 
 double kept_elements(const CodingShape& shape, int64_t num_elements) {
-  return shape.codec == "tagc" ? (1 - shape.options.sparsity) * static_cast<double>(num_elements) : 0;
+  return (1 - shape.options.sparsity) * static_cast<double>(num_elements);
 }
+
+bool is_sparse(const CodingShape& shape) { return shape.codec == "tagc" || shape.codec == "sparse"; }
 
 void bench_shape(Checks& checks, Timer& timer, const CodingShape& shape, int64_t megabytes, double bandwidth) {
   const int64_t source_bytes = megabytes << 20;
@@ -101,20 +105,20 @@ void bench_shape(Checks& checks, Timer& timer, const CodingShape& shape, int64_t
   coding.piece().set(piece.view());
   coding.set_context(kContext, stream);
   const auto packet = static_cast<double>(coding.packet_bytes());
-  const bool is_tagc = shape.codec == "tagc";
 
   checks.measure("encode" + name, [&] {
     coding.encode(0, stream);
     if (source_bytes <= kLargestVerifiedBytes) {
       verify(coding, shape, piece);
     }
-    const double residual = is_tagc ? 8.0 * static_cast<double>(num_elements) : 0;  // read and written
+    const double residual = 2.0 * static_cast<double>(coding.residual().buffer().bytes());  // read and written
     const Times times = timer.device_us(repetitions, [&] { coding.encode(0, stream); });
     return figures_of(shape, times, source, source + residual + packet, bandwidth);
   });
   checks.measure("decode" + name, [&] {
     const auto all_sums = 2.0 * static_cast<double>(coding.out().buffer().bytes());
-    const double sums = is_tagc ? std::min(all_sums, 2 * kSectorBytes * kept_elements(shape, num_elements)) : all_sums;
+    const double sums =
+        is_sparse(shape) ? std::min(all_sums, 2 * kSectorBytes * kept_elements(shape, num_elements)) : all_sums;
     const Times times = timer.device_us(repetitions, [&] { coding.decode(stream); });
     gpu->synchronize();
     gpu->device().throw_if_faulted();
@@ -129,6 +133,12 @@ std::vector<CodingShape> shapes() {
     for (const auto& [ratio, sparsity] : {std::pair{2.0, .8}, {4.0, .9}, {10.0, .9875}}) {
       all.push_back({.codec = "tagc", .options = tagc_options(ratio, sparsity), .piece = dtype});
     }
+    for (const int64_t bits : {8, 4, 2, 1}) {
+      all.push_back({.codec = "quant", .options = quant_options(bits), .piece = dtype});
+    }
+    all.push_back({.codec = "quant", .options = quant_options(4, false), .piece = dtype});
+    all.push_back({.codec = "quant", .options = quant_options(1, true, true), .piece = dtype});
+    all.push_back({.codec = "sparse", .options = sparse_options(.9875), .piece = dtype});
   }
   return all;
 }

@@ -93,9 +93,12 @@ void bench_path(Checks& checks, Timer& timer, const std::string& codec, DataType
 void bench_launches(Checks& checks, Timer& timer) {
   bench_codec(checks, timer, {.codec = "none", .options = {}});
   bench_codec(checks, timer, {.codec = "tagc", .options = tagc_options(10, .9875)});
+  bench_codec(checks, timer, {.codec = "quant", .options = quant_options(4)});
+  bench_codec(checks, timer, {.codec = "sparse", .options = sparse_options(.9875)});
   for (const DataType dtype : {DataType::kFloat32, DataType::kBFloat16}) {
-    bench_path(checks, timer, "none", dtype);
-    bench_path(checks, timer, "tagc", dtype);
+    for (const char* codec : {"none", "tagc", "quant", "sparse"}) {
+      bench_path(checks, timer, codec, dtype);
+    }
   }
 }
 

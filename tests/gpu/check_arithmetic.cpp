@@ -1,8 +1,10 @@
 // Conversions and products on a device against the CPU's, bit for bit but for which NaN a result is.
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -78,6 +80,39 @@ void compare_product(Device& device, int64_t num_elements, double factor) {
   require_equal(values, expected);
 }
 
+void compare_sum(Device& device, int64_t num_elements, int64_t offset) {
+  const HostArray added = numbers(num_elements, DataType::kFloat32, 4);
+  HostArray expected = numbers(num_elements, DataType::kFloat32, 5);
+  const DeviceArray values(device, added.view(), offset);
+  const DeviceArray sum(device, expected.view(), offset);
+  device.add(values.buffer(), sum.buffer(), device.lane(Lane::kEncode));
+  accumulate(added.view(), expected.buffer());
+  require_equal(sum, expected);
+}
+
+bool is_near(double value, double expected) { return std::fabs(value - expected) <= 1e-10 * std::fabs(expected); }
+
+// The host adds in another order.
+void compare_squared_errors(Gpu& gpu, int64_t num_elements) {
+  Device& device = gpu.device();
+  const std::shared_ptr<Device> host = make_host_device();
+  const DeviceArray scratch(device, device.squared_error_scratch_bytes(), DataType::kByte);
+  const Workspace workspace = {device.lane(Lane::kEncode), scratch.buffer()};
+  const HostArray given = numbers(num_elements, DataType::kFloat32, 6);
+  const HostArray decoded = numbers(num_elements, DataType::kFloat32, 7);
+  const DeviceArray given_there(device, given.view());
+  const DeviceArray decoded_there(device, decoded.view());
+  const std::shared_ptr<SquaredError> found = device.make_squared_error();
+  const std::shared_ptr<SquaredError> expected = host->make_squared_error();
+  for (int i = 0; i < 2; ++i) {
+    device.add_squared_error(given_there.buffer(), decoded_there.buffer(), found, workspace);
+    host->add_squared_error(given.view(), decoded.view(), expected, {});
+  }
+  gpu.synchronize();
+  require(is_near(found->given, expected->given), "given: " + std::to_string(found->given));
+  require(is_near(found->dropped, expected->dropped), "dropped: " + std::to_string(found->dropped));
+}
+
 void check_clear(Device& device) {
   DeviceArray bytes(device, 1003, DataType::kByte);
   bytes.set(HostArray(1003, DataType::kByte).view());
@@ -116,6 +151,17 @@ void check_arithmetic(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
     for (const double factor : {2.0, 1.0 / 3.0, 1e30, 1e-30}) {
       compare_product(device, 1, factor);
       compare_product(device, many, factor);
+    }
+  });
+  checks.run("add", [&] {
+    for (const int64_t num_elements : {int64_t{0}, int64_t{1}, int64_t{5}, many}) {
+      compare_sum(device, num_elements, 0);
+      compare_sum(device, num_elements, 1);
+    }
+  });
+  checks.run("squared errors", [&] {
+    for (const int64_t num_elements : {int64_t{0}, int64_t{1}, int64_t{1025}, many}) {
+      compare_squared_errors(*gpu, num_elements);
     }
   });
   checks.run("clear", [&] { check_clear(device); });

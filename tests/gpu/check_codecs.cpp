@@ -41,7 +41,7 @@ void compare(const MakeGpu& make_gpu, const CodingShape& shape, const std::vecto
   }
   gpu->synchronize();
   gpu->device().throw_if_faulted();
-  if (shape.codec == "tagc") {
+  if (shape.codec != "none") {
     require_equal_counts(gpu->device().codec_counts().codec, on_host.counts());
   }
 }
@@ -83,6 +83,53 @@ std::vector<CodingShape> tagc_shapes() {
   return shapes;
 }
 
+// Each cell type other than that of tagc_shapes().
+std::vector<CodingShape> tagc_cell_shapes() {
+  std::vector<CodingShape> shapes;
+  for (const char* cell_type : {"bf16", "fp16", "int8"}) {
+    Options options = tagc_options(4, .9);
+    options.cell_type = cell_type;
+    shapes.push_back({.codec = "tagc", .options = options});
+  }
+  Options by_load = tagc_options(0, .9875);
+  by_load.cell_type = "int8";
+  shapes.push_back({.codec = "tagc", .options = by_load, .piece = DataType::kBFloat16});
+  return shapes;
+}
+
+std::vector<CodingShape> sparse_shapes() {
+  std::vector<CodingShape> shapes;
+  for (const DataType piece : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
+    for (const char* value_type : {"fp32", "bf16", "int8"}) {
+      shapes.push_back({.codec = "sparse", .options = sparse_options(.9875, value_type), .piece = piece});
+    }
+  }
+  shapes.push_back({.codec = "sparse", .options = sparse_options(.5)});
+  return shapes;
+}
+
+// Each width, each group, rotated and not, with feedback and without; the rest by turns.
+std::vector<CodingShape> quant_shapes() {
+  constexpr DataType kPieces[] = {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16};
+  const char* const scales[] = {"least_error", "absmax", "unbiased"};
+  std::vector<CodingShape> shapes;
+  size_t turn = 0;
+  for (const int64_t bits : {1, 2, 3, 4, 8}) {
+    for (const int64_t group_elements : {32, 64, 128, 256, 512}) {
+      for (const bool rotate : {true, false}) {
+        Options options = quant_options(bits, rotate, turn % 4 < 2);
+        options.group_elements = group_elements;
+        options.scale = scales[turn % 3];
+        options.rounding = turn % 5 == 0 ? "stochastic" : "nearest";
+        options.scale_type = turn % 7 == 0 ? "fp32" : "bf16";
+        shapes.push_back({.codec = "quant", .options = options, .piece = kPieces[turn % 3]});
+        ++turn;
+      }
+    }
+  }
+  return shapes;
+}
+
 void check_misaligned(Checks& checks, const MakeGpu& make_gpu, CodingShape shape, int64_t num_elements) {
   for (const int64_t offset : {1, 3}) {
     shape.offset = offset;
@@ -99,6 +146,13 @@ void check_data(Checks& checks, const MakeGpu& make_gpu, int64_t num_elements) {
         compare(make_gpu, shape, {make_piece(data, num_elements, 2), make_piece(data, num_elements, 3)}, 4);
       });
     }
+    for (const CodingShape& shape : {CodingShape{.codec = "quant", .options = quant_options(4, true, true)},
+                                     CodingShape{.codec = "quant", .options = quant_options(2, false)},
+                                     CodingShape{.codec = "sparse", .options = sparse_options(.9875, "int8")}}) {
+      checks.run(shape.name() + ", " + to_string(data), [&] {
+        compare(make_gpu, shape, {make_piece(data, num_elements, 2), make_piece(data, num_elements, 3)}, 3);
+      });
+    }
     const CodingShape none = {.codec = "none", .options = {}, .wire = DataType::kFloat16};
     checks.run(none.name() + ", " + to_string(data),
                [&] { compare(make_gpu, none, {make_piece(data, num_elements, 2)}, 1); });
@@ -111,8 +165,8 @@ void check_not_finite(Checks& checks, const MakeGpu& make_gpu, int64_t num_eleme
   piece[piece.size() / 2] = std::numeric_limits<float>::infinity();
   piece.back() = -std::numeric_limits<float>::infinity();
   std::vector<CodingShape> shapes = tagc_shapes();
-  for (const CodingShape& shape : none_shapes()) {
-    shapes.push_back(shape);
+  for (const std::vector<CodingShape>& more : {none_shapes(), tagc_cell_shapes(), sparse_shapes(), quant_shapes()}) {
+    shapes.insert(shapes.end(), more.begin(), more.end());
   }
   for (const CodingShape& shape : shapes) {
     checks.run(shape.name() + ", NaN and Inf", [&] {
@@ -135,7 +189,16 @@ void check_codecs(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
     check_sizes(checks, make_gpu, shape, sizes);
     check_misaligned(checks, make_gpu, shape, is_short ? 1025 : 100001);
   }
-  for (CodingShape shape : {none_shapes()[1], tagc_shapes()[0], tagc_shapes()[3]}) {
+  const std::vector<int64_t> few_sizes =
+      is_short ? std::vector<int64_t>{1100} : std::vector<int64_t>{0, 1, 31, 511, 512, 513, 1025, 12345, 300001};
+  for (const std::vector<CodingShape>& shapes : {tagc_cell_shapes(), sparse_shapes(), quant_shapes()}) {
+    for (const CodingShape& shape : shapes) {
+      check_sizes(checks, make_gpu, shape, few_sizes);
+    }
+    check_misaligned(checks, make_gpu, shapes.front(), is_short ? 1025 : 100001);
+  }
+  for (CodingShape shape : {none_shapes()[1], tagc_shapes()[0], tagc_shapes()[3], sparse_shapes()[0], quant_shapes()[0],
+                            quant_shapes()[35]}) {
     shape.num_packets = 3;
     check_sizes(checks, make_gpu, shape, {is_short ? 20001 : 200001});
   }

@@ -1,6 +1,7 @@
 #include "coding.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 #include "checks.h"
@@ -17,6 +18,22 @@ int64_t residual_elements(const Codec& codec, int64_t num_elements) {
   return codec.keeps_residual() ? num_elements : 0;
 }
 
+// What of the options matters to the codec.
+std::string settings_of(const std::string& codec, const Options& options) {
+  char settings[96] = "";
+  if (codec == "tagc") {
+    std::snprintf(settings, sizeof(settings), ", ratio %g, sparsity %g, cells %s", options.ratio, options.sparsity,
+                  options.cell_type.c_str());
+  } else if (codec == "quant") {
+    std::snprintf(settings, sizeof(settings), ", %d bits in groups of %d%s%s", static_cast<int>(options.bits),
+                  static_cast<int>(options.group_elements), options.rotate ? ", rotated" : "",
+                  options.error_feedback == "on" ? ", feedback" : "");
+  } else if (codec == "sparse") {
+    std::snprintf(settings, sizeof(settings), ", sparsity %g, values %s", options.sparsity, options.value_type.c_str());
+  }
+  return settings;
+}
+
 HostArray start_of_sums(int64_t num_elements, DataType dtype) {
   return {std::vector<float>(static_cast<size_t>(num_elements), kStart), dtype};
 }
@@ -28,11 +45,7 @@ std::string CodingShape::name() const {
   if (codec == "none" && wire != piece) {
     text += std::string(" as ") + to_string(wire);
   }
-  if (codec == "tagc") {
-    char settings[64];
-    std::snprintf(settings, sizeof(settings), ", ratio %g, sparsity %g", options.ratio, options.sparsity);
-    text += settings;
-  }
+  text += settings_of(codec, options);
   text += num_packets > 1 ? ", " + std::to_string(num_packets) + " packets" : "";
   return text + (offset > 0 ? ", misaligned" : "");
 }
@@ -42,6 +55,21 @@ Options tagc_options(double ratio, double sparsity, int64_t block_elements) {
   options.ratio = ratio;
   options.sparsity = sparsity;
   options.block_elements = block_elements;
+  return options;
+}
+
+Options quant_options(int64_t bits, bool rotate, bool error_feedback) {
+  Options options;
+  options.bits = bits;
+  options.rotate = rotate;
+  options.error_feedback = error_feedback ? "on" : "off";
+  return options;
+}
+
+Options sparse_options(double sparsity, const std::string& value_type) {
+  Options options;
+  options.sparsity = sparsity;
+  options.value_type = value_type;
   return options;
 }
 

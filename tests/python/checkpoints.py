@@ -23,7 +23,7 @@ from isthmus._layout import clean_name
 Gradients = dict[str, torch.Tensor]
 WIDTH = 24
 # Small units, of which little is sent: residuals are large, and differ in all elements.
-OPTIONS: dict[str, Any] = {"nodes": "2x2", "sparsity": 0.75, "ratio": 2, "min_elements": 0}
+OPTIONS: dict[str, Any] = {"nodes": "2x2", "codec": "tagc", "sparsity": 0.75, "ratio": 2, "min_elements": 0}
 
 
 class Block(nn.Module):

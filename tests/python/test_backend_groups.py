@@ -127,7 +127,7 @@ def mistakes_are_told_to_every_rank() -> None:
         (
             {"ratio": 4 + rank // 2, "sparsity": 0.5 + rank / 10},
             isthmus.OptionError,
-            r"ratio is .* on ranks 0, 1, .* on ranks 2, 3; sparsity",
+            r"sparsity is .*; ratio is .* on ranks 0, 1, .* on ranks 2, 3",
         ),
         ({"nodes": "3x2"}, isthmus.OptionError, r"3x2.*4|4.*3x2"),
         ({"nodes": "0,1|2"}, isthmus.OptionError, r"0,1\|2"),
@@ -334,7 +334,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("name", "value", "range_text"),
         [
-            ("codec", "zip", "none or tagc"),
+            ("codec", "zip", "none, tagc, quant, sparse or auto"),
             ("tiers", "three", "two or flat"),
             ("ratio", 0.5, "1 to 64"),
             ("sparsity", 1, "less than 1"),

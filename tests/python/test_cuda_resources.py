@@ -1,6 +1,7 @@
 """The report of CUDA kernels' resources, from what ptxas printed once."""
 
 import importlib.util
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -52,21 +53,37 @@ def test_reads_name_threads_and_shared_memory(resources: ModuleType) -> None:
 def test_occupancy(resources: ModuleType, registers: int, dynamic_shared_bytes: int, occupancy: float) -> None:
     kernel = resources.Kernel("name", 90, 1024, registers, 0, 256, dynamic_shared_bytes)
     assert kernel.occupancy == occupancy
+    assert resources.Kernel("name", 89, 1024, registers, 0, 256, 0).occupancy is None
 
 
 def test_a_spill_fails(
-    resources: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    resources: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["cuda_resources.py", "--arch", "90", "--", "a.cu"])
-    monkeypatch.setattr(resources, "compile_report", lambda *_: report(stores=16, loads=8))
+    path = tmp_path / "a.cu.o.ptxas"
+    monkeypatch.setattr("sys.argv", ["cuda_resources.py", str(path)])
+    path.write_text(report(stores=16, loads=8))
     assert resources.main() == 1
     assert "Peel<true> for sm_90: 24 bytes" in capsys.readouterr().err
-    monkeypatch.setattr(resources, "compile_report", lambda *_: report())
+    path.write_text(report())
     assert resources.main() == 0
 
 
-def test_a_report_without_kernels_fails(resources: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["cuda_resources.py", "--arch", "90", "--", "a.cu"])
-    monkeypatch.setattr(resources, "compile_report", lambda *_: "ptxas info    : 0 bytes gmem\n")
-    with pytest.raises(SystemExit, match="no kernels"):
+def test_a_report_without_kernels_fails(resources: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.cu.o.ptxas"
+    path.write_text("ptxas info    : 0 bytes gmem\n")
+    monkeypatch.setattr("sys.argv", ["cuda_resources.py", str(path)])
+    with pytest.raises(SystemExit, match="0 kernels were understood"):
         resources.main()
+
+
+def test_the_launcher_keeps_the_report_and_prints_the_rest(tmp_path: Path) -> None:
+    launcher = Path(__file__).parents[2] / "tools" / "keep_ptxas_report"
+    compiler = tmp_path / "nvcc"
+    compiler.write_text(f"#!/bin/sh\ncat >&2 <<'E'\n{report()}a.cu(3): warning: odd\nE\nexit 3\n")
+    compiler.chmod(0o755)
+    done = subprocess.run(
+        [launcher, compiler, "-c", "a.cu", "-o", tmp_path / "a.o", "-g"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert done.stderr == "a.cu(3): warning: odd\n"
+    assert report() in (tmp_path / "a.o.ptxas").read_text()

@@ -25,7 +25,7 @@ pytestmark = [cuda_worlds.needs_fake_gpu, pytest.mark.timeout(300)]
 WORLD_SIZE = 4
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
-OPTIONS = {"nodes": "2x2", "sparsity": 0.5, "ratio": 2, "min_elements": 0}
+OPTIONS = {"nodes": "2x2", "codec": "tagc", "sparsity": 0.5, "ratio": 2, "min_elements": 0}
 ELEMENTS = 4096
 table = Table()
 

@@ -40,7 +40,7 @@ def test_options_have_the_source_of_each(monkeypatch):
     monkeypatch.setenv("ISTHMUS_CODEC", "")  # empty: as if it were not set
     options = by_name(collect().options)
     assert (options["ratio"].value, options["ratio"].source) == ("4.0", "ISTHMUS_RATIO")
-    assert (options["codec"].value, options["codec"].source) == ("tagc", "default")
+    assert (options["codec"].value, options["codec"].source) == ("quant", "default")
     assert len(options) == len(_native.load().option_fields())
 
 

@@ -40,10 +40,13 @@ def test_tables_and_verdict():
     assert code == 0
     assert "llama2-7b: 6,738,415,616 parameters in 33 units, on 2 nodes x 8 ranks" in out
     assert "plain strategies on nccl (true rings)" in out
-    for name in ("ddp", "fsdp", "hsdp", "none", "flat-tagc", "tagc", "hsdp-none", "hsdp-tagc", "fsdp-node"):
+    plain = ("ddp", "fsdp", "hsdp", "fsdp-node")
+    on_isthmus = ("none", "flat-tagc", "tagc", "tagc-node", "quant", "quant-node")
+    for name in (*plain, *on_isthmus, "hsdp-none", "hsdp-tagc", "hsdp-quant"):
         assert f" {name} " in out
-    assert "At 25 Gbit/s hsdp-tagc is best" in out
-    assert "Bytes saved with tagc cost accuracy" in out
+    assert "At 25 Gbit/s hsdp-quant is best" in out
+    assert "hsdp-quant takes a shorter step than hsdp while quant encodes" in out
+    assert "Bytes saved with a lossy codec cost accuracy" in out
     assert "no GPU and no real network was measured" in out
 
 
@@ -56,7 +59,7 @@ def test_json_holds_what_the_tables_say_and_more():
     assert fsdp["step_s"] <= fsdp["serial_s"]
     assert fsdp["memory"]["total"] == sum(value for name, value in fsdp["memory"].items() if name != "total")
     assert (fsdp["fits"], found["strategies"]["ddp"]["fits"]) == (True, False)
-    assert found["winner"] == "tagc"
+    assert found["winner"] == "quant-node"
     scan = found["scan"]
     assert all(len(step_s) == len(scan["inter_gbit_s"]) for step_s in scan["step_s"].values())
     assert all(1 <= crossover["inter_gbit_s"] <= 800 for crossover in found["crossovers"])

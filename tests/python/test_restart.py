@@ -14,7 +14,13 @@ import ranks
 import restarted_training
 
 WORLD_SIZE = 4
-ENV = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0", "ISTHMUS_SPARSITY": "0.75", "ISTHMUS_RATIO": "2"}
+ENV = {
+    "ISTHMUS_NODES": "2x2",
+    "ISTHMUS_CODEC": "tagc",
+    "ISTHMUS_MIN_ELEMENTS": "0",
+    "ISTHMUS_SPARSITY": "0.75",
+    "ISTHMUS_RATIO": "2",
+}
 KILLED, RAISED = "-9", "1"
 DEADLINE_S = 280  # for twelve processes that import torch, on a busy machine; 30 s on a quiet one
 

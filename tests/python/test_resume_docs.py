@@ -18,7 +18,8 @@ FUNCTIONS = re.findall(r"```python\n(def .*?)```", DOCUMENT.read_text(), re.DOTA
 
 
 def run(program: Path, num_ranks: int, nodes: str, *arguments: str) -> str:
-    environment = os.environ | {"ISTHMUS_NODES": nodes, "ISTHMUS_MIN_ELEMENTS": "1000", "OMP_NUM_THREADS": "1"}
+    settings = {"ISTHMUS_NODES": nodes, "ISTHMUS_CODEC": "tagc", "ISTHMUS_MIN_ELEMENTS": "1000", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | settings
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     result = subprocess.run(
         [*launch, program, *arguments], env=environment, capture_output=True, text=True, timeout=120

@@ -43,7 +43,7 @@ class Backend:
 
 def options(tiers="two"):
     fields = dict.fromkeys(("ratio", "sparsity", "index_bits", "block_elements", "peel_rounds"), 1)
-    return types.SimpleNamespace(codec="tagc", tiers=tiers, **fields)
+    return types.SimpleNamespace(codec="tagc", own_piece="exact", tiers=tiers, **fields)
 
 
 @dataclass
@@ -237,7 +237,7 @@ def test_missing_ranks_and_damaged_tensors_are_named():
         source.check(1, 0)
 
 
-def test_another_codec_and_other_tiers_are_refused():
+def test_other_tiers_are_refused():
     saved = World("fsdp", BLOCKS[2])
     source = source_of(saved, random_states(saved))
     with pytest.raises(ValueError, match="saved with tiers=two, and this group has flat"):

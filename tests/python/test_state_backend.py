@@ -112,11 +112,24 @@ def one_damaged_rank_fails_all_of_them() -> None:
 
 
 @table
-def another_codec_and_other_tiers_are_refused() -> None:
+def other_pieces_are_refused() -> None:
     folder = saved(trained(model_on()))
-    for options in ({"codec": "none"}, {"tiers": "flat"}):
-        with pytest.raises(ValueError, match=r"residuals were saved with (codec=tagc|tiers=two), and this group has"):
+    for options in ({"own_piece": "coded"}, {"tiers": "flat"}):
+        with pytest.raises(ValueError, match=r"residuals were saved with (own_piece=exact|tiers=two), and this group"):
             isthmus.load_checkpoint(folder, model_on(**options))
+
+
+@table
+def another_codec_takes_the_residuals_along() -> None:
+    folder = saved(trained(model_on()))
+    process_group = group(nodes="2x2", codec="none")
+    model = fsdp2(mesh_of(process_group))
+    isthmus.load_checkpoint(folder, model)
+    assert isthmus.stats(process_group)["residual_bytes"] > 0
+    trained(model)
+    stats = isthmus.stats(process_group)
+    assert stats["residual_bytes"] == 0
+    assert stats["exact_calls"]["takes the residual along"] == stats["num_units"]
 
 
 @table

@@ -33,7 +33,7 @@ table = Table()
 
 
 def make_group(**options: Any) -> dist.ProcessGroup:
-    options = {"nodes": "2x2", "sparsity": 0.5, "ratio": 2, "min_elements": 0, **options}
+    options = {"nodes": "2x2", "codec": "tagc", "sparsity": 0.5, "ratio": 2, "min_elements": 0, **options}
     return dist.new_group(backend="isthmus", pg_options=isthmus.Options(**options))
 
 

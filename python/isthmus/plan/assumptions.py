@@ -1,13 +1,16 @@
 """What a prediction of time rests on: links, speed of the codec, and compute. None of it is measured here."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from isthmus.plan.ranges import check_range
 
 #: Gbit/s. Anything beyond is a mistake of the unit.
 SLOWEST_LINK = 1e-4
 FASTEST_LINK = 1e6
+SLOWEST_CODEC_GB_S = 1e-3
+FASTEST_CODEC_GB_S = 1e5
 _SPEED = re.compile(r"(\d+(?:\.\d+)?(?:[eE]-?\d{1,2})?)\s*(kbit|mbit|gbit|tbit)?", re.IGNORECASE)
 _IN_A_GBIT = {"kbit": 1e6, "mbit": 1e3, "gbit": 1.0, "tbit": 1e-3}
 #: Floating-point operations for each parameter and token: 2 forward, 4 backward.
@@ -53,8 +56,8 @@ class CodecSpeed:
     decode_gb_s: float
 
     def __post_init__(self) -> None:
-        check_range("encode_gb_s", self.encode_gb_s, 1e-3, 1e5)
-        check_range("decode_gb_s", self.decode_gb_s, 1e-3, 1e5)
+        check_range("encode_gb_s", self.encode_gb_s, SLOWEST_CODEC_GB_S, FASTEST_CODEC_GB_S)
+        check_range("decode_gb_s", self.decode_gb_s, SLOWEST_CODEC_GB_S, FASTEST_CODEC_GB_S)
 
     def scaled(self, factor: float) -> "CodecSpeed":
         """As many times as fast."""
@@ -63,20 +66,30 @@ class CodecSpeed:
 
 @dataclass(frozen=True)
 class CodecSpeeds:
-    """Of each codec, and where the figures come from."""
+    """Of each codec by its name, and where the figures come from."""
 
-    none: CodecSpeed
-    tagc: CodecSpeed
+    by_codec: Mapping[str, CodecSpeed]
     source: str
 
     def of(self, codec: str) -> CodecSpeed:
         """By the codec's name."""
-        return self.none if codec == "none" else self.tagc
+        return self.by_codec[codec]
+
+    def with_scaled(self, codec: str, factor: float) -> "CodecSpeeds":
+        """With this codec as many times as fast."""
+        return replace(self, by_codec={**self.by_codec, codec: self.of(codec).scaled(factor)})
 
 
-#: docs/tagc.md, "On CPU": 64 MiB of float32 on one core with AVX2, by ratio of the sketch.
-_MEASURED_CPU = {2.0: CodecSpeed(0.80, 0.86), 4.0: CodecSpeed(1.18, 1.20), 10.0: CodecSpeed(2.36, 3.82)}
-_MEASURED_CPU_NONE = CodecSpeed(6.22, 6.30)
+#: Those that lose something.
+_LOSSY = ("tagc", "quant", "sparse")
+#: docs/tagc.md, docs/quant.md and docs/sparse.md, "On CPU": 64 MiB of float32 on one core with AVX2. tagc by ratio of
+#: the sketch, quant with 4 rotated bits, sparse with 13 elements kept of 1024.
+_MEASURED_CPU_TAGC = {2.0: CodecSpeed(0.83, 0.89), 4.0: CodecSpeed(1.25, 1.29), 10.0: CodecSpeed(2.37, 4.00)}
+_MEASURED_CPU = {
+    "none": CodecSpeed(4.51, 4.78),
+    "quant": CodecSpeed(4.32, 5.99),
+    "sparse": CodecSpeed(2.89, 14.64),
+}
 _ASSUMED_GPU = CodecSpeed(100.0, 100.0)
 _ASSUMED_GPU_NONE = CodecSpeed(1000.0, 1000.0)
 
@@ -84,17 +97,22 @@ _ASSUMED_GPU_NONE = CodecSpeed(1000.0, 1000.0)
 def codec_speeds(text: str, ratio: float) -> CodecSpeeds:
     """What "cpu", "gpu", "100" or "100/150" (encode/decode, GB/s) means. ValueError names the text."""
     if text == "cpu":
-        level = max((known for known in _MEASURED_CPU if known <= ratio), default=min(_MEASURED_CPU))
-        source = f"benchmark of the codecs on one CPU core with AVX2 (docs/tagc.md), tagc at {level:g}x"
-        return CodecSpeeds(_MEASURED_CPU_NONE, _MEASURED_CPU[level], source)
+        level = max((known for known in _MEASURED_CPU_TAGC if known <= ratio), default=min(_MEASURED_CPU_TAGC))
+        documents = "docs/tagc.md, docs/quant.md, docs/sparse.md"
+        source = f"benchmark of the codecs on one CPU core with AVX2 ({documents}), tagc at {level:g}x"
+        return CodecSpeeds({**_MEASURED_CPU, "tagc": _MEASURED_CPU_TAGC[level]}, source)
     if text == "gpu":
-        return CodecSpeeds(_ASSUMED_GPU_NONE, _ASSUMED_GPU, "assumed for a GPU; the codec was never timed on one")
+        return _alike(_ASSUMED_GPU, "assumed for a GPU; no codec was ever timed on one")
     encode, _, decode = text.partition("/")
     try:
         given = CodecSpeed(float(encode), float(decode or encode))
     except ValueError as error:
         raise ValueError(f"codec speed '{text}': expected cpu, gpu, or GB/s as 100 or 100/150 ({error})") from error
-    return CodecSpeeds(_ASSUMED_GPU_NONE, given, "given; none: assumed for a GPU")
+    return _alike(given, "given; none: assumed for a GPU")
+
+
+def _alike(speed: CodecSpeed, source: str) -> CodecSpeeds:
+    return CodecSpeeds({"none": _ASSUMED_GPU_NONE} | dict.fromkeys(_LOSSY, speed), source)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from isthmus.plan.assumptions import Accumulation
-from isthmus.plan.packets import WireOptions, plain_packet_bytes, sketch_shape, tagc_packet_bytes
+from isthmus.plan.packets import WireOptions, packet_bytes, piece_bytes, sketch_shape
 from isthmus.plan.placement import Cluster, ElementBytes, Placement, Placements, Scope, operations_of
 from isthmus.plan.units import Unit
 from isthmus.plan.volumes import Collective, Kind, count_nodes
@@ -99,7 +99,7 @@ def _unreduced(
 
 
 def is_lossy(wire: WireOptions, call: Collective, num_nodes: int) -> bool:
-    """Whether a collective goes through a lossy codec, and so has state."""
+    """Whether a collective goes through a lossy codec."""
     if call.kind is Kind.ALL_GATHER or num_nodes == 1 or wire.codec == "none":
         return False
     return call.num_elements >= wire.min_elements and not (wire.tiers == "flat" and call.kind is Kind.ALL_REDUCE)
@@ -107,10 +107,10 @@ def is_lossy(wire: WireOptions, call: Collective, num_nodes: int) -> bool:
 
 def residual_bytes(wire: WireOptions, call: Collective, num_nodes: int) -> int:
     """What a reduction keeps for the next steps (docs/algorithms.md, "Memory")."""
-    if not is_lossy(wire, call, num_nodes):
+    if not (is_lossy(wire, call, num_nodes) and wire.keeps_residual):
         return 0
     chunk = call.chunk_elements
-    pieces = call.num_elements if wire.tiers == "flat" else (num_nodes - 1) * chunk
+    pieces = call.num_elements if wire.tiers == "flat" else (num_nodes - (wire.own_piece == "exact")) * chunk
     result = chunk if call.kind is Kind.ALL_REDUCE else 0
     return (pieces + result) * _FLOAT_BYTES
 
@@ -126,13 +126,14 @@ def scratch_bytes(wire: WireOptions, call: Collective, num_nodes: int) -> int:
     if call.kind is Kind.ALL_GATHER:
         return num_nodes * chunk * call.element_bytes if num_ranks > num_nodes else 0
     lossy = is_lossy(wire, call, num_nodes)
-    packet = tagc_packet_bytes(chunk, wire) if lossy else plain_packet_bytes(chunk, call.element_bytes)
+    codec = wire.codec if lossy else "none"
+    packet = packet_bytes(chunk, call.element_bytes, codec, wire)
     narrow = call.element_bytes < wide
     if wire.tiers == "flat":
         reduction = _flat_bytes(wire, call, lossy)
     else:
         pieces = num_nodes * chunk * wide if num_ranks > num_nodes or narrow else 0  # else the gradient itself
-        reduction = pieces + 2 * num_nodes * packet
+        reduction = pieces + 2 * num_nodes * piece_bytes(chunk, call.element_bytes, codec, wire)
     if call.kind is Kind.REDUCE_SCATTER:
         return reduction + (chunk * wide if narrow and (lossy or wire.tiers == "two") else 0)
     filled_up = call.num_elements != chunk * num_ranks

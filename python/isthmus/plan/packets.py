@@ -12,32 +12,68 @@ from typing import Any, NamedTuple
 _HEADER_BYTES = 48
 _PLAIN_ALIGNMENT = 8
 _SECTION_BYTES = 64
-_CELL_BYTES = 4
 _LONGEST_BLOCK = 1024
 _SHORTEST_BLOCK = 64
 _WANTED_ROWS = 96
 _FEWEST_ROWS = 3
+# Rows by load (ratio=0): docs/tagc.md.
+_KEYS_OF_ROW = 0.8
+_SPREADS = 4.0
+_SPARE_ROWS = 6.0
+
+_QUANT_BLOCK = 512
+_QUANT_LANES = 16
+
+_SPARSE_BLOCK = 1024
+_SPARSE_QUARTERS = 4
+_SPARSE_ALIGNMENT = 8
+_SPARSE_PACKET_ALIGNMENT = 16
+
+# How a piece is cut: docs/algorithms.md.
+_SEGMENT_ALIGNMENT = 4096
+_MOST_CHOSEN_SEGMENTS = 8
+_LEAST_CHOSEN_ELEMENTS = 262_144
+
+# 1 - .9 is a little below .1: no element is lost to that.
+_ROUNDING_SLACK = 1e-6
+_BYTES_OF_TYPE = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 
 
 @dataclass(frozen=True)
 class WireOptions:
-    """The options of Isthmus that decide how many bytes cross; the rest of them do not matter here.
+    """The options of Isthmus that decide how many bytes cross and stay; the rest of them do not matter here.
 
     Every unit is compressed (`units="*"`), and every reduction is known to be a gradient's.
     """
 
     codec: str = "tagc"
     tiers: str = "two"
+    bits: int = 4
+    group_elements: int = 128
+    scale_type: str = "bf16"
+    sparsity: float = 0.9875
+    value_type: str = "bf16"
     ratio: float = 10.0
+    cell_type: str = "fp32"
     index_bits: int = 1
     block_elements: int = 0
+    segments: int = 0
+    error_feedback: str = "codec"
+    own_piece: str = "exact"
     min_elements: int = 65536
     two_tier_all_gather: bool = True
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "WireOptions":
-        """Those of `isthmus.Options`, given by name."""
-        return cls(**{field.name: options[field.name] for field in fields(cls)})
+        """Those of `isthmus.Options`, given by name. What an older report lacks is as it was then: the default."""
+        return cls(**{field.name: options[field.name] for field in fields(cls) if field.name in options})
+
+    @property
+    def keeps_residual(self) -> bool:
+        """Whether the codec has error feedback."""
+        if self.codec in ("tagc", "sparse"):
+            return self.error_feedback != "off"
+        return self.codec == "quant" and self.error_feedback == "on"
 
 
 class SketchShape(NamedTuple):
@@ -46,6 +82,7 @@ class SketchShape(NamedTuple):
     num_blocks: int
     block_elements: int
     num_rows: int
+    cell_bytes: int = 4
 
     @property
     def index_bytes(self) -> int:
@@ -55,7 +92,31 @@ class SketchShape(NamedTuple):
     @property
     def sketch_bytes(self) -> int:
         """All rows of cells."""
-        return self.num_rows * self.block_elements * _CELL_BYTES
+        return self.num_rows * self.block_elements * self.cell_bytes
+
+
+def segments_of(num_elements: int, options: WireOptions) -> list[int]:
+    """The elements of each part of a piece that has a packet of its own."""
+    chosen = max(1, min(num_elements // _LEAST_CHOSEN_ELEMENTS, _MOST_CHOSEN_SEGMENTS))
+    share = math.ceil(num_elements / (options.segments or chosen))
+    length = max(_round_up(share, _SEGMENT_ALIGNMENT), _SEGMENT_ALIGNMENT)
+    whole, rest = divmod(num_elements, length)
+    return [length] * whole + ([rest] if rest or not whole else [])
+
+
+def piece_bytes(num_elements: int, element_bytes: int, codec: str, options: WireOptions) -> int:
+    """All packets of a piece. element_bytes: of the tensor that is reduced."""
+    return sum(packet_bytes(part, element_bytes, codec, options) for part in segments_of(num_elements, options))
+
+
+def packet_bytes(num_elements: int, element_bytes: int, codec: str, options: WireOptions) -> int:
+    """A packet of that codec, with the rest of the options."""
+    if codec == "none":
+        return plain_packet_bytes(num_elements, element_bytes)
+    sizes = {"tagc": tagc_packet_bytes, "quant": quant_packet_bytes, "sparse": sparse_packet_bytes}
+    if codec not in sizes:
+        raise ValueError(f"codec {codec}: the sizes of its packets are not known before it runs")
+    return sizes[codec](num_elements, options)
 
 
 def plain_packet_bytes(num_elements: int, element_bytes: int) -> int:
@@ -63,29 +124,69 @@ def plain_packet_bytes(num_elements: int, element_bytes: int) -> int:
     return _HEADER_BYTES + _round_up(num_elements * element_bytes, _PLAIN_ALIGNMENT)
 
 
+def quant_packet_bytes(num_elements: int, options: WireOptions) -> int:
+    """A packet of codec `quant`: a scale for each whole group, codes in whole blocks, the rest of the piece exactly."""
+    if options.bits == 0:
+        raise ValueError("codec quant with bits=0: the sizes of its packets are not known before it runs")
+    num_groups, tail_elements = divmod(num_elements, options.group_elements)
+    num_blocks = math.ceil(num_groups * options.group_elements / _QUANT_BLOCK)
+    scales = num_groups * _BYTES_OF_TYPE[options.scale_type]
+    codes = num_blocks * _QUANT_LANES * options.bits * 4
+    return sum(_round_up(num_bytes, _SECTION_BYTES) for num_bytes in (_HEADER_BYTES, scales, codes, tail_elements * 4))
+
+
+def sparse_packet_bytes(num_elements: int, options: WireOptions) -> int:
+    """A packet of codec `sparse`: of each block four counts, maybe a scale, and offsets and values of what is kept."""
+    num_blocks = math.ceil(num_elements / _SPARSE_BLOCK)
+    keep = _sparse_keep(_SPARSE_BLOCK, options)
+    last = num_elements - (num_blocks - 1) * _SPARSE_BLOCK
+    kept = (num_blocks - 1) * keep + _sparse_keep(last, options) if num_blocks else 0
+    count_bytes = 1 if keep < _SPARSE_BLOCK // _SPARSE_QUARTERS else 2
+    scale_bytes = 2 if options.value_type == "int8" else 0
+    sections = (num_blocks * _SPARSE_QUARTERS * count_bytes, num_blocks * scale_bytes, kept)
+    before_values = _HEADER_BYTES + sum(_round_up(num_bytes, _SPARSE_ALIGNMENT) for num_bytes in sections)
+    return _round_up(before_values + kept * _BYTES_OF_TYPE[options.value_type], _SPARSE_PACKET_ALIGNMENT)
+
+
+def _sparse_keep(block_elements: int, options: WireOptions) -> int:
+    wanted = math.floor((1 - options.sparsity) * block_elements + 0.5 + _ROUNDING_SLACK)
+    return min(max(wanted, 1), block_elements)
+
+
 def tagc_packet_bytes(num_elements: int, options: WireOptions) -> int:
-    """A packet of codec `tagc`, of at least one element."""
+    """A packet of codec `tagc`."""
+    if num_elements == 0:
+        return _round_up(_HEADER_BYTES, _SECTION_BYTES)
     shape = sketch_shape(num_elements, options)
     flags = math.ceil(shape.num_blocks / 64) * 8
-    sections = (_HEADER_BYTES, flags, shape.index_bytes)
+    scales = shape.num_blocks if options.cell_type in ("fp16", "int8") else 0
+    sections = (_HEADER_BYTES, flags, shape.index_bytes, scales)
     return sum(_round_up(num_bytes, _SECTION_BYTES) for num_bytes in sections) + shape.sketch_bytes
 
 
 def sketch_shape(num_elements: int, options: WireOptions) -> SketchShape:
     """The longest block, unless the options fix it, whose sketch has enough rows."""
     if options.block_elements:
-        return _shape(num_elements, options.block_elements, options.ratio)
+        return _shape(num_elements, options.block_elements, options)
     block = _LONGEST_BLOCK
-    shape = _shape(num_elements, block, options.ratio)
+    shape = _shape(num_elements, block, options)
     while shape.num_rows < _WANTED_ROWS and block > _SHORTEST_BLOCK:
         block //= 2
-        shape = _shape(num_elements, block, options.ratio)
+        shape = _shape(num_elements, block, options)
     return shape
 
 
-def _shape(num_elements: int, block_elements: int, ratio: float) -> SketchShape:
+def _shape(num_elements: int, block_elements: int, options: WireOptions) -> SketchShape:
     num_blocks = math.ceil(num_elements / block_elements)
-    return SketchShape(num_blocks, block_elements, max(_FEWEST_ROWS, math.ceil(num_blocks / ratio)))
+    wanted = num_blocks / options.ratio if options.ratio else _rows_by_load(num_elements, block_elements, options)
+    cell_bytes = _BYTES_OF_TYPE[options.cell_type]
+    return SketchShape(num_blocks, block_elements, max(_FEWEST_ROWS, math.ceil(wanted)), cell_bytes)
+
+
+def _rows_by_load(num_elements: int, block_elements: int, options: WireOptions) -> float:
+    wanted = math.floor((1 - options.sparsity) * num_elements + _ROUNDING_SLACK)
+    keys_of_column = min(max(wanted, 1), num_elements) / block_elements
+    return (keys_of_column + _SPREADS * math.sqrt(keys_of_column)) / _KEYS_OF_ROW + _SPARE_ROWS
 
 
 def _round_up(num_bytes: int, multiple: int) -> int:

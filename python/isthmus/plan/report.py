@@ -87,7 +87,7 @@ def verdict(comparison: Comparison) -> list[str]:
     sentences.append(_over_speeds(comparison))
     if winner.strategy.is_compressed:
         sentences.append(
-            "Bytes saved with tagc cost accuracy, which no plan predicts: train both ways before you choose."
+            "Bytes saved with a lossy codec cost accuracy, which no plan predicts: docs/convergence.md measures it."
         )
     return sentences
 
@@ -160,10 +160,12 @@ def _codec_room(comparison: Comparison, winner: StepPlan) -> list[str]:
     factor = comparison.slowest_codec_factor(lossy, other) if lossy and other else None
     if factor is None or lossy is None or other is None:
         return []
-    needed = comparison.codecs.tagc.scaled(factor)
-    here = comparison.codecs.tagc
+    assert lossy.strategy.wire is not None
+    codec = lossy.strategy.wire.codec
+    here = comparison.codecs.of(codec)
+    needed = here.scaled(factor)
     return [
-        f"{lossy.strategy.name} takes a shorter step than {other.strategy.name} while tagc encodes "
+        f"{lossy.strategy.name} takes a shorter step than {other.strategy.name} while {codec} encodes "
         f"{needed.encode_gb_s:.3g} GB/s or more and decodes {needed.decode_gb_s:.3g} (here {here.encode_gb_s:g} and "
         f"{here.decode_gb_s:g}: {comparison.codecs.source})."
     ]

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from isthmus.plan.assumptions import CodecSpeeds, Compute, Links
+from isthmus.plan.assumptions import (
+    FASTEST_CODEC_GB_S,
+    SLOWEST_CODEC_GB_S,
+    CodecSpeed,
+    CodecSpeeds,
+    Compute,
+    Links,
+)
 from isthmus.plan.step import StepPlan, StepTime
 from isthmus.plan.strategies import Strategy
 
@@ -97,18 +104,19 @@ class Comparison:
         return self._crossovers_between(low, middle) + self._crossovers_between(middle, high)
 
     def slowest_codec_factor(self, plan: StepPlan, other: StepPlan) -> float | None:
-        """By which factor tagc's speed may change until `plan` takes as long as `other`; None: it cannot win, or lose.
+        """By which factor the speed of `plan`'s codec may change until it takes as long as `other`.
 
-        Below 1 there is room; above 1 the codec would have to be faster.
+        None: it cannot win, or lose. Below 1 there is room; above 1 the codec would have to be faster.
         """
+        if plan.strategy.wire is None:
+            return None
+        codec = plan.strategy.wire.codec
         other_s = self.time(other).step_s
 
         def wins(factor: float) -> bool:
-            codecs = replace(self.codecs, tagc=self.codecs.tagc.scaled(factor))
-            return plan.time(self.links, codecs, self.compute).step_s < other_s
+            return plan.time(self.links, self.codecs.with_scaled(codec, factor), self.compute).step_s < other_s
 
-        low, high = _CODEC_FACTORS
-        low, high = max(low, _slowest(self.codecs)), min(high, _fastest(self.codecs))
+        low, high = _possible_factors(self.codecs.of(codec))
         if wins(low) or not wins(high):
             return None
         while high / low > 1 + _CROSSOVER_SHARE:
@@ -117,12 +125,12 @@ class Comparison:
         return high
 
 
-def _slowest(codecs: CodecSpeeds) -> float:
-    return 1e-3 / min(codecs.tagc.encode_gb_s, codecs.tagc.decode_gb_s)
-
-
-def _fastest(codecs: CodecSpeeds) -> float:
-    return 1e5 / max(codecs.tagc.encode_gb_s, codecs.tagc.decode_gb_s)
+def _possible_factors(speed: CodecSpeed) -> tuple[float, float]:
+    """What keeps a codec's speed in its range."""
+    low, high = _CODEC_FACTORS
+    slowest = SLOWEST_CODEC_GB_S / min(speed.encode_gb_s, speed.decode_gb_s)
+    fastest = FASTEST_CODEC_GB_S / max(speed.encode_gb_s, speed.decode_gb_s)
+    return max(low, slowest), min(high, fastest)
 
 
 def link_speeds() -> list[float]:

@@ -49,6 +49,9 @@ class Strategy:
 _NONE = WireOptions(codec="none")
 _TAGC = WireOptions()
 _FLAT_TAGC = WireOptions(tiers="flat")
+_SPARSE = WireOptions(codec="sparse")
+_QUANT = WireOptions(codec="quant", bits=4)
+_QUANT_2 = WireOptions(codec="quant", bits=2)
 
 _ALL = (
     Strategy("ddp", "weights, gradients and optimizer states on every rank", DDP),
@@ -60,13 +63,20 @@ _ALL = (
     Strategy("flat-tagc", "as fsdp, on Isthmus: TAGC over all ranks in one tier", FSDP, _FLAT_TAGC),
     Strategy("tagc", "as fsdp, on Isthmus: two tiers, TAGC between nodes only", FSDP, _TAGC),
     Strategy("tagc-node", "as fsdp-node, on Isthmus: two tiers, TAGC between nodes only", FSDP_NODE, _TAGC),
+    Strategy("sparse", "as fsdp, on Isthmus: two tiers, exact top-k of each block between nodes", FSDP, _SPARSE),
+    Strategy("quant", "as fsdp, on Isthmus: two tiers, 4-bit codes between nodes", FSDP, _QUANT),
+    Strategy("quant-node", "as fsdp-node, on Isthmus: two tiers, 4-bit codes between nodes", FSDP_NODE, _QUANT),
+    Strategy("quant2", "as quant, with 2 bits", FSDP, _QUANT_2),
     Strategy("hsdp-none", "as hsdp, on Isthmus, exact", HSDP, _NONE),
     Strategy("hsdp-tagc", "as hsdp, on Isthmus: TAGC in the all-reduce between nodes", HSDP, _TAGC),
+    Strategy("hsdp-quant", "as hsdp, on Isthmus: 4-bit codes in the all-reduce between nodes", HSDP, _QUANT),
+    Strategy("hsdp-quant2", "as hsdp-quant, with 2 bits", HSDP, _QUANT_2),
     Strategy("ddp-none", "as ddp, on Isthmus: two tiers, exact", DDP, _NONE),
     Strategy("ddp-tagc", "as ddp, on Isthmus: TAGC in the all-reduce between nodes", DDP, _TAGC),
 )
 STRATEGIES = {strategy.name: strategy for strategy in _ALL}
-DEFAULT_STRATEGIES = tuple(name for name in STRATEGIES if name not in ("zero1", "ddp-none", "ddp-tagc"))
+_NOT_BY_DEFAULT = ("zero1", "sparse", "quant2", "hsdp-quant2", "ddp-none", "ddp-tagc")
+DEFAULT_STRATEGIES = tuple(name for name in STRATEGIES if name not in _NOT_BY_DEFAULT)
 
 
 def world_formula(backend: str, ranks_per_node: int) -> RingFormula:
@@ -77,7 +87,7 @@ def world_formula(backend: str, ranks_per_node: int) -> RingFormula:
 
 
 def strategies_named(names: Sequence[str], options: WireOptions) -> list[Strategy]:
-    """The strategies of these names; those on Isthmus with the ratio, blocks and sizes of `options`.
+    """The strategies of these names; those on Isthmus with `options`, but for codec, tiers and bits of their own.
 
     ValueError names what is unknown or named twice.
     """
@@ -92,6 +102,7 @@ def strategies_named(names: Sequence[str], options: WireOptions) -> list[Strateg
 
 
 def _with_options(strategy: Strategy, options: WireOptions) -> Strategy:
-    if strategy.wire is None:
+    wire = strategy.wire
+    if wire is None:
         return strategy
-    return replace(strategy, wire=replace(options, codec=strategy.wire.codec, tiers=strategy.wire.tiers))
+    return replace(strategy, wire=replace(options, codec=wire.codec, tiers=wire.tiers, bits=wire.bits))

@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from isthmus.plan.packets import WireOptions, plain_packet_bytes, sketch_shape, tagc_packet_bytes
+from isthmus.plan.packets import WireOptions, packet_bytes, piece_bytes, sketch_shape
 
 _SMALLEST_SUM_BYTES = 4  # partial sums travel in float32, or float64
 
@@ -157,10 +157,11 @@ class IsthmusFormula:
         exact_all_reduce = self.options.tiers == "flat" and collective.kind is Kind.ALL_REDUCE
         return self.options.codec if self._is_large(collective) and not exact_all_reduce else "none"
 
-    def _packet_bytes(self, collective: Collective, codec: str) -> int:
-        if codec == "tagc":
-            return tagc_packet_bytes(collective.chunk_elements, self.options)
-        return plain_packet_bytes(collective.chunk_elements, collective.element_bytes)
+    def _piece_bytes(self, collective: Collective, codec: str) -> int:
+        return piece_bytes(collective.chunk_elements, collective.element_bytes, codec, self.options)
+
+    def _result_bytes(self, collective: Collective, codec: str) -> int:
+        return packet_bytes(collective.chunk_elements, collective.element_bytes, codec, self.options)
 
     def _reduce_in_two_tiers(self, collective: Collective, num_nodes: int, codec: str) -> tuple[Hop, ...]:
         local = len(collective.ranks) // num_nodes
@@ -169,7 +170,7 @@ class IsthmusFormula:
         return (
             *((within,) if local > 1 else ()),
             Hop(codec=codec, encoded_elements=others * chunk),
-            Hop(others, inter_bytes=others * self._packet_bytes(collective, codec), counted=True),
+            Hop(others, inter_bytes=others * self._piece_bytes(collective, codec), counted=True),
             Hop(codec=codec, decoded_elements=others * chunk),
         )
 
@@ -198,7 +199,7 @@ class IsthmusFormula:
         chunk = collective.chunk_elements
         return (
             Hop(codec=codec, encoded_elements=chunk),
-            *_gather(collective, num_nodes, self._packet_bytes(collective, codec)),
+            *_gather(collective, num_nodes, self._result_bytes(collective, codec)),
             Hop(codec=codec, decoded_elements=len(collective.ranks) * chunk),
         )
 

@@ -1,0 +1,17 @@
+// Numbers on which all ranks of a group agree, over its tiers.
+#pragma once
+
+#include <vector>
+
+#include "isthmus/communicator.h"
+#include "isthmus/device.h"
+
+namespace isthmus {
+
+// values[i] becomes the largest, or the sum, of all ranks' values[i]: the same bits on every rank. Along the rail, then
+// within the node. Collective, with equally many values; from the thread that uses the tiers. Done on return, after all
+// that was enqueued on the device, and on no rank before all have come. Throws TransportError if a tier fails.
+void max_over_tiers(const Tiers& tiers, Device& device, std::vector<double>& values);
+void sum_over_tiers(const Tiers& tiers, Device& device, std::vector<double>& values);
+
+}  // namespace isthmus

@@ -1,0 +1,128 @@
+// Which path and which codec pay for a unit. Pure: what is decided depends on the arguments alone, so that ranks with
+// equal measurements decide alike. The model and its sources: docs/auto.md.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "isthmus/buffer.h"
+#include "isthmus/options.h"
+#include "isthmus/stats.h"
+
+namespace isthmus {
+
+// How long an operation takes that moves so many bytes.
+struct Speed {
+  double latency_s = 0;
+  double bytes_per_s = 0;  // 0: unknown
+
+  bool known() const { return bytes_per_s > 0; }
+  double seconds(double bytes) const { return latency_s + bytes / bytes_per_s; }
+};
+
+// Of each kind of operation, while all ranks of the group run it at once. Bytes: what one rank sends to others.
+struct LinkSpeeds {
+  Speed intra_reduce;  // reduce-scatter within the node, sums included
+  Speed intra_gather;
+  Speed inter;         // along the rail
+  Speed world_reduce;  // the world backend's own; bytes: of the whole input. Unknown: it is not chosen
+  Speed world_all_reduce;
+  Speed world_gather;
+};
+
+struct CodecSpeed {
+  double encode_elements_per_s = 0;  // of one piece; 0: unknown, so that the codec is not chosen
+  double decode_elements_per_s = 0;
+
+  bool known() const { return encode_elements_per_s > 0 && decode_elements_per_s > 0; }
+};
+
+// What auto chooses from, from exact to the largest error.
+enum class Candidate : uint8_t {
+  kWorld,  // the world backend
+  kNone,   // exact in two tiers
+  kQuant8,
+  kQuant4,
+  kQuant3,
+  kQuant2,
+  kQuant1,
+  kSparse,
+  kTagc,
+};
+inline constexpr size_t kNumCandidates = 9;
+inline constexpr std::array<Candidate, kNumCandidates> kCandidates = {
+    Candidate::kWorld,  Candidate::kNone,   Candidate::kQuant8, Candidate::kQuant4, Candidate::kQuant3,
+    Candidate::kQuant2, Candidate::kQuant1, Candidate::kSparse, Candidate::kTagc};
+constexpr bool is_exact(Candidate candidate) { return candidate <= Candidate::kNone; }
+std::string to_string(Candidate candidate);  // "quant 4 bit"
+
+// One value for each candidate.
+template <typename T>
+struct ByCandidate {
+  std::array<T, kNumCandidates> values{};
+
+  T& operator[](Candidate candidate) { return values[static_cast<size_t>(candidate)]; }
+  const T& operator[](Candidate candidate) const { return values[static_cast<size_t>(candidate)]; }
+};
+
+// Equal on all ranks.
+struct Measurements {
+  LinkSpeeds links;
+  ByCandidate<CodecSpeed> codecs;             // kNone included
+  ByCandidate<std::optional<double>> errors;  // of this unit, relative squared; nothing: not measured yet
+  double hidden_s = 0;                        // of a reduction of this unit: the caller computes meanwhile
+};
+
+// Equal on all ranks.
+struct UnitFacts {
+  int64_t num_elements = 0;  // of the whole input
+  DataType dtype = DataType::kFloat32;
+  Collective collective = Collective::kReduceScatter;
+  int num_nodes = 2;
+  int ranks_per_node = 1;
+  std::optional<Candidate> current;  // what was chosen before
+};
+
+struct Choice {
+  Candidate candidate = Candidate::kNone;
+  Options settings;    // codec, bits, ... in place of auto; of kWorld: codec none
+  double seconds = 0;  // of one reduction, by the model
+  std::string reason;  // one line for people
+};
+
+// The budget where options.error_budget gives none: quant of 4 bits keeps to it, and 3 bits do not.
+inline constexpr double kDefaultErrorBudget = .02;
+double error_budget(const Options& options);
+
+// The relative squared error to expect where none was measured. tagc, sparse: no more than this, whatever the values.
+double prior_error(Candidate candidate, const Options& options);
+// The options that the candidate stands for: `options` with a codec and its width in place of auto.
+Options settings_of(Candidate candidate, const Options& options);
+
+// By the model: of one reduction. Speeds that it needs are known.
+double reduction_seconds(Candidate candidate, const Measurements& measured, const UnitFacts& unit,
+                         const Options& options);
+// Whether an all-gather goes to the world backend: not where a speed is unknown. num_bytes: of the gathered whole.
+bool world_gathers_faster(const LinkSpeeds& links, int64_t num_bytes, int num_nodes, int ranks_per_node);
+
+// options.codec == "auto". Exact where nothing keeps to the budget, or compression does not pay. The current choice
+// stays unless another one is faster by kWorthChanging.
+Choice choose(const Measurements& measured, const UnitFacts& unit, const Options& options);
+
+// options.codec == "quant" with bits=0: the fewest bits that keep to the budget, however fast; none where none do.
+Choice choose_width(const ByCandidate<std::optional<double>>& errors, const Options& options);
+
+// What must be saved of the time that is seen: by a choice with more error over one with less, by a lossy one over an
+// exact one, and by another one over the current one. A third of what an exact FSDP step sends are gradients: 6% of
+// their reductions are 2% of a step.
+inline constexpr double kWorthwhile = .02;
+inline constexpr double kWorthLosing = .06;
+inline constexpr double kWorthChanging = .05;
+// What the world backend must save over two tiers, exact or not. It is measured while nothing else runs, and slows down
+// more than they do beside compute: docs/auto.md, "What it chooses from".
+inline constexpr double kWorthLeavingTiers = .2;
+
+}  // namespace isthmus

@@ -1,0 +1,50 @@
+// Measures what auto chooses by: how fast links and codecs are, in a fraction of a second. See docs/auto.md.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "auto/agreement.h"
+#include "auto/chooser.h"
+#include "isthmus/communicator.h"
+#include "isthmus/device.h"
+#include "isthmus/options.h"
+
+namespace isthmus {
+
+// How far a probe goes.
+struct ProbeLimits {
+  int64_t smallest_bytes = 4096;  // that one rank sends in one operation; doubled until
+  int64_t largest_bytes = 4 << 20;
+  double longest_s = .015;          // this is what one operation takes
+  int repeats = 5;                  // of the smallest and the last size, and of each codec
+  int64_t sample_elements = 65536;  // that codecs are measured on
+};
+
+// Seconds from any fixed moment, on this rank.
+using ProbeClock = std::function<double()>;
+ProbeClock steady_clock();
+
+// values[i] = the largest of all ranks' values[i]. Collective; done on return, and on no rank before all have come.
+using MaxOverRanks = std::function<void(std::vector<double>& values)>;
+
+// latency + bytes / speed through the smallest and the largest operation: small ones are latency, large ones bandwidth.
+// operation(bytes) runs one of about that size, and returns when it is done. Collective; equal on all ranks: the
+// slowest rank's times count.
+Speed probe_speed(const std::function<void(int64_t bytes)>& operation, const MaxOverRanks& max_over_ranks,
+                  const ProbeClock& clock, const ProbeLimits& limits);
+
+// Speeds of both tiers; of a tier whose speed is given in `options` nothing is sent. Nothing is known of the world.
+// dtype: of what is summed. Collective, equal on all ranks. From the thread that uses the tiers, while nothing else
+// runs on them. Throws TransportError if a tier fails.
+LinkSpeeds probe_tiers(const Tiers& tiers, Device& device, DataType dtype, const Options& options,
+                       const ProbeClock& clock = steady_clock(), const ProbeLimits& limits = {});
+
+// Of codec none, and of those that auto may choose within its error budget if all is as expected. Of pieces that are
+// summed from `dtype`. Collective, in that all ranks are as busy as in a reduction, and equal on all ranks.
+ByCandidate<CodecSpeed> probe_codecs(Device& device, DataType dtype, int ranks_per_node, const Options& options,
+                                     const MaxOverRanks& max_over_ranks, const ProbeClock& clock = steady_clock(),
+                                     const ProbeLimits& limits = {});
+
+}  // namespace isthmus

@@ -1,0 +1,51 @@
+// What codecs of a device are given to make a job of. All memory is the device's.
+#pragma once
+
+#include <cstdint>
+
+#include "isthmus/codec.h"
+#include "isthmus/error.h"
+#include "kernels/device.h"
+
+namespace isthmus {
+
+// As the arguments of Codec::encode(). Unit and step are read from context.on_device when the job runs; all else of the
+// packet's header, its segment too, is written into the job.
+struct DeviceEncode {
+  ConstBuffer piece;
+  Buffer residual;  // empty where the codec keeps none
+  Buffer packet;
+  PacketContext context;
+  kernels::DeviceCounts* counts = nullptr;  // what the codec finds out is added here
+  Buffer scratch;                           // contents do not matter
+};
+
+// As the arguments of Codec::decode_sum(), or of decode_each().
+struct DeviceDecode {
+  ConstBuffer packets;
+  int64_t num_packets = 1;
+  Buffer out;
+  bool to_places = false;  // packet i replaces the i-th of num_packets equal parts of `out`, whatever was there
+  PacketContext context;
+  kernels::DeviceFault* fault = nullptr;
+  Buffer scratch;  // contents do not matter
+};
+
+// What the scratch memory of a decoding follows from.
+struct DecodeSize {
+  int64_t num_elements;  // of each packet
+  int64_t num_packets = 1;
+  bool to_places = false;
+};
+
+// Throws Error where `out` cannot be cut into equal places.
+inline DecodeSize size_of(const DeviceDecode& decode, const char* codec) {
+  if (!decode.to_places) {
+    return {decode.out.num_elements, decode.num_packets, false};
+  }
+  ISTHMUS_CHECK(Error, decode.num_packets > 0 && decode.out.num_elements % decode.num_packets == 0, "codec ", codec,
+                ": ", decode.out.num_elements, " elements are no equal places for ", decode.num_packets, " packets");
+  return {decode.out.num_elements / decode.num_packets, decode.num_packets, true};
+}
+
+}  // namespace isthmus

@@ -1,0 +1,87 @@
+// A codec of a device, of the part that makes its jobs and a launcher that runs them.
+#pragma once
+
+#include <utility>
+
+#include "codec/device_arguments.h"
+#include "codec/device_codecs.h"
+
+namespace isthmus {
+
+// What the codecs of one device share.
+struct PassesOfDevice {
+  DeviceLauncher& launcher;
+  kernels::DeviceCounts* counts;
+  kernels::DeviceFault* fault;
+};
+
+// JobMaker touches no device, allocates nothing, and has
+//
+//   static constexpr const char* kName
+//   int64_t packet_bytes(int64_t num_elements) const
+//   bool keeps_residual() const
+//   int64_t encode_scratch_bytes(int64_t num_elements) const
+//   int64_t decode_scratch_bytes(const DecodeSize&) const
+//   EncodeJob encode_job(const DeviceEncode&) const      both throw Error for wrong types and sizes
+//   DecodeJob decode_job(const DeviceDecode&) const
+//   CodecCounts known_counts(int64_t num_elements) const     what encode() counts without asking the device
+//
+// where DeviceLauncher takes both jobs.
+template <typename JobMaker>
+class PassesCodec final : public Codec {
+ public:
+  PassesCodec(JobMaker maker, const PassesOfDevice& device) : maker_(std::move(maker)), device_(device) {}
+
+  const char* name() const override { return JobMaker::kName; }
+  int64_t packet_bytes(int64_t num_elements) const override { return maker_.packet_bytes(num_elements); }
+  bool keeps_residual() const override { return maker_.keeps_residual(); }
+  int64_t encode_scratch_bytes(int64_t num_elements) const override {
+    return maker_.encode_scratch_bytes(num_elements);
+  }
+  int64_t decode_scratch_bytes(int64_t num_elements, int num_packets) const override {
+    return maker_.decode_scratch_bytes({num_elements, num_packets, /*to_places=*/false});
+  }
+  int64_t decode_each_scratch_bytes(int64_t num_elements, int num_packets) const override {
+    return maker_.decode_scratch_bytes({num_elements, num_packets, /*to_places=*/true});
+  }
+
+  CodecCounts encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context,
+                     Workspace workspace) override {
+    check_on_device(context);
+    device_.launcher.encode(maker_.encode_job({piece, residual, packet, context, device_.counts, workspace.scratch}),
+                            workspace.stream);
+    return maker_.known_counts(piece.num_elements);
+  }
+
+  CodecCounts decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
+                         Workspace workspace) override {
+    if (num_packets > 0) {
+      decode(packets, num_packets, out, /*to_places=*/false, context, workspace);
+    }
+    return {};
+  }
+
+  CodecCounts decode_each(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
+                          Workspace workspace) override {
+    decode(packets, num_packets, out, /*to_places=*/true, context, workspace);
+    return {};
+  }
+
+ private:
+  static void check_on_device(PacketContext context) {
+    ISTHMUS_CHECK(Error, context.on_device != nullptr, "codecs of a device read unit and step from its memory");
+  }
+
+  void decode(ConstBuffer packets, int num_packets, Buffer out, bool to_places, PacketContext context,
+              Workspace workspace) {
+    check_on_device(context);
+    device_.launcher.decode(
+        maker_.decode_job({packets, num_packets, out, to_places, context, device_.fault, workspace.scratch}),
+        workspace.stream);
+  }
+
+  const JobMaker maker_;
+  const PassesOfDevice device_;
+};
+
+}  // namespace isthmus

@@ -1,0 +1,40 @@
+// How a piece is cut: each part is encoded, exchanged and decoded for itself, so that one is encoded while another one
+// crosses.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace isthmus {
+
+struct Segment {
+  int64_t begin = 0;  // in elements of the piece
+  int64_t num_elements = 0;
+  uint8_t index = 0;
+  bool is_last = false;
+};
+
+// Segments begin at multiples of this: every codec's blocks end there, too.
+inline constexpr int64_t kSegmentAlignment = 4096;
+// Chosen: as many as this at most, and none below so many elements. Shorter ones cost more in latency than they hide.
+inline constexpr int64_t kMostChosenSegments = 8;
+inline constexpr int64_t kLeastChosenElements = 262144;
+
+// At least one; all but the last are equal. wanted: options.segments; 0: chosen. An empty piece is one segment.
+inline std::vector<Segment> segments_of(int64_t num_elements, int64_t wanted) {
+  const int64_t count =
+      wanted > 0 ? wanted : std::clamp<int64_t>(num_elements / kLeastChosenElements, 1, kMostChosenSegments);
+  const int64_t share = (num_elements + count - 1) / count;
+  const int64_t length =
+      std::max<int64_t>((share + kSegmentAlignment - 1) / kSegmentAlignment * kSegmentAlignment, kSegmentAlignment);
+  std::vector<Segment> segments;
+  do {
+    const int64_t begin = static_cast<int64_t>(segments.size()) * length;
+    segments.push_back({begin, std::min(length, num_elements - begin), static_cast<uint8_t>(segments.size())});
+  } while (segments.back().begin + segments.back().num_elements < num_elements);
+  segments.back().is_last = true;
+  return segments;
+}
+
+}  // namespace isthmus

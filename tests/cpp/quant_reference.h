@@ -1,0 +1,363 @@
+// Codec quant as docs/quant.md and docs/packet_format.md describe it, written for reading: one element after the other,
+// bytes at named offsets. Slow on purpose. Shares no code with the library but for its constants' values.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace isthmus::reference {
+
+struct QuantParameters {
+  int bits = 4;
+  int64_t group_elements = 128;
+  bool rotate = true;
+  bool stochastic = false;
+  std::string scale = "least_error";
+  bool bfloat16_scales = true;
+  bool error_feedback = false;
+  uint64_t unit_hash = 0;
+  uint64_t step = 0;
+  uint8_t segment = 0;
+
+  bool has_zero_level() const { return !rotate && bits > 1; }
+  int last_code() const { return (1 << bits) - (has_zero_level() ? 2 : 1); }
+  float centre() const { return static_cast<float>(last_code()) / 2; }
+  int scale_bytes() const { return bfloat16_scales ? 2 : 4; }
+};
+
+inline uint64_t scramble(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+inline uint64_t seed_of(const QuantParameters& parameters) {
+  return scramble(scramble(parameters.unit_hash ^ ((parameters.step + 1) * 0xd1342543de82ef95)) + parameters.segment);
+}
+
+// 512 neighbours are a block: 32 rows of 16 columns. Each column of each block has 32 random bits.
+inline uint32_t column_bits(uint64_t seed, int64_t element) {
+  const int64_t block = element / 512;
+  const int64_t column = element % 16;
+  const uint64_t two_columns = scramble(seed + 0x9e3779b97f4a7c15 * (8 * block + column / 2 + 1));
+  return static_cast<uint32_t>(column % 2 == 0 ? two_columns : two_columns >> 32);
+}
+
+inline int64_t row_of(int64_t element) { return element % 512 / 16; }
+
+inline float sign_of(const QuantParameters& parameters, int64_t element) {
+  return (column_bits(seed_of(parameters), element) >> row_of(element) & 1) != 0 ? -1.0F : 1.0F;
+}
+
+// In [-1/2, 1/2).
+inline float noise_of(const QuantParameters& parameters, int64_t element) {
+  uint32_t x = column_bits(~seed_of(parameters), element) ^ static_cast<uint32_t>(row_of(element)) * 0x9e3779b9;
+  x = (x ^ (x >> 16)) * 0x85ebca6b;
+  x = (x ^ (x >> 13)) * 0xc2b2ae35;
+  x ^= x >> 16;
+  return static_cast<float>(x >> 9) / 8388608.0F - .5F;
+}
+
+// In place, without the factor 1 / sqrt(n).
+inline void hadamard(std::vector<float>& values) {
+  for (size_t distance = 1; distance < values.size(); distance *= 2) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      if ((i & distance) == 0) {
+        const float a = values[i];
+        const float b = values[i + distance];
+        values[i] = a + b;
+        values[i + distance] = a - b;
+      }
+    }
+  }
+}
+
+// Column by column, then neighbours, neighbours of neighbours, ...
+inline float sum_of(const std::vector<float>& terms) {
+  std::vector<float> columns(terms.begin(), terms.begin() + 16);
+  for (size_t i = 16; i < terms.size(); ++i) {
+    columns[i % 16] += terms[i];
+  }
+  while (columns.size() > 1) {
+    std::vector<float> sums;
+    for (size_t i = 0; i < columns.size(); i += 2) {
+      sums.push_back(columns[i] + columns[i + 1]);
+    }
+    columns = sums;
+  }
+  return columns[0];
+}
+
+inline float sum_of_products(const std::vector<float>& a, const std::vector<float>& b) {
+  std::vector<float> products;
+  for (size_t i = 0; i < a.size(); ++i) {
+    products.push_back(a[i] * b[i]);
+  }
+  return sum_of(products);
+}
+
+inline float largest_of(const std::vector<float>& values) {
+  float largest = 0;
+  for (const float value : values) {
+    largest = std::max(largest, std::fabs(value));
+  }
+  return largest;
+}
+
+inline std::vector<float> transformed(const QuantParameters& parameters, std::vector<float> values, int64_t first,
+                                      float factor) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] *= factor;
+    if (parameters.rotate) {
+      values[i] *= sign_of(parameters, first + static_cast<int64_t>(i));
+    }
+  }
+  if (parameters.rotate) {
+    hadamard(values);
+  }
+  return values;
+}
+
+// The power of two that brings the largest of these into [1, 4), or as near as float32 has one.
+inline float normalizer_of(const std::vector<float>& values) {
+  int exponent = -127;
+  if (const float largest = largest_of(values); largest >= std::numeric_limits<float>::min()) {
+    std::frexp(largest, &exponent);
+    exponent -= 1;
+  }
+  return std::ldexp(1.0F, std::max(-exponent, -126));
+}
+
+inline float to_bfloat16(float value, bool up) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t below = bits & 0xffff0000;
+  const uint32_t rest = bits & 0xffff;
+  const bool is_odd = (below & 0x10000) != 0;
+  const bool away = up ? rest > 0 : rest > 0x8000 || (rest == 0x8000 && is_odd);
+  return std::bit_cast<float>(below + (away ? 0x10000 : 0));
+}
+
+inline float scale_as_sent(const QuantParameters& parameters, float scale, bool up = false) {
+  return parameters.bfloat16_scales ? to_bfloat16(scale, up) : scale;
+}
+
+// How far apart levels are when codes are chosen.
+inline float step_of(const QuantParameters& parameters, const std::vector<float>& values, float energy) {
+  const float from_largest = largest_of(values) / parameters.centre();
+  if (parameters.scale == "absmax") {
+    return scale_as_sent(parameters, from_largest, true);
+  }
+  if (parameters.bits == 8) {
+    return from_largest;
+  }
+  const float root_mean_square = std::sqrt(energy / static_cast<float>(values.size()));
+  if (!parameters.has_zero_level()) {
+    const float steps[] = {0, 1.596F, .9957F, .5860F, .3352F};
+    return steps[parameters.bits] * root_mean_square;
+  }
+  const float steps[] = {0, 0, 1.224F, .6508F, .3534F};
+  const float shares[] = {0, 0, .5F, .75F, .85F};
+  return std::max(steps[parameters.bits] * root_mean_square,
+                  shares[parameters.bits] * largest_of(values) / parameters.centre());
+}
+
+struct QuantizedGroup {
+  float scale = std::numeric_limits<float>::quiet_NaN();
+  std::vector<int> codes;
+};
+
+// A group that begins at element `first` of the piece.
+inline QuantizedGroup quantize(const QuantParameters& parameters, const std::vector<float>& group, int64_t first) {
+  QuantizedGroup quantized;
+  quantized.codes.resize(group.size());
+  if (!std::all_of(group.begin(), group.end(), [](float value) { return std::isfinite(value); })) {
+    return quantized;
+  }
+  float factor = 1;
+  std::vector<float> values = transformed(parameters, group, first, factor);
+  float energy = sum_of_products(values, values);
+  if (!(energy >= 0x1p-90F && energy <= 0x1p90F)) {
+    factor = normalizer_of(group);
+    values = transformed(parameters, group, first, factor);
+    energy = sum_of_products(values, values);
+  }
+
+  const float step = step_of(parameters, values, energy);
+  const float inverse = step > 0 ? 1 / step : 0;
+  std::vector<float> levels;
+  for (size_t i = 0; i < values.size(); ++i) {
+    float place = values[i] * inverse + parameters.centre();
+    if (parameters.stochastic) {
+      place += noise_of(parameters, first + static_cast<int64_t>(i));
+    }
+    const float code = std::nearbyint(std::clamp(place, 0.0F, static_cast<float>(parameters.last_code())));
+    quantized.codes[i] = static_cast<int>(code);
+    levels.push_back(code - parameters.centre());
+  }
+
+  float scale = step;
+  const float product = sum_of_products(values, levels);
+  if (parameters.scale == "least_error") {
+    scale = product > 0 ? product / sum_of_products(levels, levels) : 0;
+  } else if (parameters.scale == "unbiased") {
+    scale = product > 0 ? energy / product : 0;
+  }
+  const float n = parameters.rotate ? static_cast<float>(group.size()) : 1;
+  scale = std::min(scale / factor / n, 0x1p126F / (parameters.centre() * n));
+  quantized.scale = scale_as_sent(parameters, scale);
+  return quantized;
+}
+
+inline std::vector<float> dequantize(const QuantParameters& parameters, const QuantizedGroup& group, int64_t first) {
+  std::vector<float> values;
+  for (const int code : group.codes) {
+    values.push_back(static_cast<float>(code) - parameters.centre());
+  }
+  if (parameters.rotate) {
+    hadamard(values);
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] *= group.scale;
+    if (parameters.rotate) {
+      values[i] *= sign_of(parameters, first + static_cast<int64_t>(i));
+    }
+  }
+  return values;
+}
+
+// Where the sections of a packet begin.
+struct QuantSections {
+  int64_t scales = 64;
+  int64_t codes;
+  int64_t tail;
+  int64_t end;
+
+  QuantSections(const QuantParameters& parameters, int64_t num_elements) {
+    const auto to_64 = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+    const int64_t groups = num_elements / parameters.group_elements;
+    const int64_t blocks = (groups * parameters.group_elements + 511) / 512;
+    codes = scales + to_64(groups * parameters.scale_bytes());
+    tail = codes + blocks * 64 * parameters.bits;
+    end = tail + to_64(num_elements % parameters.group_elements * 4);
+  }
+};
+
+inline uint64_t checksum_of(const std::vector<uint8_t>& packet) {
+  const size_t num_words = (packet.size() - 48) / 8;
+  std::vector<uint64_t> chains((num_words + 511) / 512 * 8);
+  std::iota(chains.begin(), chains.end(), 1);
+  for (size_t w = 0; w < num_words; ++w) {
+    const size_t chain = 8 * (w / 512) + w % 8;
+    uint64_t word = 0;
+    std::memcpy(&word, packet.data() + 48 + 8 * w, 8);
+    chains[chain] = std::rotl((chains[chain] ^ word) * 0x9e3779b97f4a7c15, 29);
+  }
+  uint64_t sum = 0;
+  for (const uint64_t chain : chains) {
+    sum += scramble(chain);
+  }
+  return sum;
+}
+
+// Puts the lowest bits of a code at the place of an element: 32 bits a column, row after row in ascending bits, in as
+// many words as it takes. Three bits are a plane of the lower two and after it one of the highest.
+inline void put_code(const QuantParameters& parameters, int64_t element, int code, uint8_t* codes) {
+  const auto put = [&](int width, int64_t first_word, int bits) {
+    const int64_t rows_of_word = 32 / width;
+    const int64_t word = (first_word + row_of(element) / rows_of_word) * 16 + element % 16;
+    uint8_t* place = codes + element / 512 * 64 * parameters.bits + 4 * word;
+    uint32_t packed = 0;
+    std::memcpy(&packed, place, 4);
+    packed |= static_cast<uint32_t>(bits) << (width * (row_of(element) % rows_of_word));
+    std::memcpy(place, &packed, 4);
+  };
+  if (parameters.bits == 3) {
+    put(2, 0, code & 3);
+    put(1, 2, code >> 2);
+  } else {
+    put(parameters.bits, 0, code);
+  }
+}
+
+inline void put_header(const QuantParameters& parameters, int64_t num_elements, std::vector<uint8_t>& packet) {
+  const auto put = [&](size_t offset, auto value) { std::memcpy(packet.data() + offset, &value, sizeof(value)); };
+  const uint64_t scale = parameters.scale == "absmax" ? 0 : parameters.scale == "least_error" ? 1 : 2;
+  put(0, uint32_t{0x4d485349});
+  put(4, uint8_t{4});
+  put(5, uint8_t{3});
+  put(6, uint8_t{1});
+  put(7, parameters.segment);
+  put(8, parameters.unit_hash);
+  put(16, parameters.step);
+  put(24, static_cast<uint64_t>(num_elements));
+  put(32, static_cast<uint64_t>(parameters.bits) |
+              static_cast<uint64_t>(std::bit_width(static_cast<uint64_t>(parameters.group_elements)) - 1) << 8 |
+              uint64_t{parameters.rotate} << 16 | uint64_t{parameters.stochastic} << 17 | scale << 18 |
+              uint64_t{!parameters.bfloat16_scales} << 20);
+  put(40, checksum_of(packet));
+}
+
+struct QuantResult {
+  std::vector<uint8_t> packet;
+  std::vector<float> arrives;     // what the receiver decodes
+  int64_t non_finite_groups = 0;  // the tail counts as one
+};
+
+// residual: as long as the piece with error feedback, else empty.
+inline QuantResult encode_quant(const QuantParameters& parameters, const std::vector<float>& piece,
+                                std::vector<float>& residual) {
+  const auto num_elements = static_cast<int64_t>(piece.size());
+  const QuantSections sections(parameters, num_elements);
+  QuantResult result;
+  result.packet.resize(sections.end);
+  std::vector<float> sums = piece;
+  for (size_t i = 0; i < residual.size(); ++i) {
+    sums[i] += residual[i];
+  }
+
+  const int64_t num_groups = num_elements / parameters.group_elements;
+  for (int64_t g = 0; g < num_groups; ++g) {
+    const int64_t first = g * parameters.group_elements;
+    const std::vector<float> group(sums.begin() + first, sums.begin() + first + parameters.group_elements);
+    const QuantizedGroup quantized = quantize(parameters, group, first);
+    const uint32_t scale_bits = std::bit_cast<uint32_t>(quantized.scale);
+    const uint32_t scale = parameters.bfloat16_scales ? scale_bits >> 16 : scale_bits;
+    std::memcpy(result.packet.data() + sections.scales + g * parameters.scale_bytes(), &scale,
+                parameters.scale_bytes());
+    for (int64_t i = 0; i < parameters.group_elements; ++i) {
+      put_code(parameters, first + i, quantized.codes[i], result.packet.data() + sections.codes);
+    }
+    const std::vector<float> decoded = dequantize(parameters, quantized, first);
+    result.arrives.insert(result.arrives.end(), decoded.begin(), decoded.end());
+    result.non_finite_groups += std::isnan(quantized.scale);
+    for (int64_t i = first; i < first + parameters.group_elements && !residual.empty(); ++i) {
+      if (!std::isnan(quantized.scale)) {
+        residual[i] = std::clamp(sums[i] - decoded[i - first], -std::numeric_limits<float>::max(),
+                                 std::numeric_limits<float>::max());
+      }
+    }
+  }
+
+  bool tail_is_finite = true;
+  for (int64_t i = num_groups * parameters.group_elements; i < num_elements; ++i) {
+    const int64_t of_tail = i - num_groups * parameters.group_elements;
+    std::memcpy(result.packet.data() + sections.tail + 4 * of_tail, &sums[i], 4);
+    result.arrives.push_back(sums[i]);
+    tail_is_finite = tail_is_finite && std::isfinite(sums[i]);
+    if (!residual.empty() && std::isfinite(sums[i])) {
+      residual[i] = 0;
+    }
+  }
+  result.non_finite_groups += !tail_is_finite;
+  put_header(parameters, num_elements, result.packet);
+  return result;
+}
+
+}  // namespace isthmus::reference

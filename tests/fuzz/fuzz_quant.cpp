@@ -1,0 +1,89 @@
+// Packets of codec quant: a packet is accepted if and only if it is what was sent, and then packet and residual
+// together are what went in, but for one rounding. One that was made up, with a checksum that fits, does no harm.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "codec/quant.h"
+#include "packets.h"
+
+using namespace isthmus;
+using namespace isthmus::fuzz;
+
+namespace {
+
+Options choose_options(Decisions& decisions) {
+  constexpr int64_t kWidths[] = {1, 2, 3, 4, 8};
+  constexpr const char* kScales[] = {"absmax", "least_error", "unbiased"};
+  Options options;
+  options.bits = kWidths[decisions.choose(std::size(kWidths))];
+  options.group_elements = int64_t{32} << decisions.choose(5);
+  options.scale = kScales[decisions.choose(std::size(kScales))];
+  const auto switches = decisions.choose(16);
+  options.rotate = (switches & 1) != 0;
+  options.rounding = (switches & 2) != 0 ? "stochastic" : "nearest";
+  options.scale_type = (switches & 4) != 0 ? "fp32" : "bf16";
+  options.error_feedback = (switches & 8) != 0 ? "on" : "off";
+  return options;
+}
+
+// A group that is not finite is NaN and keeps its residual; so does what is not finite in the tail, alone.
+void check_conservation(int64_t group_elements, const std::vector<float>& piece, const std::vector<float>& old_residual,
+                        const std::vector<float>& residual, const std::vector<float>& decoded) {
+  const bool feedback = !residual.empty();
+  const auto num_elements = static_cast<int64_t>(piece.size());
+  const int64_t tail = num_elements / group_elements * group_elements;
+  const auto sum = [&](int64_t i) { return feedback ? piece[i] + old_residual[i] : piece[i]; };
+  for (int64_t begin = 0; begin < num_elements;) {
+    const int64_t end = begin < tail ? begin + group_elements : begin + 1;
+    bool all_finite = true;
+    for (int64_t i = begin; i < end; ++i) {
+      all_finite = all_finite && std::isfinite(sum(i));
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      require(std::isfinite(decoded[i]) == all_finite, "what is finite arrives finite, and the rest does not");
+      require(begin < tail || !all_finite || decoded[i] == sum(i), "the tail is exact");
+      if (feedback && !all_finite) {
+        require(residual[i] == old_residual[i], "a group that is not finite keeps its residual");
+      } else if (feedback) {
+        const double lost = sum(i) - (static_cast<double>(decoded[i]) + residual[i]);
+        const double most = std::max(std::fabs(sum(i)), std::fabs(decoded[i]));
+        require(std::isfinite(residual[i]), "residuals are finite");
+        require(std::fabs(lost) <= 0x1p-23 * most, "packet and residual are what went in");
+      }
+    }
+    begin = end;
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  constexpr int64_t kMostElements = 9000;  // more than one tile
+  Decisions decisions(data, size);
+  const Options options = choose_options(decisions);
+  const int64_t num_elements = decisions.choose_size(kMostElements);
+  const uint32_t seed = decisions.take<uint16_t>();
+  const PacketContext context{.unit_hash = decisions.take<uint64_t>(), .step = decisions.take<uint16_t>()};
+
+  QuantCodec codec(options);
+  const int64_t residual_elements = codec.keeps_residual() ? num_elements : 0;
+  const std::vector<float> piece = make_values(num_elements, seed);
+  const std::vector<float> old_residual = make_values(residual_elements, 2 * (seed + 1));  // residuals are finite
+  std::vector<float> residual = old_residual;
+  const Bytes packet(codec.packet_bytes(num_elements));
+  codec.encode(view(piece), view(residual), packet.buffer(), context, {});
+
+  std::vector<float> decoded(num_elements);
+  const auto decode = [&] { codec.decode_sum(packet.buffer(), 1, view(decoded), context, {}); };
+  require(accepts(decode), "what was sent is accepted");
+  check_conservation(options.group_elements, piece, old_residual, residual, decoded);
+
+  const std::vector<uint8_t> sent = packet.copy();
+  damage(decisions, packet);
+  require(accepts(decode) == (packet.copy() == sent), "a packet is accepted if and only if it is what was sent");
+
+  reseal(packet);
+  accepts(decode);
+  return 0;
+}

@@ -1,0 +1,83 @@
+"""Sizes of packets as `isthmus plan` has them, against what transports count, to the byte. All in this process."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+import isthmus
+from isthmus import _native
+from isthmus.plan.packets import WireOptions, piece_bytes, segments_of
+
+NUM_NODES = 2
+RANKS_PER_NODE = 2
+WORLD_SIZE = NUM_NODES * RANKS_PER_NODE
+# Of a piece: around groups, blocks and their multiples, and none divisible.
+PIECES = (1, 31, 32, 127, 128, 129, 511, 512, 513, 1023, 1024, 1025, 4096, 4097, 30_001)
+SETTINGS = {
+    "none": [{}, {"segments": 3}],
+    "quant": [
+        *({"bits": bits} for bits in (8, 4, 3, 2, 1)),
+        {"group_elements": 32, "scale_type": "fp32"},
+        {"group_elements": 512, "bits": 3},
+        {"segments": 4, "error_feedback": "on"},
+    ],
+    "sparse": [
+        {},
+        *({"value_type": kind} for kind in ("fp32", "int8")),
+        *({"sparsity": sparsity} for sparsity in (0.0, 0.5, 0.75, 0.76, 0.9, 0.9999)),
+        {"segments": 5},
+    ],
+    "tagc": [
+        {},
+        *({"cell_type": kind} for kind in ("bf16", "fp16", "int8")),
+        {"ratio": 0},
+        {"ratio": 0, "sparsity": 0.8, "cell_type": "int8"},
+        {"ratio": 2, "block_elements": 256},
+        {"segments": 2},
+    ],
+}
+
+
+def options_of(codec, settings):
+    options = isthmus.Options(codec=codec, min_elements=0, **settings)
+    return options, WireOptions.of({field.name: getattr(options, field.name) for field in fields(WireOptions)})
+
+
+def counted_bytes(options, piece_elements, dtype):
+    """What each rank sent to other nodes for one reduce-scatter: one number, as it is the same for all."""
+    nodes = _native.load().SimulatedNodes(num_nodes=NUM_NODES, ranks_per_node=RANKS_PER_NODE, options=options)
+    gradient = torch.randn(WORLD_SIZE * piece_elements, generator=torch.Generator().manual_seed(1)).to(dtype)
+    nodes.reduce("unit", [gradient] * WORLD_SIZE, 1.0)
+    (counted,) = {stats["collectives"]["reduce_scatter"]["inter"]["inter_node_sent_bytes"] for stats in nodes.stats()}
+    return counted
+
+
+@pytest.mark.parametrize("codec", SETTINGS)
+def test_packets_are_as_long_as_transports_count(codec):
+    for settings in SETTINGS[codec]:
+        options, wire = options_of(codec, settings)
+        for piece in PIECES:
+            expected = (NUM_NODES - 1) * piece_bytes(piece, 4, codec, wire)
+            assert counted_bytes(options, piece, torch.float32) == expected, (settings, piece)
+
+
+def test_plain_packets_have_the_gradients_type():
+    options, wire = options_of("none", {})
+    for piece in PIECES:
+        assert counted_bytes(options, piece, torch.bfloat16) == piece_bytes(piece, 2, "none", wire), piece
+
+
+@pytest.mark.parametrize("codec", SETTINGS)
+def test_long_pieces_are_cut_into_segments(codec):
+    options, wire = options_of(codec, {})
+    piece = 2 * 262_144 + 4097
+    assert len(segments_of(piece, wire)) == 2
+    assert counted_bytes(options, piece, torch.float32) == piece_bytes(piece, 4, codec, wire)
+
+
+def test_sizes_that_nobody_knows_before_are_named():
+    with pytest.raises(ValueError, match="codec auto: the sizes"):
+        piece_bytes(1, 4, "auto", WireOptions(codec="auto"))
+    with pytest.raises(ValueError, match="bits=0"):
+        piece_bytes(1, 4, "quant", WireOptions(codec="quant", bits=0))
