@@ -103,7 +103,7 @@ def test_tiny_sweep_is_verified(tmp_path):
     assert code == 0, err + out
     report = json.loads(path.read_text())
     rows = report["rows"]
-    assert len(rows) == 3 * 2 * 4  # operations, sizes, backends
+    assert len(rows) == 3 * 2 * 6  # operations, sizes, backends
     assert {row["num_wrong"] for row in rows} == {0}
     assert all(row["time_us"] > 0 and row["busbw_gb_s"] > 0 for row in rows)
     large = {(row["operation"], row["backend"]): row for row in rows if row["size_bytes"] == 65536}
@@ -114,6 +114,8 @@ def test_tiny_sweep_is_verified(tmp_path):
     assert large["all_reduce", "tagc"]["error"] > 0.1
     assert all(rank["calls"]["compressed"] == 1 for rank in large["all_reduce", "tagc"]["isthmus"])
     assert large["all_reduce", "flat-tagc"]["error"] == 0
+    assert large["reduce_scatter", "sparse"]["error"] > 0.1
+    assert 0.05 < large["reduce_scatter", "quant"]["error"] < 0.11
     assert "#wrong in all: 0" in out
 
 

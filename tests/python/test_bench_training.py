@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from bench_cli import assert_gone, children, rank_process, run, start, wait_for_line
-from isthmus.bench.arms import ARMS
+from isthmus.bench.arms import ARMS, DEFAULT_ARMS
 from isthmus.bench.config import ModelShape, TrainingConfig
 from isthmus.bench.data import Text
+from isthmus.bench.figure import COLOURS
 from isthmus.bench.model import ByteGpt, loss_of
 from isthmus.bench.report import build_report
 from isthmus.bench.schedule import UNSHAPED, schedule, steps_per_arm
@@ -42,7 +43,8 @@ def has_links():
         (
             "arms",
             ("fsdp", "ddp"),
-            "arm 'ddp': expected some of fsdp, hsdp, none, flat-tagc, tagc, hsdp-none, hsdp-tagc",
+            "arm 'ddp': expected some of fsdp, hsdp, none, flat-tagc, tagc, sparse, quant, quant2, hsdp-none, "
+            "hsdp-tagc, hsdp-quant, hsdp-quant2",
         ),
         ("arms", ("fsdp", "fsdp"), "arm 'fsdp' is named twice"),
         ("arms", (), "no arms"),
@@ -233,13 +235,17 @@ def assert_predicted(report):
         assert check.holds, check
 
 
+def test_every_arm_has_a_colour():
+    assert set(COLOURS) == set(ARMS)
+
+
 def test_tiny_run_reports_every_arm(tmp_path):
     links = has_links()
     steps = ["--steps", 4, "--timed-steps", 1, "--audited-steps", 1, "--link", "200mbit"]
     code, out, err = run(*TINY, *steps, "--output", tmp_path)
     assert code == 0, err
     report = json.loads((tmp_path / "report.json").read_text())
-    assert list(report["arms"]) == list(ARMS)
+    assert list(report["arms"]) == list(DEFAULT_ARMS)
     for field in ("versions", "machine", "arguments", "model", "network", "headline", "notes", "fields"):
         assert report[field], field
     assert report["headline_link"] == ("200mbit" if links else UNSHAPED)

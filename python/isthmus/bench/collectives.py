@@ -16,7 +16,7 @@ from isthmus.simulate import MAX_NODES, RankWorld, open_network, parse_link_rate
 
 WORKER_MODULE = "isthmus.bench.collectives_worker"
 OPERATIONS = ("reduce_scatter", "all_gather", "all_reduce")
-BACKENDS = ("gloo", "none", "flat-tagc", "tagc")
+BACKENDS = ("gloo", "none", "flat-tagc", "tagc", "sparse", "quant", "quant2")
 ELEMENT_BYTES = {"float": 4, "bfloat16": 2, "half": 2}
 _SETUP_TIMEOUT_S = 120
 # Above the process groups' own timeout, so that a rank that waits in vain can say so first.
@@ -45,8 +45,9 @@ COLUMNS = {
     "exact collective, per time, so comparable between sizes and numbers of ranks. A lossy codec can exceed the links.",
     "inter-node": "bytes that all nodes' links sent for one call, headers included",
     "#wrong": "elements, over all ranks, that break the contract of the first call: exact ones must equal the sum bit "
-    "for bit; with tagc each element of a piece, and of an all-reduce's result, must be there whole or not at all, and "
-    "some must be; all ranks must have the same result of an all-reduce. flat-tagc reduces to all exactly",
+    "for bit; with tagc and sparse each element of a piece, and of an all-reduce's result, must be there whole or not "
+    "at all, and some must be; with quant each must be within eight times the root mean square error of its width; all "
+    "ranks must have the same result of an all-reduce. flat-tagc reduces to all exactly",
     "error": "L2 distance of the first call's result from the exact one, as a share of its norm. tagc keeps what is "
     "missing for later steps.",
 }
@@ -63,7 +64,7 @@ class CollectivesConfig:
     max_bytes: int = 1 << 24
     factor: int = 4
     operations: tuple[str, ...] = OPERATIONS
-    backends: tuple[str, ...] = BACKENDS
+    backends: tuple[str, ...] = ("gloo", "none", "flat-tagc", "tagc", "sparse", "quant")
     dtype: str = "float"
     iterations: int = 5
     timeout_s: int = 120

@@ -35,6 +35,12 @@ _DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.flo
 _LARGEST_VALUE = 2
 # A sketch cell adds up values of several elements, whose rounding stays when all but one are taken out again.
 _SUM_ROUNDINGS = 64
+# What arm sparse sends of a value.
+_SPARSE_EPS = torch.finfo(torch.bfloat16).eps
+# Squared error of rotated codes over the square of what is encoded, by arm: Max, "Quantizing for minimum distortion",
+# 1960, table II. Errors are spread like a normal distribution: eight times their root mean square is never reached.
+_QUANT_ERRORS = {"quant": 0.0116, "quant2": 0.119}
+_MOST_RMS = 8
 
 
 class Worker:
@@ -115,11 +121,13 @@ class Worker:
         error = relative_error(result, exact)
         if not _is_lossy(operation, backend):
             num_wrong: int | None = num_different(result, exact.to(result.dtype))
+        elif ARMS[backend].codec == "quant":
+            num_wrong = self._num_far(operation, backend, inputs, result, exact)
         elif operation == "reduce_scatter":
             assert counted is not None
             num_wrong = self._num_wrong_sums(backend, inputs, result, counted)
         else:
-            num_wrong = self._num_wrong_results(inputs, result)
+            num_wrong = self._num_wrong_results(backend, inputs, result)
         return {"num_wrong": num_wrong, "error": error}
 
     def _expected(self, operation: str, inputs: list[Tensor]) -> Tensor:
@@ -133,7 +141,7 @@ class Worker:
     ) -> int | None:
         """A node's sum (or, flat, a rank's value) is in the result whole or not at all, and some of them are in it."""
         chunks = [tensor.chunk(self._world_size)[self._rank].double() for tensor in inputs]
-        flat = ARMS[backend].isthmus == ARMS["flat-tagc"].isthmus
+        flat = not ARMS[backend].is_compressed
         if not flat:
             chunks = self._sums_of_nodes(chunks)
         own = torch.zeros_like(chunks[0]) if flat else chunks.pop(self._rank // self._ranks_per_node)
@@ -141,10 +149,21 @@ class Worker:
             return None
         if num_different(result, own.to(result.dtype)) == 0:
             return result.numel()  # nothing was sent
-        broken = num_outside_subsets(result, own, chunks, _tolerance(result))
+        broken = num_outside_subsets(result, own, chunks, _tolerance(result, backend))
         return max(0, broken - int(counted["codec"]["estimated_elements"]))
 
-    def _num_wrong_results(self, inputs: list[Tensor], result: Tensor) -> int:
+    def _num_far(self, operation: str, backend: str, inputs: list[Tensor], result: Tensor, exact: Tensor) -> int:
+        """Elements that are further from the sum than codes of that width can bring them."""
+        sums = self._sums_of_nodes([tensor.double() for tensor in inputs])
+        mean_squares = [float(node_sum.square().mean()) for node_sum in sums]
+        if operation == "reduce_scatter":
+            mean_squares.pop(self._rank // self._ranks_per_node)
+        else:
+            mean_squares.append(float(exact.double().square().mean()))  # the result is encoded once more
+        far = _MOST_RMS * (_QUANT_ERRORS[backend] * sum(mean_squares)) ** 0.5
+        return int(((result.double() - exact.double()).abs() > far + _tolerance(result) * exact.double().abs()).sum())
+
+    def _num_wrong_results(self, backend: str, inputs: list[Tensor], result: Tensor) -> int:
         """An owner's sum, as above, is in the result whole or not at all, some are, and all ranks have the same result.
 
         8 nodes at most have 7 other sums for an owner to add.
@@ -157,7 +176,9 @@ class Worker:
         for owner in range(self._world_size):
             sums = self._sums_of_nodes([tensor.chunk(self._world_size)[owner].double() for tensor in inputs])
             own = sums.pop(owner // self._ranks_per_node)
-            num_wrong += num_outside_kept_subsets(result.chunk(self._world_size)[owner], own, sums, _tolerance(result))
+            num_wrong += num_outside_kept_subsets(
+                result.chunk(self._world_size)[owner], own, sums, _tolerance(result, backend)
+            )
         return num_wrong
 
     def _sums_of_nodes(self, of_ranks: list[Tensor]) -> list[Tensor]:
@@ -186,13 +207,15 @@ class _Measured:
 
 def _is_lossy(operation: str, backend: str) -> bool:
     """Whether the result may differ from the exact one. All-reduces are exact in a single tier."""
-    if operation == "all_reduce":
-        return backend == "tagc"
-    return operation == "reduce_scatter" and backend in ("tagc", "flat-tagc")
+    if backend == "gloo" or ARMS[backend].codec == "none" or operation == "all_gather":
+        return False
+    return operation == "reduce_scatter" or ARMS[backend].is_compressed
 
 
-def _tolerance(result: Tensor) -> float:
-    return _SUM_ROUNDINGS * torch.finfo(torch.float32).eps + torch.finfo(result.dtype).eps
+def _tolerance(result: Tensor, backend: str = "") -> float:
+    """Of rounding, relative to magnitudes. An all-reduce's result is rounded to what the codec sends once more."""
+    of_values = 2 * _SPARSE_EPS if backend == "sparse" else 0.0
+    return _SUM_ROUNDINGS * torch.finfo(torch.float32).eps + torch.finfo(result.dtype).eps + of_values
 
 
 def _values(num_elements: int, dtype: torch.dtype, rank: int, normal: bool) -> Tensor:

@@ -23,6 +23,11 @@ COLOURS = {
     "flat-tagc": "#e8a33d",
     "tagc": "#d1495b",
     "hsdp-tagc": "#7a1f2e",
+    "sparse": "#8a63d2",
+    "quant": "#2a9d5c",
+    "hsdp-quant": "#14532d",
+    "quant2": "#86c5a0",
+    "hsdp-quant2": "#4f8f6b",
 }
 _PHASE_COLOURS = {"compute": "#b8b8b8", "all_gather": "#4c9be8", "reduce_scatter": "#d1495b"}
 

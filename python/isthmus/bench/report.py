@@ -180,8 +180,9 @@ def _notes(records: TrainingRecords, slowest: str) -> list[str]:
         "is that of a virtual cable. No real network was measured.",
         f"Arms hsdp* keep weights, gradients and optimizer state once on every node: {records.config.nodes} times the "
         "memory of the other arms, whose all-gathers cross between nodes instead.",
-        "Isthmus compresses gradients only. The all-gathers of tagc carry exact weights, which are most of what it "
-        "still sends; in hsdp-tagc no weights cross, but the result of each all-reduce is compressed a second time.",
+        "Isthmus compresses gradients only. The all-gathers of tagc and quant carry exact weights, which are most of "
+        "what they still send; in hsdp-tagc and hsdp-quant no weights cross, but the result of each all-reduce is "
+        "compressed a second time.",
         "One seed, and few steps: small differences of loss say nothing.",
         "Loss over time, and the time to a loss, are measured losses and the median step time, not a clock over the "
         "whole run.",
