@@ -12,11 +12,18 @@ MPIS ?= openmpi mpich
 TEST_WORKERS ?= 2
 
 STAMPS := build/stamps/$(VENV)
-NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(wildcard cmake/*) $(shell find src kernels include -type f)
+NATIVE_SOURCES := CMakeLists.txt pyproject.toml tools/keep_ptxas_report $(wildcard cmake/*) $(shell find src kernels include -type f)
 PYTHON_FILES := python $(wildcard tests/python tests/conformance tests/faults tests/fuzz tests/gpu) tools
 CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# The core is built several times: for torch, for its own tests, for each MPI. Where flags and the compiler's name are equal
+# and there is ccache, once. (Asked at every command: `make setup` may install it.)
+export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache)
+ifeq ($(origin CXX),default)
+  CXX := c++
+endif
+export CXX
 
 .PHONY: help setup demo test test-cpp test-mpi test-python test-conformance lint format tidy sanitize bench fuzz clean FORCE
 
