@@ -228,6 +228,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
                                 std::chrono::milliseconds timeout);
   WorkPtr submit_all_reduce(const at::Tensor& tensor, const Gradient& gradient, std::chrono::milliseconds timeout);
   WorkPtr submit_all_gather(const at::Tensor& output, const at::Tensor& input, std::chrono::milliseconds timeout);
+  WorkPtr gather_into(at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);  // either way
   WorkPtr submit(TwoTierCall call);
   WorkPtr queue(Job job);             // for the worker
   WorkPtr enqueue(TwoTierCall call);  // on the GPU

@@ -1,6 +1,7 @@
 // The collectives of BackendIsthmus that reduce nothing, and what else it forwards: which way each call goes.
 #include <ATen/ops/cat.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "torch/backend_internal.h"
@@ -51,23 +52,49 @@ WorkPtr BackendIsthmus::allgather(std::vector<std::vector<at::Tensor>>& outputs,
   return forward(cuda, [&](c10d::Backend& world) { return world.allgather(outputs, inputs, options); });
 }
 
-WorkPtr BackendIsthmus::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
-  arrived("_allgather_base", input.is_cuda());
+WorkPtr BackendIsthmus::gather_into(at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options) {
   if (takes_two_tiers(output, input)) {
     return submit_all_gather(output, input, options.timeout);
   }
-  // Gloo insists on one shape of output, which callers of the two-tier path need not know.
-  at::Tensor flat_output = output.is_contiguous() ? output.view({-1}) : output;
-  at::Tensor flat_input = output.is_contiguous() ? input.reshape({-1}) : input;
-  return forward(input.is_cuda(),
-                 [&](c10d::Backend& world) { return world._allgather_base(flat_output, flat_input, options); });
+  const bool cuda = input.is_cuda();
+  if (output
+          .is_contiguous()) {  // Gloo insists on one shape of output, which callers of the two-tier path need not know
+    output = output.view({-1});
+    input = input.reshape({-1});
+  }
+  return forward(cuda, [&](c10d::Backend& world) { return world._allgather_base(output, input, options); });
 }
 
+WorkPtr BackendIsthmus::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
+  arrived("_allgather_base", input.is_cuda());
+  return gather_into(output, input, options);
+}
+
+// Coalesced all-gathers are made one by one on the CPU. Gloo's own corrupt the heap now and then: whichever of its
+// threads ends an operation writes the operation's name into one std::string of the group without a lock (torch 2.11 to
+// 2.15), and "ALLGATHER_COALESCED" is too long for a string that allocates nothing.
 WorkPtr BackendIsthmus::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
                                             std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions& options) {
   const bool cuda = is_cuda(inputs);
   arrived("allgather_coalesced", cuda);
-  return forward(cuda, [&](c10d::Backend& world) { return world.allgather_coalesced(outputs, inputs, options); });
+  const bool fits =
+      !inputs.empty() && outputs.size() == static_cast<size_t>(getSize()) &&
+      std::all_of(outputs.begin(), outputs.end(), [&](const auto& of_rank) { return of_rank.size() == inputs.size(); });
+  if (cuda || !fits) {
+    return forward(cuda, [&](c10d::Backend& world) { return world.allgather_coalesced(outputs, inputs, options); });
+  }
+  std::vector<WorkPtr> works;
+  std::vector<at::Tensor> results;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    std::vector<at::Tensor> input{inputs[i]};
+    std::vector<std::vector<at::Tensor>> gathered(1);
+    for (const auto& of_rank : outputs) {
+      gathered[0].push_back(of_rank[i]);
+    }
+    results.insert(results.end(), gathered[0].begin(), gathered[0].end());
+    works.push_back(forward(cuda, [&](c10d::Backend& world) { return world.allgather(gathered, input, options); }));
+  }
+  return c10::make_intrusive<CombinedWork>(getRank(), c10d::OpType::ALLGATHER_COALESCED, std::move(works), results);
 }
 
 WorkPtr BackendIsthmus::allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs,
@@ -75,19 +102,19 @@ WorkPtr BackendIsthmus::allgather_into_tensor_coalesced(std::vector<at::Tensor>&
                                                         const c10d::AllgatherOptions& options) {
   const bool cuda = is_cuda(inputs);
   arrived("allgather_into_tensor_coalesced", cuda);
-  bool all_large = !outputs.empty() && outputs.size() == inputs.size();
-  for (size_t i = 0; all_large && i < outputs.size(); ++i) {
-    all_large = takes_two_tiers(outputs[i], inputs[i]);
+  bool one_by_one = !outputs.empty() && outputs.size() == inputs.size();
+  for (size_t i = 0; cuda && one_by_one && i < outputs.size(); ++i) {
+    one_by_one = takes_two_tiers(outputs[i], inputs[i]);
   }
-  if (!all_large) {
+  if (!one_by_one) {
     return forward(
         cuda, [&](c10d::Backend& world) { return world.allgather_into_tensor_coalesced(outputs, inputs, options); });
   }
   std::vector<WorkPtr> works;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    works.push_back(submit_all_gather(outputs[i], inputs[i], options.timeout));
+    works.push_back(gather_into(outputs[i], inputs[i], options));
   }
-  return c10::make_intrusive<CombinedWork>(getRank(), c10d::OpType::_ALLGATHER_BASE, std::move(works));
+  return c10::make_intrusive<CombinedWork>(getRank(), c10d::OpType::_ALLGATHER_BASE, std::move(works), outputs);
 }
 
 WorkPtr BackendIsthmus::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,

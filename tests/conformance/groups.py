@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 
 import isthmus
@@ -38,6 +40,21 @@ TIERS = {
 }
 # torch.distributed.split_group asks for a bound device before 2.15, which a CPU cannot be.
 CAN_SPLIT = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
+
+
+class OneThreadGloo(dist.ProcessGroupGloo):
+    """Gloo as the reference: with its usual two threads the process dies now and then (docs/compatibility.md)."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, **_of_later_torches: Any) -> None:
+        options = self._Options()
+        options._devices = [self.create_default_device()]
+        options._threads = 1
+        options._timeout = timeout
+        super().__init__(store, rank, size, options)
+
+
+# What torch makes groups of when it is asked for "gloo". Isthmus has imported the usual one.
+c10d.ProcessGroupGloo = OneThreadGloo
 
 
 class Groups:

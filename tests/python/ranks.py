@@ -132,6 +132,7 @@ def _main(
     arguments: tuple[Any, ...],
 ) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True, file=sys.__stderr__)
+    faulthandler.enable(file=sys.__stderr__)  # the stacks where it dies of a signal
     for name in [name for name in os.environ if name.startswith("ISTHMUS_")]:
         del os.environ[name]
     os.environ.update(env)

@@ -158,6 +158,23 @@ def the_flight_recorder_knows_what_the_world_backend_runs() -> None:
 
 
 @table
+def coalesced_all_gathers_are_made_one_by_one() -> None:
+    """Gloo's own, two of whose threads write one string, end the process now and then."""
+    group = make_group()
+    own = [torch.ones(3) * dist.get_rank(), torch.arange(2.0)]
+    lists = [[torch.empty(3), torch.empty(2)] for _ in range(WORLD_SIZE)]
+    dist.all_gather_coalesced(lists, own, group)
+    wholes = [torch.empty(3 * WORLD_SIZE), torch.empty(2 * WORLD_SIZE)]
+    work = group.allgather_into_tensor_coalesced(wholes, own)
+    futures_result = work.get_future().wait()
+    assert len(recorded(group)) == 4
+    for index, whole in enumerate(wholes):
+        assert futures_result[index] is whole
+        assert torch.equal(torch.cat([tensors[index] for tensors in lists]), whole)
+    assert torch.equal(wholes[0], torch.arange(WORLD_SIZE).repeat_interleave(3).float())
+
+
+@table
 def futures_are_done_when_waiters_go_on() -> None:
     group = make_group()
     for _ in range(20):
