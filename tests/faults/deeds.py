@@ -103,12 +103,15 @@ def run_out_of_memory(needed_bytes: int) -> Deed:
     def deed(scene: Scene) -> None:
         allocate = ctypes.CDLL(None).malloc
         allocate.restype = ctypes.c_void_p
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + needed_bytes // 4
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        # What was freed before counts as used: it goes in parts so small that what is left of it does not suffice.
-        while last := allocate(ctypes.c_size_t(needed_bytes // 4)):
-            spare = last
+        hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
+        spare = None
+        while spare is None:  # other threads take memory, too: there may be none left for this one
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            limit = pages * resource.getpagesize() + needed_bytes // 4
+            resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
+            # What was freed before counts as used: it goes in parts so small that what is left of it does not suffice.
+            while last := allocate(ctypes.c_size_t(needed_bytes // 4)):
+                spare = last
         ctypes.CDLL(None).free(ctypes.c_void_p(spare))
         scene.moment.value = time.monotonic()
 

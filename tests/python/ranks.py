@@ -138,6 +138,9 @@ def _main(
     os.environ.update(env)
     start = time.monotonic()
     try:
+        import torch
+
+        torch.set_num_threads(int(env["OMP_NUM_THREADS"]))  # the server imported it before that was known
         value = function(rank, world_size, *arguments)
         pipe.send((value, None, time.monotonic() - start))
     except BaseException:
