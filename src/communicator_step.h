@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <exception>
 
 #include "isthmus/communicator.h"
 
@@ -31,9 +32,13 @@ class Communicator::Step {
       communicator_.current_.*seconds_ += std::chrono::duration<double>(Clock::now() - begin_).count();
     }
     if (begin_event_ != nullptr) {
-      const EventPtr end = communicator_.event_here();
-      const std::lock_guard lock(communicator_.mutex_);
-      communicator_.timings_.push_back({begin_event_, end, communicator_.collective_, seconds_});
+      try {
+        const EventPtr end = communicator_.event_here();
+        const std::lock_guard lock(communicator_.mutex_);
+        communicator_.timings_.push_back({begin_event_, end, communicator_.collective_, seconds_});
+      } catch (const std::exception&) {
+        // The device has failed: the next call for it says so. What is lost is a time.
+      }
     }
     communicator_.device_->end_range();
   }

@@ -231,7 +231,8 @@ ByCandidate<CodecSpeed> probe_codecs(Device& device, DataType dtype, int ranks_p
   ByCandidate<CodecSpeed> speeds;
   const auto elements = static_cast<double>(limits.sample_elements);
   for (const Candidate candidate : kCandidates) {
-    if (candidate == Candidate::kWorld || prior_error(candidate, options) > error_budget(options)) {
+    const bool cannot = dtype == DataType::kFloat64 && !is_exact(candidate);
+    if (candidate == Candidate::kWorld || cannot || prior_error(candidate, options) > error_budget(options)) {
       continue;
     }
     const std::unique_ptr<Codec> codec = codec_of(candidate, device, dtype, ranks_per_node, options);

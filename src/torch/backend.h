@@ -193,6 +193,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
     UnitKey unit;
     double scale = 1;
     const char* why_exact = nullptr;
+    bool by_world = false;  // codec=auto leaves it to the world backend
   };
   // What the worker thread does next.
   struct Job {
@@ -223,6 +224,10 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   const Measurements* measurements(const at::Tensor& like);
   Measurements measure_tiers(DataType dtype);
   void measure_world(DataType dtype, LinkSpeeds& links);
+  WorkPtr reduce_scatter_gradient(const at::Tensor& output, const at::Tensor& input, const Gradient& gradient,
+                                  const c10d::ReduceScatterOptions& options);
+  WorkPtr all_reduce_gradient(const at::Tensor& tensor, const Gradient& gradient,
+                              const c10d::AllreduceOptions& options);
   WorkPtr submit_reduction(TwoTierCall call, const Gradient& gradient);
   WorkPtr submit_reduce_scatter(const at::Tensor& output, const at::Tensor& input, const Gradient& gradient,
                                 std::chrono::milliseconds timeout);

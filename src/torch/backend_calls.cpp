@@ -84,17 +84,16 @@ WorkPtr BackendIsthmus::allgather_coalesced(std::vector<std::vector<at::Tensor>>
     return forward(cuda, [&](c10d::Backend& world) { return world.allgather_coalesced(outputs, inputs, options); });
   }
   std::vector<WorkPtr> works;
-  std::vector<at::Tensor> results;
   for (size_t i = 0; i < inputs.size(); ++i) {
     std::vector<at::Tensor> input{inputs[i]};
     std::vector<std::vector<at::Tensor>> gathered(1);
     for (const auto& of_rank : outputs) {
       gathered[0].push_back(of_rank[i]);
     }
-    results.insert(results.end(), gathered[0].begin(), gathered[0].end());
     works.push_back(forward(cuda, [&](c10d::Backend& world) { return world.allgather(gathered, input, options); }));
   }
-  return c10::make_intrusive<CombinedWork>(getRank(), c10d::OpType::ALLGATHER_COALESCED, std::move(works), results);
+  return c10::make_intrusive<CombinedWork>(getRank(), c10d::OpType::ALLGATHER_COALESCED, std::move(works),
+                                           getSize() == 1 ? c10::IValue(outputs[0]) : c10::IValue(outputs));
 }
 
 WorkPtr BackendIsthmus::allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs,

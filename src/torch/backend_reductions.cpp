@@ -113,7 +113,6 @@ int module_ordinal(BackendIsthmus& backend, const std::string& module_name, int6
 
 void set_identify_function(IdentifyFunction function) { identify_function() = std::move(function); }
 
-// With codec auto it may be left to the world backend, too.
 std::optional<BackendIsthmus::Gradient> BackendIsthmus::recognise(const at::Tensor& output, const at::Tensor& input,
                                                                   Collective collective, const ReduceOp& op) {
   if (!two_tier()) {
@@ -140,7 +139,10 @@ std::optional<BackendIsthmus::Gradient> BackendIsthmus::recognise(const at::Tens
       ++exact_calls_[why_not_recognised(call, output, input, reducible)];
     }
   }
-  return gradient && !world_reduces_faster(*gradient, input) ? gradient : std::nullopt;
+  if (gradient) {
+    gradient->by_world = world_reduces_faster(*gradient, input);
+  }
+  return gradient;
 }
 
 const char* BackendIsthmus::why_not_recognised(const ReductionCall& call, const at::Tensor& output,
@@ -176,9 +178,6 @@ WorkPtr BackendIsthmus::submit_reduction(TwoTierCall call, const Gradient& gradi
 
 WorkPtr BackendIsthmus::submit_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                               const Gradient& gradient, std::chrono::milliseconds timeout) {
-  TORCH_CHECK_VALUE(input.numel() == output.numel() * getSize(), "isthmus: reduce-scatter of ", input.numel(),
-                    " elements into ", output.numel(), " over ", getSize(), " ranks: expected ",
-                    output.numel() * getSize());
   TwoTierCall call;
   call.input = contiguous(input);
   call.output = output;
@@ -206,6 +205,41 @@ WorkPtr BackendIsthmus::submit_all_reduce(const at::Tensor& tensor, const Gradie
   return submit_reduction(std::move(call), gradient);
 }
 
+// The world backend takes what the two tiers take: tensors of any shape, and with gaps in memory.
+WorkPtr BackendIsthmus::reduce_scatter_gradient(const at::Tensor& output, const at::Tensor& input,
+                                                const Gradient& gradient, const c10d::ReduceScatterOptions& options) {
+  TORCH_CHECK_VALUE(input.numel() == output.numel() * getSize(), "isthmus: reduce-scatter of ", input.numel(),
+                    " elements into ", output.numel(), " over ", getSize(), " ranks: expected ",
+                    output.numel() * getSize());
+  if (!gradient.by_world) {
+    return submit_reduce_scatter(output, input, gradient, options.timeout);
+  }
+  at::Tensor product = premultiplied(input, options.reduceOp);
+  at::Tensor shard = output;
+  if (output.is_contiguous()) {
+    shard = output.view({-1});
+    product = product.reshape({-1});
+  }
+  const bool cuda = output.is_cuda();
+  return forward(cuda, [&](c10d::Backend& world) {
+    return world._reduce_scatter_base(shard, product, with_plain_sum(options, cuda));
+  });
+}
+
+WorkPtr BackendIsthmus::all_reduce_gradient(const at::Tensor& tensor, const Gradient& gradient,
+                                            const c10d::AllreduceOptions& options) {
+  if (!gradient.by_world) {
+    return submit_all_reduce(tensor, gradient, options.timeout);
+  }
+  std::vector<at::Tensor> sums{contiguous(tensor)};
+  premultiply_in_place(sums, options.reduceOp);
+  const bool cuda = tensor.is_cuda();
+  return forward(cuda, [&](c10d::Backend& world) {
+    const WorkPtr work = world.allreduce(sums, with_plain_sum(options, cuda));
+    return sums[0].is_same(tensor) ? work : followed_by(work, {tensor}, [tensor, sum = sums[0]] { tensor.copy_(sum); });
+  });
+}
+
 WorkPtr BackendIsthmus::combined(c10d::OpType type, std::vector<WorkPtr> works,
                                  const std::vector<at::Tensor>& outputs) const {
   std::erase(works, nullptr);  // the caller's stream alone runs those
@@ -220,7 +254,7 @@ WorkPtr BackendIsthmus::allreduce(std::vector<at::Tensor>& tensors, const c10d::
   arrived("allreduce", cuda);
   if (tensors.size() == 1) {
     if (const auto gradient = recognise(tensors[0], tensors[0], Collective::kAllReduce, options.reduceOp)) {
-      return submit_all_reduce(tensors[0], *gradient, options.timeout);
+      return all_reduce_gradient(tensors[0], *gradient, options);
     }
   }
   premultiply_in_place(tensors, options.reduceOp);
@@ -242,7 +276,7 @@ WorkPtr BackendIsthmus::allreduce_coalesced(std::vector<at::Tensor>& tensors,
   std::vector<at::Tensor> plain;
   for (const auto& tensor : tensors) {
     if (const auto gradient = recognise(tensor, tensor, Collective::kAllReduce, options.reduceOp)) {
-      works.push_back(submit_all_reduce(tensor, *gradient, options.timeout));
+      works.push_back(all_reduce_gradient(tensor, *gradient, options));
     } else {
       plain.push_back(tensor);
     }
@@ -298,7 +332,7 @@ WorkPtr BackendIsthmus::_reduce_scatter_base(at::Tensor& output, at::Tensor& inp
   const bool cuda = input.is_cuda();
   arrived("_reduce_scatter_base", cuda);
   if (const auto gradient = recognise(output, input, Collective::kReduceScatter, options.reduceOp)) {
-    return submit_reduce_scatter(output, input, *gradient, options.timeout);
+    return reduce_scatter_gradient(output, input, *gradient, options);
   }
   at::Tensor product = premultiplied(input, options.reduceOp);
   return forward(cuda, [&](c10d::Backend& world) {
@@ -318,7 +352,7 @@ WorkPtr BackendIsthmus::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>&
   std::vector<at::Tensor> plain_inputs;
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (const auto gradient = recognise(outputs[i], inputs[i], Collective::kReduceScatter, options.reduceOp)) {
-      works.push_back(submit_reduce_scatter(outputs[i], inputs[i], *gradient, options.timeout));
+      works.push_back(reduce_scatter_gradient(outputs[i], inputs[i], *gradient, options));
     } else {
       plain_outputs.push_back(outputs[i]);
       plain_inputs.push_back(premultiplied(inputs[i], options.reduceOp));

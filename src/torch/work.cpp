@@ -57,8 +57,7 @@ void WorkerWork::fail(std::exception_ptr error) {
   finish(std::move(error));
 }
 
-CombinedWork::CombinedWork(int rank, c10d::OpType type, std::vector<WorkPtr> works,
-                           std::optional<std::vector<at::Tensor>> outputs)
+CombinedWork::CombinedWork(int rank, c10d::OpType type, std::vector<WorkPtr> works, c10::IValue outputs)
     : Work(rank, type), works_(std::move(works)), outputs_(std::move(outputs)) {}
 
 bool CombinedWork::isCompleted() {
@@ -100,8 +99,9 @@ void CombinedWork::synchronize() {
 }
 
 std::vector<at::Tensor> CombinedWork::result() {
-  if (outputs_) {
-    return *outputs_;
+  if (!outputs_.isNone()) {
+    TORCH_CHECK(outputs_.isTensorList(), "isthmus: the result is lists of tensors: the Work's Future gives it");
+    return outputs_.toTensorVector();
   }
   std::vector<at::Tensor> outputs;
   for (const auto& work : works_) {
@@ -123,9 +123,9 @@ c10::intrusive_ptr<c10::ivalue::Future> CombinedWork::getFuture() {
         for (const c10::IValue& future : all.value().toListRef()) {
           future.toFuture()->value();  // throws what failed
         }
-        return c10::IValue(self->result());
+        return self->outputs_.isNone() ? c10::IValue(self->result()) : self->outputs_;
       },
-      c10::ListType::create(c10::TensorType::get()));
+      outputs_.isNone() ? c10::ListType::create(c10::TensorType::get()) : outputs_.type());
 }
 
 WatchedWork::WatchedWork(WorkPtr work, Watcher watcher)

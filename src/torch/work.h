@@ -47,9 +47,9 @@ class WorkerWork final : public c10d::Work {
 // Several operations as one: done when all are.
 class CombinedWork final : public c10d::Work {
  public:
-  // outputs: what result() and the Future give; else what the works give, one after the other.
-  CombinedWork(int rank, c10d::OpType type, std::vector<WorkPtr> works,
-               std::optional<std::vector<at::Tensor>> outputs = std::nullopt);
+  // outputs: what the Future gives: tensors, which result() gives, too, or lists of tensors, for which there is none.
+  // Without: what the works give, one after the other.
+  CombinedWork(int rank, c10d::OpType type, std::vector<WorkPtr> works, c10::IValue outputs = {});
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -61,7 +61,7 @@ class CombinedWork final : public c10d::Work {
 
  private:
   std::vector<WorkPtr> works_;
-  std::optional<std::vector<at::Tensor>> outputs_;
+  c10::IValue outputs_;
   std::atomic<bool> waited_{false};  // some of Gloo's Works never say that they have completed
 };
 

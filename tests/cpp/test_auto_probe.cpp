@@ -274,6 +274,21 @@ TEST(ProbeCodecs, MeasuresWhatTheBudgetAllows) {
   }
 }
 
+TEST(ProbeCodecs, Float64IsExact) {
+  const auto device = make_host_device();
+  Options options;
+  options.codec = "auto";
+  ProbeLimits limits;
+  limits.sample_elements = 4097;
+  for (const double budget : {options.error_budget, 1.0}) {
+    options.error_budget = budget;
+    const auto speeds = probe_codecs(*device, DataType::kFloat64, 2, options, alone, steady_clock(), limits);
+    for (const Candidate candidate : kCandidates) {
+      EXPECT_EQ(speeds[candidate].known(), candidate == Candidate::kNone) << to_string(candidate);
+    }
+  }
+}
+
 // By the slowest rank's times, which come back from all.
 TEST(ProbeCodecs, AreAsFastAsTheirFastestRun) {
   const auto device = make_host_device();

@@ -102,6 +102,31 @@ def a_first_all_gather_measures_too():
     equal_on_all_ranks(isthmus.stats(group)["exact_calls"])
 
 
+def gradients_of_any_type_and_layout_are_summed_either_way():
+    """Small ones are often left to the world backend, which on the CPU sums the gaps of tensors that have them."""
+    group = group_of(error_budget=1e-9)
+    total = sum(range(1, WORLD_SIZE + 1))
+    for dtype in (torch.float64, torch.float32):
+        own = torch.full((WORLD_SIZE, 5), dist.get_rank() + 1, dtype=dtype)
+        shard, number, gaps = own.new_empty(5), own.new_empty(()), own.new_zeros(5, 2)
+        gaps[:, 0] = dist.get_rank() + 1
+        with gradient(f"of {dtype}"):
+            dist.reduce_scatter_tensor(shard, own, group=group)
+            dist.reduce_scatter_tensor(number, own[:, 0].contiguous(), group=group)
+            dist.all_reduce(gaps[:, 0], group=group)
+        assert shard.eq(total).all()
+        assert number == total
+        assert gaps[:, 0].eq(total).all()
+        assert gaps[:, 1].eq(0).all()
+        whole = own.new_empty(NUMEL)
+        dist.all_gather_into_tensor(whole, own.new_full((NUMEL // WORLD_SIZE,), dist.get_rank()), group=group)
+        assert whole.chunk(WORLD_SIZE)[3].eq(3).all()
+    with_default_budget = group_of()
+    with gradient("of float64"):
+        dist.all_reduce(tensor := torch.ones(NUMEL, dtype=torch.float64), group=with_default_budget)
+    assert tensor.eq(WORLD_SIZE).all()
+
+
 def explain_tells_of_fixed_codecs():
     group = group_of(codec="quant", bits=2)
     relative_squared_error(group, "blocks.0")
@@ -122,6 +147,7 @@ CHECKS = (
     a_budget_that_nothing_meets_is_exact_and_says_so,
     measures_links_and_the_world_and_chooses_alike,
     a_first_all_gather_measures_too,
+    gradients_of_any_type_and_layout_are_summed_either_way,
     explain_tells_of_fixed_codecs,
     quant_without_bits_keeps_to_the_budget,
 )
