@@ -298,15 +298,20 @@ TEST_F(TwoRanks, SumsAreAccumulatedByDefault) {
 
 TEST_F(TwoRanks, AGroupStartsWhenItEnds) {
   connect(Sums::kAccumulated);
-  std::vector<DeviceArray> arrays;
+  std::vector<DeviceArray> shards;
+  std::vector<DeviceArray> gathered;
   for (const Rank& rank : ranks_) {
-    arrays.emplace_back(*rank.gpu, Array({1, 2}, kFloat32));
+    shards.emplace_back(*rank.gpu, Array({1}, kFloat32));
+    gathered.emplace_back(*rank.gpu, Array({2, 3}, kFloat32));
+  }
+  for (size_t i = 0; i < std::size(ranks_); ++i) {
+    const Rank& rank = ranks_[i];
     rank.tier->begin_group();
-    rank.tier->all_gather(arrays.back().buffer().slice(0, 1), arrays.back().buffer(), rank.stream);
-    rank.gpu->clear(arrays.back().buffer(), rank.stream);  // comes before it
+    rank.tier->all_gather(shards[i].buffer(), gathered[i].buffer(), rank.stream);
+    rank.gpu->clear(shards[i].buffer(), rank.stream);  // comes before it
     rank.tier->end_group();
   }
-  EXPECT_EQ(arrays[0].read().values(), (std::vector<double>{0, 0}));
+  EXPECT_EQ(gathered[0].read().values(), (std::vector<double>{0, 0}));
   EXPECT_EQ(ranks_[0].tier->groups(), (std::vector<int>{1}));
 }
 
