@@ -224,6 +224,7 @@ class BackendIsthmus final : public c10d::Backend, public FaultHandler {
   const Measurements* measurements(const at::Tensor& like);
   Measurements measure_tiers(DataType dtype);
   void measure_world(DataType dtype, LinkSpeeds& links);
+  WorkPtr reduce_scatter_by_world(at::Tensor& output, at::Tensor& product, const c10d::ReduceScatterOptions& options);
   WorkPtr reduce_scatter_gradient(const at::Tensor& output, const at::Tensor& input, const Gradient& gradient,
                                   const c10d::ReduceScatterOptions& options);
   WorkPtr all_reduce_gradient(const at::Tensor& tensor, const Gradient& gradient,

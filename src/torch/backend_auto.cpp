@@ -5,6 +5,7 @@
 
 #include "auto/probe.h"
 #include "torch/backend_internal.h"
+#include "torch/dtypes.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -16,31 +17,7 @@ isthmus::Options exact_only(isthmus::Options options) {
 }
 
 DataType measured_dtype(at::ScalarType type) {
-  switch (type) {
-    case at::kBFloat16:
-      return DataType::kBFloat16;
-    case at::kHalf:
-      return DataType::kFloat16;
-    case at::kDouble:
-      return DataType::kFloat64;
-    default:  // gathers move any type
-      return DataType::kFloat32;
-  }
-}
-
-at::ScalarType scalar_type(DataType dtype) {
-  switch (dtype) {
-    case DataType::kBFloat16:
-      return at::kBFloat16;
-    case DataType::kFloat16:
-      return at::kHalf;
-    case DataType::kFloat64:
-      return at::kDouble;
-    case DataType::kFloat32:
-    case DataType::kByte:
-      return at::kFloat;
-  }
-  return at::kFloat;
+  return floating_dtype(type).value_or(DataType::kFloat32);  // gathers move any type
 }
 
 }  // namespace

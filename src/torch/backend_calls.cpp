@@ -57,11 +57,7 @@ WorkPtr BackendIsthmus::gather_into(at::Tensor output, at::Tensor input, const c
     return submit_all_gather(output, input, options.timeout);
   }
   const bool cuda = input.is_cuda();
-  if (output
-          .is_contiguous()) {  // Gloo insists on one shape of output, which callers of the two-tier path need not know
-    output = output.view({-1});
-    input = input.reshape({-1});
-  }
+  flatten(output, input);
   return forward(cuda, [&](c10d::Backend& world) { return world._allgather_base(output, input, options); });
 }
 

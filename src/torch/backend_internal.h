@@ -67,6 +67,15 @@ inline at::Tensor contiguous_stand_in(const at::Tensor& output) {
   return output.is_contiguous() ? output : at::empty(output.sizes(), output.options(), at::MemoryFormat::Contiguous);
 }
 
+// Both in one dimension, as far as the output's memory allows: Gloo insists on shapes that callers of the two-tier path
+// need not know.
+inline void flatten(at::Tensor& output, at::Tensor& input) {
+  if (output.is_contiguous()) {
+    output = output.view({-1});
+    input = input.reshape({-1});
+  }
+}
+
 inline bool is_cuda(const std::vector<at::Tensor>& tensors) { return !tensors.empty() && tensors[0].is_cuda(); }
 
 // "what failed", without the places in sources that torch appends.

@@ -2,27 +2,12 @@
 #include <utility>
 
 #include "torch/backend_internal.h"
+#include "torch/dtypes.h"
 
 namespace isthmus::torch_backend {
 namespace {
 
 using c10d::ReduceOp;
-
-// The type in which a tensor can be reduced by the two-tier path.
-std::optional<DataType> floating_dtype(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return DataType::kFloat32;
-    case at::kBFloat16:
-      return DataType::kBFloat16;
-    case at::kHalf:
-      return DataType::kFloat16;
-    case at::kDouble:
-      return DataType::kFloat64;
-    default:  // torch has 40 more
-      return std::nullopt;
-  }
-}
 
 const c10d::NCCLPreMulSumSupplement* premultiplier(const ReduceOp& op) {
   if (op.op_ != ReduceOp::PREMUL_SUM) {
@@ -205,6 +190,14 @@ WorkPtr BackendIsthmus::submit_all_reduce(const at::Tensor& tensor, const Gradie
   return submit_reduction(std::move(call), gradient);
 }
 
+WorkPtr BackendIsthmus::reduce_scatter_by_world(at::Tensor& output, at::Tensor& product,
+                                                const c10d::ReduceScatterOptions& options) {
+  const bool cuda = product.is_cuda();
+  return forward(cuda, [&](c10d::Backend& world) {
+    return world._reduce_scatter_base(output, product, with_plain_sum(options, cuda));
+  });
+}
+
 // The world backend takes what the two tiers take: tensors of any shape, and with gaps in memory.
 WorkPtr BackendIsthmus::reduce_scatter_gradient(const at::Tensor& output, const at::Tensor& input,
                                                 const Gradient& gradient, const c10d::ReduceScatterOptions& options) {
@@ -216,14 +209,8 @@ WorkPtr BackendIsthmus::reduce_scatter_gradient(const at::Tensor& output, const 
   }
   at::Tensor product = premultiplied(input, options.reduceOp);
   at::Tensor shard = output;
-  if (output.is_contiguous()) {
-    shard = output.view({-1});
-    product = product.reshape({-1});
-  }
-  const bool cuda = output.is_cuda();
-  return forward(cuda, [&](c10d::Backend& world) {
-    return world._reduce_scatter_base(shard, product, with_plain_sum(options, cuda));
-  });
+  flatten(shard, product);
+  return reduce_scatter_by_world(shard, product, options);
 }
 
 WorkPtr BackendIsthmus::all_reduce_gradient(const at::Tensor& tensor, const Gradient& gradient,
@@ -335,9 +322,7 @@ WorkPtr BackendIsthmus::_reduce_scatter_base(at::Tensor& output, at::Tensor& inp
     return reduce_scatter_gradient(output, input, *gradient, options);
   }
   at::Tensor product = premultiplied(input, options.reduceOp);
-  return forward(cuda, [&](c10d::Backend& world) {
-    return world._reduce_scatter_base(output, product, with_plain_sum(options, cuda));
-  });
+  return reduce_scatter_by_world(output, product, options);
 }
 
 WorkPtr BackendIsthmus::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& outputs,

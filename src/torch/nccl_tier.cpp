@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "isthmus/error.h"
+#include "torch/dtypes.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -17,22 +18,6 @@ class EnqueuedHandle final : public Handle {
  public:
   void wait(Stream /*stream*/) override {}
 };
-
-at::ScalarType scalar_type(DataType dtype) {
-  switch (dtype) {
-    case DataType::kByte:
-      return at::kByte;
-    case DataType::kFloat32:
-      return at::kFloat;
-    case DataType::kBFloat16:
-      return at::kBFloat16;
-    case DataType::kFloat16:
-      return at::kHalf;
-    case DataType::kFloat64:
-      return at::kDouble;
-  }
-  return at::kByte;
-}
 
 template <typename CallOptions>
 CallOptions synchronous() {
