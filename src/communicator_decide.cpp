@@ -49,14 +49,16 @@ void Communicator::decide_for_unit(const UnitKey& key, int num_summands, Reducti
   reduction.result_codec = unit.codecs.result;
   reduction.tagc_flat = unit.codecs.flat;
   const bool keeps_residual = flat() ? reduction.tagc_flat != nullptr : reduction.codec->keeps_residual();
-  if (keeps_residual && !unit.has_residual()) {
+  const bool must_not_keep = keeps_residual && !key.may_keep_residual;
+  if (keeps_residual && key.may_keep_residual && !unit.has_residual()) {
     units_->add_residuals(unit, key, residual_sizes(key));
   }
   reduction.drains = !keeps_residual && unit.has_residual() && !flat();
-  if (reduction.drains) {  // once, exactly
+  if (reduction.drains || must_not_keep) {
     reduction.codec = &plain_codec(key.dtype, num_summands);
     reduction.result_codec = &plain_codec(key.dtype, 1);
-    current_reason_ = "takes the residual along";
+    reduction.tagc_flat = nullptr;
+    current_reason_ = must_not_keep ? kWhoseResidual : "takes the residual along";  // the latter once
   } else if (unit.settings.codec == "none") {
     current_reason_ = *unit.stage == kDense ? "dense start" : chooses() ? kChosenExact : "codec none";
   }

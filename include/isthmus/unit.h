@@ -10,6 +10,9 @@
 
 namespace isthmus {
 
+// Why a reduction is exact whose UnitKey says may_keep_residual = false.
+inline constexpr const char* kWhoseResidual = "unknown parameters, and the codec keeps a residual";
+
 // Whatever issues one gradient reduction in each step. Equal on all ranks.
 struct UnitKey {
   std::string name;          // for people and for the policy
@@ -17,6 +20,9 @@ struct UnitKey {
   DataType dtype = DataType::kFloat32;
   Collective collective = Collective::kReduceScatter;  // a unit's all-reduce has state of its own
   uint64_t layout = 0;  // hash of the parameters that the elements belong to, in order; 0: unknown
+  // False: the next reduction of this key may be of other parameters, which must not get this one's residual. Codecs
+  // that keep one are not used then.
+  bool may_keep_residual = true;
 
   uint64_t hash() const;                             // stable over processes, restarts and machines
   auto operator<=>(const UnitKey&) const = default;  // NOLINT(modernize-use-nullptr): taken for a 0 in clang-tidy 14

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +29,6 @@ class KnownModel:
 
     def unit_named(self, name: str) -> Unit | None:
         """Return the unit that the backend knows under a name. FSDP1 has names only if it is prepared."""
-        name = without_occurrence(name)
         if self.prepared is not None:
             return self.prepared.unit_named(name)
         named = [unit for unit in self.units if unit.label == name]
@@ -39,7 +37,7 @@ class KnownModel:
     def layouts(self, state: Mapping[str, Any]) -> list[tuple[Unit, _layout.Layout]]:
         """Return the units and layouts that a reduction in the backend's table may be of."""
         if self.prepared is not None:
-            found = self.prepared.layouts.get((without_occurrence(state["name"]), state["layout"]))
+            found = self.prepared.layouts.get((state["name"], state["layout"]))
             return [] if found is None else [found]
         if state["layout"]:
             return []
@@ -63,14 +61,13 @@ def known_models(target: Target) -> list[KnownModel]:
 def find_unit(
     name: str, groups: Collection[dist.ProcessGroup], known: Iterable[KnownModel]
 ) -> tuple[Unit, _prepare.Prepared | None] | None:
-    """Return the unit of that name that is reduced over one of `groups`, and what `prepare` noted about its model."""
-    for model in known:
-        unit = model.unit_named(name)
-        if unit is not None and any(group in groups for group in unit.process_groups):
-            return unit, model.prepared
-    return None
+    """Return the unit of that name that is reduced over one of `groups`, and what `prepare` noted about its model.
 
-
-def without_occurrence(name: str) -> str:
-    """Return the name of a unit without the " #1" of its second reduction in a pass."""
-    return re.sub(r" #\d+$", "", name)
+    None if there is none, or several.
+    """
+    found = [
+        (unit, model.prepared)
+        for model in known
+        if (unit := model.unit_named(name)) is not None and any(group in groups for group in unit.process_groups)
+    ]
+    return found[0] if len(found) == 1 else None

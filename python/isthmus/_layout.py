@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -60,8 +60,12 @@ class Layout:
 
     @cached_property
     def hash(self) -> int:
-        """63 bits that are stable over processes and versions, and never 0, which stands for an unknown layout."""
-        digest = hashlib.blake2b(self.to_json().encode(), digest_size=8).digest()
+        """63 bits that are stable over processes and versions, and never 0, which stands for an unknown layout.
+
+        Parts of a mesh are not in it: it seeds codecs, and copies of a parameter must come out alike in all parts.
+        """
+        text = Layout(tuple(replace(p, part="") for p in self.parameters), self.num_rows, self.tail).to_json()
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return (int.from_bytes(digest, "big") >> 1) or 1
 
     def to_json(self) -> str:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -105,15 +107,9 @@ def groups_of(model: nn.Module) -> list[dist.ProcessGroup]:
     groups += [module.process_group for _, module in ddp_modules(model)]
     # The mesh of a DTensor says nothing about FSDP2's groups: torch takes meshes of equal ranks for one another.
     if not groups:
-        groups = [group for p in model.parameters() if isinstance(p, DTensor) for group in gradient_groups(p)]
+        meshes = dict.fromkeys(p.device_mesh for p in model.parameters() if isinstance(p, DTensor))
+        groups = [mesh.get_group(dim) for mesh in meshes for dim in range(mesh.ndim)]
     return list(dict.fromkeys(groups))
-
-
-def gradient_groups(parameter: DTensor) -> list[dist.ProcessGroup]:
-    """Return the groups of a parameter's mesh, those of dimensions named "tp" apart: activations cross there."""
-    mesh = parameter.device_mesh
-    names = mesh.mesh_dim_names or [""] * mesh.ndim
-    return [mesh.get_group(dim) for dim, name in enumerate(names) if name != "tp"]
 
 
 def unit_name(module_names: Iterable[str]) -> str:
@@ -141,7 +137,7 @@ def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
                 name=unit_name(names),
                 label=(", ".join(names) if label is None else label) or "root",
                 parameters=tuple(parameters.values()),
-                trained=tuple(parameters[param] for param in trainable_params(group)),
+                trained=tuple(tuple(parameters.values())[index] for index in trainable_indexes(group)),
                 in_rows=True,
                 shard_group=shard_group(group),
                 replicate_group=replicate_group(group),
@@ -173,36 +169,71 @@ def describe(group: ParamGroup, module_names: dict[int, str]) -> dict[ShardedPar
     return described
 
 
-def num_elements_of(group: ParamGroup, params: Iterable[ShardedParam]) -> int:
-    """Return the size of a reduction in which `params` have gradients."""
-    info = group.mesh_info
-    num_shards = getattr(info, "shard_mesh_size", 1)
-    return _layout.rows([_parameter(param, "", "") for param in params], num_shards).num_elements
-
-
 def _parameter(param: ShardedParam, name: str, part: str) -> _layout.Parameter:
     return _layout.Parameter(name, tuple(param._orig_size), param.fsdp_placement.dim, part)
 
 
-def trainable_params(group: ParamGroup) -> list[ShardedParam]:
-    """Return the parameters that may have a gradient, in the order in which they are reduced."""
+def trainable_indexes(group: ParamGroup) -> tuple[int, ...]:
+    """Return which parameters may have a gradient, by their places in the unit, in the order of the reduction."""
     params = group.fsdp_params
     order = getattr(group, "_reduce_scatter_param_indices", None) or range(len(params))  # torch 2.15
-    return [params[index] for index in order if params[index].sharded_param.requires_grad]
+    return tuple(index for index in order if params[index].sharded_param.requires_grad)
 
 
-def trainable_flags(group: ParamGroup) -> tuple[bool, ...]:
-    """Return which parameters may have a gradient."""
-    return tuple(param.sharded_param.requires_grad for param in group.fsdp_params)
+def reducing_group() -> tuple[ParamGroup, tuple[int, ...]] | None:
+    """Return FSDP2's object that is reducing on this thread, and which of its parameters have gradients.
+
+    None if none is below the caller on the stack. Parameters are given as in `trainable_indexes`.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == _reducing_file():
+            values = frame.f_locals
+            if (params := values.get("fsdp_params_with_grad")) is not None and "self" in values:
+                group = values["self"]
+                places = {id(param): index for index, param in enumerate(group.fsdp_params)}
+                return group, tuple(places[id(param)] for param in params)
+        frame = frame.f_back
+    return None
+
+
+@functools.cache
+def _reducing_file() -> str:
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+
+    return _fsdp_param_group.FSDPParamGroup.post_backward.__code__.co_filename
+
+
+# A unit must not mix parameters that tensor parallelism splits with others, which are then replicas: every rank along
+# that dimension of the mesh reduces its own copy of a norm, beside its own part of a linear layer. What a lossy codec
+# takes from the copies depends on what is beside them, so they would drift apart.
 
 
 def mixes_replicas(group: ParamGroup) -> bool:
-    """Return whether some parameters are split over a mesh dimension that is not FSDP's, and others are not.
-
-    Tensor parallelism leaves such a unit behind: every rank along that dimension reduces its own copy of a norm, beside
-    its own part of a linear layer. What a lossy codec takes from the copies depends on what is beside them.
-    """
+    """Return whether some parameters of FSDP2's unit are split over a mesh dimension that is not FSDP's, others not."""
     return len({_is_split_elsewhere(group, param) for param in group.fsdp_params}) > 1
+
+
+def flat_mixes_replicas(flat_parameter: Any) -> bool:
+    """Return whether some parameters in FSDP1's flat one are parts of DTensors, and others are not."""
+    extensions = getattr(flat_parameter, "_param_extensions", ())  # of DTensors: their specs
+    return len({_splits(spec) for spec in extensions}) > 1
+
+
+def some_mix_replicas(parameters: Iterable[torch.Tensor]) -> bool:
+    """Return whether some of these local parameters are parts of split ones, and others are not.
+
+    Known of what torch makes of DTensors for DDP, and of what Megatron marks as split.
+    """
+    return len({_splits(getattr(p, "_st_info", None)) or _is_marked_split(p) for p in parameters}) > 1
+
+
+def _splits(spec: Any) -> bool:
+    return spec is not None and not all(placement.is_replicate() for placement in spec.placements)
+
+
+def _is_marked_split(parameter: Any) -> bool:
+    return bool(getattr(parameter, "tensor_model_parallel", False))
 
 
 def _is_split_elsewhere(group: ParamGroup, param: ShardedParam) -> bool:
@@ -214,16 +245,6 @@ def _is_split_elsewhere(group: ParamGroup, param: ShardedParam) -> bool:
         and not own_ranks.issuperset(dist.get_process_group_ranks(sharded.device_mesh.get_group(dim)))
         for dim, placement in enumerate(sharded.placements)
     )
-
-
-def unsharded(param: ShardedParam) -> torch.Tensor | None:
-    """Return the tensor that gradients accumulate into, the same at every step; None before the first all-gather."""
-    return getattr(param, "_unsharded_param", None)
-
-
-def reduce_scatter_comm(group: ParamGroup) -> Any:
-    """Return what `set_custom_reduce_scatter` set, or torch's default."""
-    return group._reduce_scatter_comm
 
 
 def param_groups_of(module: nn.Module) -> list[ParamGroup]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import gc
-import math
 import re
 import weakref
 from collections import Counter
@@ -19,12 +17,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from isthmus import _backends, _layout, _models, _native
-from isthmus._models import ParamGroup, ShardedParam, Unit
+from isthmus._models import ParamGroup, Unit
 
 Model = TypeVar("Model", bound=nn.Module)
 
 EXCLUDED = "excluded by prepare(units=...)"
-UNKNOWN_LAYOUT = "some parameters had no gradient, and which ones is not known yet"
 FIRST_BUCKETS = "first two backward passes with these DDP buckets"
 
 
@@ -34,6 +31,7 @@ class Prepared:
 
     name: str
     patterns: str
+    number: int = 0  # of the models that were prepared with these names before, in the same groups
     units: list[Unit] = field(default_factory=list)  # of FSDP
     bucket_group: dist.ProcessGroup | None = None  # of DDP
     bucket_parameters: tuple[_layout.Parameter, ...] = ()  # all that DDP reduces
@@ -44,22 +42,28 @@ class Prepared:
 
     def full_name(self, unit_name: str) -> str:
         """Return the name under which the backend knows a unit."""
-        return f"{self.name}/{unit_name}" if self.name else unit_name
+        name = f"{self.name}/{unit_name}" if self.name else unit_name
+        return f"{name} ({self.number + 1})" if self.number else name
 
     def unit_named(self, full_name: str) -> Unit | None:
         """Return the unit that the backend knows under a name; a bucket of DDP may hold any parameters."""
         for unit in self.units:
             if self.full_name(unit.name) == full_name:
                 return unit
-        index = re.fullmatch(re.escape(self.full_name("bucket ")) + r"(\d+)", full_name)
-        if index and self.bucket_group is not None:
+        index = re.search(r"bucket (\d+)", full_name)
+        if index and self.bucket_group is not None and full_name == self.full_name(index[0]):
             return _bucket(int(index[1]), self.bucket_parameters, self.bucket_group)
         return None
 
-    def taken_names(self) -> set[tuple[str, dist.ProcessGroup]]:
-        """Return the names that no other model may use, each with its group."""
-        taken = {(self.full_name(unit.name), group) for unit in self.units for group in unit.process_groups}
-        return taken | ({(self.full_name("bucket"), self.bucket_group)} if self.bucket_group is not None else set())
+    def take_number(self, groups: Iterable[dist.ProcessGroup]) -> None:
+        """Take the next number that is free in all groups. Every rank prepares alike, so all take the same."""
+        names = [unit.name for unit in self.units] + (["bucket"] if self.bucket_group is not None else [])
+        counters = [
+            (_models_by_name.setdefault(group, Counter()), f"{self.name}/{name}") for group in groups for name in names
+        ]
+        self.number = max((counter[name] for counter, name in counters), default=0)
+        for counter, name in counters:
+            counter[name] = self.number + 1
 
     def exact_reason(self, unit_name: str) -> str:
         """Return why a unit stays exact, "" if it does not."""
@@ -77,6 +81,9 @@ class Prepared:
 
 
 _prepared: weakref.WeakKeyDictionary[nn.Module, Prepared] = weakref.WeakKeyDictionary()
+# How many models were prepared that have a unit of a name. Whether they are alive must not matter: a rank may keep a
+# model that others have dropped.
+_models_by_name: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 def prepared_of(model: nn.Module) -> Prepared | None:
@@ -105,13 +112,14 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
     groups of Isthmus; all ranks call it alike, before or after the first step. The second call with equal arguments
     does nothing.
 
-    name: goes before the names of the units, "name/blocks.0". Two models on one group need two names.
+    name: goes before the names of the units, "name/blocks.0". Models whose units have equal names in one group are
+    numbered in the order in which they are prepared, "blocks.0 (2)"; names of their own tell them apart in checkpoints.
     units: which of them are compressed: globs of names without that prefix, "!" excludes, as in the option `units`.
     scaler: the GradScaler (or ShardedGradScaler) of the training loop. Its `update` then lets residuals follow the loss
     scale, and counts skipped steps.
 
-    Raises ValueError if there is nothing to prepare in `model`, if its units' names are taken, and if it was prepared
-    otherwise before.
+    Raises ValueError if there is nothing to prepare in `model`, if a unit in it belongs to another prepared model, and
+    if it was prepared otherwise before.
     """
     earlier = _prepared.get(model)
     if earlier is None:
@@ -142,17 +150,15 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
     for module in ddp:
         prepared.bucket_group = module.process_group
         prepared.bucket_parameters = tuple(_bucket_parameters(module).values())
-    _check_names(prepared)
-    for group, _ in fsdp2:
-        if isinstance(_models.reduce_scatter_comm(group), TaggedReduceScatter):
-            raise ValueError(f"unit {_models.fqn_of(group) or 'root'!r} of FSDP2 belongs to another prepared model")
     for group, unit in fsdp2:
-        comm = TaggedReduceScatter(group, unit, prepared)
-        for module in group.modules:
-            module.set_custom_reduce_scatter(comm)
+        if group in _units_of_groups:
+            raise ValueError(f"unit {_models.fqn_of(group) or 'root'!r} of FSDP2 belongs to another prepared model")
+    prepared.take_number(_models.groups_of(model))
+    for group, unit in fsdp2:
+        _units_of_groups[group] = _PreparedUnit(unit, prepared)
     for flat, unit in fsdp1:
         layout_hash = prepared.remember(unit, unit.layout())
-        exact = prepared.exact_reason(unit.name)
+        exact = prepared.exact_reason(unit.name) or (_replicas() if _models.flat_mixes_replicas(flat) else "")
         _native.load().name_parameter(flat, prepared.full_name(unit.name), layout_hash, exact)
     for module in ddp:
         _register_bucket_hook(module, prepared)
@@ -163,121 +169,39 @@ def _is_on_isthmus(groups: Iterable[dist.ProcessGroup]) -> bool:
     return any(_backends.isthmus_backend(group) is not None for group in groups)
 
 
-def _check_names(prepared: Prepared) -> None:
-    """Raise ValueError if a unit's name is taken in one of its groups by another model that is alive."""
-    clash = _clash(prepared)
-    if clash:
-        gc.collect()  # a model that nobody uses any more takes no name
-        clash = _clash(prepared)
-    if clash:
-        raise ValueError(
-            f"another prepared model has a unit named {clash!r} in this process group: give one of them a name=..."
-        )
-
-
-def _clash(prepared: Prepared) -> str:
-    taken = set().union(*(other.taken_names() for other in _prepared.values()))
-    return next((name for name, group in sorted(prepared.taken_names() & taken, key=lambda entry: entry[0])), "")
+def _replicas() -> str:
+    reason: str = _native.load().REPLICAS
+    return reason
 
 
 # --- FSDP2 ---
 
 
-class TaggedReduceScatter:
-    """FSDP2's reduce-scatter as it was before, which also tells the backend what unit and parameters it is of.
+@dataclass
+class _PreparedUnit:
+    """A unit of FSDP2. It refers to none of FSDP2's objects, so that it keeps none alive."""
 
-    FSDP2 takes memory from it within the label of the reduction: for the input, then for the output. So the label is
-    named when the input's memory is taken. That holds for HSDP's all-reduce as well, even where nothing is scattered.
+    unit: Unit
+    prepared: Prepared
+    layouts: dict[tuple[int, ...], int] = field(default_factory=dict)  # their hashes, by places of parameters
+
+
+_units_of_groups: weakref.WeakKeyDictionary[ParamGroup, _PreparedUnit] = weakref.WeakKeyDictionary()
+
+
+def tag_of(group: ParamGroup, indexes: tuple[int, ...]) -> tuple[str, int, str] | None:
+    """Return name, layout and why it is exact of a unit in which these parameters have gradients.
+
+    None if it was not prepared. Parameters are given by their places in the unit, in the order of the reduction.
     """
-
-    def __init__(self, group: ParamGroup, unit: Unit, prepared: Prepared) -> None:
-        self._inner = _models.reduce_scatter_comm(group)
-        self._group = group
-        self._unit = unit
-        self._prepared = prepared
-        self._exact = prepared.exact_reason(unit.name) or (
-            _native.load().REPLICAS if _models.mixes_replicas(group) else ""
-        )
-        self._described = dict(zip(group.fsdp_params, unit.parameters, strict=True))
-        self._watch = _GradientWatch(group.fsdp_params)
-        self._watch.start()
-        self._layouts: dict[tuple[ShardedParam, ...], _layout.Layout] = {}
-        self._output_elements: int | None = None  # of the reduction that has its input already
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Take memory as before. If it is for the input, name the label that this thread is in."""
-        num_elements = math.prod(size)
-        if num_elements == self._output_elements:
-            self._output_elements = None
-        else:
-            self._output_elements = num_elements // self._unit.num_shards
-            self._name_label(num_elements)
-        tensor: torch.Tensor = self._inner.allocate(size, dtype=dtype, device=device)
-        return tensor
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Reduce as before."""
-        return self._inner(*args, **kwargs)
-
-    def _name_label(self, num_elements: int) -> None:
-        name = self._prepared.full_name(self._unit.name)
-        layout = self._layout_of(num_elements)
-        if layout is None:
-            _native.load().name_label(name, 0, self._exact or UNKNOWN_LAYOUT)
-        else:
-            _native.load().name_label(name, self._prepared.remember(self._unit, layout), self._exact)
-
-    def _layout_of(self, num_elements: int) -> _layout.Layout | None:
-        """Return the layout of a reduction of this size; None if it cannot be told which parameters are in it."""
-        trainable = _models.trainable_params(self._group)
-        touched = self._watch.take()
-        for params in [[param for param in trainable if param in touched], trainable]:
-            layout = self._layout_with(tuple(params))
-            # A wrong guess has another size: what was touched is part of what is reduced, or the other way round.
-            if layout.num_elements == num_elements:
-                return layout
+    found = _units_of_groups.get(group)
+    if found is None:
         return None
-
-    def _layout_with(self, params: tuple[ShardedParam, ...]) -> _layout.Layout:
-        if params not in self._layouts:
-            self._layouts[params] = self._unit.layout(self._described[param] for param in params)
-        return self._layouts[params]
-
-
-class _GradientWatch:
-    """Which parameters of a unit had a gradient since its last reduction."""
-
-    def __init__(self, params: Iterable[ShardedParam]) -> None:
-        self._params = list(params)
-        self._touched: set[ShardedParam] = set()
-        self._watched: dict[ShardedParam, weakref.ref[torch.Tensor]] = {}
-
-    def start(self) -> None:
-        """Watch every parameter that has been gathered: its unsharded tensor lives as long as the model."""
-        for param in self._params:
-            tensor: Any = _models.unsharded(param)
-            watched = self._watched.get(param)
-            if tensor is not None and tensor.requires_grad and (watched is None or watched() is not tensor):
-                self._watched[param] = weakref.ref(tensor)
-                # The collector does not see what such hooks refer to: they must not keep the model alive.
-                tensor.register_post_accumulate_grad_hook(
-                    functools.partial(_note, weakref.ref(self), weakref.ref(param))
-                )
-
-    def take(self) -> set[ShardedParam]:
-        """Return what had a gradient since the last call, or nothing at the first one."""
-        self.start()
-        touched, self._touched = self._touched, set()
-        return touched
-
-    def note(self, param: ShardedParam) -> None:
-        """Take down that a gradient was accumulated."""
-        self._touched.add(param)
-
-
-def _note(watch: weakref.ref[_GradientWatch], param: weakref.ref[ShardedParam], _: torch.Tensor) -> None:
-    if (living_watch := watch()) is not None and (living_param := param()) is not None:
-        living_watch.note(living_param)
+    unit, prepared = found.unit, found.prepared
+    if indexes not in found.layouts:
+        layout = unit.layout(unit.parameters[index] for index in indexes)
+        found.layouts[indexes] = prepared.remember(unit, layout)
+    return prepared.full_name(unit.name), found.layouts[indexes], prepared.exact_reason(unit.name)
 
 
 # --- DDP ---
@@ -323,7 +247,11 @@ class BucketReduction:
         """Average one bucket; return a future of its gradients."""
         unit, layout = self._unit_of(bucket.index(), tuple(bucket.parameters()))
         name, layout_hash = self._prepared.full_name(unit.name), self._prepared.remember(unit, layout)
-        exact = self._prepared.exact_reason(unit.name) or self._exact_until_settled((name, layout_hash))
+        exact = (
+            self._prepared.exact_reason(unit.name)
+            or (_replicas() if _models.some_mix_replicas(bucket.parameters()) else "")
+            or self._exact_until_settled((name, layout_hash))
+        )
         gradients = bucket.buffer()
         native = _native.load()
         native.push_unit(name, layout_hash, exact)
@@ -362,18 +290,34 @@ def _register_bucket_hook(module: nn.parallel.DistributedDataParallel, prepared:
 
 
 def _prepare_dtensors(model: nn.Module, prepared: Prepared) -> None:
-    """Make every floating-point reduction of a backward pass in the groups of the parameters' meshes a gradient."""
-    backends = [
-        backend for group in _models.groups_of(model) if (backend := _backends.isthmus_backend(group)) is not None
-    ]
-    if not backends:
+    """Name the parameters: autograd tells which of them a reduction is of, and that it is of one.
+
+    Activations that cross the same groups have no parameter behind them, and stay exact; so does what a compiled graph
+    reduces, of which autograd sees nothing.
+    """
+    parameters = [(name, p) for name, p in model.named_parameters() if isinstance(p, DTensor)]
+    if not parameters or not _is_on_isthmus(_models.groups_of(model)):
         raise ValueError(f"there is nothing to prepare: {_what_was_found(model)}, and no process group of Isthmus")
-    if prepared.name or prepared.patterns != "*":
-        raise ValueError(
-            "name= and units= need units with names: outside of FSDP, DTensors are reduced one by one, without names"
-        )
-    for backend in backends:
-        backend.set_gradients("backward")
+    prepared.units = [_dtensor_unit(_layout.clean_name(name), p) for name, p in parameters]
+    prepared.take_number(_models.groups_of(model))
+    for (_, parameter), unit in zip(parameters, prepared.units, strict=True):
+        layout_hash = prepared.remember(unit, unit.layout())
+        exact = prepared.exact_reason(unit.name)
+        _native.load().name_parameter(parameter, prepared.full_name(unit.name), layout_hash, exact)
+
+
+def _dtensor_unit(name: str, parameter: DTensor) -> Unit:
+    """Return a unit of one parameter. What is reduced over which dimension of its mesh only its model knows."""
+    described = (_layout.Parameter(name, tuple(parameter.shape)),)
+    return Unit(
+        name=name,
+        label="",
+        parameters=described,
+        trained=described,
+        in_rows=False,
+        shard_group=None,
+        replicate_group=None,
+    )
 
 
 def _what_was_found(model: nn.Module) -> str:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -281,6 +282,7 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
         flat=flat,
         cuda=cuda,
         no_cuda=no_cuda,
+        covers_job=group.size == group.world_size,
     )
     return backend
 
@@ -325,15 +327,21 @@ def _set_up_process(options: _C.Options) -> None:
         _ready_in_process = os.getpid()
         native = _native.load()
         native.set_split_function(_create_split)
-        native.set_identify_function(_identify_module)
+        native.set_fsdp_functions(_fsdp2_caller, _why_fsdp1_is_exact)
         atexit.register(_shut_down, os.getpid())
 
 
-def _identify_module(backend: _C.Backend, label: str, num_elements: int) -> int:
-    # Imported by the first reduction of FSDP2: it needs DTensor, which takes seconds, and `import torch` registers.
+# The first reduction of FSDP imports what answers: it needs DTensor, which takes seconds, and `import torch` registers.
+def _fsdp2_caller() -> tuple[int, str, int, str]:
     from isthmus import _identify
 
-    return _identify.identify(backend, label, num_elements)
+    return _identify.fsdp2_caller()
+
+
+def _why_fsdp1_is_exact(flat_parameter: torch.Tensor) -> str:
+    from isthmus import _identify
+
+    return _identify.why_fsdp1_is_exact(flat_parameter)
 
 
 def _shut_down(process: int) -> None:

@@ -63,7 +63,7 @@ def place(
     """Return the live unit that a saved one is, what `prepare` noted of its model, and its parameters by saved ones."""
     found = find_unit(name, groups, known)
     if found is None:
-        raise Dropped("the model has no such unit; give load_checkpoint the model, prepared as it was")
+        raise Dropped("there is no such unit, or several; give load_checkpoint the model, prepared as it was")
     unit, prepared = found
     return unit, prepared, _matching(layout, unit)
 

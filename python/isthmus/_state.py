@@ -65,13 +65,17 @@ def state_dict(model_or_group: Target = None) -> dict[str, Any]:
     on other numbers of ranks. Tensors are copies. Call it between steps, on all ranks.
     """
     known = _known.known_models(model_or_group)
+    prepared = [model for model in known if model.prepared is not None]
     rank = dist.get_rank()
     state: dict[str, Any] = {}
     groups = []
     for group_index, (group, backend) in enumerate(_groups(model_or_group)):
         units = []
-        for unit_index, unit_state in enumerate(backend.unit_states()):
-            units.append(_describe(group, unit_state, known))
+        unit_states = backend.unit_states()
+        # Models of equal names that were not prepared have numbers: which of them a live one has is not known here.
+        numbered = {state["name"].removesuffix(" (2)") for state in unit_states if state["name"].endswith(" (2)")}
+        for unit_index, unit_state in enumerate(unit_states):
+            units.append(_describe(group, unit_state, prepared if unit_state["name"] in numbered else known))
             for kind in _saved.RESIDUALS:
                 if unit_state[kind].numel():
                     state[_saved.tensor_key(rank, group_index, unit_index, kind)] = unit_state[kind]

@@ -96,7 +96,7 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
       no_cuda_(std::move(parts.no_cuda)),
       cuda_(parts.cuda ? make_cuda_side(std::move(*parts.cuda), map_, parts.rank, values_) : nullptr),
       world_(parts.world),
-      units_(ranks_text(global_ranks_), gradients_in_backward(values_.gradients)),
+      units_(parts.covers_job, gradients_in_backward(values_.gradients)),
       gradients_(values_.gradients),
       units_on_gpu_(cuda_ != nullptr) {
   init();

@@ -47,7 +47,8 @@ struct BackendParts {
   TierParts inter;
   TierParts flat;
   std::optional<CudaParts> cuda;
-  std::string no_cuda;  // why there are none, for people: "rank 3 has no GPU"
+  std::string no_cuda;     // why there are none, for people: "rank 3 has no GPU"
+  bool covers_job = true;  // no rank of the job is outside of this group
 };
 
 // A snapshot for isthmus.stats().
@@ -77,12 +78,13 @@ void shutdown_all();
 
 class BackendIsthmus;
 
-// Which of the FSDP2 modules that ever had this name and size issues a reduction on the backend: 0, 1, ...; -1 if
-// several that are alive share them, -2 if it must stay exact for replicas' sake. Set by Python, which alone knows
-// modules; without it all are the first.
-using IdentifyFunction =
-    std::function<int(BackendIsthmus& backend, const std::string& module_name, int64_t num_elements)>;
-void set_identify_function(IdentifyFunction function);
+// What Python alone knows of reductions that FSDP labels, asked by the thread that makes the call. Without them FSDP2's
+// units cannot be told apart.
+struct FsdpFunctions {
+  std::function<Fsdp2Caller()> fsdp2_caller;
+  std::function<const char*(const at::Tensor& flat_parameter)> why_fsdp1_is_exact;  // null: it need not be
+};
+void set_fsdp_functions(FsdpFunctions functions);
 
 // A unit's state with memory of its own. See UnitState.
 struct SavedUnit {

@@ -79,24 +79,27 @@ CallOptions with_plain_sum(CallOptions options, bool cuda) {
 
 Buffer typed_buffer(const at::Tensor& tensor, DataType dtype) { return {tensor.data_ptr(), tensor.numel(), dtype}; }
 
-// Only Python knows which of several FSDP2 modules a label means.
-bool asks_for_ordinal(const ReductionCall& call) {
-  return call.tag == nullptr && call.label != nullptr && !call.label->tag && call.label->framework == Framework::kFsdp2;
+FsdpFunctions& fsdp_functions() {
+  static auto* functions = new FsdpFunctions;  // never destroyed: they hold Python objects
+  return *functions;
 }
 
-IdentifyFunction& identify_function() {
-  static auto* function = new IdentifyFunction;  // never destroyed: it holds a Python object
-  return *function;
-}
-
-int module_ordinal(BackendIsthmus& backend, const std::string& module_name, int64_t num_elements) {
-  const IdentifyFunction& identify = identify_function();
-  return identify ? identify(backend, module_name, num_elements) : 0;
+// Adds what Python alone knows of a call that nothing tagged.
+void ask_python(ReductionCall& call) {
+  if (call.tag != nullptr || call.label == nullptr) {
+    return;
+  }
+  const FsdpFunctions& functions = fsdp_functions();
+  if (call.label->framework == Framework::kFsdp2) {
+    call.fsdp2 = functions.fsdp2_caller ? functions.fsdp2_caller() : Fsdp2Caller{};
+  } else if (call.accumulated && !parameter_tag(*call.accumulated) && functions.why_fsdp1_is_exact) {
+    call.why_fsdp1_is_exact = functions.why_fsdp1_is_exact(at::Tensor(call.accumulated->lock()));
+  }
 }
 
 }  // namespace
 
-void set_identify_function(IdentifyFunction function) { identify_function() = std::move(function); }
+void set_fsdp_functions(FsdpFunctions functions) { fsdp_functions() = std::move(functions); }
 
 std::optional<BackendIsthmus::Gradient> BackendIsthmus::recognise(const at::Tensor& output, const at::Tensor& input,
                                                                   Collective collective, const ReduceOp& op) {
@@ -109,8 +112,8 @@ std::optional<BackendIsthmus::Gradient> BackendIsthmus::recognise(const at::Tens
   const bool reducible = dtype && scale && output.device() == input.device() && input.numel() > 0 &&
                          input.layout() == at::kStrided && output.scalar_type() == input.scalar_type();
   ReductionCall call = current_call();
-  if (reducible && asks_for_ordinal(call)) {
-    call.module_ordinal = module_ordinal(*this, call.label->module_name, input.numel());
+  if (reducible) {
+    ask_python(call);
   }
   std::optional<Gradient> gradient;
   {

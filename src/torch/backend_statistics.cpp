@@ -73,22 +73,24 @@ std::vector<std::string> BackendIsthmus::notes(const Stats& path) const {
   };
   explain_exact(kUnlabelled,
                 "in backward passes, because nothing says that they are gradients: call isthmus.prepare(model), or set "
-                "gradients=\"backward\" if all reductions in backward passes of this group are");
-  explain_exact(kSharedName,
-                "of FSDP2 modules that share their name and size with another live module: call isthmus.prepare(model, "
-                "name=...) for each model, or give each a group of its own");
+                "gradients=\"backward\" if all reductions in backward passes of this group are (compiled graphs need "
+                "that)");
   explain_exact(kReplicas,
-                "of FSDP2 units in which tensor parallelism splits some parameters and copies others: give those that "
-                "it copies (norms, biases) a unit of their own, fully_shard([block.norm1, block.norm2])");
+                "of units in which tensor parallelism splits some parameters and copies others: give those that it "
+                "copies (norms, biases) a unit of their own, fully_shard([block.norm1, block.norm2])");
+  explain_exact(kWhoseResidual,
+                "in backward passes, because nothing says whose gradients they are, and another's residual must not be "
+                "added to them: call isthmus.prepare(model), or take a codec that keeps none (quant)");
+  explain_exact(kMayHoldCopies,
+                "in backward passes, because nothing says whose gradients they are: ranks outside of this group may "
+                "reduce copies of the same parameters, as under tensor parallelism, and must get the same bits. Call "
+                "isthmus.prepare(model)");
+  explain_exact(kUnknownCaller,
+                "of FSDP2 units, because FSDP2's own object was not found in the calling stack: do not compile the "
+                "backward pass, or report the version of torch");
   explain_exact(kUnknownParameter,
                 "of FSDP1 units that cannot be told apart: call isthmus.prepare(model), or do not compile the backward "
                 "pass");
-  if (!units_.any_pass_ended()) {
-    explain_exact(
-        kFirstPasses,
-        "in a first backward pass whose end has not been seen: an optimizer's step ends it, or a collective of "
-        "this group outside of it. Where there is neither (a compiled step), call isthmus.prepare(model)");
-  }
   return notes;
 }
 

@@ -15,7 +15,6 @@ void BackendIsthmus::arrived(const char* call, bool cuda) {
   message_arrived(call, cuda);
   std::lock_guard lock(mutex_);
   describe_world_backends();
-  units_.collective_called(current_graph_task());
 }
 
 void BackendIsthmus::message_arrived(const char* call, bool cuda) {

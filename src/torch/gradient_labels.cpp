@@ -65,6 +65,31 @@ void leave(const at::RecordFunction& /*range*/, at::ObserverContext* context) {
   std::erase_if(active_labels, [id](const ActiveLabel& active) { return active.id == id; });
 }
 
+// The node that gets all that `node` passes on; null if that is none or several.
+const torch::autograd::Node* only_input(const torch::autograd::Node& node) {
+  const torch::autograd::Node* only = nullptr;
+  for (const auto& edge : node.next_edges()) {
+    if (edge.function == nullptr) {
+      continue;
+    }
+    if (only != nullptr) {
+      return nullptr;
+    }
+    only = edge.function.get();
+  }
+  return only;
+}
+
+// Whether a node hands on the elements that it gets, in sum: a cast, a view, or a step between a DTensor and its part.
+// Others reduce activations inside of them, even where only a parameter stands behind them: embeddings do.
+bool keeps_elements(const torch::autograd::Node& node) {
+  static const std::set<std::string, std::less<>> names = {
+      "AliasBackward0",        "CloneBackward0",  "DetachBackward0", "NestedRedistributeBackward",
+      "RedistributeBackward",  "ToCopyBackward0", "ViewBackward0",   "_FromTorchTensorBackward",
+      "_ToTorchTensorBackward"};
+  return names.contains(node.name());
+}
+
 }  // namespace
 
 void install_label_tracking() {
@@ -87,29 +112,21 @@ const char* interned(const std::string& text) {
 std::optional<GradientLabel> parse_gradient_label(const char* label) {
   const std::string_view text(label);
   if (text == kFsdp2Label) {
-    return GradientLabel{Framework::kFsdp2, "", std::nullopt};
+    return GradientLabel{Framework::kFsdp2, ""};
   }
   if (text == kFsdp1Label) {
-    return GradientLabel{Framework::kFsdp1, "", std::nullopt};
+    return GradientLabel{Framework::kFsdp1, ""};
   }
   if (text.starts_with(kFsdp2Label)) {
     const auto name = text.substr(kFsdp2Label.size());
     if (name.size() > 3 && name.starts_with(" (") && name.ends_with(")")) {
-      return GradientLabel{Framework::kFsdp2, std::string(name.substr(2, name.size() - 3)), std::nullopt};
+      return GradientLabel{Framework::kFsdp2, std::string(name.substr(2, name.size() - 3))};
     }
   }
   return std::nullopt;
 }
 
 const GradientLabel* current_gradient_label() { return active_labels.empty() ? nullptr : &active_labels.back().label; }
-
-bool name_label(UnitTag tag) {
-  if (active_labels.empty()) {
-    return false;
-  }
-  active_labels.back().label.tag = std::move(tag);
-  return true;
-}
 
 void push_unit(UnitTag tag) { pushed_units.push_back(std::move(tag)); }
 
@@ -140,6 +157,18 @@ std::optional<WeakParameter> accumulated_parameter() {
   const auto current = torch::autograd::get_current_node();  // a shared_ptr in torch 2.11, an intrusive_ptr in 2.15
   const auto* node = dynamic_cast<const torch::autograd::AccumulateGrad*>(current.get());
   return node == nullptr ? std::nullopt : std::optional<WeakParameter>(node->variable.getIntrusivePtr());
+}
+
+std::optional<WeakParameter> parameter_behind_node() {
+  const auto current = torch::autograd::get_current_node();
+  const torch::autograd::Node* node = current.get();
+  while (node != nullptr && keeps_elements(*node)) {
+    node = only_input(*node);
+    if (const auto* accumulates = dynamic_cast<const torch::autograd::AccumulateGrad*>(node)) {
+      return WeakParameter(accumulates->variable.getIntrusivePtr());
+    }
+  }
+  return std::nullopt;
 }
 
 int current_graph_task() { return torch::autograd::get_current_graph_task_id(); }

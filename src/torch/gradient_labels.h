@@ -30,8 +30,7 @@ enum class Framework : uint8_t { kFsdp1, kFsdp2 };
 // The label of a gradient reduction.
 struct GradientLabel {
   Framework framework = Framework::kFsdp2;
-  std::string module_name;     // FSDP2: the module's path; empty for the root. FSDP1's label names no module
-  std::optional<UnitTag> tag;  // from name_label()
+  std::string module_name;  // FSDP2: the module's path; empty for the root. FSDP1's label names no module
 };
 
 // Recognises FSDP2's "FSDP::post_backward_reduce (blocks.1)", the same without a name (the root), and FSDP1's
@@ -40,9 +39,6 @@ std::optional<GradientLabel> parse_gradient_label(const char* label);
 
 // The innermost gradient label that the calling thread is in; null outside of any. Valid until a label begins or ends.
 const GradientLabel* current_gradient_label();
-
-// Names the label that current_gradient_label() gives, until that label ends. False if there is none.
-bool name_label(UnitTag tag);
 
 // Reductions of this thread are gradients of this unit until pop_unit(). They nest.
 void push_unit(UnitTag tag);
@@ -53,13 +49,19 @@ const UnitTag* current_unit();
 // A parameter without keeping its memory alive. As long as one of these is held, no other tensor gets its address.
 using WeakParameter = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-// Reductions issued from this parameter's post-accumulate hooks (FSDP1's flat parameters) are gradients of this unit.
+// Reductions of this parameter's gradient are gradients of this unit: those that FSDP1 issues from the hooks of a flat
+// parameter, and those on the way from a gathered DTensor to the parameter.
 void name_parameter(const at::Tensor& parameter, UnitTag tag);
 std::optional<UnitTag> parameter_tag(const WeakParameter& parameter);
 
 // The parameter whose gradient was accumulated last on the calling thread, if the call comes from a hook on that;
 // else nothing.
 std::optional<WeakParameter> accumulated_parameter();
+
+// The parameter whose gradient the node of autograd that is running on the calling thread makes: nothing stands between
+// the two but casts, views and steps between DTensors and their parts, so what that node reduces is the gradient
+// itself. Nothing in hooks, compiled graphs and nodes of activations.
+std::optional<WeakParameter> parameter_behind_node();
 
 // Autograd's graph task of the calling thread; -1 outside a backward pass.
 int current_graph_task();

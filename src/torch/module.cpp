@@ -211,10 +211,11 @@ c10::intrusive_ptr<BackendIsthmus> make_backend(c10::intrusive_ptr<c10d::Store> 
                                                 const OptionsPtr& options, std::vector<int> node_of_rank,
                                                 std::string node_map_source, BackendPtr world, TierParts intra,
                                                 TierParts inter, TierParts flat, std::optional<CudaParts> cuda,
-                                                std::string no_cuda) {
-  return c10::make_intrusive<BackendIsthmus>(BackendParts{
-      std::move(store), rank, size, copy_options(*options), std::move(node_of_rank), std::move(node_map_source),
-      std::move(world), std::move(intra), std::move(inter), std::move(flat), std::move(cuda), std::move(no_cuda)});
+                                                std::string no_cuda, bool covers_job) {
+  return c10::make_intrusive<BackendIsthmus>(
+      BackendParts{std::move(store), rank, size, copy_options(*options), std::move(node_of_rank),
+                   std::move(node_map_source), std::move(world), std::move(intra), std::move(inter), std::move(flat),
+                   std::move(cuda), std::move(no_cuda), covers_job});
 }
 
 void bind_backend(py::module_& module) {
@@ -232,7 +233,7 @@ void bind_backend(py::module_& module) {
   BackendClass type(module, "Backend");
   type.def(py::init(&make_backend), unlocked, py::kw_only(), "store"_a, "rank"_a, "size"_a, "options"_a,
            "node_of_rank"_a, "node_map_source"_a = "", "world"_a, "intra"_a, "inter"_a, "flat"_a, "cuda"_a = py::none(),
-           "no_cuda"_a = "")
+           "no_cuda"_a = "", "covers_job"_a = true)
       .def_property_readonly("options",
                              [](BackendIsthmus& backend) {
                                return c10::static_intrusive_pointer_cast<BackendOptions>(backend.getBackendOptions());

@@ -50,23 +50,31 @@ SavedUnit from_dict(const py::dict& state) {
   return unit;
 }
 
+void set_python_functions(py::object fsdp2_caller, py::object why_fsdp1_is_exact) {
+  set_fsdp_functions({[function = fsdp2_caller.release()] {
+                        const py::gil_scoped_acquire gil;
+                        auto [owner, name, layout, exact] =
+                            function().template cast<std::tuple<uint64_t, std::string, uint64_t, std::string>>();
+                        return Fsdp2Caller{owner, make_tag(std::move(name), layout, exact)};
+                      },
+                      [function = why_fsdp1_is_exact.release()](const at::Tensor& flat_parameter) {
+                        const py::gil_scoped_acquire gil;
+                        return interned(function(flat_parameter).template cast<std::string>());
+                      }});
+}
+
 void bind_tags(py::module_& module) {
   using namespace py::literals;
   module.attr("REPLICAS") = kReplicas;
-  module.def(
-      "name_label",
-      [](std::string name, uint64_t layout, const std::string& exact) {
-        return name_label(make_tag(std::move(name), layout, exact));
-      },
-      "name"_a, "layout"_a, "exact"_a,
-      "Names the FSDP label that this thread is in until it ends; False if it is in none. layout: 0 if unknown. exact: "
-      "why the unit must stay exact; empty if it need not.");
   module.def(
       "push_unit",
       [](std::string name, uint64_t layout, const std::string& exact) {
         push_unit(make_tag(std::move(name), layout, exact));
       },
-      "name"_a, "layout"_a, "exact"_a, "Reductions of this thread are gradients of this unit until pop_unit().");
+      "name"_a, "layout"_a, "exact"_a,
+      "Reductions of this thread are gradients of this unit until pop_unit(). layout: 0 if unknown. exact: why the "
+      "unit "
+      "must stay exact; empty if it need not.");
   module.def("pop_unit", &pop_unit, "Ends the innermost push_unit() of this thread.");
   module.def(
       "name_parameter",
@@ -74,19 +82,14 @@ void bind_tags(py::module_& module) {
         name_parameter(parameter, make_tag(std::move(name), layout, exact));
       },
       "parameter"_a, "name"_a, "layout"_a, "exact"_a,
-      "Names the reductions that FSDP1 issues from the post-backward hook of this flat parameter.");
+      "Names the reductions of this parameter's gradient: those that FSDP1 issues from the post-backward hook of a "
+      "flat "
+      "parameter, and those of a DTensor that is gathered before it is used.");
   module.def(
-      "set_identify_function",
-      [](py::object function) {
-        set_identify_function([function = function.release()](BackendIsthmus& backend, const std::string& module_name,
-                                                              int64_t num_elements) {
-          const py::gil_scoped_acquire gil;
-          return function(c10::intrusive_ptr<BackendIsthmus>::reclaim_copy(&backend), module_name, num_elements)
-              .template cast<int>();
-        });
-      },
-      "Which FSDP2 module of its name and size issues a reduction: function(backend, module_name, num_elements). "
-      "-1: several that are alive share them; -2: it must stay exact because of replicas.");
+      "set_fsdp_functions", &set_python_functions, "fsdp2_caller"_a, "why_fsdp1_is_exact"_a,
+      "What is asked in reductions that FSDP labels. fsdp2_caller() returns (owner, name, layout, exact): owner: a "
+      "number of FSDP2's object, 0 if unknown; name: empty if it was not prepared. why_fsdp1_is_exact(parameter): "
+      "empty if it need not be.");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-"""isthmus.prepare names every reduction and the parameters in it. Real FSDP2 and DDP over Gloo; the native tags are
-recorded, and what they say is held against what was reduced."""
+"""isthmus.prepare names every reduction and the parameters in it. Real FSDP2 and DDP over Gloo; what the native module
+would be told is recorded, and held against what was reduced."""
 
 import types
 
@@ -15,16 +15,30 @@ check = Table()
 class Native:
     """Records tags in place of the native module; every Gloo backend counts as one of Isthmus."""
 
+    REPLICAS = "replicas"
+
     def __init__(self):
         import torch.distributed as dist
 
         self.Backend = dist.ProcessGroupGloo
-        self.labels = []
+        self.labels = []  # name, layout, why exact: of each reduction of FSDP2
         self.buckets = []
 
-    def name_label(self, name, layout, exact):
-        self.labels.append((name, layout, exact))
-        return True
+    def allocate(self, size, *, dtype, device):
+        import torch
+
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, *, output_tensor, input_tensor, group, op, async_op=False):
+        """Take the place of FSDP2's reduce-scatter: the native module asks from within it."""
+        import torch.distributed as dist
+
+        from isthmus import _identify
+
+        owner, *tag = _identify.fsdp2_caller()
+        assert owner > 0
+        self.labels.append(tuple(tag))
+        return dist.reduce_scatter_tensor(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
 
     def push_unit(self, name, layout, exact):
         self.buckets.append((name, layout, exact))
@@ -33,7 +47,7 @@ class Native:
         pass
 
 
-def make(width=6):
+def make(native, width=6):
     import torch
     from torch.distributed.fsdp import fully_shard
 
@@ -54,7 +68,10 @@ def make(width=6):
     model.out = torch.nn.Linear(width, 3)
     model.forward = types.MethodType(lambda self, x, which="both": self.out(self.block(x, which)), model)
     fully_shard(model.block)
-    return fully_shard(model)
+    fully_shard(model)
+    model.block.set_custom_reduce_scatter(native)
+    model.set_custom_reduce_scatter(native)
+    return model
 
 
 def step(model, which="both"):
@@ -74,7 +91,7 @@ def layouts(model, name):
 def reductions_of_equal_size_from_different_parameters_have_different_layouts(native):
     from isthmus import _prepare
 
-    model = _prepare.prepare(make())
+    model = _prepare.prepare(make(native))
     step(model)
     native.labels.clear()
     for which in ("first", "second", "both"):
@@ -91,20 +108,35 @@ def reductions_of_equal_size_from_different_parameters_have_different_layouts(na
 
 
 @check
-def a_first_step_without_some_gradients_is_exact(native):
+def the_first_step_may_lack_gradients(native):
     from isthmus import _prepare
 
-    model = _prepare.prepare(make(), name="m")
+    model = _prepare.prepare(make(native), name="m")
     native.labels.clear()
     step(model, "first")
-    assert ("m/block", 0, _prepare.UNKNOWN_LAYOUT) in native.labels
+    (layout,) = [layout for name, layout, exact in native.labels if name == "m/block" and not exact]
+    assert layouts(model, "m/block")[layout] == ["block.first.weight", "block.first.bias"]
+
+
+@check
+def units_without_names_are_told_apart_by_the_places_of_their_parameters(native):
+    model = make(native)
+    step(model)
+    native.labels.clear()
+    for which in ("first", "second", "both"):
+        step(model, which)
+    names, layouts, reasons = zip(*native.labels, strict=True)
+    assert set(names) == set(reasons) == {""}
+    first, second, both = layouts[1::2]
+    assert len({first, second, both}) == 3 and both == 0
+    assert layouts[::2] == (0, 0, 0)  # the root's, of which all have gradients
 
 
 @check
 def gradients_that_accumulate_without_reductions_count(native):
     from isthmus import _prepare
 
-    model = _prepare.prepare(make(), name="accumulating")
+    model = _prepare.prepare(make(native), name="accumulating")
     step(model)
     native.labels.clear()
     model.set_requires_gradient_sync(False)
@@ -120,7 +152,7 @@ def gradients_that_accumulate_without_reductions_count(native):
 def units_are_excluded_by_name(native):
     from isthmus import _prepare
 
-    model = _prepare.prepare(make(), name="excluding", units="!block")
+    model = _prepare.prepare(make(native), name="excluding", units="!block")
     native.labels.clear()
     step(model)
     assert {name: exact for name, _, exact in native.labels} == {
@@ -130,17 +162,24 @@ def units_are_excluded_by_name(native):
 
 
 @check
-def preparing_again_changes_nothing_and_clashes_are_named(native):
+def preparing_again_changes_nothing_and_twins_are_numbered(native):
     from isthmus import _prepare
 
-    model = _prepare.prepare(make(), name="again")
+    model = _prepare.prepare(make(native), name="again")
     assert _prepare.prepare(model, name="again") is model
     with pytest.raises(ValueError, match="was prepared with name='again'"):
         _prepare.prepare(model, name="other")
-    with pytest.raises(ValueError, match=r"unit named 'again/block' in this process group"):
-        _prepare.prepare(make(), name="again")
+    twin = _prepare.prepare(make(native), name="again")
     del model
-    _prepare.prepare(make(), name="again")  # the first is garbage now
+    for other in (twin, _prepare.prepare(make(native), name="again")):
+        step(other)
+    numbers = ("", " (2)", " (3)")
+    assert {name for name, _, _ in native.labels if name.startswith("again/block")} <= {
+        f"again/block{n}" for n in numbers
+    }
+    assert [name for name, _, _ in native.labels[-4:]] == [
+        f"again/{unit}{number}" for number in numbers[1:] for unit in ("root", "block")
+    ]
 
 
 @check

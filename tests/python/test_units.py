@@ -224,21 +224,6 @@ def fsdp2_accumulates() -> None:
 
 
 @table
-def live_fsdp2_models_of_equal_names_are_exact_and_explained() -> None:
-    group = make_group()
-    models = [fsdp2(group), fsdp2(group)]
-    for model in models:
-        model(batch(0))  # both have names from now on
-    isthmus.reset_stats(group)
-    for model in models:
-        train(model)
-    stats = isthmus.stats(group)
-    assert stats["compressed_calls"] == 0
-    assert stats["exact_calls"] == {"several live modules share this name and size": 2 * STEPS * (BLOCKS + 1)}
-    assert "isthmus.prepare(model, name=" in stats["notes"][0]
-
-
-@table
 def a_new_model_inherits_nothing() -> None:
     for make in (fsdp1, fsdp2):
         group = make_group()
@@ -262,11 +247,15 @@ def ddp(group: dist.ProcessGroup, **settings: Any) -> nn.Module:
     return DistributedDataParallel(Model(), process_group=group, bucket_cap_mb=0.005, **settings)
 
 
+# What keeps no residual, as unlabelled reductions need.
+DEFAULT = isthmus.Options().codec
+
+
 @table
-def ddp_is_compressed_once_its_buckets_are_known() -> None:
+def ddp_is_compressed_where_the_option_says_so() -> None:
     cases: list[dict[str, Any]] = [{}, {"static_graph": True}, {"find_unused_parameters": True}]
     for settings in cases:
-        group = make_group(gradients="backward")
+        group = make_group(gradients="backward", codec=DEFAULT)
         model = ddp(group, **settings)
         train(model, STEPS + 1)
         isthmus.reset_stats(group)
@@ -274,15 +263,16 @@ def ddp_is_compressed_once_its_buckets_are_known() -> None:
         train(model)
         stats = isthmus.stats(group)
         assert stats["num_units"] == units > 1, settings
-        assert stats["compressed_calls"] == STEPS * units, settings
-        assert stats["exact_calls"].get("first two passes", 0) == 0, settings
+        assert stats["compressed_calls"] >= 2 * STEPS, settings
+        assert set(stats["exact_calls"]) <= {"not a sum of floating-point numbers"}, settings  # what is used
+        assert stats["residual_bytes"] == 0
         assert same_on_all_ranks(bits(model)), settings
         assert same_on_all_ranks(steps_of_units(group)), settings
 
 
 @table
 def ddp_without_the_option_is_exact_and_explained() -> None:
-    group = make_group()
+    group = make_group(codec=DEFAULT)
     train(ddp(group))
     stats = isthmus.stats(group)
     assert stats["compressed_calls"] == 0
@@ -290,25 +280,25 @@ def ddp_without_the_option_is_exact_and_explained() -> None:
     assert 'gradients="backward"' in stats["notes"][0]
     native(group).set_gradients("backward")
     train(ddp(group))
-    assert isthmus.stats(group)["compressed_calls"] > 0
+    assert isthmus.stats(group)["compressed_calls"] > STEPS
     assert "gradients=backward" in isthmus.stats(group)["options"]
 
 
 @table
 def ddp_with_a_communication_hook() -> None:
-    group = make_group(gradients="backward")
+    group = make_group(gradients="backward", codec=DEFAULT)
     model: Any = ddp(group)
     model.register_comm_hook(group, bf16_compress_hook)
     train(model, 2 * STEPS)
     stats = isthmus.stats(group)
-    assert stats["compressed_calls"] > STEPS
+    assert stats["compressed_calls"] > 2 * STEPS
     assert all(unit["dtype"] == "bfloat16" for unit in native(group).unit_states())
     assert same_on_all_ranks(bits(model))
 
 
 @table
 def ddp_accumulates_and_is_evaluated() -> None:
-    group = make_group(gradients="backward")
+    group = make_group(gradients="backward", codec=DEFAULT)
     model: Any = ddp(group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(2 * STEPS):
@@ -320,7 +310,7 @@ def ddp_accumulates_and_is_evaluated() -> None:
         with torch.no_grad():
             model(batch(step))
     steps = steps_of_units(group)
-    assert min(steps.values()) >= 2 * STEPS - 4
+    assert max(steps.values()) >= 2 * STEPS - 1  # all passes, but for the first one, which has buckets of its own
     assert same_on_all_ranks(bits(model))
 
 
@@ -337,38 +327,29 @@ class _FunctionalReduceScatter(torch.autograd.Function):
 
 
 @table
-def passes_end_with_evidence_and_not_before() -> None:
-    """Functional collectives in backward passes. Two of one size differ by their order; nobody steps an optimizer."""
-    group = make_group(gradients="backward")
+def functional_collectives_are_named_by_their_order_and_keep_no_residual() -> None:
+    group = make_group(gradients="backward", codec=DEFAULT)
+    keeping = make_group(gradients="backward")
 
-    def backward() -> dict[str, int]:
+    def backward(group: dist.ProcessGroup) -> dict[str, int]:
         leaves = [torch.zeros(4096, requires_grad=True) for _ in range(2)]
         sum(_FunctionalReduceScatter.apply(leaf, group).sum() for leaf in leaves).backward()  # type: ignore[union-attr]
         return steps_of_units(group)
 
-    for _ in range(3):
-        assert backward() == {}  # all in one pass, as far as anybody can tell
-    assert any("isthmus.prepare(model)" in note for note in isthmus.stats(group)["notes"])
-    dist.barrier(group=group)
-    assert backward() == {}  # the second
-    dist.barrier(group=group)
+    names = [f"reduce_scatter:float32:4096{suffix} reduce_scatter" for suffix in ("", " (2)")]
     for step in range(1, 4):
-        names = [f"reduce_scatter@0-3:float32:4096{suffix} reduce_scatter" for suffix in ("", " #1")]
-        assert backward() == dict.fromkeys(names, step)
-        dist.barrier(group=group)
-    assert isthmus.stats(group)["exact_calls"]["first two passes"] == 8
+        assert backward(group) == dict.fromkeys(names, step)
+        backward(keeping)
+    assert isthmus.stats(group)["compressed_calls"] == 6
+    stats = isthmus.stats(keeping)
+    assert stats["exact_calls"] == {"unknown parameters, and the codec keeps a residual": 6}
+    assert stats["compressed_calls"] == stats["residual_bytes"] == 0
 
 
-def tagged(group: dist.ProcessGroup, label: str | None = None, **tag: Any) -> None:
-    shard = torch.empty(1024)
-    if label is None:
-        _native.load().push_unit(**tag)
-        dist.reduce_scatter_tensor(shard, torch.ones(4096), group=group)
-        _native.load().pop_unit()
-        return
-    with record_function(label):
-        assert _native.load().name_label(**tag)
-        dist.reduce_scatter_tensor(shard, torch.ones(4096), group=group)
+def tagged(group: dist.ProcessGroup, **tag: Any) -> None:
+    _native.load().push_unit(**tag)
+    dist.reduce_scatter_tensor(torch.empty(1024), torch.ones(4096), group=group)
+    _native.load().pop_unit()
 
 
 @table
@@ -376,9 +357,8 @@ def tags_name_units() -> None:
     group = make_group()
     tagged(group, name="a", layout=5, exact="")
     tagged(group, name="a", layout=6, exact="")
-    tagged(group, "FSDP::post_backward_reduce (x)", name="b", layout=(1 << 63) - 1, exact="")
+    tagged(group, name="b", layout=(1 << 63) - 1, exact="")
     tagged(group, name="c", layout=0, exact="because I say so")
-    assert not _native.load().name_label("d", 0, "")
     with pytest.raises(RuntimeError, match="push_unit"):
         _native.load().pop_unit()
     units = {(unit["name"], unit["layout"]) for unit in native(group).unit_states()}
@@ -386,6 +366,19 @@ def tags_name_units() -> None:
     assert isthmus.stats(group)["exact_calls"] == {"because I say so": 1}
     dist.reduce_scatter_tensor(torch.empty(1024), torch.ones(4096), group=group)
     assert isthmus.stats(group)["exact_calls"]["not recognised as a gradient"] == 1
+
+
+@table
+def a_label_alone_is_no_proof() -> None:
+    """Whoever may put FSDP2's label around a reduction: without FSDP2's object on the stack it stays exact."""
+    group = make_group()
+    with record_function("FSDP::post_backward_reduce (x)"):
+        dist.reduce_scatter_tensor(torch.empty(1024), torch.ones(4096), group=group)
+    with record_function("FullyShardedDataParallel._post_backward_hook"):
+        dist.reduce_scatter_tensor(torch.empty(1024), torch.ones(4096), group=group)
+    stats = isthmus.stats(group)
+    reasons = {f"a unit of FSDP{number} that cannot be told apart": 1 for number in (1, 2)}
+    assert stats["exact_calls"] == reasons and len(stats["notes"]) == 2
 
 
 @table
@@ -406,8 +399,9 @@ def state_of_units_goes_out_and_in() -> None:
     group = make_group()
     for value in (1.0, 2.0):
         tagged(group, name="saved", layout=1, exact="")
-        with record_function("FSDP::post_backward_reduce"):
-            dist.all_reduce(torch.full((4096,), value), dist.ReduceOp.AVG, group=group)
+        _native.load().push_unit(name="root", layout=0, exact="")
+        dist.all_reduce(torch.full((4096,), value), dist.ReduceOp.AVG, group=group)
+        _native.load().pop_unit()
     saved = native(group).unit_states()
     assert [(unit["name"], unit["step"]) for unit in saved] == [("root", 2), ("saved", 2)]
     native(group).clear_units()
