@@ -46,8 +46,8 @@ def mixed(dtype: torch.dtype) -> Callable[[nn.Module], nn.Module]:
 
 FAMILIES = {
     "fsdp2": Family(fsdp2),
-    "bfloat16_parameters": Family(mixed(torch.bfloat16), rounding=fsdp.BFLOAT16, modes=("none", "tagc")),
-    "float16_parameters": Family(mixed(torch.float16), rounding=fsdp.FLOAT16, modes=("none", "tagc")),
+    "bfloat16_parameters": Family(mixed(torch.bfloat16), rounding=fsdp.BFLOAT16, modes=("none", "default")),
+    "float16_parameters": Family(mixed(torch.float16), rounding=fsdp.FLOAT16, modes=("none", "default")),
     "hsdp": Family(functools.partial(fsdp2, shape=(2, 2)), collectives=("all_reduce",), exact=fsdp.hsdp_family().exact),
     "fsdp1": fsdp.fsdp1_family(fsdp1),
     "ddp": others.ddp_family(others.ddp, modes=("prepared", "backward")),  # NCCL's exact sums are not Gloo's bits

@@ -134,7 +134,7 @@ def hsdp_family(*, shard_reductions: int = len(UNITS), mp_policy: Any = None, **
 
 BFLOAT16, FLOAT16 = 0.02, 0.005
 FSDP2_FAMILIES = {
-    "fsdp2": Family(fsdp2),
+    "fsdp2": Family(fsdp2, modes=("none", "default", "prepared", "tagc", "prepared sparse")),
     "bfloat16_parameters": Family(mixed_precision(torch.bfloat16, None), rounding=BFLOAT16),
     "bfloat16_parameters_reduced_in_float32": Family(mixed_precision(torch.bfloat16, torch.float32), rounding=BFLOAT16),
     "float16_parameters": Family(mixed_precision(torch.float16, None), rounding=FLOAT16),
@@ -142,9 +142,9 @@ FSDP2_FAMILIES = {
     "kept_after_forward": Family(functools.partial(fsdp2, reshard_after_forward=False)),
     "resharded_to_two_ranks_after_forward": Family(functools.partial(fsdp2, reshard_after_forward=2)),
     "gradient_divide_factor": Family(for_each_unit("set_gradient_divide_factor", 2.0)),
-    "reduce_scatter_divide_factor": Family(for_each_unit("set_reduce_scatter_divide_factor", 1.0), modes=("tagc",)),
+    "reduce_scatter_divide_factor": Family(for_each_unit("set_reduce_scatter_divide_factor", 1.0), modes=("default",)),
     "sums_alone": Family(for_each_unit("set_force_sum_reduction_for_comms", True)),
-    "prefetched": Family(with_prefetching, modes=("tagc",)),
+    "prefetched": Family(with_prefetching, modes=("default",)),
     "accumulated": Family(fsdp2, backward=accumulate),
     "tied_weights": Family(fsdp2, make=tied),
     "partly_frozen": Family(partly_frozen, units=[unit for unit in UNITS if unit != "blocks.1"]),
@@ -153,7 +153,7 @@ FSDP2_FAMILIES = {
     "sharded_by_columns": Family(sharded_by_columns),
     "checkpointed": Family(fsdp2, make=functools.partial(Checkpointed, False), modes=("prepared",)),
     "checkpointed_reentrantly": Family(fsdp2, make=functools.partial(Checkpointed, True), modes=("none", "prepared")),
-    "hsdp": hsdp_family(),
+    "hsdp": hsdp_family(modes=("none", "default", "prepared", "sparse")),
     "hsdp_accumulated": hsdp_family(backward=accumulate_shards, shard_reductions=2 * len(UNITS)),
     "hsdp_bfloat16": hsdp_family(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16), rounding=BFLOAT16),
 }
@@ -195,7 +195,7 @@ def fsdp1_with(strategy: ShardingStrategy, *, original: bool = False, **settings
 
 
 FSDP1_FAMILIES = {
-    "fsdp1": fsdp1_family(),
+    "fsdp1": fsdp1_family(modes=("none", "default", "prepared", "prepared tagc")),
     "fsdp1_original_parameters": fsdp1_family(fsdp1_with(ShardingStrategy.FULL_SHARD, original=True)),
     "fsdp1_shard_grad_op": fsdp1_family(fsdp1_with(ShardingStrategy.SHARD_GRAD_OP)),
     "fsdp1_bfloat16": fsdp1_family(

@@ -41,6 +41,7 @@ from families import (
     check_family,
     distance,
     gathered,
+    is_prepared,
     isthmus_groups,
     run_table,
     same_on_all_ranks,
@@ -91,7 +92,7 @@ def zero(parameters: Any, lr: float) -> torch.optim.Optimizer:
 
 
 def ddp_family(wrap: Callable[[nn.Module], nn.Module] = ddp, **settings: Any) -> Family:
-    return Family(**{"wrap": wrap, "labelled": False, "modes": ("tagc", "prepared", "backward"), **settings})
+    return Family(**{"wrap": wrap, "labelled": False, "modes": ("default", "prepared", "backward"), **settings})
 
 
 def replicated(model: Any) -> nn.Module:
@@ -103,12 +104,12 @@ def replicated(model: Any) -> nn.Module:
 
 
 DDP_FAMILIES = {
-    "ddp": ddp_family(),
+    "ddp": ddp_family(modes=("default", "prepared", "backward", "prepared tagc")),
     "ddp_static_graph": ddp_family(functools.partial(ddp, static_graph=True)),
     "ddp_unused_parameters": ddp_family(functools.partial(ddp, find_unused_parameters=True), make=Skipping),
     "ddp_bucket_views": ddp_family(functools.partial(ddp, gradient_as_bucket_view=True)),
     "ddp_accumulated": ddp_family(backward=accumulate),
-    "ddp_zero_optimizer": ddp_family(optimizer=zero, modes=("tagc", "prepared")),
+    "ddp_zero_optimizer": ddp_family(optimizer=zero, modes=("default", "prepared")),
     "replicated": Family(replicated, collectives=("all_reduce",)),
 }
 
@@ -214,7 +215,7 @@ def activations_between_nodes_are_exact_unless_asked_for(store: dist.Store) -> N
     family = Family(functools.partial(tensor_parallel, mesh=ACROSS_NODES, sequence=True), backward=step_of_data_rank)
     with world(store, "gloo"):
         plain = train(family, "gloo")
-    for mode in ("tagc", "prepared"):
+    for mode in ("default", "prepared"):
         with world(store, mode):
             run = train(family, mode)
         assert run.compressed == 0, mode
@@ -224,7 +225,7 @@ def activations_between_nodes_are_exact_unless_asked_for(store: dist.Store) -> N
         run = train(family, "backward")
     assert run.compressed > 0
     assert all("@" in unit for unit in run.units), run.units
-    assert_follows(run, plain)
+    assert_follows(run, plain, "backward")
 
 
 # --- Pipeline parallelism ---
@@ -251,7 +252,7 @@ def train_pipeline(schedule_type: Any, mesh_ranks: list[list[int]], mode: str) -
     mesh = DeviceMesh("cpu", mesh_ranks, mesh_dim_names=("dp", "pp"))
     index, data_rank = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
     model = fsdp2(Stage(index), mesh=mesh["dp"])
-    if mode == "prepared":
+    if is_prepared(mode):
         isthmus.prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
     start = weights_of(model)
@@ -286,14 +287,15 @@ def pipeline_stages(store: dist.Store) -> None:
     """Stages within the nodes and FSDP across."""
     for schedule_type in (Schedule1F1B, ScheduleGPipe):
         runs = {}
-        for mode in ("gloo", "none", "tagc", "prepared"):
+        lossy = ("default", "prepared sparse") if schedule_type is Schedule1F1B else ("tagc", "prepared")
+        for mode in ("gloo", "none", *lossy):
             with world(store, mode):
                 runs[mode] = train_pipeline(schedule_type, [[0, 1], [2, 3]], mode)
                 replicas = gathered(runs[mode].weights.tolist())
             assert replicas[0] == replicas[2] and replicas[1] == replicas[3]
         torch.testing.assert_close(runs["none"].weights, runs["gloo"].weights, rtol=0, atol=1e-5)
-        for mode in ("tagc", "prepared"):
-            assert_follows(runs[mode], runs["gloo"])
+        for mode in lossy:
+            assert_follows(runs[mode], runs["gloo"], mode)
             names = ("root", "blocks.0", "blocks.1")
             assert runs[mode].units == {f"{name} reduce_scatter": STEPS for name in names}
 
@@ -302,11 +304,11 @@ def pipeline_stages(store: dist.Store) -> None:
 def pipeline_stages_on_different_nodes(store: dist.Store) -> None:
     """What they send is exact: bit-equal to Gloo, as FSDP within the nodes is."""
     runs = {}
-    for mode in ("gloo", "tagc"):
+    for mode in ("gloo", "default"):
         with world(store, mode):
             runs[mode] = train_pipeline(Schedule1F1B, ACROSS_NODES, mode)
-    assert torch.equal(runs["tagc"].weights, runs["gloo"].weights)
-    assert runs["tagc"].losses == runs["gloo"].losses
+    assert torch.equal(runs["default"].weights, runs["gloo"].weights)
+    assert runs["default"].losses == runs["gloo"].losses
 
 
 # --- Groups ---
@@ -319,8 +321,8 @@ def a_group_inside_a_node_is_exact_and_pays_nothing(store: dist.Store) -> None:
     )
     with world(store, "gloo"):
         plain = train(family, "gloo")
-    with world(store, "tagc"):
-        run = train(family, "tagc")
+    with world(store, "default"):
+        run = train(family, "default")
         (within,) = [group for group in isthmus_groups() if isthmus.stats(group)["calls"].get("_reduce_scatter_base")]
         stats = isthmus.stats(within)
     assert torch.equal(run.weights, plain.weights)
@@ -342,15 +344,15 @@ def a_group_of_one_rank_a_node_is_all_between_nodes(store: dist.Store) -> None:
     )
     with world(store, "gloo"):
         plain = train(family, "gloo")
-    with world(store, "tagc"):
-        run = train(family, "tagc")
+    with world(store, "default"):
+        run = train(family, "default")
         (across,) = [group for group in isthmus_groups() if isthmus.stats(group)["calls"].get("_reduce_scatter_base")]
         stats = isthmus.stats(across)
     assert stats["node_map"] == "2 nodes x 1 rank, in blocks"
     assert run.units == {f"{unit} reduce_scatter": STEPS for unit in UNITS}
     assert stats["collectives"]["reduce_scatter"]["intra"]["sent_bytes"] == 0
     assert stats["collectives"]["reduce_scatter"]["inter"]["inter_node_sent_bytes"] > 0
-    assert_follows(run, plain)
+    assert_follows(run, plain, "default")
 
 
 # --- Modes of torch ---
@@ -375,7 +377,7 @@ def compiled_ddp(model: nn.Module) -> nn.Module:
 
 
 COMPILED_FAMILIES = {
-    "fsdp2_of_compiled_blocks": Family(fsdp2_of_compiled_blocks, modes=("tagc",)),
+    "fsdp2_of_compiled_blocks": Family(fsdp2_of_compiled_blocks, modes=("default",)),
     "compiled_fsdp2": Family(compiled_fsdp2, modes=("prepared",)),
     "compiled_ddp": ddp_family(compiled_ddp, modes=("prepared",)),
 }
@@ -385,7 +387,7 @@ COMPILED_FAMILIES = {
 def deterministic_algorithms(store: dist.Store) -> None:
     torch.use_deterministic_algorithms(True)
     try:
-        check_family(Family(fsdp2, modes=("tagc",)), store)
+        check_family(Family(fsdp2, modes=("default",)), store)
         check_family(ddp_family(modes=("prepared",)), store)
     finally:
         torch.use_deterministic_algorithms(False)
