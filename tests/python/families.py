@@ -50,9 +50,8 @@ MODES: dict[str, Options] = {
 }
 UNITS = ("root", *(f"blocks.{index}" for index in range(BLOCKS)))
 NO_GRADIENT = "not recognised as a gradient"
-# Why reductions that nothing labels are exact at first: nobody knows yet which of them come back.
+# Why reductions of DDP are exact: it cuts its buckets anew.
 EXACT_AT_FIRST = {
-    "first two passes",
     "first two backward passes with these DDP buckets",
     "not a sum of floating-point numbers",  # which parameters are used
 }

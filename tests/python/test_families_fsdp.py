@@ -178,11 +178,11 @@ def accumulate_without_sync(training: Training, number: int) -> torch.Tensor:
     return training.step(number + 1)
 
 
-def fsdp1_units(ranks: str = "0-3", dtype: str = "float32", shards: int = 1) -> list[str]:
+def fsdp1_units(dtype: str = "float32", shards: int = 1) -> list[str]:
     """Return the names that units of FSDP1 get by size and order: the first that is reduced comes first."""
     layer = FEATURES * (FEATURES + 1) // shards
-    blocks = [f"fsdp1@{ranks}:{dtype}:{layer}{suffix}" for suffix in ("", *(f" ({i + 1})" for i in range(1, BLOCKS)))]
-    return [*blocks, f"fsdp1@{ranks}:{dtype}:{2 * layer}"]
+    blocks = [f"fsdp1:{dtype}:{layer}{suffix}" for suffix in ("", *(f" ({i + 1})" for i in range(1, BLOCKS)))]
+    return [*blocks, f"fsdp1:{dtype}:{2 * layer}"]
 
 
 def fsdp1_family(wrap: Any = fsdp1, /, **settings: Any) -> Family:

@@ -159,7 +159,7 @@ def simple_fsdp(model: nn.Module, compiler: str = "") -> nn.Module:
 
 SIMPLE_FAMILIES = {
     "simple_fsdp": ddp_family(simple_fsdp),
-    "simple_fsdp_compiled": ddp_family(functools.partial(simple_fsdp, compiler="aot_eager"), modes=("prepared",)),
+    "simple_fsdp_compiled": ddp_family(functools.partial(simple_fsdp, compiler="aot_eager"), modes=("backward",)),
 }
 
 
@@ -210,22 +210,25 @@ TENSOR_PARALLEL_FAMILIES = {
 
 
 @table
-def activations_between_nodes_are_exact_unless_asked_for(store: dist.Store) -> None:
-    """Sequence parallelism over a group that spans nodes; gradients of weights stay within them."""
+def activations_between_nodes_are_exact(store: dist.Store) -> None:
+    """Sequence parallelism over a group that spans nodes; gradients of weights stay within them.
+
+    The option does not change that: the group is not the whole job, so nothing says what its ranks have copies of.
+    """
     family = Family(functools.partial(tensor_parallel, mesh=ACROSS_NODES, sequence=True), backward=step_of_data_rank)
     with world(store, "gloo"):
         plain = train(family, "gloo")
-    for mode in ("default", "prepared"):
+    unlabelled = "not labelled, in a backward pass"
+    copies = "unknown parameters, of which ranks outside of the group may hold copies"
+    for mode, reason in (("default", unlabelled), ("prepared", unlabelled), ("backward", copies)):
         with world(store, mode):
             run = train(family, mode)
         assert run.compressed == 0, mode
-        assert torch.equal(run.weights, plain.weights), mode
-        assert run.exact["not labelled, in a backward pass"] > 0
-    with world(store, "backward"):
-        run = train(family, "backward")
-    assert run.compressed > 0
-    assert all("@" in unit for unit in run.units), run.units
-    assert_follows(run, plain, "backward")
+        assert run.exact[reason] > 0, mode
+        if mode == "backward":  # along the two tiers: exact, but for the order of sums
+            torch.testing.assert_close(run.weights, plain.weights, rtol=0, atol=1e-5)
+        else:
+            assert torch.equal(run.weights, plain.weights), mode
 
 
 # --- Pipeline parallelism ---
