@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pickle
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, StorageReader  # type: ignore[attr-defined]
+from torch.distributed.checkpoint.storage import StorageReader
+
+from isthmus._checkpoint import CheckpointReader, TextAndTensorPlanner, describe_entries
 
 VERSION = 1
 RESIDUALS = ("residual", "result_residual")
@@ -164,7 +167,7 @@ def source_of_state(state: Mapping[str, Any]) -> Source:
 
 def source_of_checkpoint(checkpoint: Any, key: str) -> Source:
     """Return a source that reads what torch.distributed.checkpoint saved under `key`."""
-    reader = checkpoint if isinstance(checkpoint, StorageReader) else FileSystemReader(os.fspath(checkpoint))
+    reader = checkpoint if isinstance(checkpoint, StorageReader) else CheckpointReader(os.fspath(checkpoint))
     metadata = reader.read_metadata()
     prefix = f"{key}."
     entries = {
@@ -185,12 +188,15 @@ def source_of_checkpoint(checkpoint: Any, key: str) -> Source:
         wanted = {prefix + name: empty(name) for name in names}
         if not wanted:
             return {}
-        planner = DefaultLoadPlanner()
+        planner = TextAndTensorPlanner()
         planner.set_up_planner(wanted, metadata, is_coordinator=True)
         reader.set_up_storage_reader(metadata, True)
         plan = reader.prepare_local_plan(planner.create_local_plan())
         plan = reader.prepare_global_plan(planner.create_global_plan([plan]))[0]
-        reader.read_data(planner.finish_plan(plan), planner).wait()
+        try:
+            reader.read_data(planner.finish_plan(plan), planner).wait()
+        except pickle.UnpicklingError as error:
+            raise ValueError(f"{describe_entries(metadata, plan.items)}: {error}") from error
         return {name.removeprefix(prefix): value for name, value in wanted.items()}
 
     described = read(texts, lambda _: "")

@@ -126,6 +126,9 @@ def load_checkpoint(
     saving and are when loading; what cannot be placed is dropped, with a warning that names it. reshard=False drops
     what would have to be re-sharded instead. All ranks call it; they read the files of all, one unit at a time. If it
     fails on one rank it does on all, and everything is as before.
+
+    Nothing that is in a folder is run, whoever made it. A `StorageReader` of your own reads the checkpoint's metadata
+    in its own way: most of torch's, FileSystemReader too, unpickle it, which runs whatever its author wants.
     """
     return _load(lambda: _saved.source_of_checkpoint(checkpoint_id_or_reader, key), model_or_group, reshard)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from checkpoints import (
     unit_states,
 )
 from checks import Table, World
+from malice import MakesFolder
 
 pytestmark = pytest.mark.timeout(300)
 table = Table()
@@ -162,6 +164,36 @@ def truncated_files_are_refused_and_change_nothing() -> None:
         isthmus.load_checkpoint(folder, model)
     assert fingerprint(model) == before
     dist.barrier()
+
+
+@table
+def checkpoints_that_would_run_a_program_are_refused_on_all_ranks() -> None:
+    """A saved object of one rank, then the metadata: of neither is anything called. See test_checkpoint_reader.py."""
+    model = trained(model_on())
+    before = fingerprint(model)
+    for make, file in ((evil_object, r"'isthmus\.rank1' in __\d_\d\.distcp"), (evil_metadata, r"/\.metadata was not")):
+        made = shared_folder() / "made"
+        with pytest.raises(ValueError, match=file):
+            isthmus.load_checkpoint(make(model, made), model)
+        dist.barrier()
+        assert not made.exists() and fingerprint(model) == before
+
+
+def evil_object(model: nn.Module, made: Path) -> Path:
+    folder, state = shared_folder(), isthmus.state_dict(model)
+    if dist.get_rank() == 1:
+        state["rank1"] = MakesFolder(made)
+    dcp.save({"isthmus": state}, checkpoint_id=folder)
+    return folder
+
+
+def evil_metadata(model: nn.Module, made: Path) -> Path:
+    folder = saved(model)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        (folder / ".metadata").write_bytes(pickle.dumps(MakesFolder(made)))
+    dist.barrier()
+    return folder
 
 
 @table
