@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from isthmus import _cuda, _mpi_tier, _native
 from isthmus._backends import isthmus_backend
 from isthmus._cuda import Gpu
+from isthmus._variables import unknown_variables
 from isthmus.topology import node_map
 from isthmus.topology.node_map import Nodes, Surroundings, name_ranks, ranks_by_value
 
@@ -135,7 +136,7 @@ def _create(group: Group, given_options: Any) -> _C.Backend:
     if options is None or complaint:
         _leave_together(group)
         raise _error_type(introductions)(f"isthmus: {complaint}")
-    _set_up_process(options)
+    _set_up_process(options, group)
     options._timeout = group.timeout
     options.global_ranks_in_group = list(group.global_ranks)
     nodes = _place(group, introductions)
@@ -315,7 +316,7 @@ def _log_nodes(group: Group, nodes: Nodes) -> None:
 _ready_in_process = 0
 
 
-def _set_up_process(options: _C.Options) -> None:
+def _set_up_process(options: _C.Options, group: Group) -> None:
     """Do what is done once a process, however many groups it makes."""
     global _ready_in_process
     logger.setLevel(options.log.upper())
@@ -329,6 +330,16 @@ def _set_up_process(options: _C.Options) -> None:
         native.set_split_function(_create_split)
         native.set_fsdp_functions(_fsdp2_caller, _why_fsdp1_is_exact)
         atexit.register(_shut_down, os.getpid())
+        if group.rank == 0:
+            _warn_of_unknown_variables(native)
+
+
+def _warn_of_unknown_variables(native: Any) -> None:
+    options = [variable for _, variable, *_ in native.option_fields()]
+    own = {name: value for name, value in os.environ.items() if name.startswith("ISTHMUS_")}
+    for unknown in unknown_variables(own, options):
+        meant = f": did you mean {unknown.meant}?" if unknown.meant else ""
+        logger.warning("the environment variable %s is none of isthmus's and changes nothing%s", unknown.name, meant)
 
 
 # The first reduction of FSDP imports what answers: it needs DTensor, which takes seconds, and `import torch` registers.

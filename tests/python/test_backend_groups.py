@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import pickle
 import sys
@@ -313,6 +314,30 @@ def come_late(rank: int, world_size: int) -> str:
 def test_a_rank_that_does_not_come_is_named() -> None:
     text = ranks.run(come_late, 2)[0]
     assert text == "isthmus: rank 1 did not come to make the group within 3 s"
+
+
+def mistype_variables(rank: int, world_size: int) -> list[str]:
+    """Return what this rank logs while it makes two groups."""
+    messages: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("isthmus").addHandler(handler)
+    ranks.init()
+    dist.new_group()
+    finish()
+    return messages
+
+
+def test_rank_0_warns_once_of_mistyped_variables() -> None:
+    env = {"ISTHMUS_NODES": "2x1", "ISTHMUS_CODECS": "hunter2", "ISTHMUS_PASSWORD": "hunter2", "NCCL_DEBUGG": "1"}
+    expected = "the environment variable {} is none of isthmus's and changes nothing"
+    assert ranks.run(mistype_variables, 2, env=env) == [
+        [
+            f"{expected.format('ISTHMUS_CODECS')}: did you mean ISTHMUS_CODEC?",
+            expected.format("ISTHMUS_PASSWORD"),
+        ],
+        [],
+    ]
 
 
 class TestOptions:
