@@ -40,6 +40,7 @@ WORLD_SIZE = 4
 FEATURES = 64
 BLOCKS = 3
 STEPS = 5
+GROUP_TIMEOUT = timedelta(seconds=30)
 NODES = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0", "ISTHMUS_LOG": "error"}
 MODES: dict[str, Options] = {
     "gloo": {},
@@ -166,7 +167,7 @@ def world(store: dist.Store, mode: str, env: dict[str, str] | None = None) -> It
             store=dist.PrefixStore(f"run/{_runs}", store),
             rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
-            timeout=timedelta(seconds=30),
+            timeout=GROUP_TIMEOUT,
         )
         yield
         dist.barrier()

@@ -1,0 +1,65 @@
+"""Code that Inductor generated trains over Isthmus as over Gloo: FSDP2, DDP and SimpleFSDP."""
+
+from __future__ import annotations
+
+import warnings
+from datetime import timedelta
+
+import pytest
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import families
+from checks import Table, World
+from families import WORLD_SIZE, Family, add_family, run_table
+from test_families_others import ddp_family, simple_fsdp
+
+pytestmark = pytest.mark.timeout(600)
+table = Table()
+
+
+def fsdp2(model: nn.Module) -> nn.Module:
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    model.compile(backend="inductor")
+    return model
+
+
+def ddp(model: nn.Module) -> nn.Module:
+    wrapped = DistributedDataParallel(model)
+    wrapped.compile(backend="inductor")
+    return wrapped
+
+
+def compiled_simple_fsdp(model: nn.Module) -> nn.Module:
+    simple_fsdp(model)
+    # With shapes that may change, Inductor of torch 2.11 generates no code for it, over Gloo neither.
+    model.compile(backend="inductor", fullgraph=True, dynamic=False)
+    return model
+
+
+FAMILIES = {
+    "fsdp2": Family(fsdp2, modes=("prepared",)),
+    "ddp": ddp_family(ddp, modes=("prepared",)),
+    "simple_fsdp": ddp_family(compiled_simple_fsdp, modes=("prepared",)),
+}
+for name, family in FAMILIES.items():
+    add_family(table, name, family)
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    warnings.simplefilter("ignore")
+    families.GROUP_TIMEOUT = timedelta(seconds=400)  # ranks wait for others that still compile
+    return run_table(rank, world_size, table)
+
+
+@pytest.fixture(scope="module")
+def results() -> World:
+    return World(main, WORLD_SIZE, timeout_s=540, env={"TORCHINDUCTOR_COMPILE_THREADS": "1"})
+
+
+@pytest.mark.parametrize("name", table.names)
+def test_family(results: World, name: str) -> None:
+    results.check(name)
