@@ -15,9 +15,12 @@ TIMEOUT_S = 5.0
 # What every rank may take beyond the timeout until its process has ended. A bound on hanging, not on speed.
 GRACE_S = 5.0
 
-COMPRESSED = {"ISTHMUS_CODEC": "tagc", "ISTHMUS_BLOCK_ELEMENTS": "256", "ISTHMUS_RATIO": "4"}
+COMPRESSED: dict[str, str] = {}  # with the default codec
 PLAIN = {"ISTHMUS_CODEC": "none"}
-FLAT = COMPRESSED | {"ISTHMUS_TIERS": "flat"}
+SKETCHED = {"ISTHMUS_CODEC": "tagc", "ISTHMUS_BLOCK_ELEMENTS": "256", "ISTHMUS_RATIO": "4"}
+QUANT = {"ISTHMUS_CODEC": "quant"}
+SPARSE = {"ISTHMUS_CODEC": "sparse"}
+FLAT = SKETCHED | {"ISTHMUS_TIERS": "flat"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,9 @@ class Row:
 # Where the sections of the packets of `operations.reduce_scatter` begin; see docs/packet_format.md.
 HEADER_UNIT_BYTE, HEADER_STEP_BYTE, HEADER_COUNT_BYTE, HEADER_CHECKSUM_BYTE = 8, 16, 24, 40
 PLAIN_VALUES_BYTE = 48
-COMPRESSED_FLAGS_BYTE, COMPRESSED_INDEX_BYTE, COMPRESSED_SKETCH_BYTE = 64, 128, 128 + 2048
+SCALES_BYTE, CODES_BYTE = 64, 64 + 256  # quant: of 128 groups
+FLAGS_BYTE, INDEX_BYTE, SKETCH_BYTE = 64, 128, 128 + 2048  # tagc
+COUNTS_BYTE, OFFSETS_BYTE, VALUES_BYTE = 48, 48 + 64, 48 + 64 + 208  # sparse: of 16 blocks with 13 elements each
 REFUSED = r"(corrupt packet: |packet with )"
 
 SILENT = r"No word from rank 3: dead, stopped, or not in a collective of this group"
@@ -79,6 +84,13 @@ ROWS = [
         operations.reduce_scatter,
         deeds.die_with_a_packet_encoded,
         (REDUCTION, SILENT),
+    ),
+    Row(
+        "killed between encode and exchange, codec tagc",
+        operations.reduce_scatter,
+        deeds.die_with_a_packet_encoded,
+        (REDUCTION, SILENT),
+        settings=SKETCHED,
     ),
     Row(
         "killed between encode and exchange, codec none",
@@ -224,9 +236,14 @@ ROWS = [
             ("a header (unit)", operations.reduce_scatter, REDUCTION, 1, HEADER_UNIT_BYTE + 5, COMPRESSED),
             ("a header (count)", operations.reduce_scatter, REDUCTION, 1, HEADER_COUNT_BYTE, COMPRESSED),
             ("a header (checksum)", operations.reduce_scatter, REDUCTION, 1, HEADER_CHECKSUM_BYTE + 7, COMPRESSED),
-            ("a block flag", operations.reduce_scatter, REDUCTION, 1, COMPRESSED_FLAGS_BYTE + 2, COMPRESSED),
-            ("an index", operations.reduce_scatter, REDUCTION, 1, COMPRESSED_INDEX_BYTE + 77, COMPRESSED),
-            ("a sketch", operations.reduce_scatter, REDUCTION, 1, COMPRESSED_SKETCH_BYTE + 4001, COMPRESSED),
+            ("a scale", operations.reduce_scatter, REDUCTION, 1, SCALES_BYTE + 255, QUANT),
+            ("a code", operations.reduce_scatter, REDUCTION, 1, CODES_BYTE + 4001, QUANT),
+            ("a block flag", operations.reduce_scatter, REDUCTION, 1, FLAGS_BYTE + 2, SKETCHED),
+            ("an index", operations.reduce_scatter, REDUCTION, 1, INDEX_BYTE + 77, SKETCHED),
+            ("a sketch", operations.reduce_scatter, REDUCTION, 1, SKETCH_BYTE + 4001, SKETCHED),
+            ("a count", operations.reduce_scatter, REDUCTION, 1, COUNTS_BYTE + 63, SPARSE),
+            ("an offset", operations.reduce_scatter, REDUCTION, 1, OFFSETS_BYTE + 100, SPARSE),
+            ("a value", operations.reduce_scatter, REDUCTION, 1, VALUES_BYTE + 415, SPARSE),
             ("a header (step), codec none", operations.reduce_scatter, REDUCTION, 1, HEADER_STEP_BYTE, PLAIN),
             ("a value, codec none", operations.reduce_scatter, REDUCTION, 1, PLAIN_VALUES_BYTE + 4001, PLAIN),
             ("a piece of an all-reduce", operations.gradient_all_reduce, ALL_REDUCTION, 1, 2000, COMPRESSED),
@@ -241,7 +258,7 @@ ROWS = [
         (r'unit "blocks\.1": no memory for a residual of \d+ bytes',),
         culprit_expected=(r'unit "blocks\.1": no memory for a residual of \d+ bytes',),
         warm_up=operations.large_plain_reduce_scatter,
-        settings=COMPRESSED | {"ISTHMUS_UNITS": "*,!plain"},
+        settings=SKETCHED | {"ISTHMUS_UNITS": "*,!plain"},
     ),
     Row(
         "stopped, and it hosts the store",

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 
 from faults.judgement import LIMIT_S, complaints
 from faults.laboratory import Laboratory, Outcome, RankOutcome
 from faults.rows import GRACE_S, NUM_NODES, ROWS, TIMEOUT_S, WORLD_SIZE, Row
+from tested_codecs import DEFAULT
 
 PAGE = Path(__file__).parents[2] / "docs/faults.md"
 # What ranks see of others that failed before them.
@@ -88,7 +90,7 @@ def described(row: Row) -> str:
 
 def operation(row: Row) -> str:
     """Return the second cell of a row of the page."""
-    settings = [row.settings["ISTHMUS_CODEC"], *filter(None, [row.settings.get("ISTHMUS_TIERS")])]
+    settings = [row.settings.get("ISTHMUS_CODEC", DEFAULT), *filter(None, [row.settings.get("ISTHMUS_TIERS")])]
     return f"{row.operation.__name__.replace('_', ' ')} ({', '.join(settings)})"
 
 
