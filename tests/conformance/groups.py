@@ -67,17 +67,18 @@ class Groups:
         """Return Gloo's group of this shape; None where this rank is no member."""
         return self._cached(shape, "gloo", lambda: self._enumerated(MEMBERS[shape], backend="gloo"))
 
-    def isthmus(self, shape: str, codec: str) -> dist.ProcessGroup | None:
-        return self._cached(shape, codec, lambda: self._isthmus(shape, codec))
+    def isthmus(self, shape: str, codec: str, min_elements: int = MIN_ELEMENTS) -> dist.ProcessGroup | None:
+        kind = f"{codec} from {min_elements} elements"
+        return self._cached(shape, kind, lambda: self._isthmus(shape, codec, min_elements))
 
     def _cached(self, shape: str, kind: str, make: Any) -> dist.ProcessGroup | None:
         if (shape, kind) not in self._made:
             self._made[shape, kind] = make()
         return self._made[shape, kind]
 
-    def _isthmus(self, shape: str, codec: str) -> dist.ProcessGroup | None:
+    def _isthmus(self, shape: str, codec: str, min_elements: int) -> dist.ProcessGroup | None:
         nodes = "0,2|1,3" if shape == "interleaved nodes" else NODES
-        options = isthmus.Options(codec=codec, nodes=nodes, min_elements=MIN_ELEMENTS)
+        options = isthmus.Options(codec=codec, nodes=nodes, min_elements=min_elements)
         if shape.startswith("mesh"):
             override: Any = {name: ("isthmus", options) for name in ("across", "within")}
             mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("across", "within"), backend_override=override)
@@ -94,10 +95,12 @@ class Groups:
         return own
 
     def two_tier_calls(self) -> dict[str, int]:
-        """Return how many collectives took two tiers on this rank, by kind."""
+        """Return how many collectives took two tiers on this rank, by kind, and how many were compressed."""
         calls: dict[str, int] = {}
         for (_, kind), group in self._made.items():
             if group is not None and kind != "gloo":
-                for name, numbers in isthmus.stats(group)["collectives"].items():
-                    calls[name] = calls.get(name, 0) + numbers["calls"]
+                stats = isthmus.stats(group)
+                numbers = {name: entry["calls"] for name, entry in stats["collectives"].items()}
+                for name, number in (numbers | {"compressed": stats["compressed_calls"]}).items():
+                    calls[name] = calls.get(name, 0) + number
         return calls

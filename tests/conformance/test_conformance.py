@@ -43,7 +43,9 @@ def test_only_gradients_are_summed_in_another_order(results: world.Results) -> N
 
 
 def test_the_table_takes_two_tiers(results: world.Results) -> None:
-    assert all(results.two_tier_calls[kind] > 0 for kind in ("reduce_scatter", "all_gather", "all_reduce"))
+    assert all(
+        results.two_tier_calls[kind] > 0 for kind in ("reduce_scatter", "all_gather", "all_reduce", "compressed")
+    )
 
 
 def test_results_of_this_torch_are_the_stored_ones(results: world.Results) -> None:

@@ -16,7 +16,7 @@ import torch
 from groups import NODES, WORLD_SIZE
 from rows import Row, collective_rows, scenario_rows
 from scenarios import SCENARIOS
-from verdicts import ABSENT, CLOSE, EQUAL, GLOO_ONLY, MORE, NO_MEMBER, REFUSED, judge_all
+from verdicts import NAMES, judge_all
 
 import ranks
 from checks import finish
@@ -27,8 +27,6 @@ WORLDS = 3
 ranks.preload("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.tensor", "torch.distributed.nn")
 OPERATION_TIMEOUT_S = 60
 WORLD_TIMEOUT_S = 480
-# From the least to the most that can be said of a row; what is none of these is a failure.
-_ORDER = (NO_MEMBER, ABSENT, EQUAL, CLOSE, REFUSED, MORE, GLOO_ONLY)
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Results:
     two_tier_calls: dict[str, int]  # by kind of collective, on rank 0 of each world
 
     def failures(self) -> dict[Row, str]:
-        return {row: verdict for row, verdict in self.verdicts.items() if verdict not in _ORDER}
+        return {row: verdict for row, verdict in self.verdicts.items() if verdict not in NAMES}
 
 
 def all_rows() -> list[Row]:
@@ -86,9 +84,9 @@ def _run_world(rows: Sequence[Row], debug: str) -> tuple[list[str], dict[str, in
 
 def _worst(verdicts: Sequence[str]) -> str:
     for rank, verdict in enumerate(verdicts):
-        if verdict not in _ORDER:
+        if verdict not in NAMES:
             return f"rank {rank}: {verdict}"
-    return max(verdicts, key=_ORDER.index)
+    return max(verdicts, key=NAMES.index)
 
 
 def _main(rank: int, world_size: int, rows: Sequence[Row], folder: str) -> tuple[list[str], dict[str, int]]:
