@@ -17,7 +17,6 @@ def results() -> world.Results:
     return world.run(ROWS)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_conforms_to_gloo(results: world.Results, collective: str) -> None:
     failures = [f"{row}: {verdict}" for row, verdict in results.failures().items() if row.collective == collective]

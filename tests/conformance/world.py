@@ -25,8 +25,6 @@ TORCH = ".".join(torch.__version__.split(".")[:2])
 WORLDS = 3
 # What the first functional collective, or the first scenario, would import in each of all these processes.
 ranks.preload("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.tensor", "torch.distributed.nn")
-OPERATION_TIMEOUT_S = 60
-WORLD_TIMEOUT_S = 480
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def _run_world(rows: Sequence[Row], debug: str) -> tuple[list[str], dict[str, in
     env = {"ISTHMUS_NODES": NODES, "TORCH_DISTRIBUTED_DEBUG": debug, "TORCH_CPP_LOG_LEVEL": "ERROR"}
     with TemporaryDirectory() as folder:
         try:
-            of_ranks = ranks.run(_main, WORLD_SIZE, rows, folder, env=env, timeout_s=WORLD_TIMEOUT_S)
+            of_ranks = ranks.run(_main, WORLD_SIZE, rows, folder, env=env)
         except AssertionError as error:
             places = {path.name: str(rows[int(path.read_text())]) for path in sorted(Path(folder).iterdir())}
             raise AssertionError(f"{error}\nEach rank was at this row: {places}") from None
@@ -92,7 +90,7 @@ def _worst(verdicts: Sequence[str]) -> str:
 def _main(rank: int, world_size: int, rows: Sequence[Row], folder: str) -> tuple[list[str], dict[str, int]]:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    ranks.init(timeout_s=OPERATION_TIMEOUT_S)
+    ranks.init()
     with open(Path(folder) / f"rank {rank}", "w") as place:  # where a rank is that dies or hangs
 
         def begin(index: int) -> None:

@@ -36,12 +36,9 @@ from faults.interposer import Interposer
 from faults.rows import NUM_NODES, RANKS_PER_NODE, ROWS, TIMEOUT_S, WORLD_SIZE, Row
 from isthmus.simulate import Network, open_network
 from isthmus.simulate.serve import die_with_launcher
+from limits import HANG_S, OPERATION_S, scaled
 
-# For connecting and warming up, on a busy machine.
-SETUP_TIMEOUT_S = 60
-# After the deed; then a rank is killed, and its stacks are in its log. The end of the interpreter takes seconds where
-# many want the processor.
-FAR_TOO_LONG_S = 90
+TESTS = Path(__file__).parents[1]
 WARM_UP_ROUNDS = 2
 # How often survivors call their operation if it does not fail: a fault may hit a rank's own part only the next time.
 ROUNDS = 5
@@ -83,7 +80,7 @@ class Laboratory:
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="isthmus-faults-")
         library = interposer.build(Path(self._directory.name))
-        paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+        paths = [str(TESTS), str(TESTS / "python"), os.environ.get("PYTHONPATH", "")]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ISTHMUS_")}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "faults.laboratory"],
@@ -111,7 +108,7 @@ class Laboratory:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=HANG_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -218,8 +215,7 @@ def _wait(pids: list[int], stage: _Stage) -> list[int | None]:
             if done:
                 codes[rank] = os.waitstatus_to_exitcode(status)
                 del left[rank]
-        began_at, patience_s = (stage.moment.value, FAR_TOO_LONG_S) if stage.moment.value else (begin, SETUP_TIMEOUT_S)
-        late = time.monotonic() > began_at + patience_s
+        late = time.monotonic() > (stage.moment.value or begin) + HANG_S
         if late or all(_stands_still(pid) for pid in left.values()):
             for pid in left.values():
                 _kill(pid, with_stacks=late)
@@ -329,12 +325,12 @@ def _run_rank(stage: _Stage, rank: int) -> int:
     report: dict[str, Any] = {"error_type": "", "error": "", "called_at": 0.0}
     # Functions run in the reverse order of their registration: this one after Isthmus has shut down.
     atexit.register(_write_report, report, stage.directory / f"rank{rank}.json")
-    dist.init_process_group("isthmus", timeout=timedelta(seconds=SETUP_TIMEOUT_S))
+    dist.init_process_group("isthmus", timeout=timedelta(seconds=OPERATION_S))
     for _ in range(WARM_UP_ROUNDS):
         (row.warm_up or row.operation)()
     dist.barrier()
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-    backend.set_timeout(timedelta(seconds=TIMEOUT_S))
+    backend.set_timeout(timedelta(seconds=scaled(TIMEOUT_S)))
     operation = row.operation
     if rank == row.culprit:
         operation = row.deed(Scene(Interposer(stage.moment), stage.moment, stage.store_pid)) or operation

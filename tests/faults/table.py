@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faults.judgement import LIMIT_S, complaints
 from faults.laboratory import Laboratory, Outcome, RankOutcome

@@ -9,7 +9,8 @@ import time
 
 import psutil
 
-DEADLINE_S = 90
+from limits import HANG_S
+
 # Messages and tables are not broken into lines, wherever pytest's folders lie.
 WIDE = {"COLUMNS": "400"}
 
@@ -30,7 +31,7 @@ def start(*arguments, **environment):
 def run(*arguments, **environment):
     process = start(*arguments, **environment)
     try:
-        out, err = process.communicate(timeout=DEADLINE_S)
+        out, err = process.communicate(timeout=HANG_S)
     except subprocess.TimeoutExpired:
         process.kill()
         raise
@@ -43,7 +44,7 @@ def children(process):
 
 def rank_process(process, rank):
     """The process of a rank, once its log shows that it is there: its environment names it."""
-    deadline_s = time.monotonic() + DEADLINE_S
+    deadline_s = time.monotonic() + HANG_S
     while time.monotonic() < deadline_s:
         for child in children(process):
             with contextlib.suppress(psutil.Error):
@@ -61,5 +62,5 @@ def wait_for_line(process, text):
 
 
 def assert_gone(processes):
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=HANG_S)
     assert not alive, f"left behind: {alive}"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ranks
+from limits import OPERATION_S
 
 _ROOT = Path(__file__).parents[2]
 _MODULES = ["torch", "torch.distributed", "torch.distributed.fsdp", "isthmus._register", "ranks"]
@@ -75,7 +76,12 @@ class _Server:
 
     def __init__(self) -> None:
         library = _build()
-        env = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        env = {
+            **os.environ,
+            "LD_PRELOAD": str(library),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "FAKE_NCCL_TIMEOUT_S": f"{OPERATION_S:.0f}",
+        }
         self._folder = tempfile.TemporaryDirectory()
         self._log = Path(self._folder.name) / "log"
         with self._log.open("ab") as log:

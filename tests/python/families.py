@@ -34,13 +34,13 @@ from torch.distributed.tensor import DTensor
 
 import isthmus
 from checks import Table
+from limits import OPERATION_S
 from tested_codecs import CODECS, ERRORS, KEEP_RESIDUALS, Options, environment
 
 WORLD_SIZE = 4
 FEATURES = 64
 BLOCKS = 3
 STEPS = 5
-GROUP_TIMEOUT = timedelta(seconds=30)
 NODES = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0", "ISTHMUS_LOG": "error"}
 MODES: dict[str, Options] = {
     "gloo": {},
@@ -167,7 +167,7 @@ def world(store: dist.Store, mode: str, env: dict[str, str] | None = None) -> It
             store=dist.PrefixStore(f"run/{_runs}", store),
             rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
-            timeout=GROUP_TIMEOUT,
+            timeout=timedelta(seconds=OPERATION_S),
         )
         yield
         dist.barrier()
@@ -358,7 +358,11 @@ def assert_follows(run: Run, plain: Run, mode: str, crossings: int = 1) -> None:
 def run_table(rank: int, world_size: int, table: Table) -> dict[str, str]:
     """Run all checks of a table on this rank; they get the store that each of their worlds meets at."""
     store = dist.TCPStore(
-        "127.0.0.1", int(os.environ["MASTER_PORT"]), world_size, is_master=rank == 0, timeout=timedelta(seconds=60)
+        "127.0.0.1",
+        int(os.environ["MASTER_PORT"]),
+        world_size,
+        is_master=rank == 0,
+        timeout=timedelta(seconds=OPERATION_S),
     )
     failures = table.run_on_this_rank(store)
     store.add("left", 1)

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 import isthmus
+from limits import OPERATION_S
 
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE", "1")))
@@ -30,7 +31,7 @@ def start(directory: str, rank: int = RANK, **options: Any) -> None:
         init_method=f"file://{directory}/store",
         rank=rank,
         world_size=SIZE,
-        timeout=timedelta(seconds=20),
+        timeout=timedelta(seconds=OPERATION_S),
         pg_options=isthmus.Options(nodes="2x2" if SIZE == 4 else "", min_elements=0, **options),
     )
 
@@ -109,7 +110,7 @@ def thread_level_too_low(directory: str) -> None:
 
 
 def a_rank_raises(directory: str) -> None:
-    """The others wait for it in a reduction: mpiexec ends the job long before their timeout of 20 s."""
+    """The others wait for it in a reduction: mpiexec ends the job long before their timeout."""
     start(directory, inter_tier="mpi")
     world = dist.group.WORLD
     assert world is not None

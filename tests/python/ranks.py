@@ -17,6 +17,8 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
+from limits import HANG_S, OPERATION_S
+
 # Importing torch takes seconds: one server imports it, and each rank is a fork of that.
 _context = multiprocessing.get_context("forkserver")
 _preloaded = ["torch", "torch.distributed", "torch.distributed.fsdp", "isthmus._register", "ranks"]
@@ -51,7 +53,7 @@ def run(
     world_size: int,
     *arguments: Any,
     env: Mapping[str, str] | None = None,
-    timeout_s: float = 90,
+    timeout_s: float = HANG_S,
 ) -> list[Any]:
     """Call ``function(rank, world_size, *arguments)`` on every rank; return what they returned. Fails if any fails."""
     return values_of(run_any(function, world_size, *arguments, env=env, timeout_s=timeout_s))
@@ -70,7 +72,7 @@ def run_any(
     world_size: int,
     *arguments: Any,
     env: Mapping[str, str] | None = None,
-    timeout_s: float = 90,
+    timeout_s: float = HANG_S,
     stopped: tuple[int, ...] = (),
 ) -> list[Outcome]:
     """Do the same, but take failures as results. `stopped`: ranks that will not end by themselves."""
@@ -116,7 +118,7 @@ def run_any(
     return outcomes
 
 
-def init(backend: str = "isthmus", timeout_s: float = 60, **arguments: Any) -> None:
+def init(backend: str = "isthmus", timeout_s: float = OPERATION_S, **arguments: Any) -> None:
     """``init_process_group`` with a timeout that fits tests."""
     import torch.distributed as dist
 

@@ -68,7 +68,7 @@ def load(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> in
 
 def train(folder: Path, deed: Deed | None = None) -> list[str]:
     """Train, from the last checkpoint on; returns what this rank has in the end: digest, names of units."""
-    ranks.init(timeout_s=60)
+    ranks.init()
     with seed(0):
         model = fsdp2(mesh_of(dist.group.WORLD))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

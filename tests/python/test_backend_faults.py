@@ -19,6 +19,7 @@ from faults import table
 from faults.judgement import complaints
 from faults.laboratory import Laboratories, Outcome
 from faults.rows import ROWS, TIMEOUT_S, Row
+from limits import OPERATION_S, scaled
 
 WORLD_SIZE = 4
 ENV = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "1000", "ISTHMUS_CODEC": "none", "ISTHMUS_LOG": "error"}
@@ -49,10 +50,10 @@ def test_the_page_has_the_rows_of_the_table() -> None:
 
 def init_with_short_timeout() -> None:
     """Connecting may take longer on a busy machine."""
-    ranks.init(timeout_s=60)
+    ranks.init()
     dist.barrier()
     dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).set_timeout(
-        timedelta(seconds=TIMEOUT_S)
+        timedelta(seconds=scaled(TIMEOUT_S))
     )
 
 
@@ -113,7 +114,7 @@ def test_works_and_futures_name_a_rank_that_died(collective: Callable[[], None])
 
 
 def test_a_rank_that_stays_away_is_named() -> None:
-    assert_named(ranks.run_any(misbehave, WORLD_SIZE, TIMEOUT_S + 4, reduce_scatter, env=ENV))
+    assert_named(ranks.run_any(misbehave, WORLD_SIZE, scaled(TIMEOUT_S + 4), reduce_scatter, env=ENV))
 
 
 def gather_another_size(rank: int, world_size: int) -> str:
@@ -132,7 +133,7 @@ def test_ranks_of_different_sizes_are_named() -> None:
 
 
 def wait_for_ever(rank: int, world_size: int) -> None:
-    ranks.init(timeout_s=60)
+    ranks.init()
     group = dist.new_group(timeout=timedelta(days=200_000))
     gathered = torch.empty(4000)
     dist.all_gather_into_tensor(gathered, torch.ones(1000), group=group)
@@ -145,13 +146,13 @@ def test_a_timeout_that_means_never() -> None:
 
 
 def abort_while_waiting(rank: int, world_size: int) -> tuple[str, float]:
-    ranks.init(timeout_s=60)
+    ranks.init()
     reduce_scatter()
     if rank == 3:
-        time.sleep(3)
+        time.sleep(scaled(3))
         return "", 0
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-    threading.Timer(0.5, backend.abort).start()
+    threading.Timer(scaled(0.5), backend.abort).start()
     start = time.monotonic()
     with pytest.raises(dist.DistBackendError) as error:
         reduce_scatter()
@@ -162,16 +163,16 @@ def test_abort_ends_what_is_under_way() -> None:
     results = ranks.run(abort_while_waiting, WORLD_SIZE, env=ENV)
     for text, seconds in results[:3]:
         assert "aborted" in text
-        assert seconds < 10
+        assert seconds < OPERATION_S
 
 
 def wait_shortly(rank: int, world_size: int) -> None:
     """A wait that is shorter than the operation gives up; the operation does not."""
-    ranks.init(timeout_s=30)
+    ranks.init()
     gathered = torch.zeros(4000)
     reduced = torch.ones(5)
     if rank == 3:
-        time.sleep(2)
+        time.sleep(scaled(2))
     works = [
         dist.all_gather_into_tensor(gathered, torch.ones(1000), async_op=True),
         dist.all_reduce(reduced, async_op=True),

@@ -20,6 +20,7 @@ import isthmus
 import ranks
 from checks import Table, World, finish
 from isthmus.topology.measure import measure_links
+from limits import OPERATION_S
 
 WORLD_SIZE = 4
 CODEC_NONE = {"ISTHMUS_CODEC": "none", "ISTHMUS_MIN_ELEMENTS": "0", "ISTHMUS_LOG": "error"}
@@ -153,7 +154,7 @@ def a_bad_environment_is_told_to_every_rank() -> None:
         from isthmus import _register
 
         store = dist.distributed_c10d._get_default_store()
-        group = _register.Group(store, world.rank(), range(4), 4, timedelta(seconds=20))
+        group = _register.Group(store, world.rank(), range(4), 4, timedelta(seconds=OPERATION_S))
         with pytest.raises(isthmus.OptionError, match=r'rank 3: .*ISTHMUS_RATIO="many": expected 1 to 64'):
             _register._create(group, None)
     finally:
@@ -183,7 +184,7 @@ def torchrun(rank: int, agents: list[int]) -> dict[str, str]:
 def initialise_with(rank: int, world_size: int, env_of_rank: list[dict[str, str]]) -> str:
     os.environ.update(env_of_rank[rank])
     try:
-        ranks.init(timeout_s=20)
+        ranks.init()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     source = isthmus.stats()["node_map_source"]
@@ -299,11 +300,13 @@ def test_groups_that_a_launcher_placed(placed_world: World, name: str) -> None:
 
 def come_late(rank: int, world_size: int) -> str:
     if rank == 1:
-        store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, False, timeout=timedelta(seconds=20))
+        store = dist.TCPStore(
+            "127.0.0.1", int(os.environ["MASTER_PORT"]), 2, False, timeout=timedelta(seconds=OPERATION_S)
+        )
         time.sleep(6)
         del store
         return ""
-    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, True, timeout=timedelta(seconds=20))
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, True, timeout=timedelta(seconds=OPERATION_S))
     try:
         dist.init_process_group("isthmus", store=store, rank=0, world_size=2, timeout=timedelta(seconds=3))
     except Exception as error:

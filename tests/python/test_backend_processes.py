@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, Dataset
 import isthmus
 import ranks
 from checks import Table, World
+from limits import HANG_S, OPERATION_S
 
 WORLD_SIZE = 4
-CHILD_S = 20  # a child that lives longer hangs
 table = Table()
 
 
@@ -52,7 +52,7 @@ def exit_code_of(child: Callable[[], None]) -> int:
         except BaseException:
             os._exit(1)
         os._exit(0)
-    deadline = time.monotonic() + CHILD_S
+    deadline = time.monotonic() + OPERATION_S
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -212,7 +212,7 @@ def test_forked_children_end_through_the_interpreter() -> None:
         for rank in range(2)
     ]
     for process in processes:
-        _, stderr = process.communicate(timeout=100)
+        _, stderr = process.communicate(timeout=HANG_S)
         assert process.returncode == 0, stderr
 
 
@@ -252,7 +252,7 @@ def main(rank: int, world_size: int) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def world() -> World:
     env = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "4096", "ISTHMUS_CODEC": "none", "ISTHMUS_LOG": "error"}
-    return World(main, WORLD_SIZE, env=env, timeout_s=240)
+    return World(main, WORLD_SIZE, env=env)
 
 
 @pytest.mark.parametrize("name", table.names)

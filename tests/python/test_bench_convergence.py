@@ -34,6 +34,7 @@ from isthmus.bench.convergence_training import Batches, crossing_bytes
 from isthmus.bench.convergence_workers import Workers
 from isthmus.bench.model import ByteGpt, loss_of
 from isthmus.simulate import RankFailure
+from limits import HANG_S
 
 HEADER_BYTES = 48
 TINY_WORDS = (
@@ -348,8 +349,8 @@ def test_screening_goes_on_where_it_was_interrupted(files, tmp_path):
         wait_for_line(process, "exact, adamw, lr 0.01, seed 1:")
         workers = children(process)
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
-        _, left = psutil.wait_procs(workers, timeout=5)
+        assert process.wait(HANG_S) == 130
+        _, left = psutil.wait_procs(workers, timeout=HANG_S)
         assert not any(is_alive(worker) for worker in left)
     finally:
         process.kill()

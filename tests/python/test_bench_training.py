@@ -19,6 +19,7 @@ from isthmus.bench.training import TrainingRecords, merge_ranks
 from isthmus.plan.check import check_report
 from isthmus.plan.volumes import gloo_formula
 from isthmus.simulate import NamespaceNetwork, open_network
+from limits import HANG_S
 
 TINY = ["training", "--nodes", 2, "--ranks-per-node", 1, "--layers", 1, "--width", 128, "--context", 32]
 
@@ -307,7 +308,7 @@ def test_a_killed_rank_is_named_and_everything_goes(tmp_path):
         wait_for_line(process, "GPT of")
         everything = children(process)
         rank_process(process, 1).kill()
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=HANG_S)
         assert process.returncode == 1
         assert "rank 1 (node 1, local index 0) failed in 'steps': killed by SIGKILL" in err
     assert_gone(everything)
@@ -320,7 +321,7 @@ def test_an_interrupt_cleans_up(tmp_path, number):
         everything = children(process)
         assert len(everything) >= 2
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=HANG_S)
         assert process.returncode == 130
         assert "interrupted" in err
     assert_gone(everything)

@@ -14,6 +14,7 @@ import cuda_collectives
 import fake_gpu
 import ranks
 from checks import Table, World, finish
+from limits import scaled
 
 WORLD_SIZE = 4
 DEVICE = torch.device("cuda", 0)
@@ -134,7 +135,7 @@ def one_is_missing(rank: int, world_size: int) -> str:
     ranks.init("nccl")
     dist.all_reduce(torch.ones(3, device=DEVICE))
     if rank == 1:
-        time.sleep(5)  # it lives, and does not come
+        time.sleep(scaled(5))  # it lives, and does not come
         return ""
     with pytest.raises(dist.DistBackendError, match="timeout"):
         dist.all_reduce(torch.ones(3, device=DEVICE))
@@ -142,5 +143,5 @@ def one_is_missing(rank: int, world_size: int) -> str:
 
 
 def test_a_rank_that_does_not_come_is_waited_for_only_so_long() -> None:
-    outcomes = fake_gpu.run_any(one_is_missing, 2, env={"FAKE_NCCL_TIMEOUT_S": "2"})
+    outcomes = fake_gpu.run_any(one_is_missing, 2, env={"FAKE_NCCL_TIMEOUT_S": f"{scaled(2):.0f}"})
     assert outcomes[0].value == "timed out", outcomes

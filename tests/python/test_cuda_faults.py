@@ -15,6 +15,7 @@ from torch.profiler import record_function
 import cuda_worlds
 import fake_gpu
 import ranks
+from limits import scaled
 
 pytestmark = cuda_worlds.needs_fake_gpu
 
@@ -24,7 +25,7 @@ ENV = {
     "ISTHMUS_MIN_ELEMENTS": "0",
     "ISTHMUS_CODEC": "tagc",
     "ISTHMUS_LOG": "error",
-    "FAKE_NCCL_TIMEOUT_S": "5",
+    "FAKE_NCCL_TIMEOUT_S": f"{scaled(5):.0f}",
 }
 
 
@@ -49,12 +50,12 @@ def error_within(seconds: float) -> str:
 
 def damaged_packet(rank: int, world_size: int) -> tuple[str, str]:
     """Rank 2 gets a packet that is not what rank 0 sent."""
-    ranks.init(timeout_s=20)
+    ranks.init()
     for _ in range(2):
         reduce_scatter()
     if rank == 2:
         ctypes.CDLL(None).fake_nccl_damage_after(0)
-    first = error_within(20)
+    first = error_within(scaled(20))
     with pytest.raises(dist.DistBackendError) as again:
         dist.all_reduce(torch.ones(3, device="cuda"))
     dist.destroy_process_group()
@@ -71,11 +72,11 @@ def test_a_damaged_packet_fails_every_rank_and_is_named() -> None:
 
 
 def one_dies(rank: int, world_size: int) -> str:
-    ranks.init(timeout_s=20)
+    ranks.init()
     reduce_scatter()
     if rank == 3:
         os._exit(9)
-    return error_within(20)
+    return error_within(scaled(20))
 
 
 def test_a_rank_that_dies_is_named() -> None:

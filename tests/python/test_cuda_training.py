@@ -21,7 +21,7 @@ import test_families_others as others
 from checks import Table, World
 from families import WORLD_SIZE, Block, Family, check_against, run_table, same_on_all_ranks, train, world
 
-pytestmark = [cuda_worlds.needs_fake_gpu, pytest.mark.timeout(420)]
+pytestmark = cuda_worlds.needs_fake_gpu
 table = Table()
 
 
@@ -76,7 +76,7 @@ def main(rank: int, world_size: int) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def trained() -> World:
-    return World(main, WORLD_SIZE, run=fake_gpu.run, timeout_s=400)
+    return World(main, WORLD_SIZE, run=fake_gpu.run)
 
 
 @pytest.mark.parametrize("name", table.names)

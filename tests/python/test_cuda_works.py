@@ -20,7 +20,7 @@ from checks import Table, World, finish
 from isthmus import _native
 from isthmus._backends import isthmus_backend
 
-pytestmark = [cuda_worlds.needs_fake_gpu, pytest.mark.timeout(300)]
+pytestmark = cuda_worlds.needs_fake_gpu
 
 WORLD_SIZE = 4
 GPU = torch.device("cuda", 0)
@@ -192,7 +192,7 @@ def main(rank: int, world_size: int) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    return World(main, WORLD_SIZE, run=fake_gpu.run, env={"FAKE_GPU_COUNT": "2"}, timeout_s=240)
+    return World(main, WORLD_SIZE, run=fake_gpu.run, env={"FAKE_GPU_COUNT": "2"})
 
 
 @pytest.mark.parametrize("name", table.names)

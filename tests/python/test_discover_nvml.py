@@ -13,6 +13,7 @@ import pytest
 from isthmus.topology.hwloc import HwlocFacts, read_hwloc
 from isthmus.topology.machine import Fabric, Socket
 from isthmus.topology.nvml import NvLink, NvmlFacts, read_nvml
+from limits import HANG_S
 from made_up_machines import (
     ETHERNET,
     NVIDIA,
@@ -207,7 +208,7 @@ def test_a_library_with_the_binary_interface_of_nvml(tmp_path):
         env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
     )
     link = NvLink("switch", None, 425.0)
     fabric = Fabric("abababab-abab-abab-abab-abababababab", 32766)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import isthmus
 from isthmus import _native
+from limits import HANG_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +35,7 @@ def test_the_readme_script_trains(tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=HANG_S,
     )
     assert result.returncode == 0, result.stderr
 

@@ -25,7 +25,6 @@ from torch.utils.checkpoint import checkpoint
 from checks import Table, World
 from families import BLOCKS, FEATURES, STEPS, UNITS, WORLD_SIZE, Block, Family, Model, Training, add_family, run_table
 
-pytestmark = pytest.mark.timeout(420)
 table = Table()
 INSIDE_A_NODE = "the group is not on several nodes of one size"
 
@@ -220,7 +219,7 @@ def main(rank: int, world_size: int) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    return World(main, WORLD_SIZE, timeout_s=400)
+    return World(main, WORLD_SIZE)
 
 
 @pytest.mark.parametrize("name", table.names)

@@ -51,7 +51,6 @@ from families import (
     world,
 )
 
-pytestmark = pytest.mark.timeout(420)
 table = Table()
 
 
@@ -420,7 +419,7 @@ def main(rank: int, world_size: int) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def results() -> World:
-    return World(main, WORLD_SIZE, timeout_s=400)
+    return World(main, WORLD_SIZE)
 
 
 @pytest.mark.parametrize("name", table.names)

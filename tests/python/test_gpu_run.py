@@ -20,6 +20,7 @@ from gpu.harness.records import FAILED, NOT_RUN, OK, Check, parse
 from gpu.harness.report import Report
 from gpu.harness.steps import Step, Verdict, judge_checks, judge_end
 from gpu.harness.versions import slug
+from limits import HANG_S, scaled
 
 GOOD = Check("sums", OK, 0.5, figures={"GB/s": 1234.5678})
 
@@ -32,7 +33,7 @@ def say(*checks: Check) -> str:
     return "".join(f"print({check.line()!r}, flush=True);" for check in checks)
 
 
-def run(text: str, folder: Path, limit_s: float = 20) -> Ending:
+def run(text: str, folder: Path, limit_s: float = HANG_S) -> Ending:
     return execute(program(text), env=os.environ, cwd=folder, limit_s=limit_s, log=folder / "log")
 
 
@@ -74,10 +75,10 @@ def test_a_program_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
     pid_file = tmp_path / "pid"
     child = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(1000)"
     text = say(GOOD) + f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {child!r}])"
-    ending = run(text, tmp_path, limit_s=1.5)
+    ending = run(text, tmp_path, limit_s=scaled(1.5))
     assert judge_checks(ending) == Verdict(FAILED, "did not end within its time limit")
     assert ending.checks == [GOOD], "what it said before is kept"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_S
     while is_alive(int(pid_file.read_text())) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not is_alive(int(pid_file.read_text()))
@@ -150,10 +151,10 @@ H200 = {"available": True, "gpu": {"name": "NVIDIA H200", "capability": "9.0"}}
 
 def test_every_step_is_run_whatever_the_others_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made_up = [
-        Step("crash", "ends by a signal", program(say(GOOD) + "import os; os.abort()"), 20),
+        Step("crash", "ends by a signal", program(say(GOOD) + "import os; os.abort()"), HANG_S),
         Step("hang", "does not end", program("import time; time.sleep(1000)"), 1),
-        Step("none", "cannot run", program(""), 20, missing="no such library"),
-        Step("good", "passes", program(say(GOOD)), 20),
+        Step("none", "cannot run", program(""), HANG_S, missing="no such library"),
+        Step("good", "passes", program(say(GOOD)), HANG_S),
     ]
     machine = Machine(monkeypatch, tmp_path, H200, *made_up)
     assert machine.run() == 1
@@ -169,13 +170,13 @@ def test_every_step_is_run_whatever_the_others_do(monkeypatch: pytest.MonkeyPatc
 
 
 def test_time_for_all_steps_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    machine = Machine(monkeypatch, tmp_path, H200, Step("late", "comes too late", program(say(GOOD)), 20))
+    machine = Machine(monkeypatch, tmp_path, H200, Step("late", "comes too late", program(say(GOOD)), HANG_S))
     assert machine.run("--time-limit", "0.1") == 1
     assert machine.report()["steps"][-1]["reason"] == "not begun: the time for all steps was up"
 
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    machine = Machine(monkeypatch, tmp_path, {"available": False}, Step("good", "passes", program(say(GOOD)), 20))
+    machine = Machine(monkeypatch, tmp_path, {"available": False}, Step("good", "passes", program(say(GOOD)), HANG_S))
     assert machine.run() == 77
     assert machine.run("--build-only") == 0
     assert "there is no GPU here" in capsys.readouterr().out

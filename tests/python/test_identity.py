@@ -27,7 +27,6 @@ from checkpoints import group as tagc_group
 from checks import Table, World
 from families import run_table, same_on_all_ranks, world
 
-pytestmark = pytest.mark.timeout(300)
 table, table_of_worlds = Table(), Table()
 UNITS = ("blocks.0", "blocks.1", "root")
 REPLICAS = "some parameters are replicated over another mesh dimension, others are not"
@@ -499,12 +498,12 @@ def main_of_worlds(rank: int, world_size: int) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def results() -> World:
-    return World(main, 4, timeout_s=240)
+    return World(main, 4)
 
 
 @pytest.fixture(scope="module")
 def results_of_worlds() -> World:
-    return World(main_of_worlds, 4, timeout_s=240)
+    return World(main_of_worlds, 4)
 
 
 @pytest.mark.parametrize("name", table.names)

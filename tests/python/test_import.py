@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import pytest
 
 import ranks
+from limits import HANG_S
 
 INITIALISE = """
     import torch, isthmus
@@ -36,7 +37,7 @@ def start(script: str, env: Mapping[str, str] | None = None) -> subprocess.Popen
 
 def python(script: str, env: Mapping[str, str] | None = None) -> str:
     process = start(script, env)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, errors
     return output.strip()
 
@@ -106,5 +107,5 @@ def test_exit_without_destroy(ending: str) -> None:
     script = EXIT_WITHOUT_DESTROY.format(ending=ending)
     processes = [start(script, {**env, "RANK": str(rank)}) for rank in range(2)]
     for process in processes:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=HANG_S)
         assert process.returncode == 0, errors

@@ -12,6 +12,7 @@ import pytest
 
 import isthmus
 from isthmus import _mpi_tier
+from limits import HANG_S
 
 SCRIPT = Path(__file__).with_name("mpi_ranks.py")
 NUM_RANKS = 4
@@ -41,7 +42,7 @@ def run(command: list[str], case: str, directory: Path) -> subprocess.CompletedP
         env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=HANG_S,
         check=False,
     )
 

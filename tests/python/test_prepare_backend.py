@@ -32,7 +32,6 @@ from checkpoints import (
 )
 from checks import Table, World
 
-pytestmark = pytest.mark.timeout(300)
 table = Table()
 
 
@@ -222,7 +221,7 @@ def main(rank: int, world_size: int) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    return World(main, 4, timeout_s=240)
+    return World(main, 4)
 
 
 @pytest.mark.parametrize("name", table.names)

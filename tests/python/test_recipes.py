@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ranks
+from limits import HANG_S
 
 DOCUMENT = Path(__file__).parents[2] / "docs/recipes.md"
 PROGRAMS = {
@@ -27,11 +28,10 @@ def run_programs(rank: int, world_size: int, ports: list[int]) -> None:
         exec(compile(PROGRAMS[name], name, "exec"), {"__name__": "__main__"})
 
 
-@pytest.mark.timeout(300)
 def test_recipes_for_torch() -> None:
     assert OF_TORCH == ["ddp.py", "hsdp.py", "tensor_parallel.py"]
     ports = [ranks.free_port() for _ in OF_TORCH]
-    ranks.run(run_programs, 4, ports, env={"ISTHMUS_NODES": "2x2"}, timeout_s=280)
+    ranks.run(run_programs, 4, ports, env={"ISTHMUS_NODES": "2x2"})
 
 
 @pytest.mark.parametrize("name", OF_FRAMEWORKS)
@@ -43,6 +43,6 @@ def test_recipe_for_a_framework(tmp_path: Path, name: str) -> None:
     program.write_text(PROGRAMS[name])
     environment = os.environ | {"ISTHMUS_NODES": "2x2", "OMP_NUM_THREADS": "1"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", program]
-    result = subprocess.run(launch, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    result = subprocess.run(launch, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
     assert result.returncode == 0, result.stderr
     assert any(line.strip().isdigit() and int(line) > 0 for line in result.stdout.splitlines()), result.stdout

@@ -8,10 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import ranks
 import restarted_training
+from limits import HANG_S
 
 WORLD_SIZE = 4
 ENV = {
@@ -22,7 +21,6 @@ ENV = {
     "ISTHMUS_RATIO": "2",
 }
 KILLED, RAISED = "-9", "1"
-DEADLINE_S = 280  # for twelve processes that import torch, on a busy machine; 30 s on a quiet one
 
 
 def uninterrupted(rank: int, world_size: int, folder: Path) -> list[str]:
@@ -36,11 +34,10 @@ def torchrun(folder: Path, max_restarts: int) -> subprocess.CompletedProcess[str
         env=os.environ | ENV | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=HANG_S,
     )
 
 
-@pytest.mark.timeout(DEADLINE_S + 60)
 def test_a_restarted_run_ends_with_the_bits_of_an_uninterrupted_one(tmp_path: Path) -> None:
     """A rank is killed in the first attempt; in the second Isthmus raises an error; the third ends."""
     for folder in (tmp_path / "restarted", tmp_path / "uninterrupted"):

@@ -17,7 +17,6 @@ import ranks
 from checkpoints import MAKERS, fingerprint, seed, train, unit_states
 from checks import finish
 
-pytestmark = pytest.mark.timeout(300)
 SAVED_AFTER = 3
 STEPS = 6
 KINDS = list(MAKERS)
@@ -74,7 +73,7 @@ def resumed(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("checkpoints")
-    return ranks.run(uninterrupted, 4, folder, timeout_s=140), ranks.run(resumed, 4, folder, timeout_s=140)
+    return ranks.run(uninterrupted, 4, folder), ranks.run(resumed, 4, folder)
 
 
 @pytest.mark.parametrize("kind", KINDS)

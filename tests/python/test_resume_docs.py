@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(400)  # up to three launches of four ranks
+from limits import HANG_S
 
 DOCUMENT = Path(__file__).parents[2] / "docs/checkpoints.md"
 PROGRAMS = {
@@ -22,7 +22,7 @@ def run(program: Path, num_ranks: int, nodes: str, *arguments: str) -> str:
     environment = os.environ | settings
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     result = subprocess.run(
-        [*launch, program, *arguments], env=environment, capture_output=True, text=True, timeout=120
+        [*launch, program, *arguments], env=environment, capture_output=True, text=True, timeout=HANG_S
     )
     assert result.returncode == 0, result.stderr
     return result.stdout

@@ -19,9 +19,9 @@ from isthmus.simulate import (
     open_network,
     parse_link_rate,
 )
+from limits import HANG_S, scaled
 
 TRANSFER_BYTES = 4 << 20
-DEADLINE_S = 20
 
 RECEIVE = """
 import socket, sys
@@ -32,7 +32,7 @@ print(total)
 """
 SEND = """
 import socket, sys
-socket.create_connection((sys.argv[1], 5000), timeout=10).sendall(bytes(int(sys.argv[2])))
+socket.create_connection((sys.argv[1], 5000)).sendall(bytes(int(sys.argv[2])))
 """
 OPEN_AND_WAIT = """
 import sys, time
@@ -60,8 +60,8 @@ def transfer(network, sender, receiver):
     address = network.address(receiver)
     with subprocess.Popen(on_node(network, receiver, RECEIVE, address), stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout.readline() == "listening\n"
-        subprocess.run(on_node(network, sender, SEND, address, TRANSFER_BYTES), timeout=DEADLINE_S, check=True)
-        return int(server.communicate(timeout=DEADLINE_S)[0])
+        subprocess.run(on_node(network, sender, SEND, address, TRANSFER_BYTES), timeout=HANG_S, check=True)
+        return int(server.communicate(timeout=HANG_S)[0])
 
 
 def network_namespace(pid):
@@ -69,7 +69,7 @@ def network_namespace(pid):
 
 
 def wait_until_gone(pids):
-    deadline_s = time.monotonic() + DEADLINE_S
+    deadline_s = time.monotonic() + HANG_S
     while any(psutil.pid_exists(pid) for pid in pids):
         assert time.monotonic() < deadline_s, f"still there: {[pid for pid in pids if psutil.pid_exists(pid)]}"
         time.sleep(0.05)
@@ -163,19 +163,19 @@ def world(tmp_path):
     network = LoopbackNetwork(2, "test")
     with RankWorld(network, 2, "rank_under_test", tmp_path, {"PYTHONPATH": path}) as world:
         pids = world.process_ids
-        world.request({"do": "echo", "value": 0}, DEADLINE_S)  # all have started
+        world.request({"do": "echo", "value": 0}, HANG_S)  # all have started
         yield world
     wait_until_gone(pids)
 
 
 def test_ranks_answer_in_order_and_emit_events(world):
     events = []
-    answers = world.request({"do": "echo", "value": 5}, DEADLINE_S, events.append)
+    answers = world.request({"do": "echo", "value": 5}, HANG_S, events.append)
     assert [answer["rank"] for answer in answers] == [0, 1, 2, 3]
     assert {answer["nodes"] for answer in answers} == {"2x2"}
     assert sorted(event["rank"] for event in events) == [0, 1, 2, 3]
     assert {event["saw"] for event in events} == {5}
-    assert world.request({"do": "echo", "value": 6}, DEADLINE_S)[3]["value"] == 6
+    assert world.request({"do": "echo", "value": 6}, HANG_S)[3]["value"] == 6
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_ranks_answer_in_order_and_emit_events(world):
 )
 def test_the_rank_that_failed_first_is_named(world, how, reason):
     with pytest.raises(RankFailure) as failure:
-        world.request({"do": "fail", "rank": 2, "how": how}, DEADLINE_S)
+        world.request({"do": "fail", "rank": 2, "how": how}, HANG_S)
     text = str(failure.value)
     assert text.startswith(f"rank 2 (node 1, local index 0) failed in 'fail': {reason}")
     assert "after it also rank 0, 1, 3" in text
@@ -193,16 +193,17 @@ def test_the_rank_that_failed_first_is_named(world, how, reason):
 
 def test_ranks_without_an_answer_are_named_beside_the_one_that_failed(world):
     with pytest.raises(RankFailure, match=r"(?s)rank 1 .*the cause.*no answer from rank 0, 2, 3"):
-        world.request({"do": "fail", "rank": 1, "how": "raise", "peers_wait": True}, DEADLINE_S)
+        world.request({"do": "fail", "rank": 1, "how": "raise", "peers_wait": True}, HANG_S)
 
 
 def test_silent_ranks_are_named(world):
     os.kill(world.process_ids[3], signal.SIGSTOP)
-    with pytest.raises(RankFailure, match=r"'echo': no word for 1 s, no answer from rank 3$"):
-        world.request({"do": "echo", "value": 1}, 1)
+    patience_s = scaled(1)
+    with pytest.raises(RankFailure, match=rf"'echo': no word for {patience_s:.0f} s, no answer from rank 3$"):
+        world.request({"do": "echo", "value": 1}, patience_s)
 
 
 def test_a_rank_that_died_between_commands_is_named(world):
     os.kill(world.process_ids[1], signal.SIGKILL)
     with pytest.raises(RankFailure, match=r"rank 1 .*killed by SIGKILL"):
-        world.request({"do": "echo", "value": 1}, DEADLINE_S)
+        world.request({"do": "echo", "value": 1}, HANG_S)

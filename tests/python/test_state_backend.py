@@ -36,7 +36,6 @@ from checkpoints import (
 from checks import Table, World
 from malice import MakesFolder
 
-pytestmark = pytest.mark.timeout(300)
 table = Table()
 
 
@@ -439,7 +438,7 @@ def main(rank: int, world_size: int) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    return World(main, 4, timeout_s=240)
+    return World(main, 4)
 
 
 @pytest.mark.parametrize("name", table.names)

@@ -20,6 +20,7 @@ from isthmus.topology.rails import Rails
 from isthmus.topology.render_svg import draw_overview
 from isthmus.topology.svg import fit
 from isthmus.topology.svg_layout import lay_out
+from limits import HANG_S
 
 ROOT = Path(__file__).parents[2]
 MACHINES = ROOT / "tests/machines"
@@ -337,5 +338,5 @@ def test_the_commands_import_nothing_heavy_until_they_run():
     script = (
         "import isthmus.cli, sys; print([m for m in ('torch', 'lxml', 'pynvml', 'matplotlib') if m in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S)
     assert result.stdout.strip() == "[]", result.stderr

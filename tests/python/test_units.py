@@ -23,8 +23,6 @@ import isthmus
 from checks import Table, World
 from isthmus import _native
 
-pytestmark = pytest.mark.timeout(300)
-
 WORLD_SIZE = 4
 FEATURES = 32
 BLOCKS = 3
@@ -431,7 +429,7 @@ def main(rank: int, world_size: int) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    return World(main, WORLD_SIZE, env={"ISTHMUS_NODES": "2x2", "ISTHMUS_LOG": "error"}, timeout_s=240)
+    return World(main, WORLD_SIZE, env={"ISTHMUS_NODES": "2x2", "ISTHMUS_LOG": "error"})
 
 
 @pytest.mark.parametrize("name", table.names)

@@ -8,6 +8,7 @@ from importlib import import_module
 
 import ranks
 from gpu.harness.records import FAILED, Check
+from limits import HANG_S
 
 WORLD_SIZE = 4
 
@@ -30,7 +31,7 @@ def launch(name: str, device: str, short: bool) -> int:
 
 def _limit_s() -> float:
     """Below the step's own limit, so that ranks which hang still print their stacks."""
-    return max(10, float(os.environ.get("GPU_STEP_LIMIT_S", "300")) - 10)
+    return max(10, float(os.environ.get("GPU_STEP_LIMIT_S", HANG_S)) - 10)
 
 
 def run_rank(rank: int, world_size: int, name: str, device: str, short: bool) -> bool:

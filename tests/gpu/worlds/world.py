@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 
 from gpu.harness.records import FAILED, OK, Check
+from limits import scaled
 
 #: Of collectives. Ranks that wait for one that failed end by it.
-GROUP_TIMEOUT = timedelta(seconds=40)
+GROUP_TIMEOUT = timedelta(seconds=scaled(40))
 #: For the other ranks' results of a check: they may still be compiling, or waiting for a collective.
-RESULT_TIMEOUT = timedelta(seconds=100)
+RESULT_TIMEOUT = timedelta(seconds=scaled(100))
 
 
 class World:
