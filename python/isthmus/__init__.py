@@ -28,7 +28,7 @@ def _torch_will_autoload() -> bool:
 if TYPE_CHECKING:
     from isthmus._C import Error, OptionError, Options, PacketError, TransportError
     from isthmus._explain import explain
-    from isthmus._prepare import prepare
+    from isthmus._prepare import prepare, unit
     from isthmus._saved import LoadReport
     from isthmus._state import clear_residuals, load_checkpoint, load_state_dict, scale_residuals, state_dict
     from isthmus._statistics import reset_stats, stats
@@ -49,6 +49,7 @@ __all__ = [
     "scale_residuals",
     "state_dict",
     "stats",
+    "unit",
 ]
 
 # Where the names above are; those that are not named here are in the native module.
@@ -63,6 +64,7 @@ _MODULES = {
     "scale_residuals": "_state",
     "state_dict": "_state",
     "stats": "_statistics",
+    "unit": "_prepare",
 }
 
 

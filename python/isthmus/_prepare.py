@@ -7,7 +7,8 @@ import functools
 import re
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -150,7 +151,7 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
     for module in ddp:
         prepared.bucket_group = module.process_group
         prepared.bucket_parameters = tuple(_bucket_parameters(module).values())
-    for group, unit in fsdp2:
+    for group, _ in fsdp2:
         if group in _units_of_groups:
             raise ValueError(f"unit {_models.fqn_of(group) or 'root'!r} of FSDP2 belongs to another prepared model")
     prepared.take_number(_models.groups_of(model))
@@ -331,6 +332,27 @@ def _what_was_found(model: nn.Module) -> str:
     groups = sorted({str(dist.get_backend(group)) for group in _models.groups_of(model)})
     text = f"found {' and '.join(kinds) or 'a model without FSDP, DDP or DTensors'}"
     return f"{text} on {', '.join(groups)}" if groups else text
+
+
+# --- Reductions of one's own ---
+
+
+@contextmanager
+def unit(name: str) -> Iterator[None]:
+    """Say that what this thread reduces in the block are gradients of the unit `name`.
+
+    For reductions that neither FSDP nor `prepare` knows. The name stands for the same parameters, in the same order,
+    whenever a reduction of equal size and type is made under it: a codec's residual is added to the next one. All ranks
+    use the same name. Units nest; the innermost counts.
+    """
+    if not name:
+        raise ValueError("a unit needs a name")
+    native = _native.load()
+    native.push_unit(name, 0, "")
+    try:
+        yield
+    finally:
+        native.pop_unit()
 
 
 # --- Gradient scaling ---

@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+import isthmus
+
 NUM_ELEMENTS = 1 << 16
 # Enough for several messages of a ring, so that a rank can die in the middle.
 WORLD_ELEMENTS = 1 << 20
@@ -26,7 +28,7 @@ def _gradient(num_elements: int, dtype: torch.dtype) -> tuple[torch.Tensor, torc
 
 def _reduce_scatter(unit: str, num_elements: int = NUM_ELEMENTS, dtype: torch.dtype = torch.float32) -> None:
     gradient, shard = _gradient(num_elements, dtype)
-    with torch.profiler.record_function(f"FSDP::post_backward_reduce ({unit})"):
+    with isthmus.unit(unit):
         dist.reduce_scatter_tensor(shard, gradient)
 
 
@@ -67,7 +69,7 @@ def large_plain_reduce_scatter() -> None:
 
 def _gradient_all_reduce(unit: str, num_elements: int = NUM_ELEMENTS, dtype: torch.dtype = torch.float32) -> None:
     gradient = torch.ones(num_elements, dtype=dtype)
-    with torch.profiler.record_function(f"FSDP::post_backward_reduce ({unit})"):
+    with isthmus.unit(unit):
         dist.all_reduce(gradient)
 
 

@@ -36,7 +36,7 @@ def die_in_the_backward_pass(model: nn.Module) -> None:
 def reduce_another_unit(model: nn.Module) -> None:
     """Do what makes all ranks raise: one of them takes another unit for the same."""
     unit = "another" if dist.get_rank() == CULPRIT else "one"
-    with torch.profiler.record_function(f"FSDP::post_backward_reduce ({unit})"):
+    with isthmus.unit(unit):
         dist.reduce_scatter_tensor(torch.empty(1024), torch.ones(4096))
 
 

@@ -13,7 +13,7 @@ os.environ.setdefault("WORLD_SIZE", os.environ["SLURM_STEP_NUM_TASKS"])
 dist.init_process_group("isthmus")
 rank, size = dist.get_rank(), dist.get_world_size()
 shard = torch.empty(50_000)
-with torch.profiler.record_function("FSDP::post_backward_reduce (x)"):
+with isthmus.unit("x"):
     dist.reduce_scatter_tensor(shard, torch.arange(size * shard.numel(), dtype=torch.float32))
 stats = isthmus.stats()
 report = {

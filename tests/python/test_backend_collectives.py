@@ -374,7 +374,7 @@ def errors_of_size_and_type_are_raised_at_once(gloo: dist.ProcessGroup) -> None:
         dist.reduce_scatter_tensor(torch.empty(3), torch.empty(WORLD_SIZE * 3 + 1))
     with (
         pytest.raises(ValueError, match="expected 12"),
-        torch.profiler.record_function("FSDP::post_backward_reduce (x)"),
+        isthmus.unit("x"),
     ):
         dist.reduce_scatter_tensor(torch.empty(3), torch.empty(WORLD_SIZE * 3 + 1))
     with pytest.raises(ValueError, match="one for each rank"):

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import isthmus
 import ranks
 from checks import finish
 from faults import table
@@ -58,7 +59,7 @@ def init_with_short_timeout() -> None:
 
 
 def reduce_scatter() -> None:
-    with torch.profiler.record_function("FSDP::post_backward_reduce (x)"):
+    with isthmus.unit("x"):
         dist.reduce_scatter_tensor(torch.empty(1000), torch.ones(4000))
 
 
@@ -67,7 +68,7 @@ def all_reduce_with_a_future() -> None:
 
 
 def asynchronous_reduce_scatter() -> None:
-    with torch.profiler.record_function("FSDP::post_backward_reduce (x)"):
+    with isthmus.unit("x"):
         work = dist.reduce_scatter_tensor(torch.empty(1000), torch.ones(4000), async_op=True)
     future = work.get_future()
     try:

@@ -15,7 +15,7 @@ from torch.profiler import record_function
 import isthmus
 import ranks
 from checks import Table, World, finish
-from isthmus import _native
+from isthmus import _backends, _native
 from isthmus.plan.packets import WireOptions, piece_bytes
 from tested_codecs import CODECS, KEEP_RESIDUALS, LOSSY, carried
 
@@ -46,7 +46,7 @@ class Groups:
 
 @contextmanager
 def gradient(unit: str = "x") -> Iterator[None]:
-    with record_function(f"FSDP::post_backward_reduce ({unit})"):
+    with isthmus.unit(unit):
         yield
 
 
@@ -438,22 +438,22 @@ def labels_of_fsdp_are_recognised(groups: Groups) -> None:
 
 
 @table
-def calls_of_one_backward_pass_are_told_apart(groups: Groups) -> None:
-    """Two calls with the same label and size are two units, the same two in the next pass."""
-    group = groups(max_units=4094)
-
-    def call(gradient_of_leaf: torch.Tensor) -> torch.Tensor:
-        for label in ("FSDP::post_backward_reduce", "FSDP::post_backward_reduce (twice)"):
-            for _ in range(2):
-                shard = torch.empty(256)
-                with record_function(label):
-                    dist.reduce_scatter_tensor(shard, torch.ones(WORLD_SIZE * 256), group=group)
-        return gradient_of_leaf
-
+def a_unit_may_reduce_several_times(groups: Groups) -> None:
+    """A layer that is called twice: its residual is added to whatever of its gradient comes next."""
+    group = groups(max_units=4094, **CODECS["tagc"])
     for _ in range(3):
-        leaf = torch.zeros(4, requires_grad=True)
-        _ReduceScatterInBackward.apply(leaf, call).sum().backward()
-        assert isthmus.stats(group)["num_units"] == 4
+        for name in ("once", "twice", "twice"):
+            with isthmus.unit(name):
+                dist.reduce_scatter_tensor(torch.empty(256), torch.ones(WORLD_SIZE * 256), group=group)
+    steps = {unit["name"]: unit["step"] for unit in _backends.isthmus_backend(group).unit_states()}
+    assert steps == {"once": 3, "twice": 6}
+    with pytest.raises(ValueError, match="a unit needs a name"), isthmus.unit(""):
+        pass
+    with pytest.raises(KeyError), isthmus.unit("raising"):
+        raise KeyError
+    isthmus.reset_stats(group)
+    dist.reduce_scatter_tensor(torch.empty(256), torch.ones(WORLD_SIZE * 256), group=group)
+    assert isthmus.stats(group)["exact_calls"] == {"not recognised as a gradient": 1}
 
 
 @table

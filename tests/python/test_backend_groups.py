@@ -34,7 +34,7 @@ def node_map(group: dist.ProcessGroup | None) -> str:
 def reduce_scatter_works(group: dist.ProcessGroup) -> None:
     size = dist.get_world_size(group)
     shard = torch.empty(100)
-    with torch.profiler.record_function("FSDP::post_backward_reduce (x)"):
+    with isthmus.unit("x"):
         dist.reduce_scatter_tensor(shard, torch.ones(size * 100), group=group)
     assert torch.equal(shard, torch.full((100,), float(size)))
 

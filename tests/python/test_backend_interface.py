@@ -35,7 +35,7 @@ def make_group(backend: str = "isthmus", **arguments: Any) -> dist.ProcessGroup:
 
 
 def gradient(group: dist.ProcessGroup, **arguments: Any) -> dist.Work | None:
-    with torch.profiler.record_function("FSDP::post_backward_reduce (x)"):
+    with isthmus.unit("x"):
         return dist.reduce_scatter_tensor(
             torch.empty(ELEMENTS), torch.ones(WORLD_SIZE * ELEMENTS), group=group, **arguments
         )

@@ -34,7 +34,7 @@ class Numbers(Dataset[torch.Tensor]):
 
 def gradient(source: torch.Tensor) -> torch.Tensor:
     """A reduction that the worker thread runs."""
-    with torch.profiler.record_function("FSDP::post_backward_reduce (x)"):
+    with isthmus.unit("x"):
         dist.all_reduce(source)
     return source
 
@@ -115,7 +115,7 @@ def a_forked_child_that_destroys_its_copy() -> None:
 @table
 def a_forked_child_while_the_worker_is_busy() -> None:
     works = []
-    with torch.profiler.record_function("FSDP::post_backward_reduce (busy)"):
+    with isthmus.unit("busy"):
         works = [dist.all_reduce(torch.ones(1 << 20), async_op=True) for _ in range(4)]
     code = exit_code_of(dist.destroy_process_group)
     for work in works:

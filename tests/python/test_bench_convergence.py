@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from torch.profiler import record_function
 
 import isthmus
 import ranks
@@ -106,7 +105,7 @@ def reduced_by_processes(rank, world_size):
         for dtype in REDUCED_DTYPES:
             for step in range(3):
                 shard = torch.empty(8192 // world_size, dtype=dtype)
-                with record_function("FSDP::post_backward_reduce (unit)"):
+                with isthmus.unit("unit"):
                     gradient = gradients_of_ranks(world_size, step, dtype)[rank]
                     dist.reduce_scatter_tensor(shard, gradient, op=dist.ReduceOp.AVG, group=group)
                 shards[name, dtype, step] = shard.view(torch.uint8).numpy().tobytes()

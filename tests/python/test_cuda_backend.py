@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.profiler import record_function
 
 import cuda_collectives
 import cuda_worlds
@@ -58,14 +57,14 @@ def whole_numbers(numel: int, dtype: torch.dtype, salt: int = 0) -> torch.Tensor
 
 def reduce_scatter(group: dist.ProcessGroup, source: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
     shard = torch.empty(source.numel() // WORLD_SIZE, dtype=source.dtype, device=source.device)
-    with record_function("FSDP::post_backward_reduce (x)"):
+    with isthmus.unit("x"):
         dist.reduce_scatter_tensor(shard, source, op, group=group)
     return shard
 
 
 def all_reduce(group: dist.ProcessGroup, source: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
     result = source.clone()
-    with record_function("FSDP::post_backward_reduce (y)"):
+    with isthmus.unit("y"):
         dist.all_reduce(result, op, group=group)
     return result
 
@@ -152,7 +151,7 @@ def cpu_and_cuda_tensors_share_a_group(groups: Groups) -> None:
     for step in range(6):
         source = whole_numbers(WORLD_SIZE * 4096, torch.float32, salt=step)
         for device in (CPU, CUDA):
-            with record_function(f"FSDP::post_backward_reduce (on {device.type})"):
+            with isthmus.unit(f"on {device.type}"):
                 for group, place in ((both[CPU], CPU), (both[CUDA], device)):
                     shard = torch.empty(4096, device=place)
                     work = dist.reduce_scatter_tensor(shard, source.to(place), group=group, async_op=True)
@@ -170,7 +169,7 @@ def works_that_nobody_waits_for(groups: Groups) -> None:
     for step in range(5):
         source = whole_numbers(WORLD_SIZE * 4096, torch.float32, salt=step).to(CUDA)
         shard = torch.empty(4096, device=CUDA)
-        with record_function("FSDP::post_backward_reduce (forgotten)"):
+        with isthmus.unit("forgotten"):
             work = dist.reduce_scatter_tensor(shard, source, group=group, async_op=True)
         del work, source, shard
         gc.collect()
@@ -183,7 +182,7 @@ def works_and_futures(groups: Groups) -> None:
     source = whole_numbers(WORLD_SIZE * 100, torch.float32)
     expected = reduce_scatter(both[CPU], source)
     shard = torch.empty(100, device=CUDA)
-    with record_function("FSDP::post_backward_reduce (x)"):
+    with isthmus.unit("x"):
         work = dist.reduce_scatter_tensor(shard, source.to(CUDA), group=both[CUDA], async_op=True)
     assert work.get_future().then(lambda future: future.value()[0] + 1).wait().cpu().equal(expected + 1)
     work.wait()

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.profiler import record_function
 
 import cuda_worlds
 import fake_gpu
+import isthmus
 import ranks
 from limits import scaled
 
@@ -31,7 +31,7 @@ ENV = {
 
 def reduce_scatter(unit: str = "x") -> torch.Tensor:
     shard = torch.empty(4096, device="cuda")
-    with record_function(f"FSDP::post_backward_reduce ({unit})"):
+    with isthmus.unit(unit):
         dist.reduce_scatter_tensor(shard, torch.ones(4 * 4096, device="cuda"))
     return shard
 
@@ -113,7 +113,7 @@ def leave(rank: int, world_size: int, how: str) -> Any:
     """Works are under way, and a group is left."""
     ranks.init()
     reduce_scatter()
-    with record_function("FSDP::post_backward_reduce (x)"):
+    with isthmus.unit("x"):
         work = dist.reduce_scatter_tensor(
             torch.empty(4096, device="cuda"), torch.ones(4 * 4096, device="cuda"), async_op=True
         )

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.profiler import record_function
 
+import isthmus
 from isthmus.bench.arms import ARMS
 from isthmus.bench.isthmus_group import IsthmusGroup
 from isthmus.bench.recorder import Audit
@@ -72,28 +72,28 @@ class Worker:
         lossy = _is_lossy(command["operation"], command["backend"])
         inputs = [_values(command["num_elements"], dtype, rank, lossy) for rank in range(self._world_size)]
         group = isthmus_group.group if isthmus_group else dist.group.WORLD
-        label = f"FSDP::post_backward_reduce (bench.{command['backend']}.{command['num_elements']}.{dtype})"
-        measured = self._collective(command["operation"], inputs[self._rank], group, label)
+        unit = f"bench.{command['backend']}.{command['num_elements']}.{dtype}"
+        measured = self._collective(command["operation"], inputs[self._rank], group, unit)
         before = isthmus_group.counters() if isthmus_group else None
         result = measured.result_of_one_call()
         counted = isthmus_group.counters().since(before) if isthmus_group and before else None
         verdict = self._verify(command, inputs, result, counted)
         return verdict | {"isthmus": counted} | self._time(measured, command["iterations"])
 
-    def _collective(self, operation: str, own: Tensor, group: dist.ProcessGroup | None, label: str) -> "_Measured":
+    def _collective(self, operation: str, own: Tensor, group: dist.ProcessGroup | None, unit: str) -> "_Measured":
         """What to measure. Reductions are labelled as a gradient's; an all-reduce works in place, on a fresh copy."""
         shard = own.chunk(self._world_size)[self._rank].clone()
         whole = own.clone()
 
         def reduce_scatter() -> None:
-            with record_function(label):
+            with isthmus.unit(unit):
                 dist.reduce_scatter_tensor(shard, own, group=group)
 
         def all_gather() -> None:
             dist.all_gather_into_tensor(whole, shard, group=group)
 
         def all_reduce() -> None:
-            with record_function(label):
+            with isthmus.unit(unit):
                 dist.all_reduce(whole, group=group)
 
         return {

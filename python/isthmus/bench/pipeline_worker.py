@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.profiler import record_function
 
 import isthmus
 
@@ -43,7 +42,7 @@ class Worker:
         isthmus.reset_stats(group)
         dist.barrier()
         start_s = time.perf_counter()
-        with record_function("FSDP::post_backward_reduce (bench)"):
+        with isthmus.unit("bench"):
             dist.reduce_scatter_tensor(self._shard, self._gradient, group=group)
         seconds = time.perf_counter() - start_s
         counted = isthmus.stats(group)["collectives"]["reduce_scatter"]

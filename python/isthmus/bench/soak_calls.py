@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.profiler import record_function
 
+import isthmus
 from isthmus.bench.soak_plan import LARGEST_VALUE, Call
 
 _OPERATORS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -111,7 +111,7 @@ def _whole_numbers(call: Call, seed: int, rank: int) -> Tensor:
 
 def _perform(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> tuple[Tensor, list[Any]]:
     """Issue the call; returns the tensor that will hold its result, and what to wait for."""
-    label = record_function(f"FSDP::post_backward_reduce ({call.unit})") if call.is_gradient else nullcontext()
+    label = isthmus.unit(f"{call.unit}") if call.is_gradient else nullcontext()
     with label:
         output, works = _CALLS[call.kind.removeprefix("gradient_")](call, pair, group, tensor, asynchronous)
     return output, [work for work in works if work is not None]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch.profiler import record_function
 
 import isthmus
 from gpu.worlds.reductions import (
-    LABEL,
     all_reduce,
     heavy_tail,
     isthmus_group,
@@ -157,7 +155,7 @@ def several_under_way(world: World) -> None:
         for unit, source in units.items():
             data = source.to(world.device)
             results[unit] = torch.empty(data.numel() // world.size, device=world.device)
-            with record_function(f"{LABEL} ({unit})"):
+            with isthmus.unit(unit):
                 works.append(dist.reduce_scatter_tensor(results[unit], data, group=together, async_op=True))
             gathered = torch.empty(world.size * 20_000, device=world.device)
             own = torch.full((20_000,), float(world.rank), device=world.device)

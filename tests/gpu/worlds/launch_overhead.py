@@ -7,9 +7,9 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.profiler import record_function
 
-from gpu.worlds.reductions import LABEL, isthmus_group
+import isthmus
+from gpu.worlds.reductions import isthmus_group
 from gpu.worlds.world import World
 
 NUM_ELEMENTS = 4 * 256
@@ -34,7 +34,7 @@ def enqueue(world: World, codec: str | None) -> dict[str, float]:
     for batch in range(6):
         works = []
         for _ in range(CALLS):
-            with record_function(f"{LABEL} (timed)"):
+            with isthmus.unit("timed"):
                 start = time.perf_counter()
                 works.append(dist.reduce_scatter_tensor(shard, source, group=group, async_op=True))
                 times_us.append(1e6 * (time.perf_counter() - start))

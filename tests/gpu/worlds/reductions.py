@@ -6,11 +6,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.profiler import record_function
 
 import isthmus
-
-LABEL = "FSDP::post_backward_reduce"
 
 
 def isthmus_group(**options: Any) -> dist.ProcessGroup:
@@ -24,7 +21,7 @@ def reduce_scatter(
 ) -> torch.Tensor:
     """Reduce-scatter `source` as FSDP's gradient of `unit`."""
     shard = torch.full((source.numel() // dist.get_world_size(),), 77, dtype=source.dtype, device=source.device)
-    with record_function(f"{LABEL} ({unit})"):
+    with isthmus.unit(unit):
         dist.reduce_scatter_tensor(shard, source, op, group=group)
     return shard
 
@@ -34,7 +31,7 @@ def all_reduce(
 ) -> torch.Tensor:
     """All-reduce a copy of `source` as FSDP's gradient of `unit`."""
     result = source.clone()
-    with record_function(f"{LABEL} ({unit})"):
+    with isthmus.unit(unit):
         dist.all_reduce(result, op, group=group)
     return result
 
