@@ -27,9 +27,21 @@ struct DeviceCounts {
 inline constexpr int kHeaderWords = 6;
 inline constexpr int kHeaderUnit = 1;
 inline constexpr int kHeaderStep = 2;
+inline constexpr int kHeaderElements = 3;  // 48 bits; above them the sender
+inline constexpr int kHeaderSenderBit = 48;
 inline constexpr int kHeaderChecksum = 5;
 struct HeaderWords {
   uint64_t word[kHeaderWords] = {};
+};
+
+// Which nodes encoded packets that lie one after another; as PacketContext.
+struct PacketSenders {
+  uint64_t first = 0;
+  int64_t packets_of_each = 1;
+
+  ISTHMUS_DEVICE uint64_t of_packet(int64_t packet) const {
+    return first + static_cast<uint64_t>(packet / packets_of_each);
+  }
 };
 
 // Why a packet was refused, in the order of the checks.

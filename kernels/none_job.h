@@ -21,7 +21,8 @@ struct NoneEncodeJob {
 };
 
 struct NoneDecodeJob {
-  HeaderWords header;
+  HeaderWords header;  // of the first packet
+  PacketSenders senders;
   Buffer out;            // of the type that accumulates the wire type
   int64_t num_elements;  // of a packet
   bool to_places;        // packet i replaces the i-th `num_elements` of out; otherwise all are added to the same

@@ -31,6 +31,12 @@ ISTHMUS_DEVICE HeaderWords in_context(HeaderWords header, const DeviceContext& c
   return header;
 }
 
+// The header of one of the packets whose first has `header`.
+ISTHMUS_DEVICE HeaderWords of_packet(HeaderWords header, const PacketSenders& senders, int64_t packet) {
+  header.word[kHeaderElements] += (senders.of_packet(packet) - senders.first) << kHeaderSenderBit;
+  return header;
+}
+
 using WordPair = SeveralOf<uint64_t, 2>;
 
 // Two neighbouring chains of one segment are walked by one thread: 16 bytes of every row.
@@ -162,6 +168,7 @@ ISTHMUS_DEVICE void write_header(Group& group, const HeaderWords& header, const 
 // One decoding's packets, and where it says what is wrong with them: what all codecs' jobs have.
 struct DecodeReport {
   HeaderWords header;
+  PacketSenders senders;
   const DeviceContext* context;
   const uint8_t* packets;
   int64_t packet_bytes;
@@ -173,7 +180,8 @@ struct DecodeReport {
 
 template <typename Job>
 ISTHMUS_DEVICE DecodeReport report_of(const Job& job, int64_t packet_bytes) {
-  return {job.header, job.context, job.packets, packet_bytes, job.parts, job.state, job.fault, job.mapped_fault};
+  return {job.header, job.senders, job.context, job.packets,     packet_bytes,
+          job.parts,  job.state,   job.fault,   job.mapped_fault};
 }
 
 // Reports that the `bad` of some thread is true. A barrier.
@@ -190,7 +198,7 @@ ISTHMUS_DEVICE void report(Group& group, bool bad, int64_t packet, FaultKind kin
 template <typename Group>
 ISTHMUS_DEVICE void check_header(Group& group, const DecodeReport& job, int64_t packet) {
   const auto* words = reinterpret_cast<const uint64_t*>(job.packets + packet * job.packet_bytes);
-  const HeaderWords expected = in_context(job.header, *job.context);
+  const HeaderWords expected = in_context(of_packet(job.header, job.senders, packet), *job.context);
   bool differs = false;
   for (int i = 0; i < kHeaderChecksum; ++i) {
     differs |= words[i] != expected.word[i];
@@ -221,7 +229,7 @@ ISTHMUS_DEVICE void finish_fault(Group& group, const DecodeReport& job) {
   const int64_t packet = fault->code / DeviceFault::kKinds;
   const uint64_t checksum = sum_parts(group, job.parts, packet);
   if (group.thread() == 0) {
-    fault->expected = in_context(job.header, *job.context);
+    fault->expected = in_context(of_packet(job.header, job.senders, packet), *job.context);
     fault->expected.word[kHeaderChecksum] = checksum;
     for (int i = 0; i < kHeaderWords; ++i) {
       fault->received.word[i] = reinterpret_cast<const uint64_t*>(job.packets + packet * job.packet_bytes)[i];

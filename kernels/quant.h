@@ -51,11 +51,13 @@ struct QuantLayout {
   int64_t end;
 };
 
-// What all random bits of a packet are drawn from. Always inlined: every instruction set compiles it, and the linker
-// must not choose between them.
-[[gnu::always_inline]] ISTHMUS_DEVICE uint64_t quant_seed(uint64_t unit_hash, uint64_t step, uint64_t segment) {
+// What all random bits of a packet are drawn from. The sender is in it, so that the errors of several nodes' packets,
+// which are added up, are independent. Always inlined: every instruction set compiles it, and the linker must not
+// choose between them.
+[[gnu::always_inline]] ISTHMUS_DEVICE uint64_t quant_seed(uint64_t unit_hash, uint64_t step, uint64_t segment,
+                                                          uint64_t sender) {
   constexpr uint64_t kOdd = 0xd1342543de82ef95;
-  return mix(mix(unit_hash ^ (step + 1) * kOdd) + segment);
+  return mix(mix(unit_hash ^ (step + 1) * kOdd) + (segment | sender << 8));
 }
 
 // The CPU executor, for one instruction set. Blocks from `first_block` on, as many as `num_groups` groups fill: only

@@ -15,6 +15,7 @@ struct QuantEncodeJob {
   QuantLayout layout;
   HeaderWords header;  // all but unit, step and checksum
   uint64_t segment;
+  uint64_t sender;
 
   const DeviceContext* context;
   ConstBuffer piece;  // float32, or a 16-bit type that it has been summed in
@@ -30,7 +31,8 @@ struct QuantDecodeJob {
   QuantSettings settings;
   QuantShape shape;
   QuantLayout layout;
-  HeaderWords header;
+  HeaderWords header;  // of the first packet
+  PacketSenders senders;
   uint64_t segment;
 
   const DeviceContext* context;

@@ -79,7 +79,7 @@ struct QuantizeBlocks {
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    const uint64_t seed = quant_seed(job.context->unit_hash, job.context->step, job.segment);
+    const uint64_t seed = quant_seed(job.context->unit_hash, job.context->step, job.segment, job.sender);
     const Quantizer quantizer(job.settings);
     for_each_in_step(group, job.shape.num_blocks,
                      [&](const auto& lanes, int64_t block) { encode(group, lanes, quantizer, seed, block); });
@@ -163,16 +163,15 @@ struct DequantizeBlocks {
     if (job.fault->reported != 0) {
       return;
     }
-    const uint64_t seed = quant_seed(job.context->unit_hash, job.context->step, job.segment);
     const Quantizer quantizer(job.settings);
     if (job.to_places) {
       for_each_in_step(group, job.num_packets * job.shape.num_blocks, [&](const auto& lanes, int64_t i) {
-        decode<true>(lanes, quantizer, seed, i / job.shape.num_blocks, i % job.shape.num_blocks);
+        decode<true>(lanes, quantizer, i / job.shape.num_blocks, i % job.shape.num_blocks);
       });
     } else {
       for_each_in_step(group, job.shape.num_blocks, [&](const auto& lanes, int64_t block) {
         for (int64_t packet = 0; packet < job.num_packets; ++packet) {
-          decode<false>(lanes, quantizer, seed, packet, block);
+          decode<false>(lanes, quantizer, packet, block);
         }
       });
     }
@@ -187,9 +186,10 @@ struct DequantizeBlocks {
   }
 
   template <bool kReplace, typename Lanes>
-  ISTHMUS_DEVICE void decode(const Lanes& lanes, const Quantizer& quantizer, uint64_t seed, int64_t packet,
-                             int64_t block) const {
+  ISTHMUS_DEVICE void decode(const Lanes& lanes, const Quantizer& quantizer, int64_t packet, int64_t block) const {
     constexpr int kGroups = kQuantRows / kGroupRows;
+    const uint64_t seed =
+        quant_seed(job.context->unit_hash, job.context->step, job.segment, job.senders.of_packet(packet));
     const int num_groups = packet < job.num_packets ? groups_of_block(job.shape, block, kGroups) : 0;
     const uint8_t* bytes = job.packets + packet * job.layout.end;
     const uint8_t* scales = bytes + job.layout.scales + block * kGroups * scale_bytes(job.settings.scale_type);

@@ -27,7 +27,8 @@ struct SparseEncodeJob {
 struct SparseDecodeJob {
   SparseShape shape;
   SparseLayout layout;
-  HeaderWords header;
+  HeaderWords header;  // of the first packet
+  PacketSenders senders;
 
   const DeviceContext* context;
   const uint8_t* packets;  // one after another, 16-byte aligned

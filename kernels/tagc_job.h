@@ -105,7 +105,8 @@ struct TagcEncodeJob {
 struct TagcDecodeJob {
   TagcShape shape;
   TagcLayout layout;
-  HeaderWords header;
+  HeaderWords header;  // of the first packet
+  PacketSenders senders;
   int64_t max_rounds;
 
   const DeviceContext* context;

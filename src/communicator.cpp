@@ -77,6 +77,9 @@ Communicator::Communicator(NodeMap map, int rank, Tiers tiers, Options options, 
   options_.validate();
   ISTHMUS_CHECK(OptionError, map_.even(), "nodes ", map_.to_string(),
                 ": the two-tier paths need equally many ranks on every node");
+  constexpr int kMostNodes = 1 << 16;  // a packet's header says which of them encoded it
+  ISTHMUS_CHECK(OptionError, num_nodes() <= kMostNodes, "a group of ", num_nodes(), " nodes: expected at most ",
+                kMostNodes);
   ISTHMUS_CHECK(OptionError, !flat() || device_->is_host(), "tiers=flat is for the CPU, not for ", device_->name());
   ISTHMUS_CHECK(Error, rank_ >= 0 && rank_ < map_.world_size(), "rank ", rank_, " is not in 0..",
                 map_.world_size() - 1);
@@ -182,7 +185,7 @@ Buffer Communicator::encode(ConstBuffer pieces, const EventPtr& summed, const Se
   const int64_t packet_bytes = codec.packet_bytes(segment.num_elements);
   const Buffer packets = take_scratch(num_nodes() * packet_bytes, DataType::kByte);
   const Workspace with = workspace(codec.encode_scratch_bytes(segment.num_elements));
-  const PacketContext context = context_for(reduction, PacketUse::kPiece, segment.index);
+  const PacketContext context = context_for(reduction, PacketUse::kPiece, node(), segment.index);
   int residual_index = 0;
   for (int owner = 0; owner < num_nodes(); ++owner) {
     if (owner == node() && !codes_own_piece()) {
@@ -227,19 +230,20 @@ void Communicator::decode_sum(ConstBuffer pieces, Crossing& crossing, const Redu
   const int below = node();
   const int above = num_nodes() - node() - 1;
   const Workspace with = workspace(codec.decode_scratch_bytes(segment.num_elements, std::max({below, above, 1})));
-  const PacketContext context = context_for(reduction, PacketUse::kArrivedPiece, segment.index);
-  const auto add = [&](ConstBuffer packets, int num_packets) {
+  PacketContext context = context_for(reduction, PacketUse::kArrivedPiece, 0, segment.index);
+  const auto add = [&](ConstBuffer packets, int first_node, int num_packets) {
+    context.sender = static_cast<uint16_t>(first_node);
     current_codec_ += codec.decode_sum(packets, num_packets, sum_of_segment, context, with);
   };
   if (codes_own_piece()) {
     device_->clear(sum_of_segment, here_);
-    add(crossing.packets.part(node(), packet_bytes), 1);
+    add(crossing.packets.part(node(), packet_bytes), node(), 1);
   } else {
     const ConstBuffer own_piece = pieces.part(node(), pieces.num_elements / num_nodes());
     device_->convert(own_piece.slice(segment.begin, segment.num_elements), sum_of_segment, here_);
   }
-  add(crossing.arrived.slice(0, below * packet_bytes), below);
-  add(crossing.arrived.slice((node() + 1) * packet_bytes, above * packet_bytes), above);
+  add(crossing.arrived.slice(0, below * packet_bytes), 0, below);
+  add(crossing.arrived.slice((node() + 1) * packet_bytes, above * packet_bytes), node() + 1, above);
   if (segment.is_last) {
     count_packets(reduction, PacketUse::kArrivedPiece);
   }

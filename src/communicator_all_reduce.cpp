@@ -41,7 +41,7 @@ Buffer Communicator::encode_result(ConstBuffer result, const Reduction& reductio
   const Buffer packet = take_scratch(codec.packet_bytes(result.num_elements), DataType::kByte);
   const Buffer residual = has_residual(reduction) ? reduction.unit->result_residual : Buffer{};
   const Workspace with = workspace(codec.encode_scratch_bytes(result.num_elements));
-  const PacketContext context = context_for(reduction, PacketUse::kResult);
+  const PacketContext context = context_for(reduction, PacketUse::kResult, node());
   encode_packet(codec, result, residual, packet, reduction, context, with);
   count_packets(reduction, PacketUse::kResult);
   return packet;
@@ -61,13 +61,14 @@ void Communicator::decode_result(ConstBuffer packets, const Reduction& reduction
                        (at_once == 1 || map_.block_placement());
   const Buffer stand_in = all_fit ? Buffer{} : take_scratch(at_once * chunk, decoded_dtype);
   const Workspace with = workspace(codec.decode_each_scratch_bytes(chunk, at_once));
-  const PacketContext context = context_for(reduction, PacketUse::kArrivedResult);
+  PacketContext context = context_for(reduction, PacketUse::kArrivedResult, 0);
+  context.packets_of_sender = ranks_per_node();
   for (int first = 0; first < num_packets; first += at_once) {
     const Buffer place = place_of_packets(first, at_once, chunk, data);
     const bool fits = place.num_elements == at_once * chunk && place.dtype == decoded_dtype;
     const Buffer decoded = fits ? place : stand_in;
-    current_codec_ +=
-        codec.decode_each(packets.slice(first * packet_bytes, at_once * packet_bytes), at_once, decoded, context, with);
+    current_codec_ += codec.decode_each(packets.slice(first * packet_bytes, at_once * packet_bytes), at_once, decoded,
+                                        context.of_packet(first), with);
     for (int packet = 0; !fits && packet < at_once; ++packet) {
       const Buffer own_place = place_of_packets(first + packet, 1, chunk, data);
       device_->convert(decoded.part(packet, chunk).slice(0, own_place.num_elements), own_place, here_);

@@ -80,9 +80,10 @@ Workspace Communicator::workspace(int64_t scratch_bytes) {
   return {here_, scratch_bytes == 0 ? Buffer{} : take_scratch(scratch_bytes, DataType::kByte)};
 }
 
-PacketContext Communicator::context_for(const Reduction& reduction, PacketUse use, uint8_t segment) {
+PacketContext Communicator::context_for(const Reduction& reduction, PacketUse use, int sender, uint8_t segment) {
   PacketContext context = context_of(reduction.hash, reduction.step, use);
   context.segment = segment;
+  context.sender = static_cast<uint16_t>(sender);
   if (reduction.contexts != nullptr) {
     kernels::DeviceContext* words = reduction.contexts + static_cast<int>(use);
     if (reduction.unit == nullptr) {

@@ -14,12 +14,18 @@ namespace kernels {
 struct DeviceContext;
 }
 
-// Whose packet this is. Written into the header by the sender, compared by the receiver.
+// Whose packets these are. Written into the header by the sender, compared by the receiver. With several packets, one
+// after another, packet p is that of node sender + p / packets_of_sender.
 struct PacketContext {
   uint64_t unit_hash = 0;
   uint64_t step = 0;
-  uint8_t segment = 0;                                // which part of a piece the packet holds
+  uint8_t segment = 0;  // which part of a piece the packet holds
+  uint16_t sender = 0;  // the number of the node that encodes it: its place on its rail, and no rank
+  int packets_of_sender = 1;
   const kernels::DeviceContext* on_device = nullptr;  // codecs of a GPU read unit and step there
+
+  // Of packet p alone.
+  PacketContext of_packet(int p) const;
 };
 
 // What a codec of a GPU works with.

@@ -225,7 +225,9 @@ class Communicator {
   Buffer take_scratch(int64_t num_elements, DataType dtype);
   Workspace workspace(int64_t scratch_bytes);
   // For packets that are encoded or decoded now, and counted afterwards.
-  PacketContext context_for(const Reduction& reduction, PacketUse use, uint8_t segment = 0);
+  // sender: the node that encodes the first of them, and so the number along the rail that seeds a codec: it is equal
+  // for copies of a parameter, which other ranks hold and which must stay equal.
+  PacketContext context_for(const Reduction& reduction, PacketUse use, int sender, uint8_t segment = 0);
   void count_packets(const Reduction& reduction, PacketUse use);
   void check_capture(const UnitKey& key, double scale, const char* why_exact, Stream caller) const;
   void add_timings();  // under mutex_

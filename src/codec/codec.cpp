@@ -19,13 +19,20 @@ CodecCounts& CodecCounts::operator+=(const CodecCounts& other) {
   return *this;
 }
 
+PacketContext PacketContext::of_packet(int p) const {
+  PacketContext context = *this;
+  context.sender = static_cast<uint16_t>(sender + p / packets_of_sender);
+  return context;
+}
+
 CodecCounts Codec::decode_each(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
                                Workspace workspace) {
   CodecCounts counts;
   for (int packet = 0; packet < num_packets; ++packet) {
     const Buffer part = out.part(packet, out.num_elements / num_packets);
     std::memset(part.data, 0, static_cast<size_t>(part.bytes()));
-    counts += decode_sum(packets.part(packet, packets.num_elements / num_packets), 1, part, context, workspace);
+    counts += decode_sum(packets.part(packet, packets.num_elements / num_packets), 1, part, context.of_packet(packet),
+                         workspace);
   }
   return counts;
 }

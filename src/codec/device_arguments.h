@@ -10,7 +10,7 @@
 namespace isthmus {
 
 // As the arguments of Codec::encode(). Unit and step are read from context.on_device when the job runs; all else of the
-// packet's header, its segment too, is written into the job.
+// packet's header, its segment and its sender too, is written into the job.
 struct DeviceEncode {
   ConstBuffer piece;
   Buffer residual;  // empty where the codec keeps none
@@ -30,6 +30,10 @@ struct DeviceDecode {
   kernels::DeviceFault* fault = nullptr;
   Buffer scratch;  // contents do not matter
 };
+
+inline kernels::PacketSenders senders_of(const PacketContext& context) {
+  return {.first = context.sender, .packets_of_each = context.packets_of_sender};
+}
 
 // What the scratch memory of a decoding follows from.
 struct DecodeSize {

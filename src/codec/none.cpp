@@ -58,6 +58,7 @@ PacketHeader NoneSettings::header(int64_t num_elements, PacketContext context) c
   header.unit_hash = context.unit_hash;
   header.step = context.step;
   header.segment = context.segment;
+  header.sender = context.sender;
   header.num_elements = static_cast<uint64_t>(num_elements);
   header.settings = static_cast<uint64_t>(divisor);
   return header;
@@ -93,12 +94,11 @@ CodecCounts NoneCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer o
                                   Workspace /*workspace*/) {
   const DataType wire_dtype = settings_.wire_dtype;
   const int divisor = settings_.divisor;
-  const PacketHeader expected = settings_.header(out.num_elements, context);
   const int64_t packet_bytes = this->packet_bytes(out.num_elements);
   check_packets(packets, num_packets, packet_bytes);
   for (int packet = 0; packet < num_packets; ++packet) {
     const std::byte* bytes = packets.part(packet, packet_bytes).as<std::byte>();
-    const PacketHeader header = read_header(bytes, expected);
+    const PacketHeader header = read_header(bytes, settings_.header(out.num_elements, context.of_packet(packet)));
     const ConstBuffer values{bytes + sizeof(PacketHeader), out.num_elements, wire_dtype};
     Checksum checksum;
     for_each_tile(out.num_elements, [&](int64_t begin, int64_t count) {

@@ -87,6 +87,7 @@ NoneDecodeJob NoneDevice::decode_job(const DeviceDecode& decode) const {
   check_packets(decode.packets, job.num_packets, job.packet_bytes);
   check_bytes("scratch memory", decode.scratch, carve_scratch(job, decode.scratch.data));
   job.header = header_words(settings_.header(size.num_elements, decode.context));
+  job.senders = senders_of(decode.context);
   job.out = decode.out;
   job.num_elements = size.num_elements;
   job.wire_dtype = wire;

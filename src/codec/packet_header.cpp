@@ -51,6 +51,7 @@ PacketHeader read_header(const void* packet, const PacketHeader& expected) {
   check_equal("segment", header.segment, expected.segment, header);
   check_equal("unit", header.unit_hash, expected.unit_hash, header);
   check_equal("step", header.step, expected.step, header);
+  check_equal("sending node", header.sender, expected.sender, header);
   check_equal("number of elements", header.num_elements, expected.num_elements, header);
   if (expected.codec == CodecId::kTagc) {
     check_equal("cell type", header.settings >> 24 & 0xff, expected.settings >> 24 & 0xff, header);

@@ -13,7 +13,7 @@ const char* to_string(CodecId id);
 // Little-endian, no padding; a struct that is copied to and from the wire as it is.
 struct PacketHeader {
   static constexpr uint32_t kMagic = 0x4d485349;  // "ISHM"
-  static constexpr uint8_t kVersion = 4;
+  static constexpr uint8_t kVersion = 5;
 
   uint32_t magic = kMagic;
   uint8_t version = kVersion;
@@ -22,9 +22,10 @@ struct PacketHeader {
   uint8_t segment = 0;
   uint64_t unit_hash = 0;
   uint64_t step = 0;
-  uint64_t num_elements = 0;
-  uint64_t settings = 0;  // whatever else both sides must agree on, packed by the codec
-  uint64_t checksum = 0;  // of all bytes that follow the header
+  uint64_t num_elements : 48 = 0;
+  uint64_t sender : 16 = 0;  // the node that encoded it
+  uint64_t settings = 0;     // whatever else both sides must agree on, packed by the codec
+  uint64_t checksum = 0;     // of all bytes that follow the header
 };
 static_assert(sizeof(PacketHeader) == 48);
 

@@ -76,7 +76,7 @@ CodecCounts QuantCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet
   const QuantLayout layout = quant_layout(settings_, shape);
   check_quant_piece(piece, residual, keeps_residual_, packet, layout.end);
   const kernels::QuantKernels& kernel = kernels::quant_kernels();
-  const uint64_t seed = kernels::quant_seed(context.unit_hash, context.step, context.segment);
+  const uint64_t seed = kernels::quant_seed(context.unit_hash, context.step, context.segment, context.sender);
   const float* values = piece.as<float>();
   float* kept = keeps_residual_ ? residual.as<float>() : nullptr;
   std::byte* bytes = packet.as<std::byte>();
@@ -112,19 +112,20 @@ CodecCounts QuantCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer 
   const QuantLayout layout = quant_layout(settings_, shape);
   check_quant_packets(packets, num_packets, out, layout.end);
   const kernels::QuantKernels& kernel = kernels::quant_kernels();
-  const uint64_t seed = kernels::quant_seed(context.unit_hash, context.step, context.segment);
-  const PacketHeader expected = make_quant_header(settings_, shape.num_elements, context);
   const auto packet_at = [&](int p) { return packets.as<std::byte>() + p * layout.end; };
 
+  std::vector<uint64_t> seeds;
   std::vector<PacketHeader> headers;
   std::vector<ChecksumBehind> checksums;
   for (int p = 0; p < num_packets; ++p) {
-    headers.push_back(read_header(packet_at(p), expected));
+    const PacketContext of_packet = context.of_packet(p);
+    seeds.push_back(kernels::quant_seed(of_packet.unit_hash, of_packet.step, of_packet.segment, of_packet.sender));
+    headers.push_back(read_header(packet_at(p), make_quant_header(settings_, shape.num_elements, of_packet)));
     checksums.emplace_back(packet_at(p), layout.codes, layout.end);
   }
   for_each_tile(settings_, shape, layout, [&](const Tile& tile) {
     for (int p = 0; p < num_packets; ++p) {
-      kernel.decode_add(settings_, seed, tile.first_block, tile.num_groups, packet_at(p) + tile.scales,
+      kernel.decode_add(settings_, seeds[p], tile.first_block, tile.num_groups, packet_at(p) + tile.scales,
                         reinterpret_cast<const uint32_t*>(packet_at(p) + tile.codes),
                         out.as<float>() + tile.first_element);
       checksums[p].advance(tile.codes_end);

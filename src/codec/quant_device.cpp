@@ -81,12 +81,14 @@ QuantEncodeJob QuantDevice::encode_job(const DeviceEncode& encode) const {
   job.residual = keeps_residual_ ? encode.residual.as<float>() : nullptr;
   job.packet = encode.packet.as<uint8_t>();
   job.counts = encode.counts;
+  job.sender = encode.context.sender;
   return job;
 }
 
 QuantDecodeJob QuantDevice::decode_job(const DeviceDecode& decode) const {
   const DecodeSize size = size_of(decode, kName);
   auto job = plan<QuantDecodeJob>(settings_, size.num_elements, decode.context);
+  job.senders = senders_of(decode.context);
   job.num_packets = size.num_packets;
   job.to_places = size.to_places;
   check_quant_packets(decode.packets, job.num_packets, decode.out, job.layout.end);

@@ -74,6 +74,7 @@ PacketHeader make_quant_header(const QuantSettings& settings, int64_t num_elemen
   header.unit_hash = context.unit_hash;
   header.step = context.step;
   header.segment = context.segment;
+  header.sender = context.sender;
   header.num_elements = static_cast<uint64_t>(num_elements);
   header.settings = static_cast<uint64_t>(settings.bits) |
                     static_cast<uint64_t>(std::countr_zero(static_cast<unsigned>(settings.group_elements))) << 8 |

@@ -79,9 +79,9 @@ CodecCounts SparseCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer
   const SparseShape shape = settings_.shape(out.num_elements);
   const SparseLayout layout = sparse_layout(shape);
   check_sparse_packets(packets, num_packets, out, layout.end);
-  const PacketHeader expected = make_sparse_header(shape, context);
   for (int p = 0; p < num_packets; ++p) {
-    decode_add(packets.as<std::byte>() + p * layout.end, shape, layout, expected, out.as<float>());
+    decode_add(packets.as<std::byte>() + p * layout.end, shape, layout, make_sparse_header(shape, context.of_packet(p)),
+               out.as<float>());
   }
   return {};  // what there is to count, the sender counted
 }

@@ -85,6 +85,7 @@ SparseDecodeJob SparseDevice::decode_job(const DeviceDecode& decode) const {
   check_memory("packets", decode.packets, job.num_packets * job.layout.end, 16);
   check_memory("scratch memory", decode.scratch, carve_scratch(job, decode.scratch.data), 8);
   job.header = header_words(make_sparse_header(job.shape, decode.context));
+  job.senders = senders_of(decode.context);
   job.context = decode.context.on_device;
   job.packets = decode.packets.as<uint8_t>();
   job.out = decode.out.as<float>();

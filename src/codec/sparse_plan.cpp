@@ -72,6 +72,7 @@ PacketHeader make_sparse_header(const SparseShape& shape, PacketContext context)
   header.unit_hash = context.unit_hash;
   header.step = context.step;
   header.segment = context.segment;
+  header.sender = context.sender;
   header.num_elements = static_cast<uint64_t>(shape.num_elements);
   header.settings = static_cast<uint64_t>(shape.keep) | static_cast<uint64_t>(shape.last_keep) << 16 |
                     static_cast<uint64_t>(shape.value_type) << 32;

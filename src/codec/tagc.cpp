@@ -150,9 +150,9 @@ CodecCounts TagcCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer o
   const TagcShape shape = settings.shape(out.num_elements);
   const TagcLayout layout = tagc_layout(shape);
   check_tagc_packets(packets, num_packets, out, layout.end);
-  const PacketHeader expected = make_tagc_header(shape, settings.peel_rounds, context);
   const kernels::BlockRows* rows = scratch.hash(shape, tagc_seed(context));
   for (int p = 0; p < num_packets; ++p) {
+    const PacketHeader expected = make_tagc_header(shape, settings.peel_rounds, context.of_packet(p));
     implementation_->decode_add(packets.as<std::byte>() + p * layout.end, shape, layout, expected, rows,
                                 out.as<float>());
   }

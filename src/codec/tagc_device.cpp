@@ -90,6 +90,7 @@ TagcDecodeJob plan_decode(const TagcSettings& settings, const DecodeSize& size, 
   job.shape = settings.shape(size.num_elements);
   job.layout = tagc_layout(job.shape);
   job.header = header_words(make_tagc_header(job.shape, settings.peel_rounds, context));
+  job.senders = senders_of(context);
   job.max_rounds = settings.peel_rounds;
   job.num_packets = size.num_packets;
   return job;

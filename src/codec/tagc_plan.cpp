@@ -104,6 +104,7 @@ PacketHeader make_tagc_header(const TagcShape& shape, int64_t peel_rounds, Packe
   header.unit_hash = context.unit_hash;
   header.step = context.step;
   header.segment = context.segment;
+  header.sender = context.sender;
   header.num_elements = static_cast<uint64_t>(shape.num_elements);
   header.settings = static_cast<uint64_t>(std::countr_zero(static_cast<uint64_t>(shape.block_elements))) |
                     static_cast<uint64_t>(peel_rounds) << 8 | static_cast<uint64_t>(shape.cell_type) << 24 |

@@ -65,9 +65,11 @@ inline std::vector<uint32_t> bits_of(const std::vector<float>& values) {
 
 inline kernels::DeviceContext device_context(PacketContext context) { return {context.unit_hash, context.step}; }
 
-// Where the device reads unit and step.
-inline PacketContext read_from(const kernels::DeviceContext& memory, uint8_t segment = 0) {
-  return {.segment = segment, .on_device = &memory};
+// The same packets, whose unit and step the device reads from `memory`.
+inline PacketContext read_from(const kernels::DeviceContext& memory, PacketContext context) {
+  context.unit_hash = context.step = 0;
+  context.on_device = &memory;
+  return context;
 }
 
 struct Encoded {
@@ -88,7 +90,7 @@ Encoded encode_with(const JobMaker& maker, const Run& run, ConstBuffer piece, st
   run(device, maker.encode_job({.piece = piece,
                                 .residual = buffer_of(residual),
                                 .packet = packet.buffer(),
-                                .context = read_from(in_memory, context.segment),
+                                .context = read_from(in_memory, context),
                                 .counts = &encoded.counts,
                                 .scratch = scratch.buffer()}));
   EXPECT_TRUE(packet.ends_intact() && scratch.ends_intact());
@@ -110,7 +112,7 @@ kernels::DeviceFault decode_with(const JobMaker& maker, const Run& run, const st
                                 .num_packets = num_packets,
                                 .out = out,
                                 .to_places = to_places,
-                                .context = read_from(in_memory, context.segment),
+                                .context = read_from(in_memory, context),
                                 .fault = &fault,
                                 .scratch = scratch.buffer()}));
   EXPECT_TRUE(scratch.ends_intact());

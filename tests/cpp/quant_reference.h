@@ -25,6 +25,7 @@ struct QuantParameters {
   uint64_t unit_hash = 0;
   uint64_t step = 0;
   uint8_t segment = 0;
+  uint16_t sender = 0;
 
   bool has_zero_level() const { return !rotate && bits > 1; }
   int last_code() const { return (1 << bits) - (has_zero_level() ? 2 : 1); }
@@ -39,7 +40,8 @@ inline uint64_t scramble(uint64_t x) {
 }
 
 inline uint64_t seed_of(const QuantParameters& parameters) {
-  return scramble(scramble(parameters.unit_hash ^ ((parameters.step + 1) * 0xd1342543de82ef95)) + parameters.segment);
+  return scramble(scramble(parameters.unit_hash ^ ((parameters.step + 1) * 0xd1342543de82ef95)) + parameters.segment +
+                  uint64_t{256} * parameters.sender);
 }
 
 // 512 neighbours are a block: 32 rows of 16 columns. Each column of each block has 32 random bits.
@@ -290,13 +292,14 @@ inline void put_header(const QuantParameters& parameters, int64_t num_elements, 
   const auto put = [&](size_t offset, auto value) { std::memcpy(packet.data() + offset, &value, sizeof(value)); };
   const uint64_t scale = parameters.scale == "absmax" ? 0 : parameters.scale == "least_error" ? 1 : 2;
   put(0, uint32_t{0x4d485349});
-  put(4, uint8_t{4});
+  put(4, uint8_t{5});
   put(5, uint8_t{3});
   put(6, uint8_t{1});
   put(7, parameters.segment);
   put(8, parameters.unit_hash);
   put(16, parameters.step);
   put(24, static_cast<uint64_t>(num_elements));
+  put(30, parameters.sender);
   put(32, static_cast<uint64_t>(parameters.bits) |
               static_cast<uint64_t>(std::bit_width(static_cast<uint64_t>(parameters.group_elements)) - 1) << 8 |
               uint64_t{parameters.rotate} << 16 | uint64_t{parameters.stochastic} << 17 | scale << 18 |

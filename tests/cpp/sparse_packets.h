@@ -14,7 +14,7 @@
 
 namespace isthmus {
 
-inline constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .segment = 3};
+inline constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .segment = 3, .sender = 5};
 
 inline Options sparse_options(double sparsity, const std::string& value_type = "bf16",
                               const std::string& error_feedback = "codec") {
@@ -26,7 +26,7 @@ inline Options sparse_options(double sparsity, const std::string& value_type = "
 }
 
 inline reference::SparseParameters parameters_of(const Options& options, PacketContext context = kContext) {
-  return {options.sparsity, options.value_type, context.unit_hash, context.step, context.segment};
+  return {options.sparsity, options.value_type, context.unit_hash, context.step, context.segment, context.sender};
 }
 
 // A packet as the contract wants it: 64-byte aligned, and dirty before it is written.

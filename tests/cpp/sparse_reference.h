@@ -21,6 +21,7 @@ struct SparseParameters {
   uint64_t unit_hash = 0;
   uint64_t step = 0;
   uint8_t segment = 0;
+  uint16_t sender = 0;
 };
 
 struct SparseResult {
@@ -164,13 +165,14 @@ inline SparseResult encode_sparse(const SparseParameters& parameters, const std:
 
   result.packet.resize(48);
   put<uint32_t>(result.packet, 0, 0x4d485349);
-  put<uint8_t>(result.packet, 4, 4);  // version
+  put<uint8_t>(result.packet, 4, 5);  // version
   put<uint8_t>(result.packet, 5, 4);  // codec sparse
   put<uint8_t>(result.packet, 6, 1);  // float32
   put<uint8_t>(result.packet, 7, parameters.segment);
   put<uint64_t>(result.packet, 8, parameters.unit_hash);
   put<uint64_t>(result.packet, 16, parameters.step);
   put<uint64_t>(result.packet, 24, piece.size());
+  put<uint16_t>(result.packet, 30, parameters.sender);
   put<uint16_t>(result.packet, 32, static_cast<uint16_t>(whole_keep));
   put<uint16_t>(result.packet, 34, static_cast<uint16_t>(keep));
   put<uint8_t>(result.packet, 36, parameters.value_type == "fp32" ? 1 : parameters.value_type == "bf16" ? 2 : 3);

@@ -12,7 +12,7 @@
 
 namespace isthmus {
 
-inline constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7};
+inline constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .sender = 5};
 inline constexpr Cut kCuts[] = {{1, 1}, {7, 3}, {32, 2}, {33, 5}, {128, 4}};
 
 inline Options options_of(double ratio, double sparsity, int64_t block_elements = 0, int64_t peel_rounds = 64) {

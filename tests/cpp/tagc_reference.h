@@ -25,6 +25,7 @@ struct TagcParameters {
   uint64_t unit_hash = 0;
   uint64_t step = 0;
   std::string cell_type = "fp32";
+  uint16_t sender = 0;
 };
 
 inline uint32_t magnitude(float value) { return std::bit_cast<uint32_t>(value) & 0x7fffffff; }
@@ -345,12 +346,13 @@ inline TwoTierResult encode_two_tier(const TagcParameters& parameters, const std
   TwoTierResult result;
   result.packet.resize(sketch_offset + geometry.num_cells() * cell_bytes);
   put<uint32_t>(result.packet, 0, 0x4d485349);
-  put<uint8_t>(result.packet, 4, 4);  // version
+  put<uint8_t>(result.packet, 4, 5);  // version
   put<uint8_t>(result.packet, 5, 2);  // codec tagc
   put<uint8_t>(result.packet, 6, 1);  // float32
   put<uint64_t>(result.packet, 8, parameters.unit_hash);
   put<uint64_t>(result.packet, 16, parameters.step);
   put<uint64_t>(result.packet, 24, piece.size());
+  put<uint16_t>(result.packet, 30, parameters.sender);
   put<uint8_t>(result.packet, 32, static_cast<uint8_t>(std::log2(geometry.columns())));
   put<uint16_t>(result.packet, 33, static_cast<uint16_t>(parameters.peel_rounds));
   put<uint8_t>(result.packet, 35, static_cast<uint8_t>(type));

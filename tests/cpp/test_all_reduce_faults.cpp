@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -47,13 +48,9 @@ test::Wrap hook_victim(const std::string& tier, const HookedTransport::Before& b
   };
 }
 
-class EveryCodec : public ::testing::TestWithParam<const char*> {
+class EveryCodec : public ::testing::TestWithParam<std::string> {
  protected:
-  static Options options() {
-    Options options = lossy_options();
-    options.codec = GetParam();
-    return options;
-  }
+  static Options options() { return test::options_of_codec(GetParam()); }
 
   static void expect_transport_errors(const std::vector<Outcome>& outcomes, const std::vector<int>& ranks) {
     for (const int rank : ranks) {
@@ -61,7 +58,8 @@ class EveryCodec : public ::testing::TestWithParam<const char*> {
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(Codecs, EveryCodec, ::testing::Values("none", "tagc"));
+INSTANTIATE_TEST_SUITE_P(Codecs, EveryCodec, ::testing::ValuesIn(test::kEveryCodec),
+                         [](const auto& parameter) { return parameter.param; });
 
 struct Phase {
   const char* name;
@@ -157,6 +155,23 @@ TEST_P(EveryCodec, AResultThatIsDamagedOnItsWayIsFoundWhereItArrives) {
       EXPECT_TRUE(outcomes[rank].threw<TransportError>() || outcomes[rank].threw<PacketError>())
           << tier << ", rank " << rank << ": " << outcomes[rank].text;
     }
+  }
+}
+
+// Rank 2 is of node 1: it takes the results of node 0 for its own node's, too.
+TEST_P(EveryCodec, AResultOfAnotherNodeIsRefused) {
+  const auto wrap = hook_victim("inter", nullptr, [](const std::string& operation, Buffer out) {
+    if (operation == "all_gather") {
+      const Buffer first = out.part(0, out.num_elements / 2);
+      std::copy(first.as<std::byte>(), first.as<std::byte>() + first.num_elements,
+                out.part(1, first.num_elements).as<std::byte>());
+    }
+  });
+  World world(NodeMap::parse("2x2", 4), options(), kTimeout, wrap);
+  const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { reduce_twice(*world.ranks[rank]); });
+  for (const int rank : {2, 3}) {  // who gathers from it, and from whom it gathers
+    EXPECT_NE(outcomes[rank].text.find("packet with sending node 0 where 1 is expected"), std::string::npos)
+        << "rank " << rank << ": " << outcomes[rank].text;
   }
 }
 

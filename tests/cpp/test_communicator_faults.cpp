@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -74,15 +75,12 @@ void reduce_twice(Communicator& communicator) {
   }
 }
 
-class EveryCodec : public ::testing::TestWithParam<const char*> {
+class EveryCodec : public ::testing::TestWithParam<std::string> {
  protected:
-  static Options options() {
-    Options options = lossy_options();
-    options.codec = GetParam();
-    return options;
-  }
+  static Options options() { return test::options_of_codec(GetParam()); }
 };
-INSTANTIATE_TEST_SUITE_P(Codecs, EveryCodec, ::testing::Values("none", "tagc"));
+INSTANTIATE_TEST_SUITE_P(Codecs, EveryCodec, ::testing::ValuesIn(test::kEveryCodec),
+                         [](const auto& parameter) { return parameter.param; });
 
 TEST_P(EveryCodec, ACorruptPacketIsAnErrorOnEveryRank) {
   constexpr int kVictim = 2;
@@ -103,6 +101,38 @@ TEST_P(EveryCodec, ACorruptPacketIsAnErrorOnEveryRank) {
     EXPECT_TRUE(outcomes[rank].threw<TransportError>()) << "rank " << rank << ": " << outcomes[rank].text;
   }
   EXPECT_THROW(reduce_twice(*world.ranks[kVictim]), TransportError) << "it stays aborted";
+}
+
+// The packets of two other nodes, each of which is intact.
+TEST_P(EveryCodec, PacketsOfOtherNodesAreNotTakenForEachOther) {
+  struct Mix {
+    const char* complaint;
+    std::function<void(Buffer packets)> mix;
+  };
+  const auto part = [](Buffer packets, int node) {
+    const Buffer packet = packets.part(node, packets.num_elements / 3);
+    return std::pair(packet.as<std::byte>(), packet.as<std::byte>() + packet.num_elements);
+  };
+  const Mix mixes[] = {
+      {"packet with sending node 2 where 1 is expected",
+       [&](Buffer packets) {
+         std::swap_ranges(part(packets, 1).first, part(packets, 1).second, part(packets, 2).first);
+       }},
+      {"packet with sending node 1 where 2 is expected",
+       [&](Buffer packets) { std::copy(part(packets, 1).first, part(packets, 1).second, part(packets, 2).first); }},
+  };
+  for (const Mix& mix : mixes) {
+    const auto wrap = [&](int rank, Tiers tiers) {
+      if (rank == 0) {
+        tiers.inter = tampering(tiers.inter, mix.mix);
+      }
+      return tiers;
+    };
+    World world(NodeMap::parse("3x1", 3), options(), kTimeout, wrap);
+    const std::vector<Outcome> outcomes = run_ranks(3, [&](int rank) { reduce_twice(*world.ranks[rank]); });
+    EXPECT_TRUE(outcomes[0].threw<PacketError>());
+    EXPECT_NE(outcomes[0].text.find(mix.complaint), std::string::npos) << outcomes[0].text;
+  }
 }
 
 TEST_P(EveryCodec, AMissingRankIsNamedAndAllFail) {

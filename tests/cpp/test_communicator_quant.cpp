@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "isthmus/communicator.h"
@@ -91,6 +94,60 @@ TEST(CommunicatorQuant, WhatIsLostArrivesLaterWithErrorFeedback) {
     const double with_feedback = error_of_mean("on");
     EXPECT_LT(with_feedback, 1e-3);
     EXPECT_GT(error_of_mean("off"), 4 * with_feedback);
+  }
+}
+
+// What rotation and rounding leave is drawn for each node by itself, so that of the errors of n nodes the n-th part
+// stays, and not all.
+TEST(CommunicatorQuant, ErrorsOfNodesCancel) {
+  constexpr int kNodes = 8;
+  const auto error_of = [](const Options& options, const std::vector<Array>& inputs) {
+    World world(NodeMap::parse("8x1", kNodes), options);
+    return relative_error(world.reduce_scatter(inputs, 1, nullptr), sum_of(inputs));
+  };
+  Options unbiased = quant_options(1, "off");
+  unbiased.scale = "unbiased";
+  unbiased.own_piece = "coded";
+  const std::vector<Array> equal(kNodes, random_inputs(1, kNodes * kChunk, DataType::kFloat32)[0]);
+  const double error_of_one = .363 / (1 - .363);  // docs/quant.md
+  EXPECT_NEAR(error_of(unbiased, equal), error_of_one / kNodes, .1 * error_of_one / kNodes);
+
+  Options stochastic = quant_options(2, "off");
+  stochastic.rounding = "stochastic";
+  stochastic.scale = "absmax";
+  stochastic.own_piece = "coded";
+  std::vector<Array> half_common = random_inputs(kNodes, kChunk, DataType::kFloat32);
+  for (Array& input : half_common) {
+    const std::vector<double> common = equal[0].values();
+    std::vector<double> values = input.values();
+    std::transform(values.begin(), values.end(), common.begin(), values.begin(), std::plus<>());
+    input = Array(values, DataType::kFloat32);
+  }
+  EXPECT_LT(error_of(stochastic, half_common), .2);
+}
+
+// A parameter that is copied for tensor parallelism is reduced in one group for each copy: other ranks of the job, at
+// the same places on their nodes.
+TEST(CommunicatorQuant, CopiesInOtherGroupsGetTheSameBits) {
+  const NodeMap job = NodeMap::parse("2x4", 8);
+  const auto group_of = [&](const std::vector<int>& ranks) {
+    std::vector<int> node_of_rank;
+    for (const int rank : ranks) {
+      node_of_rank.push_back(job.node(rank));
+    }
+    return NodeMap(node_of_rank);
+  };
+  Options options = quant_options(2, "on");
+  options.rounding = "stochastic";
+  for (const auto& copies :
+       {std::pair(std::vector{0, 2, 4, 6}, std::vector{1, 3, 5, 7}), std::pair(std::vector{0, 4}, std::vector{3, 7})}) {
+    World first(group_of(copies.first), options);
+    World second(group_of(copies.second), options);
+    for (int step = 0; step < 3; ++step) {
+      const std::vector<Array> inputs = random_inputs(first.size(), kChunk, DataType::kFloat32, step + 1);
+      EXPECT_EQ(first.reduce_scatter(inputs, 1, nullptr), second.reduce_scatter(inputs, 1, nullptr));
+      EXPECT_EQ(first.all_reduce(inputs, 1, nullptr)[0].bytes(), second.all_reduce(inputs, 1, nullptr)[1].bytes());
+    }
   }
 }
 

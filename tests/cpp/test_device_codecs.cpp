@@ -20,7 +20,7 @@ using test::EmulatedGpu;
 using test::random_values;
 
 constexpr int64_t kElements = 5000;
-constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .segment = 3};
+constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .segment = 3, .sender = 258};
 
 class DeviceCodec : public ::testing::TestWithParam<const char*> {
  protected:
@@ -35,7 +35,7 @@ class DeviceCodec : public ::testing::TestWithParam<const char*> {
   PacketContext on_device(PacketContext context) {
     auto* memory = allocate(sizeof(kernels::DeviceContext), DataType::kByte).as<kernels::DeviceContext>();
     gpu_.set_context(memory, context, stream_);
-    return {.segment = context.segment, .on_device = memory};
+    return {.segment = context.segment, .sender = context.sender, .on_device = memory};
   }
 
   Buffer encode(PacketContext context) {
@@ -85,7 +85,7 @@ class DeviceCodec : public ::testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(Codecs, DeviceCodec, ::testing::Values("none", "tagc", "quant", "sparse"),
                          [](const auto& parameter) { return std::string(parameter.param); });
 
-TEST_P(DeviceCodec, PacketsNameTheirSegment) {
+TEST_P(DeviceCodec, PacketsNameTheirSegmentAndSender) {
   const Buffer packet = encode(kContext);
   EXPECT_TRUE(bytes_of(packet) == encode_on_cpu(kContext));
   EXPECT_EQ(complaint_of_decoding(packet, kContext), "");
@@ -96,6 +96,13 @@ TEST_P(DeviceCodec, PacketsOfAnotherSegmentAreRefused) {
   other.segment = 200;
   const std::string complaint = complaint_of_decoding(encode(kContext), other);
   EXPECT_NE(complaint.find("segment 3 where 200 is expected"), std::string::npos) << complaint;
+}
+
+TEST_P(DeviceCodec, PacketsOfAnotherNodeAreRefused) {
+  PacketContext other = kContext;
+  other.sender = 3;
+  const std::string complaint = complaint_of_decoding(encode(kContext), other);
+  EXPECT_NE(complaint.find("sending node 258 where 3 is expected"), std::string::npos) << complaint;
 }
 
 TEST_P(DeviceCodec, NothingIsDoneForNoPackets) {

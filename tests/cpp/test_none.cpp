@@ -79,7 +79,7 @@ TEST(None, DecodingAddsEveryPacketInOrder) {
           values[i] = static_cast<double>((5 * sender + i) % 17 - 8);
           expected[i] += values[i];
         }
-        const std::vector<std::byte> packet = encode(codec, Array(values, sum_dtype));
+        const std::vector<std::byte> packet = encode(codec, Array(values, sum_dtype), kContext.of_packet(sender));
         packets.insert(packets.end(), packet.begin(), packet.end());
       }
       Array out(std::vector<double>(static_cast<size_t>(count), 1.0), sum_dtype);
@@ -198,7 +198,8 @@ TEST(None, DamageIsFoundWhereverItStands) {
     const Array piece(random_values(count, 5), DataType::kFloat32);
     std::vector<std::byte> packets = encode(codec, piece);
     const size_t packet_bytes = packets.size();
-    packets.insert(packets.end(), packets.begin(), packets.begin() + static_cast<int64_t>(packet_bytes));
+    const std::vector<std::byte> second = encode(codec, piece, kContext.of_packet(1));
+    packets.insert(packets.end(), second.begin(), second.end());
     Array sum(count, DataType::kFloat32);
     decode_sum(codec, packets, 2, sum);
     for (const int64_t element : std::vector<int64_t>{0, 15, 16, 2047, 2048, count - 1}) {

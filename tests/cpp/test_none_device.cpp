@@ -24,9 +24,9 @@ using test::EmulatedDevice;
 using test::kFloatingTypes;
 using test::random_values;
 
-constexpr PacketContext kContext{0x0123456789abcdef, 42};
+constexpr PacketContext kContext = {.unit_hash = 0x0123456789abcdef, .step = 42, .sender = 3};
 const kernels::DeviceContext kDeviceContext{kContext.unit_hash, kContext.step};
-constexpr PacketContext kOnDevice = {.on_device = &kDeviceContext};  // unit and step are read there
+constexpr PacketContext kOnDevice = {.sender = 3, .on_device = &kDeviceContext};  // unit and step are read there
 
 // Dirty, and aligned to 8 bytes.
 std::vector<uint64_t> dirty_words(int64_t bytes) {
@@ -36,20 +36,22 @@ Buffer bytes_of(std::vector<uint64_t>& words) {
   return {words.data(), static_cast<int64_t>(8 * words.size()), DataType::kByte};
 }
 
-std::vector<uint64_t> encode_on_cpu(DataType wire, int ranks_per_node, const Array& piece) {
+std::vector<uint64_t> encode_on_cpu(DataType wire, int ranks_per_node, const Array& piece,
+                                    PacketContext context = kContext) {
   NoneCodec codec(wire, ranks_per_node);
   std::vector<uint64_t> packet = dirty_words(codec.packet_bytes(piece.view().num_elements));
-  codec.encode(piece.view(), {}, bytes_of(packet), kContext, {});
+  codec.encode(piece.view(), {}, bytes_of(packet), context, {});
   return packet;
 }
 
-std::vector<uint64_t> encode_on_device(DataType wire, int ranks_per_node, const Array& piece) {
+std::vector<uint64_t> encode_on_device(DataType wire, int ranks_per_node, const Array& piece,
+                                       PacketContext context = kOnDevice) {
   const NoneDevice codec(wire, ranks_per_node);
   std::vector<uint64_t> packet = dirty_words(codec.packet_bytes(piece.view().num_elements));
   std::vector<uint64_t> scratch = dirty_words(NoneDevice::encode_scratch_bytes(0));
   EmulatedDevice device(37, 2, 1);
   kernels::emulated::encode_none(
-      device, codec.encode_job({piece.view(), {}, bytes_of(packet), kOnDevice, nullptr, bytes_of(scratch)}));
+      device, codec.encode_job({piece.view(), {}, bytes_of(packet), context, nullptr, bytes_of(scratch)}));
   EXPECT_EQ(device.num_passes(), 2);
   return packet;
 }
@@ -75,8 +77,8 @@ TEST(NoneDevice, PacketsAndSumsAreThoseOfTheCpu) {
           const Array piece(random_values(count, 5), piece_dtype);
           std::vector<uint64_t> packets = encode_on_device(wire, ranks_per_node, piece);
           ASSERT_EQ(packets, encode_on_cpu(wire, ranks_per_node, piece));
-          const std::vector<uint64_t> second =
-              encode_on_device(wire, ranks_per_node, Array(random_values(count, 6), piece_dtype));
+          const std::vector<uint64_t> second = encode_on_device(
+              wire, ranks_per_node, Array(random_values(count, 6), piece_dtype), kOnDevice.of_packet(1));
           packets.insert(packets.end(), second.begin(), second.end());
           Array expected(random_values(count, 7), accumulate_dtype(wire));
           Array out = expected;
@@ -128,8 +130,8 @@ TEST(NoneDevice, ManyPacketsKeepTheirOrder) {
   const int64_t count = 700;
   std::vector<uint64_t> packets;
   for (int p = 0; p < kPackets; ++p) {
-    const std::vector<uint64_t> packet =
-        encode_on_cpu(DataType::kBFloat16, 1, Array(random_values(count, p), DataType::kFloat32));
+    const std::vector<uint64_t> packet = encode_on_cpu(
+        DataType::kBFloat16, 1, Array(random_values(count, p), DataType::kFloat32), kContext.of_packet(p));
     packets.insert(packets.end(), packet.begin(), packet.end());
   }
   Array expected(random_values(count, 99), DataType::kFloat32);
@@ -150,8 +152,10 @@ TEST(NoneDevice, EachPacketToItsPlace) {
       for (int p = 0; p < kPackets; ++p) {
         std::vector<double> values = random_values(count, 10 + p);
         values[0] = -0.0;  // 0 + -0 is 0
-        std::vector<uint64_t> packet = encode_on_cpu(wire, 1, Array(values, accumulate_dtype(wire)));
-        NoneCodec(wire, 1).decode_sum(bytes_of(packet), 1, expected.buffer().slice(p * count, count), kContext, {});
+        std::vector<uint64_t> packet =
+            encode_on_cpu(wire, 1, Array(values, accumulate_dtype(wire)), kContext.of_packet(p));
+        NoneCodec(wire, 1).decode_sum(bytes_of(packet), 1, expected.buffer().slice(p * count, count),
+                                      kContext.of_packet(p), {});
         packets.insert(packets.end(), packet.begin(), packet.end());
       }
       Array out(random_values(kPackets * count, 8), accumulate_dtype(wire));
@@ -206,8 +210,8 @@ TEST(NoneDevice, SpecialValuesPass) {
 TEST(NoneDevice, DamageIsNamedAsOnCpu) {
   const Array piece(random_values(700, 8), DataType::kFloat32);
   const std::vector<uint64_t> packet = encode_on_cpu(DataType::kFloat32, 1, piece);
-  for (const size_t bit : {size_t{0}, size_t{40}, size_t{64}, size_t{130}, size_t{200}, size_t{260}, size_t{330},
-                           size_t{384}, 64 * packet.size() - 1}) {
+  for (const size_t bit : {size_t{0}, size_t{40}, size_t{64}, size_t{130}, size_t{200}, size_t{241}, size_t{260},
+                           size_t{330}, size_t{384}, 64 * packet.size() - 1}) {
     std::vector<uint64_t> damaged = packet;
     damaged[bit / 64] ^= uint64_t{1} << bit % 64;
     const auto message_of = [&](auto decode) -> std::string {

@@ -16,7 +16,7 @@
 namespace isthmus {
 namespace {
 
-constexpr PacketContext kContext = {.unit_hash = 0x1122334455667788, .step = 9};
+constexpr PacketContext kContext = {.unit_hash = 0x1122334455667788, .step = 9, .sender = 3};
 
 // The fenced block that follows the line "<!-- example: NAME -->".
 std::string example_in_docs(const std::string& name) {

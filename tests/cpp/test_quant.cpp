@@ -24,7 +24,7 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kMax = std::numeric_limits<float>::max();
-constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .segment = 2};
+constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .segment = 2, .sender = 5};
 constexpr int kWidths[] = {1, 2, 3, 4, 8};
 const std::string kScales[] = {"absmax", "least_error", "unbiased"};
 
@@ -58,7 +58,8 @@ reference::QuantParameters parameters_of(const Options& options, PacketContext c
           .error_feedback = options.error_feedback == "on",
           .unit_hash = context.unit_hash,
           .step = context.step,
-          .segment = context.segment};
+          .segment = context.segment,
+          .sender = context.sender};
 }
 
 // A packet as the contract wants it: 64-byte aligned, and dirty before it is written.
@@ -124,7 +125,8 @@ void expect_equal_to_reference(const Options& options, const std::vector<std::ve
   std::vector<float> residual(codec.keeps_residual() ? pieces[0].size() : 0);
   std::vector<float> expected_residual = residual;
   for (uint64_t step = 0; step < pieces.size(); ++step) {
-    const PacketContext context = {.unit_hash = kContext.unit_hash, .step = step};
+    const PacketContext context = {
+        .unit_hash = kContext.unit_hash, .step = step, .sender = static_cast<uint16_t>(3 * step)};
     CodecCounts counts;
     Packet packet = encoded(codec, pieces[step], residual, context, &counts);
     const reference::QuantResult expected =
@@ -427,7 +429,7 @@ TEST(Quant, StochasticRoundingIsUnbiased) {
   }
 }
 
-TEST(Quant, RandomBitsDependOnUnitStepSegmentAndBlock) {
+TEST(Quant, RandomBitsDependOnUnitStepSegmentSenderAndBlock) {
   const std::vector<float> piece(1024, 1.0F);
   const auto codes_of = [&](const Options& options, PacketContext context) {
     QuantCodec codec(options);
@@ -441,6 +443,8 @@ TEST(Quant, RandomBitsDependOnUnitStepSegmentAndBlock) {
     EXPECT_NE(codes, codes_of(options, {2, 1, 0}));
     EXPECT_NE(codes, codes_of(options, {1, 2, 0}));
     EXPECT_NE(codes, codes_of(options, {1, 1, 1}));
+    EXPECT_NE(codes, codes_of(options, {1, 1, 0, 1}));
+    EXPECT_NE(codes_of(options, {1, 1, 0, 1}), codes_of(options, {1, 1, 1, 0}));
     EXPECT_FALSE(std::equal(codes.begin(), codes.begin() + 256, codes.begin() + 256));
   }
 }
@@ -472,8 +476,8 @@ TEST(Quant, AddsSeveralPacketsInTheirOrder) {
   std::vector<float> expected(num_elements, 100.0F);
   for (int p = 0; p < 3; ++p) {
     const std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 20 + p);
-    codec.encode(buffer_of(piece), {}, packets.buffer().part(p, packet_bytes), kContext, {});
-    const std::vector<float> arrived = sent(options_of(3), piece);
+    codec.encode(buffer_of(piece), {}, packets.buffer().part(p, packet_bytes), kContext.of_packet(p), {});
+    const std::vector<float> arrived = sent(options_of(3), piece, kContext.of_packet(p));
     std::transform(expected.begin(), expected.end(), arrived.begin(), expected.begin(), std::plus<>());
   }
   std::vector<float> out(num_elements, 100.0F);
@@ -522,8 +526,9 @@ TEST(Quant, NamesWhatDiffers) {
     return std::string("accepted");
   };
   EXPECT_EQ(message_of(options_of(4), options_of(4), kContext), "accepted");
-  EXPECT_NE(message_of(options_of(4), options_of(4), {kContext.unit_hash, 8, 2}).find("step 7"), std::string::npos);
-  EXPECT_NE(message_of(options_of(4), options_of(4), {kContext.unit_hash, 7, 3}).find("segment 2"), std::string::npos);
+  EXPECT_NE(message_of(options_of(4), options_of(4), {kContext.unit_hash, 8, 2, 5}).find("step 7"), std::string::npos);
+  EXPECT_NE(message_of(options_of(4), options_of(4), {kContext.unit_hash, 7, 3, 5}).find("segment 2"),
+            std::string::npos);
   const Options variants[] = {options_of(4, false), options_of(4, true, 128, "unbiased"), with_noise(options_of(4))};
   for (const Options& other : variants) {  // packets of the same size
     EXPECT_NE(message_of(options_of(4), other, kContext).find("settings"), std::string::npos);

@@ -24,7 +24,7 @@ namespace {
 
 using test::Array;
 
-constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .segment = 2};
+constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .segment = 2, .sender = 5};
 constexpr Cut kCut = {32, 2};
 // One team, more; more groups than blocks; fewer.
 constexpr Cut kCuts[] = {{16, 1}, {48, 2}, {128, 1}, {16, 64}};
@@ -47,36 +47,39 @@ Options with_feedback(Options options) {
   return options;
 }
 
-Encoded encode_on_device(const Options& options, ConstBuffer piece, const std::vector<float>& residual, Cut cut) {
+Encoded encode_on_device(const Options& options, ConstBuffer piece, const std::vector<float>& residual, Cut cut,
+                         PacketContext context = kContext) {
   const auto run = [](EmulatedDevice& device, const kernels::QuantEncodeJob& job) {
     kernels::emulated::encode_quant(device, job);
     EXPECT_EQ(device.num_passes(), 2);
   };
-  return encode_with(QuantDevice(options), run, piece, residual, kContext, cut);
+  return encode_with(QuantDevice(options), run, piece, residual, context, cut);
 }
 
 kernels::DeviceFault decode_on_device(const Options& options, const std::vector<uint8_t>& packets, int64_t num_packets,
-                                      std::vector<float>& out, bool to_places, Cut cut) {
+                                      std::vector<float>& out, bool to_places, Cut cut,
+                                      PacketContext context = kContext) {
   const auto run = [](EmulatedDevice& device, const kernels::QuantDecodeJob& job) {
     kernels::emulated::decode_quant(device, job);
     EXPECT_EQ(device.num_passes(), 2);
   };
-  return decode_with(QuantDevice(options), run, packets, num_packets, buffer_of(out), to_places, kContext, cut);
+  return decode_with(QuantDevice(options), run, packets, num_packets, buffer_of(out), to_places, context, cut);
 }
 
-Encoded encode_on_cpu(const Options& options, const std::vector<float>& piece, std::vector<float> residual) {
+Encoded encode_on_cpu(const Options& options, const std::vector<float>& piece, std::vector<float> residual,
+                      PacketContext context = kContext) {
   QuantCodec codec(options);
   Memory packet(codec.packet_bytes(static_cast<int64_t>(piece.size())));
-  const CodecCounts counts = codec.encode(buffer_of(piece), buffer_of(residual), packet.buffer(), kContext, {});
+  const CodecCounts counts = codec.encode(buffer_of(piece), buffer_of(residual), packet.buffer(), context, {});
   Encoded encoded = {packet.copy(), residual, {}};
   encoded.counts.non_finite_blocks = static_cast<uint64_t>(counts.non_finite_blocks);
   return encoded;
 }
 
 void decode_on_cpu(const Options& options, const std::vector<uint8_t>& packets, int num_packets,
-                   std::vector<float>& out) {
+                   std::vector<float>& out, PacketContext context = kContext) {
   Memory aligned(packets);
-  QuantCodec(options).decode_sum(aligned.buffer(), num_packets, buffer_of(out), kContext, {});
+  QuantCodec(options).decode_sum(aligned.buffer(), num_packets, buffer_of(out), context, {});
 }
 
 // Which NaN a sum is may differ.
@@ -114,7 +117,8 @@ void expect_as_on_cpu(const Options& options, const Array& piece, Cut cut) {
   ASSERT_EQ(encoded.counts.chosen_elements, encoded.counts.kept_elements);
 
   std::vector<uint8_t> packets = expected.packet;
-  packets.insert(packets.end(), expected.packet.begin(), expected.packet.end());
+  const Encoded next = encode_on_cpu(options, values, residual, kContext.of_packet(1));
+  packets.insert(packets.end(), next.packet.begin(), next.packet.end());
   std::vector<float> expected_sums = make_piece(Data::kHeavyTail, num_elements, 78);
   std::vector<float> sums = expected_sums;
   decode_on_cpu(options, packets, 2, expected_sums);
@@ -207,8 +211,10 @@ TEST(QuantDevice, PiecesAndResidualsOfAnyAlignment) {
   EXPECT_EQ(bits_of(encoded.residual), bits_of(expected.residual));
 }
 
-// As if each had been decoded alone into zeros.
+// As if each had been decoded alone into zeros. Two packets of each node.
 TEST(QuantDevice, EachPacketToItsPlace) {
+  PacketContext context = kContext;
+  context.packets_of_sender = 2;
   for (const int64_t num_elements : {1, 127, 700, 1024 + 130}) {
     const Options options = options_of(1);
     std::vector<uint8_t> packets;
@@ -217,15 +223,16 @@ TEST(QuantDevice, EachPacketToItsPlace) {
       std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 20 + p);
       piece.back() = -0.0F;  // 0 + -0 is 0
       piece[0] = p == 1 ? kNan : piece[0];
-      const Encoded encoded = encode_on_cpu(options, piece, {});
+      const Encoded encoded = encode_on_cpu(options, piece, {}, context.of_packet(p));
       std::vector<float> alone(static_cast<size_t>(num_elements));
-      decode_on_cpu(options, encoded.packet, 1, alone);
+      decode_on_cpu(options, encoded.packet, 1, alone, context.of_packet(p));
       packets.insert(packets.end(), encoded.packet.begin(), encoded.packet.end());
       expected.insert(expected.end(), alone.begin(), alone.end());
     }
     for (const Cut cut : kCuts) {
       std::vector<float> out(static_cast<size_t>(3 * num_elements), 5.0F);
-      EXPECT_EQ(decode_on_device(options, packets, 3, out, /*to_places=*/true, cut).code, kernels::DeviceFault::kNone);
+      EXPECT_EQ(decode_on_device(options, packets, 3, out, /*to_places=*/true, cut, context).code,
+                kernels::DeviceFault::kNone);
       EXPECT_EQ(bits_or_nan(out), bits_or_nan(expected));
     }
   }
@@ -240,11 +247,13 @@ TEST(QuantDevice, ThreadsAtOnce) {
 
 TEST(QuantDevice, DamageIsNamedAsOnCpu) {
   const Options options = options_of(4);
-  const std::vector<uint8_t> packet = encode_on_cpu(options, make_piece(Data::kHeavyTail, 1100, 11), {}).packet;
-  for (const size_t byte : {size_t{1}, size_t{4}, size_t{7}, size_t{9}, size_t{17}, size_t{24}, size_t{34}, size_t{41},
-                            size_t{50}, size_t{65}, packet.size() / 2, packet.size() - 1}) {
+  const std::vector<float> piece = make_piece(Data::kHeavyTail, 1100, 11);
+  const std::vector<uint8_t> packet = encode_on_cpu(options, piece, {}).packet;
+  const std::vector<uint8_t> next = encode_on_cpu(options, piece, {}, kContext.of_packet(1)).packet;
+  for (const size_t byte : {size_t{1}, size_t{4}, size_t{7}, size_t{9}, size_t{17}, size_t{24}, size_t{30}, size_t{34},
+                            size_t{41}, size_t{50}, size_t{65}, packet.size() / 2, packet.size() - 1}) {
     std::vector<uint8_t> packets = packet;
-    packets.insert(packets.end(), packet.begin(), packet.end());
+    packets.insert(packets.end(), next.begin(), next.end());
     packets[packet.size() + byte] ^= 4;
     const auto message_of = [](const auto& decode) -> std::string {
       std::vector<float> out(1100);
@@ -273,9 +282,8 @@ TEST(QuantDevice, NothingIsDecodedAfterAFault) {
   fault.reported = 1;
   std::vector<float> out(600, 3.0F);
   EmulatedDevice device(32, 2, 1);
-  kernels::emulated::decode_quant(device,
-                                  maker.decode_job({packet.buffer(), 1, buffer_of(out), /*to_places=*/false,
-                                                    read_from(context, kContext.segment), &fault, scratch.buffer()}));
+  kernels::emulated::decode_quant(device, maker.decode_job({packet.buffer(), 1, buffer_of(out), /*to_places=*/false,
+                                                            read_from(context, kContext), &fault, scratch.buffer()}));
   EXPECT_EQ(out, std::vector<float>(600, 3.0F));
   EXPECT_EQ(fault.packet(), 2);
 }

@@ -255,7 +255,8 @@ TEST(Sparse, AddsSeveralPacketsToWhatIsThere) {
   for (int p = 0; p < 3; ++p) {
     std::vector<float> residual(num_elements);
     const std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 20 + p);
-    codec.encode(buffer_of(piece), buffer_of(residual), packets.buffer().part(p, packet_bytes), kContext, {});
+    codec.encode(buffer_of(piece), buffer_of(residual), packets.buffer().part(p, packet_bytes), kContext.of_packet(p),
+                 {});
     for (int64_t i = 0; i < num_elements; ++i) {
       expected[i] += piece[i] - residual[i];
     }

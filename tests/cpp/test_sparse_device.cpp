@@ -57,6 +57,11 @@ struct Encoded {
   kernels::DeviceCounts counts;
 };
 
+// What the device does not read from its memory.
+PacketContext read_from(const kernels::DeviceContext& memory) {
+  return {.segment = kContext.segment, .sender = kContext.sender, .on_device = &memory};
+}
+
 Encoded encode_on_device(const Options& options, ConstBuffer piece, std::vector<float> residual, Cut cut) {
   const SparseDevice codec(options);
   Memory packet(codec.packet_bytes(piece.num_elements));
@@ -64,12 +69,8 @@ Encoded encode_on_device(const Options& options, ConstBuffer piece, std::vector<
   const kernels::DeviceContext context = {kContext.unit_hash, kContext.step};
   Encoded encoded;
   EmulatedDevice device(cut.num_threads, cut.max_groups, 1, cut.threads);
-  kernels::emulated::encode_sparse(device, codec.encode_job({piece,
-                                                             buffer_of(residual),
-                                                             packet.buffer(),
-                                                             {.segment = kContext.segment, .on_device = &context},
-                                                             &encoded.counts,
-                                                             scratch.buffer()}));
+  kernels::emulated::encode_sparse(device, codec.encode_job({piece, buffer_of(residual), packet.buffer(),
+                                                             read_from(context), &encoded.counts, scratch.buffer()}));
   EXPECT_TRUE(packet.ends_intact() && scratch.ends_intact());
   encoded.packet = packet.copy();
   encoded.residual = residual;
@@ -85,13 +86,8 @@ kernels::DeviceFault decode_on_device(const Options& options, const std::vector<
   const kernels::DeviceContext context = {kContext.unit_hash, kContext.step};
   kernels::DeviceFault fault;
   EmulatedDevice device(cut.num_threads, cut.max_groups, 2, cut.threads);
-  kernels::emulated::decode_sparse(device, codec.decode_job({aligned.buffer(),
-                                                             num_packets,
-                                                             out,
-                                                             to_places,
-                                                             {.segment = kContext.segment, .on_device = &context},
-                                                             &fault,
-                                                             scratch.buffer()}));
+  kernels::emulated::decode_sparse(device, codec.decode_job({aligned.buffer(), num_packets, out, to_places,
+                                                             read_from(context), &fault, scratch.buffer()}));
   EXPECT_TRUE(scratch.ends_intact());
   return fault;
 }
@@ -225,7 +221,7 @@ class SparsePackets : public testing::TestWithParam<const char*> {
       piece[1500] = p == 1 ? kNan : 1;
       std::vector<float> residual(kElements);
       Packet packet = new_packet(cpu_, kElements);
-      encode(cpu_, piece, residual, packet);
+      encode(cpu_, piece, residual, packet, kContext.of_packet(p));
       const std::vector<uint8_t> bytes = packet.copy();
       packets_.insert(packets_.end(), bytes.begin(), bytes.end());
     }
@@ -286,7 +282,7 @@ class SparseFaults : public testing::Test {
       std::vector<float> piece = make_piece(Data::kHeavyTail, kElements, 14);
       piece[1024] = kNan;
       std::vector<float> residual(kElements);
-      encode(cpu_, piece, residual, *packet);
+      encode(cpu_, piece, residual, *packet, kContext.of_packet(packet == &second_ ? 1 : 0));
     }
   }
 
@@ -300,7 +296,7 @@ class SparseFaults : public testing::Test {
   }
   std::string message_of_cpu() {
     try {
-      decode(cpu_, second_, kElements);
+      decode(cpu_, second_, kElements, kContext.of_packet(1));
     } catch (const PacketError& error) {
       return error.what();
     }
@@ -381,12 +377,11 @@ TEST_F(SparseFaults, AreSticky) {
   Memory scratch(SparseDevice::decode_scratch_bytes({kElements}));
   std::vector<float> out(kElements, 3.0F);
   EmulatedDevice device(8, 2, 2);
-  kernels::emulated::decode_sparse(device,
-                                   codec.decode_job({.packets = first_.buffer(),
-                                                     .out = buffer_of(out),
-                                                     .context = {.segment = kContext.segment, .on_device = &context},
-                                                     .fault = &fault,
-                                                     .scratch = scratch.buffer()}));
+  kernels::emulated::decode_sparse(device, codec.decode_job({.packets = first_.buffer(),
+                                                             .out = buffer_of(out),
+                                                             .context = read_from(context),
+                                                             .fault = &fault,
+                                                             .scratch = scratch.buffer()}));
   EXPECT_EQ(out, std::vector<float>(kElements, 3.0F));
 }
 

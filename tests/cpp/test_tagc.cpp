@@ -22,7 +22,7 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kMax = std::numeric_limits<float>::max();
-constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7};
+constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .sender = 5};
 
 struct Level {
   double ratio;
@@ -41,7 +41,7 @@ Options options_of(Level level, int64_t block_elements = 0, int64_t peel_rounds 
 
 reference::TagcParameters parameters_of(const Options& options, PacketContext context = kContext) {
   return {options.ratio,     options.sparsity, options.block_elements, options.peel_rounds,
-          context.unit_hash, context.step,     options.cell_type};
+          context.unit_hash, context.step,     options.cell_type,      context.sender};
 }
 
 // A packet as the contract wants it: 64-byte aligned, and dirty before it is written.
@@ -334,7 +334,8 @@ TEST(Tagc, AddsSeveralPacketsToWhatIsThere) {
   for (int p = 0; p < 3; ++p) {
     std::vector<float> residual(num_elements);
     const std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 20 + p);
-    codec.encode(buffer_of(piece), buffer_of(residual), packets.buffer().part(p, packet_bytes), kContext, {});
+    codec.encode(buffer_of(piece), buffer_of(residual), packets.buffer().part(p, packet_bytes), kContext.of_packet(p),
+                 {});
     for (int64_t i = 0; i < num_elements; ++i) {
       expected[i] += piece[i] - residual[i];  // one of the two is the value, the other 0
     }

@@ -151,8 +151,10 @@ TEST(TagcDevice, EqualsThePlainReference) {
     const std::vector<float> piece = make_piece(Data::kFewDistinct, num_elements, 21);
     std::vector<float> residual(num_elements);
     const Encoded encoded = encode_on_device(options, piece, residual, kContext, {33, 3});
-    const reference::TwoTierResult expected = reference::encode_two_tier(
-        {options.ratio, options.sparsity, 0, options.peel_rounds, kContext.unit_hash, kContext.step}, piece, residual);
+    const reference::TwoTierResult expected =
+        reference::encode_two_tier({options.ratio, options.sparsity, 0, options.peel_rounds, kContext.unit_hash,
+                                    kContext.step, "fp32", kContext.sender},
+                                   piece, residual);
     EXPECT_EQ(encoded.packet, expected.packet);
     EXPECT_EQ(bits_of(encoded.residual), bits_of(residual));
   }
@@ -173,7 +175,7 @@ TEST(TagcDevice, UnalignedPiecesAndResiduals) {
   EmulatedDevice device(31, 2, 3);
   kernels::emulated::encode_tagc(
       device, codec.encode_job({buffer_of(piece).slice(1, 2999), buffer_of(residual_on_device), packet.buffer(),
-                                read_from(context), &counts, scratch.buffer()}));
+                                read_from(context, kContext), &counts, scratch.buffer()}));
   EXPECT_EQ(packet.copy(), expected.copy());
   EXPECT_EQ(bits_of(residual_on_device), bits_of(residual));
 }
@@ -239,7 +241,8 @@ TEST(TagcDevice, AddsSeveralPacketsInOrder) {
     if (p == 1) {
       piece[77] = kNan;
     }
-    const Encoded encoded = encode_on_device(options, piece, std::vector<float>(num_elements), kContext, {32, 4});
+    const Encoded encoded =
+        encode_on_device(options, piece, std::vector<float>(num_elements), kContext.of_packet(p), {32, 4});
     packets.insert(packets.end(), encoded.packet.begin(), encoded.packet.end());
   }
   std::vector<float> expected(num_elements, 100.0F);
@@ -272,8 +275,8 @@ TEST(TagcDevice, StripesOfTheSketchFitTheirCache) {
     std::vector<float> residual(5000, 1.0F);
     const kernels::DeviceContext context = device_context(kContext);
     kernels::DeviceCounts counts;
-    kernels::TagcEncodeJob job = codec.encode_job(
-        {buffer_of(piece), buffer_of(residual), packet.buffer(), read_from(context), &counts, scratch.buffer()});
+    kernels::TagcEncodeJob job = codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(),
+                                                   read_from(context, kContext), &counts, scratch.buffer()});
     for (int64_t block = 0; block < shape.num_blocks; ++block) {
       kernels::emulated::RowTable<true>(job.rows).set(block, {0, 2, 4});
     }
@@ -300,9 +303,10 @@ TEST(TagcDevice, EachPacketToItsPlace) {
     for (int p = 0; p < 3; ++p) {
       std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 20 + p);
       piece[0] = p == 1 ? kNan : piece[0];
-      const Encoded encoded = encode_on_device(options, piece, std::vector<float>(num_elements), kContext, {32, 4});
+      const Encoded encoded =
+          encode_on_device(options, piece, std::vector<float>(num_elements), kContext.of_packet(p), {32, 4});
       std::vector<float> alone(num_elements);
-      decode_on_device(options, encoded.packet, 1, alone, kContext, {32, 2});
+      decode_on_device(options, encoded.packet, 1, alone, kContext.of_packet(p), {32, 2});
       packets.insert(packets.end(), encoded.packet.begin(), encoded.packet.end());
       expected.insert(expected.end(), alone.begin(), alone.end());
     }
@@ -314,8 +318,9 @@ TEST(TagcDevice, EachPacketToItsPlace) {
       const kernels::DeviceContext context = device_context(kContext);
       kernels::DeviceFault fault;
       EmulatedDevice device(cut.num_threads, cut.max_groups, 4, cut.threads);
-      kernels::emulated::decode_tagc(device, codec.decode_job({aligned.buffer(), 3, buffer_of(out), /*to_places=*/true,
-                                                               read_from(context), &fault, scratch.buffer()}));
+      kernels::emulated::decode_tagc(device,
+                                     codec.decode_job({aligned.buffer(), 3, buffer_of(out), /*to_places=*/true,
+                                                       read_from(context, kContext), &fault, scratch.buffer()}));
       EXPECT_TRUE(scratch.ends_intact());
       EXPECT_EQ(fault.code, kernels::DeviceFault::kNone);
       EXPECT_EQ(device.num_passes(), 3);
@@ -338,7 +343,7 @@ TEST(TagcDevice, AnyOrderOfThreadsGivesTheSamePacket) {
     kernels::DeviceCounts counts;
     EmulatedDevice device(19, 4, seed);
     kernels::emulated::encode_tagc(device, codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(),
-                                                             read_from(context), &counts, scratch.buffer()}));
+                                                             read_from(context, kContext), &counts, scratch.buffer()}));
     packets.insert(packet.copy());
   }
   EXPECT_EQ(packets.size(), 1U);
@@ -366,7 +371,7 @@ TEST(TagcDevice, SequencesDependOnShapesAlone) {
     kernels::DeviceCounts counts;
     EmulatedDevice device(16, 2, 1);
     kernels::emulated::encode_tagc(device, codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(),
-                                                             read_from(context), &counts, scratch.buffer()}));
+                                                             read_from(context, kContext), &counts, scratch.buffer()}));
     return device.num_passes();
   };
   for (const Data data : all_data()) {

@@ -109,20 +109,23 @@ void TagcDeviceCorruption::seal(std::vector<uint8_t>& packet) {
 }
 
 TEST_F(TagcDeviceCorruption, AnotherContextIsNamedAsOnCpu) {
-  const PacketContext other_step = {kContext.unit_hash, kContext.step + 1};
+  PacketContext other_step = kContext;
+  ++other_step.step;
   const kernels::DeviceFault fault = fault_of(packet_, 1, other_step);
   EXPECT_EQ(message_of([&] { throw_if_reported(fault); }), cpu_message(packet_, other_step));
   EXPECT_NE(cpu_message(packet_, other_step).find("step 7 where 8"), std::string::npos);
 }
 
 TEST_F(TagcDeviceCorruption, NamesTheFirstPacketAndAddsNone) {
+  PacketContext all_of_one = kContext;
+  all_of_one.packets_of_sender = 3;
   std::vector<uint8_t> packets = packet_;
   packets.insert(packets.end(), packet_.begin(), packet_.end());
   packets.insert(packets.end(), packet_.begin(), packet_.end());
   packets[packet_.size() + 100] ^= 1;
   packets[2 * packet_.size() + 5] ^= 1;
   std::vector<float> out(kElements, 5.0F);
-  const kernels::DeviceFault fault = decode_on_device(options_, packets, 3, out, kContext, kCut);
+  const kernels::DeviceFault fault = decode_on_device(options_, packets, 3, out, all_of_one, kCut);
   EXPECT_EQ(fault.packet(), 1);
   EXPECT_EQ(fault.kind(), kernels::FaultKind::kChecksum);
   EXPECT_EQ(out, std::vector<float>(kElements, 5.0F));
@@ -140,8 +143,8 @@ TEST_F(TagcDeviceCorruption, FaultsAreCopiedToTheHost) {
     const kernels::DeviceContext context = device_context(kContext);
     kernels::DeviceFault fault;
     std::vector<float> out(kElements);
-    kernels::TagcDecodeJob job = codec.decode_job(
-        {packet.buffer(), 1, buffer_of(out), /*to_places=*/false, read_from(context), &fault, scratch.buffer()});
+    kernels::TagcDecodeJob job = codec.decode_job({packet.buffer(), 1, buffer_of(out), /*to_places=*/false,
+                                                   read_from(context, kContext), &fault, scratch.buffer()});
     job.mapped_fault = &mapped;
     EmulatedDevice device(3, 2, 1, EmulatedDevice::Threads::kAtOnce);
     kernels::emulated::decode_tagc(device, job);
@@ -164,7 +167,7 @@ TEST_F(TagcDeviceCorruption, NothingIsDecodedAfterAFault) {
   std::vector<float> out(kElements);
   EmulatedDevice device(32, 2, 1);
   kernels::emulated::decode_tagc(device, codec.decode_job({packet.buffer(), 1, buffer_of(out), /*to_places=*/false,
-                                                           read_from(context), &fault, scratch.buffer()}));
+                                                           read_from(context, kContext), &fault, scratch.buffer()}));
   EXPECT_EQ(out, std::vector<float>(kElements));
   EXPECT_EQ(fault.packet(), 2);
 }

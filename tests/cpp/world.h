@@ -35,6 +35,32 @@ inline Options lossy_options() {
   return options;
 }
 
+// All codecs, so the default is among them.
+inline const std::vector<std::string> kEveryCodec = {"none", "tagc", "quant", "sparse"};
+
+// `codec` with the settings that are its defaults.
+inline Options options_of_codec(const std::string& codec) {
+  Options options;
+  options.codec = codec;
+  options.min_elements = 0;
+  return options;
+}
+
+// What loses something on its way, and may keep state: the default codec as it is and with a residual, and the others.
+inline std::vector<Options> every_lossy_options() {
+  Options with_feedback = options_of_codec(Options().codec);
+  with_feedback.error_feedback = "on";
+  return {options_of_codec("tagc"), options_of_codec(Options().codec), with_feedback, options_of_codec("sparse")};
+}
+inline std::vector<Options> every_options() {
+  std::vector<Options> all = every_lossy_options();
+  all.push_back(exact_options());
+  return all;
+}
+inline std::string name_of_codec(const ::testing::TestParamInfo<Options>& parameter) {
+  return parameter.param.codec + (parameter.param.error_feedback == "on" ? "_with_feedback" : "");
+}
+
 using Wrap = std::function<Tiers(int rank, Tiers tiers)>;
 
 // A communicator for every rank of a map, over in-process tiers.

@@ -13,6 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   expected.unit_hash = decisions.take<uint64_t>();
   expected.step = decisions.take<uint16_t>();
   expected.num_elements = decisions.take<uint32_t>();
+  expected.sender = static_cast<uint16_t>(expected.step);
   expected.settings = decisions.take<uint32_t>();
   PacketHeader sent = expected;
   sent.checksum = decisions.take<uint64_t>();

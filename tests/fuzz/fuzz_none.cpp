@@ -16,7 +16,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto num_packets = static_cast<int>(1 + decisions.choose(3));
   const int64_t damaged = decisions.choose(num_packets);
   const uint32_t seed = decisions.take<uint16_t>();
-  const PacketContext context{.unit_hash = decisions.take<uint64_t>(), .step = decisions.take<uint16_t>()};
+  const PacketContext context{.unit_hash = decisions.take<uint64_t>(),
+                              .step = decisions.take<uint16_t>(),
+                              .sender = static_cast<uint16_t>(seed)};
 
   NoneCodec codec(dtype, ranks_per_node);
   const DataType sum_dtype = accumulate_dtype(dtype);
@@ -27,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (int p = 0; p < num_packets; ++p) {
     const std::vector<float> values = make_values(num_elements, seed + p);
     convert(view(values), typed_piece);
-    codec.encode(typed_piece, {}, packets.buffer().part(p, packet_bytes), context, {});
+    codec.encode(typed_piece, {}, packets.buffer().part(p, packet_bytes), context.of_packet(p), {});
   }
   const Bytes sum(num_elements * element_bytes(sum_dtype));
   const auto decode = [&] {

@@ -76,7 +76,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Options options = choose_options(decisions);
   const int64_t num_elements = decisions.choose_size(kMostElements);
   const uint32_t seed = decisions.take<uint16_t>();
-  const PacketContext context{.unit_hash = decisions.take<uint64_t>(), .step = decisions.take<uint16_t>()};
+  const PacketContext context{.unit_hash = decisions.take<uint64_t>(),
+                              .step = decisions.take<uint16_t>(),
+                              .sender = static_cast<uint16_t>(seed)};
 
   SparseCodec codec(options);
   const int64_t residual_elements = codec.keeps_residual() ? num_elements : 0;

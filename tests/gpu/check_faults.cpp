@@ -71,8 +71,12 @@ Damage flip(double where) {
   };
 }
 
-PacketContext other_step(uint8_t* /*packet*/, int64_t /*num_bytes*/) { return {kContext.unit_hash, kContext.step + 1}; }
-PacketContext other_unit(uint8_t* /*packet*/, int64_t /*num_bytes*/) { return {~kContext.unit_hash, kContext.step}; }
+PacketContext other_step(uint8_t* /*packet*/, int64_t /*num_bytes*/) {
+  return {.unit_hash = kContext.unit_hash, .step = kContext.step + 1, .sender = kContext.sender};
+}
+PacketContext other_unit(uint8_t* /*packet*/, int64_t /*num_bytes*/) {
+  return {.unit_hash = ~kContext.unit_hash, .step = kContext.step, .sender = kContext.sender};
+}
 
 }  // namespace
 

@@ -90,7 +90,7 @@ DeviceCoding::DeviceCoding(Device& device, const CodingShape& shape, int64_t num
 }
 
 PacketContext DeviceCoding::on_device() {
-  PacketContext context;
+  PacketContext context = {.sender = kContext.sender};
   context.on_device = context_.buffer().as<kernels::DeviceContext>();
   return context;
 }
@@ -104,8 +104,8 @@ void DeviceCoding::next_step(Stream stream) {
 }
 
 void DeviceCoding::encode(int packet, Stream stream) {
-  codec_->encode(piece_.buffer(), residual_.buffer(), packets_.buffer().part(packet, packet_bytes_), on_device(),
-                 {stream, encode_scratch_.buffer()});
+  codec_->encode(piece_.buffer(), residual_.buffer(), packets_.buffer().part(packet, packet_bytes_),
+                 on_device().of_packet(packet), {stream, encode_scratch_.buffer()});
 }
 
 void DeviceCoding::decode(Stream stream) {
@@ -126,7 +126,7 @@ void HostCoding::encode(ConstBuffer piece, int packet, PacketContext context) {
   convert(piece, converted.buffer());
   const AlignedMemory memory = allocate_aligned(std::max<int64_t>(packet_bytes_, 1));
   const Buffer bytes = {memory.get(), packet_bytes_, DataType::kByte};
-  counts_ += codec_->encode(converted.view(), residual_.buffer(), bytes, context, {});
+  counts_ += codec_->encode(converted.view(), residual_.buffer(), bytes, context.of_packet(packet), {});
   std::memcpy(packets_.buffer().part(packet, packet_bytes_).data, memory.get(), static_cast<size_t>(packet_bytes_));
 }
 
