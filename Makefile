@@ -25,7 +25,7 @@ ifeq ($(origin CXX),default)
 endif
 export CXX
 
-.PHONY: help setup demo test test-cpp test-mpi test-python test-conformance lint format tidy sanitize bench fuzz clean FORCE
+.PHONY: help setup demo check test test-cpp test-mpi test-python test-quick test-conformance lint format tidy sanitize bench fuzz clean FORCE
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -56,6 +56,8 @@ $(STAMPS)/package: $(STAMPS)/venv $(STAMPS)/python-files $(NATIVE_SOURCES)
 demo: setup  ## train a GPT over two simulated nodes joined by a slow link, plain and compressed (under 10 minutes)
 	isthmus bench training $(DEMO_ARGS)
 
+check: setup lint test-cpp test-quick  ## after each edit: formats, lint, types, C++ tests, Python tests without processes
+
 test: setup lint test-cpp test-python  ## format and lint checks, GoogleTest, pytest
 
 test-cpp: setup  ## the core's tests; PRESET=asan or tsan for sanitizers
@@ -72,6 +74,9 @@ test-mpi: setup  ## MPI tiers under mpiexec, with each of MPIS="openmpi mpich" t
 
 test-python: setup  ## the backend's tests: processes over Gloo, then simulated nodes
 	pytest tests/python -n $(TEST_WORKERS) --dist loadfile
+
+test-quick: setup  ## those of them that start no processes
+	pytest tests/python -m 'not processes'
 
 test-conformance: setup  ## every collective against Gloo's results: docs/compatibility.md
 	pytest tests/conformance

@@ -38,6 +38,8 @@ def why_not() -> str:
 def _configure() -> tuple[Path, str]:
     """Return where the library is built, and what this machine lacks for that."""
     build = _ROOT / "build/fake_gpu" / Path(sys.prefix).name
+    if (build / "cmake_install.cmake").exists():  # a build configures again where it has to
+        return build, ""
     wheels = [str(path) for path in Path(find_spec("torch").origin).parents[1].glob("nvidia/*/include")]
     error = _cmake(build, "-S", str(_ROOT / "tests/fake_gpu"), "-B", str(build), f"-DFAKE_GPU_HINTS={';'.join(wheels)}")
     return build, f"the fake GPU cannot be configured: {error}" if error else ""
@@ -67,6 +69,7 @@ def run(function: Callable[..., Any], world_size: int, *arguments: Any, **settin
 
 def run_any(function: Callable[..., Any], world_size: int, *arguments: Any, **settings: Any) -> list[ranks.Outcome]:
     """Do as `ranks.run_any`, in processes that have the fake GPU. `function`: of a module, by name."""
+    sys.audit("ranks.run")
     task = (function.__module__, function.__name__, arguments)
     return _server().run((world_size, task, settings))
 

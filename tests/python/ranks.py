@@ -76,6 +76,7 @@ def run_any(
     stopped: tuple[int, ...] = (),
 ) -> list[Outcome]:
     """Do the same, but take failures as results. `stopped`: ranks that will not end by themselves."""
+    sys.audit("ranks.run")
     port = free_port()
     settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", **(env or {})}
     processes = []

@@ -11,6 +11,8 @@ import torch.distributed as dist
 import isthmus
 import ranks
 
+pytestmark = pytest.mark.processes
+
 WORLD_SIZE = 4
 NUMEL = WORLD_SIZE * 20_000
 TOLERANCE = 1e-5

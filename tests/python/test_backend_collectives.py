@@ -14,6 +14,8 @@ import isthmus
 import ranks
 from checks import Table, World, finish
 
+pytestmark = pytest.mark.processes
+
 WORLD_SIZE = 4
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 DTYPES = [*FLOATS, torch.int32, torch.int64, torch.uint8]

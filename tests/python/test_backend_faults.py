@@ -35,6 +35,7 @@ def outcomes(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Outcom
         yield {name: laboratories.start(name) for name in names}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_fault(row: Row, outcomes: dict[str, Future[Outcome]]) -> None:
     outcome = outcomes[row.name].result()
@@ -107,6 +108,7 @@ def assert_named(outcomes: list[ranks.Outcome]) -> None:
         assert again == text
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("collective", [asynchronous_reduce_scatter, all_reduce_with_a_future])
 def test_works_and_futures_name_a_rank_that_died(collective: Callable[[], None]) -> None:
     outcomes = ranks.run_any(misbehave, WORLD_SIZE, 0, collective, env=ENV)
@@ -114,6 +116,7 @@ def test_works_and_futures_name_a_rank_that_died(collective: Callable[[], None])
     assert_named(outcomes)
 
 
+@pytest.mark.processes
 def test_a_rank_that_stays_away_is_named() -> None:
     assert_named(ranks.run_any(misbehave, WORLD_SIZE, scaled(TIMEOUT_S + 4), reduce_scatter, env=ENV))
 
@@ -126,6 +129,7 @@ def gather_another_size(rank: int, world_size: int) -> str:
     return str(error.value)
 
 
+@pytest.mark.processes
 def test_ranks_of_different_sizes_are_named() -> None:
     texts = ranks.run(gather_another_size, WORLD_SIZE, env=ENV)
     for rank in (0, 2, 3):
@@ -142,6 +146,7 @@ def wait_for_ever(rank: int, world_size: int) -> None:
     finish()
 
 
+@pytest.mark.processes
 def test_a_timeout_that_means_never() -> None:
     ranks.run(wait_for_ever, WORLD_SIZE, env=ENV)
 
@@ -160,6 +165,7 @@ def abort_while_waiting(rank: int, world_size: int) -> tuple[str, float]:
     return str(error.value), time.monotonic() - start
 
 
+@pytest.mark.processes
 def test_abort_ends_what_is_under_way() -> None:
     results = ranks.run(abort_while_waiting, WORLD_SIZE, env=ENV)
     for text, seconds in results[:3]:
@@ -190,5 +196,6 @@ def wait_shortly(rank: int, world_size: int) -> None:
     dist.barrier()
 
 
+@pytest.mark.processes
 def test_a_short_wait_does_not_end_the_operation() -> None:
     ranks.run(wait_shortly, WORLD_SIZE, env=ENV)

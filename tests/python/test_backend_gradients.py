@@ -19,6 +19,8 @@ from isthmus import _backends, _native
 from isthmus.plan.packets import WireOptions, piece_bytes
 from tested_codecs import CODECS, KEEP_RESIDUALS, LOSSY, carried
 
+pytestmark = pytest.mark.processes
+
 WORLD_SIZE = 4
 HEADER_BYTES = 48
 NODE_MAPS = {"2x2": (2, 2), "0,2|1,3": (2, 2), "4x1": (4, 1)}  # nodes, ranks a node

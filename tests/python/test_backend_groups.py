@@ -170,6 +170,7 @@ def world() -> World:
     return World(main, WORLD_SIZE, env={**CODEC_NONE, "ISTHMUS_NODES": "2x2"})
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", table.names)
 def test_group(world: World, name: str) -> None:
     world.check(name)
@@ -196,6 +197,7 @@ def initialise_with(rank: int, world_size: int, env_of_rank: list[dict[str, str]
     return text
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("env_of_rank", "expected"),
     [
@@ -293,6 +295,7 @@ def placed_world() -> World:
     return World(place_cyclically, WORLD_SIZE, env=CODEC_NONE)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", placed.names)
 def test_groups_that_a_launcher_placed(placed_world: World, name: str) -> None:
     placed_world.check(name)
@@ -314,6 +317,7 @@ def come_late(rank: int, world_size: int) -> str:
     return "no error"
 
 
+@pytest.mark.processes
 def test_a_rank_that_does_not_come_is_named() -> None:
     text = ranks.run(come_late, 2)[0]
     assert text == "isthmus: rank 1 did not come to make the group within 3 s"

@@ -16,6 +16,8 @@ from torch._C._distributed_c10d import _dump_fr_trace_json
 import isthmus
 from checks import Table, World
 
+pytestmark = pytest.mark.processes
+
 WORLD_SIZE = 4
 ELEMENTS = 8192
 CPU = torch.device("cpu", 0)

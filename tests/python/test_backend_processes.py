@@ -20,6 +20,8 @@ import ranks
 from checks import Table, World
 from limits import HANG_S, OPERATION_S
 
+pytestmark = pytest.mark.processes
+
 WORLD_SIZE = 4
 table = Table()
 

@@ -18,6 +18,8 @@ import isthmus
 import ranks
 from checks import finish
 
+pytestmark = pytest.mark.processes
+
 WORLD_SIZE = 4
 STEPS = 5
 FEATURES = 64

@@ -76,6 +76,7 @@ def test_the_table_says_what_is_within_the_goal():
     assert "blocks.0: none" in text
 
 
+@pytest.mark.processes
 def test_a_wrong_argument_is_one_line():
     status, _, err = run("auto", "--arms", "fsdp,none")
     assert status != 0

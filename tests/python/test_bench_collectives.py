@@ -96,6 +96,7 @@ def test_a_bad_argument_names_field_value_and_range(field, value, message):
         CollectivesConfig(**{field: value})
 
 
+@pytest.mark.processes
 def test_tiny_sweep_is_verified(tmp_path):
     path = tmp_path / "collectives.json"
     sizes = ["--min-bytes", "1", "--max-bytes", "64K", "--factor", 65536, "--iterations", 2]
@@ -119,6 +120,7 @@ def test_tiny_sweep_is_verified(tmp_path):
     assert "#wrong in all: 0" in out
 
 
+@pytest.mark.processes
 def test_a_bad_size_is_named():
     code, _, err = run("collectives", "--min-bytes", "64Q")
     assert code == 2

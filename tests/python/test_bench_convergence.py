@@ -114,6 +114,7 @@ def reduced_by_processes(rank, world_size):
     return shards
 
 
+@pytest.mark.processes
 def test_simulated_nodes_equal_processes_bit_for_bit():
     by_rank = ranks.run(reduced_by_processes, 4)
     for name, options in CODECS.items():
@@ -318,6 +319,7 @@ def kill_the_first_worker():
     multiprocessing.active_children()[0].kill()
 
 
+@pytest.mark.processes
 def test_a_worker_that_fails_is_named(files):
     wrong = replace(tiny_run("tagc-2x"), options=(("codec", "tagc"), ("index_bits", 3)))
     with Workers(1, files) as workers:
@@ -340,6 +342,7 @@ def is_alive(process):
         return False
 
 
+@pytest.mark.processes
 def test_screening_goes_on_where_it_was_interrupted(files, tmp_path):
     words = ("convergence", "--arms", "tagc-10x", "--optimizers", "adamw", "--seeds", 2, "--lr", 0.01, *TINY_WORDS)
     words = (*words, "--text", files[0], "--output", tmp_path)
@@ -365,6 +368,7 @@ def test_screening_goes_on_where_it_was_interrupted(files, tmp_path):
     assert "`tagc-10x`" in (tmp_path / "convergence.md").read_text()
 
 
+@pytest.mark.processes
 def test_a_finalist_on_the_backend_equals_its_screening(files, tmp_path):
     setting = replace(TINY, sequences=6, nodes=2)
     finals = Finals(setting, (ARMS["tagc-10x"],), (1,), (2,), ("1gbit",), files, 0.01)
@@ -418,6 +422,7 @@ def test_bad_arguments_are_named(changes, message):
         ConvergenceConfig(**(GOOD_ARGUMENTS | changes))
 
 
+@pytest.mark.processes
 def test_bad_arguments_are_told_before_anything_runs(tmp_path):
     code, _, err = run("convergence", "--nodes", "two", "--output", tmp_path)
     assert code == 2

@@ -64,6 +64,7 @@ def world():
     return checks.World(run_table, 4)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", table.names)
 def test_tiers_by_hand(world, name):
     world.check(name)
@@ -154,6 +155,7 @@ def test_verdicts_at_and_beyond_the_targets():
     assert "[red]missed[/red]" in steps
 
 
+@pytest.mark.processes
 def test_tiny_run(tmp_path):
     path = tmp_path / "overhead.json"
     sizes = ["--rounds", 2, "--batch-calls", 2, "--steps", 2, "--width", 128, "--layers", 1]

@@ -112,6 +112,7 @@ def test_an_earlier_report_that_does_not_fit_is_measured_again(runs, tmp_path, d
     assert runs == ["2x1", "2x1"]
 
 
+@pytest.mark.processes
 def test_tiny_run_over_three_nodes(tmp_path):
     model = ["--layers", 1, "--width", 64, "--timed-steps", 1, "--link", "1gbit"]
     code, out, err = run("scaling", "--layouts", "3x1", "--arms", "fsdp,none", *model, "--output", tmp_path)

@@ -62,6 +62,7 @@ def damage_results(rank: int, world_size: int) -> None:
     finish()
 
 
+@pytest.mark.processes
 def test_a_damaged_element_is_found():
     ranks.run(damage_results, 4, env={"ISTHMUS_NODES": "2x2"})
 
@@ -95,6 +96,7 @@ def test_arguments_out_of_range_are_named(values):
         SoakConfig(**values)
 
 
+@pytest.mark.processes
 def test_a_short_soak(tmp_path):
     code, out, err = run("soak", "--steps", 200, "--logs", tmp_path)
     assert code == 0, err

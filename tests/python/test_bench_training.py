@@ -240,6 +240,7 @@ def test_every_arm_has_a_colour():
     assert set(COLOURS) == set(ARMS)
 
 
+@pytest.mark.processes
 def test_tiny_run_reports_every_arm(tmp_path):
     links = has_links()
     steps = ["--steps", 4, "--timed-steps", 1, "--audited-steps", 1, "--link", "200mbit"]
@@ -269,6 +270,7 @@ def test_tiny_run_reports_every_arm(tmp_path):
     assert (tmp_path / "report.png").stat().st_size > 10_000
 
 
+@pytest.mark.processes
 def test_tiny_hsdp_run_compresses_the_all_reduce_between_nodes(tmp_path):
     shape = ["--nodes", 2, "--ranks-per-node", 2, "--layers", 1, "--width", 128, "--context", 32]
     steps = ["--steps", 3, "--timed-steps", 1, "--audited-steps", 1, "--link", "200mbit"]
@@ -289,6 +291,7 @@ def test_tiny_hsdp_run_compresses_the_all_reduce_between_nodes(tmp_path):
     assert "hsdp-tagc takes" in " ".join(out.split())
 
 
+@pytest.mark.processes
 def test_without_namespaces_bytes_come_from_the_formula_and_it_says_so(tmp_path):
     small = ["--arms", "hsdp,tagc", "--width", 64, "--steps", 2, "--audited-steps", 1, "--output", tmp_path]
     code, out, err = run(*TINY, *small, PATH="/nonexistent")
@@ -303,6 +306,7 @@ def test_without_namespaces_bytes_come_from_the_formula_and_it_says_so(tmp_path)
     assert report["arms"]["tagc"]["payload_equals_formula"] is True  # all units below min_elements: plain
 
 
+@pytest.mark.processes
 def test_a_killed_rank_is_named_and_everything_goes(tmp_path):
     with start(*TINY, "--arms", "fsdp", "--steps", 100_000, "--output", tmp_path) as process:
         wait_for_line(process, "GPT of")
@@ -314,6 +318,7 @@ def test_a_killed_rank_is_named_and_everything_goes(tmp_path):
     assert_gone(everything)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_cleans_up(tmp_path, number):
     with start(*TINY, "--arms", "fsdp", "--steps", 100_000, "--output", tmp_path) as process:
@@ -327,12 +332,14 @@ def test_an_interrupt_cleans_up(tmp_path, number):
     assert_gone(everything)
 
 
+@pytest.mark.processes
 def test_a_bad_argument_is_told_before_anything_starts():
     code, _, err = run("training", "--arms", "fsdp,ddp")
     assert code == 2
     assert "arm 'ddp'" in err
 
 
+@pytest.mark.processes
 def test_missing_text_is_named(tmp_path):
     code, _, err = run("training", "--text", tmp_path / "absent.txt", "--output", tmp_path)
     assert code == 2

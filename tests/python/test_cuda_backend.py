@@ -18,7 +18,7 @@ import isthmus
 import ranks
 from checks import Table, World, finish
 
-pytestmark = cuda_worlds.needs_fake_gpu
+pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
 
 WORLD_SIZE = 4
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

@@ -20,7 +20,7 @@ WORLD_SIZE = 4
 DEVICE = torch.device("cuda", 0)
 table = Table()
 
-pytestmark = pytest.mark.skipif(bool(fake_gpu.why_not()), reason=fake_gpu.why_not())
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(bool(fake_gpu.why_not()), reason=fake_gpu.why_not())]
 
 
 @table

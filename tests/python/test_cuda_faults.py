@@ -17,7 +17,7 @@ import isthmus
 import ranks
 from limits import scaled
 
-pytestmark = cuda_worlds.needs_fake_gpu
+pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
 
 WORLD_SIZE = 4
 ENV = {

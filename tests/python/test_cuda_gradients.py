@@ -10,7 +10,7 @@ import fake_gpu
 import test_backend_gradients as on_cpu
 from checks import World
 
-pytestmark = cuda_worlds.needs_fake_gpu
+pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
 
 ORDER = "NCCL's sums are made in another order than Gloo's"
 # What is otherwise on a GPU. test_cuda_backend.py has the like of it.

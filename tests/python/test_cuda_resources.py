@@ -34,6 +34,7 @@ def report(registers: int = 50, stores: int = 0, loads: int = 0) -> str:
     return REPORT.format(symbol=PEEL, registers=registers, stores=stores, loads=loads)
 
 
+@pytest.mark.processes
 def test_reads_name_threads_and_shared_memory(resources: ModuleType) -> None:
     (kernel,) = resources.parse(report())
     assert kernel.name == "Peel<true>"
@@ -56,6 +57,7 @@ def test_occupancy(resources: ModuleType, registers: int, dynamic_shared_bytes: 
     assert resources.Kernel("name", 89, 1024, registers, 0, 256, 0).occupancy is None
 
 
+@pytest.mark.processes
 def test_a_spill_fails(
     resources: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,6 +70,7 @@ def test_a_spill_fails(
     assert resources.main() == 0
 
 
+@pytest.mark.processes
 def test_a_report_without_kernels_fails(resources: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.cu.o.ptxas"
     path.write_text("ptxas info    : 0 bytes gmem\n")
@@ -76,6 +79,7 @@ def test_a_report_without_kernels_fails(resources: ModuleType, tmp_path: Path, m
         resources.main()
 
 
+@pytest.mark.processes
 def test_the_launcher_keeps_the_report_and_prints_the_rest(tmp_path: Path) -> None:
     launcher = Path(__file__).parents[2] / "tools" / "keep_ptxas_report"
     compiler = tmp_path / "nvcc"

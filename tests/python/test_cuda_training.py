@@ -21,7 +21,7 @@ import test_families_others as others
 from checks import Table, World
 from families import WORLD_SIZE, Block, Family, check_against, run_table, same_on_all_ranks, train, world
 
-pytestmark = cuda_worlds.needs_fake_gpu
+pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
 table = Table()
 
 

@@ -20,7 +20,7 @@ from checks import Table, World, finish
 from isthmus import _native
 from isthmus._backends import isthmus_backend
 
-pytestmark = cuda_worlds.needs_fake_gpu
+pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
 
 WORLD_SIZE = 4
 GPU = torch.device("cuda", 0)

@@ -198,6 +198,7 @@ for gpu in facts.gpus:
 """
 
 
+@pytest.mark.processes
 def test_a_library_with_the_binary_interface_of_nvml(tmp_path):
     """What is asked of pynvml above, through the real pynvml: a driver's library that was compiled for this."""
     source = Path(__file__).parent / "made_up_nvml.c"

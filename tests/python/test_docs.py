@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import isthmus
 from isthmus import _native
 from limits import HANG_S
@@ -24,6 +26,7 @@ def test_every_option_stands_in_the_table():
         assert row in table
 
 
+@pytest.mark.processes
 def test_the_readme_script_trains(tmp_path):
     script = re.search(r"```python\n(# train\.py.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert script

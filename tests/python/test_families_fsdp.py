@@ -25,6 +25,8 @@ from torch.utils.checkpoint import checkpoint
 from checks import Table, World
 from families import BLOCKS, FEATURES, STEPS, UNITS, WORLD_SIZE, Block, Family, Model, Training, add_family, run_table
 
+pytestmark = pytest.mark.processes
+
 table = Table()
 INSIDE_A_NODE = "the group is not on several nodes of one size"
 

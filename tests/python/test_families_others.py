@@ -51,6 +51,8 @@ from families import (
     world,
 )
 
+pytestmark = pytest.mark.processes
+
 table = Table()
 
 

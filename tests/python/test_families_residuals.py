@@ -36,6 +36,8 @@ from families import (
     world,
 )
 
+pytestmark = pytest.mark.processes
+
 table = Table()
 WIDTH = 64
 STEPS = 6

@@ -46,6 +46,7 @@ def test_records_are_read_back() -> None:
     assert unknown is not None and unknown.result == FAILED
 
 
+@pytest.mark.processes
 def test_a_program_that_passes(tmp_path: Path) -> None:
     ending = run(say(GOOD) + "print('done')", tmp_path)
     assert (ending.exit_code, ending.checks, ending.tail) == (0, [GOOD], ["done"])
@@ -53,6 +54,7 @@ def test_a_program_that_passes(tmp_path: Path) -> None:
     assert "done" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -66,11 +68,13 @@ def test_a_program_that_fails(text: str, reason: str, tmp_path: Path) -> None:
     assert judge_checks(run(text, tmp_path)) == Verdict(FAILED, reason)
 
 
+@pytest.mark.processes
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     ending = execute(("/nowhere/to/be/found",), env={}, cwd=tmp_path, limit_s=5, log=tmp_path / "log")
     assert judge_end(ending) == Verdict(FAILED, "/nowhere/to/be/found: No such file or directory")
 
 
+@pytest.mark.processes
 def test_a_program_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     child = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(1000)"
@@ -149,6 +153,7 @@ class Machine:
 H200 = {"available": True, "gpu": {"name": "NVIDIA H200", "capability": "9.0"}}
 
 
+@pytest.mark.processes
 def test_every_step_is_run_whatever_the_others_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made_up = [
         Step("crash", "ends by a signal", program(say(GOOD) + "import os; os.abort()"), HANG_S),
@@ -169,12 +174,14 @@ def test_every_step_is_run_whatever_the_others_do(monkeypatch: pytest.MonkeyPatc
     assert [step["name"] for step in machine.report()["steps"]] == ["build", "none", "good"]
 
 
+@pytest.mark.processes
 def test_time_for_all_steps_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine = Machine(monkeypatch, tmp_path, H200, Step("late", "comes too late", program(say(GOOD)), HANG_S))
     assert machine.run("--time-limit", "0.1") == 1
     assert machine.report()["steps"][-1]["reason"] == "not begun: the time for all steps was up"
 
 
+@pytest.mark.processes
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     machine = Machine(monkeypatch, tmp_path, {"available": False}, Step("good", "passes", program(say(GOOD)), HANG_S))
     assert machine.run() == 77

@@ -7,7 +7,7 @@ import pytest
 import cuda_worlds
 from gpu.worlds.launch import launch
 
-pytestmark = cuda_worlds.needs_fake_gpu
+pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
 
 
 @pytest.mark.parametrize("name", ["collectives", "profile", "faults"])

@@ -13,6 +13,8 @@ import pytest
 import ranks
 from limits import HANG_S
 
+pytestmark = pytest.mark.processes
+
 INITIALISE = """
     import torch, isthmus
     import torch.distributed as dist

@@ -155,6 +155,7 @@ def start_rank(network: NamespaceNetwork, rank: int, output: Path) -> subprocess
     )
 
 
+@pytest.mark.processes
 def test_two_nodes_behind_a_slow_link(slow_network: NamespaceNetwork, tmp_path: Path) -> None:
     output = tmp_path / "links.json"
     sent = [slow_network.sent_bytes(node) for node in (0, 1)]

@@ -53,17 +53,20 @@ def run_well(case: str, directory: Path) -> None:
     assert len(list(directory.glob("done.*"))) == NUM_RANKS, result.stderr[-4000:]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("case", ["same_bits_as_gloo", "other_rank_than_mpi", "thread_level_too_low"])
 def test_over_mpiexec(case: str, tmp_path: Path) -> None:
     run_well(case, tmp_path)
 
 
+@pytest.mark.processes
 def test_without_mpiexec(tmp_path: Path) -> None:
     mpiexec()
     result = run([], "not_started_by_mpiexec", tmp_path)
     assert result.returncode == 0, result.stderr[-4000:]
 
 
+@pytest.mark.processes
 def test_a_rank_that_raises_ends_the_job(tmp_path: Path) -> None:
     result = run([mpiexec(), "-n", str(NUM_RANKS)], "a_rank_raises", tmp_path)
     assert result.returncode != 0

@@ -217,6 +217,7 @@ def test_this_machine_has_one_identity() -> None:
     assert node_map.machine_identity() == node_map.machine_identity() != ""
 
 
+@pytest.mark.processes
 def test_network_namespaces_are_machines_of_their_own() -> None:
     """As containers that share a host, but not its network."""
     try:

@@ -226,6 +226,7 @@ def world():
     return World(main, 2)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", check.names)
 def test_prepare(world, name):
     world.check(name)

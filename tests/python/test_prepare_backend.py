@@ -32,6 +32,8 @@ from checkpoints import (
 )
 from checks import Table, World
 
+pytestmark = pytest.mark.processes
+
 table = Table()
 
 

@@ -32,6 +32,8 @@ from checkpoints import (
 )
 from checks import Table, World
 
+pytestmark = pytest.mark.processes
+
 table = Table()
 FLOAT16 = MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float16)
 MAKERS: dict[str, Any] = {

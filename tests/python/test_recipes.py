@@ -12,6 +12,8 @@ import pytest
 import ranks
 from limits import HANG_S
 
+pytestmark = pytest.mark.processes
+
 DOCUMENT = Path(__file__).parents[2] / "docs/recipes.md"
 PROGRAMS = {
     match[1]: match[0] for match in re.findall(r"```python\n(# (\w+\.py).*?)```", DOCUMENT.read_text(), re.DOTALL)

@@ -36,6 +36,8 @@ from checkpoints import (
 )
 from checks import finish
 
+pytestmark = pytest.mark.processes
+
 PASSES = 4
 # Everything is sent: what was held back arrives at once.
 LOSSLESS = {"sparsity": 0.0, "ratio": 1}

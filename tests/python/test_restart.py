@@ -8,9 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import ranks
 import restarted_training
 from limits import HANG_S
+
+pytestmark = pytest.mark.processes
 
 WORLD_SIZE = 4
 ENV = {

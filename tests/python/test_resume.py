@@ -17,6 +17,8 @@ import ranks
 from checkpoints import MAKERS, fingerprint, seed, train, unit_states
 from checks import finish
 
+pytestmark = pytest.mark.processes
+
 SAVED_AFTER = 3
 STEPS = 6
 KINDS = list(MAKERS)

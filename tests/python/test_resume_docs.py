@@ -10,6 +10,8 @@ import pytest
 
 from limits import HANG_S
 
+pytestmark = pytest.mark.processes
+
 DOCUMENT = Path(__file__).parents[2] / "docs/checkpoints.md"
 PROGRAMS = {
     match[1]: match[0] for match in re.findall(r"```python\n(# (\w+\.py): .*?)```", DOCUMENT.read_text(), re.DOTALL)

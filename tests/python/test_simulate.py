@@ -75,6 +75,7 @@ def wait_until_gone(pids):
         time.sleep(0.05)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_nodes", [2, 3])
 def test_link_counts_what_a_node_sends(rights, num_nodes):
     with NamespaceNetwork(num_nodes, rights) as network:
@@ -86,6 +87,7 @@ def test_link_counts_what_a_node_sends(rights, num_nodes):
     assert all(num_bytes < 0.05 * TRANSFER_BYTES for num_bytes in sent[:-1])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_nodes", [2, 3])
 def test_shape_limits_both_ends_of_every_link(rights, num_nodes):
     def qdiscs():
@@ -106,6 +108,7 @@ def test_shape_limits_both_ends_of_every_link(rights, num_nodes):
         assert not any("tbf" in text for text in qdiscs())
 
 
+@pytest.mark.processes
 def test_every_node_has_a_namespace_of_its_own_that_goes_with_it(rights):
     with NamespaceNetwork(8, rights) as network:
         pids = [holder.pid for holder in network._holders]
@@ -117,6 +120,7 @@ def test_every_node_has_a_namespace_of_its_own_that_goes_with_it(rights):
     network.close()
 
 
+@pytest.mark.processes
 def test_killing_the_launcher_leaves_nothing(rights):
     words = [sys.executable, "-c", OPEN_AND_WAIT, rights]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as launcher:
@@ -127,6 +131,7 @@ def test_killing_the_launcher_leaves_nothing(rights):
     wait_until_gone(pids)
 
 
+@pytest.mark.processes
 def test_without_rights_or_tools_nodes_share_the_loopback_and_it_says_why(monkeypatch):
     assert isinstance(open_network(2, rights=()), LoopbackNetwork)
     monkeypatch.setenv("PATH", "/nonexistent")
@@ -139,6 +144,7 @@ def test_without_rights_or_tools_nodes_share_the_loopback_and_it_says_why(monkey
         network.sent_bytes(0)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_nodes", [0, 9])
 def test_number_of_nodes_is_checked(num_nodes):
     with pytest.raises(ValueError, match=f"{num_nodes} nodes: expected 1 to 8"):
@@ -168,6 +174,7 @@ def world(tmp_path):
     wait_until_gone(pids)
 
 
+@pytest.mark.processes
 def test_ranks_answer_in_order_and_emit_events(world):
     events = []
     answers = world.request({"do": "echo", "value": 5}, HANG_S, events.append)
@@ -178,6 +185,7 @@ def test_ranks_answer_in_order_and_emit_events(world):
     assert world.request({"do": "echo", "value": 6}, HANG_S)[3]["value"] == 6
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("how", "reason"),
     [("raise", "ValueError: the cause"), ("kill", "killed by SIGKILL"), ("exit", "exit code 7")],
@@ -191,11 +199,13 @@ def test_the_rank_that_failed_first_is_named(world, how, reason):
     assert "  | last words\n" in text
 
 
+@pytest.mark.processes
 def test_ranks_without_an_answer_are_named_beside_the_one_that_failed(world):
     with pytest.raises(RankFailure, match=r"(?s)rank 1 .*the cause.*no answer from rank 0, 2, 3"):
         world.request({"do": "fail", "rank": 1, "how": "raise", "peers_wait": True}, HANG_S)
 
 
+@pytest.mark.processes
 def test_silent_ranks_are_named(world):
     os.kill(world.process_ids[3], signal.SIGSTOP)
     patience_s = scaled(1)
@@ -203,6 +213,7 @@ def test_silent_ranks_are_named(world):
         world.request({"do": "echo", "value": 1}, patience_s)
 
 
+@pytest.mark.processes
 def test_a_rank_that_died_between_commands_is_named(world):
     os.kill(world.process_ids[1], signal.SIGKILL)
     with pytest.raises(RankFailure, match=r"rank 1 .*killed by SIGKILL"):

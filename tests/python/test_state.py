@@ -175,6 +175,7 @@ INTERLEAVED = [[0, 2], [1, 3]]
 SINGLE = [[0], [1]]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("after", [SINGLE, BLOCKS[2], BLOCKS[3], BLOCKS[4], INTERLEAVED], ids=str)
 @pytest.mark.parametrize(
     ("kind", "tiers"), [("fsdp", "two"), ("fsdp", "flat"), ("hsdp", "two"), ("ddp", "two")], ids=str
@@ -195,6 +196,7 @@ def test_resharding_keeps_what_residuals_add(kind, tiers, after):
         assert all(state["step"] == 5 and state["scale"] == 1 for state in loaded.values())
 
 
+@pytest.mark.processes
 def test_fsdp_loads_what_hsdp_saved():
     saved = World("hsdp", BLOCKS[2])
     states = random_states(saved)
@@ -205,6 +207,7 @@ def test_fsdp_loads_what_hsdp_saved():
         torch.testing.assert_close(found[parameter], expected[parameter])
 
 
+@pytest.mark.processes
 def test_what_torch_divides_afterwards_is_made_up_for():
     saved, world = World("fsdp", BLOCKS[2]), World("fsdp", BLOCKS[3])
     states = random_states(saved)
@@ -214,6 +217,7 @@ def test_what_torch_divides_afterwards_is_made_up_for():
         torch.testing.assert_close(found[parameter], expected[parameter] * 1.5)
 
 
+@pytest.mark.processes
 def test_one_node_drops_residuals_and_says_so():
     saved = World("fsdp", BLOCKS[2])
     loaded, report = reshard(source_of(saved, random_states(saved)), World("fsdp", BLOCKS[1]))
@@ -222,6 +226,7 @@ def test_one_node_drops_residuals_and_says_so():
     assert name == "blocks.0" and "within one node" in reason
 
 
+@pytest.mark.processes
 def test_missing_ranks_and_damaged_tensors_are_named():
     saved = World("fsdp", BLOCKS[2])
     states = random_states(saved)
@@ -237,6 +242,7 @@ def test_missing_ranks_and_damaged_tensors_are_named():
         source.check(1, 0)
 
 
+@pytest.mark.processes
 def test_other_tiers_are_refused():
     saved = World("fsdp", BLOCKS[2])
     source = source_of(saved, random_states(saved))
@@ -251,6 +257,7 @@ def test_what_is_no_state_is_refused():
         _ = _saved.source_of_state({"rank0": '{"version": 2, "groups": []}'}).ranks
 
 
+@pytest.mark.processes
 def test_checkpoints_of_dcp_are_read_piece_by_piece(tmp_path):
     import torch.distributed.checkpoint as dcp
 

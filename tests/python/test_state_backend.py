@@ -36,6 +36,8 @@ from checkpoints import (
 from checks import Table, World
 from malice import MakesFolder
 
+pytestmark = pytest.mark.processes
+
 table = Table()
 
 

@@ -334,6 +334,7 @@ def test_this_machine():
     assert json.loads(topo("--json"))["source"] == "discovery"
 
 
+@pytest.mark.processes
 def test_the_commands_import_nothing_heavy_until_they_run():
     script = (
         "import isthmus.cli, sys; print([m for m in ('torch', 'lxml', 'pynvml', 'matplotlib') if m in sys.modules])"

@@ -361,6 +361,7 @@ def test_hwloc_3_is_read() -> None:
     assert len(parse(TWO_GPUS, attributes='version="3.0"').gpus) == 2
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("lstopo-no-graphics") is None, reason="hwloc's tools are not installed")
 @pytest.mark.parametrize("options", [[], ["--whole-io"], ["--no-io"]])
 def test_this_machine_as_lstopo_writes_it(options: list[str]) -> None:

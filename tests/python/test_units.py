@@ -23,6 +23,8 @@ import isthmus
 from checks import Table, World
 from isthmus import _native
 
+pytestmark = pytest.mark.processes
+
 WORLD_SIZE = 4
 FEATURES = 32
 BLOCKS = 3

@@ -1,0 +1,31 @@
+"""Tests that start processes are marked, for `make check` leaves them out. One that is not marked cannot start any."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+# Audit events. ranks.run is told by ranks.py and fake_gpu.py, whose ranks are forks of a process that runs already.
+STARTING = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "ranks.run"}
+_forbidden = False
+
+
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+    if _forbidden and event in STARTING:
+        pytest.fail(f"{event}: a test that starts processes is marked with pytest.mark.processes")
+
+
+sys.addaudithook(_hear)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    global _forbidden
+    _forbidden = item.get_closest_marker("processes") is None
+    try:
+        return (yield)
+    finally:
+        _forbidden = False
