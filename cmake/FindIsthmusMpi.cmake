@@ -27,7 +27,7 @@ function(isthmus_add_mpi_test name num_ranks program)
   endif()
   add_test(NAME mpi.${name}
            COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${num_ranks} ${program} ${ARGN})
-  set_tests_properties(mpi.${name} PROPERTIES LABELS mpi TIMEOUT 60 PROCESSORS 2)
+  set_tests_properties(mpi.${name} PROPERTIES LABELS mpi TIMEOUT ${isthmus_hang_s} PROCESSORS 2)
   set_tests_properties(mpi.${name} PROPERTIES ENVIRONMENT "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;\
 OMPI_MCA_rmaps_base_oversubscribe=1;OMPI_MCA_hwloc_base_binding_policy=none")
 endfunction()

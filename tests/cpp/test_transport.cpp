@@ -26,7 +26,7 @@ constexpr milliseconds kShortTimeout(200);
 
 // All ranks in one tier.
 std::vector<std::shared_ptr<Transport>> endpoints(const std::vector<int>& node_of_rank,
-                                                  milliseconds timeout = milliseconds(10000)) {
+                                                  milliseconds timeout = milliseconds(120000)) {
   InProcessHub hub(node_of_rank, timeout);
   std::vector<int> ranks(node_of_rank.size());
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -36,7 +36,7 @@ std::vector<std::shared_ptr<Transport>> endpoints(const std::vector<int>& node_o
   }
   return tier;  // the hub is gone: transports keep what they need
 }
-std::vector<std::shared_ptr<Transport>> endpoints(int size, milliseconds timeout = milliseconds(10000)) {
+std::vector<std::shared_ptr<Transport>> endpoints(int size, milliseconds timeout = milliseconds(120000)) {
   return endpoints(std::vector<int>(static_cast<size_t>(size), 0), timeout);
 }
 

@@ -19,7 +19,7 @@ namespace isthmus::test {
 
 using std::chrono::milliseconds;
 
-inline constexpr milliseconds kTimeout(20000);
+inline constexpr milliseconds kTimeout(120000);  // only a hang reaches it
 inline constexpr milliseconds kShortTimeout(300);
 
 inline Options exact_options() {

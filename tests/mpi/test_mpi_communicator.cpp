@@ -32,7 +32,7 @@ using test::World;
 using test::world_rank;
 
 constexpr int kWorldSize = 4;
-constexpr MpiLimits kLimits{milliseconds(20000)};
+constexpr MpiLimits kLimits{milliseconds(120000)};
 
 struct Case {
   const char* name;

@@ -55,7 +55,7 @@ class MpiTier final : public test::TierUnderTest {
     if (world_rank() < static_cast<int>(node_of_rank.size())) {
       std::vector<int> ranks(node_of_rank.size());
       std::iota(ranks.begin(), ranks.end(), 0);
-      transport_ = MpiTransport::create("test", MPI_COMM_WORLD, ranks, node_of_rank, {milliseconds(10000)});
+      transport_ = MpiTransport::create("test", MPI_COMM_WORLD, ranks, node_of_rank, {milliseconds(120000)});
     }
   }
 
@@ -73,7 +73,7 @@ class MpiTier final : public test::TierUnderTest {
 TEST(MpiTransport, LargeMessagesAreCut) {
   constexpr int64_t kPart = 100;
   for (const int64_t max_message_bytes : {1, 7, 399, 400, 401}) {
-    const auto transport = whole_world({milliseconds(10000), max_message_bytes});
+    const auto transport = whole_world({milliseconds(120000), max_message_bytes});
     std::vector<std::vector<double>> values;
     for (int rank = 0; rank < kWorldSize; ++rank) {
       values.push_back(Array(random_values(kWorldSize * kPart, 7 + rank), DataType::kFloat32).values());
@@ -128,7 +128,7 @@ TEST(MpiTransport, RanksThatDoNotComeAreNamed) {
 }
 
 TEST(MpiTransport, TheDeadlineOfSeveralOperationsIsOne) {
-  const auto transport = whole_world({milliseconds(60000)});
+  const auto transport = whole_world({milliseconds(120000)});
   transport->set_deadline(Clock::now() + kShortTimeout);
   if (world_rank() == 0) {
     EXPECT_NE(all_reduce_bytes(*transport).find("timed out after "), std::string::npos);
