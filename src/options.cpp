@@ -115,7 +115,23 @@ bool is_block_size(int64_t elements) { return elements == 0 || is_power_of_two(e
 
 bool is_group_size(int64_t elements) { return is_power_of_two(elements, 32, 512); }
 
+using Users = std::vector<OptionUser>;
+
+OptionField used_by(const Users& users, OptionField field) {
+  field.users = users;
+  return field;
+}
+
 std::vector<OptionField> make_table() {
+  const Users chooser = {{"auto"}};
+  const Users quant = {{"quant"}, {"auto"}};
+  const Users quant_alone = {{"quant"}};  // auto chooses by itself
+  const Users budgeted = {{"auto"}, {"quant", "bits=0"}};
+  const Users tagc = {{"tagc"}, {"auto"}};
+  const Users flat_tagc = {{"tagc", "tiers=flat"}};
+  const Users sparse = {{"sparse"}, {"auto"}};
+  const Users dropping = {{"tagc"}, {"sparse"}, {"auto"}};
+  const Users lossy = {{"tagc"}, {"quant"}, {"sparse"}, {"auto"}};
   return {
       text_field("nodes", "ISTHMUS_NODES", &Options::nodes, "NODESxRANKS (\"2x4\") or ranks by node (\"0,1|2,3\")",
                  "Which ranks share a node; empty: found from the launcher, or the machine.",
@@ -126,59 +142,67 @@ std::vector<OptionField> make_table() {
                    "two: plain inside a node, compressed between nodes; flat: the single-tier baseline."),
       choice_field("inter_tier", "ISTHMUS_INTER_TIER", &Options::inter_tier, {"gloo", "mpi"}, "gloo or mpi",
                    "What carries packets between nodes; mpi: in a job that mpiexec started."),
-      number_field("bits", "ISTHMUS_BITS", &Options::bits, "1, 2, 3, 4 or 8, or 0",
-                   "quant: bits of each element's code; 0: the fewest that keep to error_budget.",
-                   [](int64_t value) { return (value >= 0 && value <= 4) || value == 8; }),
-      number_field("group_elements", "ISTHMUS_GROUP_ELEMENTS", &Options::group_elements,
-                   "a power of two from 32 to 512", "quant: neighbouring elements with one scale.", is_group_size),
-      switch_field("rotate", "ISTHMUS_ROTATE", &Options::rotate,
-                   "quant: rotate groups by a randomised Hadamard transform."),
-      choice_field("scale", "ISTHMUS_SCALE", &Options::scale, {"absmax", "least_error", "unbiased"},
-                   "absmax, least_error or unbiased", "quant: what a group's scale is chosen for."),
-      choice_field("scale_type", "ISTHMUS_SCALE_TYPE", &Options::scale_type, {"bf16", "fp32"}, "bf16 or fp32",
-                   "quant: what a group's scale is sent as."),
-      choice_field("rounding", "ISTHMUS_ROUNDING", &Options::rounding, {"nearest", "stochastic"},
-                   "nearest or stochastic", "quant: how values are rounded to levels."),
-      choice_field("error_feedback", "ISTHMUS_ERROR_FEEDBACK", &Options::error_feedback, {"codec", "on", "off"},
-                   "codec, on or off",
-                   "Whether what was not sent is added to the next gradient; codec: not with quant."),
-      number_field("sparsity", "ISTHMUS_SPARSITY", &Options::sparsity, "at least 0, less than 1",
-                   "tagc, sparse: the share of elements that is not sent.",
-                   [](double value) { return value >= 0 && value < 1; }),
-      choice_field("value_type", "ISTHMUS_VALUE_TYPE", &Options::value_type, {"fp32", "bf16", "int8"},
-                   "fp32, bf16 or int8", "sparse: what kept values are sent as."),
-      number_field("ratio", "ISTHMUS_RATIO", &Options::ratio, "1 to 64, or 0",
-                   "tagc: blocks of a piece for each row of its sketch; 0: as many rows as what is kept needs.",
-                   [](double value) { return value == 0 || (value >= 1 && value <= 64); }),
-      choice_field("cell_type", "ISTHMUS_CELL_TYPE", &Options::cell_type, {"fp32", "bf16", "fp16", "int8"},
-                   "fp32, bf16, fp16 or int8", "tagc: what the cells of a sketch hold."),
-      number_field("index_bits", "ISTHMUS_INDEX_BITS", &Options::index_bits, "1 or 4",
-                   "tagc with tiers=flat: 1 merges indexes by bitwise or, 4 counts (to 15 ranks).",
-                   [](int64_t value) { return value == 1 || value == 4; }),
-      number_field("block_elements", "ISTHMUS_BLOCK_ELEMENTS", &Options::block_elements,
-                   "0 or a power of two from 64 to 4096",
-                   "tagc: neighbouring elements treated together; 0: chosen from the piece's size.", is_block_size),
-      count_field("peel_rounds", "ISTHMUS_PEEL_ROUNDS", &Options::peel_rounds, 1, 1024, "1 to 1024",
-                  "tagc: bound on decoding rounds."),
-      choice_field("own_piece", "ISTHMUS_OWN_PIECE", &Options::own_piece, {"exact", "coded"}, "exact or coded",
-                   "Whether the piece that a rank owns, which crosses no link, goes through the codec, too."),
-      count_field("dense_steps", "ISTHMUS_DENSE_STEPS", &Options::dense_steps, 0, kNoUpperBound,
-                  "a whole number, 0 or more", "The first reductions of a unit that stay exact."),
-      count_field("ramp_steps", "ISTHMUS_RAMP_STEPS", &Options::ramp_steps, 0, kNoUpperBound,
-                  "a whole number, 0 or more",
-                  "The reductions of a unit, after dense_steps, over which a codec is brought in by stages."),
+      used_by(quant_alone, number_field("bits", "ISTHMUS_BITS", &Options::bits, "1, 2, 3, 4 or 8, or 0",
+                                        "Bits of each element's code; 0: the fewest that keep to error_budget.",
+                                        [](int64_t value) { return (value >= 0 && value <= 4) || value == 8; })),
+      used_by(quant,
+              number_field("group_elements", "ISTHMUS_GROUP_ELEMENTS", &Options::group_elements,
+                           "a power of two from 32 to 512", "Neighbouring elements with one scale.", is_group_size)),
+      used_by(quant, switch_field("rotate", "ISTHMUS_ROTATE", &Options::rotate,
+                                  "Rotate groups by a randomised Hadamard transform.")),
+      used_by(quant, choice_field("scale", "ISTHMUS_SCALE", &Options::scale, {"absmax", "least_error", "unbiased"},
+                                  "absmax, least_error or unbiased", "What a group's scale is chosen for.")),
+      used_by(quant, choice_field("scale_type", "ISTHMUS_SCALE_TYPE", &Options::scale_type, {"bf16", "fp32"},
+                                  "bf16 or fp32", "What a group's scale is sent as.")),
+      used_by(quant, choice_field("rounding", "ISTHMUS_ROUNDING", &Options::rounding, {"nearest", "stochastic"},
+                                  "nearest or stochastic", "How values are rounded to levels.")),
+      used_by(lossy, choice_field("error_feedback", "ISTHMUS_ERROR_FEEDBACK", &Options::error_feedback,
+                                  {"codec", "on", "off"}, "codec, on or off",
+                                  "Whether what was not sent is added to the next gradient; codec: not with quant.")),
+      used_by(dropping, number_field("sparsity", "ISTHMUS_SPARSITY", &Options::sparsity, "at least 0, less than 1",
+                                     "The share of elements that is not sent.",
+                                     [](double value) { return value >= 0 && value < 1; })),
+      used_by(sparse, choice_field("value_type", "ISTHMUS_VALUE_TYPE", &Options::value_type, {"fp32", "bf16", "int8"},
+                                   "fp32, bf16 or int8", "What kept values are sent as.")),
+      used_by(tagc, number_field("ratio", "ISTHMUS_RATIO", &Options::ratio, "1 to 64, or 0",
+                                 "Blocks of a piece for each row of its sketch; 0: as many rows as what is kept needs.",
+                                 [](double value) { return value == 0 || (value >= 1 && value <= 64); })),
+      used_by(tagc,
+              choice_field("cell_type", "ISTHMUS_CELL_TYPE", &Options::cell_type, {"fp32", "bf16", "fp16", "int8"},
+                           "fp32, bf16, fp16 or int8", "What the cells of a sketch hold.")),
+      used_by(flat_tagc, number_field("index_bits", "ISTHMUS_INDEX_BITS", &Options::index_bits, "1 or 4",
+                                      "1 merges indexes by bitwise or, 4 counts (to 15 ranks).",
+                                      [](int64_t value) { return value == 1 || value == 4; })),
+      used_by(tagc,
+              number_field("block_elements", "ISTHMUS_BLOCK_ELEMENTS", &Options::block_elements,
+                           "0 or a power of two from 64 to 4096",
+                           "Neighbouring elements treated together; 0: chosen from the piece's size.", is_block_size)),
+      used_by(tagc, count_field("peel_rounds", "ISTHMUS_PEEL_ROUNDS", &Options::peel_rounds, 1, 1024, "1 to 1024",
+                                "Bound on decoding rounds.")),
+      used_by(lossy,
+              choice_field("own_piece", "ISTHMUS_OWN_PIECE", &Options::own_piece, {"exact", "coded"}, "exact or coded",
+                           "Whether the piece that a rank owns, which crosses no link, goes through the codec, too.")),
+      used_by(lossy, count_field("dense_steps", "ISTHMUS_DENSE_STEPS", &Options::dense_steps, 0, kNoUpperBound,
+                                 "a whole number, 0 or more", "The first reductions of a unit that stay exact.")),
+      used_by(lossy,
+              count_field("ramp_steps", "ISTHMUS_RAMP_STEPS", &Options::ramp_steps, 0, kNoUpperBound,
+                          "a whole number, 0 or more",
+                          "The reductions of a unit, after dense_steps, over which a codec is brought in by stages.")),
       count_field("segments", "ISTHMUS_SEGMENTS", &Options::segments, 0, kMaxSegments, "0 to 64",
                   "Parts of a piece, each encoded while the one before crosses; 0: chosen from its size."),
-      count_field("error_interval", "ISTHMUS_ERROR_INTERVAL", &Options::error_interval, 0, kNoUpperBound,
-                  "a whole number, 0 or more",
-                  "Reductions of a unit between measurements of its codec's error; 0: none."),
-      number_field("error_budget", "ISTHMUS_ERROR_BUDGET", &Options::error_budget, "at least 0, at most 1",
-                   "The relative squared error that auto, and quant with bits=0, may make; 0: none is given.",
-                   [](double value) { return value >= 0 && value <= 1; }),
-      number_field("inter_gbit", "ISTHMUS_INTER_GBIT", &Options::inter_gbit, "0 to 100000",
-                   "auto: speed of a node's link to the other nodes, in Gbit/s; 0: measured.", is_link_speed),
-      number_field("intra_gbit", "ISTHMUS_INTRA_GBIT", &Options::intra_gbit, "0 to 100000",
-                   "auto: speed of a rank's link to the others of its node, in Gbit/s; 0: measured.", is_link_speed),
+      used_by(lossy, count_field("error_interval", "ISTHMUS_ERROR_INTERVAL", &Options::error_interval, 0, kNoUpperBound,
+                                 "a whole number, 0 or more",
+                                 "Reductions of a unit between measurements of its codec's error; 0: none.")),
+      used_by(budgeted,
+              number_field("error_budget", "ISTHMUS_ERROR_BUDGET", &Options::error_budget, "at least 0, at most 1",
+                           "The relative squared error that a choice may make; 0: none is given.",
+                           [](double value) { return value >= 0 && value <= 1; })),
+      used_by(chooser,
+              number_field("inter_gbit", "ISTHMUS_INTER_GBIT", &Options::inter_gbit, "0 to 100000",
+                           "Speed of a node's link to the other nodes, in Gbit/s; 0: measured.", is_link_speed)),
+      used_by(chooser,
+              number_field("intra_gbit", "ISTHMUS_INTRA_GBIT", &Options::intra_gbit, "0 to 100000",
+                           "Speed of a rank's link to the others of its node, in Gbit/s; 0: measured.", is_link_speed)),
       text_field("units", "ISTHMUS_UNITS", &Options::units, "comma-separated globs, \"!\" excludes (\"*,!*attn*\")",
                  "Which units are compressed, by name.", are_patterns),
       choice_field(
@@ -197,6 +221,20 @@ std::vector<OptionField> make_table() {
       choice_field("log", "ISTHMUS_LOG", &Options::log, {"debug", "info", "warning", "error"},
                    "debug, info, warning or error", "The least severe message that is logged."),
   };
+}
+
+// "tiers=flat": whether the option has that value.
+bool holds(const Options& options, const std::string& setting) {
+  const auto is_of = [&](const OptionField& field) {
+    return setting == detail::concatenate(field.name, '=', field.get(options));
+  };
+  return std::ranges::any_of(option_fields(), is_of);
+}
+
+// Null where the variable is not set, or empty.
+const char* environment_value(const OptionField& field) {
+  const char* value = std::getenv(field.environment);  // NOLINT(concurrency-mt-unsafe): nothing here writes it
+  return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
 }  // namespace
@@ -227,6 +265,12 @@ std::string Options::to_string() const {
   return text.str();
 }
 
+bool Options::uses(const OptionField& field) const {
+  return field.users.empty() || std::ranges::any_of(field.users, [this](const OptionUser& user) {
+           return user.codec == codec && (*user.only == '\0' || holds(*this, user.only));
+         });
+}
+
 std::string Options::codec_settings() const {
   static const std::map<std::string, std::vector<std::string>> used = {
       {"tagc", {"sparsity", "ratio", "cell_type", "block_elements", "peel_rounds"}},
@@ -243,11 +287,23 @@ std::string Options::codec_settings() const {
   return text;
 }
 
+std::string OptionField::users_text() const {
+  std::string text;
+  for (size_t i = 0; i < users.size(); ++i) {
+    text += i == 0 ? "" : i + 1 == users.size() ? " or " : ", ";
+    text += users[i].codec;
+    text += *users[i].only == '\0' ? "" : detail::concatenate(" with ", users[i].only);
+  }
+  return text;
+}
+
+bool OptionField::is_in_environment() const { return environment_value(*this) != nullptr; }
+
 Options Options::from_environment() {
   Options options;
   for (const OptionField& field : option_fields()) {
-    const char* value = std::getenv(field.environment);  // NOLINT(concurrency-mt-unsafe): nothing here writes it
-    if (value == nullptr || *value == '\0') {
+    const char* value = environment_value(field);
+    if (value == nullptr) {
       continue;
     }
     try {

@@ -9,6 +9,8 @@
 
 namespace isthmus {
 
+struct OptionField;
+
 struct Options {
   std::string nodes;  // "2x4", "0,1|2,3" by global rank; empty: from launcher or machine
   // none, tagc, quant, sparse, auto. quant, with 4 bits: of all that was trained with, what sends least with a loss
@@ -52,9 +54,17 @@ struct Options {
   std::string to_string() const;
   // The part of it that decides how the codec makes packets: "quant bits=4 group_elements=128 ...".
   std::string codec_settings() const;
-  // Defaults overridden by ISTHMUS_*; throws OptionError naming the variable. The only place that reads the
+  // Whether the codec, with the other options as they are, looks at the field: else its value changes nothing.
+  bool uses(const OptionField& field) const;
+  // Defaults overridden by ISTHMUS_*; throws OptionError naming the variable. It and is_in_environment() alone read the
   // environment.
   static Options from_environment();
+};
+
+// A codec that looks at an option; `only` says with which other option: "tiers=flat", or nothing.
+struct OptionUser {
+  const char* codec;
+  const char* only = "";
 };
 
 // One row a field: drives parsing, printing, the Python keywords and the table in docs.
@@ -65,6 +75,12 @@ struct OptionField {
   const char* help;         // one sentence
   std::function<std::string(const Options&)> get;
   std::function<void(Options&, const std::string&)> set;  // throws OptionError naming the field, value and range
+  std::vector<OptionUser> users = {};                     // empty: whatever the codec is
+
+  // "tagc with tiers=flat", "tagc, sparse or auto"; empty: whatever the codec is.
+  std::string users_text() const;
+  // Whether its variable is set, and not empty.
+  bool is_in_environment() const;
 };
 const std::vector<OptionField>& option_fields();
 

@@ -137,6 +137,7 @@ def _create(group: Group, given_options: Any) -> _C.Backend:
         _leave_together(group)
         raise _error_type(introductions)(f"isthmus: {complaint}")
     _set_up_process(options, group)
+    _warn_of_options_without_effect(group, options)
     options._timeout = group.timeout
     options.global_ranks_in_group = list(group.global_ranks)
     nodes = _place(group, introductions)
@@ -311,6 +312,18 @@ def _log_nodes(group: Group, nodes: Nodes) -> None:
     # A subgroup inside a node is nothing to worry about, and a doubt was told when the whole world's group was made.
     worth_a_look = group.size == group.world_size and (nodes.doubt or not two_tier)
     logger.log(logging.WARNING if worth_a_look else logging.INFO, "group of %d ranks: %s", group.size, text)
+
+
+_warned_of: set[str] = set()
+
+
+def _warn_of_options_without_effect(group: Group, options: _C.Options) -> None:
+    """Name the options that were set for nothing, once: further groups of a training have the same ones."""
+    for name, value, users in options._without_effect() if group.rank == 0 else []:
+        text = f"option {name}={value} has no effect with codec={options.codec}: it is for {users}"
+        if text not in _warned_of:
+            _warned_of.add(text)
+            logger.warning("%s", text)
 
 
 _ready_in_process = 0

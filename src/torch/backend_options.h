@@ -3,7 +3,10 @@
 
 #include <torch/headeronly/version.h>
 
+#include <set>
+#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <utility>
 
 #include "isthmus/options.h"
 
@@ -25,6 +28,7 @@ struct BackendOptions final : c10d::Backend::Options {
   }
 
   isthmus::Options values;
+  std::set<std::string> given;  // names of the options that were set, by variable, keyword or attribute
 };
 
 }  // namespace isthmus::torch_backend

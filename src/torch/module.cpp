@@ -39,19 +39,31 @@ std::string option_text(const OptionField& field, py::handle value) {
   return py::str(value);
 }
 
+void set_field(BackendOptions& options, const OptionField& field, const std::string& text) {
+  field.set(options.values, text);
+  options.given.insert(field.name);
+}
+
 // An option's text as the Python value that has the type of its field.
 template <typename T>
 void bind_field(py::class_<BackendOptions, c10d::Backend::Options, OptionsPtr>& type, const char* name,
                 T isthmus::Options::*member) {
   const OptionField& field = find_field(name);
+  const std::string users = field.users_text();
   type.def_property(
       name, [member](const BackendOptions& options) { return options.values.*member; },
-      [&field](BackendOptions& options, py::handle value) { field.set(options.values, option_text(field, value)); },
-      (std::string(field.help) + " " + field.range + ". " + field.environment).c_str());
+      [&field](BackendOptions& options, py::handle value) { set_field(options, field, option_text(field, value)); },
+      detail::concatenate(users.empty() ? "" : users + ": ", field.help, " ", field.range, ". ", field.environment)
+          .c_str());
 }
 
 OptionsPtr make_options(const py::kwargs& keywords) {
   auto options = c10::make_intrusive<BackendOptions>(isthmus::Options::from_environment());
+  for (const OptionField& field : option_fields()) {
+    if (field.is_in_environment()) {
+      options->given.insert(field.name);
+    }
+  }
   for (const auto& [key, value] : keywords) {
     const auto name = key.cast<std::string>();
     if (name == "timeout") {
@@ -63,7 +75,7 @@ OptionsPtr make_options(const py::kwargs& keywords) {
       }
     } else {
       const OptionField& field = find_field(name);
-      field.set(options->values, option_text(field, value));
+      set_field(*options, field, option_text(field, value));
     }
   }
   return options;
@@ -71,16 +83,31 @@ OptionsPtr make_options(const py::kwargs& keywords) {
 
 OptionsPtr copy_options(const BackendOptions& options) { return c10::make_intrusive<BackendOptions>(options); }
 
-py::dict state_of(const BackendOptions& options) {
+py::tuple state_of(const BackendOptions& options) {
   py::dict state;
   for (const OptionField& field : option_fields()) {
     state[field.name] = field.get(options.values);
   }
   state["timeout"] = options.timeout;
-  return state;
+  return py::make_tuple(state, options.given);
 }
 
-OptionsPtr from_state(const py::dict& state) { return make_options(py::kwargs(state)); }
+OptionsPtr from_state(const py::tuple& state) {
+  OptionsPtr options = make_options(py::kwargs(state[0].cast<py::dict>()));
+  options->given = state[1].cast<std::set<std::string>>();
+  return options;
+}
+
+// Of each option that was set and that the codec does not look at: name, value, codecs that do.
+std::vector<std::tuple<std::string, std::string, std::string>> without_effect(const BackendOptions& options) {
+  std::vector<std::tuple<std::string, std::string, std::string>> rows;
+  for (const OptionField& field : option_fields()) {
+    if (options.given.contains(field.name) && !options.values.uses(field)) {
+      rows.emplace_back(field.name, field.get(options.values), field.users_text());
+    }
+  }
+  return rows;
+}
 
 void bind_options(py::module_& module) {
   py::class_<BackendOptions, c10d::Backend::Options, OptionsPtr> type(module, "Options");
@@ -96,6 +123,8 @@ void bind_options(py::module_& module) {
              return py::isinstance<BackendOptions>(other) &&
                     other.cast<const BackendOptions&>().values.to_string() == options.values.to_string();
            })
+      .def("_without_effect", &without_effect,
+           "Of each option that was set and that the codec does not look at: name, value, codecs that do.")
       .def("__copy__", &copy_options)
       .def(
           "__deepcopy__", [](const BackendOptions& options, const py::dict&) { return copy_options(options); },
@@ -260,13 +289,13 @@ void bind_functions(py::module_& module) {
   module.def(
       "option_fields",
       [] {
-        std::vector<std::tuple<std::string, std::string, std::string, std::string>> rows;
+        std::vector<std::tuple<std::string, std::string, std::string, std::string, std::string>> rows;
         for (const OptionField& field : option_fields()) {
-          rows.emplace_back(field.name, field.environment, field.range, field.help);
+          rows.emplace_back(field.name, field.environment, field.range, field.help, field.users_text());
         }
         return rows;
       },
-      "Of each option: name, environment variable, range, help.");
+      "Of each option: name, environment variable, range, help, codecs that look at it (empty: whatever it is).");
   module.def(
       "parse_nodes",
       [](const std::string& text, int world_size) { return NodeMap::parse(text, world_size).node_of_rank(); },

@@ -2,6 +2,7 @@
 
 #include <cctype>
 #include <cstdlib>
+#include <initializer_list>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -167,6 +168,67 @@ TEST(Options, EnvironmentNamesTheVariable) {
   } catch (const OptionError& error) {
     EXPECT_STREQ(error.what(), "environment variable ISTHMUS_TIERS=\"three\": expected two or flat");
   }
+}
+
+std::set<std::string> unused_fields(const Options& options) {
+  std::set<std::string> names;
+  for (const OptionField& field : option_fields()) {
+    if (!options.uses(field)) {
+      names.insert(field.name);
+    }
+  }
+  return names;
+}
+
+using Names = std::set<std::string>;
+
+TEST(Options, EachCodecUsesItsOwn) {
+  const Names of_auto = {"inter_gbit", "intra_gbit"};
+  const Names of_quant = {"bits", "group_elements", "rotate", "scale", "scale_type", "rounding"};
+  const Names of_tagc = {"ratio", "cell_type", "block_elements", "peel_rounds"};
+  const Names of_lossy = {"error_feedback", "own_piece", "dense_steps", "ramp_steps", "error_interval"};
+  const auto all = [](std::initializer_list<Names> parts) {
+    Names names;
+    for (const Names& part : parts) {
+      names.insert(part.begin(), part.end());
+    }
+    return names;
+  };
+  Options options;
+  options.codec = "quant";
+  EXPECT_EQ(unused_fields(options), all({of_auto, of_tagc, {"sparsity", "value_type", "index_bits", "error_budget"}}));
+  options.bits = 0;
+  EXPECT_EQ(unused_fields(options), all({of_auto, of_tagc, {"sparsity", "value_type", "index_bits"}}));
+  options.codec = "tagc";
+  EXPECT_EQ(unused_fields(options), all({of_auto, of_quant, {"value_type", "index_bits", "error_budget"}}));
+  options.tiers = "flat";
+  EXPECT_EQ(unused_fields(options), all({of_auto, of_quant, {"value_type", "error_budget"}}));
+  options.codec = "sparse";
+  EXPECT_EQ(unused_fields(options), all({of_auto, of_quant, of_tagc, {"index_bits", "error_budget"}}));
+  options.codec = "auto";
+  EXPECT_EQ(unused_fields(options), (Names{"bits", "index_bits"}));
+  options.codec = "none";
+  EXPECT_EQ(unused_fields(options),
+            all({of_auto, of_quant, of_tagc, of_lossy, {"sparsity", "value_type", "index_bits", "error_budget"}}));
+}
+
+// What codecs are made with is what they are said to use, and they are not said to use more.
+TEST(Options, CodecsAreMadeWithWhatTheyUse) {
+  for (const char* codec : {"quant", "tagc", "sparse"}) {
+    Options options;
+    options.codec = codec;
+    for (const OptionField& field : option_fields()) {
+      const bool is_setting = options.codec_settings().find(' ' + std::string(field.name) + '=') != std::string::npos;
+      EXPECT_TRUE(!is_setting || options.uses(field)) << codec << ' ' << field.name;
+    }
+  }
+}
+
+TEST(Options, UsersAsText) {
+  EXPECT_EQ(field_named("segments").users_text(), "");
+  EXPECT_EQ(field_named("bits").users_text(), "quant");
+  EXPECT_EQ(field_named("sparsity").users_text(), "tagc, sparse or auto");
+  EXPECT_EQ(field_named("error_budget").users_text(), "auto or quant with bits=0");
 }
 
 TEST(Options, DifferentOptionsPrintDifferently) {

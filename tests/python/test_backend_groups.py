@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +22,7 @@ import ranks
 from checks import Table, World, finish
 from isthmus.topology.measure import measure_links
 from limits import OPERATION_S
+from tested_codecs import DEFAULT
 
 WORLD_SIZE = 4
 CODEC_NONE = {"ISTHMUS_CODEC": "none", "ISTHMUS_MIN_ELEMENTS": "0", "ISTHMUS_LOG": "error"}
@@ -323,28 +325,47 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     assert text == "isthmus: rank 1 did not come to make the group within 3 s"
 
 
-def mistype_variables(rank: int, world_size: int) -> list[str]:
-    """Return what this rank logs while it makes two groups."""
+def warnings_of(rank: int, world_size: int, make_groups: Callable[[], Any]) -> list[str]:
+    """Return what this rank logs while it makes groups."""
     messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("isthmus").addHandler(handler)
-    ranks.init()
-    dist.new_group()
+    make_groups()
     finish()
     return messages
+
+
+def make_two_groups() -> None:
+    ranks.init()
+    dist.new_group()
 
 
 def test_rank_0_warns_once_of_mistyped_variables() -> None:
     env = {"ISTHMUS_NODES": "2x1", "ISTHMUS_CODECS": "hunter2", "ISTHMUS_PASSWORD": "hunter2", "NCCL_DEBUGG": "1"}
     expected = "the environment variable {} is none of isthmus's and changes nothing"
-    assert ranks.run(mistype_variables, 2, env=env) == [
+    assert ranks.run(warnings_of, 2, make_two_groups, env=env) == [
         [
             f"{expected.format('ISTHMUS_CODECS')}: did you mean ISTHMUS_CODEC?",
             expected.format("ISTHMUS_PASSWORD"),
         ],
         [],
     ]
+
+
+def make_groups_with_options_of_other_codecs() -> None:
+    ranks.init(pg_options=isthmus.Options(ratio=4, sparsity=0.9, nodes="2x1"))
+    dist.new_group()  # with the same options
+    dist.new_group(pg_options=isthmus.Options(codec="none", bits=2, nodes="2x1"))
+
+
+def test_options_without_effect_are_told_once() -> None:
+    expected = [
+        f"option sparsity=0.9 has no effect with codec={DEFAULT}: it is for tagc, sparse or auto",
+        f"option ratio=4 has no effect with codec={DEFAULT}: it is for tagc or auto",
+        "option bits=2 has no effect with codec=none: it is for quant",
+    ]
+    assert ranks.run(warnings_of, 2, make_groups_with_options_of_other_codecs) == [expected, []]
 
 
 class TestOptions:
@@ -394,6 +415,26 @@ class TestOptions:
     def test_unknown_keyword(self) -> None:
         with pytest.raises(isthmus.OptionError, match=r"there is no option sparcity.*sparsity"):
             isthmus.Options(sparcity=0.5)
+
+    def test_options_without_effect_are_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ISTHMUS_PEEL_ROUNDS", "7")
+        options = isthmus.Options(codec="quant", ratio=10, sparsity=0.9, bits=2, nodes="2x2")
+        options.inter_gbit = 3
+        expected = [
+            ("sparsity", "0.9", "tagc, sparse or auto"),
+            ("ratio", "10", "tagc or auto"),  # its default, and yet asked for
+            ("peel_rounds", "7", "tagc or auto"),
+            ("inter_gbit", "3", "auto"),
+        ]
+        assert options._without_effect() == expected
+        for duplicate in (copy.copy, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))):
+            assert duplicate(options)._without_effect() == expected
+        options.codec = "tagc"
+        assert [name for name, *_ in options._without_effect()] == ["bits", "inter_gbit"]
+        options.codec = "auto"
+        assert [name for name, *_ in options._without_effect()] == ["bits"]
+        monkeypatch.delenv("ISTHMUS_PEEL_ROUNDS")
+        assert isthmus.Options()._without_effect() == []
 
     @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
     def test_copies(self, duplicate: Any) -> None:

@@ -18,10 +18,10 @@ ROOT = Path(__file__).parents[2]
 def test_every_option_stands_in_the_table():
     table = (ROOT / "docs/operating.md").read_text()
     defaults = isthmus.Options()
-    for name, variable, value_range, meaning in _native.load().option_fields():
+    for name, variable, value_range, meaning, users in _native.load().option_fields():
         value = getattr(defaults, name)
         default = "empty" if value == "" else f"`{str(value).lower() if isinstance(value, bool) else value}`"
-        cells = [f"`{name}`", f"`{variable}`", default, value_range, meaning]
+        cells = [f"`{name}`", f"`{variable}`", default, value_range, users, meaning]
         row = "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
         assert row in table
 
