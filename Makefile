@@ -7,6 +7,7 @@ PRESET ?= release
 JOBS ?= $(shell nproc)
 DEMO_ARGS ?=
 FUZZ_SECONDS ?= 60
+FIGURES ?= all
 MPIS ?= openmpi mpich
 # Test files at a time. Each runs worlds of four processes and more; above two on two cores timeouts come too near.
 TEST_WORKERS ?= 2
@@ -25,7 +26,8 @@ ifeq ($(origin CXX),default)
 endif
 export CXX
 
-.PHONY: help setup demo check test test-cpp test-mpi test-python test-quick test-conformance lint format tidy sanitize bench fuzz clean FORCE
+.PHONY: help setup demo check test test-cpp test-large test-mpi test-python test-quick test-conformance lint format tidy \
+  sanitize bench figures fuzz clean FORCE
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -64,6 +66,11 @@ test-cpp: setup  ## the core's tests; PRESET=asan or tsan for sanitizers
 	cmake --preset $(PRESET) > build/configure-$(PRESET).log || { cat build/configure-$(PRESET).log; exit 1; }
 	cmake --build --preset $(PRESET) -j $(JOBS)
 	ctest --preset $(PRESET) -j $(JOBS)
+
+test-large: setup  ## tensors of more than 2^31 bytes, one after the other: up to 15 GiB of memory
+	cmake --preset release > build/configure-release.log
+	cmake --build --preset release -j $(JOBS) --target test_large
+	ctest --test-dir build/release -L large --output-on-failure
 
 test-mpi: setup  ## MPI tiers under mpiexec, with each of MPIS="openmpi mpich" that is installed
 	@for mpi in $(MPIS); do \
@@ -112,6 +119,11 @@ bench: setup  ## codecs beside memcpy; collectives beside Gloo
 	cmake --build --preset release -j $(JOBS)
 	build/release/benchmarks/bench_codecs
 	isthmus bench collectives
+
+figures: setup  ## measure what documents quote, anew, and write it there: on an idle machine. FIGURES=all, or some names
+	cmake --preset release > build/configure-release.log
+	cmake --build --preset release -j $(JOBS) --target bench_codecs tagc_peeling_table
+	python tools/figures.py $(FIGURES)
 
 clean:  ## everything that was built; not .venv
 	rm -rf build bench-out

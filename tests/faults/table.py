@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -96,7 +97,9 @@ def operation(row: Row) -> str:
 
 def page(outcomes: dict[str, Outcome]) -> str:
     """Return the text of docs/faults.md."""
-    machine = f"Measured on {platform.machine()}, torch {torch.__version__}, {next(iter(outcomes.values())).network}."
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=PAGE.parent, capture_output=True, text=True)
+    where = f"{platform.machine()}, torch {torch.__version__}, {next(iter(outcomes.values())).network}"
+    machine = f"Measured on commit `{commit.stdout.strip() or 'unknown'}`, {where}."
     head = [
         "| fault | operation (codec) | error | s to error | s to end | as it should be |",
         "|---|---|---|---|---|---|",

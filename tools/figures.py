@@ -1,0 +1,351 @@
+#!/usr/bin/env python3
+"""Figures in documents: lists what made them, and makes them again.
+
+    tools/figures.py                what there is: name, document, about how many minutes it takes, commit, command
+    tools/figures.py NAME... | all  runs the commands and writes what they measured into the documents
+
+A figure stands between two markers, with the command and the commit that it was made by. It takes a machine that has
+nothing else to do, and a working tree without changes. What moved by more than a tenth is printed: the sentences around
+a figure quote it, and are for the reader of that list to mend.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+OUT = "bench-out"
+MOVED = 0.1
+SECTION = "<!-- figures {name}: from here -->\n{body}\n<!-- figures: to here -->"
+Cells = Sequence[str]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one command measures."""
+
+    name: str
+    command: str
+    minutes: int
+    # Markers' names, each with its document and with what makes Markdown of the command's results.
+    sections: dict[str, tuple[str, Callable[[Any], str]]] = field(default_factory=dict)
+    results: str = ""  # a JSON file that the command writes; else what it prints is taken
+    images: dict[str, str] = field(default_factory=dict)  # what it draws, and where that belongs
+    document: str = ""  # that the command writes by itself, with its commit
+
+
+def table(head: Cells, rows: Sequence[Cells]) -> str:
+    """Return a Markdown table."""
+    lines = ["".join(f"| {cell} " if cell else "| " for cell in row) + "|" for row in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def short(value: float, digits: int = 2) -> str:
+    """Return a number without a zero before its point."""
+    return re.sub(r"^0\.", ".", f"{value:.{digits}f}")
+
+
+# --- Training
+
+
+def training(report: dict[str, Any]) -> str:
+    """One row an arm."""
+    head = ["arm", "", f"s a step at {report['headline_link'].replace('mbit', ' Mbit/s')}"]
+    head += ["MB a step between nodes", "of it for gradients", "validation loss"]
+    rows = []
+    for name, arm in report["arms"].items():
+        megabytes = (arm["link_bytes_per_step"] / 1e6, arm["reduce_scatter_link_bytes_per_step"] / 1e6)
+        cells = [f"`{name}`", arm["description"], short(arm["median_step_s"])]
+        rows.append([*cells, *(f"{value:.2f}" for value in megabytes), f"{arm['val_loss']:.3f}"])
+    return table(head, rows)
+
+
+def auto(report: dict[str, Any]) -> str:
+    """Arms by links; below those of auto how they compare with the best that they could have chosen."""
+    links = report["links"].values()
+    rows = []
+    for name in report["arguments"]["arms"]:
+        arms = [link["arms"][name] for link in links]
+        rows.append([f"`{name}`", *(short(arm["median_step_s"]) for arm in arms)])
+        if "over_best" in arms[0]:
+            rows.append([f"`{name}` over the best that it could have chosen", *(short(a["over_best"]) for a in arms)])
+    return table(["arm", *(rate(link) for link in report["links"])], rows)
+
+
+def rate(link: str) -> str:
+    """Return a link's rate as documents write it."""
+    return re.sub(r"^(\d+)(.)bit$", lambda match: f"{match[1]} {match[2].upper()}bit/s", link)
+
+
+def scaling(*fields: str) -> Callable[[dict[str, Any]], str]:
+    """Arms by layouts: a figure, and a part of it in parentheses."""
+
+    def cell(figures: dict[str, Any]) -> str:
+        whole, *part = (f"{figures[name]:.2f}" for name in fields)
+        return f"{whole} ({part[0]})" if part else whole
+
+    def render(report: dict[str, Any]) -> str:
+        layouts = report["layouts"]
+        rows = [[f"`{arm}`", *(cell(of[arm]) for of in layouts.values())] for arm in next(iter(layouts.values()))]
+        return table(["arm", *(name.replace("x", " x ") for name in layouts)], rows)
+
+    return render
+
+
+def pipeline(report: dict[str, Any]) -> str:
+    """Links, and codecs behind each."""
+    rows = []
+    previous = ""
+    for row in report["rows"]:
+        codec = re.sub(r"^quant (\d)$", r"`quant`, \1 bits", row["codec"])
+        seconds = [row[name] for name in ("encode_s", "exchange_s", "decode_s", "whole_s", "segments_s")]
+        cells = ["" if row["link"] == previous else rate(row["link"]), codec if " " in codec else f"`{codec}`"]
+        rows.append([*cells, *(short(value, 3) for value in seconds), short(row["over_max"])])
+        previous = row["link"]
+    return table(["link", "codec", "encode", "exchange", "decode", "whole", "in segments", "over the longer"], rows)
+
+
+# --- Codecs
+
+INSTRUCTION_SETS = {"baseline": "SSE2", "AVX2": "AVX2", "AVX-512": "AVX-512"}
+Speeds = dict[str, dict[str, dict[str, float]]]  # by instruction set and benchmark: GB/s, of_memcpy
+
+
+def speeds(printed: str) -> Speeds:
+    """Read what bench_codecs printed as JSON, one document an instruction set."""
+    found: Speeds = {}
+    decoder = json.JSONDecoder()
+    while printed := printed.lstrip():
+        report, end = decoder.raw_decode(printed)
+        rows = {row["name"].split("/64MiB")[0]: row for row in report["benchmarks"]}
+        found[report["context"]["instruction_set"]] = rows
+        printed = printed[end:]
+    return found
+
+
+def encode_and_decode(kinds: dict[str, tuple[str, str]]) -> Callable[[str], str]:
+    """Rows with the shares of memcpy's speed. kinds: benchmark, with the row's name and its target with AVX2."""
+
+    def render(printed: str) -> str:
+        found = speeds(printed)
+        rows = []
+        for benchmark, (name, target) in kinds.items():
+            shares = (
+                " / ".join(f"{found[one][f'{benchmark}/{way}']['of_memcpy']:.2f}" for way in ("encode", "decode"))
+                for one in INSTRUCTION_SETS
+            )
+            rows.append([name, *shares, target])
+        return table(["of memcpy, encode / decode", *INSTRUCTION_SETS.values(), "target with AVX2"], rows)
+
+    return render
+
+
+QUANT = {
+    "quant/8bit": ("8 bits", ""),
+    "quant/4bit": ("4 bits", "0.8 / 1.2"),
+    "quant/8bit-rotated": ("8 bits, rotated", ""),
+    "quant/4bit-rotated": ("4 bits, rotated", "0.5 / 0.8"),
+    "quant/3bit-rotated": ("3 bits, rotated", ""),
+    "quant/2bit-rotated": ("2 bits, rotated", "0.45 / 0.8"),
+    "quant/1bit-rotated": ("1 bit, rotated", ""),
+    "quant/4bit-rotated-stochastic": ("4 bits, rotated, stochastic rounding", ""),
+    "quant/4bit-rotated-feedback": ("4 bits, rotated, error feedback", ""),
+}
+SPARSE = {"sparse/13_of_1024": ("13 of 1024", "0.4 / 3"), "sparse/51_of_1024": ("51 of 1024", "0.25 / 1.5")}
+TAGC = {
+    "exact_sum": "exact sum",
+    "none/encode": "`none` encode",
+    "none/decode": "`none` decode",
+    **{
+        f"{codec}/{level}/{way}": f"{words} {level} {way}"
+        for level in ("2x", "4x", "10x")
+        for codec, words, way in (
+            ("tagc", "`tagc`", "encode"),
+            ("tagc", "`tagc`", "decode"),
+            ("flat-tagc", "flat", "encode"),
+        )
+    },
+    **{
+        f"tagc/load/{cells}/{way}": f"`tagc`, rows by load, {cells} cells, encode" if way == "encode" else "decode"
+        for cells in ("fp32", "bf16", "fp16", "int8")
+        for way in ("encode", "decode")
+    },
+}
+
+
+def tagc(printed: str) -> str:
+    """Rows with GB/s and the shares of memcpy's speed."""
+    found = speeds(printed)
+    rows = [
+        [
+            name,
+            f"{found['AVX2'][row]['GB/s']:.2f}",
+            *(f"{found[one][row]['of_memcpy']:.2f}" for one in INSTRUCTION_SETS),
+        ]
+        for row, name in TAGC.items()
+    ]
+    return table(["", "GB/s of source, AVX2", "of memcpy: SSE2", "AVX2", "AVX-512"], rows)
+
+
+def printed_table(number: int) -> Callable[[str], str]:
+    """Return the table of that number which a command prints."""
+    return lambda printed: re.findall(r"(?:^\|.*\n)+", printed, re.MULTILINE)[number].strip()
+
+
+# --- All of them
+
+BENCHMARKS = "build/release/benchmarks"
+FIGURES = (
+    Figures(
+        "training",
+        "isthmus bench training",
+        10,
+        {"training": ("README.md", training)},
+        f"{OUT}/training/report.json",
+        {f"{OUT}/training/report.png": "docs/figures/demo.png"},
+    ),
+    Figures(
+        "scaling",
+        "isthmus bench scaling",
+        40,
+        {
+            "scaling-bytes": ("docs/scaling.md", scaling("node_mb_per_step", "reduction_node_mb_per_step")),
+            "scaling-seconds": ("docs/scaling.md", scaling("median_step_s", "communication_s")),
+            "scaling-link": ("docs/scaling.md", scaling("link_s")),
+        },
+        f"{OUT}/scaling/scaling.json",
+        {f"{OUT}/scaling/scaling.png": "docs/figures/scaling.png"},
+    ),
+    Figures("auto", "isthmus bench auto", 20, {"auto": ("docs/auto.md", auto)}, f"{OUT}/auto/auto.json"),
+    Figures(
+        "pipeline",
+        f"isthmus bench pipeline --json {OUT}/pipeline/pipeline.json",
+        3,
+        {"pipeline": ("docs/algorithms.md", pipeline)},
+        f"{OUT}/pipeline/pipeline.json",
+    ),
+    Figures(
+        "codecs",
+        f"for set in {' '.join(INSTRUCTION_SETS)}; do {BENCHMARKS}/bench_codecs --instruction_set=$set "
+        "--benchmark_filter=64MiB --benchmark_format=json || exit; done",
+        5,
+        {
+            "codecs-tagc": ("docs/tagc.md", tagc),
+            "codecs-quant": ("docs/quant.md", encode_and_decode(QUANT)),
+            "codecs-sparse": ("docs/sparse.md", encode_and_decode(SPARSE)),
+        },
+    ),
+    Figures(
+        "peeling",
+        f"{BENCHMARKS}/tagc_peeling_table",
+        3,
+        {
+            "peeling-merged": ("docs/tagc.md", printed_table(0)),
+            "peeling-by-load": ("docs/tagc.md", printed_table(1)),
+        },
+    ),
+    Figures("faults", "python tests/faults/table.py", 10, document="docs/faults.md"),
+)
+
+
+def sections_of(text: str) -> dict[str, str]:
+    """Return what stands between the markers of a document, by name."""
+    pattern = re.escape(SECTION).replace(r"\{name\}", "(.+?)").replace(r"\{body\}", "(.*?)")
+    return dict(re.findall(pattern, text, re.DOTALL))
+
+
+def made_by(command: str, commit: str, day: str, machine: str) -> str:
+    """Return the line that stands below a figure."""
+    return f"Made by `{command}` on commit `{commit}`, {day}, {machine}."
+
+
+def moved(before: str, after: str) -> Iterator[str]:
+    """Name the rows of a table whose numbers moved by more than a tenth, or all if there are others than before."""
+    old, new = ([line for line in text.splitlines() if line.startswith("|")] for text in (before, after))
+    if len(old) != len(new):
+        yield "    other rows than before"
+        return
+    for was, now in zip(old, new, strict=True):
+        pairs = list(zip(numbers(was), numbers(now), strict=False))
+        if len(numbers(was)) != len(numbers(now)) or any(abs(a - b) > MOVED * abs(a) for a, b in pairs):
+            yield f"    was {was}\n    is  {now}"
+
+
+def numbers(line: str) -> list[float]:
+    """Return all numbers with a point in a line."""
+    return [float(number) for number in re.findall(r"(?<![\w.])\d*\.\d+", line)]
+
+
+def make(figures: Figures, commit: str, machine: str) -> None:
+    """Run the command and write what it measured into the documents."""
+    print(f"{figures.name}: {figures.command}  (about {figures.minutes} minutes)", flush=True)
+    if figures.results:
+        shutil.rmtree((ROOT / figures.results).parent, ignore_errors=True)  # benchmarks go on where they were
+        (ROOT / figures.results).parent.mkdir(parents=True)
+    capture = subprocess.PIPE if figures.sections and not figures.results else None
+    printed = subprocess.run(["bash", "-c", figures.command], cwd=ROOT, stdout=capture, text=True, check=True).stdout
+    results = json.loads((ROOT / figures.results).read_text()) if figures.results else printed
+    made = made_by(figures.command, commit, datetime.now(UTC).date().isoformat(), machine)
+    for name, (document, render) in figures.sections.items():
+        path = ROOT / document
+        text = path.read_text()
+        before = sections_of(text)[name]
+        after = f"\n{render(results)}\n\n{made}\n"
+        path.write_text(text.replace(SECTION.format(name=name, body=before), SECTION.format(name=name, body=after)))
+        print(f"{document}, {name}:", *moved(before, after), sep="\n", flush=True)
+    for drawn, place in figures.images.items():
+        shutil.copy(ROOT / drawn, ROOT / place)
+
+
+def git(*arguments: str) -> str:
+    """Ask git about this checkout."""
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def commit_in(text: str) -> str:
+    """Return the commit that a document says a figure was made on."""
+    found = re.search(r"\bcommit `(\w+)`", text)
+    return found[1] if found else "?"
+
+
+def show() -> None:
+    """List all figures."""
+    for figures in FIGURES:
+        print(f"{figures.name}: {figures.command}  (about {figures.minutes} minutes)")
+        for name, (document, _) in figures.sections.items():
+            print(f"    {document}, {name}: commit {commit_in(sections_of((ROOT / document).read_text())[name])}")
+        if figures.document:
+            print(f"    {figures.document}: commit {commit_in((ROOT / figures.document).read_text())}")
+
+
+def main() -> None:
+    """Do what the arguments say."""
+    names = sys.argv[1:]
+    if not names:
+        show()
+        return
+    known = [figures.name for figures in FIGURES]
+    unknown = [name for name in names if name not in (*known, "all")]
+    if unknown:
+        sys.exit(f"figures {', '.join(unknown)}: expected all, or some of {', '.join(known)}")
+    if changed := git("status", "--porcelain", "--", ".", ":!docs", ":!README.md"):
+        sys.exit(f"figures name the commit that they were made on, and there are changes:\n{changed}")
+    from isthmus.bench.machine import machine
+
+    here = machine()
+    for figures in FIGURES:
+        if "all" in names or figures.name in names:
+            make(figures, git("rev-parse", "--short", "HEAD"), f"{here['cores']} cores of {here['processor']}")
+
+
+if __name__ == "__main__":
+    main()
