@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "codec/packet_header.h"
 #include "isthmus/communicator.h"
 #include "isthmus/error.h"
 #include "torch/backend_options.h"
@@ -81,7 +82,7 @@ class SimulatedNodes {
     const std::lock_guard lock(mutex_);
     check(gradients);
     const int64_t num_elements = gradients.front().numel();
-    const DataType dtype = gradients.front().scalar_type() == at::kFloat ? DataType::kFloat32 : DataType::kBFloat16;
+    const DataType dtype = type_of(gradients.front());
     at::Tensor shards = at::empty_like(gradients.front());
     const Buffer out{shards.mutable_data_ptr(), num_elements, dtype};
     const int64_t shard_elements = num_elements / map_.world_size();
@@ -91,6 +92,22 @@ class SimulatedNodes {
       ranks_[rank]->reduce_scatter(gradient, out.part(rank, shard_elements), scale, key, nullptr);
     });
     return shards;
+  }
+
+  // What every rank has after an all-reduce of the same.
+  at::Tensor all_reduce(const std::string& unit, const std::vector<at::Tensor>& gradients, double scale) {
+    const std::lock_guard lock(mutex_);
+    check(gradients);
+    const UnitKey key{unit, gradients.front().numel(), type_of(gradients.front()), Collective::kAllReduce};
+    std::vector<at::Tensor> reduced;
+    reduced.reserve(gradients.size());
+    for (const at::Tensor& gradient : gradients) {
+      reduced.push_back(gradient.clone());
+    }
+    run_ranks(map_.world_size(), [&](int rank) {
+      ranks_[rank]->all_reduce({reduced[rank].mutable_data_ptr(), key.num_elements, key.dtype}, scale, key, nullptr);
+    });
+    return reduced.front();
   }
 
   // Of each rank.
@@ -107,6 +124,10 @@ class SimulatedNodes {
   const NodeMap& map() const { return map_; }
 
  private:
+  static DataType type_of(const at::Tensor& tensor) {  // that check() lets pass
+    return tensor.scalar_type() == at::kFloat ? DataType::kFloat32 : DataType::kBFloat16;
+  }
+
   void check(const std::vector<at::Tensor>& gradients) const {
     const auto world_size = static_cast<size_t>(map_.world_size());
     ISTHMUS_CHECK(Error, gradients.size() == world_size, "reduce: ", gradients.size(), " gradients for ", world_size,
@@ -150,6 +171,7 @@ std::vector<py::dict> stats_of(SimulatedNodes& nodes) {
 void bind_simulated_nodes(py::module_& module) {
   using namespace py::literals;
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  module.attr("PACKET_VERSION") = PacketHeader::kVersion;
   py::class_<SimulatedNodes>(module, "SimulatedNodes",
                              "All ranks of a group as threads of this process, with the real communicators and codecs.")
       .def(py::init([](int num_nodes, int ranks_per_node, const OptionsPtr& options) {
@@ -158,6 +180,8 @@ void bind_simulated_nodes(py::module_& module) {
            py::kw_only(), "num_nodes"_a, "ranks_per_node"_a = 1, "options"_a)
       .def("reduce", &SimulatedNodes::reduce, unlocked, "unit"_a, "gradients"_a, "scale"_a,
            "scale times the sum of the ranks' gradients: all shards, end to end.")
+      .def("all_reduce", &SimulatedNodes::all_reduce, unlocked, "unit"_a, "gradients"_a, "scale"_a,
+           "scale times the sum of the ranks' gradients, as every rank has it.")
       .def("stats", &stats_of, "Of each rank, as isthmus.stats() has them of a device.");
 }
 

@@ -92,12 +92,16 @@ def gradients_of_ranks(world_size, step, dtype):
 
 
 # Without tiers="flat": there each transport adds the sketches of more than two ranks in an order of its own.
-CODECS = {"none": {"codec": "none"}, "tagc": {"codec": "tagc"}}
+CODECS = {"none": {"codec": "none"}, "tagc": {"codec": "tagc"}, "default": {}}
 REDUCED_DTYPES = (torch.float32, torch.bfloat16)
 
 
+def _bytes(tensor):
+    return tensor.view(torch.uint8).numpy().tobytes()
+
+
 def reduced_by_processes(rank, world_size):
-    """This rank's shards, as bytes: by codec, type and step."""
+    """This rank's shards and sums, as bytes: by codec, type and step."""
     ranks.init("gloo")
     shards = {}
     for name, options in CODECS.items():
@@ -108,9 +112,11 @@ def reduced_by_processes(rank, world_size):
                 with isthmus.unit("unit"):
                     gradient = gradients_of_ranks(world_size, step, dtype)[rank]
                     dist.reduce_scatter_tensor(shard, gradient, op=dist.ReduceOp.AVG, group=group)
-                shards[name, dtype, step] = shard.view(torch.uint8).numpy().tobytes()
-        sent = isthmus.stats(group)["collectives"]["reduce_scatter"]
-        shards[name] = sum(sent[tier]["inter_node_sent_bytes"] for tier in ("intra", "inter", "flat"))
+                shards[name, dtype, step] = _bytes(shard)
+                with record_function("FSDP::post_backward_reduce (unit)"):
+                    dist.all_reduce(gradient, op=dist.ReduceOp.AVG, group=group)
+                shards[name, dtype, step, "sum"] = _bytes(gradient)
+        shards[name] = crossing_bytes([isthmus.stats(group)])
     return shards
 
 
@@ -123,7 +129,10 @@ def test_simulated_nodes_equal_processes_bit_for_bit():
             for step in range(3):
                 whole = nodes.reduce("unit", gradients_of_ranks(4, step, dtype), 0.25)
                 expected = b"".join(shards[name, dtype, step] for shards in by_rank)
-                assert whole.view(torch.uint8).numpy().tobytes() == expected, (name, dtype, step)
+                assert _bytes(whole) == expected, (name, dtype, step)
+                summed = nodes.all_reduce("unit", gradients_of_ranks(4, step, dtype), 0.25)
+                for shards in by_rank:
+                    assert _bytes(summed) == shards[name, dtype, step, "sum"], (name, dtype, step)
         assert crossing_bytes(nodes.stats()) == sum(shards[name] for shards in by_rank)
 
 
@@ -205,8 +214,14 @@ def test_noise_is_of_one_size_and_spares_the_own_part(num_elements):
             assert float(dropped) == pytest.approx(RELATIVE_SQUARED_ERROR, rel=0.2)
         zeros = own[0] == 0
         assert bool((noisy[0][zeros] == 0).all()) == (kind == "alike")
-    with pytest.raises(ValueError, match="noise 'white': expected spread or alike"):
+    with pytest.raises(ValueError, match="noise 'white': expected spread, alike or dropped"):
         add_noise(gradient, 0, 3, "white", generator)
+
+
+def test_where_nothing_is_sent_a_node_takes_its_own_part_for_the_mean():
+    gradient = torch.arange(1.0, 7.0)
+    dropped = add_noise(gradient, 1, 3, "dropped", torch.Generator())
+    assert dropped.tolist() == [0, 0, 9, 12, 0, 0]
 
 
 def test_a_run_with_noise_sends_what_an_exact_one_does(files):
@@ -303,6 +318,7 @@ def test_what_cannot_be_screened_is_named(files, changes, message):
         ({"optimizer": "adam"}, "optimizer 'adam': expected one of adamw, sgd"),
         ({"dtype": "fp16"}, "dtype 'fp16': expected one of bf16, fp32"),
         ({"width": 100}, "width 100: expected a multiple of 64"),
+        ({"layout": "ddp"}, "layout 'ddp': expected one of fsdp, hsdp"),
     ],
 )
 def test_a_setting_out_of_range_is_named(changes, message):
@@ -392,6 +408,7 @@ GOOD_ARGUMENTS = {
     "optimizers": ("adamw",),
     "num_seeds": None,
     "lr": None,
+    "half_lr": True,
     "nodes": None,
     "links": ("50mbit",),
     "setting": TINY,

@@ -8,7 +8,7 @@ import pytest
 
 import isthmus
 from convergence_runs import TINY, fake_result, tiny_run
-from isthmus.bench.convergence_arms import ARMS, BASELINE, FINALISTS, arms_matching
+from isthmus.bench.convergence_arms import ARMS, BASELINE, FINALISTS, FLOOR, arms_matching
 from isthmus.bench.convergence_config import Run
 from isthmus.bench.convergence_finalists import MAX_FINALISTS, finalists_named, merged
 from isthmus.bench.convergence_report import write_report
@@ -129,6 +129,7 @@ def test_a_run_survives_the_file(tmp_path):
         tiny_run(setting=replace(TINY, steps=9)),
         tiny_run(setting=replace(TINY, nodes=4)),
         tiny_run(setting=replace(TINY, dtype="fp32")),
+        tiny_run(setting=replace(TINY, layout="hsdp")),
         replace(tiny_run(), text="other"),
         replace(tiny_run(), versions=(("isthmus", "0"),)),
         replace(tiny_run(), options=(*tiny_run().options, ("bits", 2))),
@@ -209,6 +210,35 @@ def test_bits_are_those_of_an_element_that_crosses():
     runs._add({"run": tiny_run(setting=setting).as_json(), "result": fake_result(sent_bytes=4 * 75 * 8 * 2)})
     (comparison,), _ = summarise(runs)
     assert comparison.arms[BASELINE][0.01].crossing_bits == 16
+
+
+def test_results_of_an_all_reduce_cross_too():
+    """Of 2 nodes each sends half of 100 elements, and half of the results, in each of 8 steps."""
+    setting = replace(TINY, layout="hsdp")
+    runs = Results()
+    runs._add({"run": tiny_run(setting=setting).as_json(), "result": fake_result(sent_bytes=2 * 2 * 50 * 8 * 2)})
+    (comparison,), _ = summarise(runs)
+    assert comparison.arms[BASELINE][0.01].crossing_bits == 16
+
+
+def test_every_table_has_the_floor_that_was_screened(tmp_path):
+    results = some_results()
+    other = replace(TINY, nodes=4)
+    for run, loss in (
+        (tiny_run(FLOOR), 3.0),
+        (tiny_run(stage="real"), 2.0),
+        (tiny_run("tagc-2x", stage="real"), 2.0),
+        (tiny_run(setting=other), 2.0),
+        (tiny_run("tagc-2x", setting=other), 2.0),
+    ):
+        results._add({"run": run.as_json(), "result": fake_result(loss)})
+    screened, real, not_run = summarise(results)[0]
+    assert screened.floor[0.01].gap.mean == real.floor[0.01].gap.mean == pytest.approx(0.5)
+    assert not not_run.floor
+    assert all(FLOOR not in comparison.arms for comparison in (screened, real, not_run))
+    text = write_report(results, tmp_path).read_text()
+    assert text.count(f"| `{FLOOR}` | 0.00 | +50.00% |") == 2
+    assert text.count(f"| `{FLOOR}` | not run |") == 1
 
 
 def test_comparisons_of_other_models_have_figures_of_their_own(tmp_path):

@@ -137,9 +137,11 @@ def convergence(
         int | None,
         typer.Option(help="How many; each gives all arms the same weights and batches.", show_default="3; finalists 6"),
     ] = None,
-    lr: Annotated[
-        float | None, typer.Option(help="Learning rate; screened with half of it, too.", show_default="found first")
-    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default="found first")] = None,
+    half_lr: Annotated[bool, typer.Option(help="Screen at half of the learning rate, too.")] = True,
+    layout: Annotated[
+        str, typer.Option(help="fsdp: gradients are reduce-scattered. hsdp: all-reduced between nodes.")
+    ] = "fsdp",
     steps: Annotated[int, typer.Option(help="Steps of a run.")] = 500,
     nodes: Annotated[str | None, typer.Option(help="Simulated nodes, 2 to 8.", show_default="2; finalists 2,4")] = None,
     link: Annotated[
@@ -183,6 +185,7 @@ def convergence(
                 optimizers=_names(optimizers),
                 num_seeds=seeds,
                 lr=lr,
+                half_lr=half_lr,
                 nodes=None if nodes is None else tuple(_whole(number) for number in _names(nodes)),
                 links=tuple(link or ("200mbit", "50mbit")),
                 setting=Setting(
@@ -193,6 +196,7 @@ def convergence(
                     context=context,
                     sequences=sequences,
                     validation_sequences=validation_sequences,
+                    layout=layout,
                 ),
                 files=tuple(text or default_files()),
                 jobs=jobs,

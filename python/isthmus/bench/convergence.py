@@ -33,6 +33,7 @@ class ConvergenceConfig:
     optimizers: tuple[str, ...]
     num_seeds: int | None
     lr: float | None
+    half_lr: bool
     nodes: tuple[int, ...] | None
     links: tuple[str, ...]
     setting: Setting
@@ -55,7 +56,9 @@ class ConvergenceConfig:
         """What the first stage does."""
         arms = tuple(arms_matching(self.arms))
         return [
-            Screening(replace(setting, nodes=nodes), arms, self._seeds("screen"), self.files, self.jobs, self.lr)
+            Screening(
+                replace(setting, nodes=nodes), arms, self._seeds("screen"), self.files, self.jobs, self.lr, self.half_lr
+            )
             for setting in self._settings()
             for nodes in self.nodes or _NODES["screen"]
         ]

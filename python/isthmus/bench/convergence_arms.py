@@ -7,6 +7,8 @@ from typing import Any
 
 #: The arm that all others are compared with.
 BASELINE = "exact"
+#: The arm that sends nothing between nodes: a codec that loses as much is none.
+FLOOR = "nothing-sent"
 #: Of the steps: how long the arms with a dense start stay exact, and how long a ramp takes after that.
 _DENSE_SHARE = 0.1
 _RAMP_SHARE = 0.2
@@ -23,7 +25,7 @@ class CodecArm:
     #: Shares of the steps.
     dense_share: float = 0.0
     ramp_share: float = 0.0
-    #: No codec, but noise that other nodes' pieces get, see convergence_noise: "spread" or "alike".
+    #: No codec, but what other nodes' pieces get, see convergence_noise: "spread", "alike" or "dropped".
     noise: str = ""
 
     def options_for(self, num_steps: int) -> dict[str, Any]:
@@ -118,7 +120,8 @@ def _all_arms() -> Iterable[CodecArm]:
     # What a scale is chosen for, how codes are rounded, how many elements share a scale.
     for bits in (8, 4, 3, 2):
         yield _named("absmax", _quant(bits, scale="absmax"))
-    yield _named("unbiased", _quant(2, scale="unbiased"))
+    for bits in (4, 2):
+        yield _named("unbiased", _quant(bits, scale="unbiased"))
     for bits in (4, 2):
         yield _named("stochastic", _quant(bits, scale="absmax", rounding="stochastic"))
     for bits in (2, 1):
@@ -127,12 +130,13 @@ def _all_arms() -> Iterable[CodecArm]:
     # Why a codec costs what it costs: the same relative squared error, on other elements.
     for noise in ("spread", "alike"):
         yield CodecArm(f"noise-{noise}", exact, noise=noise)
+    yield CodecArm(FLOOR, exact, noise="dropped")
 
 
 ARMS: dict[str, CodecArm] = {arm.name: arm for arm in _all_arms()}
 
 #: What the second stage trains on the real backend, beside the baseline.
-FINALISTS = ("quant-4", "quant-3", "quant-2", "quant-1-unbiased", "tagc-10x")
+FINALISTS = ("quant-4", "quant-4-unbiased", "quant-3", "quant-2", "quant-1-unbiased", "tagc-10x")
 
 
 def arms_matching(patterns: Sequence[str]) -> list[CodecArm]:

@@ -7,12 +7,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from isthmus import _C
 from isthmus.bench.config import DTYPES, ModelShape
 from isthmus.bench.convergence_arms import CodecArm
 from isthmus.bench.machine import versions
 from isthmus.simulate import MAX_NODES
 
 OPTIMIZERS = ("adamw", "sgd")
+#: fsdp: gradients are reduce-scattered over all ranks; hsdp: all-reduced between nodes, each of which has all weights.
+LAYOUTS = ("fsdp", "hsdp")
 #: Where the search for the baseline's best learning rate begins.
 FIRST_LEARNING_RATES = {"adamw": 2e-3, "sgd": 0.1}
 #: After which share of the steps the whole validation set is evaluated.
@@ -41,13 +44,14 @@ class Setting:
     context: int = 64
     #: Of weights and gradients in compute and reduction; the optimizer has float32.
     dtype: str = "bf16"
+    layout: str = "fsdp"
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(f"{name} {value}: expected {low} to {high}")
-        for name, allowed in (("optimizer", OPTIMIZERS), ("dtype", DTYPES[:2])):
+        for name, allowed in (("optimizer", OPTIMIZERS), ("dtype", DTYPES[:2]), ("layout", LAYOUTS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} '{getattr(self, name)}': expected one of {', '.join(allowed)}")
         _ = self.shape
@@ -108,6 +112,7 @@ class Run:
 def make_run(stage: str, setting: Setting, arm: CodecArm, lr: float, seed: int, text: str, link: str = "") -> Run:
     """A run of this version of Isthmus."""
     steps = setting.steps
+    found = versions() | {"packets": str(_C.PACKET_VERSION)}
     return Run(
         stage=stage,
         setting=setting,
@@ -117,7 +122,7 @@ def make_run(stage: str, setting: Setting, arm: CodecArm, lr: float, seed: int, 
         lr=lr,
         seed=seed,
         text=text,
-        versions=tuple((name, version) for name, version in versions().items() if name in ("isthmus", "torch")),
+        versions=tuple((name, found[name]) for name in ("isthmus", "torch", "packets")),
         link=link,
     )
 

@@ -58,14 +58,15 @@ class Finals:
 
 
 def best_lr(results: Results, setting: Setting) -> float:
-    """The learning rate at which the screened baseline of this setting was best, on however many nodes.
+    """The learning rate at which the screened baseline of this setting was best, on however many nodes,
+    in whatever layout.
 
     Raises ValueError if it has not been screened.
     """
     losses: dict[float, list[float]] = {}
     for record in results.records:
         run, loss = Run.from_json(record["run"]), record["result"].get("val_loss")
-        same = replace(run.setting, nodes=setting.nodes) == setting
+        same = replace(run.setting, nodes=setting.nodes, layout=setting.layout) == setting
         if run.stage == "screen" and run.arm == BASELINE and same and loss is not None:
             losses.setdefault(run.lr, []).append(loss)
     if not losses:

@@ -1,4 +1,4 @@
-"""Noise in the place of a codec: to see which elements' errors cost validation loss."""
+"""What takes the place of a codec: noise, to see which elements' errors cost validation loss, or nothing at all."""
 
 import math
 
@@ -15,15 +15,20 @@ def add_noise(gradient: Tensor, owned_part: int, num_parts: int, kind: str, gene
     """`gradient`, flat, with normal noise in all but one of its equal parts: what its node owns crosses no link.
 
     kind: "spread" is as large for all elements of a group of 128 neighbours, as the error of rotated codes is; "alike"
-    is proportional to each element. Both have the same squared error. Raises ValueError for another kind.
+    is proportional to each element. Both have the same squared error. "dropped": nothing is sent, and each node takes
+    what it owns for the mean of all. Raises ValueError for another kind.
     """
     parts = gradient.float().view(num_parts, -1)
+    if kind == "dropped":
+        kept = torch.zeros_like(parts)
+        kept[owned_part] = num_parts * parts[owned_part]
+        return kept.flatten().to(gradient.dtype)
     if kind == "spread":
         size = _root_mean_squares(parts)
     elif kind == "alike":
         size = parts.abs()
     else:
-        raise ValueError(f"noise '{kind}': expected spread or alike")
+        raise ValueError(f"noise '{kind}': expected spread, alike or dropped")
     noise = math.sqrt(RELATIVE_SQUARED_ERROR) * size * torch.randn(parts.shape, generator=generator)
     noise[owned_part] = 0
     return (parts + noise).flatten().to(gradient.dtype)

@@ -52,12 +52,20 @@ class FsdpTraining:
         torch.manual_seed(run.seed)
         self._model = ByteGpt(run.setting.shape)
         self.num_parameters = sum(parameter.numel() for parameter in self._model.parameters())
-        mesh = DeviceMesh.from_group(self._group, "cpu")
+        mesh = self._mesh(run, timeout)
         dtype = DTYPES[run.setting.dtype]
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
         for module in (*self._model.blocks, self._model):
             fully_shard(module, mesh=mesh, mp_policy=policy)
         self._optimizer = make_optimizer(run.setting.optimizer, self._model.parameters(), run.lr)
+
+    def _mesh(self, run: Run, timeout: timedelta) -> DeviceMesh:
+        if run.setting.layout == "fsdp":
+            return DeviceMesh.from_group(self._group, "cpu")
+        # With one rank on each node, as all codecs of two tiers have it: each has all weights.
+        ranks = torch.arange(run.world_size).view(-1, 1)
+        alone = new_group("gloo", timeout, ranks.tolist())
+        return DeviceMesh.from_group([self._group, alone], "cpu", mesh=ranks, mesh_dim_names=("replicate", "shard"))
 
     def step(self) -> tuple[float, float]:
         """Train on the next batch; returns this rank's loss, and the norm of the whole gradient before it is clipped.

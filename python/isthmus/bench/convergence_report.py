@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from isthmus.bench.convergence_arms import BASELINE
+from isthmus.bench.convergence_arms import BASELINE, FLOOR
 from isthmus.bench.convergence_config import Setting
 from isthmus.bench.convergence_figure import draw_comparison
 from isthmus.bench.convergence_results import Results
@@ -25,6 +25,7 @@ _STAGES = {
     "screen": "screening: simulated nodes in one process",
     "real": "finalists: processes on the backend",
 }
+_LAYOUTS = {"fsdp": "reduce-scatter", "hsdp": "all-reduce (HSDP)"}
 _OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD with momentum"}
 _GOALS = (0.0025, 0.005, 0.01)
 
@@ -51,7 +52,8 @@ def write_report(results: Results, output_dir: Path) -> Path:
 
 def _slug(comparison: Comparison) -> str:
     setting = comparison.setting
-    return f"{comparison.stage}_{setting.optimizer}_{setting.nodes}nodes_{setting.steps}steps"
+    layout = "" if setting.layout == "fsdp" else f"_{setting.layout}"
+    return f"{comparison.stage}_{setting.optimizer}_{setting.nodes}nodes_{setting.steps}steps{layout}"
 
 
 def _around(earlier: str, generated: str) -> str:
@@ -83,6 +85,8 @@ How to read the tables:
 
 - *gap*: validation loss over that of `{BASELINE}` with the same seed, learning rate, weights and batches, less 1; the
   mean over seeds with its 95% interval (Student's t). Negative: better than exact.
+- `{FLOOR}` is the floor: each node takes what it owns for the mean of all. What a codec keeps of the other nodes'
+  gradients is seen by how far it stays from there.
 - `quant-8` is the control: so near to exact that its interval shows how far two runs drift apart by themselves.
 - *bits*: what the nodes' transports sent to each other (their own counters), for each element that crosses a link. With
   2 nodes that is also bits over the link for each parameter, both directions together.
@@ -96,7 +100,8 @@ How to read the tables:
 
 def _section(comparison: Comparison, figures: Sequence[Path]) -> str:
     setting = comparison.setting
-    title = f"## {_OPTIMIZERS[setting.optimizer]}, {setting.nodes} nodes, {_STAGES[comparison.stage]}"
+    what = f"{_OPTIMIZERS[setting.optimizer]}, {setting.nodes} nodes, {_LAYOUTS[setting.layout]}"
+    title = f"## {what}, {_STAGES[comparison.stage]}"
     versions = ", ".join(f"{name} {version}" for name, version in comparison.versions)
     parts = [
         f"{title}\n",
@@ -134,7 +139,12 @@ def _arm_table(comparison: Comparison) -> str:
     if lrs:
         head += [f"at 50%, lr {lrs[0]:g}", "at 75%", "settled", "error", "clipped", "seeds"]
     rows = [_arm_row(by_lr, lrs) for name, by_lr in comparison.arms.items() if name != BASELINE]
-    return markdown_table(head, sorted(rows, key=lambda row: -float(row[1])))
+    rows.sort(key=lambda row: -float(row[1]))
+    if lrs:
+        rows.append(
+            _arm_row(comparison.floor, lrs) if comparison.floor else [f"`{FLOOR}`", *["not run"] * (len(head) - 1)]
+        )
+    return markdown_table(head, rows)
 
 
 def _arm_row(by_lr: dict[float, ArmSummary], lrs: Sequence[float]) -> list[str]:

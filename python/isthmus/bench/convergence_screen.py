@@ -22,7 +22,7 @@ STAGE = "screen"
 
 @dataclass(frozen=True)
 class Screening:
-    """What is screened: `arms` at each of `seeds`, at `lr` and half of it; lr None: tuned first."""
+    """What is screened: `arms` at each of `seeds`, at `lr` and, with half_lr, half of it; lr None: tuned first."""
 
     setting: Setting
     arms: tuple[CodecArm, ...]
@@ -30,6 +30,7 @@ class Screening:
     files: tuple[Path, ...]
     jobs: int = 1
     lr: float | None = None
+    half_lr: bool = True
 
     def __post_init__(self) -> None:
         for name in ("seeds", "arms", "files"):
@@ -58,9 +59,10 @@ def screen(screening: Screening, results: ResultsFile, console: Console) -> dict
             _finish(workers, runs, results, console)
 
         lr = screening.lr or tune(screening, text, results, finish)
-        console.print(f"{setting.optimizer}: learning rates {lr:g} (the baseline's best) and {lr / 2:g}")
+        rates = (lr, lr / 2) if screening.half_lr else (lr,)
+        console.print(f"{setting.optimizer}: learning rates {', '.join(f'{rate:g}' for rate in rates)}")
         for seed in screening.seeds:
-            finish([make_run(STAGE, setting, arm, rate, seed, text) for rate in (lr, lr / 2) for arm in arms])
+            finish([make_run(STAGE, setting, arm, rate, seed, text) for rate in rates for arm in arms])
     return refused
 
 

@@ -35,8 +35,8 @@ from isthmus.bench.model import ByteGpt
 class FlatUnit:
     """The parameters of one unit in the layout of FSDP2's reduction: the rows of rank 0 of all of them, of rank 1, ...
 
-    The number of rows of each is a multiple of the ranks. master: float32, that layout; what the optimizer updates. The
-    parameters themselves are what computes.
+    world_size: how many ranks they are sharded over; the number of rows of each is a multiple of it. master: float32,
+    that layout; what the optimizer updates. The parameters themselves are what computes.
     """
 
     def __init__(self, name: str, parameters: Sequence[nn.Parameter], world_size: int) -> None:
@@ -75,7 +75,8 @@ class SimulatedTraining:
         self._batches = Batches(files, run.setting, run.seed)
         torch.manual_seed(run.seed)
         model = ByteGpt(run.setting.shape)
-        self._units = _units_of(model, run.world_size)
+        hybrid = run.setting.layout == "hsdp"
+        self._units = _units_of(model, 1 if hybrid else run.world_size)
         self.num_parameters = sum(unit.master.numel() for unit in self._units)
         self._model = model.to(DTYPES[run.setting.dtype])
         self._nodes = SimulatedNodes(
@@ -83,6 +84,7 @@ class SimulatedTraining:
             ranks_per_node=run.ranks_per_node,
             options=isthmus.Options(**dict(run.options)),
         )
+        self._reduce = self._nodes.all_reduce if hybrid else self._nodes.reduce
         self._noise = ARMS[run.arm].noise if run.arm in ARMS else ""
         self._noise_generator = torch.Generator().manual_seed(run.seed)
         self._optimizer = make_optimizer(run.setting.optimizer, [unit.master for unit in self._units], run.lr)
@@ -98,7 +100,7 @@ class SimulatedTraining:
             losses.append(float(loss.detach()))
             gradients.append([self._with_noise(unit.take_gradient(), rank) for unit in self._units])
         for unit, gradients_of_ranks in zip(self._units, zip(*gradients, strict=True), strict=True):
-            unit.master.grad = self._nodes.reduce(unit.name, list(gradients_of_ranks), 1 / world_size).float()
+            unit.master.grad = self._reduce(unit.name, list(gradients_of_ranks), 1 / world_size).float()
         norm = nn.utils.clip_grad_norm_([unit.master for unit in self._units], MAX_GRADIENT_NORM)
         set_lr(self._optimizer, self.run.lr * lr_share(step, self.run.setting.steps))
         self._optimizer.step()

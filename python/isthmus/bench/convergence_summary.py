@@ -2,11 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from isthmus.bench.convergence_arms import ARMS, BASELINE
+from isthmus.bench.convergence_arms import ARMS, BASELINE, FLOOR
 from isthmus.bench.convergence_config import Run, Setting
 from isthmus.bench.convergence_results import Results
 from isthmus.bench.convergence_statistics import Interval, mean_interval
@@ -33,6 +33,8 @@ class Comparison:
     arms: dict[str, dict[float, "ArmSummary"]]
     #: Seconds a step on shaped links, by link and arm.
     step_s: dict[str, dict[str, float]]
+    #: Where nothing is sent, by learning rate; that of screening for finalists, too, since no codec runs in it.
+    floor: dict[float, "ArmSummary"]
 
     @property
     def num_parameters(self) -> int:
@@ -109,8 +111,15 @@ def summarise(results: Results) -> tuple[list[Comparison], int]:
         num_left_out += len(members) - len(pairs)
         if pairs:
             builds = tuple(sorted({result["native_build"] for _, result, _ in pairs}))
-            comparisons.append(Comparison(*key, builds, _baselines(pairs), _arms(pairs), dict(timed[key])))
-    return comparisons, num_left_out
+            arms = _arms(pairs)
+            floor = arms.pop(FLOOR, {})
+            comparisons.append(Comparison(*key, builds, _baselines(pairs), arms, dict(timed[key]), floor))
+    return [replace(each, floor=_floor_of(each, comparisons)) for each in comparisons], num_left_out
+
+
+def _floor_of(comparison: Comparison, comparisons: Sequence[Comparison]) -> dict[float, ArmSummary]:
+    floors = [each.floor for each in comparisons if (each.setting, each.text) == (comparison.setting, comparison.text)]
+    return comparison.floor or next(filter(None, floors), {})
 
 
 def _is_of_table(run: Run) -> bool:
@@ -165,7 +174,7 @@ def _summary(name: str, pairs: Sequence[_Pair]) -> ArmSummary:
         arm=name,
         gaps=_gaps(finished) if finished else None,
         num_diverged=len(pairs) - len(finished),
-        crossing_bits=fmean(_crossing_bits(run, result) for run, result, _ in pairs),
+        crossing_bits=0.0 if name == FLOOR else fmean(_crossing_bits(run, result) for run, result, _ in pairs),
         relative_error=fmean(errors) if errors else None,
         clipped_share=fmean(result["clipped_share"] for _, result, _ in pairs),
         curve=tuple(
@@ -186,8 +195,12 @@ def _gaps(pairs: Sequence[_Pair]) -> tuple[Interval, ...]:
 
 
 def _crossing_bits(run: Run, result: dict[str, Any]) -> float:
-    """Every node sends the pieces of all other nodes: P (N - 1) elements cross in a step, over all nodes."""
-    elements: int = result["num_parameters"] * (run.setting.nodes - 1) * max(1, result["steps_done"])
+    """Every node sends the pieces of all other nodes: P (N - 1) elements cross in a step, over all nodes.
+
+    In an all-reduce the results cross, too, which are as many.
+    """
+    directions = 1 if run.setting.layout == "fsdp" else 2
+    elements: int = directions * result["num_parameters"] * (run.setting.nodes - 1) * max(1, result["steps_done"])
     return float(result["sent_bytes"]) * 8 / elements
 
 
