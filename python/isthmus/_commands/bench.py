@@ -211,6 +211,18 @@ def convergence(
 
 
 @bench.command()
+def bias(
+    elements: Annotated[int, typer.Option(help="Of each gradient, an even number.", min=2)] = 262_144,
+    steps: Annotated[int, typer.Option(help="Reductions of each row.", min=1)] = 8,
+) -> None:
+    """Regress what two nodes get with codec quant on what each of them gave: slopes below 1 are shrinkage."""
+    with failures_told(extra="bench"):
+        from isthmus.bench.bias import measure_biases, print_biases
+
+        print_biases(measure_biases(elements, steps), Console())
+
+
+@bench.command()
 def auto(
     arms: Annotated[
         str, typer.Option(help="Which arms.")
