@@ -113,7 +113,7 @@ def reduced_by_processes(rank, world_size):
                     gradient = gradients_of_ranks(world_size, step, dtype)[rank]
                     dist.reduce_scatter_tensor(shard, gradient, op=dist.ReduceOp.AVG, group=group)
                 shards[name, dtype, step] = _bytes(shard)
-                with record_function("FSDP::post_backward_reduce (unit)"):
+                with isthmus.unit("unit"):
                     dist.all_reduce(gradient, op=dist.ReduceOp.AVG, group=group)
                 shards[name, dtype, step, "sum"] = _bytes(gradient)
         shards[name] = crossing_bytes([isthmus.stats(group)])
