@@ -27,6 +27,8 @@ from checkpoints import group as tagc_group
 from checks import Table, World
 from families import run_table, same_on_all_ranks, world
 
+pytestmark = pytest.mark.processes
+
 table, table_of_worlds = Table(), Table()
 UNITS = ("blocks.0", "blocks.1", "root")
 REPLICAS = "some parameters are replicated over another mesh dimension, others are not"
@@ -189,12 +191,14 @@ class Critic(nn.Module):
 def norm_of_no_gradient(wrap: Callable[[nn.Module], nn.Module], steps: int = 6) -> float:
     """Train twins by turns; return the largest gradient that the one gets whose true gradient is always zero."""
     twins = [wrap(Critic()), wrap(Critic())]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.0) for model in twins]
     largest = 0.0
     for step in range(steps):
         inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
-        for model, factor in zip(twins, (1.0, 0.0), strict=True):
-            model.zero_grad()
+        for model, optimizer, factor in zip(twins, optimizers, (1.0, 0.0), strict=True):
+            optimizer.zero_grad()
             model(inputs, factor).backward()
+            optimizer.step()
         norms = [
             float(p.grad.full_tensor().norm() if isinstance(p.grad, DTensor) else p.grad.norm())
             for p in twins[1].parameters()

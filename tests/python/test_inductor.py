@@ -13,6 +13,8 @@ from checks import Table, World
 from families import WORLD_SIZE, Family, add_family, run_table
 from test_families_others import ddp_family, simple_fsdp
 
+pytestmark = pytest.mark.processes
+
 table = Table()
 
 

@@ -24,7 +24,7 @@ DAEMONS = ("munged", "slurmctld", "slurmd")
 SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin"))
 missing = [name for name in (*DAEMONS, "srun") if shutil.which(name, path=SEARCH_PATH) is None]
 pytestmark = [
-    pytest.mark.timeout(400),
+    pytest.mark.processes,
     pytest.mark.skipif(bool(missing), reason=f"no {', '.join(missing)}: Debian has them in slurm-wlm and munge"),
 ]
 PROGRAM = Path(__file__).with_name("slurm_rank.py")
