@@ -19,9 +19,19 @@ from typing import Any
 
 from limits import HANG_S, OPERATION_S
 
-# Importing torch takes seconds: one server imports it, and each rank is a fork of that.
+# Importing torch takes seconds, and Dynamo, which the first optimizer needs, one more: one server does it, and each
+# rank is a fork of that.
 _context = multiprocessing.get_context("forkserver")
-_preloaded = ["torch", "torch.distributed", "torch.distributed.fsdp", "isthmus._register", "ranks"]
+_preloaded = [
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "isthmus._register",
+    "pytest",
+    "ranks",
+]
 _context.set_forkserver_preload(_preloaded)
 
 
