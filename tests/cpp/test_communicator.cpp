@@ -149,23 +149,24 @@ TEST_P(EveryMap, PayloadIsWhatTheFormulasSay) {
 }
 
 TEST_P(EveryMap, AllRanksOfManyStepsAgreeOnWhatIsCompressed) {
-  Options options = lossy_options();
-  options.min_elements = 9 * 64;
-  World world(GetParam(), options);
-  for (int step = 0; step < 3; ++step) {
-    for (const int64_t chunk : {1, 64, 1000}) {
-      world.reduce_scatter(random_inputs(world.size(), chunk, DataType::kBFloat16), 1, nullptr);
+  for (Options options : test::every_lossy_options()) {
+    options.min_elements = 9 * 64;
+    World world(GetParam(), options);
+    for (int step = 0; step < 3; ++step) {
+      for (const int64_t chunk : {1, 64, 1000}) {
+        world.reduce_scatter(random_inputs(world.size(), chunk, DataType::kBFloat16), 1, nullptr);
+      }
     }
+    const Stats first = world.ranks.front()->stats();
+    for (const auto& communicator : world.ranks) {
+      const Stats stats = communicator->stats();
+      EXPECT_EQ(stats.exact_calls, first.exact_calls);
+      EXPECT_EQ(stats.compressed_calls, first.compressed_calls);
+      EXPECT_EQ(stats.num_units, first.num_units);
+      EXPECT_STREQ(communicator->phase(), "idle");
+    }
+    EXPECT_EQ(first.compressed_calls > 0, world.map.two_tier());
   }
-  const Stats first = world.ranks.front()->stats();
-  for (const auto& communicator : world.ranks) {
-    const Stats stats = communicator->stats();
-    EXPECT_EQ(stats.exact_calls, first.exact_calls);
-    EXPECT_EQ(stats.compressed_calls, first.compressed_calls);
-    EXPECT_EQ(stats.num_units, first.num_units);
-    EXPECT_STREQ(communicator->phase(), "idle");
-  }
-  EXPECT_EQ(first.compressed_calls > 0, world.map.two_tier());
 }
 
 TEST(Communicator, RefusesUnevenNodes) {
@@ -330,19 +331,21 @@ TEST(Communicator, EveryReasonForStayingExactIsCounted) {
 }
 
 TEST(Communicator, SteadyStateTakesNoMoreMemory) {
-  World world(NodeMap({0, 1, 0, 1}), lossy_options());
-  const auto one_step = [&] {
-    for (const int64_t chunk : {1000, 10, 4000}) {
-      world.reduce_scatter(random_inputs(4, chunk, DataType::kBFloat16), 1, nullptr);
-    }
-    return world.ranks[0]->stats();
-  };
-  one_step();
-  const Stats second = one_step();
-  const Stats third = one_step();
-  EXPECT_GT(second.scratch_bytes, 0);
-  EXPECT_EQ(third.scratch_bytes, second.scratch_bytes);
-  EXPECT_EQ(third.residual_bytes, second.residual_bytes);
+  for (const Options& options : test::every_lossy_options()) {
+    World world(NodeMap({0, 1, 0, 1}), options);
+    const auto one_step = [&] {
+      for (const int64_t chunk : {1000, 10, 4000}) {
+        world.reduce_scatter(random_inputs(4, chunk, DataType::kBFloat16), 1, nullptr);
+      }
+      return world.ranks[0]->stats();
+    };
+    one_step();
+    const Stats second = one_step();
+    const Stats third = one_step();
+    EXPECT_GT(second.scratch_bytes, 0);
+    EXPECT_EQ(third.scratch_bytes, second.scratch_bytes);
+    EXPECT_EQ(third.residual_bytes, second.residual_bytes);
+  }
 }
 
 TEST(UnitKey, HashIsStableAndSeesEveryField) {

@@ -58,18 +58,23 @@ std::vector<Call> calls_of_every_kind(int64_t world_size, int steps) {
 }
 
 TEST_P(GpuOnEveryMap, ResultsAreThoseOfTheCpu) {
-  for (const Options& options : {exact_options(), lossy_options()}) {
+  for (const Options& options : test::every_options()) {
+    SCOPED_TRACE(options.codec);
     GpuWorld world(GetParam(), options);
     World cpu(GetParam(), options);
     expect_results_of_cpu(world, cpu, calls_of_every_kind(world.size(), 3), /*in_flight=*/7);
   }
 }
 
+class EveryLossyCodecOnGpu : public ::testing::TestWithParam<Options> {};
+INSTANTIATE_TEST_SUITE_P(Codecs, EveryLossyCodecOnGpu, ::testing::ValuesIn(test::every_lossy_options()),
+                         test::name_of_codec);
+
 // Where one stream is slow, whatever should wait for it and does not comes too early.
-TEST(CommunicatorOnGpu, AnyStreamMayBeSlow) {
+TEST_P(EveryLossyCodecOnGpu, AnyStreamMayBeSlow) {
   for (int slow = -1; slow < kNumLanes; ++slow) {
-    GpuWorld world(NodeMap::parse("2x2", 4), lossy_options());
-    World cpu(world.map, lossy_options());
+    GpuWorld world(NodeMap::parse("2x2", 4), GetParam());
+    World cpu(world.map, GetParam());
     for (const GpuWorld::Rank& rank : world.ranks) {
       const Stream stream = slow < 0 ? rank.stream : rank.gpu->lane(static_cast<Lane>(slow));
       rank.gpu->slow_down(stream, std::chrono::microseconds(200));
@@ -81,9 +86,9 @@ TEST(CommunicatorOnGpu, AnyStreamMayBeSlow) {
 
 // All buffers that a collective reads and writes are the caller's again behind its event, and scratch memory outlives
 // the communicator for as long as work uses it.
-TEST(CommunicatorOnGpu, ItMayGoWhileItsWorkIsUnderWay) {
-  GpuWorld world(NodeMap::parse("2x2", 4), lossy_options());
-  World cpu(world.map, lossy_options());
+TEST_P(EveryLossyCodecOnGpu, ItMayGoWhileItsWorkIsUnderWay) {
+  GpuWorld world(NodeMap::parse("2x2", 4), GetParam());
+  World cpu(world.map, GetParam());
   const std::vector<Call> calls = calls_of_one_step(world.size(), 100);
   test::run_ranks_well(world.size(), [&](int r) {
     GpuWorld::Rank& rank = world.ranks[r];
@@ -101,31 +106,33 @@ TEST(CommunicatorOnGpu, ItMayGoWhileItsWorkIsUnderWay) {
 
 // Each rank's chunk of its own input, and its own place in what is gathered.
 TEST_P(GpuOnEveryMap, CollectivesInPlace) {
-  GpuWorld world(GetParam(), lossy_options());
-  World cpu(GetParam(), lossy_options());
-  for (const DataType dtype : {kFloat32, DataType::kBFloat16}) {
-    const std::vector<Array> inputs = test::random_inputs(world.size(), 2100, dtype);
-    test::run_ranks_well(world.size(), [&](int r) {
-      const GpuWorld::Rank& rank = world.ranks[r];
-      const UnitKey key{"unit", 2100 * world.size(), dtype};
-      const DeviceArray on_gpu(*rank.gpu, inputs[r]);
-      const Buffer data = on_gpu.buffer();
-      rank.gpu->wait(rank.communicator->reduce_scatter(data, data.part(r, 2100), 0.5, key, nullptr, rank.stream),
-                     rank.stream);
-      rank.communicator->all_gather(data.part(r, 2100), data, rank.stream);
-      Array expected = inputs[r];
-      const Buffer on_cpu = expected.buffer();
-      cpu.ranks[r]->reduce_scatter(on_cpu, on_cpu.part(r, 2100), 0.5, key, nullptr);
-      cpu.ranks[r]->all_gather(on_cpu.part(r, 2100), on_cpu);
-      EXPECT_TRUE(on_gpu.read().bytes() == expected.bytes()) << "rank " << r << ", " << to_string(dtype);
-    });
+  for (const Options& options : test::every_lossy_options()) {
+    GpuWorld world(GetParam(), options);
+    World cpu(GetParam(), options);
+    for (const DataType dtype : {kFloat32, DataType::kBFloat16}) {
+      const std::vector<Array> inputs = test::random_inputs(world.size(), 2100, dtype);
+      test::run_ranks_well(world.size(), [&](int r) {
+        const GpuWorld::Rank& rank = world.ranks[r];
+        const UnitKey key{"unit", 2100 * world.size(), dtype};
+        const DeviceArray on_gpu(*rank.gpu, inputs[r]);
+        const Buffer data = on_gpu.buffer();
+        rank.gpu->wait(rank.communicator->reduce_scatter(data, data.part(r, 2100), 0.5, key, nullptr, rank.stream),
+                       rank.stream);
+        rank.communicator->all_gather(data.part(r, 2100), data, rank.stream);
+        Array expected = inputs[r];
+        const Buffer on_cpu = expected.buffer();
+        cpu.ranks[r]->reduce_scatter(on_cpu, on_cpu.part(r, 2100), 0.5, key, nullptr);
+        cpu.ranks[r]->all_gather(on_cpu.part(r, 2100), on_cpu);
+        EXPECT_TRUE(on_gpu.read().bytes() == expected.bytes()) << "rank " << r << ", " << to_string(dtype);
+      });
+    }
   }
 }
 
 // From two streams of the caller's, of which neither waits for the other.
-TEST(CommunicatorOnGpu, CallersMayUseSeveralStreams) {
-  GpuWorld world(NodeMap::parse("2x2", 4), lossy_options());
-  World cpu(world.map, lossy_options());
+TEST_P(EveryLossyCodecOnGpu, CallersMayUseSeveralStreams) {
+  GpuWorld world(NodeMap::parse("2x2", 4), GetParam());
+  World cpu(world.map, GetParam());
   const std::vector<Call> calls = calls_of_one_step(world.size(), 100);
   test::run_ranks_well(world.size(), [&](int r) {
     const GpuWorld::Rank& rank = world.ranks[r];
@@ -145,10 +152,10 @@ TEST(CommunicatorOnGpu, CallersMayUseSeveralStreams) {
   });
 }
 
-TEST(CommunicatorOnGpu, WithoutTiersOfTheirOwnGathersQueueBehindReductions) {
+TEST_P(EveryLossyCodecOnGpu, WithoutTiersOfTheirOwnGathersQueueBehindReductions) {
   for (const NodeMap& map : {NodeMap::parse("2x2", 4), NodeMap({0, 1, 0, 1}), NodeMap::parse("2x1", 2)}) {
-    GpuWorld world(map, lossy_options(), GpuSettings{.gather_tiers = false});
-    World cpu(map, lossy_options());
+    GpuWorld world(map, GetParam(), GpuSettings{.gather_tiers = false});
+    World cpu(map, GetParam());
     expect_results_of_cpu(world, cpu, calls_of_one_step(world.size(), 100), /*in_flight=*/100);
   }
 }
@@ -200,7 +207,7 @@ TEST_P(GpuOnEveryMap, SumsLikeNcclStayWithinTheirBound) {
 }
 
 TEST(CommunicatorOnGpu, AverageOfLargeFloat16ValuesDoesNotOverflowLikeNccl) {
-  for (const Options& options : {exact_options(), lossy_options()}) {
+  for (const Options& options : test::every_options()) {
     GpuWorld world(NodeMap::parse("2x3", 6), options, GpuSettings{.sums = Sums::kLikeNccl});
     test::run_ranks_well(world.size(), [&](int r) {
       const GpuWorld::Rank& rank = world.ranks[r];

@@ -60,13 +60,9 @@ void repeat(Communicator& communicator, const Call& call, int number) {
   }
 }
 
-class EveryCodecOnGpu : public ::testing::TestWithParam<const char*> {
+class EveryCodecOnGpu : public ::testing::TestWithParam<std::string> {
  protected:
-  static Options options() {
-    Options options = lossy_options();
-    options.codec = GetParam();
-    return options;
-  }
+  static Options options() { return test::options_of_codec(GetParam()); }
   // What the victim of such damage is told, on the GPU; checks that all else is as it should be.
   static void expect_error_of_cpu(const Call& call, const test::Wrap& wrap) {
     GpuWorld world(NodeMap::parse("2x2", 4), options(), GpuSettings{.wrap = wrap});
@@ -88,7 +84,8 @@ class EveryCodecOnGpu : public ::testing::TestWithParam<const char*> {
     EXPECT_THROW(victim.throw_if_faulted(), TransportError);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Codecs, EveryCodecOnGpu, ::testing::Values("none", "tagc"));
+INSTANTIATE_TEST_SUITE_P(Codecs, EveryCodecOnGpu, ::testing::ValuesIn(test::kEveryCodec),
+                         [](const auto& parameter) { return parameter.param; });
 
 TEST_P(EveryCodecOnGpu, ACorruptPacketIsTheErrorOfTheCpu) {
   const std::atomic<bool> damages = true;
@@ -138,7 +135,8 @@ class DamageOnGpu : public EveryCodecOnGpu {
                   }}};
   std::vector<CallOnGpu> calls_[2];
 };
-INSTANTIATE_TEST_SUITE_P(Codecs, DamageOnGpu, ::testing::Values("none", "tagc"));
+INSTANTIATE_TEST_SUITE_P(Codecs, DamageOnGpu, ::testing::ValuesIn(test::kEveryCodec),
+                         [](const auto& parameter) { return parameter.param; });
 
 TEST_P(DamageOnGpu, IsSeenWithoutAnotherCollective) {
   for (const bool damages : {false, true}) {

@@ -16,7 +16,6 @@ using test::Array;
 using test::Call;
 using test::CallOnGpu;
 using test::EmulatedGraph;
-using test::exact_options;
 using test::GpuSettings;
 using test::GpuWorld;
 using test::lossy_options;
@@ -115,7 +114,7 @@ INSTANTIATE_TEST_SUITE_P(Maps, GraphOnEveryMap,
                          test::name_of_map);
 
 TEST_P(GraphOnEveryMap, ReplaysAreStepsAmongOthers) {
-  for (const Options& options : {exact_options(), lossy_options()}) {
+  for (const Options& options : test::every_options()) {
     GpuWorld world(GetParam(), options);
     World cpu(GetParam(), options);
     const size_t all = calls_of_step(world.size(), 0).size();
@@ -136,9 +135,13 @@ TEST_P(GraphOnEveryMap, ReplaysAreStepsAmongOthers) {
   }
 }
 
-TEST(GraphOnGpu, GathersWithoutTiersOfTheirOwnAreJoinedToo) {
-  GpuWorld world(NodeMap::parse("2x2", 4), lossy_options(), GpuSettings{.gather_tiers = false});
-  World cpu(world.map, lossy_options());
+class EveryLossyCodecOnGpu : public ::testing::TestWithParam<Options> {};
+INSTANTIATE_TEST_SUITE_P(Codecs, EveryLossyCodecOnGpu, ::testing::ValuesIn(test::every_lossy_options()),
+                         test::name_of_codec);
+
+TEST_P(EveryLossyCodecOnGpu, GathersWithoutTiersOfTheirOwnAreJoinedToo) {
+  GpuWorld world(NodeMap::parse("2x2", 4), GetParam(), GpuSettings{.gather_tiers = false});
+  World cpu(world.map, GetParam());
   test::run_ranks_well(world.size(), [&](int rank) {
     Steps steps(world, cpu, rank);
     steps.run_eagerly();

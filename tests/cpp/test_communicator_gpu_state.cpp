@@ -22,17 +22,20 @@ using test::expect_equal_state;
 using test::expect_equal_units;
 using test::expect_results_of_cpu;
 using test::GpuWorld;
-using test::lossy_options;
 using test::on_both;
 using test::World;
 
 constexpr DataType kFloat32 = DataType::kFloat32;
 
-TEST(CommunicatorOnGpu, StateAndStatisticsAreThoseOfTheCpu) {
+class EveryLossyCodecOnGpu : public ::testing::TestWithParam<Options> {};
+INSTANTIATE_TEST_SUITE_P(Codecs, EveryLossyCodecOnGpu, ::testing::ValuesIn(test::every_lossy_options()),
+                         test::name_of_codec);
+
+TEST_P(EveryLossyCodecOnGpu, StateAndStatisticsAreThoseOfTheCpu) {
   for (const char* nodes : {"2x2", "3x1"}) {
     const NodeMap map = NodeMap::parse(nodes, nodes == std::string("2x2") ? 4 : 3);
-    GpuWorld world(map, lossy_options());
-    World cpu(map, lossy_options());
+    GpuWorld world(map, GetParam());
+    World cpu(map, GetParam());
     const auto step = [&](uint64_t seed) {
       expect_results_of_cpu(world, cpu, calls_of_one_step(world.size(), seed), /*in_flight=*/8);
     };
@@ -57,9 +60,9 @@ TEST(CommunicatorOnGpu, StateAndStatisticsAreThoseOfTheCpu) {
 }
 
 // Nothing waits for what is under way, and it counts as if all had been done in this order.
-TEST(CommunicatorOnGpu, StateChangesBetweenCollectivesThatAreUnderWay) {
-  GpuWorld world(NodeMap::parse("2x2", 4), lossy_options());
-  World cpu(world.map, lossy_options());
+TEST_P(EveryLossyCodecOnGpu, StateChangesBetweenCollectivesThatAreUnderWay) {
+  GpuWorld world(NodeMap::parse("2x2", 4), GetParam());
+  World cpu(world.map, GetParam());
   const std::vector<Call> calls = calls_of_one_step(world.size(), 100);
   test::run_ranks_well(world.size(), [&](int r) {
     const GpuWorld::Rank& rank = world.ranks[r];
@@ -93,9 +96,9 @@ TEST(CommunicatorOnGpu, StateChangesBetweenCollectivesThatAreUnderWay) {
   expect_equal_state(world, cpu);
 }
 
-TEST(CommunicatorOnGpu, AnotherScaleInEachStep) {
-  GpuWorld world(NodeMap::parse("2x1", 2), lossy_options());
-  World cpu(world.map, lossy_options());
+TEST_P(EveryLossyCodecOnGpu, AnotherScaleInEachStep) {
+  GpuWorld world(NodeMap::parse("2x1", 2), GetParam());
+  World cpu(world.map, GetParam());
   std::vector<Call> calls;
   for (const double scale : {1.0, 0.125, 3.0, 0.0, -1.0}) {
     calls.push_back({Collective::kReduceScatter, 4000, kFloat32, scale, "unit", nullptr, calls.size()});
@@ -105,12 +108,12 @@ TEST(CommunicatorOnGpu, AnotherScaleInEachStep) {
   expect_equal_state(world, cpu);
 }
 
-TEST(CommunicatorOnGpu, AUnitIsLoadedFromTheHost) {
-  GpuWorld world(NodeMap::parse("2x2", 4), lossy_options());
-  World cpu(world.map, lossy_options());
+TEST_P(EveryLossyCodecOnGpu, AUnitIsLoadedFromTheHost) {
+  GpuWorld world(NodeMap::parse("2x2", 4), GetParam());
+  World cpu(world.map, GetParam());
   const std::vector<Call> calls = calls_of_one_step(world.size(), 100);
   expect_results_of_cpu(world, cpu, calls, 2);
-  GpuWorld restored(world.map, lossy_options());
+  GpuWorld restored(world.map, GetParam());
   for (int rank = 0; rank < world.size(); ++rank) {
     for (UnitState state : cpu.ranks[rank]->unit_states()) {
       restored.ranks[rank].communicator->load_unit(state);
@@ -125,9 +128,9 @@ TEST(CommunicatorOnGpu, AUnitIsLoadedFromTheHost) {
   }
 }
 
-TEST(CommunicatorOnGpu, NonFiniteValuesAreCountedOnTheDevice) {
-  GpuWorld world(NodeMap::parse("2x1", 2), lossy_options());
-  World cpu(world.map, lossy_options());
+TEST_P(EveryLossyCodecOnGpu, NonFiniteValuesAreCountedOnTheDevice) {
+  GpuWorld world(NodeMap::parse("2x1", 2), GetParam());
+  World cpu(world.map, GetParam());
   std::vector<double> values = test::random_values(2 * 4096, 1);
   values[4096 + 77] = std::nan("");
   values[5] = INFINITY;
@@ -149,9 +152,9 @@ TEST(CommunicatorOnGpu, NonFiniteValuesAreCountedOnTheDevice) {
   expect_equal_state(world, cpu);
 }
 
-TEST(CommunicatorOnGpu, NothingIsAllocatedInASteadyState) {
-  GpuWorld world(NodeMap::parse("3x2", 6), lossy_options());
-  World cpu(world.map, lossy_options());
+TEST_P(EveryLossyCodecOnGpu, NothingIsAllocatedInASteadyState) {
+  GpuWorld world(NodeMap::parse("3x2", 6), GetParam());
+  World cpu(world.map, GetParam());
   int64_t scratch_bytes = 0;
   for (int step = 0; step < 4; ++step) {
     expect_results_of_cpu(world, cpu, calls_of_one_step(world.size(), 100), /*in_flight=*/3);

@@ -84,15 +84,11 @@ std::vector<std::byte> train_one_step(World& world, int step) {
 }
 
 TEST(UnitState, AResumedRunHasTheBitsOfTheUninterrupted) {
-  struct Case {
-    const char* codec;
-    const char* tiers;
-  };
-  for (const auto& [codec, tiers] : {Case{"tagc", "two"}, Case{"tagc", "flat"}, Case{"quant", "two"}}) {
+  std::vector<Options> cases = test::every_lossy_options();
+  cases.push_back(lossy_options());
+  cases.back().tiers = "flat";
+  for (const Options& options : cases) {
     for (const NodeMap& map : {NodeMap::parse("2x2", 4), NodeMap::parse("3x1", 3), NodeMap({0, 1, 0, 1})}) {
-      Options options = lossy_options();
-      options.codec = codec;
-      options.tiers = tiers;
       World uninterrupted(map, options);
       for (int step = 0; step < 3; ++step) {
         train_one_step(uninterrupted, step);
@@ -104,10 +100,10 @@ TEST(UnitState, AResumedRunHasTheBitsOfTheUninterrupted) {
       for (int step = 3; step < 6; ++step) {
         const std::vector<std::byte> expected = train_one_step(uninterrupted, step);
         EXPECT_TRUE(train_one_step(resumed, step) == expected)
-            << codec << ", " << tiers << ", " << map.to_string() << ", step " << step;
+            << options.codec << ", " << options.tiers << ", " << map.to_string() << ", step " << step;
         state_matters = train_one_step(forgetful, step) != expected || state_matters;
       }
-      EXPECT_TRUE(state_matters) << codec;
+      EXPECT_TRUE(state_matters) << options.codec;
       EXPECT_EQ(resumed.ranks[0]->stats().residual_bytes, uninterrupted.ranks[0]->stats().residual_bytes);
       EXPECT_EQ(resumed.ranks[0]->stats().num_units, uninterrupted.ranks[0]->stats().num_units);
     }

@@ -37,12 +37,12 @@ constexpr MpiLimits kLimits{milliseconds(120000)};
 struct Case {
   const char* name;
   NodeMap map;
-  const char* codec;
+  std::string codec;
 };
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (const char* codec : {"none", "tagc"}) {
+  for (const std::string& codec : test::kEveryCodec) {
     cases.push_back({"2x2", NodeMap::parse("2x2", kWorldSize), codec});
     cases.push_back({"4x1", NodeMap::parse("4x1", kWorldSize), codec});
     cases.push_back({"1x4", NodeMap::parse("1x4", kWorldSize), codec});
