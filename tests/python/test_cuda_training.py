@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy
+from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import cuda_worlds
@@ -35,9 +35,14 @@ def fsdp2(model: nn.Module, shape: tuple[int, ...] = (WORLD_SIZE,), **settings: 
     return fsdp.fsdp2(model, mesh=mesh(*shape), **settings)
 
 
-def fsdp1(model: nn.Module) -> nn.Module:
+def fsdp1(model: nn.Module, **settings: Any) -> nn.Module:
     device = torch.empty(0).device
-    return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=device)
+    return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=device, **settings)
+
+
+def fsdp1_offloaded(model: nn.Module) -> nn.Module:
+    on_gpu = torch.empty(0).is_cuda  # torch's own refuses to run on CPUs alone
+    return fsdp1(model, cpu_offload=CPUOffload(offload_params=on_gpu))
 
 
 def mixed(dtype: torch.dtype) -> Callable[[nn.Module], nn.Module]:
@@ -50,6 +55,9 @@ FAMILIES = {
     "float16_parameters": Family(mixed(torch.float16), rounding=fsdp.FLOAT16, modes=("none", "default")),
     "hsdp": Family(functools.partial(fsdp2, shape=(2, 2)), collectives=("all_reduce",), exact=fsdp.hsdp_family().exact),
     "fsdp1": fsdp.fsdp1_family(fsdp1),
+    # Weights and gradients are on the CPU between steps, and on the GPU where collectives run.
+    "fsdp2_offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy())),
+    "fsdp1_offloaded": fsdp.fsdp1_family(fsdp1_offloaded),
     "ddp": others.ddp_family(others.ddp, modes=("prepared", "backward")),  # NCCL's exact sums are not Gloo's bits
 }
 
