@@ -341,6 +341,7 @@ def make_two_groups() -> None:
     dist.new_group()
 
 
+@pytest.mark.processes
 def test_rank_0_warns_once_of_mistyped_variables() -> None:
     env = {"ISTHMUS_NODES": "2x1", "ISTHMUS_CODECS": "hunter2", "ISTHMUS_PASSWORD": "hunter2", "NCCL_DEBUGG": "1"}
     expected = "the environment variable {} is none of isthmus's and changes nothing"
@@ -359,6 +360,7 @@ def make_groups_with_options_of_other_codecs() -> None:
     dist.new_group(pg_options=isthmus.Options(codec="none", bits=2, nodes="2x1"))
 
 
+@pytest.mark.processes
 def test_options_without_effect_are_told_once() -> None:
     expected = [
         f"option sparsity=0.9 has no effect with codec={DEFAULT}: it is for tagc, sparse or auto",
