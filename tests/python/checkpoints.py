@@ -19,11 +19,17 @@ from torch.nn.parallel import DistributedDataParallel
 import isthmus
 from isthmus import _backends, _models, _native
 from isthmus._layout import clean_name
+from tested_codecs import Options
 
 Gradients = dict[str, torch.Tensor]
 WIDTH = 24
 # Small units, of which little is sent: residuals are large, and differ in all elements.
-OPTIONS: dict[str, Any] = {"nodes": "2x2", "codec": "tagc", "sparsity": 0.75, "ratio": 2, "min_elements": 0}
+SETTINGS: dict[str, Options] = {
+    "tagc": {"codec": "tagc", "sparsity": 0.75, "ratio": 2},
+    "sparse": {"codec": "sparse", "sparsity": 0.75},
+    "default": {},
+    "none": {"codec": "none"},
+}
 
 
 class Block(nn.Module):
@@ -48,8 +54,13 @@ class Model(nn.Module):
         return self.out(features)  # type: ignore[no-any-return]
 
 
-def group(**options: Any) -> dist.ProcessGroup:
-    return dist.new_group(backend="isthmus", pg_options=isthmus.Options(**{**OPTIONS, **options}))
+def options_of(codec: str = "tagc", **options: Any) -> isthmus.Options:
+    """Return options for one of the `SETTINGS`."""
+    return isthmus.Options(**{"nodes": "2x2", "min_elements": 0, **SETTINGS[codec], **options})
+
+
+def group(codec: str = "tagc", **options: Any) -> dist.ProcessGroup:
+    return dist.new_group(backend="isthmus", pg_options=options_of(codec, **options))
 
 
 def fsdp2(mesh: DeviceMesh, model: nn.Module | None = None, **settings: Any) -> nn.Module:
@@ -63,15 +74,14 @@ def mesh_of(process_group: dist.ProcessGroup) -> DeviceMesh:
     return DeviceMesh.from_group(process_group, "cpu")
 
 
-def hsdp_mesh(nodes: str, **options: Any) -> DeviceMesh:
+def hsdp_mesh(nodes: str, codec: str = "tagc", **options: Any) -> DeviceMesh:
     """Return a mesh in which reduce-scatters stay within nodes, and all-reduces cross."""
     node_of_rank = torch.tensor(_native.load().parse_nodes(nodes, dist.get_world_size()))
     ranks = node_of_rank.argsort(stable=True).view(len(node_of_rank.unique()), -1)
-    settings = {**OPTIONS, "nodes": nodes, **options}
 
     def own_of(enumeration: list[list[int]]) -> dist.ProcessGroup:
         groups = [
-            dist.new_group(members, backend="isthmus", pg_options=isthmus.Options(**settings))
+            dist.new_group(members, backend="isthmus", pg_options=options_of(codec, nodes=nodes, **options))
             for members in enumeration
         ]
         return next(found for found, members in zip(groups, enumeration, strict=True) if dist.get_rank() in members)
@@ -101,20 +111,23 @@ HYBRID = ShardingStrategy.HYBRID_SHARD
 # How each kind of model is made on 2 nodes x 2 ranks.
 MAKERS: dict[str, Callable[[], nn.Module]] = {
     "fsdp2": lambda: fsdp2(mesh_of(group())),
-    "fsdp2 prepared": lambda: isthmus.prepare(fsdp2(mesh_of(group()))),
+    "fsdp2, default codec": lambda: fsdp2(mesh_of(group("default"))),
+    "fsdp2 prepared, sparse": lambda: isthmus.prepare(fsdp2(mesh_of(group("sparse")))),
     "fsdp2 flat": lambda: fsdp2(mesh_of(group(tiers="flat"))),
     "fsdp2 bfloat16, flat, 4 index bits": lambda: fsdp2(
         mesh_of(group(tiers="flat", index_bits=4)), mp_policy=BFLOAT16, reshard_after_forward=False
     ),
     "fsdp2 bfloat16 prepared": lambda: isthmus.prepare(fsdp2(mesh_of(group()), mp_policy=BFLOAT16), name="bfloat16"),
-    "hsdp": lambda: fsdp2(hsdp_mesh("2x2")),
+    "hsdp, sparse": lambda: fsdp2(hsdp_mesh("2x2", "sparse")),
     "hsdp prepared": lambda: isthmus.prepare(fsdp2(hsdp_mesh("2x2")), name="hsdp"),
-    "fsdp1": lambda: fsdp1(mesh_of(group())),
+    "fsdp1, sparse": lambda: fsdp1(mesh_of(group("sparse"))),
     "fsdp1 prepared": lambda: isthmus.prepare(fsdp1(mesh_of(group()), use_orig_params=True), name="fsdp1"),
     "fsdp1 hybrid prepared": lambda: isthmus.prepare(
         fsdp1(hsdp_mesh("2x2"), sharding_strategy=HYBRID, use_orig_params=True), name="hybrid"
     ),
-    "ddp prepared": lambda: isthmus.prepare(ddp(group(), find_unused_parameters=True), name="ddp"),
+    "ddp prepared, default codec": lambda: isthmus.prepare(
+        ddp(group("default"), find_unused_parameters=True), name="ddp"
+    ),
 }
 
 

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 import isthmus
 import ranks
-from checkpoints import backward, fingerprint, fsdp2, mesh_of, seed, unit_states
+from checkpoints import backward, fingerprint, fsdp2, group, mesh_of, seed, unit_states
 from checks import finish
 
 STEPS = 7
@@ -44,44 +44,56 @@ def reduce_another_unit(model: nn.Module) -> None:
 DEEDS: list[Deed] = [die_in_the_backward_pass, reduce_another_unit]
 
 
-def save(model: nn.Module, optimizer: torch.optim.Optimizer, next_step: int, folder: Path) -> None:
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    state = {"model": model_state, "optimizer": optimizer_state, "isthmus": isthmus.state_dict(model)}
-    dcp.save(state, checkpoint_id=folder / str(next_step))
+Models = list[tuple[nn.Module, torch.optim.Optimizer]]
+
+
+def save(models: Models, next_step: int, folder: Path) -> None:
+    for index, (model, optimizer) in enumerate(models):
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        state = {"model": model_state, "optimizer": optimizer_state, "isthmus": isthmus.state_dict(model)}
+        dcp.save(state, checkpoint_id=folder / f"{next_step}.{index}")
     if dist.get_rank() == 0:
         (folder / "new").write_text(str(next_step))
         (folder / "new").rename(folder / "next_step")
 
 
-def load(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> int:
+def load(models: Models, folder: Path) -> int:
     """Load the last checkpoint, if there is one; returns the step to go on with."""
     if not (folder / "next_step").exists():
         return 0
     next_step = (folder / "next_step").read_text()
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder / next_step)
-    set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
-    report = isthmus.load_checkpoint(folder / next_step, model)
-    assert report.restored and not report.dropped, report
+    for index, (model, optimizer) in enumerate(models):
+        checkpoint = folder / f"{next_step}.{index}"
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=checkpoint)
+        set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
+        report = isthmus.load_checkpoint(checkpoint, model)
+        assert report.restored and not report.dropped, report
     return int(next_step)
 
 
 def train(folder: Path, deed: Deed | None = None) -> list[str]:
-    """Train, from the last checkpoint on; returns what this rank has in the end: digest, names of units."""
+    """Train, from the last checkpoint on; returns what this rank has in the end: digests, names of units.
+
+    One model has the default codec, the other one with residuals.
+    """
     ranks.init()
-    with seed(0):
-        model = fsdp2(mesh_of(dist.group.WORLD))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    begin = load(model, optimizer, folder)
+    models: Models = []
+    for process_group in (dist.group.WORLD, group("sparse")):
+        with seed(0):
+            model = fsdp2(mesh_of(process_group))
+        models.append((model, torch.optim.AdamW(model.parameters(), lr=1e-2)))
+    begin = load(models, folder)
     for step in range(begin, STEPS):
         if step == FAULTY_STEP and deed is not None:
-            deed(model)
-        backward(model, step)
-        optimizer.step()
-        optimizer.zero_grad()
+            deed(models[0][0])
+        for model, optimizer in models:
+            backward(model, step)
+            optimizer.step()
+            optimizer.zero_grad()
         if (step + 1) % SAVED_EVERY == 0:
-            save(model, optimizer, step + 1, folder)
-    result = [fingerprint(model), *(unit["name"] for unit in unit_states(model))]
+            save(models, step + 1, folder)
+    result = [text for model, _ in models for text in (fingerprint(model), *(u["name"] for u in unit_states(model)))]
     finish()
     return result
 

@@ -33,8 +33,10 @@ from families import (
     same_on_all_ranks,
     units_of_groups,
     weights_of,
+    whole,
     world,
 )
+from tested_codecs import KEEP_RESIDUALS
 
 pytestmark = pytest.mark.processes
 
@@ -141,12 +143,13 @@ def conserves(
     step: Backward = backward,
     before_step: Callable[[nn.Module, int], None] = lambda model, number: None,
     env: dict[str, str] | None = None,
+    codec: str = "tagc",
 ) -> dict[str, int]:
     """Hold the weights after compressed training against plain ones, bit by bit; return the units."""
     run = functools.partial(final_weights, wrap, uses, step=step, before_step=before_step)
     with world(store, "gloo"):
         plain = run(prepared=False)
-    with world(store, "tagc", env):
+    with world(store, codec, env):
         compressed = run(prepared=prepared)
         units = units_of_groups()
         alike = same_on_all_ranks(compressed), same_on_all_ranks(units)
@@ -176,14 +179,30 @@ def fsdp1(model: nn.Module, **settings: Any) -> nn.Module:
 
 @table
 def fsdp2_conserves(store: dist.Store) -> None:
-    units = conserves(store, fsdp2, prepared=False)
-    assert set(units) == {"left reduce_scatter", "right reduce_scatter"}
+    for codec in KEEP_RESIDUALS:
+        units = conserves(store, fsdp2, prepared=False, codec=codec)
+        assert set(units) == {"left reduce_scatter", "right reduce_scatter"}
+
+
+@table
+def the_default_codec_has_nothing_to_conserve(store: dist.Store) -> None:
+    for wrap in (fsdp2, hsdp, fsdp1):
+        with world(store, "default"):
+            model = wrap(Pair())
+            backward(model, 0, (*BOTH, "third"))
+            assert states(), "nothing was compressed"
+            assert not any(map(any_left, states()))
+            assert sum(isthmus.stats(group)["residual_bytes"] for group in isthmus_groups()) == 0
+            model.zero_grad()
+            backward(model, None, (*BOTH, "third"))
+            late = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            assert late and not any(bool(whole(gradient).any()) for gradient in late)
 
 
 @table
 def fsdp2_in_bfloat16_conserves(store: dist.Store) -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    conserves(store, functools.partial(fsdp2, mp_policy=policy))
+    conserves(store, functools.partial(fsdp2, mp_policy=policy), codec="sparse")
 
 
 @table
@@ -194,7 +213,7 @@ def fsdp2_conserves_when_the_reduced_size_changes(store: dist.Store) -> None:
 
 @table
 def prepare_tells_apart_equal_sizes_of_different_parameters(store: dist.Store) -> None:
-    units = conserves(store, fsdp2, (BOTH, ("first",), ("second",)))
+    units = conserves(store, fsdp2, (BOTH, ("first",), ("second",)), codec="sparse")
     assert len(units) == 2, units  # names alone, each with three layouts
 
 
@@ -211,7 +230,7 @@ def hsdp_conserves_when_layouts_change(store: dist.Store) -> None:
 
 @table
 def hsdp_conserves_without_prepare(store: dist.Store) -> None:
-    conserves(store, hsdp, prepared=False)
+    conserves(store, hsdp, prepared=False, codec="sparse")
 
 
 @table
@@ -226,15 +245,15 @@ def a_changed_divide_factor_conserves(store: dist.Store) -> None:
                 module.set_force_sum_reduction_for_comms(True)
 
     conserves(store, fsdp2, before_step=change)
-    conserves(store, fsdp2, before_step=change, prepared=False)
+    conserves(store, fsdp2, before_step=change, prepared=False, codec="sparse")
 
 
 @table
 def fsdp1_conserves(store: dist.Store) -> None:
     """A flat parameter has one layout, whatever has gradients."""
     uses = (BOTH, ("first",), ("third", "second"))
-    for prepared in (False, True):
-        units = conserves(store, functools.partial(fsdp1, use_orig_params=True), uses, prepared=prepared)
+    for prepared, codec in ((False, "tagc"), (True, "sparse")):
+        units = conserves(store, functools.partial(fsdp1, use_orig_params=True), uses, prepared=prepared, codec=codec)
         assert len(units) == 2, units
     conserves(store, functools.partial(fsdp1, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP), prepared=False)
 
@@ -245,7 +264,7 @@ def ddp_conserves(store: dist.Store) -> None:
     wrap = functools.partial(DistributedDataParallel, bucket_cap_mb=0.02)
     assert len(conserves(store, wrap)) > 1
     assert len(conserves(store, wrap, prepared=False, env={"ISTHMUS_GRADIENTS": "backward"})) > 1
-    assert len(conserves(store, functools.partial(wrap, static_graph=True))) > 1
+    assert len(conserves(store, functools.partial(wrap, static_graph=True), codec="sparse")) > 1
     conserves(store, functools.partial(wrap, find_unused_parameters=True), (BOTH,))  # the third is never used
 
 
@@ -278,21 +297,21 @@ def ddp(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model)
 
 
-SCALERS: dict[str, tuple[Callable[[nn.Module], nn.Module], Any]] = {
-    "fsdp2": (fsdp2, torch.amp.GradScaler),
-    "hsdp": (hsdp, torch.amp.GradScaler),
-    "fsdp1": (fsdp1, ShardedGradScaler),
-    "ddp": (ddp, torch.amp.GradScaler),
+SCALERS: dict[str, tuple[Callable[[nn.Module], nn.Module], Any, str]] = {  # with a codec each
+    "fsdp2": (fsdp2, torch.amp.GradScaler, "sparse"),
+    "hsdp": (hsdp, torch.amp.GradScaler, "tagc"),
+    "fsdp1": (fsdp1, ShardedGradScaler, "tagc"),
+    "ddp": (ddp, torch.amp.GradScaler, "sparse"),
 }
 
 
 @table
 def a_loss_scale_that_grows_conserves(store: dist.Store) -> None:
-    for name, (wrap, kind) in SCALERS.items():
+    for name, (wrap, kind, codec) in SCALERS.items():
         make_scaler = functools.partial(kind, "cpu", init_scale=2.0, growth_interval=2)
         with world(store, "gloo"):
             plain, plain_scale = scaled_weights(wrap, make_scaler, False)
-        with world(store, "tagc"):
+        with world(store, codec):
             weights, scale = scaled_weights(wrap, make_scaler, True)
             stats = [isthmus.stats(group) for group in isthmus_groups()]
             alike = same_on_all_ranks(weights)
@@ -344,9 +363,12 @@ def overflow(wrap: Callable[[nn.Module], nn.Module], make_scaler: Callable[[], A
     for stats in compressing:
         assert stats["skipped_steps"] == 1
         # Blocks that are not finite take nothing out of the residual; the other node sent what then was thrown away.
-        assert (stats["skipped_elements"] > 0) == (dist.get_rank() >= 2), stats["skipped_elements"]
+        # Where there is no residual, all that crosses counts as sent.
+        sent = dist.get_rank() >= 2 or stats["residual_bytes"] == 0
+        assert (stats["skipped_elements"] > 0) == sent, stats["skipped_elements"]
     for state in states():
-        assert bool(state["residual"].isfinite().all()), state["name"]
+        residual = state["residual"]
+        assert residual is None or bool(residual.isfinite().all()), state["name"]
 
 
 @table
@@ -354,11 +376,13 @@ def a_step_that_overflows_is_skipped_and_counted(store: dist.Store) -> None:
     half = MixedPrecisionPolicy(param_dtype=torch.float16)
     families = {
         **SCALERS,
-        "fsdp2": (functools.partial(fsdp2, mp_policy=half), torch.amp.GradScaler),
+        "fsdp2": (functools.partial(fsdp2, mp_policy=half), torch.amp.GradScaler, "sparse"),
+        "fsdp2 with the default": (functools.partial(fsdp2, mp_policy=half), torch.amp.GradScaler, "default"),
+        "hsdp with the default": (hsdp, torch.amp.GradScaler, "default"),
     }
-    for wrap, kind in families.values():
+    for wrap, kind, codec in families.values():
         make_scaler = functools.partial(kind, "cpu", init_scale=1024.0, growth_interval=100)
-        with world(store, "tagc"):
+        with world(store, codec):
             overflow(wrap, make_scaler)
 
 

@@ -16,7 +16,6 @@ from torch.distributed.fsdp import fully_shard
 
 import isthmus
 from checkpoints import (
-    OPTIONS,
     Model,
     ddp,
     exact_calls,
@@ -26,6 +25,7 @@ from checkpoints import (
     group,
     hsdp_mesh,
     mesh_of,
+    options_of,
     steps_of,
     trained,
     unit_states,
@@ -218,7 +218,7 @@ def parts_of_prepared_models_belong_to_them() -> None:
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:
-    return table.run_in_world(pg_options=isthmus.Options(**OPTIONS))
+    return table.run_in_world(pg_options=options_of())
 
 
 @pytest.fixture(scope="module")

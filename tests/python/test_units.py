@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import isthmus
 from checks import Table, World
 from isthmus import _native
+from tested_codecs import CODECS
 
 pytestmark = pytest.mark.processes
 
@@ -33,7 +34,7 @@ table = Table()
 
 
 def make_group(**options: Any) -> dist.ProcessGroup:
-    options = {"nodes": "2x2", "codec": "tagc", "sparsity": 0.5, "ratio": 2, "min_elements": 0, **options}
+    options = {"nodes": "2x2", "min_elements": 0, **options}
     return dist.new_group(backend="isthmus", pg_options=isthmus.Options(**options))
 
 
@@ -126,7 +127,7 @@ def fsdp1_under_reentrant_checkpointing_is_as_without() -> None:
     for settings in ({}, {"use_orig_params": True}, {"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP}):
         weights = []
         for reentrant in (None, False, True):
-            group = make_group()
+            group = make_group(**CODECS["tagc"])
             model = fsdp1(group, reentrant, **settings)
             train(model)
             weights.append(bits(model))
@@ -201,7 +202,7 @@ def fsdp2_units_are_modules_in_any_order() -> None:
 def fsdp2_under_reentrant_checkpointing_is_as_without() -> None:
     weights = []
     for reentrant in (None, False, True):
-        group = make_group()
+        group = make_group(**CODECS["sparse"])
         model = fsdp2(group, Model(reentrant))
         train(model)
         weights.append(bits(model))
@@ -396,7 +397,7 @@ def tags_of_parameters_name_fsdp1_units() -> None:
 
 @table
 def state_of_units_goes_out_and_in() -> None:
-    group = make_group()
+    group = make_group(**CODECS["sparse"])
     for value in (1.0, 2.0):
         tagged(group, name="saved", layout=1, exact="")
         _native.load().push_unit(name="root", layout=0, exact="")
