@@ -67,7 +67,7 @@ test-cpp: setup  ## the core's tests; PRESET=asan or tsan for sanitizers
 	cmake --build --preset $(PRESET) -j $(JOBS)
 	ctest --preset $(PRESET) -j $(JOBS)
 
-test-large: setup  ## tensors of more than 2^31 bytes, one after the other: up to 15 GiB of memory
+test-large: setup  ## tensors of more than 2^31 bytes, one after the other: up to 14 GiB of memory
 	cmake --preset release > build/configure-release.log
 	cmake --build --preset release -j $(JOBS) --target test_large
 	ctest --test-dir build/release -L large --output-on-failure
