@@ -16,24 +16,27 @@ from gpu.worlds.reductions import (
     whole_numbers,
 )
 from gpu.worlds.world import World, require
+from tested_codecs import carried
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SIZES = (4, 4 * 1023, 4 * 100_003)
-TAGC = {"codec": "tagc", "ratio": 4, "sparsity": 0.9}
+ALIKE = (("default", reduce_scatter), ("default", all_reduce), ("tagc", reduce_scatter), ("sparse", all_reduce))
 
 
 def run(world: World) -> None:
     """Check each kind of collective in groups of their own."""
-    with world.group("isthmus", {"ISTHMUS_NODES": "2x2", "ISTHMUS_CODEC": "none", "ISTHMUS_MIN_ELEMENTS": "0"}):
+    with world.group("isthmus", {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0"}):
         world.check("world backend: all-reduce, broadcast, all-to-all, send", lambda: world_backend(world))
         world.check("codec none: reduce-scatter, bit for bit", lambda: exact_reduce_scatter(world))
         world.check("codec none: all-reduce, bit for bit", lambda: exact_all_reduce(world))
         world.check("codec none: float16 sums do not overflow", lambda: float16_average(world))
         world.check("all-gather in two tiers, bit for bit", lambda: gather(world))
-        world.check("codec tagc: reduce-scatter as on the CPU, bit for bit", lambda: compressed(world, reduce_scatter))
-        world.check("codec tagc: all-reduce as on the CPU, bit for bit", lambda: compressed(world, all_reduce))
+        for codec, collective in ALIKE:
+            name = f"codec {codec}: {collective.__name__.replace('_', '-')} as on the CPU, bit for bit"
+            world.check(name, lambda: compressed(world, codec, collective))  # noqa: B023
+        world.check("default codec: what it can carry arrives, bit for bit", lambda: carried_exactly(world))
         world.check("codec tagc: bfloat16 as on the CPU, within rounding", lambda: compressed_bfloat16(world))
-        world.check("codec tagc: NaN and Inf arrive", lambda: not_finite(world))
+        world.check("default codec: NaN and Inf arrive", lambda: not_finite(world))
         world.check("several units under way", lambda: several_under_way(world))
         world.check("CPU and device tensors by turns in one group", lambda: by_turns(world))
 
@@ -102,9 +105,9 @@ def gather(world: World) -> None:
     require(isthmus.stats(group)["collectives"]["all_gather"]["calls"] > 0, "no all-gather took two tiers")
 
 
-def compressed(world: World, collective) -> dict[str, object]:  # type: ignore[no-untyped-def]
+def compressed(world: World, codec: str, collective) -> dict[str, object]:  # type: ignore[no-untyped-def]
     """Six steps on the device, the same on the CPU: sums, residuals' later effect and bytes are equal."""
-    on_device, on_cpu = isthmus_group(**TAGC), isthmus_group(**TAGC)
+    on_device, on_cpu = isthmus_group(codec), isthmus_group(codec)
     steps = 3 if world.short else 6
     for step in range(steps):
         for unit, size in (("small", 4 * 1000), ("large", 4 * 150_001)):
@@ -122,12 +125,29 @@ def compressed(world: World, collective) -> dict[str, object]:  # type: ignore[n
     return {"inter-node bytes": sum(tiers["inter"] for tiers in sent_bytes(on_device).values())}
 
 
+def carried_exactly(world: World) -> None:
+    """Sums are known to the bit, whatever the order of additions and the executor."""
+    for segments in (1, 4):
+        group = isthmus_group("default", segments=segments)
+        for dtype in (torch.float32, torch.bfloat16):
+            for step in range(2):
+                numel = 4 * (3 * 4096 + 700)
+                sources = [carried(numel, rank, world.size, step).to(dtype) for rank in range(world.size)]
+                expected = sum(source.double() for source in sources).to(dtype)
+                source = sources[world.rank].to(world.device)
+                shard = reduce_scatter(source, group, "scatter").cpu()
+                require(torch.equal(shard, own_chunk(expected)), "reduce-scatter", segments, dtype, step)
+                whole = all_reduce(source, group, "all").cpu()
+                require(torch.equal(whole, expected), "all-reduce", segments, dtype, step)
+        require(isthmus.stats(group)["compressed_calls"] == 8, isthmus.stats(group)["exact_calls"])
+
+
 def compressed_bfloat16(world: World) -> None:
     """NCCL sums pieces in bfloat16, the CPU in float32: the first step's sums differ by that rounding.
 
     But where a value is next to the threshold, one may send what the other keeps.
     """
-    on_device, on_cpu = isthmus_group(**TAGC), isthmus_group(**TAGC)
+    on_device, on_cpu = isthmus_group("tagc"), isthmus_group("tagc")
     sources = [heavy_tail(4 * 50_000, rank).bfloat16() for rank in range(world.size)]
     result = reduce_scatter(sources[world.rank].to(world.device), on_device).cpu().float()
     expected = reduce_scatter(sources[world.rank], on_cpu).float()
@@ -141,14 +161,14 @@ def not_finite(world: World) -> None:
     if world.rank == 0:
         source.view(world.size, -1)[:, 5] = torch.nan
         source.view(world.size, -1)[:, 30_000] = torch.inf
-    result = reduce_scatter(source.to(world.device), isthmus_group(**TAGC))
+    result = reduce_scatter(source.to(world.device), isthmus_group("default"))
     require(bool(result[5].isnan()), result[5])
     require(not bool(result[30_000].isfinite()), result[30_000])
 
 
 def several_under_way(world: World) -> None:
     """Units that are enqueued before any is waited for give what they give one after another."""
-    together, apart = isthmus_group(**TAGC), isthmus_group(**TAGC)
+    together, apart = isthmus_group("default"), isthmus_group("default")
     units = {f"unit {index}": heavy_tail(4 * 40_000 + 64 * index, world.rank, index) for index in range(5)}
     for _ in range(3):
         works, results = [], {}

@@ -9,10 +9,18 @@ import torch.distributed as dist
 
 import isthmus
 
+#: Nothing is set for the default codec.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "none": {"codec": "none"},
+    "default": {},
+    "tagc": {"codec": "tagc", "ratio": 4, "sparsity": 0.9},
+    "sparse": {"codec": "sparse", "sparsity": 0.9},
+}
 
-def isthmus_group(**options: Any) -> dist.ProcessGroup:
-    """Return a new group of all ranks, two nodes of two."""
-    settings = {"nodes": "2x2", "codec": "none", "min_elements": 0, "log": "error", **options}
+
+def isthmus_group(codec: str = "none", **options: Any) -> dist.ProcessGroup:
+    """Return a new group of all ranks, two nodes of two, with one of the `SETTINGS`."""
+    settings = {"nodes": "2x2", "min_elements": 0, "log": "error", **SETTINGS[codec], **options}
     return dist.new_group(backend="isthmus", pg_options=isthmus.Options(**settings))
 
 

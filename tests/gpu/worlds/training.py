@@ -17,24 +17,17 @@ from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import isthmus
+from gpu.worlds.reductions import SETTINGS
 from gpu.worlds.world import World, gathered, require
 from isthmus.bench.config import ModelShape
 from isthmus.bench.model import ByteGpt, loss_of
+from tested_codecs import environment
 
 SHAPE = ModelShape(width=128, num_layers=2, context=64)
 SEQUENCES = 8
 LEARNING_RATE = 3e-3
 PLAIN: dict[str, str] = {}
-CODECS = {
-    "none": {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0", "ISTHMUS_CODEC": "none"},
-    "tagc": {
-        "ISTHMUS_NODES": "2x2",
-        "ISTHMUS_MIN_ELEMENTS": "0",
-        "ISTHMUS_CODEC": "tagc",
-        "ISTHMUS_RATIO": "4",
-        "ISTHMUS_SPARSITY": "0.9",
-    },
-}
+CODECS = {codec: environment({"nodes": "2x2", "min_elements": 0, **settings}) for codec, settings in SETTINGS.items()}
 
 
 @dataclass
@@ -127,7 +120,8 @@ def units_of(groups: list[dist.ProcessGroup]) -> dict[str, int]:
 
 def residuals_of(groups: list[dist.ProcessGroup]) -> list[torch.Tensor]:
     """Return copies of all residuals."""
-    return [torch.as_tensor(state["residual"]).cpu().clone() for state in unit_states(groups)]
+    residuals = [state["residual"] for state in unit_states(groups)]
+    return [residual.cpu().clone() for residual in residuals if residual.numel() > 0]
 
 
 @dataclass(frozen=True)
@@ -167,6 +161,15 @@ def require_close(run: Run, plain: Run, tolerance: float) -> dict[str, float]:
     require(by_loss <= tolerance, "losses differ by", by_loss, run.losses, plain.losses)
     require(away <= tolerance, "weights differ by", away)
     return {"relative difference of losses": by_loss, "of weights": away}
+
+
+def require_follows(run: Run, plain: Run) -> dict[str, float]:
+    """The default codec trains as plain training does, up to its error; nothing is kept for later."""
+    require(plain.losses[-1] < 0.8 * plain.losses[0], "plain training does not learn", plain.losses)
+    require(not run.residuals, "the default codec keeps residuals")
+    by_loss = max(abs(ours / theirs - 1) for ours, theirs in zip(run.losses, plain.losses, strict=True))
+    require(0 < by_loss < 0.03, "losses differ by", by_loss, run.losses, plain.losses)
+    return {"relative difference of losses": by_loss, "last loss": run.losses[-1]}
 
 
 def require_learns(run: Run, plain: Run) -> dict[str, float]:
