@@ -12,7 +12,7 @@ from bench_cli import run
 from checks import finish
 from isthmus.bench.soak import MOST_GROWTH_BYTES, MOST_LATE_CONNECTIONS, SoakConfig, SoakReport, _report
 from isthmus.bench.soak_calls import Issued, Pair, WrongResult
-from isthmus.bench.soak_plan import GROUPS, MIN_ELEMENTS, MOST_RANKS, NUM_ELEMENTS, Call, calls_of_step
+from isthmus.bench.soak_plan import GROUPS, LOSSY_GROUPS, MIN_ELEMENTS, MOST_RANKS, NUM_ELEMENTS, Call, calls_of_step
 
 
 def test_steps_are_equal_for_equal_seeds_and_call_a_unit_once():
@@ -27,10 +27,13 @@ def test_steps_are_equal_for_equal_seeds_and_call_a_unit_once():
 def test_steps_cover_all_groups_kinds_and_sizes():
     calls = [call for step in range(500) for call in calls_of_step(1, step, 2)]
     assert {call.group for call in calls} == set(GROUPS)
-    assert {call.num_elements for call in calls if call.is_lossy} == {n for n in NUM_ELEMENTS if n >= MIN_ELEMENTS}
-    assert {call.num_elements for call in calls if not call.is_lossy} == set(NUM_ELEMENTS)
-    assert {(call.kind, call.asynchronous) for call in calls if call.is_lossy} == {
-        (kind, asynchronous)
+    compressed = [call for call in calls if call.is_compressed]
+    assert {call.num_elements for call in compressed} == {n for n in NUM_ELEMENTS if n >= MIN_ELEMENTS}
+    assert {call.num_elements for call in calls if not call.is_compressed} == set(NUM_ELEMENTS)
+    assert {call.group for call in compressed if call.keeps_residual} == LOSSY_GROUPS.keys() - {"default"}
+    assert {(call.group, call.kind, call.asynchronous) for call in compressed} == {
+        (group, kind, asynchronous)
+        for group in LOSSY_GROUPS
         for kind in ("gradient_reduce_scatter", "gradient_all_reduce")
         for asynchronous in (True, False)
     }
@@ -45,10 +48,18 @@ def damage_results(rank: int, world_size: int) -> None:
     ranks.init("gloo")
     import isthmus
 
-    options = isthmus.Options(codec="tagc", ratio=4.0, sparsity=0.9, min_elements=MIN_ELEMENTS, log="error")
-    pair = Pair(dist.new_group(backend="isthmus", pg_options=options), dist.new_group(backend="gloo"))
+    gloo = dist.new_group(backend="gloo")
+    for group, settings in LOSSY_GROUPS.items():
+        options = isthmus.Options(min_elements=MIN_ELEMENTS, log="error", **settings)
+        damage_results_of(group, Pair(dist.new_group(backend="isthmus", pg_options=options), gloo))
+    finish()
+
+
+def damage_results_of(group: str, pair: Pair) -> None:
+    import isthmus
+
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "gradient_reduce_scatter", "gradient_all_reduce"):
-        call = Call(kind, "tagc", "float32", NUM_ELEMENTS[1], "sum", 0, asynchronous=True)
+        call = Call(kind, group, "float32", NUM_ELEMENTS[1], "sum", 0, asynchronous=True)
         for seed in range(3):  # the residuals of the last are not those of the first
             Issued(call, pair, seed).finish()
         issued = Issued(call, pair, 3)
@@ -56,10 +67,9 @@ def damage_results(rank: int, world_size: int) -> None:
             work.wait()
         issued._works.clear()
         issued._output[17] += 1
-        with pytest.raises(WrongResult, match=f"{kind} .* in group 'tagc', asynchronous: 1 of "):
+        with pytest.raises(WrongResult, match=f"{kind} .* in group '{group}', asynchronous: 1 of "):
             issued.finish()
     assert isthmus.stats(pair.isthmus)["compressed_calls"] == 8
-    finish()
 
 
 @pytest.mark.processes

@@ -15,6 +15,10 @@ from isthmus.bench.soak_plan import LARGEST_VALUE, Call
 
 _OPERATORS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
+# Of codec quant: elements that share a scale, at most; and what all levels but those with a zero among them divide.
+_LARGEST_GROUP = 512
+_MULTIPLE_OF_LEVELS = 255
+
 
 class WrongResult(AssertionError):
     """A result that is not what Gloo, or the conservation of gradients, says."""
@@ -72,7 +76,7 @@ class Issued:
     def __init__(self, call: Call, pair: Pair, seed: int) -> None:
         self._call = call
         self._pair = pair
-        self._input = _whole_numbers(call, seed, pair.ranks[pair.rank])
+        self._input = _single_values(call, seed, pair) if call.group == "default" else _whole_numbers(call, seed, pair)
         self._output, self._works = _perform(call, pair, pair.isthmus, self._input.clone(), call.asynchronous)
 
     def finish(self) -> None:
@@ -96,13 +100,26 @@ class Issued:
         total = self._input.double()
         dist.all_reduce(total, group=pair.gloo)
         scale = 1 / pair.size if call.operator == "avg" else 1.0
-        left_out = pair.residual_change(call.unit, call.num_elements) if call.is_lossy else (0.0, 0.0)
+        left_out = pair.residual_change(call.unit, call.num_elements) if call.keeps_residual else (0.0, 0.0)
         whole = ((total - left_out[0]) * scale - left_out[1]).to(self._input.dtype)
         return whole if call.kind == "gradient_all_reduce" else whole.chunk(pair.size)[pair.rank]
 
 
-def _whole_numbers(call: Call, seed: int, rank: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed * 1009 + rank)
+def _single_values(call: Call, seed: int, pair: Pair) -> Tensor:
+    """Return numbers that the default codec sends as they are: single ones in a group, in one rank's gradient.
+
+    Rotation spreads each evenly over a level of its group, of which it is a multiple by a factor that a scale can hold.
+    """
+    places = torch.arange(seed % _LARGEST_GROUP, call.num_elements, _LARGEST_GROUP)
+    numbers = torch.arange(len(places)) + seed
+    signs = 1 if call.dtype == "uint8" else 1 - 2 * (numbers // 2 % 2)
+    tensor = torch.zeros(call.num_elements)
+    tensor[places] = torch.where(numbers % pair.size == pair.rank, _MULTIPLE_OF_LEVELS * signs, 0).float()
+    return tensor.to(getattr(torch, call.dtype))
+
+
+def _whole_numbers(call: Call, seed: int, pair: Pair) -> Tensor:
+    generator = torch.Generator().manual_seed(seed * 1009 + pair.ranks[pair.rank])
     lowest = 0 if call.dtype == "uint8" else -LARGEST_VALUE
     return torch.randint(lowest, LARGEST_VALUE + 1, (call.num_elements,), generator=generator).to(
         getattr(torch, call.dtype)

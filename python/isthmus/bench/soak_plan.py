@@ -31,10 +31,14 @@ _EXACT_KINDS = (
 )
 _GRADIENT_KINDS = ("gradient_reduce_scatter", "gradient_all_reduce")
 #: Groups by name. Gradients only go through those that span nodes evenly.
-GROUPS = ("tagc", "plain", "rails", "nodes", "all but the last", "all but the first")
-_GRADIENT_GROUPS = ("tagc", "plain", "rails")
-#: Those of them with codec tagc.
-LOSSY_GROUPS = ("tagc", "rails")
+GROUPS = ("default", "tagc", "plain", "rails", "nodes", "all but the last", "all but the first")
+_GRADIENT_GROUPS = ("default", "tagc", "plain", "rails")
+#: The options of those of them that compress. Nothing is set for the default codec; the others keep residuals.
+LOSSY_GROUPS: dict[str, dict[str, str]] = {
+    "default": {},
+    "tagc": {"codec": "tagc", "ratio": "4.0", "sparsity": "0.9"},
+    "rails": {"codec": "sparse", "sparsity": "0.9"},
+}
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,14 @@ class Call:
         return self.kind in _GRADIENT_KINDS
 
     @property
-    def is_lossy(self) -> bool:
-        """Whether it goes through codec tagc."""
+    def is_compressed(self) -> bool:
+        """Whether it goes through a lossy codec."""
         return self.is_gradient and self.group in LOSSY_GROUPS and self.num_elements >= MIN_ELEMENTS
+
+    @property
+    def keeps_residual(self) -> bool:
+        """Whether the codec keeps what it does not send."""
+        return self.is_compressed and self.group != "default"
 
     def __str__(self) -> str:
         how = "asynchronous" if self.asynchronous else "synchronous"

@@ -32,13 +32,8 @@ class Worker:
         return {"smallest_group": self._smallest_group}
 
     def _make_pair(self, name: str, ranks_of_groups: list[list[int]], timeout: timedelta) -> Pair | None:
-        options = {
-            "codec": "tagc" if name in LOSSY_GROUPS else "none",
-            "ratio": "4.0",
-            "sparsity": "0.9",
-            "min_elements": str(MIN_ELEMENTS),
-            "log": "error",
-        }
+        codec = LOSSY_GROUPS.get(name, {"codec": "none"})
+        options = {"min_elements": str(MIN_ELEMENTS), "log": "error", **codec}
         isthmus_group = IsthmusGroup(options, timeout, ranks_of_groups).group
         gloo_group = new_group("gloo", timeout, ranks_of_groups)
         return Pair(isthmus_group, gloo_group) if isthmus_group is not None else None
@@ -62,7 +57,7 @@ class Worker:
             call.finish()
 
     def _kind_for_summary(self, call: Call) -> str:
-        return f"{call.kind}, tagc" if call.is_lossy else call.kind
+        return f"{call.kind}, compressed" if call.is_compressed else call.kind
 
 
 def _ranks_of_groups() -> dict[str, list[list[int]]]:
@@ -71,6 +66,7 @@ def _ranks_of_groups() -> dict[str, list[list[int]]]:
     everyone = list(range(world_size))
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])
     return {
+        "default": [everyone],
         "tagc": [everyone],
         "plain": [everyone],
         "rails": [everyone[local_index::per_node] for local_index in range(per_node)],
