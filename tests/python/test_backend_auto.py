@@ -56,7 +56,7 @@ def compresses_over_a_slow_link():
     line = equal_on_all_ranks(isthmus.explain(group).partition("; 4.")[0])
     assert line.startswith("blocks.0 (reduce_scatter, 80,000 elements): quant 4 bit: "), line
     assert "plain over 0.001 Gbit/s; expected error 0.0115 of budget 0.02" in line
-    assert 0.001 < error < 0.02
+    assert error == pytest.approx(0.0115 / 2, rel=0.1)  # of two nodes' sums, which are alike in size, one crosses
     (unit,) = isthmus.stats(group)["units"]
     assert 4 < unit["bits_per_element"] < 4.5
     assert unit["relative_squared_error"] == pytest.approx(0.0115, rel=0.2)
@@ -138,7 +138,7 @@ def explain_tells_of_fixed_codecs():
 
 def quant_without_bits_keeps_to_the_budget():
     group = group_of(codec="quant", bits=0, error_budget=0.12)
-    assert relative_squared_error(group, "blocks.0") < 0.12
+    assert relative_squared_error(group, "blocks.0") == pytest.approx(0.1188 / 2, rel=0.1)
     assert "quant 2 bit: the fewest bits" in equal_on_all_ranks(isthmus.explain(group).partition("; 2.")[0])
 
 

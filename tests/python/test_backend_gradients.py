@@ -95,6 +95,13 @@ def equal_on_all_ranks(groups: Groups, result: torch.Tensor) -> bool:
     return torch.equal(of_rank_0, result)
 
 
+def on_all_ranks(groups: Groups, holds: bool) -> bool:
+    """Whether it holds everywhere: a rank that fails alone would leave the others waiting for its next collective."""
+    number = torch.tensor(int(holds))
+    dist.all_reduce(number, dist.ReduceOp.MIN, group=groups.gloo)
+    return bool(number)
+
+
 def assert_within_bound(result: torch.Tensor, sources: list[torch.Tensor], scale: float) -> None:
     """Against a sum in float64: one rounding of each node's partial sum, one of the result, and those of the sums."""
     exact = torch.stack([source.double() for source in sources]).sum(0) * scale
@@ -164,9 +171,9 @@ def what_every_codec_can_carry_arrives_to_the_bit(groups: Groups) -> None:
                     sources = [source.to(dtype) for source in carried_by_all_ranks(numel, step)]
                     expected = (scale * sum(source.double() for source in sources)).to(dtype)
                     shard = reduce_scatter(group, sources[dist.get_rank()], op, unit=f"scatter {scale}")
-                    assert torch.equal(shard, own_chunk(expected)), (codec, nodes, segments, dtype, op)
                     whole = all_reduce(group, sources[dist.get_rank()], op, unit=f"all {scale}")
-                    assert torch.equal(whole, expected), (codec, nodes, segments, dtype, op)
+                    right = torch.equal(shard, own_chunk(expected)), torch.equal(whole, expected)
+                    assert on_all_ranks(groups, all(right)), (codec, nodes, segments, dtype, op, right)
             assert isthmus.stats(group)["compressed_calls"] == 2 * 3 * 2 * len(ops)
 
 
@@ -181,7 +188,7 @@ def processes_have_the_bits_of_ranks_in_one_process(groups: Groups) -> None:
             sources = inputs_of_all_ranks(WORLD_SIZE * 9001, torch.float32, salt=step)
             expected = simulated.reduce("bits", sources, 1.0)
             result = reduce_scatter(group, sources[dist.get_rank()], unit="bits")
-            assert torch.equal(result, own_chunk(expected)), (codec, step)
+            assert on_all_ranks(groups, torch.equal(result, own_chunk(expected))), (codec, step)
         assert not torch.equal(result, own_chunk(torch.stack(sources).sum(0)))
 
 
@@ -189,7 +196,7 @@ def processes_have_the_bits_of_ranks_in_one_process(groups: Groups) -> None:
 def all_reduce_conserves_every_element(groups: Groups) -> None:
     """Both residuals, of the pieces and of the result, are empty at last: nothing is lost, and all ranks are equal."""
     for codec, nodes in RESIDUAL_CASES:
-        group = groups(nodes=nodes, **CODECS[codec])
+        group = groups(nodes=nodes, segments=2, **CODECS[codec])
         numel = WORLD_SIZE * 5000 + 3
         expected, received = torch.zeros(numel), torch.zeros(numel)
         unsent_seen = False
@@ -202,9 +209,8 @@ def all_reduce_conserves_every_element(groups: Groups) -> None:
             assert equal_on_all_ranks(groups, result)
             received += result
             unsent_seen = unsent_seen or not torch.equal(received, expected)
-        assert unsent_seen
-        assert torch.equal(received, expected), (codec, nodes)
         assert isthmus.stats(group)["compressed_calls"] == 24
+        assert on_all_ranks(groups, unsent_seen and torch.equal(received, expected)), (codec, nodes, unsent_seen)
 
 
 @table
@@ -280,7 +286,7 @@ def tagc_keeps_what_its_sparsity_says(groups: Groups) -> None:
 def reduce_scatter_conserves_every_element(groups: Groups) -> None:
     """Small whole numbers sum exactly. After steps with gradients, steps without empty the residual."""
     for codec, nodes in RESIDUAL_CASES:
-        group = groups(nodes=nodes, **CODECS[codec])
+        group = groups(nodes=nodes, segments=2, **CODECS[codec])
         numel = WORLD_SIZE * 5000
         expected = torch.zeros(numel // WORLD_SIZE)
         received = torch.zeros(numel // WORLD_SIZE)
@@ -292,8 +298,7 @@ def reduce_scatter_conserves_every_element(groups: Groups) -> None:
             expected += own_chunk(torch.stack(sources).sum(0))
             received += reduce_scatter(group, sources[dist.get_rank()], unit="conserved")
             unsent_seen = unsent_seen or not torch.equal(received, expected)
-        assert unsent_seen
-        assert torch.equal(received, expected), (codec, nodes)
+        assert on_all_ranks(groups, unsent_seen and torch.equal(received, expected)), (codec, nodes, unsent_seen)
 
 
 @table
@@ -310,9 +315,10 @@ def the_default_codec_keeps_nothing_unless_it_is_told_to(groups: Groups) -> None
         first = torch.linalg.vector_norm(received[0] - exact)
         lost[error_feedback] = float(torch.linalg.vector_norm(sum(received) - steps * exact) / first)
         left = reduce_scatter(group, torch.zeros(numel), unit="again")
-        assert bool(left.any()) == (error_feedback == "on")
+        assert on_all_ranks(groups, bool(left.any()) == (error_feedback == "on"))
     assert lost["on"] < 1.2, lost
-    assert 0.8 * steps**0.5 < lost["codec"] < 1.2 * steps, lost
+    # By least error a step takes a little too little, always; the rest is another one at each step.
+    assert 0.8 * steps**0.5 < lost["codec"] < 2 * steps**0.5, lost
 
 
 @table
