@@ -99,11 +99,8 @@ format: setup  ## format everything
 	ruff format $(PYTHON_FILES)
 	ruff check --fix $(PYTHON_FILES)
 
-tidy: setup  ## clang-tidy over the core
-	cmake --preset release > build/configure-release.log
-	git ls-files 'src/*.cpp' 'kernels/*.cpp' | grep -v -e '^src/torch/' -e '^src/cuda/' -e '^src/transport/nccl' | \
-	  { command -v mpicxx > /dev/null && cat || grep -v '^src/transport/mpi.cpp'; } | \
-	  xargs -P $(JOBS) -n 4 clang-tidy --quiet --extra-arg=-isystem$(shell c++ -print-file-name=include) -p build/release
+tidy: setup  ## clang-tidy over all C++ that the torch module is built of
+	python tools/tidy.py build/native/$(VENV) $(JOBS)
 
 sanitize:  ## the C++ tests under address, undefined-behaviour and thread sanitizers
 	$(MAKE) test-cpp PRESET=asan

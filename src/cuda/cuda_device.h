@@ -75,7 +75,7 @@ class CudaDevice : public Device {
   void end_range() override;
 
  private:
-  class Implementation;
+  struct Implementation;
   std::unique_ptr<Implementation> implementation_;
 };
 

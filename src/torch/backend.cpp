@@ -113,8 +113,9 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
   live().backends.insert(this);
 }
 
-BackendIsthmus::~BackendIsthmus() {
-  const WithoutGil without_gil;  // before the lock: who holds that may wait for a worker that needs the GIL
+// What fails here ends the process: a group that cannot leave its GPU or its peers would leave them waiting.
+BackendIsthmus::~BackendIsthmus() {  // NOLINT(bugprone-exception-escape)
+  const WithoutGil without_gil;      // before the lock: who holds that may wait for a worker that needs the GIL
   {
     std::lock_guard lock(live().mutex);
     live().backends.erase(this);
@@ -183,8 +184,7 @@ BackendPtr BackendIsthmus::split(const c10::intrusive_ptr<c10d::Store>& store, c
   for (const int rank : ranks) {
     own->global_ranks_in_group.push_back(global_ranks_.at(rank));
   }
-  const auto part =
-      split_function()(store, static_cast<int>(self - ranks.begin()), static_cast<int>(ranks.size()), own);
+  auto part = split_function()(store, static_cast<int>(self - ranks.begin()), static_cast<int>(ranks.size()), own);
   if (auto* isthmus_part = dynamic_cast<BackendIsthmus*>(part.get())) {
     isthmus_part->device_ = device_;
   }

@@ -284,6 +284,7 @@ WorkPtr BackendIsthmus::reduce(std::vector<at::Tensor>& tensors, const c10d::Red
   arrived("reduce", cuda);
   // The inputs of ranks other than the root stay as they are.
   std::vector<at::Tensor> products;
+  products.reserve(tensors.size());
   for (const auto& tensor : tensors) {
     products.push_back(premultiplied(tensor, options.reduceOp));
   }

@@ -42,7 +42,7 @@ WorkPtr BackendIsthmus::queue(Job job) {
   process_.require_this();
   std::lock_guard lock(mutex_);
   require_usable();
-  const WorkPtr work = job.work;
+  WorkPtr work = job.work;
   if (job.sends) {
     job.operation.sequence_number = next_sequence_number_++;
     job.work->set_sequence_number(job.operation.sequence_number);
@@ -131,7 +131,7 @@ std::exception_ptr BackendIsthmus::explain(const FaultReport& report) {
   }
   board_->post(report);
   close_all_connections();  // so that the peers fail, too, and report
-  const auto error =
+  auto error =
       dist_error(detail::concatenate("isthmus: ", describe(report), " failed on rank ", global_ranks_[getRank()],
                                      report.phase.empty() ? "" : " in phase ", report.phase, ": ", report.error, ". ",
                                      board_->diagnose(report, kReportPatience), "."));

@@ -8,6 +8,7 @@
 
 #include "isthmus/error.h"
 #include "stable_hash.h"
+#include "torch/backend_internal.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -18,9 +19,6 @@ constexpr int kAbortTag = 1 << 24;
 at::Tensor as_tensor(ConstBuffer buffer) {
   return at::from_blob(const_cast<void*>(buffer.data), {buffer.bytes()}, at::kByte);
 }
-
-// Gloo and c10 append places in their sources and stack traces to a message: the first line says it all.
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 }  // namespace
 

@@ -251,6 +251,7 @@ void bind_backend(py::module_& module) {
   using namespace py::literals;
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   // isthmus._mpi makes them.
+  // NOLINTNEXTLINE(bugprone-unused-raii): its constructor makes the type known
   py::class_<MessageTransport, std::shared_ptr<MessageTransport>>(module, "Transport");
   py::class_<CudaParts>(module, "CudaParts")
       .def(py::init([](BackendPtr world, BackendPtr intra, BackendPtr inter, BackendPtr gather_intra,

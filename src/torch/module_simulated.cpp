@@ -161,7 +161,7 @@ std::vector<py::dict> stats_of(SimulatedNodes& nodes) {
   std::vector<py::dict> plain;
   plain.reserve(all.size());
   for (const isthmus::Stats& stats : all) {
-    plain.push_back(to_dict(stats));
+    plain.push_back(torch_backend::to_dict(stats));
   }
   return plain;
 }

@@ -129,7 +129,7 @@ HandlePtr NcclTier::all_to_all(ConstBuffer in, Buffer out, Stream stream) {
 HandlePtr NcclTier::all_reduce(Buffer data, ReduceOp op, Stream stream) {
   ISTHMUS_CHECK(Error, op == ReduceOp::kSum, tier_, " all-reduce: NCCL has no bitwise or");
   if (data.num_elements > 0) {
-    count_sent(2 * (size() - 1) * data.bytes() / size());
+    count_sent(2 * data.bytes() * (size() - 1) / size());
     guard("all-reduce", stream, [&] {
       std::vector<at::Tensor> tensors{tensor(data)};
       backend_->allreduce(tensors, synchronous<c10d::AllreduceOptions>());

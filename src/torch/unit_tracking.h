@@ -44,7 +44,7 @@ struct ReductionShape {
   int64_t num_elements = 0;
   DataType dtype = DataType::kFloat32;
   Collective collective = Collective::kReduceScatter;
-  auto operator<=>(const ReductionShape&) const = default;
+  auto operator<=>(const ReductionShape&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 sees one
 };
 
 // A unit, and why its reduction must stay exact (null: it need not).

@@ -150,7 +150,7 @@ bool WatchedWork::wait(std::chrono::milliseconds timeout) {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> WatchedWork::getFuture() {
-  const auto future = work_->getFuture();
+  auto future = work_->getFuture();
   const auto owner = watcher_.owner.lock();
   if (!owner) {
     return future;

@@ -108,7 +108,8 @@ NcclTransport::NcclTransport(std::string who, int rank, const std::vector<int>& 
         "ncclRedOpCreatePreMulSum");
 }
 
-NcclTransport::~NcclTransport() {
+// A GPU that can no longer be chosen ends the process.
+NcclTransport::~NcclTransport() {  // NOLINT(bugprone-exception-escape)
   if (!aborted_) {
     const CurrentDevice current(ordinal_);
     ncclCommDestroy(comm_);

@@ -21,7 +21,7 @@ class NcclTransport final : public Transport {
   static std::shared_ptr<NcclTransport> create(const std::string& name, int rank, const std::vector<int>& global_ranks,
                                                const std::vector<int>& node_of_rank, int ordinal,
                                                const ncclUniqueId& id, std::chrono::milliseconds timeout);
-  ~NcclTransport() override;
+  ~NcclTransport() override;  // NOLINT(bugprone-exception-escape): see there
   NcclTransport(const NcclTransport&) = delete;
   NcclTransport& operator=(const NcclTransport&) = delete;
 

@@ -1,0 +1,52 @@
+"""Runs clang-tidy over the C++ of src and kernels that a build folder compiles for the host, several files at a time.
+
+Usage: tidy.py BUILD_FOLDER [JOBS]. Exit code 1 if it finds anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def sources(folder: Path) -> list[Path]:
+    """Return what the folder compiles, those first that take longest: several files in one, which CMake has made."""
+    paths = {Path(command["file"]) for command in json.loads((folder / "compile_commands.json").read_text())}
+    made = sorted(path for path in paths if path.is_relative_to(folder) and "Unity" in path.parts)
+    own = sorted(path for path in paths if path.is_relative_to(ROOT / "src") or path.is_relative_to(ROOT / "kernels"))
+    return [*made, *(path for path in own if path.suffix == ".cpp")]
+
+
+def tidy(path: Path, folder: Path, headers: str) -> tuple[int, str]:
+    """Return the exit code, and what was said, of one file."""
+    start = time.monotonic()
+    command = ["clang-tidy", "--quiet", f"--extra-arg=-isystem{headers}", "-p", str(folder), str(path)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = process.stdout if process.returncode == 0 else process.stdout + process.stderr
+    return process.returncode, f"{time.monotonic() - start:6.1f} s  {path.relative_to(ROOT)}\n{said}"
+
+
+def main() -> int:
+    """Return the exit code."""
+    folder = Path(sys.argv[1]).resolve()
+    jobs = int(sys.argv[2]) if len(sys.argv) > 2 else os.cpu_count() or 1
+    # clang's own wheel has no headers of a compiler.
+    asked = subprocess.run(["c++", "-print-file-name=include"], capture_output=True, text=True, check=True)
+    with ThreadPoolExecutor(jobs) as pool:
+        results = pool.map(lambda path: tidy(path, folder, asked.stdout.strip()), sources(folder))
+        codes = []
+        for code, said in results:
+            print(said, end="", flush=True)
+            codes.append(code)
+    return int(not codes or any(codes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
