@@ -56,13 +56,14 @@ UNIT_VALUE = 255.0
 def carried(num_elements: int, rank: int, num_ranks: int, step: int = 0) -> torch.Tensor:
     """Return a rank's gradient of a step which crosses without any loss, whatever the codec.
 
-    It holds few values. In most places one rank has one, in others two neighbouring ranks have the same.
+    It holds few values. In most places one rank has one, in others two neighbouring ranks have the same. It is on
+    torch's default device, and made on the CPU: a fake GPU lacks operators.
     """
-    places = torch.arange(41 * step % SPACING, num_elements, SPACING)
-    numbers = torch.arange(len(places))
+    places = torch.arange(41 * step % SPACING, num_elements, SPACING, device="cpu")
+    numbers = torch.arange(len(places), device="cpu")
     turn = (numbers - rank) % num_ranks
     present = (turn == 0) | ((turn == 1) & (numbers % 3 == 0))
     values = UNIT_VALUE * (1 + numbers // 2 % 2) * (1 - 2 * (numbers // num_ranks % 2))
-    gradient = torch.zeros(num_elements)
+    gradient = torch.zeros(num_elements, device="cpu")
     gradient[places] = torch.where(present, values, 0)
-    return gradient
+    return gradient.to(torch.get_default_device())
