@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import isthmus
 import ranks
 from checks import finish
-from tested_codecs import CODECS, KEEP_RESIDUALS, LOSSY
+from tested_codecs import CODECS, DEFAULT, KEEP_RESIDUALS, LOSSY
 
 pytestmark = pytest.mark.processes
 
@@ -110,6 +110,7 @@ RUNS: dict[str, tuple[str, Callable[[nn.Module], nn.Module], dict[str, str]]] = 
     "hsdp": ("isthmus", hsdp, {}),
     "hsdp_across_nodes": ("isthmus", hsdp_across_nodes, {}),
     "ddp": ("isthmus", ddp, {}),
+    "default": ("isthmus", fsdp2, {"ISTHMUS_CODEC": DEFAULT}),
     "tagc": ("isthmus", fsdp2, TAGC),
     "tagc_flat": ("isthmus", fsdp2, {**TAGC, "ISTHMUS_TIERS": "flat"}),
 }
@@ -155,7 +156,15 @@ def test_codec_none_trains_as_gloo_does(results: Any, name: str, tolerance: floa
     assert sum(unlabelled) == (STEPS + 0 if name == "ddp" else 0)
 
 
-@pytest.mark.parametrize(("name", "share"), [("tagc", 0.5), ("tagc_flat", 0.2)])
+def test_the_default_codec_trains_as_gloo_does(results: Any) -> None:
+    losses, (stats, *_) = results["default"]
+    assert losses != pytest.approx(results["gloo"][0], rel=1e-6)
+    assert losses == pytest.approx(results["gloo"][0], rel=0.004)
+    assert stats["compressed_calls"] == 4 * STEPS
+    assert stats["residual_bytes"] == 0
+
+
+@pytest.mark.parametrize(("name", "share"), [("tagc", 0.8), ("tagc_flat", 0.42)])
 def test_tagc_learns(results: Any, name: str, share: float) -> None:
     """Error feedback makes up for what was not sent: it learns at least `share` of what exact training does."""
     losses, (stats, *_) = results[name]
