@@ -21,12 +21,18 @@ class Checksum {
 
   // The next `num_bytes` of the data: a multiple of 8, and of 64 in every call but the last. No alignment is needed.
   void add(const void* data, int64_t num_bytes) {
+    add(data, num_bytes, [](int64_t) {});
+  }
+
+  // The same, and calls use_row(offset) for each 64 bytes of it: what that does with memory goes on while chains are
+  // computed, and what it waits for is hidden behind them.
+  template <typename UseRow>
+  void add(const void* data, int64_t num_bytes, const UseRow& use_row) {
     const auto* bytes = static_cast<const std::byte*>(data);
-    while (num_bytes > 0) {
-      const int64_t part = std::min(num_bytes, kernels::kChecksumSegmentBytes - segment_bytes_);
-      add_part(bytes, part);
-      bytes += part;
-      num_bytes -= part;
+    for (int64_t done = 0; done < num_bytes;) {
+      const int64_t part = std::min(num_bytes - done, kernels::kChecksumSegmentBytes - segment_bytes_);
+      add_part(bytes + done, part, [&](int64_t offset) { use_row(done + offset); });
+      done += part;
     }
   }
 
@@ -53,14 +59,16 @@ class Checksum {
   }
 
   // Bytes of one segment.
-  void add_part(const std::byte* bytes, int64_t num_bytes) {
+  template <typename UseRow>
+  void add_part(const std::byte* bytes, int64_t num_bytes, const UseRow& use_row) {
     Chains chains = chains_;  // in registers: `bytes` may alias this object, for all it is known
     segment_bytes_ += num_bytes;
-    for (; num_bytes >= kernels::kChecksumRowBytes; num_bytes -= kernels::kChecksumRowBytes) {
-      add_words(bytes, kLanes, chains);
-      bytes += kernels::kChecksumRowBytes;
+    int64_t offset = 0;
+    for (; num_bytes - offset >= kernels::kChecksumRowBytes; offset += kernels::kChecksumRowBytes) {
+      add_words(bytes + offset, kLanes, chains);
+      use_row(offset);
     }
-    add_words(bytes, num_bytes / kernels::kChecksumWordBytes, chains);
+    add_words(bytes + offset, (num_bytes - offset) / kernels::kChecksumWordBytes, chains);
     chains_ = chains;
     if (segment_bytes_ == kernels::kChecksumSegmentBytes) {
       sum_ += end_of_chains();

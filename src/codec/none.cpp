@@ -11,13 +11,13 @@
 namespace isthmus {
 namespace {
 
-// Values are converted and checksummed tile by tile, so that the second finds them in the cache. A whole number of the
-// checksum's rows in every type.
+// Values are converted and checksummed tile by tile, so that the second finds them in the cache; float32 that stays
+// float32 is copied meanwhile. A whole number of the checksum's rows in every type.
 constexpr int64_t kTileElements = 2048;
 
 template <typename Visit>
-void for_each_tile(int64_t num_elements, const Visit& visit) {
-  for (int64_t begin = 0; begin < num_elements; begin += kTileElements) {
+void for_each_tile(int64_t first, int64_t num_elements, const Visit& visit) {
+  for (int64_t begin = first; begin < num_elements; begin += kTileElements) {
     visit(begin, std::min(kTileElements, num_elements - begin));
   }
 }
@@ -27,6 +27,18 @@ constexpr int64_t round_up_to_word(int64_t bytes) { return (bytes + 7) / 8 * 8; 
 void check_packets(ConstBuffer packets, int num_packets, int64_t packet_bytes) {
   ISTHMUS_CHECK(Error, packets.bytes() == num_packets * packet_bytes, "codec none: ", packets.bytes(), " bytes for ",
                 num_packets, " packets of ", packet_bytes);
+}
+
+constexpr int64_t kRowFloats = kernels::kChecksumRowBytes / 4;
+
+// Copies float32 values to a packet, and adds them to its checksum. Returns how many: whole rows.
+int64_t copy_rows(ConstBuffer values, Buffer packet_values, Checksum& checksum) {
+  const int64_t num_rows = values.num_elements / kRowFloats;
+  const auto* from = values.as<float>();
+  auto* to = packet_values.as<float>();
+  checksum.add(from, num_rows * kernels::kChecksumRowBytes,
+               [=](int64_t offset) { std::memcpy(to + offset / 4, from + offset / 4, kernels::kChecksumRowBytes); });
+  return num_rows * kRowFloats;
 }
 
 // sum += values * factor.
@@ -73,7 +85,9 @@ CodecCounts NoneCodec::encode(ConstBuffer piece, Buffer /*residual*/, Buffer pac
   const int divisor = settings_.divisor;
   const Buffer values{bytes + sizeof(PacketHeader), piece.num_elements, wire_dtype};
   Checksum checksum;
-  for_each_tile(piece.num_elements, [&](int64_t begin, int64_t count) {
+  const bool is_copied = piece.dtype == DataType::kFloat32 && wire_dtype == DataType::kFloat32;
+  const int64_t copied = is_copied ? copy_rows(piece, values, checksum) : 0;
+  for_each_tile(copied, piece.num_elements, [&](int64_t begin, int64_t count) {
     const Buffer tile = values.slice(begin, count);
     if (divisor == 1) {
       convert(piece.slice(begin, count), tile);
@@ -101,7 +115,7 @@ CodecCounts NoneCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer o
     const PacketHeader header = read_header(bytes, settings_.header(out.num_elements, context.of_packet(packet)));
     const ConstBuffer values{bytes + sizeof(PacketHeader), out.num_elements, wire_dtype};
     Checksum checksum;
-    for_each_tile(out.num_elements, [&](int64_t begin, int64_t count) {
+    for_each_tile(0, out.num_elements, [&](int64_t begin, int64_t count) {
       const ConstBuffer tile = values.slice(begin, count);
       if (divisor == 1) {
         accumulate(tile, out.slice(begin, count));
