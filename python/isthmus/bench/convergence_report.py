@@ -95,6 +95,8 @@ How to read the tables:
 - *settled*: the mean gap at the end differs from that at 75% of the steps by no more than {SETTLED_CHANGE:.1%} of the
   loss, or {SETTLED_SHARE:.0%} of itself. The learning rate still falls between the two.
 - *clipped*: share of the steps whose gradient was longer than 1 after the reduction.
+- *packets*: their version. Until 4 all nodes drew the same signs and rounding noise in `quant`. With two nodes a sum
+  has one packet, and that is no difference; with more their errors added up.
 """
 
 
