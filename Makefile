@@ -11,6 +11,9 @@ FIGURES ?= all
 MPIS ?= openmpi mpich
 # Test files at a time. Each runs worlds of four processes and more; above two on two cores timeouts come too near.
 TEST_WORKERS ?= 2
+# What the torch module is run with under sanitizers: each of its parts, in few worlds.
+SANITIZED_TESTS ?= $(addprefix tests/python/test_,backend_auto.py backend_collectives.py backend_gradients.py \
+  backend_groups.py backend_interface.py units.py)
 
 STAMPS := build/stamps/$(VENV)
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml tools/keep_ptxas_report $(wildcard cmake/*) $(shell find src kernels include -type f)
@@ -27,7 +30,7 @@ endif
 export CXX
 
 .PHONY: help setup demo check test test-cpp test-large test-mpi test-python test-quick test-conformance lint format tidy \
-  sanitize bench figures fuzz clean FORCE
+  sanitize test-sanitized bench figures fuzz clean FORCE
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -102,9 +105,12 @@ format: setup  ## format everything
 tidy: setup  ## clang-tidy over all C++ that the torch module is built of
 	python tools/tidy.py build/native/$(VENV) $(JOBS)
 
-sanitize:  ## the C++ tests under address, undefined-behaviour and thread sanitizers
-	$(MAKE) test-cpp PRESET=asan
-	$(MAKE) test-cpp PRESET=tsan
+sanitize:  ## C++ tests and the torch module under address, undefined-behaviour and thread sanitizers
+	$(MAKE) test-sanitized PRESET=asan
+	$(MAKE) test-sanitized PRESET=tsan
+
+test-sanitized: test-cpp  ## PRESET=asan or tsan: the C++ tests, then the torch module in tests of the backend
+	tools/sanitized_pytest $(PRESET) $(SANITIZED_TESTS)
 
 fuzz: setup  ## packets under libFuzzer and sanitizers, machine files under atheris; FUZZ_SECONDS=60 in all
 	cmake --preset fuzz > build/configure-fuzz.log || { cat build/configure-fuzz.log; exit 1; }
