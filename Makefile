@@ -1,4 +1,5 @@
-# Two commands: `make demo` and `make test`. Both run `make setup` first, which does nothing the second time.
+# Two commands: `make demo` and `make test`, and after each edit `make check`. They run `make setup` first, which does nothing
+# the second time.
 # Another torch, beside the first: make test-conformance VENV=.venv-newest TORCH='torch==2.15.*'
 PYTHON ?= python3
 TORCH ?= torch==2.11.0
@@ -61,14 +62,15 @@ $(STAMPS)/package: $(STAMPS)/venv $(STAMPS)/python-files $(NATIVE_SOURCES)
 demo: setup  ## train a GPT over two simulated nodes joined by a slow link, plain and compressed (under 10 minutes)
 	isthmus bench training $(DEMO_ARGS)
 
-check: setup lint test-cpp test-quick  ## after each edit: formats, lint, types, C++ tests, Python tests without processes
+check: CTEST_ARGS = --label-exclude mpi
+check: setup lint test-cpp test-quick  ## after each edit: formats, lint, types, and the tests that start no processes
 
 test: setup lint test-cpp test-python  ## format and lint checks, GoogleTest, pytest
 
 test-cpp: setup  ## the core's tests; PRESET=asan or tsan for sanitizers
 	cmake --preset $(PRESET) > build/configure-$(PRESET).log || { cat build/configure-$(PRESET).log; exit 1; }
 	cmake --build --preset $(PRESET) -j $(JOBS)
-	ctest --preset $(PRESET) -j $(JOBS)
+	ctest --preset $(PRESET) -j $(JOBS) $(CTEST_ARGS)
 
 test-large: setup  ## tensors of more than 2^31 bytes, one after the other: up to 14 GiB of memory
 	cmake --preset release > build/configure-release.log
