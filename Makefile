@@ -30,7 +30,7 @@ ifeq ($(origin CXX),default)
 endif
 export CXX
 
-.PHONY: help setup demo check test test-cpp test-large test-mpi test-python test-quick test-conformance lint format tidy \
+.PHONY: help setup demo check test test-cpp test-large test-mpi test-python test-quick test-conformance test-units lint format tidy \
   sanitize test-sanitized bench figures fuzz clean FORCE
 
 help:  ## what there is
@@ -92,6 +92,9 @@ test-quick: setup  ## those of them that start no processes
 
 test-conformance: setup  ## every collective against Gloo's results: docs/compatibility.md
 	pytest tests/conformance
+
+test-units: setup  ## whose gradient a reduction is: what is read from private parts of torch, for each version of it
+	pytest tests/python/test_identity.py tests/python/test_units.py tests/python/test_prepare_backend.py
 
 lint: setup  ## formats, linters and types; changes nothing
 	clang-format --dry-run --Werror $(CXX_FILES)
