@@ -201,7 +201,7 @@ def reducing_group() -> tuple[ParamGroup, tuple[int, ...]] | None:
 def _reducing_file() -> str:
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
-    return _fsdp_param_group.FSDPParamGroup.post_backward.__code__.co_filename
+    return _fsdp_param_group.__file__
 
 
 # A unit must not mix parameters that tensor parallelism splits with others, which are then replicas: every rank along

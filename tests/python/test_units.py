@@ -248,15 +248,11 @@ def ddp(group: dist.ProcessGroup, **settings: Any) -> nn.Module:
     return DistributedDataParallel(Model(), process_group=group, bucket_cap_mb=0.005, **settings)
 
 
-# What keeps no residual, as unlabelled reductions need.
-DEFAULT = isthmus.Options().codec
-
-
 @table
 def ddp_is_compressed_where_the_option_says_so() -> None:
     cases: list[dict[str, Any]] = [{}, {"static_graph": True}, {"find_unused_parameters": True}]
     for settings in cases:
-        group = make_group(gradients="backward", codec=DEFAULT)
+        group = make_group(gradients="backward")
         model = ddp(group, **settings)
         train(model, STEPS + 1)
         isthmus.reset_stats(group)
@@ -273,7 +269,7 @@ def ddp_is_compressed_where_the_option_says_so() -> None:
 
 @table
 def ddp_without_the_option_is_exact_and_explained() -> None:
-    group = make_group(codec=DEFAULT)
+    group = make_group()
     train(ddp(group))
     stats = isthmus.stats(group)
     assert stats["compressed_calls"] == 0
@@ -287,7 +283,7 @@ def ddp_without_the_option_is_exact_and_explained() -> None:
 
 @table
 def ddp_with_a_communication_hook() -> None:
-    group = make_group(gradients="backward", codec=DEFAULT)
+    group = make_group(gradients="backward")
     model: Any = ddp(group)
     model.register_comm_hook(group, bf16_compress_hook)
     train(model, 2 * STEPS)
@@ -299,7 +295,7 @@ def ddp_with_a_communication_hook() -> None:
 
 @table
 def ddp_accumulates_and_is_evaluated() -> None:
-    group = make_group(gradients="backward", codec=DEFAULT)
+    group = make_group(gradients="backward")
     model: Any = ddp(group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(2 * STEPS):
@@ -329,8 +325,8 @@ class _FunctionalReduceScatter(torch.autograd.Function):
 
 @table
 def functional_collectives_are_named_by_their_order_and_keep_no_residual() -> None:
-    group = make_group(gradients="backward", codec=DEFAULT)
-    keeping = make_group(gradients="backward")
+    group = make_group(gradients="backward")
+    keeping = make_group(gradients="backward", **CODECS["tagc"])
 
     def backward(group: dist.ProcessGroup) -> dict[str, int]:
         leaves = [torch.zeros(4096, requires_grad=True) for _ in range(2)]
