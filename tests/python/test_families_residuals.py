@@ -142,14 +142,13 @@ def conserves(
     prepared: bool = True,
     step: Backward = backward,
     before_step: Callable[[nn.Module, int], None] = lambda model, number: None,
-    env: dict[str, str] | None = None,
     codec: str = "tagc",
 ) -> dict[str, int]:
     """Hold the weights after compressed training against plain ones, bit by bit; return the units."""
     run = functools.partial(final_weights, wrap, uses, step=step, before_step=before_step)
     with world(store, "gloo"):
         plain = run(prepared=False)
-    with world(store, codec, env):
+    with world(store, codec):
         compressed = run(prepared=prepared)
         units = units_of_groups()
         alike = same_on_all_ranks(compressed), same_on_all_ranks(units)
@@ -263,7 +262,6 @@ def ddp_conserves(store: dist.Store) -> None:
     """Its buckets are rebuilt after the first step, or after the second."""
     wrap = functools.partial(DistributedDataParallel, bucket_cap_mb=0.02)
     assert len(conserves(store, wrap)) > 1
-    assert len(conserves(store, wrap, prepared=False, env={"ISTHMUS_GRADIENTS": "backward"})) > 1
     assert len(conserves(store, functools.partial(wrap, static_graph=True), codec="sparse")) > 1
     conserves(store, functools.partial(wrap, find_unused_parameters=True), (BOTH,))  # the third is never used
 
