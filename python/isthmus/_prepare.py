@@ -241,18 +241,14 @@ class BucketReduction:
         self._parameters = _bucket_parameters(module)
         self._group = module.process_group
         self._prepared = prepared
-        self._layouts: dict[tuple[int, tuple[torch.Tensor, ...]], tuple[Unit, _layout.Layout]] = {}
+        self._layouts: dict[tuple[int, tuple[torch.Tensor, ...]], tuple[Unit, _layout.Layout, str]] = {}
         self._passes: Counter[tuple[str, int]] = Counter()  # how many backward passes had a bucket
 
     def reduce(self, state, bucket):  # type: ignore[no-untyped-def]  # DDP looks at annotations, and fails on strings
         """Average one bucket; return a future of its gradients."""
-        unit, layout = self._unit_of(bucket.index(), tuple(bucket.parameters()))
+        unit, layout, replicas = self._unit_of(bucket.index(), tuple(bucket.parameters()))
         name, layout_hash = self._prepared.full_name(unit.name), self._prepared.remember(unit, layout)
-        exact = (
-            self._prepared.exact_reason(unit.name)
-            or (_replicas() if _models.some_mix_replicas(bucket.parameters()) else "")
-            or self._exact_until_settled((name, layout_hash))
-        )
+        exact = self._prepared.exact_reason(unit.name) or replicas or self._exact_until_settled((name, layout_hash))
         gradients = bucket.buffer()
         native = _native.load()
         native.push_unit(name, layout_hash, exact)
@@ -262,10 +258,12 @@ class BucketReduction:
             native.pop_unit()
         return work.get_future().then(lambda _: gradients)
 
-    def _unit_of(self, index: int, tensors: tuple[torch.Tensor, ...]) -> tuple[Unit, _layout.Layout]:
+    def _unit_of(self, index: int, tensors: tuple[torch.Tensor, ...]) -> tuple[Unit, _layout.Layout, str]:
+        """Return unit and layout, and why they must stay exact for replicas' sake, "" if they need not."""
         if (index, tensors) not in self._layouts:
             unit = _bucket(index, [self._parameters[tensor] for tensor in tensors], self._group)
-            self._layouts[index, tensors] = (unit, unit.layout())
+            replicas = _replicas() if _models.some_mix_replicas(tensors) else ""
+            self._layouts[index, tensors] = (unit, unit.layout(), replicas)
         return self._layouts[index, tensors]
 
     def _exact_until_settled(self, bucket: tuple[str, int]) -> str:

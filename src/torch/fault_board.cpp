@@ -8,10 +8,25 @@
 #include <thread>
 #include <utility>
 
-#include "torch/unit_tracking.h"
-
 namespace isthmus::torch_backend {
 namespace {
+
+// "0-3,8": ascending runs.
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::ostringstream text;
+  for (size_t first = 0; first < ranks.size();) {
+    size_t last = first;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) {
+      ++last;
+    }
+    text << (first > 0 ? "," : "") << ranks[first];
+    if (last > first) {
+      text << '-' << ranks[last];
+    }
+    first = last + 1;
+  }
+  return text.str();
+}
 
 using Clock = std::chrono::steady_clock;
 

@@ -1,6 +1,5 @@
 #include "torch/unit_tracking.h"
 
-#include <sstream>
 #include <utility>
 
 namespace isthmus::torch_backend {
@@ -118,22 +117,6 @@ IdentifiedUnit UnitTracker::unknown_unit(const ReductionCall& call, const Reduct
                       covers_job_ ? nullptr : kMayHoldCopies};
   unit.key.may_keep_residual = false;
   return unit;
-}
-
-std::string ranks_text(const std::vector<int>& ranks) {
-  std::ostringstream text;
-  for (size_t first = 0; first < ranks.size();) {
-    size_t last = first;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) {
-      ++last;
-    }
-    text << (first > 0 ? "," : "") << ranks[first];
-    if (last > first) {
-      text << '-' << ranks[last];
-    }
-    first = last + 1;
-  }
-  return text.str();
 }
 
 }  // namespace isthmus::torch_backend

@@ -6,7 +6,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "isthmus/communicator.h"
 #include "torch/gradient_labels.h"
@@ -97,8 +96,5 @@ class UnitTracker {
   int graph_task_ = -1;
   std::map<ReductionShape, int> in_graph_task_;  // how many unknown reductions of a shape there were
 };
-
-// "0-3,8": ascending runs.
-std::string ranks_text(const std::vector<int>& ranks);
 
 }  // namespace isthmus::torch_backend

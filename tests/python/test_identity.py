@@ -15,17 +15,17 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parametrize
 
 import isthmus
 from checkpoints import Model, backward, exact_calls, fsdp2, mesh_of, steps_of, trained, unit_states
 from checkpoints import group as tagc_group
 from checks import Table, World
 from families import run_table, same_on_all_ranks, world
+from test_families_others import simple_fsdp
 
 pytestmark = pytest.mark.processes
 
@@ -263,24 +263,6 @@ def twins_of_fsdp1_keep_their_gradients_apart() -> None:
         assert isthmus.stats(process_group)["compressed_calls"] == 12
 
 
-class Gather(nn.Module):
-    """Makes a sharded parameter whole for the forward pass; in the backward pass its gradient is reduce-scattered."""
-
-    def forward(self, parameter: Any) -> torch.Tensor:
-        whole = parameter.redistribute(placements=[Replicate()])
-        local: torch.Tensor = whole.to_local(grad_placements=[Partial("avg")])
-        return local
-
-
-def simple_fsdp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    for module in list(model.modules()):
-        if isinstance(module, nn.Linear):
-            for name, parameter in list(module.named_parameters(recurse=False)):
-                module.register_parameter(name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)])))
-                parametrize.register_parametrization(module, name, Gather(), unsafe=True)
-    return model
-
-
 class ByTurns(nn.Module):
     """Two equal layers, used in an order that each call chooses; the second one's gradient is zero."""
 
@@ -303,7 +285,7 @@ def layers_used_by_turns_keep_their_gradients_apart(store: dist.Store) -> None:
 
 
 def check_layers_used_by_turns(name: str, *, prepare: bool) -> None:
-    model: Any = simple_fsdp(ByTurns(), init_device_mesh("cpu", (4,)))
+    model: Any = simple_fsdp(ByTurns())
     if prepare:
         isthmus.prepare(model)
     for step in range(6):
@@ -319,7 +301,7 @@ def check_layers_used_by_turns(name: str, *, prepare: bool) -> None:
 @table_of_worlds
 def prepared_dtensors_have_names(store: dist.Store) -> None:
     with world_of(store):
-        model = simple_fsdp(ByTurns(), init_device_mesh("cpu", (4,)))
+        model = simple_fsdp(ByTurns())
         isthmus.prepare(model, name="actor", units="!layers.1*")
         model(torch.randn(8, 64), (0, 1)).backward()
         statistics = isthmus.stats()
