@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "isthmus/device.h"
+#include "isthmus/error.h"
 #include "kernels/float_types.h"
 #include "scratch.h"
 
@@ -41,6 +42,8 @@ class Host final : public Device {
     }
   }
   void multiply(Buffer values, double factor, Stream /*stream*/) override {
+    ISTHMUS_CHECK(Error, values.dtype == DataType::kFloat32, "multiply: elements of ", to_string(values.dtype),
+                  ", which must be float32");
     auto* value = values.as<float>();
     for (int64_t i = 0; i < values.num_elements; ++i) {
       value[i] = limited_to_float32(value[i] * factor);

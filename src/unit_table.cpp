@@ -75,6 +75,13 @@ void check_loadable(const UnitKey& key, const char* which, ConstBuffer from, Con
                 "unit \"", key.name, "\": cannot load a ", which, " that holds NaN or Inf");
 }
 
+// A codec without error feedback has no residual to multiply.
+void multiply(Device& device, Buffer residual, double factor, Lane lane) {
+  if (residual.num_elements > 0) {
+    device.multiply(residual, factor, device.lane(lane));
+  }
+}
+
 }  // namespace
 
 uint64_t UnitKey::hash() const {
@@ -91,14 +98,14 @@ std::shared_ptr<kernels::DeviceContext> make_contexts(Device& device) {
 
 void Unit::follow_scale(Device& device, double new_scale) {
   if (scale != 0 && scale != new_scale) {
-    device.multiply(residual, scale / new_scale, device.lane(Lane::kEncode));
+    multiply(device, residual, scale / new_scale, Lane::kEncode);
   }
   scale = new_scale;
 }
 
 void Unit::scale_residuals(Device& device, double factor) {
-  device.multiply(residual, factor, device.lane(Lane::kEncode));
-  device.multiply(result_residual, factor, device.lane(Lane::kDecode));
+  multiply(device, residual, factor, Lane::kEncode);
+  multiply(device, result_residual, factor, Lane::kDecode);
 }
 
 const Unit* UnitTable::find(const UnitKey& key) const {

@@ -80,7 +80,8 @@ class Device {
   virtual void convert(ConstBuffer in, Buffer out, Stream stream) = 0;
   virtual void convert_scaled(ConstBuffer in, double scale, Buffer out, Stream stream) = 0;
   virtual void clear(Buffer buffer, Stream stream) = 0;
-  // values[i] *= factor (float32). What is too large for float32 becomes the largest that is not.
+  // values[i] *= factor. What is too large for float32 becomes the largest that is not. Throws Error where values are
+  // not of float32.
   virtual void multiply(Buffer values, double factor, Stream stream) = 0;
   // sum[i] += values[i] (float32).
   virtual void add(ConstBuffer values, Buffer sum, Stream stream) = 0;

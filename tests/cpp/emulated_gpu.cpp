@@ -11,6 +11,7 @@
 #include "codec/device_fault.h"
 #include "codec/squared_error.h"
 #include "emulated_launcher.h"
+#include "isthmus/error.h"
 
 namespace isthmus::test {
 
@@ -357,6 +358,8 @@ void EmulatedGpu::clear(Buffer buffer, Stream stream) {
 }
 
 void EmulatedGpu::multiply(Buffer values, double factor, Stream stream) {
+  ISTHMUS_CHECK(Error, values.dtype == DataType::kFloat32, "multiply: elements of ", to_string(values.dtype),
+                ", which must be float32");
   enqueue(stream, "multiply", {writes(values)}, [to = memory_->behind(values), factor] {
     constexpr double kLargest = std::numeric_limits<float>::max();
     auto* value = to.as<float>();

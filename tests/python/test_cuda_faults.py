@@ -23,7 +23,6 @@ WORLD_SIZE = 4
 ENV = {
     "ISTHMUS_NODES": "2x2",
     "ISTHMUS_MIN_ELEMENTS": "0",
-    "ISTHMUS_CODEC": "tagc",
     "ISTHMUS_LOG": "error",
     "FAKE_NCCL_TIMEOUT_S": f"{scaled(5):.0f}",
 }

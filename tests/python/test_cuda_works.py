@@ -19,13 +19,14 @@ import ranks
 from checks import Table, World, finish
 from isthmus import _native
 from isthmus._backends import isthmus_backend
+from tested_codecs import CODECS, KEEP_RESIDUALS
 
 pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
 
 WORLD_SIZE = 4
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
-OPTIONS = {"nodes": "2x2", "codec": "tagc", "sparsity": 0.5, "ratio": 2, "min_elements": 0}
+OPTIONS = {"nodes": "2x2", "min_elements": 0}
 ELEMENTS = 4096
 table = Table()
 
@@ -156,7 +157,7 @@ def another_gpu_is_refused(gloo: dist.ProcessGroup) -> None:
         reduce_scatter(torch.device("cuda", 1), group)
     assert torch.equal(reduce_scatter(GPU, group).cpu(), expected.cpu())  # and it goes on
     with pytest.raises(isthmus.OptionError, match="tiers=flat is for the CPU"):
-        reduce_scatter(GPU, dist.new_group(backend="isthmus", pg_options=isthmus.Options(**OPTIONS, tiers="flat")))
+        reduce_scatter(GPU, group_of(**CODECS["tagc"], tiers="flat"))
 
 
 # --- units
@@ -164,23 +165,24 @@ def another_gpu_is_refused(gloo: dist.ProcessGroup) -> None:
 
 @table
 def states_move_between_devices(gloo: dist.ProcessGroup) -> None:
-    source = group_of()
-    for salt in range(2):
-        reduce_scatter(GPU, source, salt)
-    saved = native(source).unit_states()
-    assert saved[0]["residual"].device == CPU and saved[0]["residual"].any() and saved[0]["step"] == 2
-    expected = reduce_scatter(GPU, source, 2).cpu()
-    for device in (GPU, CPU):
-        group = group_of()
-        native(group).load_unit(saved[0])
-        assert torch.equal(reduce_scatter(device, group, 2).cpu(), expected), device
-        (state,) = native(group).unit_states()
-        assert state["step"] == 3
-    native(source).scale_residuals(2.0)
-    native(source).count_skipped_step()
-    assert isthmus.stats(source)["skipped_steps"] == 1
-    native(source).clear_units()
-    assert native(source).unit_states() == []
+    for codec in KEEP_RESIDUALS:
+        source = group_of(**CODECS[codec])
+        for salt in range(2):
+            reduce_scatter(GPU, source, salt)
+        saved = native(source).unit_states()
+        assert saved[0]["residual"].device == CPU and saved[0]["residual"].any() and saved[0]["step"] == 2
+        expected = reduce_scatter(GPU, source, 2).cpu()
+        for device in (GPU, CPU):
+            group = group_of(**CODECS[codec])
+            native(group).load_unit(saved[0])
+            assert torch.equal(reduce_scatter(device, group, 2).cpu(), expected), (codec, device)
+            (state,) = native(group).unit_states()
+            assert state["step"] == 3
+        native(source).scale_residuals(2.0)
+        native(source).count_skipped_step()
+        assert isthmus.stats(source)["skipped_steps"] == 1
+        native(source).clear_units()
+        assert native(source).unit_states() == []
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:
