@@ -115,7 +115,7 @@ sanitize:  ## C++ tests and the torch module under address, undefined-behaviour 
 	$(MAKE) test-sanitized PRESET=tsan
 
 test-sanitized: test-cpp  ## PRESET=asan or tsan: the C++ tests, then the torch module in tests of the backend
-	tools/sanitized_pytest $(PRESET) $(SANITIZED_TESTS)
+	tools/sanitized_pytest $(PRESET) -n $(TEST_WORKERS) --dist loadfile $(SANITIZED_TESTS)
 
 fuzz: setup  ## packets under libFuzzer and sanitizers, machine files under atheris; FUZZ_SECONDS=60 in all
 	cmake --preset fuzz > build/configure-fuzz.log || { cat build/configure-fuzz.log; exit 1; }

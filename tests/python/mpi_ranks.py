@@ -33,7 +33,7 @@ def start(directory: str, rank: int = RANK, **options: Any) -> None:
         rank=rank,
         world_size=SIZE,
         timeout=timedelta(seconds=OPERATION_S),
-        pg_options=isthmus.Options(nodes="2x2" if SIZE == 4 else "", min_elements=0, **options),
+        pg_options=isthmus.Options(nodes=f"2x{SIZE // 2}" if SIZE > 1 else "", min_elements=0, **options),
     )
 
 
@@ -97,7 +97,7 @@ def not_started_by_mpiexec(directory: str) -> None:
 
 
 def other_rank_than_mpi(directory: str) -> None:
-    expect_error(directory, "rank 0: inter_tier=mpi: rank 0 of 4 is rank 3 of 4 in MPI_COMM_WORLD", SIZE - 1 - RANK)
+    expect_error(directory, "rank 0: inter_tier=mpi: rank 0 of 2 is rank 1 of 2 in MPI_COMM_WORLD", SIZE - 1 - RANK)
 
 
 def thread_level_too_low(directory: str) -> None:

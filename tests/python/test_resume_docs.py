@@ -57,11 +57,11 @@ assert all(torch.equal(before[key], after[key]) for key in before if "/" in key)
 dist.destroy_process_group()
 """
     program.write_text(f"{imports}\n{functions}\nfolder ={before}{steps}{after}")
-    run(program, 4, "2x2", str(tmp_path))
+    run(program, 2, "2x1", str(tmp_path))
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"resume.py"}))
 def test_other_programs(tmp_path: Path, name: str) -> None:
     program = tmp_path / name
     program.write_text(PROGRAMS[name])
-    assert "steps were skipped" in run(program, 4, "2x2")
+    assert "steps were skipped" in run(program, 2, "2x1")
