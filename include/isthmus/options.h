@@ -21,7 +21,7 @@ struct Options {
   int64_t bits = 4;                      // quant: of each element's code: 1, 2, 3, 4, 8; 0: by error_budget
   int64_t group_elements = 128;          // quant: neighbouring elements with one scale
   bool rotate = true;                    // quant: groups by a randomised Hadamard transform
-  std::string scale = "least_error";     // quant: absmax, least_error, unbiased: what a group's scale is chosen for
+  std::string scale = "unbiased";        // quant: absmax, least_error, unbiased: what a group's scale is chosen for
   std::string scale_type = "bf16";       // quant: bf16, fp32: what a group's scale is sent as
   std::string rounding = "nearest";      // quant: nearest, stochastic
   std::string error_feedback = "codec";  // codec, on, off; codec: off for quant, on for others, as published

@@ -51,7 +51,7 @@ TEST(Options, DefaultsAreValidAndPrintEveryFieldInOrder) {
   const Options options;
   EXPECT_NO_THROW(options.validate());
   EXPECT_EQ(options.to_string(),
-            "nodes=\"\" codec=quant tiers=two inter_tier=gloo bits=4 group_elements=128 rotate=true scale=least_error "
+            "nodes=\"\" codec=quant tiers=two inter_tier=gloo bits=4 group_elements=128 rotate=true scale=unbiased "
             "scale_type=bf16 rounding=nearest error_feedback=codec sparsity=0.9875 value_type=bf16 ratio=10 "
             "cell_type=fp32 index_bits=1 block_elements=0 peel_rounds=64 own_piece=exact dense_steps=0 ramp_steps=0 "
             "segments=0 error_interval=100 error_budget=0 inter_gbit=0 intra_gbit=0 "

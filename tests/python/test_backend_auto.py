@@ -55,7 +55,7 @@ def compresses_over_a_slow_link():
     error = relative_squared_error(group, "blocks.0")
     line = equal_on_all_ranks(isthmus.explain(group).partition("; 4.")[0])
     assert line.startswith("blocks.0 (reduce_scatter, 80,000 elements): quant 4 bit: "), line
-    assert "plain over 0.001 Gbit/s; expected error 0.0115 of budget 0.02" in line
+    assert "plain over 0.001 Gbit/s; expected error 0.0117 of budget 0.02" in line
     assert error == pytest.approx(0.0115 / 2, rel=0.1)  # of two nodes' sums, which are alike in size, one crosses
     (unit,) = isthmus.stats(group)["units"]
     assert 4 < unit["bits_per_element"] < 4.5
