@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import ranks
+from limits import HANG_S
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin"))
@@ -29,7 +30,6 @@ pytestmark = [
 ]
 PROGRAM = Path(__file__).with_name("slurm_rank.py")
 NODES = ("node0", "node1")
-START_S = 60
 MACHINE = "though by boot id and network namespace it is 1 node x 4 ranks, in blocks"
 
 
@@ -91,12 +91,14 @@ class Cluster:
             )
 
     def _until(self, what: str, is_so: Any) -> None:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + HANG_S
         while not is_so():
             if time.monotonic() > deadline or any(process.poll() is not None for process in self.processes):
-                logs = [f"{log.name}:\n{log.read_text()[-2000:]}" for log in sorted(self.folder.glob("*.log"))]
-                raise AssertionError(f"not within {START_S} s: {what}\n" + "\n".join(logs))
+                raise AssertionError(f"a daemon ended, or not within {HANG_S} s: {what}\n{self._logs()}")
             time.sleep(0.1)
+
+    def _logs(self) -> str:
+        return "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in sorted(self.folder.glob("*.log")))
 
     def _is_idle(self) -> bool:
         states = self.call("sinfo", "--noheader", "--Node", "--format=%T", check=False).stdout.split()
@@ -104,8 +106,8 @@ class Cluster:
 
     def call(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command of Slurm's."""
-        result = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120)
-        assert not check or result.returncode == 0, result.stderr
+        result = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=HANG_S)
+        assert not check or result.returncode == 0, f"{result.stderr}\n{self._logs()}"
         return result
 
     def srun(self, *arguments: str, **variables: str) -> list[dict[str, Any]]:
@@ -118,7 +120,7 @@ class Cluster:
             **variables,
         }
         export = "--export=ALL," + ",".join(f"{name}={value}" for name, value in exported.items())
-        result = self.call("srun", "--time=2", "--kill-on-bad-exit=1", export, *arguments)
+        result = self.call("srun", f"--time={HANG_S / 60:.0f}", "--kill-on-bad-exit=1", export, *arguments)
         reports = [json.loads(line) for line in result.stdout.splitlines()]
         return sorted(reports, key=lambda report: int(report["rank"]))
 
