@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "../cpp/tagc_data.h"
 #include "coding.h"
 #include "cuda_gpu.h"
+#include "tests/cpp/codec/tagc/tagc_data.h"
 
 namespace isthmus::gpu {
 namespace {

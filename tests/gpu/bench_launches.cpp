@@ -3,12 +3,12 @@
 #include <memory>
 #include <string>
 
-#include "../cpp/tagc_data.h"
 #include "bench_codecs.h"
 #include "coding.h"
 #include "cuda/cuda_device.h"
 #include "cuda_gpu.h"
 #include "isthmus/communicator.h"
+#include "tests/cpp/codec/tagc/tagc_data.h"
 
 namespace isthmus::gpu {
 namespace {

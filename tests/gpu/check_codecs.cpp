@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
-#include "../cpp/tagc_data.h"
 #include "coding.h"
 #include "suites.h"
+#include "tests/cpp/codec/tagc/tagc_data.h"
 
 namespace isthmus::gpu {
 namespace {

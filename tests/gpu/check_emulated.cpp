@@ -3,8 +3,8 @@
 #include <exception>
 #include <memory>
 
-#include "../cpp/emulated_gpu.h"
 #include "check_main.h"
+#include "tests/cpp/emulated/emulated_gpu.h"
 
 namespace isthmus::gpu {
 namespace {

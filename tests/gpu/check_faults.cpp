@@ -3,10 +3,10 @@
 #include <string>
 #include <thread>
 
-#include "../cpp/tagc_data.h"
 #include "coding.h"
 #include "isthmus/error.h"
 #include "suites.h"
+#include "tests/cpp/codec/tagc/tagc_data.h"
 
 namespace isthmus::gpu {
 namespace {

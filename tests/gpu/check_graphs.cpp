@@ -1,9 +1,9 @@
 // Captured graphs of codecs: each replay is the next step.
 #include <string>
 
-#include "../cpp/tagc_data.h"
 #include "coding.h"
 #include "suites.h"
+#include "tests/cpp/codec/tagc/tagc_data.h"
 
 namespace isthmus::gpu {
 namespace {

@@ -3,9 +3,9 @@
 #include <cstring>
 #include <string>
 
-#include "../cpp/tagc_data.h"
 #include "coding.h"
 #include "suites.h"
+#include "tests/cpp/codec/tagc/tagc_data.h"
 
 namespace isthmus::gpu {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "checks.h"
-#include "scratch.h"
+#include "communicator/scratch.h"
 
 namespace isthmus::gpu {
 namespace {

@@ -10,7 +10,7 @@
 #include "gpu.h"
 #include "isthmus/codec.h"
 #include "isthmus/options.h"
-#include "kernels/device.h"
+#include "kernels/block/device.h"
 
 namespace isthmus::gpu {
 
