@@ -77,8 +77,8 @@ class Host final : public Device {
   }
   DataType piece_dtype(DataType dtype) const override { return accumulate_dtype(dtype); }
 
-  void set_context(kernels::DeviceContext* /*context*/, PacketContext /*value*/, Stream /*stream*/) override {}
-  void next_step(kernels::DeviceContext* /*context*/, Stream /*stream*/) override {}
+  void set_context(DeviceContext* /*context*/, PacketContext /*value*/, Stream /*stream*/) override {}
+  void next_step(DeviceContext* /*context*/, Stream /*stream*/) override {}
   DeviceCodecCounts codec_counts() override { return {}; }
   void reset_codec_counts() override {}
   void end_step(bool /*skipped*/, Stream /*stream*/) override {}

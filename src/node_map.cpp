@@ -106,6 +106,11 @@ std::vector<int> NodeMap::rail_ranks(int local_index) const {
   return ranks;
 }
 
+void NodeMap::require_even() const {
+  ISTHMUS_CHECK(OptionError, even_, "nodes ", to_string(),
+                ": the two-tier paths need equally many ranks on every node");
+}
+
 std::string NodeMap::to_string() const {
   if (block_placement_) {
     return detail::concatenate(num_nodes(), num_nodes() == 1 ? " node x " : " nodes x ", ranks_per_node(),

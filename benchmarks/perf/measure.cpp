@@ -79,7 +79,7 @@ Result Bench::run(Operation operation, DataType dtype, int64_t num_elements) {
   result.seconds = *std::max_element(seconds.begin(), seconds.end()) / arguments_.num_iterations;
   const auto sent = static_cast<double>(left_node(communicator_.stats()));
   result.node_bytes = sum_of(rank_.gather(sent)) / arguments_.num_iterations / map_.num_nodes();
-  communicator_.clear_units();
+  communicator_.units().clear();
   return result;
 }
 

@@ -29,7 +29,7 @@ double test_sum(int num_ranks, int64_t index) {
 std::vector<double> held_back(Communicator& communicator, const Tiers& tiers, const UnitKey& unit,
                               int64_t chunk_elements) {
   std::vector<double> missing(static_cast<size_t>(chunk_elements), 0);
-  const std::vector<UnitState> states = communicator.unit_states();
+  const std::vector<UnitState> states = communicator.units().states();
   const auto state = std::find_if(states.begin(), states.end(), [&](const UnitState& one) { return one.key == unit; });
   const int64_t num_nodes = communicator.node_map().num_nodes();
   if (state == states.end() || state->residual.num_elements != (num_nodes - 1) * chunk_elements) {

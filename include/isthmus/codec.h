@@ -6,13 +6,10 @@
 #include <string>
 
 #include "isthmus/buffer.h"
+#include "isthmus/device_context.h"
 #include "isthmus/options.h"
 
 namespace isthmus {
-
-namespace kernels {
-struct DeviceContext;
-}
 
 // Whose packets these are. Written into the header by the sender, compared by the receiver. With several packets, one
 // after another, packet p is that of node sender + p / packets_of_sender.
@@ -22,7 +19,7 @@ struct PacketContext {
   uint8_t segment = 0;  // which part of a piece the packet holds
   uint16_t sender = 0;  // the number of the node that encodes it: its place on its rail, and no rank
   int packets_of_sender = 1;
-  const kernels::DeviceContext* on_device = nullptr;  // codecs of a GPU read unit and step there
+  const DeviceContext* on_device = nullptr;  // codecs of a GPU read unit and step there
 
   // Of packet p alone.
   PacketContext of_packet(int p) const;

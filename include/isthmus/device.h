@@ -9,6 +9,7 @@
 
 #include "isthmus/buffer.h"
 #include "isthmus/codec.h"
+#include "isthmus/device_context.h"
 #include "isthmus/options.h"
 
 namespace isthmus {
@@ -34,8 +35,8 @@ struct DeviceCodecCounts {
   int64_t skipped_elements = 0;  // kept in steps that were thrown away
 };
 
-// What a lossy codec was given and what it dropped, as sums of squares. A device adds to it whenever its lanes come to
-// that; the host reads it at any time, without waiting.
+// What a lossy codec was given and what it dropped, as sums of squares. Updated
+// asynchronously by the device; the host reads it at any time, without waiting.
 struct SquaredError {
   std::atomic<double> given = 0;
   std::atomic<double> dropped = 0;
@@ -102,8 +103,8 @@ class Device {
 
   // Where codecs of this device read unit and step from, so that a captured graph counts steps: words in its memory.
   // On the CPU there are none, and these do nothing.
-  virtual void set_context(kernels::DeviceContext* context, PacketContext value, Stream stream) = 0;
-  virtual void next_step(kernels::DeviceContext* context, Stream stream) = 0;
+  virtual void set_context(DeviceContext* context, PacketContext value, Stream stream) = 0;
+  virtual void next_step(DeviceContext* context, Stream stream) = 0;
 
   // What its codecs counted since the last reset, as far as it is known by now; on the CPU encode() and decode_sum()
   // return it.

@@ -25,6 +25,8 @@ class NodeMap {
   int ranks_per_node() const { return static_cast<int>(ranks_.front().size()); }
   // All nodes have equally many ranks. Otherwise there are no rails, and every reduction takes the exact path.
   bool even() const { return even_; }
+  // Throws OptionError, naming the nodes, unless even().
+  void require_even() const;
   // More than one node, all of one size: the two-tier paths exist.
   bool two_tier() const { return even_ && num_nodes() > 1; }
   // Rank n * ranks_per_node + l sits on node n with local index l: chunks of one node are contiguous.

@@ -54,7 +54,7 @@ struct Stats {
   CodecCounts codec;
   int64_t compressed_calls = 0;                // reductions that went through a lossy codec
   std::map<std::string, int64_t> exact_calls;  // operations that stayed exact, by reason
-  int64_t skipped_steps = 0;     // steps whose result the optimizer threw away (Communicator::count_skipped_step)
+  int64_t skipped_steps = 0;     // steps whose result the optimizer threw away (UnitStates::count_skipped_step)
   int64_t skipped_elements = 0;  // what lossy codecs had sent in them: it is gone from the residuals
   int64_t num_units = 0;
   int64_t residual_bytes = 0;  // of all units, residuals of all-reduced results included

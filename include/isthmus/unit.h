@@ -4,6 +4,7 @@
 #include <compare>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "isthmus/buffer.h"
 #include "isthmus/stats.h"
@@ -40,6 +41,27 @@ struct UnitState {
   ConstBuffer residual;
   // All-reduce only: the same for this rank's chunk of the result, in units of the result (already scaled).
   ConstBuffer result_residual;
+};
+
+// The state of the units of one rank's communicator. Nothing here sends anything. Called between collectives, by the
+// thread that calls those.
+class UnitStates {
+ public:
+  virtual ~UnitStates() = default;
+
+  // By key. Views that are valid until the next call of a method that is not const, of the device's memory. Waits for
+  // the device.
+  virtual std::vector<UnitState> states() const = 0;
+  // Copies `state` in place of what the unit of that key had. An empty residual is one of zeros. Throws Error if it
+  // does not fit the group and its options, or if there are max_units units already; then nothing has changed.
+  virtual void load(const UnitState& state) = 0;
+  virtual void clear() = 0;
+  // Multiplies all residuals: for when later gradients are larger by `factor` (finite and above 0) than earlier ones.
+  virtual void scale_residuals(double factor) = 0;
+  // At the end of a step: whether its result was used, or thrown away. A step that is thrown away is counted in
+  // Stats::skipped_steps, and what lossy codecs sent since the last call of these two in skipped_elements.
+  virtual void count_step() = 0;
+  virtual void count_skipped_step() = 0;
 };
 
 }  // namespace isthmus

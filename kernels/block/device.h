@@ -4,15 +4,12 @@
 
 #include <cstdint>
 
+#include "isthmus/device_context.h"
 #include "kernels/block/host_device.h"
 
 namespace isthmus::kernels {
 
-// Whose packets are encoded and decoded; as PacketContext. In device memory: the owner counts `step` there.
-struct DeviceContext {
-  uint64_t unit_hash = 0;
-  uint64_t step = 0;
-};
+using isthmus::DeviceContext;
 
 // In device memory; the owner sets it to zero. Added up by every encoding, and the last two where a step ends.
 struct DeviceCounts {

@@ -156,7 +156,7 @@ class CodecProbe {
   Buffer sum_;
   Workspace encode_with_;
   Workspace decode_with_;
-  std::shared_ptr<kernels::DeviceContext> contexts_;
+  std::shared_ptr<DeviceContext> contexts_;
   PacketContext context_;
 };
 

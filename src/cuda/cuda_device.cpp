@@ -328,11 +328,11 @@ std::unique_ptr<Codec> CudaDevice::make_codec(const std::string& name, const Opt
                            &words->fault);
 }
 
-void CudaDevice::set_context(kernels::DeviceContext* context, PacketContext value, Stream stream) {
+void CudaDevice::set_context(DeviceContext* context, PacketContext value, Stream stream) {
   launch_on(ordinal(), [&] { kernels::cuda_set_context(context, {value.unit_hash, value.step}, stream.handle); });
 }
 
-void CudaDevice::next_step(kernels::DeviceContext* context, Stream stream) {
+void CudaDevice::next_step(DeviceContext* context, Stream stream) {
   launch_on(ordinal(), [&] { kernels::cuda_next_step(context, stream.handle); });
 }
 

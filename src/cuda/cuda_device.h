@@ -62,8 +62,8 @@ class CudaDevice : public Device {
                                     int ranks_per_node) override;
   DataType piece_dtype(DataType dtype) const override { return dtype; }
 
-  void set_context(kernels::DeviceContext* context, PacketContext value, Stream stream) override;
-  void next_step(kernels::DeviceContext* context, Stream stream) override;
+  void set_context(DeviceContext* context, PacketContext value, Stream stream) override;
+  void next_step(DeviceContext* context, Stream stream) override;
 
   DeviceCodecCounts codec_counts() override;
   void reset_codec_counts() override;

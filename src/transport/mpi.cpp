@@ -434,8 +434,7 @@ Tiers mpi_tiers(MPI_Comm comm, const NodeMap& map, const MpiLimits& limits) {
   check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
   ISTHMUS_CHECK(Error, size == map.world_size(), "a node map of ", map.world_size(), " ranks for a communicator of ",
                 size);
-  ISTHMUS_CHECK(OptionError, map.even(), "nodes ", map.to_string(),
-                ": the two-tier paths need equally many ranks on every node");
+  map.require_even();
   const int rank = rank_in(comm);
   std::vector<int> everyone(static_cast<size_t>(size));
   std::iota(everyone.begin(), everyone.end(), 0);

@@ -283,8 +283,7 @@ void NcclTransport::abort() {
 Tiers nccl_tiers(int rank, const NodeMap& map, int ordinal, const NcclBroadcast& broadcast,
                  std::chrono::milliseconds timeout) {
   ISTHMUS_CHECK(Error, rank >= 0 && rank < map.world_size(), "rank ", rank, " is not in 0..", map.world_size() - 1);
-  ISTHMUS_CHECK(OptionError, map.even(), "nodes ", map.to_string(),
-                ": the two-tier paths need equally many ranks on every node");
+  map.require_even();
   // For each node one of its tier and one for gathers; then for each rail.
   const int num_nodes = map.num_nodes();
   const int num_rails = map.ranks_per_node();

@@ -81,8 +81,8 @@ INSTANTIATE_TEST_SUITE_P(Maps, EveryMap, ::testing::ValuesIn(all_cases()),
 UnitKey unit_of(ConstBuffer data, Collective collective) { return {"unit", data.num_elements, data.dtype, collective}; }
 
 void expect_same_state(const Communicator& one, const Communicator& other) {
-  const std::vector<UnitState> left = one.unit_states();
-  const std::vector<UnitState> right = other.unit_states();
+  const std::vector<UnitState> left = one.units().states();
+  const std::vector<UnitState> right = other.units().states();
   ASSERT_EQ(left.size(), right.size());
   const auto bytes_of = [](ConstBuffer buffer) {
     return std::string(static_cast<const char*>(buffer.data), static_cast<size_t>(buffer.bytes()));

@@ -1,8 +1,12 @@
-// Which units are compressed, by name.
+// Which collectives take the two-tier paths, and which units are compressed, by size and name: what the options say
+// alone.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
+
+#include "isthmus/options.h"
 
 namespace isthmus {
 
@@ -13,5 +17,16 @@ std::vector<std::string> split_patterns(const std::string& text);
 // compressed if a glob without "!" matches its name, or there is none such, and no glob with "!" matches it. Order does
 // not matter: "*,!*attn*" and "!*attn*,*" and "!*attn*" are equal.
 bool unit_is_compressed(const std::string& units, const std::string& name);
+
+// Whether a collective whose whole input (of a gather: output) has so many elements is worth two tiers.
+bool is_large(const Options& options, int64_t num_elements);
+// Why a collective that is not large stays exact.
+inline constexpr const char* kTooSmall = "below min_elements";
+
+// Whether a gather of so many elements crosses between nodes once.
+bool gathers_by_tiers(const Options& options, int64_t num_elements);
+
+// Why the options leave a unit exact, as a string literal; null: they do not.
+const char* why_policy_is_exact(const Options& options, const std::string& name, int64_t num_elements);
 
 }  // namespace isthmus

@@ -56,7 +56,7 @@ uint64_t step_of(Device& device, const Unit& unit) {
   if (unit.contexts == nullptr) {
     return unit.step;
   }
-  kernels::DeviceContext context;
+  DeviceContext context;
   const int64_t bytes = sizeof(context);
   device.read({unit.contexts.get(), bytes, DataType::kByte}, {&context, bytes, DataType::kByte});
   return context.step;
@@ -88,12 +88,11 @@ uint64_t UnitKey::hash() const {
   return StableHash().add(num_elements).add(dtype).add(collective).add(layout).add(name).value();
 }
 
-std::shared_ptr<kernels::DeviceContext> make_contexts(Device& device) {
+std::shared_ptr<DeviceContext> make_contexts(Device& device) {
   if (device.is_host()) {
     return nullptr;
   }
-  return std::static_pointer_cast<kernels::DeviceContext>(
-      device.allocate(int64_t{kNumPacketUses} * sizeof(kernels::DeviceContext)));
+  return std::static_pointer_cast<DeviceContext>(device.allocate(int64_t{kNumPacketUses} * sizeof(DeviceContext)));
 }
 
 void Unit::follow_scale(Device& device, double new_scale) {

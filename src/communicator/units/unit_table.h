@@ -40,7 +40,7 @@ inline PacketContext context_of(uint64_t unit_hash, uint64_t step, PacketUse use
 }
 
 // One for each use, in the memory of `device`; null on the CPU.
-std::shared_ptr<kernels::DeviceContext> make_contexts(Device& device);
+std::shared_ptr<DeviceContext> make_contexts(Device& device);
 
 struct Unit {
   uint64_t hash = 0;
@@ -50,7 +50,7 @@ struct Unit {
   Buffer result_residual;  // float32; of the own chunk of an all-reduce's result; empty for others. Lane kDecode
   DeviceMemory residual_memory;
   DeviceMemory result_residual_memory;
-  std::shared_ptr<kernels::DeviceContext> contexts;
+  std::shared_ptr<DeviceContext> contexts;
   // How its packets are made; decided anew where `stage` (schedule.h) changes, on all ranks alike.
   std::optional<int> stage;
   Options settings;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "auto/probe.h"
+#include "communicator/plan/codec_chooser.h"
 #include "torch/backend/dtypes.h"
 #include "torch/backend/internal.h"
 
@@ -90,7 +91,7 @@ Measurements BackendIsthmus::measure_tiers(DataType dtype) {
   job.timeout = timeout_or_default(kNoTimeout);
   job.work = c10::make_intrusive<WorkerWork>(getRank(), c10d::OpType::UNKNOWN, "isthmus:measure",
                                              std::vector<at::Tensor>{}, std::vector<at::Tensor>{});
-  job.run = [&measured, dtype](Communicator& communicator) { measured = communicator.measure(dtype); };
+  job.run = [&measured, dtype](Communicator& communicator) { measured = communicator.chooser().measure(dtype); };
   queue(std::move(job))->wait();
   return measured;
 }

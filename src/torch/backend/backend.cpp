@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "communicator/plan/codec_chooser.h"
 #include "isthmus/error.h"
 #include "torch/backend/internal.h"
 
@@ -145,7 +146,8 @@ void BackendIsthmus::make_communicator(const BackendParts& parts) {
   tiers.inter = make_tier("inter", parts.inter, map_.rail_ranks(map_.local_index(getRank())));
   tiers.flat = make_tier("flat", parts.flat, everyone);
   communicator_ = std::make_unique<Communicator>(map_, getRank(), tiers, values_);
-  communicator_->ask_for_exposure([exposure = exposure_](uint64_t unit) { return exposure->take_share(unit); });
+  communicator_->chooser().set_exposed_share(
+      [exposure = exposure_](uint64_t unit) { return exposure->take_share(unit); });
 }
 
 std::shared_ptr<MessageTransport> BackendIsthmus::make_tier(const char* name, const TierParts& parts,

@@ -31,7 +31,7 @@ ConstBuffer residual_buffer(const at::Tensor& residual, const UnitKey& key) {
 std::vector<SavedUnit> copies_of_units(Communicator& communicator) {
   std::vector<SavedUnit> saved;
   Device& device = communicator.device();
-  for (const UnitState& unit : communicator.unit_states()) {
+  for (const UnitState& unit : communicator.units().states()) {
     saved.push_back(
         {unit.key, unit.step, unit.scale, copy_of(unit.residual, device), copy_of(unit.result_residual, device)});
   }
@@ -39,8 +39,8 @@ std::vector<SavedUnit> copies_of_units(Communicator& communicator) {
 }
 
 void load(const SavedUnit& unit, Communicator& communicator) {
-  communicator.load_unit({unit.key, unit.step, unit.scale, residual_buffer(unit.residual, unit.key),
-                          residual_buffer(unit.result_residual, unit.key)});
+  communicator.units().load({unit.key, unit.step, unit.scale, residual_buffer(unit.residual, unit.key),
+                             residual_buffer(unit.result_residual, unit.key)});
 }
 
 }  // namespace
@@ -103,7 +103,7 @@ void BackendIsthmus::bring_loaded_units(bool to_gpu) {
   std::vector<SavedUnit> units;
   run_on_side(!to_gpu, "isthmus:unit_states", [&units](Communicator& communicator) {
     units = copies_of_units(communicator);
-    communicator.clear_units();
+    communicator.units().clear();
   });
   run_on_side(to_gpu, "isthmus:load_unit", [&units](Communicator& communicator) {
     for (const SavedUnit& unit : units) {
@@ -113,21 +113,21 @@ void BackendIsthmus::bring_loaded_units(bool to_gpu) {
 }
 
 void BackendIsthmus::clear_units() {
-  run_between_collectives("isthmus:clear_units", [](Communicator& communicator) { communicator.clear_units(); });
+  run_between_collectives("isthmus:clear_units", [](Communicator& communicator) { communicator.units().clear(); });
 }
 
 void BackendIsthmus::scale_residuals(double factor) {
   run_between_collectives("isthmus:scale_residuals",
-                          [factor](Communicator& communicator) { communicator.scale_residuals(factor); });
+                          [factor](Communicator& communicator) { communicator.units().scale_residuals(factor); });
 }
 
 void BackendIsthmus::count_step() {
-  run_between_collectives("isthmus:count_step", [](Communicator& communicator) { communicator.count_step(); });
+  run_between_collectives("isthmus:count_step", [](Communicator& communicator) { communicator.units().count_step(); });
 }
 
 void BackendIsthmus::count_skipped_step() {
   run_between_collectives("isthmus:count_skipped_step",
-                          [](Communicator& communicator) { communicator.count_skipped_step(); });
+                          [](Communicator& communicator) { communicator.units().count_skipped_step(); });
 }
 
 void BackendIsthmus::set_gradients(const std::string& mode) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "auto/chooser.h"
+#include "communicator/plan/codec_chooser.h"
 #include "isthmus/error.h"
 #include "tests/cpp/support/hooked_transport.h"
 #include "tests/cpp/support/world.h"
@@ -210,7 +211,7 @@ TEST(CommunicatorAuto, TriesTheExactExchangeWhereACodecIsNotSeen) {
   double exposed_share = 0;
   World world(NodeMap::parse("2x2", 4), options);
   for (int rank = 0; rank < 4; ++rank) {
-    world.ranks[rank]->ask_for_exposure([&, rank](uint64_t) { return rank == 2 ? exposed_share : 0; });
+    world.ranks[rank]->chooser().set_exposed_share([&, rank](uint64_t) { return rank == 2 ? exposed_share : 0; });
   }
   const auto codec_after_a_step = [&](double share) {
     exposed_share = share;

@@ -278,7 +278,7 @@ std::vector<double> outstanding(const World& world) {
   const NodeMap& map = world.map;
   std::vector<double> sum;
   for (int rank = 0; rank < world.size(); ++rank) {
-    for (const UnitState& state : world.ranks[rank]->unit_states()) {
+    for (const UnitState& state : world.ranks[rank]->units().states()) {
       const int64_t chunk = state.result_residual.num_elements;
       sum.resize(static_cast<size_t>(chunk * world.size()));
       for (int64_t i = 0; i < chunk; ++i) {
@@ -369,7 +369,7 @@ TEST(AllReduceTagc, NonFiniteBlocksLeaveTheirResidualsAsTheyWere) {
     World world(NodeMap::parse("2x1", 2), options);
     world.all_reduce(random_arrays(2, 2 * kChunk, DataType::kFloat32, 1), 1, nullptr);
     const auto block_of = [&](int rank, bool of_result) {
-      const UnitState state = world.ranks[rank]->unit_states().at(0);
+      const UnitState state = world.ranks[rank]->units().states().at(0);
       const float* values = (of_result ? state.result_residual : state.residual).as<float>() + 3 * kBlock;
       return std::vector<float>(values, values + kBlock);
     };

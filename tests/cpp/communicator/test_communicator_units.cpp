@@ -96,8 +96,8 @@ TEST(CommunicatorUnits, ACodedOwnPieceGoesThroughTheCodecAndCrossesNothing) {
   EXPECT_NE(with_exact, with_coded);
   EXPECT_EQ(exact.ranks[0]->stats().collectives[0].inter.sent_bytes,
             coded.ranks[0]->stats().collectives[0].inter.sent_bytes);
-  EXPECT_EQ(exact.ranks[0]->unit_states()[0].residual.num_elements, 1000);
-  EXPECT_EQ(coded.ranks[0]->unit_states()[0].residual.num_elements, 2000);
+  EXPECT_EQ(exact.ranks[0]->units().states()[0].residual.num_elements, 1000);
+  EXPECT_EQ(coded.ranks[0]->units().states()[0].residual.num_elements, 2000);
 }
 
 TEST(CommunicatorUnits, ADenseStartIsExactAndCounted) {
@@ -119,7 +119,7 @@ TEST(CommunicatorUnits, ADenseStartIsExactAndCounted) {
     const Stats stats = world.ranks[0]->stats();
     EXPECT_EQ(stats.exact_calls.at("dense start"), 2);
     EXPECT_EQ(stats.compressed_calls, 1);
-    EXPECT_EQ(world.ranks[0]->unit_states()[0].step, 3u);
+    EXPECT_EQ(world.ranks[0]->units().states()[0].step, 3u);
   }
 }
 
@@ -168,7 +168,7 @@ void expect_residual_goes_along(const Options& options, Collective collective) {
   };
   std::vector<double> sent = reduce(before, inputs);
   for (int rank = 0; rank < 4; ++rank) {
-    after.ranks[rank]->load_unit(before.ranks[rank]->unit_states()[0]);
+    after.ranks[rank]->units().load(before.ranks[rank]->units().states()[0]);
   }
   const std::vector<Array> zeros(4, Array(inputs[0].view().num_elements, kFloat32));
   const std::vector<double> late = reduce(after, zeros);
@@ -201,7 +201,7 @@ void expect_errors_are_what_residuals_hold(Options options) {
   for (int step = 0; step < 4; ++step) {
     const std::vector<Array> inputs = random_inputs(2, 5000, kFloat32, 20 + step);
     world.reduce_scatter(inputs, 1, nullptr);
-    const float* left = world.ranks[0]->unit_states()[0].residual.as<float>();
+    const float* left = world.ranks[0]->units().states()[0].residual.as<float>();
     const std::vector<double> given_values = inputs[0].values();
     for (size_t i = 0; i < residual.size(); ++i) {
       const double value = residual[i] + given_values[5000 + i];

@@ -50,7 +50,7 @@ using Checkpoint = std::vector<std::vector<SavedState>>;  // by rank
 Checkpoint save(const World& world) {
   Checkpoint checkpoint(static_cast<size_t>(world.size()));
   for (int rank = 0; rank < world.size(); ++rank) {
-    for (const UnitState& state : world.ranks[rank]->unit_states()) {
+    for (const UnitState& state : world.ranks[rank]->units().states()) {
       checkpoint[rank].emplace_back(state);
     }
   }
@@ -60,7 +60,7 @@ Checkpoint save(const World& world) {
 void load(const Checkpoint& checkpoint, World& world) {
   for (int rank = 0; rank < world.size(); ++rank) {
     for (const SavedState& saved : checkpoint[rank]) {
-      world.ranks[rank]->load_unit(saved.state);
+      world.ranks[rank]->units().load(saved.state);
     }
   }
 }
@@ -112,14 +112,14 @@ TEST(UnitState, AResumedRunHasTheBitsOfTheUninterrupted) {
 
 TEST(UnitState, HoldsWhatTheContractSays) {
   World world(NodeMap::parse("3x2", 6), lossy_options());
-  EXPECT_TRUE(world.ranks[0]->unit_states().empty());
+  EXPECT_TRUE(world.ranks[0]->units().states().empty());
   world.all_reduce(random_arrays(6, 601, DataType::kFloat16), 0.5, nullptr, "b");
   world.reduce_scatter(random_arrays(6, 600, kFloat32), 0.25, nullptr, "b");
   world.reduce_scatter(random_arrays(6, 600, kFloat32), 0.25, nullptr, "a");
   world.reduce_scatter(random_arrays(6, 600, kFloat32), 0.125, nullptr, "a");
   world.reduce_scatter(random_arrays(6, 600, kFloat32), 1, "exact", "never compressed");
   for (const auto& communicator : world.ranks) {
-    const std::vector<UnitState> states = communicator->unit_states();
+    const std::vector<UnitState> states = communicator->units().states();
     ASSERT_EQ(states.size(), 3u);
     EXPECT_EQ(states[0].key, (UnitKey{"a", 600, kFloat32}));
     EXPECT_EQ(states[0].step, 2u);
@@ -134,13 +134,13 @@ TEST(UnitState, HoldsWhatTheContractSays) {
     EXPECT_EQ(states[2].residual.dtype, kFloat32);
     EXPECT_EQ(states[2].result_residual.num_elements, 101);
     EXPECT_EQ(communicator->stats().residual_bytes, (200 + 200 + 202 + 101) * 4);
-    communicator->clear_units();
-    EXPECT_TRUE(communicator->unit_states().empty());
+    communicator->units().clear();
+    EXPECT_TRUE(communicator->units().states().empty());
     EXPECT_EQ(communicator->stats().residual_bytes, 0);
     EXPECT_EQ(communicator->stats().num_units, 0);
   }
   world.reduce_scatter(random_arrays(6, 600, kFloat32), 1, nullptr, "a");
-  EXPECT_EQ(world.ranks[5]->unit_states().at(0).step, 1u) << "it starts anew";
+  EXPECT_EQ(world.ranks[5]->units().states().at(0).step, 1u) << "it starts anew";
 }
 
 TEST(UnitState, LayoutsAreUnitsOfTheirOwn) {
@@ -151,7 +151,7 @@ TEST(UnitState, LayoutsAreUnitsOfTheirOwn) {
       world.ranks[rank]->all_reduce(data.buffer(), 1, {"u", 500, kFloat32, Collective::kAllReduce, layout}, nullptr);
     });
   }
-  const std::vector<UnitState> states = world.ranks[0]->unit_states();
+  const std::vector<UnitState> states = world.ranks[0]->units().states();
   ASSERT_EQ(states.size(), 2u);
   EXPECT_EQ(states[0].step, 2u);
   EXPECT_EQ(states[1].step, 1u);
@@ -159,7 +159,7 @@ TEST(UnitState, LayoutsAreUnitsOfTheirOwn) {
 
 std::string error_of(Communicator& communicator, const UnitState& state) {
   try {
-    communicator.load_unit(state);
+    communicator.units().load(state);
   } catch (const Error& error) {
     return error.what();
   }
@@ -213,8 +213,8 @@ TEST(UnitState, EmptyResidualsAreZeros) {
   World world(NodeMap::parse("2x2", 4), lossy_options());
   world.all_reduce(random_arrays(4, 400, kFloat32), 1, nullptr, "u");
   Communicator& communicator = *world.ranks[1];
-  communicator.load_unit({{"u", 400, kFloat32, Collective::kAllReduce}, 7, 0.5, {}, {}});
-  const std::vector<UnitState> states = communicator.unit_states();
+  communicator.units().load({{"u", 400, kFloat32, Collective::kAllReduce}, 7, 0.5, {}, {}});
+  const std::vector<UnitState> states = communicator.units().states();
   ASSERT_EQ(states.size(), 1u) << "it replaced what was there";
   EXPECT_EQ(states[0].step, 7u);
   EXPECT_EQ(states[0].scale, 0.5);
@@ -246,8 +246,8 @@ struct TwoRanks {
   std::vector<Array> zeros{2, Array(2000, kFloat32)};
 
   TwoRanks() { world.reduce_scatter(random_arrays(2, 2000, kFloat32), 0.5, nullptr); }
-  std::vector<float> residual() const { return SavedState::copy(world.ranks[1]->unit_states().at(0).residual); }
-  double scale() const { return world.ranks[1]->unit_states().at(0).scale; }
+  std::vector<float> residual() const { return SavedState::copy(world.ranks[1]->units().states().at(0).residual); }
+  double scale() const { return world.ranks[1]->units().states().at(0).scale; }
 };
 
 TEST(UnitState, AChangedScaleKeepsScaleTimesResidual) {
@@ -283,11 +283,11 @@ TEST(UnitState, ALoadedResidualFollowsTheScaleOfTheNextReduction) {
   World world(NodeMap::parse("2x1", 2), lossy_options());
   const std::vector<float> ones(1, 1);
   for (const auto& communicator : world.ranks) {
-    communicator->load_unit({{"unit", 2, kFloat32}, 5, 0.25, {ones.data(), 1, kFloat32}, {}});
+    communicator->units().load({{"unit", 2, kFloat32}, 5, 0.25, {ones.data(), 1, kFloat32}, {}});
   }
   const std::vector<Array> zeros(2, Array(2, kFloat32));
   EXPECT_EQ(world.reduce_scatter(zeros, 0.5, nullptr), (std::vector<double>{0.25, 0.25}));
-  EXPECT_EQ(world.ranks[0]->unit_states().at(0).step, 6u);
+  EXPECT_EQ(world.ranks[0]->units().states().at(0).step, 6u);
 }
 
 TEST(UnitState, ScaleResidualsMultipliesBoth) {
@@ -296,7 +296,7 @@ TEST(UnitState, ScaleResidualsMultipliesBoth) {
   world.reduce_scatter(random_arrays(2, 2000, kFloat32), 1, nullptr, "b");
   const Checkpoint before = save(world);
   for (const auto& communicator : world.ranks) {
-    communicator->scale_residuals(0.5);
+    communicator->units().scale_residuals(0.5);
   }
   const Checkpoint after = save(world);
   const auto half = [](std::vector<float> values) {
@@ -314,7 +314,7 @@ TEST(UnitState, ScaleResidualsMultipliesBoth) {
   }
   EXPECT_NE(after[0][0].result_residual, before[0][0].result_residual);
   for (const double factor : {0.0, -1.0, kNan, kInfinity}) {
-    EXPECT_THROW(world.ranks[0]->scale_residuals(factor), Error) << factor;
+    EXPECT_THROW(world.ranks[0]->units().scale_residuals(factor), Error) << factor;
   }
   EXPECT_EQ(save(world)[0][0].residual, after[0][0].residual);
 }
@@ -325,9 +325,10 @@ TEST(UnitState, NoFactorMakesAResidualInfinite) {
   constexpr float kLargest = std::numeric_limits<float>::max();
   const std::vector<float> large = {kLargest / 2, -kLargest / 2, 0};
   Communicator& communicator = *world.ranks[0];
-  communicator.load_unit({{"u", 6, kFloat32}, 1, 1, {large.data(), 3, kFloat32}, {}});
-  communicator.scale_residuals(8);
-  EXPECT_EQ(SavedState::copy(communicator.unit_states().at(0).residual), (std::vector<float>{kLargest, -kLargest, 0}));
+  communicator.units().load({{"u", 6, kFloat32}, 1, 1, {large.data(), 3, kFloat32}, {}});
+  communicator.units().scale_residuals(8);
+  EXPECT_EQ(SavedState::copy(communicator.units().states().at(0).residual),
+            (std::vector<float>{kLargest, -kLargest, 0}));
 }
 
 TEST(UnitState, StepsThatAreThrownAwayAreCounted) {
@@ -335,19 +336,19 @@ TEST(UnitState, StepsThatAreThrownAwayAreCounted) {
   const std::vector<Array> inputs = random_arrays(2, 2000, kFloat32);
   const auto sent = [&] { return world.ranks[0]->stats().codec.kept_elements; };
   Communicator& communicator = *world.ranks[0];
-  communicator.count_skipped_step();
+  communicator.units().count_skipped_step();
   EXPECT_EQ(communicator.stats().skipped_steps, 1) << "nothing was sent in it";
   EXPECT_EQ(communicator.stats().skipped_elements, 0);
   world.all_reduce(inputs, 1, nullptr);
-  communicator.count_step();
+  communicator.units().count_step();
   EXPECT_EQ(communicator.stats().skipped_steps, 1);
   const int64_t before = sent();
   world.all_reduce(inputs, 1, nullptr);
   world.reduce_scatter(inputs, 1, nullptr);
   const int64_t in_this_step = sent() - before;
   world.all_reduce(inputs, 1, "exact");  // what it sends is no loss: nothing of it was in a residual
-  communicator.count_skipped_step();
-  communicator.count_skipped_step();
+  communicator.units().count_skipped_step();
+  communicator.units().count_skipped_step();
   EXPECT_EQ(communicator.stats().skipped_steps, 3);
   EXPECT_GT(in_this_step, 0);
   EXPECT_EQ(communicator.stats().skipped_elements, in_this_step);

@@ -80,7 +80,7 @@ TEST_P(CodecsOnGpu, ResultsStateAndErrorsAreThoseOfTheCpu) {
   for (const uint64_t seed : {100, 200, 300}) {
     expect_results_of_cpu(world, cpu, calls_of_one_step(world.size(), seed), /*in_flight=*/8);
     on_both(world, cpu, [&](Communicator& communicator) {
-      seed == 200 ? communicator.count_skipped_step() : communicator.count_step();
+      seed == 200 ? communicator.units().count_skipped_step() : communicator.units().count_step();
     });
   }
   expect_equal_state(world, cpu);

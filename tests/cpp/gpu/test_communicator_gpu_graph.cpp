@@ -75,8 +75,8 @@ class Steps {
   }
 
   void expect_units_of_cpu() {
-    const std::vector<UnitState> units = rank_.communicator->unit_states();
-    const std::vector<UnitState> expected = cpu_.unit_states();
+    const std::vector<UnitState> units = rank_.communicator->units().states();
+    const std::vector<UnitState> expected = cpu_.units().states();
     ASSERT_EQ(units.size(), expected.size());
     for (size_t u = 0; u < units.size(); ++u) {
       EXPECT_EQ(units[u].step, expected[u].step) << units[u].key.name;
@@ -259,7 +259,7 @@ TEST_F(UnitInGraph, TheDeviceCountsInEveryReplay) {
   const Stats stats = world_.ranks[0].communicator->stats();
   EXPECT_EQ(stats.codec.kept_elements, cpu.ranks[0]->stats().codec.kept_elements);
   EXPECT_EQ(stats.collectives[0].calls, 2);
-  EXPECT_EQ(world_.ranks[0].communicator->unit_states()[0].step, 3u);
+  EXPECT_EQ(world_.ranks[0].communicator->units().states()[0].step, 3u);
 }
 
 // The capture waits for nothing outside it, and what is not captured waits for what was under way before it.

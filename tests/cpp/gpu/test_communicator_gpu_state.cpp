@@ -41,19 +41,19 @@ TEST_P(EveryLossyCodecOnGpu, StateAndStatisticsAreThoseOfTheCpu) {
     };
     step(100);
     expect_equal_state(world, cpu);
-    on_both(world, cpu, [](Communicator& communicator) { communicator.count_skipped_step(); });
+    on_both(world, cpu, [](Communicator& communicator) { communicator.units().count_skipped_step(); });
     step(200);
-    on_both(world, cpu, [](Communicator& communicator) { communicator.count_step(); });
+    on_both(world, cpu, [](Communicator& communicator) { communicator.units().count_step(); });
     step(300);
     on_both(world, cpu, [](Communicator& communicator) {
       communicator.reset_stats();
-      communicator.count_skipped_step();
-      communicator.scale_residuals(3);
+      communicator.units().count_skipped_step();
+      communicator.units().scale_residuals(3);
     });
     expect_equal_state(world, cpu);
     step(400);
     expect_equal_state(world, cpu);
-    on_both(world, cpu, [](Communicator& communicator) { communicator.clear_units(); });
+    on_both(world, cpu, [](Communicator& communicator) { communicator.units().clear(); });
     step(500);
     expect_equal_state(world, cpu);
   }
@@ -72,11 +72,11 @@ TEST_P(EveryLossyCodecOnGpu, StateChangesBetweenCollectivesThatAreUnderWay) {
     std::vector<test::CallOnGpu> prepared = prepare(world, calls, r);
     const auto change = [](Communicator& communicator, int number) {
       if (number == 0) {
-        communicator.scale_residuals(0.5);
-        communicator.count_skipped_step();
+        communicator.units().scale_residuals(0.5);
+        communicator.units().count_skipped_step();
       } else {
-        communicator.count_step();
-        communicator.clear_units();
+        communicator.units().count_step();
+        communicator.units().clear();
       }
     };
     for (const int number : {0, 1, 2}) {
@@ -115,10 +115,10 @@ TEST_P(EveryLossyCodecOnGpu, AUnitIsLoadedFromTheHost) {
   expect_results_of_cpu(world, cpu, calls, 2);
   GpuWorld restored(world.map, GetParam());
   for (int rank = 0; rank < world.size(); ++rank) {
-    for (UnitState state : cpu.ranks[rank]->unit_states()) {
-      restored.ranks[rank].communicator->load_unit(state);
+    for (UnitState state : cpu.ranks[rank]->units().states()) {
+      restored.ranks[rank].communicator->units().load(state);
       state.residual.num_elements += 1;
-      EXPECT_THROW(restored.ranks[rank].communicator->load_unit(state), Error);
+      EXPECT_THROW(restored.ranks[rank].communicator->units().load(state), Error);
     }
     expect_equal_units(*restored.ranks[rank].communicator, *cpu.ranks[rank]);
   }

@@ -77,8 +77,8 @@ inline Array copy_of(Device& device, ConstBuffer buffer) {
 }
 
 inline void expect_equal_units(const Communicator& on_gpu, const Communicator& on_cpu) {
-  const std::vector<UnitState> gpu = on_gpu.unit_states();
-  const std::vector<UnitState> cpu = on_cpu.unit_states();
+  const std::vector<UnitState> gpu = on_gpu.units().states();
+  const std::vector<UnitState> cpu = on_cpu.units().states();
   ASSERT_EQ(gpu.size(), cpu.size());
   for (size_t u = 0; u < gpu.size(); ++u) {
     EXPECT_EQ(gpu[u].key, cpu[u].key);

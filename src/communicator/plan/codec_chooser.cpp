@@ -1,17 +1,15 @@
-// Codec auto, and quant with bits=0: measures links and codecs when the first unit asks, chooses for each unit, and
-// decides anew every error_interval reductions of it. All of that is the same on all ranks. See docs/auto.md.
+#include "communicator/plan/codec_chooser.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "auto/agreement.h"
 #include "auto/probe.h"
-#include "auto/unit_choice.h"
-#include "communicator/step.h"
 #include "communicator/units/unit_table.h"
-#include "isthmus/communicator.h"
 
 namespace isthmus {
 namespace {
@@ -25,38 +23,34 @@ bool far_apart(double a, double b) { return a > kLinkChanged * b || b > kLinkCha
 
 }  // namespace
 
-bool Communicator::chooses() const {
+bool CodecChooser::chooses() const {
   return options_.codec == "auto" || (options_.codec == "quant" && options_.bits == 0);
 }
 
-Measurements Communicator::measure(DataType dtype) {
-  if (group_measurements_ == nullptr) {
-    group_measurements_ = std::make_unique<GroupMeasurements>();
-  }
-  GroupMeasurements& group = *group_measurements_;
-  if (!group.links) {
+Measurements CodecChooser::measure(DataType dtype) {
+  if (!group_.links) {
     phase_ = "probe of links";
-    group.links = probe_tiers(tiers_, *device_, dtype, options_);
+    group_.links = probe_tiers(tiers_.tiers(), device_, dtype, options_);
   }
-  const auto [codecs, is_new] = group.codecs.try_emplace(dtype);
+  const auto [codecs, is_new] = group_.codecs.try_emplace(dtype);
   if (is_new) {
     phase_ = "probe of codecs";
-    codecs->second = probe_codecs(*device_, dtype, ranks_per_node(), options_,
-                                  [this](std::vector<double>& values) { max_over_tiers(tiers_, *device_, values); });
+    codecs->second =
+        probe_codecs(device_, dtype, tiers_.ranks_per_node(), options_,
+                     [this](std::vector<double>& values) { max_over_tiers(tiers_.tiers(), device_, values); });
   }
   Measurements measured;
-  measured.links = *group.links;
+  measured.links = *group_.links;
   measured.codecs = codecs->second;
   return measured;
 }
 
-// What the unit's reductions are made with, its stage apart, from the one on that comes now.
-const Options& Communicator::wanted_settings(Unit& unit, const UnitKey& key) {
+const Options& CodecChooser::wanted_settings(Unit& unit, const UnitKey& key, Stream tail) {
   if (!chooses()) {
     return options_;
   }
   const std::string before = unit.choice == nullptr ? "" : unit.choice->choice.settings.codec_settings();
-  choose_for(unit, key);
+  choose_for(unit, key, tail);
   const Options& wanted = unit.choice->choice.settings;
   if (wanted.codec_settings() != before) {
     unit.stage.reset();
@@ -64,12 +58,11 @@ const Options& Communicator::wanted_settings(Unit& unit, const UnitKey& key) {
   return wanted;
 }
 
-// All ranks come here at the same reduction of the unit, and send something where it is due.
-void Communicator::choose_for(Unit& unit, const UnitKey& key) {
+void CodecChooser::choose_for(Unit& unit, const UnitKey& key, Stream tail) {
   const auto interval = static_cast<uint64_t>(options_.error_interval);
   const bool is_first = unit.choice == nullptr;
   const bool is_due = interval > 0 && unit.step % interval == 1 % interval;  // the one before was measured
-  if (!is_first && (!is_due || device_->capture(here_) != 0)) {
+  if (!is_first && (!is_due || device_.capture(tail) != 0)) {
     return;
   }
   if (is_first) {
@@ -85,7 +78,8 @@ void Communicator::choose_for(Unit& unit, const UnitKey& key) {
   Measurements measured = measure(key.dtype);
   measured.errors = own.errors;
   measured.hidden_s = own.hidden_s;
-  UnitFacts facts{key.num_elements, key.dtype, key.collective, num_nodes(), ranks_per_node(), std::nullopt};
+  UnitFacts facts{key.num_elements,        key.dtype,   key.collective, tiers_.num_nodes(),
+                  tiers_.ranks_per_node(), std::nullopt};
   if (!is_first) {
     facts.current = own.choice.candidate;
   }
@@ -93,19 +87,19 @@ void Communicator::choose_for(Unit& unit, const UnitKey& key) {
 }
 
 // What was measured of the unit since the last decision, over all ranks.
-void Communicator::exchange_measurements(Unit& unit) {
+void CodecChooser::exchange_measurements(Unit& unit) {
   phase_ = "exchange of measurements";
   UnitChoice& own = *unit.choice;
   constexpr double kUnknown = -1;
   const auto exposed = exposed_share_ ? exposed_share_(unit.hash) : std::nullopt;
   std::vector<double> largest = {-own.least_seconds, exposed.value_or(kUnknown)};
-  max_over_tiers(tiers_, *device_, largest);  // on a GPU, the errors are known from here on
-  const double least_seconds = -largest[0];   // the rank that came last waited for nobody
+  max_over_tiers(tiers_.tiers(), device_, largest);  // on a GPU, the errors are known from here on
+  const double least_seconds = -largest[0];          // the rank that came last waited for nobody
   own.least_seconds = UnitChoice::kUnknownSeconds;
   std::vector<double> squares = {unit.error->given - own.given_squares, unit.error->dropped - own.dropped_squares};
   own.given_squares += squares[0];
   own.dropped_squares += squares[1];
-  sum_over_tiers(tiers_, *device_, squares);
+  sum_over_tiers(tiers_.tiers(), device_, squares);
   const bool is_of_choice = unit.settings.codec_settings() == own.choice.settings.codec_settings();
   if (is_of_choice && squares[0] > 0 && std::isfinite(squares[1] / squares[0])) {
     own.errors[own.choice.candidate] = squares[1] / squares[0];
@@ -118,23 +112,16 @@ void Communicator::exchange_measurements(Unit& unit) {
   }
 }
 
-// Of the reduction that is done.
-std::string Communicator::reason_of_codec() const {
-  if (current_unit_.choice != nullptr && (current_reason_ == nullptr || current_reason_ == kChosenExact)) {
-    return current_unit_.choice->choice.reason;
-  }
-  return current_reason_ == nullptr ? "" : current_reason_;
-}
-
-void Communicator::add_to_choice() const {
-  const double seconds = current_.intra_s + current_.exchange_s + current_.encode_s + current_.decode_s;
-  if (current_unit_.choice != nullptr && seconds > 0) {
-    current_unit_.choice->least_seconds = std::min(current_unit_.choice->least_seconds, seconds);
+void CodecChooser::observe(const ReductionPlan& plan, const CollectiveStats& counters) {
+  const double seconds = counters.intra_s + counters.exchange_s + counters.encode_s + counters.decode_s;
+  if (plan.unit != nullptr && plan.unit->choice != nullptr && seconds > 0) {
+    UnitChoice& choice = *plan.unit->choice;
+    choice.least_seconds = std::min(choice.least_seconds, seconds);
   }
 }
 
 // A codec that is not seen may be needless: then the exact exchange is tried once, which shows how much hides.
-void Communicator::follow_exposure(UnitChoice& unit, double exposed_share) {
+void CodecChooser::follow_exposure(UnitChoice& unit, double exposed_share) {
   if (exposed_share > kSeen) {
     unit.hidden_s = (1 - exposed_share) * unit.choice.seconds;
     unit.hidden_is_known = true;
@@ -143,12 +130,12 @@ void Communicator::follow_exposure(UnitChoice& unit, double exposed_share) {
   }
 }
 
-void Communicator::watch_links(UnitChoice& unit, double seconds_over_model) {
+void CodecChooser::watch_links(UnitChoice& unit, double seconds_over_model) {
   if (unit.seconds_over_model == 0) {
     unit.seconds_over_model = seconds_over_model;
   } else if (far_apart(seconds_over_model, unit.seconds_over_model)) {
     unit.seconds_over_model = 0;
-    group_measurements_->links.reset();
+    group_.links.reset();
   }
 }
 

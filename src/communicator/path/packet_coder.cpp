@@ -1,0 +1,61 @@
+#include "communicator/path/packet_coder.h"
+
+namespace isthmus {
+
+PacketContext PacketCoder::context_for(const Run& run, const ReductionPlan& plan, PacketUse use, int sender,
+                                       uint8_t segment) const {
+  PacketContext context = context_of(plan.hash, plan.step, use);
+  context.segment = segment;
+  context.sender = static_cast<uint16_t>(sender);
+  if (plan.contexts != nullptr) {
+    DeviceContext* words = plan.contexts + static_cast<int>(use);
+    if (plan.unit == nullptr) {
+      device_.set_context(words, context, run.tail());
+    }
+    context.on_device = words;
+  }
+  return context;
+}
+
+void PacketCoder::count_packets(const Run& run, const ReductionPlan& plan, PacketUse use) const {
+  if (plan.contexts != nullptr && plan.unit != nullptr) {
+    device_.next_step(plan.contexts + static_cast<int>(use), run.tail());
+  }
+}
+
+void PacketCoder::encode(Run& run, const ReductionPlan& plan, Codec& codec, ConstBuffer values, Buffer residual,
+                         Buffer packet, const PacketContext& context, Workspace workspace) const {
+  ConstBuffer given;
+  if (plan.drains || plan.measures) {
+    given = in_float32(run, values, residual);
+  }
+  if (plan.drains) {
+    device_.clear(residual, run.tail());
+    values = given;
+    residual = {};
+  }
+  run.codec_counts += codec.encode(values, residual, packet, context, workspace);
+  if (plan.measures) {
+    measure_error(run, plan, codec, given, packet, context);
+  }
+}
+
+// values + residual. residual: empty, or as many elements.
+Buffer PacketCoder::in_float32(Run& run, ConstBuffer values, ConstBuffer residual) const {
+  const Buffer sum = run.take(values.num_elements, DataType::kFloat32);
+  device_.convert(values, sum, run.tail());
+  if (residual.num_elements > 0) {
+    device_.add(residual, sum, run.tail());
+  }
+  return sum;
+}
+
+// Decodes the packet once more: nothing crosses for that.
+void PacketCoder::measure_error(Run& run, const ReductionPlan& plan, Codec& codec, ConstBuffer given,
+                                ConstBuffer packet, const PacketContext& context) const {
+  const Buffer decoded = run.take(given.num_elements, DataType::kFloat32);
+  codec.decode_each(packet, 1, decoded, context, run.workspace(codec.decode_each_scratch_bytes(given.num_elements, 1)));
+  device_.add_squared_error(given, decoded, plan.unit->error, run.workspace(device_.squared_error_scratch_bytes()));
+}
+
+}  // namespace isthmus

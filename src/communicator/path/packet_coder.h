@@ -1,0 +1,38 @@
+// Encodes packets with all that a unit's residual asks for, and says whose packets they are.
+#pragma once
+
+#include <cstdint>
+
+#include "communicator/plan/reduction_plan.h"
+#include "communicator/run.h"
+#include "communicator/units/unit_table.h"
+#include "isthmus/codec.h"
+
+namespace isthmus {
+
+// Has no state. The device outlives it.
+class PacketCoder {
+ public:
+  explicit PacketCoder(Device& device) : device_(device) {}
+
+  // For packets that are encoded or decoded now, and counted afterwards.
+  // sender: the node that encodes the first of them, and so the number along the rail that seeds a codec: it is equal
+  // for copies of a parameter, which other ranks hold and which must stay equal.
+  PacketContext context_for(const Run& run, const ReductionPlan& plan, PacketUse use, int sender,
+                            uint8_t segment = 0) const;
+  void count_packets(const Run& run, const ReductionPlan& plan, PacketUse use) const;
+
+  // Encodes a segment of a piece, or of a result. residual: its part of the unit's, or empty. A plan that drains sends
+  // the residual along exactly and leaves zeros; one that measures adds what the codec dropped to the unit's error.
+  void encode(Run& run, const ReductionPlan& plan, Codec& codec, ConstBuffer values, Buffer residual, Buffer packet,
+              const PacketContext& context, Workspace workspace) const;
+
+ private:
+  Buffer in_float32(Run& run, ConstBuffer values, ConstBuffer residual) const;
+  void measure_error(Run& run, const ReductionPlan& plan, Codec& codec, ConstBuffer given, ConstBuffer packet,
+                     const PacketContext& context) const;
+
+  Device& device_;
+};
+
+}  // namespace isthmus

@@ -1,0 +1,62 @@
+// Decides how each reduction is done. Everything is decided from what is equal on all ranks: options, the key, and what
+// was decided before.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+
+#include "codec/tagc/flat.h"
+#include "communicator/plan/codec_chooser.h"
+#include "communicator/plan/reduction_plan.h"
+#include "communicator/run.h"
+#include "communicator/tier_set.h"
+#include "communicator/units/unit_table.h"
+#include "isthmus/options.h"
+#include "isthmus/unit.h"
+
+namespace isthmus {
+
+// Owns the units and their codecs. From the thread that calls collectives.
+class ReductionPlanner {
+ public:
+  // All outlive it. Throws OptionError where the options do not fit the device, or settings the codec.
+  ReductionPlanner(const TierSet& tiers, Device& device, const Options& options, CodecChooser& chooser);
+
+  // The plan of a reduction of `key`, whose sum is multiplied by `scale`. why_exact: why the caller wants it exact, as
+  // a string literal, or null. The plan refers to `key`.
+  ReductionPlan plan(const Run& run, const UnitKey& key, double scale, const char* why_exact);
+  // Ends a plan: once all of its work has been enqueued.
+  void finish(const ReductionPlan& plan);
+
+  // Throws Error if a reduction cannot be captured into the graph that is being captured on `caller`.
+  void check_capture(const UnitKey& key, double scale, const char* why_exact, Stream caller) const;
+
+  UnitTable& units() { return units_; }
+  const UnitTable& units() const { return units_; }
+  // Of a unit whose codec keeps residuals.
+  ResidualSizes residual_sizes(const UnitKey& key) const;
+
+ private:
+  void plan_for_unit(const Run& run, const UnitKey& key, int num_summands, ReductionPlan& plan);
+  void follow_stage(Unit& unit, const UnitKey& key, int num_summands, Stream tail);
+  const char* exact_reason(const UnitKey& key, double scale, const char* why_exact) const;
+  Codec& codec(const Options& settings, DataType dtype, int num_summands);
+  Codec& plain_codec(DataType dtype, int num_summands);
+  TagcFlat& tagc_flat(const Options& settings);
+  bool flat() const { return options_.tiers == "flat"; }
+
+  const TierSet& tiers_;
+  Device& device_;
+  const Options& options_;
+  CodecChooser& chooser_;
+  UnitTable units_;
+  std::shared_ptr<DeviceContext> plain_contexts_;  // of all reductions that have no unit; on a GPU
+  std::map<std::tuple<std::string, DataType, int>, std::unique_ptr<Codec>> codecs_;
+  std::map<std::string, std::unique_ptr<TagcFlat>> tagc_flat_;  // by settings
+  uint64_t num_reductions_ = 0;                                 // the step in the packets of plain reductions
+};
+
+}  // namespace isthmus

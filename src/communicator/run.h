@@ -1,0 +1,93 @@
+// One collective while it runs, and one step of it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+
+#include "communicator/scratch.h"
+#include "communicator/statistics.h"
+#include "isthmus/codec.h"
+#include "isthmus/device.h"
+#include "isthmus/stats.h"
+
+namespace isthmus {
+
+// What the collectives of one communicator share, and each Run uses.
+struct RunParts {
+  Device& device;
+  Statistics& statistics;
+  std::atomic<const char*>& phase;
+};
+
+// Where the work of one collective is: the stream of the latest work, its scratch memory and its counters. It lives on
+// the stack of the thread that calls the collective.
+class Run {
+ public:
+  // scratch: what the collective takes its memory from, from now on. timed: steps are timed on the device.
+  Run(const RunParts& parts, ScratchInTurns& scratch, Collective collective, Stream caller, bool timed);
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+  Collective collective() const { return collective_; }
+  Device& device() const { return parts_.device; }
+  // The stream of the latest work: before enter(), that of the caller.
+  Stream tail() const { return tail_; }
+  void set_phase(const char* phase) { parts_.phase = phase; }
+
+  // What is enqueued from now on runs on `lane`, after what was enqueued before.
+  void enter(Lane lane);
+  // The same, after `event` alone.
+  void enter_after(const EventPtr& event, Lane lane);
+  // Passes when what was enqueued until now is done.
+  EventPtr event() const;
+  // The event of the whole collective. Called once, at its end.
+  EventPtr end();
+
+  // Uninitialised; valid until the collective after the next begins.
+  Buffer take(int64_t num_elements, DataType dtype);
+  // Where a sum of shards is taken: in the shard itself if that has the accumulate type.
+  Buffer sum_target(Buffer shard);
+  Workspace workspace(int64_t scratch_bytes);
+
+  // Of this collective: added to the statistics when it is done.
+  CollectiveStats counters;
+  CodecCounts codec_counts;
+  int64_t coded_elements = 0;  // of pieces that became packets for other nodes
+  int64_t packet_bytes = 0;    // of those packets
+
+ private:
+  friend class Step;
+
+  void arrive(Lane lane);
+
+  const RunParts parts_;
+  const Collective collective_;
+  ScratchPart& scratch_;
+  Stream tail_;
+  bool entered_ = false;  // a lane
+  const bool timed_;
+};
+
+// One step of a collective: takes place on a lane, names the phase, and adds its time to `seconds`.
+class Step {
+ public:
+  Step(Run& run, const char* phase, Lane lane, double CollectiveStats::*seconds);
+  // Waits for `after` alone, and not for what was enqueued last.
+  Step(Run& run, const char* phase, Lane lane, const EventPtr& after, double CollectiveStats::*seconds);
+  ~Step();
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Step(Run& run, const char* phase, double CollectiveStats::*seconds);
+  void begin();
+
+  Run& run_;
+  double CollectiveStats::*seconds_;
+  Clock::time_point begin_;
+  EventPtr begin_event_;
+};
+
+}  // namespace isthmus

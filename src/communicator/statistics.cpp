@@ -1,0 +1,120 @@
+#include "communicator/statistics.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "communicator/run.h"
+
+namespace isthmus {
+
+void Statistics::record(const Run& run, const ReductionPlan* plan, const MemoryUse& memory) {
+  const std::lock_guard lock(mutex_);
+  stats_.collectives[static_cast<size_t>(run.collective())] += run.counters;
+  stats_.codec += run.codec_counts;
+  if (plan != nullptr) {
+    if (plan->why_exact != nullptr) {
+      ++stats_.exact_calls[plan->why_exact];
+    } else {
+      ++stats_.compressed_calls;
+      sent_elements_ += run.codec_counts.kept_elements;
+    }
+    record_unit(run, *plan);
+  }
+  stats_.num_units = memory.num_units;
+  stats_.residual_bytes = memory.residual_bytes;
+  stats_.scratch_bytes = memory.scratch_bytes;
+  add_timings();
+}
+
+void Statistics::record_unit(const Run& run, const ReductionPlan& plan) {
+  const uint64_t hash = plan.key->hash();
+  const auto found = unit_records_.find(hash);
+  if (found == unit_records_.end() && static_cast<int64_t>(unit_records_.size()) >= max_units_) {
+    return;
+  }
+  UnitRecord& record = unit_records_[hash];
+  UnitStats& stats = record.stats;
+  stats.name = plan.key->name;
+  stats.collective = plan.key->collective;
+  stats.num_elements = plan.key->num_elements;
+  stats.codec = plan.codec->name();
+  stats.settings = plan.unit != nullptr ? plan.unit->settings.codec_settings() : "";
+  stats.reason = plan.reason();
+  ++stats.calls;
+  stats.coded_elements += run.coded_elements;
+  stats.packet_bytes += run.packet_bytes;
+  if (plan.unit != nullptr && plan.unit->error != nullptr) {
+    record.error = plan.unit->error;
+  }
+}
+
+void Statistics::add_timing(Timing timing) {
+  const std::lock_guard lock(mutex_);
+  timings_.push_back(std::move(timing));
+}
+
+// Adds the timings that are known by now. Steps end in another order than they began where they are on several lanes.
+void Statistics::add_timings() {
+  const auto is_known = [this](const Timing& timing) {
+    const std::optional<double> seconds = device_.seconds_between(timing.begin, timing.end);
+    stats_.collectives[static_cast<size_t>(timing.collective)].*timing.seconds += seconds.value_or(0);
+    return seconds.has_value();
+  };
+  timings_.erase(std::remove_if(timings_.begin(), timings_.end(), is_known), timings_.end());
+}
+
+void Statistics::end_step(bool skipped) {
+  const std::lock_guard lock(mutex_);
+  if (skipped) {
+    ++stats_.skipped_steps;
+    stats_.skipped_elements += sent_elements_;
+  }
+  sent_elements_ = 0;
+}
+
+void Statistics::show_memory(int64_t num_units, int64_t residual_bytes) {
+  const std::lock_guard lock(mutex_);
+  stats_.num_units = num_units;
+  stats_.residual_bytes = residual_bytes;
+}
+
+Stats Statistics::snapshot() {
+  const DeviceCodecCounts on_device = device_.codec_counts();
+  const std::lock_guard lock(mutex_);
+  add_timings();
+  Stats stats = stats_;
+  stats.codec += on_device.codec;
+  stats.skipped_elements += on_device.skipped_elements;
+  for (const auto& [hash, record] : unit_records_) {
+    if (record.stats.calls == 0) {
+      continue;
+    }
+    UnitStats& unit = stats.units[hash] = record.stats;
+    if (record.error != nullptr) {
+      unit.given_squares = record.error->given - record.given_before;
+      unit.dropped_squares = record.error->dropped - record.dropped_before;
+    }
+  }
+  return stats;
+}
+
+void Statistics::reset() {
+  device_.reset_codec_counts();
+  const std::lock_guard lock(mutex_);
+  Stats fresh;
+  fresh.num_units = stats_.num_units;
+  fresh.residual_bytes = stats_.residual_bytes;
+  fresh.scratch_bytes = stats_.scratch_bytes;
+  stats_ = std::move(fresh);
+  for (auto& [hash, record] : unit_records_) {
+    record.stats = {};
+    if (record.error != nullptr) {
+      record.given_before = record.error->given;
+      record.dropped_before = record.error->dropped;
+    }
+  }
+  timings_.clear();
+}
+
+}  // namespace isthmus

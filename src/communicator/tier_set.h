@@ -1,0 +1,61 @@
+// The tiers of one rank, and its place in them.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "isthmus/communicator.h"
+#include "isthmus/device.h"
+#include "isthmus/node_map.h"
+#include "isthmus/transport.h"
+
+namespace isthmus {
+
+// Where a rank sits, and the transports that it has there. Where gathers have no tiers of their own, they use those of
+// reductions. Immutable; what it refers to is as safe to use from several threads as each Transport says.
+class TierSet {
+ public:
+  // with_flat: there must be a tier of all ranks. Throws OptionError or Error if the tiers do not fit the map.
+  TierSet(NodeMap map, int rank, Tiers tiers, bool with_flat);
+
+  const NodeMap& map() const { return map_; }
+  int rank() const { return rank_; }
+  int world_size() const { return map_.world_size(); }
+  int num_nodes() const { return map_.num_nodes(); }
+  int ranks_per_node() const { return map_.ranks_per_node(); }
+  int node() const { return map_.node(rank_); }
+
+  const Tiers& tiers() const { return tiers_; }
+  Transport& intra() const { return *tiers_.intra; }
+  Transport& inter() const { return *tiers_.inter; }
+  Transport& flat() const { return *tiers_.flat; }
+  Transport& gather_intra() const { return tiers_.gather_intra ? *tiers_.gather_intra : intra(); }
+  Transport& gather_inter() const { return tiers_.gather_inter ? *tiers_.gather_inter : inter(); }
+  // The operations of one tier are all on one lane.
+  Lane gather_intra_lane() const { return tiers_.gather_intra ? Lane::kGatherIntra : Lane::kIntra; }
+  Lane gather_inter_lane() const { return tiers_.gather_inter ? Lane::kGatherInter : Lane::kInter; }
+
+  // How pieces are summed within the node, and their type.
+  SumType piece_type(const Device& device, DataType dtype) const;
+  // Elements of one rank's chunk of so many: what is not divisible is filled up with zeros.
+  int64_t chunk_elements(int64_t num_elements) const { return (num_elements + world_size() - 1) / world_size(); }
+
+  // Payload of this rank since its tiers were made, gathers included.
+  Traffic intra_traffic() const;
+  Traffic inter_traffic() const;
+  Traffic flat_traffic() const;
+
+  void abort() const;
+  // Throws what a tier has failed with, if one has.
+  void throw_if_failed() const;
+
+ private:
+  void check(bool with_flat) const;
+  std::array<Transport*, 5> all() const;  // any may be null
+
+  const NodeMap map_;
+  const int rank_;
+  const Tiers tiers_;
+};
+
+}  // namespace isthmus

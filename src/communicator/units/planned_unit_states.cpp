@@ -1,0 +1,45 @@
+#include "communicator/units/planned_unit_states.h"
+
+#include <cmath>
+
+#include "isthmus/error.h"
+
+namespace isthmus {
+
+void PlannedUnitStates::load(const UnitState& state) {
+  const UnitKey& key = state.key;
+  const int num_ranks = tiers_.world_size();
+  const bool is_reduction = key.collective != Collective::kAllGather;
+  const bool divisible = key.collective == Collective::kAllReduce || key.num_elements % num_ranks == 0;
+  ISTHMUS_CHECK(Error,
+                is_reduction && key.num_elements > 0 && divisible && accumulate_dtype(key.dtype) == DataType::kFloat32,
+                "unit \"", key.name, "\": cannot load the state of a ", to_string(key.collective), " of ",
+                key.num_elements, " elements of ", to_string(key.dtype), " over ", num_ranks, " ranks");
+  planner_.units().load(state, planner_.residual_sizes(key));
+  show_memory();
+}
+
+void PlannedUnitStates::clear() {
+  planner_.units().clear();
+  show_memory();
+}
+
+void PlannedUnitStates::scale_residuals(double factor) {
+  ISTHMUS_CHECK(Error, std::isfinite(factor) && factor > 0, "cannot scale residuals by ", factor,
+                ": expected a finite number above 0");
+  planner_.units().scale_residuals(factor);
+}
+
+void PlannedUnitStates::end_step(bool skipped) {
+  // After the results that were encoded before, too. What comes later passes the lane of pieces first.
+  const Stream pieces = device_.lane(Lane::kEncode);
+  device_.order(device_.lane(Lane::kDecode), pieces);
+  device_.end_step(skipped, pieces);
+  statistics_.end_step(skipped);
+}
+
+void PlannedUnitStates::show_memory() {
+  statistics_.show_memory(planner_.units().size(), planner_.units().residual_bytes());
+}
+
+}  // namespace isthmus

@@ -1,0 +1,36 @@
+// The state of the units of a communicator's planner.
+#pragma once
+
+#include <vector>
+
+#include "communicator/plan/reduction_planner.h"
+#include "communicator/statistics.h"
+#include "communicator/tier_set.h"
+#include "isthmus/unit.h"
+
+namespace isthmus {
+
+class PlannedUnitStates final : public UnitStates {
+ public:
+  // All outlive it.
+  PlannedUnitStates(const TierSet& tiers, Device& device, ReductionPlanner& planner, Statistics& statistics)
+      : tiers_(tiers), device_(device), planner_(planner), statistics_(statistics) {}
+
+  std::vector<UnitState> states() const override { return planner_.units().states(); }
+  void load(const UnitState& state) override;
+  void clear() override;
+  void scale_residuals(double factor) override;
+  void count_step() override { end_step(/*skipped=*/false); }
+  void count_skipped_step() override { end_step(/*skipped=*/true); }
+
+ private:
+  void end_step(bool skipped);
+  void show_memory();
+
+  const TierSet& tiers_;
+  Device& device_;
+  ReductionPlanner& planner_;
+  Statistics& statistics_;
+};
+
+}  // namespace isthmus
