@@ -9,6 +9,7 @@ from typing import TypeVar
 from isthmus.topology.machine import (
     MOST_GPUS,
     MOST_NICS,
+    MOST_PCIE_LEVELS,
     Gpu,
     Nic,
     NicKind,
@@ -16,7 +17,6 @@ from isthmus.topology.machine import (
     PcieNode,
     TopologyError,
 )
-from isthmus.topology.machine_json import MOST_PCIE_LEVELS
 
 _MOST_LINES_NAMED = 3
 _MOST_NOTES = 50

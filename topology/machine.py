@@ -8,8 +8,8 @@ Speeds are those of one direction in Gbit/s (10**9 bits).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,10 @@ MOST_GPUS = 256
 MOST_NICS = 256
 #: Of sockets, too.
 MOST_NUMA_NODES = 1024
+#: Places below each other in the PCIe tree. Real machines have up to six.
+MOST_PCIE_LEVELS = 32
+#: More than any link between two devices has.
+MOST_GBIT_S = 1e6
 #: From near to far. NVLink of any width ("NV1", "NV18") is nearer than PCIe.
 _KINDS = ("X", "NV#", "PIX", "PXB", "PHB", "NODE", "SYS")
 _NVLINK_KIND = re.compile(r"NV([1-9]\d{0,2})")
@@ -209,17 +213,8 @@ class Machine:
         return tuple(device.id for device in self.devices)
 
     def to_json(self) -> dict[str, Any]:
-        """The machine in values that `json.dump` takes; `from_json` gives an equal machine."""
-        from isthmus.topology import machine_json
-
-        return machine_json.to_json(self)
-
-    @staticmethod
-    def from_json(values: Mapping[str, Any]) -> Machine:
-        """The machine that `to_json` gave. TopologyError: a value is missing, of the wrong type or out of range."""
-        from isthmus.topology import machine_json
-
-        return machine_json.from_json(values)
+        """The machine in values that `json.dump` takes, all keys always there; `parse_machine_json` undoes it."""
+        return asdict(self)
 
 
 def farness(kind: str) -> int:

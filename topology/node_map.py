@@ -167,7 +167,7 @@ def gpu_fabric(bus_id: str) -> str:
 
     Loads NVML, once a process.
     """
-    from isthmus.topology.nvml import read_nvml
+    from isthmus.topology.discovery.nvml import read_nvml
 
     fabrics = {gpu.bus_id: gpu.fabric for gpu in read_nvml().gpus}
     fabric = fabrics.get(bus_id)

@@ -6,8 +6,7 @@ beginning with another one, so that a drift of the machine hits all alike.
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,14 +14,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.bench.auto_arms import AUTO_ARMS, RIVALS, auto_arms_named
-from isthmus.bench.config import TrainingConfig
-from isthmus.bench.machine import machine, versions
-from isthmus.bench.schedule import UNSHAPED
-from isthmus.simulate import Network, RankWorld, open_network, parse_link_rate
+from isthmus.benchmarks.auto.arms import RIVALS
+from isthmus.benchmarks.auto.config import AutoConfig
+from isthmus.benchmarks.common.report import report_head
+from isthmus.benchmarks.simulate import Network, RankWorld, open_network
+from isthmus.benchmarks.training.schedule import UNSHAPED
 
-SCHEMA = 1
-WORKER_MODULE = "isthmus.bench.auto_worker"
+WORKER_MODULE = "isthmus.benchmarks.auto.worker"
 #: What auto may lose against the best of those that it could have chosen.
 GOAL = 1.02
 _SETUP_TIMEOUT_S = 180
@@ -36,28 +34,6 @@ FIELDS = {
 }
 
 
-@dataclass(frozen=True)
-class AutoConfig:
-    """Arguments of `isthmus bench auto`. Raises ValueError naming field, value and range."""
-
-    training: TrainingConfig
-    arms: tuple[str, ...] = tuple(AUTO_ARMS)
-    links: tuple[str, ...] = ("50mbit", "200mbit", "1gbit", UNSHAPED)
-    rounds: int = 4
-    steps: int = 2
-
-    def __post_init__(self) -> None:
-        auto_arms_named(self.arms)
-        for link in self.links:
-            if link != UNSHAPED:
-                parse_link_rate(link)
-        for name, value in (("rounds", self.rounds), ("steps", self.steps)):
-            if not 1 <= value <= 10_000:
-                raise ValueError(f"{name} {value}: expected 1 to 10000")
-        if not self.links:
-            raise ValueError("no links: expected some, as in 50mbit")
-
-
 def run_auto(config: AutoConfig, output_dir: Path, console: Console) -> dict[str, Any]:
     """Run the benchmark; returns the whole report as plain values. Raises RankFailure if a rank fails."""
     load_before = os.getloadavg()[0]
@@ -69,10 +45,7 @@ def run_auto(config: AutoConfig, output_dir: Path, console: Console) -> dict[str
                 continue
             by_link[link] = _run_link(config, network, link, output_dir, console)
     return {
-        "schema": SCHEMA,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
-        "machine": machine() | {"load_before": load_before},
+        **report_head(load_before=load_before),
         "arguments": asdict(config),
         "fields": FIELDS,
         "links": by_link,
@@ -157,8 +130,3 @@ def print_auto(report: dict[str, Any], console: Console) -> None:
     console.print(
         "- All ranks share this machine's cores. On CPU nothing overlaps: all of an exchange is seen.", highlight=False
     )
-
-
-def quick(config: AutoConfig) -> AutoConfig:
-    """A check, not a measurement."""
-    return replace(config, rounds=1, steps=1, links=config.links[:1])

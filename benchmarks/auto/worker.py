@@ -1,6 +1,6 @@
 """One rank of `isthmus bench auto`: all arms' models side by side, stepped by command of the launcher."""
 
-from isthmus.simulate.serve import Emit, die_with_launcher, serve
+from isthmus.benchmarks.simulate.serve import Emit, die_with_launcher, serve
 
 if __name__ == "__main__":
     die_with_launcher()
@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 
 import isthmus
-from isthmus.bench.auto_arms import AUTO_ARMS
-from isthmus.bench.config import TrainingConfig
-from isthmus.bench.data import Text, default_files
-from isthmus.bench.meshes import ArmGroups, make_groups
-from isthmus.bench.trainer import Trainer
+from isthmus.benchmarks.auto.arms import AUTO_ARMS
+from isthmus.benchmarks.common.data import Text, default_files
+from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.benchmarks.training.meshes import ArmGroups, make_groups
+from isthmus.benchmarks.training.trainer import Trainer
 
 
 class Worker:

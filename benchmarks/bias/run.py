@@ -2,17 +2,20 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-import torch
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-import isthmus
-from isthmus._C import SimulatedNodes
+from isthmus.benchmarks.bias.config import BiasConfig
+from isthmus.benchmarks.simulate import LoopbackNetwork, RankWorld
 
+WORKER_MODULE = "isthmus.benchmarks.bias.worker"
+COLLECTIVES = ("reduce-scatter", "all-reduce")
 _BITS = (4, 3, 2, 1)
 _SCALES = ("least_error", "unbiased")
-_COLLECTIVES = ("reduce-scatter", "all-reduce")
+_TIMEOUT_S = 120
 
 
 @dataclass(frozen=True)
@@ -29,32 +32,23 @@ class Bias:
     error: float
 
 
-def measure_biases(num_elements: int, num_steps: int) -> Iterator[Bias]:
-    """Every collective, scale and width; over so many reductions of so many elements."""
-    for collective in _COLLECTIVES:
-        for scale in _SCALES:
-            for bits in _BITS:
-                yield _measure(collective, scale, bits, num_elements, num_steps)
-
-
-def _measure(collective: str, scale: str, bits: int, num_elements: int, num_steps: int) -> Bias:
-    options = isthmus.Options(codec="quant", bits=bits, scale=scale, min_elements=0)
-    nodes = SimulatedNodes(num_nodes=2, options=options)
-    reduce = nodes.reduce if collective == "reduce-scatter" else nodes.all_reduce
-    generator = torch.Generator().manual_seed(1)
-    moments, products = torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-    error = energy = 0.0
-    for _ in range(num_steps):
-        gradients = [torch.randn(num_elements, generator=generator) for _ in range(2)]
-        result = reduce("unit", gradients, 1.0).double()
-        first, second = (gradient.double().chunk(2) for gradient in gradients)
-        parts = torch.stack([torch.cat([first[0], second[1]]), torch.cat([second[0], first[1]])])  # own, foreign
-        moments += parts @ parts.T
-        products += parts @ result
-        error += float((result - parts.sum(0)).square().sum())
-        energy += float(parts.sum(0).square().sum())
-    own_slope, foreign_slope = torch.linalg.solve(moments, products).tolist()
-    return Bias(collective, scale, bits, own_slope, foreign_slope, error / energy)
+def measure_biases(config: BiasConfig, log_dir: Path) -> Iterator[Bias]:
+    """Every collective, scale and width, on two nodes of one rank. Raises RankFailure if a rank fails."""
+    network = LoopbackNetwork(2, "bias is measured without a link")
+    with RankWorld(network, 1, WORKER_MODULE, log_dir) as world:
+        world.request({"do": "setup", "timeout_s": _TIMEOUT_S}, _TIMEOUT_S)
+        for collective in COLLECTIVES:
+            for scale in _SCALES:
+                for bits in _BITS:
+                    command = {"do": "measure", "collective": collective, "scale": scale, "bits": bits}
+                    sizes = {"num_elements": config.num_elements, "num_steps": config.num_steps}
+                    answers = world.request(command | sizes, config.num_steps * _TIMEOUT_S)
+                    moments, products, error, energy = (
+                        np.sum([answer[name] for answer in answers], axis=0)
+                        for name in ("moments", "products", "error", "energy")
+                    )
+                    own_slope, foreign_slope = np.linalg.solve(moments, products).tolist()
+                    yield Bias(collective, scale, bits, own_slope, foreign_slope, float(error / energy))
 
 
 def print_biases(biases: Iterator[Bias], console: Console) -> None:

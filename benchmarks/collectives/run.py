@@ -1,8 +1,6 @@
 """The collectives benchmark, in the manner of nccl-tests: sizes, times, bandwidths, bytes between nodes, #wrong."""
 
-import json
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,13 +9,11 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.bench.machine import machine, versions
-from isthmus.simulate import MAX_NODES, RankWorld, open_network, parse_link_rate
+from isthmus.benchmarks.collectives.config import ELEMENT_BYTES, CollectivesConfig
+from isthmus.benchmarks.common.report import report_head
+from isthmus.benchmarks.simulate import RankWorld, open_network
 
-WORKER_MODULE = "isthmus.bench.collectives_worker"
-OPERATIONS = ("reduce_scatter", "all_gather", "all_reduce")
-BACKENDS = ("gloo", "none", "flat-tagc", "tagc", "sparse", "quant", "quant2")
-ELEMENT_BYTES = {"float": 4, "bfloat16": 2, "half": 2}
+WORKER_MODULE = "isthmus.benchmarks.collectives.worker"
 _SETUP_TIMEOUT_S = 120
 # Above the process groups' own timeout, so that a rank that waits in vain can say so first.
 _SILENCE_MARGIN_S = 30
@@ -53,56 +49,6 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
-class CollectivesConfig:
-    """Arguments of `isthmus bench collectives`. Raises ValueError naming field, value and range."""
-
-    nodes: int = 2
-    ranks_per_node: int = 2
-    link: str | None = None
-    min_bytes: int = 1 << 16
-    max_bytes: int = 1 << 24
-    factor: int = 4
-    operations: tuple[str, ...] = OPERATIONS
-    backends: tuple[str, ...] = ("gloo", "none", "flat-tagc", "tagc", "sparse", "quant")
-    dtype: str = "float"
-    iterations: int = 5
-    timeout_s: int = 120
-
-    def __post_init__(self) -> None:
-        ranges = {
-            "nodes": (2, MAX_NODES),
-            "ranks_per_node": (1, 16),
-            "min_bytes": (1, self.max_bytes),
-            "max_bytes": (1, 1 << 32),
-            "factor": (2, 1 << 20),
-            "iterations": (1, 10_000),
-            "timeout_s": (5, 86_400),
-        }
-        for name, (low, high) in ranges.items():
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} {getattr(self, name)}: expected {low} to {high}")
-        for name, known in (("operations", OPERATIONS), ("backends", BACKENDS)):
-            for value in getattr(self, name):
-                if value not in known:
-                    raise ValueError(f"{name} '{value}': expected some of {', '.join(known)}")
-        if self.dtype not in ELEMENT_BYTES:
-            raise ValueError(f"dtype '{self.dtype}': expected one of {', '.join(ELEMENT_BYTES)}")
-        if self.link is not None:
-            parse_link_rate(self.link)
-
-    def element_counts(self) -> list[int]:
-        """Elements of the whole tensor for each size: rounded up to a multiple of the ranks."""
-        world_size = self.nodes * self.ranks_per_node
-        counts = []
-        num_bytes = self.min_bytes
-        while num_bytes <= self.max_bytes:
-            part = -(-num_bytes // (ELEMENT_BYTES[self.dtype] * world_size))
-            counts.append(part * world_size)
-            num_bytes *= self.factor
-        return counts
-
-
 def run_collectives(config: CollectivesConfig, log_dir: Path, console: Console) -> dict[str, Any]:
     """Run the benchmark; returns the whole report as plain values. Raises RankFailure if a rank fails."""
     rows: list[dict[str, Any]] = []
@@ -125,10 +71,7 @@ def run_collectives(config: CollectivesConfig, log_dir: Path, console: Console) 
                         rows.append(_measure(world, config, operation, num_elements, backend))
         description = network.description
     return {
-        "schema": 1,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
-        "machine": machine(),
+        **report_head(),
         "arguments": asdict(config),
         "network": description,
         "link": shaped,
@@ -176,12 +119,6 @@ def _measure(
 def num_wrong(report: dict[str, Any]) -> int:
     """Wrong elements of the whole report."""
     return sum(row["num_wrong"] or 0 for row in report["rows"])
-
-
-def write_collectives(report: dict[str, Any], path: Path) -> None:
-    """Write the report as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def print_collectives(report: dict[str, Any], console: Console) -> None:

@@ -1,6 +1,6 @@
 """One rank of the collectives benchmark: runs, verifies and times one collective of one backend by command."""
 
-from isthmus.simulate.serve import Emit, die_with_launcher, serve
+from isthmus.benchmarks.simulate.serve import Emit, die_with_launcher, serve
 
 if __name__ == "__main__":
     die_with_launcher()
@@ -18,17 +18,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 import isthmus
-from isthmus.bench.arms import ARMS
-from isthmus.bench.isthmus_group import IsthmusGroup
-from isthmus.bench.recorder import Audit
-from isthmus.bench.verify import (
+from isthmus.benchmarks.collectives.verify import (
     MAX_SUBSET_PARTS,
     num_different,
     num_outside_kept_subsets,
     num_outside_subsets,
     relative_error,
 )
-from isthmus.simulate.links import interface_sent_bytes
+from isthmus.benchmarks.common.isthmus_group import IsthmusGroup
+from isthmus.benchmarks.common.recorder import Audit
+from isthmus.benchmarks.simulate.links import interface_sent_bytes
+from isthmus.plan.strategies import ARMS
 
 _DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.float16}
 # Whole numbers to this size: sums over 128 ranks are exact in every type, whatever the order.
@@ -62,7 +62,7 @@ class Worker:
         node_group, _ = dist.new_subgroups(self._ranks_per_node, timeout=timeout)  # type: ignore[no-untyped-call]
         self._audit = Audit(node_group, sent_bytes)
         for name in command["backends"]:
-            options = ARMS[name].isthmus if name != "gloo" else None
+            options = ARMS[name].options if name != "gloo" else None
             self._groups[name] = IsthmusGroup(options | {"min_elements": "0"}, timeout) if options else None
         return {"options": {name: group.options for name, group in self._groups.items() if group}}
 
@@ -142,7 +142,7 @@ class Worker:
     ) -> int | None:
         """A node's sum (or, flat, a rank's value) is in the result whole or not at all, and some of them are in it."""
         chunks = [tensor.chunk(self._world_size)[self._rank].double() for tensor in inputs]
-        flat = not ARMS[backend].is_compressed
+        flat = not ARMS[backend].compresses_between_nodes
         if not flat:
             chunks = self._sums_of_nodes(chunks)
         own = torch.zeros_like(chunks[0]) if flat else chunks.pop(self._rank // self._ranks_per_node)
@@ -215,7 +215,7 @@ def _is_lossy(operation: str, backend: str) -> bool:
     """Whether the result may differ from the exact one. All-reduces are exact in a single tier."""
     if backend == "gloo" or ARMS[backend].codec == "none" or operation == "all_gather":
         return False
-    return operation == "reduce_scatter" or ARMS[backend].is_compressed
+    return operation == "reduce_scatter" or ARMS[backend].compresses_between_nodes
 
 
 def _tolerance(result: Tensor, backend: str = "") -> float:

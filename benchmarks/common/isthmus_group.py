@@ -1,7 +1,7 @@
 """Process groups of Isthmus beside others in one world, and what they count."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 import isthmus
-from isthmus.bench.phases import COMMUNICATION_PHASES, PHASE_OF_KIND
+from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES, PHASE_OF_KIND
 
 #: The options that decide how many bytes cross, beside those that name the arm.
 _OPTIONS = (
@@ -65,7 +65,7 @@ class IsthmusGroup:
     """
 
     def __init__(
-        self, options: dict[str, str], timeout: timedelta, ranks_of_groups: list[list[int]] | None = None
+        self, options: Mapping[str, str], timeout: timedelta, ranks_of_groups: list[list[int]] | None = None
     ) -> None:
         asked = isthmus.Options(**options)  # type: ignore[arg-type]
         self.options: dict[str, Any] = {name: getattr(asked, name) for name in _OPTIONS}

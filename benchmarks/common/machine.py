@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from isthmus.topology.sysfs import cpu_model
+from isthmus.topology.discovery.sysfs import cpu_model
 
 
 def machine() -> dict[str, Any]:

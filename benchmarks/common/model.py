@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from isthmus.bench.config import HEAD_WIDTH, ModelShape
+from isthmus.benchmarks.common.shape import HEAD_WIDTH, ModelShape
 
 VOCABULARY = 256
 INIT_STD = 0.04

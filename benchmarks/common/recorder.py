@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from isthmus.bench.phases import NEWER_NAMES, PHASE_OF, PHASES
+from isthmus.benchmarks.common.phases import NEWER_NAMES, PHASE_OF, PHASES
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """The arms of `isthmus bench convergence`: every way to reduce gradients that is compared, in one table."""
 
-import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +24,8 @@ class CodecArm:
     #: Shares of the steps.
     dense_share: float = 0.0
     ramp_share: float = 0.0
-    #: No codec, but what other nodes' pieces get, see convergence_noise: "spread", "alike" or "dropped".
+    #: No codec, but what other nodes' pieces got in an earlier version's screening: normal noise "spread" over a group
+    #: or "alike", in proportion to each element, or all "dropped".
     noise: str = ""
 
     def options_for(self, num_steps: int) -> dict[str, Any]:
@@ -135,19 +135,5 @@ def _all_arms() -> Iterable[CodecArm]:
 
 ARMS: dict[str, CodecArm] = {arm.name: arm for arm in _all_arms()}
 
-#: What the second stage trains on the real backend, beside the baseline.
+#: What is trained on the real backend, beside the baseline, unless something else is asked for.
 FINALISTS = ("quant-4", "quant-4-unbiased", "quant-3", "quant-2", "quant-1-unbiased", "tagc-10x")
-
-
-def arms_matching(patterns: Sequence[str]) -> list[CodecArm]:
-    """The arms that some glob of `patterns` matches, in the table's order, the baseline first.
-
-    Raises ValueError naming a pattern that matches none.
-    """
-    chosen = {BASELINE}
-    for pattern in patterns:
-        matched = fnmatch.filter(ARMS, pattern)
-        if not matched:
-            raise ValueError(f"arm '{pattern}': expected globs over {', '.join(ARMS)}")
-        chosen.update(matched)
-    return [arm for name, arm in ARMS.items() if name in chosen]

@@ -11,8 +11,8 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from isthmus.bench.convergence_arms import ARMS, BASELINE
-from isthmus.bench.convergence_summary import ArmSummary, Comparison, compared_lrs
+from isthmus.benchmarks.convergence.arms import ARMS, BASELINE
+from isthmus.benchmarks.convergence.summary import ArmSummary, Comparison, compared_lrs
 
 _COLOURS = {
     "quant, rotated": "#1b5fa8",

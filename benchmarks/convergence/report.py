@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from isthmus.bench.convergence_arms import BASELINE, FLOOR
-from isthmus.bench.convergence_config import Setting
-from isthmus.bench.convergence_figure import draw_comparison
-from isthmus.bench.convergence_results import Results
-from isthmus.bench.convergence_statistics import Interval
-from isthmus.bench.convergence_summary import (
+from isthmus.benchmarks.convergence.arms import BASELINE, FLOOR
+from isthmus.benchmarks.convergence.config import Setting
+from isthmus.benchmarks.convergence.figure import draw_comparison
+from isthmus.benchmarks.convergence.results import Results
+from isthmus.benchmarks.convergence.statistics import Interval
+from isthmus.benchmarks.convergence.summary import (
     SETTLED_CHANGE,
     SETTLED_SHARE,
     ArmSummary,

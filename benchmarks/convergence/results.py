@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from isthmus.bench.convergence_config import Run
+from isthmus.benchmarks.convergence.runs import Run
 
 
 class Results:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from isthmus.bench.convergence_arms import ARMS, BASELINE, FLOOR
-from isthmus.bench.convergence_config import Run, Setting
-from isthmus.bench.convergence_results import Results
-from isthmus.bench.convergence_statistics import Interval, mean_interval
+from isthmus.benchmarks.convergence.arms import ARMS, BASELINE, FLOOR
+from isthmus.benchmarks.convergence.config import Setting
+from isthmus.benchmarks.convergence.results import Results
+from isthmus.benchmarks.convergence.runs import Run
+from isthmus.benchmarks.convergence.statistics import Interval, mean_interval
 
 #: A gap has settled if it changed by no more than this over the last quarter of the steps, or by no more than this
 #: share of itself.

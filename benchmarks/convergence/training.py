@@ -1,4 +1,4 @@
-"""What both stages of `isthmus bench convergence` train, so that they can be compared: data, schedule, optimizer."""
+"""What `isthmus bench convergence` trains with: data, schedule, optimizer; and what its counters come to."""
 
 import hashlib
 import math
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from isthmus import _C
-from isthmus.bench.convergence_config import VALIDATED_SHARES, Setting
-from isthmus.bench.data import check_split, read_split
-from isthmus.bench.model import loss_of
+from isthmus.benchmarks.common.data import check_split, read_split
+from isthmus.benchmarks.common.model import loss_of
+from isthmus.benchmarks.convergence.config import VALIDATED_SHARES, Setting
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 MAX_GRADIENT_NORM = 1.0

@@ -1,6 +1,6 @@
-"""One rank of the second stage of `isthmus bench convergence`: trains under FSDP2 by command of the launcher."""
+"""One rank of `isthmus bench convergence`: trains under FSDP2 by command of the launcher."""
 
-from isthmus.simulate.serve import Emit, die_with_launcher, serve
+from isthmus.benchmarks.simulate.serve import Emit, die_with_launcher, serve
 
 if __name__ == "__main__":
     die_with_launcher()
@@ -21,8 +21,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import isthmus
-from isthmus.bench.convergence_config import Run
-from isthmus.bench.convergence_training import (
+from isthmus.benchmarks.common.isthmus_group import new_group
+from isthmus.benchmarks.common.model import ByteGpt
+from isthmus.benchmarks.convergence.runs import Run
+from isthmus.benchmarks.convergence.training import (
     DTYPES,
     MAX_GRADIENT_NORM,
     Batches,
@@ -34,9 +36,7 @@ from isthmus.bench.convergence_training import (
     training_loss,
     validated_steps,
 )
-from isthmus.bench.isthmus_group import new_group
-from isthmus.bench.model import ByteGpt
-from isthmus.simulate.links import interface_sent_bytes
+from isthmus.benchmarks.simulate.links import interface_sent_bytes
 
 
 class FsdpTraining:

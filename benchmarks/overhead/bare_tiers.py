@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-from isthmus.bench.trainer import Trainer
+from isthmus.benchmarks.training.trainer import Trainer
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,8 @@
 """The overhead benchmark: what Isthmus adds to a call of bare Gloo, and to FSDP2 steps over the same tiers by hand."""
 
-import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -13,11 +11,11 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.bench.config import TrainingConfig
-from isthmus.bench.machine import machine, versions
-from isthmus.simulate import MAX_NODES, LoopbackNetwork, RankWorld
+from isthmus.benchmarks.common.report import report_head
+from isthmus.benchmarks.overhead.config import OverheadConfig
+from isthmus.benchmarks.simulate import LoopbackNetwork, RankWorld
 
-WORKER_MODULE = "isthmus.bench.overhead_worker"
+WORKER_MODULE = "isthmus.benchmarks.overhead.worker"
 #: Those with one tensor in and one out: all_gather_into_tensor, reduce_scatter_tensor, all_to_all_single.
 CALLS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier")
 CALL_BYTES = (8, 65536)
@@ -42,50 +40,6 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
-class OverheadConfig:
-    """Arguments of `isthmus bench overhead`. Raises ValueError naming field, value and range."""
-
-    nodes: int = 2
-    ranks_per_node: int = 2
-    #: Batches of calls on each backend.
-    rounds: int = 60
-    #: Calls in a batch.
-    batch_calls: int = 10
-    #: Timed training steps of each arm; 0: none.
-    steps: int = 16
-    width: int = TrainingConfig.width
-    num_layers: int = TrainingConfig.num_layers
-    timeout_s: int = 60
-
-    def __post_init__(self) -> None:
-        ranges = {
-            "nodes": (2, MAX_NODES),
-            "ranks_per_node": (1, 16),
-            "rounds": (2, 100_000),
-            "batch_calls": (1, 10_000),
-            "timeout_s": (5, 86_400),
-        }
-        for name, (low, high) in ranges.items():
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} {getattr(self, name)}: expected {low} to {high}")
-        if self.steps != 0 and not 2 <= self.steps <= 10_000:
-            raise ValueError(f"steps {self.steps}: expected 0, or 2 to 10000")
-        _ = self.training
-
-    @property
-    def training(self) -> TrainingConfig:
-        """What both arms train."""
-        return TrainingConfig(
-            arms=("none",),
-            nodes=self.nodes,
-            ranks_per_node=self.ranks_per_node,
-            width=self.width,
-            num_layers=self.num_layers,
-            timeout_s=max(10, self.timeout_s),
-        )
-
-
 def run_overhead(config: OverheadConfig, log_dir: Path, console: Console) -> dict[str, Any]:
     """Run the benchmark; returns the whole report as plain values. Raises RankFailure if a rank fails."""
     load_before = os.getloadavg()[0]
@@ -105,10 +59,7 @@ def run_overhead(config: OverheadConfig, log_dir: Path, console: Console) -> dic
             with console.status("FSDP2 steps"):
                 steps = step_figures(world.request({"do": "steps"}, _SETUP_TIMEOUT_S + silence_s))
     return {
-        "schema": 1,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
-        "machine": machine() | {"load_before": load_before},
+        **report_head(load_before=load_before),
         "arguments": asdict(config),
         "targets": {"call_us": CALL_TARGET_US, "step_ratio": STEP_TARGET},
         "columns": COLUMNS,
@@ -175,12 +126,6 @@ def is_correct(report: dict[str, Any]) -> bool:
     """Whether every result was right; says nothing of times."""
     steps = report["steps"]
     return sum(row["num_wrong"] for row in report["calls"]) == 0 and (steps is None or steps["losses_agree"])
-
-
-def write_overhead(report: dict[str, Any], path: Path) -> None:
-    """Write the report as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def print_overhead(report: dict[str, Any], console: Console) -> None:

@@ -1,6 +1,6 @@
 """One rank of the overhead benchmark: Gloo and Isthmus take turns in the same processes."""
 
-from isthmus.simulate.serve import Emit, die_with_launcher, serve
+from isthmus.benchmarks.simulate.serve import Emit, die_with_launcher, serve
 
 if __name__ == "__main__":
     die_with_launcher()
@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from isthmus.bench.bare_tiers import BareTiers, use_bare_tiers
-from isthmus.bench.data import Text, default_files
-from isthmus.bench.isthmus_group import IsthmusGroup, new_group
-from isthmus.bench.overhead import OverheadConfig
-from isthmus.bench.trainer import Trainer
+from isthmus.benchmarks.common.data import Text, default_files
+from isthmus.benchmarks.common.isthmus_group import IsthmusGroup, new_group
+from isthmus.benchmarks.overhead.bare_tiers import BareTiers, use_bare_tiers
+from isthmus.benchmarks.overhead.config import OverheadConfig
+from isthmus.benchmarks.training.trainer import Trainer
 
 _CALL_FIGURES = ("issue_us", "full_us", "thread_cpu_us", "process_cpu_us")
 _WARM_UP_BATCHES = 4

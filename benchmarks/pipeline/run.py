@@ -1,8 +1,6 @@
 """How well encoding hides behind the exchange: reduce-scatters whole and in segments, over a shaped link."""
 
-import json
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,18 +9,11 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.bench.machine import machine, versions
-from isthmus.simulate import RankWorld, open_network, parse_link_rate
+from isthmus.benchmarks.common.report import report_head
+from isthmus.benchmarks.pipeline.config import CODECS, PipelineConfig
+from isthmus.benchmarks.simulate import RankWorld, open_network
 
-WORKER_MODULE = "isthmus.bench.pipeline_worker"
-CODECS: dict[str, dict[str, Any]] = {
-    "none": {"codec": "none"},
-    "quant 8": {"codec": "quant", "bits": 8},
-    "quant 4": {"codec": "quant", "bits": 4},
-    "quant 2": {"codec": "quant", "bits": 2},
-    "sparse": {"codec": "sparse"},
-    "tagc": {"codec": "tagc"},
-}
+WORKER_MODULE = "isthmus.benchmarks.pipeline.worker"
 _SETUP_TIMEOUT_S = 120
 _WARM_UP_ROUNDS = 1
 _COLUMNS = {
@@ -31,31 +22,6 @@ _COLUMNS = {
     "segments": "the same in segments, as many as Isthmus chooses; rounds alternate",
     "over max": "segments / max(encode, exchange): 1 would be perfect overlap, with decoding free",
 }
-
-
-@dataclass(frozen=True)
-class PipelineConfig:
-    """Arguments of `isthmus bench pipeline`. Raises ValueError naming field, value and range."""
-
-    links: tuple[str, ...] = ("200mbit", "1gbit")
-    codecs: tuple[str, ...] = tuple(CODECS)
-    num_bytes: int = 1 << 25
-    rounds: int = 7
-    timeout_s: int = 120
-
-    def __post_init__(self) -> None:
-        for link in self.links:
-            parse_link_rate(link)
-        for codec in self.codecs:
-            if codec not in CODECS:
-                raise ValueError(f"codec '{codec}': expected some of {', '.join(CODECS)}")
-        for name, (low, high) in {
-            "num_bytes": (1 << 16, 1 << 32),
-            "rounds": (1, 1000),
-            "timeout_s": (5, 86_400),
-        }.items():
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} {getattr(self, name)}: expected {low} to {high}")
 
 
 def run_pipeline(config: PipelineConfig, log_dir: Path, console: Console) -> dict[str, Any]:
@@ -81,10 +47,7 @@ def run_pipeline(config: PipelineConfig, log_dir: Path, console: Console) -> dic
                 rows += [_measure(world, config, link, codec) for codec in config.codecs]
         description = network.description
     return {
-        "schema": 1,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
-        "machine": machine(),
+        **report_head(),
         "arguments": asdict(config),
         "network": description,
         "columns": _COLUMNS,
@@ -112,12 +75,6 @@ def _measure(world: RankWorld, config: PipelineConfig, link: str, codec: str) ->
 
 def _median(calls: list[dict[str, float]], phase: str) -> float:
     return median(call[phase] for call in calls[_WARM_UP_ROUNDS:])
-
-
-def write_pipeline(report: dict[str, Any], path: Path) -> None:
-    """Write the report as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def print_pipeline(report: dict[str, Any], console: Console) -> None:

@@ -1,6 +1,6 @@
 """One rank of the pipeline benchmark: times reduce-scatters of one group by command."""
 
-from isthmus.simulate.serve import Emit, die_with_launcher, serve
+from isthmus.benchmarks.simulate.serve import Emit, die_with_launcher, serve
 
 if __name__ == "__main__":
     die_with_launcher()

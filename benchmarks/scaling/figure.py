@@ -6,8 +6,8 @@ from typing import Any
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from isthmus.bench.figure import COLOURS, line_style
-from isthmus.bench.scaling import Layout
+from isthmus.benchmarks.scaling.config import Layout
+from isthmus.benchmarks.training.figure import COLOURS, line_style
 
 _PANELS = {"node_mb_per_step": "MB a step out of each node", "communication_s": "s a step in collectives, link {link}"}
 

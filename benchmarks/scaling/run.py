@@ -2,22 +2,20 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.bench.config import TrainingConfig
-from isthmus.bench.machine import machine, versions
-from isthmus.bench.report import build_report, write_json
-from isthmus.bench.schedule import UNSHAPED
-from isthmus.bench.training import run_training
-from isthmus.simulate import parse_link_rate
-
-SCHEMA = 1
+from isthmus.benchmarks.common.machine import versions
+from isthmus.benchmarks.common.report import report_head, write_json
+from isthmus.benchmarks.scaling.config import ScalingConfig
+from isthmus.benchmarks.simulate import parse_link_rate
+from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.benchmarks.training.report import build_report
+from isthmus.benchmarks.training.run import run_training
+from isthmus.benchmarks.training.schedule import UNSHAPED
 
 FIELDS = {
     "median_step_s": "median over timed steps of the slowest rank's seconds, at the slowest link",
@@ -30,50 +28,6 @@ FIELDS = {
 }
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How many ranks sit on how many nodes."""
-
-    nodes: int
-    ranks_per_node: int
-
-    def __str__(self) -> str:
-        return f"{self.nodes}x{self.ranks_per_node}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Layout":
-        """Read "4x2". Raises ValueError naming the text."""
-        nodes, cross, ranks_per_node = text.strip().partition("x")
-        if not (cross and nodes.isdecimal() and ranks_per_node.isdecimal()):
-            raise ValueError(f"layout '{text}': expected NODESxRANKS, as in 4x2")
-        return cls(int(nodes), int(ranks_per_node))
-
-
-@dataclass(frozen=True)
-class ScalingConfig:
-    """Arguments of `isthmus bench scaling`. training: what is run at each layout; its own layout does not matter."""
-
-    training: TrainingConfig
-    layouts: tuple[Layout, ...] = tuple(Layout(nodes, ranks) for ranks in (1, 2) for nodes in (2, 4, 8))
-
-    def __post_init__(self) -> None:
-        if not self.layouts:
-            raise ValueError("no layouts: expected some, as in 2x1,4x1")
-        for layout in self.layouts:
-            if self.layouts.count(layout) > 1:
-                raise ValueError(f"layout {layout} is named twice")
-            self.at(layout)
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values."""
-        arguments = self.training.as_json() | {"layouts": [str(layout) for layout in self.layouts]}
-        return {name: value for name, value in arguments.items() if name not in ("nodes", "ranks_per_node")}
-
-    def at(self, layout: Layout) -> TrainingConfig:
-        """What is run at `layout`."""
-        return replace(self.training, nodes=layout.nodes, ranks_per_node=layout.ranks_per_node)
-
-
 def run_scaling(config: ScalingConfig, output_dir: Path, console: Console) -> dict[str, Any]:
     """Run the training benchmark at each layout; returns the whole report as plain values.
 
@@ -82,10 +36,7 @@ def run_scaling(config: ScalingConfig, output_dir: Path, console: Console) -> di
     """
     reports = {str(layout): _report(config.at(layout), output_dir / str(layout), console) for layout in config.layouts}
     return {
-        "schema": SCHEMA,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
-        "machine": machine(),
+        **report_head(),
         "arguments": config.as_json(),
         "fields": FIELDS,
         "headline_link": next(iter(reports.values()))["headline_link"],

@@ -1,7 +1,7 @@
 """Simulated nodes on one machine: network namespaces joined by shaped links, and the ranks that run in them."""
 
-from isthmus.simulate.links import parse_link_rate
-from isthmus.simulate.network import (
+from isthmus.benchmarks.simulate.links import parse_link_rate
+from isthmus.benchmarks.simulate.network import (
     MAX_NODES,
     LoopbackNetwork,
     NamespaceNetwork,
@@ -9,7 +9,7 @@ from isthmus.simulate.network import (
     NetworkError,
     open_network,
 )
-from isthmus.simulate.ranks import RankFailure, RankWorld
+from isthmus.benchmarks.simulate.ranks import RankFailure, RankWorld
 
 __all__ = [
     "MAX_NODES",

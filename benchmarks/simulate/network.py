@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal, Self
 
-from isthmus.simulate.links import interface_sent_bytes, parse_link_rate
+from isthmus.benchmarks.simulate.links import interface_sent_bytes, parse_link_rate
 
 MAX_NODES = 8
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from isthmus.simulate.network import Network
+from isthmus.benchmarks.simulate.network import Network
 
 # How long to listen to the other ranks once one has failed: the first to fail is not always the first to be heard.
 _FAILURE_GRACE_S = 1.5
@@ -63,7 +63,7 @@ class _Rank:
 class RankWorld:
     """One process a rank, `ranks_per_node` on each node in blocks, that answer commands together.
 
-    Each runs `python -m module`, which must call `isthmus.simulate.serve.serve`. What they print goes to
+    Each runs `python -m module`, which must call `isthmus.benchmarks.simulate.serve.serve`. What they print goes to
     log_dir/rank<r>.log. A context manager: leaving it ends all of them. To be made in the main thread: ranks are
     killed when the thread that made them ends.
     """

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import isthmus
-from isthmus.bench.soak_plan import LARGEST_VALUE, Call
+from isthmus.benchmarks.soak.plan import LARGEST_VALUE, Call
 
 _OPERATORS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 

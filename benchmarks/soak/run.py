@@ -11,10 +11,11 @@ from typing import Any
 
 from rich.console import Console
 
-from isthmus.bench.soak_plan import GROUPS, MOST_RANKS
-from isthmus.simulate import MAX_NODES, RankWorld, open_network
+from isthmus.benchmarks.simulate import RankWorld, open_network
+from isthmus.benchmarks.soak.config import SoakConfig
+from isthmus.benchmarks.soak.plan import GROUPS
 
-WORKER_MODULE = "isthmus.bench.soak_worker"
+WORKER_MODULE = "isthmus.benchmarks.soak.worker"
 #: Of the steps, for allocators, caches and lazily made connections to settle, and for units to have residuals.
 WARM_UP_SHARE = 0.25
 #: What a rank's memory may grow by after warming up, between the medians of the first and last quarter of samples.
@@ -26,29 +27,6 @@ MOST_LATE_CONNECTIONS = len(GROUPS)
 _SETUP_TIMEOUT_S = 180
 _NUM_SAMPLES = 40
 _SLOWEST_STEP_S = 30
-
-
-@dataclass(frozen=True)
-class SoakConfig:
-    """Arguments of `isthmus bench soak`. Raises ValueError naming field, value and range."""
-
-    steps: int = 10_000
-    nodes: int = 2
-    ranks_per_node: int = 2
-    seed: int = 1
-    timeout_s: int = 120
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.steps <= 10_000_000:
-            raise ValueError(f"steps {self.steps}: expected 1 to 10000000")
-        if not 2 <= self.nodes <= MAX_NODES:
-            raise ValueError(f"nodes {self.nodes}: expected 2 to {MAX_NODES}")
-        if self.ranks_per_node < 2 or self.nodes * self.ranks_per_node > MOST_RANKS:
-            raise ValueError(
-                f"ranks per node {self.ranks_per_node}: expected 2 or more, and at most {MOST_RANKS} ranks in all"
-            )
-        if self.timeout_s < 1:
-            raise ValueError(f"timeout {self.timeout_s} s: expected 1 or more")
 
 
 @dataclass(frozen=True)

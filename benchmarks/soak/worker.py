@@ -1,6 +1,6 @@
 """One rank of the soak: makes the groups, then runs and verifies steps by command."""
 
-from isthmus.simulate.serve import Emit, die_with_launcher, serve
+from isthmus.benchmarks.simulate.serve import Emit, die_with_launcher, serve
 
 if __name__ == "__main__":
     die_with_launcher()
@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from isthmus.bench.isthmus_group import IsthmusGroup, new_group
-from isthmus.bench.soak_calls import Issued, Pair, WrongResult
-from isthmus.bench.soak_plan import LOSSY_GROUPS, MIN_ELEMENTS, Call, calls_of_step
+from isthmus.benchmarks.common.isthmus_group import IsthmusGroup, new_group
+from isthmus.benchmarks.soak.calls import Issued, Pair, WrongResult
+from isthmus.benchmarks.soak.plan import LOSSY_GROUPS, MIN_ELEMENTS, Call, calls_of_step
 
 
 class Worker:

@@ -4,20 +4,22 @@ Nothing of what the run recorded goes into the prediction but its arguments and 
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from rich.console import Console
 
-from isthmus.bench.config import TrainingConfig
-from isthmus.bench.model import ByteGpt
-from isthmus.bench.traffic import INTERFACE_TOLERANCE
+from isthmus.benchmarks.common.model import ByteGpt
+from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.benchmarks.training.traffic import INTERFACE_TOLERANCE
 from isthmus.plan.modules import units_of
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import Cluster, ElementBytes, Operation, Phase
 from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import STRATEGIES, strategies_named
+from isthmus.plan.tables import strategy_table
 from isthmus.plan.units import Model
 from isthmus.plan.volumes import gloo_formula, sent_bytes
 
@@ -156,3 +158,29 @@ def _check_arm(
 
 def _signatures(calls: list[dict[str, Any]]) -> Counter[Signature]:
     return Counter((call["kind"], call["num_ranks"], call["num_elements"], call["element_bytes"]) for call in calls)
+
+
+def print_checks(checks: Sequence[ArmCheck], console: Console) -> None:
+    """Print predictions beside what transports and links counted; bytes are sums over all nodes."""
+    columns = ["collectives", "bytes\npredicted", "of it\nIsthmus's", "transports\ncounted", "links,\nover it"]
+    table = strategy_table("A step: predicted from placement, and counted in a real run", columns)
+    for check in checks:
+        predicted = check.predicted
+        collectives = f"{predicted.collectives.total()} {_agreement(check.collectives_equal)}"
+        ours = counted = "-"
+        if check.payload_bytes is not None:
+            ours = f"{sum(predicted.counted_by_phase.values()):,}"
+            counted = f"{check.payload_bytes:,} {_agreement(check.payload_equal)}"
+        table.add_row(check.arm, collectives, f"{predicted.num_bytes:,}", ours, counted, _over(check))
+    console.print(table)
+
+
+def _agreement(agrees: bool | None) -> str:
+    return "" if agrees is None else "equal" if agrees else "[red]differ[/red]"
+
+
+def _over(check: ArmCheck) -> str:
+    share = check.link_over_predicted
+    if share is None:
+        return "-"
+    return f"{share:+.1%}" if check.link_is_near else f"[red]{share:+.1%} (!)[/red]"

@@ -1,13 +1,16 @@
 """What a training benchmark is asked to do: arguments with their ranges, passed to the ranks as they are."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from isthmus.bench.arms import DEFAULT_ARMS, arms_named
-from isthmus.simulate import MAX_NODES, parse_link_rate
+from isthmus.benchmarks.common.options import check_ranges, option
+from isthmus.benchmarks.common.shape import DTYPES, ModelShape
+from isthmus.benchmarks.simulate import MAX_NODES, parse_link_rate
+from isthmus.plan.ranges import check_names
+from isthmus.plan.strategies import ARMS
 
-HEAD_WIDTH = 64
-DTYPES = ("bf16", "fp32", "fp16")
+#: What is compared unless something else is asked for.
+DEFAULT_ARMS = ("fsdp", "hsdp", "none", "flat-tagc", "tagc", "quant", "hsdp-none", "hsdp-quant")
 
 _RANGES = {
     "nodes": (2, MAX_NODES),
@@ -22,47 +25,38 @@ _RANGES = {
 
 
 @dataclass(frozen=True)
-class ModelShape:
-    """Size of the model: width in whole heads of 64. Raises ValueError naming field, value and range."""
-
-    width: int = 256
-    num_layers: int = 4
-    context: int = 128
-
-    def __post_init__(self) -> None:
-        _check_ranges(self, {"width": (HEAD_WIDTH, 16_384), "num_layers": (1, 128), "context": (1, 65_536)})
-        if self.width % HEAD_WIDTH:
-            raise ValueError(f"width {self.width}: expected a multiple of {HEAD_WIDTH}, the width of a head")
-
-
-@dataclass(frozen=True)
 class TrainingConfig:
     """Arguments of `isthmus bench training`. Raises ValueError naming field, value and range."""
 
-    arms: tuple[str, ...] = DEFAULT_ARMS
-    nodes: int = 2
-    ranks_per_node: int = 2
-    #: Steps of each arm without a limit on the link, for the loss.
-    steps: int = 100
-    #: Steps of each arm at each of `links` that are timed.
-    timed_steps: int = 8
-    links: tuple[str, ...] = ("200mbit", "50mbit")
-    #: Steps of each arm in which every collective's bytes are counted apart.
-    audited_steps: int = 2
-    dtype: str = "bf16"
-    width: int = ModelShape.width
-    num_layers: int = ModelShape.num_layers
-    context: int = ModelShape.context
-    sequences: int = 4
+    arms: tuple[str, ...] = option(DEFAULT_ARMS, "Which arms, in this order.")
+    nodes: int = option(2, "Simulated nodes, 2 to 8.")
+    ranks_per_node: int = option(2, "Processes on each node.")
+    links: tuple[str, ...] = option(
+        ("200mbit", "50mbit"), "Rate of every node's link; repeatable.", name="link", is_repeatable=True
+    )
+    steps: int = option(100, "Steps of each arm without a limit on the link, for the loss.")
+    timed_steps: int = option(8, "Timed steps of each arm at each link rate.")
+    audited_steps: int = option(2, "Steps of each arm that count each collective's bytes.")
+    dtype: str = option("bf16", "Parameters and reduction: bf16, fp32 or fp16.")
+    width: int = option(ModelShape.width, "Width of the model, a multiple of 64.")
+    num_layers: int = option(ModelShape.num_layers, "Transformer blocks.", name="layers")
+    context: int = option(ModelShape.context, "Bytes in a sequence.")
+    sequences: int = option(4, "Sequences of each rank in a step.")
     validation_sequences: int = 32
-    lr: float = 1.5e-3  # of .003, .0015 and .00075 the best for the exact path
-    seed: int = 1
-    text: tuple[str, ...] = ()
-    timeout_s: int = 300
+    lr: float = option(1.5e-3, "Peak learning rate of AdamW.")  # of .003, .0015 and .00075 the best for the exact path
+    seed: int = option(1, "Seed of weights and batches, the same for all arms.")
+    text: tuple[str, ...] = option(
+        (),
+        "Text to train on; repeatable.",
+        is_repeatable=True,
+        is_file=True,
+        show_default="Python's standard library",
+    )
+    timeout_s: int = option(300, "Seconds that a collective may take.", name="timeout")
 
     def __post_init__(self) -> None:
-        arms_named(",".join(self.arms))
-        _check_ranges(self, _RANGES)
+        check_names("arm", self.arms, ARMS)
+        check_ranges(self, _RANGES)
         _ = self.shape
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype '{self.dtype}': expected one of {', '.join(DTYPES)}")
@@ -92,8 +86,13 @@ class TrainingConfig:
         return cls(**(values | lists))
 
 
-def _check_ranges(values: object, ranges: dict[str, tuple[int, int]]) -> None:
-    for name, (low, high) in ranges.items():
-        value = getattr(values, name)
-        if not low <= value <= high:
-            raise ValueError(f"{name} {value}: expected {low} to {high}")
+def quick(config: TrainingConfig) -> TrainingConfig:
+    """A check, not a measurement."""
+    return replace(
+        config,
+        steps=min(config.steps, 12),
+        timed_steps=min(config.timed_steps, 3),
+        audited_steps=1,
+        validation_sequences=8,
+        links=("50mbit",) if config.links == TrainingConfig.links else config.links,
+    )

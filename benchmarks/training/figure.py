@@ -10,9 +10,9 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from isthmus.bench.arms import ARMS
-from isthmus.bench.phases import PHASES
-from isthmus.bench.report import SMOOTHED_STEPS, smoothed_losses
+from isthmus.benchmarks.common.phases import PHASES
+from isthmus.benchmarks.training.report import SMOOTHED_STEPS, smoothed_losses
+from isthmus.plan.strategies import ARMS
 
 # A colour for each way to communicate; the layout is told by the line.
 COLOURS = {

@@ -1,5 +1,6 @@
 """The process groups of an arm, and the mesh that its model is sharded over."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -7,9 +8,8 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from isthmus.bench.arms import Arm
-from isthmus.bench.config import TrainingConfig
-from isthmus.bench.isthmus_group import IsthmusGroup, new_group
+from isthmus.benchmarks.common.isthmus_group import IsthmusGroup, new_group
+from isthmus.benchmarks.training.config import TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -26,21 +26,23 @@ class ArmGroups:
         return self.isthmus[0].options if self.isthmus else None
 
 
-def make_groups(arm: Arm, config: TrainingConfig) -> ArmGroups:
-    """Make the arm's groups: one over all ranks, or for HSDP those along the rails and those within the nodes.
+def make_groups(options: Mapping[str, str] | None, config: TrainingConfig, hybrid_sharded: bool = False) -> ArmGroups:
+    """Make an arm's groups: one over all ranks, or for HSDP those along the rails and those within the nodes.
+
+    options: of Isthmus; None for plain Gloo.
 
     Collective. They are what `init_device_mesh` makes, but for options and timeout of their own.
     """
     ranks = torch.arange(config.world_size).view(config.nodes, config.ranks_per_node)
-    ranks_of_dimensions = [ranks.T.tolist(), ranks.tolist()] if arm.hybrid_sharded else [None]
+    ranks_of_dimensions = [ranks.T.tolist(), ranks.tolist()] if hybrid_sharded else [None]
     timeout = timedelta(seconds=config.timeout_s)
     isthmus_groups = []
-    if arm.isthmus is not None:
-        isthmus_groups = [IsthmusGroup(arm.isthmus, timeout, groups) for groups in ranks_of_dimensions]
+    if options is not None:
+        isthmus_groups = [IsthmusGroup(options, timeout, groups) for groups in ranks_of_dimensions]
         groups = [group.group for group in isthmus_groups]
     else:
         groups = [new_group("gloo", timeout, groups) for groups in ranks_of_dimensions]
-    if not arm.hybrid_sharded:
+    if not hybrid_sharded:
         return ArmGroups(DeviceMesh.from_group(groups[0], "cpu"), isthmus_groups)
     mesh = DeviceMesh.from_group(groups, "cpu", mesh=ranks, mesh_dim_names=("replicate", "shard"))
     return ArmGroups(mesh, isthmus_groups)

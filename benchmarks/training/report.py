@@ -1,24 +1,20 @@
 """Sums the records of a training benchmark up: report.json, a table, and the sentence that it comes down to."""
 
-import json
 from collections.abc import Callable
-from datetime import UTC, datetime
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.bench.arms import ARMS, Arm
-from isthmus.bench.machine import machine, versions
-from isthmus.bench.phases import COMMUNICATION_PHASES, PHASES
-from isthmus.bench.schedule import UNSHAPED
-from isthmus.bench.traffic import INTERFACE_TOLERANCE
-from isthmus.bench.training import TrainingRecords
-from isthmus.simulate import parse_link_rate
+from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES, PHASES
+from isthmus.benchmarks.common.report import report_head
+from isthmus.benchmarks.simulate import parse_link_rate
+from isthmus.benchmarks.training.run import TrainingRecords
+from isthmus.benchmarks.training.schedule import UNSHAPED
+from isthmus.benchmarks.training.traffic import INTERFACE_TOLERANCE
+from isthmus.plan.strategies import ARMS, Strategy
 
-SCHEMA = 1
 SMOOTHED_STEPS = 5
 #: Timed steps of one arm that differ more than this were disturbed.
 _CALM_SPREAD = 1.3
@@ -48,11 +44,8 @@ def build_report(records: TrainingRecords) -> dict[str, Any]:
     slowest = min(records.links, key=parse_link_rate, default=UNSHAPED)
     arms = {name: _arm(name, records, links, slowest) for name in records.config.arms}
     return {
-        "schema": SCHEMA,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        **report_head(load_before=records.load_before),
         "seconds": round(records.seconds, 1),
-        "versions": versions(),
-        "machine": machine() | {"load_before": records.load_before},
         "arguments": records.config.as_json(),
         "model": records.model,
         "network": records.network,
@@ -114,7 +107,7 @@ def _figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def fastest_arm(arms: dict[str, dict[str, Any]], kind: Callable[[Arm], bool]) -> str | None:
+def fastest_arm(arms: dict[str, dict[str, Any]], kind: Callable[[Strategy], bool]) -> str | None:
     """The arm of that kind with the shortest step, if there is one."""
     candidates = [name for name in arms if kind(ARMS[name])]
     return min(candidates, key=lambda name: float(arms[name]["median_step_s"]), default=None)
@@ -123,7 +116,7 @@ def fastest_arm(arms: dict[str, dict[str, Any]], kind: Callable[[Arm], bool]) ->
 def headline(arms: dict[str, dict[str, Any]], link: str) -> str:
     """The fastest compressed arm against the fastest plain one, and what their layouts cost."""
     plain = fastest_arm(arms, lambda arm: arm.is_plain)
-    compressed = fastest_arm(arms, lambda arm: arm.is_compressed)
+    compressed = fastest_arm(arms, lambda arm: arm.compresses_between_nodes)
     if plain is None or compressed is None:
         return "No comparison: it takes a plain arm and one that compresses in two tiers."
     where = "without a limit on the link" if link == UNSHAPED else f"at {link}"
@@ -201,11 +194,6 @@ def _disturbances(arms: dict[str, dict[str, Any]], load_before: float) -> list[s
         f"DISTURBED: the slowest timed step took much longer than the fastest ({', '.join(disturbed)}). Load before "
         f"the start was {load_before:.1f}. Repeat on an idle machine before believing times."
     ]
-
-
-def write_json(report: dict[str, Any], path: Path) -> None:
-    """Write the report."""
-    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def print_report(report: dict[str, Any], console: Console) -> None:

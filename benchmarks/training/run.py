@@ -11,13 +11,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from isthmus.bench.config import TrainingConfig
-from isthmus.bench.schedule import UNSHAPED, Segment, schedule, steps_per_arm
-from isthmus.bench.traffic import audited_collectives, audited_link_bytes, formula_bytes, formula_of_arm
+from isthmus.benchmarks.simulate import Network, RankWorld, open_network, parse_link_rate
+from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.benchmarks.training.schedule import UNSHAPED, Segment, schedule, steps_per_arm
+from isthmus.benchmarks.training.traffic import audited_collectives, audited_link_bytes, formula_bytes, formula_of_arm
 from isthmus.plan.volumes import Formula
-from isthmus.simulate import Network, RankWorld, open_network, parse_link_rate
 
-WORKER_MODULE = "isthmus.bench.training_worker"
+WORKER_MODULE = "isthmus.benchmarks.training.worker"
 _SETUP_TIMEOUT_S = 180
 # Above the process groups' own timeout, so that a rank that waits in vain can say so first.
 _SILENCE_MARGIN_S = 30

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from isthmus.bench.config import TrainingConfig
+from isthmus.benchmarks.training.config import TrainingConfig
 
 UNSHAPED = "unshaped"
 _LOSS_SEGMENT_STEPS = 10

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from isthmus.bench.phases import COMMUNICATION_PHASES, PHASE_OF
+from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES, PHASE_OF
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.volumes import Collective, Formula, IsthmusFormula, Kind, gloo_formula, sent_bytes
 

@@ -5,9 +5,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from isthmus.bench.config import TrainingConfig
-from isthmus.bench.data import Text
-from isthmus.bench.model import ByteGpt, loss_of
+from isthmus.benchmarks.common.data import Text
+from isthmus.benchmarks.common.model import ByteGpt, loss_of
+from isthmus.benchmarks.training.config import TrainingConfig
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
 _WARM_UP_STEPS = 10

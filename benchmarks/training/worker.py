@@ -1,6 +1,6 @@
 """One rank of the training benchmark: all arms' models side by side, stepped by command of the launcher."""
 
-from isthmus.simulate.serve import Emit, die_with_launcher, serve
+from isthmus.benchmarks.simulate.serve import Emit, die_with_launcher, serve
 
 if __name__ == "__main__":
     die_with_launcher()
@@ -17,14 +17,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from isthmus.bench.arms import ARMS
-from isthmus.bench.config import TrainingConfig
-from isthmus.bench.data import Text, default_files
-from isthmus.bench.isthmus_group import new_group, total_counters
-from isthmus.bench.meshes import ArmGroups, make_groups
-from isthmus.bench.recorder import Audit, record_collectives
-from isthmus.bench.trainer import Trainer
-from isthmus.simulate.links import interface_sent_bytes
+from isthmus.benchmarks.common.data import Text, default_files
+from isthmus.benchmarks.common.isthmus_group import new_group, total_counters
+from isthmus.benchmarks.common.recorder import Audit, record_collectives
+from isthmus.benchmarks.simulate.links import interface_sent_bytes
+from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.benchmarks.training.meshes import ArmGroups, make_groups
+from isthmus.benchmarks.training.trainer import Trainer
+from isthmus.plan.strategies import ARMS
 
 
 class Worker:
@@ -49,7 +49,7 @@ class Worker:
         files = [Path(name) for name in config.text] or default_files()
         text = Text(files, config.context, config.seed)
         for name in config.arms:
-            self._groups[name] = make_groups(ARMS[name], config)
+            self._groups[name] = make_groups(ARMS[name].options, config, ARMS[name].hybrid_sharded)
             self._trainers[name] = Trainer(self._groups[name].mesh, config, text, command["num_steps"])
         train_bytes, held_out_bytes = text.num_bytes
         return {

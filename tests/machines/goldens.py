@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.topology.machine import Machine
-from isthmus.topology.read import read_machine
+from isthmus.topology.formats.read import read_machine
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"

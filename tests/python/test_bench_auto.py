@@ -7,9 +7,9 @@ from rich.console import Console
 
 import isthmus
 from bench_cli import run
-from isthmus.bench.auto import AutoConfig, figures, print_auto, quick, turns
-from isthmus.bench.auto_arms import AUTO_ARMS, RIVALS
-from isthmus.bench.config import TrainingConfig
+from isthmus.benchmarks.auto.run import AutoConfig, figures, print_auto, quick, turns
+from isthmus.benchmarks.auto.arms import AUTO_ARMS, RIVALS
+from isthmus.benchmarks.training.config import TrainingConfig
 
 CONFIG = AutoConfig(TrainingConfig(arms=("fsdp",)), arms=("fsdp", "quant4", "auto"), rounds=4)
 

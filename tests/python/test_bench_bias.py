@@ -2,7 +2,7 @@
 
 import pytest
 
-from isthmus.bench.bias import measure_biases
+from isthmus.benchmarks.bias.run import measure_biases
 
 #: What a uniform quantiser of a normal distribution loses of the squares (Max 1960, table II).
 LOST = {4: 0.0115, 3: 0.0374, 2: 0.1188, 1: 0.363}

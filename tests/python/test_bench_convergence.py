@@ -20,19 +20,19 @@ from bench_cli import children, run, start, wait_for_line
 from convergence_runs import TINY, fake_result, tiny_run, write_text
 from isthmus._C import SimulatedNodes
 from isthmus.bench import convergence_screen
-from isthmus.bench.config import ModelShape
-from isthmus.bench.convergence import ConvergenceConfig
-from isthmus.bench.convergence_arms import ARMS, BASELINE
-from isthmus.bench.convergence_config import Run, text_digest
-from isthmus.bench.convergence_finalists import Finals, best_lr, run_finals
+from isthmus.benchmarks.training.config import ModelShape
+from isthmus.benchmarks.convergence.run import ConvergenceConfig
+from isthmus.benchmarks.convergence.arms import ARMS, BASELINE
+from isthmus.benchmarks.convergence.config import Run, text_digest
+from isthmus.benchmarks.convergence.finalists import Finals, best_lr, run_finals
 from isthmus.bench.convergence_noise import RELATIVE_SQUARED_ERROR, add_noise
-from isthmus.bench.convergence_results import ResultsFile
+from isthmus.benchmarks.convergence.results import ResultsFile
 from isthmus.bench.convergence_screen import Screening, screen
 from isthmus.bench.convergence_simulated import FlatUnit, SimulatedTraining, train_simulated
-from isthmus.bench.convergence_training import Batches, crossing_bytes
+from isthmus.benchmarks.convergence.training import Batches, crossing_bytes
 from isthmus.bench.convergence_workers import Workers
-from isthmus.bench.model import ByteGpt, loss_of
-from isthmus.simulate import RankFailure
+from isthmus.benchmarks.common.model import ByteGpt, loss_of
+from isthmus.benchmarks.simulate import RankFailure
 from limits import HANG_S
 
 HEADER_BYTES = 48

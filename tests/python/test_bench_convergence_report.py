@@ -8,15 +8,15 @@ import pytest
 
 import isthmus
 from convergence_runs import TINY, fake_result, tiny_run
-from isthmus.bench.convergence_arms import ARMS, BASELINE, FINALISTS, FLOOR, arms_matching
-from isthmus.bench.convergence_config import Run
-from isthmus.bench.convergence_finalists import MAX_FINALISTS, finalists_named, merged
-from isthmus.bench.convergence_report import write_report
-from isthmus.bench.convergence_results import Results, ResultsFile, read_results
+from isthmus.benchmarks.convergence.arms import ARMS, BASELINE, FINALISTS, FLOOR, arms_matching
+from isthmus.benchmarks.convergence.config import Run
+from isthmus.benchmarks.convergence.finalists import MAX_FINALISTS, finalists_named, merged
+from isthmus.benchmarks.convergence.report import write_report
+from isthmus.benchmarks.convergence.results import Results, ResultsFile, read_results
 from isthmus.bench.convergence_screen import best_on_ladder
-from isthmus.bench.convergence_statistics import mean_interval, student_t_cdf, student_t_quantile
-from isthmus.bench.convergence_summary import cheapest_within, summarise
-from isthmus.bench.convergence_training import averaged, lr_share, validated_steps
+from isthmus.benchmarks.convergence.statistics import mean_interval, student_t_cdf, student_t_quantile
+from isthmus.benchmarks.convergence.summary import cheapest_within, summarise
+from isthmus.benchmarks.convergence.training import averaged, lr_share, validated_steps
 
 # Statistics.
 

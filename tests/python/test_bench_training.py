@@ -8,17 +8,17 @@ import torch
 
 from bench_cli import assert_gone, children, rank_process, run, start, wait_for_line
 from isthmus.bench.arms import ARMS, DEFAULT_ARMS
-from isthmus.bench.config import ModelShape, TrainingConfig
-from isthmus.bench.data import Text
-from isthmus.bench.figure import COLOURS
-from isthmus.bench.model import ByteGpt, loss_of
-from isthmus.bench.report import build_report
-from isthmus.bench.schedule import UNSHAPED, schedule, steps_per_arm
-from isthmus.bench.trainer import lr_share
-from isthmus.bench.training import TrainingRecords, merge_ranks
-from isthmus.plan.check import check_report
+from isthmus.benchmarks.training.config import ModelShape, TrainingConfig
+from isthmus.benchmarks.common.data import Text
+from isthmus.benchmarks.training.figure import COLOURS
+from isthmus.benchmarks.common.model import ByteGpt, loss_of
+from isthmus.benchmarks.training.report import build_report
+from isthmus.benchmarks.training.schedule import UNSHAPED, schedule, steps_per_arm
+from isthmus.benchmarks.training.trainer import lr_share
+from isthmus.benchmarks.training.run import TrainingRecords, merge_ranks
+from isthmus.benchmarks.training.check import check_report
 from isthmus.plan.volumes import gloo_formula
-from isthmus.simulate import NamespaceNetwork, open_network
+from isthmus.benchmarks.simulate import NamespaceNetwork, open_network
 from limits import HANG_S
 
 TINY = ["training", "--nodes", 2, "--ranks-per-node", 1, "--layers", 1, "--width", 128, "--context", 32]

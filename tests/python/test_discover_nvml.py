@@ -10,9 +10,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from isthmus.topology.hwloc import HwlocFacts, read_hwloc
+from isthmus.topology.discovery.hwloc import HwlocFacts, read_hwloc
 from isthmus.topology.machine import Fabric, Socket
-from isthmus.topology.nvml import NvLink, NvmlFacts, read_nvml
+from isthmus.topology.discovery.nvml import NvLink, NvmlFacts, read_nvml
 from limits import HANG_S
 from made_up_machines import (
     ETHERNET,
@@ -189,7 +189,7 @@ def test_nvml_is_closed_again():
 
 
 READ_NVML = """
-from isthmus.topology.nvml import read_nvml
+from isthmus.topology.discovery.nvml import read_nvml
 facts = read_nvml()
 print(facts.driver, facts.missing, facts.notes)
 for gpu in facts.gpus:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.bench import report, scaling
+from isthmus.benchmarks.training import report
+from isthmus.benchmarks.scaling import run as scaling
 from isthmus.bench.arms import ARMS, DEFAULT_ARMS
 
 ROOT = Path(__file__).parents[2]

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from isthmus import _native
-from isthmus._info import collect, print_info
-from isthmus._variables import unknown_variables, variables_set
-from isthmus.cli import app
+from isthmus import native as _native
+from isthmus.report.info import collect, print_info
+from isthmus.group.variables import unknown_variables, variables_set
+from isthmus.cli.main import app
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +109,7 @@ def test_a_torch_that_does_not_load_is_told(monkeypatch):
     def fail():
         raise OSError("libcudart.so.13: cannot open shared object file")
 
-    monkeypatch.setattr("isthmus._info._import_torch", fail)
+    monkeypatch.setattr("isthmus.report.info._import_torch", fail)
     monkeypatch.setattr(_native, "load", fail)
     features = by_name(collect().features)
     assert features["torch"].detail == "libcudart.so.13: cannot open shared object file"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from isthmus._layout import Parameter
+from isthmus.units.layout import Parameter
 from isthmus.plan.assumptions import Accumulation
 from isthmus.plan.memory import scratch_bytes
 from isthmus.plan.packets import WireOptions

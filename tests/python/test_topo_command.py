@@ -13,13 +13,13 @@ import pytest
 from lxml import etree
 from typer.testing import CliRunner
 
-from isthmus.cli import app
+from isthmus.cli.main import app
 from isthmus.topology.machine import Fabric, Gpu, Link, Machine, Nic, NicKind, PcieKind, PcieNode
-from isthmus.topology.overview import node_shape, overview
+from isthmus.topology.render.overview import node_shape, overview
 from isthmus.topology.rails import Rails
-from isthmus.topology.render_svg import draw_overview
-from isthmus.topology.svg import fit
-from isthmus.topology.svg_layout import lay_out
+from isthmus.topology.render.svg import draw_overview
+from isthmus.topology.render.svg_canvas import fit
+from isthmus.topology.render.svg_layout import lay_out
 from limits import HANG_S
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.topology.formats.machine_json import parse_machine_json
 from isthmus.topology.machine import Machine, TopologyError
-from isthmus.topology.read import parse_machine, read_machine
+from isthmus.topology.formats.read import parse_machine, read_machine
 from machines import goldens
 from properties import PROPERTY
 
@@ -136,7 +137,7 @@ def test_damaged_files_end_in_errors_that_say_something(path: Path) -> None:
             except TopologyError as error:
                 assert error.what and (error.line is None or error.line >= 1)
             else:
-                assert Machine.from_json(json.loads(json.dumps(machine.to_json()))) == machine
+                assert parse_machine_json(json.loads(json.dumps(machine.to_json()))) == machine
 
 
 JSON_VALUES = st.recursive(

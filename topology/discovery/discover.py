@@ -17,15 +17,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
 
+from isthmus.topology.discovery.hwloc import HwlocFacts, read_hwloc
+from isthmus.topology.discovery.nvml import NvLink, NvmlFacts, NvmlGpu, read_nvml
+from isthmus.topology.discovery.sysfs import Facts, Roots, read_facts
+from isthmus.topology.discovery.sysfs_nics import find_nics
+from isthmus.topology.discovery.sysfs_tree import PcieTrees
 from isthmus.topology.distance import NvLinks, link_devices
 from isthmus.topology.draft import DraftGpu, DraftNic, Notes, number_devices
-from isthmus.topology.hwloc import HwlocFacts, read_hwloc
+from isthmus.topology.formats.read import parse_machine
 from isthmus.topology.machine import Gpu, Machine, Nic, NicKind, NumaNode, Socket, TopologyError
-from isthmus.topology.nvml import NvLink, NvmlFacts, NvmlGpu, read_nvml
-from isthmus.topology.read import parse_machine
-from isthmus.topology.sysfs import Facts, Roots, read_facts
-from isthmus.topology.sysfs_nics import find_nics
-from isthmus.topology.sysfs_tree import PcieTrees
 
 
 def discover(

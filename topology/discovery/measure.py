@@ -21,9 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from isthmus import _register
-from isthmus._statistics import backend_of
-from isthmus.topology.link_cache import LinkSample, MeasuredLink, MeasuredLinks
+from isthmus.backends import backend_of
+from isthmus.gloo import Group, fresh_prefix, gloo_tier
+from isthmus.topology.discovery.link_cache import LinkSample, MeasuredLink, MeasuredLinks
 
 #: What a rank sends at once, in bytes. Larger ones are left out where they would take longer than the budget.
 SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))
@@ -45,7 +45,7 @@ def measure_links(group: dist.ProcessGroup | None = None, budget_s: float = BUDG
     backend = backend_of(group)
     assert group is not None
     tiers = _Tiers(backend.node_of_rank, group.rank())
-    measured = _register.Group(
+    measured = Group(
         store=_fresh_store(group),
         rank=group.rank(),
         global_ranks=backend.global_ranks,
@@ -111,9 +111,9 @@ class _Tiers:
 class _Ring:
     """This rank between two others of its tier, over a backend made as the group's own tiers are."""
 
-    def __init__(self, group: _register.Group, name: str, ranks: list[int]) -> None:
+    def __init__(self, group: Group, name: str, ranks: list[int]) -> None:
         own = ranks.index(group.rank)
-        self._backend = _register.gloo_tier(group, f"{name}/{ranks[0]}", ranks)
+        self._backend = gloo_tier(group, f"{name}/{ranks[0]}", ranks)
         self._next = (own + 1) % len(ranks)
         self._previous = (own - 1) % len(ranks)
 
@@ -169,10 +169,10 @@ class _Stage:
 def _fresh_store(group: dist.ProcessGroup) -> Store:
     """A prefix of the default store that no earlier measurement of this group used."""
     store = PrefixStore(f"isthmus/measure/{group.group_name}", dist.distributed_c10d._get_default_store())
-    return _register.fresh_prefix(store, group.rank())
+    return fresh_prefix(store, group.rank())
 
 
-def _exchange_facts(group: _register.Group) -> tuple[tuple[str, ...], str]:
+def _exchange_facts(group: Group) -> tuple[tuple[str, ...], str]:
     """Return the names of all hosts, and when this is, by the first rank's clock."""
     own = {"host": socket.gethostname(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
     keys = [f"facts/{rank}" for rank in range(group.size)]

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from isthmus.topology.discovery.link_cache import MeasuredLink, MeasuredLinks, save_links
+from isthmus.topology.discovery.measure import measure_links
 from isthmus.topology.launchers import launched_as
-from isthmus.topology.link_cache import MeasuredLink, MeasuredLinks, save_links
-from isthmus.topology.measure import measure_links
 
 _HOW = "start it on every rank, as in `torchrun --nproc-per-node 4 -m isthmus topo --measure`"
 #: torch's own default.

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from isthmus.topology.discovery.sysfs import Facts, Interface, PciDevice, RdmaPort
 from isthmus.topology.draft import DraftNic
 from isthmus.topology.machine import NicKind
-from isthmus.topology.sysfs import Facts, Interface, PciDevice, RdmaPort
 
 _ARPHRD_ETHER = 1
 _ARPHRD_INFINIBAND = 32

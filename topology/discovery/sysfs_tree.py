@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from isthmus.topology.discovery.sysfs import PciDevice
 from isthmus.topology.draft import DraftGpu, DraftNic, DraftPlace, fold_ports
 from isthmus.topology.machine import PcieKind
-from isthmus.topology.sysfs import PciDevice
 
 
 class PcieTrees:

@@ -21,9 +21,8 @@ from isthmus.topology.draft import (
     fold_ports,
     number_devices,
 )
-from isthmus.topology.machine import MOST_NUMA_NODES, Machine, NumaNode, PcieKind, Socket, TopologyError
-from isthmus.topology.machine_json import MOST_GBIT_S
-from isthmus.topology.xml_text import cpus_of_mask, integer_of, line_of, text_of, to_integer
+from isthmus.topology.formats.xml_text import cpus_of_mask, integer_of, line_of, text_of, to_integer
+from isthmus.topology.machine import MOST_GBIT_S, MOST_NUMA_NODES, Machine, NumaNode, PcieKind, Socket, TopologyError
 
 #: Objects in one matrix of distances: GPUs, switches and processors.
 MOST_OBJECTS = 1024

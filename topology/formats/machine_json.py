@@ -1,17 +1,19 @@
-"""A machine as JSON, there and back."""
+"""Reads a machine from its JSON, and checks every value of it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, fields
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from isthmus.topology.machine import (
+    MOST_GBIT_S,
     MOST_GPUS,
     MOST_NICS,
     MOST_NUMA_NODES,
+    MOST_PCIE_LEVELS,
     Fabric,
     Gpu,
     Link,
@@ -26,10 +28,6 @@ from isthmus.topology.machine import (
     farness,
 )
 
-#: Places below each other in the PCIe tree. Real machines have up to six.
-MOST_PCIE_LEVELS = 32
-#: More than any link between two devices has.
-MOST_GBIT_S = 1e6
 _MOST_INDEX = 2**31 - 1
 _MOST_ITEMS = (MOST_GPUS + MOST_NICS) ** 2
 
@@ -38,14 +36,8 @@ _Record = TypeVar("_Record")
 _Check = Callable[[Any, str], Any]
 
 
-def to_json(machine: Machine) -> dict[str, Any]:
-    """See `Machine.to_json`. All keys are always there; what is unknown is None."""
-    values: dict[str, Any] = asdict(machine)
-    return values
-
-
-def from_json(values: Mapping[str, Any]) -> Machine:
-    """See `Machine.from_json`."""
+def parse_machine_json(values: Mapping[str, Any]) -> Machine:
+    """The machine that `Machine.to_json` gave. TopologyError: a value is missing, of the wrong type or out of range."""
     machine = _machine(values, "machine")
     check(machine)
     return machine

@@ -39,7 +39,7 @@ def parse_machine(data: bytes, name: str) -> Machine:
         return _parse_xml(text, name)
     if start == "{":
         return _parse_json(text)
-    from isthmus.topology.smi_matrix import parse_smi_matrix
+    from isthmus.topology.formats.smi_matrix import parse_smi_matrix
 
     return parse_smi_matrix(text, name)
 
@@ -71,9 +71,9 @@ def _decode(data: bytes) -> str:
 
 
 def _parse_xml(text: str, name: str) -> Machine:
-    from isthmus.topology.hwloc_xml import parse_hwloc_xml
-    from isthmus.topology.nccl_xml import parse_nccl_xml
-    from isthmus.topology.xml_text import line_of, parse_xml
+    from isthmus.topology.formats.hwloc_xml import parse_hwloc_xml
+    from isthmus.topology.formats.nccl_xml import parse_nccl_xml
+    from isthmus.topology.formats.xml_text import line_of, parse_xml
 
     root = parse_xml(text)
     if root.tag == "system":
@@ -86,6 +86,8 @@ def _parse_xml(text: str, name: str) -> Machine:
 
 
 def _parse_json(text: str) -> Machine:
+    from isthmus.topology.formats.machine_json import parse_machine_json
+
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:
@@ -94,4 +96,4 @@ def _parse_json(text: str) -> Machine:
         raise TopologyError(f"is no JSON of a machine: {type(error).__name__}") from None
     if isinstance(values, dict):
         values = {name: value for name, value in values.items() if name not in _DERIVED}
-    return Machine.from_json(values)
+    return parse_machine_json(values)

@@ -6,9 +6,9 @@ import re
 from itertools import combinations
 
 from isthmus.topology.draft import Notes
+from isthmus.topology.formats.smi_text import SmiMatrix, find_matrix, is_gpu
 from isthmus.topology.machine import Gpu, Link, Machine, Nic, NumaNode, Socket
 from isthmus.topology.pcie import nic_kind
-from isthmus.topology.smi_text import SmiMatrix, find_matrix, is_gpu
 
 _CPUS = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*", re.ASCII)
 #: Of a GPU and a NIC that are in one NUMA node.

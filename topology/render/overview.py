@@ -83,14 +83,14 @@ def node_shape(nodes: str | None, environment: Mapping[str, str]) -> NodeShape |
 
 
 def _shape_of(text: str, source: str) -> NodeShape:
-    from isthmus import _native
+    from isthmus import native
 
     grid = re.fullmatch(r"(\d{1,7})x(\d{1,7})", text)
     num_ranks = int(grid[1]) * int(grid[2]) if grid else len(re.findall(r"\d+", text))
     if num_ranks > _MOST_RANKS:
         raise ValueError(f"{source}={text[:40]!r}: {num_ranks} ranks are more than the {_MOST_RANKS} that can be shown")
     try:
-        node_of_rank = _native.load().parse_nodes(text, max(num_ranks, 1))
+        node_of_rank = native.load().parse_nodes(text, max(num_ranks, 1))
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from None
     ranks_of: dict[int, list[int]] = {}

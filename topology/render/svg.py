@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from itertools import cycle
 
-from isthmus.topology.overview import Overview, count_models
 from isthmus.topology.rails import Rail
-from isthmus.topology.render_text import gbit_s, nic_summary
-from isthmus.topology.svg import Canvas, text_width
-from isthmus.topology.svg_layout import lay_out
-from isthmus.topology.svg_node import COLUMN, FAINT, FAR, INK, PADDING, NodeDrawing, Scene, width_of
+from isthmus.topology.render.overview import Overview, count_models
+from isthmus.topology.render.svg_canvas import Canvas, text_width
+from isthmus.topology.render.svg_layout import lay_out
+from isthmus.topology.render.svg_node import COLUMN, FAINT, FAR, INK, PADDING, NodeDrawing, Scene, width_of
+from isthmus.topology.render.text import gbit_s, nic_summary
 
 # Okabe and Ito's colours, which people with any kind of colour blindness tell apart; yellow is too light for lines.
 _RAIL_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8a63d2", "#5b6770")

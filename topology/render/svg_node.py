@@ -8,9 +8,9 @@ from itertools import combinations
 
 from isthmus.topology.machine import Machine
 from isthmus.topology.rails import Rail, Rails
-from isthmus.topology.render_text import NIC_KINDS, gbit_s, nvlink_summary
-from isthmus.topology.svg import Canvas, text_width
-from isthmus.topology.svg_layout import Area, Bar, Layout
+from isthmus.topology.render.svg_canvas import Canvas, text_width
+from isthmus.topology.render.svg_layout import Area, Bar, Layout
+from isthmus.topology.render.text import NIC_KINDS, gbit_s, nvlink_summary
 
 INK, FAINT = "#1f2933", "#6b7885"
 COLUMN = 96.0

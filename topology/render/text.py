@@ -11,8 +11,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from isthmus.topology.machine import Gpu, Machine, Nic, NicKind, PcieKind, PcieNode
-from isthmus.topology.overview import NodeShape, Overview, count_models
 from isthmus.topology.rails import Rail, Rails
+from isthmus.topology.render.overview import NodeShape, Overview, count_models
 
 _STYLES = {"X": "dim", "PIX": "green", "PXB": "green", "PHB": "yellow", "NODE": "yellow", "SYS": "red"}
 _NVLINK_STYLE = "bold green"

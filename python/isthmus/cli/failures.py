@@ -17,7 +17,7 @@ def failures_told(extra: str = "") -> Iterator[None]:
 
     `extra` is the optional dependency of the package that brings the modules this command imports.
     """
-    from isthmus.simulate import NetworkError, RankFailure
+    from isthmus.benchmarks.simulate import NetworkError, RankFailure
     from isthmus.topology.machine import TopologyError
 
     try:

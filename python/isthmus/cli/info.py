@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from isthmus._commands.failures import failures_told
+from isthmus.cli.failures import failures_told
 
 
 def info(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> None:
     """Show versions, features, options and variables in force: what belongs into a bug report."""
     with failures_told():
-        from isthmus._info import collect, print_info
-        from isthmus.topology.render_text import WIDTH
+        from isthmus.report.info import collect, print_info
+        from isthmus.topology.render.text import WIDTH
 
         found = collect()
         if json:

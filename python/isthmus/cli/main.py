@@ -5,10 +5,10 @@ from types import FrameType
 
 import typer
 
-from isthmus._commands.bench import bench
-from isthmus._commands.info import info
-from isthmus._commands.plan import plan
-from isthmus._commands.topo import topo
+from isthmus.cli.bench import bench
+from isthmus.cli.info import info
+from isthmus.cli.plan import plan
+from isthmus.cli.topo import topo
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Isthmus: FSDP over slow links between nodes.")
 app.add_typer(bench, name="bench")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from isthmus._commands.failures import FAILED, failures_told
+from isthmus.cli.failures import FAILED, failures_told
 
 if TYPE_CHECKING:
     from isthmus.plan.units import Model
@@ -157,8 +157,7 @@ def _model(
 
 
 def _check(path: Path, as_json: bool) -> None:
-    from isthmus.plan.check import check_report
-    from isthmus.plan.tables import print_checks
+    from isthmus.benchmarks.training.check import check_report, print_checks
 
     try:
         report = json_module.loads(path.read_bytes())

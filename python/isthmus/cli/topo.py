@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from isthmus._commands.failures import failures_told
+from isthmus.cli.failures import failures_told
 
 
 def topo(
@@ -50,14 +50,14 @@ def topo(
         if measure:
             if recorded is not None or nodes is not None or json or svg is not None:
                 raise ValueError("--measure: no other option but --output; ISTHMUS_NODES says how nodes are made")
-            from isthmus.topology.measure_world import measure_world
+            from isthmus.topology.discovery.measure_world import measure_world
 
             return measure_world(output, Console())
-        from isthmus.topology.discover import discover
-        from isthmus.topology.overview import overview
-        from isthmus.topology.read import read_machine
-        from isthmus.topology.render_svg import draw_overview
-        from isthmus.topology.render_text import WIDTH, print_overview
+        from isthmus.topology.discovery.discover import discover
+        from isthmus.topology.formats.read import read_machine
+        from isthmus.topology.render.overview import overview
+        from isthmus.topology.render.svg import draw_overview
+        from isthmus.topology.render.text import WIDTH, print_overview
 
         machine = discover() if recorded is None else read_machine(recorded)
         view = overview(machine, nodes, os.environ)

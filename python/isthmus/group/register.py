@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from isthmus import _cuda, _mpi_tier, _native
-from isthmus._backends import isthmus_backend
-from isthmus._cuda import Gpu
-from isthmus._variables import unknown_variables
+from isthmus import native
+from isthmus.backends import isthmus_backend
+from isthmus.gloo import Group, fresh_prefix, gloo_tier
+from isthmus.group import mpi_tier
+from isthmus.group.cuda import Gpu, NcclGroup, devices, find_gpu, make_parts, why_none
+from isthmus.group.variables import unknown_variables
 from isthmus.topology import node_map
 from isthmus.topology.node_map import Nodes, Surroundings, name_ranks, ranks_by_value
 
@@ -40,7 +41,7 @@ def register() -> None:
     """Make the backend known to torch.distributed. Safe to call again."""
     if not dist.is_available() or hasattr(dist.Backend, NAME.upper()):
         return
-    dist.Backend.register_backend(NAME, _create_backend, extended_api=True, devices=_cuda.devices())
+    dist.Backend.register_backend(NAME, _create_backend, extended_api=True, devices=devices())
 
 
 @dataclass(frozen=True)
@@ -62,23 +63,6 @@ class Introduction:
         values = json.loads(text)
         parts = {"surroundings": Surroundings.from_json(values["surroundings"]), "gpu": Gpu(**values["gpu"])}
         return cls(**values | parts)
-
-
-@dataclass(frozen=True)
-class Group:
-    """The ranks that make a group, and the store they meet at."""
-
-    store: Store  # under a prefix of this group's own
-    rank: int
-    global_ranks: Sequence[int]
-    world_size: int  # of the default group
-    timeout: timedelta
-    name: str = ""  # torch's
-
-    @property
-    def size(self) -> int:
-        """How many ranks the group has."""
-        return len(self.global_ranks)
 
 
 def _create_backend(request: Any, options: Any) -> _C.Backend:
@@ -115,11 +99,6 @@ def _create_split(store: Store, rank: int, size: int, options: _C.Options) -> _C
     )
 
 
-def fresh_prefix(store: Store, rank: int) -> Store:
-    """Return a prefix that no earlier group used, even one of the same name: ranks count the groups they make."""
-    return PrefixStore(f"isthmus/{store.add(f'isthmus/made_by/{rank}', 1)}", store)
-
-
 def _default_group_options() -> _C.Options | None:
     """Return the default group's options for a group that got none of its own."""
     world = dist.group.WORLD
@@ -143,7 +122,7 @@ def _create(group: Group, given_options: Any) -> _C.Backend:
     nodes = _place(group, introductions)
     _log_nodes(group, nodes)
     gpus = [introduction.gpu for introduction in introductions]
-    no_cuda = _cuda.why_none(group.global_ranks, gpus)
+    no_cuda = why_none(group.global_ranks, gpus)
     if no_cuda and group.rank == 0 and not all(gpu.missing for gpu in gpus):
         logger.warning("group of %d ranks: for CPU tensors alone: %s", group.size, no_cuda)
     return _assemble(group, options, nodes, no_cuda)
@@ -152,19 +131,19 @@ def _create(group: Group, given_options: Any) -> _C.Backend:
 def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Introduction]:
     """Read this rank's options and node. What is wrong with them is told to the other ranks, not raised."""
     try:
-        native = _native.load()
+        core = native.load()
         if given_options is None:
-            given_options = native.Options()
-        if not isinstance(given_options, native.Options):
+            given_options = core.Options()
+        if not isinstance(given_options, core.Options):
             raise TypeError(f"pg_options: expected isthmus.Options, got {type(given_options).__name__}")
         options: _C.Options = copy.deepcopy(given_options)
-        fields = {name: str(getattr(options, name)) for name, *_ in native.option_fields() if name != "log"}
+        fields = {name: str(getattr(options, name)) for name, *_ in core.option_fields() if name != "log"}
         global_rank = group.global_ranks[group.rank]
         if options.inter_tier == "mpi":
-            _mpi_tier.join(global_rank, group.world_size)
-        gpu = _cuda.find_gpu()
+            mpi_tier.join(global_rank, group.world_size)
+        gpu = find_gpu()
         if options.nodes:
-            node = native.parse_nodes(options.nodes, group.world_size)[global_rank]
+            node = core.parse_nodes(options.nodes, group.world_size)[global_rank]
             surroundings = Surroundings(option=f"node {node}")
         else:
             surroundings = _look_around(group, gpu)
@@ -188,7 +167,7 @@ def _place(group: Group, introductions: Sequence[Introduction]) -> Nodes:
     """Return the group's node map, and remember for its subgroups whether their launcher is to be believed."""
     global _launcher_contradicts_itself
     surroundings = [introduction.surroundings for introduction in introductions]
-    describe = _native.load().describe_nodes
+    describe = native.load().describe_nodes
     nodes = node_map.choose(group.global_ranks, surroundings, group.world_size, describe)
     if group.size == group.world_size and nodes.source != node_map.OPTION:
         _launcher_contradicts_itself = nodes.source == node_map.MACHINE and bool(nodes.doubt)
@@ -230,7 +209,7 @@ def _complaint(group: Group, introductions: Sequence[Introduction]) -> str:
 
 def _error_type(introductions: Sequence[Introduction]) -> type[Exception]:
     try:
-        error: type[Exception] = _native.load().OptionError
+        error: type[Exception] = native.load().OptionError
     except ImportError:
         return ImportError
     return error
@@ -267,11 +246,11 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
         inter = _inter_tier(group, options, local_index, rail)
         if options.tiers == "flat":
             flat = gloo_tier(group, "flat", list(range(group.size)))
-    native = _native.load()
+    core = native.load()
     if not no_cuda:
-        nccl = _cuda.NcclGroup(group.store, group.name, group.rank, group.global_ranks, group.timeout)
-        cuda = _cuda.make_parts(nccl, native, own, node_ranks if two_tier else [], rail)
-    backend: _C.Backend = native.Backend(
+        nccl = NcclGroup(group.store, group.name, group.rank, group.global_ranks, group.timeout)
+        cuda = make_parts(nccl, core, own, node_ranks if two_tier else [], rail)
+    backend: _C.Backend = core.Backend(
         store=PrefixStore("faults", group.store),
         rank=group.rank,
         size=group.size,
@@ -291,20 +270,15 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
 
 def _inter_tier(group: Group, options: _C.Options, local_index: int, rail: list[int]) -> Any:
     if options.inter_tier == "mpi":
-        return _mpi_tier.make_tier([group.global_ranks[rank] for rank in rail], range(len(rail)), group.timeout)
+        return mpi_tier.make_tier([group.global_ranks[rank] for rank in rail], range(len(rail)), group.timeout)
     return gloo_tier(group, f"inter/{local_index}", rail)
-
-
-def gloo_tier(group: Group, name: str, ranks: list[int]) -> Any:
-    """Construct a Gloo backend over some ranks of the group, over the interface that GLOO_SOCKET_IFNAME names."""
-    return ProcessGroupGloo(PrefixStore(name, group.store), ranks.index(group.rank), len(ranks), timeout=group.timeout)
 
 
 def _log_nodes(group: Group, nodes: Nodes) -> None:
     """Say how the ranks are placed, and how that is known."""
     if group.rank != 0:
         return
-    text = f"{_native.load().describe_nodes(nodes.node_of_rank)}, by {nodes.origin}"
+    text = f"{native.load().describe_nodes(nodes.node_of_rank)}, by {nodes.origin}"
     ranks_on_node = Counter(nodes.node_of_rank)
     two_tier = len(ranks_on_node) > 1 and len(set(ranks_on_node.values())) == 1
     if not two_tier:
@@ -339,16 +313,16 @@ def _set_up_process(options: _C.Options, group: Group) -> None:
         logger.addHandler(handler)
     if _ready_in_process != os.getpid():
         _ready_in_process = os.getpid()
-        native = _native.load()
-        native.set_split_function(_create_split)
-        native.set_fsdp_functions(_fsdp2_caller, _why_fsdp1_is_exact)
+        core = native.load()
+        core.set_split_function(_create_split)
+        core.set_fsdp_functions(_fsdp2_caller, _why_fsdp1_is_exact)
         atexit.register(_shut_down, os.getpid())
         if group.rank == 0:
-            _warn_of_unknown_variables(native)
+            _warn_of_unknown_variables(core)
 
 
-def _warn_of_unknown_variables(native: Any) -> None:
-    options = [variable for _, variable, *_ in native.option_fields()]
+def _warn_of_unknown_variables(core: Any) -> None:
+    options = [variable for _, variable, *_ in core.option_fields()]
     own = {name: value for name, value in os.environ.items() if name.startswith("ISTHMUS_")}
     for unknown in unknown_variables(own, options):
         meant = f": did you mean {unknown.meant}?" if unknown.meant else ""
@@ -357,18 +331,18 @@ def _warn_of_unknown_variables(native: Any) -> None:
 
 # The first reduction of FSDP imports what answers: it needs DTensor, which takes seconds, and `import torch` registers.
 def _fsdp2_caller() -> tuple[int, str, int, str]:
-    from isthmus import _identify
+    from isthmus.units import identify
 
-    return _identify.fsdp2_caller()
+    return identify.fsdp2_caller()
 
 
 def _why_fsdp1_is_exact(flat_parameter: torch.Tensor) -> str:
-    from isthmus import _identify
+    from isthmus.units import identify
 
-    return _identify.why_fsdp1_is_exact(flat_parameter)
+    return identify.why_fsdp1_is_exact(flat_parameter)
 
 
 def _shut_down(process: int) -> None:
     """Stop the threads of all groups before the interpreter goes. A forked child has none of them."""
     if os.getpid() == process:
-        _native.load().shutdown_all()
+        native.load().shutdown_all()

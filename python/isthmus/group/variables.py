@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 _ISTHMUS = "isthmus"
-#: What Isthmus reads beside its options: set by `isthmus.simulate` for the processes that it starts.
+#: What Isthmus reads beside its options: set by `isthmus.benchmarks.simulate` for the processes that it starts.
 _OWN = ("ISTHMUS_ANSWER_FD", "ISTHMUS_LAUNCHER_PID")
 
 _TORCH = (

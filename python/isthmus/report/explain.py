@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from isthmus._statistics import stats
+from isthmus.report.statistics import stats
 
 if TYPE_CHECKING:
     import torch.distributed as dist

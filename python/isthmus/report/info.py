@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from isthmus import _native
-from isthmus._variables import UnknownVariable, Variable, unknown_variables, variables_set
+from isthmus import native
+from isthmus.group.variables import UnknownVariable, Variable, unknown_variables, variables_set
 from isthmus.topology.machine import printable
 
 
@@ -60,10 +60,10 @@ def collect(environment: Mapping[str, str] | None = None) -> Info:
     """Find out everything. environment: stands in for os.environ, except for what the options are read from."""
     environment = os.environ if environment is None else environment
     torch, torch_error = _attempt(_import_torch)
-    native, native_error = _attempt(_native.load)
-    if native is not None:
-        variables = [variable for _, variable, *_ in native.option_fields()]
-        options, options_error = _attempt(lambda: _options(native, environment))
+    core, native_error = _attempt(native.load)
+    if core is not None:
+        variables = [variable for _, variable, *_ in core.option_fields()]
+        options, options_error = _attempt(lambda: _options(core, environment))
     else:
         # Nobody else knows the options: those that are set can be neither checked nor told from mistyped ones.
         variables = sorted(name for name in environment if name.startswith("ISTHMUS_"))
@@ -73,7 +73,7 @@ def collect(environment: Mapping[str, str] | None = None) -> Info:
         features=tuple(_features(torch, torch_error, native_error)),
         options=tuple(options or ()),
         options_error=options_error,
-        variables=tuple(variables_set(environment, variables if native else ())),
+        variables=tuple(variables_set(environment, variables if core else ())),
         unknown_variables=tuple(unknown_variables(environment, variables)),
     )
 
@@ -92,11 +92,11 @@ def _import_torch() -> ModuleType:
     return torch
 
 
-def _options(native: Any, environment: Mapping[str, str]) -> list[Option]:
-    options = native.Options()
+def _options(core: Any, environment: Mapping[str, str]) -> list[Option]:
+    options = core.Options()
     return [
         Option(name, str(getattr(options, name)), variable if environment.get(variable) else "default")
-        for name, variable, *_ in native.option_fields()
+        for name, variable, *_ in core.option_fields()
     ]
 
 
@@ -170,8 +170,8 @@ def _mpi_feature() -> Feature:
 
 
 def _topology_features() -> Iterator[Feature]:
-    from isthmus.topology.hwloc import hwloc_version
-    from isthmus.topology.nvml import read_nvml
+    from isthmus.topology.discovery.hwloc import hwloc_version
+    from isthmus.topology.discovery.nvml import read_nvml
 
     hwloc = hwloc_version()
     yield Feature("hwloc", hwloc is not None, f"API {hwloc}" if hwloc else "libhwloc.so.15 is not installed")

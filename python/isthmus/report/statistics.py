@@ -6,22 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from isthmus._backends import isthmus_backend
+from isthmus.backends import backend_of
 
 if TYPE_CHECKING:
-    from isthmus import _C
-
-
-def backend_of(group: dist.ProcessGroup | None) -> _C.Backend:
-    """Return the backend of `group` (default: all ranks). Raises ValueError where it is not Isthmus."""
-    if group is None:
-        group = dist.group.WORLD
-    if group is None:
-        raise ValueError("there is no process group: call torch.distributed.init_process_group first")
-    backend = isthmus_backend(group)
-    if backend is None:
-        raise ValueError(f"the backend of this group is {dist.get_backend(group)}, not isthmus")
-    return backend
+    pass
 
 
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from isthmus import _layout, _models, _prepare
-from isthmus._models import Unit
+from isthmus.units.layout import Layout
+from isthmus.units.models import Unit, live_fsdp2_models, units_of
+from isthmus.units.prepare import Prepared, all_prepared, prepared_of
 
 Target = nn.Module | dist.ProcessGroup | None
 
@@ -20,7 +21,7 @@ class KnownModel:
     """The units of a live model, prepared or not."""
 
     units: Sequence[Unit]
-    prepared: _prepare.Prepared | None
+    prepared: Prepared | None
 
     def is_reduced_over(self, group: dist.ProcessGroup) -> bool:
         """Return whether any unit is."""
@@ -34,7 +35,7 @@ class KnownModel:
         named = [unit for unit in self.units if unit.label == name]
         return named[0] if len(named) == 1 else None
 
-    def layouts(self, state: Mapping[str, Any]) -> list[tuple[Unit, _layout.Layout]]:
+    def layouts(self, state: Mapping[str, Any]) -> list[tuple[Unit, Layout]]:
         """Return the units and layouts that a reduction in the backend's table may be of."""
         if self.prepared is not None:
             found = self.prepared.layouts.get((state["name"], state["layout"]))
@@ -50,17 +51,17 @@ def known_models(target: Target) -> list[KnownModel]:
 
     If `target` is a model, what is in it comes first.
     """
-    models = [target] if isinstance(target, nn.Module) else _models.live_fsdp2_models()
-    inside = [_prepare.prepared_of(module) for model in models for module in model.modules()]
-    prepared = {id(entry): entry for entry in [*inside, *_prepare.all_prepared()] if entry is not None}
+    models = [target] if isinstance(target, nn.Module) else live_fsdp2_models()
+    inside = [prepared_of(module) for model in models for module in model.modules()]
+    prepared = {id(entry): entry for entry in [*inside, *all_prepared()] if entry is not None}
     known = [KnownModel(entry.units, entry) for entry in prepared.values()]
-    unprepared = [model for model in models if _prepare.prepared_of(model) is None]
-    return known + [KnownModel(_models.units_of(model), None) for model in unprepared]
+    unprepared = [model for model in models if prepared_of(model) is None]
+    return known + [KnownModel(units_of(model), None) for model in unprepared]
 
 
 def find_unit(
     name: str, groups: Collection[dist.ProcessGroup], known: Iterable[KnownModel]
-) -> tuple[Unit, _prepare.Prepared | None] | None:
+) -> tuple[Unit, Prepared | None] | None:
     """Return the unit of that name that is reduced over one of `groups`, and what `prepare` noted about its model.
 
     None if there is none, or several.

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from isthmus import _layout
-from isthmus._known import KnownModel, find_unit
-from isthmus._models import Reduction, Unit
-from isthmus._prepare import Prepared
-from isthmus._saved import LoadReport, SavedGroup, SavedUnit, Source, check_options, ranks_by_node
+from isthmus.residuals.known import KnownModel, find_unit
+from isthmus.residuals.saved import LoadReport, SavedGroup, SavedUnit, Source, check_options, ranks_by_node
+from isthmus.units.layout import Layout, Parameter, Totals
+from isthmus.units.models import Reduction, Unit
+from isthmus.units.prepare import Prepared
 
 GroupAndBackend = tuple[dist.ProcessGroup, Any]
 
@@ -40,7 +40,7 @@ class _Whole:
 
     name: str
     dtype: str
-    layout: _layout.Layout | None  # None: not known
+    layout: Layout | None  # None: not known
     parts: list[_Part] = field(default_factory=list)
 
     @property
@@ -58,8 +58,8 @@ class Dropped(Exception):
 
 
 def place(
-    name: str, layout: _layout.Layout, groups: Collection[dist.ProcessGroup], known: Sequence[KnownModel]
-) -> tuple[Unit, Prepared | None, dict[_layout.Parameter, _layout.Parameter]]:
+    name: str, layout: Layout, groups: Collection[dist.ProcessGroup], known: Sequence[KnownModel]
+) -> tuple[Unit, Prepared | None, dict[Parameter, Parameter]]:
     """Return the live unit that a saved one is, what `prepare` noted of its model, and its parameters by saved ones."""
     found = find_unit(name, groups, known)
     if found is None:
@@ -68,7 +68,7 @@ def place(
     return unit, prepared, _matching(layout, unit)
 
 
-def reshard(
+def reshard_residuals(
     source: Source,
     groups: Sequence[GroupAndBackend],
     changed: Sequence[GroupAndBackend],
@@ -104,7 +104,7 @@ def _wholes(source: Source) -> list[_Whole]:
                 )
             for unit_index, unit in enumerate(group.units):
                 key = (unit.name, unit.dtype, unit.parameters or (unit.num_elements, unit.layout))
-                layout = _layout.Layout.from_json(unit.parameters) if unit.parameters else None
+                layout = Layout.from_json(unit.parameters) if unit.parameters else None
                 whole = wholes.setdefault(key, _Whole(unit.name, unit.dtype, layout))
                 whole.parts.append(_Part(rank, group_index, unit_index, group, unit))
     return list(wholes.values())
@@ -148,7 +148,7 @@ def _reshard_unit(
     return True
 
 
-def _matching(saved: _layout.Layout, unit: Unit) -> dict[_layout.Parameter, _layout.Parameter]:
+def _matching(saved: Layout, unit: Unit) -> dict[Parameter, Parameter]:
     """Return which parameters of `unit` the saved ones are."""
     live = {(p.name, p.shape, p.part): p for p in unit.parameters if p.name}
     found = {p: live.get((p.name, p.shape, p.part)) for p in saved.parameters if p.name}
@@ -158,9 +158,7 @@ def _matching(saved: _layout.Layout, unit: Unit) -> dict[_layout.Parameter, _lay
     return {old: new for old, new in found.items() if new is not None}
 
 
-def _in_order(
-    unit: Unit, parameters: Mapping[_layout.Parameter, _layout.Parameter]
-) -> Sequence[_layout.Parameter] | None:
+def _in_order(unit: Unit, parameters: Mapping[Parameter, Parameter]) -> Sequence[Parameter] | None:
     """Return the parameters as the unit reduces them; FSDP1 always reduces all of them."""
     if not unit.in_rows:
         return None
@@ -182,7 +180,7 @@ def _between_nodes(reductions: Sequence[Reduction], groups: Sequence[GroupAndBac
 # --- Arithmetic ---
 
 
-def _totals(source: Source, whole: _Whole, divisor: float) -> _layout.Totals:
+def _totals(source: Source, whole: _Whole, divisor: float) -> Totals:
     """Return what the residuals of all parts will add to the parameters' gradients, times `divisor`."""
     assert whole.layout is not None
     totals = whole.layout.zeros()
@@ -222,7 +220,7 @@ def _length(owner: int, chunk: int, num_elements: int) -> int:
     return max(0, min(chunk, num_elements - owner * chunk))
 
 
-def _residual(layout: _layout.Layout, totals: _layout.Totals, reduction: Reduction, backend: Any) -> torch.Tensor:
+def _residual(layout: Layout, totals: Totals, reduction: Reduction, backend: Any) -> torch.Tensor:
     """Return the part of `totals` that this rank is to send."""
     nodes = ranks_by_node(backend.node_of_rank)
     own = reduction.process_group.rank()

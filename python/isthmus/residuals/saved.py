@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.storage import StorageReader
 
-from isthmus._checkpoint import CheckpointReader, TextAndTensorPlanner, describe_entries
+from isthmus.residuals.checkpoint import CheckpointReader, TextAndTensorPlanner, describe_entries
 
 VERSION = 1
 RESIDUALS = ("residual", "result_residual")

@@ -10,11 +10,25 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from isthmus import _backends, _known, _layout, _models, _reshard, _saved
-from isthmus._known import KnownModel, Target
-from isthmus._models import Unit
-from isthmus._reshard import Dropped, GroupAndBackend
-from isthmus._saved import LoadReport, SavedGroup, SavedUnit, Source
+from isthmus.backends import isthmus_backend
+from isthmus.residuals.known import KnownModel, Target, known_models
+from isthmus.residuals.reshard import Dropped, GroupAndBackend, place, reshard_residuals
+from isthmus.residuals.saved import (
+    RESIDUALS,
+    LoadReport,
+    SavedGroup,
+    SavedUnit,
+    Source,
+    check_options,
+    option_texts,
+    ranks_by_node,
+    source_of_checkpoint,
+    source_of_state,
+    tensor_key,
+    to_text,
+)
+from isthmus.units.layout import Layout
+from isthmus.units.models import Unit, all_groups, groups_of
 
 logger = logging.getLogger("isthmus")
 
@@ -25,15 +39,15 @@ logger = logging.getLogger("isthmus")
 def _groups(target: Target) -> list[GroupAndBackend]:
     """Return the groups of Isthmus that are meant, with their backends; the same order on all ranks."""
     if isinstance(target, nn.Module):
-        groups = _models.groups_of(target)
+        groups = groups_of(target)
         what = "the model is reduced over no process group of isthmus"
     elif target is None:
-        groups = _models.all_groups()
+        groups = all_groups()
         what = "this process has no process group of isthmus"
     else:
         groups = [target]
         what = f"the backend of this group is {dist.get_backend(target)}, not isthmus"
-    found = [(group, backend) for group in groups if (backend := _backends.isthmus_backend(group)) is not None]
+    found = [(group, backend) for group in groups if (backend := isthmus_backend(group)) is not None]
     if not found:
         raise ValueError(what)
     return found
@@ -41,7 +55,7 @@ def _groups(target: Target) -> list[GroupAndBackend]:
 
 def _layouts_of(
     group: dist.ProcessGroup, state: Mapping[str, Any], known: Iterable[KnownModel]
-) -> list[tuple[Unit, _layout.Layout, int]]:
+) -> list[tuple[Unit, Layout, int]]:
     """Return the layouts that a unit of the backend may have, with the first element of its tensor."""
     wanted = (group, state["collective"], state["num_elements"])
     return [
@@ -64,7 +78,7 @@ def state_dict(model_or_group: Target = None) -> dict[str, Any]:
     With a model, or after `isthmus.prepare`, it says which parameters residuals belong to, so that they can be loaded
     on other numbers of ranks. Tensors are copies. Call it between steps, on all ranks.
     """
-    known = _known.known_models(model_or_group)
+    known = known_models(model_or_group)
     prepared = [model for model in known if model.prepared is not None]
     rank = dist.get_rank()
     state: dict[str, Any] = {}
@@ -76,12 +90,12 @@ def state_dict(model_or_group: Target = None) -> dict[str, Any]:
         numbered = {state["name"].removesuffix(" (2)") for state in unit_states if state["name"].endswith(" (2)")}
         for unit_index, unit_state in enumerate(unit_states):
             units.append(_describe(group, unit_state, prepared if unit_state["name"] in numbered else known))
-            for kind in _saved.RESIDUALS:
+            for kind in RESIDUALS:
                 if unit_state[kind].numel():
-                    state[_saved.tensor_key(rank, group_index, unit_index, kind)] = unit_state[kind]
+                    state[tensor_key(rank, group_index, unit_index, kind)] = unit_state[kind]
         ranks = tuple(backend.global_ranks)
-        groups.append(SavedGroup(ranks, tuple(backend.node_of_rank), _saved.option_texts(backend), tuple(units)))
-    state[f"rank{rank}"] = _saved.to_text(groups)
+        groups.append(SavedGroup(ranks, tuple(backend.node_of_rank), option_texts(backend), tuple(units)))
+    state[f"rank{rank}"] = to_text(groups)
     return state
 
 
@@ -113,7 +127,7 @@ def load_state_dict(state: Mapping[str, Any], model_or_group: Target = None, *, 
     hold the entries of all ranks that saved; residuals are then re-sharded, or dropped with reshard=False. If loading
     fails on one rank it does on all, and everything is as before.
     """
-    _load(lambda: _saved.source_of_state(state), model_or_group, reshard)
+    _load(lambda: source_of_state(state), model_or_group, reshard)
 
 
 def load_checkpoint(
@@ -130,7 +144,7 @@ def load_checkpoint(
     Nothing that is in a folder is run, whoever made it. A `StorageReader` of your own reads the checkpoint's metadata
     in its own way: most of torch's, FileSystemReader too, unpickle it, which runs whatever its author wants.
     """
-    return _load(lambda: _saved.source_of_checkpoint(checkpoint_id_or_reader, key), model_or_group, reshard)
+    return _load(lambda: source_of_checkpoint(checkpoint_id_or_reader, key), model_or_group, reshard)
 
 
 def _load(open_source: Callable[[], Source], target: Target, reshard: bool) -> LoadReport:
@@ -140,7 +154,7 @@ def _load(open_source: Callable[[], Source], target: Target, reshard: bool) -> L
         backend.clear_units()
     error: Exception | None = None
     try:
-        report = _load_into(open_source(), groups, _known.known_models(target), reshard)
+        report = _load_into(open_source(), groups, known_models(target), reshard)
     except Exception as caught:
         error = caught
     errors = _exchange_errors(groups, error)
@@ -169,7 +183,7 @@ def _load_into(
         else:
             report += _restore(source, saved, group, backend, known)
     if changed:
-        report += _reshard.reshard(source, groups, changed, known, only_drop=not reshard)
+        report += reshard_residuals(source, groups, changed, known, only_drop=not reshard)
     return report
 
 
@@ -177,7 +191,7 @@ def _same_group(source: Source, groups: Sequence[GroupAndBackend], index: int) -
     """Return rank and index of the saved group that has the same ranks on the same nodes, None if there is none."""
     backend = groups[index][1]
     ranks = list(backend.global_ranks)
-    nodes = _saved.ranks_by_node(backend.node_of_rank)
+    nodes = ranks_by_node(backend.node_of_rank)
     # Several groups may have the same ranks: they are told apart by their order.
     occurrence = [list(other.global_ranks) for _, other in groups[:index]].count(ranks)
     for rank, saved_groups in source.ranks.items():
@@ -200,7 +214,7 @@ def _restore(
     """Load what this rank saved of a group, bit for bit."""
     rank, group_index = saved
     saved_group = source.ranks[rank][group_index]
-    _saved.check_options(saved_group, backend)
+    check_options(saved_group, backend)
     source.check(rank, group_index)
     restored, dropped = [], []
     for index, unit in enumerate(saved_group.units):
@@ -219,8 +233,8 @@ def _layout_now(unit: SavedUnit, group: dist.ProcessGroup, known: Sequence[Known
     """Return the layout in the unit's key, which depends on whether its model is prepared."""
     if unit.parameters is None or not any(model.is_reduced_over(group) for model in known):
         return unit.layout
-    layout = _layout.Layout.from_json(unit.parameters)
-    live, prepared, _ = _reshard.place(unit.name, layout, [group], known)
+    layout = Layout.from_json(unit.parameters)
+    live, prepared, _ = place(unit.name, layout, [group], known)
     return prepared.expect(live, layout) if prepared is not None else 0
 
 

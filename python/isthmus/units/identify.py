@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from isthmus import _models, _native, _prepare
-from isthmus._models import ParamGroup
+from isthmus import native
+from isthmus.units.models import ParamGroup, flat_mixes_replicas, mixes_replicas, reducing_group, trainable_indexes
+from isthmus.units.prepare import tag_of
 
 
 @dataclass(frozen=True)
@@ -36,25 +37,25 @@ def fsdp2_caller() -> tuple[int, str, int, str]:
     The owner is a number of this process, 0 if FSDP2's object is not on the stack. The name is "" unless the unit was
     prepared. The layout is 0 if nothing names the parameters, and all that can have gradients do.
     """
-    found = _models.reducing_group()
+    found = reducing_group()
     if found is None:
         return 0, "", 0, ""
     group, indexes = found
     owner = _owners.get(group)
     if owner is None:
-        exact = _native.load().REPLICAS if _models.mixes_replicas(group) else ""
+        exact = native.load().REPLICAS if mixes_replicas(group) else ""
         owner = _owners[group] = _Owner(next(_numbers), exact)
-    tag = _prepare.tag_of(group, indexes)
+    tag = tag_of(group, indexes)
     if tag is not None:
         name, layout, exact = tag
         return owner.number, name, layout, exact or owner.exact
-    layout = 0 if indexes == _models.trainable_indexes(group) else _hash(indexes)
+    layout = 0 if indexes == trainable_indexes(group) else _hash(indexes)
     return owner.number, "", layout, owner.exact
 
 
 def why_fsdp1_is_exact(flat_parameter: torch.Tensor) -> str:
     """Return why FSDP1's reductions of this flat parameter must stay exact, "" if they need not."""
-    return _native.load().REPLICAS if _models.flat_mixes_replicas(flat_parameter) else ""
+    return native.load().REPLICAS if flat_mixes_replicas(flat_parameter) else ""
 
 
 @functools.lru_cache(maxsize=4096)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from isthmus import _layout
+from isthmus.units.layout import Layout, Parameter, clean_name, concatenated, mesh_part, rows
 
 # FSDP2's objects for what one module reduces together, and for a parameter (FSDPParamGroup, FSDPParam).
 ParamGroup = Any
@@ -54,8 +54,8 @@ class Unit:
 
     name: str  # in the model: "blocks.0", "root"
     label: str  # what FSDP2 calls it if it is not tagged; "" for others
-    parameters: tuple[_layout.Parameter, ...]  # with padding between them
-    trained: tuple[_layout.Parameter, ...]  # those that could have a gradient when the model was read, as reduced
+    parameters: tuple[Parameter, ...]  # with padding between them
+    trained: tuple[Parameter, ...]  # those that could have a gradient when the model was read, as reduced
     in_rows: bool  # FSDP2
     shard_group: dist.ProcessGroup | None
     replicate_group: dist.ProcessGroup | None
@@ -77,14 +77,14 @@ class Unit:
         """Return what torch divides results of this type by."""
         return self.float16_divisor if dtype == "float16" else self.divisor
 
-    def layout(self, parameters: Iterable[_layout.Parameter] | None = None) -> _layout.Layout:
+    def layout(self, parameters: Iterable[Parameter] | None = None) -> Layout:
         """Return the layout of a reduction in which `parameters` (default: all that are trained) have gradients."""
         chosen = self.trained if parameters is None else tuple(parameters)
         if self.in_rows:
-            return _layout.rows(chosen, self.num_shards)
-        return _layout.concatenated(chosen, self.num_shards)
+            return rows(chosen, self.num_shards)
+        return concatenated(chosen, self.num_shards)
 
-    def reductions(self, layout: _layout.Layout) -> list[Reduction]:
+    def reductions(self, layout: Layout) -> list[Reduction]:
         """Return the collectives that reduce a tensor of `layout`."""
         found = []
         if self.shard_group is not None and self.num_shards > 1:
@@ -114,7 +114,7 @@ def groups_of(model: nn.Module) -> list[dist.ProcessGroup]:
 
 def unit_name(module_names: Iterable[str]) -> str:
     """Return the name of the unit that modules of these names make up."""
-    return ", ".join(_layout.clean_name(name) or "root" for name in module_names)
+    return ", ".join(clean_name(name) or "root" for name in module_names)
 
 
 # --- FSDP2 ---
@@ -159,18 +159,18 @@ def _divisor(group: ParamGroup, *, is_float16: bool) -> float:
     return factor / divided_before
 
 
-def describe(group: ParamGroup, module_names: dict[int, str]) -> dict[ShardedParam, _layout.Parameter]:
+def describe(group: ParamGroup, module_names: dict[int, str]) -> dict[ShardedParam, Parameter]:
     """Return a unit's parameters as layouts have them. `module_names`: by id of the module."""
-    part = _layout.mesh_part(group.mesh_info.mesh)
+    part = mesh_part(group.mesh_info.mesh)
     described = {}
     for param in group.fsdp_params:
         owner, name = param._module_info.module, param._module_info.param_name
-        described[param] = _parameter(param, _layout.clean_name(f"{module_names[id(owner)]}.{name}".lstrip(".")), part)
+        described[param] = _parameter(param, clean_name(f"{module_names[id(owner)]}.{name}".lstrip(".")), part)
     return described
 
 
-def _parameter(param: ShardedParam, name: str, part: str) -> _layout.Parameter:
-    return _layout.Parameter(name, tuple(param._orig_size), param.fsdp_placement.dim, part)
+def _parameter(param: ShardedParam, name: str, part: str) -> Parameter:
+    return Parameter(name, tuple(param._orig_size), param.fsdp_placement.dim, part)
 
 
 def trainable_indexes(group: ParamGroup) -> tuple[int, ...]:
@@ -344,14 +344,14 @@ def fsdp1_units(model: nn.Module) -> Iterator[tuple[torch.Tensor, Unit]]:
         )
 
 
-def _flat_parameters(flat: Any, prefix: str) -> Iterator[_layout.Parameter]:
+def _flat_parameters(flat: Any, prefix: str) -> Iterator[Parameter]:
     names = iter(zip(flat._fqns, flat._shapes, strict=True))
     for num_elements, is_padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):
         if is_padding:
-            yield _layout.Parameter("", (num_elements,))
+            yield Parameter("", (num_elements,))
         else:
             name, shape = next(names)
-            yield _layout.Parameter(_layout.clean_name(f"{prefix}.{name}".lstrip(".")), tuple(shape))
+            yield Parameter(clean_name(f"{prefix}.{name}".lstrip(".")), tuple(shape))
 
 
 def ddp_modules(model: nn.Module) -> list[tuple[str, nn.parallel.DistributedDataParallel]]:

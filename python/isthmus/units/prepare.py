@@ -17,8 +17,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from isthmus import _backends, _layout, _models, _native
-from isthmus._models import ParamGroup, Unit
+from isthmus import native
+from isthmus.backends import isthmus_backend
+from isthmus.units.layout import Layout, Parameter, clean_name
+from isthmus.units.models import (
+    ParamGroup,
+    Unit,
+    ddp_modules,
+    flat_mixes_replicas,
+    fqn_of,
+    fsdp1_units,
+    fsdp2_units,
+    groups_of,
+    some_mix_replicas,
+)
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -35,9 +47,9 @@ class Prepared:
     number: int = 0  # of the models that were prepared with these names before, in the same groups
     units: list[Unit] = field(default_factory=list)  # of FSDP
     bucket_group: dist.ProcessGroup | None = None  # of DDP
-    bucket_parameters: tuple[_layout.Parameter, ...] = ()  # all that DDP reduces
+    bucket_parameters: tuple[Parameter, ...] = ()  # all that DDP reduces
     # Layouts of the units' reductions so far: what a checkpoint says of residuals.
-    layouts: dict[tuple[str, int], tuple[Unit, _layout.Layout]] = field(default_factory=dict)
+    layouts: dict[tuple[str, int], tuple[Unit, Layout]] = field(default_factory=dict)
     # DDP: buckets, by name and layout, that occurred in two earlier backward passes or came with a checkpoint.
     settled: set[tuple[str, int]] = field(default_factory=set)
 
@@ -70,12 +82,12 @@ class Prepared:
         """Return why a unit stays exact, "" if it does not."""
         return "" if matches(self.patterns, unit_name) else EXCLUDED
 
-    def remember(self, unit: Unit, layout: _layout.Layout) -> int:
+    def remember(self, unit: Unit, layout: Layout) -> int:
         """Note that reductions of `unit` have this layout; return its hash."""
         self.layouts[self.full_name(unit.name), layout.hash] = (unit, layout)
         return layout.hash
 
-    def expect(self, unit: Unit, layout: _layout.Layout) -> int:
+    def expect(self, unit: Unit, layout: Layout) -> int:
         """Note a layout that came with a checkpoint, which therefore is no passing one; return its hash."""
         self.settled.add((self.full_name(unit.name), layout.hash))
         return self.remember(unit, layout)
@@ -137,9 +149,9 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
 
 
 def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
-    fsdp2 = [(group, unit) for group, unit in _models.fsdp2_units(model) if _is_on_isthmus(unit.process_groups)]
-    fsdp1 = [(flat, unit) for flat, unit in _models.fsdp1_units(model) if _is_on_isthmus(unit.process_groups)]
-    ddp = [module for _, module in _models.ddp_modules(model) if _is_on_isthmus([module.process_group])]
+    fsdp2 = [(group, unit) for group, unit in fsdp2_units(model) if _is_on_isthmus(unit.process_groups)]
+    fsdp1 = [(flat, unit) for flat, unit in fsdp1_units(model) if _is_on_isthmus(unit.process_groups)]
+    ddp = [module for _, module in ddp_modules(model) if _is_on_isthmus([module.process_group])]
     prepared.units = [unit for _, unit in fsdp2] + [unit for _, unit in fsdp1]
     if not prepared.units and not ddp:
         _prepare_dtensors(model, prepared)
@@ -153,25 +165,25 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
         prepared.bucket_parameters = tuple(_bucket_parameters(module).values())
     for group, _ in fsdp2:
         if group in _units_of_groups:
-            raise ValueError(f"unit {_models.fqn_of(group) or 'root'!r} of FSDP2 belongs to another prepared model")
-    prepared.take_number(_models.groups_of(model))
+            raise ValueError(f"unit {fqn_of(group) or 'root'!r} of FSDP2 belongs to another prepared model")
+    prepared.take_number(groups_of(model))
     for group, unit in fsdp2:
         _units_of_groups[group] = _PreparedUnit(unit, prepared)
     for flat, unit in fsdp1:
         layout_hash = prepared.remember(unit, unit.layout())
-        exact = prepared.exact_reason(unit.name) or (_replicas() if _models.flat_mixes_replicas(flat) else "")
-        _native.load().name_parameter(flat, prepared.full_name(unit.name), layout_hash, exact)
+        exact = prepared.exact_reason(unit.name) or (_replicas() if flat_mixes_replicas(flat) else "")
+        native.load().name_parameter(flat, prepared.full_name(unit.name), layout_hash, exact)
     for module in ddp:
         _register_bucket_hook(module, prepared)
     return prepared
 
 
 def _is_on_isthmus(groups: Iterable[dist.ProcessGroup]) -> bool:
-    return any(_backends.isthmus_backend(group) is not None for group in groups)
+    return any(isthmus_backend(group) is not None for group in groups)
 
 
 def _replicas() -> str:
-    reason: str = _native.load().REPLICAS
+    reason: str = native.load().REPLICAS
     return reason
 
 
@@ -211,7 +223,7 @@ def tag_of(group: ParamGroup, indexes: tuple[int, ...]) -> tuple[str, int, str] 
 _PASSES_BEFORE_REBUILD = 2
 
 
-def _bucket(index: int, parameters: Sequence[_layout.Parameter], process_group: dist.ProcessGroup) -> Unit:
+def _bucket(index: int, parameters: Sequence[Parameter], process_group: dist.ProcessGroup) -> Unit:
     return Unit(
         name=f"bucket {index}",
         label="",
@@ -223,9 +235,9 @@ def _bucket(index: int, parameters: Sequence[_layout.Parameter], process_group: 
     )
 
 
-def _bucket_parameters(module: nn.parallel.DistributedDataParallel) -> dict[torch.Tensor, _layout.Parameter]:
+def _bucket_parameters(module: nn.parallel.DistributedDataParallel) -> dict[torch.Tensor, Parameter]:
     return {
-        parameter: _layout.Parameter(_layout.clean_name(name), tuple(parameter.shape))
+        parameter: Parameter(clean_name(name), tuple(parameter.shape))
         for name, parameter in module.module.named_parameters()
     }
 
@@ -241,7 +253,7 @@ class BucketReduction:
         self._parameters = _bucket_parameters(module)
         self._group = module.process_group
         self._prepared = prepared
-        self._layouts: dict[tuple[int, tuple[torch.Tensor, ...]], tuple[Unit, _layout.Layout, str]] = {}
+        self._layouts: dict[tuple[int, tuple[torch.Tensor, ...]], tuple[Unit, Layout, str]] = {}
         self._passes: Counter[tuple[str, int]] = Counter()  # how many backward passes had a bucket
 
     def reduce(self, state, bucket):  # type: ignore[no-untyped-def]  # DDP looks at annotations, and fails on strings
@@ -250,19 +262,19 @@ class BucketReduction:
         name, layout_hash = self._prepared.full_name(unit.name), self._prepared.remember(unit, layout)
         exact = self._prepared.exact_reason(unit.name) or replicas or self._exact_until_settled((name, layout_hash))
         gradients = bucket.buffer()
-        native = _native.load()
-        native.push_unit(name, layout_hash, exact)
+        core = native.load()
+        core.push_unit(name, layout_hash, exact)
         try:
             work = dist.all_reduce(gradients, op=dist.ReduceOp.AVG, group=self._group, async_op=True)
         finally:
-            native.pop_unit()
+            core.pop_unit()
         return work.get_future().then(lambda _: gradients)
 
-    def _unit_of(self, index: int, tensors: tuple[torch.Tensor, ...]) -> tuple[Unit, _layout.Layout, str]:
+    def _unit_of(self, index: int, tensors: tuple[torch.Tensor, ...]) -> tuple[Unit, Layout, str]:
         """Return unit and layout, and why they must stay exact for replicas' sake, "" if they need not."""
         if (index, tensors) not in self._layouts:
             unit = _bucket(index, [self._parameters[tensor] for tensor in tensors], self._group)
-            replicas = _replicas() if _models.some_mix_replicas(tensors) else ""
+            replicas = _replicas() if some_mix_replicas(tensors) else ""
             self._layouts[index, tensors] = (unit, unit.layout(), replicas)
         return self._layouts[index, tensors]
 
@@ -295,19 +307,19 @@ def _prepare_dtensors(model: nn.Module, prepared: Prepared) -> None:
     reduces, of which autograd sees nothing.
     """
     parameters = [(name, p) for name, p in model.named_parameters() if isinstance(p, DTensor)]
-    if not parameters or not _is_on_isthmus(_models.groups_of(model)):
+    if not parameters or not _is_on_isthmus(groups_of(model)):
         raise ValueError(f"there is nothing to prepare: {_what_was_found(model)}, and no process group of Isthmus")
-    prepared.units = [_dtensor_unit(_layout.clean_name(name), p) for name, p in parameters]
-    prepared.take_number(_models.groups_of(model))
+    prepared.units = [_dtensor_unit(clean_name(name), p) for name, p in parameters]
+    prepared.take_number(groups_of(model))
     for (_, parameter), unit in zip(parameters, prepared.units, strict=True):
         layout_hash = prepared.remember(unit, unit.layout())
         exact = prepared.exact_reason(unit.name)
-        _native.load().name_parameter(parameter, prepared.full_name(unit.name), layout_hash, exact)
+        native.load().name_parameter(parameter, prepared.full_name(unit.name), layout_hash, exact)
 
 
 def _dtensor_unit(name: str, parameter: DTensor) -> Unit:
     """Return a unit of one parameter. What is reduced over which dimension of its mesh only its model knows."""
-    described = (_layout.Parameter(name, tuple(parameter.shape)),)
+    described = (Parameter(name, tuple(parameter.shape)),)
     return Unit(
         name=name,
         label="",
@@ -321,13 +333,13 @@ def _dtensor_unit(name: str, parameter: DTensor) -> Unit:
 
 def _what_was_found(model: nn.Module) -> str:
     found: dict[str, list[Any]] = {
-        "FSDP2 units": list(_models.fsdp2_units(model)),
-        "FSDP1 units": list(_models.fsdp1_units(model)),
-        "DDP modules": _models.ddp_modules(model),
+        "FSDP2 units": list(fsdp2_units(model)),
+        "FSDP1 units": list(fsdp1_units(model)),
+        "DDP modules": ddp_modules(model),
         "DTensor parameters": [p for p in model.parameters() if isinstance(p, DTensor)],
     }
     kinds = [f"{len(members)} {kind}" for kind, members in found.items() if members]
-    groups = sorted({str(dist.get_backend(group)) for group in _models.groups_of(model)})
+    groups = sorted({str(dist.get_backend(group)) for group in groups_of(model)})
     text = f"found {' and '.join(kinds) or 'a model without FSDP, DDP or DTensors'}"
     return f"{text} on {', '.join(groups)}" if groups else text
 
@@ -345,12 +357,12 @@ def unit(name: str) -> Iterator[None]:
     """
     if not name:
         raise ValueError("a unit needs a name")
-    native = _native.load()
-    native.push_unit(name, 0, "")
+    core = native.load()
+    core.push_unit(name, 0, "")
     try:
         yield
     finally:
-        native.pop_unit()
+        core.pop_unit()
 
 
 # --- Gradient scaling ---
@@ -390,8 +402,8 @@ def _followed(kind: Any) -> Any:
 
 def _end_step(models: Iterable[nn.Module], old: float, new: float, *, skipped: bool) -> None:
     """Let residuals follow the loss scale, and count a step."""
-    groups = dict.fromkeys(group for model in models for group in _models.groups_of(model))
-    for backend in filter(None, map(_backends.isthmus_backend, groups)):
+    groups = dict.fromkeys(group for model in models for group in groups_of(model))
+    for backend in filter(None, map(isthmus_backend, groups)):
         if skipped:
             backend.count_skipped_step()
         else:
