@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
 from isthmus import backends as _backends
-from isthmus.units import models as _models
 from isthmus import native as _native
+from isthmus.units import models as _models
 from isthmus.units.layout import clean_name
 from tested_codecs import Options
 

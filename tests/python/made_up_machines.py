@@ -10,12 +10,12 @@ from typing import Any
 
 import pynvml
 
-from isthmus.topology.formats.machine_json import parse_machine_json
 from isthmus.topology.discovery.discover import discover
 from isthmus.topology.discovery.hwloc import HwlocFacts
-from isthmus.topology.machine import Machine
 from isthmus.topology.discovery.nvml import NvmlFacts
 from isthmus.topology.discovery.sysfs import Roots
+from isthmus.topology.formats.machine_json import parse_machine_json
+from isthmus.topology.machine import Machine
 
 NVIDIA, MELLANOX, AMAZON = 0x10DE, 0x15B3, 0x1D0F
 GPU, VGA, ETHERNET, INFINIBAND, BRIDGE, NVSWITCH, USB = (

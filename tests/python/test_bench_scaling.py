@@ -7,10 +7,11 @@ from rich.console import Console
 
 from bench_cli import run
 from isthmus.benchmarks.scaling import run as scaling
+from isthmus.benchmarks.scaling.config import Layout, ScalingConfig
+from isthmus.benchmarks.scaling.run import run_scaling
 from isthmus.benchmarks.training.config import TrainingConfig
-from isthmus.benchmarks.scaling.run import Layout, ScalingConfig, run_scaling
-from isthmus.benchmarks.training.schedule import UNSHAPED
 from isthmus.benchmarks.training.run import TrainingRecords
+from isthmus.benchmarks.training.schedule import UNSHAPED
 
 TRAINING = TrainingConfig(arms=("fsdp", "tagc"), links=("8mbit",))
 

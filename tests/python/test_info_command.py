@@ -13,9 +13,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from isthmus import native as _native
-from isthmus.report.info import collect, print_info
-from isthmus.group.variables import unknown_variables, variables_set
 from isthmus.cli.main import app
+from isthmus.group.variables import unknown_variables, variables_set
+from isthmus.report.info import collect, print_info
 
 
 @pytest.fixture(autouse=True)

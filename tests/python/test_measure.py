@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from isthmus.cli.main import app
 from isthmus.benchmarks.simulate import NamespaceNetwork, NetworkError
+from isthmus.cli.main import app
 from isthmus.topology.discovery.link_cache import LinkSample, load_links
 from isthmus.topology.discovery.measure import SIZES, _Tiers, fit_link
 from isthmus.topology.discovery.measure_world import _rendezvous

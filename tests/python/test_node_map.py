@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.benchmarks.simulate import NamespaceNetwork, NetworkError
-from isthmus.topology import machine
-from isthmus.topology import node_map
+from isthmus.topology import machine, node_map
 from isthmus.topology.discovery import nvml
 from isthmus.topology.launchers import Claim
 from isthmus.topology.node_map import FABRIC, MACHINE, OPTION, Nodes, Surroundings, choose, name_ranks

@@ -6,9 +6,9 @@ import re
 import pytest
 from typer.testing import CliRunner
 
+from isthmus.benchmarks.training.check import check_report, predict
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.cli.main import app
-from isthmus.benchmarks.training.check import check_report, predict
 from isthmus.plan.sources import Known, of_machine, of_measured, resolve
 from isthmus.topology.discovery.link_cache import LinkSample, MeasuredLink, MeasuredLinks, save_links
 from isthmus.topology.machine import Gpu, Link, Machine, Nic, NicKind

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.topology.formats.machine_json import parse_machine_json
-from isthmus.topology.machine import Fabric, Machine, NicKind
 from isthmus.topology.formats.read import read_machine
+from isthmus.topology.machine import Fabric, Machine, NicKind
 from machines import goldens
 
 RECORDED = goldens.recorded()
@@ -34,7 +34,7 @@ def test_every_golden_file_has_its_machine() -> None:
 
 
 def recorded(name: str) -> Machine:
-    return read_machine(goldens.HERE / name)
+    return read_machine(goldens.MACHINES / name)
 
 
 def kinds(machine: Machine, device: str) -> list[str]:

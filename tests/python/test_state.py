@@ -162,7 +162,9 @@ def reshard(source, world, divisor=1.0, **arguments):
     for rank in range(world.num_ranks):
         unit = world.unit(rank, divisor)
         groups = [(group, world.backend(group)) for group in unit.process_groups]
-        report = _reshard.reshard_residuals(source, groups, groups, [KnownModel([unit], None)], only_drop=False, **arguments)
+        report = _reshard.reshard_residuals(
+            source, groups, groups, [KnownModel([unit], None)], only_drop=False, **arguments
+        )
         reports.append(report)
         loaded = [state for _, backend in groups for state in backend.loaded]
         if loaded:

@@ -9,8 +9,8 @@ import subprocess
 import pytest
 
 from isthmus.topology.formats.machine_json import parse_machine_json
-from isthmus.topology.machine import Machine, NicKind, PcieNode, TopologyError
 from isthmus.topology.formats.read import parse_machine
+from isthmus.topology.machine import Machine, NicKind, PcieNode, TopologyError
 
 _numbers = itertools.count(1000)
 

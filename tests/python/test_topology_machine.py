@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.topology.formats.machine_json import parse_machine_json
 from isthmus.topology.distance import link_devices
+from isthmus.topology.formats.machine_json import parse_machine_json
 from isthmus.topology.machine import (
     Fabric,
     Gpu,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.topology.formats.machine_json import parse_machine_json
-from isthmus.topology.machine import MOST_GPUS, Machine, NicKind, TopologyError
 from isthmus.topology.formats.read import parse_machine
+from isthmus.topology.machine import MOST_GPUS, Machine, NicKind, TopologyError
 from properties import PROPERTY
 
 GPU = '<pci busid="0000:0{n}:00.0" class="0x030200" link_speed="16 GT/s" link_width="16"/>'

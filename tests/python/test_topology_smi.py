@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.topology.formats.machine_json import parse_machine_json
-from isthmus.topology.machine import Machine, NicKind, TopologyError
 from isthmus.topology.formats.read import parse_machine
+from isthmus.topology.machine import Machine, NicKind, TopologyError
 from properties import PROPERTY
 
 PLAIN = """\
