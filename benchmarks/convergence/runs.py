@@ -17,8 +17,8 @@ from isthmus.benchmarks.convergence.config import Setting
 class Run:
     """One training run, with everything that its result depends on."""
 
-    #: "screen": simulated nodes in one process, by an earlier version; "real": processes on the backend; "timed": those,
-    #: over a shaped link.
+    #: "screen": simulated nodes in one process, by an earlier version; "real": processes on the backend; "timed":
+    #: those, over a shaped link.
     stage: str
     setting: Setting
     arm: str

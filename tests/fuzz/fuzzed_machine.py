@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 with atheris.instrument_imports(include=["isthmus"]):
     from isthmus.topology.formats import read
     from isthmus.topology.formats.hwloc_xml import parse_hwloc_xml
+    from isthmus.topology.formats.machine_json import parse_machine_json
     from isthmus.topology.formats.nccl_xml import parse_nccl_xml
     from isthmus.topology.formats.smi_matrix import parse_smi_matrix
     from isthmus.topology.formats.xml_text import parse_xml
