@@ -18,7 +18,7 @@ SANITIZED_TESTS ?= $(addprefix tests/python/test_,backend_auto.py backend_collec
 
 STAMPS := build/stamps/$(VENV)
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml tools/keep_ptxas_report $(wildcard cmake/*) $(shell find src kernels include -type f)
-PYTHON_FILES := python $(wildcard tests/python tests/conformance tests/faults tests/fuzz tests/gpu) tools
+PYTHON_FILES := python topology benchmarks $(wildcard tests/python tests/conformance tests/faults tests/fuzz tests/gpu) tools
 CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
@@ -52,7 +52,7 @@ $(STAMPS)/venv: $(STAMPS)/system pyproject.toml tools/requirements.py
 # A new Python file must be made known to the editable install; a changed one needs nothing.
 $(STAMPS)/python-files: FORCE
 	@mkdir -p $(@D)
-	@find python -name '*.py' -o -name '*.pyi' | sort > $@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+	@find python topology benchmarks -name '*.py' -o -name '*.pyi' | sort > $@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
 $(STAMPS)/package: $(STAMPS)/venv $(STAMPS)/python-files $(NATIVE_SOURCES)
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(VENV)/bin/python -m pip install --quiet --no-build-isolation --no-deps \

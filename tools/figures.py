@@ -339,7 +339,7 @@ def main() -> None:
         sys.exit(f"figures {', '.join(unknown)}: expected all, or some of {', '.join(known)}")
     if changed := git("status", "--porcelain", "--", ".", ":!docs", ":!README.md"):
         sys.exit(f"figures name the commit that they were made on, and there are changes:\n{changed}")
-    from isthmus.bench.machine import machine
+    from isthmus.benchmarks.common.machine import machine
 
     here = machine()
     for figures in FIGURES:

@@ -1,4 +1,4 @@
-// Which rank sits on which node. Free of any source of that knowledge: see python/isthmus/topology/node_map.py for
+// Which rank sits on which node. Free of any source of that knowledge: see topology/node_map.py for
 // where it comes from.
 #pragma once
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 def _autoload() -> None:
     """Register the backend. Torch calls this at the end of its own import: it must stand above whatever needs torch."""
-    from isthmus import _register
+    from isthmus.group.register import register
 
-    _register.register()
+    register()
 
 
 def _torch_will_autoload() -> bool:
@@ -27,11 +27,11 @@ def _torch_will_autoload() -> bool:
 
 if TYPE_CHECKING:
     from isthmus._C import Error, OptionError, Options, PacketError, TransportError
-    from isthmus._explain import explain
-    from isthmus._prepare import prepare, unit
-    from isthmus._saved import LoadReport
-    from isthmus._state import clear_residuals, load_checkpoint, load_state_dict, scale_residuals, state_dict
-    from isthmus._statistics import reset_stats, stats
+    from isthmus.report.explain import explain
+    from isthmus.report.statistics import reset_stats, stats
+    from isthmus.residuals.saved import LoadReport
+    from isthmus.residuals.state import clear_residuals, load_checkpoint, load_state_dict, scale_residuals, state_dict
+    from isthmus.units.prepare import prepare, unit
 
 __all__ = [
     "Error",
@@ -54,17 +54,17 @@ __all__ = [
 
 # Where the names above are; those that are not named here are in the native module.
 _MODULES = {
-    "LoadReport": "_saved",
-    "clear_residuals": "_state",
-    "explain": "_explain",
-    "load_checkpoint": "_state",
-    "load_state_dict": "_state",
-    "prepare": "_prepare",
-    "reset_stats": "_statistics",
-    "scale_residuals": "_state",
-    "state_dict": "_state",
-    "stats": "_statistics",
-    "unit": "_prepare",
+    "LoadReport": "residuals.saved",
+    "clear_residuals": "residuals.state",
+    "explain": "report.explain",
+    "load_checkpoint": "residuals.state",
+    "load_state_dict": "residuals.state",
+    "prepare": "units.prepare",
+    "reset_stats": "report.statistics",
+    "scale_residuals": "residuals.state",
+    "state_dict": "residuals.state",
+    "stats": "report.statistics",
+    "unit": "units.prepare",
 }
 
 
@@ -74,9 +74,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'isthmus' has no attribute {name!r}")
     if name in _MODULES:
         return getattr(import_module(f"isthmus.{_MODULES[name]}"), name)
-    from isthmus import _native
+    from isthmus import native
 
-    return getattr(_native.load(), name)
+    return getattr(native.load(), name)
 
 
 if "torch" in sys.modules or not _torch_will_autoload():

@@ -34,8 +34,8 @@ from faults import interposer
 from faults.deeds import Scene
 from faults.interposer import Interposer
 from faults.rows import NUM_NODES, RANKS_PER_NODE, ROWS, TIMEOUT_S, WORLD_SIZE, Row
-from isthmus.simulate import Network, open_network
-from isthmus.simulate.serve import die_with_launcher
+from isthmus.benchmarks.simulate import Network, open_network
+from isthmus.benchmarks.simulate.serve import die_with_launcher
 from limits import HANG_S, OPERATION_S, scaled
 
 TESTS = Path(__file__).parents[1]

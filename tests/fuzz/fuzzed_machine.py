@@ -17,12 +17,13 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 
 with atheris.instrument_imports(include=["isthmus"]):
-    from isthmus.topology import read
-    from isthmus.topology.hwloc_xml import parse_hwloc_xml
+    from isthmus.topology.formats import read
+    from isthmus.topology.formats.hwloc_xml import parse_hwloc_xml
+    from isthmus.topology.formats.machine_json import parse_machine_json
+    from isthmus.topology.formats.nccl_xml import parse_nccl_xml
+    from isthmus.topology.formats.smi_matrix import parse_smi_matrix
+    from isthmus.topology.formats.xml_text import parse_xml
     from isthmus.topology.machine import Machine, TopologyError, farness
-    from isthmus.topology.nccl_xml import parse_nccl_xml
-    from isthmus.topology.smi_matrix import parse_smi_matrix
-    from isthmus.topology.xml_text import parse_xml
 
 Parse = Callable[[str], Machine]
 
@@ -44,7 +45,7 @@ def fuzz(parse: Parse) -> None:
 
 def check(machine: Machine) -> None:
     """What holds of every machine that a reader gives."""
-    assert Machine.from_json(json.loads(json.dumps(machine.to_json()))) == machine
+    assert parse_machine_json(json.loads(json.dumps(machine.to_json()))) == machine
     for link in machine.links:
         assert machine.distance(link.b, link.a) == link.kind
         assert farness(link.kind) > 0

@@ -17,7 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SEEDS = HERE / "seeds"
-MACHINES = HERE.parent / "machines"
+MACHINES = HERE.parents[1] / "topology" / "machines"
 # Of a run; the slowest input takes hundredths of that.
 INPUT_TIMEOUT_S = 10
 MOST_PACKET_BYTES = 256

@@ -1,4 +1,4 @@
-"""What the reader makes of each recorded machine, as JSON beside them in golden/.
+"""What the reader makes of each recorded machine of topology/machines, as JSON in golden/.
 
 Run it to write the files anew; look at the difference before it is committed.
 """
@@ -9,16 +9,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+from isthmus.topology.formats.read import read_machine
 from isthmus.topology.machine import Machine
-from isthmus.topology.read import read_machine
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+MACHINES = ROOT / "topology" / "machines"
 GOLDEN = HERE / "golden"
 
 
 def recorded() -> list[Path]:
     """All recorded machines."""
-    return sorted(path for path in HERE.iterdir() if path.suffix in (".xml", ".txt", ".json"))
+    return sorted(path for path in MACHINES.iterdir() if path.suffix in (".xml", ".txt", ".json"))
 
 
 def golden_of(path: Path) -> Path:

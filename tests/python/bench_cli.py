@@ -17,7 +17,7 @@ WIDE = {"COLUMNS": "400"}
 
 def start(*arguments, **environment):
     return subprocess.Popen(
-        [sys.executable, "-m", "isthmus.cli", "bench", *map(str, arguments)],
+        [sys.executable, "-m", "isthmus", "bench", *map(str, arguments)],
         env=os.environ | WIDE | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -48,7 +48,7 @@ def rank_process(process, rank):
     while time.monotonic() < deadline_s:
         for child in children(process):
             with contextlib.suppress(psutil.Error):
-                if child.environ().get("RANK") == str(rank) and "isthmus.bench" in " ".join(child.cmdline()):
+                if child.environ().get("RANK") == str(rank) and "isthmus.benchmarks" in " ".join(child.cmdline()):
                     return child
         time.sleep(0.05)
     raise AssertionError(f"rank {rank} did not start")

@@ -17,8 +17,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
-from isthmus import _backends, _models, _native
-from isthmus._layout import clean_name
+from isthmus import backends as _backends
+from isthmus import native as _native
+from isthmus.units import models as _models
+from isthmus.units.layout import clean_name
 from tested_codecs import Options
 
 Gradients = dict[str, torch.Tensor]

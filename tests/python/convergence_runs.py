@@ -1,8 +1,9 @@
 """Tiny runs of `isthmus bench convergence`, and results as they would have."""
 
-from isthmus.bench.convergence_arms import ARMS, BASELINE
-from isthmus.bench.convergence_config import Setting, make_run
-from isthmus.bench.convergence_training import validated_steps
+from isthmus.benchmarks.convergence.arms import ARMS, BASELINE
+from isthmus.benchmarks.convergence.config import Setting
+from isthmus.benchmarks.convergence.runs import make_run
+from isthmus.benchmarks.convergence.training import validated_steps
 
 TINY = Setting(steps=8, sequences=8, validation_sequences=16, width=64, num_layers=1, context=16)
 

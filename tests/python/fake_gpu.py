@@ -22,7 +22,7 @@ import ranks
 from limits import OPERATION_S
 
 _ROOT = Path(__file__).parents[2]
-_MODULES = ["torch", "torch.distributed", "torch.distributed.fsdp", "isthmus._register", "ranks"]
+_MODULES = ["torch", "torch.distributed", "torch.distributed.fsdp", "isthmus.group.register", "ranks"]
 
 
 def why_not() -> str:

@@ -10,11 +10,12 @@ from typing import Any
 
 import pynvml
 
-from isthmus.topology.discover import discover
-from isthmus.topology.hwloc import HwlocFacts
+from isthmus.topology.discovery.discover import discover
+from isthmus.topology.discovery.hwloc import HwlocFacts
+from isthmus.topology.discovery.nvml import NvmlFacts
+from isthmus.topology.discovery.sysfs import Roots
+from isthmus.topology.formats.machine_json import parse_machine_json
 from isthmus.topology.machine import Machine
-from isthmus.topology.nvml import NvmlFacts
-from isthmus.topology.sysfs import Roots
 
 NVIDIA, MELLANOX, AMAZON = 0x10DE, 0x15B3, 0x1D0F
 GPU, VGA, ETHERNET, INFINIBAND, BRIDGE, NVSWITCH, USB = (
@@ -278,7 +279,7 @@ NO_NVML = NvmlFacts(missing="NVML: not asked")
 def found(machine: MadeUpMachine, nvml: NvmlFacts = NO_NVML, hwloc: HwlocFacts = NO_HWLOC) -> Machine:
     """What discovery makes of it; every machine must survive JSON, which checks links and places."""
     result = discover(machine.roots, lambda: nvml, lambda: hwloc)
-    assert Machine.from_json(result.to_json()) == result
+    assert parse_machine_json(result.to_json()) == result
     return result
 
 

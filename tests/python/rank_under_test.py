@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 
-from isthmus.simulate.serve import die_with_launcher, serve
+from isthmus.benchmarks.simulate.serve import die_with_launcher, serve
 
 RANK = int(os.environ["RANK"])
 

@@ -28,7 +28,7 @@ _preloaded = [
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
-    "isthmus._register",
+    "isthmus.group.register",
     "pytest",
     "ranks",
 ]

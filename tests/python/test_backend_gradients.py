@@ -15,7 +15,8 @@ from torch.profiler import record_function
 import isthmus
 import ranks
 from checks import Table, World, finish
-from isthmus import _backends, _native
+from isthmus import backends as _backends
+from isthmus import native as _native
 from isthmus.plan.packets import WireOptions, piece_bytes
 from tested_codecs import CODECS, KEEP_RESIDUALS, LOSSY, carried
 

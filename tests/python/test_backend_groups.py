@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import isthmus
 import ranks
 from checks import Table, World, finish
-from isthmus.topology.measure import measure_links
+from isthmus.topology.discovery.measure import measure_links
 from limits import OPERATION_S
 from tested_codecs import DEFAULT
 
@@ -153,7 +153,7 @@ def a_bad_environment_is_told_to_every_rank() -> None:
     if dist.get_rank() == 3:
         os.environ["ISTHMUS_RATIO"] = "many"
     try:
-        from isthmus import _register
+        from isthmus.group import register as _register
 
         store = dist.distributed_c10d._get_default_store()
         group = _register.Group(store, world.rank(), range(4), 4, timedelta(seconds=OPERATION_S))
@@ -261,7 +261,7 @@ def launchers_place_ranks() -> None:
     reduce_scatter_works(dist.group.WORLD)
     counted = isthmus.stats()["collectives"]["reduce_scatter"]
     assert counted["calls"] == counted["packed_calls"] == 1
-    assert not [name for name in sys.modules if name in ("lxml", "isthmus.topology.nvml")]  # not for CPUs
+    assert not [name for name in sys.modules if name in ("lxml", "isthmus.topology.discovery.nvml")]  # not for CPUs
 
 
 @placed

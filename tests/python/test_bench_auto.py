@@ -7,17 +7,18 @@ from rich.console import Console
 
 import isthmus
 from bench_cli import run
-from isthmus.bench.auto import AutoConfig, figures, print_auto, quick, turns
-from isthmus.bench.auto_arms import AUTO_ARMS, RIVALS
-from isthmus.bench.config import TrainingConfig
+from isthmus.benchmarks.auto.arms import AUTO_ARMS, RIVALS
+from isthmus.benchmarks.auto.config import AutoConfig, quick
+from isthmus.benchmarks.auto.run import figures, print_auto, turns
+from isthmus.benchmarks.training.config import TrainingConfig
 
 CONFIG = AutoConfig(TrainingConfig(arms=("fsdp",)), arms=("fsdp", "quant4", "auto"), rounds=4)
 
 
 def test_every_arm_has_options_that_isthmus_takes():
-    for arm in AUTO_ARMS.values():
-        if arm.isthmus is not None:
-            isthmus.Options(**arm.isthmus)
+    for options in AUTO_ARMS.values():
+        if options is not None:
+            isthmus.Options(**options)
     assert {rival for rivals in RIVALS.values() for rival in rivals} <= set(AUTO_ARMS)
 
 

@@ -2,14 +2,16 @@
 
 import pytest
 
-from isthmus.bench.bias import measure_biases
+from isthmus.benchmarks.bias.config import BiasConfig
+from isthmus.benchmarks.bias.run import measure_biases
 
 #: What a uniform quantiser of a normal distribution loses of the squares (Max 1960, table II).
 LOST = {4: 0.0115, 3: 0.0374, 2: 0.1188, 1: 0.363}
 
 
-def test_what_the_least_error_loses_is_missing_and_unbiased_scales_have_it_all():
-    rows = {(row.collective, row.scale, row.bits): row for row in measure_biases(32_768, 2)}
+@pytest.mark.processes
+def test_what_the_least_error_loses_is_missing_and_unbiased_scales_have_it_all(tmp_path):
+    rows = {(row.collective, row.scale, row.bits): row for row in measure_biases(BiasConfig(32_768, 2), tmp_path)}
     for bits, lost in LOST.items():
         scattered = rows["reduce-scatter", "least_error", bits]
         reduced = rows["all-reduce", "least_error", bits]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bench_cli import run
-from isthmus.bench.collectives import CollectivesConfig
-from isthmus.bench.verify import (
+from isthmus.benchmarks.collectives.run import CollectivesConfig
+from isthmus.benchmarks.collectives.verify import (
     num_different,
     num_outside_kept_subsets,
     num_outside_subsets,

@@ -9,8 +9,8 @@ import torch.distributed as dist
 import checks
 import ranks
 from bench_cli import run
-from isthmus.bench.bare_tiers import BareTiers
-from isthmus.bench.overhead import (
+from isthmus.benchmarks.overhead.bare_tiers import BareTiers
+from isthmus.benchmarks.overhead.run import (
     CALL_TARGET_US,
     CALLS,
     STEP_TARGET,

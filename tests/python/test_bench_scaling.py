@@ -6,11 +6,12 @@ import pytest
 from rich.console import Console
 
 from bench_cli import run
-from isthmus.bench import scaling
-from isthmus.bench.config import TrainingConfig
-from isthmus.bench.scaling import Layout, ScalingConfig, run_scaling
-from isthmus.bench.schedule import UNSHAPED
-from isthmus.bench.training import TrainingRecords
+from isthmus.benchmarks.scaling import run as scaling
+from isthmus.benchmarks.scaling.config import Layout, ScalingConfig
+from isthmus.benchmarks.scaling.run import run_scaling
+from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.benchmarks.training.run import TrainingRecords
+from isthmus.benchmarks.training.schedule import UNSHAPED
 
 TRAINING = TrainingConfig(arms=("fsdp", "tagc"), links=("8mbit",))
 

@@ -10,9 +10,17 @@ import torch.distributed as dist
 import ranks
 from bench_cli import run
 from checks import finish
-from isthmus.bench.soak import MOST_GROWTH_BYTES, MOST_LATE_CONNECTIONS, SoakConfig, SoakReport, _report
-from isthmus.bench.soak_calls import Issued, Pair, WrongResult
-from isthmus.bench.soak_plan import GROUPS, LOSSY_GROUPS, MIN_ELEMENTS, MOST_RANKS, NUM_ELEMENTS, Call, calls_of_step
+from isthmus.benchmarks.soak.calls import Issued, Pair, WrongResult
+from isthmus.benchmarks.soak.plan import (
+    GROUPS,
+    LOSSY_GROUPS,
+    MIN_ELEMENTS,
+    MOST_RANKS,
+    NUM_ELEMENTS,
+    Call,
+    calls_of_step,
+)
+from isthmus.benchmarks.soak.run import MOST_GROWTH_BYTES, MOST_LATE_CONNECTIONS, SoakConfig, SoakReport, _report
 
 
 def test_steps_are_equal_for_equal_seeds_and_call_a_unit_once():

@@ -7,18 +7,18 @@ import pytest
 import torch
 
 from bench_cli import assert_gone, children, rank_process, run, start, wait_for_line
-from isthmus.bench.arms import ARMS, DEFAULT_ARMS
-from isthmus.bench.config import ModelShape, TrainingConfig
-from isthmus.bench.data import Text
-from isthmus.bench.figure import COLOURS
-from isthmus.bench.model import ByteGpt, loss_of
-from isthmus.bench.report import build_report
-from isthmus.bench.schedule import UNSHAPED, schedule, steps_per_arm
-from isthmus.bench.trainer import lr_share
-from isthmus.bench.training import TrainingRecords, merge_ranks
-from isthmus.plan.check import check_report
+from isthmus.benchmarks.common.data import Text
+from isthmus.benchmarks.common.model import ByteGpt, loss_of
+from isthmus.benchmarks.simulate import NamespaceNetwork, open_network
+from isthmus.benchmarks.training.check import check_report
+from isthmus.benchmarks.training.config import DEFAULT_ARMS, ModelShape, TrainingConfig
+from isthmus.benchmarks.training.figure import COLOURS
+from isthmus.benchmarks.training.report import build_report
+from isthmus.benchmarks.training.run import TrainingRecords, merge_ranks
+from isthmus.benchmarks.training.schedule import UNSHAPED, schedule, steps_per_arm
+from isthmus.benchmarks.training.trainer import lr_share
+from isthmus.plan.strategies import ARMS
 from isthmus.plan.volumes import gloo_formula
-from isthmus.simulate import NamespaceNetwork, open_network
 from limits import HANG_S
 
 TINY = ["training", "--nodes", 2, "--ranks-per-node", 1, "--layers", 1, "--width", 128, "--context", 32]
@@ -232,7 +232,7 @@ def assert_predicted(report):
     assert [check.arm for check in checks] == list(report["arms"])
     for check in checks:
         assert check.collectives_equal is True, check
-        assert check.payload_equal is (True if ARMS[check.arm].isthmus else None), check
+        assert check.payload_equal is (True if ARMS[check.arm].options else None), check
         assert check.holds, check
 
 
@@ -259,7 +259,7 @@ def test_tiny_run_reports_every_arm(tmp_path):
         assert set(arm["phases_s"]) == {"compute", "all_gather", "reduce_scatter"}
         assert len(arm["steps"]) == (7 if links else 5)
         assert [step["step"] for step in arm["steps"]] == list(range(len(arm["steps"])))
-        if ARMS[name].isthmus:
+        if ARMS[name].options:
             assert arm["payload_equals_formula"] is True
         if links:
             assert arm["link_bytes_source"] == "interface"

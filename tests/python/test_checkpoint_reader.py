@@ -11,8 +11,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, metadata
 
-from isthmus._checkpoint import CheckpointReader
-from isthmus._saved import SavedGroup, SavedUnit, Source, source_of_checkpoint, to_text
+from isthmus.residuals.checkpoint import CheckpointReader
+from isthmus.residuals.saved import SavedGroup, SavedUnit, Source, source_of_checkpoint, to_text
 from malice import MakesFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:Detected pickle protocol")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from isthmus import _cuda
-from isthmus._cuda import Gpu
-from isthmus._register import Introduction
+from isthmus.group import cuda as _cuda
+from isthmus.group.cuda import Gpu
+from isthmus.group.register import Introduction
 
 HAS = Gpu(bus_id="0000:07:00.0")
 NONE = Gpu(missing="torch sees no GPU")

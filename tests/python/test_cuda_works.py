@@ -17,8 +17,8 @@ import fake_gpu
 import isthmus
 import ranks
 from checks import Table, World, finish
-from isthmus import _native
-from isthmus._backends import isthmus_backend
+from isthmus import native as _native
+from isthmus.backends import isthmus_backend
 from tested_codecs import CODECS, KEEP_RESIDUALS
 
 pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]

@@ -6,10 +6,11 @@ import os
 
 import pytest
 
-from isthmus.topology.discover import discover
+from isthmus.topology.discovery.discover import discover
+from isthmus.topology.discovery.sysfs import Roots, parse_cpu_list
+from isthmus.topology.formats.machine_json import parse_machine_json
 from isthmus.topology.machine import Machine, NicKind, NumaNode, Socket
 from isthmus.topology.rails import find_rails
-from isthmus.topology.sysfs import Roots, parse_cpu_list
 from made_up_machines import (
     AMAZON,
     BRIDGE,
@@ -333,4 +334,4 @@ def test_this_machine():
     here = discover()
     assert here.source == "discovery"
     assert here.sockets
-    assert Machine.from_json(here.to_json()) == here
+    assert parse_machine_json(here.to_json()) == here

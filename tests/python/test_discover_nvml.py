@@ -10,9 +10,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from isthmus.topology.hwloc import HwlocFacts, read_hwloc
+from isthmus.topology.discovery.hwloc import HwlocFacts, read_hwloc
+from isthmus.topology.discovery.nvml import NvLink, NvmlFacts, read_nvml
 from isthmus.topology.machine import Fabric, Socket
-from isthmus.topology.nvml import NvLink, NvmlFacts, read_nvml
 from limits import HANG_S
 from made_up_machines import (
     ETHERNET,
@@ -189,7 +189,7 @@ def test_nvml_is_closed_again():
 
 
 READ_NVML = """
-from isthmus.topology.nvml import read_nvml
+from isthmus.topology.discovery.nvml import read_nvml
 facts = read_nvml()
 print(facts.driver, facts.missing, facts.notes)
 for gpu in facts.gpus:
@@ -270,7 +270,7 @@ def test_hwloc_overrides_nothing(machine):
 def test_nvlinks_by_hwloc_where_nvml_is_missing(machine):
     for bus in ("0002", "0003", "000a", "000b"):
         machine.gpu(f"{bus}:01:00.0", f"pci{bus}:00")
-    hwloc = HwlocFacts(xml=(Path(__file__).parents[1] / "machines/power8-gpu.hwloc.xml").read_bytes())
+    hwloc = HwlocFacts(xml=(Path(__file__).parents[2] / "topology/machines/power8-gpu.hwloc.xml").read_bytes())
     node = found(machine, hwloc=hwloc)
     assert [node.distance("GPU0", other) for other in ("GPU1", "GPU2")] == ["NV2", "SYS"]
     assert node.distance("GPU2", "GPU3") == "NV2"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import isthmus
-from isthmus import _native
+from isthmus import native as _native
 from limits import HANG_S
 
 ROOT = Path(__file__).parents[2]

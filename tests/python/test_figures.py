@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from isthmus.bench import report, scaling
-from isthmus.bench.arms import ARMS, DEFAULT_ARMS
+from isthmus.benchmarks.scaling import run as scaling
+from isthmus.benchmarks.training import report
+from isthmus.benchmarks.training.config import DEFAULT_ARMS
+from isthmus.plan.strategies import ARMS
 
 ROOT = Path(__file__).parents[2]
 SPECIFICATION = importlib.util.spec_from_file_location("figures", ROOT / "tools/figures.py")

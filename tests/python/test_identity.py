@@ -231,7 +231,7 @@ def prepared_twins_of_ddp_keep_their_gradients_apart() -> None:
             return isthmus.prepare(DistributedDataParallel(model, process_group=group))
 
         assert norm_of_no_gradient(wrap) == 0, name
-        names = {unit["name"] for unit in isthmus._backends.isthmus_backend(process_group).unit_states()}
+        names = {unit["name"] for unit in isthmus.backends.isthmus_backend(process_group).unit_states()}
         assert names == {"bucket 0", "bucket 0 (2)"}, name
         assert isthmus.stats(process_group)["compressed_calls"] == 8, name  # all but the first two passes of each
 

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from isthmus import _native
-from isthmus._info import collect, print_info
-from isthmus._variables import unknown_variables, variables_set
-from isthmus.cli import app
+from isthmus import native as _native
+from isthmus.cli.main import app
+from isthmus.group.variables import unknown_variables, variables_set
+from isthmus.report.info import collect, print_info
 
 
 @pytest.fixture(autouse=True)
@@ -56,11 +56,15 @@ def test_a_bad_option_is_told_and_stops_nothing(monkeypatch):
 def test_mistyped_variables_are_named_without_their_value(monkeypatch):
     monkeypatch.setenv("ISTHMUS_CODECS", "hunter2")
     monkeypatch.setenv("ISTHMUS_PASSWORD", "hunter2")
-    monkeypatch.setenv("NCCL_DEBUGG", "hunter2")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAMES", "hunter2")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     info = collect()
     meant = {variable.name: variable.meant for variable in info.unknown_variables}
-    assert meant == {"ISTHMUS_CODECS": "ISTHMUS_CODEC", "ISTHMUS_PASSWORD": None, "NCCL_DEBUGG": "NCCL_DEBUG"}
+    assert meant == {
+        "ISTHMUS_CODECS": "ISTHMUS_CODEC",
+        "ISTHMUS_PASSWORD": None,
+        "GLOO_SOCKET_IFNAMES": "GLOO_SOCKET_IFNAME",
+    }
     for report in (text_of(info), json.dumps(info.to_json())):
         assert "hunter2" not in report
         assert "AWS_SECRET_ACCESS_KEY" not in report
@@ -109,7 +113,7 @@ def test_a_torch_that_does_not_load_is_told(monkeypatch):
     def fail():
         raise OSError("libcudart.so.13: cannot open shared object file")
 
-    monkeypatch.setattr("isthmus._info._import_torch", fail)
+    monkeypatch.setattr("isthmus.report.info._import_torch", fail)
     monkeypatch.setattr(_native, "load", fail)
     features = by_name(collect().features)
     assert features["torch"].detail == "libcudart.so.13: cannot open shared object file"

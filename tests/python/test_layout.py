@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives  # defines torch.ops.fsdp.chunk_cat
 
-from isthmus._layout import Layout, Parameter, clean_name, concatenated, rows
+from isthmus.units.layout import Layout, Parameter, clean_name, concatenated, rows
 from properties import PROPERTY
 
 assert _fsdp_collectives

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.topology import link_cache
-from isthmus.topology.link_cache import (
+from isthmus.topology.discovery import link_cache
+from isthmus.topology.discovery.link_cache import (
     LinkFileError,
     LinkSample,
     MeasuredLink,

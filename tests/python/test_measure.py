@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from isthmus.cli import app
-from isthmus.simulate import NamespaceNetwork, NetworkError
-from isthmus.topology.link_cache import LinkSample, load_links
-from isthmus.topology.measure import SIZES, _Tiers, fit_link
-from isthmus.topology.measure_world import _rendezvous
+from isthmus.benchmarks.simulate import NamespaceNetwork, NetworkError
+from isthmus.cli.main import app
+from isthmus.topology.discovery.link_cache import LinkSample, load_links
+from isthmus.topology.discovery.measure import SIZES, _Tiers, fit_link
+from isthmus.topology.discovery.measure_world import _rendezvous
 from limits import HANG_S
 
 RATE = "50mbit"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import isthmus
-from isthmus import _mpi_tier
+from isthmus.group import mpi_tier as _mpi_tier
 from limits import HANG_S
 
 SCRIPT = Path(__file__).with_name("mpi_ranks.py")

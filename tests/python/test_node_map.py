@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.simulate import NamespaceNetwork, NetworkError
-from isthmus.topology import machine, node_map, nvml
+from isthmus.benchmarks.simulate import NamespaceNetwork, NetworkError
+from isthmus.topology import machine, node_map
+from isthmus.topology.discovery import nvml
 from isthmus.topology.launchers import Claim
 from isthmus.topology.node_map import FABRIC, MACHINE, OPTION, Nodes, Surroundings, choose, name_ranks
 
@@ -195,7 +196,7 @@ def test_surroundings_pass_through_the_store(own: Surroundings) -> None:
 
 def test_this_rank_looks_around(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1"}
-    monkeypatch.setitem(sys.modules, "isthmus.topology.nvml", None)  # raises if imported
+    monkeypatch.setitem(sys.modules, "isthmus.topology.discovery.nvml", None)  # raises if imported
     claim = Claim("torchrun", 1, 2, "1", 1)
     assert node_map.look_around(environment, 2) == Surroundings(claim=claim, machine=node_map.machine_identity())
     assert node_map.look_around(environment, 3).claim is None

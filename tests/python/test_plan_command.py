@@ -6,11 +6,11 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from isthmus.bench.config import TrainingConfig
-from isthmus.cli import app
-from isthmus.plan.check import check_report, predict
+from isthmus.benchmarks.training.check import check_report, predict
+from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.cli.main import app
 from isthmus.plan.sources import Known, of_machine, of_measured, resolve
-from isthmus.topology.link_cache import LinkSample, MeasuredLink, MeasuredLinks, save_links
+from isthmus.topology.discovery.link_cache import LinkSample, MeasuredLink, MeasuredLinks, save_links
 from isthmus.topology.machine import Gpu, Link, Machine, Nic, NicKind
 
 GIVEN = ["--inter", "25gbit", "--intra", "600gbit"]
@@ -95,7 +95,8 @@ def test_models_by_numbers_and_by_module(tmp_path, monkeypatch):
     assert by_numbers["model"] == {"name": "numbers", "parameters": 7 * 10**9, "units": 32}
     assert report("--unit-sizes", "1M, 2M,3e6", *GIVEN)["model"]["parameters"] == 6 * 10**6
     (tmp_path / "made_module.py").write_text(
-        "from isthmus.bench.model import *\nmodel = lambda: ByteGpt(ModelShape(width=128, num_layers=2, context=8))\n"
+        "from isthmus.benchmarks.common.model import *\n"
+        "model = lambda: ByteGpt(ModelShape(width=128, num_layers=2, context=8))\n"
     )
     monkeypatch.chdir(tmp_path)
     assert report("--module", "made_module:model", *GIVEN)["model"]["units"] == 3

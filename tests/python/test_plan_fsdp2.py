@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from isthmus.bench.recorder import record_collectives
-from isthmus.bench.traffic import collective_of
+from isthmus.benchmarks.common.recorder import record_collectives
+from isthmus.benchmarks.training.traffic import collective_of
 from isthmus.plan.assumptions import Accumulation
 from isthmus.plan.modules import units_of
 from isthmus.plan.packets import WireOptions

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import isthmus
-from isthmus import _native
+from isthmus import native as _native
 from isthmus.plan.packets import WireOptions, piece_bytes, segments_of
 
 NUM_NODES = 2

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from isthmus._layout import Parameter
 from isthmus.plan.assumptions import Accumulation
 from isthmus.plan.memory import scratch_bytes
 from isthmus.plan.packets import WireOptions
@@ -16,6 +15,7 @@ from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import STRATEGIES, strategies_named, world_formula
 from isthmus.plan.units import Unit, units_of_sizes
 from isthmus.plan.volumes import Collective, Kind
+from isthmus.units.layout import Parameter
 
 EVERYTHING = WireOptions(min_elements=0)
 NONE = WireOptions(codec="none")

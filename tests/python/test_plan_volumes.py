@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.bench.traffic import audited_collectives, formula_bytes
+from isthmus.benchmarks.training.traffic import audited_collectives, formula_bytes
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.volumes import Collective, IsthmusFormula, Kind, gloo_formula, nccl_formula, sent_bytes
 

@@ -7,7 +7,7 @@ import pytest
 
 import ranks
 from checks import Table, World, finish
-from isthmus._prepare import matches
+from isthmus.units.prepare import matches
 
 check = Table()
 
@@ -33,7 +33,7 @@ class Native:
         """Take the place of FSDP2's reduce-scatter: the native module asks from within it."""
         import torch.distributed as dist
 
-        from isthmus import _identify
+        from isthmus.units import identify as _identify
 
         owner, *tag = _identify.fsdp2_caller()
         assert owner > 0
@@ -81,7 +81,7 @@ def step(model, which="both"):
 
 
 def layouts(model, name):
-    from isthmus import _prepare
+    from isthmus.units import prepare as _prepare
 
     known = _prepare.prepared_of(model).layouts
     return {h: [p.name for p in layout.parameters] for (n, h), (_, layout) in known.items() if n == name}
@@ -89,7 +89,7 @@ def layouts(model, name):
 
 @check
 def reductions_of_equal_size_from_different_parameters_have_different_layouts(native):
-    from isthmus import _prepare
+    from isthmus.units import prepare as _prepare
 
     model = _prepare.prepare(make(native))
     step(model)
@@ -109,7 +109,7 @@ def reductions_of_equal_size_from_different_parameters_have_different_layouts(na
 
 @check
 def the_first_step_may_lack_gradients(native):
-    from isthmus import _prepare
+    from isthmus.units import prepare as _prepare
 
     model = _prepare.prepare(make(native), name="m")
     native.labels.clear()
@@ -134,7 +134,7 @@ def units_without_names_are_told_apart_by_the_places_of_their_parameters(native)
 
 @check
 def gradients_that_accumulate_without_reductions_count(native):
-    from isthmus import _prepare
+    from isthmus.units import prepare as _prepare
 
     model = _prepare.prepare(make(native), name="accumulating")
     step(model)
@@ -150,7 +150,7 @@ def gradients_that_accumulate_without_reductions_count(native):
 
 @check
 def units_are_excluded_by_name(native):
-    from isthmus import _prepare
+    from isthmus.units import prepare as _prepare
 
     model = _prepare.prepare(make(native), name="excluding", units="!block")
     native.labels.clear()
@@ -163,7 +163,7 @@ def units_are_excluded_by_name(native):
 
 @check
 def preparing_again_changes_nothing_and_twins_are_numbered(native):
-    from isthmus import _prepare
+    from isthmus.units import prepare as _prepare
 
     model = _prepare.prepare(make(native), name="again")
     assert _prepare.prepare(model, name="again") is model
@@ -186,7 +186,7 @@ def preparing_again_changes_nothing_and_twins_are_numbered(native):
 def what_cannot_be_prepared_is_named(native):
     import torch
 
-    from isthmus import _prepare
+    from isthmus.units import prepare as _prepare
 
     with pytest.raises(ValueError, match="found a model without FSDP, DDP or DTensors"):
         _prepare.prepare(torch.nn.Linear(2, 2))
@@ -196,7 +196,7 @@ def what_cannot_be_prepared_is_named(native):
 def buckets_are_exact_until_their_layout_is_settled(native):
     import torch
 
-    from isthmus import _prepare
+    from isthmus.units import prepare as _prepare
 
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     _prepare.prepare(model, name="ddp")
@@ -211,7 +211,7 @@ def buckets_are_exact_until_their_layout_is_settled(native):
 
 
 def main(rank, world_size):
-    from isthmus import _native
+    from isthmus import native as _native
 
     ranks.init("gloo")
     native = Native()

@@ -65,7 +65,7 @@ def scaled_backward(model: nn.Module, scaler: Any, step: int, factor: float = 1)
 
 def group_of(model: nn.Module) -> dist.ProcessGroup:
     """Return the group in which gradients cross between nodes."""
-    from isthmus import _models
+    from isthmus.units import models as _models
 
     return _models.groups_of(model)[-1]
 

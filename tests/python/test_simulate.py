@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from isthmus.simulate import (
+from isthmus.benchmarks.simulate import (
     LoopbackNetwork,
     NamespaceNetwork,
     NetworkError,
@@ -36,7 +36,7 @@ socket.create_connection((sys.argv[1], 5000)).sendall(bytes(int(sys.argv[2])))
 """
 OPEN_AND_WAIT = """
 import sys, time
-from isthmus.simulate import NamespaceNetwork
+from isthmus.benchmarks.simulate import NamespaceNetwork
 network = NamespaceNetwork(3, sys.argv[1])
 print(*(holder.pid for holder in network._holders), flush=True)
 time.sleep(60)

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from isthmus import _reshard, _saved
-from isthmus._known import KnownModel
-from isthmus._layout import Parameter
-from isthmus._models import Unit
+from isthmus.residuals import reshard as _reshard
+from isthmus.residuals import saved as _saved
+from isthmus.residuals.known import KnownModel
+from isthmus.units.layout import Parameter
+from isthmus.units.models import Unit
 
 PARAMETERS = (Parameter("weight", (7, 3)), Parameter("across", (2, 24), dim=1), Parameter("bias", (5,)))
 
@@ -161,7 +162,9 @@ def reshard(source, world, divisor=1.0, **arguments):
     for rank in range(world.num_ranks):
         unit = world.unit(rank, divisor)
         groups = [(group, world.backend(group)) for group in unit.process_groups]
-        report = _reshard.reshard(source, groups, groups, [KnownModel([unit], None)], only_drop=False, **arguments)
+        report = _reshard.reshard_residuals(
+            source, groups, groups, [KnownModel([unit], None)], only_drop=False, **arguments
+        )
         reports.append(report)
         loaded = [state for _, backend in groups for state in backend.loaded]
         if loaded:

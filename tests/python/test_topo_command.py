@@ -13,17 +13,17 @@ import pytest
 from lxml import etree
 from typer.testing import CliRunner
 
-from isthmus.cli import app
+from isthmus.cli.main import app
 from isthmus.topology.machine import Fabric, Gpu, Link, Machine, Nic, NicKind, PcieKind, PcieNode
-from isthmus.topology.overview import node_shape, overview
 from isthmus.topology.rails import Rails
-from isthmus.topology.render_svg import draw_overview
-from isthmus.topology.svg import fit
-from isthmus.topology.svg_layout import lay_out
+from isthmus.topology.render.overview import node_shape, overview
+from isthmus.topology.render.svg import draw_overview
+from isthmus.topology.render.svg_canvas import fit
+from isthmus.topology.render.svg_layout import lay_out
 from limits import HANG_S
 
 ROOT = Path(__file__).parents[2]
-MACHINES = ROOT / "tests/machines"
+MACHINES = ROOT / "topology/machines"
 RECORDED = sorted(path for path in MACHINES.iterdir() if path.suffix in (".xml", ".txt", ".json"))
 DGX = MACHINES / "dgx-a100.nccl.xml"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -323,7 +323,7 @@ def test_the_output_in_the_documents_is_real(monkeypatch):
 
 def test_the_picture_in_the_documents_is_real(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
-    topo("--from", "tests/machines/dgx-a100.nccl.xml", "--nodes", "2x8", "--svg", tmp_path / "drawn.svg")
+    topo("--from", "topology/machines/dgx-a100.nccl.xml", "--nodes", "2x8", "--svg", tmp_path / "drawn.svg")
     assert (tmp_path / "drawn.svg").read_text() == Path("docs/figures/topo_dgx_a100.svg").read_text()
 
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import isthmus
 from checks import Table, World
-from isthmus import _native
+from isthmus import native as _native
 from tested_codecs import CODECS
 
 pytestmark = pytest.mark.processes

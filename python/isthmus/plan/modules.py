@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from isthmus._layout import Parameter, clean_name
 from isthmus.plan.units import Model, Unit
+from isthmus.units.layout import Parameter, clean_name
 
 
 def units_of(module: nn.Module, wrap: Sequence[str] = ()) -> Model:

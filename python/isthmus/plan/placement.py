@@ -5,13 +5,18 @@ its parameters are placed more thinly than whole, its gradients *reduced* to whe
 optimizer changed gathered again where parameters are placed less thinly than the optimizer's states.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from isthmus.plan.ranges import check_range
-from isthmus.plan.units import Unit
 from isthmus.plan.volumes import Collective, Kind
+
+if TYPE_CHECKING:
+    from isthmus.plan.units import Unit  # which needs torch
 
 MOST_NODES = 4096
 MOST_RANKS_PER_NODE = 128
@@ -136,7 +141,7 @@ class ElementBytes:
     stored: int = 4
 
     @classmethod
-    def of(cls, gathered: str, reduced: str) -> "ElementBytes":
+    def of(cls, gathered: str, reduced: str) -> ElementBytes:
         """By names of types; parameters are stored in float32. ValueError names those that are known."""
         for dtype in (gathered, reduced):
             if dtype not in _BYTES_OF:

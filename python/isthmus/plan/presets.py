@@ -8,8 +8,8 @@ matrix of its own. Parameters are counted from the shapes; tests compare them wi
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from isthmus._layout import Parameter
 from isthmus.plan.units import Model, Unit
+from isthmus.units.layout import Parameter
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,27 @@
-"""One way to say that a number is out of range."""
+"""One way to say that a number is out of range, or that a name is not one of those that are known."""
+
+from collections.abc import Collection, Sequence
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:
     """Raise ValueError naming the value and its range unless it lies in it. NaN does not."""
     if not low <= value <= high:
         raise ValueError(f"{name} {_shown(value)}: expected {_shown(low)} to {_shown(high)}")
+
+
+def check_names(kind: str, names: Sequence[str], known: Collection[str]) -> None:
+    """Raise ValueError naming what is unknown, named twice, or that there is none. kind: what they name, "arm"."""
+    if not names:
+        raise ValueError(f"no {_plural(kind)}: expected some of {', '.join(known)}")
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{kind} '{name}': expected some of {', '.join(known)}")
+        if names.count(name) > 1:
+            raise ValueError(f"{kind} '{name}' is named twice")
+
+
+def _plural(kind: str) -> str:
+    return f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
 
 
 def _shown(value: float) -> str:

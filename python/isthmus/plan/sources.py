@@ -5,10 +5,10 @@ from pathlib import Path
 
 from isthmus.plan.assumptions import FASTEST_LINK, Links, parse_speed_gbit_s
 from isthmus.plan.placement import Cluster
-from isthmus.topology.link_cache import MeasuredLinks, cached_links, load_links
+from isthmus.topology.discovery.link_cache import MeasuredLinks, cached_links, load_links
+from isthmus.topology.formats.read import read_machine
 from isthmus.topology.machine import Machine
 from isthmus.topology.rails import find_rails
-from isthmus.topology.read import read_machine
 
 _HOW = "give --inter and --intra, --links FILE or --machine FILE; `isthmus topo --measure` measures them"
 

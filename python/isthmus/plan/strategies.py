@@ -1,12 +1,18 @@
 """Ways to train: where tensors are placed, and what carries and compresses the collectives that follow from that."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, ZERO1, Placement, Placements
-from isthmus.plan.units import Unit
+from isthmus.plan.ranges import check_names
 from isthmus.plan.volumes import Formula, IsthmusFormula, RingFormula, gloo_formula, nccl_formula
+
+if TYPE_CHECKING:
+    from isthmus.plan.units import Unit  # which needs torch
 
 #: What "--reshard" takes: where parameters are kept between the forward and the backward pass.
 RESHARDINGS = ("yes", "no", "node")
@@ -28,9 +34,32 @@ class Strategy:
         return self.wire is None
 
     @property
+    def codec(self) -> str:
+        """Of Isthmus; "none" of plain strategies."""
+        return "none" if self.wire is None else self.wire.codec
+
+    @property
     def is_compressed(self) -> bool:
         """Whether it loses something."""
-        return self.wire is not None and self.wire.codec != "none"
+        return self.codec != "none"
+
+    @property
+    def compresses_between_nodes(self) -> bool:
+        """Whether it compresses in two tiers, what crosses between nodes alone."""
+        return self.wire is not None and self.wire.tiers == "two" and self.is_compressed
+
+    @property
+    def hybrid_sharded(self) -> bool:
+        """Whether weights and gradients are sharded within a node and replicated across nodes."""
+        return self.placements == HSDP
+
+    @property
+    def options(self) -> dict[str, str] | None:
+        """The backend's options that make it this strategy; None of plain ones."""
+        if self.wire is None:
+            return None
+        bits = {"bits": str(self.wire.bits)} if self.wire.codec == "quant" else {}
+        return {"codec": self.wire.codec, **bits, "tiers": self.wire.tiers, "units": "*"}
 
     def formula(self, world: RingFormula) -> Formula:
         """Bytes of its collectives, where `world` is the ordinary backend."""
@@ -55,21 +84,21 @@ _QUANT_2 = WireOptions(codec="quant", bits=2)
 
 _ALL = (
     Strategy("ddp", "weights, gradients and optimizer states on every rank", DDP),
-    Strategy("zero1", "as ddp, optimizer states cut over all ranks", ZERO1),
-    Strategy("fsdp", "everything cut over all ranks", FSDP),
+    Strategy("zero1", "as ddp, optimizer states sharded over all ranks", ZERO1),
+    Strategy("fsdp", "FSDP2, sharded over all ranks", FSDP),
     Strategy("fsdp-node", "as fsdp, keeping weights on each node from the forward to the backward pass", FSDP_NODE),
-    Strategy("hsdp", "everything cut over the ranks of a node, once on every node", HSDP),
+    Strategy("hsdp", "FSDP2, sharded in the node, replicated across nodes", HSDP),
     Strategy("none", "as fsdp, on Isthmus: two tiers, exact", FSDP, _NONE),
-    Strategy("flat-tagc", "as fsdp, on Isthmus: TAGC over all ranks in one tier", FSDP, _FLAT_TAGC),
+    Strategy("flat-tagc", "as fsdp, on Isthmus: TAGC over all ranks in one tier, as in the paper", FSDP, _FLAT_TAGC),
     Strategy("tagc", "as fsdp, on Isthmus: two tiers, TAGC between nodes only", FSDP, _TAGC),
     Strategy("tagc-node", "as fsdp-node, on Isthmus: two tiers, TAGC between nodes only", FSDP_NODE, _TAGC),
     Strategy("sparse", "as fsdp, on Isthmus: two tiers, exact top-k of each block between nodes", FSDP, _SPARSE),
-    Strategy("quant", "as fsdp, on Isthmus: two tiers, 4-bit codes between nodes", FSDP, _QUANT),
-    Strategy("quant-node", "as fsdp-node, on Isthmus: two tiers, 4-bit codes between nodes", FSDP_NODE, _QUANT),
+    Strategy("quant", "as fsdp, on Isthmus: two tiers, rotated 4-bit codes between nodes", FSDP, _QUANT),
+    Strategy("quant-node", "as fsdp-node, on Isthmus: two tiers, rotated 4-bit codes between nodes", FSDP_NODE, _QUANT),
     Strategy("quant2", "as quant, with 2 bits", FSDP, _QUANT_2),
     Strategy("hsdp-none", "as hsdp, on Isthmus, exact", HSDP, _NONE),
     Strategy("hsdp-tagc", "as hsdp, on Isthmus: TAGC in the all-reduce between nodes", HSDP, _TAGC),
-    Strategy("hsdp-quant", "as hsdp, on Isthmus: 4-bit codes in the all-reduce between nodes", HSDP, _QUANT),
+    Strategy("hsdp-quant", "as hsdp, on Isthmus: rotated 4-bit codes between nodes", HSDP, _QUANT),
     Strategy("hsdp-quant2", "as hsdp-quant, with 2 bits", HSDP, _QUANT_2),
     Strategy("ddp-none", "as ddp, on Isthmus: two tiers, exact", DDP, _NONE),
     Strategy("ddp-tagc", "as ddp, on Isthmus: TAGC in the all-reduce between nodes", DDP, _TAGC),
@@ -77,6 +106,8 @@ _ALL = (
 STRATEGIES = {strategy.name: strategy for strategy in _ALL}
 _NOT_BY_DEFAULT = ("zero1", "sparse", "quant2", "hsdp-quant2", "ddp-none", "ddp-tagc")
 DEFAULT_STRATEGIES = tuple(name for name in STRATEGIES if name not in _NOT_BY_DEFAULT)
+#: The arms of the training benchmark: the strategies that it can run, those of FSDP2 with its usual resharding.
+ARMS = {name: strategy for name, strategy in STRATEGIES.items() if strategy.placements in (FSDP, HSDP)}
 
 
 def world_formula(backend: str, ranks_per_node: int) -> RingFormula:
@@ -91,13 +122,7 @@ def strategies_named(names: Sequence[str], options: WireOptions) -> list[Strateg
 
     ValueError names what is unknown or named twice.
     """
-    if not names:
-        raise ValueError(f"no strategies: expected some of {', '.join(STRATEGIES)}")
-    for name in names:
-        if name not in STRATEGIES:
-            raise ValueError(f"strategy '{name}': expected some of {', '.join(STRATEGIES)}")
-        if names.count(name) > 1:
-            raise ValueError(f"strategy '{name}' is named twice")
+    check_names("strategy", names, STRATEGIES)
     return [_with_options(STRATEGIES[name], options) for name in names]
 
 

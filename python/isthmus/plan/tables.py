@@ -1,12 +1,9 @@
-"""Prints comparisons, and predictions beside counters."""
-
-from collections.abc import Sequence
+"""Prints comparisons."""
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.plan.check import ArmCheck
 from isthmus.plan.placement import Phase
 from isthmus.plan.report import backend_name, notes, phase_bytes, verdict
 from isthmus.plan.scan import Comparison
@@ -38,7 +35,7 @@ def _bytes_table(comparison: Comparison) -> Table:
     largest = max(sum(plan.node_bytes.values()) for plan in comparison.plans)
     unit, name = (_GIGA, "GB") if largest >= _GIGA else (_MEGA, "MB")
     columns = ["weights\nforward", "weights\nbackward", "gradients", "in all", "memory\nGB a rank", "of it\nresiduals"]
-    table = _table(f"{name} a step that leave each node", columns)
+    table = strategy_table(f"{name} a step that leave each node", columns)
     for plan in comparison.plans:
         parts = [phase_bytes(plan, Phase.FORWARD, Phase.AFTER_STEP), phase_bytes(plan, Phase.BACKWARD)]
         parts += [phase_bytes(plan, Phase.REDUCTION), sum(plan.node_bytes.values())]
@@ -50,7 +47,9 @@ def _bytes_table(comparison: Comparison) -> Table:
 
 def _time_table(comparison: Comparison) -> Table:
     columns = ["forward\ngather", "backward\ngather", "reduction", "compute", "one by\none", "over-\nlapped"]
-    table = _table(f"Seconds a step at {comparison.links.inter_gbit_s:g} Gbit/s: phases, and the whole", columns)
+    table = strategy_table(
+        f"Seconds a step at {comparison.links.inter_gbit_s:g} Gbit/s: phases, and the whole", columns
+    )
     for plan in comparison.plans:
         time = comparison.time(plan)
         figures = [time.phases[Phase.FORWARD].seconds + time.phases[Phase.AFTER_STEP].seconds]
@@ -64,7 +63,7 @@ def _time_table(comparison: Comparison) -> Table:
 
 def _parts_table(comparison: Comparison) -> Table:
     columns = ["between\nnodes", "within\nnodes", "encode,\ndecode", "latency", "hidden"]
-    table = _table("Of it communication, by what it waits for; and the part that overlap hides", columns)
+    table = strategy_table("Of it communication, by what it waits for; and the part that overlap hides", columns)
     for plan in comparison.plans:
         time = comparison.time(plan)
         phases = list(time.phases.values())
@@ -75,33 +74,8 @@ def _parts_table(comparison: Comparison) -> Table:
     return table
 
 
-def print_checks(checks: Sequence[ArmCheck], console: Console) -> None:
-    """Print predictions beside what transports and links counted; bytes are sums over all nodes."""
-    columns = ["collectives", "bytes\npredicted", "of it\nIsthmus's", "transports\ncounted", "links,\nover it"]
-    table = _table("A step: predicted from placement, and counted in a real run", columns)
-    for check in checks:
-        predicted = check.predicted
-        collectives = f"{predicted.collectives.total()} {_agreement(check.collectives_equal)}"
-        ours = counted = "-"
-        if check.payload_bytes is not None:
-            ours = f"{sum(predicted.counted_by_phase.values()):,}"
-            counted = f"{check.payload_bytes:,} {_agreement(check.payload_equal)}"
-        table.add_row(check.arm, collectives, f"{predicted.num_bytes:,}", ours, counted, _over(check))
-    console.print(table)
-
-
-def _agreement(agrees: bool | None) -> str:
-    return "" if agrees is None else "equal" if agrees else "[red]differ[/red]"
-
-
-def _over(check: ArmCheck) -> str:
-    share = check.link_over_predicted
-    if share is None:
-        return "-"
-    return f"{share:+.1%}" if check.link_is_near else f"[red]{share:+.1%} (!)[/red]"
-
-
-def _table(title: str, columns: list[str]) -> Table:
+def strategy_table(title: str, columns: list[str]) -> Table:
+    """A table without rows: the strategy, then columns of figures."""
     table = Table(title=title, title_justify="left", box=SIMPLE)
     table.add_column("strategy", no_wrap=True)
     for column in columns:

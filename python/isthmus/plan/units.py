@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from isthmus._layout import Parameter, rows
 from isthmus.plan.ranges import check_range
+from isthmus.units.layout import Parameter, rows
 
 MOST_PARAMETERS = 10**14
 #: The default of `max_units`, above which reductions stay exact.

@@ -14,7 +14,8 @@ def main() -> int:
     """Return the exit status."""
     start = time.monotonic()
     import isthmus
-    from isthmus import _build_info, _native
+    from isthmus import _build_info
+    from isthmus import native as _native
 
     _native.load()
     place = Path(isthmus.__file__).resolve()

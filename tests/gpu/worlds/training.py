@@ -19,8 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import isthmus
 from gpu.worlds.reductions import SETTINGS
 from gpu.worlds.world import World, gathered, require
-from isthmus.bench.config import ModelShape
-from isthmus.bench.model import ByteGpt, loss_of
+from isthmus.benchmarks.common.model import ByteGpt, loss_of
+from isthmus.benchmarks.training.config import ModelShape
 from tested_codecs import environment
 
 SHAPE = ModelShape(width=128, num_layers=2, context=64)
@@ -110,7 +110,7 @@ def isthmus_groups() -> list[dist.ProcessGroup]:
 
 def unit_states(groups: list[dist.ProcessGroup]) -> list[dict[str, Any]]:
     """Return the state of all units."""
-    return [state for group in groups for state in isthmus._statistics.backend_of(group).unit_states()]
+    return [state for group in groups for state in isthmus.backends.backend_of(group).unit_states()]
 
 
 def units_of(groups: list[dist.ProcessGroup]) -> dict[str, int]:

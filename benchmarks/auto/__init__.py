@@ -1,0 +1,1 @@
+"""`isthmus bench auto`: codec auto against every fixed codec."""

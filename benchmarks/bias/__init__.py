@@ -1,0 +1,1 @@
+"""`isthmus bench bias`: how much of what crosses between nodes arrives, with codec quant."""

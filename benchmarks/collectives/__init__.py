@@ -1,0 +1,1 @@
+"""`isthmus bench collectives`: single collectives, timed and verified."""

@@ -1,0 +1,60 @@
+"""What `isthmus bench collectives` is asked to do."""
+
+from dataclasses import dataclass
+
+from isthmus.benchmarks.common.options import check_ranges, option, parse_bytes
+from isthmus.benchmarks.simulate import MAX_NODES, parse_link_rate
+
+OPERATIONS = ("reduce_scatter", "all_gather", "all_reduce")
+BACKENDS = ("gloo", "none", "flat-tagc", "tagc", "sparse", "quant", "quant2")
+ELEMENT_BYTES = {"float": 4, "bfloat16": 2, "half": 2}
+
+
+@dataclass(frozen=True)
+class CollectivesConfig:
+    """Arguments of `isthmus bench collectives`. Raises ValueError naming field, value and range."""
+
+    nodes: int = option(2, "Simulated nodes, 2 to 8.")
+    ranks_per_node: int = option(2, "Processes on each node.")
+    link: str | None = option(None, "Rate of every node's link, such as 200mbit.", show_default="no limit")
+    min_bytes: int = option(
+        1 << 16, "Smallest size; K, M, G are powers of 1024.", default_text="64K", parse=parse_bytes
+    )
+    max_bytes: int = option(1 << 24, "Largest size.", default_text="16M", parse=parse_bytes)
+    factor: int = option(4, "From one size to the next.")
+    operations: tuple[str, ...] = option(OPERATIONS, "Which collectives.")
+    backends: tuple[str, ...] = option(("gloo", "none", "flat-tagc", "tagc", "sparse", "quant"), "Which backends.")
+    dtype: str = option("float", "float, bfloat16 or half.")
+    iterations: int = option(5, "Timed calls of each.")
+    timeout_s: int = option(120, "Seconds that a collective may take.", name="timeout")
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "nodes": (2, MAX_NODES),
+            "ranks_per_node": (1, 16),
+            "min_bytes": (1, self.max_bytes),
+            "max_bytes": (1, 1 << 32),
+            "factor": (2, 1 << 20),
+            "iterations": (1, 10_000),
+            "timeout_s": (5, 86_400),
+        }
+        check_ranges(self, ranges)
+        for name, known in (("operations", OPERATIONS), ("backends", BACKENDS)):
+            for value in getattr(self, name):
+                if value not in known:
+                    raise ValueError(f"{name} '{value}': expected some of {', '.join(known)}")
+        if self.dtype not in ELEMENT_BYTES:
+            raise ValueError(f"dtype '{self.dtype}': expected one of {', '.join(ELEMENT_BYTES)}")
+        if self.link is not None:
+            parse_link_rate(self.link)
+
+    def element_counts(self) -> list[int]:
+        """Elements of the whole tensor for each size: rounded up to a multiple of the ranks."""
+        world_size = self.nodes * self.ranks_per_node
+        counts = []
+        num_bytes = self.min_bytes
+        while num_bytes <= self.max_bytes:
+            part = -(-num_bytes // (ELEMENT_BYTES[self.dtype] * world_size))
+            counts.append(part * world_size)
+            num_bytes *= self.factor
+        return counts

@@ -1,0 +1,153 @@
+"""The collectives benchmark, in the manner of nccl-tests: sizes, times, bandwidths, bytes between nodes, #wrong."""
+
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from isthmus.benchmarks.collectives.config import ELEMENT_BYTES, CollectivesConfig
+from isthmus.benchmarks.common.report import report_head
+from isthmus.benchmarks.simulate import RankWorld, open_network
+
+WORKER_MODULE = "isthmus.benchmarks.collectives.worker"
+_SETUP_TIMEOUT_S = 120
+# Above the process groups' own timeout, so that a rank that waits in vain can say so first.
+_SILENCE_MARGIN_S = 30
+_HEADS = (
+    "size",
+    "count",
+    "backend",
+    "time\nus",
+    "of gloo's\ntime",
+    "algbw\nGB/s",
+    "busbw\nGB/s",
+    "inter-node\nbytes",
+    "#wrong",
+    "error",
+)
+
+
+COLUMNS = {
+    "size": "bytes of the whole tensor: the input of a reduce-scatter, the output of an all-gather",
+    "count": "elements of one rank's part (all-reduce: of the tensor)",
+    "time": "median over calls of the slowest rank's time; all ranks share this machine's cores, so a few milliseconds "
+    "more or less are the scheduler's",
+    "algbw": "size / time",
+    "busbw": "algbw x (n-1)/n for n ranks (all-reduce: 2(n-1)/n): what every rank must at least send and receive in an "
+    "exact collective, per time, so comparable between sizes and numbers of ranks. A lossy codec can exceed the links.",
+    "inter-node": "bytes that all nodes' links sent for one call, headers included",
+    "#wrong": "elements, over all ranks, that break the contract of the first call: exact ones must equal the sum bit "
+    "for bit; with tagc and sparse each element of a piece, and of an all-reduce's result, must be there whole or not "
+    "at all, and some must be; with quant each must be within eight times the root mean square error of its width; all "
+    "ranks must have the same result of an all-reduce. flat-tagc reduces to all exactly",
+    "error": "L2 distance of the first call's result from the exact one, as a share of its norm. tagc keeps what is "
+    "missing for later steps.",
+}
+
+
+def run_collectives(config: CollectivesConfig, log_dir: Path, console: Console) -> dict[str, Any]:
+    """Run the benchmark; returns the whole report as plain values. Raises RankFailure if a rank fails."""
+    rows: list[dict[str, Any]] = []
+    with open_network(config.nodes) as network:
+        if network.has_links:
+            network.shape(config.link)
+        shaped = config.link if config.link and network.has_links else "unshaped"
+        console.print(f"{config.nodes} nodes x {config.ranks_per_node} ranks on {network.description}, link {shaped}")
+        with RankWorld(network, config.ranks_per_node, WORKER_MODULE, log_dir) as world:
+            setup = {
+                "do": "setup",
+                "backends": config.backends,
+                "count_link": network.has_links,
+                "timeout_s": config.timeout_s,
+            }
+            options = world.request(setup, _SETUP_TIMEOUT_S)[0]["options"]
+            for operation in config.operations:
+                for num_elements in config.element_counts():
+                    for backend in config.backends:
+                        rows.append(_measure(world, config, operation, num_elements, backend))
+        description = network.description
+    return {
+        **report_head(),
+        "arguments": asdict(config),
+        "network": description,
+        "link": shaped,
+        "options": options,
+        "columns": COLUMNS,
+        "rows": rows,
+    }
+
+
+def _measure(
+    world: RankWorld, config: CollectivesConfig, operation: str, num_elements: int, backend: str
+) -> dict[str, Any]:
+    command = {
+        "do": "measure",
+        "operation": operation,
+        "num_elements": num_elements,
+        "backend": backend,
+        "dtype": config.dtype,
+        "iterations": config.iterations,
+    }
+    answers = world.request(command, config.iterations * config.timeout_s + _SILENCE_MARGIN_S)
+    num_bytes = num_elements * ELEMENT_BYTES[config.dtype]
+    slowest = [max(calls) for calls in zip(*(answer["seconds"] for answer in answers), strict=True)]
+    seconds = median(slowest)
+    share = (world.world_size - 1) / world.world_size * (2 if operation == "all_reduce" else 1)
+    counted = [answer["link_sent_bytes"] for answer in answers if answer["link_sent_bytes"] is not None]
+    wrong = [answer["num_wrong"] for answer in answers]
+    return {
+        "operation": operation,
+        "backend": backend,
+        "size_bytes": num_bytes,
+        "count": num_elements if operation == "all_reduce" else num_elements // world.world_size,
+        "dtype": config.dtype,
+        "time_us": seconds * 1e6,
+        "times_us": [call * 1e6 for call in slowest],
+        "algbw_gb_s": num_bytes / seconds / 1e9,
+        "busbw_gb_s": num_bytes / seconds / 1e9 * share,
+        "link_bytes": sum(counted) / config.iterations if counted else None,
+        "num_wrong": None if None in wrong else sum(wrong),
+        "error": max(answer["error"] for answer in answers),
+        "isthmus": [answer["isthmus"] for answer in answers] if answers[0]["isthmus"] else None,
+    }
+
+
+def num_wrong(report: dict[str, Any]) -> int:
+    """Wrong elements of the whole report."""
+    return sum(row["num_wrong"] or 0 for row in report["rows"])
+
+
+def print_collectives(report: dict[str, Any], console: Console) -> None:
+    """Print one table an operation, and what its columns mean."""
+    for operation in report["arguments"]["operations"]:
+        console.print(_table(operation, [row for row in report["rows"] if row["operation"] == operation]))
+    for column, meaning in report["columns"].items():
+        console.print(f"{column}: {meaning}", highlight=False)
+    console.print(f"\n#wrong in all: {num_wrong(report)}")
+
+
+def _table(operation: str, rows: list[dict[str, Any]]) -> Table:
+    title = operation if operation == "all_gather" else f"{operation} of gradients"
+    table = Table(title=f"{title}, {rows[0]['dtype']}", title_justify="left", box=SIMPLE, padding=0, pad_edge=False)
+    for column in _HEADS:
+        table.add_column(column, justify="left" if column == "backend" else "right", no_wrap=True)
+    gloo_us = {row["size_bytes"]: row["time_us"] for row in rows if row["backend"] == "gloo"}
+    for row in rows:
+        gloo = gloo_us.get(row["size_bytes"])
+        table.add_row(
+            str(row["size_bytes"]),
+            str(row["count"]),
+            row["backend"],
+            f"{row['time_us']:.0f}",
+            "-" if gloo is None else f"{row['time_us'] / gloo:.2f}",
+            f"{row['algbw_gb_s']:.3f}",
+            f"{row['busbw_gb_s']:.3f}",
+            "-" if row["link_bytes"] is None else f"{row['link_bytes']:.0f}",
+            "-" if row["num_wrong"] is None else str(row["num_wrong"]),
+            f"{row['error']:.1e}" if row["error"] else "0",
+        )
+    return table

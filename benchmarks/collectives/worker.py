@@ -1,0 +1,242 @@
+"""One rank of the collectives benchmark: runs, verifies and times one collective of one backend by command."""
+
+from isthmus.benchmarks.simulate.serve import Emit, die_with_launcher, serve
+
+if __name__ == "__main__":
+    die_with_launcher()
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import isthmus
+from isthmus.benchmarks.collectives.verify import (
+    MAX_SUBSET_PARTS,
+    num_different,
+    num_outside_kept_subsets,
+    num_outside_subsets,
+    relative_error,
+)
+from isthmus.benchmarks.common.isthmus_group import IsthmusGroup
+from isthmus.benchmarks.common.recorder import Audit
+from isthmus.benchmarks.simulate.links import interface_sent_bytes
+from isthmus.plan.strategies import ARMS
+
+_DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.float16}
+# Whole numbers to this size: sums over 128 ranks are exact in every type, whatever the order.
+_LARGEST_VALUE = 2
+# A sketch cell adds up values of several elements, whose rounding stays when all but one are taken out again.
+_SUM_ROUNDINGS = 64
+# What arm sparse sends of a value.
+_SPARSE_EPS = torch.finfo(torch.bfloat16).eps
+# Squared error of rotated codes over the square of what is encoded, by arm: Max, "Quantizing for minimum distortion",
+# 1960, table II. Errors are spread like a normal distribution: eight times their root mean square is never reached, nor
+# are eight standard deviations of their mean square (which are 1.4 / sqrt(n) of it, and more for so few levels).
+_QUANT_ERRORS = {"quant": 0.0116, "quant2": 0.119}
+_MOST_DEVIATIONS = 8
+
+
+class Worker:
+    """The commands that a rank answers."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, IsthmusGroup | None] = {}
+
+    def setup(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
+        """Join the world and make a group for each backend."""
+        torch.set_num_threads(1)
+        timeout = timedelta(seconds=command["timeout_s"])
+        dist.init_process_group("gloo", timeout=timeout)
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._ranks_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        count_here = command["count_link"] and os.environ["LOCAL_RANK"] == "0"
+        sent_bytes = partial(interface_sent_bytes, os.environ["GLOO_SOCKET_IFNAME"]) if count_here else None
+        node_group, _ = dist.new_subgroups(self._ranks_per_node, timeout=timeout)  # type: ignore[no-untyped-call]
+        self._audit = Audit(node_group, sent_bytes)
+        for name in command["backends"]:
+            options = ARMS[name].options if name != "gloo" else None
+            self._groups[name] = IsthmusGroup(options | {"min_elements": "0"}, timeout) if options else None
+        return {"options": {name: group.options for name, group in self._groups.items() if group}}
+
+    def measure(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
+        """Verify the first call, then time the following ones. num_elements: of the whole tensor."""
+        dtype = _DTYPES[command["dtype"]]
+        isthmus_group = self._groups[command["backend"]]
+        lossy = _is_lossy(command["operation"], command["backend"])
+        inputs = [_values(command["num_elements"], dtype, rank, lossy) for rank in range(self._world_size)]
+        group = isthmus_group.group if isthmus_group else dist.group.WORLD
+        unit = f"bench.{command['backend']}.{command['num_elements']}.{dtype}"
+        measured = self._collective(command["operation"], inputs[self._rank], group, unit)
+        before = isthmus_group.counters() if isthmus_group else None
+        result = measured.result_of_one_call()
+        counted = isthmus_group.counters().since(before) if isthmus_group and before else None
+        verdict = self._verify(command, inputs, result, counted)
+        return verdict | {"isthmus": counted} | self._time(measured, command["iterations"])
+
+    def _collective(self, operation: str, own: Tensor, group: dist.ProcessGroup | None, unit: str) -> "_Measured":
+        """What to measure. Reductions are labelled as a gradient's; an all-reduce works in place, on a fresh copy."""
+        shard = own.chunk(self._world_size)[self._rank].clone()
+        whole = own.clone()
+
+        def reduce_scatter() -> None:
+            with isthmus.unit(unit):
+                dist.reduce_scatter_tensor(shard, own, group=group)
+
+        def all_gather() -> None:
+            dist.all_gather_into_tensor(whole, shard, group=group)
+
+        def all_reduce() -> None:
+            with isthmus.unit(unit):
+                dist.all_reduce(whole, group=group)
+
+        return {
+            "reduce_scatter": _Measured(reduce_scatter, shard),
+            "all_gather": _Measured(all_gather, whole),
+            "all_reduce": _Measured(all_reduce, whole, renew_from=own),
+        }[operation]
+
+    def _time(self, measured: "_Measured", iterations: int) -> dict[str, Any]:
+        self._audit.begin()
+        seconds = []
+        for _ in range(iterations):
+            measured.renew()
+            start_s = time.perf_counter()
+            measured.call()
+            seconds.append(time.perf_counter() - start_s)
+        return {"seconds": seconds, "link_sent_bytes": self._audit.end()}
+
+    def _verify(
+        self, command: dict[str, Any], inputs: list[Tensor], result: Tensor, counted: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """num_wrong: elements that break the contract; None where it cannot be checked."""
+        operation, backend = command["operation"], command["backend"]
+        exact = self._expected(operation, inputs)
+        error = relative_error(result, exact)
+        if not _is_lossy(operation, backend):
+            num_wrong: int | None = num_different(result, exact.to(result.dtype))
+        elif ARMS[backend].codec == "quant":
+            num_wrong = self._num_far(operation, backend, inputs, result, exact)
+        elif operation == "reduce_scatter":
+            assert counted is not None
+            num_wrong = self._num_wrong_sums(backend, inputs, result, counted)
+        else:
+            num_wrong = self._num_wrong_results(backend, inputs, result)
+        return {"num_wrong": num_wrong, "error": error}
+
+    def _expected(self, operation: str, inputs: list[Tensor]) -> Tensor:
+        if operation == "all_gather":
+            return torch.cat([tensor.chunk(self._world_size)[rank] for rank, tensor in enumerate(inputs)])
+        total = torch.stack([tensor.double() for tensor in inputs]).sum(0)
+        return total if operation == "all_reduce" else total.chunk(self._world_size)[self._rank]
+
+    def _num_wrong_sums(
+        self, backend: str, inputs: list[Tensor], result: Tensor, counted: dict[str, Any]
+    ) -> int | None:
+        """A node's sum (or, flat, a rank's value) is in the result whole or not at all, and some of them are in it."""
+        chunks = [tensor.chunk(self._world_size)[self._rank].double() for tensor in inputs]
+        flat = not ARMS[backend].compresses_between_nodes
+        if not flat:
+            chunks = self._sums_of_nodes(chunks)
+        own = torch.zeros_like(chunks[0]) if flat else chunks.pop(self._rank // self._ranks_per_node)
+        if len(chunks) > MAX_SUBSET_PARTS:
+            return None
+        if num_different(result, own.to(result.dtype)) == 0:
+            return result.numel()  # nothing was sent
+        broken = num_outside_subsets(result, own, chunks, _tolerance(result, backend))
+        return max(0, broken - int(counted["codec"]["estimated_elements"]))
+
+    def _num_far(self, operation: str, backend: str, inputs: list[Tensor], result: Tensor, exact: Tensor) -> int:
+        """Elements that are further from the sum than codes of that width can bring them; all, if most are too far."""
+        sums = self._sums_of_nodes([tensor.double() for tensor in inputs])
+        mean_squares = [float(node_sum.square().mean()) for node_sum in sums]
+        if operation == "reduce_scatter":
+            mean_squares.pop(self._rank // self._ranks_per_node)
+        else:
+            mean_squares.append(float(exact.double().square().mean()))  # the result is encoded once more
+        expected = _QUANT_ERRORS[backend] * sum(mean_squares)  # of the mean square of errors
+        rounding = _tolerance(result) * exact.double().abs()
+        errors = (result.double() - exact.double()).abs()
+        beyond_rounding = float((errors - rounding).clamp(min=0).square().mean())
+        if beyond_rounding > expected * (1 + _MOST_DEVIATIONS * (2 / result.numel()) ** 0.5):
+            return result.numel()
+        return int((errors > _MOST_DEVIATIONS * expected**0.5 + rounding).sum())
+
+    def _num_wrong_results(self, backend: str, inputs: list[Tensor], result: Tensor) -> int:
+        """An owner's sum, as above, is in the result whole or not at all, some are, and all ranks have the same result.
+
+        8 nodes at most have 7 other sums for an owner to add.
+        """
+        of_rank_0 = result.clone()
+        dist.broadcast(of_rank_0, 0)
+        if not result.any():
+            return result.numel()  # nothing was sent
+        num_wrong = num_different(result, of_rank_0)
+        for owner in range(self._world_size):
+            sums = self._sums_of_nodes([tensor.chunk(self._world_size)[owner].double() for tensor in inputs])
+            own = sums.pop(owner // self._ranks_per_node)
+            num_wrong += num_outside_kept_subsets(
+                result.chunk(self._world_size)[owner], own, sums, _tolerance(result, backend)
+            )
+        return num_wrong
+
+    def _sums_of_nodes(self, of_ranks: list[Tensor]) -> list[Tensor]:
+        firsts = range(0, self._world_size, self._ranks_per_node)
+        return [torch.stack(of_ranks[first : first + self._ranks_per_node]).sum(0) for first in firsts]
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A collective, and where its result is."""
+
+    call: Callable[[], None]
+    result: Tensor
+    #: What `result` must hold before each call.
+    renew_from: Tensor | None = None
+
+    def renew(self) -> None:
+        if self.renew_from is not None:
+            self.result.copy_(self.renew_from)
+
+    def result_of_one_call(self) -> Tensor:
+        self.renew()
+        self.call()
+        return self.result.clone()
+
+
+def _is_lossy(operation: str, backend: str) -> bool:
+    """Whether the result may differ from the exact one. All-reduces are exact in a single tier."""
+    if backend == "gloo" or ARMS[backend].codec == "none" or operation == "all_gather":
+        return False
+    return operation == "reduce_scatter" or ARMS[backend].compresses_between_nodes
+
+
+def _tolerance(result: Tensor, backend: str = "") -> float:
+    """Of rounding, relative to magnitudes. An all-reduce's result is rounded to what the codec sends once more."""
+    of_values = 2 * _SPARSE_EPS if backend == "sparse" else 0.0
+    return _SUM_ROUNDINGS * torch.finfo(torch.float32).eps + torch.finfo(result.dtype).eps + of_values
+
+
+def _values(num_elements: int, dtype: torch.dtype, rank: int, normal: bool) -> Tensor:
+    """Rank's input, known to all: whole numbers, whose sums are exact; or normally distributed."""
+    generator = torch.Generator().manual_seed(1 + rank)
+    if normal:
+        return torch.randn(num_elements, generator=generator).to(dtype)
+    return torch.randint(-_LARGEST_VALUE, _LARGEST_VALUE + 1, (num_elements,), generator=generator).to(dtype)
+
+
+def main() -> None:
+    """Serve the launcher until it says "exit"."""
+    worker = Worker()
+    serve({"setup": worker.setup, "measure": worker.measure})
+
+
+if __name__ == "__main__":
+    main()

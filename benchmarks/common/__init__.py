@@ -1,0 +1,1 @@
+"""What benchmarks share: model, data, groups of Isthmus, recorded collectives, facts about the machine."""

@@ -1,0 +1,67 @@
+"""Fields of a benchmark's arguments that are options of its command, with their help; and checks of their values.
+
+The command line is made from these fields (`isthmus.cli.options`), so that names, defaults and texts stand once.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+METADATA = "option"
+_BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field is given on the command line. A tuple is one comma-separated text, unless it is repeatable."""
+
+    help: str
+    #: In place of the field's name; "layers" makes --layers.
+    name: str = ""
+    #: Given several times, once for each item.
+    is_repeatable: bool = False
+    #: Shown for a default that the command line cannot show itself.
+    show_default: str = ""
+    #: The default as it would be given, where that is not its text.
+    default_text: str = ""
+    #: From text to a value, or to an item of a tuple. Raises ValueError naming the text.
+    parse: Callable[[str], Any] | None = None
+    #: A file that exists.
+    is_file: bool = False
+    min: int | None = None
+
+
+def option(default: Any, help: str, **settings: Any) -> Any:
+    """A field of a dataclass that is an option, too. settings: as in `Option`."""
+    return field(default=default, metadata={METADATA: Option(help, **settings)})
+
+
+def part(default: Any, **shown: Option | None) -> Any:
+    """A field whose value is a dataclass of options.
+
+    shown: its fields that are options here, None for those that are as there. Their defaults are those of `default`.
+    """
+    return field(default=default, metadata={METADATA: shown})
+
+
+def check_ranges(values: object, ranges: Mapping[str, tuple[int, int]]) -> None:
+    """Raise ValueError naming the first field that is out of its range, its value and the range."""
+    for name, (low, high) in ranges.items():
+        value = getattr(values, name)
+        if not low <= value <= high:
+            raise ValueError(f"{name} {value}: expected {low} to {high}")
+
+
+def parse_whole(text: str) -> int:
+    """A whole number. Raises ValueError naming the text."""
+    if not text.isdecimal():
+        raise ValueError(f"'{text}': expected a whole number")
+    return int(text)
+
+
+def parse_bytes(text: str) -> int:
+    """65536 for "64K". Raises ValueError naming the text."""
+    digits, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    if not digits.isdecimal() or unit not in _BYTE_UNITS:
+        raise ValueError(f"size '{text}': expected a whole number, with K, M or G if wanted")
+    return int(digits) * _BYTE_UNITS[unit]

@@ -1,0 +1,129 @@
+"""Watches the collectives that FSDP issues: what they took, and in audited steps what each put on the link."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from isthmus.benchmarks.common.phases import NEWER_NAMES, PHASE_OF, PHASES
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One call: the size of the whole tensor (of all ranks together for gather and scatter), and who took part."""
+
+    name: str
+    ranks: list[int]
+    num_elements: int
+    element_bytes: int
+    seconds: float
+    #: What the node's link sent from before the call on any rank until after it on all; None where nobody counted.
+    link_sent_bytes: int | None
+
+    @property
+    def phase(self) -> str:
+        """The phase of a step that this call belongs to."""
+        return PHASE_OF[self.name]
+
+
+@dataclass
+class Recording:
+    """The collectives of one step."""
+
+    collectives: list[Collective] = field(default_factory=list)
+
+    def phases_s(self, step_s: float) -> dict[str, float]:
+        """Seconds in each phase; on CPU nothing overlaps, so what is left of the step is compute."""
+        seconds = dict.fromkeys(PHASES, 0.0)
+        for collective in self.collectives:
+            seconds[collective.phase] += collective.seconds
+        seconds["compute"] = step_s - sum(seconds.values())
+        return seconds
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Plain values."""
+        return [asdict(collective) for collective in self.collectives]
+
+
+_BARRIER_SAMPLES = 5
+
+
+class Audit:
+    """Tells the link bytes of one collective from those of the next by barriers around each.
+
+    sent_bytes: reads the counter of this node's link, on one rank a node; None on its other ranks. What the barriers
+    themselves send is measured first and taken off. Collective: all ranks construct and call it alike.
+    """
+
+    def __init__(self, node_group: dist.ProcessGroup, sent_bytes: Callable[[], int] | None) -> None:
+        self._node_group = node_group
+        self._sent_bytes = sent_bytes
+        self._sent_before = 0
+        self._barrier_bytes = 0
+        empty = []
+        for _ in range(_BARRIER_SAMPLES):
+            self.begin()
+            empty.append(self.end() or 0)
+        self._barrier_bytes = min(empty)
+
+    def begin(self) -> None:
+        """Wait until all ranks are here, and let no rank of the node go on before the counter is read."""
+        dist.barrier()
+        if self._sent_bytes:
+            self._sent_before = self._sent_bytes()
+        dist.barrier(group=self._node_group)
+
+    def end(self) -> int | None:
+        """Wait until all ranks are through; returns the bytes since `begin` where they are counted."""
+        dist.barrier()
+        if self._sent_bytes is None:
+            return None
+        return max(0, self._sent_bytes() - self._sent_before - self._barrier_bytes)
+
+
+@contextmanager
+def record_collectives(audit: Audit | None = None) -> Iterator[Recording]:
+    """Record the collectives of this thread's FSDP while the context is open. One at a time in a process.
+
+    With an audit the bytes of each call are counted apart, and times are of no use.
+    """
+    recording = Recording()
+    originals = {name: getattr(dist, name) for name in (*PHASE_OF, *NEWER_NAMES) if hasattr(dist, name)}
+
+    def watched(name: str) -> Callable[..., Any]:
+        call = originals[name]
+
+        def issue(*args: Any, **kwargs: Any) -> Any:
+            if audit:
+                audit.begin()
+            start_s = time.perf_counter()
+            work = call(*args, **kwargs)
+            if work is not None:
+                raise RuntimeError(f"{name} was issued asynchronously: its time cannot be told from the outside")
+            seconds = time.perf_counter() - start_s
+            sent = audit.end() if audit else None
+            recording.collectives.append(_describe(NEWER_NAMES.get(name, name), args, kwargs, seconds, sent))
+            return work
+
+        return issue
+
+    try:
+        for name in originals:
+            setattr(dist, name, watched(name))
+        yield recording
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+
+
+def _describe(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float, link_sent_bytes: int | None
+) -> Collective:
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    whole = max(tensors, key=lambda tensor: tensor.numel())
+    ranks = dist.get_process_group_ranks(kwargs.get("group") or dist.group.WORLD)
+    return Collective(name, ranks, whole.numel(), whole.element_size(), seconds, link_sent_bytes)

@@ -1,0 +1,139 @@
+"""The arms of `isthmus bench convergence`: every way to reduce gradients that is compared, in one table."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+#: The arm that all others are compared with.
+BASELINE = "exact"
+#: The arm that sends nothing between nodes: a codec that loses as much is none.
+FLOOR = "nothing-sent"
+#: Of the steps: how long the arms with a dense start stay exact, and how long a ramp takes after that.
+_DENSE_SHARE = 0.1
+_RAMP_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class CodecArm:
+    """One way to reduce gradients. options: of Isthmus, with every one that its codec reads, whatever its default."""
+
+    name: str
+    options: dict[str, Any] = field(hash=False)
+    #: The flat paths merge what all ranks send, so they need more than one rank on each node to show what they cost.
+    ranks_per_node: int = 1
+    #: Shares of the steps.
+    dense_share: float = 0.0
+    ramp_share: float = 0.0
+    #: No codec, but what other nodes' pieces got in an earlier version's screening: normal noise "spread" over a group
+    #: or "alike", in proportion to each element, or all "dropped".
+    noise: str = ""
+
+    def options_for(self, num_steps: int) -> dict[str, Any]:
+        """Options of a run of so many steps."""
+        dense_steps, ramp_steps = round(self.dense_share * num_steps), round(self.ramp_share * num_steps)
+        return _COMMON | self.options | {"dense_steps": dense_steps, "ramp_steps": ramp_steps}
+
+
+_COMMON = {"units": "*", "min_elements": 0, "own_piece": "exact", "error_interval": 20}
+
+
+def _tagc(name: str, sparsity: float, ratio: float, cell_type: str = "fp32", **more: Any) -> dict[str, Any]:
+    codec = {"codec": "tagc", "sparsity": sparsity, "ratio": ratio, "cell_type": cell_type, "tiers": "two"}
+    return {"name": f"tagc-{name}", "options": codec | {"block_elements": 0, "peel_rounds": 64} | more}
+
+
+def _sparse(percent: float, value_type: str, error_feedback: bool = True, **more: Any) -> dict[str, Any]:
+    feedback = "on" if error_feedback else "off"
+    codec = {"codec": "sparse", "tiers": "two", "sparsity": round(1 - percent / 100, 6), "value_type": value_type}
+    name = f"sparse-{percent:g}-{value_type}" + ("" if error_feedback else "-nofb")
+    return {"name": name, "options": codec | {"error_feedback": feedback} | more}
+
+
+def _quant(
+    bits: int, rotate: bool = True, error_feedback: bool = False, scale: str = "least_error", **more: Any
+) -> dict[str, Any]:
+    codec = {"codec": "quant", "tiers": "two", "bits": bits, "rotate": rotate, "scale": scale}
+    rest = {"group_elements": 128, "scale_type": "bf16", "rounding": "nearest"}
+    name = f"quant-{bits}" + ("" if rotate else "-plain") + ("-fb" if error_feedback else "")
+    feedback = "on" if error_feedback else "off"
+    return {"name": name, "options": codec | rest | {"error_feedback": feedback} | more}
+
+
+def _named(suffix: str, arm: dict[str, Any], **more: Any) -> CodecArm:
+    return CodecArm(**(arm | {"name": f"{arm['name']}-{suffix}"} | more))
+
+
+def _flat(arm: dict[str, Any]) -> CodecArm:
+    options = arm["options"] | {"tiers": "flat", "index_bits": 1}
+    return _named("flat", arm | {"options": options}, ranks_per_node=2)
+
+
+def _dense(arm: dict[str, Any]) -> CodecArm:
+    return _named("dense", arm, dense_share=_DENSE_SHARE)
+
+
+def _ramp(arm: dict[str, Any]) -> CodecArm:
+    return _named("ramp", arm, dense_share=_DENSE_SHARE, ramp_share=_RAMP_SHARE)
+
+
+def _coded(arm: dict[str, Any]) -> CodecArm:
+    return _named("coded", arm | {"options": arm["options"] | {"own_piece": "coded"}})
+
+
+def _all_arms() -> Iterable[CodecArm]:
+    exact = {"codec": "none", "tiers": "two"}
+    yield CodecArm(BASELINE, exact)
+    # The control: so near to exact that its interval shows how far two runs drift apart by themselves.
+    yield CodecArm(**_quant(8))
+    yield CodecArm(**_quant(4))
+    yield CodecArm(**_quant(2))
+    yield _named("unbiased", _quant(1, scale="unbiased"))
+    # The paper's own settings, in two tiers and in its single one.
+    paper = [_tagc("10x", 0.9875, 10), _tagc("4x", 0.90, 4), _tagc("2x", 0.80, 2)]
+    for arm in paper:
+        yield CodecArm(**arm)
+        yield _flat(arm)
+    for percent in (5, 1.25):
+        for value_type in ("bf16", "int8"):
+            yield CodecArm(**_sparse(percent, value_type))
+    # The whole grid of quantisation, but for what stands above.
+    for bits in (8, 4, 3, 2, 1):
+        for rotate in (True, False):
+            for error_feedback in (False, True):
+                if (bits, rotate, error_feedback) not in ((8, True, False), (4, True, False), (2, True, False)):
+                    yield CodecArm(**_quant(bits, rotate, error_feedback))
+    for bits in (2, 1):
+        yield _coded(_quant(bits))
+    yield _coded(_tagc("10x", 0.9875, 10))
+    yield _coded(_sparse(5, "bf16"))
+    for arm in (_quant(2), _quant(1), _tagc("10x", 0.9875, 10), _sparse(1.25, "bf16")):
+        yield _dense(arm)
+        yield _ramp(arm)
+    # What is kept back by a ratio, or not; and what sketch cells hold.
+    for cell_type in ("bf16", "fp16", "int8"):
+        yield CodecArm(**_tagc(f"10x-{cell_type}", 0.9875, 10, cell_type))
+    for cell_type in ("fp32", "bf16", "int8"):
+        yield CodecArm(**_tagc(f"lossless-{cell_type}", 0.9875, 0, cell_type))
+    for percent in (5, 1.25):
+        for value_type in ("bf16", "int8"):
+            yield CodecArm(**_sparse(percent, value_type, error_feedback=False))
+    # What a scale is chosen for, how codes are rounded, how many elements share a scale.
+    for bits in (8, 4, 3, 2):
+        yield _named("absmax", _quant(bits, scale="absmax"))
+    for bits in (4, 2):
+        yield _named("unbiased", _quant(bits, scale="unbiased"))
+    for bits in (4, 2):
+        yield _named("stochastic", _quant(bits, scale="absmax", rounding="stochastic"))
+    for bits in (2, 1):
+        yield _named("group512", _quant(bits, group_elements=512))
+    yield _coded(_quant(1, scale="unbiased") | {"name": "quant-1-unbiased"})
+    # Why a codec costs what it costs: the same relative squared error, on other elements.
+    for noise in ("spread", "alike"):
+        yield CodecArm(f"noise-{noise}", exact, noise=noise)
+    yield CodecArm(FLOOR, exact, noise="dropped")
+
+
+ARMS: dict[str, CodecArm] = {arm.name: arm for arm in _all_arms()}
+
+#: What is trained on the real backend, beside the baseline, unless something else is asked for.
+FINALISTS = ("quant-4", "quant-4-unbiased", "quant-3", "quant-2", "quant-1-unbiased", "tagc-10x")

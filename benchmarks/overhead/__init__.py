@@ -1,0 +1,1 @@
+"""`isthmus bench overhead`: what Isthmus adds to calls of bare Gloo, and to FSDP2 steps."""

@@ -1,0 +1,1 @@
+"""`isthmus bench pipeline`: how well encoding hides behind the exchange."""

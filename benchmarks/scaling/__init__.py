@@ -1,0 +1,1 @@
+"""`isthmus bench scaling`: the training benchmark at several numbers of nodes."""

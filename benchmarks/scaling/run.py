@@ -1,0 +1,127 @@
+"""The training benchmark at several numbers of nodes: how bytes and time of a step grow with them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from isthmus.benchmarks.common.machine import versions
+from isthmus.benchmarks.common.report import report_head, write_json
+from isthmus.benchmarks.scaling.config import ScalingConfig
+from isthmus.benchmarks.simulate import parse_link_rate
+from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.benchmarks.training.report import build_report
+from isthmus.benchmarks.training.run import run_training
+from isthmus.benchmarks.training.schedule import UNSHAPED
+
+FIELDS = {
+    "median_step_s": "median over timed steps of the slowest rank's seconds, at the slowest link",
+    "communication_s": "the part of it in collectives: mean over ranks, median over timed steps",
+    "node_mb_per_step": "MB a step that the link of one node sends, mean over nodes and timed steps",
+    "link_s": "what these bytes take at the link's rate: no step can be shorter",
+    "reduction_node_mb_per_step": "the part of node_mb_per_step that reduces gradients, from audited steps",
+    "interface_over_formula": "the links' own counters over what the formulas say; null where nobody counted",
+    "payload_equals_formula": "whether the transports' counters equal the formula to the byte; null for plain arms",
+}
+
+
+def run_scaling(config: ScalingConfig, output_dir: Path, console: Console) -> dict[str, Any]:
+    """Run the training benchmark at each layout; returns the whole report as plain values.
+
+    A layout whose report lies in `output_dir` already, made with the same arguments and versions, is not run again.
+    Raises RankFailure if a rank fails.
+    """
+    reports = {str(layout): _report(config.at(layout), output_dir / str(layout), console) for layout in config.layouts}
+    return {
+        **report_head(),
+        "arguments": config.as_json(),
+        "fields": FIELDS,
+        "headline_link": next(iter(reports.values()))["headline_link"],
+        "notes": _notes(reports),
+        "layouts": {layout: _figures(report) for layout, report in reports.items()},
+    }
+
+
+def _report(config: TrainingConfig, output_dir: Path, console: Console) -> dict[str, Any]:
+    path = output_dir / "report.json"
+    earlier = _earlier_report(path, config)
+    if earlier is not None:
+        console.print(f"{config.nodes} nodes x {config.ranks_per_node} ranks: measured already, in {path}")
+        return earlier
+    report = build_report(run_training(config, output_dir, console))
+    write_json(report, path)
+    return report
+
+
+def _earlier_report(path: Path, config: TrainingConfig) -> dict[str, Any] | None:
+    try:
+        report: dict[str, Any] = json.loads(path.read_text())
+        same = TrainingConfig.from_json(report["arguments"]) == config and report["versions"] == versions()
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # none, or cut off
+    return report if same else None
+
+
+def _figures(report: dict[str, Any]) -> dict[str, Any]:
+    return {name: _figures_of_arm(arm, report) for name, arm in report["arms"].items()}
+
+
+def _figures_of_arm(arm: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
+    nodes = report["arguments"]["nodes"]
+    node_bytes = arm["link_bytes_per_step"] / nodes
+    link = report["headline_link"]
+    return {
+        "median_step_s": arm["median_step_s"],
+        "communication_s": arm["phases_s"]["all_gather"] + arm["phases_s"]["reduce_scatter"],
+        "node_mb_per_step": node_bytes / 1e6,
+        "link_s": None if link == UNSHAPED else node_bytes * 8 / parse_link_rate(link),
+        "reduction_node_mb_per_step": arm["reduce_scatter_link_bytes_per_step"] / nodes / 1e6,
+        "interface_over_formula": arm.get("interface_over_formula"),
+        "payload_equals_formula": arm.get("payload_equals_formula"),
+    }
+
+
+def _notes(reports: dict[str, dict[str, Any]]) -> list[str]:
+    notes = [
+        "All ranks of all nodes share this machine's cores: seconds of compute grow with the number of ranks, which on "
+        "as many machines they would not. communication_s grows with them, too: on CPU collectives take compute.",
+        "Each rank brings its own sequences, so more ranks train on more data in a step.",
+        "Gloo's reduce-scatter is an all-reduce inside: in arm fsdp it sends twice what a ring reduce-scatter would.",
+    ]
+    for layout, report in reports.items():
+        notes += [f"{layout}: {note}" for note in report["notes"] if note.startswith("DISTURBED")]
+    return notes
+
+
+def print_scaling(report: dict[str, Any], console: Console) -> None:
+    """Print two tables, arms by layouts, and the notes."""
+    link = report["headline_link"]
+    console.print(f"Median seconds a step, link {link} (in collectives)", highlight=False)
+    console.print(_table(report, _time))
+    console.print("MB a step that the link of one node sends (of it gradients)", highlight=False)
+    console.print(_table(report, _bytes))
+    for note in report["notes"]:
+        console.print(f"- {note}", highlight=False)
+
+
+def _time(figures: dict[str, Any]) -> str:
+    return f"{figures['median_step_s']:.2f} ({figures['communication_s']:.2f})"
+
+
+def _bytes(figures: dict[str, Any]) -> str:
+    equal = figures["payload_equals_formula"]
+    mark = "" if equal in (True, None) else " [red]differs[/red]"
+    return f"{figures['node_mb_per_step']:.2f} ({figures['reduction_node_mb_per_step']:.2f}){mark}"
+
+
+def _table(report: dict[str, Any], cell: Callable[[dict[str, Any]], str]) -> Table:
+    table = Table()
+    table.add_column("arm", no_wrap=True)
+    for layout in report["layouts"]:
+        table.add_column(layout, justify="right", no_wrap=True)
+    for arm in next(iter(report["layouts"].values())):
+        table.add_row(arm, *(cell(figures[arm]) for figures in report["layouts"].values()))
+    return table

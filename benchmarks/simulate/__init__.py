@@ -1,0 +1,24 @@
+"""Simulated nodes on one machine: network namespaces joined by shaped links, and the ranks that run in them."""
+
+from isthmus.benchmarks.simulate.links import parse_link_rate
+from isthmus.benchmarks.simulate.network import (
+    MAX_NODES,
+    LoopbackNetwork,
+    NamespaceNetwork,
+    Network,
+    NetworkError,
+    open_network,
+)
+from isthmus.benchmarks.simulate.ranks import RankFailure, RankWorld
+
+__all__ = [
+    "MAX_NODES",
+    "LoopbackNetwork",
+    "NamespaceNetwork",
+    "Network",
+    "NetworkError",
+    "RankFailure",
+    "RankWorld",
+    "open_network",
+    "parse_link_rate",
+]

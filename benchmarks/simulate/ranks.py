@@ -1,0 +1,244 @@
+"""The processes of all ranks on simulated nodes: launch, commands, answers, failures, and the end of them all."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from isthmus.benchmarks.simulate.network import Network
+
+# How long to listen to the other ranks once one has failed: the first to fail is not always the first to be heard.
+_FAILURE_GRACE_S = 1.5
+_EXIT_TIMEOUT_S = 5
+_LOG_TAIL_LINES = 15
+
+
+class RankFailure(RuntimeError):
+    """A rank ended or did not answer; the message names it and says why."""
+
+
+@dataclass
+class _Rank:
+    rank: int
+    process: subprocess.Popen[bytes]
+    #: The end of a pipe from which its answers are read.
+    answers: int
+    log: Path
+    unread: bytes = b""
+    ended: bool = False
+    answer: dict[str, Any] | None = None
+    failure: dict[str, Any] | None = None
+
+    def take_lines(self) -> list[dict[str, Any]]:
+        """Read what has come without waiting; sets `ended` at the end of the stream."""
+        chunk = os.read(self.answers, 1 << 20)
+        self.ended = not chunk
+        *lines, self.unread = (self.unread + chunk).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def why(self) -> str:
+        """Why this rank failed."""
+        code = self.process.poll()
+        if self.failure:
+            return str(self.failure["error"])
+        if code is None:
+            return "ended its answers"
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def last_words(self) -> str:
+        """The last lines that it printed, and where the others are."""
+        lines = self.log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        return "\n".join([*(f"  | {line}" for line in lines), f"  (all that it printed: {self.log})"])
+
+
+class RankWorld:
+    """One process a rank, `ranks_per_node` on each node in blocks, that answer commands together.
+
+    Each runs `python -m module`, which must call `isthmus.benchmarks.simulate.serve.serve`. What they print goes to
+    log_dir/rank<r>.log. A context manager: leaving it ends all of them. To be made in the main thread: ranks are
+    killed when the thread that made them ends.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        ranks_per_node: int,
+        module: str,
+        log_dir: Path,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.world_size = network.num_nodes * ranks_per_node
+        self.ranks_per_node = ranks_per_node
+        self._ranks: list[_Rank] = []
+        log_dir.mkdir(parents=True, exist_ok=True)
+        common = {
+            **os.environ,
+            "MASTER_ADDR": network.address(0),
+            "MASTER_PORT": str(network.free_port()),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(ranks_per_node),
+            "ISTHMUS_NODES": f"{network.num_nodes}x{ranks_per_node}",
+            "ISTHMUS_LAUNCHER_PID": str(os.getpid()),
+            "OMP_NUM_THREADS": "1",
+            **(environment or {}),
+        }
+        try:
+            for rank in range(self.world_size):
+                node, local = divmod(rank, ranks_per_node)
+                own = {
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(local),
+                    "GROUP_RANK": str(node),
+                    "GLOO_SOCKET_IFNAME": network.interface(node),
+                }
+                self._start(rank, [*network.command_prefix(node), sys.executable, "-m", module], log_dir, common | own)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, rank: int, words: Sequence[str], log_dir: Path, environment: dict[str, str]) -> None:
+        log = log_dir / f"rank{rank}.log"
+        answers, answers_of_rank = os.pipe()
+        with log.open("wb") as output, os.fdopen(answers_of_rank, "wb") as pipe:
+            process = subprocess.Popen(
+                words,
+                env=environment | {"ISTHMUS_ANSWER_FD": str(pipe.fileno())},
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                pass_fds=[pipe.fileno()],
+                start_new_session=True,  # Ctrl-C is for us: we end the ranks
+            )
+        self._ranks.append(_Rank(rank, process, answers, log))
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Process ids by rank."""
+        return [rank.process.pid for rank in self._ranks]
+
+    def request(
+        self,
+        command: dict[str, Any],
+        silence_timeout_s: float,
+        on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    ) -> list[dict[str, Any]]:
+        """Send `command` to all ranks and return their answers, by rank. Events carry the "rank" they come from.
+
+        Raises RankFailure if a rank ends, reports an error, or no rank says anything for
+        `silence_timeout_s`. The world is then of no
+        further use but to be closed.
+        """
+        for rank in self._ranks:
+            rank.answer = None
+            assert rank.process.stdin is not None
+            with suppress(BrokenPipeError):  # it has ended: its answers will end
+                rank.process.stdin.write(json.dumps(command).encode() + b"\n")
+                rank.process.stdin.flush()
+        self._listen(silence_timeout_s, on_event)
+        if any(rank.ended or rank.failure for rank in self._ranks):
+            self._listen(_FAILURE_GRACE_S, on_event, in_failure=True)
+            raise RankFailure(self._failure_text(command))
+        silent = [rank.rank for rank in self._ranks if rank.answer is None]
+        if silent:
+            raise RankFailure(
+                f"'{command['do']}': no word for {silence_timeout_s:.0f} s, no answer from rank {_join(silent)}"
+            )
+        return [rank.answer for rank in self._ranks if rank.answer is not None]
+
+    def _listen(
+        self, silence_timeout_s: float, on_event: Callable[[dict[str, Any]], None], in_failure: bool = False
+    ) -> None:
+        """Take messages until all ranks have answered, one has failed (unless `in_failure`), or all are silent."""
+        with selectors.DefaultSelector() as selector:
+            for rank in self._ranks:
+                if not rank.ended and rank.answer is None:
+                    selector.register(rank.answers, selectors.EVENT_READ, rank)
+            while selector.get_map() and (ready := selector.select(silence_timeout_s)):
+                for key, _ in ready:
+                    rank = key.data
+                    for message in rank.take_lines():
+                        _deliver(rank, message, on_event)
+                    if rank.ended or rank.answer is not None:
+                        selector.unregister(key.fileobj)
+                if not in_failure and any(rank.ended or rank.failure for rank in self._ranks):
+                    return
+
+    def _failure_text(self, command: dict[str, Any]) -> str:
+        for rank in self._ranks:
+            if rank.ended:
+                with suppress(subprocess.TimeoutExpired):
+                    rank.process.wait(timeout=_EXIT_TIMEOUT_S)
+        # A rank that ended without a word was killed, or crashed: the others' errors follow from that.
+        mute = [rank for rank in self._ranks if rank.ended and rank.failure is None]
+        told = [rank for rank in self._ranks if rank.failure is not None]
+        first = min(mute, default=None, key=_exit_order) or min(told, key=_failure_time)
+        others = sorted(rank.rank for rank in mute + told if rank is not first)
+        silent = sorted(rank.rank for rank in self._ranks if rank.answer is None and rank not in mute + told)
+        node, local = divmod(first.rank, self.ranks_per_node)
+        text = f"rank {first.rank} (node {node}, local index {local}) failed in '{command['do']}': {first.why()}"
+        if others:
+            text += f"\nafter it also rank {_join(others)}"
+        if silent:
+            text += f"\nno answer from rank {_join(silent)}: stopped, hanging, or waiting for the others"
+        return f"{text}\n{first.last_words()}"
+
+    def close(self) -> None:
+        """End all ranks: those that wait for a command by themselves, the others by SIGKILL."""
+        idle = all(rank.answer is not None and not rank.ended for rank in self._ranks)
+        for rank in self._ranks:
+            assert rank.process.stdin is not None
+            with suppress(BrokenPipeError):
+                if idle:
+                    rank.process.stdin.write(b'{"do": "exit"}\n')
+                rank.process.stdin.close()
+        deadline_s = time.monotonic() + (_EXIT_TIMEOUT_S if idle else 0)
+        for rank in self._ranks:
+            try:
+                rank.process.wait(timeout=max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                rank.process.kill()
+        for rank in self._ranks:
+            rank.process.wait()
+            os.close(rank.answers)
+        self._ranks.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _deliver(rank: _Rank, message: dict[str, Any], on_event: Callable[[dict[str, Any]], None]) -> None:
+    kind = message.pop("kind")
+    if kind == "event":
+        on_event({"rank": rank.rank, **message})
+    elif kind == "answer":
+        rank.answer = message
+    else:
+        rank.failure = message
+
+
+def _exit_order(rank: _Rank) -> tuple[bool, int]:
+    """Ranks that a signal ended come first: an exit code of their own is more often a consequence."""
+    code = rank.process.poll()
+    return (code is None or code >= 0, rank.rank)
+
+
+def _failure_time(rank: _Rank) -> float:
+    return float(rank.failure["failed_at_s"]) if rank.failure else float("inf")
+
+
+def _join(ranks: Sequence[int]) -> str:
+    return ", ".join(str(rank) for rank in ranks)

@@ -1,0 +1,1 @@
+"""`isthmus bench soak`: thousands of mixed collectives, every result verified, memory flat."""

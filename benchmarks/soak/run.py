@@ -1,0 +1,117 @@
+"""The soak: thousands of steps of mixed collectives in several groups at once, every result verified, memory flat."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+
+from isthmus.benchmarks.simulate import RankWorld, open_network
+from isthmus.benchmarks.soak.config import SoakConfig
+from isthmus.benchmarks.soak.plan import GROUPS
+
+WORKER_MODULE = "isthmus.benchmarks.soak.worker"
+#: Of the steps, for allocators, caches and lazily made connections to settle, and for units to have residuals.
+WARM_UP_SHARE = 0.25
+#: What a rank's memory may grow by after warming up, between the medians of the first and last quarter of samples.
+#: In short runs part of that are the residuals of units that have not been called before.
+MOST_GROWTH_BYTES = 32 << 20
+#: A group asks the store about faults when an operation takes long, over a connection that it then keeps; so a slow
+#: moment late in the run may add one thread and one descriptor a group.
+MOST_LATE_CONNECTIONS = len(GROUPS)
+_SETUP_TIMEOUT_S = 180
+_NUM_SAMPLES = 40
+_SLOWEST_STEP_S = 30
+
+
+@dataclass(frozen=True)
+class SoakReport:
+    """What was done, and what it cost; `faults` says what was out of bounds."""
+
+    counted: Counter[str]  # calls by kind
+    seconds: float
+    growth_bytes: list[int]  # of each rank's memory after warming up
+    memory_bytes: list[int]  # of each rank at the end
+    late_threads: list[int]
+    late_descriptors: list[int]
+
+    def faults(self) -> list[str]:
+        """What grew by more than it may, by rank."""
+        bounds = {
+            "bytes of memory": (self.growth_bytes, MOST_GROWTH_BYTES),
+            "threads": (self.late_threads, MOST_LATE_CONNECTIONS),
+            "file descriptors": (self.late_descriptors, MOST_LATE_CONNECTIONS),
+        }
+        return [
+            f"rank {rank} has {grown} more {what} than after warming up; at most {most} are allowed"
+            for what, (by_rank, most) in bounds.items()
+            for rank, grown in enumerate(by_rank)
+            if grown > most
+        ]
+
+
+def run_soak(config: SoakConfig, log_dir: Path, console: Console) -> SoakReport:
+    """Run all steps. Raises RankFailure, naming the first wrong step, if a result is wrong."""
+    samples: list[list[dict[str, int]]] = []
+    counted: Counter[str] = Counter()
+    with open_network(config.nodes) as network:
+        console.print(f"{config.nodes} nodes x {config.ranks_per_node} ranks on {network.description}")
+        with RankWorld(network, config.ranks_per_node, WORKER_MODULE, log_dir) as world:
+            setup = world.request({"do": "setup", "timeout_s": config.timeout_s}, _SETUP_TIMEOUT_S)
+            smallest_group = min(answer["smallest_group"] for answer in setup)
+            begin_s = time.monotonic()
+            for first, last in _batches(config.steps):
+                command = {"do": "run", "first": first, "last": last, "seed": config.seed}
+                patience_s = config.timeout_s + (last - first) * _SLOWEST_STEP_S
+                answers = world.request(command | {"smallest_group": smallest_group}, patience_s)
+                counted.update(answers[0]["counted"])
+                samples.append([answer["process"] for answer in answers])
+                console.print(f"{last} steps, {time.monotonic() - begin_s:.0f} s", highlight=False)
+            return _report(counted, time.monotonic() - begin_s, samples)
+
+
+def _batches(steps: int) -> list[tuple[int, int]]:
+    length = max(1, -(-steps // _NUM_SAMPLES))
+    return [(first, min(first + length, steps)) for first in range(0, steps, length)]
+
+
+def _report(counted: Counter[str], seconds: float, samples: list[list[dict[str, int]]]) -> SoakReport:
+    """samples[i][rank]: taken after the i-th batch."""
+    warm = samples[int(len(samples) * WARM_UP_SHARE) :]
+    by_rank: list[dict[str, list[int]]] = [
+        {name: [sample[rank][name] for sample in warm] for name in warm[0][rank]} for rank in range(len(warm[0]))
+    ]
+    quarter = max(1, len(warm) // 4)
+
+    def growth(values: list[int]) -> int:
+        return int(median(values[-quarter:]) - median(values[:quarter]))
+
+    return SoakReport(
+        counted=counted,
+        seconds=seconds,
+        growth_bytes=[growth(figures["memory_bytes"]) for figures in by_rank],
+        memory_bytes=[figures["memory_bytes"][-1] for figures in by_rank],
+        late_threads=[figures["threads"][-1] - figures["threads"][0] for figures in by_rank],
+        late_descriptors=[figures["descriptors"][-1] - figures["descriptors"][0] for figures in by_rank],
+    )
+
+
+def print_soak(config: SoakConfig, report: SoakReport, console: Console) -> None:
+    """Print what was done and what it left."""
+    total = sum(report.counted.values())
+    kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(report.counted.items()))
+    lines: list[tuple[str, Any]] = [
+        ("steps", f"{config.steps}, seed {config.seed}, {report.seconds:.0f} s"),
+        ("collectives", f"{total}, all verified: {kinds}"),
+        ("memory at the end", ", ".join(f"{bytes_ / 2**20:.0f} MiB" for bytes_ in report.memory_bytes)),
+        ("grown since warm-up", ", ".join(f"{bytes_ / 2**20:+.1f} MiB" for bytes_ in report.growth_bytes)),
+        ("more threads", ", ".join(map(str, report.late_threads))),
+        ("more descriptors", ", ".join(map(str, report.late_descriptors))),
+    ]
+    for name, value in lines:
+        console.print(f"{name:20} {value}", highlight=False, soft_wrap=True)

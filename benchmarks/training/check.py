@@ -1,0 +1,186 @@
+"""Predictions against counters: a training benchmark's report beside what placement alone says of its steps.
+
+Nothing of what the run recorded goes into the prediction but its arguments and the options of its groups.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from isthmus.benchmarks.common.model import ByteGpt
+from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.benchmarks.training.traffic import INTERFACE_TOLERANCE
+from isthmus.plan.modules import units_of
+from isthmus.plan.packets import WireOptions
+from isthmus.plan.placement import Cluster, ElementBytes, Operation, Phase
+from isthmus.plan.step import Setting, StepPlan
+from isthmus.plan.strategies import STRATEGIES, strategies_named
+from isthmus.plan.tables import strategy_table
+from isthmus.plan.units import Model
+from isthmus.plan.volumes import gloo_formula, sent_bytes
+
+#: How benchmarks book the phases: one for weights, one for gradients.
+_BOOKED_AS = {Phase.REDUCTION: "reduce_scatter"}
+_WEIGHTS = "all_gather"
+
+#: What a collective is: kind, ranks in its group, elements, bytes of each.
+Signature = tuple[str, int, int, int]
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A step of an arm, summed over all ranks: its collectives, bytes between nodes, and those that Isthmus counts."""
+
+    collectives: Counter[Signature]
+    bytes_by_phase: dict[str, int]
+    counted_by_phase: dict[str, int]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes between nodes."""
+        return sum(self.bytes_by_phase.values())
+
+
+def predict(config: TrainingConfig, arm: str, options: Mapping[str, Any] | None) -> Predicted:
+    """What a step of an arm of the training benchmark sends. options: of its groups; None: on plain Gloo."""
+    cluster = Cluster(config.nodes, config.ranks_per_node)
+    setting = Setting(
+        model=_model_of(config),
+        cluster=cluster,
+        world=gloo_formula(config.ranks_per_node),
+        element_bytes=ElementBytes.of(config.dtype, config.dtype),
+    )
+    wire = WireOptions() if options is None else WireOptions.of(options)
+    (strategy,) = strategies_named([arm], wire)
+    plan = StepPlan(setting, strategy)
+    formula = strategy.formula(setting.world)
+    by_phase, counted = Counter({_WEIGHTS: 0, "reduce_scatter": 0}), Counter({_WEIGHTS: 0, "reduce_scatter": 0})
+    for operation in plan.operations:
+        for rank in range(cluster.world_size):
+            sent = sent_bytes(formula(operation.on(rank, cluster), rank))
+            by_phase[_booked_as(operation)] += sent.num_bytes
+            counted[_booked_as(operation)] += sent.counted_bytes
+    signatures = Counter(_signature(operation, cluster) for operation in plan.operations)
+    return Predicted(signatures, dict(by_phase), dict(counted))
+
+
+def _model_of(config: TrainingConfig) -> Model:
+    with torch.device("meta"):
+        return units_of(ByteGpt(config.shape))
+
+
+def _booked_as(operation: Operation) -> str:
+    return _BOOKED_AS.get(operation.phase, _WEIGHTS)
+
+
+def _signature(operation: Operation, cluster: Cluster) -> Signature:
+    return str(operation.kind), cluster.size(operation.scope), operation.num_elements, operation.element_bytes
+
+
+@dataclass(frozen=True)
+class ArmCheck:
+    """An arm's prediction beside what its audited steps counted. Each of them must agree.
+
+    collectives: whether they are the same ones; None: the report does not hold them. payload: that of the transports,
+    in all, which must be equal to the byte in each phase; None for plain arms. link_bytes: a mean over audited
+    steps; None where nobody counted.
+    """
+
+    arm: str
+    predicted: Predicted
+    collectives_equal: bool | None
+    payload_bytes: int | None
+    payload_equal: bool | None
+    link_bytes: float | None
+
+    @property
+    def link_over_predicted(self) -> float | None:
+        """Share by which the links sent more than predicted; None where nobody counted, or nothing should be sent."""
+        if self.link_bytes is None or not self.predicted.num_bytes:
+            return None
+        return self.link_bytes / self.predicted.num_bytes - 1
+
+    @property
+    def link_is_near(self) -> bool:
+        """Whether the links sent what was predicted, and not more on top of it than protocols do."""
+        share = self.link_over_predicted
+        return share is None or abs(share) <= INTERFACE_TOLERANCE
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing contradicts the prediction."""
+        return self.collectives_equal is not False and self.payload_equal is not False and self.link_is_near
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        names = ("kind", "num_ranks", "num_elements", "element_bytes")
+        calls = [dict(zip(names, call, strict=True)) for call in self.predicted.collectives.elements()]
+        return asdict(self) | {
+            "predicted": asdict(self.predicted) | {"collectives": calls},
+            "link_over_predicted": self.link_over_predicted,
+            "holds": self.holds,
+        }
+
+
+def check_report(report: Mapping[str, Any]) -> list[ArmCheck]:
+    """Check every arm of a report of `isthmus bench training`. ValueError: it is none, or holds no audited step."""
+    try:
+        config = TrainingConfig.from_json(report["arguments"])
+        arms = {name: (arm["options"], arm["steps"]) for name, arm in report["arms"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a report of `isthmus bench training`: {type(error).__name__}: {error}") from error
+    return [_check_arm(config, name, options, steps) for name, (options, steps) in arms.items() if name in STRATEGIES]
+
+
+def _check_arm(
+    config: TrainingConfig, arm: str, options: Mapping[str, Any] | None, steps: list[dict[str, Any]]
+) -> ArmCheck:
+    predicted = predict(config, arm, options)
+    audited = [step for step in steps if step["kind"] == "audited"]
+    if not audited:
+        raise ValueError(f"arm '{arm}' has no audited step")
+    payloads = [step["payload_bytes"] for step in audited if "payload_bytes" in step]
+    listed = [step["collectives"] for step in audited if "collectives" in step]
+    links = [step["audited_link_bytes"] for step in audited if "audited_link_bytes" in step]
+    return ArmCheck(
+        arm=arm,
+        predicted=predicted,
+        collectives_equal=all(_signatures(calls) == predicted.collectives for calls in listed) if listed else None,
+        payload_bytes=sum(payloads[0].values()) if payloads else None,
+        payload_equal=all(payload == predicted.counted_by_phase for payload in payloads) if payloads else None,
+        link_bytes=sum(sum(link.values()) for link in links) / len(links) if links else None,
+    )
+
+
+def _signatures(calls: list[dict[str, Any]]) -> Counter[Signature]:
+    return Counter((call["kind"], call["num_ranks"], call["num_elements"], call["element_bytes"]) for call in calls)
+
+
+def print_checks(checks: Sequence[ArmCheck], console: Console) -> None:
+    """Print predictions beside what transports and links counted; bytes are sums over all nodes."""
+    columns = ["collectives", "bytes\npredicted", "of it\nIsthmus's", "transports\ncounted", "links,\nover it"]
+    table = strategy_table("A step: predicted from placement, and counted in a real run", columns)
+    for check in checks:
+        predicted = check.predicted
+        collectives = f"{predicted.collectives.total()} {_agreement(check.collectives_equal)}"
+        ours = counted = "-"
+        if check.payload_bytes is not None:
+            ours = f"{sum(predicted.counted_by_phase.values()):,}"
+            counted = f"{check.payload_bytes:,} {_agreement(check.payload_equal)}"
+        table.add_row(check.arm, collectives, f"{predicted.num_bytes:,}", ours, counted, _over(check))
+    console.print(table)
+
+
+def _agreement(agrees: bool | None) -> str:
+    return "" if agrees is None else "equal" if agrees else "[red]differ[/red]"
+
+
+def _over(check: ArmCheck) -> str:
+    share = check.link_over_predicted
+    if share is None:
+        return "-"
+    return f"{share:+.1%}" if check.link_is_near else f"[red]{share:+.1%} (!)[/red]"

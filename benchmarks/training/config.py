@@ -1,0 +1,98 @@
+"""What a training benchmark is asked to do: arguments with their ranges, passed to the ranks as they are."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from isthmus.benchmarks.common.options import check_ranges, option
+from isthmus.benchmarks.common.shape import DTYPES, ModelShape
+from isthmus.benchmarks.simulate import MAX_NODES, parse_link_rate
+from isthmus.plan.ranges import check_names
+from isthmus.plan.strategies import ARMS
+
+#: What is compared unless something else is asked for.
+DEFAULT_ARMS = ("fsdp", "hsdp", "none", "flat-tagc", "tagc", "quant", "hsdp-none", "hsdp-quant")
+
+_RANGES = {
+    "nodes": (2, MAX_NODES),
+    "ranks_per_node": (1, 16),
+    "steps": (2, 100_000),
+    "timed_steps": (1, 100_000),
+    "audited_steps": (1, 100),
+    "sequences": (1, 4096),
+    "validation_sequences": (1, 65_536),
+    "timeout_s": (10, 86_400),
+}
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Arguments of `isthmus bench training`. Raises ValueError naming field, value and range."""
+
+    arms: tuple[str, ...] = option(DEFAULT_ARMS, "Which arms, in this order.")
+    nodes: int = option(2, "Simulated nodes, 2 to 8.")
+    ranks_per_node: int = option(2, "Processes on each node.")
+    links: tuple[str, ...] = option(
+        ("200mbit", "50mbit"), "Rate of every node's link; repeatable.", name="link", is_repeatable=True
+    )
+    steps: int = option(100, "Steps of each arm without a limit on the link, for the loss.")
+    timed_steps: int = option(8, "Timed steps of each arm at each link rate.")
+    audited_steps: int = option(2, "Steps of each arm that count each collective's bytes.")
+    dtype: str = option("bf16", "Parameters and reduction: bf16, fp32 or fp16.")
+    width: int = option(ModelShape.width, "Width of the model, a multiple of 64.")
+    num_layers: int = option(ModelShape.num_layers, "Transformer blocks.", name="layers")
+    context: int = option(ModelShape.context, "Bytes in a sequence.")
+    sequences: int = option(4, "Sequences of each rank in a step.")
+    validation_sequences: int = 32
+    lr: float = option(1.5e-3, "Peak learning rate of AdamW.")  # of .003, .0015 and .00075 the best for the exact path
+    seed: int = option(1, "Seed of weights and batches, the same for all arms.")
+    text: tuple[str, ...] = option(
+        (),
+        "Text to train on; repeatable.",
+        is_repeatable=True,
+        is_file=True,
+        show_default="Python's standard library",
+    )
+    timeout_s: int = option(300, "Seconds that a collective may take.", name="timeout")
+
+    def __post_init__(self) -> None:
+        check_names("arm", self.arms, ARMS)
+        check_ranges(self, _RANGES)
+        _ = self.shape
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype '{self.dtype}': expected one of {', '.join(DTYPES)}")
+        if not 0 < self.lr < 1:
+            raise ValueError(f"lr {self.lr}: expected above 0 and below 1")
+        for link in self.links:
+            parse_link_rate(link)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def shape(self) -> ModelShape:
+        """Size of the model."""
+        return ModelShape(self.width, self.num_layers, self.context)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; `from_json` undoes it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "TrainingConfig":
+        """Undo `as_json`, also after a trip through JSON."""
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**(values | lists))
+
+
+def quick(config: TrainingConfig) -> TrainingConfig:
+    """A check, not a measurement."""
+    return replace(
+        config,
+        steps=min(config.steps, 12),
+        timed_steps=min(config.timed_steps, 3),
+        audited_steps=1,
+        validation_sequences=8,
+        links=("50mbit",) if config.links == TrainingConfig.links else config.links,
+    )

@@ -1,0 +1,254 @@
+"""Sums the records of a training benchmark up: report.json, a table, and the sentence that it comes down to."""
+
+from collections.abc import Callable
+from statistics import fmean, median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES, PHASES
+from isthmus.benchmarks.common.report import report_head
+from isthmus.benchmarks.simulate import parse_link_rate
+from isthmus.benchmarks.training.run import TrainingRecords
+from isthmus.benchmarks.training.schedule import UNSHAPED
+from isthmus.benchmarks.training.traffic import INTERFACE_TOLERANCE
+from isthmus.plan.strategies import ARMS, Strategy
+
+SMOOTHED_STEPS = 5
+#: Timed steps of one arm that differ more than this were disturbed.
+_CALM_SPREAD = 1.3
+#: Medians of a few steps repeat within this share from run to run.
+_EQUAL_TIMES = 0.05
+
+FIELDS = {
+    "median_step_s": "median over timed steps of the slowest rank's seconds",
+    "link_bytes_per_step": "mean over timed steps of what the nodes' links sent, summed over nodes",
+    "reduce_scatter_link_bytes_per_step": "the part of it that reduces gradients (hsdp*: with its all-reduce), from "
+    "audited steps, in which barriers part the collectives",
+    "phases_s": "mean over ranks, median over timed steps (they need not add up to median_step_s); reduce_scatter has "
+    "the all-reduce of hsdp* in it; waiting for a slower rank is in the collective that waits",
+    "payload_bytes_per_step": "what Isthmus handed to its transports for other nodes, without protocol headers; from "
+    "audited steps, as are *_formula_bytes_per_step",
+    "payload_equals_formula": "whether that equals the formula to the byte in each audited step",
+    "isthmus_s": "seconds inside Isthmus by step of its path; mean over ranks, median over timed steps",
+    "val_loss": "mean cross-entropy in nats a byte on held-out text after the last step",
+    "steps": "every step; kind: loss (no limit on the link), audited, settling (not timed), timed",
+    "by_link": "the same figures at each link speed; 'unshaped' from the steps for the loss",
+}
+
+
+def build_report(records: TrainingRecords) -> dict[str, Any]:
+    """The whole report as plain values. Figures of an arm are those of the slowest link."""
+    links = [UNSHAPED, *records.links]
+    slowest = min(records.links, key=parse_link_rate, default=UNSHAPED)
+    arms = {name: _arm(name, records, links, slowest) for name in records.config.arms}
+    return {
+        **report_head(load_before=records.load_before),
+        "seconds": round(records.seconds, 1),
+        "arguments": records.config.as_json(),
+        "model": records.model,
+        "network": records.network,
+        "links": links,
+        "headline_link": slowest,
+        "headline": headline(arms, slowest),
+        "notes": _notes(records, slowest) + _disturbances(arms, records.load_before),
+        "fields": FIELDS,
+        "arms": arms,
+    }
+
+
+def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) -> dict[str, Any]:
+    steps = records.steps[name]
+    by_link = {link: _figures([step for step in steps if _counts(step, link)]) for link in links}
+    audited = [step for step in steps if step["kind"] == "audited"]
+    formula = _mean_by_phase(audited, "formula_bytes")
+    arm = {"description": ARMS[name].description, **by_link[slowest], "val_loss": records.val_loss[name]}
+    arm["options"] = records.model["options"].get(name)
+    arm["link_bytes_source"] = "interface" if "audited_link_bytes" in audited[0] else "formula"
+    if arm["link_bytes_source"] == "interface":
+        parts = _mean_by_phase(audited, "audited_link_bytes")
+        arm["interface_over_formula"] = arm["link_bytes_per_step"] / sum(formula.values())
+    else:
+        parts = formula
+        arm["link_bytes_per_step"] = sum(formula.values())
+    if "payload_bytes" in audited[0]:
+        arm["payload_bytes_per_step"] = sum(_mean_by_phase(audited, "payload_bytes").values())
+        arm["payload_equals_formula"] = all(step["payload_bytes"] == step["counted_formula_bytes"] for step in audited)
+        arm["isthmus_s"] = _median_by_key([step for step in steps if _counts(step, slowest)], "isthmus_s")
+    arm |= {f"{phase}_link_bytes_per_step": num_bytes for phase, num_bytes in parts.items()}
+    arm |= {f"{phase}_formula_bytes_per_step": num_bytes for phase, num_bytes in formula.items()}
+    return arm | {"by_link": by_link, "steps": steps}
+
+
+def _mean_by_phase(steps: list[dict[str, Any]], field: str) -> dict[str, float]:
+    return {phase: fmean(step[field][phase] for step in steps) for phase in COMMUNICATION_PHASES}
+
+
+def _median_by_key(steps: list[dict[str, Any]], field: str) -> dict[str, float]:
+    return {key: median(step[field][key] for step in steps) for key in steps[0][field]}
+
+
+def _counts(step: dict[str, Any], link: str) -> bool:
+    """Whether a step's time counts at `link`. The first of all steps warms up."""
+    kind = "loss" if link == UNSHAPED else "timed"
+    return bool(step["link"] == link and step["kind"] == kind and step["step"] > 0)
+
+
+def _figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    link_bytes = [step["link_sent_bytes"] for step in steps]
+    return {
+        "median_step_s": median(step["seconds"] for step in steps),
+        "min_step_s": min(step["seconds"] for step in steps),
+        "max_step_s": max(step["seconds"] for step in steps),
+        "num_steps": len(steps),
+        "link_bytes_per_step": None if None in link_bytes else fmean(link_bytes),
+        "phases_s": _median_by_key(steps, "phases_s"),
+    }
+
+
+def fastest_arm(arms: dict[str, dict[str, Any]], kind: Callable[[Strategy], bool]) -> str | None:
+    """The arm of that kind with the shortest step, if there is one."""
+    candidates = [name for name in arms if kind(ARMS[name])]
+    return min(candidates, key=lambda name: float(arms[name]["median_step_s"]), default=None)
+
+
+def headline(arms: dict[str, dict[str, Any]], link: str) -> str:
+    """The fastest compressed arm against the fastest plain one, and what their layouts cost."""
+    plain = fastest_arm(arms, lambda arm: arm.is_plain)
+    compressed = fastest_arm(arms, lambda arm: arm.compresses_between_nodes)
+    if plain is None or compressed is None:
+        return "No comparison: it takes a plain arm and one that compresses in two tiers."
+    where = "without a limit on the link" if link == UNSHAPED else f"at {link}"
+    comparison = _comparison(arms, compressed, f"{plain}, the fastest plain arm here,", plain, where)
+    hybrid = [name for name in (compressed, plain) if ARMS[name].hybrid_sharded]
+    if len(hybrid) == 1:
+        comparison += f" {hybrid[0]} keeps the whole model on every node; the other shards it over all."
+        same_layout = fastest_arm(arms, lambda arm: arm.is_plain and arm.hybrid_sharded == (compressed in hybrid))
+        if same_layout is not None:
+            comparison += " " + _comparison(arms, compressed, f"{same_layout}, in the same layout,", same_layout, where)
+    return comparison
+
+
+def _comparison(arms: dict[str, dict[str, Any]], name: str, other_in_words: str, other: str, where: str) -> str:
+    ours, theirs = arms[name], arms[other]
+    ratio = theirs["median_step_s"] / ours["median_step_s"]
+    target = max(smoothed_losses(arm["steps"])[-1] for arm in (ours, theirs))
+    return (
+        f"{name} takes {ours['median_step_s']:.2f} s a step {where}; {other_in_words} "
+        f"{theirs['median_step_s']:.2f} s: {_verdict(ratio)}. "
+        f"To a training loss of {target:.2f}, which both reach, it is {_seconds_to(target, ours):.0f} s against "
+        f"{_seconds_to(target, theirs):.0f} s. "
+        f"Links carry {_megabytes(ours['link_bytes_per_step'])} MB a step against "
+        f"{_megabytes(theirs['link_bytes_per_step'])} MB; validation loss after {len(ours['steps'])} steps is "
+        f"{ours['val_loss']:.3f} against {theirs['val_loss']:.3f}."
+    )
+
+
+def _verdict(ratio: float) -> str:
+    if abs(ratio - 1) < _EQUAL_TIMES:
+        return "no difference that this run can tell"
+    return f"a step is {ratio:.2f} times as fast" if ratio > 1 else f"a step is {1 / ratio:.2f} times as slow"
+
+
+def smoothed_losses(steps: list[dict[str, Any]]) -> list[float]:
+    """Mean training loss of each step and those before it, `SMOOTHED_STEPS` in all."""
+    losses = [step["loss"] for step in steps]
+    return [fmean(losses[max(0, end - SMOOTHED_STEPS) : end]) for end in range(1, len(losses) + 1)]
+
+
+def _seconds_to(loss: float, arm: dict[str, Any]) -> float:
+    """Steps until the smoothed training loss is at most `loss`, in median steps at the slowest link."""
+    num_steps = next(step for step, value in enumerate(smoothed_losses(arm["steps"]), 1) if value <= loss)
+    return num_steps * float(arm["median_step_s"])
+
+
+def _notes(records: TrainingRecords, slowest: str) -> list[str]:
+    notes = [
+        "Gloo's reduce-scatter is an all-reduce inside: in arm fsdp it sends twice what a ring reduce-scatter would; "
+        "with one, all of that arm's bytes would be about a quarter less.",
+        "On CPU nothing overlaps: a step is the sum of its phases. Where communication hides behind compute, fewer "
+        "bytes buy less time than here, or none.",
+        "All nodes share this machine's cores, so compute is slower than on as many machines, and the links' latency "
+        "is that of a virtual cable. No real network was measured.",
+        f"Arms hsdp* keep weights, gradients and optimizer state once on every node: {records.config.nodes} times the "
+        "memory of the other arms, whose all-gathers cross between nodes instead.",
+        "Isthmus compresses gradients only. The all-gathers of tagc and quant carry exact weights, which are most of "
+        "what they still send; in hsdp-tagc and hsdp-quant no weights cross, but the result of each all-reduce is "
+        "compressed a second time.",
+        "One seed, and few steps: small differences of loss say nothing.",
+        "Loss over time, and the time to a loss, are measured losses and the median step time, not a clock over the "
+        "whole run.",
+    ]
+    if slowest == UNSHAPED:
+        notes.append("No link was shaped: times say nothing about a slow network.")
+    return notes
+
+
+def _disturbances(arms: dict[str, dict[str, Any]], load_before: float) -> list[str]:
+    spread = {name: arm["max_step_s"] / arm["min_step_s"] for name, arm in arms.items()}
+    disturbed = [f"{name} {ratio:.1f}x" for name, ratio in spread.items() if ratio > _CALM_SPREAD]
+    if not disturbed:
+        return []
+    return [
+        f"DISTURBED: the slowest timed step took much longer than the fastest ({', '.join(disturbed)}). Load before "
+        f"the start was {load_before:.1f}. Repeat on an idle machine before believing times."
+    ]
+
+
+def print_report(report: dict[str, Any], console: Console) -> None:
+    """Print the tables, the headline and the notes."""
+    console.print(_time_table(report))
+    console.print(_byte_table(report))
+    console.print(f"\n[bold]{report['headline']}[/bold]\n")
+    for note in report["notes"]:
+        console.print(f"- {note}", highlight=False)
+
+
+def _time_table(report: dict[str, Any]) -> Table:
+    columns = [f"step\n{link}" for link in report["links"]]
+    columns += [phase.replace("_", "-").replace("reduce-scatter", "reduce-sc.") + "\n(of it)" for phase in PHASES]
+    table = _table(f"Median seconds a step; the last three at {report['headline_link']}", columns)
+    for name, arm in report["arms"].items():
+        times = [arm["by_link"][link]["median_step_s"] for link in report["links"]]
+        times += [arm["phases_s"][phase] for phase in PHASES]
+        table.add_row(name, *(f"{time:.2f}" for time in times))
+    return table
+
+
+def _byte_table(report: dict[str, Any]) -> Table:
+    columns = ["link", "gather\n(of it)", "reduce\n(of it)", "formula", "link\nvs it", "payload\nvs it", "val\nloss"]
+    table = _table("MB a step that the nodes' links sent, summed over nodes", columns)
+    for name, arm in report["arms"].items():
+        parts = ["link_bytes_per_step", *(f"{phase}_link_bytes_per_step" for phase in COMMUNICATION_PHASES)]
+        formula = sum(arm[f"{phase}_formula_bytes_per_step"] for phase in COMMUNICATION_PHASES)
+        figures = [*(_megabytes(arm[part]) for part in parts), _megabytes(formula)]
+        table.add_row(name, *figures, _against_formula(arm), _payload_verdict(arm), f"{arm['val_loss']:.3f}")
+    return table
+
+
+def _table(title: str, columns: list[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("arm", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _against_formula(arm: dict[str, Any]) -> str:
+    ratio = arm.get("interface_over_formula")
+    if ratio is None:
+        return "not counted"
+    text = f"{ratio - 1:+.1%}"
+    return text if abs(ratio - 1) <= INTERFACE_TOLERANCE else f"[red]{text} (!)[/red]"
+
+
+def _payload_verdict(arm: dict[str, Any]) -> str:
+    equal = arm.get("payload_equals_formula")
+    if equal is None:
+        return "-"
+    return "equal" if equal else "[red]differs[/red]"
+
+
+def _megabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:.2f}"

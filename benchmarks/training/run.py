@@ -1,0 +1,189 @@
+"""Drives the training benchmark: nodes, ranks, the schedule, progress; gathers the records of every step."""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from isthmus.benchmarks.simulate import Network, RankWorld, open_network, parse_link_rate
+from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.benchmarks.training.schedule import UNSHAPED, Segment, schedule, steps_per_arm
+from isthmus.benchmarks.training.traffic import audited_collectives, audited_link_bytes, formula_bytes, formula_of_arm
+from isthmus.plan.volumes import Formula
+
+WORKER_MODULE = "isthmus.benchmarks.training.worker"
+_SETUP_TIMEOUT_S = 180
+# Above the process groups' own timeout, so that a rank that waits in vain can say so first.
+_SILENCE_MARGIN_S = 30
+
+
+@dataclass
+class TrainingRecords:
+    """What was measured, before it is summed up. steps: by arm, one plain record a step, in order."""
+
+    config: TrainingConfig
+    network: str
+    links: list[str]
+    model: dict[str, Any]
+    steps: dict[str, list[dict[str, Any]]]
+    val_loss: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    #: Average over the last minute before the start: what else the machine was doing.
+    load_before: float = 0.0
+
+
+def run_training(config: TrainingConfig, output_dir: Path, console: Console) -> TrainingRecords:
+    """Run the benchmark. Raises RankFailure if a rank fails; no process or namespace outlives the call."""
+    start_s = time.monotonic()
+    load_before = os.getloadavg()[0]
+    with open_network(config.nodes) as network:
+        console.print(f"{config.nodes} nodes x {config.ranks_per_node} ranks on {network.description}")
+        links = list(config.links) if network.has_links else []
+        if config.links and not links:
+            console.print(
+                "[yellow]Times are unshaped: there is no link to limit. Bytes are what the transports counted."
+            )
+        with (
+            console.status("starting the ranks"),
+            RankWorld(network, config.ranks_per_node, WORKER_MODULE, output_dir / "logs") as world,
+        ):
+            run = _Run(config, network, world, schedule(config, links))
+            model = run.setup()
+            records = TrainingRecords(config, network.description, links, model, run.steps)
+            console.print(f"GPT of {model['num_parameters']:,} parameters; {', '.join(config.arms)}")
+            run.train(console)
+            records.val_loss = run.validate()
+    records.load_before = load_before
+    records.seconds = time.monotonic() - start_s
+    return records
+
+
+class _Run:
+    """One world stepping through one schedule."""
+
+    def __init__(self, config: TrainingConfig, network: Network, world: RankWorld, segments: list[Segment]) -> None:
+        self._config = config
+        self._network = network
+        self._world = world
+        self._segments = segments
+        self._formulas: dict[str, Formula] = {}
+        self.steps: dict[str, list[dict[str, Any]]] = {arm: [] for arm in config.arms}
+
+    def setup(self) -> dict[str, Any]:
+        """Build all arms; returns what rank 0 says about the model."""
+        command = {
+            "do": "setup",
+            "config": self._config.as_json(),
+            "count_link": self._network.has_links,
+            "num_steps": steps_per_arm(self._segments),
+        }
+        model: dict[str, Any] = self._world.request(command, _SETUP_TIMEOUT_S)[0]
+        ranks_per_node = self._config.ranks_per_node
+        for arm in self._config.arms:
+            self._formulas[arm] = formula_of_arm(model["options"].get(arm), ranks_per_node)
+        return model
+
+    def train(self, console: Console) -> None:
+        """Go through the schedule."""
+        link = UNSHAPED
+        with _progress(console) as progress:
+            total = sum(segment.num_steps for segment in self._segments)
+            task = progress.add_task("", total=total, shown="")
+            for segment in self._segments:
+                if segment.link != link:
+                    link = segment.link
+                    self._network.shape(link)
+                progress.update(task, description=f"{segment.arm} {link}")
+                self._run_segment(segment, _show_step(progress, task, link))
+        if link != UNSHAPED:
+            self._network.shape(None)
+
+    def validate(self) -> dict[str, float]:
+        """Mean validation loss of each arm, over all ranks' sequences."""
+        losses = {}
+        for arm in self._config.arms:
+            answers = self._request({"do": "validate", "arm": arm})
+            losses[arm] = fmean(answer["loss"] for answer in answers)
+        return losses
+
+    def _run_segment(self, segment: Segment, on_event: Callable[[dict[str, Any]], None]) -> None:
+        command = {
+            "do": "steps",
+            "arm": segment.arm,
+            "num_steps": segment.num_steps,
+            "audit": segment.kind == "audited",
+        }
+        answers = self._request(command, on_event)
+        formula = self._formulas[segment.arm]
+        done = self.steps[segment.arm]
+        for records in zip(*(answer["records"] for answer in answers), strict=True):
+            head = {"step": len(done), "link": segment.link, "kind": segment.kind}
+            done.append(head | merge_ranks(records, formula))
+
+    def _request(
+        self, command: dict[str, Any], on_event: Callable[[dict[str, Any]], None] = lambda event: None
+    ) -> list[dict[str, Any]]:
+        return self._world.request(command, self._config.timeout_s + _SILENCE_MARGIN_S, on_event)
+
+
+def merge_ranks(records: tuple[dict[str, Any], ...], formula: Formula) -> dict[str, Any]:
+    """One record of a step from those of all ranks: the slowest rank's time, mean loss and phases, summed bytes."""
+    counted = [record["link_sent_bytes"] for record in records if record["link_sent_bytes"] is not None]
+    merged: dict[str, Any] = {
+        "loss": fmean(record["loss"] for record in records),
+        "seconds": max(record["seconds"] for record in records),
+        "phases_s": {phase: fmean(record["phases_s"][phase] for record in records) for phase in records[0]["phases_s"]},
+        "link_sent_bytes": sum(counted) if counted else None,
+    }
+    if records[0]["isthmus"]:
+        merged["payload_bytes"] = _over_ranks(records, "payload_bytes", sum)
+        merged["isthmus_s"] = _over_ranks(records, "seconds", fmean)
+        merged["codec"] = _over_ranks(records, "codec", sum)
+        merged["calls"] = records[0]["isthmus"]["calls"]
+    collectives = [record["collectives"] for record in records]
+    if collectives[0] is not None:
+        merged["collectives"] = audited_collectives(collectives)
+        merged["formula_bytes"] = formula_bytes(collectives, formula)
+        merged["counted_formula_bytes"] = formula_bytes(collectives, formula, counted_only=True)
+        if counted:
+            merged["audited_link_bytes"] = audited_link_bytes(collectives)
+    return merged
+
+
+def _over_ranks(
+    records: tuple[dict[str, Any], ...], name: str, combine: Callable[[Iterable[float]], float]
+) -> dict[str, float]:
+    counters = [record["isthmus"][name] for record in records]
+    return {key: combine(counter[key] for counter in counters) for key in counters[0]}
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=10),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[shown]}"),
+        console=console,
+    )
+
+
+def _show_step(progress: Progress, task: TaskID, link: str) -> Callable[[dict[str, Any]], None]:
+    """A listener that shows what rank 0 says, the rank that also counts node 0's link."""
+
+    def show(event: dict[str, Any]) -> None:
+        if event["rank"] != 0:
+            return
+        shown = f"loss {event['loss']:.3f}, {event['seconds']:.2f} s/step"
+        if link != UNSHAPED:
+            share = event["link_sent_bytes"] * 8 / event["seconds"] / parse_link_rate(link)
+            shown += f", link {share:.0%}"
+        progress.update(task, advance=1, shown=shown)
+
+    return show

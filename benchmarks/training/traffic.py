@@ -1,0 +1,70 @@
+"""What recorded collectives put on the links between nodes: as counted, and as the formulas of `plan.volumes` say."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES, PHASE_OF
+from isthmus.plan.packets import WireOptions
+from isthmus.plan.volumes import Collective, Formula, IsthmusFormula, Kind, gloo_formula, sent_bytes
+
+#: An interface counts headers, acknowledgements and control traffic on top of the payload: up to this share.
+INTERFACE_TOLERANCE = 0.05
+#: How FSDP2 calls torch.distributed, and which collective that is.
+_KIND_OF = {
+    "all_gather_into_tensor": Kind.ALL_GATHER,
+    "reduce_scatter_tensor": Kind.REDUCE_SCATTER,
+    "all_reduce": Kind.ALL_REDUCE,
+}
+
+
+def formula_of_arm(options: dict[str, Any] | None, ranks_per_node: int) -> Formula:
+    """The formula of an arm with these options of Isthmus, or (None) of one on plain Gloo."""
+    gloo = gloo_formula(ranks_per_node)
+    return gloo if options is None else IsthmusFormula(WireOptions.of(options), gloo)
+
+
+def collective_of(recorded: dict[str, Any]) -> Collective:
+    """What a recorded collective (`recorder.Collective.as_json`) is."""
+    kind = _KIND_OF[recorded["name"]]
+    return Collective(kind, tuple(recorded["ranks"]), recorded["num_elements"], recorded["element_bytes"])
+
+
+def formula_bytes(
+    collectives_by_rank: Sequence[Sequence[dict[str, Any]]], formula: Formula, counted_only: bool = False
+) -> dict[str, int]:
+    """Bytes between nodes of one step, summed over ranks, by phase; only those that transports count, if so asked."""
+    total = dict.fromkeys(COMMUNICATION_PHASES, 0)
+    for rank, collectives in enumerate(collectives_by_rank):
+        for collective in collectives:
+            sent = sent_bytes(formula(collective_of(collective), rank))
+            total[PHASE_OF[collective["name"]]] += sent.counted_bytes if counted_only else sent.num_bytes
+    return total
+
+
+def audited_link_bytes(collectives_by_rank: Sequence[Sequence[dict[str, Any]]]) -> dict[str, int]:
+    """Bytes that the links sent in one audited step, summed over nodes, by phase."""
+    total = dict.fromkeys(COMMUNICATION_PHASES, 0)
+    for collectives in collectives_by_rank:
+        for collective in collectives:
+            total[PHASE_OF[collective["name"]]] += collective["link_sent_bytes"] or 0
+    return total
+
+
+def audited_collectives(collectives_by_rank: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The collectives of an audited step in order: what each is, and what all nodes' links sent (None: not counted).
+
+    All ranks issue the same ones, in groups of equal size: those within nodes, or along rails, at the same time.
+    """
+    merged = []
+    for calls in zip(*collectives_by_rank, strict=True):
+        counted = [call["link_sent_bytes"] for call in calls if call["link_sent_bytes"] is not None]
+        merged.append(
+            {
+                "kind": str(_KIND_OF[calls[0]["name"]]),
+                "num_ranks": len(calls[0]["ranks"]),
+                "num_elements": calls[0]["num_elements"],
+                "element_bytes": calls[0]["element_bytes"],
+                "link_sent_bytes": sum(counted) if counted else None,
+            }
+        )
+    return merged

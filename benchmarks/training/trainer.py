@@ -1,0 +1,80 @@
+"""One model in training: its shards, its optimizer, and its position in the data."""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from isthmus.benchmarks.common.data import Text
+from isthmus.benchmarks.common.model import ByteGpt, loss_of
+from isthmus.benchmarks.training.config import TrainingConfig
+
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
+_WARM_UP_STEPS = 10
+_CONSTANT_SHARE = 0.6
+_FINAL_LR_SHARE = 0.1
+# Keeps fp16 gradients of this small model out of the denormals. Other types have the range.
+_FP16_LOSS_SCALE = 1024.0
+
+
+def lr_share(step: int, num_steps: int) -> float:
+    """Share of the peak learning rate: linear warm-up, constant, then linear decay over the last 40%."""
+    if step < _WARM_UP_STEPS:
+        return (step + 1) / _WARM_UP_STEPS
+    decay_from = _CONSTANT_SHARE * num_steps
+    progress = max(0.0, (step - decay_from) / max(1.0, num_steps - decay_from))
+    return 1 - (1 - _FINAL_LR_SHARE) * min(1.0, progress)
+
+
+class Trainer:
+    """Trains a GPT under FSDP2 over `mesh`. Weights and batches depend on the config alone, so arms can be compared."""
+
+    def __init__(self, mesh: DeviceMesh, config: TrainingConfig, text: Text, num_steps: int) -> None:
+        self._config = config
+        self._text = text
+        self._num_steps = num_steps
+        self._step = 0
+        self._rank = dist.get_rank()
+        self._loss_scale = _FP16_LOSS_SCALE if config.dtype == "fp16" else 1.0
+        torch.manual_seed(config.seed)
+        self._model = ByteGpt(config.shape)
+        dtype = _DTYPES[config.dtype]
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
+        for module in (*self._model.blocks, self._model):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+        self._optimizer = torch.optim.AdamW(
+            self._model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model."""
+        return sum(parameter.numel() for parameter in self._model.parameters())
+
+    @property
+    def fsdp_modules(self) -> list[FSDPModule]:
+        """The modules that FSDP2 gathers and reduces as one unit each."""
+        return [module for module in self._model.modules() if isinstance(module, FSDPModule)]
+
+    def step(self) -> float:
+        """Train on the next batch; returns this rank's loss."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._config.lr * lr_share(self._step, self._num_steps)
+        loss = loss_of(self._model, self._text.batch(self._step, self._rank, self._config.sequences))
+        (loss * self._loss_scale).backward()  # type: ignore[no-untyped-call]
+        for parameter in self._model.parameters() if self._loss_scale != 1 else ():
+            assert parameter.grad is not None
+            parameter.grad /= self._loss_scale
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._step += 1
+        return float(loss.detach())
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        """Mean loss of this rank's held-out sequences."""
+        batch = self._text.validation_batch(self._rank, self._config.validation_sequences)
+        losses = [float(loss_of(self._model, part)) for part in torch.split(batch, self._config.sequences)]
+        assert isinstance(self._model, FSDPModule)
+        self._model.reshard()
+        return sum(losses) / len(losses)

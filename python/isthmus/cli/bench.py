@@ -1,0 +1,180 @@
+"""`isthmus bench ...`: benchmarks over simulated nodes. Their options are fields of the configurations."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from isthmus.benchmarks.auto.config import AutoConfig
+from isthmus.benchmarks.bias.config import BiasConfig
+from isthmus.benchmarks.collectives.config import CollectivesConfig
+from isthmus.benchmarks.convergence.config import ConvergenceConfig
+from isthmus.benchmarks.overhead.config import OverheadConfig
+from isthmus.benchmarks.pipeline.config import PipelineConfig
+from isthmus.benchmarks.scaling.config import ScalingConfig
+from isthmus.benchmarks.soak.config import SoakConfig
+from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.cli.failures import FAILED
+from isthmus.cli.options import filled
+
+bench = typer.Typer(no_args_is_help=True, help="Benchmarks over simulated nodes on this machine.")
+
+_Json = Annotated[Path | None, typer.Option(help="Write everything to this file, too.")]
+_Logs = Annotated[Path, typer.Option(help="Where the ranks' stderr goes.")]
+
+
+@bench.command()
+@filled(TrainingConfig)
+def training(
+    config: TrainingConfig,
+    output: Annotated[Path, typer.Option(help="Where report.json, report.png and logs go.")] = Path(
+        "bench-out/training"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Few steps: a check, not a measurement.")] = False,
+) -> None:
+    """Train a byte-level GPT under FSDP2 over a slow link, plain and compressed side by side."""
+    from isthmus.benchmarks.common.report import write_json
+    from isthmus.benchmarks.training.config import quick as quick_config
+    from isthmus.benchmarks.training.figure import draw_report
+    from isthmus.benchmarks.training.report import build_report, print_report
+    from isthmus.benchmarks.training.run import run_training
+
+    console = Console()
+    report = build_report(run_training(quick_config(config) if quick else config, output, console))
+    write_json(report, output / "report.json")
+    draw_report(report, output / "report.png")
+    print_report(report, console)
+    console.print(f"\n{output / 'report.json'}  {output / 'report.png'}  ({report['seconds']:.0f} s)")
+
+
+@bench.command()
+@filled(ScalingConfig)
+def scaling(
+    config: ScalingConfig,
+    output: Annotated[Path, typer.Option(help="Where scaling.json, scaling.png and each layout's report go.")] = Path(
+        "bench-out/scaling"
+    ),
+) -> None:
+    """Repeat the training benchmark at several numbers of nodes: bytes and seconds of a step. Goes on where it was."""
+    from isthmus.benchmarks.common.report import write_json
+    from isthmus.benchmarks.scaling.figure import draw_scaling
+    from isthmus.benchmarks.scaling.run import print_scaling, run_scaling
+
+    console = Console()
+    report = run_scaling(config, output, console)
+    write_json(report, output / "scaling.json")
+    draw_scaling(report, output / "scaling.png")
+    print_scaling(report, console)
+    console.print(f"\n{output / 'scaling.json'}  {output / 'scaling.png'}")
+
+
+@bench.command()
+@filled(ConvergenceConfig)
+def convergence(
+    config: ConvergenceConfig,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Write the report of what has run.")] = False,
+    output: Annotated[Path, typer.Option(help="Where convergence.jsonl, convergence.md and figures/ are.")] = Path(
+        "bench-out/convergence"
+    ),
+) -> None:
+    """Train with some codecs and compare validation losses over the bits that cross. Goes on where it was."""
+    from isthmus.benchmarks.convergence.report import write_report
+    from isthmus.benchmarks.convergence.results import read_results
+    from isthmus.benchmarks.convergence.run import run_convergence
+
+    console = Console()
+    if not report_only:
+        run_convergence(config, output, console)
+    report = write_report(read_results(output / "convergence.jsonl"), output)
+    console.print(f"\n{report}")
+
+
+@bench.command()
+@filled(BiasConfig)
+def bias(config: BiasConfig, logs: _Logs = Path("bench-out/bias")) -> None:
+    """Regress what two nodes get with codec quant on what each of them gave: slopes below 1 are shrinkage."""
+    from isthmus.benchmarks.bias.run import measure_biases, print_biases
+
+    print_biases(measure_biases(config, logs), Console())
+
+
+@bench.command()
+@filled(AutoConfig)
+def auto(
+    config: AutoConfig,
+    output: Annotated[Path, typer.Option(help="Where auto.json and logs go.")] = Path("bench-out/auto"),
+    quick: Annotated[bool, typer.Option("--quick", help="One turn at one link: a check, not a measurement.")] = False,
+) -> None:
+    """Compare codec auto with plain FSDP and every fixed codec, at several link speeds."""
+    from isthmus.benchmarks.auto.config import quick as quick_config
+    from isthmus.benchmarks.auto.run import print_auto, run_auto
+    from isthmus.benchmarks.common.report import write_json
+
+    console = Console()
+    report = run_auto(quick_config(config) if quick else config, output, console)
+    write_json(report, output / "auto.json")
+    print_auto(report, console)
+    console.print(f"\n{output / 'auto.json'}")
+
+
+@bench.command()
+@filled(CollectivesConfig)
+def collectives(config: CollectivesConfig, json: _Json = None, logs: _Logs = Path("bench-out/collectives")) -> None:
+    """Time and verify single collectives over simulated nodes, in the manner of nccl-tests."""
+    from isthmus.benchmarks.collectives.run import num_wrong, print_collectives, run_collectives
+    from isthmus.benchmarks.common.report import write_json
+
+    console = Console()
+    report = run_collectives(config, logs, console)
+    print_collectives(report, console)
+    if json is not None:
+        write_json(report, json)
+    if num_wrong(report):
+        raise typer.Exit(FAILED)
+
+
+@bench.command()
+@filled(OverheadConfig)
+def overhead(config: OverheadConfig, json: _Json = None, logs: _Logs = Path("bench-out/overhead")) -> None:
+    """Measure what Isthmus adds to calls of bare Gloo, and to FSDP2 steps over the same tiers by hand."""
+    from isthmus.benchmarks.common.report import write_json
+    from isthmus.benchmarks.overhead.run import is_correct, print_overhead, run_overhead
+
+    console = Console()
+    report = run_overhead(config, logs, console)
+    print_overhead(report, console)
+    if json is not None:
+        write_json(report, json)
+    if not is_correct(report):
+        raise typer.Exit(FAILED)
+
+
+@bench.command()
+@filled(PipelineConfig)
+def pipeline(config: PipelineConfig, json: _Json = None, logs: _Logs = Path("bench-out/pipeline")) -> None:
+    """Time reduce-scatters whole and in segments, which are encoded while others cross a shaped link."""
+    from isthmus.benchmarks.common.report import write_json
+    from isthmus.benchmarks.pipeline.run import print_pipeline, run_pipeline
+
+    console = Console()
+    report = run_pipeline(config, logs, console)
+    print_pipeline(report, console)
+    if json is not None:
+        write_json(report, json)
+
+
+@bench.command()
+@filled(SoakConfig)
+def soak(config: SoakConfig, logs: _Logs = Path("bench-out/soak")) -> None:
+    """Run mixed collectives in several groups at once, verify each, and watch memory, threads and descriptors."""
+    from isthmus.benchmarks.soak.run import print_soak, run_soak
+
+    console = Console()
+    report = run_soak(config, logs, console)
+    print_soak(config, report, console)
+    for fault in report.faults():
+        print(f"isthmus: {fault}", file=sys.stderr)
+    if report.faults():
+        raise typer.Exit(FAILED)

@@ -1,0 +1,47 @@
+"""What every command says where it fails: one message and an exit code, no traceback for what a user can cause."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+
+FAILED = 1
+INTERRUPTED = 130
+
+
+@contextmanager
+def failures_told(extra: str = "") -> Iterator[None]:
+    """Turn what a user can cause into one message and a non-zero exit code; everything made is cleaned up by then.
+
+    `extra` is the optional dependency of the package that brings the modules this command imports.
+    """
+    from isthmus.benchmarks.simulate import NetworkError, RankFailure
+    from isthmus.topology.machine import TopologyError
+
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not extra:
+            raise
+        fail(f"{error}: this command needs `pip install isthmus[{extra}]`", error)
+    except TopologyError as error:
+        fail(str(error), error)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    except (RankFailure, NetworkError) as error:
+        fail(str(error), error)
+    except OSError as error:
+        if error.filename is None:  # no file that the user named
+            raise
+        fail(f"{error.filename}: {error.strerror}", error)
+    except KeyboardInterrupt:
+        print("isthmus: interrupted; nothing is left running", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def fail(message: str, cause: Exception | None = None) -> NoReturn:
+    """Print one line and end with exit code 1."""
+    print(f"isthmus: {message}", file=sys.stderr)
+    raise typer.Exit(FAILED) from cause

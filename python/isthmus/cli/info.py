@@ -1,0 +1,22 @@
+"""`isthmus info`: what belongs into a bug report."""
+
+import json as json_module
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from isthmus.cli.failures import failures_told
+
+
+def info(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> None:
+    """Show versions, features, options and variables in force: what belongs into a bug report."""
+    with failures_told():
+        from isthmus.report.info import collect, print_info
+        from isthmus.topology.render.text import WIDTH
+
+        found = collect()
+        if json:
+            print(json_module.dumps(found.to_json(), indent=2))
+        else:
+            print_info(found, Console(width=WIDTH))

@@ -1,0 +1,123 @@
+"""Makes a command's options from the dataclass that they fill."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import Field, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from isthmus.benchmarks.common.options import METADATA, Option
+from isthmus.cli.failures import failures_told
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """An option of the command, and the field that it fills. part: the field that holds this one's dataclass, or ""."""
+
+    part: str
+    field: str
+    option: Option
+    kind: Any
+    default: Any
+
+    @property
+    def name(self) -> str:
+        """What typer makes the option's name of."""
+        return self.option.name or self.field
+
+    @property
+    def is_tuple(self) -> bool:
+        """Whether the field has several items."""
+        return isinstance(self.default, tuple)
+
+    @property
+    def _show_default(self) -> str:
+        listed = ", ".join(map(str, self.default)) if self.option.is_repeatable else ""
+        return self.option.show_default or listed
+
+    def for_typer(self) -> inspect.Parameter:
+        """The parameter of the function that typer calls. None in it: not given."""
+        kind: Any = Path if self.option.is_file else self.kind
+        if self.option.is_repeatable:
+            kind = list[Path] if self.option.is_file else list[str]
+        elif self.is_tuple or self.option.parse:
+            kind = str
+        settings: dict[str, Any] = {"help": self.option.help}
+        default: Any = None
+        if self._show_default:
+            kind, settings["show_default"] = kind | None, self._show_default
+        else:
+            default = self.option.default_text or (",".join(map(str, self.default)) if self.is_tuple else self.default)
+        if self.option.is_file:
+            settings |= {"exists": True, "dir_okay": False}
+        if self.option.min is not None:
+            settings["min"] = self.option.min
+        annotation = Annotated[kind, typer.Option(**settings)]
+        return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+    def value_of(self, given: Any) -> Any:
+        """The field's value for what typer gave. Raises ValueError naming what cannot be read."""
+        if not given and self._show_default:
+            return self.default
+        parse = self.option.parse or (lambda text: text)
+        if self.option.is_repeatable:
+            return tuple(parse(str(item)) for item in given)
+        if self.is_tuple:
+            return tuple(parse(item.strip()) for item in given.split(","))
+        return parse(given)
+
+
+def filled(arguments: type, extra: str = "bench") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a command of a function whose first parameter is of the dataclass `arguments`.
+
+    The dataclass's options come first, then the function's further parameters. What a user can cause is told in one
+    message, see `failures_told`. extra: the optional dependency that brings what the function imports.
+    """
+    parameters = list(_parameters(arguments))
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(function).parameters.values())[1:]
+
+        def command(**given: Any) -> None:
+            with failures_told(extra=extra):
+                values = {(each.part, each.field): each.value_of(given.pop(each.name)) for each in parameters}
+                function(_fill(arguments, values), **given)
+
+        everything = [*(each.for_typer() for each in parameters), *own]
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in everything]
+        )
+        command.__annotations__ = {each.name: each.annotation for each in everything}
+        return command
+
+    return decorate
+
+
+def _parameters(arguments: type) -> Iterator[_Parameter]:
+    for each, kind, settings in _fields(arguments):
+        if isinstance(settings, Option):
+            yield _Parameter("", each.name, settings, kind, each.default)
+        elif settings is not None:
+            inner = {own.name: (inner_kind, option) for own, inner_kind, option in _fields(kind)}
+            for name, option in settings.items():
+                inner_kind, own_option = inner[name]
+                yield _Parameter(each.name, name, option or own_option, inner_kind, getattr(each.default, name))
+
+
+def _fields(arguments: type) -> Iterator[tuple[Field[Any], Any, Any]]:
+    kinds = get_type_hints(arguments)
+    for each in fields(arguments):
+        yield each, kinds[each.name], each.metadata.get(METADATA)
+
+
+def _fill(arguments: type, values: dict[tuple[str, str], Any]) -> Any:
+    given: dict[str, Any] = {name: value for (part, name), value in values.items() if not part}
+    for each in fields(arguments):
+        inner = {name: value for (part, name), value in values.items() if part == each.name}
+        if inner:
+            default: Any = each.default
+            given[each.name] = replace(default, **inner)
+    return arguments(**given)

@@ -1,0 +1,38 @@
+"""Ranks that meet at a store, and Gloo's backends over some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import ProcessGroupGloo
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks that make a group, and the store they meet at."""
+
+    store: Store  # under a prefix of this group's own
+    rank: int
+    global_ranks: Sequence[int]
+    world_size: int  # of the default group
+    timeout: timedelta
+    name: str = ""  # torch's
+
+    @property
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return len(self.global_ranks)
+
+
+def fresh_prefix(store: Store, rank: int) -> Store:
+    """Return a prefix that no earlier group used, even one of the same name: ranks count the groups they make."""
+    return PrefixStore(f"isthmus/{store.add(f'isthmus/made_by/{rank}', 1)}", store)
+
+
+def gloo_tier(group: Group, name: str, ranks: list[int]) -> Any:
+    """Construct a Gloo backend over some ranks of the group, over the interface that GLOO_SOCKET_IFNAME names."""
+    return ProcessGroupGloo(PrefixStore(name, group.store), ranks.index(group.rank), len(ranks), timeout=group.timeout)

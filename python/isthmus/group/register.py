@@ -1,0 +1,348 @@
+"""Registers the backend with torch and constructs it: agreement between the ranks first, then the tiers."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import json
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from isthmus import native
+from isthmus.backends import isthmus_backend
+from isthmus.gloo import Group, fresh_prefix, gloo_tier
+from isthmus.group import mpi_tier
+from isthmus.group.cuda import Gpu, NcclGroup, devices, find_gpu, make_parts, why_none
+from isthmus.group.variables import unknown_variables
+from isthmus.topology import node_map
+from isthmus.topology.node_map import Nodes, Surroundings, name_ranks, ranks_by_value
+
+if TYPE_CHECKING:
+    from isthmus import _C
+
+logger = logging.getLogger("isthmus")
+
+NAME = "isthmus"
+# How long a rank whose group cannot be made stays, so that the others can read why.
+FAREWELL = timedelta(seconds=10)
+
+
+def register() -> None:
+    """Make the backend known to torch.distributed. Safe to call again."""
+    if not dist.is_available() or hasattr(dist.Backend, NAME.upper()):
+        return
+    dist.Backend.register_backend(NAME, _create_backend, extended_api=True, devices=devices())
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a rank tells the others before the group is made."""
+
+    surroundings: Surroundings = field(default_factory=Surroundings)
+    options: dict[str, str] | None = None
+    gpu: Gpu = field(default_factory=Gpu)
+    error: str = ""
+
+    def to_text(self) -> str:
+        """For the store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: bytes) -> Introduction:
+        """Undo `to_text`."""
+        values = json.loads(text)
+        parts = {"surroundings": Surroundings.from_json(values["surroundings"]), "gpu": Gpu(**values["gpu"])}
+        return cls(**values | parts)
+
+
+def _create_backend(request: Any, options: Any) -> _C.Backend:
+    """Construct the backend of one group: what torch calls."""
+    global_ranks = list(request.global_ranks_in_group)
+    is_default = not global_ranks
+    return _create(
+        Group(
+            store=fresh_prefix(request.store, request.group_rank),
+            name=request.group_id,
+            rank=request.group_rank,
+            global_ranks=global_ranks or list(range(request.group_size)),
+            world_size=request.group_size if is_default else dist.get_world_size(),
+            timeout=request.timeout,
+        ),
+        options if options is not None or is_default else _default_group_options(),
+    )
+
+
+def _create_split(store: Store, rank: int, size: int, options: _C.Options) -> _C.Backend:
+    """Construct a backend over some ranks of another: what Backend.split calls."""
+    # A connection of its own: torch may still use that of the store it gave. Its stubs know no clone().
+    store = store.clone()  # type: ignore[attr-defined]
+    return _create(
+        Group(
+            store=fresh_prefix(store, rank),
+            name=options.group_name,
+            rank=rank,
+            global_ranks=list(options.global_ranks_in_group) or list(range(size)),
+            world_size=dist.get_world_size(),
+            timeout=options._timeout,
+        ),
+        options,
+    )
+
+
+def _default_group_options() -> _C.Options | None:
+    """Return the default group's options for a group that got none of its own."""
+    world = dist.group.WORLD
+    if world is None or NAME not in dist.get_backend_config(world):
+        return None
+    backend = isthmus_backend(world)
+    return None if backend is None else copy.deepcopy(backend.options)
+
+
+def _create(group: Group, given_options: Any) -> _C.Backend:
+    options, introduction = _introduce(group, given_options)
+    introductions = _exchange(group, introduction)
+    complaint = _complaint(group, introductions)
+    if options is None or complaint:
+        _leave_together(group)
+        raise _error_type(introductions)(f"isthmus: {complaint}")
+    _set_up_process(options, group)
+    _warn_of_options_without_effect(group, options)
+    options._timeout = group.timeout
+    options.global_ranks_in_group = list(group.global_ranks)
+    nodes = _place(group, introductions)
+    _log_nodes(group, nodes)
+    gpus = [introduction.gpu for introduction in introductions]
+    no_cuda = why_none(group.global_ranks, gpus)
+    if no_cuda and group.rank == 0 and not all(gpu.missing for gpu in gpus):
+        logger.warning("group of %d ranks: for CPU tensors alone: %s", group.size, no_cuda)
+    return _assemble(group, options, nodes, no_cuda)
+
+
+def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Introduction]:
+    """Read this rank's options and node. What is wrong with them is told to the other ranks, not raised."""
+    try:
+        core = native.load()
+        if given_options is None:
+            given_options = core.Options()
+        if not isinstance(given_options, core.Options):
+            raise TypeError(f"pg_options: expected isthmus.Options, got {type(given_options).__name__}")
+        options: _C.Options = copy.deepcopy(given_options)
+        fields = {name: str(getattr(options, name)) for name, *_ in core.option_fields() if name != "log"}
+        global_rank = group.global_ranks[group.rank]
+        if options.inter_tier == "mpi":
+            mpi_tier.join(global_rank, group.world_size)
+        gpu = find_gpu()
+        if options.nodes:
+            node = core.parse_nodes(options.nodes, group.world_size)[global_rank]
+            surroundings = Surroundings(option=f"node {node}")
+        else:
+            surroundings = _look_around(group, gpu)
+    except Exception as error:
+        return None, Introduction(error=str(error))
+    return options, Introduction(surroundings=surroundings, options=fields, gpu=gpu)
+
+
+# Set by the last group of all ranks that was not placed by option.
+_launcher_contradicts_itself = False
+
+
+def _look_around(group: Group, gpu: Gpu) -> Surroundings:
+    surroundings = node_map.look_around(os.environ, group.world_size, gpu.bus_id or None)
+    if group.size < group.world_size and _launcher_contradicts_itself:
+        return replace(surroundings, claim=None)  # a few members' claims may seem to fit together
+    return surroundings
+
+
+def _place(group: Group, introductions: Sequence[Introduction]) -> Nodes:
+    """Return the group's node map, and remember for its subgroups whether their launcher is to be believed."""
+    global _launcher_contradicts_itself
+    surroundings = [introduction.surroundings for introduction in introductions]
+    describe = native.load().describe_nodes
+    nodes = node_map.choose(group.global_ranks, surroundings, group.world_size, describe)
+    if group.size == group.world_size and nodes.source != node_map.OPTION:
+        _launcher_contradicts_itself = nodes.source == node_map.MACHINE and bool(nodes.doubt)
+    return nodes
+
+
+def _exchange(group: Group, own: Introduction) -> list[Introduction]:
+    keys = [f"introduction/{rank}" for rank in range(group.size)]
+    group.store.set(keys[group.rank], own.to_text())
+    try:
+        group.store.wait(keys, group.timeout)
+    except dist.DistStoreError:
+        missing = [rank for rank, key in zip(group.global_ranks, keys, strict=True) if not group.store.check([key])]
+        raise dist.DistStoreError(
+            f"isthmus: {name_ranks(missing)} did not come to make the group within {group.timeout.total_seconds():g} s"
+        ) from None
+    return [Introduction.from_text(group.store.get(key)) for key in keys]
+
+
+def _complaint(group: Group, introductions: Sequence[Introduction]) -> str:
+    """Return what keeps these ranks from making a group; the same text on every rank."""
+    errors = ranks_by_value(group.global_ranks, [introduction.error for introduction in introductions])
+    if set(errors) != {""}:
+        return "; ".join(
+            text if len(ranks) == group.size else f"{name_ranks(ranks)}: {text}"
+            for text, ranks in errors.items()
+            if text
+        )
+    differing = []
+    for name in introductions[0].options or {}:
+        values = ranks_by_value(
+            group.global_ranks, [(introduction.options or {}).get(name, "") for introduction in introductions]
+        )
+        if len(values) > 1:
+            texts = [f"{value!r} on {name_ranks(ranks)}" for value, ranks in values.items()]
+            differing.append(f"{name} is {', '.join(texts)}")
+    return f"ranks have different options: {'; '.join(differing)}" if differing else ""
+
+
+def _error_type(introductions: Sequence[Introduction]) -> type[Exception]:
+    try:
+        error: type[Exception] = native.load().OptionError
+    except ImportError:
+        return ImportError
+    return error
+
+
+def _leave_together(group: Group) -> None:
+    """Wait a while until every rank has read the others' introductions: the first to leave may host the store."""
+    try:
+        if group.store.add("read", 1) == group.size:
+            group.store.set("all_read", "")
+        group.store.wait(["all_read"], FAREWELL)
+    except dist.DistError:
+        pass  # the host is gone, or a rank died: nothing is lost but good manners
+    if group.rank == 0:
+        time.sleep(0.5)  # the likely host: the answers to the others are on their way
+
+
+def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> _C.Backend:
+    node_of_rank = nodes.node_of_rank
+    own = node_of_rank[group.rank]
+    node_ranks = [rank for rank in range(group.size) if node_of_rank[rank] == own]
+    local_index = node_ranks.index(group.rank)
+    by_node = [
+        [rank for rank in range(group.size) if node_of_rank[rank] == node] for node in range(max(node_of_rank) + 1)
+    ]
+    two_tier = len(by_node) > 1 and len({len(ranks) for ranks in by_node}) == 1
+    rail = [ranks[local_index] for ranks in by_node] if two_tier else []
+
+    intra = inter = flat = cuda = None
+    world = gloo_tier(group, "world", list(range(group.size)))
+    world._set_sequence_number_for_group()
+    if two_tier:
+        intra = gloo_tier(group, f"intra/{own}", node_ranks)
+        inter = _inter_tier(group, options, local_index, rail)
+        if options.tiers == "flat":
+            flat = gloo_tier(group, "flat", list(range(group.size)))
+    core = native.load()
+    if not no_cuda:
+        nccl = NcclGroup(group.store, group.name, group.rank, group.global_ranks, group.timeout)
+        cuda = make_parts(nccl, core, own, node_ranks if two_tier else [], rail)
+    backend: _C.Backend = core.Backend(
+        store=PrefixStore("faults", group.store),
+        rank=group.rank,
+        size=group.size,
+        options=options,
+        node_of_rank=node_of_rank,
+        node_map_source=nodes.origin,
+        world=world,
+        intra=intra,
+        inter=inter,
+        flat=flat,
+        cuda=cuda,
+        no_cuda=no_cuda,
+        covers_job=group.size == group.world_size,
+    )
+    return backend
+
+
+def _inter_tier(group: Group, options: _C.Options, local_index: int, rail: list[int]) -> Any:
+    if options.inter_tier == "mpi":
+        return mpi_tier.make_tier([group.global_ranks[rank] for rank in rail], range(len(rail)), group.timeout)
+    return gloo_tier(group, f"inter/{local_index}", rail)
+
+
+def _log_nodes(group: Group, nodes: Nodes) -> None:
+    """Say how the ranks are placed, and how that is known."""
+    if group.rank != 0:
+        return
+    text = f"{native.load().describe_nodes(nodes.node_of_rank)}, by {nodes.origin}"
+    ranks_on_node = Counter(nodes.node_of_rank)
+    two_tier = len(ranks_on_node) > 1 and len(set(ranks_on_node.values())) == 1
+    if not two_tier:
+        text += ": everything goes to the world backend, uncompressed"
+    # A subgroup inside a node is nothing to worry about, and a doubt was told when the whole world's group was made.
+    worth_a_look = group.size == group.world_size and (nodes.doubt or not two_tier)
+    logger.log(logging.WARNING if worth_a_look else logging.INFO, "group of %d ranks: %s", group.size, text)
+
+
+_warned_of: set[str] = set()
+
+
+def _warn_of_options_without_effect(group: Group, options: _C.Options) -> None:
+    """Name the options that were set for nothing, once: further groups of a training have the same ones."""
+    for name, value, users in options._without_effect() if group.rank == 0 else []:
+        text = f"option {name}={value} has no effect with codec={options.codec}: it is for {users}"
+        if text not in _warned_of:
+            _warned_of.add(text)
+            logger.warning("%s", text)
+
+
+_ready_in_process = 0
+
+
+def _set_up_process(options: _C.Options, group: Group) -> None:
+    """Do what is done once a process, however many groups it makes."""
+    global _ready_in_process
+    logger.setLevel(options.log.upper())
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("isthmus: %(levelname)s: %(message)s"))
+        logger.addHandler(handler)
+    if _ready_in_process != os.getpid():
+        _ready_in_process = os.getpid()
+        core = native.load()
+        core.set_split_function(_create_split)
+        core.set_fsdp_functions(_fsdp2_caller, _why_fsdp1_is_exact)
+        atexit.register(_shut_down, os.getpid())
+        if group.rank == 0:
+            _warn_of_unknown_variables(core)
+
+
+def _warn_of_unknown_variables(core: Any) -> None:
+    options = [variable for _, variable, *_ in core.option_fields()]
+    own = {name: value for name, value in os.environ.items() if name.startswith("ISTHMUS_")}
+    for unknown in unknown_variables(own, options):
+        meant = f": did you mean {unknown.meant}?" if unknown.meant else ""
+        logger.warning("the environment variable %s is none of isthmus's and changes nothing%s", unknown.name, meant)
+
+
+# The first reduction of FSDP imports what answers: it needs DTensor, which takes seconds, and `import torch` registers.
+def _fsdp2_caller() -> tuple[int, str, int, str]:
+    from isthmus.units import identify
+
+    return identify.fsdp2_caller()
+
+
+def _why_fsdp1_is_exact(flat_parameter: torch.Tensor) -> str:
+    from isthmus.units import identify
+
+    return identify.why_fsdp1_is_exact(flat_parameter)
+
+
+def _shut_down(process: int) -> None:
+    """Stop the threads of all groups before the interpreter goes. A forked child has none of them."""
+    if os.getpid() == process:
+        native.load().shutdown_all()

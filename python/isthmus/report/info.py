@@ -1,0 +1,207 @@
+"""What one pastes into a bug report: versions, what was built in or found, options, and variables in force.
+
+Nothing here needs a process group, a GPU or even a native module that loads: what is missing is said, not raised.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module, metadata
+from types import ModuleType
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from isthmus import native
+from isthmus.group.variables import UnknownVariable, Variable, unknown_variables, variables_set
+from isthmus.topology.machine import printable
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something that Isthmus can use. detail: its version where it is there, else why it is not."""
+
+    name: str
+    is_available: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option as a group would get it. source: the variable that sets it, or "default"."""
+
+    name: str
+    value: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Info:
+    """Everything. options_error: why options cannot be told; then `options` is empty."""
+
+    versions: Mapping[str, str]
+    features: tuple[Feature, ...]
+    options: tuple[Option, ...]
+    options_error: str | None
+    variables: tuple[Variable, ...]
+    unknown_variables: tuple[UnknownVariable, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def collect(environment: Mapping[str, str] | None = None) -> Info:
+    """Find out everything. environment: stands in for os.environ, except for what the options are read from."""
+    environment = os.environ if environment is None else environment
+    torch, torch_error = _attempt(_import_torch)
+    core, native_error = _attempt(native.load)
+    if core is not None:
+        variables = [variable for _, variable, *_ in core.option_fields()]
+        options, options_error = _attempt(lambda: _options(core, environment))
+    else:
+        # Nobody else knows the options: those that are set can be neither checked nor told from mistyped ones.
+        variables = sorted(name for name in environment if name.startswith("ISTHMUS_"))
+        options, options_error = (), f"{native_error}; set in the environment: {', '.join(variables) or 'nothing'}"
+    return Info(
+        versions=dict(_versions(torch)),
+        features=tuple(_features(torch, torch_error, native_error)),
+        options=tuple(options or ()),
+        options_error=options_error,
+        variables=tuple(variables_set(environment, variables if core else ())),
+        unknown_variables=tuple(unknown_variables(environment, variables)),
+    )
+
+
+def _attempt(read: Callable[[], Any]) -> tuple[Any, str | None]:
+    """Return what `read` returns, or why it failed, in one line."""
+    try:
+        return read(), None
+    except Exception as error:  # a broken installation fails in any way it likes
+        return None, " ".join(str(error).split()) or type(error).__name__
+
+
+def _import_torch() -> ModuleType:
+    import torch
+
+    return torch
+
+
+def _options(core: Any, environment: Mapping[str, str]) -> list[Option]:
+    options = core.Options()
+    return [
+        Option(name, str(getattr(options, name)), variable if environment.get(variable) else "default")
+        for name, variable, *_ in core.option_fields()
+    ]
+
+
+def _versions(torch: Any) -> Iterator[tuple[str, str]]:
+    for package in ("isthmus", "torch", "numpy"):
+        yield package, _package_version(package)
+    if torch is not None:
+        yield "CUDA of torch", torch.version.cuda or "none"
+        yield "NCCL of torch", _nccl_version(torch)
+    build, _ = _attempt(_build_info)
+    if build is not None:
+        yield "built for torch", build.TORCH_VERSION
+        yield "built with", f"{build.COMPILER}, {build.BUILD_TYPE}, {f'CUDA {build.CUDA}' if build.CUDA else 'no CUDA'}"
+    yield "Python", f"{platform.python_implementation()} {platform.python_version()}"
+    yield "system", _system()
+    yield "kernel", f"{platform.system()} {platform.release()} {platform.machine()}"
+    yield "C library", " ".join(platform.libc_ver()).strip() or "unknown"
+
+
+def _package_version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _build_info() -> ModuleType:
+    from isthmus import _build_info
+
+    return _build_info
+
+
+def _nccl_version(torch: Any) -> str:
+    version, _ = _attempt(torch.cuda.nccl.version)
+    return ".".join(map(str, version)) if isinstance(version, tuple) else "none"
+
+
+def _system() -> str:
+    release, _ = _attempt(platform.freedesktop_os_release)
+    return release["PRETTY_NAME"] if release else platform.system()
+
+
+def _features(torch: Any, torch_error: str | None, native_error: str | None) -> Iterator[Feature]:
+    yield Feature("native module", native_error is None, native_error or "loaded")
+    if torch is None:
+        yield Feature("torch", False, torch_error or "")
+    else:
+        yield from _torch_features(torch)
+    yield _mpi_feature() if native_error is None else Feature("MPI", False, "needs the native module")
+    yield from _topology_features()
+
+
+def _torch_features(torch: Any) -> Iterator[Feature]:
+    dist = torch.distributed
+    if not dist.is_available():
+        yield Feature("torch.distributed", False, "this torch was built without it")
+        return
+    registered = hasattr(dist.Backend, "ISTHMUS")
+    yield Feature("backend", registered, "registered" if registered else "not registered: `import isthmus` does that")
+    for name, available in (("Gloo", dist.is_gloo_available()), ("NCCL", dist.is_nccl_available())):
+        yield Feature(name, available, "in torch" if available else "not in this torch")
+    devices, error = _attempt(torch.cuda.device_count)
+    yield Feature("CUDA devices", bool(devices), error or f"{devices or 'none'}")
+
+
+def _mpi_feature() -> Feature:
+    library, error = _attempt(lambda: import_module("isthmus._mpi").library())
+    if library is None:
+        return Feature("MPI", False, f"not built in, or its library is missing: {error}")
+    return Feature("MPI", True, library.partition("\n")[0].strip("\0 "))
+
+
+def _topology_features() -> Iterator[Feature]:
+    from isthmus.topology.discovery.hwloc import hwloc_version
+    from isthmus.topology.discovery.nvml import read_nvml
+
+    hwloc = hwloc_version()
+    yield Feature("hwloc", hwloc is not None, f"API {hwloc}" if hwloc else "libhwloc.so.15 is not installed")
+    nvml = read_nvml()
+    yield Feature(
+        "NVML",
+        nvml.missing is None,
+        (nvml.missing or "").removeprefix("NVML: ") or f"driver {nvml.driver}, {len(nvml.gpus)} GPUs",
+    )
+
+
+def print_info(info: Info, console: Console) -> None:
+    """Print everything as text that survives being pasted."""
+    _print_rows(console, "Versions", list(info.versions.items()))
+    features = [(one.name, "yes" if one.is_available else "no", one.detail) for one in info.features]
+    _print_rows(console, "Features", features)
+    if info.options_error is not None:
+        console.print(Text.assemble(("\nOptions", "bold"), f"\n  cannot be told: {info.options_error}"), soft_wrap=True)
+    else:
+        _print_rows(console, "Options", [(one.name, one.value or '""', one.source) for one in info.options])
+    in_force = [(one.name, one.value or '""', one.group) for one in info.variables]
+    _print_rows(console, "Variables in force", in_force or [("none",)])
+    if info.unknown_variables:
+        unknown = [(one.name, f"did you mean {one.meant}?" if one.meant else "") for one in info.unknown_variables]
+        _print_rows(console, "Variables that nothing here knows (values not shown)", unknown)
+
+
+def _print_rows(console: Console, title: str, rows: Sequence[Sequence[str]]) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in ("", *row)))
+    console.print(Text(f"\n{title}", "bold"))
+    console.print(table)

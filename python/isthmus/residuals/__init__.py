@@ -1,0 +1,1 @@
+"""Residuals: saving, loading and re-sharding them."""

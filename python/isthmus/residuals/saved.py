@@ -1,0 +1,219 @@
+"""What is saved of residuals, and where it is read from.
+
+A state holds, for every rank, one entry "rank3", text that describes its groups and units, and one tensor for each
+residual, "rank3/0/5/residual": group 0, unit 5. So keys of different ranks differ, and a state may be saved beside
+others by `torch.distributed.checkpoint`, which merges them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.storage import StorageReader
+
+from isthmus.residuals.checkpoint import CheckpointReader, TextAndTensorPlanner, describe_entries
+
+VERSION = 1
+RESIDUALS = ("residual", "result_residual")
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What became of the units in a checkpoint, by name."""
+
+    restored: tuple[str, ...] = ()  # bit for bit
+    resharded: tuple[str, ...] = ()  # what they will add to later gradients was kept
+    dropped: tuple[tuple[str, str], ...] = ()  # with the reason
+
+    def __add__(self, other: LoadReport) -> LoadReport:
+        return LoadReport(
+            self.restored + other.restored, self.resharded + other.resharded, self.dropped + other.dropped
+        )
+
+
+@dataclass(frozen=True)
+class SavedUnit:
+    """One unit on one rank."""
+
+    name: str
+    num_elements: int
+    dtype: str
+    collective: str
+    layout: int  # the hash in the unit's key
+    step: int
+    scale: float
+    residual_elements: int
+    result_residual_elements: int
+    parameters: str | None = None  # the layout as text, where it was known
+    first_element: int = 0  # of that layout, in the reduced tensor
+    divisor: float = 1  # by which torch divided the result
+
+
+@dataclass(frozen=True)
+class SavedGroup:
+    """One process group on one rank."""
+
+    ranks: tuple[int, ...]
+    node_of_rank: tuple[int, ...]
+    options: Mapping[str, str]
+    units: tuple[SavedUnit, ...]
+
+    @cached_property
+    def nodes(self) -> list[list[int]]:
+        """The group's own ranks of each node."""
+        return ranks_by_node(self.node_of_rank)
+
+
+def ranks_by_node(node_of_rank: Sequence[int]) -> list[list[int]]:
+    """Return the ranks of each node; nodes by their lowest rank."""
+    nodes: dict[int, list[int]] = {}
+    for rank, node in enumerate(node_of_rank):
+        nodes.setdefault(node, []).append(rank)
+    return list(nodes.values())
+
+
+def to_text(groups: Sequence[SavedGroup]) -> str:
+    """Return what a state says of one rank."""
+    content = [{**dataclasses.asdict(group), "units": [dataclasses.asdict(u) for u in group.units]} for group in groups]
+    return json.dumps({"version": VERSION, "groups": content})
+
+
+def _from_text(key: str, text: Any) -> list[SavedGroup]:
+    if not isinstance(text, str):
+        raise ValueError(f"{key!r} is a {type(text).__name__}, not the description of a rank: is this isthmus's state?")
+    try:
+        content = json.loads(text)
+        version = content["version"]
+        groups = [_group_from(group) for group in content["groups"]] if version == VERSION else []
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{key!r} is damaged: {error!r}") from error
+    if version != VERSION:
+        raise ValueError(f"{key!r} has version {version}; this isthmus reads version {VERSION}")
+    return groups
+
+
+def _group_from(group: Mapping[str, Any]) -> SavedGroup:
+    return SavedGroup(
+        tuple(group["ranks"]),
+        tuple(group["node_of_rank"]),
+        group["options"],
+        tuple(SavedUnit(**unit) for unit in group["units"]),
+    )
+
+
+class Source:
+    """What is loaded from: a state, or a checkpoint that is read piece by piece."""
+
+    def __init__(
+        self,
+        texts: Mapping[int, Any],
+        sizes: Mapping[str, int],
+        read: Callable[[Iterable[str]], dict[str, torch.Tensor]],
+    ) -> None:
+        self._texts = texts
+        self._sizes = sizes
+        self._read = read
+
+    @cached_property
+    def ranks(self) -> dict[int, list[SavedGroup]]:
+        """What each rank saved of its groups."""
+        return {rank: _from_text(f"rank{rank}", self._texts[rank]) for rank in sorted(self._texts)}
+
+    def check(self, rank: int, group: int) -> None:
+        """Raise ValueError if a residual of that rank and group is missing or too short."""
+        for index, unit in enumerate(self.ranks[rank][group].units):
+            for kind in RESIDUALS:
+                expected = getattr(unit, f"{kind}_elements")
+                found = self._sizes.get(tensor_key(rank, group, index, kind), 0)
+                if found == expected:
+                    continue
+                what = f"the {kind} of unit {unit.name!r} of rank {rank}"
+                if found:
+                    raise ValueError(f"{what} has {found} elements where {expected} were saved: the state is damaged")
+                raise ValueError(
+                    f"{what} is missing. Into an isthmus.state_dict(), torch.distributed.checkpoint.load() reads only "
+                    "what this process has already, which is nothing at first: use isthmus.load_checkpoint()"
+                )
+
+    def residuals(self, rank: int, group: int, unit: int) -> dict[str, torch.Tensor]:
+        """Read the residuals of one unit, to the CPU; an empty tensor where there was none."""
+        keys = {kind: tensor_key(rank, group, unit, kind) for kind in RESIDUALS}
+        tensors = self._read([key for key in keys.values() if self._sizes.get(key)])
+        return {kind: tensors.get(key, torch.empty(0)).cpu() for kind, key in keys.items()}  # map_location="cuda"
+
+
+def tensor_key(rank: int, group: int, unit: int, kind: str) -> str:
+    """Return the key of a residual in a state."""
+    return f"rank{rank}/{group}/{unit}/{kind}"
+
+
+def source_of_state(state: Mapping[str, Any]) -> Source:
+    """Return a source that reads what `state_dict` returned."""
+    texts = {int(key.removeprefix("rank")): text for key, text in state.items() if re.fullmatch(r"rank\d+", key)}
+    if not texts:
+        raise ValueError('there is no entry "rank<number>": this is no isthmus.state_dict()')
+    sizes = {key: value.numel() for key, value in state.items() if isinstance(value, torch.Tensor)}
+    return Source(texts, sizes, lambda keys: {key: state[key] for key in keys})
+
+
+def source_of_checkpoint(checkpoint: Any, key: str) -> Source:
+    """Return a source that reads what torch.distributed.checkpoint saved under `key`."""
+    reader = checkpoint if isinstance(checkpoint, StorageReader) else CheckpointReader(os.fspath(checkpoint))
+    metadata = reader.read_metadata()
+    prefix = f"{key}."
+    entries = {
+        name.removeprefix(prefix): entry
+        for name, entry in metadata.state_dict_metadata.items()
+        if name.startswith(f"{prefix}rank")
+    }
+    sizes = {name: entry.size.numel() for name, entry in entries.items() if hasattr(entry, "size")}
+    texts = [name for name in entries if name not in sizes]
+    if not texts:
+        raise ValueError(
+            f"the checkpoint has no {key!r} with residuals of isthmus: keys of it begin with another name?"
+        )
+
+    def read(
+        names: Iterable[str], empty: Callable[[str], Any] = lambda name: torch.empty(sizes[name])
+    ) -> dict[str, Any]:
+        wanted = {prefix + name: empty(name) for name in names}
+        if not wanted:
+            return {}
+        planner = TextAndTensorPlanner()
+        planner.set_up_planner(wanted, metadata, is_coordinator=True)
+        reader.set_up_storage_reader(metadata, True)
+        plan = reader.prepare_local_plan(planner.create_local_plan())
+        plan = reader.prepare_global_plan(planner.create_global_plan([plan]))[0]
+        try:
+            reader.read_data(planner.finish_plan(plan), planner).wait()
+        except pickle.UnpicklingError as error:
+            raise ValueError(f"{describe_entries(metadata, plan.items)}: {error}") from error
+        return {name.removeprefix(prefix): value for name, value in wanted.items()}
+
+    described = read(texts, lambda _: "")
+    return Source({int(name.removeprefix("rank")): text for name, text in described.items()}, sizes, read)
+
+
+def option_texts(backend: Any) -> dict[str, str]:
+    """Return the options of a group that say what its residuals are."""
+    fields = ("codec", "tiers", "own_piece", "ratio", "sparsity", "index_bits", "block_elements", "peel_rounds")
+    return {field: str(getattr(backend.options, field)) for field in fields}
+
+
+def check_options(saved: SavedGroup, backend: Any) -> None:
+    """Raise ValueError if residuals are of other pieces. Another codec may take them: what is missing is missing."""
+    now = option_texts(backend)
+    for field in ("tiers", "own_piece"):
+        if saved.units and saved.options.get(field, now[field]) != now[field]:
+            raise ValueError(
+                f"residuals were saved with {field}={saved.options[field]}, and this group has {now[field]}"
+            )

@@ -1,0 +1,65 @@
+"""Who reduces: what the native module asks about reductions that FSDP labels.
+
+FSDP2 reduces from Python: its object for what is reduced together is on the stack of the very call, whatever other
+models there are, whenever garbage is collected, and however often the unit reduces.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import weakref
+from dataclasses import dataclass
+
+import torch
+
+from isthmus import native
+from isthmus.units.models import ParamGroup, flat_mixes_replicas, mixes_replicas, reducing_group, trainable_indexes
+from isthmus.units.prepare import tag_of
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """What does not change about one of FSDP2's objects."""
+
+    number: int  # never given again
+    exact: str  # why its reductions must stay exact, "" if they need not
+
+
+_owners: weakref.WeakKeyDictionary[ParamGroup, _Owner] = weakref.WeakKeyDictionary()
+_numbers = itertools.count(1)
+
+
+def fsdp2_caller() -> tuple[int, str, int, str]:
+    """Return owner, name, layout and why it is exact ("": it need not be) of the unit that FSDP2 is reducing.
+
+    The owner is a number of this process, 0 if FSDP2's object is not on the stack. The name is "" unless the unit was
+    prepared. The layout is 0 if nothing names the parameters, and all that can have gradients do.
+    """
+    found = reducing_group()
+    if found is None:
+        return 0, "", 0, ""
+    group, indexes = found
+    owner = _owners.get(group)
+    if owner is None:
+        exact = native.load().REPLICAS if mixes_replicas(group) else ""
+        owner = _owners[group] = _Owner(next(_numbers), exact)
+    tag = tag_of(group, indexes)
+    if tag is not None:
+        name, layout, exact = tag
+        return owner.number, name, layout, exact or owner.exact
+    layout = 0 if indexes == trainable_indexes(group) else _hash(indexes)
+    return owner.number, "", layout, owner.exact
+
+
+def why_fsdp1_is_exact(flat_parameter: torch.Tensor) -> str:
+    """Return why FSDP1's reductions of this flat parameter must stay exact, "" if they need not."""
+    return native.load().REPLICAS if flat_mixes_replicas(flat_parameter) else ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _hash(indexes: tuple[int, ...]) -> int:
+    """Return what stands for a layout of parameters without names, by their places in the unit; never 0."""
+    digest = hashlib.blake2b(",".join(map(str, indexes)).encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 1) or 1

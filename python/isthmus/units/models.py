@@ -1,0 +1,363 @@
+"""What a model reduces: its units, their parameters, and the process groups that they are reduced over.
+
+FSDP has no public view of its units. Whatever is read from private attributes of torch is read here; checked on torch
+2.11 and 2.15.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from isthmus.units.layout import Layout, Parameter, clean_name, concatenated, mesh_part, rows
+
+# FSDP2's objects for what one module reduces together, and for a parameter (FSDPParamGroup, FSDPParam).
+ParamGroup = Any
+ShardedParam = Any
+
+
+# --- Process groups ---
+
+
+def all_groups() -> list[dist.ProcessGroup]:
+    """Return all process groups that this process is in, in the order in which they were made."""
+    return [group for group in dist.distributed_c10d._world.pg_map if isinstance(group, dist.ProcessGroup)]
+
+
+# --- Units of models ---
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One of the collectives that reduce a unit: which elements of the unit's layout, over which group."""
+
+    process_group: dist.ProcessGroup
+    collective: str  # "reduce_scatter" or "all_reduce"
+    first_element: int
+    num_elements: int
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a model reduces together. It refers to no module, so that it keeps none alive."""
+
+    name: str  # in the model: "blocks.0", "root"
+    label: str  # what FSDP2 calls it if it is not tagged; "" for others
+    parameters: tuple[Parameter, ...]  # with padding between them
+    trained: tuple[Parameter, ...]  # those that could have a gradient when the model was read, as reduced
+    in_rows: bool  # FSDP2
+    shard_group: dist.ProcessGroup | None
+    replicate_group: dist.ProcessGroup | None
+    # What torch divides the result of the reductions by afterwards; FSDP2 does so with float16 alone.
+    divisor: float = 1
+    float16_divisor: float = 1
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks of the reduce-scatter; 1 if there is none."""
+        return self.shard_group.size() if self.shard_group is not None else 1
+
+    @property
+    def process_groups(self) -> list[dist.ProcessGroup]:
+        """The groups that the unit is reduced over."""
+        return [group for group in (self.shard_group, self.replicate_group) if group is not None]
+
+    def divisor_of(self, dtype: str) -> float:
+        """Return what torch divides results of this type by."""
+        return self.float16_divisor if dtype == "float16" else self.divisor
+
+    def layout(self, parameters: Iterable[Parameter] | None = None) -> Layout:
+        """Return the layout of a reduction in which `parameters` (default: all that are trained) have gradients."""
+        chosen = self.trained if parameters is None else tuple(parameters)
+        if self.in_rows:
+            return rows(chosen, self.num_shards)
+        return concatenated(chosen, self.num_shards)
+
+    def reductions(self, layout: Layout) -> list[Reduction]:
+        """Return the collectives that reduce a tensor of `layout`."""
+        found = []
+        if self.shard_group is not None and self.num_shards > 1:
+            found.append(Reduction(self.shard_group, "reduce_scatter", 0, layout.num_elements))
+        if self.replicate_group is not None:
+            shard = layout.num_elements // self.num_shards
+            rank = self.shard_group.rank() if self.shard_group is not None else 0
+            found.append(Reduction(self.replicate_group, "all_reduce", rank * shard, shard))
+        return found
+
+
+def units_of(model: nn.Module) -> list[Unit]:
+    """Return the FSDP2 and FSDP1 units in `model`, in the order of its modules."""
+    return [unit for _, unit in fsdp2_units(model)] + [unit for _, unit in fsdp1_units(model)]
+
+
+def groups_of(model: nn.Module) -> list[dist.ProcessGroup]:
+    """Return the process groups that gradients of `model` may be reduced over, of whatever backend."""
+    groups = [group for unit in units_of(model) for group in unit.process_groups]
+    groups += [module.process_group for _, module in ddp_modules(model)]
+    # The mesh of a DTensor says nothing about FSDP2's groups: torch takes meshes of equal ranks for one another.
+    if not groups:
+        meshes = dict.fromkeys(p.device_mesh for p in model.parameters() if isinstance(p, DTensor))
+        groups = [mesh.get_group(dim) for mesh in meshes for dim in range(mesh.ndim)]
+    return list(dict.fromkeys(groups))
+
+
+def unit_name(module_names: Iterable[str]) -> str:
+    """Return the name of the unit that modules of these names make up."""
+    return ", ".join(clean_name(name) or "root" for name in module_names)
+
+
+# --- FSDP2 ---
+
+
+def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
+    """Yield FSDP2's units in `model`."""
+    modules = dict(model.named_modules())
+    owners = {id(module): name for name, module in modules.items()}
+    found: dict[int, tuple[ParamGroup, list[str]]] = {}
+    for name, module in modules.items():
+        for group in param_groups_of(module):
+            found.setdefault(id(group), (group, []))[1].append(name)
+    for group, names in found.values():
+        label = fqn_of(group)
+        parameters = describe(group, owners)
+        yield (
+            group,
+            Unit(
+                name=unit_name(names),
+                label=(", ".join(names) if label is None else label) or "root",
+                parameters=tuple(parameters.values()),
+                trained=tuple(tuple(parameters.values())[index] for index in trainable_indexes(group)),
+                in_rows=True,
+                shard_group=shard_group(group),
+                replicate_group=replicate_group(group),
+                divisor=_divisor(group, is_float16=False),
+                float16_divisor=_divisor(group, is_float16=True),
+            ),
+        )
+
+
+def _divisor(group: ParamGroup, *, is_float16: bool) -> float:
+    """Return what FSDP2 divides a reduced gradient by. It divides before, too, to keep float16 in its range."""
+    if not is_float16 and not group.force_sum_reduction_for_comms:
+        return 1
+    groups = [found for found in (shard_group(group), replicate_group(group)) if found is not None]
+    factor: float = group.gradient_divide_factor or math.prod(found.size() for found in groups)
+    divided_before = 1
+    while is_float16 and factor % divided_before == 0 and factor / divided_before > divided_before:
+        divided_before *= 2
+    return factor / divided_before
+
+
+def describe(group: ParamGroup, module_names: dict[int, str]) -> dict[ShardedParam, Parameter]:
+    """Return a unit's parameters as layouts have them. `module_names`: by id of the module."""
+    part = mesh_part(group.mesh_info.mesh)
+    described = {}
+    for param in group.fsdp_params:
+        owner, name = param._module_info.module, param._module_info.param_name
+        described[param] = _parameter(param, clean_name(f"{module_names[id(owner)]}.{name}".lstrip(".")), part)
+    return described
+
+
+def _parameter(param: ShardedParam, name: str, part: str) -> Parameter:
+    return Parameter(name, tuple(param._orig_size), param.fsdp_placement.dim, part)
+
+
+def trainable_indexes(group: ParamGroup) -> tuple[int, ...]:
+    """Return which parameters may have a gradient, by their places in the unit, in the order of the reduction."""
+    params = group.fsdp_params
+    order = getattr(group, "_reduce_scatter_param_indices", None) or range(len(params))  # torch 2.15
+    return tuple(index for index in order if params[index].sharded_param.requires_grad)
+
+
+def reducing_group() -> tuple[ParamGroup, tuple[int, ...]] | None:
+    """Return FSDP2's object that is reducing on this thread, and which of its parameters have gradients.
+
+    None if none is below the caller on the stack. Parameters are given as in `trainable_indexes`.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == _reducing_file():
+            values = frame.f_locals
+            if (params := values.get("fsdp_params_with_grad")) is not None and "self" in values:
+                group = values["self"]
+                places = {id(param): index for index, param in enumerate(group.fsdp_params)}
+                return group, tuple(places[id(param)] for param in params)
+        frame = frame.f_back
+    return None
+
+
+@functools.cache
+def _reducing_file() -> str:
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+
+    return _fsdp_param_group.__file__
+
+
+# A unit must not mix parameters that tensor parallelism splits with others, which are then replicas: every rank along
+# that dimension of the mesh reduces its own copy of a norm, beside its own part of a linear layer. What a lossy codec
+# takes from the copies depends on what is beside them, so they would drift apart.
+
+
+def mixes_replicas(group: ParamGroup) -> bool:
+    """Return whether some parameters of FSDP2's unit are split over a mesh dimension that is not FSDP's, others not."""
+    return len({_is_split_elsewhere(group, param) for param in group.fsdp_params}) > 1
+
+
+def flat_mixes_replicas(flat_parameter: Any) -> bool:
+    """Return whether some parameters in FSDP1's flat one are parts of DTensors, and others are not."""
+    extensions = getattr(flat_parameter, "_param_extensions", ())  # of DTensors: their specs
+    return len({_splits(spec) for spec in extensions}) > 1
+
+
+def some_mix_replicas(parameters: Iterable[torch.Tensor]) -> bool:
+    """Return whether some of these local parameters are parts of split ones, and others are not.
+
+    Known of what torch makes of DTensors for DDP, and of what Megatron marks as split.
+    """
+    return len({_splits(getattr(p, "_st_info", None)) or _is_marked_split(p) for p in parameters}) > 1
+
+
+def _splits(spec: Any) -> bool:
+    return spec is not None and not all(placement.is_replicate() for placement in spec.placements)
+
+
+def _is_marked_split(parameter: Any) -> bool:
+    return bool(getattr(parameter, "tensor_model_parallel", False))
+
+
+def _is_split_elsewhere(group: ParamGroup, param: ShardedParam) -> bool:
+    sharded = param.sharded_param
+    groups = [found for found in (shard_group(group), replicate_group(group)) if found is not None]
+    own_ranks = {rank for found in groups for rank in dist.get_process_group_ranks(found)}
+    return any(
+        not placement.is_replicate()
+        and not own_ranks.issuperset(dist.get_process_group_ranks(sharded.device_mesh.get_group(dim)))
+        for dim, placement in enumerate(sharded.placements)
+    )
+
+
+def param_groups_of(module: nn.Module) -> list[ParamGroup]:
+    """Return what `module` itself, not its children, reduces under FSDP2: nothing if it is no FSDP2 module."""
+    get_state = getattr(module, "_get_fsdp_state", None)
+    return _groups_of_state(get_state()) if get_state is not None else []
+
+
+def _groups_of_state(state: Any) -> list[ParamGroup]:
+    if hasattr(state, "_fsdp_param_groups"):  # newer than torch 2.11
+        return list(state._fsdp_param_groups)
+    group = getattr(state, "_fsdp_param_group", None)
+    return [] if group is None else [group]
+
+
+@functools.cache
+def module_states() -> dict[weakref.ref[nn.Module], Any]:
+    """Return torch's table of modules with a state of FSDP2 or of others, in the order in which they were added.
+
+    It changes whenever a module is added or collected. An empty one if this torch has none.
+    """
+    try:
+        from torch.distributed import _composable_state
+    except ImportError:
+        return {}
+    table: Any = _composable_state._module_state_mapping  # a WeakKeyDictionary
+    return table.data  # type: ignore[no-any-return]
+
+
+def live_param_groups() -> list[ParamGroup]:
+    """Return all of FSDP2's units in this process, garbage included."""
+    found: dict[int, ParamGroup] = {}
+    for entry in list(module_states().values()):
+        state = entry() if isinstance(entry, weakref.ref) else entry
+        for group in _groups_of_state(state):
+            found[id(group)] = group
+    return list(found.values())
+
+
+def live_fsdp2_models() -> list[nn.Module]:
+    """Return the outermost FSDP2 modules that have had a forward pass."""
+    roots = (root_of(group) for group in live_param_groups())
+    return list(dict.fromkeys(root for root in roots if root is not None))
+
+
+def shard_group(group: ParamGroup) -> dist.ProcessGroup | None:
+    """Return the process group of the reduce-scatter, if there is one."""
+    return getattr(group.mesh_info, "shard_process_group", None)
+
+
+def replicate_group(group: ParamGroup) -> dist.ProcessGroup | None:
+    """Return the process group of HSDP's all-reduce, if there is one."""
+    return getattr(group.mesh_info, "replicate_process_group", None)
+
+
+def fqn_of(group: ParamGroup) -> str | None:
+    """Return the name in FSDP2's labels: "" for the root, None before the first forward pass."""
+    name: str | None = group._module_fqn
+    return name
+
+
+def root_of(group: ParamGroup) -> nn.Module | None:
+    """Return the module in which FSDP2's names are; None before the first forward pass."""
+    for module in group.modules:
+        for state in module._get_fsdp_state()._state_ctx.all_states:
+            root: nn.Module = state._modules[0]
+            return root
+    return None
+
+
+# --- FSDP1 and DDP ---
+
+
+def fsdp1_units(model: nn.Module) -> Iterator[tuple[torch.Tensor, Unit]]:
+    """Yield FSDP1's flat parameters in `model`, each with its unit."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    for name, module in model.named_modules():
+        handle = getattr(module, "_handle", None) if isinstance(module, FullyShardedDataParallel) else None
+        if handle is None or not handle.flat_param.requires_grad:
+            continue
+        is_sharded = bool(handle.uses_sharded_strategy)
+        parameters = tuple(_flat_parameters(handle.flat_param, name))
+        yield (
+            handle.flat_param,
+            Unit(
+                name=unit_name([name]),
+                label="",
+                parameters=parameters,
+                trained=parameters,
+                in_rows=False,
+                shard_group=module.process_group if is_sharded else None,
+                replicate_group=getattr(module, "_inter_node_pg", None) if is_sharded else module.process_group,
+                divisor=module._gradient_postdivide_factor,
+                float16_divisor=module._gradient_postdivide_factor,
+            ),
+        )
+
+
+def _flat_parameters(flat: Any, prefix: str) -> Iterator[Parameter]:
+    names = iter(zip(flat._fqns, flat._shapes, strict=True))
+    for num_elements, is_padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):
+        if is_padding:
+            yield Parameter("", (num_elements,))
+        else:
+            name, shape = next(names)
+            yield Parameter(clean_name(f"{prefix}.{name}".lstrip(".")), tuple(shape))
+
+
+def ddp_modules(model: nn.Module) -> list[tuple[str, nn.parallel.DistributedDataParallel]]:
+    """Return the DDP modules in `model`, by name."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.parallel.DistributedDataParallel)
+    ]

@@ -1,0 +1,365 @@
+"""``isthmus.prepare``: tells the backend which unit of a model each reduction belongs to."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from isthmus import native
+from isthmus.backends import isthmus_backend
+from isthmus.units.gradient_scaling import follow
+from isthmus.units.layout import Layout, Parameter, clean_name
+from isthmus.units.models import (
+    ParamGroup,
+    Unit,
+    ddp_modules,
+    flat_mixes_replicas,
+    fqn_of,
+    fsdp1_units,
+    fsdp2_units,
+    groups_of,
+    some_mix_replicas,
+)
+
+Model = TypeVar("Model", bound=nn.Module)
+
+EXCLUDED = "excluded by prepare(units=...)"
+FIRST_BUCKETS = "first two backward passes with these DDP buckets"
+
+
+@dataclass
+class Prepared:
+    """What is known of a model that was prepared. It refers to no module, so that it keeps none alive."""
+
+    name: str
+    patterns: str
+    number: int = 0  # of the models that were prepared with these names before, in the same groups
+    units: list[Unit] = field(default_factory=list)  # of FSDP
+    bucket_group: dist.ProcessGroup | None = None  # of DDP
+    bucket_parameters: tuple[Parameter, ...] = ()  # all that DDP reduces
+    # Layouts of the units' reductions so far: what a checkpoint says of residuals.
+    layouts: dict[tuple[str, int], tuple[Unit, Layout]] = field(default_factory=dict)
+    # DDP: buckets, by name and layout, that occurred in two earlier backward passes or came with a checkpoint.
+    settled: set[tuple[str, int]] = field(default_factory=set)
+
+    def full_name(self, unit_name: str) -> str:
+        """Return the name under which the backend knows a unit."""
+        name = f"{self.name}/{unit_name}" if self.name else unit_name
+        return f"{name} ({self.number + 1})" if self.number else name
+
+    def unit_named(self, full_name: str) -> Unit | None:
+        """Return the unit that the backend knows under a name; a bucket of DDP may hold any parameters."""
+        for unit in self.units:
+            if self.full_name(unit.name) == full_name:
+                return unit
+        index = re.search(r"bucket (\d+)", full_name)
+        if index and self.bucket_group is not None and full_name == self.full_name(index[0]):
+            return _bucket(int(index[1]), self.bucket_parameters, self.bucket_group)
+        return None
+
+    def take_number(self, groups: Iterable[dist.ProcessGroup]) -> None:
+        """Take the next number that is free in all groups. Every rank prepares alike, so all take the same."""
+        names = [unit.name for unit in self.units] + (["bucket"] if self.bucket_group is not None else [])
+        counters = [
+            (_models_by_name.setdefault(group, Counter()), f"{self.name}/{name}") for group in groups for name in names
+        ]
+        self.number = max((counter[name] for counter, name in counters), default=0)
+        for counter, name in counters:
+            counter[name] = self.number + 1
+
+    def exact_reason(self, unit_name: str) -> str:
+        """Return why a unit stays exact, "" if it does not."""
+        return "" if matches(self.patterns, unit_name) else EXCLUDED
+
+    def remember(self, unit: Unit, layout: Layout) -> int:
+        """Note that reductions of `unit` have this layout; return its hash."""
+        self.layouts[self.full_name(unit.name), layout.hash] = (unit, layout)
+        return layout.hash
+
+    def expect(self, unit: Unit, layout: Layout) -> int:
+        """Note a layout that came with a checkpoint, which therefore is no passing one; return its hash."""
+        self.settled.add((self.full_name(unit.name), layout.hash))
+        return self.remember(unit, layout)
+
+
+_prepared: weakref.WeakKeyDictionary[nn.Module, Prepared] = weakref.WeakKeyDictionary()
+# How many models were prepared that have a unit of a name. Whether they are alive must not matter: a rank may keep a
+# model that others have dropped.
+_models_by_name: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()
+
+
+def prepared_of(model: nn.Module) -> Prepared | None:
+    """Return what `prepare` noted about `model` itself."""
+    return _prepared.get(model)
+
+
+def all_prepared() -> list[Prepared]:
+    """Return what `prepare` noted about all models that are alive."""
+    return list(_prepared.values())
+
+
+def matches(patterns: str, name: str) -> bool:
+    """Return whether a unit is compressed by comma-separated globs, of which "!" excludes. As the option `units`."""
+    globs = [glob.strip() for glob in patterns.split(",")]
+    included = [glob for glob in globs if not glob.startswith("!")]
+    if any(fnmatch.fnmatchcase(name, glob[1:]) for glob in globs if glob.startswith("!")):
+        return False
+    return not included or any(fnmatch.fnmatchcase(name, glob) for glob in included)
+
+
+def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = None) -> Model:
+    """Give the units of `model` names of their own, and tell apart reductions of different parameters. Returns `model`.
+
+    For models of FSDP2 (`fully_shard`), FSDP1 and DDP, and for models whose parameters are DTensors (SimpleFSDP) over
+    groups of Isthmus; all ranks call it alike, before or after the first step. The second call with equal arguments
+    does nothing.
+
+    name: goes before the names of the units, "name/blocks.0". Models whose units have equal names in one group are
+    numbered in the order in which they are prepared, "blocks.0 (2)"; names of their own tell them apart in checkpoints.
+    units: which of them are compressed: globs of names without that prefix, "!" excludes, as in the option `units`.
+    scaler: the GradScaler (or ShardedGradScaler) of the training loop. Its `update` then lets residuals follow the loss
+    scale, and counts skipped steps.
+
+    Raises ValueError if there is nothing to prepare in `model`, if a unit in it belongs to another prepared model, and
+    if it was prepared otherwise before.
+    """
+    earlier = _prepared.get(model)
+    if earlier is None:
+        prepared = _prepare_units(model, Prepared(name, units))
+        _prepared[model] = prepared
+    elif (earlier.name, earlier.patterns) != (name, units):
+        raise ValueError(
+            f"this model was prepared with name={earlier.name!r} and units={earlier.patterns!r} before: "
+            f"name={name!r} and units={units!r} cannot take their place"
+        )
+    if scaler is not None:
+        follow(scaler, model)
+    return model
+
+
+def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
+    fsdp2 = [(group, unit) for group, unit in fsdp2_units(model) if _is_on_isthmus(unit.process_groups)]
+    fsdp1 = [(flat, unit) for flat, unit in fsdp1_units(model) if _is_on_isthmus(unit.process_groups)]
+    ddp = [module for _, module in ddp_modules(model) if _is_on_isthmus([module.process_group])]
+    prepared.units = [unit for _, unit in fsdp2] + [unit for _, unit in fsdp1]
+    if not prepared.units and not ddp:
+        _prepare_dtensors(model, prepared)
+        return prepared
+    if len(ddp) > 1:
+        raise ValueError(
+            f"there are {len(ddp)} DDP modules in this model: prepare each of them, with a name of its own"
+        )
+    for module in ddp:
+        prepared.bucket_group = module.process_group
+        prepared.bucket_parameters = tuple(_bucket_parameters(module).values())
+    for group, _ in fsdp2:
+        if group in _units_of_groups:
+            raise ValueError(f"unit {fqn_of(group) or 'root'!r} of FSDP2 belongs to another prepared model")
+    prepared.take_number(groups_of(model))
+    for group, unit in fsdp2:
+        _units_of_groups[group] = _PreparedUnit(unit, prepared)
+    for flat, unit in fsdp1:
+        layout_hash = prepared.remember(unit, unit.layout())
+        exact = prepared.exact_reason(unit.name) or (_replicas() if flat_mixes_replicas(flat) else "")
+        native.load().name_parameter(flat, prepared.full_name(unit.name), layout_hash, exact)
+    for module in ddp:
+        _register_bucket_hook(module, prepared)
+    return prepared
+
+
+def _is_on_isthmus(groups: Iterable[dist.ProcessGroup]) -> bool:
+    return any(isthmus_backend(group) is not None for group in groups)
+
+
+def _replicas() -> str:
+    reason: str = native.load().REPLICAS
+    return reason
+
+
+# --- FSDP2 ---
+
+
+@dataclass
+class _PreparedUnit:
+    """A unit of FSDP2. It refers to none of FSDP2's objects, so that it keeps none alive."""
+
+    unit: Unit
+    prepared: Prepared
+    layouts: dict[tuple[int, ...], int] = field(default_factory=dict)  # their hashes, by places of parameters
+
+
+_units_of_groups: weakref.WeakKeyDictionary[ParamGroup, _PreparedUnit] = weakref.WeakKeyDictionary()
+
+
+def tag_of(group: ParamGroup, indexes: tuple[int, ...]) -> tuple[str, int, str] | None:
+    """Return name, layout and why it is exact of a unit in which these parameters have gradients.
+
+    None if it was not prepared. Parameters are given by their places in the unit, in the order of the reduction.
+    """
+    found = _units_of_groups.get(group)
+    if found is None:
+        return None
+    unit, prepared = found.unit, found.prepared
+    if indexes not in found.layouts:
+        layout = unit.layout(unit.parameters[index] for index in indexes)
+        found.layouts[indexes] = prepared.remember(unit, layout)
+    return prepared.full_name(unit.name), found.layouts[indexes], prepared.exact_reason(unit.name)
+
+
+# --- DDP ---
+
+
+_PASSES_BEFORE_REBUILD = 2
+
+
+def _bucket(index: int, parameters: Sequence[Parameter], process_group: dist.ProcessGroup) -> Unit:
+    return Unit(
+        name=f"bucket {index}",
+        label="",
+        parameters=tuple(parameters),
+        trained=tuple(parameters),
+        in_rows=False,
+        shard_group=None,
+        replicate_group=process_group,
+    )
+
+
+def _bucket_parameters(module: nn.parallel.DistributedDataParallel) -> dict[torch.Tensor, Parameter]:
+    return {
+        parameter: Parameter(clean_name(name), tuple(parameter.shape))
+        for name, parameter in module.module.named_parameters()
+    }
+
+
+class BucketReduction:
+    """DDP's communication hook: averages each bucket, and tells the backend which parameters it holds.
+
+    DDP fills its buckets anew after the first backward pass, or with a static graph after the second. Residuals of the
+    first buckets would never be sent, so a layout is exact in the first two passes that have it.
+    """
+
+    def __init__(self, module: nn.parallel.DistributedDataParallel, prepared: Prepared) -> None:
+        self._parameters = _bucket_parameters(module)
+        self._group = module.process_group
+        self._prepared = prepared
+        self._layouts: dict[tuple[int, tuple[torch.Tensor, ...]], tuple[Unit, Layout, str]] = {}
+        self._passes: Counter[tuple[str, int]] = Counter()  # how many backward passes had a bucket
+
+    def reduce(self, state, bucket):  # type: ignore[no-untyped-def]  # DDP looks at annotations, and fails on strings
+        """Average one bucket; return a future of its gradients."""
+        unit, layout, replicas = self._unit_of(bucket.index(), tuple(bucket.parameters()))
+        name, layout_hash = self._prepared.full_name(unit.name), self._prepared.remember(unit, layout)
+        exact = self._prepared.exact_reason(unit.name) or replicas or self._exact_until_settled((name, layout_hash))
+        gradients = bucket.buffer()
+        core = native.load()
+        core.push_unit(name, layout_hash, exact)
+        try:
+            work = dist.all_reduce(gradients, op=dist.ReduceOp.AVG, group=self._group, async_op=True)
+        finally:
+            core.pop_unit()
+        return work.get_future().then(lambda _: gradients)
+
+    def _unit_of(self, index: int, tensors: tuple[torch.Tensor, ...]) -> tuple[Unit, Layout, str]:
+        """Return unit and layout, and why they must stay exact for replicas' sake, "" if they need not."""
+        if (index, tensors) not in self._layouts:
+            unit = _bucket(index, [self._parameters[tensor] for tensor in tensors], self._group)
+            replicas = _replicas() if some_mix_replicas(tensors) else ""
+            self._layouts[index, tensors] = (unit, unit.layout(), replicas)
+        return self._layouts[index, tensors]
+
+    def _exact_until_settled(self, bucket: tuple[str, int]) -> str:
+        if bucket in self._prepared.settled:
+            return ""
+        self._passes[bucket] += 1
+        if self._passes[bucket] <= _PASSES_BEFORE_REBUILD:
+            return FIRST_BUCKETS
+        self._prepared.settled.add(bucket)
+        return ""
+
+
+def _register_bucket_hook(module: nn.parallel.DistributedDataParallel, prepared: Prepared) -> None:
+    try:
+        module.register_comm_hook(None, BucketReduction(module, prepared).reduce)
+    except RuntimeError as error:
+        raise ValueError("this DDP model has a communication hook already, and DDP takes but one") from error
+    # DDP pickles this list, but a copy's reducer has no hooks: a copy of a prepared model is one that is not prepared.
+    getattr(module, "_comm_hooks", [None]).pop()
+
+
+# --- DTensors ---
+
+
+def _prepare_dtensors(model: nn.Module, prepared: Prepared) -> None:
+    """Name the parameters: autograd tells which of them a reduction is of, and that it is of one.
+
+    Activations that cross the same groups have no parameter behind them, and stay exact; so does what a compiled graph
+    reduces, of which autograd sees nothing.
+    """
+    parameters = [(name, p) for name, p in model.named_parameters() if isinstance(p, DTensor)]
+    if not parameters or not _is_on_isthmus(groups_of(model)):
+        raise ValueError(f"there is nothing to prepare: {_what_was_found(model)}, and no process group of Isthmus")
+    prepared.units = [_dtensor_unit(clean_name(name), p) for name, p in parameters]
+    prepared.take_number(groups_of(model))
+    for (_, parameter), unit in zip(parameters, prepared.units, strict=True):
+        layout_hash = prepared.remember(unit, unit.layout())
+        exact = prepared.exact_reason(unit.name)
+        native.load().name_parameter(parameter, prepared.full_name(unit.name), layout_hash, exact)
+
+
+def _dtensor_unit(name: str, parameter: DTensor) -> Unit:
+    """Return a unit of one parameter. What is reduced over which dimension of its mesh only its model knows."""
+    described = (Parameter(name, tuple(parameter.shape)),)
+    return Unit(
+        name=name,
+        label="",
+        parameters=described,
+        trained=described,
+        in_rows=False,
+        shard_group=None,
+        replicate_group=None,
+    )
+
+
+def _what_was_found(model: nn.Module) -> str:
+    found: dict[str, list[Any]] = {
+        "FSDP2 units": list(fsdp2_units(model)),
+        "FSDP1 units": list(fsdp1_units(model)),
+        "DDP modules": ddp_modules(model),
+        "DTensor parameters": [p for p in model.parameters() if isinstance(p, DTensor)],
+    }
+    kinds = [f"{len(members)} {kind}" for kind, members in found.items() if members]
+    groups = sorted({str(dist.get_backend(group)) for group in groups_of(model)})
+    text = f"found {' and '.join(kinds) or 'a model without FSDP, DDP or DTensors'}"
+    return f"{text} on {', '.join(groups)}" if groups else text
+
+
+# --- Reductions of one's own ---
+
+
+@contextmanager
+def unit(name: str) -> Iterator[None]:
+    """Say that what this thread reduces in the block are gradients of the unit `name`.
+
+    For reductions that neither FSDP nor `prepare` knows. The name stands for the same parameters, in the same order,
+    whenever a reduction of equal size and type is made under it: a codec's residual is added to the next one. All ranks
+    use the same name. Units nest; the innermost counts.
+    """
+    if not name:
+        raise ValueError("a unit needs a name")
+    core = native.load()
+    core.push_unit(name, 0, "")
+    try:
+        yield
+    finally:
+        core.pop_unit()

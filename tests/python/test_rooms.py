@@ -1,0 +1,132 @@
+"""Rooms of the installed package: no circles of imports between them, and nothing but the commands imports benchmarks.
+
+A folder without folders in it is one room. In a folder that has some, each module is a room of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: Folders with Python that is installed, by the package that they are. Links to the last two are in the first.
+PACKAGES = {"isthmus": "python/isthmus", "isthmus.topology": "topology", "isthmus.benchmarks": "benchmarks"}
+
+Imports = dict[str, set[str]]  # by importing module
+
+
+def modules(root: Path = ROOT) -> dict[str, Path]:
+    found = {}
+    for package, folder in PACKAGES.items():
+        for path in sorted((root / folder).rglob("*.py")):
+            parts = path.relative_to(root / folder).with_suffix("").parts
+            if package != "isthmus" or f"isthmus.{parts[0]}" not in PACKAGES:
+                found[".".join((package, *parts)).removesuffix(".__init__")] = path
+    return found
+
+
+@cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+def statements(tree: ast.AST, all_of_it: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Import statements; without `all_of_it` those that run when the module is imported."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        later = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for_types = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
+        if all_of_it or not (later or for_types):
+            yield from statements(child, all_of_it)
+
+
+def names_of(statement: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(statement, ast.Import):
+        return [alias.name for alias in statement.names]
+    assert statement.level == 0, "imports are absolute"
+    return [f"{statement.module}.{alias.name}" for alias in statement.names]
+
+
+def imports(known: Mapping[str, Path], all_of_it: bool) -> Imports:
+    found: Imports = {}
+    for module, path in known.items():
+        found[module] = set()
+        for statement in statements(parsed(path.read_text()), all_of_it):
+            for name in names_of(statement):
+                while name and name not in known:
+                    name = name.rpartition(".")[0]
+                if name and name not in (module, "isthmus"):
+                    found[module].add(name)
+    return found
+
+
+def rooms(known: Mapping[str, Path]) -> dict[str, str]:
+    """The room of each module."""
+    packages = {module for module, path in known.items() if path.name == "__init__.py"}
+    with_folders = {package.rpartition(".")[0] for package in packages}
+    return {
+        module: module if module in packages or module.rpartition(".")[0] in with_folders else module.rpartition(".")[0]
+        for module in known
+    }
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found: list[str] = error.args[1]
+        return found
+    return []
+
+
+def between_rooms(known: Mapping[str, Path]) -> Imports:
+    room_of = rooms(known)
+    graph: Imports = {}
+    for module, imported in imports(known, all_of_it=True).items():
+        room = room_of[module]
+        graph.setdefault(room, set()).update(room_of[name] for name in imported if room_of[name] != room)
+    # Whatever is imported from `isthmus` itself is public: `import isthmus` in a benchmark is no import of all rooms.
+    graph.pop("isthmus", None)
+    return graph
+
+
+def test_there_are_no_circles_between_rooms() -> None:
+    graph = between_rooms(modules())
+    assert {"isthmus.group", "isthmus.topology.machine", "isthmus.topology.formats", "isthmus.benchmarks.auto"} <= set(
+        graph
+    )
+    assert not circle(graph)
+
+
+def test_there_are_no_circles_between_modules_when_they_are_imported() -> None:
+    graph = imports(modules(), all_of_it=False)
+    assert not circle(graph)
+
+
+def test_nothing_but_the_commands_imports_benchmarks() -> None:
+    for module, imported in imports(modules(), all_of_it=True).items():
+        if not module.startswith(("isthmus.cli.", "isthmus.benchmarks")):
+            assert not [name for name in imported if name.startswith("isthmus.benchmarks")], module
+
+
+@pytest.mark.parametrize(
+    ("at", "text"),
+    [
+        ("topology/machine.py", "def late():\n    from isthmus.topology.formats import read\n"),
+        ("python/isthmus/plan/units.py", "from isthmus.plan.memory import Memory\n"),
+        ("python/isthmus/plan/ranges.py", "import isthmus.benchmarks.training.config\n"),
+    ],
+)
+def test_a_circle_is_found(tmp_path: Path, at: str, text: str) -> None:
+    for path in modules().values():
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(path.read_text() + (text if copy == tmp_path / at else ""))
+    known = modules(tmp_path)
+    assert circle(between_rooms(known)) or circle(imports(known, all_of_it=False))

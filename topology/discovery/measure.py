@@ -1,0 +1,182 @@
+"""Times the links of both tiers over a real process group: `isthmus topo --measure`.
+
+All ranks of a tier send to the next of them at once, in a ring, so that every link is busy in both directions as it is
+in a reduction. Nodes are timed side by side, and so are rails: what the ranks of a node share, they share here as well.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from isthmus.backends import backend_of
+from isthmus.gloo import Group, fresh_prefix, gloo_tier
+from isthmus.topology.discovery.link_cache import LinkSample, MeasuredLink, MeasuredLinks
+
+#: What a rank sends at once, in bytes. Larger ones are left out where they would take longer than the budget.
+SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))
+#: How long one tier may take, about.
+BUDGET_S = 3.0
+#: The best of these counts: whatever else the machines do only adds.
+_BURSTS = 5
+_MAX_REPEATS = 50
+_GROWTH = SIZES[1] // SIZES[0]
+
+
+def measure_links(group: dist.ProcessGroup | None = None, budget_s: float = BUDGET_S) -> MeasuredLinks:
+    """Time the links of `group` (default: all ranks), whose backend is Isthmus. Collective; equal on all its ranks.
+
+    Nothing else should run on the group meanwhile. Raises ValueError for one rank, and for nodes of unequal size: there
+    are no two tiers.
+    """
+    group = group or dist.group.WORLD
+    backend = backend_of(group)
+    assert group is not None
+    tiers = _Tiers(backend.node_of_rank, group.rank())
+    measured = Group(
+        store=_fresh_store(group),
+        rank=group.rank(),
+        global_ranks=backend.global_ranks,
+        world_size=dist.get_world_size(),
+        timeout=backend.options._timeout,
+    )
+    stage = _Stage(group, budget_s)
+    intra = inter = None
+    if tiers.ranks_per_node > 1:
+        intra = fit_link(stage.time_ring(_Ring(measured, "intra", tiers.node), senders=1))
+    if tiers.num_nodes > 1:
+        inter = fit_link(stage.time_ring(_Ring(measured, "inter", tiers.rail), senders=tiers.ranks_per_node))
+    hosts, date = _exchange_facts(measured)
+    return MeasuredLinks(
+        intra=intra,
+        inter=inter,
+        num_nodes=tiers.num_nodes,
+        ranks_per_node=tiers.ranks_per_node,
+        node_map=backend.stats()["node_map"],
+        hosts=hosts,
+        backend="gloo",
+        date=date,
+        versions={"isthmus": version("isthmus"), "torch": str(torch.__version__)},
+    )
+
+
+def fit_link(samples: Sequence[LinkSample]) -> MeasuredLink:
+    """Put time = latency + bytes / bandwidth through the smallest and the largest message.
+
+    Small messages are latency and large ones bandwidth; in between links are faster than any line (a shaped one lets a
+    burst through) or slower (protocols change), and a fit to all would misjudge both ends. Where the largest message
+    takes no longer than the smallest, the bandwidth is the best that was seen.
+    """
+    smallest, largest = samples[0], samples[-1]
+    more_us = largest.time_us - smallest.time_us
+    if more_us <= 0:
+        best_gbit_s = max(8e-3 * sample.num_bytes / sample.time_us for sample in samples)
+        return MeasuredLink(largest.time_us, best_gbit_s, tuple(samples))
+    us_per_byte = more_us / (largest.num_bytes - smallest.num_bytes)
+    latency_us = max(0.0, smallest.time_us - us_per_byte * smallest.num_bytes)
+    return MeasuredLink(latency_us, 8e-3 / us_per_byte, tuple(samples))
+
+
+class _Tiers:
+    """Which ranks of the group share this one's node, and its rail."""
+
+    def __init__(self, node_of_rank: Sequence[int], rank: int) -> None:
+        nodes: dict[int, list[int]] = {}
+        for each, node in enumerate(node_of_rank):
+            nodes.setdefault(node, []).append(each)
+        sizes = {len(ranks) for ranks in nodes.values()}
+        if len(node_of_rank) == 1:
+            raise ValueError("a group of one rank has no links to measure")
+        if len(sizes) > 1:
+            raise ValueError(f"nodes of {min(sizes)} to {max(sizes)} ranks have no two tiers to measure")
+        self.num_nodes = len(nodes)
+        self.ranks_per_node = sizes.pop()
+        self.node = nodes[node_of_rank[rank]]
+        local_index = self.node.index(rank)
+        self.rail = [ranks[local_index] for ranks in nodes.values()]
+
+
+class _Ring:
+    """This rank between two others of its tier, over a backend made as the group's own tiers are."""
+
+    def __init__(self, group: Group, name: str, ranks: list[int]) -> None:
+        own = ranks.index(group.rank)
+        self._backend = gloo_tier(group, f"{name}/{ranks[0]}", ranks)
+        self._next = (own + 1) % len(ranks)
+        self._previous = (own - 1) % len(ranks)
+
+    def exchange(self, outgoing: Tensor, incoming: Tensor) -> None:
+        arrives = self._backend.recv([incoming], self._previous, 0)
+        self._backend.send([outgoing], self._next, 0).wait()
+        arrives.wait()
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """What keeps the ranks of a group in step while they time something."""
+
+    group: dist.ProcessGroup
+    budget_s: float
+
+    def time_ring(self, ring: _Ring, senders: int) -> list[LinkSample]:
+        """Time messages of growing size. senders: ranks that share the link, whose bytes add up."""
+        samples: list[LinkSample] = []
+        left_s = self.budget_s
+        for index, num_bytes in enumerate(SIZES):
+            each_s, taken_s = self._time_size(ring, num_bytes, share_s=max(0.0, left_s) / (len(SIZES) - index))
+            samples.append(LinkSample(senders * num_bytes, 1e6 * each_s))
+            left_s -= taken_s
+            # A busy machine may use up the time on small messages; the large ones are what bandwidth is taken from.
+            if len(samples) > 1 and _GROWTH * (1 + _BURSTS) * each_s > max(left_s, self.budget_s / 4):
+                break
+        return samples
+
+    def _time_size(self, ring: _Ring, num_bytes: int, share_s: float) -> tuple[float, float]:
+        """Return how long one exchange takes, and how long it took to know; both equal on all ranks."""
+        buffers = torch.zeros(num_bytes, dtype=torch.uint8), torch.empty(num_bytes, dtype=torch.uint8)
+        taken_s = first_s = self._burst_s(ring, *buffers, repeats=1)
+        repeats = max(1, min(_MAX_REPEATS, int(share_s / _BURSTS / first_s)))
+        best_s = math.inf
+        for _ in range(_BURSTS):
+            burst_s = self._burst_s(ring, *buffers, repeats)
+            best_s = min(best_s, burst_s / repeats)
+            taken_s += burst_s
+        return best_s, taken_s
+
+    def _burst_s(self, ring: _Ring, outgoing: Tensor, incoming: Tensor, repeats: int) -> float:
+        """Return how long the slowest rank took; equal on all ranks."""
+        dist.barrier(self.group)
+        start_s = time.perf_counter()
+        for _ in range(repeats):
+            ring.exchange(outgoing, incoming)
+        taken_s = torch.tensor(time.perf_counter() - start_s, dtype=torch.float64)
+        dist.all_reduce(taken_s, dist.ReduceOp.MAX, self.group)
+        return float(taken_s)
+
+
+def _fresh_store(group: dist.ProcessGroup) -> Store:
+    """A prefix of the default store that no earlier measurement of this group used."""
+    store = PrefixStore(f"isthmus/measure/{group.group_name}", dist.distributed_c10d._get_default_store())
+    return fresh_prefix(store, group.rank())
+
+
+def _exchange_facts(group: Group) -> tuple[tuple[str, ...], str]:
+    """Return the names of all hosts, and when this is, by the first rank's clock."""
+    own = {"host": socket.gethostname(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    keys = [f"facts/{rank}" for rank in range(group.size)]
+    group.store.set(keys[group.rank], json.dumps(own))
+    group.store.wait(keys, group.timeout)
+    facts: list[dict[str, Any]] = [json.loads(group.store.get(key)) for key in keys]
+    return tuple(sorted({fact["host"] for fact in facts})), facts[0]["date"]

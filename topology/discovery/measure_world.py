@@ -1,0 +1,89 @@
+"""`isthmus topo --measure`: joins the world that a launcher made, measures its links, keeps and shows them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+
+from isthmus.topology.discovery.link_cache import MeasuredLink, MeasuredLinks, save_links
+from isthmus.topology.discovery.measure import measure_links
+from isthmus.topology.launchers import launched_as
+
+_HOW = "start it on every rank, as in `torchrun --nproc-per-node 4 -m isthmus topo --measure`"
+#: torch's own default.
+_MASTER_PORT = "29500"
+#: For ranks to come, and for any one exchange.
+_TIMEOUT = timedelta(minutes=5)
+
+
+def measure_world(output: Path | None, console: Console) -> None:
+    """Measure, then save and print on rank 0. output: the file; None: the cache.
+
+    Raises ValueError where no launcher made a world of ranks, or it has no tiers; OSError where nothing can be saved.
+    """
+    with _joined(os.environ) as rank:
+        links = measure_links()
+    if rank == 0:  # no other rank waits for what may fail here
+        print_links(links, console)
+        path = save_links(links, output)
+        how = f"`isthmus plan --links {path}`" if output else "`isthmus plan`"
+        console.print(f"saved in {path}, for {how}", soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def _joined(environment: Mapping[str, str]) -> Iterator[int]:
+    rendezvous = _rendezvous(environment)
+    os.environ.update(rendezvous)
+    dist.init_process_group("isthmus", timeout=_TIMEOUT)
+    try:
+        yield dist.get_rank()
+        dist.barrier()  # a rank that exits may take the store with it
+    finally:
+        dist.destroy_process_group()
+
+
+def _rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what torch needs in the environment and the launcher did not put there."""
+    claim = launched_as(environment)
+    if claim is None and not {"RANK", "WORLD_SIZE"} <= environment.keys():
+        raise ValueError(f"--measure: no launcher started this process: {_HOW}")
+    found = {} if claim is None else {"RANK": str(claim.rank), "WORLD_SIZE": str(claim.size)}
+    if "MASTER_ADDR" not in environment:
+        if claim is None or claim.node_size < claim.size:
+            raise ValueError(
+                "--measure: set MASTER_ADDR to the address of rank 0's host, and MASTER_PORT to a free port"
+            )
+        found["MASTER_ADDR"] = "127.0.0.1"
+    return {"MASTER_PORT": environment.get("MASTER_PORT", _MASTER_PORT)} | found
+
+
+def print_links(links: MeasuredLinks, console: Console) -> None:
+    """Print both tiers: what was fitted, and each size."""
+    console.print(links.describe(), soft_wrap=True, highlight=False)
+    table = Table()
+    table.add_column("tier")
+    for name in ("bytes at once", "us", "Gbit/s"):
+        table.add_column(name, justify="right")
+    for tier, link in (("intra: a rank", links.intra), ("inter: a node", links.inter)):
+        if link:
+            _add_rows(table, tier, link)
+    console.print(table)
+    for tier, link in (("intra", links.intra), ("inter", links.inter)):
+        if link:
+            text = f"{tier}: {link.latency_us:.4g} us + bytes at {link.bandwidth_gbit_s:.4g} Gbit/s"
+            console.print(text, highlight=False)
+
+
+def _add_rows(table: Table, tier: str, link: MeasuredLink) -> None:
+    for sample in link.samples:
+        gbit_s = 8e-3 * sample.num_bytes / sample.time_us
+        table.add_row(tier, f"{sample.num_bytes}", f"{sample.time_us:.4g}", f"{gbit_s:.4g}")
+        tier = ""
+    table.add_section()

@@ -1,0 +1,120 @@
+"""Which ports of network adapters this machine has, out of everything that Linux calls an interface.
+
+A port may be seen twice, as a verbs device (mlx5_0) and as an interface (ens1np0): it is one NIC under the verbs
+device's name. What is no way to another node by itself is left out: interfaces that the kernel makes (lo, docker0,
+veth, bonds, VLANs), ports that are down, USB, representors, and virtual functions beside their physical function.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from isthmus.topology.discovery.sysfs import Facts, Interface, PciDevice, RdmaPort
+from isthmus.topology.draft import DraftNic
+from isthmus.topology.machine import NicKind
+
+_ARPHRD_ETHER = 1
+_ARPHRD_INFINIBAND = 32
+_RDMA = (NicKind.INFINIBAND, NicKind.ROCE, NicKind.EFA)
+
+
+def find_nics(facts: Facts) -> tuple[list[DraftNic], list[str]]:
+    """Return NICs, numbered as people count them (verbs devices first, by name), and notes on those left out."""
+    device_at = {device.bus_id: device for device in facts.pci}
+    left_out: list[str] = []
+    nics = list(_verbs_nics(facts, device_at, left_out))
+    nics += _interface_nics(facts, device_at, left_out)
+    nics = _without_virtual_functions(nics, device_at, left_out)
+    nics.sort(key=lambda nic: (nic.kind not in _RDMA, _natural(nic.name or "")))
+    for number, nic in enumerate(nics):
+        nic.number = number
+    return nics, [f"left out: {', '.join(left_out)}"] if left_out else []
+
+
+def _verbs_nics(facts: Facts, device_at: dict[str, PciDevice], left_out: list[str]) -> Iterator[DraftNic]:
+    for port in facts.rdma_ports:
+        name = port.device if port.port == 1 else f"{port.device}:{port.port}"
+        if port.bus_id is None:
+            left_out.append(f"{name} (made by software)")  # Soft-RoCE, Soft-iWARP: its interface is what counts
+        elif port.is_down:
+            left_out.append(f"{name} (down)")
+        else:
+            device = device_at.get(port.bus_id)
+            yield DraftNic(port.bus_id, None, None, name, _kind_of_port(port, device), port.speed_gbit_s)
+
+
+def _kind_of_port(port: RdmaPort, device: PciDevice | None) -> NicKind:
+    if device is not None and device.is_efa:
+        return NicKind.EFA
+    if port.link_layer == "InfiniBand":
+        return NicKind.INFINIBAND
+    if port.link_layer == "Ethernet":
+        return NicKind.ETHERNET if port.is_iwarp else NicKind.ROCE
+    return NicKind.UNKNOWN
+
+
+def _interface_nics(facts: Facts, device_at: dict[str, PciDevice], left_out: list[str]) -> Iterator[DraftNic]:
+    taken: dict[tuple[str, int], str] = {}
+    for interface in sorted(facts.interfaces, key=lambda one: (one.bus_id is None, _natural(one.name))):
+        reason = _reason_against(interface, facts, device_at, taken)
+        if reason is None:
+            if interface.bus_id is not None:
+                taken[interface.bus_id, interface.port] = interface.name
+            kind = _kind_of_interface(interface)
+            yield DraftNic(interface.bus_id, None, None, interface.name, kind, interface.speed_gbit_s)
+        elif reason:
+            left_out.append(f"{interface.name} ({reason})")
+
+
+def _reason_against(
+    interface: Interface, facts: Facts, device_at: dict[str, PciDevice], taken: dict[tuple[str, int], str]
+) -> str | None:
+    """Return why an interface is no NIC of its own; empty: for a reason that nobody needs to be told; None: it is."""
+    if interface.is_virtual or interface.is_representor or _is_seen_as_verbs(interface, facts):
+        return ""
+    device = device_at.get(interface.bus_id or "")
+    if interface.is_usb or (device is not None and not device.is_network_adapter):
+        return "not on PCIe"
+    if interface.hardware_type not in (_ARPHRD_ETHER, _ARPHRD_INFINIBAND, None):
+        return "neither Ethernet nor InfiniBand"
+    if interface.is_down:
+        return "down"
+    if (interface.bus_id or "", interface.port) in taken or set(interface.lower) & set(taken.values()):
+        return f"the same port as {next(iter(set(interface.lower) & set(taken.values())), 'another interface')}"
+    return None
+
+
+def _is_seen_as_verbs(interface: Interface, facts: Facts) -> bool:
+    """Whether a verbs device is this port: the only one of its PCI function, or that with this number."""
+    ports = [port.port for port in facts.rdma_ports if port.bus_id == interface.bus_id and port.bus_id is not None]
+    return ports == [1] or interface.port + 1 in ports
+
+
+def _kind_of_interface(interface: Interface) -> NicKind:
+    if interface.hardware_type == _ARPHRD_INFINIBAND:
+        return NicKind.INFINIBAND
+    return NicKind.ETHERNET if interface.hardware_type == _ARPHRD_ETHER else NicKind.UNKNOWN
+
+
+def _without_virtual_functions(
+    nics: list[DraftNic], device_at: dict[str, PciDevice], left_out: list[str]
+) -> list[DraftNic]:
+    """Drop virtual functions whose physical function is there: they share its port."""
+    present = {nic.bus_id: nic.name for nic in nics}
+    kept, dropped_of = [], dict.fromkeys(present.values(), 0)
+    for nic in nics:
+        device = device_at.get(nic.bus_id or "")
+        physical = device.physical_function if device else None
+        if physical in present and physical != nic.bus_id:
+            dropped_of[present[physical]] += 1
+        else:
+            kept.append(nic)
+    left_out += [f"virtual functions of {name} ({count})" for name, count in dropped_of.items() if count]
+    return kept
+
+
+def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Sorts mlx5_2 before mlx5_10."""
+    parts = re.findall(r"\d+|\D+", name)
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts)

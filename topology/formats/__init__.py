@@ -1,0 +1,1 @@
+"""Readers of recorded machines: hwloc XML, NCCL topology XML, `nvidia-smi topo -m` text, JSON."""

@@ -1,0 +1,230 @@
+"""What one machine looks like: sockets, NUMA nodes, GPUs, NICs, the PCIe tree, and how far any two devices are apart.
+
+Plain values without behaviour of their own: readers (`read_machine`, live discovery) make them, plans and pictures use
+them. Whatever a source may leave out is None where it is unknown; what a reader assumed stands in `Machine.notes`.
+Speeds are those of one direction in Gbit/s (10**9 bits).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+#: More of a kind than this are an error: no machine has them, and pairs of devices grow with the square.
+MOST_GPUS = 256
+MOST_NICS = 256
+#: Of sockets, too.
+MOST_NUMA_NODES = 1024
+#: Places below each other in the PCIe tree. Real machines have up to six.
+MOST_PCIE_LEVELS = 32
+#: More than any link between two devices has.
+MOST_GBIT_S = 1e6
+#: From near to far. NVLink of any width ("NV1", "NV18") is nearer than PCIe.
+_KINDS = ("X", "NV#", "PIX", "PXB", "PHB", "NODE", "SYS")
+_NVLINK_KIND = re.compile(r"NV([1-9]\d{0,2})")
+
+
+class TopologyError(ValueError):
+    """A description of a machine cannot be used.
+
+    what: says it with the value that is wrong and what is allowed. file, line: where, as far as that is known.
+    """
+
+    def __init__(self, what: str, file: str | Path | None = None, line: int | None = None) -> None:
+        self.what = what
+        self.file = None if file is None else str(file)
+        self.line = line
+        place = "" if file is None else f"{file}: " if line is None else f"{file}, line {line}: "
+        super().__init__(place + what)
+
+
+class NicKind(StrEnum):
+    """What a NIC speaks."""
+
+    INFINIBAND = "infiniband"
+    ROCE = "roce"
+    ETHERNET = "ethernet"
+    EFA = "efa"
+    UNKNOWN = "unknown"
+
+
+class PcieKind(StrEnum):
+    """What stands at a place of the PCIe tree."""
+
+    HOST_BRIDGE = "host bridge"
+    SWITCH = "switch"
+    GPU = "gpu"
+    NIC = "nic"
+
+
+@dataclass(frozen=True)
+class Socket:
+    """A processor package. model: its marketing name, or what the source says of vendor, family and model."""
+
+    index: int
+    numa_nodes: tuple[int, ...] = ()
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class NumaNode:
+    """Memory and the processors next to it. cpus: numbers of logical processors, such as "0-55,112-167"."""
+
+    index: int
+    socket: int | None = None
+    cpus: str | None = None
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """A multi-node NVLink domain as NVML names it: GPUs of equal cluster and clique reach each other over NVLink."""
+
+    cluster: str
+    clique: int
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU. index: what CUDA or nvidia-smi calls it; cpu_link_speed_gbit_s: of NVLink or C2C to its processor."""
+
+    index: int
+    bus_id: str | None = None
+    model: str | None = None
+    numa_node: int | None = None
+    fabric: Fabric | None = None
+    cpu_link_speed_gbit_s: float | None = None
+
+    @property
+    def id(self) -> str:
+        """Its name in links and in the PCIe tree."""
+        return f"GPU{self.index}"
+
+
+@dataclass(frozen=True)
+class Nic:
+    """One port of a network adapter. name: of the verbs device (mlx5_0) or else of the interface (eth0)."""
+
+    index: int
+    name: str | None = None
+    bus_id: str | None = None
+    kind: NicKind = NicKind.UNKNOWN
+    speed_gbit_s: float | None = None
+    numa_node: int | None = None
+
+    @property
+    def id(self) -> str:
+        """Its name in links and in the PCIe tree."""
+        return f"NIC{self.index}"
+
+
+@dataclass(frozen=True)
+class Link:
+    """The best way between two devices.
+
+    kind: "NV12" (12 bonded NVLinks, direct or through switches), "PIX" (at most one PCIe switch), "PXB" (several),
+    "PHB" (through a host bridge), "NODE" (between host bridges of a NUMA node), "SYS" (between NUMA nodes).
+    speed_gbit_s: of all its NVLinks, or of the slowest PCIe link on the way; None where a part of the way is unknown.
+    """
+
+    a: str
+    b: str
+    kind: str
+    speed_gbit_s: float | None = None
+
+    @property
+    def num_nvlinks(self) -> int:
+        """How many NVLinks it is made of; 0: none."""
+        match = _NVLINK_KIND.fullmatch(self.kind)
+        return int(match[1]) if match else 0
+
+
+@dataclass(frozen=True)
+class PcieNode:
+    """A place of the PCIe tree with all that hangs below it. Ports are folded into their switch.
+
+    devices: ids of what it is: one GPU, or the NICs (ports) of one adapter; empty for bridges and switches.
+    link_speed_gbit_s: of the link towards the root. numa_node: of a host bridge.
+    """
+
+    kind: PcieKind
+    bus_id: str | None = None
+    devices: tuple[str, ...] = ()
+    link_speed_gbit_s: float | None = None
+    numa_node: int | None = None
+    children: tuple[PcieNode, ...] = ()
+
+    def walk(self) -> Iterator[PcieNode]:
+        """This place and all below it, parents first."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine. Readers make it; `links` holds each pair of devices once, GPUs before NICs, by rising index.
+
+    source: where the description came from ("nccl xml", "hwloc xml", "nvidia-smi topo -m", "json", "discovery").
+    pcie: a tree for each host bridge; empty where the source has none. num_nvswitches: None where it cannot say.
+    notes: what was assumed, one sentence each, for people.
+    """
+
+    name: str
+    source: str
+    sockets: tuple[Socket, ...] = ()
+    numa_nodes: tuple[NumaNode, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    links: tuple[Link, ...] = ()
+    pcie: tuple[PcieNode, ...] = ()
+    num_nvswitches: int | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def _link_of(self) -> dict[tuple[str, str], Link]:
+        both_ways = {(link.a, link.b): link for link in self.links}
+        return both_ways | {(link.b, link.a): link for link in self.links}
+
+    def link(self, a: Gpu | Nic | str, b: Gpu | Nic | str) -> Link:
+        """The link between two devices, given as such or by id ("GPU0", "NIC3"). KeyError: no such pair."""
+        first = a if isinstance(a, str) else a.id
+        second = b if isinstance(b, str) else b.id
+        if first == second and first in self.device_ids:
+            return Link(first, second, "X")
+        return self._link_of[first, second]
+
+    def distance(self, a: Gpu | Nic | str, b: Gpu | Nic | str) -> str:
+        """How far two devices are apart: "X" (itself), "NV12", "PIX", "PXB", "PHB", "NODE" or "SYS"."""
+        return self.link(a, b).kind
+
+    @property
+    def devices(self) -> tuple[Gpu | Nic, ...]:
+        """All GPUs, then all NICs: the rows and columns of the matrix."""
+        return (*self.gpus, *self.nics)
+
+    @cached_property
+    def device_ids(self) -> tuple[str, ...]:
+        """The ids of `devices`."""
+        return tuple(device.id for device in self.devices)
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine in values that `json.dump` takes, all keys always there; `parse_machine_json` undoes it."""
+        return asdict(self)
+
+
+def farness(kind: str) -> int:
+    """A number that grows with the distance: sorts "NV4" before "PIX" before "SYS". TopologyError: no such kind."""
+    general = "NV#" if _NVLINK_KIND.fullmatch(kind) else kind
+    if general not in _KINDS or kind == "NV#":
+        raise TopologyError(f"'{kind}' is no distance: expected {', '.join(_KINDS)}")
+    return _KINDS.index(general)
+
+
+def printable(text: str) -> str:
+    """With a question mark for whatever would do something to a terminal."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)

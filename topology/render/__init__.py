@@ -1,0 +1,1 @@
+"""Shows machines and clusters: text, and SVG pictures."""

@@ -1,0 +1,220 @@
+"""A machine as text: what it has, its PCIe tree, how far its devices are apart, its rails and its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from isthmus.topology.machine import Gpu, Machine, Nic, NicKind, PcieKind, PcieNode
+from isthmus.topology.rails import Rail, Rails
+from isthmus.topology.render.overview import NodeShape, Overview, count_models
+
+_STYLES = {"X": "dim", "PIX": "green", "PXB": "green", "PHB": "yellow", "NODE": "yellow", "SYS": "red"}
+_NVLINK_STYLE = "bold green"
+#: What people call the kinds.
+NIC_KINDS = {
+    NicKind.INFINIBAND: "InfiniBand",
+    NicKind.ROCE: "RoCE",
+    NicKind.ETHERNET: "Ethernet",
+    NicKind.EFA: "EFA",
+    NicKind.UNKNOWN: "",
+}
+#: Wide enough for trees and tables: on a narrow terminal a line runs on rather than be cut.
+WIDTH = 240
+_LEGEND = (
+    "NV#: # NVLinks   PIX: one PCIe switch   PXB: several   PHB: one host bridge   "
+    "NODE: host bridges of a NUMA node   SYS: NUMA nodes"
+)
+#: Nodes whose ranks are named one by one.
+_MOST_NODES_NAMED = 16
+_MOST_RANKS_NAMED = 16
+
+
+def print_overview(view: Overview, console: Console) -> None:
+    """Print everything, for a console of `WIDTH`; wider matrices run on beyond it rather than break."""
+    machine = view.machine
+    console.print(Text.assemble((machine.name, "bold"), f"  (from {machine.source})"), soft_wrap=True)
+    for sentence in _summary(machine):
+        console.print(Text(f"  {sentence}"), soft_wrap=True)
+    console.print()
+    console.print(_tree(machine))
+    if len(machine.device_ids) > 1:
+        console.print()
+        for line in _matrix(machine):
+            console.print(line, soft_wrap=True)
+        console.print(Text(_LEGEND, "dim"), soft_wrap=True)
+    if view.rails.rails:
+        console.print()
+        console.print(_rails_table(machine, view.rails))
+        console.print(Text(_speed_line(view.rails)), soft_wrap=True)
+    if view.shape is not None:
+        console.print()
+        for line in _shape_lines(view.shape):
+            console.print(line, soft_wrap=True, highlight=False)
+    if view.notes:
+        console.print(Text("\nNotes", "bold"))
+        for note in view.notes:
+            console.print(Text(f"- {note}"), soft_wrap=True)
+
+
+def gbit_s(speed: float | None) -> str:
+    """Return "252 Gbit/s"; empty where it is unknown."""
+    return "" if speed is None else f"{speed:.4g} Gbit/s"
+
+
+def describe_gpu(gpu: Gpu) -> str:
+    """Return what is known of a GPU in one line."""
+    fabric = f"NVLink domain {gpu.fabric.cluster}, clique {gpu.fabric.clique}" if gpu.fabric else ""
+    to_cpu = f"{gbit_s(gpu.cpu_link_speed_gbit_s)} to its processor" if gpu.cpu_link_speed_gbit_s else ""
+    return "  ".join(part for part in (gpu.id, gpu.model, gpu.bus_id, to_cpu, fabric) if part)
+
+
+def describe_nic(nic: Nic) -> str:
+    """Return what is known of a NIC in one line."""
+    parts = (nic.id, nic.name, NIC_KINDS[nic.kind], gbit_s(nic.speed_gbit_s) or "speed unknown", nic.bus_id)
+    return "  ".join(part for part in parts if part)
+
+
+def nic_summary(machine: Machine) -> str:
+    """Return "8 x InfiniBand 200 Gbit/s, 2 x Ethernet"."""
+    kinds = tuple(f"{NIC_KINDS[nic.kind]} {gbit_s(nic.speed_gbit_s)}".strip() or "NIC" for nic in machine.nics)
+    return count_models(kinds) or "no NIC"
+
+
+def nvlink_summary(machine: Machine) -> str:
+    """Return "NV12 between all GPUs, 2400 Gbit/s a pair" or what else holds; empty without NVLinks."""
+    pairs = [machine.link(a, b) for a, b in combinations(machine.gpus, 2)]
+    joined = [link for link in pairs if link.num_nvlinks]
+    if not joined:
+        return ""
+    if len({(link.kind, link.speed_gbit_s) for link in pairs}) == 1:
+        speed = gbit_s(joined[0].speed_gbit_s)
+        return f"{joined[0].kind} between all GPUs" + (f", {speed} a pair" if speed else "")
+    return f"NVLinks between {len(joined)} of {len(pairs)} pairs of GPUs"
+
+
+def _summary(machine: Machine) -> Iterator[str]:
+    yield count_models(tuple(socket.model for socket in machine.sockets)) or "processors unknown"
+    numa = len(machine.numa_nodes)
+    if numa:
+        yield f"{numa} NUMA node{'s' if numa > 1 else ''}"
+    yield count_models(tuple(gpu.model or "GPU" for gpu in machine.gpus)) or "no GPU"
+    yield nic_summary(machine)
+    switches = f", {machine.num_nvswitches} NVSwitches" if machine.num_nvswitches else ""
+    if nvlink := nvlink_summary(machine):
+        yield nvlink + switches
+
+
+def _tree(machine: Machine) -> Tree:
+    """Return sockets, their NUMA nodes, and the devices of each where they hang."""
+    tree = Tree("PCIe" if machine.pcie else "devices", guide_style="dim")
+    label_of = {gpu.id: describe_gpu(gpu) for gpu in machine.gpus} | {nic.id: describe_nic(nic) for nic in machine.nics}
+    shown: set[str] = set()
+    for place in sorted(machine.pcie, key=lambda one: _before_unknown(one.numa_node)):
+        _add_place(tree, place, label_of, shown, _numa_name(machine, place.numa_node))
+    rest: dict[int | None, list[Gpu | Nic]] = {}
+    for device in machine.devices:
+        if device.id not in shown:
+            rest.setdefault(device.numa_node, []).append(device)
+    for numa_node in sorted(rest, key=_before_unknown):
+        branch = tree.add(Text(_numa_name(machine, numa_node) or "place unknown"))
+        for device in rest[numa_node]:
+            branch.add(Text(label_of[device.id]))
+    return tree
+
+
+def _before_unknown(index: int | None) -> tuple[bool, int]:
+    return index is None, index or 0
+
+
+def _numa_name(machine: Machine, index: int | None) -> str:
+    node = next((node for node in machine.numa_nodes if node.index == index), None)
+    if node is None:
+        return "" if index is None else f"NUMA {index}"
+    socket = "" if node.socket is None else f"socket {node.socket}, "
+    return f"{socket}NUMA {node.index}" + (f" (processors {node.cpus})" if node.cpus else "")
+
+
+def _add_place(tree: Tree, place: PcieNode, label_of: dict[str, str], shown: set[str], where: str) -> None:
+    shown.update(place.devices)
+    speed = gbit_s(place.link_speed_gbit_s)
+    if place.devices:
+        for device in place.devices:
+            label = Text(label_of[device], "green" if place.kind is PcieKind.GPU else "cyan")
+            tree.add(label.append(f"  PCIe {speed}" if speed else "", "dim"))
+    else:
+        parts = ("host bridge" if place.kind is PcieKind.HOST_BRIDGE else "switch", place.bus_id, where, speed)
+        tree = tree.add(Text("  ".join(part for part in parts if part)))
+    for child in place.children:
+        _add_place(tree, child, label_of, shown, "")
+
+
+def _matrix(machine: Machine) -> Iterator[Text]:
+    """Return lines as `nvidia-smi topo -m` has them, and NUMA nodes at their ends."""
+    ids = machine.device_ids
+    numa_of = {device.id: device.numa_node for device in machine.devices}
+    width = max(map(len, ids)) + 2
+    yield Text(" " * width + "".join(one.ljust(width) for one in ids) + "NUMA", "bold")
+    for row in ids:
+        line = Text(row.ljust(width), "bold")
+        for column in ids:
+            kind = machine.distance(row, column)
+            line.append(kind.ljust(width), _STYLES.get(kind, _NVLINK_STYLE))
+        yield line.append("" if numa_of[row] is None else str(numa_of[row]))
+
+
+def _rails_table(machine: Machine, rails: Rails) -> Table:
+    table = Table(title="Rails: the way out of the node for each local index", title_justify="left", box=None)
+    by_order = any(rail.orders_disagree for rail in rails.rails)
+    for heading in ("local index", "GPU", "NIC", "distance", "ranks sharing it", "Gbit/s"):
+        table.add_column(heading, justify="right" if heading in ("ranks sharing it", "Gbit/s") else "left")
+    if by_order:
+        table.add_column("by order it would get")
+    name_of = {nic.id: nic.name for nic in machine.nics}
+    for rail in rails.rails:
+        nic = " ".join(part for part in (rail.nearest.nic, name_of[rail.nearest.nic]) if part)
+        table.add_row(*_rail_cells(rail, nic), *([_counted(rail)] if by_order else []))
+    return table
+
+
+def _rail_cells(rail: Rail, nic: str) -> Sequence[str | Text]:
+    near = rail.nearest
+    distance = near.distance or "-"
+    return (
+        str(rail.local_index),
+        rail.gpu or "-",
+        Text(nic),
+        Text(distance, _STYLES.get(distance, "")),
+        str(near.num_sharing),
+        "unknown" if near.speed_gbit_s is None else f"{near.speed_gbit_s:.4g}",
+    )
+
+
+def _counted(rail: Rail) -> str:
+    if not rail.orders_disagree:
+        return ""
+    counted = rail.by_order
+    speed = f", at most {gbit_s(counted.speed_gbit_s)}" if counted.speed_gbit_s is not None else ""
+    return f"{counted.nic} ({counted.distance}{speed})"
+
+
+def _speed_line(rails: Rails) -> str:
+    if rails.speed_gbit_s is None:
+        return "A rank's way out of its node: speed unknown"
+    return f"A rank's way out of its node: {gbit_s(rails.speed_gbit_s)}, the slowest rail's"
+
+
+def _shape_lines(shape: NodeShape) -> Iterator[Text]:
+    each = "nodes of unequal size" if shape.ranks_per_node is None else f"{shape.ranks_per_node} ranks each"
+    plural = "s" if shape.num_nodes != 1 else ""
+    yield Text.assemble((f"{shape.num_nodes} node{plural}", "bold"), f", {each}  (from {shape.source})")
+    for node, ranks in enumerate((shape.nodes or ())[:_MOST_NODES_NAMED]):
+        named = ", ".join(map(str, ranks[:_MOST_RANKS_NAMED])) + (", ..." if len(ranks) > _MOST_RANKS_NAMED else "")
+        yield Text(f"  node {node}: ranks {named}")
+    if shape.nodes is not None and len(shape.nodes) > _MOST_NODES_NAMED:
+        yield Text(f"  and {len(shape.nodes) - _MOST_NODES_NAMED} more")
