@@ -13,7 +13,7 @@ from groups import CAN_SPLIT, TIERS, Groups
 from rows import Row
 from scenarios import SCENARIOS
 
-from tested_codecs import DEFAULT, ERRORS
+from support.tested_codecs import DEFAULT, ERRORS
 
 EQUAL = "equal"  # to the bit
 CLOSE = "close"  # within the bound that docs/algorithms.md states for codec none

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from faults.laboratory import Outcome, RankOutcome
 from faults.rows import GRACE_S, TIMEOUT_S, Row
-from limits import scaled
+from support.limits import scaled
 
 LIMIT_S = TIMEOUT_S + GRACE_S
 

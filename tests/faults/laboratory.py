@@ -36,9 +36,9 @@ from faults.interposer import Interposer
 from faults.rows import NUM_NODES, RANKS_PER_NODE, ROWS, TIMEOUT_S, WORLD_SIZE, Row
 from isthmus.simulate import Network, open_network
 from isthmus.simulate.serve import die_with_launcher
-from limits import HANG_S, OPERATION_S, scaled
+from support.limits import HANG_S, OPERATION_S, scaled
+from support.places import PYTHONPATH
 
-TESTS = Path(__file__).parents[1]
 WARM_UP_ROUNDS = 2
 # How often survivors call their operation if it does not fail: a fault may hit a rank's own part only the next time.
 ROUNDS = 5
@@ -80,13 +80,10 @@ class Laboratory:
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="isthmus-faults-")
         library = interposer.build(Path(self._directory.name))
-        paths = [str(TESTS), str(TESTS / "python"), os.environ.get("PYTHONPATH", "")]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ISTHMUS_")}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "faults.laboratory"],
-            env=environment
-            | {"LD_PRELOAD": str(library), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-            | LIMITABLE_MEMORY,
+            env=environment | {"LD_PRELOAD": str(library), "PYTHONPATH": PYTHONPATH} | LIMITABLE_MEMORY,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

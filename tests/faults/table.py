@@ -13,13 +13,12 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faults.judgement import LIMIT_S, complaints
 from faults.laboratory import Laboratory, Outcome, RankOutcome
 from faults.rows import GRACE_S, NUM_NODES, ROWS, TIMEOUT_S, WORLD_SIZE, Row
-from tested_codecs import DEFAULT
+from support.tested_codecs import DEFAULT
 
 PAGE = Path(__file__).parents[2] / "docs/faults.md"
 # What ranks see of others that failed before them.
