@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from calls import MISSING, Case, call, has_plainer_form, is_labelled_sum
+from calls import MISSING, call
+from case import Case, has_plainer_form, is_labelled_sum
 from groups import CAN_SPLIT, TIERS, Groups
 from rows import Row
 from scenarios import SCENARIOS

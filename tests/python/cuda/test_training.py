@@ -16,7 +16,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from python.cuda import worlds as cuda_worlds
 from python.training import test_fsdp as fsdp
-from python.training import test_others as others
+from python.training import wraps
 from support import fake_gpu
 from support.checks import Table, World
 from support.families import WORLD_SIZE, Block, Family, check_against, run_table, same_on_all_ranks, train, world
@@ -58,7 +58,7 @@ FAMILIES = {
     # Weights and gradients are on the CPU between steps, and on the GPU where collectives run.
     "fsdp2_offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy())),
     "fsdp1_offloaded": fsdp.fsdp1_family(fsdp1_offloaded),
-    "ddp": others.ddp_family(others.ddp, modes=("prepared", "backward")),  # NCCL's exact sums are not Gloo's bits
+    "ddp": wraps.ddp_family(wraps.ddp, modes=("prepared", "backward")),  # NCCL's exact sums are not Gloo's bits
 }
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from python.training.test_others import ddp_family, simple_fsdp
+from python.training.wraps import ddp_family, simple_fsdp
 from support.checks import Table, World
 from support.families import WORLD_SIZE, Family, add_family, run_table
 

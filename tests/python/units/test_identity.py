@@ -4,175 +4,29 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
-from python.training.test_others import simple_fsdp
-from support.checkpoints import Model, backward, exact_calls, fsdp2, mesh_of, steps_of, trained, unit_states
+from python.training.wraps import simple_fsdp
+from python.units.identity import KEEPING, UNITS, WHOSE_RESIDUAL, fsdp2_model_in_pairs, group_of, world_of
+from support.checkpoints import backward, exact_calls, fsdp2, mesh_of, steps_of, trained, unit_states
 from support.checkpoints import group as tagc_group
 from support.checks import Table, World
 from support.families import run_table, same_on_all_ranks, world
 
 pytestmark = pytest.mark.processes
-
 table, table_of_worlds = Table(), Table()
-UNITS = ("blocks.0", "blocks.1", "root")
-REPLICAS = "some parameters are replicated over another mesh dimension, others are not"
-WHOSE_RESIDUAL = "unknown parameters, and the codec keeps a residual"
-MAY_HOLD_COPIES = "unknown parameters, of which ranks outside of the group may hold copies"
-# Codecs that keep residuals, with so little sent that a residual would be seen.
-KEEPING: dict[str, dict[str, Any]] = {
-    "tagc": {"codec": "tagc", "sparsity": 0.75, "ratio": 2},
-    "sparse": {"codec": "sparse"},
-    "quant with feedback": {"codec": "quant", "bits": 2, "error_feedback": "on"},
-}
-
-
-def group_of(**options: Any) -> dist.ProcessGroup:
-    return dist.new_group(backend="isthmus", pg_options=isthmus.Options(nodes="2x2", min_elements=0, **options))
-
-
-def world_of(store: dist.Store, **options: Any) -> AbstractContextManager[None]:
-    """Make a default group: torch takes meshes of equal ranks for one another, whatever their groups are."""
-    texts = {f"ISTHMUS_{key.upper()}": str(value) for key, value in options.items()}
-    return world(store, "none", {"ISTHMUS_CODEC": isthmus.Options().codec, **texts})
-
-
-# --- Copies under tensor parallelism ---
-
-WIDTH = 512
-
-
-class Parallel(nn.Module):
-    """Layers that are split over "tp", and some that every rank of it has a copy of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.norm = nn.LayerNorm(WIDTH)
-        self.copied = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.up = nn.Linear(WIDTH, 64, bias=False)
-        self.down = nn.Linear(64, WIDTH, bias=False)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.tanh(self.up(self.copied(self.norm(features)))))  # type: ignore[no-any-return]
-
-
-def parallel(tp: DeviceMesh) -> nn.Module:
-    plan = {"up": ColwiseParallel(), "down": RowwiseParallel(output_layouts=Replicate())}
-    return parallelize_module(Parallel(), tp, plan)
-
-
-@contextmanager
-def mesh_2d(**options: Any) -> Iterator[DeviceMesh]:
-    """Make a mesh whose "dp" crosses between nodes, and whose groups have these options."""
-    default = isthmus.Options(nodes="2x2", min_elements=0, **options)
-    yield init_device_mesh(
-        "cpu", (2, 2), mesh_dim_names=("dp", "tp"), backend_override={0: ("isthmus", default), 1: ("isthmus", default)}
-    )
-
-
-def fsdp1_in_two_units(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    policy = ModuleWrapPolicy({nn.LayerNorm, nn.Linear})
-    return FullyShardedDataParallel(
-        model, device_mesh=mesh["dp"], device_id=torch.device("cpu"), auto_wrap_policy=policy, use_orig_params=True
-    )
-
-
-def fsdp1_in_one_unit(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    return FullyShardedDataParallel(model, device_mesh=mesh["dp"], device_id=torch.device("cpu"), use_orig_params=True)
-
-
-def fsdp2_in_two_units(model: Any, mesh: DeviceMesh) -> nn.Module:
-    fully_shard([model.norm, model.copied], mesh=mesh["dp"])
-    return fully_shard(model, mesh=mesh["dp"])
-
-
-def ddp_of_parts(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    _pre_dp_module_transform(model)
-    return DistributedDataParallel(model, process_group=mesh.get_group("dp"))
-
-
-def prepared(wrap: Callable[[nn.Module, DeviceMesh], nn.Module]) -> Callable[[nn.Module, DeviceMesh], nn.Module]:
-    return lambda model, mesh: isthmus.prepare(wrap(model, mesh))
-
-
-def drift_of_copies(wrap: Callable[[nn.Module, DeviceMesh], nn.Module], mesh: DeviceMesh) -> float:
-    """Train; return how far the copies on the ranks of "tp" are from each other at most."""
-    model = wrap(parallel(mesh["tp"]), mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(12):
-        data_rank = mesh["dp"].get_local_rank()
-        inputs = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(10 * step + data_rank))
-        (model(inputs) - inputs.flip(1)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    copies = []
-    with FullyShardedDataParallel.summon_full_params(model) if wraps_fsdp1(model) else torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name or "copied" in name:
-                whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-                copies.append(whole.detach().flatten().clone())
-    everyones: list[Any] = [None] * 2
-    dist.all_gather_object(everyones, torch.cat(copies), group=mesh.get_group("tp"))
-    return float((everyones[0] - everyones[1]).abs().max())
-
-
-def wraps_fsdp1(model: nn.Module) -> bool:
-    return isinstance(model, FullyShardedDataParallel)
-
-
-def check_copies(wrap: Callable[[nn.Module, DeviceMesh], nn.Module], exact: str | None = None, **options: Any) -> None:
-    with mesh_2d(**options) as mesh:
-        drift = drift_of_copies(wrap, mesh)
-        statistics = isthmus.stats(mesh.get_group("dp"))
-    assert drift == 0, drift
-    if exact is None:
-        assert statistics["compressed_calls"] > 0, statistics["exact_calls"]
-    else:
-        assert statistics["exact_calls"].get(exact, 0) >= 12, statistics["exact_calls"]
-
-
-@table
-def copies_agree_under_fsdp1() -> None:
-    check_copies(fsdp1_in_two_units)
-    check_copies(fsdp1_in_two_units, **KEEPING["tagc"])
-    check_copies(prepared(fsdp1_in_two_units))
-
-
-@table
-def copies_beside_parts_are_exact_under_fsdp1() -> None:
-    check_copies(fsdp1_in_one_unit, REPLICAS)
-    check_copies(prepared(fsdp1_in_one_unit), REPLICAS, **KEEPING["tagc"])
-
-
-@table
-def copies_agree_under_fsdp2() -> None:
-    check_copies(fsdp2_in_two_units)
-    check_copies(prepared(fsdp2_in_two_units))
-    check_copies(prepared(fsdp2_in_two_units), **KEEPING["tagc"])
-    check_copies(prepared(lambda model, mesh: fully_shard(model, mesh=mesh["dp"])), REPLICAS)
-
-
-@table
-def copies_agree_under_ddp() -> None:
-    check_copies(ddp_of_parts, MAY_HOLD_COPIES, gradients="backward")
-    check_copies(prepared(ddp_of_parts), REPLICAS)
-    check_copies(prepared(ddp_of_parts), REPLICAS, **KEEPING["tagc"])
 
 
 # --- Twins: models of equal names and sizes ---
@@ -445,12 +299,6 @@ def modules_of_one_model_may_be_sharded_together() -> None:
     trained(model)
     assert len(steps_of(model)) == 2 and set(steps_of(model).values()) == {2}
     assert exact_calls(process_group) == {}
-
-
-def fsdp2_model_in_pairs(process_group: dist.ProcessGroup) -> nn.Module:
-    model = Model()
-    fully_shard([model.blocks[0], model.blocks[1]], mesh=mesh_of(process_group))
-    return fully_shard(model, mesh=mesh_of(process_group))
 
 
 @table

@@ -1,9 +1,7 @@
-"""Which unit each reduction of real training belongs to: by name, by how often, and by what its residual does."""
+"""Which unit each reduction of DDP and of functional collectives belongs to; tags, and the state of units."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,236 +10,31 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
-from torch.utils.checkpoint import checkpoint
 
 import isthmus
 from isthmus import _native
+from python.units.models import (
+    BLOCKS,
+    STEPS,
+    WORLD_SIZE,
+    Model,
+    batch,
+    bits,
+    fsdp1,
+    make_group,
+    native,
+    same_on_all_ranks,
+    steps_of_units,
+    train,
+)
 from support.checks import Table, World
 from support.tested_codecs import CODECS
 
 pytestmark = pytest.mark.processes
-
-WORLD_SIZE = 4
-FEATURES = 32
-BLOCKS = 3
-STEPS = 4
 table = Table()
-
-
-def make_group(**options: Any) -> dist.ProcessGroup:
-    options = {"nodes": "2x2", "min_elements": 0, **options}
-    return dist.new_group(backend="isthmus", pg_options=isthmus.Options(**options))
-
-
-def native(group: dist.ProcessGroup) -> Any:
-    backend = group._get_backend(torch.device("cpu"))
-    return getattr(backend, "wrapped_pg", backend)
-
-
-def steps_of_units(group: dist.ProcessGroup) -> dict[str, int]:
-    return {f"{unit['name']} {unit['collective']}": unit["step"] for unit in native(group).unit_states()}
-
-
-def same_on_all_ranks(value: Any) -> bool:
-    values = [None] * WORLD_SIZE
-    dist.all_gather_object(values, value)
-    return all(other == value for other in values)
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(FEATURES, FEATURES)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.linear(features))
-
-
-class Model(nn.Module):
-    """Blocks of one size, in an order and a number that each call chooses; or checkpointed."""
-
-    def __init__(self, reentrant: bool | None = None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Linear(FEATURES, FEATURES)
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
-        self.reentrant = reentrant
-
-    def forward(self, features: torch.Tensor, order: tuple[int, ...] = tuple(range(BLOCKS))) -> torch.Tensor:
-        features = self.first(features)
-        for index in order:
-            block = self.blocks[index]
-            if self.reentrant is None:
-                features = block(features)
-            else:
-                features = checkpoint(block, features, use_reentrant=self.reentrant)
-        return features
-
-
-def fsdp1(group: Any, reentrant: bool | None = None, **settings: Any) -> nn.Module:
-    return FullyShardedDataParallel(
-        Model(reentrant),
-        process_group=group,
-        device_id=torch.device("cpu"),
-        auto_wrap_policy=ModuleWrapPolicy({Block}),
-        **settings,
-    )
-
-
-def fsdp2(group: dist.ProcessGroup, model: nn.Module | None = None) -> nn.Module:
-    model = model or Model()
-    mesh = DeviceMesh.from_group(group, "cpu")
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
-
-
-def batch(step: int) -> torch.Tensor:
-    return torch.randn(8, FEATURES, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
-
-
-def train(model: nn.Module, steps: int = STEPS, call: Callable[[nn.Module, int], torch.Tensor] | None = None) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(steps):
-        output = call(model, step) if call else model(batch(step))
-        output.square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def bits(model: nn.Module) -> list[list[float]]:
-    return [
-        (p.to_local() if isinstance(p, torch.distributed.tensor.DTensor) else p).flatten().tolist()
-        for p in model.parameters()
-    ]
-
-
-@table
-def fsdp1_under_reentrant_checkpointing_is_as_without() -> None:
-    """Each block's backward pass is a graph task of its own there; a mixed-up residual would change the weights."""
-    for settings in ({}, {"use_orig_params": True}, {"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP}):
-        weights = []
-        for reentrant in (None, False, True):
-            group = make_group(**CODECS["tagc"])
-            model = fsdp1(group, reentrant, **settings)
-            train(model)
-            weights.append(bits(model))
-            assert list(steps_of_units(group).values()) == [STEPS] * (BLOCKS + 1), (settings, reentrant)
-        assert weights[0] == weights[1] == weights[2], settings
-
-
-@table
-def fsdp1_models_in_one_group_have_units_of_their_own() -> None:
-    group = make_group()
-    models = [fsdp1(group), fsdp1(group)]
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
-    for step in range(STEPS):
-        for index in (0, 1) if step % 2 else (1, 0):
-            models[index](batch(step)).square().mean().backward()
-            optimizers[index].step()
-            optimizers[index].zero_grad()
-    assert list(steps_of_units(group).values()) == [STEPS] * 2 * (BLOCKS + 1)
-
-
-@table
-def fsdp1_skips_reorders_and_accumulates() -> None:
-    group = make_group()
-    model = fsdp1(group)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step, order in enumerate([(0, 1, 2), (2, 0), (1, 2, 0), (0,)]):
-        with model.no_sync():
-            model(batch(step), order).square().mean().backward()
-        model(batch(step + 50), order).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        with torch.no_grad():
-            model(batch(step))
-    steps = steps_of_units(group)
-    assert sorted(steps.values()) == [2, 3, 4, 4]  # blocks 1, 2, 0, and the root
-    assert same_on_all_ranks(steps)
-
-
-@table
-def fsdp1_with_two_levels() -> None:
-    """HYBRID_SHARD reduce-scatters over the node, exactly, and all-reduces between nodes, inside the same label."""
-    rank = dist.get_rank()
-    node, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]], backend="isthmus")
-    between = [
-        dist.new_group(ranks_of_rail, backend="isthmus", pg_options=isthmus.Options(nodes="2x2", min_elements=0))
-        for ranks_of_rail in ([0, 2], [1, 3])
-    ][rank % 2]
-    model = fsdp1((node, between), sharding_strategy=ShardingStrategy.HYBRID_SHARD)
-    train(model)
-    steps = steps_of_units(between)
-    assert list(steps.values()) == [STEPS] * (BLOCKS + 1)
-    assert all(name.endswith("all_reduce") for name in steps)
-    assert isthmus.stats(between)["collectives"]["all_reduce"]["calls"] == STEPS * (BLOCKS + 1)
-
-
-@table
-def fsdp2_units_are_modules_in_any_order() -> None:
-    group = make_group()
-    model = fsdp2(group)
-    orders = [(0, 1, 2), (2, 0), (1, 2, 0), (0,)]
-    train(model, call=lambda module, step: module(batch(step), orders[step]))
-    steps = steps_of_units(group)
-    assert steps == {
-        "root reduce_scatter": 4,
-        "blocks.0 reduce_scatter": 4,
-        "blocks.1 reduce_scatter": 2,
-        "blocks.2 reduce_scatter": 3,
-    }
-
-
-@table
-def fsdp2_under_reentrant_checkpointing_is_as_without() -> None:
-    weights = []
-    for reentrant in (None, False, True):
-        group = make_group(**CODECS["sparse"])
-        model = fsdp2(group, Model(reentrant))
-        train(model)
-        weights.append(bits(model))
-        assert list(steps_of_units(group).values()) == [STEPS] * (BLOCKS + 1)
-    assert weights[0] == weights[1] == weights[2]
-
-
-@table
-def fsdp2_accumulates() -> None:
-    group = make_group()
-    model: Any = fsdp2(group)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(STEPS):
-        for micro_batch in range(3):
-            model.set_requires_gradient_sync(micro_batch == 2)
-            model(batch(10 * step + micro_batch)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert list(steps_of_units(group).values()) == [STEPS] * (BLOCKS + 1)
-
-
-@table
-def a_new_model_inherits_nothing() -> None:
-    for make in (fsdp1, fsdp2):
-        group = make_group()
-        model = make(group)
-        train(model)
-        before = steps_of_units(group)
-        if dist.get_rank() % 2:  # the collector runs when it likes
-            gc.disable()
-        del model
-        model = make(group)
-        train(model, steps=1)
-        gc.enable()
-        added = {name: step for name, step in steps_of_units(group).items() if name not in before}
-        assert len(added) == BLOCKS + 1
-        assert set(added.values()) == {1}
-        assert all("(" in name for name in added)
-        assert same_on_all_ranks(added)
 
 
 def ddp(group: dist.ProcessGroup, **settings: Any) -> nn.Module:
