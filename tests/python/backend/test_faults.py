@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 import isthmus
 from faults import table
+from faults.harness import Harnesses, Outcome
 from faults.judgement import complaints
-from faults.laboratory import Laboratories, Outcome
 from faults.rows import ROWS, TIMEOUT_S, Row
 from support import ranks
 from support.checks import finish
@@ -31,8 +31,8 @@ def outcomes(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Outcom
     """The rows that were selected, by name: two at a time, most of which is waiting."""
     selected = [item for item in request.session.items if getattr(item, "originalname", "") == test_fault.__name__]
     names = [item.callspec.params["row"].name for item in selected]
-    with Laboratories(min(2, len(names))) as laboratories:
-        yield {name: laboratories.start(name) for name in names}
+    with Harnesses(min(2, len(names))) as harnesses:
+        yield {name: harnesses.start(name) for name in names}
 
 
 @pytest.mark.processes

@@ -22,26 +22,26 @@ from support.checks import finish
 STEPS = 7
 SAVED_EVERY = 2
 FAULTY_STEP = 5  # one step after the last checkpoint before it
-CULPRIT = 3
+FAULTY_RANK = 3
 
-Deed = Callable[[nn.Module], None]
+Injection = Callable[[nn.Module], None]
 
 
 def die_in_the_backward_pass(model: nn.Module) -> None:
     """Kill -9 when some of this step's gradients are reduced, and others are not."""
-    if dist.get_rank() == CULPRIT:
+    if dist.get_rank() == FAULTY_RANK:
         model.blocks[0].register_full_backward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def reduce_another_unit(model: nn.Module) -> None:
     """Do what makes all ranks raise: one of them takes another unit for the same."""
-    unit = "another" if dist.get_rank() == CULPRIT else "one"
+    unit = "another" if dist.get_rank() == FAULTY_RANK else "one"
     with isthmus.unit(unit):
         dist.reduce_scatter_tensor(torch.empty(1024), torch.ones(4096))
 
 
 # On the first attempt, on the second.
-DEEDS: list[Deed] = [die_in_the_backward_pass, reduce_another_unit]
+INJECTIONS: list[Injection] = [die_in_the_backward_pass, reduce_another_unit]
 
 
 Models = list[tuple[nn.Module, torch.optim.Optimizer]]
@@ -72,7 +72,7 @@ def load(models: Models, folder: Path) -> int:
     return int(next_step)
 
 
-def train(folder: Path, deed: Deed | None = None) -> list[str]:
+def train(folder: Path, injection: Injection | None = None) -> list[str]:
     """Train, from the last checkpoint on; returns what this rank has in the end: digests, names of units.
 
     One model has the default codec, the other one with residuals.
@@ -85,8 +85,8 @@ def train(folder: Path, deed: Deed | None = None) -> list[str]:
         models.append((model, torch.optim.AdamW(model.parameters(), lr=1e-2)))
     begin = load(models, folder)
     for step in range(begin, STEPS):
-        if step == FAULTY_STEP and deed is not None:
-            deed(models[0][0])
+        if step == FAULTY_STEP and injection is not None:
+            injection(models[0][0])
         for model, optimizer in models:
             backward(model, step)
             optimizer.step()
@@ -101,7 +101,7 @@ def train(folder: Path, deed: Deed | None = None) -> list[str]:
 def main() -> None:
     """Go wrong on the first attempts; write the result of the one that does not."""
     folder, attempt, rank = Path(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.environ["RANK"]
-    result = train(folder, DEEDS[attempt] if attempt < len(DEEDS) else None)
+    result = train(folder, INJECTIONS[attempt] if attempt < len(INJECTIONS) else None)
     (folder / f"result{rank}").write_text("\n".join([str(attempt), *result]))
 
 

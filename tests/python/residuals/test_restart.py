@@ -41,7 +41,7 @@ def test_a_restarted_run_ends_with_the_bits_of_an_uninterrupted_one(tmp_path: Pa
     """A rank is killed in the first attempt; in the second Isthmus raises an error; the third ends."""
     for folder in (tmp_path / "restarted", tmp_path / "uninterrupted"):
         folder.mkdir()
-    outcome = torchrun(tmp_path / "restarted", max_restarts=len(restarted_training.DEEDS))
+    outcome = torchrun(tmp_path / "restarted", max_restarts=len(restarted_training.INJECTIONS))
     assert outcome.returncode == 0, outcome.stderr
     assert re.findall(r"failed \(exitcode: (-?\d+)\)", outcome.stderr) == [KILLED, RAISED], outcome.stderr
     assert re.search(r"DistBackendError: isthmus: reduce-scatter #\d+ of 4096 x Float of unit", outcome.stderr)

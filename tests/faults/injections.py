@@ -1,4 +1,4 @@
-"""What a culprit does: how a rank dies, stops, goes elsewhere or sends damaged bytes."""
+"""What the faulty rank does: how a rank dies, stops, goes elsewhere or sends damaged bytes."""
 
 from __future__ import annotations
 
@@ -17,90 +17,90 @@ from faults.interposer import Interposer
 
 
 @dataclass
-class Scene:
-    """What a deed can reach."""
+class Target:
+    """What an injection can reach."""
 
     interposer: Interposer
-    moment: ctypes.c_double  # when it happened, as time.monotonic(); in memory that the laboratory shares
+    injected_at: ctypes.c_double  # when it happened, as time.monotonic(); in memory that the harness shares
     store_pid: int | None  # of the process that hosts the store, if that is not rank 0
 
 
-# Runs on the culprit when the others are about to call the operation. Returns what the culprit calls instead, if
+# Runs on the faulty rank when the others are about to call the operation. Returns what that rank calls instead, if
 # anything.
-Deed = Callable[[Scene], Callable[[], None] | None]
+Injection = Callable[[Target], Callable[[], None] | None]
 
 
-def die(scene: Scene) -> None:
+def die(target: Target) -> None:
     """Kill -9 while nothing is under way."""
-    scene.moment.value = time.monotonic()
+    target.injected_at.value = time.monotonic()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def stop(scene: Scene) -> None:
+def stop(target: Target) -> None:
     """Stand still for longer than the timeout."""
-    scene.moment.value = time.monotonic()
+    target.injected_at.value = time.monotonic()
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def die_within_the_transfer(num_bytes: int) -> Deed:
+def die_within_the_transfer(num_bytes: int) -> Injection:
     """Kill -9 once the rank has sent so much of its operation."""
-    return lambda scene: scene.interposer.kill_after_bytes(num_bytes)
+    return lambda target: target.interposer.kill_after_bytes(num_bytes)
 
 
-def die_with_a_packet_encoded(scene: Scene) -> None:
+def die_with_a_packet_encoded(target: Target) -> None:
     """Kill -9 between encode and exchange."""
-    scene.interposer.kill_at_packet(1)
+    target.interposer.kill_at_packet(1)
 
 
-def die_with_a_result_encoded(scene: Scene) -> None:
+def die_with_a_result_encoded(target: Target) -> None:
     """Kill -9 between encoding the own chunk of an all-reduce's result and its exchange."""
-    scene.interposer.kill_at_packet(2)
+    target.interposer.kill_at_packet(2)
 
 
-def die_while_disconnecting(scene: Scene) -> None:
+def die_while_disconnecting(target: Target) -> None:
     """Kill -9 in destroy_process_group, at the second connection that it closes."""
-    scene.interposer.kill_at_close(2)
+    target.interposer.kill_at_close(2)
 
 
-def leave(scene: Scene) -> Callable[[], None]:
+def leave(target: Target) -> Callable[[], None]:
     """Destroy the process group while the others go on."""
-    scene.moment.value = time.monotonic()
+    target.injected_at.value = time.monotonic()
     dist.destroy_process_group()
     return lambda: None
 
 
-def call(operation: Callable[[], None]) -> Deed:
+def call(operation: Callable[[], None]) -> Injection:
     """Call another operation than the others."""
 
-    def deed(scene: Scene) -> Callable[[], None]:
-        scene.moment.value = time.monotonic()
+    def injection(target: Target) -> Callable[[], None]:
+        target.injected_at.value = time.monotonic()
         return operation
 
-    return deed
+    return injection
 
 
-def flip(nth_packet: int, byte: int, mask: int = 1) -> Deed:
+def flip(nth_packet: int, byte: int, mask: int = 1) -> Injection:
     """Send a packet with a flipped bit."""
-    return lambda scene: scene.interposer.flip(nth_packet, byte, mask)
+    return lambda target: target.interposer.flip(nth_packet, byte, mask)
 
 
-def lose_the_store(scene: Scene) -> None:
+def lose_the_store(target: Target) -> None:
     """Kill the process that hosts the store."""
-    assert scene.store_pid is not None
-    scene.moment.value = time.monotonic()
-    os.kill(scene.store_pid, signal.SIGKILL)
+    assert target.store_pid is not None
+    target.injected_at.value = time.monotonic()
+    os.kill(target.store_pid, signal.SIGKILL)
 
 
-def lose_the_store_and_die(scene: Scene) -> None:
+def lose_the_store_and_die(target: Target) -> None:
     """Kill the host of the store, then this rank."""
-    lose_the_store(scene)
-    die(scene)
+    lose_the_store(target)
+    die(target)
 
 
-def run_out_of_memory(needed_bytes: int) -> Deed:
+def run_out_of_memory(needed_bytes: int) -> Injection:
     """Leave the process no `needed_bytes` in one piece, but something to report with."""
 
-    def deed(scene: Scene) -> None:
+    def injection(target: Target) -> None:
         allocate = ctypes.CDLL(None).malloc
         allocate.restype = ctypes.c_void_p
         hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -113,6 +113,6 @@ def run_out_of_memory(needed_bytes: int) -> Deed:
             while last := allocate(ctypes.c_size_t(needed_bytes // 4)):
                 spare = last
         ctypes.CDLL(None).free(ctypes.c_void_p(spare))
-        scene.moment.value = time.monotonic()
+        target.injected_at.value = time.monotonic()
 
-    return deed
+    return injection

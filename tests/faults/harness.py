@@ -1,7 +1,7 @@
-"""Runs rows of the fault table with real processes on simulated nodes: `python -m faults.laboratory` takes the names of
-rows, one a line, and answers each with one line of JSON. `Laboratory` is the other end.
+"""Runs rows of the fault table with real processes on simulated nodes: `python -m faults.harness` takes the names of
+rows, one a line, and answers each with one line of JSON. `Harness` is the other end.
 
-The laboratory imports torch once and forks the ranks of each row; it runs with the interposer loaded, and so do they.
+The harness imports torch once and forks the ranks of each row; it runs with the interposer loaded, and so do they.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 
 from faults import interposer
-from faults.deeds import Scene
+from faults.injections import Target
 from faults.interposer import Interposer
 from faults.rows import NUM_NODES, RANKS_PER_NODE, ROWS, TIMEOUT_S, WORLD_SIZE, Row
 from isthmus.simulate import Network, open_network
@@ -57,7 +57,7 @@ class RankOutcome:
     rank: int
     error_type: str = ""
     error: str = ""
-    seconds_to_error: float | None = None  # since the deed, or since the call that failed if that came later
+    seconds_to_error: float | None = None  # since the injection, or since the call that failed if that came later
     # Until all is shut down and the interpreter begins to fall to pieces, which takes a busy machine its time.
     seconds_to_end: float | None = None
     status: int | None = None  # exit code, or -signal; None: it had to be killed
@@ -74,7 +74,7 @@ class Outcome:
     leftovers: list[str] = field(default_factory=list)  # processes, namespaces and links that remained
 
 
-class Laboratory:
+class Harness:
     """The process that runs rows. A context manager."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Laboratory:
         library = interposer.build(Path(self._directory.name))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ISTHMUS_")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "faults.laboratory"],
+            [sys.executable, "-m", "faults.harness"],
             env=environment | {"LD_PRELOAD": str(library), "PYTHONPATH": PYTHONPATH} | LIMITABLE_MEMORY,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -112,53 +112,53 @@ class Laboratory:
         self._directory.cleanup()
 
 
-class Laboratories:
-    """Several laboratories, so that the waiting of one row goes on beside another's. A context manager."""
+class Harnesses:
+    """Several harnesses, so that the waiting of one row goes on beside another's. A context manager."""
 
     def __init__(self, number: int) -> None:
-        self._idle: queue.Queue[Laboratory] = queue.Queue()
-        self._all = [Laboratory() for _ in range(number)]
-        for laboratory in self._all:
-            self._idle.put(laboratory)
+        self._idle: queue.Queue[Harness] = queue.Queue()
+        self._all = [Harness() for _ in range(number)]
+        for harness in self._all:
+            self._idle.put(harness)
         self._threads = ThreadPoolExecutor(number)
 
     def start(self, name: str) -> Future[Outcome]:
-        """Run one row as soon as a laboratory is free."""
+        """Run one row as soon as a harness is free."""
         return self._threads.submit(self._run, name)
 
     def _run(self, name: str) -> Outcome:
-        laboratory = self._idle.get()
+        harness = self._idle.get()
         try:
-            return laboratory.run(name)
+            return harness.run(name)
         finally:
-            self._idle.put(laboratory)
+            self._idle.put(harness)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._threads.shutdown(cancel_futures=True)
-        for laboratory in self._all:
-            laboratory.__exit__(*error)
+        for harness in self._all:
+            harness.__exit__(*error)
 
 
-# What follows runs in the laboratory.
+# What follows runs in the harness.
 
 
 @dataclass
-class _Stage:
+class _Context:
     """What the processes of one row share."""
 
     row: Row
     network: Network
     port: int
     directory: Path
-    moment: ctypes.c_double
+    injected_at: ctypes.c_double
     store_pid: int | None = None
 
 
 def _serve() -> int:
-    """Answer until the end of stdin. Also returns, in a forked process, when that has played its part."""
+    """Answer until the end of stdin. Also returns, in a forked process, when that is done."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     answers = os.fdopen(os.dup(1), "w")
     gc.freeze()  # ranks need not look through all of torch when they end
@@ -177,28 +177,28 @@ def _run_row(row: Row) -> Outcome | int:
     directory = Path(tempfile.mkdtemp(prefix="isthmus-fault-"))
     network = open_network(NUM_NODES)
     shared = mmap.mmap(-1, mmap.PAGESIZE)
-    stage = _Stage(row, network, network.free_port(), directory, ctypes.c_double.from_buffer(shared))
+    context = _Context(row, network, network.free_port(), directory, ctypes.c_double.from_buffer(shared))
     # No context managers here: what is forked leaves by returning, and must not clean up after the others.
     if not row.rank_0_hosts_the_store:
-        stage.store_pid = os.fork()
-        if stage.store_pid == 0:
-            return _play(stage, 0, "store", _host_store)
+        context.store_pid = os.fork()
+        if context.store_pid == 0:
+            return _become(context, 0, "store", _host_store)
     pids = []
     for rank in range(WORLD_SIZE):
         pids.append(os.fork())
         if pids[rank] == 0:
-            return _play(stage, rank // RANKS_PER_NODE, f"rank{rank}", _run_rank, rank)
-    exit_codes = _wait(pids, stage)
-    if stage.store_pid is not None:
-        os.kill(stage.store_pid, signal.SIGKILL)
-        os.waitpid(stage.store_pid, 0)
+            return _become(context, rank // RANKS_PER_NODE, f"rank{rank}", _run_rank, rank)
+    exit_codes = _wait(pids, context)
+    if context.store_pid is not None:
+        os.kill(context.store_pid, signal.SIGKILL)
+        os.waitpid(context.store_pid, 0)
     network.close()
-    ranks = [_rank_outcome(rank, exit_codes[rank], stage) for rank in range(WORLD_SIZE)]
+    ranks = [_rank_outcome(rank, exit_codes[rank], context) for rank in range(WORLD_SIZE)]
     shutil.rmtree(directory)
     return Outcome(row.name, network.description, ranks, _processes_left() + sorted(_places() - places_before))
 
 
-def _wait(pids: list[int], stage: _Stage) -> list[int | None]:
+def _wait(pids: list[int], context: _Context) -> list[int | None]:
     """Wait until all ranks have ended; returns their exit codes, None for those that had to be killed.
 
     Killed are those that stand still when all others have ended, and those that take far too long.
@@ -212,7 +212,7 @@ def _wait(pids: list[int], stage: _Stage) -> list[int | None]:
             if done:
                 codes[rank] = os.waitstatus_to_exitcode(status)
                 del left[rank]
-        late = time.monotonic() > (stage.moment.value or begin) + HANG_S
+        late = time.monotonic() > (context.injected_at.value or begin) + HANG_S
         if late or all(_stands_still(pid) for pid in left.values()):
             for pid in left.values():
                 _kill(pid, with_stacks=late)
@@ -234,13 +234,13 @@ def _kill(pid: int, with_stacks: bool) -> None:
     os.waitpid(pid, 0)
 
 
-def _rank_outcome(rank: int, exit_code: int | None, stage: _Stage) -> RankOutcome:
-    outcome = RankOutcome(rank, status=exit_code, log=(stage.directory / f"rank{rank}.log").read_text())
-    report = stage.directory / f"rank{rank}.json"
+def _rank_outcome(rank: int, exit_code: int | None, context: _Context) -> RankOutcome:
+    outcome = RankOutcome(rank, status=exit_code, log=(context.directory / f"rank{rank}.log").read_text())
+    report = context.directory / f"rank{rank}.json"
     if report.exists():
         told = json.loads(report.read_text())
         outcome.error_type, outcome.error = told["error_type"], told["error"]
-        began_at = max(stage.moment.value, told["called_at"])
+        began_at = max(context.injected_at.value, told["called_at"])
         outcome.seconds_to_error = told["failed_at"] - began_at if told["error"] else None
         outcome.seconds_to_end = told["ended_at"] - began_at
     return outcome
@@ -265,27 +265,27 @@ def _places() -> set[str]:
 # What follows runs in a forked process.
 
 
-def _play(stage: _Stage, node: int, name: str, part: Callable[..., int], *arguments: int) -> int:
-    """Become a process of `node` and play the part; returns the exit code."""
-    log = os.open(stage.directory / f"{name}.log", os.O_WRONLY | os.O_CREAT)
+def _become(context: _Context, node: int, name: str, part: Callable[..., int], *arguments: int) -> int:
+    """Become a process of `node` and run `part`; returns the exit code."""
+    log = os.open(context.directory / f"{name}.log", os.O_WRONLY | os.O_CREAT)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     faulthandler.register(signal.SIGUSR1, all_threads=True, file=2)
     die_with_launcher()
-    _enter(stage.network.command_prefix(node))
-    os.environ.update(stage.row.settings)
+    _enter(context.network.command_prefix(node))
+    os.environ.update(context.row.settings)
     os.environ.update(
-        MASTER_ADDR=stage.network.address(0),
-        MASTER_PORT=str(stage.port),
-        GLOO_SOCKET_IFNAME=stage.network.interface(node),
+        MASTER_ADDR=context.network.address(0),
+        MASTER_PORT=str(context.port),
+        GLOO_SOCKET_IFNAME=context.network.interface(node),
         ISTHMUS_NODES=f"{NUM_NODES}x{RANKS_PER_NODE}",
         ISTHMUS_MIN_ELEMENTS="0",
         ISTHMUS_LOG="error",
         WORLD_SIZE=str(WORLD_SIZE),
         OMP_NUM_THREADS="1",
     )
-    return part(stage, *arguments)
+    return part(context, *arguments)
 
 
 def _enter(command_prefix: list[str]) -> None:
@@ -301,9 +301,9 @@ def _enter(command_prefix: list[str]) -> None:
                     raise OSError(ctypes.get_errno(), f"cannot enter the {space} namespace of process {pid}")
 
 
-def _host_store(stage: _Stage) -> int:
+def _host_store(context: _Context) -> int:
     """Do what a launcher's agent does for its ranks."""
-    store = dist.TCPStore(stage.network.address(0), stage.port, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore(context.network.address(0), context.port, is_master=True, wait_for_workers=False)
     while store is not None:
         signal.pause()
     return 0
@@ -313,15 +313,15 @@ def _write_report(report: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(report | {"ended_at": time.monotonic()}))
 
 
-def _run_rank(stage: _Stage, rank: int) -> int:
-    """Call the row's operation until it fails; the culprit does its deed first."""
-    row = stage.row
+def _run_rank(context: _Context, rank: int) -> int:
+    """Call the row's operation until it fails; the faulty rank injects its fault first."""
+    row = context.row
     os.environ.update(RANK=str(rank))
     if not row.rank_0_hosts_the_store:
         os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True")
     report: dict[str, Any] = {"error_type": "", "error": "", "called_at": 0.0}
     # Functions run in the reverse order of their registration: this one after Isthmus has shut down.
-    atexit.register(_write_report, report, stage.directory / f"rank{rank}.json")
+    atexit.register(_write_report, report, context.directory / f"rank{rank}.json")
     dist.init_process_group("isthmus", timeout=timedelta(seconds=OPERATION_S))
     for _ in range(WARM_UP_ROUNDS):
         (row.warm_up or row.operation)()
@@ -329,8 +329,10 @@ def _run_rank(stage: _Stage, rank: int) -> int:
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     backend.set_timeout(timedelta(seconds=scaled(TIMEOUT_S)))
     operation = row.operation
-    if rank == row.culprit:
-        operation = row.deed(Scene(Interposer(stage.moment), stage.moment, stage.store_pid)) or operation
+    if rank == row.faulty_rank:
+        operation = (
+            row.injection(Target(Interposer(context.injected_at), context.injected_at, context.store_pid)) or operation
+        )
     else:
         time.sleep(IDLE_S)
     report["called_at"] = time.monotonic()
