@@ -1,11 +1,11 @@
-#include "coding.h"
+#include "tests/gpu/support/coding.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 
-#include "checks.h"
 #include "scratch.h"
+#include "tests/gpu/support/checks.h"
 
 namespace isthmus::gpu {
 namespace {

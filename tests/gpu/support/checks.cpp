@@ -1,4 +1,4 @@
-#include "checks.h"
+#include "tests/gpu/support/checks.h"
 
 #include <chrono>
 #include <cstdio>

@@ -1,12 +1,12 @@
-#include "cuda_gpu.h"
+#include "tests/gpu/support/cuda_gpu.h"
 
 #include <cuda_runtime.h>
 
 #include <string>
 #include <vector>
 
-#include "checks.h"
 #include "cuda/cuda_device.h"
+#include "tests/gpu/support/checks.h"
 
 namespace isthmus::gpu {
 namespace {

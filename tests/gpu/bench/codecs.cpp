@@ -6,8 +6,6 @@
 // - encode `tagc` and `sparse`: piece and residual are read, residual and packet written;
 // - decode `tagc` and `sparse`: the packet is read; for each element in it a sector of 32 bytes of the sums is read and
 //   written.
-#include "bench_codecs.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -15,8 +13,9 @@
 #include <vector>
 
 #include "../cpp/tagc_data.h"
-#include "coding.h"
-#include "cuda_gpu.h"
+#include "tests/gpu/bench/benchmarks.h"
+#include "tests/gpu/support/coding.h"
+#include "tests/gpu/support/cuda_gpu.h"
 
 namespace isthmus::gpu {
 namespace {

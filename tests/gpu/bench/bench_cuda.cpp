@@ -2,8 +2,8 @@
 #include <cstdio>
 #include <exception>
 
-#include "bench_codecs.h"
-#include "cuda_gpu.h"
+#include "tests/gpu/bench/benchmarks.h"
+#include "tests/gpu/support/cuda_gpu.h"
 
 int main() {
   if (!isthmus::gpu::has_cuda_gpu()) {

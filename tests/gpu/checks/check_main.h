@@ -1,7 +1,7 @@
 // The program of checks, whatever it runs on.
 #pragma once
 
-#include "gpu.h"
+#include "tests/gpu/support/gpu.h"
 
 namespace isthmus::gpu {
 

@@ -2,8 +2,8 @@
 #include <cstdio>
 #include <exception>
 
-#include "check_main.h"
-#include "cuda_gpu.h"
+#include "tests/gpu/checks/check_main.h"
+#include "tests/gpu/support/cuda_gpu.h"
 
 int main(int argc, char** argv) {
   if (!isthmus::gpu::has_cuda_gpu()) {

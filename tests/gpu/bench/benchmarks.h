@@ -1,8 +1,8 @@
 // Benchmarks of codecs on the first CUDA device.
 #pragma once
 
-#include "checks.h"
-#include "timing.h"
+#include "tests/gpu/bench/timing.h"
+#include "tests/gpu/support/checks.h"
 
 namespace isthmus::gpu {
 

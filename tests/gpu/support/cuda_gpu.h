@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "gpu.h"
+#include "tests/gpu/support/gpu.h"
 
 namespace isthmus::gpu {
 

@@ -4,11 +4,11 @@
 #include <string>
 
 #include "../cpp/tagc_data.h"
-#include "bench_codecs.h"
-#include "coding.h"
 #include "cuda/cuda_device.h"
-#include "cuda_gpu.h"
 #include "isthmus/communicator.h"
+#include "tests/gpu/bench/benchmarks.h"
+#include "tests/gpu/support/coding.h"
+#include "tests/gpu/support/cuda_gpu.h"
 
 namespace isthmus::gpu {
 namespace {

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "device_array.h"
-#include "gpu.h"
 #include "isthmus/codec.h"
 #include "isthmus/options.h"
 #include "kernels/device.h"
+#include "tests/gpu/support/device_array.h"
+#include "tests/gpu/support/gpu.h"
 
 namespace isthmus::gpu {
 

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "../cpp/emulated_gpu.h"
-#include "check_main.h"
+#include "tests/gpu/checks/check_main.h"
 
 namespace isthmus::gpu {
 namespace {

@@ -1,10 +1,10 @@
-#include "check_main.h"
+#include "tests/gpu/checks/check_main.h"
 
 #include <cstdio>
 #include <string>
 #include <vector>
 
-#include "suites.h"
+#include "tests/gpu/checks/suites.h"
 
 namespace isthmus::gpu {
 namespace {

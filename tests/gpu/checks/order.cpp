@@ -2,8 +2,8 @@
 #include <chrono>
 #include <thread>
 
-#include "device_array.h"
-#include "suites.h"
+#include "tests/gpu/checks/suites.h"
+#include "tests/gpu/support/device_array.h"
 
 namespace isthmus::gpu {
 namespace {

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "../cpp/tagc_data.h"
-#include "coding.h"
-#include "suites.h"
+#include "tests/gpu/checks/suites.h"
+#include "tests/gpu/support/coding.h"
 
 namespace isthmus::gpu {
 namespace {

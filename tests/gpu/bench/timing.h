@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "checks.h"
+#include "tests/gpu/support/checks.h"
 
 namespace isthmus::gpu {
 

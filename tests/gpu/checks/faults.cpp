@@ -4,9 +4,9 @@
 #include <thread>
 
 #include "../cpp/tagc_data.h"
-#include "coding.h"
 #include "isthmus/error.h"
-#include "suites.h"
+#include "tests/gpu/checks/suites.h"
+#include "tests/gpu/support/coding.h"
 
 namespace isthmus::gpu {
 namespace {

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "device_array.h"
-#include "suites.h"
+#include "tests/gpu/checks/suites.h"
+#include "tests/gpu/support/device_array.h"
 
 namespace isthmus::gpu {
 namespace {

@@ -1,8 +1,8 @@
 // The checks, in groups. Each makes GPUs of its own. `is_short`: few and small, for tools that slow everything down.
 #pragma once
 
-#include "checks.h"
-#include "gpu.h"
+#include "tests/gpu/support/checks.h"
+#include "tests/gpu/support/gpu.h"
 
 namespace isthmus::gpu {
 
