@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
-#include "codec/tagc_flat.h"
+#include "codec/tagc/flat.h"
+#include "communicator/scratch.h"
 #include "isthmus/codec.h"
-#include "kernels/instruction_set.h"
-#include "scratch.h"
+#include "kernels/block/instruction_set.h"
 
 namespace isthmus {
 namespace {

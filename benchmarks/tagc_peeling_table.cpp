@@ -12,7 +12,7 @@
 #include <random>
 #include <vector>
 
-#include "codec/tagc_plan.h"
+#include "codec/tagc/settings.h"
 
 namespace isthmus {
 namespace {

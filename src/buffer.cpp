@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "isthmus/error.h"
-#include "kernels/float_types.h"
+#include "kernels/block/float_types.h"
 
 namespace isthmus {
 

@@ -2,10 +2,10 @@
 #include <cmath>
 #include <cstring>
 
+#include "communicator/scratch.h"
 #include "isthmus/device.h"
 #include "isthmus/error.h"
-#include "kernels/float_types.h"
-#include "scratch.h"
+#include "kernels/block/float_types.h"
 
 namespace isthmus {
 namespace {

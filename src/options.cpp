@@ -10,8 +10,8 @@
 #include <string_view>
 #include <utility>
 
+#include "communicator/plan/policy.h"
 #include "isthmus/error.h"
-#include "policy.h"
 
 namespace isthmus {
 namespace {

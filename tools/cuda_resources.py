@@ -3,7 +3,7 @@
 
 From what `ptxas -v` printed when the sources were compiled: see keep_ptxas_report. A kernel's threads and the most
 dynamic shared memory that it asks for are read from its name: run_pass<Pass, threads, shared bytes>, see
-kernels/cuda_executor.cuh.
+kernels/cuda/executor.cuh.
 """
 
 import argparse

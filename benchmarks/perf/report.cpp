@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "isthmus/error.h"
-#include "kernels/instruction_set.h"
+#include "kernels/block/instruction_set.h"
 
 namespace isthmus::perf {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "scratch.h"
+#include "communicator/scratch.h"
 
 namespace isthmus {
 namespace {

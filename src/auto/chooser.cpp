@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "communicator/path/segments.h"
 #include "isthmus/error.h"
-#include "segments.h"
 
 namespace isthmus {
 namespace {

@@ -6,10 +6,10 @@
 #include <memory>
 #include <string>
 
+#include "communicator/scratch.h"
+#include "communicator/units/unit_table.h"
 #include "isthmus/error.h"
-#include "kernels/device.h"
-#include "scratch.h"
-#include "unit_table.h"
+#include "kernels/block/device.h"
 
 namespace isthmus {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/checksum.h"
+#include "kernels/block/checksum.h"
 
 namespace isthmus {
 

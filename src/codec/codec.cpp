@@ -2,10 +2,10 @@
 
 #include <cstring>
 
-#include "codec/none.h"
-#include "codec/quant.h"
-#include "codec/sparse.h"
-#include "codec/tagc.h"
+#include "codec/none/host.h"
+#include "codec/quant/host.h"
+#include "codec/sparse/host.h"
+#include "codec/tagc/host.h"
 #include "isthmus/error.h"
 
 namespace isthmus {

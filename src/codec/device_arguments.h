@@ -5,7 +5,7 @@
 
 #include "isthmus/codec.h"
 #include "isthmus/error.h"
-#include "kernels/device.h"
+#include "kernels/block/device.h"
 
 namespace isthmus {
 

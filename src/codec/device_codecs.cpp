@@ -1,10 +1,10 @@
 #include "codec/device_codecs.h"
 
-#include "codec/none_device.h"
+#include "codec/none/device.h"
 #include "codec/passes_codec.h"
-#include "codec/quant_device.h"
-#include "codec/sparse_device.h"
-#include "codec/tagc_device.h"
+#include "codec/quant/device.h"
+#include "codec/sparse/device.h"
+#include "codec/tagc/device.h"
 #include "isthmus/error.h"
 
 namespace isthmus {

@@ -5,11 +5,11 @@
 #include <string>
 
 #include "isthmus/codec.h"
-#include "kernels/device.h"
-#include "kernels/none_job.h"
-#include "kernels/quant_job.h"
-#include "kernels/sparse_job.h"
-#include "kernels/tagc_job.h"
+#include "kernels/block/device.h"
+#include "kernels/none/job.h"
+#include "kernels/quant/job.h"
+#include "kernels/sparse/job.h"
+#include "kernels/tagc/job.h"
 
 namespace isthmus {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "codec/packet_header.h"
-#include "kernels/device.h"
+#include "kernels/block/device.h"
 
 namespace isthmus {
 

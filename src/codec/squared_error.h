@@ -3,7 +3,7 @@
 
 #include "isthmus/device.h"
 #include "isthmus/error.h"
-#include "kernels/squared_error_job.h"
+#include "kernels/values/squared_error_job.h"
 
 namespace isthmus {
 

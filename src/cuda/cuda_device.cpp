@@ -17,8 +17,8 @@
 #include "cuda/cuda_launcher.h"
 #include "cuda/cuda_streams.h"
 #include "isthmus/cuda.h"
-#include "kernels/cuda_codecs.h"
-#include "kernels/cuda_values.h"
+#include "kernels/cuda/codecs.h"
+#include "kernels/cuda/values.h"
 
 namespace isthmus {
 namespace {

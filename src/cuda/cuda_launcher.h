@@ -5,7 +5,7 @@
 
 #include "codec/device_codecs.h"
 #include "cuda/cuda_calls.h"
-#include "kernels/cuda_codecs.h"
+#include "kernels/cuda/codecs.h"
 
 namespace isthmus {
 

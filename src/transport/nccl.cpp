@@ -8,7 +8,7 @@
 
 #include "cuda/cuda_calls.h"
 #include "isthmus/error.h"
-#include "kernels/float_types.h"
+#include "kernels/block/float_types.h"
 
 namespace isthmus {
 namespace {

@@ -1,16 +1,16 @@
 // The functions of libisthmus_cuda that launch kernels: the same passes, each run by one group of one thread. How
-// passes are cut into groups changes no result; tests/cpp/emulated_device.h is for whether that is so.
+// passes are cut into groups changes no result; tests/cpp/emulated/emulated_device.h is for whether that is so.
 #define ISTHMUS_KERNEL_NAMESPACE fake
 
 #include "fake_runtime.h"
-#include "kernels/cuda_codecs.h"
-#include "kernels/cuda_values.h"
-#include "kernels/none_sequence.h"
-#include "kernels/quant_sequence.h"
-#include "kernels/sparse_sequence.h"
-#include "kernels/tagc_sequence.h"
-#include "kernels/values_sequence.h"
-#include "tests/cpp/one_thread.h"
+#include "kernels/cuda/codecs.h"
+#include "kernels/cuda/values.h"
+#include "kernels/none/sequence.h"
+#include "kernels/quant/sequence.h"
+#include "kernels/sparse/sequence.h"
+#include "kernels/tagc/sequence.h"
+#include "kernels/values/sequence.h"
+#include "tests/cpp/support/one_thread.h"
 
 namespace isthmus::fake_gpu {
 namespace {

@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "fake_runtime.h"
-#include "kernels/float_types.h"
+#include "kernels/block/float_types.h"
 
 namespace isthmus::fake_gpu {
 namespace {

@@ -1,7 +1,7 @@
 // Packets of codec none, in all types: a packet is accepted if and only if it is what was sent.
 #include <cmath>
 
-#include "codec/none.h"
+#include "codec/none/host.h"
 #include "packets.h"
 
 using namespace isthmus;

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstddef>
 
-#include "codec/quant.h"
+#include "codec/quant/host.h"
 #include "packets.h"
 
 using namespace isthmus;

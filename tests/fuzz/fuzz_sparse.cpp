@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstddef>
 
-#include "codec/sparse.h"
+#include "codec/sparse/host.h"
 #include "packets.h"
 
 using namespace isthmus;

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstring>
 
-#include "codec/tagc.h"
-#include "codec/tagc_plan.h"
+#include "codec/tagc/host.h"
+#include "codec/tagc/settings.h"
 #include "packets.h"
 
 using namespace isthmus;

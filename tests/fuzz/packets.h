@@ -6,9 +6,9 @@
 #include <functional>
 #include <vector>
 
+#include "communicator/scratch.h"
 #include "decisions.h"
 #include "isthmus/codec.h"
-#include "scratch.h"
 
 namespace isthmus::fuzz {
 

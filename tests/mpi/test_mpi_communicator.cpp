@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "hooked_transport.h"
 #include "isthmus/communicator.h"
 #include "isthmus/error.h"
 #include "isthmus/mpi.h"
-#include "world.h"
+#include "tests/cpp/support/hooked_transport.h"
+#include "tests/cpp/support/world.h"
 #include "world_ranks.h"
 
 namespace isthmus {

@@ -10,9 +10,9 @@
 
 #include "isthmus/error.h"
 #include "isthmus/mpi.h"
-#include "tier_under_test.h"
+#include "tests/cpp/support/tier_under_test.h"
+#include "tests/cpp/support/typed_data.h"
 #include "transport/mpi.h"
-#include "typed_data.h"
 #include "world_ranks.h"
 
 namespace isthmus {

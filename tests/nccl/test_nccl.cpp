@@ -11,7 +11,7 @@
 #include "isthmus/cuda.h"
 #include "isthmus/error.h"
 #include "isthmus/nccl.h"
-#include "typed_data.h"
+#include "tests/cpp/support/typed_data.h"
 
 namespace isthmus {
 namespace {

@@ -3,9 +3,9 @@
 #include <memory>
 #include <string>
 
-#include "../cpp/tagc_data.h"
 #include "cuda/cuda_device.h"
 #include "isthmus/communicator.h"
+#include "tests/cpp/codec/tagc/tagc_data.h"
 #include "tests/gpu/bench/benchmarks.h"
 #include "tests/gpu/support/coding.h"
 #include "tests/gpu/support/cuda_gpu.h"

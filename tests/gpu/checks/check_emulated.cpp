@@ -3,7 +3,7 @@
 #include <exception>
 #include <memory>
 
-#include "../cpp/emulated_gpu.h"
+#include "tests/cpp/emulated/emulated_gpu.h"
 #include "tests/gpu/checks/check_main.h"
 
 namespace isthmus::gpu {

@@ -3,8 +3,8 @@
 #include <string>
 #include <thread>
 
-#include "../cpp/tagc_data.h"
 #include "isthmus/error.h"
+#include "tests/cpp/codec/tagc/tagc_data.h"
 #include "tests/gpu/checks/suites.h"
 #include "tests/gpu/support/coding.h"
 

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "scratch.h"
+#include "communicator/scratch.h"
 #include "tests/gpu/support/checks.h"
 
 namespace isthmus::gpu {

@@ -8,7 +8,7 @@
 
 #include "isthmus/codec.h"
 #include "isthmus/options.h"
-#include "kernels/device.h"
+#include "kernels/block/device.h"
 #include "tests/gpu/support/device_array.h"
 #include "tests/gpu/support/gpu.h"
 

@@ -1,0 +1,95 @@
+// What passes on a device share with the host: words in device memory that change from step to step, so that a captured
+// graph needs no new arguments, and words that tell what happened, so that the host need not wait.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/block/host_device.h"
+
+namespace isthmus::kernels {
+
+// Whose packets are encoded and decoded; as PacketContext. In device memory: the owner counts `step` there.
+struct DeviceContext {
+  uint64_t unit_hash = 0;
+  uint64_t step = 0;
+};
+
+// In device memory; the owner sets it to zero. Added up by every encoding, and the last two where a step ends.
+struct DeviceCounts {
+  uint64_t chosen_elements = 0;  // by the threshold; those that were not kept are held back
+  uint64_t kept_elements = 0;
+  uint64_t non_finite_blocks = 0;
+  uint64_t kept_before_step = 0;  // kept_elements where the last step ended
+  uint64_t skipped_elements = 0;  // kept in steps whose result was thrown away
+};
+
+// The 48 bytes of PacketHeader. The kernels fill in, and compare, whole words.
+inline constexpr int kHeaderWords = 6;
+inline constexpr int kHeaderUnit = 1;
+inline constexpr int kHeaderStep = 2;
+inline constexpr int kHeaderElements = 3;  // 48 bits; above them the sender
+inline constexpr int kHeaderSenderBit = 48;
+inline constexpr int kHeaderChecksum = 5;
+struct HeaderWords {
+  uint64_t word[kHeaderWords] = {};
+};
+
+// Which nodes encoded packets that lie one after another; as PacketContext.
+struct PacketSenders {
+  uint64_t first = 0;
+  int64_t packets_of_each = 1;
+
+  ISTHMUS_DEVICE uint64_t of_packet(int64_t packet) const {
+    return first + static_cast<uint64_t>(packet / packets_of_each);
+  }
+};
+
+// Why a packet was refused, in the order of the checks.
+enum class FaultKind : uint32_t {
+  kHeader,         // differs from what is expected
+  kChecksum,       // is not that of the bytes
+  kPadding,        // is not zero
+  kFlags,          // of a block past the last
+  kIndex,          // of an element past the last
+  kEmptyBlock,     // flagged, but marks no element
+  kDoesNotPeel,    // within the bound on rounds
+  kCellsLeft,      // the sketch holds more than the index says
+  kCounts,         // of a block do not add up to what it keeps
+  kOffsets,        // of a block do not ascend within it
+  kFlaggedValues,  // a flagged block holds some
+};
+
+// The first fault that decoding met; in device memory, or in host memory that the device can write. Sticky: once
+// `reported` is set no packet is decoded until the owner writes a fresh DeviceFault.
+struct DeviceFault {
+  static constexpr uint32_t kNone = 0xffffffff;
+  static constexpr uint32_t kKinds = 16;
+  static ISTHMUS_DEVICE uint32_t code_of(int64_t packet, FaultKind kind) {
+    return static_cast<uint32_t>(packet) * kKinds + static_cast<uint32_t>(kind);
+  }
+
+  uint32_t code = kNone;      // of the first packet's first failed check
+  uint32_t reported = 0;      // 1 when what follows is valid
+  HeaderWords received = {};  // header of the packet that was refused
+  HeaderWords expected = {};  // its checksum is that of the bytes received
+
+  int64_t packet() const { return code / kKinds; }
+  FaultKind kind() const { return static_cast<FaultKind>(code % kKinds); }
+};
+
+// State of one decoding. Its first pass sets it to this.
+struct DecodeState {
+  uint32_t refused = 0;  // 1: a packet was, or one of an earlier decoding; nothing is decoded
+  uint32_t arrived = 0;  // groups at the end of the pass under way
+};
+
+// Checksums of packets in parts: each group of one pass writes what it found, and a later pass, or the last group, adds
+// them up. So there is nothing to clear before.
+struct ChecksumParts {
+  static constexpr int64_t kMaxGroups = 1024;  // of the pass that writes
+  static constexpr int64_t num_words(int64_t num_packets) { return 1 + num_packets * kMaxGroups; }
+
+  uint64_t* words;  // num_words: how many groups wrote, then kMaxGroups for each packet
+};
+
+}  // namespace isthmus::kernels

@@ -1,0 +1,110 @@
+// The 16-bit floating types as bits, and their conversions: software, branch-free, so that loops over them vectorise.
+// Those that block algorithms call are always inlined: every instruction set compiles them, and the linker must not
+// choose between them.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/block/host_device.h"
+
+namespace isthmus {
+
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+[[gnu::always_inline]] ISTHMUS_DEVICE float to_float32(BFloat16 value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
+}
+
+// NaN keeps its sign and becomes quiet; everything else is rounded to nearest, ties to even.
+[[gnu::always_inline]] ISTHMUS_DEVICE BFloat16 to_bfloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const uint32_t quiet_nan = (bits >> 16) | 0x40;
+  return {static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded)};
+}
+
+[[gnu::always_inline]] ISTHMUS_DEVICE float to_float32(Float16 value) {
+  const uint32_t magnitude = value.bits & 0x7fffu;
+  const uint32_t sign = (value.bits & 0x8000u) << 16;
+  const uint32_t normal = (magnitude << 13) + (112u << 23);
+  // Denormals: an integer multiple of 2^-24. Computed without denormal float32, so that flush-to-zero does no harm.
+  const uint32_t denormal = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
+  const uint32_t quiet = magnitude > 0x7c00 ? 0x400000u : 0u;
+  const uint32_t non_finite = 0x7f800000u | (magnitude << 13) | quiet;
+  const uint32_t finite = magnitude < 0x400 ? denormal : normal;
+  return std::bit_cast<float>(sign | (magnitude >= 0x7c00 ? non_finite : finite));
+}
+
+// NaN keeps its sign and becomes quiet; from 65520 on the result is Inf.
+[[gnu::always_inline]] ISTHMUS_DEVICE Float16 to_float16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7fffffff;
+  const uint32_t sign = (bits >> 16) & 0x8000;
+  const uint32_t normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  // Below 2^-14 the result is denormal: adding 0.5 rounds to a multiple of 2^-24, the unit of such results.
+  const uint32_t denormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+  const uint32_t finite = magnitude < 0x38800000u ? denormal : normal;
+  const uint32_t saturated = magnitude >= 0x477ff000u ? 0x7c00u : finite;
+  const uint32_t quiet_nan = 0x7e00u | ((magnitude >> 13) & 0x3ff);
+  return {static_cast<uint16_t>(sign | (magnitude > 0x7f800000u ? quiet_nan : saturated))};
+}
+
+// float64 to float32, rounded to odd where inexact: rounding that once more to a shorter type gives what one rounding
+// of the float64 would have given.
+ISTHMUS_DEVICE float to_float32_odd(double value) {
+  const float nearest = static_cast<float>(value);
+  if (static_cast<double>(nearest) == value || std::isnan(value)) {
+    return nearest;
+  }
+  const bool away_from_zero = std::fabs(static_cast<double>(nearest)) > std::fabs(value);
+  const uint32_t toward_zero = std::bit_cast<uint32_t>(nearest) - (away_from_zero ? 1u : 0u);
+  return std::bit_cast<float>(toward_zero | 1u);
+}
+
+// As float or double, exactly.
+template <typename T>
+ISTHMUS_DEVICE auto widen(T value) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return value;
+  } else {
+    return to_float32(value);
+  }
+}
+
+// One rounding, whatever the two types.
+template <typename Out, typename In>
+ISTHMUS_DEVICE Out narrow(In value) {
+  if constexpr (std::is_floating_point_v<Out>) {
+    return static_cast<Out>(value);
+  } else if constexpr (std::is_same_v<In, double>) {
+    return narrow<Out>(to_float32_odd(value));
+  } else if constexpr (std::is_same_v<Out, BFloat16>) {
+    return to_bfloat16(value);
+  } else {
+    return to_float16(value);
+  }
+}
+
+// value * factor, the product taken in float32 (float64 where either side is float64), then rounded once.
+template <typename Out, typename In>
+ISTHMUS_DEVICE Out scaled(In value, double factor) {
+  using Product = std::conditional_t<std::is_same_v<In, double> || std::is_same_v<Out, double>, double, float>;
+  return narrow<Out>(static_cast<Product>(widen(value)) * static_cast<Product>(factor));
+}
+
+// What is too large for float32 becomes the largest that is not. NaN stays.
+ISTHMUS_DEVICE float limited_to_float32(double value) {
+  constexpr double kLargest = 0x1.fffffep127;
+  const double below = value > kLargest ? kLargest : value;
+  return static_cast<float>(below < -kLargest ? -kLargest : below);
+}
+
+}  // namespace isthmus

@@ -1,0 +1,73 @@
+// Steps that several passes share. A pass is a function object that all threads of several groups run; it may be cut
+// into any number of groups of any size. On CUDA it is a kernel (cuda_executor.cuh); tests run it on emulated groups.
+#pragma once
+
+#include "kernels/block/group.h"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+inline constexpr int kPassThreads = 256;
+
+// Neighbours in memory, loaded and stored at once, or 16 bytes at a time where they are more.
+template <typename T, int kCount>
+struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) SeveralOf {
+  T value[kCount];
+};
+
+inline bool is_aligned(const void* address, uintptr_t bytes) {
+  return reinterpret_cast<uintptr_t>(address) % bytes == 0;
+}
+
+constexpr int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+// What threads of all groups take turns in: element i is visited by one thread.
+template <typename Group, typename Visit>
+ISTHMUS_DEVICE void for_each_of_all(const Group& group, int64_t count, Visit visit) {
+  for (int64_t i = group.group_number() * group.size() + group.thread(); i < count;
+       i += group.num_groups() * group.size()) {
+    visit(i);
+  }
+}
+
+// The same for the threads of one group.
+template <typename Group, typename Visit>
+ISTHMUS_DEVICE void for_each_of_group(const Group& group, int64_t count, Visit visit) {
+  for (int64_t i = group.thread(); i < count; i += group.size()) {
+    visit(i);
+  }
+}
+
+// Groups take turns: visit(i) is called by all threads of one group.
+template <typename Group, typename Visit>
+ISTHMUS_DEVICE void for_each_by_group(const Group& group, int64_t count, Visit visit) {
+  for (int64_t i = group.group_number(); i < count; i += group.num_groups()) {
+    visit(i);
+  }
+}
+
+template <typename Group, typename Word>
+ISTHMUS_DEVICE void clear(const Group& group, Word* words, int64_t count) {
+  for_each_of_group(group, count, [=](int64_t i) { words[i] = 0; });
+}
+
+// Numbers those i < count for which take(i, item) is true, and calls put(position, item) for them. Returns how many
+// they are. Positions ascend with i and do not exceed it, so that what take() reads may be what put() writes. The last
+// calls of put() are not followed by a barrier.
+template <typename Item, typename Group, typename Take, typename Put>
+ISTHMUS_DEVICE uint32_t compact(Group& group, int64_t count, Take take, Put put) {
+  uint32_t total = 0;
+  for (int64_t base = 0; base < count; base += group.size()) {
+    const int64_t i = base + group.thread();
+    Item item = {};
+    const bool taken = i < count && take(i, item);
+    uint32_t taken_now = 0;
+    const uint32_t position = group.exclusive_sum(taken ? 1 : 0, taken_now);
+    if (taken) {
+      put(total + position, item);
+    }
+    total += taken_now;
+  }
+  return total;
+}
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

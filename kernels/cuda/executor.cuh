@@ -1,0 +1,118 @@
+// Passes as kernels on a CUDA stream: kernels/tagc/sequence.h says what an executor does.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "kernels/cuda/group.cuh"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+// How many groups must fit on a multiprocessor at once, which bounds a kernel's registers.
+template <typename Pass>
+constexpr int resident_groups() {
+  if constexpr (requires { Pass::kResidentGroups; }) {
+    return Pass::kResidentGroups;
+  } else {
+    return 1;
+  }
+}
+
+// The numbers are part of the type so that they are part of the kernel's name: tools/cuda_resources.py reads them.
+template <typename Pass, int kThreads, int64_t kMaxSharedBytes>
+__global__ void __launch_bounds__(kThreads, resident_groups<Pass>()) run_pass(const __grid_constant__ Pass pass) {
+  CtaGroup<kThreads> group;
+  pass(group);
+}
+
+inline void check_cuda(cudaError_t result, const char* what) {
+  if (result != cudaSuccess) {
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(result));
+  }
+}
+
+// One number for each device, asked for once. Any thread.
+class PerDevice {
+ public:
+  // ask() must return the same, not negative, for equal keys; it may be asked again.
+  template <typename Ask>
+  int get(int device, uint32_t key, const Ask& ask) {
+    if (device >= kMaxDevices) {
+      return ask();
+    }
+    std::atomic<uint64_t>& known = known_[device];
+    const uint64_t now = known.load(std::memory_order_relaxed);
+    if (now >> 32 == uint64_t{key} + 1) {
+      return static_cast<int>(now & 0xffffffff);
+    }
+    const int answer = ask();
+    known.store((uint64_t{key} + 1) << 32 | static_cast<uint32_t>(answer), std::memory_order_relaxed);
+    return answer;
+  }
+
+ private:
+  static constexpr int kMaxDevices = 64;
+  std::atomic<uint64_t> known_[kMaxDevices] = {};  // key + 1, and the answer to it; 0: nothing
+};
+
+// How many groups of a pass are on a device's multiprocessors at once. Questions to CUDA take longer than a launch, so
+// the last answer is kept for each device; shared_bytes changes with the shape of a job only.
+template <typename Pass>
+int resident_groups_of_device(int device, int num_multiprocessors, int64_t shared_bytes) {
+  static PerDevice answers;
+  return answers.get(device, static_cast<uint32_t>(shared_bytes), [&] {
+    constexpr int64_t kDefaultSharedBytes = 48 * 1024;
+    auto* kernel = run_pass<Pass, Pass::kThreads, Pass::kMaxSharedBytes>;
+    if (shared_bytes > kDefaultSharedBytes) {
+      check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(Pass::kMaxSharedBytes)),
+                 "cudaFuncSetAttribute");
+    }
+    int resident = 0;
+    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, Pass::kThreads,
+                                                             static_cast<size_t>(shared_bytes)),
+               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    return num_multiprocessors * std::max(resident, 1);
+  });
+}
+
+// Launches on one stream of the current device; never waits and never allocates, so that all of it can be captured.
+// Throws std::runtime_error where CUDA refuses.
+class CudaExecutor {
+ public:
+  explicit CudaExecutor(cudaStream_t stream) : stream_(stream) {
+    check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
+    static PerDevice answers;
+    num_multiprocessors_ = answers.get(device_, 0, [&] {
+      int count = 0;
+      check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device_), "cudaDeviceGetAttribute");
+      return count;
+    });
+  }
+
+  void clear(void* memory, int64_t bytes) {
+    check_cuda(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), stream_), "cudaMemsetAsync");
+  }
+
+  // No more groups are started than run at once; each takes several turns.
+  template <typename Pass>
+  void run(const Pass& pass, int64_t max_groups, int64_t shared_bytes) {
+    const int64_t resident = resident_groups_of_device<Pass>(device_, num_multiprocessors_, shared_bytes);
+    auto* kernel = run_pass<Pass, Pass::kThreads, Pass::kMaxSharedBytes>;
+    kernel<<<static_cast<unsigned>(std::min(max_groups, resident)), Pass::kThreads, static_cast<size_t>(shared_bytes),
+             stream_>>>(pass);
+    check_cuda(cudaGetLastError(), "kernel launch");
+  }
+
+ private:
+  cudaStream_t stream_;
+  int device_ = 0;
+  int num_multiprocessors_ = 0;
+};
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -1,0 +1,119 @@
+// The CPU executor of codec `quant`: loops over blocks around the block algorithm. Compiled once for each instruction
+// set; see quant_cpu_*.cpp.
+#pragma once
+
+#include "kernels/block/lanes16.h"
+#include "kernels/quant/block.h"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+inline constexpr VectorLanes kVectorLanes16{};
+
+// Memory that will be wanted soon: what the hardware fetches ahead by itself is not enough.
+[[gnu::always_inline]] inline void prefetch(const float* row) {
+  constexpr uintptr_t kAheadBytes = 1024;
+  const uintptr_t address = reinterpret_cast<uintptr_t>(row) + kAheadBytes;  // perhaps of nothing: it is not read
+  __builtin_prefetch(reinterpret_cast<const void*>(address));                // NOLINT(performance-no-int-to-ptr)
+}
+
+// The rows of a block without error feedback.
+struct PieceRows {
+  static constexpr bool kWanted = false;  // what the receiver decodes
+
+  const float* piece;
+  float* residual;
+  int64_t num_rows;
+
+  VectorFloat operator()(int row) const {
+    return VectorLanes::load(piece + int64_t{row} * kQuantLanes, row < num_rows);
+  }
+  void operator()(int, VectorFloat, bool) const {}
+};
+
+// With error feedback: what is encoded is piece + residual, and what of it the receiver lacks becomes the residual.
+struct SumRows {
+  static constexpr bool kWanted = true;
+
+  const float* piece;
+  float* residual;
+  int64_t num_rows;
+
+  VectorFloat operator()(int row) const {
+    const bool present = row < num_rows;
+    prefetch(piece + int64_t{row} * kQuantLanes);
+    prefetch(residual + int64_t{row} * kQuantLanes);
+    return VectorLanes::load(piece + int64_t{row} * kQuantLanes, present) +
+           VectorLanes::load(residual + int64_t{row} * kQuantLanes, present);
+  }
+  void operator()(int row, VectorFloat decoded, bool keep) const {
+    if (keep) {
+      constexpr float kLargest = 0x1.fffffep127F;
+      VectorLanes::store(VectorLanes::limited((*this)(row)-decoded, -kLargest, kLargest),
+                         residual + int64_t{row} * kQuantLanes, true);
+    }
+  }
+};
+
+// Calls visit(block, groups of it) for each block that `num_groups` groups fill, from 0 on.
+template <typename Visit>
+void for_each_block(int64_t num_groups, int groups_of_block, Visit visit) {
+  for (int64_t block = 0; num_groups > 0; ++block, num_groups -= groups_of_block) {
+    visit(block, static_cast<int>(num_groups < groups_of_block ? num_groups : groups_of_block));
+  }
+}
+
+template <int kGroupRows, bool kRotate, typename Rows>
+int64_t encode_blocks(const QuantSettings& settings, uint64_t seed, int64_t first_block, int64_t num_groups,
+                      const float* piece, float* residual, void* scales, uint32_t* words) {
+  constexpr int kGroups = kQuantRows / kGroupRows;
+  const Quantizer quantizer(settings);
+  int64_t non_finite_groups = 0;
+  for_each_block(num_groups, kGroups, [&](int64_t block, int groups) {
+    const int64_t first = block * kQuantBlockElements;
+    const Rows rows = {piece + first, residual == nullptr ? nullptr : residual + first, groups * kGroupRows};
+    non_finite_groups += encode_block<kGroupRows, kRotate>(
+        kVectorLanes16, quantizer, seed, first_block + block, groups, rows, rows,
+        static_cast<uint8_t*>(scales) + block * kGroups * scale_bytes(settings.scale_type),
+        words + block * kQuantLanes * settings.bits);
+  });
+  return non_finite_groups;
+}
+
+template <int kGroupRows, bool kRotate>
+void decode_blocks(const QuantSettings& settings, uint64_t seed, int64_t first_block, int64_t num_groups,
+                   const void* scales, const uint32_t* words, float* out) {
+  constexpr int kGroups = kQuantRows / kGroupRows;
+  const Quantizer quantizer(settings);
+  for_each_block(num_groups, kGroups, [&](int64_t block, int groups) {
+    float* first = out + block * kQuantBlockElements;
+    decode_block<kGroupRows, kRotate>(
+        kVectorLanes16, quantizer, seed, first_block + block, groups,
+        static_cast<const uint8_t*>(scales) + block * kGroups * scale_bytes(settings.scale_type),
+        words + block * kQuantLanes * settings.bits, [=](int row, VectorFloat value, bool present) {
+          float* place = first + int64_t{row} * kQuantLanes;
+          prefetch(place);
+          VectorLanes::store(VectorLanes::load(place, present) + value, place, present);
+        });
+  });
+}
+
+inline int64_t encode(const QuantSettings& settings, uint64_t seed, int64_t first_block, int64_t num_groups,
+                      const float* piece, float* residual, void* scales, uint32_t* words) {
+  return with_group(settings, [&]<int kGroupRows, bool kRotate>() {
+    return residual == nullptr ? encode_blocks<kGroupRows, kRotate, PieceRows>(settings, seed, first_block, num_groups,
+                                                                               piece, residual, scales, words)
+                               : encode_blocks<kGroupRows, kRotate, SumRows>(settings, seed, first_block, num_groups,
+                                                                             piece, residual, scales, words);
+  });
+}
+
+inline void decode_add(const QuantSettings& settings, uint64_t seed, int64_t first_block, int64_t num_groups,
+                       const void* scales, const uint32_t* words, float* out) {
+  with_group(settings, [&]<int kGroupRows, bool kRotate>() {
+    decode_blocks<kGroupRows, kRotate>(settings, seed, first_block, num_groups, scales, words, out);
+  });
+}
+
+inline constexpr QuantKernels kQuantKernels = {.encode = encode, .decode_add = decode_add};
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

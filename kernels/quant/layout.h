@@ -1,0 +1,80 @@
+// The steps of codec `quant`, as functions of raw memory. The algorithm is described in docs/quant.md, the layout in
+// docs/packet_format.md.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/block/host_device.h"
+#include "kernels/block/mix.h"
+
+namespace isthmus::kernels {
+
+// Codes are packed by blocks of 32 rows of 16 lanes; a group is a whole number of rows of a block.
+inline constexpr int kQuantLanes = 16;
+inline constexpr int kQuantRows = 32;
+inline constexpr int kQuantBlockElements = kQuantLanes * kQuantRows;
+inline constexpr int kMinQuantGroup = 2 * kQuantLanes;
+inline constexpr int kMaxQuantGroup = kQuantBlockElements;
+
+// What a group's scale is chosen for.
+enum class QuantScale : uint8_t {
+  kAbsmax,      // the largest element gets the outermost level
+  kLeastError,  // the least squared error for the codes that are sent
+  kUnbiased,    // no bias under random rotations: DRIVE (Vargaftik et al., NeurIPS 2021), EDEN (ICML 2022)
+};
+
+enum class QuantScaleType : uint8_t { kBFloat16, kFloat32 };
+
+struct QuantSettings {
+  int bits = 4;              // 1, 2, 3, 4 or 8
+  int group_elements = 128;  // a power of two in the range above
+  bool rotate = true;        // by a randomised Hadamard transform
+  bool stochastic = false;   // rounding
+  QuantScale scale = QuantScale::kLeastError;
+  QuantScaleType scale_type = QuantScaleType::kBFloat16;
+};
+
+// How a piece is cut: into whole groups, in blocks of which the last may lack groups, and a tail of fewer elements than
+// a group has, which is sent as it is.
+struct QuantShape {
+  int64_t num_elements = 0;
+  int64_t num_groups = 0;
+  int64_t num_blocks = 0;
+  int64_t tail_elements = 0;
+};
+
+// Where a packet's sections begin, in bytes, and where it ends: multiples of 64. See docs/packet_format.md.
+struct QuantLayout {
+  int64_t scales;
+  int64_t codes;
+  int64_t tail;
+  int64_t end;
+};
+
+// What all random bits of a packet are drawn from. The sender is in it, so that the errors of several nodes' packets,
+// which are added up, are independent. Always inlined: every instruction set compiles it, and the linker must not
+// choose between them.
+[[gnu::always_inline]] ISTHMUS_DEVICE uint64_t quant_seed(uint64_t unit_hash, uint64_t step, uint64_t segment,
+                                                          uint64_t sender) {
+  constexpr uint64_t kOdd = 0xd1342543de82ef95;
+  return mix(mix(unit_hash ^ (step + 1) * kOdd) + (segment | sender << 8));
+}
+
+// The CPU executor, for one instruction set. Blocks from `first_block` on, as many as `num_groups` groups fill: only
+// the last may lack some. Pointers are to the first block's own: `scales` one for each group in the type of the
+// settings, `words` kQuantLanes * bits for each block, which are 4-byte aligned.
+struct QuantKernels {
+  // residual: null without error feedback; else it is added to the piece, and becomes what the receiver will lack.
+  // Returns how many groups hold NaN or Inf: their scale is NaN, and their residual is left as it was.
+  int64_t (*encode)(const QuantSettings& settings, uint64_t seed, int64_t first_block, int64_t num_groups,
+                    const float* piece, float* residual, void* scales, uint32_t* words);
+
+  // out += what the packet says.
+  void (*decode_add)(const QuantSettings& settings, uint64_t seed, int64_t first_block, int64_t num_groups,
+                     const void* scales, const uint32_t* words, float* out);
+};
+
+// Of the instruction set in use.
+const QuantKernels& quant_kernels();
+
+}  // namespace isthmus::kernels

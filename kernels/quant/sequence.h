@@ -1,0 +1,46 @@
+// The passes of one encoding and one decoding of codec `quant`, in their order; as kernels/tagc/sequence.h. Encoding
+// reads the piece once (with error feedback the residual, too, and writes it) and writes the packet; decoding reads
+// each packet once for its values and once for its checksum, and reads and writes the sums once (for several packets in
+// the cache).
+#pragma once
+
+#include "kernels/block/packet_passes.h"
+#include "kernels/quant/passes.h"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+// Groups of threads that have a team of sixteen for each of so many blocks.
+inline int64_t groups_for_blocks(int64_t num_blocks) {
+  const int64_t groups = divide_up(num_blocks, kQuantThreads / kQuantLanes);
+  return groups < 1 ? 1 : groups;
+}
+
+template <typename Executor>
+void encode_quant(Executor& executor, const QuantEncodeJob& job) {
+  const int64_t groups = groups_for_blocks(job.shape.num_blocks);
+  with_group(job.settings, [&]<int kGroupRows, bool kRotate>() {
+    with_piece_type(job.piece.dtype, [&]<typename Piece>(Piece) {
+      if (job.residual == nullptr) {
+        executor.run(QuantizeBlocks<Piece, kGroupRows, kRotate, false>{job}, groups, 0);
+      } else {
+        executor.run(QuantizeBlocks<Piece, kGroupRows, kRotate, true>{job}, groups, 0);
+      }
+    });
+  });
+  executor.run(Seal{job.header, job.context, job.packet, job.layout.end, job.parts, job.arrived},
+               checksum_groups(job.layout.end), 0);
+}
+
+template <typename Executor>
+void decode_quant(Executor& executor, const QuantDecodeJob& job) {
+  if (job.num_packets == 0) {
+    return;
+  }
+  const int64_t groups = groups_for_blocks(job.shape.num_blocks * (job.to_places ? job.num_packets : 1));
+  with_group(job.settings, [&]<int kGroupRows, bool kRotate>() {
+    executor.run(DequantizeBlocks<kGroupRows, kRotate>{job}, groups, 0);
+  });
+  executor.run(Verify{report_of(job, job.layout.end), job.num_packets}, checksum_groups(job.layout.end), 0);
+}
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

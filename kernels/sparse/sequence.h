@@ -1,0 +1,35 @@
+// The passes of one encoding and one decoding of codec `sparse`, in their order; as kernels/tagc/sequence.h. Encoding
+// reads the piece and the residual once, writes the residual once, and writes the packet and reads it again; decoding
+// reads each packet twice, and reads and writes only the sums that a packet names.
+#pragma once
+
+#include "kernels/sparse/passes.h"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+template <typename Piece, typename Executor>
+void encode_sparse_blocks(Executor& executor, const SparseEncodeJob& job) {
+  using Encode = EncodeSparseBlocks<Piece>;
+  const bool aligned = is_aligned(job.piece.data, kSparseItems * sizeof(Piece)) && is_aligned(job.residual, 16);
+  const int64_t groups = job.shape.num_blocks > 0 ? job.shape.num_blocks : 1;
+  executor.run(Encode{job, aligned}, groups, Encode::kMaxSharedBytes);
+}
+
+template <typename Executor>
+void encode_sparse(Executor& executor, const SparseEncodeJob& job) {
+  with_piece_type(job.piece.dtype, [&]<typename Piece>(Piece) { encode_sparse_blocks<Piece>(executor, job); });
+  executor.run(Seal{job.header, job.context, job.packet, job.layout.end, job.parts, job.arrived},
+               checksum_groups(job.layout.end), 0);
+}
+
+template <typename Executor>
+void decode_sparse(Executor& executor, const SparseDecodeJob& job) {
+  if (job.num_packets == 0) {
+    return;
+  }
+  const int64_t turns = job.to_places ? job.num_packets * job.shape.num_blocks : job.shape.num_blocks;
+  executor.run(DecodeSparseBlocks{job}, turns > job.num_packets ? turns : job.num_packets, 0);
+  executor.run(Verify{report_of(job, job.layout.end), job.num_packets}, checksum_groups(job.layout.end), 0);
+}
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -1,0 +1,294 @@
+// The first passes of an encoding: piece + residual, what is not finite, and what reaches a guessed bound.
+#pragma once
+
+#include "kernels/block/float_types.h"
+#include "kernels/block/passes.h"
+#include "kernels/tagc/block.h"
+#include "kernels/tagc/digits.h"
+#include "kernels/tagc/job.h"
+#include "kernels/tagc/slab.h"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+// The first pass, one group: clears what later passes count in, and the packet's flags and padding. Guesses the bound
+// from runs of 16 neighbours, each from one of equal stretches, at a place that varies so that no period of the data is
+// met. The guess decides speed, never the result.
+template <typename Piece>
+struct Prepare {
+  static constexpr int kThreads = 1024;
+  static constexpr int64_t kRun = 16;
+  struct Shared {
+    uint32_t counts[kMaxDigitValues];
+    DigitChoice choice;
+    uint32_t samples[kRun * kMaxSampleRuns];
+  };
+  static constexpr int64_t kMaxSharedBytes = sizeof(Shared);
+
+  TagcEncodeJob job;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    auto& shared = group.template shared<Shared>();
+    clear(group, reinterpret_cast<uint32_t*>(job.state), sizeof(SelectState) / 4);
+    clear_bytes(group, kHeaderWords * 8, job.layout.index);
+    clear_bytes(group, job.layout.index + 8 * job.shape.index_words(), job.layout.sketch);  // scales, too
+    const int64_t num_samples = job.sample_runs * kRun;
+    take_samples(group, num_samples, shared.samples);
+    PartialThreshold threshold = {0, job.sample_keep, num_samples > 0 ? 1U : 0U};
+    for (int digit = 0; digit < kNumDigits && threshold.found != 0; ++digit) {
+      threshold = count_digit(group, threshold, digit, num_samples, shared);
+    }
+    group.sync();  // the state is clear
+    if (group.thread() == 0) {
+      job.state->bound = threshold.found != 0 ? threshold.prefix : 1;
+    }
+  }
+
+ private:
+  // From `begin` to `end` of the packet: multiples of 8.
+  template <typename Group>
+  ISTHMUS_DEVICE void clear_bytes(const Group& group, int64_t begin, int64_t end) const {
+    clear(group, reinterpret_cast<uint64_t*>(job.packet + begin), (end - begin) / 8);
+  }
+
+  template <typename Group>
+  ISTHMUS_DEVICE void take_samples(const Group& group, int64_t num_samples, uint32_t* samples) const {
+    const int64_t stretch = num_samples > 0 ? job.shape.num_elements / kRun / job.sample_runs : 1;
+    for_each_of_group(group, num_samples, [&](int64_t sample) {
+      const int64_t run = sample / kRun;
+      const auto jitter = static_cast<int64_t>(mix(run) % static_cast<uint64_t>(stretch));
+      const int64_t element = kRun * (run * stretch + jitter) + sample % kRun;
+      const uint32_t bits =
+          magnitude(widen(static_cast<const Piece*>(job.piece.data)[element]) + job.residual[element]);
+      samples[sample] = bits < kInfinityBits ? bits : 0;
+    });
+  }
+
+  template <typename Group>
+  ISTHMUS_DEVICE PartialThreshold count_digit(Group& group, const PartialThreshold& threshold, int digit,
+                                              int64_t num_samples, Shared& shared) const {
+    clear(group, shared.counts, kMaxDigitValues);
+    group.sync();
+    for_each_of_group(group, num_samples, [&](int64_t sample) {
+      const uint32_t bits = shared.samples[sample];
+      if (bits != 0 && begins_alike(bits, threshold, digit)) {
+        group.fetch_add(shared.counts[digit_of(bits, digit)], 1U);
+      }
+    });
+    group.sync();
+    return add_digit(group, threshold, digit, shared.counts, shared.choice);
+  }
+};
+
+using Quad = SeveralOf<float, 4>;
+
+// residual += piece, except in blocks in which a sum is NaN or Inf: those are flagged and stay. Marks in the index what
+// reaches the bound, and in flagged blocks what is not finite; counts first digits. Draws the blocks' rows, and clears
+// the sketch. Reads piece and residual once and writes the residual once. A group takes tiles of whole blocks.
+template <typename Piece>
+struct AddAndMark {
+  static constexpr int kThreads = kPassThreads;
+  static constexpr int kResidentGroups = 3;  // 80 registers a thread: loads of a whole tile are in flight
+  static constexpr int64_t kTileQuads = kMaxBlockElements / 4;
+  static constexpr int kQuadsInFlight = kTileQuads / kThreads;
+  static constexpr int64_t kMaxTileBlocks = kMaxBlockElements / kMinBlockElements;
+  struct Shared {
+    Quad sums[kTileQuads];
+    uint32_t counts[kMaxDigitValues];
+    uint32_t marks[kTileQuads / 8];
+    uint32_t flagged[2][kMaxTileBlocks / 32];  // blocks of this tile, and of the next
+    DigitChoice choice;
+  };
+  static constexpr int64_t kMaxSharedBytes = sizeof(Shared);
+
+  TagcEncodeJob job;
+  int64_t num_whole_tiles;  // of which 16 bytes may be loaded and stored at once
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    auto& shared = group.template shared<Shared>();
+    clear_sketch(group);
+    clear(group, shared.counts, kMaxDigitValues);
+    clear(group, shared.marks, kTileQuads / 8);
+    clear(group, shared.flagged[0], 2 * kMaxTileBlocks / 32);
+    group.sync();
+    const uint32_t bound = job.state->bound;
+    uint64_t candidates = 0;
+    int turn = 0;
+    for_each_by_group(group, num_turns(job.shape), [&](int64_t tile) {
+      uint32_t* flagged = shared.flagged[turn];
+      add_tile(group, tile, shared.sums, flagged);
+      group.sync();
+      clear(group, shared.flagged[1 - turn], kMaxTileBlocks / 32);
+      candidates += mark_tile(group, tile, bound, flagged, shared);
+      group.sync();
+      write_tile(group, tile, flagged, shared.marks);
+      turn = 1 - turn;
+    });
+    candidates = group.sum(candidates);
+    if (group.thread() == 0) {
+      group.fetch_add(job.state->candidates, static_cast<uint32_t>(candidates));
+    }
+    add_counts(group, shared.counts, job.state->counts[0]);
+    if (group.is_last(job.state->arrived)) {
+      finish(group, bound, shared.choice);
+    }
+  }
+
+  static ISTHMUS_DEVICE int64_t num_turns(const TagcShape& shape) {
+    const int64_t blocks = kMaxBlockElements / shape.block_elements;
+    return (shape.num_blocks + blocks - 1) / blocks;
+  }
+
+ private:
+  template <typename Group>
+  ISTHMUS_DEVICE void clear_sketch(const Group& group) const {
+    using FourCells = SeveralOf<uint32_t, 4>;
+    auto* cells = reinterpret_cast<FourCells*>(job.packet + job.layout.sketch);
+    for_each_of_all(group, job.shape.sketch_bytes() / 16, [=](int64_t i) { cells[i] = FourCells{}; });
+  }
+
+  // Bit i: value i is at least `bound`, which is not 0.
+  static ISTHMUS_DEVICE uint32_t mark(const Quad& quad, uint32_t bound) {
+    uint32_t marks = 0;
+    for (int i = 0; i < 4; ++i) {
+      marks |= (magnitude(quad.value[i]) >= bound ? 1U : 0U) << i;
+    }
+    return marks;
+  }
+
+  ISTHMUS_DEVICE int64_t block_of(int64_t quad) const { return quad >> (lowest_bit(job.shape.block_elements) - 2); }
+
+  static ISTHMUS_DEVICE bool is_set(const uint32_t* bits, int64_t i) { return (bits[i / 32] >> (i % 32) & 1) != 0; }
+
+  // sums = piece + residual, zeros after the last. Flags blocks of the tile in which one is NaN or Inf.
+  template <typename Group>
+  ISTHMUS_DEVICE void add_tile(Group& group, int64_t tile, Quad* sums, uint32_t* flagged) const {
+    const auto put = [&](int64_t q, const Quad& sum) {
+      sums[q] = sum;
+      if (mark(sum, kInfinityBits) != 0) {
+        group.fetch_or(flagged[block_of(q) / 32], 1U << (block_of(q) % 32));
+      }
+    };
+    if (tile >= num_whole_tiles) {
+      for_each_of_group(group, kTileQuads, [&](int64_t q) { put(q, add_guarded(tile * kTileQuads + q)); });
+      return;
+    }
+    const auto* pieces = static_cast<const SeveralOf<Piece, 4>*>(job.piece.data) + tile * kTileQuads;
+    const auto* residuals = reinterpret_cast<const Quad*>(job.residual) + tile * kTileQuads;
+    for (int64_t base = group.thread(); base < kTileQuads; base += kQuadsInFlight * group.size()) {
+      SeveralOf<Piece, 4> piece[kQuadsInFlight] = {};
+      Quad residual[kQuadsInFlight] = {};
+      ISTHMUS_UNROLL
+      for (int i = 0; i < kQuadsInFlight; ++i) {
+        const int64_t q = base + i * group.size();
+        if (q < kTileQuads) {
+          piece[i] = pieces[q];
+          residual[i] = residuals[q];
+        }
+      }
+      ISTHMUS_UNROLL
+      for (int i = 0; i < kQuadsInFlight; ++i) {
+        const int64_t q = base + i * group.size();
+        if (q < kTileQuads) {
+          for (int v = 0; v < 4; ++v) {
+            residual[i].value[v] = widen(piece[i].value[v]) + residual[i].value[v];
+          }
+          put(q, residual[i]);
+        }
+      }
+    }
+  }
+
+  ISTHMUS_DEVICE Quad add_guarded(int64_t quad) const {
+    Quad sum = {};
+    for (int64_t i = 0; i < 4 && 4 * quad + i < job.shape.num_elements; ++i) {
+      const int64_t element = 4 * quad + i;
+      sum.value[i] = widen(static_cast<const Piece*>(job.piece.data)[element]) + job.residual[element];
+    }
+    return sum;
+  }
+
+  ISTHMUS_DEVICE void store(int64_t tile, int64_t q, const Quad& sum) const {
+    const int64_t quad = tile * kTileQuads + q;
+    if (tile < num_whole_tiles) {
+      reinterpret_cast<Quad*>(job.residual)[quad] = sum;
+      return;
+    }
+    for (int64_t i = 0; i < 4 && 4 * quad + i < job.shape.num_elements; ++i) {
+      job.residual[4 * quad + i] = sum.value[i];
+    }
+  }
+
+  // Returns how many this thread marked in blocks without a flag. A thread reads the sums that it wrote.
+  template <typename Group>
+  ISTHMUS_DEVICE uint32_t mark_tile(Group& group, int64_t tile, uint32_t bound, const uint32_t* flagged,
+                                    Shared& shared) const {
+    uint32_t candidates = 0;
+    for_each_of_group(group, kTileQuads, [&](int64_t q) {
+      const Quad sum = shared.sums[q];
+      const bool is_flagged = is_set(flagged, block_of(q));
+      const uint32_t marks = mark(sum, is_flagged ? kInfinityBits : bound);
+      if (marks != 0) {
+        group.fetch_or(shared.marks[q / 8], marks << (4 * (q % 8)));
+      }
+      if (is_flagged) {
+        return;
+      }
+      store(tile, q, sum);
+      ISTHMUS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if ((marks >> i & 1) != 0) {
+          group.fetch_add(shared.counts[digit_of(magnitude(sum.value[i]), 0)], 1U);
+          ++candidates;
+        }
+      }
+    });
+    return candidates;
+  }
+
+  // Leaves `marks` empty.
+  template <typename Group>
+  ISTHMUS_DEVICE void write_tile(Group& group, int64_t tile, const uint32_t* flagged, uint32_t* marks) const {
+    const int64_t first_word = tile * (kMaxBlockElements / 32);
+    const int64_t num_words = 2 * job.shape.index_words();
+    auto* index = reinterpret_cast<uint32_t*>(job.packet + job.layout.index);
+    for_each_of_group(group, kMaxBlockElements / 32, [&](int64_t w) {
+      if (first_word + w < num_words) {
+        index[first_word + w] = marks[w];
+      }
+      marks[w] = 0;
+    });
+    const int64_t blocks = kMaxBlockElements / job.shape.block_elements;
+    for_each_of_group(group, blocks, [&](int64_t b) {
+      const int64_t block = tile * blocks + b;
+      if (block < job.shape.num_blocks) {
+        draw_rows(job.shape, *job.context, block, job.rows);
+        job.tie_counts[block] = 0;
+        if (job.peaks != nullptr) {
+          job.peaks[block] = 0;
+        }
+      }
+      if (is_set(flagged, b)) {
+        auto* flags = reinterpret_cast<uint64_t*>(job.packet + job.layout.flags);
+        group.fetch_or(flags[block / 64], uint64_t{1} << (block % 64));
+        group.fetch_add(job.counts->non_finite_blocks, uint64_t{1});
+      }
+    });
+  }
+
+  // The last group: the threshold's first digit, unless too few reached the bound.
+  template <typename Group>
+  ISTHMUS_DEVICE void finish(Group& group, uint32_t bound, DigitChoice& choice) const {
+    if (bound > 1 && job.state->candidates < job.keep) {
+      clear(group, job.state->counts[0], kMaxDigitValues);
+      if (group.thread() == 0) {
+        job.state->misled = 1;
+      }
+    } else {
+      finish_digit(group, job, {0, job.keep, 1}, 0, choice);
+    }
+  }
+};
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -1,0 +1,125 @@
+// What the receiver of `tagc` packets checks before it uses them. After it, no mark leads outside the piece, even in a
+// packet that somebody made up.
+#pragma once
+
+#include "kernels/block/packet_passes.h"
+#include "kernels/tagc/slab.h"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+// The checksums of all packets. Draws the blocks' rows, and clears sums that packets are to replace.
+struct OpenPackets {
+  static constexpr int kThreads = kChecksumThreads;
+  static constexpr int64_t kMaxSharedBytes = 0;
+
+  TagcDecodeJob job;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    if (group.group_number() == 0 && group.thread() == 0) {
+      *job.state = DecodeState{};
+    }
+    for_each_of_all(group, job.shape.num_blocks,
+                    [&](int64_t block) { draw_rows(job.shape, *job.context, block, job.rows); });
+    if (job.to_places) {
+      for_each_of_all(group, job.num_packets * job.shape.num_elements, [&](int64_t i) { job.out[i] = 0; });
+    }
+    for (int64_t packet = 0; packet < job.num_packets; ++packet) {
+      checksum_packet(group, job.packets + packet * job.layout.end, job.layout.end, packet, job.parts);
+    }
+  }
+};
+
+// A group checks a packet. All of them write the index as the slabs' keys, flagged blocks apart.
+struct CheckPackets {
+  static constexpr int kThreads = kPassThreads;
+  static constexpr int64_t kMaxSharedBytes = SpreadTile::kMaxSharedBytes;
+
+  TagcDecodeJob job;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    if (job.fault->reported != 0) {  // by an earlier decoding
+      if (group.thread() == 0) {
+        group.fetch_or(job.state->refused, 1U);
+      }
+      return;
+    }
+    for_each_by_group(group, job.num_packets, [&](int64_t packet) { check(group, packet); });
+    const int64_t tiles = num_tiles(job.shape);
+    for_each_by_group(group, job.num_packets * tiles, [&](int64_t i) { spread(group, i / tiles, i % tiles); });
+  }
+
+ private:
+  template <typename Group>
+  ISTHMUS_DEVICE void spread(Group& group, int64_t packet, int64_t tile) const {
+    const uint8_t* bytes = job.packets + packet * job.layout.end;
+    const auto* flags = reinterpret_cast<const uint64_t*>(bytes + job.layout.flags);
+    const auto* index = reinterpret_cast<const uint32_t*>(bytes + job.layout.index);
+    uint32_t* keys = job.slabs.keys + packet * num_slabs(job.shape) * slab_words(job.shape);
+    SpreadTile::run(group, job.shape, tile, keys,
+                    [&](int64_t word) { return is_flagged(flags, block_of_word(job.shape, word)) ? 0 : index[word]; });
+  }
+
+  template <typename Group>
+  ISTHMUS_DEVICE void check(Group& group, int64_t packet) const {
+    const TagcShape& shape = job.shape;
+    const uint8_t* bytes = job.packets + packet * job.layout.end;
+    const auto* flags = reinterpret_cast<const uint64_t*>(bytes + job.layout.flags);
+    const auto* index = reinterpret_cast<const uint64_t*>(bytes + job.layout.index);
+    check_header(group, report_of(job, job.layout.end), packet);
+    const bool padding = any_set(group, bytes, kHeaderWords * 8, job.layout.flags) ||
+                         any_set(group, bytes, job.layout.flags + 8 * shape.flag_words(), job.layout.index) ||
+                         any_set(group, bytes, job.layout.index + 8 * shape.index_words(), job.layout.scales) ||
+                         any_byte_set(group, bytes, job.layout.scales + shape.scale_bytes(), job.layout.sketch);
+    report(group, padding, packet, FaultKind::kPadding, job.fault, job.state);
+    report(group, any_past(group, flags, shape.flag_words(), shape.num_blocks), packet, FaultKind::kFlags, job.fault,
+           job.state);
+    report(group, any_past(group, index, shape.index_words(), shape.num_elements), packet, FaultKind::kIndex, job.fault,
+           job.state);
+    bool empty = false;
+    for_each_of_group(group, shape.flag_words(), [&](int64_t w) {
+      for_each_bit(flags[w], 64 * w, [&](int64_t block) {
+        empty |= block < shape.num_blocks && !marks_any(index + block * shape.block_words());
+      });
+    });
+    report(group, empty, packet, FaultKind::kEmptyBlock, job.fault, job.state);
+  }
+
+  // Whether this thread finds a byte other than 0 from `begin` to `end`, which are multiples of 8.
+  template <typename Group>
+  static ISTHMUS_DEVICE bool any_set(const Group& group, const uint8_t* bytes, int64_t begin, int64_t end) {
+    uint64_t set = 0;
+    for_each_of_group(group, (end - begin) / 8,
+                      [&](int64_t w) { set |= reinterpret_cast<const uint64_t*>(bytes + begin)[w]; });
+    return set != 0;
+  }
+
+  // The same for any `begin` and `end`.
+  template <typename Group>
+  static ISTHMUS_DEVICE bool any_byte_set(const Group& group, const uint8_t* bytes, int64_t begin, int64_t end) {
+    uint32_t set = 0;
+    for_each_of_group(group, end - begin, [&](int64_t i) { set |= bytes[begin + i]; });
+    return set != 0;
+  }
+
+  // Whether this thread finds a bit at or after `num_bits`.
+  template <typename Group>
+  static ISTHMUS_DEVICE bool any_past(const Group& group, const uint64_t* words, int64_t num_words, int64_t num_bits) {
+    bool found = false;
+    const int64_t whole = num_bits / 64;
+    for_each_of_group(group, num_words - whole,
+                      [&](int64_t i) { found |= (i == 0 ? words[whole] >> (num_bits % 64) : words[whole + i]) != 0; });
+    return found;
+  }
+
+  ISTHMUS_DEVICE bool marks_any(const uint64_t* block_index) const {
+    uint64_t marks = 0;
+    for (int64_t w = 0; w < job.shape.block_words(); ++w) {
+      marks |= block_index[w];
+    }
+    return marks != 0;
+  }
+};
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

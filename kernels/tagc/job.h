@@ -1,0 +1,127 @@
+// One encoding or decoding of codec `tagc` on a device: shapes and the memory that it works on. Everything here is
+// known to the host before the data is: sizes follow from the shape alone, and nothing is allocated on the way.
+#pragma once
+
+#include <cstdint>
+
+#include "isthmus/buffer.h"
+#include "kernels/block/device.h"
+#include "kernels/tagc/layout.h"
+
+namespace isthmus::kernels {
+
+inline constexpr int64_t kMaxDeviceElements = 0xffffffff;  // of a piece: counts have 32 bits
+
+// The exact threshold is found digit by digit, from the top of a magnitude's 31 bits.
+inline constexpr int kNumDigits = 3;
+inline constexpr uint32_t kMaxDigitValues = 2048;
+inline constexpr int64_t kMaxSampleRuns = 1024;
+
+// What is known of the threshold once its first digits are: `prefix`, and how many elements that begin with it stay.
+struct PartialThreshold {
+  uint32_t prefix;
+  uint32_t wanted;
+  uint32_t found;  // 0: everything that was counted stays
+};
+
+// Of elements that equal the threshold, where there are more than may stay: those in words of the index before `word`
+// stay, and the first `may_stay` in it.
+struct TieCut {
+  int64_t word;
+  uint32_t may_stay;
+};
+
+// State of one encoding; zero after its first pass, but for `bound`.
+struct SelectState {
+  uint32_t bound;       // candidates are the magnitudes that reach it; at least 1
+  uint32_t candidates;  // how many do
+  uint32_t misled;      // 1: fewer than are to be kept
+  uint32_t rounds;      // that peeling all took
+  uint32_t arrived;     // groups at the end of the pass under way
+  uint32_t spare_ties;  // 1: `cut` says which stay
+  PartialThreshold threshold;
+  TieCut cut;
+  uint32_t counts[kNumDigits][kMaxDigitValues];  // how many candidates have a digit, and those before it
+};
+
+// Eight columns of the sketch are peeled by one group: their marks are a byte of each block, and their values 32 bytes.
+inline constexpr int64_t kSlabColumns = 8;
+ISTHMUS_DEVICE int64_t num_slabs(const TagcShape& shape) { return shape.block_elements / kSlabColumns; }
+
+// Degrees of a slab's cells, two bytes a row. Those of up to 65536 rows are in shared memory, those of more in scratch
+// memory.
+inline constexpr int64_t kMaxSharedTableBytes = int64_t{128} * 1024;
+ISTHMUS_DEVICE int64_t table_words(const TagcShape& shape) { return (shape.num_rows + 1) / 2; }
+ISTHMUS_DEVICE int64_t table_bytes(const TagcShape& shape) { return 4 * table_words(shape); }
+ISTHMUS_DEVICE bool tables_fit_shared(const TagcShape& shape) { return table_bytes(shape) <= kMaxSharedTableBytes; }
+
+// The index is turned into keys of slabs tile by tile: so many blocks as have 256 words, and 32 at least.
+ISTHMUS_DEVICE int64_t tile_blocks(const TagcShape& shape) {
+  return shape.block_elements >= 256 ? 32 : 8192 / shape.block_elements;
+}
+ISTHMUS_DEVICE int64_t num_tiles(const TagcShape& shape) {
+  return (shape.num_blocks + tile_blocks(shape) - 1) / tile_blocks(shape);
+}
+
+// Words of 4 blocks that a slab's keys take.
+ISTHMUS_DEVICE int64_t slab_words(const TagcShape& shape) { return num_tiles(shape) * tile_blocks(shape) / 4; }
+
+// Of peeling, both ways; a part for each slab.
+struct SlabScratch {
+  uint32_t* keys;    // slabs x slab_words: a byte a block, those that did not peel yet
+  uint32_t* left;    // slabs: 1 where some did not
+  uint32_t* tables;  // slabs x table_words; null where they fit into shared memory
+};
+
+// Draws the blocks' rows; as tagc_seed() on the host.
+ISTHMUS_DEVICE uint64_t seed_of(const DeviceContext& context) {
+  constexpr uint64_t kOdd = 0xd1342543de82ef95;
+  return context.unit_hash ^ (context.step + 1) * kOdd;
+}
+
+struct TagcEncodeJob {
+  TagcShape shape;
+  TagcLayout layout;
+  HeaderWords header;  // all but unit, step and checksum
+  uint32_t keep;
+  uint32_t sample_runs;  // the bound is guessed from so many runs of neighbours...
+  uint32_t sample_keep;  // ...as the magnitude that so many of them reach
+  int64_t max_rounds;
+
+  const DeviceContext* context;
+  ConstBuffer piece;  // float32, or a 16-bit type that it has been summed in
+  float* residual;
+  uint8_t* packet;  // 64-byte aligned
+  DeviceCounts* counts;
+
+  SelectState* state;
+  uint32_t* tie_counts;  // num_blocks: elements that equal the threshold
+  uint32_t* peaks;       // num_blocks: the largest magnitude that is sent; null for cells without scales
+  ChecksumParts parts;
+  uint32_t* rows;  // 4 x num_blocks, 16-byte aligned: a RowTable
+  SlabScratch slabs;
+};
+
+struct TagcDecodeJob {
+  TagcShape shape;
+  TagcLayout layout;
+  HeaderWords header;  // of the first packet
+  PacketSenders senders;
+  int64_t max_rounds;
+
+  const DeviceContext* context;
+  const uint8_t* packets;  // one after another, 64-byte aligned
+  int64_t num_packets;
+  bool to_places;  // packet i replaces the i-th num_elements of out; otherwise all are added to the same
+  float* out;
+  DeviceFault* fault;
+  DeviceFault* mapped_fault;  // where the host sees it, too; may be null
+
+  DecodeState* state;
+  ChecksumParts parts;
+  uint32_t* rows;     // as above
+  uint32_t* cells;    // of packets that are peeled at once: slab after slab, row after row
+  SlabScratch slabs;  // keys: for each packet; tables: for each that is peeled at once
+};
+
+}  // namespace isthmus::kernels

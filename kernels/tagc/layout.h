@@ -1,0 +1,144 @@
+// The steps of codec `tagc`, as functions of raw memory. The algorithm is described in docs/tagc.md, the layout of
+// flags, index and sketch in docs/packet_format.md.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/block/host_device.h"
+
+namespace isthmus::kernels {
+
+inline constexpr int64_t kMinBlockElements = 64;
+inline constexpr int64_t kMaxBlockElements = 4096;
+
+// What the cells of a sketch hold. The single-tier form has sums in float32.
+enum class CellType : uint8_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3 };
+
+[[gnu::always_inline]] ISTHMUS_DEVICE int64_t cell_bytes(CellType type) {
+  return type == CellType::kFloat32 ? 4 : type == CellType::kInt8 ? 1 : 2;
+}
+
+// Whether a packet has a byte for each block that scales its values.
+[[gnu::always_inline]] ISTHMUS_DEVICE bool has_scales(CellType type) {
+  return type == CellType::kFloat16 || type == CellType::kInt8;
+}
+
+// How a piece is cut. Elements past num_elements in the last block count as zeros.
+struct TagcShape {
+  int64_t num_elements = 0;
+  int64_t block_elements =
+      kMinBlockElements;   // a power of two in the range above; also the number of the sketch's columns
+  int64_t num_blocks = 0;  // num_elements / block_elements, rounded up
+  int64_t num_rows = 0;    // of the sketch: at least 3, or 0 if there are no blocks; below 2^32
+  CellType cell_type = CellType::kFloat32;
+
+  // Always inlined: every instruction set compiles these, and the linker must not choose between them.
+  [[gnu::always_inline]] ISTHMUS_DEVICE int64_t block_words() const { return block_elements / 64; }
+  [[gnu::always_inline]] ISTHMUS_DEVICE int64_t flag_words() const { return (num_blocks + 63) / 64; }
+  [[gnu::always_inline]] ISTHMUS_DEVICE int64_t index_words() const { return num_blocks * block_words(); }
+  [[gnu::always_inline]] ISTHMUS_DEVICE int64_t num_cells() const { return num_rows * block_elements; }
+  [[gnu::always_inline]] ISTHMUS_DEVICE int64_t scale_bytes() const { return has_scales(cell_type) ? num_blocks : 0; }
+  [[gnu::always_inline]] ISTHMUS_DEVICE int64_t sketch_bytes() const { return num_cells() * cell_bytes(cell_type); }
+};
+
+// Where a packet's sections begin, in bytes, and where it ends. See docs/packet_format.md.
+struct TagcLayout {
+  int64_t flags;
+  int64_t index;
+  int64_t scales;  // empty for types of cells without
+  int64_t sketch;
+  int64_t end;
+};
+
+// Where a block's elements go in the sketch: three different rows, and a sign for each (sums only).
+struct BlockRows {
+  uint32_t row[3];
+  uint32_t negative;  // bit i: values enter row[i] negated
+};
+
+// All bit patterns of magnitudes are those of |value|: they order as the values do.
+inline constexpr uint32_t kInfinityBits = 0x7f800000;
+
+struct Selection {
+  int64_t kept_elements = 0;      // in blocks that are not flagged
+  int64_t non_finite_blocks = 0;  // flagged
+  int64_t non_finite_elements = 0;
+};
+
+struct PeelResult {
+  int64_t peeled_elements = 0;
+  int64_t left_elements = 0;
+  int64_t rounds = 0;  // in which something peeled
+};
+
+// Scratch memory of the peeling functions; contents before and after do not matter, except for `remaining`.
+struct PeelScratch {
+  uint64_t* remaining;  // index_words: in: the keys, flagged blocks cleared; out: those that did not peel
+  uint64_t* once;       // num_rows * block_words: cells that hold one key or more
+  uint64_t* twice;      // num_rows * block_words: cells that hold two keys or more
+  uint32_t* active;     // num_blocks: blocks with keys remaining
+};
+
+// More of it where values are recovered.
+struct ValueScratch {
+  uint64_t* keys;         // index_words: those that the first round did not peel
+  uint32_t* keys_before;  // index_words: how many of them come before each word
+  float* values;          // as many as there are remaining keys at first
+};
+
+// All pointers are to `shape`'s sizes unless said otherwise. None of them may overlap.
+struct TagcKernels {
+  void (*hash_blocks)(const TagcShape& shape, uint64_t seed, BlockRows* rows);
+
+  // A magnitude that probably a little more than `keep` elements of piece + residual reach: a guess from a sample,
+  // at least 1. candidates: scratch of selection_capacity().
+  uint32_t (*sample_bound)(const TagcShape& shape, int64_t keep, const float* piece, const float* residual,
+                           uint32_t* candidates);
+
+  // residual = piece + residual, but for blocks in which a sum is NaN or Inf: those get their bit in `flags` and stay.
+  // index = the `keep` largest magnitudes of the other blocks (fewer if fewer are not zero; among equals the first),
+  // and in flagged blocks the elements that are not finite. flags and index are overwritten. The result does not depend
+  // on `bound` (at least 1), which decides how fast it is found.
+  Selection (*select)(const TagcShape& shape, int64_t keep, uint32_t bound, const float* piece, float* residual,
+                      uint64_t* flags, uint64_t* index, uint32_t* candidates);
+
+  // Peels the keys in scratch.remaining without values.
+  PeelResult (*peel_keys)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch);
+
+  // Takes out of `index` some of the keys in scratch.remaining (all there at first), so that the rest peels in at most
+  // max_rounds rounds. At least one key stays if there is one. Where keys compete, those of `first_block` and the
+  // blocks that follow it, round the end, go first. scratch.remaining holds nothing of use afterwards.
+  PeelResult (*hold_back)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, int64_t first_block,
+                          uint64_t* index, PeelScratch scratch);
+
+  // Moves the values that `index` marks from residual to the sketch (cells of the shape's type), by XOR; what their
+  // rounding loses stays. Not flagged blocks. scales: a byte a block, where the type has them; flagged blocks' are not
+  // written.
+  void (*insert_xor)(const TagcShape& shape, const BlockRows* rows, const uint64_t* flags, const uint64_t* index,
+                     float* residual, uint8_t* scales, void* cells);
+
+  // The same by signed sums (residual is zero there afterwards), in ascending order of blocks. What is marked in
+  // flagged blocks enters as NaN.
+  void (*insert_sum)(const TagcShape& shape, const BlockRows* rows, const uint64_t* flags, const uint64_t* index,
+                     float* residual, float* cells);
+
+  // Peels keys with values: out[i] += value, cells without it. out has num_elements.
+  PeelResult (*peel_xor)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,
+                         ValueScratch waiting, const uint8_t* scales, void* cells, float* out);
+
+  // The same for signed sums in float32: out[i] = value for what peeled.
+  PeelResult (*peel_sum)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,
+                         ValueScratch waiting, float* cells, float* out);
+
+  // out[i] = median of the three cells of i, with their signs (NaN if one is NaN), for the keys in `remaining`.
+  void (*estimate)(const TagcShape& shape, const BlockRows* rows, const uint64_t* remaining, const float* cells,
+                   float* out);
+};
+
+// Elements of `candidates` that select() needs.
+int64_t selection_capacity(const TagcShape& shape, int64_t keep);
+
+// The kernels in the instruction set in use.
+const TagcKernels& tagc_kernels();
+
+}  // namespace isthmus::kernels

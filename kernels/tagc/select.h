@@ -1,0 +1,231 @@
+// The exact threshold of codec `tagc` on CPU: a sampled lower bound, one pass that adds the residual and collects what
+// reaches the bound, and exact selection among that. Where the sample misled, selection among all elements.
+#pragma once
+
+#include "kernels/block/lanes.h"
+#include "kernels/tagc/block.h"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+inline constexpr SerialGroup kSerial;
+
+// Kept is every magnitude above `bits`, and the first `ties` that equal it.
+struct Threshold {
+  uint32_t bits;
+  int64_t ties;
+};
+
+// The threshold that keeps the `keep` largest of the magnitudes that for_each(visit) visits, zeros apart: a search of
+// one digit after the other, from the top.
+template <typename ForEach>
+Threshold find_threshold(int64_t keep, ForEach for_each) {
+  constexpr int kDigitBits = 11;
+  constexpr uint32_t kDigits = 1U << kDigitBits;
+  uint32_t prefix = 0;
+  uint32_t prefix_mask = 0;
+  for (int shift = 2 * kDigitBits; shift >= 0; shift -= kDigitBits) {
+    int64_t counts[kDigits] = {};
+    for_each(
+        [&](uint32_t bits) { counts[bits >> shift & (kDigits - 1)] += (bits & prefix_mask) == prefix && bits != 0; });
+    uint32_t digit = kDigits;
+    while (digit > 0 && counts[digit - 1] < keep) {
+      keep -= counts[--digit];
+    }
+    if (digit == 0) {
+      return {0, 0};  // there are no more than `keep`
+    }
+    prefix |= (digit - 1) << shift;
+    prefix_mask |= (kDigits - 1) << shift;
+  }
+  return {prefix, keep};
+}
+
+template <typename Visit>
+void for_each_block(const TagcShape& shape, Visit visit) {
+  for (int64_t block = 0; block < shape.num_blocks; ++block) {
+    const int64_t first = block * shape.block_elements;
+    const int64_t left = shape.num_elements - first;
+    visit(block, first, left < shape.block_elements ? left : shape.block_elements);
+  }
+}
+
+// What one pass over the piece found.
+struct Collected {
+  int64_t count = 0;  // magnitudes of at least the bound; listed in order, up to the capacity
+  int64_t capacity = 0;
+  uint32_t* candidates = nullptr;
+
+  void append(const float* values, uint64_t marked) {
+    const int64_t marked_count = __builtin_popcountll(marked);
+    if (count + marked_count <= capacity) {
+      int64_t next = count;
+      for_each_bit(marked, 0, [&](int64_t i) { candidates[next++] = magnitude(values[i]); });
+    }
+    count += marked_count;
+  }
+};
+
+inline uint64_t mark_non_finite(const float* piece, const float* residual, int64_t count) {
+  uint64_t marked = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    marked |= static_cast<uint64_t>(magnitude(piece[i] + residual[i]) >= kInfinityBits) << i;
+  }
+  return marked;
+}
+
+// residual += piece; the bits of those of at least `bound`. Up to 64 elements.
+inline uint64_t add_and_mark(const float* piece, float* residual, int64_t count, uint32_t bound) {
+  if (count >= 64) {
+    return add_and_mark_64(piece, residual, bound);
+  }
+  uint64_t marked = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    residual[i] += piece[i];
+    marked |= static_cast<uint64_t>(magnitude(residual[i]) >= bound) << i;
+  }
+  return marked;
+}
+
+// Fetches the same word of the next block, while this one is worked on. Past the end it does nothing.
+inline void prefetch_next(const TagcShape& shape, const float* piece, const float* residual, int64_t element) {
+  constexpr int64_t kLine = 16;
+  const int64_t next = element + shape.block_elements;
+  for (int64_t i = next; i < next + 64 && i < shape.num_elements; i += kLine) {
+    __builtin_prefetch(piece + i);
+    __builtin_prefetch(residual + i, 1);
+  }
+}
+
+inline Collected collect(const TagcShape& shape, uint32_t bound, const float* piece, float* residual, uint64_t* flags,
+                         uint64_t* index, Collected collected, Selection& selection) {
+  for (int64_t word = 0; word < shape.flag_words(); ++word) {
+    flags[word] = 0;
+  }
+  for_each_block(shape, [&](int64_t block, int64_t first, int64_t count) {
+    uint64_t* block_index = index + block * shape.block_words();
+    const bool flagged = sums_non_finite(kSerial, piece + first, residual + first, count);
+    selection.non_finite_blocks += flagged;
+    flags[block / 64] |= static_cast<uint64_t>(flagged) << (block % 64);
+    for (int64_t w = 0; w < shape.block_words(); ++w) {
+      const float* word_piece = piece + first + 64 * w;
+      float* word_residual = residual + first + 64 * w;
+      const int64_t word_count = count - 64 * w < 64 ? count - 64 * w : 64;
+      prefetch_next(shape, piece, residual, first + 64 * w);
+      if (flagged) {
+        block_index[w] = mark_non_finite(word_piece, word_residual, word_count);
+        selection.non_finite_elements += __builtin_popcountll(block_index[w]);
+      } else {
+        block_index[w] = add_and_mark(word_piece, word_residual, word_count, bound);
+        collected.append(word_residual, block_index[w]);
+      }
+    }
+  });
+  return collected;
+}
+
+// Takes out of the index what the threshold does not keep. Returns how many stay. index marks all elements that reach
+// `threshold` in blocks without a flag; next_magnitude(i) is called for each of them in ascending order.
+template <typename NextMagnitude>
+int64_t apply_threshold(const TagcShape& shape, Threshold threshold, const uint64_t* flags, uint64_t* index,
+                        NextMagnitude next_magnitude) {
+  int64_t kept = 0;
+  for_each_block(shape, [&](int64_t block, int64_t first, int64_t) {
+    if (is_flagged(flags, block)) {
+      return;
+    }
+    uint64_t* block_index = index + block * shape.block_words();
+    for (int64_t w = 0; w < shape.block_words(); ++w) {
+      uint64_t above = 0;
+      uint64_t equal = 0;
+      for_each_bit(block_index[w], 0, [&](int64_t i) {
+        const uint32_t bits = next_magnitude(first + 64 * w + i);
+        above |= static_cast<uint64_t>(bits > threshold.bits) << i;
+        equal |= static_cast<uint64_t>(bits == threshold.bits) << i;
+      });
+      const uint64_t ties = first_bits(equal, threshold.ties);
+      threshold.ties -= __builtin_popcountll(ties);
+      block_index[w] = above | ties;
+      kept += __builtin_popcountll(block_index[w]);
+    }
+  });
+  return kept;
+}
+
+// residual already holds the sums.
+inline int64_t select_among_all(const TagcShape& shape, int64_t keep, const float* residual, const uint64_t* flags,
+                                uint64_t* index) {
+  const Threshold threshold = find_threshold(keep, [&](auto visit) {
+    for_each_block(shape, [&](int64_t block, int64_t first, int64_t count) {
+      for (int64_t i = is_flagged(flags, block) ? count : 0; i < count; ++i) {
+        visit(magnitude(residual[first + i]));
+      }
+    });
+  });
+  for_each_block(shape, [&](int64_t block, int64_t, int64_t count) {
+    for (int64_t i = is_flagged(flags, block) ? count : 0; i < count; ++i) {
+      if (i % 64 == 0) {
+        const int64_t rest = count - i;
+        index[block * shape.block_words() + i / 64] = rest < 64 ? (uint64_t{1} << rest) - 1 : ~uint64_t{0};
+      }
+    }
+  });
+  return apply_threshold(shape, threshold, flags, index, [&](int64_t i) { return magnitude(residual[i]); });
+}
+
+inline Selection select(const TagcShape& shape, int64_t keep, uint32_t bound, const float* piece, float* residual,
+                        uint64_t* flags, uint64_t* index, uint32_t* candidates) {
+  Selection selection;
+  Collected collected;
+  collected.capacity = selection_capacity(shape, keep);
+  collected.candidates = candidates;
+  collected = collect(shape, bound, piece, residual, flags, index, collected, selection);
+  const bool all_there = collected.count >= keep || bound <= 1;
+  if (!all_there || collected.count > collected.capacity) {
+    selection.kept_elements = select_among_all(shape, keep, residual, flags, index);
+    return selection;
+  }
+  const Threshold threshold = find_threshold(keep, [&](auto visit) {
+    for (int64_t i = 0; i < collected.count; ++i) {
+      visit(candidates[i]);
+    }
+  });
+  const uint32_t* next = candidates;
+  selection.kept_elements = apply_threshold(shape, threshold, flags, index, [&](int64_t) { return *next++; });
+  return selection;
+}
+
+// Samples runs of 16 neighbours (a cache line), one from each of equal stretches, at a place that varies so that no
+// period of the data is met: a sixteenth of the piece, but 64 runs at least and 4096 at most.
+inline uint32_t sample_bound(const TagcShape& shape, int64_t keep, const float* piece, const float* residual,
+                             uint32_t* candidates) {
+  constexpr int64_t kRun = 16;
+  const int64_t total_runs = shape.num_elements / kRun;
+  int64_t runs = total_runs / 16;
+  runs = runs < 64 ? 64 : runs > 4096 ? 4096 : runs;
+  runs = runs < total_runs ? runs : total_runs;
+  if (runs == 0) {
+    return 1;
+  }
+  const int64_t stretch = total_runs / runs;
+  int64_t samples = 0;
+  for (int64_t run = 0; run < runs; ++run) {
+    const int64_t jitter = static_cast<int64_t>(mix(run) % static_cast<uint64_t>(stretch));
+    const int64_t first = kRun * (run * stretch + jitter);
+    for (int64_t i = first; i < first + kRun; ++i) {
+      const uint32_t bits = magnitude(piece[i] + residual[i]);
+      candidates[samples++] = bits < kInfinityBits ? bits : 0;
+    }
+  }
+  // The expected number of kept samples, and six standard deviations of it: neighbours are alike.
+  const double expected =
+      static_cast<double>(samples) * static_cast<double>(keep) / static_cast<double>(shape.num_elements);
+  const int64_t sample_keep = static_cast<int64_t>(expected + 6 * __builtin_sqrt(expected) + 8);
+  const Threshold threshold = find_threshold(sample_keep, [&](auto visit) {
+    for (int64_t i = 0; i < samples; ++i) {
+      visit(candidates[i]);
+    }
+  });
+  return threshold.bits == 0 ? 1 : threshold.bits;
+}
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -1,0 +1,219 @@
+// The exact threshold of codec `tagc` on many groups: which elements of piece + residual are sent, as an index.
+//
+// A sample gives a bound that a few more than `keep` magnitudes probably reach. One pass over piece and residual adds
+// them up, marks what reaches the bound, and counts the first digits of what it marked; from then on only marked
+// elements are looked at. Two passes count the digits that follow, and one takes out of the index what lies below the
+// threshold. Of elements that equal it the first stay: where there are too many, a pass counts them by blocks. A bound
+// that was too high is noticed, and a pass that otherwise does nothing marks everything. Whatever all groups of a pass
+// found is put together by its last group.
+#pragma once
+
+#include "kernels/block/passes.h"
+#include "kernels/tagc/digits.h"
+#include "kernels/tagc/slab.h"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+struct CountsOfGroup {
+  uint32_t counts[kMaxDigitValues];
+  DigitChoice choice;
+};
+
+// Where the bound was too high: marks all but zeros, and counts first digits. Elsewhere it does nothing.
+struct MarkAll {
+  static constexpr int kThreads = kPassThreads;
+  static constexpr int64_t kMaxSharedBytes = sizeof(CountsOfGroup);
+
+  TagcEncodeJob job;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    if (job.state->misled == 0) {
+      return;
+    }
+    auto& shared = group.template shared<CountsOfGroup>();
+    auto* index = reinterpret_cast<uint32_t*>(job.packet + job.layout.index);
+    const Sectors sectors = sectors_of_residual(job);
+    clear(group, shared.counts, kMaxDigitValues);
+    group.sync();
+    for_each_index_word(group, job, [&](int64_t word, uint32_t) {
+      uint32_t marks = 0;
+      for_each_marked_byte(sectors, word, 0xffffffff, [&](int byte, uint32_t, const Eight& eight) {
+        for (int i = 0; i < 8; ++i) {
+          const uint32_t bits = magnitude(eight.value[i]);
+          if (bits != 0) {
+            marks |= 1U << (8 * byte + i);
+            group.fetch_add(shared.counts[digit_of(bits, 0)], 1U);
+          }
+        }
+      });
+      index[word] = marks;
+    });
+    group.sync();
+    add_counts(group, shared.counts, job.state->counts[0]);
+    if (group.is_last(job.state->arrived)) {
+      finish_digit(group, job, {0, job.keep, 1}, 0, shared.choice);
+    }
+  }
+};
+
+// Counts the next digit of the marked elements that begin as the threshold does.
+struct CountDigit {
+  static constexpr int kThreads = kPassThreads;
+  static constexpr int64_t kMaxSharedBytes = sizeof(CountsOfGroup);
+
+  TagcEncodeJob job;
+  int digit;  // 1 or more
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    const PartialThreshold threshold = job.state->threshold;
+    if (threshold.found == 0) {
+      return;
+    }
+    auto& shared = group.template shared<CountsOfGroup>();
+    const Sectors sectors = sectors_of_residual(job);
+    clear(group, shared.counts, kMaxDigitValues);
+    group.sync();
+    for_each_index_word(group, job, [&](int64_t word, uint32_t marks) {
+      for_each_marked_byte(sectors, word, marks, [&](int, uint32_t marks_of_byte, const Eight& eight) {
+        ISTHMUS_UNROLL
+        for (int i = 0; i < 8; ++i) {
+          const uint32_t bits = magnitude(eight.value[i]);
+          if ((marks_of_byte >> i & 1) != 0 && begins_alike(bits, threshold, digit)) {
+            group.fetch_add(shared.counts[digit_of(bits, digit)], 1U);
+          }
+        }
+      });
+    });
+    group.sync();
+    add_counts(group, shared.counts, job.state->counts[digit]);
+    if (group.is_last(job.state->arrived)) {
+      finish_digit(group, job, threshold, digit, shared.choice);
+    }
+  }
+};
+
+// Of the elements of one byte of the index: which equal `bits`.
+ISTHMUS_DEVICE uint32_t mark_equal(const Eight& eight, uint32_t bits) {
+  uint32_t equal = 0;
+  for (int i = 0; i < 8; ++i) {
+    equal |= (magnitude(eight.value[i]) == bits ? 1U : 0U) << i;
+  }
+  return equal;
+}
+
+// Where more elements equal the threshold than may stay: finds the word of the index in which the last one lies that
+// does. Elsewhere it does nothing.
+struct CountTies {
+  static constexpr int kThreads = kPassThreads;
+  struct Shared {
+    uint32_t ties_of_word[kMaxBlockElements / 32];
+    DigitChoice choice;
+  };
+  static constexpr int64_t kMaxSharedBytes = sizeof(Shared);
+
+  TagcEncodeJob job;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    if (job.state->spare_ties == 0) {
+      return;
+    }
+    const PartialThreshold threshold = job.state->threshold;
+    for_each_index_word(group, job, [&](int64_t word, uint32_t marks) {
+      const uint32_t ties = count_ties(word, marks, threshold.prefix);
+      if (ties != 0) {
+        group.fetch_add(job.tie_counts[block_of_word(job.shape, word)], ties);
+      }
+    });
+    if (group.is_last(job.state->arrived)) {
+      find_cut(group, threshold, group.template shared<Shared>());
+    }
+  }
+
+ private:
+  ISTHMUS_DEVICE uint32_t count_ties(int64_t word, uint32_t marks, uint32_t bits) const {
+    uint32_t ties = 0;
+    for_each_marked_byte(sectors_of_residual(job), word, marks, [&](int, uint32_t marks_of_byte, const Eight& eight) {
+      ties += count_bits(mark_equal(eight, bits) & marks_of_byte);
+    });
+    return ties;
+  }
+
+  // First the block, then the word in it. From the last to the first: so the highest digit is the lowest place.
+  template <typename Group>
+  ISTHMUS_DEVICE void find_cut(Group& group, const PartialThreshold& threshold, Shared& shared) const {
+    const auto blocks = static_cast<uint32_t>(job.shape.num_blocks);
+    const DigitChoice in_blocks = choose_digit(
+        group, blocks, threshold.wanted, [&](uint32_t i) { return job.tie_counts[blocks - 1 - i]; }, shared.choice);
+    const auto words = static_cast<uint32_t>(job.shape.block_elements / 32);
+    const int64_t first_word = int64_t{blocks - 1 - in_blocks.digit} * words;
+    const auto* index = reinterpret_cast<const uint32_t*>(job.packet + job.layout.index);
+    for_each_of_group(group, words, [&](int64_t w) {
+      shared.ties_of_word[w] = count_ties(first_word + w, index[first_word + w], threshold.prefix);
+    });
+    group.sync();
+    const DigitChoice in_words = choose_digit(
+        group, words, in_blocks.wanted, [&](uint32_t i) { return shared.ties_of_word[words - 1 - i]; }, shared.choice);
+    if (group.thread() == 0) {
+      job.state->cut = {first_word + words - 1 - in_words.digit, in_words.wanted};
+    }
+  }
+};
+
+// Leaves in the index what is kept, and writes it as the slabs' keys, flagged blocks apart.
+struct ApplyThreshold {
+  static constexpr int kThreads = kPassThreads;
+  static constexpr int64_t kMaxSharedBytes = SpreadTile::kMaxSharedBytes;
+
+  TagcEncodeJob job;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    const auto* flags = reinterpret_cast<const uint64_t*>(job.packet + job.layout.flags);
+    auto* index = reinterpret_cast<uint32_t*>(job.packet + job.layout.index);
+    const PartialThreshold threshold = job.state->threshold;
+    uint64_t chosen = 0;
+    for_each_by_group(group, num_tiles(job.shape), [&](int64_t tile) {
+      SpreadTile::run(group, job.shape, tile, job.slabs.keys, [&](int64_t word) -> uint32_t {
+        if (is_flagged(flags, block_of_word(job.shape, word))) {
+          return 0;
+        }
+        const uint32_t marks = index[word];
+        const uint32_t kept = threshold.found != 0 && marks != 0 ? keep(word, marks, threshold.prefix) : marks;
+        if (kept != marks) {
+          index[word] = kept;
+        }
+        chosen += count_bits(kept);
+        return kept;
+      });
+    });
+    chosen = group.sum(chosen);
+    if (group.thread() == 0) {
+      group.fetch_add(job.counts->chosen_elements, chosen);
+    }
+  }
+
+ private:
+  ISTHMUS_DEVICE uint32_t keep(int64_t word, uint32_t marks, uint32_t threshold_bits) const {
+    uint32_t above = 0;
+    uint32_t equal = 0;
+    for_each_marked_byte(sectors_of_residual(job), word, marks, [&](int byte, uint32_t, const Eight& eight) {
+      for (int i = 0; i < 8; ++i) {
+        above |= (magnitude(eight.value[i]) > threshold_bits ? 1U : 0U) << (8 * byte + i);
+      }
+      equal |= mark_equal(eight, threshold_bits) << (8 * byte);
+    });
+    return marks & (above | staying_ties(word, equal & marks));
+  }
+
+  ISTHMUS_DEVICE uint32_t staying_ties(int64_t word, uint32_t equal) const {
+    if (job.state->spare_ties == 0 || word < job.state->cut.word) {
+      return equal;
+    }
+    return word == job.state->cut.word ? first_bits(equal, job.state->cut.may_stay) : 0;
+  }
+};
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

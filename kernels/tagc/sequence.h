@@ -1,0 +1,96 @@
+// The passes of one encoding and one decoding of codec `tagc`, in their order. An Executor has
+//
+//   clear(void* memory, int64_t bytes)
+//   run(pass, int64_t max_groups, int64_t shared_bytes)   // after all that was given to it before
+//
+// and is a CUDA stream (cuda_executor.cuh) or, in tests, emulated. Which passes run, and on how many groups, depends on
+// shapes and addresses alone, never on data: a captured sequence may be replayed.
+//
+// docs/cuda.md says what each pass reads and writes.
+#pragma once
+
+#include "kernels/block/packet_passes.h"
+#include "kernels/tagc/add_passes.h"
+#include "kernels/tagc/check_passes.h"
+#include "kernels/tagc/peel_passes.h"
+#include "kernels/tagc/select_passes.h"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+template <typename Piece, typename Executor>
+void add_and_mark(Executor& executor, const TagcEncodeJob& job) {
+  using Add = AddAndMark<Piece>;
+  executor.run(Prepare<Piece>{job}, 1, Prepare<Piece>::kMaxSharedBytes);
+  const bool aligned = is_aligned(job.piece.data, 4 * sizeof(Piece)) && is_aligned(job.residual, 16);
+  const int64_t num_whole_tiles = aligned ? job.shape.num_elements / kMaxBlockElements : 0;
+  executor.run(Add{job, num_whole_tiles}, Add::num_turns(job.shape), Add::kMaxSharedBytes);
+}
+
+template <typename Executor>
+void select_elements(Executor& executor, const TagcEncodeJob& job) {
+  const int64_t word_groups = divide_up(2 * job.shape.index_words(), kPassThreads);
+  with_piece_type(job.piece.dtype, [&]<typename Piece>(Piece) { add_and_mark<Piece>(executor, job); });
+  executor.run(MarkAll{job}, word_groups, MarkAll::kMaxSharedBytes);
+  for (int digit = 1; digit < kNumDigits; ++digit) {
+    executor.run(CountDigit{job, digit}, word_groups, CountDigit::kMaxSharedBytes);
+  }
+  executor.run(CountTies{job}, word_groups, CountTies::kMaxSharedBytes);
+  executor.run(ApplyThreshold{job}, num_tiles(job.shape), SpreadTile::shared_bytes(job.shape));
+}
+
+template <bool kTablesInShared, typename Executor>
+void peel_and_insert(Executor& executor, const TagcEncodeJob& job, int64_t table_bytes_in_shared) {
+  using Hold = HoldBack<kTablesInShared>;
+  const int64_t word_groups = divide_up(2 * job.shape.index_words(), kPassThreads);
+  executor.run(PeelIndex<kTablesInShared>{job}, num_slabs(job.shape), table_bytes_in_shared);
+  executor.run(Hold{job}, num_slabs(job.shape), Hold::kCandidateBytes + table_bytes_in_shared);
+  with_cells(job.shape.cell_type, [&]<typename Cells>(Cells) {
+    using Insert = InsertValues<kTablesInShared, Cells>;
+    if constexpr (Cells::kIsScaled) {
+      executor.run(FindPeaks{job}, word_groups, 0);
+    }
+    executor.run(Insert{job, Insert::words_of_stripe(job.shape, Insert::kStripeBytes)}, word_groups, 0);
+  });
+}
+
+template <typename Executor>
+void peel_and_insert(Executor& executor, const TagcEncodeJob& job) {
+  if (tables_fit_shared(job.shape)) {
+    peel_and_insert<true>(executor, job, table_bytes(job.shape));
+  } else {
+    peel_and_insert<false>(executor, job, 0);
+  }
+}
+
+template <typename Executor>
+void encode_tagc(Executor& executor, const TagcEncodeJob& job) {
+  if (job.shape.num_blocks > 0) {
+    select_elements(executor, job);
+    peel_and_insert(executor, job);
+  } else {
+    executor.clear(job.state, sizeof(SelectState));
+    executor.clear(job.packet, job.layout.end);
+  }
+  executor.run(Seal{job.header, job.context, job.packet, job.layout.end, job.parts, &job.state->arrived},
+               checksum_groups(job.layout.end), 0);
+}
+
+template <typename Executor>
+void decode_tagc(Executor& executor, const TagcDecodeJob& job) {
+  if (job.num_packets == 0) {
+    return;
+  }
+  executor.run(OpenPackets{job}, checksum_groups(job.layout.end), 0);
+  const int64_t tiles = num_tiles(job.shape);
+  executor.run(CheckPackets{job}, job.num_packets * (tiles > 0 ? tiles : 1), SpreadTile::shared_bytes(job.shape));
+  const int64_t slabs = num_slabs(job.shape) * (job.to_places ? job.num_packets : 1);
+  with_cells(job.shape.cell_type, [&]<typename Cells>(Cells) {
+    if (tables_fit_shared(job.shape)) {
+      executor.run(PeelPackets<true, Cells>{job}, slabs, table_bytes(job.shape));
+    } else {
+      executor.run(PeelPackets<false, Cells>{job}, slabs, 0);
+    }
+  });
+}
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

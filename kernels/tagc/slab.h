@@ -1,0 +1,170 @@
+// How the index of `tagc` is seen by threads: as words whose marked elements are fetched 32 bytes at a time, and as
+// slabs of eight columns.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/block/passes.h"
+#include "kernels/tagc/block.h"
+#include "kernels/tagc/job.h"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+ISTHMUS_DEVICE uint32_t count_bits(uint32_t word) {
+#ifdef __CUDA_ARCH__
+  return __popc(word);
+#else
+  return __builtin_popcount(word);
+#endif
+}
+
+// Blocks are powers of two: no division.
+ISTHMUS_DEVICE int64_t block_of_word(const TagcShape& shape, int64_t word) {
+  return word >> (lowest_bit(shape.block_elements) - 5);
+}
+
+// The rows of all blocks, without signs: in 16 bits where they fit, as they do where a slab's degrees fit into shared
+// memory. They are read more often than anything else.
+template <bool kShort>
+class RowTable {
+ public:
+  using Stored = SeveralOf<std::conditional_t<kShort, uint16_t, uint32_t>, 4>;
+
+  explicit ISTHMUS_DEVICE RowTable(uint32_t* memory) : blocks_(reinterpret_cast<Stored*>(memory)) {}
+
+  ISTHMUS_DEVICE const Stored& operator[](int64_t block) const { return blocks_[block]; }
+  ISTHMUS_DEVICE void set(int64_t block, const uint32_t (&row)[3]) const {
+    Stored stored = {};
+    for (int i = 0; i < 3; ++i) {
+      stored.value[i] = static_cast<std::remove_reference_t<decltype(stored.value[i])>>(row[i]);
+    }
+    blocks_[block] = stored;
+  }
+
+ private:
+  Stored* blocks_;
+};
+
+// One thread.
+ISTHMUS_DEVICE void draw_rows(const TagcShape& shape, const DeviceContext& context, int64_t block, uint32_t* rows) {
+  const BlockRows drawn = hash_block(seed_of(context), block, shape.num_rows);
+  if (tables_fit_shared(shape)) {
+    RowTable<true>(rows).set(block, drawn.row);
+  } else {
+    RowTable<false>(rows).set(block, drawn.row);
+  }
+}
+
+// The elements of one byte of the index: a sector of memory where their address allows.
+using Eight = SeveralOf<float, 8>;
+
+// Values of a piece, of which whole sectors may be loaded at once if they begin at a multiple of 16 bytes.
+struct Sectors {
+  float* values;
+  int64_t num_elements;
+  bool aligned;
+
+  ISTHMUS_DEVICE bool is_whole(int64_t first) const { return aligned && first + 8 <= num_elements; }
+
+  // Zeros after the last.
+  ISTHMUS_DEVICE Eight load(int64_t first) const {
+    if (is_whole(first)) {
+      return *reinterpret_cast<const Eight*>(values + first);
+    }
+    Eight eight = {};
+    for (int64_t i = 0; i < 8; ++i) {
+      if (first + i < num_elements) {
+        eight.value[i] = values[first + i];
+      }
+    }
+    return eight;
+  }
+
+  ISTHMUS_DEVICE void store(int64_t first, const Eight& eight) const {
+    if (is_whole(first)) {
+      *reinterpret_cast<Eight*>(values + first) = eight;
+      return;
+    }
+    for (int64_t i = 0; i < 8; ++i) {
+      if (first + i < num_elements) {
+        values[first + i] = eight.value[i];
+      }
+    }
+  }
+};
+
+ISTHMUS_DEVICE Sectors sectors_of_residual(const TagcEncodeJob& job) {
+  return {job.residual, job.shape.num_elements, reinterpret_cast<uintptr_t>(job.residual) % 16 == 0};
+}
+
+// visit(byte, marks, eight) for the bytes of a word of the index that mark something, with their elements; all are
+// fetched before the first is visited.
+template <typename Visit>
+ISTHMUS_DEVICE void for_each_marked_byte(const Sectors& sectors, int64_t word, uint32_t marks, Visit visit) {
+  Eight eight[4] = {};
+  ISTHMUS_UNROLL
+  for (int byte = 0; byte < 4; ++byte) {
+    if ((marks >> (8 * byte) & 0xff) != 0) {
+      eight[byte] = sectors.load(32 * word + 8 * byte);
+    }
+  }
+  ISTHMUS_UNROLL
+  for (int byte = 0; byte < 4; ++byte) {
+    const uint32_t marks_of_byte = marks >> (8 * byte) & 0xff;
+    if (marks_of_byte != 0) {
+      visit(byte, marks_of_byte, eight[byte]);
+    }
+  }
+}
+
+// visit(word, marks) for each word of the index in a block without a flag: one thread a word.
+template <typename Group, typename Visit>
+ISTHMUS_DEVICE void for_each_index_word(const Group& group, const TagcEncodeJob& job, Visit visit) {
+  const auto* flags = reinterpret_cast<const uint64_t*>(job.packet + job.layout.flags);
+  auto* index = reinterpret_cast<uint32_t*>(job.packet + job.layout.index);
+  for_each_of_all(group, job.shape.num_blocks * (job.shape.block_elements / 32), [&](int64_t word) {
+    if (!is_flagged(flags, block_of_word(job.shape, word))) {
+      visit(word, index[word]);
+    }
+  });
+}
+
+// Turns the index, in which a block's bytes are neighbours, into the slabs' keys, in which a slab's are. The shared
+// memory of a group has one tile.
+struct SpreadTile {
+  static constexpr int64_t kPaddingBytes = 4;  // so that the bytes of a word do not all lie in one bank
+  static constexpr int64_t kMaxSharedBytes = kMaxBlockElements / 8 * (32 + kPaddingBytes);
+
+  static ISTHMUS_DEVICE int64_t shared_bytes(const TagcShape& shape) {
+    return num_slabs(shape) * (tile_blocks(shape) + kPaddingBytes);
+  }
+
+  // keys: of all slabs. keys_of(word): what the slabs get of a word of the index; called once for each, in blocks that
+  // exist. All threads of a group; a barrier.
+  template <typename Group, typename KeysOf>
+  static ISTHMUS_DEVICE void run(Group& group, const TagcShape& shape, int64_t tile, uint32_t* keys, KeysOf keys_of) {
+    auto* bytes = &group.template shared<uint8_t>();
+    const int64_t blocks = tile_blocks(shape);
+    const int64_t pitch = blocks + kPaddingBytes;
+    const int64_t words = shape.block_elements / 32;
+    for_each_of_group(group, blocks * words, [&](int64_t i) {
+      const int64_t block = block_of_word(shape, i);
+      const int64_t word = i & (words - 1);
+      const uint32_t marks = tile * blocks + block < shape.num_blocks ? keys_of(tile * blocks * words + i) : 0;
+      for (int byte = 0; byte < 4; ++byte) {
+        bytes[(4 * word + byte) * pitch + block] = static_cast<uint8_t>(marks >> (8 * byte));
+      }
+    });
+    group.sync();
+    const int64_t words_of_slab = blocks / 4;
+    for_each_of_group(group, num_slabs(shape) * words_of_slab, [&](int64_t i) {
+      const int64_t slab = i >> lowest_bit(words_of_slab);
+      const int64_t word = i & (words_of_slab - 1);
+      keys[slab * slab_words(shape) + tile * words_of_slab + word] =
+          *reinterpret_cast<const uint32_t*>(bytes + slab * pitch + 4 * word);
+    });
+    group.sync();
+  }
+};
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -1,0 +1,97 @@
+// Which pass does what to a buffer; as kernels/tagc/sequence.h. Types and sizes were checked before: nothing is done to
+// bytes, on which there is no arithmetic.
+#pragma once
+
+#include <algorithm>
+
+#include "isthmus/buffer.h"
+#include "kernels/values/passes.h"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+// Calls visit(T{}) with the C++ type of a floating `dtype`.
+template <typename Visit>
+void with_floating_type(DataType dtype, Visit visit) {
+  switch (dtype) {
+    case DataType::kFloat32:
+      return visit(float{});
+    case DataType::kBFloat16:
+      return visit(BFloat16{});
+    case DataType::kFloat16:
+      return visit(Float16{});
+    case DataType::kFloat64:
+      return visit(double{});
+    case DataType::kByte:
+      return;
+  }
+}
+
+// How many runs of `neighbours` elements may be loaded and stored at once, where both buffers begin alike.
+inline int64_t runs_of(int64_t num_elements, int64_t neighbours, const void* a, const void* b) {
+  return is_aligned(a, kAccessBytes) && is_aligned(b, kAccessBytes) ? num_elements / neighbours : 0;
+}
+
+template <typename Executor>
+void run_convert(Executor& executor, ConstBuffer in, Buffer out, bool is_scaled, double scale) {
+  if (in.num_elements == 0) {
+    return;
+  }
+  with_floating_type(in.dtype, [&]<typename In>(In) {
+    with_floating_type(out.dtype, [&]<typename Out>(Out) {
+      using Pass = ConvertValues<In, Out>;
+      const int64_t num_runs = runs_of(in.num_elements, Pass::kNeighbours, in.data, out.data);
+      const int64_t turns = std::max(num_runs, in.num_elements - num_runs * Pass::kNeighbours);
+      executor.run(Pass{in.as<In>(), out.as<Out>(), in.num_elements, num_runs, is_scaled, scale},
+                   divide_up(turns, kPassThreads), 0);
+    });
+  });
+}
+
+// The two have equally many elements of floating types.
+template <typename Executor>
+void convert(Executor& executor, ConstBuffer in, Buffer out) {
+  run_convert(executor, in, out, /*is_scaled=*/false, 1);
+}
+
+template <typename Executor>
+void convert_scaled(Executor& executor, ConstBuffer in, double scale, Buffer out) {
+  run_convert(executor, in, out, /*is_scaled=*/true, scale);
+}
+
+// Both float32.
+template <typename Executor>
+void add(Executor& executor, ConstBuffer values, Buffer sums) {
+  if (values.num_elements > 0) {
+    const int64_t num_runs = runs_of(values.num_elements, kFloatsAtOnce, values.data, sums.data);
+    const int64_t turns = std::max(num_runs, values.num_elements - num_runs * kFloatsAtOnce);
+    executor.run(AddValues{values.as<float>(), sums.as<float>(), values.num_elements, num_runs},
+                 divide_up(turns, kPassThreads), 0);
+  }
+}
+
+template <typename Executor>
+void add_squared_error(Executor& executor, const SquaredErrorJob& job) {
+  if (job.num_elements > 0) {
+    const int64_t num_runs = runs_of(job.num_elements, kFloatsAtOnce, job.given, job.decoded);
+    const int64_t turns = std::max(num_runs, job.num_elements - num_runs * kFloatsAtOnce);
+    const int64_t num_parts = std::min(divide_up(turns, kPassThreads), kSquaredErrorParts);
+    executor.run(SumSquares{job, num_parts, num_runs}, num_parts, SumSquares::kMaxSharedBytes);
+    executor.run(AddSquaredError{job, num_parts}, 1, AddSquaredError::kMaxSharedBytes);
+  }
+}
+
+// values: float32.
+template <typename Executor>
+void multiply(Executor& executor, Buffer values, double factor) {
+  if (values.num_elements > 0) {
+    executor.run(MultiplyValues{values.as<float>(), values.num_elements, factor},
+                 divide_up(values.num_elements, kPassThreads), 0);
+  }
+}
+
+template <typename Executor>
+void end_step(Executor& executor, DeviceCounts* counts, bool is_skipped) {
+  executor.run(EndStep{counts, is_skipped}, 1, 0);
+}
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -1,0 +1,134 @@
+#include "codec/none/host.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "codec/checksum.h"
+#include "codec/packet_header.h"
+#include "isthmus/error.h"
+
+namespace isthmus {
+namespace {
+
+// Values are converted and checksummed tile by tile, so that the second finds them in the cache; float32 that stays
+// float32 is copied meanwhile. A whole number of the checksum's rows in every type.
+constexpr int64_t kTileElements = 2048;
+
+template <typename Visit>
+void for_each_tile(int64_t first, int64_t num_elements, const Visit& visit) {
+  for (int64_t begin = first; begin < num_elements; begin += kTileElements) {
+    visit(begin, std::min(kTileElements, num_elements - begin));
+  }
+}
+
+constexpr int64_t round_up_to_word(int64_t bytes) { return (bytes + 7) / 8 * 8; }
+
+void check_packets(ConstBuffer packets, int num_packets, int64_t packet_bytes) {
+  ISTHMUS_CHECK(Error, packets.bytes() == num_packets * packet_bytes, "codec none: ", packets.bytes(), " bytes for ",
+                num_packets, " packets of ", packet_bytes);
+}
+
+constexpr int64_t kRowFloats = kernels::kChecksumRowBytes / 4;
+
+// Copies float32 values to a packet, and adds them to its checksum. Returns how many: whole rows.
+int64_t copy_rows(ConstBuffer values, Buffer packet_values, Checksum& checksum) {
+  const int64_t num_rows = values.num_elements / kRowFloats;
+  const auto* from = values.as<float>();
+  auto* to = packet_values.as<float>();
+  checksum.add(from, num_rows * kernels::kChecksumRowBytes,
+               [=](int64_t offset) { std::memcpy(to + offset / 4, from + offset / 4, kernels::kChecksumRowBytes); });
+  return num_rows * kRowFloats;
+}
+
+// sum += values * factor.
+void accumulate_scaled(ConstBuffer values, double factor, Buffer sum) {
+  alignas(64) float tile[kTileElements];
+  const Buffer scaled{tile, values.num_elements, DataType::kFloat32};
+  convert_scaled(values, factor, scaled);
+  accumulate(scaled, sum);
+}
+
+}  // namespace
+
+NoneSettings::NoneSettings(DataType dtype, int ranks_per_node) : wire_dtype(dtype) {
+  ISTHMUS_CHECK(Error, dtype != DataType::kByte, "codec none sends floating types, not ", to_string(dtype));
+  ISTHMUS_CHECK(Error, ranks_per_node >= 1, "codec none: ", ranks_per_node, " ranks a node");
+  if (dtype == DataType::kFloat16) {
+    divisor = static_cast<int>(std::bit_ceil(static_cast<unsigned>(ranks_per_node)));
+  }
+}
+
+int64_t NoneSettings::packet_bytes(int64_t num_elements) const {
+  return static_cast<int64_t>(sizeof(PacketHeader)) + round_up_to_word(num_elements * element_bytes(wire_dtype));
+}
+
+PacketHeader NoneSettings::header(int64_t num_elements, PacketContext context) const {
+  PacketHeader header;
+  header.codec = CodecId::kNone;
+  header.dtype = wire_dtype;
+  header.unit_hash = context.unit_hash;
+  header.step = context.step;
+  header.segment = context.segment;
+  header.sender = context.sender;
+  header.num_elements = static_cast<uint64_t>(num_elements);
+  header.settings = static_cast<uint64_t>(divisor);
+  return header;
+}
+
+CodecCounts NoneCodec::encode(ConstBuffer piece, Buffer /*residual*/, Buffer packet, PacketContext context,
+                              Workspace /*workspace*/) {
+  check_packets(packet, 1, packet_bytes(piece.num_elements));
+  std::byte* bytes = packet.as<std::byte>();
+  std::memset(bytes + packet.num_elements - 8, 0, 8);  // the padding; any of it that holds values is written below
+  const DataType wire_dtype = settings_.wire_dtype;
+  const int divisor = settings_.divisor;
+  const Buffer values{bytes + sizeof(PacketHeader), piece.num_elements, wire_dtype};
+  Checksum checksum;
+  const bool is_copied = piece.dtype == DataType::kFloat32 && wire_dtype == DataType::kFloat32;
+  const int64_t copied = is_copied ? copy_rows(piece, values, checksum) : 0;
+  for_each_tile(copied, piece.num_elements, [&](int64_t begin, int64_t count) {
+    const Buffer tile = values.slice(begin, count);
+    if (divisor == 1) {
+      convert(piece.slice(begin, count), tile);
+    } else {
+      convert_scaled(piece.slice(begin, count), 1.0 / divisor, tile);
+    }
+    checksum.add(tile.data, round_up_to_word(tile.bytes()));
+  });
+  PacketHeader header = settings_.header(piece.num_elements, context);
+  header.checksum = checksum.value();
+  std::memcpy(bytes, &header, sizeof(header));
+  CodecCounts counts;
+  counts.encoded_elements = counts.kept_elements = piece.num_elements;
+  return counts;
+}
+
+CodecCounts NoneCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
+                                  Workspace /*workspace*/) {
+  const DataType wire_dtype = settings_.wire_dtype;
+  const int divisor = settings_.divisor;
+  const int64_t packet_bytes = this->packet_bytes(out.num_elements);
+  check_packets(packets, num_packets, packet_bytes);
+  for (int packet = 0; packet < num_packets; ++packet) {
+    const std::byte* bytes = packets.part(packet, packet_bytes).as<std::byte>();
+    const PacketHeader header = read_header(bytes, settings_.header(out.num_elements, context.of_packet(packet)));
+    const ConstBuffer values{bytes + sizeof(PacketHeader), out.num_elements, wire_dtype};
+    Checksum checksum;
+    for_each_tile(0, out.num_elements, [&](int64_t begin, int64_t count) {
+      const ConstBuffer tile = values.slice(begin, count);
+      if (divisor == 1) {
+        accumulate(tile, out.slice(begin, count));
+      } else {
+        accumulate_scaled(tile, divisor, out.slice(begin, count));
+      }
+      checksum.add(tile.data, round_up_to_word(tile.bytes()));
+    });
+    if (checksum.value() != header.checksum) {
+      throw_wrong_checksum(header, checksum.value());
+    }
+  }
+  return {};
+}
+
+}  // namespace isthmus

@@ -1,0 +1,31 @@
+// Codec `quant`: every element in a few bits, and a scale for each group of neighbours. See docs/quant.md.
+#pragma once
+
+#include <cstdint>
+
+#include "isthmus/codec.h"
+#include "kernels/quant/layout.h"
+
+namespace isthmus {
+
+// Error feedback is optional. A group with NaN or Inf decodes to NaN; the last elements, fewer than a group, are exact.
+class QuantCodec final : public Codec {
+ public:
+  // Uses bits, group_elements, rotate, scale, scale_type, rounding and error_feedback. Throws OptionError if one of
+  // them is out of its range, and for bits=0.
+  explicit QuantCodec(const Options& options);
+
+  const char* name() const override { return "quant"; }
+  int64_t packet_bytes(int64_t num_elements) const override;  // a multiple of 64
+  bool keeps_residual() const override { return keeps_residual_; }
+  CodecCounts encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context,
+                     Workspace workspace) override;
+  CodecCounts decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
+                         Workspace workspace) override;
+
+ private:
+  kernels::QuantSettings settings_;
+  bool keeps_residual_;
+};
+
+}  // namespace isthmus

@@ -1,0 +1,29 @@
+// What the executors of codec `quant` share outside the kernels: settings, shapes, layouts and headers.
+#pragma once
+
+#include <cstdint>
+
+#include "codec/packet_header.h"
+#include "isthmus/codec.h"
+#include "kernels/quant/layout.h"
+
+namespace isthmus {
+
+// What `options` say of codec quant. Throws OptionError if one of them is out of its range, and for bits=0: whoever
+// makes the codec chooses the bits.
+kernels::QuantSettings quant_settings(const Options& options);
+bool quant_keeps_residual(const Options& options);
+
+kernels::QuantShape quant_shape(const kernels::QuantSettings& settings, int64_t num_elements);
+kernels::QuantLayout quant_layout(const kernels::QuantSettings& settings, const kernels::QuantShape& shape);
+int64_t quant_scale_bytes(const kernels::QuantSettings& settings);  // of one group
+
+// All of a packet's header but the checksum.
+PacketHeader make_quant_header(const kernels::QuantSettings& settings, int64_t num_elements, PacketContext context);
+
+// Throw Error where a caller's buffers have the wrong type or size.
+void check_quant_piece(ConstBuffer piece, ConstBuffer residual, bool keeps_residual, ConstBuffer packet,
+                       int64_t packet_bytes);
+void check_quant_packets(ConstBuffer packets, int64_t num_packets, ConstBuffer out, int64_t packet_bytes);
+
+}  // namespace isthmus

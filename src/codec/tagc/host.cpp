@@ -1,0 +1,183 @@
+#include "codec/tagc/host.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "codec/checksum.h"
+#include "codec/packet_header.h"
+#include "codec/tagc/settings.h"
+#include "isthmus/error.h"
+
+namespace isthmus {
+
+namespace {
+
+using kernels::TagcLayout;
+using kernels::TagcShape;
+
+int64_t count_bits(const uint64_t* words, int64_t num_words) {
+  int64_t count = 0;
+  for (int64_t w = 0; w < num_words; ++w) {
+    count += std::popcount(words[w]);
+  }
+  return count;
+}
+
+bool all_zero(const std::byte* first, const std::byte* last) {
+  return std::all_of(first, last, [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+// No bit of `words` at or after `num_bits`.
+bool bits_end_at(const uint64_t* words, int64_t num_words, int64_t num_bits) {
+  const int64_t whole = num_bits / 64;
+  if (whole < num_words && words[whole] >> (num_bits % 64) != 0) {
+    return false;
+  }
+  return std::all_of(words + std::min(whole + 1, num_words), words + num_words,
+                     [](uint64_t word) { return word == 0; });
+}
+
+template <typename Visit>
+void for_each_flagged(const TagcShape& shape, const uint64_t* flags, Visit visit) {
+  for (int64_t word = 0; word < shape.flag_words(); ++word) {
+    for (uint64_t flagged = flags[word]; flagged != 0; flagged &= flagged - 1) {
+      visit(64 * word + std::countr_zero(flagged));
+    }
+  }
+}
+
+void check_intact(bool condition, const char* what, const PacketHeader& header) {
+  ISTHMUS_CHECK(PacketError, condition, "corrupt packet: ", what, " (codec tagc, unit ", header.unit_hash, ", step ",
+                header.step, ", ", header.num_elements, " elements)");
+}
+
+// The end of the header: of all that follows it.
+uint64_t checksum_of(const std::byte* packet, const TagcLayout& layout) {
+  Checksum checksum;
+  checksum.add(packet + sizeof(PacketHeader), layout.end - static_cast<int64_t>(sizeof(PacketHeader)));
+  return checksum.value();
+}
+
+// Everything between header and sketch. After it, no mark leads outside the piece, even in a packet that somebody made
+// up.
+void check_marks(const std::byte* packet, const TagcShape& shape, const TagcLayout& layout,
+                 const PacketHeader& header) {
+  const auto* flags = reinterpret_cast<const uint64_t*>(packet + layout.flags);
+  const auto* index = reinterpret_cast<const uint64_t*>(packet + layout.index);
+  check_intact(all_zero(packet + sizeof(PacketHeader), packet + layout.flags) &&
+                   all_zero(packet + layout.flags + shape.flag_words() * 8, packet + layout.index) &&
+                   all_zero(packet + layout.index + shape.index_words() * 8, packet + layout.scales) &&
+                   all_zero(packet + layout.scales + shape.scale_bytes(), packet + layout.sketch),
+               "its padding is not zero", header);
+  check_intact(bits_end_at(flags, shape.flag_words(), shape.num_blocks), "a block past the last is flagged", header);
+  check_intact(bits_end_at(index, shape.index_words(), shape.num_elements), "an element past the last is marked",
+               header);
+  for_each_flagged(shape, flags, [&](int64_t block) {
+    check_intact(count_bits(index + block * shape.block_words(), shape.block_words()) > 0,
+                 "a flagged block marks no element", header);
+  });
+}
+
+// The elements that are marked in flagged blocks.
+void add_nan(const TagcShape& shape, const uint64_t* flags, const uint64_t* index, float* out) {
+  for_each_flagged(shape, flags, [&](int64_t block) {
+    const int64_t end = std::min((block + 1) * shape.block_elements, shape.num_elements);
+    for (int64_t i = block * shape.block_elements; i < end; ++i) {
+      if ((index[i / 64] >> (i % 64) & 1) != 0) {
+        out[i] = std::numeric_limits<float>::quiet_NaN();
+      }
+    }
+  });
+}
+
+}  // namespace
+
+struct TagcCodec::Implementation {
+  TagcSettings settings;
+  TagcScratch scratch;
+
+  void decode_add(const std::byte* packet, const TagcShape& shape, const TagcLayout& layout,
+                  const PacketHeader& expected, const kernels::BlockRows* rows, float* out);
+};
+
+TagcCodec::TagcCodec(const Options& options) : implementation_(new Implementation{TagcSettings(options), {}}) {}
+TagcCodec::~TagcCodec() = default;
+
+int64_t TagcCodec::packet_bytes(int64_t num_elements) const {
+  return tagc_layout(implementation_->settings.shape(num_elements)).end;
+}
+
+CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context, Workspace) {
+  auto& [settings, scratch] = *implementation_;
+  const TagcShape shape = settings.shape(piece.num_elements);
+  const TagcLayout layout = tagc_layout(shape);
+  check_tagc_piece(piece, residual, packet, layout.end);
+  const kernels::TagcKernels& kernel = kernels::tagc_kernels();
+  std::byte* bytes = packet.as<std::byte>();
+  auto* flags = reinterpret_cast<uint64_t*>(bytes + layout.flags);
+  auto* index = reinterpret_cast<uint64_t*>(bytes + layout.index);
+  std::memset(bytes, 0, layout.index);
+  std::memset(bytes + layout.index + shape.index_words() * 8, 0, layout.end - layout.index - shape.index_words() * 8);
+
+  const int64_t keep = settings.keep(shape.num_elements);
+  uint32_t* candidates = grow(scratch.candidates, kernels::selection_capacity(shape, keep));
+  const uint32_t bound = kernel.sample_bound(shape, keep, piece.as<float>(), residual.as<float>(), candidates);
+  const kernels::Selection selection =
+      kernel.select(shape, keep, bound, piece.as<float>(), residual.as<float>(), flags, index, candidates);
+
+  const kernels::BlockRows* rows = scratch.hash(shape, tagc_seed(context));
+  const int64_t first_block = tagc_first_block(shape, context);
+  const kernels::PeelResult peeled =
+      kernel.hold_back(shape, rows, settings.peel_rounds, first_block, index, scratch.peel(shape, index, flags));
+  kernel.insert_xor(shape, rows, flags, index, residual.as<float>(), reinterpret_cast<uint8_t*>(bytes + layout.scales),
+                    bytes + layout.sketch);
+
+  PacketHeader header = make_tagc_header(shape, settings.peel_rounds, context);
+  header.checksum = checksum_of(bytes, layout);
+  std::memcpy(bytes, &header, sizeof(header));
+  CodecCounts counts;
+  counts.encoded_elements = shape.num_elements;
+  counts.kept_elements = peeled.peeled_elements;
+  counts.held_back_elements = peeled.left_elements;
+  counts.non_finite_blocks = selection.non_finite_blocks;
+  return counts;
+}
+
+CodecCounts TagcCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context, Workspace) {
+  auto& [settings, scratch] = *implementation_;
+  const TagcShape shape = settings.shape(out.num_elements);
+  const TagcLayout layout = tagc_layout(shape);
+  check_tagc_packets(packets, num_packets, out, layout.end);
+  const kernels::BlockRows* rows = scratch.hash(shape, tagc_seed(context));
+  for (int p = 0; p < num_packets; ++p) {
+    const PacketHeader expected = make_tagc_header(shape, settings.peel_rounds, context.of_packet(p));
+    implementation_->decode_add(packets.as<std::byte>() + p * layout.end, shape, layout, expected, rows,
+                                out.as<float>());
+  }
+  return {};  // what there is to count, the sender counted
+}
+
+void TagcCodec::Implementation::decode_add(const std::byte* packet, const TagcShape& shape, const TagcLayout& layout,
+                                           const PacketHeader& expected, const kernels::BlockRows* rows, float* out) {
+  const PacketHeader header = read_header(packet, expected);
+  check_intact(checksum_of(packet, layout) == header.checksum, "its bytes do not have the checksum in its header",
+               header);
+  const auto* flags = reinterpret_cast<const uint64_t*>(packet + layout.flags);
+  const auto* index = reinterpret_cast<const uint64_t*>(packet + layout.index);
+  check_marks(packet, shape, layout, header);
+  add_nan(shape, flags, index, out);
+  const int64_t sketch_words = shape.sketch_bytes() / 8;
+  uint64_t* sketch = grow(scratch.sketch, sketch_words);
+  std::copy_n(reinterpret_cast<const uint64_t*>(packet + layout.sketch), sketch_words, sketch);
+  const kernels::PeelScratch keys = scratch.peel(shape, index, flags);
+  const kernels::PeelResult peeled =
+      kernels::tagc_kernels().peel_xor(shape, rows, settings.peel_rounds, keys, scratch.values(shape, keys),
+                                       reinterpret_cast<const uint8_t*>(packet + layout.scales), sketch, out);
+  check_intact(peeled.left_elements == 0, "its index does not peel", header);
+  check_intact(std::all_of(sketch, sketch + sketch_words, [](uint64_t cells) { return cells == 0; }),
+               "its sketch holds more than the index says", header);
+}
+
+}  // namespace isthmus

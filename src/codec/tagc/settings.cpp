@@ -1,0 +1,171 @@
+#include "codec/tagc/settings.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "isthmus/error.h"
+
+namespace isthmus {
+
+namespace {
+
+using kernels::CellType;
+using kernels::kMinBlockElements;
+using kernels::TagcShape;
+
+// Blocks are as long as possible (long rows are fast to work on) while the sketch has this many rows: with fewer, too
+// many blocks share all three of their rows, and what they both keep in one column cannot be peeled.
+constexpr int64_t kWantedRows = 96;
+constexpr int64_t kLongestChosenBlock = 1024;
+
+// Rows by load: docs/tagc.md derives them. A column's keys peel up to .818 a row, in a sketch of many rows.
+constexpr double kKeysOfRow = .8;
+constexpr double kSpreads = 4;    // columns differ in their keys: so many standard deviations are allowed for
+constexpr double kSpareRows = 6;  // where rows are few, blocks share all three of theirs
+
+constexpr int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+CellType cell_type_of(const std::string& name) {
+  return name == "bf16"   ? CellType::kBFloat16
+         : name == "fp16" ? CellType::kFloat16
+         : name == "int8" ? CellType::kInt8
+                          : CellType::kFloat32;
+}
+
+// So many that all but a small share of the kept elements peel: docs/tagc.md, "Rows by load".
+double rows_by_load(int64_t keep, int64_t columns) {
+  const double keys_of_column = static_cast<double>(keep) / static_cast<double>(columns);
+  return (keys_of_column + kSpreads * std::sqrt(keys_of_column)) / kKeysOfRow + kSpareRows;
+}
+
+TagcShape shape_with_blocks(const TagcSettings& settings, int64_t num_elements, int64_t block_elements) {
+  TagcShape shape;
+  shape.num_elements = num_elements;
+  shape.block_elements = block_elements;
+  shape.num_blocks = divide_up(num_elements, block_elements);
+  shape.cell_type = settings.cell_type;
+  if (shape.num_blocks > 0) {
+    const double rows = settings.ratio == 0 ? rows_by_load(settings.keep(num_elements), block_elements)
+                                            : static_cast<double>(shape.num_blocks) / settings.ratio;
+    shape.num_rows = std::max<int64_t>(3, static_cast<int64_t>(std::ceil(rows)));
+  }
+  return shape;
+}
+
+}  // namespace
+
+TagcSettings::TagcSettings(const Options& options)
+    : ratio(options.ratio),
+      sparsity(options.sparsity),
+      block_elements(options.block_elements),
+      peel_rounds(options.peel_rounds),
+      cell_type(cell_type_of(options.cell_type)) {
+  options.validate();
+  ISTHMUS_CHECK(OptionError, options.error_feedback != "off",
+                "error_feedback is off, must be codec or on with tagc, which drops most of a gradient in each step");
+}
+
+TagcShape TagcSettings::shape(int64_t num_elements) const {
+  if (block_elements != 0) {
+    return shape_with_blocks(*this, num_elements, block_elements);
+  }
+  TagcShape shape = shape_with_blocks(*this, num_elements, kLongestChosenBlock);
+  while (shape.num_rows < kWantedRows && shape.block_elements > kMinBlockElements) {
+    shape = shape_with_blocks(*this, num_elements, shape.block_elements / 2);
+  }
+  return shape;
+}
+
+int64_t TagcSettings::keep(int64_t num_elements) const {
+  // 1 - .9 is a little below .1: do not lose an element to that.
+  constexpr double kRoundingSlack = 1e-6;
+  const double share = (1 - sparsity) * static_cast<double>(num_elements);
+  const int64_t keep = static_cast<int64_t>(std::floor(share + kRoundingSlack));
+  return std::clamp<int64_t>(keep, std::min<int64_t>(1, num_elements), num_elements);
+}
+
+kernels::TagcLayout tagc_layout(const TagcShape& shape) {
+  constexpr int64_t kSectionBytes = 64;  // every section begins at a multiple of this
+  const auto round_up = [](int64_t bytes) { return divide_up(bytes, kSectionBytes) * kSectionBytes; };
+  kernels::TagcLayout layout = {};
+  layout.flags = round_up(sizeof(PacketHeader));
+  layout.index = layout.flags + round_up(shape.flag_words() * 8);
+  layout.scales = layout.index + round_up(shape.index_words() * 8);
+  layout.sketch = layout.scales + round_up(shape.scale_bytes());
+  layout.end = layout.sketch + shape.sketch_bytes();
+  return layout;
+}
+
+PacketHeader make_tagc_header(const TagcShape& shape, int64_t peel_rounds, PacketContext context) {
+  PacketHeader header;
+  header.codec = CodecId::kTagc;
+  header.dtype = DataType::kFloat32;
+  header.unit_hash = context.unit_hash;
+  header.step = context.step;
+  header.segment = context.segment;
+  header.sender = context.sender;
+  header.num_elements = static_cast<uint64_t>(shape.num_elements);
+  header.settings = static_cast<uint64_t>(std::countr_zero(static_cast<uint64_t>(shape.block_elements))) |
+                    static_cast<uint64_t>(peel_rounds) << 8 | static_cast<uint64_t>(shape.cell_type) << 24 |
+                    static_cast<uint64_t>(shape.num_rows) << 32;
+  return header;
+}
+
+void check_tagc_piece(ConstBuffer piece, ConstBuffer residual, ConstBuffer packet, int64_t packet_bytes) {
+  ISTHMUS_CHECK(Error, piece.dtype == DataType::kFloat32 && residual.dtype == DataType::kFloat32,
+                "codec tagc encodes float32 pieces with float32 residuals, not ", to_string(piece.dtype), " with ",
+                to_string(residual.dtype));
+  ISTHMUS_CHECK(Error, residual.num_elements == piece.num_elements, "codec tagc: residual of ", residual.num_elements,
+                " elements for a piece of ", piece.num_elements);
+  ISTHMUS_CHECK(Error, packet.bytes() == packet_bytes, "codec tagc: packet of ", packet.bytes(), " bytes where ",
+                packet_bytes, " are needed");
+}
+
+void check_tagc_packets(ConstBuffer packets, int64_t num_packets, ConstBuffer out, int64_t packet_bytes) {
+  ISTHMUS_CHECK(Error, out.dtype == DataType::kFloat32, "codec tagc decodes to float32, not ", to_string(out.dtype));
+  ISTHMUS_CHECK(Error, packets.bytes() == num_packets * packet_bytes, "codec tagc: ", packets.bytes(), " bytes for ",
+                num_packets, " packets of ", packet_bytes);
+}
+
+uint64_t tagc_seed(PacketContext context) {
+  constexpr uint64_t kOdd = 0xd1342543de82ef95;
+  return context.unit_hash ^ (context.step + 1) * kOdd;
+}
+
+int64_t tagc_first_block(const TagcShape& shape, PacketContext context) {
+  // A stride near the golden ratio visits all parts of the piece within a few steps.
+  constexpr uint64_t kStride = 0x9e3779b9;
+  const uint64_t place = (context.step * kStride) & 0xffffffff;
+  return static_cast<int64_t>(place * static_cast<uint64_t>(shape.num_blocks) >> 32);
+}
+
+const kernels::BlockRows* TagcScratch::hash(const TagcShape& shape, uint64_t seed) {
+  kernels::BlockRows* block_rows = grow(rows, shape.num_blocks);
+  kernels::tagc_kernels().hash_blocks(shape, seed, block_rows);
+  return block_rows;
+}
+
+kernels::PeelScratch TagcScratch::peel(const TagcShape& shape, const uint64_t* marks, const uint64_t* flagged_blocks) {
+  uint64_t* keys = grow(remaining, shape.index_words());
+  std::copy_n(marks, shape.index_words(), keys);
+  for (int64_t word = 0; flagged_blocks != nullptr && word < shape.flag_words(); ++word) {
+    for (uint64_t flagged = flagged_blocks[word]; flagged != 0; flagged &= flagged - 1) {
+      const int64_t block = 64 * word + std::countr_zero(flagged);
+      std::fill_n(keys + block * shape.block_words(), shape.block_words(), 0);
+    }
+  }
+  const int64_t row_words = shape.num_rows * shape.block_words();
+  return {keys, grow(once, row_words), grow(twice, row_words), grow(active, shape.num_blocks)};
+}
+
+kernels::ValueScratch TagcScratch::values(const TagcShape& shape, const kernels::PeelScratch& keys) {
+  int64_t num_keys = 0;
+  for (int64_t word = 0; word < shape.index_words(); ++word) {
+    num_keys += std::popcount(keys.remaining[word]);
+  }
+  return {grow(waiting_keys, shape.index_words()), grow(keys_before, shape.index_words()),
+          grow(waiting_values, num_keys)};
+}
+
+}  // namespace isthmus

@@ -1,0 +1,111 @@
+// What BackendIsthmus tells about itself.
+#include <algorithm>
+
+#include "isthmus/error.h"
+#include "torch/backend/internal.h"
+
+namespace isthmus::torch_backend {
+namespace {
+
+// Steps are counted on every device.
+void add(const Stats& device, Stats& total) {
+  for (size_t i = 0; i < total.collectives.size(); ++i) {
+    total.collectives[i] += device.collectives[i];
+  }
+  total.codec += device.codec;
+  total.compressed_calls += device.compressed_calls;
+  for (const auto& [reason, calls] : device.exact_calls) {
+    total.exact_calls[reason] += calls;
+  }
+  total.skipped_steps = std::max(total.skipped_steps, device.skipped_steps);
+  total.skipped_elements += device.skipped_elements;
+  total.num_units += device.num_units;
+  total.residual_bytes += device.residual_bytes;
+  total.scratch_bytes += device.scratch_bytes;
+  total.units.insert(device.units.begin(), device.units.end());
+}
+
+}  // namespace
+
+BackendStats BackendIsthmus::stats() {
+  process_.require_this();
+  std::lock_guard lock(mutex_);
+  BackendStats stats;
+  stats.node_map = map_.to_string();
+  stats.node_map_source = node_map_source_;
+  isthmus::Options options = values_;
+  options.gradients = gradients_;
+  stats.options = options.to_string();
+  stats.calls = calls_;
+  if (communicator_) {
+    Stats& cpu = stats.devices["cpu"] = communicator_->stats();
+    for (const auto& transport : transports_) {
+      cpu.scratch_bytes += transport->scratch_bytes();
+    }
+  }
+  if (const auto gpu = cuda_ ? cuda_->stats() : std::nullopt) {
+    stats.devices[gpu->device] = gpu->path;
+  }
+  for (const auto& [device, path] : stats.devices) {
+    add(path, stats.path);
+  }
+  for (const auto& [reason, calls] : exact_calls_) {
+    stats.path.exact_calls[reason] += calls;
+  }
+  stats.path.units.insert(world_units_.begin(), world_units_.end());
+  stats.notes = notes(stats.path);
+  return stats;
+}
+
+std::vector<std::string> BackendIsthmus::notes(const Stats& path) const {
+  if (!two_tier()) {
+    return {"no two-tier path: it needs several nodes with equally many ranks, and this group has " + map_.to_string()};
+  }
+  std::vector<std::string> notes;
+  if (!communicator_) {
+    notes.emplace_back("shut down");
+  }
+  const auto explain_exact = [&](const char* reason, const char* explanation) {
+    const auto found = path.exact_calls.find(reason);
+    if (found != path.exact_calls.end()) {
+      notes.push_back(detail::concatenate("exact reductions: ", found->second, ' ', explanation));
+    }
+  };
+  explain_exact(kUnlabelled,
+                "in backward passes, because nothing says that they are gradients: call isthmus.prepare(model), or set "
+                "gradients=\"backward\" if all reductions in backward passes of this group are (compiled graphs need "
+                "that)");
+  explain_exact(kReplicas,
+                "of units in which tensor parallelism splits some parameters and copies others: give those that it "
+                "copies (norms, biases) a unit of their own, fully_shard([block.norm1, block.norm2])");
+  explain_exact(kWhoseResidual,
+                "in backward passes, because nothing says whose gradients they are, and another's residual must not be "
+                "added to them: call isthmus.prepare(model), or take a codec that keeps none (quant)");
+  explain_exact(kMayHoldCopies,
+                "in backward passes, because nothing says whose gradients they are: ranks outside of this group may "
+                "reduce copies of the same parameters, as under tensor parallelism, and must get the same bits. Call "
+                "isthmus.prepare(model)");
+  explain_exact(kUnknownCaller,
+                "of FSDP2 units, because FSDP2's own object was not found in the calling stack: do not compile the "
+                "backward pass, or report the version of torch");
+  explain_exact(kUnknownParameter,
+                "of FSDP1 units that cannot be told apart: call isthmus.prepare(model), or do not compile the backward "
+                "pass");
+  return notes;
+}
+
+void BackendIsthmus::reset_stats() {
+  process_.require_this();
+  std::lock_guard lock(mutex_);
+  calls_.clear();
+  exact_calls_.clear();
+  world_units_.clear();
+  if (communicator_) {
+    communicator_->reset_stats();
+  }
+  if (cuda_) {
+    cuda_->reset_stats();
+  }
+}
+
+}  // namespace isthmus::torch_backend

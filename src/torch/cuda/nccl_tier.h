@@ -1,0 +1,71 @@
+// A tier over a c10d backend of CUDA tensors (NCCL).
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "isthmus/transport.h"
+#include "torch/sides/c10d_transport.h"
+
+namespace isthmus::torch_backend {
+
+// The backend is asked for synchronous operations while the given stream is the current one: so it enqueues them there,
+// and nobody waits. Its own timeout, watchdog and flight recorder hold. Sums are taken in the type of the summands,
+// float16 ones divided so that they cannot overflow. An all-reduce by kBitOr is not supported.
+//
+// abort() lets later operations fail. Whoever owns the backend aborts that, once, and with it what is under way.
+//
+// Between begin_group() and end_group() all operations are given one stream. Reduce-scatters and all-gathers of a group
+// start together.
+class NcclTier final : public Transport {
+ public:
+  // tier: "intra", "inter", for errors. between_nodes: every other rank sits on another node; else none does.
+  NcclTier(std::string tier, BackendPtr backend, at::Device device, bool between_nodes);
+
+  int rank() const override { return backend_->getRank(); }
+  int size() const override { return backend_->getSize(); }
+  SumType sum_type(DataType in) const override;
+  void begin_group() override { grouped_ = true; }
+  void end_group() override;
+  HandlePtr reduce_scatter(ConstBuffer in, Buffer out, Stream stream) override;
+  HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream stream) override;
+  HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) override;
+  HandlePtr all_reduce(Buffer data, ReduceOp op, Stream stream) override;
+  Traffic traffic() const override;
+  void abort() override { aborted_ = true; }
+
+ private:
+  // Operations that start together.
+  struct Batch {
+    std::vector<at::Tensor> inputs;
+    std::vector<at::Tensor> outputs;
+  };
+
+  at::Tensor tensor(ConstBuffer buffer) const;
+  c10d::ReduceOp sum_of(DataType dtype) const;
+  void start_reduce_scatters(Stream stream);
+  void start_all_gathers(Stream stream);
+  template <typename Action>
+  void guard(const char* operation, Stream stream, Action action) const;
+  void count_sent(int64_t bytes);
+
+  const std::string tier_;
+  const BackendPtr backend_;
+  const at::Device device_;
+  const bool between_nodes_;
+  std::atomic<bool> aborted_{false};
+  bool grouped_ = false;
+  Stream group_stream_;
+  Batch reduce_scatters_;
+  DataType sum_dtype_ = DataType::kFloat32;  // of reduce_scatters_
+  Batch all_gathers_;
+  mutable std::mutex traffic_mutex_;
+  Traffic traffic_;
+};
+
+}  // namespace isthmus::torch_backend

@@ -1,0 +1,74 @@
+#include "torch/cuda/torch_cuda_device.h"
+
+#include <ATen/record_function.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace isthmus::torch_backend {
+namespace {
+
+// Memory that the lanes of a device use.
+class LaneMemory {
+ public:
+  LaneMemory(c10::DataPtr data, std::vector<c10::cuda::CUDAStream> lanes)
+      : data_(std::move(data)), lanes_(std::move(lanes)) {}
+  ~LaneMemory() {
+    for (const auto lane : lanes_) {
+      c10::cuda::CUDACachingAllocator::recordStream(data_, lane);
+    }
+  }
+  LaneMemory(const LaneMemory&) = delete;
+  LaneMemory& operator=(const LaneMemory&) = delete;
+
+  void* get() const { return data_.get(); }
+
+ private:
+  c10::DataPtr data_;
+  std::vector<c10::cuda::CUDAStream> lanes_;
+};
+
+// The ranges that the calling thread is in.
+std::vector<std::unique_ptr<at::RecordFunction>>& open_ranges() {
+  thread_local std::vector<std::unique_ptr<at::RecordFunction>> ranges;
+  return ranges;
+}
+
+}  // namespace
+
+// From the allocator's pool of a lane, where memory is given out again when all lanes are done with it. What the
+// caller's pool gives may still be in use by what the caller enqueued, and a unit's residual is cleared on its lane
+// before that is ordered behind the caller's stream.
+DeviceMemory TorchCudaDevice::allocate(int64_t bytes) {
+  const c10::cuda::CUDAGuard on_device(static_cast<c10::DeviceIndex>(ordinal()));
+  std::vector<c10::cuda::CUDAStream> lanes;
+  for (int i = 0; i < kNumLanes; ++i) {
+    const auto handle = static_cast<cudaStream_t>(lane(static_cast<Lane>(i)).handle);
+    lanes.push_back(c10::cuda::getStreamFromExternal(handle, static_cast<c10::DeviceIndex>(ordinal())));
+  }
+  const c10::cuda::CUDAStreamGuard on_lane(lanes.front());
+  auto data = c10::cuda::CUDACachingAllocator::get()->allocate(static_cast<size_t>(std::max<int64_t>(bytes, 1)));
+  const auto memory = std::make_shared<LaneMemory>(std::move(data), std::move(lanes));
+  return {memory, memory->get()};
+}
+
+void TorchCudaDevice::begin_range(const char* name) {
+  CudaDevice::begin_range(name);
+  auto range = std::make_unique<at::RecordFunction>(at::RecordScope::FUNCTION);
+  if (range->isActive()) {
+    range->before(name);
+  }
+  open_ranges().push_back(std::move(range));
+}
+
+void TorchCudaDevice::end_range() {
+  open_ranges().pop_back();
+  CudaDevice::end_range();
+}
+
+}  // namespace isthmus::torch_backend

@@ -1,0 +1,330 @@
+// isthmus._C: what Python needs of the backend. Built with the pybind11 that torch bundles, the only one whose types
+// are the same as torch's.
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "isthmus/error.h"
+#include "torch/backend/backend.h"
+#include "torch/module/module_simulated.h"
+#include "torch/module/module_units.h"
+
+namespace isthmus::torch_backend {
+namespace {
+
+using OptionsPtr = c10::intrusive_ptr<BackendOptions>;
+
+const OptionField& find_field(const std::string& name) {
+  for (const OptionField& field : option_fields()) {
+    if (name == field.name) {
+      return field;
+    }
+  }
+  std::string known;
+  for (const OptionField& field : option_fields()) {
+    known += (known.empty() ? "" : ", ") + std::string(field.name);
+  }
+  throw OptionError("there is no option " + name + "; there are " + known + ", timeout");
+}
+
+// A Python value as the text that an option's setter parses.
+std::string option_text(const OptionField& field, py::handle value) {
+  if (py::isinstance<py::bool_>(value)) {
+    return value.cast<bool>() ? "true" : "false";
+  }
+  if (!py::isinstance<py::str>(value) && !py::isinstance<py::int_>(value) && !py::isinstance<py::float_>(value)) {
+    throw py::type_error(detail::concatenate("option ", field.name, "=", py::repr(value).cast<std::string>(),
+                                             ": expected ", field.range, ", not a ",
+                                             py::type::of(value).attr("__name__").cast<std::string>()));
+  }
+  return py::str(value);
+}
+
+void set_field(BackendOptions& options, const OptionField& field, const std::string& text) {
+  field.set(options.values, text);
+  options.given.insert(field.name);
+}
+
+// An option's text as the Python value that has the type of its field.
+template <typename T>
+void bind_field(py::class_<BackendOptions, c10d::Backend::Options, OptionsPtr>& type, const char* name,
+                T isthmus::Options::*member) {
+  const OptionField& field = find_field(name);
+  const std::string users = field.users_text();
+  type.def_property(
+      name, [member](const BackendOptions& options) { return options.values.*member; },
+      [&field](BackendOptions& options, py::handle value) { set_field(options, field, option_text(field, value)); },
+      detail::concatenate(users.empty() ? "" : users + ": ", field.help, " ", field.range, ". ", field.environment)
+          .c_str());
+}
+
+OptionsPtr make_options(const py::kwargs& keywords) {
+  auto options = c10::make_intrusive<BackendOptions>(isthmus::Options::from_environment());
+  for (const OptionField& field : option_fields()) {
+    if (field.is_in_environment()) {
+      options->given.insert(field.name);
+    }
+  }
+  for (const auto& [key, value] : keywords) {
+    const auto name = key.cast<std::string>();
+    if (name == "timeout") {
+      try {
+        options->timeout = value.cast<std::chrono::milliseconds>();
+      } catch (const py::cast_error&) {
+        throw py::type_error(
+            detail::concatenate("timeout=", py::repr(value).cast<std::string>(), ": expected datetime.timedelta"));
+      }
+    } else {
+      const OptionField& field = find_field(name);
+      set_field(*options, field, option_text(field, value));
+    }
+  }
+  return options;
+}
+
+OptionsPtr copy_options(const BackendOptions& options) { return c10::make_intrusive<BackendOptions>(options); }
+
+py::tuple state_of(const BackendOptions& options) {
+  py::dict state;
+  for (const OptionField& field : option_fields()) {
+    state[field.name] = field.get(options.values);
+  }
+  state["timeout"] = options.timeout;
+  return py::make_tuple(state, options.given);
+}
+
+OptionsPtr from_state(const py::tuple& state) {
+  OptionsPtr options = make_options(py::kwargs(state[0].cast<py::dict>()));
+  options->given = state[1].cast<std::set<std::string>>();
+  return options;
+}
+
+// Of each option that was set and that the codec does not look at: name, value, codecs that do.
+std::vector<std::tuple<std::string, std::string, std::string>> without_effect(const BackendOptions& options) {
+  std::vector<std::tuple<std::string, std::string, std::string>> rows;
+  for (const OptionField& field : option_fields()) {
+    if (options.given.contains(field.name) && !options.values.uses(field)) {
+      rows.emplace_back(field.name, field.get(options.values), field.users_text());
+    }
+  }
+  return rows;
+}
+
+void bind_options(py::module_& module) {
+  py::class_<BackendOptions, c10d::Backend::Options, OptionsPtr> type(module, "Options");
+  type.def(py::init(&make_options), "Keyword arguments over ISTHMUS_* over defaults.")
+      .def("__repr__",
+           [](const BackendOptions& options) {
+             return "isthmus.Options(" + options.values.to_string() +
+                    " timeout=" + std::to_string(options.timeout.count() / 1000.0) + "s)";
+           })
+      .def("__str__", [](const BackendOptions& options) { return options.values.to_string(); })
+      .def("__eq__",
+           [](const BackendOptions& options, py::handle other) {
+             return py::isinstance<BackendOptions>(other) &&
+                    other.cast<const BackendOptions&>().values.to_string() == options.values.to_string();
+           })
+      .def("_without_effect", &without_effect,
+           "Of each option that was set and that the codec does not look at: name, value, codecs that do.")
+      .def("__copy__", &copy_options)
+      .def(
+          "__deepcopy__", [](const BackendOptions& options, const py::dict&) { return copy_options(options); },
+          py::arg("memo"))
+      .def(py::pickle(&state_of, &from_state));
+  bind_field(type, "nodes", &isthmus::Options::nodes);
+  bind_field(type, "codec", &isthmus::Options::codec);
+  bind_field(type, "tiers", &isthmus::Options::tiers);
+  bind_field(type, "inter_tier", &isthmus::Options::inter_tier);
+  bind_field(type, "bits", &isthmus::Options::bits);
+  bind_field(type, "group_elements", &isthmus::Options::group_elements);
+  bind_field(type, "rotate", &isthmus::Options::rotate);
+  bind_field(type, "scale", &isthmus::Options::scale);
+  bind_field(type, "scale_type", &isthmus::Options::scale_type);
+  bind_field(type, "rounding", &isthmus::Options::rounding);
+  bind_field(type, "error_feedback", &isthmus::Options::error_feedback);
+  bind_field(type, "sparsity", &isthmus::Options::sparsity);
+  bind_field(type, "value_type", &isthmus::Options::value_type);
+  bind_field(type, "ratio", &isthmus::Options::ratio);
+  bind_field(type, "cell_type", &isthmus::Options::cell_type);
+  bind_field(type, "index_bits", &isthmus::Options::index_bits);
+  bind_field(type, "block_elements", &isthmus::Options::block_elements);
+  bind_field(type, "peel_rounds", &isthmus::Options::peel_rounds);
+  bind_field(type, "own_piece", &isthmus::Options::own_piece);
+  bind_field(type, "dense_steps", &isthmus::Options::dense_steps);
+  bind_field(type, "ramp_steps", &isthmus::Options::ramp_steps);
+  bind_field(type, "segments", &isthmus::Options::segments);
+  bind_field(type, "error_interval", &isthmus::Options::error_interval);
+  bind_field(type, "error_budget", &isthmus::Options::error_budget);
+  bind_field(type, "inter_gbit", &isthmus::Options::inter_gbit);
+  bind_field(type, "intra_gbit", &isthmus::Options::intra_gbit);
+  bind_field(type, "units", &isthmus::Options::units);
+  bind_field(type, "gradients", &isthmus::Options::gradients);
+  bind_field(type, "min_elements", &isthmus::Options::min_elements);
+  bind_field(type, "two_tier_all_gather", &isthmus::Options::two_tier_all_gather);
+  bind_field(type, "max_units", &isthmus::Options::max_units);
+  bind_field(type, "device_timings", &isthmus::Options::device_timings);
+  bind_field(type, "log", &isthmus::Options::log);
+}
+
+py::dict to_dict(const Traffic& traffic) {
+  using namespace py::literals;
+  return py::dict("sent_bytes"_a = traffic.sent_bytes, "inter_node_sent_bytes"_a = traffic.inter_node_sent_bytes);
+}
+
+py::dict to_dict(const CollectiveStats& stats) {
+  using namespace py::literals;
+  return py::dict("calls"_a = stats.calls, "packed_calls"_a = stats.packed_calls, "intra"_a = to_dict(stats.intra),
+                  "inter"_a = to_dict(stats.inter), "flat"_a = to_dict(stats.flat), "intra_s"_a = stats.intra_s,
+                  "exchange_s"_a = stats.exchange_s, "encode_s"_a = stats.encode_s, "decode_s"_a = stats.decode_s);
+}
+
+py::dict to_dict(const CodecCounts& counts) {
+  using namespace py::literals;
+  return py::dict("encoded_elements"_a = counts.encoded_elements, "kept_elements"_a = counts.kept_elements,
+                  "held_back_elements"_a = counts.held_back_elements,
+                  "estimated_elements"_a = counts.estimated_elements, "non_finite_blocks"_a = counts.non_finite_blocks);
+}
+
+}  // namespace
+
+std::optional<double> ratio(double part, double whole) {
+  return whole > 0 ? std::optional(part / whole) : std::nullopt;
+}
+
+py::dict to_dict(const UnitStats& unit) {
+  using namespace py::literals;
+  const double packet_bits = 8.0 * static_cast<double>(unit.packet_bytes);
+  return py::dict("name"_a = unit.name, "collective"_a = to_string(unit.collective),
+                  "num_elements"_a = unit.num_elements, "codec"_a = unit.codec, "settings"_a = unit.settings,
+                  "reason"_a = unit.reason, "calls"_a = unit.calls, "coded_elements"_a = unit.coded_elements,
+                  "packet_bytes"_a = unit.packet_bytes,
+                  "bits_per_element"_a = ratio(packet_bits, static_cast<double>(unit.coded_elements)),
+                  "relative_squared_error"_a = ratio(unit.dropped_squares, unit.given_squares));
+}
+
+py::dict to_dict(const isthmus::Stats& path) {
+  using namespace py::literals;
+  py::dict collectives;
+  for (int i = 0; i < kNumCollectives; ++i) {
+    collectives[to_string(static_cast<Collective>(i))] = to_dict(path.collectives[i]);
+  }
+  py::list units;
+  for (const auto& [hash, unit] : path.units) {
+    units.append(to_dict(unit));
+  }
+  return py::dict("collectives"_a = collectives, "codec"_a = to_dict(path.codec),
+                  "compressed_calls"_a = path.compressed_calls, "exact_calls"_a = path.exact_calls,
+                  "skipped_steps"_a = path.skipped_steps, "skipped_elements"_a = path.skipped_elements,
+                  "num_units"_a = path.num_units, "residual_bytes"_a = path.residual_bytes,
+                  "scratch_bytes"_a = path.scratch_bytes, "units"_a = units);
+}
+
+namespace {
+
+py::dict to_dict(const BackendStats& stats) {
+  using namespace py::literals;
+  py::dict devices;
+  for (const auto& [device, path] : stats.devices) {
+    devices[device.c_str()] = torch_backend::to_dict(path);
+  }
+  return py::dict("node_map"_a = stats.node_map, "node_map_source"_a = stats.node_map_source,
+                  "options"_a = stats.options, "calls"_a = stats.calls, **torch_backend::to_dict(stats.path),
+                  "devices"_a = devices, "notes"_a = stats.notes);
+}
+
+BackendStats stats_without_gil(BackendIsthmus& backend) {
+  const py::gil_scoped_release unlocked;
+  return backend.stats();
+}
+
+c10::intrusive_ptr<BackendIsthmus> make_backend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                                                const OptionsPtr& options, std::vector<int> node_of_rank,
+                                                std::string node_map_source, BackendPtr world, TierParts intra,
+                                                TierParts inter, TierParts flat, std::optional<CudaParts> cuda,
+                                                std::string no_cuda, bool covers_job) {
+  return c10::make_intrusive<BackendIsthmus>(
+      BackendParts{std::move(store), rank, size, copy_options(*options), std::move(node_of_rank),
+                   std::move(node_map_source), std::move(world), std::move(intra), std::move(inter), std::move(flat),
+                   std::move(cuda), std::move(no_cuda), covers_job});
+}
+
+void bind_backend(py::module_& module) {
+  using namespace py::literals;
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  // isthmus._mpi makes them.
+  // NOLINTNEXTLINE(bugprone-unused-raii): its constructor makes the type known
+  py::class_<MessageTransport, std::shared_ptr<MessageTransport>>(module, "Transport");
+  py::class_<CudaParts>(module, "CudaParts")
+      .def(py::init([](BackendPtr world, BackendPtr intra, BackendPtr inter, BackendPtr gather_intra,
+                       BackendPtr gather_inter) {
+             return CudaParts{std::move(world), std::move(intra), std::move(inter), std::move(gather_intra),
+                              std::move(gather_inter)};
+           }),
+           py::kw_only(), "world"_a, "intra"_a, "inter"_a, "gather_intra"_a, "gather_inter"_a);
+  BackendClass type(module, "Backend");
+  type.def(py::init(&make_backend), unlocked, py::kw_only(), "store"_a, "rank"_a, "size"_a, "options"_a,
+           "node_of_rank"_a, "node_map_source"_a = "", "world"_a, "intra"_a, "inter"_a, "flat"_a, "cuda"_a = py::none(),
+           "no_cuda"_a = "", "covers_job"_a = true)
+      .def_property_readonly("options",
+                             [](BackendIsthmus& backend) {
+                               return c10::static_intrusive_pointer_cast<BackendOptions>(backend.getBackendOptions());
+                             })
+      .def("stats", [](BackendIsthmus& backend) { return to_dict(stats_without_gil(backend)); })
+      .def("reset_stats", &BackendIsthmus::reset_stats, unlocked)
+      // NCCL's ranks outside a new group take part in its making; here they have nothing to do.
+      .def(
+          "perform_nocolor_split", [](BackendIsthmus&, py::handle) {}, "device"_a)
+      .def_property_readonly("node_of_rank", &BackendIsthmus::node_of_rank)
+      .def_property_readonly("global_ranks", &BackendIsthmus::global_ranks);
+  bind_units(module, type);
+}
+
+void bind_errors(py::module_& module) {
+  const auto error = py::register_exception<Error>(module, "Error", PyExc_RuntimeError);
+  const auto option_bases = py::make_tuple(error, py::handle(PyExc_ValueError));
+  py::register_exception<OptionError>(module, "OptionError", option_bases);
+  py::register_exception<PacketError>(module, "PacketError", error);
+  py::register_exception<TransportError>(module, "TransportError", error);
+}
+
+void bind_functions(py::module_& module) {
+  module.def(
+      "option_fields",
+      [] {
+        std::vector<std::tuple<std::string, std::string, std::string, std::string, std::string>> rows;
+        for (const OptionField& field : option_fields()) {
+          rows.emplace_back(field.name, field.environment, field.range, field.help, field.users_text());
+        }
+        return rows;
+      },
+      "Of each option: name, environment variable, range, help, codecs that look at it (empty: whatever it is).");
+  module.def(
+      "parse_nodes",
+      [](const std::string& text, int world_size) { return NodeMap::parse(text, world_size).node_of_rank(); },
+      "The node of each rank.");
+  module.def("describe_nodes", [](const std::vector<int>& node_of_rank) { return NodeMap(node_of_rank).to_string(); });
+  module.def("shutdown_all", &shutdown_all, py::call_guard<py::gil_scoped_release>(),
+             "Shuts down every backend of this process.");
+  module.def(
+      "set_split_function",
+      [](py::object function) {
+        set_split_function([function = function.release()](const auto& store, int rank, int size, const auto& options) {
+          py::gil_scoped_acquire gil;
+          return function(store, rank, size, options).template cast<BackendPtr>();
+        });
+      },
+      "How Backend.split constructs a backend: function(store, rank, size, options).");
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "The native part of isthmus.";
+  py::module_::import("torch._C._distributed_c10d");  // registers the base types
+  bind_errors(module);
+  bind_options(module);
+  bind_backend(module);
+  bind_simulated_nodes(module);
+  bind_functions(module);
+}
+
+}  // namespace isthmus::torch_backend

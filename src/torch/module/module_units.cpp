@@ -1,0 +1,121 @@
+#include "torch/module/module_units.h"
+
+#include <array>
+
+namespace isthmus::torch_backend {
+namespace {
+
+constexpr std::array kReductions{Collective::kReduceScatter, Collective::kAllReduce};
+constexpr std::array kFloatingTypes{DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16, DataType::kFloat64};
+
+// The one of `values` that to_string() calls `text`.
+template <typename Values>
+auto named(const Values& values, const std::string& text, const char* what) {
+  for (const auto value : values) {
+    if (text == to_string(value)) {
+      return value;
+    }
+  }
+  throw py::value_error(std::string("unit state: there is no ") + what + " \"" + text + "\"");
+}
+
+UnitTag make_tag(std::string name, uint64_t layout, const std::string& exact) {
+  return {std::move(name), layout, interned(exact)};
+}
+
+py::object tensor_or_empty(const at::Tensor& tensor) {
+  return py::cast(tensor.defined() ? tensor : at::empty({0}, at::kFloat));
+}
+
+py::dict to_dict(const SavedUnit& unit) {
+  using namespace py::literals;
+  return py::dict("name"_a = unit.key.name, "num_elements"_a = unit.key.num_elements,
+                  "dtype"_a = to_string(unit.key.dtype), "collective"_a = to_string(unit.key.collective),
+                  "layout"_a = unit.key.layout, "step"_a = unit.step, "scale"_a = unit.scale,
+                  "residual"_a = tensor_or_empty(unit.residual),
+                  "result_residual"_a = tensor_or_empty(unit.result_residual));
+}
+
+SavedUnit from_dict(const py::dict& state) {
+  SavedUnit unit;
+  unit.key.name = state["name"].cast<std::string>();
+  unit.key.num_elements = state["num_elements"].cast<int64_t>();
+  unit.key.dtype = named(kFloatingTypes, state["dtype"].cast<std::string>(), "dtype");
+  unit.key.collective = named(kReductions, state["collective"].cast<std::string>(), "collective");
+  unit.key.layout = state["layout"].cast<uint64_t>();
+  unit.step = state["step"].cast<uint64_t>();
+  unit.scale = state["scale"].cast<double>();
+  unit.residual = state["residual"].cast<at::Tensor>();
+  unit.result_residual = state["result_residual"].cast<at::Tensor>();
+  return unit;
+}
+
+void set_python_functions(py::object fsdp2_caller, py::object why_fsdp1_is_exact) {
+  set_fsdp_functions({[function = fsdp2_caller.release()] {
+                        const py::gil_scoped_acquire gil;
+                        auto [owner, name, layout, exact] =
+                            function().template cast<std::tuple<uint64_t, std::string, uint64_t, std::string>>();
+                        return Fsdp2Caller{owner, make_tag(std::move(name), layout, exact)};
+                      },
+                      [function = why_fsdp1_is_exact.release()](const at::Tensor& flat_parameter) {
+                        const py::gil_scoped_acquire gil;
+                        return interned(function(flat_parameter).template cast<std::string>());
+                      }});
+}
+
+void bind_tags(py::module_& module) {
+  using namespace py::literals;
+  module.attr("REPLICAS") = kReplicas;
+  module.def(
+      "push_unit",
+      [](std::string name, uint64_t layout, const std::string& exact) {
+        push_unit(make_tag(std::move(name), layout, exact));
+      },
+      "name"_a, "layout"_a, "exact"_a,
+      "Reductions of this thread are gradients of this unit until pop_unit(). layout: 0 if unknown. exact: why the "
+      "unit "
+      "must stay exact; empty if it need not.");
+  module.def("pop_unit", &pop_unit, "Ends the innermost push_unit() of this thread.");
+  module.def(
+      "name_parameter",
+      [](const at::Tensor& parameter, std::string name, uint64_t layout, const std::string& exact) {
+        name_parameter(parameter, make_tag(std::move(name), layout, exact));
+      },
+      "parameter"_a, "name"_a, "layout"_a, "exact"_a,
+      "Names the reductions of this parameter's gradient: those that FSDP1 issues from the post-backward hook of a "
+      "flat "
+      "parameter, and those of a DTensor that is gathered before it is used.");
+  module.def(
+      "set_fsdp_functions", &set_python_functions, "fsdp2_caller"_a, "why_fsdp1_is_exact"_a,
+      "What is asked in reductions that FSDP labels. fsdp2_caller() returns (owner, name, layout, exact): owner: a "
+      "number of FSDP2's object, 0 if unknown; name: empty if it was not prepared. why_fsdp1_is_exact(parameter): "
+      "empty if it need not be.");
+}
+
+}  // namespace
+
+void bind_units(py::module_& module, BackendClass& backend) {
+  using namespace py::literals;
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  bind_tags(module);
+  backend
+      .def(
+          "unit_states",
+          [](BackendIsthmus& self) {
+            py::list states;
+            for (const SavedUnit& unit : self.unit_states()) {
+              states.append(to_dict(unit));
+            }
+            return states;
+          },
+          "The state of this rank's units, copied.")
+      .def(
+          "load_unit", [](BackendIsthmus& self, const py::dict& state) { self.load_unit(from_dict(state)); }, "state"_a)
+      .def("clear_units", &BackendIsthmus::clear_units, unlocked)
+      .def("scale_residuals", &BackendIsthmus::scale_residuals, unlocked, "factor"_a)
+      .def("count_step", &BackendIsthmus::count_step, unlocked)
+      .def("count_skipped_step", &BackendIsthmus::count_skipped_step, unlocked)
+      .def("set_gradients", &BackendIsthmus::set_gradients, unlocked, "mode"_a);
+}
+
+}  // namespace isthmus::torch_backend

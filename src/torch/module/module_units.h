@@ -1,0 +1,15 @@
+// Python's side of units: tags, identities and state.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "torch/backend/backend.h"
+
+namespace isthmus::torch_backend {
+
+using BackendClass = py::class_<BackendIsthmus, c10d::Backend, c10::intrusive_ptr<BackendIsthmus>>;
+
+// Adds functions to the module and methods to the class.
+void bind_units(py::module_& module, BackendClass& backend);
+
+}  // namespace isthmus::torch_backend

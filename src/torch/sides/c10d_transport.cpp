@@ -1,0 +1,131 @@
+#include "torch/sides/c10d_transport.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "isthmus/error.h"
+#include "stable_hash.h"
+#include "torch/backend/internal.h"
+
+namespace isthmus::torch_backend {
+namespace {
+
+// Tags of data are below this; close_connections() waits for a message with this one, which nobody sends.
+constexpr int kAbortTag = 1 << 24;
+
+at::Tensor as_tensor(ConstBuffer buffer) {
+  return at::from_blob(const_cast<void*>(buffer.data), {buffer.bytes()}, at::kByte);
+}
+
+}  // namespace
+
+// Messages are paired by tag. A tag says what the message is, as well: where ranks disagree about that, nothing arrives
+// and the deadline passes, whereas Gloo ends the process if it gets a message of another size.
+class C10dTransport::Messages final : public MessageTransport::Exchange {
+ public:
+  Messages(C10dTransport& transport, Operation operation)
+      : Exchange(transport, operation), transport_(transport), number_(transport.next_exchange_++) {}
+
+  void wait(Stream /*stream*/) override {
+    for (auto& message : messages_) {
+      guard(message.what, message.peer, [&] {
+        const bool arrived = message.work->wait(remaining());
+        ISTHMUS_CHECK(TransportError, arrived, "aborted");
+      });
+    }
+    messages_.clear();
+  }
+
+ private:
+  struct Message {
+    const char* what;
+    int peer;
+    c10::intrusive_ptr<c10d::Work> work;
+  };
+
+  void post_receive(int peer, Buffer buffer) override {
+    post("receiving from", peer, buffer,
+         [&](std::vector<at::Tensor>& tensors) { return transport_.backend_->recv(tensors, peer, tag(buffer)); });
+  }
+  void post_send(int peer, ConstBuffer buffer) override {
+    post("sending to", peer, buffer,
+         [&](std::vector<at::Tensor>& tensors) { return transport_.backend_->send(tensors, peer, tag(buffer)); });
+  }
+
+  template <typename Start>
+  void post(const char* what, int peer, ConstBuffer buffer, Start start) {
+    guard(what, peer, [&] {
+      std::vector<at::Tensor> tensors{as_tensor(buffer)};
+      messages_.push_back({what, peer, start(tensors)});
+    });
+  }
+
+  int tag(ConstBuffer buffer) const {
+    const auto hash = StableHash().add(to_string(operation())).add(number_).add(buffer.bytes());
+    return static_cast<int>(hash.value() % kAbortTag);
+  }
+
+  std::chrono::milliseconds remaining() const {
+    if (transport_.deadline() == Clock::time_point::max()) {
+      return kNoTimeout;  // the backend's own
+    }
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(transport_.deadline() - Clock::now());
+    return std::max(left, std::chrono::milliseconds(1));
+  }
+
+  template <typename Action>
+  void guard(const char* what, int peer, Action action) {
+    const auto where = [&] {
+      return detail::concatenate(transport_.tier(), " ", to_string(operation()), ", ", what, " rank ",
+                                 transport_.global_rank(peer), ": ");
+    };
+    ISTHMUS_CHECK(TransportError, !transport_.aborted_, where(), "aborted");
+    try {
+      action();
+    } catch (const c10::Error& error) {
+      throw TransportError(where() + first_line(error.what_without_backtrace()));
+    } catch (const std::exception& error) {
+      throw TransportError(where() + first_line(error.what()));
+    }
+  }
+
+  C10dTransport& transport_;
+  const int64_t number_;
+  std::vector<Message> messages_;
+};
+
+C10dTransport::C10dTransport(std::string tier, BackendPtr backend, std::vector<int> global_ranks,
+                             const std::vector<int>& node_of_rank)
+    : MessageTransport(std::move(tier), backend->getRank(), std::move(global_ranks), node_of_rank),
+      backend_(std::move(backend)) {
+  ISTHMUS_CHECK(Error, size() == backend_->getSize(), this->tier(), " tier of ", backend_->getSize(), " ranks got ",
+                size());
+}
+
+C10dTransport::~C10dTransport() = default;
+
+std::unique_ptr<MessageTransport::Exchange> C10dTransport::start_exchange(Operation operation) {
+  return std::make_unique<Messages>(*this, operation);
+}
+
+void C10dTransport::abort() {
+  if (aborted_.exchange(true) || size() < 2) {
+    return;
+  }
+  close_connections(*backend_);
+}
+
+void close_connections(c10d::Backend& backend) {
+  try {
+    backend.abort();  // nothing on Gloo
+    std::vector<at::Tensor> tensors{at::empty({1}, at::kByte)};
+    backend.recv(tensors, (backend.getRank() + 1) % backend.getSize(), kAbortTag)->wait(std::chrono::milliseconds(1));
+  } catch (const std::exception&) {
+    // The timeout is the point: Gloo then closes every connection of this rank's backend.
+  }
+}
+
+}  // namespace isthmus::torch_backend

@@ -1,0 +1,37 @@
+// One operation of the two-tier path, on the CPU or on a GPU.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "isthmus/communicator.h"
+#include "torch/faults/fault_board.h"
+
+namespace isthmus::torch_backend {
+
+struct TwoTierCall {
+  FaultReport operation;  // without phase and error
+  c10d::OpType type = c10d::OpType::UNKNOWN;
+  const char* title = nullptr;           // for profilers
+  std::optional<uint64_t> exposed_unit;  // of which the time that callers wait for it is measured
+  at::Tensor input;                      // contiguous
+  at::Tensor output;                     // the caller's
+  at::Tensor written;  // contiguous: `output` itself, or what is copied there when the operation is done
+  std::chrono::milliseconds timeout{0};
+  std::function<EventPtr(Communicator&, Stream)> run;  // reads `input`, writes `written`
+
+  // After run(): in the calling thread, on its current stream.
+  void copy_back() const {
+    if (!written.is_same(output)) {
+      const at::NoGradGuard no_grad;
+      output.copy_(written, /*non_blocking=*/true);
+    }
+  }
+};
+
+}  // namespace isthmus::torch_backend

@@ -1,0 +1,178 @@
+#include "torch/units/gradient_labels.h"
+
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace isthmus::torch_backend {
+namespace {
+
+constexpr std::string_view kFsdp2Label = "FSDP::post_backward_reduce";
+constexpr std::string_view kFsdp1Label = "FullyShardedDataParallel._post_backward_hook";
+constexpr std::string_view kOptimizerLabel = "Optimizer.step#";
+
+struct ActiveLabel {
+  uint64_t id;
+  GradientLabel label;
+};
+thread_local std::vector<ActiveLabel> active_labels;
+thread_local uint64_t next_label_id = 0;
+thread_local std::vector<UnitTag> pushed_units;
+std::atomic<uint64_t> optimizer_steps{0};
+
+struct ParameterTags {
+  std::mutex mutex;
+  std::map<const c10::TensorImpl*, std::pair<WeakParameter, UnitTag>> by_address;
+};
+
+ParameterTags& parameter_tags() {
+  static auto* tags = new ParameterTags;  // never destroyed: tensors may outlive static objects
+  return *tags;
+}
+
+// Carries a label from its beginning to its end.
+struct LabelContext final : at::ObserverContext {
+  explicit LabelContext(uint64_t label_id) : id(label_id) {}
+  uint64_t id;
+};
+
+std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& range) {
+  auto label = parse_gradient_label(range.name());
+  if (!label) {
+    // Inside a backward pass it is an optimizer for one parameter, called from a hook.
+    if (std::string_view(range.name()).starts_with(kOptimizerLabel) && current_graph_task() < 0) {
+      ++optimizer_steps;
+    }
+    return nullptr;
+  }
+  active_labels.push_back({next_label_id, *std::move(label)});
+  return std::make_unique<LabelContext>(next_label_id++);
+}
+
+void leave(const at::RecordFunction& /*range*/, at::ObserverContext* context) {
+  if (context == nullptr) {
+    return;
+  }
+  const uint64_t id = static_cast<LabelContext*>(context)->id;
+  std::erase_if(active_labels, [id](const ActiveLabel& active) { return active.id == id; });
+}
+
+// The node that gets all that `node` passes on; null if that is none or several.
+const torch::autograd::Node* only_input(const torch::autograd::Node& node) {
+  const torch::autograd::Node* only = nullptr;
+  for (const auto& edge : node.next_edges()) {
+    if (edge.function == nullptr) {
+      continue;
+    }
+    if (only != nullptr) {
+      return nullptr;
+    }
+    only = edge.function.get();
+  }
+  return only;
+}
+
+// Whether a node hands on the elements that it gets, in sum: a cast, a view, or a step between a DTensor and its part.
+// Others reduce activations inside of them, even where only a parameter stands behind them: embeddings do.
+bool keeps_elements(const torch::autograd::Node& node) {
+  static const std::set<std::string, std::less<>> names = {
+      "AliasBackward0",        "CloneBackward0",  "DetachBackward0", "NestedRedistributeBackward",
+      "RedistributeBackward",  "ToCopyBackward0", "ViewBackward0",   "_FromTorchTensorBackward",
+      "_ToTorchTensorBackward"};
+  return names.contains(node.name());
+}
+
+}  // namespace
+
+void install_label_tracking() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    at::addGlobalCallback(at::RecordFunctionCallback(enter, leave).scopes({at::RecordScope::USER_SCOPE}));
+  });
+}
+
+const char* interned(const std::string& text) {
+  if (text.empty()) {
+    return nullptr;
+  }
+  static std::mutex mutex;
+  static auto* texts = new std::set<std::string>;
+  const std::lock_guard lock(mutex);
+  return texts->insert(text).first->c_str();
+}
+
+std::optional<GradientLabel> parse_gradient_label(const char* label) {
+  const std::string_view text(label);
+  if (text == kFsdp2Label) {
+    return GradientLabel{Framework::kFsdp2, ""};
+  }
+  if (text == kFsdp1Label) {
+    return GradientLabel{Framework::kFsdp1, ""};
+  }
+  if (text.starts_with(kFsdp2Label)) {
+    const auto name = text.substr(kFsdp2Label.size());
+    if (name.size() > 3 && name.starts_with(" (") && name.ends_with(")")) {
+      return GradientLabel{Framework::kFsdp2, std::string(name.substr(2, name.size() - 3))};
+    }
+  }
+  return std::nullopt;
+}
+
+const GradientLabel* current_gradient_label() { return active_labels.empty() ? nullptr : &active_labels.back().label; }
+
+void push_unit(UnitTag tag) { pushed_units.push_back(std::move(tag)); }
+
+void pop_unit() {
+  TORCH_CHECK(!pushed_units.empty(), "isthmus: pop_unit() without push_unit() on this thread");
+  pushed_units.pop_back();
+}
+
+const UnitTag* current_unit() { return pushed_units.empty() ? nullptr : &pushed_units.back(); }
+
+void name_parameter(const at::Tensor& parameter, UnitTag tag) {
+  TORCH_CHECK_VALUE(parameter.defined(), "isthmus: name_parameter() of an undefined tensor");
+  ParameterTags& tags = parameter_tags();
+  const std::lock_guard lock(tags.mutex);
+  std::erase_if(tags.by_address, [](const auto& entry) { return entry.second.first.expired(); });
+  tags.by_address.insert_or_assign(parameter.unsafeGetTensorImpl(),
+                                   std::pair(WeakParameter(parameter.getIntrusivePtr()), std::move(tag)));
+}
+
+std::optional<UnitTag> parameter_tag(const WeakParameter& parameter) {
+  ParameterTags& tags = parameter_tags();
+  const std::lock_guard lock(tags.mutex);
+  const auto found = tags.by_address.find(parameter._unsafe_get_target());
+  return found == tags.by_address.end() ? std::nullopt : std::optional(found->second.second);
+}
+
+std::optional<WeakParameter> accumulated_parameter() {
+  const auto current = torch::autograd::get_current_node();  // a shared_ptr in torch 2.11, an intrusive_ptr in 2.15
+  const auto* node = dynamic_cast<const torch::autograd::AccumulateGrad*>(current.get());
+  return node == nullptr ? std::nullopt : std::optional<WeakParameter>(node->variable.getIntrusivePtr());
+}
+
+std::optional<WeakParameter> parameter_behind_node() {
+  const auto current = torch::autograd::get_current_node();
+  const torch::autograd::Node* node = current.get();
+  while (node != nullptr && keeps_elements(*node)) {
+    node = only_input(*node);
+    if (const auto* accumulates = dynamic_cast<const torch::autograd::AccumulateGrad*>(node)) {
+      return WeakParameter(accumulates->variable.getIntrusivePtr());
+    }
+  }
+  return std::nullopt;
+}
+
+int current_graph_task() { return torch::autograd::get_current_graph_task_id(); }
+
+uint64_t num_optimizer_steps() { return optimizer_steps; }
+
+}  // namespace isthmus::torch_backend

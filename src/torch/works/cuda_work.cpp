@@ -1,0 +1,118 @@
+#include "torch/works/cuda_work.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <thread>
+#include <utility>
+
+#include "isthmus/error.h"
+
+namespace isthmus::torch_backend {
+namespace {
+
+// How often a blocking wait looks.
+constexpr std::chrono::milliseconds kPause{1};
+
+Stream as_stream(c10::cuda::CUDAStream stream) { return {stream.stream()}; }
+
+}  // namespace
+
+CudaWork::CudaWork(int rank, const TwoTierCall& call, EventPtr done, CudaPlace place, Watcher watcher)
+    : Work(rank, call.type),
+      outputs_{call.output},
+      timeout_(call.timeout),
+      done_(std::move(done)),
+      place_(std::move(place)),
+      watcher_(std::move(watcher)),
+      held_{call.input, call.output, call.written} {}
+
+// Of the streams involved that of the aftermath alone is certain to live as long as the tensors do.
+CudaWork::~CudaWork() {
+  if (held_.empty()) {
+    return;
+  }
+  try {
+    process_.require_this();
+    place_.device->wait(done_, as_stream(place_.aftermath));
+    for (const at::Tensor& tensor : held_) {
+      c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), place_.aftermath);
+    }
+  } catch (const std::exception&) {  // CUDA does not work here: the memory is left alone
+    new std::vector<at::Tensor>(std::move(held_));
+  }
+}
+
+bool CudaWork::isCompleted() {
+  process_.require_this();
+  try {
+    throw_if_failed();
+  } catch (const std::exception&) {
+    const std::lock_guard lock(mutex_);
+    exception_ = std::current_exception();
+    return true;
+  }
+  return place_.device->done(done_);
+}
+
+bool CudaWork::isSuccess() const {
+  const std::lock_guard lock(mutex_);
+  return !exception_;
+}
+
+bool CudaWork::wait(std::chrono::milliseconds timeout) {
+  process_.require_this();
+  throw_if_failed();
+  synchronize();
+  if (timeout != kNoTimeout || place_.blocking_wait) {
+    block_host(timeout != kNoTimeout ? timeout : timeout_);
+    throw_if_failed();
+  }
+  return true;
+}
+
+void CudaWork::synchronize() {
+  place_.device->wait(done_, as_stream(c10::cuda::getCurrentCUDAStream(device().index())));
+  std::vector<at::Tensor> released;  // without the lock
+  const std::lock_guard lock(mutex_);
+  released.swap(held_);
+}
+
+// Memory that the allocator gives away on this Future's account is safe, too: it records its own streams.
+c10::intrusive_ptr<c10::ivalue::Future> CudaWork::getFuture() {
+  process_.require_this();
+  const std::lock_guard lock(mutex_);
+  if (!future_) {
+    place_.device->wait(done_, as_stream(place_.aftermath));
+    const c10::cuda::CUDAStreamGuard on_stream(place_.aftermath);
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                       std::vector<c10::Device>{device()});
+    future_->markCompleted(c10::IValue(outputs_));
+  }
+  return future_;
+}
+
+void CudaWork::throw_if_failed() {
+  if (const auto owner = watcher_.owner.lock()) {
+    watcher_.handler->throw_if_failed(opType_, watcher_.sequence_number);
+  }
+}
+
+void CudaWork::block_host(std::chrono::milliseconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + timeout;
+  while (!place_.device->done(done_)) {
+    throw_if_failed();
+    if (Clock::now() > deadline) {
+      const auto text = detail::concatenate("not done after ", timeout.count(), " ms");
+      const auto owner = watcher_.owner.lock();
+      TORCH_CHECK_WITH(DistBackendError, owner, "isthmus: ", c10d::opTypeToString(opType_), ": ", text);
+      std::rethrow_exception(watcher_.handler->explain(opType_, watcher_.sequence_number, text));
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+}  // namespace isthmus::torch_backend

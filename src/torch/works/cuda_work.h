@@ -1,0 +1,59 @@
+// The Work of an operation that was enqueued on a GPU.
+#pragma once
+
+#include <c10/cuda/CUDAStream.h>
+
+#include <chrono>
+#include <memory>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#include "isthmus/device.h"
+#include "torch/module/own_process.h"
+#include "torch/sides/two_tier_call.h"
+#include "torch/works/work.h"
+
+namespace isthmus::torch_backend {
+
+// Where operations of a group are enqueued.
+struct CudaPlace {
+  std::shared_ptr<Device> device;
+  c10::cuda::CUDAStream aftermath;  // for what follows an operation: copies, Futures
+  bool blocking_wait = false;       // wait() blocks the host, as NCCL's Works do with TORCH_NCCL_BLOCKING_WAIT
+};
+
+// wait() and synchronize() order the current stream; the host is blocked only where wait() is given a timeout, or with
+// blocking_wait. Until the first of these calls the Work holds the operation's tensors. If it dies without one, the
+// allocator is told that they are still in use. wait() throws what a decoder has found on the GPU, if the
+// host can see it by then.
+class CudaWork final : public c10d::Work {
+ public:
+  // done: passes when the operation is done.
+  CudaWork(int rank, const TwoTierCall& call, EventPtr done, CudaPlace place, Watcher watcher);
+  ~CudaWork() override;
+
+  bool isCompleted() override;  // or failed
+  bool isSuccess() const override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override;
+  void blockCurrentStream() override { synchronize(); }
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override { return watcher_.sequence_number; }
+
+ private:
+  void throw_if_failed();
+  void block_host(std::chrono::milliseconds timeout);
+  at::Device device() const { return place_.aftermath.device(); }
+
+  const OwnProcess process_;
+  const std::vector<at::Tensor> outputs_;
+  const std::chrono::milliseconds timeout_;  // of the operation
+  const EventPtr done_;
+  const CudaPlace place_;
+  const Watcher watcher_;
+  std::vector<at::Tensor> held_;                    // under mutex_
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_
+};
+
+}  // namespace isthmus::torch_backend

@@ -1,0 +1,194 @@
+#include "torch/works/work.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include <c10/util/ScopeExit.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <string_view>
+#include <utility>
+
+namespace isthmus::torch_backend {
+namespace {
+
+c10::intrusive_ptr<c10::ivalue::Future> tensor_list_future() {
+  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+}
+
+// Whether a rank or the network is at fault, rather than what the caller passed ("Invalid scalar type"): Gloo raises
+// both from wait() as runtime errors, and only their text tells.
+bool is_network_failure(const std::string& error) {
+  constexpr std::string_view kSigns[] = {"transport/", "imed out", "imeout", "onnection", "abort"};
+  return std::any_of(std::begin(kSigns), std::end(kSigns),
+                     [&](std::string_view sign) { return error.find(sign) != std::string::npos; });
+}
+
+}  // namespace
+
+WorkerWork::WorkerWork(int rank, c10d::OpType type, const char* profiling_title, const std::vector<at::Tensor>& inputs,
+                       std::vector<at::Tensor> outputs)
+    : Work(rank, type, profiling_title, inputs), outputs_(std::move(outputs)), future_(tensor_list_future()) {}
+
+bool WorkerWork::wait(std::chrono::milliseconds timeout) {
+  process_.require_this();
+  const auto begin = std::chrono::steady_clock::now();
+  const bool is_done = Work::wait(timeout);
+  if (waited_) {
+    waited_(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return is_done;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkerWork::getFuture() {
+  process_.require_this();
+  return future_;
+}
+
+void WorkerWork::complete() {
+  future_->markCompleted(c10::IValue(outputs_));
+  finish();
+}
+
+void WorkerWork::fail(std::exception_ptr error) {
+  future_->setError(error);
+  finish(std::move(error));
+}
+
+CombinedWork::CombinedWork(int rank, c10d::OpType type, std::vector<WorkPtr> works, c10::IValue outputs)
+    : Work(rank, type), works_(std::move(works)), outputs_(std::move(outputs)) {}
+
+bool CombinedWork::isCompleted() {
+  return waited_ || std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
+}
+
+bool CombinedWork::isSuccess() const {
+  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isSuccess(); });
+}
+
+std::exception_ptr CombinedWork::exception() const {
+  for (const auto& work : works_) {
+    if (auto error = work->exception()) {
+      return error;
+    }
+  }
+  return nullptr;
+}
+
+bool CombinedWork::wait(std::chrono::milliseconds timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  bool all_done = true;
+  for (const auto& work : works_) {
+    auto left = timeout;
+    if (timeout != kNoTimeout) {
+      left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+      left = std::max(left, std::chrono::milliseconds(1));
+    }
+    all_done = work->wait(left) && all_done;
+  }
+  waited_ = true;
+  return all_done;
+}
+
+void CombinedWork::synchronize() {
+  for (const auto& work : works_) {
+    work->synchronize();
+  }
+}
+
+std::vector<at::Tensor> CombinedWork::result() {
+  if (!outputs_.isNone()) {
+    TORCH_CHECK(outputs_.isTensorList(), "isthmus: the result is lists of tensors: the Work's Future gives it");
+    return outputs_.toTensorVector();
+  }
+  std::vector<at::Tensor> outputs;
+  for (const auto& work : works_) {
+    const auto part = work->result();
+    outputs.insert(outputs.end(), part.begin(), part.end());
+  }
+  return outputs;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CombinedWork::getFuture() {
+  using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
+  c10::List<FuturePtr> futures(c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
+  for (const auto& work : works_) {
+    futures.push_back(work->getFuture());
+  }
+  const auto self = c10::intrusive_ptr<CombinedWork>::reclaim_copy(this);
+  return c10::collectAll(futures)->then(
+      [self](c10::ivalue::Future& all) {
+        for (const c10::IValue& future : all.value().toListRef()) {
+          future.toFuture()->value();  // throws what failed
+        }
+        return self->outputs_.isNone() ? c10::IValue(self->result()) : self->outputs_;
+      },
+      outputs_.isNone() ? c10::ListType::create(c10::TensorType::get()) : outputs_.type());
+}
+
+WatchedWork::WatchedWork(WorkPtr work, Watcher watcher)
+    : Work(-1, work->retrieveOpType()), work_(std::move(work)), watcher_(std::move(watcher)) {}
+
+bool WatchedWork::wait(std::chrono::milliseconds timeout) {
+  const auto owner = watcher_.owner.lock();
+  if (!owner) {
+    return work_->wait(timeout);
+  }
+  watcher_.handler->wait_begins();
+  const auto ends = c10::make_scope_exit([this] { watcher_.handler->wait_ends(); });
+  try {
+    return work_->wait(timeout);
+  } catch (const std::exception& error) {
+    const bool patience_ended = timeout != kNoTimeout && !work_->isCompleted();  // the operation goes on
+    if (patience_ended || !is_network_failure(error.what())) {
+      throw;
+    }
+    std::rethrow_exception(watcher_.handler->explain(opType_, watcher_.sequence_number, error.what()));
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WatchedWork::getFuture() {
+  auto future = work_->getFuture();
+  const auto owner = watcher_.owner.lock();
+  if (!owner) {
+    return future;
+  }
+  watcher_.handler->wait_begins();
+  const auto watched = [type = opType_, watcher = watcher_](c10::ivalue::Future& done) {
+    const auto alive = watcher.owner.lock();
+    const auto ends = c10::make_scope_exit([&] {
+      if (alive) {
+        watcher.handler->wait_ends();
+      }
+    });
+    try {
+      return done.value();
+    } catch (const std::exception& error) {
+      if (!alive || !is_network_failure(error.what())) {
+        throw;
+      }
+      std::rethrow_exception(watcher.handler->explain(type, watcher.sequence_number, error.what()));
+    }
+  };
+  return future->then(watched, future->elementType());
+}
+
+WorkPtr followed_by(const WorkPtr& work, std::vector<at::Tensor> outputs, std::function<void()> then) {
+  auto followed = c10::make_intrusive<WorkerWork>(-1, work->retrieveOpType(), nullptr, std::vector<at::Tensor>{},
+                                                  std::move(outputs));
+  work->getFuture()->addCallback([followed, then = std::move(then)](c10::ivalue::Future& done) {
+    try {
+      done.value();  // throws if it failed
+      const at::NoGradGuard no_grad;
+      then();
+      followed->complete();
+    } catch (...) {
+      followed->fail(std::current_exception());
+    }
+  });
+  return followed;
+}
+
+}  // namespace isthmus::torch_backend

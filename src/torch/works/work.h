@@ -1,0 +1,121 @@
+// The Works that the backend returns for operations it runs itself.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <utility>
+#include <vector>
+
+#include "torch/module/own_process.h"
+
+namespace isthmus::torch_backend {
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+// One operation that the worker thread runs. The caller's side: wait(timeout), isCompleted, exception, result,
+// getFuture; a forked child, where the worker is not, must not wait. The worker's side: complete() or fail(), once; the
+// Future is done first, and its callbacks have run when waiters go on.
+class WorkerWork final : public c10d::Work {
+ public:
+  // profiling_title: shown by the profiler from construction to completion.
+  WorkerWork(int rank, c10d::OpType type, const char* profiling_title, const std::vector<at::Tensor>& inputs,
+             std::vector<at::Tensor> outputs);
+
+  bool wait(std::chrono::milliseconds timeout) override;
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override { return sequence_number_; }
+
+  void set_sequence_number(uint64_t number) { sequence_number_ = number; }
+  // Told how many seconds a wait() took. Before the Work is handed out.
+  void tell_waits(std::function<void(double seconds)> listener) { waited_ = std::move(listener); }
+  void complete();
+  void fail(std::exception_ptr error);
+
+ private:
+  const OwnProcess process_;
+  std::vector<at::Tensor> outputs_;
+  uint64_t sequence_number_ = 0;
+  std::function<void(double)> waited_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+// Several operations as one: done when all are.
+class CombinedWork final : public c10d::Work {
+ public:
+  // outputs: what the Future gives: tensors, which result() gives, too, or lists of tensors, for which there is none.
+  // Without: what the works give, one after the other.
+  CombinedWork(int rank, c10d::OpType type, std::vector<WorkPtr> works, c10::IValue outputs = {});
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override;
+  std::vector<at::Tensor> result() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  std::vector<WorkPtr> works_;
+  c10::IValue outputs_;
+  std::atomic<bool> waited_{false};  // some of Gloo's Works never say that they have completed
+};
+
+// Who is told when the wait for a Work takes long, and asked what its failure means.
+class FaultHandler {
+ public:
+  virtual void wait_begins() = 0;  // throws where nobody may wait: in a forked child
+  virtual void wait_ends() = 0;
+  // The error to throw in place of `error`. Blocks for seconds.
+  virtual std::exception_ptr explain(c10d::OpType operation, uint64_t sequence_number, const std::string& error) = 0;
+  // Throws what the group has failed with; looks what its GPU has found until now.
+  virtual void throw_if_failed(c10d::OpType operation, uint64_t sequence_number) = 0;
+
+ protected:
+  ~FaultHandler() = default;
+};
+
+// Who watches over a Work, which has this number in its group.
+struct Watcher {
+  // owner: the same object as the handler; may go before the Work.
+  Watcher(uint64_t number, const c10::intrusive_ptr<c10::intrusive_ptr_target>& owning, FaultHandler* handling)
+      : sequence_number(number), owner(owning), handler(handling) {}
+
+  uint64_t sequence_number;
+  c10::weak_intrusive_ptr<c10::intrusive_ptr_target> owner;
+  FaultHandler* handler;
+};
+
+// A Work of the world backend whose failure names the ranks that are missing.
+class WatchedWork final : public c10d::Work {
+ public:
+  WatchedWork(WorkPtr work, Watcher watcher);
+
+  bool isCompleted() override { return work_->isCompleted(); }
+  bool isSuccess() const override { return work_->isSuccess(); }
+  std::exception_ptr exception() const override { return work_->exception(); }
+  int sourceRank() const override { return work_->sourceRank(); }
+  std::vector<at::Tensor> result() override { return work_->result(); }
+  void synchronize() override { work_->synchronize(); }
+  void blockCurrentStream() override { work_->blockCurrentStream(); }
+  bool wait(std::chrono::milliseconds timeout) override;
+  void abort() override { work_->abort(); }
+  float getDuration() const override { return work_->getDuration(); }
+  uint64_t getSequencenumber() const override { return watcher_.sequence_number; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return work_->getFutureResult(); }
+
+ private:
+  const WorkPtr work_;
+  const Watcher watcher_;
+};
+
+// `work`, and `then` run once it has succeeded, before anyone who waits goes on. For backends whose Works have a
+// Future. outputs: what result() and the Future give.
+WorkPtr followed_by(const WorkPtr& work, std::vector<at::Tensor> outputs, std::function<void()> then);
+
+}  // namespace isthmus::torch_backend

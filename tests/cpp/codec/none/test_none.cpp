@@ -1,0 +1,269 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "codec/none/host.h"
+#include "codec/packet_header.h"
+#include "isthmus/codec.h"
+#include "isthmus/error.h"
+#include "tests/cpp/codec/tagc/tagc_reference.h"
+#include "tests/cpp/support/typed_data.h"
+
+namespace isthmus {
+namespace {
+
+using test::Array;
+using test::kFloatingTypes;
+using test::random_values;
+
+constexpr int64_t kHeaderBytes = sizeof(PacketHeader);
+constexpr PacketContext kContext{0x0123456789abcdef, 42};
+
+std::vector<std::byte> encode(NoneCodec& codec, const Array& piece, PacketContext context = kContext) {
+  const auto packet_bytes = codec.packet_bytes(piece.view().num_elements);
+  std::vector<std::byte> packet(static_cast<size_t>(packet_bytes), std::byte{0xee});
+  codec.encode(piece.view(), {}, {packet.data(), packet_bytes, DataType::kByte}, context, {});
+  return packet;
+}
+
+void decode_sum(NoneCodec& codec, const std::vector<std::byte>& packets, int num_packets, Array& out,
+                PacketContext context = kContext) {
+  codec.decode_sum({packets.data(), static_cast<int64_t>(packets.size()), DataType::kByte}, num_packets, out.buffer(),
+                   context, {});
+}
+
+TEST(None, PacketIsHeaderValuesAndZeros) {
+  NoneCodec codec(DataType::kBFloat16, 4);
+  const std::vector<std::byte> packet = encode(codec, Array({1, -2, 0.5}, DataType::kFloat32));
+  ASSERT_EQ(packet.size(), 48u + 8u);
+  PacketHeader header;
+  std::memcpy(&header, packet.data(), sizeof(header));
+  EXPECT_EQ(header.magic, PacketHeader::kMagic);
+  EXPECT_EQ(header.codec, CodecId::kNone);
+  EXPECT_EQ(header.dtype, DataType::kBFloat16);
+  EXPECT_EQ(header.unit_hash, kContext.unit_hash);
+  EXPECT_EQ(header.step, kContext.step);
+  EXPECT_EQ(header.num_elements, 3u);
+  EXPECT_EQ(header.settings, 1u);
+  std::vector<uint16_t> values(4);
+  std::memcpy(values.data(), packet.data() + kHeaderBytes, 8);
+  EXPECT_EQ(values, (std::vector<uint16_t>{0x3f80, 0xc000, 0x3f00, 0}));
+}
+
+TEST(None, PacketSizes) {
+  EXPECT_EQ(NoneCodec(DataType::kFloat32, 1).packet_bytes(0), 48);
+  EXPECT_EQ(NoneCodec(DataType::kFloat32, 1).packet_bytes(1), 56);
+  EXPECT_EQ(NoneCodec(DataType::kFloat32, 1).packet_bytes(2), 56);
+  EXPECT_EQ(NoneCodec(DataType::kFloat32, 1).packet_bytes(3), 64);
+  EXPECT_EQ(NoneCodec(DataType::kFloat16, 1).packet_bytes(5), 64);
+  EXPECT_EQ(NoneCodec(DataType::kFloat64, 1).packet_bytes(5), 88);
+}
+
+TEST(None, DecodingAddsEveryPacketInOrder) {
+  for (const DataType wire : kFloatingTypes) {
+    for (const int64_t count : {0, 1, 3, 1024, 2049}) {
+      NoneCodec codec(wire, 2);
+      const DataType sum_dtype = accumulate_dtype(wire);
+      std::vector<std::byte> packets;
+      std::vector<double> expected(static_cast<size_t>(count), 1.0);
+      for (int sender = 0; sender < 3; ++sender) {
+        // Small integers, exact in every type.
+        std::vector<double> values(static_cast<size_t>(count));
+        for (int64_t i = 0; i < count; ++i) {
+          values[i] = static_cast<double>((5 * sender + i) % 17 - 8);
+          expected[i] += values[i];
+        }
+        const std::vector<std::byte> packet = encode(codec, Array(values, sum_dtype), kContext.of_packet(sender));
+        packets.insert(packets.end(), packet.begin(), packet.end());
+      }
+      Array out(std::vector<double>(static_cast<size_t>(count), 1.0), sum_dtype);
+      decode_sum(codec, packets, 3, out);
+      EXPECT_EQ(out.values(), expected) << to_string(wire) << ", " << count;
+    }
+  }
+}
+
+TEST(None, ValuesOfTheWireTypeAreExactAndOthersRoundedOnce) {
+  for (const DataType wire : kFloatingTypes) {
+    NoneCodec codec(wire, 8);
+    const DataType piece_dtype = accumulate_dtype(wire);
+    std::vector<double> values = random_values(1000, 1);
+    for (double& value : values) {
+      value += std::copysign(0.01, value);  // normal numbers in float16, after the division by 8 too
+    }
+    const Array piece(values, piece_dtype);
+    Array decoded(1000, piece_dtype);
+    decode_sum(codec, encode(codec, piece), 1, decoded);
+    const Array rounded(piece.values(), wire);
+    EXPECT_EQ(decoded.values(), rounded.values()) << to_string(wire);
+  }
+}
+
+TEST(None, SumsOfLargeFloat16ValuesDoNotOverflow) {
+  for (const int ranks_per_node : {1, 2, 3, 8}) {
+    NoneCodec codec(DataType::kFloat16, ranks_per_node);
+    const Array piece({65504.0 * ranks_per_node, -65504.0 * ranks_per_node}, DataType::kFloat32);
+    Array decoded(2, DataType::kFloat32);
+    decode_sum(codec, encode(codec, piece), 1, decoded);
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_NEAR(decoded.values()[i], piece.values()[i], 0x1p-11 * 65504 * ranks_per_node) << ranks_per_node;
+    }
+  }
+}
+
+TEST(None, NonFiniteValuesPass) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const DataType wire : kFloatingTypes) {
+    NoneCodec codec(wire, 4);
+    const Array piece({std::nan(""), kInfinity, -kInfinity, 1}, accumulate_dtype(wire));
+    Array decoded(4, accumulate_dtype(wire));
+    decode_sum(codec, encode(codec, piece), 1, decoded);
+    const std::vector<double> values = decoded.values();
+    EXPECT_TRUE(std::isnan(values[0])) << to_string(wire);
+    EXPECT_EQ(values[1], kInfinity);
+    EXPECT_EQ(values[2], -kInfinity);
+    EXPECT_EQ(values[3], 1);
+  }
+}
+
+TEST(None, ForeignPacketsAreRefusedAndTheFieldIsNamed) {
+  NoneCodec codec(DataType::kFloat32, 1);
+  const std::vector<std::byte> packet = encode(codec, Array({1, 2}, DataType::kFloat32));
+  struct Case {
+    int64_t byte;
+    const char* field;
+  };
+  for (const auto& [byte, field] :
+       {Case{0, "magic"}, Case{4, "version"}, Case{5, "codec"}, Case{6, "dtype"}, Case{8, "unit"}, Case{16, "step"},
+        Case{24, "number of elements"}, Case{32, "settings"}, Case{7, "segment"}}) {
+    std::vector<std::byte> foreign = packet;
+    foreign[byte] ^= std::byte{0x80};
+    Array out(2, DataType::kFloat32);
+    try {
+      decode_sum(codec, foreign, 1, out);
+      ADD_FAILURE() << "another " << field << " passed";
+    } catch (const PacketError& error) {
+      EXPECT_NE(std::string(error.what()).find(std::string("packet with ") + field), std::string::npos) << error.what();
+    }
+  }
+}
+
+// Written for reading.
+TEST(None, TheChecksumIsThatOfTheDocs) {
+  NoneCodec codec(DataType::kBFloat16, 1);
+  for (const int64_t count : {0, 1, 5, 31, 32, 33, 2047, 2048, 2049, 4097, 9001}) {
+    const std::vector<std::byte> packet = encode(codec, Array(random_values(count, 7), DataType::kFloat32));
+    const auto* bytes = reinterpret_cast<const uint8_t*>(packet.data());
+    PacketHeader header;
+    std::memcpy(&header, bytes, sizeof(header));
+    EXPECT_EQ(header.checksum, reference::checksum_of_docs({bytes, bytes + packet.size()}, kHeaderBytes))
+        << count << " elements";
+  }
+}
+
+TEST(None, PacketsOfAnotherSizeAreRefused) {
+  NoneCodec codec(DataType::kFloat32, 1);
+  std::vector<std::byte> packet = encode(codec, Array({1, 2}, DataType::kFloat32));
+  const Buffer too_short{packet.data(), static_cast<int64_t>(packet.size()) - 8, DataType::kByte};
+  Array out(2, DataType::kFloat32);
+  EXPECT_THROW(codec.decode_sum(too_short, 1, out.buffer(), kContext, {}), Error);
+  EXPECT_THROW(codec.encode(out.view(), {}, too_short, kContext, {}), Error);
+}
+
+TEST(None, AnyFlippedBitIsFound) {
+  for (const DataType wire : kFloatingTypes) {
+    for (const int64_t count : {0, 1, 3, 33}) {
+      NoneCodec codec(wire, 2);
+      const std::vector<std::byte> packet = encode(codec, Array(random_values(count, 4), accumulate_dtype(wire)));
+      for (size_t bit = 0; bit < 8 * packet.size(); ++bit) {
+        std::vector<std::byte> damaged = packet;
+        damaged[bit / 8] ^= std::byte{1} << (bit % 8);
+        Array out(count, accumulate_dtype(wire));
+        ASSERT_THROW(decode_sum(codec, damaged, 1, out), PacketError) << to_string(wire) << ", bit " << bit;
+      }
+    }
+  }
+}
+
+// At every edge of the codec's tiles and of the checksum's rows, in the second of two packets.
+TEST(None, DamageIsFoundWhereverItStands) {
+  NoneCodec codec(DataType::kFloat32, 1);
+  for (const int64_t count : {15, 16, 17, 2047, 2048, 2049, 5000}) {
+    const Array piece(random_values(count, 5), DataType::kFloat32);
+    std::vector<std::byte> packets = encode(codec, piece);
+    const size_t packet_bytes = packets.size();
+    const std::vector<std::byte> second = encode(codec, piece, kContext.of_packet(1));
+    packets.insert(packets.end(), second.begin(), second.end());
+    Array sum(count, DataType::kFloat32);
+    decode_sum(codec, packets, 2, sum);
+    for (const int64_t element : std::vector<int64_t>{0, 15, 16, 2047, 2048, count - 1}) {
+      if (element >= count) {
+        continue;
+      }
+      std::vector<std::byte> damaged = packets;
+      damaged[packet_bytes + kHeaderBytes + 4 * element + 3] ^= std::byte{0x80};
+      try {
+        decode_sum(codec, damaged, 2, sum);
+        ADD_FAILURE() << "element " << element << " of " << count << " may change its sign";
+      } catch (const PacketError& error) {
+        EXPECT_EQ(std::string(error.what()).find("corrupt packet: its values have the checksum"), 0) << error.what();
+      }
+    }
+  }
+}
+
+// What a sum of words, or lanes that only multiply, would miss.
+TEST(None, SeveralChangesDoNotMakeUpForEachOther) {
+  NoneCodec codec(DataType::kFloat32, 1);
+  constexpr int64_t kCount = 64;  // four rows of eight words
+  const std::vector<std::byte> packet = encode(codec, Array(random_values(kCount, 6), DataType::kFloat32));
+  const auto is_refused = [&](const std::vector<std::byte>& damaged) {
+    Array out(kCount, DataType::kFloat32);
+    try {
+      decode_sum(codec, damaged, 1, out);
+    } catch (const PacketError&) {
+      return true;
+    }
+    return false;
+  };
+  constexpr int64_t kWord = 8;
+  for (int64_t first = 0; first < kCount / 2; ++first) {
+    for (int64_t second = first + 1; second < kCount / 2; ++second) {
+      std::vector<std::byte> both_signs = packet;
+      both_signs[kHeaderBytes + first * kWord + 7] ^= std::byte{0x80};
+      both_signs[kHeaderBytes + second * kWord + 7] ^= std::byte{0x80};
+      EXPECT_TRUE(is_refused(both_signs)) << "signs in words " << first << " and " << second;
+      std::vector<std::byte> swapped = packet;
+      std::swap_ranges(swapped.begin() + kHeaderBytes + first * kWord,
+                       swapped.begin() + kHeaderBytes + (first + 1) * kWord,
+                       swapped.begin() + kHeaderBytes + second * kWord);
+      EXPECT_TRUE(is_refused(swapped)) << "words " << first << " and " << second << " in each other's place";
+    }
+  }
+}
+
+TEST(None, AnotherSettingOrContextIsRefused) {
+  NoneCodec sender(DataType::kFloat16, 2);
+  NoneCodec receiver(DataType::kFloat16, 4);
+  const std::vector<std::byte> packet = encode(sender, Array({1, 2}, DataType::kFloat32));
+  Array out(2, DataType::kFloat32);
+  EXPECT_THROW(decode_sum(receiver, packet, 1, out), PacketError);
+  EXPECT_THROW(decode_sum(sender, packet, 1, out, {kContext.unit_hash, kContext.step + 1}), PacketError);
+  EXPECT_THROW(decode_sum(sender, packet, 1, out, {kContext.unit_hash + 1, kContext.step}), PacketError);
+}
+
+TEST(None, OnlyFloatingTypes) {
+  EXPECT_THROW(NoneCodec(DataType::kByte, 1), Error);
+  EXPECT_THROW(NoneCodec(DataType::kFloat32, 0), Error);
+  EXPECT_THROW(make_codec("zstd", Options(), DataType::kFloat32, 1), OptionError);
+  EXPECT_STREQ(make_codec("none", Options(), DataType::kFloat32, 1)->name(), "none");
+}
+
+}  // namespace
+}  // namespace isthmus

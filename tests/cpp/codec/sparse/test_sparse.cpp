@@ -1,0 +1,450 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "isthmus/error.h"
+#include "kernels/block/instruction_set.h"
+#include "tests/cpp/codec/sparse/sparse_packets.h"
+#include "tests/cpp/codec/tagc/tagc_data.h"
+
+namespace isthmus {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kMax = std::numeric_limits<float>::max();
+const char* const kValueTypes[] = {"fp32", "bf16", "int8"};
+constexpr int64_t kSizes[] = {0, 1, 2, 39, 40, 41, 63, 255, 256, 257, 1023, 1024, 1025, 2047, 2048, 2049, 10007};
+
+// Two steps against the reference: packets, residuals, counts and what arrives, bit for bit.
+void expect_equal_to_reference(const Options& options, Data data, int64_t num_elements) {
+  SCOPED_TRACE(testing::Message() << to_string(data) << ", " << num_elements << " elements, sparsity "
+                                  << options.sparsity << ", " << options.value_type << ", error feedback "
+                                  << options.error_feedback);
+  SparseCodec codec(options);
+  std::vector<float> residual(codec.keeps_residual() ? num_elements : 0);
+  std::vector<float> expected_residual = residual;
+  for (uint64_t step = 0; step < 2; ++step) {
+    const PacketContext context = {kContext.unit_hash, step};
+    const std::vector<float> piece = make_piece(data, num_elements, 11 + static_cast<uint32_t>(step));
+    Packet packet = new_packet(codec, num_elements);
+    const CodecCounts counts = encode(codec, piece, residual, packet, context);
+    const reference::SparseResult expected =
+        reference::encode_sparse(parameters_of(options, context), piece, expected_residual);
+    ASSERT_EQ(packet.copy(), expected.packet);
+    ASSERT_EQ(bits_of(residual), bits_of(expected_residual));
+    EXPECT_EQ(counts.encoded_elements, num_elements);
+    EXPECT_EQ(counts.kept_elements, expected.kept_elements);
+    EXPECT_EQ(counts.non_finite_blocks, expected.non_finite_blocks);
+    EXPECT_EQ(counts.held_back_elements + counts.estimated_elements, 0);
+    std::vector<float> arrived(num_elements);
+    for (int64_t i = 0; i < num_elements; ++i) {
+      arrived[i] += expected.arrives[i];
+    }
+    ASSERT_EQ(bits_of(decode(codec, packet, num_elements, context)), bits_of(arrived));
+  }
+}
+
+TEST(Sparse, EqualsReferenceAtAllSizes) {
+  for (const char* value_type : kValueTypes) {
+    for (const int64_t num_elements : kSizes) {
+      for (const double sparsity : {.9875, .95, .5}) {
+        expect_equal_to_reference(sparse_options(sparsity, value_type), Data::kHeavyTail, num_elements);
+      }
+      expect_equal_to_reference(sparse_options(.9, value_type, "off"), Data::kHeavyTail, num_elements);
+    }
+  }
+}
+
+// Every way in which the selection may go: one element, bounds from 64 and 256 sub-groups and from all elements, counts
+// of one and of two bytes, and all elements.
+TEST(Sparse, EqualsReferenceAtAllSparsities) {
+  for (const double sparsity : {.9995, .9990, .97, .961, .96, .85, .84, .752, .7507, .75, .3, .002, 0.0}) {
+    for (const Data data : {Data::kHeavyTail, Data::kFewDistinct, Data::kMostlyZeros}) {
+      expect_equal_to_reference(sparse_options(sparsity), data, 5000);
+    }
+  }
+}
+
+TEST(Sparse, EqualsReferenceOnDifficultData) {
+  for (const Data data : all_data()) {
+    for (const char* value_type : kValueTypes) {
+      for (const double sparsity : {.9875, .95, .5}) {
+        for (const char* error_feedback : {"on", "off"}) {
+          expect_equal_to_reference(sparse_options(sparsity, value_type, error_feedback), data, 4097);
+        }
+      }
+    }
+  }
+}
+
+TEST(Sparse, AllInstructionSetsGiveTheSameBits) {
+  const auto in_use = kernels::instruction_set();
+  for (const kernels::InstructionSet wanted : kernels::available_instruction_sets()) {
+    SCOPED_TRACE(kernels::to_string(wanted));
+    kernels::set_instruction_set(wanted);
+    for (const Data data : all_data()) {
+      for (const char* value_type : kValueTypes) {
+        expect_equal_to_reference(sparse_options(.9875, value_type), data, 9001);
+        expect_equal_to_reference(sparse_options(.95, value_type, "off"), data, 5121);
+        expect_equal_to_reference(sparse_options(.5, value_type), data, 2049);
+      }
+    }
+  }
+  kernels::set_instruction_set(in_use);
+}
+
+TEST(Sparse, PacketSizes) {
+  const int64_t num_elements = int64_t{1} << 20;  // 1024 blocks
+  EXPECT_EQ(SparseCodec(sparse_options(.9875, "fp32")).packet_bytes(num_elements), 48 + 1024 * (4 + 13 + 13 * 4));
+  EXPECT_EQ(SparseCodec(sparse_options(.9875, "bf16")).packet_bytes(num_elements), 48 + 1024 * (4 + 13 + 13 * 2));
+  EXPECT_EQ(SparseCodec(sparse_options(.9875, "int8")).packet_bytes(num_elements), 48 + 1024 * (4 + 2 + 13 + 13));
+  EXPECT_EQ(SparseCodec(sparse_options(.75, "bf16")).packet_bytes(num_elements), 48 + 1024 * (8 + 256 + 256 * 2));
+  for (const int64_t size : kSizes) {
+    EXPECT_EQ(SparseCodec(sparse_options(.9)).packet_bytes(size) % 16, 0);
+  }
+  EXPECT_EQ(SparseCodec(sparse_options(.9)).packet_bytes(0), 48);
+}
+
+TEST(Sparse, KeepsTheShareOfEachBlockRounded) {
+  const auto kept = [](double sparsity, int64_t num_elements) {
+    SparseCodec codec(sparse_options(sparsity));
+    std::vector<float> residual(num_elements);
+    Packet packet = new_packet(codec, num_elements);
+    return encode(codec, make_piece(Data::kHeavyTail, num_elements, 1), residual, packet).kept_elements;
+  };
+  EXPECT_EQ(kept(.9875, 1024), 13);
+  EXPECT_EQ(kept(.95, 1024), 51);
+  EXPECT_EQ(kept(.9, 1024 + 15), 102 + 2);  // halves up
+  EXPECT_EQ(kept(.9, 1024 + 14), 102 + 1);
+  EXPECT_EQ(kept(.9999, 1), 1);  // at least one
+  EXPECT_EQ(kept(0, 1500), 1500);
+}
+
+TEST(Sparse, KeepsTheFirstAmongEquals) {
+  SparseCodec codec(sparse_options(.95));
+  std::vector<float> residual(1500);
+  Packet packet = new_packet(codec, 1500);
+  encode(codec, make_piece(Data::kAllEqual, 1500, 1), residual, packet);
+  const std::vector<float> out = decode(codec, packet, 1500);
+  for (int64_t i = 0; i < 1500; ++i) {
+    EXPECT_EQ(out[i], i % 1024 < (i < 1024 ? 51 : 24) ? -2.5F : 0.0F) << i;
+  }
+}
+
+// What arrives and what stays add up to what was there, without any rounding, whatever values are sent as.
+TEST(Sparse, ConservesEveryElement) {
+  for (const Data data : all_data()) {
+    for (const char* value_type : kValueTypes) {
+      SCOPED_TRACE(testing::Message() << to_string(data) << ", " << value_type);
+      const int64_t num_elements = 3011;
+      SparseCodec codec(sparse_options(.9, value_type));
+      std::vector<float> residual(num_elements);
+      for (uint64_t step = 0; step < 3; ++step) {
+        std::vector<float> piece = make_piece(data, num_elements, 40 + static_cast<uint32_t>(step));
+        std::vector<float> sums;
+        for (int64_t i = 0; i < num_elements; ++i) {
+          piece[i] *= .25F;  // three of the largest numbers do not overflow then
+          sums.push_back(piece[i] + residual[i]);
+        }
+        Packet packet = new_packet(codec, num_elements);
+        encode(codec, piece, residual, packet);
+        const std::vector<float> out = decode(codec, packet, num_elements);
+        for (int64_t i = 0; i < num_elements; ++i) {
+          ASSERT_EQ(static_cast<double>(out[i]) + static_cast<double>(residual[i]), static_cast<double>(sums[i])) << i;
+        }
+      }
+    }
+  }
+}
+
+// The largest numbers round to the largest that the type has, never to Inf.
+TEST(Sparse, LargestNumbersStayFinite) {
+  for (const char* value_type : kValueTypes) {
+    SparseCodec codec(sparse_options(.9, value_type));
+    std::vector<float> piece(10, kMax);
+    piece[3] = -kMax;
+    std::vector<float> residual(10);
+    Packet packet = new_packet(codec, 10);
+    encode(codec, piece, residual, packet);
+    const std::vector<float> out = decode(codec, packet, 10);
+    EXPECT_GT(out[0], 3e38F);
+    EXPECT_TRUE(std::isfinite(out[0]));
+    EXPECT_EQ(out[0] + residual[0], kMax);
+    EXPECT_LE(residual[0], 2e36F);
+  }
+}
+
+// One value that is far larger takes the scale of its block alone; what rounds to zero there stays.
+TEST(Sparse, OneHugeOutlier) {
+  for (const char* value_type : kValueTypes) {
+    SparseCodec codec(sparse_options(.9, value_type));
+    std::vector<float> piece = make_piece(Data::kHeavyTail, 3000, 5);
+    piece[1500] = -3e38F;
+    std::vector<float> residual(3000);
+    Packet packet = new_packet(codec, 3000);
+    encode(codec, piece, residual, packet);
+    const std::vector<float> out = decode(codec, packet, 3000);
+    EXPECT_NEAR(out[1500] / -3e38F, 1, .01);
+    for (int64_t i = 1024; i < 2048; ++i) {
+      if (i != 1500) {
+        EXPECT_EQ(out[i] + residual[i], piece[i]) << i;
+      }
+    }
+    EXPECT_NE(out[0] + out[1] + out[2] + out[3] + out[4] + out[5] + out[6] + out[7] + out[8] + out[9] + out[10], 0);
+  }
+}
+
+TEST(Sparse, WithoutFeedbackNothingIsKept) {
+  SparseCodec codec(sparse_options(.9, "bf16", "off"));
+  EXPECT_FALSE(codec.keeps_residual());
+  EXPECT_TRUE(SparseCodec(sparse_options(.9, "bf16", "on")).keeps_residual());
+  EXPECT_TRUE(SparseCodec(sparse_options(.9)).keeps_residual());
+  const std::vector<float> piece = make_piece(Data::kHeavyTail, 2500, 3);
+  std::vector<float> none;
+  Packet first = new_packet(codec, 2500);
+  Packet second = new_packet(codec, 2500);
+  encode(codec, piece, none, first);
+  encode(codec, piece, none, second);
+  EXPECT_EQ(first.copy(), second.copy());
+}
+
+TEST(Sparse, NonFiniteBlocksArriveAsNanAndKeepTheirResidual) {
+  for (const char* value_type : kValueTypes) {
+    for (const double sparsity : {.9, .5}) {  // counts of one byte and of two
+      const int64_t num_elements = 6000;
+      const Options options = sparse_options(sparsity, value_type);
+      SparseCodec codec(options);
+      std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 6);
+      std::vector<float> residual = make_piece(Data::kHeavyTail, num_elements, 7);
+      piece[1024] = -kInfinity;
+      piece[4095] = residual[4095] = kMax;  // only their sum is Inf
+      piece[num_elements - 1] = -kNan;      // in the last, shorter block
+      const std::vector<float> old_residual = residual;
+      std::vector<float> expected_residual = residual;
+      const auto expected = reference::encode_sparse(parameters_of(options), piece, expected_residual);
+      Packet packet = new_packet(codec, num_elements);
+      const CodecCounts counts = encode(codec, piece, residual, packet);
+      EXPECT_EQ(packet.copy(), expected.packet);
+      EXPECT_EQ(bits_of(residual), bits_of(expected_residual));
+      EXPECT_EQ(counts.non_finite_blocks, 3);
+      EXPECT_EQ(counts.kept_elements, 3 * (sparsity == .9 ? 102 : 512));
+      const std::vector<float> out = decode(codec, packet, num_elements);
+      for (int64_t i = 0; i < num_elements; ++i) {
+        const bool flagged = i / 1024 == 1 || i / 1024 == 3 || i / 1024 == 5;
+        ASSERT_EQ(std::isnan(out[i]), flagged) << i;
+        if (flagged) {
+          ASSERT_EQ(residual[i], old_residual[i]) << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(Sparse, AddsSeveralPacketsToWhatIsThere) {
+  const int64_t num_elements = 2500;
+  SparseCodec codec(sparse_options(.9));
+  const int64_t packet_bytes = codec.packet_bytes(num_elements);
+  Packet packets(3 * packet_bytes);
+  std::vector<float> expected(num_elements, 100.0F);
+  for (int p = 0; p < 3; ++p) {
+    std::vector<float> residual(num_elements);
+    const std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 20 + p);
+    codec.encode(buffer_of(piece), buffer_of(residual), packets.buffer().part(p, packet_bytes), kContext.of_packet(p),
+                 {});
+    for (int64_t i = 0; i < num_elements; ++i) {
+      expected[i] += piece[i] - residual[i];
+    }
+  }
+  std::vector<float> out(num_elements, 100.0F);
+  codec.decode_sum(packets.buffer(), 3, buffer_of(out), kContext, {});
+  EXPECT_EQ(out, expected);
+}
+
+TEST(Sparse, WhatStaysGetsOutInLaterSteps) {
+  for (const char* value_type : kValueTypes) {
+    SparseCodec codec(sparse_options(.9, value_type));
+    const std::vector<float> piece = make_piece(Data::kHeavyTail, 2000, 8);
+    const std::vector<float> zeros(2000);
+    std::vector<float> residual(2000);
+    std::vector<float> arrived(2000);
+    for (int step = 0; step < 100; ++step) {
+      Packet packet = new_packet(codec, 2000);
+      encode(codec, step == 0 ? piece : zeros, residual, packet);
+      codec.decode_sum(packet.buffer(), 1, buffer_of(arrived), kContext, {});
+    }
+    for (int64_t i = 0; i < 2000; ++i) {
+      ASSERT_NEAR(arrived[i], piece[i], 1e-4) << value_type << ", " << i;
+      ASSERT_NEAR(residual[i], 0, 1e-4) << value_type << ", " << i;
+    }
+  }
+}
+
+TEST(Sparse, RejectsWrongBuffersAndOptions) {
+  SparseCodec codec(sparse_options(.9));
+  std::vector<float> piece(100);
+  std::vector<float> residual(99);
+  Packet packet = new_packet(codec, 100);
+  EXPECT_THROW(encode(codec, piece, residual, packet), Error);
+  residual.resize(100);
+  Packet shorter(codec.packet_bytes(100) - 8);
+  EXPECT_THROW(encode(codec, piece, residual, shorter), Error);
+  Buffer doubles = {residual.data(), 50, DataType::kFloat64};
+  EXPECT_THROW(codec.encode(doubles, doubles, packet.buffer(), kContext, {}), Error);
+  EXPECT_THROW(codec.decode_sum(packet.buffer(), 2, buffer_of(residual), kContext, {}), Error);
+  SparseCodec without(sparse_options(.9, "bf16", "off"));
+  EXPECT_THROW(encode(without, piece, residual, packet), Error);
+  EXPECT_THROW(SparseCodec(sparse_options(1)), OptionError);
+  EXPECT_THROW(SparseCodec(sparse_options(-.1)), OptionError);
+  EXPECT_THROW(SparseCodec(sparse_options(.9, "int7")), OptionError);
+}
+
+TEST(Sparse, NoPacketsAndNoElements) {
+  SparseCodec codec(sparse_options(.9));
+  std::vector<float> out(10, 1.0F);
+  codec.decode_sum({nullptr, 0, DataType::kByte}, 0, buffer_of(out), kContext, {});
+  EXPECT_EQ(out, std::vector<float>(10, 1.0F));
+  std::vector<float> none;
+  Packet packet = new_packet(codec, 0);
+  EXPECT_EQ(encode(codec, none, none, packet).encoded_elements, 0);
+  EXPECT_TRUE(decode(codec, packet, 0).empty());
+}
+
+// A packet of two whole blocks, a flagged one and 100 elements: sections of 16, 8, 328 bytes and so on.
+class SparseCorruption : public testing::Test {
+ protected:
+  static constexpr int64_t kElements = 3 * 1024 + 100;
+  static constexpr int64_t kCounts = 48;
+  static constexpr int64_t kScales = kCounts + 4 * 4;
+  static constexpr int64_t kOffsets = kScales + 2 * 4;
+  static constexpr int64_t kKeep = 102;
+  static constexpr int64_t kValues = kOffsets + 320;  // 3 * 102 + 10, and 4 bytes of padding
+
+  SparseCorruption() : codec_(sparse_options(.9, "int8")), packet_(codec_.packet_bytes(kElements)) {
+    std::vector<float> piece = make_piece(Data::kHeavyTail, kElements, 14);
+    piece[1024 + 200] = kNan;
+    std::vector<float> residual(kElements);
+    encode(codec_, piece, residual, packet_);
+  }
+
+  // What decoding of the forged packet throws; "" for nothing.
+  std::string message(PacketContext context = kContext) {
+    // Nothing is written outside: the sanitizers watch, and so do these.
+    std::vector<float> out(kElements + 2048);
+    std::string text;
+    try {
+      codec_.decode_sum(packet_.buffer(), 1, buffer_of(out).slice(1024, kElements), context, {});
+    } catch (const PacketError& error) {
+      text = error.what();
+    }
+    for (int64_t i = 0; i < 1024; ++i) {
+      EXPECT_EQ(out[i], 0);
+      EXPECT_EQ(out[1024 + kElements + i], 0);
+    }
+    return text;
+  }
+  void expect_refused(const char* why) {
+    packet_.reseal();
+    EXPECT_NE(message().find(why), std::string::npos) << message();
+  }
+
+  SparseCodec codec_;
+  Packet packet_;
+};
+
+TEST_F(SparseCorruption, EverySingleFlippedBitIsFound) {
+  EXPECT_EQ(message(), "");
+  for (int64_t bit = 0; bit < 8 * packet_.bytes; ++bit) {
+    packet_.data()[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
+    EXPECT_NE(message(), "") << "bit " << bit;
+    packet_.data()[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
+  }
+}
+
+TEST_F(SparseCorruption, CountsThatDoNotAddUp) {
+  packet_.data()[kCounts] += 1;
+  expect_refused("a block's counts do not add up to what it keeps");
+}
+
+TEST_F(SparseCorruption, CountsThatMoveAnElementToAnotherQuarter) {
+  packet_.data()[kCounts] += 1;
+  packet_.data()[kCounts + 1] -= 1;
+  packet_.data()[kOffsets + packet_.data()[kCounts] - 1] = 0;
+  expect_refused("a block's offsets do not ascend within it");
+}
+
+TEST_F(SparseCorruption, OffsetsThatRepeat) {
+  packet_.data()[kOffsets + 1] = packet_.data()[kOffsets];
+  expect_refused("a block's offsets do not ascend within it");
+}
+
+TEST_F(SparseCorruption, OffsetsThatDescend) {
+  std::swap(packet_.data()[kOffsets], packet_.data()[kOffsets + 1]);
+  expect_refused("a block's offsets do not ascend within it");
+}
+
+TEST_F(SparseCorruption, OffsetsPastTheLastElement) {
+  packet_.data()[kOffsets + 3 * kKeep + 9] = 100;
+  expect_refused("a block's offsets do not ascend within it");
+}
+
+TEST_F(SparseCorruption, CountsInAQuarterPastTheLastElement) {
+  uint8_t* counts = packet_.data() + kCounts + 3 * 4;
+  std::swap(counts[0], counts[3]);
+  expect_refused("a block's offsets do not ascend within it");
+}
+
+TEST_F(SparseCorruption, AFlaggedBlockThatHoldsSomething) {
+  for (const int64_t byte : {kOffsets + kKeep, kOffsets + 2 * kKeep - 1, kValues + kKeep, kValues + 2 * kKeep - 1,
+                             kScales + 2, kScales + 3}) {
+    packet_.data()[byte] = 1;
+    expect_refused("a flagged block holds values");
+    packet_.data()[byte] = 0;
+  }
+  packet_.reseal();
+  EXPECT_EQ(message(), "");
+}
+
+TEST_F(SparseCorruption, PaddingThatIsNotZero) {
+  for (const int64_t byte : {kValues - 1, packet_.bytes - 1}) {
+    packet_.data()[byte] = 1;
+    expect_refused("its padding is not zero");
+    packet_.data()[byte] = 0;
+  }
+}
+
+// Whatever bytes with a right checksum: refused, or decoded within the piece.
+TEST_F(SparseCorruption, ForgedBytesNeverWriteOutside) {
+  std::mt19937 random(15);
+  const std::vector<uint8_t> good = packet_.copy();
+  for (int trial = 0; trial < 2000; ++trial) {
+    std::copy(good.begin(), good.end(), packet_.data());
+    for (auto edits = random() % 4 + 1; edits > 0; --edits) {
+      packet_.data()[48 + random() % (trial % 2 == 0 ? 340 : packet_.bytes - 48)] = static_cast<uint8_t>(random());
+    }
+    packet_.reseal();
+    message();
+  }
+}
+
+TEST_F(SparseCorruption, AnotherUnitStepSegmentOrSettingIsNamed) {
+  PacketContext other = kContext;
+  other.unit_hash += 1;
+  EXPECT_NE(message(other).find("unit"), std::string::npos);
+  other = kContext;
+  other.step += 1;
+  EXPECT_NE(message(other).find("step 7 where 8"), std::string::npos);
+  other = kContext;
+  other.segment += 1;
+  EXPECT_NE(message(other).find("segment 3 where 4"), std::string::npos);
+  packet_.data()[36] = 2;  // values in bfloat16
+  EXPECT_NE(message().find("settings"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace isthmus

@@ -1,0 +1,571 @@
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "codec/tagc/host.h"
+#include "communicator/scratch.h"
+#include "isthmus/error.h"
+#include "kernels/block/instruction_set.h"
+#include "kernels/tagc/layout.h"
+#include "tests/cpp/codec/tagc/tagc_data.h"
+#include "tests/cpp/codec/tagc/tagc_reference.h"
+
+namespace isthmus {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kMax = std::numeric_limits<float>::max();
+constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .sender = 5};
+
+struct Level {
+  double ratio;
+  double sparsity;
+};
+constexpr Level kLevels[] = {{2, .8}, {4, .9}, {10, .9875}};
+
+Options options_of(Level level, int64_t block_elements = 0, int64_t peel_rounds = 64) {
+  Options options;
+  options.ratio = level.ratio;
+  options.sparsity = level.sparsity;
+  options.block_elements = block_elements;
+  options.peel_rounds = peel_rounds;
+  return options;
+}
+
+reference::TagcParameters parameters_of(const Options& options, PacketContext context = kContext) {
+  return {options.ratio,     options.sparsity, options.block_elements, options.peel_rounds,
+          context.unit_hash, context.step,     options.cell_type,      context.sender};
+}
+
+// A packet as the contract wants it: 64-byte aligned, and dirty before it is written.
+struct Packet {
+  explicit Packet(int64_t num_bytes) : memory(allocate_aligned(num_bytes)), bytes(num_bytes) {
+    std::memset(memory.get(), 0xa5, num_bytes);
+  }
+  uint8_t* data() { return reinterpret_cast<uint8_t*>(memory.get()); }
+  std::vector<uint8_t> copy() { return {data(), data() + bytes}; }
+  Buffer buffer() { return {memory.get(), bytes, DataType::kByte}; }
+
+  AlignedMemory memory;
+  int64_t bytes;
+};
+
+Buffer buffer_of(std::vector<float>& values) {
+  return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
+}
+ConstBuffer buffer_of(const std::vector<float>& values) {
+  return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
+}
+
+CodecCounts encode(TagcCodec& codec, const std::vector<float>& piece, std::vector<float>& residual, Packet& packet,
+                   PacketContext context = kContext) {
+  return codec.encode(buffer_of(piece), buffer_of(residual), packet.buffer(), context, {});
+}
+
+Packet new_packet(const TagcCodec& codec, int64_t num_elements) { return Packet(codec.packet_bytes(num_elements)); }
+
+std::vector<float> decode(TagcCodec& codec, Packet& packet, int64_t num_elements, PacketContext context = kContext) {
+  std::vector<float> out(num_elements);
+  codec.decode_sum(packet.buffer(), 1, buffer_of(out), context, {});
+  return out;
+}
+
+std::vector<uint32_t> bits_of(const std::vector<float>& values) {
+  std::vector<uint32_t> bits;
+  for (const float value : values) {
+    bits.push_back(std::bit_cast<uint32_t>(value));
+  }
+  return bits;
+}
+
+// Two steps against the reference: packets, residuals, counts and what arrives, bit for bit.
+void expect_equal_to_reference(const Options& options, Data data, int64_t num_elements) {
+  SCOPED_TRACE(testing::Message() << to_string(data) << ", " << num_elements << " elements, ratio " << options.ratio
+                                  << ", sparsity " << options.sparsity << ", blocks " << options.block_elements
+                                  << ", cells " << options.cell_type);
+  TagcCodec codec(options);
+  std::vector<float> residual(num_elements);
+  std::vector<float> expected_residual(num_elements);
+  for (uint64_t step = 0; step < 2; ++step) {
+    const PacketContext context = {kContext.unit_hash, step};
+    const std::vector<float> piece = make_piece(data, num_elements, 11 + static_cast<uint32_t>(step));
+    Packet packet = new_packet(codec, num_elements);
+    const CodecCounts counts = encode(codec, piece, residual, packet, context);
+    const reference::TwoTierResult expected =
+        reference::encode_two_tier(parameters_of(options, context), piece, expected_residual);
+    ASSERT_EQ(packet.copy(), expected.packet);
+    ASSERT_EQ(bits_of(residual), bits_of(expected_residual));
+    EXPECT_EQ(counts.encoded_elements, num_elements);
+    EXPECT_EQ(counts.kept_elements, expected.kept_elements);
+    EXPECT_EQ(counts.held_back_elements, expected.held_back_elements);
+    EXPECT_EQ(counts.non_finite_blocks, expected.non_finite_blocks);
+    EXPECT_EQ(counts.estimated_elements, 0);
+    std::vector<float> arrived(num_elements);
+    for (const auto& [element, value] : expected.arrives) {
+      arrived[element] = value;
+    }
+    // Added to zeros, so that -0 arrives as 0.
+    std::transform(arrived.begin(), arrived.end(), arrived.begin(), [](float value) { return value + 0.0F; });
+    ASSERT_EQ(bits_of(decode(codec, packet, num_elements, context)), bits_of(arrived));
+  }
+}
+
+constexpr int64_t kSizes[] = {0,   1,   2,    63,   64,   65,   100,  127,  128,   129,
+                              191, 193, 1023, 1024, 1025, 4095, 4096, 4097, 12345, 100003};
+
+TEST(Tagc, EqualsReferenceAtAllSizesAndLevels) {
+  for (const Level level : kLevels) {
+    for (const int64_t num_elements : kSizes) {
+      expect_equal_to_reference(options_of(level), Data::kHeavyTail, num_elements);
+    }
+  }
+}
+
+TEST(Tagc, EqualsReferenceOnDifficultData) {
+  for (const Data data : all_data()) {
+    for (const int64_t num_elements : {1, 65, 4097, 140001}) {
+      expect_equal_to_reference(options_of(kLevels[2]), data, num_elements);
+      expect_equal_to_reference(options_of({2, .5}), data, num_elements);
+    }
+  }
+}
+
+TEST(Tagc, EqualsReferenceWithEveryBlockSize) {
+  for (int64_t block_elements = 64; block_elements <= 4096; block_elements *= 2) {
+    for (const int64_t num_elements : {1, 4097, 33333}) {
+      expect_equal_to_reference(options_of(kLevels[1], block_elements), Data::kHeavyTail, num_elements);
+    }
+  }
+}
+
+TEST(Tagc, EqualsReferenceWhereMuchDoesNotPeel) {
+  expect_equal_to_reference(options_of({10, .9}), Data::kHeavyTail, 20000);
+  expect_equal_to_reference(options_of({10, 0}), Data::kHeavyTail, 5000);
+  expect_equal_to_reference(options_of({4, .8}, 64, 1), Data::kHeavyTail, 20000);
+  expect_equal_to_reference(options_of({4, .8}, 64, 2), Data::kHeavyTail, 20000);
+}
+
+Options with_cells(Options options, const std::string& cell_type) {
+  options.cell_type = cell_type;
+  return options;
+}
+
+const std::string kShortCells[] = {"bf16", "fp16", "int8"};
+
+TEST(Tagc, ShortCellsEqualReference) {
+  for (const std::string& cell_type : kShortCells) {
+    for (const int64_t num_elements : kSizes) {
+      expect_equal_to_reference(with_cells(options_of(kLevels[1]), cell_type), Data::kHeavyTail, num_elements);
+    }
+    for (const Data data : all_data()) {
+      expect_equal_to_reference(with_cells(options_of(kLevels[2]), cell_type), data, 140001);
+      expect_equal_to_reference(with_cells(options_of({4, 0}, 64), cell_type), data, 4097);
+    }
+  }
+}
+
+TEST(Tagc, RowsByLoadEqualReference) {
+  for (const double sparsity : {0.0, .8, .9875, .9999}) {
+    for (const int64_t num_elements : kSizes) {
+      expect_equal_to_reference(options_of({0, sparsity}), Data::kHeavyTail, num_elements);
+    }
+    expect_equal_to_reference(with_cells(options_of({0, sparsity}, 256), "int8"), Data::kOneLargeBlock, 70001);
+  }
+}
+
+TEST(Tagc, AllInstructionSetsGiveTheSameBits) {
+  const auto in_use = kernels::instruction_set();
+  for (const kernels::InstructionSet wanted : kernels::available_instruction_sets()) {
+    SCOPED_TRACE(kernels::to_string(wanted));
+    kernels::set_instruction_set(wanted);
+    for (const Data data : all_data()) {
+      expect_equal_to_reference(options_of(kLevels[2]), data, 70001);
+      expect_equal_to_reference(options_of({4, .5}, 64), data, 4033);
+      for (const std::string& cell_type : kShortCells) {
+        expect_equal_to_reference(with_cells(options_of({0, .9}), cell_type), data, 20001);
+      }
+    }
+  }
+  kernels::set_instruction_set(in_use);
+}
+
+TEST(Tagc, PacketSizeIsIndexAndSketch) {
+  TagcCodec codec(options_of(kLevels[2]));
+  EXPECT_EQ(codec.packet_bytes(0), 64);
+  const int64_t num_elements = int64_t{1} << 20;  // 1024 blocks of 1024: 103 rows
+  EXPECT_EQ(codec.packet_bytes(num_elements), 64 + 128 + num_elements / 8 + 103 * 1024 * 4);
+  for (const int64_t size : kSizes) {
+    EXPECT_EQ(codec.packet_bytes(size) % 64, 0);
+  }
+}
+
+TEST(Tagc, ReachesTheSparsityWithinOneElement) {
+  for (const double sparsity : {0.0, .1, .3, .5, .8, .9, .9875, .999}) {
+    for (const int64_t num_elements : {1, 10, 80, 1000, 100003}) {
+      TagcCodec codec(options_of({1, sparsity}));
+      std::vector<float> residual(num_elements);
+      Packet packet = new_packet(codec, num_elements);
+      const CodecCounts counts = encode(codec, make_piece(Data::kAllEqual, num_elements, 1), residual, packet);
+      const double chosen = static_cast<double>(counts.kept_elements + counts.held_back_elements);
+      EXPECT_NEAR(chosen, (1 - sparsity) * num_elements, 1) << sparsity << " of " << num_elements;
+    }
+  }
+}
+
+TEST(Tagc, KeepsTheFirstAmongEquals) {
+  TagcCodec codec(options_of({4, .95}));
+  const int64_t num_elements = 1000;
+  std::vector<float> residual(num_elements);
+  Packet packet = new_packet(codec, num_elements);
+  const CodecCounts counts = encode(codec, make_piece(Data::kAllEqual, num_elements, 1), residual, packet);
+  EXPECT_EQ(counts.kept_elements, 50);
+  const std::vector<float> out = decode(codec, packet, num_elements);
+  for (int64_t i = 0; i < num_elements; ++i) {
+    EXPECT_EQ(out[i], i < 50 ? -2.5F : 0.0F) << i;
+  }
+}
+
+TEST(Tagc, NeverSendsZeros) {
+  TagcCodec codec(options_of({4, 0}));
+  std::vector<float> residual(5000);
+  Packet packet = new_packet(codec, 5000);
+  const CodecCounts counts = encode(codec, make_piece(Data::kZeros, 5000, 3), residual, packet);
+  EXPECT_EQ(counts.kept_elements + counts.held_back_elements, 0);
+}
+
+// Every element of piece + residual is either sent or stays, whole, whatever the data.
+TEST(Tagc, ConservesEveryElement) {
+  for (const Data data : all_data()) {
+    for (const Level level : {kLevels[0], kLevels[2], Level{10, 0}}) {
+      const int64_t num_elements = 30011;
+      TagcCodec codec(options_of(level));
+      std::vector<float> residual(num_elements);
+      for (uint64_t step = 0; step < 3; ++step) {
+        std::vector<float> piece = make_piece(data, num_elements, 40 + static_cast<uint32_t>(step));
+        std::vector<float> sums;
+        for (int64_t i = 0; i < num_elements; ++i) {
+          piece[i] *= .25F;  // three of the largest numbers do not overflow then
+          sums.push_back(piece[i] + residual[i]);
+        }
+        Packet packet = new_packet(codec, num_elements);
+        encode(codec, piece, residual, packet, {1, step});
+        const std::vector<float> out = decode(codec, packet, num_elements, {1, step});
+        for (int64_t i = 0; i < num_elements; ++i) {
+          const bool sent = out[i] != 0;
+          ASSERT_EQ(std::bit_cast<uint32_t>(sent ? out[i] : residual[i]), std::bit_cast<uint32_t>(sums[i])) << i;
+          ASSERT_TRUE(!sent || std::bit_cast<uint32_t>(residual[i]) == 0) << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(Tagc, HugeValuesDoNotDisturbNeighbours) {
+  const int64_t num_elements = 8192;
+  TagcCodec codec(options_of({2, .5}, 64));
+  std::vector<float> residual(num_elements);
+  Packet packet = new_packet(codec, num_elements);
+  const std::vector<float> piece = make_piece(Data::kHuge, num_elements, 5);
+  const CodecCounts counts = encode(codec, piece, residual, packet);
+  ASSERT_GT(counts.kept_elements, num_elements / 10);
+  const std::vector<float> out = decode(codec, packet, num_elements);
+  for (int64_t i = 0; i < num_elements; ++i) {
+    EXPECT_TRUE(out[i] == 0 || out[i] == piece[i]) << i;
+  }
+}
+
+TEST(Tagc, NonFiniteBlocksArriveAsNanAndKeepTheirResidual) {
+  const int64_t num_elements = 5000;
+  TagcCodec codec(options_of({4, .9}, 256));
+  std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 6);
+  std::vector<float> residual = make_piece(Data::kHeavyTail, num_elements, 7);
+  piece[300] = kNan;
+  piece[301] = -kInfinity;
+  piece[1024] = kInfinity;
+  piece[num_elements - 1] = -kNan;  // in the last, partial block
+  piece[2047] = residual[2047] = kMax;
+  const std::set<int64_t> non_finite = {300, 301, 1024, 2047, num_elements - 1};
+  const std::set<int64_t> flagged = {1, 4, 7, 19};
+  const std::vector<float> old_residual = residual;
+  Packet packet = new_packet(codec, num_elements);
+  std::vector<float> expected_residual = residual;
+  const auto expected = reference::encode_two_tier(parameters_of(options_of({4, .9}, 256)), piece, expected_residual);
+  const CodecCounts counts = encode(codec, piece, residual, packet);
+  EXPECT_EQ(packet.copy(), expected.packet);
+  EXPECT_EQ(bits_of(residual), bits_of(expected_residual));
+  EXPECT_EQ(counts.non_finite_blocks, 4);
+  EXPECT_GT(counts.kept_elements, 200);
+  const std::vector<float> out = decode(codec, packet, num_elements);
+  for (int64_t i = 0; i < num_elements; ++i) {
+    EXPECT_EQ(std::isnan(out[i]), non_finite.count(i) == 1) << i;
+    if (flagged.count(i / 256) == 1) {
+      EXPECT_EQ(residual[i], old_residual[i]) << i;
+      EXPECT_TRUE(out[i] == 0 || std::isnan(out[i])) << i;
+    }
+  }
+}
+
+TEST(Tagc, AllNan) {
+  TagcCodec codec(options_of(kLevels[0]));
+  const std::vector<float> piece(4097, kNan);
+  std::vector<float> residual(4097, 1.0F);
+  Packet packet = new_packet(codec, 4097);
+  const CodecCounts counts = encode(codec, piece, residual, packet);
+  EXPECT_EQ(counts.kept_elements, 0);
+  for (const float value : decode(codec, packet, 4097)) {
+    EXPECT_TRUE(std::isnan(value));
+  }
+  EXPECT_EQ(residual, std::vector<float>(4097, 1.0F));
+}
+
+TEST(Tagc, AddsSeveralPacketsToWhatIsThere) {
+  const int64_t num_elements = 10007;
+  TagcCodec codec(options_of(kLevels[2]));
+  const int64_t packet_bytes = codec.packet_bytes(num_elements);
+  Packet packets(3 * packet_bytes);
+  std::vector<float> expected(num_elements, 100.0F);
+  for (int p = 0; p < 3; ++p) {
+    std::vector<float> residual(num_elements);
+    const std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 20 + p);
+    codec.encode(buffer_of(piece), buffer_of(residual), packets.buffer().part(p, packet_bytes), kContext.of_packet(p),
+                 {});
+    for (int64_t i = 0; i < num_elements; ++i) {
+      expected[i] += piece[i] - residual[i];  // one of the two is the value, the other 0
+    }
+  }
+  std::vector<float> out(num_elements, 100.0F);
+  codec.decode_sum(packets.buffer(), 3, buffer_of(out), kContext, {});
+  EXPECT_EQ(out, expected);
+}
+
+TEST(Tagc, WhatIsHeldBackGetsOutInLaterSteps) {
+  const int64_t num_elements = 4096;
+  TagcCodec codec(options_of({10, .9}));
+  const std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 8);
+  std::vector<float> residual(num_elements);
+  std::vector<float> arrived(num_elements);
+  int64_t held_back = 0;
+  int64_t step = 0;
+  for (; step < 2000; ++step) {
+    Packet packet = new_packet(codec, num_elements);
+    const std::vector<float> zeros(num_elements);
+    const PacketContext context = {1, static_cast<uint64_t>(step)};
+    const CodecCounts counts = encode(codec, step == 0 ? piece : zeros, residual, packet, context);
+    held_back += counts.held_back_elements;
+    codec.decode_sum(packet.buffer(), 1, buffer_of(arrived), context, {});
+    if (counts.kept_elements + counts.held_back_elements == 0) {
+      break;
+    }
+  }
+  EXPECT_GT(held_back, 0);
+  EXPECT_LT(step, 2000);
+  EXPECT_EQ(arrived, piece);
+}
+
+TEST(Tagc, RowsChangeFromStepToStepAndUnitToUnit) {
+  TagcCodec codec(options_of(kLevels[0]));
+  const std::vector<float> piece = make_piece(Data::kHeavyTail, 10000, 9);
+  const auto sketch_at = [&](PacketContext context) {
+    std::vector<float> residual(piece.size());
+    Packet packet = new_packet(codec, 10000);
+    encode(codec, piece, residual, packet, context);
+    std::vector<uint8_t> bytes = packet.copy();
+    constexpr int64_t kSketchOffset = 64 + 64 + 1280;  // header, flags and index of 157 blocks of 64
+    return std::vector<uint8_t>(bytes.begin() + kSketchOffset, bytes.end());
+  };
+  EXPECT_EQ(sketch_at({1, 1}), sketch_at({1, 1}));
+  EXPECT_NE(sketch_at({1, 1}), sketch_at({1, 2}));
+  EXPECT_NE(sketch_at({1, 1}), sketch_at({2, 1}));
+}
+
+TEST(Tagc, EncodingTwiceGivesTheSamePacket) {
+  TagcCodec codec(options_of(kLevels[0]));
+  std::vector<std::vector<uint8_t>> packets;
+  for (int run = 0; run < 2; ++run) {
+    std::vector<float> residual(50000);
+    Packet packet = new_packet(codec, 50000);
+    encode(codec, make_piece(Data::kHeavyTail, 50000, 12), residual, packet);
+    packets.push_back(packet.copy());
+    std::vector<float> other_residual(777);  // leaves other things in the scratch memory
+    Packet other = new_packet(codec, 777);
+    encode(codec, make_piece(Data::kHuge, 777, 12), other_residual, other);
+  }
+  EXPECT_EQ(packets[0], packets[1]);
+}
+
+// Whatever bound the threshold search starts from, it finds the same elements.
+TEST(Tagc, SelectionDoesNotDependOnItsFirstGuess) {
+  const kernels::TagcShape shape = {.num_elements = 200001, .block_elements = 1024, .num_blocks = 196, .num_rows = 20};
+  for (const Data data : {Data::kHeavyTail, Data::kAllEqual, Data::kMostlyZeros, Data::kFewDistinct}) {
+    std::vector<float> piece = make_piece(data, shape.num_elements, 13);
+    piece[5000] = kNan;
+    std::vector<std::vector<uint64_t>> indexes;
+    for (const uint32_t bound : {1U, 0x3f800000U, 0x41f00000U, 0x7f7fffffU, 0x7f800000U}) {
+      std::vector<float> residual(shape.num_elements);
+      std::vector<uint64_t> flags(shape.flag_words(), 0xa5a5);
+      std::vector<uint64_t> index(shape.index_words(), 0xa5a5);
+      std::vector<uint32_t> candidates(kernels::selection_capacity(shape, 2500));
+      const kernels::Selection selection = kernels::tagc_kernels().select(
+          shape, 2500, bound, piece.data(), residual.data(), flags.data(), index.data(), candidates.data());
+      EXPECT_EQ(selection.non_finite_blocks, 1);
+      EXPECT_EQ(selection.non_finite_elements, 1);
+      EXPECT_EQ(selection.kept_elements == 2500, data != Data::kMostlyZeros);
+      indexes.push_back(index);
+    }
+    for (const auto& index : indexes) {
+      EXPECT_EQ(index, indexes[0]) << to_string(data);
+    }
+  }
+}
+
+// What is beside a value as large as float32 has waits, whole, until that is gone; nothing becomes Inf, nothing is
+// lost.
+TEST(Tagc, ShortCellsBesideAHugeOutlier) {
+  const int64_t num_elements = 1024;
+  for (const std::string& cell_type : kShortCells) {
+    SCOPED_TRACE(cell_type);
+    for (const float outlier : {kMax, -kMax, 1e30F}) {
+      TagcCodec codec(with_cells(options_of({1, .9}, 64), cell_type));
+      std::vector<float> piece(num_elements, .75F);
+      piece[5] = outlier;
+      std::vector<float> residual(num_elements);
+      Packet packet = new_packet(codec, num_elements);
+      encode(codec, piece, residual, packet);
+      const std::vector<float> out = decode(codec, packet, num_elements);
+      EXPECT_TRUE(std::isfinite(out[5]) && out[5] != 0);
+      EXPECT_LE(std::abs(residual[5]), std::abs(outlier) / 64);
+      for (int64_t i = 0; i < num_elements; ++i) {
+        EXPECT_EQ(static_cast<double>(out[i]) + static_cast<double>(residual[i]), piece[i]) << i;
+        EXPECT_TRUE(i < 64 || out[i] == .75F || residual[i] == .75F) << i;
+      }
+    }
+  }
+}
+
+// Any patterns and any scales decode to something, or are refused.
+TEST(Tagc, ForgedCellsAndScalesDoNoHarm) {
+  const int64_t num_elements = 3001;
+  for (const std::string& cell_type : kShortCells) {
+    TagcCodec codec(with_cells(options_of({4, .9}, 64), cell_type));
+    std::vector<float> residual(num_elements);
+    Packet packet = new_packet(codec, num_elements);
+    encode(codec, make_piece(Data::kHeavyTail, num_elements, 3), residual, packet);
+    std::mt19937 random(4);
+    for (int trial = 0; trial < 200; ++trial) {
+      std::vector<uint8_t> forged = packet.copy();
+      forged[64 + random() % (forged.size() - 64)] ^= static_cast<uint8_t>(1 + random() % 255);
+      const uint64_t checksum = reference::checksum_of_docs(forged, 48);
+      std::memcpy(forged.data() + 40, &checksum, sizeof(checksum));
+      Packet copy(packet.bytes);
+      std::copy(forged.begin(), forged.end(), copy.data());
+      try {
+        decode(codec, copy, num_elements);
+      } catch (const PacketError&) {
+      }
+    }
+  }
+}
+
+class TagcCorruption : public testing::Test {
+ protected:
+  static constexpr int64_t kElements = 3001;
+  TagcCorruption() : codec_(options_of({4, .9}, 64)), packet_(codec_.packet_bytes(kElements)) {
+    std::vector<float> piece = make_piece(Data::kHeavyTail, kElements, 14);
+    piece[200] = kNan;
+    std::vector<float> residual(kElements);
+    encode(codec_, piece, residual, packet_);
+  }
+  TagcCodec codec_;
+  Packet packet_;
+};
+
+TEST_F(TagcCorruption, EverySingleFlippedBitIsFound) {
+  EXPECT_NO_THROW(decode(codec_, packet_, kElements));
+  for (int64_t bit = 0; bit < 8 * packet_.bytes; ++bit) {
+    packet_.data()[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
+    EXPECT_THROW(decode(codec_, packet_, kElements), PacketError) << "bit " << bit;
+    packet_.data()[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
+  }
+}
+
+TEST_F(TagcCorruption, GarbageIsFound) {
+  std::mt19937 random(15);
+  for (int trial = 0; trial < 300; ++trial) {
+    std::vector<uint8_t> good = packet_.copy();
+    const int64_t first = static_cast<int64_t>(random() % packet_.bytes);
+    const int64_t length = 1 + static_cast<int64_t>(random() % 600);
+    bool changed = false;
+    for (int64_t byte = first; byte < std::min(first + length, packet_.bytes); ++byte) {
+      const uint8_t value = static_cast<uint8_t>(trial % 3 == 0 ? 0 : trial % 3 == 1 ? 0xff : random());
+      changed = changed || packet_.data()[byte] != value;
+      packet_.data()[byte] = value;
+    }
+    if (changed) {
+      EXPECT_THROW(decode(codec_, packet_, kElements), PacketError) << first << " + " << length;
+    }
+    std::copy(good.begin(), good.end(), packet_.data());
+  }
+}
+
+TEST_F(TagcCorruption, AnotherUnitStepOrSettingIsNamed) {
+  const auto message_of = [&](TagcCodec& codec, PacketContext context) -> std::string {
+    std::vector<float> out(kElements);
+    try {
+      codec.decode_sum(packet_.buffer(), 1, buffer_of(out), context, {});
+    } catch (const PacketError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(message_of(codec_, kContext), "");
+  EXPECT_NE(message_of(codec_, {kContext.unit_hash + 1, kContext.step}).find("unit"), std::string::npos);
+  EXPECT_NE(message_of(codec_, {kContext.unit_hash, kContext.step + 1}).find("step 7 where 8"), std::string::npos);
+  TagcCodec other_rounds(options_of({4, .9}, 64, 63));
+  EXPECT_NE(message_of(other_rounds, kContext).find("settings"), std::string::npos);
+  TagcCodec ratio_and_cells(with_cells(options_of({2, .9}, 64), "bf16"));
+  EXPECT_NE(message_of(ratio_and_cells, kContext).find("cell type 0 where 1"), std::string::npos);
+}
+
+TEST(Tagc, RejectsWrongBuffersAndOptions) {
+  TagcCodec codec(options_of(kLevels[0]));
+  std::vector<float> piece(100);
+  std::vector<float> residual(99);
+  Packet packet = new_packet(codec, 100);
+  EXPECT_THROW(encode(codec, piece, residual, packet), Error);
+  residual.resize(100);
+  Packet shorter(codec.packet_bytes(100) - 8);
+  EXPECT_THROW(encode(codec, piece, residual, shorter), Error);
+  Buffer doubles = {residual.data(), 50, DataType::kFloat64};
+  EXPECT_THROW(codec.encode(doubles, doubles, packet.buffer(), kContext, {}), Error);
+  EXPECT_THROW(codec.decode_sum(packet.buffer(), 2, buffer_of(residual), kContext, {}), Error);
+  EXPECT_THROW(TagcCodec(options_of({.5, .9})), OptionError);
+  EXPECT_THROW(TagcCodec(options_of({4, 1})), OptionError);
+  EXPECT_THROW(TagcCodec(options_of({4, -.1})), OptionError);
+  EXPECT_THROW(TagcCodec(options_of({4, .9}, 100)), OptionError);
+  EXPECT_THROW(TagcCodec(options_of({4, .9}, 64, 0)), OptionError);
+  EXPECT_THROW(TagcCodec(with_cells(options_of({4, .9}), "fp8")), OptionError);
+  Options without_feedback;
+  without_feedback.error_feedback = "off";
+  EXPECT_THROW(TagcCodec{without_feedback}, OptionError);
+}
+
+TEST(Tagc, NoPacketsAndNoElements) {
+  TagcCodec codec(options_of(kLevels[0]));
+  std::vector<float> out(10, 1.0F);
+  codec.decode_sum({nullptr, 0, DataType::kByte}, 0, buffer_of(out), kContext, {});
+  EXPECT_EQ(out, std::vector<float>(10, 1.0F));
+  std::vector<float> none;
+  Packet packet = new_packet(codec, 0);
+  EXPECT_EQ(encode(codec, none, none, packet).encoded_elements, 0);
+  EXPECT_TRUE(decode(codec, packet, 0).empty());
+}
+
+}  // namespace
+}  // namespace isthmus

@@ -1,0 +1,309 @@
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <vector>
+
+#include "codec/tagc/flat.h"
+#include "isthmus/error.h"
+#include "kernels/block/instruction_set.h"
+#include "tests/cpp/codec/tagc/tagc_data.h"
+#include "tests/cpp/codec/tagc/tagc_reference.h"
+
+namespace isthmus {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr PacketContext kContext = {.unit_hash = 42, .step = 3};
+
+struct Setting {
+  double ratio;
+  double sparsity;
+  int64_t index_bits;
+};
+constexpr Setting kSettings[] = {{2, .8, 1}, {4, .9, 4}, {10, .9875, 1}, {10, .9875, 4}};
+
+Options options_of(Setting setting, int64_t peel_rounds = 64) {
+  Options options;
+  options.tiers = "flat";
+  options.ratio = setting.ratio;
+  options.sparsity = setting.sparsity;
+  options.index_bits = setting.index_bits;
+  options.peel_rounds = peel_rounds;
+  return options;
+}
+
+reference::TagcParameters parameters_of(const Options& options, PacketContext context = kContext) {
+  return {options.ratio,       options.sparsity,  options.block_elements,
+          options.peel_rounds, context.unit_hash, context.step};
+}
+
+Buffer buffer_of(std::vector<float>& values) {
+  return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
+}
+ConstBuffer buffer_of(const std::vector<float>& values) {
+  return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
+}
+
+// What the collectives would bring to the owner of one shard: the merged index and the summed sketch.
+struct Merged {
+  std::vector<uint64_t> index;  // words, so that it is aligned as any allocation
+  std::vector<float> sketch;
+
+  Buffer index_buffer() { return {index.data(), static_cast<int64_t>(index.size()) * 8, DataType::kByte}; }
+};
+
+void merge_index(ReduceOp op, const Merged& rank, Merged& sum) {
+  const auto* from = reinterpret_cast<const uint8_t*>(rank.index.data());
+  auto* to = reinterpret_cast<uint8_t*>(sum.index.data());
+  for (size_t byte = 0; byte < sum.index.size() * 8; ++byte) {
+    to[byte] = static_cast<uint8_t>(op == ReduceOp::kBitOr ? to[byte] | from[byte] : to[byte] + from[byte]);
+  }
+}
+
+Merged encode(TagcFlat& flat, const std::vector<float>& chunk, std::vector<float>& residual,
+              CodecCounts* counts = nullptr, PacketContext context = kContext) {
+  const auto num_elements = static_cast<int64_t>(chunk.size());
+  Merged result;
+  result.index.assign(flat.index_bytes(num_elements) / 8, 0xa5a5a5a5a5a5a5a5);  // dirty before it is written
+  result.sketch.assign(flat.sketch_elements(num_elements), kNan);
+  const CodecCounts counted =
+      flat.encode(buffer_of(chunk), buffer_of(residual), result.index_buffer(), buffer_of(result.sketch), context);
+  if (counts != nullptr) {
+    *counts += counted;
+  }
+  return result;
+}
+
+// All ranks' chunks of one shard, encoded from empty residuals and merged in rank order.
+Merged encode_all(TagcFlat& flat, const std::vector<std::vector<float>>& chunks) {
+  Merged sum;
+  for (const std::vector<float>& chunk : chunks) {
+    std::vector<float> residual(chunk.size());
+    const Merged one = encode(flat, chunk, residual);
+    if (sum.sketch.empty()) {
+      sum = one;
+      continue;
+    }
+    merge_index(flat.index_op(), one, sum);
+    for (size_t cell = 0; cell < sum.sketch.size(); ++cell) {
+      sum.sketch[cell] += one.sketch[cell];
+    }
+  }
+  return sum;
+}
+
+std::vector<float> decode(TagcFlat& flat, Merged merged, int64_t num_elements, CodecCounts* counts = nullptr) {
+  std::vector<float> out(num_elements, kNan);
+  const CodecCounts counted = flat.decode(merged.index_buffer(), buffer_of(merged.sketch), buffer_of(out), kContext);
+  if (counts != nullptr) {
+    *counts += counted;
+  }
+  return out;
+}
+
+std::vector<std::vector<float>> make_chunks(Data data, int64_t num_elements, int ranks) {
+  std::vector<std::vector<float>> chunks;
+  for (int rank = 0; rank < ranks; ++rank) {
+    chunks.push_back(make_piece(data, num_elements, 100 + rank));
+  }
+  return chunks;
+}
+
+// Equal as numbers, or both NaN.
+void expect_same(const std::vector<float>& actual, const std::vector<float>& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) {
+    ASSERT_TRUE(actual[i] == expected[i] || (std::isnan(actual[i]) && std::isnan(expected[i])))
+        << i << ": " << actual[i] << " where " << expected[i] << " is expected";
+  }
+}
+
+void expect_equal_to_reference(const Options& options, Data data, int64_t num_elements, int ranks) {
+  SCOPED_TRACE(testing::Message() << to_string(data) << ", " << num_elements << " elements, " << ranks
+                                  << " ranks, ratio " << options.ratio << ", index bits " << options.index_bits);
+  TagcFlat flat(options, ranks);
+  const reference::TagcParameters parameters = parameters_of(options);
+  std::set<int64_t> marked;
+  std::vector<float> expected_sketch;
+  Merged sum;
+  for (const std::vector<float>& chunk : make_chunks(data, num_elements, ranks)) {
+    std::vector<float> residual = make_piece(Data::kHeavyTail, num_elements, 99);
+    std::vector<float> expected_residual = residual;
+    const Merged one = encode(flat, chunk, residual);
+    const reference::FlatChunk expected = reference::encode_flat(parameters, chunk, expected_residual);
+    expect_same(residual, expected_residual);
+    expect_same(one.sketch, expected.sketch);
+    std::vector<uint64_t> expected_index(one.index.size());
+    for (size_t element = 0; element < expected.index.size(); ++element) {
+      const size_t bit = element * options.index_bits;
+      expected_index[bit / 64] |= static_cast<uint64_t>(expected.index[element]) << bit % 64;
+      if (expected.index[element] != 0) {
+        marked.insert(static_cast<int64_t>(element));
+      }
+    }
+    ASSERT_EQ(one.index, expected_index);
+    if (expected_sketch.empty()) {
+      sum = one;
+      expected_sketch = expected.sketch;
+      continue;
+    }
+    merge_index(flat.index_op(), one, sum);
+    for (size_t cell = 0; cell < expected_sketch.size(); ++cell) {
+      sum.sketch[cell] += one.sketch[cell];
+      expected_sketch[cell] += expected.sketch[cell];
+    }
+  }
+  const auto [expected, estimated] = reference::decode_flat(parameters, num_elements, marked, expected_sketch);
+  CodecCounts counts;
+  expect_same(decode(flat, sum, num_elements, &counts), expected);
+  EXPECT_EQ(counts.estimated_elements, estimated);
+}
+
+TEST(TagcFlat, EqualsReferenceAtAllSizesAndLevels) {
+  for (const Setting setting : kSettings) {
+    for (const int64_t num_elements : {0, 1, 63, 64, 65, 1023, 1024, 1025, 4097, 12345, 100003}) {
+      expect_equal_to_reference(options_of(setting), Data::kHeavyTail, num_elements, 2);
+    }
+  }
+}
+
+TEST(TagcFlat, EqualsReferenceOnDifficultData) {
+  for (const Data data : all_data()) {
+    expect_equal_to_reference(options_of(kSettings[2]), data, 20001, 3);
+    expect_equal_to_reference(options_of(kSettings[1]), data, 4097, 15);
+  }
+}
+
+TEST(TagcFlat, EqualsReferenceWhereMuchIsEstimated) {
+  expect_equal_to_reference(options_of(kSettings[0]), Data::kHeavyTail, 30000, 8);
+  expect_equal_to_reference(options_of(kSettings[0], 1), Data::kHeavyTail, 30000, 2);
+  expect_equal_to_reference(options_of({10, 0, 1}), Data::kHeavyTail, 5000, 2);
+}
+
+TEST(TagcFlat, AllInstructionSetsGiveTheSameBits) {
+  const auto in_use = kernels::instruction_set();
+  for (const kernels::InstructionSet wanted : kernels::available_instruction_sets()) {
+    SCOPED_TRACE(kernels::to_string(wanted));
+    kernels::set_instruction_set(wanted);
+    for (const Setting setting : kSettings) {
+      expect_equal_to_reference(options_of(setting), Data::kHeavyTail, 50001, 4);
+    }
+  }
+  kernels::set_instruction_set(in_use);
+}
+
+// Every value that peels is right to the rounding of the few sums it went through.
+TEST(TagcFlat, RecoversTheSumOfAllRanksWhereItPeels) {
+  const int64_t num_elements = 200000;
+  for (const int64_t index_bits : {1, 4}) {
+    TagcFlat flat(options_of({1.5, .98, index_bits}), 2);
+    const auto chunks = make_chunks(Data::kHeavyTail, num_elements, 2);
+    std::vector<double> expected(num_elements);
+    double largest = 0;
+    for (const std::vector<float>& chunk : chunks) {
+      std::vector<float> residual(num_elements);
+      encode(flat, chunk, residual);
+      for (int64_t i = 0; i < num_elements; ++i) {
+        expected[i] += static_cast<double>(chunk[i]) - residual[i];
+        largest = std::max(largest, std::abs(expected[i]));
+      }
+    }
+    CodecCounts counts;
+    const std::vector<float> out = decode(flat, encode_all(flat, chunks), num_elements, &counts);
+    EXPECT_EQ(counts.estimated_elements, 0);
+    for (int64_t i = 0; i < num_elements; ++i) {
+      ASSERT_NEAR(out[i], expected[i], 1e-5 * largest) << i;
+    }
+  }
+}
+
+TEST(TagcFlat, CoordinatesThatSeveralRanksChoseAreSummed) {
+  for (const int64_t index_bits : {1, 4}) {
+    TagcFlat flat(options_of({2, .9, index_bits}), 15);
+    std::vector<float> chunk(1000);
+    chunk[10] = 1;
+    chunk[999] = -2;
+    const std::vector<float> out = decode(flat, encode_all(flat, std::vector<std::vector<float>>(15, chunk)), 1000);
+    EXPECT_EQ(out[10], 15);
+    EXPECT_EQ(out[999], -30);
+    EXPECT_EQ(std::count(out.begin(), out.end(), 0.0F), 998);
+  }
+}
+
+TEST(TagcFlat, NonFiniteElementsReachTheOwnerAndLeaveTheResidual) {
+  for (const int64_t index_bits : {1, 4}) {
+    TagcFlat flat(options_of({10, .9, index_bits}), 3);
+    const int64_t num_elements = 5001;
+    auto chunks = make_chunks(Data::kHeavyTail, num_elements, 3);
+    chunks[1][0] = kInfinity;
+    chunks[1][70] = kNan;
+    chunks[2][70] = 1;
+    chunks[2][num_elements - 1] = -kInfinity;
+    std::vector<float> residual = make_piece(Data::kHeavyTail, num_elements, 1);
+    const std::vector<float> old_residual = residual;
+    CodecCounts counts;
+    encode(flat, chunks[1], residual, &counts);
+    EXPECT_EQ(counts.non_finite_blocks, 2);
+    for (int64_t i = 0; i < 128; ++i) {
+      EXPECT_EQ(residual[i], old_residual[i]);
+    }
+    const std::vector<float> out = decode(flat, encode_all(flat, chunks), num_elements);
+    EXPECT_TRUE(std::isnan(out[0]));
+    EXPECT_TRUE(std::isnan(out[70]));
+    EXPECT_TRUE(std::isnan(out[num_elements - 1]));
+  }
+}
+
+TEST(TagcFlat, IndexPastTheEndIsIgnored) {
+  for (const int64_t index_bits : {1, 4}) {
+    TagcFlat flat(options_of({4, .9, index_bits}), 2);
+    Merged merged = encode_all(flat, make_chunks(Data::kHeavyTail, 1001, 2));
+    const std::vector<float> expected = decode(flat, merged, 1001);
+    merged.index.back() |= 0x8000000000000000;
+    EXPECT_EQ(decode(flat, merged, 1001), expected);
+  }
+}
+
+TEST(TagcFlat, SizesAndOperation) {
+  TagcFlat one_bit(options_of({10, .9875, 1}), 2);
+  TagcFlat four_bits(options_of({10, .9875, 4}), 2);
+  const int64_t num_elements = int64_t{1} << 20;
+  EXPECT_EQ(one_bit.index_bytes(num_elements), num_elements / 8);
+  EXPECT_EQ(four_bits.index_bytes(num_elements), num_elements / 2);
+  EXPECT_EQ(one_bit.sketch_elements(num_elements), 103 * 1024);
+  EXPECT_EQ(one_bit.index_op(), ReduceOp::kBitOr);
+  EXPECT_EQ(four_bits.index_op(), ReduceOp::kSum);
+  EXPECT_EQ(one_bit.index_bytes(0), 0);
+  EXPECT_EQ(one_bit.sketch_elements(0), 0);
+}
+
+TEST(TagcFlat, FourBitsCountToFifteenRanks) {
+  EXPECT_NO_THROW(TagcFlat(options_of({10, .9875, 4}), 15));
+  EXPECT_THROW(TagcFlat(options_of({10, .9875, 4}), 16), OptionError);
+  EXPECT_NO_THROW(TagcFlat(options_of({10, .9875, 1}), 16));
+  EXPECT_THROW(TagcFlat(options_of({10, .9875, 2}), 2), OptionError);
+  EXPECT_THROW(TagcFlat(options_of({0, .9875, 1}), 2), OptionError);
+  Options short_cells = options_of({10, .9875, 1});
+  short_cells.cell_type = "bf16";
+  EXPECT_THROW(TagcFlat(short_cells, 2), OptionError);
+}
+
+TEST(TagcFlat, RejectsWrongBuffers) {
+  TagcFlat flat(options_of({10, .9875, 1}), 2);
+  std::vector<float> chunk(100);
+  std::vector<float> residual(99);
+  EXPECT_THROW(encode(flat, chunk, residual), Error);
+  residual.resize(100);
+  Merged merged = encode(flat, chunk, residual);
+  EXPECT_THROW(decode(flat, merged, 1000), Error);
+  merged.sketch.pop_back();
+  EXPECT_THROW(decode(flat, merged, 100), Error);
+}
+
+}  // namespace
+}  // namespace isthmus

@@ -1,0 +1,120 @@
+// Holds the worked examples of docs/packet_format.md true: their bytes are what the codecs produce.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "communicator/scratch.h"
+#include "isthmus/codec.h"
+
+namespace isthmus {
+namespace {
+
+constexpr PacketContext kContext = {.unit_hash = 0x1122334455667788, .step = 9, .sender = 3};
+
+// The fenced block that follows the line "<!-- example: NAME -->".
+std::string example_in_docs(const std::string& name) {
+  const std::string source = __FILE__;
+  const std::string path = source.substr(0, source.rfind("tests/cpp/")) + "docs/packet_format.md";
+  std::ifstream file(path);
+  std::string line;
+  while (std::getline(file, line) && line != "<!-- example: " + name + " -->") {
+  }
+  std::getline(file, line);  // the fence
+  std::string block;
+  while (std::getline(file, line) && line != "```") {
+    block += line + "\n";
+  }
+  return block;
+}
+
+// 16 bytes a line after their offset, both in hexadecimal; lines of zeros are left out.
+std::string dump(const std::vector<uint8_t>& bytes) {
+  std::string text;
+  for (size_t offset = 0; offset < bytes.size(); offset += 16) {
+    char number[32];
+    std::snprintf(number, sizeof(number), "%04zx ", offset);
+    std::string line = number;
+    bool all_zero = true;
+    for (size_t byte = offset; byte < std::min(offset + 16, bytes.size()); ++byte) {
+      std::snprintf(number, sizeof(number), " %02x", bytes[byte]);
+      line += number;
+      all_zero = all_zero && bytes[byte] == 0;
+    }
+    text += all_zero ? "" : line + "\n";
+  }
+  return text;
+}
+
+std::vector<uint8_t> encode(Codec& codec, std::vector<float> piece) {
+  std::vector<float> residual(codec.keeps_residual() ? piece.size() : 0);
+  const int64_t packet_bytes = codec.packet_bytes(static_cast<int64_t>(piece.size()));
+  const AlignedMemory packet = allocate_aligned(packet_bytes);
+  codec.encode({piece.data(), static_cast<int64_t>(piece.size()), DataType::kFloat32},
+               {residual.data(), static_cast<int64_t>(residual.size()), DataType::kFloat32},
+               {packet.get(), packet_bytes, DataType::kByte}, kContext, {});
+  const auto* bytes = reinterpret_cast<const uint8_t*>(packet.get());
+  return {bytes, bytes + packet_bytes};
+}
+
+TEST(PacketFormat, ExampleOfCodecNone) {
+  const std::unique_ptr<Codec> codec = make_codec("none", Options(), DataType::kBFloat16, 4);
+  EXPECT_EQ(dump(encode(*codec, {1.0F, -2.0F, 0.5F})), example_in_docs("none"));
+}
+
+TEST(PacketFormat, ExampleOfCodecTagc) {
+  Options options;
+  options.ratio = 4;
+  options.sparsity = .98;
+  options.block_elements = 64;
+  const std::unique_ptr<Codec> codec = make_codec("tagc", options, DataType::kFloat32, 4);
+  std::vector<float> piece(130, .25F);
+  piece[5] = 1.5F;
+  piece[70] = -2.0F;
+  piece[129] = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<uint8_t> packet = encode(*codec, piece);
+  EXPECT_EQ(packet.size(), 960);
+  EXPECT_EQ(dump(packet), example_in_docs("tagc"));
+}
+
+TEST(PacketFormat, ExampleOfCodecSparse) {
+  Options options;
+  options.sparsity = .998;
+  options.value_type = "int8";
+  const std::unique_ptr<Codec> codec = make_codec("sparse", options, DataType::kFloat32, 4);
+  std::vector<float> piece(2100, .25F);
+  piece[5] = 1.5F;
+  piece[300] = -2.0F;
+  piece[1500] = std::numeric_limits<float>::quiet_NaN();
+  piece[2099] = 3.0F;
+  const std::vector<uint8_t> packet = encode(*codec, piece);
+  EXPECT_EQ(packet.size(), 96);
+  EXPECT_EQ(dump(packet), example_in_docs("sparse"));
+}
+
+TEST(PacketFormat, ExampleOfCodecQuant) {
+  Options options;
+  options.bits = 2;
+  options.group_elements = 32;
+  options.rotate = false;
+  options.scale = "absmax";
+  const std::unique_ptr<Codec> codec = make_codec("quant", options, DataType::kFloat32, 4);
+  std::vector<float> piece(67);
+  piece[0] = 1.5F;
+  piece[1] = -1.0F;
+  piece[18] = .5F;
+  piece[40] = std::numeric_limits<float>::quiet_NaN();
+  piece[65] = -2.0F;
+  const std::vector<uint8_t> packet = encode(*codec, piece);
+  EXPECT_EQ(packet.size(), 320);
+  EXPECT_EQ(dump(packet), example_in_docs("quant"));
+}
+
+}  // namespace
+}  // namespace isthmus

@@ -1,0 +1,421 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "isthmus/communicator.h"
+#include "isthmus/error.h"
+#include "tests/cpp/support/world.h"
+
+namespace isthmus {
+namespace {
+
+using test::Array;
+using test::exact_options;
+using test::exact_path_bound;
+using test::kFloatingTypes;
+using test::lossy_options;
+using test::random_arrays;
+using test::sum_of;
+using test::sum_of_magnitudes;
+using test::unit_roundoff;
+using test::World;
+
+std::vector<NodeMap> all_maps() {
+  return {NodeMap::parse("1x1", 1),
+          NodeMap::parse("1x4", 4),
+          NodeMap::parse("4x1", 4),
+          NodeMap::parse("2x2", 4),
+          NodeMap::parse("3x2", 6),
+          NodeMap({0, 1, 0, 1}),                    // cyclic
+          NodeMap::parse("0,4,5|1,2,8|3,6,7", 9)};  // arbitrary
+}
+
+// Around what is divisible by the number of ranks, where padding begins and ends.
+std::vector<int64_t> difficult_sizes(int64_t world_size) {
+  return {0, 1, world_size - 1, world_size, world_size + 1, 2 * world_size - 1, 65 * world_size, 65 * world_size + 7};
+}
+
+void expect_equal_bits(const std::vector<Array>& results) {
+  for (size_t rank = 1; rank < results.size(); ++rank) {
+    ASSERT_TRUE(results[rank].bytes() == results[0].bytes()) << "rank " << rank << " has other bits than rank 0";
+  }
+}
+
+class AllReduceOnEveryMap : public ::testing::TestWithParam<NodeMap> {};
+INSTANTIATE_TEST_SUITE_P(Maps, AllReduceOnEveryMap, ::testing::ValuesIn(all_maps()), test::name_of_map);
+
+// Small integers are summed without rounding: one misplaced element shows.
+TEST_P(AllReduceOnEveryMap, SumOfSmallIntegersIsExact) {
+  for (const char* tiers : {"two", "flat"}) {
+    Options options = exact_options();
+    options.tiers = tiers;
+    World world(GetParam(), options);
+    for (const DataType dtype : kFloatingTypes) {
+      for (const int64_t elements : difficult_sizes(world.size())) {
+        std::vector<Array> inputs;
+        for (int rank = 0; rank < world.size(); ++rank) {
+          std::vector<double> values;
+          for (int64_t i = 0; i < elements; ++i) {
+            values.push_back(static_cast<double>((31 * rank + 7 * i) % 13 - 6));
+          }
+          inputs.emplace_back(values, dtype);
+        }
+        std::vector<double> twice = sum_of(inputs);
+        for (double& value : twice) {
+          value *= 2;
+        }
+        for (const Array& result : world.all_reduce(inputs, 2, nullptr)) {
+          ASSERT_EQ(result.values(), twice) << tiers << ", " << elements << " elements of " << to_string(dtype);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AllReduceOnEveryMap, StaysWithinTheBoundOfTheFloat64SumWithEqualBits) {
+  World world(GetParam(), exact_options());
+  const std::vector<double> scales = {1.0, 1.0 / world.size(), 0.3, -1.0, 0.0};
+  uint64_t seed = 0;
+  for (const DataType dtype : kFloatingTypes) {
+    for (const int64_t elements : difficult_sizes(world.size())) {
+      const double scale = scales[seed % scales.size()];
+      const std::vector<Array> inputs = random_arrays(world.size(), elements, dtype, ++seed);
+      const std::vector<Array> results = world.all_reduce(inputs, scale, nullptr);
+      expect_equal_bits(results);
+      const std::vector<double> result = results[0].values();
+      const std::vector<double> sum = sum_of(inputs);
+      const std::vector<double> magnitudes = sum_of_magnitudes(inputs);
+      for (size_t i = 0; i < sum.size(); ++i) {
+        ASSERT_NEAR(result[i], scale * sum[i], exact_path_bound(world.map, dtype, scale, sum[i], magnitudes[i]))
+            << elements << " elements of " << to_string(dtype) << ", scale " << scale << ", element " << i;
+      }
+    }
+  }
+}
+
+TEST_P(AllReduceOnEveryMap, WithoutLossItIsTheReduceScatterGathered) {
+  World world(GetParam(), exact_options());
+  for (const DataType dtype : kFloatingTypes) {
+    const std::vector<Array> inputs = random_arrays(world.size(), 33 * world.size(), dtype);
+    EXPECT_EQ(world.all_reduce(inputs, 0.3, nullptr)[0].values(), world.reduce_scatter(inputs, 0.3, nullptr));
+  }
+}
+
+TEST_P(AllReduceOnEveryMap, LossyResultsHaveEqualBitsOnAllRanksInEveryStep) {
+  for (const Options& options : test::every_lossy_options()) {
+    World world(GetParam(), options);
+    for (int step = 0; step < 3; ++step) {
+      for (const DataType dtype : kFloatingTypes) {
+        for (const int64_t elements : {1, 700, 20011}) {
+          expect_equal_bits(world.all_reduce(random_arrays(world.size(), elements, dtype, 10 + step), 0.5, nullptr));
+        }
+      }
+    }
+    const Stats first = world.ranks[0]->stats();
+    for (const auto& communicator : world.ranks) {
+      EXPECT_EQ(communicator->stats().compressed_calls, first.compressed_calls);
+      EXPECT_EQ(communicator->stats().exact_calls, first.exact_calls);
+      EXPECT_STREQ(communicator->phase(), "idle");
+    }
+    EXPECT_EQ(first.compressed_calls, world.map.two_tier() ? 3 * 3 * 3 : 0) << options.codec;
+  }
+}
+
+// Every rank's traffic against docs/algorithms.md, to the byte.
+TEST_P(AllReduceOnEveryMap, PayloadIsWhatTheFormulasSay) {
+  const int64_t nodes = GetParam().num_nodes();
+  const int64_t local = GetParam().ranks_per_node();
+  const int64_t size = nodes * local;
+  const auto is_lossy = [&](const std::string& name, DataType dtype) {
+    return name != "none" && nodes > 1 && dtype != DataType::kFloat64;
+  };
+  for (const std::string& codec : test::kEveryCodec) {
+    const Options options = test::options_of_codec(codec);
+    World world(GetParam(), options);
+    for (const DataType dtype : kFloatingTypes) {
+      for (const int64_t elements : {33 * size, 33 * size - 1}) {
+        world.all_reduce(random_arrays(world.size(), elements, dtype), 1, nullptr);
+        const auto chosen = make_codec(is_lossy(codec, dtype) ? codec : "none", options, dtype, 1);
+        const int64_t packet = chosen->packet_bytes(33);
+        for (const auto& communicator : world.ranks) {
+          const CollectiveStats stats = communicator->stats().collectives[static_cast<size_t>(Collective::kAllReduce)];
+          EXPECT_EQ(stats.intra.sent_bytes, nodes * (local - 1) * (33 * element_bytes(dtype) + packet));
+          EXPECT_EQ(stats.intra.inter_node_sent_bytes, 0);
+          EXPECT_EQ(stats.inter.sent_bytes, 2 * (nodes - 1) * packet);
+          EXPECT_EQ(stats.inter.inter_node_sent_bytes, 2 * (nodes - 1) * packet);
+          EXPECT_EQ(stats.flat.sent_bytes, 0);
+          EXPECT_EQ(stats.calls, 1);
+          const bool packed = elements % size != 0 || (!world.map.block_placement() && local > 1);
+          EXPECT_EQ(stats.packed_calls, packed ? 1 : 0) << elements << " elements of " << to_string(dtype);
+          communicator->reset_stats();
+        }
+      }
+    }
+  }
+}
+
+TEST(AllReduce, InASingleTierItIsExactAndCounted) {
+  Options options = lossy_options();
+  options.tiers = "flat";
+  World world(NodeMap::parse("2x2", 4), options);
+  constexpr int64_t kChunk = 1000;
+  const std::vector<Array> inputs(4, Array(std::vector<double>(4 * kChunk, 3), DataType::kBFloat16));
+  for (const Array& result : world.all_reduce(inputs, 1, nullptr)) {
+    EXPECT_EQ(result.values(), sum_of(inputs));
+  }
+  const Stats stats = world.ranks[1]->stats();
+  EXPECT_EQ(stats.exact_calls, (std::map<std::string, int64_t>{{"all-reduce in a single tier", 1}}));
+  EXPECT_EQ(stats.residual_bytes, 0);
+  const CollectiveStats& path = stats.collectives[static_cast<size_t>(Collective::kAllReduce)];
+  EXPECT_EQ(path.flat.sent_bytes, 3 * kChunk * 4) << "around the ring in float32";
+  EXPECT_EQ(path.inter.sent_bytes, 48 + 2 * kChunk);
+  EXPECT_EQ(path.intra.sent_bytes, 2 * (48 + 2 * kChunk));
+}
+
+TEST(AllReduce, AverageOfLargeFloat16ValuesDoesNotOverflow) {
+  for (const char* nodes : {"2x8", "16x1", "1x16"}) {
+    World world(NodeMap::parse(nodes, 16), exact_options());
+    const std::vector<Array> inputs(16, Array(std::vector<double>(16 * 5 + 3, 65504), DataType::kFloat16));
+    for (const Array& result : world.all_reduce(inputs, 1.0 / 16, nullptr)) {
+      EXPECT_EQ(result.values(), inputs.front().values()) << nodes;
+    }
+  }
+  for (const Options& options : test::every_lossy_options()) {
+    World lossy(NodeMap::parse("2x8", 16), options);
+    // What a codec makes of the largest number of the type may be larger still: there is room for its error.
+    const std::vector<Array> inputs(16, Array(std::vector<double>(16 * 300 + 3, 30000), DataType::kFloat16));
+    for (const double value : lossy.all_reduce(inputs, 1.0 / 16, nullptr)[3].values()) {
+      EXPECT_LE(value, 65504) << options.codec;
+    }
+  }
+}
+
+TEST(AllReduce, NonFiniteValuesReachTheirElementsAlone) {
+  World world(NodeMap::parse("2x2", 4), exact_options());
+  for (const DataType dtype : kFloatingTypes) {
+    std::vector<Array> inputs(4, Array(std::vector<double>(9, 1), dtype));
+    std::vector<double> special(9, 1);
+    special[1] = std::nan("");
+    special[6] = std::numeric_limits<double>::infinity();
+    special[8] = -std::numeric_limits<double>::infinity();
+    inputs[2] = Array(special, dtype);
+    for (const Array& array : world.all_reduce(inputs, 1, nullptr)) {
+      const std::vector<double> result = array.values();
+      EXPECT_TRUE(std::isnan(result[1]));
+      EXPECT_EQ(result[6], std::numeric_limits<double>::infinity());
+      EXPECT_EQ(result[8], -std::numeric_limits<double>::infinity());
+      for (const int i : {0, 2, 3, 4, 5, 7}) {
+        EXPECT_EQ(result[i], 4) << to_string(dtype);
+      }
+    }
+  }
+}
+
+TEST(AllReduce, WrongArgumentsAreNamedAndLeaveItUsable) {
+  World world(NodeMap::parse("2x2", 4), exact_options());
+  const auto error_of = [&](int64_t elements, DataType dtype, const UnitKey& unit) -> std::string {
+    Array data(elements, dtype);
+    try {
+      world.ranks[0]->all_reduce(data.buffer(), 1, unit, nullptr);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  constexpr DataType kFloat32 = DataType::kFloat32;
+  EXPECT_EQ(error_of(8, DataType::kByte, {"u", 8, DataType::kByte, Collective::kAllReduce}),
+            "all_reduce of byte: expected a floating type");
+  EXPECT_EQ(error_of(8, kFloat32, {"u", 9, kFloat32, Collective::kAllReduce}),
+            "unit \"u\" has 9 elements of float32, but its gradient has 8 of float32");
+  EXPECT_EQ(error_of(8, kFloat32, {"u", 8, kFloat32}),
+            "unit \"u\" is one of reduce_scatter, but is reduced by all_reduce");
+  const std::vector<Array> inputs(4, Array(std::vector<double>(8, 1), kFloat32));
+  EXPECT_EQ(world.all_reduce(inputs, 1, nullptr)[0].values(), sum_of(inputs));
+}
+
+TEST(AllReduce, UnitsOfBothCollectivesKeepApart) {
+  World world(NodeMap::parse("2x1", 2), lossy_options());
+  const std::vector<Array> inputs = random_arrays(2, 4000, DataType::kFloat32);
+  world.all_reduce(inputs, 1, nullptr);
+  const std::vector<Array> zeros(2, Array(4000, DataType::kFloat32));
+  for (const double value : world.reduce_scatter(zeros, 1, nullptr)) {
+    ASSERT_EQ(value, 0) << "the reduce-scatter got what the all-reduce kept back";
+  }
+  const Stats stats = world.ranks[0]->stats();
+  EXPECT_EQ(stats.num_units, 2);
+  // (N-1) C for each, and C for the result.
+  EXPECT_EQ(stats.residual_bytes, (2000 + 2000 + 2000) * 4);
+}
+
+TEST(AllReduce, ReasonsForStayingExactAreCounted) {
+  Options options = lossy_options();
+  options.min_elements = 400;
+  World world(NodeMap::parse("2x2", 4), options);
+  world.all_reduce(random_arrays(4, 399, DataType::kFloat32), 1, nullptr);
+  world.all_reduce(random_arrays(4, 0, DataType::kFloat32), 1, nullptr);
+  world.all_reduce(random_arrays(4, 401, DataType::kFloat64), 1, nullptr);
+  world.all_reduce(random_arrays(4, 401, DataType::kFloat32), 1, "the caller's reason");
+  world.all_reduce(random_arrays(4, 401, DataType::kFloat32), 0, nullptr);
+  world.all_reduce(random_arrays(4, 401, DataType::kFloat32), std::nan(""), nullptr);
+  world.all_reduce(random_arrays(4, 401, DataType::kFloat32), 1, nullptr);
+  const Stats stats = world.ranks[2]->stats();
+  EXPECT_EQ(stats.exact_calls, (std::map<std::string, int64_t>{{"below min_elements", 1},
+                                                               {"empty", 1},
+                                                               {"float64", 1},
+                                                               {"the caller's reason", 1},
+                                                               {"scale is zero or not finite", 2}}));
+  EXPECT_EQ(stats.compressed_calls, 1);
+}
+
+// What all units of the world still owe: scale * residual + result residual, for every element, zeros of the padding
+// included.
+std::vector<double> outstanding(const World& world) {
+  const NodeMap& map = world.map;
+  std::vector<double> sum;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    for (const UnitState& state : world.ranks[rank]->unit_states()) {
+      const int64_t chunk = state.result_residual.num_elements;
+      sum.resize(static_cast<size_t>(chunk * world.size()));
+      for (int64_t i = 0; i < chunk; ++i) {
+        sum[rank * chunk + i] += state.result_residual.as<float>()[i];
+      }
+      for (int64_t i = 0; i < state.residual.num_elements; ++i) {
+        const int piece = static_cast<int>(i / chunk);
+        const int owner_node = piece < map.node(rank) ? piece : piece + 1;
+        const int owner = map.rank(owner_node, map.local_index(rank));
+        sum[owner * chunk + i % chunk] += state.scale * state.residual.as<float>()[i];
+      }
+    }
+  }
+  return sum;
+}
+
+// Delivered so far + still owed = scale * sum of all inputs, step after step.
+TEST(AllReduceTagc, NothingIsLostBetweenTheTwoResiduals) {
+  struct Case {
+    NodeMap map;
+    DataType dtype;
+    int64_t elements;
+  };
+  for (const Case& test :
+       {Case{NodeMap::parse("2x2", 4), DataType::kFloat32, 20011},
+        Case{NodeMap::parse("4x1", 4), DataType::kFloat32, 8192},
+        Case{NodeMap::parse("3x2", 6), DataType::kBFloat16, 9001}, Case{NodeMap({0, 1, 1, 0}), DataType::kFloat16, 7},
+        Case{NodeMap({0, 1, 1, 0}), DataType::kFloat32, 12000}}) {
+    SCOPED_TRACE(test.map.to_string() + ", " + std::to_string(test.elements) + " " + to_string(test.dtype));
+    Options options = lossy_options();
+    options.sparsity = 0.9;
+    options.ratio = 4;
+    World world(test.map, options);
+    constexpr double kScale = 0.3;
+    std::vector<double> delivered(static_cast<size_t>(test.elements));
+    std::vector<double> expected = delivered;
+    std::vector<double> magnitudes = delivered;
+    for (int step = 0; step < 4; ++step) {
+      const std::vector<Array> inputs = random_arrays(world.size(), test.elements, test.dtype, 100 + step);
+      const std::vector<double> result = world.all_reduce(inputs, kScale, nullptr)[0].values();
+      const std::vector<double> sum = sum_of(inputs);
+      const std::vector<double> sizes = sum_of_magnitudes(inputs);
+      const std::vector<double> owed = outstanding(world);
+      int64_t zeros = 0;
+      for (int64_t i = 0; i < test.elements; ++i) {
+        delivered[i] += result[i];
+        expected[i] += kScale * sum[i];
+        magnitudes[i] += kScale * sizes[i];
+        zeros += result[i] == 0 ? 1 : 0;
+        const double bound = magnitudes[i] * (2 * unit_roundoff(test.dtype) + 100 * unit_roundoff(DataType::kFloat32));
+        ASSERT_NEAR(delivered[i] + owed[i], expected[i], bound) << "step " << step << ", element " << i;
+      }
+      EXPECT_GT(zeros, test.elements / 3) << "nothing was kept back: not a lossy codec";
+      EXPECT_TRUE(std::all_of(owed.begin() + test.elements, owed.end(), [](double value) { return value == 0; }))
+          << "the padding owes something";
+    }
+  }
+}
+
+// Zeros until both residuals have drained: what came out is what went in.
+TEST(AllReduceTagc, BothResidualsDrain) {
+  Options options = lossy_options();
+  options.sparsity = 0.9;
+  options.ratio = 4;
+  World world(NodeMap::parse("2x2", 4), options);
+  world.all_reduce(random_arrays(4, 5001, DataType::kFloat32), 1, nullptr);
+  const std::vector<Array> zeros(4, Array(5001, DataType::kFloat32));
+  int steps = 0;
+  const auto owes = [&] {
+    const std::vector<double> owed = outstanding(world);
+    return std::any_of(owed.begin(), owed.end(), [](double value) { return value != 0; });
+  };
+  EXPECT_TRUE(owes());
+  for (; owes() && steps < 200; ++steps) {
+    world.all_reduce(zeros, 1, nullptr);
+  }
+  EXPECT_LT(steps, 200);
+}
+
+// Both places in which a block can be flagged: the piece of the other node, and the owner's result.
+TEST(AllReduceTagc, NonFiniteBlocksLeaveTheirResidualsAsTheyWere) {
+  constexpr int64_t kBlock = 64;
+  constexpr int64_t kChunk = 20 * kBlock;
+  for (const double special : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+    Options options = lossy_options();
+    options.sparsity = 0.9;
+    options.block_elements = kBlock;
+    World world(NodeMap::parse("2x1", 2), options);
+    world.all_reduce(random_arrays(2, 2 * kChunk, DataType::kFloat32, 1), 1, nullptr);
+    const auto block_of = [&](int rank, bool of_result) {
+      const UnitState state = world.ranks[rank]->unit_states().at(0);
+      const float* values = (of_result ? state.result_residual : state.residual).as<float>() + 3 * kBlock;
+      return std::vector<float>(values, values + kBlock);
+    };
+    const std::vector<float> piece_before = block_of(1, false);
+    const std::vector<float> result_before = block_of(0, true);
+    const std::vector<float> other_before = block_of(1, true);
+
+    std::vector<Array> inputs = random_arrays(2, 2 * kChunk, DataType::kFloat32, 2);
+    const int64_t place = 3 * kBlock + 5;  // rank 1's piece for rank 0
+    inputs[1].buffer().as<float>()[place] = static_cast<float>(special);
+    const std::vector<Array> results = world.all_reduce(inputs, 1, nullptr);
+    expect_equal_bits(results);
+    const std::vector<double> values = results[0].values();
+    for (int64_t i = 0; i < 2 * kChunk; ++i) {
+      ASSERT_EQ(std::isfinite(values[i]), i != place) << "element " << i;
+    }
+    EXPECT_EQ(block_of(1, false), piece_before);
+    EXPECT_EQ(block_of(0, true), result_before);
+    EXPECT_NE(block_of(1, true), other_before) << "of another chunk";
+    EXPECT_EQ(world.ranks[0]->stats().codec.non_finite_blocks, 1) << "in its result";
+    EXPECT_EQ(world.ranks[1]->stats().codec.non_finite_blocks, 1) << "in its piece";
+
+    for (const double value :
+         world.all_reduce(random_arrays(2, 2 * kChunk, DataType::kFloat32, 3), 1, nullptr)[1].values()) {
+      ASSERT_TRUE(std::isfinite(value)) << "training goes on";
+    }
+  }
+}
+
+TEST(AllReduce, SteadyStateTakesNoMoreMemory) {
+  for (const Options& options : test::every_lossy_options()) {
+    World world(NodeMap({0, 1, 0, 1}), options);
+    const auto one_step = [&] {
+      for (const int64_t elements : {4001, 40, 16000}) {
+        world.all_reduce(random_arrays(4, elements, DataType::kBFloat16), 1, nullptr);
+      }
+      return world.ranks[0]->stats();
+    };
+    one_step();
+    const Stats second = one_step();
+    const Stats third = one_step();
+    EXPECT_GT(second.scratch_bytes, 0);
+    EXPECT_EQ(third.scratch_bytes, second.scratch_bytes);
+    EXPECT_EQ(third.residual_bytes, second.residual_bytes);
+  }
+}
+
+}  // namespace
+}  // namespace isthmus

@@ -1,0 +1,176 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "isthmus/communicator.h"
+#include "tests/cpp/support/world.h"
+
+namespace isthmus {
+namespace {
+
+using test::Array;
+using test::lossy_options;
+using test::random_arrays;
+using test::random_inputs;
+using test::sum_of;
+using test::World;
+
+Options quant_options(int64_t bits, const std::string& error_feedback) {
+  Options options = lossy_options();
+  options.codec = "quant";
+  options.bits = bits;
+  options.error_feedback = error_feedback;
+  return options;
+}
+
+double relative_error(const std::vector<double>& values, const std::vector<double>& expected) {
+  double error = 0;
+  double energy = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    error += (values[i] - expected[i]) * (values[i] - expected[i]);
+    energy += expected[i] * expected[i];
+  }
+  return error / energy;
+}
+
+struct Case {
+  const char* nodes;
+  int world_size;
+};
+constexpr Case kCases[] = {{"2x1", 2}, {"2x2", 4}, {"3x1", 3}};
+constexpr int64_t kChunk = 5000;  // whole groups, and a tail
+
+TEST(CommunicatorQuant, SumsAreAsNearAsTheBitsAllow) {
+  for (const Case& of : kCases) {
+    for (const DataType dtype : {DataType::kFloat32, DataType::kBFloat16}) {
+      SCOPED_TRACE(std::string(of.nodes) + " " + to_string(dtype));
+      World world(NodeMap::parse(of.nodes, of.world_size), quant_options(4, "off"));
+      const std::vector<Array> inputs = random_inputs(of.world_size, kChunk, dtype);
+      const double error = relative_error(world.reduce_scatter(inputs, 1, nullptr), sum_of(inputs));
+      EXPECT_GT(error, 1e-3) << "not a lossy codec";
+      EXPECT_LT(error, .02);
+      EXPECT_EQ(world.ranks[0]->stats().residual_bytes, 0);
+    }
+  }
+}
+
+TEST(CommunicatorQuant, AllRanksHaveTheSameAllReduce) {
+  for (const Case& of : kCases) {
+    for (const char* feedback : {"off", "on"}) {
+      SCOPED_TRACE(std::string(of.nodes) + ", feedback " + feedback);
+      World world(NodeMap::parse(of.nodes, of.world_size), quant_options(4, feedback));
+      const std::vector<Array> inputs = random_arrays(of.world_size, 3 * kChunk + 1, DataType::kFloat32);
+      const std::vector<Array> outputs = world.all_reduce(inputs, 1, nullptr);
+      for (const Array& output : outputs) {
+        EXPECT_EQ(output.values(), outputs[0].values());
+      }
+      EXPECT_LT(relative_error(outputs[0].values(), sum_of(inputs)), .03);
+    }
+  }
+}
+
+// The mean over steps of one gradient tends to it with error feedback. Without it, it tends to what rotation leaves.
+TEST(CommunicatorQuant, WhatIsLostArrivesLaterWithErrorFeedback) {
+  constexpr int kSteps = 40;
+  for (const Case& of : kCases) {
+    SCOPED_TRACE(of.nodes);
+    const std::vector<Array> inputs = random_inputs(of.world_size, kChunk, DataType::kFloat32);
+    const auto error_of_mean = [&](const char* feedback) {
+      World world(NodeMap::parse(of.nodes, of.world_size), quant_options(2, feedback));
+      std::vector<double> mean(of.world_size * kChunk);
+      for (int step = 0; step < kSteps; ++step) {
+        const std::vector<double> sum = world.reduce_scatter(inputs, 1, nullptr);
+        for (size_t i = 0; i < mean.size(); ++i) {
+          mean[i] += sum[i] / kSteps;
+        }
+      }
+      EXPECT_EQ(world.ranks[0]->stats().residual_bytes > 0, feedback == std::string("on"));
+      return relative_error(mean, sum_of(inputs));
+    };
+    const double with_feedback = error_of_mean("on");
+    EXPECT_LT(with_feedback, 1e-3);
+    EXPECT_GT(error_of_mean("off"), 4 * with_feedback);
+  }
+}
+
+// What rotation and rounding leave is drawn for each node by itself, so that of the errors of n nodes the n-th part
+// stays, and not all.
+TEST(CommunicatorQuant, ErrorsOfNodesCancel) {
+  constexpr int kNodes = 8;
+  const auto error_of = [](const Options& options, const std::vector<Array>& inputs) {
+    World world(NodeMap::parse("8x1", kNodes), options);
+    return relative_error(world.reduce_scatter(inputs, 1, nullptr), sum_of(inputs));
+  };
+  Options unbiased = quant_options(1, "off");
+  unbiased.scale = "unbiased";
+  unbiased.own_piece = "coded";
+  const std::vector<Array> equal(kNodes, random_inputs(1, kNodes * kChunk, DataType::kFloat32)[0]);
+  const double error_of_one = .363 / (1 - .363);  // docs/quant.md
+  EXPECT_NEAR(error_of(unbiased, equal), error_of_one / kNodes, .1 * error_of_one / kNodes);
+
+  Options stochastic = quant_options(2, "off");
+  stochastic.rounding = "stochastic";
+  stochastic.scale = "absmax";
+  stochastic.own_piece = "coded";
+  std::vector<Array> half_common = random_inputs(kNodes, kChunk, DataType::kFloat32);
+  for (Array& input : half_common) {
+    const std::vector<double> common = equal[0].values();
+    std::vector<double> values = input.values();
+    std::transform(values.begin(), values.end(), common.begin(), values.begin(), std::plus<>());
+    input = Array(values, DataType::kFloat32);
+  }
+  EXPECT_LT(error_of(stochastic, half_common), .2);
+}
+
+// A parameter that is copied for tensor parallelism is reduced in one group for each copy: other ranks of the job, at
+// the same places on their nodes.
+TEST(CommunicatorQuant, CopiesInOtherGroupsGetTheSameBits) {
+  const NodeMap job = NodeMap::parse("2x4", 8);
+  const auto group_of = [&](const std::vector<int>& ranks) {
+    std::vector<int> node_of_rank;
+    for (const int rank : ranks) {
+      node_of_rank.push_back(job.node(rank));
+    }
+    return NodeMap(node_of_rank);
+  };
+  Options options = quant_options(2, "on");
+  options.rounding = "stochastic";
+  for (const auto& copies :
+       {std::pair(std::vector{0, 2, 4, 6}, std::vector{1, 3, 5, 7}), std::pair(std::vector{0, 4}, std::vector{3, 7})}) {
+    World first(group_of(copies.first), options);
+    World second(group_of(copies.second), options);
+    for (int step = 0; step < 3; ++step) {
+      const std::vector<Array> inputs = random_inputs(first.size(), kChunk, DataType::kFloat32, step + 1);
+      EXPECT_EQ(first.reduce_scatter(inputs, 1, nullptr), second.reduce_scatter(inputs, 1, nullptr));
+      EXPECT_EQ(first.all_reduce(inputs, 1, nullptr)[0].bytes(), second.all_reduce(inputs, 1, nullptr)[1].bytes());
+    }
+  }
+}
+
+TEST(CommunicatorQuant, UnitsOfOneSizeDoNotMixTheirResiduals) {
+  World world(NodeMap::parse("2x1", 2), quant_options(1, "on"));
+  const std::vector<Array> gradients = random_inputs(2, 1024, DataType::kFloat32);
+  const std::vector<Array> zeros(2, Array(2 * 1024, DataType::kFloat32));
+  world.reduce_scatter(gradients, 1, nullptr, "a");
+  for (const double value : world.reduce_scatter(zeros, 1, nullptr, "b")) {
+    ASSERT_EQ(value, 0) << "unit b got what unit a kept back";
+  }
+  EXPECT_NE(world.reduce_scatter(zeros, 1, nullptr, "a"), std::vector<double>(2 * 1024));
+}
+
+TEST(CommunicatorQuant, PayloadIsThePacketSize) {
+  const Options options = quant_options(3, "off");
+  World world(NodeMap::parse("2x2", 4), options);
+  world.reduce_scatter(random_inputs(4, kChunk, DataType::kFloat32), 1, nullptr);
+  const auto codec = make_codec("quant", options, DataType::kFloat32, 2);
+  for (const auto& communicator : world.ranks) {
+    EXPECT_EQ(communicator->stats().collectives[0].inter.inter_node_sent_bytes, codec->packet_bytes(kChunk));
+  }
+}
+
+}  // namespace
+}  // namespace isthmus

@@ -1,0 +1,272 @@
+// What the communicator does for each unit beside summing: segments, own pieces, stages, residuals that leave, errors.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "communicator/path/segments.h"
+#include "isthmus/communicator.h"
+#include "isthmus/error.h"
+#include "tests/cpp/support/world.h"
+
+namespace isthmus {
+namespace {
+
+using test::Array;
+using test::exact_options;
+using test::lossy_options;
+using test::random_inputs;
+using test::sum_of;
+using test::sum_of_magnitudes;
+using test::unit_roundoff;
+using test::World;
+
+constexpr DataType kFloat32 = DataType::kFloat32;
+
+Options tagc_options(double sparsity) {
+  Options options = lossy_options();
+  options.sparsity = sparsity;
+  options.ratio = 1;
+  return options;
+}
+
+UnitStats only_unit(Communicator& communicator) {
+  const Stats stats = communicator.stats();
+  EXPECT_EQ(stats.units.size(), 1u);
+  return stats.units.begin()->second;
+}
+
+void expect_near(const std::vector<double>& result, const std::vector<Array>& inputs) {
+  const std::vector<double> sum = sum_of(inputs);
+  const std::vector<double> magnitudes = sum_of_magnitudes(inputs);
+  for (size_t i = 0; i < sum.size(); ++i) {
+    ASSERT_NEAR(result[i], sum[i], 8 * unit_roundoff(kFloat32) * magnitudes[i]) << "element " << i;
+  }
+}
+
+TEST(CommunicatorUnits, SegmentsOfExactPiecesGiveTheSameBits) {
+  for (const char* nodes : {"2x2", "3x1", "2x1"}) {
+    const NodeMap map = NodeMap::parse(nodes, nodes[0] == '3' ? 3 : nodes[2] == '1' ? 2 : 4);
+    const std::vector<Array> inputs = random_inputs(map.world_size(), 3 * kSegmentAlignment + 5, kFloat32, 1);
+    World whole(map, exact_options());
+    Options options = exact_options();
+    options.segments = 64;
+    World cut(map, options);
+    EXPECT_EQ(cut.reduce_scatter(inputs, .5, nullptr), whole.reduce_scatter(inputs, .5, nullptr)) << nodes;
+    const int64_t headers = whole.ranks[0]->stats().collectives[0].inter.sent_bytes;
+    EXPECT_EQ(cut.ranks[0]->stats().collectives[0].inter.sent_bytes, headers + 3 * 48 * (map.num_nodes() - 1));
+  }
+}
+
+// What stays in the residuals comes later: nothing is lost, and nothing is sent twice.
+TEST(CommunicatorUnits, SegmentsOfCompressedPiecesKeepEverything) {
+  const NodeMap map = NodeMap::parse("2x2", 4);
+  for (const char* own_piece : {"exact", "coded"}) {
+    Options options = tagc_options(.5);
+    options.segments = 3;
+    options.own_piece = own_piece;
+    World world(map, options);
+    const std::vector<Array> inputs = random_inputs(4, 2 * kSegmentAlignment + 77, kFloat32, 2);
+    std::vector<double> sent = world.reduce_scatter(inputs, 1, nullptr);
+    const std::vector<Array> zeros(4, Array(inputs[0].view().num_elements, kFloat32));
+    for (int step = 0; step < 6; ++step) {
+      const std::vector<double> late = world.reduce_scatter(zeros, 1, nullptr);
+      for (size_t i = 0; i < sent.size(); ++i) {
+        sent[i] += late[i];
+      }
+    }
+    expect_near(sent, inputs);
+  }
+}
+
+TEST(CommunicatorUnits, ACodedOwnPieceGoesThroughTheCodecAndCrossesNothing) {
+  const NodeMap map = NodeMap::parse("2x1", 2);
+  const std::vector<Array> inputs = random_inputs(2, 1000, kFloat32, 3);
+  Options options = tagc_options(.75);
+  World exact(map, options);
+  options.own_piece = "coded";
+  World coded(map, options);
+  const std::vector<double> with_exact = exact.reduce_scatter(inputs, 1, nullptr);
+  const std::vector<double> with_coded = coded.reduce_scatter(inputs, 1, nullptr);
+  int64_t zeros = 0;
+  for (const double value : with_coded) {
+    zeros += value == 0 ? 1 : 0;
+  }
+  EXPECT_GT(zeros, 1000) << "of 2000, three quarters of both pieces are held back";
+  EXPECT_NE(with_exact, with_coded);
+  EXPECT_EQ(exact.ranks[0]->stats().collectives[0].inter.sent_bytes,
+            coded.ranks[0]->stats().collectives[0].inter.sent_bytes);
+  EXPECT_EQ(exact.ranks[0]->unit_states()[0].residual.num_elements, 1000);
+  EXPECT_EQ(coded.ranks[0]->unit_states()[0].residual.num_elements, 2000);
+}
+
+TEST(CommunicatorUnits, ADenseStartIsExactAndCounted) {
+  const NodeMap map = NodeMap::parse("2x2", 4);
+  Options options = tagc_options(.9);
+  options.dense_steps = 2;
+  for (const char* tiers : {"two", "flat"}) {
+    options.tiers = tiers;
+    World world(map, options);
+    for (int step = 0; step < 3; ++step) {
+      const std::vector<Array> inputs = random_inputs(4, 500, kFloat32, 4 + step);
+      const std::vector<double> result = world.reduce_scatter(inputs, 1, nullptr);
+      if (step < 2) {
+        expect_near(result, inputs);
+      } else {
+        EXPECT_GT(std::count(result.begin(), result.end(), 0.0) + world.ranks[0]->stats().codec.held_back_elements, 0);
+      }
+    }
+    const Stats stats = world.ranks[0]->stats();
+    EXPECT_EQ(stats.exact_calls.at("dense start"), 2);
+    EXPECT_EQ(stats.compressed_calls, 1);
+    EXPECT_EQ(world.ranks[0]->unit_states()[0].step, 3u);
+  }
+}
+
+TEST(CommunicatorUnits, ARampKeepsLessFromStageToStage) {
+  World world(NodeMap::parse("2x1", 2), [] {
+    Options options = tagc_options(.99);
+    options.ramp_steps = 4;
+    return options;
+  }());
+  std::vector<int64_t> kept;
+  for (int step = 0; step < 6; ++step) {
+    world.ranks[0]->reset_stats();
+    world.reduce_scatter(random_inputs(2, 10000, kFloat32, step), 1, nullptr);
+    kept.push_back(world.ranks[0]->stats().codec.kept_elements);
+  }
+  EXPECT_NEAR(static_cast<double>(kept[0]), 2500, 250);
+  for (size_t stage = 1; stage <= 4; ++stage) {
+    EXPECT_LT(kept[stage], kept[stage - 1]);
+  }
+  EXPECT_NEAR(static_cast<double>(kept[5]), 100, 20);
+}
+
+// What keeps residuals that hold all that was not sent.
+std::vector<Options> options_with_residuals() {
+  std::vector<Options> all = {tagc_options(.9)};
+  for (const Options& options : test::every_lossy_options()) {
+    if (options.codec != "tagc" && make_codec(options.codec, options, kFloat32, 1)->keeps_residual()) {
+      all.push_back(options);
+    }
+  }
+  EXPECT_EQ(all.size(), 3u) << "tagc, sparse, and the default codec with error feedback";
+  return all;
+}
+
+// A state with residuals is loaded where the codec keeps none: they are sent along, once.
+void expect_residual_goes_along(const Options& options, Collective collective) {
+  const NodeMap map = NodeMap::parse("2x2", 4);
+  const std::vector<Array> inputs = random_inputs(4, 300, kFloat32, 7);
+  World before(map, options);
+  Options exact = exact_options();
+  exact.min_elements = 0;
+  World after(map, exact);
+  const auto reduce = [&](World& world, const std::vector<Array>& gradients) {
+    return collective == Collective::kAllReduce ? world.all_reduce(gradients, 1, nullptr)[0].values()
+                                                : world.reduce_scatter(gradients, 1, nullptr);
+  };
+  std::vector<double> sent = reduce(before, inputs);
+  for (int rank = 0; rank < 4; ++rank) {
+    after.ranks[rank]->load_unit(before.ranks[rank]->unit_states()[0]);
+  }
+  const std::vector<Array> zeros(4, Array(inputs[0].view().num_elements, kFloat32));
+  const std::vector<double> late = reduce(after, zeros);
+  for (size_t i = 0; i < sent.size(); ++i) {
+    sent[i] += late[i];
+  }
+  expect_near(sent, inputs);
+  const Stats stats = after.ranks[0]->stats();
+  EXPECT_EQ(stats.exact_calls.at("takes the residual along"), 1);
+  EXPECT_EQ(stats.residual_bytes, 0);
+  const std::vector<double> then = reduce(after, zeros);
+  EXPECT_EQ(std::count(then.begin(), then.end(), 0.0), static_cast<int64_t>(then.size()));
+  EXPECT_EQ(after.ranks[0]->stats().exact_calls.at("codec none"), 1);
+}
+TEST(CommunicatorUnits, AResidualGoesAlongWhenItsUnitLeavesTheCodec) {
+  for (const Options& options : options_with_residuals()) {
+    SCOPED_TRACE(options.codec);
+    expect_residual_goes_along(options, Collective::kReduceScatter);
+    expect_residual_goes_along(options, Collective::kAllReduce);
+  }
+}
+
+void expect_errors_are_what_residuals_hold(Options options) {
+  options.error_interval = 2;
+  options.segments = 2;
+  World world(NodeMap::parse("2x1", 2), options);
+  double given = 0;
+  double dropped = 0;
+  std::vector<double> residual(5000);
+  for (int step = 0; step < 4; ++step) {
+    const std::vector<Array> inputs = random_inputs(2, 5000, kFloat32, 20 + step);
+    world.reduce_scatter(inputs, 1, nullptr);
+    const float* left = world.ranks[0]->unit_states()[0].residual.as<float>();
+    const std::vector<double> given_values = inputs[0].values();
+    for (size_t i = 0; i < residual.size(); ++i) {
+      const double value = residual[i] + given_values[5000 + i];
+      residual[i] = left[i];
+      given += step % 2 == 0 ? value * value : 0;
+      dropped += step % 2 == 0 ? residual[i] * residual[i] : 0;
+    }
+  }
+  const UnitStats unit = only_unit(*world.ranks[0]);
+  EXPECT_NEAR(unit.given_squares, given, 1e-5 * given);
+  EXPECT_NEAR(unit.dropped_squares, dropped, 1e-5 * dropped);
+  EXPECT_GT(dropped, .005 * given);
+  world.ranks[0]->reset_stats();
+  EXPECT_TRUE(world.ranks[0]->stats().units.empty());
+  const std::vector<Array> inputs = random_inputs(2, 5000, kFloat32, 30);
+  world.reduce_scatter(inputs, 1, nullptr);
+  const UnitStats again = only_unit(*world.ranks[0]);
+  EXPECT_EQ(again.calls, 1);
+  const std::vector<double> given_values = inputs[0].values();
+  double given_again = 0;
+  for (size_t i = 0; i < residual.size(); ++i) {
+    const double value = residual[i] + given_values[5000 + i];
+    given_again += value * value;
+  }
+  EXPECT_NEAR(again.given_squares, given_again, 1e-5 * given_again);
+}
+
+TEST(CommunicatorUnits, ErrorsAreWhatTheResidualsHold) {
+  for (const Options& options : options_with_residuals()) {
+    SCOPED_TRACE(options.codec);
+    expect_errors_are_what_residuals_hold(options);
+  }
+}
+
+TEST(CommunicatorUnits, NothingIsMeasuredUnlessAsked) {
+  Options options = tagc_options(.9);
+  options.error_interval = 0;
+  World world(NodeMap::parse("2x1", 2), options);
+  world.reduce_scatter(random_inputs(2, 5000, kFloat32, 1), 1, nullptr);
+  EXPECT_EQ(only_unit(*world.ranks[0]).given_squares, 0);
+}
+
+TEST(CommunicatorUnits, StatisticsNameCodecSettingsAndBits) {
+  World world(NodeMap::parse("2x1", 2), tagc_options(.9));
+  world.reduce_scatter(random_inputs(2, 4096, kFloat32, 1), 1, nullptr, "blocks.0");
+  const UnitStats unit = only_unit(*world.ranks[0]);
+  EXPECT_EQ(unit.name, "blocks.0");
+  EXPECT_EQ(unit.num_elements, 8192);
+  EXPECT_EQ(unit.codec, "tagc");
+  EXPECT_NE(unit.settings.find("sparsity=0.9"), std::string::npos) << unit.settings;
+  EXPECT_EQ(unit.reason, "");
+  EXPECT_EQ(unit.coded_elements, 4096);
+  EXPECT_EQ(unit.packet_bytes, world.ranks[0]->stats().collectives[0].inter.sent_bytes);
+  World plain(NodeMap::parse("2x1", 2), exact_options());
+  plain.reduce_scatter(random_inputs(2, 4096, kFloat32, 1), 1, nullptr, "blocks.0");
+  EXPECT_EQ(only_unit(*plain.ranks[0]).codec, "none");
+  EXPECT_EQ(only_unit(*plain.ranks[0]).reason, "codec none");
+}
+
+TEST(CommunicatorUnits, ASingleTierIsForTagc) {
+  Options options = lossy_options();
+  options.tiers = "flat";
+  options.codec = "quant";
+  EXPECT_THROW(World(NodeMap::parse("2x1", 2), options), OptionError);
+}
+
+}  // namespace
+}  // namespace isthmus

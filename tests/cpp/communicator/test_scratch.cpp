@@ -1,0 +1,67 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "communicator/scratch.h"
+
+namespace isthmus {
+namespace {
+
+// Takes one buffer of each size, fills it, and checks that nobody else wrote to it.
+std::vector<void*> take_all(Scratch& scratch, const std::vector<int64_t>& sizes) {
+  std::vector<Buffer> buffers;
+  for (const int64_t elements : sizes) {
+    buffers.push_back(scratch.take(elements, DataType::kFloat32));
+    EXPECT_EQ(buffers.back().num_elements, elements);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffers.back().data) % kBufferAlignment, 0u);
+    std::memset(buffers.back().data, static_cast<int>(buffers.size()), static_cast<size_t>(buffers.back().bytes()));
+  }
+  std::vector<void*> places;
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const auto* bytes = buffers[i].as<uint8_t>();
+    EXPECT_TRUE(std::all_of(bytes, bytes + buffers[i].bytes(), [&](uint8_t byte) { return byte == i + 1; }));
+    places.push_back(buffers[i].data);
+  }
+  return places;
+}
+
+TEST(Scratch, BuffersAreAlignedAndApart) {
+  const auto device = make_host_device();
+  Scratch scratch(*device);
+  take_all(scratch, {1, 0, 17, 16, 1000, 3});
+  scratch.reset();
+  take_all(scratch, {1000, 1, 2000, 0});
+}
+
+TEST(Scratch, TheSecondRoundTakesOneSlabAndTheThirdTheSame) {
+  const auto device = make_host_device();
+  Scratch scratch(*device);
+  const std::vector<int64_t> sizes = {100, 1, 5000};
+  take_all(scratch, sizes);
+  const int64_t bytes = scratch.bytes();
+  EXPECT_EQ(bytes, 448 + 64 + 20032);
+  scratch.reset();
+  const std::vector<void*> places = take_all(scratch, sizes);
+  for (int round = 0; round < 20; ++round) {
+    scratch.reset();
+    EXPECT_EQ(take_all(scratch, sizes), places);
+    EXPECT_EQ(scratch.bytes(), bytes);
+  }
+}
+
+TEST(Scratch, KeepsTheMostThatWasTaken) {
+  const auto device = make_host_device();
+  Scratch scratch(*device);
+  take_all(scratch, {5000});
+  scratch.reset();
+  take_all(scratch, {16});
+  scratch.reset();
+  take_all(scratch, {4000, 1000});
+  EXPECT_EQ(scratch.bytes(), 20032);
+}
+
+}  // namespace
+}  // namespace isthmus

@@ -1,0 +1,429 @@
+// What a communicator keeps of units between collectives: saved, loaded, scaled, counted.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "isthmus/communicator.h"
+#include "isthmus/error.h"
+#include "tests/cpp/support/world.h"
+
+namespace isthmus {
+namespace {
+
+using test::Array;
+using test::exact_options;
+using test::lossy_options;
+using test::random_arrays;
+using test::run_ranks;
+using test::World;
+
+constexpr DataType kFloat32 = DataType::kFloat32;
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// A UnitState that owns its residuals, as a checkpoint does.
+struct SavedState {
+  explicit SavedState(const UnitState& from)
+      : state(from), residual(copy(from.residual)), result_residual(copy(from.result_residual)) {
+    state.residual.data = residual.data();
+    state.result_residual.data = result_residual.data();
+  }
+  SavedState(const SavedState&) = delete;
+  SavedState(SavedState&&) = default;
+
+  static std::vector<float> copy(ConstBuffer buffer) {
+    return {buffer.as<float>(), buffer.as<float>() + buffer.num_elements};
+  }
+
+  UnitState state;
+  std::vector<float> residual;
+  std::vector<float> result_residual;
+};
+
+using Checkpoint = std::vector<std::vector<SavedState>>;  // by rank
+
+Checkpoint save(const World& world) {
+  Checkpoint checkpoint(static_cast<size_t>(world.size()));
+  for (int rank = 0; rank < world.size(); ++rank) {
+    for (const UnitState& state : world.ranks[rank]->unit_states()) {
+      checkpoint[rank].emplace_back(state);
+    }
+  }
+  return checkpoint;
+}
+
+void load(const Checkpoint& checkpoint, World& world) {
+  for (int rank = 0; rank < world.size(); ++rank) {
+    for (const SavedState& saved : checkpoint[rank]) {
+      world.ranks[rank]->load_unit(saved.state);
+    }
+  }
+}
+
+// Two units of each collective; everything that all ranks got, in bits.
+std::vector<std::byte> train_one_step(World& world, int step) {
+  std::vector<std::byte> bits;
+  const auto add = [&](const std::vector<std::byte>& more) { bits.insert(bits.end(), more.begin(), more.end()); };
+  for (const char* unit : {"a", "b"}) {
+    const uint64_t seed = 10 * static_cast<uint64_t>(step) + static_cast<uint64_t>(unit[0]);
+    const std::vector<Array> inputs = random_arrays(world.size(), 4001, DataType::kBFloat16, seed);
+    for (const Array& result : world.all_reduce(inputs, 0.25, nullptr, unit)) {
+      add(result.bytes());
+    }
+    const std::vector<Array> gradients = random_arrays(world.size(), 1000 * world.size(), kFloat32, seed);
+    const std::vector<double> shards = world.reduce_scatter(gradients, 0.25, nullptr, unit);
+    const auto* bytes = reinterpret_cast<const std::byte*>(shards.data());
+    add({bytes, bytes + shards.size() * sizeof(double)});
+  }
+  return bits;
+}
+
+TEST(UnitState, AResumedRunHasTheBitsOfTheUninterrupted) {
+  std::vector<Options> cases = test::every_lossy_options();
+  cases.push_back(lossy_options());
+  cases.back().tiers = "flat";
+  for (const Options& options : cases) {
+    for (const NodeMap& map : {NodeMap::parse("2x2", 4), NodeMap::parse("3x1", 3), NodeMap({0, 1, 0, 1})}) {
+      World uninterrupted(map, options);
+      for (int step = 0; step < 3; ++step) {
+        train_one_step(uninterrupted, step);
+      }
+      World resumed(map, options);
+      load(save(uninterrupted), resumed);
+      World forgetful(map, options);
+      bool state_matters = false;  // of quant: the step, from which rotations are drawn
+      for (int step = 3; step < 6; ++step) {
+        const std::vector<std::byte> expected = train_one_step(uninterrupted, step);
+        EXPECT_TRUE(train_one_step(resumed, step) == expected)
+            << options.codec << ", " << options.tiers << ", " << map.to_string() << ", step " << step;
+        state_matters = train_one_step(forgetful, step) != expected || state_matters;
+      }
+      EXPECT_TRUE(state_matters) << options.codec;
+      EXPECT_EQ(resumed.ranks[0]->stats().residual_bytes, uninterrupted.ranks[0]->stats().residual_bytes);
+      EXPECT_EQ(resumed.ranks[0]->stats().num_units, uninterrupted.ranks[0]->stats().num_units);
+    }
+  }
+}
+
+TEST(UnitState, HoldsWhatTheContractSays) {
+  World world(NodeMap::parse("3x2", 6), lossy_options());
+  EXPECT_TRUE(world.ranks[0]->unit_states().empty());
+  world.all_reduce(random_arrays(6, 601, DataType::kFloat16), 0.5, nullptr, "b");
+  world.reduce_scatter(random_arrays(6, 600, kFloat32), 0.25, nullptr, "b");
+  world.reduce_scatter(random_arrays(6, 600, kFloat32), 0.25, nullptr, "a");
+  world.reduce_scatter(random_arrays(6, 600, kFloat32), 0.125, nullptr, "a");
+  world.reduce_scatter(random_arrays(6, 600, kFloat32), 1, "exact", "never compressed");
+  for (const auto& communicator : world.ranks) {
+    const std::vector<UnitState> states = communicator->unit_states();
+    ASSERT_EQ(states.size(), 3u);
+    EXPECT_EQ(states[0].key, (UnitKey{"a", 600, kFloat32}));
+    EXPECT_EQ(states[0].step, 2u);
+    EXPECT_EQ(states[0].scale, 0.125);
+    EXPECT_EQ(states[0].residual.num_elements, 2 * 100);
+    EXPECT_EQ(states[0].result_residual.num_elements, 0);
+    EXPECT_EQ(states[1].key, (UnitKey{"b", 600, kFloat32}));
+    EXPECT_EQ(states[2].key, (UnitKey{"b", 601, DataType::kFloat16, Collective::kAllReduce}));
+    EXPECT_EQ(states[2].step, 1u);
+    EXPECT_EQ(states[2].scale, 0.5);
+    EXPECT_EQ(states[2].residual.num_elements, 2 * 101);
+    EXPECT_EQ(states[2].residual.dtype, kFloat32);
+    EXPECT_EQ(states[2].result_residual.num_elements, 101);
+    EXPECT_EQ(communicator->stats().residual_bytes, (200 + 200 + 202 + 101) * 4);
+    communicator->clear_units();
+    EXPECT_TRUE(communicator->unit_states().empty());
+    EXPECT_EQ(communicator->stats().residual_bytes, 0);
+    EXPECT_EQ(communicator->stats().num_units, 0);
+  }
+  world.reduce_scatter(random_arrays(6, 600, kFloat32), 1, nullptr, "a");
+  EXPECT_EQ(world.ranks[5]->unit_states().at(0).step, 1u) << "it starts anew";
+}
+
+TEST(UnitState, LayoutsAreUnitsOfTheirOwn) {
+  World world(NodeMap::parse("2x1", 2), lossy_options());
+  for (const uint64_t layout : {1, 2, 1}) {
+    test::run_ranks_well(2, [&](int rank) {
+      Array data(500, kFloat32);
+      world.ranks[rank]->all_reduce(data.buffer(), 1, {"u", 500, kFloat32, Collective::kAllReduce, layout}, nullptr);
+    });
+  }
+  const std::vector<UnitState> states = world.ranks[0]->unit_states();
+  ASSERT_EQ(states.size(), 2u);
+  EXPECT_EQ(states[0].step, 2u);
+  EXPECT_EQ(states[1].step, 1u);
+}
+
+std::string error_of(Communicator& communicator, const UnitState& state) {
+  try {
+    communicator.load_unit(state);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(UnitState, WhatDoesNotFitIsNamedAndChangesNothing) {
+  Options options = lossy_options();
+  options.max_units = 1;
+  World world(NodeMap::parse("2x2", 4), options);
+  world.all_reduce(random_arrays(4, 400, kFloat32), 1, nullptr, "u");
+  const Checkpoint before = save(world);
+  Communicator& communicator = *world.ranks[0];
+  std::vector<float> values(1000, 1);
+  const auto buffer = [&](int64_t elements, DataType dtype = kFloat32) {
+    return ConstBuffer{values.data(), elements, dtype};
+  };
+  const UnitKey key{"u", 400, kFloat32, Collective::kAllReduce};
+
+  EXPECT_EQ(error_of(communicator, {key, 1, 1, buffer(99), {}}),
+            "unit \"u\": cannot load a residual of 99 elements of float32 where this group has 100 of float32");
+  EXPECT_EQ(error_of(communicator, {key, 1, 1, buffer(101), {}}),
+            "unit \"u\": cannot load a residual of 101 elements of float32 where this group has 100 of float32");
+  EXPECT_EQ(error_of(communicator, {key, 1, 1, buffer(100), buffer(400)}),
+            "unit \"u\": cannot load a result residual of 400 elements of float32 where this group has 100 of float32");
+  EXPECT_EQ(error_of(communicator, {key, 1, 1, buffer(100, DataType::kBFloat16), {}}),
+            "unit \"u\": cannot load a residual of 100 elements of bfloat16 where this group has 100 of float32");
+  EXPECT_EQ(error_of(communicator, {{"u", 400, kFloat32}, 1, 1, buffer(100), buffer(100)}),
+            "unit \"u\": cannot load its state, since 1 units have one already (max_units)");
+  EXPECT_EQ(error_of(communicator, {key, 1, kNan, {}, {}}), "unit \"u\": cannot load the scale nan");
+  EXPECT_EQ(error_of(communicator, {{"u", 401, kFloat32}, 1, 1, {}, {}}),
+            "unit \"u\": cannot load the state of a reduce_scatter of 401 elements of float32 over 4 ranks");
+  EXPECT_NE(error_of(communicator, {{"u", 400, kFloat32, Collective::kAllGather}, 1, 1, {}, {}}), "");
+  EXPECT_NE(error_of(communicator, {{"u", 400, DataType::kFloat64}, 1, 1, {}, {}}), "");
+  EXPECT_NE(error_of(communicator, {{"u", 400, DataType::kByte}, 1, 1, {}, {}}), "");
+  EXPECT_NE(error_of(communicator, {{"u", 0, kFloat32}, 1, 1, {}, {}}), "");
+  EXPECT_NE(error_of(communicator, {{"u", -4, kFloat32}, 1, 1, {}, {}}), "");
+  values[50] = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(error_of(communicator, {key, 1, 1, {}, buffer(100)}),
+            "unit \"u\": cannot load a result residual that holds NaN or Inf");
+
+  const Checkpoint after = save(world);
+  EXPECT_EQ(after[0][0].residual, before[0][0].residual);
+  EXPECT_EQ(after[0][0].result_residual, before[0][0].result_residual);
+  EXPECT_EQ(after[0].size(), 1u);
+  EXPECT_EQ(communicator.stats().residual_bytes, 200 * 4);
+}
+
+// Zeros take no memory before a codec wants them.
+TEST(UnitState, EmptyResidualsAreZeros) {
+  World world(NodeMap::parse("2x2", 4), lossy_options());
+  world.all_reduce(random_arrays(4, 400, kFloat32), 1, nullptr, "u");
+  Communicator& communicator = *world.ranks[1];
+  communicator.load_unit({{"u", 400, kFloat32, Collective::kAllReduce}, 7, 0.5, {}, {}});
+  const std::vector<UnitState> states = communicator.unit_states();
+  ASSERT_EQ(states.size(), 1u) << "it replaced what was there";
+  EXPECT_EQ(states[0].step, 7u);
+  EXPECT_EQ(states[0].scale, 0.5);
+  EXPECT_EQ(states[0].residual.num_elements, 0);
+  EXPECT_EQ(states[0].result_residual.num_elements, 0);
+  EXPECT_EQ(communicator.stats().residual_bytes, 0);
+}
+
+// Where nothing crosses between nodes compressed, a state without residuals can be loaded, one with them cannot.
+TEST(UnitState, GroupsThatHaveNoPlaceForResiduals) {
+  const std::vector<float> values(1000);
+  const auto state = [&](const UnitKey& key, int64_t elements) {
+    return UnitState{key, 1, 1, {values.data(), elements, kFloat32}, {}};
+  };
+  const UnitKey key{"u", 400, kFloat32, Collective::kAllReduce};
+  World one_node(NodeMap::parse("1x4", 4), lossy_options());
+  EXPECT_NE(error_of(*one_node.ranks[0], state(key, 100)), "");
+  EXPECT_EQ(error_of(*one_node.ranks[0], state(key, 0)), "");
+  Options options = lossy_options();
+  options.tiers = "flat";
+  World flat(NodeMap::parse("2x2", 4), options);
+  EXPECT_NE(error_of(*flat.ranks[0], state(key, 100)), "") << "all-reduces are exact there";
+  EXPECT_EQ(error_of(*flat.ranks[0], state({"u", 400, kFloat32}, 400)), "");
+}
+
+// In which an owner's residual shows: rank 1 keeps back what rank 0 owns.
+struct TwoRanks {
+  World world{NodeMap::parse("2x1", 2), lossy_options()};
+  std::vector<Array> zeros{2, Array(2000, kFloat32)};
+
+  TwoRanks() { world.reduce_scatter(random_arrays(2, 2000, kFloat32), 0.5, nullptr); }
+  std::vector<float> residual() const { return SavedState::copy(world.ranks[1]->unit_states().at(0).residual); }
+  double scale() const { return world.ranks[1]->unit_states().at(0).scale; }
+};
+
+TEST(UnitState, AChangedScaleKeepsScaleTimesResidual) {
+  for (const double new_scale : {0.5, 0.125, -1.0, 3.0}) {
+    TwoRanks ranks;
+    const std::vector<float> before = ranks.residual();
+    const std::vector<double> sent = ranks.world.reduce_scatter(ranks.zeros, new_scale, nullptr);
+    const std::vector<float> after = ranks.residual();
+    EXPECT_EQ(ranks.scale(), new_scale);
+    for (size_t i = 0; i < before.size(); ++i) {
+      const double owed = 0.5 * before[i];
+      ASSERT_NEAR(sent[i] + new_scale * after[i], owed, 4e-7 * std::fabs(owed)) << new_scale;
+      if (new_scale == 0.5) {
+        ASSERT_TRUE(after[i] == before[i] || after[i] == 0) << "an equal scale touches no bits";
+      }
+    }
+    EXPECT_TRUE(std::any_of(sent.begin(), sent.end(), [](double value) { return value != 0; }));
+  }
+}
+
+TEST(UnitState, AnExactReductionLeavesScaleAndResidualAlone) {
+  TwoRanks ranks;
+  const std::vector<float> before = ranks.residual();
+  ranks.world.reduce_scatter(ranks.zeros, 0.125, "the caller's reason");
+  ranks.world.reduce_scatter(ranks.zeros, 0, nullptr);
+  ranks.world.reduce_scatter(ranks.zeros, kInfinity, nullptr);
+  EXPECT_EQ(ranks.residual(), before);
+  EXPECT_EQ(ranks.scale(), 0.5);
+}
+
+// scale * residual is what counts, so a group of another size can take it over.
+TEST(UnitState, ALoadedResidualFollowsTheScaleOfTheNextReduction) {
+  World world(NodeMap::parse("2x1", 2), lossy_options());
+  const std::vector<float> ones(1, 1);
+  for (const auto& communicator : world.ranks) {
+    communicator->load_unit({{"unit", 2, kFloat32}, 5, 0.25, {ones.data(), 1, kFloat32}, {}});
+  }
+  const std::vector<Array> zeros(2, Array(2, kFloat32));
+  EXPECT_EQ(world.reduce_scatter(zeros, 0.5, nullptr), (std::vector<double>{0.25, 0.25}));
+  EXPECT_EQ(world.ranks[0]->unit_states().at(0).step, 6u);
+}
+
+TEST(UnitState, ScaleResidualsMultipliesBoth) {
+  World world(NodeMap::parse("2x1", 2), lossy_options());
+  world.all_reduce(random_arrays(2, 2000, kFloat32), 1, nullptr, "a");
+  world.reduce_scatter(random_arrays(2, 2000, kFloat32), 1, nullptr, "b");
+  const Checkpoint before = save(world);
+  for (const auto& communicator : world.ranks) {
+    communicator->scale_residuals(0.5);
+  }
+  const Checkpoint after = save(world);
+  const auto half = [](std::vector<float> values) {
+    for (float& value : values) {
+      value *= 0.5F;
+    }
+    return values;
+  };
+  for (int rank = 0; rank < 2; ++rank) {
+    for (int unit = 0; unit < 2; ++unit) {
+      EXPECT_EQ(after[rank][unit].residual, half(before[rank][unit].residual));
+      EXPECT_EQ(after[rank][unit].result_residual, half(before[rank][unit].result_residual));
+      EXPECT_EQ(after[rank][unit].state.scale, 1);
+    }
+  }
+  EXPECT_NE(after[0][0].result_residual, before[0][0].result_residual);
+  for (const double factor : {0.0, -1.0, kNan, kInfinity}) {
+    EXPECT_THROW(world.ranks[0]->scale_residuals(factor), Error) << factor;
+  }
+  EXPECT_EQ(save(world)[0][0].residual, after[0][0].residual);
+}
+
+// Inf would stay in a residual for good.
+TEST(UnitState, NoFactorMakesAResidualInfinite) {
+  World world(NodeMap::parse("2x1", 2), lossy_options());
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  const std::vector<float> large = {kLargest / 2, -kLargest / 2, 0};
+  Communicator& communicator = *world.ranks[0];
+  communicator.load_unit({{"u", 6, kFloat32}, 1, 1, {large.data(), 3, kFloat32}, {}});
+  communicator.scale_residuals(8);
+  EXPECT_EQ(SavedState::copy(communicator.unit_states().at(0).residual), (std::vector<float>{kLargest, -kLargest, 0}));
+}
+
+TEST(UnitState, StepsThatAreThrownAwayAreCounted) {
+  World world(NodeMap::parse("2x1", 2), lossy_options());
+  const std::vector<Array> inputs = random_arrays(2, 2000, kFloat32);
+  const auto sent = [&] { return world.ranks[0]->stats().codec.kept_elements; };
+  Communicator& communicator = *world.ranks[0];
+  communicator.count_skipped_step();
+  EXPECT_EQ(communicator.stats().skipped_steps, 1) << "nothing was sent in it";
+  EXPECT_EQ(communicator.stats().skipped_elements, 0);
+  world.all_reduce(inputs, 1, nullptr);
+  communicator.count_step();
+  EXPECT_EQ(communicator.stats().skipped_steps, 1);
+  const int64_t before = sent();
+  world.all_reduce(inputs, 1, nullptr);
+  world.reduce_scatter(inputs, 1, nullptr);
+  const int64_t in_this_step = sent() - before;
+  world.all_reduce(inputs, 1, "exact");  // what it sends is no loss: nothing of it was in a residual
+  communicator.count_skipped_step();
+  communicator.count_skipped_step();
+  EXPECT_EQ(communicator.stats().skipped_steps, 3);
+  EXPECT_GT(in_this_step, 0);
+  EXPECT_EQ(communicator.stats().skipped_elements, in_this_step);
+  communicator.reset_stats();
+  EXPECT_EQ(communicator.stats().skipped_steps, 0);
+  EXPECT_EQ(communicator.stats().skipped_elements, 0);
+  EXPECT_EQ(communicator.stats().num_units, 2) << "units are no counter";
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kAllocatorDiesOfLargeRequests = true;
+#else
+constexpr bool kAllocatorDiesOfLargeRequests = false;
+#endif
+
+// More than any address space holds; nothing of the gradient is read before its residual is there.
+TEST(UnitState, AResidualWithoutMemoryIsNamedAndAllRanksFail) {
+  if (kAllocatorDiesOfLargeRequests) {
+    GTEST_SKIP() << "the sanitizer's allocator ends the process";
+  }
+  constexpr int64_t kElements = int64_t{1} << 56;
+  for (const Collective collective : {Collective::kReduceScatter, Collective::kAllReduce}) {
+    World world(NodeMap::parse("2x2", 4), lossy_options());
+    const std::vector<test::Outcome> outcomes = run_ranks(4, [&](int rank) {
+      const UnitKey key{"embedding", kElements, kFloat32, collective};
+      float nothing = 0;
+      const Buffer gradient{&nothing, kElements, kFloat32};
+      if (collective == Collective::kAllReduce) {
+        world.ranks[rank]->all_reduce(gradient, 1, key, nullptr);
+      } else {
+        world.ranks[rank]->reduce_scatter(gradient, gradient.part(0, kElements / 4), 1, key, nullptr);
+      }
+    });
+    for (int rank = 0; rank < 4; ++rank) {
+      EXPECT_TRUE(outcomes[rank].threw<Error>());
+      EXPECT_EQ(outcomes[rank].text, "unit \"embedding\": no memory for a residual of 72057594037927936 bytes");
+      EXPECT_STREQ(world.ranks[rank]->phase(), "unit look-up");
+      EXPECT_EQ(world.ranks[rank]->stats().residual_bytes, 0);
+    }
+  }
+}
+
+// One rank alone has no memory: the others must not wait for it.
+TEST(UnitState, WhereOneRankHasNoMemoryTheOthersAreTold) {
+  if (kAllocatorDiesOfLargeRequests) {
+    GTEST_SKIP() << "the sanitizer's allocator ends the process";
+  }
+  World world(NodeMap::parse("2x2", 4), lossy_options());
+  const std::vector<test::Outcome> outcomes = run_ranks(4, [&](int rank) {
+    const int64_t elements = rank == 2 ? int64_t{1} << 56 : 4000;
+    std::vector<float> values(4000);
+    world.ranks[rank]->all_reduce({values.data(), elements, kFloat32}, 1,
+                                  {"u", elements, kFloat32, Collective::kAllReduce}, nullptr);
+  });
+  EXPECT_TRUE(outcomes[2].threw<Error>()) << outcomes[2].text;
+  for (const int rank : {0, 1, 3}) {
+    EXPECT_TRUE(outcomes[rank].threw<TransportError>()) << outcomes[rank].text;
+  }
+}
+
+TEST(UnitState, BuffersWithoutMemoryAreNamed) {
+  if (kAllocatorDiesOfLargeRequests) {
+    GTEST_SKIP() << "the sanitizer's allocator ends the process";
+  }
+  World world(NodeMap::parse("2x2", 4), exact_options());
+  const std::vector<test::Outcome> outcomes = run_ranks(4, [&](int rank) {
+    constexpr int64_t kElements = int64_t{1} << 56;
+    float nothing = 0;
+    world.ranks[rank]->reduce_scatter({&nothing, kElements, kFloat32}, {&nothing, kElements / 4, kFloat32}, 1,
+                                      {"u", kElements, kFloat32}, nullptr);
+  });
+  for (const test::Outcome& outcome : outcomes) {
+    EXPECT_TRUE(outcome.threw<Error>());
+    EXPECT_EQ(outcome.text, "no memory for phase \"intra reduce-scatter\" of reduce_scatter");
+  }
+}
+
+}  // namespace
+}  // namespace isthmus

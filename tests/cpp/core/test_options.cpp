@@ -1,0 +1,259 @@
+#include <gtest/gtest.h>
+
+#include <cctype>
+#include <cstdlib>
+#include <initializer_list>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "communicator/plan/policy.h"
+#include "isthmus/error.h"
+#include "isthmus/options.h"
+
+namespace isthmus {
+namespace {
+
+const OptionField& field_named(const std::string& name) {
+  for (const OptionField& field : option_fields()) {
+    if (field.name == name) {
+      return field;
+    }
+  }
+  throw std::out_of_range(name);
+}
+
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+// Sets environment variables until the end of the test.
+class Environment {
+ public:
+  explicit Environment(Variables variables) : variables_(std::move(variables)) {
+    for (const auto& [name, value] : variables_) {
+      setenv(name.c_str(), value.c_str(), 1);
+    }
+  }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+  ~Environment() {
+    for (const auto& [name, value] : variables_) {
+      unsetenv(name.c_str());
+    }
+  }
+
+ private:
+  Variables variables_;
+};
+
+TEST(Options, DefaultsAreValidAndPrintEveryFieldInOrder) {
+  const Options options;
+  EXPECT_NO_THROW(options.validate());
+  EXPECT_EQ(options.to_string(),
+            "nodes=\"\" codec=quant tiers=two inter_tier=gloo bits=4 group_elements=128 rotate=true scale=unbiased "
+            "scale_type=bf16 rounding=nearest error_feedback=codec sparsity=0.9875 value_type=bf16 ratio=10 "
+            "cell_type=fp32 index_bits=1 block_elements=0 peel_rounds=64 own_piece=exact dense_steps=0 ramp_steps=0 "
+            "segments=0 error_interval=100 error_budget=0 inter_gbit=0 intra_gbit=0 "
+            "units=* gradients=labelled min_elements=65536 two_tier_all_gather=true max_units=4096 "
+            "device_timings=false log=warning");
+}
+
+TEST(Options, EveryVariableIsNamedAfterItsField) {
+  std::set<std::string> names;
+  for (const OptionField& field : option_fields()) {
+    std::string expected = std::string("ISTHMUS_") + field.name;
+    for (char& letter : expected) {
+      letter = static_cast<char>(std::toupper(letter));
+    }
+    EXPECT_EQ(field.environment, expected);
+    EXPECT_TRUE(names.insert(field.name).second) << field.name << " is listed twice";
+    EXPECT_NE(std::string(field.help), "");
+  }
+}
+
+struct Range {
+  const char* field;
+  std::vector<std::string> accepted;
+  std::vector<std::string> rejected;
+};
+
+TEST(Options, RangesAtTheirEdges) {
+  const std::vector<Range> ranges = {
+      {"nodes", {"", "2x4", "0,1|2,3"}, {}},
+      {"codec", {"none", "tagc", "quant", "sparse", "auto"}, {"", "TAGC", "tagc ", "zstd"}},
+      {"tiers", {"two", "flat"}, {"", "2", "three"}},
+      {"inter_tier", {"gloo", "mpi"}, {"", "nccl", "MPI"}},
+      {"bits", {"0", "1", "2", "3", "4", "8"}, {"-1", "5", "7", "16", "2.5", ""}},
+      {"group_elements", {"32", "128", "512"}, {"0", "16", "96", "1024", "-32"}},
+      {"rotate", {"1", "false"}, {"", "2", "on"}},
+      {"scale", {"absmax", "least_error", "unbiased"}, {"", "max", "least error"}},
+      {"scale_type", {"bf16", "fp32"}, {"", "fp16"}},
+      {"rounding", {"nearest", "stochastic"}, {"", "up"}},
+      {"error_feedback", {"codec", "on", "off"}, {"", "true"}},
+      {"value_type", {"fp32", "bf16", "int8"}, {"", "fp16"}},
+      {"cell_type", {"fp32", "bf16", "fp16", "int8"}, {"", "fp8"}},
+      {"own_piece", {"exact", "coded"}, {"", "none"}},
+      {"dense_steps", {"0", "1000000"}, {"-1", "5%"}},
+      {"ramp_steps", {"0", "1000000"}, {"-1", ""}},
+      {"segments", {"0", "64"}, {"-1", "65"}},
+      {"error_interval", {"0", "1"}, {"-1", "1.5"}},
+      {"error_budget", {"0", "0.01", "1"}, {"-0.1", "1.1", "nan", "1%"}},
+      {"inter_gbit", {"0", "0.05", "100000"}, {"-1", "100001", "nan", "1gbit"}},
+      {"intra_gbit", {"0", "3600"}, {"-0.1", "inf", ""}},
+      {"ratio", {"0", "1", "64", "2.5"}, {"0.999", "64.001", "nan", "inf", "-2", "", "10x", " 10"}},
+      {"sparsity", {"0", "0.9875", "0.999999"}, {"1", "-0.001", "nan", "98.75%", ""}},
+      {"index_bits", {"1", "4"}, {"0", "2", "8", "4.0"}},
+      {"block_elements", {"0", "64", "1024", "4096"}, {"32", "63", "96", "8192", "-64"}},
+      {"peel_rounds", {"1", "1024"}, {"0", "1025", "99999999999999999999"}},
+      {"units", {"*", "*.mlp.*,!*.0.*", "!head", "a, b"}, {"", ",", "*,", "!", "a,!"}},
+      {"gradients", {"labelled", "backward"}, {"", "labeled", "Backward", "all"}},
+      {"min_elements", {"0", "9223372036854775807"}, {"-1", "9223372036854775808", "1e6"}},
+      {"two_tier_all_gather", {"1", "0", "true", "false", "yes", "no"}, {"", "2", "on", "True"}},
+      {"max_units", {"1", "100000"}, {"0", "-1"}},
+      {"device_timings", {"1", "true", "yes", "0", "false", "no"}, {"", "2", "on"}},
+      {"log", {"debug", "info", "warning", "error"}, {"", "trace", "WARNING"}},
+  };
+  ASSERT_EQ(ranges.size(), option_fields().size());
+  for (const Range& range : ranges) {
+    const OptionField& field = field_named(range.field);
+    for (const std::string& text : range.accepted) {
+      Options options;
+      EXPECT_NO_THROW(field.set(options, text)) << range.field << "=" << text;
+      EXPECT_NO_THROW(options.validate()) << range.field << "=" << text;
+      Options copy;
+      field.set(copy, field.get(options));
+      EXPECT_EQ(copy.to_string(), options.to_string()) << "what get() returns, set() takes";
+    }
+    for (const std::string& text : range.rejected) {
+      Options options;
+      try {
+        field.set(options, text);
+        ADD_FAILURE() << range.field << "=" << text << " was accepted";
+      } catch (const OptionError& error) {
+        EXPECT_EQ(error.what(),
+                  "option " + std::string(range.field) + "=\"" + text + "\": expected " + std::string(field.range));
+      }
+      EXPECT_EQ(options.to_string(), Options().to_string()) << "a refused value changes nothing";
+    }
+  }
+}
+
+TEST(Options, ValidateSeesFieldsThatWereSetDirectly) {
+  Options options;
+  options.sparsity = 1;
+  try {
+    options.validate();
+    FAIL() << "sparsity 1 passed";
+  } catch (const OptionError& error) {
+    EXPECT_STREQ(error.what(), "option sparsity=\"1\": expected at least 0, less than 1");
+  }
+}
+
+TEST(Options, EnvironmentOverridesDefaults) {
+  const Environment environment(Variables{
+      {"ISTHMUS_NODES", "2x2"}, {"ISTHMUS_RATIO", "4"}, {"ISTHMUS_TWO_TIER_ALL_GATHER", "no"}, {"ISTHMUS_CODEC", ""}});
+  const Options options = Options::from_environment();
+  EXPECT_EQ(options.nodes, "2x2");
+  EXPECT_EQ(options.ratio, 4);
+  EXPECT_FALSE(options.two_tier_all_gather);
+  EXPECT_EQ(options.codec, "quant") << "an empty variable is as good as none";
+}
+
+TEST(Options, EnvironmentNamesTheVariable) {
+  const Environment environment(Variables{{"ISTHMUS_TIERS", "three"}});
+  try {
+    Options::from_environment();
+    FAIL() << "ISTHMUS_TIERS=three passed";
+  } catch (const OptionError& error) {
+    EXPECT_STREQ(error.what(), "environment variable ISTHMUS_TIERS=\"three\": expected two or flat");
+  }
+}
+
+std::set<std::string> unused_fields(const Options& options) {
+  std::set<std::string> names;
+  for (const OptionField& field : option_fields()) {
+    if (!options.uses(field)) {
+      names.insert(field.name);
+    }
+  }
+  return names;
+}
+
+using Names = std::set<std::string>;
+
+TEST(Options, EachCodecUsesItsOwn) {
+  const Names of_auto = {"inter_gbit", "intra_gbit"};
+  const Names of_quant = {"bits", "group_elements", "rotate", "scale", "scale_type", "rounding"};
+  const Names of_tagc = {"ratio", "cell_type", "block_elements", "peel_rounds"};
+  const Names of_lossy = {"error_feedback", "own_piece", "dense_steps", "ramp_steps", "error_interval"};
+  const auto all = [](std::initializer_list<Names> parts) {
+    Names names;
+    for (const Names& part : parts) {
+      names.insert(part.begin(), part.end());
+    }
+    return names;
+  };
+  Options options;
+  options.codec = "quant";
+  EXPECT_EQ(unused_fields(options), all({of_auto, of_tagc, {"sparsity", "value_type", "index_bits", "error_budget"}}));
+  options.bits = 0;
+  EXPECT_EQ(unused_fields(options), all({of_auto, of_tagc, {"sparsity", "value_type", "index_bits"}}));
+  options.codec = "tagc";
+  EXPECT_EQ(unused_fields(options), all({of_auto, of_quant, {"value_type", "index_bits", "error_budget"}}));
+  options.tiers = "flat";
+  EXPECT_EQ(unused_fields(options), all({of_auto, of_quant, {"value_type", "error_budget"}}));
+  options.codec = "sparse";
+  EXPECT_EQ(unused_fields(options), all({of_auto, of_quant, of_tagc, {"index_bits", "error_budget"}}));
+  options.codec = "auto";
+  EXPECT_EQ(unused_fields(options), (Names{"bits", "index_bits"}));
+  options.codec = "none";
+  EXPECT_EQ(unused_fields(options),
+            all({of_auto, of_quant, of_tagc, of_lossy, {"sparsity", "value_type", "index_bits", "error_budget"}}));
+}
+
+// What codecs are made with is what they are said to use, and they are not said to use more.
+TEST(Options, CodecsAreMadeWithWhatTheyUse) {
+  for (const char* codec : {"quant", "tagc", "sparse"}) {
+    Options options;
+    options.codec = codec;
+    for (const OptionField& field : option_fields()) {
+      const bool is_setting = options.codec_settings().find(' ' + std::string(field.name) + '=') != std::string::npos;
+      EXPECT_TRUE(!is_setting || options.uses(field)) << codec << ' ' << field.name;
+    }
+  }
+}
+
+TEST(Options, UsersAsText) {
+  EXPECT_EQ(field_named("segments").users_text(), "");
+  EXPECT_EQ(field_named("bits").users_text(), "quant");
+  EXPECT_EQ(field_named("sparsity").users_text(), "tagc, sparse or auto");
+  EXPECT_EQ(field_named("error_budget").users_text(), "auto or quant with bits=0");
+}
+
+TEST(Options, DifferentOptionsPrintDifferently) {
+  Options spaces;
+  spaces.units = "a codec=none";
+  Options quotes;
+  quotes.units = "\"a codec=none\"";
+  EXPECT_NE(spaces.to_string(), quotes.to_string());
+  Options close;
+  close.sparsity = 0.98750000000000004 + 1e-16;
+  EXPECT_NE(close.to_string(), Options().to_string());
+}
+
+TEST(Policy, UnitsByName) {
+  EXPECT_TRUE(unit_is_compressed("*", ""));
+  EXPECT_TRUE(unit_is_compressed("*", "blocks.1"));
+  EXPECT_TRUE(unit_is_compressed("*.mlp", "blocks.1.mlp"));
+  EXPECT_FALSE(unit_is_compressed("*.mlp", "blocks.1.attn"));
+  EXPECT_FALSE(unit_is_compressed("*,!*attn*", "blocks.1.attn"));
+  EXPECT_FALSE(unit_is_compressed("!*attn*,*", "blocks.1.attn"));
+  EXPECT_TRUE(unit_is_compressed("!*attn*", "blocks.1.mlp"));
+  EXPECT_TRUE(unit_is_compressed("head , blocks.? ", "blocks.1"));
+  EXPECT_FALSE(unit_is_compressed("head,blocks.?", "blocks.10"));
+  EXPECT_TRUE(unit_is_compressed("blocks.[0-3]", "blocks.2"));
+}
+
+}  // namespace
+}  // namespace isthmus

@@ -1,0 +1,132 @@
+// A GPU for tests of what runs on streams, on any machine: each stream is a thread that works off a queue, each event a
+// place in one. Work is done by the CPU's arithmetic and by the passes of the device codecs, but only on streams.
+//
+// It complains, which fails the test that it dies in, about all that would go wrong on a GPU, or could, some day, under
+// another timing:
+// - work that uses the same memory as other work, without an order between the two (stream_order.h);
+// - work on memory that is the host's, was freed, or ends too early (memory of the device, touched by the host, ends
+//   the test at once);
+// - in captures of graphs: waiting for what is not part of the capture, lanes that are not joined at its end, and all
+//   that waits for the device.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "codec/device_codecs.h"
+#include "isthmus/device.h"
+#include "tests/cpp/emulated/emulated_memory.h"
+#include "tests/cpp/emulated/emulated_stream.h"
+#include "tests/cpp/support/stream_order.h"
+
+namespace isthmus::test {
+
+class EmulatedGraph;
+
+// As Device says: one thread at a time, but codec_counts(), throw_if_faulted() and seconds_between().
+class EmulatedGpu final : public Device {
+ public:
+  using Work = EmulatedStream::Work;
+
+  // seed: of the pauses between pieces of work.
+  explicit EmulatedGpu(uint32_t seed = 1);
+  // Finishes all work first.
+  ~EmulatedGpu() override;
+
+  // A stream of the caller's, for as long as the GPU lives.
+  Stream make_stream();
+  // The host waits for all that is on the stream, or on all.
+  void synchronize(Stream stream);
+  void synchronize();
+  // A pause before each piece of work on this stream, from now on.
+  void slow_down(Stream stream, std::chrono::microseconds pause);
+
+  // As cudaStreamBeginCapture: what is enqueued on the stream, and on those that are ordered after it, is not done but
+  // recorded.
+  void begin_capture(Stream stream);
+  std::shared_ptr<EmulatedGraph> end_capture(Stream stream);
+  // Does once what was recorded, as work of `stream`.
+  void replay(const std::shared_ptr<EmulatedGraph>& graph, Stream stream);
+
+  // Does work on a stream, which uses this memory of the device.
+  void enqueue(Stream stream, const std::string& what, const std::vector<MemoryUse>& uses, Work work);
+  // Where work finds what is at an address of the device.
+  const EmulatedMemory& memory() const { return *memory_; }
+
+  void complain(const std::string& text);
+  // What it has complained about since the last call, and now will not fail for.
+  std::vector<std::string> take_complaints();
+  // Names of all ranges that were begun, in order.
+  const std::vector<std::string>& ranges() const { return ranges_; }
+
+  std::string name() const override { return "emulated"; }
+  bool is_host() const override { return false; }
+  DeviceMemory allocate(int64_t bytes) override { return memory_->allocate(bytes); }
+  void read(ConstBuffer from, Buffer to_host) override;
+  void write(ConstBuffer from_host, Buffer to) override;
+  Stream lane(Lane lane) override { return lanes_[static_cast<size_t>(lane)]; }
+  void order(Stream before, Stream after) override;
+  EventPtr make_event() override;
+  void record(const EventPtr& event, Stream stream) override;
+  void wait(const EventPtr& event, Stream stream) override;
+  bool done(const EventPtr& event) override;
+  std::optional<double> seconds_between(const EventPtr& begin, const EventPtr& end) override;
+  uint64_t capture(Stream stream) override;
+  void convert(ConstBuffer in, Buffer out, Stream stream) override;
+  void convert_scaled(ConstBuffer in, double scale, Buffer out, Stream stream) override;
+  void clear(Buffer buffer, Stream stream) override;
+  void multiply(Buffer values, double factor, Stream stream) override;
+  void add(ConstBuffer values, Buffer sum, Stream stream) override;
+  std::shared_ptr<SquaredError> make_squared_error() override { return std::make_shared<SquaredError>(); }
+  int64_t squared_error_scratch_bytes() const override;
+  void add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
+                         Workspace workspace) override;
+  std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
+                                    int ranks_per_node) override;
+  DataType piece_dtype(DataType dtype) const override { return dtype; }
+  void set_context(kernels::DeviceContext* context, PacketContext value, Stream stream) override;
+  void next_step(kernels::DeviceContext* context, Stream stream) override;
+  DeviceCodecCounts codec_counts() override;
+  void reset_codec_counts() override;
+  void end_step(bool skipped, Stream stream) override;
+  void throw_if_faulted() override;
+  void begin_range(const char* name) override;
+  void end_range() override;
+
+ private:
+  class Launcher;
+  struct StreamState;
+  struct Event;
+
+  StreamState& state_of(Stream stream);
+  Stream add_stream(const std::string& name);
+  void complain_about(const std::vector<std::string>& conflicts);
+  void check_uses(const std::string& what, const std::vector<MemoryUse>& uses);
+  void join(StreamState& stream, const Event& event);
+  void finish_all_work();
+  void complain_in_capture(const std::string& what);
+
+  std::shared_ptr<EmulatedMemory> memory_ = std::make_shared<EmulatedMemory>();
+  std::unique_ptr<Launcher> launcher_;
+  const uint32_t seed_;
+  StreamOrder order_;
+  std::map<int, std::unique_ptr<EmulatedStream>> graph_streams_;  // that replays run on
+  std::vector<std::unique_ptr<StreamState>> streams_;             // the null stream first
+  std::vector<Stream> lanes_;
+  uint64_t num_captures_ = 0;
+  int num_running_captures_ = 0;
+  std::vector<std::string> ranges_;
+  int open_ranges_ = 0;
+
+  std::mutex mutex_;  // guards what follows
+  std::vector<std::string> complaints_;
+  kernels::DeviceCounts counts_at_reset_;
+};
+
+}  // namespace isthmus::test

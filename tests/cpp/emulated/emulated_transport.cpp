@@ -1,0 +1,154 @@
+#include "tests/cpp/emulated/emulated_transport.h"
+
+#include <bit>
+#include <utility>
+
+#include "isthmus/error.h"
+
+namespace isthmus::test {
+namespace {
+
+// The stream is what waits.
+class Enqueued final : public Handle {
+ public:
+  void wait(Stream /*stream*/) override {}
+};
+
+}  // namespace
+
+EmulatedTransport::EmulatedTransport(std::shared_ptr<EmulatedGpu> gpu, std::shared_ptr<Transport> tier,
+                                     bool between_nodes, Sums sums)
+    : gpu_(std::move(gpu)),
+      tier_(std::move(tier)),
+      between_nodes_(between_nodes),
+      sums_(sums),
+      order_(gpu_->allocate(1)) {}
+
+EmulatedTransport::~EmulatedTransport() {
+  if (in_group_) {
+    gpu_->complain("a group of operations was begun and not ended");
+  }
+}
+
+SumType EmulatedTransport::sum_type(DataType in) const {
+  if (sums_ == Sums::kAccumulated) {
+    return Transport::sum_type(in);
+  }
+  const auto size_or_more = static_cast<double>(std::bit_ceil(static_cast<unsigned>(size())));
+  return {in, in == DataType::kFloat16 ? size_or_more : 1};
+}
+
+void EmulatedTransport::begin_group() {
+  if (std::exchange(in_group_, true)) {
+    gpu_->complain("a group of operations was begun in another one");
+  }
+}
+
+void EmulatedTransport::end_group() {
+  if (!std::exchange(in_group_, false)) {
+    gpu_->complain("a group of operations ended that was not begun");
+  }
+  groups_.push_back(static_cast<int>(group_.size()));
+  for (const Operation& operation : std::exchange(group_, {})) {
+    enqueue(operation);
+  }
+}
+
+HandlePtr EmulatedTransport::start(Stream stream, const std::string& what, std::vector<MemoryUse> uses,
+                                   EmulatedGpu::Work work) {
+  throw_if_failed();
+  uses.push_back(writes(order_.get(), 1));
+  Operation operation = {stream, what, std::move(uses), std::move(work)};
+  if (in_group_) {
+    group_.push_back(std::move(operation));
+  } else {
+    enqueue(operation);
+  }
+  return std::make_unique<Enqueued>();
+}
+
+void EmulatedTransport::enqueue(const Operation& operation) {
+  gpu_->enqueue(operation.stream, operation.what, operation.uses, [this, work = operation.work] { run(work); });
+}
+
+void EmulatedTransport::run(const EmulatedGpu::Work& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    const std::lock_guard lock(mutex_);
+    failure_ = error.what();
+  }
+}
+
+void EmulatedTransport::throw_if_failed() {
+  const std::lock_guard lock(mutex_);
+  ISTHMUS_CHECK(TransportError, failure_.empty(), failure_);
+}
+
+void EmulatedTransport::count_sent(int64_t bytes_to_each_peer) {
+  const int64_t bytes = (size() - 1) * bytes_to_each_peer;
+  traffic_.sent_bytes += bytes;
+  traffic_.inter_node_sent_bytes += between_nodes_ ? bytes : 0;
+}
+
+HandlePtr EmulatedTransport::reduce_scatter(ConstBuffer in, Buffer out, Stream stream) {
+  const DataType sum_dtype = sum_type(in.dtype).dtype;
+  ISTHMUS_CHECK(Error, out.dtype == sum_dtype, "reduce_scatter of ", to_string(in.dtype), " into ",
+                to_string(out.dtype), ": expected ", to_string(sum_dtype));
+  count_sent(in.bytes() / size());
+  return start(stream, "reduce-scatter", {reads(in), writes(out)},
+               [this, from = gpu_->memory().behind(in), to = gpu_->memory().behind(out)] {
+                 if (sums_ == Sums::kLikeNccl) {
+                   sum_as_nccl(from, to);
+                 } else {
+                   tier_->reduce_scatter(from, to, {})->wait();
+                 }
+               });
+}
+
+void EmulatedTransport::sum_as_nccl(ConstBuffer in, Buffer out) {
+  const double divisor = sum_type(in.dtype).divisor;
+  const DataType wide_dtype = accumulate_dtype(in.dtype);
+  const auto memory_for = [](ConstBuffer values) {
+    return std::vector<std::byte>(static_cast<size_t>(values.bytes()));
+  };
+  std::vector<std::byte> divided_memory = memory_for(in);
+  std::vector<std::byte> arrived_memory = memory_for(in);
+  std::vector<std::byte> wide_memory = memory_for({nullptr, out.num_elements, wide_dtype});
+  const Buffer divided{divided_memory.data(), in.num_elements, in.dtype};
+  const Buffer arrived{arrived_memory.data(), in.num_elements, in.dtype};
+  const Buffer wide{wide_memory.data(), out.num_elements, wide_dtype};
+  convert_scaled(in, 1 / divisor, divided);
+  tier_->all_to_all(divided, arrived, {})->wait();
+  const Buffer own = arrived.part(rank(), out.num_elements);
+  convert(divided.part(rank(), out.num_elements), own);
+  convert(arrived.part(0, out.num_elements), out);
+  for (int peer = 1; peer < size(); ++peer) {
+    convert(out, wide);
+    accumulate(arrived.part(peer, out.num_elements), wide);
+    convert(wide, out);
+  }
+}
+
+HandlePtr EmulatedTransport::all_to_all(ConstBuffer in, Buffer out, Stream stream) {
+  count_sent(in.bytes() / size());
+  return start(stream, "all-to-all", {reads(in), writes(out)},
+               [this, from = gpu_->memory().behind(in), to = gpu_->memory().behind(out)] {
+                 tier_->all_to_all(from, to, {})->wait();
+               });
+}
+
+HandlePtr EmulatedTransport::all_gather(ConstBuffer in, Buffer out, Stream stream) {
+  count_sent(in.bytes());
+  return start(stream, "all-gather", {reads(in), writes(out)},
+               [this, from = gpu_->memory().behind(in), to = gpu_->memory().behind(out)] {
+                 tier_->all_gather(from, to, {})->wait();
+               });
+}
+
+HandlePtr EmulatedTransport::all_reduce(Buffer data, ReduceOp op, Stream stream) {
+  return start(stream, "all-reduce", {writes(data)},
+               [this, values = gpu_->memory().behind(data), op] { tier_->all_reduce(values, op, {})->wait(); });
+}
+
+}  // namespace isthmus::test

@@ -1,0 +1,168 @@
+// State and statistics of communicators on emulated GPUs are those of the CPU.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "isthmus/communicator.h"
+#include "isthmus/error.h"
+#include "tests/cpp/support/gpu_calls.h"
+#include "tests/cpp/support/gpu_world.h"
+
+namespace isthmus {
+namespace {
+
+using test::Array;
+using test::Call;
+using test::calls_of_one_step;
+using test::DeviceArray;
+using test::expect_equal_state;
+using test::expect_equal_units;
+using test::expect_results_of_cpu;
+using test::GpuWorld;
+using test::on_both;
+using test::World;
+
+constexpr DataType kFloat32 = DataType::kFloat32;
+
+class EveryLossyCodecOnGpu : public ::testing::TestWithParam<Options> {};
+INSTANTIATE_TEST_SUITE_P(Codecs, EveryLossyCodecOnGpu, ::testing::ValuesIn(test::every_lossy_options()),
+                         test::name_of_codec);
+
+TEST_P(EveryLossyCodecOnGpu, StateAndStatisticsAreThoseOfTheCpu) {
+  for (const char* nodes : {"2x2", "3x1"}) {
+    const NodeMap map = NodeMap::parse(nodes, nodes == std::string("2x2") ? 4 : 3);
+    GpuWorld world(map, GetParam());
+    World cpu(map, GetParam());
+    const auto step = [&](uint64_t seed) {
+      expect_results_of_cpu(world, cpu, calls_of_one_step(world.size(), seed), /*in_flight=*/8);
+    };
+    step(100);
+    expect_equal_state(world, cpu);
+    on_both(world, cpu, [](Communicator& communicator) { communicator.count_skipped_step(); });
+    step(200);
+    on_both(world, cpu, [](Communicator& communicator) { communicator.count_step(); });
+    step(300);
+    on_both(world, cpu, [](Communicator& communicator) {
+      communicator.reset_stats();
+      communicator.count_skipped_step();
+      communicator.scale_residuals(3);
+    });
+    expect_equal_state(world, cpu);
+    step(400);
+    expect_equal_state(world, cpu);
+    on_both(world, cpu, [](Communicator& communicator) { communicator.clear_units(); });
+    step(500);
+    expect_equal_state(world, cpu);
+  }
+}
+
+// Nothing waits for what is under way, and it counts as if all had been done in this order.
+TEST_P(EveryLossyCodecOnGpu, StateChangesBetweenCollectivesThatAreUnderWay) {
+  GpuWorld world(NodeMap::parse("2x2", 4), GetParam());
+  World cpu(world.map, GetParam());
+  const std::vector<Call> calls = calls_of_one_step(world.size(), 100);
+  test::run_ranks_well(world.size(), [&](int r) {
+    const GpuWorld::Rank& rank = world.ranks[r];
+    for (Lane lane : {Lane::kEncode, Lane::kDecode}) {
+      rank.gpu->slow_down(rank.gpu->lane(lane), std::chrono::microseconds(300));
+    }
+    std::vector<test::CallOnGpu> prepared = prepare(world, calls, r);
+    const auto change = [](Communicator& communicator, int number) {
+      if (number == 0) {
+        communicator.scale_residuals(0.5);
+        communicator.count_skipped_step();
+      } else {
+        communicator.count_step();
+        communicator.clear_units();
+      }
+    };
+    for (const int number : {0, 1, 2}) {
+      run(rank, prepared, calls.size());
+      change(*rank.communicator, number);
+    }
+    const test::Results results = results_of(prepared);
+    test::Results expected;
+    for (const int number : {0, 1, 2}) {
+      expected = run_on_cpu(*cpu.ranks[r], calls, r);
+      change(*cpu.ranks[r], number);
+    }
+    for (size_t i = 0; i < calls.size(); ++i) {
+      EXPECT_TRUE(results[i].bytes() == expected[i].bytes()) << "rank " << r << ", call " << i;
+    }
+  });
+  expect_equal_state(world, cpu);
+}
+
+TEST_P(EveryLossyCodecOnGpu, AnotherScaleInEachStep) {
+  GpuWorld world(NodeMap::parse("2x1", 2), GetParam());
+  World cpu(world.map, GetParam());
+  std::vector<Call> calls;
+  for (const double scale : {1.0, 0.125, 3.0, 0.0, -1.0}) {
+    calls.push_back({Collective::kReduceScatter, 4000, kFloat32, scale, "unit", nullptr, calls.size()});
+    calls.push_back({Collective::kAllReduce, 4001, DataType::kFloat16, scale, "unit", nullptr, calls.size()});
+  }
+  expect_results_of_cpu(world, cpu, calls, calls.size());
+  expect_equal_state(world, cpu);
+}
+
+TEST_P(EveryLossyCodecOnGpu, AUnitIsLoadedFromTheHost) {
+  GpuWorld world(NodeMap::parse("2x2", 4), GetParam());
+  World cpu(world.map, GetParam());
+  const std::vector<Call> calls = calls_of_one_step(world.size(), 100);
+  expect_results_of_cpu(world, cpu, calls, 2);
+  GpuWorld restored(world.map, GetParam());
+  for (int rank = 0; rank < world.size(); ++rank) {
+    for (UnitState state : cpu.ranks[rank]->unit_states()) {
+      restored.ranks[rank].communicator->load_unit(state);
+      state.residual.num_elements += 1;
+      EXPECT_THROW(restored.ranks[rank].communicator->load_unit(state), Error);
+    }
+    expect_equal_units(*restored.ranks[rank].communicator, *cpu.ranks[rank]);
+  }
+  expect_results_of_cpu(restored, cpu, calls_of_one_step(world.size(), 200), 100);
+  for (int rank = 0; rank < world.size(); ++rank) {
+    expect_equal_units(*restored.ranks[rank].communicator, *cpu.ranks[rank]);
+  }
+}
+
+TEST_P(EveryLossyCodecOnGpu, NonFiniteValuesAreCountedOnTheDevice) {
+  GpuWorld world(NodeMap::parse("2x1", 2), GetParam());
+  World cpu(world.map, GetParam());
+  std::vector<double> values = test::random_values(2 * 4096, 1);
+  values[4096 + 77] = std::nan("");
+  values[5] = INFINITY;
+  test::run_ranks_well(2, [&](int r) {
+    const Array gradient(values, kFloat32);
+    const GpuWorld::Rank& rank = world.ranks[r];
+    const DeviceArray on_gpu(*rank.gpu, gradient);
+    const DeviceArray shard(*rank.gpu, 4096, kFloat32);
+    Array expected(4096, kFloat32);
+    const UnitKey key{"unit", 2 * 4096, kFloat32};
+    rank.communicator->reduce_scatter(on_gpu.buffer(), shard.buffer(), 1, key, nullptr, rank.stream);
+    cpu.ranks[r]->reduce_scatter(gradient.view(), expected.buffer(), 1, key, nullptr);
+    const std::vector<double> sum = shard.read().values();
+    for (size_t i = 0; i < sum.size(); ++i) {  // which NaN it is may differ
+      ASSERT_TRUE(sum[i] == expected.values()[i] || (std::isnan(sum[i]) && std::isnan(expected.values()[i]))) << i;
+    }
+  });
+  EXPECT_EQ(world.ranks[0].communicator->stats().codec.non_finite_blocks, 1);
+  expect_equal_state(world, cpu);
+}
+
+TEST_P(EveryLossyCodecOnGpu, NothingIsAllocatedInASteadyState) {
+  GpuWorld world(NodeMap::parse("3x2", 6), GetParam());
+  World cpu(world.map, GetParam());
+  int64_t scratch_bytes = 0;
+  for (int step = 0; step < 4; ++step) {
+    expect_results_of_cpu(world, cpu, calls_of_one_step(world.size(), 100), /*in_flight=*/3);
+    const int64_t bytes = world.ranks[0].communicator->stats().scratch_bytes;
+    EXPECT_TRUE(step < 2 || bytes == scratch_bytes);
+    scratch_bytes = bytes;
+  }
+}
+
+}  // namespace
+}  // namespace isthmus

@@ -1,0 +1,247 @@
+// A communicator for every rank, each on an emulated GPU of its own, and calls that run there and on the CPU alike.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "isthmus/communicator.h"
+#include "tests/cpp/emulated/emulated_gpu.h"
+#include "tests/cpp/emulated/emulated_transport.h"
+#include "tests/cpp/support/world.h"
+
+namespace isthmus::test {
+
+// Elements in the memory of a GPU.
+class DeviceArray {
+ public:
+  DeviceArray(EmulatedGpu& gpu, int64_t num_elements, DataType dtype)
+      : gpu_(&gpu),
+        memory_(gpu.allocate(num_elements * element_bytes(dtype))),
+        buffer_{memory_.get(), num_elements, dtype} {}
+  DeviceArray(EmulatedGpu& gpu, const Array& values)
+      : DeviceArray(gpu, values.view().num_elements, values.view().dtype) {
+    write(values);
+  }
+
+  Buffer buffer() const { return buffer_; }
+  // Both wait for the GPU.
+  void write(const Array& values) { gpu_->write(values.view(), buffer_); }
+  Array read() const {
+    Array values(buffer_.num_elements, buffer_.dtype);
+    gpu_->read(buffer_, values.buffer());
+    return values;
+  }
+
+ private:
+  EmulatedGpu* gpu_;
+  DeviceMemory memory_;
+  Buffer buffer_;
+};
+
+struct GpuSettings {
+  uint32_t seed = 1;
+  Sums sums = Sums::kAccumulated;
+  milliseconds timeout = kTimeout;
+  Wrap wrap = {};            // of the tiers that the streams use
+  bool gather_tiers = true;  // whether gathers have tiers of their own
+};
+
+class GpuWorld {
+ public:
+  struct Rank {
+    std::shared_ptr<EmulatedGpu> gpu;
+    Stream stream;  // of the caller
+    Stream other_stream;
+    std::shared_ptr<EmulatedTransport> intra;
+    std::shared_ptr<EmulatedTransport> inter;
+    std::shared_ptr<EmulatedTransport> gather_intra;
+    std::shared_ptr<EmulatedTransport> gather_inter;
+    std::unique_ptr<Communicator> communicator;
+  };
+
+  GpuWorld(const NodeMap& node_map, const Options& options, const GpuSettings& settings = {})
+      : map(node_map), hub_(map, settings.timeout), gather_hub_(map, settings.timeout) {
+    for (int r = 0; r < map.world_size(); ++r) {
+      Tiers on_streams = hub_.tiers(map, r);
+      const Tiers gathers = gather_hub_.tiers(map, r);
+      on_streams.gather_intra = gathers.intra;
+      on_streams.gather_inter = gathers.inter;
+      if (settings.wrap) {
+        on_streams = settings.wrap(r, on_streams);
+      }
+      Rank& rank = ranks.emplace_back();
+      rank.gpu = std::make_shared<EmulatedGpu>(settings.seed + 1000 * static_cast<uint32_t>(r));
+      rank.stream = rank.gpu->make_stream();
+      rank.other_stream = rank.gpu->make_stream();
+      const auto enqueued = [&](const std::shared_ptr<Transport>& tier, bool between_nodes) {
+        return std::make_shared<EmulatedTransport>(rank.gpu, tier, between_nodes, settings.sums);
+      };
+      rank.intra = enqueued(on_streams.intra, false);
+      rank.inter = enqueued(on_streams.inter, true);
+      Tiers tiers = {.intra = rank.intra, .inter = rank.inter, .flat = {}, .gather_intra = {}, .gather_inter = {}};
+      if (settings.gather_tiers) {
+        tiers.gather_intra = rank.gather_intra = enqueued(on_streams.gather_intra, false);
+        tiers.gather_inter = rank.gather_inter = enqueued(on_streams.gather_inter, true);
+      }
+      rank.communicator = std::make_unique<Communicator>(map, r, tiers, options, rank.gpu);
+    }
+  }
+  // Work that is under way uses the tiers.
+  ~GpuWorld() {
+    for (const Rank& rank : ranks) {
+      rank.gpu->synchronize();
+    }
+  }
+  GpuWorld(const GpuWorld&) = delete;
+  GpuWorld& operator=(const GpuWorld&) = delete;
+
+  int size() const { return map.world_size(); }
+
+  NodeMap map;
+
+ private:
+  InProcessHub hub_;
+  InProcessHub gather_hub_;
+
+ public:
+  std::vector<Rank> ranks;
+};
+
+// One collective, and what each rank puts in.
+struct Call {
+  Collective collective = Collective::kReduceScatter;
+  int64_t num_elements = 0;  // of the input of a reduction, or of what a gather puts out
+  DataType dtype = DataType::kFloat32;
+  double scale = 1;
+  std::string unit = "unit";
+  const char* why_exact = nullptr;
+  uint64_t seed = 1;
+
+  bool gathers() const { return collective == Collective::kAllGather; }
+  UnitKey key() const { return {unit, num_elements, dtype, collective}; }
+  int64_t input_elements(int world_size) const { return gathers() ? num_elements / world_size : num_elements; }
+  int64_t output_elements(int world_size) const {
+    return collective == Collective::kReduceScatter ? num_elements / world_size : num_elements;
+  }
+  Array input(int rank, int world_size) const {
+    return {random_values(input_elements(world_size), seed * 1000 + static_cast<uint64_t>(rank)), dtype};
+  }
+
+  // `out` of an all-reduce is `in`.
+  EventPtr start(Communicator& communicator, ConstBuffer in, Buffer out, Stream stream = {}) const {
+    switch (collective) {
+      case Collective::kReduceScatter:
+        return communicator.reduce_scatter(in, out, scale, key(), why_exact, stream);
+      case Collective::kAllGather:
+        return communicator.all_gather(in, out, stream);
+      case Collective::kAllReduce:
+        return communicator.all_reduce(out, scale, key(), why_exact, stream);
+    }
+    return nullptr;
+  }
+};
+
+// What one rank got, by call.
+using Results = std::vector<Array>;
+
+// One rank's part, on the CPU.
+inline Results run_on_cpu(Communicator& communicator, const std::vector<Call>& calls, int rank) {
+  const int world_size = communicator.node_map().world_size();
+  Results results;
+  for (const Call& call : calls) {
+    Array in = call.input(rank, world_size);
+    const bool in_place = call.collective == Collective::kAllReduce;
+    Array out(call.output_elements(world_size), call.dtype);
+    call.start(communicator, in.view(), in_place ? in.buffer() : out.buffer());
+    results.push_back(in_place ? in : out);
+  }
+  return results;
+}
+
+// A call on a GPU whose input is made, and whose output is used, on the caller's stream: around it that stream does
+// what a training step does, and after it both buffers are written over.
+class CallOnGpu {
+ public:
+  CallOnGpu(EmulatedGpu& gpu, const Call& call, int rank, int world_size)
+      : gpu_(gpu),
+        call_(call),
+        source_(gpu, call.input(rank, world_size)),
+        in_(gpu, call.input_elements(world_size), call.dtype),
+        out_(gpu, call.output_elements(world_size), call.dtype),
+        result_(gpu, call.output_elements(world_size), call.dtype) {}
+
+  void start(Communicator& communicator, Stream stream) {
+    const bool in_place = call_.collective == Collective::kAllReduce;
+    const Buffer in = in_place ? out_.buffer() : in_.buffer();
+    gpu_.convert(source_.buffer(), in, stream);
+    done_ = call_.start(communicator, in, out_.buffer(), stream);
+  }
+  void finish(Stream stream) {
+    gpu_.wait(done_, stream);
+    gpu_.convert(out_.buffer(), result_.buffer(), stream);
+    gpu_.clear(in_.buffer(), stream);
+    gpu_.clear(out_.buffer(), stream);
+  }
+  void write(const Array& input) { source_.write(input); }
+  // Waits for the GPU.
+  Array result() const { return result_.read(); }
+
+ private:
+  EmulatedGpu& gpu_;
+  Call call_;
+  DeviceArray source_;
+  DeviceArray in_;
+  DeviceArray out_;
+  DeviceArray result_;
+  EventPtr done_;
+};
+
+inline std::vector<CallOnGpu> prepare(GpuWorld& world, const std::vector<Call>& calls, int rank) {
+  std::vector<CallOnGpu> prepared;
+  for (const Call& call : calls) {
+    prepared.emplace_back(*world.ranks[rank].gpu, call, rank, world.size());
+  }
+  return prepared;
+}
+
+// Before one call more than `in_flight` is started, the oldest is finished.
+inline void run(const GpuWorld::Rank& rank, std::vector<CallOnGpu>& calls, size_t in_flight) {
+  for (size_t i = 0; i < calls.size() + in_flight; ++i) {
+    if (i >= in_flight) {
+      calls[i - in_flight].finish(rank.stream);
+    }
+    if (i < calls.size()) {
+      calls[i].start(*rank.communicator, rank.stream);
+    }
+  }
+}
+
+inline Results results_of(const std::vector<CallOnGpu>& calls) {
+  Results results;
+  for (const CallOnGpu& call : calls) {
+    results.push_back(call.result());
+  }
+  return results;
+}
+
+// The same calls in the same order on both: equal bits.
+inline void expect_results_of_cpu(GpuWorld& world, World& cpu, const std::vector<Call>& calls, size_t in_flight) {
+  run_ranks_well(world.size(), [&](int rank) {
+    std::vector<CallOnGpu> prepared = prepare(world, calls, rank);
+    run(world.ranks[rank], prepared, in_flight);
+    const Results results = results_of(prepared);
+    const Results expected = run_on_cpu(*cpu.ranks[rank], calls, rank);
+    for (size_t i = 0; i < calls.size(); ++i) {
+      EXPECT_TRUE(results[i].bytes() == expected[i].bytes())
+          << "rank " << rank << ", call " << i << ": " << to_string(calls[i].collective) << " of "
+          << calls[i].num_elements << " elements of " << to_string(calls[i].dtype);
+    }
+  });
+}
+
+}  // namespace isthmus::test

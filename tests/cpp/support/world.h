@@ -1,0 +1,161 @@
+// A communicator for every rank, over in-process tiers, and gradients for them.
+#pragma once
+
+#include <algorithm>
+#include <cctype>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "isthmus/communicator.h"
+#include "tests/cpp/support/ranks.h"
+#include "tests/cpp/support/typed_data.h"
+#include "transport/in_process.h"
+
+namespace isthmus::test {
+
+using std::chrono::milliseconds;
+
+inline constexpr milliseconds kTimeout(120000);  // only a hang reaches it
+inline constexpr milliseconds kShortTimeout(300);
+
+inline Options exact_options() {
+  Options options;
+  options.codec = "none";
+  return options;
+}
+
+inline Options lossy_options() {
+  Options options;
+  options.codec = "tagc";
+  options.min_elements = 0;
+  return options;
+}
+
+// All codecs, so the default is among them.
+inline const std::vector<std::string> kEveryCodec = {"none", "tagc", "quant", "sparse"};
+
+// `codec` with the settings that are its defaults.
+inline Options options_of_codec(const std::string& codec) {
+  Options options;
+  options.codec = codec;
+  options.min_elements = 0;
+  return options;
+}
+
+// What loses something on its way, and may keep state: the default codec as it is and with a residual, and the others.
+inline std::vector<Options> every_lossy_options() {
+  Options with_feedback = options_of_codec(Options().codec);
+  with_feedback.error_feedback = "on";
+  return {options_of_codec("tagc"), options_of_codec(Options().codec), with_feedback, options_of_codec("sparse")};
+}
+inline std::vector<Options> every_options() {
+  std::vector<Options> all = every_lossy_options();
+  all.push_back(exact_options());
+  return all;
+}
+inline std::string name_of_codec(const ::testing::TestParamInfo<Options>& parameter) {
+  return parameter.param.codec + (parameter.param.error_feedback == "on" ? "_with_feedback" : "");
+}
+
+using Wrap = std::function<Tiers(int rank, Tiers tiers)>;
+
+// A communicator for every rank of a map, over in-process tiers.
+class World {
+ public:
+  World(const NodeMap& node_map, const Options& options, milliseconds timeout = kTimeout, const Wrap& wrap = {})
+      : map(node_map), hub(map, timeout) {
+    for (int rank = 0; rank < map.world_size(); ++rank) {
+      const Tiers tiers = hub.tiers(map, rank);
+      ranks.push_back(std::make_unique<Communicator>(map, rank, wrap ? wrap(rank, tiers) : tiers, options));
+    }
+  }
+
+  int size() const { return map.world_size(); }
+
+  // Every rank's shard, end to end: where inputs[r] is rank r's gradient.
+  std::vector<double> reduce_scatter(const std::vector<Array>& inputs, double scale, const char* why_exact,
+                                     const std::string& unit = "unit") {
+    std::vector<std::vector<double>> shards(static_cast<size_t>(size()));
+    run_ranks_well(size(), [&](int rank) {
+      const ConstBuffer gradient = inputs[rank].view();
+      Array shard(gradient.num_elements / size(), gradient.dtype);
+      ranks[rank]->reduce_scatter(gradient, shard.buffer(), scale, {unit, gradient.num_elements, gradient.dtype},
+                                  why_exact);
+      shards[rank] = shard.values();
+    });
+    std::vector<double> whole;
+    for (const std::vector<double>& shard : shards) {
+      whole.insert(whole.end(), shard.begin(), shard.end());
+    }
+    return whole;
+  }
+
+  // What every rank got.
+  std::vector<Array> all_reduce(std::vector<Array> inputs, double scale, const char* why_exact,
+                                const std::string& unit = "unit") {
+    run_ranks_well(size(), [&](int rank) {
+      const Buffer data = inputs[rank].buffer();
+      ranks[rank]->all_reduce(data, scale, {unit, data.num_elements, data.dtype, Collective::kAllReduce}, why_exact);
+    });
+    return inputs;
+  }
+
+  NodeMap map;
+  InProcessHub hub;
+  std::vector<std::unique_ptr<Communicator>> ranks;
+};
+
+// One array for each rank.
+inline std::vector<Array> random_arrays(int world_size, int64_t num_elements, DataType dtype, uint64_t seed = 1) {
+  std::vector<Array> arrays;
+  for (int rank = 0; rank < world_size; ++rank) {
+    arrays.emplace_back(random_values(num_elements, seed * 1000 + rank), dtype);
+  }
+  return arrays;
+}
+inline std::vector<Array> random_inputs(int world_size, int64_t chunk_elements, DataType dtype, uint64_t seed = 1) {
+  return random_arrays(world_size, world_size * chunk_elements, dtype, seed);
+}
+
+// The bound of docs/algorithms.md, "What codec none guarantees".
+inline double exact_path_bound(const NodeMap& map, DataType dtype, double scale, double sum, double magnitudes) {
+  const double u_sum = unit_roundoff(accumulate_dtype(dtype));
+  const double u_wire = map.num_nodes() > 1 && dtype != accumulate_dtype(dtype) ? unit_roundoff(dtype) : 0;
+  const int additions = map.ranks_per_node() + map.num_nodes() - 2;
+  const double underflow = dtype == DataType::kFloat16 ? (map.world_size() + 1) * 0x1p-24 : 0;
+  const double before_scaling = (u_wire + additions * u_sum * 1.1) * magnitudes + underflow;
+  return std::fabs(scale) * (before_scaling + (unit_roundoff(dtype) + 2 * u_sum) * 1.1 * std::fabs(sum)) + underflow;
+}
+
+// For tests that run once a map: letters and digits.
+inline std::string name_of_map(const ::testing::TestParamInfo<NodeMap>& parameter) {
+  std::string name = parameter.param.to_string();
+  std::replace_if(
+      name.begin(), name.end(), [](char letter) { return std::isalnum(letter) == 0; }, '_');
+  return name;
+}
+
+// In float64, of the values as they are in their type.
+inline std::vector<double> sum_of(const std::vector<Array>& inputs) {
+  std::vector<double> sum(inputs.front().values().size());
+  for (const Array& input : inputs) {
+    const std::vector<double> values = input.values();
+    std::transform(values.begin(), values.end(), sum.begin(), sum.begin(), std::plus<>());
+  }
+  return sum;
+}
+inline std::vector<double> sum_of_magnitudes(const std::vector<Array>& inputs) {
+  std::vector<double> sum(inputs.front().values().size());
+  for (const Array& input : inputs) {
+    const std::vector<double> values = input.values();
+    std::transform(values.begin(), values.end(), sum.begin(), sum.begin(),
+                   [](double value, double total) { return total + std::fabs(value); });
+  }
+  return sum;
+}
+
+}  // namespace isthmus::test

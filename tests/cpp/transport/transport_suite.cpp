@@ -1,0 +1,289 @@
+// What every transport has to do. Linked into the executable of each of them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "isthmus/error.h"
+#include "tests/cpp/support/tier_under_test.h"
+#include "tests/cpp/support/typed_data.h"
+
+namespace isthmus {
+namespace {
+
+using test::Array;
+using test::kFloatingTypes;
+using test::make_tier;
+using test::max_ranks;
+
+std::vector<int> one_node(int size) { return std::vector<int>(static_cast<size_t>(size), 0); }
+
+// Small integers: exact in every type, and sums of five of them too. Different for each rank and place.
+double element(int rank, int64_t index) { return static_cast<double>((7 * rank + 3 * index) % 23 - 11); }
+
+Array make_input(int rank, int64_t count, DataType dtype) {
+  std::vector<double> values;
+  for (int64_t i = 0; i < count; ++i) {
+    values.push_back(element(rank, i));
+  }
+  return {values, dtype};
+}
+
+TEST(Transport, ReduceScatterSumsThePartOfEachRank) {
+  for (int size = 1; size <= max_ranks(); ++size) {
+    const auto tier = make_tier(one_node(size));
+    for (const DataType dtype : kFloatingTypes) {
+      for (const int64_t part : {0, 1, 13}) {
+        tier->run_well([&](int rank, Transport& transport) {
+          const Array in = make_input(rank, size * part, dtype);
+          Array out(part, accumulate_dtype(dtype));
+          transport.reduce_scatter(in.view(), out.buffer(), {})->wait();
+          std::vector<double> expected;
+          for (int64_t i = 0; i < part; ++i) {
+            expected.push_back(0);
+            for (int peer = 0; peer < size; ++peer) {
+              expected.back() += element(peer, rank * part + i);
+            }
+          }
+          EXPECT_EQ(out.values(), expected) << to_string(dtype) << " size " << size << " part " << part;
+        });
+      }
+    }
+  }
+}
+
+TEST(Transport, AllToAllExchangesAllPartsButTheOwn) {
+  for (int size = 1; size <= max_ranks(); ++size) {
+    const auto tier = make_tier(one_node(size));
+    for (const int64_t part : {0, 1, 13}) {
+      tier->run_well([&](int rank, Transport& transport) {
+        const Array in = make_input(rank, size * part, DataType::kFloat32);
+        Array out(size * part, DataType::kFloat32);
+        transport.all_to_all(in.view(), out.buffer(), {})->wait();
+        const std::vector<double> values = out.values();
+        for (int peer = 0; peer < size; ++peer) {
+          for (int64_t i = 0; peer != rank && i < part; ++i) {
+            EXPECT_EQ(values[peer * part + i], element(peer, rank * part + i)) << "from " << peer << " to " << rank;
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST(Transport, AllGatherAlsoOutOfThePartItWrites) {
+  for (int size = 1; size <= max_ranks(); ++size) {
+    const auto tier = make_tier(one_node(size));
+    for (const int64_t part : {0, 1, 13}) {
+      for (const bool in_place : {false, true}) {
+        tier->run_well([&](int rank, Transport& transport) {
+          const Array separate = make_input(rank, part, DataType::kBFloat16);
+          Array out(size * part, DataType::kBFloat16);
+          const Buffer own = out.buffer().part(rank, part);
+          if (in_place) {
+            convert(separate.view(), own);
+          }
+          transport.all_gather(in_place ? ConstBuffer(own) : separate.view(), out.buffer(), {})->wait();
+          const std::vector<double> values = out.values();
+          for (int peer = 0; peer < size; ++peer) {
+            for (int64_t i = 0; i < part; ++i) {
+              EXPECT_EQ(values[peer * part + i], element(peer, i));
+            }
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST(Transport, AllReduceSumsFloats) {
+  for (int size = 1; size <= max_ranks(); ++size) {
+    const auto tier = make_tier(one_node(size));
+    for (const DataType dtype : kFloatingTypes) {
+      tier->run_well([&](int rank, Transport& transport) {
+        Array data = make_input(rank, 17, dtype);
+        transport.all_reduce(data.buffer(), ReduceOp::kSum, {})->wait();
+        const std::vector<double> values = data.values();
+        for (int64_t i = 0; i < 17; ++i) {
+          double expected = 0;
+          for (int peer = 0; peer < size; ++peer) {
+            expected += element(peer, i);
+          }
+          EXPECT_EQ(values[i], expected);
+        }
+      });
+    }
+  }
+}
+
+TEST(Transport, AllReduceOfBytesWrapsOrJoinsBits) {
+  const auto tier = make_tier(one_node(3));
+  tier->run_well([&](int rank, Transport& transport) {
+    std::vector<uint8_t> sum = {200, static_cast<uint8_t>(rank)};
+    transport.all_reduce({sum.data(), 2, DataType::kByte}, ReduceOp::kSum, {})->wait();
+    EXPECT_EQ(sum, (std::vector<uint8_t>{600 % 256, 3}));
+    std::vector<uint8_t> bits = {static_cast<uint8_t>(1 << rank), 0x80};
+    transport.all_reduce({bits.data(), 2, DataType::kByte}, ReduceOp::kBitOr, {})->wait();
+    EXPECT_EQ(bits, (std::vector<uint8_t>{7, 0x80}));
+    float number = 1;
+    EXPECT_THROW(transport.all_reduce({&number, 1, DataType::kFloat32}, ReduceOp::kBitOr, {}), Error);
+  });
+}
+
+// Values for which another order gives another sum.
+TEST(Transport, SumsAreTakenInRankOrder) {
+  const auto tier = make_tier(one_node(3));
+  const std::vector<float> values = {1e8f, -1e8f, 1};
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    tier->run_well([&](int rank, Transport& transport) {
+      const std::vector<float> in(3, values[rank]);
+      float sum = 0;
+      transport.reduce_scatter({in.data(), 3, DataType::kFloat32}, {&sum, 1, DataType::kFloat32}, {})->wait();
+      EXPECT_EQ(sum, 1);
+      float all = values[(rank + 1) % 3];
+      transport.all_reduce({&all, 1, DataType::kFloat32}, ReduceOp::kSum, {})->wait();
+      EXPECT_EQ(all, -1e8f + 1 + 1e8f);
+    });
+  }
+}
+
+// Inputs are overwritten as soon as wait() returned: nobody may still be reading them.
+TEST(Transport, ManyOperationsInARow) {
+  constexpr int kSize = 4;
+  const auto tier = make_tier(one_node(kSize));
+  tier->run_well([&](int rank, Transport& transport) {
+    std::vector<float> data(64);
+    std::vector<float> out(64);
+    for (int repeat = 0; repeat < 300; ++repeat) {
+      std::fill(data.begin(), data.end(), static_cast<float>(repeat + rank));
+      transport.all_to_all({data.data(), 64, DataType::kFloat32}, {out.data(), 64, DataType::kFloat32}, {})->wait();
+      std::fill(data.begin(), data.end(), -1);
+      for (int peer = 0; peer < kSize; ++peer) {
+        ASSERT_TRUE(peer == rank || out[16 * peer] == static_cast<float>(repeat + peer));
+      }
+    }
+  });
+}
+
+// Started together, waited for in order.
+TEST(Transport, SeveralOperationsAreUnderWayAtOnce) {
+  constexpr int kSize = 3;
+  const auto tier = make_tier(one_node(kSize));
+  tier->run_well([&](int rank, Transport& transport) {
+    const Array in = make_input(rank, kSize * 5, DataType::kFloat32);
+    Array sum(5, DataType::kFloat32);
+    Array gathered(kSize * 5, DataType::kFloat32);
+    Array exchanged(kSize * 5, DataType::kFloat32);
+    const auto reducing = transport.reduce_scatter(in.view(), sum.buffer(), {});
+    const auto gathering = transport.all_gather(in.view().part(0, 5), gathered.buffer(), {});
+    const auto exchanging = transport.all_to_all(in.view(), exchanged.buffer(), {});
+    reducing->wait();
+    gathering->wait();
+    exchanging->wait();
+    for (int64_t i = 0; i < 5; ++i) {
+      double expected = 0;
+      for (int peer = 0; peer < kSize; ++peer) {
+        expected += element(peer, 5 * rank + i);
+        EXPECT_EQ(gathered.values()[5 * peer + i], element(peer, i));
+        if (peer != rank) {
+          EXPECT_EQ(exchanged.values()[5 * peer + i], element(peer, 5 * rank + i));
+        }
+      }
+      EXPECT_EQ(sum.values()[i], expected);
+    }
+  });
+}
+
+TEST(Transport, TiersWithLinksOfOneKindSendStraight) {
+  for (const auto& node_of_rank : {std::vector<int>{0, 0, 0, 0}, std::vector<int>{0, 1, 2, 3}}) {
+    const auto tier = make_tier(node_of_rank);
+    tier->run_well([&](int rank, Transport& transport) {
+      const Array in = make_input(rank, 4 * 10, DataType::kBFloat16);
+      Array sum(10, DataType::kFloat32);
+      Array parts(4 * 10, DataType::kBFloat16);
+      transport.reduce_scatter(in.view(), sum.buffer(), {})->wait();
+      EXPECT_EQ(transport.traffic().sent_bytes, 3 * 10 * 2);
+      transport.all_to_all(in.view(), parts.buffer(), {})->wait();
+      EXPECT_EQ(transport.traffic().sent_bytes, 2 * 3 * 10 * 2);
+      transport.all_gather(in.view().part(0, 10), parts.buffer(), {})->wait();
+      EXPECT_EQ(transport.traffic().sent_bytes, 3 * 3 * 10 * 2);
+      // Of 10 elements the parts are 2, 3, 2, 3: the peers' parts go out, and the sum of the own part to three.
+      Array data = make_input(rank, 10, DataType::kBFloat16);
+      transport.all_reduce(data.buffer(), ReduceOp::kSum, {})->wait();
+      const int64_t own = rank % 2 == 0 ? 2 : 3;
+      const int64_t expected = 3 * 3 * 10 * 2 + (10 - own + 3 * own) * 2;
+      EXPECT_EQ(transport.traffic().sent_bytes, expected);
+      EXPECT_EQ(transport.traffic().inter_node_sent_bytes, node_of_rank[3] == 0 ? 0 : expected);
+    });
+  }
+}
+
+TEST(Transport, TiersWithLinksOfBothKindsUseARing) {
+  const auto tier = make_tier({0, 0, 1, 1});
+  tier->run_well([&](int rank, Transport& transport) {
+    const bool at_the_edge = rank == 1 || rank == 3;  // the next rank sits on the other node
+    const Array in = make_input(rank, 4 * 10, DataType::kBFloat16);
+    Array sum(10, DataType::kFloat32);
+    Array parts(4 * 10, DataType::kBFloat16);
+    transport.reduce_scatter(in.view(), sum.buffer(), {})->wait();
+    int64_t expected = 3 * 10 * 4;  // partial sums travel as float32
+    EXPECT_EQ(transport.traffic().sent_bytes, expected);
+    transport.all_gather(in.view().part(0, 10), parts.buffer(), {})->wait();
+    expected += 3 * 10 * 2;
+    EXPECT_EQ(transport.traffic().sent_bytes, expected);
+    // Of 10 elements the parts are 2, 3, 2, 3: all are sent twice, but for number `rank` and the next.
+    std::vector<uint8_t> bytes(10);
+    transport.all_reduce({bytes.data(), 10, DataType::kByte}, ReduceOp::kBitOr, {})->wait();
+    expected += 2 * 10 - 5;
+    EXPECT_EQ(transport.traffic().sent_bytes, expected);
+    Array data = make_input(rank, 10, DataType::kBFloat16);
+    transport.all_reduce(data.buffer(), ReduceOp::kSum, {})->wait();
+    expected += (2 * 10 - 5) * 4;  // in the accumulate type, as all partial sums
+    EXPECT_EQ(transport.traffic().sent_bytes, expected);
+    EXPECT_EQ(transport.traffic().inter_node_sent_bytes, at_the_edge ? expected : 0);
+    transport.all_to_all(in.view(), parts.buffer(), {})->wait();
+    EXPECT_EQ(transport.traffic().inter_node_sent_bytes, (at_the_edge ? expected : 0) + 2 * 10 * 2);
+  });
+}
+
+// Small integers: the order of the ring does not show.
+TEST(Transport, RingsReduceAndGatherAnySizes) {
+  const auto tier = make_tier({0, 0, 1, 1});
+  for (const int64_t part : {0, 1, 13}) {
+    tier->run_well([&](int rank, Transport& transport) {
+      const Array in = make_input(rank, 4 * part, DataType::kFloat16);
+      Array sum(part, DataType::kFloat32);
+      transport.reduce_scatter(in.view(), sum.buffer(), {})->wait();
+      Array gathered(4 * part, DataType::kFloat16);
+      transport.all_gather(in.view().part(0, part), gathered.buffer(), {})->wait();
+      Array all = make_input(rank, 2 * part + 1, DataType::kFloat16);
+      transport.all_reduce(all.buffer(), ReduceOp::kSum, {})->wait();
+      const auto sum_at = [](int64_t i) { return element(0, i) + element(1, i) + element(2, i) + element(3, i); };
+      for (int64_t i = 0; i < part; ++i) {
+        EXPECT_EQ(sum.values()[i], sum_at(rank * part + i));
+        for (int peer = 0; peer < 4; ++peer) {
+          EXPECT_EQ(gathered.values()[peer * part + i], element(peer, i));
+        }
+      }
+      for (int64_t i = 0; i < 2 * part + 1; ++i) {
+        EXPECT_EQ(all.values()[i], sum_at(i));
+      }
+    });
+  }
+}
+
+TEST(Transport, SizesThatDoNotFitAreRefused) {
+  const auto tier = make_tier(one_node(2));
+  tier->run_well([&](int /*rank*/, Transport& transport) {
+    Array five(5, DataType::kFloat32);
+    Array two(2, DataType::kFloat32);
+    EXPECT_THROW(transport.reduce_scatter(five.view(), two.buffer(), {}), Error);
+    EXPECT_THROW(transport.all_to_all(five.view(), five.buffer(), {}), Error);
+    EXPECT_THROW(transport.all_gather(two.view(), five.buffer(), {}), Error);
+    std::vector<uint8_t> bytes(1);
+    transport.all_reduce({bytes.data(), 1, DataType::kByte}, ReduceOp::kSum, {})->wait();  // it is still usable
+  });
+}
+
+}  // namespace
+}  // namespace isthmus
