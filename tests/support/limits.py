@@ -10,17 +10,19 @@ import os
 HANG_S = 900.0
 # A process group's operation: less, so that ranks that wait for each other say so before their world is ended.
 OPERATION_S = 300.0
+# A burst of load, as of a build that has just ended, would make each test of a timeout take minutes.
+MOST_SLOWNESS = 4.0
 
 
 def _slowness() -> float:
     # The children of a test run wait as long as the run itself.
     if "TEST_SLOWNESS" not in os.environ:
         processors = len(os.sched_getaffinity(0))
-        os.environ["TEST_SLOWNESS"] = f"{max(1, os.getloadavg()[0] / processors):.1f}"
+        os.environ["TEST_SLOWNESS"] = f"{min(max(1, os.getloadavg()[0] / processors), MOST_SLOWNESS):.1f}"
     return float(os.environ["TEST_SLOWNESS"])
 
 
-# How many processes wanted each processor in the minute before the tests began; at least 1.
+# How many processes wanted each processor in the minute before the tests began; at least 1, at most MOST_SLOWNESS.
 SLOWNESS = _slowness()
 
 

@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import multiprocessing
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from support.limits import HANG_S, OPERATION_S
@@ -34,6 +36,9 @@ _preloaded = [
 ]
 _context.set_forkserver_preload(_preloaded)
 
+# Below are ports of services that a machine may start later.
+_LOWEST_PORT = 10_000
+
 
 @dataclass
 class Outcome:
@@ -47,9 +52,18 @@ class Outcome:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Return a port that nothing listens at.
+
+    Whoever takes it may first import torch for seconds. So it is none of those that the kernel hands out meanwhile to
+    all that ask for any port, as Gloo does for every rank.
+    """
+    ephemeral_from = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = range(_LOWEST_PORT, ephemeral_from if ephemeral_from > 2 * _LOWEST_PORT else 1 << 16)
+    while True:
+        port = secrets.choice(ports)  # not what a seed of a test decides: another process may have the same one
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def preload(*modules: str) -> None:

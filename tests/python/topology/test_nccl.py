@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from isthmus.topology.machine import Machine, NicKind
 from python.topology.nccl_texts import GPU, gpu, in_cpu, noted, parse
-from support.properties import PROPERTY
 
 
 def test_links_to_switches_join_every_pair() -> None:
@@ -249,7 +248,6 @@ def expected(a: tuple[int, ...], b: tuple[int, ...]) -> str:
     return "PIX" if a == b else "PXB"
 
 
-@PROPERTY
 @given(NODES)
 def test_a_tree_that_is_written_reads_back(nodes: list[Any]) -> None:
     body, ways = written(nodes)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from isthmus.topology.machine import Machine, TopologyError
 from isthmus.topology.read import parse_machine, read_machine
 from machines import goldens
-from support.properties import PROPERTY
 
 NCCL = '<system version="1"><cpu numaid="0"><pci busid="0000:01:00.0" class="0x030200"/></cpu></system>'
 HWLOC = '<topology version="2.0"><object type="Machine"/></topology>'
@@ -146,14 +145,12 @@ JSON_VALUES = st.recursive(
 )
 
 
-@PROPERTY
 @given(st.dictionaries(st.sampled_from(["name", "source", "gpus", "nics", "links", "pcie", "notes"]), JSON_VALUES))
 def test_any_json_is_a_machine_or_an_error(values: dict[str, object]) -> None:
     with contextlib.suppress(TopologyError):
         parse_machine(json.dumps(values).encode(), "test")
 
 
-@PROPERTY
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_machine_or_an_error(data: bytes) -> None:
     for start in (b"", b"<", b"{", b"GPU0\n"):

@@ -64,6 +64,8 @@ class Cluster:
             "MpiDefault": "none",
             "SlurmdParameters": "config_overrides",  # as many CPUs as are said below, not as there are
             "ReturnToService": 2,
+            "MessageTimeout": 100,  # of seconds: on a busy machine the default of 10 is too short
+            "TCPTimeout": 60,
         }
         lines = [f"{name}={value}" for name, value in settings.items()]
         for node in NODES:

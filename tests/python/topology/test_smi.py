@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from isthmus.topology.machine import Machine, NicKind, TopologyError
 from isthmus.topology.read import parse_machine
-from support.properties import PROPERTY
 
 PLAIN = """\
         GPU0    GPU1    NIC0    NIC1    CPU Affinity    NUMA Affinity   GPU NUMA ID
@@ -241,7 +240,6 @@ def machines(draw: st.DrawFn) -> tuple[str, list[str]]:
     return gap + gap.join(names) + "\n" + "\n".join(rows) + "\n", list(pairs.values())
 
 
-@PROPERTY
 @given(machines())
 def test_a_matrix_that_is_written_reads_back(matrix: tuple[str, list[str]]) -> None:
     text, kinds = matrix
@@ -250,7 +248,6 @@ def test_a_matrix_that_is_written_reads_back(matrix: tuple[str, list[str]]) -> N
     assert Machine.from_json(machine.to_json()) == machine
 
 
-@PROPERTY
 @given(st.text(alphabet="GPUNIC01X \tV4SYSPIX\n", max_size=300))
 def test_any_text_is_a_machine_or_an_error(text: str) -> None:
     with contextlib.suppress(TopologyError):

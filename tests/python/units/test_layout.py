@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives  # defines torch.ops.fsdp.chunk_cat
 
 from isthmus._layout import Layout, Parameter, clean_name, concatenated, rows
-from support.properties import PROPERTY
 
 assert _fsdp_collectives
 
@@ -51,7 +50,7 @@ def shapes_for(num_ranks):
 ranks_and_parameters = st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), shapes_for(n)))
 
 
-@settings(PROPERTY, max_examples=50)
+@settings(max_examples=50)
 @given(ranks_and_parameters, st.data())
 def test_rows_are_what_fsdp2_reduces(ranks_and_parameters, data):
     num_ranks, parameters = ranks_and_parameters
@@ -70,7 +69,7 @@ def test_rows_are_what_fsdp2_reduces(ranks_and_parameters, data):
         assert torch.equal(totals[parameter], values)
 
 
-@settings(PROPERTY, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=5), st.integers(1, 5), st.data()
 )
