@@ -13,12 +13,13 @@ MPIS ?= openmpi mpich
 # Test files at a time. Each runs worlds of four processes and more; above two on two cores timeouts come too near.
 TEST_WORKERS ?= 2
 # What the torch module is run with under sanitizers: each of its parts, in few worlds.
-SANITIZED_TESTS ?= $(addprefix tests/python/test_,backend_auto.py backend_collectives.py backend_gradients.py \
-  backend_groups.py backend_interface.py units.py)
+SANITIZED_TESTS ?= $(addprefix tests/python/,backend/test_auto.py backend/test_collectives.py backend/test_collective_calls.py \
+  backend/test_gradients.py backend/test_gradient_calls.py backend/test_gradient_residuals.py backend/test_interface.py \
+  group/test_groups.py group/test_options.py units/test_fsdp_units.py units/test_units.py)
 
 STAMPS := build/stamps/$(VENV)
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml tools/keep_ptxas_report $(wildcard cmake/*) $(shell find src kernels include -type f)
-PYTHON_FILES := python topology benchmarks $(wildcard tests/python tests/conformance tests/faults tests/fuzz tests/gpu) tools
+PYTHON_FILES := python topology benchmarks $(wildcard tests/python tests/support tests/conformance tests/faults tests/fuzz tests/gpu) tools
 CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
@@ -94,7 +95,7 @@ test-conformance: setup  ## every collective against Gloo's results: docs/compat
 	pytest tests/conformance
 
 test-units: setup  ## whose gradient a reduction is: what is read from private parts of torch, for each version of it
-	pytest tests/python/test_identity.py tests/python/test_units.py tests/python/test_prepare_backend.py
+	pytest $(addprefix tests/python/units/test_,identity.py copies.py units.py fsdp_units.py prepare_backend.py)
 
 lint: setup  ## formats, linters and types; changes nothing
 	clang-format --dry-run --Werror $(CXX_FILES)

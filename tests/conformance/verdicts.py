@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from calls import MISSING, Case, call, has_plainer_form, is_labelled_sum
+from calls import MISSING, call
+from case import Case, has_plainer_form, is_labelled_sum
 from groups import CAN_SPLIT, TIERS, Groups
 from rows import Row
 from scenarios import SCENARIOS
 
-from tested_codecs import DEFAULT, ERRORS
+from support.tested_codecs import DEFAULT, ERRORS
 
 EQUAL = "equal"  # to the bit
 CLOSE = "close"  # within the bound that docs/algorithms.md states for codec none

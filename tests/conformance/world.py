@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from groups import NODES, WORLD_SIZE
@@ -18,8 +18,8 @@ from rows import Row, collective_rows, scenario_rows
 from scenarios import SCENARIOS
 from verdicts import NAMES, judge_all
 
-import ranks
-from checks import finish
+from support import ranks
+from support.checks import finish
 
 TORCH = ".".join(torch.__version__.split(".")[:2])
 WORLDS = 3

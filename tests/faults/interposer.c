@@ -19,23 +19,23 @@ enum { kMagicBytes = 4, kMostBuffers = 8 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static enum event armed = EVENT_NONE;
-static long countdown = 0;     // packets or closes until the deed
-static long bytes_left = 0;    // until the deed
-static long flip_offset = -1;  // byte of the packet; -1: the deed is to end the process
+static long countdown = 0;     // packets or closes until the injection
+static long bytes_left = 0;    // until the injection
+static long flip_offset = -1;  // byte of the packet; -1: the injection is to end the process
 static int flip_mask = 0;
-static double* moment = NULL;           // where the time of the deed is written
+static double* injected_at = NULL;           // where the time of the injection is written
 static const char* target = NULL;       // the byte to flip on its way out; it stays as it is in memory
 static const char* last_packet = NULL;  // and where it went
 static int last_packet_fd = -1;
 
-static void note_moment(void) {
+static void note_time(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
-  *moment = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+  *injected_at = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 static void end_process(void) {
-  note_moment();
+  note_time();
   kill(getpid(), SIGKILL);
 }
 
@@ -45,7 +45,7 @@ static void arm(enum event event, long nth, long offset, int mask, double* when)
   countdown = bytes_left = nth;
   flip_offset = offset;
   flip_mask = mask;
-  moment = when;
+  injected_at = when;
   target = last_packet = NULL;
   pthread_mutex_unlock(&mutex);
 }
@@ -103,7 +103,7 @@ static ssize_t write_around_target(int fd, const struct iovec* buffers, int num_
       const struct iovec single = {(void*)&damaged, 1};
       const ssize_t written = real_writev(fd, &single, 1);
       if (written == 1) {
-        note_moment();
+        note_time();
         armed = EVENT_NONE;
         target = NULL;
       }

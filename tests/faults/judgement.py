@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from faults.laboratory import Outcome, RankOutcome
+from faults.harness import Outcome, RankOutcome
 from faults.rows import GRACE_S, TIMEOUT_S, Row
-from limits import scaled
+from support.limits import scaled
 
 LIMIT_S = TIMEOUT_S + GRACE_S
 
@@ -17,7 +17,7 @@ def complaints(row: Row, outcome: Outcome) -> Iterator[str]:
     if outcome.leftovers:
         yield f"left behind: {outcome.leftovers}"
     for rank in outcome.ranks:
-        expected = row.expected if rank.rank != row.culprit else row.culprit_expected
+        expected = row.expected if rank.rank != row.faulty_rank else row.faulty_expected
         if expected is not None:
             for complaint in _complaints_of(rank, expected):
                 yield f"rank {rank.rank} {complaint}: {rank.error or rank.log}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from faults import deeds, operations
-from faults.deeds import Deed
+from faults import injections, operations
+from faults.injections import Injection
 
 NUM_NODES = 2
 RANKS_PER_NODE = 2
@@ -29,10 +29,10 @@ class Row:
 
     name: str
     operation: Callable[[], None]
-    deed: Deed
+    injection: Injection
     expected: tuple[str, ...]  # regular expressions, each found in every survivor's error
-    culprit: int = 3
-    culprit_expected: tuple[str, ...] | None = None  # the same of the culprit's error; None: its end does not matter
+    faulty_rank: int = 3
+    faulty_expected: tuple[str, ...] | None = None  # the same of the faulty rank's error; None: its end does not matter
     settings: Mapping[str, str] = field(default_factory=lambda: COMPRESSED)
     rank_0_hosts_the_store: bool = False
     warm_up: Callable[[], None] | None = None  # None: the operation
@@ -58,168 +58,174 @@ GLOO_ENDS_IT = "Gloo ends a process that gets more than it expects: rank 3, whic
 NOBODY_ELSE = "without the store nobody else can be named"
 
 ROWS = [
-    Row("killed while idle", operations.reduce_scatter, deeds.die, (REDUCTION, SILENT)),
+    Row("killed while idle", operations.reduce_scatter, injections.die, (REDUCTION, SILENT)),
     Row(
         "killed while idle, before an exact collective",
         operations.all_reduce,
-        deeds.die,
+        injections.die,
         ("ALLREDUCE", SILENT),
         remark=NO_PHASES,
     ),
     Row(
         "killed within an exact collective",
         operations.all_reduce,
-        deeds.die_within_the_transfer(1 << 20),
+        injections.die_within_the_transfer(1 << 20),
         ("ALLREDUCE", SILENT),
         remark=NO_PHASES,
     ),
     Row(
         "killed within a two-tier all-gather",
         operations.all_gather,
-        deeds.die_within_the_transfer(40_000),
+        injections.die_within_the_transfer(40_000),
         (r"all-gather #\d+ of 65536 x Float failed on rank \d in phase ", SILENT),
     ),
     Row(
         "killed between encode and exchange",
         operations.reduce_scatter,
-        deeds.die_with_a_packet_encoded,
+        injections.die_with_a_packet_encoded,
         (REDUCTION, SILENT),
     ),
     Row(
         "killed between encode and exchange, codec tagc",
         operations.reduce_scatter,
-        deeds.die_with_a_packet_encoded,
+        injections.die_with_a_packet_encoded,
         (REDUCTION, SILENT),
         settings=SKETCHED,
     ),
     Row(
         "killed between encode and exchange, codec none",
         operations.reduce_scatter,
-        deeds.die_with_a_packet_encoded,
+        injections.die_with_a_packet_encoded,
         (REDUCTION, SILENT),
         settings=PLAIN,
     ),
     Row(
         "killed within a single-tier reduction",
         operations.reduce_scatter,
-        deeds.die_within_the_transfer(10_000),
+        injections.die_within_the_transfer(10_000),
         (REDUCTION, SILENT),
         settings=FLAT,
     ),
     Row(
         "killed between encode and exchange of an all-reduce",
         operations.gradient_all_reduce,
-        deeds.die_with_a_packet_encoded,
+        injections.die_with_a_packet_encoded,
         (ALL_REDUCTION, SILENT),
     ),
     Row(
         "killed with the result of an all-reduce encoded",
         operations.gradient_all_reduce,
-        deeds.die_with_a_result_encoded,
+        injections.die_with_a_result_encoded,
         (ALL_REDUCTION, SILENT),
     ),
     Row(
         "killed between encode and exchange of FSDP2's gradient",
         operations.fsdp2_step,
-        deeds.die_with_a_packet_encoded,
+        injections.die_with_a_packet_encoded,
         (FSDP2_STEP, r"reduce-scatter #\d+ of 16512 x Float of unit 2", SILENT),
     ),
-    Row("killed in shutdown", operations.nothing, deeds.die_while_disconnecting, ()),
-    Row("leaves early", operations.reduce_scatter, deeds.leave, (REDUCTION, SILENT)),
-    Row("stopped in a compressed reduction", operations.reduce_scatter, deeds.stop, (REDUCTION, SILENT)),
-    Row("stopped in a compressed all-reduce", operations.gradient_all_reduce, deeds.stop, (ALL_REDUCTION, SILENT)),
-    Row("stopped in FSDP2's step", operations.fsdp2_step, deeds.stop, (FSDP2_STEP, SILENT)),
-    Row("stopped in an exact collective", operations.all_reduce, deeds.stop, ("ALLREDUCE", SILENT), remark=NO_PHASES),
+    Row("killed in shutdown", operations.nothing, injections.die_while_disconnecting, ()),
+    Row("leaves early", operations.reduce_scatter, injections.leave, (REDUCTION, SILENT)),
+    Row("stopped in a compressed reduction", operations.reduce_scatter, injections.stop, (REDUCTION, SILENT)),
+    Row("stopped in a compressed all-reduce", operations.gradient_all_reduce, injections.stop, (ALL_REDUCTION, SILENT)),
+    Row("stopped in FSDP2's step", operations.fsdp2_step, injections.stop, (FSDP2_STEP, SILENT)),
+    Row(
+        "stopped in an exact collective",
+        operations.all_reduce,
+        injections.stop,
+        ("ALLREDUCE", SILENT),
+        remark=NO_PHASES,
+    ),
     Row(
         "another collective",
         operations.reduce_scatter,
-        deeds.call(operations.all_gather),
+        injections.call(operations.all_gather),
         (REDUCTION, r"rank 3 was in all-gather #\d+ of 65536 x Float"),
-        culprit_expected=(r"all-gather #\d+ of 65536 x Float failed on rank 3", r"rank 0 was in reduce-scatter #\d+"),
+        faulty_expected=(r"all-gather #\d+ of 65536 x Float failed on rank 3", r"rank 0 was in reduce-scatter #\d+"),
     ),
     Row(
         "a larger size",
         operations.reduce_scatter,
-        deeds.call(operations.larger_reduce_scatter),
+        injections.call(operations.larger_reduce_scatter),
         (REDUCTION, r"rank 3 was in reduce-scatter #\d+ of 131072 x Float"),
-        culprit_expected=(r"failed on rank 3", r"rank 0 was in reduce-scatter #\d+ of 65536 x Float"),
+        faulty_expected=(r"failed on rank 3", r"rank 0 was in reduce-scatter #\d+ of 65536 x Float"),
     ),
     Row(
         "a smaller size",
         operations.reduce_scatter,
-        deeds.call(operations.smaller_reduce_scatter),
+        injections.call(operations.smaller_reduce_scatter),
         (REDUCTION, r"rank 3 was in reduce-scatter #\d+ of 32768 x Float"),
-        culprit_expected=(r"failed on rank 3", r"rank 0 was in reduce-scatter #\d+ of 65536 x Float"),
+        faulty_expected=(r"failed on rank 3", r"rank 0 was in reduce-scatter #\d+ of 65536 x Float"),
     ),
     Row(
         "another type",
         operations.reduce_scatter,
-        deeds.call(operations.bfloat16_reduce_scatter),
+        injections.call(operations.bfloat16_reduce_scatter),
         (REDUCTION, r"rank 3 was in reduce-scatter #\d+ of 65536 x BFloat16"),
-        culprit_expected=(r"failed on rank 3", r"rank 0 was in reduce-scatter #\d+ of 65536 x Float"),
+        faulty_expected=(r"failed on rank 3", r"rank 0 was in reduce-scatter #\d+ of 65536 x Float"),
     ),
     Row(
         "another unit",
         operations.reduce_scatter,
-        deeds.call(operations.reduce_scatter_of_another_unit),
+        injections.call(operations.reduce_scatter_of_another_unit),
         (REDUCTION, r"rank 3 was in reduce-scatter #\d+ of 65536 x Float of unit blocks\.2"),
-        culprit_expected=(r"packet with unit", r"rank 0 was in reduce-scatter #\d+ of 65536 x Float of unit blocks\.1"),
+        faulty_expected=(r"packet with unit", r"rank 0 was in reduce-scatter #\d+ of 65536 x Float of unit blocks\.1"),
     ),
     Row(
         "a larger size in a compressed all-reduce",
         operations.gradient_all_reduce,
-        deeds.call(operations.larger_gradient_all_reduce),
+        injections.call(operations.larger_gradient_all_reduce),
         (ALL_REDUCTION, r"rank 3 was in all-reduce #\d+ of 131072 x Float"),
-        culprit_expected=(r"failed on rank 3", r"rank 0 was in all-reduce #\d+ of 65536 x Float"),
+        faulty_expected=(r"failed on rank 3", r"rank 0 was in all-reduce #\d+ of 65536 x Float"),
     ),
     Row(
         "a smaller size in a compressed all-reduce",
         operations.gradient_all_reduce,
-        deeds.call(operations.smaller_gradient_all_reduce),
+        injections.call(operations.smaller_gradient_all_reduce),
         (ALL_REDUCTION, r"rank 3 was in all-reduce #\d+ of 32768 x Float"),
-        culprit_expected=(r"failed on rank 3", r"rank 0 was in all-reduce #\d+ of 65536 x Float"),
+        faulty_expected=(r"failed on rank 3", r"rank 0 was in all-reduce #\d+ of 65536 x Float"),
     ),
     Row(
         "another type in a compressed all-reduce",
         operations.gradient_all_reduce,
-        deeds.call(operations.bfloat16_gradient_all_reduce),
+        injections.call(operations.bfloat16_gradient_all_reduce),
         (ALL_REDUCTION, r"rank 3 was in all-reduce #\d+ of 65536 x BFloat16"),
-        culprit_expected=(r"failed on rank 3", r"rank 0 was in all-reduce #\d+ of 65536 x Float"),
+        faulty_expected=(r"failed on rank 3", r"rank 0 was in all-reduce #\d+ of 65536 x Float"),
     ),
     Row(
         "another collective in place of a compressed all-reduce",
         operations.gradient_all_reduce,
-        deeds.call(operations.reduce_scatter),
+        injections.call(operations.reduce_scatter),
         (ALL_REDUCTION, r"rank 3 was in reduce-scatter #\d+ of 65536 x Float"),
-        culprit_expected=(r"failed on rank 3", r"rank 0 was in all-reduce #\d+ of 65536 x Float"),
+        faulty_expected=(r"failed on rank 3", r"rank 0 was in all-reduce #\d+ of 65536 x Float"),
     ),
     Row(
         "another exact collective",
         operations.all_reduce,
-        deeds.call(operations.broadcast),
+        injections.call(operations.broadcast),
         ("ALLREDUCE", "rank 3 was in BROADCAST"),
-        culprit_expected=("BROADCAST", "rank 0 was in ALLREDUCE"),
+        faulty_expected=("BROADCAST", "rank 0 was in ALLREDUCE"),
         remark=NO_PHASES,
     ),
     Row(
         "a smaller size in an exact collective",
         operations.all_reduce,
-        deeds.call(operations.smaller_all_reduce),
+        injections.call(operations.smaller_all_reduce),
         ("ALLREDUCE", SILENT),
         remark=GLOO_ENDS_IT,
     ),
     Row(
         "another type in an exact collective",
         operations.all_reduce,
-        deeds.call(operations.bfloat16_all_reduce),
+        injections.call(operations.bfloat16_all_reduce),
         ("ALLREDUCE", SILENT),
         remark=GLOO_ENDS_IT,
     ),
-    Row("store gone", operations.reduce_scatter, deeds.lose_the_store, ()),
+    Row("store gone", operations.reduce_scatter, injections.lose_the_store, ()),
     Row(
         "store gone, then killed",
         operations.reduce_scatter,
-        deeds.lose_the_store_and_die,
+        injections.lose_the_store_and_die,
         (REDUCTION, NO_STORE),
         remark=NOBODY_ELSE,
     ),
@@ -227,9 +233,9 @@ ROWS = [
         Row(
             f"flipped bit in {part}",
             operation,
-            deeds.flip(packet, byte),
+            injections.flip(packet, byte),
             (expected, REFUSED),
-            culprit_expected=(expected, REFUSED),
+            faulty_expected=(expected, REFUSED),
             settings=settings,
         )
         for part, operation, expected, packet, byte, settings in (
@@ -254,27 +260,27 @@ ROWS = [
     Row(
         "no memory for a residual",
         operations.large_reduce_scatter,
-        deeds.run_out_of_memory(operations.LARGE_RESIDUAL_BYTES),
+        injections.run_out_of_memory(operations.LARGE_RESIDUAL_BYTES),
         (r'unit "blocks\.1": no memory for a residual of \d+ bytes',),
-        culprit_expected=(r'unit "blocks\.1": no memory for a residual of \d+ bytes',),
+        faulty_expected=(r'unit "blocks\.1": no memory for a residual of \d+ bytes',),
         warm_up=operations.large_plain_reduce_scatter,
         settings=SKETCHED | {"ISTHMUS_UNITS": "*,!plain"},
     ),
     Row(
         "stopped, and it hosts the store",
         operations.reduce_scatter,
-        deeds.stop,
+        injections.stop,
         (REDUCTION, NO_STORE),
-        culprit=0,
+        faulty_rank=0,
         rank_0_hosts_the_store=True,
         remark=NOBODY_ELSE,
     ),
     Row(
         "killed, and it hosts the store",
         operations.reduce_scatter,
-        deeds.die,
+        injections.die,
         (REDUCTION, NO_STORE),
-        culprit=0,
+        faulty_rank=0,
         rank_0_hosts_the_store=True,
         remark=NOBODY_ELSE,
     ),

@@ -13,13 +13,12 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from faults.harness import Harness, Outcome, RankOutcome
 from faults.judgement import LIMIT_S, complaints
-from faults.laboratory import Laboratory, Outcome, RankOutcome
 from faults.rows import GRACE_S, NUM_NODES, ROWS, TIMEOUT_S, WORLD_SIZE, Row
-from tested_codecs import DEFAULT
+from support.tested_codecs import DEFAULT
 
 PAGE = Path(__file__).parents[2] / "docs/faults.md"
 # What ranks see of others that failed before them.
@@ -39,7 +38,7 @@ network namespace or link may be left. Damage is done by a library between Gloo 
 
 - **error**: of the survivor that failed first. Addresses, Gloo's source lines, and what it says of ranks that only lost
   a connection are left out.
-- **to error**, **to end**: seconds from the deed (from the call that failed, if that came later) to the error and to
+- **to error**, **to end**: seconds from the fault (from the call that failed, if that came later) to the error and to
   the end of the process, the longest of all survivors. In both are the 2 s that ranks wait for a silent one's report.
 """
 
@@ -59,7 +58,7 @@ NOT_NAMED = """
 
 def survivors(row: Row, outcome: Outcome) -> list[RankOutcome]:
     """Return the ranks that are held to the limit."""
-    return [rank for rank in outcome.ranks if rank.rank != row.culprit]
+    return [rank for rank in outcome.ranks if rank.rank != row.faulty_rank]
 
 
 def shortened(error: str) -> str:
@@ -86,7 +85,7 @@ def line(row: Row, outcome: Outcome) -> str:
 
 def described(row: Row) -> str:
     """Return the first cell of a row of the page."""
-    return row.name + (f" (rank {row.culprit})" if row.culprit != 3 else "")
+    return row.name + (f" (rank {row.faulty_rank})" if row.faulty_rank != 3 else "")
 
 
 def operation(row: Row) -> str:
@@ -112,9 +111,9 @@ def main() -> int:
     """Run the table."""
     outcomes = {}
     failed = False
-    with Laboratory() as laboratory:
+    with Harness() as harness:
         for row in ROWS:
-            outcomes[row.name] = laboratory.run(row.name)
+            outcomes[row.name] = harness.run(row.name)
             lacking = list(complaints(row, outcomes[row.name]))
             failed = failed or bool(lacking)
             print(row.name, *(lacking or ["as it should be"]), sep="\n    ", flush=True)

@@ -9,15 +9,15 @@ using namespace isthmus::fuzz;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr int64_t kMostElements = 5000;  // more than two tiles
-  Decisions decisions(data, size);
-  const auto dtype = static_cast<DataType>(1 + decisions.choose(4));
-  const auto ranks_per_node = static_cast<int>(1 + decisions.choose(9));
-  const int64_t num_elements = decisions.choose_size(kMostElements);
-  const auto num_packets = static_cast<int>(1 + decisions.choose(3));
-  const int64_t damaged = decisions.choose(num_packets);
-  const uint32_t seed = decisions.take<uint16_t>();
-  const PacketContext context{.unit_hash = decisions.take<uint64_t>(),
-                              .step = decisions.take<uint16_t>(),
+  FuzzedDataProvider provider(data, size);
+  const auto dtype = static_cast<DataType>(provider.ConsumeIntegralInRange<int64_t>(1, 4));
+  const auto ranks_per_node = static_cast<int>(provider.ConsumeIntegralInRange<int64_t>(1, 9));
+  const int64_t num_elements = consume_size(provider, kMostElements);
+  const auto num_packets = static_cast<int>(provider.ConsumeIntegralInRange<int64_t>(1, 3));
+  const int64_t damaged = provider.ConsumeIntegralInRange<int64_t>(0, num_packets - 1);
+  const uint32_t seed = provider.ConsumeIntegral<uint16_t>();
+  const PacketContext context{.unit_hash = provider.ConsumeIntegral<uint64_t>(),
+                              .step = provider.ConsumeIntegral<uint16_t>(),
                               .sender = static_cast<uint16_t>(seed)};
 
   NoneCodec codec(dtype, ranks_per_node);
@@ -41,7 +41,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::vector<uint8_t> sent = packets.copy();
   const Bytes packet(packet_bytes);
   std::memcpy(packet.data(), packets.data() + damaged * packet_bytes, packet_bytes);
-  damage(decisions, packet);
+  damage(provider, packet);
   std::memcpy(packets.data() + damaged * packet_bytes, packet.data(), packet_bytes);
   require(accepts(decode) == (packets.copy() == sent), "a packet is accepted if and only if it is what was sent");
   return 0;

@@ -1,5 +1,6 @@
 // Options and node maps from text: refused with an OptionError, or taken so that their own text means the same.
-#include "decisions.h"
+#include <string>
+
 #include "isthmus/error.h"
 #include "isthmus/node_map.h"
 #include "isthmus/options.h"
@@ -9,12 +10,11 @@ using namespace isthmus;
 using namespace isthmus::fuzz;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  Decisions decisions(data, size);
+  FuzzedDataProvider provider(data, size);
   const auto& fields = option_fields();
-  const OptionField& field = fields[decisions.choose(static_cast<int64_t>(fields.size()))];
-  const auto world_size = static_cast<int>(1 + decisions.choose(32));
-  const std::vector<uint8_t> bytes = decisions.rest();
-  const std::string text(bytes.begin(), bytes.end());
+  const OptionField& field = fields[provider.ConsumeIntegralInRange<size_t>(0, fields.size() - 1)];
+  const auto world_size = static_cast<int>(provider.ConsumeIntegralInRange<int64_t>(1, 32));
+  const std::string text = provider.ConsumeRemainingBytesAsString();
   try {
     Options options;
     field.set(options, text);

@@ -12,14 +12,14 @@ using namespace isthmus::fuzz;
 
 namespace {
 
-Options choose_options(Decisions& decisions) {
+Options choose_options(FuzzedDataProvider& provider) {
   constexpr int64_t kWidths[] = {1, 2, 3, 4, 8};
   constexpr const char* kScales[] = {"absmax", "least_error", "unbiased"};
   Options options;
-  options.bits = kWidths[decisions.choose(std::size(kWidths))];
-  options.group_elements = int64_t{32} << decisions.choose(5);
-  options.scale = kScales[decisions.choose(std::size(kScales))];
-  const auto switches = decisions.choose(16);
+  options.bits = provider.PickValueInArray(kWidths);
+  options.group_elements = int64_t{32} << provider.ConsumeIntegralInRange<int64_t>(0, 4);
+  options.scale = provider.PickValueInArray(kScales);
+  const auto switches = provider.ConsumeIntegralInRange<int64_t>(0, 15);
   options.rotate = (switches & 1) != 0;
   options.rounding = (switches & 2) != 0 ? "stochastic" : "nearest";
   options.scale_type = (switches & 4) != 0 ? "fp32" : "bf16";
@@ -60,12 +60,12 @@ void check_conservation(int64_t group_elements, const std::vector<float>& piece,
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr int64_t kMostElements = 9000;  // more than one tile
-  Decisions decisions(data, size);
-  const Options options = choose_options(decisions);
-  const int64_t num_elements = decisions.choose_size(kMostElements);
-  const uint32_t seed = decisions.take<uint16_t>();
-  const PacketContext context{.unit_hash = decisions.take<uint64_t>(),
-                              .step = decisions.take<uint16_t>(),
+  FuzzedDataProvider provider(data, size);
+  const Options options = choose_options(provider);
+  const int64_t num_elements = consume_size(provider, kMostElements);
+  const uint32_t seed = provider.ConsumeIntegral<uint16_t>();
+  const PacketContext context{.unit_hash = provider.ConsumeIntegral<uint64_t>(),
+                              .step = provider.ConsumeIntegral<uint16_t>(),
                               .sender = static_cast<uint16_t>(seed)};
 
   QuantCodec codec(options);
@@ -82,7 +82,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   check_conservation(options.group_elements, piece, old_residual, residual, decoded);
 
   const std::vector<uint8_t> sent = packet.copy();
-  damage(decisions, packet);
+  damage(provider, packet);
   require(accepts(decode) == (packet.copy() == sent), "a packet is accepted if and only if it is what was sent");
 
   reseal(packet);

@@ -14,13 +14,13 @@ namespace {
 
 constexpr int64_t kBlockElements = kernels::kSparseBlockElements;
 
-Options choose_options(Decisions& decisions) {
+Options choose_options(FuzzedDataProvider& provider) {
   constexpr const char* kValueTypes[] = {"fp32", "bf16", "int8"};
   constexpr double kSparsity[] = {0.9875, 0.95, 0.7, 0};
   Options options;
-  options.value_type = kValueTypes[decisions.choose(std::size(kValueTypes))];
-  options.sparsity = kSparsity[decisions.choose(std::size(kSparsity))];
-  options.error_feedback = decisions.choose(4) == 1 ? "off" : "on";
+  options.value_type = provider.PickValueInArray(kValueTypes);
+  options.sparsity = provider.PickValueInArray(kSparsity);
+  options.error_feedback = provider.ConsumeIntegralInRange<int64_t>(0, 3) == 1 ? "off" : "on";
   return options;
 }
 
@@ -72,12 +72,12 @@ void check_few_changed(const kernels::SparseShape& shape, const std::vector<floa
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr int64_t kMostElements = 5000;
-  Decisions decisions(data, size);
-  const Options options = choose_options(decisions);
-  const int64_t num_elements = decisions.choose_size(kMostElements);
-  const uint32_t seed = decisions.take<uint16_t>();
-  const PacketContext context{.unit_hash = decisions.take<uint64_t>(),
-                              .step = decisions.take<uint16_t>(),
+  FuzzedDataProvider provider(data, size);
+  const Options options = choose_options(provider);
+  const int64_t num_elements = consume_size(provider, kMostElements);
+  const uint32_t seed = provider.ConsumeIntegral<uint16_t>();
+  const PacketContext context{.unit_hash = provider.ConsumeIntegral<uint64_t>(),
+                              .step = provider.ConsumeIntegral<uint16_t>(),
                               .sender = static_cast<uint16_t>(seed)};
 
   SparseCodec codec(options);
@@ -94,7 +94,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   check_conservation(piece, old_residual, residual, decoded);
 
   const std::vector<uint8_t> sent = packet.copy();
-  damage(decisions, packet);
+  damage(provider, packet);
   std::fill(decoded.begin(), decoded.end(), 0.0F);
   require(accepts(decode) == (packet.copy() == sent), "a packet is accepted if and only if it is what was sent");
 

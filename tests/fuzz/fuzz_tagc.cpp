@@ -14,14 +14,14 @@ using namespace isthmus::fuzz;
 
 namespace {
 
-Options choose_options(Decisions& decisions) {
+Options choose_options(FuzzedDataProvider& provider) {
   constexpr int64_t kBlockElements[] = {0, 64, 128, 256, 4096};
   constexpr double kSparsity[] = {0.9875, 0.9, 0.5, 0};
   Options options;
-  options.block_elements = kBlockElements[decisions.choose(std::size(kBlockElements))];
-  options.ratio = static_cast<double>(1 + decisions.choose(64));
-  options.sparsity = kSparsity[decisions.choose(std::size(kSparsity))];
-  options.peel_rounds = 1 + decisions.choose(64);
+  options.block_elements = provider.PickValueInArray(kBlockElements);
+  options.ratio = static_cast<double>(provider.ConsumeIntegralInRange<int64_t>(1, 64));
+  options.sparsity = provider.PickValueInArray(kSparsity);
+  options.peel_rounds = provider.ConsumeIntegralInRange<int64_t>(1, 64);
   return options;
 }
 
@@ -49,13 +49,13 @@ void check_conservation(const std::vector<float>& piece, const std::vector<float
 }
 
 // Changes an element's value in all three cells, as nobody would by chance: only the checksum tells.
-void forge(Decisions& decisions, const kernels::TagcShape& shape, PacketContext context, const Bytes& packet) {
+void forge(FuzzedDataProvider& provider, const kernels::TagcShape& shape, PacketContext context, const Bytes& packet) {
   if (shape.num_blocks == 0) {
     return;
   }
   TagcScratch scratch;
-  const int64_t element = static_cast<int64_t>(decisions.take<uint32_t>()) % shape.num_elements;
-  const auto change = decisions.take<uint32_t>();
+  const int64_t element = static_cast<int64_t>(provider.ConsumeIntegral<uint32_t>()) % shape.num_elements;
+  const auto change = provider.ConsumeIntegral<uint32_t>();
   const auto& rows = scratch.hash(shape, tagc_seed(context))[element / shape.block_elements];
   uint8_t* sketch = packet.data() + packet.size() - 4 * shape.num_cells();
   for (const uint32_t row : rows.row) {
@@ -81,14 +81,14 @@ void check_only_marked(const kernels::TagcShape& shape, const Bytes& packet, con
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr int64_t kMostElements = 9000;
-  Decisions decisions(data, size);
-  const Options options = choose_options(decisions);
-  const int64_t num_elements = decisions.choose_size(kMostElements);
-  const uint32_t seed = decisions.take<uint16_t>();
-  const PacketContext context{.unit_hash = decisions.take<uint64_t>(),
-                              .step = decisions.take<uint16_t>(),
+  FuzzedDataProvider provider(data, size);
+  const Options options = choose_options(provider);
+  const int64_t num_elements = consume_size(provider, kMostElements);
+  const uint32_t seed = provider.ConsumeIntegral<uint16_t>();
+  const PacketContext context{.unit_hash = provider.ConsumeIntegral<uint64_t>(),
+                              .step = provider.ConsumeIntegral<uint16_t>(),
                               .sender = static_cast<uint16_t>(seed)};
-  const bool forged = decisions.choose(4) == 1;
+  const bool forged = provider.ConsumeIntegralInRange<int64_t>(0, 3) == 1;
 
   TagcCodec codec(options);
   const kernels::TagcShape shape = TagcSettings(options).shape(num_elements);
@@ -105,9 +105,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   const std::vector<uint8_t> sent = packet.copy();
   if (forged) {
-    forge(decisions, shape, context, packet);
+    forge(provider, shape, context, packet);
   }
-  damage(decisions, packet);
+  damage(provider, packet);
   std::fill(decoded.begin(), decoded.end(), 0.0F);
   require(accepts(decode) == (packet.copy() == sent), "a packet is accepted if and only if it is what was sent");
 

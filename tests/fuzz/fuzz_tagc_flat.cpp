@@ -10,16 +10,17 @@ using namespace isthmus::fuzz;
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr int64_t kBlockElements[] = {0, 64, 128, 256, 4096};
   constexpr int64_t kMostElements = 9000;
-  Decisions decisions(data, size);
+  FuzzedDataProvider provider(data, size);
   Options options;
   options.tiers = "flat";
-  options.index_bits = decisions.choose(2) == 0 ? 1 : 4;
-  options.block_elements = kBlockElements[decisions.choose(std::size(kBlockElements))];
-  options.ratio = static_cast<double>(1 + decisions.choose(64));
-  options.peel_rounds = 1 + decisions.choose(64);
-  const int64_t num_elements = decisions.choose_size(kMostElements);
-  const uint32_t seed = decisions.take<uint16_t>();
-  const PacketContext context{.unit_hash = decisions.take<uint64_t>(), .step = decisions.take<uint16_t>()};
+  options.index_bits = provider.ConsumeBool() ? 1 : 4;
+  options.block_elements = provider.PickValueInArray(kBlockElements);
+  options.ratio = static_cast<double>(provider.ConsumeIntegralInRange<int64_t>(1, 64));
+  options.peel_rounds = provider.ConsumeIntegralInRange<int64_t>(1, 64);
+  const int64_t num_elements = consume_size(provider, kMostElements);
+  const uint32_t seed = provider.ConsumeIntegral<uint16_t>();
+  const PacketContext context{.unit_hash = provider.ConsumeIntegral<uint64_t>(),
+                              .step = provider.ConsumeIntegral<uint16_t>()};
 
   TagcFlat codec(options, 15);
   std::vector<float> residual = make_values(num_elements, 2 * (seed + 1));
@@ -31,9 +32,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   codec.encode(view(chunk), view(residual), index.buffer(), cells, context);
 
   if (num_elements > 0) {
-    Decisions for_index(data, size / 2);
+    FuzzedDataProvider for_index(data, size / 2);
     damage(for_index, index);
-    damage(decisions, sketch);
+    damage(provider, sketch);
   }
   std::vector<float> decoded(num_elements);
   const CodecCounts counts = codec.decode(index.buffer(), cells, view(decoded), context);

@@ -31,8 +31,8 @@ class Random {
 };
 
 // Where the next damage is done: anywhere, in the header, near the beginning, or at the end.
-int64_t choose_byte(Decisions& decisions, uint8_t region, int64_t size) {
-  const auto place = static_cast<int64_t>(decisions.take<uint32_t>());
+int64_t choose_byte(FuzzedDataProvider& provider, uint8_t region, int64_t size) {
+  const auto place = static_cast<int64_t>(provider.ConsumeIntegral<uint32_t>());
   switch (region % 4) {
     case 0:
       return place % size;
@@ -86,38 +86,44 @@ Buffer view(std::vector<float>& values) {
   return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
 }
 
-void damage(Decisions& decisions, const Bytes& packet) {
+int64_t consume_size(FuzzedDataProvider& provider, int64_t most) {
+  constexpr int64_t kFew = 300;
+  const bool is_many = provider.ConsumeIntegralInRange<int>(0, 7) == 7;
+  return provider.ConsumeIntegralInRange<int64_t>(0, is_many ? most : std::min(kFew, most));
+}
+
+void damage(FuzzedDataProvider& provider, const Bytes& packet) {
   constexpr int64_t kWord = 4;
   uint8_t* bytes = packet.data();
   const int64_t last_word = packet.size() - kWord;
-  while (!decisions.empty()) {
-    const auto kind = decisions.take<uint8_t>();
-    const int64_t byte = choose_byte(decisions, kind >> 4, packet.size());
+  while (provider.remaining_bytes() > 0) {
+    const auto kind = provider.ConsumeIntegral<uint8_t>();
+    const int64_t byte = choose_byte(provider, kind >> 4, packet.size());
     const int64_t word = std::min(byte / kWord * kWord, last_word);
     switch (kind % 6) {
       case 0:
-        bytes[byte] ^= static_cast<uint8_t>(1 << decisions.take<uint8_t>() % 8);
+        bytes[byte] ^= static_cast<uint8_t>(1 << provider.ConsumeIntegral<uint8_t>() % 8);
         break;
       case 1: {
-        const auto value = decisions.take<uint32_t>();
+        const auto value = provider.ConsumeIntegral<uint32_t>();
         std::memcpy(bytes + word, &value, kWord);
         break;
       }
       case 2: {
-        const int64_t other = static_cast<int64_t>(decisions.take<uint32_t>()) % packet.size();
+        const int64_t other = static_cast<int64_t>(provider.ConsumeIntegral<uint32_t>()) % packet.size();
         std::swap_ranges(bytes + word, bytes + word + kWord, bytes + std::min(other / kWord * kWord, last_word));
         break;
       }
       case 3: {
-        const int64_t other = static_cast<int64_t>(decisions.take<uint32_t>()) % packet.size();
+        const int64_t other = static_cast<int64_t>(provider.ConsumeIntegral<uint32_t>()) % packet.size();
         std::memmove(bytes + word, bytes + std::min(other / kWord * kWord, last_word), kWord);
         break;
       }
       case 4:
-        std::fill_n(bytes + byte, std::min<int64_t>(packet.size() - byte, decisions.take<uint8_t>()), 0);
+        std::fill_n(bytes + byte, std::min<int64_t>(packet.size() - byte, provider.ConsumeIntegral<uint8_t>()), 0);
         break;
       default:
-        overwrite(decisions.rest(), packet);
+        overwrite(provider.ConsumeRemainingBytes<uint8_t>(), packet);
     }
   }
 }

@@ -1,13 +1,14 @@
 // What the fuzzers of codecs share: pieces to encode, packets in memory of their exact size, and damage to them.
 #pragma once
 
+#include <fuzzer/FuzzedDataProvider.h>
+
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <vector>
 
 #include "communicator/scratch.h"
-#include "decisions.h"
 #include "isthmus/codec.h"
 
 namespace isthmus::fuzz {
@@ -36,9 +37,12 @@ std::vector<float> make_values(int64_t num_elements, uint32_t seed);
 ConstBuffer view(const std::vector<float>& values);
 Buffer view(std::vector<float>& values);
 
-// Damages `packet` as long as there are decisions: flips bits, changes, moves and clears words, most of them near the
-// beginning, where the sections that steer decoding are; or overwrites it with the decisions themselves.
-void damage(Decisions& decisions, const Bytes& packet);
+// 0 ... most, and most often few, which are fast to work on.
+int64_t consume_size(FuzzedDataProvider& provider, int64_t most);
+
+// Damages `packet` as long as the input lasts: flips bits, changes, moves and clears words, most of them near the
+// beginning, where the sections that steer decoding are; or overwrites it with the input itself.
+void damage(FuzzedDataProvider& provider, const Bytes& packet);
 
 // Gives a damaged packet the checksum that fits it, as somebody who makes packets up would.
 void reseal(const Bytes& packet);

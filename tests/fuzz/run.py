@@ -1,13 +1,15 @@
-"""Runs all fuzzers from their seeds, one for each processor at a time, and shares the seconds over them.
+"""Makes the seeds of all fuzzers and runs these, one for each processor at a time; shares the seconds over them.
 
 Usage: run.py DIRECTORY_OF_EXECUTABLES SECONDS [TARGET ...]. Targets in Python lie beside this file and need atheris.
-What was found new is kept beside the executables, as is an input that fails. Exit code 1 if one failed.
+Seeds are made anew beside the executables; what was found new is kept there, as is an input that fails. Exit code 1 if
+one failed.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +17,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import machine_seeds
+import packet_seeds
+
 HERE = Path(__file__).parent
-SEEDS = HERE / "seeds"
-MACHINES = HERE.parents[1] / "topology" / "machines"
 # Of a run; the slowest input takes hundredths of that.
 INPUT_TIMEOUT_S = 10
 MOST_PACKET_BYTES = 256
@@ -55,6 +58,15 @@ def in_python(target: str) -> Path | None:
     return path if path.exists() else None
 
 
+def seeds_of(target: str, directory: Path) -> Path:
+    """Write the seeds of a target; returns their folder."""
+    folder = directory / "seeds" / target
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (machine_seeds if in_python(target) else packet_seeds).write(folder, target)
+    return folder
+
+
 def run(target: str, directory: Path, seconds: int) -> Run:
     """Fuzz one target."""
     corpus = directory / "corpus" / target
@@ -67,15 +79,13 @@ def run(target: str, directory: Path, seconds: int) -> Run:
         "-print_final_stats=1",
         f"-artifact_prefix={directory}/failed-{target}-",
     ]
-    seeds = [corpus, SEEDS / target]
     if script := in_python(target):
         program = [sys.executable, str(script)]
         flags += [f"-max_len={MOST_MACHINE_BYTES}", f"-dict={HERE / 'machine_files.dict'}"]
-        seeds.append(MACHINES)
     else:
         program = [str(directory / f"fuzz_{target}")]
         flags += [f"-max_len={MOST_PACKET_BYTES}"]
-    command = [*program, *flags, *(str(seed) for seed in seeds)]
+    command = [*program, *flags, str(corpus), str(seeds_of(target, directory))]
     with log.open("w") as output:
         code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
     return Run(target, code, log, log.read_text(errors="replace"))
@@ -83,7 +93,7 @@ def run(target: str, directory: Path, seconds: int) -> Run:
 
 def main() -> int:
     directory, seconds = Path(sys.argv[1]), int(sys.argv[2])
-    targets = sys.argv[3:] or sorted(path.name for path in SEEDS.iterdir())
+    targets = sys.argv[3:] or sorted(packet_seeds.SEEDS | machine_seeds.SEEDS)
     if find_spec("atheris") is None:
         print("skipped, as atheris is not installed:", *(target for target in targets if in_python(target)))
         targets = [target for target in targets if not in_python(target)]

@@ -1,4 +1,8 @@
-"""Tests that start processes are marked, for `make check` leaves them out. One that is not marked cannot start any."""
+"""What holds for all tests in Python.
+
+Tests that start processes are marked, for `make check` leaves them out. One that is not marked cannot start any.
+Property tests have no limits on time, which a busy machine would reach; they are the same each time and leave no files.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "tests",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("tests")
 
 # Audit events. ranks.run is told by ranks.py and fake_gpu.py, whose ranks are forks of a process that runs already.
 STARTING = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "ranks.run"}

@@ -34,7 +34,7 @@ logger = logging.getLogger("isthmus")
 
 NAME = "isthmus"
 # How long a rank whose group cannot be made stays, so that the others can read why.
-FAREWELL = timedelta(seconds=10)
+ERROR_READ_TIMEOUT = timedelta(seconds=10)
 
 
 def register() -> None:
@@ -220,7 +220,7 @@ def _leave_together(group: Group) -> None:
     try:
         if group.store.add("read", 1) == group.size:
             group.store.set("all_read", "")
-        group.store.wait(["all_read"], FAREWELL)
+        group.store.wait(["all_read"], ERROR_READ_TIMEOUT)
     except dist.DistError:
         pass  # the host is gone, or a rank died: nothing is lost but good manners
     if group.rank == 0:

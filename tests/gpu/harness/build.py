@@ -63,7 +63,7 @@ def environment(places: Places, given: Mapping[str, str] = os.environ) -> dict[s
     """Return the environment of all programs: the installed isthmus first, no setting of Isthmus from outside."""
     clean = {name: value for name, value in given.items() if not name.startswith("ISTHMUS_")}
     tests = REPOSITORY / "tests"
-    paths = [str(path) for path in (places.site, tests, tests / "python", given.get("PYTHONPATH", "")) if str(path)]
+    paths = [str(path) for path in (places.site, tests, given.get("PYTHONPATH", "")) if str(path)]
     jobs = given.get("CMAKE_BUILD_PARALLEL_LEVEL", str(len(os.sched_getaffinity(0))))
     return clean | {
         "PYTHONPATH": os.pathsep.join(paths),

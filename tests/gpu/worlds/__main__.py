@@ -1,4 +1,4 @@
-"""python -m gpu.worlds NAME: run one world and tell of its checks. tests/ and tests/python are in PYTHONPATH."""
+"""python -m gpu.worlds NAME: run one world and tell of its checks. tests/ is in PYTHONPATH."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from gpu.worlds.reductions import (
     whole_numbers,
 )
 from gpu.worlds.world import World, require
-from tested_codecs import carried
+from support.tested_codecs import carried
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SIZES = (4, 4 * 1023, 4 * 100_003)

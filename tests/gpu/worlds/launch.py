@@ -6,9 +6,9 @@ import os
 import sys
 from importlib import import_module
 
-import ranks
 from gpu.harness.records import FAILED, Check
-from limits import HANG_S
+from support import ranks
+from support.limits import HANG_S
 
 WORLD_SIZE = 4
 
@@ -16,7 +16,7 @@ WORLD_SIZE = 4
 def launch(name: str, device: str, short: bool) -> int:
     """Run ``gpu.worlds.NAME.run(world)`` on all ranks; return the exit status. device: "cuda", "cpu" or "fake"."""
     if device == "fake":
-        import fake_gpu
+        from support import fake_gpu
 
         outcomes = fake_gpu.run_any(run_rank, WORLD_SIZE, name, "cuda", short, timeout_s=_limit_s())
     else:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from gpu.harness.records import FAILED, OK, Check
-from limits import scaled
+from support.limits import scaled
 
 #: Of collectives. Ranks that wait for one that failed end by it.
 GROUP_TIMEOUT = timedelta(seconds=scaled(40))

@@ -1,0 +1,118 @@
+"""What the faulty rank does: how a rank dies, stops, goes elsewhere or sends damaged bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from faults.interposer import Interposer
+
+
+@dataclass
+class Target:
+    """What an injection can reach."""
+
+    interposer: Interposer
+    injected_at: ctypes.c_double  # when it happened, as time.monotonic(); in memory that the harness shares
+    store_pid: int | None  # of the process that hosts the store, if that is not rank 0
+
+
+# Runs on the faulty rank when the others are about to call the operation. Returns what that rank calls instead, if
+# anything.
+Injection = Callable[[Target], Callable[[], None] | None]
+
+
+def die(target: Target) -> None:
+    """Kill -9 while nothing is under way."""
+    target.injected_at.value = time.monotonic()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop(target: Target) -> None:
+    """Stand still for longer than the timeout."""
+    target.injected_at.value = time.monotonic()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def die_within_the_transfer(num_bytes: int) -> Injection:
+    """Kill -9 once the rank has sent so much of its operation."""
+    return lambda target: target.interposer.kill_after_bytes(num_bytes)
+
+
+def die_with_a_packet_encoded(target: Target) -> None:
+    """Kill -9 between encode and exchange."""
+    target.interposer.kill_at_packet(1)
+
+
+def die_with_a_result_encoded(target: Target) -> None:
+    """Kill -9 between encoding the own chunk of an all-reduce's result and its exchange."""
+    target.interposer.kill_at_packet(2)
+
+
+def die_while_disconnecting(target: Target) -> None:
+    """Kill -9 in destroy_process_group, at the second connection that it closes."""
+    target.interposer.kill_at_close(2)
+
+
+def leave(target: Target) -> Callable[[], None]:
+    """Destroy the process group while the others go on."""
+    target.injected_at.value = time.monotonic()
+    dist.destroy_process_group()
+    return lambda: None
+
+
+def call(operation: Callable[[], None]) -> Injection:
+    """Call another operation than the others."""
+
+    def injection(target: Target) -> Callable[[], None]:
+        target.injected_at.value = time.monotonic()
+        return operation
+
+    return injection
+
+
+def flip(nth_packet: int, byte: int, mask: int = 1) -> Injection:
+    """Send a packet with a flipped bit."""
+    return lambda target: target.interposer.flip(nth_packet, byte, mask)
+
+
+def lose_the_store(target: Target) -> None:
+    """Kill the process that hosts the store."""
+    assert target.store_pid is not None
+    target.injected_at.value = time.monotonic()
+    os.kill(target.store_pid, signal.SIGKILL)
+
+
+def lose_the_store_and_die(target: Target) -> None:
+    """Kill the host of the store, then this rank."""
+    lose_the_store(target)
+    die(target)
+
+
+def run_out_of_memory(needed_bytes: int) -> Injection:
+    """Leave the process no `needed_bytes` in one piece, but something to report with."""
+
+    def injection(target: Target) -> None:
+        allocate = ctypes.CDLL(None).malloc
+        allocate.restype = ctypes.c_void_p
+        hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
+        spare = None
+        while spare is None:  # other threads take memory, too: there may be none left for this one
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            limit = pages * resource.getpagesize() + needed_bytes // 4
+            resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
+            # What was freed before counts as used: it goes in parts so small that what is left of it does not suffice.
+            while last := allocate(ctypes.c_size_t(needed_bytes // 4)):
+                spare = last
+        ctypes.CDLL(None).free(ctypes.c_void_p(spare))
+        target.injected_at.value = time.monotonic()
+
+    return injection

@@ -1,0 +1,213 @@
+// Every codec against the CPU's: packets, residuals, sums and counts, over several steps.
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/cpp/codec/tagc/tagc_data.h"
+#include "tests/gpu/checks/suites.h"
+#include "tests/gpu/support/coding.h"
+
+namespace isthmus::gpu {
+namespace {
+
+void require_equal_counts(const CodecCounts& device, const CodecCounts& host) {
+  require(device.kept_elements == host.kept_elements, "kept elements are counted differently");
+  require(device.held_back_elements == host.held_back_elements, "held back elements are counted differently");
+  require(device.non_finite_blocks == host.non_finite_blocks, "non-finite blocks are counted differently");
+}
+
+// Encodes a piece for each packet and decodes them all, at each of some steps.
+void compare(const MakeGpu& make_gpu, const CodingShape& shape, const std::vector<std::vector<float>>& pieces,
+             int num_steps) {
+  const std::unique_ptr<Gpu> gpu = make_gpu();
+  const Stream stream = gpu->device().lane(Lane::kEncode);
+  const auto num_elements = static_cast<int64_t>(pieces[0].size());
+  DeviceCoding on_device(gpu->device(), shape, num_elements);
+  HostCoding on_host(shape, num_elements);
+  on_device.set_context(kContext, stream);
+  PacketContext context = kContext;
+  for (int step = 0; step < num_steps; ++step) {
+    for (int packet = 0; packet < shape.num_packets; ++packet) {
+      const HostArray piece(pieces[static_cast<size_t>(packet + step) % pieces.size()], shape.piece);
+      on_device.piece().set(piece.view());
+      on_device.encode(packet, stream);
+      on_host.encode(piece.view(), packet, context);
+    }
+    on_device.decode(stream);
+    on_host.decode(context);
+    require_equal(on_device, on_host);
+    on_device.next_step(stream);
+    ++context.step;
+  }
+  gpu->synchronize();
+  gpu->device().throw_if_faulted();
+  if (shape.codec != "none") {
+    require_equal_counts(gpu->device().codec_counts().codec, on_host.counts());
+  }
+}
+
+std::vector<std::vector<float>> heavy_tails(int64_t num_elements, int num_pieces) {
+  std::vector<std::vector<float>> pieces;
+  for (int i = 0; i < num_pieces; ++i) {
+    pieces.push_back(make_piece(Data::kHeavyTail, num_elements, 10 + static_cast<uint32_t>(i)));
+  }
+  return pieces;
+}
+
+void check_sizes(Checks& checks, const MakeGpu& make_gpu, const CodingShape& shape, const std::vector<int64_t>& sizes) {
+  for (const int64_t num_elements : sizes) {
+    checks.run(shape.name() + ", " + std::to_string(num_elements) + " elements",
+               [&] { compare(make_gpu, shape, heavy_tails(num_elements, shape.num_packets), 2); });
+  }
+}
+
+// The type on the wire, and each type that a piece may have then.
+std::vector<CodingShape> none_shapes() {
+  std::vector<CodingShape> shapes;
+  for (const DataType wire : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16, DataType::kFloat64}) {
+    shapes.push_back({.codec = "none", .options = {}, .wire = wire, .piece = wire});
+    if (accumulate_dtype(wire) != wire) {
+      shapes.push_back({.codec = "none", .options = {}, .wire = wire, .piece = accumulate_dtype(wire)});
+    }
+  }
+  return shapes;
+}
+
+std::vector<CodingShape> tagc_shapes() {
+  std::vector<CodingShape> shapes;
+  for (const DataType piece : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
+    for (const Options& options : {tagc_options(2, .8), tagc_options(10, .9875)}) {
+      shapes.push_back({.codec = "tagc", .options = options, .piece = piece});
+    }
+  }
+  return shapes;
+}
+
+// Each cell type other than that of tagc_shapes().
+std::vector<CodingShape> tagc_cell_shapes() {
+  std::vector<CodingShape> shapes;
+  for (const char* cell_type : {"bf16", "fp16", "int8"}) {
+    Options options = tagc_options(4, .9);
+    options.cell_type = cell_type;
+    shapes.push_back({.codec = "tagc", .options = options});
+  }
+  Options by_load = tagc_options(0, .9875);
+  by_load.cell_type = "int8";
+  shapes.push_back({.codec = "tagc", .options = by_load, .piece = DataType::kBFloat16});
+  return shapes;
+}
+
+std::vector<CodingShape> sparse_shapes() {
+  std::vector<CodingShape> shapes;
+  for (const DataType piece : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
+    for (const char* value_type : {"fp32", "bf16", "int8"}) {
+      shapes.push_back({.codec = "sparse", .options = sparse_options(.9875, value_type), .piece = piece});
+    }
+  }
+  shapes.push_back({.codec = "sparse", .options = sparse_options(.5)});
+  return shapes;
+}
+
+// Each width, each group, rotated and not, with feedback and without; the rest by turns.
+std::vector<CodingShape> quant_shapes() {
+  constexpr DataType kPieces[] = {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16};
+  const char* const scales[] = {"least_error", "absmax", "unbiased"};
+  std::vector<CodingShape> shapes;
+  size_t turn = 0;
+  for (const int64_t bits : {1, 2, 3, 4, 8}) {
+    for (const int64_t group_elements : {32, 64, 128, 256, 512}) {
+      for (const bool rotate : {true, false}) {
+        Options options = quant_options(bits, rotate, turn % 4 < 2);
+        options.group_elements = group_elements;
+        options.scale = scales[turn % 3];
+        options.rounding = turn % 5 == 0 ? "stochastic" : "nearest";
+        options.scale_type = turn % 7 == 0 ? "fp32" : "bf16";
+        shapes.push_back({.codec = "quant", .options = options, .piece = kPieces[turn % 3]});
+        ++turn;
+      }
+    }
+  }
+  return shapes;
+}
+
+void check_misaligned(Checks& checks, const MakeGpu& make_gpu, CodingShape shape, int64_t num_elements) {
+  for (const int64_t offset : {1, 3}) {
+    shape.offset = offset;
+    checks.run(shape.name() + " by " + std::to_string(offset) + ", " + std::to_string(num_elements) + " elements",
+               [&] { compare(make_gpu, shape, heavy_tails(num_elements, 1), 1); });
+  }
+}
+
+void check_data(Checks& checks, const MakeGpu& make_gpu, int64_t num_elements) {
+  for (const Data data : all_data()) {
+    for (const Options& options : {tagc_options(4, .9), tagc_options(10, .5)}) {
+      const CodingShape shape = {.codec = "tagc", .options = options};
+      checks.run(shape.name() + ", " + to_string(data), [&] {
+        compare(make_gpu, shape, {make_piece(data, num_elements, 2), make_piece(data, num_elements, 3)}, 4);
+      });
+    }
+    for (const CodingShape& shape : {CodingShape{.codec = "quant", .options = quant_options(4, true, true)},
+                                     CodingShape{.codec = "quant", .options = quant_options(2, false)},
+                                     CodingShape{.codec = "sparse", .options = sparse_options(.9875, "int8")}}) {
+      checks.run(shape.name() + ", " + to_string(data), [&] {
+        compare(make_gpu, shape, {make_piece(data, num_elements, 2), make_piece(data, num_elements, 3)}, 3);
+      });
+    }
+    const CodingShape none = {.codec = "none", .options = {}, .wire = DataType::kFloat16};
+    checks.run(none.name() + ", " + to_string(data),
+               [&] { compare(make_gpu, none, {make_piece(data, num_elements, 2)}, 1); });
+  }
+}
+
+void check_not_finite(Checks& checks, const MakeGpu& make_gpu, int64_t num_elements) {
+  std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 3);
+  piece[5] = std::numeric_limits<float>::quiet_NaN();
+  piece[piece.size() / 2] = std::numeric_limits<float>::infinity();
+  piece.back() = -std::numeric_limits<float>::infinity();
+  std::vector<CodingShape> shapes = tagc_shapes();
+  for (const std::vector<CodingShape>& more : {none_shapes(), tagc_cell_shapes(), sparse_shapes(), quant_shapes()}) {
+    shapes.insert(shapes.end(), more.begin(), more.end());
+  }
+  for (const CodingShape& shape : shapes) {
+    checks.run(shape.name() + ", NaN and Inf", [&] {
+      compare(make_gpu, shape, {piece, make_piece(Data::kHeavyTail, num_elements, 4)}, 3);
+    });
+  }
+}
+
+}  // namespace
+
+void check_codecs(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
+  const std::vector<int64_t> sizes =
+      is_short ? std::vector<int64_t>{0, 1, 65, 1025}
+               : std::vector<int64_t>{0, 1, 2, 7, 63, 64, 65, 1023, 1024, 1025, 12345, 65536, 300001, 1048577};
+  for (const CodingShape& shape : none_shapes()) {
+    check_sizes(checks, make_gpu, shape, sizes);
+    check_misaligned(checks, make_gpu, shape, is_short ? 1025 : 100001);
+  }
+  for (const CodingShape& shape : tagc_shapes()) {
+    check_sizes(checks, make_gpu, shape, sizes);
+    check_misaligned(checks, make_gpu, shape, is_short ? 1025 : 100001);
+  }
+  const std::vector<int64_t> few_sizes =
+      is_short ? std::vector<int64_t>{1100} : std::vector<int64_t>{0, 1, 31, 511, 512, 513, 1025, 12345, 300001};
+  for (const std::vector<CodingShape>& shapes : {tagc_cell_shapes(), sparse_shapes(), quant_shapes()}) {
+    for (const CodingShape& shape : shapes) {
+      check_sizes(checks, make_gpu, shape, few_sizes);
+    }
+    check_misaligned(checks, make_gpu, shapes.front(), is_short ? 1025 : 100001);
+  }
+  for (CodingShape shape : {none_shapes()[1], tagc_shapes()[0], tagc_shapes()[3], sparse_shapes()[0], quant_shapes()[0],
+                            quant_shapes()[35]}) {
+    shape.num_packets = 3;
+    check_sizes(checks, make_gpu, shape, {is_short ? 20001 : 200001});
+  }
+  check_data(checks, make_gpu, is_short ? 3001 : 300001);
+  check_not_finite(checks, make_gpu, is_short ? 3001 : 300001);
+  if (!is_short) {
+    check_sizes(checks, make_gpu, {.codec = "tagc", .options = tagc_options(10, .9875)}, {10000003});
+    check_sizes(checks, make_gpu, {.codec = "tagc", .options = tagc_options(1, .999, 64)}, {64 * 65536 + 1});
+  }
+}
+
+}  // namespace isthmus::gpu

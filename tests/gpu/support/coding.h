@@ -1,0 +1,94 @@
+// One unit on a device, and the same unit on the CPU: encoded and decoded side by side.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "isthmus/codec.h"
+#include "isthmus/options.h"
+#include "kernels/block/device.h"
+#include "tests/gpu/support/device_array.h"
+#include "tests/gpu/support/gpu.h"
+
+namespace isthmus::gpu {
+
+// What a unit is made of. offset: elements that lie before the piece, whose address is aligned.
+struct CodingShape {
+  std::string codec;
+  Options options;
+  DataType wire = DataType::kFloat32;   // of codec `none`
+  DataType piece = DataType::kFloat32;  // as the device gets it; the CPU gets it converted
+  int ranks_per_node = 2;
+  int num_packets = 1;
+  int64_t offset = 0;
+
+  std::string name() const;
+};
+
+inline constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .sender = 3};
+
+Options tagc_options(double ratio, double sparsity, int64_t block_elements = 0);
+Options quant_options(int64_t bits, bool rotate = true, bool error_feedback = false);
+Options sparse_options(double sparsity, const std::string& value_type = "bf16");
+
+// The unit on the device. What it enqueues stays enqueued: nothing here waits but get().
+class DeviceCoding {
+ public:
+  DeviceCoding(Device& device, const CodingShape& shape, int64_t num_elements);
+
+  void set_context(PacketContext context, Stream stream);
+  void next_step(Stream stream);
+  void encode(int packet, Stream stream);
+  void decode(Stream stream);
+
+  DeviceArray& piece() { return piece_; }
+  DeviceArray& residual() { return residual_; }
+  DeviceArray& packets() { return packets_; }
+  DeviceArray& out() { return out_; }
+  int64_t packet_bytes() const { return packet_bytes_; }
+
+ private:
+  PacketContext on_device();
+
+  Device& device_;
+  const CodingShape shape_;
+  std::unique_ptr<Codec> codec_;
+  int64_t packet_bytes_;
+  DeviceArray piece_;
+  DeviceArray residual_;
+  DeviceArray packets_;
+  DeviceArray out_;
+  DeviceArray encode_scratch_;
+  DeviceArray decode_scratch_;
+  DeviceArray context_;
+};
+
+// The unit on the CPU.
+class HostCoding {
+ public:
+  HostCoding(const CodingShape& shape, int64_t num_elements);
+
+  void encode(ConstBuffer piece, int packet, PacketContext context);
+  void decode(PacketContext context);
+
+  HostArray& residual() { return residual_; }
+  HostArray& packets() { return packets_; }
+  HostArray& out() { return out_; }
+  const CodecCounts& counts() const { return counts_; }
+
+ private:
+  const CodingShape shape_;
+  std::unique_ptr<Codec> codec_;
+  int64_t packet_bytes_;
+  HostArray residual_;
+  HostArray packets_;
+  HostArray out_;
+  CodecCounts counts_;
+};
+
+// Throws unless packets, residuals and sums are equal, bit for bit; but any NaN of a sum equals any other.
+void require_equal(DeviceCoding& on_device, HostCoding& on_host);
+
+}  // namespace isthmus::gpu

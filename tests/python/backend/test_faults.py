@@ -1,0 +1,202 @@
+"""A rank that dies, stops, or goes elsewhere: the others get an error that names it, in time."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import isthmus
+from faults import table
+from faults.harness import Harnesses, Outcome
+from faults.judgement import complaints
+from faults.rows import ROWS, TIMEOUT_S, Row
+from support import ranks
+from support.checks import finish
+from support.limits import OPERATION_S, scaled
+
+WORLD_SIZE = 4
+ENV = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "1000", "ISTHMUS_CODEC": "none", "ISTHMUS_LOG": "error"}
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Outcome]]]:
+    """The rows that were selected, by name: two at a time, most of which is waiting."""
+    selected = [item for item in request.session.items if getattr(item, "originalname", "") == test_fault.__name__]
+    names = [item.callspec.params["row"].name for item in selected]
+    with Harnesses(min(2, len(names))) as harnesses:
+        yield {name: harnesses.start(name) for name in names}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_fault(row: Row, outcomes: dict[str, Future[Outcome]]) -> None:
+    outcome = outcomes[row.name].result()
+    assert not (lacking := list(complaints(row, outcome))), "\n".join(lacking)
+
+
+def test_the_page_has_the_rows_of_the_table() -> None:
+    rows = [line for line in table.PAGE.read_text().splitlines() if line.startswith("| ")][1:]
+    assert [tuple(line.split(" | ")[:2]) for line in rows] == [
+        (f"| {table.described(row)}", table.operation(row)) for row in ROWS
+    ]
+    assert all(line.endswith(" | yes |") for line in rows)
+
+
+def init_with_short_timeout() -> None:
+    """Connecting may take longer on a busy machine."""
+    ranks.init()
+    dist.barrier()
+    dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).set_timeout(
+        timedelta(seconds=scaled(TIMEOUT_S))
+    )
+
+
+def reduce_scatter() -> None:
+    with isthmus.unit("x"):
+        dist.reduce_scatter_tensor(torch.empty(1000), torch.ones(4000))
+
+
+def all_reduce_with_a_future() -> None:
+    dist.all_reduce(torch.ones(10), async_op=True).get_future().wait()
+
+
+def asynchronous_reduce_scatter() -> None:
+    with isthmus.unit("x"):
+        work = dist.reduce_scatter_tensor(torch.empty(1000), torch.ones(4000), async_op=True)
+    future = work.get_future()
+    try:
+        work.wait()
+    except dist.DistBackendError:
+        assert work.is_completed()
+        assert not work.is_success()
+        with pytest.raises(RuntimeError, match=r"No word from rank"):
+            future.wait()
+        raise
+
+
+def misbehave(rank: int, world_size: int, away_s: float, collective: Callable[[], None]) -> tuple[str, str]:
+    """Return the error of the collective that rank 3 leaves out, and that of the next one."""
+    init_with_short_timeout()
+    for _ in range(3):
+        collective()
+    if rank == 3:
+        if away_s == 0:
+            os._exit(9)
+        time.sleep(away_s)
+        return "", ""
+    with pytest.raises(dist.DistBackendError) as first:
+        collective()
+    with pytest.raises(dist.DistBackendError) as second:
+        dist.all_reduce(torch.ones(10))
+    return str(first.value), str(second.value)
+
+
+def assert_named(outcomes: list[ranks.Outcome]) -> None:
+    for outcome in outcomes[:3]:
+        assert outcome.error is None, outcome.error
+        text, again = outcome.value
+        assert "No word from rank 3: " in text, text
+        assert f"failed on rank {outcome.rank}" in text
+        assert again == text
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("collective", [asynchronous_reduce_scatter, all_reduce_with_a_future])
+def test_works_and_futures_name_a_rank_that_died(collective: Callable[[], None]) -> None:
+    outcomes = ranks.run_any(misbehave, WORLD_SIZE, 0, collective, env=ENV)
+    assert outcomes[3].exit_code == 9
+    assert_named(outcomes)
+
+
+@pytest.mark.processes
+def test_a_rank_that_stays_away_is_named() -> None:
+    assert_named(ranks.run_any(misbehave, WORLD_SIZE, scaled(TIMEOUT_S + 4), reduce_scatter, env=ENV))
+
+
+def gather_another_size(rank: int, world_size: int) -> str:
+    init_with_short_timeout()
+    own = 1000 if rank != 1 else 1001
+    with pytest.raises(dist.DistBackendError) as error:
+        dist.all_gather_into_tensor(torch.empty(world_size * own), torch.ones(own))
+    return str(error.value)
+
+
+@pytest.mark.processes
+def test_ranks_of_different_sizes_are_named() -> None:
+    texts = ranks.run(gather_another_size, WORLD_SIZE, env=ENV)
+    for rank in (0, 2, 3):
+        assert "rank 1 was in all-gather #1 of 4004 x Float" in texts[rank], texts[rank]
+    assert "rank 0 was in all-gather #1 of 4000 x Float" in texts[1], texts[1]
+
+
+def wait_for_ever(rank: int, world_size: int) -> None:
+    ranks.init()
+    group = dist.new_group(timeout=timedelta(days=200_000))
+    gathered = torch.empty(4000)
+    dist.all_gather_into_tensor(gathered, torch.ones(1000), group=group)
+    assert torch.all(gathered == 1)
+    finish()
+
+
+@pytest.mark.processes
+def test_a_timeout_that_means_never() -> None:
+    ranks.run(wait_for_ever, WORLD_SIZE, env=ENV)
+
+
+def abort_while_waiting(rank: int, world_size: int) -> tuple[str, float]:
+    ranks.init()
+    reduce_scatter()
+    if rank == 3:
+        time.sleep(scaled(3))
+        return "", 0
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    threading.Timer(scaled(0.5), backend.abort).start()
+    start = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as error:
+        reduce_scatter()
+    return str(error.value), time.monotonic() - start
+
+
+@pytest.mark.processes
+def test_abort_ends_what_is_under_way() -> None:
+    results = ranks.run(abort_while_waiting, WORLD_SIZE, env=ENV)[:3]
+    assert any("aborted" in text for text, _ in results)
+    for text, seconds in results:
+        assert "aborted" in text or "failed on rank" in text  # a rank whose turn came later hears of another's abort
+        assert seconds < OPERATION_S
+
+
+def wait_shortly(rank: int, world_size: int) -> None:
+    """A wait that is shorter than the operation gives up; the operation does not."""
+    ranks.init()
+    gathered = torch.zeros(4000)
+    reduced = torch.ones(5)
+    if rank == 3:
+        time.sleep(scaled(2))
+    works = [
+        dist.all_gather_into_tensor(gathered, torch.ones(1000), async_op=True),
+        dist.all_reduce(reduced, async_op=True),
+    ]
+    for work in works:
+        if rank != 3:
+            assert not work.is_completed()
+            with pytest.raises(RuntimeError, match=r"(?i)time"):
+                work.wait(timedelta(milliseconds=50))
+    for work in works:
+        assert work.wait()
+    assert torch.all(gathered == 1)
+    assert torch.all(reduced == WORLD_SIZE)
+    dist.barrier()
+
+
+@pytest.mark.processes
+def test_a_short_wait_does_not_end_the_operation() -> None:
+    ranks.run(wait_shortly, WORLD_SIZE, env=ENV)

@@ -1,0 +1,256 @@
+"""Which reductions are taken for gradients, and the ways of calling: coalesced, asynchronous, empty, strided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.profiler import record_function
+
+import isthmus
+from python.backend.gradients import (
+    NODE_MAPS,
+    WORLD_SIZE,
+    Groups,
+    all_reduce,
+    assert_equals_gloo,
+    assert_within_bound,
+    carried_by_all_ranks,
+    gradient,
+    inputs_of_all_ranks,
+    own_chunk,
+    reduce_scatter,
+    run_table,
+)
+from support.checks import Table, World
+
+pytestmark = pytest.mark.processes
+table = Table()
+
+
+@table
+def min_elements_and_units_decide(groups: Groups) -> None:
+    group = groups(min_elements=4096, units="*,!*norm*")
+    for numel, unit, compressed in [(4096, "mlp", 1), (4092, "mlp", 0), (8192, "norm1", 0)]:
+        isthmus.reset_stats(group)
+        sources = inputs_of_all_ranks(numel, torch.float32)
+        result = reduce_scatter(group, sources[dist.get_rank()], unit=unit)
+        stats = isthmus.stats(group)
+        assert stats["compressed_calls"] == compressed, (numel, unit)
+        assert sum(stats["exact_calls"].values()) == 1 - compressed
+        if not compressed:
+            assert_within_bound(result, sources, 1.0)
+
+
+@table
+def what_is_no_sum_of_floats_is_exact(groups: Groups) -> None:
+    group = groups()
+    rank = dist.get_rank()
+    cases = [
+        (torch.arange(4000) * (rank + 1), dist.ReduceOp.SUM),
+        (torch.arange(4000, dtype=torch.uint8) // 8, dist.ReduceOp.SUM),
+        (inputs_of_all_ranks(4000, torch.float32)[rank], dist.ReduceOp.MAX),
+        (inputs_of_all_ranks(4000, torch.float32)[rank], dist.ReduceOp.PRODUCT),
+    ]
+    for source, op in cases:
+        assert_equals_gloo(groups, group, source, op)
+    assert isthmus.stats(group)["exact_calls"] == {"not a sum of floating-point numbers": len(cases)}
+    assert isthmus.stats(group)["compressed_calls"] == 0
+
+
+class _ReduceScatterInBackward(torch.autograd.Function):
+    """What sequence parallelism does: a reduce-scatter of activations' gradients inside a backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, call: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        ctx.call = call
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.call(gradient.contiguous()), None
+
+
+@table
+def an_unlabelled_reduction_inside_a_backward_pass_is_exact(groups: Groups) -> None:
+    group = groups()
+    weight = inputs_of_all_ranks(WORLD_SIZE * 65536, torch.float32)[dist.get_rank()]
+    results = []
+    for used in (group, groups.gloo):
+
+        def call(gradient: torch.Tensor, used: dist.ProcessGroup = used) -> torch.Tensor:
+            shard = torch.empty(gradient.numel() // WORLD_SIZE)
+            dist.reduce_scatter_tensor(shard, gradient, group=used)
+            return shard.repeat(WORLD_SIZE)
+
+        leaf = torch.zeros(weight.numel(), requires_grad=True)
+        (_ReduceScatterInBackward.apply(leaf, call) * weight).sum().backward()
+        results.append(leaf.grad)
+    assert torch.equal(*results)
+    stats = isthmus.stats(group)
+    assert stats["exact_calls"] == {"not labelled, in a backward pass": 1}
+    assert "isthmus.prepare(model)" in stats["notes"][0]
+
+
+@table
+def labels_of_fsdp_are_recognised(groups: Groups) -> None:
+    group = groups(max_units=4095)
+    source = torch.ones(WORLD_SIZE * 256)
+    shard = torch.empty(256)
+    for label, recognised in [
+        ("FSDP::post_backward_reduce (blocks.1)", True),
+        ("FSDP::post_backward_reduce", True),
+        ("FullyShardedDataParallel._post_backward_hook", True),
+        ("FSDP::post_backward_reduced", False),
+        ("FSDP::post_backward_reduce ()", False),
+        ("FSDP::post_backward_accumulate (blocks.1)", False),
+        ("my label", False),
+    ]:
+        isthmus.reset_stats(group)
+        with record_function(label):
+            dist.reduce_scatter_tensor(shard, source, group=group)
+        assert isthmus.stats(group)["collectives"]["reduce_scatter"]["calls"] == recognised, label
+    isthmus.reset_stats(group)
+    with gradient(), record_function("inner"):
+        dist.reduce_scatter_tensor(shard, source, group=group)
+    dist.reduce_scatter_tensor(shard, source, group=group)
+    assert isthmus.stats(group)["compressed_calls"] == 1  # the label counts within it, and no longer
+
+
+@table
+def tensors_that_are_not_contiguous(groups: Groups) -> None:
+    sources = carried_by_all_ranks(4000)
+    pairs = torch.stack([sources[dist.get_rank()], torch.ones(4000)], dim=1)
+    storage = torch.zeros(1000, 2)
+    with gradient():
+        dist.reduce_scatter_tensor(storage[:, 1], pairs[:, 0], group=groups())
+    assert torch.equal(storage[:, 1], own_chunk(sum(sources)))
+    assert torch.count_nonzero(storage[:, 0]) == 0
+
+
+@table
+def all_reduce_of_a_tensor_that_is_not_contiguous(groups: Groups) -> None:
+    sources = carried_by_all_ranks(4000)
+    storage = torch.stack([torch.ones(4000), sources[dist.get_rank()]], dim=1)
+    with gradient():
+        dist.all_reduce(storage[:, 1], group=groups())
+    assert torch.equal(storage[:, 1], sum(sources))
+    assert torch.equal(storage[:, 0], torch.ones(4000))
+
+
+@table
+def coalesced_all_reduces(groups: Groups) -> None:
+    """Each tensor is a unit of its own; what is no gradient goes to Gloo; results come in the order of the inputs."""
+    group = groups()
+    sources = [carried_by_all_ranks(4001 * (i + 1), step=i) for i in range(2)]
+    first, last = (source[dist.get_rank()].clone() for source in sources)
+    integers = torch.ones(8, dtype=torch.int64)
+    with gradient():
+        work = group.allreduce_coalesced([first, integers, last], dist.AllreduceCoalescedOptions())
+    values = work.get_future().wait()
+    assert [value.data_ptr() for value in values] == [first.data_ptr(), integers.data_ptr(), last.data_ptr()]
+    assert integers.tolist() == [4] * 8
+    assert torch.equal(first, sum(sources[0]))
+    assert torch.equal(last, sum(sources[1]))
+    stats = isthmus.stats(group)
+    assert stats["collectives"]["all_reduce"]["calls"] == 2
+    assert stats["exact_calls"]["not a sum of floating-point numbers"] == 1
+
+
+@table
+def an_empty_gradient(groups: Groups) -> None:
+    group = groups()
+    assert reduce_scatter(group, torch.empty(0)).numel() == 0
+    assert all_reduce(group, torch.empty(0)).numel() == 0
+    assert isthmus.stats(group)["exact_calls"] == {"empty": 2}
+
+
+@table
+def coalesced_gradients(groups: Groups) -> None:
+    """Functional collectives and compiled code issue vectors of tensors."""
+    group = groups()
+    sources = [carried_by_all_ranks(4000 * (i + 1), step=i) for i in range(3)]
+    own = [source[dist.get_rank()] for source in sources]
+    shards = [torch.empty(source.numel() // WORLD_SIZE) for source in own]
+    integers, integer_shard = torch.ones(8, dtype=torch.int64), torch.empty(2, dtype=torch.int64)
+    options = dist.ReduceScatterOptions()
+    with gradient():
+        work = group.reduce_scatter_tensor_coalesced([*shards, integer_shard], [*own, integers], options)
+    assert work.wait()
+    assert work.is_completed()
+    for shard, source in zip(shards, sources, strict=True):
+        assert torch.equal(shard, own_chunk(sum(source)))
+    assert integer_shard.tolist() == [4, 4]
+    assert isthmus.stats(group)["collectives"]["reduce_scatter"]["calls"] == 3
+    with gradient():
+        work = group.reduce_scatter_tensor_coalesced(shards, own, options)
+    assert work.get_future().then(lambda future: len(future.value())).wait() == 3
+
+
+@table
+def asynchronous_gradients_keep_their_order(groups: Groups) -> None:
+    group = groups()
+    works = []
+    for salt in range(10):
+        sources = [source.bfloat16() for source in carried_by_all_ranks(40_000, step=salt)]
+        shard = torch.empty(10_000, dtype=torch.bfloat16)
+        with gradient(f"unit{salt % 3}"):
+            works.append(
+                (
+                    dist.reduce_scatter_tensor(shard, sources[dist.get_rank()], group=group, async_op=True),
+                    shard,
+                    sources,
+                )
+            )
+    for work, shard, sources in reversed(works):
+        work.wait()
+        assert torch.equal(shard, own_chunk(sum(sources)))
+
+
+@table
+def uneven_nodes_and_one_node_are_exact(groups: Groups) -> None:
+    source = inputs_of_all_ranks(40_000, torch.float32)[dist.get_rank()]
+    for nodes in ("0|1,2,3", "1x4"):
+        group = groups(nodes=nodes)
+        assert_equals_gloo(groups, group, source, dist.ReduceOp.SUM)
+        gathered, expected = torch.empty(WORLD_SIZE * 40_000), torch.empty(WORLD_SIZE * 40_000)
+        dist.all_gather_into_tensor(gathered, source, group=group)
+        dist.all_gather_into_tensor(expected, source, group=groups.gloo)
+        assert torch.equal(gathered, expected)
+        stats = isthmus.stats(group)
+        assert stats["exact_calls"] == {"the group is not on several nodes of one size": 1}
+        assert len(stats["notes"]) == 1
+
+
+@table
+def two_tier_all_gather_is_exact_and_can_be_turned_off(groups: Groups) -> None:
+    for nodes in NODE_MAPS:
+        for dtype in (torch.float32, torch.bfloat16, torch.uint8):
+            for two_tier in (True, False):
+                group = groups(nodes=nodes, two_tier_all_gather=two_tier, min_elements=64)
+                for numel in (1, 15, 16, 1001):
+                    isthmus.reset_stats(group)
+                    own = (torch.randn(numel) * 50).to(dtype)
+                    gathered, expected = (torch.empty(WORLD_SIZE * numel, dtype=dtype) for _ in range(2))
+                    dist.all_gather_into_tensor(gathered, own, group=group)
+                    dist.all_gather_into_tensor(expected, own, group=groups.gloo)
+                    assert torch.equal(gathered, expected)
+                    calls = isthmus.stats(group)["collectives"]["all_gather"]["calls"]
+                    assert calls == (two_tier and numel >= 16)
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    return run_table(table)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(main, WORLD_SIZE, env={"ISTHMUS_LOG": "error"})
+
+
+@pytest.mark.parametrize("name", table.names)
+def test_gradient(world: World, name: str) -> None:
+    world.check(name)

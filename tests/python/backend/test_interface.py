@@ -1,0 +1,228 @@
+"""What torch and its users expect of a backend beside the collectives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace_json
+
+import isthmus
+from support.checks import Table, World
+
+pytestmark = pytest.mark.processes
+
+WORLD_SIZE = 4
+ELEMENTS = 8192
+CPU = torch.device("cpu", 0)
+# What a rank keeps of a timeout, so that an error has time to name who is missing.
+REPORT_S = 2
+table = Table()
+
+
+def backend_of(group: dist.ProcessGroup) -> Any:
+    return group._get_backend(torch.device("cpu"))
+
+
+def make_group(backend: str = "isthmus", **arguments: Any) -> dist.ProcessGroup:
+    group = dist.new_group(backend=backend, **arguments)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def gradient(group: dist.ProcessGroup, **arguments: Any) -> dist.Work | None:
+    with isthmus.unit("x"):
+        return dist.reduce_scatter_tensor(
+            torch.empty(ELEMENTS), torch.ones(WORLD_SIZE * ELEMENTS), group=group, **arguments
+        )
+
+
+def large_all_gather(group: dist.ProcessGroup) -> None:
+    dist.all_gather_into_tensor(torch.empty(WORLD_SIZE * ELEMENTS), torch.ones(ELEMENTS), group=group)
+
+
+@table
+def sequence_numbers_count_collectives_of_both_paths() -> None:
+    group = make_group()
+    backend = backend_of(group)
+    calls: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce(torch.ones(2), group=group),
+        lambda: large_all_gather(group),
+        lambda: gradient(group),
+        lambda: dist.barrier(group),
+    ]
+    for number, call in enumerate(calls):
+        assert backend._get_sequence_number_for_group() == number
+        call()
+    works = [gradient(group, async_op=True), dist.all_reduce(torch.ones(2), group=group, async_op=True)]
+    for work in works:
+        assert work is not None
+        work.wait()
+    if dist.get_rank() < 2:  # messages between two ranks are not the group's
+        operation = dist.send if dist.get_rank() == 0 else dist.recv
+        operation(torch.ones(1), 1 - dist.get_rank(), group=group)
+    backend.count_step()
+    assert backend._get_sequence_number_for_group() == len(calls) + len(works)
+
+
+@table
+def abilities_are_those_of_the_world_backend() -> None:
+    gloo = backend_of(make_group("gloo"))
+    ours = backend_of(make_group())
+    calls: list[Callable[[Any], Any]] = [
+        lambda backend: backend.supports_tensor_alloc(CPU),
+        lambda backend: backend.allocate_tensor(8, dtype=torch.float32, device=CPU),
+        lambda backend: backend.mem_allocator,
+        lambda backend: backend.supports_time_estimate,
+        lambda backend: backend.supports_coalescing,
+        lambda backend: backend.eager_connect_single_device(CPU),
+    ]
+    for call in calls:
+        assert outcome(call, ours) == outcome(call, gloo)
+    dist.group.WORLD.monitored_barrier(wait_all_ranks=True)  # type: ignore[union-attr]
+
+
+def outcome(call: Callable[[Any], Any], backend: Any) -> Any:
+    """What a call returns, or the first line of its error."""
+    try:
+        return call(backend)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+
+
+@table
+def a_backend_that_is_shut_down_says_so() -> None:
+    group = make_group()
+    backend = backend_of(group)
+    large_all_gather(group)
+    for _ in range(2):
+        backend.shutdown()
+    assert not backend.supports_time_estimate
+    assert isthmus.stats(group)["notes"] == ["shut down"]
+    calls: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce(torch.ones(2), group=group),
+        lambda: large_all_gather(group),
+        lambda: gradient(group),
+        lambda: backend.supports_tensor_alloc(CPU),
+        lambda: backend.set_timeout(timedelta(seconds=9)),
+        backend.unit_states,
+    ]
+    for call in calls:
+        with pytest.raises(dist.DistBackendError, match="shut down"):
+            call()
+    backend.abort()
+
+
+@table
+def an_aborted_backend_says_so() -> None:
+    group = make_group()
+    backend = backend_of(group)
+    large_all_gather(group)
+    dist.barrier()
+    backend.abort()
+    calls: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce(torch.ones(2), group=group),
+        lambda: large_all_gather(group),
+        lambda: gradient(group),
+        backend.unit_states,
+    ]
+    for call in calls:
+        with pytest.raises(dist.DistBackendError, match="aborted"):
+            call()
+    backend.shutdown()
+
+
+def recorded(group: dist.ProcessGroup) -> list[dict[str, Any]]:
+    """The group's entries in torch's flight recorder."""
+    entries = json.loads(_dump_fr_trace_json())["entries"]
+    return [entry for entry in entries if entry["process_group"][0] == group.group_name]
+
+
+@table
+def the_flight_recorder_knows_what_the_world_backend_runs() -> None:
+    group = make_group(group_desc="data parallel", timeout=timedelta(seconds=50))
+    dist.all_reduce(torch.ones(3), group=group)
+    large_all_gather(group)  # in two tiers, of which torch's recorder cannot know
+    group.set_timeout(timedelta(seconds=40))
+    dist.broadcast(torch.ones(3), 0, group=group)
+    entries = recorded(group)
+    assert [entry["process_group"][1] for entry in entries] == ["data parallel"] * 2
+    assert [entry["collective_seq_id"] for entry in entries] == [1, 2]
+    assert [entry["profiling_name"] for entry in entries] == ["gloo:all_reduce", "gloo:broadcast"]
+    assert [entry["timeout_ms"] for entry in entries] == [(50 - REPORT_S) * 1000, (40 - REPORT_S) * 1000]
+    assert backend_of(group).options._timeout == timedelta(seconds=40)
+
+
+@table
+def coalesced_all_gathers_are_made_one_by_one() -> None:
+    """Gloo's own, two of whose threads write one string, end the process now and then."""
+    group = make_group()
+    own = [torch.ones(3) * dist.get_rank(), torch.arange(2.0)]
+    lists = [[torch.empty(3), torch.empty(2)] for _ in range(WORLD_SIZE)]
+    lists_again = dist.all_gather_coalesced(lists, own, group, async_op=True).wait()
+    wholes = [torch.empty(3 * WORLD_SIZE), torch.empty(2 * WORLD_SIZE)]
+    work = group.allgather_into_tensor_coalesced(wholes, own)
+    futures_result = work.get_future().wait()
+    assert len(recorded(group)) == 4
+    assert [[id(tensor) for tensor in tensors] for tensors in lists_again] == [
+        [id(tensor) for tensor in tensors] for tensors in lists
+    ]
+    for index, whole in enumerate(wholes):
+        assert futures_result[index] is whole
+        assert torch.equal(torch.cat([tensors[index] for tensors in lists]), whole)
+    assert torch.equal(wholes[0], torch.arange(WORLD_SIZE).repeat_interleave(3).float())
+
+
+@table
+def futures_are_done_when_waiters_go_on() -> None:
+    group = make_group()
+    for _ in range(20):
+        work = gradient(group, async_op=True)
+        assert work is not None
+        called: list[bool] = []
+        future = work.get_future()
+        future.add_done_callback(lambda _, called=called: called.append(True))
+        work.wait()
+        assert future.done()
+        assert called == [True]
+
+
+@table
+def scratch_memory_is_counted_once() -> None:
+    group = make_group()
+    assert isthmus.stats(group)["scratch_bytes"] == 0
+    sizes = []
+    for _ in range(3):
+        gradient(group)
+        sizes.append(isthmus.stats(group)["scratch_bytes"])
+    assert sizes[0] == sizes[1] == sizes[2]
+    # At least two pieces, a packet each way, and four pieces that the intra tier takes in; at most half again as much.
+    piece_bytes = 4 * ELEMENTS
+    assert 8 * piece_bytes <= sizes[0] <= 12 * piece_bytes
+
+
+@table
+def threads_have_names() -> None:
+    names = {(thread / "comm").read_text().strip() for thread in Path("/proc/self/task").iterdir()}
+    assert {"isthmus_worker", "isthmus_watch"} <= names
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    return table.run_in_world()
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    env = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "4096", "ISTHMUS_CODEC": "none", "ISTHMUS_LOG": "error"}
+    return World(main, WORLD_SIZE, env=env)
+
+
+@pytest.mark.parametrize("name", table.names)
+def test_interface(world: World, name: str) -> None:
+    world.check(name)

@@ -1,0 +1,262 @@
+"""Forked and spawned children beside a group, groups that come and go in one process, and other backends beside it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+import isthmus
+from support import ranks
+from support.checks import Table, World
+from support.limits import HANG_S, OPERATION_S
+
+pytestmark = pytest.mark.processes
+
+WORLD_SIZE = 4
+table = Table()
+
+
+class Numbers(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((8192,), float(index))
+
+
+def gradient(source: torch.Tensor) -> torch.Tensor:
+    """A reduction that the worker thread runs."""
+    with isthmus.unit("x"):
+        dist.all_reduce(source)
+    return source
+
+
+def exit_code_of(child: Callable[[], None]) -> int:
+    """Run `child` in a forked process; an exception is exit code 1, and -1 means that it hung."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: that is the test
+        pid = os.fork()
+    if pid == 0:
+        try:
+            child()
+        except SystemExit as leaving:  # through the interpreter's own end would be that of pytest's rank, too
+            os._exit(int(leaving.code or 0))
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    deadline = time.monotonic() + OPERATION_S
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    return -1
+
+
+_store: dist.Store  # outlives the groups, as a launcher's does
+
+
+def reinit(backend: str = "isthmus", **arguments: Any) -> None:
+    """Destroy all groups and make another default group, in a store that holds what the earlier ones left."""
+    rank = dist.get_rank()
+    dist.barrier()
+    dist.destroy_process_group()
+    ranks.init(backend, store=_store, rank=rank, world_size=WORLD_SIZE, **arguments)
+
+
+def check_group() -> None:
+    assert torch.equal(gradient(torch.ones(8192)), torch.full((8192,), float(WORLD_SIZE)))
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    assert total.tolist() == [WORLD_SIZE] * 3
+
+
+@table
+def data_loaders_with_forked_workers() -> None:
+    train_on(DataLoader(Numbers(), batch_size=4, num_workers=2, multiprocessing_context="fork"))
+
+
+@table
+def data_loaders_with_spawned_workers() -> None:
+    workers = {"num_workers": 1, "multiprocessing_context": "spawn"} if dist.get_rank() == 0 else {}
+    train_on(DataLoader(Numbers(), batch_size=4, **workers))
+
+
+def train_on(loader: DataLoader[torch.Tensor]) -> None:
+    for first_index, batch in zip(range(0, 24, 4), loader, strict=True):
+        under_way = dist.all_reduce(torch.ones(8192), async_op=True)
+        assert torch.all(gradient(batch[0].clone()) == WORLD_SIZE * first_index)
+        under_way.wait()
+    check_group()
+
+
+@table
+def a_forked_child_that_leaves_the_group_alone() -> None:
+    assert exit_code_of(lambda: None) == 0
+    check_group()
+
+
+@table
+def a_forked_child_that_destroys_its_copy() -> None:
+    assert exit_code_of(dist.destroy_process_group) == 0
+    check_group()
+
+
+@table
+def a_forked_child_while_the_worker_is_busy() -> None:
+    works = []
+    with isthmus.unit("busy"):
+        works = [dist.all_reduce(torch.ones(1 << 20), async_op=True) for _ in range(4)]
+    code = exit_code_of(dist.destroy_process_group)
+    for work in works:
+        work.wait()
+    assert code == 0
+    check_group()
+
+
+@table
+def calls_in_a_forked_child_are_errors() -> None:
+    def child() -> None:
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+        calls: list[Callable[[], Any]] = [
+            lambda: dist.all_reduce(torch.ones(2)),
+            lambda: gradient(torch.ones(8192)),
+            lambda: dist.all_gather_into_tensor(torch.empty(4 * 8192), torch.ones(8192)),
+            lambda: dist.send(torch.ones(1), (dist.get_rank() + 1) % WORLD_SIZE),
+            dist.barrier,
+            isthmus.stats,
+            isthmus.reset_stats,
+            backend.unit_states,
+            backend.count_step,
+        ]
+        for call in calls:
+            with pytest.raises(RuntimeError, match="forked"):
+                call()
+
+    assert exit_code_of(child) == 0
+    check_group()
+
+
+@table
+def a_forked_child_may_make_a_group_of_its_own() -> None:
+    def child() -> None:
+        dist.destroy_process_group()
+        del os.environ["ISTHMUS_NODES"]
+        dist.init_process_group("isthmus", store=dist.HashStore(), rank=0, world_size=1)
+        total = torch.ones(3)
+        dist.all_reduce(total)
+        assert total.tolist() == [1, 1, 1]
+        assert isthmus.stats()["calls"] == {"allreduce": 1}
+        dist.destroy_process_group()
+
+    assert exit_code_of(child) == 0
+    check_group()
+
+
+@table
+def works_of_the_parent_are_errors_in_a_forked_child() -> None:
+    calls: list[Callable[[torch.Tensor], Any]] = [
+        lambda tensor: dist.all_reduce(tensor, async_op=True),
+        lambda tensor: dist.all_gather_into_tensor(torch.empty(WORLD_SIZE * tensor.numel()), tensor, async_op=True),
+    ]
+    works = [call(torch.ones(8192)) for call in calls]
+
+    def child() -> None:
+        for work in works:
+            for use in (work.wait, work.get_future):
+                with pytest.raises(RuntimeError, match="forked"):
+                    use()
+
+    assert exit_code_of(child) == 0
+    for work in works:
+        work.wait()
+    check_group()
+
+
+EXIT_SCRIPT = """
+import os, sys, torch, torch.distributed as dist
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+dist.init_process_group("isthmus", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+for destroy in (False, True):
+    work = dist.all_gather_into_tensor(torch.empty(200_000), torch.ones(100_000), async_op=True)
+    pid = os.fork()
+    if pid == 0:
+        if destroy:
+            dist.destroy_process_group()
+        sys.exit(7)
+    work.wait()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    dist.barrier()
+"""
+
+
+def test_forked_children_end_through_the_interpreter() -> None:
+    port = ranks.free_port()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", EXIT_SCRIPT, str(rank), str(port)],
+            env=os.environ | {"ISTHMUS_NODES": "2x1", "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in processes:
+        _, stderr = process.communicate(timeout=HANG_S)
+        assert process.returncode == 0, stderr
+
+
+@table
+def groups_come_and_go() -> None:
+    for options in ({}, {"nodes": "0,2|1,3"}, {"nodes": "4x1"}, {"nodes": "1x4"}):
+        reinit(pg_options=isthmus.Options(**options))
+        check_group()
+        assert isthmus.stats()["collectives"]["all_reduce"]["calls"] == (options.get("nodes") != "1x4")
+    reinit()
+
+
+@table
+def other_backends_in_one_process() -> None:
+    gloo = dist.new_group(backend="gloo")
+    ours = dist.new_group(backend="isthmus")
+    for group in (gloo, ours, None):
+        total = torch.ones(3)
+        dist.all_reduce(total, group=group)
+        assert total.tolist() == [WORLD_SIZE] * 3
+    reinit("gloo")
+    ours = dist.new_group(backend="isthmus")
+    for group in (ours, None):
+        total = torch.ones(3)
+        dist.all_reduce(total, group=group)
+        assert total.tolist() == [WORLD_SIZE] * 3
+    assert isthmus.stats(ours)["calls"] == {"allreduce": 1}
+    reinit()
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    global _store
+    _store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, rank == 0)
+    return table.run_in_world(store=_store, rank=rank, world_size=world_size)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    env = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "4096", "ISTHMUS_CODEC": "none", "ISTHMUS_LOG": "error"}
+    return World(main, WORLD_SIZE, env=env)
+
+
+@pytest.mark.parametrize("name", table.names)
+def test_processes(world: World, name: str) -> None:
+    world.check(name)

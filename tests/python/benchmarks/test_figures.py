@@ -1,0 +1,108 @@
+"""Figures in documents stand where tools/figures.py puts them, in the form in which it writes them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from typing import Any
+
+import pytest
+
+from isthmus.benchmarks.scaling import run as scaling
+from isthmus.benchmarks.training import report
+from isthmus.benchmarks.training.config import DEFAULT_ARMS
+from isthmus.plan.strategies import ARMS
+from support.places import ROOT
+
+SPECIFICATION = importlib.util.spec_from_file_location("figures", ROOT / "tools/figures.py")
+assert SPECIFICATION and SPECIFICATION.loader
+figures: Any = importlib.util.module_from_spec(SPECIFICATION)
+sys.modules["figures"] = figures
+SPECIFICATION.loader.exec_module(figures)
+
+SECTIONS = {
+    name: (document, of.command, render) for of in figures.FIGURES for name, (document, render) in of.sections.items()
+}
+
+
+def text_of(name: str) -> str:
+    return str(figures.sections_of((ROOT / SECTIONS[name][0]).read_text())[name])
+
+
+def table_of(name: str) -> list[list[str]]:
+    lines = [line for line in text_of(name).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_each_figure_says_what_made_it_and_on_which_commit(name: str) -> None:
+    document, command, _ = SECTIONS[name]
+    assert (ROOT / document).read_text().count(f"<!-- figures {name}: from here -->") == 1
+    made = re.escape(figures.made_by(command, "COMMIT", "DAY", "MACHINE"))
+    made = made.replace("COMMIT", "[0-9a-f]{7,40}").replace("DAY", r"20\d\d-\d\d-\d\d").replace("MACHINE", ".+")
+    assert re.search(made, text_of(name)), made
+
+
+def test_documents_have_no_other_figures() -> None:
+    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        marked = re.findall(r"<!-- figures (.+?): from here -->", document.read_text())
+        assert marked == list(figures.sections_of(document.read_text()))
+        assert all(SECTIONS[name][0] == str(document.relative_to(ROOT)) for name in marked)
+
+
+def test_tables_of_training_are_written_as_they_stand() -> None:
+    rows = table_of("training")[2:]
+    assert [row[0] for row in rows] == [f"`{name}`" for name in DEFAULT_ARMS]
+    used = ("median_step_s", "link_bytes_per_step", "reduce_scatter_link_bytes_per_step", "val_loss")
+    assert set(used) <= report.FIELDS.keys()
+    measured: dict[str, Any] = {"headline_link": "50mbit", "arms": {}}
+    for name, _, seconds, *megabytes, loss in rows:
+        values = (float(seconds), *(1e6 * float(value) for value in megabytes), float(loss))
+        arm = name.strip("`")
+        measured["arms"][arm] = dict(zip(used, values, strict=True), description=ARMS[arm].description)
+    assert figures.training(measured) in text_of("training")
+
+
+def test_tables_of_scaling_are_written_as_they_stand() -> None:
+    assert {"node_mb_per_step", "reduction_node_mb_per_step", "communication_s", "link_s"} <= scaling.FIELDS.keys()
+    for name, fields in (
+        ("scaling-bytes", ("node_mb_per_step", "reduction_node_mb_per_step")),
+        ("scaling-link", ("link_s",)),
+    ):
+        head, _, *rows = table_of(name)
+        layouts: dict[str, Any] = {layout.replace(" ", ""): {} for layout in head[1:]}
+        for arm, *cells in rows:
+            for layout, cell in zip(layouts.values(), cells, strict=True):
+                layout[arm.strip("`")] = dict(zip(fields, map(float, re.findall(r"[\d.]+", cell)), strict=True))
+        assert figures.scaling(*fields)({"layouts": layouts}) in text_of(name)
+
+
+def test_tables_of_codecs_are_written_as_they_stand() -> None:
+    printed = ""
+    tables = {name: table_of(name)[2:] for name in ("codecs-tagc", "codecs-quant", "codecs-sparse")}
+    for column, instruction_set in enumerate(figures.INSTRUCTION_SETS):
+        rows = {}
+        for benchmark, row in zip(figures.TAGC, tables["codecs-tagc"], strict=True):
+            rows[benchmark] = {"GB/s": float(row[1]), "of_memcpy": float(row[2 + column])}
+        for kinds, table in ((figures.QUANT, "codecs-quant"), (figures.SPARSE, "codecs-sparse")):
+            for benchmark, row in zip(kinds, tables[table], strict=True):
+                for way, share in zip(("encode", "decode"), row[1 + column].split(" / "), strict=True):
+                    rows[f"{benchmark}/{way}"] = {"of_memcpy": float(share)}
+        benchmarks = [{"name": f"{name}/64MiB/iterations:11/manual_time", **values} for name, values in rows.items()]
+        printed += figures.json.dumps({"context": {"instruction_set": instruction_set}, "benchmarks": benchmarks})
+    for name in tables:
+        assert SECTIONS[name][2](printed) in text_of(name)
+
+
+def test_printed_tables_are_taken_by_their_number() -> None:
+    printed = "Title\n\n| a |\n|---|\n| 1 |\n\nOther:\n\n| b |\n|---|\n"
+    assert [figures.printed_table(i)(printed) for i in (0, 1)] == ["| a |\n|---|\n| 1 |", "| b |\n|---|"]
+
+
+def test_what_moved_is_named() -> None:
+    before = figures.table(["", "a", "b"], [["x", ".99", "4.0"], ["y", "1.00", "2.0"]])
+    after = figures.table(["", "a", "b"], [["x", ".72", "4.0"], ["y", "1.05", "1.9"]])
+    assert list(figures.moved(before, after)) == ["    was | x | .99 | 4.0 |\n    is  | x | .72 | 4.0 |"]
+    assert list(figures.moved(before, before)) == []
+    assert list(figures.moved(before, figures.table(["", "a", "b"], []))) == ["    other rows than before"]

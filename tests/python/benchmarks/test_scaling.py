@@ -1,0 +1,124 @@
+"""`isthmus bench scaling`: layouts, what is measured again, figures, and a tiny run from end to end."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+from isthmus.benchmarks.scaling import run as scaling
+from isthmus.benchmarks.scaling.config import Layout, ScalingConfig
+from isthmus.benchmarks.scaling.run import run_scaling
+from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.benchmarks.training.run import TrainingRecords
+from isthmus.benchmarks.training.schedule import UNSHAPED
+from python.benchmarks.bench_cli import run
+
+TRAINING = TrainingConfig(arms=("fsdp", "tagc"), links=("8mbit",))
+
+
+@pytest.mark.parametrize("text", ["", "4", "x", "4x", "x2", "4x2x1", "-4x2", "4 x two"])
+def test_a_layout_that_is_none_is_named(text):
+    with pytest.raises(ValueError, match=f"layout '{text}': expected NODESxRANKS"):
+        Layout.parse(text)
+
+
+def test_layouts_are_checked_before_anything_runs():
+    assert str(Layout.parse(" 4x2 ")) == "4x2"
+    with pytest.raises(ValueError, match="nodes 9: expected 2 to 8"):
+        ScalingConfig(TRAINING, (Layout(2, 1), Layout(9, 1)))
+    with pytest.raises(ValueError, match="layout 2x1 is named twice"):
+        ScalingConfig(TRAINING, (Layout(2, 1), Layout(2, 1)))
+    with pytest.raises(ValueError, match="no layouts"):
+        ScalingConfig(TRAINING, ())
+
+
+def step(number, kind, link, link_bytes):
+    formula = {"all_gather": 600_000, "reduce_scatter": 400_000}
+    return {
+        "step": number,
+        "kind": kind,
+        "link": link,
+        "loss": 2.0,
+        "seconds": 3.0,
+        "phases_s": {"compute": 1.0, "all_gather": 1.5, "reduce_scatter": 0.5},
+        "link_sent_bytes": link_bytes,
+        "formula_bytes": formula,
+        "counted_formula_bytes": formula,
+        "audited_link_bytes": formula,
+        "payload_bytes": formula,
+        "isthmus_s": {"encode_s": 0.1},
+    }
+
+
+def records(config, link_bytes=2_000_000):
+    """What the training benchmark would return at this layout: 2 MB a step, over all nodes, at 8 Mbit/s."""
+    steps = [("loss", UNSHAPED), ("loss", UNSHAPED), ("audited", UNSHAPED), ("timed", "8mbit")]
+    by_arm = {arm: [step(i, *kind, link_bytes) for i, kind in enumerate(steps)] for arm in config.arms}
+    model = {"num_parameters": 1, "options": {}}
+    return TrainingRecords(config, "test", ["8mbit"], model, by_arm, dict.fromkeys(config.arms, 2.5))
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Layouts that were run, in place of real runs."""
+    done = []
+
+    def run_training(config, output_dir, console):
+        output_dir.mkdir(parents=True, exist_ok=True)
+        done.append(f"{config.nodes}x{config.ranks_per_node}")
+        return records(config)
+
+    monkeypatch.setattr(scaling, "run_training", run_training)
+    return done
+
+
+def test_figures_are_of_one_node(runs, tmp_path):
+    config = ScalingConfig(TRAINING, (Layout(2, 1), Layout(4, 2)))
+    report = run_scaling(config, tmp_path, Console(quiet=True))
+    assert runs == ["2x1", "4x2"]
+    assert list(report["layouts"]) == ["2x1", "4x2"]
+    assert report["arguments"]["layouts"] == ["2x1", "4x2"]
+    assert "nodes" not in report["arguments"]
+    figures = report["layouts"]["4x2"]["tagc"]
+    assert figures["node_mb_per_step"] == pytest.approx(0.5)
+    assert figures["link_s"] == pytest.approx(0.5)
+    assert figures["reduction_node_mb_per_step"] == pytest.approx(0.1)
+    assert figures["median_step_s"] == 3.0
+    assert figures["communication_s"] == 2.0
+    assert figures["payload_equals_formula"] is True
+    assert figures["interface_over_formula"] == pytest.approx(2.0)
+    assert report["layouts"]["2x1"]["tagc"]["node_mb_per_step"] == pytest.approx(1.0)
+
+
+def test_what_was_measured_is_not_measured_again(runs, tmp_path):
+    config = ScalingConfig(TRAINING, (Layout(2, 1), Layout(3, 1)))
+    first = run_scaling(config, tmp_path, Console(quiet=True))
+    assert run_scaling(config, tmp_path, Console(quiet=True))["layouts"] == first["layouts"]
+    assert runs == ["2x1", "3x1"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "other arguments", "other versions"])
+def test_an_earlier_report_that_does_not_fit_is_measured_again(runs, tmp_path, damage):
+    config = ScalingConfig(TRAINING, (Layout(2, 1),))
+    run_scaling(config, tmp_path, Console(quiet=True))
+    path = tmp_path / "2x1" / "report.json"
+    report = json.loads(path.read_text())
+    if damage == "other arguments":
+        report["arguments"]["seed"] += 1
+    if damage == "other versions":
+        report["versions"]["torch"] = "1.0"
+    text = json.dumps(report)
+    path.write_text(text[: len(text) // 2] if damage == "cut" else text)
+    run_scaling(config, tmp_path, Console(quiet=True))
+    assert runs == ["2x1", "2x1"]
+
+
+@pytest.mark.processes
+def test_tiny_run_over_three_nodes(tmp_path):
+    model = ["--layers", 1, "--width", 64, "--timed-steps", 1, "--link", "1gbit"]
+    code, out, err = run("scaling", "--layouts", "3x1", "--arms", "fsdp,none", *model, "--output", tmp_path)
+    assert code == 0, err
+    report = json.loads((tmp_path / "scaling.json").read_text())
+    assert report["layouts"]["3x1"]["none"]["payload_equals_formula"] is True
+    assert "3x1" in out
+    assert (tmp_path / "scaling.png").stat().st_size > 10_000

@@ -1,0 +1,121 @@
+"""`isthmus bench soak`: the checks that it makes can fail, and a short run from end to end."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch.distributed as dist
+
+from isthmus.benchmarks.soak.calls import Issued, Pair, WrongResult
+from isthmus.benchmarks.soak.plan import (
+    GROUPS,
+    LOSSY_GROUPS,
+    MIN_ELEMENTS,
+    MOST_RANKS,
+    NUM_ELEMENTS,
+    Call,
+    calls_of_step,
+)
+from isthmus.benchmarks.soak.run import MOST_GROWTH_BYTES, MOST_LATE_CONNECTIONS, SoakConfig, SoakReport, _report
+from python.benchmarks.bench_cli import run
+from support import ranks
+from support.checks import finish
+
+
+def test_steps_are_equal_for_equal_seeds_and_call_a_unit_once():
+    steps = [calls_of_step(1, step, 2) for step in range(500)]
+    assert steps == [calls_of_step(1, step, 2) for step in range(500)]
+    assert steps != [calls_of_step(2, step, 2) for step in range(500)]
+    for calls in steps:
+        assert len({call.unit for call in calls}) == len(calls) > 0
+        assert all(call.root < 2 for call in calls)
+
+
+def test_steps_cover_all_groups_kinds_and_sizes():
+    calls = [call for step in range(500) for call in calls_of_step(1, step, 2)]
+    assert {call.group for call in calls} == set(GROUPS)
+    compressed = [call for call in calls if call.is_compressed]
+    assert {call.num_elements for call in compressed} == {n for n in NUM_ELEMENTS if n >= MIN_ELEMENTS}
+    assert {call.num_elements for call in calls if not call.is_compressed} == set(NUM_ELEMENTS)
+    assert {call.group for call in compressed if call.keeps_residual} == LOSSY_GROUPS.keys() - {"default"}
+    assert {(call.group, call.kind, call.asynchronous) for call in compressed} == {
+        (group, kind, asynchronous)
+        for group in LOSSY_GROUPS
+        for kind in ("gradient_reduce_scatter", "gradient_all_reduce")
+        for asynchronous in (True, False)
+    }
+    assert len({call.kind for call in calls}) == 11
+
+
+def test_sizes_fit_all_groups():
+    assert all(number % size == 0 for number in NUM_ELEMENTS for size in range(1, MOST_RANKS + 1))
+
+
+def damage_results(rank: int, world_size: int) -> None:
+    ranks.init("gloo")
+    import isthmus
+
+    gloo = dist.new_group(backend="gloo")
+    for group, settings in LOSSY_GROUPS.items():
+        options = isthmus.Options(min_elements=MIN_ELEMENTS, log="error", **settings)
+        damage_results_of(group, Pair(dist.new_group(backend="isthmus", pg_options=options), gloo))
+    finish()
+
+
+def damage_results_of(group: str, pair: Pair) -> None:
+    import isthmus
+
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "gradient_reduce_scatter", "gradient_all_reduce"):
+        call = Call(kind, group, "float32", NUM_ELEMENTS[1], "sum", 0, asynchronous=True)
+        for seed in range(3):  # the residuals of the last are not those of the first
+            Issued(call, pair, seed).finish()
+        issued = Issued(call, pair, 3)
+        for work in issued._works:
+            work.wait()
+        issued._works.clear()
+        issued._output[17] += 1
+        with pytest.raises(WrongResult, match=f"{kind} .* in group '{group}', asynchronous: 1 of "):
+            issued.finish()
+    assert isthmus.stats(pair.isthmus)["compressed_calls"] == 8
+
+
+@pytest.mark.processes
+def test_a_damaged_element_is_found():
+    ranks.run(damage_results, 4, env={"ISTHMUS_NODES": "2x2"})
+
+
+def figures(memory_bytes: int, threads: int = 5, descriptors: int = 9) -> dict[str, int]:
+    return {"memory_bytes": memory_bytes, "threads": threads, "descriptors": descriptors}
+
+
+def report_of(first: dict[str, int], last: dict[str, int]) -> SoakReport:
+    samples = [[figures(0), figures(0)]] * 10 + [[first, first]] * 15 + [[first, last]] * 15
+    return _report(Counter(), 1.0, samples)
+
+
+def test_growth_is_found_and_named():
+    usual = figures(1 << 30)
+    assert report_of(usual, usual).faults() == []
+    assert report_of(usual, figures((1 << 30) + MOST_GROWTH_BYTES)).faults() == []
+    (fault,) = report_of(usual, figures((1 << 30) + MOST_GROWTH_BYTES + 1)).faults()
+    assert "rank 1 has" in fault and "memory" in fault
+    (fault,) = report_of(usual, figures(1 << 30, threads=6 + MOST_LATE_CONNECTIONS)).faults()
+    assert "threads" in fault
+    (fault,) = report_of(usual, figures(1 << 30, descriptors=10 + MOST_LATE_CONNECTIONS)).faults()
+    assert "file descriptors" in fault
+
+
+@pytest.mark.parametrize(
+    "values", [{"steps": 0}, {"nodes": 1}, {"ranks_per_node": 1}, {"nodes": 4, "ranks_per_node": 3}]
+)
+def test_arguments_out_of_range_are_named(values):
+    with pytest.raises(ValueError, match=r"expected"):
+        SoakConfig(**values)
+
+
+@pytest.mark.processes
+def test_a_short_soak(tmp_path):
+    code, out, err = run("soak", "--steps", 200, "--logs", tmp_path)
+    assert code == 0, err
+    assert "all verified" in out

@@ -1,0 +1,347 @@
+"""`isthmus bench training`: arguments, schedule, formulas, report, a tiny run from end to end, and how it fails."""
+
+import json
+import signal
+
+import pytest
+import torch
+
+from isthmus.benchmarks.common.data import Text
+from isthmus.benchmarks.common.model import ByteGpt, loss_of
+from isthmus.benchmarks.simulate import NamespaceNetwork, open_network
+from isthmus.benchmarks.training.check import check_report
+from isthmus.benchmarks.training.config import DEFAULT_ARMS, ModelShape, TrainingConfig
+from isthmus.benchmarks.training.figure import COLOURS
+from isthmus.benchmarks.training.report import build_report
+from isthmus.benchmarks.training.run import TrainingRecords, merge_ranks
+from isthmus.benchmarks.training.schedule import UNSHAPED, schedule, steps_per_arm
+from isthmus.benchmarks.training.trainer import lr_share
+from isthmus.plan.strategies import ARMS
+from isthmus.plan.volumes import gloo_formula
+from python.benchmarks.bench_cli import assert_gone, children, rank_process, run, start, wait_for_line
+from support.limits import HANG_S
+
+TINY = ["training", "--nodes", 2, "--ranks-per-node", 1, "--layers", 1, "--width", 128, "--context", 32]
+
+
+def has_links():
+    with open_network(2) as network:
+        return isinstance(network, NamespaceNetwork)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("nodes", 1, "nodes 1: expected 2 to 8"),
+        ("nodes", 9, "nodes 9: expected 2 to 8"),
+        ("ranks_per_node", 0, "ranks_per_node 0: expected 1 to 16"),
+        ("width", 100, "width 100: expected a multiple of 64"),
+        ("context", 0, "context 0: expected 1 to 65536"),
+        ("steps", 1, "steps 1: expected 2"),
+        ("dtype", "fp8", "dtype 'fp8': expected one of bf16, fp32, fp16"),
+        ("lr", 0.0, "lr 0.0: expected above 0"),
+        ("links", ("fast",), "link rate 'fast'"),
+        (
+            "arms",
+            ("fsdp", "ddp"),
+            "arm 'ddp': expected some of fsdp, hsdp, none, flat-tagc, tagc, sparse, quant, quant2, hsdp-none, "
+            "hsdp-tagc, hsdp-quant, hsdp-quant2",
+        ),
+        ("arms", ("fsdp", "fsdp"), "arm 'fsdp' is named twice"),
+        ("arms", (), "no arms"),
+    ],
+)
+def test_a_bad_argument_names_field_value_and_range(field, value, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingConfig(**{field: value})
+
+
+def test_config_survives_json():
+    config = TrainingConfig(arms=("tagc",), links=("1gbit",), text=("a", "b"))
+    assert TrainingConfig.from_json(json.loads(json.dumps(config.as_json()))) == config
+
+
+def test_schedule_gives_every_arm_the_same_steps_and_alternates():
+    config = TrainingConfig(arms=("fsdp", "tagc"), steps=25, timed_steps=6, audited_steps=2)
+    segments = schedule(config, ["200mbit", "50mbit"])
+    for arm in config.arms:
+        own = [segment for segment in segments if segment.arm == arm]
+        count = {kind: sum(s.num_steps for s in own if s.kind == kind) for kind in ("loss", "audited", "timed")}
+        assert count == {"loss": 25, "audited": 2, "timed": 12}
+        assert steps_per_arm(segments) == sum(segment.num_steps for segment in own)
+    loss_arms = [segment.arm for segment in segments if segment.kind == "loss"]
+    assert loss_arms == ["fsdp", "tagc", "tagc", "fsdp", "fsdp", "tagc"]
+    timed = [index for index, segment in enumerate(segments) if segment.kind == "timed"]
+    assert all(segments[index - 1].kind == "settling" for index in timed)
+    assert all(segments[index - 1].link == segments[index].link for index in timed)
+    assert [segment.link for segment in segments] == sorted(
+        (segment.link for segment in segments), key=[UNSHAPED, "200mbit", "50mbit"].index
+    )
+
+
+def test_lr_warms_up_stays_and_decays():
+    assert lr_share(0, 100) == pytest.approx(0.1)
+    assert lr_share(9, 100) == lr_share(60, 100) == 1
+    assert lr_share(80, 100) == pytest.approx(0.55)
+    assert lr_share(100, 100) == pytest.approx(0.1)
+
+
+def test_batches_depend_on_seed_step_and_rank_alone(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(bytes(range(200)) * 50)
+    text = Text([path], context=16, seed=3)
+    assert text.num_bytes == (9500, 500)
+    batch = text.batch(5, 1, 4)
+    assert batch.shape == (4, 17)
+    assert torch.equal(batch, Text([path], context=16, seed=3).batch(5, 1, 4))
+    for other in (text.batch(6, 1, 4), text.batch(5, 0, 4), Text([path], 16, 4).batch(5, 1, 4)):
+        assert not torch.equal(batch, other)
+    step = (batch[:, 1:] - batch[:, :-1]) % 200
+    assert (step == 1).all()  # runs of the text, in order
+
+
+def test_too_little_text_is_named(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(b"x" * 100)
+    with pytest.raises(ValueError, match="only 5 bytes of text to validate with, context is 16"):
+        Text([path], context=16, seed=0)
+
+
+def test_model_is_causal_and_starts_near_chance():
+    torch.manual_seed(0)
+    model = ByteGpt(ModelShape(width=64, num_layers=1, context=16))
+    batch = torch.randint(256, (4, 17))
+    changed = batch.clone()
+    changed[:, 9] = (changed[:, 9] + 1) % 256
+    difference = (model(batch[:, :-1]) - model(changed[:, :-1])).abs().amax(dim=(0, 2))
+    assert (difference[:9] == 0).all()
+    assert (difference[9:] > 0).all()
+    assert loss_of(model, batch).item() == pytest.approx(5.55, abs=0.3)
+
+
+def record(seconds, link=None):
+    phases = {"compute": seconds / 2, "all_gather": seconds / 4, "reduce_scatter": seconds / 4}
+    return {
+        "loss": 2.0 * seconds,
+        "seconds": seconds,
+        "phases_s": phases,
+        "link_sent_bytes": link,
+        "isthmus": None,
+        "collectives": None,
+    }
+
+
+def test_merge_ranks_takes_the_slowest_time_the_mean_loss_and_the_sum_of_bytes():
+    merged = merge_ranks((record(1.0, 100), record(3.0), record(2.0, 50), record(2.0)), gloo_formula(2))
+    assert merged["seconds"] == 3.0
+    assert merged["loss"] == 4.0
+    assert merged["phases_s"] == {"compute": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5}
+    assert merged["link_sent_bytes"] == 150
+    assert merge_ranks((record(1.0), record(1.0)), gloo_formula(2))["link_sent_bytes"] is None
+
+
+def synthetic_records(seconds):
+    """Records of one link where arm a takes seconds[a] a step."""
+    steps = {}
+    for arm, step_s in seconds.items():
+        audit = {
+            "formula_bytes": {"all_gather": 60, "reduce_scatter": 40},
+            "audited_link_bytes": {"all_gather": 61, "reduce_scatter": 41},
+        }
+        kinds = [("loss", UNSHAPED), ("loss", UNSHAPED), ("audited", UNSHAPED), ("settling", "1gbit")]
+        kinds += [("timed", "1gbit")] * 3
+        steps[arm] = [
+            record(0.1 if kind == "loss" else step_s, 110) | {"step": step, "link": link, "kind": kind}
+            for step, (kind, link) in enumerate(kinds)
+        ]
+        steps[arm][2] |= audit
+        steps[arm][3]["seconds"] = 1e6  # not timed
+    config = TrainingConfig(arms=tuple(seconds), links=("1gbit",))
+    model = {"num_parameters": 1, "options": {}}
+    return TrainingRecords(config, "test", ["1gbit"], model, steps, dict.fromkeys(seconds, 2.5))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (
+            {"fsdp": 4.0, "hsdp": 2.0, "tagc": 1.0},
+            "tagc takes 1.00 s a step at 1gbit; hsdp, the fastest plain arm here, 2.00 s: a step is 2.00 times as fast",
+        ),
+        (
+            {"fsdp": 1.0, "hsdp": 2.0, "tagc": 4.0},
+            "fsdp, the fastest plain arm here, 1.00 s: a step is 4.00 times as slow",
+        ),
+        ({"fsdp": 1.0, "tagc": 1.04}, "fsdp, the fastest plain arm here, 1.00 s: no difference that this run can tell"),
+        ({"fsdp": 4.0, "hsdp": 2.0, "tagc": 1.5, "hsdp-tagc": 1.0}, "hsdp-tagc takes 1.00 s a step at 1gbit; hsdp, "),
+        ({"none": 1.0, "tagc": 4.0}, "No comparison"),
+        ({"fsdp": 1.0, "none": 1.0, "flat-tagc": 1.0, "hsdp-none": 1.0}, "No comparison"),
+    ],
+)
+def test_headline_compares_the_fastest_compressed_with_the_fastest_plain_arm(seconds, expected):
+    assert expected in build_report(synthetic_records(seconds))["headline"]
+
+
+def test_headline_across_layouts_says_what_they_cost_and_compares_within_one():
+    across = build_report(synthetic_records({"fsdp": 4.0, "hsdp": 2.0, "tagc": 1.0}))["headline"]
+    assert "hsdp keeps the whole model on every node; the other shards it over all." in across
+    assert "tagc takes 1.00 s a step at 1gbit; fsdp, in the same layout, 4.00 s: a step is 4.00 times" in across
+    within = build_report(synthetic_records({"hsdp": 2.0, "tagc": 1.5, "hsdp-tagc": 1.0}))["headline"]
+    assert "on every node" not in within
+    alone = build_report(synthetic_records({"hsdp": 2.0, "tagc": 1.0}))["headline"]
+    assert "hsdp keeps the whole model" in alone
+    assert "in the same layout" not in alone
+
+
+def test_headline_says_how_long_each_takes_to_the_same_loss():
+    records = synthetic_records({"fsdp": 2.0, "tagc": 1.0})
+    losses = {
+        "fsdp": [9, 9, 1, 1, 1, 1, 1],
+        "tagc": [9, 9, 9, 9, 2, 2, 2],
+    }  # tagc ends at 4.8, which fsdp has at step 4
+    for arm, values in losses.items():
+        for step, loss in zip(records.steps[arm], values, strict=True):
+            step["loss"] = loss
+    headline = build_report(records)["headline"]
+    assert "To a training loss of 4.80, which both reach, it is 7 s against 10 s." in headline
+
+
+def test_disturbed_times_are_told():
+    records = synthetic_records({"fsdp": 2.0, "tagc": 1.0})
+    assert not any(note.startswith("DISTURBED") for note in build_report(records)["notes"])
+    records.steps["fsdp"][-1]["seconds"] = 3.0
+    notes = [note for note in build_report(records)["notes"] if note.startswith("DISTURBED")]
+    assert len(notes) == 1
+    assert "fsdp 1.5x" in notes[0]
+    assert "tagc" not in notes[0]
+
+
+def test_headline_figures_are_those_of_timed_steps_at_the_slowest_link():
+    arm = build_report(synthetic_records({"tagc": 4.0}))["arms"]["tagc"]
+    assert arm["median_step_s"] == 4.0
+    assert arm["by_link"]["unshaped"]["median_step_s"] == 0.1
+    assert arm["by_link"]["unshaped"]["num_steps"] == 1  # the first step warms up
+    assert arm["link_bytes_per_step"] == 110
+    assert arm["reduce_scatter_link_bytes_per_step"] == 41
+    assert arm["interface_over_formula"] == pytest.approx(1.1)
+
+
+def assert_predicted(report):
+    """What placement alone says of each arm's step is what transports counted, to the byte, and links within 5%."""
+    checks = check_report(report)
+    assert [check.arm for check in checks] == list(report["arms"])
+    for check in checks:
+        assert check.collectives_equal is True, check
+        assert check.payload_equal is (True if ARMS[check.arm].options else None), check
+        assert check.holds, check
+
+
+def test_every_arm_has_a_colour():
+    assert set(COLOURS) == set(ARMS)
+
+
+@pytest.mark.processes
+def test_tiny_run_reports_every_arm(tmp_path):
+    links = has_links()
+    steps = ["--steps", 4, "--timed-steps", 1, "--audited-steps", 1, "--link", "200mbit"]
+    code, out, err = run(*TINY, *steps, "--output", tmp_path)
+    assert code == 0, err
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert list(report["arms"]) == list(DEFAULT_ARMS)
+    for field in ("versions", "machine", "arguments", "model", "network", "headline", "notes", "fields"):
+        assert report[field], field
+    assert report["headline_link"] == ("200mbit" if links else UNSHAPED)
+    assert report["headline"].split(".")[0] in " ".join(out.split())
+    for name, arm in report["arms"].items():
+        assert arm["median_step_s"] > 0
+        assert arm["link_bytes_per_step"] > 0.99 * arm["reduce_scatter_link_bytes_per_step"] > 0
+        assert 2 < arm["val_loss"] < 7
+        assert set(arm["phases_s"]) == {"compute", "all_gather", "reduce_scatter"}
+        assert len(arm["steps"]) == (7 if links else 5)
+        assert [step["step"] for step in arm["steps"]] == list(range(len(arm["steps"])))
+        if ARMS[name].options:
+            assert arm["payload_equals_formula"] is True
+        if links:
+            assert arm["link_bytes_source"] == "interface"
+            assert arm["interface_over_formula"] == pytest.approx(1, abs=0.05)
+    assert_predicted(report)
+    first = {name: arm["steps"][0]["loss"] for name, arm in report["arms"].items()}
+    assert len(set(first.values())) == 1, first  # the same weights and data in each arm
+    assert (tmp_path / "report.png").stat().st_size > 10_000
+
+
+@pytest.mark.processes
+def test_tiny_hsdp_run_compresses_the_all_reduce_between_nodes(tmp_path):
+    shape = ["--nodes", 2, "--ranks-per-node", 2, "--layers", 1, "--width", 128, "--context", 32]
+    steps = ["--steps", 3, "--timed-steps", 1, "--audited-steps", 1, "--link", "200mbit"]
+    arms = ["--arms", "hsdp,hsdp-none,hsdp-tagc"]
+    code, out, err = run("training", *shape, *steps, *arms, "--output", tmp_path)
+    assert code == 0, err
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert_predicted(report)
+    made = report["arms"]
+    assert made["hsdp-none"]["payload_equals_formula"] is True
+    assert made["hsdp-tagc"]["payload_equals_formula"] is True
+    for arm in made.values():
+        assert arm["all_gather_formula_bytes_per_step"] == 0  # weights stay in the node
+        if arm["link_bytes_source"] == "interface":
+            assert arm["interface_over_formula"] == pytest.approx(1, abs=0.05)
+    payload = {name: arm["payload_bytes_per_step"] for name, arm in made.items() if name != "hsdp"}
+    assert payload["hsdp-tagc"] < 0.6 * payload["hsdp-none"]
+    assert "hsdp-tagc takes" in " ".join(out.split())
+
+
+@pytest.mark.processes
+def test_without_namespaces_bytes_come_from_the_formula_and_it_says_so(tmp_path):
+    small = ["--arms", "hsdp,tagc", "--width", 64, "--steps", 2, "--audited-steps", 1, "--output", tmp_path]
+    code, out, err = run(*TINY, *small, PATH="/nonexistent")
+    assert code == 0, err
+    assert "Times are unshaped" in out
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["links"] == [UNSHAPED]
+    assert report["network"].startswith("loopback, unshaped (not installed")
+    for arm in report["arms"].values():
+        assert arm["link_bytes_source"] == "formula"
+        assert arm["link_bytes_per_step"] > 0
+    assert report["arms"]["tagc"]["payload_equals_formula"] is True  # all units below min_elements: plain
+
+
+@pytest.mark.processes
+def test_a_killed_rank_is_named_and_everything_goes(tmp_path):
+    with start(*TINY, "--arms", "fsdp", "--steps", 100_000, "--output", tmp_path) as process:
+        wait_for_line(process, "GPT of")
+        everything = children(process)
+        rank_process(process, 1).kill()
+        _, err = process.communicate(timeout=HANG_S)
+        assert process.returncode == 1
+        assert "rank 1 (node 1, local index 0) failed in 'steps': killed by SIGKILL" in err
+    assert_gone(everything)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_cleans_up(tmp_path, number):
+    with start(*TINY, "--arms", "fsdp", "--steps", 100_000, "--output", tmp_path) as process:
+        wait_for_line(process, "GPT of")
+        everything = children(process)
+        assert len(everything) >= 2
+        process.send_signal(number)
+        _, err = process.communicate(timeout=HANG_S)
+        assert process.returncode == 130
+        assert "interrupted" in err
+    assert_gone(everything)
+
+
+@pytest.mark.processes
+def test_a_bad_argument_is_told_before_anything_starts():
+    code, _, err = run("training", "--arms", "fsdp,ddp")
+    assert code == 2
+    assert "arm 'ddp'" in err
+
+
+@pytest.mark.processes
+def test_missing_text_is_named(tmp_path):
+    code, _, err = run("training", "--text", tmp_path / "absent.txt", "--output", tmp_path)
+    assert code == 2
+    assert "absent.txt' does not exist" in err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,133 @@
+"""What goes wrong with CUDA tensors: damaged packets, ranks that die or stay away, and ranks without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import isthmus
+from python.cuda import worlds as cuda_worlds
+from support import fake_gpu, ranks
+from support.limits import scaled
+
+pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
+
+WORLD_SIZE = 4
+ENV = {
+    "ISTHMUS_NODES": "2x2",
+    "ISTHMUS_MIN_ELEMENTS": "0",
+    "ISTHMUS_LOG": "error",
+    "FAKE_NCCL_TIMEOUT_S": f"{scaled(5):.0f}",
+}
+
+
+def reduce_scatter(unit: str = "x") -> torch.Tensor:
+    shard = torch.empty(4096, device="cuda")
+    with isthmus.unit(unit):
+        dist.reduce_scatter_tensor(shard, torch.ones(4 * 4096, device="cuda"))
+    return shard
+
+
+def error_within(seconds: float) -> str:
+    """Reduce until an error comes; return it."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            reduce_scatter()
+        except dist.DistBackendError as error:
+            return str(error)
+        time.sleep(0.05)
+    raise AssertionError("no error")
+
+
+def damaged_packet(rank: int, world_size: int) -> tuple[str, str]:
+    """Rank 2 gets a packet that is not what rank 0 sent."""
+    ranks.init()
+    for _ in range(2):
+        reduce_scatter()
+    if rank == 2:
+        ctypes.CDLL(None).fake_nccl_damage_after(0)
+    first = error_within(scaled(20))
+    with pytest.raises(dist.DistBackendError) as again:
+        dist.all_reduce(torch.ones(3, device="cuda"))
+    dist.destroy_process_group()
+    return first, str(again.value)
+
+
+def test_a_damaged_packet_fails_every_rank_and_is_named() -> None:
+    outcomes = fake_gpu.run(damaged_packet, WORLD_SIZE, env=ENV)
+    first, again = outcomes[2]
+    assert "x" in first and "checksum" in first, first
+    assert again == first
+    for first, _ in outcomes:
+        assert "rank 2" in first, outcomes
+
+
+def one_dies(rank: int, world_size: int) -> str:
+    ranks.init()
+    reduce_scatter()
+    if rank == 3:
+        os._exit(9)
+    return error_within(scaled(20))
+
+
+def test_a_rank_that_dies_is_named() -> None:
+    outcomes = fake_gpu.run_any(one_dies, WORLD_SIZE, env=ENV)
+    assert outcomes[3].exit_code == 9
+    for outcome in outcomes[:3]:
+        assert outcome.error is None, outcome.error
+        assert "rank 3" in outcome.value, outcome.value
+
+
+def no_gpu(rank: int, world_size: int) -> tuple[str, list[float]]:
+    """Rank 1 has none."""
+    os.environ["FAKE_GPU_COUNT"] = "0" if rank == 1 else "1"
+    ranks.init()
+    text = ""
+    if rank != 1:
+        with pytest.raises((RuntimeError, ValueError)) as error:
+            dist.all_reduce(torch.ones(3, device="cuda"))
+        text = str(error.value)
+    on_cpu = torch.ones(3)
+    dist.all_reduce(on_cpu)
+    dist.destroy_process_group()
+    return text, on_cpu.tolist()
+
+
+def test_where_a_rank_has_no_gpu_the_group_is_for_cpu_tensors() -> None:
+    outcomes = fake_gpu.run(no_gpu, WORLD_SIZE, env=ENV)
+    for rank, (text, on_cpu) in enumerate(outcomes):
+        assert on_cpu == [4.0] * 3
+        assert rank == 1 or "rank 1: torch sees no GPU" in text, text
+
+
+def leave(rank: int, world_size: int, how: str) -> Any:
+    """Works are under way, and a group is left."""
+    ranks.init()
+    reduce_scatter()
+    with isthmus.unit("x"):
+        work = dist.reduce_scatter_tensor(
+            torch.empty(4096, device="cuda"), torch.ones(4 * 4096, device="cuda"), async_op=True
+        )
+    if how == "destroy":
+        dist.destroy_process_group()
+        work.wait()
+        ranks.init()  # and again
+        assert reduce_scatter().numel() == 4096
+        dist.destroy_process_group()
+    if how == "abort":
+        dist.barrier()
+        dist.distributed_c10d._abort_process_group()
+        del work
+    return how  # or leave without a word
+
+
+@pytest.mark.parametrize("how", ["destroy", "abort", "exit"])
+def test_a_group_is_left(how: str) -> None:
+    assert fake_gpu.run(leave, WORLD_SIZE, how, env=ENV) == [how] * WORLD_SIZE

@@ -1,0 +1,48 @@
+"""The documents say what the code does."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+import isthmus
+from isthmus import native as _native
+from support.limits import HANG_S
+from support.places import ROOT
+
+
+def test_every_option_stands_in_the_table():
+    table = (ROOT / "docs/operating.md").read_text()
+    defaults = isthmus.Options()
+    for name, variable, value_range, meaning, users in _native.load().option_fields():
+        value = getattr(defaults, name)
+        default = "empty" if value == "" else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+        cells = [f"`{name}`", f"`{variable}`", default, value_range, users, meaning]
+        row = "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        assert row in table
+
+
+@pytest.mark.processes
+def test_the_readme_script_trains(tmp_path):
+    script = re.search(r"```python\n(# train\.py.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert script
+    train = tmp_path / "train.py"
+    train.write_text(script[1])
+    environment = os.environ | {"ISTHMUS_NODES": "2x2", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", train],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_links_between_documents_lead_somewhere():
+    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        prose = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", prose):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"

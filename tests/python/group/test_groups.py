@@ -1,0 +1,368 @@
+"""Making groups: options, nodes, subgroups, splits, mistakes, and leaving without a word."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import isthmus
+from isthmus.topology.discovery.measure import measure_links
+from support import ranks
+from support.checks import Table, World, finish
+from support.limits import OPERATION_S
+from support.tested_codecs import DEFAULT
+
+WORLD_SIZE = 4
+CODEC_NONE = {"ISTHMUS_CODEC": "none", "ISTHMUS_MIN_ELEMENTS": "0", "ISTHMUS_LOG": "error"}
+table = Table()
+
+
+def node_map(group: dist.ProcessGroup | None) -> str:
+    return str(isthmus.stats(group)["node_map"])
+
+
+def reduce_scatter_works(group: dist.ProcessGroup) -> None:
+    size = dist.get_world_size(group)
+    shard = torch.empty(100)
+    with isthmus.unit("x"):
+        dist.reduce_scatter_tensor(shard, torch.ones(size * 100), group=group)
+    assert torch.equal(shard, torch.full((100,), float(size)))
+
+
+@table
+def the_default_group_takes_the_environment() -> None:
+    assert node_map(None) == "2 nodes x 2 ranks, in blocks"
+    assert isthmus.stats()["node_map_source"] == "option nodes"
+    assert isthmus.stats()["options"].startswith("nodes=2x2 codec=none")
+
+
+@table
+def subgroups_have_node_maps_of_their_own() -> None:
+    """Nodes are [0, 1] and [2, 3]; a rank that is no member has no part in a group."""
+    for members, expected in [
+        ([0, 2], "2 nodes x 1 rank, in blocks"),
+        ([1, 2, 3], "0|1,2"),
+        ([2, 3], "1 node x 2 ranks, in blocks"),
+        ([3], "1 node x 1 rank, in blocks"),
+    ]:
+        group = dist.new_group(members)
+        if dist.get_rank() in members:
+            assert node_map(group) == expected
+            reduce_scatter_works(group)
+    dist.barrier()
+
+
+@table
+def new_groups_inherit_options_or_take_their_own() -> None:
+    assert "codec=none" in isthmus.stats(dist.new_group())["options"]
+    own = isthmus.Options(codec="tagc", nodes="4x1")
+    group = dist.new_group(pg_options=own, timeout=timedelta(seconds=33))
+    assert "codec=tagc" in isthmus.stats(group)["options"]
+    assert node_map(group) == "4 nodes x 1 rank, in blocks"
+    options = group._get_backend(torch.device("cpu")).options
+    assert options._timeout == timedelta(seconds=33)
+    assert options.global_ranks_in_group == [0, 1, 2, 3]
+    own.codec = "none"
+    assert options.codec == "tagc"  # the group has a copy
+
+
+@table
+def device_mesh() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("across", "within"))
+    assert node_map(mesh.get_group("across")) == "2 nodes x 1 rank, in blocks"
+    assert node_map(mesh.get_group("within")) == "1 node x 2 ranks, in blocks"
+    reduce_scatter_works(mesh.get_group("across"))
+    reduce_scatter_works(mesh.get_group("within"))
+
+
+@table
+def device_mesh_with_options() -> None:
+    options = isthmus.Options(codec="tagc", nodes="4x1")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"), backend_override={"b": ("isthmus", options)})
+    assert "codec=none" in isthmus.stats(mesh.get_group("a"))["options"]
+    assert "codec=tagc" in isthmus.stats(mesh.get_group("b"))["options"]
+    assert node_map(mesh.get_group("b")) == "2 nodes x 1 rank, in blocks"
+
+
+@table
+def split() -> None:
+    """Twice with the same name, as torch 2.11 does, and one result is dropped."""
+    world = dist.distributed_c10d._get_default_group()
+    members = [0, 2] if dist.get_rank() in (0, 2) else [1, 3]
+    for _ in range(2):
+        part = world.split_group(members, timeout=timedelta(seconds=30), group_name=f"split{members[0]}")
+    backend = part._get_backend(torch.device("cpu"))
+    assert backend.stats()["node_map"] == "2 nodes x 1 rank, in blocks"
+    assert list(backend.options.global_ranks_in_group) == members
+    assert backend.options.codec == "none"
+    tensor = torch.ones(3)
+    part.allreduce([tensor]).wait()
+    assert torch.equal(tensor, torch.full((3,), 2.0))
+
+
+@table
+def timeouts_can_be_changed() -> None:
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    backend.set_timeout(timedelta(seconds=50))
+    assert backend.options._timeout == timedelta(seconds=50)
+
+
+@table
+def mistakes_are_told_to_every_rank() -> None:
+    rank = dist.get_rank()
+    for options, error, text in [
+        (
+            {"codec": "none" if rank == 2 else "tagc"},
+            isthmus.OptionError,
+            r"codec is 'tagc' on ranks 0, 1, 3, 'none' on rank 2",
+        ),
+        (
+            {"ratio": 4 + rank // 2, "sparsity": 0.5 + rank / 10},
+            isthmus.OptionError,
+            r"sparsity is .*; ratio is .* on ranks 0, 1, .* on ranks 2, 3",
+        ),
+        ({"nodes": "3x2"}, isthmus.OptionError, r"3x2.*4|4.*3x2"),
+        ({"nodes": "0,1|2"}, isthmus.OptionError, r"0,1\|2"),
+        ({"nodes": "3x2" if rank == 1 else "2x2"}, isthmus.OptionError, r"rank 1: .*3x2"),
+    ]:
+        with pytest.raises(error, match=text):
+            dist.new_group(pg_options=isthmus.Options(**options))
+    with pytest.raises(isthmus.OptionError, match=r"expected isthmus.Options, got str"):
+        dist.new_group(pg_options="codec=none")
+    dist.barrier()
+    # What is logged may differ.
+    dist.new_group(pg_options=isthmus.Options(log="error" if rank == 1 else "warning"))
+
+
+@table
+def a_bad_environment_is_told_to_every_rank() -> None:
+    world = dist.distributed_c10d._get_default_group()
+    dist.barrier()
+    if dist.get_rank() == 3:
+        os.environ["ISTHMUS_RATIO"] = "many"
+    try:
+        from isthmus.group import register as _register
+
+        store = dist.distributed_c10d._get_default_store()
+        group = _register.Group(store, world.rank(), range(4), 4, timedelta(seconds=OPERATION_S))
+        with pytest.raises(isthmus.OptionError, match=r'rank 3: .*ISTHMUS_RATIO="many": expected 1 to 64'):
+            _register._create(group, None)
+    finally:
+        os.environ.pop("ISTHMUS_RATIO", None)
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    return table.run_in_world()
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(main, WORLD_SIZE, env={**CODEC_NONE, "ISTHMUS_NODES": "2x2"})
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", table.names)
+def test_group(world: World, name: str) -> None:
+    world.check(name)
+
+
+def torchrun(rank: int, agents: list[int]) -> dict[str, str]:
+    """What torchrun tells a rank of a world whose ranks these agents started."""
+    counts = {"WORLD_SIZE": len(agents), "GROUP_RANK": agents[rank], "LOCAL_WORLD_SIZE": agents.count(agents[rank])}
+    return {name: str(value) for name, value in counts.items()} | {"RANK": str(rank)}
+
+
+def initialise_with(rank: int, world_size: int, env_of_rank: list[dict[str, str]]) -> str:
+    os.environ.update(env_of_rank[rank])
+    try:
+        ranks.init()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    source = isthmus.stats()["node_map_source"]
+    alone = [dist.new_group([member]) for member in range(world_size)][rank]
+    # What the world does not believe, no subgroup does.
+    assert isthmus.stats(alone)["node_map_source"] == source.partition(", though")[0]
+    text = f"{node_map(None)}, by {source}"
+    finish()
+    return text
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("env_of_rank", "expected"),
+    [
+        ([{"ISTHMUS_CODEC": "zip"}] * 2, 'OptionError: isthmus: environment variable ISTHMUS_CODEC="zip"'),
+        (
+            [{"ISTHMUS_CODEC": "none"}, {}],
+            "OptionError: isthmus: ranks have different options: codec is 'none' on rank 0",
+        ),
+        ([{"ISTHMUS_NODES": "4x4"}] * 2, "OptionError: isthmus: "),
+        ([{}, {"ISTHMUS_SPARSITY": "1"}], 'OptionError: isthmus: rank 1: environment variable ISTHMUS_SPARSITY="1"'),
+        ([{}] * 2, "1 node x 2 ranks, in blocks, by boot id and network namespace"),
+        ([{"ISTHMUS_NODES": "1|0"}] * 2, "2 nodes x 1 rank, in blocks, by option nodes"),
+        (
+            [torchrun(0, [0, 1]), {}],
+            "1 node x 2 ranks, in blocks, by boot id and network namespace, though rank 0 had torchrun; rank 1 had no "
+            "known launcher",
+        ),
+    ],
+)
+def test_the_default_group_says_what_is_wrong_on_every_rank(env_of_rank: list[dict[str, str]], expected: str) -> None:
+    texts = ranks.run(initialise_with, 2, env_of_rank)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith(expected)
+
+
+placed = Table()
+
+
+@placed
+def links_of_a_subgroup_are_measured_alike_on_its_ranks() -> None:
+    """Ranks 1, 2 on two nodes; then again, and 0, 1, 2, whose nodes have no tiers."""
+    group, uneven = dist.new_group([1, 2]), dist.new_group([0, 1, 2])
+    if dist.get_rank() in (1, 2):
+        for _ in range(2):
+            links = measure_links(group, budget_s=0.01)
+            answers: list[Any] = [None, None]
+            dist.all_gather_object(answers, links, group=group)
+            assert answers[0] == answers[1] == links
+            assert links.intra is None and links.inter is not None
+            assert [sample.num_bytes for sample in links.inter.samples][:2] == [1024, 4096]
+    if dist.get_rank() < 3:
+        with pytest.raises(ValueError, match="nodes of 1 to 2 ranks have no two tiers"):
+            measure_links(uneven)
+    dist.barrier()
+
+
+def place_cyclically(rank: int, world_size: int) -> dict[str, str]:
+    """Ranks 0, 2 and 1, 3 as two agents of torchrun started them on this machine."""
+    os.environ.update(torchrun(rank, [0, 1, 0, 1]))
+    return placed.run_in_world()
+
+
+@placed
+def launchers_place_ranks() -> None:
+    assert node_map(None) == "0,2|1,3"
+    assert isthmus.stats()["node_map_source"] == (
+        "torchrun, though by boot id and network namespace it is 1 node x 4 ranks, in blocks"
+    )
+    reduce_scatter_works(dist.group.WORLD)
+    counted = isthmus.stats()["collectives"]["reduce_scatter"]
+    assert counted["calls"] == counted["packed_calls"] == 1
+    assert not [name for name in sys.modules if name in ("lxml", "isthmus.topology.discovery.nvml")]  # not for CPUs
+
+
+@placed
+def subgroups_are_placed_as_their_members() -> None:
+    for members, expected in [
+        ([0, 1], "2 nodes x 1 rank, in blocks"),
+        ([1, 3], "1 node x 2 ranks, in blocks"),
+        ([0, 1, 3], "0|1,2"),
+    ]:
+        group = dist.new_group(members)
+        if dist.get_rank() in members:
+            assert node_map(group) == expected
+            assert isthmus.stats(group)["node_map_source"].startswith("torchrun")
+            reduce_scatter_works(group)
+    dist.barrier()
+
+
+@placed
+def nodes_of_unequal_size_are_exact_and_say_so() -> None:
+    group = dist.new_group([0, 1, 2])
+    if dist.get_rank() < 3:
+        reduce_scatter_works(group)
+        stats = isthmus.stats(group)
+        assert stats["node_map"] == "0,2|1"
+        assert stats["notes"][0].startswith("no two-tier path: it needs several nodes with equally many ranks")
+        assert stats["exact_calls"] == {"the group is not on several nodes of one size": 1}
+        assert stats["collectives"]["reduce_scatter"]["calls"] == 0
+    dist.barrier()
+
+
+@pytest.fixture(scope="module")
+def placed_world() -> World:
+    return World(place_cyclically, WORLD_SIZE, env=CODEC_NONE)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", placed.names)
+def test_groups_that_a_launcher_placed(placed_world: World, name: str) -> None:
+    placed_world.check(name)
+
+
+def come_late(rank: int, world_size: int) -> str:
+    if rank == 1:
+        store = dist.TCPStore(
+            "127.0.0.1", int(os.environ["MASTER_PORT"]), 2, False, timeout=timedelta(seconds=OPERATION_S)
+        )
+        time.sleep(6)
+        del store
+        return ""
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, True, timeout=timedelta(seconds=OPERATION_S))
+    try:
+        dist.init_process_group("isthmus", store=store, rank=0, world_size=2, timeout=timedelta(seconds=3))
+    except Exception as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.processes
+def test_a_rank_that_does_not_come_is_named() -> None:
+    text = ranks.run(come_late, 2)[0]
+    assert text == "isthmus: rank 1 did not come to make the group within 3 s"
+
+
+def warnings_of(rank: int, world_size: int, make_groups: Callable[[], Any]) -> list[str]:
+    """Return what this rank logs while it makes groups."""
+    messages: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("isthmus").addHandler(handler)
+    make_groups()
+    finish()
+    return messages
+
+
+def make_two_groups() -> None:
+    ranks.init()
+    dist.new_group()
+
+
+@pytest.mark.processes
+def test_rank_0_warns_once_of_mistyped_variables() -> None:
+    env = {"ISTHMUS_NODES": "2x1", "ISTHMUS_CODECS": "hunter2", "ISTHMUS_PASSWORD": "hunter2", "NCCL_DEBUGG": "1"}
+    expected = "the environment variable {} is none of isthmus's and changes nothing"
+    assert ranks.run(warnings_of, 2, make_two_groups, env=env) == [
+        [
+            f"{expected.format('ISTHMUS_CODECS')}: did you mean ISTHMUS_CODEC?",
+            expected.format("ISTHMUS_PASSWORD"),
+        ],
+        [],
+    ]
+
+
+def make_groups_with_options_of_other_codecs() -> None:
+    ranks.init(pg_options=isthmus.Options(ratio=4, sparsity=0.9, nodes="2x1"))
+    dist.new_group()  # with the same options
+    dist.new_group(pg_options=isthmus.Options(codec="none", bits=2, nodes="2x1"))
+
+
+@pytest.mark.processes
+def test_options_without_effect_are_told_once() -> None:
+    expected = [
+        f"option sparsity=0.9 has no effect with codec={DEFAULT}: it is for tagc, sparse or auto",
+        f"option ratio=4 has no effect with codec={DEFAULT}: it is for tagc or auto",
+        "option bits=2 has no effect with codec=none: it is for quant",
+    ]
+    assert ranks.run(warnings_of, 2, make_groups_with_options_of_other_codecs) == [expected, []]

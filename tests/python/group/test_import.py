@@ -1,0 +1,113 @@
+"""Import orders, exits and versions: what only a fresh interpreter shows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+
+import pytest
+
+from support import ranks
+from support.limits import HANG_S
+
+pytestmark = pytest.mark.processes
+
+INITIALISE = """
+    import torch, isthmus
+    import torch.distributed as dist
+    for name in ("isthmus", "cpu:isthmus"):
+        dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
+        dist.all_reduce(torch.ones(3))
+        print(isthmus.stats()["calls"])
+        dist.destroy_process_group()
+"""
+
+
+def start(script: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ISTHMUS_")}
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**clean, "ISTHMUS_LOG": "error", "OMP_NUM_THREADS": "1", **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def python(script: str, env: Mapping[str, str] | None = None) -> str:
+    process = start(script, env)
+    output, errors = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0, errors
+    return output.strip()
+
+
+@pytest.mark.parametrize(
+    ("imports", "env"),
+    [
+        ("import torch", {}),
+        ("import isthmus, torch", {}),
+        ("import torch, isthmus", {}),
+        ("import isthmus", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}),
+        ("import torch, isthmus", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}),
+    ],
+)
+def test_every_order_of_imports_registers_the_backend(imports: str, env: dict[str, str]) -> None:
+    assert python(imports + "\n" + textwrap.dedent(INITIALISE), env).splitlines() == ["{'allreduce': 1}"] * 2
+
+
+def test_importing_costs_nothing_until_it_is_used() -> None:
+    script = """
+        import isthmus, sys
+        print("torch" in sys.modules)
+        import torch
+        print("isthmus._C" in sys.modules)
+        print("torch.distributed.tensor" in sys.modules)  # which takes seconds
+        print("lxml" in sys.modules or "isthmus.topology.machine" in sys.modules)
+    """
+    assert python(script).split() == ["False"] * 4
+
+
+def test_another_torch_than_the_one_it_was_built_for() -> None:
+    script = """
+        import torch, isthmus._build_info
+        isthmus._build_info.TORCH_VERSION = "2.99.0"
+        try:
+            isthmus.Options()
+        except ImportError as error:
+            print(error)
+    """ + textwrap.indent(
+        textwrap.dedent("""
+        try:
+            torch.distributed.init_process_group("isthmus", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        except ImportError as error:
+            print(error)
+        """),
+        "        ",
+    )
+    lines = python(script).splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert "isthmus was built for torch 2.99.0, but torch 2." in line
+
+
+EXIT_WITHOUT_DESTROY = """
+    import torch, torch.distributed as dist
+    dist.init_process_group("isthmus")
+    output = torch.empty(2000)
+    works = [dist.all_gather_into_tensor(output, torch.ones(1000), async_op=True) for _ in range(3)]
+    {ending}
+"""
+
+
+@pytest.mark.parametrize("ending", ["pass", "works[-1].wait()", "works[-1].wait(); group = dist.group.WORLD"])
+def test_exit_without_destroy(ending: str) -> None:
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port()), "WORLD_SIZE": "2"}
+    env |= {"ISTHMUS_NODES": "2x1", "ISTHMUS_MIN_ELEMENTS": "0"}
+    script = EXIT_WITHOUT_DESTROY.format(ending=ending)
+    processes = [start(script, {**env, "RANK": str(rank)}) for rank in range(2)]
+    for process in processes:
+        _, errors = process.communicate(timeout=HANG_S)
+        assert process.returncode == 0, errors

@@ -1,0 +1,98 @@
+"""isthmus.Options: where values come from, types, ranges, copies."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import isthmus
+
+
+class TestOptions:
+    def test_keywords_over_environment_over_defaults(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ISTHMUS_RATIO", "4")
+        monkeypatch.setenv("ISTHMUS_CODEC", "none")
+        options = isthmus.Options(codec="tagc", timeout=timedelta(seconds=7))
+        assert (options.codec, options.ratio, options.sparsity) == ("tagc", 4.0, 0.9875)
+        assert options._timeout == timedelta(seconds=7)
+        assert options.backend == "isthmus"
+
+    def test_types(self) -> None:
+        options = isthmus.Options(two_tier_all_gather=False, min_elements=5, ratio=2)
+        values: dict[str, Any] = {"two_tier_all_gather": False, "min_elements": 5, "ratio": 2.0, "nodes": ""}
+        for name, value in values.items():
+            assert getattr(options, name) == value
+            assert type(getattr(options, name)) is type(value)
+
+    @pytest.mark.parametrize(
+        ("name", "value", "range_text"),
+        [
+            ("codec", "zip", "none, tagc, quant, sparse or auto"),
+            ("tiers", "three", "two or flat"),
+            ("ratio", 0.5, "1 to 64"),
+            ("sparsity", 1, "less than 1"),
+            ("index_bits", 2, "1 or 4"),
+            ("min_elements", -1, "0 or more"),
+            ("min_elements", 1.5, "0 or more"),
+            ("max_units", 0, "1 or more"),
+            ("two_tier_all_gather", "maybe", "true"),
+            ("log", "loud", "warning"),
+        ],
+    )
+    def test_bad_values_name_themselves(self, name: str, value: Any, range_text: str) -> None:
+        for error in (isthmus.OptionError, ValueError, isthmus.Error):
+            with pytest.raises(error, match=f"{name}.*{range_text}"):
+                isthmus.Options(**{name: value})
+        options = isthmus.Options()
+        with pytest.raises(isthmus.OptionError, match=f"{name}.*{range_text}"):
+            setattr(options, name, value)
+
+    @pytest.mark.parametrize(("name", "value"), [("units", ["*"]), ("units", None), ("nodes", None), ("timeout", 5)])
+    def test_values_of_another_type_name_themselves(self, name: str, value: Any) -> None:
+        with pytest.raises(TypeError, match=f"{name}=.*expected"):
+            isthmus.Options(**{name: value})
+
+    def test_unknown_keyword(self) -> None:
+        with pytest.raises(isthmus.OptionError, match=r"there is no option sparcity.*sparsity"):
+            isthmus.Options(sparcity=0.5)
+
+    def test_options_without_effect_are_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ISTHMUS_PEEL_ROUNDS", "7")
+        options = isthmus.Options(codec="quant", ratio=10, sparsity=0.9, bits=2, nodes="2x2")
+        options.inter_gbit = 3
+        expected = [
+            ("sparsity", "0.9", "tagc, sparse or auto"),
+            ("ratio", "10", "tagc or auto"),  # its default, and yet asked for
+            ("peel_rounds", "7", "tagc or auto"),
+            ("inter_gbit", "3", "auto"),
+        ]
+        assert options._without_effect() == expected
+        for duplicate in (copy.copy, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))):
+            assert duplicate(options)._without_effect() == expected
+        options.codec = "tagc"
+        assert [name for name, *_ in options._without_effect()] == ["bits", "inter_gbit"]
+        options.codec = "auto"
+        assert [name for name, *_ in options._without_effect()] == ["bits"]
+        monkeypatch.delenv("ISTHMUS_PEEL_ROUNDS")
+        assert isthmus.Options()._without_effect() == []
+
+    @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+    def test_copies(self, duplicate: Any) -> None:
+        options = isthmus.Options(codec="none", ratio=3, timeout=timedelta(seconds=9))
+        other = duplicate(options)
+        assert type(other) is type(options)
+        assert other == options
+        assert other._timeout == options._timeout
+        other.ratio = 5
+        assert options.ratio == 3
+        assert other != options
+
+    def test_repr_shows_every_field(self) -> None:
+        text = repr(isthmus.Options(codec="none", timeout=timedelta(seconds=9)))
+        assert text.startswith("isthmus.Options(nodes=")
+        assert "codec=none" in text
+        assert "timeout=9" in text

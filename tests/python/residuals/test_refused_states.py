@@ -1,0 +1,164 @@
+"""What is loaded wrongly is named on every rank and changes nothing."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+import isthmus
+from python.residuals.malice import MakesFolder
+from python.residuals.saved_models import model_on, saved, shared_folder
+from support.checkpoints import (
+    backward,
+    fingerprint,
+    fsdp2,
+    hsdp_mesh,
+    trained,
+)
+from support.checks import Table, World
+
+pytestmark = pytest.mark.processes
+table = Table()
+
+
+def refused(state: dict[str, Any], message: str) -> None:
+    """Loading fails on every rank, and what was there stays."""
+    model = trained(model_on())
+    before = fingerprint(model)
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        isthmus.load_state_dict(state, model)
+    assert fingerprint(model) == before
+    backward(model, 5)  # the group goes on
+
+
+@table
+def damaged_states_are_refused_and_change_nothing() -> None:
+    good = isthmus.state_dict(trained(model_on()))
+    rank = dist.get_rank()
+    own, residual = f"rank{rank}", f"rank{rank}/0/1/residual"
+    refused({}, r"no isthmus\.state_dict")
+    refused({**good, own: torch.ones(3)}, "is a Tensor, not the description of a rank")
+    refused({**good, own: good[own][:-9]}, rf"'rank{rank}' is damaged")
+    refused({**good, own: '{"version": 1, "groups": [{}]}'}, rf"'rank{rank}' is damaged.*ranks")
+    refused({**good, own: '{"version": 9}'}, rf"'rank{rank}' has version 9")
+    refused(
+        {**good, residual: good[residual][:-1]}, r"unit 'blocks.1' of rank \d has 587 elements where 588 were saved"
+    )
+    refused({**good, residual: good[residual].double()}, "residual of unit blocks.1: expected a contiguous float32")
+    refused({**good, residual: good[residual] * torch.nan}, "blocks.1")
+    refused({key: value for key, value in good.items() if key != residual}, "residual of unit 'blocks.1'.*is missing")
+
+
+@table
+def one_damaged_rank_fails_all_of_them() -> None:
+    """Also with HSDP, where rank 3 shares no group with rank 0."""
+    for make in (model_on, lambda: fsdp2(hsdp_mesh("2x2", "sparse"))):
+        model = trained(make())
+        state = isthmus.state_dict(model)
+        if dist.get_rank() == 0:
+            state["rank0"] = "{}"
+        before = fingerprint(model)
+        with pytest.raises(ValueError, match="'rank0' is damaged"):
+            isthmus.load_state_dict(state, model)
+        assert fingerprint(model) == before
+
+
+@table
+def other_pieces_are_refused() -> None:
+    folder = saved(trained(model_on()))
+    for options in ({"own_piece": "coded"}, {"tiers": "flat"}):
+        with pytest.raises(ValueError, match=r"residuals were saved with (own_piece=exact|tiers=two), and this group"):
+            isthmus.load_checkpoint(folder, model_on(**options))
+
+
+@table
+def checkpoints_without_residuals_are_named() -> None:
+    folder = shared_folder()
+    dcp.save({"model": {"weight": torch.ones(3)}}, checkpoint_id=folder)
+    model = trained(model_on())
+    before = fingerprint(model)
+    with pytest.raises(ValueError, match="the checkpoint has no 'isthmus'"):
+        isthmus.load_checkpoint(folder, model)
+    with pytest.raises(Exception, match="metadata"):
+        isthmus.load_checkpoint(folder / "nothing", model)
+    other_key = shared_folder()
+    dcp.save({"residuals": isthmus.state_dict(model)}, checkpoint_id=other_key)
+    assert len(isthmus.load_checkpoint(other_key, model, key="residuals").restored) == 3
+    assert fingerprint(model) == before
+
+
+@table
+def truncated_files_are_refused_and_change_nothing() -> None:
+    folder = saved(trained(model_on()))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        for file in folder.glob("*.distcp"):
+            file.write_bytes(file.read_bytes()[:-2000])
+    dist.barrier()
+    model = trained(model_on())
+    before = fingerprint(model)
+    with pytest.raises(Exception):  # noqa: B017  # whatever torch raises
+        isthmus.load_checkpoint(folder, model)
+    assert fingerprint(model) == before
+    dist.barrier()
+
+
+@table
+def checkpoints_that_would_run_a_program_are_refused_on_all_ranks() -> None:
+    """A saved object of one rank, then the metadata: of neither is anything called. See test_checkpoint_reader.py."""
+    model = trained(model_on())
+    before = fingerprint(model)
+    for make, file in ((evil_object, r"'isthmus\.rank1' in __\d_\d\.distcp"), (evil_metadata, r"/\.metadata was not")):
+        made = shared_folder() / "made"
+        with pytest.raises(ValueError, match=file):
+            isthmus.load_checkpoint(make(model, made), model)
+        dist.barrier()
+        assert not made.exists() and fingerprint(model) == before
+
+
+def evil_object(model: nn.Module, made: Path) -> Path:
+    folder, state = shared_folder(), isthmus.state_dict(model)
+    if dist.get_rank() == 1:
+        state["rank1"] = MakesFolder(made)
+    dcp.save({"isthmus": state}, checkpoint_id=folder)
+    return folder
+
+
+def evil_metadata(model: nn.Module, made: Path) -> Path:
+    folder = saved(model)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        (folder / ".metadata").write_bytes(pickle.dumps(MakesFolder(made)))
+    dist.barrier()
+    return folder
+
+
+@table
+def dcp_load_alone_finds_out_that_residuals_are_missing() -> None:
+    folder = saved(trained(model_on()))
+    model = model_on()
+    state = {"isthmus": isthmus.state_dict(model)}
+    dcp.load(state, checkpoint_id=folder)
+    with pytest.raises(ValueError, match=r"is missing.*use isthmus\.load_checkpoint\(\)"):
+        isthmus.load_state_dict(state["isthmus"], model)
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    return table.run_in_world()
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(main, 4)
+
+
+@pytest.mark.parametrize("name", table.names)
+def test_state(world: World, name: str) -> None:
+    world.check(name)

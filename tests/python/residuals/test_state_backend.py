@@ -1,0 +1,301 @@
+"""What is loaded takes effect; what cannot be kept is dropped and named; what it all takes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import isthmus
+from python.residuals.saved_models import model_on, saved, warnings_of_rank_0
+from support.checkpoints import (
+    WIDTH,
+    Block,
+    Model,
+    backward,
+    ddp,
+    fingerprint,
+    fsdp1,
+    fsdp2,
+    group,
+    hsdp_mesh,
+    mesh_of,
+    trained,
+    unit_states,
+)
+from support.checks import Table, World
+
+pytestmark = pytest.mark.processes
+table = Table()
+
+
+@table
+def another_codec_takes_the_residuals_along() -> None:
+    folder = saved(trained(model_on()))
+    for codec, exact_steps in (("none", 2), ("default", 1)):
+        process_group = group(codec)
+        model = fsdp2(mesh_of(process_group))
+        isthmus.load_checkpoint(folder, model)
+        assert isthmus.stats(process_group)["residual_bytes"] > 0
+        trained(model, passes=2)
+        stats = isthmus.stats(process_group)
+        assert stats["residual_bytes"] == 0
+        assert stats["exact_calls"]["takes the residual along"] == stats["num_units"] == 3
+        assert sum(stats["exact_calls"].values()) == 3 * exact_steps
+        assert stats["compressed_calls"] == 3 * (2 - exact_steps)
+
+
+@table
+def the_default_codec_saves_steps_alone() -> None:
+    """There is no residual, but what it does to a gradient depends on the step."""
+    model = trained(fsdp2(mesh_of(group("default"))), passes=3)
+    assert not any(isinstance(value, torch.Tensor) for value in isthmus.state_dict(model).values())
+    other = fsdp2(mesh_of(group("default")))
+    assert len(isthmus.load_checkpoint(saved(model), other).restored) == 3
+    assert {unit["step"] for unit in unit_states(other)} == {3}
+
+
+class Other(nn.Module):
+    """As `Model`, but for its first block's shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(WIDTH, WIDTH), Block()])
+        self.last = nn.Linear(WIDTH, 7)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.last(self.blocks[1](self.blocks[0](features)))  # type: ignore[no-any-return]
+
+
+@table
+def units_of_another_model_are_dropped_one_by_one() -> None:
+    """On the same nodes as on others."""
+    folder = saved(trained(model_on()))
+    for nodes in ("2x2", "4x1"):
+        other = fsdp2(mesh_of(group(nodes=nodes)), Other())
+        with warnings_of_rank_0() as messages:
+            report = isthmus.load_checkpoint(folder, other)
+        assert report.restored + report.resharded == ("blocks.1",)
+        assert [name for name, _ in report.dropped] == ["blocks.0", "root"]
+        assert "no parameters blocks.0.down.weight, blocks.0.up.bias, blocks.0.up.weight" in report.dropped[0][1]
+        assert "no parameters out.bias, out.weight" in report.dropped[1][1]
+        assert all("residuals of unit" in message for message in messages)
+        assert [unit["name"] for unit in unit_states(other)] == ["blocks.1"]
+
+
+@table
+def a_model_under_another_name_finds_nothing() -> None:
+    folder = saved(trained(isthmus.prepare(model_on(), name="one")))
+    with warnings_of_rank_0():
+        report = isthmus.load_checkpoint(folder, isthmus.prepare(model_on(), name="two"))
+    assert [name for name, _ in report.dropped] == ["one/blocks.0", "one/blocks.1", "one/root"]
+    assert all("no such unit" in reason for _, reason in report.dropped)
+
+
+@table
+def preparing_later_keeps_what_was_saved_without() -> None:
+    model = trained(model_on())
+    totals = {unit["name"]: unit["residual"] for unit in unit_states(model)}
+    prepared = isthmus.prepare(model_on())
+    report = isthmus.load_checkpoint(saved(model), prepared)
+    assert len(report.restored) == 3
+    backward(prepared, 2)
+    units = unit_states(prepared)
+    assert {unit["step"] for unit in units} == {3}  # the units that were loaded, and no others beside them
+    assert {unit["name"] for unit in units} == totals.keys()
+    assert all(unit["layout"] for unit in units)
+
+
+@table
+def one_node_drops_residuals_and_so_does_request() -> None:
+    folder = saved(trained(model_on()))
+    model = model_on("1x4")
+    with warnings_of_rank_0() as messages:
+        report = isthmus.load_checkpoint(folder, model)
+    assert len(report.dropped) == 3
+    assert len(messages) in (0, 3)
+    assert all("within one node" in reason for _, reason in report.dropped)
+    backward(model, 0)
+
+    model = trained(model_on("4x1"))
+    with warnings_of_rank_0():
+        report = isthmus.load_checkpoint(folder, model, reshard=False)
+    assert {reason for _, reason in report.dropped} == {"reshard=False"} and not report.resharded
+    assert unit_states(model) == []
+
+
+@table
+def residuals_of_flat_tiers_are_resharded() -> None:
+    """Flat tiers estimate: what arrives says little. The sum over ranks of scale x residual is what is kept."""
+
+    def owed(model: nn.Module) -> dict[str, torch.Tensor]:
+        totals = {unit["name"]: unit["scale"] * unit["residual"] for unit in unit_states(model)}
+        for total in totals.values():
+            dist.all_reduce(total)
+        return totals
+
+    model = trained(model_on(tiers="flat"))
+    expected = owed(model)
+    assert len(expected) == 3 and all(total.abs().max() > 0 for total in expected.values())
+    other = model_on("4x1", tiers="flat")
+    report = isthmus.load_checkpoint(saved(model), other)
+    assert len(report.resharded) == 3 and not report.dropped
+    torch.testing.assert_close(owed(other), expected)
+
+
+@table
+def units_of_unknown_shape_are_dropped_elsewhere_and_restored_here() -> None:
+    folder = saved(trained(fsdp1(mesh_of(group()))))
+    assert len(isthmus.load_checkpoint(folder, fsdp1(mesh_of(group()))).restored) == 3
+    with warnings_of_rank_0():
+        report = isthmus.load_checkpoint(folder, fsdp1(mesh_of(group(nodes="4x1"))))
+    assert {reason for _, reason in report.dropped} == {
+        "its parameters are not known: prepare its model, or give it to state_dict, when saving"
+    }
+    assert len(report.dropped) == 3
+
+
+@table
+def loading_replaces_what_was_there() -> None:
+    model = trained(model_on())
+    folder, before = saved(model), fingerprint(model)
+    trained(model, 3)
+    assert fingerprint(model) != before
+    isthmus.load_checkpoint(folder, model)
+    assert fingerprint(model) == before
+    isthmus.load_state_dict(isthmus.state_dict(model), model)
+    assert fingerprint(model) == before
+
+
+@table
+def accumulation_leaves_residuals_complete() -> None:
+    """Gradients that were not reduced yet are in nobody's checkpoint; residuals are not concerned."""
+    model: Any = trained(model_on())
+    before = [(unit["step"], unit["residual"]) for unit in unit_states(model)]
+    model.set_requires_gradient_sync(False)
+    backward(model, 7)
+    state = isthmus.state_dict(model)
+    units = json.loads(state[f"rank{dist.get_rank()}"])["groups"][0]["units"]
+    for index, (step, residual) in enumerate(before):
+        assert units[index]["step"] == step
+        assert torch.equal(state[f"rank{dist.get_rank()}/0/{index}/residual"], residual)
+
+
+@table
+def states_are_copies() -> None:
+    model = trained(model_on())
+    state = isthmus.state_dict(model)
+    before = {key: value.clone() for key, value in state.items() if isinstance(value, torch.Tensor)}
+    trained(model)
+    assert before and all(torch.equal(state[key], value) for key, value in before.items())
+
+
+@table
+def groups_and_all_groups_may_be_meant() -> None:
+    first, second = group(), group()
+    models = [trained(fsdp2(mesh_of(found))) for found in (first, second)]
+    rank = dist.get_rank()
+    assert len(json.loads(isthmus.state_dict(first)[f"rank{rank}"])["groups"]) == 1
+    everything = isthmus.state_dict()
+    prints = [fingerprint(model) for model in models]
+    isthmus.clear_residuals(first)
+    assert unit_states(models[0]) == [] and fingerprint(models[1]) == prints[1]
+    isthmus.scale_residuals(3.0, models[1])
+    assert fingerprint(models[1]) != prints[1]
+    isthmus.load_state_dict(everything)
+    assert [fingerprint(model) for model in models] == prints
+    gloo = dist.new_group(backend="gloo")
+    with pytest.raises(ValueError, match="the backend of this group is gloo, not isthmus"):
+        isthmus.state_dict(gloo)
+    with pytest.raises(ValueError, match="the model is reduced over no process group of isthmus"):
+        isthmus.state_dict(nn.Linear(2, 2))
+
+
+@table
+def residuals_take_what_is_documented() -> None:
+    num_nodes, ranks_per_node = 2, 2
+    rows = -(-7 // 4) * 4 * (WIDTH + 1)  # of the last layer, padded to equal shards
+    sharded = 2 * (4 * WIDTH * WIDTH + 2 * WIDTH) + rows
+    per_node_rows = -(-7 // 2) * 2 * (WIDTH + 1)
+    within_nodes = sharded - rows + per_node_rows
+
+    def residual_bytes(process_group: dist.ProcessGroup) -> int:
+        return int(isthmus.stats(process_group)["residual_bytes"])
+
+    process_group = group()
+    trained(fsdp2(mesh_of(process_group)))
+    assert residual_bytes(process_group) == 4 * sharded // ranks_per_node * (num_nodes - 1) // num_nodes
+    process_group = group(tiers="flat")
+    trained(fsdp2(mesh_of(process_group)))
+    assert residual_bytes(process_group) == 4 * sharded
+    for codec in ("none", "default"):
+        process_group = group(codec)
+        trained(fsdp2(mesh_of(process_group)))
+        assert residual_bytes(process_group) == 0
+    mesh = hsdp_mesh("2x2", "sparse")
+    trained(fsdp2(mesh))
+    assert residual_bytes(mesh.get_group("replicate")) == 4 * within_nodes // ranks_per_node
+    assert residual_bytes(mesh.get_group("shard")) == 0
+    process_group = group()
+    model = isthmus.prepare(ddp(process_group, find_unused_parameters=True), name="memory")
+    trained(model, 3)
+    expected = 0
+    for unit in unit_states(model):
+        chunk = -(-unit["num_elements"] // 4)
+        expected += 4 * (chunk * (num_nodes - 1) + chunk)
+    num_parameters = sum(parameter.numel() for parameter in Model().parameters())
+    assert residual_bytes(process_group) == expected
+    assert 0 <= expected - 4 * num_parameters // 2 < 4 * 2 * 4 * len(unit_states(model))
+
+
+@table
+def models_of_equal_names_in_groups_of_their_own_are_told_apart() -> None:
+    """Names need not differ between groups; the model that is given is meant."""
+    models = [trained(isthmus.prepare(model_on()), passes) for passes in (1, 2)]
+    folders = [saved(model) for model in models]
+    for nodes in ("2x2", "4x1"):
+        targets = [isthmus.prepare(model_on(nodes)) for _ in models]
+        for target, folder, steps in zip(targets, folders, (1, 2), strict=True):
+            report = isthmus.load_checkpoint(folder, target)
+            assert len(report.restored + report.resharded) == 3, report
+            assert {unit["step"] for unit in unit_states(target)} == {steps}
+        assert {unit["step"] for unit in unit_states(targets[0])} == {1}
+
+
+@table
+def a_missing_gradient_is_another_layout_in_the_checkpoint() -> None:
+    """Residuals of a reduction in which some parameters had no gradient belong to the others."""
+    model: Any = isthmus.prepare(model_on(), name="skips")
+    trained(model)
+    fully_sharded = {unit["layout"] for unit in unit_states(model)}
+    model.blocks[0].down.weight.requires_grad_(False)
+    features = torch.randn(8, WIDTH)
+    for _ in range(2):
+        model(features).sum().backward()
+    units = [unit for unit in unit_states(model) if unit["layout"] not in fully_sharded]
+    assert [unit["name"] for unit in units] == ["skips/blocks.0"]
+    assert units[0]["num_elements"] == 2 * WIDTH * (WIDTH + 1)
+    before = fingerprint(model)
+    isthmus.load_checkpoint(saved(model), model)
+    assert fingerprint(model) == before
+    elsewhere = isthmus.prepare(model_on("4x1"), name="skips")
+    report = isthmus.load_checkpoint(saved(model), elsewhere)
+    assert len(report.resharded) == 4 and not report.dropped
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    return table.run_in_world()
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(main, 4)
+
+
+@pytest.mark.parametrize("name", table.names)
+def test_state(world: World, name: str) -> None:
+    world.check(name)

@@ -1,0 +1,186 @@
+"""Links measured: the fit, who joins which world, mistakes, and one run over simulated nodes with a slow link."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from isthmus.benchmarks.simulate import NamespaceNetwork, NetworkError
+from isthmus.cli.main import app
+from isthmus.topology.discovery.link_cache import LinkSample, load_links
+from isthmus.topology.discovery.measure import SIZES, _Tiers, fit_link
+from isthmus.topology.discovery.measure_world import _rendezvous
+from support.limits import HANG_S
+
+RATE = "50mbit"
+
+
+def samples(time_us: Callable[[int], float]) -> list[LinkSample]:
+    return [LinkSample(size, time_us(size)) for size in SIZES]
+
+
+@pytest.mark.parametrize(("latency_us", "gbit_s"), [(20, 100), (0.5, 3200), (5000, 0.05), (0, 10)])
+def test_the_fit_finds_latency_and_bandwidth(latency_us: float, gbit_s: float) -> None:
+    given = samples(lambda size: latency_us + 8e-3 * size / gbit_s)
+    link = fit_link(given)
+    assert link.latency_us == pytest.approx(latency_us, rel=1e-6, abs=1e-6)
+    assert link.bandwidth_gbit_s == pytest.approx(gbit_s, rel=1e-6)
+    assert link.samples == tuple(given)
+
+
+def test_the_ends_decide() -> None:
+    """What lies between (a burst that a shaped link lets through, say) is shown, and does not count."""
+    middle = SIZES[len(SIZES) // 2]
+    link = fit_link(samples(lambda size: 1.0 if size == middle else 20 + 8e-3 * size / 100))
+    assert (link.latency_us, link.bandwidth_gbit_s) == pytest.approx((20, 100))
+    assert link.samples[len(SIZES) // 2].time_us == 1.0
+
+
+@pytest.mark.parametrize(
+    ("time_us", "latency_us", "gbit_s"),
+    [
+        (lambda size: 7.0, 7.0, 8e-3 * SIZES[-1] / 7),  # nothing but latency
+        (lambda size: 1e9 / size, 1e9 / SIZES[-1], 8e-12 * SIZES[-1] ** 2),  # noise: larger is faster
+        (lambda size: size**1.5, 0.0, 8e-3 / SIZES[-1] ** 0.5),  # the line would begin below 0
+    ],
+)
+def test_neither_comes_out_negative(time_us: Callable[[int], float], latency_us: float, gbit_s: float) -> None:
+    link = fit_link(samples(time_us))
+    assert (link.latency_us, link.bandwidth_gbit_s) == (pytest.approx(latency_us), pytest.approx(gbit_s, rel=0.01))
+
+
+def test_a_fit_to_one_size() -> None:
+    link = fit_link([LinkSample(1000, 8.0)])
+    assert (link.latency_us, link.bandwidth_gbit_s) == (8.0, 1.0)
+
+
+def test_tiers_of_a_rank() -> None:
+    tiers = _Tiers([0, 1, 1, 0, 2, 2], 2)
+    assert (tiers.num_nodes, tiers.ranks_per_node, tiers.node, tiers.rail) == (3, 2, [1, 2], [3, 2, 5])
+    assert (_Tiers([0, 0], 1).rail, _Tiers([0, 1], 1).node) == ([1], [1])
+
+
+@pytest.mark.parametrize(
+    ("node_of_rank", "complaint"),
+    [([0], "one rank has no links"), ([0, 0, 1], "nodes of 1 to 2 ranks have no two tiers")],
+)
+def test_groups_without_tiers(node_of_rank: list[int], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        _Tiers(node_of_rank, 0)
+
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        (TORCHRUN | {"MASTER_ADDR": "a", "MASTER_PORT": "1"}, {"RANK": "1", "WORLD_SIZE": "4", "MASTER_PORT": "1"}),
+        (OPEN_MPI, {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}),
+        (
+            OPEN_MPI | {"MASTER_PORT": "2"},
+            {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "2"},
+        ),
+        ({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a"}, {"MASTER_PORT": "29500"}),  # by hand
+    ],
+)
+def test_the_world_is_the_launchers(environment: dict[str, str], found: dict[str, str]) -> None:
+    assert _rendezvous(environment) == found
+
+
+@pytest.mark.parametrize(
+    ("environment", "complaint"),
+    [
+        ({}, "no launcher started this process: start it on every rank, as in `torchrun"),
+        ({"RANK": "0"}, "no launcher"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "set MASTER_ADDR to the address of rank 0's host"),
+        ({"RANK": "1", "WORLD_SIZE": "4"}, "set MASTER_ADDR"),
+    ],
+)
+def test_a_world_that_cannot_be_joined(environment: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        _rendezvous(environment)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--measure"], "no launcher started this process"),
+        (["--measure", "--json"], "no other option"),
+        (["--measure", "--nodes", "2x2"], "no other option"),
+        (["--output", "f"], "only --measure writes a file"),
+    ],
+)
+def test_mistakes_on_the_command_line(options: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*TORCHRUN, *OPEN_MPI):
+        monkeypatch.delenv(name, raising=False)
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["topo", *options])
+    assert result.exit_code == 2
+    assert complaint in result.output
+
+
+@pytest.fixture(scope="module")
+def slow_network() -> Any:
+    for rights in ("root", "user"):
+        try:
+            with NamespaceNetwork(2, rights) as network:
+                network.shape(RATE)
+                yield network
+                return
+        except NetworkError as error:
+            reason = str(error)
+    pytest.skip(f"no namespaces here: {reason}")
+
+
+def start_rank(network: NamespaceNetwork, rank: int, output: Path) -> subprocess.Popen[str]:
+    """As torchrun would, on two nodes of two ranks."""
+    node = rank // 2
+    own = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": node, "MASTER_PORT": network.free_port()}
+    own |= {"MASTER_ADDR": network.address(0), "GLOO_SOCKET_IFNAME": network.interface(node), "ISTHMUS_LOG": "info"}
+    return subprocess.Popen(
+        [*network.command_prefix(node), sys.executable, "-m", "isthmus", "topo", "--measure", "--output", str(output)],
+        env=os.environ | {name: str(value) for name, value in own.items()} | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.processes
+def test_two_nodes_behind_a_slow_link(slow_network: NamespaceNetwork, tmp_path: Path) -> None:
+    output = tmp_path / "links.json"
+    sent = [slow_network.sent_bytes(node) for node in (0, 1)]
+    processes = [start_rank(slow_network, rank, output) for rank in range(4)]
+    told = [process.communicate(timeout=HANG_S) for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, told
+    sent = [slow_network.sent_bytes(node) - before for node, before in zip((0, 1), sent, strict=True)]
+
+    links = load_links(output)
+    assert (links.node_map, links.num_nodes, links.ranks_per_node) == ("2 nodes x 2 ranks, in blocks", 2, 2)
+    assert links.backend == "gloo"
+    assert links.hosts == (os.uname().nodename,)
+    assert links.versions.keys() == {"isthmus", "torch"}
+    assert links.intra is not None and links.inter is not None
+    sizes = [sample.num_bytes for sample in links.intra.samples]
+    assert sizes == list(SIZES[: len(sizes)]) and len(sizes) >= 2
+    sizes = [sample.num_bytes for sample in links.inter.samples]
+    assert sizes == [2 * size for size in SIZES[: len(sizes)]] and len(sizes) >= 2
+    assert links.inter.bandwidth_gbit_s < links.intra.bandwidth_gbit_s
+    assert all(num_bytes > 2 * sum(sizes) for num_bytes in sent)  # the first exchange and a burst of each
+
+    out, err = told[0]
+    assert "group of 4 ranks: 2 nodes x 2 ranks, in blocks, by torchrun\n" in err
+    assert links.describe() in out
+    assert f"saved in {output}, for `isthmus plan --links {output}`" in out
+    assert [told[rank][0] for rank in (1, 2, 3)] == [""] * 3
+    assert json.loads(output.read_text())["measurements"][0]["date"] == links.date
+    print(f"\na link of {RATE} each way was measured as {links.inter.bandwidth_gbit_s * 1e3:.1f} Mbit/s", out, sep="\n")

@@ -1,0 +1,241 @@
+"""The FSDP family trains on Isthmus: as over Gloo with codec none, and compressed where gradients cross nodes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import Shard
+from torch.utils.checkpoint import checkpoint
+
+from support.checks import Table, World
+from support.families import (
+    BLOCKS,
+    FEATURES,
+    STEPS,
+    UNITS,
+    WORLD_SIZE,
+    Block,
+    Family,
+    Model,
+    Training,
+    add_family,
+    run_table,
+)
+
+pytestmark = pytest.mark.processes
+
+table = Table()
+INSIDE_A_NODE = "the group is not on several nodes of one size"
+
+
+# --- FSDP2 ---
+
+
+def fsdp2(model: nn.Module, **settings: Any) -> nn.Module:
+    for block in model.blocks:
+        fully_shard(block, **settings)
+    return fully_shard(model, **settings)
+
+
+def hsdp(model: nn.Module, **settings: Any) -> nn.Module:
+    return fsdp2(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")), **settings)
+
+
+def mixed_precision(parameters: torch.dtype, reduction: torch.dtype | None) -> Any:
+    return functools.partial(fsdp2, mp_policy=MixedPrecisionPolicy(param_dtype=parameters, reduce_dtype=reduction))
+
+
+def for_each_unit(method: str, *arguments: Any) -> Any:
+    """FSDP2, and then a call of one of its methods on each unit."""
+
+    def wrap(model: nn.Module) -> nn.Module:
+        fsdp2(model)
+        for module in [*model.blocks, model]:
+            getattr(module, method)(*arguments)
+            if dist.get_backend() == "gloo":  # which has no PREMUL_SUM
+                module.set_force_sum_reduction_for_comms(True)
+        return model
+
+    return wrap
+
+
+def two_blocks_in_one_unit(model: nn.Module) -> nn.Module:
+    fully_shard([model.blocks[0], model.blocks[1]])
+    fully_shard(model.blocks[2])
+    return fully_shard(model)
+
+
+def sharded_by_columns(model: nn.Module) -> nn.Module:
+    return fsdp2(model, shard_placement_fn=lambda parameter: Shard(parameter.ndim - 1))
+
+
+def partly_frozen(model: nn.Module) -> nn.Module:
+    """A whole unit, a bias in a unit, and a weight in another."""
+    for parameter in (*model.blocks[1].parameters(), model.blocks[2].linear.bias, model.first.weight):
+        parameter.requires_grad_(False)
+    return fsdp2(model)
+
+
+def with_prefetching(model: nn.Module) -> nn.Module:
+    fsdp2(model)
+    model.set_modules_to_forward_prefetch(list(model.blocks))
+    model.blocks[2].set_modules_to_backward_prefetch([model.blocks[1], model.blocks[0]])
+    return model
+
+
+def tied() -> nn.Module:
+    model = Model()
+    model.last.weight = model.first.weight
+    return model
+
+
+class Checkpointed(Model):
+    """Keeps no activations of blocks."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        features = self.first(features)
+        for block in self.blocks:
+            features = checkpoint(block, features, use_reentrant=self.reentrant)
+        output: torch.Tensor = self.last(features)
+        return output
+
+
+def accumulate(training: Training, number: int) -> torch.Tensor:
+    """Two micro-batches, of which the first is not reduced."""
+    training.model.set_requires_gradient_sync(False)
+    training.step(number)
+    training.model.set_requires_gradient_sync(True)
+    return training.step(number + 1)
+
+
+def accumulate_shards(training: Training, number: int) -> torch.Tensor:
+    """HSDP reduces each micro-batch within the node, and only the last one between nodes."""
+    training.model.set_requires_all_reduce(False)
+    training.step(number)
+    training.model.set_requires_all_reduce(True)
+    return training.step(number + 1)
+
+
+def hsdp_family(*, shard_reductions: int = len(UNITS), mp_policy: Any = None, **settings: Any) -> Family:
+    """All-reduces are compressed; what happens within a node, clipping included, is exact and says so."""
+    return Family(
+        functools.partial(hsdp, mp_policy=mp_policy or MixedPrecisionPolicy()),
+        collectives=("all_reduce",),
+        exact={INSIDE_A_NODE: STEPS * (shard_reductions + 1)},
+        **settings,
+    )
+
+
+BFLOAT16, FLOAT16 = 0.02, 0.005
+FSDP2_FAMILIES = {
+    "fsdp2": Family(fsdp2, modes=("none", "default", "prepared", "tagc", "prepared sparse")),
+    "bfloat16_parameters": Family(mixed_precision(torch.bfloat16, None), rounding=BFLOAT16),
+    "bfloat16_parameters_reduced_in_float32": Family(mixed_precision(torch.bfloat16, torch.float32), rounding=BFLOAT16),
+    "float16_parameters": Family(mixed_precision(torch.float16, None), rounding=FLOAT16),
+    "float16_parameters_reduced_in_float32": Family(mixed_precision(torch.float16, torch.float32), rounding=FLOAT16),
+    "kept_after_forward": Family(functools.partial(fsdp2, reshard_after_forward=False)),
+    "resharded_to_two_ranks_after_forward": Family(functools.partial(fsdp2, reshard_after_forward=2)),
+    "gradient_divide_factor": Family(for_each_unit("set_gradient_divide_factor", 2.0)),
+    "reduce_scatter_divide_factor": Family(for_each_unit("set_reduce_scatter_divide_factor", 1.0), modes=("default",)),
+    "sums_alone": Family(for_each_unit("set_force_sum_reduction_for_comms", True)),
+    "prefetched": Family(with_prefetching, modes=("default",)),
+    "accumulated": Family(fsdp2, backward=accumulate),
+    "tied_weights": Family(fsdp2, make=tied),
+    "partly_frozen": Family(partly_frozen, units=[unit for unit in UNITS if unit != "blocks.1"]),
+    "offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy(pin_memory=False))),
+    "two_blocks_in_one_unit": Family(two_blocks_in_one_unit, units=["root", "blocks.0, blocks.1", "blocks.2"]),
+    "sharded_by_columns": Family(sharded_by_columns),
+    "checkpointed": Family(fsdp2, make=functools.partial(Checkpointed, False), modes=("prepared",)),
+    "checkpointed_reentrantly": Family(fsdp2, make=functools.partial(Checkpointed, True), modes=("none", "prepared")),
+    "hsdp": hsdp_family(modes=("none", "default", "prepared", "sparse")),
+    "hsdp_accumulated": hsdp_family(backward=accumulate_shards, shard_reductions=2 * len(UNITS)),
+    "hsdp_bfloat16": hsdp_family(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16), rounding=BFLOAT16),
+}
+
+
+# --- FSDP1 ---
+
+
+def fsdp1(model: nn.Module, **settings: Any) -> nn.Module:
+    settings = {"auto_wrap_policy": ModuleWrapPolicy({Block}), "device_id": torch.device("cpu"), **settings}
+    return FullyShardedDataParallel(model, **settings)
+
+
+def fsdp1_hybrid(model: nn.Module, **settings: Any) -> nn.Module:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    return fsdp1(model, device_mesh=mesh, **settings)
+
+
+def accumulate_without_sync(training: Training, number: int) -> torch.Tensor:
+    with training.model.no_sync():
+        training.step(number)
+    return training.step(number + 1)
+
+
+def fsdp1_units(dtype: str = "float32", shards: int = 1) -> list[str]:
+    """Return the names that units of FSDP1 get by size and order: the first that is reduced comes first."""
+    layer = FEATURES * (FEATURES + 1) // shards
+    blocks = [f"fsdp1:{dtype}:{layer}{suffix}" for suffix in ("", *(f" ({i + 1})" for i in range(1, BLOCKS)))]
+    return [*blocks, f"fsdp1:{dtype}:{2 * layer}"]
+
+
+def fsdp1_family(wrap: Any = fsdp1, /, **settings: Any) -> Family:
+    """A family whose units have names only if they are prepared."""
+    return Family(**{"wrap": wrap, "units": fsdp1_units(), "prepared_units": UNITS, **settings})
+
+
+def fsdp1_with(strategy: ShardingStrategy, *, original: bool = False, **settings: Any) -> Any:
+    return functools.partial(fsdp1, sharding_strategy=strategy, use_orig_params=original, **settings)
+
+
+FSDP1_FAMILIES = {
+    "fsdp1": fsdp1_family(modes=("none", "default", "prepared", "prepared tagc")),
+    "fsdp1_original_parameters": fsdp1_family(fsdp1_with(ShardingStrategy.FULL_SHARD, original=True)),
+    "fsdp1_shard_grad_op": fsdp1_family(fsdp1_with(ShardingStrategy.SHARD_GRAD_OP)),
+    "fsdp1_bfloat16": fsdp1_family(
+        functools.partial(
+            fsdp1, mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+        ),
+        units=fsdp1_units(dtype="bfloat16"),
+        rounding=BFLOAT16,
+    ),
+    "fsdp1_accumulated": fsdp1_family(backward=accumulate_without_sync),
+    "fsdp1_no_shard": fsdp1_family(fsdp1_with(ShardingStrategy.NO_SHARD), collectives=("all_reduce",)),
+}
+
+
+for name, family in (FSDP2_FAMILIES | FSDP1_FAMILIES).items():
+    add_family(table, name, family)
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    return run_table(rank, world_size, table)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(main, WORLD_SIZE)
+
+
+@pytest.mark.parametrize("name", table.names)
+def test_family(world: World, name: str) -> None:
+    world.check(name)

@@ -1,0 +1,176 @@
+"""DDP, SimpleFSDP, compiled models and torch's modes train over Isthmus as over Gloo."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+import isthmus
+from python.training.wraps import ddp, ddp_family, fsdp2, simple_fsdp
+from support.checks import Table, World
+from support.families import (
+    STEPS,
+    WORLD_SIZE,
+    Family,
+    Model,
+    add_family,
+    batch,
+    check_against,
+    check_family,
+    distance,
+    run_table,
+    same_on_all_ranks,
+    train,
+    units_of_groups,
+    weights_of,
+    world,
+)
+
+pytestmark = pytest.mark.processes
+table = Table()
+
+
+class Skipping(Model):
+    """Leaves out a block at every step."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        features = self.first(features)
+        for block in list(self.blocks)[1:]:
+            features = block(features)
+        output: torch.Tensor = self.last(features)
+        return output
+
+
+def accumulate(training: Any, number: int) -> torch.Tensor:
+    with training.model.no_sync():
+        training.step(number)
+    loss: torch.Tensor = training.step(number + 1)
+    return loss
+
+
+def zero(parameters: Any, lr: float) -> torch.optim.Optimizer:
+    """Optimizer state on one rank each, which sends what it updated to the others."""
+    return ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=lr)
+
+
+def replicated(model: Any) -> nn.Module:
+    """The new DDP, which is FSDP2 inside."""
+    mesh = init_device_mesh("cpu", (WORLD_SIZE,), mesh_dim_names=("replicate",))
+    for block in model.blocks:
+        replicate(block, mesh=mesh)
+    return replicate(model, mesh=mesh)
+
+
+DDP_FAMILIES = {
+    "ddp": ddp_family(modes=("default", "prepared", "backward", "prepared tagc")),
+    "ddp_static_graph": ddp_family(functools.partial(ddp, static_graph=True)),
+    "ddp_unused_parameters": ddp_family(functools.partial(ddp, find_unused_parameters=True), make=Skipping),
+    "ddp_bucket_views": ddp_family(functools.partial(ddp, gradient_as_bucket_view=True)),
+    "ddp_accumulated": ddp_family(backward=accumulate),
+    "ddp_zero_optimizer": ddp_family(optimizer=zero, modes=("default", "prepared")),
+    "replicated": Family(replicated, collectives=("all_reduce",)),
+}
+
+
+@table
+def ddp_joins_ranks_with_uneven_inputs(store: dist.Store) -> None:
+    """Ranks without inputs reduce zeros, from outside of any backward pass; their buckets carry the same tags."""
+    with world(store, "prepared"):
+        model: Any = isthmus.prepare(ddp(Model()))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with model.join():
+            for number in range(STEPS + dist.get_rank()):
+                inputs = batch(number)
+                distance(model(inputs), inputs).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        alike = same_on_all_ranks(weights_of(model)), same_on_all_ranks(units_of_groups())
+        compressed = isthmus.stats()["compressed_calls"]
+    assert alike == (True, True)
+    assert compressed > 0
+
+
+SIMPLE_FAMILIES = {
+    "simple_fsdp": ddp_family(simple_fsdp),
+    "simple_fsdp_compiled": ddp_family(functools.partial(simple_fsdp, compiler="aot_eager"), modes=("backward",)),
+}
+
+
+# --- Modes of torch ---
+
+
+def fsdp2_of_compiled_blocks(model: Any) -> nn.Module:
+    for block in model.blocks:
+        block.compile(backend="aot_eager", fullgraph=True)
+    return fsdp2(model)
+
+
+def compiled_fsdp2(model: nn.Module) -> nn.Module:
+    fsdp2(model)
+    model.compile(backend="aot_eager")
+    return model
+
+
+def compiled_ddp(model: nn.Module) -> nn.Module:
+    wrapped = DistributedDataParallel(model)
+    wrapped.compile(backend="aot_eager")
+    return wrapped
+
+
+COMPILED_FAMILIES = {
+    "fsdp2_of_compiled_blocks": Family(fsdp2_of_compiled_blocks, modes=("default",)),
+    "compiled_fsdp2": Family(compiled_fsdp2, modes=("prepared",)),
+    "compiled_ddp": ddp_family(compiled_ddp, modes=("prepared",)),
+}
+
+
+@table
+def deterministic_algorithms(store: dist.Store) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        check_family(Family(fsdp2, modes=("default",)), store)
+        check_family(ddp_family(modes=("prepared",)), store)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@table
+def debug_level_detail(store: dist.Store) -> None:
+    """Torch wraps every backend then, and checks each call on all ranks. (Torch 2.11 crashes with DDP over Gloo.)"""
+    for family in (Family(fsdp2, clips=False), ddp_family(clips=False)):
+        with world(store, "gloo"):
+            plain = train(family, "gloo")
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+        try:
+            check_against(plain, family, store)
+        finally:
+            dist.set_debug_level(dist.DebugLevel.OFF)
+
+
+for name, family in (DDP_FAMILIES | SIMPLE_FAMILIES | COMPILED_FAMILIES).items():
+    add_family(table, name, family)
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    warnings.simplefilter("ignore")
+    return run_table(rank, world_size, table)
+
+
+@pytest.fixture(scope="module")
+def results() -> World:
+    return World(main, WORLD_SIZE)
+
+
+@pytest.mark.parametrize("name", table.names)
+def test_family(results: World, name: str) -> None:
+    results.check(name)

@@ -1,0 +1,259 @@
+"""Tensor, sequence and pipeline parallelism beside FSDP2, and groups that are not the whole world."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import isthmus
+from python.training.wraps import fsdp2
+from support.checks import Table, World
+from support.families import (
+    BLOCKS,
+    FEATURES,
+    STEPS,
+    UNITS,
+    WORLD_SIZE,
+    Block,
+    Family,
+    Run,
+    add_family,
+    assert_follows,
+    batch,
+    distance,
+    gathered,
+    is_prepared,
+    isthmus_groups,
+    run_table,
+    train,
+    units_of_groups,
+    weights_of,
+    world,
+)
+
+pytestmark = pytest.mark.processes
+table = Table()
+# --- Tensor parallelism ---
+
+ACROSS_NODES = [[0, 2], [1, 3]]  # data-parallel groups within the nodes, tensor-parallel ones across
+
+
+def tensor_parallel(model: Any, *, mesh: Any = None, sequence: bool = False) -> nn.Module:
+    """FSDP2 over the mesh dimension "dp", of layers that are split along "tp"."""
+    mesh = DeviceMesh("cpu", mesh or [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
+    between = Shard(0) if sequence else Replicate()
+    plan: dict[str, Any] = {"first": ColwiseParallel(output_layouts=between)}
+    plan |= {
+        f"blocks.{i}.linear": ColwiseParallel(input_layouts=between, output_layouts=between) for i in range(BLOCKS)
+    }
+    plan["last"] = RowwiseParallel(input_layouts=between, output_layouts=Replicate())
+    parallelize_module(model, mesh["tp"], plan)
+    fully_shard(model.last, mesh=mesh["dp"])
+    fsdp2(model, mesh=mesh["dp"])
+    model.data_rank = mesh["dp"].get_local_rank()
+    return model
+
+
+def step_of_data_rank(training: Any, number: int) -> torch.Tensor:
+    inputs = batch(number, training.model.data_rank)
+    loss = distance(training.model(inputs), inputs)
+    loss.backward()
+    return loss
+
+
+def tensor_parallel_family(**settings: Any) -> Family:
+    """The bias of the last layer is on all ranks of "tp", beside a weight that is not: that unit is exact."""
+    return Family(
+        functools.partial(tensor_parallel, **settings),
+        backward=step_of_data_rank,
+        exact={
+            "some parameters are replicated over another mesh dimension, others are not": STEPS,
+            "the group is not on several nodes of one size": STEPS * (BLOCKS + 2),  # activations, within the nodes
+        },
+    )
+
+
+TENSOR_PARALLEL_FAMILIES = {
+    "tensor_parallel": tensor_parallel_family(),
+    "sequence_parallel": tensor_parallel_family(sequence=True),
+}
+
+
+@table
+def activations_between_nodes_are_exact(store: dist.Store) -> None:
+    """Sequence parallelism over a group that spans nodes; gradients of weights stay within them.
+
+    The option does not change that: the group is not the whole job, so nothing says what its ranks have copies of.
+    """
+    family = Family(functools.partial(tensor_parallel, mesh=ACROSS_NODES, sequence=True), backward=step_of_data_rank)
+    with world(store, "gloo"):
+        plain = train(family, "gloo")
+    unlabelled = "not labelled, in a backward pass"
+    copies = "unknown parameters, of which ranks outside of the group may hold copies"
+    for mode, reason in (("default", unlabelled), ("prepared", unlabelled), ("backward", copies)):
+        with world(store, mode):
+            run = train(family, mode)
+        assert run.compressed == 0, mode
+        assert run.exact[reason] > 0, mode
+        if mode == "backward":  # along the two tiers: exact, but for the order of sums
+            torch.testing.assert_close(run.weights, plain.weights, rtol=0, atol=1e-5)
+        else:
+            assert torch.equal(run.weights, plain.weights), mode
+
+
+# --- Pipeline parallelism ---
+
+
+class Stage(nn.Module):
+    """Half of a model."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        torch.manual_seed(index)
+        self.linear = nn.Linear(FEATURES, FEATURES)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        features = self.linear(features)
+        for block in self.blocks:
+            features = block(features)
+        return features
+
+
+def train_pipeline(schedule_type: Any, mesh_ranks: list[list[int]], mode: str) -> Run:
+    """Train two stages, each sharded over "dp"; what comes out is of the own stage."""
+    mesh = DeviceMesh("cpu", mesh_ranks, mesh_dim_names=("dp", "pp"))
+    index, data_rank = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
+    model = fsdp2(Stage(index), mesh=mesh["dp"])
+    if is_prepared(mode):
+        isthmus.prepare(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
+    start = weights_of(model)
+    stage = PipelineStage(model, index, 2, torch.device("cpu"), group=mesh["pp"].get_group())
+    schedule = schedule_type(stage, n_microbatches=4, loss_fn=distance)
+    all_losses = []
+    for step in range(STEPS):
+        inputs = batch(step, data_rank)
+        losses: list[torch.Tensor] = []
+        if index == 0:
+            schedule.step(inputs)
+        else:
+            schedule.step(target=inputs, losses=losses)
+        all_losses.append(float(sum(losses, torch.zeros(())).detach()))
+        optimizer.step()
+        optimizer.zero_grad()
+    stats = [isthmus.stats(group) for group in isthmus_groups()]
+    return Run(
+        losses=[sum(column) for column in zip(*gathered(all_losses), strict=True)],
+        norms=[],
+        start=start,
+        weights=weights_of(model),
+        units=units_of_groups(),
+        exact=Counter(),
+        compressed=sum(entry["compressed_calls"] for entry in stats),
+        calls=Counter(),
+    )
+
+
+@table
+def pipeline_stages(store: dist.Store) -> None:
+    """Stages within the nodes and FSDP across."""
+    for schedule_type in (Schedule1F1B, ScheduleGPipe):
+        runs = {}
+        lossy = ("default", "prepared sparse") if schedule_type is Schedule1F1B else ("tagc", "prepared")
+        for mode in ("gloo", "none", *lossy):
+            with world(store, mode):
+                runs[mode] = train_pipeline(schedule_type, [[0, 1], [2, 3]], mode)
+                replicas = gathered(runs[mode].weights.tolist())
+            assert replicas[0] == replicas[2] and replicas[1] == replicas[3]
+        torch.testing.assert_close(runs["none"].weights, runs["gloo"].weights, rtol=0, atol=1e-5)
+        for mode in lossy:
+            assert_follows(runs[mode], runs["gloo"], mode)
+            names = ("root", "blocks.0", "blocks.1")
+            assert runs[mode].units == {f"{name} reduce_scatter": STEPS for name in names}
+
+
+@table
+def pipeline_stages_on_different_nodes(store: dist.Store) -> None:
+    """What they send is exact: bit-equal to Gloo, as FSDP within the nodes is."""
+    runs = {}
+    for mode in ("gloo", "default"):
+        with world(store, mode):
+            runs[mode] = train_pipeline(Schedule1F1B, ACROSS_NODES, mode)
+    assert torch.equal(runs["default"].weights, runs["gloo"].weights)
+    assert runs["default"].losses == runs["gloo"].losses
+
+
+# --- Groups ---
+
+
+@table
+def a_group_inside_a_node_is_exact_and_pays_nothing(store: dist.Store) -> None:
+    family = Family(
+        lambda model: fsdp2(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("across", "within"))["within"])
+    )
+    with world(store, "gloo"):
+        plain = train(family, "gloo")
+    with world(store, "default"):
+        run = train(family, "default")
+        (within,) = [group for group in isthmus_groups() if isthmus.stats(group)["calls"].get("_reduce_scatter_base")]
+        stats = isthmus.stats(within)
+    assert torch.equal(run.weights, plain.weights)
+    assert stats["node_map"] == "1 node x 2 ranks, in blocks"
+    assert run.compressed == stats["num_units"] == stats["residual_bytes"] == stats["scratch_bytes"] == 0
+    sent = [
+        tier["inter_node_sent_bytes"]
+        for kind in stats["collectives"].values()
+        for tier in kind.values()
+        if isinstance(tier, dict)
+    ]
+    assert sent and not any(sent)
+
+
+@table
+def a_group_of_one_rank_a_node_is_all_between_nodes(store: dist.Store) -> None:
+    family = Family(
+        lambda model: fsdp2(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("across", "within"))["across"])
+    )
+    with world(store, "gloo"):
+        plain = train(family, "gloo")
+    with world(store, "default"):
+        run = train(family, "default")
+        (across,) = [group for group in isthmus_groups() if isthmus.stats(group)["calls"].get("_reduce_scatter_base")]
+        stats = isthmus.stats(across)
+    assert stats["node_map"] == "2 nodes x 1 rank, in blocks"
+    assert run.units == {f"{unit} reduce_scatter": STEPS for unit in UNITS}
+    assert stats["collectives"]["reduce_scatter"]["intra"]["sent_bytes"] == 0
+    assert stats["collectives"]["reduce_scatter"]["inter"]["inter_node_sent_bytes"] > 0
+    assert_follows(run, plain, "default")
+
+
+for name, family in TENSOR_PARALLEL_FAMILIES.items():
+    add_family(table, name, family)
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    warnings.simplefilter("ignore")
+    return run_table(rank, world_size, table)
+
+
+@pytest.fixture(scope="module")
+def results() -> World:
+    return World(main, WORLD_SIZE)
+
+
+@pytest.mark.parametrize("name", table.names)
+def test_family(results: World, name: str) -> None:
+    results.check(name)

@@ -1,0 +1,161 @@
+"""Nothing is lost and nothing goes astray: what compression holds back arrives later, at the weights that it is of."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, ShardingStrategy
+from torch.nn.parallel import DistributedDataParallel
+
+import isthmus
+from python.training.conservation import (
+    BOTH,
+    Pair,
+    any_left,
+    backward,
+    backward_twice,
+    conserves,
+    fsdp1,
+    fsdp2,
+    hsdp,
+    states,
+)
+from support.checks import Table, World
+from support.families import (
+    WORLD_SIZE,
+    isthmus_groups,
+    run_table,
+    whole,
+    world,
+)
+from support.tested_codecs import KEEP_RESIDUALS
+
+pytestmark = pytest.mark.processes
+table = Table()
+
+
+@table
+def fsdp2_conserves(store: dist.Store) -> None:
+    for codec in KEEP_RESIDUALS:
+        units = conserves(store, fsdp2, prepared=False, codec=codec)
+        assert set(units) == {"left reduce_scatter", "right reduce_scatter"}
+
+
+@table
+def the_default_codec_has_nothing_to_conserve(store: dist.Store) -> None:
+    for wrap in (fsdp2, hsdp, fsdp1):
+        with world(store, "default"):
+            model = wrap(Pair())
+            backward(model, 0, (*BOTH, "third"))
+            assert states(), "nothing was compressed"
+            assert not any(map(any_left, states()))
+            assert sum(isthmus.stats(group)["residual_bytes"] for group in isthmus_groups()) == 0
+            model.zero_grad()
+            backward(model, None, (*BOTH, "third"))
+            late = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            assert late and not any(bool(whole(gradient).any()) for gradient in late)
+
+
+@table
+def fsdp2_in_bfloat16_conserves(store: dist.Store) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    conserves(store, functools.partial(fsdp2, mp_policy=policy), codec="sparse")
+
+
+@table
+def fsdp2_conserves_when_the_reduced_size_changes(store: dist.Store) -> None:
+    """Parameters without a gradient are not in the reduction: other sizes are other units, prepared or not."""
+    conserves(store, fsdp2, (("first", "third"), ("third",), ("first",)), prepared=False)
+
+
+@table
+def prepare_tells_apart_equal_sizes_of_different_parameters(store: dist.Store) -> None:
+    units = conserves(store, fsdp2, (BOTH, ("first",), ("second",)), codec="sparse")
+    assert len(units) == 2, units  # names alone, each with three layouts
+
+
+@table
+def prepare_tells_apart_what_accumulation_adds(store: dist.Store) -> None:
+    """The first micro-batch touches a parameter that the reduced one may not touch."""
+    conserves(store, fsdp2, (BOTH, ("second",), ("first", "third")), step=backward_twice)
+
+
+@table
+def hsdp_conserves_when_layouts_change(store: dist.Store) -> None:
+    conserves(store, hsdp, (BOTH, ("first",), ("second",)))
+
+
+@table
+def hsdp_conserves_without_prepare(store: dist.Store) -> None:
+    conserves(store, hsdp, prepared=False, codec="sparse")
+
+
+@table
+def a_changed_divide_factor_conserves(store: dist.Store) -> None:
+    """The scale of a unit changes at every other step: what was held back counts for as much as it did."""
+
+    def change(model: Any, number: int) -> None:
+        factor = float(2 ** (number // 2 % 4))
+        for module in (model.left, model.right, model):
+            module.set_gradient_divide_factor(factor)
+            if dist.get_backend() == "gloo":  # which has no PREMUL_SUM
+                module.set_force_sum_reduction_for_comms(True)
+
+    conserves(store, fsdp2, before_step=change)
+    conserves(store, fsdp2, before_step=change, prepared=False, codec="sparse")
+
+
+@table
+def fsdp1_conserves(store: dist.Store) -> None:
+    """A flat parameter has one layout, whatever has gradients."""
+    uses = (BOTH, ("first",), ("third", "second"))
+    for prepared, codec in ((False, "tagc"), (True, "sparse")):
+        units = conserves(store, functools.partial(fsdp1, use_orig_params=True), uses, prepared=prepared, codec=codec)
+        assert len(units) == 2, units
+    conserves(store, functools.partial(fsdp1, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP), prepared=False)
+
+
+@table
+def ddp_conserves(store: dist.Store) -> None:
+    """Its buckets are rebuilt after the first step, or after the second."""
+    wrap = functools.partial(DistributedDataParallel, bucket_cap_mb=0.02)
+    assert len(conserves(store, wrap)) > 1
+    assert len(conserves(store, functools.partial(wrap, static_graph=True), codec="sparse")) > 1
+    conserves(store, functools.partial(wrap, find_unused_parameters=True), (BOTH,))  # the third is never used
+
+
+@table
+def ddp_conserves_when_parameters_are_unused(store: dist.Store) -> None:
+    wrap = functools.partial(DistributedDataParallel, bucket_cap_mb=0.02, find_unused_parameters=True)
+    conserves(store, wrap, (BOTH, ("first", "third"), ("second",)))
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    warnings.simplefilter("ignore", FutureWarning)
+    return run_table(rank, world_size, table)
+
+
+@pytest.fixture(scope="module")
+def results() -> World:
+    return World(main, WORLD_SIZE)
+
+
+KNOWN = {
+    "ddp_conserves_when_parameters_are_unused": "DDP drops what arrives for parameters that no rank used in a step"
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(reason=KNOWN[name], strict=True)) if name in KNOWN else name
+        for name in table.names
+    ],
+)
+def test_residuals(results: World, name: str) -> None:
+    results.check(name)

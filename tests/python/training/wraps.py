@@ -1,0 +1,61 @@
+"""Ways to train a model that several files of tests take: DDP, SimpleFSDP, FSDP2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize
+
+from support.families import (
+    WORLD_SIZE,
+    Family,
+)
+
+
+def fsdp2(model: Any, **settings: Any) -> nn.Module:
+    for block in model.blocks:
+        fully_shard(block, **settings)
+    return fully_shard(model, **settings)
+
+
+# --- DDP ---
+
+
+def ddp(model: nn.Module, **settings: Any) -> nn.Module:
+    return DistributedDataParallel(model, bucket_cap_mb=0.04, **settings)
+
+
+def ddp_family(wrap: Callable[[nn.Module], nn.Module] = ddp, **settings: Any) -> Family:
+    return Family(**{"wrap": wrap, "labelled": False, "modes": ("default", "prepared", "backward"), **settings})
+
+
+# --- SimpleFSDP ---
+
+
+class Gather(nn.Module):
+    """Makes a sharded parameter whole for the forward pass; in the backward pass its gradient is reduce-scattered."""
+
+    def forward(self, parameter: Any) -> torch.Tensor:
+        whole = parameter.redistribute(placements=[Replicate()])
+        local: torch.Tensor = whole.to_local(grad_placements=[Partial("avg")])
+        return local
+
+
+def simple_fsdp(model: nn.Module, compiler: str = "") -> nn.Module:
+    mesh = init_device_mesh("cpu", (WORLD_SIZE,))
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                sharded = nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)]))
+                module.register_parameter(name, sharded)
+                parametrize.register_parametrization(module, name, Gather(), unsafe=True)
+    if compiler:
+        model.compile(backend=compiler, fullgraph=True)
+    return model

@@ -1,0 +1,41 @@
+"""What tests of units' identity share: options, groups and reasons for exactness."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import isthmus
+from support.checkpoints import Model, mesh_of
+from support.families import world
+
+UNITS = ("blocks.0", "blocks.1", "root")
+REPLICAS = "some parameters are replicated over another mesh dimension, others are not"
+WHOSE_RESIDUAL = "unknown parameters, and the codec keeps a residual"
+MAY_HOLD_COPIES = "unknown parameters, of which ranks outside of the group may hold copies"
+# Codecs that keep residuals, with so little sent that a residual would be seen.
+KEEPING: dict[str, dict[str, Any]] = {
+    "tagc": {"codec": "tagc", "sparsity": 0.75, "ratio": 2},
+    "sparse": {"codec": "sparse"},
+    "quant with feedback": {"codec": "quant", "bits": 2, "error_feedback": "on"},
+}
+
+
+def group_of(**options: Any) -> dist.ProcessGroup:
+    return dist.new_group(backend="isthmus", pg_options=isthmus.Options(nodes="2x2", min_elements=0, **options))
+
+
+def world_of(store: dist.Store, **options: Any) -> AbstractContextManager[None]:
+    """Make a default group: torch takes meshes of equal ranks for one another, whatever their groups are."""
+    texts = {f"ISTHMUS_{key.upper()}": str(value) for key, value in options.items()}
+    return world(store, "none", {"ISTHMUS_CODEC": isthmus.Options().codec, **texts})
+
+
+def fsdp2_model_in_pairs(process_group: dist.ProcessGroup) -> nn.Module:
+    model = Model()
+    fully_shard([model.blocks[0], model.blocks[1]], mesh=mesh_of(process_group))
+    return fully_shard(model, mesh=mesh_of(process_group))

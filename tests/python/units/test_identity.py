@@ -1,0 +1,350 @@
+"""A reduction gets its own unit's state and seeds, whatever else there is: twins, garbage, copies, other meshes."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import isthmus
+from python.training.wraps import simple_fsdp
+from python.units.identity import KEEPING, UNITS, WHOSE_RESIDUAL, fsdp2_model_in_pairs, group_of, world_of
+from support.checkpoints import backward, exact_calls, fsdp2, mesh_of, steps_of, trained, unit_states
+from support.checkpoints import group as tagc_group
+from support.checks import Table, World
+from support.families import run_table, same_on_all_ranks, world
+
+pytestmark = pytest.mark.processes
+table, table_of_worlds = Table(), Table()
+
+
+# --- Twins: models of equal names and sizes ---
+
+
+class Critic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(64, 64, bias=False)
+
+    def forward(self, features: torch.Tensor, factor: float) -> torch.Tensor:
+        return factor * self.layer(features).square().mean()
+
+
+def norm_of_no_gradient(wrap: Callable[[nn.Module], nn.Module], steps: int = 6) -> float:
+    """Train twins by turns; return the largest gradient that the one gets whose true gradient is always zero."""
+    twins = [wrap(Critic()), wrap(Critic())]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.0) for model in twins]
+    largest = 0.0
+    for step in range(steps):
+        inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        for model, optimizer, factor in zip(twins, optimizers, (1.0, 0.0), strict=True):
+            optimizer.zero_grad()
+            model(inputs, factor).backward()
+            optimizer.step()
+        norms = [
+            float(p.grad.full_tensor().norm() if isinstance(p.grad, DTensor) else p.grad.norm())
+            for p in twins[1].parameters()
+            if p.grad is not None
+        ]
+        largest = max(largest, *norms)
+    return largest
+
+
+@table
+def twins_of_ddp_keep_their_gradients_apart() -> None:
+    for name, options in KEEPING.items():
+        process_group = group_of(gradients="backward", **options)
+        leaked = norm_of_no_gradient(lambda m, g=process_group: DistributedDataParallel(m, process_group=g))
+        assert leaked == 0, (name, leaked)
+        assert exact_calls(process_group)[WHOSE_RESIDUAL] == 12, name
+        notes = " ".join(isthmus.stats(process_group)["notes"])
+        assert "isthmus.prepare(model)" in notes and "residual" in notes
+    process_group = group_of(gradients="backward")
+    assert norm_of_no_gradient(lambda m: DistributedDataParallel(m, process_group=process_group)) == 0
+    assert isthmus.stats(process_group)["compressed_calls"] == 12
+
+
+@table
+def prepared_twins_of_ddp_keep_their_gradients_apart() -> None:
+    for name, options in KEEPING.items():
+        process_group = group_of(**options)
+
+        def wrap(model: nn.Module, group: Any = process_group) -> nn.Module:
+            return isthmus.prepare(DistributedDataParallel(model, process_group=group))
+
+        assert norm_of_no_gradient(wrap) == 0, name
+        names = {unit["name"] for unit in isthmus.backends.isthmus_backend(process_group).unit_states()}
+        assert names == {"bucket 0", "bucket 0 (2)"}, name
+        assert isthmus.stats(process_group)["compressed_calls"] == 8, name  # all but the first two passes of each
+
+
+@table
+def twins_of_fsdp2_keep_their_gradients_apart() -> None:
+    for prepare in (False, True):
+        for name, options in KEEPING.items():
+            process_group = group_of(**options)
+
+            def wrap(model: nn.Module, group: Any = process_group, prepare: bool = prepare) -> nn.Module:
+                model = fully_shard(model, mesh=mesh_of(group))
+                return isthmus.prepare(model) if prepare else model
+
+            assert norm_of_no_gradient(wrap) == 0, (name, prepare)
+            assert isthmus.stats(process_group)["compressed_calls"] == 12
+            assert exact_calls(process_group) == {}
+
+
+@table
+def twins_of_fsdp1_keep_their_gradients_apart() -> None:
+    for name, options in KEEPING.items():
+        process_group = group_of(**options)
+
+        def wrap(model: nn.Module, group: Any = process_group) -> nn.Module:
+            return FullyShardedDataParallel(model, process_group=group, device_id=torch.device("cpu"))
+
+        assert norm_of_no_gradient(wrap) == 0, name
+        assert isthmus.stats(process_group)["compressed_calls"] == 12
+
+
+class ByTurns(nn.Module):
+    """Two equal layers, used in an order that each call chooses; the second one's gradient is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(2))
+
+    def forward(self, features: torch.Tensor, order: tuple[int, int]) -> torch.Tensor:
+        losses = [float(index == 0) * self.layers[index](features).square().mean() for index in order]
+        return losses[0] + losses[1]
+
+
+@table_of_worlds
+def layers_used_by_turns_keep_their_gradients_apart(store: dist.Store) -> None:
+    for option in ("labelled", "backward"):
+        for name, options in KEEPING.items():
+            with world_of(store, gradients=option, **options):
+                check_layers_used_by_turns(name, prepare=option == "labelled")
+
+
+def check_layers_used_by_turns(name: str, *, prepare: bool) -> None:
+    model: Any = simple_fsdp(ByTurns())
+    if prepare:
+        isthmus.prepare(model)
+    for step in range(6):
+        model.zero_grad()
+        inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        model(inputs, (0, 1) if step % 2 else (1, 0)).backward()
+        first, second = (layer.parametrizations.weight.original.grad for layer in model.layers)
+        assert float(first.full_tensor().norm()) > 0, (name, prepare, step)
+        assert float(second.full_tensor().norm()) == 0, (name, prepare, step)
+    assert isthmus.stats()["compressed_calls"] == 12, (name, prepare)
+
+
+@table_of_worlds
+def prepared_dtensors_have_names(store: dist.Store) -> None:
+    with world_of(store):
+        model = simple_fsdp(ByTurns())
+        isthmus.prepare(model, name="actor", units="!layers.1*")
+        model(torch.randn(8, 64), (0, 1)).backward()
+        statistics = isthmus.stats()
+    assert statistics["compressed_calls"] == 1
+    assert statistics["exact_calls"]["excluded by prepare(units=...)"] == 1
+    names = [unit["name"] for unit in statistics["units"]]
+    assert "actor/layers.0.parametrizations.weight.original" in names, names
+
+
+# --- Activations ---
+
+
+class Split(nn.Module):
+    """Two layers that are split over all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.Linear(64, 64, bias=False)
+        self.down = nn.Linear(64, 64, bias=False)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.tanh(self.up(features)))  # type: ignore[no-any-return]
+
+
+@table_of_worlds
+def activations_of_dtensors_are_exact_whatever_their_mesh_is_called(store: dist.Store) -> None:
+    """A model that is split over the ranks of both nodes: nothing that it reduces is a gradient of a parameter."""
+    expected = None
+    for mode, name in (("gloo", "tp"), ("none", "model"), ("none", "sp")):
+        with world(store, mode, {"ISTHMUS_CODEC": isthmus.Options().codec}):
+            plan = {"up": ColwiseParallel(input_layouts=Shard(0)), "down": RowwiseParallel(output_layouts=Shard(0))}
+            model = parallelize_module(Split(), init_device_mesh("cpu", (4,), mesh_dim_names=(name,)), plan)
+            if mode != "gloo":
+                isthmus.prepare(model)
+            inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(dist.get_rank()), requires_grad=True)
+            for _ in range(3):
+                model(inputs).square().sum().backward()
+            found = torch.cat([p.grad.to_local().flatten() for p in model.parameters()] + [inputs.grad.flatten()])
+            if mode == "gloo":
+                expected = found
+                continue
+            statistics = isthmus.stats()
+        assert statistics["compressed_calls"] == 0, statistics["units"]
+        assert statistics["exact_calls"]["not labelled, in a backward pass"] == 3, statistics["exact_calls"]
+        assert torch.equal(found, expected), name
+
+
+# --- Whatever is alive ---
+
+
+@table
+def a_model_that_one_rank_keeps_makes_no_difference() -> None:
+    for prepare in (False, True):
+        process_group = tagc_group()
+        kept = []
+        for ordinal in range(3):
+            model = fsdp2(mesh_of(process_group))
+            trained(isthmus.prepare(model) if prepare else model)
+            if dist.get_rank() == 0:
+                kept.append(model)
+            suffix = f" ({ordinal + 1})" if ordinal else ""
+            steps = steps_of(model)
+            assert {name: steps.get(name + suffix) for name in UNITS} == dict.fromkeys(UNITS, 2), (ordinal, steps)
+            assert same_on_all_ranks(steps)
+            del model
+            if dist.get_rank() == 1:
+                gc.collect()
+        assert exact_calls(process_group) == {}
+
+
+@table
+def live_models_are_told_apart_without_collecting_garbage() -> None:
+    process_group = tagc_group()
+    models = [fsdp2(mesh_of(process_group)) for _ in range(3)]
+    collections: Counter[str] = Counter()
+
+    def count(phase: str, info: dict[str, int]) -> None:
+        collections[f"{phase} {info['generation']}"] += 1
+
+    for model in models:
+        trained(model, 1)
+    gc.collect()
+    gc.callbacks.append(count)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        for _ in range(3):
+            for model in models:
+                trained(model, 1)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(count)
+    assert collections.total() == 0
+    assert exact_calls(process_group) == {}
+    names = [name + suffix for suffix in ("", " (2)", " (3)") for name in UNITS]
+    assert steps_of(models[0]) == dict.fromkeys(names, 4)
+
+
+@table
+def prepared_models_of_one_name_are_numbered() -> None:
+    process_group = tagc_group()
+    models = [isthmus.prepare(fsdp2(mesh_of(process_group)), name="critic") for _ in range(2)]
+    for model in models:
+        trained(model)
+    names = [f"critic/{name}{suffix}" for suffix in ("", " (2)") for name in UNITS]
+    assert steps_of(models[0]) == dict.fromkeys(names, 2)
+
+
+@table
+def frozen_models_do_not_count() -> None:
+    process_group = tagc_group()
+    teacher: Any = fsdp2(mesh_of(process_group)).requires_grad_(False)
+    student = fsdp2(mesh_of(process_group))
+    for step in range(2):
+        with torch.no_grad():
+            teacher(torch.randn(2, 24))
+        backward(student, step)
+        student.zero_grad()
+    teacher.reshard()
+    teacher.requires_grad_(True)
+    backward(student, 2)
+    assert exact_calls(process_group) == {} and steps_of(student) == dict.fromkeys(UNITS, 3)
+
+
+@table
+def one_of_two_may_be_prepared() -> None:
+    process_group = tagc_group()
+    first, second = (fsdp2(mesh_of(process_group)) for _ in range(2))
+    isthmus.prepare(first, name="first")
+    trained(first)
+    trained(second)
+    assert steps_of(first) == dict.fromkeys([*UNITS, *(f"first/{name}" for name in UNITS)], 2)
+    assert exact_calls(process_group) == {}
+
+
+@table
+def modules_of_one_model_may_be_sharded_together() -> None:
+    process_group = tagc_group()
+    model: Any = fsdp2_model_in_pairs(process_group)
+    trained(model)
+    assert len(steps_of(model)) == 2 and set(steps_of(model).values()) == {2}
+    assert exact_calls(process_group) == {}
+
+
+@table
+def other_parameters_of_equal_sizes_are_other_units() -> None:
+    """Where one of two equal layers has no gradient, the other one has a unit of its own."""
+    for prepare in (False, True):
+        process_group = group_of(**KEEPING["tagc"])
+        model: Any = fully_shard(ByTurns(), mesh=mesh_of(process_group))
+        if prepare:
+            isthmus.prepare(model)
+        for step in range(6):
+            model.zero_grad()
+            inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+            index = step % 2
+            # Only one layer takes part; the second one's gradient is zero.
+            model(inputs, (index, index)).backward()
+            grad = model.layers[index].weight.grad.full_tensor()
+            assert (float(grad.norm()) > 0) == (index == 0), (prepare, step, float(grad.norm()))
+        states = unit_states(model)
+        assert len({state["layout"] for state in states}) == len(states) == 2
+        assert exact_calls(process_group) == {}
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    return table.run_in_world()
+
+
+def main_of_worlds(rank: int, world_size: int) -> dict[str, str]:
+    return run_table(rank, world_size, table_of_worlds)
+
+
+@pytest.fixture(scope="module")
+def results() -> World:
+    return World(main, 4)
+
+
+@pytest.fixture(scope="module")
+def results_of_worlds() -> World:
+    return World(main_of_worlds, 4)
+
+
+@pytest.mark.parametrize("name", table.names)
+def test_identity(results: World, name: str) -> None:
+    results.check(name)
+
+
+@pytest.mark.parametrize("name", table_of_worlds.names)
+def test_identity_of_dtensors(results_of_worlds: World, name: str) -> None:
+    results_of_worlds.check(name)

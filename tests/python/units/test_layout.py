@@ -1,0 +1,139 @@
+"""Layouts hold what FSDP2, FSDP1 and DDP put into their reductions, element by element."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives  # defines torch.ops.fsdp.chunk_cat
+
+from isthmus.units.layout import Layout, Parameter, clean_name, concatenated, rows
+
+assert _fsdp_collectives
+
+
+def numbered(parameters):
+    """A value of its own for every element of every parameter."""
+    values, first = {}, 1
+    for p in parameters:
+        values[p] = torch.arange(first, first + p.num_elements, dtype=torch.float32)
+        first += p.num_elements
+    return values
+
+
+def reduce_scatter_input(parameters, num_ranks):
+    """What FSDP2 fills its reduce-scatter's input with (foreach_reduce)."""
+    values = numbered(parameters)
+    gradients = [values[p].view(p.shape) for p in parameters]
+    gradients = [
+        g if p.dim == 0 else torch.cat(torch.chunk(g, num_ranks, dim=p.dim))
+        for p, g in zip(parameters, gradients, strict=True)
+    ]
+    padded = sum(math.ceil(g.size(0) / num_ranks) * num_ranks * math.prod(g.shape[1:]) for g in gradients)
+    out = torch.full((num_ranks, padded // num_ranks), -1.0)
+    torch.ops.fsdp.chunk_cat(gradients, dim=0, num_chunks=num_ranks, out=out)
+    return out.flatten()
+
+
+def shapes_for(num_ranks):
+    sizes = st.integers(1, 9)
+    dim0 = st.tuples(st.just(0), st.lists(sizes, min_size=1, max_size=3).map(tuple))
+    dim1 = st.tuples(
+        st.just(1), st.tuples(sizes, st.integers(1, 3), sizes).map(lambda s: (s[0], s[1] * num_ranks, s[2]))
+    )
+    return st.lists(st.one_of(dim0, dim1), min_size=1, max_size=4).map(
+        lambda entries: [Parameter(f"p{i}", shape, dim) for i, (dim, shape) in enumerate(entries)]
+    )
+
+
+ranks_and_parameters = st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), shapes_for(n)))
+
+
+@settings(max_examples=50)
+@given(ranks_and_parameters, st.data())
+def test_rows_are_what_fsdp2_reduces(ranks_and_parameters, data):
+    num_ranks, parameters = ranks_and_parameters
+    layout = rows(parameters, num_ranks)
+    tensor = reduce_scatter_input(parameters, num_ranks)
+    assert layout.num_elements == tensor.numel()
+    begin = data.draw(st.integers(0, tensor.numel()))
+    end = data.draw(st.integers(begin, tensor.numel()))
+
+    assert torch.equal(layout.take(numbered(parameters), begin, end - begin), tensor[begin:end])
+
+    totals = layout.zeros()
+    for first, last in [(0, begin), (begin, end), (end, tensor.numel())]:
+        layout.add(tensor[first:last], first, totals)
+    for parameter, values in numbered(parameters).items():
+        assert torch.equal(totals[parameter], values)
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=5), st.integers(1, 5), st.data()
+)
+def test_concatenated_parameters_keep_their_order(shapes, multiple, data):
+    parameters = [Parameter(f"p{i}" if i != 1 else "", shape) for i, shape in enumerate(shapes)]  # the second: padding
+    layout = concatenated(parameters, multiple)
+    values = {p: v if p.name else torch.zeros_like(v) for p, v in numbered(parameters).items()}
+    tensor = torch.cat([*values.values(), torch.zeros(-sum(p.num_elements for p in parameters) % multiple)])
+    assert layout.num_elements == tensor.numel()
+    begin = data.draw(st.integers(0, tensor.numel()))
+    assert torch.equal(layout.take(values, begin, tensor.numel() - begin), tensor[begin:])
+    totals = layout.zeros()
+    layout.add(tensor, 0, totals)
+    assert all(torch.equal(totals[p], values[p]) for p in parameters if p.name)
+    assert not any(p in totals for p in parameters if not p.name)
+
+
+def test_elements_beyond_the_end_and_of_other_parameters_are_left_out():
+    known, other = Parameter("known", (4,)), Parameter("other", (4,))
+    layout = concatenated([known, other])
+    totals = {known: torch.zeros(4)}
+    layout.add(torch.ones(8), 2, totals)
+    assert totals[known].tolist() == [0, 0, 1, 1]
+    assert layout.take(totals, 2, 8).tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_adding_twice_adds():
+    parameter = Parameter("p", (2, 4), dim=1)
+    layout = rows([parameter], 2)
+    totals = layout.zeros()
+    for _ in range(2):
+        layout.add(torch.arange(8.0), 0, totals)
+    assert totals[parameter].tolist() == [0, 2, 8, 10, 4, 6, 12, 14]
+
+
+def test_the_hash_is_stable_and_tells_apart_whatever_matters():
+    weight, bias = Parameter("w", (4, 2)), Parameter("b", (8,))
+    layouts = [
+        rows([weight], 2),
+        rows([bias], 2),
+        rows([weight], 4),
+        rows([weight, bias], 2),
+        rows([bias, weight], 2),
+        rows([Parameter("w", (2, 4))], 2),
+        rows([Parameter("w", (4, 2), dim=1)], 2),
+        concatenated([weight]),
+        concatenated([weight], 5),
+    ]
+    hashes = {layout.hash for layout in layouts}
+    assert len(hashes) == len(layouts)
+    assert all(0 < value < 2**63 for value in hashes)
+    assert rows([weight], 2).hash == 5069367885984324910  # in checkpoints: must not change
+    part = rows([Parameter("w", (4, 2), part="tp=0/2")], 2)
+    assert part.hash == rows([weight], 2).hash  # it seeds codecs, and copies in all parts must come out alike
+    assert part != rows([weight], 2)
+    for layout in [*layouts, part]:
+        assert Layout.from_json(layout.to_json()) == layout
+
+
+def test_uneven_sharding_along_another_dimension_is_refused():
+    with pytest.raises(ValueError, match="dimension 1 of 'p', 3, does not divide by 2"):
+        rows([Parameter("p", (4, 3), dim=1)], 2).num_elements  # noqa: B018
+
+
+def test_names_outlast_wrappers():
+    assert clean_name("_fsdp_wrapped_module.blocks.0._checkpoint_wrapped_module._orig_mod.weight") == "blocks.0.weight"
+    assert clean_name("_orig_mod") == ""

@@ -1,0 +1,231 @@
+"""What isthmus.prepare does for models on the real backend, and what it leaves alone. (Kinds of models: families.)"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import isthmus
+from support.checkpoints import (
+    Model,
+    ddp,
+    exact_calls,
+    fingerprint,
+    fsdp1,
+    fsdp2,
+    group,
+    hsdp_mesh,
+    mesh_of,
+    options_of,
+    steps_of,
+    trained,
+    unit_states,
+)
+from support.checks import Table, World
+
+pytestmark = pytest.mark.processes
+
+table = Table()
+
+
+@table
+def equal_names_are_numbered() -> None:
+    """On one group; for FSDP2, HSDP, FSDP1 and DDP alike."""
+    process_group, mesh = group(), hsdp_mesh("2x2")
+    makers: dict[str, Any] = {
+        "blocks.0": lambda: fsdp2(mesh_of(process_group)),
+        "hsdp/blocks.0": lambda: fsdp2(mesh),
+        "fsdp1/blocks.0": lambda: fsdp1(mesh_of(process_group)),
+        "ddp/bucket": lambda: ddp(process_group),
+    }
+    kept = []
+    for unit, make in makers.items():
+        name = unit.rpartition("/")[0]
+        first = isthmus.prepare(make(), name=name)
+        kept += [first, isthmus.prepare(make(), name=name)]
+    for model in kept:
+        trained(model, 4)  # DDP's buckets are exact in three passes
+    names = {name for model in kept for name in steps_of(model)}
+    for unit in ("blocks.0", "hsdp/blocks.0", "fsdp1/blocks.0", "ddp/bucket 0"):
+        assert {unit, f"{unit} (2)"} <= names, names
+        assert f"{unit} (3)" not in names
+
+
+@table
+def models_are_kept_alive_by_nothing() -> None:
+    makers: dict[str, Any] = {
+        "fsdp2": lambda: fsdp2(mesh_of(process_group)),
+        "hsdp": lambda: fsdp2(hsdp_mesh("2x2")),
+        "fsdp1": lambda: fsdp1(mesh_of(process_group)),
+        "ddp": lambda: ddp(process_group),
+    }
+    for kind, make in makers.items():
+        process_group = group()
+        scaler = torch.amp.GradScaler("cpu")
+        for _ in range(2):
+            model = trained(isthmus.prepare(make(), scaler=scaler), 3)
+            kept_by_torch = kind == "fsdp1"  # its flat parameters, on Gloo as well
+            remains = [weakref.ref(model), *([] if kept_by_torch else map(weakref.ref, model.parameters()))]
+            del model
+            gc.collect()
+            assert not any(reference() is not None for reference in remains), kind
+
+
+@table
+def preparing_again_does_nothing() -> None:
+    model = isthmus.prepare(fsdp2(mesh_of(group())), name="m", units="*")
+    trained(model)
+    before = fingerprint(model)
+    assert isthmus.prepare(model, name="m") is model
+    assert fingerprint(model) == before
+    trained(model)
+    assert set(steps_of(model).values()) == {4}
+    for arguments in ({"name": "other"}, {"name": "m", "units": "!root"}, {}):
+        with pytest.raises(ValueError, match="this model was prepared with name='m' and units="):
+            isthmus.prepare(model, **arguments)
+
+
+@table
+def preparing_between_steps_goes_on_under_new_keys() -> None:
+    """The units of before keep their residuals: they are others, without parameters."""
+    process_group = group()
+    model = trained(fsdp2(mesh_of(process_group)))
+    trained(isthmus.prepare(model))
+    assert sorted((unit["name"], bool(unit["layout"]), unit["step"]) for unit in unit_states(model)) == sorted(
+        (name, tagged, 2) for name in ("blocks.0", "blocks.1", "root") for tagged in (False, True)
+    )
+    assert exact_calls(process_group) == {}
+
+
+@table
+def layers_are_chosen_by_pattern() -> None:
+    """By the model's own names, under FSDP2, HSDP and FSDP1; what is left out is exact and says so."""
+    process_group, mesh = group(), hsdp_mesh("2x2")
+    models = {
+        process_group: isthmus.prepare(fsdp2(mesh_of(process_group)), name="a", units="blocks.*,!*.1"),
+        mesh.get_group("replicate"): isthmus.prepare(fsdp2(mesh), name="b", units="blocks.*,!*.1"),
+    }
+    for crossing, model in models.items():
+        trained(model)
+        assert [name.rpartition("/")[2] for name in steps_of(model)] == ["blocks.0"]
+        assert exact_calls(crossing) == {"excluded by prepare(units=...)": 4}
+    fsdp1_group = group()
+    model = trained(isthmus.prepare(fsdp1(mesh_of(fsdp1_group)), units="!root"))
+    assert list(steps_of(model)) == ["blocks.0", "blocks.1"]
+    assert exact_calls(fsdp1_group) == {"excluded by prepare(units=...)": 2}
+    ddp_group = group()
+    trained(isthmus.prepare(ddp(ddp_group, find_unused_parameters=True), units="!bucket *"), 3)
+    assert exact_calls(ddp_group)["excluded by prepare(units=...)"] >= 3
+
+
+@table
+def modules_that_are_sharded_together_are_one_unit() -> None:
+    process_group = group()
+    model = Model()
+    fully_shard([model.blocks[0], model.blocks[1]], mesh=mesh_of(process_group))
+    fully_shard(model, mesh=mesh_of(process_group))
+    trained(isthmus.prepare(model, name="m"))
+    assert steps_of(model) == {"m/blocks.0, blocks.1": 2, "m/root": 2}
+
+
+@table
+def memory_of_the_process_group_may_be_asked_for_before_and_after() -> None:
+    model: Any = fsdp2(mesh_of(group()))
+    for asked in (True, False):
+        for module in (*model.blocks, model):
+            module.set_allocate_memory_from_process_group_for_comm(asked)
+        trained(isthmus.prepare(model))
+    assert steps_of(model) == {"blocks.0": 4, "blocks.1": 4, "root": 4}
+    assert all(unit["layout"] for unit in unit_states(model))
+
+
+@table
+def custom_reduce_scatters_stay_in_use() -> None:
+    class Counting:
+        calls = 0
+
+        def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+            return torch.empty(*size, dtype=dtype, device=device)
+
+        def __call__(self, *, output_tensor, input_tensor, group, op, async_op=False):  # type: ignore[no-untyped-def]
+            self.calls += 1
+            return dist.reduce_scatter_tensor(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
+
+    model: Any = fsdp2(mesh_of(group()))
+    counting = Counting()
+    model.blocks[0].set_custom_reduce_scatter(counting)
+    trained(isthmus.prepare(model))
+    assert counting.calls == 2
+    assert steps_of(model) == {"blocks.0": 2, "blocks.1": 2, "root": 2}
+
+
+@table
+def copies_of_ddp_are_as_without() -> None:
+    """DDP over the default group can be copied and pickled. The copy is not prepared, and can be."""
+    model: Any = isthmus.prepare(
+        nn.parallel.DistributedDataParallel(Model(), find_unused_parameters=True), name="original"
+    )
+    for name, other in {"copy": copy.deepcopy(model), "pickled": pickle.loads(pickle.dumps(model))}.items():
+        trained(isthmus.prepare(other, name=name), 3)
+        assert set(steps_of(other)) == {f"{name}/bucket 0"}
+        isthmus.clear_residuals(other)
+    trained(model, 3)
+    assert set(steps_of(model)) == {"original/bucket 0"}
+    isthmus.clear_residuals(model)
+
+
+@table
+def other_hooks_of_ddp_are_not_replaced() -> None:
+    model: Any = ddp(group())
+    model.register_comm_hook(None, lambda state, bucket: torch.futures.Future())
+    with pytest.raises(ValueError, match="has a communication hook already"):
+        isthmus.prepare(model)
+
+
+@table
+def several_ddp_modules_are_prepared_one_by_one() -> None:
+    model = nn.ModuleList([ddp(group()), ddp(group())])
+    with pytest.raises(ValueError, match="there are 2 DDP modules in this model: prepare each of them"):
+        isthmus.prepare(model)
+    for index, module in enumerate(model):
+        isthmus.prepare(module, name=str(index))
+
+
+@table
+def what_cannot_be_prepared_is_described() -> None:
+    with pytest.raises(ValueError, match="found a model without FSDP, DDP or DTensors, and no process group"):
+        isthmus.prepare(nn.Linear(2, 2))
+    gloo = dist.new_group(backend="gloo")
+    for make, kind in ((lambda: fsdp2(mesh_of(gloo)), "3 FSDP2 units"), (lambda: ddp(gloo), "1 DDP modules")):
+        with pytest.raises(ValueError, match=f"found {kind}.* on gloo"):
+            isthmus.prepare(make())
+
+
+@table
+def parts_of_prepared_models_belong_to_them() -> None:
+    model: Any = isthmus.prepare(fsdp2(mesh_of(group())), name="whole")
+    with pytest.raises(ValueError, match=r"unit 'blocks\.0' of FSDP2 belongs to another prepared model"):
+        isthmus.prepare(trained(model).blocks[0], name="part")
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    return table.run_in_world(pg_options=options_of())
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(main, 4)
+
+
+@pytest.mark.parametrize("name", table.names)
+def test_prepare(world: World, name: str) -> None:
+    world.check(name)

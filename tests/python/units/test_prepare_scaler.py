@@ -1,0 +1,228 @@
+"""Residuals under loss scales: they follow, overflow does no lasting harm, and what is lost is counted."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+import isthmus
+from support.checkpoints import (
+    added,
+    batch,
+    ddp,
+    delivered_by_nothing,
+    exact_gradients,
+    fsdp1,
+    fsdp2,
+    full_gradients,
+    group,
+    hsdp_mesh,
+    local,
+    mesh_of,
+    seed,
+    unit_states,
+)
+from support.checks import Table, World
+
+pytestmark = pytest.mark.processes
+
+table = Table()
+SPARSE = {"codec": "sparse", "value_type": "fp32"}  # whose own rounding stays in the residual, and takes long to go
+FLOAT16 = MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float16)
+MAKERS: dict[str, Any] = {
+    "fsdp2": lambda **options: fsdp2(mesh_of(group(**options))),
+    "fsdp2 float16": lambda **options: fsdp2(mesh_of(group(**options)), mp_policy=FLOAT16),
+    "hsdp": lambda **options: fsdp2(hsdp_mesh("2x2", **options)),
+    "fsdp1": lambda **options: fsdp1(mesh_of(group(**options)), use_orig_params=True),
+    "fsdp1 float16": lambda **options: fsdp1(
+        mesh_of(group(**options)),
+        mixed_precision=MixedPrecision(param_dtype=torch.float16, reduce_dtype=torch.float16),
+    ),
+    "ddp": lambda **options: ddp(group(**options), find_unused_parameters=True),
+}
+
+
+def make(kind: str, scaler: Any, **options: Any) -> nn.Module:
+    with seed(0):
+        return isthmus.prepare(MAKERS[kind](**options), name=kind, scaler=scaler)  # type: ignore[no-any-return]
+
+
+def scaler_for(kind: str, **settings: Any) -> Any:
+    return (ShardedGradScaler if kind.startswith("fsdp1") else torch.amp.GradScaler)("cpu", **settings)
+
+
+def scaled_backward(model: nn.Module, scaler: Any, step: int, factor: float = 1) -> None:
+    scaler.scale(factor * model(batch(step)).float().square().sum()).backward()
+
+
+def group_of(model: nn.Module) -> dist.ProcessGroup:
+    """Return the group in which gradients cross between nodes."""
+    from isthmus.units import models as _models
+
+    return _models.groups_of(model)[-1]
+
+
+@table
+def residuals_follow_the_scale() -> None:
+    """What was delivered at each scale, divided by it, and what is owed at the last one, is all there was."""
+    steps = 5
+    exact = exact_gradients(4, steps)
+    kinds: dict[str, Any] = {"fsdp2": {"ratio": 1}, "hsdp": SPARSE, "fsdp1": SPARSE, "ddp": {"ratio": 1}}
+    for kind, options in kinds.items():
+        scaler = scaler_for(kind, init_scale=8.0)
+        model = make(kind, scaler, **options)
+        delivered: Any = {}
+        for step in range(steps):
+            scaled_backward(model, scaler, step)
+            delivered = added(delivered, full_gradients(model), 1 / scaler.get_scale())
+            scaler.update((64.0, 2.0, 1024.0, 16.0, 4.0)[step])
+        delivered = added(delivered, delivered_by_nothing(model, 24), 1 / 4)
+        total = max(float(value.abs().max()) for value in exact.values())
+        for name in exact:
+            torch.testing.assert_close(delivered[name], exact[name], rtol=0, atol=2e-3 * total)
+
+
+@table
+def an_overflow_skips_the_step_and_does_no_lasting_harm() -> None:
+    codecs = {"fsdp2": "tagc", "fsdp2 float16": "sparse", "hsdp": "sparse", "fsdp1": "default", "ddp": "tagc"}
+    for kind, codec in (codecs | {"fsdp1 float16": "default"}).items():
+        scaler = scaler_for(kind, init_scale=8.0, growth_interval=1000)
+        model = make(kind, scaler, codec=codec)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+        def step(number: int, factor: float = 1, model=model, scaler=scaler, optimizer=optimizer) -> None:
+            scaled_backward(model, scaler, number, factor)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+        for number in range(3):
+            step(number)
+        weights = [local(parameter.detach()).clone() for parameter in model.parameters()]
+        before = {unit["name"]: unit["residual"] for unit in unit_states(model)}
+        sent = isthmus.stats(group_of(model))["skipped_elements"]
+        assert isthmus.stats(group_of(model))["skipped_steps"] == 0 == sent, kind
+
+        step(3, factor=float("inf") if dist.get_rank() == 1 else 1)
+
+        for parameter, old in zip(model.parameters(), weights, strict=True):
+            assert torch.equal(local(parameter.detach()), old), kind
+        assert scaler.get_scale() == 4.0, kind
+        stats = isthmus.stats(group_of(model))
+        assert stats["skipped_steps"] == 1, kind
+        assert len(unit_states(model)) >= 2, kind
+        for unit in unit_states(model) if codec != "default" else []:
+            assert unit["residual"].isfinite().all() and unit["result_residual"].isfinite().all(), kind
+            if (
+                dist.get_rank() < 2
+            ):  # the sum in this node was NaN everywhere: residuals are as before, at half the scale
+                assert torch.equal(unit["residual"], before[unit["name"]] / 2), kind
+        for number in range(4, 7):
+            step(number)
+            assert all(local(parameter.detach()).isfinite().all() for parameter in model.parameters()), kind
+        assert not all(
+            torch.equal(local(parameter.detach()), old)
+            for parameter, old in zip(model.parameters(), weights, strict=True)
+        ), kind
+        assert isthmus.stats(group_of(model))["skipped_steps"] == 1, kind
+
+
+@table
+def what_a_skipped_step_sent_is_counted() -> None:
+    scaler = scaler_for("fsdp2", init_scale=8.0)
+    model = make("fsdp2", scaler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for number in range(2):
+        scaled_backward(model, scaler, number)
+        scaler.step(optimizer)
+        scaler.update()
+    kept = isthmus.stats(group_of(model))["codec"]["kept_elements"]
+    scaled_backward(model, scaler, 2)
+    next(iter(model.parameters())).grad.fill_(torch.inf)  # after the reductions: they sent what they could
+    scaler.step(optimizer)
+    scaler.update()
+    stats = isthmus.stats(group_of(model))
+    assert stats["skipped_steps"] == 1
+    assert stats["skipped_elements"] == stats["codec"]["kept_elements"] - kept > 0
+
+
+@table
+def a_scale_of_zero_leaves_no_residuals() -> None:
+    scaler = scaler_for("fsdp2", init_scale=8.0)
+    model = make("fsdp2", scaler)
+    scaled_backward(model, scaler, 0)
+    scaler.update(0.0)
+    assert unit_states(model) == []
+
+
+@table
+def one_scaler_serves_several_models_and_outlives_them() -> None:
+    scaler = scaler_for("fsdp2", init_scale=8.0)
+    models = [make("fsdp2", scaler) for _ in range(2)]
+    for model in models:
+        isthmus.prepare(model, name="fsdp2", scaler=scaler)  # again: changes nothing
+        scaled_backward(model, scaler, 0)
+    before = [[unit["residual"] for unit in unit_states(model)] for model in models]
+    scaler.update(32.0)
+    for model, residuals in zip(models, before, strict=True):
+        for unit, residual in zip(unit_states(model), residuals, strict=True):
+            assert torch.equal(unit["residual"], 4 * residual)
+    del models, model
+    scaler.update(1.0)
+
+
+@table
+def a_disabled_scaler_is_left_alone() -> None:
+    for enabled_later in (False, True):
+        scaler = scaler_for("fsdp2", enabled=False)
+        model = make("fsdp2", scaler)
+        scaled_backward(model, scaler, 0)
+        before = [unit["residual"] for unit in unit_states(model)]
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        scaler.step(optimizer)
+        scaler.update(2.0 if enabled_later else None)
+        assert all(torch.equal(u["residual"], b) for u, b in zip(unit_states(model), before, strict=True))
+        assert isthmus.stats(group_of(model))["skipped_steps"] == 0
+
+
+@table
+def a_scaler_can_be_copied_and_pickled() -> None:
+    for kind in ("fsdp2", "fsdp1"):
+        scaler = scaler_for(kind, init_scale=8.0)
+        plain = type(scaler)
+        model = make(kind, scaler)
+        assert isinstance(scaler, plain)
+        scaled_backward(model, scaler, 0)
+        residuals = [unit["residual"] for unit in unit_states(model)]
+        copies = [copy.copy(scaler), copy.deepcopy(scaler), pickle.loads(pickle.dumps(scaler))]
+        for other in copies:
+            assert type(other) is plain
+            assert other.state_dict() == scaler.state_dict()
+            other.scale(torch.ones(()))
+            other.update(1.0)  # moves no residual
+        for unit, residual in zip(unit_states(model), residuals, strict=True):
+            assert torch.equal(unit["residual"], residual)
+        with pytest.raises(TypeError, match="scaler: expected a GradScaler, got int"):
+            isthmus.prepare(model, name=kind, scaler=3)
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    return table.run_in_world()
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(main, 4)
+
+
+@pytest.mark.parametrize("name", table.names)
+def test_scaler(world: World, name: str) -> None:
+    world.check(name)

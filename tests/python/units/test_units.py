@@ -1,0 +1,229 @@
+"""Which unit each reduction of DDP and of functional collectives belongs to; tags, and the state of units."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import record_function
+
+import isthmus
+from isthmus import native as _native
+from python.units.models import (
+    BLOCKS,
+    STEPS,
+    WORLD_SIZE,
+    Model,
+    batch,
+    bits,
+    fsdp1,
+    make_group,
+    native,
+    same_on_all_ranks,
+    steps_of_units,
+    train,
+)
+from support.checks import Table, World
+from support.tested_codecs import CODECS
+
+pytestmark = pytest.mark.processes
+table = Table()
+
+
+def ddp(group: dist.ProcessGroup, **settings: Any) -> nn.Module:
+    return DistributedDataParallel(Model(), process_group=group, bucket_cap_mb=0.005, **settings)
+
+
+@table
+def ddp_is_compressed_where_the_option_says_so() -> None:
+    cases: list[dict[str, Any]] = [{}, {"static_graph": True}, {"find_unused_parameters": True}]
+    for settings in cases:
+        group = make_group(gradients="backward")
+        model = ddp(group, **settings)
+        train(model, STEPS + 1)
+        isthmus.reset_stats(group)
+        units = isthmus.stats(group)["num_units"]
+        train(model)
+        stats = isthmus.stats(group)
+        assert stats["num_units"] == units > 1, settings
+        assert stats["compressed_calls"] >= 2 * STEPS, settings
+        assert set(stats["exact_calls"]) <= {"not a sum of floating-point numbers"}, settings  # what is used
+        assert stats["residual_bytes"] == 0
+        assert same_on_all_ranks(bits(model)), settings
+        assert same_on_all_ranks(steps_of_units(group)), settings
+
+
+@table
+def ddp_without_the_option_is_exact_and_explained() -> None:
+    group = make_group()
+    train(ddp(group))
+    stats = isthmus.stats(group)
+    assert stats["compressed_calls"] == 0
+    assert stats["exact_calls"]["not labelled, in a backward pass"] > STEPS
+    assert 'gradients="backward"' in stats["notes"][0]
+    native(group).set_gradients("backward")
+    train(ddp(group))
+    assert isthmus.stats(group)["compressed_calls"] > STEPS
+    assert "gradients=backward" in isthmus.stats(group)["options"]
+
+
+@table
+def ddp_with_a_communication_hook() -> None:
+    group = make_group(gradients="backward")
+    model: Any = ddp(group)
+    model.register_comm_hook(group, bf16_compress_hook)
+    train(model, 2 * STEPS)
+    stats = isthmus.stats(group)
+    assert stats["compressed_calls"] > 2 * STEPS
+    assert all(unit["dtype"] == "bfloat16" for unit in native(group).unit_states())
+    assert same_on_all_ranks(bits(model))
+
+
+@table
+def ddp_accumulates_and_is_evaluated() -> None:
+    group = make_group(gradients="backward")
+    model: Any = ddp(group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(2 * STEPS):
+        with model.no_sync():
+            model(batch(step)).square().mean().backward()
+        model(batch(step + 50)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            model(batch(step))
+    steps = steps_of_units(group)
+    assert max(steps.values()) >= 2 * STEPS - 1  # all passes, but for the first one, which has buckets of its own
+    assert same_on_all_ranks(bits(model))
+
+
+class _FunctionalReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        shard = funcol.reduce_scatter_tensor(gradient.contiguous(), "sum", 0, ctx.group)
+        return funcol.wait_tensor(shard).repeat(WORLD_SIZE), None
+
+
+@table
+def functional_collectives_are_named_by_their_order_and_keep_no_residual() -> None:
+    group = make_group(gradients="backward")
+    keeping = make_group(gradients="backward", **CODECS["tagc"])
+
+    def backward(group: dist.ProcessGroup) -> dict[str, int]:
+        leaves = [torch.zeros(4096, requires_grad=True) for _ in range(2)]
+        sum(_FunctionalReduceScatter.apply(leaf, group).sum() for leaf in leaves).backward()  # type: ignore[union-attr]
+        return steps_of_units(group)
+
+    names = [f"reduce_scatter:float32:4096{suffix} reduce_scatter" for suffix in ("", " (2)")]
+    for step in range(1, 4):
+        assert backward(group) == dict.fromkeys(names, step)
+        backward(keeping)
+    assert isthmus.stats(group)["compressed_calls"] == 6
+    stats = isthmus.stats(keeping)
+    assert stats["exact_calls"] == {"unknown parameters, and the codec keeps a residual": 6}
+    assert stats["compressed_calls"] == stats["residual_bytes"] == 0
+
+
+def tagged(group: dist.ProcessGroup, **tag: Any) -> None:
+    _native.load().push_unit(**tag)
+    dist.reduce_scatter_tensor(torch.empty(1024), torch.ones(4096), group=group)
+    _native.load().pop_unit()
+
+
+@table
+def tags_name_units() -> None:
+    group = make_group()
+    tagged(group, name="a", layout=5, exact="")
+    tagged(group, name="a", layout=6, exact="")
+    tagged(group, name="b", layout=(1 << 63) - 1, exact="")
+    tagged(group, name="c", layout=0, exact="because I say so")
+    with pytest.raises(RuntimeError, match="push_unit"):
+        _native.load().pop_unit()
+    units = {(unit["name"], unit["layout"]) for unit in native(group).unit_states()}
+    assert units == {("a", 5), ("a", 6), ("b", (1 << 63) - 1)}
+    assert isthmus.stats(group)["exact_calls"] == {"because I say so": 1}
+    dist.reduce_scatter_tensor(torch.empty(1024), torch.ones(4096), group=group)
+    assert isthmus.stats(group)["exact_calls"]["not recognised as a gradient"] == 1
+
+
+@table
+def a_label_alone_is_no_proof() -> None:
+    """Whoever may put FSDP2's label around a reduction: without FSDP2's object on the stack it stays exact."""
+    group = make_group()
+    with record_function("FSDP::post_backward_reduce (x)"):
+        dist.reduce_scatter_tensor(torch.empty(1024), torch.ones(4096), group=group)
+    with record_function("FullyShardedDataParallel._post_backward_hook"):
+        dist.reduce_scatter_tensor(torch.empty(1024), torch.ones(4096), group=group)
+    stats = isthmus.stats(group)
+    reasons = {f"a unit of FSDP{number} that cannot be told apart": 1 for number in (1, 2)}
+    assert stats["exact_calls"] == reasons and len(stats["notes"]) == 2
+
+
+@table
+def tags_of_parameters_name_fsdp1_units() -> None:
+    group = make_group()
+    model = fsdp1(group)
+    flat = [handle.flat_param for module in FullyShardedDataParallel.fsdp_modules(model) for handle in [module._handle]]
+    for index, parameter in enumerate(flat):
+        _native.load().name_parameter(parameter, f"tagged.{index}", 0, "" if index else "excluded")
+    train(model)
+    expected = {f"tagged.{index} reduce_scatter": STEPS for index in range(1, BLOCKS + 1)}
+    assert steps_of_units(group) == expected
+    assert isthmus.stats(group)["exact_calls"] == {"excluded": STEPS}
+
+
+@table
+def state_of_units_goes_out_and_in() -> None:
+    group = make_group(**CODECS["sparse"])
+    for value in (1.0, 2.0):
+        tagged(group, name="saved", layout=1, exact="")
+        _native.load().push_unit(name="root", layout=0, exact="")
+        dist.all_reduce(torch.full((4096,), value), dist.ReduceOp.AVG, group=group)
+        _native.load().pop_unit()
+    saved = native(group).unit_states()
+    assert [(unit["name"], unit["step"]) for unit in saved] == [("root", 2), ("saved", 2)]
+    native(group).clear_units()
+    assert native(group).unit_states() == []
+    for unit in saved:
+        native(group).load_unit(unit)
+    for before, after in zip(saved, native(group).unit_states(), strict=True):
+        for key, value in before.items():
+            assert torch.equal(value, after[key]) if isinstance(value, torch.Tensor) else value == after[key], key
+    native(group).scale_residuals(4.0)
+    for before, after in zip(saved, native(group).unit_states(), strict=True):
+        assert torch.equal(4 * before["residual"], after["residual"])
+    with pytest.raises(isthmus.Error, match="saved"):
+        native(group).load_unit({**saved[1], "residual": torch.ones(3)})
+    with pytest.raises(isthmus.Error, match=r"factor|scale"):
+        native(group).scale_residuals(0.0)
+    tagged(group, name="saved", layout=1, exact="")  # the group goes on after errors
+    inside_a_node = make_group(nodes="1x4")
+    assert native(inside_a_node).unit_states() == []
+    native(inside_a_node).load_unit(saved[0])
+    native(inside_a_node).count_step()
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    return table.run_in_world()
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(main, WORLD_SIZE, env={"ISTHMUS_NODES": "2x2", "ISTHMUS_LOG": "error"})
+
+
+@pytest.mark.parametrize("name", table.names)
+def test_units(world: World, name: str) -> None:
+    world.check(name)

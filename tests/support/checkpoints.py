@@ -1,0 +1,240 @@
+"""Models over groups of their own, and what their residuals owe: for tests that save and load."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import isthmus
+from isthmus import backends as _backends
+from isthmus import native as _native
+from isthmus.units import models as _models
+from isthmus.units.layout import clean_name
+from support.tested_codecs import Options
+
+Gradients = dict[str, torch.Tensor]
+WIDTH = 24
+# Small units, of which little is sent: residuals are large, and differ in all elements.
+SETTINGS: dict[str, Options] = {
+    "tagc": {"codec": "tagc", "sparsity": 0.75, "ratio": 2},
+    "sparse": {"codec": "sparse", "sparsity": 0.75},
+    "default": {},
+    "none": {"codec": "none"},
+}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return features + self.down(torch.tanh(self.up(features)))  # type: ignore[no-any-return]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.out = nn.Linear(WIDTH, 7)  # 7 rows divide by no number of ranks
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            features = block(features)
+        return self.out(features)  # type: ignore[no-any-return]
+
+
+def options_of(codec: str = "tagc", **options: Any) -> isthmus.Options:
+    """Return options for one of the `SETTINGS`."""
+    return isthmus.Options(**{"nodes": "2x2", "min_elements": 0, **SETTINGS[codec], **options})
+
+
+def group(codec: str = "tagc", **options: Any) -> dist.ProcessGroup:
+    return dist.new_group(backend="isthmus", pg_options=options_of(codec, **options))
+
+
+def fsdp2(mesh: DeviceMesh, model: nn.Module | None = None, **settings: Any) -> nn.Module:
+    model = model or Model()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, **settings)
+    return fully_shard(model, mesh=mesh, **settings)
+
+
+def mesh_of(process_group: dist.ProcessGroup) -> DeviceMesh:
+    return DeviceMesh.from_group(process_group, "cpu")
+
+
+def hsdp_mesh(nodes: str, codec: str = "tagc", **options: Any) -> DeviceMesh:
+    """Return a mesh in which reduce-scatters stay within nodes, and all-reduces cross."""
+    node_of_rank = torch.tensor(_native.load().parse_nodes(nodes, dist.get_world_size()))
+    ranks = node_of_rank.argsort(stable=True).view(len(node_of_rank.unique()), -1)
+
+    def own_of(enumeration: list[list[int]]) -> dist.ProcessGroup:
+        groups = [
+            dist.new_group(members, backend="isthmus", pg_options=options_of(codec, nodes=nodes, **options))
+            for members in enumeration
+        ]
+        return next(found for found, members in zip(groups, enumeration, strict=True) if dist.get_rank() in members)
+
+    replicas, shards = own_of(ranks.t().tolist()), own_of(ranks.tolist())
+    return DeviceMesh.from_group([replicas, shards], "cpu", mesh=ranks, mesh_dim_names=("replicate", "shard"))
+
+
+def fsdp1(mesh: DeviceMesh, **settings: Any) -> nn.Module:
+    return FullyShardedDataParallel(
+        Model(),
+        device_mesh=mesh,
+        device_id=torch.device("cpu"),
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        **settings,
+    )
+
+
+def ddp(process_group: dist.ProcessGroup, **settings: Any) -> nn.Module:
+    return DistributedDataParallel(Model(), process_group=process_group, bucket_cap_mb=0.005, **settings)
+
+
+BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+FLOAT16 = MixedPrecisionPolicy(reduce_dtype=torch.float16)
+HYBRID = ShardingStrategy.HYBRID_SHARD
+
+# How each kind of model is made on 2 nodes x 2 ranks.
+MAKERS: dict[str, Callable[[], nn.Module]] = {
+    "fsdp2": lambda: fsdp2(mesh_of(group())),
+    "fsdp2, default codec": lambda: fsdp2(mesh_of(group("default"))),
+    "fsdp2 prepared, sparse": lambda: isthmus.prepare(fsdp2(mesh_of(group("sparse")))),
+    "fsdp2 flat": lambda: fsdp2(mesh_of(group(tiers="flat"))),
+    "fsdp2 bfloat16, flat, 4 index bits": lambda: fsdp2(
+        mesh_of(group(tiers="flat", index_bits=4)), mp_policy=BFLOAT16, reshard_after_forward=False
+    ),
+    "fsdp2 bfloat16 prepared": lambda: isthmus.prepare(fsdp2(mesh_of(group()), mp_policy=BFLOAT16), name="bfloat16"),
+    "hsdp, sparse": lambda: fsdp2(hsdp_mesh("2x2", "sparse")),
+    "hsdp prepared": lambda: isthmus.prepare(fsdp2(hsdp_mesh("2x2")), name="hsdp"),
+    "fsdp1, sparse": lambda: fsdp1(mesh_of(group("sparse"))),
+    "fsdp1 prepared": lambda: isthmus.prepare(fsdp1(mesh_of(group()), use_orig_params=True), name="fsdp1"),
+    "fsdp1 hybrid prepared": lambda: isthmus.prepare(
+        fsdp1(hsdp_mesh("2x2"), sharding_strategy=HYBRID, use_orig_params=True), name="hybrid"
+    ),
+    "ddp prepared, default codec": lambda: isthmus.prepare(
+        ddp(group("default"), find_unused_parameters=True), name="ddp"
+    ),
+}
+
+
+def batch(step: int, rank: int | None = None) -> torch.Tensor:
+    rank = dist.get_rank() if rank is None else rank
+    return torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def backward(model: nn.Module, step: int) -> None:
+    model(batch(step)).square().sum().backward()
+
+
+def trained(model: nn.Module, passes: int = 2) -> nn.Module:
+    """Return `model` after backward passes that left residuals."""
+    for step in range(passes):
+        backward(model, step)
+        model.zero_grad()
+    return model
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        backward(model, step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def backends(model: nn.Module) -> list[Any]:
+    return [found for found in map(_backends.isthmus_backend, _models.groups_of(model)) if found is not None]
+
+
+def unit_states(model: nn.Module) -> list[dict[str, Any]]:
+    return [unit for backend in backends(model) for unit in backend.unit_states()]
+
+
+def steps_of(model: nn.Module) -> dict[str, int]:
+    """Return how often each unit was compressed."""
+    return {unit["name"]: unit["step"] for unit in unit_states(model)}
+
+
+def exact_calls(process_group: dist.ProcessGroup) -> dict[str, int]:
+    """Return how many reductions stayed exact, by reason."""
+    return dict(isthmus.stats(process_group)["exact_calls"])
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Return a digest of this rank's weights and of the whole state of its units."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(local(parameter.detach()).float().numpy().tobytes())
+    for unit in unit_states(model):
+        for key, value in unit.items():
+            digest.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else f"{key}={value}".encode())
+    return digest.hexdigest()
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor  # type: ignore[no-untyped-call, no-any-return]
+
+
+def full_gradients(model: nn.Module) -> Gradients:
+    """Return the gradients of all parameters, whole and as float32, by the name in `Model`; forget them."""
+    gradients = {}
+    with _summoned(model):
+        for name, parameter in model.named_parameters():
+            gradient = parameter.grad
+            assert gradient is not None, name
+            whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+            gradients[clean_name(name).removeprefix("module.")] = whole.float().clone()
+    model.zero_grad()
+    return gradients
+
+
+def _summoned(model: nn.Module) -> AbstractContextManager[None]:
+    if isinstance(model, FullyShardedDataParallel):
+        return FullyShardedDataParallel.summon_full_params(model, with_grads=True)
+    return nullcontext()
+
+
+def exact_gradients(num_ranks: int, passes: int) -> Gradients:
+    """Return the mean over all ranks of the gradients of all passes, of the model that `seed(0)` makes."""
+    with seed(0):
+        model = Model()
+    for step in range(passes):
+        for rank in range(num_ranks):
+            (model(batch(step, rank)).square().sum() / num_ranks).backward()
+    return full_gradients(model)
+
+
+def added(totals: Gradients, more: Gradients, factor: float = 1) -> Gradients:
+    assert not totals or totals.keys() == more.keys()
+    return {name: totals.get(name, 0) + factor * value for name, value in more.items()}
+
+
+def delivered_by_nothing(model: nn.Module, passes: int) -> Gradients:
+    """Reduce gradients of zero: whatever arrives is what residuals add."""
+    totals: Gradients = {}
+    for _ in range(passes):
+        (model(batch(0)) * 0).sum().backward()
+        totals = added(totals, full_gradients(model))
+    return totals
+
+
+@contextmanager
+def seed(value: int) -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(value)
+        yield

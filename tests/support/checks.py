@@ -1,0 +1,66 @@
+"""Many checks in one world of ranks: starting a world costs seconds, a check milliseconds."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from support import ranks
+
+Check = Callable[..., None]
+Run = Callable[..., list[Any]]
+
+
+class Table:
+    """Checks that every rank of one world runs in the same order. Each becomes a test of its own."""
+
+    def __init__(self) -> None:
+        self.checks: dict[str, Check] = {}
+
+    def __call__(self, check: Check) -> Check:
+        self.checks[check.__name__] = check
+        return check
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.checks)
+
+    def run_on_this_rank(self, *arguments: Any) -> dict[str, str]:
+        """Run all checks; return the traceback of each that failed."""
+        failures = {}
+        for name, check in self.checks.items():
+            try:
+                check(*arguments)
+            except (Exception, pytest.fail.Exception):  # the latter of pytest.raises
+                failures[name] = traceback.format_exc()
+        return failures
+
+    def run_in_world(self, **settings: Any) -> dict[str, str]:
+        """Make the default group with these settings of `ranks.init`, run all checks in it, and leave together."""
+        ranks.init(**settings)
+        failures = self.run_on_this_rank()
+        finish()
+        return failures
+
+
+class World:
+    """The results of a table on every rank, for tests to look up."""
+
+    def __init__(
+        self, main: Callable[..., dict[str, str]], world_size: int, run: Run = ranks.run, **settings: Any
+    ) -> None:
+        self.failures: list[dict[str, str]] = run(main, world_size, **settings)
+
+    def check(self, name: str) -> None:
+        texts = [f"rank {rank}: {f[name]}" for rank, f in enumerate(self.failures) if name in f]
+        assert not texts, "\n".join(texts)
+
+
+def finish() -> None:
+    """Leave together: a rank that exits takes the store with it."""
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,382 @@
+"""Trains one script on Gloo and on Isthmus, plainly and compressed, and compares what comes out.
+
+A `Family` is a way to wrap a model and to train it. It is run in these modes, each with process groups of its own:
+
+- gloo: the script over Gloo;
+- none: the same script over Isthmus with codec none. Equal up to the rounding of sums in another order;
+- default: with the default codec. All ranks hold the same bits, the units that were compressed are those that are
+  expected, and training follows the plain run as closely as the codec's error lets it;
+- prepared: as default, after `isthmus.prepare`;
+- backward: as default, with the option gradients="backward";
+- tagc, sparse and their like with "prepared": a codec with residuals in place of the default one.
+
+Where torch does not label reductions as gradients, none and default are exact: bit-equal to Gloo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+
+import isthmus
+from support.checks import Table
+from support.limits import OPERATION_S
+from support.tested_codecs import CODECS, ERRORS, KEEP_RESIDUALS, Options, environment
+
+WORLD_SIZE = 4
+FEATURES = 64
+BLOCKS = 3
+STEPS = 5
+NODES = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0", "ISTHMUS_LOG": "error"}
+MODES: dict[str, Options] = {
+    "gloo": {},
+    "prepared": {},
+    "backward": {"gradients": "backward"},
+    **CODECS,
+    **{f"prepared {codec}": CODECS[codec] for codec in KEEP_RESIDUALS},
+}
+UNITS = ("root", *(f"blocks.{index}" for index in range(BLOCKS)))
+NO_GRADIENT = "not recognised as a gradient"
+# Why reductions of DDP are exact: it cuts its buckets anew.
+EXACT_AT_FIRST = {
+    "first two backward passes with these DDP buckets",
+    "not a sum of floating-point numbers",  # which parameters are used
+}
+
+
+class Block(nn.Module):
+    """A layer with a residual connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return features + torch.tanh(self.linear(features))
+
+
+class Model(nn.Module):
+    """Blocks of one size between two other layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(FEATURES, FEATURES)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.last = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        features = self.first(features)
+        for block in self.blocks:
+            features = block(features)
+        output: torch.Tensor = self.last(features)
+        return output
+
+
+def batch(step: int, rank: int | None = None) -> torch.Tensor:
+    """Return a rank's inputs, this one's by default: two batches by turns, so that training gets somewhere."""
+    seed = 1000 * (step % 2) + (dist.get_rank() if rank is None else rank)
+    return torch.randn(16, FEATURES, generator=torch.Generator().manual_seed(seed))
+
+
+def distance(outputs: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the loss: the model is to reverse the features."""
+    return (outputs.float() - inputs.flip(1)).square().mean()
+
+
+@dataclass
+class Training:
+    """What one training run is made of, for families to go their own ways at one step."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def step(self, number: int) -> torch.Tensor:
+        """Train one step; return the loss."""
+        inputs = batch(number)
+        loss = distance(self.model(inputs), inputs)
+        loss.backward()
+        return loss
+
+
+Step = Callable[[Training, int], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A way to wrap a model and to train it, and what its run is expected to show."""
+
+    wrap: Callable[[nn.Module], nn.Module]
+    make: Callable[[], nn.Module] = Model
+    backward: Step = Training.step
+    rounding: float = 1e-5  # how far codec none may be from Gloo, as a share of the largest weight
+    units: Iterable[str] = UNITS  # compressed at every step
+    prepared_units: Iterable[str] | None = None  # None: as `units`
+    collectives: tuple[str, ...] = ("reduce_scatter",)
+    exact: dict[str, int] = field(default_factory=dict)  # reductions that are exact in spite of the codec, by reason
+    prepared_exact: dict[str, int] | None = None
+    env: dict[str, str] = field(default_factory=dict)  # in all modes of Isthmus
+    modes: tuple[str, ...] = ("none", "default", "prepared")
+    labelled: bool = True  # False: only prepare or the option make gradients of its reductions, after a few steps
+    clips: bool = True
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
+
+
+@dataclass
+class Run:
+    """What training gave on this rank."""
+
+    losses: list[float]  # means over the ranks
+    norms: list[float]
+    start: torch.Tensor  # all weights before and after, as float32, one after the other
+    weights: torch.Tensor
+    units: dict[str, int]  # compressed reductions by unit and collective, over all groups
+    exact: Counter[str]
+    compressed: int
+    calls: Counter[str]  # in the two-tier path, by collective
+
+
+_runs = 0
+
+
+@contextlib.contextmanager
+def world(store: dist.Store, mode: str, env: dict[str, str] | None = None) -> Iterator[None]:
+    """Make the default group of a mode; all groups that the script makes besides go when it ends."""
+    global _runs
+    _runs += 1
+    settings = {**NODES, **environment(MODES[mode]), **(env or {})}
+    before = dict(os.environ)
+    os.environ.update(settings)
+    try:
+        dist.init_process_group(
+            "gloo" if mode == "gloo" else "isthmus",
+            store=dist.PrefixStore(f"run/{_runs}", store),
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            timeout=timedelta(seconds=OPERATION_S),
+        )
+        yield
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def is_prepared(mode: str) -> bool:
+    """Tell whether `isthmus.prepare` is called in a mode."""
+    return mode.startswith("prepared")
+
+
+def codec_of(mode: str) -> str:
+    """Return what `CODECS` calls the codec of a mode."""
+    return next((codec for codec in KEEP_RESIDUALS if mode.endswith(codec)), "default")
+
+
+def train(family: Family, mode: str) -> Run:
+    """Train a family's model over the default group."""
+    model = family.wrap(family.make())
+    if is_prepared(mode):
+        isthmus.prepare(model)
+    training = Training(model, family.optimizer(model.parameters(), lr=0.4))
+    start = weights_of(model)
+    losses, norms = [], []
+    for step in range(STEPS):
+        losses.append(float(family.backward(training, step).detach()))
+        if family.clips:
+            norms.append(float(clip(model)))
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+    statistics = [isthmus.stats(group) for group in isthmus_groups()]
+    units = units_of_groups()
+    return Run(
+        losses=[sum(column) / WORLD_SIZE for column in zip(*gathered(losses), strict=True)],
+        norms=norms,
+        start=start,
+        weights=weights_of(model),
+        units=units,
+        exact=sum((Counter(entry["exact_calls"]) for entry in statistics), Counter()),
+        compressed=sum(entry["compressed_calls"] for entry in statistics),
+        calls=Counter(
+            {
+                kind: sum(entry["collectives"][kind]["calls"] for entry in statistics)
+                for kind in ("reduce_scatter", "all_reduce")
+            }
+        ),
+    )
+
+
+def clip(model: nn.Module) -> torch.Tensor:
+    """Clip the norm of all gradients as the wrapper's manual says; return the norm."""
+    if isinstance(model, FullyShardedDataParallel):
+        return model.clip_grad_norm_(1.0)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    return whole(norm)
+
+
+def isthmus_groups() -> list[dist.ProcessGroup]:
+    """Return all groups that this process is in, if they are of Isthmus."""
+    groups = [group for group in dist.distributed_c10d._world.pg_map if isinstance(group, dist.ProcessGroup)]
+    return [group for group in groups if dist.get_backend(group) == "isthmus"]
+
+
+def native(group: dist.ProcessGroup) -> Any:
+    """Return the backend of a group."""
+    backend = group._get_backend(torch.device("cpu"))
+    return getattr(backend, "wrapped_pg", backend)
+
+
+def units_of_groups() -> dict[str, int]:
+    """Return how often each unit was compressed."""
+    states = [state for group in isthmus_groups() for state in native(group).unit_states()]
+    return {f"{state['name']} {state['collective']}": state["step"] for state in states}
+
+
+def weights_of(model: nn.Module) -> torch.Tensor:
+    """Return all parameters of a model, whole, as one tensor."""
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        with FullyShardedDataParallel.summon_full_params(model):
+            parts = [parameter.detach().clone() for parameter in model.parameters()]
+    else:
+        parts = [whole(parameter).detach() for parameter in model.parameters()]
+    return torch.cat([part.flatten().float() for part in parts])
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a distributed tensor as an ordinary one."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if dist.get_debug_level() == dist.DebugLevel.DETAIL:  # full_tensor() works with no backend then
+        return torch.cat(gathered(tensor.detach().to_local()))
+    return tensor.full_tensor()
+
+
+def gathered(value: Any) -> list[Any]:
+    """Return the values of all ranks."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def same_on_all_ranks(value: Any) -> bool:
+    """Return whether all ranks have an equal value; tensors are compared bit by bit."""
+    if isinstance(value, torch.Tensor):
+        value = hashlib.sha256(value.contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
+    return len(set(map(repr, gathered(value)))) == 1
+
+
+def check_family(family: Family, store: dist.Store) -> None:
+    """Run a family in all of its modes and hold the runs against the one over Gloo."""
+    with world(store, "gloo"):
+        plain = train(family, "gloo")
+        assert same_on_all_ranks(plain.weights)
+    assert plain.losses[-1] < 0.9 * plain.losses[0], plain.losses  # else nothing below would mean anything
+    check_against(plain, family, store)
+
+
+def check_against(plain: Run, family: Family, store: dist.Store) -> None:
+    """Run a family over Isthmus and hold it against a run over Gloo."""
+    for mode in family.modes:
+        with world(store, mode, family.env):
+            run = train(family, mode)
+            # These compare ranks, so all of them must get here.
+            agree = {
+                "weights": same_on_all_ranks(run.weights),
+                "norms": same_on_all_ranks(run.norms),
+                "exact reductions": same_on_all_ranks(sorted(run.exact.items())),
+            }
+        assert all(agree.values()), (mode, agree)
+        if not family.labelled and mode in ("none", "default"):
+            assert run.compressed == 0
+            assert torch.equal(run.weights, plain.weights)
+            assert run.norms == plain.norms
+        elif mode == "none":
+            assert_equal_up_to_rounding(run, plain, family)
+        else:
+            assert_compressed(run, family, mode)
+            assert_follows(run, plain, mode, 1 + any(unit.endswith("all_reduce") for unit in run.units))
+
+
+def assert_equal_up_to_rounding(run: Run, plain: Run, family: Family) -> None:
+    """Codec none: sums in another order, and nothing else."""
+    assert run.compressed == 0
+    assert run.calls.total() > 0, "nothing took the two-tier path"
+    limit = family.rounding * float(plain.weights.abs().max())
+    assert float((run.weights - plain.weights).abs().max()) <= limit
+    tolerance = 20 * family.rounding
+    torch.testing.assert_close(torch.tensor(run.losses), torch.tensor(plain.losses), rtol=tolerance, atol=0)
+    torch.testing.assert_close(torch.tensor(run.norms), torch.tensor(plain.norms), rtol=tolerance, atol=0)
+
+
+def assert_compressed(run: Run, family: Family, mode: str) -> None:
+    """The expected units were compressed at every step, and no reduction was exact that should not be."""
+    units, exact = family.units, family.exact
+    if is_prepared(mode):
+        units = units if family.prepared_units is None else family.prepared_units
+        exact = exact if family.prepared_exact is None else family.prepared_exact
+    assert run.compressed == sum(run.units.values())
+    without_norms = {reason: count for reason, count in run.exact.items() if reason != NO_GRADIENT}
+    if family.labelled:
+        assert run.units == {f"{unit} {kind}": STEPS for unit in units for kind in family.collectives}, run.units
+        assert without_norms == exact, run.exact
+    else:
+        assert set(without_norms) <= {*EXACT_AT_FIRST, *exact}, run.exact
+        assert run.units and min(run.units.values()) >= STEPS - 4, run.units  # two steps with each set of DDP's buckets
+
+
+def assert_follows(run: Run, plain: Run, mode: str, crossings: int = 1) -> None:
+    """Compressed training is as near to plain training as the codec's error says. `crossings`: encodings on the way.
+
+    Half of each sum crosses; what a codec takes from a gradient's energy it takes from the sum's norm, and it moves the
+    weights by the root of that.
+    """
+    assert not torch.equal(run.weights, plain.weights), "nothing was lossy"
+    error = crossings * ERRORS[codec_of(mode)]
+    away = torch.linalg.vector_norm(run.weights - plain.weights)
+    moved = torch.linalg.vector_norm(plain.weights - plain.start)
+    assert away < 0.65 * math.sqrt(error) * moved, (float(away), float(moved))
+    for step, (ours, theirs) in enumerate(zip(run.norms, plain.norms, strict=True)):
+        assert abs(ours / theirs - 1) < (error if step else 0.6 * error), (run.norms, plain.norms)
+    progress = (run.losses[0] - run.losses[-1]) / (plain.losses[0] - plain.losses[-1])
+    assert abs(progress - 1) < error, (run.losses, plain.losses)
+
+
+def run_table(rank: int, world_size: int, table: Table) -> dict[str, str]:
+    """Run all checks of a table on this rank; they get the store that each of their worlds meets at."""
+    store = dist.TCPStore(
+        "127.0.0.1",
+        int(os.environ["MASTER_PORT"]),
+        world_size,
+        is_master=rank == 0,
+        timeout=timedelta(seconds=OPERATION_S),
+    )
+    failures = table.run_on_this_rank(store)
+    store.add("left", 1)
+    if rank == 0:  # the store's host goes last
+        while store.add("left", 0) < world_size:
+            time.sleep(0.01)
+    return failures
+
+
+def add_family(table: Table, name: str, family: Family) -> None:
+    """Make a family a check of a table."""
+
+    def check(store: dist.Store) -> None:
+        check_family(family, store)
+
+    check.__name__ = name
+    table(check)

@@ -1,0 +1,177 @@
+"""Runs a function on several ranks, each a process, and says which rank failed and why."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from support.limits import HANG_S, OPERATION_S
+
+# Importing torch takes seconds, and Dynamo, which the first optimizer needs, one more: one server does it, and each
+# rank is a fork of that.
+_context = multiprocessing.get_context("forkserver")
+_preloaded = [
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "isthmus.group.register",
+    "pytest",
+    "support.ranks",
+]
+_context.set_forkserver_preload(_preloaded)
+
+# Below are ports of services that a machine may start later.
+_LOWEST_PORT = 10_000
+
+
+@dataclass
+class Outcome:
+    """How one rank ended."""
+
+    rank: int
+    value: Any = None
+    error: str | None = None
+    exit_code: int | None = None
+    seconds: float = 0
+
+
+def free_port() -> int:
+    """Return a port that nothing listens at.
+
+    Whoever takes it may first import torch for seconds. So it is none of those that the kernel hands out meanwhile to
+    all that ask for any port, as Gloo does for every rank.
+    """
+    ephemeral_from = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = range(_LOWEST_PORT, ephemeral_from if ephemeral_from > 2 * _LOWEST_PORT else 1 << 16)
+    while True:
+        port = secrets.choice(ports)  # not what a seed of a test decides: another process may have the same one
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+
+
+def preload(*modules: str) -> None:
+    """Have the server import these, too. Call this before the first rank starts."""
+    _preloaded.extend(modules)
+    _context.set_forkserver_preload(_preloaded)
+
+
+def run(
+    function: Callable[..., Any],
+    world_size: int,
+    *arguments: Any,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = HANG_S,
+) -> list[Any]:
+    """Call ``function(rank, world_size, *arguments)`` on every rank; return what they returned. Fails if any fails."""
+    return values_of(run_any(function, world_size, *arguments, env=env, timeout_s=timeout_s))
+
+
+def values_of(outcomes: list[Outcome]) -> list[Any]:
+    """Return what the ranks returned. Fails if any failed."""
+    failures = [f"--- rank {o.rank}: exit code {o.exit_code}\n{o.error}" for o in outcomes if o.error or o.exit_code]
+    if failures:
+        raise AssertionError("\n".join(failures))
+    return [outcome.value for outcome in outcomes]
+
+
+def run_any(
+    function: Callable[..., Any],
+    world_size: int,
+    *arguments: Any,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = HANG_S,
+    stopped: tuple[int, ...] = (),
+) -> list[Outcome]:
+    """Do the same, but take failures as results. `stopped`: ranks that will not end by themselves."""
+    sys.audit("ranks.run")
+    port = free_port()
+    settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", **(env or {})}
+    processes = []
+    pipes: list[Connection] = []
+    deadline = time.monotonic() + timeout_s
+    for rank in range(world_size):
+        ours, theirs = _context.Pipe(duplex=False)
+        per_rank = {**settings, "RANK": str(rank), "WORLD_SIZE": str(world_size)}
+        process = _context.Process(target=_main, args=(theirs, function, rank, world_size, per_rank, arguments))
+        process.start()
+        theirs.close()
+        processes.append(process)
+        pipes.append(ours)
+    outcomes = [Outcome(rank) for rank in range(world_size)]
+    late = []
+    for rank, (process, pipe) in enumerate(zip(processes, pipes, strict=True)):
+        if rank in stopped:
+            continue
+        report = None
+        if pipe.poll(max(0.1, deadline - time.monotonic())):  # a large one is sent only as it is read
+            with contextlib.suppress(EOFError):  # it died
+                report = pipe.recv()
+        process.join(max(0.1, deadline - time.monotonic()))
+        if process.is_alive():
+            late.append(rank)
+            os.kill(process.pid, signal.SIGUSR1)  # prints the stacks
+            continue
+        outcomes[rank].exit_code = process.exitcode
+        outcomes[rank].error = None if process.exitcode == 0 else "no report"
+        if report is not None:
+            outcomes[rank].value, outcomes[rank].error, outcomes[rank].seconds = report
+    if late:
+        time.sleep(0.5)
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+            process.join()
+    if late:
+        raise AssertionError(f"ranks {late} did not end within {timeout_s} s; the others: {outcomes}")
+    return outcomes
+
+
+def init(backend: str = "isthmus", timeout_s: float = OPERATION_S, **arguments: Any) -> None:
+    """``init_process_group`` with a timeout that fits tests."""
+    import torch.distributed as dist
+
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **arguments)
+
+
+def _main(
+    pipe: Connection,
+    function: Callable[..., Any],
+    rank: int,
+    world_size: int,
+    env: Mapping[str, str],
+    arguments: tuple[Any, ...],
+) -> None:
+    faulthandler.register(signal.SIGUSR1, all_threads=True, file=sys.__stderr__)
+    faulthandler.enable(file=sys.__stderr__)  # the stacks where it dies of a signal
+    for name in [name for name in os.environ if name.startswith("ISTHMUS_")]:
+        del os.environ[name]
+    os.environ.update(env)
+    start = time.monotonic()
+    try:
+        import torch
+
+        torch.set_num_threads(int(env["OMP_NUM_THREADS"]))  # the server imported it before that was known
+        value = function(rank, world_size, *arguments)
+        pipe.send((value, None, time.monotonic() - start))
+    except BaseException:
+        pipe.send((None, traceback.format_exc(), time.monotonic() - start))
+        raise SystemExit(1) from None
+    finally:
+        pipe.close()
