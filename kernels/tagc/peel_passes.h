@@ -430,7 +430,7 @@ struct PeelPackets {
       });
     }
     if (group.is_last(job.state->arrived)) {
-      finish_fault(group, report_of(job, job.layout.end));
+      finish_fault(group, job);
     }
   }
 
@@ -441,8 +441,9 @@ struct PeelPackets {
     const TagcShape& shape = job.shape;
     const Slab<kTablesInShared> slab(shape, job.slabs, job.rows, packet * num_slabs(shape) + number,
                                      table_of<kTablesInShared>(group, shape, job.slabs, place, 0));
-    const uint8_t* bytes = job.packets + packet * job.layout.end;
-    float* out = job.out + (job.to_places ? packet * shape.num_elements : 0) + kSlabColumns * number;
+    const uint8_t* bytes = job.packets + packet * job.packet_bytes;
+    float* out =
+        static_cast<float*>(job.out.data) + (job.to_places ? packet * shape.num_elements : 0) + kSlabColumns * number;
     uint32_t* cells = job.cells + place * kSlabColumns * shape.num_rows;
     const uint8_t* scales = bytes + job.layout.scales;
     add_nan(group, bytes, number, out);

@@ -17,7 +17,7 @@
 #include "cuda/cuda_launcher.h"
 #include "cuda/cuda_streams.h"
 #include "isthmus/cuda.h"
-#include "kernels/cuda/codecs.h"
+#include "kernels/cuda/run.h"
 #include "kernels/cuda/values.h"
 
 namespace isthmus {
