@@ -4,8 +4,12 @@
 
 namespace isthmus::kernels {
 
+namespace ISTHMUS_KERNEL_NAMESPACE {
+constexpr QuantKernels kKernels = {.encode = encode, .decode_add = decode_add};
+}  // namespace ISTHMUS_KERNEL_NAMESPACE
+
 const QuantKernels& quant_kernels_of(ISTHMUS_KERNEL_NAMESPACE::Instructions /*set*/) {
-  return ISTHMUS_KERNEL_NAMESPACE::kQuantKernels;
+  return ISTHMUS_KERNEL_NAMESPACE::kKernels;
 }
 
 }  // namespace isthmus::kernels

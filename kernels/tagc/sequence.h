@@ -12,6 +12,7 @@
 #include "kernels/block/packet_passes.h"
 #include "kernels/tagc/add_passes.h"
 #include "kernels/tagc/check_passes.h"
+#include "kernels/tagc/insert_passes.h"
 #include "kernels/tagc/peel_passes.h"
 #include "kernels/tagc/select_passes.h"
 
