@@ -18,6 +18,13 @@ class DeviceLauncher {
   virtual void run(const kernels::Job& job, Stream stream) = 0;
 };
 
+// What the codecs of one device share.
+struct PassesOfDevice {
+  DeviceLauncher& launcher;
+  kernels::DeviceCounts* counts;
+  kernels::DeviceFault* fault;
+};
+
 // As make_codec(), for buffers of the launcher's device, of which `counts` and `fault` are words; the codec refers to
 // all three. It reads unit and step from PacketContext::on_device, takes scratch memory from its Workspace, and keeps
 // nothing: so several jobs of one codec may be under way, each in scratch memory of its own.

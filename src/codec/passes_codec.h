@@ -8,13 +8,6 @@
 
 namespace isthmus {
 
-// What the codecs of one device share.
-struct PassesOfDevice {
-  DeviceLauncher& launcher;
-  kernels::DeviceCounts* counts;
-  kernels::DeviceFault* fault;
-};
-
 // JobMaker touches no device, allocates nothing, and has
 //
 //   static constexpr const char* kName
