@@ -19,6 +19,34 @@ std::vector<InstructionSet> available_instruction_sets();
 // The one in use: the last of the available ones, unless it was set.
 InstructionSet instruction_set();
 
+// Stand for the sets where an overload is chosen. kernels/CMakeLists.txt compiles a codec's cpu_variant.cpp in each of
+// these namespaces, with the compiler's flags for the set.
+namespace baseline {
+struct Instructions {};
+}  // namespace baseline
+namespace avx2 {
+struct Instructions {};
+}  // namespace avx2
+namespace avx512 {
+struct Instructions {};
+}  // namespace avx512
+
+// Returns visit(Instructions{}) for the set in use. Where no other set was compiled, visit() is not asked for it.
+template <typename Visit>
+decltype(auto) with_instruction_set(const Visit& visit) {
+#ifdef ISTHMUS_X86_KERNELS
+  switch (instruction_set()) {
+    case InstructionSet::kAvx512:
+      return visit(avx512::Instructions{});
+    case InstructionSet::kAvx2:
+      return visit(avx2::Instructions{});
+    case InstructionSet::kBaseline:
+      break;
+  }
+#endif
+  return visit(baseline::Instructions{});
+}
+
 // For tests and benchmarks. `wanted` must be available. Not while another thread runs a kernel.
 void set_instruction_set(InstructionSet wanted);
 

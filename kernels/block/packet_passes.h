@@ -1,10 +1,10 @@
 // Headers and checksums of packets on many groups: what all codecs have in common.
 #pragma once
 
-#include "isthmus/buffer.h"
 #include "kernels/block/checksum.h"
 #include "kernels/block/device.h"
 #include "kernels/block/float_types.h"
+#include "kernels/block/job.h"
 #include "kernels/block/passes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
@@ -153,35 +153,15 @@ ISTHMUS_DEVICE void checksum_packet(Group& group, const uint8_t* packet, int64_t
 
 // Writes the header of a packet that is complete otherwise. All threads of one group.
 template <typename Group>
-ISTHMUS_DEVICE void write_header(Group& group, const HeaderWords& header, const DeviceContext& context,
-                                 const ChecksumParts& parts, uint8_t* packet) {
-  const uint64_t checksum = sum_parts(group, parts, 0);
+ISTHMUS_DEVICE void write_header(Group& group, const EncodeJobBase& job) {
+  const uint64_t checksum = sum_parts(group, job.parts, 0);
   if (group.thread() == 0) {
-    HeaderWords words = in_context(header, context);
+    HeaderWords words = in_context(job.header, *job.context);
     words.word[kHeaderChecksum] = checksum;
     for (int i = 0; i < kHeaderWords; ++i) {
-      reinterpret_cast<uint64_t*>(packet)[i] = words.word[i];
+      reinterpret_cast<uint64_t*>(job.packet)[i] = words.word[i];
     }
   }
-}
-
-// One decoding's packets, and where it says what is wrong with them: what all codecs' jobs have.
-struct DecodeReport {
-  HeaderWords header;
-  PacketSenders senders;
-  const DeviceContext* context;
-  const uint8_t* packets;
-  int64_t packet_bytes;
-  ChecksumParts parts;
-  DecodeState* state;
-  DeviceFault* fault;
-  DeviceFault* mapped_fault;
-};
-
-template <typename Job>
-ISTHMUS_DEVICE DecodeReport report_of(const Job& job, int64_t packet_bytes) {
-  return {job.header, job.senders, job.context, job.packets,     packet_bytes,
-          job.parts,  job.state,   job.fault,   job.mapped_fault};
 }
 
 // Reports that the `bad` of some thread is true. A barrier.
@@ -196,7 +176,7 @@ ISTHMUS_DEVICE void report(Group& group, bool bad, int64_t packet, FaultKind kin
 
 // Compares a packet's header and checksum with what is expected. All threads of a group.
 template <typename Group>
-ISTHMUS_DEVICE void check_header(Group& group, const DecodeReport& job, int64_t packet) {
+ISTHMUS_DEVICE void check_header(Group& group, const DecodeJobBase& job, int64_t packet) {
   const auto* words = reinterpret_cast<const uint64_t*>(job.packets + packet * job.packet_bytes);
   const HeaderWords expected = in_context(of_packet(job.header, job.senders, packet), *job.context);
   bool differs = false;
@@ -221,7 +201,7 @@ ISTHMUS_DEVICE void copy_fault(Group& group, const DeviceFault& fault, DeviceFau
 
 // The end of a decoding: adds the header of a packet that was refused, for the host. All threads of one group.
 template <typename Group>
-ISTHMUS_DEVICE void finish_fault(Group& group, const DecodeReport& job) {
+ISTHMUS_DEVICE void finish_fault(Group& group, const DecodeJobBase& job) {
   DeviceFault* fault = job.fault;
   if (fault->code == DeviceFault::kNone || fault->reported != 0) {
     return;
@@ -246,18 +226,14 @@ struct Seal {
   static constexpr int kThreads = kChecksumThreads;
   static constexpr int64_t kMaxSharedBytes = 0;
 
-  HeaderWords header;
-  const DeviceContext* context;
-  uint8_t* packet;  // at a multiple of 16 bytes
-  int64_t packet_bytes;
-  ChecksumParts parts;
+  EncodeJobBase job;  // the packet begins at a multiple of 16 bytes
   uint32_t* arrived;  // 0
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    checksum_packet(group, packet, packet_bytes, 0, parts);
+    checksum_packet(group, job.packet, job.packet_bytes, 0, job.parts);
     if (group.is_last(*arrived)) {
-      write_header(group, header, *context, parts, packet);
+      write_header(group, job);
     }
   }
 };
@@ -268,19 +244,18 @@ struct Verify {
   static constexpr int kThreads = kChecksumThreads;
   static constexpr int64_t kMaxSharedBytes = 0;
 
-  DecodeReport job;
-  int64_t num_packets;
+  DecodeJobBase job;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     if (job.fault->reported != 0) {
       return;
     }
-    for (int64_t packet = 0; packet < num_packets; ++packet) {
+    for (int64_t packet = 0; packet < job.num_packets; ++packet) {
       checksum_packet(group, job.packets + packet * job.packet_bytes, job.packet_bytes, packet, job.parts);
     }
     if (group.is_last(job.state->arrived)) {
-      for (int64_t packet = 0; packet < num_packets; ++packet) {
+      for (int64_t packet = 0; packet < job.num_packets; ++packet) {
         check_header(group, job, packet);
       }
       group.sync();  // all threads see what the last check has reported

@@ -98,12 +98,12 @@ struct FinishPacket {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = 0;
 
-  NoneEncodeJob job;
+  EncodeJobBase job;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     if (group.group_number() == 0) {
-      write_header(group, job.header, *job.context, job.parts, job.packet);
+      write_header(group, job);
     }
   }
 };
@@ -227,17 +227,16 @@ struct CheckHeaders {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = 0;
 
-  NoneDecodeJob job;
+  DecodeJobBase job;
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     if (job.fault->reported != 0) {
       return;
     }
-    const DecodeReport report = report_of(job, job.packet_bytes);
-    for_each_by_group(group, job.num_packets, [&](int64_t packet) { check_header(group, report, packet); });
+    for_each_by_group(group, job.num_packets, [&](int64_t packet) { check_header(group, job, packet); });
     if (group.is_last(job.state->arrived)) {
-      finish_fault(group, report);
+      finish_fault(group, job);
     }
   }
 };

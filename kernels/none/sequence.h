@@ -26,7 +26,7 @@ void with_wire_type(DataType wire_dtype, Visit visit) {
 }
 
 template <typename Executor>
-void encode_none(Executor& executor, const NoneEncodeJob& job) {
+void run_passes(Executor& executor, const NoneEncodeJob& job) {
   const bool aligned = is_aligned(job.packet, 16) && is_aligned(job.piece.data, 16);
   with_wire_type(job.wire_dtype, [&]<typename Wire, typename Sum>(Wire, Sum) {
     const int64_t groups = checksum_groups(job.packet_bytes);
@@ -41,7 +41,7 @@ void encode_none(Executor& executor, const NoneEncodeJob& job) {
 }
 
 template <typename Executor>
-void decode_none(Executor& executor, const NoneDecodeJob& job) {
+void run_passes(Executor& executor, const NoneDecodeJob& job) {
   if (job.num_packets == 0) {
     return;
   }

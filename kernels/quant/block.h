@@ -7,27 +7,11 @@
 
 #include <cstdint>
 
-#include "kernels/block/group.h"
-#include "kernels/block/mix.h"
+#include "kernels/quant/lane_math.h"
 #include "kernels/quant/layout.h"
-
-// The compiler's own judgement leaves calls where lanes would be in registers. Under sanitizers it may: all in one
-// function take it many minutes.
-#ifdef ISTHMUS_CALL_LANES
-#define ISTHMUS_QUANT ISTHMUS_DEVICE
-#else
-#define ISTHMUS_QUANT [[gnu::always_inline]] ISTHMUS_DEVICE
-#endif
+#include "kernels/quant/planes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
-
-inline constexpr uint32_t kQuantSign = 0x80000000;
-inline constexpr uint32_t kQuantInfinity = 0x7f800000;
-inline constexpr uint32_t kQuantNan = 0x7fc00000;
-
-// 2^23: what is added to it is rounded to an integer, which its lowest bits then hold.
-inline constexpr float kQuantIntegers = 0x1p23F;
-inline constexpr uint32_t kQuantIntegerBits = 0x4b000000;
 
 // A group whose energy lies between these is quantised as it is; others are multiplied by a power of two before.
 inline constexpr float kLeastQuantEnergy = 0x1p-90F;
@@ -96,130 +80,6 @@ auto with_group(const QuantSettings& settings, const Visit& visit) {
     default:
       return with_rows.template operator()<32>();
   }
-}
-
-ISTHMUS_QUANT uint32_t quant_bits_of(float value) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-ISTHMUS_QUANT float quant_float_of(uint32_t bits) {
-  float value;
-  __builtin_memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
-// Thirty-two random bits of each lane for one block.
-template <typename Lanes>
-ISTHMUS_QUANT typename Lanes::Word random_words(const Lanes& lanes, uint64_t seed, int64_t block) {
-  constexpr uint64_t kGoldenRatio = 0x9e3779b97f4a7c15;
-  return lanes.each([=](int lane) {
-    const uint64_t counter = static_cast<uint64_t>(8 * block + lane / 2 + 1);
-    return static_cast<uint32_t>(mix(seed + kGoldenRatio * counter) >> (32 * (lane % 2)));
-  });
-}
-
-// The random bits of one block: the sign of element (row, lane) is bit `row` of the lane's word.
-template <typename Lanes>
-struct QuantRandom {
-  typename Lanes::Word signs = {};
-  typename Lanes::Word noise = {};
-
-  ISTHMUS_QUANT QuantRandom(const Lanes& lanes, const QuantSettings& settings, uint64_t seed, int64_t block) {
-    if (settings.rotate) {
-      signs = random_words(lanes, seed, block);
-    }
-    if (settings.stochastic) {
-      noise = random_words(lanes, ~seed, block);
-    }
-  }
-};
-
-template <typename Lanes>
-ISTHMUS_QUANT typename Lanes::Float flip_signs(const Lanes& lanes, typename Lanes::Float value,
-                                               typename Lanes::Word signs, int row) {
-  return lanes.floats(lanes.bits(value) ^ ((signs << (31 - row)) & kQuantSign));
-}
-
-// Between -1/2 and 1/2, for one row: the finaliser of MurmurHash3 over the row's number and the lane's random bits.
-template <typename Lanes>
-ISTHMUS_QUANT typename Lanes::Float rounding_noise(const Lanes& lanes, typename Lanes::Word noise, int row) {
-  constexpr uint32_t kOne = 0x3f800000;
-  typename Lanes::Word word = noise ^ static_cast<uint32_t>(row) * 0x9e3779b9U;
-  word = (word ^ (word >> 16)) * 0x85ebca6bU;
-  word = (word ^ (word >> 13)) * 0xc2b2ae35U;
-  word = word ^ (word >> 16);
-  return lanes.floats((word >> 9) | kOne) - 1.5F;
-}
-
-// In lanes without bit kDistance: a + b; in the others: b - a; where b is the lane's partner.
-template <int kDistance, typename Lanes>
-ISTHMUS_QUANT typename Lanes::Float butterfly(const Lanes& lanes, typename Lanes::Float a) {
-  const typename Lanes::Word upper = lanes.each([](int lane) { return (lane & kDistance) != 0 ? kQuantSign : 0U; });
-  return lanes.template exchange<kDistance>(a) + lanes.floats(lanes.bits(a) ^ upper);
-}
-
-// The Hadamard transform without its factor 1 / sqrt(n): stages ascend, lanes first.
-template <int kGroupRows, typename Lanes>
-ISTHMUS_QUANT void hadamard(const Lanes& lanes, typename Lanes::Float (&rows)[kGroupRows]) {
-  ISTHMUS_UNROLL
-  for (int r = 0; r < kGroupRows; ++r) {
-    rows[r] = butterfly<1>(lanes, rows[r]);
-    rows[r] = butterfly<2>(lanes, rows[r]);
-    rows[r] = butterfly<4>(lanes, rows[r]);
-    rows[r] = butterfly<8>(lanes, rows[r]);
-  }
-  ISTHMUS_UNROLL
-  for (int distance = 1; distance < kGroupRows; distance *= 2) {
-    ISTHMUS_UNROLL
-    for (int r = 0; r < kGroupRows; ++r) {
-      if ((r & distance) == 0) {
-        const typename Lanes::Float upper = rows[r + distance];
-        rows[r + distance] = rows[r] - upper;
-        rows[r] = rows[r] + upper;
-      }
-    }
-  }
-}
-
-// In a tree that is the same for all executors.
-template <typename Lanes>
-ISTHMUS_QUANT float sum_of_lanes(const Lanes& lanes, typename Lanes::Float a) {
-  a = a + lanes.template exchange<1>(a);
-  a = a + lanes.template exchange<2>(a);
-  a = a + lanes.template exchange<4>(a);
-  return lanes.common(a + lanes.template exchange<8>(a));
-}
-
-// The largest magnitude's bit pattern. That of NaN is above that of Inf.
-template <int kGroupRows, typename Lanes>
-ISTHMUS_QUANT uint32_t largest_magnitude(const Lanes& lanes, const typename Lanes::Float (&rows)[kGroupRows]) {
-  typename Lanes::Word largest = {};
-  ISTHMUS_UNROLL
-  for (int r = 0; r < kGroupRows; ++r) {
-    largest = lanes.max(largest, lanes.bits(rows[r]) & ~kQuantSign);
-  }
-  const auto with_partner = [&](auto partner) { return lanes.max(largest, lanes.bits(partner)); };
-  largest = with_partner(lanes.template exchange<1>(lanes.floats(largest)));
-  largest = with_partner(lanes.template exchange<2>(lanes.floats(largest)));
-  largest = with_partner(lanes.template exchange<4>(lanes.floats(largest)));
-  return lanes.common(with_partner(lanes.template exchange<8>(lanes.floats(largest))));
-}
-
-template <int kGroupRows, typename Lanes>
-ISTHMUS_QUANT float energy_of(const Lanes& lanes, const typename Lanes::Float (&rows)[kGroupRows]) {
-  typename Lanes::Float sum = rows[0] * rows[0];
-  ISTHMUS_UNROLL
-  for (int r = 1; r < kGroupRows; ++r) {
-    sum = sum + rows[r] * rows[r];
-  }
-  return sum_of_lanes(lanes, sum);
-}
-
-// A power of two that brings a magnitude into [1, 4), or as near as float32 allows.
-ISTHMUS_QUANT float normalizer(uint32_t magnitude) {
-  const uint32_t exponent = magnitude >> 23;
-  return quant_float_of((254 - (exponent > 253 ? 253 : exponent)) << 23);
 }
 
 // As it is sent: to nearest even, or up. Of finite numbers that are not negative.
@@ -363,75 +223,6 @@ ISTHMUS_QUANT void dequantize_group(const Lanes& lanes, const QuantRandom<Lanes>
   }
 }
 
-// kBits bits of each code, from bit `shift` on, 32 / kBits rows a word.
-template <int kBits, typename Lanes>
-ISTHMUS_QUANT void pack_plane(const Lanes& lanes, const typename Lanes::Word* codes, int shift, bool present,
-                              uint32_t* words) {
-  constexpr int kRowsOfWord = 32 / kBits;
-  constexpr uint32_t kMask = (1U << kBits) - 1;
-  ISTHMUS_UNROLL
-  for (int word = 0; word < kBits; ++word) {
-    typename Lanes::Word packed = {};
-    ISTHMUS_UNROLL
-    for (int r = 0; r < kRowsOfWord; ++r) {
-      packed = packed | (((codes[word * kRowsOfWord + r] >> shift) & kMask) << (kBits * r));
-    }
-    lanes.store(packed, words + int64_t{word} * kQuantLanes, present);
-  }
-}
-template <int kBits, typename Lanes>
-ISTHMUS_QUANT void unpack_plane(const Lanes& lanes, const uint32_t* words, int shift, bool present,
-                                typename Lanes::Word* codes) {
-  constexpr int kRowsOfWord = 32 / kBits;
-  constexpr uint32_t kMask = (1U << kBits) - 1;
-  ISTHMUS_UNROLL
-  for (int word = 0; word < kBits; ++word) {
-    const typename Lanes::Word packed = lanes.load(words + int64_t{word} * kQuantLanes, present);
-    ISTHMUS_UNROLL
-    for (int r = 0; r < kRowsOfWord; ++r) {
-      const typename Lanes::Word bits = ((packed >> (kBits * r)) & kMask) << shift;
-      typename Lanes::Word& code = codes[word * kRowsOfWord + r];
-      code = shift == 0 ? bits : code | bits;
-    }
-  }
-}
-
-// Three bits are a plane of the lower two and one of the highest.
-template <typename Lanes>
-ISTHMUS_QUANT void pack_codes(const Lanes& lanes, int bits, const typename Lanes::Word* codes, bool present,
-                              uint32_t* words) {
-  switch (bits) {
-    case 1:
-      return pack_plane<1>(lanes, codes, 0, present, words);
-    case 2:
-      return pack_plane<2>(lanes, codes, 0, present, words);
-    case 3:
-      pack_plane<2>(lanes, codes, 0, present, words);
-      return pack_plane<1>(lanes, codes, 2, present, words + int64_t{2} * kQuantLanes);
-    case 4:
-      return pack_plane<4>(lanes, codes, 0, present, words);
-    default:
-      return pack_plane<8>(lanes, codes, 0, present, words);
-  }
-}
-template <typename Lanes>
-ISTHMUS_QUANT void unpack_codes(const Lanes& lanes, int bits, const uint32_t* words, bool present,
-                                typename Lanes::Word* codes) {
-  switch (bits) {
-    case 1:
-      return unpack_plane<1>(lanes, words, 0, present, codes);
-    case 2:
-      return unpack_plane<2>(lanes, words, 0, present, codes);
-    case 3:
-      unpack_plane<2>(lanes, words, 0, present, codes);
-      return unpack_plane<1>(lanes, words + int64_t{2} * kQuantLanes, 2, present, codes);
-    case 4:
-      return unpack_plane<4>(lanes, words, 0, present, codes);
-    default:
-      return unpack_plane<8>(lanes, words, 0, present, codes);
-  }
-}
-
 // Encodes the first `num_groups` groups of a block, the rest as missing; of none nothing is written. `scales` and
 // `words` (kQuantLanes * bits) are the block's own. load(row) gives a row of the block; with a row that is missing,
 // zeros. keep(row, value) is called for each row, if Keep::kWanted, with what the receiver decodes; not for groups with
@@ -502,5 +293,3 @@ ISTHMUS_QUANT void decode_block(const Lanes& lanes, const Quantizer& quantizer, 
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE
-
-#undef ISTHMUS_QUANT

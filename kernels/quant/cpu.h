@@ -1,14 +1,13 @@
-// The tables that the translation units of the instruction sets define; see quant_cpu.cpp for who picks one.
+// The loops for each instruction set. cpu_variant.cpp defines those that this build has.
 #pragma once
 
+#include "kernels/block/instruction_set.h"
 #include "kernels/quant/layout.h"
 
 namespace isthmus::kernels {
 
-extern const QuantKernels kBaselineQuantKernels;
-#ifdef ISTHMUS_X86_KERNELS
-extern const QuantKernels kAvx2QuantKernels;
-extern const QuantKernels kAvx512QuantKernels;
-#endif
+const QuantKernels& quant_kernels_of(baseline::Instructions set);
+const QuantKernels& quant_kernels_of(avx2::Instructions set);
+const QuantKernels& quant_kernels_of(avx512::Instructions set);
 
 }  // namespace isthmus::kernels

@@ -1,5 +1,5 @@
 // The CPU executor of codec `quant`: loops over blocks around the block algorithm. Compiled once for each instruction
-// set; see quant_cpu_*.cpp.
+// set.
 #pragma once
 
 #include "kernels/block/lanes16.h"
@@ -113,7 +113,5 @@ inline void decode_add(const QuantSettings& settings, uint64_t seed, int64_t fir
     decode_blocks<kGroupRows, kRotate>(settings, seed, first_block, num_groups, scales, words, out);
   });
 }
-
-inline constexpr QuantKernels kQuantKernels = {.encode = encode, .decode_add = decode_add};
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -182,7 +182,7 @@ struct DequantizeBlocks {
 
  private:
   ISTHMUS_DEVICE float* place_of(int64_t packet) const {
-    return job.out + (job.to_places ? packet * job.shape.num_elements : 0);
+    return static_cast<float*>(job.out.data) + (job.to_places ? packet * job.shape.num_elements : 0);
   }
 
   template <bool kReplace, typename Lanes>
@@ -191,7 +191,7 @@ struct DequantizeBlocks {
     const uint64_t seed =
         quant_seed(job.context->unit_hash, job.context->step, job.segment, job.senders.of_packet(packet));
     const int num_groups = packet < job.num_packets ? groups_of_block(job.shape, block, kGroups) : 0;
-    const uint8_t* bytes = job.packets + packet * job.layout.end;
+    const uint8_t* bytes = job.packets + packet * job.packet_bytes;
     const uint8_t* scales = bytes + job.layout.scales + block * kGroups * scale_bytes(job.settings.scale_type);
     const auto* words =
         reinterpret_cast<const uint32_t*>(bytes + job.layout.codes) + block * kQuantLanes * job.settings.bits;
@@ -210,7 +210,7 @@ struct DequantizeBlocks {
     const int64_t first = job.shape.num_elements - job.shape.tail_elements;
     for_each_of_group(group, job.shape.tail_elements, [&](int64_t i) {
       for (int64_t packet = 0; packet < job.num_packets; ++packet) {
-        const auto* tail = reinterpret_cast<const float*>(job.packets + packet * job.layout.end + job.layout.tail);
+        const auto* tail = reinterpret_cast<const float*>(job.packets + packet * job.packet_bytes + job.layout.tail);
         float* place = place_of(packet) + first + i;
         *place = (job.to_places ? 0 : *place) + tail[i];
       }

@@ -16,7 +16,7 @@ inline int64_t groups_for_blocks(int64_t num_blocks) {
 }
 
 template <typename Executor>
-void encode_quant(Executor& executor, const QuantEncodeJob& job) {
+void run_passes(Executor& executor, const QuantEncodeJob& job) {
   const int64_t groups = groups_for_blocks(job.shape.num_blocks);
   with_group(job.settings, [&]<int kGroupRows, bool kRotate>() {
     with_piece_type(job.piece.dtype, [&]<typename Piece>(Piece) {
@@ -27,12 +27,11 @@ void encode_quant(Executor& executor, const QuantEncodeJob& job) {
       }
     });
   });
-  executor.run(Seal{job.header, job.context, job.packet, job.layout.end, job.parts, job.arrived},
-               checksum_groups(job.layout.end), 0);
+  executor.run(Seal{job, job.arrived}, checksum_groups(job.packet_bytes), 0);
 }
 
 template <typename Executor>
-void decode_quant(Executor& executor, const QuantDecodeJob& job) {
+void run_passes(Executor& executor, const QuantDecodeJob& job) {
   if (job.num_packets == 0) {
     return;
   }
@@ -40,7 +39,7 @@ void decode_quant(Executor& executor, const QuantDecodeJob& job) {
   with_group(job.settings, [&]<int kGroupRows, bool kRotate>() {
     executor.run(DequantizeBlocks<kGroupRows, kRotate>{job}, groups, 0);
   });
-  executor.run(Verify{report_of(job, job.layout.end), job.num_packets}, checksum_groups(job.layout.end), 0);
+  executor.run(Verify{job}, checksum_groups(job.packet_bytes), 0);
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -1,14 +1,13 @@
-// The tables that the translation units of the instruction sets define; see sparse_cpu.cpp for who picks one.
+// The loops for each instruction set. cpu_variant.cpp defines those that this build has.
 #pragma once
 
+#include "kernels/block/instruction_set.h"
 #include "kernels/sparse/layout.h"
 
 namespace isthmus::kernels {
 
-extern const SparseKernels kBaselineSparseKernels;
-#ifdef ISTHMUS_X86_KERNELS
-extern const SparseKernels kAvx2SparseKernels;
-extern const SparseKernels kAvx512SparseKernels;
-#endif
+const SparseKernels& sparse_kernels_of(baseline::Instructions set);
+const SparseKernels& sparse_kernels_of(avx2::Instructions set);
+const SparseKernels& sparse_kernels_of(avx512::Instructions set);
 
 }  // namespace isthmus::kernels

@@ -269,13 +269,14 @@ struct DecodeSparseBlocks {
   template <typename Group>
   ISTHMUS_DEVICE void decode(Group& group, int64_t number, int64_t first, int64_t end) const {
     const int64_t count = job.shape.elements_of(number);
-    float* out = job.out + (job.to_places ? first * job.shape.num_elements : 0) + number * kSparseBlockElements;
+    float* out = static_cast<float*>(job.out.data) + (job.to_places ? first * job.shape.num_elements : 0) +
+                 number * kSparseBlockElements;
     if (job.to_places) {
       for_each_of_group(group, count, [=](int64_t i) { out[i] = 0; });
       group.sync();
     }
     for (int64_t packet = first; packet < end; ++packet) {
-      const SparseBlock<const uint8_t> block(job.shape, job.layout, number, job.packets + packet * job.layout.end);
+      const SparseBlock<const uint8_t> block(job.shape, job.layout, number, job.packets + packet * job.packet_bytes);
       if (block.is_flagged()) {
         add_flagged(group, packet, job.shape.keep_of(number), count, block, out);
       } else {
@@ -329,7 +330,7 @@ struct DecodeSparseBlocks {
 
   template <typename Group>
   ISTHMUS_DEVICE void check_padding(Group& group, int64_t packet) const {
-    const uint8_t* bytes = job.packets + packet * job.layout.end;
+    const uint8_t* bytes = job.packets + packet * job.packet_bytes;
     bool set = false;
     for_each_sparse_gap(job.shape, job.layout,
                         [&](int64_t from, int64_t to) { set |= any_set(group, bytes + from, to - from); });

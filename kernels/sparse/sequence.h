@@ -16,20 +16,19 @@ void encode_sparse_blocks(Executor& executor, const SparseEncodeJob& job) {
 }
 
 template <typename Executor>
-void encode_sparse(Executor& executor, const SparseEncodeJob& job) {
+void run_passes(Executor& executor, const SparseEncodeJob& job) {
   with_piece_type(job.piece.dtype, [&]<typename Piece>(Piece) { encode_sparse_blocks<Piece>(executor, job); });
-  executor.run(Seal{job.header, job.context, job.packet, job.layout.end, job.parts, job.arrived},
-               checksum_groups(job.layout.end), 0);
+  executor.run(Seal{job, job.arrived}, checksum_groups(job.packet_bytes), 0);
 }
 
 template <typename Executor>
-void decode_sparse(Executor& executor, const SparseDecodeJob& job) {
+void run_passes(Executor& executor, const SparseDecodeJob& job) {
   if (job.num_packets == 0) {
     return;
   }
   const int64_t turns = job.to_places ? job.num_packets * job.shape.num_blocks : job.shape.num_blocks;
   executor.run(DecodeSparseBlocks{job}, turns > job.num_packets ? turns : job.num_packets, 0);
-  executor.run(Verify{report_of(job, job.layout.end), job.num_packets}, checksum_groups(job.layout.end), 0);
+  executor.run(Verify{job}, checksum_groups(job.packet_bytes), 0);
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

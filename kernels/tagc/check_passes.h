@@ -22,10 +22,11 @@ struct OpenPackets {
     for_each_of_all(group, job.shape.num_blocks,
                     [&](int64_t block) { draw_rows(job.shape, *job.context, block, job.rows); });
     if (job.to_places) {
-      for_each_of_all(group, job.num_packets * job.shape.num_elements, [&](int64_t i) { job.out[i] = 0; });
+      for_each_of_all(group, job.num_packets * job.shape.num_elements,
+                      [&](int64_t i) { static_cast<float*>(job.out.data)[i] = 0; });
     }
     for (int64_t packet = 0; packet < job.num_packets; ++packet) {
-      checksum_packet(group, job.packets + packet * job.layout.end, job.layout.end, packet, job.parts);
+      checksum_packet(group, job.packets + packet * job.packet_bytes, job.packet_bytes, packet, job.parts);
     }
   }
 };
@@ -53,7 +54,7 @@ struct CheckPackets {
  private:
   template <typename Group>
   ISTHMUS_DEVICE void spread(Group& group, int64_t packet, int64_t tile) const {
-    const uint8_t* bytes = job.packets + packet * job.layout.end;
+    const uint8_t* bytes = job.packets + packet * job.packet_bytes;
     const auto* flags = reinterpret_cast<const uint64_t*>(bytes + job.layout.flags);
     const auto* index = reinterpret_cast<const uint32_t*>(bytes + job.layout.index);
     uint32_t* keys = job.slabs.keys + packet * num_slabs(job.shape) * slab_words(job.shape);
@@ -64,10 +65,10 @@ struct CheckPackets {
   template <typename Group>
   ISTHMUS_DEVICE void check(Group& group, int64_t packet) const {
     const TagcShape& shape = job.shape;
-    const uint8_t* bytes = job.packets + packet * job.layout.end;
+    const uint8_t* bytes = job.packets + packet * job.packet_bytes;
     const auto* flags = reinterpret_cast<const uint64_t*>(bytes + job.layout.flags);
     const auto* index = reinterpret_cast<const uint64_t*>(bytes + job.layout.index);
-    check_header(group, report_of(job, job.layout.end), packet);
+    check_header(group, job, packet);
     const bool padding = any_set(group, bytes, kHeaderWords * 8, job.layout.flags) ||
                          any_set(group, bytes, job.layout.flags + 8 * shape.flag_words(), job.layout.index) ||
                          any_set(group, bytes, job.layout.index + 8 * shape.index_words(), job.layout.scales) ||

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/block/instruction_set.h"
-
 namespace isthmus::kernels {
 
 int64_t selection_capacity(const TagcShape& shape, int64_t keep) {
@@ -12,20 +10,7 @@ int64_t selection_capacity(const TagcShape& shape, int64_t keep) {
 }
 
 const TagcKernels& tagc_kernels() {
-  switch (instruction_set()) {
-#ifdef ISTHMUS_X86_KERNELS
-    case InstructionSet::kAvx512:
-      return kAvx512TagcKernels;
-    case InstructionSet::kAvx2:
-      return kAvx2TagcKernels;
-#else
-    case InstructionSet::kAvx512:
-    case InstructionSet::kAvx2:
-#endif
-    case InstructionSet::kBaseline:
-      break;
-  }
-  return kBaselineTagcKernels;
+  return with_instruction_set([](auto set) -> const TagcKernels& { return tagc_kernels_of(set); });
 }
 
 }  // namespace isthmus::kernels

@@ -1,14 +1,13 @@
-// The tables that the translation units of the instruction sets define; see tagc_cpu.cpp for who picks one.
+// The loops for each instruction set. cpu_variant.cpp defines those that this build has.
 #pragma once
 
+#include "kernels/block/instruction_set.h"
 #include "kernels/tagc/layout.h"
 
 namespace isthmus::kernels {
 
-extern const TagcKernels kBaselineTagcKernels;
-#ifdef ISTHMUS_X86_KERNELS
-extern const TagcKernels kAvx2TagcKernels;
-extern const TagcKernels kAvx512TagcKernels;
-#endif
+const TagcKernels& tagc_kernels_of(baseline::Instructions set);
+const TagcKernels& tagc_kernels_of(avx2::Instructions set);
+const TagcKernels& tagc_kernels_of(avx512::Instructions set);
 
 }  // namespace isthmus::kernels

@@ -1,5 +1,5 @@
 // The CPU executor of codec `tagc`: loops over blocks around the block algorithms. Compiled once for each instruction
-// set; see tagc_cpu_*.cpp.
+// set.
 #pragma once
 
 #include "kernels/tagc/block.h"
@@ -285,18 +285,5 @@ inline void estimate(const TagcShape& shape, const BlockRows* rows, const uint64
                                                         block_cells.value(2, column));
                          });
 }
-
-inline constexpr TagcKernels kTagcKernels = {
-    .hash_blocks = hash_blocks,
-    .sample_bound = sample_bound,
-    .select = select,
-    .peel_keys = peel_keys,
-    .hold_back = hold_back,
-    .insert_xor = insert_xor,
-    .insert_sum = insert_sum,
-    .peel_xor = peel_xor,
-    .peel_sum = peel_sum,
-    .estimate = estimate,
-};
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -1,36 +1,9 @@
-#define ISTHMUS_KERNEL_NAMESPACE cuda
-
-#include "kernels/cuda/codecs.h"
-#include "kernels/cuda/executor.cuh"
+#include "kernels/cuda/run.cuh"
 #include "kernels/tagc/sequence.h"
 
 namespace isthmus::kernels {
 
-namespace {
-
-__global__ void set_context(DeviceContext* context, DeviceContext value) { *context = value; }
-__global__ void count_step(DeviceContext* context) { ++context->step; }
-
-}  // namespace
-
-void cuda_encode_tagc(const TagcEncodeJob& job, void* stream) {
-  cuda::CudaExecutor executor(static_cast<cudaStream_t>(stream));
-  cuda::encode_tagc(executor, job);
-}
-
-void cuda_decode_tagc(const TagcDecodeJob& job, void* stream) {
-  cuda::CudaExecutor executor(static_cast<cudaStream_t>(stream));
-  cuda::decode_tagc(executor, job);
-}
-
-void cuda_set_context(DeviceContext* context, DeviceContext value, void* stream) {
-  set_context<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(context, value);
-  cuda::check_cuda(cudaGetLastError(), "kernel launch");
-}
-
-void cuda_next_step(DeviceContext* context, void* stream) {
-  count_step<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(context);
-  cuda::check_cuda(cudaGetLastError(), "kernel launch");
-}
+template void cuda_run(const TagcEncodeJob& job, void* stream);
+template void cuda_run(const TagcDecodeJob& job, void* stream);
 
 }  // namespace isthmus::kernels

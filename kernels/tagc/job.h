@@ -1,11 +1,9 @@
-// One encoding or decoding of codec `tagc` on a device: shapes and the memory that it works on. Everything here is
-// known to the host before the data is: sizes follow from the shape alone, and nothing is allocated on the way.
+// One encoding or decoding of codec `tagc` on a device, and the memory that it works on between its passes.
 #pragma once
 
 #include <cstdint>
 
-#include "isthmus/buffer.h"
-#include "kernels/block/device.h"
+#include "kernels/block/job.h"
 #include "kernels/tagc/layout.h"
 
 namespace isthmus::kernels {
@@ -79,47 +77,30 @@ ISTHMUS_DEVICE uint64_t seed_of(const DeviceContext& context) {
   return context.unit_hash ^ (context.step + 1) * kOdd;
 }
 
-struct TagcEncodeJob {
+// The piece is float32, or a 16-bit type that it has been summed in. There is always a residual. The packet is 64-byte
+// aligned.
+struct TagcEncodeJob : EncodeJobBase {
   TagcShape shape;
   TagcLayout layout;
-  HeaderWords header;  // all but unit, step and checksum
   uint32_t keep;
   uint32_t sample_runs;  // the bound is guessed from so many runs of neighbours...
   uint32_t sample_keep;  // ...as the magnitude that so many of them reach
   int64_t max_rounds;
 
-  const DeviceContext* context;
-  ConstBuffer piece;  // float32, or a 16-bit type that it has been summed in
-  float* residual;
-  uint8_t* packet;  // 64-byte aligned
-  DeviceCounts* counts;
-
   SelectState* state;
   uint32_t* tie_counts;  // num_blocks: elements that equal the threshold
   uint32_t* peaks;       // num_blocks: the largest magnitude that is sent; null for cells without scales
-  ChecksumParts parts;
-  uint32_t* rows;  // 4 x num_blocks, 16-byte aligned: a RowTable
+  uint32_t* rows;        // 4 x num_blocks, 16-byte aligned: a RowTable
   SlabScratch slabs;
 };
 
-struct TagcDecodeJob {
+// `out` is float32. Packets are 64-byte aligned.
+struct TagcDecodeJob : DecodeJobBase {
   TagcShape shape;
   TagcLayout layout;
-  HeaderWords header;  // of the first packet
-  PacketSenders senders;
   int64_t max_rounds;
 
-  const DeviceContext* context;
-  const uint8_t* packets;  // one after another, 64-byte aligned
-  int64_t num_packets;
-  bool to_places;  // packet i replaces the i-th num_elements of out; otherwise all are added to the same
-  float* out;
-  DeviceFault* fault;
-  DeviceFault* mapped_fault;  // where the host sees it, too; may be null
-
-  DecodeState* state;
-  ChecksumParts parts;
-  uint32_t* rows;     // as above
+  uint32_t* rows;     // 4 x num_blocks, 16-byte aligned: a RowTable
   uint32_t* cells;    // of packets that are peeled at once: slab after slab, row after row
   SlabScratch slabs;  // keys: for each packet; tables: for each that is peeled at once
 };

@@ -12,6 +12,7 @@
 #include "kernels/block/packet_passes.h"
 #include "kernels/tagc/add_passes.h"
 #include "kernels/tagc/check_passes.h"
+#include "kernels/tagc/insert_passes.h"
 #include "kernels/tagc/peel_passes.h"
 #include "kernels/tagc/select_passes.h"
 
@@ -63,24 +64,23 @@ void peel_and_insert(Executor& executor, const TagcEncodeJob& job) {
 }
 
 template <typename Executor>
-void encode_tagc(Executor& executor, const TagcEncodeJob& job) {
+void run_passes(Executor& executor, const TagcEncodeJob& job) {
   if (job.shape.num_blocks > 0) {
     select_elements(executor, job);
     peel_and_insert(executor, job);
   } else {
     executor.clear(job.state, sizeof(SelectState));
-    executor.clear(job.packet, job.layout.end);
+    executor.clear(job.packet, job.packet_bytes);
   }
-  executor.run(Seal{job.header, job.context, job.packet, job.layout.end, job.parts, &job.state->arrived},
-               checksum_groups(job.layout.end), 0);
+  executor.run(Seal{job, &job.state->arrived}, checksum_groups(job.packet_bytes), 0);
 }
 
 template <typename Executor>
-void decode_tagc(Executor& executor, const TagcDecodeJob& job) {
+void run_passes(Executor& executor, const TagcDecodeJob& job) {
   if (job.num_packets == 0) {
     return;
   }
-  executor.run(OpenPackets{job}, checksum_groups(job.layout.end), 0);
+  executor.run(OpenPackets{job}, checksum_groups(job.packet_bytes), 0);
   const int64_t tiles = num_tiles(job.shape);
   executor.run(CheckPackets{job}, job.num_packets * (tiles > 0 ? tiles : 1), SpreadTile::shared_bytes(job.shape));
   const int64_t slabs = num_slabs(job.shape) * (job.to_places ? job.num_packets : 1);

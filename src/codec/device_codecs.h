@@ -6,10 +6,7 @@
 
 #include "isthmus/codec.h"
 #include "kernels/block/device.h"
-#include "kernels/none/job.h"
-#include "kernels/quant/job.h"
-#include "kernels/sparse/job.h"
-#include "kernels/tagc/job.h"
+#include "kernels/jobs.h"
 
 namespace isthmus {
 
@@ -18,14 +15,14 @@ namespace isthmus {
 class DeviceLauncher {
  public:
   virtual ~DeviceLauncher() = default;
-  virtual void encode(const kernels::TagcEncodeJob& job, Stream stream) = 0;
-  virtual void decode(const kernels::TagcDecodeJob& job, Stream stream) = 0;
-  virtual void encode(const kernels::NoneEncodeJob& job, Stream stream) = 0;
-  virtual void decode(const kernels::NoneDecodeJob& job, Stream stream) = 0;
-  virtual void encode(const kernels::QuantEncodeJob& job, Stream stream) = 0;
-  virtual void decode(const kernels::QuantDecodeJob& job, Stream stream) = 0;
-  virtual void encode(const kernels::SparseEncodeJob& job, Stream stream) = 0;
-  virtual void decode(const kernels::SparseDecodeJob& job, Stream stream) = 0;
+  virtual void run(const kernels::Job& job, Stream stream) = 0;
+};
+
+// What the codecs of one device share.
+struct PassesOfDevice {
+  DeviceLauncher& launcher;
+  kernels::DeviceCounts* counts;
+  kernels::DeviceFault* fault;
 };
 
 // As make_codec(), for buffers of the launcher's device, of which `counts` and `fault` are words; the codec refers to

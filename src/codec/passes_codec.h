@@ -8,13 +8,6 @@
 
 namespace isthmus {
 
-// What the codecs of one device share.
-struct PassesOfDevice {
-  DeviceLauncher& launcher;
-  kernels::DeviceCounts* counts;
-  kernels::DeviceFault* fault;
-};
-
 // JobMaker touches no device, allocates nothing, and has
 //
 //   static constexpr const char* kName
@@ -26,7 +19,7 @@ struct PassesOfDevice {
 //   DecodeJob decode_job(const DeviceDecode&) const
 //   CodecCounts known_counts(int64_t num_elements) const     what encode() counts without asking the device
 //
-// where DeviceLauncher takes both jobs.
+// where both jobs are alternatives of kernels::Job.
 template <typename JobMaker>
 class PassesCodec final : public Codec {
  public:
@@ -48,8 +41,8 @@ class PassesCodec final : public Codec {
   CodecCounts encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context,
                      Workspace workspace) override {
     check_on_device(context);
-    device_.launcher.encode(maker_.encode_job({piece, residual, packet, context, device_.counts, workspace.scratch}),
-                            workspace.stream);
+    device_.launcher.run(maker_.encode_job({piece, residual, packet, context, device_.counts, workspace.scratch}),
+                         workspace.stream);
     return maker_.known_counts(piece.num_elements);
   }
 
@@ -75,7 +68,7 @@ class PassesCodec final : public Codec {
   void decode(ConstBuffer packets, int num_packets, Buffer out, bool to_places, PacketContext context,
               Workspace workspace) {
     check_on_device(context);
-    device_.launcher.decode(
+    device_.launcher.run(
         maker_.decode_job({packets, num_packets, out, to_places, context, device_.fault, workspace.scratch}),
         workspace.stream);
   }

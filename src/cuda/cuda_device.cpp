@@ -5,11 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <mutex>
 #include <new>
 #include <vector>
 
-#include "codec/device_codecs.h"
 #include "codec/device_fault.h"
 #include "codec/squared_error.h"
 #include "cuda/cuda_calls.h"
@@ -17,7 +15,7 @@
 #include "cuda/cuda_launcher.h"
 #include "cuda/cuda_streams.h"
 #include "isthmus/cuda.h"
-#include "kernels/cuda/codecs.h"
+#include "kernels/cuda/run.h"
 #include "kernels/cuda/values.h"
 
 namespace isthmus {
@@ -119,16 +117,6 @@ void check_floating(DataType dtype) {
   ISTHMUS_CHECK(Error, dtype != DataType::kByte, "no arithmetic on elements of type ", to_string(dtype));
 }
 
-DeviceCodecCounts difference(const kernels::DeviceCounts& now, const kernels::DeviceCounts& before) {
-  DeviceCodecCounts counts;
-  const auto kept = static_cast<int64_t>(now.kept_elements - before.kept_elements);
-  counts.codec.kept_elements = kept;
-  counts.codec.held_back_elements = static_cast<int64_t>(now.chosen_elements - before.chosen_elements) - kept;
-  counts.codec.non_finite_blocks = static_cast<int64_t>(now.non_finite_blocks - before.non_finite_blocks);
-  counts.skipped_elements = static_cast<int64_t>(now.skipped_elements - before.skipped_elements);
-  return counts;
-}
-
 }  // namespace
 
 struct CudaDevice::Implementation {
@@ -136,8 +124,6 @@ struct CudaDevice::Implementation {
 
   void check(cudaError_t result, const char* call) const { check_cuda(result, call, ordinal); }
   void wait_for_all() const { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
-  // What is in the device's memory by now. Waits for the copy alone.
-  kernels::DeviceCounts read_counts();
 
   const int ordinal;
   const std::shared_ptr<CudaEventPool> events = std::make_shared<CudaEventPool>(ordinal, cudaEventDefault);
@@ -150,9 +136,6 @@ struct CudaDevice::Implementation {
   CudaLauncher launcher{ordinal, &device_address(host_words.get(), ordinal)->fault};
 
   DeviceWords* words() const { return static_cast<DeviceWords*>(device_words.get()); }
-
-  std::mutex mutex;  // guards what follows, and host_words->copied
-  kernels::DeviceCounts counts_at_reset;
 };
 
 CudaDevice::Implementation::Implementation(int device_ordinal) : ordinal(device_ordinal) {
@@ -162,16 +145,6 @@ CudaDevice::Implementation::Implementation(int device_ordinal) : ordinal(device_
   const CurrentDevice current(ordinal);
   const DeviceWords initial;
   check(cudaMemcpy(words(), &initial, sizeof(initial), cudaMemcpyHostToDevice), "cudaMemcpy");
-}
-
-kernels::DeviceCounts CudaDevice::Implementation::read_counts() {
-  const CurrentDevice current(ordinal);
-  const AllowedInCapture allowed;
-  kernels::DeviceCounts& copied = host_words->copied;
-  check(cudaMemcpyAsync(&copied, &words()->counts, sizeof(copied), cudaMemcpyDeviceToHost, counts_stream.get()),
-        "cudaMemcpyAsync");
-  check(cudaStreamSynchronize(counts_stream.get()), "cudaStreamSynchronize");
-  return copied;
 }
 
 CudaDevice::CudaDevice(int ordinal) : implementation_(std::make_unique<Implementation>(ordinal)) {}
@@ -312,8 +285,6 @@ void CudaDevice::add(ConstBuffer values, Buffer sum, Stream stream) {
 
 std::shared_ptr<SquaredError> CudaDevice::make_squared_error() { return implementation_->squared_errors.make(); }
 
-int64_t CudaDevice::squared_error_scratch_bytes() const { return kSquaredErrorScratchBytes; }
-
 void CudaDevice::add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
                                    Workspace workspace) {
   const kernels::SquaredErrorJob job =
@@ -321,11 +292,9 @@ void CudaDevice::add_squared_error(ConstBuffer given, ConstBuffer decoded, const
   launch_on(ordinal(), [&] { kernels::cuda_add_squared_error(job, workspace.stream.handle); });
 }
 
-std::unique_ptr<Codec> CudaDevice::make_codec(const std::string& name, const Options& options, DataType wire_dtype,
-                                              int ranks_per_node) {
+PassesOfDevice CudaDevice::passes() {
   DeviceWords* words = implementation_->words();
-  return make_device_codec(name, options, wire_dtype, ranks_per_node, implementation_->launcher, &words->counts,
-                           &words->fault);
+  return {implementation_->launcher, &words->counts, &words->fault};
 }
 
 void CudaDevice::set_context(DeviceContext* context, PacketContext value, Stream stream) {
@@ -336,15 +305,16 @@ void CudaDevice::next_step(DeviceContext* context, Stream stream) {
   launch_on(ordinal(), [&] { kernels::cuda_next_step(context, stream.handle); });
 }
 
-DeviceCodecCounts CudaDevice::codec_counts() {
-  const std::lock_guard lock(implementation_->mutex);
-  return difference(implementation_->read_counts(), implementation_->counts_at_reset);
-}
-
-// The device's words only ever grow: nothing here interferes with encodings that are under way, or in a graph.
-void CudaDevice::reset_codec_counts() {
-  const std::lock_guard lock(implementation_->mutex);
-  implementation_->counts_at_reset = implementation_->read_counts();
+kernels::DeviceCounts CudaDevice::read_counts() {
+  const CurrentDevice current(ordinal());
+  const AllowedInCapture allowed;
+  kernels::DeviceCounts& copied = implementation_->host_words->copied;
+  const cudaStream_t stream = implementation_->counts_stream.get();
+  implementation_->check(
+      cudaMemcpyAsync(&copied, &implementation_->words()->counts, sizeof(copied), cudaMemcpyDeviceToHost, stream),
+      "cudaMemcpyAsync");
+  implementation_->check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  return copied;
 }
 
 void CudaDevice::end_step(bool skipped, Stream stream) {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "isthmus/device.h"
+#include "codec/gpu_device.h"
 
 namespace isthmus {
 
@@ -18,7 +18,7 @@ namespace isthmus {
 // All but read(), write(), construction and destruction may happen while any thread captures a graph. A graph holds
 // what was enqueued, and no timings: an event that was recorded during a capture counts as done, and no seconds begin
 // or end there.
-class CudaDevice : public Device {
+class CudaDevice : public GpuDevice {
  public:
   // Throws Error where there is no such device, or CUDA does not work.
   explicit CudaDevice(int ordinal);
@@ -30,7 +30,6 @@ class CudaDevice : public Device {
   int ordinal() const;
 
   std::string name() const override;
-  bool is_host() const override { return false; }
 
   // By cudaMalloc; freed by cudaFree, which waits for the device. The memory may outlive this object.
   DeviceMemory allocate(int64_t bytes) override;
@@ -54,19 +53,12 @@ class CudaDevice : public Device {
 
   // In mapped memory of the host, which stays at least as long as this device.
   std::shared_ptr<SquaredError> make_squared_error() override;
-  int64_t squared_error_scratch_bytes() const override;
   void add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
                          Workspace workspace) override;
-
-  std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
-                                    int ranks_per_node) override;
-  DataType piece_dtype(DataType dtype) const override { return dtype; }
 
   void set_context(DeviceContext* context, PacketContext value, Stream stream) override;
   void next_step(DeviceContext* context, Stream stream) override;
 
-  DeviceCodecCounts codec_counts() override;
-  void reset_codec_counts() override;
   void end_step(bool skipped, Stream stream) override;
 
   void throw_if_faulted() override;
@@ -75,6 +67,10 @@ class CudaDevice : public Device {
   void end_range() override;
 
  private:
+  PassesOfDevice passes() override;
+  // What is in the device's memory by now. Waits for the copy alone.
+  kernels::DeviceCounts read_counts() override;
+
   struct Implementation;
   std::unique_ptr<Implementation> implementation_;
 };

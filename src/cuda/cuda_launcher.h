@@ -2,10 +2,12 @@
 #pragma once
 
 #include <stdexcept>
+#include <type_traits>
+#include <variant>
 
 #include "codec/device_codecs.h"
 #include "cuda/cuda_calls.h"
-#include "kernels/cuda/codecs.h"
+#include "kernels/cuda/run.h"
 
 namespace isthmus {
 
@@ -25,35 +27,19 @@ class CudaLauncher final : public DeviceLauncher {
  public:
   CudaLauncher(int ordinal, kernels::DeviceFault* mapped_fault) : ordinal_(ordinal), mapped_fault_(mapped_fault) {}
 
-  void encode(const kernels::TagcEncodeJob& job, Stream stream) override {
-    launch_on(ordinal_, [&] { kernels::cuda_encode_tagc(job, stream.handle); });
-  }
-  void decode(const kernels::TagcDecodeJob& job, Stream stream) override {
-    launch_on(ordinal_, [&] { kernels::cuda_decode_tagc(with_mapped_fault(job), stream.handle); });
-  }
-  void encode(const kernels::NoneEncodeJob& job, Stream stream) override {
-    launch_on(ordinal_, [&] { kernels::cuda_encode_none(job, stream.handle); });
-  }
-  void decode(const kernels::NoneDecodeJob& job, Stream stream) override {
-    launch_on(ordinal_, [&] { kernels::cuda_decode_none(with_mapped_fault(job), stream.handle); });
-  }
-  void encode(const kernels::QuantEncodeJob& job, Stream stream) override {
-    launch_on(ordinal_, [&] { kernels::cuda_encode_quant(job, stream.handle); });
-  }
-  void decode(const kernels::QuantDecodeJob& job, Stream stream) override {
-    launch_on(ordinal_, [&] { kernels::cuda_decode_quant(with_mapped_fault(job), stream.handle); });
-  }
-  void encode(const kernels::SparseEncodeJob& job, Stream stream) override {
-    launch_on(ordinal_, [&] { kernels::cuda_encode_sparse(job, stream.handle); });
-  }
-  void decode(const kernels::SparseDecodeJob& job, Stream stream) override {
-    launch_on(ordinal_, [&] { kernels::cuda_decode_sparse(with_mapped_fault(job), stream.handle); });
+  void run(const kernels::Job& job, Stream stream) override {
+    const auto run_on = [&](const auto& each) {
+      launch_on(ordinal_, [&] { kernels::cuda_run(with_mapped_fault(each), stream.handle); });
+    };
+    std::visit(run_on, job);
   }
 
  private:
-  template <typename DecodeJob>
-  DecodeJob with_mapped_fault(DecodeJob job) const {
-    job.mapped_fault = mapped_fault_;
+  template <typename Job>
+  Job with_mapped_fault(Job job) const {
+    if constexpr (std::is_base_of_v<kernels::DecodeJobBase, Job>) {
+      job.mapped_fault = mapped_fault_;
+    }
     return job;
   }
 

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <thread>
 #include <utility>
 
 #include "isthmus/error.h"
 #include "stable_hash.h"
+#include "transport/mpi_calls.h"
 
 namespace isthmus {
 namespace {
@@ -21,32 +21,6 @@ constexpr int kLeastHighestTag = (1 << 15) - 1;  // that an MPI may have
 constexpr int kExchangesUnderWay = 1024;         // that tags keep apart, at least
 // How long messages that cannot be taken back are given to end after a failure.
 constexpr std::chrono::seconds kRecallPatience(1);
-
-std::string error_text(int code) {
-  char text[MPI_MAX_ERROR_STRING];
-  int length = 0;
-  MPI_Error_string(code, text, &length);
-  return {text, static_cast<size_t>(length)};
-}
-
-void check_mpi(int code, const char* call) {
-  ISTHMUS_CHECK(TransportError, code == MPI_SUCCESS, call, ": ", error_text(code));
-}
-
-const char* thread_level_name(int level) {
-  switch (level) {
-    case MPI_THREAD_SINGLE:
-      return "MPI_THREAD_SINGLE";
-    case MPI_THREAD_FUNNELED:
-      return "MPI_THREAD_FUNNELED";
-    case MPI_THREAD_SERIALIZED:
-      return "MPI_THREAD_SERIALIZED";
-    case MPI_THREAD_MULTIPLE:
-      return "MPI_THREAD_MULTIPLE";
-    default:
-      return "an unknown level";
-  }
-}
 
 std::atomic<bool> any_failed{false};
 
@@ -265,25 +239,7 @@ class MpiTransport::Messages final : public MessageTransport::Exchange {
   std::vector<MPI_Status> statuses_;
 };
 
-bool mpi_is_running() {
-  int initialised = 0;
-  int finalised = 0;
-  MPI_Initialized(&initialised);
-  MPI_Finalized(&finalised);
-  return initialised != 0 && finalised == 0;
-}
-
 bool any_mpi_tier_failed() { return any_failed; }
-
-void require_mpi() {
-  ISTHMUS_CHECK(Error, mpi_is_running(),
-                "MPI is not running: call MPI_Init_thread first, and let go of all tiers before "
-                "MPI_Finalize");
-  int level = MPI_THREAD_SINGLE;
-  MPI_Query_thread(&level);
-  ISTHMUS_CHECK(Error, level >= MPI_THREAD_MULTIPLE, "MPI runs at level ", thread_level_name(level),
-                ", but Isthmus needs MPI_THREAD_MULTIPLE: ask for it in MPI_Init_thread");
-}
 
 std::shared_ptr<MpiTransport> MpiTransport::create(const std::string& name, MPI_Comm comm,
                                                    const std::vector<int>& ranks, const std::vector<int>& node_of_rank,
@@ -305,16 +261,6 @@ std::shared_ptr<MpiTransport> MpiTransport::create(const std::string& name, MPI_
   check_mpi(code, "MPI_Comm_create_group");
   return std::shared_ptr<MpiTransport>(new MpiTransport(name, own, ranks, node_of_rank, limits));
 }
-
-namespace {
-
-int rank_in(MPI_Comm comm) {
-  int rank = 0;
-  check_mpi(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
-  return rank;
-}
-
-}  // namespace
 
 MpiTransport::MpiTransport(const std::string& name, MPI_Comm comm, std::vector<int> global_ranks,
                            const std::vector<int>& node_of_rank, const MpiLimits& limits)
@@ -411,47 +357,6 @@ std::chrono::milliseconds MpiTransport::time_limit() const {
   }
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline() - Clock::now());
   return std::max(left, std::chrono::milliseconds(0));
-}
-
-NodeMap mpi_node_map(MPI_Comm comm) {
-  require_mpi();
-  MPI_Comm host = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host), "MPI_Comm_split_type");
-  int label = rank_in(comm);  // a host is called by its lowest rank
-  const int code = MPI_Allreduce(MPI_IN_PLACE, &label, 1, MPI_INT, MPI_MIN, host);
-  MPI_Comm_free(&host);
-  check_mpi(code, "MPI_Allreduce");
-  int size = 0;
-  check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
-  std::vector<int> label_of_rank(static_cast<size_t>(size));
-  check_mpi(MPI_Allgather(&label, 1, MPI_INT, label_of_rank.data(), 1, MPI_INT, comm), "MPI_Allgather");
-  return NodeMap(label_of_rank);
-}
-
-Tiers mpi_tiers(MPI_Comm comm, const NodeMap& map, const MpiLimits& limits) {
-  require_mpi();
-  int size = 0;
-  check_mpi(MPI_Comm_size(comm, &size), "MPI_Comm_size");
-  ISTHMUS_CHECK(Error, size == map.world_size(), "a node map of ", map.world_size(), " ranks for a communicator of ",
-                size);
-  map.require_even();
-  const int rank = rank_in(comm);
-  std::vector<int> everyone(static_cast<size_t>(size));
-  std::iota(everyone.begin(), everyone.end(), 0);
-  const auto tier = [&](const char* name, const std::vector<int>& ranks) {
-    std::shared_ptr<Transport> transport;
-    if (ranks.size() > 1) {
-      std::vector<int> nodes(ranks.size());
-      std::transform(ranks.begin(), ranks.end(), nodes.begin(), [&](int member) { return map.node(member); });
-      transport = MpiTransport::create(name, comm, ranks, nodes, limits);
-    }
-    return transport;
-  };
-  Tiers tiers;
-  tiers.intra = tier("intra", map.node_ranks(map.node(rank)));
-  tiers.inter = tier("inter", map.rail_ranks(map.local_index(rank)));
-  tiers.flat = tier("flat", everyone);
-  return tiers;
 }
 
 }  // namespace isthmus

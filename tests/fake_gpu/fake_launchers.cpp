@@ -3,7 +3,7 @@
 #define ISTHMUS_KERNEL_NAMESPACE fake
 
 #include "fake_runtime.h"
-#include "kernels/cuda/codecs.h"
+#include "kernels/cuda/run.h"
 #include "kernels/cuda/values.h"
 #include "kernels/none/sequence.h"
 #include "kernels/quant/sequence.h"
@@ -28,45 +28,20 @@ namespace isthmus::kernels {
 
 using fake_gpu::Executor;
 
-void cuda_encode_tagc(const TagcEncodeJob& job, void* stream) {
+template <typename Job>
+void cuda_run(const Job& job, void* stream) {
   Executor executor(stream);
-  fake::encode_tagc(executor, job);
+  fake::run_passes(executor, job);
 }
 
-void cuda_decode_tagc(const TagcDecodeJob& job, void* stream) {
-  Executor executor(stream);
-  fake::decode_tagc(executor, job);
-}
-
-void cuda_encode_none(const NoneEncodeJob& job, void* stream) {
-  Executor executor(stream);
-  fake::encode_none(executor, job);
-}
-
-void cuda_decode_none(const NoneDecodeJob& job, void* stream) {
-  Executor executor(stream);
-  fake::decode_none(executor, job);
-}
-
-void cuda_encode_quant(const QuantEncodeJob& job, void* stream) {
-  Executor executor(stream);
-  fake::encode_quant(executor, job);
-}
-
-void cuda_decode_quant(const QuantDecodeJob& job, void* stream) {
-  Executor executor(stream);
-  fake::decode_quant(executor, job);
-}
-
-void cuda_encode_sparse(const SparseEncodeJob& job, void* stream) {
-  Executor executor(stream);
-  fake::encode_sparse(executor, job);
-}
-
-void cuda_decode_sparse(const SparseDecodeJob& job, void* stream) {
-  Executor executor(stream);
-  fake::decode_sparse(executor, job);
-}
+template [[gnu::visibility("default")]] void cuda_run(const NoneEncodeJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const NoneDecodeJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const QuantEncodeJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const QuantDecodeJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const SparseEncodeJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const SparseDecodeJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const TagcEncodeJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const TagcDecodeJob& job, void* stream);
 
 void cuda_set_context(DeviceContext* context, DeviceContext value, void* stream) {
   const Executor executor(stream);

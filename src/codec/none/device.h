@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "codec/device_arguments.h"
+#include "codec/device_jobs.h"
 #include "codec/none/host.h"
 #include "kernels/none/job.h"
 
@@ -12,23 +12,30 @@ namespace isthmus {
 // A JobMaker (passes_codec.h). Packets and sums are those of NoneCodec, bit for bit, except for which NaN a sum is.
 // Pieces are of the wire type or of the type that accumulates it, sums of the latter. Packets and scratch memory begin
 // at multiples of 8 bytes.
-class NoneDevice {
+class NoneDevice : public DeviceJobs<NoneDevice> {
  public:
   static constexpr const char* kName = "none";
+  static constexpr Alignment kAlignment = {.packets = 8, .scratch = 8};
 
   // As NoneCodec.
   NoneDevice(DataType wire_dtype, int ranks_per_node) : settings_(wire_dtype, ranks_per_node) {}
 
   int64_t packet_bytes(int64_t num_elements) const { return settings_.packet_bytes(num_elements); }
   static bool keeps_residual() { return false; }
-  static int64_t encode_scratch_bytes(int64_t num_elements);
-  static int64_t decode_scratch_bytes(const DecodeSize& size);
   static CodecCounts known_counts(int64_t num_elements);
 
-  kernels::NoneEncodeJob encode_job(const DeviceEncode& encode) const;
-  kernels::NoneDecodeJob decode_job(const DeviceDecode& decode) const;
-
  private:
+  friend class DeviceJobs<NoneDevice>;
+
+  template <typename Job>
+  Job plan(int64_t num_elements, PacketContext context) const;
+  kernels::NoneEncodeJob plan_encode(int64_t num_elements, PacketContext context) const;
+  kernels::NoneDecodeJob plan_decode(const DecodeSize& size, PacketContext context) const;
+  void check(const DeviceEncode& encode, int64_t packet_bytes) const;
+  void check(const DeviceDecode& decode, int64_t packet_bytes) const;
+  template <typename Job>
+  static void carve(Carver& /*carver*/, Job& /*job*/) {}
+
   NoneSettings settings_;
 };
 

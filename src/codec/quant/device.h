@@ -3,17 +3,19 @@
 
 #include <cstdint>
 
-#include "codec/device_arguments.h"
+#include "codec/device_jobs.h"
 #include "codec/quant/settings.h"
 #include "kernels/quant/job.h"
 
 namespace isthmus {
 
 // A JobMaker (passes_codec.h). Packets, residuals and sums are those of QuantCodec, bit for bit, except for which NaN a
-// sum is.
-class QuantDevice {
+// sum is. Pieces are float32, bfloat16 or float16 (the packet is that of their values as float32); residuals and sums
+// float32. Packets and scratch memory begin at multiples of 64 bytes.
+class QuantDevice : public DeviceJobs<QuantDevice> {
  public:
   static constexpr const char* kName = "quant";
+  static constexpr Alignment kAlignment = {.packets = 64, .scratch = 64};
 
   // As QuantCodec.
   explicit QuantDevice(const Options& options)
@@ -21,16 +23,19 @@ class QuantDevice {
 
   int64_t packet_bytes(int64_t num_elements) const;
   bool keeps_residual() const { return keeps_residual_; }
-  static int64_t encode_scratch_bytes(int64_t num_elements);
-  static int64_t decode_scratch_bytes(const DecodeSize& size);
-  static CodecCounts known_counts(int64_t num_elements);
-
-  // piece: float32, bfloat16 or float16 (the packet is that of its values as float32). residual: float32. packet,
-  // scratch: 64-byte aligned.
-  kernels::QuantEncodeJob encode_job(const DeviceEncode& encode) const;
-  kernels::QuantDecodeJob decode_job(const DeviceDecode& decode) const;
 
  private:
+  friend class DeviceJobs<QuantDevice>;
+
+  template <typename Job>
+  Job plan(int64_t num_elements, PacketContext context) const;
+  kernels::QuantEncodeJob plan_encode(int64_t num_elements, PacketContext context) const;
+  kernels::QuantDecodeJob plan_decode(const DecodeSize& size, PacketContext context) const;
+  void check(const DeviceEncode& encode, int64_t packet_bytes) const;
+  static void check(const DeviceDecode& decode, int64_t packet_bytes);
+  static void carve(Carver& carver, kernels::QuantEncodeJob& job);
+  static void carve(Carver& /*carver*/, kernels::QuantDecodeJob& /*job*/) {}
+
   kernels::QuantSettings settings_;
   bool keeps_residual_;
 };

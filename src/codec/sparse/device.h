@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "codec/device_arguments.h"
+#include "codec/device_jobs.h"
 #include "codec/sparse/settings.h"
 #include "kernels/sparse/job.h"
 
@@ -12,23 +12,29 @@ namespace isthmus {
 // A JobMaker (passes_codec.h). Packets, residuals and sums are those of SparseCodec, bit for bit, except for which NaN
 // a sum is. Pieces are float32, bfloat16 or float16 (the packet is that of their values as float32); residuals and sums
 // float32. Packets begin at multiples of 16 bytes, scratch memory at multiples of 8.
-class SparseDevice {
+class SparseDevice : public DeviceJobs<SparseDevice> {
  public:
   static constexpr const char* kName = "sparse";
+  static constexpr Alignment kAlignment = {.packets = 16, .scratch = 8};
 
   // As SparseCodec.
   explicit SparseDevice(const Options& options) : settings_(options) {}
 
   int64_t packet_bytes(int64_t num_elements) const;
   bool keeps_residual() const { return settings_.feedback; }
-  static int64_t encode_scratch_bytes(int64_t num_elements);
-  static int64_t decode_scratch_bytes(const DecodeSize& size);
-  static CodecCounts known_counts(int64_t num_elements);
-
-  kernels::SparseEncodeJob encode_job(const DeviceEncode& encode) const;
-  kernels::SparseDecodeJob decode_job(const DeviceDecode& decode) const;
 
  private:
+  friend class DeviceJobs<SparseDevice>;
+
+  template <typename Job>
+  Job plan(int64_t num_elements, PacketContext context) const;
+  kernels::SparseEncodeJob plan_encode(int64_t num_elements, PacketContext context) const;
+  kernels::SparseDecodeJob plan_decode(const DecodeSize& size, PacketContext context) const;
+  void check(const DeviceEncode& encode, int64_t packet_bytes) const;
+  static void check(const DeviceDecode& decode, int64_t packet_bytes);
+  static void carve(Carver& carver, kernels::SparseEncodeJob& job);
+  static void carve(Carver& /*carver*/, kernels::SparseDecodeJob& /*job*/) {}
+
   SparseSettings settings_;
 };
 

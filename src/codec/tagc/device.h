@@ -3,34 +3,40 @@
 
 #include <cstdint>
 
-#include "codec/device_arguments.h"
+#include "codec/device_jobs.h"
 #include "codec/tagc/settings.h"
 #include "kernels/tagc/job.h"
 
 namespace isthmus {
 
 // A JobMaker (passes_codec.h). All sizes follow from the number of elements and the options. Packets, residuals and
-// sums are those of TagcCodec, bit for bit, except for which NaN a sum is.
-class TagcDevice {
+// sums are those of TagcCodec, bit for bit, except for which NaN a sum is. Pieces are float32, bfloat16 or float16 (the
+// packet is that of their values as float32), of at most kMaxDeviceElements: more throw Error. Residuals and sums are
+// float32. Packets and scratch memory begin at multiples of 64 bytes. Packets that go to places are decoded all at
+// once.
+class TagcDevice : public DeviceJobs<TagcDevice> {
  public:
   static constexpr const char* kName = "tagc";
+  static constexpr Alignment kAlignment = {.packets = 64, .scratch = 64};
 
   // As TagcCodec.
   explicit TagcDevice(const Options& options) : settings_(options) {}
 
   int64_t packet_bytes(int64_t num_elements) const;
   static bool keeps_residual() { return true; }
-  int64_t encode_scratch_bytes(int64_t num_elements) const;
-  int64_t decode_scratch_bytes(const DecodeSize& size) const;
-  static CodecCounts known_counts(int64_t num_elements);
-
-  // piece: float32, bfloat16 or float16 (the packet is that of its values as float32). residual: float32. packet,
-  // scratch: 64-byte aligned. Throws Error also for more than kMaxDeviceElements.
-  kernels::TagcEncodeJob encode_job(const DeviceEncode& encode) const;
-  // Packets that go to places are decoded all at once.
-  kernels::TagcDecodeJob decode_job(const DeviceDecode& decode) const;
 
  private:
+  friend class DeviceJobs<TagcDevice>;
+
+  template <typename Job>
+  Job plan(int64_t num_elements, PacketContext context) const;
+  kernels::TagcEncodeJob plan_encode(int64_t num_elements, PacketContext context) const;
+  kernels::TagcDecodeJob plan_decode(const DecodeSize& size, PacketContext context) const;
+  static void check(const DeviceEncode& encode, int64_t packet_bytes);
+  static void check(const DeviceDecode& decode, int64_t packet_bytes);
+  static void carve(Carver& carver, kernels::TagcEncodeJob& job);
+  static void carve(Carver& carver, kernels::TagcDecodeJob& job);
+
   TagcSettings settings_;
 };
 

@@ -3,14 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
-#include <limits>
 #include <set>
 #include <utility>
 
 #include "codec/device_fault.h"
-#include "codec/squared_error.h"
-#include "isthmus/error.h"
 #include "tests/cpp/emulated/emulated_launcher.h"
 
 namespace isthmus::test {
@@ -323,104 +319,13 @@ void EmulatedGpu::replay(const std::shared_ptr<EmulatedGraph>& graph, Stream str
   }
 }
 
-// Memory and arithmetic.
-
-void EmulatedGpu::read(ConstBuffer from, Buffer to_host) {
-  complain_in_capture("the host reads the device's memory");
-  check_uses("read", {reads(from)});
-  synchronize();
-  isthmus::convert(memory_->behind(from), to_host);
-}
-
-void EmulatedGpu::write(ConstBuffer from_host, Buffer to) {
-  complain_in_capture("the host writes the device's memory");
-  check_uses("write", {writes(to)});
-  synchronize();
-  isthmus::convert(from_host, memory_->behind(to));
-}
-
-void EmulatedGpu::convert(ConstBuffer in, Buffer out, Stream stream) {
-  enqueue(stream, "convert", {reads(in), writes(out)},
-          [from = memory_->behind(in), to = memory_->behind(out)] { isthmus::convert(from, to); });
-}
-
-void EmulatedGpu::convert_scaled(ConstBuffer in, double scale, Buffer out, Stream stream) {
-  enqueue(stream, "convert, scaled", {reads(in), writes(out)},
-          [from = memory_->behind(in), scale, to = memory_->behind(out)] { isthmus::convert_scaled(from, scale, to); });
-}
-
-void EmulatedGpu::clear(Buffer buffer, Stream stream) {
-  enqueue(stream, "clear", {writes(buffer)}, [to = memory_->behind(buffer)] {
-    if (to.num_elements > 0) {
-      std::memset(to.data, 0, static_cast<size_t>(to.bytes()));
-    }
-  });
-}
-
-void EmulatedGpu::multiply(Buffer values, double factor, Stream stream) {
-  ISTHMUS_CHECK(Error, values.dtype == DataType::kFloat32, "multiply: elements of ", to_string(values.dtype),
-                ", which must be float32");
-  enqueue(stream, "multiply", {writes(values)}, [to = memory_->behind(values), factor] {
-    constexpr double kLargest = std::numeric_limits<float>::max();
-    auto* value = to.as<float>();
-    for (int64_t i = 0; i < to.num_elements; ++i) {
-      value[i] = static_cast<float>(std::clamp(value[i] * factor, -kLargest, kLargest));
-    }
-  });
-}
-
-void EmulatedGpu::add(ConstBuffer values, Buffer sum, Stream stream) {
-  enqueue(stream, "add", {reads(values), writes(sum)},
-          [from = memory_->behind(values), to = memory_->behind(sum)] { isthmus::accumulate(from, to); });
-}
-
-int64_t EmulatedGpu::squared_error_scratch_bytes() const { return kSquaredErrorScratchBytes; }
-
-void EmulatedGpu::add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
-                                    Workspace workspace) {
-  launcher_->add_squared_error(make_squared_error_job(given, decoded, error.get(), workspace.scratch), error,
-                               workspace.stream);
-}
-
 // Codecs.
 
-std::unique_ptr<Codec> EmulatedGpu::make_codec(const std::string& codec_name, const Options& options,
-                                               DataType wire_dtype, int ranks_per_node) {
-  return make_device_codec(codec_name, options, wire_dtype, ranks_per_node, *launcher_, launcher_->counts(),
-                           launcher_->fault());
-}
+PassesOfDevice EmulatedGpu::passes() { return {*launcher_, launcher_->counts(), launcher_->fault()}; }
 
-void EmulatedGpu::set_context(kernels::DeviceContext* context, PacketContext value, Stream stream) {
-  auto* behind = static_cast<kernels::DeviceContext*>(memory_->behind(context));
-  enqueue(stream, "set context", {writes(context, sizeof(*context))}, [behind, value] {
-    *behind = {value.unit_hash, value.step};
-  });
-}
-
-void EmulatedGpu::next_step(kernels::DeviceContext* context, Stream stream) {
-  auto* behind = static_cast<kernels::DeviceContext*>(memory_->behind(context));
-  enqueue(stream, "next step", {writes(context, sizeof(*context))}, [behind] { ++behind->step; });
-}
-
-DeviceCodecCounts EmulatedGpu::codec_counts() {
+kernels::DeviceCounts EmulatedGpu::read_counts() {
   finish_all_work();
-  const kernels::DeviceCounts now = launcher_->read_counts();
-  const std::lock_guard lock(mutex_);
-  const auto since_reset = [&](uint64_t kernels::DeviceCounts::*count) {
-    return static_cast<int64_t>(now.*count - counts_at_reset_.*count);
-  };
-  DeviceCodecCounts counts;
-  counts.codec.kept_elements = since_reset(&kernels::DeviceCounts::kept_elements);
-  counts.codec.held_back_elements = since_reset(&kernels::DeviceCounts::chosen_elements) - counts.codec.kept_elements;
-  counts.codec.non_finite_blocks = since_reset(&kernels::DeviceCounts::non_finite_blocks);
-  counts.skipped_elements = since_reset(&kernels::DeviceCounts::skipped_elements);
-  return counts;
-}
-
-void EmulatedGpu::reset_codec_counts() {
-  finish_all_work();
-  const std::lock_guard lock(mutex_);
-  counts_at_reset_ = launcher_->read_counts();
+  return launcher_->read_counts();
 }
 
 void EmulatedGpu::end_step(bool skipped, Stream stream) { launcher_->end_step(skipped, stream); }

@@ -19,8 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "codec/device_codecs.h"
-#include "isthmus/device.h"
+#include "codec/gpu_device.h"
 #include "tests/cpp/emulated/emulated_memory.h"
 #include "tests/cpp/emulated/emulated_stream.h"
 #include "tests/cpp/support/stream_order.h"
@@ -30,7 +29,7 @@ namespace isthmus::test {
 class EmulatedGraph;
 
 // As Device says: one thread at a time, but codec_counts(), throw_if_faulted() and seconds_between().
-class EmulatedGpu final : public Device {
+class EmulatedGpu final : public GpuDevice {
  public:
   using Work = EmulatedStream::Work;
 
@@ -66,7 +65,6 @@ class EmulatedGpu final : public Device {
   const std::vector<std::string>& ranges() const { return ranges_; }
 
   std::string name() const override { return "emulated"; }
-  bool is_host() const override { return false; }
   DeviceMemory allocate(int64_t bytes) override { return memory_->allocate(bytes); }
   void read(ConstBuffer from, Buffer to_host) override;
   void write(ConstBuffer from_host, Buffer to) override;
@@ -84,16 +82,10 @@ class EmulatedGpu final : public Device {
   void multiply(Buffer values, double factor, Stream stream) override;
   void add(ConstBuffer values, Buffer sum, Stream stream) override;
   std::shared_ptr<SquaredError> make_squared_error() override { return std::make_shared<SquaredError>(); }
-  int64_t squared_error_scratch_bytes() const override;
   void add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
                          Workspace workspace) override;
-  std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
-                                    int ranks_per_node) override;
-  DataType piece_dtype(DataType dtype) const override { return dtype; }
   void set_context(kernels::DeviceContext* context, PacketContext value, Stream stream) override;
   void next_step(kernels::DeviceContext* context, Stream stream) override;
-  DeviceCodecCounts codec_counts() override;
-  void reset_codec_counts() override;
   void end_step(bool skipped, Stream stream) override;
   void throw_if_faulted() override;
   void begin_range(const char* name) override;
@@ -103,6 +95,10 @@ class EmulatedGpu final : public Device {
   class Launcher;
   struct StreamState;
   struct Event;
+
+  PassesOfDevice passes() override;
+  // Finishes all work first.
+  kernels::DeviceCounts read_counts() override;
 
   StreamState& state_of(Stream stream);
   Stream add_stream(const std::string& name);
@@ -126,7 +122,6 @@ class EmulatedGpu final : public Device {
 
   std::mutex mutex_;  // guards what follows
   std::vector<std::string> complaints_;
-  kernels::DeviceCounts counts_at_reset_;
 };
 
 }  // namespace isthmus::test

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <type_traits>
+#include <variant>
 #include <vector>
 
 #define ISTHMUS_KERNEL_NAMESPACE emulated
@@ -19,11 +21,9 @@
 namespace isthmus::test {
 namespace {
 
-using kernels::NoneDecodeJob;
-using kernels::NoneEncodeJob;
-using kernels::QuantDecodeJob;
+using kernels::DecodeJobBase;
+using kernels::EncodeJobBase;
 using kernels::QuantEncodeJob;
-using kernels::SparseDecodeJob;
 using kernels::SparseEncodeJob;
 using kernels::TagcDecodeJob;
 using kernels::TagcEncodeJob;
@@ -40,13 +40,27 @@ class Translate {
   void operator()(ConstBuffer& buffer) const { buffer = memory_.behind(buffer); }
   void operator()(Buffer& buffer) const { buffer = memory_.behind(buffer); }
   void operator()(kernels::ChecksumParts& parts) const { (*this)(parts.words); }
-  void operator()(kernels::SlabScratch& slabs) const {
-    (*this)(slabs.keys);
-    (*this)(slabs.left);
-    (*this)(slabs.tables);
+  void operator()(kernels::SlabScratch& slabs) const { all(slabs.keys, slabs.left, slabs.tables); }
+
+  void shared(EncodeJobBase& job) const {
+    all(job.context, job.piece, job.residual, job.packet, job.counts, job.parts);
   }
+  void shared(DecodeJobBase& job) const { all(job.context, job.packets, job.out, job.state, job.parts); }
+
+  // Of one codec alone.
+  void own(EncodeJobBase& /*job*/) const {}
+  void own(DecodeJobBase& /*job*/) const {}
+  void own(QuantEncodeJob& job) const { (*this)(job.arrived); }
+  void own(SparseEncodeJob& job) const { (*this)(job.arrived); }
+  void own(TagcEncodeJob& job) const { all(job.state, job.tie_counts, job.peaks, job.rows, job.slabs); }
+  void own(TagcDecodeJob& job) const { all(job.rows, job.cells, job.slabs); }
 
  private:
+  template <typename... Each>
+  void all(Each&... each) const {
+    ((*this)(each), ...);
+  }
+
   const EmulatedMemory& memory_;
 };
 
@@ -54,7 +68,51 @@ MemoryUse writes_parts(const kernels::ChecksumParts& parts, int64_t num_packets 
   return writes(parts.words, 8 * kernels::ChecksumParts::num_words(num_packets));
 }
 
-MemoryUse reads_context(const kernels::DeviceContext* context) { return reads(context, sizeof(*context)); }
+void add_uses(const EncodeJobBase& job, std::vector<MemoryUse>& uses) {
+  uses.push_back(reads(job.context, sizeof(*job.context)));
+  uses.push_back(reads(job.piece));
+  uses.push_back(writes(job.residual, job.residual == nullptr ? 0 : 4 * job.piece.num_elements));
+  uses.push_back(writes(job.packet, job.packet_bytes));
+  uses.push_back(writes_parts(job.parts));
+}
+
+void add_uses(const DecodeJobBase& job, std::vector<MemoryUse>& uses) {
+  uses.push_back(reads(job.context, sizeof(*job.context)));
+  uses.push_back(reads(job.packets, job.num_packets * job.packet_bytes));
+  uses.push_back(writes(job.out));
+  uses.push_back(writes(job.state, sizeof(*job.state)));
+  uses.push_back(writes_parts(job.parts, job.num_packets));
+}
+
+// What passes of one codec use besides.
+void add_own_uses(const EncodeJobBase& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
+void add_own_uses(const DecodeJobBase& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
+
+template <typename Job>
+void add_counter_uses(const Job& job, std::vector<MemoryUse>& uses) {
+  uses.push_back(writes(job.arrived, sizeof(*job.arrived)));
+  uses.push_back(adds_to(job.counts, sizeof(*job.counts)));
+}
+void add_own_uses(const QuantEncodeJob& job, std::vector<MemoryUse>& uses) { add_counter_uses(job, uses); }
+void add_own_uses(const SparseEncodeJob& job, std::vector<MemoryUse>& uses) { add_counter_uses(job, uses); }
+
+void add_own_uses(const TagcEncodeJob& job, std::vector<MemoryUse>& uses) {
+  uses.push_back(writes(job.state, sizeof(*job.state)));
+  uses.push_back(writes(job.rows, 16 * job.shape.num_blocks));
+  uses.push_back(adds_to(job.counts, sizeof(*job.counts)));
+}
+void add_own_uses(const TagcDecodeJob& job, std::vector<MemoryUse>& uses) {
+  uses.push_back(writes(job.rows, 16 * job.shape.num_blocks));
+}
+
+const char* name_of(const kernels::NoneEncodeJob& /*job*/) { return "encode none"; }
+const char* name_of(const kernels::NoneDecodeJob& /*job*/) { return "decode none"; }
+const char* name_of(const QuantEncodeJob& /*job*/) { return "encode quant"; }
+const char* name_of(const kernels::QuantDecodeJob& /*job*/) { return "decode quant"; }
+const char* name_of(const SparseEncodeJob& /*job*/) { return "encode sparse"; }
+const char* name_of(const kernels::SparseDecodeJob& /*job*/) { return "decode sparse"; }
+const char* name_of(const TagcEncodeJob& /*job*/) { return "encode tagc"; }
+const char* name_of(const TagcDecodeJob& /*job*/) { return "decode tagc"; }
 
 }  // namespace
 
@@ -62,171 +120,26 @@ EmulatedGpu::Launcher::Launcher(EmulatedGpu& gpu) : gpu_(gpu), counts_(gpu.alloc
   *static_cast<kernels::DeviceCounts*>(gpu.memory().behind(counts_.get())) = {};
 }
 
-void EmulatedGpu::Launcher::encode(const TagcEncodeJob& job, Stream stream) {
-  const int64_t blocks = job.shape.num_blocks;
-  const std::vector<MemoryUse> uses = {
-      reads_context(job.context),
-      reads(job.piece),
-      writes(job.residual, 4 * job.shape.num_elements),
-      writes(job.packet, job.layout.end),
-      writes(job.state, sizeof(*job.state)),
-      writes_parts(job.parts),
-      writes(job.rows, 16 * blocks),
-      adds_to(job.counts, sizeof(*job.counts)),
-  };
-  TagcEncodeJob translated = job;
-  const Translate translate(gpu_.memory());
-  translate(translated.context);
-  translate(translated.piece);
-  translate(translated.residual);
-  translate(translated.packet);
-  translate(translated.counts);
-  translate(translated.state);
-  translate(translated.tie_counts);
-  translate(translated.peaks);
-  translate(translated.parts);
-  translate(translated.rows);
-  translate(translated.slabs);
-  gpu_.enqueue(stream, "encode tagc", uses, [translated] {
-    OneThreadExecutor executor;
-    kernels::emulated::encode_tagc(executor, translated);
-  });
-}
-
-void EmulatedGpu::Launcher::decode(const TagcDecodeJob& job, Stream stream) {
-  const std::vector<MemoryUse> uses = {
-      reads_context(job.context),
-      reads(job.packets, job.num_packets * job.layout.end),
-      writes(job.out, 4 * job.shape.num_elements * (job.to_places ? job.num_packets : 1)),
-      writes(job.state, sizeof(*job.state)),
-      writes_parts(job.parts, job.num_packets),
-      writes(job.rows, 16 * job.shape.num_blocks),
-  };
-  TagcDecodeJob translated = job;
-  const Translate translate(gpu_.memory());
-  translate(translated.context);
-  translate(translated.packets);
-  translate(translated.out);
-  translate(translated.state);
-  translate(translated.parts);
-  translate(translated.rows);
-  translate(translated.cells);
-  translate(translated.slabs);
-  gpu_.enqueue(stream, "decode tagc", uses, [this, translated] {
-    OneThreadExecutor executor;
-    kernels::emulated::decode_tagc(executor, translated);
-    show_fault();
-  });
-}
-
-void EmulatedGpu::Launcher::encode(const NoneEncodeJob& job, Stream stream) {
-  const std::vector<MemoryUse> uses = {
-      reads_context(job.context),
-      reads(job.piece),
-      writes(job.packet, job.packet_bytes),
-      writes_parts(job.parts),
-  };
-  NoneEncodeJob translated = job;
-  const Translate translate(gpu_.memory());
-  translate(translated.context);
-  translate(translated.piece);
-  translate(translated.packet);
-  translate(translated.parts);
-  gpu_.enqueue(stream, "encode none", uses, [translated] {
-    OneThreadExecutor executor;
-    kernels::emulated::encode_none(executor, translated);
-  });
-}
-
-void EmulatedGpu::Launcher::decode(const NoneDecodeJob& job, Stream stream) {
-  const std::vector<MemoryUse> uses = {
-      reads_context(job.context),
-      reads(job.packets, job.num_packets * job.packet_bytes),
-      writes(job.out),
-      writes(job.state, sizeof(*job.state)),
-      writes_parts(job.parts, job.num_packets),
-  };
-  NoneDecodeJob translated = job;
-  const Translate translate(gpu_.memory());
-  translate(translated.context);
-  translate(translated.packets);
-  translate(translated.out);
-  translate(translated.state);
-  translate(translated.parts);
-  gpu_.enqueue(stream, "decode none", uses, [this, translated] {
-    OneThreadExecutor executor;
-    kernels::emulated::decode_none(executor, translated);
-    show_fault();
-  });
-}
-
-template <typename Job, typename Encode>
-void EmulatedGpu::Launcher::encode_blocks(const char* what, const Job& job, Stream stream, Encode encode) {
-  const std::vector<MemoryUse> uses = {
-      reads_context(job.context),
-      reads(job.piece),
-      writes(job.residual, job.residual == nullptr ? 0 : 4 * job.shape.num_elements),
-      writes(job.packet, job.layout.end),
-      writes(job.arrived, sizeof(*job.arrived)),
-      writes_parts(job.parts),
-      adds_to(job.counts, sizeof(*job.counts)),
-  };
+template <typename Job>
+void EmulatedGpu::Launcher::run_job(const Job& job, Stream stream) {
+  std::vector<MemoryUse> uses;
+  add_uses(job, uses);
+  add_own_uses(job, uses);
   Job translated = job;
   const Translate translate(gpu_.memory());
-  translate(translated.context);
-  translate(translated.piece);
-  translate(translated.residual);
-  translate(translated.packet);
-  translate(translated.counts);
-  translate(translated.arrived);
-  translate(translated.parts);
-  gpu_.enqueue(stream, what, uses, [translated, encode] {
+  translate.shared(translated);
+  translate.own(translated);
+  gpu_.enqueue(stream, name_of(job), uses, [this, translated] {
     OneThreadExecutor executor;
-    encode(executor, translated);
+    kernels::emulated::run_passes(executor, translated);
+    if constexpr (std::is_base_of_v<DecodeJobBase, Job>) {
+      show_fault();
+    }
   });
 }
 
-template <typename Job, typename Decode>
-void EmulatedGpu::Launcher::decode_blocks(const char* what, const Job& job, Stream stream, Decode decode) {
-  const std::vector<MemoryUse> uses = {
-      reads_context(job.context),
-      reads(job.packets, job.num_packets * job.layout.end),
-      writes(job.out, 4 * job.shape.num_elements * (job.to_places ? job.num_packets : 1)),
-      writes(job.state, sizeof(*job.state)),
-      writes_parts(job.parts, job.num_packets),
-  };
-  Job translated = job;
-  const Translate translate(gpu_.memory());
-  translate(translated.context);
-  translate(translated.packets);
-  translate(translated.out);
-  translate(translated.state);
-  translate(translated.parts);
-  gpu_.enqueue(stream, what, uses, [this, translated, decode] {
-    OneThreadExecutor executor;
-    decode(executor, translated);
-    show_fault();
-  });
-}
-
-void EmulatedGpu::Launcher::encode(const QuantEncodeJob& job, Stream stream) {
-  encode_blocks("encode quant", job, stream,
-                [](auto& executor, const auto& each) { kernels::emulated::encode_quant(executor, each); });
-}
-
-void EmulatedGpu::Launcher::decode(const QuantDecodeJob& job, Stream stream) {
-  decode_blocks("decode quant", job, stream,
-                [](auto& executor, const auto& each) { kernels::emulated::decode_quant(executor, each); });
-}
-
-void EmulatedGpu::Launcher::encode(const SparseEncodeJob& job, Stream stream) {
-  encode_blocks("encode sparse", job, stream,
-                [](auto& executor, const auto& each) { kernels::emulated::encode_sparse(executor, each); });
-}
-
-void EmulatedGpu::Launcher::decode(const SparseDecodeJob& job, Stream stream) {
-  decode_blocks("decode sparse", job, stream,
-                [](auto& executor, const auto& each) { kernels::emulated::decode_sparse(executor, each); });
+void EmulatedGpu::Launcher::run(const kernels::Job& job, Stream stream) {
+  std::visit([&](const auto& each) { run_job(each, stream); }, job);
 }
 
 void EmulatedGpu::Launcher::show_fault() {

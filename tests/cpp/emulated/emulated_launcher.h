@@ -15,14 +15,7 @@ class EmulatedGpu::Launcher final : public DeviceLauncher {
  public:
   explicit Launcher(EmulatedGpu& gpu);
 
-  void encode(const kernels::TagcEncodeJob& job, Stream stream) override;
-  void decode(const kernels::TagcDecodeJob& job, Stream stream) override;
-  void encode(const kernels::NoneEncodeJob& job, Stream stream) override;
-  void decode(const kernels::NoneDecodeJob& job, Stream stream) override;
-  void encode(const kernels::QuantEncodeJob& job, Stream stream) override;
-  void decode(const kernels::QuantDecodeJob& job, Stream stream) override;
-  void encode(const kernels::SparseEncodeJob& job, Stream stream) override;
-  void decode(const kernels::SparseDecodeJob& job, Stream stream) override;
+  void run(const kernels::Job& job, Stream stream) override;
 
   kernels::DeviceCounts* counts() { return static_cast<kernels::DeviceCounts*>(counts_.get()); }
   kernels::DeviceFault* fault() { return &fault_; }
@@ -38,11 +31,8 @@ class EmulatedGpu::Launcher final : public DeviceLauncher {
   kernels::DeviceFault fault_seen_by_host();
 
  private:
-  // Of codecs that need no memory between their passes but checksums and counters. encode(executor, translated job)
-  template <typename Job, typename Encode>
-  void encode_blocks(const char* what, const Job& job, Stream stream, Encode encode);
-  template <typename Job, typename Decode>
-  void decode_blocks(const char* what, const Job& job, Stream stream, Decode decode);
+  template <typename Job>
+  void run_job(const Job& job, Stream stream);
   void show_fault();
 
   EmulatedGpu& gpu_;

@@ -48,9 +48,9 @@ std::vector<uint64_t> encode_on_device(DataType wire, int ranks_per_node, const 
                                        PacketContext context = kOnDevice) {
   const NoneDevice codec(wire, ranks_per_node);
   std::vector<uint64_t> packet = dirty_words(codec.packet_bytes(piece.view().num_elements));
-  std::vector<uint64_t> scratch = dirty_words(NoneDevice::encode_scratch_bytes(0));
+  std::vector<uint64_t> scratch = dirty_words(codec.encode_scratch_bytes(0));
   EmulatedDevice device(37, 2, 1);
-  kernels::emulated::encode_none(
+  kernels::emulated::run_passes(
       device, codec.encode_job({piece.view(), {}, bytes_of(packet), context, nullptr, bytes_of(scratch)}));
   EXPECT_EQ(device.num_passes(), 2);
   return packet;
@@ -59,11 +59,11 @@ std::vector<uint64_t> encode_on_device(DataType wire, int ranks_per_node, const 
 kernels::DeviceFault decode_on_device(DataType wire, int ranks_per_node, std::vector<uint64_t>& packets,
                                       int num_packets, Array& out) {
   const NoneDevice codec(wire, ranks_per_node);
-  std::vector<uint64_t> scratch = dirty_words(NoneDevice::decode_scratch_bytes({out.view().num_elements, num_packets}));
+  std::vector<uint64_t> scratch = dirty_words(codec.decode_scratch_bytes({out.view().num_elements, num_packets}));
   kernels::DeviceFault fault;
   EmulatedDevice device(37, 3, 2);
-  kernels::emulated::decode_none(device, codec.decode_job({bytes_of(packets), num_packets, out.buffer(),
-                                                           /*to_places=*/false, kOnDevice, &fault, bytes_of(scratch)}));
+  kernels::emulated::run_passes(device, codec.decode_job({bytes_of(packets), num_packets, out.buffer(),
+                                                          /*to_places=*/false, kOnDevice, &fault, bytes_of(scratch)}));
   EXPECT_EQ(device.num_passes(), 2);
   return fault;
 }
@@ -103,19 +103,18 @@ TEST(NoneDevice, AnyAlignmentGivesTheSame) {
       std::vector<uint64_t> expected = dirty_words(packet_bytes);
       NoneCodec(wire, 2).encode(piece, {}, bytes_of(expected), kContext, {});
       std::vector<uint64_t> packet = dirty_words(8 + packet_bytes);
-      std::vector<uint64_t> scratch = dirty_words(NoneDevice::encode_scratch_bytes(0));
+      std::vector<uint64_t> scratch = dirty_words(codec.encode_scratch_bytes(0));
       const Buffer late = bytes_of(packet).slice(8, packet_bytes);
       EmulatedDevice device(33, 2, 1);
-      kernels::emulated::encode_none(device,
-                                     codec.encode_job({piece, {}, late, kOnDevice, nullptr, bytes_of(scratch)}));
+      kernels::emulated::run_passes(device, codec.encode_job({piece, {}, late, kOnDevice, nullptr, bytes_of(scratch)}));
       ASSERT_EQ(std::vector<uint64_t>(packet.begin() + 1, packet.end()), expected);
 
       Array expected_sums(random_values(count + 1, 7), accumulate_dtype(wire));
       Array sums = expected_sums;
       NoneCodec(wire, 2).decode_sum(bytes_of(expected), 1, expected_sums.buffer().slice(1, count), kContext, {});
       kernels::DeviceFault fault;
-      std::vector<uint64_t> decode_scratch = dirty_words(NoneDevice::decode_scratch_bytes({0}));
-      kernels::emulated::decode_none(
+      std::vector<uint64_t> decode_scratch = dirty_words(codec.decode_scratch_bytes({0}));
+      kernels::emulated::run_passes(
           device, codec.decode_job({late, 1, sums.buffer().slice(1, count), /*to_places=*/false, kOnDevice, &fault,
                                     bytes_of(decode_scratch)}));
       EXPECT_EQ(fault.code, kernels::DeviceFault::kNone);
@@ -159,11 +158,10 @@ TEST(NoneDevice, EachPacketToItsPlace) {
         packets.insert(packets.end(), packet.begin(), packet.end());
       }
       Array out(random_values(kPackets * count, 8), accumulate_dtype(wire));
-      std::vector<uint64_t> scratch =
-          dirty_words(NoneDevice::decode_scratch_bytes({count, kPackets, /*to_places=*/true}));
+      std::vector<uint64_t> scratch = dirty_words(codec.decode_scratch_bytes({count, kPackets, /*to_places=*/true}));
       kernels::DeviceFault fault;
       EmulatedDevice device(37, 3, 2);
-      kernels::emulated::decode_none(
+      kernels::emulated::run_passes(
           device, codec.decode_job({bytes_of(packets), kPackets, out.buffer(), /*to_places=*/true, kOnDevice, &fault,
                                     bytes_of(scratch)}));
       EXPECT_EQ(fault.code, kernels::DeviceFault::kNone);
@@ -178,9 +176,9 @@ TEST(NoneDevice, ThreadsAtOnce) {
   const NoneDevice codec(DataType::kBFloat16, 1);
   const Array piece(random_values(6000, 3), DataType::kFloat32);
   std::vector<uint64_t> packet = dirty_words(codec.packet_bytes(6000));
-  std::vector<uint64_t> scratch = dirty_words(NoneDevice::decode_scratch_bytes({0}));
+  std::vector<uint64_t> scratch = dirty_words(codec.decode_scratch_bytes({0}));
   EmulatedDevice device(3, 3, 1, EmulatedDevice::Threads::kAtOnce);
-  kernels::emulated::encode_none(
+  kernels::emulated::run_passes(
       device, codec.encode_job({piece.view(), {}, bytes_of(packet), kOnDevice, nullptr, bytes_of(scratch)}));
   EXPECT_EQ(packet, encode_on_cpu(DataType::kBFloat16, 1, piece));
   packet[50] ^= 1;
@@ -190,7 +188,7 @@ TEST(NoneDevice, ThreadsAtOnce) {
   kernels::NoneDecodeJob job =
       codec.decode_job({bytes_of(packet), 1, out.buffer(), /*to_places=*/false, kOnDevice, &fault, bytes_of(scratch)});
   job.mapped_fault = &mapped;
-  kernels::emulated::decode_none(device, job);
+  kernels::emulated::run_passes(device, job);
   EXPECT_EQ(mapped.reported, 1U);
   EXPECT_EQ(mapped.kind(), kernels::FaultKind::kChecksum);
   EXPECT_EQ(mapped.code, fault.code);
@@ -235,7 +233,7 @@ TEST(NoneDevice, DamageIsNamedAsOnCpu) {
 TEST(NoneDevice, RejectsWrongBuffers) {
   const NoneDevice codec(DataType::kBFloat16, 1);
   std::vector<uint64_t> packet = dirty_words(codec.packet_bytes(4));
-  std::vector<uint64_t> scratch = dirty_words(NoneDevice::encode_scratch_bytes(0));
+  std::vector<uint64_t> scratch = dirty_words(codec.encode_scratch_bytes(0));
   EXPECT_THROW(codec.encode_job(
                    {Array(4, DataType::kFloat64).view(), {}, bytes_of(packet), kOnDevice, nullptr, bytes_of(scratch)}),
                Error);

@@ -50,7 +50,7 @@ Options with_feedback(Options options) {
 Encoded encode_on_device(const Options& options, ConstBuffer piece, const std::vector<float>& residual, Cut cut,
                          PacketContext context = kContext) {
   const auto run = [](EmulatedDevice& device, const kernels::QuantEncodeJob& job) {
-    kernels::emulated::encode_quant(device, job);
+    kernels::emulated::run_passes(device, job);
     EXPECT_EQ(device.num_passes(), 2);
   };
   return encode_with(QuantDevice(options), run, piece, residual, context, cut);
@@ -60,7 +60,7 @@ kernels::DeviceFault decode_on_device(const Options& options, const std::vector<
                                       std::vector<float>& out, bool to_places, Cut cut,
                                       PacketContext context = kContext) {
   const auto run = [](EmulatedDevice& device, const kernels::QuantDecodeJob& job) {
-    kernels::emulated::decode_quant(device, job);
+    kernels::emulated::run_passes(device, job);
     EXPECT_EQ(device.num_passes(), 2);
   };
   return decode_with(QuantDevice(options), run, packets, num_packets, buffer_of(out), to_places, context, cut);
@@ -275,15 +275,15 @@ TEST(QuantDevice, DamageIsNamedAsOnCpu) {
 TEST(QuantDevice, NothingIsDecodedAfterAFault) {
   const QuantDevice maker(options_of(4));
   Memory packet(encode_on_cpu(options_of(4), make_piece(Data::kHeavyTail, 600, 12), {}).packet);
-  Memory scratch(QuantDevice::decode_scratch_bytes({600}));
+  Memory scratch(maker.decode_scratch_bytes({600}));
   const kernels::DeviceContext context = device_context(kContext);
   kernels::DeviceFault fault;
   fault.code = kernels::DeviceFault::code_of(2, kernels::FaultKind::kChecksum);
   fault.reported = 1;
   std::vector<float> out(600, 3.0F);
   EmulatedDevice device(32, 2, 1);
-  kernels::emulated::decode_quant(device, maker.decode_job({packet.buffer(), 1, buffer_of(out), /*to_places=*/false,
-                                                            read_from(context, kContext), &fault, scratch.buffer()}));
+  kernels::emulated::run_passes(device, maker.decode_job({packet.buffer(), 1, buffer_of(out), /*to_places=*/false,
+                                                          read_from(context, kContext), &fault, scratch.buffer()}));
   EXPECT_EQ(out, std::vector<float>(600, 3.0F));
   EXPECT_EQ(fault.packet(), 2);
 }
@@ -293,7 +293,7 @@ TEST(QuantDevice, RejectsWrongBuffers) {
   std::vector<float> values(100);
   std::vector<float> residual(99);
   Memory packet(maker.packet_bytes(100));
-  Memory scratch(QuantDevice::encode_scratch_bytes(100));
+  Memory scratch(maker.encode_scratch_bytes(100));
   const auto encode = [&](ConstBuffer piece, Buffer rest, Buffer to, Buffer with) {
     maker.encode_job({piece, rest, to, {}, nullptr, with});
   };

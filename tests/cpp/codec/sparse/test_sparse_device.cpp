@@ -65,12 +65,12 @@ PacketContext read_from(const kernels::DeviceContext& memory) {
 Encoded encode_on_device(const Options& options, ConstBuffer piece, std::vector<float> residual, Cut cut) {
   const SparseDevice codec(options);
   Memory packet(codec.packet_bytes(piece.num_elements));
-  Memory scratch(SparseDevice::encode_scratch_bytes(piece.num_elements));
+  Memory scratch(codec.encode_scratch_bytes(piece.num_elements));
   const kernels::DeviceContext context = {kContext.unit_hash, kContext.step};
   Encoded encoded;
   EmulatedDevice device(cut.num_threads, cut.max_groups, 1, cut.threads);
-  kernels::emulated::encode_sparse(device, codec.encode_job({piece, buffer_of(residual), packet.buffer(),
-                                                             read_from(context), &encoded.counts, scratch.buffer()}));
+  kernels::emulated::run_passes(device, codec.encode_job({piece, buffer_of(residual), packet.buffer(),
+                                                          read_from(context), &encoded.counts, scratch.buffer()}));
   EXPECT_TRUE(packet.ends_intact() && scratch.ends_intact());
   encoded.packet = packet.copy();
   encoded.residual = residual;
@@ -82,12 +82,12 @@ kernels::DeviceFault decode_on_device(const Options& options, const std::vector<
   const SparseDevice codec(options);
   Memory aligned(static_cast<int64_t>(packets.size()));
   std::copy(packets.begin(), packets.end(), aligned.data());
-  Memory scratch(SparseDevice::decode_scratch_bytes({out.num_elements, num_packets, to_places}));
+  Memory scratch(codec.decode_scratch_bytes({out.num_elements, num_packets, to_places}));
   const kernels::DeviceContext context = {kContext.unit_hash, kContext.step};
   kernels::DeviceFault fault;
   EmulatedDevice device(cut.num_threads, cut.max_groups, 2, cut.threads);
-  kernels::emulated::decode_sparse(device, codec.decode_job({aligned.buffer(), num_packets, out, to_places,
-                                                             read_from(context), &fault, scratch.buffer()}));
+  kernels::emulated::run_passes(device, codec.decode_job({aligned.buffer(), num_packets, out, to_places,
+                                                          read_from(context), &fault, scratch.buffer()}));
   EXPECT_TRUE(scratch.ends_intact());
   return fault;
 }
@@ -374,14 +374,14 @@ TEST_F(SparseFaults, AreSticky) {
   const kernels::DeviceContext context = {kContext.unit_hash, kContext.step};
   kernels::DeviceFault fault;
   fault.reported = 1;
-  Memory scratch(SparseDevice::decode_scratch_bytes({kElements}));
+  Memory scratch(codec.decode_scratch_bytes({kElements}));
   std::vector<float> out(kElements, 3.0F);
   EmulatedDevice device(8, 2, 2);
-  kernels::emulated::decode_sparse(device, codec.decode_job({.packets = first_.buffer(),
-                                                             .out = buffer_of(out),
-                                                             .context = read_from(context),
-                                                             .fault = &fault,
-                                                             .scratch = scratch.buffer()}));
+  kernels::emulated::run_passes(device, codec.decode_job({.packets = first_.buffer(),
+                                                          .out = buffer_of(out),
+                                                          .context = read_from(context),
+                                                          .fault = &fault,
+                                                          .scratch = scratch.buffer()}));
   EXPECT_EQ(out, std::vector<float>(kElements, 3.0F));
 }
 
@@ -390,7 +390,7 @@ TEST(SparseDevice, RejectsWrongBuffers) {
   std::vector<float> piece(100);
   std::vector<float> residual(100);
   Memory packet(codec.packet_bytes(100));
-  Memory scratch(SparseDevice::encode_scratch_bytes(100));
+  Memory scratch(codec.encode_scratch_bytes(100));
   const auto job = [&](ConstBuffer given, Buffer given_residual, Buffer given_packet, Buffer given_scratch) {
     return codec.encode_job({given, given_residual, given_packet, {}, nullptr, given_scratch});
   };

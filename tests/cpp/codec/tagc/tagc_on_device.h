@@ -27,7 +27,7 @@ inline Options options_of(double ratio, double sparsity, int64_t block_elements 
 inline Encoded encode_on_device(const Options& options, ConstBuffer piece, const std::vector<float>& residual,
                                 PacketContext context, Cut cut) {
   const auto run = [](EmulatedDevice& device, const kernels::TagcEncodeJob& job) {
-    kernels::emulated::encode_tagc(device, job);
+    kernels::emulated::run_passes(device, job);
   };
   return encode_with(TagcDevice(options), run, piece, residual, context, cut);
 }
@@ -40,7 +40,7 @@ inline Encoded encode_on_device(const Options& options, const std::vector<float>
 inline kernels::DeviceFault decode_on_device(const Options& options, const std::vector<uint8_t>& packets,
                                              int num_packets, std::vector<float>& out, PacketContext context, Cut cut) {
   const auto run = [](EmulatedDevice& device, const kernels::TagcDecodeJob& job) {
-    kernels::emulated::decode_tagc(device, job);
+    kernels::emulated::run_passes(device, job);
   };
   return decode_with(TagcDevice(options), run, packets, num_packets, buffer_of(out), /*to_places=*/false, context, cut);
 }

@@ -173,7 +173,7 @@ TEST(TagcDevice, UnalignedPiecesAndResiduals) {
   const kernels::DeviceContext context = device_context(kContext);
   kernels::DeviceCounts counts;
   EmulatedDevice device(31, 2, 3);
-  kernels::emulated::encode_tagc(
+  kernels::emulated::run_passes(
       device, codec.encode_job({buffer_of(piece).slice(1, 2999), buffer_of(residual_on_device), packet.buffer(),
                                 read_from(context, kContext), &counts, scratch.buffer()}));
   EXPECT_EQ(packet.copy(), expected.copy());
@@ -318,9 +318,8 @@ TEST(TagcDevice, EachPacketToItsPlace) {
       const kernels::DeviceContext context = device_context(kContext);
       kernels::DeviceFault fault;
       EmulatedDevice device(cut.num_threads, cut.max_groups, 4, cut.threads);
-      kernels::emulated::decode_tagc(device,
-                                     codec.decode_job({aligned.buffer(), 3, buffer_of(out), /*to_places=*/true,
-                                                       read_from(context, kContext), &fault, scratch.buffer()}));
+      kernels::emulated::run_passes(device, codec.decode_job({aligned.buffer(), 3, buffer_of(out), /*to_places=*/true,
+                                                              read_from(context, kContext), &fault, scratch.buffer()}));
       EXPECT_TRUE(scratch.ends_intact());
       EXPECT_EQ(fault.code, kernels::DeviceFault::kNone);
       EXPECT_EQ(device.num_passes(), 3);
@@ -342,8 +341,8 @@ TEST(TagcDevice, AnyOrderOfThreadsGivesTheSamePacket) {
     const kernels::DeviceContext context = device_context(kContext);
     kernels::DeviceCounts counts;
     EmulatedDevice device(19, 4, seed);
-    kernels::emulated::encode_tagc(device, codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(),
-                                                             read_from(context, kContext), &counts, scratch.buffer()}));
+    kernels::emulated::run_passes(device, codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(),
+                                                            read_from(context, kContext), &counts, scratch.buffer()}));
     packets.insert(packet.copy());
   }
   EXPECT_EQ(packets.size(), 1U);
@@ -370,8 +369,8 @@ TEST(TagcDevice, SequencesDependOnShapesAlone) {
     const kernels::DeviceContext context = device_context(kContext);
     kernels::DeviceCounts counts;
     EmulatedDevice device(16, 2, 1);
-    kernels::emulated::encode_tagc(device, codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(),
-                                                             read_from(context, kContext), &counts, scratch.buffer()}));
+    kernels::emulated::run_passes(device, codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(),
+                                                            read_from(context, kContext), &counts, scratch.buffer()}));
     return device.num_passes();
   };
   for (const Data data : all_data()) {

@@ -147,7 +147,7 @@ TEST_F(TagcDeviceCorruption, FaultsAreCopiedToTheHost) {
                                                    read_from(context, kContext), &fault, scratch.buffer()});
     job.mapped_fault = &mapped;
     EmulatedDevice device(3, 2, 1, EmulatedDevice::Threads::kAtOnce);
-    kernels::emulated::decode_tagc(device, job);
+    kernels::emulated::run_passes(device, job);
     EXPECT_EQ(fault.reported, 1U);
     EXPECT_EQ(mapped.reported, 1U);
     EXPECT_EQ(mapped.kind(), kernels::FaultKind::kChecksum);
@@ -166,8 +166,8 @@ TEST_F(TagcDeviceCorruption, NothingIsDecodedAfterAFault) {
   fault.reported = 1;
   std::vector<float> out(kElements);
   EmulatedDevice device(32, 2, 1);
-  kernels::emulated::decode_tagc(device, codec.decode_job({packet.buffer(), 1, buffer_of(out), /*to_places=*/false,
-                                                           read_from(context, kContext), &fault, scratch.buffer()}));
+  kernels::emulated::run_passes(device, codec.decode_job({packet.buffer(), 1, buffer_of(out), /*to_places=*/false,
+                                                          read_from(context, kContext), &fault, scratch.buffer()}));
   EXPECT_EQ(out, std::vector<float>(kElements));
   EXPECT_EQ(fault.packet(), 2);
 }

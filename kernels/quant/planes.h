@@ -1,0 +1,80 @@
+// Codes of a block of codec `quant` as they are packed: planes of equally many bits of each code.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/quant/lane_math.h"
+#include "kernels/quant/layout.h"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+// kBits bits of each code, from bit `shift` on, 32 / kBits rows a word.
+template <int kBits, typename Lanes>
+ISTHMUS_QUANT void pack_plane(const Lanes& lanes, const typename Lanes::Word* codes, int shift, bool present,
+                              uint32_t* words) {
+  constexpr int kRowsOfWord = 32 / kBits;
+  constexpr uint32_t kMask = (1U << kBits) - 1;
+  ISTHMUS_UNROLL
+  for (int word = 0; word < kBits; ++word) {
+    typename Lanes::Word packed = {};
+    ISTHMUS_UNROLL
+    for (int r = 0; r < kRowsOfWord; ++r) {
+      packed = packed | (((codes[word * kRowsOfWord + r] >> shift) & kMask) << (kBits * r));
+    }
+    lanes.store(packed, words + int64_t{word} * kQuantLanes, present);
+  }
+}
+template <int kBits, typename Lanes>
+ISTHMUS_QUANT void unpack_plane(const Lanes& lanes, const uint32_t* words, int shift, bool present,
+                                typename Lanes::Word* codes) {
+  constexpr int kRowsOfWord = 32 / kBits;
+  constexpr uint32_t kMask = (1U << kBits) - 1;
+  ISTHMUS_UNROLL
+  for (int word = 0; word < kBits; ++word) {
+    const typename Lanes::Word packed = lanes.load(words + int64_t{word} * kQuantLanes, present);
+    ISTHMUS_UNROLL
+    for (int r = 0; r < kRowsOfWord; ++r) {
+      const typename Lanes::Word bits = ((packed >> (kBits * r)) & kMask) << shift;
+      typename Lanes::Word& code = codes[word * kRowsOfWord + r];
+      code = shift == 0 ? bits : code | bits;
+    }
+  }
+}
+
+// Three bits are a plane of the lower two and one of the highest.
+template <typename Lanes>
+ISTHMUS_QUANT void pack_codes(const Lanes& lanes, int bits, const typename Lanes::Word* codes, bool present,
+                              uint32_t* words) {
+  switch (bits) {
+    case 1:
+      return pack_plane<1>(lanes, codes, 0, present, words);
+    case 2:
+      return pack_plane<2>(lanes, codes, 0, present, words);
+    case 3:
+      pack_plane<2>(lanes, codes, 0, present, words);
+      return pack_plane<1>(lanes, codes, 2, present, words + int64_t{2} * kQuantLanes);
+    case 4:
+      return pack_plane<4>(lanes, codes, 0, present, words);
+    default:
+      return pack_plane<8>(lanes, codes, 0, present, words);
+  }
+}
+template <typename Lanes>
+ISTHMUS_QUANT void unpack_codes(const Lanes& lanes, int bits, const uint32_t* words, bool present,
+                                typename Lanes::Word* codes) {
+  switch (bits) {
+    case 1:
+      return unpack_plane<1>(lanes, words, 0, present, codes);
+    case 2:
+      return unpack_plane<2>(lanes, words, 0, present, codes);
+    case 3:
+      unpack_plane<2>(lanes, words, 0, present, codes);
+      return unpack_plane<1>(lanes, words + int64_t{2} * kQuantLanes, 2, present, codes);
+    case 4:
+      return unpack_plane<4>(lanes, words, 0, present, codes);
+    default:
+      return unpack_plane<8>(lanes, words, 0, present, codes);
+  }
+}
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -1,0 +1,35 @@
+// What devices have in common whose codecs are passes on streams.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "codec/device_codecs.h"
+#include "isthmus/device.h"
+
+namespace isthmus {
+
+// The part of a Device that follows from who runs passes there and from the words that these count in.
+class GpuDevice : public Device {
+ public:
+  bool is_host() const override { return false; }
+  int64_t squared_error_scratch_bytes() const override;
+  std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
+                                    int ranks_per_node) override;
+  DataType piece_dtype(DataType dtype) const override { return dtype; }
+  DeviceCodecCounts codec_counts() override;
+  // The device's words only ever grow: this does not interfere with encodings that are under way, or in a graph.
+  void reset_codec_counts() override;
+
+ private:
+  virtual PassesOfDevice passes() = 0;
+  // What the device's codecs have counted by now. Called by one thread at a time.
+  virtual kernels::DeviceCounts read_counts() = 0;
+
+  std::mutex counts_mutex_;  // guards what follows, and read_counts()
+  kernels::DeviceCounts counts_at_reset_;
+};
+
+}  // namespace isthmus
