@@ -1,34 +1,17 @@
 #include "torch/backend/backend.h"
 
-#include <pthread.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <numeric>
-#include <set>
 #include <system_error>
 #include <utility>
 
-#include "communicator/plan/codec_chooser.h"
-#include "isthmus/error.h"
-#include "torch/backend/internal.h"
+#include "torch/backend/live_backends.h"
+#include "torch/backend/without_gil.h"
 
 namespace isthmus::torch_backend {
 namespace {
-
-// How long operations that are under way may go on when the interpreter exits.
-constexpr std::chrono::milliseconds kExitPatience{2000};
-constexpr std::chrono::milliseconds kDrainPause{1};
-
-// The backends that are not destroyed yet.
-struct Live {
-  std::mutex mutex;
-  std::set<BackendIsthmus*> backends;
-};
-
-Live& live() {
-  static auto* live = new Live;  // never destroyed: static objects of torch's own may hold backends until the end
-  return *live;
-}
 
 SplitFunction& split_function() {
   static SplitFunction function;
@@ -44,134 +27,84 @@ std::vector<int> ranks_or_all(const std::vector<uint64_t>& global_ranks, int siz
   return ranks;
 }
 
-// Without those that are about to be destroyed: these wait for the lock, and nobody holds them any more.
-std::vector<c10::intrusive_ptr<BackendIsthmus>> hold_live_backends() {
-  std::lock_guard lock(live().mutex);
-  std::vector<c10::intrusive_ptr<BackendIsthmus>> held;
-  for (BackendIsthmus* backend : live().backends) {
-    if (auto* target = static_cast<BackendIsthmus*>(c10::raw::weak_intrusive_ptr::lock(backend))) {
-      held.push_back(c10::intrusive_ptr<BackendIsthmus>::reclaim(target));
-    }
-  }
-  return held;
-}
-
-void keep_live_backends_for_ever() {
-  for (BackendIsthmus* backend : live().backends) {
-    backend->keep_for_ever();
-  }
-  live().backends.clear();
-  live().mutex.unlock();
-}
-
-// See BackendIsthmus. The lock is held over the fork, which gives the child a whole set.
-void watch_forks() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    pthread_atfork([] { live().mutex.lock(); }, [] { live().mutex.unlock(); }, keep_live_backends_for_ever);
-  });
-}
-
 }  // namespace
 
 void set_split_function(SplitFunction function) { split_function() = std::move(function); }
 
-void shutdown_all() {
-  const auto deadline = Clock::now() + kExitPatience;
-  for (const auto& backend : hold_live_backends()) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
-    backend->shutdown_within(std::max(left, std::chrono::milliseconds(0)));
-  }
-}
-
 BackendIsthmus::BackendIsthmus(BackendParts parts)
     : Backend(parts.rank, parts.size),
       options_(parts.options),
-      values_(parts.options->values),
-      map_(parts.node_of_rank),
+      group_(parts.rank, parts.size, NodeMap(parts.node_of_rank), parts.options->values,
+             ranks_or_all(parts.options->global_ranks_in_group, parts.size)),
       node_map_source_(std::move(parts.node_map_source)),
-      coalesces_(parts.world->supportsCoalescing()),
-      estimates_time_(parts.world->supportsTimeEstimation()),
-      global_ranks_(ranks_or_all(parts.options->global_ranks_in_group, parts.size)),
-      board_(std::make_unique<FaultBoard>(parts.store, parts.rank, global_ranks_)),
-      no_cuda_(std::move(parts.no_cuda)),
-      cuda_(parts.cuda ? make_cuda_side(std::move(*parts.cuda), map_, parts.rank, values_) : nullptr),
-      world_(parts.world),
-      units_(parts.covers_job, gradients_in_backward(values_.gradients)),
-      gradients_(values_.gradients),
-      units_on_gpu_(cuda_ != nullptr) {
+      coalesces_(parts.cpu.world->supportsCoalescing()),
+      estimates_time_(parts.cpu.world->supportsTimeEstimation()),
+      faults_(group_, parts.store),
+      cpu_(group_, std::move(parts.cpu), faults_, counters_),
+      cuda_(parts.cuda ? make_cuda_side(group_, std::move(*parts.cuda), faults_, counters_,
+                                        [this](uint64_t number) { return watcher(number); })
+                       : nullptr),
+      sides_(cpu_, cuda_.get(), std::move(parts.no_cuda)),
+      calls_(group_, options_, counters_, [this](uint64_t number) { return watcher(number); }),
+      recogniser_(group_, counters_, parts.covers_job),
+      comparison_(group_, counters_, calls_),
+      units_(group_, sides_.all()),
+      reductions_(group_, sides_, counters_, calls_, recogniser_, comparison_, units_),
+      gathers_(group_, sides_, calls_, comparison_) {
   init();
-  ISTHMUS_CHECK(Error, map_.world_size() == parts.size, "a node map of ", map_.world_size(), " ranks for a group of ",
-                parts.size);
-  world_->setTimeout(without_report(options_->timeout));
+  faults_.set_sides(sides_.all());
+  cpu_.set_timeout(options_->timeout);
   install_label_tracking();
   watch_forks();
-  if (two_tier()) {
-    make_communicator(parts);
-  }
   start_threads();
-  std::lock_guard lock(live().mutex);
-  live().backends.insert(this);
+  add_live_backend(this);
 }
 
 // What fails here ends the process: a group that cannot leave its GPU or its peers would leave them waiting.
 BackendIsthmus::~BackendIsthmus() {  // NOLINT(bugprone-exception-escape)
   const WithoutGil without_gil;      // before the lock: who holds that may wait for a worker that needs the GIL
-  {
-    std::lock_guard lock(live().mutex);
-    live().backends.erase(this);
-  }
+  remove_live_backend(this);
   shutdown();
 }
 
 void BackendIsthmus::start_threads() {
   try {
-    if (two_tier()) {
-      worker_ = std::thread([this] { run_worker(); });
-    }
-    if (getSize() > 1) {
-      watch_ = std::thread([this] { run_watch(); });
-    }
+    cpu_.start();
+    faults_.start();
   } catch (const std::system_error&) {  // this process may have no more
     shutdown();
     throw;
   }
 }
 
-void BackendIsthmus::make_communicator(const BackendParts& parts) {
-  std::vector<int> everyone(getSize());
-  std::iota(everyone.begin(), everyone.end(), 0);
-  Tiers tiers;
-  tiers.intra = make_tier("intra", parts.intra, map_.node_ranks(map_.node(getRank())));
-  tiers.inter = make_tier("inter", parts.inter, map_.rail_ranks(map_.local_index(getRank())));
-  tiers.flat = make_tier("flat", parts.flat, everyone);
-  communicator_ = std::make_unique<Communicator>(map_, getRank(), tiers, values_);
-  communicator_->chooser().set_exposed_share(
-      [exposure = exposure_](uint64_t unit) { return exposure->take_share(unit); });
+// Not before the constructor has returned: nobody holds this until then.
+Watcher BackendIsthmus::watcher(uint64_t sequence_number) {
+  return {sequence_number, c10::intrusive_ptr<BackendIsthmus>::reclaim_copy(this), &faults_};
 }
 
-std::shared_ptr<MessageTransport> BackendIsthmus::make_tier(const char* name, const TierParts& parts,
-                                                            const std::vector<int>& group_ranks) {
-  std::shared_ptr<MessageTransport> transport;
-  if (const auto* own = std::get_if<std::shared_ptr<MessageTransport>>(&parts)) {
-    transport = *own;
-  } else if (const auto& backend = std::get<BackendPtr>(parts)) {
-    std::vector<int> global_ranks;
-    std::vector<int> nodes;
-    for (const int rank : group_ranks) {
-      global_ranks.push_back(global_ranks_[rank]);
-      nodes.push_back(map_.node(rank));
-    }
-    transport = std::make_shared<C10dTransport>(name, backend, std::move(global_ranks), nodes);
-  }
-  if (transport) {
-    transports_.push_back(transport);
-  }
-  return transport;
+BackendStats BackendIsthmus::stats() {
+  group_.process.require_this();
+  BackendStats stats = assemble(group_, sides_.all(), counters_, comparison_.units());
+  stats.node_map_source = node_map_source_;
+  isthmus::Options options = group_.options;
+  options.gradients = recogniser_.gradients();
+  stats.options = options.to_string();
+  return stats;
 }
 
-// Destroying it would wait for threads that a forked child does not have.
-void BackendIsthmus::keep_for_ever() { c10::raw::intrusive_ptr::incref(this); }
+void BackendIsthmus::reset_stats() {
+  group_.process.require_this();
+  counters_.reset();
+  comparison_.reset_stats();
+  for (Side* side : sides_.all()) {
+    side->reset_stats();
+  }
+}
+
+void BackendIsthmus::set_gradients(const std::string& mode) {
+  group_.process.require_this();
+  recogniser_.set_gradients(mode);
+}
 
 BackendPtr BackendIsthmus::split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                  const c10::intrusive_ptr<Options>& options) {
@@ -184,122 +117,109 @@ BackendPtr BackendIsthmus::split(const c10::intrusive_ptr<c10d::Store>& store, c
   own->timeout = options ? options->timeout : own->timeout;
   own->global_ranks_in_group.clear();
   for (const int rank : ranks) {
-    own->global_ranks_in_group.push_back(global_ranks_.at(rank));
+    own->global_ranks_in_group.push_back(group_.global_ranks.at(rank));
   }
   auto part = split_function()(store, static_cast<int>(self - ranks.begin()), static_cast<int>(ranks.size()), own);
   if (auto* isthmus_part = dynamic_cast<BackendIsthmus*>(part.get())) {
-    isthmus_part->device_ = device_;
+    std::unique_lock lock(mutex_);
+    const auto device = device_;
+    lock.unlock();
+    isthmus_part->bind(device);
   }
   return part;
 }
 
 void BackendIsthmus::setTimeout(std::chrono::milliseconds timeout) {
-  const BackendPtr world = world_backend();
-  world->setTimeout(without_report(timeout));
-  if (cuda_) {
-    cuda_->set_timeout(timeout);
+  for (Side* side : sides_.all()) {
+    side->set_timeout(timeout);
   }
-  std::lock_guard lock(mutex_);
-  options_->timeout = timeout;
+  calls_.set_timeout(timeout);
 }
 
-void BackendIsthmus::setSequenceNumberForGroup() { world_backend()->setSequenceNumberForGroup(); }
+void BackendIsthmus::setSequenceNumberForGroup() { cpu_.world()->setSequenceNumberForGroup(); }
 
 uint64_t BackendIsthmus::getSequenceNumberForGroup() {
-  process_.require_this();
-  std::lock_guard lock(mutex_);
-  return next_sequence_number_;
+  group_.process.require_this();
+  return counters_.next_sequence_number();
 }
 
 c10d::ErrorType BackendIsthmus::getError() {
-  if (!process_.is_this()) {
-    return c10d::ErrorType::COMM_ERROR;
-  }
-  std::lock_guard lock(mutex_);
-  return failure_ ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+  const bool is_well = group_.process.is_this() && !faults_.has_failed();
+  return is_well ? c10d::ErrorType::SUCCESS : c10d::ErrorType::COMM_ERROR;
 }
 
 void BackendIsthmus::abort() {
-  if (!process_.is_this()) {
-    return;
+  if (group_.process.is_this()) {
+    faults_.abort();
   }
-  fail_from_now_on(dist_error("isthmus: this process group was aborted"));
-  close_all_connections();
 }
 
 void BackendIsthmus::shutdown() { shutdown_within(std::chrono::milliseconds::max()); }
 
 void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience) {
-  if (!process_.is_this()) {
+  if (!group_.process.is_this()) {
     return;
   }
   const WithoutGil without_gil;
-  {
-    std::unique_lock lock(mutex_);
-    stopping_ = true;
-    worker_wakes_.notify_one();
-    const auto is_idle = [this] { return idle(); };
-    if (patience == std::chrono::milliseconds::max()) {
-      idle_.wait(lock, is_idle);
-    } else if (!idle_.wait_for(lock, patience, is_idle)) {
-      lock.unlock();
+  faults_.accept_no_more();
+  for (Side* side : sides_.all()) {
+    if (!side->drain(patience)) {
       abort();
     }
   }
-  drain_gpu(patience);
-  {
-    std::lock_guard lock(mutex_);
-    stopped_ = true;
-    watch_wakes_.notify_one();
-  }
+  faults_.stop();
   // Several callers may get here one after the other (shutdown, the exit, the destructor): the first does the work.
-  std::lock_guard once(shutdown_mutex_);
-  for (std::thread* thread : {&worker_, &watch_}) {
-    if (thread->joinable()) {
-      thread->join();
-    }
-  }
-  std::unique_lock lock(mutex_);
-  const auto communicator = std::move(communicator_);
-  const auto transports = std::exchange(transports_, {});
-  const auto world = std::exchange(world_, nullptr);
-  lock.unlock();  // the connections close without it
-  if (cuda_ && world) {
+  const std::lock_guard once(shutdown_mutex_);
+  cpu_.join();
+  faults_.join();
+  const auto closes_last = c10::make_scope_exit([this] { cpu_.shutdown(); });
+  if (cuda_) {
     cuda_->shutdown();
   }
 }
 
-// While the watch goes on: where a peer has failed, it ends what would never end.
-void BackendIsthmus::drain_gpu(std::chrono::milliseconds patience) {
-  if (!cuda_) {
-    return;
-  }
-  const bool for_ever = patience == std::chrono::milliseconds::max();
-  const auto deadline = for_ever ? Clock::time_point::max() : Clock::now() + patience;
-  while (!cuda_->idle() && getError() == c10d::ErrorType::SUCCESS) {
-    if (Clock::now() >= deadline) {
-      abort();
-      return;
-    }
-    std::this_thread::sleep_for(kDrainPause);
-  }
+template <typename Tensors>
+Side& BackendIsthmus::arrived(const char* call, const Tensors& tensors) {
+  group_.process.require_this();
+  return arrived_on(sides_.of(call, tensors), call);
+}
+template Side& BackendIsthmus::arrived(const char* call, const at::Tensor& tensor);
+template Side& BackendIsthmus::arrived(const char* call, const std::vector<at::Tensor>& tensors);
+
+Side& BackendIsthmus::arrived_on(Side& side, const char* call) {
+  note(call, side);
+  // Torch gives the description to this class alone, and not as a virtual call.
+  calls_.describe(sides_.all(), getGroupDesc());
+  return side;
 }
 
-void BackendIsthmus::require_usable() const {
-  if (failure_) {
-    std::rethrow_exception(failure_);
-  }
-  TORCH_CHECK_WITH(DistBackendError, !stopping_, "isthmus: this process group is shut down");
+Side& BackendIsthmus::message_arrived(const char* call, const std::vector<at::Tensor>& tensors) {
+  group_.process.require_this();
+  Side& side = sides_.of(call, tensors);
+  note(call, side);
+  return side;
 }
 
-void BackendIsthmus::count_exact(const char* reason) {
-  std::lock_guard lock(mutex_);
-  ++exact_calls_[reason];
+void BackendIsthmus::note(const char* call, Side& side) {
+  group_.process.require_this();
+  side.arrived(call);
+  faults_.require_usable();
+  counters_.count_call(call);
 }
 
-std::chrono::milliseconds BackendIsthmus::timeout_or_default(std::chrono::milliseconds timeout) {
-  std::lock_guard lock(mutex_);
-  return timeout > kNoTimeout ? timeout : options_->timeout;
+BackendPtr BackendIsthmus::device_backend() {
+  BackendPtr world = cpu_.world();
+  return cuda_ ? cuda_->world() : world;
+}
+
+std::optional<at::Device> BackendIsthmus::bound_device() {
+  const std::lock_guard lock(mutex_);
+  return device_ ? device_ : getBoundDeviceId();
+}
+
+void BackendIsthmus::bind(std::optional<at::Device> device) {
+  const std::lock_guard lock(mutex_);
+  device_ = device;
 }
 
 }  // namespace isthmus::torch_backend

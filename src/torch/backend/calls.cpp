@@ -1,144 +1,108 @@
-// The collectives of BackendIsthmus that reduce nothing, and what else it forwards: which way each call goes.
+// Torch's calls of BackendIsthmus: which way each goes.
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <utility>
 
-#include "torch/backend/internal.h"
+#include "torch/backend/backend.h"
 
 namespace isthmus::torch_backend {
-namespace {
 
-Buffer byte_buffer(const at::Tensor& tensor) {
-  return {tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()), DataType::kByte};
+// Must not throw: torch would drop later collectives without a word.
+void BackendIsthmus::startCoalescing() {
+  if (group_.process.is_this()) {
+    calls_.start_coalescing();
+  }
 }
 
-}  // namespace
-
-bool BackendIsthmus::takes_two_tiers(const at::Tensor& output, const at::Tensor& input) {
-  return two_tier() && values_.two_tier_all_gather && output.numel() > 0 && output.numel() >= values_.min_elements &&
-         output.numel() == input.numel() * getSize() && output.scalar_type() == input.scalar_type() &&
-         output.layout() == at::kStrided && output.device() == input.device() && !world_gathers_faster(output);
+WorkPtr BackendIsthmus::endCoalescing() {
+  group_.process.require_this();
+  return calls_.end_coalescing();
 }
 
-WorkPtr BackendIsthmus::submit_all_gather(const at::Tensor& output, const at::Tensor& input,
-                                          std::chrono::milliseconds timeout) {
-  TwoTierCall call;
-  call.operation.operation = "all-gather";
-  call.operation.tensor = describe(output.numel(), input);
-  call.type = c10d::OpType::_ALLGATHER_BASE;
-  call.title = "isthmus:all_gather";
-  call.input = contiguous(input);
-  call.output = output;
-  call.written = contiguous_stand_in(output);
-  call.timeout = timeout_or_default(timeout);
-  call.run = [shard = byte_buffer(call.input), gathered = byte_buffer(call.written)](Communicator& communicator,
-                                                                                     Stream stream) {
-    return communicator.all_gather(shard, gathered, stream);
-  };
-  return submit(std::move(call));
+WorkPtr BackendIsthmus::allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
+  return reductions_.all_reduce(arrived("allreduce", tensors), tensors, options);
+}
+
+WorkPtr BackendIsthmus::allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
+  return reductions_.all_reduce_sparse(arrived("allreduce_sparse", tensors), tensors, options);
+}
+
+WorkPtr BackendIsthmus::allreduce_coalesced(std::vector<at::Tensor>& tensors,
+                                            const c10d::AllreduceCoalescedOptions& options) {
+  return reductions_.all_reduce_coalesced(arrived("allreduce_coalesced", tensors), tensors, options);
+}
+
+WorkPtr BackendIsthmus::reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& options) {
+  return reductions_.reduce(arrived("reduce", tensors), tensors, options);
+}
+
+WorkPtr BackendIsthmus::reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+                                       const c10d::ReduceScatterOptions& options) {
+  return reductions_.reduce_scatter_lists(arrived("reduce_scatter", outputs), outputs, inputs, options);
+}
+
+WorkPtr BackendIsthmus::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                             const c10d::ReduceScatterOptions& options) {
+  return reductions_.reduce_scatter(arrived("_reduce_scatter_base", input), output, input, options);
+}
+
+WorkPtr BackendIsthmus::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& outputs,
+                                                        std::vector<at::Tensor>& inputs,
+                                                        const c10d::ReduceScatterOptions& options) {
+  Side& side = arrived("reduce_scatter_tensor_coalesced", inputs);
+  return reductions_.reduce_scatter_coalesced(side, outputs, inputs, options);
 }
 
 WorkPtr BackendIsthmus::broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) {
-  const bool cuda = is_cuda(tensors);
-  arrived("broadcast", cuda);
-  return forward(cuda, [&](c10d::Backend& world) { return world.broadcast(tensors, options); });
+  Side& side = arrived("broadcast", tensors);
+  return calls_.forward(side, [&](c10d::Backend& world) { return world.broadcast(tensors, options); });
 }
 
 WorkPtr BackendIsthmus::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                                   const c10d::AllgatherOptions& options) {
-  const bool cuda = is_cuda(inputs);
-  arrived("allgather", cuda);
-  return forward(cuda, [&](c10d::Backend& world) { return world.allgather(outputs, inputs, options); });
-}
-
-WorkPtr BackendIsthmus::gather_into(at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options) {
-  if (takes_two_tiers(output, input)) {
-    return submit_all_gather(output, input, options.timeout);
-  }
-  const bool cuda = input.is_cuda();
-  flatten(output, input);
-  return forward(cuda, [&](c10d::Backend& world) { return world._allgather_base(output, input, options); });
+  Side& side = arrived("allgather", inputs);
+  return calls_.forward(side, [&](c10d::Backend& world) { return world.allgather(outputs, inputs, options); });
 }
 
 WorkPtr BackendIsthmus::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
-  arrived("_allgather_base", input.is_cuda());
-  return gather_into(output, input, options);
+  return gathers_.gather(arrived("_allgather_base", input), output, input, options);
 }
 
-// Coalesced all-gathers are made one by one on the CPU. Gloo's own corrupt the heap now and then: whichever of its
-// threads ends an operation writes the operation's name into one std::string of the group without a lock (torch 2.11 to
-// 2.15), and "ALLGATHER_COALESCED" is too long for a string that allocates nothing.
 WorkPtr BackendIsthmus::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
                                             std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions& options) {
-  const bool cuda = is_cuda(inputs);
-  arrived("allgather_coalesced", cuda);
-  const bool fits =
-      !inputs.empty() && outputs.size() == static_cast<size_t>(getSize()) &&
-      std::all_of(outputs.begin(), outputs.end(), [&](const auto& of_rank) { return of_rank.size() == inputs.size(); });
-  if (cuda || !fits) {
-    return forward(cuda, [&](c10d::Backend& world) { return world.allgather_coalesced(outputs, inputs, options); });
-  }
-  std::vector<WorkPtr> works;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    std::vector<at::Tensor> input{inputs[i]};
-    std::vector<std::vector<at::Tensor>> gathered(1);
-    for (const auto& of_rank : outputs) {
-      gathered[0].push_back(of_rank[i]);
-    }
-    works.push_back(forward(cuda, [&](c10d::Backend& world) { return world.allgather(gathered, input, options); }));
-  }
-  return c10::make_intrusive<CombinedWork>(getRank(), c10d::OpType::ALLGATHER_COALESCED, std::move(works),
-                                           getSize() == 1 ? c10::IValue(outputs[0]) : c10::IValue(outputs));
+  return gathers_.gather_lists_coalesced(arrived("allgather_coalesced", inputs), outputs, inputs, options);
 }
 
 WorkPtr BackendIsthmus::allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs,
                                                         std::vector<at::Tensor>& inputs,
                                                         const c10d::AllgatherOptions& options) {
-  const bool cuda = is_cuda(inputs);
-  arrived("allgather_into_tensor_coalesced", cuda);
-  bool one_by_one = !outputs.empty() && outputs.size() == inputs.size();
-  for (size_t i = 0; cuda && one_by_one && i < outputs.size(); ++i) {
-    one_by_one = takes_two_tiers(outputs[i], inputs[i]);
-  }
-  if (!one_by_one) {
-    return forward(
-        cuda, [&](c10d::Backend& world) { return world.allgather_into_tensor_coalesced(outputs, inputs, options); });
-  }
-  std::vector<WorkPtr> works;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    works.push_back(gather_into(outputs[i], inputs[i], options));
-  }
-  return c10::make_intrusive<CombinedWork>(getRank(), c10d::OpType::_ALLGATHER_BASE, std::move(works), outputs);
+  return gathers_.gather_coalesced(arrived("allgather_into_tensor_coalesced", inputs), outputs, inputs, options);
 }
 
 WorkPtr BackendIsthmus::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                                const c10d::GatherOptions& options) {
-  const bool cuda = is_cuda(inputs);
-  arrived("gather", cuda);
-  return forward(cuda, [&](c10d::Backend& world) { return world.gather(outputs, inputs, options); });
+  Side& side = arrived("gather", inputs);
+  return calls_.forward(side, [&](c10d::Backend& world) { return world.gather(outputs, inputs, options); });
 }
 
 #if ISTHMUS_TORCH_HAS_GATHER_SINGLE
 WorkPtr BackendIsthmus::gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options) {
-  const bool cuda = input.is_cuda();
-  arrived("gather_single", cuda);
-  return forward(cuda, [&](c10d::Backend& world) { return world.gather_single(output, input, options); });
+  Side& side = arrived("gather_single", input);
+  return calls_.forward(side, [&](c10d::Backend& world) { return world.gather_single(output, input, options); });
 }
 #endif
 
 WorkPtr BackendIsthmus::scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
                                 const c10d::ScatterOptions& options) {
-  const bool cuda = is_cuda(outputs);
-  arrived("scatter", cuda);
-  return forward(cuda, [&](c10d::Backend& world) { return world.scatter(outputs, inputs, options); });
+  Side& side = arrived("scatter", outputs);
+  return calls_.forward(side, [&](c10d::Backend& world) { return world.scatter(outputs, inputs, options); });
 }
 
 WorkPtr BackendIsthmus::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                       std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
-  const bool cuda = output.is_cuda();
-  arrived("alltoall_base", cuda);
-  return forward(cuda, [&](c10d::Backend& world) {
+  Side& side = arrived("alltoall_base", output);
+  return calls_.forward(side, [&](c10d::Backend& world) {
     return world.alltoall_base(output, input, output_splits, input_splits, options);
   });
 }
@@ -146,10 +110,9 @@ WorkPtr BackendIsthmus::alltoall_base(at::Tensor& output, at::Tensor& input, std
 // Gloo has no all-to-all of lists: one all-to-all of the lists laid end to end.
 WorkPtr BackendIsthmus::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                                  const c10d::AllToAllOptions& options) {
-  const bool cuda = is_cuda(inputs);
-  arrived("alltoall", cuda);
-  if (cuda) {
-    return forward(cuda, [&](c10d::Backend& world) { return world.alltoall(outputs, inputs, options); });
+  Side& side = arrived("alltoall", inputs);
+  if (side.abilities().all_to_all_of_lists) {
+    return calls_.forward(side, [&](c10d::Backend& world) { return world.alltoall(outputs, inputs, options); });
   }
   const auto size = static_cast<size_t>(getSize());
   TORCH_CHECK_VALUE(outputs.size() == size && inputs.size() == size, "isthmus: all-to-all of ", inputs.size(),
@@ -170,7 +133,7 @@ WorkPtr BackendIsthmus::alltoall(std::vector<at::Tensor>& outputs, std::vector<a
   at::Tensor input = at::cat(flat_inputs);
   at::Tensor output = at::empty({output_elements}, input.options());
   auto parts_elements = output_splits;  // Gloo takes the vectors away
-  return forward(cuda, [&](c10d::Backend& world) {
+  return calls_.forward(side, [&](c10d::Backend& world) {
     const auto work = world.alltoall_base(output, input, output_splits, input_splits, options);
     return followed_by(work, outputs, [output, outputs, parts_elements] {
       const auto parts = output.split_with_sizes(parts_elements);
@@ -182,43 +145,35 @@ WorkPtr BackendIsthmus::alltoall(std::vector<at::Tensor>& outputs, std::vector<a
 }
 
 WorkPtr BackendIsthmus::send(std::vector<at::Tensor>& tensors, int destination, int tag) {
-  const bool cuda = is_cuda(tensors);
-  message_arrived("send", cuda);
-  return forward(cuda, [&](c10d::Backend& world) { return world.send(tensors, destination, tag); });
+  Side& side = message_arrived("send", tensors);
+  return calls_.forward(side, [&](c10d::Backend& world) { return world.send(tensors, destination, tag); });
 }
 
 WorkPtr BackendIsthmus::recv(std::vector<at::Tensor>& tensors, int source, int tag) {
-  const bool cuda = is_cuda(tensors);
-  message_arrived("recv", cuda);
-  return forward(cuda, [&](c10d::Backend& world) { return world.recv(tensors, source, tag); });
+  Side& side = message_arrived("recv", tensors);
+  return calls_.forward(side, [&](c10d::Backend& world) { return world.recv(tensors, source, tag); });
 }
 
 WorkPtr BackendIsthmus::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
-  const bool cuda = is_cuda(tensors);
-  message_arrived("recvAnysource", cuda);
-  return forward(cuda, [&](c10d::Backend& world) { return world.recvAnysource(tensors, tag); });
+  Side& side = message_arrived("recvAnysource", tensors);
+  return calls_.forward(side, [&](c10d::Backend& world) { return world.recvAnysource(tensors, tag); });
 }
 
 // Torch does not hand on for which device it is: for the GPU that the group is bound to, else for the host alone.
 WorkPtr BackendIsthmus::barrier(const c10d::BarrierOptions& options) {
   const auto bound = bound_device();
-  const bool cuda = cuda_ && (bound || !options.device_ids.empty());
-  arrived("barrier", cuda);
+  const bool on_gpu = cuda_ && (bound || !options.device_ids.empty());
+  Side& side = arrived_on(on_gpu ? *cuda_ : cpu_, "barrier");
   c10d::BarrierOptions own = options;
-  if (cuda && own.device_ids.empty()) {
+  if (on_gpu && own.device_ids.empty()) {
     own.device_ids.push_back(bound->index());
   }
-  return forward(cuda, [&](c10d::Backend& world) { return world.barrier(own); });
-}
-
-std::optional<at::Device> BackendIsthmus::bound_device() {
-  std::lock_guard lock(mutex_);
-  return device_ ? device_ : getBoundDeviceId();
+  return calls_.forward(side, [&](c10d::Backend& world) { return world.barrier(own); });
 }
 
 void BackendIsthmus::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
-  arrived("monitored_barrier", false);
-  world_backend()->monitoredBarrier(options, wait_all_ranks);
+  arrived_on(cpu_, "monitored_barrier");
+  cpu_.world()->monitoredBarrier(options, wait_all_ranks);
 }
 
 bool BackendIsthmus::supportsTensorAlloc(c10::DeviceIndex device) {
@@ -235,24 +190,20 @@ void BackendIsthmus::enableCollectivesTiming() { device_backend()->enableCollect
 
 void BackendIsthmus::eagerConnectSingleDevice(at::Device device) {
   if (!device.is_cuda()) {
-    world_backend()->eagerConnectSingleDevice(device);
+    cpu_.connect(device);
     return;
   }
-  process_.require_this();
-  require_cuda("connecting");
-  {
-    std::lock_guard lock(mutex_);
-    require_usable();
-    device_ = device;
-  }
-  cuda_->connect(device);
+  group_.process.require_this();
+  Side& side = sides_.cuda("connecting");
+  faults_.require_usable();
+  bind(device);
+  side.connect(device);
 }
 
 void BackendIsthmus::setGroupUid(const std::string& uid) {
   Backend::setGroupUid(uid);
-  world_backend()->setGroupUid(uid);
-  if (cuda_) {
-    cuda_->world()->setGroupUid(uid);
+  for (Side* side : sides_.all()) {
+    side->world()->setGroupUid(uid);
   }
 }
 

@@ -1,8 +1,11 @@
-// What BackendIsthmus tells about itself.
+#include "torch/backend/statistics.h"
+
 #include <algorithm>
+#include <utility>
 
 #include "isthmus/error.h"
-#include "torch/backend/internal.h"
+#include "torch/units/gradient_recogniser.h"
+#include "torch/units/unit_tracking.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -25,49 +28,18 @@ void add(const Stats& device, Stats& total) {
   total.units.insert(device.units.begin(), device.units.end());
 }
 
-}  // namespace
-
-BackendStats BackendIsthmus::stats() {
-  process_.require_this();
-  std::lock_guard lock(mutex_);
-  BackendStats stats;
-  stats.node_map = map_.to_string();
-  stats.node_map_source = node_map_source_;
-  isthmus::Options options = values_;
-  options.gradients = gradients_;
-  stats.options = options.to_string();
-  stats.calls = calls_;
-  if (communicator_) {
-    Stats& cpu = stats.devices["cpu"] = communicator_->stats();
-    for (const auto& transport : transports_) {
-      cpu.scratch_bytes += transport->scratch_bytes();
-    }
-  }
-  if (const auto gpu = cuda_ ? cuda_->stats() : std::nullopt) {
-    stats.devices[gpu->device] = gpu->path;
-  }
-  for (const auto& [device, path] : stats.devices) {
-    add(path, stats.path);
-  }
-  for (const auto& [reason, calls] : exact_calls_) {
-    stats.path.exact_calls[reason] += calls;
-  }
-  stats.path.units.insert(world_units_.begin(), world_units_.end());
-  stats.notes = notes(stats.path);
-  return stats;
-}
-
-std::vector<std::string> BackendIsthmus::notes(const Stats& path) const {
-  if (!two_tier()) {
-    return {"no two-tier path: it needs several nodes with equally many ranks, and this group has " + map_.to_string()};
+std::vector<std::string> notes_on(const Group& group, const BackendStats& stats) {
+  if (!group.two_tier()) {
+    return {"no two-tier path: it needs several nodes with equally many ranks, and this group has " +
+            group.map.to_string()};
   }
   std::vector<std::string> notes;
-  if (!communicator_) {
+  if (!stats.devices.contains("cpu")) {
     notes.emplace_back("shut down");
   }
   const auto explain_exact = [&](const char* reason, const char* explanation) {
-    const auto found = path.exact_calls.find(reason);
-    if (found != path.exact_calls.end()) {
+    const auto found = stats.path.exact_calls.find(reason);
+    if (found != stats.path.exact_calls.end()) {
       notes.push_back(detail::concatenate("exact reductions: ", found->second, ' ', explanation));
     }
   };
@@ -94,18 +66,25 @@ std::vector<std::string> BackendIsthmus::notes(const Stats& path) const {
   return notes;
 }
 
-void BackendIsthmus::reset_stats() {
-  process_.require_this();
-  std::lock_guard lock(mutex_);
-  calls_.clear();
-  exact_calls_.clear();
-  world_units_.clear();
-  if (communicator_) {
-    communicator_->reset_stats();
+}  // namespace
+
+BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const CallCounters& counters,
+                      const std::map<uint64_t, UnitStats>& world_units) {
+  BackendStats stats;
+  stats.node_map = group.map.to_string();
+  stats.calls = counters.calls();
+  for (Side* side : sides) {
+    if (auto device = side->stats()) {
+      add(device->path, stats.path);
+      stats.devices[device->device] = std::move(device->path);
+    }
   }
-  if (cuda_) {
-    cuda_->reset_stats();
+  for (const auto& [reason, calls] : counters.exact_calls()) {
+    stats.path.exact_calls[reason] += calls;
   }
+  stats.path.units.insert(world_units.begin(), world_units.end());
+  stats.notes = notes_on(group, stats);
+  return stats;
 }
 
 }  // namespace isthmus::torch_backend

@@ -8,19 +8,27 @@
 
 #include <atomic>
 #include <mutex>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
+#include <typeinfo>
 #include <utility>
+#include <vector>
 
 #include "isthmus/error.h"
 #include "torch/cuda/nccl_tier.h"
 #include "torch/cuda/torch_cuda_device.h"
+#include "torch/faults/errors.h"
 #include "torch/works/cuda_work.h"
+#include "transport/message_transport.h"  // Clock
 
 namespace isthmus::torch_backend {
 namespace {
 
 // The variables by which torch lets the Works of NCCL block the host.
 bool works_block() { return c10d::getCvarBool({"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"}, false); }
+
+// How often drain() looks.
+constexpr std::chrono::milliseconds kDrainPause{1};
 
 // One GPU, and what runs there.
 struct Gpu {
@@ -29,39 +37,51 @@ struct Gpu {
   std::shared_ptr<Communicator> communicator;
 };
 
-class NcclSide final : public CudaSide {
+// Whether the caller's arguments were refused, so that nothing has happened; else the group has failed.
+bool is_refusal(const std::exception& error, const std::string& phase) {
+  const bool refuses = typeid(error) == typeid(Error) || typeid(error) == typeid(OptionError);
+  return dynamic_cast<const c10::ValueError*>(&error) != nullptr || (refuses && (phase.empty() || phase == "idle"));
+}
+
+// Locks: `enqueue_mutex_`, and `mutex_` under it; nothing is explained under either.
+class CudaSide final : public Side {
  public:
-  NcclSide(CudaParts parts, NodeMap map, int rank, isthmus::Options options)
-      : parts_(std::move(parts)), map_(std::move(map)), rank_(rank), options_(std::move(options)) {}
+  CudaSide(const Group& group, CudaParts parts, FaultWatch& faults, CallCounters& counters, WatcherFor watcher)
+      : group_(group), parts_(std::move(parts)), faults_(faults), counters_(counters), watcher_(std::move(watcher)) {}
 
-  const BackendPtr& world() const override { return parts_.world; }
+  WorldAbilities abilities() const override {
+    return {.premultiplied_sums = true, .all_to_all_of_lists = true, .coalesced_gathers = true, .groups = true};
+  }
+  void arrived(const char* call) override;
+  BackendPtr world() override { return parts_.world; }
+  WorkPtr call_world(const std::function<WorkPtr(c10d::Backend&)>& call) override;
 
-  WorkPtr enqueue(const TwoTierCall& call, const Watcher& watcher) override;
-  void with_communicator(const std::function<void(Communicator&)>& action) override;
+  WorkPtr submit(TwoTierCall call) override;
+  void run_between_collectives(const char* name, const std::function<void(Communicator&)>& action) override;
   bool has_communicator() const override { return gpu() != nullptr; }
 
-  const char* phase() const override {
-    const auto found = gpu();
-    return found ? found->communicator->phase() : "";
-  }
-  void throw_if_faulted() override {
-    if (const auto found = gpu()) {
-      found->place.device->throw_if_faulted();
-    }
-  }
-  bool idle() override;
-
-  std::optional<CudaStats> stats() override;
+  std::optional<SideStats> stats() override;
   void reset_stats() override;
 
   void connect(at::Device device) override;
   void describe(const std::string& group) override;
   void set_timeout(std::chrono::milliseconds timeout) override;
+
+  FaultReport last_call() const override;
+  void throw_if_faulted(FaultReport operation) override;
+
+  bool drain(std::chrono::milliseconds patience) override;
   void abort() override;
   void shutdown() override;
 
  private:
   using Named = std::pair<const char*, BackendPtr>;
+
+  WorkPtr enqueue(const TwoTierCall& call);
+  static EventPtr copy_back(const TwoTierCall& call, const EventPtr& done, const CudaPlace& place);
+  void note(const FaultReport& call);
+  const char* phase() const;  // that the last failure of enqueue() was in
+  bool idle();                // all that was enqueued is done, as far as can be told without waiting
 
   // In the order in which all ranks connect them; without those that are null.
   std::vector<Named> tiers() const;
@@ -71,12 +91,12 @@ class NcclSide final : public CudaSide {
   std::shared_ptr<Gpu> make_gpu(at::Device device) const;
   std::shared_ptr<Transport> make_tier(const char* name, const BackendPtr& backend, at::Device device,
                                        bool between_nodes) const;
-  static EventPtr copy_back(const TwoTierCall& call, const EventPtr& done, const CudaPlace& place);
 
+  const Group& group_;
   const CudaParts parts_;
-  const NodeMap map_;
-  const int rank_;
-  const isthmus::Options options_;
+  FaultWatch& faults_;
+  CallCounters& counters_;
+  const WatcherFor watcher_;
 
   std::atomic<bool> closed_{false};  // aborted, or shut down
 
@@ -85,9 +105,46 @@ class NcclSide final : public CudaSide {
 
   mutable std::mutex mutex_;  // guards what follows, for moments only
   std::shared_ptr<Gpu> gpu_;  // null until a device is known, and after shutdown()
+  FaultReport last_call_;
 };
 
-WorkPtr NcclSide::enqueue(const TwoTierCall& call, const Watcher& watcher) {
+void CudaSide::arrived(const char* call) {
+  FaultReport report;
+  report.operation = call;
+  report.sequence_number = counters_.next_sequence_number();
+  note(report);
+  faults_.look_soon();
+  throw_if_faulted(std::move(report));
+}
+
+WorkPtr CudaSide::call_world(const std::function<WorkPtr(c10d::Backend&)>& call) {
+  try {
+    return call(*parts_.world);
+  } catch (const c10::DistError& error) {  // NCCL's, or of the store that its ranks meet at
+    FaultReport report = last_call();
+    report.error = first_line(error.what_without_backtrace());
+    std::rethrow_exception(faults_.explain(report));
+  }
+}
+
+WorkPtr CudaSide::submit(TwoTierCall call) {
+  faults_.require_usable();
+  call.operation.sequence_number = counters_.take_sequence_number();
+  note(call.operation);
+  try {
+    return enqueue(call);
+  } catch (const std::exception& error) {
+    if (is_refusal(error, phase())) {
+      throw;
+    }
+    FaultReport report = call.operation;
+    report.phase = phase();
+    report.error = first_line(error.what());
+    std::rethrow_exception(faults_.explain(report));
+  }
+}
+
+WorkPtr CudaSide::enqueue(const TwoTierCall& call) {
   const std::lock_guard lock(enqueue_mutex_);
   Gpu& here = gpu_for(call.output.device());
   const c10::cuda::CUDAGuard on_device(here.device);
@@ -97,10 +154,10 @@ WorkPtr NcclSide::enqueue(const TwoTierCall& call, const Watcher& watcher) {
   if (!call.written.is_same(call.output)) {
     last_ = copy_back(call, last_, here.place);
   }
-  return c10::make_intrusive<CudaWork>(rank_, call, last_, here.place, watcher);
+  return c10::make_intrusive<CudaWork>(group_.rank, call, last_, here.place, watcher_(call.operation.sequence_number));
 }
 
-EventPtr NcclSide::copy_back(const TwoTierCall& call, const EventPtr& done, const CudaPlace& place) {
+EventPtr CudaSide::copy_back(const TwoTierCall& call, const EventPtr& done, const CudaPlace& place) {
   const Stream stream{place.aftermath.stream()};
   place.device->wait(done, stream);
   {
@@ -112,7 +169,37 @@ EventPtr NcclSide::copy_back(const TwoTierCall& call, const EventPtr& done, cons
   return copied;
 }
 
-void NcclSide::with_communicator(const std::function<void(Communicator&)>& action) {
+void CudaSide::note(const FaultReport& call) {
+  const std::lock_guard lock(mutex_);
+  last_call_ = call;
+}
+
+FaultReport CudaSide::last_call() const {
+  const std::lock_guard lock(mutex_);
+  return last_call_;
+}
+
+const char* CudaSide::phase() const {
+  const auto found = gpu();
+  return found ? found->communicator->phase() : "";
+}
+
+void CudaSide::throw_if_faulted(FaultReport operation) {
+  const auto found = gpu();
+  if (!found) {
+    return;
+  }
+  try {
+    found->place.device->throw_if_faulted();
+  } catch (const std::exception& error) {
+    operation.error = first_line(error.what());
+    std::rethrow_exception(faults_.explain(operation));
+  }
+}
+
+// The calling thread runs it: while it does, nobody enqueues.
+void CudaSide::run_between_collectives(const char* /*name*/, const std::function<void(Communicator&)>& action) {
+  faults_.require_usable();
   const std::lock_guard lock(enqueue_mutex_);
   const auto found = gpu();
   Gpu& here = found ? *found : gpu_for({at::kCUDA, c10::cuda::current_device()});
@@ -120,7 +207,7 @@ void NcclSide::with_communicator(const std::function<void(Communicator&)>& actio
   action(*here.communicator);
 }
 
-bool NcclSide::idle() {
+bool CudaSide::idle() {
   const std::unique_lock lock(enqueue_mutex_, std::try_to_lock);
   if (!lock) {
     return false;
@@ -129,23 +216,36 @@ bool NcclSide::idle() {
   return !found || !last_ || found->place.device->done(last_);
 }
 
-std::optional<CudaStats> NcclSide::stats() {
+// While the thread of FaultWatch goes on: where a peer has failed, it ends what would never end.
+bool CudaSide::drain(std::chrono::milliseconds patience) {
+  const bool for_ever = patience == std::chrono::milliseconds::max();
+  const auto deadline = for_ever ? Clock::time_point::max() : Clock::now() + patience;
+  while (!idle() && !faults_.has_failed()) {
+    if (Clock::now() >= deadline) {
+      return false;
+    }
+    std::this_thread::sleep_for(kDrainPause);
+  }
+  return true;
+}
+
+std::optional<SideStats> CudaSide::stats() {
   const auto found = gpu();
   if (!found) {
     return std::nullopt;
   }
-  return CudaStats{found->device.str(), found->communicator->stats()};
+  return SideStats{found->device.str(), found->communicator->stats()};
 }
 
-void NcclSide::reset_stats() {
+void CudaSide::reset_stats() {
   if (const auto found = gpu()) {
     found->communicator->reset_stats();
   }
 }
 
-void NcclSide::connect(at::Device device) {
+void CudaSide::connect(at::Device device) {
   const std::lock_guard lock(enqueue_mutex_);
-  if (map_.two_tier()) {
+  if (group_.two_tier()) {
     gpu_for(device);
   }
   for (const BackendPtr& backend : all()) {
@@ -153,21 +253,21 @@ void NcclSide::connect(at::Device device) {
   }
 }
 
-void NcclSide::describe(const std::string& group) {
+void CudaSide::describe(const std::string& group) {
   parts_.world->setGroupDesc(group);
   for (const auto& [name, backend] : tiers()) {
     backend->setGroupDesc(detail::concatenate(group, ":isthmus_", name));
   }
 }
 
-void NcclSide::set_timeout(std::chrono::milliseconds timeout) {
+void CudaSide::set_timeout(std::chrono::milliseconds timeout) {
   for (const BackendPtr& backend : all()) {
     backend->setTimeout(timeout);
   }
 }
 
 // Not by way of the communicator: whoever is blocked in it lets go then. NCCL's communicators are aborted once.
-void NcclSide::abort() {
+void CudaSide::abort() {
   if (closed_.exchange(true)) {
     return;
   }
@@ -180,7 +280,7 @@ void NcclSide::abort() {
   }
 }
 
-void NcclSide::shutdown() {
+void CudaSide::shutdown() {
   const std::lock_guard lock(enqueue_mutex_);
   {
     std::shared_ptr<Gpu> released;
@@ -195,7 +295,7 @@ void NcclSide::shutdown() {
   }
 }
 
-std::vector<NcclSide::Named> NcclSide::tiers() const {
+std::vector<CudaSide::Named> CudaSide::tiers() const {
   std::vector<Named> tiers;
   for (const Named& tier : {Named{"intra", parts_.intra}, Named{"inter", parts_.inter},
                             Named{"gather_intra", parts_.gather_intra}, Named{"gather_inter", parts_.gather_inter}}) {
@@ -206,7 +306,7 @@ std::vector<NcclSide::Named> NcclSide::tiers() const {
   return tiers;
 }
 
-std::vector<BackendPtr> NcclSide::all() const {
+std::vector<BackendPtr> CudaSide::all() const {
   std::vector<BackendPtr> all{parts_.world};
   for (const auto& [name, backend] : tiers()) {
     all.push_back(backend);
@@ -214,12 +314,12 @@ std::vector<BackendPtr> NcclSide::all() const {
   return all;
 }
 
-std::shared_ptr<Gpu> NcclSide::gpu() const {
+std::shared_ptr<Gpu> CudaSide::gpu() const {
   const std::lock_guard lock(mutex_);
   return gpu_;
 }
 
-Gpu& NcclSide::gpu_for(at::Device device) {
+Gpu& CudaSide::gpu_for(at::Device device) {
   auto found = gpu();
   if (!found) {
     found = make_gpu(device);
@@ -231,7 +331,7 @@ Gpu& NcclSide::gpu_for(at::Device device) {
   return *found;
 }
 
-std::shared_ptr<Gpu> NcclSide::make_gpu(at::Device device) const {
+std::shared_ptr<Gpu> CudaSide::make_gpu(at::Device device) const {
   const c10::cuda::CUDAGuard on_device(device);
   const auto gpu_device = std::make_shared<TorchCudaDevice>(device.index());
   Tiers tiers;
@@ -239,12 +339,12 @@ std::shared_ptr<Gpu> NcclSide::make_gpu(at::Device device) const {
   tiers.inter = make_tier("inter", parts_.inter, device, true);
   tiers.gather_intra = make_tier("gather_intra", parts_.gather_intra, device, false);
   tiers.gather_inter = make_tier("gather_inter", parts_.gather_inter, device, true);
-  const auto communicator = std::make_shared<Communicator>(map_, rank_, tiers, options_, gpu_device);
+  const auto communicator = std::make_shared<Communicator>(group_.map, group_.rank, tiers, group_.options, gpu_device);
   const CudaPlace place{gpu_device, c10::cuda::getStreamFromPool(false, device.index()), works_block()};
   return std::make_shared<Gpu>(Gpu{device, place, communicator});
 }
 
-std::shared_ptr<Transport> NcclSide::make_tier(const char* name, const BackendPtr& backend, at::Device device,
+std::shared_ptr<Transport> CudaSide::make_tier(const char* name, const BackendPtr& backend, at::Device device,
                                                bool between_nodes) const {
   if (!backend) {
     return nullptr;
@@ -254,8 +354,9 @@ std::shared_ptr<Transport> NcclSide::make_tier(const char* name, const BackendPt
 
 }  // namespace
 
-std::unique_ptr<CudaSide> make_cuda_side(CudaParts parts, NodeMap map, int rank, isthmus::Options options) {
-  return std::make_unique<NcclSide>(std::move(parts), std::move(map), rank, std::move(options));
+std::unique_ptr<Side> make_cuda_side(const Group& group, CudaParts parts, FaultWatch& faults, CallCounters& counters,
+                                     WatcherFor watcher) {
+  return std::make_unique<CudaSide>(group, std::move(parts), faults, counters, std::move(watcher));
 }
 
 }  // namespace isthmus::torch_backend

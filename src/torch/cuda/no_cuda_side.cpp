@@ -4,8 +4,8 @@
 
 namespace isthmus::torch_backend {
 
-std::unique_ptr<CudaSide> make_cuda_side(CudaParts /*parts*/, NodeMap /*map*/, int /*rank*/,
-                                         isthmus::Options /*options*/) {
+std::unique_ptr<Side> make_cuda_side(const Group& /*group*/, CudaParts /*parts*/, FaultWatch& /*faults*/,
+                                     CallCounters& /*counters*/, WatcherFor /*watcher*/) {
   throw Error("isthmus was built without CUDA");
 }
 

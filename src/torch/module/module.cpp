@@ -5,6 +5,7 @@
 
 #include "isthmus/error.h"
 #include "torch/backend/backend.h"
+#include "torch/backend/live_backends.h"
 #include "torch/module/module_simulated.h"
 #include "torch/module/module_units.h"
 
@@ -241,10 +242,10 @@ c10::intrusive_ptr<BackendIsthmus> make_backend(c10::intrusive_ptr<c10d::Store> 
                                                 std::string node_map_source, BackendPtr world, TierParts intra,
                                                 TierParts inter, TierParts flat, std::optional<CudaParts> cuda,
                                                 std::string no_cuda, bool covers_job) {
-  return c10::make_intrusive<BackendIsthmus>(
-      BackendParts{std::move(store), rank, size, copy_options(*options), std::move(node_of_rank),
-                   std::move(node_map_source), std::move(world), std::move(intra), std::move(inter), std::move(flat),
-                   std::move(cuda), std::move(no_cuda), covers_job});
+  return c10::make_intrusive<BackendIsthmus>(BackendParts{
+      std::move(store), rank, size, copy_options(*options), std::move(node_of_rank), std::move(node_map_source),
+      CpuParts{std::move(world), std::move(intra), std::move(inter), std::move(flat)}, std::move(cuda),
+      std::move(no_cuda), covers_job});
 }
 
 void bind_backend(py::module_& module) {

@@ -103,18 +103,24 @@ void bind_units(py::module_& module, BackendClass& backend) {
           "unit_states",
           [](BackendIsthmus& self) {
             py::list states;
-            for (const SavedUnit& unit : self.unit_states()) {
+            for (const SavedUnit& unit : self.units().states()) {
               states.append(to_dict(unit));
             }
             return states;
           },
           "The state of this rank's units, copied.")
       .def(
-          "load_unit", [](BackendIsthmus& self, const py::dict& state) { self.load_unit(from_dict(state)); }, "state"_a)
-      .def("clear_units", &BackendIsthmus::clear_units, unlocked)
-      .def("scale_residuals", &BackendIsthmus::scale_residuals, unlocked, "factor"_a)
-      .def("count_step", &BackendIsthmus::count_step, unlocked)
-      .def("count_skipped_step", &BackendIsthmus::count_skipped_step, unlocked)
+          "load_unit", [](BackendIsthmus& self, const py::dict& state) { self.units().load(from_dict(state)); },
+          "state"_a)
+      .def(
+          "clear_units", [](BackendIsthmus& self) { self.units().clear(); }, unlocked)
+      .def(
+          "scale_residuals", [](BackendIsthmus& self, double factor) { self.units().scale_residuals(factor); },
+          unlocked, "factor"_a)
+      .def(
+          "count_step", [](BackendIsthmus& self) { self.units().count_step(); }, unlocked)
+      .def(
+          "count_skipped_step", [](BackendIsthmus& self) { self.units().count_skipped_step(); }, unlocked)
       .def("set_gradients", &BackendIsthmus::set_gradients, unlocked, "mode"_a);
 }
 

@@ -8,7 +8,7 @@
 
 #include "isthmus/error.h"
 #include "stable_hash.h"
-#include "torch/backend/internal.h"
+#include "torch/faults/errors.h"
 
 namespace isthmus::torch_backend {
 namespace {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "torch/module/own_process.h"
+#include "torch/backend/own_process.h"
 
 namespace isthmus::torch_backend {
 
@@ -81,7 +81,7 @@ class FaultHandler {
 
 // Who watches over a Work, which has this number in its group.
 struct Watcher {
-  // owner: the same object as the handler; may go before the Work.
+  // owner: keeps the handler, and may go before the Work.
   Watcher(uint64_t number, const c10::intrusive_ptr<c10::intrusive_ptr_target>& owning, FaultHandler* handling)
       : sequence_number(number), owner(owning), handler(handling) {}
 
@@ -89,6 +89,9 @@ struct Watcher {
   c10::weak_intrusive_ptr<c10::intrusive_ptr_target> owner;
   FaultHandler* handler;
 };
+
+// Makes the Watcher of the Work that has this number.
+using WatcherFor = std::function<Watcher(uint64_t sequence_number)>;
 
 // A Work of the world backend whose failure names the ranks that are missing.
 class WatchedWork final : public c10d::Work {

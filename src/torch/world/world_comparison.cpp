@@ -1,12 +1,17 @@
-// Codec auto: which collectives are left to the world backend because it is faster. See docs/auto.md.
+#include "torch/world/world_comparison.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
 #include <limits>
-#include <tuple>
 #include <utility>
 
 #include "auto/probe.h"
 #include "communicator/plan/codec_chooser.h"
-#include "torch/backend/dtypes.h"
-#include "torch/backend/internal.h"
+#include "communicator/plan/policy.h"
+#include "torch/backend/tensors.h"
+#include "torch/backend/without_gil.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -23,22 +28,24 @@ DataType measured_dtype(at::ScalarType type) {
 
 }  // namespace
 
-bool BackendIsthmus::world_reduces_faster(const Gradient& gradient, const at::Tensor& input) {
+bool WorldComparison::world_reduces_faster(Side& side, const Gradient& gradient, const at::Tensor& input) {
   const UnitKey& key = gradient.unit;
+  const isthmus::Options& options = group_.options;
   const bool may_be_lossy =
-      gradient.why_exact == nullptr && key.dtype != DataType::kFloat64 && key.num_elements >= values_.min_elements;
-  const Measurements* measured = measurements(input);
+      gradient.why_exact == nullptr && key.dtype != DataType::kFloat64 && is_large(options, key.num_elements);
+  const Measurements* measured = measurements(side, input);
   if (measured == nullptr) {
     return false;
   }
-  const UnitFacts facts{key.num_elements, key.dtype, key.collective, map_.num_nodes(), map_.ranks_per_node(), {}};
-  const Choice choice = choose(*measured, facts, may_be_lossy ? values_ : exact_only(values_));
+  const NodeMap& map = group_.map;
+  const UnitFacts facts{key.num_elements, key.dtype, key.collective, map.num_nodes(), map.ranks_per_node(), {}};
+  const Choice choice = CodecChooser::choose_path(*measured, facts, may_be_lossy ? options : exact_only(options));
   if (choice.candidate != Candidate::kWorld) {
     return false;
   }
-  std::lock_guard lock(mutex_);
-  ++exact_calls_[kWorldFaster];
-  UnitStats& unit = world_units_[key.hash()];
+  counters_.count_exact(kWorldFaster);
+  const std::lock_guard lock(mutex_);
+  UnitStats& unit = units_[key.hash()];
   unit.name = key.name;
   unit.collective = key.collective;
   unit.num_elements = key.num_elements;
@@ -48,61 +55,72 @@ bool BackendIsthmus::world_reduces_faster(const Gradient& gradient, const at::Te
   return true;
 }
 
-bool BackendIsthmus::world_gathers_faster(const at::Tensor& output) {
-  const Measurements* measured = measurements(output);
+bool WorldComparison::world_gathers_faster(Side& side, const at::Tensor& output) {
+  const Measurements* measured = measurements(side, output);
   const bool is_faster =
       measured != nullptr && isthmus::world_gathers_faster(measured->links, static_cast<int64_t>(output.nbytes()),
-                                                           map_.num_nodes(), map_.ranks_per_node());
+                                                           group_.map.num_nodes(), group_.map.ranks_per_node());
   if (is_faster) {
-    count_exact(kWorldGathersFaster);
+    counters_.count_exact(kWorldGathersFaster);
   }
   return is_faster;
 }
 
+std::map<uint64_t, UnitStats> WorldComparison::units() const {
+  const std::lock_guard lock(mutex_);
+  return units_;
+}
+
+void WorldComparison::reset_stats() {
+  const std::lock_guard lock(mutex_);
+  units_.clear();
+}
+
 // Null: they are not asked for, or cannot be taken now. In program order with the collectives; all ranks come alike.
-const Measurements* BackendIsthmus::measurements(const at::Tensor& like) {
-  if (values_.codec != "auto" || like.is_cuda()) {
+const Measurements* WorldComparison::measurements(Side& side, const at::Tensor& like) {
+  if (group_.options.codec != "auto" || !side.abilities().is_compared) {
     return nullptr;
   }
   const DataType dtype = measured_dtype(like.scalar_type());
   {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     const auto found = measurements_.find(dtype);
     if (found != measurements_.end()) {
       return &found->second;
     }
-    if (coalescing_) {
-      return nullptr;
-    }
+  }
+  if (calls_.is_coalescing()) {
+    return nullptr;
   }
   const WithoutGil without_gil;
-  Measurements measured = measure_tiers(dtype);
-  if (values_.inter_gbit == 0) {
-    measure_world(dtype, measured.links);
+  Measurements measured = measure_tiers(side, dtype);
+  if (group_.options.inter_gbit == 0) {
+    measure_world(side, dtype, measured.links);
   }
-  std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_);
   return &measurements_.insert_or_assign(dtype, measured).first->second;
 }
 
-Measurements BackendIsthmus::measure_tiers(DataType dtype) {
+Measurements WorldComparison::measure_tiers(Side& side, DataType dtype) {
   Measurements measured;
-  Job job;
-  job.operation.operation = "measurement of links";
-  job.timeout = timeout_or_default(kNoTimeout);
-  job.work = c10::make_intrusive<WorkerWork>(getRank(), c10d::OpType::UNKNOWN, "isthmus:measure",
-                                             std::vector<at::Tensor>{}, std::vector<at::Tensor>{});
-  job.run = [&measured, dtype](Communicator& communicator) { measured = communicator.chooser().measure(dtype); };
-  queue(std::move(job))->wait();
+  TwoTierCall call;
+  call.operation.operation = "measurement of links";
+  call.title = "isthmus:measure";
+  call.timeout = calls_.timeout_or_default(kNoTimeout);
+  call.run = [&measured, dtype](Communicator& communicator, Stream /*stream*/) {
+    measured = communicator.chooser().measure(dtype);
+    return EventPtr();
+  };
+  side.submit(std::move(call))->wait();
   return measured;
 }
 
-void BackendIsthmus::measure_world(DataType dtype, LinkSpeeds& links) {
+void WorldComparison::measure_world(Side& side, DataType dtype, LinkSpeeds& links) {
   const at::NoGradGuard no_grad;
-  const auto elements_for_all = [&](int64_t bytes) {
-    return (bytes / element_bytes(dtype) / getSize() + 1) * getSize();
-  };
+  const int size = group_.size;
+  const auto elements_for_all = [&](int64_t bytes) { return (bytes / element_bytes(dtype) / size + 1) * size; };
   const auto zeros = [&](int64_t num_elements) { return at::zeros({num_elements}, at::dtype(scalar_type(dtype))); };
-  const auto run = [this](const std::function<WorkPtr(c10d::Backend&)>& call) { forward(false, call)->wait(); };
+  const auto run = [&](const std::function<WorkPtr(c10d::Backend&)>& call) { calls_.forward(side, call)->wait(); };
   const auto max_over_ranks = [&](std::vector<double>& values) {
     std::vector<at::Tensor> tensor = {
         at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::dtype(at::kDouble))};
@@ -112,7 +130,7 @@ void BackendIsthmus::measure_world(DataType dtype, LinkSpeeds& links) {
   };
   const auto reduce_scatter = [&](int64_t bytes) {
     at::Tensor input = zeros(elements_for_all(bytes));
-    at::Tensor output = zeros(input.numel() / getSize());
+    at::Tensor output = zeros(input.numel() / size);
     run([&](c10d::Backend& world) { return world._reduce_scatter_base(output, input, {}); });
   };
   const auto all_reduce = [&](int64_t bytes) {
@@ -121,7 +139,7 @@ void BackendIsthmus::measure_world(DataType dtype, LinkSpeeds& links) {
   };
   const auto all_gather = [&](int64_t bytes) {
     at::Tensor output = zeros(elements_for_all(bytes));
-    at::Tensor input = zeros(output.numel() / getSize());
+    at::Tensor input = zeros(output.numel() / size);
     run([&](c10d::Backend& world) { return world._allgather_base(output, input, {}); });
   };
   const ProbeClock clock = steady_clock();

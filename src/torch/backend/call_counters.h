@@ -1,0 +1,57 @@
+// Counters of the calls of one process group.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace isthmus::torch_backend {
+
+// Any thread may call any method. One lock guards all counters; nothing else is locked under it.
+class CallCounters {
+ public:
+  // The number of a collective, counted on all devices together.
+  uint64_t take_sequence_number() {
+    const std::lock_guard lock(mutex_);
+    return next_sequence_number_++;
+  }
+  uint64_t next_sequence_number() const {
+    const std::lock_guard lock(mutex_);
+    return next_sequence_number_;
+  }
+
+  // A call as it arrived from torch.
+  void count_call(const char* call) {
+    const std::lock_guard lock(mutex_);
+    ++calls_[call];
+  }
+  // A reduction that goes to the world backend, and why; also a gather that codec=auto leaves to it.
+  void count_exact(const char* reason) {
+    const std::lock_guard lock(mutex_);
+    ++exact_calls_[reason];
+  }
+
+  std::map<std::string, int64_t> calls() const {
+    const std::lock_guard lock(mutex_);
+    return calls_;
+  }
+  std::map<std::string, int64_t> exact_calls() const {
+    const std::lock_guard lock(mutex_);
+    return exact_calls_;
+  }
+  // Sequence numbers go on.
+  void reset() {
+    const std::lock_guard lock(mutex_);
+    calls_.clear();
+    exact_calls_.clear();
+  }
+
+ private:
+  mutable std::mutex mutex_;  // guards what follows
+  uint64_t next_sequence_number_ = 0;
+  std::map<std::string, int64_t> calls_;
+  std::map<std::string, int64_t> exact_calls_;
+};
+
+}  // namespace isthmus::torch_backend

@@ -1,0 +1,95 @@
+#include "torch/backend/gathers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "communicator/plan/policy.h"
+#include "torch/backend/tensors.h"
+
+namespace isthmus::torch_backend {
+namespace {
+
+Buffer byte_buffer(const at::Tensor& tensor) {
+  return {tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()), DataType::kByte};
+}
+
+}  // namespace
+
+bool Gathers::takes_two_tiers(Side& side, const at::Tensor& output, const at::Tensor& input) {
+  return group_.two_tier() && gathers_by_tiers(group_.options, output.numel()) &&
+         output.numel() == input.numel() * group_.size && output.scalar_type() == input.scalar_type() &&
+         output.layout() == at::kStrided && output.device() == input.device() &&
+         !comparison_.world_gathers_faster(side, output);
+}
+
+WorkPtr Gathers::submit(Side& side, const at::Tensor& output, const at::Tensor& input,
+                        std::chrono::milliseconds timeout) {
+  TwoTierCall call;
+  call.operation.operation = "all-gather";
+  call.operation.tensor = describe(output.numel(), input);
+  call.type = c10d::OpType::_ALLGATHER_BASE;
+  call.title = "isthmus:all_gather";
+  call.input = contiguous(input);
+  call.output = output;
+  call.written = contiguous_stand_in(output);
+  call.timeout = calls_.timeout_or_default(timeout);
+  call.run = [shard = byte_buffer(call.input), gathered = byte_buffer(call.written)](Communicator& communicator,
+                                                                                     Stream stream) {
+    return communicator.all_gather(shard, gathered, stream);
+  };
+  return calls_.submit(side, std::move(call));
+}
+
+WorkPtr Gathers::gather(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options) {
+  if (takes_two_tiers(side, output, input)) {
+    return submit(side, output, input, options.timeout);
+  }
+  flatten(output, input);
+  return calls_.forward(side, [&](c10d::Backend& world) { return world._allgather_base(output, input, options); });
+}
+
+WorkPtr Gathers::gather_coalesced(Side& side, std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                                  const c10d::AllgatherOptions& options) {
+  bool one_by_one = !outputs.empty() && outputs.size() == inputs.size();
+  for (size_t i = 0; side.abilities().coalesced_gathers && one_by_one && i < outputs.size(); ++i) {
+    one_by_one = takes_two_tiers(side, outputs[i], inputs[i]);
+  }
+  if (!one_by_one) {
+    return calls_.forward(
+        side, [&](c10d::Backend& world) { return world.allgather_into_tensor_coalesced(outputs, inputs, options); });
+  }
+  std::vector<WorkPtr> works;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    Side& own = sides_.of("allgather_into_tensor_coalesced", inputs[i]);
+    works.push_back(gather(own, outputs[i], inputs[i], options));
+  }
+  return c10::make_intrusive<CombinedWork>(group_.rank, c10d::OpType::_ALLGATHER_BASE, std::move(works), outputs);
+}
+
+// One by one on the CPU. Gloo's own corrupt the heap now and then: whichever of its threads ends an operation writes
+// the operation's name into one std::string of the group without a lock (torch 2.11 to 2.15), and
+// "ALLGATHER_COALESCED" is too long for a string that allocates nothing.
+WorkPtr Gathers::gather_lists_coalesced(Side& side, std::vector<std::vector<at::Tensor>>& outputs,
+                                        std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions& options) {
+  const bool fits =
+      !inputs.empty() && outputs.size() == static_cast<size_t>(group_.size) &&
+      std::all_of(outputs.begin(), outputs.end(), [&](const auto& of_rank) { return of_rank.size() == inputs.size(); });
+  if (side.abilities().coalesced_gathers || !fits) {
+    return calls_.forward(side,
+                          [&](c10d::Backend& world) { return world.allgather_coalesced(outputs, inputs, options); });
+  }
+  std::vector<WorkPtr> works;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    std::vector<at::Tensor> input{inputs[i]};
+    std::vector<std::vector<at::Tensor>> gathered(1);
+    for (const auto& of_rank : outputs) {
+      gathered[0].push_back(of_rank[i]);
+    }
+    works.push_back(
+        calls_.forward(side, [&](c10d::Backend& world) { return world.allgather(gathered, input, options); }));
+  }
+  return c10::make_intrusive<CombinedWork>(group_.rank, c10d::OpType::ALLGATHER_COALESCED, std::move(works),
+                                           group_.size == 1 ? c10::IValue(outputs[0]) : c10::IValue(outputs));
+}
+
+}  // namespace isthmus::torch_backend

@@ -1,0 +1,39 @@
+// All-gathers of a process group: in two tiers, or by the world backend.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <vector>
+
+#include "torch/backend/group.h"
+#include "torch/sides/sides.h"
+#include "torch/world/world_calls.h"
+#include "torch/world/world_comparison.h"
+
+namespace isthmus::torch_backend {
+
+// Called by the threads that make the group's calls. Has no state. side: that of the first input. See c10d::Backend.
+class Gathers {
+ public:
+  Gathers(const Group& group, const Sides& sides, WorldCalls& calls, WorldComparison& comparison)
+      : group_(group), sides_(sides), calls_(calls), comparison_(comparison) {}
+
+  WorkPtr gather(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);
+  WorkPtr gather_coalesced(Side& side, std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                           const c10d::AllgatherOptions& options);
+  WorkPtr gather_lists_coalesced(Side& side, std::vector<std::vector<at::Tensor>>& outputs,
+                                 std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions& options);
+
+ private:
+  bool takes_two_tiers(Side& side, const at::Tensor& output, const at::Tensor& input);
+  WorkPtr submit(Side& side, const at::Tensor& output, const at::Tensor& input, std::chrono::milliseconds timeout);
+
+  const Group& group_;
+  const Sides& sides_;
+  WorldCalls& calls_;
+  WorldComparison& comparison_;
+};
+
+}  // namespace isthmus::torch_backend

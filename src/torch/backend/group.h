@@ -1,0 +1,37 @@
+// What is known of a process group for as long as it lives.
+#pragma once
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "isthmus/error.h"
+#include "isthmus/node_map.h"
+#include "isthmus/options.h"
+#include "torch/backend/own_process.h"
+
+namespace isthmus::torch_backend {
+
+// Never changes: any thread reads it without a lock.
+struct Group {
+  // Throws Error if the map is not one of `group_size` ranks.
+  Group(int group_rank, int group_size, NodeMap nodes, isthmus::Options group_options, std::vector<int> ranks)
+      : rank(group_rank),
+        size(group_size),
+        map(std::move(nodes)),
+        options(std::move(group_options)),
+        global_ranks(std::move(ranks)) {
+    ISTHMUS_CHECK(Error, map.world_size() == size, "a node map of ", map.world_size(), " ranks for a group of ", size);
+  }
+
+  bool two_tier() const { return map.two_tier(); }
+
+  const OwnProcess process;  // that the group was made in
+  const int rank;
+  const int size;
+  const NodeMap map;
+  const isthmus::Options options;       // as they were when all ranks agreed on them
+  const std::vector<int> global_ranks;  // by rank of the group
+};
+
+}  // namespace isthmus::torch_backend

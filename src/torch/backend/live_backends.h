@@ -1,0 +1,20 @@
+// The backends of this process, for its end and for its forks.
+#pragma once
+
+namespace isthmus::torch_backend {
+
+class BackendIsthmus;
+
+// A backend is added at the end of its constructor, and removed at the beginning of its destructor. A child that is
+// forked later keeps it for ever: destroying it would wait for threads that the child does not have, and close
+// connections that are the parent's.
+void add_live_backend(BackendIsthmus* backend);
+void remove_live_backend(BackendIsthmus* backend);
+
+// Before the first backend is made, and of no effect again: makes forks known here.
+void watch_forks();
+
+// Shuts down every backend of this process that still runs. For the interpreter's exit.
+void shutdown_all();
+
+}  // namespace isthmus::torch_backend

@@ -1,0 +1,32 @@
+// What a backend tells about itself.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "isthmus/stats.h"
+#include "torch/backend/call_counters.h"
+#include "torch/backend/group.h"
+#include "torch/sides/side.h"
+
+namespace isthmus::torch_backend {
+
+// A snapshot for isthmus.stats().
+struct BackendStats {
+  std::string node_map;
+  std::string node_map_source;
+  std::string options;
+  std::map<std::string, int64_t> calls;  // as they arrived from torch
+  isthmus::Stats path;                   // of the two-tier path, on all devices, with the backend's own exact calls
+  std::map<std::string, isthmus::Stats> devices;  // of it on each: "cpu", "cuda:0"
+  std::vector<std::string> notes;
+};
+
+// All of it but the map's source and the options. world_units: that codec=auto leaves to the world backend, by
+// UnitKey::hash().
+BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const CallCounters& counters,
+                      const std::map<uint64_t, UnitStats>& world_units);
+
+}  // namespace isthmus::torch_backend

@@ -1,0 +1,73 @@
+// Tensors, as torch and as the core name and want them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "isthmus/buffer.h"
+
+namespace isthmus::torch_backend {
+
+inline at::ScalarType scalar_type(DataType dtype) {
+  switch (dtype) {
+    case DataType::kByte:
+      return at::kByte;
+    case DataType::kFloat32:
+      return at::kFloat;
+    case DataType::kBFloat16:
+      return at::kBFloat16;
+    case DataType::kFloat16:
+      return at::kHalf;
+    case DataType::kFloat64:
+      return at::kDouble;
+  }
+  return at::kByte;
+}
+
+// The type in which a tensor can be reduced by the two-tier path.
+inline std::optional<DataType> floating_dtype(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return DataType::kFloat32;
+    case at::kBFloat16:
+      return DataType::kBFloat16;
+    case at::kHalf:
+      return DataType::kFloat16;
+    case at::kDouble:
+      return DataType::kFloat64;
+    default:  // torch has 40 more
+      return std::nullopt;
+  }
+}
+
+// "4096 x Float": for reports of faults.
+inline std::string describe(int64_t num_elements, const at::Tensor& like) {
+  return c10::str(num_elements, " x ", like.scalar_type());
+}
+
+inline at::Tensor contiguous(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  return tensor.contiguous();
+}
+
+// `output`, or contiguous memory for what will be copied there.
+inline at::Tensor contiguous_stand_in(const at::Tensor& output) {
+  return output.is_contiguous() ? output : at::empty(output.sizes(), output.options(), at::MemoryFormat::Contiguous);
+}
+
+// Both in one dimension, as far as the output's memory allows: Gloo insists on shapes that callers of the two-tier path
+// need not know.
+inline void flatten(at::Tensor& output, at::Tensor& input) {
+  if (output.is_contiguous()) {
+    output = output.view({-1});
+    input = input.reshape({-1});
+  }
+}
+
+}  // namespace isthmus::torch_backend

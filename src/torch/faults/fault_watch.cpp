@@ -1,0 +1,183 @@
+#include "torch/faults/fault_watch.h"
+
+#include <c10/util/thread_name.h>
+
+#include <utility>
+
+#include "isthmus/error.h"
+#include "torch/faults/errors.h"
+#include "torch/sides/side.h"
+#include "transport/message_transport.h"  // Clock
+
+namespace isthmus::torch_backend {
+namespace {
+
+// An operation that has been running for longer is watched: has another rank reported a failure?
+constexpr std::chrono::milliseconds kQuietTime{500};
+constexpr std::chrono::milliseconds kWatchPause{500};
+// After a call on a GPU: until the first look for other ranks' reports, and at most between two.
+constexpr std::chrono::milliseconds kFirstLookPause{500};
+constexpr std::chrono::milliseconds kLongestLookPause{30000};
+
+}  // namespace
+
+FaultWatch::FaultWatch(const Group& group, const c10::intrusive_ptr<c10d::Store>& store)
+    : group_(group), board_(store, group.rank, group.global_ranks) {}
+
+void FaultWatch::start() {
+  if (group_.size > 1) {
+    thread_ = std::thread([this] { run(); });
+  }
+}
+
+void FaultWatch::stop() {
+  const std::lock_guard lock(mutex_);
+  stopped_ = true;
+  wakes_.notify_one();
+}
+
+void FaultWatch::join() {
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+}
+
+void FaultWatch::require_usable() const {
+  const std::lock_guard lock(mutex_);
+  if (failure_) {
+    std::rethrow_exception(failure_);
+  }
+  TORCH_CHECK_WITH(DistBackendError, accepts_, "isthmus: this process group is shut down");
+}
+
+std::exception_ptr FaultWatch::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void FaultWatch::accept_no_more() {
+  const std::lock_guard lock(mutex_);
+  accepts_ = false;
+}
+
+void FaultWatch::abort() {
+  fail_from_now_on(dist_error("isthmus: this process group was aborted"));
+  close_all_connections();
+}
+
+std::exception_ptr FaultWatch::explain(const FaultReport& report) {
+  const std::lock_guard one_at_a_time(explain_mutex_);
+  if (const auto earlier = failure()) {  // of another operation, or abort() was called
+    return earlier;
+  }
+  board_.post(report);
+  close_all_connections();  // so that the peers fail, too, and report
+  auto error = dist_error(detail::concatenate("isthmus: ", describe(report), " failed on rank ",
+                                              group_.global_ranks[group_.rank],
+                                              report.phase.empty() ? "" : " in phase ", report.phase, ": ",
+                                              report.error, ". ", board_.diagnose(report, kReportPatience), "."));
+  fail_from_now_on(error);
+  return error;
+}
+
+std::exception_ptr FaultWatch::explain(c10d::OpType operation, uint64_t sequence_number, const std::string& error) {
+  FaultReport report;
+  report.operation = c10d::opTypeToString(operation);
+  report.sequence_number = sequence_number;
+  report.error = first_line(error);
+  return explain(report);
+}
+
+void FaultWatch::wait_begins() {
+  group_.process.require_this();
+  const std::lock_guard lock(mutex_);
+  if (busy_++ == 0) {
+    busy_since_ = Clock::now();
+  }
+}
+
+void FaultWatch::wait_ends() {
+  const std::lock_guard lock(mutex_);
+  --busy_;
+}
+
+void FaultWatch::throw_if_failed(c10d::OpType operation, uint64_t sequence_number) {
+  if (const auto error = failure()) {
+    std::rethrow_exception(error);
+  }
+  FaultReport report;
+  report.operation = c10d::opTypeToString(operation);
+  report.sequence_number = sequence_number;
+  for (Side* side : sides_) {
+    side->throw_if_faulted(report);
+  }
+}
+
+void FaultWatch::look_soon() {
+  const std::lock_guard lock(mutex_);
+  look_pause_ = kFirstLookPause;
+  next_look_ = Clock::now() + look_pause_;
+}
+
+void FaultWatch::run() {
+  c10::setThreadName("isthmus_watch");
+  std::unique_lock lock(mutex_);
+  while (!wakes_.wait_for(lock, kWatchPause, [this] { return stopped_; })) {
+    if (failure_) {
+      continue;
+    }
+    const bool due = look_is_due();
+    lock.unlock();
+    look_for_failures(due);
+    lock.lock();
+  }
+}
+
+bool FaultWatch::look_is_due() {
+  const auto now = Clock::now();
+  if (busy_ > 0 && now - busy_since_ >= kQuietTime) {
+    return true;
+  }
+  if (look_pause_.count() == 0 || now < next_look_) {
+    return false;
+  }
+  look_pause_ = std::min(2 * look_pause_, kLongestLookPause);
+  next_look_ = now + look_pause_;
+  return true;
+}
+
+void FaultWatch::look_for_failures(bool at_board) {
+  FaultReport last;  // whose failure nobody on this host may be waiting for, who would explain it
+  for (Side* side : sides_) {
+    FaultReport call = side->last_call();
+    call.error = "another rank failed";
+    try {
+      side->throw_if_faulted(call);
+    } catch (const std::exception&) {
+      return;  // it is explained, and thrown by the next call
+    }
+    if (!call.operation.empty()) {
+      last = std::move(call);
+    }
+  }
+  if (!at_board || !board_.any_report()) {
+    return;
+  }
+  close_all_connections();
+  if (!last.operation.empty()) {
+    explain(last);
+  }
+}
+
+void FaultWatch::fail_from_now_on(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  failure_ = failure_ ? failure_ : std::move(error);
+}
+
+void FaultWatch::close_all_connections() {
+  for (Side* side : sides_) {
+    side->abort();
+  }
+}
+
+}  // namespace isthmus::torch_backend

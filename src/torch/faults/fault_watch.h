@@ -1,0 +1,97 @@
+// What happens when an operation of a process group fails: who looks for it, what the error says, and that the group
+// fails from then on.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "torch/backend/group.h"
+#include "torch/faults/fault_board.h"
+#include "torch/works/work.h"
+
+namespace isthmus::torch_backend {
+
+class Side;
+
+// What a timeout that means "never" becomes: deadlines are counted in nanoseconds.
+inline constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 3650);
+// How long a rank that failed waits for the others' reports.
+inline constexpr std::chrono::milliseconds kReportPatience{2000};
+
+// What the hops of an operation may take, so that its error, which names who is missing, comes within the timeout.
+inline std::chrono::milliseconds without_report(std::chrono::milliseconds timeout) {
+  timeout = std::min(timeout, kLongestTimeout);
+  return timeout - std::min(kReportPatience, timeout / 4);
+}
+
+// Any thread may call any method but those that start and end the thread of its own, which looks for other ranks'
+// reports while an operation takes long, or may do so on a GPU, and for what the GPU found.
+//
+// Locks: `explain_mutex_` for as long as the other ranks are asked, and the sides' own under it, never the other way
+// round: nobody holds a side's lock who calls explain(). `mutex_` for moments; nothing else is locked under it.
+class FaultWatch final : public FaultHandler {
+ public:
+  FaultWatch(const Group& group, const c10::intrusive_ptr<c10d::Store>& store);
+
+  // Whose connections are closed after a failure. Before anything else is called; they outlive the thread.
+  void set_sides(std::vector<Side*> sides) { sides_ = std::move(sides); }
+  // Starts the thread. Throws std::system_error where this process may have no more.
+  void start();
+  // Ends it.
+  void stop();
+  void join();
+
+  // Throws what the group has failed with, or that it accepts no calls any more.
+  void require_usable() const;
+  std::exception_ptr failure() const;  // null: it has not failed
+  bool has_failed() const { return failure() != nullptr; }
+  // For shutdown: what comes later throws.
+  void accept_no_more();
+  // Makes the group fail from now on, and closes all connections.
+  void abort();
+
+  // After an operation failed: posts the report, closes all connections, asks the other ranks, and makes the group fail
+  // from now on. Returns the error to throw, which names the operation and who is missing. Blocks for seconds.
+  std::exception_ptr explain(const FaultReport& report);
+  std::exception_ptr explain(c10d::OpType operation, uint64_t sequence_number, const std::string& error) override;
+  void wait_begins() override;
+  void wait_ends() override;
+  void throw_if_failed(c10d::OpType operation, uint64_t sequence_number) override;
+
+  // After a call on a GPU, of whose operations the host does not know whether they are under way: looks from now on, in
+  // longer and longer pauses.
+  void look_soon();
+
+ private:
+  void run();
+  bool look_is_due();  // under mutex_
+  void look_for_failures(bool at_board);
+  void fail_from_now_on(std::exception_ptr error);
+  void close_all_connections();
+
+  const Group& group_;
+  FaultBoard board_;
+  std::vector<Side*> sides_;
+
+  std::mutex explain_mutex_;  // one explanation at a time
+
+  mutable std::mutex mutex_;       // guards what follows
+  std::condition_variable wakes_;  // stopped_; else the thread wakes by the clock, so that waits cost nothing
+  std::exception_ptr failure_;
+  bool accepts_ = true;   // calls
+  bool stopped_ = false;  // and nothing is under way any more
+  int busy_ = 0;          // operations that somebody waits for
+  std::chrono::steady_clock::time_point busy_since_;
+  std::chrono::milliseconds look_pause_{0};  // 0: there was no call on a GPU
+  std::chrono::steady_clock::time_point next_look_;
+
+  std::thread thread_;
+};
+
+}  // namespace isthmus::torch_backend

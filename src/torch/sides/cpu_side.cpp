@@ -1,0 +1,241 @@
+#include "torch/sides/cpu_side.h"
+
+#include <c10/util/thread_name.h>
+
+#include <numeric>
+#include <utility>
+
+#include "communicator/plan/codec_chooser.h"
+#include "torch/sides/c10d_transport.h"
+
+namespace isthmus::torch_backend {
+namespace {
+
+std::vector<at::Tensor> list_of(const at::Tensor& tensor) {
+  return tensor.defined() ? std::vector<at::Tensor>{tensor} : std::vector<at::Tensor>{};
+}
+
+}  // namespace
+
+CpuSide::CpuSide(const Group& group, CpuParts parts, FaultWatch& faults, CallCounters& counters)
+    : group_(group), faults_(faults), counters_(counters), world_(parts.world) {
+  if (group_.two_tier()) {
+    make_communicator(parts);
+  }
+}
+
+void CpuSide::make_communicator(const CpuParts& parts) {
+  const NodeMap& map = group_.map;
+  std::vector<int> everyone(group_.size);
+  std::iota(everyone.begin(), everyone.end(), 0);
+  Tiers tiers;
+  tiers.intra = make_tier("intra", parts.intra, map.node_ranks(map.node(group_.rank)));
+  tiers.inter = make_tier("inter", parts.inter, map.rail_ranks(map.local_index(group_.rank)));
+  tiers.flat = make_tier("flat", parts.flat, everyone);
+  communicator_ = std::make_unique<Communicator>(map, group_.rank, tiers, group_.options);
+  communicator_->chooser().set_exposed_share(
+      [exposure = exposure_](uint64_t unit) { return exposure->take_share(unit); });
+}
+
+std::shared_ptr<MessageTransport> CpuSide::make_tier(const char* name, const TierParts& parts,
+                                                     const std::vector<int>& group_ranks) {
+  std::shared_ptr<MessageTransport> transport;
+  if (const auto* own = std::get_if<std::shared_ptr<MessageTransport>>(&parts)) {
+    transport = *own;
+  } else if (const auto& backend = std::get<BackendPtr>(parts)) {
+    std::vector<int> global_ranks;
+    std::vector<int> nodes;
+    for (const int rank : group_ranks) {
+      global_ranks.push_back(group_.global_ranks[rank]);
+      nodes.push_back(group_.map.node(rank));
+    }
+    transport = std::make_shared<C10dTransport>(name, backend, std::move(global_ranks), nodes);
+  }
+  if (transport) {
+    transports_.push_back(transport);
+  }
+  return transport;
+}
+
+void CpuSide::start() {
+  if (group_.two_tier()) {
+    worker_ = std::thread([this] { run_worker(); });
+  }
+}
+
+void CpuSide::join() {
+  if (worker_.joinable()) {
+    worker_.join();
+  }
+}
+
+BackendPtr CpuSide::world() {
+  group_.process.require_this();
+  const std::lock_guard lock(mutex_);
+  faults_.require_usable();
+  return world_;
+}
+
+WorkPtr CpuSide::submit(TwoTierCall call) {
+  Job job;
+  job.operation = call.operation;
+  job.timeout = call.timeout;
+  job.work = make_work(call);
+  job.exposed_unit = call.exposed_unit;
+  job.run = [call = std::move(call)](Communicator& communicator) {
+    call.run(communicator, {});
+    call.copy_back();
+  };
+  return queue(std::move(job));
+}
+
+c10::intrusive_ptr<WorkerWork> CpuSide::make_work(const TwoTierCall& call) const {
+  auto work =
+      c10::make_intrusive<WorkerWork>(group_.rank, call.type, call.title, list_of(call.input), list_of(call.output));
+  if (call.exposed_unit) {
+    work->tell_waits(
+        [exposure = exposure_, unit = *call.exposed_unit](double seconds) { exposure->add_wait(unit, seconds); });
+  }
+  return work;
+}
+
+void CpuSide::run_between_collectives(const char* name, const std::function<void(Communicator&)>& action) {
+  Job job;
+  job.work = c10::make_intrusive<WorkerWork>(group_.rank, c10d::OpType::UNKNOWN, name, std::vector<at::Tensor>{},
+                                             std::vector<at::Tensor>{});
+  job.run = action;
+  job.sends = false;
+  queue(std::move(job))->wait();
+}
+
+WorkPtr CpuSide::queue(Job job) {
+  group_.process.require_this();
+  const std::lock_guard lock(mutex_);
+  faults_.require_usable();  // under the lock: drain() sees the job, or it is refused
+  WorkPtr work = job.work;
+  if (job.sends) {
+    job.operation.sequence_number = counters_.take_sequence_number();
+    job.work->set_sequence_number(job.operation.sequence_number);
+  }
+  jobs_.push_back(std::move(job));
+  wakes_.notify_one();
+  return work;
+}
+
+void CpuSide::run_worker() {
+  c10::setThreadName("isthmus_worker");
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wakes_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
+    if (jobs_.empty()) {
+      return;
+    }
+    {
+      Job job = std::move(jobs_.front());
+      jobs_.pop_front();
+      running_ = true;
+      lock.unlock();
+      const std::exception_ptr failure = faults_.failure();
+      failure ? job.work->fail(failure) : run_job(job);
+    }  // tensors go here, without the lock
+    lock.lock();
+    running_ = false;
+    if (stopping_ && idle()) {
+      idle_.notify_all();
+    }
+  }
+}
+
+void CpuSide::run_job(Job& job) {
+  if (job.sends) {
+    run_collective(job);
+    return;
+  }
+  try {
+    job.run(*communicator_);
+    job.work->complete();
+  } catch (const std::exception&) {
+    job.work->fail(std::current_exception());
+  }
+}
+
+void CpuSide::run_collective(Job& job) {
+  for (const auto& transport : transports_) {
+    transport->set_deadline(Clock::now() + without_report(job.timeout));
+  }
+  faults_.wait_begins();
+  const auto begin = Clock::now();
+  try {
+    job.run(*communicator_);
+  } catch (const std::exception& error) {
+    FaultReport report = job.operation;
+    report.phase = communicator_->phase();
+    report.error = error.what();
+    const auto explained = faults_.explain(report);
+    faults_.wait_ends();
+    job.work->fail(explained);
+    return;
+  }
+  faults_.wait_ends();
+  if (job.exposed_unit) {
+    exposure_->add_run(*job.exposed_unit, std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+  job.work->complete();
+}
+
+std::optional<SideStats> CpuSide::stats() {
+  const std::lock_guard lock(mutex_);
+  if (!communicator_) {
+    return std::nullopt;
+  }
+  SideStats stats{"cpu", communicator_->stats()};
+  for (const auto& transport : transports_) {
+    stats.path.scratch_bytes += transport->scratch_bytes();
+  }
+  return stats;
+}
+
+void CpuSide::reset_stats() {
+  const std::lock_guard lock(mutex_);
+  if (communicator_) {
+    communicator_->reset_stats();
+  }
+}
+
+bool CpuSide::drain(std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  stopping_ = true;
+  wakes_.notify_one();
+  const auto is_idle = [this] { return idle(); };
+  if (patience == std::chrono::milliseconds::max()) {
+    idle_.wait(lock, is_idle);
+    return true;
+  }
+  return idle_.wait_for(lock, patience, is_idle);
+}
+
+void CpuSide::abort() {
+  BackendPtr world;
+  std::vector<std::shared_ptr<MessageTransport>> transports;
+  {
+    const std::lock_guard lock(mutex_);
+    world = world_;
+    transports = transports_;
+  }
+  for (const auto& transport : transports) {
+    transport->abort();
+  }
+  if (world) {
+    close_connections(*world);
+  }
+}
+
+void CpuSide::shutdown() {
+  std::unique_lock lock(mutex_);
+  const auto communicator = std::move(communicator_);
+  const auto transports = std::exchange(transports_, {});
+  const auto world = std::exchange(world_, nullptr);
+  lock.unlock();  // the connections close without it
+}
+
+}  // namespace isthmus::torch_backend

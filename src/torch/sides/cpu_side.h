@@ -1,0 +1,107 @@
+// The side of CPU tensors: a worker thread that runs the two-tier path, and a world backend (Gloo).
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include "torch/backend/call_counters.h"
+#include "torch/backend/group.h"
+#include "torch/faults/fault_watch.h"
+#include "torch/sides/side.h"
+#include "torch/works/exposure.h"
+#include "transport/message_transport.h"
+
+namespace isthmus::torch_backend {
+
+// A tier: an ordinary backend, or a transport of another kind. Null: it has one rank.
+using TierParts = std::variant<BackendPtr, std::shared_ptr<MessageTransport>>;
+
+struct CpuParts {
+  BackendPtr world;
+  TierParts intra;
+  TierParts inter;
+  TierParts flat;
+};
+
+// Operations in two tiers run on one worker thread in the order of their calls; that thread alone uses the tiers and,
+// between collectives, the communicator. The world backend is called by the callers' threads.
+//
+// `mutex_` guards the queue and what shutdown() takes away; of other locks the counters', FaultWatch's and the
+// communicator's are taken under it. Jobs run without it.
+class CpuSide final : public Side {
+ public:
+  // Throws OptionError or Error if options and tiers do not fit the map.
+  CpuSide(const Group& group, CpuParts parts, FaultWatch& faults, CallCounters& counters);
+  // Starts the worker, if there are two tiers. Throws std::system_error where this process may have no more threads.
+  void start();
+  void join();  // the worker, after drain()
+
+  WorldAbilities abilities() const override { return {.is_compared = true}; }
+  void arrived(const char* /*call*/) override {}
+  BackendPtr world() override;
+  WorkPtr call_world(const std::function<WorkPtr(c10d::Backend&)>& call) override { return call(*world()); }
+
+  // The tensors of `call` may be undefined.
+  WorkPtr submit(TwoTierCall call) override;
+  void run_between_collectives(const char* name, const std::function<void(Communicator&)>& action) override;
+  bool has_communicator() const override { return group_.two_tier(); }
+
+  std::optional<SideStats> stats() override;
+  void reset_stats() override;
+
+  void connect(at::Device device) override { world()->eagerConnectSingleDevice(device); }
+  void describe(const std::string& group) override { world()->setGroupDesc(group); }
+  void set_timeout(std::chrono::milliseconds timeout) override { world()->setTimeout(without_report(timeout)); }
+
+  FaultReport last_call() const override { return {}; }
+  void throw_if_faulted(FaultReport /*operation*/) override {}
+
+  bool drain(std::chrono::milliseconds patience) override;
+  void abort() override;
+  void shutdown() override;  // after join()
+
+ private:
+  // What the worker thread does next.
+  struct Job {
+    FaultReport operation;  // without phase and error
+    std::chrono::milliseconds timeout{0};
+    c10::intrusive_ptr<WorkerWork> work;
+    std::function<void(Communicator&)> run;
+    bool sends = true;  // false: a local job, whose failure leaves the group usable
+    std::optional<uint64_t> exposed_unit;
+  };
+
+  void make_communicator(const CpuParts& parts);
+  std::shared_ptr<MessageTransport> make_tier(const char* name, const TierParts& parts,
+                                              const std::vector<int>& group_ranks);
+  c10::intrusive_ptr<WorkerWork> make_work(const TwoTierCall& call) const;
+  WorkPtr queue(Job job);
+  bool idle() const { return jobs_.empty() && !running_; }  // under mutex_
+  void run_worker();
+  void run_job(Job& job);
+  void run_collective(Job& job);
+
+  const Group& group_;
+  FaultWatch& faults_;
+  CallCounters& counters_;
+  const std::shared_ptr<Exposure> exposure_ = std::make_shared<Exposure>();  // codec=auto; Works may outlive this
+
+  std::mutex mutex_;                                           // guards what follows
+  std::condition_variable wakes_;                              // a job came, or stopping_
+  std::condition_variable idle_;                               // idle() while stopping_
+  BackendPtr world_;                                           // null after shutdown
+  std::vector<std::shared_ptr<MessageTransport>> transports_;  // the worker reads them without the lock
+  std::unique_ptr<Communicator> communicator_;                 // the same; null where there are no two tiers
+  std::deque<Job> jobs_;
+  bool running_ = false;  // a job
+  bool stopping_ = false;
+
+  std::thread worker_;
+};
+
+}  // namespace isthmus::torch_backend

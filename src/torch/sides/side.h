@@ -1,0 +1,83 @@
+// The half of a process group that works on one kind of device: its world backend, and the two-tier path there.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "isthmus/communicator.h"
+#include "torch/faults/fault_board.h"
+#include "torch/sides/two_tier_call.h"
+#include "torch/works/work.h"
+
+namespace isthmus::torch_backend {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+// What the world backend of a side does, and not every one does.
+struct WorldAbilities {
+  bool premultiplied_sums = false;  // ReduceOp::PREMUL_SUM
+  bool all_to_all_of_lists = false;
+  bool coalesced_gathers = false;
+  bool groups = false;       // what is called between its startCoalescing() and endCoalescing() starts together
+  bool is_compared = false;  // codec=auto measures it, and may leave collectives to it
+};
+
+// What one device did for a group.
+struct SideStats {
+  std::string device;  // "cpu", "cuda:0"
+  Stats path;
+};
+
+// A group has one for CPU tensors and at most one for CUDA tensors. Any thread may call any method. Collectives come in
+// program order, which is the same on all ranks.
+class Side {
+ public:
+  virtual ~Side() = default;
+
+  virtual WorldAbilities abilities() const = 0;
+
+  // Each call from torch for this side's tensors comes here first. Throws what was found wrong on the device.
+  virtual void arrived(const char* call) = 0;
+
+  // Throws what the group has failed with, or that it is shut down, where its users would not find out otherwise.
+  virtual BackendPtr world() = 0;
+  // Calls the world backend. The group fails, and the error names who is missing, if the ranks did not come together.
+  virtual WorkPtr call_world(const std::function<WorkPtr(c10d::Backend&)>& call) = 0;
+
+  // Starts `call`, which gets a sequence number, in two tiers. Throws if the group has failed or is shut down.
+  virtual WorkPtr submit(TwoTierCall call) = 0;
+
+  // Runs `action` on this rank's communicator after what was submitted before, and waits for it. A local job: its
+  // failure leaves the group usable. Only with two tiers. name: for profilers.
+  virtual void run_between_collectives(const char* name, const std::function<void(Communicator&)>& action) = 0;
+  // Whether there is a communicator that may have units. On a GPU it is made with the first use.
+  virtual bool has_communicator() const = 0;
+
+  virtual std::optional<SideStats> stats() = 0;  // nothing without a communicator
+  virtual void reset_stats() = 0;
+
+  // Connects the ranks' devices now instead of with the first call. Collective.
+  virtual void connect(at::Device device) = 0;
+  // The name of the group in the flight recorder.
+  virtual void describe(const std::string& group) = 0;
+  virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
+
+  // For reports about faults: the last call whose end the host does not see. Without an operation where there is none:
+  // then whoever waits for a call explains its failure.
+  virtual FaultReport last_call() const = 0;
+  // Throws what was found wrong on the device, once the host can see it; then the group has failed, in `operation`.
+  virtual void throw_if_faulted(FaultReport operation) = 0;
+
+  // Waits until all that was submitted is done, or the group has failed; false if that takes longer than `patience`
+  // (milliseconds::max(): for ever). No call is accepted any more when this comes.
+  virtual bool drain(std::chrono::milliseconds patience) = 0;
+  // Lets this rank's operations fail, and with them the peers'. Waits for no thread that is blocked.
+  virtual void abort() = 0;
+  // Closes connections, after drain() or abort(). Again: does nothing. Later calls but stats() must not come.
+  virtual void shutdown() = 0;
+};
+
+}  // namespace isthmus::torch_backend

@@ -1,0 +1,131 @@
+#include "torch/units/device_units.h"
+
+#include <ATen/ops/empty.h>
+
+#include <utility>
+
+#include "torch/backend/without_gil.h"
+
+namespace isthmus::torch_backend {
+namespace {
+
+// In the host's memory.
+at::Tensor copy_of(ConstBuffer residual, Device& device) {
+  if (residual.num_elements == 0) {
+    return {};
+  }
+  at::Tensor copy = at::empty({residual.num_elements}, at::kFloat);
+  device.read(residual, {copy.data_ptr(), residual.num_elements, DataType::kFloat32});
+  return copy;
+}
+
+// A view; empty if the tensor is undefined.
+ConstBuffer residual_buffer(const at::Tensor& residual, const UnitKey& key) {
+  if (!residual.defined()) {
+    return {nullptr, 0, DataType::kFloat32};
+  }
+  TORCH_CHECK_VALUE(residual.is_cpu() && residual.scalar_type() == at::kFloat && residual.is_contiguous(),
+                    "isthmus: residual of unit ", key.name, ": expected a contiguous float32 tensor on the CPU, got ",
+                    residual.scalar_type(), " on ", residual.device());
+  return {residual.data_ptr(), residual.numel(), DataType::kFloat32};
+}
+
+std::vector<SavedUnit> copies_of_units(Communicator& communicator) {
+  std::vector<SavedUnit> saved;
+  Device& device = communicator.device();
+  for (const UnitState& unit : communicator.units().states()) {
+    saved.push_back(
+        {unit.key, unit.step, unit.scale, copy_of(unit.residual, device), copy_of(unit.result_residual, device)});
+  }
+  return saved;
+}
+
+void load_into(Communicator& communicator, const SavedUnit& unit) {
+  communicator.units().load({unit.key, unit.step, unit.scale, residual_buffer(unit.residual, unit.key),
+                             residual_buffer(unit.result_residual, unit.key)});
+}
+
+}  // namespace
+
+DeviceUnits::DeviceUnits(const Group& group, std::vector<Side*> sides)
+    : group_(group), sides_(std::move(sides)), reduces_(sides_.back()) {}
+
+void DeviceUnits::run_everywhere(const char* name, const std::function<void(Communicator&)>& action) {
+  run(*sides_.front(), name, action);
+  for (size_t i = 1; i < sides_.size(); ++i) {
+    if (sides_[i]->has_communicator()) {
+      run(*sides_[i], name, action);
+    }
+  }
+}
+
+void DeviceUnits::run(Side& side, const char* name, const std::function<void(Communicator&)>& action) {
+  const WithoutGil without_gil;
+  group_.process.require_this();
+  if (group_.two_tier()) {
+    side.run_between_collectives(name, action);
+  }
+}
+
+std::vector<SavedUnit> DeviceUnits::states() {
+  std::vector<SavedUnit> saved;
+  run_everywhere("isthmus:unit_states", [&saved](Communicator& communicator) {
+    for (SavedUnit& unit : copies_of_units(communicator)) {
+      saved.push_back(std::move(unit));
+    }
+  });
+  return saved;
+}
+
+void DeviceUnits::load(const SavedUnit& unit) {
+  Side* side = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    side = reduces_;
+  }
+  run(*side, "isthmus:load_unit", [&unit](Communicator& communicator) { load_into(communicator, unit); });
+  const std::lock_guard lock(mutex_);
+  loaded_ = true;
+}
+
+// A checkpoint does not say which device it will be used on.
+void DeviceUnits::bring_loaded_to(Side& side) {
+  Side* from = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    from = std::exchange(reduces_, &side);
+    if (!std::exchange(loaded_, false) || from == &side) {
+      return;
+    }
+  }
+  std::vector<SavedUnit> units;
+  run(*from, "isthmus:unit_states", [&units](Communicator& communicator) {
+    units = copies_of_units(communicator);
+    communicator.units().clear();
+  });
+  run(side, "isthmus:load_unit", [&units](Communicator& communicator) {
+    for (const SavedUnit& unit : units) {
+      load_into(communicator, unit);
+    }
+  });
+}
+
+void DeviceUnits::clear() {
+  run_everywhere("isthmus:clear_units", [](Communicator& communicator) { communicator.units().clear(); });
+}
+
+void DeviceUnits::scale_residuals(double factor) {
+  run_everywhere("isthmus:scale_residuals",
+                 [factor](Communicator& communicator) { communicator.units().scale_residuals(factor); });
+}
+
+void DeviceUnits::count_step() {
+  run_everywhere("isthmus:count_step", [](Communicator& communicator) { communicator.units().count_step(); });
+}
+
+void DeviceUnits::count_skipped_step() {
+  run_everywhere("isthmus:count_skipped_step",
+                 [](Communicator& communicator) { communicator.units().count_skipped_step(); });
+}
+
+}  // namespace isthmus::torch_backend

@@ -1,0 +1,102 @@
+#include "torch/units/gradient_recogniser.h"
+
+#include <utility>
+
+#include "communicator/plan/policy.h"
+#include "torch/backend/reduce_ops.h"
+#include "torch/backend/tensors.h"
+
+namespace isthmus::torch_backend {
+namespace {
+
+bool gradients_in_backward(const std::string& mode) { return mode == "backward"; }
+
+FsdpFunctions& fsdp_functions() {
+  static auto* functions = new FsdpFunctions;  // never destroyed: they hold Python objects
+  return *functions;
+}
+
+// Adds what Python alone knows of a call that nothing tagged.
+void ask_python(ReductionCall& call) {
+  if (call.tag != nullptr || call.label == nullptr) {
+    return;
+  }
+  const FsdpFunctions& functions = fsdp_functions();
+  if (call.label->framework == Framework::kFsdp2) {
+    call.fsdp2 = functions.fsdp2_caller ? functions.fsdp2_caller() : Fsdp2Caller{};
+  } else if (call.accumulated && !parameter_tag(*call.accumulated) && functions.why_fsdp1_is_exact) {
+    call.why_fsdp1_is_exact = functions.why_fsdp1_is_exact(at::Tensor(call.accumulated->lock()));
+  }
+}
+
+}  // namespace
+
+void set_fsdp_functions(FsdpFunctions functions) { fsdp_functions() = std::move(functions); }
+
+GradientRecogniser::GradientRecogniser(const Group& group, CallCounters& counters, bool covers_job)
+    : group_(group),
+      counters_(counters),
+      units_(covers_job, gradients_in_backward(group.options.gradients)),
+      gradients_(group.options.gradients) {}
+
+std::optional<Gradient> GradientRecogniser::recognise(const at::Tensor& output, const at::Tensor& input,
+                                                      Collective collective, const c10d::ReduceOp& op) {
+  if (!group_.two_tier()) {
+    counters_.count_exact("the group is not on several nodes of one size");
+    return std::nullopt;
+  }
+  const auto dtype = floating_dtype(input.scalar_type());
+  const auto scale = sum_scale(op, group_.size);
+  const bool reducible = dtype && scale && output.device() == input.device() && input.numel() > 0 &&
+                         input.layout() == at::kStrided && output.scalar_type() == input.scalar_type();
+  ReductionCall call = current_call();
+  if (reducible) {
+    ask_python(call);
+    if (auto unit = identify(call, {input.numel(), *dtype, collective})) {
+      return Gradient{std::move(unit->key), *scale, unit->why_exact};
+    }
+  }
+  counters_.count_exact(why_not_recognised(call, output, input, reducible));
+  return std::nullopt;
+}
+
+std::optional<IdentifiedUnit> GradientRecogniser::identify(const ReductionCall& call, const ReductionShape& shape) {
+  const std::lock_guard lock(mutex_);
+  return units_.identify(call, shape);
+}
+
+const char* GradientRecogniser::why_not_recognised(const ReductionCall& call, const at::Tensor& output,
+                                                   const at::Tensor& input, bool reducible) const {
+  if (call.tag == nullptr && call.label == nullptr && call.graph_task < 0) {
+    return "not recognised as a gradient";
+  }
+  if (output.device() != input.device()) {
+    return "input and output on different devices";
+  }
+  if (input.numel() == 0) {
+    return "empty";
+  }
+  if (!reducible) {
+    return "not a sum of floating-point numbers";
+  }
+  return is_large(group_.options, input.numel()) ? kUnlabelled : kTooSmall;
+}
+
+void GradientRecogniser::set_gradients(const std::string& mode) {
+  isthmus::Options options = group_.options;
+  for (const OptionField& field : option_fields()) {
+    if (field.name == std::string("gradients")) {
+      field.set(options, mode);
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  gradients_ = options.gradients;
+  units_.set_gradients_in_backward(gradients_in_backward(gradients_));
+}
+
+std::string GradientRecogniser::gradients() const {
+  const std::lock_guard lock(mutex_);
+  return gradients_;
+}
+
+}  // namespace isthmus::torch_backend

@@ -1,0 +1,63 @@
+// Which reductions of a process group are gradients, of which unit, and what their sum is multiplied by.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include "torch/backend/call_counters.h"
+#include "torch/backend/group.h"
+#include "torch/units/unit_tracking.h"
+
+namespace isthmus::torch_backend {
+
+// Why a reduction in a backward pass that nobody labels, tags or declares a gradient goes to the world backend.
+inline constexpr const char* kUnlabelled = "not labelled, in a backward pass";
+
+// A reduction that may take the two-tier path.
+struct Gradient {
+  UnitKey unit;
+  double scale = 1;                 // of the sum over ranks
+  const char* why_exact = nullptr;  // why it must stay exact; null: it need not
+};
+
+// What Python alone knows of reductions that FSDP labels, asked by the thread that makes the call. Without them FSDP2's
+// units cannot be told apart.
+struct FsdpFunctions {
+  std::function<Fsdp2Caller()> fsdp2_caller;
+  std::function<const char*(const at::Tensor& flat_parameter)> why_fsdp1_is_exact;  // null: it need not be
+};
+void set_fsdp_functions(FsdpFunctions functions);
+
+// Called by the threads that make the group's calls; `mutex_` is not held while Python is asked.
+class GradientRecogniser {
+ public:
+  // covers_job: no rank of the job is outside of the group.
+  GradientRecogniser(const Group& group, CallCounters& counters, bool covers_job);
+
+  // The gradient that is reduced, if it is one; else why not is counted. All-reduce: output and input are one tensor.
+  std::optional<Gradient> recognise(const at::Tensor& output, const at::Tensor& input, Collective collective,
+                                    const c10d::ReduceOp& op);
+
+  // Option `gradients`. Throws OptionError where it is out of range.
+  void set_gradients(const std::string& mode);
+  std::string gradients() const;
+
+ private:
+  std::optional<IdentifiedUnit> identify(const ReductionCall& call, const ReductionShape& shape);
+  const char* why_not_recognised(const ReductionCall& call, const at::Tensor& output, const at::Tensor& input,
+                                 bool reducible) const;
+
+  const Group& group_;
+  CallCounters& counters_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  UnitTracker units_;
+  std::string gradients_;  // option `gradients`, as it is now
+};
+
+}  // namespace isthmus::torch_backend

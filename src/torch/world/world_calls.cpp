@@ -1,0 +1,114 @@
+#include "torch/world/world_calls.h"
+
+#include <utility>
+
+namespace isthmus::torch_backend {
+
+WorkPtr WorldCalls::forward(Side& side, const std::function<WorkPtr(c10d::Backend&)>& call) {
+  bool in_group = false;
+  const WorkPtr work = side.call_world([&](c10d::Backend& world) {
+    in_group = side.abilities().groups && open_group(world);
+    return call(world);
+  });
+  return issued(work, in_group);
+}
+
+WorkPtr WorldCalls::submit(Side& side, TwoTierCall call) {
+  if (side.abilities().groups) {
+    close_group();  // its operations would start behind what waits for them
+  }
+  WorkPtr work = side.submit(std::move(call));
+  const std::lock_guard lock(mutex_);
+  if (coalescing_) {
+    coalesced_.push_back(work);
+  }
+  return work;
+}
+
+// NCCL's Works are null where the caller's stream alone runs the operation.
+WorkPtr WorldCalls::issued(WorkPtr work, bool in_group) {
+  if (!work || !c10d::isP2POp(work->retrieveOpType())) {  // whoever sends or receives knows the peer
+    const uint64_t number = counters_.take_sequence_number();
+    if (work) {
+      work = c10::make_intrusive<WatchedWork>(work, watcher_(number));
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  if (work && coalescing_ && !in_group) {
+    coalesced_.push_back(work);
+  }
+  return work;
+}
+
+void WorldCalls::start_coalescing() {
+  try {
+    close_group();  // torch does not end a block in which a call raised
+  } catch (const std::exception&) {
+    // what was in it has failed where it was called
+  }
+  std::vector<WorkPtr> left_over;  // tensors go without the lock
+  const std::lock_guard lock(mutex_);
+  coalescing_ = true;
+  left_over.swap(coalesced_);
+}
+
+WorkPtr WorldCalls::end_coalescing() {
+  close_group();
+  const std::lock_guard lock(mutex_);
+  coalescing_ = false;
+  return c10::make_intrusive<CombinedWork>(group_.rank, c10d::OpType::COALESCED, std::exchange(coalesced_, {}));
+}
+
+bool WorldCalls::is_coalescing() const {
+  const std::lock_guard lock(mutex_);
+  return coalescing_;
+}
+
+// Torch does not say of which tensors it starts to coalesce operations: the first call does.
+bool WorldCalls::open_group(c10d::Backend& world) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!coalescing_ || open_group_) {
+      return open_group_ != nullptr;
+    }
+    open_group_ = &world;
+  }
+  world.startCoalescing();
+  return true;
+}
+
+void WorldCalls::close_group() {
+  c10d::Backend* group = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    group = std::exchange(open_group_, nullptr);
+  }
+  if (group == nullptr) {
+    return;
+  }
+  const WorkPtr work = group->endCoalescing();
+  const std::lock_guard lock(mutex_);
+  if (work) {
+    coalesced_.push_back(work);
+  }
+}
+
+void WorldCalls::describe(const std::vector<Side*>& sides, const std::string& group) {
+  std::call_once(described_, [&] {
+    for (Side* side : sides) {
+      side->describe(group);
+    }
+  });
+}
+
+std::chrono::milliseconds WorldCalls::timeout_or_default(std::chrono::milliseconds timeout) const {
+  const std::lock_guard lock(mutex_);
+  return timeout > kNoTimeout ? timeout : options_->timeout;
+}
+
+void WorldCalls::set_timeout(std::chrono::milliseconds timeout) {
+  const std::lock_guard lock(mutex_);
+  options_->timeout = timeout;
+}
+
+}  // namespace isthmus::torch_backend

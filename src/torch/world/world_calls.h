@@ -1,0 +1,62 @@
+// How a process group calls the world backends of its sides, one by one or several at once.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "torch/backend/call_counters.h"
+#include "torch/backend/group.h"
+#include "torch/backend/options.h"
+#include "torch/sides/side.h"
+#include "torch/works/work.h"
+
+namespace isthmus::torch_backend {
+
+// Called by the threads that make the group's calls. `mutex_` is held for moments, and no other lock under it: not
+// while a world backend runs.
+class WorldCalls {
+ public:
+  // options: of which the timeout is that of calls which name none. watcher: makes the Watchers of Works.
+  WorldCalls(const Group& group, c10::intrusive_ptr<BackendOptions> options, CallCounters& counters, WatcherFor watcher)
+      : group_(group), options_(std::move(options)), counters_(counters), watcher_(std::move(watcher)) {}
+
+  // Calls the side's world backend. Its Work is watched, and part of what start_coalescing() began.
+  WorkPtr forward(Side& side, const std::function<WorkPtr(c10d::Backend&)>& call);
+  // The same of an operation in two tiers.
+  WorkPtr submit(Side& side, TwoTierCall call);
+
+  // What is called from now on is one Work, that of end_coalescing(). Does not throw: torch would drop later
+  // collectives without a word.
+  void start_coalescing();
+  WorkPtr end_coalescing();
+  bool is_coalescing() const;
+
+  // Torch's flight recorder shows calls of the world backends under this name of the group. Before each collective: the
+  // first tells it to the sides.
+  void describe(const std::vector<Side*>& sides, const std::string& group);
+
+  std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
+  void set_timeout(std::chrono::milliseconds timeout);
+
+ private:
+  WorkPtr issued(WorkPtr work, bool in_group);
+  bool open_group(c10d::Backend& world);  // whether one is open now: only while coalescing
+  void close_group();                     // what is in it starts
+
+  const Group& group_;
+  const c10::intrusive_ptr<BackendOptions> options_;  // its timeout is guarded by mutex_
+  CallCounters& counters_;
+  const WatcherFor watcher_;
+  std::once_flag described_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  bool coalescing_ = false;
+  c10d::Backend* open_group_ = nullptr;  // the world backend that starts operations together, while it does
+  std::vector<WorkPtr> coalesced_;
+};
+
+}  // namespace isthmus::torch_backend
