@@ -50,7 +50,9 @@ bool parse_arguments(int argc, char** argv, Arguments& arguments, int& exit_stat
       ->transform(CLI::CheckedTransformer(kOperations));
   add_list(app.add_option("-d,--dtypes", arguments.dtypes, "float32,bfloat16,float16,float64"))
       ->transform(CLI::CheckedTransformer(kDataTypes));
-  add_list(app.add_option("-c,--codecs", arguments.codecs, "none,tagc"))->check(CLI::IsMember({"none", "tagc"}));
+  const std::vector<std::string> codecs = codec_names();
+  add_list(app.add_option("-c,--codecs", arguments.codecs, CLI::detail::join(codecs, ",")))
+      ->check(CLI::IsMember(codecs));
   add_list(app.add_option("-t,--tiers", arguments.tiers, "two,flat"))->check(CLI::IsMember({"two", "flat"}));
   app.add_option("--transport", arguments.transport,
                  "auto: mpi where mpiexec started this, nccl with --rank, else in-process")

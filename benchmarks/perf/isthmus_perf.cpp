@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <exception>
 #include <iostream>
+#include <memory>
 #include <vector>
 
 #include "isthmus/error.h"
@@ -58,8 +59,16 @@ std::vector<Result> sweep(Rank& rank, const NodeMap& map, const Arguments& argum
       options.codec = codec;
       options.tiers = tiers;
       options.min_elements = 0;
-      Bench bench(rank, map, options, arguments);
-      measure_all(rank, bench, options, arguments, results);
+      std::unique_ptr<Bench> bench;
+      try {
+        bench = std::make_unique<Bench>(rank, map, options, arguments);
+      } catch (const OptionError& error) {  // on all ranks: not every codec has every form, nor every device
+        if (rank.rank() == 0) {
+          std::cout << "# left out: codec " << codec << ", tiers " << tiers << ": " << error.what() << std::endl;
+        }
+        continue;
+      }
+      measure_all(rank, *bench, options, arguments, results);
     }
   }
   return results;

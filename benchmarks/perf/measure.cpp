@@ -6,6 +6,7 @@
 #include <numeric>
 #include <thread>
 
+#include "isthmus/codec_type.h"
 #include "isthmus/error.h"
 #include "perf/memory.h"
 #include "perf/verify.h"
@@ -142,7 +143,7 @@ int64_t Bench::count_wrong_in_gather(Buffer whole, Memory& part) {
 }
 
 // Two steps, so that what was held back in the first comes in the second. What both delivered and what is still held
-// back must make up twice the sum.
+// back must make up twice the sum; without a residual, what is lacking must be what the codec is expected to lose.
 int64_t Bench::count_wrong_in_sum(Operation operation, Memory& whole, Buffer part) {
   const int64_t chunk = part.num_elements;
   const int64_t own = rank_.rank() * chunk;
@@ -161,10 +162,23 @@ int64_t Bench::count_wrong_in_sum(Operation operation, Memory& whole, Buffer par
   }
   const UnitKey key{"verified", whole.buffer().num_elements, part.dtype, collective_of(operation)};
   const std::vector<double> missing = held_back(communicator_, tiers_, key, chunk);
+  std::vector<double> errors;
   for (int64_t i = 0; i < chunk; ++i) {
-    num_wrong += delivered[i] + missing[i] != kVerifiedSteps * test_sum(rank_.size(), own + i) ? 1 : 0;
+    errors.push_back((delivered[i] + missing[i]) / kVerifiedSteps - test_sum(rank_.size(), own + i));
   }
-  return num_wrong;
+  if (loses(part.dtype)) {
+    const Options& options = communicator_.options();
+    return num_wrong + count_unexpected(errors, map_, rank_.rank(), find_codec(options.codec).prior_error(options),
+                                        operation == Operation::kAllReduce, part.dtype);
+  }
+  return num_wrong + std::ranges::count_if(errors, [](double error) { return error != 0; });
+}
+
+// Whether something of a gradient neither arrives nor waits in a residual.
+bool Bench::loses(DataType dtype) {
+  const Options& options = communicator_.options();
+  const bool is_exact = options.codec == "none" || dtype == DataType::kFloat64 || map_.num_nodes() == 1;
+  return !is_exact && !device().make_codec(options.codec, options, dtype, 1)->keeps_residual();
 }
 
 }  // namespace isthmus::perf

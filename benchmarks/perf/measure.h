@@ -46,6 +46,7 @@ class Bench {
   // The same, of this rank's.
   int64_t count_wrong_in_gather(Buffer whole, Memory& part);
   int64_t count_wrong_in_sum(Operation operation, Memory& whole, Buffer part);
+  bool loses(DataType dtype);
   EventPtr call(Operation operation, Buffer whole, Buffer part, const char* unit, double scale);
   EventPtr start(Operation operation, Buffer whole, Buffer part, const char* unit, double scale);
   // Until it has passed. Throws TransportError, after an abort, where that takes too long.

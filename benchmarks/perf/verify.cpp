@@ -1,6 +1,7 @@
 #include "perf/verify.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string_view>
 
 #include "perf/memory.h"
@@ -10,6 +11,32 @@ namespace isthmus::perf {
 namespace {
 
 constexpr int kExactInteger = 256;  // bfloat16 has all whole numbers up to here
+
+double unit_roundoff(DataType dtype) {
+  return dtype == DataType::kBFloat16 ? 0x1p-8 : dtype == DataType::kFloat16 ? 0x1p-11 : 0x1p-24;
+}
+
+// Over the chunk of `rank`: of what other nodes send, and of the sum.
+struct Energy {
+  double crossing = 0;
+  double sum = 0;
+};
+Energy energy_of(const NodeMap& map, int rank, int64_t chunk_elements) {
+  Energy energy;
+  for (int64_t i = rank * chunk_elements; i < (rank + 1) * chunk_elements; ++i) {
+    double sum = 0;
+    for (int node = 0; node < map.num_nodes(); ++node) {
+      double piece = 0;
+      for (const int sender : map.node_ranks(node)) {
+        piece += test_value(map.world_size(), sender, i);
+      }
+      sum += piece;
+      energy.crossing += node == map.node(rank) ? 0 : piece * piece;
+    }
+    energy.sum += sum * sum;
+  }
+  return energy;
+}
 
 }  // namespace
 
@@ -57,6 +84,23 @@ std::vector<double> held_back(Communicator& communicator, const Tiers& tiers, co
     std::transform(owed.begin(), owed.end(), missing.begin(), missing.begin(), std::plus<>());
   }
   return missing;
+}
+
+int64_t count_unexpected(const std::vector<double>& errors, const NodeMap& map, int rank, double prior_error,
+                         bool result_is_coded, DataType dtype) {
+  constexpr double kMoreThanExpected = 2;
+  constexpr double kFarOut = 8;
+  const auto num_elements = static_cast<int64_t>(errors.size());
+  const Energy energy = energy_of(map, rank, num_elements);
+  const double rounding = unit_roundoff(dtype) * unit_roundoff(dtype) * energy.sum;
+  const double coding = prior_error * (energy.crossing + (result_is_coded ? energy.sum : 0));
+  const double expected = coding + rounding;
+  const double found = std::inner_product(errors.begin(), errors.end(), errors.begin(), 0.0);
+  if (found > kMoreThanExpected * expected) {
+    return num_elements;
+  }
+  const double most = kFarOut * kFarOut * expected / static_cast<double>(num_elements);
+  return std::ranges::count_if(errors, [most](double error) { return error * error > most; });
 }
 
 double checksum(Device& device, ConstBuffer buffer) {

@@ -21,6 +21,13 @@ double test_sum(int num_ranks, int64_t index);
 std::vector<double> held_back(Communicator& communicator, const Tiers& tiers, const UnitKey& unit,
                               int64_t chunk_elements);
 
+// Elements that are wrong of a codec without residual: nobody knows where it erred, but how much it is expected to.
+// errors: of one call, of each element of `rank`'s chunk. Wrong are all if their mean square is more than twice what
+// CodecType::prior_error has for packets of the other nodes' pieces and, of an all-reduce, for that of the sum; else
+// those beyond eight times its root. What rounding to `dtype` adds is allowed for.
+int64_t count_unexpected(const std::vector<double>& errors, const NodeMap& map, int rank, double prior_error,
+                         bool result_is_coded, DataType dtype);
+
 // A number that differs where bytes differ, but for accidents; exact as a double.
 double checksum(Device& device, ConstBuffer buffer);
 

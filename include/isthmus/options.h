@@ -69,13 +69,13 @@ struct OptionUser {
 
 // One row a field: drives parsing, printing, the Python keywords and the table in docs.
 struct OptionField {
-  const char* name;         // of the field and the Python keyword
-  const char* environment;  // variable
-  const char* range;        // for people
-  const char* help;         // one sentence
-  std::function<std::string(const Options&)> get;
-  std::function<void(Options&, const std::string&)> set;  // throws OptionError naming the field, value and range
-  std::vector<OptionUser> users = {};                     // empty: whatever the codec is
+  const char* name = nullptr;         // of the field and the Python keyword
+  const char* environment = nullptr;  // variable
+  const char* range = nullptr;        // for people
+  const char* help = nullptr;         // one sentence
+  std::function<std::string(const Options&)> get = {};
+  std::function<void(Options&, const std::string&)> set = {};  // throws OptionError naming the field, value and range
+  std::vector<OptionUser> users = {};                          // empty: whatever the codec is
 
   // "tagc with tiers=flat", "tagc, sparse or auto"; empty: whatever the codec is.
   std::string users_text() const;

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "codec/registry.h"
 #include "communicator/path/segments.h"
 #include "isthmus/error.h"
 
@@ -14,80 +15,34 @@ namespace {
 
 using detail::concatenate;
 
-constexpr int64_t kBitsOfScale = 16;
+struct CandidateRow {
+  const CodecType* type;
+  CodecCandidate candidate;
+};
 
-// Of codes with equal steps for values that are spread like a normal distribution, as rotated ones are: Max,
-// "Quantizing for minimum distortion", IRE Transactions on Information Theory, 1960, table II; 8 bits computed in the
-// same way.
-constexpr double kNormalError1 = .3634;
-constexpr double kNormalError2 = .1188;
-constexpr double kNormalError3 = .03744;
-constexpr double kNormalError4 = .01154;
-constexpr double kNormalError8 = .0000877;
-// What gradients that are not rotated, and stochastic rounding, had over that: docs/auto.md, "Errors".
-constexpr double kUnrotated = 1.5;
-constexpr double kStochastic = 3;
-
-int64_t bits_of(Candidate candidate) {
-  switch (candidate) {
-    case Candidate::kQuant8:
-      return 8;
-    case Candidate::kQuant4:
-      return 4;
-    case Candidate::kQuant3:
-      return 3;
-    case Candidate::kQuant2:
-      return 2;
-    case Candidate::kQuant1:
-      return 1;
-    case Candidate::kWorld:
-    case Candidate::kNone:
-    case Candidate::kSparse:
-    case Candidate::kTagc:
-      return 0;
+std::vector<CandidateRow> make_rows() {
+  const CodecType& none = find_codec("none");
+  std::vector<CandidateRow> rows = {{&none, {"world"}}, {&none, {"none"}}};
+  for (const CodecType* type : codec_types()) {
+    if (type == &none || type->candidates == nullptr) {
+      continue;
+    }
+    for (CodecCandidate& candidate : type->candidates()) {
+      rows.push_back({type, std::move(candidate)});
+    }
   }
-  return 0;
+  return rows;
 }
 
-double normal_error(int64_t bits) {
-  switch (bits) {
-    case 1:
-      return kNormalError1;
-    case 2:
-      return kNormalError2;
-    case 3:
-      return kNormalError3;
-    case 4:
-      return kNormalError4;
-    default:
-      return kNormalError8;
-  }
+const std::vector<CandidateRow>& rows() {
+  static const std::vector<CandidateRow> rows = make_rows();
+  return rows;
 }
 
-double value_bits(const std::string& type) { return type == "fp32" ? 32 : type == "int8" ? 8 : 16; }
+const CandidateRow& row_of(Candidate candidate) { return rows().at(static_cast<size_t>(candidate.place)); }
 
-// Of each element that crosses, without headers.
-double wire_bits(Candidate candidate, DataType dtype, const Options& options) {
-  const double kept_share = 1 - options.sparsity;
-  switch (candidate) {
-    case Candidate::kWorld:
-    case Candidate::kNone:
-      return 8.0 * static_cast<double>(element_bytes(dtype));
-    case Candidate::kSparse:
-      return kept_share * (8 + value_bits(options.value_type)) + 4 * 8 / 1024.0;
-    case Candidate::kTagc:
-      return 1 +
-             value_bits(options.cell_type) * (options.ratio > 0 ? 1 / options.ratio : std::min(1.0, 2 * kept_share));
-    case Candidate::kQuant8:
-    case Candidate::kQuant4:
-    case Candidate::kQuant3:
-    case Candidate::kQuant2:
-    case Candidate::kQuant1:
-      return static_cast<double>(bits_of(candidate)) +
-             (options.scale_type == "fp32" ? 2.0 : 1.0) * kBitsOfScale / static_cast<double>(options.group_elements);
-  }
-  return 0;
-}
+// The first that loses something.
+constexpr Candidate kFirstLossy{2};
 
 // Two things of which one is cut into `parts`, and part i of the second needs part i of the first.
 double pipelined(double first, double second, int64_t parts) {
@@ -135,7 +90,7 @@ class Comparison {
   Comparison(const Measurements& measured, const UnitFacts& unit, const Options& options)
       : measured_(measured), unit_(unit), options_(options) {
     const auto is_known = [&](Candidate candidate) { return known(candidate, measured, unit); };
-    std::copy_if(kCandidates.begin(), kCandidates.end(), std::back_inserter(known_), is_known);
+    std::ranges::copy_if(candidates(), std::back_inserter(known_), is_known);
   }
 
   Choice result() const {
@@ -173,7 +128,7 @@ class Comparison {
     return best;
   }
 
-  // Of two that are about as fast, the one that comes first in kCandidates.
+  // Of two that are about as fast, the one that comes first in candidates().
   std::optional<Candidate> fastest_lossy() const {
     std::optional<Candidate> best;
     for (const Candidate candidate : known_) {
@@ -222,11 +177,11 @@ class Comparison {
 
   std::string no_codec() const {
     const auto keeps_to_budget = [this](Candidate each) { return !is_exact(each) && allowed(each); };
-    if (std::any_of(kCandidates.begin(), kCandidates.end(), keeps_to_budget)) {
+    if (std::ranges::any_of(candidates(), keeps_to_budget)) {
       return "no codec's speed is known";
     }
     return concatenate("no codec keeps to the error budget ", number(error_budget(options_)), " (",
-                       isthmus::to_string(Candidate::kQuant8), ": ", error_text(Candidate::kQuant8), ")");
+                       isthmus::to_string(kFirstLossy), ": ", error_text(kFirstLossy), ")");
   }
 
   std::string error_text(Candidate candidate) const {
@@ -250,54 +205,33 @@ class Comparison {
 
 }  // namespace
 
-std::string to_string(Candidate candidate) {
-  switch (candidate) {
-    case Candidate::kWorld:
-      return "world";
-    case Candidate::kNone:
-      return "none";
-    case Candidate::kSparse:
-      return "sparse";
-    case Candidate::kTagc:
-      return "tagc";
-    case Candidate::kQuant8:
-    case Candidate::kQuant4:
-    case Candidate::kQuant3:
-    case Candidate::kQuant2:
-    case Candidate::kQuant1:
-      return concatenate("quant ", bits_of(candidate), " bit");
-  }
-  return "unknown";
+const std::vector<Candidate>& candidates() {
+  static const std::vector<Candidate> candidates = [] {
+    std::vector<Candidate> all(rows().size());
+    for (int place = 0; Candidate & candidate : all) {
+      candidate.place = place++;
+    }
+    return all;
+  }();
+  return candidates;
 }
+
+std::string to_string(Candidate candidate) { return row_of(candidate).candidate.label; }
 
 double error_budget(const Options& options) {
   return options.error_budget > 0 ? options.error_budget : kDefaultErrorBudget;
 }
 
 double prior_error(Candidate candidate, const Options& options) {
-  if (is_exact(candidate)) {
-    return 0;
-  }
-  if (bits_of(candidate) == 0) {
-    return options.sparsity;  // what is kept has at least the mean square of what is not
-  }
-  double error = normal_error(bits_of(candidate)) * (options.rotate ? 1 : kUnrotated) *
-                 (options.rounding == "stochastic" ? kStochastic : 1);
-  if (options.scale == "unbiased") {
-    error /= std::max(1 - error, .01);  // its scale is larger by 1 / (1 - error)
-  }
-  return error;
+  return row_of(candidate).type->prior_error(settings_of(candidate, options));
 }
 
 Options settings_of(Candidate candidate, const Options& options) {
+  const CandidateRow& row = row_of(candidate);
   Options settings = options;
-  if (is_exact(candidate)) {
-    settings.codec = "none";
-  } else if (bits_of(candidate) > 0) {
-    settings.codec = "quant";
-    settings.bits = bits_of(candidate);
-  } else {
-    settings.codec = candidate == Candidate::kSparse ? "sparse" : "tagc";
+  settings.codec = row.type->name;
+  if (row.candidate.choose) {
+    row.candidate.choose(settings);
   }
   return settings;
 }
@@ -315,7 +249,8 @@ double reduction_seconds(Candidate candidate, const Measurements& measured, cons
   const double nodes = unit.num_nodes;
   const double ranks = unit.ranks_per_node;
   const double piece = elements / (nodes * ranks);
-  const double packet_bytes = piece * wire_bits(candidate, unit.dtype, options) / 8;
+  const double wire_bits = row_of(candidate).type->wire_bits(unit.dtype, settings_of(candidate, options));
+  const double packet_bytes = piece * wire_bits / 8;
   const auto segments = static_cast<int64_t>(segments_of(static_cast<int64_t>(piece), options.segments).size());
   const double encode_s = (nodes - 1) * piece / codec.encode_elements_per_s;
   const double exchange_s =
@@ -354,12 +289,12 @@ Choice choose_width(const ByCandidate<std::optional<double>>& errors, const Opti
   const double budget = error_budget(options);
   Choice choice{Candidate::kNone, settings_of(Candidate::kNone, options), 0, ""};
   double least = 0;
-  for (const Candidate candidate : kCandidates) {
-    if (bits_of(candidate) == 0) {
+  for (const Candidate candidate : candidates()) {
+    if (row_of(candidate).type->id != CodecId::kQuant) {
       continue;
     }
     const double error = error_of(candidate, errors, options);
-    least = candidate == Candidate::kQuant8 ? error : least;
+    least = least == 0 ? error : least;
     if (error <= budget) {
       choice.candidate = candidate;
       choice.settings = settings_of(candidate, options);

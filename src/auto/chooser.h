@@ -2,11 +2,12 @@
 // equal measurements decide alike. The model and its sources: docs/auto.md.
 #pragma once
 
-#include <array>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "isthmus/buffer.h"
 #include "isthmus/options.h"
@@ -40,32 +41,30 @@ struct CodecSpeed {
   bool known() const { return encode_elements_per_s > 0 && decode_elements_per_s > 0; }
 };
 
-// What auto chooses from, from exact to the largest error.
-enum class Candidate : uint8_t {
-  kWorld,  // the world backend
-  kNone,   // exact in two tiers
-  kQuant8,
-  kQuant4,
-  kQuant3,
-  kQuant2,
-  kQuant1,
-  kSparse,
-  kTagc,
+// What auto chooses from: its place in candidates().
+struct Candidate {
+  static const Candidate kWorld;  // the world backend
+  static const Candidate kNone;   // exact in two tiers
+
+  int place = 1;
+
+  auto operator<=>(const Candidate&) const = default;
 };
-inline constexpr size_t kNumCandidates = 9;
-inline constexpr std::array<Candidate, kNumCandidates> kCandidates = {
-    Candidate::kWorld,  Candidate::kNone,   Candidate::kQuant8, Candidate::kQuant4, Candidate::kQuant3,
-    Candidate::kQuant2, Candidate::kQuant1, Candidate::kSparse, Candidate::kTagc};
+inline constexpr Candidate Candidate::kWorld{0};
+inline constexpr Candidate Candidate::kNone{1};
+
+// The world backend, then what each codec of the registry offers: from exact to the largest error.
+const std::vector<Candidate>& candidates();
 constexpr bool is_exact(Candidate candidate) { return candidate <= Candidate::kNone; }
 std::string to_string(Candidate candidate);  // "quant 4 bit"
 
 // One value for each candidate.
 template <typename T>
 struct ByCandidate {
-  std::array<T, kNumCandidates> values{};
+  std::vector<T> values = std::vector<T>(candidates().size());
 
-  T& operator[](Candidate candidate) { return values[static_cast<size_t>(candidate)]; }
-  const T& operator[](Candidate candidate) const { return values[static_cast<size_t>(candidate)]; }
+  T& operator[](Candidate candidate) { return values.at(static_cast<size_t>(candidate.place)); }
+  const T& operator[](Candidate candidate) const { return values.at(static_cast<size_t>(candidate.place)); }
 };
 
 // Equal on all ranks.
@@ -97,7 +96,7 @@ struct Choice {
 inline constexpr double kDefaultErrorBudget = .02;
 double error_budget(const Options& options);
 
-// The relative squared error to expect where none was measured. tagc, sparse: no more than this, whatever the values.
+// The relative squared error to expect where none was measured: CodecType::prior_error.
 double prior_error(Candidate candidate, const Options& options);
 // The options that the candidate stands for: `options` with a codec and its width in place of auto.
 Options settings_of(Candidate candidate, const Options& options);
@@ -112,7 +111,7 @@ bool world_gathers_faster(const LinkSpeeds& links, int64_t num_bytes, int num_no
 // stays unless another one is faster by kWorthChanging.
 Choice choose(const Measurements& measured, const UnitFacts& unit, const Options& options);
 
-// options.codec == "quant" with bits=0: the fewest bits that keep to the budget, however fast; none where none do.
+// Codec quant with bits=0: the fewest bits that keep to the budget, however fast; none where none do.
 Choice choose_width(const ByCandidate<std::optional<double>>& errors, const Options& options);
 
 // What must be saved of the time that is seen: by a choice with more error over one with less, by a lossy one over an

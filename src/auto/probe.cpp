@@ -230,7 +230,7 @@ ByCandidate<CodecSpeed> probe_codecs(Device& device, DataType dtype, int ranks_p
                                      const ProbeLimits& limits) {
   ByCandidate<CodecSpeed> speeds;
   const auto elements = static_cast<double>(limits.sample_elements);
-  for (const Candidate candidate : kCandidates) {
+  for (const Candidate candidate : candidates()) {
     const bool cannot = dtype == DataType::kFloat64 && !is_exact(candidate);
     if (candidate == Candidate::kWorld || cannot || prior_error(candidate, options) > error_budget(options)) {
       continue;

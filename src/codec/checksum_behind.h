@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "codec/checksum.h"
-#include "codec/packet_header.h"
+#include "isthmus/packet_header.h"
 
 namespace isthmus {
 

@@ -2,11 +2,7 @@
 
 #include <cstring>
 
-#include "codec/none/host.h"
-#include "codec/quant/host.h"
-#include "codec/sparse/host.h"
-#include "codec/tagc/host.h"
-#include "isthmus/error.h"
+#include "isthmus/codec_type.h"
 
 namespace isthmus {
 
@@ -39,19 +35,7 @@ CodecCounts Codec::decode_each(ConstBuffer packets, int num_packets, Buffer out,
 
 std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
                                   int ranks_per_node) {
-  if (name == "none") {
-    return std::make_unique<NoneCodec>(wire_dtype, ranks_per_node);
-  }
-  if (name == "tagc") {
-    return std::make_unique<TagcCodec>(options);
-  }
-  if (name == "quant") {
-    return std::make_unique<QuantCodec>(options);
-  }
-  if (name == "sparse") {
-    return std::make_unique<SparseCodec>(options);
-  }
-  throw OptionError(detail::concatenate("codec \"", name, "\" is unknown: expected none, tagc, quant or sparse"));
+  return find_codec(name).make_on_host(options, wire_dtype, ranks_per_node);
 }
 
 }  // namespace isthmus

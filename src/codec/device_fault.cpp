@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstddef>
 
+#include "codec/registry.h"
 #include "isthmus/error.h"
 
 namespace isthmus {
@@ -11,32 +12,20 @@ namespace {
 
 using kernels::FaultKind;
 
-const char* to_string(FaultKind kind) {
-  switch (kind) {
-    case FaultKind::kHeader:
-      return "its header differs";
-    case FaultKind::kChecksum:
-      return "its bytes do not have the checksum in its header";
-    case FaultKind::kPadding:
-      return "its padding is not zero";
-    case FaultKind::kFlags:
-      return "a block past the last is flagged";
-    case FaultKind::kIndex:
-      return "an element past the last is marked";
-    case FaultKind::kEmptyBlock:
-      return "a flagged block marks no element";
-    case FaultKind::kDoesNotPeel:
-      return "its index does not peel";
-    case FaultKind::kCellsLeft:
-      return "its sketch holds more than the index says";
-    case FaultKind::kCounts:
-      return "a block's counts do not add up to what it keeps";
-    case FaultKind::kOffsets:
-      return "a block's offsets do not ascend within it";
-    case FaultKind::kFlaggedValues:
-      return "a flagged block holds values";
+// Of those that every codec has, and of its own.
+const char* fault_text(FaultKind kind, const CodecType* type) {
+  if (kind == FaultKind::kHeader) {
+    return "its header differs";
   }
-  return "unknown fault";
+  if (kind == FaultKind::kChecksum) {
+    return "its bytes do not have the checksum in its header";
+  }
+  if (kind == FaultKind::kPadding) {
+    return "its padding is not zero";
+  }
+  const bool has_own = type != nullptr && type->fault_text != nullptr;
+  const char* text = has_own ? type->fault_text(static_cast<uint32_t>(kind)) : nullptr;
+  return text == nullptr ? "unknown fault" : text;
 }
 
 }  // namespace
@@ -53,10 +42,11 @@ void throw_if_reported(const kernels::DeviceFault& fault) {
     return;
   }
   const PacketHeader header = read_header(&fault.received, std::bit_cast<PacketHeader>(fault.expected));
-  if (header.codec == CodecId::kNone || header.codec == CodecId::kQuant) {
+  const CodecType* type = codec_or_null(header.codec);
+  if (type != nullptr && type->checksum_of != nullptr) {
     throw_wrong_checksum(header, fault.expected.word[kernels::kHeaderChecksum]);
   }
-  throw PacketError(detail::concatenate("corrupt packet: ", to_string(fault.kind()), " (codec ",
+  throw PacketError(detail::concatenate("corrupt packet: ", fault_text(fault.kind(), type), " (codec ",
                                         to_string(header.codec), ", unit ", header.unit_hash, ", step ", header.step,
                                         ", ", header.num_elements, " elements)"));
 }

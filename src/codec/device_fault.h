@@ -1,7 +1,7 @@
 // What devices report, in the words of the CPU codecs.
 #pragma once
 
-#include "codec/packet_header.h"
+#include "isthmus/packet_header.h"
 #include "kernels/block/device.h"
 
 namespace isthmus {

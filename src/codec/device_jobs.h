@@ -5,7 +5,7 @@
 
 #include "codec/carver.h"
 #include "codec/device_arguments.h"
-#include "codec/packet_header.h"
+#include "isthmus/packet_header.h"
 #include "kernels/block/job.h"
 
 namespace isthmus {

@@ -1,27 +1,14 @@
-#include "codec/packet_header.h"
+#include "isthmus/packet_header.h"
 
 #include <bit>
 #include <cstring>
 
+#include "codec/registry.h"
 #include "isthmus/error.h"
 
 namespace isthmus {
 
 static_assert(std::endian::native == std::endian::little, "packets are little-endian, and so must the machine be");
-
-const char* to_string(CodecId id) {
-  switch (id) {
-    case CodecId::kNone:
-      return "none";
-    case CodecId::kTagc:
-      return "tagc";
-    case CodecId::kQuant:
-      return "quant";
-    case CodecId::kSparse:
-      return "sparse";
-  }
-  return "unknown";
-}
 
 namespace {
 
@@ -39,6 +26,10 @@ void check_equal(const char* field, T received, T expected, const PacketHeader& 
                 " elements): the ranks do not run the same reductions in the same order, or the packet is corrupt");
 }
 
+uint64_t value_of(const HeaderPart& part, const PacketHeader& header) {
+  return header.settings >> part.first_bit & ((uint64_t{1} << part.num_bits) - 1);
+}
+
 }  // namespace
 
 PacketHeader read_header(const void* packet, const PacketHeader& expected) {
@@ -53,18 +44,22 @@ PacketHeader read_header(const void* packet, const PacketHeader& expected) {
   check_equal("step", header.step, expected.step, header);
   check_equal("sending node", header.sender, expected.sender, header);
   check_equal("number of elements", header.num_elements, expected.num_elements, header);
-  if (expected.codec == CodecId::kTagc) {
-    check_equal("cell type", header.settings >> 24 & 0xff, expected.settings >> 24 & 0xff, header);
+  if (const CodecType* type = codec_or_null(expected.codec)) {
+    for (const HeaderPart& part : type->header_parts) {
+      check_equal(part.name, value_of(part, header), value_of(part, expected), header);
+    }
   }
   check_equal("settings", header.settings, expected.settings, header);
   return header;
 }
 
 void throw_wrong_checksum(const PacketHeader& header, uint64_t checksum) {
-  throw PacketError(detail::concatenate("corrupt packet: its ", header.codec == CodecId::kNone ? "values" : "bytes",
-                                        " have the checksum ", checksum, ", but its header says ", header.checksum,
-                                        " (codec ", to_string(header.codec), ", unit ", header.unit_hash, ", step ",
-                                        header.step, ", ", header.num_elements, " elements)"));
+  const CodecType* type = codec_or_null(header.codec);
+  const char* what = type == nullptr || type->checksum_of == nullptr ? "bytes" : type->checksum_of;
+  throw PacketError(detail::concatenate("corrupt packet: its ", what, " have the checksum ", checksum,
+                                        ", but its header says ", header.checksum, " (codec ", to_string(header.codec),
+                                        ", unit ", header.unit_hash, ", step ", header.step, ", ", header.num_elements,
+                                        " elements)"));
 }
 
 }  // namespace isthmus

@@ -1,6 +1,7 @@
 // A codec of a device, of the part that makes its jobs and a launcher that runs them.
 #pragma once
 
+#include <memory>
 #include <utility>
 
 #include "codec/device_arguments.h"
@@ -76,5 +77,10 @@ class PassesCodec final : public Codec {
   const JobMaker maker_;
   const PassesOfDevice device_;
 };
+
+template <typename JobMaker>
+std::unique_ptr<Codec> make_passes_codec(JobMaker maker, const PassesOfDevice& device) {
+  return std::make_unique<PassesCodec<JobMaker>>(std::move(maker), device);
+}
 
 }  // namespace isthmus

@@ -1,5 +1,5 @@
 // Packet headers: what is accepted equals what is expected in every field but the checksum.
-#include "codec/packet_header.h"
+#include "isthmus/packet_header.h"
 #include "packets.h"
 
 using namespace isthmus;
@@ -8,7 +8,7 @@ using namespace isthmus::fuzz;
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FuzzedDataProvider provider(data, size);
   PacketHeader expected;
-  expected.codec = provider.ConsumeBool() ? CodecId::kNone : CodecId::kTagc;
+  expected.codec = codec_types()[provider.ConsumeIntegralInRange<size_t>(0, codec_types().size() - 1)]->id;
   expected.dtype = static_cast<DataType>(provider.ConsumeIntegralInRange<int64_t>(1, 4));
   expected.unit_hash = provider.ConsumeIntegral<uint64_t>();
   expected.step = provider.ConsumeIntegral<uint16_t>();

@@ -8,8 +8,8 @@
 #include <limits>
 
 #include "codec/checksum.h"
-#include "codec/packet_header.h"
 #include "isthmus/error.h"
+#include "isthmus/packet_header.h"
 
 namespace isthmus::fuzz {
 namespace {

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import isthmus
+from isthmus import _native
 
 Options = dict[str, Any]
 
@@ -34,10 +35,11 @@ CODECS: dict[str, Options] = {
     "tagc": {"codec": "tagc", "sparsity": 0.5, "ratio": 1},
     "sparse": {"codec": "sparse", "sparsity": 0.5},
 }
+assert {DEFAULT, *CODECS} - {"default"} == set(_native.load().codecs()), "every codec is tested"
 #: Of those above: what is lost of a gradient that crosses once, as a share of its energy. Of quant by docs/quant.md; of
 #: the others what the lesser half of normally distributed elements has.
 ERRORS = {"default": {"quant": 0.0117}[DEFAULT], "tagc": 0.0713, "sparse": 0.0713}
-LOSSY = ("default", "tagc", "sparse")
+LOSSY = tuple(name for name in CODECS if name != "none")
 KEEP_RESIDUALS = ("tagc", "sparse")
 
 

@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "codec/checksum.h"
-#include "codec/packet_header.h"
 #include "isthmus/error.h"
+#include "isthmus/packet_header.h"
 
 namespace isthmus {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "codec/packet_header.h"
 #include "isthmus/codec.h"
+#include "isthmus/packet_header.h"
 
 namespace isthmus {
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "codec/checksum_behind.h"
-#include "codec/packet_header.h"
 #include "codec/quant/settings.h"
 #include "isthmus/error.h"
+#include "isthmus/packet_header.h"
 
 namespace isthmus {
 namespace {

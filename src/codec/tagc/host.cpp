@@ -6,9 +6,9 @@
 #include <limits>
 
 #include "codec/checksum.h"
-#include "codec/packet_header.h"
 #include "codec/tagc/settings.h"
 #include "isthmus/error.h"
+#include "isthmus/packet_header.h"
 
 namespace isthmus {
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "codec/packet_header.h"
 #include "isthmus/codec.h"
+#include "isthmus/packet_header.h"
 #include "kernels/tagc/layout.h"
 
 namespace isthmus {

@@ -1,25 +1,14 @@
 #include "communicator/plan/schedule.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
+
+#include "codec/registry.h"
 
 namespace isthmus {
-namespace {
-
-constexpr std::array<int64_t, 5> kWidths = {8, 4, 3, 2, 1};  // of quant's codes, in bits
-constexpr double kFirstKeptShare = .25;
-constexpr int kSparseStages = 4;
-
-bool drops_elements(const Options& options) { return options.codec == "tagc" || options.codec == "sparse"; }
-
-}  // namespace
 
 int num_ramp_stages(const Options& options) {
-  if (options.codec == "quant") {
-    return static_cast<int>(std::find(kWidths.begin(), kWidths.end(), options.bits) - kWidths.begin());
-  }
-  return drops_elements(options) && 1 - options.sparsity < kFirstKeptShare ? kSparseStages : 0;
+  const CodecType* type = codec_or_null(options.codec);
+  return type == nullptr || type->num_stages == nullptr ? 0 : type->num_stages(options);
 }
 
 int stage_of(const Options& options, uint64_t step) {
@@ -36,20 +25,12 @@ int stage_of(const Options& options, uint64_t step) {
 }
 
 Options options_of_stage(const Options& options, int stage) {
-  Options changed = options;
   if (stage == kDense) {
-    changed.codec = "none";
-  } else if (stage >= num_ramp_stages(options)) {
-    return changed;
-  } else if (options.codec == "quant") {
-    changed.bits = kWidths.at(static_cast<size_t>(stage));
-  } else {
-    const double kept_share = 1 - options.sparsity;
-    const double done = static_cast<double>(stage) / kSparseStages;
-    changed.sparsity = 1 - kFirstKeptShare * std::pow(kept_share / kFirstKeptShare, done);
-    changed.ratio = options.tiers == "two" ? 0 : 1;  // a sketch that has room for what is kept
+    Options exact = options;
+    exact.codec = "none";
+    return exact;
   }
-  return changed;
+  return stage < num_ramp_stages(options) ? find_codec(options.codec).at_stage(options, stage) : options;
 }
 
 }  // namespace isthmus

@@ -11,8 +11,7 @@ namespace isthmus {
 // the options ask. The same on all ranks, since it depends on options and the unit's step alone.
 inline constexpr int kDense = -1;
 
-// tagc and sparse: kept shares from a quarter down to what is asked for, in equal ratios, as in Lin et al., "Deep
-// Gradient Compression", ICLR 2018, section 3.3. quant: one for each wider code. None where the codec drops nothing.
+// CodecType::num_stages of options.codec.
 int num_ramp_stages(const Options& options);
 
 // The stage of a unit's reduction number `step`, from 0.

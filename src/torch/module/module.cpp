@@ -3,6 +3,9 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+
+#include "isthmus/codec_type.h"
 #include "isthmus/error.h"
 #include "torch/backend/backend.h"
 #include "torch/backend/live_backends.h"
@@ -298,6 +301,22 @@ void bind_functions(py::module_& module) {
         return rows;
       },
       "Of each option: name, environment variable, range, help, codecs that look at it (empty: whatever it is).");
+  module.def(
+      "codecs",
+      [] {
+        py::dict options_of_codec;
+        for (const std::string& codec : codec_names()) {
+          py::list names;
+          for (const OptionField& field : option_fields()) {
+            if (std::ranges::any_of(field.users, [&](const OptionUser& user) { return codec == user.codec; })) {
+              names.append(field.name);
+            }
+          }
+          options_of_codec[codec.c_str()] = names;
+        }
+        return options_of_codec;
+      },
+      "Of each codec: the options that it looks at.");
   module.def(
       "parse_nodes",
       [](const std::string& text, int world_size) { return NodeMap::parse(text, world_size).node_of_rank(); },

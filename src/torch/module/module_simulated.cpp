@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "codec/packet_header.h"
 #include "isthmus/communicator.h"
 #include "isthmus/error.h"
+#include "isthmus/packet_header.h"
 #include "torch/backend/options.h"
 #include "transport/in_process.h"
 

@@ -8,12 +8,16 @@
 #include <vector>
 
 #include "auto/chooser.h"
+#include "tests/cpp/auto/candidates.h"
 
 namespace isthmus {
 
 void PrintTo(Candidate candidate, std::ostream* stream) { *stream << to_string(candidate); }  // NOLINT: gtest's name
 
 namespace {
+
+using test::named;
+using test::quant;
 
 constexpr double kGbit = 1e9 / 8;
 constexpr int64_t kMebi = 1 << 20;
@@ -36,12 +40,11 @@ Measurements measurements(double inter_gbit) {
   measured.links.world_all_reduce = measured.links.world_reduce;
   measured.links.world_gather = measured.links.world_reduce;
   measured.codecs[Candidate::kNone] = {2e9, 2e9};
-  for (const Candidate quant :
-       {Candidate::kQuant8, Candidate::kQuant4, Candidate::kQuant3, Candidate::kQuant2, Candidate::kQuant1}) {
-    measured.codecs[quant] = {.6e9, 1e9};
+  for (const Candidate width : {quant(8), quant(4), quant(3), quant(2), quant(1)}) {
+    measured.codecs[width] = {.6e9, 1e9};
   }
-  measured.codecs[Candidate::kSparse] = {.5e9, 3e9};
-  measured.codecs[Candidate::kTagc] = {.4e9, .6e9};
+  measured.codecs[named("sparse")] = {.5e9, 3e9};
+  measured.codecs[named("tagc")] = {.4e9, .6e9};
   return measured;
 }
 
@@ -58,13 +61,23 @@ Candidate chosen(const Measurements& measured, const Options& options, UnitFacts
   return choose(measured, unit, options).candidate;
 }
 
+TEST(Chooser, CandidatesComeInTheOrderOfTheirErrors) {
+  std::vector<std::string> labels;
+  for (const Candidate candidate : candidates()) {
+    labels.push_back(to_string(candidate));
+  }
+  const std::vector<std::string> expected = {"world",       "none",        "quant 8 bit", "quant 4 bit", "quant 3 bit",
+                                             "quant 2 bit", "quant 1 bit", "sparse",      "tagc"};
+  EXPECT_EQ(labels, expected);
+}
+
 TEST(Chooser, FollowsTheLink) {
   struct Case {
     double inter_gbit;
     Candidate expected;
   };
-  const std::vector<Case> cases = {{.05, Candidate::kQuant4}, {.2, Candidate::kQuant4}, {1, Candidate::kQuant4},
-                                   {10, Candidate::kQuant4},  {100, Candidate::kNone},  {1000, Candidate::kNone}};
+  const std::vector<Case> cases = {{.05, quant(4)}, {.2, quant(4)},          {1, quant(4)},
+                                   {10, quant(4)},  {100, Candidate::kNone}, {1000, Candidate::kNone}};
   for (const auto& [inter_gbit, expected] : cases) {
     EXPECT_EQ(chosen(measurements(inter_gbit), auto_options()), expected)
         << inter_gbit << " Gbit/s: " << choose(measurements(inter_gbit), unit_of(4 * kMebi), auto_options()).reason;
@@ -76,9 +89,9 @@ TEST(Chooser, TakesTheFewestBitsOfTheBudgetOnASlowLink) {
     double budget;
     Candidate expected;
   };
-  const std::vector<Case> cases = {{1e-6, Candidate::kNone},   {1e-4, Candidate::kQuant8}, {.0115, Candidate::kQuant8},
-                                   {.012, Candidate::kQuant4}, {.04, Candidate::kQuant3},  {.14, Candidate::kQuant2},
-                                   {.6, Candidate::kQuant1},   {.98, Candidate::kQuant1},  {.99, Candidate::kSparse}};
+  const std::vector<Case> cases = {{1e-6, Candidate::kNone}, {1e-4, quant(8)}, {.0115, quant(8)},
+                                   {.012, quant(4)},         {.04, quant(3)},  {.14, quant(2)},
+                                   {.6, quant(1)},           {.98, quant(1)},  {.99, named("sparse")}};
   for (const auto& [budget, expected] : cases) {
     EXPECT_EQ(chosen(measurements(.05), auto_options(budget)), expected) << budget;
   }
@@ -87,16 +100,16 @@ TEST(Chooser, TakesTheFewestBitsOfTheBudgetOnASlowLink) {
 TEST(Chooser, TakesTheDefaultBudgetWhereNoneIsGiven) {
   EXPECT_EQ(error_budget(auto_options()), kDefaultErrorBudget);
   EXPECT_EQ(error_budget(auto_options(.5)), .5);
-  EXPECT_LE(prior_error(Candidate::kQuant4, auto_options()), kDefaultErrorBudget);
-  EXPECT_GT(prior_error(Candidate::kQuant3, auto_options()), kDefaultErrorBudget);
+  EXPECT_LE(prior_error(quant(4), auto_options()), kDefaultErrorBudget);
+  EXPECT_GT(prior_error(quant(3), auto_options()), kDefaultErrorBudget);
 }
 
 TEST(Chooser, MeasuredErrorsReplaceExpectedOnes) {
   Measurements measured = measurements(.05);
-  measured.errors[Candidate::kQuant4] = .021;
-  EXPECT_EQ(chosen(measured, auto_options()), Candidate::kQuant8);
-  measured.errors[Candidate::kQuant3] = .0199;
-  EXPECT_EQ(chosen(measured, auto_options()), Candidate::kQuant3);
+  measured.errors[quant(4)] = .021;
+  EXPECT_EQ(chosen(measured, auto_options()), quant(8));
+  measured.errors[quant(3)] = .0199;
+  EXPECT_EQ(chosen(measured, auto_options()), quant(3));
 }
 
 TEST(Chooser, TakesTheWorldWhereItIsFaster) {
@@ -125,13 +138,13 @@ TEST(Chooser, LeavesTheTiersOnlyForAMuchFasterWorld) {
 
 TEST(Chooser, LeavesTheTiersNoSoonerWhereTheyCompress) {
   Measurements measured = measurements(1);
-  const double lossy_s = reduction_seconds(Candidate::kQuant4, measured, unit_of(4 * kMebi), auto_options());
+  const double lossy_s = reduction_seconds(quant(4), measured, unit_of(4 * kMebi), auto_options());
   const auto chosen_if_world_takes = [&](double seconds) {
     measured.links.world_reduce = {seconds, 1e30};
     return chosen(measured, auto_options());
   };
   const double bound_s = (1 - kWorthLeavingTiers) * lossy_s / (1 - kWorthLosing);
-  EXPECT_EQ(chosen_if_world_takes(bound_s * 1.01), Candidate::kQuant4);
+  EXPECT_EQ(chosen_if_world_takes(bound_s * 1.01), quant(4));
   EXPECT_EQ(chosen_if_world_takes(bound_s * .99), Candidate::kWorld);
 }
 
@@ -154,7 +167,7 @@ TEST(Chooser, LosesNoMoreThanItsThreshold) {
         const UnitFacts unit = unit_of(num_elements);
         const Choice choice = choose(measured, unit, auto_options(1));
         seen.insert(choice.candidate);
-        for (const Candidate other : kCandidates) {
+        for (const Candidate other : candidates()) {
           const double other_s = reduction_seconds(other, measured, unit, auto_options(1));
           const bool both_lossy = !is_exact(choice.candidate) && !is_exact(other);
           const double threshold = other == Candidate::kWorld ? kWorthLeavingTiers
@@ -169,7 +182,7 @@ TEST(Chooser, LosesNoMoreThanItsThreshold) {
       }
     }
   }
-  EXPECT_EQ(seen.count(Candidate::kWorld) + seen.count(Candidate::kNone) + seen.count(Candidate::kSparse), 3U);
+  EXPECT_EQ(seen.count(Candidate::kWorld) + seen.count(Candidate::kNone) + seen.count(named("sparse")), 3U);
 }
 
 TEST(Chooser, CompressesNothingThatIsHiddenBehindCompute) {
@@ -181,16 +194,16 @@ TEST(Chooser, CompressesNothingThatIsHiddenBehindCompute) {
   EXPECT_EQ(hidden.candidate, Candidate::kNone);
   EXPECT_NE(hidden.reason.find("hidden behind compute"), std::string::npos) << hidden.reason;
   measured.hidden_s = .6 * exact_s;
-  EXPECT_EQ(chosen(measured, auto_options(), unit), Candidate::kQuant8) << "no fewer bits than make the rest disappear";
+  EXPECT_EQ(chosen(measured, auto_options(), unit), quant(8)) << "no fewer bits than make the rest disappear";
   measured.hidden_s = 0;
-  EXPECT_EQ(chosen(measured, auto_options(), unit), Candidate::kQuant4);
+  EXPECT_EQ(chosen(measured, auto_options(), unit), quant(4));
 }
 
 TEST(Chooser, StaysWithWhatItHasUnlessAnotherIsClearlyFaster) {
   const auto gain = [&](double inter_gbit) {
     const Measurements measured = measurements(inter_gbit);
     const double exact_s = reduction_seconds(Candidate::kNone, measured, unit_of(4 * kMebi), auto_options());
-    return 1 - reduction_seconds(Candidate::kQuant4, measured, unit_of(4 * kMebi), auto_options()) / exact_s;
+    return 1 - reduction_seconds(quant(4), measured, unit_of(4 * kMebi), auto_options()) / exact_s;
   };
   double between = 10;  // a link where compression gains too little to begin with it
   while (gain(between) > kWorthLosing) {
@@ -201,19 +214,19 @@ TEST(Chooser, StaysWithWhatItHasUnlessAnotherIsClearlyFaster) {
   measured.links.world_reduce = {};
   EXPECT_EQ(chosen(measured, auto_options()), Candidate::kNone);
   EXPECT_EQ(chosen(measured, auto_options(), unit_of(4 * kMebi, Candidate::kNone)), Candidate::kNone);
-  EXPECT_EQ(chosen(measured, auto_options(), unit_of(4 * kMebi, Candidate::kQuant4)), Candidate::kQuant4);
+  EXPECT_EQ(chosen(measured, auto_options(), unit_of(4 * kMebi, quant(4))), quant(4));
 }
 
 TEST(Chooser, LeavesWhatBreaksTheBudgetAtOnce) {
   Measurements measured = measurements(10);
-  measured.errors[Candidate::kQuant4] = .5;
-  EXPECT_NE(chosen(measured, auto_options(), unit_of(4 * kMebi, Candidate::kQuant4)), Candidate::kQuant4);
+  measured.errors[quant(4)] = .5;
+  EXPECT_NE(chosen(measured, auto_options(), unit_of(4 * kMebi, quant(4))), quant(4));
 }
 
 TEST(Chooser, OffersNoCodecOfUnknownSpeed) {
   Measurements measured = measurements(.05);
-  measured.codecs[Candidate::kQuant4] = {};
-  EXPECT_EQ(chosen(measured, auto_options()), Candidate::kQuant8);
+  measured.codecs[quant(4)] = {};
+  EXPECT_EQ(chosen(measured, auto_options()), quant(8));
   measured.codecs = {};
   measured.codecs[Candidate::kNone] = {1e9, 1e9};
   const Choice choice = choose(measured, unit_of(4 * kMebi), auto_options());
@@ -232,7 +245,7 @@ TEST(Chooser, ExplainsItselfInOneLine) {
   EXPECT_EQ(lossy.reason,
             "quant 4 bit: 49.4 ms instead of 341 ms plain over 0.2 Gbit/s; expected error 0.0117 of budget 0.02");
   Measurements measured = measurements(.2);
-  measured.errors[Candidate::kQuant4] = .013;
+  measured.errors[quant(4)] = .013;
   EXPECT_NE(choose(measured, unit_of(4 * kMebi), auto_options()).reason.find("; error 0.013 of budget 0.02"),
             std::string::npos);
   const Choice exact = choose(measurements(.2), unit_of(4 * kMebi), auto_options(1e-6));
@@ -268,24 +281,24 @@ TEST(Chooser, ExpectsMoreErrorOfCoarserSettings) {
   Options unbiased = rotated;
   unbiased.scale = "unbiased";
   double before = 0;
-  for (const Candidate candidate : kCandidates) {
+  for (const Candidate candidate : candidates()) {
     const double error = prior_error(candidate, rotated);
     EXPECT_TRUE(is_exact(candidate) ? error == 0 : error > 0) << to_string(candidate);
     EXPECT_GE(error, before) << to_string(candidate);
     before = error;
-    if (candidate >= Candidate::kQuant8 && candidate <= Candidate::kQuant1) {
+    if (candidate >= quant(8) && candidate <= quant(1)) {
       EXPECT_GT(prior_error(candidate, plain), error);
       EXPECT_GT(prior_error(candidate, stochastic), error);
       EXPECT_GT(prior_error(candidate, unbiased), error);
     }
   }
-  EXPECT_NEAR(prior_error(Candidate::kQuant1, unbiased), 3.14159 / 2 - 1, 1e-3);  // as DRIVE's analysis has it
+  EXPECT_NEAR(prior_error(quant(1), unbiased), 3.14159 / 2 - 1, 1e-3);  // as DRIVE's analysis has it
 }
 
 TEST(Chooser, AllReduceSendsItsResultToo) {
   UnitFacts unit = unit_of(4 * kMebi);
   const Measurements measured = measurements(.2);
-  for (const Candidate candidate : {Candidate::kNone, Candidate::kQuant4, Candidate::kTagc}) {
+  for (const Candidate candidate : {Candidate::kNone, quant(4), named("tagc")}) {
     unit.collective = Collective::kReduceScatter;
     const double scattered_s = reduction_seconds(candidate, measured, unit, auto_options());
     unit.collective = Collective::kAllReduce;
@@ -324,7 +337,7 @@ TEST(Chooser, OneRankANodeHasNoTierInside) {
   UnitFacts unit = unit_of(4 * kMebi);
   EXPECT_EQ(choose(measured, unit, auto_options()).candidate, Candidate::kWorld) << "the tier inside is unknown";
   unit.ranks_per_node = 1;
-  EXPECT_EQ(choose(measured, unit, auto_options()).candidate, Candidate::kQuant4);
+  EXPECT_EQ(choose(measured, unit, auto_options()).candidate, quant(4));
 }
 
 TEST(ChooseWidth, TakesTheFewestBitsThatKeepToTheBudget) {
@@ -343,12 +356,12 @@ TEST(ChooseWidth, TakesTheFewestBitsThatKeepToTheBudget) {
   EXPECT_EQ(bits(.14), 2);
   EXPECT_EQ(bits(1), 1);
   ByCandidate<std::optional<double>> errors;
-  errors[Candidate::kQuant4] = .05;
+  errors[quant(4)] = .05;
   EXPECT_EQ(bits(.02, errors), 8);
-  errors[Candidate::kQuant8] = .05;
+  errors[quant(8)] = .05;
   EXPECT_EQ(bits(.02, errors), 0);
   EXPECT_EQ(choose_width(errors, options).reason, "none: no width keeps to the error budget 0.02 (quant 8 bit: 0.05)");
-  errors[Candidate::kQuant2] = .01;  // odd, but measured
+  errors[quant(2)] = .01;  // odd, but measured
   EXPECT_EQ(bits(.02, errors), 2);
 }
 

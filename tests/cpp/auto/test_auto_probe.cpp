@@ -10,6 +10,7 @@
 
 #include "auto/probe.h"
 #include "isthmus/error.h"
+#include "tests/cpp/auto/candidates.h"
 #include "tests/cpp/support/hooked_transport.h"
 #include "tests/cpp/support/world.h"
 
@@ -266,11 +267,11 @@ TEST(ProbeCodecs, MeasuresWhatTheBudgetAllows) {
   for (const DataType dtype : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
     options.error_budget = 1e-6;
     const auto exact = probe_codecs(*device, dtype, 2, options, alone, steady_clock(), limits);
-    for (const Candidate candidate : kCandidates) {
+    for (const Candidate candidate : candidates()) {
       EXPECT_EQ(exact[candidate].known(), candidate == Candidate::kNone) << to_string(candidate);
     }
     options.error_budget = 1;
-    EXPECT_TRUE(probe_codecs(*device, dtype, 2, options, alone, steady_clock(), limits)[Candidate::kTagc].known());
+    EXPECT_TRUE(probe_codecs(*device, dtype, 2, options, alone, steady_clock(), limits)[named("tagc")].known());
   }
 }
 
@@ -283,7 +284,7 @@ TEST(ProbeCodecs, Float64IsExact) {
   for (const double budget : {options.error_budget, 1.0}) {
     options.error_budget = budget;
     const auto speeds = probe_codecs(*device, DataType::kFloat64, 2, options, alone, steady_clock(), limits);
-    for (const Candidate candidate : kCandidates) {
+    for (const Candidate candidate : candidates()) {
       EXPECT_EQ(speeds[candidate].known(), candidate == Candidate::kNone) << to_string(candidate);
     }
   }
@@ -303,7 +304,7 @@ TEST(ProbeCodecs, AreAsFastAsTheirFastestRun) {
   const auto speeds =
       probe_codecs(*device, DataType::kFloat32, 1, options, one_run_of_a_millisecond, steady_clock(), limits);
   EXPECT_DOUBLE_EQ(speeds[Candidate::kNone].encode_elements_per_s, 1e6);
-  EXPECT_DOUBLE_EQ(speeds[Candidate::kQuant4].decode_elements_per_s, 1e6);
+  EXPECT_DOUBLE_EQ(speeds[quant(4)].decode_elements_per_s, 1e6);
 }
 
 }  // namespace

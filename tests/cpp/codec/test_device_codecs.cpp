@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "communicator/scratch.h"
+#include "isthmus/codec_type.h"
 #include "isthmus/error.h"
 #include "kernels/block/device.h"
 #include "tests/cpp/emulated/emulated_gpu.h"
@@ -22,7 +23,7 @@ using test::random_values;
 constexpr int64_t kElements = 5000;
 constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .segment = 3, .sender = 258};
 
-class DeviceCodec : public ::testing::TestWithParam<const char*> {
+class DeviceCodec : public ::testing::TestWithParam<std::string> {
  protected:
   Buffer allocate(int64_t num_elements, DataType dtype) {
     memory_.push_back(gpu_.allocate(num_elements * element_bytes(dtype)));
@@ -82,8 +83,8 @@ class DeviceCodec : public ::testing::TestWithParam<const char*> {
   const Array piece_{random_values(kElements, 1), DataType::kFloat32};
   std::vector<DeviceMemory> memory_;
 };
-INSTANTIATE_TEST_SUITE_P(Codecs, DeviceCodec, ::testing::Values("none", "tagc", "quant", "sparse"),
-                         [](const auto& parameter) { return std::string(parameter.param); });
+INSTANTIATE_TEST_SUITE_P(Codecs, DeviceCodec, ::testing::ValuesIn(codec_names()),
+                         [](const auto& parameter) { return parameter.param; });
 
 TEST_P(DeviceCodec, PacketsNameTheirSegmentAndSender) {
   const Buffer packet = encode(kContext);

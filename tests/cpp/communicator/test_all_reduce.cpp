@@ -134,7 +134,7 @@ TEST_P(AllReduceOnEveryMap, PayloadIsWhatTheFormulasSay) {
   const auto is_lossy = [&](const std::string& name, DataType dtype) {
     return name != "none" && nodes > 1 && dtype != DataType::kFloat64;
   };
-  for (const std::string& codec : test::kEveryCodec) {
+  for (const std::string& codec : test::every_codec()) {
     const Options options = test::options_of_codec(codec);
     World world(GetParam(), options);
     for (const DataType dtype : kFloatingTypes) {

@@ -58,7 +58,7 @@ class EveryCodec : public ::testing::TestWithParam<std::string> {
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(Codecs, EveryCodec, ::testing::ValuesIn(test::kEveryCodec),
+INSTANTIATE_TEST_SUITE_P(Codecs, EveryCodec, ::testing::ValuesIn(test::every_codec()),
                          [](const auto& parameter) { return parameter.param; });
 
 struct Phase {

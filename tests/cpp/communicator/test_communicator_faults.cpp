@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "codec/packet_header.h"
 #include "isthmus/communicator.h"
 #include "isthmus/error.h"
+#include "isthmus/packet_header.h"
 #include "isthmus/transport.h"
 #include "tests/cpp/support/hooked_transport.h"
 #include "tests/cpp/support/world.h"
@@ -79,7 +79,7 @@ class EveryCodec : public ::testing::TestWithParam<std::string> {
  protected:
   static Options options() { return test::options_of_codec(GetParam()); }
 };
-INSTANTIATE_TEST_SUITE_P(Codecs, EveryCodec, ::testing::ValuesIn(test::kEveryCodec),
+INSTANTIATE_TEST_SUITE_P(Codecs, EveryCodec, ::testing::ValuesIn(test::every_codec()),
                          [](const auto& parameter) { return parameter.param; });
 
 TEST_P(EveryCodec, ACorruptPacketIsAnErrorOnEveryRank) {

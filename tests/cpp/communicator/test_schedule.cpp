@@ -1,21 +1,23 @@
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
 
 #include "communicator/path/segments.h"
 #include "communicator/plan/schedule.h"
+#include "isthmus/codec_type.h"
 
 namespace isthmus {
 namespace {
 
-Options options_of(const char* codec) {
+Options options_of(const std::string& codec) {
   Options options;
   options.codec = codec;
   return options;
 }
 
 TEST(Schedule, WithoutStartAndRampTheLastStageIsAtOnce) {
-  for (const char* codec : {"tagc", "sparse", "quant", "none"}) {
+  for (const std::string& codec : codec_names()) {
     const Options options = options_of(codec);
     EXPECT_EQ(stage_of(options, 0), num_ramp_stages(options));
     EXPECT_EQ(options_of_stage(options, stage_of(options, 0)).to_string(), options.to_string());

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "communicator/plan/policy.h"
+#include "isthmus/codec_type.h"
 #include "isthmus/error.h"
 #include "isthmus/options.h"
 
@@ -214,7 +215,7 @@ TEST(Options, EachCodecUsesItsOwn) {
 
 // What codecs are made with is what they are said to use, and they are not said to use more.
 TEST(Options, CodecsAreMadeWithWhatTheyUse) {
-  for (const char* codec : {"quant", "tagc", "sparse"}) {
+  for (const std::string& codec : codec_names()) {
     Options options;
     options.codec = codec;
     for (const OptionField& field : option_fields()) {

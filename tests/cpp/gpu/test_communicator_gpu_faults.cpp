@@ -84,7 +84,7 @@ class EveryCodecOnGpu : public ::testing::TestWithParam<std::string> {
     EXPECT_THROW(victim.throw_if_faulted(), TransportError);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Codecs, EveryCodecOnGpu, ::testing::ValuesIn(test::kEveryCodec),
+INSTANTIATE_TEST_SUITE_P(Codecs, EveryCodecOnGpu, ::testing::ValuesIn(test::every_codec()),
                          [](const auto& parameter) { return parameter.param; });
 
 TEST_P(EveryCodecOnGpu, ACorruptPacketIsTheErrorOfTheCpu) {
@@ -135,7 +135,7 @@ class DamageOnGpu : public EveryCodecOnGpu {
                   }}};
   std::vector<CallOnGpu> calls_[2];
 };
-INSTANTIATE_TEST_SUITE_P(Codecs, DamageOnGpu, ::testing::ValuesIn(test::kEveryCodec),
+INSTANTIATE_TEST_SUITE_P(Codecs, DamageOnGpu, ::testing::ValuesIn(test::every_codec()),
                          [](const auto& parameter) { return parameter.param; });
 
 TEST_P(DamageOnGpu, IsSeenWithoutAnotherCollective) {

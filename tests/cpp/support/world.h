@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "isthmus/codec_type.h"
 #include "isthmus/communicator.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/typed_data.h"
@@ -36,7 +37,7 @@ inline Options lossy_options() {
 }
 
 // All codecs, so the default is among them.
-inline const std::vector<std::string> kEveryCodec = {"none", "tagc", "quant", "sparse"};
+inline std::vector<std::string> every_codec() { return codec_names(); }
 
 // `codec` with the settings that are its defaults.
 inline Options options_of_codec(const std::string& codec) {
@@ -48,9 +49,17 @@ inline Options options_of_codec(const std::string& codec) {
 
 // What loses something on its way, and may keep state: the default codec as it is and with a residual, and the others.
 inline std::vector<Options> every_lossy_options() {
-  Options with_feedback = options_of_codec(Options().codec);
-  with_feedback.error_feedback = "on";
-  return {options_of_codec("tagc"), options_of_codec(Options().codec), with_feedback, options_of_codec("sparse")};
+  std::vector<Options> all;
+  for (const std::string& codec : every_codec()) {
+    if (codec != "none") {
+      all.push_back(options_of_codec(codec));
+    }
+    if (codec == Options().codec) {
+      all.push_back(options_of_codec(codec));
+      all.back().error_feedback = "on";
+    }
+  }
+  return all;
 }
 inline std::vector<Options> every_options() {
   std::vector<Options> all = every_lossy_options();

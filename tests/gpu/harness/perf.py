@@ -14,7 +14,7 @@ from gpu.harness.records import FAILED, OK, Check
 
 NUM_RANKS = 4
 SIZES = ("-b", "64K", "-e", "16M", "-f", "16")
-KINDS = ("-d", "float32,bfloat16", "-c", "none,tagc", "-t", "two")
+KINDS = ("-d", "float32,bfloat16", "-t", "two")
 SWEEP = ("--nodes", "2x2", *SIZES, *KINDS, "-n", "5", "-w", "2", "--timeout-ms", "30000")
 
 

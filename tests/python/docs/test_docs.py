@@ -24,6 +24,13 @@ def test_every_option_stands_in_the_table():
         assert row in table
 
 
+def test_every_codec_has_a_page_and_an_id():
+    packets = (ROOT / "docs/packet_format.md").read_text()
+    for codec in _native.load().codecs():
+        assert codec == "none" or (ROOT / f"docs/{codec}.md").exists()
+        assert re.search(rf"\| codec \|.*\d `{codec}`", packets), codec
+
+
 @pytest.mark.processes
 def test_the_readme_script_trains(tmp_path):
     script = re.search(r"```python\n(# train\.py.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -42,7 +49,7 @@ def test_the_readme_script_trains(tmp_path):
 
 
 def test_links_between_documents_lead_somewhere():
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         prose = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", prose):
             assert (document.parent / target).exists(), f"{document.name}: {target}"

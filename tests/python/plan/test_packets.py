@@ -7,6 +7,7 @@ import torch
 
 import isthmus
 from isthmus import native as _native
+from isthmus.plan.assumptions import codec_speeds
 from isthmus.plan.packets import WireOptions, piece_bytes, segments_of
 
 NUM_NODES = 2
@@ -37,6 +38,12 @@ SETTINGS = {
         {"segments": 2},
     ],
 }
+
+
+def test_the_plan_knows_every_codec():
+    assert set(SETTINGS) == set(_native.load().codecs())
+    for speeds in (codec_speeds("cpu", 10), codec_speeds("gpu", 10), codec_speeds("100/150", 10)):
+        assert set(speeds.by_codec) == set(SETTINGS)
 
 
 def options_of(codec, settings):
@@ -74,6 +81,14 @@ def test_long_pieces_are_cut_into_segments(codec):
     piece = 2 * 262_144 + 4097
     assert len(segments_of(piece, wire)) == 2
     assert counted_bytes(options, piece, torch.float32) == piece_bytes(piece, 4, codec, wire)
+
+
+def test_options_that_shape_packets_are_the_plans():
+    """What a codec looks at and the plan does not is what the sizes of packets do not follow from."""
+    same_sizes = {"rotate", "scale", "rounding", "peel_rounds", "error_budget"}
+    in_time = {"dense_steps", "ramp_steps", "error_interval"}
+    known = {field.name for field in fields(WireOptions)} | same_sizes | in_time
+    assert {name for names in _native.load().codecs().values() for name in names} <= known
 
 
 def test_sizes_that_nobody_knows_before_are_named():

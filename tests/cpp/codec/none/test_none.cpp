@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "codec/none/host.h"
-#include "codec/packet_header.h"
 #include "isthmus/codec.h"
 #include "isthmus/error.h"
+#include "isthmus/packet_header.h"
 #include "tests/cpp/codec/tagc/tagc_reference.h"
 #include "tests/cpp/support/typed_data.h"
 

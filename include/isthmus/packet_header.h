@@ -4,11 +4,9 @@
 #include <cstdint>
 
 #include "isthmus/codec.h"
+#include "isthmus/codec_type.h"
 
 namespace isthmus {
-
-enum class CodecId : uint8_t { kNone = 1, kTagc = 2, kQuant = 3, kSparse = 4 };
-const char* to_string(CodecId id);
 
 // Little-endian, no padding; a struct that is copied to and from the wire as it is.
 struct PacketHeader {
@@ -33,8 +31,8 @@ static_assert(sizeof(PacketHeader) == 48);
 // Throws PacketError that names the first field that differs and both its values. `packet` needs no alignment.
 PacketHeader read_header(const void* packet, const PacketHeader& expected);
 
-// Throws the PacketError of a packet that has another checksum than its header says. Of codecs none and quant, which
-// use packets before they know.
+// Throws the PacketError of a packet that has another checksum than its header says. Of codecs that use packets before
+// they know: CodecType::checksum_of.
 [[noreturn]] void throw_wrong_checksum(const PacketHeader& header, uint64_t checksum);
 
 }  // namespace isthmus

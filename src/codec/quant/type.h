@@ -1,0 +1,10 @@
+// Codec `quant`'s row of the registry.
+#pragma once
+
+#include "isthmus/codec_type.h"
+
+namespace isthmus {
+
+const CodecType& quant_type();
+
+}  // namespace isthmus

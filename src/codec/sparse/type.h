@@ -1,0 +1,10 @@
+// Codec `sparse`'s row of the registry.
+#pragma once
+
+#include "isthmus/codec_type.h"
+
+namespace isthmus {
+
+const CodecType& sparse_type();
+
+}  // namespace isthmus

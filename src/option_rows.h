@@ -1,0 +1,103 @@
+// Makes rows of the table of options, each of a member of Options: of a type, with a range.
+#pragma once
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "isthmus/error.h"
+#include "isthmus/options.h"
+
+namespace isthmus::rows {
+
+inline constexpr int64_t kNoUpperBound = std::numeric_limits<int64_t>::max();
+
+[[noreturn]] inline void reject(const char* field, const std::string& value, const char* range) {
+  throw OptionError(detail::concatenate("option ", field, "=\"", value, "\": expected ", range));
+}
+
+template <typename T>
+bool parse_whole(const std::string& text, T& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+template <typename T>
+std::string shortest(T value) {
+  char text[32];
+  const auto [end, error] = std::to_chars(text, text + sizeof(text), value);
+  return {text, end};
+}
+
+// A row of the table. `parse(text, value)` says whether `text` is in range, and then sets `value`.
+template <typename T, typename Parse, typename Print>
+OptionField field(const char* name, const char* environment, T Options::*member, const char* range, const char* help,
+                  Parse parse, Print print) {
+  return {name,
+          environment,
+          range,
+          help,
+          [member, print](const Options& options) { return print(options.*member); },
+          [name, range, member, parse](Options& options, const std::string& text) {
+            T value{};
+            if (!parse(text, value)) {
+              reject(name, text, range);
+            }
+            options.*member = value;
+          }};
+}
+
+// `accepts(value)` decides after the text was read as a number.
+template <typename T, typename Accepts>
+OptionField number_field(const char* name, const char* environment, T Options::*member, const char* range,
+                         const char* help, Accepts accepts) {
+  return field(
+      name, environment, member, range, help,
+      [accepts](const std::string& text, T& value) { return parse_whole(text, value) && accepts(value); },
+      [](T value) { return shortest(value); });
+}
+
+inline OptionField count_field(const char* name, const char* environment, int64_t Options::*member, int64_t low,
+                               int64_t high, const char* range, const char* help) {
+  return number_field(name, environment, member, range, help,
+                      [low, high](int64_t value) { return value >= low && value <= high; });
+}
+
+template <typename Accepts>
+OptionField text_field(const char* name, const char* environment, std::string Options::*member, const char* range,
+                       const char* help, Accepts accepts) {
+  return field(
+      name, environment, member, range, help,
+      [accepts](const std::string& text, std::string& value) {
+        value = text;
+        return accepts(text);
+      },
+      [](const std::string& value) { return value; });
+}
+
+inline OptionField choice_field(const char* name, const char* environment, std::string Options::*member,
+                                std::vector<std::string> choices, const char* range, const char* help) {
+  return text_field(name, environment, member, range, help, [choices = std::move(choices)](const std::string& text) {
+    return std::find(choices.begin(), choices.end(), text) != choices.end();
+  });
+}
+
+inline OptionField switch_field(const char* name, const char* environment, bool Options::*member, const char* help) {
+  return field(
+      name, environment, member, "1, true, yes, 0, false or no", help,
+      [](const std::string& text, bool& value) {
+        value = text == "1" || text == "true" || text == "yes";
+        return value || text == "0" || text == "false" || text == "no";
+      },
+      [](bool value) { return std::string(value ? "true" : "false"); });
+}
+
+inline bool is_power_of_two(int64_t value, int64_t low, int64_t high) {
+  return value >= low && value <= high && (value & (value - 1)) == 0;
+}
+
+}  // namespace isthmus::rows

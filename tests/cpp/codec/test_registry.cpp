@@ -1,0 +1,296 @@
+// The registry of codecs, with one from outside: it is written here against the public headers, registered, and trained
+// with.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "auto/probe.h"
+#include "isthmus/codec_type.h"
+#include "isthmus/error.h"
+#include "isthmus/packet_header.h"
+#include "tests/cpp/auto/candidates.h"
+#include "tests/cpp/emulated/emulated_gpu.h"
+#include "tests/cpp/support/hooked_transport.h"
+#include "tests/cpp/support/world.h"
+
+namespace isthmus {
+namespace {
+
+using test::Array;
+using test::HookedTransport;
+using test::Outcome;
+using test::World;
+
+constexpr auto kSignId = static_cast<CodecId>(200);
+
+// Of each element its sign, of all of them the mean magnitude; with error feedback. Packet: header, magnitude, bits.
+class SignCodec final : public Codec {
+ public:
+  explicit SignCodec(const Options& options) : keeps_residual_(options.error_feedback != "off") {}
+
+  const char* name() const override { return "sign"; }
+  int64_t packet_bytes(int64_t num_elements) const override { return kBits + (num_elements + 63) / 64 * 8; }
+  bool keeps_residual() const override { return keeps_residual_; }
+
+  CodecCounts encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context,
+                     Workspace /*workspace*/) override {
+    const auto num_elements = static_cast<size_t>(piece.num_elements);
+    std::vector<float> values(piece.as<float>(), piece.as<float>() + num_elements);
+    float magnitudes = 0;
+    for (size_t i = 0; i < num_elements; ++i) {
+      values[i] += keeps_residual_ ? residual.as<float>()[i] : 0;
+      magnitudes += std::fabs(values[i]);
+    }
+    const float magnitude = num_elements == 0 ? 0 : magnitudes / static_cast<float>(num_elements);
+    auto* bytes = packet.as<std::byte>();
+    std::fill_n(bytes, packet.num_elements, std::byte{0});
+    const PacketHeader header = header_of(piece.num_elements, context);
+    std::memcpy(bytes, &header, sizeof(header));
+    std::memcpy(bytes + sizeof(header), &magnitude, sizeof(magnitude));
+    for (size_t i = 0; i < num_elements; ++i) {
+      const bool is_negative = std::signbit(values[i]);
+      bytes[kBits + i / 8] |= std::byte{is_negative} << i % 8;
+      if (keeps_residual_) {
+        residual.as<float>()[i] = values[i] - (is_negative ? -magnitude : magnitude);
+      }
+    }
+    CodecCounts counts;
+    counts.encoded_elements = counts.kept_elements = piece.num_elements;
+    return counts;
+  }
+
+  CodecCounts decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
+                         Workspace /*workspace*/) override {
+    for (int p = 0; p < num_packets; ++p) {
+      const auto* bytes = packets.part(p, packet_bytes(out.num_elements)).as<std::byte>();
+      read_header(bytes, header_of(out.num_elements, context.of_packet(p)));
+      float magnitude = 0;
+      std::memcpy(&magnitude, bytes + sizeof(PacketHeader), sizeof(magnitude));
+      for (int64_t i = 0; i < out.num_elements; ++i) {
+        const bool is_negative = (bytes[kBits + i / 8] >> i % 8 & std::byte{1}) != std::byte{0};
+        out.as<float>()[i] += is_negative ? -magnitude : magnitude;
+      }
+    }
+    return {};
+  }
+
+ private:
+  static constexpr int64_t kBits = sizeof(PacketHeader) + 8;
+
+  static PacketHeader header_of(int64_t num_elements, PacketContext context) {
+    PacketHeader header;
+    header.codec = kSignId;
+    header.segment = context.segment;
+    header.unit_hash = context.unit_hash;
+    header.step = context.step;
+    header.num_elements = static_cast<uint64_t>(num_elements);
+    header.sender = context.sender;
+    return header;
+  }
+
+  bool keeps_residual_;
+};
+
+CodecType sign_type() {
+  return {.id = kSignId,
+          .name = "sign",
+          .options = {{.field = {.name = "error_feedback"}}},
+          .make_on_host = [](const Options& options, DataType, int) -> std::unique_ptr<Codec> {
+            return std::make_unique<SignCodec>(options);
+          },
+          .wire_bits = [](DataType, const Options&) { return 1.0; },
+          .prior_error = [](const Options&) { return 1 - 2 / 3.14159; },  // of normally distributed values
+          .candidates = [] { return std::vector<CodecCandidate>{{"sign"}}; }};
+}
+
+const CodecType kSign = sign_type();
+[[maybe_unused]] const bool kIsRegistered = (register_codec(kSign), true);  // before anything asks for codecs
+
+Options sign_options() { return test::options_of_codec("sign"); }
+
+std::vector<OptionField>::const_iterator field_named(const std::string& name) {
+  return std::ranges::find_if(option_fields(), [&](const OptionField& field) { return name == field.name; });
+}
+
+// What `call` throws, as text.
+template <typename ErrorType>
+std::string complaint(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const ErrorType& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(Registry, HasTheCodecsOfIsthmusAndThoseFromOutside) {
+  EXPECT_EQ(codec_names(), (std::vector<std::string>{"none", "tagc", "quant", "sparse", "sign"}));
+  EXPECT_EQ(&find_codec("sign"), &kSign);
+  EXPECT_STREQ(to_string(kSignId), "sign");
+  EXPECT_STREQ(to_string(CodecId::kTagc), "tagc");
+  EXPECT_STREQ(to_string(CodecId{77}), "unknown");
+}
+
+TEST(Registry, UnknownNamesAreToldTheKnownOnes) {
+  EXPECT_EQ(complaint<OptionError>([] { make_codec("zip", Options(), DataType::kFloat32, 1); }),
+            "codec \"zip\" is unknown: expected none, tagc, quant, sparse or sign");
+  Options options;
+  EXPECT_EQ(complaint<OptionError>([&] { field_named("codec")->set(options, "zip"); }),
+            "option codec=\"zip\": expected none, tagc, quant, sparse, sign or auto");
+}
+
+TEST(Registry, OptionsKnowTheirUsers) {
+  Options options = sign_options();
+  EXPECT_NO_THROW(options.validate());
+  EXPECT_EQ(field_named("error_feedback")->users_text(), "tagc, quant, sparse, sign or auto");
+  EXPECT_EQ(field_named("dense_steps")->users_text(), "tagc, quant, sparse, sign or auto");
+  EXPECT_EQ(field_named("sparsity")->users_text(), "tagc, sparse or auto");
+  EXPECT_TRUE(options.uses(*field_named("error_feedback")));
+  EXPECT_FALSE(options.uses(*field_named("bits")));
+  EXPECT_EQ(options.codec_settings(), "sign error_feedback=codec");
+}
+
+TEST(Registry, EveryCodecIsComplete) {
+  for (const CodecType* type : codec_types()) {
+    const Options options = test::options_of_codec(type->name);
+    const std::unique_ptr<Codec> codec = make_codec(type->name, options, DataType::kFloat32, 2);
+    EXPECT_STREQ(codec->name(), type->name);
+    const double bits = 8 * static_cast<double>(codec->packet_bytes(1 << 20)) / (1 << 20);
+    EXPECT_NEAR(bits, type->wire_bits(DataType::kFloat32, options), .05) << type->name;
+    EXPECT_GE(type->prior_error(options), 0) << type->name;
+    EXPECT_EQ(type->num_stages == nullptr, type->at_stage == nullptr) << type->name;
+    for (const CodecOption& option : type->options) {
+      EXPECT_NE(field_named(option.field.name), option_fields().end()) << type->name << ": " << option.field.name;
+    }
+  }
+}
+
+TEST(Registry, RefusesWhatIsTakenOrMissing) {
+  static CodecType other;  // would have to outlive the test
+  const auto refusal = [](const std::function<void(CodecType&)>& change) {
+    other = sign_type();
+    other.name = "other";
+    other.id = static_cast<CodecId>(201);
+    change(other);
+    return complaint<OptionError>([] { register_codec(other); });
+  };
+  EXPECT_EQ(refusal([](CodecType& type) { type.name = "quant"; }), "codec quant is registered already");
+  EXPECT_EQ(refusal([](CodecType& type) { type.name = "sign"; }), "codec sign is registered already");
+  EXPECT_EQ(refusal([](CodecType& type) { type.name = "auto"; }), "codec \"auto\": that is no name of a codec");
+  EXPECT_EQ(refusal([](CodecType& type) { type.name = nullptr; }), "codec \"\": that is no name of a codec");
+  EXPECT_EQ(refusal([](CodecType& type) { type.id = kSignId; }), "codec other: id 200 is that of codec sign");
+  EXPECT_EQ(refusal([](CodecType& type) { type.id = CodecId::kQuant; }), "codec other: id 3 is not from 128 to 255");
+  EXPECT_EQ(refusal([](CodecType& type) { type.make_on_host = nullptr; }),
+            "codec other: needs make_on_host, wire_bits and prior_error");
+  codec_types();
+  EXPECT_EQ(refusal([](CodecType&) {}),
+            "codec other is registered too late: codecs are registered before anything else of Isthmus is used");
+}
+
+TEST(Registry, WhatRunsOnTheCpuAloneSaysSo) {
+  test::EmulatedGpu gpu;
+  EXPECT_EQ(complaint<OptionError>([&] { gpu.make_codec("sign", sign_options(), DataType::kFloat32, 1); }),
+            "codec \"sign\" runs on the CPU alone");
+}
+
+TEST(Registry, AutoMeasuresAndMayChooseIt) {
+  Options options;
+  options.codec = "auto";
+  options.error_budget = .5;
+  EXPECT_EQ(candidates().back(), test::named("sign"));
+  EXPECT_EQ(settings_of(test::named("sign"), options).codec, "sign");
+  ProbeLimits limits;
+  limits.sample_elements = 4097;
+  Measurements measured;
+  measured.codecs = probe_codecs(
+      *make_host_device(), DataType::kFloat32, 1, options, [](auto&) {}, steady_clock(), limits);
+  EXPECT_TRUE(measured.codecs[test::named("sign")].known());
+  for (const Candidate candidate : candidates()) {
+    measured.codecs[candidate] = {1e9, candidate == test::named("sign") ? 1e10 : 1e9};
+  }
+  measured.links.inter = {1e-6, 1e6};
+  const Choice choice = choose(measured, {.num_elements = 1 << 20}, options);
+  EXPECT_EQ(choice.settings.codec, "sign") << choice.reason;
+}
+
+// As FSDP does: weights are gathered, gradients reduce-scattered. The best weights are the mean of the ranks' targets.
+TEST(Registry, TrainsOverTwoNodes) {
+  constexpr int kRanks = 4;
+  constexpr int64_t kChunk = 500;
+  constexpr int kSteps = 300;
+  World world(NodeMap::parse("2x2", kRanks), sign_options());
+  const std::vector<Array> targets = test::random_inputs(kRanks, kChunk, DataType::kFloat32);
+  std::vector<std::vector<double>> shards(kRanks, std::vector<double>(kChunk, 0));
+  test::run_ranks_well(kRanks, [&](int rank) {
+    Communicator& communicator = *world.ranks[rank];
+    const std::vector<double> target = targets[rank].values();
+    Array weights(kRanks * kChunk, DataType::kFloat32);
+    for (int step = 0; step < kSteps; ++step) {
+      std::vector<double> slopes = weights.values();
+      std::ranges::transform(slopes, target, slopes.begin(), std::minus<>());
+      const Array gradient(slopes, DataType::kFloat32);
+      Array mean(kChunk, DataType::kFloat32);
+      communicator.reduce_scatter(gradient.view(), mean.buffer(), 1.0 / kRanks,
+                                  {"unit", kRanks * kChunk, DataType::kFloat32}, nullptr);
+      const double rate = .3 / (1 + .1 * step);
+      std::ranges::transform(shards[rank], mean.values(), shards[rank].begin(),
+                             [rate](double weight, double slope) { return weight - rate * slope; });
+      communicator.all_gather(Array(shards[rank], DataType::kFloat32).view(), weights.buffer());
+    }
+  });
+  const std::vector<double> sums = test::sum_of(targets);
+  double missed = 0;
+  double all = 0;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    for (int64_t i = 0; i < kChunk; ++i) {
+      const double best = sums[rank * kChunk + i] / kRanks;
+      missed += (shards[rank][i] - best) * (shards[rank][i] - best);
+      all += best * best;
+    }
+  }
+  EXPECT_LT(missed, .01 * all);
+  EXPECT_EQ(world.ranks[0]->stats().compressed_calls, kSteps);
+}
+
+TEST(Registry, AllReducesTheSameBitsOnEveryRank) {
+  World world(NodeMap::parse("2x2", 4), sign_options());
+  const std::vector<Array> inputs = test::random_arrays(4, 3001, DataType::kFloat32);
+  const std::vector<Array> reduced = world.all_reduce(inputs, 1, nullptr);
+  for (const Array& each : reduced) {
+    EXPECT_EQ(each.values(), reduced.front().values());
+  }
+  EXPECT_NE(reduced.front().values(), test::sum_of(inputs));
+}
+
+TEST(Registry, ACorruptPacketNamesItsCodec) {
+  const auto wrap = [](int rank, Tiers tiers) {
+    if (rank == 1) {  // byte 16 is in the step
+      tiers.inter =
+          std::make_shared<HookedTransport>(tiers.inter, nullptr, [](const std::string& operation, Buffer arrived) {
+            if (operation == "all_to_all") {
+              arrived.as<std::byte>()[16] ^= std::byte{1};
+            }
+          });
+    }
+    return tiers;
+  };
+  World world(NodeMap::parse("2x1", 2), sign_options(), test::kTimeout, wrap);
+  const std::vector<Array> gradients = test::random_inputs(2, 1000, DataType::kFloat32);
+  const std::vector<Outcome> outcomes = test::run_ranks(2, [&](int rank) {
+    Array shard(1000, DataType::kFloat32);
+    world.ranks[rank]->reduce_scatter(gradients[rank].view(), shard.buffer(), 1, {"unit", 2000, DataType::kFloat32},
+                                      nullptr);
+  });
+  EXPECT_TRUE(outcomes[1].threw<PacketError>());
+  EXPECT_NE(outcomes[1].text.find("packet with step 1 where 0 is expected (codec sign, unit"), std::string::npos)
+      << outcomes[1].text;
+}
+
+}  // namespace
+}  // namespace isthmus
