@@ -36,7 +36,7 @@ _preloaded = [
 ]
 _context.set_forkserver_preload(_preloaded)
 
-# Below are ports of services that a machine may start later.
+# Lower ports belong to services that a machine may start at any time.
 _LOWEST_PORT = 10_000
 
 

@@ -46,10 +46,3 @@ def test_the_readme_script_trains(tmp_path):
         timeout=HANG_S,
     )
     assert result.returncode == 0, result.stderr
-
-
-def test_links_between_documents_lead_somewhere():
-    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        prose = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", prose):
-            assert (document.parent / target).exists(), f"{document.name}: {target}"
