@@ -21,7 +21,7 @@ from isthmus.benchmarks.simulate import SILENCE_MARGIN_S, Network, RankWorld, op
 from isthmus.benchmarks.training.schedule import UNSHAPED
 
 WORKER_MODULE = "isthmus.benchmarks.auto.worker"
-#: What auto may lose against the best of those that it could have chosen.
+#: Time of auto over that of its best rival, at most.
 GOAL = 1.02
 _SETUP_TIMEOUT_S = 180
 _WARM_UP_STEPS = 2
