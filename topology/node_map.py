@@ -57,7 +57,7 @@ class Nodes:
     #: For each rank of the group its node, numbered in the order of their first ranks.
     node_of_rank: list[int]
     source: str
-    #: What speaks against it: a better source that was not to be believed, or another that says otherwise. Or "".
+    #: Why it may be wrong: a better source contradicts itself, or another source differs. Or "".
     doubt: str = ""
 
     @property
@@ -107,7 +107,7 @@ def _by_launcher(
     whole: bool,
     describe: Callable[[list[int]], str],
 ) -> Nodes:
-    """Return the launcher's map; the machine's where no launcher names nodes, or none is to be believed."""
+    """Return the launcher's map; the machine's where no launcher names nodes, or none can be trusted."""
     if not any(claims):
         return Nodes(by_machine, MACHINE)
     names = [claim.node for claim in claims if claim and claim.node is not None]

@@ -17,14 +17,13 @@ from rich.table import Table
 from isthmus.benchmarks.auto.arms import RIVALS
 from isthmus.benchmarks.auto.config import AutoConfig
 from isthmus.benchmarks.common.report import report_head
-from isthmus.benchmarks.simulate import Network, RankWorld, open_network
+from isthmus.benchmarks.simulate import SILENCE_MARGIN_S, Network, RankWorld, open_network
 from isthmus.benchmarks.training.schedule import UNSHAPED
 
 WORKER_MODULE = "isthmus.benchmarks.auto.worker"
-#: What auto may lose against the best of those that it could have chosen.
+#: Time of auto over that of its best rival, at most.
 GOAL = 1.02
 _SETUP_TIMEOUT_S = 180
-_SILENCE_MARGIN_S = 30
 _WARM_UP_STEPS = 2
 
 FIELDS = {
@@ -62,7 +61,7 @@ def turns(config: AutoConfig) -> Iterator[str]:
 def _run_link(config: AutoConfig, network: Network, link: str, output_dir: Path, console: Console) -> dict[str, Any]:
     if link != UNSHAPED:
         network.shape(link)
-    timeout_s = config.training.timeout_s + _SILENCE_MARGIN_S
+    timeout_s = config.training.timeout_s + SILENCE_MARGIN_S
     seconds: dict[str, list[float]] = {arm: [] for arm in config.arms}
     with (
         console.status(f"{link}: starting the ranks") as status,

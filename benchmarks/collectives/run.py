@@ -11,12 +11,10 @@ from rich.table import Table
 
 from isthmus.benchmarks.collectives.config import ELEMENT_BYTES, CollectivesConfig
 from isthmus.benchmarks.common.report import report_head
-from isthmus.benchmarks.simulate import RankWorld, open_network
+from isthmus.benchmarks.simulate import SILENCE_MARGIN_S, RankWorld, open_network
 
 WORKER_MODULE = "isthmus.benchmarks.collectives.worker"
 _SETUP_TIMEOUT_S = 120
-# Above the process groups' own timeout, so that a rank that waits in vain can say so first.
-_SILENCE_MARGIN_S = 30
 _HEADS = (
     "size",
     "count",
@@ -92,7 +90,7 @@ def _measure(
         "dtype": config.dtype,
         "iterations": config.iterations,
     }
-    answers = world.request(command, config.iterations * config.timeout_s + _SILENCE_MARGIN_S)
+    answers = world.request(command, config.iterations * config.timeout_s + SILENCE_MARGIN_S)
     num_bytes = num_elements * ELEMENT_BYTES[config.dtype]
     slowest = [max(calls) for calls in zip(*(answer["seconds"] for answer in answers), strict=True)]
     seconds = median(slowest)

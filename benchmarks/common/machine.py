@@ -1,4 +1,4 @@
-"""What a report says about where it was made."""
+"""The machine and the versions that a report was made with."""
 
 import os
 import platform

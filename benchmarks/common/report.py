@@ -9,7 +9,7 @@ from isthmus.benchmarks.common.machine import machine, versions
 
 
 def report_head(**of_machine: Any) -> dict[str, Any]:
-    """Schema, time, versions and machine. of_machine: what else is known of it, such as its load before the run."""
+    """Schema, time, versions and machine. of_machine: further facts about it, such as its load before the run."""
     return {
         "schema": 1,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -21,15 +21,13 @@ from isthmus.benchmarks.convergence.config import ConvergenceConfig, Setting
 from isthmus.benchmarks.convergence.results import Results, ResultsFile
 from isthmus.benchmarks.convergence.runs import Run, make_run, text_digest
 from isthmus.benchmarks.convergence.training import averaged, native_build, relative_error
-from isthmus.benchmarks.simulate import Network, RankWorld, open_network
+from isthmus.benchmarks.simulate import SILENCE_MARGIN_S, Network, RankWorld, open_network
 
 STAGE = "real"
 TIMED_STAGE = "timed"
 _MODULE = "isthmus.benchmarks.convergence.worker"
 _TIMEOUT_S = 300
 _SETUP_TIMEOUT_S = 180
-#: Above the process groups' own timeout, so that a rank that waits in vain can say so first.
-_SILENCE_MARGIN_S = 30
 #: Timed steps of an arm at a link, and how many of them in a row; one before each row is not timed: the link's bucket
 #: is as the arm before left it.
 _TIMED_STEPS = 8
@@ -169,7 +167,7 @@ def _shown(run: Run, event: dict[str, Any]) -> str:
 def _request(
     world: RankWorld, command: dict[str, Any], on_event: Callable[[dict[str, Any]], None] = lambda event: None
 ) -> list[dict[str, Any]]:
-    return world.request(command, _TIMEOUT_S + _SILENCE_MARGIN_S, on_event)
+    return world.request(command, _TIMEOUT_S + SILENCE_MARGIN_S, on_event)
 
 
 def _over_ranks(answers: Sequence[dict[str, Any]], name: str, combine: Callable[[Any], Any]) -> list[Any]:

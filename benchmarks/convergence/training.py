@@ -14,10 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from isthmus import _C
 from isthmus.benchmarks.common.data import check_split, read_split
+from isthmus.benchmarks.common.fsdp import make_adamw
 from isthmus.benchmarks.common.model import loss_of
 from isthmus.benchmarks.convergence.config import VALIDATED_SHARES, Setting
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 MAX_GRADIENT_NORM = 1.0
 _WARM_UP_SHARE = 0.05
 _FINAL_LR_SHARE = 0.1
@@ -38,14 +38,8 @@ def lr_share(step: int, num_steps: int) -> float:
 def make_optimizer(name: str, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
     """AdamW, or SGD with momentum."""
     if name == "adamw":
-        return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        return make_adamw(parameters, lr)
     return torch.optim.SGD(parameters, lr=lr, momentum=0.9, fused=True)
-
-
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of the next step."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
 
 
 def validated_steps(num_steps: int) -> list[int]:

@@ -17,21 +17,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 import isthmus
+from isthmus.benchmarks.common.fsdp import set_lr, shard
 from isthmus.benchmarks.common.isthmus_group import new_group
 from isthmus.benchmarks.common.model import ByteGpt
 from isthmus.benchmarks.convergence.runs import Run
 from isthmus.benchmarks.convergence.training import (
-    DTYPES,
     MAX_GRADIENT_NORM,
     Batches,
     crossing_bytes,
     lr_share,
     make_optimizer,
-    set_lr,
     total_loss,
     training_loss,
     validated_steps,
@@ -53,10 +52,7 @@ class FsdpTraining:
         self._model = ByteGpt(run.setting.shape)
         self.num_parameters = sum(parameter.numel() for parameter in self._model.parameters())
         mesh = self._mesh(run, timeout)
-        dtype = DTYPES[run.setting.dtype]
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
-        for module in (*self._model.blocks, self._model):
-            fully_shard(module, mesh=mesh, mp_policy=policy)
+        shard(self._model, mesh, run.setting.dtype)
         self._optimizer = make_optimizer(run.setting.optimizer, self._model.parameters(), run.lr)
 
     def _mesh(self, run: Run, timeout: timedelta) -> DeviceMesh:

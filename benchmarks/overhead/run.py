@@ -13,7 +13,7 @@ from rich.table import Table
 
 from isthmus.benchmarks.common.report import report_head
 from isthmus.benchmarks.overhead.config import OverheadConfig
-from isthmus.benchmarks.simulate import LoopbackNetwork, RankWorld
+from isthmus.benchmarks.simulate import SILENCE_MARGIN_S, LoopbackNetwork, RankWorld
 
 WORKER_MODULE = "isthmus.benchmarks.overhead.worker"
 #: Those with one tensor in and one out: all_gather_into_tensor, reduce_scatter_tensor, all_to_all_single.
@@ -26,7 +26,6 @@ STEP_TARGET = 1.05
 #: Losses of both arms may differ by the rounding of their sums.
 _LOSS_TOLERANCE = 0.02
 _SETUP_TIMEOUT_S = 180
-_SILENCE_MARGIN_S = 30
 
 COLUMNS = {
     "gloo": "median microseconds until the call returns its Work (issue), and until that has been waited for (full)",
@@ -46,7 +45,7 @@ def run_overhead(config: OverheadConfig, log_dir: Path, console: Console) -> dic
     network = LoopbackNetwork(config.nodes, "overhead is measured without a link")
     with RankWorld(network, config.ranks_per_node, WORKER_MODULE, log_dir) as world:
         world.request({"do": "setup", "config": asdict(config)}, _SETUP_TIMEOUT_S)
-        silence_s = config.timeout_s + _SILENCE_MARGIN_S
+        silence_s = config.timeout_s + SILENCE_MARGIN_S
         calls = []
         for operation in CALLS:
             for num_bytes in (0,) if operation == "barrier" else CALL_BYTES:

@@ -9,10 +9,11 @@ from isthmus.benchmarks.simulate.network import (
     NetworkError,
     open_network,
 )
-from isthmus.benchmarks.simulate.ranks import RankFailure, RankWorld
+from isthmus.benchmarks.simulate.ranks import SILENCE_MARGIN_S, RankFailure, RankWorld
 
 __all__ = [
     "MAX_NODES",
+    "SILENCE_MARGIN_S",
     "LoopbackNetwork",
     "NamespaceNetwork",
     "Network",

@@ -16,6 +16,8 @@ from typing import Any, Self
 
 from isthmus.benchmarks.simulate.network import Network
 
+#: A launcher waits longer than the process groups' own timeout by this: a rank that waits in vain can say so first.
+SILENCE_MARGIN_S = 30
 # How long to listen to the other ranks once one has failed: the first to fail is not always the first to be heard.
 _FAILURE_GRACE_S = 1.5
 _EXIT_TIMEOUT_S = 5

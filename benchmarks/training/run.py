@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from isthmus.benchmarks.simulate import Network, RankWorld, open_network, parse_link_rate
+from isthmus.benchmarks.simulate import SILENCE_MARGIN_S, Network, RankWorld, open_network, parse_link_rate
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.training.schedule import UNSHAPED, Segment, schedule, steps_per_arm
 from isthmus.benchmarks.training.traffic import audited_collectives, audited_link_bytes, formula_bytes, formula_of_arm
@@ -19,8 +19,6 @@ from isthmus.plan.volumes import Formula
 
 WORKER_MODULE = "isthmus.benchmarks.training.worker"
 _SETUP_TIMEOUT_S = 180
-# Above the process groups' own timeout, so that a rank that waits in vain can say so first.
-_SILENCE_MARGIN_S = 30
 
 
 @dataclass
@@ -129,7 +127,7 @@ class _Run:
     def _request(
         self, command: dict[str, Any], on_event: Callable[[dict[str, Any]], None] = lambda event: None
     ) -> list[dict[str, Any]]:
-        return self._world.request(command, self._config.timeout_s + _SILENCE_MARGIN_S, on_event)
+        return self._world.request(command, self._config.timeout_s + SILENCE_MARGIN_S, on_event)
 
 
 def merge_ranks(records: tuple[dict[str, Any], ...], formula: Formula) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule
 
 from isthmus.benchmarks.common.data import Text
+from isthmus.benchmarks.common.fsdp import make_adamw, set_lr, shard
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
 from isthmus.benchmarks.training.config import TrainingConfig
 
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
 _WARM_UP_STEPS = 10
 _CONSTANT_SHARE = 0.6
 _FINAL_LR_SHARE = 0.1
@@ -38,13 +38,8 @@ class Trainer:
         self._loss_scale = _FP16_LOSS_SCALE if config.dtype == "fp16" else 1.0
         torch.manual_seed(config.seed)
         self._model = ByteGpt(config.shape)
-        dtype = _DTYPES[config.dtype]
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
-        for module in (*self._model.blocks, self._model):
-            fully_shard(module, mesh=mesh, mp_policy=policy)
-        self._optimizer = torch.optim.AdamW(
-            self._model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True
-        )
+        shard(self._model, mesh, config.dtype)
+        self._optimizer = make_adamw(self._model.parameters(), config.lr)
 
     @property
     def num_parameters(self) -> int:
@@ -58,8 +53,7 @@ class Trainer:
 
     def step(self) -> float:
         """Train on the next batch; returns this rank's loss."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._config.lr * lr_share(self._step, self._num_steps)
+        set_lr(self._optimizer, self._config.lr * lr_share(self._step, self._num_steps))
         loss = loss_of(self._model, self._text.batch(self._step, self._rank, self._config.sequences))
         (loss * self._loss_scale).backward()  # type: ignore[no-untyped-call]
         for parameter in self._model.parameters() if self._loss_scale != 1 else ():

@@ -14,7 +14,7 @@ _KEEP_ALL = 0  # HWLOC_TYPE_FILTER_KEEP_ALL
 
 @dataclass(frozen=True)
 class HwlocFacts:
-    """xml: what hwloc exports; None where it could not be had. missing: why, in words. version: such as "2.8"."""
+    """xml: what hwloc exports; None where it is not available. missing: why, in words. version: such as "2.8"."""
 
     xml: bytes | None = None
     version: str | None = None

@@ -1,7 +1,8 @@
 """Times the links of both tiers over a real process group: `isthmus topo --measure`.
 
 All ranks of a tier send to the next of them at once, in a ring, so that every link is busy in both directions as it is
-in a reduction. Nodes are timed side by side, and so are rails: what the ranks of a node share, they share here as well.
+in a reduction. Nodes are timed side by side, and so are rails: what the ranks of a node share,
+they share in the measurement, too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from isthmus.topology.discovery.link_cache import LinkSample, MeasuredLink, Meas
 SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))
 #: How long one tier may take, about.
 BUDGET_S = 3.0
-#: The best of these counts: whatever else the machines do only adds.
+#: The fastest of these counts: other work on the machines can only add time.
 _BURSTS = 5
 _MAX_REPEATS = 50
 _GROWTH = SIZES[1] // SIZES[0]
@@ -144,7 +145,7 @@ class _Stage:
         return samples
 
     def _time_size(self, ring: _Ring, num_bytes: int, share_s: float) -> tuple[float, float]:
-        """Return how long one exchange takes, and how long it took to know; both equal on all ranks."""
+        """Return the seconds of one exchange, and of measuring it; both equal on all ranks."""
         buffers = torch.zeros(num_bytes, dtype=torch.uint8), torch.empty(num_bytes, dtype=torch.uint8)
         taken_s = first_s = self._burst_s(ring, *buffers, repeats=1)
         repeats = max(1, min(_MAX_REPEATS, int(share_s / _BURSTS / first_s)))
@@ -156,7 +157,7 @@ class _Stage:
         return best_s, taken_s
 
     def _burst_s(self, ring: _Ring, outgoing: Tensor, incoming: Tensor, repeats: int) -> float:
-        """Return how long the slowest rank took; equal on all ranks."""
+        """Return the seconds of the slowest rank; equal on all ranks."""
         dist.barrier(self.group)
         start_s = time.perf_counter()
         for _ in range(repeats):
@@ -173,7 +174,7 @@ def _fresh_store(group: dist.ProcessGroup) -> Store:
 
 
 def _exchange_facts(group: Group) -> tuple[tuple[str, ...], str]:
-    """Return the names of all hosts, and when this is, by the first rank's clock."""
+    """Return the names of all hosts, and the time by the first rank's clock."""
     own = {"host": socket.gethostname(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
     keys = [f"facts/{rank}" for rank in range(group.size)]
     group.store.set(keys[group.rank], json.dumps(own))

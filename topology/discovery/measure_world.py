@@ -19,7 +19,7 @@ from isthmus.topology.launchers import launched_as
 _HOW = "start it on every rank, as in `torchrun --nproc-per-node 4 -m isthmus topo --measure`"
 #: torch's own default.
 _MASTER_PORT = "29500"
-#: For ranks to come, and for any one exchange.
+#: For all ranks to join, and for each exchange.
 _TIMEOUT = timedelta(minutes=5)
 
 
@@ -44,7 +44,7 @@ def _joined(environment: Mapping[str, str]) -> Iterator[int]:
     dist.init_process_group("isthmus", timeout=_TIMEOUT)
     try:
         yield dist.get_rank()
-        dist.barrier()  # a rank that exits may take the store with it
+        dist.barrier()  # the store ends with the rank that hosts it
     finally:
         dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of its GPUs: their names, NVLinks and multi-node fabric, through NVML.
+"""What NVIDIA's driver reports of its GPUs: their names, NVLinks and multi-node fabric, through NVML.
 
 NVML is loaded when `read_nvml` is called, and only then. A machine without the library, the driver or a GPU is normal:
 `NvmlFacts.missing` says which it is. An attribute that a driver does not know is None.

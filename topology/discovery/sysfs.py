@@ -1,4 +1,4 @@
-"""What Linux says of processors, PCIe devices and network adapters, under /sys and /proc.
+"""What Linux reports of processors, PCIe devices and network adapters, under /sys and /proc.
 
 Reads plain facts, one dataclass a kind; `discover` makes a machine of them. Any attribute may be missing, unreadable
 (an interface that is down refuses `speed`) or nonsense: it is None then. The roots are parameters, so that tests run

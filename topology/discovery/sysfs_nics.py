@@ -70,7 +70,7 @@ def _interface_nics(facts: Facts, device_at: dict[str, PciDevice], left_out: lis
 def _reason_against(
     interface: Interface, facts: Facts, device_at: dict[str, PciDevice], taken: dict[tuple[str, int], str]
 ) -> str | None:
-    """Return why an interface is no NIC of its own; empty: for a reason that nobody needs to be told; None: it is."""
+    """Return why an interface is no NIC of its own; empty: for a reason that needs no note; None: it is one."""
     if interface.is_virtual or interface.is_representor or _is_seen_as_verbs(interface, facts):
         return ""
     device = device_at.get(interface.bus_id or "")

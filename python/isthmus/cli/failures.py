@@ -1,4 +1,4 @@
-"""What every command says where it fails: one message and an exit code, no traceback for what a user can cause."""
+"""How every command fails: one message and an exit code, no traceback for what a user can cause."""
 
 import sys
 from collections.abc import Iterator

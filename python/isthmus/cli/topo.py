@@ -1,4 +1,4 @@
-"""`isthmus topo`: what a machine looks like, and where its ranks get out of it."""
+"""`isthmus topo`: what a machine looks like, and which NIC each rank uses."""
 
 import json as json_module
 import os

@@ -1,4 +1,4 @@
-"""The half of a process group that CUDA tensors take: whether ranks have a GPU, and NCCL's world backend and tiers."""
+"""The CUDA part of a process group: whether ranks have a GPU, and NCCL's world backend and tiers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def devices() -> list[str]:
     """Return the types of device that the backend is registered for.
 
-    What this machine has is not asked: that would start CUDA in every process that imports torch.
+    Does not ask what this machine has, which would start CUDA in every process that imports torch.
     """
     return ["cpu", "cuda"] if _built_with_cuda() else ["cpu"]
 
@@ -28,7 +28,7 @@ def devices() -> list[str]:
 def _built_with_cuda() -> bool:
     try:
         from isthmus._build_info import CUDA
-    except ImportError:  # what cannot be loaded is said when a group is made
+    except ImportError:  # the error is reported when a group is made
         return False
     return bool(CUDA)
 
@@ -60,7 +60,7 @@ def find_gpu() -> Gpu:
 
 
 def why_none(global_ranks: Sequence[int], gpus: Sequence[Gpu]) -> str:
-    """Return why a group of ranks with these GPUs has no part for CUDA tensors; "" if it has one. All or none have."""
+    """Return why a group of ranks with these GPUs cannot take CUDA tensors; "" if it can. Equal on all ranks."""
     missing = ranks_by_value(global_ranks, [gpu.missing for gpu in gpus])
     missing.pop("", None)
     return "; ".join(

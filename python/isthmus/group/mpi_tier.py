@@ -27,9 +27,9 @@ def _load() -> ModuleType:
 
 
 def join(global_rank: int, world_size: int) -> None:
-    """Make MPI ready in this process, whose rank torch and MPI must agree about.
+    """Start MPI in this process, and check that it has the same rank in torch and in MPI.
 
-    Raises ImportError where isthmus has no MPI, and RuntimeError where MPI is not as it must be.
+    Raises ImportError where isthmus has no MPI, and RuntimeError where MPI cannot be used or ranks differ.
     """
     try:
         mpi_rank, mpi_size = _load().start()
@@ -44,12 +44,12 @@ def join(global_rank: int, world_size: int) -> None:
 
 @functools.cache
 def _leave_at_exit() -> None:
-    # Earlier than the groups' own, so that it runs after them: they let go of their tiers.
+    # Registered before the groups' own handlers, so that it runs after them, when they have released their tiers.
     atexit.register(_leave, os.getpid())
 
 
 def make_tier(global_ranks: Sequence[int], nodes: Sequence[int], timeout: timedelta) -> Transport | None:
-    """Construct the tier of these ranks, which sit on these nodes. All of them call this. One alone needs none."""
+    """Construct the tier of these ranks, which sit on these nodes. Collective. None for a single rank."""
     if len(global_ranks) < 2:
         return None
     tier: Transport = _load().make_tier("inter", list(global_ranks), list(nodes), timeout)
@@ -57,9 +57,9 @@ def make_tier(global_ranks: Sequence[int], nodes: Sequence[int], timeout: timede
 
 
 def _leave(process: int) -> None:
-    """Finalise MPI, if it was initialised here. A forked child has no part in it.
+    """Finalise MPI, if this process initialised it; a forked child did not.
 
-    Where an exception ends this process the others may never come to that: it just goes, and mpiexec ends the job.
+    After an exception other ranks may never finalise, so this one exits without, and mpiexec ends the job.
     """
     if os.getpid() == process and getattr(sys, "last_value", None) is None:
         _load().finish()

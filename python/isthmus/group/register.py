@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("isthmus")
 
 NAME = "isthmus"
-# How long a rank whose group cannot be made stays, so that the others can read why.
+# How long a rank that reports an error stays, so that the others can read it: it may host the store.
 ERROR_READ_TIMEOUT = timedelta(seconds=10)
 
 
@@ -129,7 +129,7 @@ def _create(group: Group, given_options: Any) -> _C.Backend:
 
 
 def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Introduction]:
-    """Read this rank's options and node. What is wrong with them is told to the other ranks, not raised."""
+    """Read this rank's options and node. Errors in them are sent to the other ranks, not raised."""
     try:
         core = native.load()
         if given_options is None:
@@ -152,19 +152,19 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
     return options, Introduction(surroundings=surroundings, options=fields, gpu=gpu)
 
 
-# Set by the last group of all ranks that was not placed by option.
+# Of the last group of all ranks that was not placed by an option.
 _launcher_contradicts_itself = False
 
 
 def _look_around(group: Group, gpu: Gpu) -> Surroundings:
     surroundings = node_map.look_around(os.environ, group.world_size, gpu.bus_id or None)
     if group.size < group.world_size and _launcher_contradicts_itself:
-        return replace(surroundings, claim=None)  # a few members' claims may seem to fit together
+        return replace(surroundings, claim=None)  # the claims of a few members may agree by chance
     return surroundings
 
 
 def _place(group: Group, introductions: Sequence[Introduction]) -> Nodes:
-    """Return the group's node map, and remember for its subgroups whether their launcher is to be believed."""
+    """Return the group's node map, and remember for its subgroups whether the launcher's variables can be trusted."""
     global _launcher_contradicts_itself
     surroundings = [introduction.surroundings for introduction in introductions]
     describe = native.load().describe_nodes
@@ -188,7 +188,7 @@ def _exchange(group: Group, own: Introduction) -> list[Introduction]:
 
 
 def _complaint(group: Group, introductions: Sequence[Introduction]) -> str:
-    """Return what keeps these ranks from making a group; the same text on every rank."""
+    """Return why these ranks cannot form a group, "" if they can; the same text on every rank."""
     errors = ranks_by_value(group.global_ranks, [introduction.error for introduction in introductions])
     if set(errors) != {""}:
         return "; ".join(
@@ -216,15 +216,15 @@ def _error_type(introductions: Sequence[Introduction]) -> type[Exception]:
 
 
 def _leave_together(group: Group) -> None:
-    """Wait a while until every rank has read the others' introductions: the first to leave may host the store."""
+    """Wait until every rank has read the introductions: the first rank to leave may host the store."""
     try:
         if group.store.add("read", 1) == group.size:
             group.store.set("all_read", "")
         group.store.wait(["all_read"], ERROR_READ_TIMEOUT)
     except dist.DistError:
-        pass  # the host is gone, or a rank died: nothing is lost but good manners
+        pass  # the host of the store, or a rank, is gone: nobody is left to wait for
     if group.rank == 0:
-        time.sleep(0.5)  # the likely host: the answers to the others are on their way
+        time.sleep(0.5)  # the likely host of the store: its answers to the others are under way
 
 
 def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> _C.Backend:
@@ -283,7 +283,7 @@ def _log_nodes(group: Group, nodes: Nodes) -> None:
     two_tier = len(ranks_on_node) > 1 and len(set(ranks_on_node.values())) == 1
     if not two_tier:
         text += ": everything goes to the world backend, uncompressed"
-    # A subgroup inside a node is nothing to worry about, and a doubt was told when the whole world's group was made.
+    # A subgroup inside a node is normal, and doubts were reported when the group of all ranks was made.
     worth_a_look = group.size == group.world_size and (nodes.doubt or not two_tier)
     logger.log(logging.WARNING if worth_a_look else logging.INFO, "group of %d ranks: %s", group.size, text)
 
@@ -292,7 +292,7 @@ _warned_of: set[str] = set()
 
 
 def _warn_of_options_without_effect(group: Group, options: _C.Options) -> None:
-    """Name the options that were set for nothing, once: further groups of a training have the same ones."""
+    """Warn of options that have no effect, once: later groups of a training have the same ones."""
     for name, value, users in options._without_effect() if group.rank == 0 else []:
         text = f"option {name}={value} has no effect with codec={options.codec}: it is for {users}"
         if text not in _warned_of:
@@ -304,7 +304,7 @@ _ready_in_process = 0
 
 
 def _set_up_process(options: _C.Options, group: Group) -> None:
-    """Do what is done once a process, however many groups it makes."""
+    """Set up what a process needs once, however many groups it makes."""
     global _ready_in_process
     logger.setLevel(options.log.upper())
     if not logger.hasHandlers():
@@ -329,7 +329,7 @@ def _warn_of_unknown_variables(core: Any) -> None:
         logger.warning("the environment variable %s is none of isthmus's and changes nothing%s", unknown.name, meant)
 
 
-# The first reduction of FSDP imports what answers: it needs DTensor, which takes seconds, and `import torch` registers.
+# Imported at the first reduction, not at `import torch`, which registers: `units.identify` imports DTensor for seconds.
 def _fsdp2_caller() -> tuple[int, str, int, str]:
     from isthmus.units import identify
 

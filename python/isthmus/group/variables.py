@@ -94,7 +94,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class UnknownVariable:
-    """A variable that nobody here reads. meant: the known one that it resembles, if any."""
+    """A variable that nothing here reads. meant: the known one that it resembles, if any."""
 
     name: str
     meant: str | None

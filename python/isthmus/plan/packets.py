@@ -1,7 +1,7 @@
 """Sizes of what crosses between nodes: packets, and the indexes and sketches of the single tier.
 
-They are written down a second time here, from docs/packet_format.md and docs/tagc.md, not asked of the library: a check
-against itself would always pass.
+They are written here from docs/packet_format.md and docs/tagc.md, independently of the library, since a check of the
+library against itself would always pass.
 """
 
 import math
@@ -65,7 +65,7 @@ class WireOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "WireOptions":
-        """Those of `isthmus.Options`, given by name. What an older report lacks is as it was then: the default."""
+        """Those of `isthmus.Options`, given by name. What an older report lacks had its default then."""
         return cls(**{field.name: options[field.name] for field in fields(cls) if field.name in options})
 
     @property

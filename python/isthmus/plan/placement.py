@@ -23,7 +23,7 @@ MOST_RANKS_PER_NODE = 128
 
 
 class Placement(StrEnum):
-    """Where a tensor is: whole on every rank; cut over the ranks of each node; cut over all ranks."""
+    """Where a tensor is: whole on every rank; sharded over the ranks of each node; sharded over all ranks."""
 
     REPLICATED = "replicated"
     NODE_SHARDED = "sharded in the node"
@@ -172,7 +172,7 @@ class _Derivation:
         return 1 if placement is Placement.REPLICATED else self.cluster.size(_SCOPE_OF[placement])
 
     def _gather(self, phase: Phase, placement: Placement) -> Iterator[Operation]:
-        """Whole parameters on every rank. What is kept in the node is cut from the whole, padding and all."""
+        """Whole parameters on every rank. What is kept in the node is a part of the whole, padding included."""
         if placement is not Placement.REPLICATED:
             num_elements = self.unit.padded_elements(self._num_shards(self.placements.parameters))
             yield Operation(phase, Kind.ALL_GATHER, _SCOPE_OF[placement], num_elements, self.element_bytes.gathered)

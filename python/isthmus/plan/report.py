@@ -130,7 +130,7 @@ def _against_plain(comparison: Comparison, winner: StepPlan, where: str) -> str:
 
 
 def _same_layout(comparison: Comparison, winner: StepPlan) -> list[str]:
-    """Where tensors are cut over all ranks, what Isthmus changes: the winner may owe all to its layout."""
+    """What Isthmus changes where tensors are sharded over all ranks: the winner may win by its layout alone."""
     sentences = []
     sharded = next((plan.strategy for plan in comparison.candidates if _is_sharded(plan.strategy)), None)
     if sharded is not None and not _is_sharded(winner.strategy):

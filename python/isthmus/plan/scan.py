@@ -48,7 +48,7 @@ class Comparison:
 
     @cached_property
     def candidates(self) -> list[StepPlan]:
-        """The strategies that fit, what is to be preferred at equal times first."""
+        """The strategies that fit, preferred ones first at equal times."""
         fitting = [plan for plan in self.plans if self.fits(plan)]
         return sorted(fitting, key=lambda plan: (_effort(plan.strategy), plan.memory.total))
 
@@ -140,5 +140,5 @@ def link_speeds() -> list[float]:
 
 
 def _effort(strategy: Strategy) -> int:
-    """What a strategy asks for beside its layout: nothing, Isthmus, or Isthmus and accuracy."""
+    """What a strategy costs beside its layout: nothing, Isthmus, or Isthmus and accuracy."""
     return 0 if strategy.is_plain else 2 if strategy.is_compressed else 1

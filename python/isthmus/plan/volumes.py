@@ -1,7 +1,7 @@
 """What each collective puts on links: the formulas of docs/algorithms.md, hop by hop.
 
-Counters of real runs are held against them (`isthmus bench training`, `isthmus plan --check`), and plans are made of
-them. They are written down a second time here, not asked of the library: a check against itself would always pass.
+Counters of real runs are compared with them (`isthmus bench training`, `isthmus plan --check`), and plans are made of
+them. They are written here independently of the library, since a check of the library against itself would always pass.
 """
 
 import math

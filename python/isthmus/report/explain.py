@@ -14,7 +14,8 @@ def explain(group: dist.ProcessGroup | None = None) -> str:
     """One line for each unit that was reduced in `group` (default: all ranks): its codec, and why it has this one.
 
     With ``codec="auto"`` that is what was chosen, with the times and errors that it was chosen by; otherwise what the
-    options say. The error is what was measured; it is missing where none was yet. Equal on all ranks but for the error.
+    options say. The error is the measured one, and missing before the first measurement. Equal on all ranks
+    but for the error.
     """
     units = sorted(stats(group)["units"], key=lambda unit: (unit["name"], unit["collective"], unit["num_elements"]))
     return "\n".join(map(explain_unit, units))

@@ -1,6 +1,6 @@
-"""What one pastes into a bug report: versions, what was built in or found, options, and variables in force.
+"""Facts for a bug report: versions, what was built in or found, options, and variables in force.
 
-Nothing here needs a process group, a GPU or even a native module that loads: what is missing is said, not raised.
+Needs no process group, no GPU and no native module that loads: what is missing is reported, not raised.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def collect(environment: Mapping[str, str] | None = None) -> Info:
         variables = [variable for _, variable, *_ in core.option_fields()]
         options, options_error = _attempt(lambda: _options(core, environment))
     else:
-        # Nobody else knows the options: those that are set can be neither checked nor told from mistyped ones.
+        # Only the native module knows the options: without it they can be neither checked nor told from mistyped ones.
         variables = sorted(name for name in environment if name.startswith("ISTHMUS_"))
         options, options_error = (), f"{native_error}; set in the environment: {', '.join(variables) or 'nothing'}"
     return Info(
@@ -82,7 +82,7 @@ def _attempt(read: Callable[[], Any]) -> tuple[Any, str | None]:
     """Return what `read` returns, or why it failed, in one line."""
     try:
         return read(), None
-    except Exception as error:  # a broken installation fails in any way it likes
+    except Exception as error:  # a broken installation may raise anything
         return None, " ".join(str(error).split()) or type(error).__name__
 
 
@@ -184,7 +184,7 @@ def _topology_features() -> Iterator[Feature]:
 
 
 def print_info(info: Info, console: Console) -> None:
-    """Print everything as text that survives being pasted."""
+    """Print everything as plain text for pasting."""
     _print_rows(console, "Versions", list(info.versions.items()))
     features = [(one.name, "yes" if one.is_available else "no", one.detail) for one in info.features]
     _print_rows(console, "Features", features)

@@ -1,4 +1,4 @@
-"""Which unit of a live model, prepared or not, the name of a unit means."""
+"""Finds the unit of a live model, prepared or not, by its name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Loads residuals on other nodes or ranks than those that saved them.
 
-What counts of a residual is what it will add to the result of its reduction: scale x residual, summed over ranks, for
-each element of each parameter. That sum is taken from all parts of a saved unit, and put where the new ranks can send
-it from: with the node that follows the owner's.
+A residual is defined by what it will add to the result of its reduction: scale x residual, summed over ranks, for
+each element of each parameter. That sum is computed from all parts of a saved unit, and placed on a rank that can
+send it: on the node that follows the owner's.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def option_texts(backend: Any) -> dict[str, str]:
 
 
 def check_options(saved: SavedGroup, backend: Any) -> None:
-    """Raise ValueError if residuals are of other pieces. Another codec may take them: what is missing is missing."""
+    """Raise ValueError if residuals are of other pieces. Another codec may take them."""
     now = option_texts(backend)
     for field in ("tiers", "own_piece"):
         if saved.units and saved.options.get(field, now[field]) != now[field]:

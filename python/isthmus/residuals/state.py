@@ -86,7 +86,7 @@ def state_dict(model_or_group: Target = None) -> dict[str, Any]:
     for group_index, (group, backend) in enumerate(_groups(model_or_group)):
         units = []
         unit_states = backend.unit_states()
-        # Models of equal names that were not prepared have numbers: which of them a live one has is not known here.
+        # Unprepared models with equal names are numbered, and the number of a live one is not known here.
         numbered = {state["name"].removesuffix(" (2)") for state in unit_states if state["name"].endswith(" (2)")}
         for unit_index, unit_state in enumerate(unit_states):
             units.append(_describe(group, unit_state, prepared if unit_state["name"] in numbered else known))
@@ -121,7 +121,7 @@ def _describe(group: dist.ProcessGroup, state: Mapping[str, Any], known: Sequenc
 
 
 def load_state_dict(state: Mapping[str, Any], model_or_group: Target = None, *, reshard: bool = True) -> None:
-    """Take over what `state_dict` returned, on all ranks of the same process groups.
+    """Load what `state_dict` returned, on all ranks of the same process groups.
 
     Residuals that are there already are dropped. If the groups have other nodes or ranks than they had, `state` must
     hold the entries of all ranks that saved; residuals are then re-sharded, or dropped with reshard=False. If loading
@@ -133,7 +133,7 @@ def load_state_dict(state: Mapping[str, Any], model_or_group: Target = None, *, 
 def load_checkpoint(
     checkpoint_id_or_reader: Any, model_or_group: Target = None, *, key: str = "isthmus", reshard: bool = True
 ) -> LoadReport:
-    """Take over what was saved with `torch.distributed.checkpoint.save({key: isthmus.state_dict(...)})`.
+    """Load what was saved with `torch.distributed.checkpoint.save({key: isthmus.state_dict(...)})`.
 
     From any number of ranks: if nodes or ranks differ, residuals are re-sharded: what they will add to the gradient of
     each parameter stays the same, to rounding. That needs the parameters: of models that were given or prepared when

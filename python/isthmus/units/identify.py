@@ -1,7 +1,7 @@
-"""Who reduces: what the native module asks about reductions that FSDP labels.
+"""Tells the native module which unit a reduction is of that FSDP labels.
 
-FSDP2 reduces from Python: its object for what is reduced together is on the stack of the very call, whatever other
-models there are, whenever garbage is collected, and however often the unit reduces.
+FSDP2 reduces from Python, so the object of its unit is on the stack of the call. That also holds with several models,
+with garbage collection at any time, and for a unit that reduces several times.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def _outer(parameter: Parameter) -> int:
     return math.prod(parameter.shape[: parameter.dim])
 
 
-# What torch's wrappers put into the names of modules. Our names go without, so that they outlast a change of wrappers.
+# What torch's wrappers add to the names of modules. It is removed, so that names stay when wrappers change.
 _WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 
 

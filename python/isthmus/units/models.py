@@ -223,7 +223,7 @@ def flat_mixes_replicas(flat_parameter: Any) -> bool:
 def some_mix_replicas(parameters: Iterable[torch.Tensor]) -> bool:
     """Return whether some of these local parameters are parts of split ones, and others are not.
 
-    Known of what torch makes of DTensors for DDP, and of what Megatron marks as split.
+    Recognises what torch makes of DTensors for DDP, and what Megatron marks as split.
     """
     return len({_splits(getattr(p, "_st_info", None)) or _is_marked_split(p) for p in parameters}) > 1
 

@@ -88,14 +88,13 @@ class Prepared:
         return layout.hash
 
     def expect(self, unit: Unit, layout: Layout) -> int:
-        """Note a layout that came with a checkpoint, which therefore is no passing one; return its hash."""
+        """Note a layout from a checkpoint, which counts as settled; return its hash."""
         self.settled.add((self.full_name(unit.name), layout.hash))
         return self.remember(unit, layout)
 
 
 _prepared: weakref.WeakKeyDictionary[nn.Module, Prepared] = weakref.WeakKeyDictionary()
-# How many models were prepared that have a unit of a name. Whether they are alive must not matter: a rank may keep a
-# model that others have dropped.
+# How many models with a unit of a name were prepared. Dead ones count: a rank may keep a model that others dropped.
 _models_by_name: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()
 
 
@@ -271,7 +270,7 @@ class BucketReduction:
         return work.get_future().then(lambda _: gradients)
 
     def _unit_of(self, index: int, tensors: tuple[torch.Tensor, ...]) -> tuple[Unit, Layout, str]:
-        """Return unit and layout, and why they must stay exact for replicas' sake, "" if they need not."""
+        """Return unit and layout, and why replicas keep them exact, "" if they do not."""
         if (index, tensors) not in self._layouts:
             unit = _bucket(index, [self._parameters[tensor] for tensor in tensors], self._group)
             replicas = _replicas() if some_mix_replicas(tensors) else ""
@@ -344,7 +343,7 @@ def _what_was_found(model: nn.Module) -> str:
     return f"{text} on {', '.join(groups)}" if groups else text
 
 
-# --- Reductions of one's own ---
+# --- Reductions that a user names ---
 
 
 @contextmanager
