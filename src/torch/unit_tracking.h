@@ -18,7 +18,7 @@ inline constexpr const char* kUnknownParameter = "a unit of FSDP1 that cannot be
 inline constexpr const char* kUnknownCaller = "a unit of FSDP2 that cannot be told apart";
 inline constexpr const char* kMayHoldCopies = "unknown parameters, of which ranks outside of the group may hold copies";
 
-// What Python knows of a reduction that FSDP2 labels (python/isthmus/units/identify.py): nothing unless `owner` is given.
+// What Python (units/identify.py) knows of a reduction that FSDP2 labels: nothing unless `owner` is given.
 struct Fsdp2Caller {
   uint64_t owner =
       0;        // FSDP2's object for what is reduced together: a number of this process that is never given again

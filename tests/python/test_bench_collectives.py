@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench_cli import run
-from isthmus.benchmarks.collectives.run import CollectivesConfig
+from isthmus.benchmarks.collectives.config import CollectivesConfig
 from isthmus.benchmarks.collectives.verify import (
     num_different,
     num_outside_kept_subsets,

@@ -10,11 +10,11 @@ import checks
 import ranks
 from bench_cli import run
 from isthmus.benchmarks.overhead.bare_tiers import BareTiers
+from isthmus.benchmarks.overhead.config import OverheadConfig
 from isthmus.benchmarks.overhead.run import (
     CALL_TARGET_US,
     CALLS,
     STEP_TARGET,
-    OverheadConfig,
     call_row,
     is_correct,
     pooled,

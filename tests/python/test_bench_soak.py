@@ -11,6 +11,7 @@ import ranks
 from bench_cli import run
 from checks import finish
 from isthmus.benchmarks.soak.calls import Issued, Pair, WrongResult
+from isthmus.benchmarks.soak.config import SoakConfig
 from isthmus.benchmarks.soak.plan import (
     GROUPS,
     LOSSY_GROUPS,
@@ -20,7 +21,7 @@ from isthmus.benchmarks.soak.plan import (
     Call,
     calls_of_step,
 )
-from isthmus.benchmarks.soak.run import MOST_GROWTH_BYTES, MOST_LATE_CONNECTIONS, SoakConfig, SoakReport, _report
+from isthmus.benchmarks.soak.run import MOST_GROWTH_BYTES, MOST_LATE_CONNECTIONS, SoakReport, _report
 
 
 def test_steps_are_equal_for_equal_seeds_and_call_a_unit_once():
