@@ -20,7 +20,7 @@ import isthmus
 from gpu.worlds.reductions import SETTINGS
 from gpu.worlds.world import World, gathered, require
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
-from isthmus.benchmarks.training.config import ModelShape
+from isthmus.benchmarks.common.shape import ModelShape
 from support.tested_codecs import environment
 
 SHAPE = ModelShape(width=128, num_layers=2, context=64)

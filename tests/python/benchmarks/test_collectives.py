@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from isthmus.benchmarks.collectives.run import CollectivesConfig
+from isthmus.benchmarks.collectives.config import CollectivesConfig
 from isthmus.benchmarks.collectives.verify import (
     num_different,
     num_outside_kept_subsets,

@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 
 from isthmus.benchmarks.overhead.bare_tiers import BareTiers
+from isthmus.benchmarks.overhead.config import OverheadConfig
 from isthmus.benchmarks.overhead.run import (
     CALL_TARGET_US,
     CALLS,
     STEP_TARGET,
-    OverheadConfig,
     call_row,
     is_correct,
     pooled,

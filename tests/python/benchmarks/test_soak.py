@@ -8,6 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from isthmus.benchmarks.soak.calls import Issued, Pair, WrongResult
+from isthmus.benchmarks.soak.config import SoakConfig
 from isthmus.benchmarks.soak.plan import (
     GROUPS,
     LOSSY_GROUPS,
@@ -17,7 +18,7 @@ from isthmus.benchmarks.soak.plan import (
     Call,
     calls_of_step,
 )
-from isthmus.benchmarks.soak.run import MOST_GROWTH_BYTES, MOST_LATE_CONNECTIONS, SoakConfig, SoakReport, _report
+from isthmus.benchmarks.soak.run import MOST_GROWTH_BYTES, MOST_LATE_CONNECTIONS, SoakReport, _report
 from python.benchmarks.bench_cli import run
 from support import ranks
 from support.checks import finish

@@ -8,9 +8,10 @@ import torch
 
 from isthmus.benchmarks.common.data import Text
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
+from isthmus.benchmarks.common.shape import ModelShape
 from isthmus.benchmarks.simulate import NamespaceNetwork, open_network
 from isthmus.benchmarks.training.check import check_report
-from isthmus.benchmarks.training.config import DEFAULT_ARMS, ModelShape, TrainingConfig
+from isthmus.benchmarks.training.config import DEFAULT_ARMS, TrainingConfig
 from isthmus.benchmarks.training.figure import COLOURS
 from isthmus.benchmarks.training.report import build_report
 from isthmus.benchmarks.training.run import TrainingRecords, merge_ranks

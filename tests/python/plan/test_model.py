@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from isthmus.benchmarks.common.model import ByteGpt
-from isthmus.benchmarks.training.config import ModelShape
+from isthmus.benchmarks.common.shape import ModelShape
 from isthmus.plan.modules import load_module, units_of
 from isthmus.plan.presets import PRESETS, preset
 from isthmus.plan.units import Model, Unit, equal_units, parse_count, units_of_sizes
