@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from faults.harness import Outcome, RankOutcome
 from faults.rows import GRACE_S, TIMEOUT_S, Row
-from support.limits import scaled
+from support.limits import longest
 
 LIMIT_S = TIMEOUT_S + GRACE_S
 
@@ -26,7 +26,7 @@ def complaints(row: Row, outcome: Outcome) -> Iterator[str]:
 def _complaints_of(rank: RankOutcome, expected: tuple[str, ...]) -> Iterator[str]:
     if rank.status != 0 or rank.seconds_to_end is None:
         yield f"ended with {rank.status}"
-    elif rank.seconds_to_end > scaled(LIMIT_S):
+    elif rank.seconds_to_end > longest(LIMIT_S):
         yield f"ended after {rank.seconds_to_end:.1f} s"
     if rank.error_type != ("DistBackendError" if expected else ""):
         yield f"raised {rank.error_type or 'nothing'}"

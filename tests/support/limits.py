@@ -14,18 +14,25 @@ OPERATION_S = 300.0
 MOST_SLOWNESS = 4.0
 
 
+def _load() -> float:
+    """Return how many processes wanted each processor in the last minute: 1 to MOST_SLOWNESS."""
+    return min(max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))), MOST_SLOWNESS)
+
+
 def _slowness() -> float:
     # The children of a test run wait as long as the run itself.
-    if "TEST_SLOWNESS" not in os.environ:
-        processors = len(os.sched_getaffinity(0))
-        os.environ["TEST_SLOWNESS"] = f"{min(max(1, os.getloadavg()[0] / processors), MOST_SLOWNESS):.1f}"
-    return float(os.environ["TEST_SLOWNESS"])
+    return float(os.environ.setdefault("TEST_SLOWNESS", f"{_load():.1f}"))
 
 
-# How many processes wanted each processor in the minute before the tests began; at least 1, at most MOST_SLOWNESS.
+# The load before the tests began.
 SLOWNESS = _slowness()
 
 
 def scaled(seconds_alone: float) -> float:
     """Return what takes so long on an idle machine, on this one."""
     return seconds_alone * SLOWNESS
+
+
+def longest(seconds_alone: float) -> float:
+    """Return how long that may have taken at most, now that it is over: the load may have come with the tests."""
+    return seconds_alone * max(SLOWNESS, _load())

@@ -59,6 +59,31 @@ def init_with_short_timeout() -> None:
     )
 
 
+def tell(key: str) -> None:
+    dist.distributed_c10d._get_default_store().set(key, "")
+
+
+def wait_for(*keys: str) -> None:
+    """Wait until all of them were told. Asks again and again: a store that waits serves nobody else of its process."""
+    deadline = time.monotonic() + OPERATION_S
+    while not dist.distributed_c10d._get_default_store().check(list(keys)):
+        assert time.monotonic() < deadline, keys
+        time.sleep(0.02)
+
+
+def stay_away() -> None:
+    """Be rank 3, which leaves when the others have ended."""
+    wait_for(*(f"rank {rank} has ended" for rank in range(3)))
+    tell("rank 3 has seen it")
+
+
+def end(rank: int) -> None:
+    """Be one of the others; rank 0 hosts the store."""
+    tell(f"rank {rank} has ended")
+    if rank == 0:
+        wait_for("rank 3 has seen it")
+
+
 def reduce_scatter() -> None:
     with isthmus.unit("x"):
         dist.reduce_scatter_tensor(torch.empty(1000), torch.ones(4000))
@@ -82,20 +107,22 @@ def asynchronous_reduce_scatter() -> None:
         raise
 
 
-def misbehave(rank: int, world_size: int, away_s: float, collective: Callable[[], None]) -> tuple[str, str]:
+def misbehave(rank: int, world_size: int, dies: bool, collective: Callable[[], None]) -> tuple[str, str]:
     """Return the error of the collective that rank 3 leaves out, and that of the next one."""
     init_with_short_timeout()
     for _ in range(3):
         collective()
     if rank == 3:
-        if away_s == 0:
+        if dies:
             os._exit(9)
-        time.sleep(away_s)
+        stay_away()
         return "", ""
     with pytest.raises(dist.DistBackendError) as first:
         collective()
     with pytest.raises(dist.DistBackendError) as second:
         dist.all_reduce(torch.ones(10))
+    if not dies:
+        end(rank)
     return str(first.value), str(second.value)
 
 
@@ -111,14 +138,14 @@ def assert_named(outcomes: list[ranks.Outcome]) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("collective", [asynchronous_reduce_scatter, all_reduce_with_a_future])
 def test_works_and_futures_name_a_rank_that_died(collective: Callable[[], None]) -> None:
-    outcomes = ranks.run_any(misbehave, WORLD_SIZE, 0, collective, env=ENV)
+    outcomes = ranks.run_any(misbehave, WORLD_SIZE, True, collective, env=ENV)
     assert outcomes[3].exit_code == 9
     assert_named(outcomes)
 
 
 @pytest.mark.processes
 def test_a_rank_that_stays_away_is_named() -> None:
-    assert_named(ranks.run_any(misbehave, WORLD_SIZE, scaled(TIMEOUT_S + 4), reduce_scatter, env=ENV))
+    assert_named(ranks.run_any(misbehave, WORLD_SIZE, False, reduce_scatter, env=ENV))
 
 
 def gather_another_size(rank: int, world_size: int) -> str:
@@ -155,14 +182,16 @@ def abort_while_waiting(rank: int, world_size: int) -> tuple[str, float]:
     ranks.init()
     reduce_scatter()
     if rank == 3:
-        time.sleep(scaled(3))
+        stay_away()
         return "", 0
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     threading.Timer(scaled(0.5), backend.abort).start()
     start = time.monotonic()
     with pytest.raises(dist.DistBackendError) as error:
         reduce_scatter()
-    return str(error.value), time.monotonic() - start
+    seconds = time.monotonic() - start
+    end(rank)
+    return str(error.value), seconds
 
 
 @pytest.mark.processes
@@ -180,7 +209,7 @@ def wait_shortly(rank: int, world_size: int) -> None:
     gathered = torch.zeros(4000)
     reduced = torch.ones(5)
     if rank == 3:
-        time.sleep(scaled(2))
+        wait_for(*(f"rank {other} gave up" for other in range(3)))
     works = [
         dist.all_gather_into_tensor(gathered, torch.ones(1000), async_op=True),
         dist.all_reduce(reduced, async_op=True),
@@ -190,6 +219,7 @@ def wait_shortly(rank: int, world_size: int) -> None:
             assert not work.is_completed()
             with pytest.raises(RuntimeError, match=r"(?i)time"):
                 work.wait(timedelta(milliseconds=50))
+    tell(f"rank {rank} gave up")
     for work in works:
         assert work.wait()
     assert torch.all(gathered == 1)
