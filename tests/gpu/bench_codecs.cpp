@@ -16,7 +16,7 @@
 
 #include "coding.h"
 #include "cuda_gpu.h"
-#include "tests/cpp/codec/tagc/tagc_data.h"
+#include "tests/cpp/codec/pieces.h"
 
 namespace isthmus::gpu {
 namespace {

@@ -8,7 +8,7 @@
 #include "cuda/cuda_device.h"
 #include "cuda_gpu.h"
 #include "isthmus/communicator.h"
-#include "tests/cpp/codec/tagc/tagc_data.h"
+#include "tests/cpp/codec/pieces.h"
 
 namespace isthmus::gpu {
 namespace {

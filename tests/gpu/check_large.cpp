@@ -5,7 +5,7 @@
 
 #include "coding.h"
 #include "suites.h"
-#include "tests/cpp/codec/tagc/tagc_data.h"
+#include "tests/cpp/codec/pieces.h"
 
 namespace isthmus::gpu {
 namespace {
