@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "isthmus/codec.h"
 #include "kernels/block/device.h"
 #include "tests/cpp/emulated/emulated_device.h"
+#include "tests/cpp/support/packets.h"
 
 namespace isthmus {
 
@@ -47,21 +47,6 @@ class Memory {
   AlignedMemory memory_;
   int64_t bytes_;
 };
-
-inline Buffer buffer_of(std::vector<float>& values) {
-  return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
-}
-inline ConstBuffer buffer_of(const std::vector<float>& values) {
-  return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
-}
-
-inline std::vector<uint32_t> bits_of(const std::vector<float>& values) {
-  std::vector<uint32_t> bits;
-  for (const float value : values) {
-    bits.push_back(std::bit_cast<uint32_t>(value));
-  }
-  return bits;
-}
 
 inline kernels::DeviceContext device_context(PacketContext context) { return {context.unit_hash, context.step}; }
 

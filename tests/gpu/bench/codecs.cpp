@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/cpp/codec/tagc/tagc_data.h"
+#include "tests/cpp/codec/pieces.h"
 #include "tests/gpu/bench/benchmarks.h"
 #include "tests/gpu/support/coding.h"
 #include "tests/gpu/support/cuda_gpu.h"

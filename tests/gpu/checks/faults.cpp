@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "isthmus/error.h"
-#include "tests/cpp/codec/tagc/tagc_data.h"
+#include "tests/cpp/codec/pieces.h"
 #include "tests/gpu/checks/suites.h"
 #include "tests/gpu/support/coding.h"
 

@@ -1,7 +1,7 @@
 // Captured graphs of codecs: each replay is the next step.
 #include <string>
 
-#include "tests/cpp/codec/tagc/tagc_data.h"
+#include "tests/cpp/codec/pieces.h"
 #include "tests/gpu/checks/suites.h"
 #include "tests/gpu/support/coding.h"
 

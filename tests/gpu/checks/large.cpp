@@ -3,7 +3,7 @@
 #include <cstring>
 #include <string>
 
-#include "tests/cpp/codec/tagc/tagc_data.h"
+#include "tests/cpp/codec/pieces.h"
 #include "tests/gpu/checks/suites.h"
 #include "tests/gpu/support/coding.h"
 

@@ -11,12 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "codec/quant/host.h"
-#include "communicator/scratch.h"
 #include "isthmus/error.h"
 #include "kernels/block/instruction_set.h"
-#include "tests/cpp/codec/quant/quant_reference.h"
-#include "tests/cpp/codec/tagc/tagc_data.h"
+#include "tests/cpp/codec/pieces.h"
+#include "tests/cpp/codec/quant/quant_packets.h"
 
 namespace isthmus {
 namespace {
@@ -24,90 +22,9 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kMax = std::numeric_limits<float>::max();
-constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .segment = 2, .sender = 5};
-constexpr int kWidths[] = {1, 2, 3, 4, 8};
-const std::string kScales[] = {"absmax", "least_error", "unbiased"};
-
-Options options_of(int64_t bits, bool rotate = true, int64_t group_elements = 128,
-                   const std::string& scale = "least_error") {
-  Options options;
-  options.bits = bits;
-  options.rotate = rotate;
-  options.group_elements = group_elements;
-  options.scale = scale;
-  return options;
-}
-
-Options with_feedback(Options options) {
-  options.error_feedback = "on";
-  return options;
-}
-
-Options with_noise(Options options) {
-  options.rounding = "stochastic";
-  return options;
-}
-
-reference::QuantParameters parameters_of(const Options& options, PacketContext context = kContext) {
-  return {.bits = static_cast<int>(options.bits),
-          .group_elements = options.group_elements,
-          .rotate = options.rotate,
-          .stochastic = options.rounding == "stochastic",
-          .scale = options.scale,
-          .bfloat16_scales = options.scale_type == "bf16",
-          .error_feedback = options.error_feedback == "on",
-          .unit_hash = context.unit_hash,
-          .step = context.step,
-          .segment = context.segment,
-          .sender = context.sender};
-}
-
-// A packet as the contract wants it: 64-byte aligned, and dirty before it is written.
-struct Packet {
-  explicit Packet(int64_t num_bytes) : memory(allocate_aligned(num_bytes)), bytes(num_bytes) {
-    std::memset(memory.get(), 0xa5, num_bytes);
-  }
-  uint8_t* data() { return reinterpret_cast<uint8_t*>(memory.get()); }
-  std::vector<uint8_t> copy() { return {data(), data() + bytes}; }
-  Buffer buffer() { return {memory.get(), bytes, DataType::kByte}; }
-
-  AlignedMemory memory;
-  int64_t bytes;
-};
-
-Buffer buffer_of(std::vector<float>& values) {
-  return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
-}
-ConstBuffer buffer_of(const std::vector<float>& values) {
-  return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
-}
-
-Packet encoded(QuantCodec& codec, const std::vector<float>& piece, std::vector<float>& residual,
-               PacketContext context = kContext, CodecCounts* counts = nullptr) {
-  Packet packet(codec.packet_bytes(static_cast<int64_t>(piece.size())));
-  const CodecCounts result = codec.encode(buffer_of(piece), buffer_of(residual), packet.buffer(), context, {});
-  if (counts != nullptr) {
-    *counts = result;
-  }
-  return packet;
-}
-
-std::vector<float> decoded(QuantCodec& codec, Packet& packet, size_t num_elements, PacketContext context = kContext) {
-  std::vector<float> out(num_elements);
-  codec.decode_sum(packet.buffer(), 1, buffer_of(out), context, {});
-  return out;
-}
-
-// What arrives of a piece without error feedback.
-std::vector<float> sent(const Options& options, const std::vector<float>& piece, PacketContext context = kContext) {
-  QuantCodec codec(options);
-  std::vector<float> none;
-  Packet packet = encoded(codec, piece, none, context);
-  return decoded(codec, packet, piece.size(), context);
-}
 
 // Which NaN it is says nothing.
-std::vector<uint32_t> bits_of(const std::vector<float>& values) {
+std::vector<uint32_t> bits_but_nan_of(const std::vector<float>& values) {
   std::vector<uint32_t> bits;
   for (const float value : values) {
     bits.push_back(std::bit_cast<uint32_t>(std::isnan(value) ? kNan : value));
@@ -132,7 +49,7 @@ void expect_equal_to_reference(const Options& options, const std::vector<std::ve
     const reference::QuantResult expected =
         reference::encode_quant(parameters_of(options, context), pieces[step], expected_residual);
     ASSERT_EQ(packet.copy(), expected.packet);
-    ASSERT_EQ(bits_of(residual), bits_of(expected_residual));
+    ASSERT_EQ(bits_but_nan_of(residual), bits_but_nan_of(expected_residual));
     const auto num_elements = static_cast<int64_t>(pieces[step].size());
     EXPECT_EQ(counts.encoded_elements, num_elements);
     EXPECT_EQ(counts.kept_elements, num_elements);
@@ -143,7 +60,7 @@ void expect_equal_to_reference(const Options& options, const std::vector<std::ve
     for (const float value : expected.arrives) {
       sum.push_back(3.0F + value);
     }
-    ASSERT_EQ(bits_of(out), bits_of(sum));
+    ASSERT_EQ(bits_but_nan_of(out), bits_but_nan_of(sum));
   }
 }
 
@@ -320,152 +237,6 @@ TEST(Quant, ExactWhereItSaysSo) {
     levels.push_back(static_cast<float>(i % 15 - 7) * .25F);
   }
   EXPECT_EQ(sent(options_of(4, false, 128, "absmax"), levels), levels);
-}
-
-double square(double value) { return value * value; }
-
-double relative_error(const std::vector<float>& piece, const std::vector<float>& out) {
-  double error = 0;
-  double energy = 0;
-  for (size_t i = 0; i < piece.size(); ++i) {
-    error += square(static_cast<double>(piece[i]) - out[i]);
-    energy += square(piece[i]);
-  }
-  return error / energy;
-}
-
-std::vector<float> normal_values(int64_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  std::generate(values.begin(), values.end(), [&] { return normal(random); });
-  return values;
-}
-
-// Max 1960, table II: the least error of a uniform quantiser of a normal distribution.
-TEST(Quant, ErrorOfRotatedGroupsIsNearTheory) {
-  struct Row {
-    int bits;
-    double error;
-  };
-  const std::vector<float> normal = normal_values(100 * 512, 9);
-  // Rotation makes of anything what a normal distribution would be.
-  std::vector<float> outliers = normal;
-  for (size_t i = 0; i < outliers.size(); i += 50) {
-    outliers[i] *= 20;
-  }
-  for (const Row& row : {Row{1, .363}, Row{2, .1188}, Row{3, .0374}, Row{4, .0115}}) {
-    const Options options = options_of(row.bits, true, 512);
-    EXPECT_NEAR(relative_error(normal, sent(options, normal)), row.error, .05 * row.error) << row.bits;
-    EXPECT_NEAR(relative_error(outliers, sent(options, outliers)), row.error, .25 * row.error) << row.bits;
-  }
-  EXPECT_LT(relative_error(normal, sent(options_of(8), normal)), 1e-4);
-  // An unbiased estimate has the error e / (1 - e).
-  EXPECT_NEAR(relative_error(normal, sent(options_of(1, true, 512, "unbiased"), normal)), .571, .03);
-}
-
-TEST(Quant, LeastErrorIsLeast) {
-  for (const int bits : kWidths) {
-    for (const bool rotate : {false, true}) {
-      const std::vector<float> piece = make_piece(Data::kHeavyTail, 128 * 100, 10);
-      const auto error_of = [&](const std::string& scale) {
-        return relative_error(piece, sent(options_of(bits, rotate, 128, scale), piece));
-      };
-      EXPECT_LE(error_of("least_error"), error_of("unbiased")) << bits;
-      EXPECT_LE(error_of("least_error"), (rotate ? 1.1 : 1.2) * error_of("absmax")) << bits;
-    }
-  }
-}
-
-// The mean over many steps, each with other signs and other noise, of what arrives of one piece.
-std::vector<double> mean_arrived(const Options& options, const std::vector<float>& piece, int steps) {
-  std::vector<double> mean(piece.size());
-  for (int step = 0; step < steps; ++step) {
-    const std::vector<float> out = sent(options, piece, {.unit_hash = 5, .step = static_cast<uint64_t>(step)});
-    for (size_t i = 0; i < piece.size(); ++i) {
-      mean[i] += out[i] / steps;
-    }
-  }
-  return mean;
-}
-
-// How much of the piece is in the mean: 1 without bias.
-double projection(const std::vector<float>& piece, const std::vector<double>& mean) {
-  double product = 0;
-  double energy = 0;
-  for (size_t i = 0; i < piece.size(); ++i) {
-    product += piece[i] * mean[i];
-    energy += square(piece[i]);
-  }
-  return product / energy;
-}
-
-double relative_error_of_mean(const std::vector<float>& piece, const std::vector<double>& mean) {
-  return relative_error(piece, std::vector<float>(mean.begin(), mean.end()));
-}
-
-TEST(Quant, UnbiasedOverRotations) {
-  constexpr int kSteps = 600;
-  const std::vector<float> piece = make_piece(Data::kHeavyTail, 128 * 8, 13);
-  for (const int bits : {1, 2, 3, 4}) {
-    const std::vector<double> unbiased = mean_arrived(options_of(bits, true, 128, "unbiased"), piece, kSteps);
-    // The error of one step, .57 at one bit, falls with the number of steps.
-    EXPECT_NEAR(projection(piece, unbiased), 1, .005) << bits;
-    EXPECT_LT(relative_error_of_mean(piece, unbiased), .004) << bits;
-  }
-  const std::vector<double> least = mean_arrived(options_of(1), piece, kSteps);
-  EXPECT_NEAR(projection(piece, least), 1 - .363, .05);
-}
-
-TEST(Quant, StochasticRoundingIsUnbiased) {
-  constexpr int kSteps = 600;
-  const std::vector<float> piece = make_piece(Data::kHeavyTail, 128 * 8, 14);
-  for (const int bits : {2, 3, 4, 8}) {
-    const Options nearest = options_of(bits, false, 128, "absmax");
-    const std::vector<double> mean = mean_arrived(with_noise(nearest), piece, kSteps);
-    const double of_one_step = relative_error(piece, sent(with_noise(nearest), piece));
-    EXPECT_LT(relative_error_of_mean(piece, mean), 3 * of_one_step / kSteps + 1e-9) << bits;
-    EXPECT_GT(relative_error_of_mean(piece, mean_arrived(nearest, piece, 2)), 20 * of_one_step / kSteps) << bits;
-  }
-}
-
-TEST(Quant, RandomBitsDependOnUnitStepSegmentSenderAndBlock) {
-  const std::vector<float> piece(1024, 1.0F);
-  const auto codes_of = [&](const Options& options, PacketContext context) {
-    QuantCodec codec(options);
-    std::vector<float> none;
-    const std::vector<uint8_t> packet = encoded(codec, piece, none, context).copy();
-    return std::vector<uint8_t>(packet.begin() + 128, packet.end());
-  };
-  for (const Options& options : {options_of(4), with_noise(options_of(4, false, 128, "unbiased"))}) {
-    const std::vector<uint8_t> codes = codes_of(options, {1, 1, 0});
-    EXPECT_EQ(codes, codes_of(options, {1, 1, 0}));
-    EXPECT_NE(codes, codes_of(options, {2, 1, 0}));
-    EXPECT_NE(codes, codes_of(options, {1, 2, 0}));
-    EXPECT_NE(codes, codes_of(options, {1, 1, 1}));
-    EXPECT_NE(codes, codes_of(options, {1, 1, 0, 1}));
-    EXPECT_NE(codes_of(options, {1, 1, 0, 1}), codes_of(options, {1, 1, 1, 0}));
-    EXPECT_FALSE(std::equal(codes.begin(), codes.begin() + 256, codes.begin() + 256));
-  }
-}
-
-// What is lost in one step arrives in later ones.
-TEST(Quant, ErrorFeedbackSendsTheRestLater) {
-  for (const int bits : kWidths) {
-    for (const bool rotate : {false, true}) {
-      QuantCodec codec(with_feedback(options_of(bits, rotate, 32)));
-      const std::vector<float> piece = make_piece(Data::kHeavyTail, 32 * 20 + 5, 15);
-      const std::vector<float> zeros(piece.size());
-      std::vector<float> residual(piece.size());
-      std::vector<float> arrived(piece.size());
-      for (uint64_t step = 0; step < 200; ++step) {
-        const PacketContext context = {.unit_hash = 1, .step = step};
-        Packet packet = encoded(codec, step == 0 ? piece : zeros, residual, context);
-        codec.decode_sum(packet.buffer(), 1, buffer_of(arrived), context, {});
-      }
-      EXPECT_LT(relative_error(piece, arrived), 1e-9) << bits << (rotate ? ", rotated" : "");
-    }
-  }
 }
 
 TEST(Quant, AddsSeveralPacketsInTheirOrder) {

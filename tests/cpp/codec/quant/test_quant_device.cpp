@@ -15,7 +15,7 @@
 #include "codec/quant/host.h"
 #include "isthmus/error.h"
 #include "kernels/quant/sequence.h"
-#include "tests/cpp/codec/tagc/tagc_data.h"
+#include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/support/on_device.h"
 #include "tests/cpp/support/typed_data.h"
 

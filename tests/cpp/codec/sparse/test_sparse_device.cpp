@@ -14,82 +14,32 @@
 #include "codec/sparse/device.h"
 #include "isthmus/error.h"
 #include "kernels/sparse/sequence.h"
+#include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/codec/sparse/sparse_packets.h"
-#include "tests/cpp/codec/tagc/tagc_data.h"
-#include "tests/cpp/emulated/emulated_device.h"
+#include "tests/cpp/support/on_device.h"
 
 namespace isthmus {
 namespace {
-
-using test::EmulatedDevice;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 const char* const kValueTypes[] = {"fp32", "bf16", "int8"};
 
-// How a device cuts the work: results must not depend on it.
-struct Cut {
-  int64_t num_threads;
-  int64_t max_groups;
-  EmulatedDevice::Threads threads = EmulatedDevice::Threads::kInTurns;
-};
 constexpr Cut kCuts[] = {{1, 1}, {7, 3}, {32, 2}, {33, 5}, {256, 2}};
 
-// 64-byte aligned and dirty, as a device's memory, with room behind it that must stay as it is.
-class Memory {
- public:
-  explicit Memory(int64_t bytes) : packet_(bytes + 64), bytes_(bytes) {}
-  uint8_t* data() { return packet_.data(); }
-  Buffer buffer() { return {packet_.data(), bytes_, DataType::kByte}; }
-  std::vector<uint8_t> copy() { return {data(), data() + bytes_}; }
-  bool ends_intact() {
-    return std::all_of(data() + bytes_, data() + bytes_ + 64, [](uint8_t byte) { return byte == 0xa5; });
-  }
-
- private:
-  Packet packet_;
-  int64_t bytes_;
-};
-
-struct Encoded {
-  std::vector<uint8_t> packet;
-  std::vector<float> residual;
-  kernels::DeviceCounts counts;
-};
-
-// What the device does not read from its memory.
-PacketContext read_from(const kernels::DeviceContext& memory) {
-  return {.segment = kContext.segment, .sender = kContext.sender, .on_device = &memory};
-}
-
-Encoded encode_on_device(const Options& options, ConstBuffer piece, std::vector<float> residual, Cut cut) {
-  const SparseDevice codec(options);
-  Memory packet(codec.packet_bytes(piece.num_elements));
-  Memory scratch(codec.encode_scratch_bytes(piece.num_elements));
-  const kernels::DeviceContext context = {kContext.unit_hash, kContext.step};
-  Encoded encoded;
-  EmulatedDevice device(cut.num_threads, cut.max_groups, 1, cut.threads);
-  kernels::emulated::run_passes(device, codec.encode_job({piece, buffer_of(residual), packet.buffer(),
-                                                          read_from(context), &encoded.counts, scratch.buffer()}));
-  EXPECT_TRUE(packet.ends_intact() && scratch.ends_intact());
-  encoded.packet = packet.copy();
-  encoded.residual = residual;
-  return encoded;
+Encoded encode_on_device(const Options& options, ConstBuffer piece, const std::vector<float>& residual, Cut cut) {
+  const auto run = [](EmulatedDevice& device, const kernels::SparseEncodeJob& job) {
+    kernels::emulated::run_passes(device, job);
+  };
+  return encode_with(SparseDevice(options), run, piece, residual, kContext, cut);
 }
 
 kernels::DeviceFault decode_on_device(const Options& options, const std::vector<uint8_t>& packets, int num_packets,
                                       Buffer out, Cut cut, bool to_places = false) {
-  const SparseDevice codec(options);
-  Memory aligned(static_cast<int64_t>(packets.size()));
-  std::copy(packets.begin(), packets.end(), aligned.data());
-  Memory scratch(codec.decode_scratch_bytes({out.num_elements, num_packets, to_places}));
-  const kernels::DeviceContext context = {kContext.unit_hash, kContext.step};
-  kernels::DeviceFault fault;
-  EmulatedDevice device(cut.num_threads, cut.max_groups, 2, cut.threads);
-  kernels::emulated::run_passes(device, codec.decode_job({aligned.buffer(), num_packets, out, to_places,
-                                                          read_from(context), &fault, scratch.buffer()}));
-  EXPECT_TRUE(scratch.ends_intact());
-  return fault;
+  const auto run = [](EmulatedDevice& device, const kernels::SparseDecodeJob& job) {
+    kernels::emulated::run_passes(device, job);
+  };
+  return decode_with(SparseDevice(options), run, packets, num_packets, out, to_places, kContext, cut);
 }
 
 // One encoding and its decoding, on the device as on the CPU.
@@ -371,7 +321,7 @@ TEST_F(SparseFaults, FlaggedBlockThatHoldsSomething) {
 // After a fault nothing is decoded until somebody has seen it.
 TEST_F(SparseFaults, AreSticky) {
   const SparseDevice codec(options_);
-  const kernels::DeviceContext context = {kContext.unit_hash, kContext.step};
+  const kernels::DeviceContext context = device_context(kContext);
   kernels::DeviceFault fault;
   fault.reported = 1;
   Memory scratch(codec.decode_scratch_bytes({kElements}));
@@ -379,7 +329,7 @@ TEST_F(SparseFaults, AreSticky) {
   EmulatedDevice device(8, 2, 2);
   kernels::emulated::run_passes(device, codec.decode_job({.packets = first_.buffer(),
                                                           .out = buffer_of(out),
-                                                          .context = read_from(context),
+                                                          .context = read_from(context, kContext),
                                                           .fault = &fault,
                                                           .scratch = scratch.buffer()}));
   EXPECT_EQ(out, std::vector<float>(kElements, 3.0F));

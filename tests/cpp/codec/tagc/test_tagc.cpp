@@ -8,82 +8,18 @@
 #include <string>
 #include <vector>
 
-#include "codec/tagc/host.h"
-#include "communicator/scratch.h"
 #include "isthmus/error.h"
 #include "kernels/block/instruction_set.h"
 #include "kernels/tagc/layout.h"
-#include "tests/cpp/codec/tagc/tagc_data.h"
+#include "tests/cpp/codec/pieces.h"
+#include "tests/cpp/codec/tagc/tagc_packets.h"
 #include "tests/cpp/codec/tagc/tagc_reference.h"
 
 namespace isthmus {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kMax = std::numeric_limits<float>::max();
-constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .sender = 5};
-
-struct Level {
-  double ratio;
-  double sparsity;
-};
-constexpr Level kLevels[] = {{2, .8}, {4, .9}, {10, .9875}};
-
-Options options_of(Level level, int64_t block_elements = 0, int64_t peel_rounds = 64) {
-  Options options;
-  options.ratio = level.ratio;
-  options.sparsity = level.sparsity;
-  options.block_elements = block_elements;
-  options.peel_rounds = peel_rounds;
-  return options;
-}
-
-reference::TagcParameters parameters_of(const Options& options, PacketContext context = kContext) {
-  return {options.ratio,     options.sparsity, options.block_elements, options.peel_rounds,
-          context.unit_hash, context.step,     options.cell_type,      context.sender};
-}
-
-// A packet as the contract wants it: 64-byte aligned, and dirty before it is written.
-struct Packet {
-  explicit Packet(int64_t num_bytes) : memory(allocate_aligned(num_bytes)), bytes(num_bytes) {
-    std::memset(memory.get(), 0xa5, num_bytes);
-  }
-  uint8_t* data() { return reinterpret_cast<uint8_t*>(memory.get()); }
-  std::vector<uint8_t> copy() { return {data(), data() + bytes}; }
-  Buffer buffer() { return {memory.get(), bytes, DataType::kByte}; }
-
-  AlignedMemory memory;
-  int64_t bytes;
-};
-
-Buffer buffer_of(std::vector<float>& values) {
-  return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
-}
-ConstBuffer buffer_of(const std::vector<float>& values) {
-  return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
-}
-
-CodecCounts encode(TagcCodec& codec, const std::vector<float>& piece, std::vector<float>& residual, Packet& packet,
-                   PacketContext context = kContext) {
-  return codec.encode(buffer_of(piece), buffer_of(residual), packet.buffer(), context, {});
-}
-
-Packet new_packet(const TagcCodec& codec, int64_t num_elements) { return Packet(codec.packet_bytes(num_elements)); }
-
-std::vector<float> decode(TagcCodec& codec, Packet& packet, int64_t num_elements, PacketContext context = kContext) {
-  std::vector<float> out(num_elements);
-  codec.decode_sum(packet.buffer(), 1, buffer_of(out), context, {});
-  return out;
-}
-
-std::vector<uint32_t> bits_of(const std::vector<float>& values) {
-  std::vector<uint32_t> bits;
-  for (const float value : values) {
-    bits.push_back(std::bit_cast<uint32_t>(value));
-  }
-  return bits;
-}
 
 // Two steps against the reference: packets, residuals, counts and what arrives, bit for bit.
 void expect_equal_to_reference(const Options& options, Data data, int64_t num_elements) {
@@ -151,13 +87,6 @@ TEST(Tagc, EqualsReferenceWhereMuchDoesNotPeel) {
   expect_equal_to_reference(options_of({4, .8}, 64, 1), Data::kHeavyTail, 20000);
   expect_equal_to_reference(options_of({4, .8}, 64, 2), Data::kHeavyTail, 20000);
 }
-
-Options with_cells(Options options, const std::string& cell_type) {
-  options.cell_type = cell_type;
-  return options;
-}
-
-const std::string kShortCells[] = {"bf16", "fp16", "int8"};
 
 TEST(Tagc, ShortCellsEqualReference) {
   for (const std::string& cell_type : kShortCells) {
@@ -279,50 +208,6 @@ TEST(Tagc, HugeValuesDoNotDisturbNeighbours) {
   for (int64_t i = 0; i < num_elements; ++i) {
     EXPECT_TRUE(out[i] == 0 || out[i] == piece[i]) << i;
   }
-}
-
-TEST(Tagc, NonFiniteBlocksArriveAsNanAndKeepTheirResidual) {
-  const int64_t num_elements = 5000;
-  TagcCodec codec(options_of({4, .9}, 256));
-  std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 6);
-  std::vector<float> residual = make_piece(Data::kHeavyTail, num_elements, 7);
-  piece[300] = kNan;
-  piece[301] = -kInfinity;
-  piece[1024] = kInfinity;
-  piece[num_elements - 1] = -kNan;  // in the last, partial block
-  piece[2047] = residual[2047] = kMax;
-  const std::set<int64_t> non_finite = {300, 301, 1024, 2047, num_elements - 1};
-  const std::set<int64_t> flagged = {1, 4, 7, 19};
-  const std::vector<float> old_residual = residual;
-  Packet packet = new_packet(codec, num_elements);
-  std::vector<float> expected_residual = residual;
-  const auto expected = reference::encode_two_tier(parameters_of(options_of({4, .9}, 256)), piece, expected_residual);
-  const CodecCounts counts = encode(codec, piece, residual, packet);
-  EXPECT_EQ(packet.copy(), expected.packet);
-  EXPECT_EQ(bits_of(residual), bits_of(expected_residual));
-  EXPECT_EQ(counts.non_finite_blocks, 4);
-  EXPECT_GT(counts.kept_elements, 200);
-  const std::vector<float> out = decode(codec, packet, num_elements);
-  for (int64_t i = 0; i < num_elements; ++i) {
-    EXPECT_EQ(std::isnan(out[i]), non_finite.count(i) == 1) << i;
-    if (flagged.count(i / 256) == 1) {
-      EXPECT_EQ(residual[i], old_residual[i]) << i;
-      EXPECT_TRUE(out[i] == 0 || std::isnan(out[i])) << i;
-    }
-  }
-}
-
-TEST(Tagc, AllNan) {
-  TagcCodec codec(options_of(kLevels[0]));
-  const std::vector<float> piece(4097, kNan);
-  std::vector<float> residual(4097, 1.0F);
-  Packet packet = new_packet(codec, 4097);
-  const CodecCounts counts = encode(codec, piece, residual, packet);
-  EXPECT_EQ(counts.kept_elements, 0);
-  for (const float value : decode(codec, packet, 4097)) {
-    EXPECT_TRUE(std::isnan(value));
-  }
-  EXPECT_EQ(residual, std::vector<float>(4097, 1.0F));
 }
 
 TEST(Tagc, AddsSeveralPacketsToWhatIsThere) {
@@ -447,113 +332,6 @@ TEST(Tagc, ShortCellsBesideAHugeOutlier) {
       }
     }
   }
-}
-
-// Any patterns and any scales decode to something, or are refused.
-TEST(Tagc, ForgedCellsAndScalesDoNoHarm) {
-  const int64_t num_elements = 3001;
-  for (const std::string& cell_type : kShortCells) {
-    TagcCodec codec(with_cells(options_of({4, .9}, 64), cell_type));
-    std::vector<float> residual(num_elements);
-    Packet packet = new_packet(codec, num_elements);
-    encode(codec, make_piece(Data::kHeavyTail, num_elements, 3), residual, packet);
-    std::mt19937 random(4);
-    for (int trial = 0; trial < 200; ++trial) {
-      std::vector<uint8_t> forged = packet.copy();
-      forged[64 + random() % (forged.size() - 64)] ^= static_cast<uint8_t>(1 + random() % 255);
-      const uint64_t checksum = reference::checksum_of_docs(forged, 48);
-      std::memcpy(forged.data() + 40, &checksum, sizeof(checksum));
-      Packet copy(packet.bytes);
-      std::copy(forged.begin(), forged.end(), copy.data());
-      try {
-        decode(codec, copy, num_elements);
-      } catch (const PacketError&) {
-      }
-    }
-  }
-}
-
-class TagcCorruption : public testing::Test {
- protected:
-  static constexpr int64_t kElements = 3001;
-  TagcCorruption() : codec_(options_of({4, .9}, 64)), packet_(codec_.packet_bytes(kElements)) {
-    std::vector<float> piece = make_piece(Data::kHeavyTail, kElements, 14);
-    piece[200] = kNan;
-    std::vector<float> residual(kElements);
-    encode(codec_, piece, residual, packet_);
-  }
-  TagcCodec codec_;
-  Packet packet_;
-};
-
-TEST_F(TagcCorruption, EverySingleFlippedBitIsFound) {
-  EXPECT_NO_THROW(decode(codec_, packet_, kElements));
-  for (int64_t bit = 0; bit < 8 * packet_.bytes; ++bit) {
-    packet_.data()[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
-    EXPECT_THROW(decode(codec_, packet_, kElements), PacketError) << "bit " << bit;
-    packet_.data()[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
-  }
-}
-
-TEST_F(TagcCorruption, GarbageIsFound) {
-  std::mt19937 random(15);
-  for (int trial = 0; trial < 300; ++trial) {
-    std::vector<uint8_t> good = packet_.copy();
-    const int64_t first = static_cast<int64_t>(random() % packet_.bytes);
-    const int64_t length = 1 + static_cast<int64_t>(random() % 600);
-    bool changed = false;
-    for (int64_t byte = first; byte < std::min(first + length, packet_.bytes); ++byte) {
-      const uint8_t value = static_cast<uint8_t>(trial % 3 == 0 ? 0 : trial % 3 == 1 ? 0xff : random());
-      changed = changed || packet_.data()[byte] != value;
-      packet_.data()[byte] = value;
-    }
-    if (changed) {
-      EXPECT_THROW(decode(codec_, packet_, kElements), PacketError) << first << " + " << length;
-    }
-    std::copy(good.begin(), good.end(), packet_.data());
-  }
-}
-
-TEST_F(TagcCorruption, AnotherUnitStepOrSettingIsNamed) {
-  const auto message_of = [&](TagcCodec& codec, PacketContext context) -> std::string {
-    std::vector<float> out(kElements);
-    try {
-      codec.decode_sum(packet_.buffer(), 1, buffer_of(out), context, {});
-    } catch (const PacketError& error) {
-      return error.what();
-    }
-    return "";
-  };
-  EXPECT_EQ(message_of(codec_, kContext), "");
-  EXPECT_NE(message_of(codec_, {kContext.unit_hash + 1, kContext.step}).find("unit"), std::string::npos);
-  EXPECT_NE(message_of(codec_, {kContext.unit_hash, kContext.step + 1}).find("step 7 where 8"), std::string::npos);
-  TagcCodec other_rounds(options_of({4, .9}, 64, 63));
-  EXPECT_NE(message_of(other_rounds, kContext).find("settings"), std::string::npos);
-  TagcCodec ratio_and_cells(with_cells(options_of({2, .9}, 64), "bf16"));
-  EXPECT_NE(message_of(ratio_and_cells, kContext).find("cell type 0 where 1"), std::string::npos);
-}
-
-TEST(Tagc, RejectsWrongBuffersAndOptions) {
-  TagcCodec codec(options_of(kLevels[0]));
-  std::vector<float> piece(100);
-  std::vector<float> residual(99);
-  Packet packet = new_packet(codec, 100);
-  EXPECT_THROW(encode(codec, piece, residual, packet), Error);
-  residual.resize(100);
-  Packet shorter(codec.packet_bytes(100) - 8);
-  EXPECT_THROW(encode(codec, piece, residual, shorter), Error);
-  Buffer doubles = {residual.data(), 50, DataType::kFloat64};
-  EXPECT_THROW(codec.encode(doubles, doubles, packet.buffer(), kContext, {}), Error);
-  EXPECT_THROW(codec.decode_sum(packet.buffer(), 2, buffer_of(residual), kContext, {}), Error);
-  EXPECT_THROW(TagcCodec(options_of({.5, .9})), OptionError);
-  EXPECT_THROW(TagcCodec(options_of({4, 1})), OptionError);
-  EXPECT_THROW(TagcCodec(options_of({4, -.1})), OptionError);
-  EXPECT_THROW(TagcCodec(options_of({4, .9}, 100)), OptionError);
-  EXPECT_THROW(TagcCodec(options_of({4, .9}, 64, 0)), OptionError);
-  EXPECT_THROW(TagcCodec(with_cells(options_of({4, .9}), "fp8")), OptionError);
-  Options without_feedback;
-  without_feedback.error_feedback = "off";
-  EXPECT_THROW(TagcCodec{without_feedback}, OptionError);
 }
 
 TEST(Tagc, NoPacketsAndNoElements) {

@@ -10,7 +10,7 @@
 
 #include "codec/tagc/host.h"
 #include "isthmus/error.h"
-#include "tests/cpp/codec/tagc/tagc_data.h"
+#include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/codec/tagc/tagc_on_device.h"
 #include "tests/cpp/codec/tagc/tagc_reference.h"
 

@@ -13,7 +13,7 @@
 #include "codec/device_fault.h"
 #include "codec/tagc/host.h"
 #include "isthmus/error.h"
-#include "tests/cpp/codec/tagc/tagc_data.h"
+#include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/codec/tagc/tagc_on_device.h"
 
 namespace isthmus {

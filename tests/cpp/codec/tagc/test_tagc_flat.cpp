@@ -10,8 +10,9 @@
 #include "codec/tagc/flat.h"
 #include "isthmus/error.h"
 #include "kernels/block/instruction_set.h"
-#include "tests/cpp/codec/tagc/tagc_data.h"
-#include "tests/cpp/codec/tagc/tagc_reference.h"
+#include "tests/cpp/codec/pieces.h"
+#include "tests/cpp/codec/tagc/tagc_flat_reference.h"
+#include "tests/cpp/support/packets.h"
 
 namespace isthmus {
 namespace {
@@ -40,13 +41,6 @@ Options options_of(Setting setting, int64_t peel_rounds = 64) {
 reference::TagcParameters parameters_of(const Options& options, PacketContext context = kContext) {
   return {options.ratio,       options.sparsity,  options.block_elements,
           options.peel_rounds, context.unit_hash, context.step};
-}
-
-Buffer buffer_of(std::vector<float>& values) {
-  return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
-}
-ConstBuffer buffer_of(const std::vector<float>& values) {
-  return {values.data(), static_cast<int64_t>(values.size()), DataType::kFloat32};
 }
 
 // What the collectives would bring to the owner of one shard: the merged index and the summed sketch.

@@ -1,4 +1,4 @@
-// Pieces to feed tagc with, each with what makes it difficult.
+// Pieces to feed codecs with, each with what makes it difficult.
 #pragma once
 
 #include <cstdint>

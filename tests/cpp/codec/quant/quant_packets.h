@@ -1,0 +1,77 @@
+// What tests of codec quant on the CPU share: options, contexts, and what arrives of a piece.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "codec/quant/host.h"
+#include "tests/cpp/codec/quant/quant_reference.h"
+#include "tests/cpp/support/packets.h"
+
+namespace isthmus {
+
+inline constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .segment = 2, .sender = 5};
+inline constexpr int kWidths[] = {1, 2, 3, 4, 8};
+inline const std::string kScales[] = {"absmax", "least_error", "unbiased"};
+
+inline Options options_of(int64_t bits, bool rotate = true, int64_t group_elements = 128,
+                          const std::string& scale = "least_error") {
+  Options options;
+  options.bits = bits;
+  options.rotate = rotate;
+  options.group_elements = group_elements;
+  options.scale = scale;
+  return options;
+}
+
+inline Options with_feedback(Options options) {
+  options.error_feedback = "on";
+  return options;
+}
+
+inline Options with_noise(Options options) {
+  options.rounding = "stochastic";
+  return options;
+}
+
+inline reference::QuantParameters parameters_of(const Options& options, PacketContext context = kContext) {
+  return {.bits = static_cast<int>(options.bits),
+          .group_elements = options.group_elements,
+          .rotate = options.rotate,
+          .stochastic = options.rounding == "stochastic",
+          .scale = options.scale,
+          .bfloat16_scales = options.scale_type == "bf16",
+          .error_feedback = options.error_feedback == "on",
+          .unit_hash = context.unit_hash,
+          .step = context.step,
+          .segment = context.segment,
+          .sender = context.sender};
+}
+
+inline Packet encoded(QuantCodec& codec, const std::vector<float>& piece, std::vector<float>& residual,
+                      PacketContext context = kContext, CodecCounts* counts = nullptr) {
+  Packet packet(codec.packet_bytes(static_cast<int64_t>(piece.size())));
+  const CodecCounts result = codec.encode(buffer_of(piece), buffer_of(residual), packet.buffer(), context, {});
+  if (counts != nullptr) {
+    *counts = result;
+  }
+  return packet;
+}
+
+inline std::vector<float> decoded(QuantCodec& codec, Packet& packet, size_t num_elements,
+                                  PacketContext context = kContext) {
+  std::vector<float> out(num_elements);
+  codec.decode_sum(packet.buffer(), 1, buffer_of(out), context, {});
+  return out;
+}
+
+// What arrives of a piece without error feedback.
+inline std::vector<float> sent(const Options& options, const std::vector<float>& piece,
+                               PacketContext context = kContext) {
+  QuantCodec codec(options);
+  std::vector<float> none;
+  Packet packet = encoded(codec, piece, none, context);
+  return decoded(codec, packet, piece.size(), context);
+}
+
+}  // namespace isthmus
