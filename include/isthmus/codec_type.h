@@ -80,7 +80,7 @@ struct CodecType {
 const std::vector<const CodecType*>& codec_types();
 // Throws OptionError, which names all codecs, where there is none of that name.
 const CodecType& find_codec(const std::string& name);
-// "none, tagc, quant or sparse": by id.
+// {"none", "tagc", "quant", "sparse"}: by id.
 std::vector<std::string> codec_names();
 
 // Adds a codec from outside. `type` stays alive as long as the process. On every rank alike, from one thread, before
