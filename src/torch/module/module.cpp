@@ -3,10 +3,10 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "codec/packet_header.h"
 #include "isthmus/error.h"
 #include "torch/backend/backend.h"
 #include "torch/backend/live_backends.h"
-#include "torch/module/module_simulated.h"
 #include "torch/module/module_units.h"
 
 namespace isthmus::torch_backend {
@@ -185,8 +185,6 @@ py::dict to_dict(const CodecCounts& counts) {
                   "estimated_elements"_a = counts.estimated_elements, "non_finite_blocks"_a = counts.non_finite_blocks);
 }
 
-}  // namespace
-
 std::optional<double> ratio(double part, double whole) {
   return whole > 0 ? std::optional(part / whole) : std::nullopt;
 }
@@ -219,17 +217,15 @@ py::dict to_dict(const isthmus::Stats& path) {
                   "scratch_bytes"_a = path.scratch_bytes, "units"_a = units);
 }
 
-namespace {
-
 py::dict to_dict(const BackendStats& stats) {
   using namespace py::literals;
   py::dict devices;
   for (const auto& [device, path] : stats.devices) {
-    devices[device.c_str()] = torch_backend::to_dict(path);
+    devices[device.c_str()] = to_dict(path);
   }
   return py::dict("node_map"_a = stats.node_map, "node_map_source"_a = stats.node_map_source,
-                  "options"_a = stats.options, "calls"_a = stats.calls, **torch_backend::to_dict(stats.path),
-                  "devices"_a = devices, "notes"_a = stats.notes);
+                  "options"_a = stats.options, "calls"_a = stats.calls, **to_dict(stats.path), "devices"_a = devices,
+                  "notes"_a = stats.notes);
 }
 
 BackendStats stats_without_gil(BackendIsthmus& backend) {
@@ -321,10 +317,10 @@ void bind_functions(py::module_& module) {
 PYBIND11_MODULE(_C, module) {
   module.doc() = "The native part of isthmus.";
   py::module_::import("torch._C._distributed_c10d");  // registers the base types
+  module.attr("PACKET_VERSION") = PacketHeader::kVersion;
   bind_errors(module);
   bind_options(module);
   bind_backend(module);
-  bind_simulated_nodes(module);
   bind_functions(module);
 }
 
