@@ -9,6 +9,7 @@
 
 #include "torch/backend/live_backends.h"
 #include "torch/backend/without_gil.h"
+#include "torch/units/gradient_labels.h"
 
 namespace isthmus::torch_backend {
 namespace {

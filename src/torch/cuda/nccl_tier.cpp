@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "isthmus/error.h"
-#include "torch/backend/dtypes.h"
+#include "torch/backend/tensors.h"
 
 namespace isthmus::torch_backend {
 namespace {

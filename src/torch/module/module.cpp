@@ -5,11 +5,13 @@
 
 #include <algorithm>
 
+#include "communicator/path/segments.h"
 #include "isthmus/codec_type.h"
 #include "isthmus/error.h"
+#include "isthmus/packet_header.h"
 #include "torch/backend/backend.h"
 #include "torch/backend/live_backends.h"
-#include "torch/module/module_simulated.h"
+#include "torch/backend/tensors.h"
 #include "torch/module/module_units.h"
 
 namespace isthmus::torch_backend {
@@ -188,8 +190,6 @@ py::dict to_dict(const CodecCounts& counts) {
                   "estimated_elements"_a = counts.estimated_elements, "non_finite_blocks"_a = counts.non_finite_blocks);
 }
 
-}  // namespace
-
 std::optional<double> ratio(double part, double whole) {
   return whole > 0 ? std::optional(part / whole) : std::nullopt;
 }
@@ -222,17 +222,15 @@ py::dict to_dict(const isthmus::Stats& path) {
                   "scratch_bytes"_a = path.scratch_bytes, "units"_a = units);
 }
 
-namespace {
-
 py::dict to_dict(const BackendStats& stats) {
   using namespace py::literals;
   py::dict devices;
   for (const auto& [device, path] : stats.devices) {
-    devices[device.c_str()] = torch_backend::to_dict(path);
+    devices[device.c_str()] = to_dict(path);
   }
   return py::dict("node_map"_a = stats.node_map, "node_map_source"_a = stats.node_map_source,
-                  "options"_a = stats.options, "calls"_a = stats.calls, **torch_backend::to_dict(stats.path),
-                  "devices"_a = devices, "notes"_a = stats.notes);
+                  "options"_a = stats.options, "calls"_a = stats.calls, **to_dict(stats.path), "devices"_a = devices,
+                  "notes"_a = stats.notes);
 }
 
 BackendStats stats_without_gil(BackendIsthmus& backend) {
@@ -318,6 +316,22 @@ void bind_functions(py::module_& module) {
       },
       "Of each codec: the options that it looks at.");
   module.def(
+      "packet_bytes",
+      [](const OptionsPtr& options, int64_t num_elements, at::ScalarType type) {
+        const isthmus::Options& values = options->values;
+        const std::optional<DataType> dtype = floating_dtype(type);
+        ISTHMUS_CHECK(Error, dtype && num_elements >= 0, "packets of ", num_elements, " elements of ",
+                      c10::toString(type), ": expected at least 0 of a floating-point type");
+        const std::unique_ptr<Codec> codec = make_codec(values.codec, values, *dtype, 1);
+        int64_t bytes = 0;
+        for (const Segment& segment : segments_of(num_elements, values.segments)) {
+          bytes += codec->packet_bytes(segment.num_elements);
+        }
+        return bytes;
+      },
+      "options"_a, "num_elements"_a, "dtype"_a,
+      "Bytes of the packets of one piece of so many elements, one packet for each segment.");
+  module.def(
       "parse_nodes",
       [](const std::string& text, int world_size) { return NodeMap::parse(text, world_size).node_of_rank(); },
       "The node of each rank.");
@@ -340,10 +354,10 @@ void bind_functions(py::module_& module) {
 PYBIND11_MODULE(_C, module) {
   module.doc() = "The native part of isthmus.";
   py::module_::import("torch._C._distributed_c10d");  // registers the base types
+  module.attr("PACKET_VERSION") = PacketHeader::kVersion;
   bind_errors(module);
   bind_options(module);
   bind_backend(module);
-  bind_simulated_nodes(module);
   bind_functions(module);
 }
 

@@ -42,7 +42,7 @@ class Side {
   // Each call from torch for this side's tensors comes here first. Throws what was found wrong on the device.
   virtual void arrived(const char* call) = 0;
 
-  // Throws what the group has failed with, or that it is shut down, where its users would not find out otherwise.
+  // On the CPU: throws what the group has failed with, or that it is shut down.
   virtual BackendPtr world() = 0;
   // Calls the world backend. The group fails, and the error names who is missing, if the ranks did not come together.
   virtual WorkPtr call_world(const std::function<WorkPtr(c10d::Backend&)>& call) = 0;

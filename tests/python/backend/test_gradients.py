@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 import isthmus
-from isthmus import native as _native
 from isthmus.plan.packets import WireOptions, piece_bytes
 from python.backend.gradients import (
     FLOATS,
@@ -27,6 +26,7 @@ from python.backend.gradients import (
     reduce_scatter,
     run_table,
 )
+from support import recorded
 from support.checks import Table, World
 from support.tested_codecs import CODECS, LOSSY
 
@@ -99,18 +99,26 @@ def what_every_codec_can_carry_arrives_to_the_bit(groups: Groups) -> None:
 
 
 @table
-def processes_have_the_bits_of_ranks_in_one_process(groups: Groups) -> None:
-    """Any numbers, and what the codec makes of them: rounding, residuals and steps are those of the communicator."""
-    for codec in LOSSY:
-        options = {"min_elements": 0, "segments": 2, **CODECS[codec]}
-        simulated = _native.load().SimulatedNodes(num_nodes=2, ranks_per_node=2, options=isthmus.Options(**options))
-        group = groups(**options)
-        for step in range(3):
-            sources = inputs_of_all_ranks(WORLD_SIZE * 9001, torch.float32, salt=step)
-            expected = simulated.reduce("bits", sources, 1.0)
-            result = reduce_scatter(group, sources[dist.get_rank()], unit="bits")
-            assert on_all_ranks(groups, torch.equal(result, own_chunk(expected))), (codec, step)
-        assert not torch.equal(result, own_chunk(torch.stack(sources).sum(0)))
+def processes_have_the_bits_of_the_record(groups: Groups) -> None:
+    """Any numbers, and what the codec makes of them: rounding, residuals and steps are those of ranks in one process."""
+    for settings, of_results in recorded.results("2x2", "float32").items():
+        group = groups(min_elements=0, segments=2, **recorded.options_of(settings))
+        results = recorded.Hash()
+        for step in range(recorded.STEPS):
+            seed = 100 * step + dist.get_rank()
+            shard = reduce_scatter(
+                group, recorded.gradient(WORLD_SIZE * recorded.CHUNK, seed), dist.ReduceOp.AVG, unit="first"
+            )
+            summed = all_reduce(group, recorded.gradient(recorded.CHUNK + 3, seed + 50), unit="second")
+            gathered = torch.empty(WORLD_SIZE * recorded.CHUNK)
+            dist.all_gather_into_tensor(gathered, shard, group=group)
+            for result in (shard, summed, gathered):
+                results.add(result.numpy().tobytes())
+        of_ranks = [b""] * WORLD_SIZE
+        dist.all_gather_object(of_ranks, results.digest(), group=groups.gloo)
+        of_all = recorded.Hash()
+        of_all.add(b"".join(of_ranks))
+        assert of_all.digest()[::-1].hex() == of_results, settings
 
 
 @table

@@ -1,4 +1,4 @@
-"""Sizes of packets as `isthmus plan` has them, against what transports count, to the byte. All in this process."""
+"""Sizes of packets as `isthmus plan` has them, against those of the codecs, to the byte."""
 
 from dataclasses import fields
 
@@ -10,9 +10,7 @@ from isthmus import native as _native
 from isthmus.plan.assumptions import codec_speeds
 from isthmus.plan.packets import WireOptions, piece_bytes, segments_of
 
-NUM_NODES = 2
-RANKS_PER_NODE = 2
-WORLD_SIZE = NUM_NODES * RANKS_PER_NODE
+packet_bytes = _native.load().packet_bytes
 # Of a piece: around groups, blocks and their multiples, and none divisible.
 PIECES = (1, 31, 32, 127, 128, 129, 511, 512, 513, 1023, 1024, 1025, 4096, 4097, 30_001)
 SETTINGS = {
@@ -51,28 +49,19 @@ def options_of(codec, settings):
     return options, WireOptions.of({field.name: getattr(options, field.name) for field in fields(WireOptions)})
 
 
-def counted_bytes(options, piece_elements, dtype):
-    """What each rank sent to other nodes for one reduce-scatter: one number, as it is the same for all."""
-    nodes = _native.load().SimulatedNodes(num_nodes=NUM_NODES, ranks_per_node=RANKS_PER_NODE, options=options)
-    gradient = torch.randn(WORLD_SIZE * piece_elements, generator=torch.Generator().manual_seed(1)).to(dtype)
-    nodes.reduce("unit", [gradient] * WORLD_SIZE, 1.0)
-    (counted,) = {stats["collectives"]["reduce_scatter"]["inter"]["inter_node_sent_bytes"] for stats in nodes.stats()}
-    return counted
-
-
 @pytest.mark.parametrize("codec", SETTINGS)
-def test_packets_are_as_long_as_transports_count(codec):
+def test_packets_are_as_long_as_the_codecs_make_them(codec):
     for settings in SETTINGS[codec]:
         options, wire = options_of(codec, settings)
         for piece in PIECES:
-            expected = (NUM_NODES - 1) * piece_bytes(piece, 4, codec, wire)
-            assert counted_bytes(options, piece, torch.float32) == expected, (settings, piece)
+            made = packet_bytes(options, piece, torch.float32)
+            assert made == piece_bytes(piece, 4, codec, wire), (settings, piece)
 
 
 def test_plain_packets_have_the_gradients_type():
     options, wire = options_of("none", {})
     for piece in PIECES:
-        assert counted_bytes(options, piece, torch.bfloat16) == piece_bytes(piece, 2, "none", wire), piece
+        assert packet_bytes(options, piece, torch.bfloat16) == piece_bytes(piece, 2, "none", wire), piece
 
 
 @pytest.mark.parametrize("codec", SETTINGS)
@@ -80,7 +69,7 @@ def test_long_pieces_are_cut_into_segments(codec):
     options, wire = options_of(codec, {})
     piece = 2 * 262_144 + 4097
     assert len(segments_of(piece, wire)) == 2
-    assert counted_bytes(options, piece, torch.float32) == piece_bytes(piece, 4, codec, wire)
+    assert packet_bytes(options, piece, torch.float32) == piece_bytes(piece, 4, codec, wire)
 
 
 def test_options_that_shape_packets_are_the_plans():
