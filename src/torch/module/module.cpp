@@ -329,7 +329,7 @@ void bind_functions(py::module_& module) {
         }
         return bytes;
       },
-      "options"_a, "num_elements"_a, "dtype"_a,
+      py::arg("options"), py::arg("num_elements"), py::arg("dtype"),
       "Bytes of the packets of one piece of so many elements, one packet for each segment.");
   module.def(
       "parse_nodes",

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cuda/cuda_device.h"
+#include "isthmus/codec_type.h"
 #include "isthmus/communicator.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/gpu/bench/benchmarks.h"

@@ -100,7 +100,7 @@ def what_every_codec_can_carry_arrives_to_the_bit(groups: Groups) -> None:
 
 @table
 def processes_have_the_bits_of_the_record(groups: Groups) -> None:
-    """Any numbers, and what the codec makes of them: rounding, residuals and steps are those of ranks in one process."""
+    """Any numbers, and what the codec makes of them: rounding, residuals and steps are as in one process."""
     for settings, of_results in recorded.results("2x2", "float32").items():
         group = groups(min_elements=0, segments=2, **recorded.options_of(settings))
         results = recorded.Hash()
