@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import isthmus
-from isthmus import _native
+from isthmus import native as _native
 
 Options = dict[str, Any]
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.topology.machine import Machine, NicKind
+from isthmus.topology.formats.machine_json import parse_machine_json
+from isthmus.topology.machine import NicKind
 from python.topology.nccl_texts import GPU, gpu, in_cpu, noted, parse
 
 
@@ -258,4 +259,4 @@ def test_a_tree_that_is_written_reads_back(nodes: list[Any]) -> None:
     assert sorted(device.bus_id or "" for device in devices) == sorted(ways)
     for a, b in itertools.combinations(devices, 2):
         assert machine.distance(a, b) == expected(ways[a.bus_id or ""], ways[b.bus_id or ""])
-    assert Machine.from_json(machine.to_json()) == machine
+    assert parse_machine_json(machine.to_json()) == machine

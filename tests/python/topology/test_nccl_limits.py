@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.topology.machine import MOST_GPUS, Machine
+from isthmus.topology.formats.machine_json import parse_machine_json
+from isthmus.topology.machine import MOST_GPUS
 from python.topology.nccl_texts import GPU, gpu, in_cpu, noted, parse, refused
 
 
@@ -117,7 +118,7 @@ def test_the_limit_of_nesting(levels: int, is_read: bool) -> None:
     body = in_cpu(opening + GPU.format(n=1).replace("0000:", "ffff:") + "</pci>" * levels)
     if is_read:
         machine = parse(body)
-        assert Machine.from_json(machine.to_json()) == machine
+        assert parse_machine_json(machine.to_json()) == machine
     else:
         assert "nest more than 32 deep" in refused(body).what
 
