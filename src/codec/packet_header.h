@@ -33,8 +33,8 @@ static_assert(sizeof(PacketHeader) == 48);
 // Throws PacketError that names the first field that differs and both its values. `packet` needs no alignment.
 PacketHeader read_header(const void* packet, const PacketHeader& expected);
 
-// Throws the PacketError of a packet that has another checksum than its header says. Of codecs none and quant, which
-// use packets before they know.
+// Throws PacketError that names the checksum in the header and that of the bytes. For codecs none and quant, which use
+// packets before their checksum is known.
 [[noreturn]] void throw_wrong_checksum(const PacketHeader& header, uint64_t checksum);
 
 }  // namespace isthmus
