@@ -3,7 +3,7 @@
 //   for (int64_t i = group.thread(); i < count; i += group.size()) ...
 //
 // On CPU the group is one thread whose size is a constant 1, so that these loops vectorise like plain ones. On CUDA it
-// is a thread block (CtaGroup, kernels/cuda/group.cuh), or one thread of it. Updates that several threads may make to one word
+// is a thread block (CtaGroup, cuda/group.cuh), or one thread of it. Updates that several threads may make to one word
 // go through the group.
 //
 // Passes over a whole piece (passes.h) run on many groups side by side. These have more members than SerialGroup:
