@@ -11,7 +11,7 @@ namespace isthmus::kernels {
 
 using isthmus::DeviceContext;
 
-// In device memory; the owner sets it to zero. Added up by every encoding, and the last two where a step ends.
+// In device memory; the owner sets it to zero. Encodings add to the first three; the end of a step updates the others.
 struct DeviceCounts {
   uint64_t chosen_elements = 0;  // by the threshold; those that were not kept are held back
   uint64_t kept_elements = 0;
@@ -31,7 +31,7 @@ struct HeaderWords {
   uint64_t word[kHeaderWords] = {};
 };
 
-// Which nodes encoded packets that lie one after another; as PacketContext.
+// The nodes that encoded the packets of one decoding, as in PacketContext.
 struct PacketSenders {
   uint64_t first = 0;
   int64_t packets_of_each = 1;
@@ -81,7 +81,7 @@ struct DecodeState {
 };
 
 // Checksums of packets in parts: each group of one pass writes what it found, and a later pass, or the last group, adds
-// them up. So there is nothing to clear before.
+// them up. So nothing has to be cleared first.
 struct ChecksumParts {
   static constexpr int64_t kMaxGroups = 1024;  // of the pass that writes
   static constexpr int64_t num_words(int64_t num_packets) { return 1 + num_packets * kMaxGroups; }

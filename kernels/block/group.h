@@ -3,7 +3,7 @@
 //   for (int64_t i = group.thread(); i < count; i += group.size()) ...
 //
 // On CPU the group is one thread whose size is a constant 1, so that these loops vectorise like plain ones. On CUDA it
-// is a thread block (CtaGroup, cuda_group.cuh), or one thread of it. Updates that several threads may make to one word
+// is a thread block (CtaGroup, cuda/group.cuh), or one thread of it. Updates that several threads may make to one word
 // go through the group.
 //
 // Passes over a whole piece (passes.h) run on many groups side by side. These have more members than SerialGroup:
@@ -14,10 +14,10 @@
 //   group_number(), num_groups()                     which of the groups this is
 //   shared<T>()               memory of the group, T and the bytes after it; not initialised
 //   fetch_add(word, operand)  of 32 or 64 bits; fetch_max and fetch_min of 32; apply_xor not of shared<T>()
-//   is_last(uint32_t& arrived)   whether this group is the last of its pass to ask, which then sees what all groups
-//   wrote
-//                             before they asked; known to all threads. arrived: 0 before the first asks, and again
-//                             after the last; one for all groups
+//   is_last(uint32_t& arrived)   whether this group is the last of its pass to call this; all threads get the answer.
+//                             The last group sees what the others wrote before their calls.
+//                             All groups share `arrived`, which is 0 before the first call
+//                             and after the last
 //   exchange<d>(float)        of the thread whose number differs in bit d: 1, 2, 4 or 8. The size is a multiple of 16
 //   any_in_step(bool)         of any thread that takes part in the same calls of exchange(), of others perhaps, known
 //                             to all of these: 16 neighbours at least
@@ -25,8 +25,8 @@
 //                             threads and by the host
 //
 // any(), sum(), exclusive_sum(), is_last() and sync() are barriers: all threads of a group make the same calls in the
-// same order. So must they with exchange() and any_in_step(), which are no barriers: what was written before need not
-// be seen.
+// same order. The same holds for exchange() and any_in_step(), which are no barriers: a thread need not see what others
+// wrote before them.
 #pragma once
 
 #include <cstdint>

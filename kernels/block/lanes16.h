@@ -11,7 +11,7 @@
 
 #include "kernels/block/group.h"
 
-// Left to itself, the compiler calls these. Under sanitizers it may: all in one function take it many minutes.
+// Always inlined, or the compiler calls these; not under sanitizers, where one large function takes it many minutes.
 #ifdef ISTHMUS_CALL_LANES
 #define ISTHMUS_LANES inline
 #else

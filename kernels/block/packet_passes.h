@@ -46,7 +46,7 @@ constexpr int64_t checksum_pairs(int64_t num_words) {
   return divide_up(num_words * kChecksumWordBytes, kChecksumSegmentBytes) * kPairsOfSegment;
 }
 
-// A thread has loads of 256 bytes in flight: so that few threads, of a small packet, still fill the memory's pipes.
+// Each thread has loads of 256 bytes in flight, so that the few threads of a small packet still saturate the memory.
 template <typename Loaded>
 constexpr int rows_in_flight() {
   int rows = 2;
@@ -102,7 +102,7 @@ ISTHMUS_DEVICE uint64_t walk_pair(int64_t pair, int64_t num_words, int64_t num_w
 // Threads of a pass that walks checksums: few, so that a small packet is spread over many multiprocessors.
 inline constexpr int kChecksumThreads = 128;
 
-// On how many groups it takes the checksums of packets of this size.
+// How many groups take the checksums of packets of this size.
 inline int64_t checksum_groups(int64_t packet_bytes) {
   const int64_t words = packet_bytes / kChecksumWordBytes - kHeaderWords;
   const int64_t groups = divide_up(checksum_pairs(words), kChecksumThreads);
@@ -164,7 +164,7 @@ ISTHMUS_DEVICE void write_header(Group& group, const EncodeJobBase& job) {
   }
 }
 
-// Reports that the `bad` of some thread is true. A barrier.
+// Reports a fault if `bad` is true in some thread. A barrier.
 template <typename Group>
 ISTHMUS_DEVICE void report(Group& group, bool bad, int64_t packet, FaultKind kind, DeviceFault* fault,
                            DecodeState* state) {
@@ -239,7 +239,7 @@ struct Seal {
 };
 
 // The checksums of all packets, which begin at multiples of 16 bytes; the last group compares them and the headers, and
-// reports. For packets that may be used before.
+// reports. For packets that are used before they are verified.
 struct Verify {
   static constexpr int kThreads = kChecksumThreads;
   static constexpr int64_t kMaxSharedBytes = 0;

@@ -1,5 +1,14 @@
 // Steps that several passes share. A pass is a function object that all threads of several groups run; it may be cut
-// into any number of groups of any size. On CUDA it is a kernel (cuda_executor.cuh); tests run it on emulated groups.
+// into any number of groups of any size. On CUDA it is a kernel (kernels/cuda/executor.cuh); tests emulate groups.
+//
+// kernels/<codec>/sequence.h has run_passes(executor, job) for each job of a codec: its passes in their order. An
+// Executor has
+//
+//   clear(void* memory, int64_t bytes)
+//   run(pass, int64_t max_groups, int64_t shared_bytes)
+//
+// which take effect one after the other, and is a CUDA stream or, in tests, emulated. Which passes run, and on how many
+// groups, depends on shapes and addresses alone, never on data: a captured sequence may be replayed.
 #pragma once
 
 #include "kernels/block/group.h"

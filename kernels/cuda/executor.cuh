@@ -1,4 +1,4 @@
-// Passes as kernels on a CUDA stream: kernels/tagc/sequence.h says what an executor does.
+// Passes as kernels on a CUDA stream: kernels/block/passes.h says what an executor does.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -60,8 +60,8 @@ class PerDevice {
   std::atomic<uint64_t> known_[kMaxDevices] = {};  // key + 1, and the answer to it; 0: nothing
 };
 
-// How many groups of a pass are on a device's multiprocessors at once. Questions to CUDA take longer than a launch, so
-// the last answer is kept for each device; shared_bytes changes with the shape of a job only.
+// How many groups of a pass are on a device's multiprocessors at once. Asking CUDA takes longer than a launch, so the
+// last answer of each device is kept; shared_bytes changes only with the shape of a job.
 template <typename Pass>
 int resident_groups_of_device(int device, int num_multiprocessors, int64_t shared_bytes) {
   static PerDevice answers;

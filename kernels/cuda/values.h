@@ -1,4 +1,4 @@
-// Arithmetic on buffers on CUDA; as kernels/cuda/run.h. Free of CUDA's headers.
+// Arithmetic on buffers on CUDA. Enqueues, waits and throws as kernels/cuda/run.h says. Free of CUDA's headers.
 #pragma once
 
 #include "isthmus/buffer.h"

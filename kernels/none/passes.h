@@ -26,7 +26,7 @@ int64_t whole_words(int64_t num_elements, bool aligned) {
   return aligned ? num_elements / WordsOf<Wire, 1>::kValues : 0;
 }
 
-// Only float16 could overflow.
+// Only sums of float16 could overflow.
 template <typename Wire>
 inline constexpr bool kMayDivide = std::is_same_v<Wire, Float16>;
 

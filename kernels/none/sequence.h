@@ -1,6 +1,6 @@
-// The passes of one encoding and one decoding of codec `none`, in their order; as kernels/tagc/sequence.h. Encoding
-// reads the piece once and writes the packet once; decoding reads each packet once, and reads and writes the sums once
-// (for several packets in the cache).
+// The passes of one encoding and one decoding of codec `none`, in their order; kernels/block/passes.h says what an
+// executor is. Encoding reads the piece once and writes the packet once; decoding reads each packet once, and reads and
+// writes the sums once (for several packets in the cache).
 #pragma once
 
 #include "kernels/block/packet_passes.h"

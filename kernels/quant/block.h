@@ -82,7 +82,7 @@ auto with_group(const QuantSettings& settings, const Visit& visit) {
   }
 }
 
-// As it is sent: to nearest even, or up. Of finite numbers that are not negative.
+// The scale as it is sent: rounded to nearest even, or up. `scale` is finite and not negative.
 ISTHMUS_QUANT float scale_as_sent(float scale, QuantScaleType type, bool up) {
   if (type == QuantScaleType::kFloat32) {
     return scale;
@@ -197,7 +197,7 @@ ISTHMUS_QUANT float quantize_group(const Lanes& lanes, const Quantizer& quantize
   }
   const float scale = choose_scale(quantizer, group, step, sum_of_lanes(lanes, products), sum_of_lanes(lanes, norms)) *
                       (settings.rotate ? kShare : 1.0F);
-  // What is decoded stays below 2^126, and so finite.
+  // Keeps what is decoded below 2^126, and so finite.
   const float most = 0x1p126F / (quantizer.centre * (settings.rotate ? kQuantLanes * kGroupRows : 1));
   return scale_as_sent(scale < most ? scale : most, settings.scale_type, false);
 }

@@ -8,8 +8,8 @@
 #include "kernels/block/mix.h"
 #include "kernels/quant/layout.h"
 
-// The compiler's own judgement leaves calls where lanes would be in registers. Under sanitizers it may: all in one
-// function take it many minutes.
+// Always inlined, so that lanes stay in registers: the compiler would leave calls. Not under sanitizers, where one
+// large function takes it many minutes.
 #ifdef ISTHMUS_CALL_LANES
 #define ISTHMUS_QUANT ISTHMUS_DEVICE
 #else
@@ -110,7 +110,7 @@ ISTHMUS_QUANT void hadamard(const Lanes& lanes, typename Lanes::Float (&rows)[kG
   }
 }
 
-// In a tree that is the same for all executors.
+// Summed in a tree that is the same on all executors.
 template <typename Lanes>
 ISTHMUS_QUANT float sum_of_lanes(const Lanes& lanes, typename Lanes::Float a) {
   a = a + lanes.template exchange<1>(a);

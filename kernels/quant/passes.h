@@ -11,7 +11,7 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// Few, so that many registers of each leave no gap.
+// Small groups, so that a group's many registers leave none of a multiprocessor's unused.
 inline constexpr int kQuantThreads = 128;
 
 // How many groups of threads must fit on a multiprocessor, by the rows that a thread holds.

@@ -1,7 +1,7 @@
-// The passes of one encoding and one decoding of codec `quant`, in their order; as kernels/tagc/sequence.h. Encoding
-// reads the piece once (with error feedback the residual, too, and writes it) and writes the packet; decoding reads
-// each packet once for its values and once for its checksum, and reads and writes the sums once (for several packets in
-// the cache).
+// The passes of one encoding and one decoding of codec `quant`, in their order; kernels/block/passes.h says what an
+// executor is. Encoding reads the piece once (with error feedback the residual, too, and writes it) and writes the
+// packet; decoding reads each packet once for its values and once for its checksum, and reads and writes the sums once
+// (for several packets in the cache).
 #pragma once
 
 #include "kernels/block/packet_passes.h"

@@ -1,6 +1,6 @@
-// The passes of one encoding and one decoding of codec `sparse`, in their order; as kernels/tagc/sequence.h. Encoding
-// reads the piece and the residual once, writes the residual once, and writes the packet and reads it again; decoding
-// reads each packet twice, and reads and writes only the sums that a packet names.
+// The passes of one encoding and one decoding of codec `sparse`, in their order; kernels/block/passes.h says what an
+// executor is. Encoding reads the piece and the residual once, writes the residual once, and writes the packet and
+// reads it again; decoding reads each packet twice, and reads and writes only the sums that a packet names.
 #pragma once
 
 #include "kernels/sparse/passes.h"

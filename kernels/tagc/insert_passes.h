@@ -47,7 +47,7 @@ struct InsertValues {
   TagcEncodeJob job;
   int64_t stripe_words;  // of each block's words in the index: a power of two
 
-  // The most, for which a stripe of the sketch has no more than `bytes`; at least one.
+  // As many words as keep a stripe of the sketch within `bytes`; at least one.
   static int64_t words_of_stripe(const TagcShape& shape, int64_t bytes) {
     int64_t words = shape.block_elements / 32;
     while (words > 1 && static_cast<int64_t>(sizeof(Cell)) * 32 * words * shape.num_rows > bytes) {

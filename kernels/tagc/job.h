@@ -64,7 +64,7 @@ ISTHMUS_DEVICE int64_t num_tiles(const TagcShape& shape) {
 // Words of 4 blocks that a slab's keys take.
 ISTHMUS_DEVICE int64_t slab_words(const TagcShape& shape) { return num_tiles(shape) * tile_blocks(shape) / 4; }
 
-// Of peeling, both ways; a part for each slab.
+// Scratch memory for peeling, by sender and receiver; a part for each slab.
 struct SlabScratch {
   uint32_t* keys;    // slabs x slab_words: a byte a block, those that did not peel yet
   uint32_t* left;    // slabs: 1 where some did not

@@ -178,7 +178,7 @@ struct PeelPackets {
   }
 
  private:
-  // place: of the scratch memory for what is peeled at once.
+  // place: which part of the scratch memory this slab has, of those that are peeled at once.
   template <typename Group>
   ISTHMUS_DEVICE void peel_packet(Group& group, int64_t packet, int64_t number, int64_t place) const {
     const TagcShape& shape = job.shape;

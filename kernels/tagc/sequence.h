@@ -1,12 +1,5 @@
-// The passes of one encoding and one decoding of codec `tagc`, in their order. An Executor has
-//
-//   clear(void* memory, int64_t bytes)
-//   run(pass, int64_t max_groups, int64_t shared_bytes)   // after all that was given to it before
-//
-// and is a CUDA stream (cuda_executor.cuh) or, in tests, emulated. Which passes run, and on how many groups, depends on
-// shapes and addresses alone, never on data: a captured sequence may be replayed.
-//
-// docs/cuda.md says what each pass reads and writes.
+// The passes of one encoding and one decoding of codec `tagc`, in their order; kernels/block/passes.h says what an
+// executor is. docs/cuda.md says what each pass reads and writes.
 #pragma once
 
 #include "kernels/block/packet_passes.h"

@@ -1,5 +1,5 @@
-// Which pass does what to a buffer; as kernels/tagc/sequence.h. Types and sizes were checked before: nothing is done to
-// bytes, on which there is no arithmetic.
+// The passes of each operation on buffers; kernels/block/passes.h says what an executor is. Callers have checked types
+// and sizes. Buffers of bytes are left alone: there is no arithmetic on them.
 #pragma once
 
 #include <algorithm>

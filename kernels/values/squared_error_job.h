@@ -1,4 +1,4 @@
-// One measurement of what a codec dropped, on a device. As kernels/tagc/job.h.
+// One measurement of what a codec dropped, on a device.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The checksum of a packet that is written, or read, in two places at once: a front of sections that are ready late, or
-// early, and a body that grows.
+// The checksum of a packet that is written, or read, in two places at once: sections at its front, which are complete
+// only at the end, and a body that grows.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What codecs of a device are given to make a job of. All memory is the device's.
+// The arguments that codecs of a device make jobs from. All memory is the device's.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace isthmus {
 
-// As the arguments of Codec::encode(). Unit and step are read from context.on_device when the job runs; all else of the
-// packet's header, its segment and its sender too, is written into the job.
+// The arguments of Codec::encode(). The job reads unit and step from context.on_device when it runs, and holds all else
+// of the packet's header, with segment and sender.
 struct DeviceEncode {
   ConstBuffer piece;
   Buffer residual;  // empty where the codec keeps none
@@ -20,7 +20,7 @@ struct DeviceEncode {
   Buffer scratch;                           // contents do not matter
 };
 
-// As the arguments of Codec::decode_sum(), or of decode_each().
+// The arguments of Codec::decode_sum(), or of decode_each().
 struct DeviceDecode {
   ConstBuffer packets;
   int64_t num_packets = 1;
@@ -35,7 +35,7 @@ inline kernels::PacketSenders senders_of(const PacketContext& context) {
   return {.first = context.sender, .packets_of_each = context.packets_of_sender};
 }
 
-// What the scratch memory of a decoding follows from.
+// What determines the scratch memory of a decoding.
 struct DecodeSize {
   int64_t num_elements;  // of each packet
   int64_t num_packets = 1;

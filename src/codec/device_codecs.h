@@ -1,4 +1,4 @@
-// The codecs of a device, as Codecs: they make jobs of their arguments and hand them to whoever runs passes there.
+// The codecs of a device, behind the interface Codec: they make jobs of their arguments, which a launcher runs.
 #pragma once
 
 #include <memory>
@@ -29,7 +29,7 @@ struct PassesOfDevice {
 // all three. It reads unit and step from PacketContext::on_device, takes scratch memory from its Workspace, and keeps
 // nothing: so several jobs of one codec may be under way, each in scratch memory of its own.
 //
-// encode() returns what the host knows; what only the device finds out is added to `counts`. decode_sum() returns at
+// encode() returns what the host can count; the device adds the rest to `counts`. decode_sum() returns at
 // once and throws no PacketError: faults of packets are written to `fault` (throw_if_reported()).
 std::unique_ptr<Codec> make_device_codec(const std::string& name, const Options& options, DataType wire_dtype,
                                          int ranks_per_node, DeviceLauncher& launcher, kernels::DeviceCounts* counts,

@@ -1,4 +1,4 @@
-// What devices report, in the words of the CPU codecs.
+// Turns faults that a device reports into the errors of the CPU codecs.
 #pragma once
 
 #include "isthmus/packet_header.h"

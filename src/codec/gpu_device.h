@@ -1,4 +1,4 @@
-// What devices have in common whose codecs are passes on streams.
+// The common part of devices whose codecs are passes on streams.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace isthmus {
 
-// The part of a Device that follows from who runs passes there and from the words that these count in.
+// Makes codecs from the device's launcher, and counts from the words that its passes count in.
 class GpuDevice : public Device {
  public:
   bool is_host() const override { return false; }

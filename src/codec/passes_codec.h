@@ -1,4 +1,4 @@
-// A codec of a device, of the part that makes its jobs and a launcher that runs them.
+// A codec of a device: a JobMaker makes its jobs, and a launcher runs them.
 #pragma once
 
 #include <memory>

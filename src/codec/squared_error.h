@@ -1,4 +1,4 @@
-// What a device is given to measure a codec's error with.
+// The job by which a device measures a codec's error.
 #pragma once
 
 #include "isthmus/device.h"
@@ -19,7 +19,7 @@ inline kernels::SquaredErrorJob make_squared_error_job(ConstBuffer given, ConstB
                 " elements given, ", decoded.num_elements, " decoded");
   ISTHMUS_CHECK(Error, scratch.bytes() >= kSquaredErrorScratchBytes, "squared error: scratch memory of ",
                 scratch.bytes(), " bytes where ", kSquaredErrorScratchBytes, " are needed");
-  // Lock-free and of the size of its value: its value (device.h).
+  // A lock-free atomic of the size of its value is stored as that value (checked in device.h).
   return {.given = given.as<float>(),
           .decoded = decoded.as<float>(),
           .num_elements = given.num_elements,

@@ -1,5 +1,5 @@
-// What every call of CUDA needs: its device, its error, and leave to be made while a graph is captured. Private to the
-// source files that call CUDA's runtime.
+// What every call of CUDA needs: its device, a check for errors, and permission while a graph is captured. Private to
+// the source files that call CUDA's runtime.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,8 +8,8 @@
 
 namespace isthmus {
 
-// Throws Error that names the call and the device. Errors that leave the device usable are forgotten, so that nobody
-// takes them for his own.
+// Throws Error that names the call and the device. Clears errors that leave the device usable, so that later calls do
+// not report them again.
 inline void check_cuda(cudaError_t result, const char* call, int ordinal) {
   if (result != cudaSuccess) [[unlikely]] {
     cudaGetLastError();
@@ -17,7 +17,7 @@ inline void check_cuda(cudaError_t result, const char* call, int ordinal) {
   }
 }
 
-// Makes a device current for the calling thread, and at its end the one that was.
+// Makes a device current for the calling thread, and restores the previous one when it is destroyed.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int ordinal) : ordinal_(ordinal) {
@@ -39,8 +39,8 @@ class CurrentDevice {
   int before_ = 0;
 };
 
-// While a graph is captured, the thread that does it, and often all others, may not call what could wait for a stream
-// that is captured: allocate, free, or ask an event. None of ours does: this allows it to the calling thread.
+// While a graph is captured, CUDA forbids the capturing thread, and often all others, calls that could wait for a
+// captured stream: allocate, free, query an event. Isthmus's calls never do: this allows them to the calling thread.
 class AllowedInCapture {
  public:
   AllowedInCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }

@@ -63,7 +63,7 @@ std::shared_ptr<T> allocate_mapped(int ordinal) {
           }};
 }
 
-// What crosses between nodes comes first: everybody waits for it.
+// Work between nodes has the highest priority: all ranks wait for it.
 int priority_of(Lane lane, int ordinal) {
   const CurrentDevice current(ordinal);
   int lowest = 0;
@@ -174,7 +174,7 @@ void CudaDevice::write(ConstBuffer from_host, Buffer to) {
 
 Stream CudaDevice::lane(Lane lane) { return {implementation_->lanes[static_cast<size_t>(lane)]->get()}; }
 
-// One event for all: a wait is for what the event stands for when the wait is enqueued, whatever is recorded later.
+// One event serves all calls: a wait refers to what was recorded when the wait was enqueued.
 void CudaDevice::order(Stream before, Stream after) {
   if (before.handle == after.handle) {
     return;

@@ -68,7 +68,7 @@ class CudaDevice : public GpuDevice {
 
  private:
   PassesOfDevice passes() override;
-  // What is in the device's memory by now. Waits for the copy alone.
+  // Copies the counts that the device has by now. Waits for that copy alone.
   kernels::DeviceCounts read_counts() override;
 
   struct Implementation;

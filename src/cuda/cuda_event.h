@@ -52,8 +52,7 @@ class CudaEventPool {
   std::vector<cudaEvent_t> free_;
 };
 
-// One of a pool, for as long as it lives. The pool's events were recorded by others before: what counts is whether this
-// one was.
+// Borrows an event from a pool. Earlier borrowers may have recorded the event: `state` tells whether this one has.
 class CudaEvent final : public Event {
  public:
   enum class State : uint8_t { kNew, kRecorded, kCaptured };  // kCaptured: recorded into a graph

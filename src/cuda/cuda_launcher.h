@@ -1,4 +1,4 @@
-// Who enqueues the passes of codecs on a GPU. Private to the source files that call CUDA's runtime.
+// Runs jobs of codecs on a GPU. Private to the source files that call CUDA's runtime.
 #pragma once
 
 #include <stdexcept>
@@ -22,7 +22,7 @@ void launch_on(int ordinal, const Launch& launch) {
   }
 }
 
-// The first fault is in device memory, where kernels read it fast, and copied to where the host sees it.
+// Kernels keep the first fault in device memory, which they read fast, and copy it to memory that the host sees.
 class CudaLauncher final : public DeviceLauncher {
  public:
   CudaLauncher(int ordinal, kernels::DeviceFault* mapped_fault) : ordinal_(ordinal), mapped_fault_(mapped_fault) {}

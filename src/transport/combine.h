@@ -1,4 +1,4 @@
-// One step of a reduction, as every transport that reduces by itself takes it.
+// One step of a reduction, for all transports that reduce on the CPU.
 #pragma once
 
 #include "isthmus/buffer.h"

@@ -27,7 +27,7 @@ const char* to_string(Kind kind) {
   return "unknown";
 }
 
-// What one rank brings to a rendezvous.
+// The operation and buffers that one rank posts at a rendezvous.
 struct Operation {
   Kind kind = Kind::kAllReduce;
   ReduceOp op = ReduceOp::kSum;
@@ -50,9 +50,9 @@ class Done final : public Handle {
 
 }  // namespace
 
-// The ranks of one tier. An operation passes two gates: at the first all have posted what they bring; between the two
-// each reads the others' inputs; behind the second all inputs are free again. A failure closes the first gate for good,
-// but not the second: whoever passed the first is being read from, and waits only for peers that compute.
+// The ranks of one tier. An operation passes two gates. At the first all ranks have posted their buffers; then each
+// reads the others' inputs; after the second all inputs are free again. A failure closes the first gate for good, but
+// not the second: peers still read from a rank that passed the first, and only they keep it waiting.
 class InProcessHub::Group {
  public:
   Group(std::string name, std::vector<int> ranks, std::vector<int> nodes, std::chrono::milliseconds timeout)
@@ -93,7 +93,7 @@ class InProcessHub::Group {
  private:
   void enter(int index, const Operation& operation) {
     std::unique_lock lock(mutex_);
-    // A peer may still be in the operation before this one.
+    // A peer may still be in the previous operation.
     changed_.wait(lock, [this] { return computing_ == 0; });
     check_open();
     operations_[index] = operation;
@@ -113,7 +113,7 @@ class InProcessHub::Group {
     check_open();
   }
 
-  // The last rank has come: let all compute, or none if they differ.
+  // Called by the last rank to arrive: lets all ranks compute, or none if their operations differ.
   void start() {
     for (int index = 1; index < size(); ++index) {
       if (!operations_[index]->matches(*operations_[0])) {

@@ -23,13 +23,13 @@ const char* to_string(Operation operation);
 // Where all links of a tier are of one kind (one node, or one rank a node) each part goes straight to its owner, who
 // sums in rank order: with s ranks and parts of b bytes every rank sends (s-1) b, twice for all_reduce. Within a node
 // all parts leave at once. Between nodes they do so in rounds, in which every rank has one sender and one receiver:
-// were all to send to all, a node's link would be offered many times what it carries, would drop packets, and carry
-// them again (docs/scaling.md).
+// if all ranks sent to all at once, a node's link would be overloaded, drop packets, and have to carry them again
+// (docs/scaling.md).
 //
 // In a tier that spans nodes with several ranks on each ("flat") data walks a ring, r to r + 1, so that in block
 // placement only one edge leaves each node. There sums are taken in the order of the ring, and partial sums travel in
-// the accumulate type. all_gather takes the ring in every tier that spans nodes. What walks a ring, and all_reduce, is
-// done when the call returns.
+// the accumulate type. all_gather takes the ring in every tier that spans nodes. Operations around the ring, and
+// all_reduce, are done when the call returns.
 class MessageTransport : public Transport {
  public:
   int rank() const final { return rank_; }

@@ -12,7 +12,7 @@
 namespace isthmus {
 namespace {
 
-// Says that its sender has given up. Data have higher tags.
+// Tag of the message by which a rank says that it gives up. Data have higher tags.
 constexpr int kAbortTag = 0;
 constexpr int kFirstDataTag = 1;
 constexpr int kNumDataTypes = 5;
@@ -32,8 +32,8 @@ std::string list(const std::vector<int>& ranks) {
   return text;
 }
 
-// Between two looks at messages that are under way. Ranks may outnumber cores: the core is offered to others at once,
-// and after a while this thread sleeps.
+// A pause between polls of messages that are under way. Ranks may outnumber cores: the thread yields its core at once,
+// and after a while it sleeps.
 class Pause {
  public:
   void take() {
@@ -52,7 +52,7 @@ class Pause {
 }  // namespace
 
 // A tag says which exchange a message belongs to, and what it is: messages of ranks that call different operations, or
-// of different sizes, do not meet. What a peer sent instead is found when nothing arrives for a while.
+// of different sizes, do not match. When nothing arrives for a while, wait() looks for what a peer sent instead.
 class MpiTransport::Messages final : public MessageTransport::Exchange {
  public:
   Messages(MpiTransport& transport, Operation operation)
@@ -143,7 +143,7 @@ class MpiTransport::Messages final : public MessageTransport::Exchange {
     }
   }
 
-  // Whether something completed. Throws if it did so badly.
+  // Whether a message completed. Throws if it failed.
   bool take_completed() {
     std::vector<int>& indices = completed_;
     indices.resize(requests_.size());

@@ -14,7 +14,7 @@
 
 namespace isthmus {
 
-// Sends and receives on a communicator of its own. Waiting polls: MPI knows no limit to a wait.
+// Sends and receives on a communicator of its own. Waits by polling: MPI has no wait with a time limit.
 class MpiTransport final : public MessageTransport {
  public:
   // The tier `name` of these ranks of `comm`, in this order; the caller is one of them, and all of them call this.
@@ -35,9 +35,9 @@ class MpiTransport final : public MessageTransport {
                const std::vector<int>& node_of_rank, const MpiLimits& limits);
 
   std::unique_ptr<Exchange> start_exchange(Operation operation) override;
-  // Fails from now on, and tells the peers. `reason`: why; the first one stays.
+  // Makes all later operations fail, and tells the peers. Keeps the first `reason`.
   void close(const std::string& reason);
-  // Why nothing more can be sent: this rank or a peer has given up. Empty: all is well.
+  // Why nothing more can be sent, because this rank or a peer has given up. Empty while the tier works.
   std::string why_closed();
   std::chrono::milliseconds time_limit() const;  // of an operation that starts now
   // `buffer`: the whole of it, however it is cut.

@@ -20,7 +20,7 @@ inline void check_mpi(int code, const char* call) {
   ISTHMUS_CHECK(TransportError, code == MPI_SUCCESS, call, ": ", error_text(code));
 }
 
-// Of the caller.
+// The caller's rank in `comm`.
 inline int rank_in(MPI_Comm comm) {
   int rank = 0;
   check_mpi(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");

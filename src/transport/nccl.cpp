@@ -13,7 +13,7 @@
 namespace isthmus {
 namespace {
 
-// For how long abort() lets a call return: after that it is taken to be stuck.
+// How long abort() waits for a call to return before it takes the call for stuck.
 constexpr std::chrono::seconds kCallPatience(1);
 
 ncclDataType_t nccl_type(DataType dtype) {
@@ -32,7 +32,7 @@ ncclDataType_t nccl_type(DataType dtype) {
   throw Error(detail::concatenate("unknown data type ", static_cast<int>(dtype)));
 }
 
-// An operation on its stream: there is nothing to wait for but by another stream.
+// An operation that is enqueued on its stream: only other streams wait for it.
 class StreamHandle final : public Handle {
  public:
   StreamHandle(int ordinal, Stream stream) : ordinal_(ordinal), stream_(stream) {}
@@ -55,8 +55,8 @@ class StreamHandle final : public Handle {
   const Stream stream_;
 };
 
-// Making a communicator waits for its other ranks, and NCCL knows no limit to that. So a thread does it, which is left
-// behind if it takes too long.
+// Creating a communicator waits for its other ranks, without a time limit in NCCL. So a thread creates it, and is
+// abandoned if it takes too long.
 struct Creation {
   std::mutex mutex;
   std::condition_variable changed;

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import matplotlib.font_manager  # noqa: F401: starts a process where no font was looked for before, and no later
 import pytest
 from hypothesis import HealthCheck, settings
 

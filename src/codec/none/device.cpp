@@ -7,7 +7,7 @@ namespace isthmus {
 
 namespace {
 
-// As NoneCodec has it; the passes would also take more.
+// Refuses what NoneCodec refuses; the passes themselves would accept longer buffers.
 void check_packets(ConstBuffer packets, int64_t num_packets, int64_t packet_bytes) {
   ISTHMUS_CHECK(Error, packets.bytes() == num_packets * packet_bytes, "codec none: ", packets.bytes(), " bytes for ",
                 num_packets, " packets of ", packet_bytes);
@@ -21,7 +21,7 @@ CodecCounts NoneDevice::known_counts(int64_t num_elements) {
   return counts;
 }
 
-// What both kinds of jobs say of a packet.
+// The fields that jobs of encoding and of decoding share.
 template <typename Job>
 Job NoneDevice::plan(int64_t num_elements, PacketContext context) const {
   Job job = {};

@@ -8,7 +8,7 @@
 
 namespace isthmus {
 
-// What both sides agree on, and what follows from it.
+// Settings that sender and receiver share, and what follows from them.
 struct NoneSettings {
   // wire_dtype: a floating type. Throws Error otherwise.
   NoneSettings(DataType wire_dtype, int ranks_per_node);

@@ -8,7 +8,7 @@ int64_t SparseDevice::packet_bytes(int64_t num_elements) const {
   return sparse_layout(settings_.shape(num_elements)).end;
 }
 
-// What both kinds of jobs say of a packet.
+// The fields that jobs of encoding and of decoding share.
 template <typename Job>
 Job SparseDevice::plan(int64_t num_elements, PacketContext context) const {
   Job job = {};

@@ -45,7 +45,7 @@ void plan_sample(TagcEncodeJob& job) {
 
 int64_t TagcDevice::packet_bytes(int64_t num_elements) const { return tagc_layout(settings_.shape(num_elements)).end; }
 
-// What both kinds of jobs say of a packet.
+// The fields that jobs of encoding and of decoding share.
 template <typename Job>
 Job TagcDevice::plan(int64_t num_elements, PacketContext context) const {
   Job job = {};

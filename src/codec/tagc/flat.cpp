@@ -31,7 +31,7 @@ void counts_to_bits(const uint8_t* counts, int64_t num_bits, uint64_t* bits) {
   }
 }
 
-// Marks past the last element can only be damage; they must not lead to writes there.
+// Clears marks past the last element: only damage sets them, and they must not lead to writes there.
 void clear_padding(const TagcShape& shape, uint64_t* index) {
   const int64_t whole = shape.num_elements / 64;
   if (whole < shape.index_words()) {

@@ -47,7 +47,7 @@ class EmulatedGraph {
   bool is_complete = false;
 };
 
-// The last place in a stream where it was recorded.
+// Holds the place in a stream where it was last recorded.
 struct EmulatedGpu::Event final : isthmus::Event {
   std::shared_ptr<Mark> mark;              // where it was not captured
   std::shared_ptr<EmulatedGraph> capture;  // where it was

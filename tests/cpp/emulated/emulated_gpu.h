@@ -1,8 +1,8 @@
-// A GPU for tests of what runs on streams, on any machine: each stream is a thread that works off a queue, each event a
-// place in one. Work is done by the CPU's arithmetic and by the passes of the device codecs, but only on streams.
+// A GPU for tests of work on streams, on any machine: each stream is a thread that works off a queue, each event a
+// place in a queue. Streams do their work with the CPU's arithmetic and with the passes of the device codecs.
 //
-// It complains, which fails the test that it dies in, about all that would go wrong on a GPU, or could, some day, under
-// another timing:
+// Complains about everything that would go wrong on a GPU, or could go wrong with other timing. A complaint fails the
+// test in which the GPU is destroyed:
 // - work that uses the same memory as other work, without an order between the two (stream_order.h);
 // - work on memory that is the host's, was freed, or ends too early (memory of the device, touched by the host, ends
 //   the test at once);
@@ -28,7 +28,7 @@ namespace isthmus::test {
 
 class EmulatedGraph;
 
-// As Device says: one thread at a time, but codec_counts(), throw_if_faulted() and seconds_between().
+// As for any Device: one thread at a time, except for codec_counts(), throw_if_faulted() and seconds_between().
 class EmulatedGpu final : public GpuDevice {
  public:
   using Work = EmulatedStream::Work;

@@ -287,32 +287,32 @@ TEST_F(SparseFaults, Checksum) {
 
 TEST_F(SparseFaults, Padding) {
   second_.data()[kScales - 1] = 1;
-  second_.reseal();
+  reseal(second_);
   expect_same_complaint("its padding is not zero");
 }
 
 TEST_F(SparseFaults, Counts) {
   second_.data()[kCounts] += 1;
-  second_.reseal();
+  reseal(second_);
   expect_same_complaint("a block's counts do not add up to what it keeps");
 }
 
 TEST_F(SparseFaults, Offsets) {
   second_.data()[kOffsets + 1] = second_.data()[kOffsets];
-  second_.reseal();
+  reseal(second_);
   expect_same_complaint("a block's offsets do not ascend within it");
 }
 
 TEST_F(SparseFaults, OffsetsPastTheLastElement) {
   second_.data()[kOffsets + 2 * 102 + 9] = 255;
-  second_.reseal();
+  reseal(second_);
   expect_same_complaint("a block's offsets do not ascend within it");
 }
 
 TEST_F(SparseFaults, FlaggedBlockThatHoldsSomething) {
   for (const int64_t byte : {kOffsets + 102, kScales + 2}) {
     second_.data()[byte] = 1;
-    second_.reseal();
+    reseal(second_);
     expect_same_complaint("a flagged block holds values");
     second_.data()[byte] = 0;
   }
