@@ -6,13 +6,16 @@ Property tests have no limits on time, which a busy machine would reach; they ar
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-import matplotlib.font_manager  # noqa: F401: starts a process where no font was looked for before, and no later
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Looks for fonts in a process of its own where nobody has drawn yet, and would do so in the first test that draws.
+importlib.import_module("matplotlib.font_manager")
 
 settings.register_profile(
     "tests",
