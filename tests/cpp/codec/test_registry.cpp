@@ -215,9 +215,9 @@ TEST(Registry, AutoMeasuresAndMayChooseIt) {
     measured.codecs[candidate] = {1e9, candidate == test::named("sign") ? 1e10 : 1e9};
   }
   measured.links.inter = {1e-6, 1e6};
-  UnitFacts facts;
-  facts.num_elements = 1 << 20;
-  const Choice choice = choose(measured, facts, options);
+  UnitFacts unit;
+  unit.num_elements = 1 << 20;
+  const Choice choice = choose(measured, unit, options);
   EXPECT_EQ(choice.settings.codec, "sign") << choice.reason;
 }
 
