@@ -25,7 +25,7 @@ from python.topology.made_up_machines import (
     noted,
 )
 from support.limits import HANG_S
-from support.places import TESTS
+from support.places import ROOT
 
 GEN4_X16 = 252.062  # Gbit/s of 16 GT/s, 128b/130b, 16 lanes
 
@@ -271,7 +271,7 @@ def test_hwloc_overrides_nothing(machine):
 def test_nvlinks_by_hwloc_where_nvml_is_missing(machine):
     for bus in ("0002", "0003", "000a", "000b"):
         machine.gpu(f"{bus}:01:00.0", f"pci{bus}:00")
-    hwloc = HwlocFacts(xml=(TESTS / "machines/power8-gpu.hwloc.xml").read_bytes())
+    hwloc = HwlocFacts(xml=(ROOT / "topology/machines/power8-gpu.hwloc.xml").read_bytes())
     node = found(machine, hwloc=hwloc)
     assert [node.distance("GPU0", other) for other in ("GPU1", "GPU2")] == ["NV2", "SYS"]
     assert node.distance("GPU2", "GPU3") == "NV2"
