@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-MACHINES = Path(__file__).parents[1] / "machines"
+MACHINES = Path(__file__).parents[2] / "topology/machines"
 
 DIRECT_NVLINKS = """<system version="2"><cpu numaid="0">
 <pci busid="0000:06:00.0" class="0x03"><gpu sm="70"><nvlink target="0000:07:00.0" count="1" tclass="0x030200"/>
