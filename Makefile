@@ -63,7 +63,7 @@ $(STAMPS)/package: $(STAMPS)/venv $(STAMPS)/python-files $(NATIVE_SOURCES)
 demo: setup  ## train a GPT over two simulated nodes joined by a slow link, plain and compressed (under 10 minutes)
 	isthmus bench training $(DEMO_ARGS)
 
-check: CTEST_ARGS = --label-exclude '^(mpi|large)$$'  # this takes the place of the preset's
+check: CTEST_ARGS = --exclude-regex '^mpi\.'
 check: setup lint test-cpp test-quick  ## after each edit: formats, lint, types, and the tests that start no processes
 
 test: setup lint test-cpp test-python  ## format and lint checks, GoogleTest, pytest
@@ -97,16 +97,18 @@ test-conformance: setup  ## every collective against Gloo's results: docs/compat
 test-units: setup  ## whose gradient a reduction is: what is read from private parts of torch, for each version of it
 	pytest $(addprefix tests/python/units/test_,identity.py copies.py units.py fsdp_units.py prepare_backend.py)
 
-lint: setup  ## formats, linters and types; changes nothing
+lint: setup  ## formats, linters, types and links to lines; changes nothing
 	clang-format --dry-run --Werror $(CXX_FILES)
 	ruff format --check $(PYTHON_FILES)
 	ruff check $(PYTHON_FILES)
 	mypy
+	python tools/link_lines.py --check docs/architecture.md
 
 format: setup  ## format everything
 	clang-format -i $(CXX_FILES)
 	ruff format $(PYTHON_FILES)
 	ruff check --fix $(PYTHON_FILES)
+	python tools/link_lines.py docs/architecture.md
 
 tidy: setup  ## clang-tidy over all C++ that the torch module is built of
 	python tools/tidy.py build/native/$(VENV) $(JOBS)
