@@ -37,7 +37,6 @@ socket.create_connection((sys.argv[1], 5000)).sendall(bytes(int(sys.argv[2])))
 OPEN_AND_WAIT = """
 import sys, time
 from isthmus.benchmarks.simulate import NamespaceNetwork
-from support.places import PYTHONPATH
 network = NamespaceNetwork(3, sys.argv[1])
 print(*(holder.pid for holder in network._holders), flush=True)
 time.sleep(60)

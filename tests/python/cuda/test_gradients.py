@@ -18,7 +18,7 @@ ORDER = "NCCL's sums are made in another order than Gloo's"
 OTHERWISE = {
     "codec_none_in_flat_tiers_sums_within_its_bound": "tiers='flat' is for the CPU",
     "codec_none_sums_within_its_bound": "NCCL takes a factor in a tensor only if it has the type of the summands",
-    "processes_have_the_bits_of_ranks_in_one_process": "ranks in one process reduce on the CPU",
+    "processes_have_the_bits_of_the_record": "the record is of sums on the CPU",
     "what_is_no_sum_of_floats_is_exact": ORDER,
     "an_unlabelled_reduction_inside_a_backward_pass_is_exact": ORDER,
     "uneven_nodes_and_one_node_are_exact": ORDER,
