@@ -192,7 +192,7 @@ class Case:
         if self.mode == "wait":
             work.wait(PATIENCE)
         else:
-            # How many tensors a future holds is each backend's own affair.
+            # Backends differ in how many tensors a future holds.
             self.future = end_to_end(flattened(work.get_future().wait()))
 
     def coalesced(self, calls: Iterable[Callable[[], Any]]) -> None:

@@ -83,7 +83,7 @@ CodecCounts SparseCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer
     decode_add(packets.as<std::byte>() + p * layout.end, shape, layout, make_sparse_header(shape, context.of_packet(p)),
                out.as<float>());
   }
-  return {};  // what there is to count, the sender counted
+  return {};  // counted by the sender
 }
 
 }  // namespace isthmus

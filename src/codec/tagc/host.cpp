@@ -156,7 +156,7 @@ CodecCounts TagcCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer o
     implementation_->decode_add(packets.as<std::byte>() + p * layout.end, shape, layout, expected, rows,
                                 out.as<float>());
   }
-  return {};  // what there is to count, the sender counted
+  return {};  // counted by the sender
 }
 
 void TagcCodec::Implementation::decode_add(const std::byte* packet, const TagcShape& shape, const TagcLayout& layout,
