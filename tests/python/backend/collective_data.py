@@ -1,4 +1,4 @@
-"""What tests of collectives put in, and how they compare what comes out."""
+"""What tests of collectives put in, how they compare what comes out, and the worlds in which they run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from support import ranks
+from support.checks import Table, finish
+
 WORLD_SIZE = 4
+# Of worlds without and with torch's own checks of each collective.
+_PLAIN = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0"}
+ENVIRONMENTS = {"plain": _PLAIN, "detail": _PLAIN | {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}}
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 DTYPES = [*FLOATS, torch.int32, torch.int64, torch.uint8]
 
@@ -32,3 +38,11 @@ def same(ours: Any, gloos: Any) -> None:
 
 def rank_and_size() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
+
+
+def run_beside_gloo(table: Table) -> dict[str, str]:
+    """Be one rank: run all checks with a group on Gloo beside the default one, and leave together."""
+    ranks.init()
+    failures = table.run_on_this_rank(dist.new_group(backend="gloo"))
+    finish()
+    return failures

@@ -11,9 +11,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
 import isthmus
-from python.backend.collective_data import WORLD_SIZE, data, rank_and_size, same
-from support import ranks
-from support.checks import Table, World, finish
+from python.backend.collective_data import ENVIRONMENTS, WORLD_SIZE, data, rank_and_size, run_beside_gloo, same
+from support.checks import Table, World
 
 pytestmark = pytest.mark.processes
 table = Table()
@@ -221,19 +220,12 @@ def stats_of_another_backend_is_an_error(gloo: dist.ProcessGroup) -> None:
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:
-    ranks.init()
-    gloo = dist.new_group(backend="gloo")
-    failures = table.run_on_this_rank(gloo)
-    finish()
-    return failures
+    return run_beside_gloo(table)
 
 
-@pytest.fixture(scope="module", params=["plain", "detail"])
+@pytest.fixture(scope="module", params=ENVIRONMENTS)
 def world(request: pytest.FixtureRequest) -> World:
-    env = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0"}
-    if request.param == "detail":
-        env["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
-    return World(main, WORLD_SIZE, env=env)
+    return World(main, WORLD_SIZE, env=ENVIRONMENTS[request.param])
 
 
 @pytest.mark.parametrize("name", table.names)
