@@ -48,7 +48,7 @@ struct Candidate {
 
   int place = 1;
 
-  auto operator<=>(const Candidate&) const = default;
+  auto operator<=>(const Candidate&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 sees one
 };
 inline constexpr Candidate Candidate::kWorld{0};
 inline constexpr Candidate Candidate::kNone{1};

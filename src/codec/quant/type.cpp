@@ -96,6 +96,7 @@ Options at_stage(const Options& options, int stage) {
 
 std::vector<CodecCandidate> candidates() {
   std::vector<CodecCandidate> widths;
+  widths.reserve(kWidths.size());
   for (const int64_t bits : kWidths) {
     widths.push_back({detail::concatenate("quant ", bits, " bit"), [bits](Options& options) { options.bits = bits; }});
   }

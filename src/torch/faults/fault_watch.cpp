@@ -67,7 +67,7 @@ void FaultWatch::abort() {
 
 std::exception_ptr FaultWatch::explain(const FaultReport& report) {
   const std::lock_guard one_at_a_time(explain_mutex_);
-  if (const auto earlier = failure()) {  // of another operation, or abort() was called
+  if (auto earlier = failure()) {  // of another operation, or abort() was called
     return earlier;
   }
   board_.post(report);

@@ -17,7 +17,7 @@ std::vector<at::Tensor> list_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-CpuSide::CpuSide(const Group& group, CpuParts parts, FaultWatch& faults, CallCounters& counters)
+CpuSide::CpuSide(const Group& group, const CpuParts& parts, FaultWatch& faults, CallCounters& counters)
     : group_(group), faults_(faults), counters_(counters), world_(parts.world) {
   if (group_.two_tier()) {
     make_communicator(parts);

@@ -36,7 +36,7 @@ struct CpuParts {
 class CpuSide final : public Side {
  public:
   // Throws OptionError or Error if options and tiers do not fit the map.
-  CpuSide(const Group& group, CpuParts parts, FaultWatch& faults, CallCounters& counters);
+  CpuSide(const Group& group, const CpuParts& parts, FaultWatch& faults, CallCounters& counters);
   // Starts the worker, if there are two tiers. Throws std::system_error where this process may have no more threads.
   void start();
   void join();  // the worker, after drain()
