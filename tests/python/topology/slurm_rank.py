@@ -1,4 +1,7 @@
-"""A task of srun, or a process of torchrun in one: prints how Isthmus sees its group, and what was reduced."""
+"""A task of srun, or a process of torchrun in one: says how Isthmus sees its group, and what was reduced.
+
+Rank 0 prints what all say, as processes that print at the same time get into each other's lines.
+"""
 
 import json
 import os
@@ -23,6 +26,9 @@ report = {
     "between_nodes_bytes": stats["collectives"]["reduce_scatter"]["inter"]["inter_node_sent_bytes"],
     "is_right": torch.equal(shard, size * torch.arange(rank * 50_000, (rank + 1) * 50_000, dtype=torch.float32)),
 }
-print(json.dumps(report), flush=True)
+reports = [{}] * size
+dist.all_gather_object(reports, report)
+if rank == 0:
+    print(json.dumps(reports), flush=True)
 dist.barrier()
 dist.destroy_process_group()
