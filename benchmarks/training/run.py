@@ -55,6 +55,12 @@ def run_training(config: TrainingConfig, output_dir: Path, console: Console) -> 
             model = run.setup()
             records = TrainingRecords(config, network.description, links, model, run.steps)
             console.print(f"GPT of {model['num_parameters']:,} parameters; {', '.join(config.arms)}")
+            capability = model["cpu_capability"]
+            if config.dtype != "fp32" and not capability.startswith("AVX512"):
+                console.print(
+                    f"[yellow]This CPU has no AVX-512 ({capability}): torch multiplies {config.dtype} number by number, "
+                    "and a step takes seconds. --dtype fp32 is fast."
+                )
             run.train(console)
             records.val_loss = run.validate()
     records.load_before = load_before

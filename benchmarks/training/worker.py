@@ -55,6 +55,7 @@ class Worker:
         return {
             "options": {name: groups.options for name, groups in self._groups.items() if groups.options},
             "num_parameters": self._trainers[config.arms[0]].num_parameters,
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "text": {"files": len(files), "train_bytes": train_bytes, "held_out_bytes": held_out_bytes},
         }
 
