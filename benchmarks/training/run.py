@@ -58,7 +58,7 @@ def run_training(config: TrainingConfig, output_dir: Path, console: Console) -> 
             capability = model["cpu_capability"]
             if config.dtype != "fp32" and not capability.startswith("AVX512"):
                 console.print(
-                    f"[yellow]This CPU has no AVX-512 ({capability}): torch multiplies {config.dtype} number by number, "
+                    f"[yellow]This CPU has no AVX-512 ({capability}): torch multiplies {config.dtype} one by one, "
                     "and a step takes seconds. --dtype fp32 is fast."
                 )
             run.train(console)
