@@ -41,7 +41,7 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
       coalesces_(parts.cpu.world->supportsCoalescing()),
       estimates_time_(parts.cpu.world->supportsTimeEstimation()),
       faults_(group_, parts.store),
-      cpu_(group_, std::move(parts.cpu), faults_, counters_),
+      cpu_(group_, parts.cpu, faults_, counters_),
       cuda_(parts.cuda ? make_cuda_side(group_, std::move(*parts.cuda), faults_, counters_,
                                         [this](uint64_t number) { return watcher(number); })
                        : nullptr),

@@ -15,7 +15,11 @@ namespace isthmus::torch_backend {
 class Sides {
  public:
   // cuda: null if the group works on CPU tensors alone; no_cuda says why, for people: "rank 3 has no GPU".
-  Sides(Side& cpu, Side* cuda, std::string no_cuda) : cpu_(cpu), cuda_(cuda), no_cuda_(std::move(no_cuda)) {}
+  Sides(Side& cpu, Side* cuda, std::string no_cuda)
+      : cpu_(cpu),
+        cuda_(cuda),
+        no_cuda_(std::move(no_cuda)),
+        all_(cuda != nullptr ? std::vector<Side*>{&cpu, cuda} : std::vector<Side*>{&cpu}) {}
 
   Side& cpu() const { return cpu_; }
   bool has_cuda() const { return cuda_ != nullptr; }
@@ -31,14 +35,13 @@ class Sides {
     return tensors.empty() ? cpu_ : of(call, tensors[0]);
   }
   // The CPU's first.
-  std::vector<Side*> all() const {
-    return cuda_ != nullptr ? std::vector<Side*>{&cpu_, cuda_} : std::vector<Side*>{&cpu_};
-  }
+  const std::vector<Side*>& all() const { return all_; }
 
  private:
   Side& cpu_;
   Side* const cuda_;
   const std::string no_cuda_;
+  const std::vector<Side*> all_;
 };
 
 }  // namespace isthmus::torch_backend
