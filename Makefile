@@ -60,7 +60,7 @@ $(STAMPS)/package: $(STAMPS)/venv $(STAMPS)/python-files $(NATIVE_SOURCES)
 	  --config-settings=build-dir=build/native/$(VENV) --editable .
 	@touch $@
 
-demo: setup  ## train a GPT over two simulated nodes joined by a slow link, plain and compressed (under 10 minutes)
+demo: setup  ## train a GPT over two simulated nodes joined by a slow link, plain and compressed (about 8 minutes)
 	isthmus bench training $(DEMO_ARGS)
 
 check: CTEST_ARGS = --exclude-regex '^mpi\.'
@@ -94,8 +94,8 @@ test-quick: setup  ## those of them that start no processes
 test-conformance: setup  ## every collective against Gloo's results: docs/compatibility.md
 	pytest tests/conformance
 
-test-units: setup  ## whose gradient a reduction is: what is read from private parts of torch, for each version of it
-	pytest $(addprefix tests/python/units/test_,identity.py copies.py units.py fsdp_units.py prepare_backend.py)
+test-units: setup  ## whose gradients and weights a collective moves: what is read from private parts of torch, for each version of it
+	pytest $(addprefix tests/python/units/test_,identity.py copies.py units.py fsdp_units.py prepare_backend.py weights.py)
 
 lint: setup  ## formats, linters, types and links to lines; changes nothing
 	clang-format --dry-run --Werror $(CXX_FILES)

@@ -1,4 +1,4 @@
-// Everything that a device can be asked to encode or decode: two jobs a codec.
+// All jobs of a device: an encoding and a decoding for each codec, and for weight differences.
 #pragma once
 
 #include <variant>
@@ -7,10 +7,11 @@
 #include "kernels/quant/job.h"
 #include "kernels/sparse/job.h"
 #include "kernels/tagc/job.h"
+#include "kernels/weights/job.h"
 
 namespace isthmus::kernels {
 
 using Job = std::variant<NoneEncodeJob, NoneDecodeJob, QuantEncodeJob, QuantDecodeJob, SparseEncodeJob, SparseDecodeJob,
-                         TagcEncodeJob, TagcDecodeJob>;
+                         TagcEncodeJob, TagcDecodeJob, WeightEncodeJob, WeightDecodeJob>;
 
 }  // namespace isthmus::kernels

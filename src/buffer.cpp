@@ -8,21 +8,6 @@
 
 namespace isthmus {
 
-int64_t element_bytes(DataType dtype) {
-  switch (dtype) {
-    case DataType::kByte:
-      return 1;
-    case DataType::kBFloat16:
-    case DataType::kFloat16:
-      return 2;
-    case DataType::kFloat32:
-      return 4;
-    case DataType::kFloat64:
-      return 8;
-  }
-  throw Error(detail::concatenate("unknown data type ", static_cast<int>(dtype)));
-}
-
 const char* to_string(DataType dtype) {
   switch (dtype) {
     case DataType::kByte:

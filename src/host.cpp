@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "codec/weights/weight_coder.h"
 #include "communicator/scratch.h"
 #include "isthmus/device.h"
 #include "isthmus/error.h"
@@ -31,6 +32,7 @@ class Host final : public Device {
     return std::nullopt;
   }
   uint64_t capture(Stream /*stream*/) override { return 0; }
+  std::unique_ptr<WeightCoder> make_weight_coder() override { return nullptr; }
 
   void convert(ConstBuffer in, Buffer out, Stream /*stream*/) override { isthmus::convert(in, out); }
   void convert_scaled(ConstBuffer in, double scale, Buffer out, Stream /*stream*/) override {

@@ -140,6 +140,12 @@ std::vector<OptionField> last_rows() {
                         "Smaller inputs, in elements of the whole collective, are reduced and gathered plainly."),
       rows::switch_field("two_tier_all_gather", "ISTHMUS_TWO_TIER_ALL_GATHER", &Options::two_tier_all_gather,
                          "Large all-gathers cross between nodes once, exactly."),
+      rows::choice_field(
+          "weights", "ISTHMUS_WEIGHTS", &Options::weights, {"plain", "delta"}, "plain or delta",
+          "delta: gathers of parameters cross between nodes as bit-exact differences to the gather before."),
+      rows::count_field("replica_interval", "ISTHMUS_REPLICA_INTERVAL", &Options::replica_interval, 0, kNoUpperBound,
+                        "a whole number, 0 or more",
+                        "Gathers of a unit, with weights=delta, between comparisons of what ranks hold; 0: none."),
       rows::count_field("max_units", "ISTHMUS_MAX_UNITS", &Options::max_units, 1, kNoUpperBound,
                         "a whole number, 1 or more", "Units whose state is kept; further ones are exact, and counted."),
       rows::switch_field("device_timings", "ISTHMUS_DEVICE_TIMINGS", &Options::device_timings,

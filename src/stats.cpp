@@ -27,4 +27,16 @@ CollectiveStats& CollectiveStats::operator+=(const CollectiveStats& more) {
   return *this;
 }
 
+WeightStats& WeightStats::operator+=(const WeightStats& more) {
+  gathers += more.gathers;
+  unchanged += more.unchanged;
+  healed += more.healed;
+  host_waits += more.host_waits;
+  for (const auto& [reason, count] : more.whole) {
+    whole[reason] += count;
+  }
+  replica_bytes += more.replica_bytes;
+  return *this;
+}
+
 }  // namespace isthmus

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "isthmus/error.h"
+
 namespace isthmus {
 
 enum class DataType : uint8_t {
@@ -14,14 +16,27 @@ enum class DataType : uint8_t {
   kFloat64,
 };
 
-int64_t element_bytes(DataType dtype);
+inline int64_t element_bytes(DataType dtype) {
+  switch (dtype) {
+    case DataType::kByte:
+      return 1;
+    case DataType::kBFloat16:
+    case DataType::kFloat16:
+      return 2;
+    case DataType::kFloat32:
+      return 4;
+    case DataType::kFloat64:
+      return 8;
+  }
+  throw Error(detail::concatenate("unknown data type ", static_cast<int>(dtype)));
+}
 const char* to_string(DataType dtype);
 
 // Reductions of 16-bit types are accumulated in float32, those of float64 in float64.
 DataType accumulate_dtype(DataType dtype);
 
-// A view of `num_elements` contiguous elements. It does not own; whoever hands it over keeps the memory alive until
-// the call, or the Handle that the call returned, has completed.
+// A view of `num_elements` contiguous elements. It does not own the memory: the caller keeps it alive until the call,
+// or the Handle that the call returned, has completed.
 struct ConstBuffer {
   const void* data = nullptr;
   int64_t num_elements = 0;

@@ -17,7 +17,7 @@ struct PacketContext {
   uint64_t unit_hash = 0;
   uint64_t step = 0;
   uint8_t segment = 0;  // which part of a piece the packet holds
-  uint16_t sender = 0;  // the number of the node that encodes it: its place on its rail, and no rank
+  uint16_t sender = 0;  // the number of the node that encodes it: its place on its rail, not a rank
   int packets_of_sender = 1;
   const DeviceContext* on_device = nullptr;  // codecs of a GPU read unit and step there
 
@@ -25,13 +25,13 @@ struct PacketContext {
   PacketContext of_packet(int p) const;
 };
 
-// What a codec of a GPU works with.
+// The stream and the scratch memory of a GPU's codec.
 struct Workspace {
   Stream stream;
   Buffer scratch;  // bytes; contents do not matter
 };
 
-// What encoding and decoding did, for Stats. Elements are counted over all pieces handled.
+// Counts of encoding and decoding, for Stats. Elements are counted over all pieces.
 struct CodecCounts {
   int64_t encoded_elements = 0;
   int64_t kept_elements = 0;       // chosen by the sparsity threshold and sent
@@ -42,8 +42,8 @@ struct CodecCounts {
   CodecCounts& operator+=(const CodecCounts& other);
 };
 
-// Stateless but for its settings: state (residual, step) belongs to the unit and is passed in. Safe to call from
-// several threads at once on different buffers, except that scratch memory is kept inside: one codec object a thread.
+// Stateless except for its settings: state (residual, step) belongs to the unit and is passed in. A codec keeps scratch
+// memory, so each thread needs an object of its own.
 class Codec {
  public:
   virtual ~Codec() = default;
@@ -56,7 +56,7 @@ class Codec {
   // Whether encode() uses a residual (error feedback).
   virtual bool keeps_residual() const = 0;
 
-  // The scratch memory that encode() of a piece, and decode_sum() and decode_each() of so many packets, need.
+  // Bytes of scratch memory for encode() of a piece, and for decode_sum() and decode_each() of so many packets.
   virtual int64_t encode_scratch_bytes(int64_t /*num_elements*/) const { return 0; }
   virtual int64_t decode_scratch_bytes(int64_t /*num_elements*/, int /*num_packets*/) const { return 0; }
   virtual int64_t decode_each_scratch_bytes(int64_t /*num_elements*/, int /*num_packets*/) const { return 0; }
@@ -75,8 +75,8 @@ class Codec {
   virtual CodecCounts decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
                                  Workspace workspace) = 0;
 
-  // Packet i becomes the i-th of num_packets equal parts of `out`, whatever was there: as decode_sum() of it into
-  // zeros, which is what the CPU does.
+  // Packet i replaces the i-th of num_packets equal parts of `out`, as decode_sum() of it into zeros would. The CPU
+  // does just that.
   virtual CodecCounts decode_each(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
                                   Workspace workspace);
 };

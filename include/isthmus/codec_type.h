@@ -1,4 +1,4 @@
-// What Isthmus knows of each codec: one CodecType for each, in one registry. CONTRIBUTING.md says how to add a codec.
+// The registry of codecs: one CodecType each. CONTRIBUTING.md says how to add a codec.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace isthmus {
 
 struct PassesOfDevice;  // what runs the passes of a codec on a device: src/codec/passes_codec.h
 
-// Of a codec, in the header of its packets. From kFirstOutside on they are free for codecs from outside of Isthmus.
+// Identifies a codec in the header of its packets. Ids from kFirstOutside on are for codecs outside of Isthmus.
 enum class CodecId : uint8_t { kNone = 1, kTagc = 2, kQuant = 3, kSparse = 4, kFirstOutside = 128 };
 const char* to_string(CodecId id);  // the codec's name; "unknown" where none is registered
 
@@ -33,7 +33,7 @@ struct CodecCandidate {
   std::function<void(Options&)> choose = nullptr;  // sets all of it but the codec; null: there is no more
 };
 
-// A part of PacketHeader::settings that the error of a packet from a sender with another value names.
+// A part of PacketHeader::settings that an error names if the sender has another value.
 struct HeaderPart {
   const char* name;  // "cell type"
   int first_bit;
@@ -45,7 +45,7 @@ struct CodecType {
   CodecId id = CodecId::kFirstOutside;
   const char* name = nullptr;  // the value of option `codec`
 
-  // All that it looks at but what every lossy codec is subject to (own_piece, dense_steps, ramp_steps, error_interval).
+  // The options that it uses, without those of every lossy codec (own_piece, dense_steps, ramp_steps, error_interval).
   std::vector<CodecOption> options = {};
 
   // As make_codec() and Device::make_codec(). make_on_device: null where there is none for devices.
@@ -55,38 +55,38 @@ struct CodecType {
 
   // Bits of each element that crosses, without headers. dtype: of the tensor that is reduced.
   double (*wire_bits)(DataType dtype, const Options& options) = nullptr;
-  // The relative squared error to expect of one packet, or a bound on it where it depends on the values. Of a codec
-  // with residual: of what is not sent yet.
+  // The expected relative squared error of one packet, or a bound where it depends on the values. For a codec with
+  // residual: the share that is not sent yet.
   double (*prior_error)(const Options& options) = nullptr;
 
-  // How it is brought in over ramp_steps: stages before the last, in which everything is as the options ask, and the
-  // options of stage 0 ... num_stages - 1. Null: at once.
+  // How it is brought in over ramp_steps: the number of stages before the last, which has the options unchanged, and
+  // the options of stage 0 ... num_stages - 1. Null: at once.
   int (*num_stages)(const Options& options) = nullptr;
   Options (*at_stage)(const Options& options, int stage) = nullptr;
 
-  // From the least error to the largest; null: `auto` never chooses it. Of `none`, `auto` knows.
+  // From the least error to the largest; null: `auto` never chooses it. `auto` always considers `none`.
   std::vector<CodecCandidate> (*candidates)() = nullptr;
 
   std::vector<HeaderPart> header_parts = {};
-  // "values" or "bytes": what the checksum is of, in the error of a packet that has another one. Of a codec that adds a
-  // packet up before it knows; null: a packet is checked first, and the error says so.
+  // "values" or "bytes": names the checksummed data in the error of a packet whose checksum differs. For a codec that
+  // adds packets up before it has their checksum; null: packets are checked first, and the error says so.
   const char* checksum_of = nullptr;
-  // What decoding on a device found wrong: of the kinds of kernels/block/device.h, those of this codec alone. Null for
-  // others.
+  // The text of a fault that decoding on a device found: of the kinds in kernels/block/device.h, those of this codec
+  // alone. Null for others.
   const char* (*fault_text)(uint32_t kind) = nullptr;
 };
 
 // All codecs: those of Isthmus, then those from outside as they were registered. From any thread.
 const std::vector<const CodecType*>& codec_types();
-// Throws OptionError, which names all codecs, where there is none of that name.
+// Throws OptionError, which names all codecs, for an unknown name.
 const CodecType& find_codec(const std::string& name);
 // {"none", "tagc", "quant", "sparse"}: by id.
 std::vector<std::string> codec_names();
 
-// Adds a codec from outside. `type` stays alive as long as the process. On every rank alike, from one thread, before
-// anything else of Isthmus is used: a list that was read does not change. Throws OptionError where the name (`auto` is
-// one) or the id is taken, the id is below kFirstOutside, a maker, wire_bits or prior_error is missing, or it is too
-// late.
+// Adds a codec from outside. `type` stays alive as long as the process. Called on every rank alike, from one thread,
+// before anything else of Isthmus is used: a list that was read does not change. Throws OptionError if the name (`auto`
+// included) or the id is taken, the id is below kFirstOutside, a maker, wire_bits or prior_error is missing, or it is
+// called too late.
 void register_codec(const CodecType& type);
 
 }  // namespace isthmus

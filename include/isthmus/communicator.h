@@ -17,26 +17,27 @@ class CodecChooser;
 
 // The transports of one rank. intra: its node, by local index. inter: its rail, by node. flat: all ranks, by rank; only
 // with tiers=flat. A tier of one rank may be null. gather_*: for all-gathers, so that those do not queue behind
-// reductions on a GPU; null: they use intra and inter.
+// reductions on a GPU; null: they use intra and inter. host_inter: this rank's rail for memory of the host, for weights
+// on a GPU; null: weights cross whole there.
 struct Tiers {
   std::shared_ptr<Transport> intra;
   std::shared_ptr<Transport> inter;
   std::shared_ptr<Transport> flat;
   std::shared_ptr<Transport> gather_intra = nullptr;
   std::shared_ptr<Transport> gather_inter = nullptr;
+  std::shared_ptr<Transport> host_inter = nullptr;
 };
 
 // Collective over the ranks of a NodeMap; every rank calls the same methods in the same order with equal arguments,
-// from one thread at a time (phase(), stats() and abort() from any).
+// from one thread at a time (phase(), throw_if_faulted(), stats() and abort() from any).
 //
-// On the CPU collectives are done on return, streams mean nothing, and the returned events are null. On a GPU the
-// calling thread enqueues: the work begins when what is on `stream` now is done, and the event that is returned passes
-// when the work is done. Buffers stay alive until then, and device().wait(event, stream) lets a stream wait for it.
-// Nothing waits for the device. What a decoder finds wrong there is thrown by a later call, or by throw_if_faulted().
-// Collectives can be captured into a CUDA graph, once each unit has been reduced without one. Graphs of one
-// communicator are replayed one after the other; their units keep the scale that they had, and are neither loaded nor
-// cleared while the graph is in use. What has no `stream` (methods of units()) is not ordered with
-// replays: the caller waits for those first.
+// On the CPU collectives are done on return, streams are ignored, and the returned events are null. On a GPU the
+// calling thread enqueues: the work begins behind the present work of `stream`, and the returned event passes when it
+// is done. Buffers stay alive until then, and device().wait(event, stream) lets a stream wait for it. Nothing waits for
+// the device. A later call, or throw_if_faulted(), throws a fault that a decoder finds there. Collectives can be
+// captured into a CUDA graph, once each unit has been reduced without one. Graphs of one communicator are replayed one
+// after the other; their units keep the scale that they had, and are neither loaded nor cleared while the graph is in
+// use. Methods of units() have no `stream` and are not ordered with replays: the caller waits for those first.
 //
 // Wrong arguments throw Error before anything is sent, and leave the communicator usable. After any other exception it
 // is aborted: its tiers fail, so that the peers fail too, and every later call throws TransportError.
@@ -67,11 +68,20 @@ class Communicator {
   // Always in two tiers: whether that pays (options.min_elements, options.two_tier_all_gather) is the caller's choice.
   EventPtr all_gather(ConstBuffer shard, Buffer gathered, Stream stream = {});
 
+  // The same for a unit's weights, which cross between nodes as bit-exact differences to what crossed in the unit's
+  // gather before, or not at all where they are equal (docs/weights.md). It takes memory: the shards of this rank's
+  // rail. They cross whole, which is counted by reason, in the unit's first gather, above max_units units, where
+  // another rank has nothing to compare with, and on a GPU. unit: collective kAllGather, num_elements and dtype are
+  // those of `gathered`.
+  EventPtr gather_weights(ConstBuffer shard, Buffer gathered, const UnitKey& unit, Stream stream = {});
+  // Frees the memory of the units of that name. Every rank's own affair: a later gather crosses whole.
+  void drop_weights(const std::string& name);
+
   // The phase that is running, for reports about faults: "intra reduce-scatter", "encode", "inter exchange", ...;
   // "idle" between calls. After a failure: the phase that failed.
   const char* phase() const;
-  // Throws what a codec has found on a GPU, or a tier has failed with, once the host can see it; the communicator is
-  // then aborted. Does not wait.
+  // Throws a fault that a codec has found on a GPU, or the failure of a tier, once the host can see it; the
+  // communicator is then aborted. Does not wait.
   void throw_if_faulted();
   void abort();
 

@@ -1,4 +1,4 @@
-// Where a communicator's buffers are, what orders the work on them, and who does it.
+// The device of a communicator's buffers: its memory, its streams, and the operations on them.
 #pragma once
 
 #include <atomic>
@@ -13,6 +13,8 @@
 #include "isthmus/options.h"
 
 namespace isthmus {
+
+class WeightCoder;  // codec/weights/weight_coder.h in the sources
 
 // A part of the path that has a stream of its own, so that units which are under way together overlap: one is encoded
 // while another one's packets cross, and gathers do not queue behind reductions.
@@ -29,14 +31,14 @@ using EventPtr = std::shared_ptr<Event>;
 // Memory of a device; freed with the last owner, and not before all work that was enqueued until then is done with it.
 using DeviceMemory = std::shared_ptr<void>;
 
-// What codecs of a device counted, where encode() and decode_sum() cannot return it.
+// Counts of a device's codecs, which encode() and decode_sum() cannot return.
 struct DeviceCodecCounts {
   CodecCounts codec;             // without encoded_elements, which encode() knows
   int64_t skipped_elements = 0;  // kept in steps that were thrown away
 };
 
-// What a lossy codec was given and what it dropped, as sums of squares. Updated
-// asynchronously by the device; the host reads it at any time, without waiting.
+// What a lossy codec was given and what it dropped, as sums of squares. Updated asynchronously by the device; the host
+// may read it at any time, without waiting.
 struct SquaredError {
   std::atomic<double> given = 0;
   std::atomic<double> dropped = 0;
@@ -65,11 +67,11 @@ class Device {
 
   // The stream of a lane; null on the CPU. Their number and order of use are the same on all ranks.
   virtual Stream lane(Lane lane) = 0;
-  // What is enqueued on `after` from now on begins when what is on `before` now is done.
+  // Later work on `after` begins when the present work of `before` is done.
   virtual void order(Stream before, Stream after) = 0;
   // Null on the CPU, where the calls that follow do nothing with it.
   virtual EventPtr make_event() = 0;
-  virtual void record(const EventPtr& event, Stream stream) = 0;  // what is enqueued on `stream` now
+  virtual void record(const EventPtr& event, Stream stream) = 0;  // passes when the present work of `stream` is done
   virtual void wait(const EventPtr& event, Stream stream) = 0;    // never recorded: does not wait
   virtual bool done(const EventPtr& event) = 0;                   // without waiting
   // Between two recorded events, if both have passed.
@@ -81,8 +83,8 @@ class Device {
   virtual void convert(ConstBuffer in, Buffer out, Stream stream) = 0;
   virtual void convert_scaled(ConstBuffer in, double scale, Buffer out, Stream stream) = 0;
   virtual void clear(Buffer buffer, Stream stream) = 0;
-  // values[i] *= factor. What is too large for float32 becomes the largest that is not. Throws Error where values are
-  // not of float32.
+  // values[i] *= factor. Products too large for float32 become the largest float32. Throws Error if values are not of
+  // float32.
   virtual void multiply(Buffer values, double factor, Stream stream) = 0;
   // sum[i] += values[i] (float32).
   virtual void add(ConstBuffer values, Buffer sum, Stream stream) = 0;
@@ -97,6 +99,8 @@ class Device {
   // As isthmus::make_codec(); for buffers of this device. The codec refers to the device.
   virtual std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
                                             int ranks_per_node) = 0;
+  // What encodes and decodes differences of weights on a GPU; null on the CPU. It refers to the device.
+  virtual std::unique_ptr<WeightCoder> make_weight_coder() = 0;
   // The type of the pieces that codecs of this device take from a gradient that nothing was added to:
   // accumulate_dtype(dtype), or dtype itself.
   virtual DataType piece_dtype(DataType dtype) const = 0;
@@ -106,18 +110,18 @@ class Device {
   virtual void set_context(DeviceContext* context, PacketContext value, Stream stream) = 0;
   virtual void next_step(DeviceContext* context, Stream stream) = 0;
 
-  // What its codecs counted since the last reset, as far as it is known by now; on the CPU encode() and decode_sum()
-  // return it.
+  // Counts of its codecs since the last reset, as far as they are known by now; on the CPU encode() and decode_sum()
+  // return them.
   virtual DeviceCodecCounts codec_counts() = 0;
   virtual void reset_codec_counts() = 0;
-  // The end of a step, whose elements that codecs kept are counted as skipped if its result was thrown away.
+  // The end of a step. If its result was thrown away, the elements that codecs sent in it are counted as skipped.
   virtual void end_step(bool skipped, Stream stream) = 0;
 
   // Throws the PacketError that decoding on the CPU would have thrown, once a codec of this device has found one and
   // the host can see it. Does not wait.
   virtual void throw_if_faulted() = 0;
 
-  // Names what the calling thread enqueues from now on, for profilers (NVTX). Calls nest.
+  // Names later work of the calling thread for profilers (NVTX). Calls nest.
   virtual void begin_range(const char* name) = 0;
   virtual void end_range() = 0;
 };

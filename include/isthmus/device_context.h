@@ -1,4 +1,4 @@
-// What changes from step to step in a packet's header, where a device's codecs can read it.
+// The values of a packet's header that change from step to step, in memory that a device's codecs read.
 #pragma once
 
 #include <cstdint>

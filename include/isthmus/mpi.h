@@ -18,9 +18,9 @@ struct MpiLimits {
   int64_t max_message_bytes = int64_t{1} << 30;
 };
 
-// All of this needs MPI to be initialised at level MPI_THREAD_MULTIPLE, because abort() may come from any thread, and
-// throws Error, which names the level that there is, where it is not. Failures of MPI itself throw TransportError.
-// Tiers must be gone before MPI_Finalize.
+// All of this needs MPI to be initialised at level MPI_THREAD_MULTIPLE, because abort() may come from any thread;
+// otherwise it throws Error that names the present level. Failures of MPI itself throw TransportError. Tiers must be
+// destroyed before MPI_Finalize.
 
 // Which ranks of `comm` share a host's memory, as MPI sees it. Collective over `comm`.
 NodeMap mpi_node_map(MPI_Comm comm);
@@ -31,11 +31,10 @@ NodeMap mpi_node_map(MPI_Comm comm);
 //
 // The tiers' operations throw TransportError that names the ranks that did not come once limits.timeout is over. An
 // operation that fails on one rank makes those of all ranks of the tier fail, this one and all later ones: a rank that
-// gives up sends each peer a message that says so, and whoever waits looks for it. A rank that dies is for mpirun to
-// notice, which ends the job.
+// gives up tells each peer by a message, which every waiting rank polls for. mpirun ends the job if a process dies.
 //
-// What MPI cannot do is take back a message whose transfer has begun. After a failure receives that nothing has matched
-// are cancelled, and the rest is given a second to end. If a peer stopped in the middle of a message, MPI may write to
+// MPI cannot take back a message whose transfer has begun. After a failure receives that nothing has matched are
+// cancelled, and the rest is given a second to end. If a peer stopped in the middle of a message, MPI may write to
 // the output of the operation, and read its input, until that peer goes on or MPI_Finalize is called: such a process
 // should report and end.
 Tiers mpi_tiers(MPI_Comm comm, const NodeMap& map, const MpiLimits& limits = {});

@@ -16,9 +16,8 @@ using NcclBroadcast = std::function<void(void* data, int64_t num_bytes)>;
 
 // All tiers of the calling rank but the flat one, for buffers on the CUDA device `ordinal`; those of one rank are null,
 // gathers have their own. `map` is equal on all ranks. Collective over its ranks: rank 0 draws an id for each tier of
-// each of them, `broadcast` is called once, and the tiers are made one after the other. Throws TransportError where
-// that takes a tier longer than `timeout`; what NCCL has begun then stays behind, and the process should report and
-// end.
+// each of them, `broadcast` is called once, and the tiers are made one after the other. Throws TransportError if one
+// takes longer than `timeout`; NCCL's unfinished work then remains, and the process should report and end.
 //
 // Operations are enqueued on the stream that they are given, and can be captured. Sums are taken by NCCL, in the type
 // that they are of; float16 is first divided by the lowest power of two that is not below the number of ranks. NCCL has
@@ -26,9 +25,9 @@ using NcclBroadcast = std::function<void(void* data, int64_t num_bytes)>;
 // sends as much; what switches or trees add on the way may be less.
 //
 // Each operation first asks NCCL for errors of earlier ones; failures are TransportErrors that name tier, rank and
-// call. NCCL has no limit for operations: one whose peer does not come stays on the stream until abort(), which may
-// come from any thread, ends it. A caller bounds its waits by Device::done(). Of peers, those see an abort whose
-// connections it closes, which are those between hosts; the others must give up by themselves.
+// call. NCCL has no limit for operations: one whose peer does not come stays on the stream until abort(), which any
+// thread may call, ends it. A caller bounds its waits by Device::done(). An abort closes connections between hosts, by
+// which the peers there notice it; peers on the same host must give up by themselves.
 Tiers nccl_tiers(int rank, const NodeMap& map, int ordinal, const NcclBroadcast& broadcast,
                  std::chrono::milliseconds timeout = std::chrono::minutes(10));
 

@@ -1,5 +1,4 @@
-// Which rank sits on which node. Free of any source of that knowledge: see topology/node_map.py for
-// where it comes from.
+// Which rank sits on which node. topology/node_map.py finds the map.
 #pragma once
 
 #include <string>

@@ -1,5 +1,4 @@
-// Every knob of Isthmus, with unit, range, default and environment variable: the one struct, and the one reader of the
-// environment.
+// All options of Isthmus, with unit, range, default and environment variable. Nothing else reads the environment.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +12,8 @@ struct OptionField;
 
 struct Options {
   std::string nodes;  // "2x4", "0,1|2,3" by global rank; empty: from launcher or machine
-  // none, tagc, quant, sparse, auto. quant, with 4 bits: of all that was trained with, what sends least with a loss
-  // that cannot be told from the exact one's. docs/convergence.md
+  // none, tagc, quant, sparse, auto. The default, quant with 4 bits, sends the fewest bits of all settings whose loss
+  // could not be told from exact training's: docs/convergence.md.
   std::string codec = "quant";
   std::string tiers = "two";             // two, flat
   std::string inter_tier = "gloo";       // gloo, mpi: what carries the packets (torch backend only)
@@ -44,24 +43,26 @@ struct Options {
   std::string gradients = "labelled";  // labelled, backward: which reductions are taken for gradients
   int64_t min_elements = 65536;        // smaller inputs (of the whole collective) are reduced and gathered plainly
   bool two_tier_all_gather = true;     // large all-gathers cross between nodes once, exactly
+  std::string weights = "plain";       // plain, delta: how gathers of parameters cross between nodes
+  int64_t replica_interval = 100;      // weights=delta: gathers of a unit between comparisons of replicas; 0: none
   int64_t max_units = 4096;            // units whose state is kept; above: exact and counted
   bool device_timings = false;         // GPU: seconds of each phase in the statistics, from events around it
   std::string log = "warning";         // debug, info, warning, error
 
-  // Checks ranges that one field alone decides. Throws OptionError naming field, value and range.
+  // Checks the range of each field by itself. Throws OptionError naming field, value and range.
   void validate() const;
   // "codec=tagc tiers=two ...": every field, in declaration order; equal text means equal options.
   std::string to_string() const;
   // The part of it that decides how the codec makes packets: "quant bits=4 group_elements=128 ...".
   std::string codec_settings() const;
-  // Whether the codec, with the other options as they are, looks at the field: else its value changes nothing.
+  // Whether the codec, with the other options as they are, uses the field: otherwise its value changes nothing.
   bool uses(const OptionField& field) const;
   // Defaults overridden by ISTHMUS_*; throws OptionError naming the variable. It and is_in_environment() alone read the
   // environment.
   static Options from_environment();
 };
 
-// A codec that looks at an option; `only` says with which other option: "tiers=flat", or nothing.
+// A codec that uses an option; `only` names the other option that this depends on: "tiers=flat", or nothing.
 struct OptionUser {
   const char* codec;
   const char* only = "";

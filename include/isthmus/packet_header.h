@@ -31,8 +31,8 @@ static_assert(sizeof(PacketHeader) == 48);
 // Throws PacketError that names the first field that differs and both its values. `packet` needs no alignment.
 PacketHeader read_header(const void* packet, const PacketHeader& expected);
 
-// Throws the PacketError of a packet that has another checksum than its header says. Of codecs that use packets before
-// they know: CodecType::checksum_of.
+// Throws the PacketError of a packet whose checksum differs from its header's. For codecs that use packets before they
+// have the checksum: CodecType::checksum_of.
 [[noreturn]] void throw_wrong_checksum(const PacketHeader& header, uint64_t checksum);
 
 }  // namespace isthmus

@@ -1,4 +1,4 @@
-// What a communicator did: bytes, calls, seconds, and every reason for which something was not compressed.
+// Statistics of a communicator: bytes, calls, seconds, and every reason for which something was not compressed.
 #pragma once
 
 #include <array>
@@ -31,27 +31,41 @@ struct CollectiveStats {
   CollectiveStats& operator+=(const CollectiveStats& more);
 };
 
-// What one unit did. See UnitKey.
+// Statistics of one unit. See UnitKey.
 struct UnitStats {
   std::string name;
   Collective collective = Collective::kReduceScatter;
   int64_t num_elements = 0;
-  std::string codec;           // the last: "none", "quant", ...
-  std::string settings;        // of that codec: "bits=4 group_elements=128 ..."
-  std::string reason;          // why this codec, if codec=auto has chosen it
-  int64_t calls = 0;           // reductions
-  int64_t coded_elements = 0;  // of pieces that became packets for other nodes
-  int64_t packet_bytes = 0;    // of those packets
+  std::string codec;            // the last: "none", "quant", ...; of weights: "delta"
+  std::string settings;         // of that codec: "bits=4 group_elements=128 ..."
+  std::string reason;           // why this codec, if codec=auto has chosen it
+  int64_t calls = 0;            // reductions, or gathers
+  int64_t unchanged_calls = 0;  // gathers of weights that were what they had been
+  int64_t coded_elements = 0;   // of pieces, or shards, that became packets for other nodes
+  int64_t packet_bytes = 0;     // of those packets
   // What its lossy codecs were given (gradient and residual) and what they dropped of it, where that was measured:
   // every options.error_interval reductions. The relative squared error is their ratio.
   double given_squares = 0;
   double dropped_squares = 0;
 };
 
+// What the gathers of weights did (option weights=delta). docs/weights.md
+struct WeightStats {
+  int64_t gathers = 0;
+  int64_t unchanged = 0;  // of them: this rank's shard was what it had been
+  int64_t healed = 0;     // of them: some replica had other bits than the others', and all were sent anew
+  std::map<std::string, int64_t> whole;  // gathers whose shards crossed whole, by reason
+  int64_t host_waits = 0;                // on a GPU: calls that waited until it had come to an earlier gather
+  int64_t replica_bytes = 0;             // of all units: memory
+
+  WeightStats& operator+=(const WeightStats& more);
+};
+
 // A snapshot; plain values.
 struct Stats {
   std::array<CollectiveStats, kNumCollectives> collectives;
   CodecCounts codec;
+  WeightStats weights;
   int64_t compressed_calls = 0;                // reductions that went through a lossy codec
   std::map<std::string, int64_t> exact_calls;  // operations that stayed exact, by reason
   int64_t skipped_steps = 0;     // steps whose result the optimizer threw away (UnitStates::count_skipped_step)

@@ -9,7 +9,7 @@
 
 namespace isthmus {
 
-// What one rank handed to a transport for other ranks. Counted where bytes are handed over, without protocol headers.
+// Bytes that one rank handed to a transport for other ranks. Counted at that point, without protocol headers.
 struct Traffic {
   int64_t sent_bytes = 0;             // to any other rank of the tier
   int64_t inter_node_sent_bytes = 0;  // the part of sent_bytes whose receiver sits on another node
@@ -35,9 +35,9 @@ struct SumType {
   double divisor = 1;  // each summand is divided by it first, so that no sum overflows: a power of two
 };
 
-// Completion of one operation. CPU: wait() blocks until the operation is done. GPU: operations run on the stream that
-// they were given, and wait(stream) has nothing to do for that stream, and orders any other; it never blocks the host.
-// wait() throws TransportError if the operation failed, timed out or was aborted.
+// Completion of one operation. CPU: wait() blocks until the operation is done. GPU: an operation runs on the stream
+// that it was given; wait(stream) orders any other stream behind it, and never blocks the host. wait() throws
+// TransportError if the operation failed, timed out or was aborted.
 class Handle {
  public:
   virtual ~Handle() = default;
@@ -58,8 +58,8 @@ class Transport {
 
   virtual SumType sum_type(DataType in) const { return {accumulate_dtype(in)}; }
 
-  // Operations that are started between these two may all start at the end, as one (an NCCL group). Where one of them
-  // throws, end_group() is called all the same.
+  // Operations started between these two may all start at the end, as one (an NCCL group). end_group() is called even
+  // if one of them throws.
   virtual void begin_group() {}
   virtual void end_group() {}
 
@@ -78,13 +78,17 @@ class Transport {
   // Part p of `out` becomes rank p's `in`, part rank() included. `in` may be that very part of `out`.
   virtual HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) = 0;
 
+  // out[p] becomes rank p's `in`, whose bytes that rank alone decides; all are of kByte, and out[p] has just as many.
+  // out[rank()] stays as it is. On the CPU alone: tiers of GPUs throw Error.
+  virtual HandlePtr all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream stream);
+
   // data = reduction over ranks of data, the same bits on every rank.
   virtual HandlePtr all_reduce(Buffer data, ReduceOp op, Stream stream) = 0;
 
   // What this rank sent since construction.
   virtual Traffic traffic() const = 0;
 
-  // Makes pending and later operations of this rank fail with TransportError, and lets the peers' fail too.
+  // Makes pending and later operations of this rank fail with TransportError, and the peers' as well.
   virtual void abort() = 0;
 };
 

@@ -1,4 +1,4 @@
-// What reduces gradients, by name, and the state that belongs to it. See docs/algorithms.md, "Units".
+// Units, which reduce gradients, and their state. See docs/algorithms.md, "Units".
 #pragma once
 
 #include <compare>
@@ -52,11 +52,11 @@ class UnitStates {
   // By key. Views that are valid until the next call of a method that is not const, of the device's memory. Waits for
   // the device.
   virtual std::vector<UnitState> states() const = 0;
-  // Copies `state` in place of what the unit of that key had. An empty residual is one of zeros. Throws Error if it
-  // does not fit the group and its options, or if there are max_units units already; then nothing has changed.
+  // Replaces the state of the unit of that key by a copy of `state`. An empty residual is one of zeros. Throws Error,
+  // and changes nothing, if it does not fit the group and its options, or if there are max_units units already.
   virtual void load(const UnitState& state) = 0;
   virtual void clear() = 0;
-  // Multiplies all residuals: for when later gradients are larger by `factor` (finite and above 0) than earlier ones.
+  // Multiplies all residuals, where later gradients are larger by `factor` (finite and above 0) than earlier ones.
   virtual void scale_residuals(double factor) = 0;
   // At the end of a step: whether its result was used, or thrown away. A step that is thrown away is counted in
   // Stats::skipped_steps, and what lossy codecs sent since the last call of these two in skipped_elements.

@@ -14,7 +14,7 @@ inline constexpr int64_t kChecksumRowBytes = kChecksumLanes * kChecksumWordBytes
 inline constexpr int64_t kChecksumSegmentRows = 64;
 inline constexpr int64_t kChecksumSegmentBytes = kChecksumSegmentRows * kChecksumRowBytes;
 
-// Where the chain of a segment's lane begins: nowhere twice in a packet.
+// The initial state of the chain of a segment's lane: different for all chains of a packet.
 ISTHMUS_DEVICE uint64_t checksum_begin(int64_t segment, int64_t lane) {
   return static_cast<uint64_t>(segment * kChecksumLanes + lane + 1);
 }
@@ -25,7 +25,7 @@ ISTHMUS_DEVICE uint64_t checksum_step(uint64_t state, uint64_t word) {
   return product << 29 | product >> 35;
 }
 
-// What a chain adds to the packet's sum: every bit of it depends on every bit of the chain. One to one.
+// The chain's summand in the packet's checksum: every bit of it depends on every bit of the chain. One to one.
 ISTHMUS_DEVICE uint64_t checksum_end(uint64_t state) { return mix(state); }
 
 }  // namespace isthmus::kernels

@@ -1,5 +1,5 @@
-// What passes on a device share with the host: words in device memory that change from step to step, so that a captured
-// graph needs no new arguments, and words that tell what happened, so that the host need not wait.
+// Memory that passes on a device share with the host: words that change from step to step, so that a captured graph
+// needs no new arguments, and words that report results, so that the host need not wait.
 #pragma once
 
 #include <cstdint>
@@ -56,8 +56,8 @@ enum class FaultKind : uint32_t {
   kFlaggedValues,  // a flagged block holds some
 };
 
-// The first fault that decoding met; in device memory, or in host memory that the device can write. Sticky: once
-// `reported` is set no packet is decoded until the owner writes a fresh DeviceFault.
+// The first fault of decoding; in device memory, or in host memory that the device can write. Sticky: once `reported`
+// is set no packet is decoded until the owner writes a fresh DeviceFault.
 struct DeviceFault {
   static constexpr uint32_t kNone = 0xffffffff;
   static constexpr uint32_t kKinds = 16;
@@ -80,8 +80,8 @@ struct DecodeState {
   uint32_t arrived = 0;  // groups at the end of the pass under way
 };
 
-// Checksums of packets in parts: each group of one pass writes what it found, and a later pass, or the last group, adds
-// them up. So nothing has to be cleared first.
+// Checksums of packets in parts: each group of one pass writes its part, and a later pass, or the last group, adds them
+// up. So nothing has to be cleared first.
 struct ChecksumParts {
   static constexpr int64_t kMaxGroups = 1024;  // of the pass that writes
   static constexpr int64_t num_words(int64_t num_packets) { return 1 + num_packets * kMaxGroups; }

@@ -1,6 +1,6 @@
 // The 16-bit floating types as bits, and their conversions: software, branch-free, so that loops over them vectorise.
 // Those that block algorithms call are always inlined: every instruction set compiles them, and the linker must not
-// choose between them.
+// merge the copies.
 #pragma once
 
 #include <bit>
@@ -100,7 +100,7 @@ ISTHMUS_DEVICE Out scaled(In value, double factor) {
   return narrow<Out>(static_cast<Product>(widen(value)) * static_cast<Product>(factor));
 }
 
-// What is too large for float32 becomes the largest that is not. NaN stays.
+// Values too large for float32 become the largest float32. NaN stays.
 ISTHMUS_DEVICE float limited_to_float32(double value) {
   constexpr double kLargest = 0x1.fffffep127;
   const double below = value > kLargest ? kLargest : value;

@@ -8,7 +8,7 @@
 //
 // Passes over a whole piece (passes.h) run on many groups side by side. These have more members than SerialGroup:
 //
-//   sync()                    all threads; what was written before is seen after
+//   sync()                    all threads; writes before it are visible after it
 //   sum(uint64_t)             of all threads, known to all
 //   exclusive_sum(uint32_t value, uint32_t& total)   of the threads before this one; and of all
 //   group_number(), num_groups()                     which of the groups this is
@@ -21,20 +21,25 @@
 //   exchange<d>(float)        of the thread whose number differs in bit d: 1, 2, 4 or 8. The size is a multiple of 16
 //   any_in_step(bool)         of any thread that takes part in the same calls of exchange(), of others perhaps, known
 //                             to all of these: 16 neighbours at least
-//   publish(word, value)      word = value, of 32 or 64 bits, once all that this thread wrote before can be seen by all
-//                             threads and by the host
+//   ballot_in_step(bool)      of this thread's 16 neighbours, known to all of these: bit i is that of number i mod 16.
+//                             The size is a multiple of 16
+//   from_neighbour(float, i)  the value of the i-th of these 16
+//   await(word, value)        until the host has published the value in this word of its own memory; all threads
+//   publish(word, value)      word = value, of 32 or 64 bits, once this thread's earlier writes are visible to all
+//                             threads and to the host
 //
 // any(), sum(), exclusive_sum(), is_last() and sync() are barriers: all threads of a group make the same calls in the
-// same order. The same holds for exchange() and any_in_step(), which are no barriers: a thread need not see what others
-// wrote before them.
+// same order. The same holds for exchange(), any_in_step(), ballot_in_step() and from_neighbour(), which are no
+// barriers: a thread need not see what others wrote before them. There it holds of the threads of a warp alone on CUDA,
+// and of a group where it is emulated.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/block/host_device.h"
 
-// Every instruction set compiles the block algorithms anew (see instruction_set.h). Each does so in a namespace of its
-// own: were their functions to share names, the linker would keep one copy, perhaps one that this machine cannot run.
+// Every instruction set compiles the block algorithms (see instruction_set.h), each in a namespace of its own: if their
+// functions shared names, the linker would keep one copy, perhaps one that this machine cannot run.
 #ifndef ISTHMUS_KERNEL_NAMESPACE
 #error "define ISTHMUS_KERNEL_NAMESPACE before including a block algorithm"
 #endif

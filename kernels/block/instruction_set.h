@@ -1,4 +1,4 @@
-// Which instructions the CPU loops use. Chosen once from what the machine has; results are bit-equal in all of them.
+// The instruction set of the CPU loops. Chosen once by the machine's features; results are bit-equal in all of them.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ std::vector<InstructionSet> available_instruction_sets();
 // The one in use: the last of the available ones, unless it was set.
 InstructionSet instruction_set();
 
-// Stand for the sets where an overload is chosen. kernels/CMakeLists.txt compiles a codec's cpu_variant.cpp in each of
-// these namespaces, with the compiler's flags for the set.
+// Tags of the sets, for overloads. kernels/CMakeLists.txt compiles a codec's cpu_variant.cpp in each of these
+// namespaces, with the compiler's flags for the set.
 namespace baseline {
 struct Instructions {};
 }  // namespace baseline
@@ -31,7 +31,7 @@ namespace avx512 {
 struct Instructions {};
 }  // namespace avx512
 
-// Returns visit(Instructions{}) for the set in use. Where no other set was compiled, visit() is not asked for it.
+// Returns visit(Instructions{}) for the set in use. visit() is instantiated only for sets that were compiled.
 template <typename Visit>
 decltype(auto) with_instruction_set(const Visit& visit) {
 #ifdef ISTHMUS_X86_KERNELS

@@ -1,5 +1,5 @@
-// What one encoding and one decoding on a device have in common, whatever the codec: shapes and memory. The host knows
-// all of it before the data is there: sizes follow from the shape alone, and no pass allocates.
+// The part of an encoding and a decoding on a device that all codecs share: shapes and memory. The host knows all of it
+// before the data exist: sizes follow from the shape alone, and no pass allocates.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace isthmus::kernels {
 
-// One encoding. Each codec derives its own job, and says at which multiples of bytes packets begin.
+// One encoding. Each codec derives its own job, which states the alignment of packets.
 struct EncodeJobBase {
   HeaderWords header;  // all but unit, step and checksum
   const DeviceContext* context;

@@ -1,4 +1,4 @@
-// The few steps on 64 neighbouring elements for which each instruction set has something better than a plain loop.
+// The steps on 64 neighbouring elements for which instruction sets have something better than a plain loop.
 #pragma once
 
 #include "kernels/tagc/block.h"

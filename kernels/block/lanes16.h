@@ -117,7 +117,7 @@ struct VectorLanes {
     return load(words, true);
   }
 
-  // Lane i of it is at row[i], of any alignment of its type. Not present: nothing is read, zeros; or nothing is stored.
+  // Lane i is at row[i], of any alignment. Not present: load() gives zeros and reads nothing, store() writes nothing.
   ISTHMUS_LANES static Float load(const float* row, bool present) {
     return present ? for_each_vector<Float>([&](int v) {
       return reinterpret_cast<const UnalignedFloatVector*>(row + int64_t{v} * kVectorLanes)->vector;
@@ -177,9 +177,9 @@ struct VectorLanes {
   ISTHMUS_LANES static float common(Float a) { return a.vector[0][0]; }
   ISTHMUS_LANES static uint32_t common(Word a) { return a.vector[0][0]; }
 
-  // Whether it is true for these lanes or for others that run in step with them, and come to the same exchanges.
+  // Whether the condition holds in these lanes or in others that run in step with them, and make the same exchanges.
   static bool any(bool condition) { return condition; }
-  // Whether to write what all lanes know.
+  // Whether these lanes write values that all lanes hold.
   static bool writes() { return true; }
 
  private:

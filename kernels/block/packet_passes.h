@@ -1,4 +1,4 @@
-// Headers and checksums of packets on many groups: what all codecs have in common.
+// Headers and checksums of packets on many groups, common to all codecs.
 #pragma once
 
 #include "kernels/block/checksum.h"
@@ -56,11 +56,11 @@ constexpr int rows_in_flight() {
   return rows;
 }
 
-// What a pair of chains adds to the checksum of `num_words` words. Access has
-//   load(w)          whatever is needed for words w and w + 1, both below num_whole_words
-//   use(w, loaded)   does with them what is to be done, and returns the two
+// The summand of a pair of chains in the checksum of `num_words` words. Access has
+//   load(w)          the loads for words w and w + 1, both below num_whole_words
+//   use(w, loaded)   processes them, and returns the two words
 //   one(w)           the same for any one word
-// Loads for several rows come before the first use: stores between them would hold them up.
+// Loads for several rows come before the first use: stores between them would delay them.
 template <typename Access>
 ISTHMUS_DEVICE uint64_t walk_pair(int64_t pair, int64_t num_words, int64_t num_whole_words, const Access& access) {
   using Loaded = decltype(access.load(0));
@@ -102,11 +102,13 @@ ISTHMUS_DEVICE uint64_t walk_pair(int64_t pair, int64_t num_words, int64_t num_w
 // Threads of a pass that walks checksums: few, so that a small packet is spread over many multiprocessors.
 inline constexpr int kChecksumThreads = 128;
 
-// How many groups take the checksums of packets of this size.
-inline int64_t checksum_groups(int64_t packet_bytes) {
-  const int64_t words = packet_bytes / kChecksumWordBytes - kHeaderWords;
-  const int64_t groups = divide_up(checksum_pairs(words), kChecksumThreads);
+// How many groups take the checksum of so many words, or of packets of this size.
+inline int64_t checksum_groups_of_words(int64_t num_words) {
+  const int64_t groups = divide_up(checksum_pairs(num_words), kChecksumThreads);
   return groups < 1 ? 1 : groups < ChecksumParts::kMaxGroups ? groups : ChecksumParts::kMaxGroups;
+}
+inline int64_t checksum_groups(int64_t packet_bytes) {
+  return checksum_groups_of_words(packet_bytes / kChecksumWordBytes - kHeaderWords);
 }
 
 // Thread 0 of each group: writes its group's part of a packet's checksum.
@@ -136,12 +138,11 @@ struct ReadWords {
   ISTHMUS_DEVICE uint64_t one(int64_t w) const { return words[w]; }
 };
 
-// Writes this group's part of the checksum of a packet that begins at a multiple of 16 bytes.
+// Writes this group's part of the checksum of words that begin at a multiple of 16 bytes.
 template <typename Group>
-ISTHMUS_DEVICE void checksum_packet(Group& group, const uint8_t* packet, int64_t packet_bytes, int64_t packet_number,
-                                    const ChecksumParts& parts) {
-  const ReadWords access = {reinterpret_cast<const uint64_t*>(packet) + kHeaderWords};
-  const int64_t num_words = packet_bytes / kChecksumWordBytes - kHeaderWords;
+ISTHMUS_DEVICE void checksum_words(Group& group, const void* words, int64_t num_words, int64_t packet_number,
+                                   const ChecksumParts& parts) {
+  const ReadWords access = {static_cast<const uint64_t*>(words)};
   uint64_t sum = 0;
   for_each_of_all(group, checksum_pairs(num_words),
                   [&](int64_t pair) { sum += walk_pair(pair, num_words, num_words, access); });
@@ -150,8 +151,14 @@ ISTHMUS_DEVICE void checksum_packet(Group& group, const uint8_t* packet, int64_t
     write_part(group, parts, packet_number, sum);
   }
 }
+template <typename Group>
+ISTHMUS_DEVICE void checksum_packet(Group& group, const uint8_t* packet, int64_t packet_bytes, int64_t packet_number,
+                                    const ChecksumParts& parts) {
+  const auto* words = reinterpret_cast<const uint64_t*>(packet) + kHeaderWords;
+  checksum_words(group, words, packet_bytes / kChecksumWordBytes - kHeaderWords, packet_number, parts);
+}
 
-// Writes the header of a packet that is complete otherwise. All threads of one group.
+// Writes the header of a packet, whose other bytes are written. All threads of one group.
 template <typename Group>
 ISTHMUS_DEVICE void write_header(Group& group, const EncodeJobBase& job) {
   const uint64_t checksum = sum_parts(group, job.parts, 0);
@@ -188,7 +195,7 @@ ISTHMUS_DEVICE void check_header(Group& group, const DecodeJobBase& job, int64_t
          job.state);
 }
 
-// Copies a fault to where the host sees it, unless one is there already. One thread.
+// Copies a fault to memory that the host sees, unless that has one already. One thread.
 template <typename Group>
 ISTHMUS_DEVICE void copy_fault(Group& group, const DeviceFault& fault, DeviceFault& mapped) {
   if (mapped.reported == 0) {
@@ -221,7 +228,7 @@ ISTHMUS_DEVICE void finish_fault(Group& group, const DecodeJobBase& job) {
   }
 }
 
-// The end of an encoding: the checksum of a packet that is complete otherwise; the last group writes the header.
+// The end of an encoding: the checksum of a packet, whose other bytes are written; the last group writes the header.
 struct Seal {
   static constexpr int kThreads = kChecksumThreads;
   static constexpr int64_t kMaxSharedBytes = 0;

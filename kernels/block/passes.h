@@ -7,7 +7,7 @@
 //   clear(void* memory, int64_t bytes)
 //   run(pass, int64_t max_groups, int64_t shared_bytes)
 //
-// which take effect one after the other, and is a CUDA stream or, in tests, emulated. Which passes run, and on how many
+// which take effect one after the other. It is a CUDA stream or, in tests, emulated. Which passes run, and on how many
 // groups, depends on shapes and addresses alone, never on data: a captured sequence may be replayed.
 #pragma once
 
@@ -29,7 +29,15 @@ inline bool is_aligned(const void* address, uintptr_t bytes) {
 
 constexpr int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
-// What threads of all groups take turns in: element i is visited by one thread.
+ISTHMUS_DEVICE uint32_t count_bits(uint32_t word) {
+#ifdef __CUDA_ARCH__
+  return __popc(word);
+#else
+  return __builtin_popcount(word);
+#endif
+}
+
+// Threads of all groups take turns: element i is visited by one thread.
 template <typename Group, typename Visit>
 ISTHMUS_DEVICE void for_each_of_all(const Group& group, int64_t count, Visit visit) {
   for (int64_t i = group.group_number() * group.size() + group.thread(); i < count;
@@ -59,9 +67,9 @@ ISTHMUS_DEVICE void clear(const Group& group, Word* words, int64_t count) {
   for_each_of_group(group, count, [=](int64_t i) { words[i] = 0; });
 }
 
-// Numbers those i < count for which take(i, item) is true, and calls put(position, item) for them. Returns how many
-// they are. Positions ascend with i and do not exceed it, so that what take() reads may be what put() writes. The last
-// calls of put() are not followed by a barrier.
+// Numbers those i < count for which take(i, item) is true, and calls put(position, item) for them. Returns their
+// number. Positions ascend with i and do not exceed it, so that put() may overwrite what take() has read. No barrier
+// follows the last calls of put().
 template <typename Item, typename Group, typename Take, typename Put>
 ISTHMUS_DEVICE uint32_t compact(Group& group, int64_t count, Take take, Put put) {
   uint32_t total = 0;

@@ -65,6 +65,13 @@ class CtaGroup {
   }
   __device__ bool any_in_step(bool condition) const { return __any_sync(kAllLanes, condition) != 0; }
 
+  __device__ uint32_t ballot_in_step(bool condition) const {
+    return __ballot_sync(kAllLanes, condition) >> (threadIdx.x & kNeighbours) & ((1U << kNeighbours) - 1);
+  }
+  __device__ float from_neighbour(float value, int neighbour) const {
+    return __shfl_sync(kAllLanes, value, neighbour, kNeighbours);
+  }
+
   // As in the programming guide's example of __threadfence(): what the group wrote, then its arrival.
   __device__ bool is_last(uint32_t& arrived) const {
     __syncthreads();
@@ -80,6 +87,16 @@ class CtaGroup {
     return __syncthreads_or(last) != 0;
   }
 
+  __device__ void await(const uint32_t& word, uint32_t value) const {
+    constexpr unsigned kPauseNs = 2000;
+    if (threadIdx.x == 0) {
+      while (*static_cast<const volatile uint32_t*>(&word) != value) {
+        __nanosleep(kPauseNs);
+      }
+      __threadfence_system();
+    }
+    __syncthreads();
+  }
   template <typename Word>
   __device__ void publish(Word& word, Word value) const {
     __threadfence_system();
@@ -99,6 +116,7 @@ class CtaGroup {
 
  private:
   static constexpr unsigned kWarp = 32;
+  static constexpr unsigned kNeighbours = 16;
   static constexpr unsigned kNumWarps = kThreads / kWarp;
   static_assert(kThreads % kWarp == 0 && kNumWarps <= kWarp);
   static constexpr unsigned kAllLanes = 0xffffffff;

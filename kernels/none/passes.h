@@ -20,7 +20,7 @@ union WordsOf {
 };
 
 // How many words of a packet of `num_elements` values may be loaded and stored in pairs: none unless all addresses
-// allow it; not the one that padding fills up.
+// allow it, and never the word that holds padding.
 template <typename Wire>
 int64_t whole_words(int64_t num_elements, bool aligned) {
   return aligned ? num_elements / WordsOf<Wire, 1>::kValues : 0;
@@ -222,7 +222,7 @@ struct DecodeValues {
   }
 };
 
-// A group a packet; the last reports what was found.
+// A group a packet; the last group reports faults.
 struct CheckHeaders {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = 0;

@@ -1,8 +1,8 @@
 // One block of codec `quant`: 512 elements as 32 rows of 16 lanes, in groups of whole rows. See docs/quant.md.
 //
-// Functions are templates over Lanes, what acts on the sixteen lanes of a row (lanes16.h), and over the rows of a
-// group. All lanes make the same calls in the same order, whatever the data: control flow depends on what lanes.any()
-// says. So blocks may run in step beside each other, and one that is only there to keep step has no groups.
+// Functions are templates over Lanes, the operations on the sixteen lanes of a row (lanes16.h), and over the rows of a
+// group. All lanes make the same calls in the same order, whatever the data: control flow depends on lanes.any(). So
+// blocks may run in step beside each other; a block without groups only keeps step.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 inline constexpr float kLeastQuantEnergy = 0x1p-90F;
 inline constexpr float kMostQuantEnergy = 0x1p90F;
 
-// What a group's codes mean, and how they are chosen. A code c stands for (c - centre) * scale, c <= last. The values
-// of a rotated group are spread like a normal distribution: its levels lie on both sides of zero. Others may hold many
-// zeros, which have a level of their own, for one level less.
+// The meaning of a group's codes, and how they are chosen. A code c stands for (c - centre) * scale, c <= last. The
+// values of a rotated group are spread like a normal distribution: its levels lie on both sides of zero. Other groups
+// may hold many zeros: zero has a level there, and the group one level less.
 //
 // Codes are chosen for levels a step apart: the greater of rms_steps * the root of the group's mean square and
 // largest_share * its largest magnitude / centre.
@@ -223,10 +223,10 @@ ISTHMUS_QUANT void dequantize_group(const Lanes& lanes, const QuantRandom<Lanes>
   }
 }
 
-// Encodes the first `num_groups` groups of a block, the rest as missing; of none nothing is written. `scales` and
-// `words` (kQuantLanes * bits) are the block's own. load(row) gives a row of the block; with a row that is missing,
-// zeros. keep(row, value) is called for each row, if Keep::kWanted, with what the receiver decodes; not for groups with
-// NaN or Inf, nor for missing ones. Returns how many groups hold NaN or Inf.
+// Encodes the first `num_groups` groups of a block, the rest as missing; with no groups it writes nothing. `scales` and
+// `words` (kQuantLanes * bits) are the block's own. load(row) gives a row of the block, zeros for a missing row.
+// keep(row, value) is called, if Keep::kWanted, with the value that the receiver decodes for each row, except for
+// groups that are missing or hold NaN or Inf. Returns how many groups hold NaN or Inf.
 template <int kGroupRows, bool kRotate, typename Lanes, typename Load, typename Keep>
 ISTHMUS_QUANT int encode_block(const Lanes& lanes, const Quantizer& quantizer, uint64_t seed, int64_t block,
                                int num_groups, const Load& load, const Keep& keep, void* scales, uint32_t* words) {
@@ -266,8 +266,8 @@ ISTHMUS_QUANT int encode_block(const Lanes& lanes, const Quantizer& quantizer, u
   return non_finite_groups;
 }
 
-// Decodes the first `num_groups` groups of a block. put(row, value, present) is called for each row of the block: for
-// one of a missing group with false.
+// Decodes the first `num_groups` groups of a block. put(row, value, present) is called for each row of the block, with
+// `present` false for rows of missing groups.
 template <int kGroupRows, bool kRotate, typename Lanes, typename Put>
 ISTHMUS_QUANT void decode_block(const Lanes& lanes, const Quantizer& quantizer, uint64_t seed, int64_t block,
                                 int num_groups, const void* scales, const uint32_t* words, const Put& put) {

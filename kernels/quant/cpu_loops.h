@@ -9,7 +9,7 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
 inline constexpr VectorLanes kVectorLanes16{};
 
-// Memory that will be wanted soon: what the hardware fetches ahead by itself is not enough.
+// Prefetches memory that is needed soon: the hardware alone does not fetch far enough ahead.
 [[gnu::always_inline]] inline void prefetch(const float* row) {
   constexpr uintptr_t kAheadBytes = 1024;
   const uintptr_t address = reinterpret_cast<uintptr_t>(row) + kAheadBytes;  // perhaps of nothing: it is not read
@@ -30,7 +30,7 @@ struct PieceRows {
   void operator()(int, VectorFloat, bool) const {}
 };
 
-// With error feedback: what is encoded is piece + residual, and what of it the receiver lacks becomes the residual.
+// With error feedback: encodes piece + residual, and keeps what the receiver lacks as the residual.
 struct SumRows {
   static constexpr bool kWanted = true;
 

@@ -22,7 +22,7 @@ inline constexpr uint32_t kQuantSign = 0x80000000;
 inline constexpr uint32_t kQuantInfinity = 0x7f800000;
 inline constexpr uint32_t kQuantNan = 0x7fc00000;
 
-// 2^23: what is added to it is rounded to an integer, which its lowest bits then hold.
+// 2^23: a number added to it is rounded to an integer, which the sum's lowest bits hold.
 inline constexpr float kQuantIntegers = 0x1p23F;
 inline constexpr uint32_t kQuantIntegerBits = 0x4b000000;
 

@@ -51,9 +51,9 @@ struct QuantLayout {
   int64_t end;
 };
 
-// What all random bits of a packet are drawn from. The sender is in it, so that the errors of several nodes' packets,
-// which are added up, are independent. Always inlined: every instruction set compiles it, and the linker must not
-// choose between them.
+// The seed of all random bits of a packet. It includes the sender, so that the errors of several nodes' packets, which
+// are added up, are independent. Always inlined: every instruction set compiles it, and the linker must not merge the
+// copies.
 [[gnu::always_inline]] ISTHMUS_DEVICE uint64_t quant_seed(uint64_t unit_hash, uint64_t step, uint64_t segment,
                                                           uint64_t sender) {
   constexpr uint64_t kOdd = 0xd1342543de82ef95;
@@ -64,12 +64,12 @@ struct QuantLayout {
 // the last may lack some. Pointers are to the first block's own: `scales` one for each group in the type of the
 // settings, `words` kQuantLanes * bits for each block, which are 4-byte aligned.
 struct QuantKernels {
-  // residual: null without error feedback; else it is added to the piece, and becomes what the receiver will lack.
+  // residual: null without error feedback; else it is added to the piece, and becomes the error of what is sent.
   // Returns how many groups hold NaN or Inf: their scale is NaN, and their residual is left as it was.
   int64_t (*encode)(const QuantSettings& settings, uint64_t seed, int64_t first_block, int64_t num_groups,
                     const float* piece, float* residual, void* scales, uint32_t* words);
 
-  // out += what the packet says.
+  // out += the packet's values.
   void (*decode_add)(const QuantSettings& settings, uint64_t seed, int64_t first_block, int64_t num_groups,
                      const void* scales, const uint32_t* words, float* out);
 };

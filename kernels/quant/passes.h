@@ -11,7 +11,7 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// Small groups, so that a group's many registers leave none of a multiprocessor's unused.
+// Small groups, since threads with many registers would leave registers unused with large ones.
 inline constexpr int kQuantThreads = 128;
 
 // How many groups of threads must fit on a multiprocessor, by the rows that a thread holds.
@@ -25,7 +25,7 @@ ISTHMUS_DEVICE int groups_of_block(const QuantShape& shape, int64_t block, int m
 
 ISTHMUS_DEVICE bool is_finite_number(float value) { return (quant_bits_of(value) & kQuantInfinity) != kQuantInfinity; }
 
-// A residual is finite, and NaN of a piece comes through as it is, but quiet: a GPU's additions have one NaN only.
+// A residual is finite. NaN of a piece keeps its bits but becomes quiet: a GPU's additions have one NaN only.
 ISTHMUS_DEVICE float sum_or_nan(float value, float residual) {
   const uint32_t bits = quant_bits_of(value);
   const bool is_nan = (bits & ~kQuantSign) > kQuantInfinity;

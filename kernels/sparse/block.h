@@ -24,7 +24,7 @@ ISTHMUS_DEVICE float round_to_integer(float value) {
   return (value + kNoFraction) - kNoFraction;
 }
 
-// How a block's values are sent as `Wire`. `scale` is the block's, as it is sent: a bfloat16, and 0 where none is.
+// How a block's values are sent as `Wire`. `scale` is the block's, as it is sent: a bfloat16, or 0 where there is none.
 template <SparseValueType kType>
 struct SparseValue;
 

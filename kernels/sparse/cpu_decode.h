@@ -16,7 +16,7 @@ inline bool all_zero(const uint8_t* bytes, int64_t count) {
   return any == 0;
 }
 
-// What a block of a packet says, before anything is done about it.
+// The contents of a packet's block, checked, before any value is added.
 struct Placement {
   SparseFault fault;
   bool flagged;
@@ -49,7 +49,7 @@ inline void place(int64_t keep, int64_t count, const SparseBlock<const uint8_t>&
   }
 }
 
-// The same, of one block of a packet; fetches what its values will be added to.
+// The same, of one block of a packet; prefetches the elements that its values will be added to.
 inline void place_and_fetch(const SparseShape& shape, const SparseLayout& layout, int64_t b, const uint8_t* packet,
                             const float* out, Placement& placement) {
   const int64_t keep = shape.keep_of(b);
@@ -85,7 +85,7 @@ inline void add_values(Value /*value*/, int64_t keep, const SparseBlock<const ui
   }
 }
 
-// While a block's values are added, the places of those that follow are fetched.
+// While a block's values are added, the places of the next ones are prefetched.
 template <typename Value>
 inline SparseFault decode_blocks(Value value, const SparseShape& shape, const SparseLayout& layout,
                                  const uint8_t* packet, float* out) {

@@ -101,7 +101,7 @@ inline Bracket narrow(const int32_t* values, int64_t num_values, int64_t keep, i
   return bracket;
 }
 
-// What is kept of a block: 64 elements a word.
+// The kept elements of a block as bits: 64 elements a word.
 struct Marks {
   uint64_t words[kBlockWords];
 
@@ -129,7 +129,7 @@ inline uint64_t mark_64(const float* sums, uint32_t bound) {
   return marked;
 }
 
-// Adds the piece to the residual, if there is one. Marks what reaches `bound`.
+// Adds the piece to the residual, if there is one. Marks elements that reach `bound`.
 template <bool kFeedback>
 inline Marks add_and_mark(const Sums<kFeedback>& sums, uint32_t bound) {
   Marks marks;
@@ -197,7 +197,7 @@ inline Marks choose(const Sums<kFeedback>& sums, int64_t keep, const int32_t* ma
   return marks;
 }
 
-// Writes what is marked, and leaves in the residual, which holds the sums, what decoding will not give.
+// Writes the marked elements, and subtracts from the residual, which holds the sums, what decoding will give.
 template <bool kFeedback, typename Value>
 inline void write_block(Value /*value*/, const Sums<kFeedback>& sums, const Marks& marks, int32_t largest,
                         const SparseBlock<uint8_t>& block) {
@@ -273,7 +273,7 @@ inline bool encode_short_block(const SparseShape& shape, int64_t keep, int64_t c
   return flagged;
 }
 
-// Fetches the next block, while this one is worked on.
+// Prefetches the next block, while this one is worked on.
 inline void prefetch_block(const float* piece, const float* residual) {
   constexpr int64_t kLine = 16;
   for (int64_t i = 0; i < kSparseBlockElements; i += kLine) {

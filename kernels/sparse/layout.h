@@ -12,7 +12,7 @@ inline constexpr int64_t kSparseBlockElements = 1024;
 inline constexpr int64_t kSparseQuarters = 4;  // of a block: the elements whose offsets share all but their low byte
 inline constexpr int64_t kSparseQuarterElements = kSparseBlockElements / kSparseQuarters;
 
-// What kept values are sent as. The numbers are those of the header's settings.
+// The type in which kept values are sent. The numbers are those of the header's settings.
 enum class SparseValueType : uint8_t { kFloat32 = 1, kBFloat16 = 2, kInt8 = 3 };
 
 // How a piece is cut, and how much of it is kept. All blocks are whole, but the last may be shorter.
@@ -60,7 +60,7 @@ template <typename Visit>
   visit(layout.values + shape.kept_elements() * shape.value_bytes(), layout.end);
 }
 
-// The first thing that is wrong with a packet's blocks; values past this order do not exist.
+// The first fault of a packet's blocks, in the order of the checks.
 enum class SparseFault : uint8_t {
   kNone,
   kCounts,   // a block's counts do not add up to what it keeps

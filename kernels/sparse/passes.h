@@ -1,5 +1,4 @@
-// Codec `sparse` on many groups: a group takes one block after the other, and nothing of a block leaves its group but
-// what is sent and what stays.
+// Codec `sparse` on many groups: a group takes one block after the other; only the packet and the residual leave it.
 #pragma once
 
 #include "kernels/block/float_types.h"
@@ -156,7 +155,7 @@ struct EncodeSparseBlocks {
     return threshold;
   }
 
-  // Writes offsets and values of what is kept, counts it, and leaves the rest in the residual.
+  // Writes offsets and values of kept elements, counts them, and leaves the rest in the residual.
   template <typename Value, typename Group>
   ISTHMUS_DEVICE void write_kept(Value /*value*/, Group& group, const PartialThreshold& threshold, int64_t first,
                                  int32_t count, const SparseBlock<uint8_t>& block, Shared& shared) const {
@@ -238,8 +237,8 @@ struct EncodeSparseBlocks {
 };
 
 // out += the packets' values, in the order of the packets, or each packet to its place; NaN where a block is flagged.
-// A group takes a block of all packets. Checks blocks on the way: nothing leads outside one, even in a packet that
-// somebody made up, so that values may be added before header and checksum are known to be right.
+// A group takes a block of all packets. Blocks are checked on the way: even a forged packet writes nothing outside its
+// block, so that values may be added before header and checksum are verified.
 struct DecodeSparseBlocks {
   static constexpr int kThreads = 64;  // few values are kept of a block
   static constexpr int kResidentGroups = 16;

@@ -10,9 +10,9 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// The first pass, one group: clears what later passes count in, and the packet's flags and padding. Guesses the bound
-// from runs of 16 neighbours, each from one of equal stretches, at a place that varies so that no period of the data is
-// met. The guess decides speed, never the result.
+// The first pass, one group: clears the counters of later passes, and the packet's flags and padding. Guesses the bound
+// from runs of 16 neighbours, one from each of equal stretches, at varying places, so that they do not fall in with a
+// period of the data. The guess decides speed, never the result.
 template <typename Piece>
 struct Prepare {
   static constexpr int kThreads = 1024;

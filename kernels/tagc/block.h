@@ -1,4 +1,4 @@
-// Block algorithms of codec `tagc`: what a group does with one block or one row of the sketch. Bit fields are words of
+// Block algorithms of codec `tagc`: the work of a group on one block or one row of the sketch. Bit fields are words of
 // 64 bits on CPU and of 32 on CUDA, whose atomics are of that size: the bits lie at the same places.
 #pragma once
 
@@ -67,7 +67,7 @@ ISTHMUS_DEVICE void keep_singles(Group group, int64_t words, Word* __restrict on
   }
 }
 
-// What one block can peel in this round.
+// The keys of one block that peel in this round.
 struct BlockStatus {
   bool peeled;
   bool left;
@@ -90,8 +90,8 @@ ISTHMUS_DEVICE BlockStatus take_single_keys(Group group, const Word* __restrict 
   return {group.any(any_peeled != 0), group.any(any_left != 0)};
 }
 
-// Leaves in `keys` those that have a cell which no key before them took, and takes all their cells. Keys that were let
-// in this way peel, the last one first. The three rows of a block differ.
+// Leaves in `keys` those that have a cell which no earlier key took, and takes all their cells. The keys that stay
+// peel, the last one first. The three rows of a block differ.
 template <typename Group, typename Word>
 ISTHMUS_DEVICE void admit_keys(Group group, Word* __restrict taken0, Word* __restrict taken1, Word* __restrict taken2,
                                int64_t words, Word* __restrict keys) {

@@ -1,6 +1,6 @@
-// What the cells of a sketch between nodes hold: values as patterns of 32, 16 or 8 bits, which combine by XOR. A value
-// is rounded once, to the nearest pattern, ties to even, and what is lost is exactly a float32: the sender keeps it.
-// See docs/tagc.md, "Cells".
+// The cells of a sketch between nodes: values as patterns of 32, 16 or 8 bits, which combine by XOR. A value is rounded
+// once, to the nearest pattern, ties to even; the rounding error is exactly a float32, which the sender keeps. See
+// docs/tagc.md, "Cells".
 #pragma once
 
 #include "kernels/block/float_types.h"
@@ -47,8 +47,8 @@ struct BFloat16Cells {
   static ISTHMUS_DEVICE float decode(Cell cell, uint32_t /*scale*/) { return to_float32(BFloat16{cell}); }
 };
 
-// The block's largest magnitude is scaled to at least 2^14 and less than 2^15. What is so much smaller that the product
-// is not exact becomes 0.
+// The block's largest magnitude is scaled to at least 2^14 and less than 2^15. Values so much smaller that the product
+// is not exact become 0.
 struct Float16Cells {
   using Cell = uint16_t;
   static constexpr bool kIsScaled = true;
@@ -69,7 +69,7 @@ struct Int8Cells {
   static constexpr bool kIsScaled = true;
   static constexpr int kExponent = 127 + 6;
   static ISTHMUS_DEVICE Cell encode(float value, uint32_t scale) {
-    constexpr float kRounder = 0x1.8p23F;  // added to it, a number loses what follows the point
+    constexpr float kRounder = 0x1.8p23F;  // a number added to it is rounded to an integer
     const float scaled = scaled_by(value, kExponent - static_cast<int>(scale));
     const auto rounded = static_cast<int32_t>(scaled + kRounder - kRounder);
     return static_cast<Cell>(rounded > 127 ? 127 : rounded < -127 ? -127 : rounded);

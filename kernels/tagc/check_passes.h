@@ -1,5 +1,5 @@
-// What the receiver of `tagc` packets checks before it uses them. After it, no mark leads outside the piece, even in a
-// packet that somebody made up.
+// The checks of `tagc` packets before they are used. Afterwards no mark leads outside the piece, even in a forged
+// packet.
 #pragma once
 
 #include "kernels/block/packet_passes.h"
@@ -7,7 +7,7 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// The checksums of all packets. Draws the blocks' rows, and clears sums that packets are to replace.
+// The checksums of all packets. Draws the blocks' rows, and clears the sums that packets replace.
 struct OpenPackets {
   static constexpr int kThreads = kChecksumThreads;
   static constexpr int64_t kMaxSharedBytes = 0;

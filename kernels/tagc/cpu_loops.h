@@ -53,8 +53,8 @@ inline void find_singles(const TagcShape& shape, const BlockRows* rows, const Pe
   keep_singles(kSerial, row_words, scratch.once, scratch.twice);
 }
 
-// Peels in rounds: all keys that are alone in a cell at the beginning of a round leave together, so the result does
-// not depend on who goes first. recover(block, peeled, single0, single1) takes their values out of the sketch.
+// Peels in rounds: all keys that are alone in a cell at the beginning of a round leave together, so the result does not
+// depend on their order. recover(block, peeled, single0, single1) takes their values out of the sketch.
 template <typename Recover>
 PeelResult peel(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, const PeelScratch& scratch,
                 Recover recover) {
@@ -93,7 +93,7 @@ inline PeelResult peel_keys(const TagcShape& shape, const BlockRows* rows, int64
   return peel(shape, rows, max_rounds, scratch, [](auto...) {});
 }
 
-// Of the remaining keys, which do not peel together, leaves some that do.
+// Removes some of the remaining keys, which do not peel together, so that the others do.
 inline void admit_remaining(const TagcShape& shape, const BlockRows* rows, int64_t first_block,
                             const PeelScratch& scratch) {
   const int64_t words = shape.block_words();
@@ -145,8 +145,8 @@ PeelResult peel_at_once(const TagcShape& shape, const BlockRows* rows, int64_t m
               });
 }
 
-// The same, but values wait, close together, in the order of keys, for one walk through the piece: after the first
-// round they come from all over it, far apart.
+// The same, but values are buffered in the order of keys and emitted in one walk through the piece: after the first
+// round they come from places far apart.
 template <typename Cell, typename FloatOfCell, typename Emit>
 PeelResult peel_and_wait(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, const PeelScratch& scratch,
                          const ValueScratch& waiting, typename Cell::Type* cells, FloatOfCell float_of_cell,

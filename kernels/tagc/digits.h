@@ -24,7 +24,7 @@ struct DigitChoice {
   bool found;       // false: no more than `wanted` were counted, or fewer
 };
 
-// The highest digit below `values` that, with those above it, at least `wanted` (1 or more) have; count_of(digit).
+// The highest digit below `values` for which at least `wanted` (1 or more) have it or a higher one; count_of(digit).
 // choice: memory of the group.
 template <typename Group, typename CountOf>
 ISTHMUS_DEVICE DigitChoice choose_digit(Group& group, uint32_t values, uint32_t wanted, CountOf count_of,

@@ -7,7 +7,7 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// The largest magnitude of each block that is sent: what scales the block's values. One thread a word of the index.
+// The largest magnitude that each block sends, which scales the block's values. One thread a word of the index.
 struct FindPeaks {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = 0;
@@ -33,9 +33,9 @@ struct FindPeaks {
   }
 };
 
-// Moves the values that the index marks from residual to the sketch; what their rounding loses stays. A sketch that is
-// larger than the second-level cache is filled in stripes of columns, one after the other: each cell is met three times
-// a value, in rows far apart.
+// Moves the values that the index marks from residual to the sketch; their rounding errors stay. A sketch that is
+// larger than the second-level cache is filled in stripes of columns, one after the other: each value updates three
+// cells, in rows far apart.
 template <bool kShortRows, typename Cells>
 struct InsertValues {
   static constexpr int kThreads = kPassThreads;

@@ -15,7 +15,7 @@ inline constexpr int kNumDigits = 3;
 inline constexpr uint32_t kMaxDigitValues = 2048;
 inline constexpr int64_t kMaxSampleRuns = 1024;
 
-// What is known of the threshold once its first digits are: `prefix`, and how many elements that begin with it stay.
+// The threshold's first digits: `prefix`, and how many elements that begin with it stay.
 struct PartialThreshold {
   uint32_t prefix;
   uint32_t wanted;
@@ -53,7 +53,7 @@ ISTHMUS_DEVICE int64_t table_words(const TagcShape& shape) { return (shape.num_r
 ISTHMUS_DEVICE int64_t table_bytes(const TagcShape& shape) { return 4 * table_words(shape); }
 ISTHMUS_DEVICE bool tables_fit_shared(const TagcShape& shape) { return table_bytes(shape) <= kMaxSharedTableBytes; }
 
-// The index is turned into keys of slabs tile by tile: so many blocks as have 256 words, and 32 at least.
+// The index is turned into keys of slabs tile by tile, of as many blocks as have 256 words, and of 32 at least.
 ISTHMUS_DEVICE int64_t tile_blocks(const TagcShape& shape) {
   return shape.block_elements >= 256 ? 32 : 8192 / shape.block_elements;
 }

@@ -11,7 +11,7 @@ namespace isthmus::kernels {
 inline constexpr int64_t kMinBlockElements = 64;
 inline constexpr int64_t kMaxBlockElements = 4096;
 
-// What the cells of a sketch hold. The single-tier form has sums in float32.
+// The type of a sketch's cells. The single-tier form has sums in float32.
 enum class CellType : uint8_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3 };
 
 [[gnu::always_inline]] ISTHMUS_DEVICE int64_t cell_bytes(CellType type) {
@@ -79,7 +79,7 @@ struct PeelScratch {
   uint32_t* active;     // num_blocks: blocks with keys remaining
 };
 
-// More of it where values are recovered.
+// Additional scratch memory where values are recovered.
 struct ValueScratch {
   uint64_t* keys;         // index_words: those that the first round did not peel
   uint32_t* keys_before;  // index_words: how many of them come before each word
@@ -107,12 +107,12 @@ struct TagcKernels {
 
   // Takes out of `index` some of the keys in scratch.remaining (all there at first), so that the rest peels in at most
   // max_rounds rounds. At least one key stays if there is one. Where keys compete, those of `first_block` and the
-  // blocks that follow it, round the end, go first. scratch.remaining holds nothing of use afterwards.
+  // blocks after it, cyclically, have precedence. scratch.remaining is unspecified afterwards.
   PeelResult (*hold_back)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, int64_t first_block,
                           uint64_t* index, PeelScratch scratch);
 
-  // Moves the values that `index` marks from residual to the sketch (cells of the shape's type), by XOR; what their
-  // rounding loses stays. Not flagged blocks. scales: a byte a block, where the type has them; flagged blocks' are not
+  // Moves the values that `index` marks from residual to the sketch (cells of the shape's type), by XOR; their rounding
+  // errors stay. Skips flagged blocks. scales: a byte a block, where the type has them; flagged blocks' are not
   // written.
   void (*insert_xor)(const TagcShape& shape, const BlockRows* rows, const uint64_t* flags, const uint64_t* index,
                      float* residual, uint8_t* scales, void* cells);

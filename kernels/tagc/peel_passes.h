@@ -30,12 +30,12 @@ struct PeelIndex {
   }
 };
 
-// Where keys were left, lets in some that peel: each that has a cell which none before it took, beginning at a block
-// that moves on from step to step. Takes out of the index what is held back.
+// Where keys were left, lets in some that peel: each that has a cell which no earlier key took, beginning at a block
+// that moves on from step to step. Takes the others, which are held back, out of the index.
 template <bool kTablesInShared>
 struct HoldBack {
   static constexpr int kThreads = 512;
-  static constexpr int64_t kWindow = kThreads;  // candidates that are decided on at once
+  static constexpr int64_t kWindow = kThreads;  // candidates that are decided at once
   struct Candidate {
     int64_t block;
     uint32_t keys;

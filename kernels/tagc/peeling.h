@@ -1,6 +1,5 @@
-// How codec `tagc` peels on many groups. Columns of the sketch have nothing to do with each other: a group takes a slab
-// of eight and peels it alone, all rounds, with its degrees in shared memory. So rounds need no barrier between groups,
-// and their number needs no launches.
+// How codec `tagc` peels on many groups. Columns of the sketch are independent: a group takes a slab of eight and peels
+// it alone, all rounds, with its degrees in shared memory. So rounds need neither barriers between groups nor launches.
 #pragma once
 
 #include "kernels/tagc/slab.h"
@@ -58,7 +57,7 @@ struct Slab {
         degrees(table, table_words(shape)) {}
 
   // keys of each block that has some = change(block, keys, rows). One thread a word, the same each time. Four words are
-  // fetched at once: in later rounds most hold nothing.
+  // fetched at once: in later rounds most are empty.
   template <typename Group, typename Change>
   ISTHMUS_DEVICE void change_keys(const Group& group, Change change) const {
     for (int64_t base = group.thread(); base < num_words; base += 4 * group.size()) {

@@ -1,5 +1,5 @@
-// The exact threshold of codec `tagc` on CPU: a sampled lower bound, one pass that adds the residual and collects what
-// reaches the bound, and exact selection among that. Where the sample misled, selection among all elements.
+// The exact threshold of codec `tagc` on CPU: a sampled lower bound, one pass that adds the residual and collects the
+// elements that reach the bound, and exact selection among these, or among all elements if the bound was too high.
 #pragma once
 
 #include "kernels/block/lanes.h"
@@ -49,7 +49,7 @@ void for_each_block(const TagcShape& shape, Visit visit) {
   }
 }
 
-// What one pass over the piece found.
+// The result of one pass over the piece.
 struct Collected {
   int64_t count = 0;  // magnitudes of at least the bound; listed in order, up to the capacity
   int64_t capacity = 0;
@@ -86,7 +86,7 @@ inline uint64_t add_and_mark(const float* piece, float* residual, int64_t count,
   return marked;
 }
 
-// Fetches the same word of the next block, while this one is worked on. Past the end it does nothing.
+// Prefetches the same word of the next block, while this one is worked on. Past the end it does nothing.
 inline void prefetch_next(const TagcShape& shape, const float* piece, const float* residual, int64_t element) {
   constexpr int64_t kLine = 16;
   const int64_t next = element + shape.block_elements;
@@ -194,8 +194,8 @@ inline Selection select(const TagcShape& shape, int64_t keep, uint32_t bound, co
   return selection;
 }
 
-// Samples runs of 16 neighbours (a cache line), one from each of equal stretches, at a place that varies so that no
-// period of the data is met: a sixteenth of the piece, but 64 runs at least and 4096 at most.
+// Samples runs of 16 neighbours (a cache line), one from each of equal stretches, at varying places, so that they do
+// not fall in with a period of the data: a sixteenth of the piece, but 64 runs at least and 4096 at most.
 inline uint32_t sample_bound(const TagcShape& shape, int64_t keep, const float* piece, const float* residual,
                              uint32_t* candidates) {
   constexpr int64_t kRun = 16;

@@ -1,11 +1,10 @@
 // The exact threshold of codec `tagc` on many groups: which elements of piece + residual are sent, as an index.
 //
 // A sample gives a bound that a few more than `keep` magnitudes probably reach. One pass over piece and residual adds
-// them up, marks what reaches the bound, and counts the first digits of what it marked; from then on only marked
-// elements are looked at. Two passes count the digits that follow, and one takes out of the index what lies below the
-// threshold. Of elements that equal it the first stay: where there are too many, a pass counts them by blocks. A bound
-// that was too high is noticed, and a pass that otherwise does nothing marks everything. Whatever all groups of a pass
-// found is put together by its last group.
+// them up, marks the elements that reach the bound, and counts their first digits; later passes read marked elements
+// only. Two passes count the following digits, and one takes elements below the threshold out of the index. Of elements
+// that equal it the first stay: where there are too many, a pass counts them by blocks. If the bound was too high, a
+// pass that otherwise does nothing marks all elements. The last group of a pass combines the results of all groups.
 #pragma once
 
 #include "kernels/block/passes.h"
@@ -19,7 +18,7 @@ struct CountsOfGroup {
   DigitChoice choice;
 };
 
-// Where the bound was too high: marks all but zeros, and counts first digits. Elsewhere it does nothing.
+// Where the bound was too high: marks all but zeros, and counts first digits. Otherwise it does nothing.
 struct MarkAll {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = sizeof(CountsOfGroup);
@@ -103,8 +102,8 @@ ISTHMUS_DEVICE uint32_t mark_equal(const Eight& eight, uint32_t bits) {
   return equal;
 }
 
-// Where more elements equal the threshold than may stay: finds the word of the index in which the last one lies that
-// does. Elsewhere it does nothing.
+// Where more elements equal the threshold than may stay: finds the word of the index that holds the last one that
+// stays. Otherwise it does nothing.
 struct CountTies {
   static constexpr int kThreads = kPassThreads;
   struct Shared {
@@ -162,7 +161,7 @@ struct CountTies {
   }
 };
 
-// Leaves in the index what is kept, and writes it as the slabs' keys, flagged blocks apart.
+// Leaves the kept elements in the index, and writes them as the slabs' keys, flagged blocks apart.
 struct ApplyThreshold {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = SpreadTile::kMaxSharedBytes;

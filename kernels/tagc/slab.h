@@ -1,5 +1,5 @@
-// How the index of `tagc` is seen by threads: as words whose marked elements are fetched 32 bytes at a time, and as
-// slabs of eight columns.
+// The index of `tagc` as threads read it: as words whose marked elements are fetched 32 bytes at a time, and as slabs
+// of eight columns.
 #pragma once
 
 #include <type_traits>
@@ -9,14 +9,6 @@
 #include "kernels/tagc/job.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
-
-ISTHMUS_DEVICE uint32_t count_bits(uint32_t word) {
-#ifdef __CUDA_ARCH__
-  return __popc(word);
-#else
-  return __builtin_popcount(word);
-#endif
-}
 
 // Blocks are powers of two: no division.
 ISTHMUS_DEVICE int64_t block_of_word(const TagcShape& shape, int64_t word) {
@@ -129,8 +121,8 @@ ISTHMUS_DEVICE void for_each_index_word(const Group& group, const TagcEncodeJob&
   });
 }
 
-// Turns the index, in which a block's bytes are neighbours, into the slabs' keys, in which a slab's are. The shared
-// memory of a group has one tile.
+// Turns the index, in which a block's bytes are neighbours, into the slabs' keys, in which a slab's bytes are. The
+// shared memory of a group has one tile.
 struct SpreadTile {
   static constexpr int64_t kPaddingBytes = 4;  // so that the bytes of a word do not all lie in one bank
   static constexpr int64_t kMaxSharedBytes = kMaxBlockElements / 8 * (32 + kPaddingBytes);

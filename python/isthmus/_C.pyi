@@ -43,6 +43,8 @@ class Options(_TorchBackend.Options):
     gradients: str
     min_elements: int
     two_tier_all_gather: bool
+    weights: str
+    replica_interval: int
     max_units: int
     device_timings: bool
     log: str
@@ -81,6 +83,8 @@ class Options(_TorchBackend.Options):
         gradients: str = ...,
         min_elements: int = ...,
         two_tier_all_gather: bool = ...,
+        weights: str = ...,
+        replica_interval: int = ...,
         max_units: int = ...,
         device_timings: bool = ...,
         log: str = ...,
@@ -93,7 +97,7 @@ class Transport:
     """A tier that is not a torch backend."""
 
 class CudaParts:
-    """NCCL's backends of one group."""
+    """NCCL's backends of one group, and one of Gloo along the rail, for weights as differences."""
 
     def __init__(
         self,
@@ -103,6 +107,7 @@ class CudaParts:
         inter: _TorchBackend | None,
         gather_intra: _TorchBackend | None,
         gather_inter: _TorchBackend | None,
+        host_inter: _TorchBackend | None,
     ) -> None: ...
 
 class Backend(_TorchBackend):
@@ -155,6 +160,10 @@ def set_split_function(function: Callable[[Store, int, int, Options], Backend]) 
 def set_fsdp_functions(
     fsdp2_caller: Callable[[], tuple[int, str, int, str]], why_fsdp1_is_exact: Callable[[Tensor], str]
 ) -> None: ...
+def set_weights_caller(caller: Callable[[], tuple[int, str]]) -> None: ...
+def forget_weights_of(owner: int) -> None: ...
+def encode_weights(before: Tensor, after: Tensor) -> Tensor: ...
+def decode_weights(packet: Tensor, weights: Tensor) -> None: ...
 def push_unit(name: str, layout: int, exact: str) -> None: ...
 def pop_unit() -> None: ...
 def name_parameter(parameter: Tensor, name: str, layout: int, exact: str) -> None: ...

@@ -1,6 +1,6 @@
 """A torch.distributed backend that compresses only what crosses between nodes.
 
-``dist.init_process_group("isthmus")`` is all it takes: ``import torch`` registers the backend through the entry point
+``dist.init_process_group("isthmus")`` is enough: ``import torch`` registers the backend through the entry point
 ``torch.backends``, and so does ``import isthmus``. Neither loads the native module; the first process group does.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 
 def _autoload() -> None:
-    """Register the backend. Torch calls this at the end of its own import: it must stand above whatever needs torch."""
+    """Register the backend. Torch calls this at the end of its own import: it must stand above imports of torch."""
     from isthmus.group.register import register
 
     register()

@@ -1,4 +1,4 @@
-"""Which backend of Isthmus a process group has."""
+"""Finds the backend of a process group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def isthmus_backend(group: dist.ProcessGroup) -> _C.Backend | None:
-    """Return the backend of `group` that is of Isthmus, for whichever devices; None if there is none."""
+    """Return the Isthmus backend of `group`, for any device; None if there is none."""
     core = native.load()
     for device in group._device_types:
         backend = group._get_backend(device)

@@ -1,4 +1,4 @@
-"""Ranks that meet at a store, and Gloo's backends over some of them."""
+"""Gloo backends over the ranks that meet at a store."""
 
 from __future__ import annotations
 

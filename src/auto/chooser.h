@@ -1,5 +1,5 @@
-// Which path and which codec pay for a unit. Pure: what is decided depends on the arguments alone, so that ranks with
-// equal measurements decide alike. The model and its sources: docs/auto.md.
+// Which path and which codec pay for a unit. Pure functions: decisions depend on the arguments alone, so that ranks
+// with equal measurements decide alike. The model and its sources: docs/auto.md.
 #pragma once
 
 #include <compare>
@@ -15,7 +15,7 @@
 
 namespace isthmus {
 
-// How long an operation takes that moves so many bytes.
+// The time of an operation by the bytes that it moves.
 struct Speed {
   double latency_s = 0;
   double bytes_per_s = 0;  // 0: unknown
@@ -41,7 +41,7 @@ struct CodecSpeed {
   bool known() const { return encode_elements_per_s > 0 && decode_elements_per_s > 0; }
 };
 
-// What auto chooses from: its place in candidates().
+// A choice of auto: its place in candidates().
 struct Candidate {
   static const Candidate kWorld;  // the world backend
   static const Candidate kNone;   // exact in two tiers
@@ -53,7 +53,7 @@ struct Candidate {
 inline constexpr Candidate Candidate::kWorld{0};
 inline constexpr Candidate Candidate::kNone{1};
 
-// The world backend, then what each codec of the registry offers: from exact to the largest error.
+// The world backend, then the candidates of each codec of the registry: from exact to the largest error.
 const std::vector<Candidate>& candidates();
 constexpr bool is_exact(Candidate candidate) { return candidate <= Candidate::kNone; }
 std::string to_string(Candidate candidate);  // "quant 4 bit"
@@ -82,7 +82,7 @@ struct UnitFacts {
   Collective collective = Collective::kReduceScatter;
   int num_nodes = 2;
   int ranks_per_node = 1;
-  std::optional<Candidate> current;  // what was chosen before
+  std::optional<Candidate> current;  // the previous choice
 };
 
 struct Choice {
@@ -114,14 +114,14 @@ Choice choose(const Measurements& measured, const UnitFacts& unit, const Options
 // Codec quant with bits=0: the fewest bits that keep to the budget, however fast; none where none do.
 Choice choose_width(const ByCandidate<std::optional<double>>& errors, const Options& options);
 
-// What must be saved of the time that is seen: by a choice with more error over one with less, by a lossy one over an
-// exact one, and by another one over the current one. A third of what an exact FSDP step sends are gradients: 6% of
+// The share of the visible time that must be saved: by a choice with more error over one with less, by a lossy one over
+// an exact one, and by a new one over the current one. A third of the bytes of an exact FSDP step are gradients: 6% of
 // their reductions are 2% of a step.
 inline constexpr double kWorthwhile = .02;
 inline constexpr double kWorthLosing = .06;
 inline constexpr double kWorthChanging = .05;
-// What the world backend must save over two tiers, exact or not. It is measured while nothing else runs, and slows down
-// more than they do beside compute: docs/auto.md, "What it chooses from".
+// The share that the world backend must save over two tiers, exact or not. It is measured while nothing else runs, and
+// slows down more than they do beside compute: docs/auto.md, "What it chooses from".
 inline constexpr double kWorthLeavingTiers = .2;
 
 }  // namespace isthmus

@@ -1,4 +1,4 @@
-// What a communicator knows of one unit whose codec it chooses.
+// Measurements of one unit whose codec a communicator chooses.
 #pragma once
 
 #include <limits>
@@ -14,19 +14,18 @@ struct UnitChoice {
 
   Choice choice;
   ByCandidate<std::optional<double>> errors;  // measured
-  // Of a reduction: what hides behind compute. Known once some of one was seen: of what hides altogether, who knows how
-  // much more would.
+  // The time of a reduction that hides behind compute. Known once a part of a reduction was visible: one that hides as
+  // a whole does not show how much longer it could be.
   double hidden_s = 0;
   bool hidden_is_known = false;
   // Up to the last decision.
   double given_squares = 0;
   double dropped_squares = 0;
-  double least_seconds = kUnknownSeconds;  // of a reduction since then; on a GPU nobody knows
-  double seconds_over_model =
-      0;  // what a reduction took over what the model says; 0: not known since links were probed
+  double least_seconds = kUnknownSeconds;  // of a reduction since then; not known on a GPU
+  double seconds_over_model = 0;  // measured time of a reduction over the model's; 0: not known since links were probed
 };
 
-// What it knows of its group. Equal on all ranks.
+// Measurements of the group. Equal on all ranks.
 struct GroupMeasurements {
   std::optional<LinkSpeeds> links;
   std::map<DataType, ByCandidate<CodecSpeed>> codecs;

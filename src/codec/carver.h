@@ -1,4 +1,4 @@
-// Scratch memory of a device, which somebody else allocates.
+// Layout of a device's scratch memory, which the caller allocates.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace isthmus {
 
-// Cuts scratch memory into arrays. Without memory it only adds up what is needed.
+// Cuts scratch memory into arrays. Without memory it only adds up the bytes needed.
 class Carver {
  public:
   explicit Carver(void* memory) : memory_(static_cast<std::byte*>(memory)) {}
@@ -17,7 +17,7 @@ class Carver {
     bytes_ += count * static_cast<int64_t>(sizeof(T));
     return array;
   }
-  // What comes next begins at a multiple of 64 bytes.
+  // The next array begins at a multiple of 64 bytes.
   void align() { bytes_ = (bytes_ + 63) / 64 * 64; }
   int64_t bytes() const { return bytes_; }
 

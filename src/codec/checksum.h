@@ -11,9 +11,8 @@
 
 namespace isthmus {
 
-// Of 64-bit words, in chains that do not wait for each other: eight at a time here, thousands on a GPU. A step is one
-// to one in the chain and in the word, and so is the end in every chain: damage to one word, whatever it is, always
-// shows.
+// Over 64-bit words, in independent chains: eight at a time here, thousands on a GPU. A step is one to one in the chain
+// and in the word, and so is the end of a chain: any damage to one word changes the checksum.
 class Checksum {
  public:
   // The checksum of a packet is the sum of those of its parts, if each but the first begins with a segment.
@@ -24,8 +23,7 @@ class Checksum {
     add(data, num_bytes, [](int64_t) {});
   }
 
-  // The same, and calls use_row(offset) for each 64 bytes of it: what that does with memory goes on while chains are
-  // computed, and what it waits for is hidden behind them.
+  // As add(), and calls use_row(offset) for each 64 bytes: its memory accesses overlap with the chains' arithmetic.
   template <typename UseRow>
   void add(const void* data, int64_t num_bytes, const UseRow& use_row) {
     const auto* bytes = static_cast<const std::byte*>(data);
@@ -61,7 +59,7 @@ class Checksum {
   // Bytes of one segment.
   template <typename UseRow>
   void add_part(const std::byte* bytes, int64_t num_bytes, const UseRow& use_row) {
-    Chains chains = chains_;  // in registers: `bytes` may alias this object, for all it is known
+    Chains chains = chains_;  // in registers: the compiler must assume that `bytes` aliases this object
     segment_bytes_ += num_bytes;
     int64_t offset = 0;
     for (; num_bytes - offset >= kernels::kChecksumRowBytes; offset += kernels::kChecksumRowBytes) {

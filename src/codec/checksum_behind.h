@@ -11,11 +11,11 @@
 
 namespace isthmus {
 
-// Follows whoever writes or reads the body, so that its bytes are still in the cache. Segments of the checksum have no
-// order: those that lie in the body as a whole are taken as they come, and what is before them at the end.
+// Follows the code that writes or reads the body, so that its bytes are still in the cache. Segments of the checksum
+// have no order: those entirely inside the body are added as they come, and the bytes before them at the end.
 class ChecksumBehind {
  public:
-  // packet: a header of 48 bytes, and what the checksum is of, which ends at `end`. The body begins at `body`. Both are
+  // packet: a header of 48 bytes, then the bytes of the checksum up to `end`. The body begins at `body`. Both are
   // offsets in bytes.
   ChecksumBehind(const std::byte* packet, int64_t body, int64_t end)
       : first_segment_(divide_up(body - kBegin, kernels::kChecksumSegmentBytes)),

@@ -9,14 +9,14 @@
 
 namespace isthmus {
 
-// The arguments of Codec::encode(). The job reads unit and step from context.on_device when it runs, and holds all else
+// The arguments of Codec::encode(). The job reads unit and step from context.on_device when it runs; it holds the rest
 // of the packet's header, with segment and sender.
 struct DeviceEncode {
   ConstBuffer piece;
   Buffer residual;  // empty where the codec keeps none
   Buffer packet;
   PacketContext context;
-  kernels::DeviceCounts* counts = nullptr;  // what the codec finds out is added here
+  kernels::DeviceCounts* counts = nullptr;  // the codec adds its counts here
   Buffer scratch;                           // contents do not matter
 };
 

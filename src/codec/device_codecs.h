@@ -18,16 +18,16 @@ class DeviceLauncher {
   virtual void run(const kernels::Job& job, Stream stream) = 0;
 };
 
-// What the codecs of one device share.
+// Shared by the codecs of one device.
 struct PassesOfDevice {
   DeviceLauncher& launcher;
   kernels::DeviceCounts* counts;
   kernels::DeviceFault* fault;
 };
 
-// As make_codec(), for buffers of the launcher's device, of which `counts` and `fault` are words; the codec refers to
+// As make_codec(), for buffers of the launcher's device, whose memory holds `counts` and `fault`; the codec refers to
 // all three. It reads unit and step from PacketContext::on_device, takes scratch memory from its Workspace, and keeps
-// nothing: so several jobs of one codec may be under way, each in scratch memory of its own.
+// no state: so several jobs of one codec may be under way, each in scratch memory of its own.
 //
 // encode() returns what the host can count; the device adds the rest to `counts`. decode_sum() returns at
 // once and throws no PacketError: faults of packets are written to `fault` (throw_if_reported()).

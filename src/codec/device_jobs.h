@@ -1,4 +1,4 @@
-// How the codecs of a device make jobs: what is the same for all of them.
+// The common part of how codecs of a device make jobs.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,15 @@ struct Alignment {
 // Throws Error where the memory is too small, or does not begin at a multiple of `alignment` bytes.
 void check_device_memory(const char* codec, const char* what, ConstBuffer buffer, int64_t needed, uintptr_t alignment);
 
-// The piece as check_<codec>_piece() of the CPU wants it: devices take 16-bit floating types, too, as their values in
-// float32.
+// The piece as check_<codec>_piece() of the CPU requires it: devices also accept 16-bit floating types, as float32
+// values.
 ConstBuffer widened(ConstBuffer piece);
 
-// Fill in what the arguments say, but for the residual.
+// Fill in the arguments, except for the residual.
 void add_arguments(kernels::EncodeJobBase& job, const DeviceEncode& encode);
 void add_arguments(kernels::DecodeJobBase& job, const DeviceDecode& decode);
 
-// Take from scratch memory what jobs of all codecs need.
+// Carve out the scratch memory that jobs of all codecs need.
 void carve_shared(Carver& carver, kernels::EncodeJobBase& job);
 void carve_shared(Carver& carver, kernels::DecodeJobBase& job);
 
@@ -36,11 +36,11 @@ void carve_shared(Carver& carver, kernels::DecodeJobBase& job);
 //   static constexpr const char* kName
 //   static constexpr Alignment kAlignment
 //   bool keeps_residual() const
-//   EncodeJob plan_encode(int64_t num_elements, PacketContext) const    all that follows from these, but for memory;
+//   EncodeJob plan_encode(int64_t num_elements, PacketContext) const    all that follows from these, except for memory;
 //   DecodeJob plan_decode(const DecodeSize&, PacketContext) const       at least header and packet_bytes
 //   void check(const DeviceEncode&, int64_t packet_bytes) const         throw Error for wrong types and sizes
 //   void check(const DeviceDecode&, int64_t packet_bytes) const
-//   static void carve(Carver&, EncodeJob&)                              what else it needs of scratch memory
+//   static void carve(Carver&, EncodeJob&)                              the codec's own scratch memory
 //   static void carve(Carver&, DecodeJob&)
 template <typename Maker>
 class DeviceJobs {

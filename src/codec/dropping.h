@@ -1,4 +1,4 @@
-// What codecs have in common that drop all but a share of the elements: tagc and sparse.
+// Common to codecs that drop all but a share of the elements: tagc and sparse.
 #pragma once
 
 #include <cmath>
@@ -8,13 +8,13 @@
 
 namespace isthmus {
 
-// What is kept has at least the mean square of what is not, so that no more is lost, whatever the values.
+// A bound for all values: kept elements have at least the mean square of the dropped ones.
 inline double error_of_dropping(const Options& options) { return options.sparsity; }
 
 inline double bits_of_value(const std::string& type) { return type == "fp32" ? 32 : type == "int8" ? 8 : 16; }
 
-// Over ramp_steps: kept shares from a quarter down to what is asked for, in equal ratios, as in Lin et al., "Deep
-// Gradient Compression", ICLR 2018, section 3.3. None where as much is kept at the end.
+// Over ramp_steps: kept shares from a quarter down to the requested one, in equal ratios, as in Lin et al., "Deep
+// Gradient Compression", ICLR 2018, section 3.3. None where a quarter or more is kept at the end.
 inline constexpr double kFirstKeptShare = .25;
 inline constexpr int kDroppingStages = 4;
 

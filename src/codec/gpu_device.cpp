@@ -1,6 +1,7 @@
 #include "codec/gpu_device.h"
 
 #include "codec/squared_error.h"
+#include "codec/weights/weight_coder.h"
 
 namespace isthmus {
 
@@ -24,6 +25,10 @@ std::unique_ptr<Codec> GpuDevice::make_codec(const std::string& name, const Opti
                                              int ranks_per_node) {
   const PassesOfDevice here = passes();
   return make_device_codec(name, options, wire_dtype, ranks_per_node, here.launcher, here.counts, here.fault);
+}
+
+std::unique_ptr<WeightCoder> GpuDevice::make_weight_coder() {
+  return std::make_unique<WeightCoder>(passes().launcher, [this](int64_t bytes) { return allocate_mapped(bytes); });
 }
 
 DeviceCodecCounts GpuDevice::codec_counts() {

@@ -1,6 +1,7 @@
 // The common part of devices whose codecs are passes on streams.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -18,6 +19,7 @@ class GpuDevice : public Device {
   int64_t squared_error_scratch_bytes() const override;
   std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
                                     int ranks_per_node) override;
+  std::unique_ptr<WeightCoder> make_weight_coder() override;
   DataType piece_dtype(DataType dtype) const override { return dtype; }
   DeviceCodecCounts codec_counts() override;
   // The device's words only ever grow: this does not interfere with encodings that are under way, or in a graph.
@@ -25,7 +27,9 @@ class GpuDevice : public Device {
 
  private:
   virtual PassesOfDevice passes() = 0;
-  // What the device's codecs have counted by now. Called by one thread at a time.
+  // Memory of the host that the device reads and writes at the same address; zeros.
+  virtual std::shared_ptr<std::byte> allocate_mapped(int64_t bytes) = 0;
+  // The present counts of the device's codecs. Called by one thread at a time.
   virtual kernels::DeviceCounts read_counts() = 0;
 
   std::mutex counts_mutex_;  // guards what follows, and read_counts()

@@ -18,7 +18,7 @@ namespace isthmus {
 //   int64_t decode_scratch_bytes(const DecodeSize&) const
 //   EncodeJob encode_job(const DeviceEncode&) const      both throw Error for wrong types and sizes
 //   DecodeJob decode_job(const DeviceDecode&) const
-//   CodecCounts known_counts(int64_t num_elements) const     what encode() counts without asking the device
+//   CodecCounts known_counts(int64_t num_elements) const     counts of encode() that need no answer of the device
 //
 // where both jobs are alternatives of kernels::Job.
 template <typename JobMaker>

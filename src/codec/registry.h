@@ -1,4 +1,4 @@
-// The registry of codecs as the rest of the core asks it. See isthmus/codec_type.h.
+// The registry of codecs, for the rest of the core. See isthmus/codec_type.h.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace isthmus {
 const CodecType* codec_or_null(const std::string& name);
 const CodecType* codec_or_null(CodecId id);
 
-// By id, which is how texts list them.
+// By id, the order in which texts list them.
 std::vector<const CodecType*> codec_types_by_id();
 
 // {"a", "b", "c"} -> "a, b or c".

@@ -9,7 +9,7 @@ namespace isthmus {
 
 inline constexpr int64_t kSquaredErrorScratchBytes = kernels::kSquaredErrorParts * sizeof(kernels::SquaresOf);
 
-// totals: `error`, where the device finds it. Throws Error for wrong types and sizes.
+// totals: `error`, at its address on the device. Throws Error for wrong types and sizes.
 inline kernels::SquaredErrorJob make_squared_error_job(ConstBuffer given, ConstBuffer decoded, SquaredError* totals,
                                                        Buffer scratch) {
   ISTHMUS_CHECK(Error, given.dtype == DataType::kFloat32 && decoded.dtype == DataType::kFloat32,

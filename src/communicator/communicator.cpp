@@ -9,7 +9,9 @@
 #include <utility>
 
 #include "communicator/path/flat_path.h"
+#include "communicator/path/gpu_weight_crossing.h"
 #include "communicator/path/two_tier_path.h"
+#include "communicator/path/weight_crossing.h"
 #include "communicator/plan/codec_chooser.h"
 #include "communicator/plan/reduction_planner.h"
 #include "communicator/run.h"
@@ -17,10 +19,13 @@
 #include "communicator/statistics.h"
 #include "communicator/tier_set.h"
 #include "communicator/units/planned_unit_states.h"
+#include "communicator/units/weight_replicas.h"
 #include "isthmus/error.h"
 
 namespace isthmus {
 namespace {
+
+constexpr const char* kAboveMaxUnits = "more than max_units units";
 
 bool is_flat(const Options& options) { return options.tiers == "flat"; }
 
@@ -81,7 +86,7 @@ void check_all_gather(int num_ranks, ConstBuffer shard, ConstBuffer gathered) {
 
 }  // namespace
 
-// What a communicator is made of. Runs a collective: failure, phase and traffic are handled here.
+// The parts of a communicator. Runs collectives, and handles failure, phase and traffic.
 struct Communicator::Parts {
   Parts(NodeMap map, int rank, Tiers given_tiers, Options given_options, std::shared_ptr<Device> given_device)
       : device(std::move(given_device)),
@@ -92,15 +97,31 @@ struct Communicator::Parts {
         chooser(tiers, *device, options, phase),
         planner(tiers, *device, options, chooser),
         units(tiers, *device, planner, statistics),
+        replicas(*device, options.max_units),
+        weight_crossing(tiers, options),
         reduction_scratch(*device),
-        gather_scratch(device->is_host() ? nullptr : std::make_unique<ScratchInTurns>(*device)) {}
+        gather_scratch(device->is_host() ? nullptr : std::make_unique<ScratchInTurns>(*device)),
+        gpu_weight_crossing(device->is_host() || tiers.num_nodes() == 1 || !tiers.has_host_inter()
+                                ? nullptr
+                                : std::make_unique<GpuWeightCrossing>(tiers, options, *device, statistics,
+                                                                      [this](const std::string& reason) {
+                                                                        phase = "decode weights";
+                                                                        fail(reason);
+                                                                      })) {}
 
   // body(run) enqueues the work of the collective, and returns the plan if it is a reduction.
+  // weights: whose are gathered; null: nobody's.
   template <typename Body>
-  EventPtr run(Collective collective, Stream caller, const Body& body);
-  // A reduction: reduce(run, plan) enqueues what there is to do.
+  EventPtr run(Collective collective, Stream caller, const Body& body, const UnitKey* weights = nullptr);
+  // A reduction: reduce(run, plan) enqueues its work.
   template <typename Reduce>
   EventPtr run_reduction(const UnitKey& unit, double scale, const char* why_exact, Stream caller, const Reduce& reduce);
+  // Gathers the shards of this rank's rail, brought up to date, or the shard itself where there is no replica of them.
+  void gather_weights(Run& run, ConstBuffer shard, Buffer gathered, const UnitKey& unit);
+  // The shards of the rail; empty: there is no replica.
+  ConstBuffer cross_on_cpu(Run& run, ConstBuffer shard, const UnitKey& unit);
+  // Null: there is no replica, and the shard crosses whole.
+  Replica* cross_on_gpu(Run& run, ConstBuffer shard, const UnitKey& unit);
   void throw_if_faulted();
   void fail(const std::string& reason);
   MemoryUse memory() const;
@@ -114,15 +135,20 @@ struct Communicator::Parts {
   CodecChooser chooser;
   ReductionPlanner planner;
   PlannedUnitStates units;
+  WeightReplicas replicas;
+  WeightCrossing weight_crossing;
   ScratchInTurns reduction_scratch;
   const std::unique_ptr<ScratchInTurns> gather_scratch;  // on the CPU all use the former
 
   std::mutex mutex;     // guards what follows
   std::string failure;  // why the communicator is aborted; empty: it is not
+
+  // Null on the CPU, within one node, and without a tier for the host. Its thread uses all of the above.
+  const std::unique_ptr<GpuWeightCrossing> gpu_weight_crossing;
 };
 
 template <typename Body>
-EventPtr Communicator::Parts::run(Collective collective, Stream caller, const Body& body) {
+EventPtr Communicator::Parts::run(Collective collective, Stream caller, const Body& body, const UnitKey* weights) {
   throw_if_faulted();
   const Traffic intra = tiers.intra_traffic();
   const Traffic inter = tiers.inter_traffic();
@@ -140,7 +166,7 @@ EventPtr Communicator::Parts::run(Collective collective, Stream caller, const Bo
     run.counters.intra = tiers.intra_traffic() - intra;
     run.counters.inter = tiers.inter_traffic() - inter;
     run.counters.flat = tiers.flat_traffic() - flat;
-    statistics.record(run, plan ? &*plan : nullptr, memory());
+    statistics.record(run, plan ? &*plan : nullptr, weights, memory());
     if (plan) {
       CodecChooser::observe(*plan, run.counters);
     }
@@ -167,6 +193,68 @@ EventPtr Communicator::Parts::run_reduction(const UnitKey& unit, double scale, c
     planner.finish(plan);
     return plan;
   });
+}
+
+void Communicator::Parts::gather_weights(Run& run, ConstBuffer shard, Buffer gathered, const UnitKey& unit) {
+  if (tiers.num_nodes() == 1) {
+    path->all_gather(run, shard, gathered);
+    return;
+  }
+  run.weights.gathers = 1;
+  if (device->is_host()) {
+    path->all_gather(run, shard, gathered, cross_on_cpu(run, shard, unit));
+    return;
+  }
+  Replica* const replica = cross_on_gpu(run, shard, unit);
+  path->all_gather(run, shard, gathered, replica != nullptr ? replica->shards : Buffer{});
+  if (replica != nullptr) {
+    GpuWeightCrossing::finish(run, *replica);
+  }
+}
+
+ConstBuffer Communicator::Parts::cross_on_cpu(Run& run, ConstBuffer shard, const UnitKey& unit) {
+  // Measuring is collective: a rank without room for the unit takes part.
+  std::optional<Speed> link;
+  if (options.codec == "auto") {
+    link = chooser.measure(DataType::kFloat32).links.inter;
+  }
+  const int64_t rail_elements = tiers.num_nodes() * shard.num_elements;
+  Replica* const replica = replicas.find_or_add(unit, rail_elements);
+  if (replica == nullptr) {  // perhaps on this rank alone: others may have dropped units
+    Replica none;
+    none.hash = unit.hash();
+    none.shards = run.take(rail_elements, shard.dtype);
+    weight_crossing.cross(run, shard, none, nullptr);
+    run.weights.whole = {{kAboveMaxUnits, 1}};
+    run.reason = "above max_units weights cross whole";
+    return none.shards;
+  }
+  run.as_differences = true;
+  weight_crossing.cross(run, shard, *replica, link && link->known() ? &*link : nullptr);
+  run.reason = replica->reason;
+  return replica->shards;
+}
+
+Replica* Communicator::Parts::cross_on_gpu(Run& run, ConstBuffer shard, const UnitKey& unit) {
+  const auto whole = [&](const char* reason) {
+    run.weights.whole[reason] = 1;
+    run.reason = reason;
+    return nullptr;
+  };
+  if (gpu_weight_crossing == nullptr) {
+    return whole("no tier for memory of the host");
+  }
+  // A graph would replay the sizes that packets had when it was captured.
+  if (device->capture(run.tail()) != 0) {
+    return whole("in a CUDA graph");
+  }
+  Replica* const replica = replicas.find_or_add(unit, tiers.num_nodes() * shard.num_elements);
+  if (replica == nullptr) {
+    return whole(kAboveMaxUnits);
+  }
+  run.as_differences = true;
+  gpu_weight_crossing->cross(run, shard, unit, *replica);
+  return replica;
 }
 
 void Communicator::Parts::throw_if_faulted() {
@@ -197,10 +285,13 @@ void Communicator::Parts::fail(const std::string& reason) {
     }
   }
   tiers.abort();
+  if (gpu_weight_crossing != nullptr) {
+    gpu_weight_crossing->release();
+  }
 }
 
 MemoryUse Communicator::Parts::memory() const {
-  return {planner.units().size(), planner.units().residual_bytes(),
+  return {planner.units().size(), planner.units().residual_bytes(), replicas.bytes(),
           reduction_scratch.bytes() + (gather_scratch != nullptr ? gather_scratch->bytes() : 0)};
 }
 
@@ -239,6 +330,20 @@ EventPtr Communicator::all_gather(ConstBuffer shard, Buffer gathered, Stream str
   });
 }
 
+EventPtr Communicator::gather_weights(ConstBuffer shard, Buffer gathered, const UnitKey& unit, Stream stream) {
+  check_all_gather(parts_->tiers.world_size(), shard, gathered);
+  check_unit(unit, Collective::kAllGather, gathered);
+  const auto body = [&](Run& run) -> std::optional<ReductionPlan> {
+    if (shard.num_elements > 0) {
+      parts_->gather_weights(run, shard, gathered, unit);
+    }
+    return std::nullopt;
+  };
+  return parts_->run(Collective::kAllGather, stream, body, &unit);
+}
+
+void Communicator::drop_weights(const std::string& name) { parts_->replicas.drop(name); }
+
 const char* Communicator::phase() const { return parts_->phase; }
 
 void Communicator::throw_if_faulted() { parts_->throw_if_faulted(); }
@@ -251,7 +356,12 @@ const UnitStates& Communicator::units() const { return parts_->units; }
 
 CodecChooser& Communicator::chooser() { return parts_->chooser; }
 
-Stats Communicator::stats() { return parts_->statistics.snapshot(); }
+Stats Communicator::stats() {
+  if (parts_->gpu_weight_crossing != nullptr) {
+    parts_->gpu_weight_crossing->look();
+  }
+  return parts_->statistics.snapshot();
+}
 
 void Communicator::reset_stats() { parts_->statistics.reset(); }
 

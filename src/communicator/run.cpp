@@ -81,7 +81,7 @@ Step::~Step() {
     try {
       run_.parts_.statistics.add_timing({begin_event_, run_.event(), run_.collective_, seconds_});
     } catch (const std::exception&) {
-      // The device has failed: the next call for it says so. What is lost is a time.
+      // The device has failed, which the next call reports. Only a timing is lost.
     }
   }
   run_.device().end_range();

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <string>
 
 #include "communicator/scratch.h"
 #include "communicator/statistics.h"
@@ -12,7 +13,7 @@
 
 namespace isthmus {
 
-// What the collectives of one communicator share, and each Run uses.
+// What all Runs of one communicator share.
 struct RunParts {
   Device& device;
   Statistics& statistics;
@@ -23,7 +24,7 @@ struct RunParts {
 // the stack of the thread that calls the collective.
 class Run {
  public:
-  // scratch: what the collective takes its memory from, from now on. timed: steps are timed on the device.
+  // scratch: the memory of the collective from now on. timed: steps are timed on the device.
   Run(const RunParts& parts, ScratchInTurns& scratch, Collective collective, Stream caller, bool timed);
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
@@ -34,26 +35,29 @@ class Run {
   Stream tail() const { return tail_; }
   void set_phase(const char* phase) { parts_.phase = phase; }
 
-  // What is enqueued from now on runs on `lane`, after what was enqueued before.
+  // Later work is enqueued on `lane`, behind the work enqueued so far.
   void enter(Lane lane);
-  // The same, after `event` alone.
+  // Later work is enqueued on `lane`, behind `event` alone.
   void enter_after(const EventPtr& event, Lane lane);
-  // Passes when what was enqueued until now is done.
+  // Passes when the work enqueued so far is done.
   EventPtr event() const;
   // The event of the whole collective. Called once, at its end.
   EventPtr end();
 
   // Uninitialised; valid until the collective after the next begins.
   Buffer take(int64_t num_elements, DataType dtype);
-  // Where a sum of shards is taken: in the shard itself if that has the accumulate type.
+  // The memory for a sum of shards: the shard itself if it has the accumulate type.
   Buffer sum_target(Buffer shard);
   Workspace workspace(int64_t scratch_bytes);
 
   // Of this collective: added to the statistics when it is done.
   CollectiveStats counters;
   CodecCounts codec_counts;
-  int64_t coded_elements = 0;  // of pieces that became packets for other nodes
-  int64_t packet_bytes = 0;    // of those packets
+  WeightStats weights;
+  bool as_differences = false;  // weights
+  std::string reason;           // of weights: why they crossed as they did; empty: the options say so
+  int64_t coded_elements = 0;   // of pieces that became packets for other nodes
+  int64_t packet_bytes = 0;     // of those packets
 
  private:
   friend class Step;
@@ -68,11 +72,11 @@ class Run {
   const bool timed_;
 };
 
-// One step of a collective: takes place on a lane, names the phase, and adds its time to `seconds`.
+// One step of a collective: runs on a lane, names the phase, and adds its time to `seconds`.
 class Step {
  public:
   Step(Run& run, const char* phase, Lane lane, double CollectiveStats::*seconds);
-  // Waits for `after` alone, and not for what was enqueued last.
+  // Waits for `after` alone, and not for the latest work.
   Step(Run& run, const char* phase, Lane lane, const EventPtr& after, double CollectiveStats::*seconds);
   ~Step();
   Step(const Step&) = delete;

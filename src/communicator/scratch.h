@@ -24,7 +24,7 @@ inline AlignedMemory allocate_aligned(int64_t bytes) {
   return AlignedMemory(new (std::align_val_t{kBufferAlignment}) std::byte[static_cast<size_t>(bytes)]);
 }
 
-// Hands out buffers of a device that live until reset(). It keeps the most that was ever taken between two resets, so
+// Hands out buffers of a device that live until reset(). Keeps the largest amount ever taken between two resets, so
 // that a steady state allocates nothing. Not thread-safe. The device outlives it.
 class Scratch {
  public:
@@ -34,7 +34,7 @@ class Scratch {
   Buffer take(int64_t num_elements, DataType dtype);
   // Every buffer that was taken becomes invalid.
   void reset();
-  // The same, but no memory is freed: what a graph has captured stays valid.
+  // As reset(), but frees no memory: pointers that a graph has captured stay valid.
   void rewind();
   int64_t bytes() const;
 
@@ -64,8 +64,8 @@ class ScratchInTurns {
  public:
   explicit ScratchInTurns(Device& device);
 
-  // For an operation on `caller`, or of the graph that is being captured there: those have parts of their own, which
-  // all graphs share. Buffers of the part's last use become invalid.
+  // The part for an operation on `caller`. While a graph is captured there it is one of the parts that all graphs
+  // share. Buffers of the part's last use become invalid.
   ScratchPart& next(Stream caller);
   int64_t bytes() const;
 

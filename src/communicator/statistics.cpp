@@ -8,7 +8,7 @@
 
 namespace isthmus {
 
-void Statistics::record(const Run& run, const ReductionPlan* plan, const MemoryUse& memory) {
+void Statistics::record(const Run& run, const ReductionPlan* plan, const UnitKey* weights, const MemoryUse& memory) {
   const std::lock_guard lock(mutex_);
   stats_.collectives[static_cast<size_t>(run.collective())] += run.counters;
   stats_.codec += run.codec_counts;
@@ -21,31 +21,65 @@ void Statistics::record(const Run& run, const ReductionPlan* plan, const MemoryU
     }
     record_unit(run, *plan);
   }
+  stats_.weights += run.weights;
+  if (UnitRecord* record = weights == nullptr ? nullptr : record_of(run, *weights); record != nullptr) {
+    record->stats.codec = run.as_differences ? "delta" : "none";
+    record->stats.reason = run.reason;
+  }
   stats_.num_units = memory.num_units;
   stats_.residual_bytes = memory.residual_bytes;
+  stats_.weights.replica_bytes = memory.replica_bytes;
   stats_.scratch_bytes = memory.scratch_bytes;
   add_timings();
 }
 
-void Statistics::record_unit(const Run& run, const ReductionPlan& plan) {
-  const uint64_t hash = plan.key->hash();
+Statistics::UnitRecord* Statistics::find_or_add_record(const UnitKey& key) {
+  const uint64_t hash = key.hash();
   const auto found = unit_records_.find(hash);
-  if (found == unit_records_.end() && static_cast<int64_t>(unit_records_.size()) >= max_units_) {
-    return;
+  if (found == unit_records_.end() && static_cast<int64_t>(unit_records_.size()) >= 2 * max_units_) {
+    return nullptr;
   }
   UnitRecord& record = unit_records_[hash];
-  UnitStats& stats = record.stats;
-  stats.name = plan.key->name;
-  stats.collective = plan.key->collective;
-  stats.num_elements = plan.key->num_elements;
+  record.stats.name = key.name;
+  record.stats.collective = key.collective;
+  record.stats.num_elements = key.num_elements;
+  return &record;
+}
+
+Statistics::UnitRecord* Statistics::record_of(const Run& run, const UnitKey& key) {
+  UnitRecord* const record = find_or_add_record(key);
+  if (record != nullptr) {
+    ++record->stats.calls;
+    record->stats.unchanged_calls += run.weights.unchanged;
+    record->stats.coded_elements += run.coded_elements;
+    record->stats.packet_bytes += run.packet_bytes;
+  }
+  return record;
+}
+
+void Statistics::record_unit(const Run& run, const ReductionPlan& plan) {
+  UnitRecord* const record = record_of(run, *plan.key);
+  if (record == nullptr) {
+    return;
+  }
+  UnitStats& stats = record->stats;
   stats.codec = plan.codec->name();
   stats.settings = plan.unit != nullptr ? plan.unit->settings.codec_settings() : "";
   stats.reason = plan.reason();
-  ++stats.calls;
-  stats.coded_elements += run.coded_elements;
-  stats.packet_bytes += run.packet_bytes;
   if (plan.unit != nullptr && plan.unit->error != nullptr) {
-    record.error = plan.unit->error;
+    record->error = plan.unit->error;
+  }
+}
+
+void Statistics::add_crossing(const UnitKey& unit, const WeightStats& weights, int64_t coded_elements,
+                              int64_t packet_bytes, Traffic carried) {
+  const std::lock_guard lock(mutex_);
+  stats_.collectives[static_cast<size_t>(Collective::kAllGather)].inter += carried;
+  stats_.weights += weights;
+  if (UnitRecord* const record = find_or_add_record(unit); record != nullptr) {
+    record->stats.unchanged_calls += weights.unchanged;
+    record->stats.coded_elements += coded_elements;
+    record->stats.packet_bytes += packet_bytes;
   }
 }
 
@@ -54,7 +88,7 @@ void Statistics::add_timing(Timing timing) {
   timings_.push_back(std::move(timing));
 }
 
-// Adds the timings that are known by now. Steps end in another order than they began where they are on several lanes.
+// Adds the timings whose events have passed. Steps on several lanes may end in another order than they began.
 void Statistics::add_timings() {
   const auto is_known = [this](const Timing& timing) {
     const std::optional<double> seconds = device_.seconds_between(timing.begin, timing.end);
@@ -106,6 +140,7 @@ void Statistics::reset() {
   fresh.num_units = stats_.num_units;
   fresh.residual_bytes = stats_.residual_bytes;
   fresh.scratch_bytes = stats_.scratch_bytes;
+  fresh.weights.replica_bytes = stats_.weights.replica_bytes;
   stats_ = std::move(fresh);
   for (auto& [hash, record] : unit_records_) {
     record.stats = {};

@@ -11,8 +11,8 @@
 
 namespace isthmus {
 
-// Where a rank sits, and the transports that it has there. Where gathers have no tiers of their own, they use those of
-// reductions. Immutable; what it refers to is as safe to use from several threads as each Transport says.
+// A rank's place in the node map, and its transports. Gathers without tiers of their own use those of reductions.
+// Immutable; each Transport says which of its methods several threads may call.
 class TierSet {
  public:
   // with_flat: there must be a tier of all ranks. Throws OptionError or Error if the tiers do not fit the map.
@@ -31,13 +31,15 @@ class TierSet {
   Transport& flat() const { return *tiers_.flat; }
   Transport& gather_intra() const { return tiers_.gather_intra ? *tiers_.gather_intra : intra(); }
   Transport& gather_inter() const { return tiers_.gather_inter ? *tiers_.gather_inter : inter(); }
+  Transport& host_inter() const { return *tiers_.host_inter; }
+  bool has_host_inter() const { return tiers_.host_inter != nullptr; }
   // The operations of one tier are all on one lane.
   Lane gather_intra_lane() const { return tiers_.gather_intra ? Lane::kGatherIntra : Lane::kIntra; }
   Lane gather_inter_lane() const { return tiers_.gather_inter ? Lane::kGatherInter : Lane::kInter; }
 
   // How pieces are summed within the node, and their type.
   SumType piece_type(const Device& device, DataType dtype) const;
-  // Elements of one rank's chunk of so many: what is not divisible is filled up with zeros.
+  // Elements of one rank's chunk, rounded up: the last chunk is padded with zeros.
   int64_t chunk_elements(int64_t num_elements) const { return (num_elements + world_size() - 1) / world_size(); }
 
   // Payload of this rank since its tiers were made, gathers included.
@@ -46,12 +48,12 @@ class TierSet {
   Traffic flat_traffic() const;
 
   void abort() const;
-  // Throws what a tier has failed with, if one has.
+  // Throws the failure of a tier, if one has failed.
   void throw_if_failed() const;
 
  private:
   void check(bool with_flat) const;
-  std::array<Transport*, 5> all() const;  // any may be null
+  std::array<Transport*, 6> all() const;  // any may be null
 
   const NodeMap map_;
   const int rank_;

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "codec/device_fault.h"
@@ -50,17 +51,29 @@ std::shared_ptr<void> allocate_device(int ordinal, int64_t bytes) {
           }};
 }
 
-// A T in the host's memory that the device can write.
-template <typename T>
-std::shared_ptr<T> allocate_mapped(int ordinal) {
+// Memory of the host that the device can read and write.
+std::shared_ptr<void> allocate_mapped_of_host(int ordinal, int64_t bytes) {
   const CurrentDevice current(ordinal);
   const AllowedInCapture allowed;
   void* memory = nullptr;
-  check_cuda(cudaHostAlloc(&memory, sizeof(T), cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc", ordinal);
-  return {new (memory) T, [](T* mapped) {
+  const cudaError_t result =
+      cudaHostAlloc(&memory, static_cast<size_t>(bytes), cudaHostAllocMapped | cudaHostAllocPortable);
+  if (result == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw std::bad_alloc();
+  }
+  check_cuda(result, "cudaHostAlloc", ordinal);
+  return {memory, [](void* freed) {
             const AllowedInCapture allowed_to_free;
-            cudaFreeHost(mapped);
+            cudaFreeHost(freed);
           }};
+}
+
+// A T there.
+template <typename T>
+std::shared_ptr<T> make_mapped(int ordinal) {
+  const std::shared_ptr<void> memory = allocate_mapped_of_host(ordinal, sizeof(T));
+  return {memory, new (memory.get()) T};
 }
 
 // Work between nodes has the highest priority: all ranks wait for it.
@@ -88,7 +101,7 @@ class SquaredErrors {
 
   std::shared_ptr<SquaredError> make() {
     if (num_used_ == kOfSlab) {
-      slabs_.push_back(allocate_mapped<Slab>(ordinal_));
+      slabs_.push_back(make_mapped<Slab>(ordinal_));
       num_used_ = 0;
     }
     return {slabs_.back(), &(*slabs_.back())[num_used_++]};
@@ -127,7 +140,7 @@ struct CudaDevice::Implementation {
 
   const int ordinal;
   const std::shared_ptr<CudaEventPool> events = std::make_shared<CudaEventPool>(ordinal, cudaEventDefault);
-  const std::shared_ptr<HostWords> host_words = allocate_mapped<HostWords>(ordinal);
+  const std::shared_ptr<HostWords> host_words = make_mapped<HostWords>(ordinal);
   SquaredErrors squared_errors{ordinal};
   const std::shared_ptr<void> device_words = allocate_device(ordinal, sizeof(DeviceWords));
   std::array<std::unique_ptr<LaneStream>, kNumLanes> lanes;
@@ -295,6 +308,24 @@ void CudaDevice::add_squared_error(ConstBuffer given, ConstBuffer decoded, const
 PassesOfDevice CudaDevice::passes() {
   DeviceWords* words = implementation_->words();
   return {implementation_->launcher, &words->counts, &words->fault};
+}
+
+// Freed when all work is done that may still look at it.
+std::shared_ptr<std::byte> CudaDevice::allocate_mapped(int64_t bytes) {
+  std::shared_ptr<void> memory = allocate_mapped_of_host(ordinal(), bytes);
+  auto* const begin = static_cast<std::byte*>(memory.get());
+  ISTHMUS_CHECK(Error, device_address(begin, ordinal()) == begin, name(),
+                ": mapped memory has other addresses there than on the host (no unified addressing)");
+  std::fill_n(begin, bytes, std::byte{});
+  return {begin, [number = ordinal(), kept = std::move(memory)](std::byte* /*freed*/) {
+            try {
+              const CurrentDevice current(number);
+              const AllowedInCapture allowed;
+              check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize", number);
+            } catch (const Error&) {
+              // the device has failed: nothing runs there any more
+            }
+          }};
 }
 
 void CudaDevice::set_context(DeviceContext* context, PacketContext value, Stream stream) {

@@ -16,8 +16,7 @@ namespace isthmus {
 // destroyed, so that allocators may be told of them; those between nodes have the highest priority.
 //
 // All but read(), write(), construction and destruction may happen while any thread captures a graph. A graph holds
-// what was enqueued, and no timings: an event that was recorded during a capture counts as done, and no seconds begin
-// or end there.
+// work and no timings: an event that was recorded during a capture counts as done, and has no time.
 class CudaDevice : public GpuDevice {
  public:
   // Throws Error where there is no such device, or CUDA does not work.
@@ -51,7 +50,7 @@ class CudaDevice : public GpuDevice {
   void multiply(Buffer values, double factor, Stream stream) override;
   void add(ConstBuffer values, Buffer sum, Stream stream) override;
 
-  // In mapped memory of the host, which stays at least as long as this device.
+  // In mapped memory of the host, which lives at least as long as this device.
   std::shared_ptr<SquaredError> make_squared_error() override;
   void add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
                          Workspace workspace) override;
@@ -68,7 +67,8 @@ class CudaDevice : public GpuDevice {
 
  private:
   PassesOfDevice passes() override;
-  // Copies the counts that the device has by now. Waits for that copy alone.
+  std::shared_ptr<std::byte> allocate_mapped(int64_t bytes) override;
+  // Copies the device's present counts. Waits for that copy alone.
   kernels::DeviceCounts read_counts() override;
 
   struct Implementation;

@@ -29,8 +29,8 @@ class OwnedStream {
   cudaStream_t stream_ = nullptr;
 };
 
-// The streams of lanes are never destroyed, they go to the next device: torch's allocator, once it was told of them
-// (record_stream), records events on them when the memory is freed, however late.
+// The streams of lanes are never destroyed but reused by the next device: torch's allocator, once told of them
+// (record_stream), records events on them when memory is freed, however late.
 struct LanePool {
   std::mutex mutex;
   std::map<std::pair<int, int>, std::vector<std::unique_ptr<OwnedStream>>> unused;  // by ordinal and priority

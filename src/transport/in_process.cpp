@@ -11,7 +11,7 @@
 namespace isthmus {
 namespace {
 
-enum class Kind : uint8_t { kReduceScatter, kAllToAll, kAllGather, kAllReduce };
+enum class Kind : uint8_t { kReduceScatter, kAllToAll, kAllGather, kAllGatherUneven, kAllReduce };
 
 const char* to_string(Kind kind) {
   switch (kind) {
@@ -21,6 +21,8 @@ const char* to_string(Kind kind) {
       return "all_to_all";
     case Kind::kAllGather:
       return "all_gather";
+    case Kind::kAllGatherUneven:
+      return "all_gather_uneven";
     case Kind::kAllReduce:
       return "all_reduce";
   }
@@ -38,8 +40,8 @@ struct Operation {
                                " elements of ", isthmus::to_string(in.dtype));
   }
   bool matches(const Operation& other) const {
-    return kind == other.kind && op == other.op && in.num_elements == other.in.num_elements &&
-           in.dtype == other.in.dtype;
+    const bool same_size = kind == Kind::kAllGatherUneven || in.num_elements == other.in.num_elements;
+    return kind == other.kind && op == other.op && same_size && in.dtype == other.in.dtype;
   }
 };
 
@@ -227,6 +229,23 @@ class InProcessHub::Endpoint final : public Transport {
     } else {
       count_sent_to_all(in.bytes());
     }
+    return std::make_unique<Done>();
+  }
+
+  HandlePtr all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream /*stream*/) override {
+    ISTHMUS_CHECK(Error, static_cast<int>(out.size()) == size(), "all_gather_uneven: ", out.size(), " buffers for ",
+                  size(), " ranks");
+    group_->meet(index_, {Kind::kAllGatherUneven, ReduceOp::kSum, in}, [&](const std::vector<ConstBuffer>& inputs) {
+      for (int peer = 0; peer < size(); ++peer) {
+        ISTHMUS_CHECK(TransportError, peer == index_ || inputs[peer].bytes() == out[peer].bytes(),
+                      "all_gather_uneven: ", inputs[peer].bytes(), " bytes of rank ", peer, " into ",
+                      out[peer].bytes());
+        if (peer != index_) {
+          convert(inputs[peer], out[peer]);
+        }
+      }
+    });
+    count_sent_to_all(in.bytes());
     return std::make_unique<Done>();
   }
 

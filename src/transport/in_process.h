@@ -15,19 +15,20 @@
 
 namespace isthmus {
 
-// Where the ranks of one process meet. Shared by all their threads; thread-safe. Transports keep what they need alive.
+// The meeting point of the ranks of one process. Shared by all their threads; thread-safe. Transports keep alive what
+// they need.
 //
-// Operations are a rendezvous: they block until all ranks of the tier have come. If some have not within `timeout`, all
-// that have (and any that come later) throw TransportError that names the missing. Ranks whose operation, type, size or
-// reduction differ make it throw on every rank, naming two that differ. Sums are taken in rank order.
+// Operations are a rendezvous: they block until all ranks of the tier have come. If ranks are missing after `timeout`,
+// all others (later ones included) throw TransportError that names the missing ranks. Ranks whose operation, type, size
+// or reduction differ make it throw on every rank, naming two that differ. Sums are taken in rank order.
 //
 // Traffic is counted as a network would carry it:
 // - tier with links of one kind (one node, or one rank a node): every rank sends straight to every other. With s ranks
 //   and parts of b bytes: all_to_all, reduce_scatter and all_gather (s-1) b of the input's type.
 // - other tiers (`flat`): reduce_scatter and all_gather run around the ring of ranks, so that only links to the next
 //   rank are used: (s-1) b to it. Partial sums travel in the accumulate type.
-// - all_reduce is the one and then the other; of n elements part p is [n p / s, n (p + 1) / s). Around the ring both
-//   carry the accumulate type.
+// - all_reduce is a reduce_scatter and an all_gather; of n elements part p is [n p / s, n (p + 1) / s). Around the ring
+//   both carry the accumulate type.
 class InProcessHub {
  public:
   explicit InProcessHub(std::vector<int> node_of_rank,
@@ -35,8 +36,8 @@ class InProcessHub {
   explicit InProcessHub(const NodeMap& map, std::chrono::milliseconds timeout = std::chrono::milliseconds(10000))
       : InProcessHub(map.node_of_rank(), timeout) {}
 
-  // Rank `ranks[index]`'s end of the tier `name` over the given global ranks, in this order. Ranks that name the same
-  // tier and the same ranks meet.
+  // The transport of rank `ranks[index]` in the tier `name` over the given global ranks, in this order. Ranks that give
+  // the same name and the same ranks meet.
   std::shared_ptr<Transport> transport(const std::string& name, const std::vector<int>& ranks, int index);
 
   // All tiers of one rank of `map`, whose world is that of this hub.

@@ -199,6 +199,13 @@ HandlePtr MessageTransport::all_gather(ConstBuffer in, Buffer out, Stream /*stre
       [=](int peer) { return out.part(peer, in.num_elements); });
 }
 
+HandlePtr MessageTransport::all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream /*stream*/) {
+  ISTHMUS_CHECK(Error, out.size() == global_ranks_.size(), tier_, " uneven all-gather into ", out.size(),
+                " buffers over ", size(), " ranks");
+  return std::make_unique<DirectExchange>(
+      *this, Operation::kAllGather, [=](int /*peer*/) { return in; }, [=](int peer) { return out[peer]; });
+}
+
 HandlePtr MessageTransport::all_reduce(Buffer data, ReduceOp op, Stream /*stream*/) {
   ISTHMUS_CHECK(Error, op == ReduceOp::kSum || data.dtype == DataType::kByte, tier_, " all-reduce: bitwise or of ",
                 to_string(data.dtype));

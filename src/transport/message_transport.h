@@ -26,7 +26,7 @@ const char* to_string(Operation operation);
 // if all ranks sent to all at once, a node's link would be overloaded, drop packets, and have to carry them again
 // (docs/scaling.md).
 //
-// In a tier that spans nodes with several ranks on each ("flat") data walks a ring, r to r + 1, so that in block
+// In a tier that spans nodes with several ranks on each ("flat") data goes around a ring, r to r + 1, so that in block
 // placement only one edge leaves each node. There sums are taken in the order of the ring, and partial sums travel in
 // the accumulate type. all_gather takes the ring in every tier that spans nodes. Operations around the ring, and
 // all_reduce, are done when the call returns.
@@ -37,6 +37,7 @@ class MessageTransport : public Transport {
   HandlePtr reduce_scatter(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_to_all(ConstBuffer in, Buffer out, Stream stream) override;
   HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) override;
+  HandlePtr all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream stream) override;
   HandlePtr all_reduce(Buffer data, ReduceOp op, Stream stream) override;
   Traffic traffic() const override;
 
@@ -44,7 +45,7 @@ class MessageTransport : public Transport {
   void set_deadline(Clock::time_point deadline) { deadline_ = deadline; }
 
   const std::string& tier() const { return tier_; }
-  int64_t scratch_bytes() const { return scratch_bytes_; }  // held for good. From any thread
+  int64_t scratch_bytes() const { return scratch_bytes_; }  // never freed. From any thread
 
  protected:
   // Messages that are under way together. All ranks of the tier start exchanges in the same order, which pairs them.

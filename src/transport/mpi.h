@@ -1,4 +1,4 @@
-// A tier over an MPI communicator. See isthmus/mpi.h for what is guaranteed.
+// A tier over an MPI communicator. See isthmus/mpi.h for its guarantees.
 #pragma once
 
 #include <mpi.h>

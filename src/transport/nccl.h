@@ -1,4 +1,4 @@
-// A tier over an NCCL communicator. See isthmus/nccl.h for what is guaranteed.
+// A tier over an NCCL communicator. See isthmus/nccl.h for its guarantees.
 #pragma once
 
 #include <nccl.h>
@@ -52,7 +52,7 @@ class NcclTransport final : public Transport {
   void check_open();
   void start_group();
   void finish_group();
-  // Groups are the thread's: left open, its other tiers would wait for their end.
+  // NCCL's groups belong to the thread: if one stays open, the thread's other tiers wait for its end.
   void close_groups();
   // Counts what goes to each other rank: bytes_to(peer).
   template <typename BytesTo>
@@ -66,8 +66,8 @@ class NcclTransport final : public Transport {
   ncclRedOp_t scaled_sum_ = ncclSum;  // of float16
   int group_depth_ = 0;
 
-  // Held by calls of NCCL, and from the begin of a group to its end. abort() waits for it, but not for long: they may
-  // be what it has to end.
+  // Held by calls of NCCL, and from the beginning of a group to its end. abort() waits for it for a limited time, since
+  // it may have to end just those calls.
   std::recursive_timed_mutex in_call_;
   std::unique_lock<std::recursive_timed_mutex> in_group_;
   std::atomic<bool> aborted_{false};

@@ -10,6 +10,7 @@
 #include "kernels/sparse/sequence.h"
 #include "kernels/tagc/sequence.h"
 #include "kernels/values/sequence.h"
+#include "kernels/weights/sequence.h"
 #include "tests/cpp/support/one_thread.h"
 
 namespace isthmus::fake_gpu {
@@ -42,6 +43,8 @@ template [[gnu::visibility("default")]] void cuda_run(const SparseEncodeJob& job
 template [[gnu::visibility("default")]] void cuda_run(const SparseDecodeJob& job, void* stream);
 template [[gnu::visibility("default")]] void cuda_run(const TagcEncodeJob& job, void* stream);
 template [[gnu::visibility("default")]] void cuda_run(const TagcDecodeJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const WeightEncodeJob& job, void* stream);
+template [[gnu::visibility("default")]] void cuda_run(const WeightDecodeJob& job, void* stream);
 
 void cuda_set_context(DeviceContext* context, DeviceContext value, void* stream) {
   const Executor executor(stream);

@@ -14,7 +14,7 @@
 
 enum event { EVENT_NONE, EVENT_PACKET, EVENT_BYTES, EVENT_CLOSE };
 
-static const char kMagic[] = "ISHM";
+static const char kMagics[][4] = {{'I', 'S', 'H', 'M'}, {'I', 'S', 'H', 'W'}};  // of gradients, of weights' headers
 enum { kMagicBytes = 4, kMostBuffers = 8 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -60,13 +60,17 @@ void interposer_kill_after_bytes(long bytes, double* when) { arm(EVENT_BYTES, by
 // It ends when it would close its nth socket.
 void interposer_kill_at_close(long nth, double* when) { arm(EVENT_CLOSE, nth, -1, 0, when); }
 
+static int is_packet(const char* data) {
+  return memcmp(data, kMagics[0], kMagicBytes) == 0 || memcmp(data, kMagics[1], kMagicBytes) == 0;
+}
+
 // A packet begins a buffer of its own. What the kernel did not take comes again: the same packet is counted once.
 static void look_for_packet(int fd, const struct iovec* buffers, int num_buffers) {
   const char* known = fd == last_packet_fd ? last_packet : NULL;
   last_packet = fd == last_packet_fd ? NULL : last_packet;
   for (int i = 0; i < num_buffers; ++i) {
     const char* data = buffers[i].iov_base;
-    if (buffers[i].iov_len < kMagicBytes || memcmp(data, kMagic, kMagicBytes) != 0) {
+    if (buffers[i].iov_len < kMagicBytes || !is_packet(data)) {
       continue;
     }
     last_packet = data;

@@ -15,6 +15,8 @@ NUM_ELEMENTS = 1 << 16
 # Enough for several messages of a ring, so that a rank can die in the middle.
 WORLD_ELEMENTS = 1 << 20
 LARGE_ELEMENTS = 1 << 23
+# Of a square layer, whose differences take more than 50 kB a rank.
+WEIGHTS_WIDTH = 512
 # Of 2 nodes with 2 ranks each: a float32 for each element of the half that the rank's rail sends across.
 LARGE_RESIDUAL_BYTES = LARGE_ELEMENTS // 2 // 2 * 4
 
@@ -104,6 +106,21 @@ def fsdp2_step() -> None:
     model = _fsdp2_model()
     model(torch.ones(4, 128)).sum().backward()
     model.zero_grad()
+
+
+@cache
+def _fsdp2_layer() -> nn.Module:
+    return fully_shard(nn.Linear(WEIGHTS_WIDTH, WEIGHTS_WIDTH, bias=False))
+
+
+def gather_weights() -> None:
+    """Forward pass of FSDP2's only unit, after a step that changed all weights."""
+    model = _fsdp2_layer()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.01)
+        model(torch.ones(4, WEIGHTS_WIDTH))
+    model.reshard()  # type: ignore[operator]
 
 
 def all_gather() -> None:

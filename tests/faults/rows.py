@@ -21,6 +21,7 @@ SKETCHED = {"ISTHMUS_CODEC": "tagc", "ISTHMUS_BLOCK_ELEMENTS": "256", "ISTHMUS_R
 QUANT = {"ISTHMUS_CODEC": "quant"}
 SPARSE = {"ISTHMUS_CODEC": "sparse"}
 FLAT = SKETCHED | {"ISTHMUS_TIERS": "flat"}
+DELTA = {"ISTHMUS_WEIGHTS": "delta"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ PLAIN_VALUES_BYTE = 48
 SCALES_BYTE, CODES_BYTE = 64, 64 + 256  # quant: of 128 groups
 FLAGS_BYTE, INDEX_BYTE, SKETCH_BYTE = 64, 128, 128 + 2048  # tagc
 COUNTS_BYTE, OFFSETS_BYTE, VALUES_BYTE = 48, 48 + 64, 48 + 64 + 208  # sparse: of 16 blocks with 13 elements each
+WEIGHTS_GATHER_BYTE = 16  # of the header that goes before a packet of weights
+CORRUPT_WEIGHTS = r"corrupt header of the weights of node 1"
 REFUSED = r"(corrupt packet: |packet with )"
 
 SILENT = r"No word from rank 3: dead, stopped, or not in a collective of this group"
@@ -53,6 +56,7 @@ REDUCTION = r"reduce-scatter #\d+ of 65536 x Float of unit blocks\.1 failed on r
 
 ALL_REDUCTION = r"all-reduce #\d+ of 65536 x Float of unit blocks\.1 failed on rank \d in phase "
 FSDP2_STEP = r"(reduce-scatter|all-gather) #\d+ of \d+ x Float( of unit \d)? failed on rank \d in phase "
+GATHER = r"all-gather #\d+ of 262144 x Float( of unit root)? failed on rank \d in phase "
 NO_PHASES = "an exact collective has no phases and no unit"
 GLOO_ENDS_IT = "Gloo ends a process that gets more than it expects: rank 3, which is silent then"
 NOBODY_ELSE = "without the store nobody else can be named"
@@ -124,11 +128,26 @@ ROWS = [
         injections.die_with_a_packet_encoded,
         (FSDP2_STEP, r"reduce-scatter #\d+ of 16512 x Float of unit 2", SILENT),
     ),
+    Row(
+        "killed between comparing weights and telling the others",
+        operations.gather_weights,
+        injections.die_with_a_packet_encoded,
+        (GATHER, SILENT),
+        settings=DELTA,
+    ),
+    Row(
+        "killed while it sends differences of weights",
+        operations.gather_weights,
+        injections.die_within_the_transfer(10_000),
+        (GATHER, SILENT),
+        settings=DELTA,
+    ),
     Row("killed in shutdown", operations.nothing, injections.die_while_disconnecting, ()),
     Row("leaves early", operations.reduce_scatter, injections.leave, (REDUCTION, SILENT)),
     Row("stopped in a compressed reduction", operations.reduce_scatter, injections.stop, (REDUCTION, SILENT)),
     Row("stopped in a compressed all-reduce", operations.gradient_all_reduce, injections.stop, (ALL_REDUCTION, SILENT)),
     Row("stopped in FSDP2's step", operations.fsdp2_step, injections.stop, (FSDP2_STEP, SILENT)),
+    Row("stopped in a gather of weights", operations.gather_weights, injections.stop, (GATHER, SILENT), settings=DELTA),
     Row(
         "stopped in an exact collective",
         operations.all_reduce,
@@ -256,6 +275,14 @@ ROWS = [
             ("the result of an all-reduce", operations.gradient_all_reduce, ALL_REDUCTION, 2, 2000, COMPRESSED),
             ("the result of an all-reduce, codec none", operations.gradient_all_reduce, ALL_REDUCTION, 2, 2000, PLAIN),
         )
+    ),
+    Row(
+        "flipped bit in a header of weights",
+        operations.gather_weights,
+        injections.flip(1, WEIGHTS_GATHER_BYTE),
+        (GATHER, CORRUPT_WEIGHTS),
+        faulty_expected=(GATHER, CORRUPT_WEIGHTS),
+        settings=DELTA,
     ),
     Row(
         "no memory for a residual",

@@ -90,7 +90,8 @@ def described(row: Row) -> str:
 
 def operation(row: Row) -> str:
     """Return the second cell of a row of the page."""
-    settings = [row.settings.get("ISTHMUS_CODEC", DEFAULT), *filter(None, [row.settings.get("ISTHMUS_TIERS")])]
+    others = [row.settings.get(f"ISTHMUS_{option}") for option in ("TIERS", "WEIGHTS")]
+    settings = [row.settings.get("ISTHMUS_CODEC", DEFAULT), *filter(None, others)]
     return f"{row.operation.__name__.replace('_', ' ')} ({', '.join(settings)})"
 
 

@@ -129,6 +129,14 @@ def options_seeds() -> Iterator[Seed]:
         yield Seed(rest=text.encode()).integer(field, 1).one_of(7, 32)
 
 
+def weights_seeds() -> Iterator[Seed]:
+    damage = itertools.cycle(edits())
+    for dtype in range(5):
+        for number, distance, is_noise in ((1, 1, 0), (17, 2, 0), (300, 3, 1), (20000, 2, 0), (39999, 4, 0)):
+            steering = Seed().one_of(dtype, 5).size(number, 40000).integer(dtype + number % 97, 2)
+            yield steering.one_of(distance, 6).one_of(is_noise, 2) + Seed().one_of(0, 2) + next(damage)
+
+
 SEEDS = {
     "header": header_seeds,
     "none": none_seeds,
@@ -137,6 +145,7 @@ SEEDS = {
     "sparse": sparse_seeds,
     "tagc": tagc_seeds,
     "tagc_flat": tagc_flat_seeds,
+    "weights": weights_seeds,
 }
 
 

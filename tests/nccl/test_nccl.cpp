@@ -282,7 +282,7 @@ TEST(Nccl, AnAbortInAGroupLeavesOtherTiersOfTheThreadUsable) {
   });
 }
 
-TEST(Nccl, RanksThatDoNotComeAreNotWaitedForForEver) {
+TEST(Nccl, WaitsForMissingRanksAreBounded) {
   const NodeMap map = NodeMap::parse("1x4", kRanks);
   const auto keep = [](void* /*data*/, int64_t /*num_bytes*/) {};
   EXPECT_EQ(error_of([&] { nccl_tiers(0, map, 0, keep, std::chrono::milliseconds(50)); }),

@@ -8,7 +8,8 @@ A `Family` is a way to wrap a model and to train it. It is run in these modes, e
   expected, and training follows the plain run as closely as the codec's error lets it;
 - prepared: as default, after `isthmus.prepare`;
 - backward: as default, with the option gradients="backward";
-- tagc, sparse and their like with "prepared": a codec with residuals in place of the default one.
+- tagc, sparse and their like with "prepared": a codec with residuals in place of the default one;
+- with "delta": as the mode of that name without, but weights cross as differences. Equal bits throughout.
 
 Where torch does not label reductions as gradients, none and default are exact: bit-equal to Gloo.
 """
@@ -48,6 +49,8 @@ MODES: dict[str, Options] = {
     "backward": {"gradients": "backward"},
     **CODECS,
     **{f"prepared {codec}": CODECS[codec] for codec in KEEP_RESIDUALS},
+    "delta": {"weights": "delta", "replica_interval": 2},
+    "prepared delta": {"weights": "delta", "replica_interval": 2},
 }
 UNITS = ("root", *(f"blocks.{index}" for index in range(BLOCKS)))
 NO_GRADIENT = "not recognised as a gradient"
@@ -131,6 +134,7 @@ class Family:
     prepared_exact: dict[str, int] | None = None
     env: dict[str, str] = field(default_factory=dict)  # in all modes of Isthmus
     modes: tuple[str, ...] = ("none", "default", "prepared")
+    gathers: bool = True  # its parameters, over groups that span nodes
     labelled: bool = True  # False: only prepare or the option make gradients of its reductions, after a few steps
     clips: bool = True
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
@@ -148,6 +152,7 @@ class Run:
     exact: Counter[str]
     compressed: int
     calls: Counter[str]  # in the two-tier path, by collective
+    deltas: list[dict[str, Any]] = field(default_factory=list)  # what each group says of gathers of parameters
 
 
 _runs = 0
@@ -217,6 +222,7 @@ def train(family: Family, mode: str) -> Run:
                 for kind in ("reduce_scatter", "all_reduce")
             }
         ),
+        deltas=[entry["weights"] for entry in statistics],
     )
 
 
@@ -290,7 +296,11 @@ def check_family(family: Family, store: dist.Store) -> None:
 
 def check_against(plain: Run, family: Family, store: dist.Store) -> None:
     """Run a family over Isthmus and hold it against a run over Gloo."""
-    for mode in family.modes:
+    # Prepare also says whose the gathers are that nothing labels.
+    twin = "default" if family.labelled and "default" in family.modes else "prepared"
+    with_delta = {"default": "delta", "prepared": "prepared delta"}[twin]
+    runs = {}
+    for mode in (*family.modes, *((with_delta,) if twin in family.modes else ())):
         with world(store, mode, family.env):
             run = train(family, mode)
             # These compare ranks, so all of them must get here.
@@ -300,7 +310,10 @@ def check_against(plain: Run, family: Family, store: dist.Store) -> None:
                 "exact reductions": same_on_all_ranks(sorted(run.exact.items())),
             }
         assert all(agree.values()), (mode, agree)
-        if not family.labelled and mode in ("none", "default"):
+        runs[mode] = run
+        if mode == with_delta:
+            assert_same_bits(run, runs[twin], family)
+        elif not family.labelled and mode in ("none", "default"):
             assert run.compressed == 0
             assert torch.equal(run.weights, plain.weights)
             assert run.norms == plain.norms
@@ -309,6 +322,17 @@ def check_against(plain: Run, family: Family, store: dist.Store) -> None:
         else:
             assert_compressed(run, family, mode)
             assert_follows(run, plain, mode, 1 + any(unit.endswith("all_reduce") for unit in run.units))
+
+
+def assert_same_bits(run: Run, plain: Run, family: Family) -> None:
+    """Weights that cross as differences change nothing."""
+    assert torch.equal(run.weights, plain.weights)
+    assert (run.losses, run.norms, run.units) == (plain.losses, plain.norms, plain.units)
+    gathers = sum(entry["gathers"] for entry in run.deltas)
+    whole = sum(sum(entry["whole"].values()) for entry in run.deltas)
+    assert bool(gathers) == family.gathers, run.deltas
+    assert whole <= gathers / 4, run.deltas
+    assert sum(entry["healed"] for entry in run.deltas) == 0, run.deltas
 
 
 def assert_equal_up_to_rounding(run: Run, plain: Run, family: Family) -> None:

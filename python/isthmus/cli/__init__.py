@@ -1,1 +1,1 @@
-"""The options of each command of `isthmus`; what a command does stands in the package that it is about."""
+"""The commands of `isthmus` with their options; other packages implement them."""

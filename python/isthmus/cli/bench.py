@@ -16,6 +16,7 @@ from isthmus.benchmarks.pipeline.config import PipelineConfig
 from isthmus.benchmarks.scaling.config import ScalingConfig
 from isthmus.benchmarks.soak.config import SoakConfig
 from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.benchmarks.weights.config import WeightsConfig
 from isthmus.cli.failures import FAILED
 from isthmus.cli.options import filled
 
@@ -57,7 +58,7 @@ def scaling(
         "bench-out/scaling"
     ),
 ) -> None:
-    """Repeat the training benchmark at several numbers of nodes: bytes and seconds of a step. Goes on where it was."""
+    """Repeat the training benchmark at several numbers of nodes: bytes and seconds of a step. Resumable."""
     from isthmus.benchmarks.common.report import write_json
     from isthmus.benchmarks.scaling.figure import draw_scaling
     from isthmus.benchmarks.scaling.run import print_scaling, run_scaling
@@ -79,7 +80,7 @@ def convergence(
         "bench-out/convergence"
     ),
 ) -> None:
-    """Train with some codecs and compare validation losses over the bits that cross. Goes on where it was."""
+    """Train with some codecs and compare validation losses over the bits that cross. Resumable."""
     from isthmus.benchmarks.convergence.report import write_report
     from isthmus.benchmarks.convergence.results import read_results
     from isthmus.benchmarks.convergence.run import run_convergence
@@ -94,7 +95,7 @@ def convergence(
 @bench.command()
 @filled(BiasConfig)
 def bias(config: BiasConfig, logs: _Logs = Path("bench-out/bias")) -> None:
-    """Regress what two nodes get with codec quant on what each of them gave: slopes below 1 are shrinkage."""
+    """Regress the result of codec quant on two nodes' gradients: slopes below 1 are shrinkage."""
     from isthmus.benchmarks.bias.run import measure_biases, print_biases
 
     print_biases(measure_biases(config, logs), Console())
@@ -138,7 +139,7 @@ def collectives(config: CollectivesConfig, json: _Json = None, logs: _Logs = Pat
 @bench.command()
 @filled(OverheadConfig)
 def overhead(config: OverheadConfig, json: _Json = None, logs: _Logs = Path("bench-out/overhead")) -> None:
-    """Measure what Isthmus adds to calls of bare Gloo, and to FSDP2 steps over the same tiers by hand."""
+    """Measure the time that Isthmus adds to calls of bare Gloo, and to FSDP2 steps over hand-written tiers."""
     from isthmus.benchmarks.common.report import write_json
     from isthmus.benchmarks.overhead.run import is_correct, print_overhead, run_overhead
 
@@ -154,13 +155,27 @@ def overhead(config: OverheadConfig, json: _Json = None, logs: _Logs = Path("ben
 @bench.command()
 @filled(PipelineConfig)
 def pipeline(config: PipelineConfig, json: _Json = None, logs: _Logs = Path("bench-out/pipeline")) -> None:
-    """Time reduce-scatters whole and in segments, which are encoded while others cross a shaped link."""
+    """Time reduce-scatters over a shaped link, whole and in segments that are encoded while others cross."""
     from isthmus.benchmarks.common.report import write_json
     from isthmus.benchmarks.pipeline.run import print_pipeline, run_pipeline
 
     console = Console()
     report = run_pipeline(config, logs, console)
     print_pipeline(report, console)
+    if json is not None:
+        write_json(report, json)
+
+
+@bench.command()
+@filled(WeightsConfig)
+def weights(config: WeightsConfig, json: _Json = None) -> None:
+    """Train, and measure the bits and the speed of weights that cross as differences, beside other codes."""
+    from isthmus.benchmarks.common.report import write_json
+    from isthmus.benchmarks.weights.run import print_weights, run_weights
+
+    console = Console()
+    report = run_weights(config, console)
+    print_weights(report, console)
     if json is not None:
         write_json(report, json)
 

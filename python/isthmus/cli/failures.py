@@ -1,4 +1,4 @@
-"""How every command fails: one message and an exit code, no traceback for what a user can cause."""
+"""How every command fails: errors that a user can cause give one message and an exit code, no traceback."""
 
 import sys
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ INTERRUPTED = 130
 
 @contextmanager
 def failures_told(extra: str = "") -> Iterator[None]:
-    """Turn what a user can cause into one message and a non-zero exit code; everything made is cleaned up by then.
+    """Turn errors that a user can cause into one message and a non-zero exit code, after all clean-up.
 
     `extra` is the optional dependency of the package that brings the modules this command imports.
     """

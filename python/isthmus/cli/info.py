@@ -1,4 +1,4 @@
-"""`isthmus info`: what belongs into a bug report."""
+"""`isthmus info`: facts for a bug report."""
 
 import json as json_module
 from typing import Annotated
@@ -10,7 +10,7 @@ from isthmus.cli.failures import failures_told
 
 
 def info(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> None:
-    """Show versions, features, options and variables in force: what belongs into a bug report."""
+    """Show versions, features, options and variables in force: the facts for a bug report."""
     with failures_told():
         from isthmus.report.info import collect, print_info
         from isthmus.topology.render.text import WIDTH

@@ -24,7 +24,7 @@ class _Parameter:
 
     @property
     def name(self) -> str:
-        """What typer makes the option's name of."""
+        """The name from which typer makes the option's."""
         return self.option.name or self.field
 
     @property
@@ -58,7 +58,7 @@ class _Parameter:
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     def value_of(self, given: Any) -> Any:
-        """The field's value for what typer gave. Raises ValueError naming what cannot be read."""
+        """The field's value for typer's value. Raises ValueError naming text that cannot be read."""
         if not given and self._show_default:
             return self.default
         parse = self.option.parse or (lambda text: text)
@@ -72,8 +72,8 @@ class _Parameter:
 def filled(arguments: type, extra: str = "bench") -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a command of a function whose first parameter is of the dataclass `arguments`.
 
-    The dataclass's options come first, then the function's further parameters. What a user can cause is told in one
-    message, see `failures_told`. extra: the optional dependency that brings what the function imports.
+    The dataclass's options come first, then the function's further parameters. Errors that a user can cause become one
+    message, see `failures_told`. extra: the optional dependency that brings the function's imports.
     """
     parameters = list(_parameters(arguments))
 

@@ -41,7 +41,7 @@ def plan(
         Path | None, typer.Option(help="A recorded machine, as for `isthmus topo --from`: speeds of its links.")
     ] = None,
     strategies: Annotated[
-        str | None, typer.Option(help="Which ways to train.", show_default="all but zero1, ddp-none, ddp-tagc")
+        str | None, typer.Option(help="Which ways to train.", show_default="most of docs/plan.md's")
     ] = None,
     backend: Annotated[str, typer.Option(help="What plain strategies run on: nccl or gloo.")] = "nccl",
     dtype: Annotated[str, typer.Option(help="Type that parameters are gathered in: bf16, fp16 or fp32.")] = "bf16",
@@ -52,6 +52,14 @@ def plan(
     accumulation: Annotated[int, typer.Option(help="Micro-batches in a step.")] = 1,
     reduce: Annotated[str, typer.Option(help="Reduce after each micro-batch or the last: each, last.")] = "each",
     ratio: Annotated[float, typer.Option(help="tagc: blocks of a piece for each row of its sketch.")] = 10.0,
+    lr: Annotated[float, typer.Option(help="Learning rate (AdamW): decides how far weights move in a step.")] = 1e-4,
+    weight_bits: Annotated[
+        float | None,
+        typer.Option(
+            help="full: bits of each element of a shard that changed, as `isthmus bench weights` measures.",
+            show_default="by --lr",
+        ),
+    ] = None,
     codec_speed: Annotated[
         str, typer.Option(help="tagc, GB/s of float32: 100, 100/150 (encode/decode), cpu (measured), gpu (assumed).")
     ] = "gpu",
@@ -78,7 +86,7 @@ def plan(
         if check is not None:
             _check(check, json)
             return
-        from isthmus.plan.assumptions import Accumulation, Compute, codec_speeds, compute_of_tokens
+        from isthmus.plan.assumptions import Accumulation, Compute, codec_speeds, compute_of_tokens, weight_bits_at
         from isthmus.plan.packets import WireOptions
         from isthmus.plan.placement import ElementBytes
         from isthmus.plan.ranges import check_range
@@ -101,7 +109,10 @@ def plan(
             accumulation=Accumulation(accumulation, reduce),
         )
         names = _split(strategies) if strategies is not None else list(DEFAULT_STRATEGIES)
-        chosen = strategies_named(names, WireOptions(ratio=ratio))
+        if weight_bits is None:
+            weight_bits = weight_bits_at(lr)
+        check_range("weight_bits", weight_bits, 0, 32)
+        chosen = strategies_named(names, WireOptions(ratio=ratio, weight_bits=weight_bits))
         if compute_s is None:
             compute = compute_of_tokens(setting.model.num_parameters, tokens, tflops, mfu)
         else:

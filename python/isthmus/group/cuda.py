@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def devices() -> list[str]:
     """Return the types of device that the backend is registered for.
 
-    Does not ask what this machine has, which would start CUDA in every process that imports torch.
+    Does not look for GPUs, which would start CUDA in every process that imports torch.
     """
     return ["cpu", "cuda"] if _built_with_cuda() else ["cpu"]
 
@@ -35,7 +35,7 @@ def _built_with_cuda() -> bool:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a rank tells the others about its GPU."""
+    """Facts about a rank's GPU, for the other ranks."""
 
     #: "0000:07:00.0"; "" where there is none, or it cannot be told.
     bus_id: str = ""
@@ -71,7 +71,7 @@ def why_none(global_ranks: Sequence[int], gpus: Sequence[Gpu]) -> str:
 
 @dataclass(frozen=True)
 class NcclGroup:
-    """The ranks of a process group, and what NCCL's backends over some of them have in common."""
+    """The ranks of a process group, and the common settings of NCCL's backends over some of them."""
 
     store: Store  # under a prefix of this group's own
     name: str  # for torch's flight recorder
@@ -92,11 +92,12 @@ class NcclGroup:
 
 
 def make_parts(
-    group: NcclGroup, native: Any, node: int, node_ranks: Sequence[int], rail: Sequence[int]
+    group: NcclGroup, native: Any, node: int, node_ranks: Sequence[int], rail: Sequence[int], host_inter: Any
 ) -> _C.CudaParts:
-    """Construct the backends of a group, whose world comes first: torch's monitor watches the first one of a process.
+    """Construct the backends of a group, the world's first: torch's monitor watches a process's first backend.
 
-    node_ranks, rail: the tiers' ranks; empty without two tiers. Nothing is connected yet.
+    node_ranks, rail: the tiers' ranks; empty without two tiers. NCCL connects nothing yet. host_inter: Gloo along the
+    rail, or None: weights cross whole.
     """
     world = group.backend("world", range(len(group.global_ranks)), "world")
     local_index = list(node_ranks).index(group.rank) if node_ranks else 0
@@ -109,5 +110,5 @@ def make_parts(
             ("gather_inter", rail, local_index),
         )
     }
-    parts: _C.CudaParts = native.CudaParts(world=world, **tiers)
+    parts: _C.CudaParts = native.CudaParts(world=world, **tiers, host_inter=host_inter)
     return parts

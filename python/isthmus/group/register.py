@@ -46,7 +46,7 @@ def register() -> None:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a rank tells the others before the group is made."""
+    """Facts about a rank, for the other ranks, before the group is made."""
 
     surroundings: Surroundings = field(default_factory=Surroundings)
     options: dict[str, str] | None = None
@@ -66,7 +66,7 @@ class Introduction:
 
 
 def _create_backend(request: Any, options: Any) -> _C.Backend:
-    """Construct the backend of one group: what torch calls."""
+    """Construct the backend of one group. Called by torch."""
     global_ranks = list(request.global_ranks_in_group)
     is_default = not global_ranks
     return _create(
@@ -83,7 +83,7 @@ def _create_backend(request: Any, options: Any) -> _C.Backend:
 
 
 def _create_split(store: Store, rank: int, size: int, options: _C.Options) -> _C.Backend:
-    """Construct a backend over some ranks of another: what Backend.split calls."""
+    """Construct a backend over some ranks of another. Called by Backend.split."""
     # A connection of its own: torch may still use that of the store it gave. Its stubs know no clone().
     store = store.clone()  # type: ignore[attr-defined]
     return _create(
@@ -249,7 +249,9 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
     core = native.load()
     if not no_cuda:
         nccl = NcclGroup(group.store, group.name, group.rank, group.global_ranks, group.timeout)
-        cuda = make_parts(nccl, core, own, node_ranks if two_tier else [], rail)
+        takes_host = two_tier and options.weights == "delta"
+        host_inter = gloo_tier(group, f"host_inter/{local_index}", rail) if takes_host else None
+        cuda = make_parts(nccl, core, own, node_ranks if two_tier else [], rail, host_inter)
     backend: _C.Backend = core.Backend(
         store=PrefixStore("faults", group.store),
         rank=group.rank,
@@ -275,7 +277,7 @@ def _inter_tier(group: Group, options: _C.Options, local_index: int, rail: list[
 
 
 def _log_nodes(group: Group, nodes: Nodes) -> None:
-    """Say how the ranks are placed, and how that is known."""
+    """Log how the ranks are placed, and the source of that."""
     if group.rank != 0:
         return
     text = f"{native.load().describe_nodes(nodes.node_of_rank)}, by {nodes.origin}"
@@ -304,7 +306,7 @@ _ready_in_process = 0
 
 
 def _set_up_process(options: _C.Options, group: Group) -> None:
-    """Set up what a process needs once, however many groups it makes."""
+    """Set up what a process needs once for all its groups."""
     global _ready_in_process
     logger.setLevel(options.log.upper())
     if not logger.hasHandlers():
@@ -316,6 +318,7 @@ def _set_up_process(options: _C.Options, group: Group) -> None:
         core = native.load()
         core.set_split_function(_create_split)
         core.set_fsdp_functions(_fsdp2_caller, _why_fsdp1_is_exact)
+        core.set_weights_caller(_weights_caller)
         atexit.register(_shut_down, os.getpid())
         if group.rank == 0:
             _warn_of_unknown_variables(core)
@@ -342,7 +345,13 @@ def _why_fsdp1_is_exact(flat_parameter: torch.Tensor) -> str:
     return identify.why_fsdp1_is_exact(flat_parameter)
 
 
+def _weights_caller() -> tuple[int, str]:
+    from isthmus.units import identify
+
+    return identify.weights_caller()
+
+
 def _shut_down(process: int) -> None:
-    """Stop the threads of all groups before the interpreter goes. A forked child has none of them."""
+    """Stop the threads of all groups before the interpreter exits. A forked child has none of them."""
     if os.getpid() == process:
         native.load().shutdown_all()

@@ -1,6 +1,6 @@
-"""Variables of the environment that matter to a run: which are known, what they belong to, and which look mistyped.
+"""Variables of the environment that matter to a run: the known ones by group, and those that look mistyped.
 
-Only the values of variables that are known here are ever shown: anything else might be a secret.
+Only values of variables that are known here are ever shown: others might be secrets.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def variables_set(environment: Mapping[str, str], options: Iterable[str]) -> lis
 
 
 def unknown_variables(environment: Mapping[str, str], options: Iterable[str]) -> list[UnknownVariable]:
-    """Return variables with a known prefix that are not known themselves: mistyped ones, as a rule."""
+    """Return unknown variables with a known prefix, which are usually mistyped."""
     known = [*options, *_OWN, *_GLOO]
     unknown = sorted(name for name in environment if name.startswith(_PREFIXES) and name not in known)
     return [UnknownVariable(name, next(iter(get_close_matches(name, known, 1, 0.8)), None)) for name in unknown]

@@ -1,5 +1,6 @@
-"""What a prediction of time rests on: links, speed of the codec, and compute. None of it is measured here."""
+"""Assumptions of a prediction of time: links, speed of the codec, and compute. Nothing is measured here."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,10 +30,10 @@ def parse_speed_gbit_s(text: str, what: str) -> float:
 
 @dataclass(frozen=True)
 class Links:
-    """Speeds in one direction, and what a round of messages costs beside them.
+    """Speeds in one direction, and the latency of a round of messages.
 
     inter_gbit_s: what one node sends to others, over all its NICs. intra_gbit_s: what one rank sends within its node.
-    source: where the figures come from.
+    source: the origin of the figures.
     """
 
     inter_gbit_s: float
@@ -60,7 +61,7 @@ class CodecSpeed:
         check_range("decode_gb_s", self.decode_gb_s, SLOWEST_CODEC_GB_S, FASTEST_CODEC_GB_S)
 
     def scaled(self, factor: float) -> "CodecSpeed":
-        """As many times as fast."""
+        """The speed times a factor."""
         return CodecSpeed(self.encode_gb_s * factor, self.decode_gb_s * factor)
 
 
@@ -76,12 +77,12 @@ class CodecSpeeds:
         return self.by_codec[codec]
 
     def with_scaled(self, codec: str, factor: float) -> "CodecSpeeds":
-        """With this codec as many times as fast."""
+        """With the speed of this codec times a factor."""
         return replace(self, by_codec={**self.by_codec, codec: self.of(codec).scaled(factor)})
 
 
-#: Those that lose something.
-_LOSSY = ("tagc", "quant", "sparse")
+#: What has the speed that is given for a codec: those that lose something, and weights that cross as differences.
+_CODECS = ("tagc", "quant", "sparse", "delta")
 #: docs/tagc.md, docs/quant.md and docs/sparse.md, "On CPU": 64 MiB of float32 on one core with AVX2. tagc by ratio of
 #: the sketch, quant with 4 rotated bits, sparse with 13 elements kept of 1024.
 _MEASURED_CPU_TAGC = {2.0: CodecSpeed(0.83, 0.89), 4.0: CodecSpeed(1.25, 1.29), 10.0: CodecSpeed(2.37, 4.00)}
@@ -89,6 +90,8 @@ _MEASURED_CPU = {
     "none": CodecSpeed(4.51, 4.78),
     "quant": CodecSpeed(4.32, 5.99),
     "sparse": CodecSpeed(2.89, 14.64),
+    # docs/weights.md, "Speed": of bfloat16, and so twice as many bytes of float32.
+    "delta": CodecSpeed(1.1, 1.7),
 }
 _ASSUMED_GPU = CodecSpeed(100.0, 100.0)
 _ASSUMED_GPU_NONE = CodecSpeed(1000.0, 1000.0)
@@ -112,7 +115,22 @@ def codec_speeds(text: str, ratio: float) -> CodecSpeeds:
 
 
 def _alike(speed: CodecSpeed, source: str) -> CodecSpeeds:
-    return CodecSpeeds({"none": _ASSUMED_GPU_NONE} | dict.fromkeys(_LOSSY, speed), source)
+    return CodecSpeeds({"none": _ASSUMED_GPU_NONE} | dict.fromkeys(_CODECS, speed), source)
+
+
+#: docs/weights.md, "Bits": of an element of bfloat16 that an AdamW step moves, by learning rate.
+_WEIGHT_BITS = {1e-5: 0.34, 3e-5: 0.67, 1e-4: 1.33, 3e-4: 2.32, 6e-4: 3.13, 1e-3: 3.80}
+LOWEST_LR, HIGHEST_LR = 1e-7, 1e-2
+
+
+def weight_bits_at(lr: float) -> float:
+    """Bits of an element that differences of weights take at a learning rate, between and beyond those measured."""
+    check_range("lr", lr, LOWEST_LR, HIGHEST_LR)
+    known = sorted(_WEIGHT_BITS)
+    above = min(max(1, sum(rate < lr for rate in known)), len(known) - 1)
+    low, high = known[above - 1], known[above]
+    share = math.log(lr / low) / math.log(high / low)
+    return max(0.0, _WEIGHT_BITS[low] + share * (_WEIGHT_BITS[high] - _WEIGHT_BITS[low]))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from isthmus.plan.step import Setting
 from isthmus.plan.strategies import Strategy
 
 # A colour for each way to communicate; the layout is told by the line.
-_PLAIN, _EXACT, _FLAT = "#555555", "#2f7fd1", "#e8a33d"
+_PLAIN, _EXACT, _FLAT, _DIFFERENCES = "#555555", "#2f7fd1", "#e8a33d", "#0b8f8f"
 _CODECS = {"tagc": "#d1495b", "quant": "#7a4fbf", "sparse": "#3a9d5d"}
 _LINES: dict[Placements, Any] = {DDP: ":", ZERO1: (0, (1, 3)), HSDP: "--", FSDP: "-", FSDP_NODE: "-."}
 _TICKS_GBIT_S = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
@@ -57,6 +57,8 @@ def _colour(strategy: Strategy) -> str:
         return _PLAIN
     if not strategy.is_compressed:
         return _EXACT
+    if strategy.wire.weights == "delta":
+        return _DIFFERENCES
     return _FLAT if strategy.wire.tiers == "flat" else _CODECS[strategy.wire.codec]
 
 

@@ -1,11 +1,20 @@
-"""Memory of one rank: what the placements hold, and what Isthmus adds. Activations are not in it."""
+"""Memory of one rank: placed tensors, and what Isthmus adds. Activations are not included."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from isthmus.plan.assumptions import Accumulation
-from isthmus.plan.packets import WireOptions, packet_bytes, piece_bytes, sketch_shape
-from isthmus.plan.placement import Cluster, ElementBytes, Placement, Placements, Scope, operations_of
+from isthmus.plan.packets import WireOptions, packet_bytes, piece_bytes, sketch_shape, weights_packet_bytes
+from isthmus.plan.placement import (
+    Cluster,
+    ElementBytes,
+    Operation,
+    Phase,
+    Placement,
+    Placements,
+    Scope,
+    operations_of,
+)
 from isthmus.plan.units import Unit
 from isthmus.plan.volumes import Collective, Kind, count_nodes
 
@@ -21,7 +30,7 @@ class Memory:
     """Bytes of one rank.
 
     parameters, gradients, optimizer: as placed. gathered: whole parameters while they are needed, unreduced: whole
-    gradients until they are reduced. residuals, scratch: of Isthmus.
+    gradients until they are reduced. residuals, replicas (of weights that cross as differences), scratch: of Isthmus.
     """
 
     parameters: int
@@ -30,6 +39,7 @@ class Memory:
     gathered: int
     unreduced: int
     residuals: int
+    replicas: int
     scratch: int
 
     @property
@@ -59,8 +69,25 @@ def memory_of(
         gathered=_gathered(placed_units, cluster, element_bytes),
         unreduced=_unreduced(placed_units, accumulation, element_bytes),
         residuals=0 if wire is None else sum(residual_bytes(wire, call, _nodes(call, cluster)) for call in calls),
+        replicas=0 if wire is None else _replica_bytes(wire, operations, cluster),
         scratch=0 if wire is None else max((scratch_bytes(wire, c, _nodes(c, cluster)) for c in calls), default=0),
     )
+
+
+def _replica_bytes(wire: WireOptions, operations: Sequence[Operation], cluster: Cluster) -> int:
+    """The shards of the rail of each unit that is gathered over nodes, once, however often it is."""
+    calls = [operation.on(0, cluster) for operation in operations if operation.phase is Phase.FORWARD]
+    return sum(
+        _nodes(call, cluster) * call.chunk_elements * call.element_bytes
+        for call in calls
+        if sends_differences(wire, call, _nodes(call, cluster))
+    )
+
+
+def sends_differences(wire: WireOptions, call: Collective, num_nodes: int) -> bool:
+    """Whether a gather sends what changed alone."""
+    is_large = call.num_elements >= wire.min_elements and wire.two_tier_all_gather
+    return wire.weights == "delta" and call.kind is Kind.ALL_GATHER and num_nodes > 1 and is_large
 
 
 def _nodes(call: Collective, cluster: Cluster) -> int:
@@ -106,7 +133,7 @@ def is_lossy(wire: WireOptions, call: Collective, num_nodes: int) -> bool:
 
 
 def residual_bytes(wire: WireOptions, call: Collective, num_nodes: int) -> int:
-    """What a reduction keeps for the next steps (docs/algorithms.md, "Memory")."""
+    """Return the bytes that a reduction keeps for the next steps (docs/checkpoints.md, "Memory")."""
     if not (is_lossy(wire, call, num_nodes) and wire.keeps_residual):
         return 0
     chunk = call.chunk_elements
@@ -116,13 +143,16 @@ def residual_bytes(wire: WireOptions, call: Collective, num_nodes: int) -> int:
 
 
 def scratch_bytes(wire: WireOptions, call: Collective, num_nodes: int) -> int:
-    """What a collective on Isthmus works in, ranks placed in blocks (docs/algorithms.md, "Memory").
+    """Return the scratch bytes of a collective on Isthmus, ranks placed in blocks (docs/algorithms.md, "Memory").
 
-    The slab that all of them share grows by pieces, and so may become larger than the largest need.
+    All collectives share a slab, which grows by pieces and so may exceed the largest need.
     """
     num_ranks, chunk, wide = len(call.ranks), call.chunk_elements, max(call.element_bytes, _FLOAT_BYTES)
     if num_nodes == 1:
         return 0
+    if sends_differences(wire, call, num_nodes):
+        packet = weights_packet_bytes(chunk, call.element_bytes, wire)
+        return chunk * call.element_bytes + (num_nodes - 1) * packet
     if call.kind is Kind.ALL_GATHER:
         return num_nodes * chunk * call.element_bytes if num_ranks > num_nodes else 0
     lossy = is_lossy(wire, call, num_nodes)

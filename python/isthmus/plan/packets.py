@@ -1,4 +1,4 @@
-"""Sizes of what crosses between nodes: packets, and the indexes and sketches of the single tier.
+"""Sizes of packets, and of the indexes and sketches of the single tier.
 
 They are written here from docs/packet_format.md and docs/tagc.md, independently of the library, since a check of the
 library against itself would always pass.
@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 _HEADER_BYTES = 48
+WEIGHTS_HEADER_BYTES = 64
 _PLAIN_ALIGNMENT = 8
 _SECTION_BYTES = 64
 _LONGEST_BLOCK = 1024
@@ -41,9 +42,9 @@ _BYTES_OF_TYPE = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 
 @dataclass(frozen=True)
 class WireOptions:
-    """The options of Isthmus that decide how many bytes cross and stay; the rest of them do not matter here.
+    """The options of Isthmus that decide how many bytes cross, and how many stay as residuals.
 
-    Every unit is compressed (`units="*"`), and every reduction is known to be a gradient's.
+    Every unit is compressed (`units="*"`), and every reduction is recognised as a gradient's.
     """
 
     codec: str = "tagc"
@@ -62,10 +63,13 @@ class WireOptions:
     own_piece: str = "exact"
     min_elements: int = 65536
     two_tier_all_gather: bool = True
+    weights: str = "plain"
+    #: With weights="delta": bits of each element of a shard that changed, the headers apart (docs/weights.md).
+    weight_bits: float = 1.3
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "WireOptions":
-        """Those of `isthmus.Options`, given by name. What an older report lacks had its default then."""
+        """Those of `isthmus.Options`, given by name. Options that an older report lacks have their defaults."""
         return cls(**{field.name: options[field.name] for field in fields(cls) if field.name in options})
 
     @property
@@ -117,6 +121,11 @@ def packet_bytes(num_elements: int, element_bytes: int, codec: str, options: Wir
     if codec not in sizes:
         raise ValueError(f"codec {codec}: the sizes of its packets are not known before it runs")
     return sizes[codec](num_elements, options)
+
+
+def weights_packet_bytes(num_elements: int, element_bytes: int, options: WireOptions) -> int:
+    """What a shard of weights sends that changed; `weight_bits` are measured, so this is no bound."""
+    return math.ceil(num_elements * min(options.weight_bits, 8 * element_bytes) / 8)
 
 
 def plain_packet_bytes(num_elements: int, element_bytes: int) -> int:

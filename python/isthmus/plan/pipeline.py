@@ -1,4 +1,4 @@
-"""A step in time: passes of FSDP2 over the units, with its prefetching, or nothing at the same time as anything else.
+"""A step in time: passes of FSDP2 over the units, with its prefetching, or one operation at a time.
 
 docs/plan.md states the model. Every resource serves its work in a fixed order, that of FSDP2's calls, whatever the
 durations. So a shorter duration anywhere never makes a step longer.
@@ -16,9 +16,13 @@ Path = tuple[Stage, ...]
 
 @dataclass(frozen=True)
 class UnitWork:
-    """What a pass does for one unit: its collectives, and its share of the compute. updates: once, after the step."""
+    """What a pass does for one unit: its collectives, and its share of the compute. updates: once, after the step.
+
+    further_gathers: those of the forward passes of all micro-batches but the first.
+    """
 
     forward_gathers: tuple[Path, ...]
+    further_gathers: tuple[Path, ...]
     backward_gathers: tuple[Path, ...]
     reduce_scatters: tuple[Path, ...]
     all_reduces: tuple[Path, ...]
@@ -39,7 +43,7 @@ class _Clock:
     free_s: dict[Resource, float] = field(default_factory=lambda: dict.fromkeys(Resource, 0.0))
 
     def run(self, paths: Iterable[Path], ready_s: float) -> float:
-        """Run collectives one after the other from `ready_s` on, each stage behind what its resources have to do."""
+        """Run collectives one after the other from `ready_s` on, each stage behind its resources' earlier work."""
         for path in paths:
             for stage in path:
                 start_s = max(ready_s, *(self.free_s[resource] for resource in stage.resources))
@@ -60,24 +64,28 @@ class Pipeline:
     waits_for_scatter: bool
 
     def step_s(self, compute_s: float, passes: int, num_reductions: int) -> float:
-        """Seconds of a step. Nothing of a pass is left when the next one begins, so all that reduce are alike."""
-        reducing_s = self.pass_s(compute_s / passes, reduces=True)
-        other_s = self.pass_s(compute_s / passes, reduces=False) if num_reductions < passes else 0.0
+        """Seconds of a step. A pass ends before the next one begins, so all that do the same are alike."""
+        share_s = compute_s / passes
+        first_s = self.pass_s(share_s, reduces=num_reductions == passes)
+        reducing_s = self.pass_s(share_s, reduces=True, is_first=False) if passes > 1 else 0.0
+        other_s = self.pass_s(share_s, reduces=False, is_first=False) if num_reductions < passes else 0.0
+        num_reducing = num_reductions - (num_reductions == passes)
         updates_s = serial_s(path for unit in self.units for path in unit.updates)
-        return num_reductions * reducing_s + (passes - num_reductions) * other_s + updates_s
+        return first_s + num_reducing * reducing_s + (passes - 1 - num_reducing) * other_s + updates_s
 
-    def pass_s(self, compute_s: float, reduces: bool) -> float:
+    def pass_s(self, compute_s: float, reduces: bool, is_first: bool = True) -> float:
         """Seconds of one forward and one backward pass."""
         clock = _Clock()
-        forward_s = self._forward(clock, compute_s * FORWARD_SHARE)
+        forward_s = self._forward(clock, compute_s * FORWARD_SHARE, is_first)
         return self._backward(clock, forward_s, compute_s * (1 - FORWARD_SHARE), reduces)
 
-    def _forward(self, clock: _Clock, compute_s: float) -> float:
+    def _forward(self, clock: _Clock, compute_s: float, is_first: bool) -> float:
         """Each gather runs beside the computation of the two units before; the root computes last (the head)."""
         gathered_s = computed_s = 0.0
         starts_s = [0.0, 0.0]
         for unit in self.units:
-            gathered_s = clock.run(unit.forward_gathers, max(gathered_s, starts_s[-2]))
+            gathers = unit.forward_gathers if is_first else unit.further_gathers
+            gathered_s = clock.run(gathers, max(gathered_s, starts_s[-2]))
             starts_s.append(max(gathered_s, computed_s))
             computed_s = starts_s[-1] + (0.0 if unit.is_root else unit.compute_share * compute_s)
         return computed_s + sum(unit.compute_share * compute_s for unit in self.units if unit.is_root)

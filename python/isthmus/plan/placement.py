@@ -1,14 +1,14 @@
-"""From how a step's tensors are placed to the collectives that it makes.
+"""The collectives of a step, from the placement of its tensors.
 
 A rank computes with whole parameters, and its own gradient is one term of a sum. So each unit must be *gathered* where
-its parameters are placed more thinly than whole, its gradients *reduced* to where they are placed, and what the
-optimizer changed gathered again where parameters are placed less thinly than the optimizer's states.
+its parameters are sharded, its gradients *reduced* to where they are placed, and the changed parameters gathered again
+where they are sharded over fewer ranks than the optimizer's states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -93,15 +93,21 @@ class Operation:
     element_bytes: int
 
     def on(self, rank: int, cluster: Cluster) -> Collective:
-        """The call of one rank."""
-        return Collective(self.kind, cluster.ranks(self.scope, rank), self.num_elements, self.element_bytes)
+        """The call of one rank. Backward passes gather what forward passes gathered."""
+        ranks, is_repeated = cluster.ranks(self.scope, rank), self.phase is Phase.BACKWARD
+        return Collective(self.kind, ranks, self.num_elements, self.element_bytes, is_repeated)
+
+    @property
+    def repeated(self) -> Operation:
+        """The same of a further micro-batch, which gathers what the first one gathered."""
+        return replace(self, phase=Phase.BACKWARD) if self.phase is Phase.FORWARD else self
 
 
 @dataclass(frozen=True)
 class Placements:
-    """How a step's tensors are placed. ValueError: the combination has no collectives that bring it about.
+    """How a step's tensors are placed. ValueError: no collectives produce this combination.
 
-    parameters: between steps. kept: between the forward and the backward pass, where they may be less thin. gradients:
+    parameters: between steps. kept: between the forward and the backward pass, possibly over fewer ranks. gradients:
     after the reduction. optimizer: its states, and with them the parameters that it changes.
     """
 
@@ -196,7 +202,7 @@ class _Derivation:
             yield Operation(Phase.REDUCTION, Kind.ALL_REDUCE, Scope.RAIL, shard_elements, num_bytes)
 
     def updates(self) -> Iterator[Operation]:
-        """What the optimizer changed, brought to where parameters are placed."""
+        """The changed parameters, gathered to where parameters are placed."""
         target, source = self.placements.parameters, self.placements.optimizer
         if target is source:
             return

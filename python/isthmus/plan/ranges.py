@@ -1,4 +1,4 @@
-"""One way to say that a number is out of range, or that a name is not one of those that are known."""
+"""Errors for numbers out of range and for unknown names."""
 
 from collections.abc import Collection, Sequence
 
@@ -10,7 +10,7 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
 
 
 def check_names(kind: str, names: Sequence[str], known: Collection[str]) -> None:
-    """Raise ValueError naming what is unknown, named twice, or that there is none. kind: what they name, "arm"."""
+    """Raise ValueError for unknown or repeated names, or none at all. kind: what they name, "arm"."""
     if not names:
         raise ValueError(f"no {_plural(kind)}: expected some of {', '.join(known)}")
     for name in names:

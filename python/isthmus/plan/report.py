@@ -54,7 +54,7 @@ def build_report(comparison: Comparison, setting: Setting) -> dict[str, Any]:
 
 
 def backend_name(setting: Setting) -> str:
-    """What plain strategies run on."""
+    """The backend of plain strategies."""
     if setting.world.reduce_scatter_passes == 1:
         return "nccl (true rings)"
     return "gloo (rings; its reduce-scatter is an all-reduce)"
@@ -76,7 +76,7 @@ def _strategy(comparison: Comparison, plan: StepPlan, time: StepTime) -> dict[st
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """What the figures come down to, in sentences; the first names the winner."""
+    """The conclusions, in sentences; the first names the winner."""
     winner = comparison.winner
     if winner is None:
         return [f"Nothing fits into {_gb(comparison.memory_bytes or 0)} a rank, activations apart."]
@@ -161,13 +161,14 @@ def _codec_room(comparison: Comparison, winner: StepPlan) -> list[str]:
     if factor is None or lossy is None or other is None:
         return []
     assert lossy.strategy.wire is not None
-    codec = lossy.strategy.wire.codec
-    here = comparison.codecs.of(codec)
+    wire = lossy.strategy.wire
+    here = comparison.codecs.of(wire.codec)
     needed = here.scaled(factor)
+    weights = "" if wire.weights == "plain" else " The code of weights is scaled alike."
     return [
-        f"{lossy.strategy.name} takes a shorter step than {other.strategy.name} while {codec} encodes "
+        f"{lossy.strategy.name} takes a shorter step than {other.strategy.name} while {wire.codec} encodes "
         f"{needed.encode_gb_s:.3g} GB/s or more and decodes {needed.decode_gb_s:.3g} (here {here.encode_gb_s:g} and "
-        f"{here.decode_gb_s:g}: {comparison.codecs.source})."
+        f"{here.decode_gb_s:g}: {comparison.codecs.source}).{weights}"
     ]
 
 
@@ -184,7 +185,7 @@ def _over_speeds(comparison: Comparison) -> str:
 
 
 def notes(comparison: Comparison, setting: Setting) -> list[str]:
-    """What the figures rest on."""
+    """The assumptions of the figures."""
     found = [
         f"Links: {comparison.links.source}. A node sends {comparison.links.inter_gbit_s:g} Gbit/s to others, a rank "
         f"{comparison.links.intra_gbit_s:g} within its node; a round of messages costs "
@@ -194,6 +195,8 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
         f"Plain strategies, and what Isthmus leaves to the ordinary backend: {backend_name(setting)}.",
         "Bytes are tested against counters of real runs. Times are a model: no GPU and no real network was measured.",
     ]
+    if any(plan.strategy.wire is not None and plan.strategy.wire.weights == "delta" for plan in comparison.plans):
+        found.append("Weights as differences: on a GPU up to a quarter more bytes, since packets get room beforehand.")
     if setting.cluster.nodes == 1:
         found.append("One node: nothing crosses, and Isthmus does what the ordinary backend does.")
     return found

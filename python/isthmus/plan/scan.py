@@ -1,4 +1,4 @@
-"""Which strategy takes the shortest step, at one link speed and over all of them, and where that changes."""
+"""The strategy with the shortest step, at one link speed and over all of them, and where it changes."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _CODEC_FACTORS = (1e-4, 1e4)
 
 @dataclass(frozen=True)
 class Crossover:
-    """Above this speed of the link between nodes another strategy is to be preferred."""
+    """The speed of the link between nodes above which another strategy is preferred."""
 
     inter_gbit_s: float
     below: str
@@ -65,7 +65,7 @@ class Comparison:
         return self._known[key]
 
     def preferred(self, plans: Sequence[StepPlan], inter_gbit_s: float | None = None) -> StepPlan | None:
-        """The one of these with the shortest step, or one that needs less and is as good; None if there are none."""
+        """The strategy with the shortest step, or a simpler one that is as good; None if there are none."""
         step_s = [self.time(plan, inter_gbit_s).step_s for plan in plans]
         good_enough = min(step_s, default=0.0) * (1 + EQUAL_SHARE)
         return next((plan for plan, seconds in zip(plans, step_s, strict=True) if seconds <= good_enough), None)
@@ -94,7 +94,7 @@ class Comparison:
         return preferred.strategy.name
 
     def _crossovers_between(self, low: float, high: float) -> list[Crossover]:
-        """All that bisection finds between two speeds at which different strategies win."""
+        """The crossovers that bisection finds between two speeds at which different strategies win."""
         below, above = self._preferred_name(low), self._preferred_name(high)
         if below == above:
             return []
@@ -110,13 +110,16 @@ class Comparison:
         """
         if plan.strategy.wire is None:
             return None
-        codec = plan.strategy.wire.codec
+        wire = plan.strategy.wire
         other_s = self.time(other).step_s
 
         def wins(factor: float) -> bool:
-            return plan.time(self.links, self.codecs.with_scaled(codec, factor), self.compute).step_s < other_s
+            codecs = self.codecs.with_scaled(wire.codec, factor)
+            if wire.weights == "delta":
+                codecs = codecs.with_scaled("delta", factor)
+            return plan.time(self.links, codecs, self.compute).step_s < other_s
 
-        low, high = _possible_factors(self.codecs.of(codec))
+        low, high = _possible_factors(self.codecs.of(wire.codec))
         if wins(low) or not wins(high):
             return None
         while high / low > 1 + _CROSSOVER_SHARE:
@@ -126,7 +129,7 @@ class Comparison:
 
 
 def _possible_factors(speed: CodecSpeed) -> tuple[float, float]:
-    """What keeps a codec's speed in its range."""
+    """The factors that keep a codec's speed in its range."""
     low, high = _CODEC_FACTORS
     slowest = SLOWEST_CODEC_GB_S / min(speed.encode_gb_s, speed.decode_gb_s)
     fastest = FASTEST_CODEC_GB_S / max(speed.encode_gb_s, speed.decode_gb_s)
@@ -140,5 +143,5 @@ def link_speeds() -> list[float]:
 
 
 def _effort(strategy: Strategy) -> int:
-    """What a strategy costs beside its layout: nothing, Isthmus, or Isthmus and accuracy."""
+    """The cost of a strategy beside its layout: nothing, Isthmus, or Isthmus and accuracy."""
     return 0 if strategy.is_plain else 2 if strategy.is_compressed else 1

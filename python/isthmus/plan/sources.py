@@ -15,7 +15,7 @@ _HOW = "give --inter and --intra, --links FILE or --machine FILE; `isthmus topo 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a cluster and its links, and from where. None: nothing."""
+    """Known facts of a cluster and its links, and their source. None: unknown."""
 
     source: str
     nodes: int | None = None
@@ -38,7 +38,7 @@ def given(
     inter_latency_us: float | None,
     intra_latency_us: float | None,
 ) -> Known:
-    """What options say. ValueError: a speed is none."""
+    """The facts that options give. ValueError: a speed cannot be read."""
     return Known(
         "given",
         nodes,
@@ -51,7 +51,7 @@ def given(
 
 
 def from_file(links_file: Path | None, machine_file: Path | None, ranks_per_node: int | None) -> Known:
-    """What a file says, or the cache of measured links if there is none. ValueError: both files, or a bad one."""
+    """The facts in a file, or in the cache of measured links without one. ValueError: two files, or a bad one."""
     if links_file is not None and machine_file is not None:
         raise ValueError("--links and --machine: expected one of them")
     if machine_file is not None:

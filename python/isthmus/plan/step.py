@@ -17,14 +17,15 @@ from isthmus.plan.volumes import Kind, RingFormula
 
 #: Of a unit's parameters, and whether it is the root: units of one shape make the same collectives.
 UnitShape = tuple[tuple[tuple[int, ...], ...], bool]
-#: An operation and the hops that a node makes for it, or the path that they are in time.
-Hops = tuple[Operation, tuple[NodeHop, ...]]
-Timed = tuple[Operation, Path]
+#: An operation and the hops that a node makes for it, or the path that they are in time; and those of a further
+#: micro-batch.
+Hops = tuple[Operation, tuple[NodeHop, ...], tuple[NodeHop, ...]]
+Timed = tuple[Operation, Path, Path]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all strategies of a comparison share. resharding: one of `strategies.RESHARDINGS`."""
+    """The common setting of all strategies of a comparison. resharding: one of `strategies.RESHARDINGS`."""
 
     model: Model
     cluster: Cluster
@@ -55,7 +56,7 @@ class PhaseTime:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step. serial_s: nothing at the same time as anything else. step_s: as FSDP2 overlaps it."""
+    """Seconds of a step. serial_s: one operation at a time. step_s: as FSDP2 overlaps them."""
 
     compute_s: float
     phases: dict[Phase, PhaseTime]
@@ -64,7 +65,7 @@ class StepTime:
 
     @property
     def exposed_s(self) -> float:
-        """What communication adds to computation, overlap and all."""
+        """Seconds that communication adds to computation, after overlap."""
         return self.step_s - self.compute_s
 
 
@@ -85,23 +86,23 @@ class StepPlan:
 
     @cached_property
     def _hops(self) -> dict[UnitShape, tuple[Hops, ...]]:
-        """What units of each shape do: most of a model's units are alike."""
+        """The hops of units by their shape: most of a model's units are alike."""
         setting = self.setting
-        formula = self.strategy.formula(setting.world)
+        formula, cluster = self.strategy.formula(setting.world), setting.cluster
         units = dict(zip(self._order, setting.model.units, strict=True))
         found = {}
         for shape, unit in units.items():
             placements = self.strategy.placements_of(unit, setting.resharding)
-            operations = operations_of(unit, placements, setting.cluster, setting.element_bytes)
             found[shape] = tuple(
-                (operation, node_hops(operation, formula, setting.cluster)) for operation in operations
+                (operation, node_hops(operation, formula, cluster), node_hops(operation.repeated, formula, cluster))
+                for operation in operations_of(unit, placements, cluster, setting.element_bytes)
             )
         return found
 
     @cached_property
     def operations(self) -> list[Operation]:
         """All collectives of one pass, unit by unit."""
-        return [operation for shape in self._order for operation, _ in self._hops[shape]]
+        return [operation for shape in self._order for operation, *_ in self._hops[shape]]
 
     def times_a_step(self, phase: Phase) -> int:
         """How often the collectives of a phase are made in a step."""
@@ -115,9 +116,9 @@ class StepPlan:
         """Bytes that leave each node in one step, by phase."""
         total = dict.fromkeys(Phase, 0)
         for shape, count in self._counts.items():
-            for operation, hops in self._hops[shape]:
-                sent = sum(hop.inter_bytes for hop in hops)
-                total[operation.phase] += sent * count * self.times_a_step(operation.phase)
+            for operation, hops, repeated in self._hops[shape]:
+                further = (self.times_a_step(operation.phase) - 1) * sum(hop.inter_bytes for hop in repeated)
+                total[operation.phase] += (sum(hop.inter_bytes for hop in hops) + further) * count
         return total
 
     @cached_property
@@ -130,8 +131,12 @@ class StepPlan:
 
     def time(self, links: Links, codecs: CodecSpeeds, compute: Compute) -> StepTime:
         """Seconds of a step over these links."""
+
+        def in_time(hops: Sequence[NodeHop]) -> Path:
+            return tuple(stage_of(hop, links, codecs) for hop in hops)
+
         paths = {
-            shape: [(operation, tuple(stage_of(hop, links, codecs) for hop in hops)) for operation, hops in found]
+            shape: [(operation, in_time(hops), in_time(repeated)) for operation, hops, repeated in found]
             for shape, found in self._hops.items()
         }
         phases = {phase: self._phase_time(phase, paths) for phase in Phase}
@@ -150,10 +155,11 @@ class StepPlan:
         shapes, is_root = shape
 
         def chosen(phase: Phase, kind: Kind) -> tuple[Path, ...]:
-            return tuple(path for op, path in operations if op.phase is phase and op.kind is kind)
+            return tuple(path for op, path, _ in operations if op.phase is phase and op.kind is kind)
 
         return UnitWork(
             forward_gathers=chosen(Phase.FORWARD, Kind.ALL_GATHER),
+            further_gathers=tuple(path for op, _, path in operations if op.phase is Phase.FORWARD),
             backward_gathers=chosen(Phase.BACKWARD, Kind.ALL_GATHER),
             reduce_scatters=chosen(Phase.REDUCTION, Kind.REDUCE_SCATTER),
             all_reduces=chosen(Phase.REDUCTION, Kind.ALL_REDUCE),
@@ -164,10 +170,11 @@ class StepPlan:
 
     def _phase_time(self, phase: Phase, paths: Mapping[UnitShape, Sequence[Timed]]) -> PhaseTime:
         stages = [
-            (stage, self._counts[shape] * self.times_a_step(phase))
+            (stage, self._counts[shape] * times)
             for shape, timed in paths.items()
-            for operation, path in timed
+            for operation, first, further in timed
             if operation.phase is phase
+            for path, times in ((first, 1), (further, self.times_a_step(phase) - 1))
             for stage in path
         ]
 

@@ -1,4 +1,4 @@
-"""Ways to train: where tensors are placed, and what carries and compresses the collectives that follow from that."""
+"""Ways to train: where tensors are placed, and what carries and compresses the collectives."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Strategy:
 
     @property
     def compresses_between_nodes(self) -> bool:
-        """Whether it compresses in two tiers, what crosses between nodes alone."""
+        """Whether it compresses in two tiers, between nodes only."""
         return self.wire is not None and self.wire.tiers == "two" and self.is_compressed
 
     @property
@@ -54,12 +54,18 @@ class Strategy:
         return self.placements == HSDP
 
     @property
+    def keeps_on_node(self) -> bool:
+        """Whether each node keeps its own copy of the weights between the forward and the backward pass."""
+        return self.placements == FSDP_NODE
+
+    @property
     def options(self) -> dict[str, str] | None:
         """The backend's options that make it this strategy; None of plain ones."""
         if self.wire is None:
             return None
         bits = {"bits": str(self.wire.bits)} if self.wire.codec == "quant" else {}
-        return {"codec": self.wire.codec, **bits, "tiers": self.wire.tiers, "units": "*"}
+        weights = {"weights": self.wire.weights} if self.wire.weights != "plain" else {}
+        return {"codec": self.wire.codec, **bits, "tiers": self.wire.tiers, **weights, "units": "*"}
 
     def formula(self, world: RingFormula) -> Formula:
         """Bytes of its collectives, where `world` is the ordinary backend."""
@@ -80,6 +86,7 @@ _TAGC = WireOptions()
 _FLAT_TAGC = WireOptions(tiers="flat")
 _SPARSE = WireOptions(codec="sparse")
 _QUANT = WireOptions(codec="quant", bits=4)
+_FULL = replace(_QUANT, weights="delta")
 _QUANT_2 = WireOptions(codec="quant", bits=2)
 
 _ALL = (
@@ -95,6 +102,7 @@ _ALL = (
     Strategy("sparse", "as fsdp, on Isthmus: two tiers, exact top-k of each block between nodes", FSDP, _SPARSE),
     Strategy("quant", "as fsdp, on Isthmus: two tiers, rotated 4-bit codes between nodes", FSDP, _QUANT),
     Strategy("quant-node", "as fsdp-node, on Isthmus: two tiers, rotated 4-bit codes between nodes", FSDP_NODE, _QUANT),
+    Strategy("full", "as quant, and weights between nodes as bit-exact differences", FSDP, _FULL),
     Strategy("quant2", "as quant, with 2 bits", FSDP, _QUANT_2),
     Strategy("hsdp-none", "as hsdp, on Isthmus, exact", HSDP, _NONE),
     Strategy("hsdp-tagc", "as hsdp, on Isthmus: TAGC in the all-reduce between nodes", HSDP, _TAGC),
@@ -106,8 +114,8 @@ _ALL = (
 STRATEGIES = {strategy.name: strategy for strategy in _ALL}
 _NOT_BY_DEFAULT = ("zero1", "sparse", "quant2", "hsdp-quant2", "ddp-none", "ddp-tagc")
 DEFAULT_STRATEGIES = tuple(name for name in STRATEGIES if name not in _NOT_BY_DEFAULT)
-#: The arms of the training benchmark: the strategies that it can run, those of FSDP2 with its usual resharding.
-ARMS = {name: strategy for name, strategy in STRATEGIES.items() if strategy.placements in (FSDP, HSDP)}
+#: The arms of the training benchmark: the strategies that it can run, those of FSDP2.
+ARMS = {name: strategy for name, strategy in STRATEGIES.items() if strategy.placements in (FSDP, FSDP_NODE, HSDP)}
 
 
 def world_formula(backend: str, ranks_per_node: int) -> RingFormula:
@@ -118,7 +126,8 @@ def world_formula(backend: str, ranks_per_node: int) -> RingFormula:
 
 
 def strategies_named(names: Sequence[str], options: WireOptions) -> list[Strategy]:
-    """The strategies of these names; those on Isthmus with `options`, but for codec, tiers and bits of their own.
+    """The strategies of these names; those on Isthmus with `options`, but for what makes each
+    the strategy that it is.
 
     ValueError names what is unknown or named twice.
     """
@@ -130,4 +139,6 @@ def _with_options(strategy: Strategy, options: WireOptions) -> Strategy:
     wire = strategy.wire
     if wire is None:
         return strategy
-    return replace(strategy, wire=replace(options, codec=wire.codec, tiers=wire.tiers, bits=wire.bits))
+    return replace(
+        strategy, wire=replace(options, codec=wire.codec, tiers=wire.tiers, bits=wire.bits, weights=wire.weights)
+    )

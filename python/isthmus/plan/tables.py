@@ -14,7 +14,7 @@ _MEGA = 1e6
 
 
 def print_comparison(comparison: Comparison, setting: Setting, console: Console) -> None:
-    """Print bytes, times, memory, the verdict, and what it rests on."""
+    """Print bytes, times, memory, the verdict, and its assumptions."""
     model, cluster = setting.model, setting.cluster
     console.print(
         f"{model.name}: {model.num_parameters:,} parameters in {len(model.units)} units, on {cluster.nodes} nodes x "

@@ -15,7 +15,7 @@ _SOURCE_ELEMENT_BYTES = 4  # speeds of codecs are those of float32
 
 
 class Resource(StrEnum):
-    """What a stage keeps busy: the node's link, links within the node, the codec."""
+    """A resource that a stage uses: the node's link, links within the node, the codec."""
 
     BETWEEN = "between"
     WITHIN = "within"
@@ -24,7 +24,7 @@ class Resource(StrEnum):
 
 @dataclass(frozen=True)
 class NodeHop:
-    """A hop as a whole node makes it: what leaves it, and what its busiest rank sends within it or works on."""
+    """A hop of a whole node: the bytes that leave it, and the bytes or elements of its busiest rank."""
 
     steps: int
     inter_bytes: int

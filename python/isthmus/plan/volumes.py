@@ -1,4 +1,4 @@
-"""What each collective puts on links: the formulas of docs/algorithms.md, hop by hop.
+"""Bytes that each collective sends over links: the formulas of docs/algorithms.md, hop by hop.
 
 Counters of real runs are compared with them (`isthmus bench training`, `isthmus plan --check`), and plans are made of
 them. They are written here independently of the library, since a check of the library against itself would always pass.
@@ -11,7 +11,14 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from isthmus.plan.packets import WireOptions, packet_bytes, piece_bytes, sketch_shape
+from isthmus.plan.packets import (
+    WEIGHTS_HEADER_BYTES,
+    WireOptions,
+    packet_bytes,
+    piece_bytes,
+    sketch_shape,
+    weights_packet_bytes,
+)
 
 _SMALLEST_SUM_BYTES = 4  # partial sums travel in float32, or float64
 
@@ -36,6 +43,8 @@ class Collective:
     ranks: Sequence[int]
     num_elements: int
     element_bytes: int
+    #: Of a gather: whether it is known to bring what the one before it brought.
+    is_repeated: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -129,7 +138,7 @@ def nccl_formula(ranks_per_node: int) -> RingFormula:
 
 @dataclass(frozen=True)
 class IsthmusFormula:
-    """Isthmus. world: what carries everything that does not take its paths."""
+    """Isthmus. world: the formula of collectives that do not take its paths."""
 
     options: WireOptions
     world: RingFormula
@@ -142,6 +151,8 @@ class IsthmusFormula:
         if collective.kind is Kind.ALL_GATHER:
             if not (self._is_large(collective) and self.options.two_tier_all_gather):
                 return self.world(collective, rank)
+            if self.options.weights == "delta":
+                return self._gather_weights(collective, num_nodes)
             return _gather(collective, num_nodes, collective.chunk_elements * collective.element_bytes)
         codec = self._codec(collective)
         if self.options.tiers == "flat":
@@ -149,6 +160,16 @@ class IsthmusFormula:
         else:
             hops = self._reduce_in_two_tiers(collective, num_nodes, codec)
         return hops + self._deliver_result(collective, num_nodes, codec)
+
+    def _gather_weights(self, collective: Collective, num_nodes: int) -> tuple[Hop, ...]:
+        chunk, others = collective.chunk_elements, num_nodes - 1
+        changed = 0 if collective.is_repeated else weights_packet_bytes(chunk, collective.element_bytes, self.options)
+        compared = Hop(codec="delta" if changed else "none", encoded_elements=chunk)
+        headers = Hop(others, inter_bytes=others * WEIGHTS_HEADER_BYTES, counted=True)
+        packets = Hop(others, inter_bytes=others * changed, counted=True)
+        decoded = Hop(codec="delta", decoded_elements=others * chunk)
+        _, *within = _gather(collective, num_nodes, chunk * collective.element_bytes)
+        return (compared, headers, *((packets, decoded) if changed else ()), *within)
 
     def _is_large(self, collective: Collective) -> bool:
         return collective.num_elements >= self.options.min_elements
@@ -193,7 +214,7 @@ class IsthmusFormula:
         )
 
     def _deliver_result(self, collective: Collective, num_nodes: int, codec: str) -> tuple[Hop, ...]:
-        """What an all-reduce adds: the owner's result is encoded, gathered, and decoded by all."""
+        """The second half of an all-reduce: the owner's result is encoded, gathered, and decoded by all."""
         if collective.kind is not Kind.ALL_REDUCE:
             return ()
         chunk = collective.chunk_elements

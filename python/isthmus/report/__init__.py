@@ -1,1 +1,1 @@
-"""What a group did and why, and what is installed: `isthmus.stats`, `isthmus.explain`, `isthmus info`."""
+"""Statistics of a group, explanations, and facts for bug reports: `isthmus.stats`, `.explain`, `isthmus info`."""

@@ -24,7 +24,7 @@ from isthmus.topology.machine import printable
 
 @dataclass(frozen=True)
 class Feature:
-    """Something that Isthmus can use. detail: its version where it is there, else why it is not."""
+    """A library or tool that Isthmus can use. detail: its version, or why it is missing."""
 
     name: str
     is_available: bool
@@ -42,7 +42,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Info:
-    """Everything. options_error: why options cannot be told; then `options` is empty."""
+    """All facts. options_error: why the options cannot be read; then `options` is empty."""
 
     versions: Mapping[str, str]
     features: tuple[Feature, ...]
@@ -57,7 +57,7 @@ class Info:
 
 
 def collect(environment: Mapping[str, str] | None = None) -> Info:
-    """Find out everything. environment: stands in for os.environ, except for what the options are read from."""
+    """Collect all facts. environment: replaces os.environ, except where the options are read."""
     environment = os.environ if environment is None else environment
     torch, torch_error = _attempt(_import_torch)
     core, native_error = _attempt(native.load)

@@ -1,4 +1,4 @@
-"""``isthmus.stats``: what a process group did."""
+"""``isthmus.stats``: the statistics of a process group."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
 
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
-    """What this rank did in `group` (default: all ranks) since it was made or `reset_stats` was called.
+    """Statistics of this rank in `group` (default: all ranks) since it was made or `reset_stats` was called.
 
     Plain values: ``node_map``, ``node_map_source``, ``options``, ``calls`` (as they arrived from torch),
     ``collectives`` (of the two-tier path: calls, payload bytes by tier, seconds by phase), ``codec`` (counts of
-    elements), ``compressed_calls``, ``exact_calls`` (by reason), ``num_units``, ``residual_bytes``,
+    elements), ``weights`` (with ``weights="delta"``: gathers of parameters, those ``unchanged``, ``healed`` and
+    ``whole`` by reason, and the memory of replicas), ``compressed_calls``, ``exact_calls`` (by reason),
+    ``num_units``, ``residual_bytes``,
     ``scratch_bytes``, ``units``, ``devices`` (from ``collectives`` to ``units`` of each device alone: ``cpu``,
     ``cuda:0``), ``notes``. On a GPU seconds are counted with the option ``device_timings``.
 

@@ -1,4 +1,4 @@
-"""Reads checkpoints of `torch.distributed.checkpoint` without running what is in them.
+"""Reads checkpoints of `torch.distributed.checkpoint` without running code in them.
 
 They are pickles, and torch's own reader lets a pickle call any function. Here `.metadata` may name only what torch
 writes there, and saved objects are read with `weights_only`.
@@ -39,7 +39,7 @@ _MAKERS: dict[str, Any] = {f"{one.__module__}.{one.__qualname__}": one for one i
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    """Makes nothing but what torch writes into `.metadata`: types of elements, sizes, places in files."""
+    """Makes only the objects that torch writes into `.metadata`: types of elements, sizes, places in files."""
 
     def find_class(self, module: str, name: str) -> Any:
         full_name = f"{module}.{name}"
@@ -62,7 +62,7 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 class CheckpointReader(FileSystemReader):
-    """Torch's reader of a folder, but for `.metadata`."""
+    """Torch's reader of a folder, with a safe reader of `.metadata`."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Raise ValueError, which names the file, if it holds anything but metadata."""

@@ -47,9 +47,9 @@ class KnownModel:
 
 
 def known_models(target: Target) -> list[KnownModel]:
-    """Return prepared models, and FSDP models that are not: `target`, or else all FSDP2 models that are alive.
+    """Return prepared models, and unprepared FSDP models: `target`, or else all FSDP2 models that are alive.
 
-    If `target` is a model, what is in it comes first.
+    If `target` is a model, its parts come first.
     """
     models = [target] if isinstance(target, nn.Module) else live_fsdp2_models()
     inside = [prepared_of(module) for model in models for module in model.modules()]

@@ -76,7 +76,7 @@ def reshard_residuals(
     *,
     only_drop: bool,
 ) -> LoadReport:
-    """Load what was saved into the groups in `changed`; the others of `groups` have been loaded."""
+    """Load saved residuals into the groups in `changed`; the others of `groups` have been loaded."""
     resharded, dropped = [], []
     unchanged = {tuple(backend.global_ranks) for entry in groups if entry not in changed for backend in entry[1:]}
     for whole in _wholes(source):
@@ -216,12 +216,12 @@ def _owners(nodes: Sequence[Sequence[int]], rank: int, with_own: bool) -> list[i
 
 
 def _length(owner: int, chunk: int, num_elements: int) -> int:
-    """Return how many elements of an owner's chunk are no padding."""
+    """Return how many elements of an owner's chunk are not padding."""
     return max(0, min(chunk, num_elements - owner * chunk))
 
 
 def _residual(layout: Layout, totals: Totals, reduction: Reduction, backend: Any) -> torch.Tensor:
-    """Return the part of `totals` that this rank is to send."""
+    """Return the part of `totals` that this rank will send."""
     nodes = ranks_by_node(backend.node_of_rank)
     own = reduction.process_group.rank()
     num_elements = reduction.num_elements

@@ -1,4 +1,4 @@
-"""What is saved of residuals, and where it is read from.
+"""The saved form of residuals, and its readers.
 
 A state holds, for every rank, one entry "rank3", text that describes its groups and units, and one tensor for each
 residual, "rank3/0/5/residual": group 0, unit 5. So keys of different ranks differ, and a state may be saved beside
@@ -28,7 +28,7 @@ RESIDUALS = ("residual", "result_residual")
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of the units in a checkpoint, by name."""
+    """The outcome of loading each unit of a checkpoint, by name."""
 
     restored: tuple[str, ...] = ()  # bit for bit
     resharded: tuple[str, ...] = ()  # what they will add to later gradients was kept
@@ -82,7 +82,7 @@ def ranks_by_node(node_of_rank: Sequence[int]) -> list[list[int]]:
 
 
 def to_text(groups: Sequence[SavedGroup]) -> str:
-    """Return what a state says of one rank."""
+    """Return the text of one rank in a state."""
     content = [{**dataclasses.asdict(group), "units": [dataclasses.asdict(u) for u in group.units]} for group in groups]
     return json.dumps({"version": VERSION, "groups": content})
 
@@ -111,7 +111,7 @@ def _group_from(group: Mapping[str, Any]) -> SavedGroup:
 
 
 class Source:
-    """What is loaded from: a state, or a checkpoint that is read piece by piece."""
+    """The source of a load: a state, or a checkpoint that is read piece by piece."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ def source_of_checkpoint(checkpoint: Any, key: str) -> Source:
 
 
 def option_texts(backend: Any) -> dict[str, str]:
-    """Return the options of a group that say what its residuals are."""
+    """Return the options of a group that define its residuals."""
     fields = ("codec", "tiers", "own_piece", "ratio", "sparsity", "index_bits", "block_elements", "peel_rounds")
     return {field: str(getattr(backend.options, field)) for field in fields}
 

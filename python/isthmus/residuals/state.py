@@ -125,7 +125,7 @@ def load_state_dict(state: Mapping[str, Any], model_or_group: Target = None, *, 
 
     Residuals that are there already are dropped. If the groups have other nodes or ranks than they had, `state` must
     hold the entries of all ranks that saved; residuals are then re-sharded, or dropped with reshard=False. If loading
-    fails on one rank it does on all, and everything is as before.
+    fails on one rank it fails on all, and changes nothing.
     """
     _load(lambda: source_of_state(state), model_or_group, reshard)
 
@@ -136,13 +136,13 @@ def load_checkpoint(
     """Load what was saved with `torch.distributed.checkpoint.save({key: isthmus.state_dict(...)})`.
 
     From any number of ranks: if nodes or ranks differ, residuals are re-sharded: what they will add to the gradient of
-    each parameter stays the same, to rounding. That needs the parameters: of models that were given or prepared when
-    saving and are when loading; what cannot be placed is dropped, with a warning that names it. reshard=False drops
-    what would have to be re-sharded instead. All ranks call it; they read the files of all, one unit at a time. If it
-    fails on one rank it does on all, and everything is as before.
+    each parameter stays the same, to rounding. That needs the parameters, of models that are given or prepared both
+    when saving and when loading. A residual that cannot be placed is dropped, with a warning that names it.
+    reshard=False drops residuals instead of re-sharding them. All ranks call it; they read the files of all, one unit
+    at a time. If it fails on one rank it fails on all, and changes nothing.
 
-    Nothing that is in a folder is run, whoever made it. A `StorageReader` of your own reads the checkpoint's metadata
-    in its own way: most of torch's, FileSystemReader too, unpickle it, which runs whatever its author wants.
+    No code in a folder is run, whoever made it. A `StorageReader` of your own reads the checkpoint's metadata itself:
+    most of torch's, FileSystemReader too, unpickle it, which runs any code of its author.
     """
     return _load(lambda: source_of_checkpoint(checkpoint_id_or_reader, key), model_or_group, reshard)
 
@@ -211,7 +211,7 @@ def _same_group(source: Source, groups: Sequence[GroupAndBackend], index: int) -
 def _restore(
     source: Source, saved: tuple[int, int], group: dist.ProcessGroup, backend: Any, known: Sequence[KnownModel]
 ) -> LoadReport:
-    """Load what this rank saved of a group, bit for bit."""
+    """Load this rank's saved state of a group, bit for bit."""
     rank, group_index = saved
     saved_group = source.ranks[rank][group_index]
     check_options(saved_group, backend)
@@ -258,7 +258,7 @@ def _warn(groups: Sequence[GroupAndBackend], report: LoadReport) -> None:
 
 
 def scale_residuals(factor: float, model_or_group: Target = None) -> None:
-    """Multiply all residuals by `factor`, for when later gradients are larger by it: a changed loss scale."""
+    """Multiply all residuals by `factor`, where later gradients are larger by it: a changed loss scale."""
     for _, backend in _groups(model_or_group):
         backend.scale_residuals(factor)
 

@@ -1,7 +1,7 @@
-"""Tells the native module which unit a reduction is of that FSDP labels.
+"""Tells the native module which unit a reduction is of that FSDP labels, and whose weights a gather is of.
 
-FSDP2 reduces from Python, so the object of its unit is on the stack of the call. That also holds with several models,
-with garbage collection at any time, and for a unit that reduces several times.
+FSDP reduces and gathers from Python, so the object of its unit is on the stack of the call. That also holds with
+several models, with garbage collection at any time, and for a unit that reduces several times.
 """
 
 from __future__ import annotations
@@ -10,18 +10,27 @@ import functools
 import hashlib
 import itertools
 import weakref
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
-from isthmus.units.models import ParamGroup, flat_mixes_replicas, mixes_replicas, reducing_group, trainable_indexes
-from isthmus.units.prepare import tag_of
+from isthmus.units.models import (
+    ParamGroup,
+    flat_mixes_replicas,
+    gathering_object,
+    mixes_replicas,
+    reducing_group,
+    trainable_indexes,
+)
+from isthmus.units.prepare import tag_of, weights_name
 
 
 @dataclass(frozen=True)
 class _Owner:
-    """What does not change about one of FSDP2's objects."""
+    """The constant properties of one of FSDP2's objects."""
 
     number: int  # never given again
     exact: str  # why its reductions must stay exact, "" if they need not
@@ -53,6 +62,40 @@ def fsdp2_caller() -> tuple[int, str, int, str]:
     return owner.number, "", layout, owner.exact
 
 
+@dataclass(frozen=True)
+class _Gatherer:
+    """What gathers its parameters under a name."""
+
+    number: int  # never given again
+    name: str
+
+
+_gatherers: MutableMapping[object, _Gatherer] = WeakIdKeyDictionary()
+
+
+def weights_caller() -> tuple[int, str]:
+    """Return owner and name of the unit whose parameters are being gathered.
+
+    The owner is a number of this process, another one under another name; 0 if it is not on the stack: then the gather
+    is none of parameters, for all that is known. The name is equal on all ranks.
+    """
+    gatherer = gathering_object()
+    if gatherer is None:
+        return 0, ""
+    name = weights_name(gatherer)
+    if name is None:
+        return 0, ""
+    owner = _gatherers.get(gatherer)
+    # FSDP2 names a unit in its first forward pass, and prepare may come later.
+    if owner is not None and owner.name != name:
+        native.load().forget_weights_of(owner.number)
+        owner = None
+    if owner is None:
+        owner = _gatherers[gatherer] = _Gatherer(next(_numbers), name)
+        weakref.finalize(gatherer, native.load().forget_weights_of, owner.number).atexit = False
+    return owner.number, name
+
+
 def why_fsdp1_is_exact(flat_parameter: torch.Tensor) -> str:
     """Return why FSDP1's reductions of this flat parameter must stay exact, "" if they need not."""
     return native.load().REPLICAS if flat_mixes_replicas(flat_parameter) else ""
@@ -60,6 +103,6 @@ def why_fsdp1_is_exact(flat_parameter: torch.Tensor) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _hash(indexes: tuple[int, ...]) -> int:
-    """Return what stands for a layout of parameters without names, by their places in the unit; never 0."""
+    """Return a hash for a layout of parameters without names, by their places in the unit; never 0."""
     digest = hashlib.blake2b(",".join(map(str, indexes)).encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 1) or 1

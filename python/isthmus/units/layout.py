@@ -169,7 +169,7 @@ def concatenated(parameters: Iterable[Parameter], multiple_of: int = 1) -> Layou
 def mesh_part(mesh: Any) -> str:
     """Return where in its root mesh the ranks of `mesh` are: "tp=1/2" for the dimensions along which they do not vary.
 
-    "" where there is no larger mesh, or this torch does not tell.
+    "" if there is no larger mesh, or this torch does not expose it.
     """
     root = getattr(mesh, "_get_root_mesh", lambda: mesh)()
     own = torch.isin(root.mesh, mesh.mesh.flatten())

@@ -1,7 +1,7 @@
-"""What a model reduces: its units, their parameters, and the process groups that they are reduced over.
+"""The units of a model, their parameters, and the process groups that they are reduced over.
 
-FSDP has no public view of its units. Whatever is read from private attributes of torch is read here; checked on torch
-2.11 and 2.15.
+FSDP has no public view of its units. Only this module reads private attributes of torch; checked on torch 2.11 and
+2.15.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Unit:
-    """What a model reduces together. It refers to no module, so that it keeps none alive."""
+    """Parameters that a model reduces together. Refers to no module, so that it keeps none alive."""
 
     name: str  # in the model: "blocks.0", "root"
     label: str  # what FSDP2 calls it if it is not tagged; "" for others
@@ -74,7 +74,7 @@ class Unit:
         return [group for group in (self.shard_group, self.replicate_group) if group is not None]
 
     def divisor_of(self, dtype: str) -> float:
-        """Return what torch divides results of this type by."""
+        """Return torch's divisor of results of this type."""
         return self.float16_divisor if dtype == "float16" else self.divisor
 
     def layout(self, parameters: Iterable[Parameter] | None = None) -> Layout:
@@ -148,7 +148,7 @@ def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
 
 
 def _divisor(group: ParamGroup, *, is_float16: bool) -> float:
-    """Return what FSDP2 divides a reduced gradient by. It divides before, too, to keep float16 in its range."""
+    """Return FSDP2's divisor of a reduced gradient. It also divides before, to keep float16 in its range."""
     if not is_float16 and not group.force_sum_reduction_for_comms:
         return 1
     groups = [found for found in (shard_group(group), replicate_group(group)) if found is not None]
@@ -195,6 +195,29 @@ def reducing_group() -> tuple[ParamGroup, tuple[int, ...]] | None:
                 return group, tuple(places[id(param)] for param in params)
         frame = frame.f_back
     return None
+
+
+def gathering_object() -> Any | None:
+    """Return what is gathering its parameters on this thread, None if nothing below the caller on the stack does.
+
+    FSDP2's object of a unit, FSDP1's handle of a flat parameter, or the DTensor that is made whole (SimpleFSDP). Not
+    the flat parameter itself, which outlives its model: it keeps views of itself, whose gradients lead back to it.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = _GATHERERS.get(frame.f_code.co_name)
+        if file is not None and frame.f_code.co_filename.endswith(file):
+            return frame.f_locals.get("self")
+        frame = frame.f_back
+    return None
+
+
+# Methods of torch that gather parameters, and the ends of their files' names.
+_GATHERERS = {
+    "unshard": "fsdp/_fully_shard/_fsdp_param_group.py",
+    "_all_gather_flat_param": "fsdp/_flat_param.py",
+    "redistribute": "distributed/tensor/_api.py",
+}
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import fnmatch
 import re
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
 from isthmus.backends import isthmus_backend
@@ -40,7 +41,7 @@ FIRST_BUCKETS = "first two backward passes with these DDP buckets"
 
 @dataclass
 class Prepared:
-    """What is known of a model that was prepared. It refers to no module, so that it keeps none alive."""
+    """The record of a prepared model. Refers to no module, so that it keeps none alive."""
 
     name: str
     patterns: str
@@ -216,6 +217,26 @@ def tag_of(group: ParamGroup, indexes: tuple[int, ...]) -> tuple[str, int, str] 
     return prepared.full_name(unit.name), found.layouts[indexes], prepared.exact_reason(unit.name)
 
 
+# --- Gathers of weights ---
+
+# The names of parameters that SimpleFSDP and others gather one by one.
+_names_of_dtensors: MutableMapping[DTensor, str] = WeakIdKeyDictionary()
+
+
+def weights_name(gatherer: Any) -> str | None:
+    """Return the name of the unit whose parameters `gatherer` gathers, None if it is no unit for all that is known.
+
+    gatherer: FSDP2's object of a unit, FSDP1's handle, or a DTensor, which must have been prepared.
+    """
+    if isinstance(gatherer, DTensor):
+        return _names_of_dtensors.get(gatherer)
+    flat_parameter = getattr(gatherer, "flat_param", None)
+    if flat_parameter is not None:
+        return f"fsdp1:{clean_name(flat_parameter._fqns[0])}"
+    found = _units_of_groups.get(gatherer)
+    return found.prepared.full_name(found.unit.name) if found is not None else fqn_of(gatherer) or "root"
+
+
 # --- DDP ---
 
 
@@ -244,7 +265,7 @@ def _bucket_parameters(module: nn.parallel.DistributedDataParallel) -> dict[torc
 class BucketReduction:
     """DDP's communication hook: averages each bucket, and tells the backend which parameters it holds.
 
-    DDP fills its buckets anew after the first backward pass, or with a static graph after the second. Residuals of the
+    DDP rebuilds its buckets after the first backward pass, or with a static graph after the second. Residuals of the
     first buckets would never be sent, so a layout is exact in the first two passes that have it.
     """
 
@@ -302,8 +323,8 @@ def _register_bucket_hook(module: nn.parallel.DistributedDataParallel, prepared:
 def _prepare_dtensors(model: nn.Module, prepared: Prepared) -> None:
     """Name the parameters: autograd tells which of them a reduction is of, and that it is of one.
 
-    Activations that cross the same groups have no parameter behind them, and stay exact; so does what a compiled graph
-    reduces, of which autograd sees nothing.
+    Activations that cross the same groups have no parameter behind them, and stay exact; so do reductions of compiled
+    graphs, which autograd does not see.
     """
     parameters = [(name, p) for name, p in model.named_parameters() if isinstance(p, DTensor)]
     if not parameters or not _is_on_isthmus(groups_of(model)):
@@ -314,10 +335,11 @@ def _prepare_dtensors(model: nn.Module, prepared: Prepared) -> None:
         layout_hash = prepared.remember(unit, unit.layout())
         exact = prepared.exact_reason(unit.name)
         native.load().name_parameter(parameter, prepared.full_name(unit.name), layout_hash, exact)
+        _names_of_dtensors[parameter] = prepared.full_name(unit.name)
 
 
 def _dtensor_unit(name: str, parameter: DTensor) -> Unit:
-    """Return a unit of one parameter. What is reduced over which dimension of its mesh only its model knows."""
+    """Return a unit of one parameter. Only its model knows over which dimensions of its mesh it is reduced."""
     described = (Parameter(name, tuple(parameter.shape)),)
     return Unit(
         name=name,
@@ -348,7 +370,7 @@ def _what_was_found(model: nn.Module) -> str:
 
 @contextmanager
 def unit(name: str) -> Iterator[None]:
-    """Say that what this thread reduces in the block are gradients of the unit `name`.
+    """Declare that reductions of this thread in the block are gradients of the unit `name`.
 
     For reductions that neither FSDP nor `prepare` knows. The name stands for the same parameters, in the same order,
     whenever a reduction of equal size and type is made under it: a codec's residual is added to the next one. All ranks

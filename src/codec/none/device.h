@@ -1,4 +1,4 @@
-// Codec `none` on a device: what the host has to know and decide. The work itself is kernels/none/sequence.h.
+// Codec `none` on a device: the host's part. kernels/none/sequence.h has the device's.
 #pragma once
 
 #include <cstdint>

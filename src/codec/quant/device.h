@@ -1,4 +1,4 @@
-// Codec `quant` on a device: what the host has to know and decide. The work itself is kernels/quant/sequence.h.
+// Codec `quant` on a device: the host's part. kernels/quant/sequence.h has the device's.
 #pragma once
 
 #include <cstdint>

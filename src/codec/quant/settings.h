@@ -1,4 +1,4 @@
-// What the executors of codec `quant` share outside the kernels: settings, shapes, layouts and headers.
+// Settings, shapes, layouts and headers of codec `quant`, shared by its executors.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace isthmus {
 
-// What `options` say of codec quant. Throws OptionError if one of them is out of its range, and for bits=0: whoever
-// makes the codec chooses the bits.
+// The settings in `options` of codec quant. Throws OptionError if one of them is out of its range, and for bits=0: the
+// caller has to choose the bits.
 kernels::QuantSettings quant_settings(const Options& options);
 bool quant_keeps_residual(const Options& options);
 

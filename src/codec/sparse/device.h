@@ -1,4 +1,4 @@
-// Codec `sparse` on a device: what the host has to know and decide. The work itself is kernels/sparse/sequence.h.
+// Codec `sparse` on a device: the host's part. kernels/sparse/sequence.h has the device's.
 #pragma once
 
 #include <cstdint>

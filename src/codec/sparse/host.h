@@ -8,7 +8,7 @@
 
 namespace isthmus {
 
-// Nothing is hashed and nothing merged: what a packet holds is added where it says. Keeps no scratch memory.
+// A packet's values are added at its offsets. Keeps no scratch memory.
 class SparseCodec final : public Codec {
  public:
   // Uses sparsity, value_type and error_feedback. Throws OptionError if one of them is out of its range.

@@ -1,4 +1,4 @@
-// What codec `sparse` needs to know outside the kernels, on every executor: settings, shapes, layouts and headers.
+// Settings, shapes, layouts and headers of codec `sparse`, shared by its executors.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace isthmus {
 
-// The knobs of sparse, validated (OptionError).
+// The options of sparse, validated (OptionError).
 struct SparseSettings {
   // Uses sparsity, value_type and error_feedback.
   explicit SparseSettings(const Options& options);

@@ -1,4 +1,4 @@
-// Codec `tagc` on a device: what the host has to know and decide. The work itself is kernels/tagc/sequence.h.
+// Codec `tagc` on a device: the host's part. kernels/tagc/sequence.h has the device's.
 #pragma once
 
 #include <cstdint>

@@ -10,13 +10,13 @@
 
 namespace isthmus {
 
-// Stateless but for its settings and scratch memory: one object a thread. Nothing of what it produces carries a header:
-// index and sketch pass through reductions. Ranks must agree on options, sizes and PacketContext.
+// Stateless except for its settings and scratch memory: one object a thread. Its output has no header, because index
+// and sketch pass through reductions. Ranks must agree on options, sizes and PacketContext.
 class TagcFlat {
  public:
   // Uses ratio, sparsity, index_bits, block_elements and peel_rounds. Throws OptionError if one of them is out of its
   // range; if index_bits is 4 and world_size is above 15 (the counts would overflow); if error_feedback is off; and for
-  // what the single-tier form does not have: cells that are not fp32 (sums are merged in them), rows by load.
+  // options that the single-tier form does not support: cells other than fp32 (sums are merged in them), rows by load.
   TagcFlat(const Options& options, int world_size);
   ~TagcFlat();
 

@@ -1,4 +1,4 @@
-// What both forms of tagc share outside the kernels: settings, shapes, seeds and scratch memory.
+// Settings, shapes, seeds and scratch memory of codec `tagc`, shared by its two forms.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace isthmus {
 
-// The knobs of tagc, validated (OptionError).
+// The options of tagc, validated (OptionError).
 struct TagcSettings {
   explicit TagcSettings(const Options& options);
 
@@ -40,7 +40,7 @@ void check_tagc_packets(ConstBuffer packets, int64_t num_packets, ConstBuffer ou
 // the next.
 uint64_t tagc_seed(PacketContext context);
 
-// The block whose elements have precedence this step where not all can be sent: it moves on, so that each has its turn.
+// The block whose elements have precedence in this step if not all can be sent. It moves on from step to step.
 int64_t tagc_first_block(const kernels::TagcShape& shape, PacketContext context);
 
 // Scratch memory of one encoder or decoder: grows, never shrinks.
@@ -63,7 +63,7 @@ struct TagcScratch {
 
   // The kernels' view, with `marks` less the flagged blocks (null: none) as the remaining keys.
   kernels::PeelScratch peel(const kernels::TagcShape& shape, const uint64_t* marks, const uint64_t* flagged_blocks);
-  // What recovering the values of these keys needs besides.
+  // The additional scratch memory for recovering the values of these keys.
   kernels::ValueScratch values(const kernels::TagcShape& shape, const kernels::PeelScratch& keys);
 };
 

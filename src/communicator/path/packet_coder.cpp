@@ -50,7 +50,7 @@ Buffer PacketCoder::in_float32(Run& run, ConstBuffer values, ConstBuffer residua
   return sum;
 }
 
-// Decodes the packet once more: nothing crosses for that.
+// Decodes the packet once more, locally.
 void PacketCoder::measure_error(Run& run, const ReductionPlan& plan, Codec& codec, ConstBuffer given,
                                 ConstBuffer packet, const PacketContext& context) const {
   const Buffer decoded = run.take(given.num_elements, DataType::kFloat32);

@@ -1,4 +1,4 @@
-// Encodes packets with all that a unit's residual asks for, and says whose packets they are.
+// Encodes packets, updates the unit's residual, and fills in the packets' context.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@ class PacketCoder {
  public:
   explicit PacketCoder(Device& device) : device_(device) {}
 
-  // For packets that are encoded or decoded now, and counted afterwards.
-  // sender: the node that encodes the first of them, and so the number along the rail that seeds a codec: it is equal
-  // for copies of a parameter, which other ranks hold and which must stay equal.
+  // The context of packets that are encoded or decoded now; their step is counted afterwards.
+  // sender: the node that encodes the first of them: its place on the rail, which seeds the codec. It is no rank, since
+  // copies of a parameter on other rails must get the same bits.
   PacketContext context_for(const Run& run, const ReductionPlan& plan, PacketUse use, int sender,
                             uint8_t segment = 0) const;
   void count_packets(const Run& run, const ReductionPlan& plan, PacketUse use) const;

@@ -87,12 +87,11 @@ Buffer Path::place_of_packets(int first, int count, int64_t chunk, Buffer data) 
   return data.slice(begin, std::min(count * chunk, data.num_elements - begin));
 }
 
-void Path::all_gather(Run& run, ConstBuffer shard, Buffer gathered) const {
+void Path::all_gather(Run& run, ConstBuffer shard, Buffer gathered, ConstBuffer rail) const {
   const NodeMap& map = tiers_.map();
   const bool in_blocks = map.block_placement();
   const Buffer by_node = in_blocks ? gathered : run.take(gathered.num_elements, gathered.dtype);
-  const ConstBuffer rail = gather_along_rail(run, shard, by_node);
-  gather_within_node(run, rail, by_node);
+  gather_within_node(run, rail.num_elements > 0 ? rail : gather_along_rail(run, shard, by_node), by_node);
   if (!in_blocks) {
     run.counters.packed_calls = 1;
     run.set_phase("unpack");

@@ -12,8 +12,8 @@
 
 namespace isthmus {
 
-// Reductions are what the paths differ in; gathers are the same on both. Sizes and types were checked before. Has no
-// state: all of a collective's is in its Run, its plan, and the unit that the plan names.
+// Paths differ in reductions; gathers are the same on both. The caller has checked sizes and types. Stateless: a
+// collective's state is in its Run, its plan, and the unit that the plan names.
 class Path {
  public:
   // tiers, device and options outlive it.
@@ -28,11 +28,12 @@ class Path {
   // more, gathered, and decoded by all.
   void all_reduce(Run& run, const ReductionPlan& plan, Buffer data) const;
 
-  // gathered chunk r = rank r's shard, which is not empty: along the rail, then within the node.
-  void all_gather(Run& run, ConstBuffer shard, Buffer gathered) const;
+  // gathered chunk r = rank r's shard, which is not empty: along the rail, then within the node. rail: the shards of
+  // this rail, by node, where they have crossed already; empty: they have not.
+  void all_gather(Run& run, ConstBuffer shard, Buffer gathered, ConstBuffer rail = {}) const;
 
  protected:
-  // Whether this rank encodes its own piece, which crosses no link, as the others.
+  // Whether this rank also encodes its own piece, which crosses no link.
   bool codes_own_piece() const { return options_.own_piece == "coded"; }
 
   const TierSet& tiers_;

@@ -1,5 +1,5 @@
-// How a piece is cut: each part is encoded, exchanged and decoded for itself, so that one is encoded while another one
-// crosses.
+// How a piece is cut into segments. Each is encoded, exchanged and decoded by itself, so that one is encoded while
+// another crosses.
 #pragma once
 
 #include <algorithm>
@@ -15,9 +15,10 @@ struct Segment {
   bool is_last = false;
 };
 
-// Segments begin at multiples of this: every codec's blocks end there, too.
+// Segments begin at multiples of this, a multiple of every codec's block.
 inline constexpr int64_t kSegmentAlignment = 4096;
-// Chosen: as many as this at most, and none below so many elements. Shorter ones cost more in latency than they hide.
+// The default is at most so many segments, each of at least so many elements: shorter ones cost more latency than they
+// hide.
 inline constexpr int64_t kMostChosenSegments = 8;
 inline constexpr int64_t kLeastChosenElements = 262144;
 

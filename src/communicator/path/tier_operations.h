@@ -1,4 +1,4 @@
-// What paths do with tiers beside calling them.
+// Helpers for operations on tiers.
 #pragma once
 
 #include <exception>
@@ -32,7 +32,7 @@ void start_group(Transport& tier, int count, Stream stream, const Start& start) 
   } catch (...) {
     try {
       tier.end_group();
-    } catch (const std::exception&) {  // the first error is the one that is thrown
+    } catch (const std::exception&) {  // the first error is thrown
     }
     throw;
   }

@@ -17,12 +17,12 @@ class TwoTierPath final : public Path {
   struct Crossing {
     const Segment* segment;
     Buffer packets;  // one for each node, at its place
-    Buffer arrived;  // likewise; what is at this node's own place is unspecified
+    Buffer arrived;  // likewise; this node's own place is unspecified
     HandlePtr handle;
     EventPtr done;
   };
 
-  // What the lines of reduce_scatter() do. Each runs on a lane of its own.
+  // The lines of reduce_scatter(). Each runs on a lane of its own.
   ConstBuffer sum_within_node(Run& run, ConstBuffer gradient) const;
   Buffer encode(Run& run, const ReductionPlan& plan, ConstBuffer pieces, const EventPtr& summed,
                 const Segment& segment) const;

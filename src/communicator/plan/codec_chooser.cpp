@@ -14,7 +14,7 @@
 namespace isthmus {
 namespace {
 
-// Links are probed again where a unit's reductions take so many times longer, or shorter, than they used to.
+// Links are probed again if a unit's reductions take longer or shorter than before by this factor.
 constexpr double kLinkChanged = 1.5;
 // The share of a reduction that callers wait for even if it was done before they asked.
 constexpr double kSeen = .05;
@@ -86,7 +86,7 @@ void CodecChooser::choose_for(Unit& unit, const UnitKey& key, Stream tail) {
   own.choice = choose(measured, facts, options_);
 }
 
-// What was measured of the unit since the last decision, over all ranks.
+// Measurements of the unit since the last decision, over all ranks.
 void CodecChooser::exchange_measurements(Unit& unit) {
   phase_ = "exchange of measurements";
   UnitChoice& own = *unit.choice;

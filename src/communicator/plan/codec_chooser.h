@@ -16,35 +16,34 @@
 
 namespace isthmus {
 
-// Measures links and codecs when the first unit asks, chooses for each unit, and decides anew every error_interval
-// reductions of it. All of that is the same on all ranks. From the thread that calls collectives.
+// Measures links and codecs when the first unit asks, chooses for each unit, and decides again every error_interval
+// reductions of it. All ranks decide alike. Called by the thread that calls collectives.
 class CodecChooser {
  public:
   // phase: of the communicator. All outlive it.
   CodecChooser(const TierSet& tiers, Device& device, const Options& options, std::atomic<const char*>& phase)
       : tiers_(tiers), device_(device), options_(options), phase_(phase) {}
 
-  // Whether the options leave the choice to it; else everything is done with the options as they are.
+  // Whether the options leave the choice to it; otherwise they apply as they are.
   bool chooses() const;
 
-  // How fast links and codecs are for sums of this type; measured first, if that is not done yet. Equal on all ranks.
-  // Collective where it measures.
+  // Speeds of links and codecs for sums of this type, equal on all ranks. The first call measures them, collectively.
   Measurements measure(DataType dtype);
 
-  // exposed_share(hash): which share of a unit's reductions, by UnitKey::hash(), the caller has waited for since the
-  // last time, on this rank; nothing: unknown, and taken for all of it. Called from within reductions.
+  // exposed_share(hash): the share of the time of a unit's reductions, by UnitKey::hash(), that the caller has waited
+  // since the last call, on this rank. Nothing: unknown, and all of it counts. Called from within reductions.
   void set_exposed_share(std::function<std::optional<double>(uint64_t unit_hash)> exposed_share) {
     exposed_share_ = std::move(exposed_share);
   }
 
-  // What the unit's reductions are made with, its stage apart, from the one on that comes now. tail: the stream of the
-  // reduction. All ranks come here at the same reduction of the unit, and send something where a decision is due.
+  // The options for the unit's reductions from this one on, its stage apart. tail: the stream of the reduction. All
+  // ranks call this at the same reduction of the unit; where a decision is due it is collective.
   const Options& wanted_settings(Unit& unit, const UnitKey& key, Stream tail);
 
-  // Takes note of the time of a reduction that is done.
+  // Records the time of a completed reduction.
   static void observe(const ReductionPlan& plan, const CollectiveStats& counters);
 
-  // The path of one reduction, the world backend's included, whatever is known of its unit.
+  // The path of one reduction, the world backend's included, independent of its unit.
   static Choice choose_path(const Measurements& measured, const UnitFacts& facts, const Options& options) {
     return choose(measured, facts, options);
   }

@@ -1,5 +1,4 @@
-// Which collectives take the two-tier paths, and which units are compressed, by size and name: what the options say
-// alone.
+// Which collectives take the two-tier paths, and which units are compressed: by size, name and options alone.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +13,11 @@ namespace isthmus {
 std::vector<std::string> split_patterns(const std::string& text);
 
 // `units` is a comma-separated list of globs as of fnmatch(3), in which "!" before a glob excludes. A unit is
-// compressed if a glob without "!" matches its name, or there is none such, and no glob with "!" matches it. Order does
-// not matter: "*,!*attn*" and "!*attn*,*" and "!*attn*" are equal.
+// compressed if a glob without "!" matches its name, or there is no such glob, and no glob with "!" matches it. Order
+// does not matter: "*,!*attn*", "!*attn*,*" and "!*attn*" are equal.
 bool unit_is_compressed(const std::string& units, const std::string& name);
 
-// Whether a collective whose whole input (of a gather: output) has so many elements is worth two tiers.
+// Whether a collective takes two tiers whose whole input (of a gather: output) has so many elements.
 bool is_large(const Options& options, int64_t num_elements);
 // Why a collective that is not large stays exact.
 inline constexpr const char* kTooSmall = "below min_elements";

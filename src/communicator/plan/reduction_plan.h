@@ -13,12 +13,11 @@
 
 namespace isthmus {
 
-// Why a reduction is exact whose unit's codec is chosen: the choice says more. One object, which is compared by
-// address.
+// The reason of exact reductions of units whose codec is chosen; the choice has the details. Compared by address.
 inline constexpr char kChosenExact[] = "chosen to be exact";
 
-// Decided by ReductionPlanner, alike on all ranks. What it points to is the planner's and the caller's; valid until the
-// collective ends.
+// Made by ReductionPlanner, alike on all ranks. Its pointers refer to objects of the planner and the caller, and are
+// valid until the collective ends.
 struct ReductionPlan {
   const UnitKey* key = nullptr;
   Unit* unit = nullptr;  // null: there is no state, and everything is plain

@@ -82,7 +82,7 @@ void ReductionPlanner::finish(const ReductionPlan& plan) {
   }
 }
 
-// Chooses the codecs of a unit where they are to change.
+// Chooses the codecs of a unit if they have to change.
 void ReductionPlanner::follow_stage(Unit& unit, const UnitKey& key, int num_summands, Stream tail) {
   const Options& wanted = chooser_.wanted_settings(unit, key, tail);
   const int stage = stage_of(wanted, unit.step);
@@ -106,7 +106,7 @@ void ReductionPlanner::follow_stage(Unit& unit, const UnitKey& key, int num_summ
   }
 }
 
-// In the order in which reasons are told where several hold. Null: there is none.
+// The first reason that holds, in this order. Null: there is none.
 const char* ReductionPlanner::exact_reason(const UnitKey& key, double scale, const char* why_exact) const {
   const Unit* unit = units_.find(key);
   if (options_.codec == "none" && (unit == nullptr || !unit->has_residual())) {
@@ -125,7 +125,7 @@ const char* ReductionPlanner::exact_reason(const UnitKey& key, double scale, con
     return "empty";
   }
   if (scale == 0 || !std::isfinite(scale)) {
-    return "scale is zero or not finite";  // what a residual holds cannot be kept under it
+    return "scale is zero or not finite";  // a residual cannot be rescaled by it
   }
   if (flat() && key.collective == Collective::kAllReduce) {
     return "all-reduce in a single tier";

@@ -1,5 +1,5 @@
-// Decides how each reduction is done. Everything is decided from what is equal on all ranks: options, the key, and what
-// was decided before.
+// Decides how each reduction is done, from values that are equal on all ranks alone: options, the key, and earlier
+// decisions.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace isthmus {
 
-// Owns the units and their codecs. From the thread that calls collectives.
+// Owns the units and their codecs. Called by the thread that calls collectives.
 class ReductionPlanner {
  public:
   // All outlive it. Throws OptionError where the options do not fit the device, or settings the codec.

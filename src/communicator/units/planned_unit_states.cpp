@@ -31,7 +31,7 @@ void PlannedUnitStates::scale_residuals(double factor) {
 }
 
 void PlannedUnitStates::end_step(bool skipped) {
-  // After the results that were encoded before, too. What comes later passes the lane of pieces first.
+  // Also ordered behind results that were encoded before. Later work passes the lane of pieces first.
   const Stream pieces = device_.lane(Lane::kEncode);
   device_.order(device_.lane(Lane::kDecode), pieces);
   device_.end_step(skipped, pieces);

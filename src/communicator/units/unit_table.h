@@ -22,15 +22,15 @@ struct ResidualSizes {
   int64_t result_residual_elements = 0;
 };
 
-// What makes the packets of a unit. The communicator owns them.
+// The codecs of a unit. The communicator owns them.
 struct UnitCodecs {
   Codec* pieces = nullptr;
   Codec* result = nullptr;   // of an all-reduce
   TagcFlat* flat = nullptr;  // tiers=flat: null where it is exact
 };
 
-// What packets of a unit are encoded or decoded for. Each use counts its steps: a packet may be encoded before that of
-// the step before is decoded. A packet of a result is never taken for one of a piece.
+// The uses of a unit's packets. Each use counts its steps, since a packet may be encoded before the previous step's is
+// decoded. A packet of a result is never mistaken for one of a piece.
 enum class PacketUse : uint8_t { kPiece, kArrivedPiece, kResult, kArrivedResult };
 inline constexpr int kNumPacketUses = 4;
 inline Lane lane_of(PacketUse use) { return use == PacketUse::kPiece ? Lane::kEncode : Lane::kDecode; }
@@ -44,21 +44,21 @@ std::shared_ptr<DeviceContext> make_contexts(Device& device);
 
 struct Unit {
   uint64_t hash = 0;
-  uint64_t step = 0;       // reductions so far; equal on all ranks. On a GPU `contexts` know better
+  uint64_t step = 0;       // reductions so far; equal on all ranks. On a GPU `contexts` hold the true value
   double scale = 0;        // of the last of them; 0: none yet
   Buffer residual;         // float32; empty if the codec keeps none. Lane kEncode
   Buffer result_residual;  // float32; of the own chunk of an all-reduce's result; empty for others. Lane kDecode
   DeviceMemory residual_memory;
   DeviceMemory result_residual_memory;
   std::shared_ptr<DeviceContext> contexts;
-  // How its packets are made; decided anew where `stage` (schedule.h) changes, on all ranks alike.
+  // How its packets are made; decided again where `stage` (schedule.h) changes, on all ranks alike.
   std::optional<int> stage;
   Options settings;
   UnitCodecs codecs;
   std::shared_ptr<UnitChoice> choice;   // if the communicator chooses, else null
-  std::shared_ptr<SquaredError> error;  // of what its lossy codecs dropped, where that was measured
+  std::shared_ptr<SquaredError> error;  // that its lossy codecs made, where it was measured
 
-  // Keeps scale * residual as it was: what was held back under another scale counts as much as before.
+  // Rescales the residual so that scale * residual stays as it was.
   void follow_scale(Device& device, double new_scale);
   void scale_residuals(Device& device, double factor);
   bool has_residual() const { return residual.num_elements > 0; }
@@ -78,10 +78,10 @@ class UnitTable {
   // pointer stays valid until the unit is loaded or cleared.
   Unit* find_or_add(const UnitKey& key);
 
-  // Gives a unit that has none residuals of zeros, for the lanes that use them. Throws Error that names unit and bytes
-  // if there is no memory for them.
+  // Adds residuals of zeros to a unit without any, for the lanes that use them. Throws Error that names unit and bytes
+  // if memory for them is lacking.
   void add_residuals(Unit& unit, const UnitKey& key, ResidualSizes sizes);
-  // Once nothing that will be enqueued uses them.
+  // Call once no later work uses the residuals.
   void drop_residuals(Unit& unit);
 
   // Puts a copy of `state`, whose residuals are in the host's memory, in the place of the unit of its key. Throws Error

@@ -48,10 +48,11 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
       sides_(cpu_, cuda_.get(), std::move(parts.no_cuda)),
       calls_(group_, options_, counters_, [this](uint64_t number) { return watcher(number); }),
       recogniser_(group_, counters_, parts.covers_job),
+      weights_(group_),
       comparison_(group_, counters_, calls_),
       units_(group_, sides_.all()),
       reductions_(group_, sides_, counters_, calls_, recogniser_, comparison_, units_),
-      gathers_(group_, sides_, calls_, comparison_) {
+      gathers_(group_, sides_, calls_, comparison_, weights_) {
   init();
   faults_.set_sides(sides_.all());
   cpu_.set_timeout(options_->timeout);
@@ -63,7 +64,7 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
 
 // What fails here ends the process: a group that cannot leave its GPU or its peers would leave them waiting.
 BackendIsthmus::~BackendIsthmus() {  // NOLINT(bugprone-exception-escape)
-  const WithoutGil without_gil;      // before the lock: who holds that may wait for a worker that needs the GIL
+  const WithoutGil without_gil;      // before the lock, whose holder may wait for a worker that needs the GIL
   remove_live_backend(this);
   shutdown();
 }
@@ -72,7 +73,7 @@ void BackendIsthmus::start_threads() {
   try {
     cpu_.start();
     faults_.start();
-  } catch (const std::system_error&) {  // this process may have no more
+  } catch (const std::system_error&) {  // this process may have no more threads
     shutdown();
     throw;
   }

@@ -1,4 +1,4 @@
-// The c10d backend: torch's calls, each of which takes the two-tier path or goes to the world backend.
+// The c10d backend: each of torch's calls takes the two-tier path or goes to the world backend.
 #pragma once
 
 #include <torch/headeronly/version.h>
@@ -23,6 +23,7 @@
 #include "torch/sides/sides.h"
 #include "torch/units/device_units.h"
 #include "torch/units/gradient_recogniser.h"
+#include "torch/units/weight_recogniser.h"
 #include "torch/world/world_calls.h"
 #include "torch/world/world_comparison.h"
 
@@ -31,7 +32,7 @@
 
 namespace isthmus::torch_backend {
 
-// What a backend is made of, which Python constructs.
+// The parts of a backend, which Python constructs.
 struct BackendParts {
   c10::intrusive_ptr<c10d::Store> store;  // under a prefix of this group's own
   int rank = 0;
@@ -50,12 +51,11 @@ using SplitFunction = std::function<BackendPtr(const c10::intrusive_ptr<c10d::St
                                                const c10::intrusive_ptr<c10d::Backend::Options>& options)>;
 void set_split_function(SplitFunction function);
 
-// Torch's overrides: each notes that a call has arrived, finds the side that its tensors are on, and hands it on.
+// Torch's overrides: each records that a call has arrived, finds the side that its tensors are on, and passes it on.
 // CpuSide and make_cuda_side() say which thread runs what.
 //
-// A process that is forked from the one that made a backend has no part in its group: calls throw there. shutdown() and
-// abort() do nothing and the backend is never destroyed, so that the process can end and leaves the parent's
-// connections alone.
+// In a process that is forked from the one that made a backend calls throw. shutdown() and abort() do nothing there and
+// the backend is never destroyed, so that the child can end without touching the parent's connections.
 //
 // Locks: `shutdown_mutex_` while threads end and connections close; `mutex_` for moments. The members have locks of
 // their own: WorldCalls, WorldComparison, DeviceUnits, GradientRecogniser and CallCounters take no other lock under
@@ -77,9 +77,9 @@ class BackendIsthmus final : public c10d::Backend {
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   bool supportsSplitting() const override { return true; }
-  // As the world backend: torch loses later collectives where a call raises between start and end, as in a
-  // batch_isend_irecv of what cannot be sent, and does not start where this is false.
-  // NCCL's backend does, and needs it: messages that are not started together wait for each other.
+  // As the world backend. Where this is false torch does not start coalescing, and where it is true torch loses later
+  // collectives if a call raises between start and end, as in a batch_isend_irecv of an unsupported tensor. NCCL's
+  // backend needs it: messages that are not started together wait for each other.
   bool supportsCoalescing() const override { return coalesces_ || sides_.has_cuda(); }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
@@ -129,7 +129,7 @@ class BackendIsthmus final : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
-  // What the world backend can do, this one can: that of CUDA tensors, if there is one.
+  // Supports what the world backend supports: that of CUDA tensors, if there is one.
   bool supportsTimeEstimation() const override { return estimates_time_; }
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
@@ -139,7 +139,7 @@ class BackendIsthmus final : public c10d::Backend {
   void setGroupUid(const std::string& uid) override;
 
  private:
-  // Every call arrives here first, and gets the side that its tensors are on. Throws if the group has failed or is shut
+  // The first step of every call: returns the side that its tensors are on. Throws if the group has failed or is shut
   // down, or has no side for them.
   template <typename Tensors>
   Side& arrived(const char* call, const Tensors& tensors);  // a collective, of one tensor or several
@@ -165,6 +165,7 @@ class BackendIsthmus final : public c10d::Backend {
   const Sides sides_;
   WorldCalls calls_;
   GradientRecogniser recogniser_;
+  WeightRecogniser weights_;
   WorldComparison comparison_;
   DeviceUnits units_;
   Reductions reductions_;

@@ -1,4 +1,4 @@
-// Torch's calls of BackendIsthmus: which way each goes.
+// Torch's calls of BackendIsthmus, each to its path.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
@@ -8,7 +8,7 @@
 
 namespace isthmus::torch_backend {
 
-// Must not throw: torch would drop later collectives without a word.
+// Must not throw: torch would silently drop later collectives.
 void BackendIsthmus::startCoalescing() {
   if (group_.process.is_this()) {
     calls_.start_coalescing();
@@ -61,8 +61,7 @@ WorkPtr BackendIsthmus::broadcast(std::vector<at::Tensor>& tensors, const c10d::
 
 WorkPtr BackendIsthmus::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                                   const c10d::AllgatherOptions& options) {
-  Side& side = arrived("allgather", inputs);
-  return calls_.forward(side, [&](c10d::Backend& world) { return world.allgather(outputs, inputs, options); });
+  return gathers_.gather_lists(arrived("allgather", inputs), outputs, inputs, options);
 }
 
 WorkPtr BackendIsthmus::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
@@ -159,7 +158,7 @@ WorkPtr BackendIsthmus::recvAnysource(std::vector<at::Tensor>& tensors, int tag)
   return calls_.forward(side, [&](c10d::Backend& world) { return world.recvAnysource(tensors, tag); });
 }
 
-// Torch does not hand on for which device it is: for the GPU that the group is bound to, else for the host alone.
+// Torch does not pass the device on: the barrier is for the GPU that the group is bound to, else for the host alone.
 WorkPtr BackendIsthmus::barrier(const c10d::BarrierOptions& options) {
   const auto bound = bound_device();
   const bool on_gpu = cuda_ && (bound || !options.device_ids.empty());

@@ -13,17 +13,35 @@ Buffer byte_buffer(const at::Tensor& tensor) {
   return {tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()), DataType::kByte};
 }
 
+// The tensor whose equal chunks, one behind the other, `parts` are; undefined if they are none.
+at::Tensor whole_of(const std::vector<at::Tensor>& parts) {
+  const at::Tensor& first = parts.front();
+  const auto* place = static_cast<const std::byte*>(first.const_data_ptr());
+  for (const at::Tensor& part : parts) {
+    if (!part.is_contiguous() || part.numel() != first.numel() || part.scalar_type() != first.scalar_type() ||
+        !part.is_alias_of(first) || part.const_data_ptr() != place) {
+      return {};
+    }
+    place += part.nbytes();
+  }
+  const at::NoGradGuard no_grad;
+  return first.as_strided({first.numel() * static_cast<int64_t>(parts.size())}, {1});
+}
+
 }  // namespace
 
-bool Gathers::takes_two_tiers(Side& side, const at::Tensor& output, const at::Tensor& input) {
+bool Gathers::fits_two_tiers(const at::Tensor& output, const at::Tensor& input) const {
   return group_.two_tier() && gathers_by_tiers(group_.options, output.numel()) &&
          output.numel() == input.numel() * group_.size && output.scalar_type() == input.scalar_type() &&
-         output.layout() == at::kStrided && output.device() == input.device() &&
-         !comparison_.world_gathers_faster(side, output);
+         output.layout() == at::kStrided && output.device() == input.device();
+}
+
+bool Gathers::takes_two_tiers(Side& side, const at::Tensor& output, const at::Tensor& input) {
+  return fits_two_tiers(output, input) && !comparison_.world_gathers_faster(side, output);
 }
 
 WorkPtr Gathers::submit(Side& side, const at::Tensor& output, const at::Tensor& input,
-                        std::chrono::milliseconds timeout) {
+                        std::chrono::milliseconds timeout, const std::optional<UnitKey>& unit) {
   TwoTierCall call;
   call.operation.operation = "all-gather";
   call.operation.tensor = describe(output.numel(), input);
@@ -33,19 +51,51 @@ WorkPtr Gathers::submit(Side& side, const at::Tensor& output, const at::Tensor& 
   call.output = output;
   call.written = contiguous_stand_in(output);
   call.timeout = calls_.timeout_or_default(timeout);
-  call.run = [shard = byte_buffer(call.input), gathered = byte_buffer(call.written)](Communicator& communicator,
-                                                                                     Stream stream) {
-    return communicator.all_gather(shard, gathered, stream);
+  if (!unit) {
+    call.run = [shard = byte_buffer(call.input), gathered = byte_buffer(call.written)](Communicator& communicator,
+                                                                                       Stream stream) {
+      return communicator.all_gather(shard, gathered, stream);
+    };
+    return calls_.submit(side, std::move(call));
+  }
+  call.operation.unit = unit->name;
+  const Buffer gathered{call.written.data_ptr(), unit->num_elements, unit->dtype};
+  const ConstBuffer shard{call.input.const_data_ptr(), unit->num_elements / group_.size, unit->dtype};
+  call.run = [shard, gathered, unit = *unit, gone = weights_.take_gone()](Communicator& communicator, Stream stream) {
+    for (const std::string& name : gone) {
+      communicator.drop_weights(name);
+    }
+    return communicator.gather_weights(shard, gathered, unit, stream);
   };
   return calls_.submit(side, std::move(call));
 }
 
 WorkPtr Gathers::gather(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options) {
+  if (weights_.is_active() && fits_two_tiers(output, input)) {
+    if (const std::optional<UnitKey> unit = weights_.recognise(output)) {
+      return submit(side, output, input, options.timeout, unit);
+    }
+  }
   if (takes_two_tiers(side, output, input)) {
     return submit(side, output, input, options.timeout);
   }
   flatten(output, input);
   return calls_.forward(side, [&](c10d::Backend& world) { return world._allgather_base(output, input, options); });
+}
+
+// What FSDP1 calls on the CPU: chunks of one tensor. Only weights=delta makes anything of that.
+WorkPtr Gathers::gather_lists(Side& side, std::vector<std::vector<at::Tensor>>& outputs,
+                              std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions& options) {
+  if (weights_.is_active() && inputs.size() == 1 && outputs.size() == 1 &&
+      outputs[0].size() == static_cast<size_t>(group_.size)) {
+    const at::Tensor output = whole_of(outputs[0]);
+    const std::optional<UnitKey> unit =
+        output.defined() && fits_two_tiers(output, inputs[0]) ? weights_.recognise(output) : std::nullopt;
+    if (unit) {
+      return submit(side, output, inputs[0], options.timeout, unit);
+    }
+  }
+  return calls_.forward(side, [&](c10d::Backend& world) { return world.allgather(outputs, inputs, options); });
 }
 
 WorkPtr Gathers::gather_coalesced(Side& side, std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,

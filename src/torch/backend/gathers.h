@@ -4,36 +4,45 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
 #include "torch/backend/group.h"
 #include "torch/sides/sides.h"
+#include "torch/units/weight_recogniser.h"
 #include "torch/world/world_calls.h"
 #include "torch/world/world_comparison.h"
 
 namespace isthmus::torch_backend {
 
-// Called by the threads that make the group's calls. Has no state. side: that of the first input. See c10d::Backend.
+// Called by the threads that make the group's calls. Stateless. side: that of the first input. See c10d::Backend.
 class Gathers {
  public:
-  Gathers(const Group& group, const Sides& sides, WorldCalls& calls, WorldComparison& comparison)
-      : group_(group), sides_(sides), calls_(calls), comparison_(comparison) {}
+  Gathers(const Group& group, const Sides& sides, WorldCalls& calls, WorldComparison& comparison,
+          WeightRecogniser& weights)
+      : group_(group), sides_(sides), calls_(calls), comparison_(comparison), weights_(weights) {}
 
   WorkPtr gather(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);
+  WorkPtr gather_lists(Side& side, std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                       const c10d::AllgatherOptions& options);
   WorkPtr gather_coalesced(Side& side, std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                            const c10d::AllgatherOptions& options);
   WorkPtr gather_lists_coalesced(Side& side, std::vector<std::vector<at::Tensor>>& outputs,
                                  std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions& options);
 
  private:
+  bool fits_two_tiers(const at::Tensor& output, const at::Tensor& input) const;
   bool takes_two_tiers(Side& side, const at::Tensor& output, const at::Tensor& input);
-  WorkPtr submit(Side& side, const at::Tensor& output, const at::Tensor& input, std::chrono::milliseconds timeout);
+  // unit: whose weights are gathered; nothing: nobody's.
+  WorkPtr submit(Side& side, const at::Tensor& output, const at::Tensor& input, std::chrono::milliseconds timeout,
+                 const std::optional<UnitKey>& unit = std::nullopt);
 
   const Group& group_;
   const Sides& sides_;
   WorldCalls& calls_;
   WorldComparison& comparison_;
+  WeightRecogniser& weights_;
 };
 
 }  // namespace isthmus::torch_backend

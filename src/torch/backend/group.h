@@ -1,4 +1,4 @@
-// What is known of a process group for as long as it lives.
+// The properties of a process group that never change.
 #pragma once
 
 #include <chrono>

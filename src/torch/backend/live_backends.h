@@ -6,12 +6,12 @@ namespace isthmus::torch_backend {
 class BackendIsthmus;
 
 // A backend is added at the end of its constructor, and removed at the beginning of its destructor. A child that is
-// forked later keeps it for ever: destroying it would wait for threads that the child does not have, and close
-// connections that are the parent's.
+// forked later never destroys it: the destructor would wait for threads that the child does not have, and close the
+// parent's connections.
 void add_live_backend(BackendIsthmus* backend);
 void remove_live_backend(BackendIsthmus* backend);
 
-// Before the first backend is made, and of no effect again: makes forks known here.
+// Registers a handler for forks. Called before the first backend is made; later calls have no effect.
 void watch_forks();
 
 // Shuts down every backend of this process that still runs. For the interpreter's exit.

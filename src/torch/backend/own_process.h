@@ -5,8 +5,8 @@
 
 namespace isthmus::torch_backend {
 
-// Remembers the process that it is constructed in. A child that is forked from that has a copy of everything but the
-// threads, and shares the connections: what needs either cannot be used there.
+// Remembers the process that it is constructed in. A forked child has no threads of its parent and shares its
+// connections: whatever needs either cannot be used there.
 class OwnProcess {
  public:
   OwnProcess();

@@ -11,12 +11,12 @@
 
 namespace isthmus::torch_backend {
 
-// What a sum over `size` ranks is multiplied by; nothing if `op` is no sum, or that is known to a GPU alone: nobody
-// waits for one here.
+// The factor of a sum over `size` ranks; nothing if `op` is no sum, or if the factor is in a GPU's memory: reading it
+// would block.
 std::optional<double> sum_scale(const c10d::ReduceOp& op, int size);
 
-// `tensor` as `side` takes it with with_plain_sum(): multiplied, where its world backend does not do that (Gloo).
-// Throws TypeError where it would read a factor's memory as if it were of the tensor's type (NCCL).
+// `tensor` for a call with with_plain_sum(): multiplied, where the side's world backend does not multiply (Gloo).
+// Throws TypeError where the world backend would misread a factor of another type (NCCL).
 at::Tensor premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op, const Side& side);
 void premultiply_in_place(std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op, const Side& side);
 

@@ -17,7 +17,7 @@
 
 namespace isthmus::torch_backend {
 
-// Called by the threads that make the group's calls. Has no state. side: that of the first tensor. See c10d::Backend.
+// Called by the threads that make the group's calls. Stateless. side: that of the first tensor. See c10d::Backend.
 class Reductions {
  public:
   Reductions(const Group& group, const Sides& sides, CallCounters& counters, WorldCalls& calls,

@@ -1,4 +1,4 @@
-// What a backend tells about itself.
+// The statistics of a backend.
 #pragma once
 
 #include <cstdint>

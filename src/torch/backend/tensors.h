@@ -1,4 +1,4 @@
-// Tensors, as torch and as the core name and want them.
+// Conversions between torch's tensors and the core's buffers and types.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -61,8 +61,7 @@ inline at::Tensor contiguous_stand_in(const at::Tensor& output) {
   return output.is_contiguous() ? output : at::empty(output.sizes(), output.options(), at::MemoryFormat::Contiguous);
 }
 
-// Both in one dimension, as far as the output's memory allows: Gloo insists on shapes that callers of the two-tier path
-// need not know.
+// Both in one dimension, as far as the output's memory allows: Gloo requires shapes that the two-tier path does not.
 inline void flatten(at::Tensor& output, at::Tensor& input) {
   if (output.is_contiguous()) {
     output = output.view({-1});

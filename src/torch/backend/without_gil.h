@@ -1,4 +1,4 @@
-// Python's global lock, as far as the backend meets it.
+// Python's global lock in the backend.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -7,8 +7,8 @@
 
 namespace isthmus::torch_backend {
 
-// Releases the GIL where this thread has it. Torch calls and drops backends with it or without, and a worker may need
-// it to get done.
+// Releases the GIL if this thread holds it. Torch calls and destroys backends with it or without, and a worker may need
+// it to finish.
 class WithoutGil {
  public:
   WithoutGil() {

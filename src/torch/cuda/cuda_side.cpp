@@ -18,6 +18,7 @@
 #include "torch/cuda/nccl_tier.h"
 #include "torch/cuda/torch_cuda_device.h"
 #include "torch/faults/errors.h"
+#include "torch/sides/c10d_transport.h"
 #include "torch/works/cuda_work.h"
 #include "transport/message_transport.h"  // Clock
 
@@ -37,7 +38,7 @@ struct Gpu {
   std::shared_ptr<Communicator> communicator;
 };
 
-// Whether the caller's arguments were refused, so that nothing has happened; else the group has failed.
+// Whether the caller's arguments were refused, which changes nothing; otherwise the group has failed.
 bool is_refusal(const std::exception& error, const std::string& phase) {
   const bool refuses = typeid(error) == typeid(Error) || typeid(error) == typeid(OptionError);
   return dynamic_cast<const c10::ValueError*>(&error) != nullptr || (refuses && (phase.empty() || phase == "idle"));
@@ -91,6 +92,7 @@ class CudaSide final : public Side {
   std::shared_ptr<Gpu> make_gpu(at::Device device) const;
   std::shared_ptr<Transport> make_tier(const char* name, const BackendPtr& backend, at::Device device,
                                        bool between_nodes) const;
+  std::shared_ptr<Transport> make_host_tier() const;
 
   const Group& group_;
   const CudaParts parts_;
@@ -100,7 +102,7 @@ class CudaSide final : public Side {
 
   std::atomic<bool> closed_{false};  // aborted, or shut down
 
-  std::mutex enqueue_mutex_;  // held by who enqueues, for as long as NCCL lets it wait
+  std::mutex enqueue_mutex_;  // held by the enqueueing thread, for as long as NCCL blocks it
   EventPtr last_;             // under enqueue_mutex_
 
   mutable std::mutex mutex_;  // guards what follows, for moments only
@@ -191,13 +193,14 @@ void CudaSide::throw_if_faulted(FaultReport operation) {
   }
   try {
     found->place.device->throw_if_faulted();
+    found->communicator->throw_if_faulted();  // a gather of weights may have failed behind the GPU's work
   } catch (const std::exception& error) {
     operation.error = first_line(error.what());
     std::rethrow_exception(faults_.explain(operation));
   }
 }
 
-// The calling thread runs it: while it does, nobody enqueues.
+// Runs in the calling thread; no other thread enqueues meanwhile.
 void CudaSide::run_between_collectives(const char* /*name*/, const std::function<void(Communicator&)>& action) {
   faults_.require_usable();
   const std::lock_guard lock(enqueue_mutex_);
@@ -216,7 +219,7 @@ bool CudaSide::idle() {
   return !found || !last_ || found->place.device->done(last_);
 }
 
-// While the thread of FaultWatch goes on: where a peer has failed, it ends what would never end.
+// FaultWatch's thread keeps running: if a peer has failed, it aborts operations that would never end.
 bool CudaSide::drain(std::chrono::milliseconds patience) {
   const bool for_ever = patience == std::chrono::milliseconds::max();
   const auto deadline = for_ever ? Clock::time_point::max() : Clock::now() + patience;
@@ -264,9 +267,12 @@ void CudaSide::set_timeout(std::chrono::milliseconds timeout) {
   for (const BackendPtr& backend : all()) {
     backend->setTimeout(timeout);
   }
+  if (parts_.host_inter) {
+    parts_.host_inter->setTimeout(timeout);
+  }
 }
 
-// Not by way of the communicator: whoever is blocked in it lets go then. NCCL's communicators are aborted once.
+// Bypasses the communicator, in which a thread may be blocked until the backends are aborted. They are aborted once.
 void CudaSide::abort() {
   if (closed_.exchange(true)) {
     return;
@@ -277,6 +283,9 @@ void CudaSide::abort() {
     } catch (const std::exception&) {
       // the others are to be aborted, too
     }
+  }
+  if (parts_.host_inter) {
+    close_connections(*parts_.host_inter);
   }
 }
 
@@ -339,6 +348,7 @@ std::shared_ptr<Gpu> CudaSide::make_gpu(at::Device device) const {
   tiers.inter = make_tier("inter", parts_.inter, device, true);
   tiers.gather_intra = make_tier("gather_intra", parts_.gather_intra, device, false);
   tiers.gather_inter = make_tier("gather_inter", parts_.gather_inter, device, true);
+  tiers.host_inter = make_host_tier();
   const auto communicator = std::make_shared<Communicator>(group_.map, group_.rank, tiers, group_.options, gpu_device);
   const CudaPlace place{gpu_device, c10::cuda::getStreamFromPool(false, device.index()), works_block()};
   return std::make_shared<Gpu>(Gpu{device, place, communicator});
@@ -350,6 +360,20 @@ std::shared_ptr<Transport> CudaSide::make_tier(const char* name, const BackendPt
     return nullptr;
   }
   return std::make_shared<NcclTier>(name, backend, device, between_nodes);
+}
+
+std::shared_ptr<Transport> CudaSide::make_host_tier() const {
+  if (!parts_.host_inter) {
+    return nullptr;
+  }
+  const int own = group_.map.local_index(group_.rank);
+  std::vector<int> global_ranks;
+  std::vector<int> nodes;
+  for (int node = 0; node < group_.map.num_nodes(); ++node) {
+    global_ranks.push_back(group_.global_ranks[group_.map.rank(node, own)]);
+    nodes.push_back(node);
+  }
+  return std::make_shared<C10dTransport>("host_inter", parts_.host_inter, std::move(global_ranks), nodes);
 }
 
 }  // namespace

@@ -11,17 +11,19 @@
 
 namespace isthmus::torch_backend {
 
-// NCCL backends, which Python constructs. The tiers are null where they have one rank, and without two tiers.
+// NCCL backends, which Python constructs, and one of Gloo for memory of the host, with weights=delta. The tiers are
+// null where they have one rank, and without two tiers.
 struct CudaParts {
   BackendPtr world;
   BackendPtr intra;
   BackendPtr inter;
   BackendPtr gather_intra;
   BackendPtr gather_inter;
+  BackendPtr host_inter;
 };
 
-// A side takes to the device of the first tensor, or to the one it is connected to, and stays there. The calling thread
-// enqueues, under a lock: the order is that of the program, hence the same on all ranks.
+// A side is bound to the device of its first tensor, or to the one it is connected to. The calling thread enqueues,
+// under a lock: the order is that of the program, hence the same on all ranks.
 //
 // submit() throws OptionError if the options do not fit a GPU, ValueError if the tensors are on another GPU than this
 // side: then nothing has happened. Only connect(), submit() and run_between_collectives() may block, until the other

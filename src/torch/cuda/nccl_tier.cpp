@@ -13,7 +13,7 @@
 namespace isthmus::torch_backend {
 namespace {
 
-// Operations are enqueued on the stream that they were given: nothing is left to be waited for.
+// Operations are enqueued on the stream that they were given: nothing remains to wait for.
 class EnqueuedHandle final : public Handle {
  public:
   void wait(Stream /*stream*/) override {}

@@ -14,13 +14,14 @@
 
 namespace isthmus::torch_backend {
 
-// The backend is asked for synchronous operations while the given stream is the current one: so it enqueues them there,
-// and nobody waits. Its own timeout, watchdog and flight recorder hold. Sums are taken in the type of the summands,
+// Calls the backend's synchronous operations while the given stream is the current one: so it enqueues them there, and
+// nobody waits. The backend's timeout, watchdog and flight recorder apply. Sums are taken in the type of the summands,
 // float16 ones divided so that they cannot overflow. An all-reduce by kBitOr is not supported.
 //
-// abort() lets later operations fail. Whoever owns the backend aborts that, once, and with it what is under way.
+// abort() makes later operations fail. The backend's owner aborts the backend, once, and with it the operations under
+// way.
 //
-// Between begin_group() and end_group() all operations are given one stream. Reduce-scatters and all-gathers of a group
+// Between begin_group() and end_group() all operations have one stream. Reduce-scatters and all-gathers of a group
 // start together.
 class NcclTier final : public Transport {
  public:

@@ -9,8 +9,8 @@ class TorchCudaDevice final : public CudaDevice {
  public:
   explicit TorchCudaDevice(int ordinal) : CudaDevice(ordinal) {}
 
-  // For use on the lanes, all of which may use it at once, whatever other streams do. Freed after what the lanes hold
-  // by then. Throws c10::OutOfMemoryError, whose text is torch's.
+  // All lanes may use the memory at once, independently of other streams. It is freed after the work that the lanes
+  // hold by then. Throws c10::OutOfMemoryError with torch's text.
   DeviceMemory allocate(int64_t bytes) override;
 
   // For torch.profiler and emit_nvtx as well.

@@ -102,12 +102,12 @@ struct PatientStore::State {
     }
   }
 
-  // For a connection of its own: the original may be busy with somebody's blocking call.
+  // For a connection of its own: the original may be busy with another thread's blocking call.
   void clone_store() {
     try {
       store = store->clone();
     } catch (const std::exception&) {
-      // Not every store can be cloned; then the original has to do.
+      // Not every store can be cloned; then the original is used.
     }
   }
 

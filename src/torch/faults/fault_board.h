@@ -1,4 +1,4 @@
-// What ranks tell each other through the store when an operation fails, so that the error names who is missing.
+// Reports that ranks exchange through the store when an operation fails, so that the error names the missing ranks.
 #pragma once
 
 #include <chrono>
@@ -12,8 +12,8 @@
 
 namespace isthmus::torch_backend {
 
-// Calls a store from a thread of its own, so that a store that does not answer (its host is stopped) blocks nobody for
-// longer than they asked for. The thread is never joined.
+// Calls a store from a thread of its own, so that a store that does not answer (its host is stopped) blocks no caller
+// beyond its timeout. The thread is never joined.
 class PatientStore {
  public:
   explicit PatientStore(c10::intrusive_ptr<c10d::Store> store);
@@ -21,8 +21,8 @@ class PatientStore {
   PatientStore(const PatientStore&) = delete;
   PatientStore& operator=(const PatientStore&) = delete;
 
-  // Runs `action` on the store; false if that did not end well within `timeout`. An action that is late still runs to
-  // its end: what it refers to must be its own.
+  // Runs `action` on the store; false if it did not succeed within `timeout`. A late action still runs to its end, so
+  // it must own what it refers to.
   bool call(std::function<void(c10d::Store&)> action, std::chrono::milliseconds timeout);
 
  private:
@@ -46,7 +46,7 @@ std::string describe(const FaultReport& report);
 // One board for each process group, in the store under a prefix of its own.
 class FaultBoard {
  public:
-  // global_ranks[r]: group rank r's global rank, by which people know it.
+  // global_ranks[r]: group rank r's global rank, which reports name.
   FaultBoard(const c10::intrusive_ptr<c10d::Store>& store, int rank, std::vector<int> global_ranks);
 
   // Publishes this rank's report. Returns soon, whether the store answers or not.
@@ -55,8 +55,8 @@ class FaultBoard {
   // Whether any rank has posted. Returns within a second.
   bool any_report();
 
-  // Waits until all ranks have posted, at most for `patience`, and says in one sentence who did not, who was in another
-  // operation, and where the others failed. Bounded even where the store does not answer.
+  // Waits until all ranks have posted, at most for `patience`, and returns a sentence that names the ranks that did
+  // not, the ranks in another operation, and where the others failed. Bounded even where the store does not answer.
   std::string diagnose(const FaultReport& own, std::chrono::milliseconds patience);
 
  private:

@@ -147,7 +147,7 @@ bool FaultWatch::look_is_due() {
 }
 
 void FaultWatch::look_for_failures(bool at_board) {
-  FaultReport last;  // whose failure nobody on this host may be waiting for, who would explain it
+  FaultReport last;  // explained here, since no thread of this host may be waiting for it
   for (Side* side : sides_) {
     FaultReport call = side->last_call();
     call.error = "another rank failed";

@@ -1,5 +1,4 @@
-// What happens when an operation of a process group fails: who looks for it, what the error says, and that the group
-// fails from then on.
+// Failures of a process group's operations: detects them, explains them, and makes the group fail from then on.
 #pragma once
 
 #include <algorithm>
@@ -20,39 +19,41 @@ namespace isthmus::torch_backend {
 
 class Side;
 
-// What a timeout that means "never" becomes: deadlines are counted in nanoseconds.
+// Replaces a timeout that means "never": deadlines are counted in nanoseconds.
 inline constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 3650);
 // How long a rank that failed waits for the others' reports.
 inline constexpr std::chrono::milliseconds kReportPatience{2000};
 
-// What the hops of an operation may take, so that its error, which names who is missing, comes within the timeout.
+// The time limit of an operation's hops, chosen so that its error, which names the missing ranks, comes within the
+// timeout.
 inline std::chrono::milliseconds without_report(std::chrono::milliseconds timeout) {
   timeout = std::min(timeout, kLongestTimeout);
   return timeout - std::min(kReportPatience, timeout / 4);
 }
 
-// Any thread may call any method but those that start and end the thread of its own, which looks for other ranks'
-// reports while an operation takes long, or may do so on a GPU, and for what the GPU found.
+// Its own thread looks for other ranks' reports while an operation takes long, or may take long on a GPU, and for
+// faults that the GPU found. Any thread may call any method but those that start and end that thread.
 //
-// Locks: `explain_mutex_` for as long as the other ranks are asked, and the sides' own under it, never the other way
-// round: nobody holds a side's lock who calls explain(). `mutex_` for moments; nothing else is locked under it.
+// Locks: `explain_mutex_` while the other ranks are asked; the sides' locks may be taken under it, never the other way
+// round: no caller of explain() holds a side's lock. `mutex_` for moments; nothing else is locked under it.
 class FaultWatch final : public FaultHandler {
  public:
   FaultWatch(const Group& group, const c10::intrusive_ptr<c10d::Store>& store);
 
-  // Whose connections are closed after a failure. Before anything else is called; they outlive the thread.
+  // Sets the sides whose connections are closed after a failure. Called before all other methods; the sides outlive the
+  // thread.
   void set_sides(std::vector<Side*> sides) { sides_ = std::move(sides); }
-  // Starts the thread. Throws std::system_error where this process may have no more.
+  // Starts the thread. Throws std::system_error where this process may have no more threads.
   void start();
   // Ends it.
   void stop();
   void join();
 
-  // Throws what the group has failed with, or that it accepts no calls any more.
+  // Throws the group's failure, or an error if it accepts no calls any more.
   void require_usable() const;
   std::exception_ptr failure() const;  // null: it has not failed
   bool has_failed() const { return failure() != nullptr; }
-  // For shutdown: what comes later throws.
+  // For shutdown: later calls throw.
   void accept_no_more();
   // Makes the group fail from now on, and closes all connections.
   void abort();
@@ -65,8 +66,7 @@ class FaultWatch final : public FaultHandler {
   void wait_ends() override;
   void throw_if_failed(c10d::OpType operation, uint64_t sequence_number) override;
 
-  // After a call on a GPU, of whose operations the host does not know whether they are under way: looks from now on, in
-  // longer and longer pauses.
+  // After a call on a GPU, whose progress the host does not see: looks from now on, in ever longer pauses.
   void look_soon();
 
  private:
@@ -86,8 +86,8 @@ class FaultWatch final : public FaultHandler {
   std::condition_variable wakes_;  // stopped_; else the thread wakes by the clock, so that waits cost nothing
   std::exception_ptr failure_;
   bool accepts_ = true;   // calls
-  bool stopped_ = false;  // and nothing is under way any more
-  int busy_ = 0;          // operations that somebody waits for
+  bool stopped_ = false;  // and no operation is under way any more
+  int busy_ = 0;          // operations with a waiting caller
   std::chrono::steady_clock::time_point busy_since_;
   std::chrono::milliseconds look_pause_{0};  // 0: there was no call on a GPU
   std::chrono::steady_clock::time_point next_look_;

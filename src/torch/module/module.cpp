@@ -1,5 +1,5 @@
-// isthmus._C: what Python needs of the backend. Built with the pybind11 that torch bundles, the only one whose types
-// are the same as torch's.
+// isthmus._C: the backend's interface to Python. Built with the pybind11 that torch bundles, the only one whose types
+// are torch's.
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -104,7 +104,7 @@ OptionsPtr from_state(const py::tuple& state) {
   return options;
 }
 
-// Of each option that was set and that the codec does not look at: name, value, codecs that do.
+// Each option that was set and that the codec ignores: name, value, codecs that use it.
 std::vector<std::tuple<std::string, std::string, std::string>> without_effect(const BackendOptions& options) {
   std::vector<std::tuple<std::string, std::string, std::string>> rows;
   for (const OptionField& field : option_fields()) {
@@ -166,6 +166,8 @@ void bind_options(py::module_& module) {
   bind_field(type, "gradients", &isthmus::Options::gradients);
   bind_field(type, "min_elements", &isthmus::Options::min_elements);
   bind_field(type, "two_tier_all_gather", &isthmus::Options::two_tier_all_gather);
+  bind_field(type, "weights", &isthmus::Options::weights);
+  bind_field(type, "replica_interval", &isthmus::Options::replica_interval);
   bind_field(type, "max_units", &isthmus::Options::max_units);
   bind_field(type, "device_timings", &isthmus::Options::device_timings);
   bind_field(type, "log", &isthmus::Options::log);
@@ -200,9 +202,16 @@ py::dict to_dict(const UnitStats& unit) {
   return py::dict("name"_a = unit.name, "collective"_a = to_string(unit.collective),
                   "num_elements"_a = unit.num_elements, "codec"_a = unit.codec, "settings"_a = unit.settings,
                   "reason"_a = unit.reason, "calls"_a = unit.calls, "coded_elements"_a = unit.coded_elements,
-                  "packet_bytes"_a = unit.packet_bytes,
+                  "unchanged_calls"_a = unit.unchanged_calls, "packet_bytes"_a = unit.packet_bytes,
                   "bits_per_element"_a = ratio(packet_bits, static_cast<double>(unit.coded_elements)),
                   "relative_squared_error"_a = ratio(unit.dropped_squares, unit.given_squares));
+}
+
+py::dict to_dict(const WeightStats& weights) {
+  using namespace py::literals;
+  return py::dict("gathers"_a = weights.gathers, "unchanged"_a = weights.unchanged, "healed"_a = weights.healed,
+                  "whole"_a = weights.whole, "host_waits"_a = weights.host_waits,
+                  "replica_bytes"_a = weights.replica_bytes);
 }
 
 py::dict to_dict(const isthmus::Stats& path) {
@@ -215,7 +224,7 @@ py::dict to_dict(const isthmus::Stats& path) {
   for (const auto& [hash, unit] : path.units) {
     units.append(to_dict(unit));
   }
-  return py::dict("collectives"_a = collectives, "codec"_a = to_dict(path.codec),
+  return py::dict("collectives"_a = collectives, "codec"_a = to_dict(path.codec), "weights"_a = to_dict(path.weights),
                   "compressed_calls"_a = path.compressed_calls, "exact_calls"_a = path.exact_calls,
                   "skipped_steps"_a = path.skipped_steps, "skipped_elements"_a = path.skipped_elements,
                   "num_units"_a = path.num_units, "residual_bytes"_a = path.residual_bytes,
@@ -257,11 +266,11 @@ void bind_backend(py::module_& module) {
   py::class_<MessageTransport, std::shared_ptr<MessageTransport>>(module, "Transport");
   py::class_<CudaParts>(module, "CudaParts")
       .def(py::init([](BackendPtr world, BackendPtr intra, BackendPtr inter, BackendPtr gather_intra,
-                       BackendPtr gather_inter) {
-             return CudaParts{std::move(world), std::move(intra), std::move(inter), std::move(gather_intra),
-                              std::move(gather_inter)};
+                       BackendPtr gather_inter, BackendPtr host_inter) {
+             return CudaParts{std::move(world),        std::move(intra),        std::move(inter),
+                              std::move(gather_intra), std::move(gather_inter), std::move(host_inter)};
            }),
-           py::kw_only(), "world"_a, "intra"_a, "inter"_a, "gather_intra"_a, "gather_inter"_a);
+           py::kw_only(), "world"_a, "intra"_a, "inter"_a, "gather_intra"_a, "gather_inter"_a, "host_inter"_a);
   BackendClass type(module, "Backend");
   type.def(py::init(&make_backend), unlocked, py::kw_only(), "store"_a, "rank"_a, "size"_a, "options"_a,
            "node_of_rank"_a, "node_map_source"_a = "", "world"_a, "intra"_a, "inter"_a, "flat"_a, "cuda"_a = py::none(),
@@ -272,7 +281,7 @@ void bind_backend(py::module_& module) {
                              })
       .def("stats", [](BackendIsthmus& backend) { return to_dict(stats_without_gil(backend)); })
       .def("reset_stats", &BackendIsthmus::reset_stats, unlocked)
-      // NCCL's ranks outside a new group take part in its making; here they have nothing to do.
+      // With NCCL, ranks outside a new group take part in making it; here they do nothing.
       .def(
           "perform_nocolor_split", [](BackendIsthmus&, py::handle) {}, "device"_a)
       .def_property_readonly("node_of_rank", &BackendIsthmus::node_of_rank)

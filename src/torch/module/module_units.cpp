@@ -1,6 +1,12 @@
 #include "torch/module/module_units.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
 #include <array>
+
+#include "codec/weights/weight_packet.h"
+#include "torch/backend/tensors.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -63,6 +69,42 @@ void set_python_functions(py::object fsdp2_caller, py::object why_fsdp1_is_exact
                       }});
 }
 
+void set_python_weights_caller(py::object caller) {
+  set_weights_caller([function = caller.release()] {
+    const py::gil_scoped_acquire gil;
+    auto [owner, name] = function().template cast<std::tuple<uint64_t, std::string>>();
+    return WeightsCaller{owner, std::move(name)};
+  });
+}
+
+ConstBuffer weights_of(const at::Tensor& tensor) {
+  const auto dtype = floating_dtype(tensor.scalar_type());
+  if (!tensor.is_contiguous() || !tensor.is_cpu() || !dtype) {
+    throw py::value_error("weights: expected a contiguous tensor of floating-point numbers on the CPU");
+  }
+  return {tensor.const_data_ptr(), tensor.numel(), *dtype};
+}
+
+at::Tensor encode_weights(const at::Tensor& before, const at::Tensor& after) {
+  const ConstBuffer old_weights = weights_of(before);
+  const ConstBuffer new_weights = weights_of(after);
+  if (old_weights.dtype != new_weights.dtype || old_weights.num_elements != new_weights.num_elements) {
+    throw py::value_error("weights: expected two tensors of one type and size");
+  }
+  const int64_t most = WeightPackets::most_bytes(new_weights);
+  const at::Tensor packet = at::empty({most + WeightPackets::kMarginBytes}, at::kByte);
+  const int64_t bytes = WeightPackets().encode(old_weights, new_weights, {packet.data_ptr(), most, DataType::kByte});
+  return packet.narrow(0, 0, bytes);
+}
+
+void decode_weights(const at::Tensor& packet, const at::Tensor& weights) {
+  const at::Tensor with_margin = at::zeros({packet.numel() + WeightPackets::kMarginBytes}, at::kByte);
+  with_margin.narrow(0, 0, packet.numel()).copy_(packet);
+  const ConstBuffer replica = weights_of(weights);
+  WeightPackets().decode({with_margin.const_data_ptr(), packet.numel(), DataType::kByte},
+                         {weights.data_ptr(), replica.num_elements, replica.dtype});
+}
+
 void bind_tags(py::module_& module) {
   using namespace py::literals;
   module.attr("REPLICAS") = kReplicas;
@@ -90,6 +132,17 @@ void bind_tags(py::module_& module) {
       "What is asked in reductions that FSDP labels. fsdp2_caller() returns (owner, name, layout, exact): owner: a "
       "number of FSDP2's object, 0 if unknown; name: empty if it was not prepared. why_fsdp1_is_exact(parameter): "
       "empty if it need not be.");
+  module.def(
+      "set_weights_caller", &set_python_weights_caller, "caller"_a,
+      "What is asked in gathers with weights=delta. caller() returns (owner, name): owner: a number of the object "
+      "that gathers its parameters, 0 if there is none.");
+  module.def(
+      "encode_weights", &encode_weights, "before"_a, "after"_a,
+      "The packet (uint8) that turns `before` into `after`, as weights=delta sends it; empty if they are equal.");
+  module.def("decode_weights", &decode_weights, "packet"_a, "weights"_a,
+             "Turns what the packet was made from into what it is.");
+  module.def("forget_weights_of", &forget_weights_of, "owner"_a,
+             "The owner is gone: what groups keep of its weights is freed at their next gather.");
 }
 
 }  // namespace

@@ -21,8 +21,8 @@ namespace py = pybind11;
 
 bool initialised_here = false;
 
-// What Open MPI, all that descend from MPICH, and Slurm with either, tell the processes that they start. Without any of
-// it MPI_Init would make a world of this process alone, or end it.
+// Variables that Open MPI, the descendants of MPICH, and Slurm with either, set in the processes that they start.
+// Without any of them MPI_Init would make a world of this process alone, or end it.
 bool started_by_mpiexec() {
   for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK"}) {
     if (std::getenv(variable) != nullptr) {
@@ -32,7 +32,7 @@ bool started_by_mpiexec() {
   return false;
 }
 
-// Initialises MPI unless somebody did; returns this process's rank in MPI_COMM_WORLD, and its size.
+// Initialises MPI unless it is initialised; returns this process's rank in MPI_COMM_WORLD, and its size.
 std::pair<int, int> start() {
   int initialised = 0;
   MPI_Initialized(&initialised);
@@ -50,15 +50,15 @@ std::pair<int, int> start() {
   return {rank, size};
 }
 
-// Leaves MPI if start() began it. After a failure it does not: other ranks might never come, and mpiexec ends a job
-// from which a process disappears.
+// Finalises MPI if start() initialised it. Not after a failure: other ranks might never call it, and mpiexec ends a job
+// when a process disappears.
 void finish() {
   if (initialised_here && mpi_is_running() && !any_mpi_tier_failed()) {
     MPI_Finalize();
   }
 }
 
-// "Open MPI v4.1.4, ...": which mpiexec can start this.
+// "Open MPI v4.1.4, ...": tells which mpiexec can start this.
 std::string library() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING];
   int length = 0;

@@ -22,8 +22,8 @@ at::Tensor as_tensor(ConstBuffer buffer) {
 
 }  // namespace
 
-// Messages are paired by tag. A tag says what the message is, as well: where ranks disagree about that, nothing arrives
-// and the deadline passes, whereas Gloo ends the process if it gets a message of another size.
+// Messages are paired by tag. The tag also encodes the operation: where ranks disagree about it, nothing arrives and
+// the deadline passes, whereas Gloo ends the process if it gets a message of another size.
 class C10dTransport::Messages final : public MessageTransport::Exchange {
  public:
   Messages(C10dTransport& transport, Operation operation)

@@ -34,8 +34,8 @@ class C10dTransport final : public MessageTransport {
   int64_t next_exchange_ = 0;
 };
 
-// Makes pending and later operations of `backend` fail here, and lets the peers' fail too. For backends whose abort()
-// does nothing (Gloo): a receive that times out closes all their connections.
+// Makes pending and later operations of `backend` fail, here and on the peers. For backends whose abort() does nothing
+// (Gloo): a receive that times out closes all their connections.
 void close_connections(c10d::Backend& backend);
 
 }  // namespace isthmus::torch_backend

@@ -66,7 +66,7 @@ class CpuSide final : public Side {
   void shutdown() override;  // after join()
 
  private:
-  // What the worker thread does next.
+  // One piece of work for the worker thread.
   struct Job {
     FaultReport operation;  // without phase and error
     std::chrono::milliseconds timeout{0};

@@ -16,16 +16,16 @@ namespace isthmus::torch_backend {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-// What the world backend of a side does, and not every one does.
+// Features that only some world backends have.
 struct WorldAbilities {
   bool premultiplied_sums = false;  // ReduceOp::PREMUL_SUM
   bool all_to_all_of_lists = false;
   bool coalesced_gathers = false;
-  bool groups = false;       // what is called between its startCoalescing() and endCoalescing() starts together
+  bool groups = false;       // calls between its startCoalescing() and endCoalescing() start together
   bool is_compared = false;  // codec=auto measures it, and may leave collectives to it
 };
 
-// What one device did for a group.
+// Statistics of one device of a group.
 struct SideStats {
   std::string device;  // "cpu", "cuda:0"
   Stats path;
@@ -39,12 +39,12 @@ class Side {
 
   virtual WorldAbilities abilities() const = 0;
 
-  // Each call from torch for this side's tensors comes here first. Throws what was found wrong on the device.
+  // The first step of each call from torch for this side's tensors. Throws a fault that was found on the device.
   virtual void arrived(const char* call) = 0;
 
-  // On the CPU: throws what the group has failed with, or that it is shut down.
+  // On the CPU: throws the group's failure, or an error if it is shut down.
   virtual BackendPtr world() = 0;
-  // Calls the world backend. The group fails, and the error names who is missing, if the ranks did not come together.
+  // Calls the world backend. If ranks are missing, the group fails and the error names them.
   virtual WorkPtr call_world(const std::function<WorkPtr(c10d::Backend&)>& call) = 0;
 
   // Starts `call`, which gets a sequence number, in two tiers. Throws if the group has failed or is shut down.
@@ -65,18 +65,18 @@ class Side {
   virtual void describe(const std::string& group) = 0;
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 
-  // For reports about faults: the last call whose end the host does not see. Without an operation where there is none:
-  // then whoever waits for a call explains its failure.
+  // For reports about faults: the last call whose end the host does not see. Without an operation if there is none: the
+  // thread that waits for a call then explains its failure.
   virtual FaultReport last_call() const = 0;
-  // Throws what was found wrong on the device, once the host can see it; then the group has failed, in `operation`.
+  // Throws a fault that was found on the device, once the host can see it; the group then fails, in `operation`.
   virtual void throw_if_faulted(FaultReport operation) = 0;
 
-  // Waits until all that was submitted is done, or the group has failed; false if that takes longer than `patience`
-  // (milliseconds::max(): for ever). No call is accepted any more when this comes.
+  // Waits until all submitted work is done, or the group has failed; false if that takes longer than `patience`
+  // (milliseconds::max(): without a limit). The group accepts no more calls by then.
   virtual bool drain(std::chrono::milliseconds patience) = 0;
-  // Lets this rank's operations fail, and with them the peers'. Waits for no thread that is blocked.
+  // Makes this rank's operations fail, and with them the peers'. Does not wait for blocked threads.
   virtual void abort() = 0;
-  // Closes connections, after drain() or abort(). Again: does nothing. Later calls but stats() must not come.
+  // Closes connections, after drain() or abort(). Does nothing the second time. Afterwards only stats() may be called.
   virtual void shutdown() = 0;
 };
 

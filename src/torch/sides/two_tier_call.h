@@ -18,7 +18,7 @@ struct TwoTierCall {
   FaultReport operation;  // without phase and error
   c10d::OpType type = c10d::OpType::UNKNOWN;
   const char* title = nullptr;           // for profilers
-  std::optional<uint64_t> exposed_unit;  // of which the time that callers wait for it is measured
+  std::optional<uint64_t> exposed_unit;  // the unit for which callers' waits are measured
   at::Tensor input;                      // contiguous
   at::Tensor output;                     // the caller's
   at::Tensor written;  // contiguous: `output` itself, or what is copied there when the operation is done

@@ -1,4 +1,4 @@
-// The state of a group's units on all its devices, for those who save it or know of loss scales.
+// The state of a group's units on all its devices, for checkpoints and loss scales.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,12 +22,12 @@ struct SavedUnit {
   at::Tensor result_residual;  // the same
 };
 
-// In program order with the collectives, called by the threads that make those; each method blocks until it is done.
-// Without two tiers there are no units, and nothing happens. Not collective, but ranks that are to stay alike call them
-// alike. `mutex_` is held for moments, and no other lock under it.
+// Called in program order with the collectives, by the threads that call those; each method blocks until it is done.
+// Without two tiers there are no units, and methods do nothing. Not collective, but all ranks make the same calls.
+// `mutex_` is held for moments; no other lock is taken under it.
 class DeviceUnits {
  public:
-  // sides: the CPU's first. Where there is a GPU's, gradients are taken to be reduced there until one is.
+  // sides: the CPU's first. With a GPU's side, gradients are assumed to be on the GPU until the first reduction.
   DeviceUnits(const Group& group, std::vector<Side*> sides);
 
   // Throws ValueError if a residual is no contiguous float32 tensor on the CPU. The unit goes to the device that

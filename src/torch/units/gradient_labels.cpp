@@ -65,7 +65,7 @@ void leave(const at::RecordFunction& /*range*/, at::ObserverContext* context) {
   std::erase_if(active_labels, [id](const ActiveLabel& active) { return active.id == id; });
 }
 
-// The node that gets all that `node` passes on; null if that is none or several.
+// The one node that receives the outputs of `node`; null if there is none or several.
 const torch::autograd::Node* only_input(const torch::autograd::Node& node) {
   const torch::autograd::Node* only = nullptr;
   for (const auto& edge : node.next_edges()) {
@@ -80,8 +80,8 @@ const torch::autograd::Node* only_input(const torch::autograd::Node& node) {
   return only;
 }
 
-// Whether a node hands on the elements that it gets, in sum: a cast, a view, or a step between a DTensor and its part.
-// Others reduce activations inside of them, even where only a parameter stands behind them: embeddings do.
+// Whether a node passes on the sum of the elements that it gets: a cast, a view, or a step between a DTensor and its
+// part. Others reduce activations inside them, even if only a parameter follows: embeddings do.
 bool keeps_elements(const torch::autograd::Node& node) {
   static const std::set<std::string, std::less<>> names = {
       "AliasBackward0",        "CloneBackward0",  "DetachBackward0", "NestedRedistributeBackward",

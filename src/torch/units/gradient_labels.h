@@ -1,4 +1,4 @@
-// What says, on the thread of a call, which gradient a reduction belongs to: the labels that FSDP puts around its
+// Finds, on the thread of a call, which gradient a reduction belongs to: by the labels that FSDP puts around its
 // post-backward work, the tags that isthmus.prepare sets, and autograd's own state.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace isthmus::torch_backend {
 
-// Starts to follow labels, on all threads of this process, for good. Safe to call again.
+// Starts to follow labels, on all threads of this process, until it ends. Safe to call again.
 void install_label_tracking();
 
 // A unit as isthmus.prepare names it.
@@ -58,9 +58,9 @@ std::optional<UnitTag> parameter_tag(const WeakParameter& parameter);
 // else nothing.
 std::optional<WeakParameter> accumulated_parameter();
 
-// The parameter whose gradient the node of autograd that is running on the calling thread makes: nothing stands between
-// the two but casts, views and steps between DTensors and their parts, so what that node reduces is the gradient
-// itself. Nothing in hooks, compiled graphs and nodes of activations.
+// The parameter whose gradient the running autograd node of the calling thread computes. Between the two are only
+// casts, views and steps between DTensors and their parts, so the node reduces the gradient itself. Nothing in hooks,
+// compiled graphs and nodes of activations.
 std::optional<WeakParameter> parameter_behind_node();
 
 // Autograd's graph task of the calling thread; -1 outside a backward pass.

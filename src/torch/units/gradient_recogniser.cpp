@@ -16,7 +16,7 @@ FsdpFunctions& fsdp_functions() {
   return *functions;
 }
 
-// Adds what Python alone knows of a call that nothing tagged.
+// Adds Python's answers about a call that has no tag.
 void ask_python(ReductionCall& call) {
   if (call.tag != nullptr || call.label == nullptr) {
     return;

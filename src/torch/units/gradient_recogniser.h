@@ -15,7 +15,7 @@
 
 namespace isthmus::torch_backend {
 
-// Why a reduction in a backward pass that nobody labels, tags or declares a gradient goes to the world backend.
+// Why a reduction in a backward pass without label, tag or option goes to the world backend.
 inline constexpr const char* kUnlabelled = "not labelled, in a backward pass";
 
 // A reduction that may take the two-tier path.
@@ -25,8 +25,8 @@ struct Gradient {
   const char* why_exact = nullptr;  // why it must stay exact; null: it need not
 };
 
-// What Python alone knows of reductions that FSDP labels, asked by the thread that makes the call. Without them FSDP2's
-// units cannot be told apart.
+// Queries to Python about reductions that FSDP labels, made by the calling thread. Without them FSDP2's units cannot be
+// told apart.
 struct FsdpFunctions {
   std::function<Fsdp2Caller()> fsdp2_caller;
   std::function<const char*(const at::Tensor& flat_parameter)> why_fsdp1_is_exact;  // null: it need not be
@@ -39,7 +39,8 @@ class GradientRecogniser {
   // covers_job: no rank of the job is outside of the group.
   GradientRecogniser(const Group& group, CallCounters& counters, bool covers_job);
 
-  // The gradient that is reduced, if it is one; else why not is counted. All-reduce: output and input are one tensor.
+  // The gradient that is reduced, if it is one; otherwise counts the reason. All-reduce: output and input are one
+  // tensor.
   std::optional<Gradient> recognise(const at::Tensor& output, const at::Tensor& input, Collective collective,
                                     const c10d::ReduceOp& op);
 

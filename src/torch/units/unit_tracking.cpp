@@ -19,17 +19,16 @@ IdentifiedUnit tagged_unit(const UnitTag& tag, const ReductionShape& shape) {
   return {make_key(tag.name, tag.layout, shape), tag.why_exact};
 }
 
-// "root", "root (2)" for ordinal 1.
-std::string with_ordinal(std::string name, int ordinal) {
-  return ordinal == 0 ? name : std::move(name) + " (" + std::to_string(ordinal + 1) + ")";
-}
-
 // "fsdp1:float32:4096".
 std::string made_up_name(const char* kind, const ReductionShape& shape) {
   return std::string(kind) + ':' + to_string(shape.dtype) + ':' + std::to_string(shape.num_elements);
 }
 
 }  // namespace
+
+std::string with_ordinal(std::string name, int ordinal) {
+  return ordinal == 0 ? name : std::move(name) + " (" + std::to_string(ordinal + 1) + ")";
+}
 
 ReductionCall current_call() {
   ReductionCall call;
@@ -71,8 +70,8 @@ std::optional<IdentifiedUnit> UnitTracker::identify(const ReductionCall& call, c
   return call.parameter ? parameter_unit(*call.parameter, shape) : unknown_unit(call, shape);
 }
 
-// FSDP1 reduces in a hook on the accumulation of a flat parameter's gradient. That parameter is the unit, whatever else
-// goes on: reentrant checkpointing, other models, units that are skipped.
+// FSDP1 reduces in a hook on the accumulation of a flat parameter's gradient. That parameter is the unit, even with
+// reentrant checkpointing, other models, or skipped units.
 IdentifiedUnit UnitTracker::fsdp1_unit(const ReductionCall& call, const ReductionShape& shape) {
   if (!call.accumulated) {
     return {make_key(made_up_name("fsdp1", shape), 0, shape), kUnknownParameter};
@@ -105,8 +104,8 @@ IdentifiedUnit UnitTracker::parameter_unit(const WeakParameter& parameter, const
   return {make_key(with_ordinal(made_up_name("parameter", shape), number), 0, shape), nullptr};
 }
 
-// A bucket, or what a compiled graph reduces: only the caller's word says that these are gradients, and nothing says of
-// which parameters. So they have no residual, and are named by their order among equal ones in a backward pass.
+// A bucket, or a reduction of a compiled graph: it is a gradient because the option says so, and its parameters are
+// unknown. So it has no residual, and is named by its order among equal ones in a backward pass.
 IdentifiedUnit UnitTracker::unknown_unit(const ReductionCall& call, const ReductionShape& shape) {
   if (call.graph_task != graph_task_) {
     graph_task_ = call.graph_task;

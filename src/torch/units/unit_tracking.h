@@ -1,5 +1,5 @@
-// Which unit a reduction belongs to: known from what makes the call, never guessed. Every rank of a group comes to the
-// same answer, because numbers are given in the order in which the group's reductions first need them.
+// Which unit a reduction belongs to: derived from the caller, never guessed. All ranks of a group get the same answer,
+// because units are numbered in the order in which the group first reduces them.
 #pragma once
 
 #include <functional>
@@ -18,15 +18,17 @@ inline constexpr const char* kUnknownParameter = "a unit of FSDP1 that cannot be
 inline constexpr const char* kUnknownCaller = "a unit of FSDP2 that cannot be told apart";
 inline constexpr const char* kMayHoldCopies = "unknown parameters, of which ranks outside of the group may hold copies";
 
-// What Python knows of a reduction that FSDP2 labels (python/isthmus/units/identify.py): nothing unless `owner` is
-// given.
+// "root", "root (2)" for ordinal 1.
+std::string with_ordinal(std::string name, int ordinal);
+
+// The caller of a reduction that FSDP2 labels, found by Python (python/isthmus/units/identify.py). Unknown without
+// `owner`.
 struct Fsdp2Caller {
-  uint64_t owner =
-      0;        // FSDP2's object for what is reduced together: a number of this process that is never given again
+  uint64_t owner = 0;  // FSDP2's object for parameters that are reduced together: a number that is never reused
   UnitTag tag;  // its name: empty unless isthmus.prepare gave one. Its layout: 0 if all parameters have gradients
 };
 
-// What is known of a reduction when it is called.
+// The context of a reduction when it is called.
 struct ReductionCall {
   const UnitTag* tag = nullptr;              // pushed by the caller
   const GradientLabel* label = nullptr;      // that the call is in
@@ -36,7 +38,7 @@ struct ReductionCall {
   Fsdp2Caller fsdp2;                         // for FSDP2's label
   const char* why_fsdp1_is_exact = nullptr;  // for FSDP1's label: of the flat parameter, if it was not tagged
 };
-// All of it but what Python knows, of the calling thread.
+// The context of the calling thread, without Python's part.
 ReductionCall current_call();
 
 // How much is reduced, and how.
@@ -53,8 +55,8 @@ struct IdentifiedUnit {
   const char* why_exact = nullptr;
 };
 
-// Numbers parameters of one shape in the order in which they appear; a parameter keeps its number. A number is never
-// given again, not even when the parameter is gone.
+// Numbers parameters of one shape in the order in which they appear; a parameter keeps its number. Numbers are never
+// reused, not even those of freed parameters.
 class ParameterNumbers {
  public:
   int number(const WeakParameter& parameter, const ReductionShape& shape);

@@ -18,14 +18,14 @@ namespace isthmus::torch_backend {
 // Where operations of a group are enqueued.
 struct CudaPlace {
   std::shared_ptr<Device> device;
-  c10::cuda::CUDAStream aftermath;  // for what follows an operation: copies, Futures
+  c10::cuda::CUDAStream aftermath;  // for work that follows an operation: copies, Futures
   bool blocking_wait = false;       // wait() blocks the host, as NCCL's Works do with TORCH_NCCL_BLOCKING_WAIT
 };
 
-// wait() and synchronize() order the current stream; the host is blocked only where wait() is given a timeout, or with
-// blocking_wait. Until the first of these calls the Work holds the operation's tensors. If it dies without one, the
-// allocator is told that they are still in use. wait() throws what a decoder has found on the GPU, if the
-// host can see it by then.
+// wait() and synchronize() order the current stream; they block the host only with a timeout or blocking_wait. Until
+// the first of these calls the Work holds the operation's tensors. If it is destroyed before, the allocator is told
+// that they are still in use. wait() throws a fault that a decoder has found on the GPU, if the host can see it by
+// then.
 class CudaWork final : public c10d::Work {
  public:
   // done: passes when the operation is done.

@@ -1,4 +1,4 @@
-// How much of the reductions of each unit the program waits for, as far as it waits for them by Work::wait().
+// The time that the program waits for each unit's reductions, as far as it waits by Work::wait().
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ class Exposure {
     const std::lock_guard lock(mutex_);
     units_[unit].run_s += seconds;
   }
-  // A caller was blocked so long by one. Zero: it was done already.
+  // A caller was blocked so long by a reduction. Zero: it was done already.
   void add_wait(uint64_t unit, double seconds) {
     const std::lock_guard lock(mutex_);
     units_[unit].wait_s += seconds;
     units_[unit].was_waited_for = true;
   }
-  // Seconds waited over seconds run, of what was added since the last call. Nothing where nobody waited: whoever asks
-  // the Future instead, as DDP does, may wait or not.
+  // Seconds waited over seconds run since the last call. Nothing where no caller used wait(): callers that use the
+  // Future, such as DDP, may wait or not.
   std::optional<double> take_share(uint64_t unit) {
     const std::lock_guard lock(mutex_);
     const auto found = units_.extract(unit);

@@ -18,8 +18,8 @@ c10::intrusive_ptr<c10::ivalue::Future> tensor_list_future() {
   return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
 }
 
-// Whether a rank or the network is at fault, rather than what the caller passed ("Invalid scalar type"): Gloo raises
-// both from wait() as runtime errors, and only their text tells.
+// Whether a rank or the network is at fault, rather than the caller's arguments ("Invalid scalar type"): Gloo raises
+// both from wait() as runtime errors that differ in their text alone.
 bool is_network_failure(const std::string& error) {
   constexpr std::string_view kSigns[] = {"transport/", "imed out", "imeout", "onnection", "abort"};
   return std::any_of(std::begin(kSigns), std::end(kSigns),

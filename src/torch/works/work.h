@@ -17,8 +17,8 @@ namespace isthmus::torch_backend {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 // One operation that the worker thread runs. The caller's side: wait(timeout), isCompleted, exception, result,
-// getFuture; a forked child, where the worker is not, must not wait. The worker's side: complete() or fail(), once; the
-// Future is done first, and its callbacks have run when waiters go on.
+// getFuture; a forked child has no worker and must not wait. The worker's side: complete() or fail(), once. The Future
+// completes first: its callbacks have run when waiters go on.
 class WorkerWork final : public c10d::Work {
  public:
   // profiling_title: shown by the profiler from construction to completion.
@@ -47,8 +47,8 @@ class WorkerWork final : public c10d::Work {
 // Several operations as one: done when all are.
 class CombinedWork final : public c10d::Work {
  public:
-  // outputs: what the Future gives: tensors, which result() gives, too, or lists of tensors, for which there is none.
-  // Without: what the works give, one after the other.
+  // outputs: the Future's value: tensors, which result() returns as well, or lists of tensors, which it does not.
+  // Without: the works' results, one after the other.
   CombinedWork(int rank, c10d::OpType type, std::vector<WorkPtr> works, c10::IValue outputs = {});
 
   bool isCompleted() override;
@@ -65,21 +65,21 @@ class CombinedWork final : public c10d::Work {
   std::atomic<bool> waited_{false};  // some of Gloo's Works never say that they have completed
 };
 
-// Who is told when the wait for a Work takes long, and asked what its failure means.
+// Is told when the wait for a Work takes long, and explains its failure.
 class FaultHandler {
  public:
   virtual void wait_begins() = 0;  // throws where nobody may wait: in a forked child
   virtual void wait_ends() = 0;
   // The error to throw in place of `error`. Blocks for seconds.
   virtual std::exception_ptr explain(c10d::OpType operation, uint64_t sequence_number, const std::string& error) = 0;
-  // Throws what the group has failed with; looks what its GPU has found until now.
+  // Throws the group's failure; also checks for faults that its GPU has found so far.
   virtual void throw_if_failed(c10d::OpType operation, uint64_t sequence_number) = 0;
 
  protected:
   ~FaultHandler() = default;
 };
 
-// Who watches over a Work, which has this number in its group.
+// Watches a Work, which has this number in its group.
 struct Watcher {
   // owner: keeps the handler, and may go before the Work.
   Watcher(uint64_t number, const c10::intrusive_ptr<c10::intrusive_ptr_target>& owning, FaultHandler* handling)
@@ -117,8 +117,8 @@ class WatchedWork final : public c10d::Work {
   const Watcher watcher_;
 };
 
-// `work`, and `then` run once it has succeeded, before anyone who waits goes on. For backends whose Works have a
-// Future. outputs: what result() and the Future give.
+// `work`, with `then` run once it has succeeded, before waiters go on. For backends whose Works have a Future. outputs:
+// the value of result() and of the Future.
 WorkPtr followed_by(const WorkPtr& work, std::vector<at::Tensor> outputs, std::function<void()> then);
 
 }  // namespace isthmus::torch_backend

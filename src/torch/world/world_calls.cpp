@@ -15,7 +15,7 @@ WorkPtr WorldCalls::forward(Side& side, const std::function<WorkPtr(c10d::Backen
 
 WorkPtr WorldCalls::submit(Side& side, TwoTierCall call) {
   if (side.abilities().groups) {
-    close_group();  // its operations would start behind what waits for them
+    close_group();  // otherwise its operations would start behind work that waits for them
   }
   WorkPtr work = side.submit(std::move(call));
   const std::lock_guard lock(mutex_);
@@ -27,7 +27,7 @@ WorkPtr WorldCalls::submit(Side& side, TwoTierCall call) {
 
 // NCCL's Works are null where the caller's stream alone runs the operation.
 WorkPtr WorldCalls::issued(WorkPtr work, bool in_group) {
-  if (!work || !c10d::isP2POp(work->retrieveOpType())) {  // whoever sends or receives knows the peer
+  if (!work || !c10d::isP2POp(work->retrieveOpType())) {  // callers of sends and receives know the peer
     const uint64_t number = counters_.take_sequence_number();
     if (work) {
       work = c10::make_intrusive<WatchedWork>(work, watcher_(number));
@@ -44,7 +44,7 @@ void WorldCalls::start_coalescing() {
   try {
     close_group();  // torch does not end a block in which a call raised
   } catch (const std::exception&) {
-    // what was in it has failed where it was called
+    // its operations have thrown where they were called
   }
   std::vector<WorkPtr> left_over;  // tensors go without the lock
   const std::lock_guard lock(mutex_);

@@ -16,27 +16,26 @@
 
 namespace isthmus::torch_backend {
 
-// Called by the threads that make the group's calls. `mutex_` is held for moments, and no other lock under it: not
-// while a world backend runs.
+// Called by the threads that make the group's calls. `mutex_` is held for moments, never while a world backend runs; no
+// other lock is taken under it.
 class WorldCalls {
  public:
-  // options: of which the timeout is that of calls which name none. watcher: makes the Watchers of Works.
+  // options: their timeout is that of calls without one. watcher: makes the Watchers of Works.
   WorldCalls(const Group& group, c10::intrusive_ptr<BackendOptions> options, CallCounters& counters, WatcherFor watcher)
       : group_(group), options_(std::move(options)), counters_(counters), watcher_(std::move(watcher)) {}
 
-  // Calls the side's world backend. Its Work is watched, and part of what start_coalescing() began.
+  // Calls the side's world backend. Its Work is watched, and belongs to the coalescing under way, if there is one.
   WorkPtr forward(Side& side, const std::function<WorkPtr(c10d::Backend&)>& call);
-  // The same of an operation in two tiers.
+  // As forward(), for an operation in two tiers.
   WorkPtr submit(Side& side, TwoTierCall call);
 
-  // What is called from now on is one Work, that of end_coalescing(). Does not throw: torch would drop later
-  // collectives without a word.
+  // Later calls become one Work, that of end_coalescing(). Does not throw: torch would silently drop later collectives.
   void start_coalescing();
   WorkPtr end_coalescing();
   bool is_coalescing() const;
 
-  // Torch's flight recorder shows calls of the world backends under this name of the group. Before each collective: the
-  // first tells it to the sides.
+  // Names the group in torch's flight recorder, which shows calls of the world backends. Called before each collective;
+  // only the first call names it.
   void describe(const std::vector<Side*>& sides, const std::string& group);
 
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
@@ -45,7 +44,7 @@ class WorldCalls {
  private:
   WorkPtr issued(WorkPtr work, bool in_group);
   bool open_group(c10d::Backend& world);  // whether one is open now: only while coalescing
-  void close_group();                     // what is in it starts
+  void close_group();                     // starts its operations
 
   const Group& group_;
   const c10::intrusive_ptr<BackendOptions> options_;  // its timeout is guarded by mutex_

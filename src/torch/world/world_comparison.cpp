@@ -16,7 +16,7 @@
 namespace isthmus::torch_backend {
 namespace {
 
-// What the options say, for what must stay exact.
+// The options, for collectives that must stay exact.
 isthmus::Options exact_only(isthmus::Options options) {
   options.error_budget = std::numeric_limits<double>::min();
   return options;

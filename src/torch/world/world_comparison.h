@@ -26,12 +26,12 @@ class WorldComparison {
   WorldComparison(const Group& group, CallCounters& counters, WorldCalls& calls)
       : group_(group), counters_(counters), calls_(calls) {}
 
-  // Whether a reduction, or a gather, is left to the side's world backend; then that is counted. input, output: on that
-  // side.
+  // Whether a reduction, or a gather, is left to the side's world backend, which is then counted. input, output: on
+  // that side.
   bool world_reduces_faster(Side& side, const Gradient& gradient, const at::Tensor& input);
   bool world_gathers_faster(Side& side, const at::Tensor& output);
 
-  // The units that were left to it, by UnitKey::hash().
+  // The units that are left to the world backend, by UnitKey::hash().
   std::map<uint64_t, UnitStats> units() const;
   void reset_stats();  // not the measurements
 

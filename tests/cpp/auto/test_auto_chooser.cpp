@@ -217,7 +217,7 @@ TEST(Chooser, StaysWithWhatItHasUnlessAnotherIsClearlyFaster) {
   EXPECT_EQ(chosen(measured, auto_options(), unit_of(4 * kMebi, quant(4))), quant(4));
 }
 
-TEST(Chooser, LeavesWhatBreaksTheBudgetAtOnce) {
+TEST(Chooser, LeavesACodecThatBreaksTheBudgetAtOnce) {
   Measurements measured = measurements(10);
   measured.errors[quant(4)] = .5;
   EXPECT_NE(chosen(measured, auto_options(), unit_of(4 * kMebi, quant(4))), quant(4));

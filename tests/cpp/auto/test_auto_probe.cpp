@@ -81,7 +81,7 @@ TEST(ProbeSpeed, SeesThroughABurstThatPassesAtOnce) {
   EXPECT_LT(link.now_s, .3);
 }
 
-TEST(ProbeSpeed, DoesNotMindHiccupsInMostRepeats) {
+TEST(ProbeSpeed, IgnoresHiccupsInMostRepeats) {
   Link undisturbed(1e-4, 1e8);
   probed(undisturbed);
   const int last = undisturbed.operations;
@@ -92,7 +92,7 @@ TEST(ProbeSpeed, DoesNotMindHiccupsInMostRepeats) {
   }
 }
 
-TEST(ProbeSpeed, DoesNotMindOneRunThatIsTooFast) {
+TEST(ProbeSpeed, IgnoresOneRunThatIsTooFast) {
   Link undisturbed(1e-4, 1e8);
   probed(undisturbed);
   for (int i = 0; i < 5; ++i) {

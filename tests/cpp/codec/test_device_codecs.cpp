@@ -110,7 +110,7 @@ TEST_P(DeviceCodec, NothingIsDoneForNoPackets) {
   EXPECT_NO_THROW(codec_->decode_sum({}, 0, allocate(kElements, DataType::kFloat32), {}, {}));
 }
 
-TEST_P(DeviceCodec, RefusesWhatCannotBe) {
+TEST_P(DeviceCodec, RefusesInvalidArguments) {
   const Buffer packet = encode(kContext);
   const Buffer out = allocate(kElements, DataType::kFloat32);
   const Workspace scratch = workspace(codec_->decode_each_scratch_bytes(kElements, 2));

@@ -20,9 +20,7 @@ constexpr PacketContext kContext = {.unit_hash = 0x1122334455667788, .step = 9, 
 
 // The fenced block that follows the line "<!-- example: NAME -->".
 std::string example_in_docs(const std::string& name) {
-  const std::string source = __FILE__;
-  const std::string path = source.substr(0, source.rfind("tests/cpp/")) + "docs/packet_format.md";
-  std::ifstream file(path);
+  std::ifstream file(ISTHMUS_SOURCE_DIR "/docs/packet_format.md");
   std::string line;
   while (std::getline(file, line) && line != "<!-- example: " + name + " -->") {
   }

@@ -2,6 +2,7 @@
 // neither. After one that is (another wire format, another default), the test says where the new record lies.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <fstream>
 #include <iomanip>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "isthmus/communicator.h"
+#include "isthmus/error.h"
 #include "tests/cpp/support/hooked_transport.h"
 #include "tests/cpp/support/world.h"
 
@@ -57,11 +59,12 @@ Options options_of(const Settings& settings) {
   options.min_elements = 0;
   options.segments = 2;
   for (const auto& [name, value] : settings) {
-    for (const OptionField& field : option_fields()) {
-      if (field.name == name) {
-        field.set(options, value);
-      }
+    const auto field =
+        std::ranges::find_if(option_fields(), [&](const OptionField& each) { return each.name == name; });
+    if (field == option_fields().end()) {
+      throw OptionError("there is no option " + name);
     }
+    field->set(options, value);
   }
   options.validate();
   return options;
@@ -154,8 +157,8 @@ std::string name_of(const Settings& settings) {
 }
 
 TEST(Recorded, PacketsAndResultsAreThoseOfTheRecord) {
-  const std::string source = __FILE__;
-  std::ifstream file(source.substr(0, source.rfind('/') + 1) + "recorded.txt");
+  std::ifstream file(ISTHMUS_SOURCE_DIR "/tests/cpp/codec/recorded.txt");
+  ASSERT_TRUE(file.is_open());
   const std::string recorded((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   std::ostringstream now;
   for (const Settings& settings : kSettings) {

@@ -137,7 +137,7 @@ TEST(Registry, HasTheCodecsOfIsthmusAndThoseFromOutside) {
   EXPECT_STREQ(to_string(CodecId{77}), "unknown");
 }
 
-TEST(Registry, UnknownNamesAreToldTheKnownOnes) {
+TEST(Registry, UnknownNamesListTheKnownOnes) {
   EXPECT_EQ(complaint<OptionError>([] { make_codec("zip", Options(), DataType::kFloat32, 1); }),
             "codec \"zip\" is unknown: expected none, tagc, quant, sparse or sign");
   Options options;
@@ -161,6 +161,7 @@ TEST(Registry, EveryCodecIsComplete) {
     const Options options = test::options_of_codec(type->name);
     const std::unique_ptr<Codec> codec = make_codec(type->name, options, DataType::kFloat32, 2);
     EXPECT_STREQ(codec->name(), type->name);
+    EXPECT_STREQ(to_string(type->id), type->name) << "two codecs with one id";
     const double bits = 8 * static_cast<double>(codec->packet_bytes(1 << 20)) / (1 << 20);
     EXPECT_NEAR(bits, type->wire_bits(DataType::kFloat32, options), .05) << type->name;
     EXPECT_GE(type->prior_error(options), 0) << type->name;
@@ -171,7 +172,7 @@ TEST(Registry, EveryCodecIsComplete) {
   }
 }
 
-TEST(Registry, RefusesWhatIsTakenOrMissing) {
+TEST(Registry, RefusesTakenNamesAndMissingFunctions) {
   static CodecType other;  // would have to outlive the test
   const auto refusal = [](const std::function<void(CodecType&)>& change) {
     other = sign_type();

@@ -207,7 +207,7 @@ TEST_P(EveryCodec, APieceIsNoResult) {
   }
 }
 
-TEST_P(EveryCodec, RanksThatReduceDifferentSizesAreTold) {
+TEST_P(EveryCodec, RanksThatReduceDifferentSizesGetAnError) {
   World world(NodeMap::parse("2x1", 2), options());
   const std::vector<Outcome> outcomes = run_ranks(2, [&](int rank) {
     const int64_t elements = rank == 0 ? 2000 : 4000;

@@ -172,7 +172,7 @@ TEST_P(EveryCodec, AbortFromAnotherThreadEndsTheOwnWait) {
   EXPECT_TRUE(outcomes[0].threw<TransportError>()) << outcomes[0].text;
 }
 
-TEST_P(EveryCodec, RanksThatReduceDifferentUnitsAreTold) {
+TEST_P(EveryCodec, RanksThatReduceDifferentUnitsGetAnError) {
   World world(NodeMap::parse("2x1", 2), options());
   const std::vector<Outcome> outcomes = run_ranks(2, [&](int rank) {
     const Array gradient(2000, DataType::kFloat32);

@@ -74,7 +74,7 @@ TEST(CommunicatorQuant, AllRanksHaveTheSameAllReduce) {
 }
 
 // The mean over steps of one gradient tends to it with error feedback. Without it, it tends to what rotation leaves.
-TEST(CommunicatorQuant, WhatIsLostArrivesLaterWithErrorFeedback) {
+TEST(CommunicatorQuant, ErrorFeedbackSendsErrorsLater) {
   constexpr int kSteps = 40;
   for (const Case& of : kCases) {
     SCOPED_TRACE(of.nodes);

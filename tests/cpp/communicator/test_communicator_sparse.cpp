@@ -101,7 +101,7 @@ class Model {
 
 class CommunicatorSparse : public testing::TestWithParam<NodeMap> {};
 
-TEST_P(CommunicatorSparse, ReduceScatterIsTheModels) {
+TEST_P(CommunicatorSparse, ReduceScatterEqualsTheModel) {
   for (const char* error_feedback : {"codec", "on", "off"}) {
     for (const char* value_type : {"fp32", "bf16", "int8"}) {
       for (const int64_t chunk : {1, 1025, 9000}) {
@@ -119,7 +119,7 @@ TEST_P(CommunicatorSparse, ReduceScatterIsTheModels) {
   }
 }
 
-TEST_P(CommunicatorSparse, AllReduceIsTheModels) {
+TEST_P(CommunicatorSparse, AllReduceEqualsTheModel) {
   for (const char* error_feedback : {"on", "off"}) {
     for (const int64_t chunk : {1, 1025, 9000}) {
       SCOPED_TRACE(testing::Message() << error_feedback << ", chunks of " << chunk);

@@ -56,7 +56,7 @@ void expect_conservation(const NodeMap& map, const Options& options, DataType dt
   EXPECT_GT(world.ranks[0]->stats().codec.kept_elements, 0);
 }
 
-TEST(CommunicatorTagc, WhatIsKeptBackIsSentLater) {
+TEST(CommunicatorTagc, KeptBackElementsAreSentLater) {
   for (const char* nodes : {"2x2", "4x2", "3x3", "4x1"}) {
     const int size = nodes == std::string("4x2") ? 8 : nodes == std::string("3x3") ? 9 : 4;
     for (const int64_t chunk : {1, 777, 5000}) {
@@ -71,7 +71,7 @@ TEST(CommunicatorTagc, WhatIsKeptBackIsSentLater) {
 }
 
 // With so many rows for so few keys that no two blocks of these data share all three rows: merged supports peel.
-TEST(CommunicatorTagc, FlatAlsoSendsLaterWhatItKeptBack) {
+TEST(CommunicatorTagc, FlatAlsoSendsKeptBackElementsLater) {
   for (const int64_t index_bits : {1, 4}) {
     Options options = lossy_options();
     options.tiers = "flat";

@@ -52,7 +52,7 @@ TEST(UnitState, AResidualWithoutMemoryIsNamedAndAllRanksFail) {
 }
 
 // One rank alone has no memory: the others must not wait for it.
-TEST(UnitState, WhereOneRankHasNoMemoryTheOthersAreTold) {
+TEST(UnitState, OneRankWithoutMemoryFailsTheOthers) {
   if (kAllocatorDiesOfLargeRequests) {
     GTEST_SKIP() << "the sanitizer's allocator ends the process";
   }

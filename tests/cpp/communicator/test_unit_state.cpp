@@ -166,7 +166,7 @@ std::string error_of(Communicator& communicator, const UnitState& state) {
   return "";
 }
 
-TEST(UnitState, WhatDoesNotFitIsNamedAndChangesNothing) {
+TEST(UnitState, StatesThatDoNotFitAreNamedAndChangeNothing) {
   Options options = lossy_options();
   options.max_units = 1;
   World world(NodeMap::parse("2x2", 4), options);

@@ -204,7 +204,7 @@ TEST(Buffer, AccumulatesFloat64InFloat64) {
   EXPECT_EQ(sum[0], 1 + 0x1p-50);
 }
 
-TEST(Buffer, NamesWhatDoesNotFit) {
+TEST(Buffer, NamesMismatches) {
   std::vector<float> a(4);
   std::vector<double> b(4);
   EXPECT_THROW(convert({a.data(), 4, DataType::kFloat32}, {b.data(), 3, DataType::kFloat64}), Error);

@@ -44,7 +44,7 @@ TEST(NodeMap, CyclicPlacementIsNotInBlocks) {
   EXPECT_EQ(map.to_string(), "0,2|1,3");
 }
 
-TEST(NodeMap, NodesAreNumberedByLowestRankWhateverTheTextSays) {
+TEST(NodeMap, NodesAreNumberedByLowestRankInAnyOrderOfTheText) {
   const NodeMap map = NodeMap::parse("2,3|1,0", 4);
   EXPECT_EQ(map.node_of_rank(), (std::vector<int>{0, 0, 1, 1}));
   EXPECT_EQ(map.node_ranks(0), (std::vector<int>{0, 1}));
@@ -75,7 +75,7 @@ TEST(NodeMap, OneNodeAndOneRank) {
   EXPECT_TRUE(NodeMap::parse("16x1", 16).two_tier());
 }
 
-TEST(NodeMap, RefusesWhatIsNotAMap) {
+TEST(NodeMap, RefusesInvalidMaps) {
   EXPECT_THROW(NodeMap(std::vector<int>{}), OptionError);
   EXPECT_EQ(parse_error("2x4", 6), "nodes \"2x4\" makes 8 ranks, but the group has 6");
   EXPECT_EQ(parse_error("0,1|1", 3), "nodes \"0,1|1\": rank 1 is listed twice");

@@ -56,7 +56,8 @@ TEST(Options, DefaultsAreValidAndPrintEveryFieldInOrder) {
             "scale_type=bf16 rounding=nearest error_feedback=codec sparsity=0.9875 value_type=bf16 ratio=10 "
             "cell_type=fp32 index_bits=1 block_elements=0 peel_rounds=64 own_piece=exact dense_steps=0 ramp_steps=0 "
             "segments=0 error_interval=100 error_budget=0 inter_gbit=0 intra_gbit=0 "
-            "units=* gradients=labelled min_elements=65536 two_tier_all_gather=true max_units=4096 "
+            "units=* gradients=labelled min_elements=65536 two_tier_all_gather=true "
+            "weights=plain replica_interval=100 max_units=4096 "
             "device_timings=false log=warning");
 }
 
@@ -111,6 +112,8 @@ TEST(Options, RangesAtTheirEdges) {
       {"gradients", {"labelled", "backward"}, {"", "labeled", "Backward", "all"}},
       {"min_elements", {"0", "9223372036854775807"}, {"-1", "9223372036854775808", "1e6"}},
       {"two_tier_all_gather", {"1", "0", "true", "false", "yes", "no"}, {"", "2", "on", "True"}},
+      {"weights", {"plain", "delta"}, {"", "none", "DELTA"}},
+      {"replica_interval", {"0", "1", "100000"}, {"-1", "1.5"}},
       {"max_units", {"1", "100000"}, {"0", "-1"}},
       {"device_timings", {"1", "true", "yes", "0", "false", "no"}, {"", "2", "on"}},
       {"log", {"debug", "info", "warning", "error"}, {"", "trace", "WARNING"}},

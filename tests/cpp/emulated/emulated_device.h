@@ -71,12 +71,23 @@ class EmulatedGroup {
   template <int kDistance>
   float exchange(float value) {
     static_assert(kDistance < 16);
-    std::vector<float>& slots = state_->exchanged[num_exchanges_++ % 2];
-    slots[thread_] = value;
-    wait("exchange");
-    return slots[thread_ ^ kDistance];
+    return hand_over("exchange", value)[thread_ ^ kDistance];
   }
-  bool any_in_step(bool condition) { return any(condition); }
+  bool any_in_step(bool condition) {
+    const std::vector<float>& slots = hand_over("any_in_step", condition ? 1 : 0);
+    return std::find(slots.begin(), slots.end(), 1.0F) != slots.end();
+  }
+  uint32_t ballot_in_step(bool condition) {
+    const std::vector<float>& slots = hand_over("ballot_in_step", condition ? 1 : 0);
+    uint32_t ballot = 0;
+    for (int i = 0; i < 16; ++i) {
+      ballot |= slots[thread_ / 16 * 16 + i] == 1 ? 1U << i : 0U;
+    }
+    return ballot;
+  }
+  float from_neighbour(float value, int neighbour) {
+    return hand_over("from_neighbour", value)[thread_ / 16 * 16 + neighbour];
+  }
 
   bool is_last(uint32_t& arrived) {
     wait("is_last");
@@ -89,6 +100,12 @@ class EmulatedGroup {
       }
     }
     return sum_of("is_last", last ? 1 : 0) != 0;
+  }
+  // Of what is published by then, or the host publishes in another thread.
+  void await(uint32_t& word, uint32_t value) {
+    while (std::atomic_ref(word).load(std::memory_order_acquire) != value) {
+      std::this_thread::yield();
+    }
   }
   template <typename Word>
   void publish(Word& word, Word value) {
@@ -119,6 +136,14 @@ class EmulatedGroup {
     while (before(value, operand) && !shared.compare_exchange_weak(value, operand, std::memory_order_relaxed)) {
     }
     return value;
+  }
+
+  // The values of all threads: until the next call but one.
+  const std::vector<float>& hand_over(const char* what, float value) {
+    std::vector<float>& slots = state_->exchanged[num_exchanges_++ % 2];
+    slots[thread_] = value;
+    wait(what);
+    return slots;
   }
 
   // Hands `value` to the other threads, which may read it until the next wait.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 #include <utility>
 
@@ -322,6 +323,12 @@ void EmulatedGpu::replay(const std::shared_ptr<EmulatedGraph>& graph, Stream str
 // Codecs.
 
 PassesOfDevice EmulatedGpu::passes() { return {*launcher_, launcher_->counts(), launcher_->fault()}; }
+
+std::shared_ptr<std::byte> EmulatedGpu::allocate_mapped(int64_t bytes) {
+  std::shared_ptr<std::byte> mapped{allocate_aligned(bytes).release(), AlignedDelete()};
+  std::memset(mapped.get(), 0, static_cast<size_t>(bytes));
+  return mapped;
+}
 
 kernels::DeviceCounts EmulatedGpu::read_counts() {
   finish_all_work();

@@ -53,6 +53,8 @@ class EmulatedGpu final : public GpuDevice {
   // Does once what was recorded, as work of `stream`.
   void replay(const std::shared_ptr<EmulatedGraph>& graph, Stream stream);
 
+  // Runs jobs on its streams.
+  DeviceLauncher& launcher() { return passes().launcher; }
   // Does work on a stream, which uses this memory of the device.
   void enqueue(Stream stream, const std::string& what, const std::vector<MemoryUse>& uses, Work work);
   // Where work finds what is at an address of the device.
@@ -97,6 +99,7 @@ class EmulatedGpu final : public GpuDevice {
   struct Event;
 
   PassesOfDevice passes() override;
+  std::shared_ptr<std::byte> allocate_mapped(int64_t bytes) override;
   // Finishes all work first.
   kernels::DeviceCounts read_counts() override;
 

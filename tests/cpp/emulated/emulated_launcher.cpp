@@ -16,6 +16,7 @@
 #include "kernels/sparse/sequence.h"
 #include "kernels/tagc/sequence.h"
 #include "kernels/values/sequence.h"
+#include "kernels/weights/sequence.h"
 #include "tests/cpp/support/one_thread.h"
 
 namespace isthmus::test {
@@ -27,6 +28,8 @@ using kernels::QuantEncodeJob;
 using kernels::SparseEncodeJob;
 using kernels::TagcDecodeJob;
 using kernels::TagcEncodeJob;
+using kernels::WeightDecodeJob;
+using kernels::WeightEncodeJob;
 
 // Replaces addresses of the device by those behind them.
 class Translate {
@@ -46,10 +49,19 @@ class Translate {
     all(job.context, job.piece, job.residual, job.packet, job.counts, job.parts);
   }
   void shared(DecodeJobBase& job) const { all(job.context, job.packets, job.out, job.state, job.parts); }
+  void shared(WeightEncodeJob& job) const {
+    all(job.before, job.shard, job.replica, job.sent, job.areas, job.coded, job.block_bytes, job.places, job.parts,
+        job.replica_parts, job.state);
+  }
+  void shared(WeightDecodeJob& job) const {  // the outcome is in memory of the host
+    all(job.received, job.shard, job.replica, job.places, job.bad_blocks, job.parts, job.state);
+  }
 
   // Of one codec alone.
   void own(EncodeJobBase& /*job*/) const {}
   void own(DecodeJobBase& /*job*/) const {}
+  void own(WeightEncodeJob& /*job*/) const {}
+  void own(WeightDecodeJob& /*job*/) const {}
   void own(QuantEncodeJob& job) const { (*this)(job.arrived); }
   void own(SparseEncodeJob& job) const { (*this)(job.arrived); }
   void own(TagcEncodeJob& job) const { all(job.state, job.tie_counts, job.peaks, job.rows, job.slabs); }
@@ -84,9 +96,32 @@ void add_uses(const DecodeJobBase& job, std::vector<MemoryUse>& uses) {
   uses.push_back(writes_parts(job.parts, job.num_packets));
 }
 
+void add_uses(const WeightEncodeJob& job, std::vector<MemoryUse>& uses) {
+  const int64_t num_blocks = kernels::num_weight_blocks(job.shard.num_elements);
+  uses.push_back(reads(job.before));
+  uses.push_back(reads(job.shard));
+  uses.push_back(reads(job.replica));
+  uses.push_back(writes(job.sent, kernels::kWeightHeaderBytes + job.capacity));
+  uses.push_back(writes(job.state, sizeof(*job.state)));
+  uses.push_back(writes(job.block_bytes, num_blocks * static_cast<int64_t>(sizeof(*job.block_bytes))));
+  uses.push_back(writes_parts(job.parts));
+  uses.push_back(writes_parts(job.replica_parts));
+}
+
+void add_uses(const WeightDecodeJob& job, std::vector<MemoryUse>& uses) {
+  uses.push_back(reads(job.received, job.num_nodes * (kernels::kWeightHeaderBytes + job.capacity)));
+  uses.push_back(reads(job.shard));
+  uses.push_back(writes(job.replica));
+  uses.push_back(writes(job.state, sizeof(*job.state)));
+  uses.push_back(writes(job.bad_blocks, job.num_nodes * static_cast<int64_t>(sizeof(*job.bad_blocks))));
+  uses.push_back(writes_parts(job.parts, job.num_nodes));
+}
+
 // What passes of one codec use besides.
 void add_own_uses(const EncodeJobBase& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
 void add_own_uses(const DecodeJobBase& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
+void add_own_uses(const WeightEncodeJob& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
+void add_own_uses(const WeightDecodeJob& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
 
 template <typename Job>
 void add_counter_uses(const Job& job, std::vector<MemoryUse>& uses) {
@@ -113,6 +148,8 @@ const char* name_of(const SparseEncodeJob& /*job*/) { return "encode sparse"; }
 const char* name_of(const kernels::SparseDecodeJob& /*job*/) { return "decode sparse"; }
 const char* name_of(const TagcEncodeJob& /*job*/) { return "encode tagc"; }
 const char* name_of(const TagcDecodeJob& /*job*/) { return "decode tagc"; }
+const char* name_of(const WeightEncodeJob& /*job*/) { return "encode weights"; }
+const char* name_of(const WeightDecodeJob& /*job*/) { return "decode weights"; }
 
 }  // namespace
 

@@ -86,7 +86,7 @@ TEST_P(EveryLossyCodecOnGpu, AnyStreamMayBeSlow) {
 
 // All buffers that a collective reads and writes are the caller's again behind its event, and scratch memory outlives
 // the communicator for as long as work uses it.
-TEST_P(EveryLossyCodecOnGpu, ItMayGoWhileItsWorkIsUnderWay) {
+TEST_P(EveryLossyCodecOnGpu, MayBeDestroyedWhileItsWorkIsUnderWay) {
   GpuWorld world(NodeMap::parse("2x2", 4), GetParam());
   World cpu(world.map, GetParam());
   const std::vector<Call> calls = calls_of_one_step(world.size(), 100);

@@ -172,7 +172,7 @@ TEST_P(DamageOnGpu, IsSeenInAReplayOfAGraph) {
   EXPECT_THROW(communicator(kRank).throw_if_faulted(), PacketError);
 }
 
-TEST_P(EveryCodecOnGpu, RanksThatReduceDifferentUnitsAreTold) {
+TEST_P(EveryCodecOnGpu, RanksThatReduceDifferentUnitsGetAnError) {
   GpuWorld world(NodeMap::parse("2x1", 2), options());
   const std::vector<Outcome> outcomes = run_ranks(2, [&](int rank) {
     Call call = {Collective::kReduceScatter, 2000, kFloat32};

@@ -5,13 +5,15 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "isthmus/transport.h"
 
 namespace isthmus::test {
 
 // Passes everything on. before(operation, in) runs before an operation, after(operation, out) when it is done;
-// operation is "reduce_scatter", "all_to_all", "all_gather" or "all_reduce". Either may be empty, and either may throw.
+// operation is "reduce_scatter", "all_to_all", "all_gather", "all_gather_uneven" (`out`: of
+// one other rank) or "all_reduce". Either may be empty, and either may throw.
 class HookedTransport final : public Transport {
  public:
   using Before = std::function<void(const std::string& operation, ConstBuffer in)>;
@@ -30,6 +32,10 @@ class HookedTransport final : public Transport {
   }
   HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) override {
     return hooked("all_gather", in, out, [&] { return transport_->all_gather(in, out, stream); });
+  }
+  HandlePtr all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream stream) override {
+    const Buffer other = out[rank() == 0 ? 1 : 0];  // one of them
+    return hooked("all_gather_uneven", in, other, [&] { return transport_->all_gather_uneven(in, out, stream); });
   }
   HandlePtr all_reduce(Buffer data, ReduceOp op, Stream stream) override {
     return hooked("all_reduce", data, data, [&] { return transport_->all_reduce(data, op, stream); });

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "kernels/block/group_lanes.h"
@@ -38,6 +40,11 @@ class OneThread {
   }
 
   static bool is_last(uint32_t& /*arrived*/) { return true; }
+  static void await(uint32_t& word, uint32_t value) {
+    while (std::atomic_ref(word).load(std::memory_order_acquire) != value) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
   template <typename Word>
   static void publish(Word& word, Word value) {
     std::atomic_ref(word).store(value, std::memory_order_release);

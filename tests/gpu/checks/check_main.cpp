@@ -50,6 +50,7 @@ int check_main(int argc, char** argv, const MakeGpu& make_gpu) {
   Checks checks;
   if (chosen.codecs) {
     check_codecs(checks, make_gpu, chosen.is_short);
+    check_weights(checks, make_gpu, chosen.is_short);
   }
   if (chosen.device) {
     check_arithmetic(checks, make_gpu, chosen.is_short);

@@ -24,6 +24,7 @@ from gpu.worlds.training import (
     trained,
 )
 from gpu.worlds.world import World, require
+from support.tested_codecs import environment
 
 TOLERANCE = 2e-3  # of sums in another order, after all steps
 
@@ -50,6 +51,11 @@ def run(world: World) -> None:
             return {"last loss": run.losses[-1], "last loss, plain": runs["plain"].losses[-1]}
         return judge(run, runs["plain"])
 
+    def as_differences() -> dict[str, float]:
+        run = trained(world, wrap, "isthmus", CODECS["default"] | environment({"weights": "delta"}), num_steps)
+        require(run.units == runs["default"].units, run.units)
+        return require_close(run, runs["default"], 0.0)
+
     def in_bfloat16() -> dict[str, float]:
         plain = trained(world, wrap_bfloat16, world.plain_backend, PLAIN, num_steps)
         run = trained(world, wrap_bfloat16, "isthmus", CODECS["default"], num_steps)
@@ -59,6 +65,7 @@ def run(world: World) -> None:
     world.check(f"FSDP2 on {world.plain_backend}", plain)
     world.check(f"FSDP2 on isthmus, codec none: as on {world.plain_backend}", exact)
     world.check("FSDP2 on isthmus, default codec: it follows", lambda: compressed("default", require_follows))
+    world.check("FSDP2 on isthmus, weights as differences: the same bits", as_differences)
     if not world.short:
         world.check("FSDP2 on isthmus, codec tagc: it learns", lambda: compressed("tagc", require_learns))
         world.check("FSDP2 on isthmus, default codec: gradients in bfloat16", in_bfloat16)

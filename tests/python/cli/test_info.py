@@ -44,7 +44,7 @@ def test_options_have_the_source_of_each(monkeypatch):
     assert len(options) == len(_native.load().option_fields())
 
 
-def test_a_bad_option_is_told_and_stops_nothing(monkeypatch):
+def test_a_bad_option_is_reported_and_stops_nothing(monkeypatch):
     monkeypatch.setenv("ISTHMUS_RATIO", "soon")
     info = collect()
     assert info.options == ()
@@ -93,7 +93,7 @@ def test_variables_in_force_have_their_group():
     assert [one.name for one in unknown_variables(environment, [])] == ["ISTHMUS_LOG"]
 
 
-def test_a_native_module_that_does_not_load_is_told(monkeypatch):
+def test_a_native_module_that_does_not_load_is_reported(monkeypatch):
     def fail():
         raise ImportError("isthmus was built for torch 2.99.0,\nbut torch 2.11.0 is running")
 
@@ -109,7 +109,7 @@ def test_a_native_module_that_does_not_load_is_told(monkeypatch):
     assert info.versions["Python"]
 
 
-def test_a_torch_that_does_not_load_is_told(monkeypatch):
+def test_a_torch_that_does_not_load_is_reported(monkeypatch):
     def fail():
         raise OSError("libcudart.so.13: cannot open shared object file")
 

@@ -41,11 +41,12 @@ def test_tables_and_verdict():
     assert "llama2-7b: 6,738,415,616 parameters in 33 units, on 2 nodes x 8 ranks" in out
     assert "plain strategies on nccl (true rings)" in out
     plain = ("ddp", "fsdp", "hsdp", "fsdp-node")
-    on_isthmus = ("none", "flat-tagc", "tagc", "tagc-node", "quant", "quant-node")
+    on_isthmus = ("none", "flat-tagc", "tagc", "tagc-node", "quant", "quant-node", "full")
     for name in (*plain, *on_isthmus, "hsdp-none", "hsdp-tagc", "hsdp-quant"):
         assert f" {name} " in out
-    assert "At 25 Gbit/s hsdp-quant is best" in out
-    assert "hsdp-quant takes a shorter step than hsdp while quant encodes" in out
+    assert "At 25 Gbit/s full is best" in out
+    assert "full takes a shorter step than hsdp while quant encodes" in out
+    assert "The code of weights is scaled alike" in out
     assert "Bytes saved with a lossy codec cost accuracy" in out
     assert "no GPU and no real network was measured" in out
 
@@ -59,7 +60,7 @@ def test_json_holds_what_the_tables_say_and_more():
     assert fsdp["step_s"] <= fsdp["serial_s"]
     assert fsdp["memory"]["total"] == sum(value for name, value in fsdp["memory"].items() if name != "total")
     assert (fsdp["fits"], found["strategies"]["ddp"]["fits"]) == (True, False)
-    assert found["winner"] == "quant-node"
+    assert found["winner"] == "full"
     scan = found["scan"]
     assert all(len(step_s) == len(scan["inter_gbit_s"]) for step_s in scan["step_s"].values())
     assert all(1 <= crossover["inter_gbit_s"] <= 800 for crossover in found["crossovers"])
@@ -80,7 +81,7 @@ def test_on_one_node_nothing_crosses():
     assert any(note.startswith("One node: nothing crosses") for note in found["notes"])
 
 
-def test_what_gloo_sends_more_is_told():
+def test_extra_bytes_of_gloo_are_reported():
     fsdp = {
         backend: report(*LLAMA, "--backend", backend, "--strategies", "fsdp")["strategies"]["fsdp"]["node_bytes"]
         for backend in ("nccl", "gloo")
@@ -334,7 +335,7 @@ def test_a_report_without_counters_is_checked_as_far_as_it_goes():
         ('{"arguments": {"nodes": 99}, "arms": {}}', "nodes 99: expected 2 to 8"),
     ],
 )
-def test_what_is_no_report_is_told(content, message, tmp_path):
+def test_a_file_that_is_no_report_is_refused(content, message, tmp_path):
     path = tmp_path / "report.json"
     path.write_text(content)
     code, out = run("--check", path)
@@ -342,7 +343,7 @@ def test_what_is_no_report_is_told(content, message, tmp_path):
     assert message in out
 
 
-def test_an_arm_without_audited_steps_is_told():
+def test_an_arm_without_audited_steps_is_refused():
     bare = made_report()
     bare["arms"]["fsdp"]["steps"].pop()
     with pytest.raises(ValueError, match="arm 'fsdp' has no audited step"):

@@ -187,7 +187,7 @@ def test_gpus_that_cuda_numbers_differently_are_noted():
 
 
 @pytest.mark.parametrize("nodes", ["2y8", "0x8", "", "2x9", "0,0|1", "9999999x9999999"])
-def test_a_node_map_that_is_none(nodes):
+def test_an_invalid_node_map(nodes):
     if nodes:
         assert refused("--from", DGX, "--nodes", nodes)
     else:
@@ -304,7 +304,7 @@ def test_names_are_escaped():
 
 
 @pytest.mark.parametrize(("room", "expected"), [(1000, "mlx5_bond_0"), (30, "ml…"), (0, "…")])
-def test_text_is_cut_to_its_room(room, expected):
+def test_text_is_cut_to_its_width(room, expected):
     assert fit("mlx5_bond_0", 16, room) == expected
 
 

@@ -141,6 +141,6 @@ def one_is_missing(rank: int, world_size: int) -> str:
     return "timed out"
 
 
-def test_a_rank_that_does_not_come_is_waited_for_only_so_long() -> None:
+def test_waits_for_a_missing_rank_are_bounded() -> None:
     outcomes = fake_gpu.run_any(one_is_missing, 2, env={"FAKE_NCCL_TIMEOUT_S": f"{scaled(2):.0f}"})
     assert outcomes[0].value == "timed out", outcomes

@@ -69,7 +69,7 @@ def test_a_program_that_fails(text: str, reason: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_program(tmp_path: Path) -> None:
     ending = execute(("/nowhere/to/be/found",), env={}, cwd=tmp_path, limit_s=5, log=tmp_path / "log")
     assert judge_end(ending) == Verdict(FAILED, "/nowhere/to/be/found: No such file or directory")
 
@@ -118,7 +118,7 @@ def test_a_program_that_cannot_check_anything_here() -> None:
         (["========= ERROR SUMMARY: 0 errors"], 1, FAILED),
     ],
 )
-def test_what_the_sanitizer_says(tail: list[str], exit_code: int, result: str) -> None:
+def test_results_of_the_sanitizer(tail: list[str], exit_code: int, result: str) -> None:
     assert sanitizer.judge(Ending(exit_code=exit_code, tail=tail, checks=[GOOD])).result == result
 
 
@@ -154,7 +154,7 @@ H200 = {"available": True, "gpu": {"name": "NVIDIA H200", "capability": "9.0"}}
 
 
 @pytest.mark.processes
-def test_every_step_is_run_whatever_the_others_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_step_runs_even_if_others_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made_up = [
         Step("crash", "ends by a signal", program(say(GOOD) + "import os; os.abort()"), HANG_S),
         Step("hang", "does not end", program("import time; time.sleep(1000)"), 1),

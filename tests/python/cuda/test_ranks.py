@@ -27,7 +27,7 @@ def test_all_or_no_ranks_take_cuda_tensors(gpus: list[Gpu], reason: str) -> None
     assert _cuda.why_none([3, 5, 9], gpus) == reason
 
 
-def test_an_introduction_tells_of_the_gpu() -> None:
+def test_an_introduction_names_the_gpu() -> None:
     assert Introduction.from_text(Introduction(gpu=HAS).to_text().encode()).gpu == HAS
 
 

@@ -53,7 +53,12 @@ FAMILIES = {
     "fsdp2": Family(fsdp2),
     "bfloat16_parameters": Family(mixed(torch.bfloat16), rounding=fsdp.BFLOAT16, modes=("none", "default")),
     "float16_parameters": Family(mixed(torch.float16), rounding=fsdp.FLOAT16, modes=("none", "default")),
-    "hsdp": Family(functools.partial(fsdp2, shape=(2, 2)), collectives=("all_reduce",), exact=fsdp.hsdp_family().exact),
+    "hsdp": Family(
+        functools.partial(fsdp2, shape=(2, 2)),
+        collectives=("all_reduce",),
+        exact=fsdp.hsdp_family().exact,
+        gathers=False,
+    ),
     "fsdp1": fsdp.fsdp1_family(fsdp1),
     # Weights and gradients are on the CPU between steps, and on the GPU where collectives run.
     "fsdp2_offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy())),

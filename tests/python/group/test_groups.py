@@ -131,6 +131,11 @@ def mistakes_are_told_to_every_rank() -> None:
             isthmus.OptionError,
             r"sparsity is .*; ratio is .* on ranks 0, 1, .* on ranks 2, 3",
         ),
+        (
+            {"weights": "delta" if rank == 1 else "plain", "replica_interval": 7 if rank == 3 else 8},
+            isthmus.OptionError,
+            r"weights is 'plain' on ranks 0, 2, 3, 'delta' on rank 1; replica_interval is '8' on ranks 0, 1, 2, '7' on",
+        ),
         ({"nodes": "3x2"}, isthmus.OptionError, r"3x2.*4|4.*3x2"),
         ({"nodes": "0,1|2"}, isthmus.OptionError, r"0,1\|2"),
         ({"nodes": "3x2" if rank == 1 else "2x2"}, isthmus.OptionError, r"rank 1: .*3x2"),
@@ -359,7 +364,7 @@ def make_groups_with_options_of_other_codecs() -> None:
 
 
 @pytest.mark.processes
-def test_options_without_effect_are_told_once() -> None:
+def test_options_without_effect_are_warned_of_once() -> None:
     expected = [
         f"option sparsity=0.9 has no effect with codec={DEFAULT}: it is for tagc, sparse or auto",
         f"option ratio=4 has no effect with codec={DEFAULT}: it is for tagc or auto",

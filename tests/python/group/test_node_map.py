@@ -115,7 +115,7 @@ def test_a_launcher_that_names_no_nodes_is_a_check(launcher: str) -> None:
     assert chosen(around("aaa", told[:3]), [0, 1, 2], world_size=4).doubt.endswith("the node of ranks 0, 1, 2")
 
 
-def test_names_on_some_ranks_only_are_none() -> None:
+def test_names_on_some_ranks_only_are_ignored() -> None:
     told = [Claim("Open MPI", rank, 2, "host" if rank else None, 1) for rank in range(2)]
     assert chosen(around("ab", told)) == Nodes([0, 1], MACHINE)
 
@@ -143,7 +143,7 @@ def test_names_on_some_ranks_only_are_none() -> None:
         ),
     ],
 )
-def test_claims_that_do_not_fit_together_leave_it_to_the_machines(told: list[Claim | None], doubt: str) -> None:
+def test_contradictory_claims_leave_the_decision_to_the_machines(told: list[Claim | None], doubt: str) -> None:
     assert chosen(around("abab", told)) == Nodes([0, 1, 0, 1], MACHINE, doubt)
 
 
@@ -178,7 +178,7 @@ def test_whatever_ranks_say_gives_a_map(told: list[Surroundings], world_size: in
         assert nodes.node_of_rank == node_map.node_labels([own.machine for own in told])
 
 
-def test_the_origin_says_both() -> None:
+def test_the_origin_names_source_and_doubt() -> None:
     assert Nodes([0], "Slurm").origin == "Slurm"
     assert Nodes([0], "Slurm", "it rains").origin == "Slurm, though it rains"
 

@@ -40,10 +40,14 @@ class TestOptions:
             ("min_elements", 1.5, "0 or more"),
             ("max_units", 0, "1 or more"),
             ("two_tier_all_gather", "maybe", "true"),
+            ("weights", "nonsense", "plain or delta"),
+            ("weights", True, "plain or delta"),
+            ("replica_interval", -1, "0 or more"),
+            ("replica_interval", 0.5, "0 or more"),
             ("log", "loud", "warning"),
         ],
     )
-    def test_bad_values_name_themselves(self, name: str, value: Any, range_text: str) -> None:
+    def test_bad_values_are_named(self, name: str, value: Any, range_text: str) -> None:
         for error in (isthmus.OptionError, ValueError, isthmus.Error):
             with pytest.raises(error, match=f"{name}.*{range_text}"):
                 isthmus.Options(**{name: value})
@@ -52,7 +56,7 @@ class TestOptions:
             setattr(options, name, value)
 
     @pytest.mark.parametrize(("name", "value"), [("units", ["*"]), ("units", None), ("nodes", None), ("timeout", 5)])
-    def test_values_of_another_type_name_themselves(self, name: str, value: Any) -> None:
+    def test_values_of_another_type_are_named(self, name: str, value: Any) -> None:
         with pytest.raises(TypeError, match=f"{name}=.*expected"):
             isthmus.Options(**{name: value})
 

@@ -121,7 +121,7 @@ def test_weights_that_stay_gathered_are_gathered_once(world, strategy):
 
 @pytest.mark.parametrize("reduce", ["each", "last"])
 @pytest.mark.parametrize("strategy", ["fsdp", "hsdp"])
-def test_accumulation_reduces_as_it_is_told(world, strategy, reduce):
+def test_accumulation_reduces_as_asked(world, strategy, reduce):
     world(2, 2, 3)
     model = wrapped(mesh_of(strategy, 2, 2))
     expected = predicted(strategy, units_of(Model()), Cluster(2, 2), 3, accumulation=Accumulation(3, reduce))

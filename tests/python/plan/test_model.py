@@ -85,7 +85,7 @@ def test_absurd_sizes_are_refused_with_value_and_range(make, message):
 @pytest.mark.parametrize(
     ("text", "count"), [("4096", 4096), ("7e9", 7 * 10**9), ("124M", 124 * 10**6), ("1.5B", 15 * 10**8), (" 2K ", 2000)]
 )
-def test_counts_are_written_as_people_write_them(text, count):
+def test_human_readable_counts_are_parsed(text, count):
     assert parse_count(text, "parameters") == count
 
 

@@ -37,7 +37,7 @@ def test_fsdp_gathers_twice_and_reduce_scatters_over_all():
     ]
 
 
-def test_hsdp_stays_in_the_node_but_for_the_all_reduce_of_each_shard_along_its_rail():
+def test_hsdp_crosses_nodes_only_in_the_all_reduce_of_each_shard_along_its_rail():
     assert shown(HSDP, nodes=3, ranks_per_node=2) == [
         ("forward", "all_gather", "node", 32, 2),
         ("backward", "all_gather", "node", 32, 2),
@@ -62,7 +62,7 @@ def test_sharded_optimizer_states_have_the_parameters_gathered_after_the_step():
     ]
 
 
-def test_what_is_kept_after_the_forward_pass_saves_the_gather_before_the_backward_pass():
+def test_parameters_kept_after_the_forward_pass_save_the_gather_before_the_backward_pass():
     assert [row[0] for row in shown(dataclasses.replace(FSDP, kept=Placement.REPLICATED))] == ["forward", "reduction"]
     kept_in_node = shown(dataclasses.replace(FSDP, kept=Placement.NODE_SHARDED))
     assert kept_in_node[1] == ("backward", "all_gather", "node", 32, 2)
@@ -85,7 +85,7 @@ def test_groups_of_one_rank_make_no_collectives():
         ),
     ],
 )
-def test_placements_that_no_collective_brings_about_are_refused(change, message):
+def test_placements_without_collectives_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(FSDP, **change)
 
@@ -159,7 +159,7 @@ def test_fsdp2_keeps_its_root_gathered_unless_told_otherwise():
         backward("maybe")
 
 
-def test_accumulation_gathers_in_every_pass_and_reduces_as_it_is_told():
+def test_accumulation_gathers_in_every_pass_and_reduces_as_asked():
     once = plan("fsdp", BIG).node_bytes
     each = plan("fsdp", BIG, accumulation=Accumulation(4, "each")).node_bytes
     last = plan("fsdp", BIG, accumulation=Accumulation(4, "last")).node_bytes

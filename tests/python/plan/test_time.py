@@ -30,7 +30,13 @@ from isthmus.plan.units import units_of_sizes
 ONE_PASS = Accumulation()
 LINKS = Links(inter_gbit_s=8, intra_gbit_s=80, inter_latency_us=10, intra_latency_us=1)
 CODECS = CodecSpeeds(
-    {"none": CodecSpeed(8, 8), "tagc": CodecSpeed(4, 2), "quant": CodecSpeed(5, 6), "sparse": CodecSpeed(3, 7)},
+    {
+        "none": CodecSpeed(8, 8),
+        "tagc": CodecSpeed(4, 2),
+        "quant": CodecSpeed(5, 6),
+        "sparse": CodecSpeed(3, 7),
+        "delta": CodecSpeed(2, 9),
+    },
     "made up",
 )
 
@@ -73,9 +79,10 @@ def taking(resource, seconds):
     return ((Stage((resource,), seconds, 0.0),),) if seconds else ()
 
 
-def work(share, gather=0.0, scatter=0.0, all_reduce=0.0, update=0.0, is_root=False):
+def work(share, gather=0.0, scatter=0.0, all_reduce=0.0, update=0.0, further=None, is_root=False):
     return UnitWork(
         forward_gathers=taking(Resource.BETWEEN, gather),
+        further_gathers=taking(Resource.BETWEEN, gather if further is None else further),
         backward_gathers=taking(Resource.BETWEEN, gather),
         reduce_scatters=taking(Resource.BETWEEN, scatter),
         all_reduces=taking(Resource.WITHIN, all_reduce),
@@ -127,6 +134,14 @@ def test_updates_come_once_and_passes_that_do_not_reduce_are_shorter():
     pipeline = Pipeline([work(1.0, scatter=2, update=0.5)], waits_for_scatter=False)
     assert pipeline.step_s(4.0, passes=4, num_reductions=4) == pytest.approx(4 * (1 + 2) + 0.5)
     assert pipeline.step_s(4.0, passes=4, num_reductions=1) == pytest.approx(4 * 1 + 2 + 0.5)
+
+
+def test_further_passes_have_gathers_of_their_own():
+    # Forward: gather, compute a third. Backward: gather, compute two thirds, reduce.
+    pipeline = Pipeline([work(1.0, gather=3, further=1, scatter=2)], waits_for_scatter=False)
+    assert pipeline.step_s(3.0, passes=1, num_reductions=1) == pytest.approx(3 + 1 + 3 + 2 + 2)
+    assert pipeline.step_s(9.0, passes=3, num_reductions=3) == pytest.approx((3 + 8) + 2 * (1 + 8))
+    assert pipeline.step_s(9.0, passes=3, num_reductions=1) == pytest.approx((3 + 6) + (1 + 6) + (1 + 8))
 
 
 def plans(names, sizes, nodes, ranks, backend="nccl", accumulation=ONE_PASS):
@@ -244,7 +259,7 @@ def test_link_speeds_go_from_1_to_800():
     ("text", "speed"),
     [("25gbit", 25), ("25", 25), ("200mbit", 0.2), ("1.6tbit", 1600), ("400 Gbit", 400), ("100kbit", 1e-4)],
 )
-def test_speeds_are_written_as_people_write_them(text, speed):
+def test_human_readable_speeds_are_parsed(text, speed):
     assert parse_speed_gbit_s(text, "--inter") == pytest.approx(speed)
 
 

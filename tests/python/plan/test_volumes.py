@@ -159,7 +159,7 @@ def test_within_a_node_nothing_leaves_it_and_nothing_is_counted(kind):
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_nothing_is_sent_for_nothing_or_to_nobody(kind):
+def test_empty_tensors_and_single_ranks_send_nothing(kind):
     for formula in (gloo_formula(2), on_isthmus(TAGC), on_isthmus(FLAT)):
         assert formula(Collective(kind, WORLD, 0, 2), 1) == ()
         assert formula(Collective(kind, (1,), 100, 2), 1) == ()

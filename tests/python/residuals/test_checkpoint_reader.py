@@ -92,7 +92,7 @@ def test_saved_objects_call_nothing(tmp_path: Path, reader: type[FileSystemReade
     assert not made.exists()
 
 
-def test_what_stands_for_a_tensor_calls_nothing(tmp_path: Path) -> None:
+def test_stand_ins_for_tensors_call_nothing(tmp_path: Path) -> None:
     made, key = tmp_path / "made", "isthmus.rank0/0/0/residual"
     folder = saved(tmp_path / "checkpoint", STATE)
     reader = FileSystemReader(folder)

@@ -149,7 +149,7 @@ def assert_arrived(delivered: Gradients, owed: Gradients, tolerance: float) -> N
 
 
 @pytest.mark.parametrize(("kind", "before", "after"), CASES)
-def test_what_residuals_owe_arrives_elsewhere(runs: Any, kind: str, before: str, after: str) -> None:
+def test_residuals_arrive_on_other_ranks(runs: Any, kind: str, before: str, after: str) -> None:
     report, delivered = runs[1][kind, before, after]
     assert not report.dropped
     assert report.restored if before == after else report.resharded
@@ -157,7 +157,7 @@ def test_what_residuals_owe_arrives_elsewhere(runs: Any, kind: str, before: str,
 
 
 @pytest.mark.parametrize(("kind", "before", "other", "after"), CROSSED)
-def test_what_residuals_owe_arrives_in_other_models(runs: Any, kind: str, before: str, other: str, after: str) -> None:
+def test_residuals_arrive_in_other_models(runs: Any, kind: str, before: str, other: str, after: str) -> None:
     report, delivered = runs[1][kind, before, other, after]
     assert len(report.resharded) == 3 and not report.restored and not report.dropped
     assert_arrived(delivered, runs[0][kind, before], 1e-5)

@@ -211,7 +211,7 @@ def test_fsdp_loads_what_hsdp_saved():
 
 
 @pytest.mark.processes
-def test_what_torch_divides_afterwards_is_made_up_for():
+def test_later_divisions_of_torch_are_compensated():
     saved, world = World("fsdp", BLOCKS[2]), World("fsdp", BLOCKS[3])
     states = random_states(saved)
     loaded, _ = reshard(source_of(saved, states, divisor=2.0), world, divisor=3.0)
@@ -253,7 +253,7 @@ def test_other_tiers_are_refused():
         reshard(source, World("fsdp", BLOCKS[3], "flat"))
 
 
-def test_what_is_no_state_is_refused():
+def test_foreign_states_are_refused():
     with pytest.raises(ValueError, match=r"no isthmus\.state_dict"):
         _saved.source_of_state({"model": 1})
     with pytest.raises(ValueError, match="has version 2"):

@@ -212,7 +212,7 @@ def test_virtual_functions_count_only_without_their_physical_function(machine):
     assert noted(node, "virtual functions of eth0 (3)")
 
 
-def test_what_is_no_way_out_is_left_out_by_name(machine):
+def test_interfaces_that_lead_nowhere_are_left_out_by_name(machine):
     machine.pci("0000:01:00.0", ETHERNET)
     machine.interface("eth0", "0000:01:00.0", 100_000)
     machine.interface("eth0vf1", "0000:01:00.0", 100_000, phys_port_name="pf0vf1")  # a representor: not worth a word
@@ -318,7 +318,7 @@ def test_verbs_devices_that_say_little(machine):
     assert noted(node, "what mlx5_0 speaks")
 
 
-def test_nics_are_numbered_as_people_count_them(machine):
+def test_nics_are_numbered_in_natural_order(machine):
     for number in (0, 1, 2, 10):
         machine.pci(f"0000:{0x40 - number:02x}:00.0", INFINIBAND)
         machine.verbs(f"mlx5_{number}", f"0000:{0x40 - number:02x}:00.0")

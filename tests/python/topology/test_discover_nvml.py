@@ -125,7 +125,7 @@ def test_gpus_of_a_multi_node_domain(machine):
         assert found(machine, facts_of(other)).gpus[0].fabric is None
 
 
-def test_gpus_in_mig_mode_are_told(machine):
+def test_gpus_in_mig_mode_are_noted(machine):
     machine.gpu("0000:01:00.0", "pci0000:00")
     assert noted(found(machine, facts_of(MadeUpGpu("0000:01:00.0", mig=1))), "GPU0 is in MIG mode")
     assert not noted(found(machine, facts_of(MadeUpGpu("0000:01:00.0", mig=None))), "MIG")
@@ -282,7 +282,7 @@ def test_nvlinks_by_hwloc_where_nvml_is_missing(machine):
 
 
 @pytest.mark.parametrize("xml", [b"", b"<topology", b"<system/>", b"\xff\xfe\x00"])
-def test_hwloc_that_talks_nonsense_is_told(machine, xml):
+def test_nonsense_of_hwloc_is_noted(machine, xml):
     machine.gpu("0000:01:00.0", "pci0000:00")
     node = found(machine, hwloc=HwlocFacts(xml=xml))
     assert len(node.gpus) == 1

@@ -337,7 +337,7 @@ NESTED = "".join(bridge(f"{n:02x}:00.0", "").removesuffix("</object>") for n in 
         (host("00", NESTED), "nest more than 32 deep"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(body: str, what: str) -> None:
+def test_errors_name_their_line(body: str, what: str) -> None:
     error = refused(body)
     assert what in error.what
     assert error.line == 3

@@ -45,7 +45,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "isthmus" / "links.json"
 
 
-def test_there_and_back(cache: Path) -> None:
+def test_saved_links_are_read_back(cache: Path) -> None:
     assert cached_links() is None
     assert save_links(LINKS) == cache
     assert cached_links() == load_links() == load_links(cache) == LINKS

@@ -174,12 +174,12 @@ def test_nics_with_several_ports_and_without_pcie() -> None:
         ("", 'name="bnxt_re0"', NicKind.ROCE),
     ],
 )
-def test_what_a_nic_speaks(pci: str, net: str, kind: NicKind) -> None:
+def test_protocols_of_nics(pci: str, net: str, kind: NicKind) -> None:
     machine = parse(in_cpu(f'<pci busid="0000:01:00.0" {pci}><nic><net {net} speed="1000"/></nic></pci>'))
     assert machine.nics[0].kind is kind
 
 
-def test_devices_of_unknown_class_are_left_out_and_told() -> None:
+def test_devices_of_unknown_class_are_left_out_and_noted() -> None:
     machine = parse(
         in_cpu(GPU.format(n=1) + '\n<pci busid="0000:02:00.0"/>\n<pci busid="0000:03:00.0" class="0x010802"/><disk/>')
     )

@@ -87,7 +87,7 @@ def test_absurd_speeds_of_pcie_links(speed: str, width: str, what: str) -> None:
         (in_cpu("") + in_cpu(""), 4, "NUMA node 0 is given twice"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(body: str, line: int | None, what: str) -> None:
+def test_errors_name_their_line(body: str, line: int | None, what: str) -> None:
     error = refused(body)
     assert what in error.what
     assert error.line == line
@@ -129,7 +129,7 @@ def test_any_nesting_ends_in_an_error() -> None:
         refused(in_cpu('<pci busid="0000:01:00.0">' * levels))
 
 
-def test_what_would_write_to_a_terminal_is_not_kept() -> None:
+def test_control_characters_are_not_kept() -> None:
     net = '<pci busid="0000:01:00.0" class="0x0207"><nic><net name="mlx5&#9;&#133;_0" speed="1000"/></nic></pci>'
     assert parse(in_cpu(net)).nics[0].name == "mlx5??_0"
 

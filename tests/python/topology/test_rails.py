@@ -40,7 +40,7 @@ def test_each_gpu_takes_its_own_nic():
     assert rails.unused == () and rails.notes == ()
 
 
-def test_orders_that_disagree_are_told_with_their_cost():
+def test_orders_that_disagree_are_noted_with_their_cost():
     rails = find_rails(machine([["SYS", "PIX"], ["PIX", "SYS"]], paths={"PIX": 200.0, "SYS": 63.0}))
     assert nearest(rails) == ["NIC1", "NIC0"]
     assert [rail.orders_disagree for rail in rails.rails] == [True, True]
@@ -127,7 +127,7 @@ def test_ports_of_one_adapter_divide_its_link():
     assert find_rails(with_tree(apart, *gpus, adapter)).speed_gbit_s == 126
 
 
-def test_what_joins_switches_is_no_link():
+def test_links_between_switches_do_not_count():
     """One chip may present itself as several: two GPUs reach two NICs through what looks like one inner link."""
     gpus = [place(PcieKind.GPU, speed=252.0, devices=(f"GPU{index}",)) for index in range(2)]
     nics = [place(PcieKind.NIC, speed=252.0, devices=(f"NIC{index}",)) for index in range(2)]

@@ -41,7 +41,7 @@ def test_the_format_is_told_from_the_contents(
     assert read_machine(str(path)) == machine
 
 
-def test_a_declaration_of_another_encoding_and_comments_are_passed_over() -> None:
+def test_a_declaration_of_another_encoding_and_comments_are_ignored() -> None:
     text = f'\n<?xml version="1.0"\n encoding="UTF-16"?>\n<!-- recorded -->\n<?note 1?>\n{NCCL}<!-- end -->\n'
     assert parse_machine(text.encode(), "test").gpus
     with pytest.raises(TopologyError) as caught:
@@ -92,7 +92,7 @@ BOMB = '<!DOCTYPE system [<!ENTITY a "aaaaaaaaaa">\n<!ENTITY b "&a;&a;&a;&a;&a;&
         (b'{"name": ' + b"9" * 5000 + b"}", None, "is no JSON of a machine: ValueError"),
     ],
 )
-def test_files_that_are_no_machine(tmp_path: Path, contents: bytes, line: int | None, what: str) -> None:
+def test_files_without_a_machine(tmp_path: Path, contents: bytes, line: int | None, what: str) -> None:
     path = tmp_path / "machine.xml"
     path.write_bytes(contents)
     error = refused(path)
@@ -118,7 +118,7 @@ def test_the_limit_of_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", goldens.recorded(), ids=lambda path: path.name)
-def test_damaged_files_end_in_errors_that_say_something(path: Path) -> None:
+def test_damaged_files_give_errors_with_a_reason(path: Path) -> None:
     """Cut, with lines left out or doubled, and with characters changed: never anything but an error or a machine."""
     whole, choose = path.read_bytes(), random.Random(7)
     lines = whole.splitlines(keepends=True)

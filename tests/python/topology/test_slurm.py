@@ -178,7 +178,7 @@ def test_torchrun_in_tasks_of_srun_counts_before_slurm(cluster: Cluster) -> None
     assert_reduced(cluster.srun(*tasks), "2 nodes x 2 ranks, in blocks", "torchrun")
 
 
-def test_uneven_steps_are_exact_and_said_to_be(cluster: Cluster) -> None:
+def test_uneven_steps_are_exact_and_noted(cluster: Cluster) -> None:
     reports = cluster.srun("--nodes=2", "--ntasks=3", "--distribution=cyclic", sys.executable, str(PROGRAM))
     assert {report["node_map"] for report in reports} == {"0,2|1"}
     assert all(report["is_right"] and report["between_nodes_bytes"] == 0 for report in reports)

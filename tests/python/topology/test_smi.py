@@ -197,7 +197,7 @@ def without(row: str) -> str:
         (MATRIX.replace("GPU0    GPU1", "GPU0    GPU00", 1), 1, "does not name its columns"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_with_its_line(text: str, line: int | None, what: str) -> None:
+def test_errors_name_their_line(text: str, line: int | None, what: str) -> None:
     error = refused(text)
     assert what in error.what
     assert error.line == line

@@ -141,6 +141,7 @@ def hsdp_family(*, shard_reductions: int = len(UNITS), mp_policy: Any = None, **
         functools.partial(hsdp, mp_policy=mp_policy or MixedPrecisionPolicy()),
         collectives=("all_reduce",),
         exact={INSIDE_A_NODE: STEPS * (shard_reductions + 1)},
+        gathers=False,
         **settings,
     )
 
@@ -219,7 +220,7 @@ FSDP1_FAMILIES = {
         rounding=BFLOAT16,
     ),
     "fsdp1_accumulated": fsdp1_family(backward=accumulate_without_sync),
-    "fsdp1_no_shard": fsdp1_family(fsdp1_with(ShardingStrategy.NO_SHARD), collectives=("all_reduce",)),
+    "fsdp1_no_shard": fsdp1_family(fsdp1_with(ShardingStrategy.NO_SHARD), collectives=("all_reduce",), gathers=False),
 }
 
 

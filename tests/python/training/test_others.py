@@ -78,7 +78,7 @@ DDP_FAMILIES = {
     "ddp_bucket_views": ddp_family(functools.partial(ddp, gradient_as_bucket_view=True)),
     "ddp_accumulated": ddp_family(backward=accumulate),
     "ddp_zero_optimizer": ddp_family(optimizer=zero, modes=("default", "prepared")),
-    "replicated": Family(replicated, collectives=("all_reduce",)),
+    "replicated": Family(replicated, collectives=("all_reduce",), gathers=False),
 }
 
 
@@ -101,7 +101,7 @@ def ddp_joins_ranks_with_uneven_inputs(store: dist.Store) -> None:
 
 
 SIMPLE_FAMILIES = {
-    "simple_fsdp": ddp_family(simple_fsdp),
+    "simple_fsdp": ddp_family(simple_fsdp, gathers=True),
     "simple_fsdp_compiled": ddp_family(functools.partial(simple_fsdp, compiler="aot_eager"), modes=("backward",)),
 }
 

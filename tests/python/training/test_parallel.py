@@ -164,6 +164,7 @@ def train_pipeline(schedule_type: Any, mesh_ranks: list[list[int]], mode: str) -
         exact=Counter(),
         compressed=sum(entry["compressed_calls"] for entry in stats),
         calls=Counter(),
+        deltas=[entry["weights"] for entry in stats],
     )
 
 
@@ -172,7 +173,7 @@ def pipeline_stages(store: dist.Store) -> None:
     """Stages within the nodes and FSDP across."""
     for schedule_type in (Schedule1F1B, ScheduleGPipe):
         runs = {}
-        lossy = ("default", "prepared sparse") if schedule_type is Schedule1F1B else ("tagc", "prepared")
+        lossy = ("default", "delta", "prepared sparse") if schedule_type is Schedule1F1B else ("tagc", "prepared")
         for mode in ("gloo", "none", *lossy):
             with world(store, mode):
                 runs[mode] = train_pipeline(schedule_type, [[0, 1], [2, 3]], mode)
@@ -183,6 +184,9 @@ def pipeline_stages(store: dist.Store) -> None:
             assert_follows(runs[mode], runs["gloo"], mode)
             names = ("root", "blocks.0", "blocks.1")
             assert runs[mode].units == {f"{name} reduce_scatter": STEPS for name in names}
+        if "delta" in runs:
+            assert torch.equal(runs["delta"].weights, runs["default"].weights)
+            assert sum(entry["gathers"] for entry in runs["delta"].deltas) > 0
 
 
 @table

@@ -71,6 +71,19 @@ class Model(nn.Module):
         return features
 
 
+class TwoLayers(nn.Module):
+    """Two layers of 64 features, without biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.Linear(64, 64, bias=False)
+        self.down = nn.Linear(64, 64, bias=False)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.tanh(self.up(features)))  # type: ignore[no-any-return]
+
+
 def fsdp1(group: Any, reentrant: bool | None = None, **settings: Any) -> nn.Module:
     return FullyShardedDataParallel(
         Model(reentrant),

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import isthmus
 from python.training.wraps import simple_fsdp
 from python.units.identity import KEEPING, UNITS, WHOSE_RESIDUAL, fsdp2_model_in_pairs, group_of, world_of
+from python.units.models import TwoLayers
 from support.checkpoints import backward, exact_calls, fsdp2, mesh_of, steps_of, trained, unit_states
 from support.checkpoints import group as tagc_group
 from support.checks import Table, World
@@ -168,19 +169,6 @@ def prepared_dtensors_have_names(store: dist.Store) -> None:
 # --- Activations ---
 
 
-class Split(nn.Module):
-    """Two layers that are split over all ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.up = nn.Linear(64, 64, bias=False)
-        self.down = nn.Linear(64, 64, bias=False)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.tanh(self.up(features)))  # type: ignore[no-any-return]
-
-
 @table_of_worlds
 def activations_of_dtensors_are_exact_whatever_their_mesh_is_called(store: dist.Store) -> None:
     """A model that is split over the ranks of both nodes: nothing that it reduces is a gradient of a parameter."""
@@ -188,7 +176,7 @@ def activations_of_dtensors_are_exact_whatever_their_mesh_is_called(store: dist.
     for mode, name in (("gloo", "tp"), ("none", "model"), ("none", "sp")):
         with world(store, mode, {"ISTHMUS_CODEC": isthmus.Options().codec}):
             plan = {"up": ColwiseParallel(input_layouts=Shard(0)), "down": RowwiseParallel(output_layouts=Shard(0))}
-            model = parallelize_module(Split(), init_device_mesh("cpu", (4,), mesh_dim_names=(name,)), plan)
+            model = parallelize_module(TwoLayers(), init_device_mesh("cpu", (4,), mesh_dim_names=(name,)), plan)
             if mode != "gloo":
                 isthmus.prepare(model)
             inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(dist.get_rank()), requires_grad=True)

@@ -105,7 +105,7 @@ def test_adding_twice_adds():
     assert totals[parameter].tolist() == [0, 2, 8, 10, 4, 6, 12, 14]
 
 
-def test_the_hash_is_stable_and_tells_apart_whatever_matters():
+def test_the_hash_is_stable_and_differs_for_different_layouts():
     weight, bias = Parameter("w", (4, 2)), Parameter("b", (8,))
     layouts = [
         rows([weight], 2),

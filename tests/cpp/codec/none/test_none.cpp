@@ -219,7 +219,7 @@ TEST(None, DamageIsFoundWhereverItStands) {
 }
 
 // What a sum of words, or lanes that only multiply, would miss.
-TEST(None, SeveralChangesDoNotMakeUpForEachOther) {
+TEST(None, SeveralChangesDoNotCancel) {
   NoneCodec codec(DataType::kFloat32, 1);
   constexpr int64_t kCount = 64;  // four rows of eight words
   const std::vector<std::byte> packet = encode(codec, Array(random_values(kCount, 6), DataType::kFloat32));

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "isthmus/error.h"
-#include "kernels/block/instruction_set.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/codec/quant/quant_packets.h"
+#include "tests/cpp/support/instruction_sets.h"
 
 namespace isthmus {
 namespace {
@@ -106,18 +106,14 @@ void expect_all_settings_equal_to_reference(int64_t num_elements) {
 TEST(Quant, EqualsReferenceInAllSettingsAndOnDifficultData) { expect_all_settings_equal_to_reference(1000); }
 
 TEST(Quant, AllInstructionSetsGiveTheSameBits) {
-  const auto in_use = kernels::instruction_set();
-  for (const kernels::InstructionSet wanted : kernels::available_instruction_sets()) {
-    SCOPED_TRACE(kernels::to_string(wanted));
-    kernels::set_instruction_set(wanted);
+  in_every_instruction_set([] {
     expect_all_settings_equal_to_reference(700);
     for (int64_t group = 32; group <= 512; group *= 2) {
       for (const bool rotate : {false, true}) {
         expect_equal_to_reference(options_of(4, rotate, group), Data::kHeavyTail, 20001);
       }
     }
-  }
-  kernels::set_instruction_set(in_use);
+  });
 }
 
 // One huge element, magnitudes next to where groups are multiplied by a power of two first, and ties between levels.

@@ -8,9 +8,10 @@
 #include <vector>
 
 #include "isthmus/error.h"
-#include "kernels/block/instruction_set.h"
+#include "tests/cpp/codec/dropping_codecs.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/codec/sparse/sparse_packets.h"
+#include "tests/cpp/support/instruction_sets.h"
 
 namespace isthmus {
 namespace {
@@ -21,33 +22,19 @@ constexpr float kMax = std::numeric_limits<float>::max();
 const char* const kValueTypes[] = {"fp32", "bf16", "int8"};
 constexpr int64_t kSizes[] = {0, 1, 2, 39, 40, 41, 63, 255, 256, 257, 1023, 1024, 1025, 2047, 2048, 2049, 10007};
 
-// Two steps against the reference: packets, residuals, counts and what arrives, bit for bit.
 void expect_equal_to_reference(const Options& options, Data data, int64_t num_elements) {
   SCOPED_TRACE(testing::Message() << to_string(data) << ", " << num_elements << " elements, sparsity "
                                   << options.sparsity << ", " << options.value_type << ", error feedback "
                                   << options.error_feedback);
   SparseCodec codec(options);
-  std::vector<float> residual(codec.keeps_residual() ? num_elements : 0);
-  std::vector<float> expected_residual = residual;
-  for (uint64_t step = 0; step < 2; ++step) {
-    const PacketContext context = {kContext.unit_hash, step};
-    const std::vector<float> piece = make_piece(data, num_elements, 11 + static_cast<uint32_t>(step));
-    Packet packet = new_packet(codec, num_elements);
-    const CodecCounts counts = encode(codec, piece, residual, packet, context);
-    const reference::SparseResult expected =
-        reference::encode_sparse(parameters_of(options, context), piece, expected_residual);
-    ASSERT_EQ(packet.copy(), expected.packet);
-    ASSERT_EQ(bits_of(residual), bits_of(expected_residual));
-    EXPECT_EQ(counts.encoded_elements, num_elements);
-    EXPECT_EQ(counts.kept_elements, expected.kept_elements);
-    EXPECT_EQ(counts.non_finite_blocks, expected.non_finite_blocks);
-    EXPECT_EQ(counts.held_back_elements + counts.estimated_elements, 0);
-    std::vector<float> arrived(num_elements);
-    for (int64_t i = 0; i < num_elements; ++i) {
-      arrived[i] += expected.arrives[i];
-    }
-    ASSERT_EQ(bits_of(decode(codec, packet, num_elements, context)), bits_of(arrived));
-  }
+  const auto encode_reference = [&](PacketContext context, const std::vector<float>& piece,
+                                    std::vector<float>& residual) {
+    const reference::SparseResult result = reference::encode_sparse(parameters_of(options, context), piece, residual);
+    return ReferenceEncoding{result.packet,
+                             {.kept_elements = result.kept_elements, .non_finite_blocks = result.non_finite_blocks},
+                             result.arrives};
+  };
+  expect_two_steps_equal(codec, data, num_elements, kContext.unit_hash, encode_reference);
 }
 
 TEST(Sparse, EqualsReferenceAtAllSizes) {
@@ -84,10 +71,7 @@ TEST(Sparse, EqualsReferenceOnDifficultData) {
 }
 
 TEST(Sparse, AllInstructionSetsGiveTheSameBits) {
-  const auto in_use = kernels::instruction_set();
-  for (const kernels::InstructionSet wanted : kernels::available_instruction_sets()) {
-    SCOPED_TRACE(kernels::to_string(wanted));
-    kernels::set_instruction_set(wanted);
+  in_every_instruction_set([] {
     for (const Data data : all_data()) {
       for (const char* value_type : kValueTypes) {
         expect_equal_to_reference(sparse_options(.9875, value_type), data, 9001);
@@ -95,8 +79,7 @@ TEST(Sparse, AllInstructionSetsGiveTheSameBits) {
         expect_equal_to_reference(sparse_options(.5, value_type), data, 2049);
       }
     }
-  }
-  kernels::set_instruction_set(in_use);
+  });
 }
 
 TEST(Sparse, PacketSizes) {
@@ -247,26 +230,11 @@ TEST(Sparse, NonFiniteBlocksArriveAsNanAndKeepTheirResidual) {
 }
 
 TEST(Sparse, AddsSeveralPacketsToWhatIsThere) {
-  const int64_t num_elements = 2500;
   SparseCodec codec(sparse_options(.9));
-  const int64_t packet_bytes = codec.packet_bytes(num_elements);
-  Packet packets(3 * packet_bytes);
-  std::vector<float> expected(num_elements, 100.0F);
-  for (int p = 0; p < 3; ++p) {
-    std::vector<float> residual(num_elements);
-    const std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 20 + p);
-    codec.encode(buffer_of(piece), buffer_of(residual), packets.buffer().part(p, packet_bytes), kContext.of_packet(p),
-                 {});
-    for (int64_t i = 0; i < num_elements; ++i) {
-      expected[i] += piece[i] - residual[i];
-    }
-  }
-  std::vector<float> out(num_elements, 100.0F);
-  codec.decode_sum(packets.buffer(), 3, buffer_of(out), kContext, {});
-  EXPECT_EQ(out, expected);
+  expect_packets_are_added(codec, 2500, kContext);
 }
 
-TEST(Sparse, WhatStaysGetsOutInLaterSteps) {
+TEST(Sparse, ResidualsAreSentInLaterSteps) {
   for (const char* value_type : kValueTypes) {
     SparseCodec codec(sparse_options(.9, value_type));
     const std::vector<float> piece = make_piece(Data::kHeavyTail, 2000, 8);
@@ -287,13 +255,7 @@ TEST(Sparse, WhatStaysGetsOutInLaterSteps) {
 
 TEST(Sparse, NoPacketsAndNoElements) {
   SparseCodec codec(sparse_options(.9));
-  std::vector<float> out(10, 1.0F);
-  codec.decode_sum({nullptr, 0, DataType::kByte}, 0, buffer_of(out), kContext, {});
-  EXPECT_EQ(out, std::vector<float>(10, 1.0F));
-  std::vector<float> none;
-  Packet packet = new_packet(codec, 0);
-  EXPECT_EQ(encode(codec, none, none, packet).encoded_elements, 0);
-  EXPECT_TRUE(decode(codec, packet, 0).empty());
+  expect_nothing_of_nothing(codec, kContext);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "codec/sparse/device.h"
 #include "isthmus/error.h"
 #include "kernels/sparse/sequence.h"
+#include "tests/cpp/codec/dropping_codecs_on_device.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/codec/sparse/sparse_packets.h"
 #include "tests/cpp/support/on_device.h"
@@ -49,22 +50,10 @@ void expect_as_on_cpu(const Options& options, const std::vector<float>& piece, s
                                   << cut.num_threads << " threads, " << cut.max_groups << " groups");
   SparseCodec cpu(options);
   residual.resize(cpu.keeps_residual() ? residual.size() : 0);
-  Packet packet = new_packet(cpu, static_cast<int64_t>(piece.size()));
-  std::vector<float> expected_residual = residual;
-  const CodecCounts expected = encode(cpu, piece, expected_residual, packet);
-  const Encoded encoded = encode_on_device(options, buffer_of(piece), residual, cut);
-  ASSERT_EQ(encoded.packet, packet.copy());
-  ASSERT_EQ(bits_of(encoded.residual), bits_of(expected_residual));
-  EXPECT_EQ(static_cast<int64_t>(encoded.counts.kept_elements), expected.kept_elements);
-  EXPECT_EQ(encoded.counts.chosen_elements, encoded.counts.kept_elements);
-  EXPECT_EQ(static_cast<int64_t>(encoded.counts.non_finite_blocks), expected.non_finite_blocks);
-
-  std::vector<float> expected_out(piece.size(), .125F);
-  std::vector<float> out = expected_out;
-  cpu.decode_sum(packet.buffer(), 1, buffer_of(expected_out), kContext, {});
-  const kernels::DeviceFault fault = decode_on_device(options, encoded.packet, 1, buffer_of(out), cut);
-  EXPECT_EQ(fault.code, kernels::DeviceFault::kNone);
-  ASSERT_EQ(bits_of(out), bits_of(expected_out));
+  expect_same_as_cpu(
+      cpu, piece, residual, kContext,
+      [&](const auto& values, const auto& kept) { return encode_on_device(options, buffer_of(values), kept, cut); },
+      [&](const auto& packet, auto& out) { return decode_on_device(options, packet, 1, buffer_of(out), cut); });
 }
 
 void expect_as_on_cpu(const Options& options, Data data, int64_t num_elements, Cut cut) {

@@ -9,11 +9,12 @@
 #include <vector>
 
 #include "isthmus/error.h"
-#include "kernels/block/instruction_set.h"
 #include "kernels/tagc/layout.h"
+#include "tests/cpp/codec/dropping_codecs.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/codec/tagc/tagc_packets.h"
 #include "tests/cpp/codec/tagc/tagc_reference.h"
+#include "tests/cpp/support/instruction_sets.h"
 
 namespace isthmus {
 namespace {
@@ -21,36 +22,26 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kMax = std::numeric_limits<float>::max();
 
-// Two steps against the reference: packets, residuals, counts and what arrives, bit for bit.
 void expect_equal_to_reference(const Options& options, Data data, int64_t num_elements) {
   SCOPED_TRACE(testing::Message() << to_string(data) << ", " << num_elements << " elements, ratio " << options.ratio
                                   << ", sparsity " << options.sparsity << ", blocks " << options.block_elements
                                   << ", cells " << options.cell_type);
   TagcCodec codec(options);
-  std::vector<float> residual(num_elements);
-  std::vector<float> expected_residual(num_elements);
-  for (uint64_t step = 0; step < 2; ++step) {
-    const PacketContext context = {kContext.unit_hash, step};
-    const std::vector<float> piece = make_piece(data, num_elements, 11 + static_cast<uint32_t>(step));
-    Packet packet = new_packet(codec, num_elements);
-    const CodecCounts counts = encode(codec, piece, residual, packet, context);
-    const reference::TwoTierResult expected =
-        reference::encode_two_tier(parameters_of(options, context), piece, expected_residual);
-    ASSERT_EQ(packet.copy(), expected.packet);
-    ASSERT_EQ(bits_of(residual), bits_of(expected_residual));
-    EXPECT_EQ(counts.encoded_elements, num_elements);
-    EXPECT_EQ(counts.kept_elements, expected.kept_elements);
-    EXPECT_EQ(counts.held_back_elements, expected.held_back_elements);
-    EXPECT_EQ(counts.non_finite_blocks, expected.non_finite_blocks);
-    EXPECT_EQ(counts.estimated_elements, 0);
-    std::vector<float> arrived(num_elements);
-    for (const auto& [element, value] : expected.arrives) {
-      arrived[element] = value;
+  const auto encode_reference = [&](PacketContext context, const std::vector<float>& piece,
+                                    std::vector<float>& residual) {
+    const reference::TwoTierResult result =
+        reference::encode_two_tier(parameters_of(options, context), piece, residual);
+    std::vector<float> arrives(piece.size());
+    for (const auto& [element, value] : result.arrives) {
+      arrives[element] = value;
     }
-    // Added to zeros, so that -0 arrives as 0.
-    std::transform(arrived.begin(), arrived.end(), arrived.begin(), [](float value) { return value + 0.0F; });
-    ASSERT_EQ(bits_of(decode(codec, packet, num_elements, context)), bits_of(arrived));
-  }
+    return ReferenceEncoding{result.packet,
+                             {.kept_elements = result.kept_elements,
+                              .held_back_elements = result.held_back_elements,
+                              .non_finite_blocks = result.non_finite_blocks},
+                             arrives};
+  };
+  expect_two_steps_equal(codec, data, num_elements, kContext.unit_hash, encode_reference);
 }
 
 constexpr int64_t kSizes[] = {0,   1,   2,    63,   64,   65,   100,  127,  128,   129,
@@ -110,10 +101,7 @@ TEST(Tagc, RowsByLoadEqualReference) {
 }
 
 TEST(Tagc, AllInstructionSetsGiveTheSameBits) {
-  const auto in_use = kernels::instruction_set();
-  for (const kernels::InstructionSet wanted : kernels::available_instruction_sets()) {
-    SCOPED_TRACE(kernels::to_string(wanted));
-    kernels::set_instruction_set(wanted);
+  in_every_instruction_set([] {
     for (const Data data : all_data()) {
       expect_equal_to_reference(options_of(kLevels[2]), data, 70001);
       expect_equal_to_reference(options_of({4, .5}, 64), data, 4033);
@@ -121,8 +109,7 @@ TEST(Tagc, AllInstructionSetsGiveTheSameBits) {
         expect_equal_to_reference(with_cells(options_of({0, .9}), cell_type), data, 20001);
       }
     }
-  }
-  kernels::set_instruction_set(in_use);
+  });
 }
 
 TEST(Tagc, PacketSizeIsIndexAndSketch) {
@@ -211,26 +198,11 @@ TEST(Tagc, HugeValuesDoNotDisturbNeighbours) {
 }
 
 TEST(Tagc, AddsSeveralPacketsToWhatIsThere) {
-  const int64_t num_elements = 10007;
   TagcCodec codec(options_of(kLevels[2]));
-  const int64_t packet_bytes = codec.packet_bytes(num_elements);
-  Packet packets(3 * packet_bytes);
-  std::vector<float> expected(num_elements, 100.0F);
-  for (int p = 0; p < 3; ++p) {
-    std::vector<float> residual(num_elements);
-    const std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 20 + p);
-    codec.encode(buffer_of(piece), buffer_of(residual), packets.buffer().part(p, packet_bytes), kContext.of_packet(p),
-                 {});
-    for (int64_t i = 0; i < num_elements; ++i) {
-      expected[i] += piece[i] - residual[i];  // one of the two is the value, the other 0
-    }
-  }
-  std::vector<float> out(num_elements, 100.0F);
-  codec.decode_sum(packets.buffer(), 3, buffer_of(out), kContext, {});
-  EXPECT_EQ(out, expected);
+  expect_packets_are_added(codec, 10007, kContext);
 }
 
-TEST(Tagc, WhatIsHeldBackGetsOutInLaterSteps) {
+TEST(Tagc, HeldBackElementsAreSentInLaterSteps) {
   const int64_t num_elements = 4096;
   TagcCodec codec(options_of({10, .9}));
   const std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 8);
@@ -336,13 +308,7 @@ TEST(Tagc, ShortCellsBesideAHugeOutlier) {
 
 TEST(Tagc, NoPacketsAndNoElements) {
   TagcCodec codec(options_of(kLevels[0]));
-  std::vector<float> out(10, 1.0F);
-  codec.decode_sum({nullptr, 0, DataType::kByte}, 0, buffer_of(out), kContext, {});
-  EXPECT_EQ(out, std::vector<float>(10, 1.0F));
-  std::vector<float> none;
-  Packet packet = new_packet(codec, 0);
-  EXPECT_EQ(encode(codec, none, none, packet).encoded_elements, 0);
-  EXPECT_TRUE(decode(codec, packet, 0).empty());
+  expect_nothing_of_nothing(codec, kContext);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "codec/tagc/host.h"
 #include "isthmus/error.h"
+#include "tests/cpp/codec/dropping_codecs_on_device.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/codec/tagc/tagc_on_device.h"
 #include "tests/cpp/codec/tagc/tagc_reference.h"
@@ -27,23 +28,10 @@ void expect_as_on_cpu(const Options& options, const std::vector<float>& piece, c
                                   << options.sparsity << ", blocks " << options.block_elements << ", "
                                   << cut.num_threads << " threads, " << cut.max_groups << " groups");
   TagcCodec cpu(options);
-  Memory packet(cpu.packet_bytes(static_cast<int64_t>(piece.size())));
-  std::vector<float> expected_residual = residual;
-  const CodecCounts expected = cpu.encode(buffer_of(piece), buffer_of(expected_residual), packet.buffer(), context, {});
-  const Encoded encoded = encode_on_device(options, piece, residual, context, cut);
-  ASSERT_EQ(encoded.packet, packet.copy());
-  ASSERT_EQ(bits_of(encoded.residual), bits_of(expected_residual));
-  EXPECT_EQ(static_cast<int64_t>(encoded.counts.kept_elements), expected.kept_elements);
-  EXPECT_EQ(static_cast<int64_t>(encoded.counts.chosen_elements - encoded.counts.kept_elements),
-            expected.held_back_elements);
-  EXPECT_EQ(static_cast<int64_t>(encoded.counts.non_finite_blocks), expected.non_finite_blocks);
-
-  std::vector<float> expected_out(piece.size(), .125F);
-  std::vector<float> out = expected_out;
-  cpu.decode_sum(packet.buffer(), 1, buffer_of(expected_out), context, {});
-  const kernels::DeviceFault fault = decode_on_device(options, encoded.packet, 1, out, context, cut);
-  EXPECT_EQ(fault.code, kernels::DeviceFault::kNone);
-  ASSERT_EQ(bits_of(out), bits_of(expected_out));
+  expect_same_as_cpu(
+      cpu, piece, residual, context,
+      [&](const auto& values, const auto& kept) { return encode_on_device(options, values, kept, context, cut); },
+      [&](const auto& packet, auto& out) { return decode_on_device(options, packet, 1, out, context, cut); });
 }
 
 void expect_as_on_cpu(const Options& options, Data data, int64_t num_elements, Cut cut) {

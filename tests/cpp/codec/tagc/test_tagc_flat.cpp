@@ -9,9 +9,9 @@
 
 #include "codec/tagc/flat.h"
 #include "isthmus/error.h"
-#include "kernels/block/instruction_set.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/codec/tagc/tagc_flat_reference.h"
+#include "tests/cpp/support/instruction_sets.h"
 #include "tests/cpp/support/packets.h"
 
 namespace isthmus {
@@ -180,15 +180,11 @@ TEST(TagcFlat, EqualsReferenceWhereMuchIsEstimated) {
 }
 
 TEST(TagcFlat, AllInstructionSetsGiveTheSameBits) {
-  const auto in_use = kernels::instruction_set();
-  for (const kernels::InstructionSet wanted : kernels::available_instruction_sets()) {
-    SCOPED_TRACE(kernels::to_string(wanted));
-    kernels::set_instruction_set(wanted);
+  in_every_instruction_set([] {
     for (const Setting setting : kSettings) {
       expect_equal_to_reference(options_of(setting), Data::kHeavyTail, 50001, 4);
     }
-  }
-  kernels::set_instruction_set(in_use);
+  });
 }
 
 // Every value that peels is right to the rounding of the few sums it went through.

@@ -1,6 +1,6 @@
-"""Rooms of the installed package: no circles of imports between them, and nothing but the commands imports benchmarks.
+"""Components of the installed package have no import cycles, and only the commands import benchmarks.
 
-A folder without folders in it is one room. In a folder that has some, each module is a room of its own.
+A folder without folders in it is one component. In a folder that has some, each module is a component of its own.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def imports(known: Mapping[str, Path], all_of_it: bool) -> Imports:
     return found
 
 
-def rooms(known: Mapping[str, Path]) -> dict[str, str]:
-    """The room of each module."""
+def components(known: Mapping[str, Path]) -> dict[str, str]:
+    """The component of each module."""
     packages = {module for module, path in known.items() if path.name == "__init__.py"}
     with_folders = {package.rpartition(".")[0] for package in packages}
     return {
@@ -76,7 +76,7 @@ def rooms(known: Mapping[str, Path]) -> dict[str, str]:
     }
 
 
-def circle(graph: Mapping[str, set[str]]) -> list[str]:
+def cycle(graph: Mapping[str, set[str]]) -> list[str]:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -85,31 +85,33 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
-def between_rooms(known: Mapping[str, Path]) -> Imports:
-    room_of = rooms(known)
+def between_components(known: Mapping[str, Path]) -> Imports:
+    component_of = components(known)
     graph: Imports = {}
     for module, imported in imports(known, all_of_it=True).items():
-        room = room_of[module]
-        graph.setdefault(room, set()).update(room_of[name] for name in imported if room_of[name] != room)
-    # Whatever is imported from `isthmus` itself is public: `import isthmus` in a benchmark is no import of all rooms.
+        component = component_of[module]
+        graph.setdefault(component, set()).update(
+            component_of[name] for name in imported if component_of[name] != component
+        )
+    # Names imported from `isthmus` itself are public: `import isthmus` does not import all components.
     graph.pop("isthmus", None)
     return graph
 
 
-def test_there_are_no_circles_between_rooms() -> None:
-    graph = between_rooms(modules())
+def test_packages_have_no_import_cycles() -> None:
+    graph = between_components(modules())
     assert {"isthmus.group", "isthmus.topology.machine", "isthmus.topology.formats", "isthmus.benchmarks.auto"} <= set(
         graph
     )
-    assert not circle(graph)
+    assert not cycle(graph)
 
 
-def test_there_are_no_circles_between_modules_when_they_are_imported() -> None:
+def test_modules_have_no_import_cycles() -> None:
     graph = imports(modules(), all_of_it=False)
-    assert not circle(graph)
+    assert not cycle(graph)
 
 
-def test_nothing_but_the_commands_imports_benchmarks() -> None:
+def test_only_the_commands_import_benchmarks() -> None:
     for module, imported in imports(modules(), all_of_it=True).items():
         if not module.startswith(("isthmus.cli.", "isthmus.benchmarks")):
             assert not [name for name in imported if name.startswith("isthmus.benchmarks")], module
@@ -123,10 +125,10 @@ def test_nothing_but_the_commands_imports_benchmarks() -> None:
         ("python/isthmus/plan/ranges.py", "import isthmus.benchmarks.training.config\n"),
     ],
 )
-def test_a_circle_is_found(tmp_path: Path, at: str, text: str) -> None:
+def test_an_import_cycle_is_found(tmp_path: Path, at: str, text: str) -> None:
     for path in modules().values():
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(path.read_text() + (text if copy == tmp_path / at else ""))
     known = modules(tmp_path)
-    assert circle(between_rooms(known)) or circle(imports(known, all_of_it=False))
+    assert cycle(between_components(known)) or cycle(imports(known, all_of_it=False))

@@ -1,0 +1,41 @@
+// Weight differences on the CPU: a block at a time.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "isthmus/buffer.h"
+#include "kernels/block/instruction_set.h"
+#include "kernels/weights/layout.h"
+
+namespace isthmus::kernels {
+
+// What is written of a block before its size is known. About 160 KiB; contents mean nothing between calls.
+struct WeightScratch {
+  std::array<uint16_t, Float32Weights::kMostWords + 8> words;  // eight more: a vector is stored at once
+  std::array<uint16_t, kWeightBlockElements> escapes;
+};
+
+// Of one type of weights. Blocks have 1 to kWeightBlockElements elements.
+struct WeightKernels {
+  // What turns `old_weights` into `new_weights`, bit for bit: bytes written to `out`, which has room for as many as the
+  // elements take. 0: they are equal. As many as the elements take: the new ones as they are.
+  int64_t (*encode)(const void* old_weights, const void* new_weights, int64_t count, void* out, WeightScratch& scratch);
+  // Turns the old weights into the new ones. `block` is even, and 128 bytes after its end may be read. False: no
+  // encoder makes such a block; the weights are then undefined.
+  bool (*decode)(const void* block, int64_t bytes, void* weights, int64_t count);
+};
+
+// dtype: bfloat16, float16 or float32.
+const WeightKernels& weight_kernels(DataType dtype);
+
+struct WeightKernelTable {
+  WeightKernels bfloat16;
+  WeightKernels float16;
+  WeightKernels float32;
+};
+const WeightKernelTable& weight_kernels_of(baseline::Instructions set);
+const WeightKernelTable& weight_kernels_of(avx2::Instructions set);
+const WeightKernelTable& weight_kernels_of(avx512::Instructions set);
+
+}  // namespace isthmus::kernels

@@ -1,0 +1,9 @@
+#include "kernels/cuda/run.cuh"
+#include "kernels/weights/sequence.h"
+
+namespace isthmus::kernels {
+
+template void cuda_run(const WeightEncodeJob& job, void* stream);
+template void cuda_run(const WeightDecodeJob& job, void* stream);
+
+}  // namespace isthmus::kernels

@@ -1,0 +1,254 @@
+// Decoding weight differences on many groups, each block by a team of 16 lanes, once check_passes.h has found nothing
+// wrong. Whatever was received, nothing outside of the job's memory is touched.
+#pragma once
+
+#include "kernels/block/packet_passes.h"
+#include "kernels/weights/check_passes.h"
+#include "kernels/weights/job.h"
+#include "kernels/weights/lane_decoder.h"
+#include "kernels/weights/shape.h"
+#include "kernels/weights/team.h"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+// Threads of all groups copy whole elements, 16 bytes at a time where both ends are aligned.
+template <typename Element, typename Group>
+ISTHMUS_DEVICE void copy_elements(const Group& group, const uint8_t* from, uint8_t* to, int64_t bytes, bool aligned) {
+  const int64_t whole = aligned ? bytes / static_cast<int64_t>(sizeof(WordPair)) : 0;
+  for_each_of_all(group, whole,
+                  [&](int64_t i) { reinterpret_cast<WordPair*>(to)[i] = reinterpret_cast<const WordPair*>(from)[i]; });
+  const int64_t first = whole * static_cast<int64_t>(sizeof(WordPair) / sizeof(Element));
+  for_each_of_all(group, bytes / static_cast<int64_t>(sizeof(Element)) - first, [&](int64_t i) {
+    reinterpret_cast<Element*>(to)[first + i] = reinterpret_cast<const Element*>(from)[first + i];
+  });
+}
+
+// The shards of all nodes to their places. The last group tells what became of it.
+template <typename Format>
+struct DecodeWeights {
+  static constexpr int kThreads = kWeightThreads;
+  static constexpr int64_t kMaxSharedBytes = kIsCoded<Format> ? sizeof(WeightDecodeTable) : 0;
+  using Bits = typename Format::Bits;
+
+  WeightDecodeJob job;
+  WeightShape shape;
+  WeightFrequencies frequencies;
+  bool is_aligned;  // the shard and its place, at multiples of 16
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    if (job.state->is_decided != 0) {
+      return;
+    }
+    copy_own(group);
+    if constexpr (kIsCoded<Format>) {
+      decode_blocks(group);
+    } else {
+      for_each_by_group(group, job.num_nodes * shape.num_blocks(), [&](int64_t i) {
+        const int64_t node = i / shape.num_blocks();
+        const int64_t block = i % shape.num_blocks();
+        if (bytes_of(node, block) > 0) {
+          for_each_of_group(group, shape.bytes_of(block), [&](int64_t k) {
+            place_of(node, block)[k] = packet_of(job, node)[begin_of(node, block) + k];
+          });
+        }
+      });
+    }
+    if (group.is_last(job.state->arrived) && group.thread() == 0) {
+      conclude(group);
+    }
+  }
+
+ private:
+  // What a node's packet has of a block, and where.
+  ISTHMUS_DEVICE uint32_t bytes_of(int64_t node, int64_t block) const {
+    return bytes_to_decode(job, node) == 0 ? 0 : reinterpret_cast<const uint32_t*>(packet_of(job, node))[block];
+  }
+  ISTHMUS_DEVICE uint64_t begin_of(int64_t node, int64_t block) const {
+    return job.places[node * shape.num_blocks() + block];
+  }
+  ISTHMUS_DEVICE uint8_t* place_of(int64_t node, int64_t block) const {
+    return static_cast<uint8_t*>(job.replica.data) + node * shape.bytes() + shape.begin_of(block);
+  }
+
+  template <typename Group>
+  ISTHMUS_DEVICE void copy_own(const Group& group) const {
+    if (header_of(job, job.node)[kWeightPacketBytes] == 0) {
+      return;
+    }
+    const auto* from = static_cast<const uint8_t*>(job.shard.data);
+    uint8_t* to = place_of(job.node, 0);
+    copy_elements<Bits>(group, from, to, shape.bytes(), is_aligned);
+  }
+
+  template <typename Group>
+  ISTHMUS_DEVICE void decode_blocks(Group& group) const {
+    auto& table = group.template shared<WeightDecodeTable>();
+    bool is_filled = false;
+    const WeightTeam<Group> team(group);
+    const int64_t num_teams = team.teams_of(group);
+    const int64_t num_items = job.num_nodes * shape.num_blocks();
+    for (int64_t first = group.group_number() * num_teams; first < num_items; first += group.num_groups() * num_teams) {
+      const int64_t item = first + team.number();
+      const int64_t node = item < num_items ? item / shape.num_blocks() : job.node;
+      const int64_t block = item < num_items ? item % shape.num_blocks() : 0;
+      const uint32_t bytes = bytes_of(node, block);
+      if (!group.any(bytes > 0)) {
+        continue;
+      }
+      if (!is_filled) {
+        fill_table(group, frequencies, table);
+        group.sync();
+        is_filled = true;
+      }
+      if (!decode(team, table, node, block, bytes) && team.thread() == 0) {
+        group.fetch_min(job.bad_blocks[node], static_cast<uint32_t>(block));
+      }
+    }
+  }
+
+  static constexpr int kUnitsOfBits = sizeof(Bits) / sizeof(uint16_t);
+  static constexpr int kHeaderUnits = sizeof(WeightBlockHeader) / sizeof(uint16_t);
+  static constexpr int kUnitsOfMoved = kWeightGroups * sizeof(int8_t) / sizeof(uint16_t);
+
+  static ISTHMUS_DEVICE Bits pattern_at(const uint16_t* units) {
+    if constexpr (kUnitsOfBits == 1) {
+      return units[0];
+    } else {
+      return units[0] | uint32_t{units[1]} << 16;
+    }
+  }
+
+  // Whether the block decodes. 0 bytes: there is nothing to do.
+  template <typename Group>
+  ISTHMUS_DEVICE bool decode(const WeightTeam<Group>& team, const WeightDecodeTable& table, int64_t node, int64_t block,
+                             uint32_t bytes) const {
+    const int count = static_cast<int>(shape.elements_of(block));
+    const auto* units =
+        bytes == 0 ? nullptr : reinterpret_cast<const uint16_t*>(packet_of(job, node) + begin_of(node, block));
+    auto* bits = reinterpret_cast<Bits*>(place_of(node, block));
+    const bool is_whole = bytes == static_cast<uint32_t>(count) * sizeof(Bits);
+    if (is_whole) {
+      for (int i = team.thread(); i < count; i += team.kThreads) {
+        bits[i] = pattern_at(units + i * kUnitsOfBits);
+      }
+    }
+    bool is_coded = bytes > 0 && !is_whole;
+    const int num_units = static_cast<int>(bytes / 2);
+    const bool has_header = is_coded && bytes % 2 == 0 && num_units >= kHeaderUnits;
+    const int num_escapes = has_header ? units[kHeaderUnits - 1] : 0;
+    const int num_words = num_units - kHeaderUnits - num_escapes * (1 + kUnitsOfBits);
+    bool decodes = !is_coded || (has_header && num_words >= 0);
+    is_coded = is_coded && decodes;
+    WeightLaneDecoder<Format, Group> decoder(team, table, units + kHeaderUnits, is_coded ? num_words : 0);
+    decoder.begin(units + kUnitsOfMoved, is_coded);
+    ISTHMUS_DO_NOT_UNROLL
+    for (int index = 0; index < kWeightGroups; ++index) {
+      const int begin = index * static_cast<int>(kWeightGroupElements);
+      const int left = is_coded ? count - begin : 0;
+      const int here = left < 0 ? 0 : left < kWeightGroupElements ? left : static_cast<int>(kWeightGroupElements);
+      if (!team.any(here > 0)) {
+        break;
+      }
+      const auto moved = static_cast<int8_t>(here > 0 ? units[index / 2] >> (index % 2 * 8) : 0);
+      decode_group(team, decoder, bits + begin, weight_scale<Format>(moved), here);
+    }
+    const bool is_at_end = decoder.is_at_end();
+    if (is_coded) {
+      decodes = is_at_end && patch_escapes(team, units + kHeaderUnits + num_words, num_escapes, bits, count);
+    }
+    return decodes;
+  }
+
+  // Steps whose elements are loaded while those before are decoded.
+  static constexpr int kAhead = 4;
+  static constexpr int kSteps = static_cast<int>(kWeightGroupElements) / kWeightLanes;
+
+  template <typename Group>
+  static ISTHMUS_DEVICE void decode_group(const WeightTeam<Group>& team, WeightLaneDecoder<Format, Group>& decoder,
+                                          Bits* bits, int32_t scale, int count) {
+    constexpr int kOwn = WeightTeam<Group>::kOwn;
+    WeightSteps<Bits, kAhead, kOwn> ahead;
+    ahead.load(team, bits, 0, count);
+    ISTHMUS_DO_NOT_UNROLL
+    for (int first = 0; first < kSteps; first += kAhead) {
+      auto now = ahead;
+      if (first + kAhead < kSteps) {
+        ahead.load(team, bits, first + kAhead, count);
+      }
+      ISTHMUS_UNROLL
+      for (int step = 0; step < kAhead; ++step) {
+        const int index = (first + step) * kWeightLanes;
+        decoder.decode(now.bits[step], scale, index < count);
+        for (int own = 0; own < kOwn; ++own) {
+          if (index + team.lane(own) < count) {
+            bits[index + team.lane(own)] = now.bits[step][own];
+          }
+        }
+      }
+    }
+  }
+
+  // Each thread patches its own elements, which it has written: no barrier is needed. Whether all are in the block.
+  template <typename Group>
+  static ISTHMUS_DEVICE bool patch_escapes(const WeightTeam<Group>& team, const uint16_t* escapes, int num_escapes,
+                                           Bits* bits, int count) {
+    constexpr int kOwn = WeightTeam<Group>::kOwn;
+    bool are_inside = true;
+    for (int i = 0; i < num_escapes; ++i) {
+      const int index = escapes[i];
+      are_inside = are_inside && index < count;
+      if (index < count && index % kWeightLanes / kOwn == team.thread()) {
+        bits[index] = pattern_at(escapes + num_escapes + i * kUnitsOfBits);
+      }
+    }
+    return are_inside;
+  }
+
+  // One thread.
+  template <typename Group>
+  ISTHMUS_DEVICE void conclude(Group& group) const {
+    for (int64_t node = 0; node < job.num_nodes; ++node) {
+      if (job.bad_blocks[node] != WeightDecodeState::kNone) {
+        VerifyWeights<Format>::publish_bad_block(group, job, shape.num_blocks(), node);
+        return;
+      }
+    }
+    publish_outcome(group, job, WeightVerdict::kInPlace);
+  }
+};
+
+// Where packets do not do: gives the host this node's shard, tells it, waits for it, and takes what it carried. After a
+// fault it waits alone. All groups run at once.
+struct LeaveToHost {
+  static constexpr int kThreads = kPassThreads;
+  static constexpr int64_t kMaxSharedBytes = 0;
+
+  WeightDecodeJob job;
+  WeightShape shape;
+  bool gives_aligned;  // the shard and its place with the host, at multiples of 16
+  bool takes_aligned;  // the replica and what arrived
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    const WeightVerdict carries = job.state->carries;
+    const bool is_carried = carries != WeightVerdict::kPending;
+    if (!is_carried && job.state->is_refused == 0) {
+      return;
+    }
+    if (is_carried) {
+      const auto* shard = static_cast<const uint8_t*>(job.shard.data);
+      copy_elements<uint8_t>(group, shard, job.outgoing, shape.bytes(), gives_aligned);
+      if (group.is_last(job.state->arrived) && group.thread() == 0) {
+        publish_outcome(group, job, carries);
+      }
+    }
+    group.await(job.outcome->ready, number_told(job));
+    if (is_carried) {
+      auto* replica = static_cast<uint8_t*>(job.replica.data);
+      copy_elements<uint8_t>(group, job.arrived, replica, job.num_nodes * shape.bytes(), takes_aligned);
+    }
+  }
+};
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -1,0 +1,375 @@
+// Encoding weight differences on many groups: blocks are compared, coded by teams of 16 lanes at a place of their own,
+// and moved to their places in the packet once all sizes are known.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/block/packet_passes.h"
+#include "kernels/weights/job.h"
+#include "kernels/weights/lane_encoder.h"
+#include "kernels/weights/shape.h"
+#include "kernels/weights/team.h"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+// Of each block whether it changed: its bytes in `block_bytes`, or 0.
+template <typename Format>
+struct CompareWeights {
+  static constexpr int kThreads = kPassThreads;
+  static constexpr int64_t kMaxSharedBytes = 0;
+
+  WeightEncodeJob job;
+  WeightShape shape;
+  bool is_aligned;  // before and shard, at multiples of 16
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    if (group.group_number() == 0 && group.thread() == 0) {
+      *job.state = WeightEncodeState{};
+    }
+    for_each_by_group(group, shape.num_blocks(), [&](int64_t block) {
+      const int64_t bytes = shape.bytes_of(block);
+      const bool differs = group.any(differ(group, shape.begin_of(block), bytes));
+      if (group.thread() == 0) {
+        job.block_bytes[block] = differs ? static_cast<uint32_t>(bytes) : 0;
+      }
+    });
+  }
+
+ private:
+  // Whether some that this thread compares do.
+  template <typename Group>
+  ISTHMUS_DEVICE bool differ(const Group& group, int64_t begin, int64_t bytes) const {
+    const uint8_t* before = static_cast<const uint8_t*>(job.before.data) + begin;
+    const uint8_t* now = static_cast<const uint8_t*>(job.shard.data) + begin;
+    if (is_aligned) {
+      const int64_t whole = bytes / static_cast<int64_t>(sizeof(WordPair)) * static_cast<int64_t>(sizeof(WordPair));
+      return differ_as<WordPair>(group, before, now, whole) |
+             differ_as<typename Format::Bits>(group, before + whole, now + whole, bytes - whole);
+    }
+    return differ_as<typename Format::Bits>(group, before, now, bytes);
+  }
+
+  // Pairs of words are loaded several at a time, to keep the memory busy.
+  template <typename T, typename Group>
+  static ISTHMUS_DEVICE bool differ_as(const Group& group, const uint8_t* before, const uint8_t* now, int64_t bytes) {
+    constexpr int kInFlight = std::is_same_v<T, WordPair> ? 8 : 4;
+    const T* a = reinterpret_cast<const T*>(before);
+    const T* b = reinterpret_cast<const T*>(now);
+    const int count = static_cast<int>(bytes / static_cast<int64_t>(sizeof(T)));
+    const int stride = static_cast<int>(group.size());
+    bool differs = false;
+    int i = static_cast<int>(group.thread());
+    for (; i + (kInFlight - 1) * stride < count; i += kInFlight * stride) {
+      T loaded_a[kInFlight];
+      T loaded_b[kInFlight];
+      ISTHMUS_UNROLL
+      for (int k = 0; k < kInFlight; ++k) {
+        loaded_a[k] = a[i + k * stride];
+        loaded_b[k] = b[i + k * stride];
+      }
+      ISTHMUS_UNROLL
+      for (int k = 0; k < kInFlight; ++k) {
+        differs |= is_other(loaded_a[k], loaded_b[k]);
+      }
+    }
+    for (; i < count; i += stride) {
+      differs |= is_other(a[i], b[i]);
+    }
+    return differs;
+  }
+
+  static ISTHMUS_DEVICE bool is_other(const WordPair& a, const WordPair& b) {
+    return ((a.value[0] ^ b.value[0]) | (a.value[1] ^ b.value[1])) != 0;
+  }
+  template <typename Bits>
+  static ISTHMUS_DEVICE bool is_other(Bits a, Bits b) {
+    return a != b;
+  }
+};
+
+struct ChecksumReplica {
+  static constexpr int kThreads = kChecksumThreads;
+  static constexpr int64_t kMaxSharedBytes = 0;
+
+  WeightEncodeJob job;
+  int64_t num_words;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    checksum_words(group, job.replica.data, num_words, 0, job.replica_parts);
+  }
+};
+
+// Writes the header. sum: of the packet's words. All threads of one group.
+template <typename Group>
+ISTHMUS_DEVICE void write_header(Group& group, const WeightEncodeJob& job, uint64_t sum) {
+  const uint64_t replica_sum = job.replica.data == nullptr ? 0 : sum_parts(group, job.replica_parts, 0);
+  if (group.thread() == 0) {
+    WeightHeaderWords header = job.header;
+    header.word[kWeightPacketBytes] = job.state->packet_bytes;
+    header.word[kWeightPacketChecksum] = weight_checksum(sum);
+    header.word[kWeightReplicaChecksum] = job.replica.data == nullptr ? 0 : weight_checksum(replica_sum);
+    header.word[kWeightGather] |= uint64_t{checksum_of_weight_header(header)} << kWeightUpperHalf;
+    for (int i = 0; i < kWeightHeaderWords; ++i) {
+      reinterpret_cast<uint64_t*>(job.sent)[i] = header.word[i];
+    }
+  }
+}
+
+// Blocks that changed, each to its area. The last group finds their places, and the packet's size.
+template <typename Format>
+struct CodeWeights {
+  static constexpr int kThreads = kWeightThreads;
+  static constexpr int64_t kMaxSharedBytes = sizeof(WeightEncodeTable);
+  using Bits = typename Format::Bits;
+
+  WeightEncodeJob job;
+  WeightShape shape;
+  WeightFrequencies frequencies;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    if constexpr (kIsCoded<Format>) {
+      auto& table = group.template shared<WeightEncodeTable>();
+      bool is_filled = false;
+      const WeightTeam<Group> team(group);
+      const int64_t num_teams = team.teams_of(group);
+      for (int64_t first = group.group_number() * num_teams; first < shape.num_blocks();
+           first += group.num_groups() * num_teams) {
+        const int64_t block = first + team.number();
+        const bool is_active = block < shape.num_blocks() && job.block_bytes[block] != 0;
+        if (!group.any(is_active)) {
+          continue;
+        }
+        if (!is_filled) {
+          fill_table(group, frequencies, table);
+          group.sync();
+          is_filled = true;
+        }
+        encode(team, table, is_active ? block : 0, is_active);
+      }
+    }
+    if (group.is_last(job.state->arrived)) {
+      place(group);
+      if (job.capacity == 0) {
+        group.sync();
+        write_header(group, job, 0);
+      }
+    }
+  }
+
+ private:
+  template <typename Group>
+  ISTHMUS_DEVICE void encode(const WeightTeam<Group>& team, const WeightEncodeTable& table, int64_t block,
+                             bool is_active) const {
+    const auto* old_bits = static_cast<const Bits*>(job.before.data) + block * kWeightBlockElements;
+    const auto* new_bits = static_cast<const Bits*>(job.shard.data) + block * kWeightBlockElements;
+    const int count = is_active ? static_cast<int>(shape.elements_of(block)) : 0;
+    const int area_units = count * static_cast<int>(sizeof(Bits) / sizeof(uint16_t));
+    auto* area = reinterpret_cast<uint16_t*>(job.areas + shape.begin_of(block));
+    WeightBlockParts& parts = job.coded[block];
+    WeightLaneEncoder<Format, Group> encoder(team, table, area, area_units);
+    ISTHMUS_DO_NOT_UNROLL
+    for (int index = static_cast<int>(kWeightGroups) - 1; index >= 0; --index) {
+      const int begin = index * static_cast<int>(kWeightGroupElements);
+      const int left = count - begin;
+      const int here = left < 0 ? 0 : left < kWeightGroupElements ? left : static_cast<int>(kWeightGroupElements);
+      int8_t moved = 0;
+      if (team.any(here > 0)) {
+        const int8_t found = move_of(team, old_bits + begin, new_bits + begin, here);
+        moved = here > 0 ? found : int8_t{0};
+        encode_group(team, encoder, old_bits, new_bits, weight_scale<Format>(moved), begin, here);
+      }
+      if (is_active && team.thread() == 0) {
+        parts.moved[index] = moved;
+      }
+    }
+    encoder.end(parts, is_active);
+    if (is_active && team.thread() == 0) {
+      const int64_t raw_bytes = shape.bytes_of(block);
+      job.block_bytes[block] = static_cast<uint32_t>(encoder.bytes() < raw_bytes ? encoder.bytes() : raw_bytes);
+    }
+  }
+
+  // Steps whose elements are loaded while those before are encoded.
+  static constexpr int kAhead = 4;
+  static constexpr int kSteps = static_cast<int>(kWeightGroupElements) / kWeightLanes;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void encode_group(const WeightTeam<Group>& team, WeightLaneEncoder<Format, Group>& encoder,
+                                   const Bits* old_bits, const Bits* new_bits, int32_t scale, int begin,
+                                   int count) const {
+    WeightSteps<Bits, kAhead, WeightTeam<Group>::kOwn> old_ahead;
+    WeightSteps<Bits, kAhead, WeightTeam<Group>::kOwn> new_ahead;
+    old_ahead.load(team, old_bits + begin, kSteps - kAhead, count);
+    new_ahead.load(team, new_bits + begin, kSteps - kAhead, count);
+    ISTHMUS_DO_NOT_UNROLL
+    for (int first = kSteps - kAhead; first >= 0; first -= kAhead) {
+      const auto old_now = old_ahead;
+      const auto new_now = new_ahead;
+      if (first > 0) {
+        old_ahead.load(team, old_bits + begin, first - kAhead, count);
+        new_ahead.load(team, new_bits + begin, first - kAhead, count);
+      }
+      ISTHMUS_UNROLL
+      for (int step = kAhead - 1; step >= 0; --step) {
+        const int index = (first + step) * kWeightLanes;
+        encoder.encode(old_now.bits[step], new_now.bits[step], scale, begin + index, index < count);
+      }
+    }
+  }
+
+  // The estimate of a group of `count` elements.
+  template <typename Group>
+  ISTHMUS_DEVICE int8_t move_of(const WeightTeam<Group>& team, const Bits* old_bits, const Bits* new_bits,
+                                int count) const {
+    constexpr int kOwn = WeightTeam<Group>::kOwn;
+    const int in_steps = count - count % kWeightLanes;
+    MoveEstimate estimate(count);
+    while (team.any(!estimate.is_done())) {
+      const float most = estimate.most();
+      WeightMoves moves[kOwn];
+      for (int own = 0; own < kOwn; ++own) {
+        const int lane = team.lane(own);
+        for (int i = lane; i < in_steps; i += kWeightLanes) {
+          moves[own].add(counted_move<Format>(old_bits[i], new_bits[i], most));
+        }
+        for (int i = in_steps; lane == 0 && i < count; ++i) {
+          moves[own].add(counted_move<Format>(old_bits[i], new_bits[i], most));
+        }
+      }
+      estimate.take(team.add_up(moves));
+    }
+    return estimate.log2_of_mean();
+  }
+
+  // All threads of one group.
+  template <typename Group>
+  ISTHMUS_DEVICE void place(Group& group) const {
+    const int64_t num_blocks = shape.num_blocks();
+    auto place = static_cast<uint64_t>(shape.directory_bytes());
+    bool changed = false;
+    for (int64_t base = 0; base < num_blocks; base += group.size()) {
+      const int64_t block = base + group.thread();
+      const uint32_t units = block < num_blocks ? (job.block_bytes[block] + 1) / 2 : 0;
+      uint32_t units_now = 0;
+      const uint32_t before = group.exclusive_sum(units, units_now);
+      if (block < num_blocks) {
+        job.places[block] = place + 2 * uint64_t{before};
+      }
+      place += 2 * uint64_t{units_now};
+      changed |= units_now > 0;
+    }
+    if (group.thread() == 0) {
+      job.state->packet_bytes = changed ? (place + 7) / 8 * 8 : 0;
+    }
+  }
+};
+
+// Blocks to their places in the packet, if it has room.
+template <typename Format>
+struct PlaceWeights {
+  static constexpr int kThreads = kPassThreads;
+  static constexpr int64_t kMaxSharedBytes = 0;
+  using Bits = typename Format::Bits;
+
+  WeightEncodeJob job;
+  WeightShape shape;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    const uint64_t packet_bytes = job.state->packet_bytes;
+    if (packet_bytes == 0 || packet_bytes > static_cast<uint64_t>(job.capacity)) {
+      return;
+    }
+    uint8_t* packet = job.sent + kWeightHeaderBytes;
+    for_each_by_group(group, shape.num_blocks(), [&](int64_t block) {
+      const uint32_t bytes = job.block_bytes[block];
+      if (group.thread() == 0) {
+        reinterpret_cast<uint32_t*>(packet)[block] = bytes;
+      }
+      auto* units = reinterpret_cast<uint16_t*>(packet + job.places[block]);
+      if (bytes == shape.bytes_of(block)) {
+        for_each_of_group(group, (bytes + 1) / 2, [&](int64_t i) { units[i] = unit_of_shard(block, i); });
+      } else if constexpr (kIsCoded<Format>) {
+        for_each_of_group(group, bytes / 2, [&](int64_t i) { units[i] = unit_of_coded(block, i); });
+      }
+    });
+    if (group.group_number() == 0) {
+      const int64_t last = shape.num_blocks() - 1;
+      const uint64_t end = job.places[last] + (job.block_bytes[last] + 1) / 2 * 2;
+      for_each_of_group(group, static_cast<int64_t>(packet_bytes - end) / 2,
+                        [&](int64_t i) { reinterpret_cast<uint16_t*>(packet + end)[i] = 0; });
+    }
+  }
+
+ private:
+  static constexpr int64_t kUnitsOfBits = sizeof(Bits) / sizeof(uint16_t);  // 0: of bytes
+
+  // Unit i of what the shard has in a block.
+  ISTHMUS_DEVICE uint16_t unit_of_shard(int64_t block, int64_t i) const {
+    const uint8_t* begin = static_cast<const uint8_t*>(job.shard.data) + shape.begin_of(block);
+    if constexpr (kIsCoded<Format>) {
+      return unit_of(reinterpret_cast<const Bits*>(begin)[i / kUnitsOfBits], i % kUnitsOfBits);
+    } else {
+      const bool has_second = 2 * i + 1 < shape.bytes_of(block);
+      return static_cast<uint16_t>(begin[2 * i] | (has_second ? begin[2 * i + 1] << 8 : 0));
+    }
+  }
+  static ISTHMUS_DEVICE uint16_t unit_of(Bits pattern, int64_t unit) {
+    return static_cast<uint16_t>(uint32_t{pattern} >> (16 * unit));
+  }
+
+  // Unit i of a coded block: as WeightBlockHeader, words, escapes' places and patterns come one after the other.
+  ISTHMUS_DEVICE uint16_t unit_of_coded(int64_t block, int64_t i) const {
+    const WeightBlockParts& parts = job.coded[block];
+    const auto* area = reinterpret_cast<const uint16_t*>(job.areas + shape.begin_of(block));
+    if (i < kWeightGroups / 2) {
+      return static_cast<uint16_t>(static_cast<uint8_t>(parts.moved[2 * i]) |
+                                   static_cast<uint8_t>(parts.moved[2 * i + 1]) << 8);
+    }
+    i -= kWeightGroups / 2;
+    if (i < kWeightLanes) {
+      return parts.states[i];
+    }
+    i -= kWeightLanes;
+    if (i == 0) {
+      return parts.num_escapes;
+    }
+    i -= 1;
+    const int64_t area_units = shape.elements_of(block) * kUnitsOfBits;
+    if (i < parts.num_words) {
+      return area[area_units - parts.num_words + i];
+    }
+    i -= parts.num_words;
+    const uint16_t* last_escape = area + parts.num_escapes - 1;  // they come in descending order
+    if (i < parts.num_escapes) {
+      return last_escape[-i];
+    }
+    i -= parts.num_escapes;
+    const auto* bits = static_cast<const Bits*>(job.shard.data) + block * kWeightBlockElements;
+    return unit_of(bits[last_escape[-(i / kUnitsOfBits)]], i % kUnitsOfBits);
+  }
+};
+
+// The checksum of the packet; the last group writes the header.
+struct SealWeights {
+  static constexpr int kThreads = kChecksumThreads;
+  static constexpr int64_t kMaxSharedBytes = 0;
+
+  WeightEncodeJob job;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    const uint64_t bytes = job.state->packet_bytes;
+    const bool is_written = bytes <= static_cast<uint64_t>(job.capacity);
+    const int64_t num_words = is_written ? static_cast<int64_t>(bytes) / kChecksumWordBytes : 0;
+    checksum_words(group, job.sent + kWeightHeaderBytes, num_words, 0, job.parts);
+    if (group.is_last(job.state->arrived)) {
+      write_header(group, job, sum_parts(group, job.parts, 0));
+    }
+  }
+};
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -1,0 +1,69 @@
+// The passes of one encoding and one decoding of weight differences, in their order; kernels/block/passes.h says what
+// an executor is. Where a shard is what it was, encoding reads it and the replica once, and decoding reads headers.
+#pragma once
+
+#include "kernels/block/passes.h"
+#include "kernels/weights/decode_passes.h"
+#include "kernels/weights/encode_passes.h"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+inline int64_t at_least_one(int64_t groups) { return groups < 1 ? 1 : groups; }
+
+// Groups that have a team for each of so many blocks.
+inline int64_t groups_for_weight_blocks(int64_t num_blocks) {
+  return at_least_one(divide_up(num_blocks, kWeightThreads / kWeightLanes));
+}
+
+template <typename Executor>
+void run_passes(Executor& executor, const WeightEncodeJob& job) {
+  const WeightShape shape = weight_shape(job.shard);
+  const bool aligned = is_aligned(job.before.data, sizeof(WordPair)) && is_aligned(job.shard.data, sizeof(WordPair));
+  if (job.replica.data != nullptr) {
+    const int64_t num_words = job.replica.bytes() / kChecksumWordBytes;
+    executor.run(ChecksumReplica{job, num_words}, checksum_groups_of_words(num_words), 0);
+  }
+  with_weight_format(job.shard.dtype, [&]<typename Format>(Format) {
+    executor.run(CompareWeights<Format>{job, shape, aligned}, at_least_one(shape.num_blocks()), 0);
+    executor.run(CodeWeights<Format>{job, shape, weight_frequencies()},
+                 kIsCoded<Format> ? groups_for_weight_blocks(shape.num_blocks()) : 1,
+                 CodeWeights<Format>::kMaxSharedBytes);
+    if (job.capacity > 0) {
+      executor.run(PlaceWeights<Format>{job, shape}, at_least_one(shape.num_blocks()), 0);
+      executor.run(SealWeights{job}, checksum_groups_of_words(job.capacity / kChecksumWordBytes), 0);
+    }
+  });
+}
+
+template <typename Executor>
+void decode_packets(Executor& executor, const WeightDecodeJob& job) {
+  const WeightShape shape = weight_shape(job.shard);
+  const auto* place = static_cast<const uint8_t*>(job.replica.data) + job.node * shape.bytes();
+  const bool aligned = is_aligned(place, sizeof(WordPair)) && is_aligned(job.shard.data, sizeof(WordPair));
+  with_weight_format(job.shard.dtype, [&]<typename Format>(Format) {
+    executor.run(VerifyWeights<Format>{job, shape}, checksum_groups_of_words(job.capacity / kChecksumWordBytes), 0);
+    executor.run(DecodeWeights<Format>{job, shape, weight_frequencies(), aligned},
+                 kIsCoded<Format> ? groups_for_weight_blocks(job.num_nodes * shape.num_blocks())
+                                  : at_least_one(job.num_nodes * shape.num_blocks()),
+                 DecodeWeights<Format>::kMaxSharedBytes);
+  });
+}
+
+// Enough to saturate the way to the host's memory, and so few that what else runs has room while they wait.
+inline constexpr int64_t kGroupsForHost = 16;
+
+template <typename Executor>
+void run_passes(Executor& executor, const WeightDecodeJob& job) {
+  executor.run(CheckWeightHeaders{job}, 1, 0);
+  if (job.capacity > 0) {  // else all are in place, or a packet is too long
+    decode_packets(executor, job);
+  }
+  const auto are_aligned = [](const void* one, const void* other) {
+    return is_aligned(one, sizeof(WordPair)) && is_aligned(other, sizeof(WordPair));
+  };
+  executor.run(LeaveToHost{job, weight_shape(job.shard), are_aligned(job.shard.data, job.outgoing),
+                           are_aligned(job.arrived, job.replica.data)},
+               kGroupsForHost, 0);
+}
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

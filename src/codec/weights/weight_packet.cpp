@@ -1,0 +1,127 @@
+#include "codec/weights/weight_packet.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "codec/checksum.h"
+#include "isthmus/error.h"
+#include "kernels/weights/cpu.h"
+
+namespace isthmus {
+namespace {
+
+using kernels::kWeightBlockElements;
+
+// A packet is a directory of the blocks' bytes, then the blocks, each at an even place, then zeros up to a word.
+using BlockBytes = uint32_t;
+
+int64_t directory_bytes(ConstBuffer shard) {
+  return kernels::num_weight_blocks(shard.num_elements) * static_cast<int64_t>(sizeof(BlockBytes));
+}
+
+int64_t in_whole_words(int64_t bytes, int64_t word) { return (bytes + word - 1) / word * word; }
+
+ConstBuffer block_of(ConstBuffer shard, int64_t block) {
+  const int64_t count = kernels::elements_of_weight_block(block, shard.num_elements);
+  return shard.slice(block * kWeightBlockElements, count);
+}
+
+// What no encoder makes: a block whole or not at all.
+int64_t encode_bytes(ConstBuffer old_block, ConstBuffer new_block, std::byte* out) {
+  const auto bytes = static_cast<size_t>(new_block.bytes());
+  if (std::memcmp(old_block.data, new_block.data, bytes) == 0) {
+    return 0;
+  }
+  std::memcpy(out, new_block.data, bytes);
+  return new_block.bytes();
+}
+
+}  // namespace
+
+void WeightHeader::seal() {
+  header_checksum = 0;
+  header_checksum = static_cast<uint32_t>(checksum_of({this, sizeof(*this), DataType::kByte}));
+}
+
+bool WeightHeader::is_whole() const {
+  WeightHeader again = *this;
+  again.seal();
+  return again.header_checksum == header_checksum;
+}
+
+struct WeightPackets::Scratch : kernels::WeightScratch {};
+
+WeightPackets::WeightPackets() : scratch_(std::make_unique<Scratch>()) {}
+WeightPackets::~WeightPackets() = default;
+
+bool WeightPackets::is_coded(DataType dtype) {
+  return dtype == DataType::kBFloat16 || dtype == DataType::kFloat16 || dtype == DataType::kFloat32;
+}
+
+int64_t WeightPackets::most_bytes(ConstBuffer shard) {
+  const int64_t odd_blocks = kernels::num_weight_blocks(shard.num_elements);  // bytes alone may be odd, and are padded
+  return in_whole_words(directory_bytes(shard) + shard.bytes() + odd_blocks, 8);
+}
+
+int64_t WeightPackets::encode(ConstBuffer replica, ConstBuffer shard, Buffer packet) {
+  auto* const begin = packet.as<std::byte>();
+  int64_t bytes = directory_bytes(shard);
+  bool changed = false;
+  for (int64_t block = 0; block < kernels::num_weight_blocks(shard.num_elements); ++block) {
+    const ConstBuffer before = block_of(replica, block);
+    const ConstBuffer now = block_of(shard, block);
+    const int64_t length = is_coded(shard.dtype)
+                               ? kernels::weight_kernels(shard.dtype)
+                                     .encode(before.data, now.data, now.num_elements, begin + bytes, *scratch_)
+                               : encode_bytes(before, now, begin + bytes);
+    const auto entry = static_cast<BlockBytes>(length);
+    std::memcpy(begin + block * static_cast<int64_t>(sizeof(entry)), &entry, sizeof(entry));
+    std::fill_n(begin + bytes + length, in_whole_words(length, 2) - length, std::byte{});
+    bytes += in_whole_words(length, 2);
+    changed |= length > 0;
+  }
+  const int64_t padded = in_whole_words(bytes, 8);
+  std::fill_n(begin + bytes, padded - bytes, std::byte{});
+  return changed ? padded : 0;
+}
+
+void WeightPackets::decode(ConstBuffer packet, Buffer replica) {
+  const int64_t packet_bytes = packet.bytes();
+  const auto* const begin = packet.as<std::byte>();
+  int64_t place = directory_bytes(replica);
+  for (int64_t block = 0; block < kernels::num_weight_blocks(replica.num_elements); ++block) {
+    const Buffer weights =
+        replica.slice(block * kWeightBlockElements, kernels::elements_of_weight_block(block, replica.num_elements));
+    BlockBytes entry = 0;
+    if (place <= packet_bytes) {
+      std::memcpy(&entry, begin + block * static_cast<int64_t>(sizeof(entry)), sizeof(entry));
+    }
+    const int64_t length = entry;
+    bool fits = place + length <= packet_bytes;
+    if (fits && is_coded(replica.dtype)) {
+      fits = kernels::weight_kernels(replica.dtype).decode(begin + place, length, weights.data, weights.num_elements);
+    } else if (fits && length > 0) {
+      fits = length == weights.bytes();
+      std::memcpy(weights.data, begin + place, fits ? static_cast<size_t>(length) : 0);
+    }
+    ISTHMUS_CHECK(PacketError, fits, "corrupt packet of weights: block ", block, " of ", length, " bytes, at ", place,
+                  " of ", packet_bytes, ", does not decode into ", weights.num_elements, " elements of ",
+                  to_string(replica.dtype));
+    place += in_whole_words(length, 2);
+  }
+  ISTHMUS_CHECK(PacketError, in_whole_words(place, 8) == packet_bytes, "corrupt packet of weights: ", packet_bytes,
+                " bytes, of which ", place, " belong to blocks");
+}
+
+std::string text_of_damage(uint64_t node, uint64_t checksum, const WeightHeader& header) {
+  return detail::concatenate("corrupt packet of weights from node ", node, ": its bytes have the checksum ", checksum,
+                             ", but its header says ", header.packet_checksum);
+}
+
+uint64_t checksum_of(ConstBuffer bytes) {
+  Checksum checksum;
+  checksum.add(bytes.data, bytes.bytes());
+  return std::max<uint64_t>(checksum.value(), 1);
+}
+
+}  // namespace isthmus

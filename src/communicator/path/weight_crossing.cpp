@@ -1,0 +1,164 @@
+#include "communicator/path/weight_crossing.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "communicator/path/weight_headers.h"
+
+namespace isthmus {
+namespace {
+
+// With codec auto, where whole shards are faster: so many changed gathers cross whole before differences are tried
+// again, at the cost of one that is slower.
+constexpr int64_t kWholeGathers = 50;
+// So many packets must have been slower before: one is when a rank was interrupted.
+constexpr int kSlowGathers = 2;
+constexpr const char* kWholeIsFaster = "whole shards are faster (auto)";
+
+bool has_changed(const WeightHeader& header) { return header.packet_bytes > 0; }
+
+}  // namespace
+
+void WeightCrossing::cross(Run& run, ConstBuffer shard, Replica& replica, const Speed* link) {
+  const Buffer packet = run.take(WeightPackets::most_bytes(shard) + WeightPackets::kMarginBytes, DataType::kByte);
+  WeightHeader own = make_header(run, shard, replica, packet);
+  own.coding_us = static_cast<uint32_t>(1e6 * (run.counters.encode_s + replica.decode_s));
+  own.seal();
+  const std::vector<WeightHeader> headers = exchange(run, own);
+  check_weight_headers(headers, shard);
+  std::string whole = why_whole(run, headers);
+  if (!whole.empty()) {  // a rank that has a new replica knows of no comparison: all begin anew
+    replica.whole_gathers = 0;
+    replica.slow_gathers = 0;
+  }
+  const bool any_changed = std::any_of(headers.begin(), headers.end(), has_changed);
+  if (whole.empty() && any_changed && replica.whole_gathers > 0) {
+    whole = kWholeIsFaster;
+    --replica.whole_gathers;
+  } else if (whole.empty() && any_changed && link != nullptr) {
+    compare_times(headers, shard, *link, replica);
+  }
+  run.weights.unchanged = whole.empty() && !has_changed(own) ? 1 : 0;
+  run.weights.gathers = 1;
+  replica.is_valid = false;  // until all of it is new
+  if (!whole.empty()) {
+    gather_whole(run, shard, replica);
+    ++run.weights.whole[whole];
+  } else if (any_changed) {
+    gather_packets(run, shard, packet, headers, replica);
+    replica.decode_s = run.counters.decode_s;
+  }
+  replica.is_valid = true;
+  for (const WeightHeader& header : headers) {  // a rank may have lost its replica, and counts from 0
+    replica.gathers = std::max(replica.gathers, uint64_t{header.gather});
+  }
+  ++replica.gathers;
+}
+
+WeightHeader WeightCrossing::make_header(Run& run, ConstBuffer shard, const Replica& replica, Buffer packet) {
+  const Step step(run, "compare weights", Lane::kEncode, &CollectiveStats::encode_s);
+  WeightHeader header;
+  header.dtype = shard.dtype;
+  header.sender = static_cast<uint16_t>(tiers_.node());
+  header.unit_hash = replica.hash;
+  header.num_elements = static_cast<uint64_t>(shard.num_elements);
+  header.has_replica = replica.is_valid ? 1 : 0;
+  if (!replica.is_valid) {
+    return header;
+  }
+  header.gather = static_cast<uint32_t>(replica.gathers);
+  if (replica.is_compared(options_.replica_interval)) {
+    header.replica_checksum = checksum_of(replica.words());
+  }
+  const ConstBuffer before = replica.shards.part(tiers_.node(), shard.num_elements);
+  if (replica.whole_gathers > 0) {
+    const bool is_equal = std::memcmp(before.data, shard.data, static_cast<size_t>(shard.bytes())) == 0;
+    header.packet_bytes = is_equal ? 0 : static_cast<uint64_t>((shard.bytes() + 7) / 8 * 8);
+    return header;
+  }
+  header.packet_bytes = static_cast<uint64_t>(packets_.encode(before, shard, packet));
+  header.packet_checksum = checksum_of(packet.slice(0, static_cast<int64_t>(header.packet_bytes)));
+  return header;
+}
+
+// The slowest rank and the longest packet decide, which all ranks of the rail see.
+void WeightCrossing::compare_times(const std::vector<WeightHeader>& headers, ConstBuffer shard, const Speed& link,
+                                   Replica& replica) {
+  uint64_t longest = 0;
+  uint32_t coding_us = 0;
+  for (const WeightHeader& header : headers) {
+    longest = std::max(longest, header.packet_bytes);
+    coding_us = std::max(coding_us, header.coding_us);
+  }
+  const auto others = static_cast<double>(headers.size() - 1);
+  const double whole_s = others * static_cast<double>(shard.bytes()) / link.bytes_per_s;
+  const double packets_s = others * static_cast<double>(longest) / link.bytes_per_s;
+  const double coding_s = 1e-6 * coding_us + link.latency_s;  // and another exchange, of headers
+  const bool pays = packets_s + coding_s < whole_s;
+  replica.slow_gathers = pays ? 0 : replica.slow_gathers + 1;
+  if (replica.slow_gathers == kSlowGathers) {
+    replica.whole_gathers = kWholeGathers;
+    replica.slow_gathers = kSlowGathers - 1;  // afterwards one is enough
+  }
+  char text[160];
+  std::snprintf(text, sizeof(text), "%s: coding %.3g ms and %.3g ms on the link, whole %.3g ms",
+                pays ? "differences" : "whole", 1e3 * coding_s, 1e3 * packets_s, 1e3 * whole_s);
+  replica.reason = text;
+}
+
+std::vector<WeightHeader> WeightCrossing::exchange(Run& run, const WeightHeader& own) const {
+  const Step step(run, "inter all-gather of headers", tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
+  std::vector<WeightHeader> headers(static_cast<size_t>(tiers_.num_nodes()));
+  const Buffer all{headers.data(), static_cast<int64_t>(headers.size() * sizeof(own)), DataType::kByte};
+  tiers_.gather_inter().all_gather({&own, sizeof(own), DataType::kByte}, all, run.tail())->wait(run.tail());
+  return headers;
+}
+
+std::string WeightCrossing::why_whole(Run& run, const std::vector<WeightHeader>& headers) const {
+  const auto lacks_replica = [](const WeightHeader& header) { return header.has_replica == 0; };
+  if (std::any_of(headers.begin(), headers.end(), lacks_replica)) {
+    return lacks_replica(headers[static_cast<size_t>(tiers_.node())]) ? "the first gather"
+                                                                      : "another rank has no replica";
+  }
+  std::string differing = differing_replicas(headers);
+  run.weights.healed += differing.empty() ? 0 : 1;
+  return differing;
+}
+
+void WeightCrossing::gather_whole(Run& run, ConstBuffer shard, Replica& replica) const {
+  const Step step(run, "inter all-gather", tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
+  tiers_.gather_inter().all_gather(shard, replica.shards, run.tail())->wait(run.tail());
+}
+
+void WeightCrossing::gather_packets(Run& run, ConstBuffer shard, ConstBuffer packet,
+                                    const std::vector<WeightHeader>& headers, Replica& replica) {
+  const auto own = static_cast<size_t>(tiers_.node());
+  std::vector<Buffer> arrived;
+  for (const WeightHeader& header : headers) {
+    const auto bytes = static_cast<int64_t>(header.sender == own ? 0 : header.packet_bytes);
+    arrived.push_back(run.take(bytes + WeightPackets::kMarginBytes, DataType::kByte).slice(0, bytes));
+  }
+  {
+    const Step step(run, "inter all-gather", tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
+    const auto own_bytes = static_cast<int64_t>(headers[own].packet_bytes);
+    tiers_.gather_inter().all_gather_uneven(packet.slice(0, own_bytes), arrived, run.tail())->wait(run.tail());
+    run.coded_elements = own_bytes > 0 ? (tiers_.num_nodes() - 1) * shard.num_elements : 0;
+    run.packet_bytes = (tiers_.num_nodes() - 1) * own_bytes;
+  }
+  const Step step(run, "decode weights", Lane::kDecode, &CollectiveStats::decode_s);
+  for (size_t node = 0; node < headers.size(); ++node) {
+    const Buffer piece = replica.shards.part(static_cast<int64_t>(node), shard.num_elements);
+    if (node == own) {
+      std::memcpy(piece.data, shard.data, static_cast<size_t>(shard.bytes()));
+    } else if (has_changed(headers[node])) {
+      const uint64_t checksum = checksum_of(arrived[node]);
+      if (checksum != headers[node].packet_checksum) {
+        throw PacketError(text_of_damage(node, checksum, headers[node]));
+      }
+      packets_.decode(arrived[node], piece);
+    }
+  }
+}
+
+}  // namespace isthmus

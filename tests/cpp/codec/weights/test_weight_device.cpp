@@ -1,0 +1,203 @@
+// Weight differences that a device encodes, on emulated groups: the packets of the CPU, byte for byte.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#define ISTHMUS_KERNEL_NAMESPACE emulated
+
+#include "isthmus/error.h"
+#include "tests/cpp/codec/weights/weights_on_device.h"
+
+namespace isthmus {
+namespace {
+
+struct Sent {
+  WeightHeader header;
+  std::vector<uint8_t> packet;  // all of the capacity
+  int num_passes = 0;
+};
+
+// The old shard lies in memory as a part of a replica does: wherever its elements may.
+Sent encode_on_device(const Array& before, const Array& now, int64_t capacity, Cut cut, Array* replica = nullptr,
+                      int64_t shift = 1) {
+  const ConstBuffer shard = now.view();
+  const int64_t offset = shift * element_bytes(shard.dtype);
+  Memory old_memory(shard.bytes() + offset);
+  std::copy_n(before.view().as<uint8_t>(), shard.bytes(), old_memory.data() + offset);
+  Memory new_memory(bytes_of({now}));
+  Memory sent(kWeightHeaderBytes + capacity);
+  Memory scratch(weight_encode_scratch_bytes(shard));
+  const int num_passes =
+      run(make_weight_encode_job({.header = header_of_unit(now),
+                                  .before = {old_memory.data() + offset, shard.num_elements, shard.dtype},
+                                  .shard = {new_memory.data(), shard.num_elements, shard.dtype},
+                                  .replica = replica == nullptr ? ConstBuffer{} : replica->view(),
+                                  .sent = sent.buffer(),
+                                  .scratch = scratch.buffer()}),
+          cut);
+  EXPECT_TRUE(sent.ends_intact() && scratch.ends_intact() && old_memory.ends_intact() && new_memory.ends_intact());
+  Sent result;
+  result.num_passes = num_passes;
+  std::memcpy(static_cast<void*>(&result.header), sent.data(), sizeof(result.header));
+  const std::vector<uint8_t> all = sent.copy();
+  result.packet.assign(all.begin() + kWeightHeaderBytes, all.end());
+  return result;
+}
+
+// The capacity is what the packet needs, and that much more.
+void expect_as_on_cpu(const Array& before, const Array& now, Cut cut = kCut, int64_t more = 0, int64_t shift = 1) {
+  std::vector<uint8_t> expected = packet_of_cpu(before, now);
+  const WeightHeader header = sealed_header(before, now, 0);
+  const Sent sent =
+      encode_on_device(before, now, in_pairs(static_cast<int64_t>(expected.size())) + more, cut, nullptr, shift);
+  ASSERT_EQ(sent.header.packet_bytes, expected.size());
+  expected.resize(sent.packet.size(), 0xa5);  // what is left of the capacity is not touched
+  ASSERT_TRUE(sent.packet == expected);
+  EXPECT_EQ(std::memcmp(&sent.header, &header, sizeof(header)), 0);
+}
+
+TEST(WeightEncodeOnDevice, StepsOfAllSizes) {
+  for (const DataType dtype : kCodedTypes) {
+    for (const int64_t count : {0, 1, 15, 16, 17, 1023, 1025, 3001}) {
+      for (const double learning_rate : {0.0, 1e-5, 1e-3, 0.1, 10.0}) {
+        SCOPED_TRACE(testing::Message() << count << " of " << to_string(dtype) << " at " << learning_rate);
+        expect_as_on_cpu({weights(count), dtype}, {moved(weights(count), learning_rate), dtype});
+      }
+    }
+  }
+}
+
+// Sizes at which coding just pays, or just does not.
+TEST(WeightEncodeOnDevice, BlocksThatAreHardlyShorterCoded) {
+  for (const DataType dtype : kCodedTypes) {
+    int num_coded = 0;
+    int num_whole = 0;
+    for (int64_t count = 40; count < 400; count += 9) {
+      for (const double learning_rate : {0.01, 0.1, 1.0}) {
+        SCOPED_TRACE(testing::Message() << count << " of " << to_string(dtype) << " at " << learning_rate);
+        const Array before(weights(count), dtype);
+        const Array now(moved(weights(count), learning_rate), dtype);
+        expect_as_on_cpu(before, now);
+        ++(static_cast<int64_t>(packet_of_cpu(before, now).size()) < now.view().bytes() ? num_coded : num_whole);
+      }
+    }
+    EXPECT_TRUE(num_coded > 10 && num_whole > 10) << num_coded << " and " << num_whole << " of " << to_string(dtype);
+  }
+}
+
+TEST(WeightEncodeOnDevice, BlocksOfAllSizesAndCuts) {
+  for (const DataType dtype : kCodedTypes) {
+    for (const int64_t count :
+         {kWeightBlockElements - 1, kWeightBlockElements, kWeightBlockElements + 1, 3 * kWeightBlockElements + 777}) {
+      SCOPED_TRACE(testing::Message() << count << " of " << to_string(dtype));
+      for (const Cut cut : kCuts) {
+        expect_as_on_cpu({weights(count), dtype}, {moved(weights(count), 1e-3), dtype}, cut);
+      }
+    }
+  }
+}
+
+TEST(WeightEncodeOnDevice, ThreadsAtOnce) {
+  const Array before(weights(2050), DataType::kBFloat16);
+  const Array now(moved(weights(2050), 1e-3), DataType::kBFloat16);
+  expect_as_on_cpu(before, now, {16, 2, EmulatedDevice::Threads::kAtOnce});
+}
+
+TEST(WeightEncodeOnDevice, AnyPatternFromAnyOther) {
+  for (const DataType dtype : kCodedTypes) {
+    const Array before = all_patterns(dtype);
+    const Array near = all_patterns(dtype, 2);
+    SCOPED_TRACE(to_string(dtype));
+    EXPECT_LT(packet_of_cpu(before, near).size(), before.bytes().size());
+    expect_as_on_cpu(before, near);
+    expect_as_on_cpu(before, random_bits(before.view().num_elements, dtype, 2));  // most blocks are sent as they are
+  }
+}
+
+TEST(WeightEncodeOnDevice, LeapsAreEscapes) {
+  for (const DataType dtype : kCodedTypes) {
+    std::vector<double> before = weights(kWeightBlockElements + 300);
+    std::vector<double> now = moved(before, 1e-4);
+    for (size_t i = 0; i < now.size(); i += 37) {
+      now[i] = i % 2 == 0 ? 1e4 : std::numeric_limits<double>::quiet_NaN();
+    }
+    for (size_t i = 5; i < now.size(); i += 101) {
+      before[i] = i % 2 == 0 ? 0 : -0.0;
+    }
+    SCOPED_TRACE(to_string(dtype));
+    expect_as_on_cpu({before, dtype}, {now, dtype}, {48, 2});
+  }
+}
+
+TEST(WeightEncodeOnDevice, SomeBlocksChangedAndPlacesInMemory) {
+  for (const int64_t shift : {0, 1, 8}) {
+    for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat32, DataType::kFloat64, DataType::kByte}) {
+      const int64_t count = 4 * kWeightBlockElements + 333;
+      const Array before = random_bits(count, dtype, 1);
+      Array now = before;
+      SCOPED_TRACE(testing::Message() << to_string(dtype) << ", shift " << shift);
+      expect_as_on_cpu(before, now, kCut, 64, shift);
+      const int64_t size = element_bytes(dtype);
+      now.buffer().as<uint8_t>()[(kWeightBlockElements + 7) * size] ^= 1;
+      now.buffer().as<uint8_t>()[count * size - 1] ^= 1;
+      expect_as_on_cpu(before, now, {48, 3}, 0, shift);
+    }
+  }
+}
+
+TEST(WeightEncodeOnDevice, WhatIsTooLongIsNotWritten) {
+  const Array before(weights(5000), DataType::kBFloat16);
+  const Array now(moved(weights(5000), 1e-3), DataType::kBFloat16);
+  const std::vector<uint8_t> expected = packet_of_cpu(before, now);
+  for (const int64_t capacity : {int64_t{0}, int64_t{16}, in_pairs(static_cast<int64_t>(expected.size())) - 16}) {
+    const Sent sent = encode_on_device(before, now, capacity, kCut);
+    EXPECT_EQ(sent.header.packet_bytes, expected.size());
+    EXPECT_EQ(sent.header.packet_checksum, 1u);
+    EXPECT_TRUE(sent.header.is_whole());
+    EXPECT_EQ(sent.packet, std::vector<uint8_t>(capacity, 0xa5));
+    EXPECT_EQ(sent.num_passes, capacity == 0 ? 2 : 4);
+  }
+}
+
+TEST(WeightEncodeOnDevice, TheReplicasChecksumIsInTheHeader) {
+  const Array before(weights(100), DataType::kBFloat16);
+  for (const int64_t words : {1, 5, 511, 513, 5000}) {
+    Array replica = random_bits(8 * words, DataType::kByte, 4);
+    const Sent sent = encode_on_device(before, before, 0, {32, 3}, &replica);
+    EXPECT_EQ(sent.header.replica_checksum, checksum_of(replica.view()));
+    EXPECT_EQ(sent.header.packet_bytes, 0u);
+    EXPECT_TRUE(sent.header.is_whole());
+  }
+}
+
+TEST(WeightsOnDevice, WrongMemoryIsRefused) {
+  const Array shard(weights(100), DataType::kBFloat16);
+  Memory memory(4096);
+  WeightEncode encode = {.header = header_of_unit(shard),
+                         .before = shard.view(),
+                         .shard = shard.view(),
+                         .replica = {},
+                         .sent = memory.buffer().slice(0, 64),
+                         .scratch = memory.buffer()};
+  EXPECT_THROW(make_weight_encode_job(encode), Error) << "scratch memory that is too small";
+  Memory scratch(weight_encode_scratch_bytes(shard.view()));
+  encode.scratch = scratch.buffer();
+  EXPECT_NO_THROW(make_weight_encode_job(encode));
+  for (const int64_t bytes : {0, 63, 72}) {
+    encode.sent = memory.buffer().slice(0, bytes);
+    EXPECT_THROW(make_weight_encode_job(encode), Error) << bytes;
+  }
+  encode.sent = memory.buffer().slice(8, 64);
+  EXPECT_THROW(make_weight_encode_job(encode), Error);
+  encode.sent = memory.buffer().slice(0, 64);
+  encode.before = shard.view().slice(0, 99);
+  EXPECT_THROW(make_weight_encode_job(encode), Error);
+}
+
+}  // namespace
+}  // namespace isthmus

@@ -1,0 +1,362 @@
+// Weight differences that a device decodes, on emulated groups: replicas bit for bit, what the host learns, and whole
+// gathers on an emulated GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#define ISTHMUS_KERNEL_NAMESPACE emulated
+
+#include "isthmus/error.h"
+#include "tests/cpp/codec/weights/weights_on_device.h"
+#include "tests/cpp/emulated/emulated_gpu.h"
+#include "tests/cpp/support/gpu_world.h"
+
+namespace isthmus {
+namespace {
+
+struct Decoded {
+  std::vector<uint8_t> replica;
+  WeightOutcome outcome;
+  std::string fault;
+  std::vector<uint8_t> outgoing;
+  int num_passes = 0;
+};
+
+// What the host of these tests carries: nothing that packets say.
+std::vector<uint8_t> carried(const Rail& rail) {
+  std::vector<uint8_t> bytes = bytes_of(rail.now);
+  std::reverse(bytes.begin(), bytes.end());
+  return bytes;
+}
+
+constexpr uint32_t kNumberTold = 42;
+
+// The host has carried the shards, or seen the fault, before it is asked.
+Decoded decode_on_device(const Rail& rail, int64_t node, Cut cut = kCut) {
+  const auto num_nodes = static_cast<int64_t>(rail.now.size());
+  const ConstBuffer shard = rail.now[node].view();
+  Memory received(rail.received());
+  Memory own(std::vector<uint8_t>(shard.as<uint8_t>(), shard.as<uint8_t>() + shard.bytes()));
+  Memory replica(bytes_of(rail.before));
+  Memory scratch(weight_decode_scratch_bytes(shard, num_nodes));
+  Memory outcome(weight_outcome_bytes(num_nodes));
+  Memory outgoing(shard.bytes());
+  Memory arrived(carried(rail));
+  auto* const found = reinterpret_cast<WeightOutcome*>(outcome.data());
+  found->ready = kNumberTold;
+  Decoded decoded;
+  decoded.num_passes =
+      run(make_weight_decode_job({.expected = header_of_unit(rail.now[0]),
+                                  .num_nodes = num_nodes,
+                                  .node = node,
+                                  .received = received.buffer(),
+                                  .shard = {own.data(), shard.num_elements, shard.dtype},
+                                  .replica = {replica.data(), num_nodes * shard.num_elements, shard.dtype},
+                                  .outcome = found,
+                                  .outgoing = reinterpret_cast<std::byte*>(outgoing.data()),
+                                  .arrived = reinterpret_cast<const std::byte*>(arrived.data()),
+                                  .scratch = scratch.buffer()}),
+          cut);
+  EXPECT_TRUE(received.ends_intact() && own.ends_intact() && replica.ends_intact() && scratch.ends_intact() &&
+              outcome.ends_intact() && outgoing.ends_intact() && arrived.ends_intact());
+  EXPECT_TRUE(received.copy() == rail.received());
+  decoded.replica = replica.copy();
+  decoded.outgoing = outgoing.copy();
+  decoded.outcome = *found;
+  decoded.fault = text_of_fault(*found);
+  EXPECT_EQ(decoded.outcome.gather, kNumberTold);
+  EXPECT_EQ(decoded.outcome.ready, kNumberTold);
+  for (int64_t n = 0; n < num_nodes; ++n) {
+    const WeightHeader header = received_header(*found, n);
+    EXPECT_EQ(std::memcmp(&header, &rail.headers[n], sizeof(header)), 0);
+  }
+  return decoded;
+}
+
+void expect_exact(const Rail& rail, Cut cut = kCut) {
+  for (int64_t node = 0; node < static_cast<int64_t>(rail.now.size()); ++node) {
+    const Decoded decoded = decode_on_device(rail, node, cut);
+    ASSERT_EQ(decoded.outcome.verdict, WeightVerdict::kInPlace) << decoded.fault;
+    ASSERT_TRUE(decoded.replica == bytes_of(rail.now)) << "at node " << node;
+  }
+}
+void expect_refused(const Rail& rail, WeightFault fault, const std::string& words, bool is_untouched = true) {
+  const Decoded decoded = decode_on_device(rail, 0);
+  EXPECT_EQ(decoded.outcome.verdict, WeightVerdict::kFault);
+  EXPECT_EQ(decoded.outcome.fault, fault);
+  EXPECT_NE(decoded.fault.find(words), std::string::npos) << decoded.fault;
+  EXPECT_TRUE(!is_untouched || decoded.replica == bytes_of(rail.before));
+}
+
+TEST(WeightDecodeOnDevice, StepsOfAllSizes) {
+  for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32, DataType::kFloat64}) {
+    for (const int64_t count : {0, 1, 15, 16, 17, 1023, 1025, 3001}) {
+      for (const double learning_rate : {0.0, 1e-5, 1e-3, 10.0}) {
+        SCOPED_TRACE(testing::Message() << count << " of " << to_string(dtype) << " at " << learning_rate);
+        expect_exact(rail_of(count, dtype, learning_rate));
+      }
+    }
+  }
+}
+
+TEST(WeightDecodeOnDevice, BlocksOfAllSizesAndCuts) {
+  for (const DataType dtype : kCodedTypes) {
+    for (const int64_t count : {kWeightBlockElements, kWeightBlockElements + 1, 3 * kWeightBlockElements + 777}) {
+      for (const Cut cut : kCuts) {
+        SCOPED_TRACE(testing::Message() << count << " of " << to_string(dtype));
+        const Rail rail = rail_of(count, dtype, 1e-3, 2, 48);
+        const Decoded decoded = decode_on_device(rail, 1, cut);
+        EXPECT_TRUE(decoded.replica == bytes_of(rail.now));
+        EXPECT_TRUE(decoded.num_passes == 4 || cut.num_threads == 1);
+      }
+    }
+  }
+}
+
+TEST(WeightDecodeOnDevice, ThreadsAtOnce) {
+  expect_exact(rail_of(2050, DataType::kBFloat16, 1e-3, 2), {16, 2, EmulatedDevice::Threads::kAtOnce});
+}
+
+TEST(WeightDecodeOnDevice, AnyPatternFromAnyOther) {
+  for (const DataType dtype : kCodedTypes) {
+    const Array before = all_patterns(dtype);
+    const Array other = random_bits(before.view().num_elements, dtype, 2);
+    SCOPED_TRACE(to_string(dtype));
+    expect_exact({{before, before}, {all_patterns(dtype, 2), other}}, {48, 2});
+  }
+  const int64_t bytes = 2 * kWeightBlockElements + 99;
+  const Array before = random_bits(bytes, DataType::kByte, 1);
+  expect_exact({{before, before}, {random_bits(bytes, DataType::kByte, 2), before}}, {48, 2});
+}
+
+TEST(WeightDecodeOnDevice, LeapsAreEscapes) {
+  for (const DataType dtype : kCodedTypes) {
+    const std::vector<double> values = weights(kWeightBlockElements + 300);
+    std::vector<double> now = moved(values, 1e-4);
+    for (size_t i = 0; i < now.size(); i += 37) {
+      now[i] = i % 2 == 0 ? -1e4 : std::numeric_limits<double>::quiet_NaN();
+    }
+    const Array before(values, dtype);
+    SCOPED_TRACE(to_string(dtype));
+    expect_exact({{before, before}, {Array(now, dtype), before}}, {48, 2});
+  }
+}
+
+TEST(WeightDecodeOnDevice, AnUnchangedGatherIsTwoLaunches) {
+  const Array shard(weights(5000), DataType::kBFloat16);
+  const Rail rail({shard, shard}, {shard, shard});
+  const Decoded decoded = decode_on_device(rail, 0);
+  EXPECT_EQ(decoded.outcome.verdict, WeightVerdict::kInPlace);
+  EXPECT_EQ(decoded.num_passes, 2);
+  EXPECT_TRUE(decoded.replica == bytes_of(rail.before));
+}
+
+// What packets say is left alone: the replica becomes what the host carried.
+void expect_carried(const Rail& rail, WeightVerdict verdict) {
+  const Decoded decoded = decode_on_device(rail, 1);
+  EXPECT_EQ(decoded.outcome.verdict, verdict);
+  EXPECT_TRUE(decoded.outgoing == bytes_of({rail.now[1]}));
+  EXPECT_TRUE(decoded.replica == carried(rail));
+}
+
+TEST(WeightDecodeOnDevice, TooLongOrOtherReplicasAreLeftToTheHost) {
+  for (const int64_t less : {int64_t{16}, int64_t{1} << 40}) {
+    Rail rail = rail_of(5001, DataType::kBFloat16, 1e-3);
+    rail.capacity = std::max<int64_t>(0, rail.capacity - less);
+    for (std::vector<uint8_t>& packet : rail.packets) {
+      packet.resize(std::min<size_t>(packet.size(), rail.capacity));
+    }
+    expect_carried(rail, WeightVerdict::kTooLong);
+  }
+  Rail rail = rail_of(5001, DataType::kBFloat16, 1e-3);
+  for (size_t node = 0; node < rail.headers.size(); ++node) {
+    rail.headers[node].replica_checksum = node == 1 ? 8 : 9;
+    rail.headers[node].seal();
+  }
+  expect_carried(rail, WeightVerdict::kReplicasDiffer);
+}
+
+TEST(WeightDecodeOnDevice, EachFieldOfAHeader) {
+  using Damage = void (*)(WeightHeader&);
+  const Damage damages[] = {[](WeightHeader& header) { header.magic ^= 1; },
+                            [](WeightHeader& header) { ++header.version; },
+                            [](WeightHeader& header) { header.dtype = DataType::kFloat16; },
+                            [](WeightHeader& header) { ++header.sender; },
+                            [](WeightHeader& header) { header.unit_hash ^= 1; },
+                            [](WeightHeader& header) { ++header.gather; },
+                            [](WeightHeader& header) { ++header.num_elements; },
+                            [](WeightHeader& header) { header.has_replica = 0; },
+                            [](WeightHeader& header) { ++header.packet_bytes; },
+                            [](WeightHeader& header) { header.packet_bytes += uint64_t{1} << 40; }};
+  for (const Damage damage : damages) {
+    Rail rail = rail_of(2000, DataType::kBFloat16, 1e-3);
+    damage(rail.headers[1]);
+    rail.headers[1].seal();
+    expect_refused(rail, WeightFault::kHeader, "(node 1)");
+  }
+  for (size_t byte = 0; byte < sizeof(WeightHeader); ++byte) {
+    Rail rail = rail_of(200, DataType::kBFloat16, 1e-3);
+    reinterpret_cast<uint8_t*>(&rail.headers[2])[byte] ^= 0x10;
+    expect_refused(rail, WeightFault::kHeader, "(node 2)");
+  }
+}
+
+TEST(WeightDecodeOnDevice, DamagedPackets) {
+  for (size_t byte : {0, 5, 100, 300}) {
+    Rail rail = rail_of(2000, DataType::kBFloat16, 1e-3);
+    rail.packets[1][byte] ^= 4;
+    expect_refused(rail, WeightFault::kChecksum, "its bytes have the checksum");
+  }
+  Rail longer = rail_of(2000, DataType::kBFloat16, 1e-3, 3, 16);
+  longer.packets[1].resize(longer.packets[1].size() + 8);
+  longer.seal(1);
+  expect_refused(longer, WeightFault::kLength, "are not those of its blocks");
+  Rail no_directory = rail_of(4 * kWeightBlockElements, DataType::kBFloat16, 1e-3);
+  no_directory.packets[1].resize(8);
+  no_directory.seal(1);
+  expect_refused(no_directory, WeightFault::kBlock, "block 0 does not decode");
+  Rail too_long = rail_of(2 * kWeightBlockElements, DataType::kBFloat16, 1e-3);
+  too_long.packets[1][7] = 0xff;  // the second block's bytes
+  too_long.seal(1);
+  expect_refused(too_long, WeightFault::kBlock, "block 1 does not decode");
+}
+
+// Damage that only a look at each part of a block finds.
+TEST(WeightDecodeOnDevice, BlocksThatNoEncoderMakes) {
+  constexpr int64_t kCount = 3000;
+  std::vector<double> values = moved(weights(kCount), 1e-4);
+  values[100] = 1e6;
+  const Array before(weights(kCount), DataType::kBFloat16);
+  const Array now(values, DataType::kBFloat16);
+  const Rail right({before, before}, {before, now}, 16);
+  const auto* block_bytes = reinterpret_cast<const uint32_t*>(right.packets[1].data());
+  const size_t begin = sizeof(*block_bytes);
+  const size_t escapes = begin + *block_bytes - 4;  // the place and the pattern of one
+  ASSERT_EQ(right.packets[1][begin + 48], 1);
+  ASSERT_EQ(right.packets[1][escapes], 100);
+  Rail outside = right;
+  outside.packets[1][escapes + 1] = kCount >> 8;
+  outside.packets[1][escapes] = kCount & 0xff;
+  outside.seal(1);
+  expect_refused(outside, WeightFault::kBlock, "block 0 does not decode", /*is_untouched=*/false);
+  Rail one_word_more = right;
+  std::vector<uint8_t>& packet = one_word_more.packets[1];
+  packet.resize(begin + *block_bytes);  // without padding
+  packet.insert(packet.begin() + static_cast<int64_t>(escapes), 2, 0);
+  packet[0] += 2;
+  ASSERT_GE(packet[0], 2);
+  one_word_more.seal(1);
+  expect_refused(one_word_more, WeightFault::kBlock, "block 0 does not decode", /*is_untouched=*/false);
+}
+
+// Whatever the bytes are: the same verdict as on the CPU, and nothing outside of the memory is touched.
+TEST(WeightDecodeOnDevice, GarbageWithRightChecksums) {
+  std::mt19937 generator(5);
+  int num_refused = 0;
+  for (int round = 0; round < 120; ++round) {
+    const DataType dtype = kCodedTypes[round % 3];
+    const int64_t count = round % 2 == 0 ? 500 : kWeightBlockElements + 40;
+    Rail rail = rail_of(count, dtype, 1e-3, 2);
+    std::vector<uint8_t>& packet = rail.packets[1];
+    const size_t first = round % 4 == 0 ? 0 : 4 * kernels::num_weight_blocks(count);  // the directory, too
+    const int num_damages = round % 5 == 0 ? 200 : 1 + round % 3;
+    for (int i = 0; i < num_damages; ++i) {
+      packet[first + generator() % std::min<size_t>(packet.size() - first, round % 3 == 0 ? 60 : packet.size())] =
+          static_cast<uint8_t>(generator());
+    }
+    rail.seal(1);
+    const Decoded decoded = decode_on_device(rail, 0);
+    std::vector<uint8_t> with_margin = packet;
+    with_margin.resize(packet.size() + WeightPackets::kMarginBytes);
+    Array expected = rail.before[1];
+    bool is_refused = false;
+    try {
+      WeightPackets().decode({with_margin.data(), static_cast<int64_t>(packet.size()), DataType::kByte},
+                             expected.buffer());
+    } catch (const PacketError&) {
+      is_refused = true;
+    }
+    num_refused += is_refused ? 1 : 0;
+    EXPECT_EQ(decoded.outcome.verdict, is_refused ? WeightVerdict::kFault : WeightVerdict::kInPlace)
+        << "round " << round << ": " << decoded.fault;
+    EXPECT_TRUE(is_refused || decoded.replica == bytes_of({rail.now[0], expected})) << "round " << round;
+  }
+  EXPECT_GT(num_refused, 40);
+}
+
+// A gather of two nodes, all on one GPU: the jobs say what memory they use.
+class LaunchedWeights : public ::testing::Test {
+ protected:
+  static constexpr int64_t kCount = kWeightBlockElements + 500;
+  static constexpr DataType kType = DataType::kBFloat16;
+
+  void encode(int64_t node) {
+    gpu_.launcher().run(make_weight_encode_job({.header = header_of_unit(rail_.now[node], node),
+                                                .before = replica_.buffer().part(node, kCount),
+                                                .shard = shards_.buffer().part(node, kCount),
+                                                .replica = replica_.buffer(),
+                                                .sent = received_.buffer().part(node, part_bytes_),
+                                                .scratch = encode_scratch_.buffer()}),
+                        stream_);
+  }
+  void decode(Stream stream) {
+    gpu_.launcher().run(make_weight_decode_job({.expected = header_of_unit(rail_.now[0]),
+                                                .num_nodes = 2,
+                                                .node = 1,
+                                                .received = received_.buffer(),
+                                                .shard = shards_.buffer().part(1, kCount),
+                                                .replica = replica_.buffer(),
+                                                .outcome = reinterpret_cast<WeightOutcome*>(outcome_.data()),
+                                                .outgoing = nullptr,  // packets do
+                                                .arrived = nullptr,
+                                                .scratch = decode_scratch_.buffer()}),
+                        stream);
+  }
+  static Array joined(const std::vector<Array>& shards) {
+    Array all(2 * kCount, kType);
+    const std::vector<uint8_t> bytes = bytes_of(shards);
+    std::memcpy(all.buffer().data, bytes.data(), bytes.size());
+    return all;
+  }
+
+  const Rail rail_ = rail_of(kCount, kType, 1e-3, 2);
+  const int64_t part_bytes_ = kWeightHeaderBytes + rail_.capacity;
+  const ConstBuffer shard_ = rail_.now[0].view();
+  test::EmulatedGpu gpu_;
+  const Stream stream_ = gpu_.make_stream();
+  const test::DeviceArray replica_{gpu_, joined(rail_.before)};
+  const test::DeviceArray shards_{gpu_, joined(rail_.now)};
+  const test::DeviceArray received_{gpu_, 2 * part_bytes_, DataType::kByte};
+  const test::DeviceArray encode_scratch_{gpu_, weight_encode_scratch_bytes(shard_), DataType::kByte};
+  const test::DeviceArray decode_scratch_{gpu_, weight_decode_scratch_bytes(shard_, 2), DataType::kByte};
+  Memory outcome_{weight_outcome_bytes(2)};
+};
+
+TEST_F(LaunchedWeights, AGather) {
+  encode(0);
+  encode(1);
+  decode(stream_);
+  EXPECT_TRUE(replica_.read().bytes() == joined(rail_.now).bytes());
+  const auto& outcome = *reinterpret_cast<const WeightOutcome*>(outcome_.data());
+  EXPECT_EQ(outcome.verdict, WeightVerdict::kInPlace);
+  EXPECT_EQ(received_header(outcome, 0).replica_checksum, checksum_of(joined(rail_.before).view()));
+}
+
+TEST_F(LaunchedWeights, OrdersThatAreMissing) {
+  encode(0);
+  encode(1);
+  gpu_.synchronize();
+  const Stream other = gpu_.make_stream();
+  decode(stream_);
+  gpu_.enqueue(other, "look", {test::reads(replica_.buffer())}, [] {});
+  gpu_.synchronize();
+  EXPECT_EQ(gpu_.take_complaints().size(), 1u);
+}
+
+}  // namespace
+}  // namespace isthmus

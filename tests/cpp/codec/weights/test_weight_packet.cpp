@@ -1,0 +1,281 @@
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "codec/weights/weight_packet.h"
+#include "isthmus/error.h"
+#include "kernels/block/instruction_set.h"
+#include "kernels/weights/laws.h"
+#include "kernels/weights/layout.h"
+#include "tests/cpp/codec/weights/reference_weights.h"
+#include "tests/cpp/support/typed_data.h"
+
+namespace isthmus {
+namespace {
+
+using kernels::kWeightBlockElements;
+using kernels::kWeightGroupElements;
+using test::Array;
+
+const std::vector<DataType> kCodedTypes = {DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32};
+const std::vector<int64_t> kSizes = {1,
+                                     15,
+                                     16,
+                                     17,
+                                     kWeightGroupElements - 1,
+                                     kWeightGroupElements + 1,
+                                     kWeightBlockElements - 3,
+                                     kWeightBlockElements,
+                                     kWeightBlockElements + 1,
+                                     3 * kWeightBlockElements + 777};
+
+std::vector<std::byte> encoded(const Array& before, const Array& now) {
+  WeightPackets packets;
+  std::vector<std::byte> packet(WeightPackets::most_bytes(now.view()) + WeightPackets::kMarginBytes);
+  const int64_t bytes =
+      packets.encode(before.view(), now.view(), {packet.data(), static_cast<int64_t>(packet.size()), DataType::kByte});
+  EXPECT_LE(bytes, WeightPackets::most_bytes(now.view()));
+  packet.resize(static_cast<size_t>(bytes));
+  return packet;
+}
+
+void decode_into(Array& replica, const std::vector<std::byte>& packet) {
+  std::vector<std::byte> with_margin = packet;
+  with_margin.resize(packet.size() + WeightPackets::kMarginBytes);
+  WeightPackets().decode({with_margin.data(), static_cast<int64_t>(packet.size()), DataType::kByte}, replica.buffer());
+}
+
+// Encodes and decodes with every instruction set; all make the same bytes.
+std::vector<std::byte> expect_exact(const Array& before, const Array& now) {
+  std::vector<std::byte> first;
+  for (const auto set : kernels::available_instruction_sets()) {
+    kernels::set_instruction_set(set);
+    SCOPED_TRACE(to_string(set));
+    const std::vector<std::byte> packet = encoded(before, now);
+    EXPECT_TRUE(first.empty() || packet == first) << "other bytes than the first instruction set";
+    first = packet;
+    Array replica = before;
+    if (!packet.empty()) {
+      decode_into(replica, packet);
+    }
+    EXPECT_TRUE(replica.bytes() == now.bytes());
+  }
+  kernels::set_instruction_set(kernels::available_instruction_sets().back());
+  return first;
+}
+
+// Weights as they are trained, and what a step of AdamW makes of them.
+std::vector<double> weights(int64_t count, uint64_t seed = 1) {
+  std::vector<double> values = test::random_values(count, seed);
+  for (double& value : values) {
+    value *= 0.02;
+  }
+  return values;
+}
+std::vector<double> moved(std::vector<double> values, double learning_rate, uint64_t seed = 2) {
+  const std::vector<double> directions = test::random_values(static_cast<int64_t>(values.size()), seed);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] += learning_rate * 0.2 * directions[i];
+  }
+  return values;
+}
+
+double bits_an_element(const std::vector<std::byte>& packet, int64_t count) {
+  return 8.0 * static_cast<double>(packet.size()) / static_cast<double>(count);
+}
+
+TEST(WeightPackets, StepsOfAllSizesComeThroughBitForBit) {
+  for (const DataType dtype : kCodedTypes) {
+    for (const int64_t count : kSizes) {
+      for (const double learning_rate : {0.0, 1e-7, 1e-5, 1e-3, 0.1, 10.0}) {
+        SCOPED_TRACE(testing::Message() << count << " of " << to_string(dtype) << " at " << learning_rate);
+        const std::vector<double> before = weights(count);
+        const auto packet = expect_exact({before, dtype}, {moved(before, learning_rate), dtype});
+        EXPECT_TRUE(learning_rate > 0 || packet.empty());
+      }
+    }
+  }
+}
+
+TEST(WeightPackets, WhatIsEqualBitForBitTakesNothing) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat32, DataType::kFloat64}) {
+    const Array values(std::vector<double>{0, -0.0, nan, 1, -1e-30}, dtype);
+    EXPECT_TRUE(encoded(values, values).empty());
+  }
+  const Array zero(std::vector<double>{0}, DataType::kBFloat16);
+  const Array minus_zero(std::vector<double>{-0.0}, DataType::kBFloat16);
+  EXPECT_FALSE(expect_exact(zero, minus_zero).empty()) << "equal values, and not equal bits";
+}
+
+// Every pattern of 16 bits, from and to patterns of all kinds: NaN of every payload, both zeros, denormals, Inf.
+TEST(WeightPackets, EveryPatternOf16BitsComesThrough) {
+  std::mt19937 generator(7);
+  for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat16}) {
+    for (const uint32_t distance : {1U, 3U, 100U, 0x8000U, 0U}) {
+      Array before(65536, dtype);
+      Array now(65536, dtype);
+      auto* const from = before.buffer().as<uint16_t>();
+      auto* const to = now.buffer().as<uint16_t>();
+      for (uint32_t pattern = 0; pattern < 65536; ++pattern) {
+        from[pattern] = static_cast<uint16_t>(pattern);
+        to[pattern] = static_cast<uint16_t>(distance == 0 ? generator() : pattern + distance);
+      }
+      SCOPED_TRACE(testing::Message() << to_string(dtype) << " by " << distance);
+      expect_exact(before, now);
+      expect_exact(now, before);
+    }
+  }
+}
+
+TEST(WeightPackets, RandomPatternsOf32BitsComeThrough) {
+  std::mt19937 generator(8);
+  Array before(kWeightBlockElements + 100, DataType::kFloat32);
+  Array now = before;
+  for (int64_t i = 0; i < before.view().num_elements; ++i) {
+    before.buffer().as<uint32_t>()[i] = generator();
+    now.buffer().as<uint32_t>()[i] = i % 3 == 0 ? generator() : before.buffer().as<uint32_t>()[i] + generator() % 9;
+  }
+  expect_exact(before, now);
+}
+
+// A few that leap, among many that move a little: the leaps are escapes.
+TEST(WeightPackets, LeapsAreEscapes) {
+  for (const DataType dtype : kCodedTypes) {
+    const std::vector<double> before = weights(kWeightBlockElements);
+    std::vector<double> after = moved(before, 1e-5);
+    for (size_t i = 0; i < after.size(); i += 1000) {
+      after[i] = i % 2000 == 0 ? 1000 : std::numeric_limits<double>::infinity();
+    }
+    const auto packet = expect_exact({before, dtype}, {after, dtype});
+    EXPECT_LT(packet.size(), after.size() * element_bytes(dtype) / 2);
+  }
+}
+
+// The entropy of such steps, given the old exponent, is .318, .655, 1.337, 2.340 and 3.171 bits.
+TEST(WeightPackets, BitsAreCloseToTheEntropy) {
+  constexpr int64_t kCount = 8 * kWeightBlockElements;
+  const std::vector<std::pair<double, double>> most = {
+      {1e-5, .36}, {3e-5, .71}, {1e-4, 1.40}, {3e-4, 2.46}, {6e-4, 3.31}};
+  for (const auto& [learning_rate, bits] : most) {
+    const std::vector<double> before = weights(kCount);
+    const auto packet = encoded({before, DataType::kBFloat16}, {moved(before, learning_rate), DataType::kBFloat16});
+    EXPECT_LT(bits_an_element(packet, kCount), bits) << learning_rate;
+    EXPECT_GT(bits_an_element(packet, kCount), bits / 2) << learning_rate;
+  }
+}
+
+// FSDP2 fills shards up with zeros, and a bias may be zero at first.
+TEST(WeightPackets, PaddingCostsNextToNothing) {
+  std::vector<double> before(kWeightBlockElements);
+  const std::vector<double> some = weights(64);
+  std::copy(some.begin(), some.end(), before.begin());
+  std::vector<double> after = before;
+  const std::vector<double> there = moved(some, 1e-3);
+  std::copy(there.begin(), there.end(), after.begin());
+  EXPECT_LT(expect_exact({before, DataType::kBFloat16}, {after, DataType::kBFloat16}).size(), 300);
+}
+
+TEST(WeightPackets, WhatDoesNotPayGoesWhole) {
+  std::mt19937 generator(9);
+  for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat32, DataType::kFloat64, DataType::kByte}) {
+    Array before(5 * kWeightBlockElements + 3, dtype);
+    Array now = before;
+    for (std::byte& value : now.bytes()) {
+      value = static_cast<std::byte>(generator());
+    }
+    const auto packet = expect_exact(before, now);
+    EXPECT_LE(packet.size(), now.bytes().size() * 101 / 100 + 64) << to_string(dtype);
+    EXPECT_GE(packet.size(), now.bytes().size()) << to_string(dtype);
+  }
+}
+
+// Only the last block changed: of the others the packet says so alone.
+TEST(WeightPackets, UnchangedBlocksTakeFourBytes) {
+  for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat64}) {
+    std::vector<double> values = weights(9 * kWeightBlockElements + 1);
+    const Array before(values, dtype);
+    values.back() += 1;
+    EXPECT_LE(expect_exact(before, {values, dtype}).size(), 10 * 4 + 16) << to_string(dtype);
+  }
+}
+
+TEST(WeightPackets, TheReferenceDecodesTheSame) {
+  struct Format {
+    DataType dtype;
+    int mantissa_bits;
+    int exponent_bits;
+  };
+  for (const Format& format :
+       {Format{DataType::kBFloat16, 7, 8}, {DataType::kFloat16, 10, 5}, {DataType::kFloat32, 23, 8}}) {
+    for (const double learning_rate : {1e-6, 1e-4, 1e-2}) {
+      for (const int64_t count : {int64_t{1000}, int64_t{2050}, kWeightBlockElements}) {
+        SCOPED_TRACE(testing::Message() << count << " of " << to_string(format.dtype) << " at " << learning_rate);
+        const std::vector<double> before = weights(count);
+        std::vector<double> after = moved(before, learning_rate);
+        after[count / 2] = -7e4;
+        const Array old_weights(before, format.dtype);
+        const Array new_weights(after, format.dtype);
+        const auto packet = encoded(old_weights, new_weights);
+        uint32_t block_bytes = 0;
+        std::memcpy(&block_bytes, packet.data(), sizeof(block_bytes));
+        ASSERT_LT(block_bytes, new_weights.bytes().size()) << "not coded";
+        std::vector<uint8_t> block(block_bytes);
+        std::memcpy(block.data(), packet.data() + sizeof(block_bytes), block_bytes);
+        const auto patterns_of = [&](const Array& array) {
+          std::vector<uint32_t> patterns(static_cast<size_t>(count));
+          const auto size = static_cast<size_t>(element_bytes(format.dtype));
+          for (size_t i = 0; i < patterns.size(); ++i) {
+            std::memcpy(&patterns[i], array.bytes().data() + i * size, size);
+          }
+          return patterns;
+        };
+        test::ReferenceWeightDecoder reference(format.mantissa_bits, format.exponent_bits);
+        EXPECT_TRUE(reference.decode(block, patterns_of(old_weights)) == patterns_of(new_weights));
+      }
+    }
+  }
+}
+
+TEST(WeightPackets, LawsSumUpToAllSlots) {
+  for (const auto& law : kernels::kWeightFrequencies) {
+    EXPECT_EQ(std::accumulate(law.begin(), law.end(), 0), kernels::kWeightSlots);
+    EXPECT_GT(law[kernels::kWeightEscape], 0);
+  }
+}
+
+// Any byte that changes is an error, or decodes inside the block: nothing is read or written outside (under ASan).
+TEST(WeightPackets, DamagedPacketsDoNotLeaveTheirBlock) {
+  std::mt19937 generator(10);
+  for (const DataType dtype : kCodedTypes) {
+    const std::vector<double> before = weights(kWeightBlockElements + 500);
+    const Array old_weights(before, dtype);
+    const auto packet = encoded(old_weights, {moved(before, 1e-4), dtype});
+    int errors = 0;
+    for (int i = 0; i < 300; ++i) {
+      std::vector<std::byte> damaged = packet;
+      if (i % 3 == 0) {
+        damaged.resize(generator() % packet.size() / 8 * 8);
+      } else {
+        damaged[i % 3 == 1 ? generator() % 60 : generator() % damaged.size()] ^=
+            static_cast<std::byte>(1 + generator() % 255);
+      }
+      Array replica = old_weights;
+      try {
+        decode_into(replica, damaged);
+      } catch (const PacketError&) {
+        ++errors;
+      }
+    }
+    EXPECT_GT(errors, 200) << to_string(dtype);
+  }
+}
+
+}  // namespace
+}  // namespace isthmus

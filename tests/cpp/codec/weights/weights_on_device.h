@@ -1,0 +1,177 @@
+// Weights and gathers of them for tests on a device, and what the CPU makes of them.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "codec/weights/device.h"
+#include "kernels/weights/sequence.h"
+#include "tests/cpp/support/on_device.h"
+#include "tests/cpp/support/one_thread.h"
+#include "tests/cpp/support/typed_data.h"
+
+namespace isthmus {
+
+using kernels::kWeightBlockElements;
+using kernels::kWeightHeaderBytes;
+using kernels::WeightFault;
+using kernels::WeightOutcome;
+using kernels::WeightVerdict;
+using test::Array;
+
+constexpr Cut kCut = {16, 2};
+constexpr Cut kOneThread = {1, 1};  // that has all lanes: as launchers of tests run jobs
+// One team, more; more groups than blocks; fewer.
+constexpr Cut kCuts[] = {{16, 1}, {48, 2}, {128, 1}, {16, 64}, kOneThread};
+inline const std::vector<DataType> kCodedTypes = {DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32};
+
+inline int64_t in_pairs(int64_t bytes) { return (bytes + 15) / 16 * 16; }
+
+inline std::vector<uint8_t> bytes_of(const std::vector<Array>& shards) {
+  std::vector<uint8_t> bytes;
+  for (const Array& shard : shards) {
+    const auto* begin = shard.view().as<uint8_t>();
+    bytes.insert(bytes.end(), begin, begin + shard.view().bytes());
+  }
+  return bytes;
+}
+
+// Returns how many passes there were; 0: they were not counted.
+template <typename Job>
+int run(const Job& job, Cut cut) {
+  if (cut.num_threads == 1) {
+    test::OneThreadExecutor executor;
+    kernels::emulated::run_passes(executor, job);
+    return 0;
+  }
+  EmulatedDevice device(cut.num_threads, cut.max_groups, 1, cut.threads);
+  kernels::emulated::run_passes(device, job);
+  return device.num_passes();
+}
+
+inline std::vector<uint8_t> packet_of_cpu(const Array& before, const Array& now) {
+  std::vector<uint8_t> packet(WeightPackets::most_bytes(now.view()) + WeightPackets::kMarginBytes);
+  packet.resize(WeightPackets().encode(before.view(), now.view(),
+                                       {packet.data(), static_cast<int64_t>(packet.size()), DataType::kByte}));
+  return packet;
+}
+
+inline WeightHeader header_of_unit(const Array& shard, int64_t node = 0) {
+  WeightHeader header;
+  header.dtype = shard.view().dtype;
+  header.sender = static_cast<uint16_t>(node);
+  header.unit_hash = 0xfedcba9876543210;
+  header.gather = 41;
+  header.num_elements = static_cast<uint64_t>(shard.view().num_elements);
+  header.has_replica = 1;
+  header.coding_us = 7;
+  return header;
+}
+
+// As the CPU makes it.
+inline WeightHeader sealed_header(const Array& before, const Array& now, int64_t node) {
+  WeightHeader header = header_of_unit(now, node);
+  const std::vector<uint8_t> packet = packet_of_cpu(before, now);
+  header.packet_bytes = packet.size();
+  header.packet_checksum = checksum_of({packet.data(), static_cast<int64_t>(packet.size()), DataType::kByte});
+  header.seal();
+  return header;
+}
+
+inline std::vector<double> weights(int64_t count, uint64_t seed = 1) {
+  std::vector<double> values = test::random_values(count, seed);
+  for (double& value : values) {
+    value *= 0.02;
+  }
+  return values;
+}
+inline std::vector<double> moved(std::vector<double> values, double learning_rate, uint64_t seed = 2) {
+  const std::vector<double> directions = test::random_values(static_cast<int64_t>(values.size()), seed);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] += learning_rate * 0.2 * directions[i];
+  }
+  return values;
+}
+inline Array random_bits(int64_t count, DataType dtype, uint32_t seed) {
+  std::mt19937 generator(seed);
+  Array array(count, dtype);
+  auto* bytes = array.buffer().as<uint8_t>();
+  std::generate_n(bytes, array.view().bytes(), [&] { return static_cast<uint8_t>(generator()); });
+  return array;
+}
+
+// Every pattern of 16 bits, or 65536 of all kinds of 32; and such as are at most so far from them: NaN of all payloads,
+// both zeros, denormals and Inf.
+inline Array all_patterns(DataType dtype, uint32_t most_distance = 0) {
+  constexpr int64_t kPatterns = 65536;
+  std::mt19937 generator(3);
+  Array array(kPatterns, dtype);
+  for (uint32_t i = 0; i < kPatterns; ++i) {
+    const auto distance = static_cast<uint32_t>(generator() % (most_distance + 1));
+    if (dtype == DataType::kFloat32) {
+      array.buffer().as<uint32_t>()[i] = (i << 16) + i + distance;
+    } else {
+      array.buffer().as<uint16_t>()[i] = static_cast<uint16_t>(i + distance);
+    }
+  }
+  return array;
+}
+
+// What the nodes of a rail hold before and after a gather, and how it is received at one of them.
+struct Rail {
+  Rail(std::vector<Array> old_shards, std::vector<Array> new_shards, int64_t more = 0)
+      : before(std::move(old_shards)), now(std::move(new_shards)) {
+    int64_t longest = 0;
+    for (size_t node = 0; node < now.size(); ++node) {
+      packets.push_back(packet_of_cpu(before[node], now[node]));
+      headers.push_back(sealed_header(before[node], now[node], static_cast<int64_t>(node)));
+      longest = std::max(longest, static_cast<int64_t>(packets.back().size()));
+    }
+    capacity = in_pairs(longest) + more;
+  }
+
+  // Sets header and checksum of a packet that was replaced.
+  void seal(size_t node) {
+    packets[node].resize((packets[node].size() + 7) / 8 * 8);
+    headers[node].packet_bytes = packets[node].size();
+    headers[node].packet_checksum =
+        checksum_of({packets[node].data(), static_cast<int64_t>(packets[node].size()), DataType::kByte});
+    headers[node].seal();
+  }
+
+  std::vector<uint8_t> received() const {
+    std::vector<uint8_t> bytes;
+    for (size_t node = 0; node < now.size(); ++node) {
+      const auto* header = reinterpret_cast<const uint8_t*>(&headers[node]);
+      bytes.insert(bytes.end(), header, header + sizeof(headers[node]));
+      std::vector<uint8_t> packet = packets[node];
+      packet.resize(capacity, 0xa5);
+      bytes.insert(bytes.end(), packet.begin(), packet.end());
+    }
+    return bytes;
+  }
+
+  std::vector<Array> before;
+  std::vector<Array> now;
+  std::vector<WeightHeader> headers;
+  std::vector<std::vector<uint8_t>> packets;
+  int64_t capacity = 0;
+};
+
+inline Rail rail_of(int64_t count, DataType dtype, double learning_rate, int64_t num_nodes = 3, int64_t more = 0) {
+  std::vector<Array> before;
+  std::vector<Array> now;
+  for (int64_t node = 0; node < num_nodes; ++node) {
+    const std::vector<double> values = weights(count, static_cast<uint64_t>(10 + node));
+    before.emplace_back(values, dtype);
+    now.emplace_back(node == 2 ? values : moved(values, learning_rate, static_cast<uint64_t>(20 + node)), dtype);
+  }
+  return {before, now, more};
+}
+
+}  // namespace isthmus

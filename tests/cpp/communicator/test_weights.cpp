@@ -1,0 +1,390 @@
+// Gathers of weights as differences, over in-process tiers: bits, bytes, and what goes wrong.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "codec/weights/weight_packet.h"
+#include "isthmus/error.h"
+#include "tests/cpp/support/hooked_transport.h"
+#include "tests/cpp/support/weights.h"
+#include "tests/cpp/support/world.h"
+
+namespace isthmus {
+namespace {
+
+using test::Array;
+using test::delta_options;
+using test::key_of;
+using test::Weights;
+using test::World;
+
+// Every rank gathers, and has the bits of all chunks. Returns what each rank sent along its rail.
+std::vector<int64_t> gather(World& world, const Array& whole, const std::string& name = "unit") {
+  std::vector<int64_t> sent(static_cast<size_t>(world.size()));
+  test::run_ranks_well(world.size(), [&](int rank) {
+    Communicator& communicator = *world.ranks[rank];
+    const auto sent_until_now = [&] {
+      return communicator.stats().collectives[static_cast<size_t>(Collective::kAllGather)].inter.sent_bytes;
+    };
+    const int64_t before = sent_until_now();
+    Array gathered(whole.view().num_elements, whole.view().dtype);
+    const int64_t chunk = whole.view().num_elements / world.size();
+    communicator.gather_weights(whole.view().part(rank, chunk), gathered.buffer(), key_of(name, gathered.view()));
+    EXPECT_TRUE(gathered.bytes() == whole.bytes()) << "rank " << rank;
+    sent[rank] = sent_until_now() - before;
+  });
+  return sent;
+}
+
+class EveryMap : public testing::TestWithParam<NodeMap> {};
+INSTANTIATE_TEST_SUITE_P(Maps, EveryMap, testing::ValuesIn(test::maps_of_weights()), test::name_of_map);
+
+TEST_P(EveryMap, GathersHaveTheBitsOfPlainOnes) {
+  for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32, DataType::kFloat64}) {
+    World world(GetParam(), delta_options());
+    test::move_and_gather(world.size(), dtype,
+                          [&](const Array& whole, const std::string& unit) { gather(world, whole, unit); });
+  }
+}
+
+TEST_P(EveryMap, UnchangedGathersCostAHeader) {
+  World world(GetParam(), delta_options());
+  Weights weights(4000 * world.size(), DataType::kBFloat16);
+  const int others = world.map.num_nodes() - 1;
+  gather(world, weights.array());
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(gather(world, weights.array()), std::vector<int64_t>(world.size(), 64 * others));
+  }
+}
+
+// What a rank sends is the headers and its own packet, to the byte, for each other node.
+TEST_P(EveryMap, PayloadIsHeadersAndPackets) {
+  World world(GetParam(), delta_options());
+  Weights weights(5000 * world.size(), DataType::kBFloat16);
+  const Array before = weights.array();
+  EXPECT_EQ(gather(world, before), std::vector<int64_t>(world.size(), (64 + 10000) * (world.map.num_nodes() - 1)));
+  weights.move(1e-3);
+  const Array after = weights.array();
+  const std::vector<int64_t> sent = gather(world, after);
+  for (int rank = 0; rank < world.size(); ++rank) {
+    const ConstBuffer shard = after.view().part(rank, 5000);
+    std::vector<std::byte> packet(WeightPackets::most_bytes(shard) + WeightPackets::kMarginBytes);
+    const int64_t bytes = WeightPackets().encode(before.view().part(rank, 5000), shard,
+                                                 {packet.data(), static_cast<int64_t>(packet.size()), DataType::kByte});
+    EXPECT_EQ(sent[rank], (64 + bytes) * (world.map.num_nodes() - 1));
+    EXPECT_LT(bytes, 5000);
+  }
+}
+
+TEST(Weights, OneRankThatChangedSendsAlone) {
+  World world(NodeMap::parse("2x2", 4), delta_options());
+  Weights weights(4000, DataType::kFloat32);
+  gather(world, weights.array());
+  weights.set(2500, 7);  // of rank 2
+  const std::vector<int64_t> sent = gather(world, weights.array());
+  EXPECT_EQ(sent[0], 64);
+  EXPECT_EQ(sent[1], 64);
+  EXPECT_EQ(sent[3], 64);
+  EXPECT_GT(sent[2], 64);
+  EXPECT_LT(sent[2], 400);
+}
+
+TEST(Weights, StatisticsSayWhatCrossed) {
+  Options options = delta_options();
+  options.max_units = 1;
+  World world(NodeMap::parse("2x2", 4), options);
+  Weights weights(8000, DataType::kBFloat16);
+  gather(world, weights.array(), "first");
+  gather(world, weights.array(), "first");
+  weights.move(1e-3);
+  gather(world, weights.array(), "first");
+  gather(world, weights.array(), "second");  // one too many
+  for (const auto& communicator : world.ranks) {
+    const Stats stats = communicator->stats();
+    EXPECT_EQ(stats.weights.gathers, 4);
+    EXPECT_EQ(stats.weights.unchanged, 1);
+    EXPECT_EQ(stats.weights.healed, 0);
+    EXPECT_EQ(stats.weights.replica_bytes, 2 * 2000 * 2);
+    const std::map<std::string, int64_t> whole = {{"the first gather", 1}, {"more than max_units units", 1}};
+    EXPECT_EQ(stats.weights.whole, whole);
+    ASSERT_EQ(stats.units.size(), 2);
+    const UnitStats& unit = stats.units.at(key_of("first", weights.array().view()).hash());
+    const UnitStats& second = stats.units.at(key_of("second", weights.array().view()).hash());
+    EXPECT_EQ(second.codec, "none");
+    EXPECT_EQ(unit.codec, "delta");
+    EXPECT_EQ(unit.name, "first");
+    EXPECT_EQ(unit.calls, 3);
+    EXPECT_EQ(unit.coded_elements, 2000);
+    EXPECT_GT(unit.packet_bytes, 0);
+    EXPECT_LT(unit.packet_bytes, 2000);
+    communicator->reset_stats();
+    EXPECT_EQ(communicator->stats().weights.gathers, 0);
+    EXPECT_EQ(communicator->stats().weights.replica_bytes, 2 * 2000 * 2);
+  }
+}
+
+TEST(Weights, ADroppedUnitCrossesWholeAgain) {
+  World world(NodeMap::parse("2x1", 2), delta_options());
+  Weights weights(4000, DataType::kBFloat16);
+  gather(world, weights.array());
+  for (const auto& communicator : world.ranks) {
+    communicator->drop_weights("unit");
+  }
+  EXPECT_EQ(gather(world, weights.array()), std::vector<int64_t>(2, 64 + 4000));
+  EXPECT_EQ(world.ranks[0]->stats().weights.whole.at("the first gather"), 2);
+}
+
+// A world whose rail lets a test see and damage what `hooked_rank` is about to hold.
+World hooked_world(const NodeMap& map, int hooked_rank, const test::HookedTransport::After& after,
+                   const Options& options) {
+  return {map, options, test::kTimeout, [=](int rank, Tiers tiers) {
+            if (rank == hooked_rank) {
+              tiers.inter = std::make_shared<test::HookedTransport>(tiers.inter, nullptr, after);
+            }
+            return tiers;
+          }};
+}
+
+TEST(Weights, ADamagedReplicaIsNamedCountedAndHealed) {
+  for (const int nodes : {2, 3}) {
+    std::atomic<bool> damaged = false;
+    const auto flip_a_bit = [&](const std::string& operation, Buffer out) {
+      if (operation == "all_gather" && out.dtype != DataType::kByte && !damaged.exchange(true)) {
+        out.as<uint16_t>()[100] ^= 1;  // of rank 0's weights, as rank 1 holds them
+      }
+    };
+    World world = hooked_world(NodeMap::parse(std::to_string(nodes) + "x1", nodes), 1, flip_a_bit, delta_options());
+    Weights weights(6000, DataType::kBFloat16);
+    test::run_ranks_well(nodes, [&](int rank) {
+      Array gathered(6000, DataType::kBFloat16);
+      world.ranks[rank]->gather_weights(weights.array().view().part(rank, 6000 / nodes), gathered.buffer(),
+                                        key_of("unit", gathered.view()));
+    });
+    ASSERT_TRUE(damaged);
+    weights.move(1e-3);
+    gather(world, weights.array());  // compares, and heals
+    const char* const reason =       // of two nodes nobody knows which one is right
+        nodes == 2 ? "replicas had other bits on each node" : "the replica of node 1 had other bits than the others'";
+    for (const auto& communicator : world.ranks) {
+      const WeightStats stats = communicator->stats().weights;
+      EXPECT_EQ(stats.healed, 1);
+      EXPECT_EQ(stats.whole.size(), 2);
+      EXPECT_EQ(stats.whole.count(reason), 1) << stats.whole.rbegin()->first;
+    }
+    weights.move(1e-3);
+    gather(world, weights.array());
+    EXPECT_EQ(world.ranks[0]->stats().weights.healed, 1);
+  }
+}
+
+TEST(Weights, ReplicasAreComparedAtTheInterval) {
+  for (const int64_t interval : {0, 1, 3}) {
+    std::vector<uint64_t> gathers;  // at which rank 0 sent a checksum
+    const auto look = [&](const std::string& operation, Buffer out) {
+      if (operation == "all_gather" && out.num_elements == 2 * sizeof(WeightHeader)) {
+        const auto& header = out.as<WeightHeader>()[0];
+        if (header.replica_checksum != 0) {
+          gathers.push_back(header.gather);
+        }
+      }
+    };
+    Options options = delta_options();
+    options.replica_interval = interval;
+    World world = hooked_world(NodeMap::parse("2x1", 2), 1, look, options);
+    Weights weights(4000, DataType::kBFloat16);
+    for (int i = 0; i < 8; ++i) {
+      gather(world, weights.array());
+    }
+    const std::vector<uint64_t> expected = interval == 0   ? std::vector<uint64_t>{}
+                                           : interval == 1 ? std::vector<uint64_t>{1, 2, 3, 4, 5, 6, 7}
+                                                           : std::vector<uint64_t>{1, 4, 7};
+    EXPECT_EQ(gathers, expected);
+  }
+}
+
+TEST(Weights, ADamagedPacketEndsInANamedError) {
+  const auto damage = [](const std::string& operation, Buffer out) {
+    if (operation == "all_gather_uneven") {
+      out.as<std::byte>()[out.num_elements / 2] ^= std::byte{4};
+    }
+  };
+  World world = hooked_world(NodeMap::parse("2x1", 2), 1, damage, delta_options());
+  Weights weights(4000, DataType::kBFloat16);
+  gather(world, weights.array());
+  weights.move(1e-3);
+  const auto outcomes = test::run_ranks(2, [&](int rank) {
+    Array gathered(4000, DataType::kBFloat16);
+    world.ranks[rank]->gather_weights(weights.array().view().part(rank, 2000), gathered.buffer(),
+                                      key_of("unit", gathered.view()));
+  });
+  EXPECT_TRUE(outcomes[1].threw<PacketError>());
+  EXPECT_NE(outcomes[1].text.find("corrupt packet of weights from node 0"), std::string::npos) << outcomes[1].text;
+  // Nothing half new is used: the communicator is aborted.
+  Array gathered(4000, DataType::kBFloat16);
+  EXPECT_THROW(world.ranks[1]->gather_weights(weights.array().view().part(1, 2000), gathered.buffer(),
+                                              key_of("unit", gathered.view())),
+               TransportError);
+}
+
+// With codec auto the speed of the link decides; what has not changed costs a header on either.
+TEST(Weights, AutoSendsWholeShardsWhereThatIsFaster) {
+  for (const double inter_gbit : {1e-4, 1e5}) {
+    Options options = delta_options();
+    options.codec = "auto";
+    options.inter_gbit = inter_gbit;
+    options.intra_gbit = 1e5;
+    World world(NodeMap::parse("2x2", 4), options);
+    Weights weights(40000, DataType::kBFloat16);
+    gather(world, weights.array());
+    for (int step = 0; step < 6; ++step) {
+      weights.move(1e-3);
+      gather(world, weights.array());
+      EXPECT_EQ(gather(world, weights.array()), std::vector<int64_t>(4, 64));
+    }
+    const bool is_fast = inter_gbit > 1;
+    for (const auto& communicator : world.ranks) {
+      const Stats stats = communicator->stats();
+      std::map<std::string, int64_t> whole = {{"the first gather", 1}};
+      if (is_fast) {
+        whole["whole shards are faster (auto)"] = 4;
+      }
+      EXPECT_EQ(stats.weights.whole, whole);
+      const UnitStats& unit = stats.units.begin()->second;
+      EXPECT_EQ(unit.calls, 13);
+      EXPECT_EQ(unit.unchanged_calls, 6);
+      EXPECT_EQ(unit.reason.find(is_fast ? "whole: coding" : "differences: coding"), 0) << unit.reason;
+    }
+  }
+}
+
+// The ranks that still count whole gathers, and the one that lost its replica meanwhile, decide alike.
+TEST(Weights, AutoBeginsAnewWhereARankLostItsReplica) {
+  Options options = delta_options();
+  options.codec = "auto";
+  options.inter_gbit = 1e5;
+  options.intra_gbit = 1e5;
+  World world(NodeMap::parse("3x1", 3), options, test::kShortTimeout * 20);
+  Weights weights(60000, DataType::kBFloat16);
+  const auto step = [&] {
+    weights.move(1e-3);
+    gather(world, weights.array());
+  };
+  for (int i = 0; i < 5; ++i) {
+    step();
+  }
+  ASSERT_EQ(world.ranks[0]->stats().weights.whole.count("whole shards are faster (auto)"), 1);
+  world.ranks[1]->drop_weights("unit");
+  for (int i = 0; i < 5; ++i) {
+    step();
+  }
+}
+
+// Every rank says the same, and which node's weights are others.
+TEST(Weights, RanksThatGatherDifferentUnitsEndInAnErrorOnAll) {
+  World world(NodeMap::parse("3x1", 3), delta_options());
+  const auto outcomes = test::run_ranks(3, [&](int rank) {
+    const Array shard(1000, DataType::kBFloat16);
+    Array gathered(3000, DataType::kBFloat16);
+    world.ranks[rank]->gather_weights(shard.view(), gathered.buffer(),
+                                      key_of(rank == 2 ? "other" : "unit", gathered.view()));
+  });
+  for (const test::Outcome& outcome : outcomes) {
+    EXPECT_TRUE(outcome.threw<PacketError>() || outcome.threw<TransportError>()) << outcome.text;
+  }
+  EXPECT_TRUE(outcomes[0].threw<PacketError>());
+  EXPECT_NE(outcomes[0].text.find("weights of node 2 have unit"), std::string::npos) << outcomes[0].text;
+}
+
+// As one that frees a model's replicas earlier than others, or that has no room for more.
+TEST(Weights, ARankThatLostItsReplicaGathersWholeWithTheOthers) {
+  World world(NodeMap::parse("3x1", 3), delta_options());
+  Weights weights(6000, DataType::kBFloat16);
+  for (int i = 0; i < 3; ++i) {
+    gather(world, weights.array());
+  }
+  world.ranks[1]->drop_weights("unit");
+  weights.move(1e-3);
+  EXPECT_EQ(gather(world, weights.array()), std::vector<int64_t>(3, 2 * (64 + 4000)));
+  EXPECT_EQ(world.ranks[0]->stats().weights.whole.at("another rank has no replica"), 1);
+  EXPECT_EQ(world.ranks[1]->stats().weights.whole.at("the first gather"), 2);
+  weights.move(1e-3);
+  gather(world, weights.array());
+  EXPECT_EQ(gather(world, weights.array()), std::vector<int64_t>(3, 2 * 64));
+}
+
+TEST(Weights, RanksOfWhichOneAloneIsFullGatherAlike) {
+  Options options = delta_options();
+  options.max_units = 1;
+  World world(NodeMap::parse("2x1", 2), options);
+  Weights weights(4000, DataType::kBFloat16);
+  gather(world, weights.array(), "first");
+  world.ranks[1]->drop_weights("first");
+  for (int i = 0; i < 3; ++i) {
+    gather(world, weights.array(), "second");
+  }
+  EXPECT_EQ(world.ranks[0]->stats().weights.whole.at("more than max_units units"), 3);
+  EXPECT_EQ(world.ranks[1]->stats().weights.whole.at("another rank has no replica"), 2);
+}
+
+// Changes the header that rank 1 sends in the second gather.
+std::vector<test::Outcome> gather_with_header(const std::function<void(WeightHeader&)>& change) {
+  int headers = 0;
+  const auto edit = [&](const std::string& operation, ConstBuffer in) {
+    if (operation == "all_gather" && in.num_elements == sizeof(WeightHeader) && ++headers == 2) {
+      change(*static_cast<WeightHeader*>(const_cast<void*>(in.data)));
+    }
+  };
+  World world(NodeMap::parse("2x1", 2), delta_options(), test::kTimeout, [&](int rank, Tiers tiers) {
+    if (rank == 1) {
+      tiers.inter = std::make_shared<test::HookedTransport>(tiers.inter, edit, nullptr);
+    }
+    return tiers;
+  });
+  Weights weights(4000, DataType::kBFloat16);
+  gather(world, weights.array());
+  return test::run_ranks(2, [&](int rank) {
+    Array gathered(4000, DataType::kBFloat16);
+    world.ranks[rank]->gather_weights(weights.array().view().part(rank, 2000), gathered.buffer(),
+                                      key_of("unit", gathered.view()));
+  });
+}
+
+TEST(Weights, ARankThatIsOutOfStepEndsInAnErrorOnAll) {
+  const auto outcomes = gather_with_header([](WeightHeader& header) {
+    header.gather = 7;
+    header.seal();
+  });
+  for (const test::Outcome& outcome : outcomes) {
+    EXPECT_TRUE(outcome.threw<PacketError>());
+    EXPECT_NE(outcome.text.find("weights of node 1 have gather 7, where 1 is expected"), std::string::npos)
+        << outcome.text;
+  }
+}
+
+TEST(Weights, ADamagedHeaderEndsInAnErrorOnAll) {
+  for (const test::Outcome& outcome : gather_with_header([](WeightHeader& header) { header.packet_bytes = 8; })) {
+    EXPECT_TRUE(outcome.threw<PacketError>());
+    EXPECT_NE(outcome.text.find("corrupt header of the weights of node 1"), std::string::npos) << outcome.text;
+  }
+}
+
+TEST(Weights, BadInputIsRefusedBeforeAnythingIsSent) {
+  World world(NodeMap::parse("2x1", 2), delta_options());
+  Communicator& communicator = *world.ranks[0];
+  const Array shard(10, DataType::kBFloat16);
+  Array gathered(20, DataType::kBFloat16);
+  UnitKey key = key_of("unit", gathered.view());
+  key.num_elements = 21;
+  EXPECT_THROW(communicator.gather_weights(shard.view(), gathered.buffer(), key), Error);
+  key = key_of("unit", gathered.view());
+  key.collective = Collective::kReduceScatter;
+  EXPECT_THROW(communicator.gather_weights(shard.view(), gathered.buffer(), key), Error);
+  Array of_another_type(20, DataType::kFloat16);
+  EXPECT_THROW(communicator.gather_weights(shard.view(), of_another_type.buffer(), key), Error);
+  gather(world, Weights(20, DataType::kBFloat16).array());
+}
+
+}  // namespace
+}  // namespace isthmus

@@ -1,0 +1,551 @@
+"""weights="delta": gathers of parameters are recognised, cost what they say, and have the bits of weights="plain"."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import isthmus
+from python.training.wraps import simple_fsdp
+from python.units.models import TwoLayers
+from support.checkpoints import (
+    Block,
+    Model,
+    backward,
+    batch,
+    fsdp2,
+    local,
+    mesh_of,
+    options_of,
+    seed,
+    train,
+)
+from support.checks import Table, World
+from support.families import run_table, same_on_all_ranks, weights_of, world
+
+pytestmark = pytest.mark.processes
+NUM_NODES = 2
+HEADER_BYTES = 64
+FIRST = "the first gather"
+ONE_TOO_MANY = "more than max_units units"
+UNITS = 3  # of checkpoints.Model: two blocks and the root
+table = Table()
+
+
+def group_with(weights: str, **options: Any) -> dist.ProcessGroup:
+    own = options_of("none", weights=weights, **options)
+    return dist.new_group(backend="isthmus", pg_options=own)
+
+
+def counts(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+    return dict(isthmus.stats(group)["weights"])
+
+
+def sent_bytes(group: dist.ProcessGroup | None = None) -> int:
+    sent: int = isthmus.stats(group)["collectives"]["all_gather"]["inter"]["sent_bytes"]
+    return sent
+
+
+class Gathers:
+    """How many gathers of weights a block of code makes, how many of them of what had not changed, and what they send.
+
+    The counts of a group as they grew from `__enter__` to `__exit__`.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+
+    def __enter__(self) -> Gathers:
+        self._before, self._sent_before = counts(self._group), sent_bytes(self._group)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        after = counts(self._group)
+        self.all = after["gathers"] - self._before["gathers"]
+        self.unchanged = after["unchanged"] - self._before["unchanged"]
+        self.whole = sum(after["whole"].values()) - sum(self._before["whole"].values())
+        self.healed = after["healed"] - self._before["healed"]
+        self.sent = sent_bytes(self._group) - self._sent_before
+
+    def __repr__(self) -> str:
+        return f"{self.all} gathers, {self.unchanged} unchanged, {self.whole} whole, {self.sent} bytes"
+
+
+def evaluated(model: nn.Module, number: int = 99) -> torch.Tensor:
+    """Return the outputs of a forward pass, and leave the model as before: FSDP2 keeps its root gathered."""
+    with torch.no_grad():
+        result: torch.Tensor = model(batch(number))
+    if isinstance(model, FSDPModule):
+        model.reshard()
+    return result.float()
+
+
+def bits_of_shards(model: nn.Module) -> torch.Tensor:
+    return bits_of([local(parameter) for parameter in model.parameters()])
+
+
+def bits_as_gathered(model: nn.Module) -> torch.Tensor:
+    """Return what FSDP2's units hold of their weights while they compute: not a number is compared, too."""
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for unit in units:
+        unit.unshard()
+    gathered = bits_of(model.parameters())
+    for unit in units:
+        unit.reshard()
+    return gathered
+
+
+def bits_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.detach().flatten().view(torch.uint8) for tensor in tensors])
+
+
+class Twins:
+    """A model over a group with weights="delta", and an equal one over a group with weights="plain"."""
+
+    def __init__(self, wrap: Callable[[dist.ProcessGroup], nn.Module], **options: Any) -> None:
+        self.groups = {kind: group_with(kind, **options) for kind in ("delta", "plain")}
+        self.group = self.groups["delta"]
+        self.models: dict[str, Any] = {}
+        for kind, group in self.groups.items():
+            with seed(0):
+                self.models[kind] = wrap(group)
+        self.optimize_with(torch.optim.AdamW, lr=1e-2)
+
+    def optimize_with(self, optimizer: Callable[..., torch.optim.Optimizer], **settings: Any) -> None:
+        self._optimizers = {
+            kind: optimizer([p for p in model.parameters() if p.requires_grad], **settings)
+            for kind, model in self.models.items()
+        }
+
+    def train(self, first: int, last: int) -> None:
+        for kind, model in self.models.items():
+            train(model, self._optimizers[kind], range(first, last))
+
+    def each(self, do: Callable[[Any], Any]) -> dict[str, Any]:
+        """Do something to both models, with equal random numbers."""
+        results = {}
+        for kind, model in self.models.items():
+            with seed(1), torch.no_grad():
+                results[kind] = do(model)
+        return results
+
+    def check_equal(self, what: str) -> None:
+        """Both have the same bits, in their shards and as gathered. Collective."""
+        for found_of in (lambda model: bits_of([evaluated(model)]), bits_as_gathered, bits_of_shards):
+            found = self.each(found_of)
+            assert torch.equal(found["delta"], found["plain"]), what
+        assert counts(self.groups["plain"])["gathers"] == 0
+        assert counts(self.group)["healed"] == 0
+
+
+def sharded(group: dist.ProcessGroup) -> nn.Module:
+    return fsdp2(mesh_of(group))
+
+
+# --- What crosses ---
+
+
+@table
+def backward_gathers_and_evaluation_send_headers(store: dist.Store) -> None:
+    with world(store, "none"):
+        group = group_with("delta", replica_interval=2)
+        model: Any = sharded(group)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with Gathers(group) as first:
+            output = model(batch(0))
+        assert (first.all, first.unchanged, first.whole) == (UNITS, 0, UNITS), first
+        whole_bytes = sum(local(p).numel() for p in model.blocks.parameters()) * 4
+        assert first.sent > (NUM_NODES - 1) * (whole_bytes + UNITS * HEADER_BYTES)
+        with Gathers(group) as again:
+            output.square().sum().backward()
+        # The root stays gathered until its backward pass.
+        assert (again.all, again.unchanged, again.whole) == (UNITS - 1, UNITS - 1, 0), again
+        assert again.sent == again.all * HEADER_BYTES * (NUM_NODES - 1), again
+        optimizer.step()
+        optimizer.zero_grad()
+        with Gathers(group) as moved:
+            evaluated(model)
+        assert (moved.all, moved.unchanged, moved.whole) == (UNITS, 0, 0), moved
+        assert UNITS * HEADER_BYTES < moved.sent / (NUM_NODES - 1) < first.sent / (NUM_NODES - 1), moved
+        with Gathers(group) as quiet:
+            for _ in range(2):
+                evaluated(model)
+        assert (quiet.all, quiet.unchanged) == (2 * UNITS, 2 * UNITS), quiet
+        assert quiet.sent == quiet.all * HEADER_BYTES * (NUM_NODES - 1), quiet
+
+
+@table
+def one_rank_that_changed_sends_alone(store: dist.Store) -> None:
+    with world(store, "none"):
+        twins = Twins(sharded)
+        twins.check_equal("at first")
+
+        def change(model: Any) -> None:
+            if dist.get_rank() == 2:
+                local(model.blocks[0].up.weight)[0, 0] += 1
+
+        twins.each(change)
+        with Gathers(twins.group) as gathers:
+            twins.check_equal("one rank changed one weight")
+        changed = 1 if dist.get_rank() == 2 else 0
+        assert gathers.unchanged == gathers.all - changed, gathers
+        assert (gathers.sent > gathers.all * HEADER_BYTES * (NUM_NODES - 1)) == bool(changed), gathers
+
+
+# --- Weights that change other than by one optimizer's steps ---
+
+
+@table
+def any_change_of_weights_crosses_to_the_bit(store: dist.Store) -> None:
+    with world(store, "none"):
+        twins = Twins(sharded, replica_interval=3)
+        averages: dict[int, list[torch.Tensor]] = {}
+
+        def note_average(model: Any) -> None:
+            averages[id(model)] = [0.9 * local(p).detach() for p in model.parameters()]
+
+        def swap(model: Any) -> None:
+            for parameter, average in zip(model.parameters(), averages[id(model)], strict=True):
+                own = local(parameter)
+                current = own.clone()
+                own.copy_(average)
+                average.copy_(current)
+
+        def edit(model: Any) -> None:
+            for parameter in model.parameters():
+                local(parameter).mul_(torch.rand(local(parameter).shape) * 1e3)
+            local(model.blocks[1].down.weight).zero_()
+            local(model.blocks[0].up.bias).fill_(float("-0"))
+            local(model.blocks[0].down.weight)[0, :2] = torch.tensor([float("inf"), 1e-42])
+
+        def mend(model: Any) -> None:
+            for parameter in model.parameters():
+                local(parameter).normal_(std=0.1)
+
+        twins.train(0, 2)
+        twins.each(note_average)
+        twins.train(2, 4)
+        twins.check_equal("training")
+        for _ in range(2):
+            twins.each(swap)
+            twins.check_equal("an average swapped in, and out")
+        twins.train(4, 5)
+        twins.each(edit)
+        twins.check_equal("edited in place")
+        twins.each(mend)
+        twins.optimize_with(torch.optim.SGD, lr=1e-3, momentum=0.9)
+        twins.train(5, 8)
+        twins.check_equal("another optimizer")
+        assert sum(counts(twins.group)["whole"].values()) == UNITS, counts(twins.group)
+
+
+@table
+def loaded_weights_cross_to_the_bit(store: dist.Store) -> None:
+    with world(store, "none"):
+        twins = Twins(sharded)
+        full, sharded_only = StateDictOptions(full_state_dict=True), StateDictOptions()
+        saved = {}
+        for kind, model in twins.models.items():
+            saved[kind] = {
+                "full": {name: value.clone() for name, value in get_model_state_dict(model, options=full).items()},
+                "own": {name: value.clone() for name, value in model.state_dict().items()},
+            }
+        twins.train(0, 3)
+        for kind, model in twins.models.items():
+            set_model_state_dict(model, saved[kind]["full"], options=full)
+        twins.check_equal("a full state")
+        twins.train(0, 2)
+        for kind, model in twins.models.items():
+            set_model_state_dict(model, saved[kind]["own"], options=sharded_only)
+        twins.check_equal("a sharded state")
+        twins.train(0, 2)
+        for kind, model in twins.models.items():
+            model.load_state_dict(saved[kind]["own"], assign=True)
+        twins.optimize_with(torch.optim.SGD, lr=0.1)
+        twins.train(0, 2)
+        twins.check_equal("a sharded state whose tensors take the parameters' place")
+        assert sum(counts(twins.group)["whole"].values()) == UNITS, counts(twins.group)
+
+
+# --- Whose weights ---
+
+
+def names_of_replicas(group: dist.ProcessGroup) -> set[str]:
+    return {unit["name"] for unit in isthmus.stats(group)["units"] if unit["codec"] == "delta"}
+
+
+@table
+def models_of_equal_names_have_replicas_of_their_own(store: dist.Store) -> None:
+    with world(store, "none"):
+        groups = {kind: group_with(kind) for kind in ("delta", "plain")}
+        outputs: dict[str, list[torch.Tensor]] = {}
+        for kind, group in groups.items():
+            models, optimizers = [], []
+            for number in range(2):
+                with seed(number):
+                    models.append(sharded(group))
+                optimizers.append(torch.optim.SGD(models[-1].parameters(), lr=0.1))
+            outputs[kind] = []
+            for step in range(4):
+                for model, optimizer in zip(models, optimizers, strict=True):
+                    train(model, optimizer, range(step, step + 1))
+                    outputs[kind].append(evaluated(model))
+        assert all(map(torch.equal, outputs["delta"], outputs["plain"]))
+        assert not torch.equal(outputs["delta"][0], outputs["delta"][1])
+        names = {"root", "blocks.0", "blocks.1"}
+        assert names_of_replicas(groups["delta"]) == names | {f"{name} (2)" for name in names}
+        assert counts(groups["delta"])["whole"] == {FIRST: 2 * UNITS}
+
+
+@table
+def a_model_that_is_gone_frees_its_replicas(store: dist.Store) -> None:
+    with world(store, "none"):
+        for wrap in (sharded, fsdp1, lambda group: isthmus.prepare(sharded(group), name="critic")):
+            group = group_with("delta")
+            models = [wrap(group) for _ in range(3)]
+            for model in models:
+                backward(model, 0)
+                evaluated(model)
+            of_all = counts(group)["replica_bytes"]
+            assert of_all > 0 and of_all % 3 == 0
+            del model, models[1]
+            gc.collect()
+            assert counts(group)["replica_bytes"] == of_all  # until the group gathers again
+            before = [evaluated(model) for model in models]
+            assert counts(group)["replica_bytes"] == of_all * 2 // 3, (wrap, counts(group))
+            models.append(wrap(group))
+            for _ in range(2):
+                assert all(map(torch.equal, before, map(evaluated, models)))
+            evaluated(models[2])
+            assert counts(group)["replica_bytes"] == of_all
+
+
+@table
+def a_model_that_one_rank_keeps_makes_no_difference(store: dist.Store) -> None:
+    with world(store, "none"):
+        group = group_with("delta")
+        first, second = sharded(group), sharded(group)
+        expected = [evaluated(first), evaluated(second)]
+        of_both = counts(group)["replica_bytes"]
+        kept = [first] if dist.get_rank() == 0 else []
+        del first
+        gc.collect()
+        third = sharded(group)
+        assert torch.equal(evaluated(second), expected[1])
+        evaluated(third)
+        backward(third, 0)
+        assert torch.equal(evaluated(second), expected[1])
+        assert counts(group)["healed"] == 0
+        assert counts(group)["replica_bytes"] == of_both * (3 if kept else 2) // 2
+
+
+@table
+def a_unit_under_another_name_leaves_nothing_behind(store: dist.Store) -> None:
+    """FSDP2 names its units in the first forward pass, and prepare may come after that."""
+    with world(store, "none"):
+        group = group_with("delta")
+        model: Any = sharded(group)
+        for block in model.blocks:
+            block.unshard()
+            block.reshard()
+        evaluated(model)
+        of_one = counts(group)["replica_bytes"]
+        isthmus.prepare(model, name="actor")
+        for _ in range(2):
+            evaluated(model)
+        other = group_with("delta")
+        evaluated(sharded(other))
+        assert of_one == counts(group)["replica_bytes"] == counts(other)["replica_bytes"], names_of_replicas(group)
+
+
+# --- Which gathers ---
+
+
+def fsdp1(group: dist.ProcessGroup, **settings: Any) -> nn.Module:
+    return FullyShardedDataParallel(
+        Model(),
+        process_group=group,
+        device_id=torch.device("cpu"),
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        **settings,
+    )
+
+
+@table
+def fsdp1_is_recognised(store: dist.Store) -> None:
+    with world(store, "none"):
+        for settings in ({}, {"use_orig_params": True}):
+            twins = Twins(lambda group, settings=settings: fsdp1(group, **settings))
+            for step in range(3):
+                twins.train(step, step + 1)
+                twins.check_equal(f"step {step}, {settings}")
+            assert counts(twins.group)["whole"] == {FIRST: UNITS}
+            # Forward, backward, evaluation. The root stays gathered until its backward pass, and after evaluation.
+            assert counts(twins.group)["gathers"] == 3 * (UNITS + (UNITS - 1) + UNITS) - 2, counts(twins.group)
+            assert counts(twins.group)["unchanged"] >= 3 * (UNITS - 1), counts(twins.group)
+
+
+def inputs_of(step: int) -> torch.Tensor:
+    return torch.randn(8, 64, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
+
+
+def trained_weights(model: nn.Module, steps: int = 3) -> torch.Tensor:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(inputs_of(step)).square().mean().backward()
+        optimizer.step()
+    return weights_of(model)
+
+
+@table
+def simple_fsdp_is_recognised_where_it_is_prepared(store: dist.Store) -> None:
+    expected: dict[bool, torch.Tensor] = {}
+    for weights, prepare in (("plain", False), ("plain", True), ("delta", False), ("delta", True)):
+        with world(store, "none", {"ISTHMUS_WEIGHTS": weights}):
+            model = simple_fsdp(TwoLayers())
+            if prepare:
+                isthmus.prepare(model)
+            with Gathers() as gathers:
+                found = trained_weights(model)
+            # Prepare also has gradients recognised, whose sums then have another order.
+            assert torch.equal(found, expected.setdefault(prepare, found)), (weights, prepare)
+            assert (gathers.all > 0) == (prepare and weights == "delta"), gathers
+            if gathers.all > 0:
+                assert (gathers.all, gathers.whole) == (8, 2), gathers  # in 3 steps, and at the end
+                with Gathers() as again:
+                    assert torch.equal(weights_of(model), found)
+                assert (again.all, again.unchanged) == (2, 2), again
+                names = {"up.parametrizations.weight.original", "down.parametrizations.weight.original"}
+                assert names_of_replicas(dist.group.WORLD) == names
+
+
+@table
+def other_gathers_stay_as_they_are(store: dist.Store) -> None:
+    with world(store, "none", {"ISTHMUS_WEIGHTS": "delta"}):
+        mesh = init_device_mesh("cpu", (4,))
+        model: Any = fully_shard(TwoLayers(), mesh=mesh)
+        model(inputs_of(0)).sum().backward()
+        rank = dist.get_rank()
+        with Gathers() as gathers:
+            before = sent_bytes()
+            gathered = torch.empty(4000)
+            dist.all_gather_into_tensor(gathered, torch.full((1000,), float(rank)))
+            assert torch.equal(gathered, torch.arange(4.0).repeat_interleave(1000))
+            assert sent_bytes() - before == (NUM_NODES - 1) * 4000
+            parts = [torch.empty(1000) for _ in range(4)]
+            dist.all_gather(parts, torch.full((1000,), float(rank)))
+            assert torch.equal(torch.cat(parts), gathered)
+            for parameter in model.parameters():
+                assert same_on_all_ranks(parameter.full_tensor())
+                assert same_on_all_ranks(parameter.grad.full_tensor())
+        assert gathers.all == 0, gathers
+
+        plan = {"up": ColwiseParallel(input_layouts=Shard(0)), "down": RowwiseParallel(output_layouts=Shard(0))}
+        split: Any = isthmus.prepare(parallelize_module(TwoLayers(), mesh, plan))
+        with Gathers() as gathers:
+            calls = isthmus.stats()["collectives"]["all_gather"]["calls"]
+            inputs = inputs_of(1).requires_grad_()
+            split(inputs).square().sum().backward()
+            assert isthmus.stats()["collectives"]["all_gather"]["calls"] > calls
+        assert gathers.all == 0, gathers
+
+
+# --- Types of weights ---
+
+
+class BlockOfTwoTypes(Block):
+    """A layer in bfloat16, which is frozen, and one in float32. FSDP2 gathers both as bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up.to(torch.bfloat16).requires_grad_(False)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return features + self.down(torch.tanh(self.up(features.bfloat16())).float())  # type: ignore[no-any-return]
+
+
+def of_two_types(group: dist.ProcessGroup) -> nn.Module:
+    model = Model()
+    model.blocks = nn.ModuleList(BlockOfTwoTypes() for _ in range(2))
+    return fsdp2(mesh_of(group), model)
+
+
+def in_type(dtype: torch.dtype) -> Callable[[dist.ProcessGroup], nn.Module]:
+    class Cast(Model):
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            return super().forward(features.to(dtype))
+
+    return lambda group: fsdp2(mesh_of(group), Cast().to(dtype))
+
+
+def in_precision(**types: torch.dtype) -> Callable[[dist.ProcessGroup], nn.Module]:
+    return lambda group: fsdp2(mesh_of(group), mp_policy=MixedPrecisionPolicy(**types))
+
+
+MODELS_OF_TYPES: dict[str, Callable[[dist.ProcessGroup], nn.Module]] = {
+    "bfloat16 of float32": in_precision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+    "float16 of float32": in_precision(param_dtype=torch.float16, reduce_dtype=torch.float32),
+    **{str(dtype): in_type(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)},
+    "two types": of_two_types,
+}
+
+
+@table
+def weights_of_every_type_cross_to_the_bit(store: dist.Store) -> None:
+    with world(store, "none"):
+        for name, wrap in MODELS_OF_TYPES.items():
+            twins = Twins(wrap)
+            twins.optimize_with(torch.optim.SGD, lr=1e-3)
+            twins.train(0, 2)
+            twins.each(lambda model: [local(p).mul_(1.01) for p in model.parameters()])  # the frozen ones, too
+            twins.check_equal(name)
+            found = counts(twins.group)
+            assert found["whole"] == {FIRST: UNITS}, (name, found)
+            assert found["gathers"] > found["unchanged"] > 0, (name, found)
+
+
+# --- Limits ---
+
+
+@table
+def units_beyond_max_units_cross_whole(store: dist.Store) -> None:
+    with world(store, "none"):
+        twins = Twins(sharded, max_units=1)
+        evaluated(twins.models["delta"])
+        assert counts(twins.group)["whole"] == {FIRST: 1, ONE_TOO_MANY: UNITS - 1}
+        twins.train(0, 2)
+        with Gathers(twins.group) as later:
+            twins.check_equal("trained")
+        assert later.whole == later.all * (UNITS - 1) // UNITS, later
+        assert len(names_of_replicas(twins.group)) == 1
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    return run_table(rank, world_size, table)
+
+
+@pytest.fixture(scope="module")
+def results() -> World:
+    return World(main, 4)
+
+
+@pytest.mark.parametrize("name", table.names)
+def test_weights(results: World, name: str) -> None:
+    results.check(name)
