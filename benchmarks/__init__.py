@@ -1,4 +1,4 @@
-"""Benchmarks over simulated nodes, one folder a family; what they share is in `common` and `simulate`.
+"""Benchmarks over simulated nodes, one folder a family; `common` and `simulate` hold what they share.
 
-Nothing but `isthmus.cli` imports them.
+Only `isthmus.cli` imports them.
 """

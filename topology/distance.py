@@ -1,4 +1,4 @@
-"""How far devices are apart, from the PCIe tree, NUMA nodes and NVLinks."""
+"""Distances between devices, from the PCIe tree, NUMA nodes and NVLinks."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _MOST_NOTES = 50
 
 
 class Notes:
-    """What was assumed: each kind of assumption once, with the lines that gave rise to it."""
+    """Assumptions: each kind once, with the lines that caused it."""
 
     def __init__(self) -> None:
         self._lines: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""What a launcher tells the processes it starts about their node, in their environment.
+"""The variables by which a launcher tells its processes about their node.
 
 A *claim* is one process's: how many processes were started, which of them it is, on which node, and how many of them
 that node has. One function a launcher reads it; variables that are missing, or that no launcher sets so, are no claim.
@@ -29,7 +29,7 @@ _TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?")
 
 @dataclass(frozen=True)
 class Claim:
-    """What one process was told."""
+    """One process's rank, world and node by its launcher."""
 
     launcher: str
     rank: int

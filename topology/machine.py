@@ -1,7 +1,7 @@
-"""What one machine looks like: sockets, NUMA nodes, GPUs, NICs, the PCIe tree, and how far any two devices are apart.
+"""Description of one machine: sockets, NUMA nodes, GPUs, NICs, the PCIe tree, and distances between devices.
 
 Plain values without behaviour of their own: readers (`read_machine`, live discovery) make them, plans and pictures use
-them. Whatever a source may leave out is None where it is unknown; what a reader assumed stands in `Machine.notes`.
+them. Attributes that a source may lack are None where unknown; assumptions of a reader stand in `Machine.notes`.
 Speeds are those of one direction in Gbit/s (10**9 bits).
 """
 
@@ -44,7 +44,7 @@ class TopologyError(ValueError):
 
 
 class NicKind(StrEnum):
-    """What a NIC speaks."""
+    """The protocol of a NIC."""
 
     INFINIBAND = "infiniband"
     ROCE = "roce"
@@ -54,7 +54,7 @@ class NicKind(StrEnum):
 
 
 class PcieKind(StrEnum):
-    """What stands at a place of the PCIe tree."""
+    """The kind of a place of the PCIe tree."""
 
     HOST_BRIDGE = "host bridge"
     SWITCH = "switch"
@@ -124,7 +124,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class Link:
-    """The best way between two devices.
+    """The best path between two devices.
 
     kind: "NV12" (12 bonded NVLinks, direct or through switches), "PIX" (at most one PCIe switch), "PXB" (several),
     "PHB" (through a host bridge), "NODE" (between host bridges of a NUMA node), "SYS" (between NUMA nodes).

@@ -1,15 +1,15 @@
-"""Where the node map of a group comes from.
+"""Finds the node map of a group.
 
-Every rank says what it knows about its node (`look_around`), the ranks exchange that over the store, and each comes to
-the same map from it (`choose`). In this order:
+Every rank describes its node (`look_around`), the ranks exchange the descriptions over the store, and each derives the
+same map from them (`choose`), by the first of these sources:
 
 1. the option `nodes` (ISTHMUS_NODES);
 2. the NVLink domain of the rank's GPU, where it spans hosts: then the domain, not the host, is what fast links join;
 3. the launcher's variables: see `launchers`;
 4. boot id and network namespace: ranks on one machine that see the same network interfaces.
 
-A source counts only if every rank of the group has it and what they say fits together. Otherwise the next one decides,
-on all ranks alike, and the map's `doubt` names both sides. So it does where a launcher and the machines differ.
+A source counts only if every rank of the group has it and their answers agree. Otherwise the next one decides, on all
+ranks alike, and the map's `doubt` names both sides, as it does where a launcher and the machines differ.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_NAMED = 8
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What one rank knows about its node. Equal texts of one kind are one node."""
+    """One rank's description of its node. Equal texts of one kind are one node."""
 
     #: The node that option `nodes` puts the rank on. Where it is set, nothing else is looked at.
     option: str = ""
@@ -67,7 +67,7 @@ class Nodes:
 
 
 def look_around(environment: Mapping[str, str], world_size: int, gpu_bus_id: str | None = None) -> Surroundings:
-    """Say what this rank knows about its node. gpu_bus_id: of the GPU that the group uses ("0000:07:00.0"), if any."""
+    """Describe this rank's node. gpu_bus_id: of the GPU that the group uses ("0000:07:00.0"), if any."""
     return Surroundings(
         fabric="" if gpu_bus_id is None else gpu_fabric(gpu_bus_id),
         claim=innermost_claim(environment, world_size),
@@ -120,7 +120,7 @@ def _by_launcher(
 
 
 def _contradiction(ranks: Sequence[int], claims: Sequence[Claim | None], nodes: Sequence[int], whole: bool) -> str:
-    """Return what does not fit together in the ranks' claims; "" if all does. whole: the group is the world."""
+    """Return a contradiction in the ranks' claims; "" if there is none. whole: the group is the world."""
     launchers = ranks_by_value(ranks, [claim.launcher if claim else "no known launcher" for claim in claims])
     if len(launchers) > 1:
         return "; ".join(f"{name_ranks(started)} had {launcher}" for launcher, started in launchers.items())

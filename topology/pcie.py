@@ -1,4 +1,4 @@
-"""What PCIe names and numbers mean: bus ids, link speeds, classes of devices."""
+"""PCIe's names and numbers: bus ids, link speeds, classes of devices."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NAMED_AFTER_KIND = (
 
 
 def bus_id(text: str) -> str:
-    """The one way to write a bus id: "0000:07:00.0". TopologyError: it is none."""
+    """The canonical form of a bus id: "0000:07:00.0". TopologyError: it is malformed."""
     match = _BUS_ID.fullmatch(text.strip())
     if not match:
         raise TopologyError(f"'{text[:40]}' is no PCI bus id: expected one like 0000:07:00.0")
@@ -114,7 +114,7 @@ def is_nvswitch(class_code: int) -> bool:
 
 
 def nic_kind(class_code: int | None, vendor: int | None, name: str | None, speaks_verbs: bool) -> NicKind:
-    """What a NIC speaks, from its class, its maker, and how its device is called."""
+    """The protocol of a NIC, from its class, its maker, and the name of its device."""
     if vendor == _AMAZON:
         return NicKind.EFA if speaks_verbs or name is None else NicKind.ETHERNET
     if class_code == 0x0207:

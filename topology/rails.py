@@ -1,9 +1,9 @@
-"""Rails: which NIC the rank with local index l of each node uses, and how fast it gets out of its node.
+"""Rails: the NIC that the rank with local index l of each node uses, and its speed out of the node.
 
 The GPU with local index l pairs with its nearest NIC. Where several NICs are equally near, ranks spread over them;
-where there are fewer NICs than ranks, ranks share one and divide its speed. Beside this stands what a rank would get
-*by order* (rank l takes NIC l, or NIC l*n//L of n for L ranks): programs that number NICs do that, and on machines
-whose GPU order and NIC order disagree it costs the difference.
+where there are fewer NICs than ranks, ranks share one and divide its speed. Beside it stands the NIC *by order* (rank l
+takes NIC l, or NIC l*n//L of n for L ranks): programs that number NICs take that one, which is slower on machines
+whose GPU order and NIC order disagree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEAST_SHARE_OF_FASTEST = 0.5
 
 @dataclass(frozen=True)
 class WayOut:
-    """How a rank gets to a NIC.
+    """The path of a rank to a NIC.
 
     distance: from the rank's GPU; None without one. num_sharing: ranks of the node that use this NIC, this one
     included. speed_gbit_s: at most, while all ranks send and receive: the NIC's speed or that of a PCIe link on the
@@ -61,7 +61,7 @@ class Rails:
 
     @property
     def speed_gbit_s(self) -> float | None:
-        """What a rank gets out of its node while all ranks send: the slowest rail's, which all others wait for."""
+        """A rank's speed out of its node while all ranks send: the slowest rail's, which all others wait for."""
         speeds = [rail.nearest.speed_gbit_s for rail in self.rails]
         known = [speed for speed in speeds if speed is not None]
         return min(known) if known and len(known) == len(speeds) else None
@@ -191,7 +191,7 @@ def _paths(place: PcieNode, above: tuple[PcieNode, ...]) -> Iterator[tuple[PcieN
 def _between(a: Sequence[PcieNode], b: Sequence[PcieNode]) -> list[PcieNode]:
     """Return the places on the way whose links towards the root bound it: devices, and switches at a host bridge.
 
-    Links between switches do not: one chip may present itself as several, and what joins those is no link.
+    Links between switches do not: one chip may present itself as several, which no real link joins.
     """
     shared = 0
     while shared < min(len(a), len(b)) and a[shared] is b[shared]:

@@ -1,4 +1,4 @@
-"""What `isthmus bench auto` compares: plain FSDP, every fixed codec, and auto."""
+"""The arms of `isthmus bench auto`: plain FSDP, every fixed codec, and auto."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -21,14 +21,18 @@ AUTO_ARMS: Mapping[str, Mapping[str, str] | None] = MappingProxyType(
         "tagc": _on_isthmus(codec="tagc"),
         "auto": _on_isthmus(codec="auto"),
         "auto-any": _on_isthmus(codec="auto", error_budget="1.0"),  # any error
+        "full": _on_isthmus(codec="quant", bits="4", weights="delta"),
+        "auto-full": _on_isthmus(codec="auto", weights="delta"),
     }
 )
+DEFAULT_AUTO_ARMS = tuple(name for name in AUTO_ARMS if not name.endswith("full"))
 
 #: Which arms each arm of auto could have chosen within its budget.
 RIVALS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "auto": ("fsdp", "none", "quant8", "quant4"),
-        "auto-any": tuple(name for name in AUTO_ARMS if not name.startswith("auto")),
+        "auto-any": tuple(name for name in DEFAULT_AUTO_ARMS if not name.startswith("auto")),
+        "auto-full": ("fsdp", "none", "quant8", "quant4", "full"),
     }
 )
 

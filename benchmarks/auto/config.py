@@ -1,8 +1,8 @@
-"""What `isthmus bench auto` is asked to do."""
+"""Arguments of `isthmus bench auto`."""
 
 from dataclasses import dataclass, replace
 
-from isthmus.benchmarks.auto.arms import AUTO_ARMS, check_auto_arms
+from isthmus.benchmarks.auto.arms import DEFAULT_AUTO_ARMS, check_auto_arms
 from isthmus.benchmarks.common.options import check_ranges, option, part
 from isthmus.benchmarks.simulate import parse_link_rate
 from isthmus.benchmarks.training.config import TrainingConfig
@@ -25,7 +25,7 @@ class AutoConfig:
         num_layers=None,
         timeout_s=None,
     )
-    arms: tuple[str, ...] = option(tuple(AUTO_ARMS), "Which arms.")
+    arms: tuple[str, ...] = option(DEFAULT_AUTO_ARMS, "Which arms.")
     links: tuple[str, ...] = option(
         ("50mbit", "200mbit", "1gbit", UNSHAPED),
         'Rate of every node\'s link, or "unshaped"; repeatable.',

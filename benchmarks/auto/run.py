@@ -1,7 +1,7 @@
 """`isthmus bench auto`: auto against plain FSDP and every fixed codec, at several link speeds, in one run.
 
-Ranks are started anew at each link speed, behind the link that they are to measure. Arms take turns, each round
-beginning with another one, so that a drift of the machine hits all alike.
+Ranks are restarted at each link speed, behind the link that they measure. Arms take turns, each round beginning with
+another one, so that a drift of the machine affects all alike.
 """
 
 import os
@@ -52,7 +52,7 @@ def run_auto(config: AutoConfig, output_dir: Path, console: Console) -> dict[str
 
 
 def turns(config: AutoConfig) -> Iterator[str]:
-    """Whose turn it is, over all rounds."""
+    """The arms in turn, over all rounds."""
     for index in range(config.rounds):
         turn = index % len(config.arms)
         yield from config.arms[turn:] + config.arms[:turn]
@@ -105,7 +105,7 @@ def figures(seconds: dict[str, list[float]], explained: dict[str, list[str]]) ->
 
 
 def print_auto(report: dict[str, Any], console: Console) -> None:
-    """Print the table, arms by links, how auto compares, and what it chose."""
+    """Print the table, arms by links, auto against its rivals, and its choices."""
     links = report["links"]
     table = Table(title="Median seconds a step", title_justify="left")
     table.add_column("arm", no_wrap=True)

@@ -1,4 +1,4 @@
-"""What `isthmus bench bias` is asked to do."""
+"""Arguments of `isthmus bench bias`."""
 
 from dataclasses import dataclass
 

@@ -20,7 +20,7 @@ _TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class Bias:
-    """What two nodes' normally distributed gradients come to: a sum of both, each times a factor, and an error."""
+    """The result for two nodes' normally distributed gradients: a sum of both, each times a factor, and an error."""
 
     collective: str
     scale: str

@@ -1,4 +1,4 @@
-"""What `isthmus bench collectives` is asked to do."""
+"""Arguments of `isthmus bench collectives`."""
 
 from dataclasses import dataclass
 

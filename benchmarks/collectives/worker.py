@@ -219,7 +219,7 @@ def _is_lossy(operation: str, backend: str) -> bool:
 
 
 def _tolerance(result: Tensor, backend: str = "") -> float:
-    """Of rounding, relative to magnitudes. An all-reduce's result is rounded to what the codec sends once more."""
+    """Tolerance of rounding, relative to magnitudes. An all-reduce's result is rounded once more, for the wire."""
     of_values = 2 * _SPARSE_EPS if backend == "sparse" else 0.0
     return _SUM_ROUNDINGS * torch.finfo(torch.float32).eps + torch.finfo(result.dtype).eps + of_values
 

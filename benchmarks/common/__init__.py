@@ -1,1 +1,1 @@
-"""What benchmarks share: model, data, groups of Isthmus, recorded collectives, facts about the machine."""
+"""Shared by benchmarks: model, data, groups of Isthmus, recorded collectives, facts about the machine."""

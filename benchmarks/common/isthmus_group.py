@@ -1,4 +1,4 @@
-"""Process groups of Isthmus beside others in one world, and what they count."""
+"""Process groups of Isthmus beside others in one world, and their counters."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,8 +35,9 @@ _OPTIONS = (
     "units",
     "min_elements",
     "two_tier_all_gather",
+    "weights",
 )
-_COUNTERS = ("payload_bytes", "seconds", "codec", "calls")
+_COUNTERS = ("payload_bytes", "seconds", "codec", "calls", "weights")
 _SECONDS = ("intra_s", "exchange_s", "encode_s", "decode_s")
 
 
@@ -52,9 +53,11 @@ class Counters:
     codec: Counter[str]
     #: Collectives that Isthmus carried, reductions that it compressed, and calls that stayed exact, by reason.
     calls: Counter[str]
+    #: Of gathers of weights as differences: how many, those that were unchanged and whole, and what packets held.
+    weights: Counter[str]
 
     def since(self, before: "Counters") -> dict[str, dict[str, Any]]:
-        """What was added since an earlier snapshot, as plain values."""
+        """The differences from an earlier snapshot, as plain values."""
         return {name: _difference(getattr(self, name), getattr(before, name)) for name in _COUNTERS}
 
 
@@ -72,7 +75,7 @@ class IsthmusGroup:
         self.group: dist.ProcessGroup = new_group("isthmus", timeout, ranks_of_groups, asked)
 
     def counters(self) -> Counters:
-        """What was counted until now."""
+        """The present counters."""
         stats = isthmus.stats(self.group)
         kinds = stats["collectives"]
         payload = Counter(dict.fromkeys(COMMUNICATION_PHASES, 0))
@@ -83,7 +86,11 @@ class IsthmusGroup:
         calls = {kind: counted["calls"] for kind, counted in kinds.items()}
         calls["compressed"] = stats["compressed_calls"]
         calls |= {f"exact: {reason}": count for reason, count in stats["exact_calls"].items()}
-        return Counters(payload, Counter(seconds), Counter(stats["codec"]), Counter(calls))
+        gathers = [unit for unit in stats["units"] if unit["collective"] == "all_gather"]
+        weights = {name: stats["weights"][name] for name in ("gathers", "unchanged")}
+        weights["whole"] = sum(stats["weights"]["whole"].values())
+        weights |= {name: sum(unit[name] for unit in gathers) for name in ("coded_elements", "packet_bytes")}
+        return Counters(payload, Counter(seconds), Counter(stats["codec"]), Counter(calls), Counter(weights))
 
 
 def new_group(
@@ -99,8 +106,8 @@ def new_group(
 
 
 def total_counters(groups: Sequence[IsthmusGroup]) -> Counters:
-    """The sum of what several groups of this rank counted."""
-    total = Counters(Counter(), Counter(), Counter(), Counter())
+    """The sums of the counters of several groups of this rank."""
+    total = Counters(Counter(), Counter(), Counter(), Counter(), Counter())
     for group in groups:
         counters = group.counters()
         for name in _COUNTERS:

@@ -1,4 +1,4 @@
-"""The machine and the versions that a report was made with."""
+"""The machine and the versions behind a report."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Watches the collectives that FSDP issues: what they took, and in audited steps what each put on the link."""
+"""Watches the collectives that FSDP issues: their times, and in audited steps the bytes of each on the link."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -89,7 +89,7 @@ class Audit:
 def record_collectives(audit: Audit | None = None) -> Iterator[Recording]:
     """Record the collectives of this thread's FSDP while the context is open. One at a time in a process.
 
-    With an audit the bytes of each call are counted apart, and times are of no use.
+    With an audit the bytes of each call are counted apart, and times mean nothing.
     """
     recording = Recording()
     originals = {name: getattr(dist, name) for name in (*PHASE_OF, *NEWER_NAMES) if hasattr(dist, name)}

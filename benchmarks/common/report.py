@@ -1,4 +1,4 @@
-"""What all reports begin with, and how they are written."""
+"""The head of all reports, and how they are written."""
 
 import json
 from datetime import UTC, datetime

@@ -1,1 +1,1 @@
-"""`isthmus bench convergence`: what reducing gradients in less than 32 bits costs in validation loss."""
+"""`isthmus bench convergence`: the cost in validation loss of reducing gradients in less than 32 bits."""

@@ -1,4 +1,4 @@
-"""What `isthmus bench convergence` is asked to do."""
+"""Arguments of `isthmus bench convergence`."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ MAX_FINALISTS = 6
 
 @dataclass(frozen=True)
 class Setting:
-    """What all runs that are compared share. Raises ValueError naming field, value and range."""
+    """The common setting of runs that are compared. Raises ValueError naming field, value and range."""
 
     optimizer: str = "adamw"
     steps: int = option(500, "Steps of a run.")

@@ -1,4 +1,4 @@
-"""Writes what `isthmus bench convergence` found as Markdown, from its results file alone."""
+"""Writes the report of `isthmus bench convergence` as Markdown, from its results file alone."""
 
 from collections.abc import Sequence
 from pathlib import Path

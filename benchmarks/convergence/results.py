@@ -20,7 +20,7 @@ class Results:
             self._add(record)
 
     def result(self, run: Run) -> dict[str, Any] | None:
-        """What came of `run`, if it has finished."""
+        """The result of `run`, if it has finished."""
         record = self._by_key.get(run.key)
         return None if record is None else record["result"]
 

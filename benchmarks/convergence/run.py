@@ -1,4 +1,4 @@
-"""`isthmus bench convergence`: what reducing gradients in less than 32 bits costs in validation loss.
+"""`isthmus bench convergence`: the cost in validation loss of reducing gradients in less than 32 bits.
 
 A few arms are trained on the real backend, as processes on simulated nodes. Results go to one file, and the report is
 made from that file alone.
@@ -35,10 +35,10 @@ _TIMED_ROW = 2
 
 
 def run_convergence(config: ConvergenceConfig, output_dir: Path, console: Console) -> None:
-    """Do what the results file in `output_dir` does not have yet.
+    """Make the runs that the results file in `output_dir` lacks.
 
     Raises RankFailure if a rank fails, and ValueError where a learning rate is missing or this build cannot run an arm.
-    No process outlives the call; what has finished is in the file.
+    No process outlives the call; finished runs are in the file.
     """
     files = config.files or tuple(default_files())
     text = text_digest(files)
@@ -156,7 +156,7 @@ class _Stage:
 
 
 def _without_start(run: Run) -> Run:
-    """The run as it is once a dense start and a ramp are over, which are not what is timed."""
+    """The run without its dense start and ramp, which are not timed."""
     return replace(run, options=tuple((dict(run.options) | {"dense_steps": 0, "ramp_steps": 0}).items()))
 
 

@@ -1,4 +1,4 @@
-"""What tells one run of `isthmus bench convergence` from every other."""
+"""The identity of a run of `isthmus bench convergence`."""
 
 import hashlib
 import json
@@ -73,7 +73,7 @@ def make_run(stage: str, setting: Setting, arm: CodecArm, lr: float, seed: int, 
 
 
 def text_digest(files: Sequence[Path]) -> str:
-    """What tells one text from another: a hash of the files' bytes, in order."""
+    """The identity of a text: a hash of the files' bytes, in order."""
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.read_bytes())

@@ -1,4 +1,4 @@
-"""What the results of `isthmus bench convergence` come to: gaps of validation loss to the baseline, pair by pair."""
+"""Summary of the results of `isthmus bench convergence`: gaps of validation loss to the baseline, pair by pair."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -93,7 +93,7 @@ _Key = tuple[str, Setting, str, tuple[tuple[str, str], ...]]
 def summarise(results: Results) -> tuple[list[Comparison], int]:
     """All comparisons, in the order of their first results; and how many results fit none.
 
-    Those are of arms that the table has no more, or has with other options, or whose baseline has not run.
+    The latter are of arms that have left the table, or changed their options there, or whose baseline has not run.
     """
     groups: dict[_Key, list[tuple[Run, dict[str, Any]]]] = defaultdict(list)
     timed: dict[_Key, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))

@@ -1,4 +1,4 @@
-"""What `isthmus bench convergence` trains with: data, schedule, optimizer; and what its counters come to."""
+"""Data, schedule, optimizer and counters of `isthmus bench convergence`."""
 
 import hashlib
 import math
@@ -76,7 +76,7 @@ class Batches:
 
 @lru_cache(maxsize=1)
 def native_build() -> str:
-    """What tells one build of the native module from another: a hash of its file."""
+    """The identity of a build of the native module: a hash of its file."""
     return hashlib.sha256(Path(_C.__file__).read_bytes()).hexdigest()[:12]
 
 
@@ -117,7 +117,7 @@ def crossing_bytes(stats: Sequence[dict[str, Any]]) -> int:
 
 
 def relative_error(stats: Sequence[dict[str, Any]]) -> float | None:
-    """Mean relative squared error of what the ranks with these statistics encoded, where it was measured."""
+    """Mean relative squared error of the codec on the ranks with these statistics, where it was measured."""
     units = [unit for rank in stats for unit in rank["units"] if unit["relative_squared_error"] is not None]
     num_elements = sum(unit["coded_elements"] for unit in units)
     if not num_elements:

@@ -87,7 +87,7 @@ class FsdpTraining:
         return result
 
     def stats(self) -> dict[str, Any]:
-        """What this rank's communicator counted."""
+        """Statistics of this rank's communicator."""
         return isthmus.stats(self._group)
 
 

@@ -1,1 +1,1 @@
-"""`isthmus bench overhead`: what Isthmus adds to calls of bare Gloo, and to FSDP2 steps."""
+"""`isthmus bench overhead`: the time that Isthmus adds to calls of bare Gloo, and to FSDP2 steps."""

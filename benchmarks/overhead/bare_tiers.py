@@ -1,4 +1,4 @@
-"""Two tiers by hand on bare Gloo, as a user would write them without Isthmus: what its overhead is measured against."""
+"""Two tiers by hand on bare Gloo, as a user would write them without Isthmus: the baseline of its overhead."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What `isthmus bench overhead` is asked to do."""
+"""Arguments of `isthmus bench overhead`."""
 
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ class OverheadConfig:
 
     @property
     def training(self) -> TrainingConfig:
-        """What both arms train."""
+        """The training of both arms."""
         return TrainingConfig(
             arms=("none",),
             nodes=self.nodes,

@@ -1,4 +1,4 @@
-"""The overhead benchmark: what Isthmus adds to a call of bare Gloo, and to FSDP2 steps over the same tiers by hand."""
+"""The overhead benchmark: the time that Isthmus adds to a call of bare Gloo, and to FSDP2 steps over the same tiers."""
 
 import os
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ def call_row(operation: str, num_bytes: int, answers: Sequence[dict[str, Any]]) 
 
 
 def pooled(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The median of all kinds of calls, of which each counts alike, and the worst."""
+    """The median over all kinds of calls, equally weighted, and the worst."""
     return {
         figure: {
             "median": median(row["added"][figure]["median"] for row in rows),

@@ -1,4 +1,4 @@
-"""What `isthmus bench pipeline` is asked to do."""
+"""Arguments of `isthmus bench pipeline`."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `isthmus bench scaling` is asked to do."""
+"""Arguments of `isthmus bench scaling`."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +9,7 @@ from isthmus.benchmarks.training.config import TrainingConfig
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ranks sit on how many nodes."""
+    """Number of nodes, and of ranks on each."""
 
     nodes: int
     ranks_per_node: int
@@ -28,7 +28,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class ScalingConfig:
-    """Arguments of `isthmus bench scaling`. training: what is run at each layout; its own layout does not matter."""
+    """Arguments of `isthmus bench scaling`. training: run at each layout; its own layout does not matter."""
 
     training: TrainingConfig = part(
         TrainingConfig(
@@ -68,5 +68,5 @@ class ScalingConfig:
         return {name: value for name, value in arguments.items() if name not in ("nodes", "ranks_per_node")}
 
     def at(self, layout: Layout) -> TrainingConfig:
-        """What is run at `layout`."""
+        """The training at `layout`."""
         return replace(self.training, nodes=layout.nodes, ranks_per_node=layout.ranks_per_node)

@@ -1,4 +1,4 @@
-"""The training benchmark at several numbers of nodes: how bytes and time of a step grow with them."""
+"""The training benchmark at several numbers of nodes: bytes and time of a step over nodes."""
 
 import json
 from collections.abc import Callable

@@ -20,7 +20,7 @@ def parse_link_rate(text: str) -> float:
 
 
 def interface_sent_bytes(interface: str, pid: int | str = "self") -> int:
-    """Return what `interface` sent since it exists, headers included, as process `pid` sees it.
+    """Return the bytes that `interface` sent since it exists, headers included, as process `pid` sees it.
 
     Read from /proc, which (unlike /sys) shows the network namespace of the process, not of the mount.
     """

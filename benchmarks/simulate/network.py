@@ -48,14 +48,14 @@ class Network(ABC):
 
     @abstractmethod
     def free_port(self) -> int:
-        """A TCP port on node 0 that nobody listens on."""
+        """A free TCP port on node 0."""
 
     def shape(self, rate: str | None) -> None:
         """Limit every node's link to `rate` ("200mbit") in both directions; None takes the limit away."""
         raise NetworkError(f"no links to shape: {self.description}")
 
     def sent_bytes(self, node: int) -> int:
-        """What the link of `node` sent since it exists, headers included."""
+        """Bytes that the link of `node` sent since it exists, headers included."""
         raise NetworkError(f"no links to count: {self.description}")
 
     @abstractmethod

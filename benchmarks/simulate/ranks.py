@@ -1,4 +1,4 @@
-"""The processes of all ranks on simulated nodes: launch, commands, answers, failures, and the end of them all."""
+"""The processes of all ranks on simulated nodes: launch, commands, answers, failures, and shutdown."""
 
 import json
 import os
@@ -41,7 +41,7 @@ class _Rank:
     failure: dict[str, Any] | None = None
 
     def take_lines(self) -> list[dict[str, Any]]:
-        """Read what has come without waiting; sets `ended` at the end of the stream."""
+        """Read available lines without waiting; sets `ended` at the end of the stream."""
         chunk = os.read(self.answers, 1 << 20)
         self.ended = not chunk
         *lines, self.unread = (self.unread + chunk).split(b"\n")
@@ -57,7 +57,7 @@ class _Rank:
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def last_words(self) -> str:
-        """The last lines that it printed, and where the others are."""
+        """The last lines that it printed, and the path of its log."""
         lines = self.log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
         return "\n".join([*(f"  | {line}" for line in lines), f"  (all that it printed: {self.log})"])
 
@@ -135,9 +135,8 @@ class RankWorld:
     ) -> list[dict[str, Any]]:
         """Send `command` to all ranks and return their answers, by rank. Events carry the "rank" they come from.
 
-        Raises RankFailure if a rank ends, reports an error, or no rank says anything for
-        `silence_timeout_s`. The world is then of no
-        further use but to be closed.
+        Raises RankFailure if a rank ends, reports an error, or no rank sends anything for `silence_timeout_s`. The
+        world can then only be closed.
         """
         for rank in self._ranks:
             rank.answer = None

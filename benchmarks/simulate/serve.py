@@ -1,4 +1,4 @@
-"""What runs in a rank: takes commands as JSON lines on stdin, answers on a pipe. See `RankWorld` for the other end."""
+"""The loop of a rank: takes commands as JSON lines on stdin, answers on a pipe. See `RankWorld` for the other end."""
 
 import ctypes
 import json
@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_launcher() -> None:
-    """Let the kernel kill this process when its launcher ends, however it ends. To be called first."""
+    """Let the kernel kill this process when its launcher ends for any reason. Call this first."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     launcher = os.environ.get("ISTHMUS_LAUNCHER_PID")
     if launcher is not None and os.getppid() != int(launcher):

@@ -1,4 +1,4 @@
-"""One call of the soak on one rank: issued on a group of Isthmus, and held against Gloo."""
+"""One call of the soak on one rank: issued on a group of Isthmus, and compared with Gloo."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 import isthmus
 from isthmus.benchmarks.soak.plan import LARGEST_VALUE, Call
@@ -21,7 +23,7 @@ _MULTIPLE_OF_LEVELS = 255
 
 
 class WrongResult(AssertionError):
-    """A result that is not what Gloo, or the conservation of gradients, says."""
+    """A result that contradicts Gloo, or the conservation of gradients."""
 
 
 class Pair:
@@ -33,6 +35,7 @@ class Pair:
         self.ranks: list[int] = dist.get_process_group_ranks(isthmus_group)
         self.backend: Any = isthmus_group._get_backend(torch.device("cpu"))
         self._residuals: dict[str, tuple[Tensor, Tensor]] = {}
+        self._models: dict[str, Any] = {}
 
     @property
     def size(self) -> int:
@@ -44,8 +47,16 @@ class Pair:
         """This rank's place in it."""
         return self.ranks.index(dist.get_rank())
 
+    def model(self, call: Call) -> Any:
+        """FSDP2's only unit of a model whose only parameter has the size and type of the call, on Isthmus."""
+        if call.unit not in self._models:
+            model = nn.Module()
+            model.weight = nn.Parameter(torch.zeros(call.num_elements, dtype=getattr(torch, call.dtype)))
+            self._models[call.unit] = fully_shard(model, mesh=DeviceMesh.from_group(self.isthmus, "cpu"))
+        return self._models[call.unit]
+
     def residual_change(self, unit: str, num_elements: int) -> Tensor:
-        """What the last reduction of the unit left out, over all ranks, on top of what it took in: float64.
+        """The growth of all ranks' residuals in the last reduction of the unit: float64.
 
         Of the whole tensor's sum for residuals of pieces, and of the result itself for residuals of results; both in
         chunks of the ranks that own them.
@@ -76,11 +87,11 @@ class Issued:
     def __init__(self, call: Call, pair: Pair, seed: int) -> None:
         self._call = call
         self._pair = pair
-        self._input = _single_values(call, seed, pair) if call.group == "default" else _whole_numbers(call, seed, pair)
+        self._input = _input(call, seed, pair)
         self._output, self._works = _perform(call, pair, pair.isthmus, self._input.clone(), call.asynchronous)
 
     def finish(self) -> None:
-        """Wait, then compare bit for bit with what has to come out."""
+        """Wait, then compare bit for bit with the expected result."""
         for work in self._works:
             work.wait()
         if self._call.kind == "barrier":
@@ -105,6 +116,20 @@ class Issued:
         return whole if call.kind == "gradient_all_reduce" else whole.chunk(pair.size)[pair.rank]
 
 
+def _input(call: Call, seed: int, pair: Pair) -> Tensor:
+    if call.is_of_weights:
+        return _weights(call, seed)
+    return _single_values(call, seed, pair) if call.group == "default" else _whole_numbers(call, seed, pair)
+
+
+def _weights(call: Call, seed: int) -> Tensor:
+    """Return weights that are now what they were, now a little or far away from that."""
+    distance = (0.0, 0.0, 1e-4, 1e3)[seed % 4]
+    start = torch.randn(call.num_elements, generator=torch.Generator().manual_seed(1))
+    step = torch.randn(call.num_elements, generator=torch.Generator().manual_seed(seed))
+    return (start + distance * step).to(getattr(torch, call.dtype))
+
+
 def _single_values(call: Call, seed: int, pair: Pair) -> Tensor:
     """Return numbers that the default codec sends as they are: single ones in a group, in one rank's gradient.
 
@@ -127,7 +152,7 @@ def _whole_numbers(call: Call, seed: int, pair: Pair) -> Tensor:
 
 
 def _perform(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> tuple[Tensor, list[Any]]:
-    """Issue the call; returns the tensor that will hold its result, and what to wait for."""
+    """Issue the call; returns the tensor that will hold its result, and the Works to wait for."""
     label = isthmus.unit(f"{call.unit}") if call.is_gradient else nullcontext()
     with label:
         output, works = _CALLS[call.kind.removeprefix("gradient_")](call, pair, group, tensor, asynchronous)
@@ -154,6 +179,29 @@ def _reduce(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bo
 def _all_gather(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> Performed:
     own = tensor.chunk(pair.size)[pair.rank].clone()
     return tensor.zero_(), [dist.all_gather_into_tensor(tensor, own, group, asynchronous)]
+
+
+class _Unsharded:
+    """FSDP2's gather of a unit's parameters: the Work."""
+
+    def __init__(self, model: Any, output: Tensor, asynchronous: bool) -> None:
+        self._model, self._output = model, output
+        self._handle = model.unshard(async_op=asynchronous)
+
+    def wait(self) -> None:
+        if self._handle is not None:
+            self._handle.wait()
+        self._output.copy_(self._model.weight.detach())
+        self._model.reshard()
+
+
+def _gather_weights(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> Performed:
+    if group is pair.gloo:
+        return _all_gather(call, pair, group, tensor, asynchronous)
+    model = pair.model(call)
+    with torch.no_grad():
+        model.weight.to_local().copy_(tensor.chunk(pair.size)[pair.rank])
+    return tensor.zero_(), [_Unsharded(model, tensor, asynchronous)]
 
 
 def _all_gather_list(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> Performed:
@@ -188,6 +236,7 @@ _CALLS: dict[str, Callable[[Call, Pair, Any, Tensor, bool], Performed]] = {
     "reduce": _reduce,
     "all_gather": _all_gather,
     "all_gather_list": _all_gather_list,
+    "gather_weights": _gather_weights,
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
     "send_receive": _send_receive,

@@ -1,4 +1,4 @@
-"""What `isthmus bench soak` is asked to do."""
+"""Arguments of `isthmus bench soak`."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What happens in each step of the soak: random, but the same on every rank and in every run with the same seed."""
+"""The calls of each step of the soak: random, but the same on every rank and in every run with the same seed."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ _EXACT_KINDS = (
     "barrier",
 )
 _GRADIENT_KINDS = ("gradient_reduce_scatter", "gradient_all_reduce")
+#: As FSDP2 gathers a unit's parameters.
+_WEIGHTS_KIND = "gather_weights"
 #: Groups by name. Gradients only go through those that span nodes evenly.
 GROUPS = ("default", "tagc", "plain", "rails", "nodes", "all but the last", "all but the first")
 _GRADIENT_GROUPS = ("default", "tagc", "plain", "rails")
 #: The options of those of them that compress. Nothing is set for the default codec; the others keep residuals.
 LOSSY_GROUPS: dict[str, dict[str, str]] = {
     "default": {},
-    "tagc": {"codec": "tagc", "ratio": "4.0", "sparsity": "0.9"},
-    "rails": {"codec": "sparse", "sparsity": "0.9"},
+    "tagc": {"codec": "tagc", "ratio": "4.0", "sparsity": "0.9", "weights": "delta", "replica_interval": "4"},
+    "rails": {"codec": "sparse", "sparsity": "0.9", "weights": "delta"},
 }
 
 
@@ -69,6 +71,17 @@ class Call:
         return self.is_gradient and self.group in LOSSY_GROUPS and self.num_elements >= MIN_ELEMENTS
 
     @property
+    def is_of_weights(self) -> bool:
+        """Whether it gathers a unit's parameters."""
+        return self.kind == _WEIGHTS_KIND
+
+    @property
+    def sends_differences(self) -> bool:
+        """Whether it sends what changed of the parameters alone."""
+        options = LOSSY_GROUPS.get(self.group, {})
+        return self.is_of_weights and options.get("weights") == "delta" and self.num_elements >= MIN_ELEMENTS
+
+    @property
     def keeps_residual(self) -> bool:
         """Whether the codec keeps what it does not send."""
         return self.is_compressed and self.group != "default"
@@ -83,7 +96,9 @@ def calls_of_step(seed: int, step: int, smallest_group: int) -> list[Call]:
     choose = random.Random(f"{seed}/{step}")
     calls: dict[str, Call] = {}
     for _ in range(choose.randint(1, MOST_CALLS)):
-        call = _gradient(choose) if choose.random() < 0.4 else _exact(choose, smallest_group)
+        place = choose.random()
+        make = _gradient if place < 0.4 else _weights if place < 0.55 else None
+        call = make(choose) if make else _exact(choose, smallest_group)
         calls.setdefault(call.unit, call)
     return list(calls.values())
 
@@ -95,6 +110,18 @@ def _gradient(choose: random.Random) -> Call:
         dtype=choose.choice(_FLOATS[:2]),
         num_elements=choose.choice(NUM_ELEMENTS),
         operator=choose.choice(("sum", "avg")),
+        root=0,
+        asynchronous=choose.random() < 0.5,
+    )
+
+
+def _weights(choose: random.Random) -> Call:
+    return Call(
+        kind=_WEIGHTS_KIND,
+        group=choose.choice(_GRADIENT_GROUPS),
+        dtype=choose.choice((*_FLOATS, "float64")),
+        num_elements=choose.choice(NUM_ELEMENTS),
+        operator="sum",
         root=0,
         asynchronous=choose.random() < 0.5,
     )

@@ -31,7 +31,7 @@ _SLOWEST_STEP_S = 30
 
 @dataclass(frozen=True)
 class SoakReport:
-    """What was done, and what it cost; `faults` says what was out of bounds."""
+    """The calls made and the resources used; `faults` names those out of bounds."""
 
     counted: Counter[str]  # calls by kind
     seconds: float
@@ -41,7 +41,7 @@ class SoakReport:
     late_descriptors: list[int]
 
     def faults(self) -> list[str]:
-        """What grew by more than it may, by rank."""
+        """Resources that grew by more than they may, by rank."""
         bounds = {
             "bytes of memory": (self.growth_bytes, MOST_GROWTH_BYTES),
             "threads": (self.late_threads, MOST_LATE_CONNECTIONS),
@@ -102,7 +102,7 @@ def _report(counted: Counter[str], seconds: float, samples: list[list[dict[str, 
 
 
 def print_soak(config: SoakConfig, report: SoakReport, console: Console) -> None:
-    """Print what was done and what it left."""
+    """Print the calls made and the resources used."""
     total = sum(report.counted.values())
     kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(report.counted.items()))
     lines: list[tuple[str, Any]] = [

@@ -57,6 +57,8 @@ class Worker:
             call.finish()
 
     def _kind_for_summary(self, call: Call) -> str:
+        if call.sends_differences:
+            return f"{call.kind}, as differences"
         return f"{call.kind}, compressed" if call.is_compressed else call.kind
 
 

@@ -1,11 +1,11 @@
-"""Predictions against counters: a training benchmark's report beside what placement alone says of its steps.
+"""Predictions against counters: a training benchmark's report beside predictions from placement alone.
 
-Nothing of what the run recorded goes into the prediction but its arguments and the options of its groups.
+Of the run's records only its arguments and the options of its groups go into the prediction.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from isthmus.benchmarks.common.model import ByteGpt
 from isthmus.benchmarks.training.config import TrainingConfig
-from isthmus.benchmarks.training.traffic import INTERFACE_TOLERANCE
+from isthmus.benchmarks.training.traffic import is_near
 from isthmus.plan.modules import units_of
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import Cluster, ElementBytes, Operation, Phase
@@ -46,7 +46,7 @@ class Predicted:
 
 
 def predict(config: TrainingConfig, arm: str, options: Mapping[str, Any] | None) -> Predicted:
-    """What a step of an arm of the training benchmark sends. options: of its groups; None: on plain Gloo."""
+    """The predicted step of an arm of the training benchmark. options: of its groups; None: on plain Gloo."""
     cluster = Cluster(config.nodes, config.ranks_per_node)
     setting = Setting(
         model=_model_of(config),
@@ -54,7 +54,7 @@ def predict(config: TrainingConfig, arm: str, options: Mapping[str, Any] | None)
         world=gloo_formula(config.ranks_per_node),
         element_bytes=ElementBytes.of(config.dtype, config.dtype),
     )
-    wire = WireOptions() if options is None else WireOptions.of(options)
+    wire = WireOptions() if options is None else replace(WireOptions.of(options), weight_bits=0)
     (strategy,) = strategies_named([arm], wire)
     plan = StepPlan(setting, strategy)
     formula = strategy.formula(setting.world)
@@ -83,7 +83,7 @@ def _signature(operation: Operation, cluster: Cluster) -> Signature:
 
 @dataclass(frozen=True)
 class ArmCheck:
-    """An arm's prediction beside what its audited steps counted. Each of them must agree.
+    """An arm's prediction beside the counters of its audited steps. Each step must agree.
 
     collectives: whether they are the same ones; None: the report does not hold them. payload: that of the transports,
     in all, which must be equal to the byte in each phase; None for plain arms. link_bytes: a mean over audited
@@ -107,8 +107,7 @@ class ArmCheck:
     @property
     def link_is_near(self) -> bool:
         """Whether the links sent what was predicted, and not more on top of it than protocols do."""
-        share = self.link_over_predicted
-        return share is None or abs(share) <= INTERFACE_TOLERANCE
+        return self.link_over_predicted is None or is_near(self.link_bytes or 0, self.predicted.num_bytes)
 
     @property
     def holds(self) -> bool:
@@ -143,17 +142,33 @@ def _check_arm(
     audited = [step for step in steps if step["kind"] == "audited"]
     if not audited:
         raise ValueError(f"arm '{arm}' has no audited step")
-    payloads = [step["payload_bytes"] for step in audited if "payload_bytes" in step]
+    payloads = [_without_weight_packets(step) for step in audited if "payload_bytes" in step]
     listed = [step["collectives"] for step in audited if "collectives" in step]
-    links = [step["audited_link_bytes"] for step in audited if "audited_link_bytes" in step]
+    links = [
+        _sum(step["audited_link_bytes"]) - _weight_packets(step) for step in audited if "audited_link_bytes" in step
+    ]
     return ArmCheck(
         arm=arm,
         predicted=predicted,
         collectives_equal=all(_signatures(calls) == predicted.collectives for calls in listed) if listed else None,
         payload_bytes=sum(payloads[0].values()) if payloads else None,
         payload_equal=all(payload == predicted.counted_by_phase for payload in payloads) if payloads else None,
-        link_bytes=sum(sum(link.values()) for link in links) / len(links) if links else None,
+        link_bytes=sum(links) / len(links) if links else None,
     )
+
+
+def _weight_packets(step: Mapping[str, Any]) -> int:
+    """What the run itself says of the packets of weights, whose sizes nothing predicts."""
+    return int(step.get("weights", {}).get("packet_bytes", 0))
+
+
+def _without_weight_packets(step: Mapping[str, Any]) -> dict[str, int]:
+    payload: dict[str, int] = step["payload_bytes"]
+    return payload | {_WEIGHTS: payload[_WEIGHTS] - _weight_packets(step)}
+
+
+def _sum(by_phase: Mapping[str, float]) -> float:
+    return sum(by_phase.values())
 
 
 def _signatures(calls: list[dict[str, Any]]) -> Counter[Signature]:

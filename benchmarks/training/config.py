@@ -1,4 +1,4 @@
-"""What a training benchmark is asked to do: arguments with their ranges, passed to the ranks as they are."""
+"""Arguments of a training benchmark with their ranges, passed to the ranks as they are."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -10,7 +10,10 @@ from isthmus.plan.ranges import check_names
 from isthmus.plan.strategies import ARMS
 
 #: What is compared unless something else is asked for.
-DEFAULT_ARMS = ("fsdp", "hsdp", "none", "flat-tagc", "tagc", "quant", "hsdp-none", "hsdp-quant")
+DEFAULT_ARMS = (
+    *("fsdp", "fsdp-node", "hsdp", "none", "flat-tagc", "tagc"),
+    *("quant", "quant-node", "full", "hsdp-none", "hsdp-quant"),
+)
 
 _RANGES = {
     "nodes": (2, MAX_NODES),
@@ -34,8 +37,8 @@ class TrainingConfig:
     links: tuple[str, ...] = option(
         ("200mbit", "50mbit"), "Rate of every node's link; repeatable.", name="link", is_repeatable=True
     )
-    steps: int = option(100, "Steps of each arm without a limit on the link, for the loss.")
-    timed_steps: int = option(8, "Timed steps of each arm at each link rate.")
+    steps: int = option(30, "Steps of each arm without a limit on the link, for the loss.")
+    timed_steps: int = option(6, "Timed steps of each arm at each link rate.")
     audited_steps: int = option(2, "Steps of each arm that count each collective's bytes.")
     dtype: str = option("bf16", "Parameters and reduction: bf16, fp32 or fp16.")
     width: int = option(ModelShape.width, "Width of the model, a multiple of 64.")

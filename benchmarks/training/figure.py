@@ -17,15 +17,19 @@ from isthmus.plan.strategies import ARMS
 # A colour for each way to communicate; the layout is told by the line.
 COLOURS = {
     "fsdp": "#7f7f7f",
+    "fsdp-node": "#a8a8a8",
     "hsdp": "#1f1f1f",
     "none": "#4c9be8",
     "hsdp-none": "#1b5fa8",
     "flat-tagc": "#e8a33d",
     "tagc": "#d1495b",
+    "tagc-node": "#e07a8b",
     "hsdp-tagc": "#7a1f2e",
     "sparse": "#8a63d2",
     "quant": "#2a9d5c",
     "hsdp-quant": "#14532d",
+    "quant-node": "#5cb88a",
+    "full": "#0b7a75",
     "quant2": "#86c5a0",
     "hsdp-quant2": "#4f8f6b",
 }

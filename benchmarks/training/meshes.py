@@ -14,7 +14,7 @@ from isthmus.benchmarks.training.config import TrainingConfig
 
 @dataclass(frozen=True)
 class ArmGroups:
-    """What an arm trains over."""
+    """The groups of an arm."""
 
     mesh: DeviceMesh
     #: The groups of the mesh, if their backend is Isthmus.

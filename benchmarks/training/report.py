@@ -1,4 +1,4 @@
-"""Sums the records of a training benchmark up: report.json, a table, and the sentence that it comes down to."""
+"""Sums up the records of a training benchmark: report.json, a table, and a headline."""
 
 from collections.abc import Callable
 from statistics import fmean, median
@@ -12,7 +12,7 @@ from isthmus.benchmarks.common.report import report_head
 from isthmus.benchmarks.simulate import parse_link_rate
 from isthmus.benchmarks.training.run import TrainingRecords
 from isthmus.benchmarks.training.schedule import UNSHAPED
-from isthmus.benchmarks.training.traffic import INTERFACE_TOLERANCE
+from isthmus.benchmarks.training.traffic import is_near
 from isthmus.plan.strategies import ARMS, Strategy
 
 SMOOTHED_STEPS = 5
@@ -68,7 +68,7 @@ def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) ->
     arm["link_bytes_source"] = "interface" if "audited_link_bytes" in audited[0] else "formula"
     if arm["link_bytes_source"] == "interface":
         parts = _mean_by_phase(audited, "audited_link_bytes")
-        arm["interface_over_formula"] = arm["link_bytes_per_step"] / sum(formula.values())
+        arm["interface_over_formula"] = sum(parts.values()) / sum(formula.values())  # of the same steps
     else:
         parts = formula
         arm["link_bytes_per_step"] = sum(formula.values())
@@ -240,7 +240,8 @@ def _against_formula(arm: dict[str, Any]) -> str:
     if ratio is None:
         return "not counted"
     text = f"{ratio - 1:+.1%}"
-    return text if abs(ratio - 1) <= INTERFACE_TOLERANCE else f"[red]{text} (!)[/red]"
+    link_bytes = sum(arm[f"{phase}_link_bytes_per_step"] for phase in COMMUNICATION_PHASES)
+    return text if is_near(link_bytes, link_bytes / ratio) else f"[red]{text} (!)[/red]"
 
 
 def _payload_verdict(arm: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ _SETUP_TIMEOUT_S = 180
 
 @dataclass
 class TrainingRecords:
-    """What was measured, before it is summed up. steps: by arm, one plain record a step, in order."""
+    """Raw measurements. steps: by arm, one plain record a step, in order."""
 
     config: TrainingConfig
     network: str
@@ -80,7 +80,7 @@ class _Run:
         self.steps: dict[str, list[dict[str, Any]]] = {arm: [] for arm in config.arms}
 
     def setup(self) -> dict[str, Any]:
-        """Build all arms; returns what rank 0 says about the model."""
+        """Build all arms; returns rank 0's facts about the model."""
         command = {
             "do": "setup",
             "config": self._config.as_json(),
@@ -150,11 +150,14 @@ def merge_ranks(records: tuple[dict[str, Any], ...], formula: Formula) -> dict[s
         merged["isthmus_s"] = _over_ranks(records, "seconds", fmean)
         merged["codec"] = _over_ranks(records, "codec", sum)
         merged["calls"] = records[0]["isthmus"]["calls"]
+        merged["weights"] = _over_ranks(records, "weights", sum)
     collectives = [record["collectives"] for record in records]
     if collectives[0] is not None:
         merged["collectives"] = audited_collectives(collectives)
         merged["formula_bytes"] = formula_bytes(collectives, formula)
         merged["counted_formula_bytes"] = formula_bytes(collectives, formula, counted_only=True)
+        for name in ("formula_bytes", "counted_formula_bytes"):  # no formula knows how far weights moved
+            merged[name]["all_gather"] += merged.get("weights", {}).get("packet_bytes", 0)
         if counted:
             merged["audited_link_bytes"] = audited_link_bytes(collectives)
     return merged
@@ -179,7 +182,7 @@ def _progress(console: Console) -> Progress:
 
 
 def _show_step(progress: Progress, task: TaskID, link: str) -> Callable[[dict[str, Any]], None]:
-    """A listener that shows what rank 0 says, the rank that also counts node 0's link."""
+    """A listener that shows rank 0's events; rank 0 also counts node 0's link."""
 
     def show(event: dict[str, Any]) -> None:
         if event["rank"] != 0:

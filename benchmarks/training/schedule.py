@@ -1,4 +1,4 @@
-"""In which order the arms are stepped: alternating, so that a drift of the machine hits all alike."""
+"""The order in which arms are stepped: alternating, so that a drift of the machine affects all alike."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,14 +1,17 @@
-"""What recorded collectives put on the links between nodes: as counted, and as the formulas of `plan.volumes` say."""
+"""Bytes of recorded collectives on the links between nodes: as counted, and by the formulas of `plan.volumes`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES, PHASE_OF
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.volumes import Collective, Formula, IsthmusFormula, Kind, gloo_formula, sent_bytes
 
-#: An interface counts headers, acknowledgements and control traffic on top of the payload: up to this share.
-INTERFACE_TOLERANCE = 0.05
+#: An interface counts headers, acknowledgements and control traffic on top of the payload: up to this share, and in a
+#: step so many bytes of messages that are hardly longer than their headers, as gathers of unchanged weights send.
+_MOST_SHARE = 0.05
+_SMALL_MESSAGES_BYTES = 8192
 #: How FSDP2 calls torch.distributed, and which collective that is.
 _KIND_OF = {
     "all_gather_into_tensor": Kind.ALL_GATHER,
@@ -17,14 +20,22 @@ _KIND_OF = {
 }
 
 
+def is_near(link_bytes: float, predicted_bytes: float) -> bool:
+    """Whether links sent in a step what was predicted, and not more on top of it than protocols do."""
+    return abs(link_bytes - predicted_bytes) <= _MOST_SHARE * predicted_bytes + _SMALL_MESSAGES_BYTES
+
+
 def formula_of_arm(options: dict[str, Any] | None, ranks_per_node: int) -> Formula:
-    """The formula of an arm with these options of Isthmus, or (None) of one on plain Gloo."""
+    """The formula of an arm with these options of Isthmus, or (None) of one on plain Gloo.
+
+    Packets of weights are left out: only the run knows their sizes.
+    """
     gloo = gloo_formula(ranks_per_node)
-    return gloo if options is None else IsthmusFormula(WireOptions.of(options), gloo)
+    return gloo if options is None else IsthmusFormula(replace(WireOptions.of(options), weight_bits=0), gloo)
 
 
 def collective_of(recorded: dict[str, Any]) -> Collective:
-    """What a recorded collective (`recorder.Collective.as_json`) is."""
+    """The collective of a record (`recorder.Collective.as_json`)."""
     kind = _KIND_OF[recorded["name"]]
     return Collective(kind, tuple(recorded["ranks"]), recorded["num_elements"], recorded["element_bytes"])
 
@@ -51,7 +62,7 @@ def audited_link_bytes(collectives_by_rank: Sequence[Sequence[dict[str, Any]]]) 
 
 
 def audited_collectives(collectives_by_rank: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The collectives of an audited step in order: what each is, and what all nodes' links sent (None: not counted).
+    """The collectives of an audited step in order, with the bytes of all nodes' links (None: not counted).
 
     All ranks issue the same ones, in groups of equal size: those within nodes, or along rails, at the same time.
     """

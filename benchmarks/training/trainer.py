@@ -29,7 +29,9 @@ def lr_share(step: int, num_steps: int) -> float:
 class Trainer:
     """Trains a GPT under FSDP2 over `mesh`. Weights and batches depend on the config alone, so arms can be compared."""
 
-    def __init__(self, mesh: DeviceMesh, config: TrainingConfig, text: Text, num_steps: int) -> None:
+    def __init__(
+        self, mesh: DeviceMesh, config: TrainingConfig, text: Text, num_steps: int, kept_on_node: bool = False
+    ) -> None:
         self._config = config
         self._text = text
         self._num_steps = num_steps
@@ -38,7 +40,7 @@ class Trainer:
         self._loss_scale = _FP16_LOSS_SCALE if config.dtype == "fp16" else 1.0
         torch.manual_seed(config.seed)
         self._model = ByteGpt(config.shape)
-        shard(self._model, mesh, config.dtype)
+        shard(self._model, mesh, config.dtype, config.ranks_per_node if kept_on_node else 0)
         self._optimizer = make_adamw(self._model.parameters(), config.lr)
 
     @property

@@ -50,7 +50,8 @@ class Worker:
         text = Text(files, config.context, config.seed)
         for name in config.arms:
             self._groups[name] = make_groups(ARMS[name].options, config, ARMS[name].hybrid_sharded)
-            self._trainers[name] = Trainer(self._groups[name].mesh, config, text, command["num_steps"])
+            mesh = self._groups[name].mesh
+            self._trainers[name] = Trainer(mesh, config, text, command["num_steps"], ARMS[name].keeps_on_node)
         train_bytes, held_out_bytes = text.num_bytes
         return {
             "options": {name: groups.options for name, groups in self._groups.items() if groups.options},

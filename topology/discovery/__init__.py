@@ -1,1 +1,1 @@
-"""Finds out about the machine that is running: sysfs, hwloc, NVML; times its links, and keeps the results."""
+"""Describes the running machine by sysfs, hwloc and NVML; times its links, and keeps the results."""

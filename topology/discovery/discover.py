@@ -1,11 +1,11 @@
-"""The machine that this process runs on, from everything that can be asked at run time.
+"""The machine that this process runs on, from all sources that exist at run time.
 
-Each source says what it knows best:
+Each source gives what it knows best:
 
-- sysfs: processors, NUMA nodes, the PCIe tree with the speed that each link is capable of, NICs. It is always there.
-- NVML: which GPUs there are and what they are called, their NVLinks and their multi-node fabric.
-- hwloc: what the two others left open (NUMA nodes of devices, names of GPUs and NVLinks without NVML). It reports the
-  speed that a PCIe link has at the moment, and an idle GPU slows its link down: so it never overrides sysfs.
+- sysfs: processors, NUMA nodes, the PCIe tree with the best speed of each link, NICs. Always present.
+- NVML: the GPUs, their names, their NVLinks and their multi-node fabric.
+- hwloc: what the two others lack (NUMA nodes of devices, names of GPUs and NVLinks without NVML). It reports the
+  present speed of a PCIe link, and an idle GPU slows its link down: so it never overrides sysfs.
 
 A source that is missing is normal, and named in `Machine.notes`.
 """
@@ -33,7 +33,7 @@ def discover(
     ask_nvml: Callable[[], NvmlFacts] = read_nvml,
     ask_hwloc: Callable[[], HwlocFacts] = read_hwloc,
 ) -> Machine:
-    """Describe this machine. The parameters stand in for it in tests.
+    """Describe this machine. The parameters replace it in tests.
 
     Raises TopologyError for more devices than a machine may have; whatever else is missing is None or noted.
     """

@@ -1,4 +1,4 @@
-"""What hwloc says of this machine: its XML, from the library loaded at run time.
+"""hwloc's description of this machine: its XML, from the library loaded at run time.
 
 Nothing links against hwloc: a machine without it is normal. Its XML goes through the same parser as a recorded file's.
 """

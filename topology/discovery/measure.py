@@ -1,8 +1,7 @@
 """Times the links of both tiers over a real process group: `isthmus topo --measure`.
 
 All ranks of a tier send to the next of them at once, in a ring, so that every link is busy in both directions as it is
-in a reduction. Nodes are timed side by side, and so are rails: what the ranks of a node share,
-they share in the measurement, too.
+in a reduction. Nodes are timed side by side, and so are rails: ranks share links as they do in training.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ class _Ring:
 
 @dataclass(frozen=True)
 class _Stage:
-    """What keeps the ranks of a group in step while they time something."""
+    """Keeps the ranks of a group in step while they measure."""
 
     group: dist.ProcessGroup
     budget_s: float

@@ -50,7 +50,7 @@ def _joined(environment: Mapping[str, str]) -> Iterator[int]:
 
 
 def _rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what torch needs in the environment and the launcher did not put there."""
+    """Return the variables that torch needs and the launcher did not set."""
     claim = launched_as(environment)
     if claim is None and not {"RANK", "WORLD_SIZE"} <= environment.keys():
         raise ValueError(f"--measure: no launcher started this process: {_HOW}")

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver reports of its GPUs: their names, NVLinks and multi-node fabric, through NVML.
+"""GPUs as NVIDIA's driver reports them through NVML: names, NVLinks and multi-node fabric.
 
 NVML is loaded when `read_nvml` is called, and only then. A machine without the library, the driver or a GPU is normal:
 `NvmlFacts.missing` says which it is. An attribute that a driver does not know is None.
@@ -100,7 +100,7 @@ def _read_gpu(nvml: Any, index: int, handle: Any) -> NvmlGpu:
 
 
 def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
-    """Return None where this GPU, driver or version of pynvml does not have what is asked for."""
+    """Return the answer; None if this GPU, driver or version of pynvml has none."""
     try:
         return getattr(nvml, function)(*arguments)
     except (nvml.NVMLError, AttributeError):

@@ -1,4 +1,4 @@
-"""What Linux reports of processors, PCIe devices and network adapters, under /sys and /proc.
+"""Processors, PCIe devices and network adapters as Linux reports them under /sys and /proc.
 
 Reads plain facts, one dataclass a kind; `discover` makes a machine of them. Any attribute may be missing, unreadable
 (an interface that is down refuses `speed`) or nonsense: it is None then. The roots are parameters, so that tests run
@@ -165,7 +165,7 @@ def read_facts(roots: Roots | None = None) -> Facts:
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """Return {0, 1, 2, 8} for "0-2,8". What is no list counts for nothing, nor do absurd numbers."""
+    """Return {0, 1, 2, 8} for "0-2,8". Malformed parts and absurd numbers are ignored."""
     found: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part)
@@ -272,7 +272,7 @@ def _pci_devices(folder: Path) -> Iterator[PciDevice]:
 
 
 def _link_speed(device: Path, port_above: Path | None) -> float | None:
-    """Return what both ends of the link can do; where one of them says nothing, what the other can do."""
+    """Return the speed that both ends of the link support; if one end's is unknown, the other's."""
     ends = [device] if port_above is None else [device, port_above]
     gt_s = [value for end in ends if (value := _transfers(end)) is not None]
     lanes = [value for end in ends if (value := _lanes(end)) is not None]

@@ -1,8 +1,8 @@
-"""Which ports of network adapters this machine has, out of everything that Linux calls an interface.
+"""The ports of this machine's network adapters, out of all of Linux's interfaces.
 
 A port may be seen twice, as a verbs device (mlx5_0) and as an interface (ens1np0): it is one NIC under the verbs
-device's name. What is no way to another node by itself is left out: interfaces that the kernel makes (lo, docker0,
-veth, bonds, VLANs), ports that are down, USB, representors, and virtual functions beside their physical function.
+device's name. Interfaces that do not lead to another node by themselves are left out: those that the kernel makes (lo,
+docker0, veth, bonds, VLANs), ports that are down, USB, representors, and virtual functions beside their physical one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RDMA = (NicKind.INFINIBAND, NicKind.ROCE, NicKind.EFA)
 
 
 def find_nics(facts: Facts) -> tuple[list[DraftNic], list[str]]:
-    """Return NICs, numbered as people count them (verbs devices first, by name), and notes on those left out."""
+    """Return NICs, verbs devices first, each kind by name in natural order, and notes on those left out."""
     device_at = {device.bus_id: device for device in facts.pci}
     left_out: list[str] = []
     nics = list(_verbs_nics(facts, device_at, left_out))

@@ -49,7 +49,7 @@ def parse_hwloc_xml(root: etree._Element, name: str) -> Machine:
 
 
 class _Reader:
-    """Goes through the objects once; what it finds is numbered and linked at the end."""
+    """Reads the objects once; numbers and links devices at the end."""
 
     def __init__(self, root: etree._Element) -> None:
         self._root = root

@@ -41,7 +41,7 @@ def parse_nccl_xml(root: etree._Element, name: str) -> Machine:
 
 
 class _Reader:
-    """Goes through the document once; what it finds is numbered and linked at the end."""
+    """Reads the document once; numbers and links devices at the end."""
 
     def __init__(self, root: etree._Element) -> None:
         self._notes = Notes()
@@ -93,7 +93,7 @@ class _Reader:
         return joined
 
     def _name_strangers(self, gpus: list[DraftGpu]) -> None:
-        """What NVLinks lead to and the file does not describe: GPUs that the job did not see; else switches."""
+        """Name the ends of NVLinks that the file does not describe: GPUs that the job did not see; else switches."""
         described = {gpu.bus_id for gpu in gpus} | self._switches
         for gpu in gpus:
             strangers = set(gpu.nvlinks_to) - described

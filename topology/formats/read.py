@@ -18,7 +18,7 @@ FORMATS = "hwloc XML, NCCL topology XML, `nvidia-smi topo -m` text, or the JSON 
 
 
 def read_machine(path: str | os.PathLike[str], most_bytes: int = MOST_FILE_BYTES) -> Machine:
-    """The machine that a file describes; the format is told from what is in it.
+    """The machine that a file describes; the contents tell the format.
 
     TopologyError: the file cannot be read, or is not one of a machine. It names the file, and the line where it can.
     """

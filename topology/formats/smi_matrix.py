@@ -1,4 +1,4 @@
-"""Reads the matrix that `nvidia-smi topo -m` prints, as people paste it."""
+"""Reads the matrix that `nvidia-smi topo -m` prints, also from pasted text."""
 
 from __future__ import annotations
 

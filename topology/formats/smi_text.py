@@ -1,7 +1,7 @@
-"""Finds the matrix that `nvidia-smi topo -m` prints in what people paste.
+"""Finds the matrix that `nvidia-smi topo -m` prints in pasted text.
 
-That is: with tabs or spaces, with columns run together, with escape codes of a terminal, behind the marks of a comment
-or a quotation, with a prompt before and a legend after it, with or without the columns of CPU and NUMA affinity.
+The text may have tabs or spaces, merged columns, escape codes of a terminal, marks of a comment or a quotation, a
+prompt before and a legend after the matrix, and may lack the columns of CPU and NUMA affinity.
 """
 
 from __future__ import annotations

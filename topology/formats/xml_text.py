@@ -1,4 +1,4 @@
-"""XML from people: read without entities, network or surprises, and with the line of whatever is wrong."""
+"""Untrusted XML: read without entities or network access, and with the line of each error."""
 
 from __future__ import annotations
 

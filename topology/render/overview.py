@@ -1,4 +1,4 @@
-"""What `isthmus topo` shows: a machine, its rails, and the nodes made of such machines where they are known."""
+"""The contents of `isthmus topo`: a machine, its rails, and the nodes made of such machines where they are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where devices stand in the picture of a node: columns for what hangs together, GPUs above their NICs."""
+"""Places of devices in the picture of a node: columns for devices of one switch, GPUs above their NICs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from isthmus.topology.rails import Rails, find_rails
 
 @dataclass(frozen=True)
 class Bar:
-    """What devices are plugged into: the switches below one port of a host bridge, or the bridge itself.
+    """The bar that devices are plugged into: the switches below one port of a host bridge, or the bridge itself.
 
     Columns count from 0. speed_gbit_s: towards the host bridge.
     """

@@ -1,4 +1,4 @@
-"""Draws one node: its GPUs, what they are plugged into, its NICs, and the way of each rank to its NIC."""
+"""Draws one node: its GPUs, their switches, its NICs, and the path of each rank to its NIC."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BAR_HEIGHT = 18.0
 
 @dataclass(frozen=True)
 class Scene:
-    """What every node of a picture has in common. left: its edge. colour_of: of the NICs that carry rails."""
+    """The common properties of a picture's nodes. left: its edge. colour_of: of the NICs that carry rails."""
 
     machine: Machine
     rails: Rails
@@ -89,7 +89,7 @@ class NodeDrawing:
         self._bar_down = self._gpu_bottom + (_BAND - _BAR_HEIGHT) / 2 + 6
 
     def _y(self, down: float) -> float:
-        """Where something stands that is so far below the outer edge: the edge away from the other node."""
+        """The height of something so far below the outer edge: the edge away from the other node."""
         return self._top + (self._height - down if self._flipped else down)
 
     def _box_y(self, down: float, height: float) -> float:

@@ -1,4 +1,4 @@
-"""A machine as text: what it has, its PCIe tree, how far its devices are apart, its rails and its nodes."""
+"""A machine as text: its devices, its PCIe tree, their distances, its rails and its nodes."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def gbit_s(speed: float | None) -> str:
 
 
 def describe_gpu(gpu: Gpu) -> str:
-    """Return what is known of a GPU in one line."""
+    """Return a GPU's properties in one line."""
     fabric = f"NVLink domain {gpu.fabric.cluster}, clique {gpu.fabric.clique}" if gpu.fabric else ""
     to_cpu = f"{gbit_s(gpu.cpu_link_speed_gbit_s)} to its processor" if gpu.cpu_link_speed_gbit_s else ""
     return "  ".join(part for part in (gpu.id, gpu.model, gpu.bus_id, to_cpu, fabric) if part)
 
 
 def describe_nic(nic: Nic) -> str:
-    """Return what is known of a NIC in one line."""
+    """Return a NIC's properties in one line."""
     parts = (nic.id, nic.name, NIC_KINDS[nic.kind], gbit_s(nic.speed_gbit_s) or "speed unknown", nic.bus_id)
     return "  ".join(part for part in parts if part)
 

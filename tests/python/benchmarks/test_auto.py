@@ -22,7 +22,7 @@ def test_every_arm_has_options_that_isthmus_takes():
     assert {rival for rivals in RIVALS.values() for rival in rivals} <= set(AUTO_ARMS)
 
 
-def test_auto_is_compared_with_what_keeps_to_its_budget():
+def test_auto_is_compared_with_arms_within_its_budget():
     seconds = {"fsdp": [3.0, 1.0, 2.0], "quant4": [1.5], "quant1": [1.0], "auto": [1.8], "auto-any": [1.2]}
     arms = figures(seconds, {"auto": ["x: quant 4 bit"], "auto-any": []})["arms"]
     assert arms["fsdp"]["median_step_s"] == 2.0

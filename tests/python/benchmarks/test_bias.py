@@ -10,7 +10,7 @@ LOST = {4: 0.0115, 3: 0.0374, 2: 0.1188, 1: 0.363}
 
 
 @pytest.mark.processes
-def test_what_the_least_error_loses_is_missing_and_unbiased_scales_have_it_all(tmp_path):
+def test_least_error_scales_shrink_and_unbiased_ones_do_not(tmp_path):
     rows = {(row.collective, row.scale, row.bits): row for row in measure_biases(BiasConfig(32_768, 2), tmp_path)}
     for bits, lost in LOST.items():
         scattered = rows["reduce-scatter", "least_error", bits]

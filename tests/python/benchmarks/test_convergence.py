@@ -58,7 +58,7 @@ def test_batches_depend_on_the_seed_and_are_shared_out_among_ranks(files):
     assert sorted(map(tuple, torch.cat(parts).tolist())) == sorted(map(tuple, held_out.tolist()))
 
 
-def test_the_text_is_told_apart(files):
+def test_texts_have_different_digests(files):
     before = text_digest(files)
     files[0].write_bytes(files[0].read_bytes() + b"!")
     assert text_digest(files) != before
@@ -94,7 +94,7 @@ def is_alive(process):
 
 
 @pytest.mark.processes
-def test_it_goes_on_where_it_was_interrupted(files, tmp_path):
+def test_an_interrupted_run_resumes(files, tmp_path):
     words = (
         "convergence",
         "--finalists",
@@ -164,7 +164,7 @@ def test_bad_arguments_are_named(changes, message):
 
 
 @pytest.mark.processes
-def test_bad_arguments_are_told_before_anything_runs(tmp_path):
+def test_bad_arguments_are_reported_before_anything_runs(tmp_path):
     code, _, err = run("convergence", "--nodes", "two", "--output", tmp_path)
     assert code == 2
     assert "'two': expected a whole number" in err

@@ -55,7 +55,7 @@ def test_schedule():
 # Arms.
 
 
-def test_every_arm_says_all_that_its_codec_reads():
+def test_every_arm_sets_all_options_of_its_codec():
     for arm in ARMS.values():
         options = arm.options_for(100)
         made = isthmus.Options(**options)
@@ -109,13 +109,13 @@ def test_a_run_survives_the_file(tmp_path):
         replace(tiny_run(), options=(*tiny_run().options, ("bits", 2))),
     ],
 )
-def test_another_run_is_told_apart(tmp_path, other):
+def test_other_runs_have_other_keys(tmp_path, other):
     with ResultsFile(tmp_path / "results.jsonl") as results:
         results.append(tiny_run(), fake_result())
         assert results.result(other) is None
 
 
-def test_a_line_that_was_cut_off_does_not_count(tmp_path):
+def test_a_line_that_was_cut_off_is_ignored(tmp_path):
     path = tmp_path / "results.jsonl"
     with ResultsFile(path) as results:
         results.append(tiny_run(seed=1), fake_result())
@@ -233,7 +233,7 @@ def test_a_gap_that_still_grows_has_not_settled():
     assert not comparison.arms["tagc-2x"][0.01].has_settled
 
 
-def test_what_has_no_pair_is_left_out():
+def test_runs_without_a_pair_are_left_out():
     results = some_results()
     results._add({"run": tiny_run("tagc-4x", seed=3).as_json(), "result": fake_result()})
     stale = replace(tiny_run("tagc-2x"), options=(("codec", "tagc"),))
@@ -251,7 +251,7 @@ def test_a_seed_that_diverged_leaves_no_gap():
     assert (summary.gap, summary.num_diverged) == (None, 1)
 
 
-def test_the_report_keeps_what_stands_around_it(tmp_path):
+def test_the_report_keeps_the_text_around_it(tmp_path):
     results = some_results()
     real = [tiny_run(arm, stage="real") for arm in (BASELINE, "tagc-2x")]
     for each in real:

@@ -100,7 +100,7 @@ def test_printed_tables_are_taken_by_their_number() -> None:
     assert [figures.printed_table(i)(printed) for i in (0, 1)] == ["| a |\n|---|\n| 1 |", "| b |\n|---|"]
 
 
-def test_what_moved_is_named() -> None:
+def test_figures_that_moved_are_named() -> None:
     before = figures.table(["", "a", "b"], [["x", ".99", "4.0"], ["y", "1.00", "2.0"]])
     after = figures.table(["", "a", "b"], [["x", ".72", "4.0"], ["y", "1.05", "1.9"]])
     assert list(figures.moved(before, after)) == ["    was | x | .99 | 4.0 |\n    is  | x | .72 | 4.0 |"]

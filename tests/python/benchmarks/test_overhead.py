@@ -105,7 +105,7 @@ def test_what_is_added_is_taken_call_by_call():
     assert row(1.0, 2.0)["added"]["process_cpu_us"]["median"] == 6
 
 
-def test_pooled_calls_count_alike_however_many_there_were():
+def test_kinds_of_calls_are_pooled_with_equal_weight():
     rows = [row(1.0, 1.0, 1.0, 1.0, 1.0, 1.0), row(7.0, 7.0), row(30.0, 30.0)]
     assert pooled(rows)["full_us"] == {"median": 7.0, "worst": 30.0}
 

@@ -44,7 +44,7 @@ def step(number, kind, link, link_bytes):
         "link_sent_bytes": link_bytes,
         "formula_bytes": formula,
         "counted_formula_bytes": formula,
-        "audited_link_bytes": formula,
+        "audited_link_bytes": {"all_gather": 660_000, "reduce_scatter": 400_000},
         "payload_bytes": formula,
         "isthmus_s": {"encode_s": 0.1},
     }
@@ -86,11 +86,11 @@ def test_figures_are_of_one_node(runs, tmp_path):
     assert figures["median_step_s"] == 3.0
     assert figures["communication_s"] == 2.0
     assert figures["payload_equals_formula"] is True
-    assert figures["interface_over_formula"] == pytest.approx(2.0)
+    assert figures["interface_over_formula"] == pytest.approx(1.06)
     assert report["layouts"]["2x1"]["tagc"]["node_mb_per_step"] == pytest.approx(1.0)
 
 
-def test_what_was_measured_is_not_measured_again(runs, tmp_path):
+def test_measured_layouts_are_not_measured_again(runs, tmp_path):
     config = ScalingConfig(TRAINING, (Layout(2, 1), Layout(3, 1)))
     first = run_scaling(config, tmp_path, Console(quiet=True))
     assert run_scaling(config, tmp_path, Console(quiet=True))["layouts"] == first["layouts"]

@@ -132,7 +132,7 @@ def test_killing_the_launcher_leaves_nothing(rights):
 
 
 @pytest.mark.processes
-def test_without_rights_or_tools_nodes_share_the_loopback_and_it_says_why(monkeypatch):
+def test_without_rights_or_tools_nodes_share_the_loopback_with_a_reason(monkeypatch):
     assert isinstance(open_network(2, rights=()), LoopbackNetwork)
     monkeypatch.setenv("PATH", "/nonexistent")
     network = open_network(2)

@@ -46,7 +46,14 @@ def test_steps_cover_all_groups_kinds_and_sizes():
         for kind in ("gradient_reduce_scatter", "gradient_all_reduce")
         for asynchronous in (True, False)
     }
-    assert len({call.kind for call in calls}) == 11
+    assert len({call.kind for call in calls}) == 12
+    weights = [call for call in calls if call.sends_differences]
+    assert {(call.group, call.dtype, call.asynchronous) for call in weights} == {
+        (group, dtype, asynchronous)
+        for group in ("tagc", "rails")
+        for dtype in ("float32", "bfloat16", "float16", "float64")
+        for asynchronous in (True, False)
+    }
 
 
 def test_sizes_fit_all_groups():
@@ -67,7 +74,8 @@ def damage_results(rank: int, world_size: int) -> None:
 def damage_results_of(group: str, pair: Pair) -> None:
     import isthmus
 
-    for kind in ("all_reduce", "all_gather", "reduce_scatter", "gradient_reduce_scatter", "gradient_all_reduce"):
+    gradients = ("gradient_reduce_scatter", "gradient_all_reduce")
+    for kind in ("all_reduce", "all_gather", "gather_weights", "reduce_scatter", *gradients):
         call = Call(kind, group, "float32", NUM_ELEMENTS[1], "sum", 0, asynchronous=True)
         for seed in range(3):  # the residuals of the last are not those of the first
             Issued(call, pair, seed).finish()
@@ -78,7 +86,10 @@ def damage_results_of(group: str, pair: Pair) -> None:
         issued._output[17] += 1
         with pytest.raises(WrongResult, match=f"{kind} .* in group '{group}', asynchronous: 1 of "):
             issued.finish()
-    assert isthmus.stats(pair.isthmus)["compressed_calls"] == 8
+    statistics = isthmus.stats(pair.isthmus)
+    assert statistics["compressed_calls"] == 8
+    assert statistics["weights"]["gathers"] == (0 if group == "default" else 4)
+    assert statistics["weights"]["whole"] == ({} if group == "default" else {"the first gather": 1})
 
 
 @pytest.mark.processes
