@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -12,7 +13,8 @@
 namespace isthmus {
 namespace {
 
-// Tag of the message by which a rank says that it gives up. Data have higher tags.
+// Tag of the message by which a rank says that it gives up: the global rank that did so first, as an int. Data have
+// higher tags.
 constexpr int kAbortTag = 0;
 constexpr int kFirstDataTag = 1;
 constexpr int kNumDataTypes = 5;
@@ -23,6 +25,14 @@ constexpr int kExchangesUnderWay = 1024;         // that tags keep apart, at lea
 constexpr std::chrono::seconds kRecallPatience(1);
 
 std::atomic<bool> any_failed{false};
+
+// A rank at an address that stays: a message about an abort is sent from here, and may outlive its tier.
+const int* lasting(int rank) {
+  static std::mutex mutex;
+  static std::set<int> ranks;  // moves none of its elements
+  const std::lock_guard lock(mutex);
+  return &*ranks.insert(rank).first;
+}
 
 std::string list(const std::vector<int>& ranks) {
   std::string text = "rank ";
@@ -67,7 +77,7 @@ class MpiTransport::Messages final : public MessageTransport::Exchange {
 
   ~Messages() override {
     if (num_pending_ > 0) {
-      transport_.close("an operation was given up before its end");
+      transport_.close("an operation was given up before its end", transport_.global_rank(transport_.rank()));
       recall();
     }
   }
@@ -93,7 +103,7 @@ class MpiTransport::Messages final : public MessageTransport::Exchange {
       check_open();  // a sender that gave up may have changed what it was sending
     } catch (const TransportError& error) {
       const std::string text = where() + ": " + error.what();
-      transport_.close("failed before: " + text);
+      transport_.close("failed before: " + text, transport_.global_rank(transport_.rank()));
       recall();
       throw TransportError(text);
     }
@@ -311,9 +321,13 @@ std::string MpiTransport::describe_tag(int tag) const {
                              to_string(static_cast<DataType>(kind % kNumDataTypes)));
 }
 
-void MpiTransport::abort() { close(detail::concatenate("aborted by rank ", global_rank(rank()))); }
+void MpiTransport::abort() { close_as_aborted_by(global_rank(rank())); }
 
-void MpiTransport::close(const std::string& reason) {
+void MpiTransport::close_as_aborted_by(int culprit) {
+  close(detail::concatenate("aborted by rank ", culprit), culprit);
+}
+
+void MpiTransport::close(const std::string& reason, int culprit) {
   {
     const std::lock_guard lock(mutex_);
     if (closed_) {
@@ -331,7 +345,7 @@ void MpiTransport::close(const std::string& reason) {
       continue;
     }
     MPI_Request request = MPI_REQUEST_NULL;
-    if (MPI_Isend(nullptr, 0, MPI_BYTE, peer, kAbortTag, comm_, &request) == MPI_SUCCESS) {
+    if (MPI_Isend(lasting(culprit), 1, MPI_INT, peer, kAbortTag, comm_, &request) == MPI_SUCCESS) {
       MPI_Request_free(&request);
     }
   }
@@ -340,12 +354,14 @@ void MpiTransport::close(const std::string& reason) {
 std::string MpiTransport::why_closed() {
   if (!closed_) {
     int arrived = 0;
-    MPI_Status status;
-    check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, kAbortTag, comm_, &arrived, &status), "MPI_Iprobe");
+    MPI_Message message = MPI_MESSAGE_NULL;
+    check_mpi(MPI_Improbe(MPI_ANY_SOURCE, kAbortTag, comm_, &arrived, &message, MPI_STATUS_IGNORE), "MPI_Improbe");
     if (arrived == 0) {
       return "";
     }
-    close(detail::concatenate("aborted by rank ", global_rank(status.MPI_SOURCE)));
+    int culprit = -1;
+    check_mpi(MPI_Mrecv(&culprit, 1, MPI_INT, &message, MPI_STATUS_IGNORE), "MPI_Mrecv");
+    close_as_aborted_by(culprit);
   }
   const std::lock_guard lock(mutex_);
   return reason_;

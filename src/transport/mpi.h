@@ -35,8 +35,10 @@ class MpiTransport final : public MessageTransport {
                const std::vector<int>& node_of_rank, const MpiLimits& limits);
 
   std::unique_ptr<Exchange> start_exchange(Operation operation) override;
-  // Makes all later operations fail, and tells the peers. Keeps the first `reason`.
-  void close(const std::string& reason);
+  // Makes all later operations fail, and tells the peers who gave up first: global rank `culprit`. Peers pass it on, so
+  // that every rank names the same one, whoever told it. Keeps the first `reason`.
+  void close(const std::string& reason, int culprit);
+  void close_as_aborted_by(int culprit);
   // Why nothing more can be sent, because this rank or a peer has given up. Empty while the tier works.
   std::string why_closed();
   std::chrono::milliseconds time_limit() const;  // of an operation that starts now
