@@ -20,9 +20,52 @@ struct PacketContext {
   uint16_t sender = 0;  // the number of the node that encodes it: its place on its rail, not a rank
   int packets_of_sender = 1;
   const DeviceContext* on_device = nullptr;  // codecs of a GPU read unit and step there
+  DeviceContext* counted = nullptr;  // encode_pieces() and decode_shard() of a GPU count a step there at their end
 
   // Of packet p alone.
   PacketContext of_packet(int p) const;
+};
+
+// One segment of the pieces of a reduction, which become packets for other nodes.
+struct PieceSet {
+  ConstBuffer pieces;  // whole, by node
+  Buffer residuals;    // whole, of the nodes whose pieces are encoded, by node; empty without error feedback
+  Buffer packets;      // by node
+  int num_nodes = 1;
+  int left_out = -1;  // the node whose piece is not encoded: this one's, which crosses no link; -1: none
+  int64_t begin = 0;  // of the segment, in elements of a piece
+  int64_t num_elements = 0;
+
+  int num_encoded() const { return left_out < 0 ? num_nodes : num_nodes - 1; }
+  int encoded_node(int i) const { return left_out < 0 || i < left_out ? i : i + 1; }  // the i-th that is encoded
+  int64_t piece_elements() const { return pieces.num_elements / num_nodes; }
+  int64_t packet_bytes() const { return packets.num_elements / num_nodes; }
+  // Of the i-th that is encoded.
+  ConstBuffer piece(int i) const { return part_of(pieces, encoded_node(i)); }
+  Buffer residual(int i) const { return residuals.num_elements == 0 ? Buffer{} : part_of(residuals, i); }
+  Buffer packet(int i) const { return packets.part(encoded_node(i), packet_bytes()); }
+
+ private:
+  template <typename AnyBuffer>
+  AnyBuffer part_of(AnyBuffer whole, int i) const {
+    return whole.part(i, piece_elements()).slice(begin, num_elements);
+  }
+};
+
+// What a segment of a shard is the sum of: this node's own piece, and packets of the other nodes. Summed in float32
+// (float64 where the shard is of that), the own piece first, then the packets by node; the sum is multiplied by
+// `scale`, and rounded once to the shard's type.
+struct ShardSum {
+  ConstBuffer own;      // of the shard's type, or of the one that accumulates it; not looked at if own_is_coded
+  ConstBuffer packets;  // by node
+  int num_nodes = 1;
+  int node = 0;               // this one: its place among the packets is unspecified, unless...
+  bool own_is_coded = false;  // ...its packet stands there, in place of `own`
+  double scale = 1;
+  Buffer shard;
+
+  int num_packets() const { return own_is_coded ? num_nodes : num_nodes - 1; }
+  int64_t packet_bytes() const { return packets.num_elements / num_nodes; }
 };
 
 // The stream and the scratch memory of a GPU's codec.
@@ -60,6 +103,9 @@ class Codec {
   virtual int64_t encode_scratch_bytes(int64_t /*num_elements*/) const { return 0; }
   virtual int64_t decode_scratch_bytes(int64_t /*num_elements*/, int /*num_packets*/) const { return 0; }
   virtual int64_t decode_each_scratch_bytes(int64_t /*num_elements*/, int /*num_packets*/) const { return 0; }
+  // The same for encode_pieces() and decode_shard(), which look at sizes and types alone.
+  virtual int64_t encode_pieces_scratch_bytes(const PieceSet& set) const;
+  virtual int64_t decode_shard_scratch_bytes(const ShardSum& sum) const;
 
   // Encodes `piece` (float32; float64 only with codec `none`; see also Device::piece_dtype) into `packet`
   // (packet_bytes, 64-byte aligned). residual: float32, as many elements as the piece, updated in place; empty if
@@ -68,6 +114,9 @@ class Codec {
   // was.
   virtual CodecCounts encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context,
                              Workspace workspace) = 0;
+
+  // As encode() of each piece that is not left out. A codec of a GPU overrides it, and encodes all at once.
+  virtual CodecCounts encode_pieces(const PieceSet& set, PacketContext context, Workspace workspace);
 
   // out += decoded packet, for each of `num_packets` packets that lie one after another, in that order.
   // out: float32 (or as the piece). Throws PacketError, naming both sides, if a header does not match `context` and the
@@ -79,6 +128,10 @@ class Codec {
   // does just that.
   virtual CodecCounts decode_each(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
                                   Workspace workspace);
+
+  // Writes the segment of the shard, and fails as decode_sum() does. The context's sender is 0. A codec of a GPU
+  // overrides it.
+  virtual CodecCounts decode_shard(const ShardSum& sum, PacketContext context, Workspace workspace);
 };
 
 // The codec that `options` name, for the CPU. wire_dtype: the type of the tensor that is reduced, in which codec `none`

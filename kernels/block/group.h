@@ -18,6 +18,7 @@
 //                             The last group sees what the others wrote before their calls.
 //                             All groups share `arrived`, which is 0 before the first call
 //                             and after the last
+//   is_last_of(uint32_t& arrived, int64_t num_groups)   the same of so many groups, which alone call it with `arrived`
 //   exchange<d>(float)        of the thread whose number differs in bit d: 1, 2, 4 or 8. The size is a multiple of 16
 //   any_in_step(bool)         of any thread that takes part in the same calls of exchange(), of others perhaps, known
 //                             to all of these: 16 neighbours at least

@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "kernels/block/group.h"
+#include "kernels/block/passes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
@@ -46,6 +46,11 @@ class GroupLanes {
   ISTHMUS_DEVICE Float exchange(Float a) const {
     return group_->template exchange<kDistance>(a);
   }
+  template <typename Visit>
+  ISTHMUS_DEVICE void for_lanes(Visit visit) const {
+    visit(lane_);
+  }
+  static ISTHMUS_DEVICE uint32_t of(Word a, int /*lane*/) { return a; }
   static ISTHMUS_DEVICE float common(Float a) { return a; }
   static ISTHMUS_DEVICE uint32_t common(Word a) { return a; }
   ISTHMUS_DEVICE bool any(bool condition) const { return group_->any_in_step(condition); }
@@ -63,6 +68,10 @@ struct TeamsOf {
   static constexpr int64_t kThreads = 16;
   static ISTHMUS_DEVICE GroupLanes<Group> lanes(Group& group) { return GroupLanes<Group>(group); }
 };
+
+// A part of the groups has the teams of all.
+template <typename Group>
+struct TeamsOf<PartOfGroups<Group>> : TeamsOf<Group> {};
 
 // Calls visit(lanes, i) for each i < count, by one team, and for some i beyond `count`, so that all teams of a group
 // make equally many calls.

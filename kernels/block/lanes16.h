@@ -173,6 +173,15 @@ struct VectorLanes {
     }
   }
 
+  // Calls visit(lane) for each lane of this thread, and gives lane i of a word.
+  template <typename Visit>
+  ISTHMUS_LANES static void for_lanes(Visit visit) {
+    for (int lane = 0; lane < 16; ++lane) {
+      visit(lane);
+    }
+  }
+  ISTHMUS_LANES static uint32_t of(Word a, int lane) { return a.vector[lane / kVectorLanes][lane % kVectorLanes]; }
+
   // Of a value that is the same in all lanes.
   ISTHMUS_LANES static float common(Float a) { return a.vector[0][0]; }
   ISTHMUS_LANES static uint32_t common(Word a) { return a.vector[0][0]; }

@@ -171,6 +171,24 @@ ISTHMUS_DEVICE void write_header(Group& group, const EncodeJobBase& job) {
   }
 }
 
+// For the first pass of an encoding: one thread for each piece.
+ISTHMUS_DEVICE void begin_counting(const EncodeJobBase& job) {
+  *job.arrived = 0;
+  if (job.is_first_piece) {
+    *job.sealed = 0;
+  }
+}
+
+// The end of a packet, whose other bytes are written. All threads of one group. The last packet counts the step: no
+// group reads it any more.
+template <typename Group>
+ISTHMUS_DEVICE void seal(Group& group, const EncodeJobBase& job) {
+  write_header(group, job);
+  if (job.counted != nullptr && group.is_last_of(*job.sealed, job.num_pieces) && group.thread() == 0) {
+    ++job.counted->step;
+  }
+}
+
 // Reports a fault if `bad` is true in some thread. A barrier.
 template <typename Group>
 ISTHMUS_DEVICE void report(Group& group, bool bad, int64_t packet, FaultKind kind, DeviceFault* fault,
@@ -206,7 +224,7 @@ ISTHMUS_DEVICE void copy_fault(Group& group, const DeviceFault& fault, DeviceFau
   }
 }
 
-// The end of a decoding: adds the header of a packet that was refused, for the host. All threads of one group.
+// Adds the header of a packet that was refused, for the host. All threads of one group.
 template <typename Group>
 ISTHMUS_DEVICE void finish_fault(Group& group, const DecodeJobBase& job) {
   DeviceFault* fault = job.fault;
@@ -228,19 +246,30 @@ ISTHMUS_DEVICE void finish_fault(Group& group, const DecodeJobBase& job) {
   }
 }
 
+// The end of a decoding, in one group, all threads: counts the step, and adds the header of a packet that was refused,
+// for the host.
+template <typename Group>
+ISTHMUS_DEVICE void finish_decoding(Group& group, const DecodeJobBase& job) {
+  finish_fault(group, job);
+  if (job.counted != nullptr) {
+    group.sync();
+    if (group.thread() == 0) {
+      ++job.counted->step;
+    }
+  }
+}
 // The end of an encoding: the checksum of a packet, whose other bytes are written; the last group writes the header.
 struct Seal {
   static constexpr int kThreads = kChecksumThreads;
   static constexpr int64_t kMaxSharedBytes = 0;
 
-  EncodeJobBase job;  // the packet begins at a multiple of 16 bytes
-  uint32_t* arrived;  // 0
+  EncodeJobBase job;  // the packet begins at a multiple of 16 bytes; `arrived` is 0
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     checksum_packet(group, job.packet, job.packet_bytes, 0, job.parts);
-    if (group.is_last(*arrived)) {
-      write_header(group, job);
+    if (group.is_last(*job.arrived)) {
+      seal(group, job);
     }
   }
 };
@@ -258,15 +287,16 @@ struct Verify {
     if (job.fault->reported != 0) {
       return;
     }
-    for (int64_t packet = 0; packet < job.num_packets; ++packet) {
+    for (int64_t i = 0; i < job.num_packets; ++i) {
+      const int64_t packet = job.place_of(i);
       checksum_packet(group, job.packets + packet * job.packet_bytes, job.packet_bytes, packet, job.parts);
     }
     if (group.is_last(job.state->arrived)) {
-      for (int64_t packet = 0; packet < job.num_packets; ++packet) {
-        check_header(group, job, packet);
+      for (int64_t i = 0; i < job.num_packets; ++i) {
+        check_header(group, job, job.place_of(i));
       }
       group.sync();  // all threads see what the last check has reported
-      finish_fault(group, job);
+      finish_decoding(group, job);
     }
   }
 };

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "kernels/block/group.h"
+#include "kernels/block/job.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
@@ -60,6 +61,81 @@ ISTHMUS_DEVICE void for_each_by_group(const Group& group, int64_t count, Visit v
   for (int64_t i = group.group_number(); i < count; i += group.num_groups()) {
     visit(i);
   }
+}
+
+// How many groups of a pass must fit on a multiprocessor at once, which bounds a kernel's registers.
+template <typename Pass>
+constexpr int resident_groups() {
+  if constexpr (requires { Pass::kResidentGroups; }) {
+    return Pass::kResidentGroups;
+  } else {
+    return 1;
+  }
+}
+
+// Some neighbouring groups of a pass, as if there were no others.
+template <typename Group>
+class PartOfGroups : public Group {
+ public:
+  ISTHMUS_DEVICE PartOfGroups(const Group& group, int64_t first, int64_t num_groups)
+      : Group(group), group_number_(group.group_number() - first), num_groups_(num_groups) {}
+
+  ISTHMUS_DEVICE int64_t group_number() const { return group_number_; }
+  ISTHMUS_DEVICE int64_t num_groups() const { return num_groups_; }
+  ISTHMUS_DEVICE bool is_last(uint32_t& arrived) { return Group::is_last_of(arrived, num_groups_); }
+
+ private:
+  int64_t group_number_;
+  int64_t num_groups_;
+};
+
+// A pass of an encoding, run for each of its pieces. The pieces share the groups evenly; where there are fewer groups
+// than pieces, a group takes one piece after the other.
+template <typename Pass>
+struct OfEachPiece {
+  static constexpr int kThreads = Pass::kThreads;
+  static constexpr int kResidentGroups = resident_groups<Pass>();
+  static constexpr int64_t kMaxSharedBytes = Pass::kMaxSharedBytes;
+
+  Pass pass;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    const int64_t num_pieces = pass.job.num_pieces;
+    const int64_t groups = group.num_groups() < num_pieces ? 1 : group.num_groups() / num_pieces;  // of each
+    const int64_t at_once = group.num_groups() / groups;
+    const int64_t first_piece = group.group_number() / groups;
+    for (int64_t piece = first_piece; piece < num_pieces; piece += at_once) {
+      if (piece != first_piece) {
+        group.sync();  // the group's memory is free again
+      }
+      Pass of_piece = pass;
+      of_piece.job.go_to(piece);
+      PartOfGroups<Group> part(group, first_piece * groups, groups);
+      of_piece(part);
+    }
+  }
+};
+
+// max_groups: for one piece.
+template <typename Executor, typename Pass>
+void run_for_pieces(Executor& executor, const Pass& pass, int64_t max_groups, int64_t shared_bytes) {
+  executor.run(OfEachPiece<Pass>{pass}, pass.job.num_pieces * max_groups, shared_bytes);
+}
+
+// Whether all pieces, packets or residuals of an encoding begin at multiples of `bytes`.
+inline bool pieces_are_aligned(const EncodeJobBase& job, uintptr_t bytes) {
+  return is_aligned(job.piece.data, bytes) &&
+         (job.last_place() == 0 || job.steps.piece_bytes % static_cast<int64_t>(bytes) == 0);
+}
+inline bool packets_are_aligned(const EncodeJobBase& job, uintptr_t bytes) {
+  return is_aligned(job.packet, bytes) &&
+         (job.last_place() == 0 || job.steps.packet_bytes % static_cast<int64_t>(bytes) == 0);
+}
+inline bool residuals_are_aligned(const EncodeJobBase& job, uintptr_t bytes) {
+  constexpr int64_t kElementBytes = sizeof(float);
+  return is_aligned(job.residual, bytes) &&
+         (job.num_pieces == 1 || job.steps.residual_elements * kElementBytes % static_cast<int64_t>(bytes) == 0);
 }
 
 template <typename Group, typename Word>

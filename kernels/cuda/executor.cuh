@@ -9,19 +9,10 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/block/passes.h"
 #include "kernels/cuda/group.cuh"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
-
-// How many groups must fit on a multiprocessor at once, which bounds a kernel's registers.
-template <typename Pass>
-constexpr int resident_groups() {
-  if constexpr (requires { Pass::kResidentGroups; }) {
-    return Pass::kResidentGroups;
-  } else {
-    return 1;
-  }
-}
 
 // The numbers are part of the type so that they are part of the kernel's name: tools/cuda_resources.py reads them.
 template <typename Pass, int kThreads, int64_t kMaxSharedBytes>

@@ -73,12 +73,13 @@ class CtaGroup {
   }
 
   // As in the programming guide's example of __threadfence(): what the group wrote, then its arrival.
-  __device__ bool is_last(uint32_t& arrived) const {
+  __device__ bool is_last(uint32_t& arrived) const { return is_last_of(arrived, num_groups()); }
+  __device__ bool is_last_of(uint32_t& arrived, int64_t num_groups) const {
     __syncthreads();
     bool last = false;
     if (threadIdx.x == 0) {
       __threadfence();
-      last = atomicAdd(&arrived, 1) == gridDim.x - 1;
+      last = atomicAdd(&arrived, 1) == static_cast<uint32_t>(num_groups) - 1;
       if (last) {
         arrived = 0;
         __threadfence();

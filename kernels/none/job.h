@@ -7,6 +7,9 @@
 
 namespace isthmus::kernels {
 
+// A decoding of more packets takes several turns.
+inline constexpr int64_t kNonePacketsAtOnce = 16;
+
 // The piece is of the wire type, or of the type that accumulates it. The packet is 8-byte aligned. Nothing is counted,
 // and there is no residual.
 struct NoneEncodeJob : EncodeJobBase {
@@ -14,7 +17,7 @@ struct NoneEncodeJob : EncodeJobBase {
   int divisor;  // of the values on the wire: a power of two
 };
 
-// `out` is of the type that accumulates the wire type. Packets are 8-byte aligned.
+// `own` and `out` are of the wire type, or of the type that accumulates it. Packets are 8-byte aligned.
 struct NoneDecodeJob : DecodeJobBase {
   int64_t num_elements;  // of a packet
   DataType wire_dtype;

@@ -42,6 +42,9 @@ struct EncodeValues {
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     const int64_t num_words = (job.packet_bytes - kHeaderBytes) / 8;
+    if (group.group_number() == 0 && group.thread() == 0) {
+      begin_counting(job);
+    }
     uint64_t sum = 0;
     for_each_of_all(group, checksum_pairs(num_words),
                     [&](int64_t pair) { sum += walk_pair(pair, num_words, num_whole_words, *this); });
@@ -103,76 +106,21 @@ struct FinishPacket {
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     if (group.group_number() == 0) {
-      write_header(group, job);
+      seal(group, job);
     }
   }
 };
 
-// The values of one packet, added to sums or put in their place.
-template <typename Wire, typename Sum>
-struct AddPacket {
-  static constexpr int kPairValues = WordsOf<Wire, 2>::kValues;
-  struct Loaded {
-    WordPair words;
-    SeveralOf<Sum, kPairValues> sums;
-  };
-
-  const uint64_t* words;
-  Sum* out;
-  int64_t num_elements;
-  int divisor;
-  bool replaces;
-
-  ISTHMUS_DEVICE Loaded load(int64_t w) const {
-    Loaded loaded = {};
-    loaded.words = *reinterpret_cast<const WordPair*>(words + w);
-    if (!replaces) {
-      loaded.sums = reinterpret_cast<const SeveralOf<Sum, kPairValues>*>(out)[w / 2];
-    }
-    return loaded;
-  }
-
-  ISTHMUS_DEVICE WordPair use(int64_t w, Loaded loaded) const {
-    WordsOf<Wire, 2> pair;
-    pair.words = loaded.words;
-    ISTHMUS_UNROLL
-    for (int i = 0; i < kPairValues; ++i) {
-      loaded.sums.value[i] += decode_value(pair.value[i]);
-    }
-    reinterpret_cast<SeveralOf<Sum, kPairValues>*>(out)[w / 2] = loaded.sums;
-    return loaded.words;
-  }
-
-  ISTHMUS_DEVICE uint64_t one(int64_t w) const {
-    constexpr int kValues = WordsOf<Wire, 1>::kValues;
-    WordsOf<Wire, 1> word;
-    word.words.value[0] = words[w];
-    for (int i = 0; i < kValues; ++i) {
-      const int64_t element = w * kValues + i;
-      if (element < num_elements) {
-        out[element] = (replaces ? Sum{0} : out[element]) + decode_value(word.value[i]);
-      }
-    }
-    return words[w];
-  }
-
- private:
-  ISTHMUS_DEVICE Sum decode_value(Wire value) const {
-    if (kMayDivide<Wire> && divisor != 1) {
-      return static_cast<Sum>(scaled<float>(value, divisor));
-    }
-    return static_cast<Sum>(widen(value));
-  }
-};
-
-// out += the values of each packet, in the order of the packets; or each packet to its place. Nothing after a fault.
-template <typename Wire, typename Sum>
+// The values of all packets, put in their places, or added to the own piece and scaled. Nothing after a fault. Where
+// packets take several turns, `own` is `out`, and of the type that accumulates.
+template <typename Wire, typename Sum, typename Own, typename Out>
 struct DecodeValues {
   static constexpr int kThreads = kChecksumThreads;
-  static constexpr int64_t kTogether = 16;  // packets; each thread has a word for each
-  static constexpr int64_t kMaxSharedBytes = 8 * kThreads * kTogether;
+  // Of each packet a thread has two chains, and the sum of those that it has walked.
+  static constexpr int64_t kWordsOfPacket = 3;
+  static constexpr int64_t kMaxSharedBytes = 8 * kThreads * kWordsOfPacket * kNonePacketsAtOnce;
   static int64_t shared_bytes(int64_t num_packets) {
-    return 8 * kThreads * (num_packets < kTogether ? num_packets : kTogether);
+    return 8 * kThreads * kWordsOfPacket * (num_packets < kNonePacketsAtOnce ? num_packets : kNonePacketsAtOnce);
   }
 
   NoneDecodeJob job;
@@ -186,39 +134,153 @@ struct DecodeValues {
     if (job.fault->reported != 0) {
       return;
     }
-    for (int64_t first = 0; first < job.num_packets; first += kTogether) {
+    const int64_t at_once = job.to_places ? 1 : kNonePacketsAtOnce;
+    for (int64_t first = 0; first < job.num_packets; first += at_once) {
       const int64_t left = job.num_packets - first;
-      decode(group, first, left < kTogether ? left : kTogether);
+      decode(group, {&group.template shared<uint64_t>() + group.thread(), group.size()}, first,
+             left < at_once ? left : at_once);
     }
   }
 
  private:
-  // All packets' values of the same elements one after the other: the sums stay in the cache. A word is of the same
-  // thread in every packet, so an element's sums keep their order.
+  static constexpr int kPairValues = WordsOf<Wire, 2>::kValues;
+  static constexpr int kRowsAtOnce = 128 / (kPairValues * static_cast<int>(sizeof(Sum)));  // 32 registers of sums
+
+  // The words of this thread for each packet of a turn.
+  struct Chains {
+    uint64_t* words;
+    int64_t step;
+
+    ISTHMUS_DEVICE uint64_t& state(int64_t i, int chain) const { return words[(kWordsOfPacket * i + chain) * step]; }
+    ISTHMUS_DEVICE uint64_t& sum(int64_t i) const { return words[(kWordsOfPacket * i + 2) * step]; }
+  };
+
+  // A word is of the same thread in every packet, so an element's sums keep their order.
   template <typename Group>
-  ISTHMUS_DEVICE void decode(Group& group, int64_t first, int64_t count) const {
+  ISTHMUS_DEVICE void decode(Group& group, const Chains& chains, int64_t first, int64_t count) const {
     const int64_t num_words = (job.packet_bytes - kHeaderBytes) / 8;
-    uint64_t* checksums = &group.template shared<uint64_t>() + group.thread();  // of this thread, one a packet
     for (int64_t i = 0; i < count; ++i) {
-      checksums[i * group.size()] = 0;
+      chains.sum(i) = 0;
     }
-    for_each_of_all(group, checksum_pairs(num_words), [&](int64_t pair) {
-      for (int64_t i = 0; i < count; ++i) {
-        checksums[i * group.size()] += walk_pair(pair, num_words, num_whole_words, access(first + i));
-      }
-    });
+    for_each_of_all(group, checksum_pairs(num_words),
+                    [&](int64_t pair) { walk(pair, num_words, chains, first, count); });
     for (int64_t i = 0; i < count; ++i) {
-      const uint64_t checksum = group.sum(checksums[i * group.size()]);
+      const uint64_t checksum = group.sum(chains.sum(i));
       if (group.thread() == 0) {
-        write_part(group, job.parts, first + i, checksum);
+        write_part(group, job.parts, job.place_of(first + i), checksum);
       }
     }
   }
 
-  ISTHMUS_DEVICE AddPacket<Wire, Sum> access(int64_t packet) const {
-    const auto* words = reinterpret_cast<const uint64_t*>(job.packets + packet * job.packet_bytes + kHeaderBytes);
-    auto* out = static_cast<Sum*>(job.out.data) + (job.to_places ? packet * job.num_elements : 0);
-    return {words, out, job.num_elements, job.divisor, job.to_places};
+  // As walk_pair(), of all packets side by side: each element is read, summed and written once.
+  ISTHMUS_DEVICE void walk(int64_t pair, int64_t num_words, const Chains& chains, int64_t first, int64_t count) const {
+    constexpr int64_t kSegmentWords = kChecksumSegmentBytes / kChecksumWordBytes;
+    const int64_t segment = pair / kPairsOfSegment;
+    const int64_t lane = pair % kPairsOfSegment * 2;
+    const int64_t end = (segment + 1) * kSegmentWords < num_words ? (segment + 1) * kSegmentWords : num_words;
+    const int64_t whole_end = end < num_whole_words ? end : num_whole_words;
+    for (int64_t i = 0; i < count; ++i) {
+      chains.state(i, 0) = checksum_begin(segment, lane);
+      chains.state(i, 1) = checksum_begin(segment, lane + 1);
+    }
+    int64_t w = segment * kSegmentWords + lane;
+    for (; w + (kRowsAtOnce - 1) * kChecksumLanes + 2 <= whole_end; w += kRowsAtOnce * kChecksumLanes) {
+      sum_rows<kRowsAtOnce>(w, chains, first, count);
+    }
+    for (; w + 2 <= whole_end; w += kChecksumLanes) {
+      sum_rows<1>(w, chains, first, count);
+    }
+    for (; w < end; w += kChecksumLanes) {
+      sum_word(w, 0, chains, first, count);
+      if (w + 1 < end) {
+        sum_word(w + 1, 1, chains, first, count);
+      }
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      chains.sum(i) += checksum_end(chains.state(i, 0)) + checksum_end(chains.state(i, 1));
+    }
+  }
+
+  // The pairs of words at w, and at the following rows of the segment.
+  template <int kRows>
+  ISTHMUS_DEVICE void sum_rows(int64_t w, const Chains& chains, int64_t first, int64_t count) const {
+    Sum sums[kRows][kPairValues];
+    ISTHMUS_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t run = (w + r * kChecksumLanes) / 2;
+      SeveralOf<Own, kPairValues> loaded = {};
+      if (own() != nullptr) {
+        loaded = reinterpret_cast<const SeveralOf<Own, kPairValues>*>(own())[run];
+      }
+      ISTHMUS_UNROLL
+      for (int v = 0; v < kPairValues; ++v) {
+        sums[r][v] = static_cast<Sum>(widen(loaded.value[v]));
+      }
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      WordsOf<Wire, 2> pairs[kRows];
+      ISTHMUS_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        pairs[r].words = *reinterpret_cast<const WordPair*>(words_of(first + i) + w + r * kChecksumLanes);
+      }
+      ISTHMUS_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        chains.state(i, 0) = checksum_step(chains.state(i, 0), pairs[r].words.value[0]);
+        chains.state(i, 1) = checksum_step(chains.state(i, 1), pairs[r].words.value[1]);
+        ISTHMUS_UNROLL
+        for (int v = 0; v < kPairValues; ++v) {
+          sums[r][v] += decode_value(pairs[r].value[v]);
+        }
+      }
+    }
+    ISTHMUS_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      SeveralOf<Out, kPairValues> result;
+      ISTHMUS_UNROLL
+      for (int v = 0; v < kPairValues; ++v) {
+        result.value[v] = scaled<Out>(sums[r][v], job.scale);
+      }
+      reinterpret_cast<SeveralOf<Out, kPairValues>*>(out(first))[(w + r * kChecksumLanes) / 2] = result;
+    }
+  }
+
+  // One word, which may hold padding.
+  ISTHMUS_DEVICE void sum_word(int64_t w, int chain, const Chains& chains, int64_t first, int64_t count) const {
+    constexpr int kValues = WordsOf<Wire, 1>::kValues;
+    Sum sums[kValues];
+    for (int v = 0; v < kValues; ++v) {
+      const int64_t element = w * kValues + v;
+      sums[v] = own() != nullptr && element < job.num_elements ? static_cast<Sum>(widen(own()[element])) : Sum{0};
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      WordsOf<Wire, 1> word;
+      word.words.value[0] = words_of(first + i)[w];
+      chains.state(i, chain) = checksum_step(chains.state(i, chain), word.words.value[0]);
+      for (int v = 0; v < kValues; ++v) {
+        sums[v] += decode_value(word.value[v]);
+      }
+    }
+    for (int v = 0; v < kValues; ++v) {
+      if (w * kValues + v < job.num_elements) {
+        out(first)[w * kValues + v] = scaled<Out>(sums[v], job.scale);
+      }
+    }
+  }
+
+  ISTHMUS_DEVICE const uint64_t* words_of(int64_t i) const {
+    return reinterpret_cast<const uint64_t*>(job.packets + job.place_of(i) * job.packet_bytes + kHeaderBytes);
+  }
+  ISTHMUS_DEVICE const Own* own() const { return static_cast<const Own*>(job.own.data); }
+  // Of the turn that begins with packet `first`.
+  ISTHMUS_DEVICE Out* out(int64_t first) const {
+    return static_cast<Out*>(job.out.data) + (job.to_places ? first * job.num_elements : 0);
+  }
+
+  ISTHMUS_DEVICE Sum decode_value(Wire value) const {
+    if (kMayDivide<Wire> && job.divisor != 1) {
+      return static_cast<Sum>(scaled<float>(value, job.divisor));
+    }
+    return static_cast<Sum>(widen(value));
   }
 };
 
@@ -234,9 +296,9 @@ struct CheckHeaders {
     if (job.fault->reported != 0) {
       return;
     }
-    for_each_by_group(group, job.num_packets, [&](int64_t packet) { check_header(group, job, packet); });
+    for_each_by_group(group, job.num_packets, [&](int64_t i) { check_header(group, job, job.place_of(i)); });
     if (group.is_last(job.state->arrived)) {
-      finish_fault(group, job);
+      finish_decoding(group, job);
     }
   }
 };

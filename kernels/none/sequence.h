@@ -1,10 +1,11 @@
 // The passes of one encoding and one decoding of codec `none`, in their order; kernels/block/passes.h says what an
-// executor is. Encoding reads the piece once and writes the packet once; decoding reads each packet once, and reads and
-// writes the sums once (for several packets in the cache).
+// executor is. Encoding reads each piece once and writes its packet once; decoding reads each packet and the own piece
+// once, and writes the result once.
 #pragma once
 
 #include "kernels/block/packet_passes.h"
 #include "kernels/none/passes.h"
+#include "kernels/values/shard_sum.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
@@ -27,17 +28,44 @@ void with_wire_type(DataType wire_dtype, Visit visit) {
 
 template <typename Executor>
 void run_passes(Executor& executor, const NoneEncodeJob& job) {
-  const bool aligned = is_aligned(job.packet, 16) && is_aligned(job.piece.data, 16);
+  const bool aligned = packets_are_aligned(job, 16) && pieces_are_aligned(job, 16);
   with_wire_type(job.wire_dtype, [&]<typename Wire, typename Sum>(Wire, Sum) {
     const int64_t groups = checksum_groups(job.packet_bytes);
     const int64_t num_whole_words = whole_words<Wire>(job.piece.num_elements, aligned);
     if (job.piece.dtype == job.wire_dtype) {
-      executor.run(EncodeValues<Wire, Wire>{job, num_whole_words}, groups, 0);
+      run_for_pieces(executor, EncodeValues<Wire, Wire>{job, num_whole_words}, groups, 0);
     } else {
-      executor.run(EncodeValues<Sum, Wire>{job, num_whole_words}, groups, 0);
+      run_for_pieces(executor, EncodeValues<Sum, Wire>{job, num_whole_words}, groups, 0);
     }
   });
-  executor.run(FinishPacket{job}, 1, 0);
+  run_for_pieces(executor, FinishPacket{job}, 1, 0);
+}
+
+// Calls visit(Own{}, Out{}) with the C++ types of the job's own piece and result.
+template <typename Wire, typename Sum, typename Visit>
+void with_sum_types(const NoneDecodeJob& job, Visit visit) {
+  const bool own_as_sent = job.own.dtype == job.wire_dtype;
+  const bool out_as_sent = job.out.dtype == job.wire_dtype;
+  if (own_as_sent) {
+    out_as_sent ? visit(Wire{}, Wire{}) : visit(Wire{}, Sum{});
+  } else {
+    out_as_sent ? visit(Sum{}, Wire{}) : visit(Sum{}, Sum{});
+  }
+}
+
+template <typename Executor>
+void sum_packets(Executor& executor, const NoneDecodeJob& job) {
+  with_wire_type(job.wire_dtype, [&]<typename Wire, typename Sum>(Wire, Sum) {
+    with_sum_types<Wire, Sum>(job, [&]<typename Own, typename Out>(Own, Out) {
+      using Decode = DecodeValues<Wire, Sum, Own, Out>;
+      const bool all_aligned = job.num_packets == 1 || (job.packet_bytes % 16 == 0 &&
+                                                        (!job.to_places || job.num_elements * sizeof(Out) % 16 == 0));
+      const bool aligned = all_aligned && is_aligned(job.packets + job.place_of(0) * job.packet_bytes, 16) &&
+                           is_aligned(job.own.data, 16) && is_aligned(job.out.data, 16);
+      executor.run(Decode{job, whole_words<Wire>(job.num_elements, aligned)}, checksum_groups(job.packet_bytes),
+                   Decode::shared_bytes(job.to_places ? 1 : job.num_packets));
+    });
+  });
 }
 
 template <typename Executor>
@@ -45,13 +73,17 @@ void run_passes(Executor& executor, const NoneDecodeJob& job) {
   if (job.num_packets == 0) {
     return;
   }
-  with_wire_type(job.wire_dtype, [&]<typename Wire, typename Sum>(Wire, Sum) {
-    const bool all_aligned = job.num_packets == 1 || (job.packet_bytes % 16 == 0 &&
-                                                      (!job.to_places || job.num_elements * sizeof(Sum) % 16 == 0));
-    const bool aligned = all_aligned && is_aligned(job.packets, 16) && is_aligned(job.out.data, 16);
-    executor.run(DecodeValues<Wire, Sum>{job, whole_words<Wire>(job.num_elements, aligned)},
-                 checksum_groups(job.packet_bytes), DecodeValues<Wire, Sum>::shared_bytes(job.num_packets));
-  });
+  if (job.to_places || job.num_packets <= kNonePacketsAtOnce) {
+    sum_packets(executor, job);
+  } else {
+    NoneDecodeJob in_turns = job;
+    in_turns.own = job.sum;
+    in_turns.out = job.sum;
+    in_turns.scale = 1;
+    begin_sum(executor, job);
+    sum_packets(executor, in_turns);
+    end_sum(executor, job);
+  }
   executor.run(CheckHeaders{job}, job.num_packets, 0);
 }
 

@@ -15,11 +15,9 @@ struct QuantEncodeJob : EncodeJobBase {
   QuantLayout layout;
   uint64_t segment;
   uint64_t sender;
-
-  uint32_t* arrived;  // groups at the end of the last pass; the first sets it to 0
 };
 
-// `out` is float32. Packets are 64-byte aligned.
+// `own` and `out` are float32 or a 16-bit type. Packets are 64-byte aligned.
 struct QuantDecodeJob : DecodeJobBase {
   QuantSettings settings;
   QuantShape shape;

@@ -87,7 +87,7 @@ struct QuantizeBlocks {
       write_padding(group);
       write_tail(group);
       if (group.thread() == 0) {
-        *job.arrived = 0;
+        begin_counting(job);
         group.fetch_add(job.counts->chosen_elements, static_cast<uint64_t>(job.shape.num_elements));
         group.fetch_add(job.counts->kept_elements, static_cast<uint64_t>(job.shape.num_elements));
       }
@@ -146,11 +146,36 @@ struct QuantizeBlocks {
   }
 };
 
-// The values of all packets, added or put in their place. Nothing after a fault.
+// Values of float32 or a 16-bit type, which the job alone knows: all threads branch alike.
+ISTHMUS_DEVICE float load_value(const ConstBuffer& buffer, int64_t i) {
+  switch (buffer.dtype) {
+    case DataType::kBFloat16:
+      return widen(static_cast<const BFloat16*>(buffer.data)[i]);
+    case DataType::kFloat16:
+      return widen(static_cast<const Float16*>(buffer.data)[i]);
+    default:
+      return static_cast<const float*>(buffer.data)[i];
+  }
+}
+// value * scale, as scaled().
+ISTHMUS_DEVICE void store_scaled(float value, double scale, const Buffer& buffer, int64_t i) {
+  switch (buffer.dtype) {
+    case DataType::kBFloat16:
+      static_cast<BFloat16*>(buffer.data)[i] = scaled<BFloat16>(value, scale);
+      return;
+    case DataType::kFloat16:
+      static_cast<Float16*>(buffer.data)[i] = scaled<Float16>(value, scale);
+      return;
+    default:
+      static_cast<float*>(buffer.data)[i] = scaled<float>(value, scale);
+  }
+}
+
+// The values of all packets, put in their places, or added to the own piece and scaled. Nothing after a fault.
 template <int kGroupRows, bool kRotate>
 struct DequantizeBlocks {
   static constexpr int kThreads = kQuantThreads;
-  static constexpr int kResidentGroups = resident_quant_groups(kGroupRows);
+  static constexpr int kResidentGroups = kGroupRows <= 16 ? 4 : 3;  // the sums of a block take 32 registers
   static constexpr int64_t kMaxSharedBytes = 0;
 
   QuantDecodeJob job;
@@ -166,14 +191,11 @@ struct DequantizeBlocks {
     const Quantizer quantizer(job.settings);
     if (job.to_places) {
       for_each_in_step(group, job.num_packets * job.shape.num_blocks, [&](const auto& lanes, int64_t i) {
-        decode<true>(lanes, quantizer, i / job.shape.num_blocks, i % job.shape.num_blocks);
+        put_in_place(lanes, quantizer, i / job.shape.num_blocks, i % job.shape.num_blocks);
       });
     } else {
-      for_each_in_step(group, job.shape.num_blocks, [&](const auto& lanes, int64_t block) {
-        for (int64_t packet = 0; packet < job.num_packets; ++packet) {
-          decode<false>(lanes, quantizer, packet, block);
-        }
-      });
+      for_each_in_step(group, job.shape.num_blocks,
+                       [&](const auto& lanes, int64_t block) { sum_block(lanes, quantizer, block); });
     }
     if (group.group_number() == 0) {
       decode_tails(group);
@@ -181,38 +203,76 @@ struct DequantizeBlocks {
   }
 
  private:
-  ISTHMUS_DEVICE float* place_of(int64_t packet) const {
-    return static_cast<float*>(job.out.data) + (job.to_places ? packet * job.shape.num_elements : 0);
+  template <typename Lanes>
+  ISTHMUS_DEVICE void put_in_place(const Lanes& lanes, const Quantizer& quantizer, int64_t packet,
+                                   int64_t block) const {
+    float* out = static_cast<float*>(job.out.data) + packet * job.shape.num_elements + block * kQuantBlockElements;
+    const bool present = packet < job.num_packets;
+    decode(lanes, quantizer, packet, block, present, [&](int row, typename Lanes::Float value, bool row_present) {
+      lanes.store(value + typename Lanes::Float{}, out + row * kQuantLanes, row_present);  // as zero + value: no -0
+    });
   }
 
-  template <bool kReplace, typename Lanes>
-  ISTHMUS_DEVICE void decode(const Lanes& lanes, const Quantizer& quantizer, int64_t packet, int64_t block) const {
+  template <typename Lanes>
+  ISTHMUS_DEVICE void sum_block(const Lanes& lanes, const Quantizer& quantizer, int64_t block) const {
+    constexpr int kGroups = kQuantRows / kGroupRows;
+    const int64_t first = block * kQuantBlockElements;
+    const int num_rows = groups_of_block(job.shape, block, kGroups) * kGroupRows;
+    typename Lanes::Float sums[kQuantRows];
+    const bool has_own = job.own.data != nullptr;
+    ISTHMUS_UNROLL
+    for (int row = 0; row < kQuantRows; ++row) {
+      const bool present = has_own && row < num_rows;
+      sums[row] = lanes.floats(lanes.each([&](int lane) {
+        return present ? quant_bits_of(load_value(job.own, first + row * kQuantLanes + lane)) : 0U;
+      }));
+    }
+    for (int64_t i = 0; i < job.num_packets; ++i) {
+      decode(lanes, quantizer, job.place_of(i), block, true,
+             [&](int row, typename Lanes::Float value, bool /*present*/) { sums[row] = sums[row] + value; });
+    }
+    ISTHMUS_UNROLL
+    for (int row = 0; row < kQuantRows; ++row) {
+      const typename Lanes::Word bits = lanes.bits(sums[row]);
+      lanes.for_lanes([&](int lane) {
+        if (row < num_rows) {
+          store_scaled(quant_float_of(lanes.of(bits, lane)), job.scale, job.out, first + row * kQuantLanes + lane);
+        }
+      });
+    }
+  }
+
+  // put(row, value, present) for each row of a block of one packet.
+  template <typename Lanes, typename Put>
+  ISTHMUS_DEVICE void decode(const Lanes& lanes, const Quantizer& quantizer, int64_t packet, int64_t block,
+                             bool present, const Put& put) const {
     constexpr int kGroups = kQuantRows / kGroupRows;
     const uint64_t seed =
         quant_seed(job.context->unit_hash, job.context->step, job.segment, job.senders.of_packet(packet));
-    const int num_groups = packet < job.num_packets ? groups_of_block(job.shape, block, kGroups) : 0;
+    const int num_groups = present ? groups_of_block(job.shape, block, kGroups) : 0;
     const uint8_t* bytes = job.packets + packet * job.packet_bytes;
     const uint8_t* scales = bytes + job.layout.scales + block * kGroups * scale_bytes(job.settings.scale_type);
     const auto* words =
         reinterpret_cast<const uint32_t*>(bytes + job.layout.codes) + block * kQuantLanes * job.settings.bits;
-    float* out = place_of(packet) + block * kQuantBlockElements;
-    decode_block<kGroupRows, kRotate>(lanes, quantizer, seed, block, num_groups, scales, words,
-                                      [&](int row, typename Lanes::Float value, bool present) {
-                                        float* place = out + row * kQuantLanes;
-                                        const typename Lanes::Float before =
-                                            kReplace ? typename Lanes::Float{} : lanes.load(place, present);
-                                        lanes.store(before + value, place, present);
-                                      });
+    decode_block<kGroupRows, kRotate>(lanes, quantizer, seed, block, num_groups, scales, words, put);
   }
 
   template <typename Group>
   ISTHMUS_DEVICE void decode_tails(Group& group) const {
     const int64_t first = job.shape.num_elements - job.shape.tail_elements;
     for_each_of_group(group, job.shape.tail_elements, [&](int64_t i) {
-      for (int64_t packet = 0; packet < job.num_packets; ++packet) {
+      float sum = job.own.data != nullptr ? load_value(job.own, first + i) : 0;
+      for (int64_t p = 0; p < job.num_packets; ++p) {
+        const int64_t packet = job.place_of(p);
         const auto* tail = reinterpret_cast<const float*>(job.packets + packet * job.packet_bytes + job.layout.tail);
-        float* place = place_of(packet) + first + i;
-        *place = (job.to_places ? 0 : *place) + tail[i];
+        if (job.to_places) {
+          static_cast<float*>(job.out.data)[packet * job.shape.num_elements + first + i] = 0 + tail[i];
+        } else {
+          sum += tail[i];
+        }
+      }
+      if (!job.to_places) {
+        store_scaled(sum, job.scale, job.out, first + i);
       }
     });
   }

@@ -1,7 +1,7 @@
 // The passes of one encoding and one decoding of codec `quant`, in their order; kernels/block/passes.h says what an
-// executor is. Encoding reads the piece once (with error feedback the residual, too, and writes it) and writes the
-// packet; decoding reads each packet once for its values and once for its checksum, and reads and writes the sums once
-// (for several packets in the cache).
+// executor is. Encoding reads each piece once (with error feedback the residual, too, and writes it), writes its
+// packet, and reads that once more for its checksum; decoding reads each packet once for its values and once for its
+// checksum, reads the own piece once and writes the result once.
 #pragma once
 
 #include "kernels/block/packet_passes.h"
@@ -21,13 +21,13 @@ void run_passes(Executor& executor, const QuantEncodeJob& job) {
   with_group(job.settings, [&]<int kGroupRows, bool kRotate>() {
     with_piece_type(job.piece.dtype, [&]<typename Piece>(Piece) {
       if (job.residual == nullptr) {
-        executor.run(QuantizeBlocks<Piece, kGroupRows, kRotate, false>{job}, groups, 0);
+        run_for_pieces(executor, QuantizeBlocks<Piece, kGroupRows, kRotate, false>{job}, groups, 0);
       } else {
-        executor.run(QuantizeBlocks<Piece, kGroupRows, kRotate, true>{job}, groups, 0);
+        run_for_pieces(executor, QuantizeBlocks<Piece, kGroupRows, kRotate, true>{job}, groups, 0);
       }
     });
   });
-  executor.run(Seal{job, job.arrived}, checksum_groups(job.packet_bytes), 0);
+  run_for_pieces(executor, Seal{job}, checksum_groups(job.packet_bytes), 0);
 }
 
 template <typename Executor>

@@ -12,11 +12,9 @@ namespace isthmus::kernels {
 struct SparseEncodeJob : EncodeJobBase {
   SparseShape shape;
   SparseLayout layout;
-
-  uint32_t* arrived;  // groups at the end of the last pass; the first sets it to 0
 };
 
-// `out` is float32. Packets are 16-byte aligned.
+// Values are added up in `sum`. `own` and `out` are float32 or a 16-bit type. Packets are 16-byte aligned.
 struct SparseDecodeJob : DecodeJobBase {
   SparseShape shape;
   SparseLayout layout;

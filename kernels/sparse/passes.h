@@ -56,7 +56,7 @@ struct EncodeSparseBlocks {
   template <typename Group>
   ISTHMUS_DEVICE void begin(const Group& group) const {
     if (group.thread() == 0) {
-      *job.arrived = 0;
+      begin_counting(job);
     }
     for_each_sparse_gap(job.shape, job.layout,
                         [&](int64_t from, int64_t to) { clear(group, job.packet + from, to - from); });
@@ -260,7 +260,7 @@ struct DecodeSparseBlocks {
       const int64_t end = job.to_places ? first + 1 : job.num_packets;
       decode(group, turn % blocks, first, end);
     });
-    for_each_by_group(group, job.num_packets, [&](int64_t packet) { check_padding(group, packet); });
+    for_each_by_group(group, job.num_packets, [&](int64_t i) { check_padding(group, job.place_of(i)); });
   }
 
  private:
@@ -268,13 +268,14 @@ struct DecodeSparseBlocks {
   template <typename Group>
   ISTHMUS_DEVICE void decode(Group& group, int64_t number, int64_t first, int64_t end) const {
     const int64_t count = job.shape.elements_of(number);
-    float* out = static_cast<float*>(job.out.data) + (job.to_places ? first * job.shape.num_elements : 0) +
+    float* out = static_cast<float*>(job.sum.data) + (job.to_places ? first * job.shape.num_elements : 0) +
                  number * kSparseBlockElements;
     if (job.to_places) {
       for_each_of_group(group, count, [=](int64_t i) { out[i] = 0; });
       group.sync();
     }
-    for (int64_t packet = first; packet < end; ++packet) {
+    for (int64_t i = first; i < end; ++i) {
+      const int64_t packet = job.place_of(i);
       const SparseBlock<const uint8_t> block(job.shape, job.layout, number, job.packets + packet * job.packet_bytes);
       if (block.is_flagged()) {
         add_flagged(group, packet, job.shape.keep_of(number), count, block, out);
@@ -283,7 +284,7 @@ struct DecodeSparseBlocks {
           add_values(value, group, packet, job.shape.keep_of(number), count, block, out);
         });
       }
-      if (packet + 1 < end) {
+      if (i + 1 < end) {
         group.sync();  // other threads may have the same elements of the next packet
       }
     }

@@ -30,6 +30,9 @@ struct Prepare {
   ISTHMUS_DEVICE void operator()(Group& group) const {
     auto& shared = group.template shared<Shared>();
     clear(group, reinterpret_cast<uint32_t*>(job.state), sizeof(SelectState) / 4);
+    if (group.thread() == 0) {
+      begin_counting(job);
+    }
     clear_bytes(group, kHeaderWords * 8, job.layout.index);
     clear_bytes(group, job.layout.index + 8 * job.shape.index_words(), job.layout.sketch);  // scales, too
     const int64_t num_samples = job.sample_runs * kRun;

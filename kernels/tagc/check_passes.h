@@ -23,9 +23,10 @@ struct OpenPackets {
                     [&](int64_t block) { draw_rows(job.shape, *job.context, block, job.rows); });
     if (job.to_places) {
       for_each_of_all(group, job.num_packets * job.shape.num_elements,
-                      [&](int64_t i) { static_cast<float*>(job.out.data)[i] = 0; });
+                      [&](int64_t i) { static_cast<float*>(job.sum.data)[i] = 0; });
     }
-    for (int64_t packet = 0; packet < job.num_packets; ++packet) {
+    for (int64_t i = 0; i < job.num_packets; ++i) {
+      const int64_t packet = job.place_of(i);
       checksum_packet(group, job.packets + packet * job.packet_bytes, job.packet_bytes, packet, job.parts);
     }
   }
@@ -46,9 +47,10 @@ struct CheckPackets {
       }
       return;
     }
-    for_each_by_group(group, job.num_packets, [&](int64_t packet) { check(group, packet); });
+    for_each_by_group(group, job.num_packets, [&](int64_t i) { check(group, job.place_of(i)); });
     const int64_t tiles = num_tiles(job.shape);
-    for_each_by_group(group, job.num_packets * tiles, [&](int64_t i) { spread(group, i / tiles, i % tiles); });
+    for_each_by_group(group, job.num_packets * tiles,
+                      [&](int64_t i) { spread(group, job.place_of(i / tiles), i % tiles); });
   }
 
  private:

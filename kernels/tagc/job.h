@@ -92,9 +92,20 @@ struct TagcEncodeJob : EncodeJobBase {
   uint32_t* peaks;       // num_blocks: the largest magnitude that is sent; null for cells without scales
   uint32_t* rows;        // 4 x num_blocks, 16-byte aligned: a RowTable
   SlabScratch slabs;
+
+  ISTHMUS_DEVICE void go_to(int64_t i) {
+    EncodeJobBase::go_to(i);
+    move(state, i);
+    move(tie_counts, i);
+    move(peaks, i);
+    move(rows, i);
+    move(slabs.keys, i);
+    move(slabs.left, i);
+    move(slabs.tables, i);
+  }
 };
 
-// `out` is float32. Packets are 64-byte aligned.
+// Values are added up in `sum`. `own` and `out` are float32 or a 16-bit type. Packets are 64-byte aligned.
 struct TagcDecodeJob : DecodeJobBase {
   TagcShape shape;
   TagcLayout layout;

@@ -167,13 +167,13 @@ struct PeelPackets {
       for_each_by_group(group, job.to_places ? job.num_packets * slabs : slabs, [&](int64_t turn) {
         const int64_t first = job.to_places ? turn / slabs : 0;
         const int64_t end = job.to_places ? first + 1 : job.num_packets;
-        for (int64_t packet = first; packet < end; ++packet) {
-          peel_packet(group, packet, turn % slabs, turn);
+        for (int64_t i = first; i < end; ++i) {
+          peel_packet(group, job.place_of(i), turn % slabs, turn);
         }
       });
     }
     if (group.is_last(job.state->arrived)) {
-      finish_fault(group, job);
+      finish_decoding(group, job);
     }
   }
 
@@ -186,7 +186,7 @@ struct PeelPackets {
                                      table_of<kTablesInShared>(group, shape, job.slabs, place, 0));
     const uint8_t* bytes = job.packets + packet * job.packet_bytes;
     float* out =
-        static_cast<float*>(job.out.data) + (job.to_places ? packet * shape.num_elements : 0) + kSlabColumns * number;
+        static_cast<float*>(job.sum.data) + (job.to_places ? packet * shape.num_elements : 0) + kSlabColumns * number;
     uint32_t* cells = job.cells + place * kSlabColumns * shape.num_rows;
     const uint8_t* scales = bytes + job.layout.scales;
     add_nan(group, bytes, number, out);

@@ -8,42 +8,43 @@
 #include "kernels/tagc/insert_passes.h"
 #include "kernels/tagc/peel_passes.h"
 #include "kernels/tagc/select_passes.h"
+#include "kernels/values/shard_sum.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
 template <typename Piece, typename Executor>
 void add_and_mark(Executor& executor, const TagcEncodeJob& job) {
   using Add = AddAndMark<Piece>;
-  executor.run(Prepare<Piece>{job}, 1, Prepare<Piece>::kMaxSharedBytes);
-  const bool aligned = is_aligned(job.piece.data, 4 * sizeof(Piece)) && is_aligned(job.residual, 16);
+  run_for_pieces(executor, Prepare<Piece>{job}, 1, Prepare<Piece>::kMaxSharedBytes);
+  const bool aligned = pieces_are_aligned(job, 4 * sizeof(Piece)) && residuals_are_aligned(job, 16);
   const int64_t num_whole_tiles = aligned ? job.shape.num_elements / kMaxBlockElements : 0;
-  executor.run(Add{job, num_whole_tiles}, Add::num_turns(job.shape), Add::kMaxSharedBytes);
+  run_for_pieces(executor, Add{job, num_whole_tiles}, Add::num_turns(job.shape), Add::kMaxSharedBytes);
 }
 
 template <typename Executor>
 void select_elements(Executor& executor, const TagcEncodeJob& job) {
   const int64_t word_groups = divide_up(2 * job.shape.index_words(), kPassThreads);
   with_piece_type(job.piece.dtype, [&]<typename Piece>(Piece) { add_and_mark<Piece>(executor, job); });
-  executor.run(MarkAll{job}, word_groups, MarkAll::kMaxSharedBytes);
+  run_for_pieces(executor, MarkAll{job}, word_groups, MarkAll::kMaxSharedBytes);
   for (int digit = 1; digit < kNumDigits; ++digit) {
-    executor.run(CountDigit{job, digit}, word_groups, CountDigit::kMaxSharedBytes);
+    run_for_pieces(executor, CountDigit{job, digit}, word_groups, CountDigit::kMaxSharedBytes);
   }
-  executor.run(CountTies{job}, word_groups, CountTies::kMaxSharedBytes);
-  executor.run(ApplyThreshold{job}, num_tiles(job.shape), SpreadTile::shared_bytes(job.shape));
+  run_for_pieces(executor, CountTies{job}, word_groups, CountTies::kMaxSharedBytes);
+  run_for_pieces(executor, ApplyThreshold{job}, num_tiles(job.shape), SpreadTile::shared_bytes(job.shape));
 }
 
 template <bool kTablesInShared, typename Executor>
 void peel_and_insert(Executor& executor, const TagcEncodeJob& job, int64_t table_bytes_in_shared) {
   using Hold = HoldBack<kTablesInShared>;
   const int64_t word_groups = divide_up(2 * job.shape.index_words(), kPassThreads);
-  executor.run(PeelIndex<kTablesInShared>{job}, num_slabs(job.shape), table_bytes_in_shared);
-  executor.run(Hold{job}, num_slabs(job.shape), Hold::kCandidateBytes + table_bytes_in_shared);
+  run_for_pieces(executor, PeelIndex<kTablesInShared>{job}, num_slabs(job.shape), table_bytes_in_shared);
+  run_for_pieces(executor, Hold{job}, num_slabs(job.shape), Hold::kCandidateBytes + table_bytes_in_shared);
   with_cells(job.shape.cell_type, [&]<typename Cells>(Cells) {
     using Insert = InsertValues<kTablesInShared, Cells>;
     if constexpr (Cells::kIsScaled) {
-      executor.run(FindPeaks{job}, word_groups, 0);
+      run_for_pieces(executor, FindPeaks{job}, word_groups, 0);
     }
-    executor.run(Insert{job, Insert::words_of_stripe(job.shape, Insert::kStripeBytes)}, word_groups, 0);
+    run_for_pieces(executor, Insert{job, Insert::words_of_stripe(job.shape, Insert::kStripeBytes)}, word_groups, 0);
   });
 }
 
@@ -62,10 +63,15 @@ void run_passes(Executor& executor, const TagcEncodeJob& job) {
     select_elements(executor, job);
     peel_and_insert(executor, job);
   } else {
-    executor.clear(job.state, sizeof(SelectState));
-    executor.clear(job.packet, job.packet_bytes);
+    for (int64_t i = 0; i < job.num_pieces; ++i) {
+      TagcEncodeJob of_piece = job;
+      of_piece.go_to(i);
+      executor.clear(of_piece.arrived, sizeof(*of_piece.arrived));
+      executor.clear(of_piece.sealed, sizeof(*of_piece.sealed));
+      executor.clear(of_piece.packet, of_piece.packet_bytes);
+    }
   }
-  executor.run(Seal{job, &job.state->arrived}, checksum_groups(job.packet_bytes), 0);
+  run_for_pieces(executor, Seal{job}, checksum_groups(job.packet_bytes), 0);
 }
 
 template <typename Executor>
@@ -73,6 +79,7 @@ void run_passes(Executor& executor, const TagcDecodeJob& job) {
   if (job.num_packets == 0) {
     return;
   }
+  begin_sum(executor, job);
   executor.run(OpenPackets{job}, checksum_groups(job.packet_bytes), 0);
   const int64_t tiles = num_tiles(job.shape);
   executor.run(CheckPackets{job}, job.num_packets * (tiles > 0 ? tiles : 1), SpreadTile::shared_bytes(job.shape));
@@ -84,6 +91,7 @@ void run_passes(Executor& executor, const TagcDecodeJob& job) {
       executor.run(PeelPackets<false, Cells>{job}, slabs, 0);
     }
   });
+  end_sum(executor, job);
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

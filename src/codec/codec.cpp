@@ -33,6 +33,45 @@ CodecCounts Codec::decode_each(ConstBuffer packets, int num_packets, Buffer out,
   return counts;
 }
 
+int64_t Codec::encode_pieces_scratch_bytes(const PieceSet& set) const { return encode_scratch_bytes(set.num_elements); }
+
+CodecCounts Codec::encode_pieces(const PieceSet& set, PacketContext context, Workspace workspace) {
+  CodecCounts counts;
+  for (int i = 0; i < set.num_encoded(); ++i) {
+    counts += encode(set.piece(i), set.residual(i), set.packet(i), context, workspace);
+  }
+  return counts;
+}
+
+// The memory for the sum, where that cannot be the shard's.
+int64_t Codec::decode_shard_scratch_bytes(const ShardSum& sum) const {
+  const DataType sum_dtype = accumulate_dtype(sum.shard.dtype);
+  return sum_dtype == sum.shard.dtype ? 0 : sum.shard.num_elements * element_bytes(sum_dtype);
+}
+
+CodecCounts Codec::decode_shard(const ShardSum& sum, PacketContext context, Workspace workspace) {
+  const DataType sum_dtype = accumulate_dtype(sum.shard.dtype);
+  const Buffer total =
+      sum_dtype == sum.shard.dtype ? sum.shard : Buffer{workspace.scratch.data, sum.shard.num_elements, sum_dtype};
+  CodecCounts counts;
+  const auto add = [&](int first_node, int num_nodes) {
+    const int64_t bytes = sum.packet_bytes();
+    context.sender = static_cast<uint16_t>(first_node);
+    counts +=
+        decode_sum(sum.packets.slice(first_node * bytes, num_nodes * bytes), num_nodes, total, context, workspace);
+  };
+  if (sum.own_is_coded) {
+    std::memset(total.data, 0, static_cast<size_t>(total.bytes()));
+    add(sum.node, 1);
+  } else {
+    convert(sum.own, total);
+  }
+  add(0, sum.node);
+  add(sum.node + 1, sum.num_nodes - sum.node - 1);
+  convert_scaled(total, sum.scale, sum.shard);
+  return counts;
+}
+
 std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
                                   int ranks_per_node) {
   return find_codec(name).make_on_host(options, wire_dtype, ranks_per_node);

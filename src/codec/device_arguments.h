@@ -2,15 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "isthmus/codec.h"
 #include "isthmus/error.h"
 #include "kernels/block/device.h"
+#include "kernels/block/job.h"
 
 namespace isthmus {
 
-// The arguments of Codec::encode(). The job reads unit and step from context.on_device when it runs; it holds the rest
-// of the packet's header, with segment and sender.
+// The arguments of Codec::encode(), or of encode_pieces(): then piece, residual and packet are those of the first
+// place, and their likes lie `steps` apart. The job reads unit and step from context.on_device when it runs; it holds
+// the rest of the packet's header, with segment and sender.
 struct DeviceEncode {
   ConstBuffer piece;
   Buffer residual;  // empty where the codec keeps none
@@ -18,9 +21,20 @@ struct DeviceEncode {
   PacketContext context;
   kernels::DeviceCounts* counts = nullptr;  // the codec adds its counts here
   Buffer scratch;                           // contents do not matter
+  int64_t num_pieces = 1;                   // that are encoded
+  int64_t left_out = 1;                     // the place of one that is not; num_pieces: none
+  kernels::PieceSteps steps = {};
 };
 
-// The arguments of Codec::decode_sum(), or of decode_each().
+// What of a decoding's arguments decode_shard() has, and the others have not.
+struct DeviceShard {
+  ConstBuffer own;
+  int64_t own_place = 0;  // as in kernels::DecodeJobBase
+  bool own_is_coded = false;
+  double scale = 1;
+};
+
+// The arguments of Codec::decode_sum(), of decode_each(), or of decode_shard().
 struct DeviceDecode {
   ConstBuffer packets;
   int64_t num_packets = 1;
@@ -29,6 +43,7 @@ struct DeviceDecode {
   PacketContext context;
   kernels::DeviceFault* fault = nullptr;
   Buffer scratch;  // contents do not matter
+  std::optional<DeviceShard> shard = std::nullopt;
 };
 
 inline kernels::PacketSenders senders_of(const PacketContext& context) {
@@ -40,12 +55,28 @@ struct DecodeSize {
   int64_t num_elements;  // of each packet
   int64_t num_packets = 1;
   bool to_places = false;
+  bool sums_apart = false;  // the result is of another type than the one that sums are taken in
+  int64_t own_place = -1;   // as in kernels::DecodeJobBase; -1: there is none
+  bool own_is_coded = false;
 };
+
+// How many packets lie one after another, those that are left out among them.
+inline int64_t num_places(const DeviceDecode& decode) {
+  const bool one_is_left_out =
+      decode.shard && !decode.shard->own_is_coded && decode.shard->own_place < decode.num_packets;
+  return one_is_left_out ? decode.num_packets + 1 : decode.num_packets;
+}
 
 // Throws Error where `out` cannot be cut into equal places.
 inline DecodeSize size_of(const DeviceDecode& decode, const char* codec) {
   if (!decode.to_places) {
-    return {decode.out.num_elements, decode.num_packets, false};
+    DecodeSize size = {decode.out.num_elements, decode.num_packets};
+    if (decode.shard) {
+      size.sums_apart = decode.out.dtype != accumulate_dtype(decode.out.dtype);
+      size.own_place = decode.shard->own_place;
+      size.own_is_coded = decode.shard->own_is_coded;
+    }
+    return size;
   }
   ISTHMUS_CHECK(Error, decode.num_packets > 0 && decode.out.num_elements % decode.num_packets == 0, "codec ", codec,
                 ": ", decode.out.num_elements, " elements are no equal places for ", decode.num_packets, " packets");

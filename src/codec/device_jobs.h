@@ -30,6 +30,8 @@ void add_arguments(kernels::DecodeJobBase& job, const DeviceDecode& decode);
 // Carve out the scratch memory that jobs of all codecs need.
 void carve_shared(Carver& carver, kernels::EncodeJobBase& job);
 void carve_shared(Carver& carver, kernels::DecodeJobBase& job);
+// The memory for the sum, where the result is of another type. For codecs that do not sum in registers.
+void carve_sum(Carver& carver, kernels::DecodeJobBase& job);
 
 // The base of a codec's JobMaker (passes_codec.h), which has
 //
@@ -74,7 +76,7 @@ class DeviceJobs {
   auto decode_job(const DeviceDecode& decode) const {
     auto job = planned(size_of(decode, Maker::kName), decode.context);
     maker().check(decode, job.packet_bytes);
-    check_memory("packets", decode.packets, job.num_packets * job.packet_bytes, Maker::kAlignment.packets);
+    check_memory("packets", decode.packets, job.num_places() * job.packet_bytes, Maker::kAlignment.packets);
     take_scratch(job, decode.scratch);
     add_arguments(job, decode);
     return job;
@@ -89,7 +91,10 @@ class DeviceJobs {
   auto planned(const DecodeSize& size, PacketContext context) const {
     auto job = maker().plan_decode(size, context);
     job.num_packets = size.num_packets;
+    job.own_place = size.own_place < 0 ? size.num_packets : size.own_place;
+    job.own_is_coded = size.own_is_coded;
     job.to_places = size.to_places;
+    job.sum = {nullptr, size.sums_apart ? size.num_elements : 0, DataType::kFloat32};  // where a codec needs it
     return job;
   }
 

@@ -39,12 +39,50 @@ class PassesCodec final : public Codec {
     return maker_.decode_scratch_bytes({num_elements, num_packets, /*to_places=*/true});
   }
 
+  int64_t encode_pieces_scratch_bytes(const PieceSet& set) const override {
+    return set.num_encoded() * scratch_bytes_of_piece(set.num_elements);
+  }
+  int64_t decode_shard_scratch_bytes(const ShardSum& sum) const override {
+    return maker_.decode_scratch_bytes(size_of(decode_of(sum, {}, {}), name()));
+  }
+
   CodecCounts encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context,
                      Workspace workspace) override {
     check_on_device(context);
     device_.launcher.run(maker_.encode_job({piece, residual, packet, context, device_.counts, workspace.scratch}),
                          workspace.stream);
     return maker_.known_counts(piece.num_elements);
+  }
+
+  CodecCounts encode_pieces(const PieceSet& set, PacketContext context, Workspace workspace) override {
+    const int num_pieces = set.num_encoded();
+    if (num_pieces == 0) {
+      return {};
+    }
+    check_on_device(context);
+    ISTHMUS_CHECK(Error, workspace.scratch.bytes() >= encode_pieces_scratch_bytes(set), "codec ", name(),
+                  ": scratch memory of ", workspace.scratch.bytes(), " bytes for ", num_pieces, " pieces");
+    const ConstBuffer first_piece = set.pieces.slice(set.begin, set.num_elements);
+    const Buffer first_packet = set.packets.part(0, set.packet_bytes());
+    device_.launcher.run(
+        maker_.encode_job({.piece = first_piece,
+                           .residual = set.residual(0),
+                           .packet = first_packet,
+                           .context = context,
+                           .counts = device_.counts,
+                           .scratch = workspace.scratch,
+                           .num_pieces = num_pieces,
+                           .left_out = set.left_out < 0 ? num_pieces : set.left_out,
+                           .steps = {.piece_bytes = set.piece_elements() * element_bytes(set.pieces.dtype),
+                                     .residual_elements = set.piece_elements(),
+                                     .packet_bytes = set.packet_bytes(),
+                                     .scratch_bytes = scratch_bytes_of_piece(set.num_elements)}}),
+        workspace.stream);
+    CodecCounts counts;
+    for (int i = 0; i < num_pieces; ++i) {
+      counts += maker_.known_counts(set.num_elements);
+    }
+    return counts;
   }
 
   CodecCounts decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
@@ -61,7 +99,35 @@ class PassesCodec final : public Codec {
     return {};
   }
 
+  CodecCounts decode_shard(const ShardSum& sum, PacketContext context, Workspace workspace) override {
+    check_on_device(context);
+    device_.launcher.run(maker_.decode_job(decode_of(sum, context, workspace.scratch)), workspace.stream);
+    return {};
+  }
+
  private:
+  // Neighbours in scratch memory begin at the alignment of the first.
+  int64_t scratch_bytes_of_piece(int64_t num_elements) const {
+    constexpr int64_t kAlignment = 64;
+    return (maker_.encode_scratch_bytes(num_elements) + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
+  // Packets behind the last that is decoded are left away.
+  DeviceDecode decode_of(const ShardSum& sum, PacketContext context, Buffer scratch) const {
+    DeviceDecode decode = {.packets = {},
+                           .num_packets = sum.num_packets(),
+                           .out = sum.shard,
+                           .context = context,
+                           .fault = device_.fault,
+                           .scratch = scratch};
+    decode.shard = DeviceShard{.own = sum.own_is_coded ? ConstBuffer{} : sum.own,
+                               .own_place = sum.node,
+                               .own_is_coded = sum.own_is_coded,
+                               .scale = sum.scale};
+    decode.packets = sum.packets.slice(0, num_places(decode) * sum.packet_bytes());
+    return decode;
+  }
+
   static void check_on_device(PacketContext context) {
     ISTHMUS_CHECK(Error, context.on_device != nullptr, "codecs of a device read unit and step from its memory");
   }

@@ -33,8 +33,8 @@ class NoneDevice : public DeviceJobs<NoneDevice> {
   kernels::NoneDecodeJob plan_decode(const DecodeSize& size, PacketContext context) const;
   void check(const DeviceEncode& encode, int64_t packet_bytes) const;
   void check(const DeviceDecode& decode, int64_t packet_bytes) const;
-  template <typename Job>
-  static void carve(Carver& /*carver*/, Job& /*job*/) {}
+  static void carve(Carver& /*carver*/, kernels::NoneEncodeJob& /*job*/) {}
+  static void carve(Carver& carver, kernels::NoneDecodeJob& job);
 
   NoneSettings settings_;
 };

@@ -36,9 +36,7 @@ void QuantDevice::check(const DeviceEncode& encode, int64_t packet_bytes) const 
 }
 
 void QuantDevice::check(const DeviceDecode& decode, int64_t packet_bytes) {
-  check_quant_packets(decode.packets, decode.num_packets, decode.out, packet_bytes);
+  check_quant_packets(decode.packets, num_places(decode), widened(decode.out), packet_bytes);
 }
-
-void QuantDevice::carve(Carver& carver, kernels::QuantEncodeJob& job) { job.arrived = carver.take<uint32_t>(1); }
 
 }  // namespace isthmus

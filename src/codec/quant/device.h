@@ -33,8 +33,8 @@ class QuantDevice : public DeviceJobs<QuantDevice> {
   kernels::QuantDecodeJob plan_decode(const DecodeSize& size, PacketContext context) const;
   void check(const DeviceEncode& encode, int64_t packet_bytes) const;
   static void check(const DeviceDecode& decode, int64_t packet_bytes);
-  static void carve(Carver& carver, kernels::QuantEncodeJob& job);
-  static void carve(Carver& /*carver*/, kernels::QuantDecodeJob& /*job*/) {}
+  template <typename Job>
+  static void carve(Carver& /*carver*/, Job& /*job*/) {}
 
   kernels::QuantSettings settings_;
   bool keeps_residual_;

@@ -32,9 +32,9 @@ void SparseDevice::check(const DeviceEncode& encode, int64_t packet_bytes) const
 }
 
 void SparseDevice::check(const DeviceDecode& decode, int64_t packet_bytes) {
-  check_sparse_packets(decode.packets, decode.num_packets, decode.out, packet_bytes);
+  check_sparse_packets(decode.packets, num_places(decode), widened(decode.out), packet_bytes);
 }
 
-void SparseDevice::carve(Carver& carver, kernels::SparseEncodeJob& job) { job.arrived = carver.take<uint32_t>(1); }
+void SparseDevice::carve(Carver& carver, kernels::SparseDecodeJob& job) { carve_sum(carver, job); }
 
 }  // namespace isthmus

@@ -75,7 +75,7 @@ void TagcDevice::check(const DeviceEncode& encode, int64_t packet_bytes) {
 }
 
 void TagcDevice::check(const DeviceDecode& decode, int64_t packet_bytes) {
-  check_tagc_packets(decode.packets, decode.num_packets, decode.out, packet_bytes);
+  check_tagc_packets(decode.packets, num_places(decode), widened(decode.out), packet_bytes);
 }
 
 void TagcDevice::carve(Carver& carver, TagcEncodeJob& job) {
@@ -96,7 +96,8 @@ void TagcDevice::carve(Carver& carver, TagcDecodeJob& job) {
   carver.align();
   job.cells = carver.take<uint32_t>(at_once * job.shape.num_cells());
   carver.align();
-  job.slabs = carve_slabs(carver, job.shape, job.num_packets, at_once);
+  job.slabs = carve_slabs(carver, job.shape, job.num_places(), at_once);
+  carve_sum(carver, job);
 }
 
 }  // namespace isthmus

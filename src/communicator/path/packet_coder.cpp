@@ -18,8 +18,43 @@ PacketContext PacketCoder::context_for(const Run& run, const ReductionPlan& plan
 }
 
 void PacketCoder::count_packets(const Run& run, const ReductionPlan& plan, PacketUse use) const {
-  if (plan.contexts != nullptr && plan.unit != nullptr) {
-    device_.next_step(plan.contexts + static_cast<int>(use), run.tail());
+  if (DeviceContext* const words = counted(plan, use)) {
+    device_.next_step(words, run.tail());
+  }
+}
+
+DeviceContext* PacketCoder::counted(const ReductionPlan& plan, PacketUse use) {
+  return plan.contexts != nullptr && plan.unit != nullptr ? plan.contexts + static_cast<int>(use) : nullptr;
+}
+
+void PacketCoder::encode_pieces(Run& run, const ReductionPlan& plan, const PieceSet& set, PacketContext context,
+                                bool is_last) const {
+  Codec& codec = *plan.codec;
+  if (set.num_encoded() > 0 && !plan.drains && !plan.measures) {
+    context.counted = is_last ? counted(plan, PacketUse::kPiece) : nullptr;
+    run.codec_counts += codec.encode_pieces(set, context, run.workspace(codec.encode_pieces_scratch_bytes(set)));
+    return;
+  }
+  const Workspace workspace = run.workspace(codec.encode_scratch_bytes(set.num_elements));
+  for (int i = 0; i < set.num_encoded(); ++i) {
+    encode(run, plan, codec, set.piece(i), set.residual(i), set.packet(i), context, workspace);
+  }
+  if (is_last) {
+    count_packets(run, plan, PacketUse::kPiece);
+  }
+}
+
+void PacketCoder::decode_shard(Run& run, const ReductionPlan& plan, const ShardSum& sum, PacketContext context,
+                               bool is_last) const {
+  if (sum.num_packets() > 0) {
+    context.counted = is_last ? counted(plan, PacketUse::kArrivedPiece) : nullptr;
+    const Workspace workspace = run.workspace(plan.codec->decode_shard_scratch_bytes(sum));
+    run.codec_counts += plan.codec->decode_shard(sum, context, workspace);
+    return;
+  }
+  device_.convert_scaled(sum.own, sum.scale, sum.shard, run.tail());
+  if (is_last) {
+    count_packets(run, plan, PacketUse::kArrivedPiece);
   }
 }
 

@@ -22,12 +22,21 @@ class PacketCoder {
                             uint8_t segment = 0) const;
   void count_packets(const Run& run, const ReductionPlan& plan, PacketUse use) const;
 
+  // Of a segment of the pieces, with scratch memory of the run: as encode() of each that is encoded, and the segment of
+  // the shard. After the last segment the step is counted.
+  void encode_pieces(Run& run, const ReductionPlan& plan, const PieceSet& set, PacketContext context,
+                     bool is_last) const;
+  void decode_shard(Run& run, const ReductionPlan& plan, const ShardSum& sum, PacketContext context,
+                    bool is_last) const;
+
   // Encodes a segment of a piece, or of a result. residual: its part of the unit's, or empty. A plan that drains sends
   // the residual along exactly and leaves zeros; one that measures adds what the codec dropped to the unit's error.
   void encode(Run& run, const ReductionPlan& plan, Codec& codec, ConstBuffer values, Buffer residual, Buffer packet,
               const PacketContext& context, Workspace workspace) const;
 
  private:
+  // Where a GPU counts the steps of these packets; null: nowhere.
+  static DeviceContext* counted(const ReductionPlan& plan, PacketUse use);
   Buffer in_float32(Run& run, ConstBuffer values, ConstBuffer residual) const;
   void measure_error(Run& run, const ReductionPlan& plan, Codec& codec, ConstBuffer given, ConstBuffer packet,
                      const PacketContext& context) const;

@@ -1,35 +1,34 @@
 #include "communicator/path/two_tier_path.h"
 
-#include <algorithm>
 #include <vector>
 
 #include "communicator/path/tier_operations.h"
 
 namespace isthmus {
 
-// Each segment of the pieces is encoded while the one before it crosses.
+// Each segment of the pieces is encoded while the one before it crosses. The own piece crosses no link: it is summed
+// beside the exchange.
 void TwoTierPath::reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const {
-  const ConstBuffer pieces = sum_within_node(run, gradient);
-  const EventPtr summed = run.event();
+  const Pieces pieces = take_pieces(run, gradient);
+  const EventPtr summed = sum_within_node(run, pieces, /*own=*/false, run.event());
   const std::vector<Segment> segments = segments_of(shard.num_elements, options_.segments);
   std::vector<Crossing> crossings;
   for (const Segment& segment : segments) {
-    const Buffer packets = encode(run, plan, pieces, summed, segment);
+    const Buffer packets = encode(run, plan, pieces.sums, summed, segment);
     crossings.push_back(exchange_along_rail(run, packets, segment));
   }
-  const Buffer sum = run.sum_target(shard);
+  const EventPtr own_summed = sum_within_node(run, pieces, /*own=*/true, summed);
   for (Crossing& crossing : crossings) {
-    decode_sum(run, plan, pieces, crossing, sum);
+    decode(run, plan, pieces.sums, own_summed, crossing, shard);
   }
-  device_.convert_scaled(sum, plan.scale, shard, run.tail());
 }
 
-// For each node the piece that its rank of this rail owns, summed over this node.
-ConstBuffer TwoTierPath::sum_within_node(Run& run, ConstBuffer gradient) const {
+// For each node the piece that its rank of this rail owns.
+TwoTierPath::Pieces TwoTierPath::take_pieces(Run& run, ConstBuffer gradient) const {
   const NodeMap& map = tiers_.map();
   const DataType dtype = tiers_.piece_type(device_, gradient.dtype).dtype;
-  if (map.ranks_per_node() == 1 && gradient.dtype == dtype) {
-    return gradient;
+  if (map.ranks_per_node() == 1) {
+    return {{}, one_rank_of_node(run, gradient, dtype)};
   }
   if (!map.block_placement()) {
     run.counters.packed_calls = 1;
@@ -41,18 +40,42 @@ ConstBuffer TwoTierPath::sum_within_node(Run& run, ConstBuffer gradient) const {
         run.tail());
     gradient = packed;
   }
-  const Step step(run, "intra reduce-scatter", Lane::kIntra, &CollectiveStats::intra_s);
-  const Buffer pieces = run.take(gradient.num_elements / map.ranks_per_node(), dtype);
-  if (map.ranks_per_node() == 1) {
-    device_.convert(gradient, pieces, run.tail());
-    return pieces;
+  run.set_phase("intra reduce-scatter");
+  return {gradient, run.take(gradient.num_elements / map.ranks_per_node(), dtype)};
+}
+
+// The gradient itself, if it has the type of pieces.
+Buffer TwoTierPath::one_rank_of_node(Run& run, ConstBuffer gradient, DataType dtype) const {
+  if (gradient.dtype == dtype) {
+    return {const_cast<void*>(gradient.data), gradient.num_elements, dtype};
   }
-  const int64_t piece_elements = pieces.num_elements / map.num_nodes();
-  start_group(tiers_.intra(), map.num_nodes(), run.tail(), [&](int owner) {
-    const ConstBuffer chunks = gradient.part(owner, map.ranks_per_node() * piece_elements);
-    return tiers_.intra().reduce_scatter(chunks, pieces.part(owner, piece_elements), run.tail());
-  });
+  const Step step(run, "intra reduce-scatter", Lane::kIntra, &CollectiveStats::intra_s);
+  const Buffer pieces = run.take(gradient.num_elements, dtype);
+  device_.convert(gradient, pieces, run.tail());
   return pieces;
+}
+
+// Sums this node's own piece, or those of all other nodes. The own one is summed with them where it is coded, and where
+// there are no others. Begins after `ready`. Returns the event of the sums.
+EventPtr TwoTierPath::sum_within_node(Run& run, const Pieces& pieces, bool own, const EventPtr& ready) const {
+  const NodeMap& map = tiers_.map();
+  const bool own_comes_later = map.num_nodes() > 1 && !codes_own_piece();
+  std::vector<int> owners;
+  for (int owner = 0; owner < map.num_nodes() && pieces.gradient.num_elements > 0; ++owner) {
+    if (own == (own_comes_later && owner == tiers_.node())) {
+      owners.push_back(owner);
+    }
+  }
+  if (owners.empty()) {
+    return ready;
+  }
+  const Step step(run, "intra reduce-scatter", Lane::kIntra, ready, &CollectiveStats::intra_s);
+  const int64_t piece_elements = pieces.sums.num_elements / map.num_nodes();
+  start_group(tiers_.intra(), static_cast<int>(owners.size()), run.tail(), [&](int i) {
+    const ConstBuffer chunks = pieces.gradient.part(owners[i], map.ranks_per_node() * piece_elements);
+    return tiers_.intra().reduce_scatter(chunks, pieces.sums.part(owners[i], piece_elements), run.tail());
+  });
+  return run.event();
 }
 
 // One packet for each other node, at that node's place. This node's own place stays unused, unless the own piece is
@@ -60,31 +83,20 @@ ConstBuffer TwoTierPath::sum_within_node(Run& run, ConstBuffer gradient) const {
 Buffer TwoTierPath::encode(Run& run, const ReductionPlan& plan, ConstBuffer pieces, const EventPtr& summed,
                            const Segment& segment) const {
   const Step step(run, "encode", Lane::kEncode, summed, &CollectiveStats::encode_s);
-  Codec& codec = *plan.codec;
-  const int64_t piece_elements = pieces.num_elements / tiers_.num_nodes();
-  const int64_t packet_bytes = codec.packet_bytes(segment.num_elements);
+  const int64_t packet_bytes = plan.codec->packet_bytes(segment.num_elements);
   const Buffer packets = run.take(tiers_.num_nodes() * packet_bytes, DataType::kByte);
-  const Workspace workspace = run.workspace(codec.encode_scratch_bytes(segment.num_elements));
+  const PieceSet set = {.pieces = pieces,
+                        .residuals = plan.has_residual() ? plan.unit->residual : Buffer{},
+                        .packets = packets,
+                        .num_nodes = tiers_.num_nodes(),
+                        .left_out = codes_own_piece() ? -1 : tiers_.node(),
+                        .begin = segment.begin,
+                        .num_elements = segment.num_elements};
   const PacketContext context = coder_.context_for(run, plan, PacketUse::kPiece, tiers_.node(), segment.index);
-  int residual_index = 0;
-  for (int owner = 0; owner < tiers_.num_nodes(); ++owner) {
-    if (owner == tiers_.node() && !codes_own_piece()) {
-      continue;
-    }
-    const ConstBuffer piece = pieces.part(owner, piece_elements).slice(segment.begin, segment.num_elements);
-    const Buffer residual =
-        plan.has_residual()
-            ? plan.unit->residual.part(residual_index++, piece_elements).slice(segment.begin, segment.num_elements)
-            : Buffer{};
-    coder_.encode(run, plan, codec, piece, residual, packets.part(owner, packet_bytes), context, workspace);
-    if (owner != tiers_.node()) {
-      run.coded_elements += segment.num_elements;
-      run.packet_bytes += packet_bytes;
-    }
-  }
-  if (segment.is_last) {
-    coder_.count_packets(run, plan, PacketUse::kPiece);
-  }
+  coder_.encode_pieces(run, plan, set, context, segment.is_last);
+  const int num_foreign = tiers_.num_nodes() - 1;
+  run.coded_elements += num_foreign * segment.num_elements;
+  run.packet_bytes += num_foreign * packet_bytes;
   return packets;
 }
 
@@ -100,36 +112,27 @@ TwoTierPath::Crossing TwoTierPath::exchange_along_rail(Run& run, Buffer packets,
 }
 
 // The own piece, and what arrived from the other nodes, in their order.
-void TwoTierPath::decode_sum(Run& run, const ReductionPlan& plan, ConstBuffer pieces, Crossing& crossing,
-                             Buffer sum) const {
+void TwoTierPath::decode(Run& run, const ReductionPlan& plan, ConstBuffer pieces, const EventPtr& own_summed,
+                         Crossing& crossing, Buffer shard) const {
   wait_on_host(run, crossing);
   const Step step(run, "decode", Lane::kDecode, crossing.done, &CollectiveStats::decode_s);
-  Codec& codec = *plan.codec;
+  device_.wait(own_summed, run.tail());
   const Segment& segment = *crossing.segment;
-  const int64_t packet_bytes = crossing.arrived.num_elements / tiers_.num_nodes();
-  const Buffer sum_of_segment = sum.slice(segment.begin, segment.num_elements);
   const int node = tiers_.node();
-  const int below = node;
-  const int above = tiers_.num_nodes() - node - 1;
-  const Workspace workspace =
-      run.workspace(codec.decode_scratch_bytes(segment.num_elements, std::max({below, above, 1})));
-  PacketContext context = coder_.context_for(run, plan, PacketUse::kArrivedPiece, 0, segment.index);
-  const auto add = [&](ConstBuffer packets, int first_node, int num_packets) {
-    context.sender = static_cast<uint16_t>(first_node);
-    run.codec_counts += codec.decode_sum(packets, num_packets, sum_of_segment, context, workspace);
-  };
-  if (codes_own_piece()) {
-    device_.clear(sum_of_segment, run.tail());
-    add(crossing.packets.part(node, packet_bytes), node, 1);
-  } else {
-    const ConstBuffer own_piece = pieces.part(node, pieces.num_elements / tiers_.num_nodes());
-    device_.convert(own_piece.slice(segment.begin, segment.num_elements), sum_of_segment, run.tail());
+  const ConstBuffer own_piece = pieces.part(node, pieces.num_elements / tiers_.num_nodes());
+  const ShardSum sum = {.own = own_piece.slice(segment.begin, segment.num_elements),
+                        .packets = crossing.arrived,
+                        .num_nodes = tiers_.num_nodes(),
+                        .node = node,
+                        .own_is_coded = codes_own_piece(),
+                        .scale = plan.scale,
+                        .shard = shard.slice(segment.begin, segment.num_elements)};
+  if (sum.own_is_coded) {  // it did not cross
+    device_.convert(crossing.packets.part(node, sum.packet_bytes()), crossing.arrived.part(node, sum.packet_bytes()),
+                    run.tail());
   }
-  add(crossing.arrived.slice(0, below * packet_bytes), 0, below);
-  add(crossing.arrived.slice((node + 1) * packet_bytes, above * packet_bytes), node + 1, above);
-  if (segment.is_last) {
-    coder_.count_packets(run, plan, PacketUse::kArrivedPiece);
-  }
+  const PacketContext context = coder_.context_for(run, plan, PacketUse::kArrivedPiece, 0, segment.index);
+  coder_.decode_shard(run, plan, sum, context, segment.is_last);
 }
 
 // On a GPU the lane waits, and the host does not.

@@ -22,12 +22,21 @@ class TwoTierPath final : public Path {
     EventPtr done;
   };
 
+  // What is summed within the node, and where. Both by node.
+  struct Pieces {
+    ConstBuffer gradient;  // empty: the sums are there already
+    Buffer sums;           // not written then
+  };
+
   // The lines of reduce_scatter(). Each runs on a lane of its own.
-  ConstBuffer sum_within_node(Run& run, ConstBuffer gradient) const;
+  Pieces take_pieces(Run& run, ConstBuffer gradient) const;
+  Buffer one_rank_of_node(Run& run, ConstBuffer gradient, DataType dtype) const;
+  EventPtr sum_within_node(Run& run, const Pieces& pieces, bool own, const EventPtr& ready) const;
   Buffer encode(Run& run, const ReductionPlan& plan, ConstBuffer pieces, const EventPtr& summed,
                 const Segment& segment) const;
   Crossing exchange_along_rail(Run& run, Buffer packets, const Segment& segment) const;
-  void decode_sum(Run& run, const ReductionPlan& plan, ConstBuffer pieces, Crossing& crossing, Buffer sum) const;
+  void decode(Run& run, const ReductionPlan& plan, ConstBuffer pieces, const EventPtr& own_summed, Crossing& crossing,
+              Buffer shard) const;
   void wait_on_host(Run& run, Crossing& crossing) const;
 };
 

@@ -89,12 +89,13 @@ class EmulatedGroup {
     return hand_over("from_neighbour", value)[thread_ / 16 * 16 + neighbour];
   }
 
-  bool is_last(uint32_t& arrived) {
+  bool is_last(uint32_t& arrived) { return is_last_of(arrived, num_groups_); }
+  bool is_last_of(uint32_t& arrived, int64_t num_groups) {
     wait("is_last");
     bool last = false;
     if (thread_ == 0) {
       std::atomic_ref count(arrived);
-      last = count.fetch_add(1, std::memory_order_acq_rel) == num_groups_ - 1;
+      last = count.fetch_add(1, std::memory_order_acq_rel) == num_groups - 1;
       if (last) {
         count.store(0, std::memory_order_relaxed);
       }

@@ -40,15 +40,25 @@ class Translate {
   void operator()(T*& address) const {
     address = address == nullptr ? nullptr : static_cast<T*>(memory_.behind(address));
   }
-  void operator()(ConstBuffer& buffer) const { buffer = memory_.behind(buffer); }
-  void operator()(Buffer& buffer) const { buffer = memory_.behind(buffer); }
+  void operator()(ConstBuffer& buffer) const {
+    if (buffer.data != nullptr) {
+      buffer = memory_.behind(buffer);
+    }
+  }
+  void operator()(Buffer& buffer) const {
+    if (buffer.data != nullptr) {
+      buffer = memory_.behind(buffer);
+    }
+  }
   void operator()(kernels::ChecksumParts& parts) const { (*this)(parts.words); }
   void operator()(kernels::SlabScratch& slabs) const { all(slabs.keys, slabs.left, slabs.tables); }
 
   void shared(EncodeJobBase& job) const {
-    all(job.context, job.piece, job.residual, job.packet, job.counts, job.parts);
+    all(job.context, job.piece, job.residual, job.packet, job.counts, job.parts, job.arrived, job.sealed, job.counted);
   }
-  void shared(DecodeJobBase& job) const { all(job.context, job.packets, job.out, job.state, job.parts); }
+  void shared(DecodeJobBase& job) const {
+    all(job.context, job.packets, job.own, job.out, job.sum, job.state, job.parts, job.counted);
+  }
   void shared(WeightEncodeJob& job) const {
     all(job.before, job.shard, job.replica, job.sent, job.areas, job.coded, job.block_bytes, job.places, job.parts,
         job.replica_parts, job.state);
@@ -62,8 +72,6 @@ class Translate {
   void own(DecodeJobBase& /*job*/) const {}
   void own(WeightEncodeJob& /*job*/) const {}
   void own(WeightDecodeJob& /*job*/) const {}
-  void own(QuantEncodeJob& job) const { (*this)(job.arrived); }
-  void own(SparseEncodeJob& job) const { (*this)(job.arrived); }
   void own(TagcEncodeJob& job) const { all(job.state, job.tie_counts, job.peaks, job.rows, job.slabs); }
   void own(TagcDecodeJob& job) const { all(job.rows, job.cells, job.slabs); }
 
@@ -80,20 +88,31 @@ MemoryUse writes_parts(const kernels::ChecksumParts& parts, int64_t num_packets 
   return writes(parts.words, 8 * kernels::ChecksumParts::num_words(num_packets));
 }
 
+// Of one piece.
 void add_uses(const EncodeJobBase& job, std::vector<MemoryUse>& uses) {
   uses.push_back(reads(job.context, sizeof(*job.context)));
   uses.push_back(reads(job.piece));
   uses.push_back(writes(job.residual, job.residual == nullptr ? 0 : 4 * job.piece.num_elements));
   uses.push_back(writes(job.packet, job.packet_bytes));
   uses.push_back(writes_parts(job.parts));
+  uses.push_back(writes(job.arrived, sizeof(*job.arrived)));
+  uses.push_back(writes(job.sealed, sizeof(*job.sealed)));
+  uses.push_back(writes(job.counted, job.counted == nullptr ? 0 : sizeof(*job.counted)));
 }
 
 void add_uses(const DecodeJobBase& job, std::vector<MemoryUse>& uses) {
   uses.push_back(reads(job.context, sizeof(*job.context)));
-  uses.push_back(reads(job.packets, job.num_packets * job.packet_bytes));
+  for (int64_t i = 0; i < job.num_packets; ++i) {
+    uses.push_back(reads(job.packets + job.place_of(i) * job.packet_bytes, job.packet_bytes));
+  }
+  if (job.own.data != nullptr) {
+    uses.push_back(reads(job.own));
+  }
+  uses.push_back(writes(job.sum));
   uses.push_back(writes(job.out));
   uses.push_back(writes(job.state, sizeof(*job.state)));
-  uses.push_back(writes_parts(job.parts, job.num_packets));
+  uses.push_back(writes_parts(job.parts, job.num_places()));
+  uses.push_back(writes(job.counted, job.counted == nullptr ? 0 : sizeof(*job.counted)));
 }
 
 void add_uses(const WeightEncodeJob& job, std::vector<MemoryUse>& uses) {
@@ -123,13 +142,12 @@ void add_own_uses(const DecodeJobBase& /*job*/, std::vector<MemoryUse>& /*uses*/
 void add_own_uses(const WeightEncodeJob& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
 void add_own_uses(const WeightDecodeJob& /*job*/, std::vector<MemoryUse>& /*uses*/) {}
 
-template <typename Job>
-void add_counter_uses(const Job& job, std::vector<MemoryUse>& uses) {
-  uses.push_back(writes(job.arrived, sizeof(*job.arrived)));
+void add_own_uses(const QuantEncodeJob& job, std::vector<MemoryUse>& uses) {
   uses.push_back(adds_to(job.counts, sizeof(*job.counts)));
 }
-void add_own_uses(const QuantEncodeJob& job, std::vector<MemoryUse>& uses) { add_counter_uses(job, uses); }
-void add_own_uses(const SparseEncodeJob& job, std::vector<MemoryUse>& uses) { add_counter_uses(job, uses); }
+void add_own_uses(const SparseEncodeJob& job, std::vector<MemoryUse>& uses) {
+  uses.push_back(adds_to(job.counts, sizeof(*job.counts)));
+}
 
 void add_own_uses(const TagcEncodeJob& job, std::vector<MemoryUse>& uses) {
   uses.push_back(writes(job.state, sizeof(*job.state)));
@@ -160,8 +178,17 @@ EmulatedGpu::Launcher::Launcher(EmulatedGpu& gpu) : gpu_(gpu), counts_(gpu.alloc
 template <typename Job>
 void EmulatedGpu::Launcher::run_job(const Job& job, Stream stream) {
   std::vector<MemoryUse> uses;
-  add_uses(job, uses);
-  add_own_uses(job, uses);
+  if constexpr (std::is_base_of_v<EncodeJobBase, Job>) {
+    for (int64_t i = 0; i < job.num_pieces; ++i) {
+      Job of_piece = job;
+      of_piece.go_to(i);
+      add_uses(of_piece, uses);
+      add_own_uses(of_piece, uses);
+    }
+  } else {
+    add_uses(job, uses);
+    add_own_uses(job, uses);
+  }
   Job translated = job;
   const Translate translate(gpu_.memory());
   translate.shared(translated);

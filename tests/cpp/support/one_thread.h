@@ -39,7 +39,12 @@ class OneThread {
     return 0;
   }
 
-  static bool is_last(uint32_t& /*arrived*/) { return true; }
+  static bool is_last(uint32_t& arrived) { return is_last_of(arrived, 1); }
+  static bool is_last_of(uint32_t& arrived, int64_t num_groups) {
+    const bool last = ++arrived == static_cast<uint32_t>(num_groups);
+    arrived = last ? 0 : arrived;
+    return last;
+  }
   static void await(uint32_t& word, uint32_t value) {
     while (std::atomic_ref(word).load(std::memory_order_acquire) != value) {
       std::this_thread::sleep_for(std::chrono::microseconds(20));

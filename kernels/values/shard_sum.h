@@ -1,0 +1,30 @@
+// The sum of a decoding whose codec adds to it in memory: what comes before the packets, and after them.
+#pragma once
+
+#include "kernels/block/packet_passes.h"
+#include "kernels/values/sequence.h"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+// sum = own, or zeros; nothing where packets are put in their places. Reads the own piece once and writes the sum once.
+template <typename Executor>
+void begin_sum(Executor& executor, const DecodeJobBase& job) {
+  if (job.to_places || job.own.data == job.sum.data) {
+    return;
+  }
+  if (job.own.data == nullptr) {
+    executor.clear(job.sum.data, job.sum.bytes());
+  } else {
+    convert(executor, job.own, job.sum);
+  }
+}
+
+// out = scale * sum. Reads the sum once and writes the result once; nothing where that changes nothing.
+template <typename Executor>
+void end_sum(Executor& executor, const DecodeJobBase& job) {
+  if (job.out.data != job.sum.data || job.scale != 1) {
+    convert_scaled(executor, job.sum, job.scale, job.out);
+  }
+}
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE
