@@ -20,7 +20,16 @@ from support.tested_codecs import carried
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SIZES = (4, 4 * 1023, 4 * 100_003)
-ALIKE = (("default", reduce_scatter), ("default", all_reduce), ("tagc", reduce_scatter), ("sparse", all_reduce))
+ALIKE = (
+    ("default", reduce_scatter),
+    ("default", all_reduce),
+    ("sparse", reduce_scatter),
+    ("sparse", all_reduce),
+    ("default in segments", reduce_scatter),
+    ("sparse in segments", all_reduce),
+    ("tagc", reduce_scatter),
+)
+UNDER_WAY = ("default", "sparse", "default in segments")
 
 
 def run(world: World) -> None:
@@ -37,7 +46,8 @@ def run(world: World) -> None:
         world.check("default codec: what it can carry arrives, bit for bit", lambda: carried_exactly(world))
         world.check("codec tagc: bfloat16 as on the CPU, within rounding", lambda: compressed_bfloat16(world))
         world.check("default codec: NaN and Inf arrive", lambda: not_finite(world))
-        world.check("several units under way", lambda: several_under_way(world))
+        for codec in UNDER_WAY:
+            world.check(f"codec {codec}: several units under way", lambda: several_under_way(world, codec))  # noqa: B023
         world.check("CPU and device tensors by turns in one group", lambda: by_turns(world))
 
 
@@ -166,9 +176,9 @@ def not_finite(world: World) -> None:
     require(not bool(result[30_000].isfinite()), result[30_000])
 
 
-def several_under_way(world: World) -> None:
+def several_under_way(world: World, codec: str) -> None:
     """Units that are enqueued before any is waited for give what they give one after another."""
-    together, apart = isthmus_group("default"), isthmus_group("default")
+    together, apart = isthmus_group(codec), isthmus_group(codec)
     units = {f"unit {index}": heavy_tail(4 * 40_000 + 64 * index, world.rank, index) for index in range(5)}
     for _ in range(3):
         works, results = [], {}

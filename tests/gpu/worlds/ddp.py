@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
-from gpu.worlds.training import CODECS, PLAIN, Run, require_close, require_follows, trained
+from gpu.worlds.training import CODECS, PLAIN, Run, require_close, require_follows, require_learns, trained
 from gpu.worlds.world import World, require
 
 TOLERANCE = 2e-3
 NUM_STEPS = 25
+COMPRESSED = {"default": require_follows, "default in segments": require_follows, "sparse": require_learns}
 
 
 def run(world: World) -> None:
@@ -35,14 +38,15 @@ def compare(world: World, name: str, plain_wrap, isthmus_wrap) -> None:  # type:
         run = trained(world, isthmus_wrap, "isthmus", CODECS["none"], num_steps)
         return require_close(run, runs["plain"], TOLERANCE)
 
-    def compressed() -> dict[str, float]:
-        run = trained(world, isthmus_wrap, "isthmus", CODECS["default"], num_steps)
+    def compressed(codec: str, judge: Callable[[Run, Run], dict[str, float]]) -> dict[str, float]:
+        run = trained(world, isthmus_wrap, "isthmus", CODECS[codec], num_steps)
         require(run.units and min(run.units.values()) >= num_steps - 4, "units", run.units)
-        return require_follows(run, runs["plain"])
+        return judge(run, runs["plain"])
 
     world.check(f"{name} on {world.plain_backend}", plain)
     world.check(f"{name} on isthmus, codec none", exact)
-    world.check(f"{name} on isthmus, default codec", compressed)
+    for codec, judge in COMPRESSED.items():
+        world.check(f"{name} on isthmus, codec {codec}", lambda: compressed(codec, judge))  # noqa: B023
 
 
 def ddp(world: World, model: nn.Module) -> nn.Module:

@@ -10,17 +10,20 @@ from gpu.worlds.reductions import heavy_tail, isthmus_group, reduce_scatter
 from gpu.worlds.world import World, require
 
 NUM_ELEMENTS = 4 * 20_000
+CODECS = ("default", "sparse", "default in segments")
 
 
 def run(world: World) -> None:
     """Let one node forget its units' steps: its packets are then those of another step."""
     with world.group(world.plain_backend):
-        world.check("packets of another step are an error on every rank", lambda: another_step(world))
+        for codec in CODECS:
+            name = f"codec {codec}: packets of another step are an error on every rank"
+            world.check(name, lambda: another_step(world, codec))  # noqa: B023
 
 
-def another_step(world: World) -> dict[str, object]:
+def another_step(world: World, codec: str) -> dict[str, object]:
     """Node 0 begins at step 0 again, node 1 goes on. Decoders of both nodes refuse what they get."""
-    group = isthmus_group("default")
+    group = isthmus_group(codec)
     source = heavy_tail(NUM_ELEMENTS, world.rank).to(world.device)
     for _ in range(3):
         reduce_scatter(source, group)

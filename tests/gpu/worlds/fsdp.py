@@ -65,6 +65,11 @@ def run(world: World) -> None:
     world.check(f"FSDP2 on {world.plain_backend}", plain)
     world.check(f"FSDP2 on isthmus, codec none: as on {world.plain_backend}", exact)
     world.check("FSDP2 on isthmus, default codec: it follows", lambda: compressed("default", require_follows))
+    world.check(
+        "FSDP2 on isthmus, default codec in segments: it follows",
+        lambda: compressed("default in segments", require_follows),
+    )
+    world.check("FSDP2 on isthmus, codec sparse: it learns", lambda: compressed("sparse", require_learns))
     world.check("FSDP2 on isthmus, weights as differences: the same bits", as_differences)
     if not world.short:
         world.check("FSDP2 on isthmus, codec tagc: it learns", lambda: compressed("tagc", require_learns))

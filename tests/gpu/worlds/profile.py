@@ -11,14 +11,16 @@ from gpu.worlds.reductions import heavy_tail, isthmus_group, reduce_scatter
 from gpu.worlds.world import World, require
 
 NUM_ELEMENTS = 4 * 500_000
+CODECS = ("default", "sparse in segments")
 PHASES = ("intra reduce-scatter", "encode", "inter exchange", "decode", "inter all-gather", "intra all-gather")
 
 
 def run(world: World) -> None:
     """Profile some steps, then time some."""
     with world.group("isthmus", {"ISTHMUS_NODES": "2x2"}):
-        world.check("torch.profiler shows the phases", lambda: profiled(world))
-        world.check("statistics have seconds of each phase", lambda: timed(world))
+        for codec in CODECS:
+            world.check(f"codec {codec}: torch.profiler shows the phases", lambda: profiled(world, codec))  # noqa: B023
+            world.check(f"codec {codec}: statistics have seconds of each phase", lambda: timed(world, codec))  # noqa: B023
 
 
 def steps(world: World, group: dist.ProcessGroup, num_steps: int) -> None:
@@ -30,9 +32,9 @@ def steps(world: World, group: dist.ProcessGroup, num_steps: int) -> None:
     world.settle()
 
 
-def profiled(world: World) -> dict[str, object]:
+def profiled(world: World, codec: str) -> dict[str, object]:
     """On a CPU the phases take place in a thread of Isthmus, which has no labels: there only the call is seen."""
-    group = isthmus_group("default")
+    group = isthmus_group(codec)
     steps(world, group, 1)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * world.on_gpu
     with torch.profiler.profile(activities=activities) as profiler:
@@ -44,9 +46,9 @@ def profiled(world: World) -> dict[str, object]:
     return {"labels": len(names)}
 
 
-def timed(world: World) -> dict[str, float]:
+def timed(world: World, codec: str) -> dict[str, float]:
     """Seconds come from events on the lanes: they are there once the device is done."""
-    group = isthmus_group("default", device_timings=True)
+    group = isthmus_group(codec, device_timings=True)
     steps(world, group, 3)
     collectives = isthmus.stats(group)["collectives"]
     seconds = {name: collectives["reduce_scatter"][name] for name in ("intra_s", "encode_s", "exchange_s", "decode_s")}

@@ -9,12 +9,14 @@ import torch.distributed as dist
 
 import isthmus
 
-#: Nothing is set for the default codec.
+#: Nothing is set for the default codec, which is one that keeps no residuals (quant).
 SETTINGS: dict[str, dict[str, Any]] = {
     "none": {"codec": "none"},
     "default": {},
     "tagc": {"codec": "tagc", "ratio": 4, "sparsity": 0.9},
     "sparse": {"codec": "sparse", "sparsity": 0.9},
+    "default in segments": {"segments": 4},
+    "sparse in segments": {"codec": "sparse", "sparsity": 0.9, "segments": 4},
 }
 
 

@@ -33,6 +33,7 @@ class World:
         self.device = torch.device(device)
         self.passed = True
         self._count = 0
+        self._lost = 0  # ranks that ended in a check
 
     def __enter__(self) -> World:
         port = int(os.environ["MASTER_PORT"])
@@ -44,8 +45,9 @@ class World:
 
     def __exit__(self, *exception: object) -> None:
         self._store.add("left", 1)
+        present = self.size - self._lost
         deadline = time.monotonic() + 20
-        while self.rank == 0 and self._store.add("left", 0) < self.size and time.monotonic() < deadline:
+        while self.rank == 0 and self._store.add("left", 0) < present and time.monotonic() < deadline:
             time.sleep(0.01)  # the store's host goes last
 
     @property
@@ -64,8 +66,14 @@ class World:
             torch.cuda.synchronize()
 
     @contextmanager
-    def group(self, backend: str, env: Mapping[str, str] | None = None) -> Iterator[None]:
-        """Have a default group, and meanwhile these variables set."""
+    def group(
+        self,
+        backend: str,
+        env: Mapping[str, str] | None = None,
+        timeout: timedelta = GROUP_TIMEOUT,
+        is_left: bool = True,
+    ) -> Iterator[None]:
+        """Have a default group, and meanwhile these variables set. is_left: else it stays until the process ends."""
         self._count += 1
         before = dict(os.environ)
         os.environ.update({"ISTHMUS_LOG": "error", **(env or {})})
@@ -75,40 +83,48 @@ class World:
                 store=dist.PrefixStore(f"group/{self._count}", self._store),
                 rank=self.rank,
                 world_size=self.size,
-                timeout=GROUP_TIMEOUT,
+                timeout=timeout,
                 device_id=torch.device("cuda", 0) if backend == "nccl" else None,
             )
             yield
-            self.settle()
+            if is_left:
+                self.settle()
         finally:
-            if dist.is_initialized():
+            if is_left and dist.is_initialized():
                 dist.destroy_process_group()
             os.environ.clear()
             os.environ.update(before)
 
-    def check(self, name: str, body: Callable[[], Mapping[str, Any] | None]) -> None:
+    def check(self, name: str, body: Callable[[], Mapping[str, Any] | None], lost: int | None = None) -> None:
         """Run `body` on every rank; it raises where something is wrong, and returns figures. Rank 0 tells.
 
-        Where a rank does not report in time, nothing that follows would mean anything: all ranks end.
+        lost: a rank that ends in it. Where another one does not report in time, nothing that follows would mean
+        anything: all ranks end.
         """
         start = time.monotonic()
+        self._lost += 0 if lost is None else 1
         error, figures = "", None
         try:
             figures = body()
-            self.settle()
+            if lost is None:
+                self.settle()
         except Exception:
             error = traceback.format_exc()
         self._count += 1
-        keys = [f"check/{self._count}/{rank}" for rank in range(self.size)]
-        self._store.set(keys[self.rank], json.dumps({"error": error, "figures": dict(figures or {})}))
+        ranks = [rank for rank in range(self.size) if rank != lost]
+        keys = [f"check/{self._count}/{rank}" for rank in ranks]
+        self._store.set(
+            f"check/{self._count}/{self.rank}", json.dumps({"error": error, "figures": dict(figures or {})})
+        )
         try:
             self._store.wait(keys, RESULT_TIMEOUT)
         except dist.DistStoreError:
-            silent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+            silent = [rank for rank, key in zip(ranks, keys, strict=True) if not self._store.check([key])]
             self._tell(Check(name, FAILED, time.monotonic() - start, f"no word from ranks {silent}; {error}"))
             raise
         results = [json.loads(self._store.get(key)) for key in keys]
-        errors = [f"rank {rank}: {result['error']}" for rank, result in enumerate(results) if result["error"]]
+        reported = zip(ranks, results, strict=True)
+        errors = [f"rank {rank}: {result['error']}" for rank, result in reported if result["error"]]
         self._tell(
             Check(name, FAILED if errors else OK, time.monotonic() - start, "\n".join(errors), results[0]["figures"])
         )

@@ -10,6 +10,6 @@ from python.cuda import worlds as cuda_worlds
 pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
 
 
-@pytest.mark.parametrize("name", ["collectives", "profile", "faults"])
+@pytest.mark.parametrize("name", ["collectives", "profile", "faults", "killed"])
 def test_a_world(name: str) -> None:
     assert launch(name, "fake", short=True) == 0
