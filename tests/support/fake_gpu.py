@@ -45,8 +45,8 @@ def _configure() -> tuple[Path, str]:
     return build, f"the fake GPU cannot be configured: {error}" if error else ""
 
 
-def _build() -> Path:
-    """Build the library."""
+def library() -> Path:
+    """Build the library; return where it is."""
     build, error = _configure()
     error = error or _cmake(build, "--build", str(build), "-j", "2")
     assert not error, error
@@ -78,10 +78,10 @@ class _Server:
     """A process that has the fake GPU, and whose forks the ranks are: importing torch takes seconds."""
 
     def __init__(self) -> None:
-        library = _build()
+        preloaded = library()
         env = {
             **os.environ,
-            "LD_PRELOAD": str(library),
+            "LD_PRELOAD": str(preloaded),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "FAKE_NCCL_TIMEOUT_S": f"{OPERATION_S:.0f}",
         }
