@@ -9,6 +9,7 @@ JOBS ?= $(shell nproc)
 DEMO_ARGS ?=
 FUZZ_SECONDS ?= 60
 FIGURES ?= all
+GPU_ARCH ?= 90
 MPIS ?= openmpi mpich
 # Test files at a time. Each runs worlds of four processes and more; above two on two cores timeouts come too near.
 TEST_WORKERS ?= 2
@@ -31,7 +32,7 @@ ifeq ($(origin CXX),default)
 endif
 export CXX
 
-.PHONY: help setup demo check test test-cpp test-large test-mpi test-python test-quick test-conformance test-units lint format tidy \
+.PHONY: help setup demo check test test-cpp test-large test-mpi test-python test-quick test-conformance test-units lint format tidy gpu-programs \
   sanitize test-sanitized bench figures fuzz clean FORCE
 
 help:  ## what there is
@@ -135,6 +136,12 @@ figures: setup  ## measure what documents quote, anew, and write it there: on an
 	cmake --preset release > build/configure-release.log
 	cmake --build --preset release -j $(JOBS) --target bench_codecs tagc_peeling_table
 	python tools/figures.py $(FIGURES)
+
+gpu-programs: $(STAMPS)/venv  ## prebuilt for tests/gpu/run, to be carried to a machine with a GPU of GPU_ARCH=90: build/gpu-carry
+	cmake -S . -B build/gpu-programs/$(VENV) -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(CURDIR)/$(VENV)/bin/python \
+	  -DISTHMUS_BUILD_CUDA=ON -DISTHMUS_MPI=OFF -DCMAKE_CUDA_ARCHITECTURES=$(GPU_ARCH) > build/configure-gpu-programs.log
+	cmake --build build/gpu-programs/$(VENV) -j $(JOBS)
+	PYTHONPATH=tests python -m gpu.harness.pack build/gpu-programs/$(VENV) build/gpu-carry
 
 clean:  ## everything that was built; not .venv
 	rm -rf build bench-out

@@ -1,13 +1,16 @@
 // Benchmarks of codecs on the first CUDA device.
 #pragma once
 
+#include <chrono>
+
 #include "tests/gpu/bench/timing.h"
 #include "tests/gpu/support/checks.h"
 
 namespace isthmus::gpu {
 
-// Speed of encoding and decoding beside a copy of as many bytes, in the same run.
-void bench_codecs(Checks& checks, Timer& timer);
+// Speed of encoding and decoding beside a copy of as many bytes, in the same run; codec `quant` first. What is not
+// begun by `end` is not run.
+void bench_codecs(Checks& checks, Timer& timer, std::chrono::steady_clock::time_point end);
 // What the host does for one call: of a codec, and of the communicator's whole path.
 void bench_launches(Checks& checks, Timer& timer);
 

@@ -20,7 +20,7 @@
 namespace isthmus::gpu {
 namespace {
 
-constexpr int64_t kMegabytes[] = {1, 16, 64, 256};
+constexpr int64_t kMegabytes[] = {64, 256, 16, 1};
 constexpr int64_t kLargestVerifiedBytes = int64_t{16} << 20;  // encoding more on the CPU, too, would take too long
 constexpr double kTargetPercent = 70;
 constexpr double kTargetSpeed = 1000;  // GB/s of bfloat16 source, for codecs without residual
@@ -127,27 +127,32 @@ void bench_shape(Checks& checks, Timer& timer, const CodingShape& shape, int64_t
 
 std::vector<CodingShape> shapes() {
   std::vector<CodingShape> all;
-  for (const DataType dtype : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
-    all.push_back({.codec = "none", .options = {}, .wire = dtype, .piece = dtype});
-    for (const auto& [ratio, sparsity] : {std::pair{2.0, .8}, {4.0, .9}, {10.0, .9875}}) {
-      all.push_back({.codec = "tagc", .options = tagc_options(ratio, sparsity), .piece = dtype});
-    }
-    for (const int64_t bits : {8, 4, 2, 1}) {
+  for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat32, DataType::kFloat16}) {
+    for (const int64_t bits : {4, 8, 2, 1}) {
       all.push_back({.codec = "quant", .options = quant_options(bits), .piece = dtype});
     }
     all.push_back({.codec = "quant", .options = quant_options(4, false), .piece = dtype});
     all.push_back({.codec = "quant", .options = quant_options(1, true, true), .piece = dtype});
+    all.push_back({.codec = "none", .options = {}, .wire = dtype, .piece = dtype});
     all.push_back({.codec = "sparse", .options = sparse_options(.9875), .piece = dtype});
+    for (const auto& [ratio, sparsity] : {std::pair{2.0, .8}, {4.0, .9}, {10.0, .9875}}) {
+      all.push_back({.codec = "tagc", .options = tagc_options(ratio, sparsity), .piece = dtype});
+    }
   }
   return all;
 }
 
 }  // namespace
 
-void bench_codecs(Checks& checks, Timer& timer) {
+void bench_codecs(Checks& checks, Timer& timer, std::chrono::steady_clock::time_point end) {
   for (const int64_t megabytes : kMegabytes) {
     const double bandwidth = copy_bandwidth(timer, megabytes << 20);
     for (const CodingShape& shape : shapes()) {
+      if (std::chrono::steady_clock::now() >= end) {
+        checks.run("from " + shape.name() + ", " + std::to_string(megabytes) + " MiB on",
+                   [] { throw NotRun("time was up"); });
+        return;
+      }
       bench_shape(checks, timer, shape, megabytes, bandwidth);
     }
   }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +13,10 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True)
 class Places:
-    """Where the build puts things."""
+    """Where the build puts things. prebuilt: a folder that pack.py made, which is used instead."""
 
     build: Path
+    prebuilt: Path | None = None
 
     @property
     def native(self) -> Path:
@@ -25,7 +26,7 @@ class Places:
     @property
     def site(self) -> Path:
         """What goes into PYTHONPATH."""
-        return self.build / "site"
+        return (self.prebuilt or self.build) / "site"
 
     @property
     def logs(self) -> Path:
@@ -33,9 +34,16 @@ class Places:
         return self.build / "logs"
 
     def program(self, name: str) -> Path:
-        """Return where a program is once it is built, if it is."""
-        folder = "benchmarks" if name == "isthmus_perf" else "tests/gpu"
-        return self.native / folder / name
+        """Return where a program or library is once it is built, if it is."""
+        if self.prebuilt:
+            return self.prebuilt / "programs" / name
+        return built_program(self.native, name)
+
+
+def built_program(native: Path, name: str) -> Path:
+    """Return where CMake puts a program or library."""
+    folder = "benchmarks" if name == "isthmus_perf" else "tests/gpu"
+    return native / folder / name
 
 
 def install_command(places: Places, architecture: str, prefix: str) -> list[str]:
@@ -59,14 +67,17 @@ def install_command(places: Places, architecture: str, prefix: str) -> list[str]
     return [*command, str(REPOSITORY)]
 
 
-def environment(places: Places, given: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of all programs: the installed isthmus first, no setting of Isthmus from outside."""
+def environment(places: Places, given: Mapping[str, str] = os.environ, packages: Sequence[str] = ()) -> dict[str, str]:
+    """Return the environment of all programs: the installed isthmus first, no setting of Isthmus from outside.
+
+    packages: folders for PYTHONPATH, after all others.
+    """
     clean = {name: value for name, value in given.items() if not name.startswith("ISTHMUS_")}
     tests = REPOSITORY / "tests"
     paths = [str(path) for path in (places.site, tests, given.get("PYTHONPATH", "")) if str(path)]
     jobs = given.get("CMAKE_BUILD_PARALLEL_LEVEL", str(len(os.sched_getaffinity(0))))
     return clean | {
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": os.pathsep.join([*paths, *packages]),
         "PYTHONUNBUFFERED": "1",
         "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
         "PATH": os.pathsep.join([given.get("PATH", ""), "/usr/local/cuda/bin"]),

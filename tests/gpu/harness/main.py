@@ -1,4 +1,4 @@
-"""The command: build, then every step; the report after each."""
+"""The command: build, or take what was built; then every step; the report and the logs after each."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from gpu.harness import versions
+from gpu.harness import archive, prebuilt, versions
 from gpu.harness.build import REPOSITORY, Places, environment, install_command
-from gpu.harness.execute import execute
-from gpu.harness.plan import build_steps, steps
-from gpu.harness.records import FAILED, NOT_RUN
+from gpu.harness.execute import GRACE_S, execute
+from gpu.harness.plan import build_step, import_step, steps
+from gpu.harness.records import FAILED, NOT_RUN, OK
 from gpu.harness.report import Report
 from gpu.harness.steps import Outcome, Step, Verdict
 
 NO_GPU = 77
 DEFAULT_ARCHITECTURE = "90"
-#: A step that cannot have this much any more is not begun.
-LEAST_LIMIT_S = 5.0
+#: Of all the time: for ending a program that hangs, and for the last report.
+RESERVE_S = GRACE_S + 3
+TIME_WAS_UP = "time was up"
+FAKE_GPU = {"name": "fake GPU", "capability": "9.0"}
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -33,6 +36,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     names = [step.name for step in steps(Places(Path()))]
     parser.add_argument("--output", type=Path, default=REPOSITORY / "tests/gpu", metavar="DIR", help="for the report")
     parser.add_argument("--only", action="append", choices=names, metavar="STEP", help=f"of {', '.join(names)}")
+    parser.add_argument(
+        "--prebuilt", type=Path, metavar="DIR", help="by `make gpu-programs`: nothing is built if it fits"
+    )
+    parser.add_argument("--commit", help="of the sources, where git cannot tell")
     parser.add_argument("--build-only", action="store_true", help="build, and say so")
     parser.add_argument("--skip-build", action="store_true", help="what was built before is there")
     parser.add_argument("--build-dir", type=Path, default=REPOSITORY / "build/gpu", metavar="DIR")
@@ -40,10 +47,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--prefix", default="", metavar="DIR", help="of Google Benchmark, CLI11 and nlohmann_json: for isthmus_perf"
     )
-    parser.add_argument("--build-time-limit", type=float, default=240, metavar="SECONDS")
-    parser.add_argument(
-        "--time-limit", type=float, default=600, metavar="SECONDS", help="for all steps after the build"
-    )
+    parser.add_argument("--build-time-limit", type=float, default=300, metavar="SECONDS", help="of all the time")
+    parser.add_argument("--time-limit", type=float, default=900, metavar="SECONDS", help="for everything")
+    parser.add_argument("--device", choices=("cuda", "fake"), default="cuda", help="fake: tests/fake_gpu, to rehearse")
     options = parser.parse_args(arguments)
     if options.build_only and options.skip_build:
         parser.error("--build-only and --skip-build leave nothing to do")
@@ -52,66 +58,110 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str]) -> int:
     """Return the exit status."""
-    options = parse(arguments)
-    places = Places(options.build_dir.resolve())
-    env = environment(places)
-    said = versions.ask_torch(env)
-    gpu = said.get("gpu", {})
-    report = Report(gpu=gpu, versions=versions.collect(REPOSITORY, said, env))
-    name = f"report-{versions.slug(gpu.get('name', 'no gpu'))}"
-    folder = options.output if gpu and not options.build_only else places.build
-
-    if not options.skip_build and not build(report, options, places, env):
-        return finish(report, folder, name)
-    if options.build_only or not gpu:
-        if report.outcomes:
-            finish(report, folder, name)
-        print(said.get("error", "built; no GPU was used" if gpu else "built; there is no GPU here: nothing was run"))
-        return 0 if options.build_only else NO_GPU
-    chosen = [step for step in steps(places) if not options.only or step.name in options.only]
-    report.planned += [step.name for step in chosen]
-    deadline = time.monotonic() + options.time_limit
-    for step in chosen:
-        run_step(report, step, places, env, deadline - time.monotonic())
-        report.write(folder, name)
-    return finish(report, folder, name)
+    deadline = time.monotonic() + parse(arguments).time_limit - RESERVE_S
+    return Run(parse(arguments), deadline).everything()
 
 
-def build(report: Report, options: argparse.Namespace, places: Places, env: dict[str, str]) -> bool:
-    """Run the steps that build, until one fails; return whether none did."""
-    architecture = options.arch or report.gpu.get("capability", DEFAULT_ARCHITECTURE).replace(".", "")
-    for step in build_steps(install_command(places, architecture, options.prefix), options.build_time_limit):
-        report.planned.append(step.name)
-        run_step(report, step, places, env, step.limit_s)
-        if report.outcomes[-1].verdict.result == FAILED:
+@dataclass
+class Run:
+    """One run of the command. deadline: for all steps, by time.monotonic()."""
+
+    options: argparse.Namespace
+    deadline: float
+
+    def everything(self) -> int:
+        """Return the exit status."""
+        options = self.options
+        self.places = Places(options.build_dir.resolve())
+        said = self._ask_torch()
+        gpu = said.get("gpu", {})
+        about = versions.collect(REPOSITORY, said, environment(self.places))
+        self.report = Report(gpu=gpu, versions=about | ({"commit": options.commit} if options.commit else {}))
+        self.name = f"report-{versions.slug(gpu.get('name', 'no gpu'))}"
+        self.folder = options.output if gpu and not options.build_only else self.places.build
+        takes_prebuilt = options.prebuilt is not None and self._take_prebuilt(said)
+        chosen = [step for step in steps(self.places, options.device) if not options.only or step.name in options.only]
+        if gpu and not options.build_only:
+            self.report.planned += [step.name for step in chosen]
+        if not self._make_ready(takes_prebuilt):
+            return self._finish()
+        if options.build_only or not gpu:
+            self._finish()
+            print(
+                said.get("error", "ready; no GPU was used" if gpu else "ready; there is no GPU here: nothing was run")
+            )
+            return 0 if options.build_only else NO_GPU
+        for step in chosen:
+            self._run_step(step)
+        return self._finish()
+
+    def _ask_torch(self) -> dict[str, Any]:
+        said = versions.ask_torch(environment(self.places))
+        return said | {"available": True, "gpu": FAKE_GPU} if self.options.device == "fake" else said
+
+    def _take_prebuilt(self, said: dict[str, Any]) -> bool:
+        """Use the prebuilt folder if it fits; report why if it does not."""
+        folder: Path = self.options.prebuilt.resolve()
+        reason = prebuilt.why_unfit(folder, REPOSITORY, said)
+        step = Step("prebuilt", f"what was built elsewhere fits: {folder.name}", (), 0)
+        self._add(Outcome(step, Verdict(NOT_RUN, reason) if reason else Verdict(OK)))
+        if reason:
             return False
-    return True
+        self.places = replace(self.places, prebuilt=folder)
+        for program in (folder / "programs").iterdir():
+            program.chmod(0o755)  # as they travel, modes may get lost
+        return True
 
+    def _make_ready(self, takes_prebuilt: bool) -> bool:
+        """Build unless there is no need, and look whether what is there loads; return whether it does."""
+        options = self.options
+        if not takes_prebuilt and not options.skip_build:
+            architecture = options.arch or self.report.gpu.get("capability", DEFAULT_ARCHITECTURE).replace(".", "")
+            command = install_command(self.places, architecture, options.prefix)
+            if not self._run_step(build_step(command, options.build_time_limit)):
+                return False
+        return options.skip_build or self._run_step(import_step())
 
-def run_step(report: Report, step: Step, places: Places, env: dict[str, str], seconds_left: float) -> None:
-    """Run one step, whatever happens to it, and add how it ended to the report."""
-    limit_s = min(step.limit_s, seconds_left)
-    print(f"{step.name}: {step.what}", flush=True)
-    if step.missing:
-        outcome = Outcome(step, Verdict(NOT_RUN, step.missing))
-    elif limit_s < LEAST_LIMIT_S:
-        outcome = Outcome(step, Verdict(FAILED, "not begun: the time for all steps was up"))
-    else:
-        step = replace(step, limit_s=round(limit_s, 1))
-        step_env = {**env, **step.env, "GPU_STEP_LIMIT_S": str(step.limit_s)}
-        log = places.logs / f"{step.name}.log"
-        ending = execute(step.command, env=step_env, cwd=REPOSITORY, limit_s=limit_s, log=log)
-        outcome = Outcome(step, step.judge(ending), ending)
-    report.outcomes.append(outcome)
-    report.seconds += outcome.ending.seconds
-    verdict = outcome.verdict
-    reason = f": {verdict.reason}" if verdict.reason else ""
-    print(f"  {verdict.result}{reason} ({outcome.ending.seconds:.1f} s)", flush=True)
+    def _run_step(self, step: Step) -> bool:
+        """Run one step, whatever happens to it, and report how it ended; return whether it was run and is ok."""
+        print(f"{step.name}: {step.what}", flush=True)
+        if step.missing:
+            return self._add(Outcome(step, Verdict(NOT_RUN, step.missing)))
+        left_s = self.deadline - time.monotonic()
+        if left_s < min(step.least_s, step.limit_s):
+            return self._add(Outcome(step, Verdict(NOT_RUN, TIME_WAS_UP)))
+        limited = replace(step, limit_s=round(min(step.limit_s, left_s), 1))
+        folder = self.options.prebuilt
+        packages = prebuilt.needed_packages(folder.resolve()) if folder else []
+        limit = {"GPU_STEP_LIMIT_S": str(limited.limit_s)}
+        env = {**environment(self.places, packages=packages), **step.env, **limit}
+        log = self.places.logs / f"{step.name}.log"
+        ending = execute(step.command, env=env, cwd=REPOSITORY, limit_s=limited.limit_s, log=log)
+        verdict = step.judge(ending)
+        was_cut = ending.timed_out and limited.limit_s < step.limit_s
+        if was_cut and not any(check.result == FAILED for check in ending.checks):
+            verdict = Verdict(NOT_RUN, f"{TIME_WAS_UP} after {limited.limit_s:.0f} s; it may take {step.limit_s:.0f}")
+        return self._add(Outcome(limited, verdict, ending))
 
+    def _add(self, outcome: Outcome) -> bool:
+        """Report an outcome at once: a kill later loses nothing of it."""
+        if outcome.step.name not in self.report.planned:
+            self.report.planned.insert(len(self.report.outcomes), outcome.step.name)
+        self.report.outcomes.append(outcome)
+        self.report.seconds += outcome.ending.seconds
+        self._write()
+        verdict = outcome.verdict
+        reason = f": {verdict.reason}" if verdict.reason else ""
+        print(f"  {verdict.result}{reason} ({outcome.ending.seconds:.1f} s)", flush=True)
+        return verdict.result == OK
 
-def finish(report: Report, folder: Path, name: str) -> int:
-    """Write the report, say what it comes to, return the exit status."""
-    paths = report.write(folder, name)
-    print(report.text())
-    print(f"written: {', '.join(map(str, paths))}", file=sys.stderr)
-    return 0 if report.passed else 1
+    def _write(self) -> tuple[Path, Path]:
+        archive.write(self.places.logs, self.folder / "logs.tar.gz")
+        return self.report.write(self.folder, self.name)
+
+    def _finish(self) -> int:
+        """Write the report, say what it comes to, return the exit status."""
+        paths = self._write()
+        print(self.report.text())
+        print(f"written: {', '.join(map(str, paths))}", file=sys.stderr)
+        return 0 if self.report.passed else 1

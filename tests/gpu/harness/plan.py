@@ -1,9 +1,10 @@
-"""All steps, in the order in which they are run: what other steps stand on comes first."""
+"""All steps, in the order in which they are run."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gpu.harness import sanitizer
 from gpu.harness.build import Places
@@ -25,69 +26,125 @@ NCCL_ON_ONE_GPU = {
 IMPLICIT_ORDER = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
 
-def build_steps(install: Sequence[str], limit_s: float) -> list[Step]:
-    """Return the steps that build; nothing else can be run if one of them fails."""
+def build_step(install: Sequence[str], limit_s: float) -> Step:
+    """Return the step that builds; nothing else can be run if it fails."""
+    return Step("build", "compile core, CUDA code and torch module, and install", tuple(install), limit_s, judge_end)
+
+
+def import_step() -> Step:
+    """Return the step that looks at what was built."""
     imported = (sys.executable, "-m", "gpu.harness.check_install")
+    return Step("import", "isthmus is the one that was built, and its module loads", imported, 90)
+
+
+def steps(places: Places, device: str = "cuda") -> list[Step]:
+    """Return all steps that need a GPU: the most telling first, as time may be up before the last.
+
+    device: "fake" for the fake GPU (tests/fake_gpu), which has no kernels.
+    """
     return [
-        Step("build", "compile core, CUDA code and torch module, and install", tuple(install), limit_s, judge_end),
-        Step("import", "isthmus is the one that was built, and its module loads", imported, 60),
+        *_checks(places, device),
+        *_worlds(_FIRST_WORLDS, device),
+        _bench(places, device),
+        _rehearsal(places, device),
+        *_worlds(_LATER_WORLDS, device),
+        *_sanitizers(places, device),
+        _large(places, device),
+        _perf(places, device),
     ]
 
 
-def steps(places: Places) -> list[Step]:
-    """Return all steps that need a GPU."""
-    return [*_checks(places), *_sanitizers(places), *_worlds(), *_benchmarks(places), _large(places)]
+def _why_not(device: str) -> str:
+    return "the fake GPU has no kernels" if device == "fake" else ""
 
 
-def _checks(places: Places) -> list[Step]:
-    program = str(places.program("check_cuda"))
+def _checks(places: Places, device: str) -> list[Step]:
+    def step(name: str, what: str, limit_s: float) -> Step:
+        return Step(name, what, (str(places.program("check_cuda")), name), limit_s, missing=_why_not(device))
+
     return [
-        Step("codecs", "codecs on the GPU against the CPU's, bit for bit", (program, "codecs"), 120),
-        Step("device", "conversions, streams, events, faults", (program, "device"), 60),
-        Step("graphs", "captured graphs of codecs, replayed", (program, "graphs"), 60),
+        step("codecs", "codecs on the GPU against the CPU's, bit for bit", 90),
+        step("device", "conversions, streams, events, faults", 45),
+        step("graphs", "captured graphs of codecs, replayed", 45),
     ]
 
 
-def _large(places: Places) -> Step:
-    """Return the step that takes what time is left: the CPU codes billions of elements on one core."""
-    return Step("large", "pieces beyond 2^31 bytes and elements", (str(places.program("check_cuda")), "large"), 180)
+def _large(places: Places, device: str) -> Step:
+    """Return a step that takes what time is left: the CPU codes billions of elements on one core."""
+    command = (str(places.program("check_cuda")), "large")
+    what = "pieces beyond 2^31 bytes and elements"
+    return Step("large", what, command, 180, missing=_why_not(device), least_s=30)
 
 
-def _sanitizers(places: Places) -> list[Step]:
+def _sanitizers(places: Places, device: str) -> list[Step]:
     program, found = str(places.program("check_cuda")), sanitizer.find()
-    missing = "" if found else "compute-sanitizer is not installed"
+    missing = _why_not(device) or ("" if found else "compute-sanitizer is not installed")
 
     def step(tool: str, limit_s: float) -> Step:
         command = (found or "compute-sanitizer", "--tool", tool, f"--error-exitcode={sanitizer.FOUND_SOMETHING}")
         what = f"a short list of the checks under compute-sanitizer's {tool}"
-        return Step(tool, what, (*command, program, "--short"), limit_s, sanitizer.judge, missing=missing)
+        return Step(tool, what, (*command, program, "--short"), limit_s, sanitizer.judge, missing=missing, least_s=20)
 
     return [step("memcheck", 60), step("racecheck", 90), step("synccheck", 60)]
 
 
-def _worlds() -> list[Step]:
-    def step(name: str, what: str, limit_s: float, *arguments: str, **env: str) -> Step:
-        command = (sys.executable, "-m", "gpu.worlds", *(arguments or (name,)))
-        return Step(name, what, command, limit_s, env={**NCCL_ON_ONE_GPU, **env})
+@dataclass(frozen=True)
+class _World:
+    """A world of four ranks. name: of the step; world: which module of tests/gpu/worlds, if not that of the name."""
 
-    return [
-        step("nccl", "plain NCCL, four ranks on this GPU as four hosts", 60),
-        step("collectives", "collectives of isthmus against plain sums, and against its own CPU side", 90),
-        step("fsdp", "FSDP2 on isthmus 2x2 against nccl: codecs none and tagc; saved and resumed", 150),
-        step("ddp", "DDP with prepare, and HSDP", 120),
-        step("capture", "a reduce-scatter captured by torch.cuda.graph", 60),
-        step("profile", "phases in torch.profiler; device timings in stats", 60),
-        step("faults", "packets of another step are an error on every rank", 90),
-        step("order", "FSDP2 with launches in implicit order and one queue", 90, "fsdp", "--short", **IMPLICIT_ORDER),
-        step("launch_overhead", "host time of a call of the whole path over NCCL", 60),
-    ]
+    name: str
+    what: str
+    limit_s: float
+    world: str = ""
+    arguments: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
-def _benchmarks(places: Places) -> list[Step]:
+_FIRST_WORLDS = (
+    _World("nccl", "plain NCCL, four ranks on this GPU as four hosts", 45),
+    _World("collectives", "collectives of isthmus against plain sums, and against its own CPU side", 90),
+    _World("fsdp", "FSDP2 on isthmus 2x2 against nccl, with each codec and several segments; saved and resumed", 100),
+)
+_LATER_WORLDS = (
+    _World("killed", "a rank is killed in the middle of a step: every other one gets an error that names it", 60),
+    _World("faults", "packets of another step are an error on every rank", 45),
+    _World("capture", "a reduce-scatter captured by torch.cuda.graph", 45),
+    _World("launch_overhead", "host time of a call of the whole path over NCCL", 45),
+    _World("ddp", "DDP with prepare, and HSDP", 90),
+    _World("profile", "phases in torch.profiler; device timings in stats", 45),
+    _World("order", "FSDP2 with launches in implicit order and one queue", 60, "fsdp", ("--short",), IMPLICIT_ORDER),
+)
+
+
+def _worlds(worlds: Sequence[_World], device: str) -> list[Step]:
+    def step(world: _World) -> Step:
+        command = (sys.executable, "-m", "gpu.worlds", world.world or world.name, *world.arguments)
+        on_fake = ("--device", "fake", *(["--short"] if not world.arguments else [])) if device == "fake" else ()
+        missing = "no graph can be captured on the fake GPU" if on_fake and world.name == "capture" else ""
+        env = {**NCCL_ON_ONE_GPU, **world.env}
+        return Step(world.name, world.what, (*command, *on_fake), world.limit_s, env=env, missing=missing, least_s=20)
+
+    return [step(world) for world in worlds]
+
+
+def _bench(places: Places, device: str) -> Step:
+    command = (str(places.program("bench_cuda")),)
+    what = "speed of codecs beside a copy; launches"
+    return Step("bench", what, command, 75, missing=_why_not(device), least_s=20)
+
+
+def _rehearsal(places: Places, device: str) -> Step:
+    library = places.program("librehearsal_wire_fake.so" if device == "fake" else "librehearsal_wire.so")
+    short = ("--short",) if device == "fake" else ()
+    command = (sys.executable, "-m", "gpu.rehearsal", "--wire", str(library), "--device", device, *short)
+    what = "a step of FSDP2 as one of 16 ranks, over links that take as long as their bytes would"
+    return Step("rehearsal", what, command, 140, least_s=40)
+
+
+def _perf(places: Places, device: str) -> Step:
     perf = places.program("isthmus_perf")
-    missing = "" if perf.exists() else "isthmus_perf was not built: its libraries are not here (--prefix)"
+    missing = _why_not(device) or (
+        "" if perf.exists() else "isthmus_perf was not built: its libraries are not here (--prefix)"
+    )
     command = (sys.executable, "-m", "gpu.harness.perf", str(perf))
-    return [
-        Step("bench", "speed of codecs beside a copy; launches", (str(places.program("bench_cuda")),), 150),
-        Step("perf", "isthmus_perf over NCCL, four ranks", command, 60, env=NCCL_ON_ONE_GPU, missing=missing),
-    ]
+    return Step("perf", "isthmus_perf over NCCL, four ranks", command, 60, env=NCCL_ON_ONE_GPU, missing=missing)

@@ -59,7 +59,7 @@ Judge = Callable[[Ending], Verdict]
 
 @dataclass(frozen=True)
 class Step:
-    """A program to run. missing: why it cannot be run here; empty: it can."""
+    """A program to run. missing: why it cannot be run here; empty: it can. least_s: with less it is not begun."""
 
     name: str
     what: str
@@ -68,6 +68,7 @@ class Step:
     judge: Judge = judge_checks
     env: Mapping[str, str] = field(default_factory=dict)
     missing: str = ""
+    least_s: float = 5
 
 
 @dataclass(frozen=True)

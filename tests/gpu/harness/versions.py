@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import subprocess
@@ -51,15 +52,22 @@ def collect(repository: Path, torch_said: Mapping[str, Any], env: Mapping[str, s
     """Return all versions; null for what could not be found out."""
     nvcc = _output(["nvcc", "--version"], env) or ""
     release = re.search(r"release [\d.]+, V([\d.]+)", nvcc)
-    changes = _output(["git", "-C", str(repository), "status", "--porcelain", "--untracked-files=no"], env)
     return {
-        "commit": _output(["git", "-C", str(repository), "rev-parse", "HEAD"], env),
-        "changed_files": None if changes is None else len(changes.splitlines()),
+        **commit_of(repository),
         "driver": _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"], env),
         "nvcc": release[1] if release else None,
         "python": platform.python_version(),
         "kernel": platform.release(),
         **{name: torch_said.get(name) for name in ("torch", "cuda_of_torch", "cuda_of_driver", "nccl")},
+    }
+
+
+def commit_of(repository: Path) -> dict[str, Any]:
+    """Return what git says of a repository; null where there is none."""
+    changes = _output(["git", "-C", str(repository), "status", "--porcelain", "--untracked-files=no"], os.environ)
+    return {
+        "commit": _output(["git", "-C", str(repository), "rev-parse", "HEAD"], os.environ),
+        "changed_files": None if changes is None else len(changes.splitlines()),
     }
 
 

@@ -6,12 +6,13 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpu.harness import main, sanitizer
+from gpu.harness import archive, main, pack, prebuilt, sanitizer
 from gpu.harness.build import Places, environment, install_command
 from gpu.harness.execute import Ending, execute
 from gpu.harness.perf import check_of
@@ -21,6 +22,7 @@ from gpu.harness.report import Report
 from gpu.harness.steps import Step, Verdict, judge_checks, judge_end
 from gpu.harness.versions import slug
 from support.limits import HANG_S, scaled
+from support.places import ROOT
 
 GOOD = Check("sums", OK, 0.5, figures={"GB/s": 1234.5678})
 
@@ -137,9 +139,10 @@ class Machine:
         monkeypatch.setattr(main.versions, "ask_torch", lambda env: said)
         monkeypatch.setattr(main.versions, "collect", lambda *about: {"torch": "2.11", "driver": None})
         built = Step("build", "nothing", program("pass"), 20, judge_end)
-        monkeypatch.setattr(main, "build_steps", lambda install, limit_s: [built])
-        monkeypatch.setattr(main, "steps", lambda places: list(made_up))
-        monkeypatch.setattr(main, "LEAST_LIMIT_S", 0.5)
+        monkeypatch.setattr(main, "build_step", lambda install, limit_s: built)
+        monkeypatch.setattr(main, "import_step", lambda: replace(built, name="import"))
+        monkeypatch.setattr(main, "steps", lambda places, device="cuda": list(made_up))
+        monkeypatch.setattr(main, "RESERVE_S", 0)
         self.folder = folder
 
     def run(self, *arguments: str) -> int:
@@ -164,21 +167,123 @@ def test_every_step_runs_even_if_others_fail(monkeypatch: pytest.MonkeyPatch, tm
     machine = Machine(monkeypatch, tmp_path, H200, *made_up)
     assert machine.run() == 1
     report = machine.report()
-    assert [step["result"] for step in report["steps"]] == [OK, FAILED, FAILED, NOT_RUN, OK]
+    assert [step["result"] for step in report["steps"]] == [OK, OK, FAILED, FAILED, NOT_RUN, OK]
     assert not report["passed"]
-    assert report["steps"][1]["checks"] == [vars(GOOD)]
+    assert report["steps"][2]["checks"] == [vars(GOOD)]
     text = (tmp_path / "report-nvidia-h200.md").read_text()
     assert "| crash | failed: ended by SIGABRT | 1 of 1 |" in text
     assert "| sums | 1235 |" in text
     assert machine.run("--only", "good", "--only", "none") == 0
-    assert [step["name"] for step in machine.report()["steps"]] == ["build", "none", "good"]
+    assert [step["name"] for step in machine.report()["steps"]] == ["build", "import", "none", "good"]
 
 
 @pytest.mark.processes
-def test_time_for_all_steps_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    machine = Machine(monkeypatch, tmp_path, H200, Step("late", "comes too late", program(say(GOOD)), HANG_S))
-    assert machine.run("--time-limit", "0.1") == 1
-    assert machine.report()["steps"][-1]["reason"] == "not begun: the time for all steps was up"
+def test_a_step_that_cannot_have_its_least_time_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    late = Step("late", "needs more", program(say(GOOD)), 10 * HANG_S, least_s=2 * HANG_S)
+    machine = Machine(monkeypatch, tmp_path, H200, late, Step("good", "passes", program(say(GOOD)), HANG_S))
+    assert machine.run("--time-limit", str(HANG_S)) == 0
+    results = {step["name"]: (step["result"], step["reason"]) for step in machine.report()["steps"]}
+    assert results["late"] == (NOT_RUN, main.TIME_WAS_UP)
+    assert results["good"] == (OK, "")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("said", "result"), [(say(GOOD), NOT_RUN), (say(Check("more", FAILED)), FAILED)])
+def test_a_step_that_is_cut_by_the_end_of_all_time_failed_only_if_a_check_did(
+    said: str, result: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cut = Step("cut", "does not end", program(said + "import time; time.sleep(1000)"), HANG_S, least_s=0)
+    machine = Machine(monkeypatch, tmp_path, H200, cut)
+    machine.run("--skip-build", "--time-limit", str(scaled(3)))
+    assert [(step["name"], step["result"]) for step in machine.report()["steps"]] == [("cut", result)]
+
+
+@pytest.mark.processes
+def test_each_result_is_written_before_the_next_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    look = "import json, sys, tarfile;"
+    look += f"report = json.load(open({str(tmp_path / 'report-nvidia-h200.json')!r}));"
+    look += "names = [step['name'] for step in report['steps']];"
+    look += f"logs = tarfile.open({str(tmp_path / 'logs.tar.gz')!r}).getnames();"
+    look += "assert names == ['build', 'import', 'good'] and 'good.log' in logs, (names, logs);"
+    steps = [
+        Step("good", "passes", program(say(GOOD)), HANG_S),
+        Step("look", "reads the report", program(look + say(GOOD)), HANG_S),
+    ]
+    machine = Machine(monkeypatch, tmp_path, H200, *steps)
+    assert machine.run("--commit", "c0ffee") == 0, (tmp_path / "build/logs/look.log").read_text()
+    assert machine.report()["versions"]["commit"] == "c0ffee"
+
+
+SAID = {"torch": "2.11.0+cu130", "cuda_of_torch": "13.0", "gpu": {"capability": "9.0"}}
+
+
+def manifest(folder: Path, **changes: Any) -> Path:
+    fits = {
+        "commit": "c0ffee",
+        "changed_files": 0,
+        "sources": prebuilt.digest(ROOT),
+        "python": prebuilt.python_version(),
+        "torch": "2.11.0+cu130",
+        "cuda": "13.0",
+        "architectures": ["90"],
+    }
+    prebuilt.Manifest(**{**fits, **changes}).write(folder)
+    return folder
+
+
+def test_prebuilt_programs_that_fit(tmp_path: Path) -> None:
+    assert prebuilt.why_unfit(manifest(tmp_path), ROOT, SAID) == ""
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sources", "of another day"),
+        ("python", "3.9"),
+        ("torch", "2.12.0"),
+        ("cuda", "12.8"),
+        ("architectures", ["80", "100"]),
+    ],
+)
+def test_prebuilt_programs_that_do_not_fit_say_so(field: str, value: Any, tmp_path: Path) -> None:
+    reason = prebuilt.why_unfit(manifest(tmp_path, **{field: value}), ROOT, SAID)
+    assert str(value if field != "architectures" else "80, 100") in reason, reason
+
+
+def test_a_folder_without_prebuilt_programs(tmp_path: Path) -> None:
+    assert "manifest.json" in prebuilt.why_unfit(tmp_path, ROOT, SAID)
+
+
+def test_sources_are_told_apart(tmp_path: Path) -> None:
+    source = tmp_path / "src/a.cpp"
+    source.parent.mkdir()
+    source.write_text("int a;")
+    before = prebuilt.digest(tmp_path)
+    source.write_text("int b;")
+    assert prebuilt.digest(tmp_path) != before
+
+
+@pytest.mark.processes
+def test_what_does_not_fit_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = Machine(monkeypatch, tmp_path, SAID | H200, Step("good", "passes", program(say(GOOD)), HANG_S))
+    unfit = manifest(tmp_path, torch="2.12.0")
+    assert machine.run("--prebuilt", str(unfit)) == 0
+    steps = machine.report()["steps"]
+    assert [step["name"] for step in steps] == ["prebuilt", "build", "import", "good"]
+    assert "2.12.0" in steps[0]["reason"]
+
+
+def test_a_folder_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "program").write_bytes(bytes(2 * pack.MIB))
+    assert pack.report_size(tmp_path, 3) == 0
+    assert pack.report_size(tmp_path, 1) == 1
+
+
+def test_long_logs_lose_their_middle() -> None:
+    long = b"begin" + bytes(3 * archive.KEPT_BYTES) + b"end"
+    kept = archive.shortened(long)
+    assert kept.startswith(b"begin") and kept.endswith(b"end") and len(kept) < len(long)
+    assert archive.shortened(b"short") == b"short"
 
 
 @pytest.mark.processes

@@ -1,0 +1,110 @@
+"""python -m gpu.harness.pack BUILD OUTPUT: put what steps run into one folder, to be carried to a machine with a GPU.
+
+BUILD is CMake's folder of an installation into this Python. Torch, CUDA's driver and NCCL are found there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from gpu.harness import prebuilt, versions
+from gpu.harness.build import REPOSITORY, Places, built_program
+
+PROGRAMS = ("check_cuda", "bench_cuda", "isthmus_perf", "librehearsal_wire.so", "librehearsal_wire_fake.so")
+OPTIONAL = {"isthmus_perf"}
+_NOT_PYTHON = shutil.ignore_patterns("*.cpp", "*.h", "*.cu", "CMakeLists.txt", "machines", "__pycache__", "*.so")
+MIB = 1 << 20
+
+
+def main() -> int:
+    """Return the exit status: 1 where the folder is larger than the limit."""
+    parser = argparse.ArgumentParser(prog="python -m gpu.harness.pack")
+    parser.add_argument("build", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--limit-mib", type=float, default=56, help="64 may be carried, sources among them")
+    options = parser.parse_args()
+    shutil.rmtree(options.output, ignore_errors=True)
+    pack(options.build, options.output)
+    return report_size(options.output, options.limit_mib)
+
+
+def pack(build: Path, output: Path) -> None:
+    """Fill an empty folder."""
+    places = Places(build=build, prebuilt=output)
+    site = places.site / "isthmus"
+    shutil.copytree(REPOSITORY / "python/isthmus", site, ignore=_NOT_PYTHON)
+    run("cmake", "--install", str(build), "--prefix", str(places.site), "--strip")
+    for path in site.glob("_mpi.*.so"):
+        path.unlink()
+    programs = output / "programs"
+    programs.mkdir(parents=True)
+    for name in PROGRAMS:
+        built = built_program(build, name)
+        if built.exists() or name not in OPTIONAL:
+            shutil.copy2(built, programs)
+            run("strip", "--strip-unneeded", str(programs / name))
+    shutil.copy2(runtime_of(built_program(build, "check_cuda")), programs)
+    for name in prebuilt.PACKAGES:
+        copy_package(name, output / "packages")
+    manifest_of(build).write(output)
+
+
+def run(*command: str) -> str:
+    """Run a command; return what it says."""
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def runtime_of(program: Path) -> Path:
+    """Return the library of CUDA's runtime that a program loads."""
+    found = re.search(r"libcudart\S* => (\S+)", run("ldd", str(program)))
+    if not found:
+        raise RuntimeError(f"{program} loads no libcudart")
+    return Path(found[1])
+
+
+def copy_package(name: str, folder: Path) -> None:
+    """Copy a package of this Python."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise RuntimeError(f"{sys.executable} has no {name}")
+    shutil.copytree(Path(spec.origin).parent, folder / name, ignore=_NOT_PYTHON)
+
+
+def manifest_of(build: Path) -> prebuilt.Manifest:
+    """Return what was built, and of what."""
+    import torch
+
+    architectures = re.search(r"^CMAKE_CUDA_ARCHITECTURES:\w+=(.*)$", (build / "CMakeCache.txt").read_text(), re.M)
+    said = versions.commit_of(REPOSITORY)
+    return prebuilt.Manifest(
+        commit=said["commit"] or "unknown",
+        changed_files=said["changed_files"] or 0,
+        sources=prebuilt.digest(REPOSITORY),
+        python=prebuilt.python_version(),
+        torch=str(torch.__version__),
+        cuda=str(torch.version.cuda),
+        architectures=architectures[1].split(";") if architectures else [],
+    )
+
+
+def report_size(folder: Path, limit_mib: float) -> int:
+    """Say how large the folder is; return 1 if that is too much."""
+    sizes = {path.relative_to(folder): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    total_mib = sum(sizes.values()) / MIB
+    for path, size in sorted(sizes.items(), key=lambda item: -item[1])[:8]:
+        print(f"{size / MIB:8.1f} MiB  {path}")
+    print(f"{total_mib:8.1f} MiB  {folder}, of at most {limit_mib:g}")
+    if total_mib > limit_mib:
+        print("that is too large to be carried", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

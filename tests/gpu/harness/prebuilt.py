@@ -1,0 +1,91 @@
+"""What was built elsewhere, in one folder: what it was built of and for, and whether that is what is here."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+#: What programs and Python files are made of.
+_SOURCES = ("CMakeLists.txt", "cmake", "include", "kernels", "src", "python", "topology", "benchmarks", "tests/gpu")
+_SUFFIXES = (".cmake", ".h", ".cpp", ".cu", ".cuh", ".in", ".py")
+#: What builds isthmus, for a machine that lacks it and that the folder does not fit.
+PACKAGES = ("scikit_build_core", "packaging", "pathspec")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a prebuilt folder says of itself. architectures: of GPUs, as CMake names them: "90"."""
+
+    commit: str
+    changed_files: int
+    sources: str
+    python: str
+    torch: str
+    cuda: str
+    architectures: list[str]
+
+    def write(self, folder: Path) -> None:
+        """Put it into the folder."""
+        (folder / MANIFEST).write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Undo `write`. Raises OSError, ValueError or TypeError."""
+        return cls(**json.loads((folder / MANIFEST).read_text()))
+
+
+def why_unfit(folder: Path, repository: Path, torch_said: Mapping[str, Any]) -> str:
+    """Return why a prebuilt folder is not for this machine or not of these sources; "" if it is."""
+    try:
+        manifest = Manifest.read(folder)
+    except (OSError, ValueError, TypeError) as error:
+        return f"{folder / MANIFEST}: {error}"
+    here = {
+        "sources": digest(repository),
+        "python": python_version(),
+        "torch": torch_said.get("torch"),
+        "cuda": torch_said.get("cuda_of_torch"),
+    }
+    differing = [
+        f"{name} {getattr(manifest, name)}, here {value}"
+        for name, value in here.items()
+        if value != getattr(manifest, name)
+    ]
+    capability = str(torch_said.get("gpu", {}).get("capability", "")).replace(".", "")
+    if capability and capability not in manifest.architectures:
+        differing.append(f"GPUs {', '.join(manifest.architectures)}, here {capability}")
+    return f"built of or for {'; '.join(differing)}" if differing else ""
+
+
+def python_version() -> str:
+    """Return "3.12": modules are for one such version."""
+    return ".".join(platform.python_version_tuple()[:2])
+
+
+def digest(repository: Path) -> str:
+    """Return what differs if any source does."""
+    total = hashlib.sha256()
+    for top in map(repository.joinpath, _SOURCES):
+        files = (
+            [top]
+            if top.is_file()
+            else sorted(path for path in top.rglob("*") if path.name.endswith(("CMakeLists.txt", *_SUFFIXES)))
+        )
+        for path in files:
+            if path.is_file() and "__pycache__" not in path.parts:
+                total.update(f"{path.relative_to(repository)}\0".encode())
+                total.update(path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def needed_packages(folder: Path) -> list[str]:
+    """Return what PYTHONPATH needs for PACKAGES: what is packed, where this Python lacks any of them."""
+    lacks = any(importlib.util.find_spec(name) is None for name in PACKAGES)
+    return [str(folder / "packages")] if lacks else []
