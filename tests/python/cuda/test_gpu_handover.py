@@ -1,0 +1,133 @@
+"""tests/gpu/run as on a lent machine, on the fake GPU: the sources, a folder that was built here, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import venv
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gpu.harness import pack
+from gpu.harness.records import NOT_RUN, OK
+from python.cuda import worlds as cuda_worlds
+from support import fake_gpu
+from support.limits import HANG_S
+from support.places import ROOT
+
+NATIVE = ROOT / "build/native" / Path(sys.prefix).name
+pytestmark = [
+    pytest.mark.processes,
+    cuda_worlds.needs_fake_gpu,
+    pytest.mark.skipif(
+        not all(pack.built_program(NATIVE, name).exists() for name in pack.PROGRAMS if name not in pack.OPTIONAL),
+        reason="the programs are not built",
+    ),
+]
+
+
+class Machine:
+    """A copy of the working tree without ignored files, what is carried, and a Python that has no isthmus."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "tree"
+        self.output = folder / "out"
+        listed = subprocess.run(
+            ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for name in filter(None, listed.split("\0")):
+            if (ROOT / name).exists() or (ROOT / name).is_symlink():
+                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.root / name, follow_symlinks=False)
+        pack.pack(NATIVE, self.root / "build/gpu-carry")
+        for program in (self.root / "build/gpu-carry/programs").iterdir():
+            program.chmod(0o644)  # as modes may get lost
+        fake_gpu.library()
+        (self.root / "build/fake_gpu").symlink_to(ROOT / "build/fake_gpu")
+        self.python = self._make_python(folder / Path(sys.prefix).name)
+
+    def _make_python(self, place: Path) -> Path:
+        """What its .pth names is found after all else, and without the hooks of an editable isthmus."""
+        venv.create(place, symlinks=True)
+        site = next(place.glob("lib/python*/site-packages"))
+        (site / "base.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("site-packages")))
+        return place / "bin/python"
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Run the command there."""
+        command = [str(self.python), "tests/gpu/run", "--device", "fake", "--prebuilt", "build/gpu-carry"]
+        command += ["--output", str(self.output), "--commit", "c0ffee", *arguments]
+        env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "LD_PRELOAD")}
+        return subprocess.Popen(command, cwd=self.root, env=env)
+
+    def report(self) -> dict[str, Any]:
+        """What it has written so far; nothing at first."""
+        path = self.output / "report-fake-gpu.json"
+        values: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"steps": []}
+        return values
+
+    def results(self) -> dict[str, str]:
+        """The results of steps that have ended."""
+        return {step["name"]: step["result"] for step in self.report()["steps"]}
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return Machine(tmp_path_factory.mktemp("lent"))
+
+
+def test_what_was_built_here_runs_there(machine: Machine) -> None:
+    chosen = ("codecs", "nccl", "rehearsal")
+    process = machine.start("--time-limit", str(HANG_S), *(f"--only={name}" for name in chosen))
+    assert process.wait(HANG_S) == 0, (machine.output / "report-fake-gpu.md").read_text()
+    assert machine.results() == {"prebuilt": OK, "import": OK, "codecs": NOT_RUN, "nccl": OK, "rehearsal": OK}
+    report = machine.report()
+    assert report["versions"]["commit"] == "c0ffee"
+    assert sorted(path.name for path in machine.output.iterdir()) == [
+        *("logs.tar.gz", "report-fake-gpu.json", "report-fake-gpu.md")
+    ]
+    with tarfile.open(machine.output / "logs.tar.gz") as logs:
+        assert logs.getnames() == ["import.log", "nccl.log", "rehearsal.log"]
+    check_rehearsal([check for step in report["steps"] if step["name"] == "rehearsal" for check in step["checks"]])
+
+
+def check_rehearsal(checks: list[dict[str, Any]]) -> None:
+    """Times mean nothing without a GPU. What links carry is counted, and follows from their speeds."""
+    steps = {check["check"]: check["figures"] for check in checks if "step ms" in check["figures"]}
+    sent = {name.split(";")[0]: figures for name, figures in steps.items() if "2x8" in name}
+    for way in ("plain", "none", "quant, 1 segment", "quant, 8 segments"):
+        fast, slow = (sent[f"{way}, {speed} Gbit/s"] for speed in (400, 25))
+        assert slow["between nodes"] == pytest.approx(16 * fast["between nodes"])
+        assert slow["MB to other nodes"] == fast["MB to other nodes"] > 0
+    plain, exact, quant = (sent[f"{way}, 100 Gbit/s"] for way in ("plain", "none", "quant, 1 segment"))
+    assert plain["links busy ms, inside"] == 0 < exact["links busy ms, inside"]
+    assert exact["MB to other nodes"] > 1.2 * quant["MB to other nodes"]
+    assert any("8x2" in name for name in steps)
+
+
+def test_a_kill_loses_the_step_under_way_and_no_other(machine: Machine) -> None:
+    shutil.rmtree(machine.output, ignore_errors=True)
+    process = machine.start("--only=nccl", "--only=collectives")
+    deadline = time.monotonic() + HANG_S
+    while "nccl" not in machine.results() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for member in family:
+        member.kill()
+    process.wait()
+    report = machine.report()
+    assert machine.results() == {"prebuilt": OK, "import": OK, "nccl": OK}
+    assert report["not_reached"] == ["collectives"] and not report["passed"]
+    with tarfile.open(machine.output / "logs.tar.gz") as logs:
+        assert "nccl.log" in logs.getnames()
