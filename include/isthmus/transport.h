@@ -88,7 +88,8 @@ class Transport {
   // What this rank sent since construction.
   virtual Traffic traffic() const = 0;
 
-  // Makes pending and later operations of this rank fail with TransportError, and the peers' as well.
+  // Makes pending and later operations of this rank fail with TransportError, and the peers' as well. May wait for the
+  // GPU, on which operations of other tiers that nobody aborts may run for ever: those of one GPU are aborted at once.
   virtual void abort() = 0;
 };
 

@@ -1,8 +1,11 @@
 #include "communicator/tier_set.h"
 
+#include <functional>
 #include <utility>
+#include <vector>
 
 #include "isthmus/error.h"
+#include "transport/side_by_side.h"
 
 namespace isthmus {
 namespace {
@@ -51,9 +54,8 @@ SumType TierSet::piece_type(const Device& device, DataType dtype) const {
   return ranks_per_node() == 1 ? SumType{device.piece_dtype(dtype)} : intra().sum_type(dtype);
 }
 
-std::array<Transport*, 6> TierSet::all() const {
-  return {tiers_.intra.get(),        tiers_.inter.get(),        tiers_.flat.get(),
-          tiers_.gather_intra.get(), tiers_.gather_inter.get(), tiers_.host_inter.get()};
+std::array<std::shared_ptr<Transport>, 6> TierSet::all() const {
+  return {tiers_.intra, tiers_.inter, tiers_.flat, tiers_.gather_intra, tiers_.gather_inter, tiers_.host_inter};
 }
 
 Traffic TierSet::intra_traffic() const {
@@ -69,15 +71,17 @@ Traffic TierSet::inter_traffic() const {
 Traffic TierSet::flat_traffic() const { return traffic_of(tiers_.flat.get()); }
 
 void TierSet::abort() const {
-  for (Transport* tier : all()) {
+  std::vector<std::function<void()>> aborts;
+  for (const std::shared_ptr<Transport>& tier : all()) {
     if (tier != nullptr) {
-      tier->abort();
+      aborts.emplace_back([tier] { tier->abort(); });
     }
   }
+  run_side_by_side(std::move(aborts), kAbortPatience);
 }
 
 void TierSet::throw_if_failed() const {
-  for (Transport* tier : all()) {
+  for (const std::shared_ptr<Transport>& tier : all()) {
     if (tier != nullptr) {
       tier->throw_if_failed();
     }

@@ -47,13 +47,15 @@ class TierSet {
   Traffic inter_traffic() const;
   Traffic flat_traffic() const;
 
+  // Aborts all tiers at once: a GPU's may end only when the others' operations on it have. Waits for kAbortPatience at
+  // most.
   void abort() const;
   // Throws the failure of a tier, if one has failed.
   void throw_if_failed() const;
 
  private:
   void check(bool with_flat) const;
-  std::array<Transport*, 6> all() const;  // any may be null
+  std::array<std::shared_ptr<Transport>, 6> all() const;  // any may be null
 
   const NodeMap map_;
   const int rank_;

@@ -1,11 +1,14 @@
 // Devices, streams and events of a GPU that is not there. Everything is done when the call returns, so streams order
-// nothing and all events have passed; but handles are checked.
+// nothing and all events have passed; but handles are checked. Kernels of NCCL that spin are the exception: what they
+// occupy is not done.
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <optional>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "fake_runtime.h"
@@ -13,12 +16,14 @@
 struct CUevent_st {
   bool keeps_time = true;
   std::optional<std::chrono::steady_clock::time_point> recorded;
+  std::vector<isthmus::fake_gpu::ResidentPtr> behind = {};  // guarded by residents_mutex
 };
 
 struct CUstream_st {
   int priority = 0;
   unsigned int flags = 0;
   int device = 0;
+  std::vector<isthmus::fake_gpu::ResidentPtr> behind = {};  // guarded by residents_mutex
 };
 
 namespace isthmus::fake_gpu {
@@ -83,14 +88,70 @@ cudaError_t create_stream(cudaStream_t* stream, unsigned int flags, int priority
   return cudaSuccess;
 }
 
+std::mutex residents_mutex;
+
+CUstream_st& of(cudaStream_t stream) {
+  static auto* const default_stream = new CUstream_st;
+  return is_default(stream) ? *default_stream : *stream;
+}
+
+// Forgets kernels that have ended. Under residents_mutex.
+const std::vector<ResidentPtr>& still_running(std::vector<ResidentPtr>& kernels) {
+  std::erase_if(kernels, [](const ResidentPtr& kernel) { return kernel->ended.load(); });
+  return kernels;
+}
+
+std::vector<ResidentPtr> residents_of(cudaEvent_t event) {
+  const std::lock_guard lock(residents_mutex);
+  return still_running(event->behind);
+}
+
+std::vector<ResidentPtr>& all_residents() {
+  static auto* const instance = new std::vector<ResidentPtr>;
+  return *instance;
+}
+
 cudaError_t record(cudaEvent_t event, cudaStream_t stream, const char* caller) {
   events().check(event, caller);
   check_stream(stream, caller);
   event->recorded = std::chrono::steady_clock::now();
+  const std::lock_guard lock(residents_mutex);
+  event->behind = still_running(of(stream).behind);
   return cudaSuccess;
 }
 
 }  // namespace
+
+bool nccl_spins() {
+  static const bool is_set = std::getenv("FAKE_NCCL_SPINS") != nullptr;
+  return is_set;
+}
+
+std::vector<ResidentPtr> residents_of(cudaStream_t stream) {
+  const std::lock_guard lock(residents_mutex);
+  return still_running(of(stream).behind);
+}
+
+std::vector<ResidentPtr> residents_of_device(int device) {
+  const std::lock_guard lock(residents_mutex);
+  std::vector<ResidentPtr> kernels = still_running(all_residents());
+  std::erase_if(kernels, [&](const ResidentPtr& kernel) { return kernel->device != device; });
+  return kernels;
+}
+
+void add_resident(cudaStream_t stream, const ResidentPtr& kernel) {
+  const std::lock_guard lock(residents_mutex);
+  of(stream).behind.push_back(kernel);
+  all_residents().push_back(kernel);
+}
+
+void wait_for(const std::vector<ResidentPtr>& kernels) {
+  for (const ResidentPtr& kernel : kernels) {
+    while (!kernel->ended) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+}
 
 void check_stream(cudaStream_t stream, const char* caller) {
   if (!is_default(stream)) {
@@ -212,7 +273,10 @@ FAKE_API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest)
   *greatest = kHighestPriority;
   return cudaSuccess;
 }
-FAKE_API cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+FAKE_API cudaError_t cudaDeviceSynchronize() {
+  wait_for(residents_of_device(current_device));
+  return cudaSuccess;
+}
 
 // --- streams
 
@@ -234,12 +298,19 @@ FAKE_API cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
 }
 FAKE_API cudaError_t cudaStreamQuery(cudaStream_t stream) {
   check_stream(stream, "cudaStreamQuery");
+  return residents_of(stream).empty() ? cudaSuccess : fail(cudaErrorNotReady);
+}
+FAKE_API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  check_stream(stream, "cudaStreamSynchronize");
+  wait_for(residents_of(stream));
   return cudaSuccess;
 }
-FAKE_API cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return cudaStreamQuery(stream); }
 FAKE_API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
   check_stream(stream, "cudaStreamWaitEvent");
   events().check(event, "cudaStreamWaitEvent");
+  for (const ResidentPtr& kernel : residents_of(event)) {
+    add_resident(stream, kernel);
+  }
   return cudaSuccess;
 }
 FAKE_API cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data,
@@ -273,9 +344,13 @@ FAKE_API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t st
 }
 FAKE_API cudaError_t cudaEventQuery(cudaEvent_t event) {
   events().check(event, "cudaEventQuery");
+  return residents_of(event).empty() ? cudaSuccess : fail(cudaErrorNotReady);
+}
+FAKE_API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  events().check(event, "cudaEventSynchronize");
+  wait_for(residents_of(event));
   return cudaSuccess;
 }
-FAKE_API cudaError_t cudaEventSynchronize(cudaEvent_t event) { return cudaEventQuery(event); }
 FAKE_API cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
   events().check(begin, "cudaEventElapsedTime");
   events().check(end, "cudaEventElapsedTime");

@@ -81,6 +81,7 @@ double factor_of(const Communicator& communicator, ncclRedOp_t reduction) {
 ncclResult_t call(Operation operation, ncclComm_t communicator, cudaStream_t stream) {
   check_stream(stream, operation.pattern->name);
   operation.communicator = find(communicator, operation.pattern->name);
+  operation.stream = stream;
   if (operation.reduction >= ncclNumOps) {
     operation.factor = factor_of(*operation.communicator, operation.reduction);
   }
@@ -88,7 +89,7 @@ ncclResult_t call(Operation operation, ncclComm_t communicator, cudaStream_t str
     group.push_back(std::move(operation));
     return ncclSuccess;
   }
-  return guarded([&] { run({std::move(operation)}); });
+  return guarded([&] { launch({std::move(operation)}); });
 }
 
 ncclResult_t make_communicator(ncclComm_t* handle, const std::string& name, int rank, int size) {
@@ -191,9 +192,12 @@ FAKE_API ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
   return ncclSuccess;
 }
 FAKE_API ncclResult_t ncclCommAbort(ncclComm_t communicator) {
-  if (communicator != nullptr) {                            // as NCCL; torch has none where making one failed
-    withdraw(communicator, "ncclCommAbort")->mesh.abort();  // freed by whom it interrupts
+  if (communicator == nullptr) {  // as NCCL; torch has none where making one failed
+    return ncclSuccess;
   }
+  const CommunicatorPtr aborted = withdraw(communicator, "ncclCommAbort");  // freed by whom it interrupts
+  aborted->mesh.abort();
+  wait_for(residents_of_device(aborted->device));  // with kernels of other communicators: NCCL frees memory there
   return ncclSuccess;
 }
 FAKE_API ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t* error) {
@@ -252,7 +256,7 @@ FAKE_API ncclResult_t ncclGroupEnd() {
   if (group_depth == 0) {
     give_up("ncclGroupEnd without ncclGroupStart");
   }
-  return --group_depth > 0 ? ncclSuccess : guarded([] { run(std::exchange(group, {})); });
+  return --group_depth > 0 ? ncclSuccess : guarded([] { launch(std::exchange(group, {})); });
 }
 
 FAKE_API ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t dtype, ncclRedOp_t op,

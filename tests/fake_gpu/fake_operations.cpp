@@ -1,7 +1,9 @@
 #include "fake_operations.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "fake_reductions.h"
 #include "fake_runtime.h"
@@ -153,6 +155,62 @@ void run(std::vector<Operation> operations) {
   copy_to_self(operations);
   for (const Operation& operation : operations) {
     finish(operation, transfers);
+  }
+}
+
+namespace {
+
+// For how long a call waits for its kernel: while peers come in time, all is done when calls return.
+constexpr std::chrono::milliseconds kLaunchPatience(1000);
+
+// Of those that a launch is behind: in its streams, and in its communicators.
+std::vector<ResidentPtr> kernels_before(const std::vector<Operation>& operations) {
+  std::vector<ResidentPtr> before;
+  for (const Operation& operation : operations) {
+    const std::vector<ResidentPtr> in_stream = residents_of(operation.stream);
+    before.insert(before.end(), in_stream.begin(), in_stream.end());
+    if (operation.communicator->latest_kernel) {
+      before.push_back(operation.communicator->latest_kernel);
+    }
+  }
+  std::erase_if(before, [](const ResidentPtr& kernel) { return kernel->ended.load(); });
+  return before;
+}
+
+// A peer that has gone, too, leaves a kernel spinning.
+void run_or_spin(const std::vector<Operation>& operations) {
+  try {
+    run(operations);
+  } catch (const NcclError&) {
+    const auto is_aborted = [](const Operation& operation) { return operation.communicator->mesh.aborted(); };
+    while (std::none_of(operations.begin(), operations.end(), is_aborted)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+}
+
+}  // namespace
+
+void launch(std::vector<Operation> operations) {
+  if (!nccl_spins() || operations.empty()) {
+    run(std::move(operations));
+    return;
+  }
+  const std::vector<ResidentPtr> before = kernels_before(operations);
+  const auto kernel = std::make_shared<Resident>();
+  kernel->device = operations.front().communicator->device;
+  for (const Operation& operation : operations) {
+    add_resident(operation.stream, kernel);
+    operation.communicator->latest_kernel = kernel;
+  }
+  std::thread([before, kernel, operations = std::move(operations)] {
+    wait_for(before);
+    run_or_spin(operations);
+    kernel->ended = true;
+  }).detach();
+  const auto until = std::chrono::steady_clock::now() + kLaunchPatience;
+  while (before.empty() && !kernel->ended && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fake_mesh.h"
+#include "fake_runtime.h"
 
 namespace isthmus::fake_gpu {
 
@@ -28,7 +29,8 @@ struct Communicator {
   int num_splits = 0;
   std::atomic<bool> in_use = false;
   std::atomic<ncclResult_t> error = ncclSuccess;
-  std::map<int, double> factors;  // of reductions made by ncclRedOpCreatePreMulSum()
+  ResidentPtr latest_kernel = {};  // by the thread that issues operations
+  std::map<int, double> factors;   // of reductions made by ncclRedOpCreatePreMulSum()
 };
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 // Who sends what to whom: parts of `in` and `out` are numbered by rank.
@@ -61,6 +63,7 @@ struct Operation {
   int root = 0;  // or peer, of kSend and kRecv
   CommunicatorPtr communicator = {};
   double factor = 1;  // of this rank, for its summands
+  cudaStream_t stream = nullptr;
 
   size_t bytes = 0;  // of one part
   MessageHeader header = {};
@@ -83,5 +86,7 @@ struct Operation {
 // Runs operations side by side, as NCCL does those of one group; on return they are done. Throws NcclError, which the
 // communicators remember.
 void run(std::vector<Operation> operations);
+// As run(); where NCCL spins, what is not done soon goes on after the return, and never fails.
+void launch(std::vector<Operation> operations);
 
 }  // namespace isthmus::fake_gpu

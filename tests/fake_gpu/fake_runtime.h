@@ -3,7 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstddef>
+#include <memory>
+#include <vector>
 
 // Functions that other libraries call instead of CUDA's and NCCL's.
 #define FAKE_API extern "C" __attribute__((visibility("default")))
@@ -15,6 +18,23 @@ namespace isthmus::fake_gpu {
 
 // Gives up if `stream` is none of the process.
 void check_stream(cudaStream_t stream, const char* caller);
+
+// Set where FAKE_NCCL_SPINS is: a kernel of NCCL whose peers do not come spins until its communicator is aborted.
+bool nccl_spins();
+
+// A kernel that goes on after its launch has returned. It occupies its device, and the streams behind it.
+struct Resident {
+  int device = 0;
+  std::atomic<bool> ended = false;
+};
+using ResidentPtr = std::shared_ptr<Resident>;
+
+// Thread-safe. Kernels that have not ended, of those that a stream is behind.
+std::vector<ResidentPtr> residents_of(cudaStream_t stream);
+std::vector<ResidentPtr> residents_of_device(int device);
+void add_resident(cudaStream_t stream, const ResidentPtr& kernel);
+// Waits until they have ended.
+void wait_for(const std::vector<ResidentPtr>& kernels);
 
 // Gives up if memory that begins inside one of the device's allocations does not end there.
 void check_memory(const void* address, size_t bytes, const char* caller);

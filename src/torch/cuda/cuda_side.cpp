@@ -21,6 +21,7 @@
 #include "torch/sides/c10d_transport.h"
 #include "torch/works/cuda_work.h"
 #include "transport/message_transport.h"  // Clock
+#include "transport/side_by_side.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -272,21 +273,21 @@ void CudaSide::set_timeout(std::chrono::milliseconds timeout) {
   }
 }
 
-// Bypasses the communicator, in which a thread may be blocked until the backends are aborted. They are aborted once.
+// Bypasses the communicator, in which a thread may be blocked until the backends are aborted. They are aborted once,
+// and side by side: NCCL's abort may wait for the GPU, which an operation of another backend occupies until that one's
+// flag is set. Torch's abort waits for NCCL's without a limit: where it does not end, its thread is abandoned.
 void CudaSide::abort() {
   if (closed_.exchange(true)) {
     return;
   }
+  std::vector<std::function<void()>> aborts;
   for (const BackendPtr& backend : all()) {
-    try {
-      backend->abort();
-    } catch (const std::exception&) {
-      // the others are to be aborted, too
-    }
+    aborts.emplace_back([backend] { backend->abort(); });
   }
   if (parts_.host_inter) {
-    close_connections(*parts_.host_inter);
+    aborts.emplace_back([backend = parts_.host_inter] { close_connections(*backend); });
   }
+  run_side_by_side(std::move(aborts), kAbortPatience);
 }
 
 void CudaSide::shutdown() {

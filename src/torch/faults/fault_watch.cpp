@@ -163,8 +163,9 @@ void FaultWatch::look_for_failures(bool at_board) {
   if (!at_board || !board_.any_report()) {
     return;
   }
-  close_all_connections();
-  if (!last.operation.empty()) {
+  if (last.operation.empty()) {
+    close_all_connections();
+  } else {
     explain(last);
   }
 }

@@ -1,8 +1,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <barrier>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -15,6 +18,7 @@
 #include "isthmus/transport.h"
 #include "tests/cpp/support/hooked_transport.h"
 #include "tests/cpp/support/world.h"
+#include "transport/side_by_side.h"
 
 namespace isthmus {
 namespace {
@@ -184,6 +188,42 @@ TEST_P(EveryCodec, RanksThatReduceDifferentUnitsGetAnError) {
     EXPECT_TRUE(outcome.threw<PacketError>()) << outcome.text;
     EXPECT_NE(outcome.text.find("packet with unit"), std::string::npos) << outcome.text;
   }
+}
+
+// A GPU's tier may end only when the operations of all others on that GPU have: one after the other they would hang.
+TEST(Communicator, AbortsAllTiersAtOnce) {
+  std::barrier all_are_asked(2);
+  std::atomic<int> num_ended = 0;
+  const auto wrap = [&](int rank, Tiers tiers) {
+    const auto wait_for_others = [&] {
+      all_are_asked.arrive_and_wait();
+      ++num_ended;
+    };
+    if (rank == 0) {
+      tiers.intra = std::make_shared<HookedTransport>(tiers.intra, nullptr, nullptr, wait_for_others);
+      tiers.inter = std::make_shared<HookedTransport>(tiers.inter, nullptr, nullptr, wait_for_others);
+    }
+    return tiers;
+  };
+  World world(NodeMap::parse("2x2", 4), lossy_options(), kTimeout, wrap);
+  world.ranks[0]->abort();
+  EXPECT_EQ(num_ended, 2);
+}
+
+TEST(SideBySide, AbandonsWhatDoesNotEnd) {
+  const auto released = std::make_shared<std::promise<void>>();
+  const auto ended = std::make_shared<std::promise<void>>();
+  std::vector<std::function<void()>> actions{
+      [] { throw Error("dropped"); },
+      [released, ended] {
+        released->get_future().wait();
+        ended->set_value();
+      },
+  };
+  EXPECT_FALSE(run_side_by_side(std::move(actions), milliseconds(50)));
+  released->set_value();
+  ended->get_future().wait();
+  EXPECT_TRUE(run_side_by_side({[] {}, [] { throw Error("dropped"); }}, kTimeout));
 }
 
 }  // namespace

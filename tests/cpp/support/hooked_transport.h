@@ -13,14 +13,17 @@ namespace isthmus::test {
 
 // Passes everything on. before(operation, in) runs before an operation, after(operation, out) when it is done;
 // operation is "reduce_scatter", "all_to_all", "all_gather", "all_gather_uneven" (`out`: of
-// one other rank) or "all_reduce". Either may be empty, and either may throw.
+// one other rank) or "all_reduce". Either may be empty, and either may throw. on_abort() runs before an abort().
 class HookedTransport final : public Transport {
  public:
   using Before = std::function<void(const std::string& operation, ConstBuffer in)>;
   using After = std::function<void(const std::string& operation, Buffer out)>;
 
-  HookedTransport(std::shared_ptr<Transport> transport, Before before, After after)
-      : transport_(std::move(transport)), before_(std::move(before)), after_(std::move(after)) {}
+  HookedTransport(std::shared_ptr<Transport> transport, Before before, After after, std::function<void()> on_abort = {})
+      : transport_(std::move(transport)),
+        before_(std::move(before)),
+        after_(std::move(after)),
+        on_abort_(std::move(on_abort)) {}
 
   int rank() const override { return transport_->rank(); }
   int size() const override { return transport_->size(); }
@@ -41,7 +44,12 @@ class HookedTransport final : public Transport {
     return hooked("all_reduce", data, data, [&] { return transport_->all_reduce(data, op, stream); });
   }
   Traffic traffic() const override { return transport_->traffic(); }
-  void abort() override { transport_->abort(); }
+  void abort() override {
+    if (on_abort_) {
+      on_abort_();
+    }
+    transport_->abort();
+  }
 
  private:
   // In-process operations are done when they return.
@@ -60,6 +68,7 @@ class HookedTransport final : public Transport {
   std::shared_ptr<Transport> transport_;
   Before before_;
   After after_;
+  std::function<void()> on_abort_;
 };
 
 }  // namespace isthmus::test

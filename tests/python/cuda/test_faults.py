@@ -85,6 +85,36 @@ def test_a_rank_that_dies_is_named() -> None:
         assert "rank 3" in outcome.value, outcome.value
 
 
+def abort_while_stuck(rank: int, world_size: int) -> str:
+    """Rank 3 stays away: kernels of the other ranks' tiers spin on their GPUs."""
+    ranks.init()
+    reduce_scatter()
+    dist.all_reduce(torch.ones(3, device="cuda"))
+    store = dist.distributed_c10d._get_default_store()
+    text = ""
+    if rank != 3:
+        with isthmus.unit("x"):
+            work = dist.reduce_scatter_tensor(
+                torch.empty(4096, device="cuda"), torch.ones(4 * 4096, device="cuda"), async_op=True
+            )
+        assert not work.is_completed()
+        dist.group.WORLD._get_backend(torch.device("cuda")).abort()
+        torch.cuda.synchronize()  # nothing spins any more
+        with pytest.raises(dist.DistBackendError) as error:
+            work.wait()
+        text = str(error.value)
+    store.set(f"done/{rank}", "")
+    store.wait([f"done/{peer}" for peer in range(world_size)])
+    return text
+
+
+def test_an_abort_ends_while_kernels_of_several_communicators_spin() -> None:
+    """One communicator after the other it would not: NCCL's abort waits for what spins in the next one."""
+    outcomes = fake_gpu.run(abort_while_stuck, WORLD_SIZE, env=ENV | {"FAKE_NCCL_SPINS": "1"})
+    for text in outcomes[:3]:
+        assert "aborted" in text, outcomes
+
+
 def no_gpu(rank: int, world_size: int) -> tuple[str, list[float]]:
     """Rank 1 has none."""
     os.environ["FAKE_GPU_COUNT"] = "0" if rank == 1 else "1"

@@ -1,0 +1,53 @@
+#include "transport/side_by_side.h"
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace isthmus {
+namespace {
+
+struct Progress {
+  explicit Progress(size_t num_actions) : num_running(num_actions) {}
+
+  void run(std::function<void()> action) {
+    try {
+      action();
+    } catch (const std::exception&) {
+      // the others are to run, too
+    }
+    action = nullptr;  // what it owns goes before the caller goes on
+    const std::lock_guard lock(mutex);
+    --num_running;
+    changed.notify_all();
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  size_t num_running;  // guarded by `mutex`
+};
+
+}  // namespace
+
+bool run_side_by_side(std::vector<std::function<void()>> actions, std::chrono::milliseconds patience) {
+  const auto progress = std::make_shared<Progress>(actions.size());
+  std::vector<std::function<void()>> without_thread;
+  for (std::function<void()>& action : actions) {
+    try {
+      std::thread([progress, owned = action]() mutable { progress->run(std::move(owned)); }).detach();
+      action = nullptr;
+    } catch (const std::system_error&) {  // this process may have no more threads
+      without_thread.push_back(std::move(action));
+    }
+  }
+  for (std::function<void()>& action : without_thread) {
+    progress->run(std::move(action));
+  }
+  std::unique_lock lock(progress->mutex);
+  return progress->changed.wait_for(lock, patience, [&] { return progress->num_running == 0; });
+}
+
+}  // namespace isthmus
