@@ -147,6 +147,24 @@ def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
         )
 
 
+# Gradients that are packed while a reduction is under way, beside its own: one more unit's worth of memory.
+_INPUT_BUFFERS = 2
+
+
+def let_reductions_overlap(model: nn.Module) -> None:
+    """Let FSDP2 pack the next unit's gradients while one is being reduced, unless the model was told otherwise.
+
+    By torch 2.13 or newer; older ones wait for the reduction first.
+    """
+    limits = {getattr(group, "reduce_scatter_max_input_buffers", None) for group, _ in fsdp2_units(model)}
+    if limits != {1}:  # torch's default
+        return
+    modules: Iterable[Any] = model.modules()  # with the methods of FSDPModule
+    for module in modules:
+        if param_groups_of(module):
+            module.set_reduce_scatter_max_input_buffers(_INPUT_BUFFERS, recurse=False)
+
+
 def _divisor(group: ParamGroup, *, is_float16: bool) -> float:
     """Return FSDP2's divisor of a reduced gradient. It also divides before, to keep float16 in its range."""
     if not is_float16 and not group.force_sum_reduction_for_comms:
@@ -315,7 +333,8 @@ def live_fsdp2_models() -> list[nn.Module]:
 
 def shard_group(group: ParamGroup) -> dist.ProcessGroup | None:
     """Return the process group of the reduce-scatter, if there is one."""
-    return getattr(group.mesh_info, "shard_process_group", None)
+    separate = getattr(group.mesh_info, "reduce_scatter_process_group", None)  # torch 2.13 or newer
+    return separate or getattr(group.mesh_info, "shard_process_group", None)
 
 
 def replicate_group(group: ParamGroup) -> dist.ProcessGroup | None:

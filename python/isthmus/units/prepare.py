@@ -30,6 +30,7 @@ from isthmus.units.models import (
     fsdp1_units,
     fsdp2_units,
     groups_of,
+    let_reductions_overlap,
     some_mix_replicas,
 )
 
@@ -128,6 +129,9 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
     name: goes before the names of the units, "name/blocks.0". Models whose units have equal names in one group are
     numbered in the order in which they are prepared, "blocks.0 (2)"; names of their own tell them apart in checkpoints.
     units: which of them are compressed: globs of names without that prefix, "!" excludes, as in the option `units`.
+    With FSDP2 of torch 2.13 or newer, gradients of a unit are packed while the one before is being reduced, if this is
+    called before the first step: `model.set_reduce_scatter_max_input_buffers(2)`, unless it was given another number.
+
     scaler: the GradScaler (or ShardedGradScaler) of the training loop. Its `update` then lets residuals follow the loss
     scale, and counts skipped steps.
 
@@ -169,6 +173,8 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
     prepared.take_number(groups_of(model))
     for group, unit in fsdp2:
         _units_of_groups[group] = _PreparedUnit(unit, prepared)
+    if fsdp2:
+        let_reductions_overlap(model)
     for flat, unit in fsdp1:
         layout_hash = prepared.remember(unit, unit.layout())
         exact = prepared.exact_reason(unit.name) or (_replicas() if flat_mixes_replicas(flat) else "")

@@ -107,6 +107,46 @@ def reductions_of_equal_size_from_different_parameters_have_different_layouts(na
     assert [name for name, *_ in native.labels] == ["root", "block"] * 3
 
 
+def buffers_of(model):
+    from isthmus.units.models import param_groups_of
+
+    modules = (model, model.block)
+    return [getattr(group, "reduce_scatter_max_input_buffers", None) for m in modules for group in param_groups_of(m)]
+
+
+def with_input_buffers(model, of_block):
+    """Where torch is older than 2.13: give the model what FSDP2 has since."""
+    from torch.distributed.fsdp import FSDPModule
+
+    from isthmus.units.models import param_groups_of
+
+    def set_buffers(self, number, *, recurse=True):
+        assert not recurse
+        for group in param_groups_of(self):
+            group.reduce_scatter_max_input_buffers = number
+
+    if not hasattr(FSDPModule, "set_reduce_scatter_max_input_buffers"):
+        for module, number in ((model, 1), (model.block, of_block)):
+            module.set_reduce_scatter_max_input_buffers = types.MethodType(set_buffers, module)
+            module.set_reduce_scatter_max_input_buffers(number, recurse=False)
+    model.block.set_reduce_scatter_max_input_buffers(of_block, recurse=False)
+    return model
+
+
+@check
+def gradients_are_packed_while_others_are_reduced(native):
+    from isthmus.units import prepare as _prepare
+
+    assert buffers_of(_prepare.prepare(with_input_buffers(make(native), 1), name="overlapping")) == [2, 2]
+
+
+@check
+def the_users_number_of_packed_gradients_stays(native):
+    from isthmus.units import prepare as _prepare
+
+    assert buffers_of(_prepare.prepare(with_input_buffers(make(native), 3), name="told")) == [1, 3]
+
+
 @check
 def the_first_step_may_lack_gradients(native):
     from isthmus.units import prepare as _prepare
