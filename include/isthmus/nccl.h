@@ -11,6 +11,13 @@
 
 namespace isthmus {
 
+// How many multiprocessors a tier's operation may occupy, within a node and between nodes. The kernels of all
+// communicators of a GPU must fit there at once, or two ranks may wait for each other for ever: the four tiers of a
+// group take 48, and leave room for the world's communicator (up to 32, with NVLink 5 up to 64) on GPUs with 100 and
+// more. Chosen, not measured. NCCL_MAX_CTAS wins.
+inline constexpr int kIntraMaxCtas = 16;
+inline constexpr int kInterMaxCtas = 8;
+
 // Gives all ranks the `num_bytes` bytes that rank 0 has at `data`. Every rank calls it equally often.
 using NcclBroadcast = std::function<void(void* data, int64_t num_bytes)>;
 

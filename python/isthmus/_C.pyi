@@ -96,6 +96,10 @@ class Options(_TorchBackend.Options):
 class Transport:
     """A tier that is not a torch backend."""
 
+# How many multiprocessors a tier over NCCL may occupy.
+INTRA_MAX_CTAS: int
+INTER_MAX_CTAS: int
+
 class CudaParts:
     """NCCL's backends of one group, and one of Gloo along the rail, for weights as differences."""
 

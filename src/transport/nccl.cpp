@@ -66,13 +66,15 @@ struct Creation {
   ncclComm_t comm = nullptr;
 };
 
-ncclComm_t create_comm(const std::string& who, int rank, int size, int ordinal, const ncclUniqueId& id,
+ncclComm_t create_comm(const std::string& who, int rank, int size, int ordinal, int max_ctas, const ncclUniqueId& id,
                        std::chrono::milliseconds timeout) {
   const auto creation = std::make_shared<Creation>();
   std::thread([=] {
     cudaSetDevice(ordinal);
     ncclComm_t comm = nullptr;
-    const ncclResult_t result = ncclCommInitRank(&comm, size, id, rank);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.maxCTAs = max_ctas;
+    const ncclResult_t result = ncclCommInitRankConfig(&comm, size, id, rank, &config);
     const std::lock_guard lock(creation->mutex);
     creation->error = result == ncclSuccess ? "" : ncclGetLastError(nullptr);
     creation->result = result;
@@ -82,9 +84,10 @@ ncclComm_t create_comm(const std::string& who, int rank, int size, int ordinal, 
   }).detach();
   std::unique_lock lock(creation->mutex);
   ISTHMUS_CHECK(TransportError, creation->changed.wait_for(lock, timeout, [&] { return creation->done; }), who,
-                ": ncclCommInitRank: timed out after ", timeout.count(), " ms: not all of its ", size, " ranks came");
+                ": ncclCommInitRankConfig: timed out after ", timeout.count(), " ms: not all of its ", size,
+                " ranks came");
   ISTHMUS_CHECK(TransportError, creation->result == ncclSuccess, who,
-                ": ncclCommInitRank: ", ncclGetErrorString(creation->result), ": ", creation->error);
+                ": ncclCommInitRankConfig: ", ncclGetErrorString(creation->result), ": ", creation->error);
   return creation->comm;
 }
 
@@ -92,11 +95,11 @@ ncclComm_t create_comm(const std::string& who, int rank, int size, int ordinal, 
 
 std::shared_ptr<NcclTransport> NcclTransport::create(const std::string& name, int rank,
                                                      const std::vector<int>& global_ranks,
-                                                     const std::vector<int>& node_of_rank, int ordinal,
+                                                     const std::vector<int>& node_of_rank, int ordinal, int max_ctas,
                                                      const ncclUniqueId& id, std::chrono::milliseconds timeout) {
   const int size = static_cast<int>(global_ranks.size());
   const std::string who = detail::concatenate(name, " tier, rank ", global_ranks[rank]);
-  const ncclComm_t comm = create_comm(who, rank, size, ordinal, id, timeout);
+  const ncclComm_t comm = create_comm(who, rank, size, ordinal, max_ctas, id, timeout);
   return std::shared_ptr<NcclTransport>(new NcclTransport(who, rank, node_of_rank, ordinal, comm));
 }
 
@@ -297,23 +300,23 @@ Tiers nccl_tiers(int rank, const NodeMap& map, int ordinal, const NcclBroadcast&
   }
   broadcast(ids.data(), static_cast<int64_t>(ids.size() * sizeof(ncclUniqueId)));
 
-  const auto tier = [&](const char* name, const std::vector<int>& ranks, int id) {
+  const auto tier = [&](const char* name, const std::vector<int>& ranks, int max_ctas, int id) {
     std::shared_ptr<Transport> transport;
     if (ranks.size() > 1) {
       std::vector<int> nodes(ranks.size());
       std::transform(ranks.begin(), ranks.end(), nodes.begin(), [&](int member) { return map.node(member); });
       const auto own = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
-      transport = NcclTransport::create(name, own, ranks, nodes, ordinal, ids[id], timeout);
+      transport = NcclTransport::create(name, own, ranks, nodes, ordinal, max_ctas, ids[id], timeout);
     }
     return transport;
   };
   const std::vector<int> node = map.node_ranks(map.node(rank));
   const std::vector<int> rail = map.rail_ranks(map.local_index(rank));
   Tiers tiers;
-  tiers.intra = tier("intra", node, map.node(rank));
-  tiers.gather_intra = tier("gather-intra", node, num_nodes + map.node(rank));
-  tiers.inter = tier("inter", rail, 2 * num_nodes + map.local_index(rank));
-  tiers.gather_inter = tier("gather-inter", rail, 2 * num_nodes + num_rails + map.local_index(rank));
+  tiers.intra = tier("intra", node, kIntraMaxCtas, map.node(rank));
+  tiers.gather_intra = tier("gather-intra", node, kIntraMaxCtas, num_nodes + map.node(rank));
+  tiers.inter = tier("inter", rail, kInterMaxCtas, 2 * num_nodes + map.local_index(rank));
+  tiers.gather_inter = tier("gather-inter", rail, kInterMaxCtas, 2 * num_nodes + num_rails + map.local_index(rank));
   return tiers;
 }
 

@@ -17,9 +17,9 @@ namespace isthmus {
 class NcclTransport final : public Transport {
  public:
   // The tier `name` of global_ranks, of which this rank is the rank-th; node_of_rank[p]: the node that tier rank p sits
-  // on. All of them call this with the same id.
+  // on. All of them call this with the same id and max_ctas.
   static std::shared_ptr<NcclTransport> create(const std::string& name, int rank, const std::vector<int>& global_ranks,
-                                               const std::vector<int>& node_of_rank, int ordinal,
+                                               const std::vector<int>& node_of_rank, int ordinal, int max_ctas,
                                                const ncclUniqueId& id, std::chrono::milliseconds timeout);
   ~NcclTransport() override;  // NOLINT(bugprone-exception-escape): see there
   NcclTransport(const NcclTransport&) = delete;

@@ -286,7 +286,7 @@ TEST(Nccl, WaitsForMissingRanksAreBounded) {
   const NodeMap map = NodeMap::parse("1x4", kRanks);
   const auto keep = [](void* /*data*/, int64_t /*num_bytes*/) {};
   EXPECT_EQ(error_of([&] { nccl_tiers(0, map, 0, keep, std::chrono::milliseconds(50)); }),
-            "intra tier, rank 0: ncclCommInitRank: timed out after 50 ms: not all of its 4 ranks came");
+            "intra tier, rank 0: ncclCommInitRankConfig: timed out after 50 ms: not all of its 4 ranks came");
 }
 
 TEST(Nccl, RefusesRanksAndMapsThatDoNotFit) {

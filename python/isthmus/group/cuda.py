@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -43,6 +44,27 @@ class Gpu:
     missing: str = ""
 
 
+# CUDA's variable for the queues into a GPU, which streams share, and the most that it gives.
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+_MOST_CONNECTIONS = "32"
+
+
+def ask_for_connections() -> None:
+    """Ask CUDA for as many queues as it has, unless the environment says how many, or CUDA has read it already."""
+    if _built_with_cuda() and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        os.environ.setdefault(CONNECTIONS, _MOST_CONNECTIONS)
+
+
+def connections_warning() -> str:
+    """Return what is to be said about the queues that the environment asks for, "" for nothing."""
+    if os.environ.get(CONNECTIONS) != "1":
+        return ""
+    return (
+        f"{CONNECTIONS}=1: all streams share one queue into the GPU, and exchanges between nodes wait behind compute "
+        f"kernels that were launched before; unset it, or set it to {_MOST_CONNECTIONS}"
+    )
+
+
 def find_gpu() -> Gpu:
     """Look for the GPU of this process: the one that the default group is bound to, else the current one."""
     if not _built_with_cuda():
@@ -79,14 +101,19 @@ class NcclGroup:
     global_ranks: Sequence[int]
     timeout: timedelta
 
-    def backend(self, tier: str, ranks: Sequence[int], own_prefix: str) -> Any:
-        """Construct NCCL's backend over some ranks of the group; None for one rank alone."""
+    def backend(self, tier: str, ranks: Sequence[int], own_prefix: str, max_ctas: int | None = None) -> Any:
+        """Construct NCCL's backend over some ranks of the group; None for one rank alone.
+
+        max_ctas: how many multiprocessors it may occupy, equal on all ranks; NCCL_MAX_CTAS wins, in NCCL itself.
+        """
         if len(ranks) < 2 and tier != "world":
             return None
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self.timeout
         options.global_ranks_in_group = [self.global_ranks[rank] for rank in ranks]
         options.group_name = GroupName(self.name if tier == "world" else f"{self.name}/isthmus_{tier}")
+        if max_ctas is not None:
+            options.config.max_ctas = max_ctas
         store = PrefixStore(f"nccl/{own_prefix}", self.store)
         return dist.ProcessGroupNCCL(store, list(ranks).index(self.rank), len(ranks), options)
 
@@ -102,12 +129,12 @@ def make_parts(
     world = group.backend("world", range(len(group.global_ranks)), "world")
     local_index = list(node_ranks).index(group.rank) if node_ranks else 0
     tiers = {
-        name: group.backend(name, ranks, f"{name}/{number}")
-        for name, ranks, number in (
-            ("intra", node_ranks, node),
-            ("inter", rail, local_index),
-            ("gather_intra", node_ranks, node),
-            ("gather_inter", rail, local_index),
+        name: group.backend(name, ranks, f"{name}/{number}", max_ctas)
+        for name, ranks, number, max_ctas in (
+            ("intra", node_ranks, node, native.INTRA_MAX_CTAS),
+            ("inter", rail, local_index, native.INTER_MAX_CTAS),
+            ("gather_intra", node_ranks, node, native.INTRA_MAX_CTAS),
+            ("gather_inter", rail, local_index, native.INTER_MAX_CTAS),
         )
     }
     parts: _C.CudaParts = native.CudaParts(world=world, **tiers, host_inter=host_inter)

@@ -22,7 +22,16 @@ from isthmus import native
 from isthmus.backends import isthmus_backend
 from isthmus.gloo import Group, fresh_prefix, gloo_tier
 from isthmus.group import mpi_tier
-from isthmus.group.cuda import Gpu, NcclGroup, devices, find_gpu, make_parts, why_none
+from isthmus.group.cuda import (
+    Gpu,
+    NcclGroup,
+    ask_for_connections,
+    connections_warning,
+    devices,
+    find_gpu,
+    make_parts,
+    why_none,
+)
 from isthmus.group.variables import unknown_variables
 from isthmus.topology import node_map
 from isthmus.topology.node_map import Nodes, Surroundings, name_ranks, ranks_by_value
@@ -125,6 +134,8 @@ def _create(group: Group, given_options: Any) -> _C.Backend:
     no_cuda = why_none(group.global_ranks, gpus)
     if no_cuda and group.rank == 0 and not all(gpu.missing for gpu in gpus):
         logger.warning("group of %d ranks: for CPU tensors alone: %s", group.size, no_cuda)
+    if not no_cuda and group.rank == 0:
+        _warn_once(connections_warning())
     return _assemble(group, options, nodes, no_cuda)
 
 
@@ -141,6 +152,7 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
         global_rank = group.global_ranks[group.rank]
         if options.inter_tier == "mpi":
             mpi_tier.join(global_rank, group.world_size)
+        ask_for_connections()
         gpu = find_gpu()
         if options.nodes:
             node = core.parse_nodes(options.nodes, group.world_size)[global_rank]
@@ -296,10 +308,13 @@ _warned_of: set[str] = set()
 def _warn_of_options_without_effect(group: Group, options: _C.Options) -> None:
     """Warn of options that have no effect, once: later groups of a training have the same ones."""
     for name, value, users in options._without_effect() if group.rank == 0 else []:
-        text = f"option {name}={value} has no effect with codec={options.codec}: it is for {users}"
-        if text not in _warned_of:
-            _warned_of.add(text)
-            logger.warning("%s", text)
+        _warn_once(f"option {name}={value} has no effect with codec={options.codec}: it is for {users}")
+
+
+def _warn_once(text: str) -> None:
+    if text and text not in _warned_of:
+        _warned_of.add(text)
+        logger.warning("%s", text)
 
 
 _ready_in_process = 0

@@ -8,6 +8,7 @@
 #include "communicator/path/segments.h"
 #include "isthmus/codec_type.h"
 #include "isthmus/error.h"
+#include "isthmus/nccl.h"
 #include "isthmus/packet_header.h"
 #include "torch/backend/backend.h"
 #include "torch/backend/live_backends.h"
@@ -271,6 +272,8 @@ void bind_backend(py::module_& module) {
                               std::move(gather_intra), std::move(gather_inter), std::move(host_inter)};
            }),
            py::kw_only(), "world"_a, "intra"_a, "inter"_a, "gather_intra"_a, "gather_inter"_a, "host_inter"_a);
+  module.attr("INTRA_MAX_CTAS") = kIntraMaxCtas;
+  module.attr("INTER_MAX_CTAS") = kInterMaxCtas;
   BackendClass type(module, "Backend");
   type.def(py::init(&make_backend), unlocked, py::kw_only(), "store"_a, "rank"_a, "size"_a, "options"_a,
            "node_of_rank"_a, "node_map_source"_a = "", "world"_a, "intra"_a, "inter"_a, "flat"_a, "cuda"_a = py::none(),
