@@ -2,6 +2,7 @@
 // the source files that call CUDA's runtime.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include "isthmus/error.h"
@@ -17,7 +18,26 @@ inline void check_cuda(cudaError_t result, const char* call, int ordinal) {
   }
 }
 
-// Makes a device current for the calling thread, and restores the previous one when it is destroyed.
+// Whether the process uses the device. As long as it does not, cudaSetDevice() would make a context there, of hundreds
+// of megabytes.
+inline bool has_context(int ordinal) {
+  static const auto get_state = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &function, 7000, cudaEnableDefault, &found);
+#else
+    cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &function, cudaEnableDefault, &found);
+#endif
+    return reinterpret_cast<CUresult (*)(CUdevice, unsigned*, int*)>(function);
+  }();
+  unsigned flags = 0;
+  int active = 0;
+  return get_state == nullptr || get_state(ordinal, &flags, &active) != CUDA_SUCCESS || active != 0;
+}
+
+// Makes a device current for the calling thread, and restores the previous one when it is destroyed, unless this
+// process does not use that one: the thread then keeps this one.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int ordinal) : ordinal_(ordinal) {
@@ -27,7 +47,7 @@ class CurrentDevice {
     }
   }
   ~CurrentDevice() {
-    if (before_ != ordinal_) {
+    if (before_ != ordinal_ && has_context(before_)) {
       cudaSetDevice(before_);
     }
   }

@@ -2,6 +2,8 @@
 // nothing and all events have passed; but handles are checked. Kernels of NCCL that spin are the exception: what they
 // occupy is not done.
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -70,6 +72,7 @@ Handles<CUevent_st>& events() {
 }
 
 thread_local int current_device = 0;
+std::array<std::atomic<bool>, 64> devices_with_context;
 thread_local cudaError_t last_error = cudaSuccess;
 
 cudaError_t fail(cudaError_t error) { return last_error = error; }
@@ -84,6 +87,7 @@ bool is_default(cudaStream_t stream) {
 }
 
 cudaError_t create_stream(cudaStream_t* stream, unsigned int flags, int priority) {
+  devices_with_context[current_device] = true;
   *stream = streams().add({priority, flags, current_device});
   return cudaSuccess;
 }
@@ -216,6 +220,7 @@ FAKE_API cudaError_t cudaSetDevice(int device) {
     return fail(cudaErrorInvalidDevice);
   }
   current_device = device;
+  devices_with_context[device] = true;  // since CUDA 12
   return cudaSuccess;
 }
 FAKE_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
@@ -276,6 +281,12 @@ FAKE_API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest)
 FAKE_API cudaError_t cudaDeviceSynchronize() {
   wait_for(residents_of_device(current_device));
   return cudaSuccess;
+}
+
+FAKE_API int cuDevicePrimaryCtxGetState(int device, unsigned int* flags, int* active) {
+  *flags = 0;
+  *active = devices_with_context[device] ? 1 : 0;
+  return 0;
 }
 
 // --- streams

@@ -68,11 +68,6 @@ FAKE_API cudaError_t cudaLaunchCooperativeKernel(const void* function, dim3, dim
 
 // --- the driver. cuda.h is left out: torch asks for these functions by name, and only whether they are there.
 
-FAKE_API int cuDevicePrimaryCtxGetState(int, unsigned int* flags, int* active) {
-  *flags = 0;
-  *active = 1;
-  return 0;
-}
 FAKE_API int cuGetErrorString(int, const char** text) {
   *text = "the fake GPU has no driver";
   return 0;

@@ -48,6 +48,7 @@ WorkPtr Gathers::submit(Side& side, const at::Tensor& output, const at::Tensor& 
   call.type = c10d::OpType::_ALLGATHER_BASE;
   call.title = "isthmus:all_gather";
   call.input = contiguous(input);
+  call.input_is_copy = !call.input.is_same(input);
   call.output = output;
   call.written = contiguous_stand_in(output);
   call.timeout = calls_.timeout_or_default(timeout);

@@ -30,6 +30,7 @@ WorkPtr Reductions::submit_reduce_scatter(Side& side, const at::Tensor& output, 
                                           const Gradient& gradient, std::chrono::milliseconds timeout) {
   TwoTierCall call;
   call.input = contiguous(input);
+  call.input_is_copy = !call.input.is_same(input);
   call.output = output;
   call.written = contiguous_stand_in(output);
   call.timeout = calls_.timeout_or_default(timeout);

@@ -20,6 +20,7 @@ struct TwoTierCall {
   const char* title = nullptr;           // for profilers
   std::optional<uint64_t> exposed_unit;  // the unit for which callers' waits are measured
   at::Tensor input;                      // contiguous
+  bool input_is_copy = false;            // which nobody else holds
   at::Tensor output;                     // the caller's
   at::Tensor written;  // contiguous: `output` itself, or what is copied there when the operation is done
   std::chrono::milliseconds timeout{0};

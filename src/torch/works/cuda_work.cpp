@@ -27,7 +27,14 @@ CudaWork::CudaWork(int rank, const TwoTierCall& call, EventPtr done, CudaPlace p
       done_(std::move(done)),
       place_(std::move(place)),
       watcher_(std::move(watcher)),
-      held_{call.input, call.output, call.written} {}
+      held_{call.input, call.output, call.written} {
+  if (call.input_is_copy) {
+    copies_.push_back(call.input);
+  }
+  if (!call.written.is_same(call.output)) {
+    copies_.push_back(call.written);
+  }
+}
 
 // Of the streams involved that of the aftermath alone is certain to live as long as the tensors do.
 CudaWork::~CudaWork() {
@@ -73,11 +80,21 @@ bool CudaWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
+// Callers keep their tensors alive for the waiting stream themselves. Copies go now: the allocator, which knows the
+// stream that they were allocated on, is told of the waiting one.
 void CudaWork::synchronize() {
-  place_.device->wait(done_, as_stream(c10::cuda::getCurrentCUDAStream(device().index())));
+  const auto waiting = c10::cuda::getCurrentCUDAStream(device().index());
+  place_.device->wait(done_, as_stream(waiting));
   std::vector<at::Tensor> released;  // without the lock
-  const std::lock_guard lock(mutex_);
-  released.swap(held_);
+  std::vector<at::Tensor> copies;
+  {
+    const std::lock_guard lock(mutex_);
+    released.swap(held_);
+    copies.swap(copies_);
+  }
+  for (const at::Tensor& copy : copies) {
+    c10::cuda::CUDACachingAllocator::recordStream(copy.storage().data_ptr(), waiting);
+  }
 }
 
 // Memory that the allocator gives away on this Future's account is safe, too: it records its own streams.

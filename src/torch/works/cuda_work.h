@@ -53,6 +53,7 @@ class CudaWork final : public c10d::Work {
   const CudaPlace place_;
   const Watcher watcher_;
   std::vector<at::Tensor> held_;                    // under mutex_
+  std::vector<at::Tensor> copies_;                  // of those, what callers do not know; under mutex_
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_
 };
 
