@@ -76,13 +76,14 @@ std::shared_ptr<T> make_mapped(int ordinal) {
   return {memory, new (memory.get()) T};
 }
 
-// Work between nodes has the highest priority: all ranks wait for it.
+// All lanes go before the model's kernels, as FSDP2's own streams do, which have the first raised priority; work
+// between nodes, for which all ranks wait, before the other lanes.
 int priority_of(Lane lane, int ordinal) {
   const CurrentDevice current(ordinal);
   int lowest = 0;
   int highest = 0;
   check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange", ordinal);
-  return lane == Lane::kInter || lane == Lane::kGatherInter ? highest : lowest;
+  return lane == Lane::kInter || lane == Lane::kGatherInter ? highest : std::max(highest, lowest - 1);
 }
 
 template <typename T>
@@ -133,13 +134,13 @@ void check_floating(DataType dtype) {
 }  // namespace
 
 struct CudaDevice::Implementation {
-  explicit Implementation(int device_ordinal);
+  Implementation(int device_ordinal, bool times_events);
 
   void check(cudaError_t result, const char* call) const { check_cuda(result, call, ordinal); }
   void wait_for_all() const { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
 
   const int ordinal;
-  const std::shared_ptr<CudaEventPool> events = std::make_shared<CudaEventPool>(ordinal, cudaEventDefault);
+  const std::shared_ptr<CudaEventPool> events;
   const std::shared_ptr<HostWords> host_words = make_mapped<HostWords>(ordinal);
   SquaredErrors squared_errors{ordinal};
   const std::shared_ptr<void> device_words = allocate_device(ordinal, sizeof(DeviceWords));
@@ -151,7 +152,9 @@ struct CudaDevice::Implementation {
   DeviceWords* words() const { return static_cast<DeviceWords*>(device_words.get()); }
 };
 
-CudaDevice::Implementation::Implementation(int device_ordinal) : ordinal(device_ordinal) {
+CudaDevice::Implementation::Implementation(int device_ordinal, bool times_events)
+    : ordinal(device_ordinal),
+      events(std::make_shared<CudaEventPool>(ordinal, times_events ? cudaEventDefault : cudaEventDisableTiming)) {
   for (int lane = 0; lane < kNumLanes; ++lane) {
     lanes[lane] = std::make_unique<LaneStream>(ordinal, priority_of(static_cast<Lane>(lane), ordinal));
   }
@@ -160,7 +163,8 @@ CudaDevice::Implementation::Implementation(int device_ordinal) : ordinal(device_
   check(cudaMemcpy(words(), &initial, sizeof(initial), cudaMemcpyHostToDevice), "cudaMemcpy");
 }
 
-CudaDevice::CudaDevice(int ordinal) : implementation_(std::make_unique<Implementation>(ordinal)) {}
+CudaDevice::CudaDevice(int ordinal, bool times_events)
+    : implementation_(std::make_unique<Implementation>(ordinal, times_events)) {}
 CudaDevice::~CudaDevice() = default;
 
 int CudaDevice::ordinal() const { return implementation_->ordinal; }
@@ -233,7 +237,7 @@ bool CudaDevice::done(const EventPtr& event) {
 
 std::optional<double> CudaDevice::seconds_between(const EventPtr& begin, const EventPtr& end) {
   for (const EventPtr& event : {begin, end}) {
-    if (CudaEvent::of(event).state() != CudaEvent::State::kRecorded || !done(event)) {
+    if (!CudaEvent::of(event).has_time() || !done(event)) {
       return std::nullopt;
     }
   }

@@ -13,14 +13,15 @@ namespace isthmus {
 // as long as it takes, and restores the one that was. Errors name the call and the device.
 //
 // The lanes are streams of its own while it lives, which never wait for the legacy default stream and are never
-// destroyed, so that allocators may be told of them; those between nodes have the highest priority.
+// destroyed, so that allocators may be told of them. All have a raised priority, those between nodes the highest.
 //
 // All but read(), write(), construction and destruction may happen while any thread captures a graph. A graph holds
 // work and no timings: an event that was recorded during a capture counts as done, and has no time.
 class CudaDevice : public GpuDevice {
  public:
+  // times_events: whether events have times; where they only order streams, recording one costs less.
   // Throws Error where there is no such device, or CUDA does not work.
-  explicit CudaDevice(int ordinal);
+  explicit CudaDevice(int ordinal, bool times_events = true);
   // Waits for all work on the device, because memory is freed.
   ~CudaDevice() override;
   CudaDevice(const CudaDevice&) = delete;

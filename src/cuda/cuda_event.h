@@ -26,6 +26,8 @@ class CudaEventPool {
   CudaEventPool(const CudaEventPool&) = delete;
   CudaEventPool& operator=(const CudaEventPool&) = delete;
 
+  bool times() const { return (flags_ & cudaEventDisableTiming) == 0; }
+
   cudaEvent_t take() {
     {
       const std::lock_guard lock(mutex_);
@@ -65,6 +67,7 @@ class CudaEvent final : public Event {
   static CudaEvent& of(const EventPtr& event) { return static_cast<CudaEvent&>(*event); }
 
   cudaEvent_t get() const { return event_; }
+  bool has_time() const { return state_ == State::kRecorded && pool_->times(); }
   State state() const { return state_; }
   void set_state(State state) { state_ = state; }
 

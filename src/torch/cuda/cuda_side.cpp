@@ -7,7 +7,9 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <atomic>
+#include <deque>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 #include <typeinfo>
@@ -37,6 +39,14 @@ struct Gpu {
   at::Device device;
   CudaPlace place;
   std::shared_ptr<Communicator> communicator;
+};
+
+// A call that is enqueued.
+struct Pending {
+  EventPtr done;
+  std::chrono::milliseconds patience;
+  Clock::time_point deadline;
+  FaultReport call;
 };
 
 // Whether the caller's arguments were refused, which changes nothing; otherwise the group has failed.
@@ -71,6 +81,7 @@ class CudaSide final : public Side {
 
   FaultReport last_call() const override;
   void throw_if_faulted(FaultReport operation) override;
+  std::optional<FaultReport> overdue() override;
 
   bool drain(std::chrono::milliseconds patience) override;
   void abort() override;
@@ -80,8 +91,10 @@ class CudaSide final : public Side {
   using Named = std::pair<const char*, BackendPtr>;
 
   WorkPtr enqueue(const TwoTierCall& call);
+  void watch_world();
   static EventPtr copy_back(const TwoTierCall& call, const EventPtr& done, const CudaPlace& place);
   void note(const FaultReport& call);
+  void watch(const FaultReport& call, EventPtr done, std::chrono::milliseconds timeout);
   const char* phase() const;  // that the last failure of enqueue() was in
   bool idle();                // all that was enqueued is done, as far as can be told without waiting
 
@@ -109,6 +122,7 @@ class CudaSide final : public Side {
   mutable std::mutex mutex_;  // guards what follows, for moments only
   std::shared_ptr<Gpu> gpu_;  // null until a device is known, and after shutdown()
   FaultReport last_call_;
+  std::deque<Pending> pending_;  // in the order of the calls; those that are done go when overdue() looks
 };
 
 void CudaSide::arrived(const char* call) {
@@ -122,7 +136,9 @@ void CudaSide::arrived(const char* call) {
 
 WorkPtr CudaSide::call_world(const std::function<WorkPtr(c10d::Backend&)>& call) {
   try {
-    return call(*parts_.world);
+    WorkPtr work = call(*parts_.world);
+    watch_world();
+    return work;
   } catch (const c10::DistError& error) {  // NCCL's, or of the store that its ranks meet at
     FaultReport report = last_call();
     report.error = first_line(error.what_without_backtrace());
@@ -157,7 +173,21 @@ WorkPtr CudaSide::enqueue(const TwoTierCall& call) {
   if (!call.written.is_same(call.output)) {
     last_ = copy_back(call, last_, here.place);
   }
+  watch(call.operation, last_, call.timeout);
   return c10::make_intrusive<CudaWork>(group_.rank, call, last_, here.place, watcher_(call.operation.sequence_number));
+}
+
+// What the world backend has just enqueued on the current stream, or lets it wait for. Of an operation that nothing has
+// waited for yet, the next call sees it.
+void CudaSide::watch_world() {
+  const auto found = gpu();
+  if (!found) {
+    return;
+  }
+  const c10::cuda::CUDAGuard on_device(found->device);
+  EventPtr done = found->place.device->make_event();
+  found->place.device->record(done, {c10::cuda::getCurrentCUDAStream(found->device.index()).stream()});
+  watch(last_call(), std::move(done), kLongestTimeout);
 }
 
 EventPtr CudaSide::copy_back(const TwoTierCall& call, const EventPtr& done, const CudaPlace& place) {
@@ -175,6 +205,41 @@ EventPtr CudaSide::copy_back(const TwoTierCall& call, const EventPtr& done, cons
 void CudaSide::note(const FaultReport& call) {
   const std::lock_guard lock(mutex_);
   last_call_ = call;
+}
+
+void CudaSide::watch(const FaultReport& call, EventPtr done, std::chrono::milliseconds timeout) {
+  const auto patience = without_abort(std::min(timeout, parts_.world->getBackendOptions()->timeout));
+  const std::lock_guard lock(mutex_);
+  pending_.push_back({std::move(done), patience, Clock::now() + patience, call});
+}
+
+// The GPU is asked without the lock: it may be busy for moments.
+std::optional<FaultReport> CudaSide::overdue() {
+  const auto found = gpu();
+  while (found) {
+    Pending first;
+    {
+      const std::lock_guard lock(mutex_);
+      if (pending_.empty()) {
+        return std::nullopt;
+      }
+      first = pending_.front();
+    }
+    try {
+      if (!found->place.device->done(first.done)) {
+        if (Clock::now() < first.deadline) {
+          return std::nullopt;
+        }
+        first.call.error = detail::concatenate("not done after ", first.patience.count(), " ms");
+        return first.call;
+      }
+    } catch (const Error&) {  // the GPU has failed, as the next call will say
+      return std::nullopt;
+    }
+    const std::lock_guard lock(mutex_);
+    pending_.pop_front();
+  }
+  return std::nullopt;
 }
 
 FaultReport CudaSide::last_call() const {
@@ -296,6 +361,7 @@ void CudaSide::shutdown() {
     std::shared_ptr<Gpu> released;
     const std::lock_guard state_lock(mutex_);
     released.swap(gpu_);
+    pending_.clear();
   }
   last_ = nullptr;
   if (!closed_.exchange(true)) {
@@ -343,7 +409,7 @@ Gpu& CudaSide::gpu_for(at::Device device) {
 
 std::shared_ptr<Gpu> CudaSide::make_gpu(at::Device device) const {
   const c10::cuda::CUDAGuard on_device(device);
-  const auto gpu_device = std::make_shared<TorchCudaDevice>(device.index());
+  const auto gpu_device = std::make_shared<TorchCudaDevice>(device.index(), group_.options.device_timings);
   Tiers tiers;
   tiers.intra = make_tier("intra", parts_.intra, device, false);
   tiers.inter = make_tier("inter", parts_.inter, device, true);

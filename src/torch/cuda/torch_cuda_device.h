@@ -7,7 +7,7 @@ namespace isthmus::torch_backend {
 
 class TorchCudaDevice final : public CudaDevice {
  public:
-  explicit TorchCudaDevice(int ordinal) : CudaDevice(ordinal) {}
+  TorchCudaDevice(int ordinal, bool times_events) : CudaDevice(ordinal, times_events) {}
 
   // All lanes may use the memory at once, independently of other streams. It is freed after the work that the lanes
   // hold by then. Throws c10::OutOfMemoryError with torch's text.

@@ -2,6 +2,7 @@
 
 #include <c10/util/thread_name.h>
 
+#include <optional>
 #include <utility>
 
 #include "isthmus/error.h"
@@ -155,6 +156,10 @@ void FaultWatch::look_for_failures(bool at_board) {
       side->throw_if_faulted(call);
     } catch (const std::exception&) {
       return;  // it is explained, and thrown by the next call
+    }
+    if (const std::optional<FaultReport> late = side->overdue()) {
+      explain(*late);
+      return;
     }
     if (!call.operation.empty()) {
       last = std::move(call);

@@ -14,6 +14,7 @@
 #include "torch/backend/group.h"
 #include "torch/faults/fault_board.h"
 #include "torch/works/work.h"
+#include "transport/side_by_side.h"
 
 namespace isthmus::torch_backend {
 
@@ -31,8 +32,16 @@ inline std::chrono::milliseconds without_report(std::chrono::milliseconds timeou
   return timeout - std::min(kReportPatience, timeout / 4);
 }
 
-// Its own thread looks for other ranks' reports while an operation takes long, or may take long on a GPU, and for
-// faults that the GPU found. Any thread may call any method but those that start and end that thread.
+// The same for operations on a GPU, which NCCL's watchdog ends together with the process once the timeout is over: by
+// then the other ranks are asked, and NCCL is aborted.
+inline std::chrono::milliseconds without_abort(std::chrono::milliseconds timeout) {
+  timeout = std::min(timeout, kLongestTimeout);
+  return timeout - std::min<std::chrono::milliseconds>(kReportPatience + kAbortPatience, timeout / 4);
+}
+
+// Its own thread looks for other ranks' reports while an operation takes long, or may take long on a GPU, for faults
+// that the GPU found, and for operations there that do not end. Any thread may call any method but those that start and
+// end that thread.
 //
 // Locks: `explain_mutex_` while the other ranks are asked; the sides' locks may be taken under it, never the other way
 // round: no caller of explain() holds a side's lock. `mutex_` for moments; nothing else is locked under it.

@@ -71,6 +71,10 @@ class Side {
   // Throws a fault that was found on the device, once the host can see it; the group then fails, in `operation`.
   virtual void throw_if_faulted(FaultReport operation) = 0;
 
+  // The oldest call whose end the host does not see and that takes so long that it counts as failed, with an error that
+  // says so. Nothing where callers' threads wait for calls. Called by one thread at a time.
+  virtual std::optional<FaultReport> overdue() { return std::nullopt; }
+
   // Waits until all submitted work is done, or the group has failed; false if that takes longer than `patience`
   // (milliseconds::max(): without a limit). The group accepts no more calls by then.
   virtual bool drain(std::chrono::milliseconds patience) = 0;

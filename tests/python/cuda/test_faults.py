@@ -85,6 +85,15 @@ def test_a_rank_that_dies_is_named() -> None:
         assert "rank 3" in outcome.value, outcome.value
 
 
+def leave_together(store: dist.Store, rank: int, world_size: int) -> None:
+    """Wait for all ranks; rank 0, which hosts the store, until they have heard of it."""
+    store.set(f"done/{rank}", "")
+    store.wait([f"done/{peer}" for peer in range(world_size)])
+    store.add("left", 1)
+    while rank == 0 and store.add("left", 0) < world_size:
+        time.sleep(0.05)
+
+
 def abort_while_stuck(rank: int, world_size: int) -> str:
     """Rank 3 stays away: kernels of the other ranks' tiers spin on their GPUs."""
     ranks.init()
@@ -103,8 +112,7 @@ def abort_while_stuck(rank: int, world_size: int) -> str:
         with pytest.raises(dist.DistBackendError) as error:
             work.wait()
         text = str(error.value)
-    store.set(f"done/{rank}", "")
-    store.wait([f"done/{peer}" for peer in range(world_size)])
+    leave_together(store, rank, world_size)
     return text
 
 
@@ -113,6 +121,28 @@ def test_an_abort_ends_while_kernels_of_several_communicators_spin() -> None:
     outcomes = fake_gpu.run(abort_while_stuck, WORLD_SIZE, env=ENV | {"FAKE_NCCL_SPINS": "1"})
     for text in outcomes[:3]:
         assert "aborted" in text, outcomes
+
+
+def hang(rank: int, world_size: int) -> str:
+    """Rank 3 stays away; the other ranks' hosts wait for their GPUs."""
+    ranks.init(timeout_s=scaled(8))
+    reduce_scatter()
+    dist.barrier()
+    store = dist.distributed_c10d._get_default_store()
+    text = ""
+    if rank != 3:
+        reduce_scatter()
+        torch.cuda.synchronize()  # until the watch aborts: else torch's watchdog ends the process
+        text = error_within(scaled(20))
+    leave_together(store, rank, world_size)
+    return text
+
+
+def test_a_hang_is_explained_before_the_watchdog_of_nccl_ends_the_process() -> None:
+    outcomes = fake_gpu.run(hang, WORLD_SIZE, env=ENV | {"FAKE_NCCL_SPINS": "1"})
+    for text in outcomes[:3]:
+        assert "reduce-scatter" in text and "No word from rank 3" in text, outcomes
+    assert any("not done after" in text for text in outcomes[:3]), outcomes
 
 
 def no_gpu(rank: int, world_size: int) -> tuple[str, list[float]]:
