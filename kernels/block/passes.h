@@ -73,20 +73,20 @@ constexpr int resident_groups() {
   }
 }
 
-// Some neighbouring groups of a pass, as if there were no others.
+// Some neighbouring groups of a pass, as if there were no others. Numbers have 32 bits: registers are scarce.
 template <typename Group>
 class PartOfGroups : public Group {
  public:
-  ISTHMUS_DEVICE PartOfGroups(const Group& group, int64_t first, int64_t num_groups)
-      : Group(group), group_number_(group.group_number() - first), num_groups_(num_groups) {}
+  ISTHMUS_DEVICE PartOfGroups(const Group& group, int first, int num_groups)
+      : Group(group), first_(first), num_groups_(num_groups) {}
 
-  ISTHMUS_DEVICE int64_t group_number() const { return group_number_; }
+  ISTHMUS_DEVICE int64_t group_number() const { return Group::group_number() - first_; }
   ISTHMUS_DEVICE int64_t num_groups() const { return num_groups_; }
   ISTHMUS_DEVICE bool is_last(uint32_t& arrived) { return Group::is_last_of(arrived, num_groups_); }
 
  private:
-  int64_t group_number_;
-  int64_t num_groups_;
+  int first_;
+  int num_groups_;
 };
 
 // A pass of an encoding, run for each of its pieces. The pieces share the groups evenly; where there are fewer groups
@@ -101,11 +101,11 @@ struct OfEachPiece {
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    const int64_t num_pieces = pass.job.num_pieces;
-    const int64_t groups = group.num_groups() < num_pieces ? 1 : group.num_groups() / num_pieces;  // of each
-    const int64_t at_once = group.num_groups() / groups;
-    const int64_t first_piece = group.group_number() / groups;
-    for (int64_t piece = first_piece; piece < num_pieces; piece += at_once) {
+    const auto num_groups = static_cast<int>(group.num_groups());
+    const auto num_pieces = static_cast<int>(pass.job.num_pieces);
+    const int groups = num_groups < num_pieces ? 1 : num_groups / num_pieces;  // of each
+    const int first_piece = static_cast<int>(group.group_number()) / groups;
+    for (int piece = first_piece; piece < num_pieces; piece += num_groups / groups) {
       if (piece != first_piece) {
         group.sync();  // the group's memory is free again
       }

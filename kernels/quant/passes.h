@@ -14,8 +14,10 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 // Small groups, since threads with many registers would leave registers unused with large ones.
 inline constexpr int kQuantThreads = 128;
 
-// How many groups of threads must fit on a multiprocessor, by the rows that a thread holds.
-constexpr int resident_quant_groups(int group_rows) { return group_rows <= 8 ? 6 : group_rows <= 16 ? 4 : 3; }
+// How many groups of threads must fit on a multiprocessor, by the rows that a thread holds. Without spilled registers.
+constexpr int resident_quant_groups(int group_rows, bool feedback) {
+  return group_rows > 16 ? 3 : group_rows > 8 ? (feedback ? 3 : 4) : (feedback ? 4 : 5);
+}
 
 // How many groups block i of a piece has; 0 past the last.
 ISTHMUS_DEVICE int groups_of_block(const QuantShape& shape, int64_t block, int most) {
@@ -72,7 +74,7 @@ struct QuantRows {
 template <typename Piece, int kGroupRows, bool kRotate, bool kFeedback>
 struct QuantizeBlocks {
   static constexpr int kThreads = kQuantThreads;
-  static constexpr int kResidentGroups = resident_quant_groups(kGroupRows);
+  static constexpr int kResidentGroups = resident_quant_groups(kGroupRows, kFeedback);
   static constexpr int64_t kMaxSharedBytes = 0;
 
   QuantEncodeJob job;

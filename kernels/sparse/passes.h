@@ -19,7 +19,7 @@ static_assert(kSparseQuarterElements % kSparseItems == 0);
 template <typename Piece>
 struct EncodeSparseBlocks {
   static constexpr int kThreads = kPassThreads;
-  static constexpr int kResidentGroups = 4;
+  static constexpr int kResidentGroups = 3;
   struct Shared {
     float sums[kSparseBlockElements];
     uint32_t digits[kMaxDigitValues];

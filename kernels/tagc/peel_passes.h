@@ -11,7 +11,7 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 // Peels all keys of the index without values. What is left stays in the slabs' scratch memory.
 template <bool kTablesInShared>
 struct PeelIndex {
-  static constexpr int kThreads = 1024;
+  static constexpr int kThreads = kTablesInShared ? 1024 : 768;  // 64 or 80 registers a thread
   static constexpr int64_t kMaxSharedBytes = kTablesInShared ? kMaxSharedTableBytes : 0;
 
   TagcEncodeJob job;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import time
 from typing import Any
 
@@ -141,7 +142,8 @@ def hang(rank: int, world_size: int) -> str:
 def test_a_hang_is_explained_before_the_watchdog_of_nccl_ends_the_process() -> None:
     outcomes = fake_gpu.run(hang, WORLD_SIZE, env=ENV | {"FAKE_NCCL_SPINS": "1"})
     for text in outcomes[:3]:
-        assert "reduce-scatter" in text and "No word from rank 3" in text, outcomes
+        # Rank 3 reports what it did last if it looks at the board in time, and nothing else.
+        assert re.search(r"No word from rank 3|rank 3 was in reduce-scatter #\d", text), outcomes
     assert any("not done after" in text for text in outcomes[:3]), outcomes
 
 
