@@ -58,7 +58,7 @@ void NoneDevice::check(const DeviceDecode& decode, int64_t packet_bytes) const {
   check_packets(decode.packets, num_places(decode), packet_bytes);
 }
 
-// Several packets at once need no memory for the sum.
+// Up to kNonePacketsAtOnce packets are summed in registers.
 void NoneDevice::carve(Carver& carver, kernels::NoneDecodeJob& job) {
   if (job.num_packets > kernels::kNonePacketsAtOnce) {
     carve_sum(carver, job);

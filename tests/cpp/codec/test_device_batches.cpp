@@ -110,7 +110,7 @@ class BatchTest {
     EXPECT_EQ(device_counts.encoded_elements, cpu_counts.encoded_elements) << batch_;
   }
 
-  // damage: of a byte of a packet that arrived, by node; -1: none.
+  // damaged_node: whose packet arrives with a flipped bit, and is to be named; -1: none.
   void expect_same_shard(int damaged_node = -1) {
     const DataType shard_dtype = batch_.shard_dtype == DataType::kByte ? batch_.dtype : batch_.shard_dtype;
     Memory packets = arrived_packets();
