@@ -19,7 +19,9 @@ struct PacketContext {
   uint8_t segment = 0;  // which part of a piece the packet holds
   uint16_t sender = 0;  // the number of the node that encodes it: its place on its rail, not a rank
   int packets_of_sender = 1;
-  const DeviceContext* on_device = nullptr;  // codecs of a GPU read unit and step there
+  // Codecs of a GPU read unit and step there. Null, for codec `none` alone: they are the above, at each replay of a
+  // graph.
+  const DeviceContext* on_device = nullptr;
   DeviceContext* counted = nullptr;  // encode_pieces() and decode_shard() of a GPU count a step there at their end
 
   // Of packet p alone.

@@ -20,8 +20,8 @@ struct PieceSteps {
 // The encoding of one piece, or of several of one length, each into a packet of its own. Each codec derives its own
 // job, which states the alignment of packets. Addresses are those of the first piece; go_to() moves them to another.
 struct EncodeJobBase {
-  HeaderWords header;  // all but unit, step and checksum
-  const DeviceContext* context;
+  HeaderWords header;            // all but the checksum
+  const DeviceContext* context;  // unit and step; null: those of `header`
   ConstBuffer piece;
   float* residual;  // null: no error feedback
   uint8_t* packet;
@@ -69,7 +69,7 @@ struct EncodeJobBase {
 struct DecodeJobBase {
   HeaderWords header;  // of the first place's packet
   PacketSenders senders;
-  const DeviceContext* context;
+  const DeviceContext* context;  // unit and step; null: those of `header`
   const uint8_t* packets;
   int64_t packet_bytes;  // of each
   int64_t num_packets;   // that are decoded
@@ -94,6 +94,7 @@ struct DecodeJobBase {
     }
     return place_of_other(i);
   }
+  int64_t bytes_of_packets() const { return num_packets * packet_bytes; }  // that are decoded
   int64_t num_places() const { return own_place < num_packets && !own_is_coded ? num_packets + 1 : num_packets; }
 
  private:

@@ -25,9 +25,11 @@ void with_piece_type(DataType dtype, Visit visit) {
   }
 }
 
-ISTHMUS_DEVICE HeaderWords in_context(HeaderWords header, const DeviceContext& context) {
-  header.word[kHeaderUnit] = context.unit_hash;
-  header.word[kHeaderStep] = context.step;
+ISTHMUS_DEVICE HeaderWords in_context(HeaderWords header, const DeviceContext* context) {
+  if (context != nullptr) {
+    header.word[kHeaderUnit] = context->unit_hash;
+    header.word[kHeaderStep] = context->step;
+  }
   return header;
 }
 
@@ -163,7 +165,7 @@ template <typename Group>
 ISTHMUS_DEVICE void write_header(Group& group, const EncodeJobBase& job) {
   const uint64_t checksum = sum_parts(group, job.parts, 0);
   if (group.thread() == 0) {
-    HeaderWords words = in_context(job.header, *job.context);
+    HeaderWords words = in_context(job.header, job.context);
     words.word[kHeaderChecksum] = checksum;
     for (int i = 0; i < kHeaderWords; ++i) {
       reinterpret_cast<uint64_t*>(job.packet)[i] = words.word[i];
@@ -203,7 +205,7 @@ ISTHMUS_DEVICE void report(Group& group, bool bad, int64_t packet, FaultKind kin
 template <typename Group>
 ISTHMUS_DEVICE void check_header(Group& group, const DecodeJobBase& job, int64_t packet) {
   const auto* words = reinterpret_cast<const uint64_t*>(job.packets + packet * job.packet_bytes);
-  const HeaderWords expected = in_context(of_packet(job.header, job.senders, packet), *job.context);
+  const HeaderWords expected = in_context(of_packet(job.header, job.senders, packet), job.context);
   bool differs = false;
   for (int i = 0; i < kHeaderChecksum; ++i) {
     differs |= words[i] != expected.word[i];
@@ -234,7 +236,7 @@ ISTHMUS_DEVICE void finish_fault(Group& group, const DecodeJobBase& job) {
   const int64_t packet = fault->code / DeviceFault::kKinds;
   const uint64_t checksum = sum_parts(group, job.parts, packet);
   if (group.thread() == 0) {
-    fault->expected = in_context(of_packet(job.header, job.senders, packet), *job.context);
+    fault->expected = in_context(of_packet(job.header, job.senders, packet), job.context);
     fault->expected.word[kHeaderChecksum] = checksum;
     for (int i = 0; i < kHeaderWords; ++i) {
       fault->received.word[i] = reinterpret_cast<const uint64_t*>(job.packets + packet * job.packet_bytes)[i];
@@ -265,6 +267,8 @@ struct Seal {
 
   EncodeJobBase job;  // the packet begins at a multiple of 16 bytes; `arrived` is 0
 
+  Moved moved() const { return {job.packet_bytes, 0}; }
+
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     checksum_packet(group, job.packet, job.packet_bytes, 0, job.parts);
@@ -281,6 +285,8 @@ struct Verify {
   static constexpr int64_t kMaxSharedBytes = 0;
 
   DecodeJobBase job;
+
+  Moved moved() const { return {job.bytes_of_packets(), 0}; }
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {

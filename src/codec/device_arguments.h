@@ -12,8 +12,8 @@
 namespace isthmus {
 
 // The arguments of Codec::encode(), or of encode_pieces(): then piece, residual and packet are those of the first
-// place, and their likes lie `steps` apart. The job reads unit and step from context.on_device when it runs; it holds
-// the rest of the packet's header, with segment and sender.
+// place, and their likes lie `steps` apart. The job holds the packet's header; where there is context.on_device, it
+// reads unit and step there when it runs.
 struct DeviceEncode {
   ConstBuffer piece;
   Buffer residual;  // empty where the codec keeps none

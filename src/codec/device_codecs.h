@@ -26,8 +26,8 @@ struct PassesOfDevice {
 };
 
 // As make_codec(), for buffers of the launcher's device, whose memory holds `counts` and `fault`; the codec refers to
-// all three. It reads unit and step from PacketContext::on_device, takes scratch memory from its Workspace, and keeps
-// no state: so several jobs of one codec may be under way, each in scratch memory of its own.
+// all three. It takes scratch memory from its Workspace, and keeps no state: so several jobs of one codec may be under
+// way, each in scratch memory of its own.
 //
 // encode() returns what the host can count; the device adds the rest to `counts`. decode_sum() returns at
 // once and throws no PacketError: faults of packets are written to `fault` (throw_if_reported()).

@@ -47,6 +47,9 @@ void carve_sum(Carver& carver, kernels::DecodeJobBase& job);
 template <typename Maker>
 class DeviceJobs {
  public:
+  // A codec that reads unit and step in headers alone hides it.
+  static constexpr bool kReadsContext = true;
+
   // A codec that keeps all elements hides it.
   static CodecCounts known_counts(int64_t num_elements) {
     CodecCounts counts;

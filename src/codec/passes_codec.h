@@ -12,6 +12,7 @@ namespace isthmus {
 // JobMaker touches no device, allocates nothing, and has
 //
 //   static constexpr const char* kName
+//   static constexpr bool kReadsContext     unit and step, beside those of the header: they must be in device memory
 //   int64_t packet_bytes(int64_t num_elements) const
 //   bool keeps_residual() const
 //   int64_t encode_scratch_bytes(int64_t num_elements) const
@@ -129,7 +130,8 @@ class PassesCodec final : public Codec {
   }
 
   static void check_on_device(PacketContext context) {
-    ISTHMUS_CHECK(Error, context.on_device != nullptr, "codecs of a device read unit and step from its memory");
+    ISTHMUS_CHECK(Error, context.on_device != nullptr || !JobMaker::kReadsContext, "codec ", JobMaker::kName,
+                  " of a device reads unit and step from its memory");
   }
 
   void decode(ConstBuffer packets, int num_packets, Buffer out, bool to_places, PacketContext context,

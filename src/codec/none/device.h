@@ -16,6 +16,7 @@ class NoneDevice : public DeviceJobs<NoneDevice> {
  public:
   static constexpr const char* kName = "none";
   static constexpr Alignment kAlignment = {.packets = 8, .scratch = 8};
+  static constexpr bool kReadsContext = false;
 
   // As NoneCodec.
   NoneDevice(DataType wire_dtype, int ranks_per_node) : settings_(wire_dtype, ranks_per_node) {}

@@ -2,36 +2,29 @@
 
 namespace isthmus {
 
-PacketContext PacketCoder::context_for(const Run& run, const ReductionPlan& plan, PacketUse use, int sender,
-                                       uint8_t segment) const {
+PacketContext PacketCoder::context_for(const ReductionPlan& plan, PacketUse use, int sender, uint8_t segment) const {
   PacketContext context = context_of(plan.hash, plan.step, use);
   context.segment = segment;
   context.sender = static_cast<uint16_t>(sender);
-  if (plan.contexts != nullptr) {
-    DeviceContext* words = plan.contexts + static_cast<int>(use);
-    if (plan.unit == nullptr) {
-      device_.set_context(words, context, run.tail());
-    }
-    context.on_device = words;
-  }
+  context.on_device = context_on_device(plan, use);
   return context;
 }
 
 void PacketCoder::count_packets(const Run& run, const ReductionPlan& plan, PacketUse use) const {
-  if (DeviceContext* const words = counted(plan, use)) {
+  if (DeviceContext* const words = context_on_device(plan, use)) {
     device_.next_step(words, run.tail());
   }
 }
 
-DeviceContext* PacketCoder::counted(const ReductionPlan& plan, PacketUse use) {
-  return plan.contexts != nullptr && plan.unit != nullptr ? plan.contexts + static_cast<int>(use) : nullptr;
+DeviceContext* PacketCoder::context_on_device(const ReductionPlan& plan, PacketUse use) {
+  return plan.contexts != nullptr ? plan.contexts + static_cast<int>(use) : nullptr;
 }
 
 void PacketCoder::encode_pieces(Run& run, const ReductionPlan& plan, const PieceSet& set, PacketContext context,
                                 bool is_last) const {
   Codec& codec = *plan.codec;
   if (set.num_encoded() > 0 && !plan.drains && !plan.measures) {
-    context.counted = is_last ? counted(plan, PacketUse::kPiece) : nullptr;
+    context.counted = is_last ? context_on_device(plan, PacketUse::kPiece) : nullptr;
     run.codec_counts += codec.encode_pieces(set, context, run.workspace(codec.encode_pieces_scratch_bytes(set)));
     return;
   }
@@ -47,7 +40,7 @@ void PacketCoder::encode_pieces(Run& run, const ReductionPlan& plan, const Piece
 void PacketCoder::decode_shard(Run& run, const ReductionPlan& plan, const ShardSum& sum, PacketContext context,
                                bool is_last) const {
   if (sum.num_packets() > 0) {
-    context.counted = is_last ? counted(plan, PacketUse::kArrivedPiece) : nullptr;
+    context.counted = is_last ? context_on_device(plan, PacketUse::kArrivedPiece) : nullptr;
     const Workspace workspace = run.workspace(plan.codec->decode_shard_scratch_bytes(sum));
     run.codec_counts += plan.codec->decode_shard(sum, context, workspace);
     return;

@@ -18,8 +18,7 @@ class PacketCoder {
   // The context of packets that are encoded or decoded now; their step is counted afterwards.
   // sender: the node that encodes the first of them: its place on the rail, which seeds the codec. It is no rank, since
   // copies of a parameter on other rails must get the same bits.
-  PacketContext context_for(const Run& run, const ReductionPlan& plan, PacketUse use, int sender,
-                            uint8_t segment = 0) const;
+  PacketContext context_for(const ReductionPlan& plan, PacketUse use, int sender, uint8_t segment = 0) const;
   void count_packets(const Run& run, const ReductionPlan& plan, PacketUse use) const;
 
   // Of a segment of the pieces, with scratch memory of the run: as encode() of each that is encoded, and the segment of
@@ -35,8 +34,9 @@ class PacketCoder {
               const PacketContext& context, Workspace workspace) const;
 
  private:
-  // Where a GPU counts the steps of these packets; null: nowhere.
-  static DeviceContext* counted(const ReductionPlan& plan, PacketUse use);
+  // Where a GPU reads the unit and step of these packets, and counts the steps. Null: nowhere, as for plans without a
+  // unit.
+  static DeviceContext* context_on_device(const ReductionPlan& plan, PacketUse use);
   Buffer in_float32(Run& run, ConstBuffer values, ConstBuffer residual) const;
   void measure_error(Run& run, const ReductionPlan& plan, Codec& codec, ConstBuffer given, ConstBuffer packet,
                      const PacketContext& context) const;

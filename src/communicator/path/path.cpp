@@ -1,6 +1,7 @@
 #include "communicator/path/path.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "communicator/path/tier_operations.h"
 
@@ -12,8 +13,7 @@ void Path::all_reduce(Run& run, const ReductionPlan& plan, Buffer data) const {
   reduce_scatter(run, plan, gradient, result);
   const Buffer packet = encode_result(run, plan, result);
   const Buffer packets = run.take(tiers_.world_size() * packet.num_elements, DataType::kByte);
-  const ConstBuffer rail = gather_along_rail(run, packet, packets);
-  gather_within_node(run, rail, packets);
+  gather(run, packet, packets);
   decode_result(run, plan, packets, data);
 }
 
@@ -39,7 +39,7 @@ Buffer Path::encode_result(Run& run, const ReductionPlan& plan, ConstBuffer resu
   const Buffer packet = run.take(codec.packet_bytes(result.num_elements), DataType::kByte);
   const Buffer residual = plan.has_residual() ? plan.unit->result_residual : Buffer{};
   const Workspace workspace = run.workspace(codec.encode_scratch_bytes(result.num_elements));
-  const PacketContext context = coder_.context_for(run, plan, PacketUse::kResult, tiers_.node());
+  const PacketContext context = coder_.context_for(plan, PacketUse::kResult, tiers_.node());
   coder_.encode(run, plan, codec, result, residual, packet, context, workspace);
   coder_.count_packets(run, plan, PacketUse::kResult);
   return packet;
@@ -59,7 +59,7 @@ void Path::decode_result(Run& run, const ReductionPlan& plan, ConstBuffer packet
                        (at_once == 1 || tiers_.map().block_placement());
   const Buffer stand_in = all_fit ? Buffer{} : run.take(at_once * chunk, decoded_dtype);
   const Workspace workspace = run.workspace(codec.decode_each_scratch_bytes(chunk, at_once));
-  PacketContext context = coder_.context_for(run, plan, PacketUse::kArrivedResult, 0);
+  PacketContext context = coder_.context_for(plan, PacketUse::kArrivedResult, 0);
   context.packets_of_sender = tiers_.ranks_per_node();
   for (int first = 0; first < num_packets; first += at_once) {
     const Buffer place = place_of_packets(first, at_once, chunk, data);
@@ -91,7 +91,11 @@ void Path::all_gather(Run& run, ConstBuffer shard, Buffer gathered, ConstBuffer 
   const NodeMap& map = tiers_.map();
   const bool in_blocks = map.block_placement();
   const Buffer by_node = in_blocks ? gathered : run.take(gathered.num_elements, gathered.dtype);
-  gather_within_node(run, rail.num_elements > 0 ? rail : gather_along_rail(run, shard, by_node), by_node);
+  if (rail.num_elements > 0) {
+    gather_within_node(run, rail, /*with_own=*/true, by_node, run.event());
+  } else {
+    gather(run, shard, by_node);
+  }
   if (!in_blocks) {
     run.counters.packed_calls = 1;
     run.set_phase("unpack");
@@ -99,6 +103,21 @@ void Path::all_gather(Run& run, ConstBuffer shard, Buffer gathered, ConstBuffer 
         device_, map, by_node, gathered, [&map](int rank) { return map.position(rank); }, [](int rank) { return rank; },
         run.tail());
   }
+}
+
+// The shards of all ranks, node by node. A GPU gathers this node's own ones beside the exchange between nodes; on the
+// host that would write a shard that stands in its place in the result, while it is sent.
+void Path::gather(Run& run, ConstBuffer shard, Buffer by_node) const {
+  const bool beside = !device_.is_host() && tiers_.num_nodes() > 1 && tiers_.ranks_per_node() > 1;
+  const EventPtr ready = run.event();
+  const ConstBuffer rail = gather_along_rail(run, shard, by_node);
+  const EventPtr crossed = run.event();
+  if (beside) {
+    const Step step(run, "intra all-gather", tiers_.gather_intra_lane(), ready, &CollectiveStats::intra_s);
+    const Buffer own = by_node.part(tiers_.node(), tiers_.ranks_per_node() * shard.num_elements);
+    tiers_.gather_intra().all_gather(shard, own, run.tail())->wait(run.tail());
+  }
+  gather_within_node(run, rail, /*with_own=*/!beside, by_node, crossed);
 }
 
 // The shards of this rail, by node. With one rank a node that is the result, which then stands in `by_node`.
@@ -113,19 +132,25 @@ ConstBuffer Path::gather_along_rail(Run& run, ConstBuffer shard, Buffer by_node)
   return rail;
 }
 
-// The shards of all ranks, node by node.
-void Path::gather_within_node(Run& run, ConstBuffer rail, Buffer by_node) const {
+// rail: the shards of this rail, by node. with_own: this node's own ones, too. Begins after `ready`.
+void Path::gather_within_node(Run& run, ConstBuffer rail, bool with_own, Buffer by_node, const EventPtr& ready) const {
   if (tiers_.ranks_per_node() == 1) {
     if (rail.data != by_node.data) {
       device_.convert(rail, by_node, run.tail());
     }
     return;
   }
-  const Step step(run, "intra all-gather", tiers_.gather_intra_lane(), &CollectiveStats::intra_s);
+  std::vector<int> owners;
+  for (int owner = 0; owner < tiers_.num_nodes(); ++owner) {
+    if (with_own || owner != tiers_.node()) {
+      owners.push_back(owner);
+    }
+  }
+  const Step step(run, "intra all-gather", tiers_.gather_intra_lane(), ready, &CollectiveStats::intra_s);
   const int64_t shard_elements = rail.num_elements / tiers_.num_nodes();
-  start_group(tiers_.gather_intra(), tiers_.num_nodes(), run.tail(), [&](int owner) {
-    const Buffer shards = by_node.part(owner, tiers_.ranks_per_node() * shard_elements);
-    return tiers_.gather_intra().all_gather(rail.part(owner, shard_elements), shards, run.tail());
+  start_group(tiers_.gather_intra(), static_cast<int>(owners.size()), run.tail(), [&](int i) {
+    const Buffer shards = by_node.part(owners[i], tiers_.ranks_per_node() * shard_elements);
+    return tiers_.gather_intra().all_gather(rail.part(owners[i], shard_elements), shards, run.tail());
   });
 }
 

@@ -46,8 +46,9 @@ class Path {
   Buffer encode_result(Run& run, const ReductionPlan& plan, ConstBuffer result) const;
   void decode_result(Run& run, const ReductionPlan& plan, ConstBuffer packets, Buffer data) const;
   Buffer place_of_packets(int first, int count, int64_t chunk, Buffer data) const;
+  void gather(Run& run, ConstBuffer shard, Buffer by_node) const;
   ConstBuffer gather_along_rail(Run& run, ConstBuffer shard, Buffer by_node) const;
-  void gather_within_node(Run& run, ConstBuffer rail, Buffer by_node) const;
+  void gather_within_node(Run& run, ConstBuffer rail, bool with_own, Buffer by_node, const EventPtr& ready) const;
 };
 
 }  // namespace isthmus

@@ -21,8 +21,15 @@ inline constexpr int64_t kSegmentAlignment = 4096;
 // hide.
 inline constexpr int64_t kMostChosenSegments = 8;
 inline constexpr int64_t kLeastChosenElements = 262144;
+// On a GPU, where a segment costs five launches and more: at least so many bytes of packets that a rank sends.
+inline constexpr int64_t kLeastChosenPacketBytes = 4 << 20;
 
-// At least one; all but the last are equal. wanted: options.segments; 0: chosen. An empty piece is one segment.
+inline int64_t segments_for_packets(int64_t packet_bytes) {
+  return std::clamp<int64_t>(packet_bytes / kLeastChosenPacketBytes, 1, kMostChosenSegments);
+}
+
+// At least one; all but the last are equal. wanted: options.segments; 0: chosen by elements. An empty piece is one
+// segment.
 inline std::vector<Segment> segments_of(int64_t num_elements, int64_t wanted) {
   const int64_t count =
       wanted > 0 ? wanted : std::clamp<int64_t>(num_elements / kLeastChosenElements, 1, kMostChosenSegments);

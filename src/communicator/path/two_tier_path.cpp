@@ -11,7 +11,7 @@ namespace isthmus {
 void TwoTierPath::reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const {
   const Pieces pieces = take_pieces(run, gradient);
   const EventPtr summed = sum_within_node(run, pieces, /*own=*/false, run.event());
-  const std::vector<Segment> segments = segments_of(shard.num_elements, options_.segments);
+  const std::vector<Segment> segments = segments_of(shard.num_elements, wanted_segments(plan, shard.num_elements));
   std::vector<Crossing> crossings;
   for (const Segment& segment : segments) {
     const Buffer packets = encode(run, plan, pieces.sums, summed, segment);
@@ -92,7 +92,7 @@ Buffer TwoTierPath::encode(Run& run, const ReductionPlan& plan, ConstBuffer piec
                         .left_out = codes_own_piece() ? -1 : tiers_.node(),
                         .begin = segment.begin,
                         .num_elements = segment.num_elements};
-  const PacketContext context = coder_.context_for(run, plan, PacketUse::kPiece, tiers_.node(), segment.index);
+  const PacketContext context = coder_.context_for(plan, PacketUse::kPiece, tiers_.node(), segment.index);
   coder_.encode_pieces(run, plan, set, context, segment.is_last);
   const int num_foreign = tiers_.num_nodes() - 1;
   run.coded_elements += num_foreign * segment.num_elements;
@@ -131,7 +131,7 @@ void TwoTierPath::decode(Run& run, const ReductionPlan& plan, ConstBuffer pieces
     device_.convert(crossing.packets.part(node, sum.packet_bytes()), crossing.arrived.part(node, sum.packet_bytes()),
                     run.tail());
   }
-  const PacketContext context = coder_.context_for(run, plan, PacketUse::kArrivedPiece, 0, segment.index);
+  const PacketContext context = coder_.context_for(plan, PacketUse::kArrivedPiece, 0, segment.index);
   coder_.decode_shard(run, plan, sum, context, segment.is_last);
 }
 
@@ -141,6 +141,14 @@ void TwoTierPath::wait_on_host(Run& run, Crossing& crossing) const {
     const Step step(run, "inter exchange", Lane::kInter, crossing.done, &CollectiveStats::exchange_s);
     crossing.handle->wait(run.tail());
   }
+}
+
+// As the options say, or 0: on the CPU by elements. On a GPU a segment costs launches, which packets must be worth.
+int64_t TwoTierPath::wanted_segments(const ReductionPlan& plan, int64_t num_elements) const {
+  if (options_.segments > 0 || device_.is_host()) {
+    return options_.segments;
+  }
+  return segments_for_packets((tiers_.num_nodes() - 1) * plan.codec->packet_bytes(num_elements));
 }
 
 }  // namespace isthmus

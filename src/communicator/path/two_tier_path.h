@@ -38,6 +38,7 @@ class TwoTierPath final : public Path {
   void decode(Run& run, const ReductionPlan& plan, ConstBuffer pieces, const EventPtr& own_summed, Crossing& crossing,
               Buffer shard) const;
   void wait_on_host(Run& run, Crossing& crossing) const;
+  int64_t wanted_segments(const ReductionPlan& plan, int64_t num_elements) const;
 };
 
 }  // namespace isthmus

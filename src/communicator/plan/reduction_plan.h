@@ -29,7 +29,7 @@ struct ReductionPlan {
   bool measures = false;            // the error of the codec
   uint64_t hash = 0;                // of the unit
   uint64_t step = 0;
-  DeviceContext* contexts = nullptr;  // by PacketUse; on a GPU
+  DeviceContext* contexts = nullptr;  // of the unit, by PacketUse; on a GPU
   double scale = 1;                   // of the sum of pieces
 
   bool is_lossy() const { return why_exact == nullptr; }

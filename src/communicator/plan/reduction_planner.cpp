@@ -9,12 +9,7 @@
 namespace isthmus {
 
 ReductionPlanner::ReductionPlanner(const TierSet& tiers, Device& device, const Options& options, CodecChooser& chooser)
-    : tiers_(tiers),
-      device_(device),
-      options_(options),
-      chooser_(chooser),
-      units_(device, options.max_units),
-      plain_contexts_(make_contexts(device)) {
+    : tiers_(tiers), device_(device), options_(options), chooser_(chooser), units_(device, options.max_units) {
   ISTHMUS_CHECK(OptionError, !flat() || options_.codec == "tagc" || options_.codec == "none",
                 "option tiers=\"flat\": expected codec tagc or none, not ", options_.codec);
   if (!flat() && !chooser_.chooses()) {
@@ -40,7 +35,6 @@ ReductionPlan ReductionPlanner::plan(const Run& run, const UnitKey& key, double 
   } else {
     plan.hash = key.hash();
     plan.step = num_reductions_;
-    plan.contexts = plain_contexts_.get();
     plan.codec = &plain_codec(key.dtype, num_summands);
     plan.result_codec = &plain_codec(key.dtype, 1);  // a result is no sum to which more is added
   }

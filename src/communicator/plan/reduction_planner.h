@@ -53,7 +53,6 @@ class ReductionPlanner {
   const Options& options_;
   CodecChooser& chooser_;
   UnitTable units_;
-  std::shared_ptr<DeviceContext> plain_contexts_;  // of all reductions that have no unit; on a GPU
   std::map<std::tuple<std::string, DataType, int>, std::unique_ptr<Codec>> codecs_;
   std::map<std::string, std::unique_ptr<TagcFlat>> tagc_flat_;  // by settings
   uint64_t num_reductions_ = 0;                                 // the step in the packets of plain reductions

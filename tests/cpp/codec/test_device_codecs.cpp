@@ -33,7 +33,11 @@ class DeviceCodec : public ::testing::TestWithParam<std::string> {
   }
   Workspace workspace(int64_t scratch_bytes) { return {stream_, allocate(scratch_bytes, DataType::kByte)}; }
 
+  // Codec `none` takes unit and step with the call; test_device_batches.cpp has them on the device for all codecs.
   PacketContext on_device(PacketContext context) {
+    if (GetParam() == "none") {
+      return context;
+    }
     auto* memory = allocate(sizeof(kernels::DeviceContext), DataType::kByte).as<kernels::DeviceContext>();
     gpu_.set_context(memory, context, stream_);
     return {.segment = context.segment, .sender = context.sender, .on_device = memory};
@@ -92,6 +96,13 @@ TEST_P(DeviceCodec, PacketsNameTheirSegmentAndSender) {
   EXPECT_EQ(complaint_of_decoding(packet, kContext), "");
 }
 
+TEST_P(DeviceCodec, PacketsOfAnotherStepAreRefused) {
+  PacketContext other = kContext;
+  other.step = 8;
+  const std::string complaint = complaint_of_decoding(encode(kContext), other);
+  EXPECT_NE(complaint.find("step 7 where 8 is expected"), std::string::npos) << complaint;
+}
+
 TEST_P(DeviceCodec, PacketsOfAnotherSegmentAreRefused) {
   PacketContext other = kContext;
   other.segment = 200;
@@ -114,7 +125,9 @@ TEST_P(DeviceCodec, RefusesInvalidArguments) {
   const Buffer packet = encode(kContext);
   const Buffer out = allocate(kElements, DataType::kFloat32);
   const Workspace scratch = workspace(codec_->decode_each_scratch_bytes(kElements, 2));
-  EXPECT_THROW(codec_->decode_sum(packet, 1, out, kContext, scratch), Error) << "no unit and step on the device";
+  if (GetParam() != "none") {
+    EXPECT_THROW(codec_->decode_sum(packet, 1, out, kContext, scratch), Error) << "no unit and step on the device";
+  }
   EXPECT_THROW(codec_->decode_sum(packet, 2, out, on_device(kContext), scratch), Error);
   EXPECT_THROW(codec_->decode_each(packet, 3, out, on_device(kContext), scratch), Error);
   EXPECT_THROW(codec_->decode_each(packet, 0, out, on_device(kContext), scratch), Error);

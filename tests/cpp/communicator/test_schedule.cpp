@@ -108,5 +108,12 @@ TEST(Segments, CoverAPieceAndAreAligned) {
   expect_covers(1'000'003, 5, 5);
 }
 
+TEST(Segments, OfAGpuAreWorthTheirLaunches) {
+  EXPECT_EQ(segments_for_packets(0), 1);
+  EXPECT_EQ(segments_for_packets(2 * kLeastChosenPacketBytes - 1), 1);
+  EXPECT_EQ(segments_for_packets(2 * kLeastChosenPacketBytes), 2);
+  EXPECT_EQ(segments_for_packets(int64_t{1} << 40), kMostChosenSegments);
+}
+
 }  // namespace
 }  // namespace isthmus

@@ -90,7 +90,7 @@ MemoryUse writes_parts(const kernels::ChecksumParts& parts, int64_t num_packets 
 
 // Of one piece.
 void add_uses(const EncodeJobBase& job, std::vector<MemoryUse>& uses) {
-  uses.push_back(reads(job.context, sizeof(*job.context)));
+  uses.push_back(reads(job.context, job.context == nullptr ? 0 : sizeof(*job.context)));
   uses.push_back(reads(job.piece));
   uses.push_back(writes(job.residual, job.residual == nullptr ? 0 : 4 * job.piece.num_elements));
   uses.push_back(writes(job.packet, job.packet_bytes));
@@ -101,7 +101,7 @@ void add_uses(const EncodeJobBase& job, std::vector<MemoryUse>& uses) {
 }
 
 void add_uses(const DecodeJobBase& job, std::vector<MemoryUse>& uses) {
-  uses.push_back(reads(job.context, sizeof(*job.context)));
+  uses.push_back(reads(job.context, job.context == nullptr ? 0 : sizeof(*job.context)));
   for (int64_t i = 0; i < job.num_packets; ++i) {
     uses.push_back(reads(job.packets + job.place_of(i) * job.packet_bytes, job.packet_bytes));
   }
