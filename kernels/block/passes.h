@@ -9,10 +9,13 @@
 //
 // which take effect one after the other. It is a CUDA stream or, in tests, emulated. Which passes run, and on how many
 // groups, depends on shapes and addresses alone, never on data: a captured sequence may be replayed.
+//
+// Where that decides what a pass moves, too, the pass says so: Moved moved() const, of all its pieces or packets.
 #pragma once
 
 #include "kernels/block/group.h"
 #include "kernels/block/job.h"
+#include "kernels/block/moved.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
@@ -98,6 +101,9 @@ struct OfEachPiece {
   static constexpr int64_t kMaxSharedBytes = Pass::kMaxSharedBytes;
 
   Pass pass;
+
+  Moved moved() const requires requires { pass.moved(); }
+  { return {pass.job.num_pieces * pass.moved().read, pass.job.num_pieces * pass.moved().written}; }
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {

@@ -39,6 +39,8 @@ struct EncodeValues {
   NoneEncodeJob job;
   int64_t num_whole_words;
 
+  Moved moved() const { return {job.piece.bytes(), job.packet_bytes}; }
+
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     const int64_t num_words = (job.packet_bytes - kHeaderBytes) / 8;
@@ -103,6 +105,8 @@ struct FinishPacket {
 
   EncodeJobBase job;
 
+  Moved moved() const { return {}; }
+
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     if (group.group_number() == 0) {
@@ -125,6 +129,11 @@ struct DecodeValues {
 
   NoneDecodeJob job;
   int64_t num_whole_words;
+
+  Moved moved() const {
+    const int64_t turns = job.to_places ? 1 : divide_up(job.num_packets, kNonePacketsAtOnce);
+    return {job.bytes_of_packets() + turns * job.own.bytes(), turns * job.out.bytes()};
+  }
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
@@ -290,6 +299,8 @@ struct CheckHeaders {
   static constexpr int64_t kMaxSharedBytes = 0;
 
   DecodeJobBase job;
+
+  Moved moved() const { return {}; }
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {

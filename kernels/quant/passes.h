@@ -79,6 +79,12 @@ struct QuantizeBlocks {
 
   QuantEncodeJob job;
 
+  // With feedback piece and residual are read twice, the second time from the cache.
+  Moved moved() const {
+    const int64_t residual_bytes = kFeedback ? job.shape.num_elements * static_cast<int64_t>(sizeof(float)) : 0;
+    return {job.piece.bytes() + residual_bytes, job.packet_bytes + residual_bytes};
+  }
+
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     const uint64_t seed = quant_seed(job.context->unit_hash, job.context->step, job.segment, job.sender);
@@ -181,6 +187,8 @@ struct DequantizeBlocks {
   static constexpr int64_t kMaxSharedBytes = 0;
 
   QuantDecodeJob job;
+
+  Moved moved() const { return {job.bytes_of_packets() + job.own.bytes(), job.out.bytes()}; }
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {

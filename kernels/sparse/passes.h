@@ -32,6 +32,11 @@ struct EncodeSparseBlocks {
   SparseEncodeJob job;
   bool aligned;  // four elements of piece and residual may be loaded at once
 
+  Moved moved() const {
+    const int64_t residual_bytes = job.piece.num_elements * static_cast<int64_t>(sizeof(float));
+    return {job.piece.bytes() + residual_bytes, job.packet_bytes + residual_bytes};
+  }
+
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     if (group.group_number() == 0) {

@@ -34,6 +34,10 @@ struct ConvertValues {
   bool is_scaled;
   double scale;
 
+  Moved moved() const {
+    return {num_elements * static_cast<int64_t>(sizeof(In)), num_elements * static_cast<int64_t>(sizeof(Out))};
+  }
+
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     for_each_of_all(group, num_runs, [&](int64_t run) {

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "fake_counts.h"
 #include "fake_runtime.h"
 
 struct CUevent_st {
@@ -88,6 +89,7 @@ bool is_default(cudaStream_t stream) {
 
 cudaError_t create_stream(cudaStream_t* stream, unsigned int flags, int priority) {
   devices_with_context[current_device] = true;
+  count(Count::kStreams);
   *stream = streams().add({priority, flags, current_device});
   return cudaSuccess;
 }
@@ -279,6 +281,7 @@ FAKE_API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest)
   return cudaSuccess;
 }
 FAKE_API cudaError_t cudaDeviceSynchronize() {
+  count(Count::kSynchronizations);
   wait_for(residents_of_device(current_device));
   return cudaSuccess;
 }
@@ -313,6 +316,7 @@ FAKE_API cudaError_t cudaStreamQuery(cudaStream_t stream) {
 }
 FAKE_API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   check_stream(stream, "cudaStreamSynchronize");
+  count(Count::kSynchronizations);
   wait_for(residents_of(stream));
   return cudaSuccess;
 }
@@ -339,6 +343,7 @@ FAKE_API cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t functi
 // --- events
 
 FAKE_API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
+  count(Count::kEvents);
   *event = events().add({.keeps_time = (flags & cudaEventDisableTiming) == 0, .recorded = {}});
   return cudaSuccess;
 }
@@ -359,6 +364,7 @@ FAKE_API cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 FAKE_API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   events().check(event, "cudaEventSynchronize");
+  count(Count::kSynchronizations);
   wait_for(residents_of(event));
   return cudaSuccess;
 }

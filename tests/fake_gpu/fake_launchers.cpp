@@ -2,6 +2,14 @@
 // passes are cut into groups changes no result; tests/cpp/emulated/emulated_device.h is for whether that is so.
 #define ISTHMUS_KERNEL_NAMESPACE fake
 
+#include <cxxabi.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <typeinfo>
+
+#include "fake_counts.h"
 #include "fake_runtime.h"
 #include "kernels/cuda/run.h"
 #include "kernels/cuda/values.h"
@@ -16,9 +24,45 @@
 namespace isthmus::fake_gpu {
 namespace {
 
+// "QuantizeBlocks", without namespaces and arguments, and without the pieces that it runs for.
+template <typename Pass>
+const std::string& name_of_pass() {
+  static const std::string name = [] {
+    int status = 0;
+    const std::unique_ptr<char, void (*)(void*)> demangled(
+        abi::__cxa_demangle(typeid(Pass).name(), nullptr, nullptr, &status), std::free);
+    std::string text = status == 0 ? demangled.get() : typeid(Pass).name();
+    const std::string each = "OfEachPiece<";
+    const size_t wrapped = text.find(each);
+    text = wrapped == std::string::npos ? text : text.substr(wrapped + each.size());
+    text = text.substr(0, text.find_first_of("<>"));
+    return text.substr(text.rfind(':') + 1);
+  }();
+  return name;
+}
+
 class Executor : public test::OneThreadExecutor {
  public:
   explicit Executor(void* stream) { check_stream(static_cast<cudaStream_t>(stream), "launch"); }
+
+  static void clear(void* memory, int64_t bytes) {
+    const DeviceWork work;
+    const kernels::Moved moved = {0, bytes};
+    count_launch("clear", &moved);
+    OneThreadExecutor::clear(memory, bytes);
+  }
+
+  template <typename Pass>
+  void run(const Pass& pass, int64_t max_groups, int64_t shared_bytes) {
+    const DeviceWork work;
+    if constexpr (requires { pass.moved(); }) {
+      const kernels::Moved moved = pass.moved();
+      count_launch(name_of_pass<Pass>(), &moved);
+    } else {
+      count_launch(name_of_pass<Pass>(), nullptr);
+    }
+    OneThreadExecutor::run(pass, max_groups, shared_bytes);
+  }
 };
 
 }  // namespace
@@ -50,11 +94,15 @@ template [[gnu::visibility("default")]] void cuda_run(const WeightDecodeJob& job
 
 void cuda_set_context(DeviceContext* context, DeviceContext value, void* stream) {
   const Executor executor(stream);
+  const Moved nothing;
+  fake_gpu::count_launch("SetContext", &nothing);
   *context = value;
 }
 
 void cuda_next_step(DeviceContext* context, void* stream) {
   const Executor executor(stream);
+  const Moved nothing;
+  fake_gpu::count_launch("NextStep", &nothing);
   ++context->step;
 }
 

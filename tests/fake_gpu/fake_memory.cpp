@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 
+#include "fake_counts.h"
 #include "fake_runtime.h"
 
 namespace isthmus::fake_gpu {
@@ -49,6 +50,7 @@ cudaError_t allocate(void** address, size_t bytes, cudaMemoryType type) {
   if (bytes == 0) {
     return cudaSuccess;
   }
+  count(Count::kAllocations);
   const std::lock_guard lock(memory().mutex);
   const bool on_device = type == cudaMemoryTypeDevice;
   if (on_device && bytes > kTotalBytes - memory().device_bytes) {
@@ -83,6 +85,10 @@ cudaError_t release(void* address, cudaMemoryType type, const char* caller) {
 }
 
 cudaError_t copy(void* to, const void* from, size_t bytes, const char* caller) {
+  const DeviceWork work;
+  const auto moved_bytes = static_cast<int64_t>(bytes);
+  const kernels::Moved moved = {moved_bytes, moved_bytes};
+  count_launch("copy", &moved);
   check_memory(to, bytes, caller);
   check_memory(from, bytes, caller);
   std::memmove(to, from, bytes);
@@ -157,6 +163,7 @@ FAKE_API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,
 }
 
 FAKE_API cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  count(Count::kSynchronizations);
   return copy(to, from, bytes, "cudaMemcpy");
 }
 FAKE_API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
@@ -168,6 +175,9 @@ FAKE_API cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, s
   return copy(to, from, bytes, "cudaMemcpyPeerAsync");
 }
 FAKE_API cudaError_t cudaMemset(void* to, int value, size_t bytes) {
+  const DeviceWork work;
+  const isthmus::kernels::Moved moved = {0, static_cast<int64_t>(bytes)};
+  count_launch("clear", &moved);
   check_memory(to, bytes, "cudaMemset");
   std::memset(to, value, bytes);
   return cudaSuccess;

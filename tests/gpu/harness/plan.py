@@ -134,9 +134,10 @@ def _bench(places: Places, device: str) -> Step:
 
 
 def _rehearsal(places: Places, device: str) -> Step:
-    library = places.program("librehearsal_wire_fake.so" if device == "fake" else "librehearsal_wire.so")
-    short = ("--short",) if device == "fake" else ()
-    command = (sys.executable, "-m", "gpu.rehearsal", "--wire", str(library), "--device", device, *short)
+    wire = (
+        ("--device", "fake", "--short") if device == "fake" else ("--wire", str(places.program("librehearsal_wire.so")))
+    )
+    command = (sys.executable, "-m", "gpu.rehearsal", *wire)
     what = "a step of FSDP2 as one of 16 ranks, over links that take as long as their bytes would"
     return Step("rehearsal", what, command, 140, least_s=40)
 

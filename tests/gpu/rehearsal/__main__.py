@@ -38,10 +38,12 @@ PROCESSES = (
 def main() -> int:
     """Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m gpu.rehearsal", description="Rehearse a step of FSDP2.")
-    parser.add_argument("--wire", required=True, metavar="LIBRARY", help="the rehearsal's NCCL (tests/gpu/wire)")
+    parser.add_argument("--wire", default="", metavar="LIBRARY", help="the rehearsal's NCCL (tests/gpu/wire), on a GPU")
     parser.add_argument("--device", choices=("cuda", "fake"), default="cuda", help="fake: numbers mean nothing")
     parser.add_argument("--short", action="store_true", help="the first process alone, and the last")
     options = parser.parse_args()
+    if not options.wire and options.device == "cuda":
+        parser.error("--wire names the library that make gpu-programs has built")
     deadline = time.monotonic() + float(os.environ.get("GPU_STEP_LIMIT_S", "3600"))
     processes = (PROCESSES[0], PROCESSES[-1]) if options.short else PROCESSES
     failed = False
@@ -58,15 +60,15 @@ def main() -> int:
 
 def run(process: Process, wire: str, device: str) -> int:
     """Run a process; return its exit status."""
-    preloaded, arguments = [wire], list(process.arguments)
+    preloaded, arguments = wire, list(process.arguments)
     if device == "fake":
         from support import fake_gpu
 
-        preloaded.append(str(fake_gpu.library()))
+        preloaded = fake_gpu.libraries_with_wire()
         arguments.append("--fake")
     env = {
         **os.environ,
-        "LD_PRELOAD": " ".join(preloaded),
+        "LD_PRELOAD": preloaded,
         "CUDA_DEVICE_MAX_CONNECTIONS": str(process.connections),
     }
     return subprocess.run([sys.executable, "-m", "gpu.rehearsal.rank", *arguments], env=env, check=False).returncode

@@ -59,7 +59,12 @@ class _Totals(ctypes.Structure):  # WireTotals of tests/gpu/wire/model.h
         ("operations", ctypes.c_int64 * 2),
         ("bytes", ctypes.c_int64 * 2),
         ("hold_s", ctypes.c_double * 2),
+        ("kernels", ctypes.c_int64 * 2),
     )
+
+
+class _Communicator(ctypes.Structure):  # WireCommunicator of tests/gpu/wire/model.h
+    _fields_ = (("size", ctypes.c_int32), ("most_blocks", ctypes.c_int32))
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Totals:
     operations: tuple[int, ...]
     bytes: tuple[int, ...]
     hold_s: tuple[float, ...]
+    kernels: tuple[int, ...]
 
 
 class Wire:
@@ -101,7 +107,13 @@ class Wire:
         """Return what crossed since the last call."""
         totals = _Totals()
         self._library.wire_take_totals(ctypes.byref(totals))
-        return Totals(tuple(totals.operations), tuple(totals.bytes), tuple(totals.hold_s))
+        return Totals(tuple(totals.operations), tuple(totals.bytes), tuple(totals.hold_s), tuple(totals.kernels))
+
+    def communicators(self) -> list[tuple[int, int]]:
+        """Return the size of each communicator of the process, and its bound of multiprocessors: 0 is none."""
+        most = 256
+        made = (_Communicator * most)()
+        return [(one.size, one.most_blocks) for one in made[: self._library.wire_communicators(made, most)]]
 
 
 @contextmanager

@@ -22,10 +22,19 @@ struct WireTotals {
   int64_t operations[2];
   int64_t bytes[2];  // that a rank sent
   double hold_s[2];
+  int64_t kernels[2];  // operations that start together are one
+};
+
+// A communicator that was made. most_blocks: its configuration's bound of multiprocessors; 0: none.
+struct WireCommunicator {
+  int32_t size;
+  int32_t most_blocks;
 };
 
 void wire_set_model(const WireModel* model);
 void wire_take_totals(WireTotals* totals);
+// Writes the first `most` communicators of the process; returns how many there are.
+int32_t wire_communicators(WireCommunicator* communicators, int32_t most);
 // The priority of streams that Isthmus makes from now on, whatever it asks for; 1: what it asks for.
 void wire_set_lane_priority(int priority);
 }

@@ -34,6 +34,7 @@ struct State {
   std::mutex mutex;
   WireModel model = kNoModel;
   WireTotals totals = {};
+  std::vector<WireCommunicator> communicators;
   std::atomic<int> lane_priority{1};
 };
 
@@ -147,6 +148,7 @@ cudaError_t run_together(std::vector<Operation> operations) {
   state().totals.operations[link] += static_cast<int64_t>(operations.size());
   state().totals.bytes[link] += sent_bytes;
   state().totals.hold_s[link] += transfer.hold_s;
+  state().totals.kernels[link] += 1;
   return model.is_on != 0 ? transmit(transfer, operations.front().stream) : cudaSuccess;
 }
 
@@ -181,6 +183,8 @@ ncclResult_t make_communicator(ncclComm_t* result, int rank, int size, const ncc
   if (config != nullptr && config->maxCTAs != NCCL_CONFIG_UNDEF_INT) {
     made->most_blocks = config->maxCTAs;
   }
+  const std::lock_guard lock(state().mutex);
+  state().communicators.push_back({size, made->most_blocks});
   *result = made;
   return ncclSuccess;
 }
@@ -199,6 +203,12 @@ WIRE_API void wire_set_model(const WireModel* model) {
 WIRE_API void wire_take_totals(WireTotals* totals) {
   const std::lock_guard lock(state().mutex);
   *totals = std::exchange(state().totals, {});
+}
+WIRE_API int32_t wire_communicators(WireCommunicator* communicators, int32_t most) {
+  const std::lock_guard lock(state().mutex);
+  const auto& made = state().communicators;
+  std::copy_n(made.begin(), std::min<size_t>(made.size(), static_cast<size_t>(most)), communicators);
+  return static_cast<int32_t>(made.size());
 }
 WIRE_API void wire_set_lane_priority(int priority) { state().lane_priority = priority; }
 
