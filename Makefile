@@ -32,7 +32,7 @@ ifeq ($(origin CXX),default)
 endif
 export CXX
 
-.PHONY: help setup demo check test test-cpp test-large test-mpi test-python test-quick test-conformance test-units lint format tidy gpu-programs \
+.PHONY: help setup wheel demo check test test-cpp test-large test-mpi test-python test-quick test-conformance test-units lint format tidy gpu-programs \
   sanitize test-sanitized bench figures fuzz clean FORCE
 
 help:  ## what there is
@@ -60,6 +60,11 @@ $(STAMPS)/package: $(STAMPS)/venv $(STAMPS)/python-files $(NATIVE_SOURCES)
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(VENV)/bin/python -m pip install --quiet --no-build-isolation --no-deps \
 	  --config-settings=build-dir=build/native/$(VENV) --editable .
 	@touch $@
+
+wheel: setup  ## for this Python, this torch and this platform: build/wheels. Others: VENV=.venv-3.12 PYTHON=python3.12 TORCH='torch==2.15.*'
+	rm -rf build/wheel/$(VENV) && python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel/$(VENV) \
+	  --config-settings=build-dir=build/native/$(VENV) .
+	python tools/finish_wheel.py build/wheel/$(VENV)/*.whl build/wheels
 
 demo: setup  ## train a GPT over two simulated nodes joined by a slow link, plain and compressed (about 8 minutes)
 	isthmus bench training $(DEMO_ARGS)

@@ -14,8 +14,9 @@ def load() -> ModuleType:
     running = str(torch.__version__)
     if running != TORCH_VERSION:
         raise ImportError(
-            f"isthmus was built for torch {TORCH_VERSION}, but torch {running} is running: "
-            "build it again with `pip install --no-build-isolation --force-reinstall --no-deps isthmus`"
+            f"isthmus was built for torch {TORCH_VERSION}, but torch {running} is running: install the wheel whose "
+            f"version ends in +torch{running.replace('+', '.')}, or from sources with "
+            "`pip install --no-build-isolation --force-reinstall --no-deps .`"
         )
     from isthmus import _C
 

@@ -1,0 +1,109 @@
+"""A wheel is installed where nothing can be compiled, does what the README says, and is removed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import venv
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+
+from python.docs.readme import TRAIN
+from support.limits import HANG_S
+from support.places import ROOT
+
+pytestmark = pytest.mark.processes
+
+
+class Environment:
+    """A fresh environment with torch, into which the wheel alone is installed. Its PATH has no compiler."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        venv.create(folder, symlinks=True, with_pip=True)
+        site = next(folder.glob("lib/python*/site-packages"))
+        # What the wheel requires, without the hooks of an editable isthmus.
+        (site / "requirements.pth").write_text("".join(f"{path}\n" for path in sys.path if "site-packages" in path))
+        variables = {name: value for name, value in os.environ.items() if not name.startswith(("ISTHMUS_", "PYTHON"))}
+        self._variables = {**variables, "PATH": str(folder / "bin"), "OMP_NUM_THREADS": "1"}
+
+    def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a program of the environment, in its folder."""
+        return subprocess.run(
+            [str(self.folder / "bin" / command[0]), *command[1:]],
+            env={**self._variables, **variables},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+        )
+
+    def says(self, *command: str, **variables: str) -> str:
+        """Run a program that must succeed; return what it prints."""
+        result = self.run(*command, **variables)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make wheel` makes, of the module that is built already."""
+    if importlib.util.find_spec("auditwheel") is None:
+        pytest.skip("auditwheel is not installed")
+    folder = tmp_path_factory.mktemp("wheel")
+    built = ROOT / "build/native" / Path(sys.prefix).name
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]
+    commands = [
+        [*pip, f"--config-settings=build-dir={built}", "--wheel-dir", str(folder / "built"), str(ROOT)],
+        [sys.executable, str(ROOT / "tools/finish_wheel.py"), "", str(folder)],
+    ]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    for command in commands:
+        command = [argument or str(next((folder / "built").iterdir())) for argument in command]
+        result = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert result.returncode == 0, result.stdout + result.stderr
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    made = Environment(tmp_path_factory.mktemp("fresh") / "environment")
+    made.says("python", "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(wheel))
+    return made
+
+
+def test_the_name_says_which_torch_it_fits(wheel: Path) -> None:
+    assert wheel.name.startswith(f"isthmus-{version('isthmus')}+torch{str(torch.__version__).replace('+', '.')}-")
+    assert "manylinux" in wheel.name
+
+
+def test_the_readme_script_trains_without_a_compiler(environment: Environment) -> None:
+    place = environment.says("python", "-c", "import isthmus; print(isthmus.__file__)").strip()
+    assert Path(place).is_relative_to(environment.folder)
+    (environment.folder / "train.py").write_text(TRAIN)
+    launch = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
+    environment.says(*launch, ISTHMUS_NODES="2x1")
+
+
+def test_commands_run(environment: Environment) -> None:
+    assert "torch" in environment.says("isthmus", "info")
+    assert "NUMA node" in environment.says("isthmus", "topo")
+    links = ("--inter", "25gbit", "--intra", "3600gbit")
+    assert "quant" in environment.says("isthmus", "plan", "--preset", "llama2-7b", "--nodes", "2", *links)
+
+
+def test_another_torch_is_told_which_wheel_it_needs(environment: Environment) -> None:
+    program = "import torch; torch.__version__ = '2.99.0+cu999'; import isthmus; isthmus.Options()"
+    result = environment.run("python", "-c", program)
+    assert result.returncode != 0
+    assert "install the wheel whose version ends in +torch2.99.0.cu999" in result.stderr.splitlines()[-1]
+
+
+def test_nothing_is_left_after_its_removal(environment: Environment) -> None:
+    environment.says("python", "-m", "pip", "uninstall", "--quiet", "--yes", "isthmus")
+    assert not list(environment.folder.glob("lib/python*/site-packages/isthmus*"))

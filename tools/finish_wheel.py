@@ -1,0 +1,72 @@
+"""Usage: finish_wheel.py WHEEL OUTPUT_FOLDER: make of what pip has built a wheel that other machines can install.
+
+The compiled module fits one version of torch: the wheel's version names it (isthmus 0.1.0+torch2.11.0.cu130), and its
+requirements demand it. The tier over MPI is left out, which fits the MPI of this machine alone. auditwheel names the
+oldest platform that the rest runs on; libraries of torch and NVIDIA stay outside, where pip has put them.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+# In torch's wheels, or in those that torch requires.
+OUTSIDE = ("libtorch*.so*", "libc10*.so*", "libcudart.so.*", "libnccl.so.*")
+
+
+def torch_version(package: Path) -> str:
+    """Return the torch that the package's module was built for, such as 2.11.0+cu130."""
+    values: dict[str, str] = {}
+    exec((package / "_build_info.py").read_text(), values)
+    return values["TORCH_VERSION"]
+
+
+def for_torch(metadata: str, torch: str) -> str:
+    """Return a wheel's metadata with the torch that it fits, in its version and its requirements."""
+    local = "torch" + torch.replace("+", ".")
+    named = re.sub(r"^(Version: [^+\n]+).*$", rf"\1+{local}", metadata, count=1, flags=re.MULTILINE)
+    return re.sub(
+        r"^Requires-Dist: torch\b.*$",
+        f"Requires-Dist: torch=={torch.split('+')[0]}",
+        named,
+        count=1,
+        flags=re.MULTILINE,
+    )
+
+
+def finish(wheel: Path, output: Path) -> None:
+    """Write the finished wheel to a folder."""
+    with tempfile.TemporaryDirectory() as scratch:
+        run(sys.executable, "-m", "wheel", "unpack", "--dest", scratch, str(wheel))
+        (tree,) = Path(scratch).iterdir()
+        package = tree / "isthmus"
+        for path in package.glob("_mpi.*.so"):
+            path.unlink()
+        for path in package.glob("_C.*.so"):
+            run("patchelf", "--set-rpath", "$ORIGIN", str(path))  # torch has loaded its libraries before
+        (info,) = tree.glob("*.dist-info")
+        metadata = for_torch((info / "METADATA").read_text(), torch_version(package))
+        (info / "METADATA").write_text(metadata)
+        version = re.search(r"^Version: (.*)$", metadata, re.MULTILINE)
+        assert version is not None
+        info.rename(tree / f"isthmus-{version[1]}.dist-info")
+        packed = Path(scratch) / "packed"
+        packed.mkdir()
+        run(sys.executable, "-m", "wheel", "pack", "--dest-dir", str(packed), str(tree))
+        (built,) = packed.iterdir()
+        excluded = [argument for name in OUTSIDE for argument in ("--exclude", name)]
+        run("auditwheel", "repair", *excluded, "--wheel-dir", str(output), str(built))
+
+
+def run(*command: str) -> None:
+    """Run a command; end the program with what it says if it fails."""
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        sys.exit(f"{' '.join(command)}\n{result.stdout}{result.stderr}")
+
+
+if __name__ == "__main__":
+    finish(Path(sys.argv[1]), Path(sys.argv[2]))
