@@ -9,14 +9,8 @@
 #include <variant>
 #include <vector>
 
-#define ISTHMUS_KERNEL_NAMESPACE emulated
-
 #include "codec/device_codecs.h"
 #include "isthmus/codec_type.h"
-#include "kernels/none/sequence.h"
-#include "kernels/quant/sequence.h"
-#include "kernels/sparse/sequence.h"
-#include "kernels/tagc/sequence.h"
 #include "tests/cpp/support/on_device.h"
 #include "tests/cpp/support/typed_data.h"
 

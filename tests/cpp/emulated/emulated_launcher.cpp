@@ -11,13 +11,9 @@
 
 #include "codec/device_fault.h"
 #include "codec/squared_error.h"
-#include "kernels/none/sequence.h"
-#include "kernels/quant/sequence.h"
-#include "kernels/sparse/sequence.h"
-#include "kernels/tagc/sequence.h"
 #include "kernels/values/sequence.h"
-#include "kernels/weights/sequence.h"
-#include "tests/cpp/support/one_thread.h"
+#include "kernels/weights/layout.h"
+#include "tests/cpp/emulated/emulated_passes.h"
 
 namespace isthmus::test {
 namespace {

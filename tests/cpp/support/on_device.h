@@ -12,7 +12,7 @@
 #include "communicator/scratch.h"
 #include "isthmus/codec.h"
 #include "kernels/block/device.h"
-#include "tests/cpp/emulated/emulated_device.h"
+#include "tests/cpp/emulated/emulated_passes.h"
 #include "tests/cpp/support/packets.h"
 
 namespace isthmus {

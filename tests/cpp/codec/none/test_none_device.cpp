@@ -6,14 +6,11 @@
 #include <string>
 #include <vector>
 
-#define ISTHMUS_KERNEL_NAMESPACE emulated
-
 #include "codec/device_fault.h"
 #include "codec/none/device.h"
 #include "codec/none/host.h"
 #include "isthmus/error.h"
-#include "kernels/none/sequence.h"
-#include "tests/cpp/emulated/emulated_device.h"
+#include "tests/cpp/emulated/emulated_passes.h"
 #include "tests/cpp/support/typed_data.h"
 
 namespace isthmus {

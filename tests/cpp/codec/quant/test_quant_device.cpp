@@ -8,13 +8,10 @@
 #include <string>
 #include <vector>
 
-#define ISTHMUS_KERNEL_NAMESPACE emulated
-
 #include "codec/device_fault.h"
 #include "codec/quant/device.h"
 #include "codec/quant/host.h"
 #include "isthmus/error.h"
-#include "kernels/quant/sequence.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/support/on_device.h"
 #include "tests/cpp/support/typed_data.h"

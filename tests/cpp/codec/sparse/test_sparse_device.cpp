@@ -8,12 +8,9 @@
 #include <string>
 #include <vector>
 
-#define ISTHMUS_KERNEL_NAMESPACE emulated
-
 #include "codec/device_fault.h"
 #include "codec/sparse/device.h"
 #include "isthmus/error.h"
-#include "kernels/sparse/sequence.h"
 #include "tests/cpp/codec/dropping_codecs_on_device.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/codec/sparse/sparse_packets.h"

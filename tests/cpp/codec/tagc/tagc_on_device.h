@@ -4,10 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#define ISTHMUS_KERNEL_NAMESPACE emulated
-
 #include "codec/tagc/device.h"
-#include "kernels/tagc/sequence.h"
 #include "tests/cpp/support/on_device.h"
 
 namespace isthmus {

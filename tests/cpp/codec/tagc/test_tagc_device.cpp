@@ -15,6 +15,9 @@
 #include "tests/cpp/codec/tagc/tagc_on_device.h"
 #include "tests/cpp/codec/tagc/tagc_reference.h"
 
+// What is called by itself.
+#include "kernels/tagc/insert_passes.h"
+
 namespace isthmus {
 namespace {
 

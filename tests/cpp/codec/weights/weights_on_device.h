@@ -10,9 +10,8 @@
 #include <vector>
 
 #include "codec/weights/device.h"
-#include "kernels/weights/sequence.h"
+#include "kernels/weights/layout.h"
 #include "tests/cpp/support/on_device.h"
-#include "tests/cpp/support/one_thread.h"
 #include "tests/cpp/support/typed_data.h"
 
 namespace isthmus {
