@@ -27,6 +27,7 @@ def _torch_will_autoload() -> bool:
 
 if TYPE_CHECKING:
     from isthmus._C import Error, OptionError, Options, PacketError, TransportError
+    from isthmus.attached.attach import attach, detach
     from isthmus.report.explain import explain
     from isthmus.report.statistics import reset_stats, stats
     from isthmus.residuals.saved import LoadReport
@@ -40,7 +41,9 @@ __all__ = [
     "Options",
     "PacketError",
     "TransportError",
+    "attach",
     "clear_residuals",
+    "detach",
     "explain",
     "load_checkpoint",
     "load_state_dict",
@@ -55,7 +58,9 @@ __all__ = [
 # Where the names above are; those that are not named here are in the native module.
 _MODULES = {
     "LoadReport": "residuals.saved",
+    "attach": "attached.attach",
     "clear_residuals": "residuals.state",
+    "detach": "attached.attach",
     "explain": "report.explain",
     "load_checkpoint": "residuals.state",
     "load_state_dict": "residuals.state",

@@ -1,7 +1,10 @@
-"""Finds the backend of a process group."""
+"""Finds the backend of a process group, or of the group of Isthmus beside it."""
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -11,9 +14,40 @@ from isthmus import native
 if TYPE_CHECKING:
     from isthmus import _C
 
+# The groups of Isthmus that `isthmus.attach` made beside groups of other backends. Torch keeps them until they are
+# destroyed.
+_companions: weakref.WeakKeyDictionary[dist.ProcessGroup, weakref.ref[dist.ProcessGroup]] = weakref.WeakKeyDictionary()
+
+
+def companion_of(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
+    """Return the group of Isthmus over the same ranks that `isthmus.attach` made, None if there is none."""
+    reference = _companions.get(group)
+    return reference() if reference is not None else None
+
+
+def set_companion(group: dist.ProcessGroup, companion: dist.ProcessGroup | None) -> None:
+    """Note the group of Isthmus beside `group`; None: there is none any more."""
+    if companion is None:
+        _companions.pop(group, None)
+    else:
+        _companions[group] = weakref.ref(companion)
+
+
+def group_on_isthmus(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
+    """Return `group` if its backend is Isthmus, else its companion, if it has one."""
+    return group if _own_backend(group) is not None else companion_of(group)
+
 
 def isthmus_backend(group: dist.ProcessGroup) -> _C.Backend | None:
-    """Return the Isthmus backend of `group`, for any device; None if there is none."""
+    """Return the Isthmus backend of `group`, for any device, or that of its companion; None if there is neither."""
+    backend = _own_backend(group)
+    if backend is not None:
+        return backend
+    companion = companion_of(group)
+    return _own_backend(companion) if companion is not None else None
+
+
+def _own_backend(group: dist.ProcessGroup) -> _C.Backend | None:
     core = native.load()
     for device in group._device_types:
         backend = group._get_backend(device)
@@ -24,7 +58,7 @@ def isthmus_backend(group: dist.ProcessGroup) -> _C.Backend | None:
 
 
 def backend_of(group: dist.ProcessGroup | None) -> _C.Backend:
-    """Return the backend of `group` (default: all ranks). Raises ValueError where it is not Isthmus."""
+    """Return the backend of `group` (default: all ranks) or its companion. Raises ValueError if it is not Isthmus."""
     if group is None:
         group = dist.group.WORLD
     if group is None:
@@ -33,3 +67,9 @@ def backend_of(group: dist.ProcessGroup | None) -> _C.Backend:
     if backend is None:
         raise ValueError(f"the backend of this group is {dist.get_backend(group)}, not isthmus")
     return backend
+
+
+def has_two_tiers(node_of_rank: Sequence[int]) -> bool:
+    """Return whether a group of ranks on these nodes is reduced in two tiers: over several nodes of one size."""
+    ranks_on_node = Counter(node_of_rank)
+    return len(ranks_on_node) > 1 and len(set(ranks_on_node.values())) == 1

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
@@ -19,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from isthmus import native
-from isthmus.backends import isthmus_backend
+from isthmus.backends import has_two_tiers, isthmus_backend
 from isthmus.gloo import Group, fresh_prefix, gloo_tier
 from isthmus.group import mpi_tier
 from isthmus.group.cuda import (
@@ -247,7 +246,7 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
     by_node = [
         [rank for rank in range(group.size) if node_of_rank[rank] == node] for node in range(max(node_of_rank) + 1)
     ]
-    two_tier = len(by_node) > 1 and len({len(ranks) for ranks in by_node}) == 1
+    two_tier = has_two_tiers(node_of_rank)
     rail = [ranks[local_index] for ranks in by_node] if two_tier else []
 
     intra = inter = flat = cuda = None
@@ -293,8 +292,7 @@ def _log_nodes(group: Group, nodes: Nodes) -> None:
     if group.rank != 0:
         return
     text = f"{native.load().describe_nodes(nodes.node_of_rank)}, by {nodes.origin}"
-    ranks_on_node = Counter(nodes.node_of_rank)
-    two_tier = len(ranks_on_node) > 1 and len(set(ranks_on_node.values())) == 1
+    two_tier = has_two_tiers(nodes.node_of_rank)
     if not two_tier:
         text += ": everything goes to the world backend, uncompressed"
     # A subgroup inside a node is normal, and doubts were reported when the group of all ranks was made.

@@ -47,10 +47,13 @@ def _groups(target: Target) -> list[GroupAndBackend]:
     else:
         groups = [target]
         what = f"the backend of this group is {dist.get_backend(target)}, not isthmus"
-    found = [(group, backend) for group in groups if (backend := isthmus_backend(group)) is not None]
+    found: dict[Any, dist.ProcessGroup] = {}  # by backend: that of a group which attach made is its neighbour's, too
+    for group in groups:
+        if (backend := isthmus_backend(group)) is not None:
+            found.setdefault(backend, group)
     if not found:
         raise ValueError(what)
-    return found
+    return [(group, backend) for backend, group in found.items()]
 
 
 def _layouts_of(

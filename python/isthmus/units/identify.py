@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import threading
 import weakref
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +27,7 @@ from isthmus.units.models import (
     reducing_group,
     trainable_indexes,
 )
-from isthmus.units.prepare import tag_of, weights_name
+from isthmus.units.prepare import elements_of, tag_of, weights_name
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,30 @@ def fsdp2_caller() -> tuple[int, str, int, str]:
     prepared. The layout is 0 if nothing names the parameters, and all that can have gradients do.
     """
     found = reducing_group()
-    if found is None:
-        return 0, "", 0, ""
-    group, indexes = found
+    return (0, "", 0, "") if found is None else _describe(*found)
+
+
+# Of a unit that is reduced without some of its parameters, where the call's stack does not tell which.
+UNKNOWN_PARAMETERS = "which parameters have gradients is not known"
+
+
+def handed_reduction(group: ParamGroup, num_elements: int) -> tuple[str, int, str]:
+    """Return name, layout and why it is exact of a reduction that FSDP2 hands to a prepared unit's own collective.
+
+    Its size tells whether all parameters have gradients that can; only if not, the stack is asked.
+    """
+    indexes = trainable_indexes(group)
+    if elements_of(group, indexes) != num_elements:
+        found = reducing_group()
+        if found is None or found[0] is not group:
+            _, name, layout, _ = _describe(group, indexes)
+            return name, layout, UNKNOWN_PARAMETERS
+        indexes = found[1]
+    _, name, layout, exact = _describe(group, indexes)
+    return name, layout, exact
+
+
+def _describe(group: ParamGroup, indexes: tuple[int, ...]) -> tuple[int, str, int, str]:
     owner = _owners.get(group)
     if owner is None:
         exact = native.load().REPLICAS if mixes_replicas(group) else ""
@@ -73,13 +96,32 @@ class _Gatherer:
 _gatherers: MutableMapping[object, _Gatherer] = WeakIdKeyDictionary()
 
 
+class _Handed(threading.local):
+    """The unit that handed a gather to this thread."""
+
+    gatherer: object | None = None
+
+
+_handed = _Handed()
+
+
+@contextmanager
+def gathering(gatherer: object) -> Iterator[None]:
+    """Gathers of this thread in the block are of the parameters of `gatherer`, whatever is on the stack."""
+    before, _handed.gatherer = _handed.gatherer, gatherer
+    try:
+        yield
+    finally:
+        _handed.gatherer = before
+
+
 def weights_caller() -> tuple[int, str]:
     """Return owner and name of the unit whose parameters are being gathered.
 
     The owner is a number of this process, another one under another name; 0 if it is not on the stack: then the gather
     is none of parameters, for all that is known. The name is equal on all ranks.
     """
-    gatherer = gathering_object()
+    gatherer = _handed.gatherer if _handed.gatherer is not None else gathering_object()
     if gatherer is None:
         return 0, ""
     name = weights_name(gatherer)

@@ -1,7 +1,7 @@
 """The units of a model, their parameters, and the process groups that they are reduced over.
 
-FSDP has no public view of its units. Only this module reads private attributes of torch; checked on torch 2.11 and
-2.15.
+FSDP has no public view of its units. Only this module and `isthmus.attached` read private attributes of torch; checked
+on torch 2.11 and 2.15.
 """
 
 from __future__ import annotations
@@ -340,6 +340,11 @@ def shard_group(group: ParamGroup) -> dist.ProcessGroup | None:
 def replicate_group(group: ParamGroup) -> dist.ProcessGroup | None:
     """Return the process group of HSDP's all-reduce, if there is one."""
     return getattr(group.mesh_info, "replicate_process_group", None)
+
+
+def gather_group(group: ParamGroup) -> dist.ProcessGroup | None:
+    """Return the process group of the all-gather, if there is one."""
+    return getattr(group.mesh_info, "shard_process_group", None)
 
 
 def fqn_of(group: ParamGroup) -> str | None:

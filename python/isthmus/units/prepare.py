@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
-from isthmus.backends import isthmus_backend
+from isthmus.backends import group_on_isthmus, isthmus_backend
 from isthmus.units.gradient_scaling import follow
 from isthmus.units.layout import Layout, Parameter, clean_name
 from isthmus.units.models import (
@@ -184,6 +185,20 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
     return prepared
 
 
+def forget(model: nn.Module) -> None:
+    """Undo `prepare`, but for DDP's hook and what follows the loss scale."""
+    prepared = _prepared.pop(model, None)
+    for group, _ in fsdp2_units(model):
+        found = _units_of_groups.get(group)
+        if found is not None and found.prepared is prepared:
+            del _units_of_groups[group]
+
+
+def forget_names(process_group: dist.ProcessGroup) -> None:
+    """Begin to number models anew that are reduced over a group: its backend, which knew their names, is gone."""
+    _models_by_name.pop(process_group, None)
+
+
 def _is_on_isthmus(groups: Iterable[dist.ProcessGroup]) -> bool:
     return any(isthmus_backend(group) is not None for group in groups)
 
@@ -221,6 +236,16 @@ def tag_of(group: ParamGroup, indexes: tuple[int, ...]) -> tuple[str, int, str] 
         layout = unit.layout(unit.parameters[index] for index in indexes)
         found.layouts[indexes] = prepared.remember(unit, layout)
     return prepared.full_name(unit.name), found.layouts[indexes], prepared.exact_reason(unit.name)
+
+
+def elements_of(group: ParamGroup, indexes: tuple[int, ...]) -> int | None:
+    """Return how many elements FSDP2 reduces if these parameters have gradients, None if it was not prepared."""
+    tag = tag_of(group, indexes)
+    if tag is None:
+        return None
+    name, layout_hash, _ = tag
+    _, layout = _units_of_groups[group].prepared.layouts[name, layout_hash]
+    return layout.num_elements
 
 
 # --- Gathers of weights ---
@@ -271,6 +296,8 @@ def _bucket_parameters(module: nn.parallel.DistributedDataParallel) -> dict[torc
 class BucketReduction:
     """DDP's communication hook: averages each bucket, and tells the backend which parameters it holds.
 
+    Without a group of Isthmus, which `isthmus.detach` takes away, it averages as DDP does: DDP keeps its hooks.
+
     DDP rebuilds its buckets after the first backward pass, or with a static graph after the second. Residuals of the
     first buckets would never be sent, so a layout is exact in the first two passes that have it.
     """
@@ -278,12 +305,19 @@ class BucketReduction:
     def __init__(self, module: nn.parallel.DistributedDataParallel, prepared: Prepared) -> None:
         self._parameters = _bucket_parameters(module)
         self._group = module.process_group
-        self._prepared = prepared
         self._layouts: dict[tuple[int, tuple[torch.Tensor, ...]], tuple[Unit, Layout, str]] = {}
+        self.begin(prepared)
+
+    def begin(self, prepared: Prepared) -> None:
+        """Reduce under the names of `prepared` from now on, as if its buckets were new."""
+        self._prepared = prepared
         self._passes: Counter[tuple[str, int]] = Counter()  # how many backward passes had a bucket
 
     def reduce(self, state, bucket):  # type: ignore[no-untyped-def]  # DDP looks at annotations, and fails on strings
         """Average one bucket; return a future of its gradients."""
+        group = group_on_isthmus(self._group)
+        if group is None:
+            return allreduce_hook(self._group, bucket)
         unit, layout, replicas = self._unit_of(bucket.index(), tuple(bucket.parameters()))
         name, layout_hash = self._prepared.full_name(unit.name), self._prepared.remember(unit, layout)
         exact = self._prepared.exact_reason(unit.name) or replicas or self._exact_until_settled((name, layout_hash))
@@ -291,7 +325,7 @@ class BucketReduction:
         core = native.load()
         core.push_unit(name, layout_hash, exact)
         try:
-            work = dist.all_reduce(gradients, op=dist.ReduceOp.AVG, group=self._group, async_op=True)
+            work = dist.all_reduce(gradients, op=dist.ReduceOp.AVG, group=group, async_op=True)
         finally:
             core.pop_unit()
         return work.get_future().then(lambda _: gradients)
@@ -314,11 +348,20 @@ class BucketReduction:
         return ""
 
 
+# DDP takes one hook and never gives it back.
+_bucket_reductions: weakref.WeakKeyDictionary[nn.Module, BucketReduction] = weakref.WeakKeyDictionary()
+
+
 def _register_bucket_hook(module: nn.parallel.DistributedDataParallel, prepared: Prepared) -> None:
+    if module in _bucket_reductions:
+        _bucket_reductions[module].begin(prepared)
+        return
+    reduction = BucketReduction(module, prepared)
     try:
-        module.register_comm_hook(None, BucketReduction(module, prepared).reduce)
+        module.register_comm_hook(None, reduction.reduce)
     except RuntimeError as error:
         raise ValueError("this DDP model has a communication hook already, and DDP takes but one") from error
+    _bucket_reductions[module] = reduction
     # DDP pickles this list, but a copy's reducer has no hooks: a copy of a prepared model is one that is not prepared.
     getattr(module, "_comm_hooks", [None]).pop()
 

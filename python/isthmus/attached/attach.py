@@ -1,0 +1,306 @@
+"""``isthmus.attach``: a model's gradients and weights cross over Isthmus, everything else stays on its backend."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from isthmus import native
+from isthmus.attached.collectives import Replaced, is_in_a_pass, replace_collectives, why_not_replaceable
+from isthmus.attached.companions import (
+    Wish,
+    destroy_unused,
+    disagreement,
+    drop_those_within_nodes,
+    make_companions,
+    on_all_ranks,
+    options_beside,
+    release,
+    use,
+)
+from isthmus.backends import companion_of, group_on_isthmus
+from isthmus.topology.node_map import name_ranks
+from isthmus.units.models import (
+    ddp_modules,
+    fsdp1_units,
+    fsdp2_units,
+    gather_group,
+    param_groups_of,
+    replicate_group,
+    shard_group,
+    unit_name,
+)
+from isthmus.units.prepare import forget, prepare, prepared_of
+
+if TYPE_CHECKING:
+    from isthmus import _C
+
+Model = TypeVar("Model", bound=nn.Module)
+
+logger = logging.getLogger("isthmus")
+
+# What torch hands nobody.
+_BETWEEN_REPLICAS = (
+    "FSDP2 hands nobody its all-reduce between replicas (HSDP): give that dimension of the mesh the backend by name, "
+    'init_device_mesh(..., backend_override={"replicate": "isthmus"}), and call isthmus.prepare'
+)
+
+
+@dataclass
+class _Attachment:
+    """What `attach` did to a model. Refers to no module, so that it keeps none alive."""
+
+    name: str
+    options: Mapping[str, str]
+    groups: list[dist.ProcessGroup] = field(default_factory=list)  # whose companions it uses
+    replaced: list[Replaced] = field(default_factory=list)
+
+    def undo(self, model: nn.Module) -> None:
+        """Leave the model as it was before. A hook of DDP stays, and averages as DDP does."""
+        for replaced in self.replaced:
+            replaced.restore()
+        forget(model)
+        for group in self.groups:
+            release(group)
+
+
+_attachments: weakref.WeakKeyDictionary[nn.Module, _Attachment] = weakref.WeakKeyDictionary()
+
+
+def attach(
+    model: Model, *, name: str = "", scaler: Any = None, options: _C.Options | None = None, **keywords: Any
+) -> Model:
+    """Let the gradients and weights of `model` cross between nodes over Isthmus. Returns `model`.
+
+    For models of FSDP2 (`fully_shard`) and DDP over process groups of any backend. Beside each group that gathers or
+    reduces the model and spans nodes it makes one of Isthmus, over the same ranks, and hands FSDP2 collectives over it
+    (`set_custom_reduce_scatter`, `set_custom_all_gather`), DDP a communication hook. Everything else of the job stays
+    on its backend. What is reduced is the same bit by bit as with backend "isthmus" and `isthmus.prepare`, which this
+    calls; the functions that take a model or a group (`isthmus.stats`, `isthmus.state_dict`, ...) take those of here.
+
+    All ranks of the job call it alike, after the last `fully_shard` and between steps; what it is told is compared. The
+    second call with equal arguments does nothing.
+
+    name, scaler: as in `isthmus.prepare`.
+    options: of the groups that are made, or else keywords: ``attach(model, bits=2, weights="delta")``. Models over one
+    group have equal options.
+
+    HSDP: the shards' collectives are handed over, if shards lie on several nodes; torch hands nobody the all-reduce
+    between replicas.
+
+    Raises ValueError, the same on every rank, if an option is refused, if `model` is neither of FSDP2 nor of DDP, or of
+    FSDP1, or its groups are on Isthmus, or none of them spans nodes of equal size, if it is attached with other
+    arguments, has collectives or a hook of its own, or is in a pass. Nothing is changed then.
+    """
+    if not dist.is_initialized():
+        raise ValueError("isthmus.attach: there is no process group: call torch.distributed.init_process_group first")
+    attaching = _Attaching(model, name, scaler, options, keywords)
+    wishes = on_all_ranks(attaching.wish)
+    if complaint := disagreement(wishes):
+        raise ValueError(f"isthmus.attach: {complaint}")
+    try:
+        on_all_ranks(lambda: attaching.carry_out(wishes))
+    except ValueError:
+        attaching.undo()
+        raise
+    attaching.finish()
+    return model
+
+
+def detach(model: Model) -> Model:
+    """Undo `attach`: gradients and weights cross over the model's own groups again. Returns `model`.
+
+    All ranks call it alike, between steps. What residuals hold is dropped, and so are groups of Isthmus that no
+    attached model uses any more. Raises ValueError if the model is not attached, or in a forward or backward pass.
+    """
+    attachment = _attachments.get(model)
+    if attachment is None:
+        raise ValueError("isthmus.detach: this model is not attached")
+    for module_name, module in _units(model):
+        if any(map(is_in_a_pass, param_groups_of(module))):
+            raise ValueError(
+                f"isthmus.detach: unit {unit_name([module_name])!r} is in a forward or backward pass, or being "
+                "gathered: call this between steps"
+            )
+    for device in {parameter.device for parameter in model.parameters() if parameter.is_cuda}:
+        torch.cuda.synchronize(device)  # what the groups have been asked for
+    del _attachments[model]
+    attachment.undo(model)
+    return model
+
+
+class _Attaching:
+    """One call of `attach` on one rank."""
+
+    def __init__(
+        self, model: nn.Module, name: str, scaler: Any, options: _C.Options | None, keywords: Mapping[str, Any]
+    ) -> None:
+        self._model = model
+        self._name = name
+        self._scaler = scaler
+        self._given = (options, keywords)
+        self._earlier = _attachments.get(model) if isinstance(model, nn.Module) else None
+        self._groups: list[dist.ProcessGroup] = []  # that gather or reduce the model
+        self._attachment = _Attachment(name, {})
+
+    def wish(self) -> Wish:
+        """Return what this rank needs. Raises an error of any type if it cannot be attached."""
+        self._options = _options(*self._given)
+        texts = _texts(self._options)
+        if not isinstance(self._model, nn.Module):
+            raise TypeError(f"expected a model of FSDP2 or DDP, got a {type(self._model).__name__}")
+        if self._earlier is not None:
+            _require_equal(self._earlier, self._name, texts)
+            return Wish(texts, is_attached=True)
+        self._attachment.options = texts
+        _require_attachable(self._model)
+        self._groups = _groups_to_attach(self._model)
+        if prepared_of(self._model) is not None:
+            raise ValueError("this model was prepared before: leave isthmus.prepare out, isthmus.attach calls it")
+        for group in self._groups:
+            _require_no_other(options_beside(group), texts, dist.get_process_group_ranks(group))
+        return Wish(texts, False, tuple(tuple(dist.get_process_group_ranks(group)) for group in self._new_groups()))
+
+    def carry_out(self, wishes: Sequence[Wish]) -> None:
+        """Make the groups and hand over the collectives. Raises ValueError if anything fails; `undo` cleans up."""
+        if self._earlier is not None:
+            prepare(self._model, name=self._name, scaler=self._scaler)
+            return
+        make_companions(wishes, self._new_groups(), self._options)
+        places = drop_those_within_nodes(self._groups)
+        crossing = [group for group in self._groups if companion_of(group) is not None]
+        if not crossing:
+            raise ValueError(_nothing_crosses(places, has_replicas=bool(_replicate_groups(self._model))))
+        for group in crossing:
+            use(group)
+            self._attachment.groups.append(group)
+        prepare(self._model, name=self._name, scaler=self._scaler)
+        for _, module in _units(self._model):
+            (unit,) = param_groups_of(module)
+            if any(group in crossing for group in (gather_group(unit), shard_group(unit)) if group is not None):
+                self._attachment.replaced.append(replace_collectives(module))
+
+    def undo(self) -> None:
+        """Undo what `carry_out` did, here or on another rank that failed."""
+        if self._earlier is None:
+            self._attachment.undo(self._model)
+            for group in self._groups:
+                destroy_unused(group)
+
+    def finish(self) -> None:
+        """Remember the model, and say what of it stays where it was."""
+        if self._earlier is not None:
+            return
+        _attachments[self._model] = self._attachment
+        if dist.get_rank() == 0 and any(group_on_isthmus(group) is None for group in _replicate_groups(self._model)):
+            logger.warning("attach: the all-reduce between replicas stays where it was. %s", _BETWEEN_REPLICAS)
+
+    def _new_groups(self) -> list[dist.ProcessGroup]:
+        return [group for group in self._groups if companion_of(group) is None]
+
+
+def _options(options: _C.Options | None, keywords: Mapping[str, Any]) -> _C.Options:
+    core = native.load()
+    if options is None:
+        made: _C.Options = core.Options(**keywords)
+        return made
+    if keywords:
+        raise ValueError(f"give options=, or keywords ({', '.join(keywords)}), not both")
+    if not isinstance(options, core.Options):
+        raise TypeError(f"options: expected isthmus.Options, got {type(options).__name__}")
+    given: _C.Options = options
+    return given
+
+
+def _texts(options: _C.Options) -> dict[str, str]:
+    return {name: str(getattr(options, name)) for name, *_ in native.load().option_fields() if name != "log"}
+
+
+def _differences(earlier: Mapping[str, str], now: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={earlier[name]} and not {now[name]}" for name in now if earlier[name] != now[name])
+
+
+def _require_equal(earlier: _Attachment, name: str, options: Mapping[str, str]) -> None:
+    differing = _differences({"name": repr(earlier.name), **earlier.options}, {"name": repr(name), **options})
+    if differing:
+        raise ValueError(f"this model is attached with {differing}: call isthmus.detach(model) first")
+
+
+def _require_no_other(earlier: Mapping[str, str] | None, options: Mapping[str, str], ranks: Sequence[int]) -> None:
+    differing = _differences(earlier, options) if earlier is not None else ""
+    if differing:
+        raise ValueError(
+            f"another model over the group of {name_ranks(ranks)} is attached with {differing}: give this one a group "
+            "(or mesh) of its own, equal options, or detach the other one"
+        )
+
+
+def _require_attachable(model: nn.Module) -> None:
+    if any(True for _ in fsdp1_units(model)):
+        raise ValueError(
+            "FSDP1 hands nobody its collectives: wrap the model with fully_shard, or name the backend: "
+            'init_process_group("isthmus")'
+        )
+    if not ddp_modules(model) and not any(True for _ in _units(model)):
+        raise ValueError(
+            f"found nothing of FSDP2 or DDP in this {type(model).__name__}: call it after fully_shard or with what "
+            "DistributedDataParallel returned; for other models name the backend: init_process_group("
+            '"isthmus")'
+        )
+    for name, module in _units(model):
+        if reason := why_not_replaceable(module):
+            raise ValueError(f"unit {unit_name([name])!r} {reason}")
+
+
+def _units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules of FSDP2's units, with their names, one for each unit."""
+    seen = set()
+    for name, module in model.named_modules():
+        units = param_groups_of(module)
+        if units and units[0] not in seen:
+            seen.add(units[0])
+            yield name, module
+
+
+def _groups_to_attach(model: nn.Module) -> list[dist.ProcessGroup]:
+    """Return the groups that gather or reduce the model and can be replaced, each once. Raises ValueError if none."""
+    units = [unit for unit, _ in fsdp2_units(model)]
+    candidates = [group for unit in units for group in (gather_group(unit), shard_group(unit))]
+    candidates += [module.process_group for _, module in ddp_modules(model)]
+    groups = [group for group in dict.fromkeys(candidates) if group is not None and group.size() > 1]
+    others = [group for group in groups if group_on_isthmus(group) is not group]
+    if groups and not others:
+        raise ValueError("the groups of this model are on Isthmus already: call isthmus.prepare(model) instead")
+    if not others:
+        reason = _BETWEEN_REPLICAS if _replicate_groups(model) else "train it without isthmus.attach"
+        raise ValueError(f"no group of several ranks gathers or reduce-scatters this model: {reason}")
+    for group in others:
+        ranks = dist.get_process_group_ranks(group)
+        if ranks != sorted(ranks):
+            raise ValueError(
+                f"the ranks of a group of this model are not in ascending order, which torch needs: {ranks}"
+            )
+    return others
+
+
+def _replicate_groups(model: nn.Module) -> list[dist.ProcessGroup]:
+    found = [replicate_group(unit) for unit, _ in fsdp2_units(model)]
+    return [group for group in dict.fromkeys(found) if group is not None and group.size() > 1]
+
+
+def _nothing_crosses(places: str, *, has_replicas: bool) -> str:
+    advice = (
+        f"{_BETWEEN_REPLICAS}."
+        if has_replicas
+        else 'Train without isthmus.attach, or simulate nodes: isthmus.attach(model, nodes="2x2").'
+    )
+    return (
+        f"no group of this model spans several nodes of one size, so nothing would be compressed ({places}). {advice}"
+    )

@@ -1,0 +1,191 @@
+"""Groups of Isthmus beside groups of other backends, and how all ranks of the job come to make them together."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch.distributed as dist
+
+from isthmus import native
+from isthmus.backends import backend_of, companion_of, has_two_tiers, set_companion
+from isthmus.topology.node_map import name_ranks, ranks_by_value
+from isthmus.units.prepare import forget_names
+
+if TYPE_CHECKING:
+    from isthmus import _C
+
+Result = TypeVar("Result")
+Ranks = tuple[int, ...]
+
+
+# --- Agreement ---
+
+
+def on_all_ranks(work: Callable[[], Result]) -> list[Result]:
+    """Do `work` on every rank of the job; return what it returned on each. If it fails on one, all raise ValueError."""
+    error: Exception | None = None
+    answer: tuple[Result | None, str] = (None, "")
+    try:
+        answer = (work(), "")
+    except Exception as caught:
+        error = caught
+        answer = (None, str(caught) or type(caught).__name__)
+    answers: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, answer)
+    complaint = by_ranks([text for _, text in answers])
+    if complaint:
+        raise ValueError(f"isthmus.attach: {complaint}") from error
+    return [result for result, _ in answers]
+
+
+def by_ranks(texts: Sequence[str]) -> str:
+    """Return which ranks complain of what, without the ranks if all complain of one thing; "" if none does."""
+    found = ranks_by_value(range(len(texts)), texts)
+    return "; ".join(
+        text if len(ranks) == len(texts) else f"{name_ranks(ranks)}: {text}" for text, ranks in found.items() if text
+    )
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What one rank of the job asks for."""
+
+    options: Mapping[str, str]
+    is_attached: bool  # already, and needs nothing
+    groups: tuple[Ranks, ...] = ()  # that need a companion: their ranks; two groups may have equal ones
+
+
+def disagreement(wishes: Sequence[Wish]) -> str:
+    """Return why these wishes cannot all be met, "" if they can: the same text on every rank."""
+    attached = ranks_by_value(range(len(wishes)), [wish.is_attached for wish in wishes])
+    if len(attached) > 1:
+        return f"the model is attached already on {name_ranks(attached[True])}, not on {name_ranks(attached[False])}"
+    differing = []
+    for name in wishes[0].options:
+        values = ranks_by_value(range(len(wishes)), [wish.options[name] for wish in wishes])
+        if len(values) > 1:
+            differing.append(
+                f"{name} is " + ", ".join(f"{value!r} on {name_ranks(found)}" for value, found in values.items())
+            )
+    if differing:
+        return f"ranks have different options: {'; '.join(differing)}"
+    for ranks, ordinal in wanted_groups(wishes):
+        missing = [rank for rank in ranks if (ranks, ordinal) not in numbered(wishes[rank].groups)]
+        if missing:
+            return f"the model of {name_ranks(missing)} is not over the group of {name_ranks(ranks)}, as others' are"
+    return ""
+
+
+def numbered(groups: Iterable[Ranks]) -> list[tuple[Ranks, int]]:
+    """Number groups of equal ranks in their order: that tells them apart, and is equal on all ranks."""
+    seen: Counter[Ranks] = Counter()
+    found = []
+    for ranks in groups:
+        found.append((ranks, seen[ranks]))
+        seen[ranks] += 1
+    return found
+
+
+def wanted_groups(wishes: Iterable[Wish]) -> list[tuple[Ranks, int]]:
+    """Return all groups that any rank asks for, in one order on all ranks."""
+    return list(dict.fromkeys(key for wish in wishes for key in numbered(wish.groups)))
+
+
+# --- Companions ---
+
+
+@dataclass
+class _Use:
+    """Who uses a companion."""
+
+    options: Mapping[str, str]
+    # Models that were attached and not detached. Dead ones count: a rank may keep a model that others dropped.
+    num_models: int = 0
+
+
+_uses: weakref.WeakKeyDictionary[dist.ProcessGroup, _Use] = weakref.WeakKeyDictionary()
+
+
+def options_beside(group: dist.ProcessGroup) -> Mapping[str, str] | None:
+    """Return the options of a group's companion, None if it has none."""
+    return _uses[group].options if companion_of(group) is not None else None
+
+
+def make_companions(wishes: Sequence[Wish], own: Sequence[dist.ProcessGroup], options: _C.Options) -> None:
+    """Make the groups that all ranks ask for; `own`: those that this rank does, in its wish's order.
+
+    All ranks of the job call it, with the same wishes. It goes on where a group cannot be made, so that no other rank
+    waits for this one, and then raises ValueError.
+    """
+    by_key = dict(zip(numbered(wishes[dist.get_rank()].groups), own, strict=True))
+    errors = []
+    for key in wanted_groups(wishes):
+        group = by_key.get(key)
+        timeout = _timeout_of(group) if group is not None else None
+        ranks, _ = key
+        try:
+            companion = dist.new_group(
+                list(ranks), timeout=timeout, backend="isthmus", pg_options=options, group_desc="isthmus.attach"
+            )
+        except Exception as error:
+            errors.append(str(error).removeprefix("isthmus: "))
+            continue
+        if group is not None:
+            set_companion(group, companion)
+            _uses[group] = _Use(wishes[0].options)
+    if errors:
+        raise ValueError("; ".join(dict.fromkeys(errors)))
+
+
+def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:
+    """Return the timeout of a group, None if its backend does not tell."""
+    for device in group._device_types:
+        backend = group._get_backend(device)
+        options = getattr(getattr(backend, "wrapped_pg", backend), "options", None)
+        if options is not None:
+            timeout: timedelta = options._timeout
+            return timeout
+    return None
+
+
+def drop_those_within_nodes(groups: Iterable[dist.ProcessGroup]) -> str:
+    """Destroy companions without two tiers, in which nothing would be compressed. Return where their ranks are."""
+    places = []
+    for group in groups:
+        if companion_of(group) is None:
+            continue
+        node_of_rank = backend_of(group).node_of_rank
+        if not has_two_tiers(node_of_rank):
+            places.append(native.load().describe_nodes(node_of_rank))
+            _destroy(group)
+    return ", ".join(dict.fromkeys(places))
+
+
+def use(group: dist.ProcessGroup) -> None:
+    """Note that one more model is reduced over the companion of `group`."""
+    _uses[group].num_models += 1
+
+
+def release(group: dist.ProcessGroup) -> None:
+    """Note that one model less is reduced over the companion of `group`; the last one takes it along."""
+    _uses[group].num_models -= 1
+    destroy_unused(group)
+
+
+def destroy_unused(group: dist.ProcessGroup) -> None:
+    """Destroy the companion of `group` if there is one and no model uses it."""
+    if companion_of(group) is not None and _uses[group].num_models <= 0:
+        _destroy(group)
+
+
+def _destroy(group: dist.ProcessGroup) -> None:
+    companion = companion_of(group)
+    set_companion(group, None)
+    del _uses[group]
+    forget_names(group)
+    dist.destroy_process_group(companion)

@@ -1,0 +1,575 @@
+"""Models over Gloo that are attached train as those over backend "isthmus", and go back to what they were."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import isthmus
+from isthmus import backends as _backends
+from isthmus.attached.collectives import UnitAllGather, UnitReduceScatter
+from isthmus.units import identify as _identify
+from isthmus.units.models import param_groups_of, trainable_indexes
+from isthmus.units.prepare import elements_of
+from support.checkpoints import (
+    FLOAT16,
+    WIDTH,
+    Model,
+    batch,
+    ddp,
+    fingerprint,
+    fsdp1,
+    fsdp2,
+    group,
+    mesh_of,
+    options_of,
+    seed,
+    steps_of,
+    trained,
+    unit_states,
+)
+from support.checks import Table, World
+
+pytestmark = pytest.mark.processes
+
+table = Table()
+
+UNITS = {"blocks.0", "blocks.1", "root"}
+Make = Callable[[str], nn.Module]  # a model whose gradients and weights cross nodes over a backend of that name
+
+
+def over(backend: str, ranks: list[int] | None = None, **options: Any) -> dist.ProcessGroup:
+    settings = {"pg_options": options_of(**options)} if backend == "isthmus" else {}
+    return dist.new_group(ranks, backend=backend, **settings)
+
+
+def gloo() -> dist.ProcessGroup:
+    return over("gloo")
+
+
+def of_this_rank(backend: str, enumeration: list[list[int]], **options: Any) -> dist.ProcessGroup:
+    groups = [over(backend, members, **options) for members in enumeration]
+    return next(found for found, members in zip(groups, enumeration, strict=True) if dist.get_rank() in members)
+
+
+# --- Bit for bit as by name ---
+
+
+def history(model: Any, passes: int) -> list[float]:
+    """Train; return the losses of this rank."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(passes):
+        loss = model(batch(step, getattr(model, "data_rank", None))).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def counters(model: nn.Module) -> list[Any]:
+    """Return the statistics of the groups that a model is reduced over, without times."""
+    return [without_times(backend.stats()) for backend in backends(model)]
+
+
+def backends(model: nn.Module) -> list[Any]:
+    groups = [
+        found
+        for module in model.modules()
+        for unit in param_groups_of(module)
+        for found in (unit.mesh_info.shard_process_group,)
+    ]
+    groups += [module.process_group for module in model.modules() if hasattr(module, "reducer")]
+    found = [_backends.isthmus_backend(group) for group in dict.fromkeys(groups)]
+    return [backend for backend in found if backend is not None]
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_times(entry) for key, entry in value.items() if not key.endswith("_s")}
+    return [without_times(entry) for entry in value] if isinstance(value, list) else value
+
+
+def same_both_ways(make: Make, passes: int = 3, **options: Any) -> nn.Module:
+    """Train a model by name and attached; return the attached one."""
+    with seed(0):
+        by_name = isthmus.prepare(make("isthmus"))
+    with seed(0):
+        attached = isthmus.attach(make("gloo"), options=options_of(**options))
+    assert history(attached, passes) == history(by_name, passes)
+    for ours, theirs in zip(counters(attached), counters(by_name), strict=True):
+        theirs["calls"] = {kind: theirs["calls"][kind] for kind in ours["calls"]}  # DDP makes others when it is made
+        differing = {key: (ours[key], theirs[key]) for key in theirs if ours[key] != theirs[key]}
+        assert not differing, differing
+    assert len(counters(attached)) == 1
+    assert fingerprint(attached) == fingerprint(by_name)
+    return attached
+
+
+def sharded(settings: dict[str, Any], **options: Any) -> Make:
+    return lambda backend: fsdp2(mesh_of(over(backend, **options)), **settings)
+
+
+class SometimesUsed(Model):
+    """Leaves a layer of a unit out, every second pass and on all ranks alike."""
+
+    passes = 0
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        features = self.blocks[1](self.blocks[0](features))
+        return self.out(features) if self.passes % 2 else features + self.spare(features)  # type: ignore[no-any-return]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(WIDTH, WIDTH)
+
+
+def sometimes_used(backend: str) -> nn.Module:
+    return fsdp2(mesh_of(over(backend)), SometimesUsed())
+
+
+def gathered_asynchronously(backend: str) -> nn.Module:
+    model: Any = fsdp2(mesh_of(over(backend, codec="default", weights="delta", replica_interval=2)))
+    model._set_unshard_async_op(True)
+    return model  # type: ignore[no-any-return]
+
+
+def shards_across_nodes(backend: str) -> nn.Module:
+    """HSDP whose shards lie on two nodes of one rank; the all-reduce stays on Gloo."""
+    shards = of_this_rank(backend, [[0, 1], [2, 3]], nodes="4x1")
+    replicas = of_this_rank("gloo", [[0, 2], [1, 3]])
+    ranks = torch.arange(4).view(2, 2)
+    names = ("replicate", "shard")
+    return fsdp2(DeviceMesh.from_group([replicas, shards], "cpu", mesh=ranks, mesh_dim_names=names))
+
+
+def tensor_parallel(backend: str) -> nn.Module:
+    """Weights of blocks are split along "tp". Of the last layer the bias is not, which is beside what is."""
+    data = of_this_rank(backend, [[0, 2], [1, 3]])
+    splits = of_this_rank("gloo", [[0, 1], [2, 3]])
+    ranks = torch.arange(4).view(2, 2)
+    mesh = DeviceMesh.from_group([data, splits], "cpu", mesh=ranks, mesh_dim_names=("dp", "tp"))
+    model: Any = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH, bias=False), nn.Linear(2 * WIDTH, WIDTH))
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel(output_layouts=Replicate())})
+    for layer in model:
+        fully_shard(layer, mesh=mesh["dp"])
+    model.data_rank = mesh["dp"].get_local_rank()
+    return model  # type: ignore[no-any-return]
+
+
+DELTA = {"codec": "default", "weights": "delta", "replica_interval": 2}
+BOTH_WAYS: dict[str, tuple[Make, dict[str, Any]]] = {
+    "fsdp2": (sharded({}), {}),
+    "fsdp2_weights_as_differences": (sharded({}, **DELTA), DELTA),
+    "fsdp2_bfloat16_reduced_in_float32": (
+        sharded({"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}, **DELTA),
+        DELTA,
+    ),
+    "fsdp2_float16": (sharded({"mp_policy": FLOAT16}), {}),
+    "fsdp2_kept_on_each_node": (sharded({"reshard_after_forward": 2}, **DELTA), DELTA),
+    "fsdp2_without_some_gradients": (sometimes_used, {}),
+    "fsdp2_gathered_asynchronously": (gathered_asynchronously, DELTA),
+    "hsdp_with_shards_across_nodes": (shards_across_nodes, {"nodes": "4x1"}),
+    "tensor_parallel": (tensor_parallel, {}),
+    "ddp": (lambda backend: ddp(over(backend)), {"passes": 4}),  # its first two are exact
+}
+for case, (make, options) in BOTH_WAYS.items():
+
+    def check(make: Make = make, options: dict[str, Any] = options) -> None:
+        same_both_ways(make, **options)
+
+    check.__name__ = f"as_by_name_{case}"
+    table(check)
+
+
+@table
+def the_default_codec_has_compressed_and_only_what_crosses_is_handed_over() -> None:
+    process_group = gloo()
+    with seed(0):
+        model = isthmus.attach(fsdp2(mesh_of(process_group)), nodes="2x2", min_elements=0, weights="delta")
+    history(model, 2)
+    dist.barrier(process_group)
+    dist.all_reduce(torch.ones(3), group=process_group)
+    statistics = isthmus.stats(process_group)
+    assert statistics["compressed_calls"] == 2 * len(UNITS)
+    assert set(statistics["calls"]) == {"_allgather_base", "_reduce_scatter_base"}
+    assert statistics["weights"]["gathers"] > statistics["weights"]["unchanged"] > 0
+    assert dist.get_backend(process_group) == "gloo"
+    assert isthmus.explain(process_group).count("bits an element sent") == 2 * len(UNITS)  # gradients and weights
+
+
+# --- What is handed over needs no label of torch ---
+
+
+@table
+def collectives_know_their_unit_without_the_stack() -> None:
+    process_group = gloo()
+    options = options_of("default", weights="delta")
+    model: Any = isthmus.attach(fsdp2(mesh_of(process_group)), options=options, name="m")
+    (unit,) = param_groups_of(model.blocks[1])
+    elements = elements_of(unit, trainable_indexes(unit))
+    assert elements is not None
+    shard = torch.empty(elements // 4)
+    unit._reduce_scatter_comm(shard, torch.ones(elements), process_group, dist.ReduceOp.AVG)
+    assert shard.mean().item() == pytest.approx(1, abs=0.1)
+    assert steps_of(model) == {"m/blocks.1": 1}
+    unit._all_gather_comm(torch.empty(8), torch.ones(2), process_group)
+    assert isthmus.stats(process_group)["weights"]["gathers"] == 1
+    # Some parameters have no gradient, and nothing tells which.
+    unit._reduce_scatter_comm(torch.empty(3), torch.ones(12), process_group, dist.ReduceOp.SUM)
+    assert isthmus.stats(process_group)["exact_calls"] == {_identify.UNKNOWN_PARAMETERS: 1}
+
+
+@table
+def a_work_comes_back_where_it_was_asked_for() -> None:
+    process_group = gloo()
+    model: Any = isthmus.attach(fsdp2(mesh_of(process_group)), options=options_of("none"))
+    (unit,) = param_groups_of(model.blocks[0])
+    elements = elements_of(unit, trainable_indexes(unit))
+    assert elements is not None
+    shard, whole = torch.empty(elements // 4), torch.empty(8)
+    reduced = unit._reduce_scatter_comm(
+        output_tensor=shard,
+        input_tensor=torch.full((elements,), float(dist.get_rank())),
+        group=process_group,
+        op=dist.ReduceOp.SUM,
+        async_op=True,
+    )
+    gathered = unit._all_gather_comm(
+        output_tensor=whole, input_tensor=torch.full((2,), float(dist.get_rank())), group=process_group, async_op=True
+    )
+    for work in (gathered, reduced):
+        work.wait()
+    assert shard.tolist() == [6.0] * len(shard)
+    assert whole.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+# --- Again, and back ---
+
+
+@table
+def attaching_again_does_nothing() -> None:
+    process_group = gloo()
+    model = trained(isthmus.attach(fsdp2(mesh_of(process_group)), name="m", options=options_of()))
+    before, groups = fingerprint(model), len(dist.distributed_c10d._world.pg_map)
+    assert isthmus.attach(model, name="m", options=options_of()) is model
+    assert isthmus.prepare(model, name="m") is model
+    assert (fingerprint(model), len(dist.distributed_c10d._world.pg_map)) == (before, groups)
+    trained(model)
+    assert steps_of(model) == {f"m/{unit}": 4 for unit in UNITS}
+
+
+def collectives(model: Any) -> list[Any]:
+    units = [unit for module in model.modules() for unit in param_groups_of(module)]
+    return [collective for unit in units for collective in (unit._all_gather_comm, unit._reduce_scatter_comm)]
+
+
+@table
+def detached_models_train_as_if_they_had_never_been_attached() -> None:
+    makers: dict[str, Callable[[dist.ProcessGroup], nn.Module]] = {
+        "fsdp2": lambda process_group: fsdp2(mesh_of(process_group)),
+        "ddp": lambda process_group: ddp(process_group),
+    }
+    for make in makers.values():
+        process_group = gloo()
+        models = []
+        for _ in range(2):
+            with seed(0):
+                models.append(make(process_group))
+        plain, model = models
+        before, groups = collectives(model), len(dist.distributed_c10d._world.pg_map)
+        assert isthmus.detach(isthmus.attach(model, options=options_of())) is model
+        assert collectives(model) == before
+        assert len(dist.distributed_c10d._world.pg_map) == groups
+        assert history(model, 4) == history(plain, 4)
+        assert unit_states(model) == []
+        with pytest.raises(ValueError, match="the backend of this group is gloo, not isthmus"):
+            isthmus.stats(process_group)
+        with pytest.raises(ValueError, match=r"isthmus\.detach: this model is not attached"):
+            isthmus.detach(model)
+        isthmus.attach(model, options=options_of(bits=2))
+        trained(model, 4)
+        assert steps_of(model) and all(step >= 1 for step in steps_of(model).values())
+        assert not any("(2)" in name for name in steps_of(model))
+
+
+@table
+def models_share_a_companion_until_the_last_is_detached() -> None:
+    process_group = gloo()
+    first = trained(isthmus.attach(fsdp2(mesh_of(process_group)), options=options_of()))
+    second = trained(isthmus.attach(fsdp2(mesh_of(process_group)), options=options_of()))
+    assert set(steps_of(first)) == UNITS | {f"{unit} (2)" for unit in UNITS}
+    isthmus.detach(first)
+    trained(second)
+    assert steps_of(second) == {**dict.fromkeys(UNITS, 2), **{f"{unit} (2)": 4 for unit in UNITS}}
+    isthmus.detach(second)
+    assert _backends.isthmus_backend(process_group) is None
+
+
+@table
+def models_are_kept_alive_by_nothing() -> None:
+    for make in (lambda: fsdp2(mesh_of(gloo())), lambda: ddp(gloo())):
+        model = trained(isthmus.attach(make(), options=options_of(), scaler=torch.amp.GradScaler("cpu")), 3)
+        remains = [weakref.ref(model), *map(weakref.ref, model.parameters())]
+        del model
+        gc.collect()
+        assert not any(reference() is not None for reference in remains)
+
+
+# --- What else works on models and groups ---
+
+
+@table
+def residuals_move_between_attached_models_and_models_by_name() -> None:
+    by_name = isthmus.prepare(fsdp2(mesh_of(group())))
+    attached = isthmus.attach(fsdp2(mesh_of(gloo())), options=options_of())
+    trained(by_name, 3)
+    isthmus.load_state_dict(isthmus.state_dict(by_name), attached)
+    assert residuals(attached) == residuals(by_name)
+    trained(attached)
+    isthmus.load_state_dict(isthmus.state_dict(attached), by_name)
+    assert residuals(attached) == residuals(by_name)
+    assert steps_of(by_name) == dict.fromkeys(UNITS, 5)
+
+
+def residuals(model: nn.Module) -> list[tuple[str, int, list[float]]]:
+    found = [(state["name"], state["step"], state["residual"].tolist()) for state in unit_states(model)]
+    assert any(any(residual) for _, _, residual in found)
+    return sorted(found)
+
+
+@table
+def a_companion_is_saved_once() -> None:
+    attached = trained(isthmus.attach(fsdp2(mesh_of(gloo())), options=options_of(), name="saved"))
+    text = isthmus.state_dict()[f"rank{dist.get_rank()}"]
+    assert (
+        bytes(text.tolist()).count(b"saved/root") == 1
+        if isinstance(text, torch.Tensor)
+        else text.count("saved/root") == 1
+    )
+    isthmus.detach(attached)
+
+
+@table
+def residuals_follow_a_loss_scale() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    model = trained(isthmus.attach(fsdp2(mesh_of(gloo())), options=options_of(), scaler=scaler))
+    before = residuals(model)
+    scaler.scale(torch.ones(1))
+    scaler.update(8.0)
+    doubled = [(name, step, [2 * value for value in values]) for name, step, values in before]
+    assert residuals(model) == doubled
+
+
+@table
+def reductions_overlap_where_torch_lets_them() -> None:
+    model = isthmus.attach(fsdp2(mesh_of(gloo())), options=options_of())
+    limits = {
+        getattr(unit, "reduce_scatter_max_input_buffers", None)
+        for module in model.modules()
+        for unit in param_groups_of(module)
+    }
+    assert limits in ({None}, {2})  # torch before 2.13, and since
+
+
+@table
+def a_companion_takes_the_timeout_of_its_group() -> None:
+    process_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=77))
+    isthmus.attach(fsdp2(mesh_of(process_group)), options=options_of())
+    assert _backends.backend_of(process_group).options._timeout == timedelta(seconds=77)
+
+
+@table
+def a_separate_group_of_reductions_has_a_companion_of_its_own() -> None:
+    """As torch 2.13 makes one where it is asked to; older versions do not look at it."""
+    gathers, reductions = gloo(), gloo()
+    model = fsdp2(mesh_of(gathers))
+    for module in model.modules():
+        for unit in param_groups_of(module):
+            unit.mesh_info.reduce_scatter_process_group = reductions
+    isthmus.attach(model, options=options_of())
+    companions = [_backends.companion_of(found) for found in (gathers, reductions)]
+    assert len({id(companion) for companion in (*companions, None)}) == 3
+    isthmus.detach(model)
+    assert [_backends.companion_of(found) for found in (gathers, reductions)] == [None, None]
+
+
+# --- What is refused ---
+
+
+def refused(model: Any, **arguments: Any) -> str:
+    """Return the error, which must be the same on every rank and leave no trace."""
+    groups = len(dist.distributed_c10d._world.pg_map)
+    before = collectives(model) if isinstance(model, nn.Module) else []
+    with pytest.raises(ValueError, match=r"^isthmus\.attach: ") as caught:
+        isthmus.attach(model, **({"nodes": "2x2"} | arguments if "options" not in arguments else arguments))
+    texts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(texts, str(caught.value))
+    assert len(set(texts)) == 1, texts
+    assert len(dist.distributed_c10d._world.pg_map) == groups
+    if isinstance(model, nn.Module):
+        assert collectives(model) == before
+    return texts[0].removeprefix("isthmus.attach: ")  # type: ignore[no-any-return]
+
+
+@table
+def models_that_cannot_be_attached() -> None:
+    assert "found nothing of FSDP2 or DDP in this Linear: call it after fully_shard" in refused(nn.Linear(2, 2))
+    assert "expected a model of FSDP2 or DDP, got a int" in refused(3)
+    assert "FSDP1 hands nobody its collectives: wrap the model with fully_shard" in refused(fsdp1(mesh_of(gloo())))
+    assert "are on Isthmus already: call isthmus.prepare(model)" in refused(fsdp2(mesh_of(group())))
+    assert "there are 2 DDP modules in this model" in refused(nn.ModuleList([ddp(gloo()), ddp(gloo())]))
+    other = ddp(gloo())
+    other.register_comm_hook(None, lambda state, bucket: torch.futures.Future())
+    assert "this DDP model has a communication hook already" in refused(other)
+
+
+@table
+def a_model_that_is_wrong_on_one_rank_is_refused_on_all() -> None:
+    process_group = gloo()
+    model = fsdp2(mesh_of(process_group)) if dist.get_rank() != 2 else nn.Linear(2, 2)
+    assert refused(model).startswith("rank 2: found nothing of FSDP2 or DDP")
+    with seed(0):
+        model = isthmus.attach(fsdp2(mesh_of(process_group)), options=options_of())  # nothing is left of that
+    assert steps_of(trained(model)) == dict.fromkeys(UNITS, 2)
+
+
+@table
+def options_that_are_refused() -> None:
+    model = fsdp2(mesh_of(gloo()))
+    assert 'option bits="99": expected' in refused(model, bits=99)
+    assert "there is no option bitz" in refused(model, bitz=3)
+    assert "give options=, or keywords (bits), not both" in refused(model, options=options_of(), bits=2)
+    assert "options: expected isthmus.Options, got dict" in refused(model, options={"bits": 2})
+    rank = dist.get_rank()
+    assert refused(model, bits=99 if rank == 3 else 4).startswith('rank 3: option bits="99": expected')
+    assert "different options: bits is '4' on ranks 0, 1, '2' on ranks 2, 3" in refused(
+        model, bits=4 if rank < 2 else 2
+    )
+    assert "expected a GradScaler, got int" in refused(model, scaler=3)
+    assert refused(model, nodes="3x2") == 'nodes "3x2" makes 6 ranks, but the group has 4'
+
+
+@table
+def groups_within_a_node() -> None:
+    for model in (fsdp2(mesh_of(gloo())), ddp(gloo())):
+        assert "no group of this model spans several nodes of one size" in refused(model, nodes="1x4")
+        assert "simulate nodes: isthmus.attach(model, nodes=" in refused(model, nodes="0|1,2,3")
+    shards = of_this_rank("gloo", [[0, 1], [2, 3]])
+    replicas = of_this_rank("gloo", [[0, 2], [1, 3]])
+    ranks = torch.arange(4).view(2, 2)
+    mesh = DeviceMesh.from_group([replicas, shards], "cpu", mesh=ranks, mesh_dim_names=("replicate", "shard"))
+    assert 'backend_override={"replicate": "isthmus"}' in refused(fsdp2(mesh))
+
+
+@table
+def groups_whose_ranks_torch_would_sort() -> None:
+    model = fsdp2(mesh_of(gloo()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "get_process_group_ranks", lambda group: [3, 2, 1, 0])
+        assert "not in ascending order, which torch needs: [3, 2, 1, 0]" in refused(model)
+
+
+@table
+def other_arguments_than_before() -> None:
+    process_group = gloo()
+    model = isthmus.attach(fsdp2(mesh_of(process_group)), nodes="2x2")
+    assert "this model is attached with bits=4 and not 2: call isthmus.detach(model) first" in refused(model, bits=2)
+    assert "attached with name='' and not 'other'" in refused(model, name="other")
+    second = fsdp2(mesh_of(process_group))
+    text = "another model over the group of ranks 0, 1, 2, 3 is attached with bits=4 and not 2"
+    assert text in refused(second, bits=2)
+    isthmus.detach(model)
+    isthmus.attach(second, nodes="2x2", bits=2)
+    assert "unit 'root' belongs to another attached model" in refused(second.blocks[0])
+
+
+@table
+def models_in_a_pass() -> None:
+    model: Any = fsdp2(mesh_of(gloo()))
+    handle = model.unshard(async_op=True)
+    assert "unit 'root' is in a forward or backward pass, or being gathered" in refused(model)
+    handle.wait()
+    model.reshard()
+    isthmus.attach(model, options=options_of())
+    errors: list[str] = []
+
+    def try_it(*_: Any) -> None:
+        for change in (isthmus.detach, lambda found: isthmus.attach(found.blocks[0], options=options_of())):
+            with pytest.raises(ValueError, match=r"in a forward or backward pass|belongs to another") as caught:
+                change(model)
+            errors.append(str(caught.value))
+
+    handle = model.blocks[0].register_forward_hook(try_it)
+    trained(model, 1)
+    handle.remove()
+    assert len(errors) == 2
+    isthmus.detach(model)
+
+
+@table
+def collectives_of_ones_own() -> None:
+    class Own(UnitAllGather):
+        pass
+
+    class Foreign:
+        def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+            return torch.empty(*size, dtype=dtype, device=device)
+
+    for method, own, text in (
+        ("set_custom_all_gather", Own(nn.Linear(1, 1)), "belongs to another attached model"),
+        ("set_custom_reduce_scatter", UnitReduceScatter(nn.Linear(1, 1)), "belongs to another attached model"),
+        ("set_custom_reduce_scatter", Foreign(), "has a Foreign of its own already: take that away first"),
+    ):
+        model: Any = fsdp2(mesh_of(gloo()))
+        getattr(model.blocks[1], method)(own)
+        assert f"unit 'blocks.1' {text}" in refused(model)
+
+
+@table
+def memory_of_the_process_group_is_given_back() -> None:
+    model: Any = fsdp2(mesh_of(gloo()))
+    model.set_allocate_memory_from_process_group_for_comm(True)
+    before = collectives(model)
+    trained(isthmus.attach(model, options=options_of()))
+    assert steps_of(model) == dict.fromkeys(UNITS, 2)
+    isthmus.detach(model)
+    assert collectives(model) == before
+
+
+@table
+def models_that_were_prepared() -> None:
+    shards = of_this_rank("gloo", [[0, 1], [2, 3]])
+    replicas = of_this_rank("isthmus", [[0, 2], [1, 3]], nodes="4x1")
+    ranks = torch.arange(4).view(2, 2)
+    mesh = DeviceMesh.from_group([replicas, shards], "cpu", mesh=ranks, mesh_dim_names=("replicate", "shard"))
+    model = isthmus.prepare(fsdp2(mesh))
+    assert "this model was prepared before" in refused(model, nodes="4x1")
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    return table.run_in_world(backend="gloo")
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(main, 4)
+
+
+@pytest.mark.parametrize("name", table.names)
+def test_attach(world: World, name: str) -> None:
+    world.check(name)

@@ -1,0 +1,75 @@
+"""What ranks must agree on before groups are made beside others, and what they are told if they do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import isthmus
+from isthmus.attached.collectives import UnitAllGather, UnitReduceScatter
+from isthmus.attached.companions import Ranks, Wish, by_ranks, disagreement, numbered, wanted_groups
+
+OPTIONS = {"bits": "4", "weights": "plain"}
+LOW: Ranks = (0, 1)
+HIGH: Ranks = (2, 3)
+ALL: Ranks = (0, 1, 2, 3)
+
+
+def wish(*groups: Ranks, is_attached: bool = False, **options: str) -> Wish:
+    return Wish({**OPTIONS, **options}, is_attached, groups)
+
+
+def test_complaints_name_their_ranks_unless_all_complain_of_one_thing() -> None:
+    assert by_ranks(["", ""]) == ""
+    assert by_ranks(["bits=99", "bits=99"]) == "bits=99"
+    assert by_ranks(["bits=99", "", "bits=99", "no"]) == "ranks 0, 2: bits=99; rank 3: no"
+
+
+def test_wishes_that_can_be_met() -> None:
+    assert disagreement([wish(ALL)] * 4) == ""
+    assert disagreement([wish(is_attached=True)] * 4) == ""
+    assert disagreement([wish()] * 4) == ""
+    assert disagreement([wish(LOW, ALL), wish(LOW, ALL), wish(HIGH, ALL), wish(HIGH, ALL)]) == ""
+    assert disagreement([wish(ALL, ALL)] * 4) == ""
+
+
+def test_options_are_compared() -> None:
+    wishes = [wish(ALL), wish(ALL, bits="2"), wish(ALL), wish(ALL, bits="2")]
+    assert disagreement(wishes) == "ranks have different options: bits is '4' on ranks 0, 2, '2' on ranks 1, 3"
+    # Over groups that have no rank in common, too: torch makes a group on all ranks of the job.
+    wishes = [wish(LOW), wish(LOW), wish(HIGH, weights="delta"), wish(HIGH, weights="delta")]
+    assert "weights is 'plain' on ranks 0, 1, 'delta' on ranks 2, 3" in disagreement(wishes)
+
+
+def test_a_model_is_attached_on_all_ranks_or_on_none() -> None:
+    wishes = [wish(is_attached=True), wish(ALL), wish(ALL), wish(ALL)]
+    assert disagreement(wishes) == "the model is attached already on rank 0, not on ranks 1, 2, 3"
+
+
+@pytest.mark.parametrize("others", [(), (LOW,), (ALL,)])
+def test_all_ranks_of_a_group_must_ask_for_it(others: tuple[Ranks, ...]) -> None:
+    wishes = [wish(ALL, ALL), wish(ALL, ALL), wish(ALL, ALL), wish(*others)]
+    text = "the model of rank 3 is not over the group of ranks 0, 1, 2, 3, as others' are"
+    assert disagreement(wishes).startswith(text)
+
+
+def test_groups_are_made_in_one_order_on_all_ranks() -> None:
+    assert numbered([ALL, LOW, ALL]) == [(ALL, 0), (LOW, 0), (ALL, 1)]
+    wishes = [wish(LOW, ALL), wish(LOW, ALL), wish(HIGH, ALL), wish(HIGH, ALL)]
+    assert wanted_groups(wishes) == [(LOW, 0), (ALL, 0), (HIGH, 0)]
+
+
+@pytest.mark.parametrize("kind", [UnitAllGather, UnitReduceScatter])
+@pytest.mark.parametrize("size", [(0,), (5,), (2, 3)])
+def test_memory_is_ordinary(kind: type[UnitAllGather | UnitReduceScatter], size: tuple[int, ...]) -> None:
+    tensor = kind(nn.Linear(1, 1)).allocate(size, dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert (tensor.shape, tensor.dtype, tensor.device.type) == (torch.Size(size), torch.bfloat16, "cpu")
+    assert tensor.is_contiguous() and tensor.untyped_storage().nbytes() == 2 * tensor.numel()
+
+
+def test_a_process_group_comes_first() -> None:
+    with pytest.raises(ValueError, match=r"call torch\.distributed\.init_process_group first"):
+        isthmus.attach(nn.Linear(1, 1))
+    with pytest.raises(ValueError, match=r"isthmus\.detach: this model is not attached"):
+        isthmus.detach(nn.Linear(1, 1))
