@@ -101,7 +101,7 @@ test-conformance: setup  ## every collective against Gloo's results: docs/compat
 	pytest tests/conformance
 
 test-units: setup  ## whose gradients and weights a collective moves: what is read from private parts of torch, for each version of it
-	pytest $(addprefix tests/python/units/test_,identity.py copies.py units.py fsdp_units.py prepare_backend.py weights.py)
+	pytest $(addprefix tests/python/units/test_,identity.py copies.py units.py fsdp_units.py prepare_backend.py weights.py) tests/python/attached
 
 lint: setup  ## formats, linters, types and links to lines; changes nothing
 	clang-format --dry-run --Werror $(CXX_FILES)

@@ -307,6 +307,25 @@ def detached_models_train_as_if_they_had_never_been_attached() -> None:
         assert not any("(2)" in name for name in steps_of(model))
 
 
+class Steep(nn.Module):
+    """Its gradient is near the largest float16: the sum of two is infinite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3, dtype=torch.float16))
+
+    def forward(self) -> torch.Tensor:
+        return (self.weight * 40000).sum()
+
+
+@table
+def the_hook_that_ddp_keeps_divides_before_it_sums_as_ddp_does() -> None:
+    model = nn.parallel.DistributedDataParallel(Steep(), process_group=gloo())
+    isthmus.detach(isthmus.attach(model, options=options_of()))
+    model().backward()
+    assert model.module.weight.grad.tolist() == [40000] * 3
+
+
 @table
 def models_share_a_companion_until_the_last_is_detached() -> None:
     process_group = gloo()

@@ -36,7 +36,9 @@ def run_programs(rank: int, world_size: int, ports: list[list[int]]) -> dict[str
     """
     distances = {}
     for name, own_ports in zip(OF_TORCH, ports, strict=True):
-        on_gloo = re.sub(r"\n(assert isthmus|isthmus\.prepare).*", "", PROGRAMS[name]).replace('"isthmus"', '"gloo"')
+        on_gloo = re.sub(r"\n(assert isthmus|isthmus\.(prepare|attach)).*", "", PROGRAMS[name]).replace(
+            '"isthmus"', '"gloo"'
+        )
         untrained = re.sub(r"for step in range\(\d\)", "for step in range(0)", on_gloo)
         weights = []
         for port, program in zip(own_ports, (untrained, on_gloo, PROGRAMS[name]), strict=True):
@@ -56,7 +58,7 @@ def local(weight: torch.Tensor) -> torch.Tensor:
 
 def test_recipes_for_torch() -> None:
     """They train as on Gloo, up to what the codec loses and Adam makes of it."""
-    assert OF_TORCH == ["ddp.py", "hsdp.py", "tensor_parallel.py"]
+    assert OF_TORCH == ["attach.py", "ddp.py", "hsdp.py", "tensor_parallel.py"]
     ports = [[ranks.free_port() for _ in range(3)] for _ in OF_TORCH]
     for of_rank in ranks.run(run_programs, 4, ports, env={"ISTHMUS_NODES": "2x2"}):
         assert all(0.01 < distance < 0.3 for distance in of_rank.values()), of_rank
