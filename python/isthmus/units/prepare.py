@@ -6,20 +6,19 @@ import fnmatch
 import re
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
-from isthmus.backends import group_on_isthmus, isthmus_backend
+from isthmus.backends import isthmus_backend
+from isthmus.units.buckets import bucket_parameters, bucket_unit, end_bucket_hook, register_bucket_hook
 from isthmus.units.gradient_scaling import follow
 from isthmus.units.layout import Layout, Parameter, clean_name
 from isthmus.units.models import (
@@ -32,13 +31,11 @@ from isthmus.units.models import (
     fsdp2_units,
     groups_of,
     let_reductions_overlap,
-    some_mix_replicas,
 )
 
 Model = TypeVar("Model", bound=nn.Module)
 
 EXCLUDED = "excluded by prepare(units=...)"
-FIRST_BUCKETS = "first two backward passes with these DDP buckets"
 
 
 @dataclass
@@ -68,7 +65,7 @@ class Prepared:
                 return unit
         index = re.search(r"bucket (\d+)", full_name)
         if index and self.bucket_group is not None and full_name == self.full_name(index[0]):
-            return _bucket(int(index[1]), self.bucket_parameters, self.bucket_group)
+            return bucket_unit(int(index[1]), self.bucket_parameters, self.bucket_group)
         return None
 
     def take_number(self, groups: Iterable[dist.ProcessGroup]) -> None:
@@ -167,7 +164,7 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
         )
     for module in ddp:
         prepared.bucket_group = module.process_group
-        prepared.bucket_parameters = tuple(_bucket_parameters(module).values())
+        prepared.bucket_parameters = tuple(bucket_parameters(module).values())
     for group, _ in fsdp2:
         if group in _units_of_groups:
             raise ValueError(f"unit {fqn_of(group) or 'root'!r} of FSDP2 belongs to another prepared model")
@@ -181,13 +178,17 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
         exact = prepared.exact_reason(unit.name) or (_replicas() if flat_mixes_replicas(flat) else "")
         native.load().name_parameter(flat, prepared.full_name(unit.name), layout_hash, exact)
     for module in ddp:
-        _register_bucket_hook(module, prepared)
+        register_bucket_hook(module, prepared)
     return prepared
 
 
 def forget(model: nn.Module) -> None:
-    """Undo `prepare`, but for DDP's hook and what follows the loss scale."""
+    """Undo `prepare`, if it was called for this model. Its GradScaler still knows it, and does nothing to it."""
     prepared = _prepared.pop(model, None)
+    if prepared is None:
+        return
+    for _, module in ddp_modules(model):
+        end_bucket_hook(module, prepared)
     for group, _ in fsdp2_units(model):
         found = _units_of_groups.get(group)
         if found is not None and found.prepared is prepared:
@@ -266,104 +267,6 @@ def weights_name(gatherer: Any) -> str | None:
         return f"fsdp1:{clean_name(flat_parameter._fqns[0])}"
     found = _units_of_groups.get(gatherer)
     return found.prepared.full_name(found.unit.name) if found is not None else fqn_of(gatherer) or "root"
-
-
-# --- DDP ---
-
-
-_PASSES_BEFORE_REBUILD = 2
-
-
-def _bucket(index: int, parameters: Sequence[Parameter], process_group: dist.ProcessGroup) -> Unit:
-    return Unit(
-        name=f"bucket {index}",
-        label="",
-        parameters=tuple(parameters),
-        trained=tuple(parameters),
-        in_rows=False,
-        shard_group=None,
-        replicate_group=process_group,
-    )
-
-
-def _bucket_parameters(module: nn.parallel.DistributedDataParallel) -> dict[torch.Tensor, Parameter]:
-    return {
-        parameter: Parameter(clean_name(name), tuple(parameter.shape))
-        for name, parameter in module.module.named_parameters()
-    }
-
-
-class BucketReduction:
-    """DDP's communication hook: averages each bucket, and tells the backend which parameters it holds.
-
-    Without a group of Isthmus, which `isthmus.detach` takes away, it averages as DDP does: DDP keeps its hooks.
-
-    DDP rebuilds its buckets after the first backward pass, or with a static graph after the second. Residuals of the
-    first buckets would never be sent, so a layout is exact in the first two passes that have it.
-    """
-
-    def __init__(self, module: nn.parallel.DistributedDataParallel, prepared: Prepared) -> None:
-        self._parameters = _bucket_parameters(module)
-        self._group = module.process_group
-        self._layouts: dict[tuple[int, tuple[torch.Tensor, ...]], tuple[Unit, Layout, str]] = {}
-        self.begin(prepared)
-
-    def begin(self, prepared: Prepared) -> None:
-        """Reduce under the names of `prepared` from now on, as if its buckets were new."""
-        self._prepared = prepared
-        self._passes: Counter[tuple[str, int]] = Counter()  # how many backward passes had a bucket
-
-    def reduce(self, state, bucket):  # type: ignore[no-untyped-def]  # DDP looks at annotations, and fails on strings
-        """Average one bucket; return a future of its gradients."""
-        group = group_on_isthmus(self._group)
-        if group is None:
-            return allreduce_hook(self._group, bucket)
-        unit, layout, replicas = self._unit_of(bucket.index(), tuple(bucket.parameters()))
-        name, layout_hash = self._prepared.full_name(unit.name), self._prepared.remember(unit, layout)
-        exact = self._prepared.exact_reason(unit.name) or replicas or self._exact_until_settled((name, layout_hash))
-        gradients = bucket.buffer()
-        core = native.load()
-        core.push_unit(name, layout_hash, exact)
-        try:
-            work = dist.all_reduce(gradients, op=dist.ReduceOp.AVG, group=group, async_op=True)
-        finally:
-            core.pop_unit()
-        return work.get_future().then(lambda _: gradients)
-
-    def _unit_of(self, index: int, tensors: tuple[torch.Tensor, ...]) -> tuple[Unit, Layout, str]:
-        """Return unit and layout, and why replicas keep them exact, "" if they do not."""
-        if (index, tensors) not in self._layouts:
-            unit = _bucket(index, [self._parameters[tensor] for tensor in tensors], self._group)
-            replicas = _replicas() if some_mix_replicas(tensors) else ""
-            self._layouts[index, tensors] = (unit, unit.layout(), replicas)
-        return self._layouts[index, tensors]
-
-    def _exact_until_settled(self, bucket: tuple[str, int]) -> str:
-        if bucket in self._prepared.settled:
-            return ""
-        self._passes[bucket] += 1
-        if self._passes[bucket] <= _PASSES_BEFORE_REBUILD:
-            return FIRST_BUCKETS
-        self._prepared.settled.add(bucket)
-        return ""
-
-
-# DDP takes one hook and never gives it back.
-_bucket_reductions: weakref.WeakKeyDictionary[nn.Module, BucketReduction] = weakref.WeakKeyDictionary()
-
-
-def _register_bucket_hook(module: nn.parallel.DistributedDataParallel, prepared: Prepared) -> None:
-    if module in _bucket_reductions:
-        _bucket_reductions[module].begin(prepared)
-        return
-    reduction = BucketReduction(module, prepared)
-    try:
-        module.register_comm_hook(None, reduction.reduce)
-    except RuntimeError as error:
-        raise ValueError("this DDP model has a communication hook already, and DDP takes but one") from error
-    _bucket_reductions[module] = reduction
-    # DDP pickles this list, but a copy's reducer has no hooks: a copy of a prepared model is one that is not prepared.
-    getattr(module, "_comm_hooks", [None]).pop()
 
 
 # --- DTensors ---

@@ -455,6 +455,11 @@ def models_that_cannot_be_attached() -> None:
     other = ddp(gloo())
     other.register_comm_hook(None, lambda state, bucket: torch.futures.Future())
     assert "this DDP model has a communication hook already" in refused(other)
+    attached = isthmus.attach(ddp(gloo()), options=options_of())
+    assert "this DDP model has a communication hook already" in refused(
+        nn.ModuleList([attached]), options=options_of(), name="outer"
+    )
+    assert steps_of(trained(attached, 4))
 
 
 @table

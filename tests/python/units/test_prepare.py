@@ -236,6 +236,7 @@ def what_cannot_be_prepared_is_named(native):
 def buckets_are_exact_until_their_layout_is_settled(native):
     import torch
 
+    from isthmus.units import buckets as _buckets
     from isthmus.units import prepare as _prepare
 
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
@@ -245,7 +246,7 @@ def buckets_are_exact_until_their_layout_is_settled(native):
         model(torch.ones(2, 4)).sum().backward()
     names = {name for name, _, _ in native.buckets}
     assert names == {"ddp/bucket 0"}
-    assert native.buckets[0][2] == _prepare.FIRST_BUCKETS
+    assert native.buckets[0][2] == _buckets.FIRST_BUCKETS
     assert native.buckets[-1][2] == ""
     torch.testing.assert_close(model.module.weight.grad, torch.full((4, 4), 8.0))
 

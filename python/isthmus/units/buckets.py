@@ -1,0 +1,131 @@
+"""DDP's buckets as units: the communication hook that names them."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from isthmus import native
+from isthmus.backends import group_on_isthmus
+from isthmus.units.layout import Layout, Parameter, clean_name
+from isthmus.units.models import Unit, some_mix_replicas
+
+if TYPE_CHECKING:
+    from isthmus.units.prepare import Prepared
+
+FIRST_BUCKETS = "first two backward passes with these DDP buckets"
+_PASSES_BEFORE_REBUILD = 2
+
+
+def bucket_unit(index: int, parameters: Sequence[Parameter], process_group: dist.ProcessGroup) -> Unit:
+    """Return the unit of a bucket that holds these parameters."""
+    return Unit(
+        name=f"bucket {index}",
+        label="",
+        parameters=tuple(parameters),
+        trained=tuple(parameters),
+        in_rows=False,
+        shard_group=None,
+        replicate_group=process_group,
+    )
+
+
+def bucket_parameters(module: nn.parallel.DistributedDataParallel) -> dict[torch.Tensor, Parameter]:
+    """Return what DDP reduces."""
+    return {
+        parameter: Parameter(clean_name(name), tuple(parameter.shape))
+        for name, parameter in module.module.named_parameters()
+    }
+
+
+class BucketReduction:
+    """DDP's communication hook: averages each bucket, and tells the backend which parameters it holds.
+
+    DDP takes one hook and never gives it back: after `end` it averages as DDP does.
+
+    DDP rebuilds its buckets after the first backward pass, or with a static graph after the second. Residuals of the
+    first buckets would never be sent, so a layout is exact in the first two passes that have it.
+    """
+
+    def __init__(self, module: nn.parallel.DistributedDataParallel, prepared: Prepared) -> None:
+        self._parameters = bucket_parameters(module)
+        self._group = module.process_group
+        self._layouts: dict[tuple[int, tuple[torch.Tensor, ...]], tuple[Unit, Layout, str]] = {}
+        self.begin(prepared)
+
+    def begin(self, prepared: Prepared) -> None:
+        """Reduce under the names of `prepared` from now on, as if its buckets were new."""
+        self.prepared: Prepared | None = prepared
+        self._passes: Counter[tuple[str, int]] = Counter()  # how many backward passes had a bucket
+
+    def end(self) -> None:
+        """Reduce over the group that DDP was given from now on."""
+        self.prepared = None
+
+    def reduce(self, state, bucket):  # type: ignore[no-untyped-def]  # DDP looks at annotations, and fails on strings
+        """Average one bucket; return a future of its gradients."""
+        prepared, group = self.prepared, group_on_isthmus(self._group)
+        gradients = bucket.buffer()
+        if prepared is None or group is None:
+            gradients.div_(self._group.size())
+            return dist.all_reduce(gradients, group=self._group, async_op=True).get_future().then(lambda _: gradients)
+        unit, layout, replicas = self._unit_of(bucket.index(), tuple(bucket.parameters()))
+        name, layout_hash = prepared.full_name(unit.name), prepared.remember(unit, layout)
+        exact = prepared.exact_reason(unit.name) or replicas
+        exact = exact or self._exact_until_settled(prepared.settled, (name, layout_hash))
+        core = native.load()
+        core.push_unit(name, layout_hash, exact)
+        try:
+            work = dist.all_reduce(gradients, op=dist.ReduceOp.AVG, group=group, async_op=True)
+        finally:
+            core.pop_unit()
+        return work.get_future().then(lambda _: gradients)
+
+    def _unit_of(self, index: int, tensors: tuple[torch.Tensor, ...]) -> tuple[Unit, Layout, str]:
+        """Return unit and layout, and why replicas keep them exact, "" if they do not."""
+        if (index, tensors) not in self._layouts:
+            unit = bucket_unit(index, [self._parameters[tensor] for tensor in tensors], self._group)
+            replicas = native.load().REPLICAS if some_mix_replicas(tensors) else ""
+            self._layouts[index, tensors] = (unit, unit.layout(), replicas)
+        return self._layouts[index, tensors]
+
+    def _exact_until_settled(self, settled: set[tuple[str, int]], bucket: tuple[str, int]) -> str:
+        if bucket in settled:
+            return ""
+        self._passes[bucket] += 1
+        if self._passes[bucket] <= _PASSES_BEFORE_REBUILD:
+            return FIRST_BUCKETS
+        settled.add(bucket)
+        return ""
+
+
+_bucket_reductions: weakref.WeakKeyDictionary[nn.Module, BucketReduction] = weakref.WeakKeyDictionary()
+
+
+def register_bucket_hook(module: nn.parallel.DistributedDataParallel, prepared: Prepared) -> None:
+    """Let DDP reduce under the names of `prepared`. Raises ValueError if it has another communication hook."""
+    earlier = _bucket_reductions.get(module)
+    if earlier is not None and earlier.prepared is None:
+        earlier.begin(prepared)
+        return
+    reduction = BucketReduction(module, prepared)
+    try:
+        module.register_comm_hook(None, reduction.reduce)
+    except RuntimeError as error:
+        raise ValueError("this DDP model has a communication hook already, and DDP takes but one") from error
+    _bucket_reductions[module] = reduction
+    # DDP pickles this list, but a copy's reducer has no hooks: a copy of a prepared model is one that is not prepared.
+    getattr(module, "_comm_hooks", [None]).pop()
+
+
+def end_bucket_hook(module: nn.parallel.DistributedDataParallel, prepared: Prepared) -> None:
+    """Let DDP reduce as it did before `register_bucket_hook`, if it does under the names of `prepared`."""
+    reduction = _bucket_reductions.get(module)
+    if reduction is not None and reduction.prepared is prepared:
+        reduction.end()
