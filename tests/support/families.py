@@ -159,8 +159,10 @@ _runs = 0
 
 
 @contextlib.contextmanager
-def world(store: dist.Store, mode: str, env: dict[str, str] | None = None) -> Iterator[None]:
-    """Make the default group of a mode; all groups that the script makes besides go when it ends."""
+def world(
+    store: dist.Store, mode: str, env: dict[str, str] | None = None, backend: str | None = None
+) -> Iterator[None]:
+    """Make the default group of a mode, or of `backend`; all groups that the script makes besides go when it ends."""
     global _runs
     _runs += 1
     settings = {**NODES, **environment(MODES[mode]), **(env or {})}
@@ -168,7 +170,7 @@ def world(store: dist.Store, mode: str, env: dict[str, str] | None = None) -> It
     os.environ.update(settings)
     try:
         dist.init_process_group(
-            "gloo" if mode == "gloo" else "isthmus",
+            backend or ("gloo" if mode == "gloo" else "isthmus"),
             store=dist.PrefixStore(f"run/{_runs}", store),
             rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
+import isthmus
 from python.cuda import worlds as cuda_worlds
 from python.training import test_fsdp as fsdp
 from python.training import wraps
@@ -81,6 +82,26 @@ def check(family: Family, store: dist.Store) -> None:
 
 for name, family in FAMILIES.items():
     table.checks[name] = functools.partial(check, family)
+
+
+def attached(store: dist.Store) -> None:
+    """A model over NCCL trains bit for bit as over Isthmus by name."""
+    torch.set_default_device("cuda")
+    runs = {}
+    try:
+        for backend in ("isthmus", "cpu:gloo,cuda:nccl"):
+            with world(store, "default", backend=backend):
+                wrap = isthmus.prepare if backend == "isthmus" else isthmus.attach
+                runs[backend] = train(Family(lambda model, wrap=wrap: wrap(fsdp2(model))), "default")
+    finally:
+        torch.set_default_device("cpu")
+    by_name, over_nccl = runs.values()
+    assert torch.equal(over_nccl.weights, by_name.weights)
+    assert (over_nccl.losses, over_nccl.units) == (by_name.losses, by_name.units)
+    assert over_nccl.compressed == by_name.compressed > 0
+
+
+table(attached)
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:
