@@ -1,9 +1,10 @@
 """The file that keeps measured links: `isthmus topo --measure` writes it, `isthmus plan` reads it.
 
-    {"format": "isthmus links", "version": 1, "measurements": [
+    {"format": "isthmus links", "version": 2, "measurements": [
       {"date": "2026-11-21T18:50:00+00:00", "hosts": ["a", "b"], "node_map": "2 nodes x 4 ranks, in blocks",
        "num_nodes": 2, "ranks_per_node": 4, "backend": "gloo", "versions": {"isthmus": "0.1.0", "torch": "2.11.0"},
-       "intra": {"latency_us": 15.0, "bandwidth_gbit_s": 40.0, "samples": [{"num_bytes": 1024, "time_us": 16.0}]},
+       "intra": {"latency_us": 15.0, "bandwidth_gbit_s": 40.0, "samples": [
+         {"num_bytes": 1024, "time_us": 16.0, "slowest_us": 21.0}]},
        "inter": null}]}
 
 The newest measurement stands last, one for each cluster: hosts, node map and backend.
@@ -17,7 +18,7 @@ import logging
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from typing import Any
 logger = logging.getLogger("isthmus")
 
 FORMAT = "isthmus links"
-VERSION = 1
+VERSION = 2
+#: What `isthmus plan --links` takes beside a path: the newest measurement of the cache.
+CACHE = "cache"
 #: Clusters that one file remembers; the oldest goes first.
 MAX_MEASUREMENTS = 16
 #: A file of as many measurements of thousands of hosts each is smaller than this.
@@ -38,10 +41,19 @@ class LinkFileError(ValueError):
 
 @dataclass(frozen=True)
 class LinkSample:
-    """One size of message, and how long all ranks of a tier took to send it to their neighbour at once."""
+    """One size of message, and how long all ranks of a tier took to send it to their neighbour at once.
+
+    time_us: in the fastest round of the measurement. slowest_us: in the slowest.
+    """
 
     num_bytes: int
     time_us: float
+    slowest_us: float
+
+    @property
+    def spread(self) -> float:
+        """The slowest round over the fastest one."""
+        return self.slowest_us / self.time_us
 
 
 @dataclass(frozen=True)
@@ -83,7 +95,9 @@ class MeasuredLinks:
     def describe(self) -> str:
         """Where the figures come from, in one line."""
         hosts = ", ".join(self.hosts[:3]) + (f" and {len(self.hosts) - 3} more" if len(self.hosts) > 3 else "")
-        return f"measured {self.date} over {self.backend}: {self.node_map}, on {hosts}"
+        # Nodes that ISTHMUS_NODES makes of one machine talk over its memory.
+        simulated = ", which is no network between nodes" if len(self.hosts) < min(self.num_nodes, 2) else ""
+        return f"measured {self.date} over {self.backend}: {self.node_map}, on {hosts}{simulated}"
 
 
 def default_path() -> Path:
@@ -122,14 +136,14 @@ def save_links(links: MeasuredLinks, path: Path | None = None) -> Path:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     kept = [other for other in _read_or_nothing(path) if other.cluster != links.cluster]
-    document = {
-        "format": FORMAT,
-        "version": VERSION,
-        "measurements": [asdict(each) for each in [*kept, links][-MAX_MEASUREMENTS:]],
-    }
     path.parent.mkdir(parents=True, exist_ok=True)
-    _replace(path, json.dumps(document, indent=1) + "\n")
+    _replace(path, json.dumps(document([*kept, links][-MAX_MEASUREMENTS:]), indent=1) + "\n")
     return path
+
+
+def document(measurements: Sequence[MeasuredLinks]) -> dict[str, Any]:
+    """The content of a file, as plain values."""
+    return {"format": FORMAT, "version": VERSION, "measurements": [asdict(each) for each in measurements]}
 
 
 def _replace(path: Path, text: str) -> None:
@@ -225,7 +239,11 @@ def _link(entry: Any, place: str) -> MeasuredLink | None:
 
 def _sample(entry: Any, place: str) -> LinkSample:
     _require(isinstance(entry, dict), place, "an object", entry)
-    return LinkSample(num_bytes=_count(entry, "num_bytes", f"{place}."), time_us=_number(entry, "time_us", f"{place}."))
+    return LinkSample(
+        num_bytes=_count(entry, "num_bytes", f"{place}."),
+        time_us=_number(entry, "time_us", f"{place}."),
+        slowest_us=_number(entry, "slowest_us", f"{place}."),
+    )
 
 
 def _list(entry: Any, name: str, place: str) -> list[Any]:

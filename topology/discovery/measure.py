@@ -7,7 +7,6 @@ in a reduction. Nodes are timed side by side, and so are rails: ranks share link
 from __future__ import annotations
 
 import json
-import math
 import socket
 import time
 from collections.abc import Sequence
@@ -29,8 +28,9 @@ from isthmus.topology.discovery.link_cache import LinkSample, MeasuredLink, Meas
 SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))
 #: How long one tier may take, about.
 BUDGET_S = 3.0
-#: The fastest of these counts: other work on the machines can only add time.
-_BURSTS = 5
+#: All sizes are timed as often, one after the other, so that what disturbs a moment does not own a size. The fastest
+#: round of a size counts: other work on the machines can only add time.
+_ROUNDS = 5
 _MAX_REPEATS = 50
 _GROWTH = SIZES[1] // SIZES[0]
 
@@ -76,16 +76,18 @@ def fit_link(samples: Sequence[LinkSample]) -> MeasuredLink:
     """Put time = latency + bytes / bandwidth through the smallest and the largest message.
 
     Small messages are latency and large ones bandwidth; in between links are faster than any line (a shaped one lets a
-    burst through) or slower (protocols change), and a fit to all would misjudge both ends. Where the largest message
-    takes no longer than the smallest, the bandwidth is the best that was seen.
+    burst through) or slower (protocols change), and a fit to all would misjudge both ends. A message takes no longer
+    than a larger one: where it did, it was disturbed in all rounds, and the larger one's time stands for it. Where the
+    largest message takes no longer than the smallest, the bandwidth is the best that was seen.
     """
-    smallest, largest = samples[0], samples[-1]
-    more_us = largest.time_us - smallest.time_us
+    largest = samples[-1]
+    smallest_us = min(sample.time_us for sample in samples)
+    more_us = largest.time_us - smallest_us
     if more_us <= 0:
         best_gbit_s = max(8e-3 * sample.num_bytes / sample.time_us for sample in samples)
         return MeasuredLink(largest.time_us, best_gbit_s, tuple(samples))
-    us_per_byte = more_us / (largest.num_bytes - smallest.num_bytes)
-    latency_us = max(0.0, smallest.time_us - us_per_byte * smallest.num_bytes)
+    us_per_byte = more_us / (largest.num_bytes - samples[0].num_bytes)
+    latency_us = max(0.0, smallest_us - us_per_byte * samples[0].num_bytes)
     return MeasuredLink(latency_us, 8e-3 / us_per_byte, tuple(samples))
 
 
@@ -132,28 +134,32 @@ class _Stage:
 
     def time_ring(self, ring: _Ring, senders: int) -> list[LinkSample]:
         """Time messages of growing size. senders: ranks that share the link, whose bytes add up."""
-        samples: list[LinkSample] = []
-        left_s = self.budget_s
-        for index, num_bytes in enumerate(SIZES):
-            each_s, taken_s = self._time_size(ring, num_bytes, share_s=max(0.0, left_s) / (len(SIZES) - index))
-            samples.append(LinkSample(senders * num_bytes, 1e6 * each_s))
-            left_s -= taken_s
-            # A busy machine may use up the time on small messages; the large ones are what bandwidth is taken from.
-            if len(samples) > 1 and _GROWTH * (1 + _BURSTS) * each_s > max(left_s, self.budget_s / 4):
-                break
-        return samples
+        self._burst_s(ring, *_buffers(SIZES[0]), repeats=1)  # connects
+        first_s = self._try_sizes(ring)
+        share_s = self.budget_s / len(first_s) / _ROUNDS
+        repeats = [max(1, min(_MAX_REPEATS, int(share_s / each_s))) for each_s in first_s]
+        buffers = [_buffers(num_bytes) for num_bytes in SIZES[: len(first_s)]]
+        rounds_us = [
+            [1e6 * self._burst_s(ring, *pair, times) / times for pair, times in zip(buffers, repeats, strict=True)]
+            for _ in range(_ROUNDS)
+        ]
+        return [
+            LinkSample(senders * num_bytes, min(times_us), max(times_us))
+            for num_bytes, times_us in zip(SIZES, zip(*rounds_us, strict=True), strict=False)
+        ]
 
-    def _time_size(self, ring: _Ring, num_bytes: int, share_s: float) -> tuple[float, float]:
-        """Return the seconds of one exchange, and of measuring it; both equal on all ranks."""
-        buffers = torch.zeros(num_bytes, dtype=torch.uint8), torch.empty(num_bytes, dtype=torch.uint8)
-        taken_s = first_s = self._burst_s(ring, *buffers, repeats=1)
-        repeats = max(1, min(_MAX_REPEATS, int(share_s / _BURSTS / first_s)))
-        best_s = math.inf
-        for _ in range(_BURSTS):
-            burst_s = self._burst_s(ring, *buffers, repeats)
-            best_s = min(best_s, burst_s / repeats)
-            taken_s += burst_s
-        return best_s, taken_s
+    def _try_sizes(self, ring: _Ring) -> list[float]:
+        """Return the seconds of one message of each size that the budget has room for, two at least."""
+        found: list[float] = []
+        planned_s = 0.0
+        for num_bytes in SIZES:
+            buffers = _buffers(num_bytes)
+            each_s = min(self._burst_s(ring, *buffers, repeats=1) for _ in range(2))
+            found.append(each_s)
+            planned_s += _ROUNDS * each_s
+            if len(found) > 1 and planned_s + _ROUNDS * _GROWTH * each_s > self.budget_s:
+                break
+        return found
 
     def _burst_s(self, ring: _Ring, outgoing: Tensor, incoming: Tensor, repeats: int) -> float:
         """Return the seconds of the slowest rank; equal on all ranks."""
@@ -164,6 +170,11 @@ class _Stage:
         taken_s = torch.tensor(time.perf_counter() - start_s, dtype=torch.float64)
         dist.all_reduce(taken_s, dist.ReduceOp.MAX, self.group)
         return float(taken_s)
+
+
+def _buffers(num_bytes: int) -> tuple[Tensor, Tensor]:
+    """What a rank sends, and where it receives."""
+    return torch.zeros(num_bytes, dtype=torch.uint8), torch.empty(num_bytes, dtype=torch.uint8)
 
 
 def _fresh_store(group: dist.ProcessGroup) -> Store:

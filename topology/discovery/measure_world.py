@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.topology.discovery.link_cache import MeasuredLink, MeasuredLinks, save_links
+from isthmus.topology.discovery.link_cache import CACHE, MeasuredLink, MeasuredLinks, document, save_links
 from isthmus.topology.discovery.measure import measure_links
 from isthmus.topology.launchers import launched_as
 
@@ -21,20 +22,26 @@ _HOW = "start it on every rank, as in `torchrun --nproc-per-node 4 -m isthmus to
 _MASTER_PORT = "29500"
 #: For all ranks to join, and for each exchange.
 _TIMEOUT = timedelta(minutes=5)
+#: The slowest round over the fastest, from which on a measurement was disturbed.
+_WORTH_A_SECOND_LOOK = 2.0
 
 
-def measure_world(output: Path | None, console: Console) -> None:
-    """Measure, then save and print on rank 0. output: the file; None: the cache.
+def measure_world(output: Path | None, console: Console, as_json: bool = False) -> None:
+    """Measure, then save and print on rank 0. output: the file; None: the cache. as_json: what the file holds of it.
 
     Raises ValueError where no launcher made a world of ranks, or it has no tiers; OSError where nothing can be saved.
     """
     with _joined(os.environ) as rank:
         links = measure_links()
     if rank == 0:  # no other rank waits for what may fail here
-        print_links(links, console)
+        if as_json:
+            print(json.dumps(document([links]), indent=2))
+        else:
+            print_links(links, console)
         path = save_links(links, output)
-        how = f"`isthmus plan --links {path}`" if output else "`isthmus plan`"
-        console.print(f"saved in {path}, for {how}", soft_wrap=True, highlight=False)
+        if not as_json:
+            how = f"`isthmus plan --links {path if output else CACHE}`"
+            console.print(f"saved in {path}, for {how}", soft_wrap=True, highlight=False)
 
 
 @contextmanager
@@ -65,11 +72,11 @@ def _rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def print_links(links: MeasuredLinks, console: Console) -> None:
-    """Print both tiers: what was fitted, and each size."""
+    """Print both tiers: what was fitted, each size, and how far rounds differ."""
     console.print(links.describe(), soft_wrap=True, highlight=False)
     table = Table()
     table.add_column("tier")
-    for name in ("bytes at once", "us", "Gbit/s"):
+    for name in ("bytes at once", "us", "slowest round", "Gbit/s"):
         table.add_column(name, justify="right")
     for tier, link in (("intra: a rank", links.intra), ("inter: a node", links.inter)):
         if link:
@@ -78,12 +85,16 @@ def print_links(links: MeasuredLinks, console: Console) -> None:
     for tier, link in (("intra", links.intra), ("inter", links.inter)):
         if link:
             text = f"{tier}: {link.latency_us:.4g} us + bytes at {link.bandwidth_gbit_s:.4g} Gbit/s"
-            console.print(text, highlight=False)
+            worst = max(link.samples, key=lambda sample: sample.spread)
+            text += f"; rounds differ by a factor of up to {worst.spread:.3g} ({worst.num_bytes} bytes)"
+            if worst.spread > _WORTH_A_SECOND_LOOK:
+                text += ": other work disturbed it, measure again where there is none"
+            console.print(text, soft_wrap=True, highlight=False)
 
 
 def _add_rows(table: Table, tier: str, link: MeasuredLink) -> None:
     for sample in link.samples:
         gbit_s = 8e-3 * sample.num_bytes / sample.time_us
-        table.add_row(tier, f"{sample.num_bytes}", f"{sample.time_us:.4g}", f"{gbit_s:.4g}")
+        table.add_row(tier, f"{sample.num_bytes}", f"{sample.time_us:.4g}", f"x {sample.spread:.3g}", f"{gbit_s:.4g}")
         tier = ""
     table.add_section()

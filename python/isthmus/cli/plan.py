@@ -35,7 +35,11 @@ def plan(
     inter_latency_us: Annotated[float | None, typer.Option(help="Of a round between nodes.", show_default="20")] = None,
     intra_latency_us: Annotated[float | None, typer.Option(help="Of a round in a node.", show_default="5")] = None,
     links: Annotated[
-        Path | None, typer.Option(help="Links that `isthmus topo --measure` wrote.", show_default="its cache")
+        str | None,
+        typer.Option(
+            help='A file that `isthmus topo --measure` wrote, or "cache": the newest measurement that it kept.',
+            show_default="the cache, where no option names nodes, ranks, speeds or latencies",
+        ),
     ] = None,
     machine: Annotated[
         Path | None, typer.Option(help="A recorded machine, as for `isthmus topo --from`: speeds of its links.")
@@ -99,7 +103,7 @@ def plan(
 
         check_range("ratio", ratio, 1, 64)
         options = given(nodes, ranks_per_node, inter, intra, inter_latency_us, intra_latency_us)
-        cluster, speeds = resolve(options, from_file(links, machine, ranks_per_node))
+        cluster, speeds, sources = resolve(options, from_file(links, machine, options))
         setting = Setting(
             model=_model(preset, parameters, units, unit_sizes, module, wrap),
             cluster=cluster,
@@ -125,6 +129,7 @@ def plan(
             codecs=codec_speeds(codec_speed, ratio),
             compute=compute,
             memory_bytes=None if memory_gb is None else round(memory_gb * 1e9),
+            sources=sources,
         )
         if plot is not None:
             from isthmus.plan.figure import check_format, draw_comparison

@@ -48,11 +48,13 @@ def topo(
         if output is not None and not measure:
             raise ValueError("--output: only --measure writes a file")
         if measure:
-            if recorded is not None or nodes is not None or json or svg is not None:
-                raise ValueError("--measure: no other option but --output; ISTHMUS_NODES says how nodes are made")
+            if recorded is not None or nodes is not None or svg is not None:
+                raise ValueError(
+                    "--measure: no other option but --output, --json; ISTHMUS_NODES says how nodes are made"
+                )
             from isthmus.topology.discovery.measure_world import measure_world
 
-            return measure_world(output, Console())
+            return measure_world(output, Console(), json)
         from isthmus.topology.discovery.discover import discover
         from isthmus.topology.formats.read import read_machine
         from isthmus.topology.render.overview import overview

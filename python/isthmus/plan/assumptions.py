@@ -33,14 +33,12 @@ class Links:
     """Speeds in one direction, and the latency of a round of messages.
 
     inter_gbit_s: what one node sends to others, over all its NICs. intra_gbit_s: what one rank sends within its node.
-    source: the origin of the figures.
     """
 
     inter_gbit_s: float
     intra_gbit_s: float
     inter_latency_us: float = 20.0
     intra_latency_us: float = 5.0
-    source: str = "given"
 
     def __post_init__(self) -> None:
         for name in ("inter_gbit_s", "intra_gbit_s"):

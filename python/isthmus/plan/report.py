@@ -9,9 +9,10 @@ from isthmus.plan.scan import EQUAL_SHARE, Comparison, link_speeds
 from isthmus.plan.step import Setting, StepPlan, StepTime
 from isthmus.plan.strategies import Strategy
 
-SCHEMA = 1
+SCHEMA = 2
 
 FIELDS = {
+    "sources": "where each figure of cluster and links comes from",
     "node_bytes": "payload that leaves each node in a step, by phase, from placement alone",
     "phases": "seconds of a phase if nothing ran beside it: transfers between and within nodes, codec, latency",
     "serial_s": "a step in which nothing runs beside anything else, as on CPU",
@@ -34,6 +35,7 @@ def build_report(comparison: Comparison, setting: Setting) -> dict[str, Any]:
         "model": {"name": model.name, "parameters": model.num_parameters, "units": len(model.units)},
         "cluster": asdict(setting.cluster),
         "links": asdict(comparison.links),
+        "sources": dict(comparison.sources),
         "codec_speeds": asdict(comparison.codecs),
         "compute": asdict(comparison.compute),
         "element_bytes": asdict(setting.element_bytes),
@@ -187,9 +189,7 @@ def _over_speeds(comparison: Comparison) -> str:
 def notes(comparison: Comparison, setting: Setting) -> list[str]:
     """The assumptions of the figures."""
     found = [
-        f"Links: {comparison.links.source}. A node sends {comparison.links.inter_gbit_s:g} Gbit/s to others, a rank "
-        f"{comparison.links.intra_gbit_s:g} within its node; a round of messages costs "
-        f"{comparison.links.inter_latency_us:g} and {comparison.links.intra_latency_us:g} us more.",
+        *_origins(comparison, setting),
         f"Compute: {_seconds(comparison.compute.seconds)} a step ({comparison.compute.source}).",
         f"Codec: {comparison.codecs.source}.",
         f"Plain strategies, and what Isthmus leaves to the ordinary backend: {backend_name(setting)}.",
@@ -200,6 +200,27 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
     if setting.cluster.nodes == 1:
         found.append("One node: nothing crosses, and Isthmus does what the ordinary backend does.")
     return found
+
+
+def _origins(comparison: Comparison, setting: Setting) -> list[str]:
+    """The figures of cluster and links, a sentence for each of their sources."""
+    cluster, links = setting.cluster, comparison.links
+    shown = {
+        "nodes": f"{cluster.nodes} nodes" if cluster.nodes != 1 else "1 node",
+        "ranks_per_node": f"{cluster.ranks_per_node} ranks a node",
+        "inter_gbit_s": f"a node sends {links.inter_gbit_s:g} Gbit/s to others",
+        "intra_gbit_s": f"a rank sends {links.intra_gbit_s:g} Gbit/s within its node",
+        "inter_latency_us": f"a round of messages between nodes costs {links.inter_latency_us:g} us more",
+        "intra_latency_us": f"one within a node {links.intra_latency_us:g} us more",
+    }
+    if cluster.nodes == 1:
+        shown.pop("inter_gbit_s"), shown.pop("inter_latency_us")
+    if cluster.ranks_per_node == 1:
+        shown.pop("intra_gbit_s"), shown.pop("intra_latency_us")
+    by_source: dict[str, list[str]] = {}
+    for name, text in shown.items():
+        by_source.setdefault(comparison.sources.get(name, "given"), []).append(text)
+    return [f"{source[:1].upper()}{source[1:]}: {', '.join(texts)}." for source, texts in by_source.items()]
 
 
 def _seconds(seconds: float) -> str:

@@ -1,7 +1,7 @@
 """The strategy with the shortest step, at one link speed and over all of them, and where it changes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -37,13 +37,17 @@ class Crossover:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Strategies side by side. memory_bytes: of a rank; what needs more cannot win. None: no limit."""
+    """Strategies side by side. memory_bytes: of a rank; what needs more cannot win. None: no limit.
+
+    sources: where the facts of the cluster and its links come from, by name: `isthmus.plan.sources.FACTS`.
+    """
 
     plans: Sequence[StepPlan]
     links: Links
     codecs: CodecSpeeds
     compute: Compute
     memory_bytes: int | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
     _known: dict[tuple[str, float], StepTime] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property

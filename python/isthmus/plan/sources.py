@@ -1,11 +1,12 @@
-"""Where a plan's links come from: options, a file of measured links, or the description of a machine."""
+"""Where a plan's cluster and links come from: options, a file of measured links, or the description of a machine."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from isthmus.plan.assumptions import FASTEST_LINK, Links, parse_speed_gbit_s
 from isthmus.plan.placement import Cluster
-from isthmus.topology.discovery.link_cache import MeasuredLinks, cached_links, load_links
+from isthmus.topology.discovery.link_cache import CACHE, MeasuredLinks, cached_links, default_path, load_links
 from isthmus.topology.formats.read import read_machine
 from isthmus.topology.machine import Machine
 from isthmus.topology.rails import find_rails
@@ -25,6 +26,14 @@ class Known:
     inter_latency_us: float | None = None
     intra_latency_us: float | None = None
 
+    @property
+    def says_anything(self) -> bool:
+        """Whether any fact is known."""
+        return any(getattr(self, name) is not None for name in FACTS)
+
+
+#: The names of the facts.
+FACTS = tuple(each.name for each in fields(Known) if each.name != "source")
 
 #: Used where nothing else is known. Speeds have no default.
 _DEFAULTS = Known("default", 2, 8, inter_latency_us=20.0, intra_latency_us=5.0)
@@ -50,14 +59,29 @@ def given(
     )
 
 
-def from_file(links_file: Path | None, machine_file: Path | None, ranks_per_node: int | None) -> Known:
-    """The facts in a file, or in the cache of measured links without one. ValueError: two files, or a bad one."""
-    if links_file is not None and machine_file is not None:
+def from_file(links: str | None, machine_file: Path | None, options: Known) -> Known:
+    """The facts in a file or in the cache of measured links.
+
+    links: a path, or "cache". Without it and without a machine the cache serves where no option says anything of the
+    cluster or its links: an old measurement, perhaps of other machines, never fills up what was given.
+    ValueError: two files, a bad one, or a cache without a measurement.
+    """
+    if links is not None and machine_file is not None:
         raise ValueError("--links and --machine: expected one of them")
     if machine_file is not None:
-        return of_machine(read_machine(machine_file), ranks_per_node)
-    measured = cached_links() if links_file is None else load_links(links_file)
-    return Known("nothing measured") if measured is None else of_measured(measured)
+        return of_machine(read_machine(machine_file), options.ranks_per_node)
+    if links is not None and links != CACHE:
+        return of_measured(load_links(Path(links)))
+    measured = cached_links()
+    if measured is None:
+        if links == CACHE:
+            raise ValueError(
+                f"--links {CACHE}: {default_path()} holds no measurement: `isthmus topo --measure` makes one"
+            )
+        return Known("nothing measured")
+    if links is None and options.says_anything:
+        return Known(f"not given; `--links {CACHE}` takes those {measured.describe()}")
+    return of_measured(measured)
 
 
 def of_measured(measured: MeasuredLinks) -> Known:
@@ -89,37 +113,31 @@ def of_machine(machine: Machine, ranks_per_node: int | None) -> Known:
     )
 
 
-def resolve(options: Known, file: Known) -> tuple[Cluster, Links]:
-    """The cluster and its links: options before the file, the file before defaults. ValueError: a speed is missing."""
+def resolve(options: Known, file: Known) -> tuple[Cluster, Links, Mapping[str, str]]:
+    """The cluster, its links, and the source of each fact by its name.
 
-    def first(name: str) -> float | None:
-        return next(
-            (value for known in (options, file, _DEFAULTS) if (value := getattr(known, name)) is not None), None
-        )
-
-    cluster = Cluster(int(first("nodes") or 0), int(first("ranks_per_node") or 0))
-    needed = {"inter": cluster.nodes > 1, "intra": cluster.ranks_per_node > 1}
+    Options come before the file, the file before defaults. ValueError: a speed is missing.
+    """
+    values: dict[str, float | None] = dict.fromkeys(FACTS)
+    sources: dict[str, str] = {}
+    for name in FACTS:
+        for known in (options, file, _DEFAULTS):
+            if (value := getattr(known, name)) is not None:
+                values[name], sources[name] = value, known.source
+                break
+    cluster = Cluster(int(values["nodes"] or 0), int(values["ranks_per_node"] or 0))
     speeds = {}
-    for tier, is_needed in needed.items():
-        speed = first(f"{tier}_gbit_s")
+    for tier, where, is_needed in (
+        ("inter", "between nodes", cluster.nodes > 1),
+        ("intra", "within a node", cluster.ranks_per_node > 1),
+    ):
+        speed = values[f"{tier}_gbit_s"]
         if speed is None and is_needed:
-            raise ValueError(f"the speed of links {_WORDS[tier]} is not known ({file.source}): {_HOW}")
+            raise ValueError(f"the speed of links {where} is not known ({file.source}): {_HOW}")
+        if speed is None:
+            sources[f"{tier}_gbit_s"] = "there is none"
         speeds[tier] = FASTEST_LINK if speed is None else speed
     links = Links(
-        speeds["inter"],
-        speeds["intra"],
-        first("inter_latency_us") or 0.0,
-        first("intra_latency_us") or 0.0,
-        _source(options, file),
+        speeds["inter"], speeds["intra"], values["inter_latency_us"] or 0.0, values["intra_latency_us"] or 0.0
     )
-    return cluster, links
-
-
-_WORDS = {"inter": "between nodes", "intra": "within a node"}
-
-
-def _source(options: Known, file: Known) -> str:
-    by_option = [tier for tier in _WORDS if getattr(options, f"{tier}_gbit_s") is not None]
-    if len(by_option) == len(_WORDS):
-        return "given"
-    return file.source + "".join(f"; {tier} given" for tier in by_option)
+    return cluster, links, sources

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -9,7 +10,7 @@ from typer.testing import CliRunner
 from isthmus.benchmarks.training.check import check_report, predict
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.cli.main import app
-from isthmus.plan.sources import Known, of_machine, of_measured, resolve
+from isthmus.plan.sources import FACTS, Known, of_machine, of_measured, resolve
 from isthmus.topology.discovery.link_cache import LinkSample, MeasuredLink, MeasuredLinks, save_links
 from isthmus.topology.machine import Gpu, Link, Machine, Nic, NicKind
 
@@ -158,8 +159,8 @@ def test_bad_input_is_one_message_with_value_and_range(arguments, message):
 
 
 MEASURED = MeasuredLinks(
-    intra=MeasuredLink(3.0, 500.0, (LinkSample(1024, 3.1),)),
-    inter=MeasuredLink(30.0, 12.5, (LinkSample(1024, 31.0),)),
+    intra=MeasuredLink(3.0, 500.0, (LinkSample(1024, 3.1, 3.2),)),
+    inter=MeasuredLink(30.0, 12.5, (LinkSample(1024, 31.0, 32.0),)),
     num_nodes=4,
     ranks_per_node=2,
     node_map="4 nodes x 2 ranks",
@@ -170,25 +171,54 @@ MEASURED = MeasuredLinks(
 )
 
 
-def test_links_come_from_a_measured_file_or_its_cache(tmp_path):
+def test_links_come_from_a_measured_file_or_where_nothing_is_given_from_its_cache(tmp_path):
     path = save_links(MEASURED, tmp_path / "links.json")
     found = report("--preset", "gpt2-124m", "--links", path)
     assert found["cluster"] == {"nodes": 4, "ranks_per_node": 2}
     links = found["links"]
     assert (links["inter_gbit_s"], links["intra_gbit_s"]) == (12.5, 500.0)
     assert (links["inter_latency_us"], links["intra_latency_us"]) == (30.0, 3.0)
-    assert links["source"].startswith("measured 2026-11-21")
+    assert found["sources"] == dict.fromkeys(FACTS, MEASURED.describe())
     save_links(MEASURED)
-    assert report("--preset", "gpt2-124m")["links"] == links
-    mixed = report("--preset", "gpt2-124m", "--inter", "1gbit", "--nodes", 2)
-    assert mixed["links"]["inter_gbit_s"] == 1
-    assert mixed["links"]["source"].endswith("; inter given")
-    assert mixed["cluster"]["nodes"] == 2
+    for arguments in ([], ["--links", "cache"]):
+        assert report("--preset", "gpt2-124m", *arguments)["sources"] == found["sources"]
+    mixed = report("--preset", "gpt2-124m", "--links", "cache", "--inter", "1gbit", "--nodes", 2)
+    assert (mixed["links"]["inter_gbit_s"], mixed["links"]["inter_latency_us"]) == (1, 30)
+    assert mixed["cluster"] == {"nodes": 2, "ranks_per_node": 2}
+    assert mixed["sources"] == found["sources"] | {"nodes": "given", "inter_gbit_s": "given"}
 
 
-def test_speeds_that_are_given_need_no_file_and_no_cache():
+def test_what_is_given_is_never_filled_up_from_the_cache():
     save_links(MEASURED)
-    assert report(*LLAMA)["links"]["source"] == "given"
+    found = report(*LLAMA)
+    assert found["cluster"] == {"nodes": 2, "ranks_per_node": 8}
+    assert (found["links"]["inter_latency_us"], found["links"]["intra_latency_us"]) == (20, 5)
+    given = {name: "given" if name.endswith("gbit_s") else "default" for name in FACTS}
+    assert found["sources"] == given
+    assert "Default: 2 nodes, 8 ranks a node, a round of messages between nodes costs 20 us more" in " ".join(
+        found["notes"]
+    )
+    assert "Given: a node sends 25 Gbit/s to others, a rank sends 600 Gbit/s within its node." in found["notes"]
+
+
+@pytest.mark.parametrize("option", ["--nodes", "--ranks-per-node", "--inter", "--inter-latency-us"])
+def test_one_option_is_enough_to_leave_the_cache_alone_and_the_error_names_it(option):
+    save_links(MEASURED)
+    code, out = run("--preset", "gpt2-124m", option, 4)
+    assert code == 2
+    assert "is not known (not given; `--links cache` takes those measured 2026-11-21" in out
+
+
+def test_links_of_an_empty_cache():
+    code, out = run("--preset", "gpt2-124m", "--links", "cache")
+    assert code == 2
+    assert "--links cache:" in out and "links.json holds no measurement" in out
+
+
+def test_a_measurement_on_one_host_says_that_it_is_no_network():
+    assert replace(MEASURED, hosts=("a",)).describe().endswith("on a, which is no network between nodes")
+    assert "no network" not in MEASURED.describe()
+    assert "no network" not in replace(MEASURED, hosts=("a",), num_nodes=1).describe()
 
 
 def machine(nvlink=None, nic_gbit_s=200.0):
@@ -220,10 +250,15 @@ def test_a_recorded_machine_is_read(tmp_path):
 
 def test_options_come_before_files_and_files_before_defaults():
     file = of_measured(MEASURED)
-    cluster, links = resolve(Known("given", nodes=8, inter_gbit_s=3.0, intra_latency_us=0.0), file)
+    cluster, links, sources = resolve(Known("given", nodes=8, inter_gbit_s=3.0, intra_latency_us=0.0), file)
     assert (cluster.nodes, cluster.ranks_per_node) == (8, 2)
     assert (links.inter_gbit_s, links.intra_gbit_s, links.inter_latency_us, links.intra_latency_us) == (3, 500, 30, 0)
-    alone, _ = resolve(Known("given", nodes=1, ranks_per_node=1), Known("nothing"))
+    assert [name for name, source in sources.items() if source == "given"] == [
+        "nodes",
+        "inter_gbit_s",
+        "intra_latency_us",
+    ]
+    alone, _, _ = resolve(Known("given", nodes=1, ranks_per_node=1), Known("nothing"))
     assert alone.world_size == 1
 
 

@@ -27,8 +27,8 @@ from isthmus.topology.discovery.link_cache import (
 )
 
 LINKS = MeasuredLinks(
-    intra=MeasuredLink(12.5, 40.0, (LinkSample(1024, 13.0), LinkSample(1 << 20, 222.0))),
-    inter=MeasuredLink(50.0, 10.0, (LinkSample(1024, 51.0),)),
+    intra=MeasuredLink(12.5, 40.0, (LinkSample(1024, 13.0, 15.0), LinkSample(1 << 20, 222.0, 222.0))),
+    inter=MeasuredLink(50.0, 10.0, (LinkSample(1024, 51.0, 52.0),)),
     num_nodes=2,
     ranks_per_node=4,
     node_map="2 nodes x 4 ranks, in blocks",
@@ -88,7 +88,7 @@ def test_default_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def document(**changes: Any) -> dict[str, Any]:
     """A good file but for `changes` of its first entry."""
-    sample = {"num_bytes": 1024, "time_us": 13}
+    sample = {"num_bytes": 1024, "time_us": 13, "slowest_us": 26}
     link = {"latency_us": 0, "bandwidth_gbit_s": 40, "samples": [sample]}
     entry = {
         "intra": link,
@@ -101,13 +101,13 @@ def document(**changes: Any) -> dict[str, Any]:
         "date": "",
         "versions": {},
     }
-    return {"format": "isthmus links", "version": 1, "measurements": [entry | changes]}
+    return {"format": "isthmus links", "version": 2, "measurements": [entry | changes]}
 
 
 def test_the_good_file_is_good(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text(json.dumps(document()))
-    assert load_links(path).intra == MeasuredLink(0.0, 40.0, (LinkSample(1024, 13.0),))
+    assert load_links(path).intra == MeasuredLink(0.0, 40.0, (LinkSample(1024, 13.0, 26.0),))
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
         ("9" * 5000, r": no JSON"),
         ("[]", r'"format" is not "isthmus links"'),
         ('{"format": "other"}', r'"format" is not'),
-        ('{"format": "isthmus links", "version": 2}', r"version 2, but this isthmus reads version 1"),
-        ('{"format": "isthmus links", "version": 1}', r"measurements: expected a list, got null"),
-        ('{"format": "isthmus links", "version": 1, "measurements": []}', r"measurements: expected one or more"),
-        ('{"format": "isthmus links", "version": 1, "measurements": [3]}', r"measurements\[0\]: expected an object"),
+        ('{"format": "isthmus links", "version": 1}', r"version 1, but this isthmus reads version 2"),
+        ('{"format": "isthmus links", "version": 2}', r"measurements: expected a list, got null"),
+        ('{"format": "isthmus links", "version": 2, "measurements": []}', r"measurements: expected one or more"),
+        ('{"format": "isthmus links", "version": 2, "measurements": [3]}', r"measurements\[0\]: expected an object"),
         (document(num_nodes=0), r"measurements\[0\].num_nodes: expected a whole number above 0, got 0"),
         (document(num_nodes=True), r"num_nodes: expected a whole number above 0, got true"),
         (document(ranks_per_node=2.5), r"ranks_per_node: expected a whole number"),
@@ -143,6 +143,10 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
         (document(inter={"samples": [], "latency_us": 1, "bandwidth_gbit_s": float("inf")}), r"bandwidth.*Infinity"),
         (document(inter={"samples": ["x" * 100]}), r'inter.samples\[0\]: expected an object, got "x{59}\.\.\.$'),
         (document(inter={"samples": [{"num_bytes": 0}]}), r"inter.samples\[0\].num_bytes: expected a whole number"),
+        (
+            document(inter={"samples": [{"num_bytes": 1, "time_us": 1}]}),
+            r"inter.samples\[0\].slowest_us: expected a number above 0, got null",
+        ),
     ],
 )
 def test_a_bad_file_is_named_with_the_place(
@@ -219,7 +223,12 @@ def test_a_failed_write_leaves_the_old_file_alone(cache: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("hosts", "end"), [(("a",), "on a"), (("a", "b", "c"), "on a, b, c"), (tuple("abcde"), "on a, b, c and 2 more")]
+    ("hosts", "end"),
+    [
+        (("a",), "on a, which is no network between nodes"),
+        (("a", "b", "c"), "on a, b, c"),
+        (tuple("abcde"), "on a, b, c and 2 more"),
+    ],
 )
 def test_describe(hosts: tuple[str, ...], end: str) -> None:
     text = replace(LINKS, hosts=hosts).describe()

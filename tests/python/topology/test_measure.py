@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from isthmus.benchmarks.simulate import NamespaceNetwork, NetworkError
 from isthmus.cli.main import app
 from isthmus.topology.discovery.link_cache import LinkSample, load_links
-from isthmus.topology.discovery.measure import SIZES, _Tiers, fit_link
+from isthmus.topology.discovery.measure import _ROUNDS, SIZES, _Stage, _Tiers, fit_link
 from isthmus.topology.discovery.measure_world import _rendezvous
 from support.limits import HANG_S
 
@@ -24,7 +24,7 @@ RATE = "50mbit"
 
 
 def samples(time_us: Callable[[int], float]) -> list[LinkSample]:
-    return [LinkSample(size, time_us(size)) for size in SIZES]
+    return [LinkSample(size, time_us(size), 2 * time_us(size)) for size in SIZES]
 
 
 @pytest.mark.parametrize(("latency_us", "gbit_s"), [(20, 100), (0.5, 3200), (5000, 0.05), (0, 10)])
@@ -39,9 +39,57 @@ def test_the_fit_finds_latency_and_bandwidth(latency_us: float, gbit_s: float) -
 def test_the_ends_decide() -> None:
     """What lies between (a burst that a shaped link lets through, say) is shown, and does not count."""
     middle = SIZES[len(SIZES) // 2]
-    link = fit_link(samples(lambda size: 1.0 if size == middle else 20 + 8e-3 * size / 100))
+    link = fit_link(samples(lambda size: 21.0 if size == middle else 20 + 8e-3 * size / 100))
     assert (link.latency_us, link.bandwidth_gbit_s) == pytest.approx((20, 100))
-    assert link.samples[len(SIZES) // 2].time_us == 1.0
+    assert link.samples[len(SIZES) // 2].time_us == 21.0
+
+
+@pytest.mark.parametrize("num_disturbed", [1, 2])
+def test_small_messages_that_were_disturbed_do_not_become_the_latency(num_disturbed: int) -> None:
+    """2083 us at 1 KiB and 176 at 16 KiB say that the first one was not the link's."""
+    disturbed = SIZES[:num_disturbed]
+    link = fit_link(samples(lambda size: 2083.0 if size in disturbed else 176 + 8e-3 * size / 25))
+    assert link.latency_us == pytest.approx(176, rel=0.05)
+    assert link.bandwidth_gbit_s == pytest.approx(25, rel=0.01)
+    assert link.samples[0].time_us == 2083.0  # as it was measured
+
+
+class MadeUpStage(_Stage):
+    """Bursts over a link of 10 us and 8 Gbit/s whose first one connects, and whose second round meets other work."""
+
+    def _burst_s(self, ring: Any, outgoing: Any, incoming: Any, repeats: int) -> float:
+        bursts.append((outgoing.numel(), repeats))
+        each_s = 10e-6 + outgoing.numel() / 1e9
+        if len(bursts) == 1:
+            return 3.0
+        return repeats * each_s + (0.5 if len(bursts) in disturbed_bursts else 0.0)
+
+
+bursts: list[tuple[int, int]] = []
+disturbed_bursts: range = range(0)
+
+
+def test_connecting_does_not_count_and_a_disturbed_round_owns_no_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    bursts.clear()
+    second_round = 1 + 2 * len(SIZES) + len(SIZES) + 1
+    monkeypatch.setitem(globals(), "disturbed_bursts", range(second_round, second_round + len(SIZES)))
+    found = MadeUpStage(None, 3.0).time_ring(None, senders=2)  # type: ignore[arg-type]
+    assert [sample.num_bytes for sample in found] == [2 * size for size in SIZES]
+    assert [sample.time_us for sample in found] == pytest.approx([10 + size / 1e3 for size in SIZES])
+    assert all(sample.slowest_us > sample.time_us + 5e5 / 51 for sample in found)
+    assert [size for size, _ in bursts[-len(SIZES) :]] == list(SIZES)  # a round has every size once
+    link = fit_link(found)
+    assert (link.latency_us, link.bandwidth_gbit_s) == pytest.approx((10, 16))
+
+
+@pytest.mark.parametrize(("budget_s", "num_sizes"), [(1e-9, 2), (1e-3, 4), (0.1, 7), (3.0, 8)])
+def test_sizes_end_with_the_budget(budget_s: float, num_sizes: int) -> None:
+    bursts.clear()
+    found = MadeUpStage(None, budget_s).time_ring(None, senders=1)  # type: ignore[arg-type]
+    assert len(found) == num_sizes
+    assert len(bursts) == 1 + (2 + _ROUNDS) * num_sizes
+    taken_s = sum(repeats * (10e-6 + size / 1e9) for size, repeats in bursts)
+    assert num_sizes == 2 or taken_s < 3 * budget_s
 
 
 @pytest.mark.parametrize(
@@ -58,7 +106,7 @@ def test_neither_comes_out_negative(time_us: Callable[[int], float], latency_us:
 
 
 def test_a_fit_to_one_size() -> None:
-    link = fit_link([LinkSample(1000, 8.0)])
+    link = fit_link([LinkSample(1000, 8.0, 9.0)])
     assert (link.latency_us, link.bandwidth_gbit_s) == (8.0, 1.0)
 
 
@@ -115,7 +163,8 @@ def test_a_world_that_cannot_be_joined(environment: dict[str, str], complaint: s
     ("options", "complaint"),
     [
         (["--measure"], "no launcher started this process"),
-        (["--measure", "--json"], "no other option"),
+        (["--measure", "--json"], "no launcher started this process"),
+        (["--measure", "--json", "--svg", "f"], "no other option"),
         (["--measure", "--nodes", "2x2"], "no other option"),
         (["--output", "f"], "only --measure writes a file"),
     ],
@@ -170,6 +219,7 @@ def test_two_nodes_behind_a_slow_link(slow_network: NamespaceNetwork, tmp_path: 
     assert links.hosts == (os.uname().nodename,)
     assert links.versions.keys() == {"isthmus", "torch"}
     assert links.intra is not None and links.inter is not None
+    assert all(sample.slowest_us >= sample.time_us for sample in (*links.intra.samples, *links.inter.samples))
     sizes = [sample.num_bytes for sample in links.intra.samples]
     assert sizes == list(SIZES[: len(sizes)]) and len(sizes) >= 2
     sizes = [sample.num_bytes for sample in links.inter.samples]
@@ -180,6 +230,7 @@ def test_two_nodes_behind_a_slow_link(slow_network: NamespaceNetwork, tmp_path: 
     out, err = told[0]
     assert "group of 4 ranks: 2 nodes x 2 ranks, in blocks, by torchrun\n" in err
     assert links.describe() in out
+    assert "rounds differ by a factor of up to" in out
     assert f"saved in {output}, for `isthmus plan --links {output}`" in out
     assert [told[rank][0] for rank in (1, 2, 3)] == [""] * 3
     assert json.loads(output.read_text())["measurements"][0]["date"] == links.date
