@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from typing import TYPE_CHECKING, Any
 
 
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from isthmus._C import Error, OptionError, Options, PacketError, TransportError
     from isthmus.attached.attach import attach, detach
     from isthmus.report.explain import explain
+    from isthmus.report.loggers import log_to
     from isthmus.report.statistics import reset_stats, stats
+    from isthmus.report.summary import summary
     from isthmus.residuals.saved import LoadReport
     from isthmus.residuals.state import clear_residuals, load_checkpoint, load_state_dict, scale_residuals, state_dict
     from isthmus.units.prepare import prepare, unit
@@ -47,11 +49,13 @@ __all__ = [
     "explain",
     "load_checkpoint",
     "load_state_dict",
+    "log_to",
     "prepare",
     "reset_stats",
     "scale_residuals",
     "state_dict",
     "stats",
+    "summary",
     "unit",
 ]
 
@@ -64,17 +68,21 @@ _MODULES = {
     "explain": "report.explain",
     "load_checkpoint": "residuals.state",
     "load_state_dict": "residuals.state",
+    "log_to": "report.loggers",
     "prepare": "units.prepare",
     "reset_stats": "report.statistics",
     "scale_residuals": "residuals.state",
     "state_dict": "residuals.state",
     "stats": "report.statistics",
+    "summary": "report.summary",
     "unit": "units.prepare",
 }
 
 
 def __getattr__(name: str) -> Any:
     # Everything that needs torch or the native module is loaded when it is asked for.
+    if name == "__version__":
+        return version("isthmus")
     if name not in __all__:
         raise AttributeError(f"module 'isthmus' has no attribute {name!r}")
     if name in _MODULES:
@@ -82,6 +90,10 @@ def __getattr__(name: str) -> Any:
     from isthmus import native
 
     return getattr(native.load(), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__", *(name for name in globals() if name.startswith("__"))])
 
 
 if "torch" in sys.modules or not _torch_will_autoload():

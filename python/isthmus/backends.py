@@ -57,12 +57,21 @@ def _own_backend(group: dist.ProcessGroup) -> _C.Backend | None:
     return None
 
 
-def backend_of(group: dist.ProcessGroup | None) -> _C.Backend:
-    """Return the backend of `group` (default: all ranks) or its companion. Raises ValueError if it is not Isthmus."""
+def backend_of(group: dist.ProcessGroup | int | None) -> _C.Backend:
+    """Return the backend of `group` (default: all ranks) or its companion.
+
+    Raises ValueError where it is not Isthmus, and where this rank is not in the group; TypeError for something else.
+    """
     if group is None:
         group = dist.group.WORLD
     if group is None:
         raise ValueError("there is no process group: call torch.distributed.init_process_group first")
+    if group == dist.GroupMember.NON_GROUP_MEMBER:  # what new_group returns there, typed as a group
+        raise ValueError(
+            f"rank {dist.get_rank()} is not in this group: only its members have statistics and state of it"
+        )
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group: expected a process group, got {type(group).__name__}")
     backend = isthmus_backend(group)
     if backend is None:
         raise ValueError(f"the backend of this group is {dist.get_backend(group)}, not isthmus")

@@ -31,9 +31,9 @@ from isthmus.group.cuda import (
     make_parts,
     why_none,
 )
-from isthmus.group.variables import unknown_variables
 from isthmus.topology import node_map
 from isthmus.topology.node_map import Nodes, Surroundings, name_ranks, ranks_by_value
+from isthmus.variables import unknown_variables
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -121,6 +121,9 @@ def _create(group: Group, given_options: Any) -> _C.Backend:
     introductions = _exchange(group, introduction)
     complaint = _complaint(group, introductions)
     if options is None or complaint:
+        if group.rank == 0:
+            _log_to_stderr()
+            logger.error("%s", complaint)  # one line before the tracebacks of all ranks
         _leave_together(group)
         raise _error_type(introductions)(f"isthmus: {complaint}")
     _set_up_process(options, group)
@@ -315,6 +318,12 @@ def _warn_once(text: str) -> None:
         logger.warning("%s", text)
 
 
+def _warn_on_first_rank(text: str) -> None:
+    """Warn of what all ranks find alike. Called by the native module, on the thread that makes a collective's call."""
+    if dist.get_rank() == 0:
+        _warn_once(text)
+
+
 _ready_in_process = 0
 
 
@@ -322,19 +331,26 @@ def _set_up_process(options: _C.Options, group: Group) -> None:
     """Set up what a process needs once for all its groups."""
     global _ready_in_process
     logger.setLevel(options.log.upper())
-    if not logger.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("isthmus: %(levelname)s: %(message)s"))
-        logger.addHandler(handler)
+    _log_to_stderr()
     if _ready_in_process != os.getpid():
         _ready_in_process = os.getpid()
         core = native.load()
         core.set_split_function(_create_split)
+        core.set_warning_function(_warn_on_first_rank)
+        core.set_shutdown_listener(_keep_last_stats)
         core.set_fsdp_functions(_fsdp2_caller, _why_fsdp1_is_exact)
         core.set_weights_caller(_weights_caller)
         atexit.register(_shut_down, os.getpid())
         if group.rank == 0:
             _warn_of_unknown_variables(core)
+
+
+def _log_to_stderr() -> None:
+    """Where the program has not said where messages go."""
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("isthmus: %(levelname)s: %(message)s"))
+        logger.addHandler(handler)
 
 
 def _warn_of_unknown_variables(core: Any) -> None:
@@ -364,7 +380,36 @@ def _weights_caller() -> tuple[int, str]:
     return identify.weights_caller()
 
 
+# What groups that were shut down had counted, by name; kept where rank 0 logs a summary at its exit.
+_last_stats: dict[str, dict[str, Any]] = {}
+
+
+def _keep_last_stats(description: str, unique_name: str, found: dict[str, Any]) -> None:
+    """Called by the native module when torch shuts down a group."""
+    if logger.isEnabledFor(logging.INFO) and dist.is_initialized() and dist.get_rank() == 0:
+        from isthmus.report.statistics import group_name
+
+        _last_stats[group_name(description, unique_name, _last_stats)] = found
+
+
+def _log_summary() -> None:
+    """Log, on rank 0 with log="info" or "debug", what crossed between nodes in this process."""
+    for group in list(dist.distributed_c10d._world.pg_map):
+        backend = isthmus_backend(group)
+        if backend is not None:
+            _keep_last_stats(group.group_desc, group.group_name, backend.stats())
+    if any(found["calls"] for found in _last_stats.values()):
+        from isthmus.report.statistics import added
+        from isthmus.report.summary import summary_lines
+
+        logger.info("%s", "\n".join(summary_lines(added(_last_stats))))
+
+
 def _shut_down(process: int) -> None:
     """Stop the threads of all groups before the interpreter exits. A forked child has none of them."""
     if os.getpid() == process:
+        try:
+            _log_summary()
+        except Exception:  # a program that is over must not end with an error because of its summary
+            logger.warning("no summary", exc_info=True)
         native.load().shutdown_all()

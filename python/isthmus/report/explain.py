@@ -9,16 +9,50 @@ from isthmus.report.statistics import stats
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+#: How the note begins of a group that has no two tiers.
+NO_TIERS = "no two-tier path"
+
 
 def explain(group: dist.ProcessGroup | None = None) -> str:
-    """One line for each unit that was reduced in `group` (default: all ranks): its codec, and why it has this one.
+    """One line for each unit that was reduced in `group` (default: each group of the process, below its name).
 
-    With ``codec="auto"`` the reason is the choice, with the times and errors behind it; otherwise the options. The
+    A line says which codec the unit has, and why. Where a group compressed nothing, one says why not. With
+    ``codec="auto"`` the reason is the choice, with the times and errors behind it; otherwise the options. The
     error is the measured one, and missing before the first measurement. Equal on all ranks except for the error, and
     for units of weights (``weights="delta"``), whose lines tell of this rank's own shards.
+
+    Raises ValueError where there is no group of Isthmus, or `group` is one that this rank is not in.
     """
-    units = sorted(stats(group)["units"], key=lambda unit: (unit["name"], unit["collective"], unit["num_elements"]))
-    return "\n".join(map(explain_unit, units))
+    if group is not None:
+        return "\n".join(_lines(stats(group)))
+    groups = stats()["groups"]
+    if len(groups) == 1:
+        return "\n".join(_lines(next(iter(groups.values()))))
+    parts = []
+    for name, found in groups.items():
+        parts.append(f"{name} ({found['node_map']}):")
+        parts += [f"  {line}" for line in _lines(found)]
+    return "\n".join(parts)
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    units = sorted(found["units"], key=lambda unit: (unit["name"], unit["collective"], unit["num_elements"]))
+    lines = [explain_unit(unit) for unit in units]
+    if not found["compressed_calls"]:
+        lines.append(f"no gradient was compressed: {why_exact(found)}")
+    return lines
+
+
+def why_exact(found: dict[str, Any]) -> str:
+    """Why a group's reductions stayed exact, by its `isthmus.stats`, the most frequent reason first."""
+    no_tiers: list[str] = [note for note in found["notes"] if note.startswith(NO_TIERS)]
+    if no_tiers:
+        return no_tiers[0]
+    counted = sorted(found["exact_calls"].items(), key=lambda item: (-item[1], item[0]))
+    if not counted:
+        return "nothing was reduced yet, or nothing that is taken for a gradient"
+    notes = [note for note in found["notes"] if NO_TIERS not in note]
+    return "; ".join([*(f"{calls} calls: {reason}" for reason, calls in counted), *notes])
 
 
 def explain_unit(unit: dict[str, Any]) -> str:

@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from isthmus import native
-from isthmus.group.variables import UnknownVariable, Variable, unknown_variables, variables_set
 from isthmus.topology.machine import printable
+from isthmus.variables import UnknownVariable, Variable, unknown_variables, variables_set
 
 
 @dataclass(frozen=True)

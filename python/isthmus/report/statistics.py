@@ -1,36 +1,119 @@
-"""``isthmus.stats``: the statistics of a process group."""
+"""``isthmus.stats``: the statistics of a process group, or of all groups of the process."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from isthmus.backends import backend_of
+from isthmus.backends import backend_of, isthmus_backend
+from isthmus.units.models import all_groups
 
 if TYPE_CHECKING:
-    pass
+    from isthmus import _C
+
+#: Numbers, or dicts of them, that are added up over groups.
+_COUNTS = (
+    "calls",
+    "collectives",
+    "codec",
+    "weights",
+    "compressed_calls",
+    "exact_calls",
+    "skipped_elements",
+    "num_units",
+    "residual_bytes",
+    "scratch_bytes",
+    "ran_s",
+    "waited_s",
+    "devices",
+)
 
 
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
-    """Statistics of this rank in `group` (default: all ranks) since it was made or `reset_stats` was called.
+    """Statistics of this rank in `group` since it was made or `reset_stats` was called.
 
     Plain values: ``node_map``, ``node_map_source``, ``options``, ``calls`` (as they arrived from torch),
     ``collectives`` (of the two-tier path: calls, payload bytes by tier, seconds by phase), ``codec`` (counts of
     elements), ``weights`` (with ``weights="delta"``: gathers of parameters, those ``unchanged``, ``healed`` and
     ``whole`` by reason, and the memory of replicas), ``compressed_calls``, ``exact_calls`` (by reason),
-    ``num_units``, ``residual_bytes``,
-    ``scratch_bytes``, ``units``, ``devices`` (from ``collectives`` to ``units`` of each device alone: ``cpu``,
+    ``num_units``, ``residual_bytes``, ``scratch_bytes``, ``ran_s`` (seconds of calls in two tiers on the CPU),
+    ``waited_s`` (those for which callers were blocked by them in ``Work.wait()``), ``units``, ``devices`` (from
+    ``collectives`` to ``units`` of each device alone: ``cpu``,
     ``cuda:0``), ``notes``. On a GPU seconds are counted with the option ``device_timings``.
 
-    ``units`` has a dict for each unit: ``name``, ``collective``, ``num_elements``, ``calls``, ``codec``, its
+    ``units`` has a dict for each unit: ``name``, ``collective``, ``num_elements``, ``dtype``, ``calls``, ``codec``, its
     ``settings``, the ``reason`` for it where there is one, ``coded_elements`` and ``packet_bytes`` for other nodes,
     ``bits_per_element``, and ``relative_squared_error``: what the codec dropped over what it was given, as measured
     every ``error_interval`` reductions; None where it was not.
+
+    Without `group` the figures are those of all groups of Isthmus that this rank is in, added up, and ``groups`` has
+    each of them by its name: HSDP reduces over a group of its own, and the default group then stays empty. Each unit
+    has its ``group``, and each of the ``notes`` begins with one. ``node_map``, ``node_map_source`` and ``options`` are
+    the default group's, or the first one's where that is not Isthmus's.
+
+    Raises ValueError where there is no group of Isthmus, or `group` is one that this rank is not in.
     """
-    return backend_of(group).stats()
+    if group is not None:
+        return backend_of(group).stats()
+    found = {name: backend.stats() for name, backend in named_backends().items()}
+    return added(found) | {"groups": found}
 
 
 def reset_stats(group: dist.ProcessGroup | None = None) -> None:
-    """Set the counters and seconds of `group` to zero. Units and their residuals stay."""
-    backend_of(group).reset_stats()
+    """Set the counters and seconds of `group` (default: all of the process) to zero. Units and residuals stay."""
+    backends: Iterable[_C.Backend] = named_backends().values() if group is None else [backend_of(group)]
+    for backend in backends:
+        backend.reset_stats()
+
+
+def named_backends() -> dict[str, _C.Backend]:
+    """Return the backends of all groups of Isthmus that this rank is in, by names that differ.
+
+    The group that `isthmus.attach` made beside another stands under the other's name. Raises ValueError where there is none.
+    """
+    found: dict[str, _C.Backend] = {}
+    for group in all_groups():
+        backend = isthmus_backend(group)
+        if backend is not None and all(backend is not other for other in found.values()):
+            found[group_name(group.group_desc, group.group_name, found)] = backend
+    if not found:
+        backend_of(None)  # says what there is instead
+        raise ValueError("this process has no process group of isthmus")
+    return found
+
+
+def group_name(description: str, unique_name: str, taken: Container[str]) -> str:
+    """Torch's description of a group ("mesh_replicate"), with its unique name where that is missing or `taken`."""
+    if description == "default_pg":
+        return "default"
+    if not description or description == "undefined":
+        return f"group {unique_name}"
+    return f"{description} ({unique_name})" if description in taken else description
+
+
+def added(groups: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Add up the statistics of groups, each by its name."""
+    each = list(groups.values())
+    first = groups.get("default", each[0])
+    total = {name: first[name] for name in ("node_map", "node_map_source", "options")}
+    for name in _COUNTS:
+        total[name] = _sum([one[name] for one in each])
+    total["skipped_steps"] = max(one["skipped_steps"] for one in each)
+    total["units"] = [unit | {"group": name} for name, one in groups.items() for unit in one["units"]]
+    total["notes"] = [f"{name}: {note}" for name, one in groups.items() for note in one["notes"]]
+    return total
+
+
+def _sum(parts: Sequence[Any]) -> Any:
+    """The sum of numbers, or of dicts key by key; lists one after the other."""
+    if isinstance(parts[0], dict):
+        keys = dict.fromkeys(key for part in parts for key in part)
+        # A step that was skipped was so in every group.
+        return {
+            key: (max if key == "skipped_steps" else _sum)([part[key] for part in parts if key in part]) for key in keys
+        }
+    if isinstance(parts[0], list):
+        return [item for part in parts for item in part]
+    return sum(parts)

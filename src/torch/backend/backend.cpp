@@ -19,6 +19,11 @@ SplitFunction& split_function() {
   return function;
 }
 
+std::function<void(BackendIsthmus&)>& shutdown_listener() {
+  static auto* listener = new std::function<void(BackendIsthmus&)>;  // never destroyed: it holds a Python object
+  return *listener;
+}
+
 std::vector<int> ranks_or_all(const std::vector<uint64_t>& global_ranks, int size) {
   std::vector<int> ranks(global_ranks.begin(), global_ranks.end());
   if (ranks.empty()) {
@@ -31,6 +36,8 @@ std::vector<int> ranks_or_all(const std::vector<uint64_t>& global_ranks, int siz
 }  // namespace
 
 void set_split_function(SplitFunction function) { split_function() = std::move(function); }
+
+void set_shutdown_listener(std::function<void(BackendIsthmus&)> listener) { shutdown_listener() = std::move(listener); }
 
 BackendIsthmus::BackendIsthmus(BackendParts parts)
     : Backend(parts.rank, parts.size),
@@ -52,7 +59,7 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
       comparison_(group_, counters_, calls_),
       units_(group_, sides_.all()),
       reductions_(group_, sides_, counters_, calls_, recogniser_, comparison_, units_),
-      gathers_(group_, sides_, calls_, comparison_, weights_) {
+      gathers_(group_, sides_, counters_, calls_, comparison_, weights_) {
   init();
   faults_.set_sides(sides_.all());
   cpu_.set_timeout(options_->timeout);
@@ -66,7 +73,7 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
 BackendIsthmus::~BackendIsthmus() {  // NOLINT(bugprone-exception-escape)
   const WithoutGil without_gil;      // before the lock, whose holder may wait for a worker that needs the GIL
   remove_live_backend(this);
-  shutdown();
+  shutdown_within(std::chrono::milliseconds::max());
 }
 
 void BackendIsthmus::start_threads() {
@@ -74,7 +81,7 @@ void BackendIsthmus::start_threads() {
     cpu_.start();
     faults_.start();
   } catch (const std::system_error&) {  // this process may have no more threads
-    shutdown();
+    shutdown_within(std::chrono::milliseconds::max());
     throw;
   }
 }
@@ -156,7 +163,12 @@ void BackendIsthmus::abort() {
   }
 }
 
-void BackendIsthmus::shutdown() { shutdown_within(std::chrono::milliseconds::max()); }
+void BackendIsthmus::shutdown() {
+  if (group_.process.is_this() && shutdown_listener()) {
+    shutdown_listener()(*this);
+  }
+  shutdown_within(std::chrono::milliseconds::max());
+}
 
 void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience) {
   if (!group_.process.is_this()) {

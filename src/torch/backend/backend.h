@@ -51,6 +51,11 @@ using SplitFunction = std::function<BackendPtr(const c10::intrusive_ptr<c10d::St
                                                const c10::intrusive_ptr<c10d::Backend::Options>& options)>;
 void set_split_function(SplitFunction function);
 
+// Called at the beginning of each shutdown() by torch, with everything still there; not by destructors, nor at the
+// interpreter's exit. Set by Python before the first group is made.
+class BackendIsthmus;
+void set_shutdown_listener(std::function<void(BackendIsthmus& backend)> listener);
+
 // Torch's overrides: each records that a call has arrived, finds the side that its tensors are on, and passes it on.
 // CpuSide and make_cuda_side() say which thread runs what.
 //

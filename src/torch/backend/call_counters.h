@@ -32,6 +32,12 @@ class CallCounters {
     ++exact_calls_[reason];
   }
 
+  // The type of a unit's elements, by UnitKey::hash().
+  void note_dtype(uint64_t unit, const char* dtype) {
+    const std::lock_guard lock(mutex_);
+    dtypes_[unit] = dtype;
+  }
+
   std::map<std::string, int64_t> calls() const {
     const std::lock_guard lock(mutex_);
     return calls_;
@@ -40,7 +46,11 @@ class CallCounters {
     const std::lock_guard lock(mutex_);
     return exact_calls_;
   }
-  // Sequence numbers go on.
+  std::map<uint64_t, std::string> dtypes() const {
+    const std::lock_guard lock(mutex_);
+    return dtypes_;
+  }
+  // Sequence numbers go on, and units keep their types.
   void reset() {
     const std::lock_guard lock(mutex_);
     calls_.clear();
@@ -52,6 +62,7 @@ class CallCounters {
   uint64_t next_sequence_number_ = 0;
   std::map<std::string, int64_t> calls_;
   std::map<std::string, int64_t> exact_calls_;
+  std::map<uint64_t, std::string> dtypes_;
 };
 
 }  // namespace isthmus::torch_backend

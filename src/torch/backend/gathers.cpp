@@ -60,6 +60,7 @@ WorkPtr Gathers::submit(Side& side, const at::Tensor& output, const at::Tensor& 
     return calls_.submit(side, std::move(call));
   }
   call.operation.unit = unit->name;
+  counters_.note_dtype(unit->hash(), to_string(unit->dtype));
   const Buffer gathered{call.written.data_ptr(), unit->num_elements, unit->dtype};
   const ConstBuffer shard{call.input.const_data_ptr(), unit->num_elements / group_.size, unit->dtype};
   call.run = [shard, gathered, unit = *unit, gone = weights_.take_gone()](Communicator& communicator, Stream stream) {

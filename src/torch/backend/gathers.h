@@ -19,9 +19,9 @@ namespace isthmus::torch_backend {
 // Called by the threads that make the group's calls. Stateless. side: that of the first input. See c10d::Backend.
 class Gathers {
  public:
-  Gathers(const Group& group, const Sides& sides, WorldCalls& calls, WorldComparison& comparison,
-          WeightRecogniser& weights)
-      : group_(group), sides_(sides), calls_(calls), comparison_(comparison), weights_(weights) {}
+  Gathers(const Group& group, const Sides& sides, CallCounters& counters, WorldCalls& calls,
+          WorldComparison& comparison, WeightRecogniser& weights)
+      : group_(group), sides_(sides), counters_(counters), calls_(calls), comparison_(comparison), weights_(weights) {}
 
   WorkPtr gather(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);
   WorkPtr gather_lists(Side& side, std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
@@ -40,6 +40,7 @@ class Gathers {
 
   const Group& group_;
   const Sides& sides_;
+  CallCounters& counters_;
   WorldCalls& calls_;
   WorldComparison& comparison_;
   WeightRecogniser& weights_;

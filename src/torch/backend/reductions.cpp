@@ -22,6 +22,7 @@ WorkPtr Reductions::submit(Side& side, TwoTierCall call, const Gradient& gradien
   call.operation.tensor = describe(call.input.numel(), call.input);
   call.type = scatters ? c10d::OpType::_REDUCE_SCATTER_BASE : c10d::OpType::ALLREDUCE;
   call.title = scatters ? "isthmus:reduce_scatter" : "isthmus:all_reduce";
+  counters_.note_dtype(gradient.unit.hash(), to_string(gradient.unit.dtype));
   units_.bring_loaded_to(side);
   return calls_.submit(side, std::move(call));
 }

@@ -74,9 +74,12 @@ BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const
   BackendStats stats;
   stats.node_map = group.map.to_string();
   stats.calls = counters.calls();
+  stats.dtypes = counters.dtypes();
   for (Side* side : sides) {
     if (auto device = side->stats()) {
       add(device->path, stats.path);
+      stats.ran_s += device->ran_s;
+      stats.waited_s += device->waited_s;
       stats.devices[device->device] = std::move(device->path);
     }
   }

@@ -21,6 +21,9 @@ struct BackendStats {
   std::map<std::string, int64_t> calls;  // as they arrived from torch
   isthmus::Stats path;                   // of the two-tier path, on all devices, with the backend's own exact calls
   std::map<std::string, isthmus::Stats> devices;  // of it on each: "cpu", "cuda:0"
+  std::map<uint64_t, std::string> dtypes;         // of units, by UnitKey::hash()
+  double ran_s = 0;                               // SideStats
+  double waited_s = 0;
   std::vector<std::string> notes;
 };
 

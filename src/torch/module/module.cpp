@@ -13,7 +13,9 @@
 #include "torch/backend/backend.h"
 #include "torch/backend/live_backends.h"
 #include "torch/backend/tensors.h"
+#include "torch/backend/without_gil.h"
 #include "torch/module/module_units.h"
+#include "torch/units/unmatched_patterns.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -26,11 +28,15 @@ const OptionField& find_field(const std::string& name) {
       return field;
     }
   }
-  std::string known;
+  py::list known;
   for (const OptionField& field : option_fields()) {
-    known += (known.empty() ? "" : ", ") + std::string(field.name);
+    known.append(field.name);
   }
-  throw OptionError("there is no option " + name + "; there are " + known + ", timeout");
+  known.append("timeout");
+  const py::list near = py::module_::import("difflib").attr("get_close_matches")(name, known, 1);
+  throw OptionError("there is no option " + name + ": " +
+                    (near.empty() ? "there are " + py::str(", ").attr("join")(known).cast<std::string>()
+                                  : "did you mean " + near[0].cast<std::string>() + "?"));
 }
 
 // A Python value as the text that an option's setter parses.
@@ -116,9 +122,24 @@ std::vector<std::tuple<std::string, std::string, std::string>> without_effect(co
   return rows;
 }
 
+// What help(isthmus.Options) shows: pybind11 knows no keywords of **kwargs.
+std::string options_help() {
+  const isthmus::Options defaults;
+  std::string text =
+      "Options of a process group: keywords over variables ISTHMUS_* over defaults. An unknown name or a value out of "
+      "range is an OptionError, which is a ValueError.\n\n";
+  for (const OptionField& field : option_fields()) {
+    const std::string value = field.get(defaults);
+    const std::string users = field.users_text();
+    text += detail::concatenate(field.name, ": ", field.range, "; by default ", value.empty() ? "empty" : value, ". ",
+                                users.empty() ? "" : "For " + users + ". ", field.help, " ", field.environment, "\n");
+  }
+  return text + "timeout: datetime.timedelta, of the group's operations.\n";
+}
+
 void bind_options(py::module_& module) {
-  py::class_<BackendOptions, c10d::Backend::Options, OptionsPtr> type(module, "Options");
-  type.def(py::init(&make_options), "Keyword arguments over ISTHMUS_* over defaults.")
+  py::class_<BackendOptions, c10d::Backend::Options, OptionsPtr> type(module, "Options", options_help().c_str());
+  type.def(py::init(&make_options), "Keywords as the class lists them.")
       .def("__repr__",
            [](const BackendOptions& options) {
              return "isthmus.Options(" + options.values.to_string() +
@@ -197,13 +218,14 @@ std::optional<double> ratio(double part, double whole) {
   return whole > 0 ? std::optional(part / whole) : std::nullopt;
 }
 
-py::dict to_dict(const UnitStats& unit) {
+py::dict to_dict(const UnitStats& unit, const std::string& dtype) {
   using namespace py::literals;
   const double packet_bits = 8.0 * static_cast<double>(unit.packet_bytes);
   return py::dict("name"_a = unit.name, "collective"_a = to_string(unit.collective),
-                  "num_elements"_a = unit.num_elements, "codec"_a = unit.codec, "settings"_a = unit.settings,
-                  "reason"_a = unit.reason, "calls"_a = unit.calls, "coded_elements"_a = unit.coded_elements,
-                  "unchanged_calls"_a = unit.unchanged_calls, "packet_bytes"_a = unit.packet_bytes,
+                  "num_elements"_a = unit.num_elements, "dtype"_a = dtype, "codec"_a = unit.codec,
+                  "settings"_a = unit.settings, "reason"_a = unit.reason, "calls"_a = unit.calls,
+                  "coded_elements"_a = unit.coded_elements, "unchanged_calls"_a = unit.unchanged_calls,
+                  "packet_bytes"_a = unit.packet_bytes,
                   "bits_per_element"_a = ratio(packet_bits, static_cast<double>(unit.coded_elements)),
                   "relative_squared_error"_a = ratio(unit.dropped_squares, unit.given_squares));
 }
@@ -215,7 +237,7 @@ py::dict to_dict(const WeightStats& weights) {
                   "replica_bytes"_a = weights.replica_bytes);
 }
 
-py::dict to_dict(const isthmus::Stats& path) {
+py::dict to_dict(const isthmus::Stats& path, const std::map<uint64_t, std::string>& dtypes) {
   using namespace py::literals;
   py::dict collectives;
   for (int i = 0; i < kNumCollectives; ++i) {
@@ -223,7 +245,8 @@ py::dict to_dict(const isthmus::Stats& path) {
   }
   py::list units;
   for (const auto& [hash, unit] : path.units) {
-    units.append(to_dict(unit));
+    const auto dtype = dtypes.find(hash);
+    units.append(to_dict(unit, dtype == dtypes.end() ? "" : dtype->second));
   }
   return py::dict("collectives"_a = collectives, "codec"_a = to_dict(path.codec), "weights"_a = to_dict(path.weights),
                   "compressed_calls"_a = path.compressed_calls, "exact_calls"_a = path.exact_calls,
@@ -236,10 +259,11 @@ py::dict to_dict(const BackendStats& stats) {
   using namespace py::literals;
   py::dict devices;
   for (const auto& [device, path] : stats.devices) {
-    devices[device.c_str()] = to_dict(path);
+    devices[device.c_str()] = to_dict(path, stats.dtypes);
   }
   return py::dict("node_map"_a = stats.node_map, "node_map_source"_a = stats.node_map_source,
-                  "options"_a = stats.options, "calls"_a = stats.calls, **to_dict(stats.path), "devices"_a = devices,
+                  "options"_a = stats.options, "calls"_a = stats.calls, **to_dict(stats.path, stats.dtypes),
+                  "ran_s"_a = stats.ran_s, "waited_s"_a = stats.waited_s, "devices"_a = devices,
                   "notes"_a = stats.notes);
 }
 
@@ -359,6 +383,30 @@ void bind_functions(py::module_& module) {
         });
       },
       "How Backend.split constructs a backend: function(store, rank, size, options).");
+  module.def(
+      "set_shutdown_listener",
+      [](py::object function) {
+        set_shutdown_listener([function = function.release()](BackendIsthmus& backend) {
+          const WithoutGil without_gil;
+          const BackendStats stats = backend.stats();
+          const py::gil_scoped_acquire gil;
+          try {
+            function(backend.getGroupDesc(), backend.getGroupUid(), to_dict(stats));
+          } catch (py::error_already_set& error) {
+            error.discard_as_unraisable("isthmus: the last statistics of a group");
+          }
+        });
+      },
+      "Who gets the statistics of a group that torch shuts down: function(description, unique name, statistics).");
+  module.def(
+      "set_warning_function",
+      [](py::object function) {
+        set_warning_function([function = function.release()](const std::string& text) {
+          const py::gil_scoped_acquire gil;
+          function(text);
+        });
+      },
+      "Where the backend's warnings go: function(text), on the thread that makes a collective's call.");
 }
 
 }  // namespace

@@ -92,10 +92,8 @@ WorkPtr CpuSide::submit(TwoTierCall call) {
 c10::intrusive_ptr<WorkerWork> CpuSide::make_work(const TwoTierCall& call) const {
   auto work =
       c10::make_intrusive<WorkerWork>(group_.rank, call.type, call.title, list_of(call.input), list_of(call.output));
-  if (call.exposed_unit) {
-    work->tell_waits(
-        [exposure = exposure_, unit = *call.exposed_unit](double seconds) { exposure->add_wait(unit, seconds); });
-  }
+  work->tell_waits(
+      [exposure = exposure_, unit = call.exposed_unit](double seconds) { exposure->add_wait(unit, seconds); });
   return work;
 }
 
@@ -177,9 +175,7 @@ void CpuSide::run_collective(Job& job) {
     return;
   }
   faults_.wait_ends();
-  if (job.exposed_unit) {
-    exposure_->add_run(*job.exposed_unit, std::chrono::duration<double>(Clock::now() - begin).count());
-  }
+  exposure_->add_run(job.exposed_unit, std::chrono::duration<double>(Clock::now() - begin).count());
   job.work->complete();
 }
 
@@ -188,7 +184,8 @@ std::optional<SideStats> CpuSide::stats() {
   if (!communicator_) {
     return std::nullopt;
   }
-  SideStats stats{"cpu", communicator_->stats()};
+  const Exposure::Seconds seconds = exposure_->totals();
+  SideStats stats{"cpu", communicator_->stats(), seconds.run_s, seconds.wait_s};
   for (const auto& transport : transports_) {
     stats.path.scratch_bytes += transport->scratch_bytes();
   }
@@ -200,6 +197,7 @@ void CpuSide::reset_stats() {
   if (communicator_) {
     communicator_->reset_stats();
   }
+  exposure_->reset_totals();
 }
 
 bool CpuSide::drain(std::chrono::milliseconds patience) {

@@ -89,7 +89,7 @@ class CpuSide final : public Side {
   const Group& group_;
   FaultWatch& faults_;
   CallCounters& counters_;
-  const std::shared_ptr<Exposure> exposure_ = std::make_shared<Exposure>();  // codec=auto; Works may outlive this
+  const std::shared_ptr<Exposure> exposure_ = std::make_shared<Exposure>();  // Works may outlive this
 
   std::mutex mutex_;                                           // guards what follows
   std::condition_variable wakes_;                              // a job came, or stopping_

@@ -29,6 +29,10 @@ struct WorldAbilities {
 struct SideStats {
   std::string device;  // "cpu", "cuda:0"
   Stats path;
+  // On the CPU: seconds that calls in two tiers took from their start by the worker, and for which callers were blocked
+  // in Work::wait() by them. Those who use the Future instead, as DDP does, are not seen.
+  double ran_s = 0;
+  double waited_s = 0;
 };
 
 // A group has one for CPU tensors and at most one for CUDA tensors. Any thread may call any method. Collectives come in

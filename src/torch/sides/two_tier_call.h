@@ -18,7 +18,7 @@ struct TwoTierCall {
   FaultReport operation;  // without phase and error
   c10d::OpType type = c10d::OpType::UNKNOWN;
   const char* title = nullptr;           // for profilers
-  std::optional<uint64_t> exposed_unit;  // the unit for which callers' waits are measured
+  std::optional<uint64_t> exposed_unit;  // the unit of which codec=auto asks what share callers wait for
   at::Tensor input;                      // contiguous
   bool input_is_copy = false;            // which nobody else holds
   at::Tensor output;                     // the caller's

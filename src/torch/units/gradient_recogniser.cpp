@@ -5,6 +5,7 @@
 #include "communicator/plan/policy.h"
 #include "torch/backend/reduce_ops.h"
 #include "torch/backend/tensors.h"
+#include "torch/units/unmatched_patterns.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -53,6 +54,7 @@ std::optional<Gradient> GradientRecogniser::recognise(const at::Tensor& output, 
   if (reducible) {
     ask_python(call);
     if (auto unit = identify(call, {input.numel(), *dtype, collective})) {
+      look_for_unmatched_patterns(group_.options.units, unit->key);
       return Gradient{std::move(unit->key), *scale, unit->why_exact};
     }
   }

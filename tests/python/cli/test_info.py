@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from isthmus import native as _native
 from isthmus.cli.main import app
-from isthmus.group.variables import unknown_variables, variables_set
 from isthmus.report.info import collect, print_info
+from isthmus.variables import unknown_variables, variables_set
 
 
 @pytest.fixture(autouse=True)

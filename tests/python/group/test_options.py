@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import isthmus
+from isthmus import native
 
 
 class TestOptions:
@@ -60,9 +61,34 @@ class TestOptions:
         with pytest.raises(TypeError, match=f"{name}=.*expected"):
             isthmus.Options(**{name: value})
 
-    def test_unknown_keyword(self) -> None:
-        with pytest.raises(isthmus.OptionError, match=r"there is no option sparcity.*sparsity"):
-            isthmus.Options(sparcity=0.5)
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("sparcity", "there is no option sparcity: did you mean sparsity?"),
+            ("bit", "there is no option bit: did you mean bits?"),
+            ("time_out", "there is no option time_out: did you mean timeout?"),
+        ],
+    )
+    def test_an_unknown_keyword_and_the_nearest_one(self, name: str, text: str) -> None:
+        with pytest.raises(isthmus.OptionError) as error:
+            isthmus.Options(**{name: 1})
+        assert str(error.value) == text
+
+    def test_an_unknown_keyword_like_no_other(self) -> None:
+        with pytest.raises(isthmus.OptionError, match=r"no option xyz: there are nodes, codec, .*log, timeout"):
+            isthmus.Options(xyz=1)
+
+    def test_help_names_every_option_with_its_default(self) -> None:
+        text = isthmus.Options.__doc__ or ""
+        defaults = isthmus.Options()
+        for name, variable, value_range, meaning, _ in native.load().option_fields():
+            value = getattr(defaults, name)
+            shown = (
+                str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else value
+            )
+            assert f"\n{name}: {value_range}; by default {shown if value != '' else 'empty'}. " in text
+            assert f"{meaning} {variable}\n" in text
+        assert "\ntimeout: datetime.timedelta" in text
 
     def test_options_without_effect_are_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ISTHMUS_PEEL_ROUNDS", "7")

@@ -1,0 +1,182 @@
+"""``isthmus.summary``: whether compression helped, on one screen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from isthmus.report.explain import NO_TIERS, why_exact
+from isthmus.report.statistics import named_backends, stats
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+_TIERS = ("intra", "inter", "flat")
+_ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_WHAT = {"all_gather": "weights and other gathers", "reduce_scatter": "reduce-scatters", "all_reduce": "all-reduces"}
+#: More lines of units than that are no screen.
+_MOST_LINES = 12
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Payload that this rank sent to other nodes in two tiers, and what it would have been exact, in bytes."""
+
+    by_kind: dict[str, int]
+    saved_bytes: int
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of all kinds."""
+        return sum(self.by_kind.values())
+
+    @property
+    def exact_bytes(self) -> int:
+        """What the same collectives would have sent with codec none and plain weights."""
+        return self.sent_bytes + self.saved_bytes
+
+    @property
+    def ratio(self) -> float | None:
+        """Exact over sent bytes; None: nothing crossed."""
+        return self.exact_bytes / self.sent_bytes if self.sent_bytes else None
+
+    @property
+    def weights_share(self) -> float:
+        """Of gathers, in what was sent."""
+        return self.by_kind["all_gather"] / self.sent_bytes if self.sent_bytes else 0.0
+
+
+def crossing(found: dict[str, Any]) -> Crossing:
+    """What crossed, by `isthmus.stats`."""
+    by_kind = {
+        kind: sum(counted[tier]["inter_node_sent_bytes"] for tier in _TIERS)
+        for kind, counted in found["collectives"].items()
+    }
+    return Crossing(by_kind, sum(map(_saved_bytes, found["units"])))
+
+
+def _saved_bytes(unit: dict[str, Any]) -> int:
+    """What packets of a unit left out. Those of an all-reduce cross twice: the second time they hold the result."""
+    times = 2 if unit["collective"] == "all_reduce" else 1
+    whole_bytes: int = unit["coded_elements"] * _ELEMENT_BYTES.get(unit["dtype"], 0)
+    packet_bytes: int = unit["packet_bytes"]
+    return times * max(0, whole_bytes - packet_bytes)
+
+
+def summary(group: dist.ProcessGroup | None = None) -> str:
+    """Return, as text, what this rank sent between nodes in `group` (default: all groups) since the last `reset_stats`.
+
+    Bytes by tier, what they would have been exact, the seconds of calls and how many of them the program waited, what
+    dominates and what to try, and the units: those with equal settings on one line, and the exact ones with the reason.
+    For people: programs read `isthmus.stats`. With ``log="info"`` rank 0 logs it once when it exits.
+
+    Raises ValueError where there is no group of Isthmus, or `group` is one that this rank is not in.
+    """
+    return "\n".join(summary_lines(stats(group), _useless_options() if group is None else []))
+
+
+def _useless_options() -> list[str]:
+    found = []
+    for backend in named_backends().values():
+        for name, value, users in backend.options._without_effect():
+            found.append(f"option {name}={value} has no effect with codec={backend.options.codec}: it is for {users}")
+    return list(dict.fromkeys(found))
+
+
+def summary_lines(found: dict[str, Any], hints: Sequence[str] = ()) -> Iterator[str]:
+    """The lines of a summary of `isthmus.stats`. hints: come last."""
+    crossed = crossing(found)
+    yield f"summary: {found['node_map']}, by {found['node_map_source']}; this rank's figures"
+    if crossed.ratio is None:
+        yield "nothing crossed between nodes in two tiers"
+    else:
+        kinds = [f"{_bytes(sent)} {_WHAT[kind]}" for kind, sent in crossed.by_kind.items() if sent]
+        yield f"between nodes: {_bytes(crossed.sent_bytes)} ({', '.join(kinds)})"
+        yield f"exact it would have been {_bytes(crossed.exact_bytes)}: {crossed.ratio:.2f} times as much"
+    within = sum(counted["intra"]["sent_bytes"] for counted in found["collectives"].values())
+    yield f"within nodes: {_bytes(within)}"
+    yield from _seconds(found)
+    yield from _units(found["units"])
+    if not found["compressed_calls"]:
+        yield f"no gradient was compressed: {why_exact(found)}"
+    else:
+        yield from (note for note in found["notes"] if NO_TIERS not in note)
+    yield from hints
+    yield from _advice(found, crossed)
+
+
+def _seconds(found: dict[str, Any]) -> Iterator[str]:
+    phases = Counter[str]()
+    for counted in found["collectives"].values():
+        phases.update({name: counted[name] for name in ("intra_s", "exchange_s", "encode_s", "decode_s")})
+    parts = [
+        f"{phases['exchange_s']:.2f} between nodes",
+        f"{phases['intra_s']:.2f} within",
+        f"{phases['encode_s'] + phases['decode_s']:.2f} in codecs",
+    ]
+    if found["ran_s"]:
+        hidden_s = max(0.0, found["ran_s"] - found["waited_s"])
+        shown = f"{found['waited_s']:.2f} waited for and {hidden_s:.2f} hidden"
+        yield f"seconds: {found['ran_s']:.2f} in calls, of which {shown}"
+    if sum(phases.values()):
+        yield f"seconds by phase, some beside others: {', '.join(parts)}"
+
+
+def _units(units: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A line for each setting: its units, how many bits they sent, and the error that was measured."""
+    alike: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for unit in units:
+        what = "weights" if unit["collective"] == "all_gather" else unit["collective"]
+        reason = "" if unit["codec"] == "delta" or unit["reason"].startswith(unit["codec"]) else unit["reason"]
+        settings = "exact" if unit["codec"] == "none" else unit["settings"] or unit["codec"]
+        alike.setdefault((what, settings, reason), []).append(unit)
+    lines = [_line_of(*key, own) for key, own in sorted(alike.items(), key=lambda item: -_elements(item[1]))]
+    yield from lines[:_MOST_LINES]
+    if len(lines) > _MOST_LINES:
+        yield f"... {len(lines) - _MOST_LINES} more settings: isthmus.explain()"
+
+
+def _elements(units: Sequence[dict[str, Any]]) -> int:
+    return sum(unit["num_elements"] for unit in units)
+
+
+def _line_of(what: str, settings: str, reason: str, units: Sequence[dict[str, Any]]) -> str:
+    names = sorted(dict.fromkeys(unit["name"] for unit in units))
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    line = f"{len(units)} x {what} ({shown}; {_elements(units):,} elements): {settings}"
+    line += f" ({reason})" if reason else ""
+    coded = sum(unit["coded_elements"] for unit in units)
+    if coded and settings != "exact":
+        line += f"; {8 * sum(unit['packet_bytes'] for unit in units) / coded:.3g} bits an element"
+    measured = [unit for unit in units if unit["relative_squared_error"] is not None]
+    if measured:
+        weighted = sum(unit["relative_squared_error"] * unit["num_elements"] for unit in measured)
+        line += f", relative squared error {weighted / _elements(measured):.2g}"
+    return line
+
+
+def _advice(found: dict[str, Any], crossed: Crossing) -> Iterator[str]:
+    """What dominates, and what to try."""
+    if not crossed.sent_bytes:
+        return
+    if found["ran_s"] and found["waited_s"] < 0.1 * found["ran_s"]:
+        yield "to try: nothing. Less than a tenth of communication is waited for, as far as wait() shows"
+    elif crossed.weights_share > 0.5:
+        yield (
+            f"weights are {crossed.weights_share:.0%} of what crosses. To try: HSDP (no weights cross), "
+            'reshard_after_forward=<ranks of a node> (once a step), weights="delta" (differences): docs/choosing.md'
+        )
+    elif found["compressed_calls"]:
+        yield (
+            f"gradients are {1 - crossed.weights_share:.0%} of what crosses. To try where steps wait for the link: "
+            "fewer bits, or fewer reductions by accumulating gradients: docs/choosing.md"
+        )
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"

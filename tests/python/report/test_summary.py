@@ -1,0 +1,121 @@
+"""What a summary says of made-up statistics, and what loggers get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import isthmus
+from isthmus.report import loggers
+from isthmus.report.statistics import added
+from isthmus.report.summary import crossing, summary_lines
+from python.report import made_up_stats as made_up
+
+
+def lines(*groups: dict[str, Any]) -> list[str]:
+    return list(summary_lines(added({f"group{index}": each for index, each in enumerate(groups)})))
+
+
+def test_bytes_and_what_they_would_have_been() -> None:
+    crossed = crossing(made_up.group())
+    assert (crossed.sent_bytes, crossed.saved_bytes, crossed.exact_bytes) == (10_000, 1500, 11_500)
+    assert crossed.ratio == pytest.approx(1.15)
+    assert crossed.weights_share == pytest.approx(0.95)
+    twice = crossing(made_up.group(units=[made_up.unit(collective="all_reduce")]))
+    assert twice.saved_bytes == 3000
+    exact = crossing(made_up.group(units=[made_up.unit(codec="none", packet_bytes=2064), made_up.unit(dtype="")]))
+    assert exact.saved_bytes == 0
+    assert crossing(made_up.empty()).ratio is None
+
+
+def test_one_screen() -> None:
+    units = [made_up.unit(f"layers.{index}") for index in range(40)]
+    units += [made_up.unit("norm", codec="none", settings="", reason="below min_elements", relative_squared_error=None)]
+    text = lines(made_up.group(units=units))
+    assert text == [
+        "summary: 2 nodes x 2 ranks, in blocks, by option nodes; this rank's figures",
+        "between nodes: 10 kB (500 B reduce-scatters, 9.5 kB weights and other gathers)",
+        "exact it would have been 71.5 kB: 7.15 times as much",
+        "within nodes: 9 kB",
+        "seconds: 10.00 in calls, of which 4.00 waited for and 6.00 hidden",
+        "seconds by phase, some beside others: 5.00 between nodes, 0.00 within, 0.50 in codecs",
+        "40 x reduce_scatter (layers.0, layers.1, layers.10, ...; 80,000 elements): quant bits=4; 4 bits an element, "
+        "relative squared error 0.01",
+        "1 x reduce_scatter (norm; 2,000 elements): exact (below min_elements)",
+        "weights are 95% of what crosses. To try: HSDP (no weights cross), reshard_after_forward=<ranks of a node> "
+        '(once a step), weights="delta" (differences): docs/choosing.md',
+    ]
+
+
+def test_many_settings_end_with_their_number() -> None:
+    units = [made_up.unit(str(bits), settings=f"quant bits={bits}") for bits in range(20)]
+    assert "... 8 more settings: isthmus.explain()" in lines(made_up.group(units=units))
+
+
+def test_advice_follows_what_dominates() -> None:
+    gradients = made_up.group()["collectives"] | {"all_gather": made_up.collective()}
+    assert "gradients are 100% of what crosses" in lines(made_up.group(collectives=gradients))[-1]
+    assert lines(made_up.group(waited_s=0.5))[-1].startswith("to try: nothing.")
+    nothing = lines(made_up.empty())
+    assert "nothing crossed between nodes in two tiers" in nothing
+    assert nothing[-1].startswith("no gradient was compressed: nothing was reduced yet")
+
+
+class Board:
+    """What TensorBoard's writer looks like."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.written.append((tag, value, step))
+
+
+def test_loggers_get_means_of_a_step_since_the_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now: list[dict[str, Any]] = [added({"default": made_up.group()})]
+    monkeypatch.setattr(loggers, "stats", lambda: now[-1])
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer, other = (torch.optim.SGD([parameter], lr=0.1) for _ in range(2))
+    board = Board()
+    handle = isthmus.log_to(board, every=2)
+    for _ in range(2):
+        optimizer.step()
+        other.step()  # no step of its own
+    found = {tag: (value, step) for tag, value, step in board.written}
+    assert found["isthmus/sent_bytes"] == (5000, 2)
+    assert found["isthmus/waited_s"] == (2.0, 2)
+    assert found["isthmus/compression"] == (pytest.approx(1.15), 2)
+    assert found["isthmus/relative_squared_error"] == (0.01, 2)
+    board.written.clear()
+    now.append(added({"default": made_up.group(), "other": made_up.group(exact_calls={"float64": 3})}))
+    for _ in range(2):
+        optimizer.step()
+    found = {tag: (value, step) for tag, value, step in board.written}
+    assert found["isthmus/sent_bytes"] == (5000, 4)
+    assert found["isthmus/exact_calls"] == (3, 4)
+    board.written.clear()
+    now.append(added({"default": made_up.group(ran_s=1.0)}))  # reset_stats() was called
+    for _ in range(2):
+        optimizer.step()
+    assert ("isthmus/ran_s", 0.5, 6) in board.written
+    handle.remove()
+    board.written.clear()
+    for _ in range(2):
+        optimizer.step()
+    assert board.written == []
+
+
+@pytest.mark.parametrize(
+    ("writer", "every", "error", "text"),
+    [
+        (object(), 1, TypeError, r"writer object: expected add_scalar\(tag, value, step\) or log\(dict\)"),
+        (Board(), 0, ValueError, "every=0: expected 1 or more steps"),
+        (Board(), 1.5, TypeError, "every=1.5: expected a whole number of steps"),
+        (Board(), True, TypeError, "every=True: expected a whole number"),
+    ],
+)
+def test_bad_loggers(writer: Any, every: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        isthmus.log_to(writer, every=every)
