@@ -130,9 +130,11 @@ def check_report(report: Mapping[str, Any]) -> list[ArmCheck]:
     try:
         config = TrainingConfig.from_json(report["arguments"])
         arms = {name: (arm["options"], arm["steps"]) for name, arm in report["arms"].items()}
+        return [
+            _check_arm(config, name, options, steps) for name, (options, steps) in arms.items() if name in STRATEGIES
+        ]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a report of `isthmus bench training`: {type(error).__name__}: {error}") from error
-    return [_check_arm(config, name, options, steps) for name, (options, steps) in arms.items() if name in STRATEGIES]
 
 
 def _check_arm(

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from isthmus.topology.machine import Machine, TopologyError, printable
 
 #: The largest recorded machines (hundreds of processors, with all their caches, as hwloc XML) have 2 MB.
 MOST_FILE_BYTES = 16 * 2**20
+
+#: Of the JSON that `isthmus topo --json` writes; a file without a number has this one.
+SCHEMA = 1
+#: The path that stands for standard input.
+STANDARD_INPUT = "-"
 
 #: What `isthmus topo --json` adds to a machine, and works out anew from it.
 _DERIVED = ("rails", "node_map")
@@ -18,13 +25,14 @@ FORMATS = "hwloc XML, NCCL topology XML, `nvidia-smi topo -m` text, or the JSON 
 
 
 def read_machine(path: str | os.PathLike[str], most_bytes: int = MOST_FILE_BYTES) -> Machine:
-    """The machine that a file describes; the contents tell the format.
+    """The machine that a file, or with "-" standard input, describes; the contents tell the format.
 
     TopologyError: the file cannot be read, or is not one of a machine. It names the file, and the line where it can.
     """
     file = Path(path)
+    name = "standard input" if str(file) == STANDARD_INPUT else file.name.partition(".")[0] or file.name
     try:
-        return parse_machine(_read_bytes(file, most_bytes), printable(file.name.partition(".")[0] or file.name))
+        return parse_machine(_read_bytes(file, most_bytes), printable(name))
     except TopologyError as error:
         raise TopologyError(error.what, file, error.line) from None
 
@@ -46,7 +54,8 @@ def parse_machine(data: bytes, name: str) -> Machine:
 
 def _read_bytes(file: Path, most_bytes: int) -> bytes:
     try:
-        with file.open("rb") as stream:
+        is_input = str(file) == STANDARD_INPUT
+        with nullcontext(sys.stdin.buffer) if is_input else file.open("rb") as stream:
             data = stream.read(most_bytes + 1)
     except OSError as error:
         raise TopologyError(f"cannot be read: {error.strerror or error}") from None
@@ -95,5 +104,7 @@ def _parse_json(text: str) -> Machine:
     except (RecursionError, ValueError) as error:  # absurd nesting; a number of thousands of digits
         raise TopologyError(f"is no JSON of a machine: {type(error).__name__}") from None
     if isinstance(values, dict):
+        if values.pop("schema", SCHEMA) != SCHEMA:
+            raise TopologyError(f"has another schema than {SCHEMA}, the one that this isthmus reads")
         values = {name: value for name, value in values.items() if name not in _DERIVED}
     return parse_machine_json(values)

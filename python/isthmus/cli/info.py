@@ -12,11 +12,11 @@ from isthmus.cli.failures import failures_told
 def info(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> None:
     """Show versions, features, options and variables in force: the facts for a bug report."""
     with failures_told():
-        from isthmus.report.info import collect, print_info
+        from isthmus.report.info import SCHEMA, collect, print_info
         from isthmus.topology.render.text import WIDTH
 
         found = collect()
         if json:
-            print(json_module.dumps(found.to_json(), indent=2))
+            print(json_module.dumps({"schema": SCHEMA, **found.to_json()}, indent=2))
         else:
             print_info(found, Console(width=WIDTH))

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from isthmus.cli.consoles import console
 from isthmus.cli.failures import FAILED, failures_told
 
 if TYPE_CHECKING:
@@ -45,7 +45,12 @@ def plan(
         Path | None, typer.Option(help="A recorded machine, as for `isthmus topo --from`: speeds of its links.")
     ] = None,
     strategies: Annotated[
-        str | None, typer.Option(help="Which ways to train.", show_default="most of docs/plan.md's")
+        str | None,
+        typer.Option(
+            help="Which ways to train, of docs/plan.md's; hsdp-quant3 is hsdp-quant with 3 bits, so quant8 to quant1, "
+            "full2 and others; an unknown name lists all.",
+            show_default="those of 4 bits, but zero1, sparse, ddp-none and ddp-tagc",
+        ),
     ] = None,
     backend: Annotated[str, typer.Option(help="What plain strategies run on: nccl or gloo.")] = "nccl",
     dtype: Annotated[str, typer.Option(help="Type that parameters are gathered in: bf16, fp16 or fp32.")] = "bf16",
@@ -139,7 +144,7 @@ def plan(
         if json:
             print(json_module.dumps(build_report(comparison, setting), indent=1))
         else:
-            print_comparison(comparison, setting, Console())
+            print_comparison(comparison, setting, console())
 
 
 def _split(names: str) -> list[str]:
@@ -180,9 +185,11 @@ def _check(path: Path, as_json: bool) -> None:
     except ValueError as error:
         raise ValueError(f"{path}: no JSON: {error}") from error
     checks = check_report(report)
+    if not checks:
+        raise ValueError(f"{path}: no arm of it is a strategy that can be planned")
     if as_json:
         print(json_module.dumps([each.to_json() for each in checks], indent=1))
     else:
-        print_checks(checks, Console())
+        print_checks(checks, console())
     if not all(each.holds for each in checks):
         raise typer.Exit(FAILED)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from isthmus.cli.consoles import console
 from isthmus.cli.failures import failures_told
 
 
@@ -16,7 +17,8 @@ def topo(
         Path | None,
         typer.Option(
             "--from",
-            help="A recorded machine: hwloc XML, NCCL topology XML, `nvidia-smi topo -m` text, or this command's JSON.",
+            help="A recorded machine: hwloc XML, NCCL topology XML, `nvidia-smi topo -m` text, or this command's JSON; "
+            "- is standard input.",
             show_default="this machine",
         ),
     ] = None,
@@ -47,6 +49,8 @@ def topo(
     with failures_told():
         if output is not None and not measure:
             raise ValueError("--output: only --measure writes a file")
+        if svg is not None and svg.suffix.lower() != ".svg":
+            raise ValueError(f"--svg '{svg}': expected a name that ends in .svg, for that is what it holds")
         if measure:
             if recorded is not None or nodes is not None or svg is not None:
                 raise ValueError(
@@ -54,9 +58,9 @@ def topo(
                 )
             from isthmus.topology.discovery.measure_world import measure_world
 
-            return measure_world(output, Console(), json)
+            return measure_world(output, console(), json)
         from isthmus.topology.discovery.discover import discover
-        from isthmus.topology.formats.read import read_machine
+        from isthmus.topology.formats.read import SCHEMA, read_machine
         from isthmus.topology.render.overview import overview
         from isthmus.topology.render.svg import draw_overview
         from isthmus.topology.render.text import WIDTH, print_overview
@@ -66,6 +70,6 @@ def topo(
         if svg is not None:
             svg.write_text(draw_overview(view), encoding="utf-8")
         if json:
-            print(json_module.dumps(view.to_json(), indent=2))
+            print(json_module.dumps({"schema": SCHEMA, **view.to_json()}, indent=2))
         else:
             print_overview(view, Console(width=WIDTH))

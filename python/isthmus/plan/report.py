@@ -7,7 +7,7 @@ from typing import Any
 from isthmus.plan.placement import Phase, Placement
 from isthmus.plan.scan import EQUAL_SHARE, Comparison, link_speeds
 from isthmus.plan.step import Setting, StepPlan, StepTime
-from isthmus.plan.strategies import Strategy
+from isthmus.plan.strategies import DEFAULT_STRATEGIES, STRATEGIES, Strategy
 
 SCHEMA = 2
 
@@ -197,6 +197,10 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
     ]
     if any(plan.strategy.wire is not None and plan.strategy.wire.weights == "delta" for plan in comparison.plans):
         found.append("Weights as differences: on a GPU up to a quarter more bytes, since packets get room beforehand.")
+    shown = {plan.strategy.name for plan in comparison.plans}
+    if shown == set(DEFAULT_STRATEGIES):
+        others = ", ".join(name for name in STRATEGIES if name not in shown)
+        found.append(f"Not shown, and not among what is best: {others}. --strategies takes them.")
     if setting.cluster.nodes == 1:
         found.append("One node: nothing crosses, and Isthmus does what the ordinary backend does.")
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -87,9 +87,8 @@ _FLAT_TAGC = WireOptions(tiers="flat")
 _SPARSE = WireOptions(codec="sparse")
 _QUANT = WireOptions(codec="quant", bits=4)
 _FULL = replace(_QUANT, weights="delta")
-_QUANT_2 = WireOptions(codec="quant", bits=2)
 
-_ALL = (
+_NAMED = (
     Strategy("ddp", "weights, gradients and optimizer states on every rank", DDP),
     Strategy("zero1", "as ddp, optimizer states sharded over all ranks", ZERO1),
     Strategy("fsdp", "FSDP2, sharded over all ranks", FSDP),
@@ -103,19 +102,37 @@ _ALL = (
     Strategy("quant", "as fsdp, on Isthmus: two tiers, rotated 4-bit codes between nodes", FSDP, _QUANT),
     Strategy("quant-node", "as fsdp-node, on Isthmus: two tiers, rotated 4-bit codes between nodes", FSDP_NODE, _QUANT),
     Strategy("full", "as quant, and weights between nodes as bit-exact differences", FSDP, _FULL),
-    Strategy("quant2", "as quant, with 2 bits", FSDP, _QUANT_2),
     Strategy("hsdp-none", "as hsdp, on Isthmus, exact", HSDP, _NONE),
     Strategy("hsdp-tagc", "as hsdp, on Isthmus: TAGC in the all-reduce between nodes", HSDP, _TAGC),
     Strategy("hsdp-quant", "as hsdp, on Isthmus: rotated 4-bit codes between nodes", HSDP, _QUANT),
-    Strategy("hsdp-quant2", "as hsdp-quant, with 2 bits", HSDP, _QUANT_2),
     Strategy("ddp-none", "as ddp, on Isthmus: two tiers, exact", DDP, _NONE),
     Strategy("ddp-tagc", "as ddp, on Isthmus: TAGC in the all-reduce between nodes", DDP, _TAGC),
 )
-STRATEGIES = {strategy.name: strategy for strategy in _ALL}
-_NOT_BY_DEFAULT = ("zero1", "sparse", "quant2", "hsdp-quant2", "ddp-none", "ddp-tagc")
-DEFAULT_STRATEGIES = tuple(name for name in STRATEGIES if name not in _NOT_BY_DEFAULT)
-#: The arms of the training benchmark: the strategies that it can run, those of FSDP2.
-ARMS = {name: strategy for name, strategy in STRATEGIES.items() if strategy.placements in (FSDP, FSDP_NODE, HSDP)}
+#: What codec quant has beside its default of 4 bits.
+_OTHER_BITS = (8, 3, 2, 1)
+
+
+def _with_bits(strategy: Strategy) -> Iterator[Strategy]:
+    """The strategy with codec quant at its other widths: "quant3" for "quant"."""
+    if strategy.wire is not None and strategy.codec == "quant":
+        for bits in _OTHER_BITS:
+            text = f"as {strategy.name}, with {bits} bit{'s' * (bits > 1)}"
+            yield replace(
+                strategy, name=f"{strategy.name}{bits}", description=text, wire=replace(strategy.wire, bits=bits)
+            )
+
+
+#: Each strategy by its name, those of other widths behind the one of 4 bits.
+STRATEGIES = {each.name: each for strategy in _NAMED for each in (strategy, *_with_bits(strategy))}
+_NOT_BY_DEFAULT = ("zero1", "sparse", "ddp-none", "ddp-tagc")
+DEFAULT_STRATEGIES = tuple(strategy.name for strategy in _NAMED if strategy.name not in _NOT_BY_DEFAULT)
+#: The arms of the training benchmark: the strategies of FSDP2, with other widths than 4 bits where 2 are worth a run.
+_ARMS_OF_OTHER_BITS = ("quant2", "hsdp-quant2")
+ARMS = {
+    name: strategy
+    for name, strategy in STRATEGIES.items()
+    if strategy.placements in (FSDP, FSDP_NODE, HSDP) and (strategy in _NAMED or name in _ARMS_OF_OTHER_BITS)
+}
 
 
 def world_formula(backend: str, ranks_per_node: int) -> RingFormula:

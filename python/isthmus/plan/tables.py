@@ -20,15 +20,16 @@ def print_comparison(comparison: Comparison, setting: Setting, console: Console)
         f"{model.name}: {model.num_parameters:,} parameters in {len(model.units)} units, on {cluster.nodes} nodes x "
         f"{cluster.ranks_per_node} ranks; plain strategies on {backend_name(setting)}",
         highlight=False,
+        soft_wrap=True,
     )
     console.print(_bytes_table(comparison))
     console.print(_time_table(comparison))
     console.print(_parts_table(comparison))
     for sentence in verdict(comparison):
-        console.print(f"[bold]{sentence}[/bold]", highlight=False)
+        console.print(f"[bold]{sentence}[/bold]", highlight=False, soft_wrap=True)
     console.print()
     for note in notes(comparison, setting):
-        console.print(f"- {note}", highlight=False)
+        console.print(f"- {note}", highlight=False, soft_wrap=True)
 
 
 def _bytes_table(comparison: Comparison) -> Table:

@@ -21,6 +21,9 @@ from isthmus import native
 from isthmus.topology.machine import printable
 from isthmus.variables import UnknownVariable, Variable, unknown_variables, variables_set
 
+#: Of the JSON.
+SCHEMA = 1
+
 
 @dataclass(frozen=True)
 class Feature:

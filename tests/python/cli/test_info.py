@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+import isthmus
 from isthmus import native as _native
 from isthmus.cli.main import app
 from isthmus.report.info import collect, print_info
@@ -152,6 +153,12 @@ def test_the_command_prints_text_and_json(monkeypatch):
     for title in ("Versions", "Features", "Options", "Variables in force"):
         assert f"\n{title}\n" in "\n" + text.stdout
     values = json.loads(CliRunner().invoke(app, ["info", "--json"]).stdout)
+    assert values["schema"] == 1
     assert {"name": "log", "value": "info", "source": "ISTHMUS_LOG"} in values["options"]
     assert {"name": "ISTHMUS_LOG", "value": "info", "group": "isthmus"} in values["variables"]
     assert values["unknown_variables"] == []
+
+
+def test_the_version():
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"isthmus {isthmus.__version__}\n")

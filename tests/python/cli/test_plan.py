@@ -69,6 +69,35 @@ def test_json_holds_what_the_tables_say_and_more():
     assert set(found["fields"]) <= {*found, *fsdp}
 
 
+def test_other_widths_are_strategies_of_their_own():
+    found = report(*LLAMA, "--strategies", "hsdp-quant8,hsdp-quant,hsdp-quant3,hsdp-quant2,hsdp-quant1,full3")
+    sent = {name: strategy["node_bytes"]["reduction"] for name, strategy in found["strategies"].items()}
+    bits = {"hsdp-quant8": 8, "hsdp-quant": 4, "hsdp-quant3": 3, "hsdp-quant2": 2, "hsdp-quant1": 1}
+    for name, width in bits.items():
+        exact_bits = 16 * sent[name] / sent["hsdp-quant"] * 4 / 16  # of codes and scales, by those of 4 bits
+        assert exact_bits == pytest.approx(width, abs=0.15)
+        assert found["strategies"][name]["isthmus"]["bits"] == width
+    assert found["strategies"]["full3"]["isthmus"] == found["strategies"]["hsdp-quant3"]["isthmus"] | {
+        "weights": "delta"
+    }
+    assert found["strategies"]["hsdp-quant1"]["description"] == "as hsdp-quant, with 1 bit"
+
+
+def test_what_is_not_shown_by_default_is_named():
+    notes = " ".join(report(*LLAMA)["notes"])
+    assert "Not shown, and not among what is best: zero1, sparse, quant8, quant3" in notes
+    assert "Not shown" not in " ".join(report(*LLAMA, "--strategies", "fsdp,sparse")["notes"])
+
+
+def test_sentences_do_not_wrap_in_a_pipe():
+    result = CliRunner().invoke(app, ["plan", *LLAMA], env={"COLUMNS": "80"})
+    assert result.exit_code == 0
+    assert "\n- Bytes are tested against counters of real runs. Times are a model: no GPU and no real network was" in (
+        result.output
+    )
+    assert "of it communication, by what it waits for; and the part that overlap hides" in result.output.lower()
+
+
 def test_on_fast_links_it_says_that_compression_does_not_pay():
     found = report("--preset", "llama2-7b", "--inter", "3200gbit", "--intra", "3600gbit")
     assert found["winner"] == "fsdp"
@@ -343,6 +372,51 @@ def test_a_single_byte_a_link_and_a_collective_too_many_are_found(spoil, tmp_pat
     path = tmp_path / "report.json"
     path.write_text(json.dumps(spoiled))
     assert run("--check", path)[0] == 1
+
+
+def spoil_arguments(report):
+    del report["arguments"]
+
+
+def spoil_options(report):
+    del report["arms"]["tagc"]["options"]
+
+
+def spoil_kind(report):
+    del report["arms"]["tagc"]["steps"][0]["kind"]
+
+
+def spoil_calls(report):
+    del report["arms"]["tagc"]["steps"][1]["collectives"][0]["kind"]
+
+
+def spoil_arms(report):
+    report["arms"] = 3
+
+
+def spoil_names(report):
+    report["arms"] = {"nothing known": report["arms"]["tagc"]}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (spoil_arguments, "not a report of `isthmus bench training`: KeyError: 'arguments'"),
+        (spoil_options, "training`: KeyError: 'options'"),
+        (spoil_kind, "training`: KeyError: 'kind'"),
+        (spoil_calls, "training`: KeyError: 'kind'"),
+        (spoil_arms, "'int' object has no attribute 'items'"),
+        (spoil_names, "no arm of it is a strategy that can be planned"),
+    ],
+)
+def test_a_file_that_is_no_report_is_one_message(spoil, text, tmp_path):
+    spoiled = made_report()
+    spoil(spoiled)
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(spoiled))
+    code, out = run("--check", path)
+    assert code == 2
+    assert text in out
 
 
 def test_a_report_without_counters_is_checked_as_far_as_it_goes():

@@ -194,6 +194,31 @@ def test_an_invalid_node_map(nodes):
         assert topo("--from", DGX, "--nodes", nodes)  # an empty text is no option
 
 
+def test_a_machine_on_standard_input():
+    piped = CliRunner().invoke(app, ["topo", "--from", "-"], input=DGX.read_bytes())
+    assert piped.exit_code == 0, piped.output
+    assert piped.stdout == topo("--from", DGX).replace("dgx-a100", "standard input", 1)
+    nothing = CliRunner().invoke(app, ["topo", "--from", "-"], input=b"")
+    assert nothing.exit_code == 1
+    assert "isthmus: -: is empty: expected hwloc XML" in nothing.stderr
+
+
+def test_the_json_has_a_schema_which_is_checked(tmp_path):
+    values = json.loads(topo("--from", DGX, "--json"))
+    assert values["schema"] == 1
+    path = tmp_path / "later.json"
+    path.write_text(json.dumps(values | {"schema": 2}))
+    assert "has another schema than 1" in refused("--from", path)
+
+
+def test_a_picture_of_another_format_is_refused(tmp_path):
+    path = tmp_path / "x.png"
+    assert f"--svg '{path}': expected a name that ends in .svg" in refused("--from", DGX, "--svg", path).replace(
+        "' ", "'"
+    )
+    assert not path.exists()
+
+
 def test_a_file_that_is_missing(tmp_path):
     path = tmp_path / "none.xml"
     assert refused("--from", path) == f"isthmus: {path}: cannot be read: No such file or directory"
