@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "isthmus/buffer.h"
-#include "isthmus/codec_type.h"
+#include "isthmus/options.h"
 #include "perf/ranks.h"
 
 namespace isthmus::perf {
@@ -21,7 +21,7 @@ struct Arguments {
   int64_t factor = 4;
   std::vector<Operation> operations{Operation::kReduceScatter, Operation::kAllGather, Operation::kAllReduce};
   std::vector<DataType> dtypes{DataType::kFloat32};
-  std::vector<std::string> codecs = codec_names();
+  std::vector<std::string> codecs{Options().codec};
   std::vector<std::string> tiers{"two"};
   std::string transport = "auto";
   int num_ranks = 4;    // in process
