@@ -11,6 +11,8 @@ FUZZ_SECONDS ?= 60
 FIGURES ?= all
 GPU_ARCH ?= 90
 MPIS ?= openmpi mpich
+# `make test T=quant`: only C++ tests in files with this in their path, and Python tests with it in their names.
+T ?=
 # Test files at a time. Each runs worlds of four processes and more; above two on two cores timeouts come too near.
 TEST_WORKERS ?= 2
 # What the torch module is run with under sanitizers: each of its parts, in few worlds.
@@ -72,12 +74,12 @@ demo: setup  ## train a GPT over two simulated nodes joined by a slow link, plai
 check: CTEST_ARGS = --exclude-regex '^mpi\.'
 check: setup lint test-cpp test-quick  ## after each edit: formats, lint, types, and the tests that start no processes
 
-test: setup lint test-cpp test-python  ## format and lint checks, GoogleTest, pytest
+test: setup lint test-cpp test-python  ## format and lint checks, GoogleTest, pytest; T=quant: tests of that codec alone
 
 test-cpp: setup  ## the core's tests; PRESET=asan or tsan for sanitizers
 	cmake --preset $(PRESET) > build/configure-$(PRESET).log || { cat build/configure-$(PRESET).log; exit 1; }
 	cmake --build --preset $(PRESET) -j $(JOBS)
-	ctest --preset $(PRESET) -j $(JOBS) $(CTEST_ARGS)
+	ctest --preset $(PRESET) -j $(JOBS) $(if $(T),-L '$(T)') $(CTEST_ARGS)
 
 test-large: setup  ## tensors of more than 2^31 bytes, one after the other: up to 14 GiB of memory
 	cmake --preset release > build/configure-release.log
@@ -91,11 +93,14 @@ test-mpi: setup  ## MPI tiers under mpiexec, with each of MPIS="openmpi mpich" t
 	  cmake --build build/$$mpi -j $(JOBS) --target mpi_tests && ctest --test-dir build/$$mpi -L mpi --output-on-failure || exit 1; \
 	done
 
+# No Python test by that name (pytest's 5) is well where there are C++ tests.
+NONE_IS_WELL = $(if $(T),|| { [ $$? -eq 5 ] && ctest --preset $(PRESET) -N -L '$(T)' | grep -q '^Total Tests: [1-9]'; })
+
 test-python: setup  ## the backend's tests: processes over Gloo, then simulated nodes
-	pytest tests/python -n $(TEST_WORKERS) --dist loadfile
+	pytest tests/python -n $(TEST_WORKERS) --dist loadfile $(if $(T),-k '$(T)') $(NONE_IS_WELL)
 
 test-quick: setup  ## those of them that start no processes
-	pytest tests/python -m 'not processes'
+	pytest tests/python -m 'not processes' $(if $(T),-k '$(T)') $(NONE_IS_WELL)
 
 test-conformance: setup  ## every collective against Gloo's results: docs/compatibility.md
 	pytest tests/conformance
