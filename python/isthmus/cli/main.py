@@ -9,6 +9,7 @@ import typer
 
 from isthmus.cli.bench import bench
 from isthmus.cli.info import info
+from isthmus.cli.perf import SETTINGS, start_perf
 from isthmus.cli.plan import plan
 from isthmus.cli.topo import topo
 
@@ -17,6 +18,12 @@ app.add_typer(bench, name="bench")
 app.command()(info)
 app.command()(plan)
 app.command()(topo)
+
+
+@app.command(context_settings=SETTINGS)
+def perf(context: typer.Context) -> None:
+    """Time and verify collectives without torch, like nccl-tests: isthmus_perf, where it was built."""
+    start_perf(context.args)
 
 
 def _print_version(is_asked: bool) -> None:
