@@ -27,6 +27,7 @@ from isthmus.topology.launchers import Claim, innermost_claim
 T = TypeVar("T")
 
 OPTION = "option nodes"
+VARIABLE = "ISTHMUS_NODES"
 FABRIC = "NVLink domain"
 MACHINE = "boot id and network namespace"
 
@@ -43,6 +44,8 @@ class Surroundings:
     fabric: str = ""
     claim: Claim | None = None
     machine: str = ""
+    #: Who set `option`: `OPTION` or `VARIABLE`.
+    option_source: str = OPTION
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Surroundings:
@@ -86,7 +89,8 @@ def choose(
     ranks: global ranks of the members; surroundings: theirs; describe: turns a map into text.
     """
     if surroundings[0].option:
-        return Nodes(node_labels([own.option for own in surroundings]), OPTION)
+        sources = sorted({own.option_source for own in surroundings})
+        return Nodes(node_labels([own.option for own in surroundings]), " and ".join(sources))
     fabrics = [own.fabric for own in surroundings]
     if all(fabrics):
         return Nodes(node_labels(fabrics), FABRIC)

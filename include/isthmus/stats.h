@@ -38,13 +38,13 @@ struct UnitStats {
   int64_t num_elements = 0;
   std::string codec;            // the last: "none", "quant", ...; of weights: "delta"
   std::string settings;         // of that codec: "bits=4 group_elements=128 ..."
-  std::string reason;           // why this codec, if codec=auto has chosen it
+  std::string reason;           // why this codec, or why exact; empty: as the options say
   int64_t calls = 0;            // reductions, or gathers
   int64_t unchanged_calls = 0;  // gathers of weights that were what they had been
   int64_t coded_elements = 0;   // of pieces, or shards, that became packets for other nodes
   int64_t packet_bytes = 0;     // of those packets
   // What its lossy codecs were given (gradient and residual) and what they dropped of it, where that was measured:
-  // every options.error_interval reductions. The relative squared error is their ratio.
+  // the first reduction, and every options.error_interval after it. The relative squared error is their ratio.
   double given_squares = 0;
   double dropped_squares = 0;
 };

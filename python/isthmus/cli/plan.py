@@ -65,12 +65,16 @@ def plan(
     weight_bits: Annotated[
         float | None,
         typer.Option(
-            help="full: bits of each element of a shard that changed, as `isthmus bench weights` measures.",
+            help="With weights as differences (full): bits of each element of a shard that changed, as "
+            "`isthmus bench weights` measures.",
             show_default="by --lr",
         ),
     ] = None,
     codec_speed: Annotated[
-        str, typer.Option(help="tagc, GB/s of float32: 100, 100/150 (encode/decode), cpu (measured), gpu (assumed).")
+        str,
+        typer.Option(
+            help="GB/s of float32 of all codecs but none: 100, 100/150 (encode/decode), cpu (measured), gpu (assumed)."
+        ),
     ] = "gpu",
     compute_s: Annotated[
         float | None, typer.Option(help="Seconds of compute in a step.", show_default="from tokens")

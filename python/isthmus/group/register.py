@@ -158,7 +158,9 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
         gpu = find_gpu()
         if options.nodes:
             node = core.parse_nodes(options.nodes, group.world_size)[global_rank]
-            surroundings = Surroundings(option=f"node {node}")
+            by_variable = os.environ.get(node_map.VARIABLE) == options.nodes
+            source = node_map.VARIABLE if by_variable else node_map.OPTION
+            surroundings = Surroundings(option=f"node {node}", option_source=source)
         else:
             surroundings = _look_around(group, gpu)
     except Exception as error:
@@ -183,7 +185,7 @@ def _place(group: Group, introductions: Sequence[Introduction]) -> Nodes:
     surroundings = [introduction.surroundings for introduction in introductions]
     describe = native.load().describe_nodes
     nodes = node_map.choose(group.global_ranks, surroundings, group.world_size, describe)
-    if group.size == group.world_size and nodes.source != node_map.OPTION:
+    if group.size == group.world_size and not surroundings[0].option:
         _launcher_contradicts_itself = nodes.source == node_map.MACHINE and bool(nodes.doubt)
     return nodes
 

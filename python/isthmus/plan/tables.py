@@ -64,7 +64,7 @@ def _time_table(comparison: Comparison) -> Table:
 
 def _parts_table(comparison: Comparison) -> Table:
     columns = ["between\nnodes", "within\nnodes", "encode,\ndecode", "latency", "hidden"]
-    table = strategy_table("Of it communication, by what it waits for; and the part that overlap hides", columns)
+    table = strategy_table("Communication, by what it waits for; what overlap hides", columns)
     for plan in comparison.plans:
         time = comparison.time(plan)
         phases = list(time.phases.values())

@@ -16,7 +16,7 @@ NO_TIERS = "no two-tier path"
 def explain(group: dist.ProcessGroup | None = None) -> str:
     """One line for each unit that was reduced in `group` (default: each group of the process, below its name).
 
-    A line says which codec the unit has, and why. Where a group compressed nothing, one says why not. With
+    A line says which codec the unit has, and why. Where a group has reduced no unit, one says why. With
     ``codec="auto"`` the reason is the choice, with the times and errors behind it; otherwise the options. The
     error is the measured one, and missing before the first measurement. Equal on all ranks except for the error, and
     for units of weights (``weights="delta"``), whose lines tell of this rank's own shards.
@@ -37,10 +37,7 @@ def explain(group: dist.ProcessGroup | None = None) -> str:
 
 def _lines(found: dict[str, Any]) -> list[str]:
     units = sorted(found["units"], key=lambda unit: (unit["name"], unit["collective"], unit["num_elements"]))
-    lines = [explain_unit(unit) for unit in units]
-    if not found["compressed_calls"]:
-        lines.append(f"no gradient was compressed: {why_exact(found)}")
-    return lines
+    return [explain_unit(unit) for unit in units] or [f"no gradient was compressed: {why_exact(found)}"]
 
 
 def why_exact(found: dict[str, Any]) -> str:

@@ -42,7 +42,7 @@ def reduce_scatter_works(group: dist.ProcessGroup) -> None:
 @table
 def the_default_group_takes_the_environment() -> None:
     assert node_map(None) == "2 nodes x 2 ranks, in blocks"
-    assert isthmus.stats()["node_map_source"] == "option nodes"
+    assert isthmus.stats()["node_map_source"] == "ISTHMUS_NODES"
     assert isthmus.stats()["options"].startswith("nodes=2x2 codec=none")
 
 
@@ -214,7 +214,7 @@ def initialise_with(rank: int, world_size: int, env_of_rank: list[dict[str, str]
         ([{"ISTHMUS_NODES": "4x4"}] * 2, "OptionError: isthmus: "),
         ([{}, {"ISTHMUS_SPARSITY": "1"}], 'OptionError: isthmus: rank 1: environment variable ISTHMUS_SPARSITY="1"'),
         ([{}] * 2, "1 node x 2 ranks, in blocks, by boot id and network namespace"),
-        ([{"ISTHMUS_NODES": "1|0"}] * 2, "2 nodes x 1 rank, in blocks, by option nodes"),
+        ([{"ISTHMUS_NODES": "1|0"}] * 2, "2 nodes x 1 rank, in blocks, by ISTHMUS_NODES"),
         (
             [torchrun(0, [0, 1]), {}],
             "1 node x 2 ranks, in blocks, by boot id and network namespace, though rank 0 had torchrun; rank 1 had no "
