@@ -71,7 +71,8 @@ def reset_stats(group: dist.ProcessGroup | None = None) -> None:
 def named_backends() -> dict[str, _C.Backend]:
     """Return the backends of all groups of Isthmus that this rank is in, by names that differ.
 
-    The group that `isthmus.attach` made beside another stands under the other's name. Raises ValueError where there is none.
+    The group that `isthmus.attach` made beside another stands under the name of the other. Raises ValueError where
+    there is none.
     """
     found: dict[str, _C.Backend] = {}
     for group in all_groups():

@@ -132,7 +132,7 @@ TEST_F(TagcDeviceCorruption, NamesTheFirstPacketAndAddsNone) {
 }
 
 // The host's copy is complete when it says so, and the first one stays.
-TEST_F(TagcDeviceCorruption, FaultsAreCopiedToTheHost) {
+TEST_F(TagcDeviceCorruption, ThreadsAtOnceCopyFaultsToTheHost) {
   const TagcDevice codec(options_);
   kernels::DeviceFault mapped;
   for (const size_t damaged_byte : {packet_.size() - 1, size_t{5}}) {
