@@ -12,12 +12,14 @@ from isthmus.cli.info import info
 from isthmus.cli.perf import SETTINGS, start_perf
 from isthmus.cli.plan import plan
 from isthmus.cli.topo import topo
+from isthmus.cli.watch import watch
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.add_typer(bench, name="bench")
 app.command()(info)
 app.command()(plan)
 app.command()(topo)
+app.command()(watch)
 
 
 @app.command(context_settings=SETTINGS)
