@@ -25,6 +25,8 @@ Environment = Mapping[str, str]
 
 _NUMBER = re.compile(r"\d{1,9}")
 _TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?")
+#: torch's own default.
+_MASTER_PORT = "29500"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,25 @@ def innermost_claim(environment: Environment, world_size: int) -> Claim | None:
 def launched_as(environment: Environment) -> Claim | None:
     """Return the innermost launcher's claim, for a process that is to make its world by it; None without a launcher."""
     return next(_claims(environment), None)
+
+
+def rendezvous(environment: Environment, option: str, command: str) -> dict[str, str]:
+    """Return RANK and WORLD_SIZE by the launcher, and the address at which its processes meet, for torch.
+
+    option: what the user gave, to begin messages with; command: an example of what to type. ValueError: no launcher
+    started this process, or processes of several hosts have no address.
+    """
+    claim = launched_as(environment)
+    if claim is None and not {"RANK", "WORLD_SIZE"} <= environment.keys():
+        raise ValueError(f"{option}: no launcher started this process: start it on every rank, as in `{command}`")
+    found = {} if claim is None else {"RANK": str(claim.rank), "WORLD_SIZE": str(claim.size)}
+    if "MASTER_ADDR" not in environment:
+        if claim is None or claim.node_size < claim.size:
+            raise ValueError(
+                f"{option}: set MASTER_ADDR to the address of rank 0's host, and MASTER_PORT to a free port"
+            )
+        found["MASTER_ADDR"] = "127.0.0.1"
+    return {"MASTER_PORT": environment.get("MASTER_PORT", _MASTER_PORT)} | found
 
 
 def _torchrun(environment: Environment) -> Claim | None:

@@ -6,16 +6,15 @@ if __name__ == "__main__":
     die_with_launcher()
 
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 import isthmus
 from isthmus.benchmarks.auto.arms import AUTO_ARMS
 from isthmus.benchmarks.common.data import Text, default_files
+from isthmus.benchmarks.simulate.stage import join_simulated
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.training.meshes import ArmGroups, make_groups
 from isthmus.benchmarks.training.trainer import Trainer
@@ -31,11 +30,10 @@ class Worker:
     def setup(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
         """Join the world and build every arm."""
         config = TrainingConfig.from_json(command["config"])
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo", timeout=timedelta(seconds=config.timeout_s))
+        place = join_simulated({"timeout_s": config.timeout_s, "count_link": False})
         text = Text([Path(name) for name in config.text] or default_files(), config.context, config.seed)
         for name in command["arms"]:
-            self._groups[name] = make_groups(AUTO_ARMS[name], config)
+            self._groups[name] = make_groups(AUTO_ARMS[name], config, place)
             self._trainers[name] = Trainer(self._groups[name].mesh, config, text, command["num_steps"])
         return {"num_parameters": self._trainers[command["arms"][0]].num_parameters}
 

@@ -1,5 +1,7 @@
 """The collectives benchmark, in the manner of nccl-tests: sizes, times, bandwidths, bytes between nodes, #wrong."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -9,18 +11,22 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.benchmarks.collectives.config import ELEMENT_BYTES, CollectivesConfig
+from isthmus.benchmarks.collectives import worker
+from isthmus.benchmarks.collectives.config import ELEMENT_BYTES, PLAIN, CollectivesConfig
 from isthmus.benchmarks.common.report import report_head
-from isthmus.benchmarks.simulate import SILENCE_MARGIN_S, RankWorld, open_network
+from isthmus.benchmarks.common.stage import Stage, World
+from isthmus.benchmarks.here.notes import nic_notes
+from isthmus.benchmarks.here.stage import launched_stage
+from isthmus.benchmarks.simulate import SILENCE_MARGIN_S
+from isthmus.benchmarks.simulate.stage import simulated_stage
 
-WORKER_MODULE = "isthmus.benchmarks.collectives.worker"
 _SETUP_TIMEOUT_S = 120
 _HEADS = (
     "size",
     "count",
     "backend",
     "time\nus",
-    "of gloo's\ntime",
+    "of plain\ntime",
     "algbw\nGB/s",
     "busbw\nGB/s",
     "inter-node\nbytes",
@@ -28,12 +34,13 @@ _HEADS = (
     "error",
 )
 
+_SHARED_CORES = "all ranks share this machine's cores, so a few milliseconds more or less are the scheduler's"
 
 COLUMNS = {
     "size": "bytes of the whole tensor: the input of a reduce-scatter, the output of an all-gather",
     "count": "elements of one rank's part (all-reduce: of the tensor)",
-    "time": "median over calls of the slowest rank's time; all ranks share this machine's cores, so a few milliseconds "
-    "more or less are the scheduler's",
+    "time": "median over calls of the slowest rank's time",
+    "of plain time": "share of the time of the backend that is none of Isthmus: gloo, on GPUs nccl",
     "algbw": "size / time",
     "busbw": "algbw x (n-1)/n for n ranks (all-reduce: 2(n-1)/n): what every rank must at least send and receive in an "
     "exact collective, per time, so comparable between sizes and numbers of ranks. A lossy codec can exceed the links.",
@@ -48,39 +55,64 @@ COLUMNS = {
 
 
 def run_collectives(config: CollectivesConfig, log_dir: Path, console: Console) -> dict[str, Any]:
-    """Run the benchmark; returns the whole report as plain values. Raises RankFailure if a rank fails."""
+    """Run the benchmark; returns the whole report as plain values. Raises RankFailure if a rank fails.
+
+    With `config.here` all ranks of the launcher call it, and all have the report.
+    """
     rows: list[dict[str, Any]] = []
-    with open_network(config.nodes) as network:
-        if network.has_links:
-            network.shape(config.link)
-        shaped = config.link if config.link and network.has_links else "unshaped"
-        console.print(f"{config.nodes} nodes x {config.ranks_per_node} ranks on {network.description}, link {shaped}")
-        with RankWorld(network, config.ranks_per_node, WORKER_MODULE, log_dir) as world:
-            setup = {
-                "do": "setup",
-                "backends": config.backends,
-                "count_link": network.has_links,
-                "timeout_s": config.timeout_s,
-            }
-            options = world.request(setup, _SETUP_TIMEOUT_S)[0]["options"]
-            for operation in config.operations:
-                for num_elements in config.element_counts():
-                    for backend in config.backends:
-                        rows.append(_measure(world, config, operation, num_elements, backend))
-        description = network.description
+    with _open_stage(config, log_dir, console) as (config, stage):
+        shaped = "here" if config.here else "unshaped"
+        if stage.shape and config.link:
+            stage.shape(config.link)
+            shaped = config.link
+        console.print(f"{config.nodes} nodes x {config.ranks_per_node} ranks {stage.description}, link {shaped}")
+        setup = {
+            "do": "setup",
+            "backends": config.backends,
+            "count_link": stage.counts_links,
+            "ranks_per_node": config.ranks_per_node,
+            "timeout_s": config.timeout_s,
+        }
+        options = stage.world.request(setup, _SETUP_TIMEOUT_S)[0]["options"]
+        for operation in config.operations:
+            for num_elements in config.element_counts():
+                for backend in config.backends:
+                    rows.append(_measure(stage.world, config, operation, num_elements, backend))
+        nics = stage.nics()
     return {
         **report_head(),
         "arguments": asdict(config),
-        "network": description,
+        "network": stage.description,
         "link": shaped,
         "options": options,
-        "columns": COLUMNS,
+        "columns": COLUMNS if config.here else COLUMNS | {"time": f"{COLUMNS['time']}; {_SHARED_CORES}"},
+        "notes": [] if nics is None else nic_notes(nics, _counted(rows)),
         "rows": rows,
     }
 
 
+@contextmanager
+def _open_stage(
+    config: CollectivesConfig, log_dir: Path, console: Console
+) -> Iterator[tuple[CollectivesConfig, Stage]]:
+    if config.here:
+        fit = CollectivesConfig.on_device
+        with launched_stage(config, "collectives", worker.handlers, console, fit) as (found, stage):
+            yield found, stage
+    else:
+        with simulated_stage(config.nodes, config.ranks_per_node, worker.__name__, log_dir) as stage:
+            yield config, stage
+
+
+def _counted(rows: list[dict[str, Any]]) -> dict[str, tuple[float, float | None]]:
+    return {
+        f"{row['operation']} {row['size_bytes']} {row['backend']}": (row["time_us"] / 1e6, row["link_bytes"])
+        for row in rows
+    }
+
+
 def _measure(
-    world: RankWorld, config: CollectivesConfig, operation: str, num_elements: int, backend: str
+    world: World, config: CollectivesConfig, operation: str, num_elements: int, backend: str
 ) -> dict[str, Any]:
     command = {
         "do": "measure",
@@ -125,6 +157,8 @@ def print_collectives(report: dict[str, Any], console: Console) -> None:
         console.print(_table(operation, [row for row in report["rows"] if row["operation"] == operation]))
     for column, meaning in report["columns"].items():
         console.print(f"{column}: {meaning}", highlight=False)
+    for note in report["notes"]:
+        console.print(f"- {note}", highlight=False)
     console.print(f"\n#wrong in all: {num_wrong(report)}")
 
 
@@ -133,15 +167,15 @@ def _table(operation: str, rows: list[dict[str, Any]]) -> Table:
     table = Table(title=f"{title}, {rows[0]['dtype']}", title_justify="left", box=SIMPLE, padding=0, pad_edge=False)
     for column in _HEADS:
         table.add_column(column, justify="left" if column == "backend" else "right", no_wrap=True)
-    gloo_us = {row["size_bytes"]: row["time_us"] for row in rows if row["backend"] == "gloo"}
+    plain_us = {row["size_bytes"]: row["time_us"] for row in rows if row["backend"] in PLAIN}
     for row in rows:
-        gloo = gloo_us.get(row["size_bytes"])
+        plain = plain_us.get(row["size_bytes"])
         table.add_row(
             str(row["size_bytes"]),
             str(row["count"]),
             row["backend"],
             f"{row['time_us']:.0f}",
-            "-" if gloo is None else f"{row['time_us'] / gloo:.2f}",
+            "-" if plain is None else f"{row['time_us'] / plain:.2f}",
             f"{row['algbw_gb_s']:.3f}",
             f"{row['busbw_gb_s']:.3f}",
             "-" if row["link_bytes"] is None else f"{row['link_bytes']:.0f}",

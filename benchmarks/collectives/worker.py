@@ -1,16 +1,14 @@
 """One rank of the collectives benchmark: runs, verifies and times one collective of one backend by command."""
 
-from isthmus.benchmarks.simulate.serve import Emit, die_with_launcher, serve
+from isthmus.benchmarks.simulate.serve import Emit, Handler, die_with_launcher, serve
 
 if __name__ == "__main__":
     die_with_launcher()
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import isthmus
+from isthmus.benchmarks.collectives.config import PLAIN
 from isthmus.benchmarks.collectives.verify import (
     MAX_SUBSET_PARTS,
     num_different,
@@ -25,9 +24,10 @@ from isthmus.benchmarks.collectives.verify import (
     num_outside_subsets,
     relative_error,
 )
-from isthmus.benchmarks.common.isthmus_group import IsthmusGroup
+from isthmus.benchmarks.common.isthmus_group import IsthmusGroup, new_group
+from isthmus.benchmarks.common.place import Join, Place
 from isthmus.benchmarks.common.recorder import Audit
-from isthmus.benchmarks.simulate.links import interface_sent_bytes
+from isthmus.benchmarks.simulate.stage import join_simulated
 from isthmus.plan.strategies import ARMS
 
 _DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.float16}
@@ -47,41 +47,45 @@ _MOST_DEVIATIONS = 8
 class Worker:
     """The commands that a rank answers."""
 
-    def __init__(self) -> None:
-        self._groups: dict[str, IsthmusGroup | None] = {}
+    def __init__(self, join: Join) -> None:
+        self._join = join
+        self._groups: dict[str, dist.ProcessGroup] = {}
+        self._isthmus: dict[str, IsthmusGroup] = {}
+        self._place = Place()
 
     def setup(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
         """Join the world and make a group for each backend."""
-        torch.set_num_threads(1)
+        self._place = self._join(command)
         timeout = timedelta(seconds=command["timeout_s"])
-        dist.init_process_group("gloo", timeout=timeout)
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
-        self._ranks_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
-        count_here = command["count_link"] and os.environ["LOCAL_RANK"] == "0"
-        sent_bytes = partial(interface_sent_bytes, os.environ["GLOO_SOCKET_IFNAME"]) if count_here else None
+        self._ranks_per_node = command["ranks_per_node"]
         node_group, _ = dist.new_subgroups(self._ranks_per_node, timeout=timeout)  # type: ignore[no-untyped-call]
-        self._audit = Audit(node_group, sent_bytes)
+        self._audit = Audit(node_group, self._place)
         for name in command["backends"]:
-            options = ARMS[name].options if name != "gloo" else None
-            self._groups[name] = IsthmusGroup(options | {"min_elements": "0"}, timeout) if options else None
-        return {"options": {name: group.options for name, group in self._groups.items() if group}}
+            options = ARMS[name].options if name not in PLAIN else None
+            if options:
+                self._isthmus[name] = IsthmusGroup(options | {"min_elements": "0"}, timeout)
+                self._groups[name] = self._isthmus[name].group
+            else:
+                self._groups[name] = new_group(name, timeout)
+        return {"options": {name: group.options for name, group in self._isthmus.items()}}
 
     def measure(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
         """Verify the first call, then time the following ones. num_elements: of the whole tensor."""
         dtype = _DTYPES[command["dtype"]]
-        isthmus_group = self._groups[command["backend"]]
+        isthmus_group = self._isthmus.get(command["backend"])
         lossy = _is_lossy(command["operation"], command["backend"])
         inputs = [_values(command["num_elements"], dtype, rank, lossy) for rank in range(self._world_size)]
-        group = isthmus_group.group if isthmus_group else dist.group.WORLD
+        group = self._groups[command["backend"]]
         unit = f"bench.{command['backend']}.{command['num_elements']}.{dtype}"
-        measured = self._collective(command["operation"], inputs[self._rank], group, unit)
+        measured = self._collective(command["operation"], inputs[self._rank].to(self._place.device), group, unit)
         before = isthmus_group.counters() if isthmus_group else None
-        result = measured.result_of_one_call()
+        result = measured.result_of_one_call().cpu()
         counted = isthmus_group.counters().since(before) if isthmus_group and before else None
         verdict = self._verify(command, inputs, result, counted)
         return verdict | {"isthmus": counted} | self._time(measured, command["iterations"])
 
-    def _collective(self, operation: str, own: Tensor, group: dist.ProcessGroup | None, unit: str) -> "_Measured":
+    def _collective(self, operation: str, own: Tensor, group: dist.ProcessGroup, unit: str) -> "_Measured":
         """What to measure. Reductions are labelled as a gradient's; an all-reduce works in place, on a fresh copy."""
         shard = own.chunk(self._world_size)[self._rank].clone()
         whole = own.clone()
@@ -108,8 +112,10 @@ class Worker:
         seconds = []
         for _ in range(iterations):
             measured.renew()
+            self._place.synchronize()
             start_s = time.perf_counter()
             measured.call()
+            self._place.synchronize()
             seconds.append(time.perf_counter() - start_s)
         return {"seconds": seconds, "link_sent_bytes": self._audit.end()}
 
@@ -169,11 +175,13 @@ class Worker:
             return result.numel()
         return int((errors > _MOST_DEVIATIONS * expected**0.5 + rounding).sum())
 
-    def _num_wrong_results(self, backend: str, inputs: list[Tensor], result: Tensor) -> int:
+    def _num_wrong_results(self, backend: str, inputs: list[Tensor], result: Tensor) -> int | None:
         """An owner's sum, as above, is in the result whole or not at all, some are, and all ranks have the same result.
 
-        8 nodes at most have 7 other sums for an owner to add.
+        None where nodes are too many to try all subsets of their sums.
         """
+        if self._world_size // self._ranks_per_node - 1 > MAX_SUBSET_PARTS:
+            return None
         of_rank_0 = result.clone()
         dist.broadcast(of_rank_0, 0)
         if not result.any():
@@ -213,7 +221,7 @@ class _Measured:
 
 def _is_lossy(operation: str, backend: str) -> bool:
     """Whether the result may differ from the exact one. All-reduces are exact in a single tier."""
-    if backend == "gloo" or ARMS[backend].codec == "none" or operation == "all_gather":
+    if backend in PLAIN or ARMS[backend].codec == "none" or operation == "all_gather":
         return False
     return operation == "reduce_scatter" or ARMS[backend].compresses_between_nodes
 
@@ -232,11 +240,11 @@ def _values(num_elements: int, dtype: torch.dtype, rank: int, normal: bool) -> T
     return torch.randint(-_LARGEST_VALUE, _LARGEST_VALUE + 1, (num_elements,), generator=generator).to(dtype)
 
 
-def main() -> None:
-    """Serve the launcher until it says "exit"."""
-    worker = Worker()
-    serve({"setup": worker.setup, "measure": worker.measure})
+def handlers(join: Join) -> dict[str, Handler]:
+    """The commands of a rank that joins the world in this way, by name."""
+    worker = Worker(join)
+    return {"setup": worker.setup, "measure": worker.measure}
 
 
 if __name__ == "__main__":
-    main()
+    serve(handlers(join_simulated))

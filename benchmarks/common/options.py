@@ -29,6 +29,8 @@ class Option:
     #: A file that exists.
     is_file: bool = False
     min: int | None = None
+    #: "simulated" or "here": where alone it has a meaning, of a command that has --here.
+    only: str = ""
 
 
 def option(default: Any, help: str, **settings: Any) -> Any:

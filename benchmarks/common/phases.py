@@ -13,3 +13,5 @@ NEWER_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_si
 PHASE_OF_KIND = {"all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "all_reduce": "reduce_scatter"}
 COMMUNICATION_PHASES = ("all_gather", "reduce_scatter")
 PHASES = ("compute", *COMMUNICATION_PHASES)
+#: In place of all phases, where they cannot be told apart.
+WHOLE_STEP = "step"

@@ -9,7 +9,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from isthmus.benchmarks.common.phases import NEWER_NAMES, PHASE_OF, PHASES
+from isthmus.benchmarks.common.phases import NEWER_NAMES, PHASE_OF, PHASES, WHOLE_STEP
+from isthmus.benchmarks.common.place import Place
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,13 @@ class Recording:
 
     collectives: list[Collective] = field(default_factory=list)
 
-    def phases_s(self, step_s: float) -> dict[str, float]:
-        """Seconds in each phase; on CPU nothing overlaps, so what is left of the step is compute."""
+    def phases_s(self, step_s: float, device: str) -> dict[str, float]:
+        """Seconds in each phase; on CPU nothing overlaps, so what is left of the step is compute.
+
+        On a GPU calls only enqueue, and phases overlap: the step is not parted.
+        """
+        if device == "cuda":
+            return {WHOLE_STEP: step_s}
         seconds = dict.fromkeys(PHASES, 0.0)
         for collective in self.collectives:
             seconds[collective.phase] += collective.seconds
@@ -55,13 +61,14 @@ _BARRIER_SAMPLES = 5
 class Audit:
     """Tells the link bytes of one collective from those of the next by barriers around each.
 
-    sent_bytes: reads the counter of this node's link, on one rank a node; None on its other ranks. What the barriers
-    themselves send is measured first and taken off. Collective: all ranks construct and call it alike.
+    node_group: over the ranks of this node, Gloo's. What the barriers themselves send is measured first and taken off.
+    Collective: all ranks construct and call it alike.
     """
 
-    def __init__(self, node_group: dist.ProcessGroup, sent_bytes: Callable[[], int] | None) -> None:
+    def __init__(self, node_group: dist.ProcessGroup, place: Place) -> None:
         self._node_group = node_group
-        self._sent_bytes = sent_bytes
+        self._sent_bytes = place.sent_bytes
+        self._synchronize = place.synchronize
         self._sent_before = 0
         self._barrier_bytes = 0
         empty = []
@@ -72,6 +79,7 @@ class Audit:
 
     def begin(self) -> None:
         """Wait until all ranks are here, and let no rank of the node go on before the counter is read."""
+        self._synchronize()
         dist.barrier()
         if self._sent_bytes:
             self._sent_before = self._sent_bytes()
@@ -79,6 +87,7 @@ class Audit:
 
     def end(self) -> int | None:
         """Wait until all ranks are through; returns the bytes since `begin` where they are counted."""
+        self._synchronize()
         dist.barrier()
         if self._sent_bytes is None:
             return None

@@ -3,6 +3,7 @@
 from isthmus.benchmarks.simulate.links import parse_link_rate
 from isthmus.benchmarks.simulate.network import (
     MAX_NODES,
+    SIMULATED_RANGES,
     LoopbackNetwork,
     NamespaceNetwork,
     Network,
@@ -14,6 +15,7 @@ from isthmus.benchmarks.simulate.ranks import SILENCE_MARGIN_S, RankFailure, Ran
 __all__ = [
     "MAX_NODES",
     "SILENCE_MARGIN_S",
+    "SIMULATED_RANGES",
     "LoopbackNetwork",
     "NamespaceNetwork",
     "Network",

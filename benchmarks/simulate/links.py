@@ -1,7 +1,8 @@
 """Rates and byte counters of network links."""
 
 import re
-from pathlib import Path
+
+from isthmus.benchmarks.common.interfaces import interface_traffic
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
 _BITS_PER_S = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -20,12 +21,8 @@ def parse_link_rate(text: str) -> float:
 
 
 def interface_sent_bytes(interface: str, pid: int | str = "self") -> int:
-    """Return the bytes that `interface` sent since it exists, headers included, as process `pid` sees it.
-
-    Read from /proc, which (unlike /sys) shows the network namespace of the process, not of the mount.
-    """
-    for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
-        name, _, counters = line.partition(":")
-        if name.strip() == interface:
-            return int(counters.split()[8])
-    raise ValueError(f"no interface '{interface}' in /proc/{pid}/net/dev")
+    """Return the bytes that `interface` sent since it exists, headers included, as process `pid` sees it."""
+    counters = interface_traffic(pid=pid)
+    if interface not in counters:
+        raise ValueError(f"no interface '{interface}' in /proc/{pid}/net/dev")
+    return counters[interface].sent

@@ -12,16 +12,17 @@ import torch
 from rich.console import Console
 
 from isthmus.benchmarks.common.model import ByteGpt
+from isthmus.benchmarks.common.place import plain_backend
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.training.traffic import is_near
 from isthmus.plan.modules import units_of
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import Cluster, ElementBytes, Operation, Phase
 from isthmus.plan.step import Setting, StepPlan
-from isthmus.plan.strategies import STRATEGIES, strategies_named
+from isthmus.plan.strategies import STRATEGIES, strategies_named, world_formula
 from isthmus.plan.tables import strategy_table
 from isthmus.plan.units import Model
-from isthmus.plan.volumes import gloo_formula, sent_bytes
+from isthmus.plan.volumes import sent_bytes
 
 #: How benchmarks book the phases: one for weights, one for gradients.
 _BOOKED_AS = {Phase.REDUCTION: "reduce_scatter"}
@@ -46,12 +47,12 @@ class Predicted:
 
 
 def predict(config: TrainingConfig, arm: str, options: Mapping[str, Any] | None) -> Predicted:
-    """The predicted step of an arm of the training benchmark. options: of its groups; None: on plain Gloo."""
+    """The predicted step of an arm of the training benchmark. options: of its groups; None: on the ordinary backend."""
     cluster = Cluster(config.nodes, config.ranks_per_node)
     setting = Setting(
         model=_model_of(config),
         cluster=cluster,
-        world=gloo_formula(config.ranks_per_node),
+        world=world_formula(plain_backend(config.device), config.ranks_per_node),
         element_bytes=ElementBytes.of(config.dtype, config.dtype),
     )
     wire = WireOptions() if options is None else replace(WireOptions.of(options), weight_bits=0)

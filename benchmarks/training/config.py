@@ -5,7 +5,9 @@ from typing import Any
 
 from isthmus.benchmarks.common.options import check_ranges, option
 from isthmus.benchmarks.common.shape import DTYPES, ModelShape
-from isthmus.benchmarks.simulate import MAX_NODES, parse_link_rate
+from isthmus.benchmarks.here.config import RANGES as HERE_RANGES
+from isthmus.benchmarks.here.config import check_device, device_option, here_option
+from isthmus.benchmarks.simulate import SIMULATED_RANGES, parse_link_rate
 from isthmus.plan.ranges import check_names
 from isthmus.plan.strategies import ARMS
 
@@ -16,8 +18,6 @@ DEFAULT_ARMS = (
 )
 
 _RANGES = {
-    "nodes": (2, MAX_NODES),
-    "ranks_per_node": (1, 16),
     "steps": (2, 100_000),
     "timed_steps": (1, 100_000),
     "audited_steps": (1, 100),
@@ -32,13 +32,19 @@ class TrainingConfig:
     """Arguments of `isthmus bench training`. Raises ValueError naming field, value and range."""
 
     arms: tuple[str, ...] = option(DEFAULT_ARMS, "Which arms, in this order.")
-    nodes: int = option(2, "Simulated nodes, 2 to 8.")
-    ranks_per_node: int = option(2, "Processes on each node.")
+    here: bool = here_option()
+    device: str = device_option()
+    nodes: int = option(2, "Simulated nodes, 2 to 8.", only="simulated")
+    ranks_per_node: int = option(2, "Processes on each node.", only="simulated")
     links: tuple[str, ...] = option(
-        ("200mbit", "50mbit"), "Rate of every node's link; repeatable.", name="link", is_repeatable=True
+        ("200mbit", "50mbit"),
+        "Rate of every node's link; repeatable.",
+        name="link",
+        is_repeatable=True,
+        only="simulated",
     )
-    steps: int = option(30, "Steps of each arm without a limit on the link, for the loss.")
-    timed_steps: int = option(6, "Timed steps of each arm at each link rate.")
+    steps: int = option(30, "Steps of each arm without a limit on the link, for the loss; with --here they are timed.")
+    timed_steps: int = option(6, "Timed steps of each arm at each link rate.", only="simulated")
     audited_steps: int = option(2, "Steps of each arm that count each collective's bytes.")
     dtype: str = option("bf16", "Parameters and reduction: bf16, fp32 or fp16.")
     width: int = option(ModelShape.width, "Width of the model, a multiple of 64.")
@@ -59,7 +65,8 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_names("arm", self.arms, ARMS)
-        check_ranges(self, _RANGES)
+        check_ranges(self, (HERE_RANGES if self.here else SIMULATED_RANGES) | _RANGES)
+        check_device(self.device)
         _ = self.shape
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype '{self.dtype}': expected one of {', '.join(DTYPES)}")

@@ -10,7 +10,6 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from isthmus.benchmarks.common.phases import PHASES
 from isthmus.benchmarks.training.report import SMOOTHED_STEPS, smoothed_losses
 from isthmus.plan.strategies import ARMS
 
@@ -33,7 +32,7 @@ COLOURS = {
     "quant2": "#86c5a0",
     "hsdp-quant2": "#4f8f6b",
 }
-_PHASE_COLOURS = {"compute": "#b8b8b8", "all_gather": "#4c9be8", "reduce_scatter": "#d1495b"}
+_PHASE_COLOURS = {"step": "#b8b8b8", "compute": "#b8b8b8", "all_gather": "#4c9be8", "reduce_scatter": "#d1495b"}
 
 
 def draw_report(report: dict[str, Any], path: Path) -> None:
@@ -50,7 +49,7 @@ def draw_report(report: dict[str, Any], path: Path) -> None:
     arguments = report["arguments"]
     figure.suptitle(
         f"Byte-level GPT, {report['model']['num_parameters'] / 1e6:.1f} M parameters, {arguments['dtype']}, "
-        f"{arguments['nodes']} nodes x {arguments['ranks_per_node']} ranks on one machine ({report['network']})"
+        f"{arguments['nodes']} nodes x {arguments['ranks_per_node']} ranks {report['network']}"
     )
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -90,7 +89,8 @@ def _draw_bytes(axes: Axes, report: dict[str, Any]) -> None:
 
 
 def _draw_phases(axes: Axes, report: dict[str, Any]) -> None:
-    _draw_stacks(axes, report, {phase.replace("_", "-"): (phase, None, 1.0) for phase in PHASES})
+    phases = next(iter(report["arms"].values()))["phases_s"]
+    _draw_stacks(axes, report, {phase.replace("_", "-"): (phase, None, 1.0) for phase in phases})
 
 
 def _draw_stacks(axes: Axes, report: dict[str, Any], parts: dict[str, tuple[str, str | None, float]]) -> None:

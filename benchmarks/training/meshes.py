@@ -9,6 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from isthmus.benchmarks.common.isthmus_group import IsthmusGroup, new_group
+from isthmus.benchmarks.common.place import Place
 from isthmus.benchmarks.training.config import TrainingConfig
 
 
@@ -26,10 +27,12 @@ class ArmGroups:
         return self.isthmus[0].options if self.isthmus else None
 
 
-def make_groups(options: Mapping[str, str] | None, config: TrainingConfig, hybrid_sharded: bool = False) -> ArmGroups:
+def make_groups(
+    options: Mapping[str, str] | None, config: TrainingConfig, place: Place, hybrid_sharded: bool = False
+) -> ArmGroups:
     """Make an arm's groups: one over all ranks, or for HSDP those along the rails and those within the nodes.
 
-    options: of Isthmus; None for plain Gloo.
+    options: of Isthmus; None for the ordinary backend alone.
 
     Collective. They are what `init_device_mesh` makes, but for options and timeout of their own.
     """
@@ -41,8 +44,8 @@ def make_groups(options: Mapping[str, str] | None, config: TrainingConfig, hybri
         isthmus_groups = [IsthmusGroup(options, timeout, groups) for groups in ranks_of_dimensions]
         groups = [group.group for group in isthmus_groups]
     else:
-        groups = [new_group("gloo", timeout, groups) for groups in ranks_of_dimensions]
+        groups = [new_group(place.backend, timeout, groups) for groups in ranks_of_dimensions]
     if not hybrid_sharded:
-        return ArmGroups(DeviceMesh.from_group(groups[0], "cpu"), isthmus_groups)
-    mesh = DeviceMesh.from_group(groups, "cpu", mesh=ranks, mesh_dim_names=("replicate", "shard"))
+        return ArmGroups(DeviceMesh.from_group(groups[0], place.device), isthmus_groups)
+    mesh = DeviceMesh.from_group(groups, place.device, mesh=ranks, mesh_dim_names=("replicate", "shard"))
     return ArmGroups(mesh, isthmus_groups)

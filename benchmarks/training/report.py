@@ -1,25 +1,24 @@
 """Sums up the records of a training benchmark: report.json, a table, and a headline."""
 
-from collections.abc import Callable
 from statistics import fmean, median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES, PHASES
+from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES
 from isthmus.benchmarks.common.report import report_head
+from isthmus.benchmarks.here.notes import DISTURBED, nic_notes
 from isthmus.benchmarks.simulate import parse_link_rate
+from isthmus.benchmarks.training.advice import EQUAL_TIMES, advice, fastest_arm
 from isthmus.benchmarks.training.run import TrainingRecords
-from isthmus.benchmarks.training.schedule import UNSHAPED
+from isthmus.benchmarks.training.schedule import HERE, UNSHAPED, unlimited_link
 from isthmus.benchmarks.training.traffic import is_near
-from isthmus.plan.strategies import ARMS, Strategy
+from isthmus.plan.strategies import ARMS
 
 SMOOTHED_STEPS = 5
 #: Timed steps of one arm that differ more than this were disturbed.
 _CALM_SPREAD = 1.3
-#: Medians of a few steps repeat within this share from run to run.
-_EQUAL_TIMES = 0.05
 
 FIELDS = {
     "median_step_s": "median over timed steps of the slowest rank's seconds",
@@ -33,16 +32,28 @@ FIELDS = {
     "payload_equals_formula": "whether that equals the formula to the byte in each audited step",
     "isthmus_s": "seconds inside Isthmus by step of its path; mean over ranks, median over timed steps",
     "val_loss": "mean cross-entropy in nats a byte on held-out text after the last step",
-    "steps": "every step; kind: loss (no limit on the link), audited, settling (not timed), timed",
-    "by_link": "the same figures at each link speed; 'unshaped' from the steps for the loss",
+    "steps": "every step; kind: loss (no limit on the link; with --here these are timed), audited, settling (not "
+    "timed), timed",
+    "by_link": "the same figures at each link speed; 'unshaped' and 'here' from the steps for the loss",
+    "nics": "with --here: NICs whose counters make link bytes, by host; those without a counter; what all of them "
+    "counted in an idle second before the run, and over all steps",
+    "advice": "with --here: the arm to take, and its options",
 }
 
 
 def build_report(records: TrainingRecords) -> dict[str, Any]:
     """The whole report as plain values. Figures of an arm are those of the slowest link."""
-    links = [UNSHAPED, *records.links]
-    slowest = min(records.links, key=parse_link_rate, default=UNSHAPED)
+    own_link = unlimited_link(records.config)
+    links = [own_link, *records.links]
+    slowest = min(records.links, key=parse_link_rate, default=own_link)
     arms = {name: _arm(name, records, links, slowest) for name in records.config.arms}
+    notes = _notes(records, slowest) + _disturbances(arms, records.load_before)
+    of_nics = {}
+    if records.nics is not None:
+        figures = {name: arm["by_link"][slowest] for name, arm in arms.items()}  # None: nobody counted
+        counted = {name: (each["median_step_s"], each["link_bytes_per_step"]) for name, each in figures.items()}
+        notes += nic_notes(records.nics, counted)
+        of_nics = {"nics": records.nics, "advice": advice(arms, records.config.ranks_per_node, notes)}
     return {
         **report_head(load_before=records.load_before),
         "seconds": round(records.seconds, 1),
@@ -52,8 +63,9 @@ def build_report(records: TrainingRecords) -> dict[str, Any]:
         "links": links,
         "headline_link": slowest,
         "headline": headline(arms, slowest),
-        "notes": _notes(records, slowest) + _disturbances(arms, records.load_before),
+        "notes": notes,
         "fields": FIELDS,
+        **of_nics,
         "arms": arms,
     }
 
@@ -91,8 +103,7 @@ def _median_by_key(steps: list[dict[str, Any]], field: str) -> dict[str, float]:
 
 def _counts(step: dict[str, Any], link: str) -> bool:
     """Whether a step's time counts at `link`. The first of all steps warms up."""
-    kind = "loss" if link == UNSHAPED else "timed"
-    return bool(step["link"] == link and step["kind"] == kind and step["step"] > 0)
+    return bool(step["link"] == link and step["kind"] in ("loss", "timed") and step["step"] > 0)
 
 
 def _figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
@@ -107,19 +118,13 @@ def _figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def fastest_arm(arms: dict[str, dict[str, Any]], kind: Callable[[Strategy], bool]) -> str | None:
-    """The arm of that kind with the shortest step, if there is one."""
-    candidates = [name for name in arms if kind(ARMS[name])]
-    return min(candidates, key=lambda name: float(arms[name]["median_step_s"]), default=None)
-
-
 def headline(arms: dict[str, dict[str, Any]], link: str) -> str:
     """The fastest compressed arm against the fastest plain one, and what their layouts cost."""
     plain = fastest_arm(arms, lambda arm: arm.is_plain)
     compressed = fastest_arm(arms, lambda arm: arm.compresses_between_nodes)
     if plain is None or compressed is None:
         return "No comparison: it takes a plain arm and one that compresses in two tiers."
-    where = "without a limit on the link" if link == UNSHAPED else f"at {link}"
+    where = {UNSHAPED: "without a limit on the link", HERE: "here"}.get(link, f"at {link}")
     comparison = _comparison(arms, compressed, f"{plain}, the fastest plain arm here,", plain, where)
     hybrid = [name for name in (compressed, plain) if ARMS[name].hybrid_sharded]
     if len(hybrid) == 1:
@@ -146,7 +151,7 @@ def _comparison(arms: dict[str, dict[str, Any]], name: str, other_in_words: str,
 
 
 def _verdict(ratio: float) -> str:
-    if abs(ratio - 1) < _EQUAL_TIMES:
+    if abs(ratio - 1) < EQUAL_TIMES:
         return "no difference that this run can tell"
     return f"a step is {ratio:.2f} times as fast" if ratio > 1 else f"a step is {1 / ratio:.2f} times as slow"
 
@@ -164,14 +169,27 @@ def _seconds_to(loss: float, arm: dict[str, Any]) -> float:
 
 
 def _notes(records: TrainingRecords, slowest: str) -> list[str]:
-    notes = [
-        "Gloo's reduce-scatter is an all-reduce inside: in arm fsdp it sends twice what a ring reduce-scatter would; "
-        "with one, all of that arm's bytes would be about a quarter less.",
-        "On CPU nothing overlaps: a step is the sum of its phases. Where communication hides behind compute, fewer "
-        "bytes buy less time than here, or none.",
-        "All nodes share this machine's cores, so compute is slower than on as many machines, and the links' latency "
-        "is that of a virtual cable. No real network was measured.",
-        f"Arms hsdp* keep weights, gradients and optimizer state once on every node: {records.config.nodes} times the "
+    config = records.config
+    notes = []
+    if config.device != "cuda":
+        notes += [
+            "Gloo's reduce-scatter is an all-reduce inside: in arm fsdp it sends twice what a ring reduce-scatter "
+            "would; with one, all of that arm's bytes would be about a quarter less.",
+            "On CPU nothing overlaps: a step is the sum of its phases. Where communication hides behind compute, fewer "
+            "bytes buy less time than here, or none.",
+        ]
+    if config.here:
+        notes.append(
+            "Times are of these links and this model. One that computes longer for each byte gains less: "
+            "`isthmus plan` predicts yours from its units and the links."
+        )
+    else:
+        notes.append(
+            "All nodes share this machine's cores, so compute is slower than on as many machines, and the links' "
+            "latency is that of a virtual cable. No real network was measured."
+        )
+    notes += [
+        f"Arms hsdp* keep weights, gradients and optimizer state once on every node: {config.nodes} times the "
         "memory of the other arms, whose all-gathers cross between nodes instead.",
         "Isthmus compresses gradients only. The all-gathers of tagc and quant carry exact weights, which are most of "
         "what they still send; in hsdp-tagc and hsdp-quant no weights cross, but the result of each all-reduce is "
@@ -191,7 +209,7 @@ def _disturbances(arms: dict[str, dict[str, Any]], load_before: float) -> list[s
     if not disturbed:
         return []
     return [
-        f"DISTURBED: the slowest timed step took much longer than the fastest ({', '.join(disturbed)}). Load before "
+        f"{DISTURBED}: the slowest timed step took much longer than the fastest ({', '.join(disturbed)}). Load before "
         f"the start was {load_before:.1f}. Repeat on an idle machine before believing times."
     ]
 
@@ -205,13 +223,21 @@ def print_report(report: dict[str, Any], console: Console) -> None:
         console.print(f"- {note}", highlight=False)
 
 
+def print_advice(report: dict[str, Any], console: Console) -> None:
+    """Print what to set, where ranks ran on the nodes that are there."""
+    if "advice" in report:
+        console.print(f"\n{report['advice']}", highlight=False, markup=False)
+
+
 def _time_table(report: dict[str, Any]) -> Table:
     columns = [f"step\n{link}" for link in report["links"]]
-    columns += [phase.replace("_", "-").replace("reduce-scatter", "reduce-sc.") + "\n(of it)" for phase in PHASES]
-    table = _table(f"Median seconds a step; the last three at {report['headline_link']}", columns)
+    phases = list(next(iter(report["arms"].values()))["phases_s"])
+    columns += [phase.replace("_", "-").replace("reduce-scatter", "reduce-sc.") + "\n(of it)" for phase in phases]
+    place = "" if len(report["links"]) == 1 else f"; the last three at {report['headline_link']}"
+    table = _table(f"Median seconds a step{place}", columns)
     for name, arm in report["arms"].items():
         times = [arm["by_link"][link]["median_step_s"] for link in report["links"]]
-        times += [arm["phases_s"][phase] for phase in PHASES]
+        times += [arm["phases_s"][phase] for phase in phases]
         table.add_row(name, *(f"{time:.2f}" for time in times))
     return table
 

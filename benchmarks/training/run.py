@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -11,13 +12,17 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from isthmus.benchmarks.simulate import SILENCE_MARGIN_S, Network, RankWorld, open_network, parse_link_rate
+from isthmus.benchmarks.common.place import plain_backend
+from isthmus.benchmarks.common.stage import Event, Stage, ignore
+from isthmus.benchmarks.here.stage import launched_stage
+from isthmus.benchmarks.simulate import SILENCE_MARGIN_S, parse_link_rate
+from isthmus.benchmarks.simulate.stage import simulated_stage
+from isthmus.benchmarks.training import worker
 from isthmus.benchmarks.training.config import TrainingConfig
-from isthmus.benchmarks.training.schedule import UNSHAPED, Segment, schedule, steps_per_arm
+from isthmus.benchmarks.training.schedule import Segment, schedule, steps_per_arm, unlimited_link
 from isthmus.benchmarks.training.traffic import audited_collectives, audited_link_bytes, formula_bytes, formula_of_arm
 from isthmus.plan.volumes import Formula
 
-WORKER_MODULE = "isthmus.benchmarks.training.worker"
 _SETUP_TIMEOUT_S = 180
 
 
@@ -34,47 +39,59 @@ class TrainingRecords:
     seconds: float = 0.0
     #: Average over the last minute before the start: what else the machine was doing.
     load_before: float = 0.0
+    #: What all NICs counted (`Stage.nics`); None on simulated nodes.
+    nics: dict[str, Any] | None = None
 
 
 def run_training(config: TrainingConfig, output_dir: Path, console: Console) -> TrainingRecords:
-    """Run the benchmark. Raises RankFailure if a rank fails; no process or namespace outlives the call."""
+    """Run the benchmark. Raises RankFailure if a rank fails; no process or namespace outlives the call.
+
+    With `config.here` all ranks of the launcher call it, and all have the records.
+    """
     start_s = time.monotonic()
     load_before = os.getloadavg()[0]
-    with open_network(config.nodes) as network:
-        console.print(f"{config.nodes} nodes x {config.ranks_per_node} ranks on {network.description}")
-        links = list(config.links) if network.has_links else []
-        if config.links and not links:
+    with _open_stage(config, output_dir, console) as (config, stage):
+        console.print(f"{config.nodes} nodes x {config.ranks_per_node} ranks {stage.description}")
+        links = list(config.links) if stage.shape else []
+        if config.links and not links and not config.here:
             console.print(
                 "[yellow]Times are unshaped: there is no link to limit. Bytes are what the transports counted."
             )
-        with (
-            console.status("starting the ranks"),
-            RankWorld(network, config.ranks_per_node, WORKER_MODULE, output_dir / "logs") as world,
-        ):
-            run = _Run(config, network, world, schedule(config, links))
+        run = _Run(config, stage, schedule(config, links))
+        with console.status("starting the ranks"):
             model = run.setup()
-            records = TrainingRecords(config, network.description, links, model, run.steps)
-            console.print(f"GPT of {model['num_parameters']:,} parameters; {', '.join(config.arms)}")
-            capability = model["cpu_capability"]
-            if config.dtype != "fp32" and not capability.startswith("AVX512"):
-                console.print(
-                    f"[yellow]This CPU has no AVX-512 ({capability}): torch multiplies {config.dtype} one by one, "
-                    "and a step takes seconds. --dtype fp32 is fast."
-                )
-            run.train(console)
-            records.val_loss = run.validate()
+        records = TrainingRecords(config, stage.description, links, model, run.steps)
+        console.print(f"GPT of {model['num_parameters']:,} parameters; {', '.join(config.arms)}")
+        capability = model["cpu_capability"]
+        if config.device != "cuda" and config.dtype != "fp32" and not capability.startswith("AVX512"):
+            console.print(
+                f"[yellow]This CPU has no AVX-512 ({capability}): torch multiplies {config.dtype} one by one, "
+                "and a step takes seconds. --dtype fp32 is fast."
+            )
+        run.train(console)
+        records.nics = stage.nics()
+        records.val_loss = run.validate()
     records.load_before = load_before
     records.seconds = time.monotonic() - start_s
     return records
 
 
+@contextmanager
+def _open_stage(config: TrainingConfig, output_dir: Path, console: Console) -> Iterator[tuple[TrainingConfig, Stage]]:
+    if config.here:
+        with launched_stage(config, "training", worker.handlers, console) as (found, stage):
+            yield found, stage
+    else:
+        with simulated_stage(config.nodes, config.ranks_per_node, worker.__name__, output_dir / "logs") as stage:
+            yield config, stage
+
+
 class _Run:
     """One world stepping through one schedule."""
 
-    def __init__(self, config: TrainingConfig, network: Network, world: RankWorld, segments: list[Segment]) -> None:
+    def __init__(self, config: TrainingConfig, stage: Stage, segments: list[Segment]) -> None:
         self._config = config
-        self._network = network
-        self._world = world
+        self._stage = stage
         self._segments = segments
         self._formulas: dict[str, Formula] = {}
         self.steps: dict[str, list[dict[str, Any]]] = {arm: [] for arm in config.arms}
@@ -84,29 +101,30 @@ class _Run:
         command = {
             "do": "setup",
             "config": self._config.as_json(),
-            "count_link": self._network.has_links,
+            "timeout_s": self._config.timeout_s,
+            "count_link": self._stage.counts_links,
             "num_steps": steps_per_arm(self._segments),
         }
-        model: dict[str, Any] = self._world.request(command, _SETUP_TIMEOUT_S)[0]
-        ranks_per_node = self._config.ranks_per_node
+        model: dict[str, Any] = self._stage.world.request(command, _SETUP_TIMEOUT_S)[0]
+        backend, ranks_per_node = plain_backend(self._config.device), self._config.ranks_per_node
         for arm in self._config.arms:
-            self._formulas[arm] = formula_of_arm(model["options"].get(arm), ranks_per_node)
+            self._formulas[arm] = formula_of_arm(model["options"].get(arm), backend, ranks_per_node)
         return model
 
     def train(self, console: Console) -> None:
         """Go through the schedule."""
-        link = UNSHAPED
+        own_link = link = unlimited_link(self._config)
         with _progress(console) as progress:
             total = sum(segment.num_steps for segment in self._segments)
             task = progress.add_task("", total=total, shown="")
             for segment in self._segments:
                 if segment.link != link:
                     link = segment.link
-                    self._network.shape(link)
+                    self._shape(link)
                 progress.update(task, description=f"{segment.arm} {link}")
-                self._run_segment(segment, _show_step(progress, task, link))
-        if link != UNSHAPED:
-            self._network.shape(None)
+                self._run_segment(segment, _show_step(progress, task, link if link != own_link else None))
+        if link != own_link:
+            self._shape(None)
 
     def validate(self) -> dict[str, float]:
         """Mean validation loss of each arm, over all ranks' sequences."""
@@ -116,7 +134,11 @@ class _Run:
             losses[arm] = fmean(answer["loss"] for answer in answers)
         return losses
 
-    def _run_segment(self, segment: Segment, on_event: Callable[[dict[str, Any]], None]) -> None:
+    def _shape(self, rate: str | None) -> None:
+        assert self._stage.shape is not None
+        self._stage.shape(rate)
+
+    def _run_segment(self, segment: Segment, on_event: Callable[[Event], None]) -> None:
         command = {
             "do": "steps",
             "arm": segment.arm,
@@ -130,10 +152,8 @@ class _Run:
             head = {"step": len(done), "link": segment.link, "kind": segment.kind}
             done.append(head | merge_ranks(records, formula))
 
-    def _request(
-        self, command: dict[str, Any], on_event: Callable[[dict[str, Any]], None] = lambda event: None
-    ) -> list[dict[str, Any]]:
-        return self._world.request(command, self._config.timeout_s + SILENCE_MARGIN_S, on_event)
+    def _request(self, command: dict[str, Any], on_event: Callable[[Event], None] = ignore) -> list[dict[str, Any]]:
+        return self._stage.world.request(command, self._config.timeout_s + SILENCE_MARGIN_S, on_event)
 
 
 def merge_ranks(records: tuple[dict[str, Any], ...], formula: Formula) -> dict[str, Any]:
@@ -181,15 +201,15 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _show_step(progress: Progress, task: TaskID, link: str) -> Callable[[dict[str, Any]], None]:
-    """A listener that shows rank 0's events; rank 0 also counts node 0's link."""
+def _show_step(progress: Progress, task: TaskID, rate: str | None) -> Callable[[Event], None]:
+    """A listener that shows rank 0's events; rank 0 also counts node 0's link. rate: of the link, where it is known."""
 
-    def show(event: dict[str, Any]) -> None:
+    def show(event: Event) -> None:
         if event["rank"] != 0:
             return
         shown = f"loss {event['loss']:.3f}, {event['seconds']:.2f} s/step"
-        if link != UNSHAPED:
-            share = event["link_sent_bytes"] * 8 / event["seconds"] / parse_link_rate(link)
+        if rate is not None:
+            share = event["link_sent_bytes"] * 8 / event["seconds"] / parse_link_rate(rate)
             shown += f", link {share:.0%}"
         progress.update(task, advance=1, shown=shown)
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from isthmus.benchmarks.training.config import TrainingConfig
 
 UNSHAPED = "unshaped"
+#: The link of ranks that a launcher started.
+HERE = "here"
 _LOSS_SEGMENT_STEPS = 10
 _TIMED_SEGMENT_STEPS = 2
 
@@ -14,8 +16,9 @@ _TIMED_SEGMENT_STEPS = 2
 class Segment:
     """Steps of one arm in a row, all of one kind.
 
-    Kinds: "loss" (no limit on the link), "audited" (bytes of each collective counted apart), "settling" (the first at a
-    link after another arm: the link's bucket is as that arm left it, so it is not timed), and "timed".
+    Kinds: "loss" (no limit on the link; timed where no limit comes later), "audited" (bytes of each collective counted
+    apart), "settling" (the first at a link after another arm: the link's bucket is as that arm left it, so it is not
+    timed), and "timed".
     """
 
     arm: str
@@ -26,15 +29,21 @@ class Segment:
 
 def schedule(config: TrainingConfig, links: Sequence[str]) -> list[Segment]:
     """All segments in order: steps for the loss, audited steps, then the steps at each of `links`."""
+    own_link = unlimited_link(config)
     segments = [
-        Segment(arm, UNSHAPED, "loss", num_steps)
+        Segment(arm, own_link, "loss", num_steps)
         for arm, num_steps in _rounds(config, config.steps, _LOSS_SEGMENT_STEPS)
     ]
-    segments += [Segment(arm, UNSHAPED, "audited", config.audited_steps) for arm in config.arms]
+    segments += [Segment(arm, own_link, "audited", config.audited_steps) for arm in config.arms]
     for link in links:
         for arm, num_steps in _rounds(config, config.timed_steps, _TIMED_SEGMENT_STEPS):
             segments += [Segment(arm, link, "settling", 1), Segment(arm, link, "timed", num_steps)]
     return segments
+
+
+def unlimited_link(config: TrainingConfig) -> str:
+    """What the link is called while nothing limits it."""
+    return HERE if config.here else UNSHAPED
 
 
 def steps_per_arm(segments: Sequence[Segment]) -> int:

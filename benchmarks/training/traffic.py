@@ -6,7 +6,8 @@ from typing import Any
 
 from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES, PHASE_OF
 from isthmus.plan.packets import WireOptions
-from isthmus.plan.volumes import Collective, Formula, IsthmusFormula, Kind, gloo_formula, sent_bytes
+from isthmus.plan.strategies import world_formula
+from isthmus.plan.volumes import Collective, Formula, IsthmusFormula, Kind, sent_bytes
 
 #: An interface counts headers, acknowledgements and control traffic on top of the payload: up to this share, and in a
 #: step so many bytes of messages that are hardly longer than their headers, as gathers of unchanged weights send.
@@ -25,13 +26,13 @@ def is_near(link_bytes: float, predicted_bytes: float) -> bool:
     return abs(link_bytes - predicted_bytes) <= _MOST_SHARE * predicted_bytes + _SMALL_MESSAGES_BYTES
 
 
-def formula_of_arm(options: dict[str, Any] | None, ranks_per_node: int) -> Formula:
-    """The formula of an arm with these options of Isthmus, or (None) of one on plain Gloo.
+def formula_of_arm(options: dict[str, Any] | None, backend: str, ranks_per_node: int) -> Formula:
+    """The formula of an arm with these options of Isthmus, or (None) of one on the ordinary backend alone.
 
     Packets of weights are left out: only the run knows their sizes.
     """
-    gloo = gloo_formula(ranks_per_node)
-    return gloo if options is None else IsthmusFormula(replace(WireOptions.of(options), weight_bits=0), gloo)
+    world = world_formula(backend, ranks_per_node)
+    return world if options is None else IsthmusFormula(replace(WireOptions.of(options), weight_bits=0), world)
 
 
 def collective_of(recorded: dict[str, Any]) -> Collective:

@@ -34,12 +34,13 @@ class Trainer:
     ) -> None:
         self._config = config
         self._text = text
+        self._device = mesh.device_type
         self._num_steps = num_steps
         self._step = 0
         self._rank = dist.get_rank()
         self._loss_scale = _FP16_LOSS_SCALE if config.dtype == "fp16" else 1.0
         torch.manual_seed(config.seed)
-        self._model = ByteGpt(config.shape)
+        self._model = ByteGpt(config.shape).to(self._device)
         shard(self._model, mesh, config.dtype, config.ranks_per_node if kept_on_node else 0)
         self._optimizer = make_adamw(self._model.parameters(), config.lr)
 
@@ -56,7 +57,8 @@ class Trainer:
     def step(self) -> float:
         """Train on the next batch; returns this rank's loss."""
         set_lr(self._optimizer, self._config.lr * lr_share(self._step, self._num_steps))
-        loss = loss_of(self._model, self._text.batch(self._step, self._rank, self._config.sequences))
+        batch = self._text.batch(self._step, self._rank, self._config.sequences).to(self._device)
+        loss = loss_of(self._model, batch)
         (loss * self._loss_scale).backward()  # type: ignore[no-untyped-call]
         for parameter in self._model.parameters() if self._loss_scale != 1 else ():
             assert parameter.grad is not None
@@ -69,7 +71,7 @@ class Trainer:
     @torch.no_grad()
     def validate(self) -> float:
         """Mean loss of this rank's held-out sequences."""
-        batch = self._text.validation_batch(self._rank, self._config.validation_sequences)
+        batch = self._text.validation_batch(self._rank, self._config.validation_sequences).to(self._device)
         losses = [float(loss_of(self._model, part)) for part in torch.split(batch, self._config.sequences)]
         assert isinstance(self._model, FSDPModule)
         self._model.reshard()

@@ -1,16 +1,13 @@
 """One rank of the training benchmark: all arms' models side by side, stepped by command of the launcher."""
 
-from isthmus.benchmarks.simulate.serve import Emit, die_with_launcher, serve
+from isthmus.benchmarks.simulate.serve import Emit, Handler, die_with_launcher, serve
 
 if __name__ == "__main__":
     die_with_launcher()
 
 import math
-import os
 import time
-from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +16,9 @@ import torch.distributed as dist
 
 from isthmus.benchmarks.common.data import Text, default_files
 from isthmus.benchmarks.common.isthmus_group import new_group, total_counters
+from isthmus.benchmarks.common.place import Join, Place
 from isthmus.benchmarks.common.recorder import Audit, record_collectives
-from isthmus.benchmarks.simulate.links import interface_sent_bytes
+from isthmus.benchmarks.simulate.stage import join_simulated
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.training.meshes import ArmGroups, make_groups
 from isthmus.benchmarks.training.trainer import Trainer
@@ -30,26 +28,24 @@ from isthmus.plan.strategies import ARMS
 class Worker:
     """The commands that a rank answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, join: Join) -> None:
+        self._join = join
         self._groups: dict[str, ArmGroups] = {}
         self._trainers: dict[str, Trainer] = {}
-        self._sent_bytes: Callable[[], int] | None = None
+        self._place = Place()
         self._audit: Audit | None = None
 
     def setup(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
         """Join the world and build every arm."""
         config = TrainingConfig.from_json(command["config"])
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo", timeout=timedelta(seconds=config.timeout_s))
-        if command["count_link"] and os.environ["LOCAL_RANK"] == "0":
-            self._sent_bytes = partial(interface_sent_bytes, os.environ["GLOO_SOCKET_IFNAME"])
+        self._place = self._join(command)
         by_node = torch.arange(config.world_size).view(config.nodes, config.ranks_per_node).tolist()
         node_group = new_group("gloo", timedelta(seconds=config.timeout_s), by_node)
-        self._audit = Audit(node_group, self._sent_bytes)
+        self._audit = Audit(node_group, self._place)
         files = [Path(name) for name in config.text] or default_files()
         text = Text(files, config.context, config.seed)
         for name in config.arms:
-            self._groups[name] = make_groups(ARMS[name].options, config, ARMS[name].hybrid_sharded)
+            self._groups[name] = make_groups(ARMS[name].options, config, self._place, ARMS[name].hybrid_sharded)
             mesh = self._groups[name].mesh
             self._trainers[name] = Trainer(mesh, config, text, command["num_steps"], ARMS[name].keeps_on_node)
         train_bytes, held_out_bytes = text.num_bytes
@@ -75,12 +71,14 @@ class Worker:
         return {"loss": self._trainers[command["arm"]].validate()}
 
     def _record_step(self, arm: str, audit: bool) -> dict[str, Any]:
-        sent_before = self._sent_bytes() if self._sent_bytes else 0
+        sent_bytes = self._place.sent_bytes
+        sent_before = sent_bytes() if sent_bytes else 0
         isthmus_groups = self._groups[arm].isthmus
         before = total_counters(isthmus_groups)
         start_s = time.perf_counter()
         with record_collectives(self._audit if audit else None) as recording:
             loss = self._trainers[arm].step()
+            self._place.synchronize()
         seconds = time.perf_counter() - start_s
         dist.barrier()  # until then this node's last bytes may wait in the queue of its link
         if not math.isfinite(loss):
@@ -88,18 +86,18 @@ class Worker:
         return {
             "loss": loss,
             "seconds": seconds,
-            "phases_s": recording.phases_s(seconds),
-            "link_sent_bytes": self._sent_bytes() - sent_before if self._sent_bytes else None,
+            "phases_s": recording.phases_s(seconds, self._place.device),
+            "link_sent_bytes": sent_bytes() - sent_before if sent_bytes else None,
             "isthmus": total_counters(isthmus_groups).since(before) if isthmus_groups else None,
             "collectives": recording.as_json() if audit else None,
         }
 
 
-def main() -> None:
-    """Serve the launcher until it says "exit"."""
-    worker = Worker()
-    serve({"setup": worker.setup, "steps": worker.steps, "validate": worker.validate})
+def handlers(join: Join) -> dict[str, Handler]:
+    """The commands of a rank that joins the world in this way, by name."""
+    worker = Worker(join)
+    return {"setup": worker.setup, "steps": worker.steps, "validate": worker.validate}
 
 
 if __name__ == "__main__":
-    main()
+    serve(handlers(join_simulated))

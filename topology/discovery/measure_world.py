@@ -15,11 +15,9 @@ from rich.table import Table
 
 from isthmus.topology.discovery.link_cache import CACHE, MeasuredLink, MeasuredLinks, document, save_links
 from isthmus.topology.discovery.measure import measure_links
-from isthmus.topology.launchers import launched_as
+from isthmus.topology.launchers import rendezvous
 
-_HOW = "start it on every rank, as in `torchrun --nproc-per-node 4 -m isthmus topo --measure`"
-#: torch's own default.
-_MASTER_PORT = "29500"
+_COMMAND = "torchrun --nproc-per-node 4 -m isthmus topo --measure"
 #: For all ranks to join, and for each exchange.
 _TIMEOUT = timedelta(minutes=5)
 #: The slowest round over the fastest, from which on a measurement was disturbed.
@@ -46,29 +44,13 @@ def measure_world(output: Path | None, console: Console, as_json: bool = False) 
 
 @contextmanager
 def _joined(environment: Mapping[str, str]) -> Iterator[int]:
-    rendezvous = _rendezvous(environment)
-    os.environ.update(rendezvous)
+    os.environ.update(rendezvous(environment, "--measure", _COMMAND))
     dist.init_process_group("isthmus", timeout=_TIMEOUT)
     try:
         yield dist.get_rank()
         dist.barrier()  # the store ends with the rank that hosts it
     finally:
         dist.destroy_process_group()
-
-
-def _rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that torch needs and the launcher did not set."""
-    claim = launched_as(environment)
-    if claim is None and not {"RANK", "WORLD_SIZE"} <= environment.keys():
-        raise ValueError(f"--measure: no launcher started this process: {_HOW}")
-    found = {} if claim is None else {"RANK": str(claim.rank), "WORLD_SIZE": str(claim.size)}
-    if "MASTER_ADDR" not in environment:
-        if claim is None or claim.node_size < claim.size:
-            raise ValueError(
-                "--measure: set MASTER_ADDR to the address of rank 0's host, and MASTER_PORT to a free port"
-            )
-        found["MASTER_ADDR"] = "127.0.0.1"
-    return {"MASTER_PORT": environment.get("MASTER_PORT", _MASTER_PORT)} | found
 
 
 def print_links(links: MeasuredLinks, console: Console) -> None:

@@ -20,7 +20,10 @@ from isthmus.benchmarks.weights.config import WeightsConfig
 from isthmus.cli.failures import FAILED
 from isthmus.cli.options import filled
 
-bench = typer.Typer(no_args_is_help=True, help="Benchmarks over simulated nodes on this machine.")
+bench = typer.Typer(
+    no_args_is_help=True,
+    help="Benchmarks: over simulated nodes on this machine; some also over the nodes that are there.",
+)
 
 _Json = Annotated[Path | None, typer.Option(help="Write everything to this file, too.")]
 _Logs = Annotated[Path, typer.Option(help="Where the ranks' stderr goes.")]
@@ -35,19 +38,26 @@ def training(
     ),
     quick: Annotated[bool, typer.Option("--quick", help="Few steps: a check, not a measurement.")] = False,
 ) -> None:
-    """Train a byte-level GPT under FSDP2 over a slow link, plain and compressed side by side."""
+    """Train a byte-level GPT under FSDP2 over a slow link, plain and compressed side by side.
+
+    With --here on the ranks of torchrun, mpirun or srun and the links between their nodes, else on simulated nodes.
+    """
     from isthmus.benchmarks.common.report import write_json
+    from isthmus.benchmarks.here.stage import tells
     from isthmus.benchmarks.training.config import quick as quick_config
     from isthmus.benchmarks.training.figure import draw_report
-    from isthmus.benchmarks.training.report import build_report, print_report
+    from isthmus.benchmarks.training.report import build_report, print_advice, print_report
     from isthmus.benchmarks.training.run import run_training
 
     console = Console()
     report = build_report(run_training(quick_config(config) if quick else config, output, console))
+    if config.here and not tells():
+        return
     write_json(report, output / "report.json")
     draw_report(report, output / "report.png")
     print_report(report, console)
     console.print(f"\n{output / 'report.json'}  {output / 'report.png'}  ({report['seconds']:.0f} s)")
+    print_advice(report, console)
 
 
 @bench.command()
@@ -121,16 +131,20 @@ def auto(
 
 
 @bench.command()
-@filled(CollectivesConfig)
+@filled(CollectivesConfig, simulated_only=("logs",))
 def collectives(config: CollectivesConfig, json: _Json = None, logs: _Logs = Path("bench-out/collectives")) -> None:
-    """Time and verify single collectives over simulated nodes, in the manner of nccl-tests."""
+    """Time and verify single collectives, in the manner of nccl-tests.
+
+    With --here on the ranks of torchrun, mpirun or srun and the links between their nodes, else on simulated nodes.
+    """
     from isthmus.benchmarks.collectives.run import num_wrong, print_collectives, run_collectives
     from isthmus.benchmarks.common.report import write_json
+    from isthmus.benchmarks.here.stage import tells
 
     console = Console()
     report = run_collectives(config, logs, console)
     print_collectives(report, console)
-    if json is not None:
+    if json is not None and (not config.here or tells()):
         write_json(report, json)
     if num_wrong(report):
         raise typer.Exit(FAILED)

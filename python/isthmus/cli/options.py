@@ -1,7 +1,7 @@
 """Makes a command's options from the dataclass that they fill."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import Field, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -10,6 +10,8 @@ import typer
 
 from isthmus.benchmarks.common.options import METADATA, Option
 from isthmus.cli.failures import failures_told
+
+_SIMULATED = "only for simulated nodes; with --here nodes are the launcher's, and links are as they are: leave it out"
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class _Parameter:
             settings |= {"exists": True, "dir_okay": False}
         if self.option.min is not None:
             settings["min"] = self.option.min
-        annotation = Annotated[kind, typer.Option(**settings)]
+        names = [f"--{self.name}"] if kind is bool else []  # no --no-...
+        annotation = Annotated[kind, typer.Option(*names, **settings)]
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     def value_of(self, given: Any) -> Any:
@@ -69,23 +72,34 @@ class _Parameter:
         return parse(given)
 
 
-def filled(arguments: type, extra: str = "bench") -> Callable[[Callable[..., None]], Callable[..., None]]:
+def filled(
+    arguments: type, extra: str = "bench", simulated_only: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a command of a function whose first parameter is of the dataclass `arguments`.
 
     The dataclass's options come first, then the function's further parameters. Errors that a user can cause become one
-    message, see `failures_told`. extra: the optional dependency that brings the function's imports.
+    message, see `failures_told`. extra: the optional dependency that brings the function's imports. simulated_only: the
+    function's further parameters that --here leaves without a meaning.
     """
     parameters = list(_parameters(arguments))
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(function).parameters.values())[1:]
 
-        def command(**given: Any) -> None:
+        def command(_context: typer.Context, **given: Any) -> None:
             with failures_told(extra=extra):
+                if not given.get("here"):
+                    _refuse(
+                        _context, [each.name for each in parameters if each.option.only == "here"], "only with --here"
+                    )
+                else:
+                    names = [each.name for each in parameters if each.option.only == "simulated"]
+                    _refuse(_context, [*names, *simulated_only], _SIMULATED)
                 values = {(each.part, each.field): each.value_of(given.pop(each.name)) for each in parameters}
                 function(_fill(arguments, values), **given)
 
-        everything = [*(each.for_typer() for each in parameters), *own]
+        context = inspect.Parameter("_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        everything = [context, *(each.for_typer() for each in parameters), *own]
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in everything]
@@ -94,6 +108,14 @@ def filled(arguments: type, extra: str = "bench") -> Callable[[Callable[..., Non
         return command
 
     return decorate
+
+
+def _refuse(context: typer.Context, names: Sequence[str], why: str) -> None:
+    """Raise ValueError for the first of these options that was given."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ValueError(f"--{name.replace('_', '-')}: {why}")
 
 
 def _parameters(arguments: type) -> Iterator[_Parameter]:

@@ -17,7 +17,7 @@ from isthmus.benchmarks.simulate import NamespaceNetwork, NetworkError
 from isthmus.cli.main import app
 from isthmus.topology.discovery.link_cache import LinkSample, load_links
 from isthmus.topology.discovery.measure import _ROUNDS, SIZES, _Stage, _Tiers, fit_link
-from isthmus.topology.discovery.measure_world import _rendezvous
+from isthmus.topology.launchers import rendezvous
 from support.limits import HANG_S
 
 RATE = "50mbit"
@@ -142,7 +142,7 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM
     ],
 )
 def test_the_world_is_the_launchers(environment: dict[str, str], found: dict[str, str]) -> None:
-    assert _rendezvous(environment) == found
+    assert rendezvous(environment, "--measure", "torchrun me") == found
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_the_world_is_the_launchers(environment: dict[str, str], found: dict[str
 )
 def test_a_world_that_cannot_be_joined(environment: dict[str, str], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        _rendezvous(environment)
+        rendezvous(environment, "--measure", "torchrun me")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Benchmarks on the ranks that a launcher started, over the links that are there."""

@@ -1,0 +1,139 @@
+"""What the ranks of a launcher tell each other before a benchmark, and the checks of it. Pure: equal on all ranks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from isthmus.topology.launchers import Environment, launched_as
+from isthmus.topology.node_map import name_ranks, ranks_by_value
+
+DEVICES = ("auto", "cpu", "cuda")
+_SIMULATE = "or leave --here out, which simulates nodes on one machine"
+_MORE_NODES = f"start ranks on several, as in `torchrun --nnodes 2 --nproc-per-node 8 ...`, {_SIMULATE}"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A rank's own facts."""
+
+    #: Of the benchmark, as plain values.
+    arguments: dict[str, Any]
+    host: str
+    #: Equal on ranks that see the same network interfaces.
+    machine: str
+    sees_gpu: bool
+    #: Why the rank cannot train on a GPU; "" if it can.
+    no_gpu: str
+    num_gpus: int
+    #: NICs whose bytes are counted, and those that are up and do not count.
+    nics: tuple[str, ...]
+    uncounted_nics: tuple[str, ...]
+
+
+def check_launched(environment: Environment, example: str) -> None:
+    """Raise ValueError for what one process knows: it is alone, or its launcher counts one node. example: a command.
+
+    Who has no launcher is left to `rendezvous`.
+    """
+    claim = launched_as(environment)
+    size = str(claim.size) if claim else environment.get("WORLD_SIZE")
+    if size == "1":
+        raise ValueError(f"--here: one rank exchanges nothing; start ranks on several nodes, as in `{example}`")
+    if claim is not None and claim.node_size == claim.size:
+        raise ValueError(_one_node(claim.size, f"node, as {claim.launcher} counts"))
+
+
+def _one_node(world_size: int, place: str) -> str:
+    return f"--here: all {world_size} ranks are on one {place}: nothing crosses a link; {_MORE_NODES}"
+
+
+def check_alike(members: Sequence[Member]) -> None:
+    """Raise ValueError if ranks were given different arguments."""
+    for name in members[0].arguments:
+        ranks = ranks_by_value(range(len(members)), [repr(member.arguments.get(name)) for member in members])
+        if len(ranks) > 1:
+            told = "; ".join(f"{name_ranks(own)}: {value}" for value, own in ranks.items())
+            raise ValueError(f"--here: {name} differs between ranks ({told}); give all of them the same options")
+
+
+def choose_device(asked: str, members: Sequence[Member]) -> str:
+    """Return "cpu" or "cuda". ValueError: some ranks cannot do as asked, or, unasked, not all can use their GPUs."""
+    if asked == "cpu" or (asked == "auto" and not any(member.sees_gpu for member in members)):
+        return "cpu"
+    reasons = [
+        member.no_gpu
+        or ("" if _gpu_index(rank, members) is not None else f"{member.host} has {member.num_gpus} GPUs for more ranks")
+        for rank, member in enumerate(members)
+    ]
+    missing = ranks_by_value(range(len(members)), reasons)
+    missing.pop("", None)
+    if not missing:
+        return "cuda"
+    told = "; ".join(f"{name_ranks(ranks)}: {reason}" for reason, ranks in missing.items())
+    raise ValueError(f"--device {asked}: {told}; --device cpu trains on CPUs over Gloo")
+
+
+def gpu_index(rank: int, members: Sequence[Member]) -> int:
+    """The GPU of a rank, once `choose_device` said "cuda"."""
+    index = _gpu_index(rank, members)
+    assert index is not None
+    return index
+
+
+def _gpu_index(rank: int, members: Sequence[Member]) -> int | None:
+    """Its place among the ranks of its machine; the only GPU that it sees, where the launcher gave each its own."""
+    if members[rank].num_gpus == 1:
+        return 0
+    index = machine_ranks(rank, members).index(rank)
+    return index if index < members[rank].num_gpus else None
+
+
+def machine_ranks(rank: int, members: Sequence[Member]) -> list[int]:
+    """The ranks that see the same NICs as `rank`."""
+    return [other for other, member in enumerate(members) if member.machine == members[rank].machine]
+
+
+def check_nodes(node_of_rank: Sequence[int], source: str, members: Sequence[Member]) -> tuple[int, int]:
+    """Return the numbers of nodes and of ranks on each. ValueError: bytes and times between them would mean nothing.
+
+    node_of_rank, source: the node map that Isthmus found.
+    """
+    ranks = range(len(members))
+    sizes = {len(own) for own in ranks_by_value(ranks, node_of_rank).values()}
+    if len(set(node_of_rank)) == 1:
+        raise ValueError(_one_node(len(members), f"node, by {source}"))
+    if len(sizes) > 1:
+        raise ValueError(
+            f"--here: nodes have {min(sizes)} to {max(sizes)} ranks, by {source}; start as many on each, as with the "
+            "same --nproc-per-node everywhere"
+        )
+    machines = ranks_by_value(ranks, [member.machine for member in members])
+    if len(machines) == 1:
+        raise ValueError(_one_node(len(members), f"machine, {members[0].host}"))
+    for own in machines.values():
+        if len({node_of_rank[rank] for rank in own}) > 1:
+            raise ValueError(
+                f"--here: {name_ranks(own)} are on one machine, {members[own[0]].host}, and on several nodes by "
+                f"{source}: nothing crosses a link between these; start one torchrun a machine, and unset ISTHMUS_NODES"
+            )
+    if list(node_of_rank) != sorted(node_of_rank):
+        raise ValueError(
+            f"--here: ranks are not placed node by node (nodes by rank: {', '.join(map(str, node_of_rank[:16]))}), by "
+            f"{source}; start them in blocks, as torchrun and `mpirun --map-by slot` do"
+        )
+    return len(set(node_of_rank)), sizes.pop()
+
+
+def count_on(rank: int, members: Sequence[Member]) -> bool:
+    """Whether `rank` reads its machine's NICs: the first there, if all NICs of all machines count."""
+    return machine_ranks(rank, members)[0] == rank and not any(member.uncounted_nics for member in members)
+
+
+def nics_by_host(members: Sequence[Member], uncounted: bool = False) -> dict[str, list[str]]:
+    """The NICs that are counted (or not), by host and, of several machines with one name, by the first rank there."""
+    found: dict[str, list[str]] = {}
+    for rank, member in enumerate(members):
+        if machine_ranks(rank, members)[0] == rank:
+            name = f"{member.host} (rank {rank})" if member.host in found else member.host
+            found[name] = list(member.uncounted_nics if uncounted else member.nics)
+    return {host: names for host, names in found.items() if names or not uncounted}

@@ -1,0 +1,235 @@
+"""The ranks that a launcher started as what a benchmark runs on: every rank runs the same benchmark, and answers it."""
+
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+import isthmus
+from isthmus.backends import backend_of
+from isthmus.benchmarks.common.interfaces import Traffic
+from isthmus.benchmarks.common.place import Join, Place, plain_backend
+from isthmus.benchmarks.common.stage import Event, Stage, ignore
+from isthmus.benchmarks.here.cluster import (
+    Member,
+    check_alike,
+    check_launched,
+    check_nodes,
+    choose_device,
+    count_on,
+    gpu_index,
+    nics_by_host,
+)
+from isthmus.benchmarks.here.nics import Nics, find_nics
+from isthmus.benchmarks.simulate import RankFailure
+from isthmus.benchmarks.simulate.serve import Handler
+from isthmus.group.cuda import ask_for_connections, find_gpu
+from isthmus.topology.launchers import rendezvous
+from isthmus.topology.node_map import machine_identity
+
+#: How long the NICs are watched while all ranks are idle, for other traffic.
+_IDLE_S = 1.0
+
+
+class Arguments(Protocol):
+    """What the configurations of such benchmarks have in common."""
+
+    @property
+    def here(self) -> bool:
+        """Whether the ranks are a launcher's."""
+
+    @property
+    def device(self) -> str:
+        """One of `cluster.DEVICES`."""
+
+    @property
+    def timeout_s(self) -> int:
+        """Seconds that a collective may take."""
+
+
+A = TypeVar("A", bound=Arguments)
+MakeHandlers = Callable[[Join], dict[str, Handler]]
+
+
+def tells() -> bool:
+    """Whether this rank prints and writes the results; to be asked inside `launched_stage` or after it."""
+    return os.environ["RANK"] == "0"
+
+
+@contextmanager
+def launched_stage(
+    arguments: A,
+    command: str,
+    make_handlers: MakeHandlers,
+    console: Console,
+    fit: Callable[[A], A] = lambda filled: filled,
+) -> Iterator[tuple[A, Stage]]:
+    """Join the launcher's ranks; yields the arguments with nodes, ranks and device filled in, and the stage.
+
+    Collective: every rank runs the context's body alike, and its own `make_handlers(join)` answer what the body asks.
+    On ranks other than the first the console is silent from then on. command: the benchmark's, for messages. fit: looks
+    at the filled arguments, which it may change, or refuse by ValueError.
+
+    Raises ValueError on all ranks for what a user can set right, RankFailure where the ranks do not meet. Any other
+    error is printed with the rank's name, and ends the process: groups in an unknown state must not be waited for.
+    """
+    example = f"torchrun --nnodes 2 --nproc-per-node 8 ... -m isthmus bench {command} --here"
+    os.environ.update(rendezvous(os.environ, "--here", example))
+    check_launched(os.environ, example)
+    _join(arguments)
+    try:
+        filled, stage = _set_up(arguments, make_handlers)
+        found = fit(filled)
+    except ValueError:
+        _leave()
+        raise
+    except BaseException as error:
+        _end_process(error)
+    console.quiet = not tells()
+    try:
+        yield found, stage
+    except BaseException as error:
+        _end_process(error)
+    _leave()
+
+
+def _join(arguments: Arguments) -> None:
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=arguments.timeout_s))
+    except RuntimeError as error:  # all of torch's are
+        meeting = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise RankFailure(
+            f"--here: rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} did not meet the others at {meeting} "
+            f"within {arguments.timeout_s} s: {error}"
+        ) from error
+
+
+def _leave() -> None:
+    dist.barrier()  # the store ends with the rank that hosts it
+    dist.destroy_process_group()
+
+
+def _end_process(error: BaseException) -> NoReturn:
+    traceback.print_exc()
+    if isinstance(error, KeyboardInterrupt):
+        print(f"isthmus: rank {os.environ['RANK']} was interrupted", file=sys.stderr, flush=True)
+        os._exit(130)
+    reason = f"rank {os.environ['RANK']} on {socket.gethostname()} failed: {type(error).__name__}: {error}"
+    print(f"isthmus: {reason}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _set_up(arguments: A, make_handlers: MakeHandlers) -> tuple[A, Stage]:
+    nics = find_nics()
+    members: list[Member] = _gather(_introduce(arguments, nics))
+    rank = dist.get_rank()
+    check_alike(members)
+    device = choose_device(arguments.device, members)
+    if device == "cuda":
+        ask_for_connections()
+        torch.cuda.set_device(gpu_index(rank, members))
+    nodes, ranks_per_node, source = _find_nodes(arguments, members)
+    counts_here = count_on(rank, members)
+    place = Place(device, (lambda: nics.read().sent) if counts_here else None)
+    watch = _Watch(nics if counts_here else None, members)
+    stage = Stage(
+        world=_LaunchedWorld(make_handlers(lambda command: place)),
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        description=f"by {source}, on {device} over {plain_backend(device)}",
+        counts_links=watch.counts,
+        shape=None,
+        nics=watch.facts,
+    )
+    filled: Any = arguments
+    return replace(filled, nodes=nodes, ranks_per_node=ranks_per_node, device=device), stage
+
+
+def _introduce(arguments: Any, nics: Nics) -> Member:
+    gpu = find_gpu()
+    return Member(
+        arguments=asdict(arguments) | {"version of torch": torch.__version__},
+        host=socket.gethostname(),
+        machine=machine_identity(),
+        sees_gpu=torch.cuda.is_available(),
+        no_gpu=gpu.missing,
+        num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        nics=nics.counted,
+        uncounted_nics=nics.uncounted,
+    )
+
+
+def _find_nodes(arguments: Arguments, members: list[Member]) -> tuple[int, int, str]:
+    """Take the node map that Isthmus finds by itself, as its groups in the benchmark will."""
+    options = isthmus.Options(log="error")  # what is wrong with the map is said here
+    timeout = timedelta(seconds=arguments.timeout_s)
+    group = dist.new_group(backend="isthmus", timeout=timeout, pg_options=options)
+    node_of_rank = list(backend_of(group).node_of_rank)
+    source = isthmus.stats(group)["node_map_source"]
+    dist.barrier()  # a rank that still connects to others must find them
+    dist.destroy_process_group(group)
+    return (*check_nodes(node_of_rank, source, members), source)
+
+
+def _gather(own: Any) -> list[Any]:
+    everything: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everything, own)
+    return everything
+
+
+@dataclass(frozen=True)
+class _LaunchedWorld:
+    """Every rank runs the benchmark itself: a request is carried out here, and the answers are exchanged."""
+
+    handlers: dict[str, Handler]
+
+    @property
+    def world_size(self) -> int:
+        return dist.get_world_size()
+
+    def request(
+        self, command: dict[str, Any], silence_timeout_s: float, on_event: Callable[[Event], None] = ignore
+    ) -> list[dict[str, Any]]:
+        """Collective. The process groups' own timeout ends a wait for a silent rank."""
+        rank = dist.get_rank()
+        return _gather(self.handlers[command["do"]](command, lambda event: on_event({"rank": rank, **event})))
+
+
+class _Watch:
+    """Reads all NICs while the ranks are idle, and over the whole run. nics: None where another rank reads them."""
+
+    def __init__(self, nics: Nics | None, members: list[Member]) -> None:
+        self._nics = nics
+        self._members = members
+        self.counts = not any(member.uncounted_nics for member in members)
+        dist.barrier()
+        before = self._read()
+        time.sleep(_IDLE_S)
+        self._start = self._read()
+        self._idle = self._start.since(before)
+        dist.barrier()
+
+    def facts(self) -> dict[str, Any]:
+        """What all NICs counted, by the names of its keys. Collective."""
+        idle, run = zip(*_gather((self._idle, self._read().since(self._start))), strict=True)
+        return {
+            "counted": nics_by_host(self._members),
+            "not_counted": nics_by_host(self._members, uncounted=True),
+            "idle_sent_bytes_per_s": sum(each.sent for each in idle) / _IDLE_S,
+            "idle_received_bytes_per_s": sum(each.received for each in idle) / _IDLE_S,
+            "run_sent_bytes": sum(each.sent for each in run),
+            "run_received_bytes": sum(each.received for each in run),
+        }
+
+    def _read(self) -> Traffic:
+        return self._nics.read() if self._nics else Traffic(0, 0)

@@ -1,0 +1,394 @@
+"""Benchmarks on a launcher's ranks: counters of NICs, what is refused, what is advised, and runs on two hosts."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from isthmus.benchmarks.collectives.config import CollectivesConfig
+from isthmus.benchmarks.common.interfaces import Traffic
+from isthmus.benchmarks.here.cluster import (
+    Member,
+    check_alike,
+    check_launched,
+    check_nodes,
+    choose_device,
+    count_on,
+    gpu_index,
+    nics_by_host,
+)
+from isthmus.benchmarks.here.nics import find_nics
+from isthmus.benchmarks.here.notes import nic_notes
+from isthmus.benchmarks.training.advice import advice
+from isthmus.benchmarks.training.check import check_report
+from isthmus.benchmarks.training.config import TrainingConfig
+from isthmus.cli.main import app
+from python.benchmarks.launched import as_ranks, two_hosts, with_torchrun  # noqa: F401
+from python.topology.made_up_machines import ETHERNET, INFINIBAND, MadeUpMachine
+
+IB, NIC = "0000:01:00.0", "0000:02:00.0"
+TINY_MODEL = ["--layers", 1, "--width", 128, "--context", 32]
+
+
+class CountedMachine(MadeUpMachine):
+    """A made-up machine whose NICs have counted something. The functions of two adapters are there."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.pci(IB, INFINIBAND)
+        self.pci(NIC, ETHERNET)
+
+    def net_dev(self, **received_and_sent):
+        head = "Inter-|   Receive  |  Transmit\n face |bytes packets ...|bytes packets ...\n"
+        lines = [
+            f"{name:>6}: {received} 1 0 0 0 0 0 0 {sent} 1 0 0 0 0 0 0"
+            for name, (received, sent) in received_and_sent.items()
+        ]
+        self._write(self.roots.proc / "self/net/dev", head + "\n".join(lines))
+
+    def count(self, device, names, received, sent, port=1):
+        for name, value in zip(names, (received, sent), strict=True):
+            self._write(self.roots.sys / f"class/infiniband/{device}/ports/{port}" / name, value)
+
+
+PORT_DATA = ("counters/port_rcv_data", "counters/port_xmit_data")
+EFA_BYTES = ("hw_counters/rx_bytes", "hw_counters/tx_bytes")
+
+
+def test_an_adapter_counts_and_what_stands_on_it_does_not_again(tmp_path):
+    machine = CountedMachine(tmp_path)
+    machine.interface("eth0", on=NIC)
+    for virtual in ("lo", "bond0", "docker0", "veth12"):
+        machine.interface(virtual)
+    machine.net_dev(lo=(9, 9), eth0=(100, 2**40), bond0=(100, 2**40), docker0=(5, 5), veth12=(5, 5))
+    nics = find_nics(machine.roots)
+    assert (nics.counted, nics.uncounted) == (("eth0",), ())
+    assert nics.read() == Traffic(sent=2**40, received=100)
+    machine.net_dev(lo=(9, 9))
+    with pytest.raises(ValueError, match="interface eth0 has gone"):
+        nics.read()
+
+
+def test_in_a_namespace_of_virtual_interfaces_those_that_stand_on_no_other_count(tmp_path):
+    machine = CountedMachine(tmp_path)
+    for virtual in ("lo", "veth0", "veth1"):
+        machine.interface(virtual)
+    machine.interface("bond0", lower_veth0="", lower_veth1="")
+    machine.net_dev(lo=(9, 9), veth0=(1, 10), veth1=(2, 20), bond0=(3, 30))
+    assert find_nics(machine.roots).read() == Traffic(sent=30, received=3)
+
+
+def test_interfaces_that_sys_does_not_show_count_all(tmp_path):
+    """/sys of another namespace says nothing about this one's eth0."""
+    machine = CountedMachine(tmp_path)
+    machine.interface("eth0")
+    machine.interface("eth9", on=NIC)
+    machine.net_dev(lo=(9, 9), eth0=(1, 2), tap0=(3, 4))
+    assert find_nics(machine.roots).counted == ("eth0", "tap0")
+
+
+def test_ports_of_infiniband_count_in_words_of_four_bytes_and_their_interfaces_not_again(tmp_path):
+    machine = CountedMachine(tmp_path)
+    machine.verbs("mlx5_0", on=IB)
+    machine.count("mlx5_0", PORT_DATA, received=10, sent=2**40)
+    machine.interface("ib0", on=IB, kind=32)
+    machine.interface("eth0", on=NIC)
+    machine.net_dev(lo=(9, 9), ib0=(40, 4 * 2**40), eth0=(1, 2))
+    nics = find_nics(machine.roots)
+    assert nics.counted == ("eth0", "mlx5_0:1")
+    assert nics.read() == Traffic(sent=4 * 2**40 + 2, received=41)
+
+
+def test_roce_counts_beside_its_interface_and_efa_in_bytes(tmp_path):
+    machine = CountedMachine(tmp_path)
+    machine.verbs("mlx5_0", on=NIC, layer="Ethernet")
+    machine.count("mlx5_0", PORT_DATA, received=1, sent=2)
+    machine.verbs("rdmap1s0", on=IB, layer="Unspecified")
+    machine.count("rdmap1s0", EFA_BYTES, received=100, sent=200)
+    machine.interface("eth0", on=NIC)
+    machine.net_dev(eth0=(1000, 2000))
+    assert find_nics(machine.roots).read() == Traffic(sent=2208, received=1104)
+
+
+def test_ports_without_a_counter_are_named_and_those_that_are_down_do_not_matter(tmp_path):
+    machine = CountedMachine(tmp_path)
+    machine.verbs("mlx5_0", on=IB, ports=2)
+    machine.count("mlx5_0", PORT_DATA, received=1, sent="no number", port=2)
+    machine.verbs("mlx5_1", on=NIC, state="1: DOWN")
+    machine.verbs("rxe0", on=None)
+    machine.interface("ib0", on=IB, kind=32)
+    machine.net_dev(ib0=(1, 2))
+    nics = find_nics(machine.roots)
+    assert (nics.counted, nics.uncounted) == (("ib0",), ("mlx5_0:1", "mlx5_0:2"))
+
+
+def test_a_machine_without_a_nic_is_not_counted(tmp_path):
+    machine = CountedMachine(tmp_path)
+    machine.net_dev(lo=(9, 9))
+    assert find_nics(machine.roots).uncounted == ("none is seen but lo",)
+
+
+def members(machines="aabb", **facts):
+    common = {"sees_gpu": False, "no_gpu": "torch sees no GPU", "num_gpus": 0, "nics": ("eth0",), "uncounted_nics": ()}
+    return [
+        Member(**{"arguments": {"steps": 3}, "host": f"host-{name}", "machine": name} | common | facts)
+        for name in machines
+    ]
+
+
+def test_nodes_of_equal_size_on_several_machines_are_taken():
+    assert check_nodes([0, 0, 1, 1], "torchrun", members()) == (2, 2)
+    assert check_nodes([0, 0, 1, 1], "torchrun", members("abcd")) == (2, 2)  # a node may be several machines
+
+
+@pytest.mark.parametrize(
+    ("nodes", "machines", "message"),
+    [
+        ([0, 0, 0, 0], "aabb", "all 4 ranks are on one node, by Slurm: nothing crosses a link; start ranks on several"),
+        ([0, 0, 1, 1], "aaaa", "all 4 ranks are on one machine, host-a: nothing crosses a link; start ranks"),
+        ([0, 1, 1, 1], "aabb", "nodes have 1 to 3 ranks, by Slurm; start as many on each"),
+        ([0, 1, 2, 3], "aabb", "ranks 0, 1 are on one machine, host-a, and on several nodes by Slurm"),
+        (
+            [0, 1, 0, 1],
+            "abab",
+            r"ranks are not placed node by node \(nodes by rank: 0, 1, 0, 1\), by Slurm; start them in blocks",
+        ),
+    ],
+)
+def test_nodes_between_which_figures_would_mean_nothing_are_refused(nodes, machines, message):
+    with pytest.raises(ValueError, match=f"--here: {message}"):
+        check_nodes(nodes, "Slurm", members(machines))
+
+
+def test_ranks_with_other_arguments_are_named():
+    ranks = members()
+    check_alike(ranks)
+    ranks[2] = replace(ranks[2], arguments={"steps": 4})
+    with pytest.raises(ValueError, match=r"steps differs between ranks \(ranks 0, 1, 3: 3; rank 2: 4\)"):
+        check_alike(ranks)
+
+
+def test_the_device_is_that_of_all_ranks_or_none():
+    gpu = {"sees_gpu": True, "no_gpu": "", "num_gpus": 2}
+    assert choose_device("auto", members()) == "cpu"
+    assert choose_device("auto", members(**gpu)) == "cuda"
+    assert choose_device("cpu", members(**gpu)) == "cpu"
+    assert [gpu_index(rank, members(**gpu)) for rank in range(4)] == [0, 1, 0, 1]
+    assert [gpu_index(rank, members(**gpu | {"num_gpus": 1})) for rank in range(4)] == [0] * 4  # each has its own
+    with pytest.raises(ValueError, match="--device cuda: ranks 0, 1, 2, 3: torch sees no GPU; --device cpu trains"):
+        choose_device("cuda", members())
+    with pytest.raises(ValueError, match="--device auto: rank 2: torch sees no GPU"):
+        choose_device("auto", [*members("aa", **gpu), *members("b"), *members("b", **gpu)])
+    with pytest.raises(ValueError, match="--device auto: rank 2: host-a has 2 GPUs for more ranks"):
+        choose_device("auto", members("aaabb", **gpu))
+
+
+def test_one_rank_of_each_machine_counts_and_none_where_a_nic_does_not():
+    assert [count_on(rank, members("abab")) for rank in range(4)] == [True, True, False, False]
+    some = members("aabb")
+    some[3] = replace(some[3], uncounted_nics=("mlx5_0:1",))
+    assert not any(count_on(rank, some) for rank in range(4))
+    same_name = [replace(member, host="vm") for member in members("aabb")]
+    assert nics_by_host(same_name) == {"vm": ["eth0"], "vm (rank 2)": ["eth0"]}
+    assert nics_by_host(members(), uncounted=True) == {}
+
+
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+
+
+def test_a_process_that_is_alone_or_on_the_only_node_says_so_by_itself():
+    check_launched(TORCHRUN, "torchrun me")
+    with pytest.raises(
+        ValueError, match="one rank exchanges nothing; start ranks on several nodes, as in `torchrun me`"
+    ):
+        check_launched(TORCHRUN | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, "torchrun me")
+    with pytest.raises(ValueError, match="one rank exchanges nothing"):
+        check_launched({"RANK": "0", "WORLD_SIZE": "1"}, "torchrun me")
+    with pytest.raises(ValueError, match="all 4 ranks are on one node, as torchrun counts: nothing crosses a link"):
+        check_launched(TORCHRUN | {"LOCAL_WORLD_SIZE": "4"}, "torchrun me")
+
+
+@pytest.mark.parametrize("bench", ["training", "collectives"])
+@pytest.mark.parametrize(
+    ("options", "environment", "complaint"),
+    [
+        (
+            ["--here"],
+            {},
+            "--here: no launcher started this process: start it on every rank, as in `torchrun --nnodes 2",
+        ),
+        (["--here"], TORCHRUN | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, "--here: one rank exchanges nothing"),
+        (
+            ["--here"],
+            TORCHRUN | {"LOCAL_WORLD_SIZE": "4"} | {"MASTER_ADDR": "a"},
+            "--here: all 4 ranks are on one node",
+        ),
+        (["--here"], TORCHRUN, "--here: set MASTER_ADDR"),
+        (
+            ["--here", "--nodes", "2"],
+            TORCHRUN,
+            "--nodes: only for simulated nodes; with --here nodes are the launcher's",
+        ),
+        (["--here", "--ranks-per-node", "2"], TORCHRUN, "--ranks-per-node: only for simulated nodes"),
+        (["--here", "--link", "1gbit"], TORCHRUN, "--link: only for simulated nodes"),
+        (["--here", "--device", "tpu"], TORCHRUN, "device 'tpu': expected one of auto, cpu, cuda"),
+        (["--device", "cpu"], {}, "--device: only with --here"),
+    ],
+)
+def test_mistakes_on_the_command_line(bench, options, environment, complaint, monkeypatch):
+    for name in (*TORCHRUN, "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["bench", bench, *options])
+    assert result.exit_code == 2
+    assert complaint in result.output
+
+
+@pytest.mark.parametrize(("bench", "option"), [("training", "--timed-steps"), ("collectives", "--logs")])
+def test_what_only_simulated_runs_have_is_refused(bench, option):
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["bench", bench, "--here", option, "3"])
+    assert result.exit_code == 2
+    assert f"{option}: only for simulated nodes" in result.output
+
+
+def test_more_nodes_than_can_be_simulated_are_a_cluster():
+    for config in (TrainingConfig, CollectivesConfig):
+        assert config(here=True, nodes=100, ranks_per_node=72).nodes == 100
+        with pytest.raises(ValueError, match="nodes 100: expected 2 to 8"):
+            config(nodes=100)
+
+
+def test_backends_fit_the_device():
+    on_gpu = CollectivesConfig(here=True, device="cuda").on_device()
+    assert on_gpu.backends == ("nccl", "none", "tagc", "sparse", "quant")
+    assert CollectivesConfig(here=True, device="cpu").on_device().backends == CollectivesConfig.backends
+    for device, backend in (("cuda", "gloo"), ("cuda", "flat-tagc"), ("cpu", "nccl")):
+        with pytest.raises(ValueError, match=f"backends '{backend}': not for tensors on {device}"):
+            CollectivesConfig(here=True, device=device, backends=(backend, "none")).on_device()
+
+
+def arms(**seconds):
+    return {name.replace("_", "-"): {"median_step_s": step_s, "val_loss": 2.5} for name, step_s in seconds.items()}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (
+            {"fsdp": 4.0, "hsdp": 3.0, "none": 2.5, "full": 1.5},
+            "Set init_process_group(\"isthmus\", pg_options=isthmus.Options(codec='quant', bits=4, weights='delta')) "
+            "(or ISTHMUS_CODEC=quant ISTHMUS_BITS=4 ISTHMUS_WEIGHTS=delta), sharded over all ranks: full was the "
+            "fastest arm, 2.00 times as fast as hsdp, the best plain one (1.5 s a step against 3 s; validation loss "
+            "2.500 against 2.500).",
+        ),
+        ({"fsdp": 2.0, "flat_tagc": 1.0}, "ISTHMUS_CODEC=tagc ISTHMUS_TIERS=flat), sharded over all ranks: flat-tagc"),
+        ({"fsdp": 2.0, "quant_node": 1.0}, "BITS=4), sharded over all ranks with reshard_after_forward=8: quant-node"),
+        ({"fsdp": 2.0, "hsdp_quant": 1.0}, "BITS=4), sharded in the node and replicated across nodes: hsdp-quant"),
+        (
+            {"fsdp": 2.0, "hsdp": 1.0, "quant": 0.96},
+            "Set nothing: plain hsdp, sharded in the node and replicated across nodes, is as good here. quant, the "
+            "fastest arm on Isthmus, was 1.04 times as fast (0.96 s a step against 1 s).",
+        ),
+        ({"fsdp": 2.0}, "Nothing to set: it takes a plain arm and one on Isthmus to compare."),
+        ({"quant": 2.0}, "Nothing to set"),
+    ],
+)
+def test_the_advice_names_options_or_says_that_plain_is_as_good(seconds, expected):
+    text = advice(arms(**seconds), 8, [])
+    assert expected in text
+    assert "disturbed" not in text
+
+
+def test_the_advice_of_a_disturbed_run_asks_for_another():
+    assert "The run was disturbed" in advice(arms(fsdp=2.0, quant=1.0), 8, ["a note", "DISTURBED: by others"])
+
+
+NICS = {
+    "counted": {"a": ["eth0", "mlx5_0:1"], "b": ["eth0"]},
+    "not_counted": {},
+    "idle_sent_bytes_per_s": 100.0,
+    "run_sent_bytes": 1_000_000,
+    "run_received_bytes": 1_000_000,
+}
+
+
+def test_quiet_nics_are_named_and_nothing_more():
+    assert nic_notes(NICS, {"fsdp": (1.0, 100_000), "none": (1.0, None)}) == [
+        "Bytes are the NICs' own counters, summed over nodes (a: eth0, mlx5_0:1; b: eth0)."
+    ]
+
+
+def test_other_traffic_is_said_and_not_taken_off():
+    (_, note) = nic_notes(NICS | {"idle_sent_bytes_per_s": 5e6}, {"fsdp": (2.0, 100e6), "quant": (1.0, 1e9)})
+    assert note.startswith("DISTURBED: the NICs sent 5 MB/s while all ranks were idle")
+    assert "fsdp 10%. Nothing was taken off." in note
+    (_, note) = nic_notes(NICS | {"run_received_bytes": 1_200_000}, {})
+    assert note.startswith("DISTURBED: over the whole run the nodes' NICs sent 1.00 MB and received 1.20 MB")
+
+
+def test_nics_without_a_counter_are_said():
+    (note,) = nic_notes(NICS | {"not_counted": {"b": ["mlx5_0:1"]}}, {})
+    assert note.startswith("NOT COUNTED: NICs that are up and have no counter (b: mlx5_0:1)")
+
+
+@pytest.mark.processes
+def test_training_on_two_hosts_makes_the_report_of_simulated_ones(two_hosts, tmp_path):  # noqa: F811
+    output = tmp_path / "out"
+    steps = ["--steps", 3, "--audited-steps", 1, "--arms", "fsdp,quant", "--device", "cpu"]
+    sent = [two_hosts.sent_bytes(node) for node in (0, 1)]
+    told = with_torchrun(two_hosts, 2, "training", "--here", *TINY_MODEL, *steps, "--output", output)
+    sent = [two_hosts.sent_bytes(node) - before for node, before in zip((0, 1), sent, strict=True)]
+    assert [code for code, _, _ in told] == [0, 0], told
+    report = json.loads((output / "report.json").read_text())
+    assert (output / "report.png").stat().st_size > 10_000
+    arguments = report["arguments"]
+    assert [arguments[name] for name in ("here", "device", "nodes", "ranks_per_node")] == [True, "cpu", 2, 2]
+    assert report["network"] == "by torchrun, on cpu over gloo"
+    assert report["links"] == ["here"] == [report["headline_link"]]
+    for check in check_report(report):
+        assert check.collectives_equal and check.holds and check.link_bytes, check
+        assert check.payload_equal is (None if check.arm == "fsdp" else True)
+    for arm in report["arms"].values():
+        assert arm["link_bytes_source"] == "interface"
+        assert (arm["num_steps"], len(arm["steps"])) == (2, 4)
+    names = list(report["nics"]["counted"].values())
+    assert names == [["eth0"], ["eth0"]]
+    counted = sum(step["link_sent_bytes"] for arm in report["arms"].values() for step in arm["steps"])
+    assert counted < report["nics"]["run_sent_bytes"] < sum(sent)
+    (_, out, _), (_, out_of_other, _) = told
+    assert out.splitlines()[-1] == report["advice"]
+    assert "Median seconds a step" in out and f"{output / 'report.json'}" in out
+    assert out_of_other == ""  # one rank alone speaks
+
+
+@pytest.mark.processes
+def test_collectives_on_two_hosts_are_verified_and_counted(two_hosts, tmp_path):  # noqa: F811
+    path = tmp_path / "collectives.json"
+    sizes = ["--min-bytes", "256K", "--max-bytes", "256K", "--iterations", 2, "--backends", "gloo,tagc"]
+    told = as_ranks(two_hosts, [2, 2], "collectives", "--here", "--device", "cpu", *sizes, "--json", path)
+    assert [code for code, _, _ in told] == [0] * 4, told
+    report = json.loads(path.read_text())
+    assert (report["link"], report["arguments"]["ranks_per_node"], len(report["rows"])) == ("here", 2, 6)
+    assert {row["num_wrong"] for row in report["rows"]} == {0}
+    linked = {(row["operation"], row["backend"]): row["link_bytes"] for row in report["rows"]}
+    assert 0 < linked["reduce_scatter", "tagc"] < 0.5 * linked["reduce_scatter", "gloo"]
+    assert "#wrong in all: 0" in told[0][1]
+    assert [out for _, out, _ in told[1:]] == [""] * 3
+
+
+@pytest.mark.processes
+def test_unequal_nodes_are_refused_on_every_rank(two_hosts):  # noqa: F811
+    told = as_ranks(two_hosts, [2, 1], "training", "--here", "--device", "cpu")
+    for code, out, err in told:
+        assert code == 2, (out, err)
+        assert "--here: nodes have 1 to 2 ranks, by torchrun; start as many on each" in err
+
+
+@pytest.mark.processes
+def test_ranks_with_other_options_are_refused_on_every_rank(two_hosts):  # noqa: F811
+    told = as_ranks(two_hosts, [1, 1], "training", "--here", of_rank=lambda rank: ["--steps", 3 + rank])
+    for code, out, err in told:
+        assert code == 2, (out, err)
+        assert "steps differs between ranks (rank 0: 3; rank 1: 4)" in err
