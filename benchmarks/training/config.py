@@ -75,6 +75,18 @@ class TrainingConfig:
         for link in self.links:
             parse_link_rate(link)
 
+    def on_device(self) -> "TrainingConfig":
+        """The same with arms for the device that was found. ValueError: one that was asked for cannot be had.
+
+        Isthmus has a single tier for tensors on the CPU alone.
+        """
+        flat = [name for name in self.arms if (ARMS[name].options or {}).get("tiers") == "flat"]
+        if self.device != "cuda" or not flat:
+            return self
+        if self.arms == DEFAULT_ARMS:
+            return replace(self, arms=tuple(name for name in self.arms if name not in flat))
+        raise ValueError(f"arm '{flat[0]}': not for tensors on {self.device}")
+
     @property
     def world_size(self) -> int:
         """Number of ranks."""

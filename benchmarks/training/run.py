@@ -79,7 +79,8 @@ def run_training(config: TrainingConfig, output_dir: Path, console: Console) -> 
 @contextmanager
 def _open_stage(config: TrainingConfig, output_dir: Path, console: Console) -> Iterator[tuple[TrainingConfig, Stage]]:
     if config.here:
-        with launched_stage(config, "training", worker.handlers, console) as (found, stage):
+        fit = TrainingConfig.on_device
+        with launched_stage(config, "training", worker.handlers, console, fit) as (found, stage):
             yield found, stage
     else:
         with simulated_stage(config.nodes, config.ranks_per_node, worker.__name__, output_dir / "logs") as stage:

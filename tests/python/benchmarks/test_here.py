@@ -82,8 +82,7 @@ def test_in_a_namespace_of_virtual_interfaces_those_that_stand_on_no_other_count
 def test_interfaces_that_sys_does_not_show_count_all(tmp_path):
     """/sys of another namespace says nothing about this one's eth0."""
     machine = CountedMachine(tmp_path)
-    machine.interface("eth0")
-    machine.interface("eth9", on=NIC)
+    machine.interface("eth0", on=NIC)
     machine.net_dev(lo=(9, 9), eth0=(1, 2), tap0=(3, 4))
     assert find_nics(machine.roots).counted == ("eth0", "tap0")
 
@@ -258,6 +257,14 @@ def test_more_nodes_than_can_be_simulated_are_a_cluster():
         assert config(here=True, nodes=100, ranks_per_node=72).nodes == 100
         with pytest.raises(ValueError, match="nodes 100: expected 2 to 8"):
             config(nodes=100)
+
+
+def test_arms_fit_the_device():
+    on_gpu = TrainingConfig(here=True, device="cuda").on_device()
+    assert set(TrainingConfig.arms) - set(on_gpu.arms) == {"flat-tagc"}
+    assert TrainingConfig(here=True, device="cpu").on_device().arms == TrainingConfig.arms
+    with pytest.raises(ValueError, match="arm 'flat-tagc': not for tensors on cuda"):
+        TrainingConfig(here=True, device="cuda", arms=("fsdp", "flat-tagc")).on_device()
 
 
 def test_backends_fit_the_device():
