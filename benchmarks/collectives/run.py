@@ -65,7 +65,7 @@ def run_collectives(config: CollectivesConfig, log_dir: Path, console: Console) 
         if stage.shape and config.link:
             stage.shape(config.link)
             shaped = config.link
-        console.print(f"{config.nodes} nodes x {config.ranks_per_node} ranks {stage.description}, link {shaped}")
+        console.print(f"{config.nodes} nodes x {config.ranks_per_node} ranks on {stage.description}, link {shaped}")
         setup = {
             "do": "setup",
             "backends": config.backends,

@@ -31,7 +31,7 @@ class Stage:
     world: World
     nodes: int
     ranks_per_node: int
-    #: For people: nodes, ranks, and where they are.
+    #: What the nodes are, for people.
     description: str
     #: Whether the bytes of every node's link are counted.
     counts_links: bool

@@ -146,7 +146,7 @@ def _set_up(arguments: A, make_handlers: MakeHandlers) -> tuple[A, Stage]:
         world=_LaunchedWorld(make_handlers(lambda command: place)),
         nodes=nodes,
         ranks_per_node=ranks_per_node,
-        description=f"by {source}, on {device} over {plain_backend(device)}",
+        description=f"nodes by {source}, {device} over {plain_backend(device)}",
         counts_links=watch.counts,
         shape=None,
         nics=watch.facts,

@@ -26,7 +26,7 @@ def simulated_stage(nodes: int, ranks_per_node: int, module: str, log_dir: Path)
             world=world,
             nodes=nodes,
             ranks_per_node=ranks_per_node,
-            description=f"on one machine ({network.description})",
+            description=network.description,
             counts_links=network.has_links,
             shape=network.shape if network.has_links else None,
         )

@@ -47,9 +47,10 @@ def draw_report(report: dict[str, Any], path: Path) -> None:
     _draw_phases(axes[1, 1], report)
     axes[1, 1].set(title=f"Time of a step, link {link}", xlabel="s")
     arguments = report["arguments"]
+    place = report["network"] if arguments["here"] else f"one machine ({report['network']})"
     figure.suptitle(
         f"Byte-level GPT, {report['model']['num_parameters'] / 1e6:.1f} M parameters, {arguments['dtype']}, "
-        f"{arguments['nodes']} nodes x {arguments['ranks_per_node']} ranks {report['network']}"
+        f"{arguments['nodes']} nodes x {arguments['ranks_per_node']} ranks on {place}"
     )
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

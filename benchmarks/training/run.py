@@ -51,7 +51,7 @@ def run_training(config: TrainingConfig, output_dir: Path, console: Console) -> 
     start_s = time.monotonic()
     load_before = os.getloadavg()[0]
     with _open_stage(config, output_dir, console) as (config, stage):
-        console.print(f"{config.nodes} nodes x {config.ranks_per_node} ranks {stage.description}")
+        console.print(f"{config.nodes} nodes x {config.ranks_per_node} ranks on {stage.description}")
         links = list(config.links) if stage.shape else []
         if config.links and not links and not config.here:
             console.print(

@@ -352,7 +352,7 @@ def test_training_on_two_hosts_makes_the_report_of_simulated_ones(two_hosts, tmp
     assert (output / "report.png").stat().st_size > 10_000
     arguments = report["arguments"]
     assert [arguments[name] for name in ("here", "device", "nodes", "ranks_per_node")] == [True, "cpu", 2, 2]
-    assert report["network"] == "by torchrun, on cpu over gloo"
+    assert report["network"] == "nodes by torchrun, cpu over gloo"
     assert report["links"] == ["here"] == [report["headline_link"]]
     for check in check_report(report):
         assert check.collectives_equal and check.holds and check.link_bytes, check
