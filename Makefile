@@ -22,7 +22,7 @@ SANITIZED_TESTS ?= $(addprefix tests/python/,backend/test_auto.py backend/test_c
 
 STAMPS := build/stamps/$(VENV)
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml tools/keep_ptxas_report $(wildcard cmake/*) $(shell find src kernels include -type f)
-PYTHON_FILES := python topology benchmarks $(wildcard tests/python tests/support tests/conformance tests/faults tests/fuzz tests/gpu) tools
+PYTHON_FILES := python topology benchmarks examples $(wildcard tests/python tests/support tests/conformance tests/faults tests/fuzz tests/gpu) tools
 CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)

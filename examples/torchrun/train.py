@@ -1,0 +1,63 @@
+"""Trains a small model with FSDP2 to predict the next byte of a file: what the launchers here start.
+
+A launcher gives every process RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and on GPUs LOCAL_RANK.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import isthmus
+
+CONTEXT = 32  # bytes that the model sees
+
+
+def train(text: Path, steps: int, attach: bool) -> None:
+    """Train in a process group that the caller has made; rank 0 prints losses, and what Isthmus did."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)  # all ranks begin with the same weights
+    layers = [nn.Linear(1024, 512), nn.Linear(512, 512), nn.Linear(512, 512), nn.Linear(512, 256)]
+    hidden = [part for layer in layers[:-1] for part in (layer, nn.GELU())]
+    model = nn.Sequential(nn.Embedding(256, 1024 // CONTEXT), nn.Flatten(), *hidden, layers[-1]).to(device)
+    for layer in layers:
+        fully_shard(layer)
+    fully_shard(model)
+    if attach:
+        isthmus.attach(model)  # in a group of Isthmus nothing is needed here
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    corpus = torch.frombuffer(bytearray(text.read_bytes()), dtype=torch.uint8)
+    places = torch.Generator().manual_seed(dist.get_rank())  # each rank reads others
+    for step in range(steps):
+        starts = torch.randint(len(corpus) - CONTEXT, (256, 1), generator=places)
+        sequences = corpus[starts + torch.arange(CONTEXT + 1)].long().to(device)
+        loss = nn.functional.cross_entropy(model(sequences[:, :-1]), sequences[:, -1])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if dist.get_rank() == 0:
+            print(f"step {step}: loss {loss.item():.3f}", flush=True)
+    if dist.get_rank() == 0:
+        stats = isthmus.stats()
+        sent = {kind: of["inter"]["inter_node_sent_bytes"] / 1e6 for kind, of in stats["collectives"].items()}
+        print(f"{stats['node_map']}, by {stats['node_map_source']}")
+        print(f"compressed {stats['compressed_calls']} reductions; exact: {stats['exact_calls'] or 'none'}")
+        print(f"sent between nodes: gradients {sent['reduce_scatter']:.2f} MB, weights {sent['all_gather']:.2f} MB")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--text", type=Path, default=Path(argparse.__file__), help="a file to learn")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--attach", action="store_true", help="stay on Gloo or NCCL, and attach the model")
+    arguments = parser.parse_args()
+    gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else None
+    dist.init_process_group(None if arguments.attach else "isthmus", device_id=gpu)
+    if gpu:
+        torch.cuda.set_device(gpu)
+    train(arguments.text, arguments.steps, arguments.attach)
+    dist.destroy_process_group()

@@ -1,0 +1,104 @@
+"""The examples run: each launcher starts the training as its README says, and Isthmus sees the nodes that it gives."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from isthmus.benchmarks.simulate.network import open_network
+from support import ranks, slurm
+from support.limits import HANG_S
+from support.places import ROOT
+
+pytestmark = pytest.mark.processes
+EXAMPLES = ROOT / "examples"
+STEPS = ("--steps", "2")
+COMPRESSED = "compressed 8 reductions; exact: {'below min_elements': 2}"  # four layers, and the embedding
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Return what a user with this interpreter in the PATH would have."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ISTHMUS_")}
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    return clean | {"PATH": path, "OMP_NUM_THREADS": "1"} | variables
+
+
+def output_of(command: Sequence[str | Path], **variables: str) -> str:
+    result = subprocess.run(
+        command, env=environment(**variables), cwd=ROOT, capture_output=True, text=True, timeout=HANG_S
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+def assert_trained(output: str, nodes: str) -> None:
+    """`nodes`: the map and where it comes from, as a pattern."""
+    first, second = (float(loss) for loss in re.findall(r"step [01]: loss ([\d.]+)", output)[:2])
+    assert second < first < 6, output  # ln 256 is 5.5
+    assert re.search(nodes, output), output
+    assert COMPRESSED in output, output
+
+
+@pytest.mark.parametrize("way", [(), ("--attach",)], ids=["by name", "attached"])
+def test_torchrun_on_two_hosts(way: tuple[str, ...]) -> None:
+    with open_network(2) as network:
+        agents = []
+        for node in range(2):
+            torchrun = ("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", f"--node-rank={node}")
+            meeting = (f"--master-addr={network.address(0)}", f"--master-port={ranks.free_port()}")
+            if agents:
+                meeting = agents[0][1]
+            command = [*network.command_prefix(node), sys.executable, *torchrun, *meeting, "examples/torchrun/train.py"]
+            process = subprocess.Popen(
+                [*command, *STEPS, *way],
+                env=environment(GLOO_SOCKET_IFNAME=network.interface(node)),
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            agents.append((process, meeting))
+        outputs = [process.communicate(timeout=HANG_S)[0] for process, _ in agents]
+    assert [process.returncode for process, _ in agents] == [0, 0], outputs
+    assert_trained(outputs[0], "2 nodes x 1 rank, in blocks, by torchrun")
+
+
+@pytest.mark.skipif(bool(slurm.why_none()), reason=slurm.why_none())
+def test_sbatch(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with slurm.running_cluster() as cluster:
+        # node0 is a name of Slurm's alone here, so the address is given.
+        variables = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(ranks.free_port()))
+        own = ("--wait", "--ntasks-per-node=2", f"--output={log}", "examples/slurm/train.sbatch", *STEPS)
+        result = cluster.call("sbatch", *own, check=False, **variables)
+    output = log.read_text() if log.exists() else ""
+    assert result.returncode == 0, result.stderr + output
+    assert_trained(output, "2 nodes x 2 ranks, in blocks, by Slurm")
+
+
+# Two hosts of mpirun need two hosts: tests/python/topology/test_launchers.py has what it tells its processes there.
+@pytest.mark.parametrize("mpirun", ["mpirun.openmpi", "mpirun.mpich"])
+def test_mpirun(mpirun: str) -> None:
+    if shutil.which(mpirun) is None:
+        pytest.skip(f"no {mpirun}")
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port()), "ISTHMUS_NODES": "2x1"}
+    own = ("--oversubscribe", "--allow-run-as-root") if "openmpi" in mpirun else ()
+    output = output_of((mpirun, *own, "-n", "2", "examples/mpirun/train.sh", *STEPS), **meeting)
+    assert_trained(output, "2 nodes x 1 rank, in blocks, by option nodes")
+
+
+@pytest.mark.parametrize("way", [(), ("--attach",)], ids=["by name", "attached"])
+def test_ray(way: tuple[str, ...]) -> None:
+    if find_spec("ray") is None:
+        pytest.skip("ray is not installed")
+    program = (sys.executable, "examples/ray/train_ray.py", "--workers=2", "--cpus-per-worker=.25", *STEPS, *way)
+    output = output_of(program, ISTHMUS_NODES="2x1", RAY_DEDUP_LOGS="0")
+    assert_trained(output, "2 nodes x 1 rank, in blocks, by option nodes")
