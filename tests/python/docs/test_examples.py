@@ -19,7 +19,6 @@ from support.limits import HANG_S
 from support.places import ROOT
 
 pytestmark = pytest.mark.processes
-EXAMPLES = ROOT / "examples"
 STEPS = ("--steps", "2")
 COMPRESSED = "compressed 8 reductions; exact: {'below min_elements': 2}"  # four layers, and the embedding
 
@@ -102,3 +101,18 @@ def test_ray(way: tuple[str, ...]) -> None:
     program = (sys.executable, "examples/ray/train_ray.py", "--workers=2", "--cpus-per-worker=.25", *STEPS, *way)
     output = output_of(program, ISTHMUS_NODES="2x1", RAY_DEDUP_LOGS="0")
     assert_trained(output, "2 nodes x 1 rank, in blocks, by option nodes")
+
+
+def test_the_trainer_of_hugging_face() -> None:
+    if find_spec("transformers") is None or find_spec("accelerate") is None:
+        pytest.skip("transformers and accelerate are not both installed")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    output = output_of((*torchrun, "examples/transformers/train_trainer.py", *STEPS), ISTHMUS_NODES="2x1")
+    assert re.search(r"^2 nodes x 1 rank, in blocks, by option nodes\ncompressed [1-9]", output, re.MULTILINE), output
+
+
+def test_the_train_job_has_only_fields_of_kubeflow() -> None:
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    job = pytest.importorskip("yaml").safe_load((ROOT / "examples/kubernetes/trainjob.yaml").read_text())
+    assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job  # a field that it does not know is dropped
+    assert (ROOT / job["spec"]["trainer"]["command"][-1]).exists()
