@@ -310,8 +310,8 @@ _warned_of: set[str] = set()
 
 def _warn_of_options_without_effect(group: Group, options: _C.Options) -> None:
     """Warn of options that have no effect, once: later groups of a training have the same ones."""
-    for name, value, users in options._without_effect() if group.rank == 0 else []:
-        _warn_once(f"option {name}={value} has no effect with codec={options.codec}: it is for {users}")
+    for sentence in options._without_effect() if group.rank == 0 else []:
+        _warn_once(sentence)
 
 
 def _warn_once(text: str) -> None:

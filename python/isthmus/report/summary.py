@@ -78,10 +78,7 @@ def summary(group: dist.ProcessGroup | None = None) -> str:
 
 
 def _useless_options() -> list[str]:
-    found = []
-    for backend in named_backends().values():
-        for name, value, users in backend.options._without_effect():
-            found.append(f"option {name}={value} has no effect with codec={backend.options.codec}: it is for {users}")
+    found = [sentence for backend in named_backends().values() for sentence in backend.options._without_effect()]
     return list(dict.fromkeys(found))
 
 

@@ -72,7 +72,7 @@ std::string look(const std::string& units, const UnitKey& unit) {
     note(watched, unit);
   }
   watched.is_over = times == kTimes || watched.unmatched.empty() || watched.times.size() > kMaxUnits;
-  const std::string text = watched.is_over && !watched.unmatched.empty() ? complaint(units, watched) : "";
+  std::string text = watched.is_over && !watched.unmatched.empty() ? complaint(units, watched) : "";
   if (watched.is_over) {
     watched.times.clear();
     watched.names.clear();

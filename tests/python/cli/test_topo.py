@@ -211,12 +211,10 @@ def test_the_json_has_a_schema_which_is_checked(tmp_path):
     assert "has another schema than 1" in refused("--from", path)
 
 
-def test_a_picture_of_another_format_is_refused(tmp_path):
-    path = tmp_path / "x.png"
-    assert f"--svg '{path}': expected a name that ends in .svg" in refused("--from", DGX, "--svg", path).replace(
-        "' ", "'"
-    )
-    assert not path.exists()
+def test_a_picture_of_another_format_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a long path would be broken into lines
+    assert "--svg 'x.png': expected a name that ends in .svg" in refused("--from", DGX, "--svg", "x.png")
+    assert not (tmp_path / "x.png").exists()
 
 
 def test_a_file_that_is_missing(tmp_path):
