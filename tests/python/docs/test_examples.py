@@ -91,7 +91,7 @@ def test_mpirun(mpirun: str) -> None:
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port()), "ISTHMUS_NODES": "2x1"}
     own = ("--oversubscribe", "--allow-run-as-root") if "openmpi" in mpirun else ()
     output = output_of((mpirun, *own, "-n", "2", "examples/mpirun/train.sh", *STEPS), **meeting)
-    assert_trained(output, "2 nodes x 1 rank, in blocks, by option nodes")
+    assert_trained(output, "2 nodes x 1 rank, in blocks, by ISTHMUS_NODES")
 
 
 @pytest.mark.parametrize("way", [(), ("--attach",)], ids=["by name", "attached"])
@@ -100,7 +100,7 @@ def test_ray(way: tuple[str, ...]) -> None:
         pytest.skip("ray is not installed")
     program = (sys.executable, "examples/ray/train_ray.py", "--workers=2", "--cpus-per-worker=.25", *STEPS, *way)
     output = output_of(program, ISTHMUS_NODES="2x1", RAY_DEDUP_LOGS="0")
-    assert_trained(output, "2 nodes x 1 rank, in blocks, by option nodes")
+    assert_trained(output, "2 nodes x 1 rank, in blocks, by ISTHMUS_NODES")
 
 
 def test_the_trainer_of_hugging_face() -> None:
@@ -108,7 +108,7 @@ def test_the_trainer_of_hugging_face() -> None:
         pytest.skip("transformers and accelerate are not both installed")
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     output = output_of((*torchrun, "examples/transformers/train_trainer.py", *STEPS), ISTHMUS_NODES="2x1")
-    assert re.search(r"^2 nodes x 1 rank, in blocks, by option nodes\ncompressed [1-9]", output, re.MULTILINE), output
+    assert re.search(r"^2 nodes x 1 rank, in blocks, by ISTHMUS_NODES\ncompressed [1-9]", output, re.MULTILINE), output
 
 
 def test_the_train_job_has_only_fields_of_kubeflow() -> None:
