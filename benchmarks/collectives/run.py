@@ -1,7 +1,5 @@
 """The collectives benchmark, in the manner of nccl-tests: sizes, times, bandwidths, bytes between nodes, #wrong."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -14,11 +12,10 @@ from rich.table import Table
 from isthmus.benchmarks.collectives import worker
 from isthmus.benchmarks.collectives.config import ELEMENT_BYTES, PLAIN, CollectivesConfig
 from isthmus.benchmarks.common.report import report_head
-from isthmus.benchmarks.common.stage import Stage, World
+from isthmus.benchmarks.common.stage import World
 from isthmus.benchmarks.here.notes import nic_notes
-from isthmus.benchmarks.here.stage import launched_stage
+from isthmus.benchmarks.here.stage import open_stage
 from isthmus.benchmarks.simulate import SILENCE_MARGIN_S
-from isthmus.benchmarks.simulate.stage import simulated_stage
 
 _SETUP_TIMEOUT_S = 120
 _HEADS = (
@@ -60,7 +57,7 @@ def run_collectives(config: CollectivesConfig, log_dir: Path, console: Console) 
     With `config.here` all ranks of the launcher call it, and all have the report.
     """
     rows: list[dict[str, Any]] = []
-    with _open_stage(config, log_dir, console) as (config, stage):
+    with open_stage(config, "collectives", worker, log_dir, console) as (config, stage):
         shaped = "here" if config.here else "unshaped"
         if stage.shape and config.link:
             stage.shape(config.link)
@@ -89,19 +86,6 @@ def run_collectives(config: CollectivesConfig, log_dir: Path, console: Console) 
         "notes": [] if nics is None else nic_notes(nics, _counted(rows)),
         "rows": rows,
     }
-
-
-@contextmanager
-def _open_stage(
-    config: CollectivesConfig, log_dir: Path, console: Console
-) -> Iterator[tuple[CollectivesConfig, Stage]]:
-    if config.here:
-        fit = CollectivesConfig.on_device
-        with launched_stage(config, "collectives", worker.handlers, console, fit) as (found, stage):
-            yield found, stage
-    else:
-        with simulated_stage(config.nodes, config.ranks_per_node, worker.__name__, log_dir) as stage:
-            yield config, stage
 
 
 def _counted(rows: list[dict[str, Any]]) -> dict[str, tuple[float, float | None]]:

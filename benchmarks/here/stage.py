@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import Any, NoReturn, Protocol, TypeVar
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,6 +35,7 @@ from isthmus.benchmarks.here.cluster import (
 from isthmus.benchmarks.here.nics import Nics, find_nics
 from isthmus.benchmarks.simulate import RankFailure
 from isthmus.benchmarks.simulate.serve import Handler
+from isthmus.benchmarks.simulate.stage import simulated_stage
 from isthmus.group.cuda import ask_for_connections, find_gpu
 from isthmus.topology.launchers import rendezvous
 from isthmus.topology.node_map import machine_identity
@@ -56,6 +59,17 @@ class Arguments(Protocol):
     def timeout_s(self) -> int:
         """Seconds that a collective may take."""
 
+    @property
+    def nodes(self) -> int:
+        """Of simulated nodes their number."""
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Of simulated nodes the ranks on each."""
+
+    def on_device(self) -> Self:
+        """The same for the device that was found. ValueError: what was asked for cannot be had there."""
+
 
 A = TypeVar("A", bound=Arguments)
 MakeHandlers = Callable[[Join], dict[str, Handler]]
@@ -67,18 +81,33 @@ def tells() -> bool:
 
 
 @contextmanager
+def open_stage(
+    arguments: A, command: str, worker: ModuleType, log_dir: Path, console: Console
+) -> Iterator[tuple[A, Stage]]:
+    """Yield what a benchmark runs on, as its arguments say, and these with nodes, ranks and device filled in.
+
+    worker: the module of its ranks, with `handlers(join)`. log_dir: of simulated nodes. Raises what
+    `launched_stage` and `simulated_stage` do.
+    """
+    if arguments.here:
+        with launched_stage(arguments, command, worker.handlers, console) as (found, stage):
+            yield found, stage
+    else:
+        with simulated_stage(arguments.nodes, arguments.ranks_per_node, worker.__name__, log_dir) as stage:
+            yield arguments, stage
+
+
+@contextmanager
 def launched_stage(
     arguments: A,
     command: str,
     make_handlers: MakeHandlers,
     console: Console,
-    fit: Callable[[A], A] = lambda filled: filled,
 ) -> Iterator[tuple[A, Stage]]:
     """Join the launcher's ranks; yields the arguments with nodes, ranks and device filled in, and the stage.
 
     Collective: every rank runs the context's body alike, and its own `make_handlers(join)` answer what the body asks.
-    On ranks other than the first the console is silent from then on. command: the benchmark's, for messages. fit: looks
-    at the filled arguments, which it may change, or refuse by ValueError.
+    On ranks other than the first the console is silent from then on. command: the benchmark's, for messages.
 
     Raises ValueError on all ranks for what a user can set right, RankFailure where the ranks do not meet. Any other
     error is printed with the rank's name, and ends the process: groups in an unknown state must not be waited for.
@@ -89,7 +118,7 @@ def launched_stage(
     _join(arguments)
     try:
         filled, stage = _set_up(arguments, make_handlers)
-        found = fit(filled)
+        found = filled.on_device()
     except ValueError:
         _leave()
         raise

@@ -2,8 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -14,9 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from isthmus.benchmarks.common.place import plain_backend
 from isthmus.benchmarks.common.stage import Event, Stage, ignore
-from isthmus.benchmarks.here.stage import launched_stage
+from isthmus.benchmarks.here.stage import open_stage
 from isthmus.benchmarks.simulate import SILENCE_MARGIN_S, parse_link_rate
-from isthmus.benchmarks.simulate.stage import simulated_stage
 from isthmus.benchmarks.training import worker
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.training.schedule import Segment, schedule, steps_per_arm, unlimited_link
@@ -50,7 +48,7 @@ def run_training(config: TrainingConfig, output_dir: Path, console: Console) -> 
     """
     start_s = time.monotonic()
     load_before = os.getloadavg()[0]
-    with _open_stage(config, output_dir, console) as (config, stage):
+    with open_stage(config, "training", worker, output_dir / "logs", console) as (config, stage):
         console.print(f"{config.nodes} nodes x {config.ranks_per_node} ranks on {stage.description}")
         links = list(config.links) if stage.shape else []
         if config.links and not links and not config.here:
@@ -74,17 +72,6 @@ def run_training(config: TrainingConfig, output_dir: Path, console: Console) -> 
     records.load_before = load_before
     records.seconds = time.monotonic() - start_s
     return records
-
-
-@contextmanager
-def _open_stage(config: TrainingConfig, output_dir: Path, console: Console) -> Iterator[tuple[TrainingConfig, Stage]]:
-    if config.here:
-        fit = TrainingConfig.on_device
-        with launched_stage(config, "training", worker.handlers, console, fit) as (found, stage):
-            yield found, stage
-    else:
-        with simulated_stage(config.nodes, config.ranks_per_node, worker.__name__, output_dir / "logs") as stage:
-            yield config, stage
 
 
 class _Run:
