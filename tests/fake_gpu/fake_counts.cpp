@@ -14,7 +14,7 @@ namespace isthmus::fake_gpu {
 namespace {
 
 constexpr auto kNumCounts = static_cast<size_t>(Count::kNumCounts);
-constexpr std::array<const char*, kNumCounts> kNames = {"synchronizations", "allocations", "streams", "events"};
+constexpr std::array<const char*, kNumCounts> kNames = {"synchronizations", "allocations", "streams"};
 
 struct Launches {
   int64_t number = 0;
@@ -89,7 +89,7 @@ DeviceWork::~DeviceWork() {
 
 }  // namespace isthmus::fake_gpu
 
-// What was counted since the last call, as JSON: synchronizations, allocations, streams and events made; launches by
+// What was counted since the last call, as JSON: synchronizations, allocations and streams made; launches by
 // name, with bytes read and written where they are known; device_ns, of the calling thread. Writes `size` bytes at
 // most, with a zero at the end; returns how many the whole text takes. A text that did not fit is lost.
 FAKE_API int64_t fake_gpu_take_counts(char* text, int64_t size) {

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from support.documents import programs
 from support.limits import HANG_S
-from support.places import ROOT
 
 pytestmark = [
     pytest.mark.processes,
@@ -25,9 +25,7 @@ SWITCH = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"
 
 @pytest.mark.parametrize("name", ["attach.py", "by_name.py"])
 def test_the_switch_changes_nothing(name: str, tmp_path: Path) -> None:
-    recipe = re.search(r"```python\n(# attach\.py.*?)```", (ROOT / "docs/recipes.md").read_text(), re.DOTALL)
-    assert recipe
-    program = recipe[1].replace(
+    program = programs("docs/recipes.md")["attach.py"].replace(
         "import torch.distributed as dist\n",
         "import torch.distributed as dist\n\nassert dist.config.use_torchcomms\n",
         1,

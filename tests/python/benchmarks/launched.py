@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from isthmus.benchmarks.simulate import NamespaceNetwork, NetworkError
+from support import hosts
 from support.limits import HANG_S
 
 RATE = "200mbit"
@@ -14,15 +14,7 @@ RATE = "200mbit"
 
 @pytest.fixture(scope="module")
 def two_hosts():
-    for rights in ("root", "user"):
-        try:
-            with NamespaceNetwork(2, rights) as network:
-                network.shape(RATE)
-                yield network
-                return
-        except NetworkError as error:
-            reason = str(error)
-    pytest.skip(f"no namespaces here: {reason}")
+    yield from hosts.two_hosts(RATE)
 
 
 def on_hosts(network, starts):

@@ -9,7 +9,7 @@ import pytest
 
 import isthmus
 from isthmus import native as _native
-from python.docs.readme import TRAIN
+from support.documents import programs
 from support.limits import HANG_S
 from support.places import ROOT
 
@@ -47,7 +47,7 @@ def test_the_packet_of_weights_is_the_one_on_its_page():
 @pytest.mark.processes
 def test_the_readme_script_trains(tmp_path):
     train = tmp_path / "train.py"
-    train.write_text(TRAIN)
+    train.write_text(programs("README.md")["train.py"])
     environment = os.environ | {"ISTHMUS_NODES": "2x2", "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", train],

@@ -15,15 +15,12 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from support import ranks
+from support.documents import programs
 from support.limits import HANG_S
-from support.places import ROOT
 
 pytestmark = pytest.mark.processes
 
-DOCUMENT = ROOT / "docs/recipes.md"
-PROGRAMS = {
-    match[1]: match[0] for match in re.findall(r"```python\n(# (\w+\.py).*?)```", DOCUMENT.read_text(), re.DOTALL)
-}
+PROGRAMS = programs("docs/recipes.md")
 FRAMEWORKS = ("accelerate", "lightning")
 OF_FRAMEWORKS = sorted(name for name in PROGRAMS if name.startswith(FRAMEWORKS))
 OF_TORCH = sorted(PROGRAMS.keys() - OF_FRAMEWORKS)

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from support.documents import programs
 from support.limits import HANG_S
 from support.places import ROOT
 
 pytestmark = pytest.mark.processes
 
-DOCUMENT = ROOT / "docs/checkpoints.md"
-PROGRAMS = {
-    match[1]: match[0] for match in re.findall(r"```python\n(# (\w+\.py): .*?)```", DOCUMENT.read_text(), re.DOTALL)
-}
-FUNCTIONS = re.findall(r"```python\n(def .*?)```", DOCUMENT.read_text(), re.DOTALL)
+DOCUMENT = "docs/checkpoints.md"
+PROGRAMS = programs(DOCUMENT)
+FUNCTIONS = re.findall(r"```python\n(def .*?)```", (ROOT / DOCUMENT).read_text(), re.DOTALL)
 
 
 def run(program: Path, num_ranks: int, nodes: str, *arguments: str) -> str:

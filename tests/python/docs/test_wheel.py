@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from python.docs.readme import TRAIN
+from support.documents import programs
 from support.limits import HANG_S
 from support.places import ROOT
 
@@ -85,7 +85,7 @@ def test_the_name_says_which_torch_it_fits(wheel: Path) -> None:
 def test_the_readme_script_trains_without_a_compiler(environment: Environment) -> None:
     place = environment.says("python", "-c", "import isthmus; print(isthmus.__file__)").strip()
     assert Path(place).is_relative_to(environment.folder)
-    (environment.folder / "train.py").write_text(TRAIN)
+    (environment.folder / "train.py").write_text(programs("README.md")["train.py"])
     launch = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
     environment.says(*launch, ISTHMUS_NODES="2x1")
 

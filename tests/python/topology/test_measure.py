@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from isthmus.benchmarks.simulate import NamespaceNetwork, NetworkError
+from isthmus.benchmarks.simulate import NamespaceNetwork
 from isthmus.cli.main import app
 from isthmus.topology.discovery.link_cache import LinkSample, load_links
 from isthmus.topology.discovery.measure import _ROUNDS, SIZES, _Stage, _Tiers, fit_link
 from isthmus.topology.launchers import rendezvous
+from support.hosts import two_hosts
 from support.limits import HANG_S
 
 RATE = "50mbit"
@@ -179,15 +180,7 @@ def test_mistakes_on_the_command_line(options: list[str], complaint: str, monkey
 
 @pytest.fixture(scope="module")
 def slow_network() -> Any:
-    for rights in ("root", "user"):
-        try:
-            with NamespaceNetwork(2, rights) as network:
-                network.shape(RATE)
-                yield network
-                return
-        except NetworkError as error:
-            reason = str(error)
-    pytest.skip(f"no namespaces here: {reason}")
+    yield from two_hosts(RATE)
 
 
 def start_rank(network: NamespaceNetwork, rank: int, output: Path) -> subprocess.Popen[str]:
