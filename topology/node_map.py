@@ -155,6 +155,26 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:_MAX_NAMED]))}{more}"
 
 
+def told_by_ranks(ranks: Sequence[int], texts: Sequence[str]) -> str:
+    """Say what ranks complain of, and which ones do where not all complain of one thing; "" if none does."""
+    return "; ".join(
+        text if len(own) == len(ranks) else f"{name_ranks(own)}: {text}"
+        for text, own in ranks_by_value(ranks, texts).items()
+        if text
+    )
+
+
+def different_options(ranks: Sequence[int], options: Sequence[Mapping[str, str]]) -> str:
+    """Say which options, by name, differ between ranks; "" if none does. The first rank's names are those of all."""
+    differing = []
+    for name in options[0]:
+        values = ranks_by_value(ranks, [own.get(name, "") for own in options])
+        if len(values) > 1:
+            texts = [f"{value!r} on {name_ranks(own)}" for value, own in values.items()]
+            differing.append(f"{name} is {', '.join(texts)}")
+    return f"ranks have different options: {'; '.join(differing)}" if differing else ""
+
+
 def machine_identity() -> str:
     """Text that is equal on two ranks exactly if they run on one machine and see the same network interfaces."""
     try:

@@ -49,7 +49,7 @@ class Options(_TorchBackend.Options):
     device_timings: bool
     log: str
 
-    def _without_effect(self) -> list[str]: ...
+    def _without_effect(self) -> list[tuple[str, str, str]]: ...
     def __init__(
         self,
         *,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -47,6 +47,18 @@ def isthmus_backend(group: dist.ProcessGroup) -> _C.Backend | None:
     return _own_backend(companion) if companion is not None else None
 
 
+def backends_of(groups: Iterable[dist.ProcessGroup]) -> dict[_C.Backend, dist.ProcessGroup]:
+    """Return the Isthmus backends of those groups that have one, each once, with the first group that has it.
+
+    The backend of a companion is that of the group beside it, too.
+    """
+    found: dict[_C.Backend, dist.ProcessGroup] = {}
+    for group in groups:
+        if (backend := isthmus_backend(group)) is not None:
+            found.setdefault(backend, group)
+    return found
+
+
 def _own_backend(group: dist.ProcessGroup) -> _C.Backend | None:
     core = native.load()
     for device in group._device_types:
@@ -82,3 +94,11 @@ def has_two_tiers(node_of_rank: Sequence[int]) -> bool:
     """Return whether a group of ranks on these nodes is reduced in two tiers: over several nodes of one size."""
     ranks_on_node = Counter(node_of_rank)
     return len(ranks_on_node) > 1 and len(set(ranks_on_node.values())) == 1
+
+
+def options_without_effect(options: _C.Options) -> list[str]:
+    """Return a sentence for each option that was set and that the codec does not look at."""
+    return [
+        f"option {name}={value} has no effect with codec={options.codec}: it is for {users}"
+        for name, value, users in options._without_effect()
+    ]

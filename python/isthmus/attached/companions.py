@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from isthmus import native
 from isthmus.backends import backend_of, companion_of, has_two_tiers, set_companion
-from isthmus.topology.node_map import name_ranks, ranks_by_value
+from isthmus.topology.node_map import different_options, name_ranks, ranks_by_value, told_by_ranks
 from isthmus.units.prepare import forget_names
 
 if TYPE_CHECKING:
@@ -37,18 +37,10 @@ def on_all_ranks(work: Callable[[], Result]) -> list[Result]:
         answer = (None, str(caught) or type(caught).__name__)
     answers: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(answers, answer)
-    complaint = by_ranks([text for _, text in answers])
+    complaint = told_by_ranks(range(len(answers)), [text for _, text in answers])
     if complaint:
         raise ValueError(f"isthmus.attach: {complaint}") from error
     return [result for result, _ in answers]
-
-
-def by_ranks(texts: Sequence[str]) -> str:
-    """Return which ranks complain of what, without the ranks if all complain of one thing; "" if none does."""
-    found = ranks_by_value(range(len(texts)), texts)
-    return "; ".join(
-        text if len(ranks) == len(texts) else f"{name_ranks(ranks)}: {text}" for text, ranks in found.items() if text
-    )
 
 
 @dataclass(frozen=True)
@@ -65,15 +57,8 @@ def disagreement(wishes: Sequence[Wish]) -> str:
     attached = ranks_by_value(range(len(wishes)), [wish.is_attached for wish in wishes])
     if len(attached) > 1:
         return f"the model is attached already on {name_ranks(attached[True])}, not on {name_ranks(attached[False])}"
-    differing = []
-    for name in wishes[0].options:
-        values = ranks_by_value(range(len(wishes)), [wish.options[name] for wish in wishes])
-        if len(values) > 1:
-            differing.append(
-                f"{name} is " + ", ".join(f"{value!r} on {name_ranks(found)}" for value, found in values.items())
-            )
-    if differing:
-        return f"ranks have different options: {'; '.join(differing)}"
+    if differing := different_options(range(len(wishes)), [wish.options for wish in wishes]):
+        return differing
     for ranks, ordinal in wanted_groups(wishes):
         missing = [rank for rank in ranks if (ranks, ordinal) not in numbered(wishes[rank].groups)]
         if missing:

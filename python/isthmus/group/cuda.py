@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import GroupName, PrefixStore, Store
 
-from isthmus.topology.node_map import name_ranks, ranks_by_value
+from isthmus.topology.node_map import told_by_ranks
 
 if TYPE_CHECKING:
     from isthmus import _C
@@ -83,12 +83,7 @@ def find_gpu() -> Gpu:
 
 def why_none(global_ranks: Sequence[int], gpus: Sequence[Gpu]) -> str:
     """Return why a group of ranks with these GPUs cannot take CUDA tensors; "" if it can. Equal on all ranks."""
-    missing = ranks_by_value(global_ranks, [gpu.missing for gpu in gpus])
-    missing.pop("", None)
-    return "; ".join(
-        reason if len(ranks) == len(global_ranks) else f"{name_ranks(ranks)}: {reason}"
-        for reason, ranks in missing.items()
-    )
+    return told_by_ranks(global_ranks, [gpu.missing for gpu in gpus])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from isthmus import native
-from isthmus.backends import has_two_tiers, isthmus_backend
+from isthmus.backends import backends_of, has_two_tiers, isthmus_backend, options_without_effect
 from isthmus.gloo import Group, fresh_prefix, gloo_tier
 from isthmus.group import mpi_tier
 from isthmus.group.cuda import (
@@ -32,7 +32,7 @@ from isthmus.group.cuda import (
     why_none,
 )
 from isthmus.topology import node_map
-from isthmus.topology.node_map import Nodes, Surroundings, name_ranks, ranks_by_value
+from isthmus.topology.node_map import Nodes, Surroundings, different_options, name_ranks, told_by_ranks
 from isthmus.variables import unknown_variables
 
 if TYPE_CHECKING:
@@ -205,22 +205,9 @@ def _exchange(group: Group, own: Introduction) -> list[Introduction]:
 
 def _complaint(group: Group, introductions: Sequence[Introduction]) -> str:
     """Return why these ranks cannot form a group, "" if they can; the same text on every rank."""
-    errors = ranks_by_value(group.global_ranks, [introduction.error for introduction in introductions])
-    if set(errors) != {""}:
-        return "; ".join(
-            text if len(ranks) == group.size else f"{name_ranks(ranks)}: {text}"
-            for text, ranks in errors.items()
-            if text
-        )
-    differing = []
-    for name in introductions[0].options or {}:
-        values = ranks_by_value(
-            group.global_ranks, [(introduction.options or {}).get(name, "") for introduction in introductions]
-        )
-        if len(values) > 1:
-            texts = [f"{value!r} on {name_ranks(ranks)}" for value, ranks in values.items()]
-            differing.append(f"{name} is {', '.join(texts)}")
-    return f"ranks have different options: {'; '.join(differing)}" if differing else ""
+    ranks = group.global_ranks
+    errors = told_by_ranks(ranks, [introduction.error for introduction in introductions])
+    return errors or different_options(ranks, [introduction.options or {} for introduction in introductions])
 
 
 def _error_type(introductions: Sequence[Introduction]) -> type[Exception]:
@@ -310,7 +297,7 @@ _warned_of: set[str] = set()
 
 def _warn_of_options_without_effect(group: Group, options: _C.Options) -> None:
     """Warn of options that have no effect, once: later groups of a training have the same ones."""
-    for sentence in options._without_effect() if group.rank == 0 else []:
+    for sentence in options_without_effect(options) if group.rank == 0 else []:
         _warn_once(sentence)
 
 
@@ -396,10 +383,8 @@ def _keep_last_stats(description: str, unique_name: str, found: dict[str, Any]) 
 
 def _log_summary() -> None:
     """Log, on rank 0 with log="info" or "debug", what crossed between nodes in this process."""
-    for group in list(dist.distributed_c10d._world.pg_map):
-        backend = isthmus_backend(group)
-        if backend is not None:
-            _keep_last_stats(group.group_desc, group.group_name, backend.stats())
+    for backend, group in backends_of(list(dist.distributed_c10d._world.pg_map)).items():
+        _keep_last_stats(group.group_desc, group.group_name, backend.stats())
     if any(found["calls"] for found in _last_stats.values()):
         from isthmus.report.statistics import added
         from isthmus.report.summary import summary_lines

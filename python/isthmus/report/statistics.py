@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from isthmus.backends import backend_of, isthmus_backend
+from isthmus.backends import backend_of, backends_of
 from isthmus.units.models import all_groups
 
 if TYPE_CHECKING:
@@ -75,10 +75,8 @@ def named_backends() -> dict[str, _C.Backend]:
     there is none.
     """
     found: dict[str, _C.Backend] = {}
-    for group in all_groups():
-        backend = isthmus_backend(group)
-        if backend is not None and all(backend is not other for other in found.values()):
-            found[group_name(group.group_desc, group.group_name, found)] = backend
+    for backend, group in backends_of(all_groups()).items():
+        found[group_name(group.group_desc, group.group_name, found)] = backend
     if not found:
         backend_of(None)  # says what there is instead
         raise ValueError("this process has no process group of isthmus")

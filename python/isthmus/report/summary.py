@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from isthmus.backends import options_without_effect
 from isthmus.report.explain import NO_TIERS, why_exact
 from isthmus.report.statistics import named_backends, stats
 
@@ -78,8 +80,8 @@ def summary(group: dist.ProcessGroup | None = None) -> str:
 
 
 def _useless_options() -> list[str]:
-    found = [sentence for backend in named_backends().values() for sentence in backend.options._without_effect()]
-    return list(dict.fromkeys(found))
+    found = [options_without_effect(backend.options) for backend in named_backends().values()]
+    return list(dict.fromkeys(itertools.chain(*found)))
 
 
 def summary_lines(found: dict[str, Any], hints: Sequence[str] = ()) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from isthmus.backends import isthmus_backend
+from isthmus.backends import backends_of
 from isthmus.residuals.known import KnownModel, Target, known_models
 from isthmus.residuals.reshard import Dropped, GroupAndBackend, place, reshard_residuals
 from isthmus.residuals.saved import (
@@ -47,10 +47,7 @@ def _groups(target: Target) -> list[GroupAndBackend]:
     else:
         groups = [target]
         what = f"the backend of this group is {dist.get_backend(target)}, not isthmus"
-    found: dict[Any, dist.ProcessGroup] = {}  # by backend: that of a group which attach made is its neighbour's, too
-    for group in groups:
-        if (backend := isthmus_backend(group)) is not None:
-            found.setdefault(backend, group)
+    found = backends_of(groups)
     if not found:
         raise ValueError(what)
     return [(group, backend) for backend, group in found.items()]

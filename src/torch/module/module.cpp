@@ -4,7 +4,6 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "communicator/path/segments.h"
 #include "isthmus/codec_type.h"
@@ -112,24 +111,15 @@ OptionsPtr from_state(const py::tuple& state) {
   return options;
 }
 
-// A sentence for each option that was set and that others leave without effect.
-std::vector<std::string> without_effect(const BackendOptions& options) {
-  std::vector<std::string> sentences;
-  const auto add = [&](const OptionField& field, const std::string& because, const std::string& users) {
-    sentences.push_back(detail::concatenate("option ", field.name, "=", field.get(options.values),
-                                            " has no effect with ", because, ": it is for ", users));
-  };
+// Each option that was set and that the codec ignores: name, value, codecs that use it.
+std::vector<std::tuple<std::string, std::string, std::string>> without_effect(const BackendOptions& options) {
+  std::vector<std::tuple<std::string, std::string, std::string>> rows;
   for (const OptionField& field : option_fields()) {
-    if (!options.given.contains(field.name)) {
-      continue;
-    }
-    if (!options.values.uses(field)) {
-      add(field, "codec=" + options.values.codec, field.users_text());
-    } else if (std::strcmp(field.name, "replica_interval") == 0 && options.values.weights == "plain") {
-      add(field, "weights=plain", "delta");
+    if (options.given.contains(field.name) && !options.values.uses(field)) {
+      rows.emplace_back(field.name, field.get(options.values), field.users_text());
     }
   }
-  return sentences;
+  return rows;
 }
 
 // What help(isthmus.Options) shows: pybind11 knows no keywords of **kwargs.
@@ -162,7 +152,7 @@ void bind_options(py::module_& module) {
                     other.cast<const BackendOptions&>().values.to_string() == options.values.to_string();
            })
       .def("_without_effect", &without_effect,
-           "A sentence for each option that was set and that others leave without effect.")
+           "Of each option that was set and that the codec does not look at: name, value, codecs that do.")
       .def("__copy__", &copy_options)
       .def(
           "__deepcopy__", [](const BackendOptions& options, const py::dict&) { return copy_options(options); },

@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import isthmus
 from isthmus import backends as _backends
 from isthmus.attached.collectives import UnitAllGather, UnitReduceScatter
+from isthmus.group import register as _register
 from isthmus.units import identify as _identify
 from isthmus.units.models import param_groups_of, trainable_indexes
 from isthmus.units.prepare import elements_of
@@ -573,6 +574,25 @@ def memory_of_the_process_group_is_given_back() -> None:
     assert steps_of(model) == dict.fromkeys(UNITS, 2)
     isthmus.detach(model)
     assert collectives(model) == before
+
+
+@table
+def figures_of_an_attached_group_count_once() -> None:
+    model = isthmus.attach(sharded({})("gloo"), options=options_of())
+    trained(model)
+    before = dict(_register._last_stats)
+    level = _register.logger.level
+    try:
+        _register.logger.setLevel("INFO")
+        _register._log_summary()
+        logged = list(_register._last_stats.values())[len(before) :]
+    finally:
+        _register.logger.setLevel(level)
+        _register._last_stats = before
+    (own,) = counters(model)
+    seen = [found for found in map(without_times, isthmus.stats()["groups"].values()) if found == own]
+    assert len(seen) == 1
+    assert dist.get_rank() > 0 or [without_times(found) for found in logged].count(own) == 1
 
 
 @table

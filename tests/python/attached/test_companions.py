@@ -8,7 +8,7 @@ from torch import nn
 
 import isthmus
 from isthmus.attached.collectives import UnitAllGather, UnitReduceScatter
-from isthmus.attached.companions import Ranks, Wish, by_ranks, disagreement, numbered, wanted_groups
+from isthmus.attached.companions import Ranks, Wish, disagreement, numbered, wanted_groups
 
 OPTIONS = {"bits": "4", "weights": "plain"}
 LOW: Ranks = (0, 1)
@@ -18,12 +18,6 @@ ALL: Ranks = (0, 1, 2, 3)
 
 def wish(*groups: Ranks, is_attached: bool = False, **options: str) -> Wish:
     return Wish({**OPTIONS, **options}, is_attached, groups)
-
-
-def test_complaints_name_their_ranks_unless_all_complain_of_one_thing() -> None:
-    assert by_ranks(["", ""]) == ""
-    assert by_ranks(["bits=99", "bits=99"]) == "bits=99"
-    assert by_ranks(["bits=99", "", "bits=99", "no"]) == "ranks 0, 2: bits=99; rank 3: no"
 
 
 def test_wishes_that_can_be_met() -> None:

@@ -376,7 +376,7 @@ def test_rank_0_warns_once_of_mistyped_variables() -> None:
 
 
 def make_groups_with_options_of_other_codecs() -> None:
-    ranks.init(pg_options=isthmus.Options(ratio=4, sparsity=0.9, replica_interval=7, nodes="2x1"))
+    ranks.init(pg_options=isthmus.Options(ratio=4, sparsity=0.9, nodes="2x1"))
     dist.new_group()  # with the same options
     dist.new_group(pg_options=isthmus.Options(codec="none", bits=2, nodes="2x1"))
 
@@ -386,7 +386,6 @@ def test_options_without_effect_are_warned_of_once() -> None:
     expected = [
         f"option sparsity=0.9 has no effect with codec={DEFAULT}: it is for tagc, sparse or auto",
         f"option ratio=4 has no effect with codec={DEFAULT}: it is for tagc or auto",
-        "option replica_interval=7 has no effect with weights=plain: it is for delta",
         "option bits=2 has no effect with codec=none: it is for quant",
     ]
     assert ranks.run(warnings_of, 2, make_groups_with_options_of_other_codecs) == [expected, []]

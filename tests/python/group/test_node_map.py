@@ -17,7 +17,7 @@ from isthmus.benchmarks.simulate import NamespaceNetwork, NetworkError
 from isthmus.topology import machine, node_map
 from isthmus.topology.discovery import nvml
 from isthmus.topology.launchers import Claim
-from isthmus.topology.node_map import FABRIC, MACHINE, OPTION, Nodes, Surroundings, choose, name_ranks
+from isthmus.topology.node_map import FABRIC, MACHINE, OPTION, Nodes, Surroundings, choose, name_ranks, told_by_ranks
 
 
 def claims(*nodes: str | None, launcher: str = "torchrun") -> list[Claim | None]:
@@ -247,3 +247,10 @@ def test_equal_identities_are_one_node_whatever_the_order() -> None:
     assert node_map.node_labels([]) == []
     assert node_map.node_labels(["a"]) == [0]
     assert node_map.node_labels(["b", "a", "b", "c", "a"]) == [0, 1, 0, 2, 1]
+
+
+def test_complaints_name_their_ranks_unless_all_complain_of_one_thing() -> None:
+    assert told_by_ranks(range(2), ["", ""]) == ""
+    assert told_by_ranks(range(2), ["bits=99", "bits=99"]) == "bits=99"
+    assert told_by_ranks(range(4), ["bits=99", "", "bits=99", "no"]) == "ranks 0, 2: bits=99; rank 3: no"
+    assert told_by_ranks([3, 5], ["", "no"]) == "rank 5: no"
