@@ -38,14 +38,16 @@ function(isthmus_check_cuda_for_torch)
   set(why_not "${reason}" PARENT_SCOPE)
 endfunction()
 
-# As CMAKE_CUDA_ARCHITECTURES wants them: those of the GPUs here, or the three that packets are bit-equal on.
+# As CMAKE_CUDA_ARCHITECTURES wants them: those of the GPUs here, or the three that packets are bit-equal on. In the cache,
+# where a user's own choice is, too: what is carried to other machines says what it was built for.
 function(isthmus_choose_architectures)
   execute_process(COMMAND nvidia-smi -L OUTPUT_VARIABLE gpus ERROR_QUIET RESULT_VARIABLE result)
   if(result EQUAL 0 AND gpus MATCHES "GPU 0")
-    set(CMAKE_CUDA_ARCHITECTURES native PARENT_SCOPE)
+    set(chosen native)
   else()
-    set(CMAKE_CUDA_ARCHITECTURES 80 90 100 PARENT_SCOPE)
+    set(chosen 80 90 100)
   endif()
+  set(CMAKE_CUDA_ARCHITECTURES "${chosen}" CACHE STRING "GPUs that kernels are compiled for")
 endfunction()
 
 if(NOT ISTHMUS_BUILD_CUDA MATCHES "^(AUTO|ON|OFF)$")
