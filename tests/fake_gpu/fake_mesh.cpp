@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -44,11 +45,17 @@ std::pair<sockaddr_un, socklen_t> address_of(const std::string& name, int rank) 
 
 int make_socket() { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); }
 
+// NCCL's error has a number alone, and torch's a line: what is waited for stands in the log of the process.
+[[noreturn]] void time_out(const std::string& missing) {
+  std::fprintf(stderr, "fake NCCL: process %d: timeout: %s\n", ::getpid(), missing.c_str());
+  throw NcclError(ncclSystemError, "timeout: " + missing);
+}
+
 void wait_for(int socket, short events, Clock::time_point until, const char* what) {
   pollfd wanted = {socket, events, 0};
-  while (::poll(&wanted, 1, kPollMilliseconds) == 0) {
+  while (::poll(&wanted, 1, kPollMilliseconds) <= 0) {  // a signal interrupts it, too
     if (Clock::now() > until) {
-      throw NcclError(ncclSystemError, std::string("timeout: ") + what);
+      time_out(what);
     }
   }
 }
@@ -65,8 +72,7 @@ int connect_to(const std::string& name, int own_rank, int peer, Clock::time_poin
     }
     ::close(socket);
     if (Clock::now() > until) {
-      throw NcclError(ncclSystemError,
-                      "timeout: rank " + std::to_string(peer) + " did not come to make a communicator");
+      time_out("rank " + std::to_string(peer) + " did not come to make a communicator");
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(2));  // it does not listen yet
   }
@@ -143,6 +149,17 @@ bool progress(Channels& channels) {
   return !channels.empty();
 }
 
+std::string text_of(const Channels& channels) {
+  std::string text;
+  for (const auto& [end, channel] : channels) {
+    const Transfer& first = *channel.transfers.front();
+    text += (text.empty() ? "" : "; ") + std::string(first.sends ? "to" : "from") + " rank " +
+            std::to_string(first.peer) + ", of rank " + std::to_string(first.mesh->rank()) + ", " +
+            std::to_string(channel.moved) + " bytes moved: " + first.header.text();
+  }
+  return text;
+}
+
 void poll_any(const Channels& channels) {
   std::vector<pollfd> wanted;
   for (const auto& [end, channel] : channels) {
@@ -210,7 +227,7 @@ void exchange(std::vector<Transfer>& transfers) {
         throw NcclError(ncclInternalError, "the communicator was aborted");
       }
       if (Clock::now() > until) {
-        throw NcclError(ncclSystemError, "timeout: a peer did not come to " + transfers.front().header.text());
+        time_out(text_of(channels));
       }
       poll_any(channels);
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -30,13 +32,17 @@ class Table:
         return list(self.checks)
 
     def run_on_this_rank(self, *arguments: Any) -> dict[str, str]:
-        """Run all checks; return the traceback of each that failed."""
+        """Run all checks; return the traceback of each that failed.
+
+        It is printed, too: where ranks no longer meet after a failure, what is returned never arrives.
+        """
         failures = {}
         for name, check in self.checks.items():
             try:
                 check(*arguments)
             except (Exception, pytest.fail.Exception):  # the latter of pytest.raises
                 failures[name] = traceback.format_exc()
+                print(f"{time.strftime('%H:%M:%S')} rank {dist.get_rank()}: {name}: {failures[name]}", file=sys.stderr)
         return failures
 
     def run_in_world(self, **settings: Any) -> dict[str, str]:
