@@ -138,8 +138,11 @@ std::vector<OptionField> last_rows() {
       rows::count_field("min_elements", "ISTHMUS_MIN_ELEMENTS", &Options::min_elements, 0, kNoUpperBound,
                         "a whole number, 0 or more",
                         "Smaller inputs, in elements of the whole collective, are reduced and gathered plainly."),
-      rows::switch_field("two_tier_all_gather", "ISTHMUS_TWO_TIER_ALL_GATHER", &Options::two_tier_all_gather,
-                         "Large all-gathers cross between nodes once, exactly."),
+      rows::choice_field("gathers", "ISTHMUS_GATHERS", &Options::gathers, {"auto", "tiers", "world"},
+                         "auto, tiers or world",
+                         "How large all-gathers cross between nodes, always exactly; tiers: once, along the rails; "
+                         "world: by the world backend; auto: on a GPU whichever way is faster when it is tried, else "
+                         "tiers."),
       rows::choice_field(
           "weights", "ISTHMUS_WEIGHTS", &Options::weights, {"plain", "delta"}, "plain or delta",
           "delta: gathers of parameters cross between nodes as bit-exact differences to the gather before."),

@@ -34,7 +34,7 @@ _OPTIONS = (
     "error_budget",
     "units",
     "min_elements",
-    "two_tier_all_gather",
+    "gathers",
     "weights",
 )
 _COUNTERS = ("payload_bytes", "seconds", "codec", "calls", "weights")

@@ -65,7 +65,7 @@ class Communicator {
   EventPtr all_reduce(Buffer data, double scale, const UnitKey& unit, const char* why_exact, Stream stream = {});
 
   // gathered chunk r = rank r's `shard`, bit for bit. Any type. `shard` may be its own chunk of `gathered`.
-  // Always in two tiers: whether that pays (options.min_elements, options.two_tier_all_gather) is the caller's choice.
+  // Always in two tiers: whether that pays (options.min_elements, options.gathers) is the caller's choice.
   EventPtr all_gather(ConstBuffer shard, Buffer gathered, Stream stream = {});
 
   // The same for a unit's weights, which cross between nodes as bit-exact differences to what crossed in the unit's

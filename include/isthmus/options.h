@@ -42,7 +42,7 @@ struct Options {
   std::string units = "*";             // which units are compressed: comma-separated globs of names, "!" excludes
   std::string gradients = "labelled";  // labelled, backward: which reductions are taken for gradients
   int64_t min_elements = 65536;        // smaller inputs (of the whole collective) are reduced and gathered plainly
-  bool two_tier_all_gather = true;     // large all-gathers cross between nodes once, exactly
+  std::string gathers = "auto";        // auto, tiers, world: how large all-gathers cross between nodes, exactly
   std::string weights = "plain";       // plain, delta: how gathers of parameters cross between nodes
   int64_t replica_interval = 100;      // weights=delta: gathers of a unit between comparisons of replicas; 0: none
   int64_t max_units = 4096;            // units whose state is kept; above: exact and counted

@@ -42,7 +42,7 @@ class Options(_TorchBackend.Options):
     units: str
     gradients: str
     min_elements: int
-    two_tier_all_gather: bool
+    gathers: str
     weights: str
     replica_interval: int
     max_units: int
@@ -82,7 +82,7 @@ class Options(_TorchBackend.Options):
         units: str = ...,
         gradients: str = ...,
         min_elements: int = ...,
-        two_tier_all_gather: bool = ...,
+        gathers: str = ...,
         weights: str = ...,
         replica_interval: int = ...,
         max_units: int = ...,

@@ -62,7 +62,8 @@ class WireOptions:
     error_feedback: str = "codec"
     own_piece: str = "exact"
     min_elements: int = 65536
-    two_tier_all_gather: bool = True
+    #: With "auto" a GPU tries both ways; what is planned are tiers.
+    gathers: str = "auto"
     weights: str = "plain"
     #: With weights="delta": bits of each element of a shard that changed, the headers apart (docs/weights.md).
     weight_bits: float = 1.3

@@ -24,6 +24,7 @@
 #include "torch/units/device_units.h"
 #include "torch/units/gradient_recogniser.h"
 #include "torch/units/weight_recogniser.h"
+#include "torch/world/gather_trials.h"
 #include "torch/world/world_calls.h"
 #include "torch/world/world_comparison.h"
 
@@ -172,6 +173,7 @@ class BackendIsthmus final : public c10d::Backend {
   GradientRecogniser recogniser_;
   WeightRecogniser weights_;
   WorldComparison comparison_;
+  GatherTrials trials_;
   DeviceUnits units_;
   Reductions reductions_;
   Gathers gathers_;

@@ -36,8 +36,26 @@ bool Gathers::fits_two_tiers(const at::Tensor& output, const at::Tensor& input) 
          output.layout() == at::kStrided && output.device() == input.device();
 }
 
-bool Gathers::takes_two_tiers(Side& side, const at::Tensor& output, const at::Tensor& input) {
-  return fits_two_tiers(output, input) && !comparison_.world_gathers_faster(side, output);
+bool Gathers::takes_two_tiers(Side& side, const at::Tensor& output, const at::Tensor& input,
+                              const c10d::AllgatherOptions& options) {
+  if (!fits_two_tiers(output, input)) {
+    return false;
+  }
+  if (group_.options.gathers != "auto") {
+    return true;
+  }
+  if (comparison_.world_gathers_faster(side, output)) {
+    return false;
+  }
+  const auto in_tiers = [&] { return submit(side, output, input, options.timeout); };
+  const auto by_world = [&] { return gather_by_world(side, output, input, options); };
+  return !trials_.world_is_faster(side, output, in_tiers, by_world);
+}
+
+WorkPtr Gathers::gather_by_world(Side& side, at::Tensor output, at::Tensor input,
+                                 const c10d::AllgatherOptions& options) {
+  flatten(output, input);
+  return calls_.forward(side, [&](c10d::Backend& world) { return world._allgather_base(output, input, options); });
 }
 
 WorkPtr Gathers::submit(Side& side, const at::Tensor& output, const at::Tensor& input,
@@ -78,11 +96,10 @@ WorkPtr Gathers::gather(Side& side, at::Tensor output, at::Tensor input, const c
       return submit(side, output, input, options.timeout, unit);
     }
   }
-  if (takes_two_tiers(side, output, input)) {
+  if (takes_two_tiers(side, output, input, options)) {
     return submit(side, output, input, options.timeout);
   }
-  flatten(output, input);
-  return calls_.forward(side, [&](c10d::Backend& world) { return world._allgather_base(output, input, options); });
+  return gather_by_world(side, std::move(output), std::move(input), options);
 }
 
 // What FSDP1 calls on the CPU: chunks of one tensor. Only weights=delta makes anything of that.
@@ -104,7 +121,7 @@ WorkPtr Gathers::gather_coalesced(Side& side, std::vector<at::Tensor>& outputs, 
                                   const c10d::AllgatherOptions& options) {
   bool one_by_one = !outputs.empty() && outputs.size() == inputs.size();
   for (size_t i = 0; side.abilities().coalesced_gathers && one_by_one && i < outputs.size(); ++i) {
-    one_by_one = takes_two_tiers(side, outputs[i], inputs[i]);
+    one_by_one = takes_two_tiers(side, outputs[i], inputs[i], options);
   }
   if (!one_by_one) {
     return calls_.forward(

@@ -11,6 +11,7 @@
 #include "torch/backend/group.h"
 #include "torch/sides/sides.h"
 #include "torch/units/weight_recogniser.h"
+#include "torch/world/gather_trials.h"
 #include "torch/world/world_calls.h"
 #include "torch/world/world_comparison.h"
 
@@ -20,8 +21,14 @@ namespace isthmus::torch_backend {
 class Gathers {
  public:
   Gathers(const Group& group, const Sides& sides, CallCounters& counters, WorldCalls& calls,
-          WorldComparison& comparison, WeightRecogniser& weights)
-      : group_(group), sides_(sides), counters_(counters), calls_(calls), comparison_(comparison), weights_(weights) {}
+          WorldComparison& comparison, GatherTrials& trials, WeightRecogniser& weights)
+      : group_(group),
+        sides_(sides),
+        counters_(counters),
+        calls_(calls),
+        comparison_(comparison),
+        trials_(trials),
+        weights_(weights) {}
 
   WorkPtr gather(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);
   WorkPtr gather_lists(Side& side, std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
@@ -33,7 +40,9 @@ class Gathers {
 
  private:
   bool fits_two_tiers(const at::Tensor& output, const at::Tensor& input) const;
-  bool takes_two_tiers(Side& side, const at::Tensor& output, const at::Tensor& input);
+  bool takes_two_tiers(Side& side, const at::Tensor& output, const at::Tensor& input,
+                       const c10d::AllgatherOptions& options);
+  WorkPtr gather_by_world(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);
   // unit: whose weights are gathered; nothing: nobody's.
   WorkPtr submit(Side& side, const at::Tensor& output, const at::Tensor& input, std::chrono::milliseconds timeout,
                  const std::optional<UnitKey>& unit = std::nullopt);
@@ -43,6 +52,7 @@ class Gathers {
   CallCounters& counters_;
   WorldCalls& calls_;
   WorldComparison& comparison_;
+  GatherTrials& trials_;
   WeightRecogniser& weights_;
 };
 

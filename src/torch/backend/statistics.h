@@ -10,6 +10,7 @@
 #include "torch/backend/call_counters.h"
 #include "torch/backend/group.h"
 #include "torch/sides/side.h"
+#include "torch/world/gather_trials.h"
 
 namespace isthmus::torch_backend {
 
@@ -24,10 +25,11 @@ struct BackendStats {
   std::map<uint64_t, std::string> dtypes;         // of units, by UnitKey::hash()
   double ran_s = 0;                               // SideStats
   double waited_s = 0;
+  std::vector<GatherTrial> gather_trials;
   std::vector<std::string> notes;
 };
 
-// All of it but the map's source and the options. world_units: that codec=auto leaves to the world backend, by
+// All of it but the map's source, the options and trials of gathers. world_units: that codec=auto leaves to the world backend, by
 // UnitKey::hash().
 BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const CallCounters& counters,
                       const std::map<uint64_t, UnitStats>& world_units);

@@ -63,6 +63,12 @@ class Side {
   virtual std::optional<SideStats> stats() = 0;  // nothing without a communicator
   virtual void reset_stats() = 0;
 
+  // Whether gathers=auto may try here and now which way is faster: not on the CPU, where two tiers are, nor while the
+  // calling thread's stream is captured into a graph.
+  virtual bool tries_gathers() const { return false; }
+  // Waits until the device has done what the calling thread's stream was given.
+  virtual void synchronize() {}
+
   // Connects the ranks' devices now instead of with the first call. Collective.
   virtual void connect(at::Device device) = 0;
   // The name of the group in the flight recorder.

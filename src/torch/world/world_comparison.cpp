@@ -1,7 +1,6 @@
 #include "torch/world/world_comparison.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
 #include <limits>
@@ -121,13 +120,7 @@ void WorldComparison::measure_world(Side& side, DataType dtype, LinkSpeeds& link
   const auto elements_for_all = [&](int64_t bytes) { return (bytes / element_bytes(dtype) / size + 1) * size; };
   const auto zeros = [&](int64_t num_elements) { return at::zeros({num_elements}, at::dtype(scalar_type(dtype))); };
   const auto run = [&](const std::function<WorkPtr(c10d::Backend&)>& call) { calls_.forward(side, call)->wait(); };
-  const auto max_over_ranks = [&](std::vector<double>& values) {
-    std::vector<at::Tensor> tensor = {
-        at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::dtype(at::kDouble))};
-    c10d::AllreduceOptions options;
-    options.reduceOp = c10d::ReduceOp::MAX;
-    run([&](c10d::Backend& world) { return world.allreduce(tensor, options); });
-  };
+  const auto max_over_ranks = [&](std::vector<double>& values) { calls_.max_over_ranks(side, values); };
   const auto reduce_scatter = [&](int64_t bytes) {
     at::Tensor input = zeros(elements_for_all(bytes));
     at::Tensor output = zeros(input.numel() / size);

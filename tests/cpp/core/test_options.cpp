@@ -56,7 +56,7 @@ TEST(Options, DefaultsAreValidAndPrintEveryFieldInOrder) {
             "scale_type=bf16 rounding=nearest error_feedback=codec sparsity=0.9875 value_type=bf16 ratio=10 "
             "cell_type=fp32 index_bits=1 block_elements=0 peel_rounds=64 own_piece=exact dense_steps=0 ramp_steps=0 "
             "segments=0 error_interval=100 error_budget=0 inter_gbit=0 intra_gbit=0 "
-            "units=* gradients=labelled min_elements=65536 two_tier_all_gather=true "
+            "units=* gradients=labelled min_elements=65536 gathers=auto "
             "weights=plain replica_interval=100 max_units=4096 "
             "device_timings=false log=warning");
 }
@@ -111,7 +111,7 @@ TEST(Options, RangesAtTheirEdges) {
       {"units", {"*", "*.mlp.*,!*.0.*", "!head", "a, b"}, {"", ",", "*,", "!", "a,!"}},
       {"gradients", {"labelled", "backward"}, {"", "labeled", "Backward", "all"}},
       {"min_elements", {"0", "9223372036854775807"}, {"-1", "9223372036854775808", "1e6"}},
-      {"two_tier_all_gather", {"1", "0", "true", "false", "yes", "no"}, {"", "2", "on", "True"}},
+      {"gathers", {"auto", "tiers", "world"}, {"", "true", "two", "Auto"}},
       {"weights", {"plain", "delta"}, {"", "none", "DELTA"}},
       {"replica_interval", {"0", "1", "100000"}, {"-1", "1.5"}},
       {"max_units", {"1", "100000"}, {"0", "-1"}},
@@ -156,11 +156,11 @@ TEST(Options, ValidateSeesFieldsThatWereSetDirectly) {
 
 TEST(Options, EnvironmentOverridesDefaults) {
   const Environment environment(Variables{
-      {"ISTHMUS_NODES", "2x2"}, {"ISTHMUS_RATIO", "4"}, {"ISTHMUS_TWO_TIER_ALL_GATHER", "no"}, {"ISTHMUS_CODEC", ""}});
+      {"ISTHMUS_NODES", "2x2"}, {"ISTHMUS_RATIO", "4"}, {"ISTHMUS_GATHERS", "world"}, {"ISTHMUS_CODEC", ""}});
   const Options options = Options::from_environment();
   EXPECT_EQ(options.nodes, "2x2");
   EXPECT_EQ(options.ratio, 4);
-  EXPECT_FALSE(options.two_tier_all_gather);
+  EXPECT_EQ(options.gathers, "world");
   EXPECT_EQ(options.codec, "quant") << "an empty variable is as good as none";
 }
 

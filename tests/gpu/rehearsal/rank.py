@@ -74,7 +74,8 @@ class Rehearsal:
         products = Products(self.load)
         for way in ways:
             self.wire.set(self.speeds[0])
-            options = isthmus.Options(nodes=str(self.machines), min_elements=0, **way.options) if way.options else None
+            settings = {"nodes": str(self.machines), "min_elements": 0, "gathers": "tiers", **(way.options or {})}
+            options = isthmus.Options(**settings) if way.options else None
             try:
                 with group(self.machines, "isthmus" if options else "nccl", options):
                     self._measure(way, products)

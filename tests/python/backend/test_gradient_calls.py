@@ -226,11 +226,11 @@ def uneven_nodes_and_one_node_are_exact(groups: Groups) -> None:
 
 
 @table
-def two_tier_all_gather_is_exact_and_can_be_turned_off(groups: Groups) -> None:
+def gathers_in_two_tiers_are_exact_and_can_be_turned_off(groups: Groups) -> None:
     for nodes in NODE_MAPS:
         for dtype in (torch.float32, torch.bfloat16, torch.uint8):
-            for two_tier in (True, False):
-                group = groups(nodes=nodes, two_tier_all_gather=two_tier, min_elements=64)
+            for gathers in ("tiers", "world"):
+                group = groups(nodes=nodes, gathers=gathers, min_elements=64)
                 for numel in (1, 15, 16, 1001):
                     isthmus.reset_stats(group)
                     own = (torch.randn(numel) * 50).to(dtype)
@@ -239,7 +239,7 @@ def two_tier_all_gather_is_exact_and_can_be_turned_off(groups: Groups) -> None:
                     dist.all_gather_into_tensor(expected, own, group=groups.gloo)
                     assert torch.equal(gathered, expected)
                     calls = isthmus.stats(group)["collectives"]["all_gather"]["calls"]
-                    assert calls == (two_tier and numel >= 16)
+                    assert calls == (gathers != "world" and numel >= 16)
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:

@@ -301,7 +301,7 @@ OPTIONS = {
     "index_bits": 1,
     "block_elements": 0,
     "min_elements": 1000,
-    "two_tier_all_gather": True,
+    "gathers": "auto",
 }
 
 

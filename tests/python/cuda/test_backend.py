@@ -35,7 +35,7 @@ class Groups:
         self._made: dict[str, dict[torch.device, dist.ProcessGroup]] = {}
 
     def __call__(self, **options: Any) -> dict[torch.device, dist.ProcessGroup]:
-        options = {"nodes": "2x2", "min_elements": 0, **options}
+        options = {"nodes": "2x2", "min_elements": 0, "gathers": "tiers", **options}
         key = repr(sorted(options.items()))
         if key not in self._made:
             self._made[key] = {device: new_group(**options) for device in (CPU, CUDA)}

@@ -23,8 +23,8 @@ class TestOptions:
         assert options.backend == "isthmus"
 
     def test_types(self) -> None:
-        options = isthmus.Options(two_tier_all_gather=False, min_elements=5, ratio=2)
-        values: dict[str, Any] = {"two_tier_all_gather": False, "min_elements": 5, "ratio": 2.0, "nodes": ""}
+        options = isthmus.Options(gathers="world", min_elements=5, ratio=2)
+        values: dict[str, Any] = {"gathers": "world", "min_elements": 5, "ratio": 2.0, "nodes": ""}
         for name, value in values.items():
             assert getattr(options, name) == value
             assert type(getattr(options, name)) is type(value)
@@ -40,7 +40,7 @@ class TestOptions:
             ("min_elements", -1, "0 or more"),
             ("min_elements", 1.5, "0 or more"),
             ("max_units", 0, "1 or more"),
-            ("two_tier_all_gather", "maybe", "true"),
+            ("device_timings", "maybe", "true"),
             ("weights", "nonsense", "plain or delta"),
             ("weights", True, "plain or delta"),
             ("replica_interval", -1, "0 or more"),

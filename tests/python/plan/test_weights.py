@@ -119,7 +119,7 @@ def test_scratch_is_a_packet_of_ones_own_and_what_others_sent():
     assert scratch_bytes(wire, call, 1) == 0
 
 
-@pytest.mark.parametrize("change", [{"min_elements": 6001}, {"two_tier_all_gather": False}])
+@pytest.mark.parametrize("change", [{"min_elements": 6001}, {"gathers": "world"}])
 def test_small_gathers_and_those_that_are_not_in_two_tiers_are_whole(change):
     wire = dataclasses.replace(WireOptions(min_elements=0, weights="delta"), **change)
     call = Collective(Kind.ALL_GATHER, range(6), 6000, 2)
