@@ -1,8 +1,9 @@
 # Two commands: `make demo` and `make test`, and after each edit `make check`. They run `make setup` first, which does nothing
 # the second time.
-# Another torch, beside the first: make test-conformance VENV=.venv-newest TORCH='torch==2.15.*'
+# Another torch, beside the first: make test-conformance VENV=.venv-oldest TORCH=oldest
 PYTHON ?= python3
-TORCH ?= torch==2.11.0
+# newest or oldest of those that pyproject.toml supports, or a requirement: torch==2.13.*
+TORCH ?= newest
 VENV ?= .venv
 PRESET ?= release
 JOBS ?= $(shell nproc)
@@ -50,7 +51,7 @@ $(STAMPS)/system: tools/install_system_packages
 $(STAMPS)/venv: $(STAMPS)/system pyproject.toml tools/requirements.py
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)/bin/python tools/requirements.py | $(VENV)/bin/python -m pip install --quiet --requirement /dev/stdin '$(TORCH)'
+	$(VENV)/bin/python tools/requirements.py '$(TORCH)' | $(VENV)/bin/python -m pip install --quiet --requirement /dev/stdin
 	@touch $@
 
 # A new Python file must be made known to the editable install; a changed one needs nothing.
@@ -63,7 +64,7 @@ $(STAMPS)/package: $(STAMPS)/venv $(STAMPS)/python-files $(NATIVE_SOURCES)
 	  --config-settings=build-dir=build/native/$(VENV) --editable .
 	@touch $@
 
-wheel: setup  ## for this Python, this torch and this platform: build/wheels. Others: VENV=.venv-3.12 PYTHON=python3.12 TORCH='torch==2.15.*'
+wheel: setup  ## for this Python, this torch and this platform: build/wheels. Others: VENV=.venv-3.12 PYTHON=python3.12 TORCH=oldest
 	rm -rf build/wheel/$(VENV) && python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel/$(VENV) \
 	  --config-settings=build-dir=build/native/$(VENV) .
 	python tools/finish_wheel.py build/wheel/$(VENV)/*.whl build/wheels

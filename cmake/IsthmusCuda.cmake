@@ -5,10 +5,17 @@
 # both must share one CUDA runtime.
 set(isthmus_least_cuda 12.8)
 
+# The one that the user names; or that of NVIDIA's packages beside torch, which pip chooses in torch's CUDA version
+# (pip install 'cuda-toolkit[nvcc,cccl]'); or the machine's.
 function(isthmus_find_nvcc)
   set(nvcc ${CMAKE_CUDA_COMPILER})
   if(NOT nvcc)
-    find_program(isthmus_nvcc nvcc HINTS $ENV{CUDACXX} ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
+    set(nvcc $ENV{CUDACXX})
+  endif()
+  if(NOT nvcc)
+    string(REGEX MATCH "^[0-9]+" torch_major "${IsthmusTorch_CUDA}")
+    set(packages ${IsthmusTorch_DIR}/../nvidia/cu${torch_major})
+    find_program(isthmus_nvcc nvcc HINTS ${packages} ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
     mark_as_advanced(isthmus_nvcc)
     set(nvcc ${isthmus_nvcc})
   endif()
@@ -81,10 +88,19 @@ endif()
 if(NOT DEFINED CMAKE_CUDA_COMPILER AND nvcc_path)
   set(CMAKE_CUDA_COMPILER ${nvcc_path})
 endif()
-set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # the one that torch and NCCL use
 enable_language(CUDA)
+# Nobody's choice but ours: CUDA::cudart, the shared library that torch and NCCL use.
+set(CMAKE_CUDA_RUNTIME_LIBRARY None)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS isthmus_least_cuda)
   message(FATAL_ERROR "Isthmus needs CUDA ${isthmus_least_cuda} or newer; ${CMAKE_CUDA_COMPILER} is ${CMAKE_CUDA_COMPILER_VERSION}")
+endif()
+# A package has libcudart.so.13, and no link to it without the number.
+string(REGEX MATCH "^[0-9]+" nvcc_major ${CMAKE_CUDA_COMPILER_VERSION})
+cmake_path(GET CMAKE_CUDA_COMPILER PARENT_PATH nvcc_folder)
+cmake_path(SET runtime NORMALIZE ${nvcc_folder}/../lib/libcudart.so)
+if(EXISTS ${runtime}.${nvcc_major} AND NOT EXISTS ${runtime})
+  set(CUDA_CUDART ${runtime}.${nvcc_major} CACHE FILEPATH "CUDA's runtime")
+  set(CUDA_cudart_LIBRARY ${runtime}.${nvcc_major} CACHE FILEPATH "CUDA's runtime")
 endif()
 find_package(CUDAToolkit REQUIRED)
 set(isthmus_cuda_text "${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")

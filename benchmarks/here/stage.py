@@ -203,6 +203,7 @@ def _find_nodes(arguments: Arguments, members: list[Member]) -> tuple[int, int, 
     options = isthmus.Options(log="error")  # what is wrong with the map is said here
     timeout = timedelta(seconds=arguments.timeout_s)
     group = dist.new_group(backend="isthmus", timeout=timeout, pg_options=options)
+    assert isinstance(group, dist.ProcessGroup)  # all ranks are in it
     node_of_rank = list(backend_of(group).node_of_rank)
     source = isthmus.stats(group)["node_map_source"]
     dist.barrier()  # a rank that still connects to others must find them

@@ -30,7 +30,9 @@ class Worker:
         dist.init_process_group("gloo", timeout=timeout)
         for name, options in command["groups"].items():
             asked = isthmus.Options(min_elements=0, error_interval=0, **options)
-            self._groups[name] = dist.new_group(backend="isthmus", timeout=timeout, pg_options=asked)
+            group = dist.new_group(backend="isthmus", timeout=timeout, pg_options=asked)
+            assert isinstance(group, dist.ProcessGroup)  # all ranks are in it
+            self._groups[name] = group
         generator = torch.Generator().manual_seed(dist.get_rank())
         self._gradient = torch.randn(command["num_elements"], generator=generator)
         self._shard = torch.empty(command["num_elements"] // dist.get_world_size())

@@ -222,17 +222,6 @@ FAKE_API ncclResult_t ncclCommRegister(const ncclComm_t, void* address, size_t, 
 }
 FAKE_API ncclResult_t ncclCommDeregister(const ncclComm_t, void*) { return ncclSuccess; }
 
-// Of ncclDevCommCreate() and ncclDevCommDestroy() nothing is needed but that real ones are not called.
-FAKE_API ncclResult_t ncclDevCommCreate() { return ncclInvalidUsage; }
-FAKE_API ncclResult_t ncclDevCommDestroy() { return ncclInvalidUsage; }
-FAKE_API ncclResult_t ncclCommInitAll(ncclComm_t*, int, const int*) { return ncclInvalidUsage; }
-FAKE_API ncclResult_t ncclCommShrink(ncclComm_t, int*, int, ncclComm_t*, ncclConfig_t*, int) {
-  return ncclInvalidUsage;
-}
-FAKE_API ncclResult_t ncclCommWindowRegister(ncclComm_t, void*, size_t, ncclWindow_t*, int) { return ncclInvalidUsage; }
-FAKE_API ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t) { return ncclInvalidUsage; }
-FAKE_API ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t*) { return ncclInvalidUsage; }
-
 FAKE_API ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* reduction, void* scalar, ncclDataType_t dtype,
                                                ncclScalarResidence_t, ncclComm_t communicator) {
   const CommunicatorPtr owner = find(communicator, "ncclRedOpCreatePreMulSum");

@@ -121,6 +121,7 @@ def make_companions(wishes: Sequence[Wish], own: Sequence[dist.ProcessGroup], op
             errors.append(str(error).removeprefix("isthmus: "))
             continue
         if group is not None:
+            assert isinstance(companion, dist.ProcessGroup)  # this rank is in it
             set_companion(group, companion)
             _uses[group] = _Use(wishes[0].options)
     if errors:

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from gpu.harness import shared_gpu
 from gpu.harness.records import FAILED, OK, Check
 
 NUM_RANKS = 4
@@ -33,10 +34,10 @@ def main(program: str) -> int:
 
 
 def start(program: str, rank: int, folder: Path, report: Path) -> subprocess.Popen[bytes]:
-    """Start one rank, as a host of its own."""
+    """Start one rank. Its NCCL is torch's: CMake takes that one."""
     place = ["--transport", "nccl", "--ranks", str(NUM_RANKS), "--rank", str(rank), "--gpu", "0"]
     output = ["--id-file", str(folder / "id"), *(["--json", str(report)] if rank == 0 else [])]
-    return subprocess.Popen([program, *place, *output, *SWEEP], env={**os.environ, "NCCL_HOSTID": f"isthmus-{rank}"})
+    return subprocess.Popen([program, *place, *output, *SWEEP], env={**os.environ, **shared_gpu.of_rank(rank)})
 
 
 def check_of(row: dict[str, Any]) -> Check:

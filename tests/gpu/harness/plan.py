@@ -6,23 +6,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpu.harness import sanitizer
+from gpu.harness import sanitizer, shared_gpu
 from gpu.harness.build import Places
 from gpu.harness.steps import Step, judge_end
 
-# What lets several ranks of NCCL share one GPU: each has a host of its own (NCCL_HOSTID, which worlds/launch.py sets),
-# so that NCCL joins them by sockets. No feature that is there for several GPUs of one host is tried.
-NCCL_ON_ONE_GPU = {
-    "NCCL_SOCKET_IFNAME": "lo",
-    "NCCL_NET": "Socket",
-    "NCCL_IB_DISABLE": "1",
-    "NCCL_P2P_DISABLE": "1",
-    "NCCL_SHM_DISABLE": "1",
-    "NCCL_NVLS_ENABLE": "0",
-    "NCCL_MNNVL_ENABLE": "0",
-    "NCCL_DEBUG": "WARN",
-    "GLOO_SOCKET_IFNAME": "lo",
-}
 IMPLICIT_ORDER = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
 
@@ -101,7 +88,7 @@ class _World:
 
 
 _FIRST_WORLDS = (
-    _World("nccl", "plain NCCL, four ranks on this GPU as four hosts", 45),
+    _World("nccl", "plain NCCL, four ranks on this GPU", 45),
     _World("collectives", "collectives of isthmus against plain sums, and against its own CPU side", 90),
     _World("fsdp", "FSDP2 on isthmus 2x2 against nccl, with each codec and several segments; saved and resumed", 100),
 )
@@ -121,7 +108,7 @@ def _worlds(worlds: Sequence[_World], device: str) -> list[Step]:
         command = (sys.executable, "-m", "gpu.worlds", world.world or world.name, *world.arguments)
         on_fake = ("--device", "fake", *(["--short"] if not world.arguments else [])) if device == "fake" else ()
         missing = "no graph can be captured on the fake GPU" if on_fake and world.name == "capture" else ""
-        env = {**NCCL_ON_ONE_GPU, **world.env}
+        env = {**shared_gpu.ENVIRONMENT, **world.env}
         return Step(world.name, world.what, (*command, *on_fake), world.limit_s, env=env, missing=missing, least_s=20)
 
     return [step(world) for world in worlds]
@@ -148,4 +135,4 @@ def _perf(places: Places, device: str) -> Step:
         "" if perf.exists() else "isthmus_perf was not built: its libraries are not here (--prefix)"
     )
     command = (sys.executable, "-m", "gpu.harness.perf", str(perf))
-    return Step("perf", "isthmus_perf over NCCL, four ranks", command, 60, env=NCCL_ON_ONE_GPU, missing=missing)
+    return Step("perf", "isthmus_perf over NCCL, four ranks", command, 60, env=shared_gpu.ENVIRONMENT, missing=missing)

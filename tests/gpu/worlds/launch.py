@@ -6,6 +6,7 @@ import os
 import sys
 from importlib import import_module
 
+from gpu.harness import shared_gpu
 from gpu.harness.records import FAILED, Check
 from support import ranks
 from support.limits import HANG_S
@@ -37,7 +38,8 @@ def _limit_s() -> float:
 
 def run_rank(rank: int, world_size: int, name: str, device: str, short: bool) -> bool:
     """Be one rank; return whether all checks passed."""
-    os.environ["NCCL_HOSTID"] = f"isthmus-{rank}"  # else NCCL refuses two ranks on one GPU
+    if device != "cpu":
+        os.environ.update(shared_gpu.of_rank(rank))
     os.environ["LOCAL_RANK"] = "0"
     from gpu.worlds.world import World
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpu.harness import archive, main, pack, prebuilt, sanitizer
+from gpu.harness import archive, main, pack, prebuilt, sanitizer, shared_gpu
 from gpu.harness.build import Places, environment, install_command
 from gpu.harness.execute import Ending, execute
 from gpu.harness.perf import check_of
@@ -212,6 +212,15 @@ def test_each_result_is_written_before_the_next_step(monkeypatch: pytest.MonkeyP
     machine = Machine(monkeypatch, tmp_path, H200, *steps)
     assert machine.run("--commit", "c0ffee") == 0, (tmp_path / "build/logs/look.log").read_text()
     assert machine.report()["versions"]["commit"] == "c0ffee"
+
+
+@pytest.mark.parametrize("version", [(2, 28, 9), (2, 29, 1), (2, 30, 0), (2, 30, 7), (3, 0, 0)])
+def test_ranks_share_a_gpu_as_their_nccl_allows(version: tuple[int, ...]) -> None:
+    """As hosts of their own before NCCL 2.30, where no other way leads to one GPU; asked for from then on."""
+    ranks = [shared_gpu.of_rank(rank, version) for rank in range(4)]
+    hosts = {rank.get("NCCL_HOSTID") for rank in ranks}
+    assert hosts == ({None} if version >= (2, 30) else {f"isthmus-{rank}" for rank in range(4)})
+    assert all(("NCCL_MULTI_RANK_GPU_ENABLE" in rank) is (version >= (2, 30)) for rank in ranks)
 
 
 SAID = {"torch": "2.11.0+cu130", "cuda_of_torch": "13.0", "gpu": {"capability": "9.0"}}
