@@ -17,7 +17,7 @@ logger = logging.getLogger("isthmus")
 
 #: Who is missing after so long is said, while the others go on waiting.
 NOTICE_S = 10.0
-_POLL = timedelta(seconds=1)
+_POLL_S = 1.0
 _GIVEN_UP = "given_up"
 
 
@@ -28,22 +28,21 @@ def wait_for_ranks(store: Store, ranks: Sequence[int], keys: Sequence[str], own:
     `timeout`, on every rank that came.
     """
     start_s = time.monotonic()
-    is_said = False
-    while True:
-        try:
-            store.wait(list(keys), _POLL)
-            return
-        except dist.DistStoreError:
-            missing = [rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])]
-        if not missing:
-            return
-        waited_s = time.monotonic() - start_s
-        if waited_s >= timeout.total_seconds() or store.check([_GIVEN_UP]):
+    notice = timedelta(seconds=NOTICE_S)
+    try:
+        store.wait(list(keys), min(timeout, notice))
+        return
+    except dist.DistStoreError:
+        key_of = dict(zip(ranks, keys, strict=True))
+    # From here on without wait(), which lets torch's log speak of sockets whenever it ends early.
+    missing = [rank for rank in ranks if not store.check([key_of[rank]])]
+    if missing and timeout > notice and own == min(set(ranks) - set(missing)):
+        log_to_stderr()
+        logger.warning("waiting for %s, up to %g s", name_ranks(missing), timeout.total_seconds())
+    while missing:
+        if time.monotonic() - start_s >= timeout.total_seconds() or store.check([_GIVEN_UP]):
             store.set(_GIVEN_UP, "")
-            time.sleep(2 * _POLL.total_seconds())  # this rank may host the store, and others must see that
+            time.sleep(2 * _POLL_S)  # this rank may host the store, and others must see that
             raise dist.DistStoreError(f"{name_ranks(missing)} did not come within {timeout.total_seconds():g} s")
-        if waited_s >= NOTICE_S and not is_said:
-            is_said = True
-            if own == min(set(ranks) - set(missing)):
-                log_to_stderr()
-                logger.warning("waiting for %s, up to %g s", name_ranks(missing), timeout.total_seconds())
+        time.sleep(_POLL_S)
+        missing = [rank for rank in missing if not store.check([key_of[rank]])]
