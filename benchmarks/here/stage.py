@@ -16,6 +16,7 @@ from typing import Any, NoReturn, Protocol, Self, TypeVar
 import torch
 import torch.distributed as dist
 from rich.console import Console
+from torch.distributed.distributed_c10d import PrefixStore
 
 import isthmus
 from isthmus.backends import backend_of
@@ -37,6 +38,7 @@ from isthmus.benchmarks.simulate import RankFailure
 from isthmus.benchmarks.simulate.serve import Handler
 from isthmus.benchmarks.simulate.stage import simulated_stage
 from isthmus.group.cuda import ask_for_connections, find_gpu
+from isthmus.group.meeting import wait_for_ranks
 from isthmus.topology.launchers import rendezvous
 from isthmus.topology.node_map import machine_identity
 
@@ -133,13 +135,23 @@ def launched_stage(
 
 
 def _join(arguments: Arguments) -> None:
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    timeout = timedelta(seconds=arguments.timeout_s)
+    # Under torchrun an agent hosts the store, and those that it starts anew must not read what earlier ones wrote.
+    is_host = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=arguments.timeout_s))
+        host = dist.TCPStore(  # type: ignore[attr-defined]  # torch's stubs do not export it
+            address, port, None, is_host, timeout, wait_for_workers=False, multi_tenant=True
+        )
+        store = PrefixStore(f"here/{attempt}", host)
+        store.set(f"came/{rank}", "")
+        wait_for_ranks(store, range(size), [f"came/{other}" for other in range(size)], rank, timeout)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     except RuntimeError as error:  # all of torch's are
-        meeting = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise RankFailure(
-            f"--here: rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} did not meet the others at {meeting} "
-            f"within {arguments.timeout_s} s: {error}"
+            f"--here: rank {rank} of {size} did not meet the others at {address}:{port}: {error}"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
 
 
@@ -18,6 +19,11 @@ def load() -> ModuleType:
             f"version ends in +torch{running.replace('+', '.')}, or from sources with "
             "`pip install --no-build-isolation --force-reinstall --no-deps .`"
         )
+    is_loaded = "isthmus._C" in sys.modules
     from isthmus import _C
 
+    if not is_loaded:
+        from isthmus.told import tell_uncaught_once
+
+        tell_uncaught_once(_C)
     return _C

@@ -35,12 +35,18 @@ Clock::time_point deadline() {
   return Clock::now() + std::chrono::milliseconds(seconds == nullptr ? 60'000 : std::atol(seconds) * 1000);
 }
 
-// An abstract address: nothing is left behind in a file system.
+// An abstract address: nothing is left behind in a file system. With FAKE_NCCL_FOLDER one in that folder, which ranks
+// in different network namespaces can reach, too.
 std::pair<sockaddr_un, socklen_t> address_of(const std::string& name, int rank) {
   sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = {}};
-  const std::string path = "isthmus-fake-nccl/" + name + "/" + std::to_string(rank);
-  std::memcpy(address.sun_path + 1, path.data(), path.size());
-  return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + path.size())};
+  const char* folder = std::getenv("FAKE_NCCL_FOLDER");
+  const std::string begin = folder == nullptr ? std::string(1, '\0') + "isthmus-fake-nccl" : folder;
+  const std::string path = begin + "/" + name + "." + std::to_string(rank);
+  if (path.size() >= sizeof(address.sun_path)) {
+    throw NcclError(ncclSystemError, "FAKE_NCCL_FOLDER is too long: " + path);
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size())};
 }
 
 int make_socket() { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); }

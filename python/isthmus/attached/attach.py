@@ -26,6 +26,7 @@ from isthmus.attached.companions import (
     use,
 )
 from isthmus.backends import companion_of, group_on_isthmus
+from isthmus.told import on_all
 from isthmus.topology.node_map import name_ranks
 from isthmus.units.models import (
     ddp_modules,
@@ -104,7 +105,7 @@ def attach(
     attaching = _Attaching(model, name, scaler, options, keywords)
     wishes = on_all_ranks(attaching.wish)
     if complaint := disagreement(wishes):
-        raise ValueError(f"isthmus.attach: {complaint}")
+        raise on_all(ValueError(f"isthmus.attach: {complaint}"), dist.get_rank())
     try:
         on_all_ranks(lambda: attaching.carry_out(wishes))
     except ValueError:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from isthmus import native
 from isthmus.backends import backend_of, companion_of, has_two_tiers, set_companion
+from isthmus.told import on_all
 from isthmus.topology.node_map import different_options, name_ranks, ranks_by_value, told_by_ranks
 from isthmus.units.prepare import forget_names
 
@@ -39,7 +40,7 @@ def on_all_ranks(work: Callable[[], Result]) -> list[Result]:
     dist.all_gather_object(answers, answer)
     complaint = told_by_ranks(range(len(answers)), [text for _, text in answers])
     if complaint:
-        raise ValueError(f"isthmus.attach: {complaint}") from error
+        raise on_all(ValueError(f"isthmus.attach: {complaint}"), dist.get_rank()) from error
     return [result for result, _ in answers]
 
 

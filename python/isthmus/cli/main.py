@@ -14,7 +14,7 @@ from isthmus.cli.plan import plan
 from isthmus.cli.topo import topo
 from isthmus.cli.watch import watch
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+app = typer.Typer(no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.command()(info)
 app.command()(plan)

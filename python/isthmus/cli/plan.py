@@ -13,8 +13,16 @@ if TYPE_CHECKING:
     from isthmus.plan.units import Model
 
 
+def _presets() -> list[str]:
+    from isthmus.plan.presets import PRESETS
+
+    return list(PRESETS)
+
+
 def plan(
-    preset: Annotated[str | None, typer.Option(help="A published model, such as llama2-7b.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="A published model, such as llama2-7b.", autocompletion=_presets)
+    ] = None,
     parameters: Annotated[str | None, typer.Option(help="Number of parameters, such as 7e9; with --units.")] = None,
     units: Annotated[int, typer.Option(help="Units of equal size that --parameters are in.")] = 32,
     unit_sizes: Annotated[str | None, typer.Option(help="Parameters of each unit, such as 1e6,2e6,2e6.")] = None,

@@ -1,5 +1,6 @@
 """`isthmus watch FILE`: a line a minute of a training that runs."""
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -20,9 +21,13 @@ def watch(
 
         follower = Follower(file)
         shown = None
+        is_empty = False
         print(head(), flush=True)
         while True:
             records = list(follower.new_records())
+            if shown is None and not records and not is_empty:
+                is_empty = True
+                print(f"{file}: no step yet; isthmus.log_to writes every 100th, or as its every= says", file=sys.stderr)
             for record in records if once else records[-1:]:
                 clock = time.strftime("%H:%M:%S", time.localtime(record.time_s))
                 print(row(record, shown, clock), flush=True)

@@ -32,8 +32,10 @@ from isthmus.group.cuda import (
     make_parts,
     why_none,
 )
+from isthmus.group.meeting import wait_for_ranks
+from isthmus.told import log_to_stderr, on_all
 from isthmus.topology import node_map
-from isthmus.topology.node_map import Nodes, Surroundings, different_options, name_ranks, told_by_ranks
+from isthmus.topology.node_map import Nodes, Surroundings, different_options, told_by_ranks
 from isthmus.variables import unknown_variables
 
 if TYPE_CHECKING:
@@ -122,11 +124,8 @@ def _create(group: Group, given_options: Any) -> _C.Backend:
     introductions = _exchange(group, introduction)
     complaint = _complaint(group, introductions)
     if options is None or complaint:
-        if group.rank == 0:
-            _log_to_stderr()
-            logger.error("%s", complaint)  # one line before the tracebacks of all ranks
         _leave_together(group)
-        raise _error_type(introductions)(f"isthmus: {complaint}")
+        raise on_all(_error_type(introductions)(f"isthmus: {complaint}"), group.rank)
     _set_up_process(options, group)
     _warn_of_options_without_effect(group, options)
     options._timeout = group.timeout
@@ -195,12 +194,9 @@ def _exchange(group: Group, own: Introduction) -> list[Introduction]:
     keys = [f"introduction/{rank}" for rank in range(group.size)]
     group.store.set(keys[group.rank], own.to_text())
     try:
-        group.store.wait(keys, group.timeout)
-    except dist.DistStoreError:
-        missing = [rank for rank, key in zip(group.global_ranks, keys, strict=True) if not group.store.check([key])]
-        raise dist.DistStoreError(
-            f"isthmus: {name_ranks(missing)} did not come to make the group within {group.timeout.total_seconds():g} s"
-        ) from None
+        wait_for_ranks(group.store, group.global_ranks, keys, group.global_ranks[group.rank], group.timeout)
+    except dist.DistStoreError as error:
+        raise dist.DistStoreError(f"isthmus: {error} to make the group") from None
     return [Introduction.from_text(group.store.get(key)) for key in keys]
 
 
@@ -322,7 +318,7 @@ def _set_up_process(options: _C.Options, group: Group) -> None:
     """Set up what a process needs once for all its groups."""
     global _ready_in_process
     logger.setLevel(options.log.upper())
-    _log_to_stderr()
+    log_to_stderr()
     if _ready_in_process != os.getpid():
         _ready_in_process = os.getpid()
         core = native.load()
@@ -334,14 +330,6 @@ def _set_up_process(options: _C.Options, group: Group) -> None:
         atexit.register(_shut_down, os.getpid())
         if group.rank == 0:
             _warn_of_unknown_variables(core)
-
-
-def _log_to_stderr() -> None:
-    """Where the program has not said where messages go."""
-    if not logger.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("isthmus: %(levelname)s: %(message)s"))
-        logger.addHandler(handler)
 
 
 def _warn_of_unknown_variables(core: Any) -> None:

@@ -118,7 +118,7 @@ def _seconds(found: dict[str, Any]) -> Iterator[str]:
     if found["ran_s"]:
         hidden_s = max(0.0, found["ran_s"] - found["waited_s"])
         shown = f"{found['waited_s']:.2f} waited for and {hidden_s:.2f} hidden"
-        yield f"seconds: {found['ran_s']:.2f} in calls, of which {shown}"
+        yield f"seconds: {found['ran_s']:.2f} in calls, {shown}"
     if sum(phases.values()):
         yield f"seconds by phase, some beside others: {', '.join(parts)}"
 
@@ -163,9 +163,10 @@ def _advice(found: dict[str, Any], crossed: Crossing) -> Iterator[str]:
     if found["ran_s"] and found["waited_s"] < 0.1 * found["ran_s"]:
         yield "to try: nothing. Less than a tenth of communication is waited for, as far as wait() shows"
     elif crossed.weights_share > 0.5:
+        differences = "" if found["weights"]["gathers"] else ', weights="delta" (differences)'  # in use already
         yield (
             f"weights are {crossed.weights_share:.0%} of what crosses. To try: HSDP (no weights cross), "
-            'reshard_after_forward=<ranks of a node> (once a step), weights="delta" (differences): docs/choosing.md'
+            f"reshard_after_forward=<ranks of a node> (once a step){differences}: docs/choosing.md"
         )
     elif found["compressed_calls"]:
         yield (

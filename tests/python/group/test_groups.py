@@ -325,7 +325,7 @@ def come_late(rank: int, world_size: int) -> str:
 @pytest.mark.processes
 def test_a_rank_that_does_not_come_is_named() -> None:
     text = ranks.run(come_late, 2)[0]
-    assert text == "isthmus: rank 1 did not come to make the group within 3 s"
+    assert text == "isthmus: rank 1 did not come within 3 s to make the group"
 
 
 def warnings_of(

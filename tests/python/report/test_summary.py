@@ -39,7 +39,7 @@ def test_one_screen() -> None:
         "between nodes: 10 kB (500 B reduce-scatters, 9.5 kB weights and other gathers)",
         "exact it would have been 71.5 kB: 7.15 times as much",
         "within nodes: 9 kB",
-        "seconds: 10.00 in calls, of which 4.00 waited for and 6.00 hidden",
+        "seconds: 10.00 in calls, 4.00 waited for and 6.00 hidden",
         "seconds by phase, some beside others: 5.00 between nodes, 0.00 within, 0.50 in codecs",
         "40 x reduce_scatter (layers.0, layers.1, layers.10, ...; 80,000 elements): quant bits=4; 4 bits an element, "
         "relative squared error 0.01",
@@ -58,6 +58,9 @@ def test_advice_follows_what_dominates() -> None:
     gradients = made_up.group()["collectives"] | {"all_gather": made_up.collective()}
     assert "gradients are 100% of what crosses" in lines(made_up.group(collectives=gradients))[-1]
     assert lines(made_up.group(waited_s=0.5))[-1].startswith("to try: nothing.")
+    assert 'weights="delta"' in lines(made_up.group())[-1]
+    in_use = lines(made_up.group(weights={"gathers": 3, "whole": {}}))[-1]
+    assert "HSDP" in in_use and "delta" not in in_use
     nothing = lines(made_up.empty())
     assert "nothing crossed between nodes in two tiers" in nothing
     assert nothing[-1].startswith("no gradient was compressed: nothing was reduced yet")

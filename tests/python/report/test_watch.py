@@ -72,6 +72,10 @@ def test_the_command(tmp_path: Path) -> None:
     write(path, LINE, LINE | {"step": 20, "time_s": 105.0})
     shown = CliRunner().invoke(app, ["watch", str(path), "--once"])
     assert shown.exit_code == 0 and len(shown.stdout.splitlines()) == 3
+    assert shown.stderr == ""
+    path.write_text("")
+    empty = CliRunner().invoke(app, ["watch", str(path), "--once"])
+    assert len(empty.stdout.splitlines()) == 1 and "no step yet; isthmus.log_to writes every 100th" in empty.stderr
     missing = CliRunner().invoke(app, ["watch", str(tmp_path / "none"), "--once"])
     assert missing.exit_code == 1 and "No such file" in missing.stderr
     path.write_text("nonsense\n")

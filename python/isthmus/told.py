@@ -1,0 +1,71 @@
+"""What ends all ranks of a job alike is told by one of them: a line and a traceback there, nothing on the others."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from types import ModuleType, TracebackType
+from typing import TypeVar
+
+from isthmus.topology.launchers import launched_as
+
+logger = logging.getLogger("isthmus")
+
+Raised = TypeVar("Raised", bound=Exception)
+
+#: How long a rank with a bad option gives rank 0 to say the same, and the launcher to end the job by it. A rank that is
+#: still there then says it itself: the option may be bad on it alone.
+FIRST_RANK_S = 5.0
+#: On errors that all ranks of a group raise: which of its ranks this one is.
+_RANK = "_isthmus_rank"
+
+
+def log_to_stderr() -> None:
+    """Let messages go there where the program has not said where they go."""
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("isthmus: %(levelname)s: %(message)s"))
+        logger.addHandler(handler)
+
+
+def on_all(error: Raised, rank: int) -> Raised:
+    """Note of an error that every rank of a group raises, with one text, which rank of it this is. Returns it."""
+    setattr(error, _RANK, rank)
+    return error
+
+
+def tell_uncaught_once(core: ModuleType) -> None:
+    """Have errors of Isthmus that end a process told once a job. Whoever catches or hooks errors sees no change.
+
+    core: the native module. Called once, after it was loaded. With ISTHMUS_LOG=debug all ranks show tracebacks.
+    """
+    show = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        common_rank: int | None = getattr(error, _RANK, None)
+        rank = _launched_rank() if common_rank is None and isinstance(error, core.OptionError) else common_rank
+        if rank is None or os.environ.get("ISTHMUS_LOG") == "debug":
+            show(kind, error, traceback)
+            return
+        log_to_stderr()
+        text = str(error).removeprefix("isthmus: ")
+        if rank == 0:
+            logger.error("%s", text)
+            show(kind, error, traceback)
+        elif common_rank is None:
+            time.sleep(FIRST_RANK_S)
+            logger.error("rank %d: %s", rank, text)
+        logger.debug("rank %d ends", rank, exc_info=(kind, error, traceback))
+
+    sys.excepthook = hook
+
+
+def _launched_rank() -> int | None:
+    """Return this process's rank by its launcher, None where it is alone. There may be no process group yet."""
+    claim = launched_as(os.environ)
+    if claim is not None:
+        return claim.rank if claim.size > 1 else None
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return int(rank) if rank.isdecimal() and size.isdecimal() and int(size) > 1 else None

@@ -1,0 +1,63 @@
+"""`isthmus bench ... --here` with CUDA tensors, on two hosts whose ranks have a fake GPU."""
+
+import json
+import os
+import sys
+import tempfile
+
+import pytest
+
+from isthmus.benchmarks.training.check import check_report
+from python.benchmarks.launched import as_ranks, two_hosts  # noqa: F401
+from python.cuda.worlds import needs_fake_gpu
+from support import fake_gpu
+from support.limits import OPERATION_S
+
+pytestmark = [pytest.mark.processes, needs_fake_gpu]
+
+
+def on_fake_gpus(network, *arguments):
+    """Run `isthmus bench ... --here` on two hosts of two ranks; returns what they tell."""
+    with tempfile.TemporaryDirectory(prefix="nccl", dir="/tmp") as folder:  # of sockets, whose paths are short
+        return as_ranks(
+            network,
+            [2, 2],
+            *arguments,
+            under=["support.on_fake_gpu"],
+            LD_PRELOAD=fake_gpu.library(),
+            PYTHONPATH=os.pathsep.join(filter(None, sys.path)),
+            FAKE_GPU_COUNT=2,
+            FAKE_NCCL_FOLDER=folder,
+            FAKE_NCCL_TIMEOUT_S=round(OPERATION_S),
+        )
+
+
+def test_training(two_hosts, tmp_path):  # noqa: F811
+    output = tmp_path / "out"
+    size = ["--layers", 1, "--width", 128, "--context", 32, "--steps", 3, "--audited-steps", 1]
+    arms = ["--arms", "fsdp,hsdp,none,quant,full,hsdp-quant"]
+    told = on_fake_gpus(two_hosts, "training", "--here", "--device", "cuda", *size, *arms, "--output", output)
+    assert [code for code, _, _ in told] == [0] * 4, told
+    report = json.loads((output / "report.json").read_text())
+    assert [report["arguments"][name] for name in ("device", "nodes", "ranks_per_node")] == ["cuda", 2, 2]
+    assert report["network"] == "nodes by torchrun, cuda over nccl"
+    checks = {check.arm: check for check in check_report(report)}
+    assert list(checks) == ["fsdp", "hsdp", "none", "quant", "full", "hsdp-quant"]
+    assert all(check.collectives_equal for check in checks.values())
+    losses = {name: arm["val_loss"] for name, arm in report["arms"].items()}
+    assert all(abs(loss - losses["fsdp"]) < 0.02 for loss in losses.values()), losses
+    assert losses["quant"] != losses["fsdp"]  # the codec took part
+    assert losses["full"] == losses["quant"]
+    assert told[0][1].splitlines()[-1] == report["advice"]
+
+
+def test_collectives(two_hosts, tmp_path):  # noqa: F811
+    path = tmp_path / "collectives.json"
+    sizes = ["--min-bytes", "256K", "--max-bytes", "256K", "--iterations", 2]
+    told = on_fake_gpus(two_hosts, "collectives", "--here", "--device", "cuda", *sizes, "--json", path)
+    assert [code for code, _, _ in told] == [0] * 4, told
+    report = json.loads(path.read_text())
+    assert {row["backend"] for row in report["rows"]} == {"nccl", "none", "tagc", "sparse", "quant"}
+    assert {row["num_wrong"] for row in report["rows"]} == {0}
+    errors = {row["backend"]: row["error"] for row in report["rows"] if row["operation"] == "reduce_scatter"}
+    assert errors["nccl"] == errors["none"] == 0 < errors["quant"]

@@ -1,0 +1,133 @@
+"""Errors that end all ranks of a job alike: one rank tells them, and all end with an exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import isthmus
+from isthmus import native, told
+from isthmus.told import on_all
+from support.limits import HANG_S
+
+WORLD_SIZE = 4
+HEAD = "import torch, torch.distributed as dist, isthmus, os\n"
+ATTACHED = "dist.init_process_group('gloo')\nisthmus.attach(torch.nn.Linear(2, 2), bit=2)\n"
+
+
+def run(tmp_path: Path, program: str, **variables: str) -> tuple[int, str]:
+    """Run a program on four ranks of torchrun; return its exit code and what the ranks and the agent say."""
+    path = tmp_path / "program.py"
+    path.write_text(HEAD + program)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD_SIZE}", path]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ISTHMUS_")}
+    environment |= {"OMP_NUM_THREADS": "1"} | variables
+    result = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=HANG_S)
+    return result.returncode, result.stdout + result.stderr
+
+
+def lines(output: str, text: str) -> list[str]:
+    return [line for line in output.splitlines() if text in line]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("program", "variables", "text"),
+    [
+        ("isthmus.Options(bit=2)", {}, "there is no option bit: did you mean bits?"),
+        ("isthmus.Options()", {"ISTHMUS_BITS": "99"}, "ISTHMUS_BITS"),
+        ("dist.init_process_group('isthmus')", {"ISTHMUS_BITS": "99"}, "ISTHMUS_BITS"),
+        (ATTACHED, {}, "isthmus.attach: there is no option bit: did you mean bits?"),
+    ],
+    ids=["keyword", "variable", "group", "attach"],
+)
+def test_one_rank_tells_what_all_meet(tmp_path: Path, program: str, variables: dict[str, str], text: str) -> None:
+    code, output = run(tmp_path, program, **variables)
+    assert code == 1, output
+    assert "Root Cause" in output, output  # torchrun's own table: ranks ended by an error, not by themselves
+    (told_by,) = lines(output, "isthmus: ERROR: ")
+    assert text in told_by, output
+    assert len(lines(output, "program.py")) <= 4, output  # one traceback, and torchrun's name of the job
+    errors = [line for line in lines(output, text) if "Error: " in line and "isthmus: ERROR" not in line]
+    assert len(errors) == 1, output  # the last line of the one traceback
+    assert output.index(told_by) < output.index(errors[0])
+
+
+@pytest.mark.processes
+def test_what_one_rank_alone_meets_is_told_by_it(tmp_path: Path) -> None:
+    program = "isthmus.Options(**({'bit': 2} if os.environ['RANK'] == '2' else {}))\nimport time; time.sleep(60)"
+    code, output = run(tmp_path, program)
+    assert code == 1
+    assert len(lines(output, "isthmus: ERROR: rank 2: there is no option bit: did you mean bits?")) == 1, output
+
+
+@pytest.mark.processes
+def test_a_program_that_catches_it_goes_on(tmp_path: Path) -> None:
+    program = "try: isthmus.Options(bit=2)\nexcept ValueError: print('caught', flush=True)"
+    code, output = run(tmp_path, program)
+    assert (code, len(lines(output, "caught"))) == (0, WORLD_SIZE), output
+    assert "ERROR" not in output
+
+
+class Shown:
+    """Stands in for the hook that shows tracebacks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.errors: list[BaseException] = []
+        core = native.load()  # the first time, that installs the hook, too
+        monkeypatch.setattr(sys, "excepthook", lambda _, error, __: self.errors.append(error))
+        monkeypatch.setattr(told, "FIRST_RANK_S", 0)
+        told.tell_uncaught_once(core)
+
+    def ends_with(self, error: BaseException) -> bool:
+        """Let a process end with `error`; return whether its traceback is shown."""
+        self.errors.clear()
+        sys.excepthook(type(error), error, None)
+        return bool(self.errors)
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, rank: int, size: int = 2) -> None:
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", str(size))
+
+
+@pytest.mark.parametrize("keywords", [{"bit": 2}, {"codec": "zip"}, {"bits": 99}])
+def test_every_error_in_options_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, keywords: dict[str, object]
+) -> None:
+    shown = Shown(monkeypatch)
+    with pytest.raises(ValueError) as error:
+        isthmus.Options(**keywords)  # type: ignore[arg-type]
+    launched(monkeypatch, 0)
+    assert shown.ends_with(error.value)
+    launched(monkeypatch, 1)
+    assert not shown.ends_with(error.value)
+    assert caplog.messages == [str(error.value), f"rank 1: {error.value}"]
+
+
+def test_without_other_ranks_nothing_changes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    shown = Shown(monkeypatch)
+    for rank, size in ((0, 1), (3, 1)):
+        launched(monkeypatch, rank, size)
+        assert shown.ends_with(isthmus.OptionError("bits"))
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name)
+    assert shown.ends_with(isthmus.OptionError("bits"))
+    assert caplog.messages == []
+
+
+def test_other_errors_and_debug_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = Shown(monkeypatch)
+    launched(monkeypatch, 1)
+    assert shown.ends_with(ValueError("of the program"))
+    assert not shown.ends_with(on_all(ValueError("isthmus: agreed"), 1))
+    assert shown.ends_with(on_all(ValueError("isthmus: agreed"), 0))
+    assert caplog.messages == ["agreed"]
+    monkeypatch.setenv("ISTHMUS_LOG", "debug")
+    assert shown.ends_with(on_all(ValueError("isthmus: agreed"), 1))
