@@ -34,6 +34,8 @@ ifeq ($(origin CXX),default)
   CXX := c++
 endif
 export CXX
+# Tests start hundreds of Python programs: what one has compiled to bytecode the next one reads.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup wheel demo check test test-cpp test-large test-mpi test-python test-quick test-conformance test-units lint format tidy gpu-programs \
   sanitize test-sanitized bench figures fuzz clean FORCE
@@ -48,10 +50,10 @@ $(STAMPS)/system: tools/install_system_packages
 	tools/install_system_packages $(PYTHON)
 	@touch $@
 
-$(STAMPS)/venv: $(STAMPS)/system pyproject.toml tools/requirements.py
+$(STAMPS)/venv: $(STAMPS)/system pyproject.toml tools/requirements.py tools/install_python_packages
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)/bin/python tools/requirements.py '$(TORCH)' | $(VENV)/bin/python -m pip install --quiet --requirement /dev/stdin
+	$(VENV)/bin/python -m pip install --quiet --upgrade pip uv
+	$(VENV)/bin/python tools/requirements.py '$(TORCH)' | tools/install_python_packages $(VENV)
 	@touch $@
 
 # A new Python file must be made known to the editable install; a changed one needs nothing.
