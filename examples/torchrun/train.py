@@ -5,7 +5,9 @@ A launcher gives every process RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, an
 
 import argparse
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,36 +19,63 @@ import isthmus
 CONTEXT = 32  # bytes that the model sees
 
 
+def make_model() -> nn.Sequential:
+    """Return the model, with the same weights on all ranks: its Linear layers are its units."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(1024, 512), nn.Linear(512, 512), nn.Linear(512, 512), nn.Linear(512, 256)]
+    hidden = [part for layer in layers[:-1] for part in (layer, nn.GELU())]
+    return nn.Sequential(nn.Embedding(256, 1024 // CONTEXT), nn.Flatten(), *hidden, layers[-1])
+
+
+def shard(model: nn.Module, **settings: Any) -> None:
+    """Apply FSDP2, each Linear layer a unit."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, **settings)
+    fully_shard(model, **settings)
+
+
+def batches(text: Path, seed: int) -> Iterator[torch.Tensor]:
+    """Yield random sequences of a file; ranks with other seeds read others."""
+    corpus = torch.frombuffer(bytearray(text.read_bytes()), dtype=torch.uint8)
+    places = torch.Generator().manual_seed(seed)
+    while True:
+        starts = torch.randint(len(corpus) - CONTEXT, (256, 1), generator=places)
+        yield corpus[starts + torch.arange(CONTEXT + 1)].long()
+
+
+def loss_of(model: nn.Module, sequences: torch.Tensor) -> torch.Tensor:
+    """Return how badly the model predicts the last byte of each sequence."""
+    return nn.functional.cross_entropy(model(sequences[:, :-1]), sequences[:, -1])
+
+
+def report() -> None:
+    """Print what Isthmus saw and sent."""
+    stats = isthmus.stats()
+    sent = {kind: of["inter"]["inter_node_sent_bytes"] / 1e6 for kind, of in stats["collectives"].items()}
+    gradients = sent["reduce_scatter"] + sent["all_reduce"]
+    print(f"{stats['node_map']}, by {stats['node_map_source']}")
+    print(f"compressed {stats['compressed_calls']} reductions; exact: {stats['exact_calls'] or 'none'}")
+    print(f"sent between nodes: gradients {gradients:.2f} MB, weights {sent['all_gather']:.2f} MB")
+
+
 def train(text: Path, steps: int, attach: bool) -> None:
     """Train in a process group that the caller has made; rank 0 prints losses, and what Isthmus did."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)  # all ranks begin with the same weights
-    layers = [nn.Linear(1024, 512), nn.Linear(512, 512), nn.Linear(512, 512), nn.Linear(512, 256)]
-    hidden = [part for layer in layers[:-1] for part in (layer, nn.GELU())]
-    model = nn.Sequential(nn.Embedding(256, 1024 // CONTEXT), nn.Flatten(), *hidden, layers[-1]).to(device)
-    for layer in layers:
-        fully_shard(layer)
-    fully_shard(model)
+    model = make_model().to(device)
+    shard(model)
     if attach:
         isthmus.attach(model)  # in a group of Isthmus nothing is needed here
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    corpus = torch.frombuffer(bytearray(text.read_bytes()), dtype=torch.uint8)
-    places = torch.Generator().manual_seed(dist.get_rank())  # each rank reads others
-    for step in range(steps):
-        starts = torch.randint(len(corpus) - CONTEXT, (256, 1), generator=places)
-        sequences = corpus[starts + torch.arange(CONTEXT + 1)].long().to(device)
-        loss = nn.functional.cross_entropy(model(sequences[:, :-1]), sequences[:, -1])
+    for step, sequences in zip(range(steps), batches(text, dist.get_rank()), strict=False):
+        loss = loss_of(model, sequences.to(device))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         if dist.get_rank() == 0:
             print(f"step {step}: loss {loss.item():.3f}", flush=True)
     if dist.get_rank() == 0:
-        stats = isthmus.stats()
-        sent = {kind: of["inter"]["inter_node_sent_bytes"] / 1e6 for kind, of in stats["collectives"].items()}
-        print(f"{stats['node_map']}, by {stats['node_map_source']}")
-        print(f"compressed {stats['compressed_calls']} reductions; exact: {stats['exact_calls'] or 'none'}")
-        print(f"sent between nodes: gradients {sent['reduce_scatter']:.2f} MB, weights {sent['all_gather']:.2f} MB")
+        report()
 
 
 if __name__ == "__main__":

@@ -103,6 +103,53 @@ def test_ray(way: tuple[str, ...]) -> None:
     assert_trained(output, "2 nodes x 1 rank, in blocks, by ISTHMUS_NODES")
 
 
+# DDP on CPUs: the first two passes with each of its two sets of buckets are exact.
+@pytest.mark.parametrize("way", [(), ("--attach",)], ids=["by name", "attached"])
+def test_accelerate(way: tuple[str, ...]) -> None:
+    if find_spec("accelerate") is None:
+        pytest.skip("accelerate is not installed")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    output = output_of((*torchrun, "examples/accelerate/train_accelerate.py", "--steps=5", *way), ISTHMUS_NODES="2x1")
+    losses = [float(loss) for loss in re.findall(r"step \d: loss ([\d.]+)", output)]
+    assert len(losses) == 5 and losses[-1] < losses[0] < 6, output
+    assert re.search(r"^2 nodes x 1 rank, in blocks, by ISTHMUS_NODES\ncompressed [1-9]", output, re.MULTILINE), output
+
+
+def test_the_config_of_accelerate_has_only_fields_that_it_knows() -> None:
+    config = pytest.importorskip("accelerate.commands.config.config_args")
+    loaded = config.load_config_from_file(str(ROOT / "examples/accelerate/fsdp.yaml"))  # raises for others
+    assert (loaded.num_machines, loaded.fsdp_config["fsdp_version"]) == (2, 2)
+
+
+@pytest.mark.parametrize("way", [(), ("--attach",)], ids=["by name", "attached"])
+def test_lightning(way: tuple[str, ...]) -> None:
+    if find_spec("lightning") is None:
+        pytest.skip("lightning is not installed")
+    program = (sys.executable, "examples/lightning/train_lightning.py", "--devices=2", *STEPS, *way)
+    assert_trained(output_of(program, ISTHMUS_NODES="2x1"), "2 nodes x 1 rank, in blocks, by ISTHMUS_NODES")
+
+
+def test_torchtitan_makes_its_group_with_isthmus(tmp_path: Path) -> None:
+    """Its trainer needs GPUs: what comes before that runs here, with the example's line before it."""
+    if find_spec("torchtitan") is None:
+        pytest.skip("torchtitan is not installed")
+    source = (ROOT / "examples/torchtitan/train_torchtitan.py").read_text()
+    (line,) = re.findall(r"^ *(.*default_device_backend_map.*)$", source, re.MULTILINE)
+    program = tmp_path / "group.py"
+    program.write_text(
+        "import torch.distributed as dist\n"
+        "from torchtitan.config import CommConfig\n"
+        "from torchtitan.distributed.utils import init_distributed\n"
+        f"{line}\n"
+        f"init_distributed(CommConfig(), base_folder={str(tmp_path)!r})\n"
+        "import isthmus\n"
+        "print(isthmus.stats()['node_map'], flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program)
+    assert output_of(torchrun, ISTHMUS_NODES="2x1").count("2 nodes x 1 rank, in blocks") == 2
+
+
 def test_the_trainer_of_hugging_face() -> None:
     if find_spec("transformers") is None or find_spec("accelerate") is None:
         pytest.skip("transformers and accelerate are not both installed")
