@@ -29,8 +29,8 @@ struct BackendStats {
   std::vector<std::string> notes;
 };
 
-// All of it but the map's source, the options and trials of gathers. world_units: that codec=auto leaves to the world backend, by
-// UnitKey::hash().
+// All of it but the map's source, the options and trials of gathers. world_units: that codec=auto leaves to the world
+// backend, by UnitKey::hash().
 BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const CallCounters& counters,
                       const std::map<uint64_t, UnitStats>& world_units);
 

@@ -155,8 +155,8 @@ TEST(Options, ValidateSeesFieldsThatWereSetDirectly) {
 }
 
 TEST(Options, EnvironmentOverridesDefaults) {
-  const Environment environment(Variables{
-      {"ISTHMUS_NODES", "2x2"}, {"ISTHMUS_RATIO", "4"}, {"ISTHMUS_GATHERS", "world"}, {"ISTHMUS_CODEC", ""}});
+  const Environment environment(
+      Variables{{"ISTHMUS_NODES", "2x2"}, {"ISTHMUS_RATIO", "4"}, {"ISTHMUS_GATHERS", "world"}, {"ISTHMUS_CODEC", ""}});
   const Options options = Options::from_environment();
   EXPECT_EQ(options.nodes, "2x2");
   EXPECT_EQ(options.ratio, 4);
