@@ -11,7 +11,7 @@ namespace isthmus {
 // Little-endian, no padding; a struct that is copied to and from the wire as it is.
 struct PacketHeader {
   static constexpr uint32_t kMagic = 0x4d485349;  // "ISHM"
-  static constexpr uint8_t kVersion = 5;
+  static constexpr uint8_t kVersion = 6;
 
   uint32_t magic = kMagic;
   uint8_t version = kVersion;

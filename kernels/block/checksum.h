@@ -1,31 +1,28 @@
-// The steps of the packets' checksum, the same on every executor. docs/packet_format.md defines it.
+// The packets' checksum, the same on every executor. docs/packet_format.md defines it.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/block/host_device.h"
-#include "kernels/block/mix.h"
 
 namespace isthmus::kernels {
 
 inline constexpr int64_t kChecksumWordBytes = 8;
-inline constexpr int64_t kChecksumLanes = 8;  // chains in a segment
-inline constexpr int64_t kChecksumRowBytes = kChecksumLanes * kChecksumWordBytes;
-inline constexpr int64_t kChecksumSegmentRows = 64;
-inline constexpr int64_t kChecksumSegmentBytes = kChecksumSegmentRows * kChecksumRowBytes;
 
-// The initial state of the chain of a segment's lane: different for all chains of a packet.
-ISTHMUS_DEVICE uint64_t checksum_begin(int64_t segment, int64_t lane) {
-  return static_cast<uint64_t>(segment * kChecksumLanes + lane + 1);
+// Of two neighbouring words' numbers, before they are mixed: 2^64 divided by the golden ratio, and odd.
+inline constexpr uint64_t kChecksumStep = 0x9e3779b97f4a7c15;
+
+// Both halves as 32-bit numbers: one instruction of a GPU, and of vectors.
+ISTHMUS_DEVICE uint64_t product_of_halves(uint64_t x) { return (x & 0xffffffff) * (x >> 32); }
+
+// A word's summand in the checksum, which is the sum over all words modulo 2^64. It depends on the word's place, and
+// the sum on no order: whoever has a word in a register adds its summand.
+ISTHMUS_DEVICE uint64_t checksum_of_word(uint64_t word, int64_t place) {
+  const uint64_t number = static_cast<uint64_t>(place + 1) * kChecksumStep;
+  const uint64_t key = number ^ product_of_halves(number);
+  const uint32_t low = static_cast<uint32_t>(word) + static_cast<uint32_t>(key);
+  const uint32_t high = static_cast<uint32_t>(word >> 32) + static_cast<uint32_t>(key >> 32);
+  return uint64_t{low} * high + (uint64_t{low} << 32 | high);
 }
-
-// One word more. One to one in the state and in the word.
-ISTHMUS_DEVICE uint64_t checksum_step(uint64_t state, uint64_t word) {
-  const uint64_t product = (state ^ word) * 0x9e3779b97f4a7c15;
-  return product << 29 | product >> 35;
-}
-
-// The chain's summand in the packet's checksum: every bit of it depends on every bit of the chain. One to one.
-ISTHMUS_DEVICE uint64_t checksum_end(uint64_t state) { return mix(state); }
 
 }  // namespace isthmus::kernels

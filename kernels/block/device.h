@@ -76,7 +76,6 @@ struct DeviceFault {
 
 // State of one decoding. Its first pass sets it to this.
 struct DecodeState {
-  uint32_t refused = 0;  // 1: a packet was, or one of an earlier decoding; nothing is decoded
   uint32_t arrived = 0;  // groups at the end of the pass under way
 };
 

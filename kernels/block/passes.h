@@ -27,7 +27,7 @@ struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) SeveralOf {
   T value[kCount];
 };
 
-inline bool is_aligned(const void* address, uintptr_t bytes) {
+ISTHMUS_DEVICE bool is_aligned(const void* address, uintptr_t bytes) {
   return reinterpret_cast<uintptr_t>(address) % bytes == 0;
 }
 

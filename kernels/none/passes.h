@@ -49,7 +49,7 @@ struct EncodeValues {
     }
     uint64_t sum = 0;
     for_each_of_all(group, checksum_pairs(num_words),
-                    [&](int64_t pair) { sum += walk_pair(pair, num_words, num_whole_words, *this); });
+                    [&](int64_t pair) { sum += walk_pair(pair, num_words, num_whole_words, 0, *this); });
     sum = group.sum(sum);
     if (group.thread() == 0) {
       write_part(group, job.parts, 0, sum);
@@ -120,11 +120,9 @@ struct FinishPacket {
 template <typename Wire, typename Sum, typename Own, typename Out>
 struct DecodeValues {
   static constexpr int kThreads = kChecksumThreads;
-  // Of each packet a thread has two chains, and the sum of those that it has walked.
-  static constexpr int64_t kWordsOfPacket = 3;
-  static constexpr int64_t kMaxSharedBytes = 8 * kThreads * kWordsOfPacket * kNonePacketsAtOnce;
+  static constexpr int64_t kMaxSharedBytes = SumsOfPackets::bytes(kThreads, kNonePacketsAtOnce);
   static int64_t shared_bytes(int64_t num_packets) {
-    return 8 * kThreads * kWordsOfPacket * (num_packets < kNonePacketsAtOnce ? num_packets : kNonePacketsAtOnce);
+    return SumsOfPackets::bytes(kThreads, num_packets < kNonePacketsAtOnce ? num_packets : kNonePacketsAtOnce);
   }
 
   NoneDecodeJob job;
@@ -146,8 +144,7 @@ struct DecodeValues {
     const int64_t at_once = job.to_places ? 1 : kNonePacketsAtOnce;
     for (int64_t first = 0; first < job.num_packets; first += at_once) {
       const int64_t left = job.num_packets - first;
-      decode(group, {&group.template shared<uint64_t>() + group.thread(), group.size()}, first,
-             left < at_once ? left : at_once);
+      decode(group, SumsOfPackets(group), first, left < at_once ? left : at_once);
     }
   }
 
@@ -155,68 +152,45 @@ struct DecodeValues {
   static constexpr int kPairValues = WordsOf<Wire, 2>::kValues;
   static constexpr int kRowsAtOnce = 128 / (kPairValues * static_cast<int>(sizeof(Sum)));  // 32 registers of sums
 
-  // The words of this thread for each packet of a turn.
-  struct Chains {
-    uint64_t* words;
-    int64_t step;
-
-    ISTHMUS_DEVICE uint64_t& state(int64_t i, int chain) const { return words[(kWordsOfPacket * i + chain) * step]; }
-    ISTHMUS_DEVICE uint64_t& sum(int64_t i) const { return words[(kWordsOfPacket * i + 2) * step]; }
-  };
-
   // A word is of the same thread in every packet, so an element's sums keep their order.
   template <typename Group>
-  ISTHMUS_DEVICE void decode(Group& group, const Chains& chains, int64_t first, int64_t count) const {
+  ISTHMUS_DEVICE void decode(Group& group, const SumsOfPackets& checksums, int64_t first, int64_t count) const {
     const int64_t num_words = (job.packet_bytes - kHeaderBytes) / 8;
-    for (int64_t i = 0; i < count; ++i) {
-      chains.sum(i) = 0;
-    }
+    checksums.clear(count);
     for_each_of_all(group, checksum_pairs(num_words),
-                    [&](int64_t pair) { walk(pair, num_words, chains, first, count); });
+                    [&](int64_t pair) { walk(pair, num_words, checksums, first, count); });
     for (int64_t i = 0; i < count; ++i) {
-      const uint64_t checksum = group.sum(chains.sum(i));
-      if (group.thread() == 0) {
-        write_part(group, job.parts, job.place_of(first + i), checksum);
-      }
+      checksums.write_part_of(group, i, job.parts, job.place_of(first + i));
     }
   }
 
   // As walk_pair(), of all packets side by side: each element is read, summed and written once.
-  ISTHMUS_DEVICE void walk(int64_t pair, int64_t num_words, const Chains& chains, int64_t first, int64_t count) const {
-    constexpr int64_t kSegmentWords = kChecksumSegmentBytes / kChecksumWordBytes;
-    const int64_t segment = pair / kPairsOfSegment;
-    const int64_t lane = pair % kPairsOfSegment * 2;
-    const int64_t end = (segment + 1) * kSegmentWords < num_words ? (segment + 1) * kSegmentWords : num_words;
-    const int64_t whole_end = end < num_whole_words ? end : num_whole_words;
-    for (int64_t i = 0; i < count; ++i) {
-      chains.state(i, 0) = checksum_begin(segment, lane);
-      chains.state(i, 1) = checksum_begin(segment, lane + 1);
+  ISTHMUS_DEVICE void walk(int64_t pair, int64_t num_words, const SumsOfPackets& checksums, int64_t first,
+                           int64_t count) const {
+    const PairOfSegment words(pair, num_words);
+    const int64_t whole_end = words.end < num_whole_words ? words.end : num_whole_words;
+    int64_t w = words.begin;
+    for (; w + (kRowsAtOnce - 1) * kRowWords + 2 <= whole_end; w += kRowsAtOnce * kRowWords) {
+      sum_rows<kRowsAtOnce>(w, checksums, first, count);
     }
-    int64_t w = segment * kSegmentWords + lane;
-    for (; w + (kRowsAtOnce - 1) * kChecksumLanes + 2 <= whole_end; w += kRowsAtOnce * kChecksumLanes) {
-      sum_rows<kRowsAtOnce>(w, chains, first, count);
+    for (; w + 2 <= whole_end; w += kRowWords) {
+      sum_rows<1>(w, checksums, first, count);
     }
-    for (; w + 2 <= whole_end; w += kChecksumLanes) {
-      sum_rows<1>(w, chains, first, count);
-    }
-    for (; w < end; w += kChecksumLanes) {
-      sum_word(w, 0, chains, first, count);
-      if (w + 1 < end) {
-        sum_word(w + 1, 1, chains, first, count);
+    for (; w < words.end; w += kRowWords) {
+      sum_word(w, checksums, first, count);
+      if (w + 1 < words.end) {
+        sum_word(w + 1, checksums, first, count);
       }
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      chains.sum(i) += checksum_end(chains.state(i, 0)) + checksum_end(chains.state(i, 1));
     }
   }
 
   // The pairs of words at w, and at the following rows of the segment.
   template <int kRows>
-  ISTHMUS_DEVICE void sum_rows(int64_t w, const Chains& chains, int64_t first, int64_t count) const {
+  ISTHMUS_DEVICE void sum_rows(int64_t w, const SumsOfPackets& checksums, int64_t first, int64_t count) const {
     Sum sums[kRows][kPairValues];
     ISTHMUS_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const int64_t run = (w + r * kChecksumLanes) / 2;
+      const int64_t run = (w + r * kRowWords) / 2;
       SeveralOf<Own, kPairValues> loaded = {};
       if (own() != nullptr) {
         loaded = reinterpret_cast<const SeveralOf<Own, kPairValues>*>(own())[run];
@@ -230,17 +204,18 @@ struct DecodeValues {
       WordsOf<Wire, 2> pairs[kRows];
       ISTHMUS_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        pairs[r].words = *reinterpret_cast<const WordPair*>(words_of(first + i) + w + r * kChecksumLanes);
+        pairs[r].words = *reinterpret_cast<const WordPair*>(words_of(first + i) + w + r * kRowWords);
       }
+      uint64_t checksum = 0;
       ISTHMUS_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        chains.state(i, 0) = checksum_step(chains.state(i, 0), pairs[r].words.value[0]);
-        chains.state(i, 1) = checksum_step(chains.state(i, 1), pairs[r].words.value[1]);
+        checksum += checksum_of_pair(pairs[r].words, w + r * kRowWords);
         ISTHMUS_UNROLL
         for (int v = 0; v < kPairValues; ++v) {
           sums[r][v] += decode_value(pairs[r].value[v]);
         }
       }
+      checksums.add(i, checksum);
     }
     ISTHMUS_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -249,12 +224,12 @@ struct DecodeValues {
       for (int v = 0; v < kPairValues; ++v) {
         result.value[v] = scaled<Out>(sums[r][v], job.scale);
       }
-      reinterpret_cast<SeveralOf<Out, kPairValues>*>(out(first))[(w + r * kChecksumLanes) / 2] = result;
+      reinterpret_cast<SeveralOf<Out, kPairValues>*>(out(first))[(w + r * kRowWords) / 2] = result;
     }
   }
 
   // One word, which may hold padding.
-  ISTHMUS_DEVICE void sum_word(int64_t w, int chain, const Chains& chains, int64_t first, int64_t count) const {
+  ISTHMUS_DEVICE void sum_word(int64_t w, const SumsOfPackets& checksums, int64_t first, int64_t count) const {
     constexpr int kValues = WordsOf<Wire, 1>::kValues;
     Sum sums[kValues];
     for (int v = 0; v < kValues; ++v) {
@@ -264,7 +239,7 @@ struct DecodeValues {
     for (int64_t i = 0; i < count; ++i) {
       WordsOf<Wire, 1> word;
       word.words.value[0] = words_of(first + i)[w];
-      chains.state(i, chain) = checksum_step(chains.state(i, chain), word.words.value[0]);
+      checksums.add(i, checksum_of_word(word.words.value[0], w));
       for (int v = 0; v < kValues; ++v) {
         sums[v] += decode_value(word.value[v]);
       }

@@ -224,12 +224,12 @@ ISTHMUS_QUANT void dequantize_group(const Lanes& lanes, const QuantRandom<Lanes>
 }
 
 // Encodes the first `num_groups` groups of a block, the rest as missing; with no groups it writes nothing. `scales` and
-// `words` (kQuantLanes * bits) are the block's own. load(row) gives a row of the block, zeros for a missing row.
+// `words` (QuantWords or its like) are the block's own. load(row) gives a row of the block, zeros for a missing row.
 // keep(row, value) is called, if Keep::kWanted, with the value that the receiver decodes for each row, except for
 // groups that are missing or hold NaN or Inf. Returns how many groups hold NaN or Inf.
-template <int kGroupRows, bool kRotate, typename Lanes, typename Load, typename Keep>
+template <int kGroupRows, bool kRotate, typename Lanes, typename Load, typename Keep, typename Words>
 ISTHMUS_QUANT int encode_block(const Lanes& lanes, const Quantizer& quantizer, uint64_t seed, int64_t block,
-                               int num_groups, const Load& load, const Keep& keep, void* scales, uint32_t* words) {
+                               int num_groups, const Load& load, const Keep& keep, void* scales, Words& words) {
   constexpr int kGroups = kQuantRows / kGroupRows;
   const QuantSettings& settings = quantizer.settings;
   const QuantRandom<Lanes> random(lanes, settings, seed, block);
@@ -268,9 +268,9 @@ ISTHMUS_QUANT int encode_block(const Lanes& lanes, const Quantizer& quantizer, u
 
 // Decodes the first `num_groups` groups of a block. put(row, value, present) is called for each row of the block, with
 // `present` false for rows of missing groups.
-template <int kGroupRows, bool kRotate, typename Lanes, typename Put>
+template <int kGroupRows, bool kRotate, typename Lanes, typename Words, typename Put>
 ISTHMUS_QUANT void decode_block(const Lanes& lanes, const Quantizer& quantizer, uint64_t seed, int64_t block,
-                                int num_groups, const void* scales, const uint32_t* words, const Put& put) {
+                                int num_groups, const void* scales, Words& words, const Put& put) {
   constexpr int kGroups = kQuantRows / kGroupRows;
   const QuantSettings& settings = quantizer.settings;
   QuantSettings without_noise = settings;

@@ -71,10 +71,10 @@ int64_t encode_blocks(const QuantSettings& settings, uint64_t seed, int64_t firs
   for_each_block(num_groups, kGroups, [&](int64_t block, int groups) {
     const int64_t first = block * kQuantBlockElements;
     const Rows rows = {piece + first, residual == nullptr ? nullptr : residual + first, groups * kGroupRows};
+    QuantWords<VectorLanes, uint32_t> block_words = {kVectorLanes16, words + block * kQuantLanes * settings.bits};
     non_finite_groups += encode_block<kGroupRows, kRotate>(
         kVectorLanes16, quantizer, seed, first_block + block, groups, rows, rows,
-        static_cast<uint8_t*>(scales) + block * kGroups * scale_bytes(settings.scale_type),
-        words + block * kQuantLanes * settings.bits);
+        static_cast<uint8_t*>(scales) + block * kGroups * scale_bytes(settings.scale_type), block_words);
   });
   return non_finite_groups;
 }
@@ -86,10 +86,11 @@ void decode_blocks(const QuantSettings& settings, uint64_t seed, int64_t first_b
   const Quantizer quantizer(settings);
   for_each_block(num_groups, kGroups, [&](int64_t block, int groups) {
     float* first = out + block * kQuantBlockElements;
+    QuantWords<VectorLanes, const uint32_t> block_words = {kVectorLanes16, words + block * kQuantLanes * settings.bits};
     decode_block<kGroupRows, kRotate>(
         kVectorLanes16, quantizer, seed, first_block + block, groups,
-        static_cast<const uint8_t*>(scales) + block * kGroups * scale_bytes(settings.scale_type),
-        words + block * kQuantLanes * settings.bits, [=](int row, VectorFloat value, bool present) {
+        static_cast<const uint8_t*>(scales) + block * kGroups * scale_bytes(settings.scale_type), block_words,
+        [=](int row, VectorFloat value, bool present) {
           float* place = first + int64_t{row} * kQuantLanes;
           prefetch(place);
           VectorLanes::store(VectorLanes::load(place, present) + value, place, present);

@@ -8,6 +8,7 @@
 #include "kernels/block/packet_passes.h"
 #include "kernels/quant/block.h"
 #include "kernels/quant/job.h"
+#include "kernels/values/shard_values.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
@@ -33,6 +34,75 @@ ISTHMUS_DEVICE float sum_or_nan(float value, float residual) {
   const bool is_nan = (bits & ~kQuantSign) > kQuantInfinity;
   return is_nan ? quant_float_of(bits | kQuantNan) : value + residual;
 }
+
+// The packed codes of one block in a packet (QuantWords), whose checksum is taken on the way: each word of the checksum
+// is that of two neighbouring lanes.
+template <typename Lanes, typename Memory>
+class SummedWords {
+ public:
+  // place: of the block's first word in the checksum.
+  ISTHMUS_DEVICE SummedWords(const Lanes& lanes, Memory* memory, int num_words, int64_t place)
+      : lanes_(lanes), memory_(memory), num_words_(num_words), place_(place) {}
+
+  ISTHMUS_DEVICE void store(int word, typename Lanes::Word packed, bool present) {
+    lanes_.store(packed, memory_ + word * kQuantLanes, present);
+    add(word, packed, present);
+  }
+  ISTHMUS_DEVICE typename Lanes::Word load(int word, bool present) {
+    const typename Lanes::Word packed = lanes_.load(memory_ + word * kQuantLanes, present);
+    add(word, packed, present);
+    return packed;
+  }
+
+  // Of all words: this thread's part of their checksum.
+  ISTHMUS_DEVICE uint64_t checksum() const { return checksum_; }
+
+ private:
+  static constexpr int64_t kPlacesOfRow = kQuantLanes / 2;
+
+  // Every other call hands words over: an even lane then has both halves of one row's, and an odd lane of the next
+  // row's.
+  ISTHMUS_DEVICE void add(int word, typename Lanes::Word packed, bool present) {
+    if (word % 2 == 0 && word + 1 < num_words_) {
+      before_ = packed;
+      return;
+    }
+    const bool is_single = word % 2 == 0;
+    const typename Lanes::Word first = is_single ? packed : before_;
+    const typename Lanes::Word given =
+        lanes_.each([&](int lane) { return lanes_.of(lane % 2 == 0 ? packed : first, lane); });
+    const typename Lanes::Word taken = lanes_.bits(lanes_.template exchange<1>(lanes_.floats(given)));
+    const int64_t row = place_ + kPlacesOfRow * (is_single ? word : word - 1);
+    lanes_.for_lanes([&](int lane) {
+      const bool is_even = lane % 2 == 0;
+      if (present && (is_even || !is_single)) {
+        const uint32_t low = is_even ? lanes_.of(first, lane) : lanes_.of(taken, lane);
+        const uint32_t high = is_even ? lanes_.of(taken, lane) : lanes_.of(packed, lane);
+        checksum_ += checksum_of_word(uint64_t{high} << 32 | low, row + (is_even ? 0 : kPlacesOfRow) + lane / 2);
+      }
+    });
+  }
+
+  const Lanes& lanes_;
+  Memory* memory_;
+  int num_words_;
+  int64_t place_;
+  typename Lanes::Word before_ = {};
+  uint64_t checksum_ = 0;
+};
+
+// A block's codes in one of the packets that have this layout.
+template <typename Lanes, typename Byte>
+ISTHMUS_DEVICE auto words_of_block(const Lanes& lanes, Byte* packet, const QuantLayout& layout, int bits,
+                                   int64_t block) {
+  using Memory = std::conditional_t<std::is_const_v<Byte>, const uint32_t, uint32_t>;
+  const int64_t offset = layout.codes + block * kQuantLanes * bits * static_cast<int64_t>(sizeof(uint32_t));
+  return SummedWords<Lanes, Memory>(lanes, reinterpret_cast<Memory*>(packet + offset), bits,
+                                    offset / kChecksumWordBytes - kHeaderWords);
+}
+
+// What of a packet has its checksum taken by the threads that write or read it.
+inline SummedBytes summed_codes(const QuantLayout& layout) { return {layout.codes, layout.tail}; }
 
 // The rows of one block of a piece: what encode_block() loads and keeps.
 template <typename Piece, bool kFeedback, typename Lanes>
@@ -70,12 +140,13 @@ struct QuantRows {
   }
 };
 
-// All of a packet but its header. Group 0 also writes the tail, and zeros between the sections.
+// All of a packet but its header, and the part of its checksum that is the codes'. Group 0 also writes the tail, and
+// zeros between the sections.
 template <typename Piece, int kGroupRows, bool kRotate, bool kFeedback>
 struct QuantizeBlocks {
   static constexpr int kThreads = kQuantThreads;
   static constexpr int kResidentGroups = resident_quant_groups(kGroupRows, kFeedback);
-  static constexpr int64_t kMaxSharedBytes = 0;
+  static constexpr int64_t kMaxSharedBytes = SumsOfPackets::bytes(kThreads, 1);
 
   QuantEncodeJob job;
 
@@ -89,8 +160,12 @@ struct QuantizeBlocks {
   ISTHMUS_DEVICE void operator()(Group& group) const {
     const uint64_t seed = quant_seed(job.context->unit_hash, job.context->step, job.segment, job.sender);
     const Quantizer quantizer(job.settings);
-    for_each_in_step(group, job.shape.num_blocks,
-                     [&](const auto& lanes, int64_t block) { encode(group, lanes, quantizer, seed, block); });
+    const SumsOfPackets checksum(group);
+    checksum.clear(1);
+    for_each_in_step(group, job.shape.num_blocks, [&](const auto& lanes, int64_t block) {
+      checksum.add(0, encode(group, lanes, quantizer, seed, block));
+    });
+    checksum.write_part_of(group, 0, job.parts, 0);
     if (group.group_number() == 0) {
       write_padding(group);
       write_tail(group);
@@ -105,21 +180,23 @@ struct QuantizeBlocks {
  private:
   ISTHMUS_DEVICE const Piece* piece() const { return static_cast<const Piece*>(job.piece.data); }
 
+  // Returns this thread's part of the codes' checksum.
   template <typename Group, typename Lanes>
-  ISTHMUS_DEVICE void encode(Group& group, const Lanes& lanes, const Quantizer& quantizer, uint64_t seed,
-                             int64_t block) const {
+  ISTHMUS_DEVICE uint64_t encode(Group& group, const Lanes& lanes, const Quantizer& quantizer, uint64_t seed,
+                                 int64_t block) const {
     constexpr int kGroups = kQuantRows / kGroupRows;
     const int num_groups = groups_of_block(job.shape, block, kGroups);
     const int64_t first = block * kQuantBlockElements;
     const QuantRows<Piece, kFeedback, Lanes> rows = {
         &lanes, piece() + first, kFeedback ? job.residual + first : nullptr, num_groups * kGroupRows};
     uint8_t* scales = job.packet + job.layout.scales + block * kGroups * scale_bytes(job.settings.scale_type);
-    auto* words = reinterpret_cast<uint32_t*>(job.packet + job.layout.codes) + block * kQuantLanes * job.settings.bits;
+    auto words = words_of_block(lanes, job.packet, job.layout, job.settings.bits, block);
     const int non_finite_groups =
         encode_block<kGroupRows, kRotate>(lanes, quantizer, seed, block, num_groups, rows, rows, scales, words);
     if (non_finite_groups > 0 && lanes.writes()) {
       group.fetch_add(job.counts->non_finite_blocks, static_cast<uint64_t>(non_finite_groups));
     }
+    return words.checksum();
   }
 
   template <typename Group>
@@ -154,39 +231,21 @@ struct QuantizeBlocks {
   }
 };
 
-// Values of float32 or a 16-bit type, which the job alone knows: all threads branch alike.
-ISTHMUS_DEVICE float load_value(const ConstBuffer& buffer, int64_t i) {
-  switch (buffer.dtype) {
-    case DataType::kBFloat16:
-      return widen(static_cast<const BFloat16*>(buffer.data)[i]);
-    case DataType::kFloat16:
-      return widen(static_cast<const Float16*>(buffer.data)[i]);
-    default:
-      return static_cast<const float*>(buffer.data)[i];
-  }
-}
-// value * scale, as scaled().
-ISTHMUS_DEVICE void store_scaled(float value, double scale, const Buffer& buffer, int64_t i) {
-  switch (buffer.dtype) {
-    case DataType::kBFloat16:
-      static_cast<BFloat16*>(buffer.data)[i] = scaled<BFloat16>(value, scale);
-      return;
-    case DataType::kFloat16:
-      static_cast<Float16*>(buffer.data)[i] = scaled<Float16>(value, scale);
-      return;
-    default:
-      static_cast<float*>(buffer.data)[i] = scaled<float>(value, scale);
-  }
-}
+inline bool takes_checksums(const QuantDecodeJob& job) { return job.num_packets <= kQuantPacketsSummed; }
 
-// The values of all packets, put in their places, or added to the own piece and scaled. Nothing after a fault.
+// The values of all packets, put in their places, or added to the own piece and scaled; and the parts of their
+// checksums that are the codes'. Nothing after a fault.
 template <int kGroupRows, bool kRotate>
 struct DequantizeBlocks {
   static constexpr int kThreads = kQuantThreads;
   static constexpr int kResidentGroups = kGroupRows <= 16 ? 4 : 3;  // the sums of a block take 32 registers
-  static constexpr int64_t kMaxSharedBytes = 0;
+  static constexpr int64_t kMaxSharedBytes = SumsOfPackets::bytes(kThreads, kQuantPacketsSummed);
+  static int64_t shared_bytes(const QuantDecodeJob& job) {
+    return takes_checksums(job) ? SumsOfPackets::bytes(kThreads, job.num_packets) : 0;
+  }
 
   QuantDecodeJob job;
+  bool with_checksums = takes_checksums(job);
 
   Moved moved() const { return {job.bytes_of_packets() + job.own.bytes(), job.out.bytes()}; }
 
@@ -199,13 +258,19 @@ struct DequantizeBlocks {
       return;
     }
     const Quantizer quantizer(job.settings);
+    const SumsOfPackets checksums(group);
+    const int64_t num_checksums = with_checksums ? job.num_packets : 0;
+    checksums.clear(num_checksums);
     if (job.to_places) {
       for_each_in_step(group, job.num_packets * job.shape.num_blocks, [&](const auto& lanes, int64_t i) {
-        put_in_place(lanes, quantizer, i / job.shape.num_blocks, i % job.shape.num_blocks);
+        put_in_place(lanes, quantizer, i / job.shape.num_blocks, i % job.shape.num_blocks, checksums);
       });
     } else {
       for_each_in_step(group, job.shape.num_blocks,
-                       [&](const auto& lanes, int64_t block) { sum_block(lanes, quantizer, block); });
+                       [&](const auto& lanes, int64_t block) { sum_block(lanes, quantizer, block, checksums); });
+    }
+    for (int64_t i = 0; i < num_checksums; ++i) {
+      checksums.write_part_of(group, i, job.parts, job.place_of(i));
     }
     if (group.group_number() == 0) {
       decode_tails(group);
@@ -214,17 +279,22 @@ struct DequantizeBlocks {
 
  private:
   template <typename Lanes>
-  ISTHMUS_DEVICE void put_in_place(const Lanes& lanes, const Quantizer& quantizer, int64_t packet,
-                                   int64_t block) const {
+  ISTHMUS_DEVICE void put_in_place(const Lanes& lanes, const Quantizer& quantizer, int64_t packet, int64_t block,
+                                   const SumsOfPackets& checksums) const {
     float* out = static_cast<float*>(job.out.data) + packet * job.shape.num_elements + block * kQuantBlockElements;
     const bool present = packet < job.num_packets;
-    decode(lanes, quantizer, packet, block, present, [&](int row, typename Lanes::Float value, bool row_present) {
-      lanes.store(value + typename Lanes::Float{}, out + row * kQuantLanes, row_present);  // as zero + value: no -0
-    });
+    const uint64_t sum =
+        decode(lanes, quantizer, packet, block, present, [&](int row, typename Lanes::Float value, bool row_present) {
+          lanes.store(value + typename Lanes::Float{}, out + row * kQuantLanes, row_present);  // as zero + value: no -0
+        });
+    if (with_checksums && present) {
+      checksums.add(packet, sum);
+    }
   }
 
   template <typename Lanes>
-  ISTHMUS_DEVICE void sum_block(const Lanes& lanes, const Quantizer& quantizer, int64_t block) const {
+  ISTHMUS_DEVICE void sum_block(const Lanes& lanes, const Quantizer& quantizer, int64_t block,
+                                const SumsOfPackets& checksums) const {
     constexpr int kGroups = kQuantRows / kGroupRows;
     const int64_t first = block * kQuantBlockElements;
     const int num_rows = groups_of_block(job.shape, block, kGroups) * kGroupRows;
@@ -238,8 +308,12 @@ struct DequantizeBlocks {
       }));
     }
     for (int64_t i = 0; i < job.num_packets; ++i) {
-      decode(lanes, quantizer, job.place_of(i), block, true,
-             [&](int row, typename Lanes::Float value, bool /*present*/) { sums[row] = sums[row] + value; });
+      const uint64_t sum =
+          decode(lanes, quantizer, job.place_of(i), block, true,
+                 [&](int row, typename Lanes::Float value, bool /*present*/) { sums[row] = sums[row] + value; });
+      if (with_checksums) {
+        checksums.add(i, sum);
+      }
     }
     ISTHMUS_UNROLL
     for (int row = 0; row < kQuantRows; ++row) {
@@ -252,19 +326,19 @@ struct DequantizeBlocks {
     }
   }
 
-  // put(row, value, present) for each row of a block of one packet.
+  // put(row, value, present) for each row of a block of one packet. Returns this thread's part of its codes' checksum.
   template <typename Lanes, typename Put>
-  ISTHMUS_DEVICE void decode(const Lanes& lanes, const Quantizer& quantizer, int64_t packet, int64_t block,
-                             bool present, const Put& put) const {
+  ISTHMUS_DEVICE uint64_t decode(const Lanes& lanes, const Quantizer& quantizer, int64_t packet, int64_t block,
+                                 bool present, const Put& put) const {
     constexpr int kGroups = kQuantRows / kGroupRows;
     const uint64_t seed =
         quant_seed(job.context->unit_hash, job.context->step, job.segment, job.senders.of_packet(packet));
     const int num_groups = present ? groups_of_block(job.shape, block, kGroups) : 0;
     const uint8_t* bytes = job.packets + packet * job.packet_bytes;
     const uint8_t* scales = bytes + job.layout.scales + block * kGroups * scale_bytes(job.settings.scale_type);
-    const auto* words =
-        reinterpret_cast<const uint32_t*>(bytes + job.layout.codes) + block * kQuantLanes * job.settings.bits;
+    auto words = words_of_block(lanes, bytes, job.layout, job.settings.bits, block);
     decode_block<kGroupRows, kRotate>(lanes, quantizer, seed, block, num_groups, scales, words, put);
+    return words.checksum();
   }
 
   template <typename Group>

@@ -1,18 +1,20 @@
 // The passes of one encoding and one decoding of codec `quant`, in their order; kernels/block/passes.h says what an
-// executor is. Encoding reads each piece once (with error feedback the residual, too, and writes it), writes its
-// packet, and reads that once more for its checksum; decoding reads each packet once for its values and once for its
-// checksum, reads the own piece once and writes the result once.
+// executor is. Encoding reads each piece once (with error feedback the residual, too, and writes it), and writes its
+// packet; decoding reads each packet and the own piece once, and writes the result once. What is not codes of a packet,
+// a thirtieth of it, is read once more for its checksum.
 #pragma once
+
+#include <algorithm>
 
 #include "kernels/block/packet_passes.h"
 #include "kernels/quant/passes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// Groups of threads that have a team of sixteen for each of so many blocks.
+// Groups of threads that have a team of sixteen for each of so many blocks, as far as they may write parts of a
+// checksum.
 inline int64_t groups_for_blocks(int64_t num_blocks) {
-  const int64_t groups = divide_up(num_blocks, kQuantThreads / kQuantLanes);
-  return groups < 1 ? 1 : groups;
+  return std::clamp<int64_t>(divide_up(num_blocks, kQuantThreads / kQuantLanes), 1, ChecksumParts::kMaxGroups);
 }
 
 template <typename Executor>
@@ -21,13 +23,16 @@ void run_passes(Executor& executor, const QuantEncodeJob& job) {
   with_group(job.settings, [&]<int kGroupRows, bool kRotate>() {
     with_piece_type(job.piece.dtype, [&]<typename Piece>(Piece) {
       if (job.residual == nullptr) {
-        run_for_pieces(executor, QuantizeBlocks<Piece, kGroupRows, kRotate, false>{job}, groups, 0);
+        using Quantize = QuantizeBlocks<Piece, kGroupRows, kRotate, false>;
+        run_for_pieces(executor, Quantize{job}, groups, Quantize::kMaxSharedBytes);
       } else {
-        run_for_pieces(executor, QuantizeBlocks<Piece, kGroupRows, kRotate, true>{job}, groups, 0);
+        using Quantize = QuantizeBlocks<Piece, kGroupRows, kRotate, true>;
+        run_for_pieces(executor, Quantize{job}, groups, Quantize::kMaxSharedBytes);
       }
     });
   });
-  run_for_pieces(executor, Seal{job}, checksum_groups(job.packet_bytes), 0);
+  const SummedBytes summed = summed_codes(job.layout);
+  run_for_pieces(executor, Seal{job, summed}, checksum_groups(job.packet_bytes, summed), 0);
 }
 
 template <typename Executor>
@@ -37,9 +42,11 @@ void run_passes(Executor& executor, const QuantDecodeJob& job) {
   }
   const int64_t groups = groups_for_blocks(job.shape.num_blocks * (job.to_places ? job.num_packets : 1));
   with_group(job.settings, [&]<int kGroupRows, bool kRotate>() {
-    executor.run(DequantizeBlocks<kGroupRows, kRotate>{job}, groups, 0);
+    using Dequantize = DequantizeBlocks<kGroupRows, kRotate>;
+    executor.run(Dequantize{job}, groups, Dequantize::shared_bytes(job));
   });
-  executor.run(Verify{job}, checksum_groups(job.packet_bytes), 0);
+  const SummedBytes summed = takes_checksums(job) ? summed_codes(job.layout) : SummedBytes{};
+  executor.run(Verify{job, summed}, checksum_groups(job.packet_bytes, summed), 0);
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

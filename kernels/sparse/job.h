@@ -14,7 +14,7 @@ struct SparseEncodeJob : EncodeJobBase {
   SparseLayout layout;
 };
 
-// Values are added up in `sum`. `own` and `out` are float32 or a 16-bit type. Packets are 16-byte aligned.
+// `own` and `out` are float32 or a 16-bit type. Packets are 16-byte aligned.
 struct SparseDecodeJob : DecodeJobBase {
   SparseShape shape;
   SparseLayout layout;

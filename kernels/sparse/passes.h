@@ -6,6 +6,7 @@
 #include "kernels/sparse/block.h"
 #include "kernels/sparse/job.h"
 #include "kernels/tagc/digits.h"
+#include "kernels/values/shard_values.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
@@ -241,15 +242,18 @@ struct EncodeSparseBlocks {
   }
 };
 
-// out += the packets' values, in the order of the packets, or each packet to its place; NaN where a block is flagged.
-// A group takes a block of all packets. Blocks are checked on the way: even a forged packet writes nothing outside its
-// block, so that values may be added before header and checksum are verified.
+// The values of all packets, in their order, added to the own piece and scaled, or each packet to its place; NaN where
+// a block is flagged. A group takes a block of all packets, whose sums it has in shared memory. Blocks are checked on
+// the way: even a forged packet writes nothing outside its block, so that values may be added before header and
+// checksum are verified.
 struct DecodeSparseBlocks {
   static constexpr int kThreads = 64;  // few values are kept of a block
   static constexpr int kResidentGroups = 16;
-  static constexpr int64_t kMaxSharedBytes = 0;
+  static constexpr int64_t kMaxSharedBytes = kSparseBlockElements * sizeof(float);
 
   SparseDecodeJob job;
+
+  Moved moved() const { return {job.bytes_of_packets() + job.own.bytes(), job.out.bytes()}; }
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
@@ -272,32 +276,41 @@ struct DecodeSparseBlocks {
   // One block of the packets from `first` to `end`.
   template <typename Group>
   ISTHMUS_DEVICE void decode(Group& group, int64_t number, int64_t first, int64_t end) const {
-    const int64_t count = job.shape.elements_of(number);
-    float* out = static_cast<float*>(job.sum.data) + (job.to_places ? first * job.shape.num_elements : 0) +
-                 number * kSparseBlockElements;
+    Buffer out = job.out;
     if (job.to_places) {
-      for_each_of_group(group, count, [=](int64_t i) { out[i] = 0; });
-      group.sync();
+      out.num_elements = job.shape.num_elements;
+      out.data = static_cast<float*>(out.data) + first * job.shape.num_elements;
     }
+    const int64_t count = job.shape.elements_of(number);
+    const int64_t place = number * kSparseBlockElements;
+    auto* sums = &group.template shared<float>();
+    const auto run_of = [=](int64_t run) { return reinterpret_cast<SeveralOf<float, kSparseItems>*>(sums) + run; };
+    const int64_t num_runs = divide_up(count, kSparseItems);
+    for_each_of_group(group, num_runs, [&](int64_t run) {
+      *run_of(run) = load_values<kSparseItems>(job.own, place + run * kSparseItems);
+    });
+    group.sync();
     for (int64_t i = first; i < end; ++i) {
       const int64_t packet = job.place_of(i);
       const SparseBlock<const uint8_t> block(job.shape, job.layout, number, job.packets + packet * job.packet_bytes);
       if (block.is_flagged()) {
-        add_flagged(group, packet, job.shape.keep_of(number), count, block, out);
+        add_flagged(group, packet, job.shape.keep_of(number), count, block, sums);
       } else {
         with_value_type(job.shape.value_type, [&](auto value) {
-          add_values(value, group, packet, job.shape.keep_of(number), count, block, out);
+          add_values(value, group, packet, job.shape.keep_of(number), count, block, sums);
         });
       }
-      if (i + 1 < end) {
-        group.sync();  // other threads may have the same elements of the next packet
-      }
+      group.sync();  // other threads may have the same elements of the next packet, or of the result
     }
+    for_each_of_group(group, num_runs, [&](int64_t run) {
+      store_scaled_values<kSparseItems>(*run_of(run), job.scale, out, place + run * kSparseItems);
+    });
+    group.sync();  // before the next block
   }
 
   template <typename Value, typename Group>
   ISTHMUS_DEVICE void add_values(Value /*value*/, Group& group, int64_t packet, int64_t keep, int64_t count,
-                                 const SparseBlock<const uint8_t>& block, float* out) const {
+                                 const SparseBlock<const uint8_t>& block, float* sums) const {
     const uint32_t end0 = block.count(0);
     const uint32_t end1 = end0 + block.count(1);
     const uint32_t end2 = end1 + block.count(2);
@@ -316,15 +329,15 @@ struct DecodeSparseBlocks {
       if (at >= count || (i > 0 && at <= position(i - 1))) {
         fault(group, packet, FaultKind::kOffsets);
       } else {
-        out[at] += Value::decode(wire[i], scale);
+        sums[at] += Value::decode(wire[i], scale);
       }
     });
   }
 
   template <typename Group>
   ISTHMUS_DEVICE void add_flagged(Group& group, int64_t packet, int64_t keep, int64_t count,
-                                  const SparseBlock<const uint8_t>& block, float* out) const {
-    for_each_of_group(group, count, [=](int64_t i) { out[i] = float_of(kNanBits); });
+                                  const SparseBlock<const uint8_t>& block, float* sums) const {
+    for_each_of_group(group, count, [=](int64_t i) { sums[i] = float_of(kNanBits); });
     const bool holds_some = any_set(group, block.scale, job.shape.has_scales() ? 2 : 0) ||
                             any_set(group, block.offsets, keep) ||
                             any_set(group, block.values, keep * job.shape.value_bytes());

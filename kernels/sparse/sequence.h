@@ -1,11 +1,9 @@
 // The passes of one encoding and one decoding of codec `sparse`, in their order; kernels/block/passes.h says what an
 // executor is. Encoding reads the piece and the residual once, writes the residual once, and writes the packet and
-// reads it again; decoding reads each packet twice, and reads and writes only the sums that a packet names, beside what
-// shard_sum.h moves.
+// reads it again; decoding reads each packet twice, reads the own piece once and writes the result once.
 #pragma once
 
 #include "kernels/sparse/passes.h"
-#include "kernels/values/shard_sum.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
@@ -28,11 +26,10 @@ void run_passes(Executor& executor, const SparseDecodeJob& job) {
   if (job.num_packets == 0) {
     return;
   }
-  begin_sum(executor, job);
   const int64_t turns = job.to_places ? job.num_packets * job.shape.num_blocks : job.shape.num_blocks;
-  executor.run(DecodeSparseBlocks{job}, turns > job.num_packets ? turns : job.num_packets, 0);
+  executor.run(DecodeSparseBlocks{job}, turns > job.num_packets ? turns : job.num_packets,
+               DecodeSparseBlocks::kMaxSharedBytes);
   executor.run(Verify{job}, checksum_groups(job.packet_bytes), 0);
-  end_sum(executor, job);
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

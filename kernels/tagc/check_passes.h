@@ -4,13 +4,17 @@
 
 #include "kernels/block/packet_passes.h"
 #include "kernels/tagc/slab.h"
+#include "kernels/values/shard_sum.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// The checksums of all packets. Draws the blocks' rows, and clears the sums that packets replace.
+// What must precede peeling: begins the sum, draws the blocks' rows, takes the checksums of all packets, and writes
+// their indices as the slabs' keys, flagged blocks apart. A group checks a packet; what it finds is looked at later,
+// together with header and checksum. Nothing after a fault.
 struct OpenPackets {
-  static constexpr int kThreads = kChecksumThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
+  static constexpr int kThreads = kPassThreads;
+  static constexpr int kResidentGroups = 2;
+  static constexpr int64_t kMaxSharedBytes = SpreadTile::kMaxSharedBytes;
 
   TagcDecodeJob job;
 
@@ -19,33 +23,15 @@ struct OpenPackets {
     if (group.group_number() == 0 && group.thread() == 0) {
       *job.state = DecodeState{};
     }
+    if (job.fault->reported != 0) {  // by an earlier decoding
+      return;
+    }
+    begin_sum_beside(group, job);
     for_each_of_all(group, job.shape.num_blocks,
                     [&](int64_t block) { draw_rows(job.shape, *job.context, block, job.rows); });
-    if (job.to_places) {
-      for_each_of_all(group, job.num_packets * job.shape.num_elements,
-                      [&](int64_t i) { static_cast<float*>(job.sum.data)[i] = 0; });
-    }
     for (int64_t i = 0; i < job.num_packets; ++i) {
       const int64_t packet = job.place_of(i);
-      checksum_packet(group, job.packets + packet * job.packet_bytes, job.packet_bytes, packet, job.parts);
-    }
-  }
-};
-
-// A group checks a packet. All of them write the index as the slabs' keys, flagged blocks apart.
-struct CheckPackets {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = SpreadTile::kMaxSharedBytes;
-
-  TagcDecodeJob job;
-
-  template <typename Group>
-  ISTHMUS_DEVICE void operator()(Group& group) const {
-    if (job.fault->reported != 0) {  // by an earlier decoding
-      if (group.thread() == 0) {
-        group.fetch_or(job.state->refused, 1U);
-      }
-      return;
+      checksum_packet(group, job.packets + packet * job.packet_bytes, job.packet_bytes, {}, packet, job.parts);
     }
     for_each_by_group(group, job.num_packets, [&](int64_t i) { check(group, job.place_of(i)); });
     const int64_t tiles = num_tiles(job.shape);
@@ -70,23 +56,28 @@ struct CheckPackets {
     const uint8_t* bytes = job.packets + packet * job.packet_bytes;
     const auto* flags = reinterpret_cast<const uint64_t*>(bytes + job.layout.flags);
     const auto* index = reinterpret_cast<const uint64_t*>(bytes + job.layout.index);
-    check_header(group, job, packet);
     const bool padding = any_set(group, bytes, kHeaderWords * 8, job.layout.flags) ||
                          any_set(group, bytes, job.layout.flags + 8 * shape.flag_words(), job.layout.index) ||
                          any_set(group, bytes, job.layout.index + 8 * shape.index_words(), job.layout.scales) ||
                          any_byte_set(group, bytes, job.layout.scales + shape.scale_bytes(), job.layout.sketch);
-    report(group, padding, packet, FaultKind::kPadding, job.fault, job.state);
-    report(group, any_past(group, flags, shape.flag_words(), shape.num_blocks), packet, FaultKind::kFlags, job.fault,
-           job.state);
-    report(group, any_past(group, index, shape.index_words(), shape.num_elements), packet, FaultKind::kIndex, job.fault,
-           job.state);
     bool empty = false;
     for_each_of_group(group, shape.flag_words(), [&](int64_t w) {
       for_each_bit(flags[w], 64 * w, [&](int64_t block) {
         empty |= block < shape.num_blocks && !marks_any(index + block * shape.block_words());
       });
     });
-    report(group, empty, packet, FaultKind::kEmptyBlock, job.fault, job.state);
+    uint32_t found = found_by_any(group, FaultKind::kPadding, padding);
+    found |= found_by_any(group, FaultKind::kFlags, any_past(group, flags, shape.flag_words(), shape.num_blocks));
+    found |= found_by_any(group, FaultKind::kIndex, any_past(group, index, shape.index_words(), shape.num_elements));
+    found |= found_by_any(group, FaultKind::kEmptyBlock, empty);
+    if (group.thread() == 0) {
+      job.found[packet] = found;
+    }
+  }
+
+  template <typename Group>
+  static ISTHMUS_DEVICE uint32_t found_by_any(Group& group, FaultKind kind, bool is_found) {
+    return group.any(is_found) ? found_fault(kind) : 0;
   }
 
   // Whether this thread finds a byte other than 0 from `begin` to `end`, which are multiples of 8.

@@ -71,6 +71,8 @@ struct SlabScratch {
   uint32_t* tables;  // slabs x table_words; null where they fit into shared memory
 };
 
+ISTHMUS_DEVICE uint32_t found_fault(FaultKind kind) { return 1U << static_cast<uint32_t>(kind); }
+
 // Draws the blocks' rows; as tagc_seed() on the host.
 ISTHMUS_DEVICE uint64_t seed_of(const DeviceContext& context) {
   constexpr uint64_t kOdd = 0xd1342543de82ef95;
@@ -111,6 +113,7 @@ struct TagcDecodeJob : DecodeJobBase {
   TagcLayout layout;
   int64_t max_rounds;
 
+  uint32_t* found;    // what is wrong with each packet, beside header and checksum: bits of found_fault()
   uint32_t* rows;     // 4 x num_blocks, 16-byte aligned: a RowTable
   uint32_t* cells;    // of packets that are peeled at once: slab after slab, row after row
   SlabScratch slabs;  // keys: for each packet; tables: for each that is peeled at once

@@ -5,6 +5,7 @@
 #include "kernels/block/packet_passes.h"
 #include "kernels/tagc/cells.h"
 #include "kernels/tagc/peeling.h"
+#include "kernels/values/shard_values.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
@@ -149,8 +150,9 @@ struct HoldBack {
   }
 };
 
-// Peels all packets with values, one after the other in each slab: out += value; or each packet to its place, all at
-// once. Nothing if one was refused. The last group reports.
+// Peels all packets with values, one after the other in each slab: sum += value, and at the end out = scale * sum; or
+// each packet to its place, all at once. Nothing if one is refused, which each group finds out for itself: so none
+// waits for another. The last group reports.
 template <bool kTablesInShared, typename Cells>
 struct PeelPackets {
   static constexpr int kThreads = Cells::kIsScaled ? 640 : 768;  // 96 or 80 registers a thread
@@ -162,13 +164,16 @@ struct PeelPackets {
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    if (job.state->refused == 0) {
+    if (job.fault->reported == 0 && !is_one_refused(group)) {
       const int64_t slabs = num_slabs(job.shape);
       for_each_by_group(group, job.to_places ? job.num_packets * slabs : slabs, [&](int64_t turn) {
         const int64_t first = job.to_places ? turn / slabs : 0;
         const int64_t end = job.to_places ? first + 1 : job.num_packets;
         for (int64_t i = first; i < end; ++i) {
           peel_packet(group, job.place_of(i), turn % slabs, turn);
+        }
+        if (!job.to_places) {
+          end_slab(group, turn);
         }
       });
     }
@@ -178,6 +183,36 @@ struct PeelPackets {
   }
 
  private:
+  // All threads of a group; the answer is the same in every group.
+  template <typename Group>
+  ISTHMUS_DEVICE bool is_one_refused(Group& group) const {
+    bool refused = false;
+    for (int64_t i = 0; i < job.num_packets; ++i) {
+      const int64_t packet = job.place_of(i);
+      refused |= check_header(group, job, packet);
+      const uint32_t found = job.found[packet];
+      refused |= found != 0;
+      if (found != 0 && group.thread() == 0) {
+        group.fetch_min(job.fault->code, DeviceFault::code_of(packet, static_cast<FaultKind>(lowest_bit(found))));
+      }
+    }
+    return refused;
+  }
+
+  // out = scale * sum, of a slab whose sums are complete.
+  template <typename Group>
+  ISTHMUS_DEVICE void end_slab(const Group& group, int64_t number) const {
+    if (job.out.data == job.sum.data && job.scale == 1) {
+      return;
+    }
+    for_each_of_group(group, job.shape.num_blocks, [&](int64_t block) {
+      const int64_t first = block * job.shape.block_elements + kSlabColumns * number;
+      const auto sums =
+          load_neighbours<kSlabColumns>(static_cast<const float*>(job.sum.data) + first, job.sum.num_elements - first);
+      store_scaled_values<kSlabColumns>(sums, job.scale, job.out, first);
+    });
+  }
+
   // place: which part of the scratch memory this slab has, of those that are peeled at once.
   template <typename Group>
   ISTHMUS_DEVICE void peel_packet(Group& group, int64_t packet, int64_t number, int64_t place) const {

@@ -2,13 +2,14 @@
 // executor is. docs/cuda.md says what each pass reads and writes.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/block/packet_passes.h"
 #include "kernels/tagc/add_passes.h"
 #include "kernels/tagc/check_passes.h"
 #include "kernels/tagc/insert_passes.h"
 #include "kernels/tagc/peel_passes.h"
 #include "kernels/tagc/select_passes.h"
-#include "kernels/values/shard_sum.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
@@ -74,15 +75,19 @@ void run_passes(Executor& executor, const TagcEncodeJob& job) {
   run_for_pieces(executor, Seal{job}, checksum_groups(job.packet_bytes), 0);
 }
 
+// Enough for whatever takes the most, as far as they may write parts of checksums.
+inline int64_t groups_to_open(const TagcDecodeJob& job) {
+  const int64_t groups = std::max({checksum_groups(job.packet_bytes), job.num_packets * num_tiles(job.shape),
+                                   divide_up(job.sum.num_elements, kSumAtOnce * OpenPackets::kThreads)});
+  return std::min(groups, ChecksumParts::kMaxGroups);
+}
+
 template <typename Executor>
 void run_passes(Executor& executor, const TagcDecodeJob& job) {
   if (job.num_packets == 0) {
     return;
   }
-  begin_sum(executor, job);
-  executor.run(OpenPackets{job}, checksum_groups(job.packet_bytes), 0);
-  const int64_t tiles = num_tiles(job.shape);
-  executor.run(CheckPackets{job}, job.num_packets * (tiles > 0 ? tiles : 1), SpreadTile::shared_bytes(job.shape));
+  executor.run(OpenPackets{job}, groups_to_open(job), SpreadTile::shared_bytes(job.shape));
   const int64_t slabs = num_slabs(job.shape) * (job.to_places ? job.num_packets : 1);
   with_cells(job.shape.cell_type, [&]<typename Cells>(Cells) {
     if (tables_fit_shared(job.shape)) {
@@ -91,7 +96,6 @@ void run_passes(Executor& executor, const TagcDecodeJob& job) {
       executor.run(PeelPackets<false, Cells>{job}, slabs, 0);
     }
   });
-  end_sum(executor, job);
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -3,8 +3,23 @@
 
 #include "kernels/block/packet_passes.h"
 #include "kernels/values/sequence.h"
+#include "kernels/values/shard_values.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+inline constexpr int kSumAtOnce = 8;  // elements of a thread
+
+// sum = own, or zeros, by the threads of a pass that does other work, too. Reads the own piece once and writes the sum
+// once.
+template <typename Group>
+ISTHMUS_DEVICE void begin_sum_beside(const Group& group, const DecodeJobBase& job) {
+  if (job.own.data == job.sum.data) {
+    return;
+  }
+  for_each_of_all(group, divide_up(job.sum.num_elements, kSumAtOnce), [&](int64_t i) {
+    store_scaled_values<kSumAtOnce>(load_values<kSumAtOnce>(job.own, kSumAtOnce * i), 1, job.sum, kSumAtOnce * i);
+  });
+}
 
 // sum = own, or zeros; nothing where packets are put in their places. Reads the own piece once and writes the sum once.
 template <typename Executor>

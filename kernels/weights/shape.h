@@ -3,6 +3,7 @@
 
 #include "kernels/block/checksum.h"
 #include "kernels/block/group.h"
+#include "kernels/block/mix.h"
 #include "kernels/weights/job.h"
 #include "kernels/weights/layout.h"
 
@@ -79,10 +80,10 @@ ISTHMUS_DEVICE uint64_t weight_checksum(uint64_t sum) { return sum == 0 ? 1 : su
 ISTHMUS_DEVICE uint32_t checksum_of_weight_header(WeightHeaderWords header) {
   header.word[kWeightGather] &= (uint64_t{1} << kWeightUpperHalf) - 1;
   uint64_t sum = 0;
-  for (int64_t lane = 0; lane < kWeightHeaderWords; ++lane) {
-    sum += checksum_end(checksum_step(checksum_begin(0, lane), header.word[lane]));
+  for (int64_t i = 0; i < kWeightHeaderWords; ++i) {
+    sum += checksum_of_word(header.word[i], i);
   }
-  return static_cast<uint32_t>(weight_checksum(sum));
+  return static_cast<uint32_t>(mix(weight_checksum(sum)));
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

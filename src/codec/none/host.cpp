@@ -12,7 +12,7 @@ namespace isthmus {
 namespace {
 
 // Values are converted and checksummed tile by tile, so that the second finds them in the cache; float32 that stays
-// float32 is copied meanwhile. A whole number of the checksum's rows in every type.
+// float32 is copied meanwhile. A whole number of the checksum's words in every type.
 constexpr int64_t kTileElements = 2048;
 
 template <typename Visit>
@@ -29,16 +29,13 @@ void check_packets(ConstBuffer packets, int num_packets, int64_t packet_bytes) {
                 num_packets, " packets of ", packet_bytes);
 }
 
-constexpr int64_t kRowFloats = kernels::kChecksumRowBytes / 4;
+constexpr int64_t kWordFloats = kernels::kChecksumWordBytes / 4;
 
-// Copies float32 values to a packet, and adds them to its checksum. Returns how many: whole rows.
-int64_t copy_rows(ConstBuffer values, Buffer packet_values, Checksum& checksum) {
-  const int64_t num_rows = values.num_elements / kRowFloats;
-  const auto* from = values.as<float>();
-  auto* to = packet_values.as<float>();
-  checksum.add(from, num_rows * kernels::kChecksumRowBytes,
-               [=](int64_t offset) { std::memcpy(to + offset / 4, from + offset / 4, kernels::kChecksumRowBytes); });
-  return num_rows * kRowFloats;
+// Copies float32 values to a packet, and adds them to its checksum. Returns how many: whole words.
+int64_t copy_words(ConstBuffer values, Buffer packet_values, Checksum& checksum) {
+  const int64_t num_words = values.num_elements / kWordFloats;
+  checksum.copy(values.data, packet_values.data, num_words * kernels::kChecksumWordBytes);
+  return num_words * kWordFloats;
 }
 
 // sum += values * factor.
@@ -86,7 +83,7 @@ CodecCounts NoneCodec::encode(ConstBuffer piece, Buffer /*residual*/, Buffer pac
   const Buffer values{bytes + sizeof(PacketHeader), piece.num_elements, wire_dtype};
   Checksum checksum;
   const bool is_copied = piece.dtype == DataType::kFloat32 && wire_dtype == DataType::kFloat32;
-  const int64_t copied = is_copied ? copy_rows(piece, values, checksum) : 0;
+  const int64_t copied = is_copied ? copy_words(piece, values, checksum) : 0;
   for_each_tile(copied, piece.num_elements, [&](int64_t begin, int64_t count) {
     const Buffer tile = values.slice(begin, count);
     if (divisor == 1) {

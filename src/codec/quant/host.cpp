@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "codec/checksum_behind.h"
+#include "codec/checksum.h"
 #include "codec/quant/settings.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
@@ -20,6 +20,20 @@ using kernels::QuantShape;
 // Blocks are encoded or decoded, and their codes checksummed, tile by tile: so that the second finds them in the cache,
 // and several packets their sums.
 constexpr int64_t kTileBlocks = 16;
+
+// Which word of the checksum is at this offset of a packet.
+constexpr int64_t words_after_header(int64_t offset) {
+  return (offset - static_cast<int64_t>(sizeof(PacketHeader))) / kernels::kChecksumWordBytes;
+}
+
+// The checksum's parts before and after the codes.
+uint64_t checksum_beside_codes(const std::byte* packet, const QuantLayout& layout) {
+  Checksum before;
+  before.add(packet + sizeof(PacketHeader), layout.codes - static_cast<int64_t>(sizeof(PacketHeader)));
+  Checksum after(words_after_header(layout.tail));
+  after.add(packet + layout.tail, layout.end - layout.tail);
+  return before.value() + after.value();
+}
 
 // Where a tile lies, in the piece and in a packet.
 struct Tile {
@@ -85,14 +99,14 @@ CodecCounts QuantCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet
   std::memset(bytes + scales_end, 0, layout.codes - scales_end);
   std::memset(bytes + layout.tail, 0, layout.end - layout.tail);
 
-  ChecksumBehind checksum(bytes, layout.codes, layout.end);
+  Checksum checksum(words_after_header(layout.codes));
   CodecCounts counts;
   for_each_tile(settings_, shape, layout, [&](const Tile& tile) {
     counts.non_finite_blocks +=
         kernel.encode(settings_, seed, tile.first_block, tile.num_groups, values + tile.first_element,
                       kept == nullptr ? nullptr : kept + tile.first_element, bytes + tile.scales,
                       reinterpret_cast<uint32_t*>(bytes + tile.codes));
-    checksum.advance(tile.codes_end);
+    checksum.add(bytes + tile.codes, tile.codes_end - tile.codes);
   });
   const int64_t first_of_tail = shape.num_elements - shape.tail_elements;
   const bool tail_is_finite =
@@ -101,7 +115,7 @@ CodecCounts QuantCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet
   counts.non_finite_blocks += tail_is_finite ? 0 : 1;
 
   PacketHeader header = make_quant_header(settings_, shape.num_elements, context);
-  header.checksum = checksum.value();
+  header.checksum = checksum.value() + checksum_beside_codes(bytes, layout);
   std::memcpy(bytes, &header, sizeof(header));
   counts.encoded_elements = counts.kept_elements = shape.num_elements;
   return counts;
@@ -116,19 +130,19 @@ CodecCounts QuantCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer 
 
   std::vector<uint64_t> seeds;
   std::vector<PacketHeader> headers;
-  std::vector<ChecksumBehind> checksums;
+  std::vector<Checksum> checksums;
   for (int p = 0; p < num_packets; ++p) {
     const PacketContext of_packet = context.of_packet(p);
     seeds.push_back(kernels::quant_seed(of_packet.unit_hash, of_packet.step, of_packet.segment, of_packet.sender));
     headers.push_back(read_header(packet_at(p), make_quant_header(settings_, shape.num_elements, of_packet)));
-    checksums.emplace_back(packet_at(p), layout.codes, layout.end);
+    checksums.emplace_back(words_after_header(layout.codes));
   }
   for_each_tile(settings_, shape, layout, [&](const Tile& tile) {
     for (int p = 0; p < num_packets; ++p) {
       kernel.decode_add(settings_, seeds[p], tile.first_block, tile.num_groups, packet_at(p) + tile.scales,
                         reinterpret_cast<const uint32_t*>(packet_at(p) + tile.codes),
                         out.as<float>() + tile.first_element);
-      checksums[p].advance(tile.codes_end);
+      checksums[p].add(packet_at(p) + tile.codes, tile.codes_end - tile.codes);
     }
   });
   float* sums = out.as<float>() + (shape.num_elements - shape.tail_elements);
@@ -137,7 +151,8 @@ CodecCounts QuantCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer 
     for (int64_t i = 0; i < shape.tail_elements; ++i) {
       sums[i] += tail[i];
     }
-    if (const uint64_t checksum = checksums[p].value(); checksum != headers[p].checksum) {
+    const uint64_t checksum = checksums[p].value() + checksum_beside_codes(packet_at(p), layout);
+    if (checksum != headers[p].checksum) {
       throw_wrong_checksum(headers[p], checksum);
     }
   }

@@ -35,6 +35,4 @@ void SparseDevice::check(const DeviceDecode& decode, int64_t packet_bytes) {
   check_sparse_packets(decode.packets, num_places(decode), widened(decode.out), packet_bytes);
 }
 
-void SparseDevice::carve(Carver& carver, kernels::SparseDecodeJob& job) { carve_sum(carver, job); }
-
 }  // namespace isthmus

@@ -32,8 +32,8 @@ class SparseDevice : public DeviceJobs<SparseDevice> {
   kernels::SparseDecodeJob plan_decode(const DecodeSize& size, PacketContext context) const;
   void check(const DeviceEncode& encode, int64_t packet_bytes) const;
   static void check(const DeviceDecode& decode, int64_t packet_bytes);
-  static void carve(Carver& /*carver*/, kernels::SparseEncodeJob& /*job*/) {}
-  static void carve(Carver& carver, kernels::SparseDecodeJob& job);
+  template <typename Job>
+  static void carve(Carver& /*carver*/, Job& /*job*/) {}
 
   SparseSettings settings_;
 };

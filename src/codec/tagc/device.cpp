@@ -91,6 +91,7 @@ void TagcDevice::carve(Carver& carver, TagcEncodeJob& job) {
 
 void TagcDevice::carve(Carver& carver, TagcDecodeJob& job) {
   const int64_t at_once = job.to_places ? job.num_packets : 1;
+  job.found = carver.take<uint32_t>(job.num_places());
   carver.align();
   job.rows = carver.take<uint32_t>(4 * job.shape.num_blocks);
   carver.align();

@@ -5,6 +5,7 @@
 
 #include "codec/checksum.h"
 #include "isthmus/error.h"
+#include "kernels/block/mix.h"
 #include "kernels/weights/cpu.h"
 
 namespace isthmus {
@@ -40,7 +41,7 @@ int64_t encode_bytes(ConstBuffer old_block, ConstBuffer new_block, std::byte* ou
 
 void WeightHeader::seal() {
   header_checksum = 0;
-  header_checksum = static_cast<uint32_t>(checksum_of({this, sizeof(*this), DataType::kByte}));
+  header_checksum = static_cast<uint32_t>(kernels::mix(checksum_of({this, sizeof(*this), DataType::kByte})));
 }
 
 bool WeightHeader::is_whole() const {

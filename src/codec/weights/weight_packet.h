@@ -13,7 +13,7 @@ namespace isthmus {
 // What the ranks of a rail tell each other before packets cross: little-endian, copied as it is.
 struct WeightHeader {
   static constexpr uint32_t kMagic = 0x57485349;  // "ISHW"
-  static constexpr uint8_t kVersion = 1;
+  static constexpr uint8_t kVersion = 2;
 
   uint32_t magic = kMagic;
   uint8_t version = kVersion;

@@ -284,9 +284,9 @@ struct Passes {
 // A launch on a GPU each. Their number is the same for any number of nodes.
 Passes passes_of(const std::string& codec) {
   if (codec == "tagc") {
-    return {.encode = 11, .decode = 5};
+    return {.encode = 11, .decode = 2};
   }
-  return {.encode = 2, .decode = codec == "sparse" ? 4 : 2};
+  return {.encode = 2, .decode = 2};
 }
 
 TEST_P(DeviceBatches, PassesDoNotGrowWithTheNodes) {

@@ -19,7 +19,7 @@ KEEPS_RESIDUAL = ("sparse", "tagc")
 #: Passes of decodings, and what stands between them; all others are of encodings.
 DECODING = (
     *("DecodeValues", "CheckHeaders", "DequantizeBlocks", "Verify", "DecodeSparseBlocks"),
-    *("OpenPackets", "CheckPackets", "PeelPackets", "ConvertValues", "clear", "copy"),
+    *("OpenPackets", "PeelPackets", "ConvertValues", "clear", "copy"),
 )
 VALUE_BYTES = 2  # bfloat16
 #: Nodes by ranks of one. The two numbers differ (gpu.rehearsal.wire.Machines).

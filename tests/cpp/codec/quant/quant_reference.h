@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -251,19 +250,18 @@ struct QuantSections {
   }
 };
 
+// The checksum of docs/packet_format.md.
 inline uint64_t checksum_of(const std::vector<uint8_t>& packet) {
-  const size_t num_words = (packet.size() - 48) / 8;
-  std::vector<uint64_t> chains((num_words + 511) / 512 * 8);
-  std::iota(chains.begin(), chains.end(), 1);
-  for (size_t w = 0; w < num_words; ++w) {
-    const size_t chain = 8 * (w / 512) + w % 8;
+  constexpr uint64_t kHalf = uint64_t{1} << 32;
+  uint64_t sum = 0;
+  for (size_t w = 0; w < (packet.size() - 48) / 8; ++w) {
     uint64_t word = 0;
     std::memcpy(&word, packet.data() + 48 + 8 * w, 8);
-    chains[chain] = std::rotl((chains[chain] ^ word) * 0x9e3779b97f4a7c15, 29);
-  }
-  uint64_t sum = 0;
-  for (const uint64_t chain : chains) {
-    sum += scramble(chain);
+    const uint64_t number = (w + 1) * 0x9e3779b97f4a7c15;
+    const uint64_t key = number ^ (number % kHalf) * (number / kHalf);
+    const uint64_t low = (word % kHalf + key % kHalf) % kHalf;
+    const uint64_t high = (word / kHalf + key / kHalf) % kHalf;
+    sum += low * high + kHalf * low + high;
   }
   return sum;
 }
@@ -292,7 +290,7 @@ inline void put_header(const QuantParameters& parameters, int64_t num_elements, 
   const auto put = [&](size_t offset, auto value) { std::memcpy(packet.data() + offset, &value, sizeof(value)); };
   const uint64_t scale = parameters.scale == "absmax" ? 0 : parameters.scale == "least_error" ? 1 : 2;
   put(0, uint32_t{0x4d485349});
-  put(4, uint8_t{5});
+  put(4, uint8_t{6});
   put(5, uint8_t{3});
   put(6, uint8_t{1});
   put(7, parameters.segment);

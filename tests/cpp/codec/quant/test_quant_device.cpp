@@ -269,6 +269,40 @@ TEST(QuantDevice, DamageIsNamedAsOnCpu) {
   }
 }
 
+// In every section of a packet, whether the threads that decode take its checksum or others, beside others' damage.
+TEST(QuantDevice, DamageOfAnyPacketIsFound) {
+  constexpr int64_t kElements = 600;
+  PacketContext context = kContext;
+  context.packets_of_sender = kernels::kQuantPacketsSummed + 1;  // of one node
+  const Options options = options_of(3);
+  const std::vector<uint8_t> packet = encode_on_cpu(options, make_piece(Data::kHeavyTail, kElements, 11), {}).packet;
+  const auto size = static_cast<int64_t>(packet.size());
+  for (const int64_t num_packets : {int64_t{1}, kernels::kQuantPacketsSummed, kernels::kQuantPacketsSummed + 1}) {
+    std::vector<uint8_t> packets;
+    for (int64_t p = 0; p < num_packets; ++p) {
+      packets.insert(packets.end(), packet.begin(), packet.end());
+    }
+    for (const bool to_places : {false, true}) {
+      std::vector<float> out(static_cast<size_t>(to_places ? num_packets * kElements : kElements));
+      const auto fault_of = [&](const std::vector<uint8_t>& damaged) {
+        return decode_on_device(options, damaged, num_packets, out, to_places, {16, 3}, context);
+      };
+      EXPECT_EQ(fault_of(packets).code, kernels::DeviceFault::kNone) << num_packets << ' ' << to_places;
+      for (const int64_t first : {int64_t{0}, num_packets - 1}) {
+        for (const int64_t byte :
+             {int64_t{49}, int64_t{65}, int64_t{127}, int64_t{128}, int64_t{300}, size - 300, size - 1}) {
+          std::vector<uint8_t> damaged = packets;
+          damaged[first * size + byte] ^= 0x80;
+          damaged.back() ^= first * size + byte == num_packets * size - 1 ? 0 : 1;
+          const kernels::DeviceFault fault = fault_of(damaged);
+          EXPECT_EQ(fault.packet(), first) << byte << " of " << num_packets << ' ' << to_places;
+          EXPECT_EQ(fault.kind(), kernels::FaultKind::kChecksum);
+        }
+      }
+    }
+  }
+}
+
 TEST(QuantDevice, NothingIsDecodedAfterAFault) {
   const QuantDevice maker(options_of(4));
   Memory packet(encode_on_cpu(options_of(4), make_piece(Data::kHeavyTail, 600, 12), {}).packet);

@@ -165,7 +165,7 @@ inline SparseResult encode_sparse(const SparseParameters& parameters, const std:
 
   result.packet.resize(48);
   put<uint32_t>(result.packet, 0, 0x4d485349);
-  put<uint8_t>(result.packet, 4, 5);  // version
+  put<uint8_t>(result.packet, 4, 6);  // version
   put<uint8_t>(result.packet, 5, 4);  // codec sparse
   put<uint8_t>(result.packet, 6, 1);  // float32
   put<uint8_t>(result.packet, 7, parameters.segment);

@@ -303,22 +303,15 @@ struct TwoTierResult {
 
 // The checksum of docs/packet_format.md, of all bytes from `begin` on.
 inline uint64_t checksum_of_docs(const std::vector<uint8_t>& packet, size_t begin) {
-  const size_t num_words = (packet.size() - begin) / 8;
-  std::vector<uint64_t> chains((num_words + 511) / 512 * 8);
-  for (size_t chain = 0; chain < chains.size(); ++chain) {
-    chains[chain] = chain + 1;
-  }
-  for (size_t word = 0; word < num_words; ++word) {
-    uint64_t value = 0;
-    std::memcpy(&value, packet.data() + begin + 8 * word, 8);
-    uint64_t& chain = chains[word / 512 * 8 + word % 8];
-    chain = std::rotl((chain ^ value) * 0x9e3779b97f4a7c15, 29);
-  }
   uint64_t sum = 0;
-  for (uint64_t x : chains) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-    sum += x ^ (x >> 31);
+  for (size_t place = 0; place < (packet.size() - begin) / 8; ++place) {
+    uint32_t halves[2];
+    std::memcpy(halves, packet.data() + begin + 8 * place, 8);
+    const uint64_t number = (place + 1) * 0x9e3779b97f4a7c15;
+    const uint64_t key = number ^ (number & 0xffffffff) * (number >> 32);
+    const uint32_t low = halves[0] + static_cast<uint32_t>(key);
+    const uint32_t high = halves[1] + static_cast<uint32_t>(key >> 32);
+    sum += uint64_t{low} * high + (uint64_t{low} << 32) + high;
   }
   return sum;
 }
@@ -346,7 +339,7 @@ inline TwoTierResult encode_two_tier(const TagcParameters& parameters, const std
   TwoTierResult result;
   result.packet.resize(sketch_offset + geometry.num_cells() * cell_bytes);
   put<uint32_t>(result.packet, 0, 0x4d485349);
-  put<uint8_t>(result.packet, 4, 5);  // version
+  put<uint8_t>(result.packet, 4, 6);  // version
   put<uint8_t>(result.packet, 5, 2);  // codec tagc
   put<uint8_t>(result.packet, 6, 1);  // float32
   put<uint64_t>(result.packet, 8, parameters.unit_hash);

@@ -313,7 +313,7 @@ TEST(TagcDevice, EachPacketToItsPlace) {
                                                               read_from(context, kContext), &fault, scratch.buffer()}));
       EXPECT_TRUE(scratch.ends_intact());
       EXPECT_EQ(fault.code, kernels::DeviceFault::kNone);
-      EXPECT_EQ(device.num_passes(), 3);
+      EXPECT_EQ(device.num_passes(), 2);
       EXPECT_EQ(bits_of(out), bits_of(expected));
     }
   }

@@ -131,6 +131,23 @@ TEST_F(TagcDeviceCorruption, NamesTheFirstPacketAndAddsNone) {
   EXPECT_EQ(out, std::vector<float>(kElements, 5.0F));
 }
 
+TEST_F(TagcDeviceCorruption, AMadeUpPacketBehindAnotherIsNamedAndNoneIsAdded) {
+  PacketContext all_of_one = kContext;
+  all_of_one.packets_of_sender = 2;
+  std::vector<uint8_t> made_up = packet_;
+  made_up[63] = 1;
+  seal(made_up);
+  std::vector<uint8_t> packets = packet_;
+  packets.insert(packets.end(), made_up.begin(), made_up.end());
+  for (const Cut cut : {kCut, Cut{16, 1}, Cut{64, 5}}) {
+    std::vector<float> out(kElements, 5.0F);
+    const kernels::DeviceFault fault = decode_on_device(options_, packets, 2, out, all_of_one, cut);
+    EXPECT_EQ(fault.packet(), 1);
+    EXPECT_EQ(fault.kind(), kernels::FaultKind::kPadding);
+    EXPECT_EQ(out, std::vector<float>(kElements, 5.0F));
+  }
+}
+
 // The host's copy is complete when it says so, and the first one stays.
 TEST_F(TagcDeviceCorruption, ThreadsAtOnceCopyFaultsToTheHost) {
   const TagcDevice codec(options_);

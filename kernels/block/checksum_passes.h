@@ -1,0 +1,219 @@
+// Checksums of packets on many groups: each thread sums the words that it has, each group writes its part, and who
+// seals or checks the packet adds the parts up.
+#pragma once
+
+#include "kernels/block/checksum.h"
+#include "kernels/block/device.h"
+#include "kernels/block/passes.h"
+
+namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
+
+using WordPair = SeveralOf<uint64_t, 2>;
+
+// How threads share the words of a checksum: in segments of 4 KiB, of which each takes 16 bytes of every row of 64.
+inline constexpr int64_t kRowWords = 8;
+inline constexpr int64_t kSegmentWords = 64 * kRowWords;
+inline constexpr int64_t kPairsOfSegment = kRowWords / 2;
+
+constexpr int64_t checksum_pairs(int64_t num_words) { return divide_up(num_words, kSegmentWords) * kPairsOfSegment; }
+
+// The words that one thread takes: w, w + kRowWords, ... below `end`, each with its neighbour.
+struct PairOfSegment {
+  int64_t begin;
+  int64_t end;
+
+  ISTHMUS_DEVICE PairOfSegment(int64_t pair, int64_t num_words)
+      : begin(pair / kPairsOfSegment * kSegmentWords + pair % kPairsOfSegment * 2),
+        end((pair / kPairsOfSegment + 1) * kSegmentWords) {
+    end = end < num_words ? end : num_words;
+  }
+};
+
+ISTHMUS_DEVICE uint64_t checksum_of_pair(const WordPair& words, int64_t place) {
+  return checksum_of_word(words.value[0], place) + checksum_of_word(words.value[1], place + 1);
+}
+
+// Each thread has loads of 256 bytes in flight, so that the few threads of a small packet still saturate the memory.
+template <typename Loaded>
+constexpr int rows_in_flight() {
+  int rows = 2;
+  while (rows < 16 && 2 * rows * sizeof(Loaded) <= 256) {
+    rows *= 2;
+  }
+  return rows;
+}
+
+// The part of a pair of a segment in the checksum of `num_words` words, of which the first is its `place`-th. Access
+// has
+//   load(w)          the loads for words w and w + 1, both below num_whole_words
+//   use(w, loaded)   processes them, and returns the two words
+//   one(w)           the same for any one word
+// Loads for several rows come before the first use: stores between them would delay them.
+template <typename Access>
+ISTHMUS_DEVICE uint64_t walk_pair(int64_t pair, int64_t num_words, int64_t num_whole_words, int64_t place,
+                                  const Access& access) {
+  using Loaded = decltype(access.load(0));
+  constexpr int kRows = rows_in_flight<Loaded>();
+  const PairOfSegment words(pair, num_words);
+  const int64_t whole_end = words.end < num_whole_words ? words.end : num_whole_words;
+  uint64_t sum = 0;
+  int64_t w = words.begin;
+  for (; w + (kRows - 1) * kRowWords + 2 <= whole_end; w += kRows * kRowWords) {
+    Loaded loaded[kRows];
+    ISTHMUS_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      loaded[r] = access.load(w + r * kRowWords);
+    }
+    ISTHMUS_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      sum += checksum_of_pair(access.use(w + r * kRowWords, loaded[r]), place + w + r * kRowWords);
+    }
+  }
+  for (; w + 2 <= whole_end; w += kRowWords) {
+    sum += checksum_of_pair(access.use(w, access.load(w)), place + w);
+  }
+  for (; w < words.end; w += kRowWords) {
+    sum += checksum_of_word(access.one(w), place + w);
+    if (w + 1 < words.end) {
+      sum += checksum_of_word(access.one(w + 1), place + w + 1);
+    }
+  }
+  return sum;
+}
+
+// The bytes of a packet whose checksum a pass before took: multiples of 16.
+struct SummedBytes {
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  ISTHMUS_DEVICE int64_t size() const { return end - begin; }
+};
+
+// Threads of a pass that walks checksums: few, so that a small packet is spread over many multiprocessors.
+inline constexpr int kChecksumThreads = 128;
+
+// How many groups take the checksum of so many words, or of packets of this size, or of what is left of them.
+inline int64_t checksum_groups_of_words(int64_t num_words) {
+  const int64_t groups = divide_up(checksum_pairs(num_words), kChecksumThreads);
+  return groups < 1 ? 1 : groups < ChecksumParts::kMaxGroups ? groups : ChecksumParts::kMaxGroups;
+}
+inline int64_t checksum_groups(int64_t packet_bytes, const SummedBytes& summed = {}) {
+  return checksum_groups_of_words((packet_bytes - summed.size()) / kChecksumWordBytes - kHeaderWords);
+}
+
+// Thread 0 of each group: writes its group's part of a packet's checksum.
+template <typename Group>
+ISTHMUS_DEVICE void write_part(const Group& group, const ChecksumParts& parts, int64_t packet, uint64_t part) {
+  parts.words[1 + packet * ChecksumParts::kMaxGroups + group.group_number()] = part;
+  if (group.group_number() == 0) {
+    parts.words[0] = static_cast<uint64_t>(group.num_groups());
+  }
+}
+
+// The checksum of a packet whose parts are all written. All threads of a group.
+template <typename Group>
+ISTHMUS_DEVICE uint64_t sum_parts(Group& group, const ChecksumParts& parts, int64_t packet) {
+  uint64_t sum = 0;
+  for_each_of_group(group, static_cast<int64_t>(parts.words[0]),
+                    [&](int64_t i) { sum += parts.words[1 + packet * ChecksumParts::kMaxGroups + i]; });
+  return group.sum(sum);
+}
+
+// Of each packet, this thread's part of the checksum: in memory that the group shares, since registers are scarce.
+class SumsOfPackets {
+ public:
+  static constexpr int64_t bytes(int64_t threads, int64_t num_packets) {
+    return static_cast<int64_t>(sizeof(uint64_t)) * threads * num_packets;
+  }
+
+  template <typename Group>
+  explicit ISTHMUS_DEVICE SumsOfPackets(Group& group)
+      : words_(&group.template shared<uint64_t>() + group.thread()), step_(group.size()) {}
+
+  ISTHMUS_DEVICE void clear(int64_t num_packets) const {
+    for (int64_t i = 0; i < num_packets; ++i) {
+      words_[i * step_] = 0;
+    }
+  }
+  ISTHMUS_DEVICE void add(int64_t i, uint64_t sum) const { words_[i * step_] += sum; }
+
+  // All threads of the group.
+  template <typename Group>
+  ISTHMUS_DEVICE void write_part_of(Group& group, int64_t i, const ChecksumParts& parts, int64_t packet) const {
+    const uint64_t sum = group.sum(words_[i * step_]);
+    if (group.thread() == 0) {
+      write_part(group, parts, packet, sum);
+    }
+  }
+
+ private:
+  uint64_t* words_;
+  int64_t step_;
+};
+
+// Words that are only read.
+struct ReadWords {
+  const uint64_t* words;
+
+  ISTHMUS_DEVICE WordPair load(int64_t w) const { return *reinterpret_cast<const WordPair*>(words + w); }
+  ISTHMUS_DEVICE WordPair use(int64_t, const WordPair& loaded) const { return loaded; }
+  ISTHMUS_DEVICE uint64_t one(int64_t w) const { return words[w]; }
+};
+
+// This thread's part of the checksum of words that begin at a multiple of 16 bytes, where all threads of the first
+// `num_groups` groups take part.
+template <typename Group>
+ISTHMUS_DEVICE uint64_t sum_words(const Group& group, const void* words, int64_t num_words, int64_t place,
+                                  int64_t num_groups) {
+  const ReadWords access = {static_cast<const uint64_t*>(words)};
+  uint64_t sum = 0;
+  for (int64_t pair = group.group_number() * group.size() + group.thread(); pair < checksum_pairs(num_words);
+       pair += num_groups * group.size()) {
+    sum += walk_pair(pair, num_words, num_words, place, access);
+  }
+  return sum;
+}
+
+// Writes this group's part of the checksum of words that begin at a multiple of 16 bytes.
+template <typename Group>
+ISTHMUS_DEVICE void checksum_words(Group& group, const void* words, int64_t num_words, int64_t packet_number,
+                                   const ChecksumParts& parts) {
+  const uint64_t sum = group.sum(sum_words(group, words, num_words, 0, group.num_groups()));
+  if (group.thread() == 0) {
+    write_part(group, parts, packet_number, sum);
+  }
+}
+
+// Adds the checksum of the rest to the parts that are written already.
+template <typename Group>
+ISTHMUS_DEVICE void add_checksum_beside(Group& group, const uint8_t* packet, int64_t packet_bytes,
+                                        const SummedBytes& summed, int64_t packet_number, const ChecksumParts& parts) {
+  constexpr int64_t kHeaderBytes = kHeaderWords * kChecksumWordBytes;
+  const auto num_parts = static_cast<int64_t>(parts.words[0]);
+  const int64_t num_groups = group.num_groups() < num_parts ? group.num_groups() : num_parts;
+  if (group.group_number() >= num_groups) {
+    return;
+  }
+  const auto sum_between = [&](int64_t begin, int64_t end) {
+    return sum_words(group, packet + begin, (end - begin) / kChecksumWordBytes,
+                     (begin - kHeaderBytes) / kChecksumWordBytes, num_groups);
+  };
+  const uint64_t sum = group.sum(sum_between(kHeaderBytes, summed.begin) + sum_between(summed.end, packet_bytes));
+  if (group.thread() == 0) {
+    parts.words[1 + packet_number * ChecksumParts::kMaxGroups + group.group_number()] += sum;
+  }
+}
+
+// Completes the parts of a packet's checksum.
+template <typename Group>
+ISTHMUS_DEVICE void checksum_packet(Group& group, const uint8_t* packet, int64_t packet_bytes,
+                                    const SummedBytes& summed, int64_t packet_number, const ChecksumParts& parts) {
+  if (summed.size() > 0) {
+    add_checksum_beside(group, packet, packet_bytes, summed, packet_number, parts);
+  } else {
+    const auto* words = reinterpret_cast<const uint64_t*>(packet) + kHeaderWords;
+    checksum_words(group, words, packet_bytes / kChecksumWordBytes - kHeaderWords, packet_number, parts);
+  }
+}
+
+}  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -1,0 +1,24 @@
+// The packets' checksum on the CPU: loops over words, for each instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/block/instruction_set.h"
+
+namespace isthmus::kernels {
+
+// No address needs an alignment. The first word is the checksum's `place`-th.
+struct ChecksumKernels {
+  uint64_t (*sum)(const void* words, int64_t num_words, int64_t place);
+  // The same, and copies the words. The two memories do not overlap.
+  uint64_t (*copy)(const void* from, void* to, int64_t num_words, int64_t place);
+};
+
+// Of the instruction set in use.
+const ChecksumKernels& checksum_kernels();
+
+const ChecksumKernels& checksum_kernels_of(baseline::Instructions set);
+const ChecksumKernels& checksum_kernels_of(avx2::Instructions set);
+const ChecksumKernels& checksum_kernels_of(avx512::Instructions set);
+
+}  // namespace isthmus::kernels
