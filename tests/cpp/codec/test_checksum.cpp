@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -165,8 +166,7 @@ TEST_P(Damage, ThatAddsUpToNothingIsFound) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Contents, Damage, testing::Values("noise", "sparse"),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Contents, Damage, testing::Values("noise", "sparse"), [](const auto& of) { return of.param; });
 
 }  // namespace
 }  // namespace isthmus
