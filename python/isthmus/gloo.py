@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -34,22 +33,6 @@ def fresh_prefix(store: Store, rank: int) -> Store:
     return PrefixStore(f"isthmus/{store.add(f'isthmus/made_by/{rank}', 1)}", store)
 
 
-def gloo_tier(group: Group, name: str, ranks: list[int], *, lazily: bool = False) -> Any:
-    """Construct a Gloo backend over some ranks of the group, over the interfaces that GLOO_SOCKET_IFNAME names.
-
-    lazily: each pair of ranks connects with its first message, as where a group mostly has tensors of another device.
-    """
-    store = PrefixStore(name, group.store)
-    own = ranks.index(group.rank)
-    if not lazily:
-        return ProcessGroupGloo(store, own, len(ranks), timeout=group.timeout)
-    interfaces = [interface for interface in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if interface]
-    create = ProcessGroupGloo.create_device
-    devices = [create(interface=interface, lazy_init=True) for interface in interfaces] or [
-        ProcessGroupGloo.create_default_device(lazy_init=True)
-    ]
-    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = devices
-    options._threads = 2 * len(devices)  # as the backend has without options
-    options._timeout = group.timeout
-    return ProcessGroupGloo(store, own, len(ranks), options)  # type: ignore[arg-type]
+def gloo_tier(group: Group, name: str, ranks: list[int]) -> Any:
+    """Construct a Gloo backend over some ranks of the group, over the interface that GLOO_SOCKET_IFNAME names."""
+    return ProcessGroupGloo(PrefixStore(name, group.store), ranks.index(group.rank), len(ranks), timeout=group.timeout)

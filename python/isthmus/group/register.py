@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import copy
-import functools
 import json
 import logging
 import os
@@ -238,17 +237,14 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
     two_tier = has_two_tiers(node_of_rank)
     rail = [ranks[local_index] for ranks in by_node] if two_tier else []
 
-    # A group with GPUs may never see a tensor of the CPU.
-    gloo = functools.partial(gloo_tier, group, lazily=not no_cuda)
-
     intra = inter = flat = cuda = None
-    world = gloo("world", list(range(group.size)))
+    world = gloo_tier(group, "world", list(range(group.size)))
     world._set_sequence_number_for_group()
     if two_tier:
-        intra = gloo(f"intra/{own}", node_ranks)
-        inter = _mpi_tier(group, rail) if options.inter_tier == "mpi" else gloo(f"inter/{local_index}", rail)
+        intra = gloo_tier(group, f"intra/{own}", node_ranks)
+        inter = _inter_tier(group, options, local_index, rail)
         if options.tiers == "flat":
-            flat = gloo("flat", list(range(group.size)))
+            flat = gloo_tier(group, "flat", list(range(group.size)))
     core = native.load()
     if not no_cuda:
         nccl = NcclGroup(group.store, group.name, group.rank, group.global_ranks, group.timeout)
@@ -273,8 +269,10 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
     return backend
 
 
-def _mpi_tier(group: Group, rail: list[int]) -> Any:
-    return mpi_tier.make_tier([group.global_ranks[rank] for rank in rail], range(len(rail)), group.timeout)
+def _inter_tier(group: Group, options: _C.Options, local_index: int, rail: list[int]) -> Any:
+    if options.inter_tier == "mpi":
+        return mpi_tier.make_tier([group.global_ranks[rank] for rank in rail], range(len(rail)), group.timeout)
+    return gloo_tier(group, f"inter/{local_index}", rail)
 
 
 def _log_nodes(group: Group, nodes: Nodes) -> None:

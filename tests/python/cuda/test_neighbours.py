@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,47 +63,6 @@ def waiting_stream(rank: int, world_size: int) -> int:
 def test_memory_of_a_copy_is_not_used_again_before_the_waiting_stream_is_done() -> None:
     for pending_bytes in fake_gpu.run(waiting_stream, WORLD_SIZE, env=ENV):
         assert pending_bytes >= 4 * 4096
-
-
-def connected_sockets() -> int:
-    """Return how many TCP connections this process has."""
-    established = {
-        line.split()[9]
-        for table in ("tcp", "tcp6")
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-        if line.split()[3] == "01"
-    }
-    links = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
-    return sum(link[len("socket:[") : -1] in established for link in links if link.startswith("socket:"))
-
-
-def connections(rank: int, world_size: int) -> tuple[int, int, int]:
-    """Of the process: without the group, with it after calls for CUDA tensors alone, and after one for CPU tensors."""
-    ranks.init("gloo")
-    dist.barrier()
-    before = connected_sockets()
-    group = dist.new_group(backend="isthmus", pg_options=isthmus.Options(nodes="2x2", min_elements=0, gathers="tiers"))
-    for _ in range(2):
-        with isthmus.unit("x"):
-            dist.reduce_scatter_tensor(torch.empty(64, device="cuda"), torch.ones(256, device="cuda"), group=group)
-        dist.all_gather_into_tensor(torch.empty(256, device="cuda"), torch.ones(64, device="cuda"), group=group)
-        dist.all_reduce(torch.ones(3, device="cuda"), group=group)
-    dist.barrier()  # Gloo's of the default group: connections of all ranks are made, or never will be
-    with_group = connected_sockets()
-    dist.all_reduce(torch.ones(3), group=group)
-    dist.barrier()
-    found = before, with_group, connected_sockets()
-    dist.barrier()
-    dist.destroy_process_group()
-    return found
-
-
-@pytest.mark.processes
-@cuda_worlds.needs_fake_gpu
-def test_gloo_connects_nobody_where_no_tensor_is_of_the_cpu() -> None:
-    for before, with_group, with_cpu_tensor in fake_gpu.run(connections, WORLD_SIZE, env=ENV):
-        assert with_group <= before + 1  # the clone of the store by which ranks report faults
-        assert with_cpu_tensor > with_group
 
 
 def multiprocessors(rank: int, world_size: int) -> list[Any]:
