@@ -15,9 +15,12 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 // Small groups, since threads with many registers would leave registers unused with large ones.
 inline constexpr int kQuantThreads = 128;
 
-// How many groups of threads must fit on a multiprocessor, by the rows that a thread holds. Without spilled registers.
+// How many groups of threads must fit on a multiprocessor, by the rows that a thread holds. Without spilled registers:
+// to widen float16 takes some more.
+template <typename Piece>
 constexpr int resident_quant_groups(int group_rows, bool feedback) {
-  return group_rows > 16 ? 3 : group_rows > 8 ? (feedback ? 3 : 4) : (feedback ? 4 : 5);
+  const bool few_left = feedback || (std::is_same_v<Piece, Float16> && group_rows == 8);
+  return group_rows > 16 ? 3 : group_rows > 8 ? (feedback ? 3 : 4) : (few_left ? 4 : 5);
 }
 
 // How many groups block i of a piece has; 0 past the last.
@@ -145,7 +148,7 @@ struct QuantRows {
 template <typename Piece, int kGroupRows, bool kRotate, bool kFeedback>
 struct QuantizeBlocks {
   static constexpr int kThreads = kQuantThreads;
-  static constexpr int kResidentGroups = resident_quant_groups(kGroupRows, kFeedback);
+  static constexpr int kResidentGroups = resident_quant_groups<Piece>(kGroupRows, kFeedback);
   static constexpr int64_t kMaxSharedBytes = SumsOfPackets::bytes(kThreads, 1);
 
   QuantEncodeJob job;

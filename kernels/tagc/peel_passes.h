@@ -155,7 +155,7 @@ struct HoldBack {
 // waits for another. The last group reports.
 template <bool kTablesInShared, typename Cells>
 struct PeelPackets {
-  static constexpr int kThreads = Cells::kIsScaled ? 640 : 768;  // 96 or 80 registers a thread
+  static constexpr int kThreads = 640;  // 96 registers a thread: with 80, as many as 768 had, some are spilled
   static constexpr int64_t kMaxSharedBytes = kTablesInShared ? kMaxSharedTableBytes : 0;
 
   using Cell = typename Cells::Cell;
