@@ -11,14 +11,16 @@ class Carver {
  public:
   explicit Carver(void* memory) : memory_(static_cast<std::byte*>(memory)) {}
 
+  // At a multiple of the elements' alignment, if the memory begins at one.
   template <typename T>
   T* take(int64_t count) {
+    align(alignof(T));
     T* array = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + bytes_);
     bytes_ += count * static_cast<int64_t>(sizeof(T));
     return array;
   }
-  // The next array begins at a multiple of 64 bytes.
-  void align() { bytes_ = (bytes_ + 63) / 64 * 64; }
+  // The next array begins at a multiple of so many bytes.
+  void align(int64_t alignment = 64) { bytes_ = (bytes_ + alignment - 1) / alignment * alignment; }
   int64_t bytes() const { return bytes_; }
 
  private:

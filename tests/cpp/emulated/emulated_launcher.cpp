@@ -1,6 +1,7 @@
 #include "tests/cpp/emulated/emulated_launcher.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <type_traits>
@@ -11,6 +12,7 @@
 
 #include "codec/device_fault.h"
 #include "codec/squared_error.h"
+#include "isthmus/error.h"
 #include "kernels/values/sequence.h"
 #include "kernels/weights/layout.h"
 #include "tests/cpp/emulated/emulated_passes.h"
@@ -27,13 +29,16 @@ using kernels::TagcEncodeJob;
 using kernels::WeightDecodeJob;
 using kernels::WeightEncodeJob;
 
-// Replaces addresses of the device by those behind them.
+// Replaces addresses of the device by those behind them. Throws where a GPU could not read an array's elements: it has
+// no accesses that are not aligned.
 class Translate {
  public:
   explicit Translate(const EmulatedMemory& memory) : memory_(memory) {}
 
   template <typename T>
   void operator()(T*& address) const {
+    ISTHMUS_CHECK(Error, reinterpret_cast<uintptr_t>(address) % alignof(T) == 0,
+                  "a job has an array at an address that is no multiple of ", alignof(T));
     address = address == nullptr ? nullptr : static_cast<T*>(memory_.behind(address));
   }
   void operator()(ConstBuffer& buffer) const {
@@ -69,7 +74,7 @@ class Translate {
   void own(WeightEncodeJob& /*job*/) const {}
   void own(WeightDecodeJob& /*job*/) const {}
   void own(TagcEncodeJob& job) const { all(job.state, job.tie_counts, job.peaks, job.rows, job.slabs); }
-  void own(TagcDecodeJob& job) const { all(job.rows, job.cells, job.slabs); }
+  void own(TagcDecodeJob& job) const { all(job.found, job.rows, job.cells, job.slabs); }
 
  private:
   template <typename... Each>
@@ -151,6 +156,7 @@ void add_own_uses(const TagcEncodeJob& job, std::vector<MemoryUse>& uses) {
   uses.push_back(adds_to(job.counts, sizeof(*job.counts)));
 }
 void add_own_uses(const TagcDecodeJob& job, std::vector<MemoryUse>& uses) {
+  uses.push_back(writes(job.found, 4 * job.num_places()));
   uses.push_back(writes(job.rows, 16 * job.shape.num_blocks));
 }
 
