@@ -107,7 +107,7 @@ def run_out_of_memory(needed_bytes: int) -> Injection:
         spare = None
         while spare is None:  # other threads take memory, too: there may be none left for this one
             pages = int(Path("/proc/self/statm").read_text().split()[0])
-            limit = pages * resource.getpagesize() + needed_bytes // 4
+            limit = pages * resource.getpagesize() + needed_bytes // 2  # room for one of the parts below, not for two
             resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
             # What was freed before counts as used: it goes in parts so small that what is left of it does not suffice.
             while last := allocate(ctypes.c_size_t(needed_bytes // 4)):

@@ -8,6 +8,8 @@ import os
 
 # A world of ranks, or a program. pytest's own limit (pyproject.toml) is three of these, as a test may run several.
 HANG_S = 900.0
+# The others of a world in which a rank has failed: that ends the test, and what they do is told for a minute or two.
+AFTER_FAILURE_S = 120.0
 # A process group's operation: less, so that ranks that wait for each other say so before their world is ended.
 OPERATION_S = 300.0
 # A burst of load, as of a build that has just ended, would make each test of a timeout take minutes.

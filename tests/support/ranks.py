@@ -15,11 +15,11 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from support.limits import HANG_S, OPERATION_S
+from support.limits import AFTER_FAILURE_S, HANG_S, OPERATION_S
 
 # Importing torch takes seconds, and Dynamo, which the first optimizer needs, one more: one server does it, and each
 # rank is a fork of that.
@@ -116,13 +116,19 @@ def run_any(
         pipes.append(ours)
     outcomes = [Outcome(rank) for rank in range(world_size)]
     late = []
-    for rank, (process, pipe) in enumerate(zip(processes, pipes, strict=True)):
+    reports: dict[int, Any] = {}
+    waiting = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in stopped}
+    # A large report is sent only as it is read, so all are read before any process is waited for.
+    while waiting and (ready := wait(list(waiting), max(0.1, deadline - time.monotonic()))):
+        for pipe in cast("list[Connection]", ready):
+            rank = waiting.pop(pipe)
+            with contextlib.suppress(EOFError):  # it died
+                reports[rank] = pipe.recv()
+                if reports[rank][1]:
+                    deadline = min(deadline, time.monotonic() + AFTER_FAILURE_S)
+    for rank, process in enumerate(processes):
         if rank in stopped:
             continue
-        report = None
-        if pipe.poll(max(0.1, deadline - time.monotonic())):  # a large one is sent only as it is read
-            with contextlib.suppress(EOFError):  # it died
-                report = pipe.recv()
         process.join(max(0.1, deadline - time.monotonic()))
         if process.is_alive():
             late.append(rank)
@@ -130,8 +136,8 @@ def run_any(
             continue
         outcomes[rank].exit_code = process.exitcode
         outcomes[rank].error = None if process.exitcode == 0 else "no report"
-        if report is not None:
-            outcomes[rank].value, outcomes[rank].error, outcomes[rank].seconds = report
+        if rank in reports:
+            outcomes[rank].value, outcomes[rank].error, outcomes[rank].seconds = reports[rank]
     if late:
         time.sleep(0.5)
     for process in processes:
@@ -139,7 +145,10 @@ def run_any(
             process.kill()
             process.join()
     if late:
-        raise AssertionError(f"ranks {late} did not end within {timeout_s} s; the others: {outcomes}")
+        raise AssertionError(
+            f"ranks {late} did not end within {timeout_s} s, or {AFTER_FAILURE_S} s after another failed; "
+            f"the others: {outcomes}"
+        )
     return outcomes
 
 

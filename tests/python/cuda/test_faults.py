@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import torch.distributed as dist
 import isthmus
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
-from support.limits import scaled
+from support.limits import OPERATION_S, scaled
 
 pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
 
@@ -89,7 +90,8 @@ def test_a_rank_that_dies_is_named() -> None:
 def leave_together(store: dist.Store, rank: int, world_size: int) -> None:
     """Wait for all ranks; rank 0, which hosts the store, until they have heard of it."""
     store.set(f"done/{rank}", "")
-    store.wait([f"done/{peer}" for peer in range(world_size)])
+    # Not within the timeout of the group, which the others need to see that this one stays away.
+    store.wait([f"done/{peer}" for peer in range(world_size)], timedelta(seconds=OPERATION_S))
     store.add("left", 1)
     while rank == 0 and store.add("left", 0) < world_size:
         time.sleep(0.05)

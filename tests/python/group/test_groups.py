@@ -328,33 +328,15 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     assert text == "isthmus: rank 1 did not come within 3 s to make the group"
 
 
-def warnings_of(
-    rank: int, world_size: int, make_groups: Callable[[], Any], leave: Callable[[], Any] = finish
-) -> list[str]:
+def warnings_of(rank: int, world_size: int, make_groups: Callable[[], Any]) -> list[str]:
     """Return what this rank logs while it makes groups."""
     messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("isthmus").addHandler(handler)
     make_groups()
-    leave()
+    finish()
     return messages
-
-
-def differing_options_of(rank: int, world_size: int) -> list[str]:
-    """Return what this rank logs before the group's error is raised."""
-
-    def make_group() -> None:
-        with pytest.raises(isthmus.OptionError, match="ranks have different options"):
-            ranks.init(pg_options=isthmus.Options(bits=2 + 2 * rank))
-
-    return warnings_of(rank, world_size, make_group, leave=lambda: None)
-
-
-@pytest.mark.processes
-def test_an_error_of_all_ranks_is_one_line_on_the_first_one_before() -> None:
-    told = ranks.run(differing_options_of, 2)
-    assert told == [["ranks have different options: bits is '2' on rank 0, '4' on rank 1"], []]
 
 
 def make_two_groups() -> None:
