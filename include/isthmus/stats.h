@@ -41,7 +41,7 @@ struct UnitStats {
   std::string reason;           // why this codec, or why exact; empty: as the options say
   int64_t calls = 0;            // reductions, or gathers
   int64_t unchanged_calls = 0;  // gathers of weights that were what they had been
-  int64_t coded_elements = 0;   // of pieces, or shards, that became packets for other nodes
+  int64_t coded_elements = 0;   // of pieces and shards in packets for other nodes; a packet may be empty
   int64_t packet_bytes = 0;     // of those packets
   // What its lossy codecs were given (gradient and residual) and what they dropped of it, where that was measured:
   // the first reduction, and every options.error_interval after it. The relative squared error is their ratio.

@@ -68,6 +68,13 @@ def plan(
     ] = "yes",
     accumulation: Annotated[int, typer.Option(help="Micro-batches in a step.")] = 1,
     reduce: Annotated[str, typer.Option(help="Reduce after each micro-batch or the last: each, last.")] = "each",
+    input_buffers: Annotated[
+        int,
+        typer.Option(
+            help="Of FSDP2's reduce-scatters: 2 as `isthmus.prepare` sets them on torch 2.13 and later, 1 as they are "
+            "before, or where nobody sets them."
+        ),
+    ] = 2,
     ratio: Annotated[float, typer.Option(help="tagc: blocks of a piece for each row of its sketch.")] = 10.0,
     lr: Annotated[float, typer.Option(help="Learning rate (AdamW): decides how far weights move in a step.")] = 1e-4,
     weight_bits: Annotated[
@@ -128,6 +135,7 @@ def plan(
             element_bytes=ElementBytes.of(dtype, reduce_dtype or dtype),
             resharding=reshard,
             accumulation=Accumulation(accumulation, reduce),
+            input_buffers=input_buffers,
         )
         names = _split(strategies) if strategies is not None else list(DEFAULT_STRATEGIES)
         if weight_bits is None:

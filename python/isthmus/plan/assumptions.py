@@ -17,6 +17,8 @@ _IN_A_GBIT = {"kbit": 1e6, "mbit": 1e3, "gbit": 1.0, "tbit": 1e-3}
 #: Floating-point operations for each parameter and token: 2 forward, 4 backward.
 _FLOPS_PER_PARAMETER = 6
 FORWARD_SHARE = 1 / 3
+#: Of FSDP2's reduce-scatters, as `isthmus.prepare` sets them on torch 2.13 and later. torch's own default is 1.
+INPUT_BUFFERS = 2
 
 
 def parse_speed_gbit_s(text: str, what: str) -> float:

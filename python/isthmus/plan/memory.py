@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from isthmus.plan.assumptions import Accumulation
 from isthmus.plan.packets import WireOptions, packet_bytes, piece_bytes, sketch_shape, weights_packet_bytes
 from isthmus.plan.placement import (
     Cluster,
@@ -19,8 +18,8 @@ from isthmus.plan.units import Unit
 from isthmus.plan.volumes import Collective, Kind, count_nodes
 
 _FLOAT_BYTES = 4
-#: FSDP2 holds the unit that computes and the one that is gathered or reduced beside it.
-_UNITS_AT_ONCE = 2
+#: FSDP2 holds the weights of the unit that computes and of the one that is gathered beside it.
+_GATHERED_AT_ONCE = 2
 #: Adam: two moments in float32.
 _OPTIMIZER_BYTES = 8
 
@@ -53,9 +52,12 @@ def memory_of(
     wire: WireOptions | None,
     cluster: Cluster,
     element_bytes: ElementBytes,
-    accumulation: Accumulation,
+    num_unreduced: int,
 ) -> Memory:
-    """Memory of a rank, for units in the order of their gathers with the placements of each."""
+    """Memory of a rank, for units in the order of their gathers with the placements of each.
+
+    num_unreduced: units whose whole gradients are held at once.
+    """
 
     def at_rest(name: str, num_bytes: int) -> int:
         return sum(_part_elements(unit, getattr(p, name), cluster) for unit, p in placed_units) * num_bytes
@@ -67,7 +69,7 @@ def memory_of(
         gradients=at_rest("gradients", element_bytes.stored),
         optimizer=at_rest("optimizer", _OPTIMIZER_BYTES),
         gathered=_gathered(placed_units, cluster, element_bytes),
-        unreduced=_unreduced(placed_units, accumulation, element_bytes),
+        unreduced=_unreduced(placed_units, num_unreduced, element_bytes),
         residuals=0 if wire is None else sum(residual_bytes(wire, call, _nodes(call, cluster)) for call in calls),
         replicas=0 if wire is None else _replica_bytes(wire, operations, cluster),
         scratch=0 if wire is None else max((scratch_bytes(wire, c, _nodes(c, cluster)) for c in calls), default=0),
@@ -114,15 +116,12 @@ def _gathered(placed_units: Sequence[tuple[Unit, Placements]], cluster: Cluster,
             passing.append(unit.num_parameters)
             if placements.kept is not placements.parameters:
                 kept += _part_elements(unit, placements.kept, cluster)
-    return (kept + sum(sorted(passing)[-_UNITS_AT_ONCE:])) * element_bytes.gathered
+    return (kept + sum(sorted(passing)[-_GATHERED_AT_ONCE:])) * element_bytes.gathered
 
 
-def _unreduced(
-    placed_units: Sequence[tuple[Unit, Placements]], accumulation: Accumulation, element_bytes: ElementBytes
-) -> int:
+def _unreduced(placed_units: Sequence[tuple[Unit, Placements]], at_once: int, element_bytes: ElementBytes) -> int:
     sizes = sorted(unit.num_parameters for unit, p in placed_units if p.gradients is not Placement.REPLICATED)
-    accumulates = accumulation.num_reductions < accumulation.passes
-    return sum(sizes if accumulates else sizes[-_UNITS_AT_ONCE:]) * element_bytes.reduced
+    return sum(sizes[-at_once:]) * element_bytes.reduced
 
 
 def is_lossy(wire: WireOptions, call: Collective, num_nodes: int) -> bool:

@@ -56,12 +56,12 @@ class _Clock:
 class Pipeline:
     """The units of a model in the order of their gathers, the root first.
 
-    waits_for_scatter: FSDP2 begins a reduction when the reduce-scatter before has ended, to bound memory, and its
-    computation waits with it. DDP does not wait.
+    input_buffers: FSDP2 bounds memory by beginning a reduction only when fewer reduce-scatters than that have yet to
+    end, and its computation waits with it. None: DDP, which does not wait.
     """
 
     units: Sequence[UnitWork]
-    waits_for_scatter: bool
+    input_buffers: int | None
 
     def step_s(self, compute_s: float, passes: int, num_reductions: int) -> float:
         """Seconds of a step. A pass ends before the next one begins, so all that do the same are alike."""
@@ -95,7 +95,7 @@ class Pipeline:
         roots = [unit for unit in self.units if unit.is_root]
         others = [unit for unit in reversed(self.units) if not unit.is_root]
         order = roots + others
-        reductions = _Reductions(clock, self.waits_for_scatter, start_s, start_s)
+        reductions = _Reductions(clock, self.input_buffers, start_s)
         computed_s = start_s
         gathered_s = clock.run(order[0].backward_gathers, start_s)
         for unit, following in zip(order, [*order[1:], None], strict=True):
@@ -112,16 +112,18 @@ class Pipeline:
 
 @dataclass
 class _Reductions:
-    """The reductions of a backward pass: when the last reduce-scatter has ended, and when all of them have."""
+    """The reductions of a backward pass: when each reduce-scatter has ended, and when everything has."""
 
     clock: _Clock
-    waits_for_scatter: bool
-    scattered_s: float
+    input_buffers: int | None
     ended_s: float
+    scattered_s: list[float] = field(default_factory=list)
 
     def begin(self, unit: UnitWork, computed_s: float) -> float:
         """Reduce a unit whose gradients are there at `computed_s`; returns when computation can go on."""
-        ready_s = max(computed_s, self.scattered_s) if self.waits_for_scatter else computed_s
-        self.scattered_s = self.clock.run(unit.reduce_scatters, ready_s)
-        self.ended_s = max(self.ended_s, self.clock.run(unit.all_reduces, self.scattered_s))
+        ready_s = computed_s
+        if self.input_buffers is not None and len(self.scattered_s) >= self.input_buffers:
+            ready_s = max(computed_s, self.scattered_s[-self.input_buffers])
+        self.scattered_s.append(self.clock.run(unit.reduce_scatters, ready_s))
+        self.ended_s = max(self.ended_s, self.clock.run(unit.all_reduces, self.scattered_s[-1]))
         return ready_s

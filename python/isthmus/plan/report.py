@@ -41,6 +41,7 @@ def build_report(comparison: Comparison, setting: Setting) -> dict[str, Any]:
         "element_bytes": asdict(setting.element_bytes),
         "resharding": setting.resharding,
         "accumulation": asdict(setting.accumulation),
+        "input_buffers": setting.input_buffers,
         "plain_backend": backend_name(setting),
         "memory_limit_bytes": comparison.memory_bytes,
         "strategies": {

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from isthmus.plan.assumptions import Accumulation, CodecSpeeds, Compute, Links
+from isthmus.plan.assumptions import INPUT_BUFFERS, Accumulation, CodecSpeeds, Compute, Links
 from isthmus.plan.memory import Memory, memory_of
 from isthmus.plan.pipeline import Path, Pipeline, UnitWork
 from isthmus.plan.placement import Cluster, ElementBytes, Operation, Phase, Placement, operations_of
+from isthmus.plan.ranges import check_range
 from isthmus.plan.strategies import RESHARDINGS, Strategy
 from isthmus.plan.timing import NodeHop, Resource, node_hops, stage_of
 from isthmus.plan.units import Model
@@ -25,7 +26,10 @@ Timed = tuple[Operation, Path, Path]
 
 @dataclass(frozen=True)
 class Setting:
-    """The common setting of all strategies of a comparison. resharding: one of `strategies.RESHARDINGS`."""
+    """The common setting of all strategies of a comparison.
+
+    resharding: one of `strategies.RESHARDINGS`. input_buffers: of FSDP2's reduce-scatters.
+    """
 
     model: Model
     cluster: Cluster
@@ -33,10 +37,18 @@ class Setting:
     element_bytes: ElementBytes = field(default_factory=ElementBytes)
     resharding: str = "yes"
     accumulation: Accumulation = field(default_factory=Accumulation)
+    input_buffers: int = INPUT_BUFFERS
 
     def __post_init__(self) -> None:
+        check_range("input_buffers", self.input_buffers, 1, 1024)
         if self.resharding not in RESHARDINGS:
             raise ValueError(f"reshard '{self.resharding}': expected one of {', '.join(RESHARDINGS)}")
+
+    @property
+    def num_unreduced(self) -> int:
+        """Units whose whole gradients a rank of FSDP2 holds at once: those in buffers, and the one that computes."""
+        accumulates = self.accumulation.num_reductions < self.accumulation.passes
+        return len(self.model.units) if accumulates else self.input_buffers + 1
 
 
 @dataclass(frozen=True)
@@ -126,8 +138,8 @@ class StepPlan:
         """Of one rank."""
         setting = self.setting
         placed = [(unit, self.strategy.placements_of(unit, setting.resharding)) for unit in setting.model.units]
-        wire, accumulation = self.strategy.wire, setting.accumulation
-        return memory_of(placed, wire, setting.cluster, setting.element_bytes, accumulation)
+        wire, num_unreduced = self.strategy.wire, setting.num_unreduced
+        return memory_of(placed, wire, setting.cluster, setting.element_bytes, num_unreduced)
 
     def time(self, links: Links, codecs: CodecSpeeds, compute: Compute) -> StepTime:
         """Seconds of a step over these links."""
@@ -140,15 +152,15 @@ class StepPlan:
             for shape, found in self._hops.items()
         }
         phases = {phase: self._phase_time(phase, paths) for phase in Phase}
-        accumulation = self.setting.accumulation
+        setting = self.setting
         works = {shape: self._work(shape, timed) for shape, timed in paths.items()}
         fsdp = self.strategy.placements.parameters is not Placement.REPLICATED
-        pipeline = Pipeline([works[shape] for shape in self._order], waits_for_scatter=fsdp)
+        pipeline = Pipeline([works[shape] for shape in self._order], setting.input_buffers if fsdp else None)
         return StepTime(
             compute_s=compute.seconds,
             phases=phases,
             serial_s=compute.seconds + sum(time.seconds for time in phases.values()),
-            step_s=pipeline.step_s(compute.seconds, accumulation.passes, accumulation.num_reductions),
+            step_s=pipeline.step_s(compute.seconds, setting.accumulation.passes, setting.accumulation.num_reductions),
         )
 
     def _work(self, shape: UnitShape, operations: Sequence[Timed]) -> UnitWork:

@@ -68,8 +68,8 @@ def explain_unit(unit: dict[str, Any]) -> str:
 def _explain_weights(unit: dict[str, Any]) -> str:
     line = f"{unit['name']} (weights, {unit['num_elements']:,} elements): "
     line += f"{unit['calls']} gathers, {unit['unchanged_calls'] / unit['calls']:.0%} unchanged"
-    if unit["bits_per_element"]:
-        line += f"; {unit['bits_per_element']:.3g} bits an element sent of those that changed"
+    if unit["bits_per_element"] is not None:
+        line += f"; {unit['bits_per_element']:.3g} bits an element sent"
     return f"{line}; {unit['reason']}" if unit["reason"] else line
 
 

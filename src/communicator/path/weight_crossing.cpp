@@ -45,9 +45,12 @@ void WeightCrossing::cross(Run& run, ConstBuffer shard, Replica& replica, const 
   if (!whole.empty()) {
     gather_whole(run, shard, replica);
     ++run.weights.whole[whole];
-  } else if (any_changed) {
-    gather_packets(run, shard, packet, headers, replica);
-    replica.decode_s = run.counters.decode_s;
+  } else {
+    run.coded_elements = (tiers_.num_nodes() - 1) * shard.num_elements;
+    if (any_changed) {
+      gather_packets(run, shard, packet, headers, replica);
+      replica.decode_s = run.counters.decode_s;
+    }
   }
   replica.is_valid = true;
   for (const WeightHeader& header : headers) {  // a rank may have lost its replica, and counts from 0
@@ -143,7 +146,6 @@ void WeightCrossing::gather_packets(Run& run, ConstBuffer shard, ConstBuffer pac
     const Step step(run, "inter all-gather", tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
     const auto own_bytes = static_cast<int64_t>(headers[own].packet_bytes);
     tiers_.gather_inter().all_gather_uneven(packet.slice(0, own_bytes), arrived, run.tail())->wait(run.tail());
-    run.coded_elements = own_bytes > 0 ? (tiers_.num_nodes() - 1) * shard.num_elements : 0;
     run.packet_bytes = (tiers_.num_nodes() - 1) * own_bytes;
   }
   const Step step(run, "decode weights", Lane::kDecode, &CollectiveStats::decode_s);

@@ -165,8 +165,7 @@ void WeightWatch::finish(const WatchedGather& gather, WeightStats counts, Traffi
   const auto own = static_cast<int64_t>(headers[static_cast<size_t>(host_inter_.rank())].packet_bytes);
   counts.unchanged = counts.whole.empty() && own == 0 ? 1 : 0;
   const int64_t peers = counts.whole.empty() ? num_nodes_ - 1 : 0;
-  statistics_.add_crossing(gather.unit->key, counts, own > 0 ? peers * gather.unit->shard.num_elements : 0, peers * own,
-                           carried);
+  statistics_.add_crossing(gather.unit->key, counts, peers * gather.unit->shard.num_elements, peers * own, carried);
   gather.unit->history.add(static_cast<int64_t>(longest));
   gathers_.pop_front();
   changed_.notify_all();

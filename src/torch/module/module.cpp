@@ -22,6 +22,12 @@ namespace {
 
 using OptionsPtr = c10::intrusive_ptr<BackendOptions>;
 
+// An option's value of a type that no value of it has: in Python also a TypeError.
+class OptionTypeError : public OptionError {
+ public:
+  using OptionError::OptionError;
+};
+
 const OptionField& find_field(const std::string& name) {
   for (const OptionField& field : option_fields()) {
     if (name == field.name) {
@@ -45,9 +51,9 @@ std::string option_text(const OptionField& field, py::handle value) {
     return value.cast<bool>() ? "true" : "false";
   }
   if (!py::isinstance<py::str>(value) && !py::isinstance<py::int_>(value) && !py::isinstance<py::float_>(value)) {
-    throw py::type_error(detail::concatenate("option ", field.name, "=", py::repr(value).cast<std::string>(),
-                                             ": expected ", field.range, ", not a ",
-                                             py::type::of(value).attr("__name__").cast<std::string>()));
+    throw OptionTypeError(detail::concatenate("option ", field.name, "=", py::repr(value).cast<std::string>(),
+                                              ": expected ", field.range, ", not a ",
+                                              py::type::of(value).attr("__name__").cast<std::string>()));
   }
   return py::str(value);
 }
@@ -83,7 +89,7 @@ OptionsPtr make_options(const py::kwargs& keywords) {
       try {
         options->timeout = value.cast<std::chrono::milliseconds>();
       } catch (const py::cast_error&) {
-        throw py::type_error(
+        throw OptionTypeError(
             detail::concatenate("timeout=", py::repr(value).cast<std::string>(), ": expected datetime.timedelta"));
       }
     } else {
@@ -127,7 +133,7 @@ std::string options_help() {
   const isthmus::Options defaults;
   std::string text =
       "Options of a process group: keywords over variables ISTHMUS_* over defaults. An unknown name or a value out of "
-      "range is an OptionError, which is a ValueError.\n\n";
+      "range is an OptionError, which is a ValueError; a value of another type is a TypeError as well.\n\n";
   for (const OptionField& field : option_fields()) {
     const std::string value = field.get(defaults);
     const std::string users = field.users_text();
@@ -329,7 +335,9 @@ void bind_backend(py::module_& module) {
 void bind_errors(py::module_& module) {
   const auto error = py::register_exception<Error>(module, "Error", PyExc_RuntimeError);
   const auto option_bases = py::make_tuple(error, py::handle(PyExc_ValueError));
-  py::register_exception<OptionError>(module, "OptionError", option_bases);
+  const auto option_error = py::register_exception<OptionError>(module, "OptionError", option_bases);
+  py::register_exception<OptionTypeError>(module, "OptionTypeError",
+                                          py::make_tuple(option_error, py::handle(PyExc_TypeError)));
   py::register_exception<PacketError>(module, "PacketError", error);
   py::register_exception<TransportError>(module, "TransportError", error);
 }

@@ -58,8 +58,9 @@ class TestOptions:
 
     @pytest.mark.parametrize(("name", "value"), [("units", ["*"]), ("units", None), ("nodes", None), ("timeout", 5)])
     def test_values_of_another_type_are_named(self, name: str, value: Any) -> None:
-        with pytest.raises(TypeError, match=f"{name}=.*expected"):
+        with pytest.raises(TypeError, match=f"{name}=.*expected") as error:
             isthmus.Options(**{name: value})
+        assert isinstance(error.value, isthmus.OptionError)
 
     @pytest.mark.parametrize(
         ("name", "text"),

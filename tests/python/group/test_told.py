@@ -16,6 +16,9 @@ from support.limits import HANG_S
 
 WORLD_SIZE = 4
 HEAD = "import torch, torch.distributed as dist, isthmus, os\n"
+DIFFERING = (
+    "dist.init_process_group('isthmus', pg_options=isthmus.Options(bits=2 if os.environ['RANK'] == '1' else 4))\n"
+)
 ATTACHED = "dist.init_process_group('gloo')\nisthmus.attach(torch.nn.Linear(2, 2), bit=2)\n"
 
 
@@ -39,11 +42,13 @@ def lines(output: str, text: str) -> list[str]:
     ("program", "variables", "text"),
     [
         ("isthmus.Options(bit=2)", {}, "there is no option bit: did you mean bits?"),
+        ("isthmus.Options(units=['*'])", {}, "option units=['*']: expected comma-separated globs"),
         ("isthmus.Options()", {"ISTHMUS_BITS": "99"}, "ISTHMUS_BITS"),
         ("dist.init_process_group('isthmus')", {"ISTHMUS_BITS": "99"}, "ISTHMUS_BITS"),
+        (DIFFERING, {}, "ranks have different options: bits is '4' on ranks 0, 2, 3, '2' on rank 1"),
         (ATTACHED, {}, "isthmus.attach: there is no option bit: did you mean bits?"),
     ],
-    ids=["keyword", "variable", "group", "attach"],
+    ids=["keyword", "type", "variable", "group", "differing", "attach"],
 )
 def test_one_rank_tells_what_all_meet(tmp_path: Path, program: str, variables: dict[str, str], text: str) -> None:
     code, output = run(tmp_path, program, **variables)

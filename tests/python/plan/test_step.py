@@ -221,6 +221,14 @@ def test_memory_is_that_of_the_placements(name, model, nodes, ranks):
     assert memory.total == sum(dataclasses.astuple(memory))
 
 
+def test_gradients_wait_in_input_buffers_beside_those_of_the_unit_that_computes():
+    model = units_of_sizes([100, 200, 300, 400])
+    assert plan("fsdp", model).memory.unreduced == 2 * (400 + 300 + 200)
+    assert plan("fsdp", model, input_buffers=1).memory.unreduced == 2 * (400 + 300)
+    last = Accumulation(2, "last")
+    assert plan("fsdp", model, input_buffers=1, accumulation=last).memory.unreduced == 2 * (400 + 300 + 200 + 100)
+
+
 def is_reduced_lossily(found):
     wire = found.strategy.wire
     return any(op.kind is not Kind.ALL_GATHER and wire.tiers == "two" for op in found.operations) or any(

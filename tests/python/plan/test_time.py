@@ -94,18 +94,18 @@ def work(share, gather=0.0, scatter=0.0, all_reduce=0.0, update=0.0, further=Non
 
 def test_gathers_hide_behind_the_computation_of_the_units_before():
     # Forward 1 s for each of two units, backward 2 s; gathers of 1 s: all but the first of each pass are hidden.
-    pipeline = Pipeline([work(0.5, gather=1), work(0.5, gather=1)], waits_for_scatter=True)
+    pipeline = Pipeline([work(0.5, gather=1), work(0.5, gather=1)], input_buffers=1)
     assert pipeline.pass_s(6.0, reduces=True) == pytest.approx(1 + 2 + 1 + 4)
 
 
 def test_gathers_that_are_longer_than_computation_set_the_pace():
-    pipeline = Pipeline([work(0.25, gather=10)] * 4, waits_for_scatter=True)
+    pipeline = Pipeline([work(0.25, gather=10)] * 4, input_buffers=1)
     # Forward: 40 s of gathers, then the last unit computes; backward: 40 s more, then the last one.
     assert pipeline.pass_s(12.0, reduces=True) == pytest.approx(40 + 1 + 40 + 2)
 
 
 def test_reductions_hide_behind_the_backward_pass_but_for_the_last():
-    pipeline = Pipeline([work(0.5, scatter=1), work(0.5, scatter=1)], waits_for_scatter=True)
+    pipeline = Pipeline([work(0.5, scatter=1), work(0.5, scatter=1)], input_buffers=1)
     assert pipeline.pass_s(6.0, reduces=True) == pytest.approx(2 + 4 + 1)
     assert pipeline.pass_s(6.0, reduces=False) == pytest.approx(6)
 
@@ -113,32 +113,42 @@ def test_reductions_hide_behind_the_backward_pass_but_for_the_last():
 def test_the_root_is_reduced_after_everything_and_computes_at_the_end_of_the_forward_pass():
     units = [work(0.5, gather=1, scatter=3, is_root=True), work(0.5, scatter=3)]
     # Root gathered 1, forward 1 + 1, root gathered again 1 (as told), backward 2 + 2, reductions 3 + 3, nothing hides.
-    assert Pipeline(units, waits_for_scatter=True).pass_s(6.0, reduces=True) == pytest.approx(1 + 2 + 1 + 4 + 6)
+    assert Pipeline(units, input_buffers=1).pass_s(6.0, reduces=True) == pytest.approx(1 + 2 + 1 + 4 + 6)
 
 
 def test_fsdp2_waits_for_the_reduce_scatter_before_and_ddp_does_not():
     units = [work(20 / 22, scatter=5), work(1 / 22, scatter=5), work(1 / 22, scatter=5)]
     # Forward 11. Backward 1, 1 and 20, each reduced behind the one before. FSDP2 computes the 20 only after the first
     # reduction has ended and the second begun (at 6), DDP at once (at 2); the last reduction is never hidden.
-    assert Pipeline(units, waits_for_scatter=True).pass_s(33.0, reduces=True) == pytest.approx(11 + 6 + 20 + 5)
-    assert Pipeline(units, waits_for_scatter=False).pass_s(33.0, reduces=True) == pytest.approx(11 + 2 + 20 + 5)
+    assert Pipeline(units, input_buffers=1).pass_s(33.0, reduces=True) == pytest.approx(11 + 6 + 20 + 5)
+    assert Pipeline(units, input_buffers=None).pass_s(33.0, reduces=True) == pytest.approx(11 + 2 + 20 + 5)
+    # Two buffers: when the 20 begin (at 2) two reduce-scatters have yet to end, and the third waits for neither.
+    assert Pipeline(units, input_buffers=2).pass_s(33.0, reduces=True) == pytest.approx(11 + 2 + 20 + 5)
+
+
+def test_a_third_reduction_waits_for_the_first_of_two_buffers():
+    units = [work(20 / 23, scatter=5)] + [work(1 / 23, scatter=5)] * 3
+    # Forward 11.5. Gradients at 1, 2 and 3, the third begins when the first has ended (at 6): then 20 are computed.
+    assert Pipeline(units, input_buffers=2).pass_s(34.5, reduces=True) == pytest.approx(11.5 + 6 + 20 + 5)
+    assert Pipeline(units, input_buffers=1).pass_s(34.5, reduces=True) == pytest.approx(11.5 + 11 + 20 + 5)
+    assert Pipeline(units, input_buffers=3).pass_s(34.5, reduces=True) == pytest.approx(11.5 + 3 + 20 + 5)
 
 
 def test_an_all_reduce_along_the_rail_does_not_hold_up_the_next_reduce_scatter():
     units = [work(0.5, scatter=1, all_reduce=5), work(0.5, scatter=1, all_reduce=5)]
     # Forward 2, backward 2, scatter 1, its all-reduce 5 alone; the second scatter ends earlier, its all-reduce waits.
-    assert Pipeline(units, waits_for_scatter=True).pass_s(6.0, reduces=True) == pytest.approx(2 + 2 + 1 + 5 + 5)
+    assert Pipeline(units, input_buffers=1).pass_s(6.0, reduces=True) == pytest.approx(2 + 2 + 1 + 5 + 5)
 
 
 def test_updates_come_once_and_passes_that_do_not_reduce_are_shorter():
-    pipeline = Pipeline([work(1.0, scatter=2, update=0.5)], waits_for_scatter=False)
+    pipeline = Pipeline([work(1.0, scatter=2, update=0.5)], input_buffers=None)
     assert pipeline.step_s(4.0, passes=4, num_reductions=4) == pytest.approx(4 * (1 + 2) + 0.5)
     assert pipeline.step_s(4.0, passes=4, num_reductions=1) == pytest.approx(4 * 1 + 2 + 0.5)
 
 
 def test_further_passes_have_gathers_of_their_own():
     # Forward: gather, compute a third. Backward: gather, compute two thirds, reduce.
-    pipeline = Pipeline([work(1.0, gather=3, further=1, scatter=2)], waits_for_scatter=False)
+    pipeline = Pipeline([work(1.0, gather=3, further=1, scatter=2)], input_buffers=None)
     assert pipeline.step_s(3.0, passes=1, num_reductions=1) == pytest.approx(3 + 1 + 3 + 2 + 2)
     assert pipeline.step_s(9.0, passes=3, num_reductions=3) == pytest.approx((3 + 8) + 2 * (1 + 8))
     assert pipeline.step_s(9.0, passes=3, num_reductions=1) == pytest.approx((3 + 6) + (1 + 6) + (1 + 8))
