@@ -24,7 +24,8 @@ def start_perf(arguments: list[str]) -> NoReturn:
     program = find_program()
     if program is None:
         fail(
-            f"{PROGRAM} is neither installed with the package nor on PATH: build it with `cmake --preset release && "
-            f"cmake --build --preset release --target {PROGRAM}` (docs/without_torch.md)"
+            f"{PROGRAM} is neither installed with the package nor on PATH: install the package with "
+            "`--config-settings=cmake.define.ISTHMUS_BUILD_BENCHMARKS=ON`, or build it alone with `cmake --preset "
+            f"release && cmake --build --preset release --target {PROGRAM}` (docs/without_torch.md)"
         )
     os.execv(program, [PROGRAM, *arguments])

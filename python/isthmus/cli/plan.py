@@ -19,6 +19,38 @@ def _presets() -> list[str]:
     return list(PRESETS)
 
 
+def _strategies(incomplete: str) -> list[str]:
+    """Complete the last name of a list."""
+    from isthmus.plan.strategies import STRATEGIES
+
+    before, comma, _ = incomplete.rpartition(",")
+    return [before + comma + name for name in STRATEGIES if name not in before.split(",")]
+
+
+def _backends() -> list[str]:
+    from isthmus.plan.strategies import BACKENDS
+
+    return list(BACKENDS)
+
+
+def _dtypes() -> list[str]:
+    from isthmus.plan.placement import BYTES_OF
+
+    return list(BYTES_OF)
+
+
+def _reshardings() -> list[str]:
+    from isthmus.plan.strategies import RESHARDINGS
+
+    return list(RESHARDINGS)
+
+
+def _reduces() -> list[str]:
+    from isthmus.plan.assumptions import REDUCES
+
+    return list(REDUCES)
+
+
 def plan(
     preset: Annotated[
         str | None, typer.Option(help="A published model, such as llama2-7b.", autocompletion=_presets)
@@ -58,16 +90,29 @@ def plan(
             help="Which ways to train, of docs/plan.md's; hsdp-quant3 is hsdp-quant with 3 bits, so quant8 to quant1, "
             "full2 and others; an unknown name lists all.",
             show_default="those of 4 bits, but zero1, sparse, ddp-none and ddp-tagc",
+            autocompletion=_strategies,
         ),
     ] = None,
-    backend: Annotated[str, typer.Option(help="What plain strategies run on: nccl or gloo.")] = "nccl",
-    dtype: Annotated[str, typer.Option(help="Type that parameters are gathered in: bf16, fp16 or fp32.")] = "bf16",
-    reduce_dtype: Annotated[str, typer.Option(help="Type that gradients are reduced in.", show_default="--dtype")] = "",
+    backend: Annotated[
+        str, typer.Option(help="What plain strategies run on: nccl or gloo.", autocompletion=_backends)
+    ] = "nccl",
+    dtype: Annotated[
+        str, typer.Option(help="Type that parameters are gathered in: bf16, fp16 or fp32.", autocompletion=_dtypes)
+    ] = "bf16",
+    reduce_dtype: Annotated[
+        str, typer.Option(help="Type that gradients are reduced in.", show_default="--dtype", autocompletion=_dtypes)
+    ] = "",
     reshard: Annotated[
-        str, typer.Option(help="FSDP's reshard_after_forward: yes, no, or node (keep a copy on each node).")
+        str,
+        typer.Option(
+            help="FSDP's reshard_after_forward: yes, no, or node (keep a copy on each node).",
+            autocompletion=_reshardings,
+        ),
     ] = "yes",
     accumulation: Annotated[int, typer.Option(help="Micro-batches in a step.")] = 1,
-    reduce: Annotated[str, typer.Option(help="Reduce after each micro-batch or the last: each, last.")] = "each",
+    reduce: Annotated[
+        str, typer.Option(help="Reduce after each micro-batch or the last: each, last.", autocompletion=_reduces)
+    ] = "each",
     input_buffers: Annotated[
         int,
         typer.Option(
@@ -204,7 +249,10 @@ def _check(path: Path, as_json: bool) -> None:
         report = json_module.loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path}: no JSON: {error}") from error
-    checks = check_report(report)
+    try:
+        checks = check_report(report)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     if not checks:
         raise ValueError(f"{path}: no arm of it is a strategy that can be planned")
     if as_json:

@@ -19,6 +19,8 @@ _FLOPS_PER_PARAMETER = 6
 FORWARD_SHARE = 1 / 3
 #: Of FSDP2's reduce-scatters, as `isthmus.prepare` sets them on torch 2.13 and later. torch's own default is 1.
 INPUT_BUFFERS = 2
+#: When micro-batches are reduced.
+REDUCES = ("each", "last")
 
 
 def parse_speed_gbit_s(text: str, what: str) -> float:
@@ -163,8 +165,8 @@ class Accumulation:
 
     def __post_init__(self) -> None:
         check_range("accumulation", self.passes, 1, 65536)
-        if self.reduce not in ("each", "last"):
-            raise ValueError(f"reduce '{self.reduce}': expected each or last")
+        if self.reduce not in REDUCES:
+            raise ValueError(f"reduce '{self.reduce}': expected {' or '.join(REDUCES)}")
 
     @property
     def num_reductions(self) -> int:

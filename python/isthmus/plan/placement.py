@@ -135,7 +135,8 @@ DDP = Placements(Placement.REPLICATED, Placement.REPLICATED, Placement.REPLICATE
 ZERO1 = Placements(Placement.REPLICATED, Placement.REPLICATED, Placement.SHARDED, Placement.SHARDED)
 
 
-_BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
+#: Of an element, by the names that `isthmus plan` takes.
+BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True)
@@ -150,9 +151,9 @@ class ElementBytes:
     def of(cls, gathered: str, reduced: str) -> ElementBytes:
         """By names of types; parameters are stored in float32. ValueError names those that are known."""
         for dtype in (gathered, reduced):
-            if dtype not in _BYTES_OF:
-                raise ValueError(f"dtype '{dtype}': expected one of {', '.join(_BYTES_OF)}")
-        return cls(_BYTES_OF[gathered], _BYTES_OF[reduced])
+            if dtype not in BYTES_OF:
+                raise ValueError(f"dtype '{dtype}': expected one of {', '.join(BYTES_OF)}")
+        return cls(BYTES_OF[gathered], BYTES_OF[reduced])
 
 
 def operations_of(

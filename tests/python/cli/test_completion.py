@@ -82,6 +82,8 @@ def bash(tmp_path_factory: pytest.TempPathFactory):
         ("isthmus info --js", "isthmus info --json"),
         ("isthmus per", "isthmus perf"),
         ("isthmus plan --preset llama2-1", "isthmus plan --preset llama2-13b"),
+        ("isthmus plan --strategies fsdp,hsdp-quant3,hsdp-ta", "isthmus plan --strategies fsdp,hsdp-quant3,hsdp-tagc"),
+        ("isthmus plan --reshard no --reduce-dtype bf", "isthmus plan --reshard no --reduce-dtype bf16"),
     ],
 )
 def test_tab(bash: Bash, typed: str, completed: str) -> None:
