@@ -37,7 +37,7 @@ export CXX
 # Tests start hundreds of Python programs: what one has compiled to bytecode the next one reads.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup wheel demo check test test-cpp test-large test-mpi test-python test-quick test-conformance test-units lint format tidy gpu-programs \
+.PHONY: help setup wheel demo check test test-cpp test-large test-mpi test-python test-quick test-conformance test-units test-examples lint format tidy gpu-programs \
   sanitize test-sanitized bench figures fuzz clean FORCE
 
 help:  ## what there is
@@ -110,6 +110,10 @@ test-conformance: setup  ## every collective against Gloo's results: docs/compat
 
 test-units: setup  ## whose gradients and weights a collective moves: what is read from private parts of torch, for each version of it
 	pytest $(addprefix tests/python/units/test_,identity.py copies.py units.py fsdp_units.py prepare_backend.py weights.py) tests/python/attached
+
+test-examples: setup  ## examples in frameworks of others (Ray, Lightning, ...), which it installs into the environment
+	python tools/requirements.py '$(TORCH)' examples | tools/install_python_packages $(VENV)
+	pytest tests/python/docs/test_examples.py
 
 lint: setup  ## formats, linters, types and links to lines; changes nothing
 	clang-format --dry-run --Werror $(CXX_FILES)

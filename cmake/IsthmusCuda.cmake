@@ -6,7 +6,7 @@
 set(isthmus_least_cuda 12.8)
 
 # The one that the user names; or that of NVIDIA's packages beside torch, which pip chooses in torch's CUDA version
-# (pip install 'cuda-toolkit[nvcc,cccl]'); or the machine's.
+# (pip install 'cuda-toolkit[nvcc,nvvm,crt,cccl]'); or the machine's.
 function(isthmus_find_nvcc)
   set(nvcc ${CMAKE_CUDA_COMPILER})
   if(NOT nvcc)

@@ -1,7 +1,7 @@
-"""Usage: requirements.py newest|oldest|REQUIREMENT: print what the checkout's environment needs, one a line.
+"""Usage: requirements.py newest|oldest|REQUIREMENT [EXTRA...]: print what the checkout's environment needs, one a line.
 
 To build, to run, to test. The torch is the newest or oldest that pyproject.toml allows, or what REQUIREMENT says, such
-as torch==2.13.*.
+as torch==2.13.*. EXTRA: further optional dependencies of pyproject.toml.
 """
 
 import re
@@ -21,9 +21,10 @@ requirements = [
     *project["project"]["dependencies"],
     *extras["bench"],
     *(r for r in extras["dev"] if not r.startswith("isthmus")),
+    *(r for extra in sys.argv[2:] for r in extras[extra]),
     torch.get(sys.argv[1], sys.argv[1]),
     # CUDA's compiler and headers, in the version that torch asks of the same package.
-    "cuda-toolkit[nvcc,cccl]; sys_platform == 'linux'",
+    "cuda-toolkit[nvcc,nvvm,crt,cccl]; sys_platform == 'linux'",
     # pip brings these along where they are missing, but not with --no-build-isolation.
     "cmake>=3.24",
     "ninja",
