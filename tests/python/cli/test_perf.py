@@ -54,4 +54,6 @@ def test_without_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PATH", str(tmp_path))
     result = CliRunner().invoke(app, ["perf"])
     assert result.exit_code == 1
-    assert result.stderr.startswith("isthmus: isthmus_perf is neither installed with the package nor on PATH: install the package")
+    assert result.stderr.startswith(
+        "isthmus: isthmus_perf is neither installed with the package nor on PATH: install the package"
+    )
