@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Looks for fonts in a process of its own where nobody has drawn yet, and would do so in the first test that draws.
-importlib.import_module("matplotlib.font_manager")
+# Start programs the first time, which would be in a test that may not: one looks for fonts, torch for libraries (from
+# 2.15 on, by ldconfig).
+for module in ("matplotlib.font_manager", "torch"):
+    importlib.import_module(module)
 
 settings.register_profile(
     "tests",

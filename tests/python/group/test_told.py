@@ -15,8 +15,6 @@ from isthmus.told import on_all
 from support.limits import HANG_S
 
 WORLD_SIZE = 2
-# Loaded before any test: importing torch starts programs, and the first time that installs the hook, too.
-CORE = native.load()
 HEAD = "import torch, torch.distributed as dist, isthmus, os\n"
 DIFFERING = (
     "dist.init_process_group('isthmus', pg_options=isthmus.Options(bits=2 if os.environ['RANK'] == '1' else 4))\n"
@@ -85,9 +83,10 @@ class Shown:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.errors: list[BaseException] = []
+        core = native.load()  # the first time, that installs the hook, too
         monkeypatch.setattr(sys, "excepthook", lambda _, error, __: self.errors.append(error))
         monkeypatch.setattr(told, "FIRST_RANK_S", 0)
-        told.tell_uncaught_once(CORE)
+        told.tell_uncaught_once(core)
 
     def ends_with(self, error: BaseException) -> bool:
         """Let a process end with `error`; return whether its traceback is shown."""
