@@ -15,8 +15,8 @@ logger = logging.getLogger("isthmus")
 
 Raised = TypeVar("Raised", bound=Exception)
 
-#: How long a rank with a bad option gives rank 0 to say the same, and the launcher to end the job by it. A rank that is
-#: still there then says it itself: the option may be bad on it alone.
+#: How long other ranks give rank 0 to say it: a launcher ends all ranks when the first one has ended, and nobody would
+#: have said it. A rank with a bad option that is still there then says it itself: the option may be bad on it alone.
 FIRST_RANK_S = 5.0
 #: On errors that all ranks of a group raise: which of its ranks this one is.
 _RANK = "_isthmus_rank"
@@ -54,9 +54,10 @@ def tell_uncaught_once(core: ModuleType) -> None:
         if rank == 0:
             logger.error("%s", text)
             show(kind, error, traceback)
-        elif common_rank is None:
+        else:
             time.sleep(FIRST_RANK_S)
-            logger.error("rank %d: %s", rank, text)
+            if common_rank is None:
+                logger.error("rank %d: %s", rank, text)
         logger.debug("rank %d ends", rank, exc_info=(kind, error, traceback))
 
     sys.excepthook = hook

@@ -74,7 +74,7 @@ def test_what_one_rank_alone_meets_is_told_by_it(tmp_path: Path) -> None:
 def test_a_program_that_catches_it_goes_on(tmp_path: Path) -> None:
     program = "try: isthmus.Options(bit=2)\nexcept ValueError: print('caught', flush=True)"
     code, output = run(tmp_path, program)
-    assert (code, len(lines(output, "caught"))) == (0, WORLD_SIZE), output
+    assert (code, output.count("caught")) == (0, WORLD_SIZE), output  # two may be in one line
     assert "ERROR" not in output
 
 
