@@ -1,6 +1,8 @@
 """`isthmus plan`: bytes, time and memory of a training step, and which way to train is best."""
 
+import importlib
 import json as json_module
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,10 +15,9 @@ if TYPE_CHECKING:
     from isthmus.plan.units import Model
 
 
-def _presets() -> list[str]:
-    from isthmus.plan.presets import PRESETS
-
-    return list(PRESETS)
+def _names_in(module: str, constant: str) -> Callable[[], list[str]]:
+    """Complete by the names in a constant of `isthmus.plan`, imported at Tab: commands start without it."""
+    return lambda: list(getattr(importlib.import_module(f"isthmus.plan.{module}"), constant))
 
 
 def _strategies(incomplete: str) -> list[str]:
@@ -27,33 +28,10 @@ def _strategies(incomplete: str) -> list[str]:
     return [before + comma + name for name in STRATEGIES if name not in before.split(",")]
 
 
-def _backends() -> list[str]:
-    from isthmus.plan.strategies import BACKENDS
-
-    return list(BACKENDS)
-
-
-def _dtypes() -> list[str]:
-    from isthmus.plan.placement import BYTES_OF
-
-    return list(BYTES_OF)
-
-
-def _reshardings() -> list[str]:
-    from isthmus.plan.strategies import RESHARDINGS
-
-    return list(RESHARDINGS)
-
-
-def _reduces() -> list[str]:
-    from isthmus.plan.assumptions import REDUCES
-
-    return list(REDUCES)
-
-
 def plan(
     preset: Annotated[
-        str | None, typer.Option(help="A published model, such as llama2-7b.", autocompletion=_presets)
+        str | None,
+        typer.Option(help="A published model, such as llama2-7b.", autocompletion=_names_in("presets", "PRESETS")),
     ] = None,
     parameters: Annotated[str | None, typer.Option(help="Number of parameters, such as 7e9; with --units.")] = None,
     units: Annotated[int, typer.Option(help="Units of equal size that --parameters are in.")] = 32,
@@ -94,24 +72,40 @@ def plan(
         ),
     ] = None,
     backend: Annotated[
-        str, typer.Option(help="What plain strategies run on: nccl or gloo.", autocompletion=_backends)
+        str,
+        typer.Option(
+            help="What plain strategies run on: nccl or gloo.", autocompletion=_names_in("strategies", "BACKENDS")
+        ),
     ] = "nccl",
     dtype: Annotated[
-        str, typer.Option(help="Type that parameters are gathered in: bf16, fp16 or fp32.", autocompletion=_dtypes)
+        str,
+        typer.Option(
+            help="Type that parameters are gathered in: bf16, fp16 or fp32.",
+            autocompletion=_names_in("placement", "BYTES_OF"),
+        ),
     ] = "bf16",
     reduce_dtype: Annotated[
-        str, typer.Option(help="Type that gradients are reduced in.", show_default="--dtype", autocompletion=_dtypes)
+        str,
+        typer.Option(
+            help="Type that gradients are reduced in.",
+            show_default="--dtype",
+            autocompletion=_names_in("placement", "BYTES_OF"),
+        ),
     ] = "",
     reshard: Annotated[
         str,
         typer.Option(
             help="FSDP's reshard_after_forward: yes, no, or node (keep a copy on each node).",
-            autocompletion=_reshardings,
+            autocompletion=_names_in("strategies", "RESHARDINGS"),
         ),
     ] = "yes",
     accumulation: Annotated[int, typer.Option(help="Micro-batches in a step.")] = 1,
     reduce: Annotated[
-        str, typer.Option(help="Reduce after each micro-batch or the last: each, last.", autocompletion=_reduces)
+        str,
+        typer.Option(
+            help="Reduce after each micro-batch or the last: each, last.",
+            autocompletion=_names_in("assumptions", "REDUCES"),
+        ),
     ] = "each",
     input_buffers: Annotated[
         int,

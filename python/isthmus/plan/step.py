@@ -138,8 +138,7 @@ class StepPlan:
         """Of one rank."""
         setting = self.setting
         placed = [(unit, self.strategy.placements_of(unit, setting.resharding)) for unit in setting.model.units]
-        wire, num_unreduced = self.strategy.wire, setting.num_unreduced
-        return memory_of(placed, wire, setting.cluster, setting.element_bytes, num_unreduced)
+        return memory_of(placed, self.strategy.wire, setting.cluster, setting.element_bytes, setting.num_unreduced)
 
     def time(self, links: Links, codecs: CodecSpeeds, compute: Compute) -> StepTime:
         """Seconds of a step over these links."""

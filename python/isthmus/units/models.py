@@ -148,7 +148,7 @@ def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
 
 
 # Gradients that are packed while a reduction is under way, beside its own: one more unit's worth of memory.
-_INPUT_BUFFERS = 2
+INPUT_BUFFERS = 2
 
 
 def let_reductions_overlap(model: nn.Module) -> None:
@@ -162,7 +162,7 @@ def let_reductions_overlap(model: nn.Module) -> None:
     modules: Iterable[Any] = model.modules()  # with the methods of FSDPModule
     for module in modules:
         if param_groups_of(module):
-            module.set_reduce_scatter_max_input_buffers(_INPUT_BUFFERS, recurse=False)
+            module.set_reduce_scatter_max_input_buffers(INPUT_BUFFERS, recurse=False)
 
 
 def _divisor(group: ParamGroup, *, is_float16: bool) -> float:

@@ -83,6 +83,9 @@ def bash(tmp_path_factory: pytest.TempPathFactory):
         ("isthmus per", "isthmus perf"),
         ("isthmus plan --preset llama2-1", "isthmus plan --preset llama2-13b"),
         ("isthmus plan --strategies fsdp,hsdp-quant3,hsdp-ta", "isthmus plan --strategies fsdp,hsdp-quant3,hsdp-tagc"),
+        ("isthmus plan --backend gl", "isthmus plan --backend gloo"),
+        ("isthmus plan --reshard y", "isthmus plan --reshard yes"),
+        ("isthmus plan --reduce l", "isthmus plan --reduce last"),
         ("isthmus plan --reshard no --reduce-dtype bf", "isthmus plan --reshard no --reduce-dtype bf16"),
     ],
 )

@@ -10,9 +10,11 @@ from typer.testing import CliRunner
 from isthmus.benchmarks.training.check import check_report, predict
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.cli.main import app
+from isthmus.plan.assumptions import INPUT_BUFFERS
 from isthmus.plan.sources import FACTS, Known, of_machine, of_measured, resolve
 from isthmus.topology.discovery.link_cache import LinkSample, MeasuredLink, MeasuredLinks, save_links
 from isthmus.topology.machine import Gpu, Link, Machine, Nic, NicKind
+from isthmus.units import models
 
 GIVEN = ["--inter", "25gbit", "--intra", "600gbit"]
 LLAMA = ["--preset", "llama2-7b", *GIVEN]
@@ -34,6 +36,11 @@ def report(*arguments):
     result = CliRunner().invoke(app, ["plan", "--json", *map(str, arguments)])
     assert result.exit_code == 0, result.output
     return json.loads(result.output)
+
+
+def test_input_buffers_are_by_default_those_that_prepare_sets():
+    assert report(*LLAMA)["input_buffers"] == INPUT_BUFFERS == models.INPUT_BUFFERS
+    assert report(*LLAMA, "--input-buffers", 1)["input_buffers"] == 1
 
 
 def test_tables_and_verdict():

@@ -14,7 +14,7 @@ from isthmus import native, told
 from isthmus.told import on_all
 from support.limits import HANG_S
 
-WORLD_SIZE = 2
+WORLD_SIZE = 4
 HEAD = "import torch, torch.distributed as dist, isthmus, os\n"
 DIFFERING = (
     "dist.init_process_group('isthmus', pg_options=isthmus.Options(bits=2 if os.environ['RANK'] == '1' else 4))\n"
@@ -45,7 +45,7 @@ def lines(output: str, text: str) -> list[str]:
         ("isthmus.Options(units=['*'])", {}, "option units=['*']: expected comma-separated globs"),
         ("isthmus.Options()", {"ISTHMUS_BITS": "99"}, "ISTHMUS_BITS"),
         ("dist.init_process_group('isthmus')", {"ISTHMUS_BITS": "99"}, "ISTHMUS_BITS"),
-        (DIFFERING, {}, "ranks have different options: bits is '4' on rank 0, '2' on rank 1"),
+        (DIFFERING, {}, "ranks have different options: bits is '4' on ranks 0, 2, 3, '2' on rank 1"),
         (ATTACHED, {}, "isthmus.attach: there is no option bit: did you mean bits?"),
     ],
     ids=["keyword", "type", "variable", "group", "differing", "attach"],
@@ -64,10 +64,10 @@ def test_one_rank_tells_what_all_meet(tmp_path: Path, program: str, variables: d
 
 @pytest.mark.processes
 def test_what_one_rank_alone_meets_is_told_by_it(tmp_path: Path) -> None:
-    program = "isthmus.Options(**({'bit': 2} if os.environ['RANK'] == '1' else {}))\nimport time; time.sleep(60)"
+    program = "isthmus.Options(**({'bit': 2} if os.environ['RANK'] == '2' else {}))\nimport time; time.sleep(60)"
     code, output = run(tmp_path, program)
     assert code == 1
-    assert len(lines(output, "isthmus: ERROR: rank 1: there is no option bit: did you mean bits?")) == 1, output
+    assert len(lines(output, "isthmus: ERROR: rank 2: there is no option bit: did you mean bits?")) == 1, output
 
 
 @pytest.mark.processes
