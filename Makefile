@@ -17,7 +17,7 @@ T ?=
 # Test files at a time. Each runs worlds of four processes and more; above two on two cores timeouts come too near.
 TEST_WORKERS ?= 2
 # What the torch module is run with under sanitizers: each of its parts, in few worlds.
-SANITIZED_TESTS ?= $(addprefix tests/python/,backend/test_auto.py backend/test_collectives.py backend/test_collective_calls.py \
+SANITIZED_TESTS ?= $(addprefix tests/python/,backend/test_collectives.py backend/test_collective_calls.py \
   backend/test_gradients.py backend/test_gradient_calls.py backend/test_gradient_residuals.py backend/test_interface.py \
   group/test_groups.py group/test_options.py units/test_fsdp_units.py units/test_units.py)
 

@@ -11,13 +11,17 @@
 
 #include "isthmus/error.h"
 #include "isthmus/options.h"
+#include "removed_options.h"
 
 namespace isthmus::rows {
 
 inline constexpr int64_t kNoUpperBound = std::numeric_limits<int64_t>::max();
 
-[[noreturn]] inline void reject(const char* field, const std::string& value, const char* range) {
-  throw OptionError(detail::concatenate("option ", field, "=\"", value, "\": expected ", range));
+// What an error says of a value that is refused.
+inline std::string refusal(const char* field, const std::string& value, const char* range) {
+  const RemovedOption* removed = find_removed(field, value);
+  return detail::concatenate("=\"", value, "\": expected ", range,
+                             removed == nullptr ? "" : "; it is gone: ", removed == nullptr ? "" : removed->instead);
 }
 
 template <typename T>
@@ -45,7 +49,7 @@ OptionField field(const char* name, const char* environment, T Options::*member,
           [name, range, member, parse](Options& options, const std::string& text) {
             T value{};
             if (!parse(text, value)) {
-              reject(name, text, range);
+              throw OptionError(detail::concatenate("option ", name, refusal(name, text, range)));
             }
             options.*member = value;
           }};

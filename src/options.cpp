@@ -12,6 +12,7 @@
 #include "communicator/plan/policy.h"
 #include "isthmus/error.h"
 #include "option_rows.h"
+#include "removed_options.h"
 
 namespace isthmus {
 namespace {
@@ -24,23 +25,13 @@ bool are_patterns(const std::string& text) {
                       [](const std::string& pattern) { return pattern.empty() || pattern == "!"; });
 }
 
-bool is_link_speed(double gbit) { return gbit >= 0 && gbit <= 100000; }
-
-using Users = std::vector<OptionUser>;
-
-OptionField used_by(const Users& users, OptionField field) {
-  field.users = users;
-  return field;
-}
-
-// Of every codec that may lose something, and so of `auto`.
+// Of every codec that may lose something.
 OptionField used_by_lossy(OptionField field) {
   for (const CodecType* type : codec_types_by_id()) {
     if (type->id != CodecId::kNone) {
       field.users.push_back({type->name});
     }
   }
-  field.users.push_back({"auto"});
   return field;
 }
 
@@ -50,21 +41,12 @@ const CodecOption* option_of(const CodecType& type, const char* name) {
   return found == type.options.end() ? nullptr : &*found;
 }
 
-bool has(const Users& users, const char* codec) {
-  return std::ranges::any_of(users, [codec](const OptionUser& user) { return std::string_view(codec) == user.codec; });
-}
-
-// The codecs that look at it, and `auto` where it may choose one that always does.
+// The codecs that look at it.
 void add_users(OptionField& field) {
-  bool is_of_auto = false;
   for (const CodecType* type : codec_types_by_id()) {
     if (const CodecOption* option = option_of(*type, field.name)) {
       field.users.push_back({type->name, option->only});
-      is_of_auto |= type->candidates != nullptr && *option->only == '\0' && !option->set_by_auto;
     }
-  }
-  if (is_of_auto && !has(field.users, "auto")) {
-    field.users.push_back({"auto"});
   }
 }
 
@@ -83,8 +65,7 @@ std::vector<OptionField> codec_rows() {
 
 // Before what codecs declare.
 std::vector<OptionField> first_rows() {
-  std::vector<std::string> codecs = codec_names();
-  codecs.emplace_back("auto");
+  const std::vector<std::string> codecs = codec_names();
   static const std::string one_of_codecs = listed(codecs);
   return {
       rows::text_field("nodes", "ISTHMUS_NODES", &Options::nodes,
@@ -103,7 +84,6 @@ std::vector<OptionField> first_rows() {
 // After it.
 std::vector<OptionField> last_rows() {
   using rows::kNoUpperBound;
-  const Users chooser = {{"auto"}};
   return {
       used_by_lossy(rows::choice_field(
           "own_piece", "ISTHMUS_OWN_PIECE", &Options::own_piece, {"exact", "coded"}, "exact or coded",
@@ -118,16 +98,6 @@ std::vector<OptionField> last_rows() {
       used_by_lossy(rows::count_field("error_interval", "ISTHMUS_ERROR_INTERVAL", &Options::error_interval, 0,
                                       kNoUpperBound, "a whole number, 0 or more",
                                       "Reductions of a unit between measurements of its codec's error; 0: none.")),
-      used_by(chooser, rows::number_field("error_budget", "ISTHMUS_ERROR_BUDGET", &Options::error_budget,
-                                          "at least 0, at most 1",
-                                          "The relative squared error that a choice may make; 0: none is given.",
-                                          [](double value) { return value >= 0 && value <= 1; })),
-      used_by(chooser,
-              rows::number_field("inter_gbit", "ISTHMUS_INTER_GBIT", &Options::inter_gbit, "0 to 100000",
-                                 "Speed of a node's link to the other nodes, in Gbit/s; 0: measured.", is_link_speed)),
-      used_by(chooser, rows::number_field("intra_gbit", "ISTHMUS_INTRA_GBIT", &Options::intra_gbit, "0 to 100000",
-                                          "Speed of a rank's link to the others of its node, in Gbit/s; 0: measured.",
-                                          is_link_speed)),
       rows::text_field("units", "ISTHMUS_UNITS", &Options::units,
                        "comma-separated globs, \"!\" excludes (\"*,!*attn*\")", "Which units are compressed, by name.",
                        are_patterns),
@@ -138,11 +108,6 @@ std::vector<OptionField> last_rows() {
       rows::count_field("min_elements", "ISTHMUS_MIN_ELEMENTS", &Options::min_elements, 0, kNoUpperBound,
                         "a whole number, 0 or more",
                         "Smaller inputs, in elements of the whole collective, are reduced and gathered plainly."),
-      rows::choice_field("gathers", "ISTHMUS_GATHERS", &Options::gathers, {"auto", "tiers", "world"},
-                         "auto, tiers or world",
-                         "How large all-gathers cross between nodes, always exactly; tiers: once, along the rails; "
-                         "world: by the world backend; auto: on a GPU whichever way is faster when it is tried, else "
-                         "tiers."),
       rows::choice_field(
           "weights", "ISTHMUS_WEIGHTS", &Options::weights, {"plain", "delta"}, "plain or delta",
           "delta: gathers of parameters cross between nodes as bit-exact differences to the gather before."),
@@ -176,8 +141,8 @@ bool holds(const Options& options, const std::string& setting) {
 }
 
 // Null where the variable is not set, or empty.
-const char* environment_value(const OptionField& field) {
-  const char* value = std::getenv(field.environment);  // NOLINT(concurrency-mt-unsafe): nothing here writes it
+const char* environment_value(const char* variable) {
+  const char* value = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): nothing here writes it
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
@@ -235,20 +200,25 @@ std::string OptionField::users_text() const {
   return listed(texts);
 }
 
-bool OptionField::is_in_environment() const { return environment_value(*this) != nullptr; }
+bool OptionField::is_in_environment() const { return environment_value(environment) != nullptr; }
 
 Options Options::from_environment() {
+  for (const RemovedOption& removed : removed_options()) {
+    const bool is_set = *removed.value == '\0' && environment_value(removed.environment().c_str()) != nullptr;
+    ISTHMUS_CHECK(OptionError, !is_set, "environment variable ", removed.environment(), ": option ", removed.name,
+                  " is gone: ", removed.instead);
+  }
   Options options;
   for (const OptionField& field : option_fields()) {
-    const char* value = environment_value(field);
+    const char* value = environment_value(field.environment);
     if (value == nullptr) {
       continue;
     }
     try {
       field.set(options, value);
     } catch (const OptionError&) {
-      throw OptionError(
-          detail::concatenate("environment variable ", field.environment, "=\"", value, "\": expected ", field.range));
+      throw OptionError(detail::concatenate("environment variable ", field.environment,
+                                            rows::refusal(field.name, value, field.range)));
     }
   }
   return options;

@@ -69,18 +69,6 @@ def training(report: dict[str, Any]) -> str:
     return table(head, rows)
 
 
-def auto(report: dict[str, Any]) -> str:
-    """Arms by links; below those of auto how they compare with the best that they could have chosen."""
-    links = report["links"].values()
-    rows = []
-    for name in report["arguments"]["arms"]:
-        arms = [link["arms"][name] for link in links]
-        rows.append([f"`{name}`", *(short(arm["median_step_s"]) for arm in arms)])
-        if "over_best" in arms[0]:
-            rows.append([f"`{name}` over the best that it could have chosen", *(short(a["over_best"]) for a in arms)])
-    return table(["arm", *(rate(link) for link in report["links"])], rows)
-
-
 def rate(link: str) -> str:
     """Return a link's rate as documents write it."""
     return re.sub(r"^(\d+)(.)bit$", lambda match: f"{match[1]} {match[2].upper()}bit/s", link)
@@ -225,7 +213,6 @@ FIGURES = (
         f"{OUT}/scaling/scaling.json",
         {f"{OUT}/scaling/scaling.png": "docs/figures/scaling.png"},
     ),
-    Figures("auto", "isthmus bench auto", 20, {"auto": ("docs/auto.md", auto)}, f"{OUT}/auto/auto.json"),
     Figures(
         "pipeline",
         f"isthmus bench pipeline --json {OUT}/pipeline/pipeline.json",

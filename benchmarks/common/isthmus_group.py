@@ -31,10 +31,8 @@ _OPTIONS = (
     "peel_rounds",
     "own_piece",
     "segments",
-    "error_budget",
     "units",
     "min_elements",
-    "gathers",
     "weights",
 )
 _COUNTERS = ("payload_bytes", "seconds", "codec", "calls", "weights")

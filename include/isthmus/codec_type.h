@@ -24,13 +24,6 @@ struct CodecOption {
   OptionField field;           // its name alone where another codec, or Isthmus itself, declares it
   const char* only = "";       // with which other option: "tiers=flat"; empty: always
   bool shapes_packets = true;  // whether its value decides how packets are made: Options::codec_settings()
-  bool set_by_auto = false;    // whether `auto` chooses its value
-};
-
-// A way to use a codec that `auto` may choose.
-struct CodecCandidate {
-  std::string label;                               // "quant 4 bit", for people; of no other candidate
-  std::function<void(Options&)> choose = nullptr;  // sets all of it but the codec; null: there is no more
 };
 
 // A part of PacketHeader::settings that an error names if the sender has another value.
@@ -64,9 +57,6 @@ struct CodecType {
   int (*num_stages)(const Options& options) = nullptr;
   Options (*at_stage)(const Options& options, int stage) = nullptr;
 
-  // From the least error to the largest; null: `auto` never chooses it. `auto` always considers `none`.
-  std::vector<CodecCandidate> (*candidates)() = nullptr;
-
   std::vector<HeaderPart> header_parts = {};
   // "values" or "bytes": names the checksummed data in the error of a packet whose checksum differs. For a codec that
   // adds packets up before it has their checksum; null: packets are checked first, and the error says so.
@@ -84,8 +74,8 @@ const CodecType& find_codec(const std::string& name);
 std::vector<std::string> codec_names();
 
 // Adds a codec from outside. `type` stays alive as long as the process. Called on every rank alike, from one thread,
-// before anything else of Isthmus is used: a list that was read does not change. Throws OptionError if the name (`auto`
-// included) or the id is taken, the id is below kFirstOutside, a maker, wire_bits or prior_error is missing, or it is
+// before anything else of Isthmus is used: a list that was read does not change. Throws OptionError if the name
+// or the id is taken, the id is below kFirstOutside, a maker, wire_bits or prior_error is missing, or it is
 // called too late.
 void register_codec(const CodecType& type);
 

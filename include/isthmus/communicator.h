@@ -13,8 +13,6 @@
 
 namespace isthmus {
 
-class CodecChooser;
-
 // The transports of one rank. intra: its node, by local index. inter: its rail, by node. flat: all ranks, by rank; only
 // with tiers=flat. A tier of one rank may be null. gather_*: for all-gathers, so that those do not queue behind
 // reductions on a GPU; null: they use intra and inter. host_inter: this rank's rail for memory of the host, for weights
@@ -65,7 +63,7 @@ class Communicator {
   EventPtr all_reduce(Buffer data, double scale, const UnitKey& unit, const char* why_exact, Stream stream = {});
 
   // gathered chunk r = rank r's `shard`, bit for bit. Any type. `shard` may be its own chunk of `gathered`.
-  // Always in two tiers: whether that pays (options.min_elements, options.gathers) is the caller's choice.
+  // Always in two tiers: whether that pays (options.min_elements) is the caller's choice.
   EventPtr all_gather(ConstBuffer shard, Buffer gathered, Stream stream = {});
 
   // The same for a unit's weights, which cross between nodes as bit-exact differences to what crossed in the unit's
@@ -87,8 +85,6 @@ class Communicator {
 
   UnitStates& units();
   const UnitStates& units() const;
-  // codec=auto, and quant with bits=0: communicator/plan/codec_chooser.h in the sources.
-  CodecChooser& chooser();
 
   Stats stats();
   void reset_stats();  // counters and seconds; not units nor residuals

@@ -12,12 +12,12 @@ struct OptionField;
 
 struct Options {
   std::string nodes;  // "2x4", "0,1|2,3" by global rank; empty: from launcher or machine
-  // none, tagc, quant, sparse, auto. The default, quant with 4 bits, sends the fewest bits of all settings whose loss
+  // none, tagc, quant, sparse. The default, quant with 4 bits, sends the fewest bits of all settings whose loss
   // could not be told from exact training's: docs/convergence.md.
   std::string codec = "quant";
   std::string tiers = "two";             // two, flat
   std::string inter_tier = "gloo";       // gloo, mpi: what carries the packets (torch backend only)
-  int64_t bits = 4;                      // quant: of each element's code: 1, 2, 3, 4, 8; 0: by error_budget
+  int64_t bits = 4;                      // quant: of each element's code: 1, 2, 3, 4, 8
   int64_t group_elements = 128;          // quant: neighbouring elements with one scale
   bool rotate = true;                    // quant: groups by a randomised Hadamard transform
   std::string scale = "unbiased";        // quant: absmax, least_error, unbiased: what a group's scale is chosen for
@@ -36,13 +36,9 @@ struct Options {
   int64_t ramp_steps = 0;              // of a unit, after them, in which the codec's loss grows to what is asked for
   int64_t segments = 0;                // of a piece, encoded while the one before crosses; 0: chosen from its size
   int64_t error_interval = 100;        // steps of a unit between measurements of the codec's error; 0: none
-  double error_budget = 0;             // relative squared error that auto, and quant with bits=0, may make; 0: none
-  double inter_gbit = 0;               // auto: speed of a node's link to the others, Gbit/s; 0: measured
-  double intra_gbit = 0;               // auto: speed of a rank's link to those of its node, Gbit/s; 0: measured
   std::string units = "*";             // which units are compressed: comma-separated globs of names, "!" excludes
   std::string gradients = "labelled";  // labelled, backward: which reductions are taken for gradients
   int64_t min_elements = 65536;        // smaller inputs (of the whole collective) are reduced and gathered plainly
-  std::string gathers = "auto";        // auto, tiers, world: how large all-gathers cross between nodes, exactly
   std::string weights = "plain";       // plain, delta: how gathers of parameters cross between nodes
   int64_t replica_interval = 100;      // weights=delta: gathers of a unit between comparisons of replicas; 0: none
   int64_t max_units = 4096;            // units whose state is kept; above: exact and counted
@@ -78,7 +74,7 @@ struct OptionField {
   std::function<void(Options&, const std::string&)> set = {};  // throws OptionError naming the field, value and range
   std::vector<OptionUser> users = {};                          // empty: whatever the codec is
 
-  // "tagc with tiers=flat", "tagc, sparse or auto"; empty: whatever the codec is.
+  // "tagc with tiers=flat", "tagc or sparse"; empty: whatever the codec is.
   std::string users_text() const;
   // Whether its variable is set, and not empty.
   bool is_in_environment() const;

@@ -37,13 +37,9 @@ class Options(_TorchBackend.Options):
     ramp_steps: int
     segments: int
     error_interval: int
-    error_budget: float
-    inter_gbit: float
-    intra_gbit: float
     units: str
     gradients: str
     min_elements: int
-    gathers: str
     weights: str
     replica_interval: int
     max_units: int
@@ -77,13 +73,9 @@ class Options(_TorchBackend.Options):
         ramp_steps: int = ...,
         segments: int = ...,
         error_interval: int = ...,
-        error_budget: float = ...,
-        inter_gbit: float = ...,
-        intra_gbit: float = ...,
         units: str = ...,
         gradients: str = ...,
         min_elements: int = ...,
-        gathers: str = ...,
         weights: str = ...,
         replica_interval: int = ...,
         max_units: int = ...,

@@ -13,7 +13,7 @@ namespace isthmus {
 namespace {
 
 struct Registry {
-  // From the exact one to the one that may lose most: the order of `auto`'s candidates, and of options.
+  // From the exact one to the one that may lose most: the order of their options.
   std::vector<const CodecType*> types = {&none_type(), &quant_type(), &sparse_type(), &tagc_type()};
   std::atomic<bool> was_read = false;
 };
@@ -79,7 +79,7 @@ std::string listed(const std::vector<std::string>& names) {
 
 void register_codec(const CodecType& type) {
   const std::string name = type.name == nullptr ? "" : type.name;
-  ISTHMUS_CHECK(OptionError, !name.empty() && name != "auto", "codec \"", name, "\": that is no name of a codec");
+  ISTHMUS_CHECK(OptionError, !name.empty(), "codec \"\": that is no name of a codec");
   const auto number = static_cast<int>(type.id);
   constexpr auto kFirst = static_cast<int>(CodecId::kFirstOutside);
   ISTHMUS_CHECK(OptionError, number >= kFirst, "codec ", name, ": id ", number, " is not from ", kFirst, " to 255");

@@ -7,7 +7,7 @@
 
 namespace isthmus {
 
-// Null: there is none, as of name "auto".
+// Null: there is none.
 const CodecType* codec_or_null(const std::string& name);
 const CodecType* codec_or_null(CodecId id);
 

@@ -12,7 +12,6 @@
 #include "communicator/path/gpu_weight_crossing.h"
 #include "communicator/path/two_tier_path.h"
 #include "communicator/path/weight_crossing.h"
-#include "communicator/plan/codec_chooser.h"
 #include "communicator/plan/reduction_planner.h"
 #include "communicator/run.h"
 #include "communicator/scratch.h"
@@ -94,8 +93,7 @@ struct Communicator::Parts {
         tiers(std::move(map), rank, std::move(given_tiers), is_flat(options)),
         path(make_path(tiers, *device, options)),
         statistics(*device, options.max_units),
-        chooser(tiers, *device, options, phase),
-        planner(tiers, *device, options, chooser),
+        planner(tiers, *device, options),
         units(tiers, *device, planner, statistics),
         replicas(*device, options.max_units),
         weight_crossing(tiers, options),
@@ -132,7 +130,6 @@ struct Communicator::Parts {
   const std::unique_ptr<const Path> path;
   std::atomic<const char*> phase = "idle";
   Statistics statistics;
-  CodecChooser chooser;
   ReductionPlanner planner;
   PlannedUnitStates units;
   WeightReplicas replicas;
@@ -167,9 +164,6 @@ EventPtr Communicator::Parts::run(Collective collective, Stream caller, const Bo
     run.counters.inter = tiers.inter_traffic() - inter;
     run.counters.flat = tiers.flat_traffic() - flat;
     statistics.record(run, plan ? &*plan : nullptr, weights, memory());
-    if (plan) {
-      CodecChooser::observe(*plan, run.counters);
-    }
   } catch (const std::bad_alloc&) {
     const std::string reason =
         detail::concatenate("no memory for phase \"", phase.load(), "\" of ", to_string(collective));
@@ -213,25 +207,19 @@ void Communicator::Parts::gather_weights(Run& run, ConstBuffer shard, Buffer gat
 }
 
 ConstBuffer Communicator::Parts::cross_on_cpu(Run& run, ConstBuffer shard, const UnitKey& unit) {
-  // Measuring is collective: a rank without room for the unit takes part.
-  std::optional<Speed> link;
-  if (options.codec == "auto") {
-    link = chooser.measure(DataType::kFloat32).links.inter;
-  }
   const int64_t rail_elements = tiers.num_nodes() * shard.num_elements;
   Replica* const replica = replicas.find_or_add(unit, rail_elements);
   if (replica == nullptr) {  // perhaps on this rank alone: others may have dropped units
     Replica none;
     none.hash = unit.hash();
     none.shards = run.take(rail_elements, shard.dtype);
-    weight_crossing.cross(run, shard, none, nullptr);
+    weight_crossing.cross(run, shard, none);
     run.weights.whole = {{kAboveMaxUnits, 1}};
     run.reason = "above max_units weights cross whole";
     return none.shards;
   }
   run.as_differences = true;
-  weight_crossing.cross(run, shard, *replica, link && link->known() ? &*link : nullptr);
-  run.reason = replica->reason;
+  weight_crossing.cross(run, shard, *replica);
   return replica->shards;
 }
 
@@ -353,8 +341,6 @@ void Communicator::abort() { parts_->fail("abort() was called"); }
 UnitStates& Communicator::units() { return parts_->units; }
 
 const UnitStates& Communicator::units() const { return parts_->units; }
-
-CodecChooser& Communicator::chooser() { return parts_->chooser; }
 
 Stats Communicator::stats() {
   if (parts_->gpu_weight_crossing != nullptr) {

@@ -65,7 +65,7 @@ void Statistics::record_unit(const Run& run, const ReductionPlan& plan) {
   UnitStats& stats = record->stats;
   stats.codec = plan.codec->name();
   stats.settings = plan.unit != nullptr ? plan.unit->settings.codec_settings() : "";
-  stats.reason = plan.reason();
+  stats.reason = plan.why_exact == nullptr ? "" : plan.why_exact;
   if (plan.unit != nullptr && plan.unit->error != nullptr) {
     record->error = plan.unit->error;
   }

@@ -111,10 +111,6 @@ void copy_to_self(const std::vector<Operation>& operations) {
   }
 }
 
-// Size of the communicators whose operations take longer, and by how much.
-std::atomic<int> delayed_size = 0;
-std::atomic<int64_t> delay_us = 0;
-
 // Marks the communicators of some operations as used by this thread.
 class InUse {
  public:
@@ -145,9 +141,6 @@ class InUse {
 
 void run(std::vector<Operation> operations) {
   const InUse in_use(operations);
-  if (!operations.empty() && operations.front().size() == delayed_size) {
-    std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
-  }
   std::vector<Transfer> transfers;
   for (Operation& operation : operations) {
     start(operation, transfers);
@@ -223,9 +216,3 @@ void launch(std::vector<Operation> operations) {
 }
 
 }  // namespace isthmus::fake_gpu
-
-// For tests (ctypes): operations of communicators of that size take longer by so many microseconds.
-FAKE_API void fake_nccl_delay(int size, int64_t microseconds) {
-  isthmus::fake_gpu::delayed_size = size;
-  isthmus::fake_gpu::delay_us = microseconds;
-}

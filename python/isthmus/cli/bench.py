@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from isthmus.benchmarks.auto.config import AutoConfig
 from isthmus.benchmarks.bias.config import BiasConfig
 from isthmus.benchmarks.collectives.config import CollectivesConfig
 from isthmus.benchmarks.convergence.config import ConvergenceConfig
@@ -109,25 +108,6 @@ def bias(config: BiasConfig, logs: _Logs = Path("bench-out/bias")) -> None:
     from isthmus.benchmarks.bias.run import measure_biases, print_biases
 
     print_biases(measure_biases(config, logs), Console())
-
-
-@bench.command()
-@filled(AutoConfig)
-def auto(
-    config: AutoConfig,
-    output: Annotated[Path, typer.Option(help="Where auto.json and logs go.")] = Path("bench-out/auto"),
-    quick: Annotated[bool, typer.Option("--quick", help="One turn at one link: a check, not a measurement.")] = False,
-) -> None:
-    """Compare codec auto with plain FSDP and every fixed codec, at several link speeds."""
-    from isthmus.benchmarks.auto.config import quick as quick_config
-    from isthmus.benchmarks.auto.run import print_auto, run_auto
-    from isthmus.benchmarks.common.report import write_json
-
-    console = Console()
-    report = run_auto(quick_config(config) if quick else config, output, console)
-    write_json(report, output / "auto.json")
-    print_auto(report, console)
-    console.print(f"\n{output / 'auto.json'}")
 
 
 @bench.command()

@@ -88,7 +88,7 @@ def _replica_bytes(wire: WireOptions, operations: Sequence[Operation], cluster: 
 
 def sends_differences(wire: WireOptions, call: Collective, num_nodes: int) -> bool:
     """Whether a gather sends what changed alone."""
-    is_large = call.num_elements >= wire.min_elements and wire.gathers != "world"
+    is_large = call.num_elements >= wire.min_elements
     return wire.weights == "delta" and call.kind is Kind.ALL_GATHER and num_nodes > 1 and is_large
 
 

@@ -62,8 +62,6 @@ class WireOptions:
     error_feedback: str = "codec"
     own_piece: str = "exact"
     min_elements: int = 65536
-    #: With "auto" a GPU tries both ways; what is planned are tiers.
-    gathers: str = "auto"
     weights: str = "plain"
     #: With weights="delta": bits of each element of a shard that changed, the headers apart (docs/weights.md).
     weight_bits: float = 1.3
@@ -136,8 +134,6 @@ def plain_packet_bytes(num_elements: int, element_bytes: int) -> int:
 
 def quant_packet_bytes(num_elements: int, options: WireOptions) -> int:
     """A packet of codec `quant`: a scale for each whole group, codes in whole blocks, the rest of the piece exactly."""
-    if options.bits == 0:
-        raise ValueError("codec quant with bits=0: the sizes of its packets are not known before it runs")
     num_groups, tail_elements = divmod(num_elements, options.group_elements)
     num_blocks = math.ceil(num_groups * options.group_elements / _QUANT_BLOCK)
     scales = num_groups * _BYTES_OF_TYPE[options.scale_type]

@@ -149,7 +149,7 @@ class IsthmusFormula:
         if num_nodes == 1 or collective.num_elements == 0:
             return self.world(collective, rank)
         if collective.kind is Kind.ALL_GATHER:
-            if not (self._is_large(collective) and self.options.gathers != "world"):
+            if not self._is_large(collective):
                 return self.world(collective, rank)
             if self.options.weights == "delta":
                 return self._gather_weights(collective, num_nodes)

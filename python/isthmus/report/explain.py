@@ -16,10 +16,9 @@ NO_TIERS = "no two-tier path"
 def explain(group: dist.ProcessGroup | None = None) -> str:
     """One line for each unit that was reduced in `group` (default: each group of the process, below its name).
 
-    A line says which codec the unit has, and why. Where a group has reduced no unit, one says why. With
-    ``codec="auto"`` the reason is the choice, with the times and errors behind it; otherwise the options. The
-    error is the measured one, and missing before the first measurement. Equal on all ranks except for the error, and
-    for units of weights (``weights="delta"``), whose lines tell of this rank's own shards.
+    A line says which codec the unit has, and why. Where a group has reduced no unit, one says why. The error is the
+    measured one, and missing before the first measurement. Equal on all ranks except for the error, and for units of
+    weights (``weights="delta"``), whose lines tell of this rank's own shards.
 
     Raises ValueError where there is no group of Isthmus, or `group` is one that this rank is not in.
     """
@@ -57,7 +56,8 @@ def explain_unit(unit: dict[str, Any]) -> str:
     if unit["codec"] == "delta":
         return _explain_weights(unit)
     line = f"{unit['name']} ({unit['collective']}, {unit['num_elements']:,} elements): "
-    line += unit["reason"] if unit["reason"].startswith(unit["codec"]) else _as_the_options_say(unit)
+    line += f"{unit['settings'] or unit['codec']}"
+    line += f" ({unit['reason']})" if unit["reason"] else ", as the options say"
     if unit["bits_per_element"]:
         line += f"; {unit['bits_per_element']:.3g} bits an element sent"
     if unit["relative_squared_error"] is not None:
@@ -71,8 +71,3 @@ def _explain_weights(unit: dict[str, Any]) -> str:
     if unit["bits_per_element"] is not None:
         line += f"; {unit['bits_per_element']:.3g} bits an element sent"
     return f"{line}; {unit['reason']}" if unit["reason"] else line
-
-
-def _as_the_options_say(unit: dict[str, Any]) -> str:
-    settings = unit["settings"] or unit["codec"]
-    return f"{settings} ({unit['reason']})" if unit["reason"] else f"{settings}, as the options say"

@@ -41,9 +41,7 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     ``num_units``, ``residual_bytes``, ``scratch_bytes``, ``ran_s`` (seconds of calls in two tiers on the CPU),
     ``waited_s`` (those for which callers were blocked by them in ``Work.wait()``), ``units``, ``devices`` (from
     ``collectives`` to ``units`` of each device alone: ``cpu``,
-    ``cuda:0``), ``gather_trials`` (with ``gathers="auto"`` on a GPU: ``max_bytes``, seconds in ``tiers_s`` and
-    ``world_s``, ``by``, and ``calls`` since), ``notes``. On a GPU seconds are counted with the option
-    ``device_timings``.
+    ``cuda:0``), ``notes``. On a GPU seconds are counted with the option ``device_timings``.
 
     ``units`` has a dict for each unit: ``name``, ``collective``, ``num_elements``, ``dtype``, ``calls``, ``codec``, its
     ``settings``, the ``reason`` for it where there is one, ``coded_elements`` and ``packet_bytes`` for other nodes,
@@ -103,7 +101,6 @@ def added(groups: dict[str, dict[str, Any]]) -> dict[str, Any]:
         total[name] = _sum([one[name] for one in each])
     total["skipped_steps"] = max(one["skipped_steps"] for one in each)
     total["units"] = [unit | {"group": name} for name, one in groups.items() for unit in one["units"]]
-    total["gather_trials"] = [trial | {"group": name} for name, one in groups.items() for trial in one["gather_trials"]]
     total["notes"] = [f"{name}: {note}" for name, one in groups.items() for note in one["notes"]]
     return total
 

@@ -16,12 +16,11 @@ constexpr std::array<int64_t, 5> kWidths = {8, 4, 3, 2, 1};  // of codes, in bit
 constexpr double kBitsOfScale = 16;
 
 std::vector<CodecOption> options() {
-  const auto is_width = [](int64_t bits) { return bits == 0 || std::ranges::find(kWidths, bits) != kWidths.end(); };
+  const auto is_width = [](int64_t bits) { return std::ranges::find(kWidths, bits) != kWidths.end(); };
   const auto is_group = [](int64_t elements) { return rows::is_power_of_two(elements, 32, 512); };
   return {
-      {.field = rows::number_field("bits", "ISTHMUS_BITS", &Options::bits, "1, 2, 3, 4 or 8, or 0",
-                                   "Bits of each element's code; 0: the fewest that keep to error_budget.", is_width),
-       .set_by_auto = true},
+      {.field = rows::number_field("bits", "ISTHMUS_BITS", &Options::bits, "1, 2, 3, 4 or 8",
+                                   "Bits of each element's code.", is_width)},
       {.field = rows::number_field("group_elements", "ISTHMUS_GROUP_ELEMENTS", &Options::group_elements,
                                    "a power of two from 32 to 512", "Neighbouring elements with one scale.", is_group)},
       {.field = rows::switch_field("rotate", "ISTHMUS_ROTATE", &Options::rotate,
@@ -35,7 +34,6 @@ std::vector<CodecOption> options() {
       {.field = rows::choice_field("error_feedback", "ISTHMUS_ERROR_FEEDBACK", &Options::error_feedback,
                                    {"codec", "on", "off"}, "codec, on or off",
                                    "Whether what was not sent is added to the next gradient; codec: not with quant.")},
-      {.field = {.name = "error_budget"}, .only = "bits=0", .shapes_packets = false},
   };
 }
 
@@ -72,7 +70,7 @@ double normal_error(int64_t bits) {
 }
 
 double prior_error(const Options& options) {
-  // What gradients that are not rotated, and stochastic rounding, had over that: docs/auto.md, "Errors".
+  // What gradients that are not rotated, and stochastic rounding, had over that.
   constexpr double kUnrotated = 1.5;
   constexpr double kStochastic = 3;
   double error = normal_error(options.bits) * (options.rotate ? 1 : kUnrotated) *
@@ -94,15 +92,6 @@ Options at_stage(const Options& options, int stage) {
   return changed;
 }
 
-std::vector<CodecCandidate> candidates() {
-  std::vector<CodecCandidate> widths;
-  widths.reserve(kWidths.size());
-  for (const int64_t bits : kWidths) {
-    widths.push_back({detail::concatenate("quant ", bits, " bit"), [bits](Options& options) { options.bits = bits; }});
-  }
-  return widths;
-}
-
 }  // namespace
 
 const CodecType& quant_type() {
@@ -115,7 +104,6 @@ const CodecType& quant_type() {
                                  .prior_error = prior_error,
                                  .num_stages = num_stages,
                                  .at_stage = at_stage,
-                                 .candidates = candidates,
                                  .checksum_of = "bytes"};
   return type;
 }

@@ -43,8 +43,6 @@ Options at_stage(const Options& options, int stage) {
   return changed;
 }
 
-std::vector<CodecCandidate> candidates() { return {{"sparse"}}; }
-
 const char* fault_text(uint32_t kind) {
   switch (static_cast<FaultKind>(kind)) {
     case FaultKind::kCounts:
@@ -70,7 +68,6 @@ const CodecType& sparse_type() {
                                  .prior_error = error_of_dropping,
                                  .num_stages = num_dropping_stages,
                                  .at_stage = at_stage,
-                                 .candidates = candidates,
                                  .fault_text = fault_text};
   return type;
 }

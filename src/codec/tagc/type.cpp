@@ -60,8 +60,6 @@ Options at_stage(const Options& options, int stage) {
   return changed;
 }
 
-std::vector<CodecCandidate> candidates() { return {{"tagc"}}; }
-
 const char* fault_text(uint32_t kind) {
   switch (static_cast<FaultKind>(kind)) {
     case FaultKind::kFlags:
@@ -91,7 +89,6 @@ const CodecType& tagc_type() {
                                  .prior_error = error_of_dropping,
                                  .num_stages = num_dropping_stages,
                                  .at_stage = at_stage,
-                                 .candidates = candidates,
                                  .header_parts = {{"cell type", 24, 8}},
                                  .fault_text = fault_text};
   return type;

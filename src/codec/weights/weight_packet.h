@@ -27,7 +27,7 @@ struct WeightHeader {
   uint64_t packet_checksum = 0;
   uint64_t replica_checksum = 0;  // of what the sender takes the shards of its rail to have been; 0: not compared now
   uint32_t has_replica = 0;       // 0 or 1
-  uint32_t coding_us = 0;         // of encoding now, and of decoding when it last came to that
+  uint32_t reserved = 0;
 
   void seal();            // once all else is set
   bool is_whole() const;  // whether it is as it was sealed

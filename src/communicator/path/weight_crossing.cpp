@@ -1,7 +1,6 @@
 #include "communicator/path/weight_crossing.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 
 #include "communicator/path/weight_headers.h"
@@ -9,36 +8,18 @@
 namespace isthmus {
 namespace {
 
-// With codec auto, where whole shards are faster: so many changed gathers cross whole before differences are tried
-// again, at the cost of one that is slower.
-constexpr int64_t kWholeGathers = 50;
-// So many packets must have been slower before: one is when a rank was interrupted.
-constexpr int kSlowGathers = 2;
-constexpr const char* kWholeIsFaster = "whole shards are faster (auto)";
-
 bool has_changed(const WeightHeader& header) { return header.packet_bytes > 0; }
 
 }  // namespace
 
-void WeightCrossing::cross(Run& run, ConstBuffer shard, Replica& replica, const Speed* link) {
+void WeightCrossing::cross(Run& run, ConstBuffer shard, Replica& replica) {
   const Buffer packet = run.take(WeightPackets::most_bytes(shard) + WeightPackets::kMarginBytes, DataType::kByte);
   WeightHeader own = make_header(run, shard, replica, packet);
-  own.coding_us = static_cast<uint32_t>(1e6 * (run.counters.encode_s + replica.decode_s));
   own.seal();
   const std::vector<WeightHeader> headers = exchange(run, own);
   check_weight_headers(headers, shard);
-  std::string whole = why_whole(run, headers);
-  if (!whole.empty()) {  // a rank that has a new replica knows of no comparison: all begin anew
-    replica.whole_gathers = 0;
-    replica.slow_gathers = 0;
-  }
+  const std::string whole = why_whole(run, headers);
   const bool any_changed = std::any_of(headers.begin(), headers.end(), has_changed);
-  if (whole.empty() && any_changed && replica.whole_gathers > 0) {
-    whole = kWholeIsFaster;
-    --replica.whole_gathers;
-  } else if (whole.empty() && any_changed && link != nullptr) {
-    compare_times(headers, shard, *link, replica);
-  }
   run.weights.unchanged = whole.empty() && !has_changed(own) ? 1 : 0;
   run.weights.gathers = 1;
   replica.is_valid = false;  // until all of it is new
@@ -49,7 +30,6 @@ void WeightCrossing::cross(Run& run, ConstBuffer shard, Replica& replica, const 
     run.coded_elements = (tiers_.num_nodes() - 1) * shard.num_elements;
     if (any_changed) {
       gather_packets(run, shard, packet, headers, replica);
-      replica.decode_s = run.counters.decode_s;
     }
   }
   replica.is_valid = true;
@@ -75,39 +55,9 @@ WeightHeader WeightCrossing::make_header(Run& run, ConstBuffer shard, const Repl
     header.replica_checksum = checksum_of(replica.words());
   }
   const ConstBuffer before = replica.shards.part(tiers_.node(), shard.num_elements);
-  if (replica.whole_gathers > 0) {
-    const bool is_equal = std::memcmp(before.data, shard.data, static_cast<size_t>(shard.bytes())) == 0;
-    header.packet_bytes = is_equal ? 0 : static_cast<uint64_t>((shard.bytes() + 7) / 8 * 8);
-    return header;
-  }
   header.packet_bytes = static_cast<uint64_t>(packets_.encode(before, shard, packet));
   header.packet_checksum = checksum_of(packet.slice(0, static_cast<int64_t>(header.packet_bytes)));
   return header;
-}
-
-// The slowest rank and the longest packet decide, which all ranks of the rail see.
-void WeightCrossing::compare_times(const std::vector<WeightHeader>& headers, ConstBuffer shard, const Speed& link,
-                                   Replica& replica) {
-  uint64_t longest = 0;
-  uint32_t coding_us = 0;
-  for (const WeightHeader& header : headers) {
-    longest = std::max(longest, header.packet_bytes);
-    coding_us = std::max(coding_us, header.coding_us);
-  }
-  const auto others = static_cast<double>(headers.size() - 1);
-  const double whole_s = others * static_cast<double>(shard.bytes()) / link.bytes_per_s;
-  const double packets_s = others * static_cast<double>(longest) / link.bytes_per_s;
-  const double coding_s = 1e-6 * coding_us + link.latency_s;  // and another exchange, of headers
-  const bool pays = packets_s + coding_s < whole_s;
-  replica.slow_gathers = pays ? 0 : replica.slow_gathers + 1;
-  if (replica.slow_gathers == kSlowGathers) {
-    replica.whole_gathers = kWholeGathers;
-    replica.slow_gathers = kSlowGathers - 1;  // afterwards one is enough
-  }
-  char text[160];
-  std::snprintf(text, sizeof(text), "%s: coding %.3g ms and %.3g ms on the link, whole %.3g ms",
-                pays ? "differences" : "whole", 1e3 * coding_s, 1e3 * packets_s, 1e3 * whole_s);
-  replica.reason = text;
 }
 
 std::vector<WeightHeader> WeightCrossing::exchange(Run& run, const WeightHeader& own) const {

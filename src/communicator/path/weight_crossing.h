@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "auto/chooser.h"
 #include "codec/weights/weight_packet.h"
 #include "communicator/run.h"
 #include "communicator/tier_set.h"
@@ -20,14 +19,11 @@ class WeightCrossing {
   WeightCrossing(const TierSet& tiers, const Options& options) : tiers_(tiers), options_(options) {}
 
   // Brings the replica up to date: its shards become those that the ranks of the rail have now. There are several
-  // nodes. link: along the rail, equal on all ranks: what is faster over it is done (codec auto); null: differences
-  // always are. Throws PacketError, on every rank of the rail, where their headers do not fit together.
-  void cross(Run& run, ConstBuffer shard, Replica& replica, const Speed* link);
+  // nodes. Throws PacketError, on every rank of the rail, where their headers do not fit together.
+  void cross(Run& run, ConstBuffer shard, Replica& replica);
 
  private:
   WeightHeader make_header(Run& run, ConstBuffer shard, const Replica& replica, Buffer packet);
-  static void compare_times(const std::vector<WeightHeader>& headers, ConstBuffer shard, const Speed& link,
-                            Replica& replica);
   std::vector<WeightHeader> exchange(Run& run, const WeightHeader& own) const;
   // Why the shards cross whole, the same on all ranks; empty: differences do.
   std::string why_whole(Run& run, const std::vector<WeightHeader>& headers) const;

@@ -34,10 +34,6 @@ bool unit_is_compressed(const std::string& units, const std::string& name) {
 
 bool is_large(const Options& options, int64_t num_elements) { return num_elements >= options.min_elements; }
 
-bool gathers_by_tiers(const Options& options, int64_t num_elements) {
-  return options.gathers != "world" && num_elements > 0 && is_large(options, num_elements);
-}
-
 const char* why_policy_is_exact(const Options& options, const std::string& name, int64_t num_elements) {
   if (!is_large(options, num_elements)) {
     return kTooSmall;

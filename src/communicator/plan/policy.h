@@ -22,9 +22,6 @@ bool is_large(const Options& options, int64_t num_elements);
 // Why a collective that is not large stays exact.
 inline constexpr const char* kTooSmall = "below min_elements";
 
-// Whether a gather of so many elements may cross between nodes once, in two tiers.
-bool gathers_by_tiers(const Options& options, int64_t num_elements);
-
 // Why the options leave a unit exact, as a string literal; null: they do not.
 const char* why_policy_is_exact(const Options& options, const std::string& name, int64_t num_elements);
 

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
-#include "auto/unit_choice.h"
 #include "codec/tagc/flat.h"
 #include "communicator/units/unit_table.h"
 #include "isthmus/codec.h"
@@ -12,9 +10,6 @@
 #include "isthmus/unit.h"
 
 namespace isthmus {
-
-// The reason of exact reductions of units whose codec is chosen; the choice has the details. Compared by address.
-inline constexpr char kChosenExact[] = "chosen to be exact";
 
 // Made by ReductionPlanner, alike on all ranks. Its pointers refer to objects of the planner and the caller, and are
 // valid until the collective ends.
@@ -34,14 +29,6 @@ struct ReductionPlan {
 
   bool is_lossy() const { return why_exact == nullptr; }
   bool has_residual() const { return unit != nullptr && unit->has_residual(); }
-  // Why this codec, for people.
-  std::string reason() const {
-    const bool is_chosen = unit != nullptr && unit->choice != nullptr;
-    if (is_chosen && (why_exact == nullptr || why_exact == kChosenExact)) {
-      return unit->choice->choice.reason;
-    }
-    return why_exact == nullptr ? "" : why_exact;
-  }
 };
 
 }  // namespace isthmus

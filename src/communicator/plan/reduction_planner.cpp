@@ -8,11 +8,11 @@
 
 namespace isthmus {
 
-ReductionPlanner::ReductionPlanner(const TierSet& tiers, Device& device, const Options& options, CodecChooser& chooser)
-    : tiers_(tiers), device_(device), options_(options), chooser_(chooser), units_(device, options.max_units) {
+ReductionPlanner::ReductionPlanner(const TierSet& tiers, Device& device, const Options& options)
+    : tiers_(tiers), device_(device), options_(options), units_(device, options.max_units) {
   ISTHMUS_CHECK(OptionError, !flat() || options_.codec == "tagc" || options_.codec == "none",
                 "option tiers=\"flat\": expected codec tagc or none, not ", options_.codec);
-  if (!flat() && !chooser_.chooses()) {
+  if (!flat()) {
     codec(options_, DataType::kFloat32, 1);  // throws where its settings do not fit
   } else if (flat() && options_.codec == "tagc") {
     tagc_flat(options_);
@@ -44,7 +44,7 @@ ReductionPlan ReductionPlanner::plan(const Run& run, const UnitKey& key, double 
 
 void ReductionPlanner::plan_for_unit(const Run& run, const UnitKey& key, int num_summands, ReductionPlan& plan) {
   Unit& unit = *plan.unit;
-  follow_stage(unit, key, num_summands, run.tail());
+  follow_stage(unit, key, num_summands);
   unit.follow_scale(device_, plan.scale);
   plan.hash = unit.hash;
   plan.step = unit.step++;
@@ -64,7 +64,7 @@ void ReductionPlanner::plan_for_unit(const Run& run, const UnitKey& key, int num
     plan.tagc_flat = nullptr;
     plan.why_exact = must_not_keep ? kWhoseResidual : "takes the residual along";  // the latter once
   } else if (unit.settings.codec == "none") {
-    plan.why_exact = *unit.stage == kDense ? "dense start" : chooser_.chooses() ? kChosenExact : "codec none";
+    plan.why_exact = *unit.stage == kDense ? "dense start" : "codec none";
   }
   plan.measures = plan.is_lossy() && !flat() && options_.error_interval > 0 && device_.capture(run.tail()) == 0 &&
                   plan.step % static_cast<uint64_t>(options_.error_interval) == 0;
@@ -77,14 +77,13 @@ void ReductionPlanner::finish(const ReductionPlan& plan) {
 }
 
 // Chooses the codecs of a unit if they have to change.
-void ReductionPlanner::follow_stage(Unit& unit, const UnitKey& key, int num_summands, Stream tail) {
-  const Options& wanted = chooser_.wanted_settings(unit, key, tail);
-  const int stage = stage_of(wanted, unit.step);
+void ReductionPlanner::follow_stage(Unit& unit, const UnitKey& key, int num_summands) {
+  const int stage = stage_of(options_, unit.step);
   if (unit.stage == stage) {
     return;
   }
   unit.stage = stage;
-  unit.settings = options_of_stage(wanted, stage);
+  unit.settings = options_of_stage(options_, stage);
   unit.codecs = {};
   if (flat()) {
     unit.codecs.flat = stage == kDense ? nullptr : &tagc_flat(unit.settings);

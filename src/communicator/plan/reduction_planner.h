@@ -9,7 +9,6 @@
 #include <tuple>
 
 #include "codec/tagc/flat.h"
-#include "communicator/plan/codec_chooser.h"
 #include "communicator/plan/reduction_plan.h"
 #include "communicator/run.h"
 #include "communicator/tier_set.h"
@@ -23,7 +22,7 @@ namespace isthmus {
 class ReductionPlanner {
  public:
   // All outlive it. Throws OptionError where the options do not fit the device, or settings the codec.
-  ReductionPlanner(const TierSet& tiers, Device& device, const Options& options, CodecChooser& chooser);
+  ReductionPlanner(const TierSet& tiers, Device& device, const Options& options);
 
   // The plan of a reduction of `key`, whose sum is multiplied by `scale`. why_exact: why the caller wants it exact, as
   // a string literal, or null. The plan refers to `key`.
@@ -41,7 +40,7 @@ class ReductionPlanner {
 
  private:
   void plan_for_unit(const Run& run, const UnitKey& key, int num_summands, ReductionPlan& plan);
-  void follow_stage(Unit& unit, const UnitKey& key, int num_summands, Stream tail);
+  void follow_stage(Unit& unit, const UnitKey& key, int num_summands);
   const char* exact_reason(const UnitKey& key, double scale, const char* why_exact) const;
   Codec& codec(const Options& settings, DataType dtype, int num_summands);
   Codec& plain_codec(DataType dtype, int num_summands);
@@ -51,7 +50,6 @@ class ReductionPlanner {
   const TierSet& tiers_;
   Device& device_;
   const Options& options_;
-  CodecChooser& chooser_;
   UnitTable units_;
   std::map<std::tuple<std::string, DataType, int>, std::unique_ptr<Codec>> codecs_;
   std::map<std::string, std::unique_ptr<TagcFlat>> tagc_flat_;  // by settings

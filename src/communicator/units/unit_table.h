@@ -14,7 +14,6 @@
 namespace isthmus {
 
 class TagcFlat;
-struct UnitChoice;
 
 // How many elements the residuals of one unit have on this rank.
 struct ResidualSizes {
@@ -55,7 +54,6 @@ struct Unit {
   std::optional<int> stage;
   Options settings;
   UnitCodecs codecs;
-  std::shared_ptr<UnitChoice> choice;   // if the communicator chooses, else null
   std::shared_ptr<SquaredError> error;  // that its lossy codecs made, where it was measured
 
   // Rescales the residual so that scale * residual stays as it was.

@@ -19,12 +19,6 @@ struct Replica {
   uint64_t gathers = 0;   // so far; equal on all ranks
   Buffer shards;          // of all nodes, of the gathered type; zeros behind them up to a multiple of 8 bytes
   bool is_valid = false;  // what the peers have, too
-  double decode_s = 0;    // when packets were last decoded
-  // Codec auto: changed gathers that cross whole because that is faster, before differences are tried again; and the
-  // last comparison of the two, for people. Equal along the rail.
-  int64_t whole_gathers = 0;
-  int slow_gathers = 0;  // in a row, whose packets took longer than whole shards would have
-  std::string reason;
   DeviceMemory memory;
   // On a GPU alone, where zeros are what the peers have before the first gather.
   std::shared_ptr<WatchedUnit> watched;

@@ -56,11 +56,9 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
       calls_(group_, options_, counters_, [this](uint64_t number) { return watcher(number); }),
       recogniser_(group_, counters_, parts.covers_job),
       weights_(group_),
-      comparison_(group_, counters_, calls_),
-      trials_(sides_, calls_),
       units_(group_, sides_.all()),
-      reductions_(group_, sides_, counters_, calls_, recogniser_, comparison_, units_),
-      gathers_(group_, sides_, counters_, calls_, comparison_, trials_, weights_) {
+      reductions_(group_, sides_, counters_, calls_, recogniser_, units_),
+      gathers_(group_, sides_, counters_, calls_, weights_) {
   init();
   faults_.set_sides(sides_.all());
   cpu_.set_timeout(options_->timeout);
@@ -94,9 +92,8 @@ Watcher BackendIsthmus::watcher(uint64_t sequence_number) {
 
 BackendStats BackendIsthmus::stats() {
   group_.process.require_this();
-  BackendStats stats = assemble(group_, sides_.all(), counters_, comparison_.units());
+  BackendStats stats = assemble(group_, sides_.all(), counters_);
   stats.node_map_source = node_map_source_;
-  stats.gather_trials = trials_.trials();
   isthmus::Options options = group_.options;
   options.gradients = recogniser_.gradients();
   stats.options = options.to_string();
@@ -106,8 +103,6 @@ BackendStats BackendIsthmus::stats() {
 void BackendIsthmus::reset_stats() {
   group_.process.require_this();
   counters_.reset();
-  comparison_.reset_stats();
-  trials_.reset_stats();
   for (Side* side : sides_.all()) {
     side->reset_stats();
   }

@@ -24,9 +24,7 @@
 #include "torch/units/device_units.h"
 #include "torch/units/gradient_recogniser.h"
 #include "torch/units/weight_recogniser.h"
-#include "torch/world/gather_trials.h"
 #include "torch/world/world_calls.h"
-#include "torch/world/world_comparison.h"
 
 // The other names in *_single that newer torches call forward to the old ones.
 #define ISTHMUS_TORCH_HAS_GATHER_SINGLE (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15)
@@ -64,8 +62,8 @@ void set_shutdown_listener(std::function<void(BackendIsthmus& backend)> listener
 // the backend is never destroyed, so that the child can end without touching the parent's connections.
 //
 // Locks: `shutdown_mutex_` while threads end and connections close; `mutex_` for moments. The members have locks of
-// their own: WorldCalls, WorldComparison, DeviceUnits, GradientRecogniser and CallCounters take no other lock under
-// them; CpuSide's and FaultWatch's order stands there.
+// their own: WorldCalls, DeviceUnits, GradientRecogniser and CallCounters take no other lock under them; CpuSide's and
+// FaultWatch's order stands there.
 class BackendIsthmus final : public c10d::Backend {
  public:
   explicit BackendIsthmus(BackendParts parts);
@@ -172,8 +170,6 @@ class BackendIsthmus final : public c10d::Backend {
   WorldCalls calls_;
   GradientRecogniser recogniser_;
   WeightRecogniser weights_;
-  WorldComparison comparison_;
-  GatherTrials trials_;
   DeviceUnits units_;
   Reductions reductions_;
   Gathers gathers_;

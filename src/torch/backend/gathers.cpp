@@ -30,26 +30,10 @@ at::Tensor whole_of(const std::vector<at::Tensor>& parts) {
 
 }  // namespace
 
-bool Gathers::fits_two_tiers(const at::Tensor& output, const at::Tensor& input) const {
-  return group_.two_tier() && gathers_by_tiers(group_.options, output.numel()) &&
+bool Gathers::takes_two_tiers(const at::Tensor& output, const at::Tensor& input) const {
+  return group_.two_tier() && output.numel() > 0 && is_large(group_.options, output.numel()) &&
          output.numel() == input.numel() * group_.size && output.scalar_type() == input.scalar_type() &&
          output.layout() == at::kStrided && output.device() == input.device();
-}
-
-bool Gathers::takes_two_tiers(Side& side, const at::Tensor& output, const at::Tensor& input,
-                              const c10d::AllgatherOptions& options) {
-  if (!fits_two_tiers(output, input)) {
-    return false;
-  }
-  if (group_.options.gathers != "auto") {
-    return true;
-  }
-  if (comparison_.world_gathers_faster(side, output)) {
-    return false;
-  }
-  const auto in_tiers = [&] { return submit(side, output, input, options.timeout); };
-  const auto by_world = [&] { return gather_by_world(side, output, input, options); };
-  return !trials_.world_is_faster(side, output, in_tiers, by_world);
 }
 
 WorkPtr Gathers::gather_by_world(Side& side, at::Tensor output, at::Tensor input,
@@ -91,12 +75,12 @@ WorkPtr Gathers::submit(Side& side, const at::Tensor& output, const at::Tensor& 
 }
 
 WorkPtr Gathers::gather(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options) {
-  if (weights_.is_active() && fits_two_tiers(output, input)) {
+  if (weights_.is_active() && takes_two_tiers(output, input)) {
     if (const std::optional<UnitKey> unit = weights_.recognise(output)) {
       return submit(side, output, input, options.timeout, unit);
     }
   }
-  if (takes_two_tiers(side, output, input, options)) {
+  if (takes_two_tiers(output, input)) {
     return submit(side, output, input, options.timeout);
   }
   return gather_by_world(side, std::move(output), std::move(input), options);
@@ -109,7 +93,7 @@ WorkPtr Gathers::gather_lists(Side& side, std::vector<std::vector<at::Tensor>>& 
       outputs[0].size() == static_cast<size_t>(group_.size)) {
     const at::Tensor output = whole_of(outputs[0]);
     const std::optional<UnitKey> unit =
-        output.defined() && fits_two_tiers(output, inputs[0]) ? weights_.recognise(output) : std::nullopt;
+        output.defined() && takes_two_tiers(output, inputs[0]) ? weights_.recognise(output) : std::nullopt;
     if (unit) {
       return submit(side, output, inputs[0], options.timeout, unit);
     }
@@ -121,7 +105,7 @@ WorkPtr Gathers::gather_coalesced(Side& side, std::vector<at::Tensor>& outputs, 
                                   const c10d::AllgatherOptions& options) {
   bool one_by_one = !outputs.empty() && outputs.size() == inputs.size();
   for (size_t i = 0; side.abilities().coalesced_gathers && one_by_one && i < outputs.size(); ++i) {
-    one_by_one = takes_two_tiers(side, outputs[i], inputs[i], options);
+    one_by_one = takes_two_tiers(outputs[i], inputs[i]);
   }
   if (!one_by_one) {
     return calls_.forward(

@@ -11,24 +11,15 @@
 #include "torch/backend/group.h"
 #include "torch/sides/sides.h"
 #include "torch/units/weight_recogniser.h"
-#include "torch/world/gather_trials.h"
 #include "torch/world/world_calls.h"
-#include "torch/world/world_comparison.h"
 
 namespace isthmus::torch_backend {
 
 // Called by the threads that make the group's calls. Stateless. side: that of the first input. See c10d::Backend.
 class Gathers {
  public:
-  Gathers(const Group& group, const Sides& sides, CallCounters& counters, WorldCalls& calls,
-          WorldComparison& comparison, GatherTrials& trials, WeightRecogniser& weights)
-      : group_(group),
-        sides_(sides),
-        counters_(counters),
-        calls_(calls),
-        comparison_(comparison),
-        trials_(trials),
-        weights_(weights) {}
+  Gathers(const Group& group, const Sides& sides, CallCounters& counters, WorldCalls& calls, WeightRecogniser& weights)
+      : group_(group), sides_(sides), counters_(counters), calls_(calls), weights_(weights) {}
 
   WorkPtr gather(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);
   WorkPtr gather_lists(Side& side, std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
@@ -39,9 +30,7 @@ class Gathers {
                                  std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions& options);
 
  private:
-  bool fits_two_tiers(const at::Tensor& output, const at::Tensor& input) const;
-  bool takes_two_tiers(Side& side, const at::Tensor& output, const at::Tensor& input,
-                       const c10d::AllgatherOptions& options);
+  bool takes_two_tiers(const at::Tensor& output, const at::Tensor& input) const;
   WorkPtr gather_by_world(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);
   // unit: whose weights are gathered; nothing: nobody's.
   WorkPtr submit(Side& side, const at::Tensor& output, const at::Tensor& input, std::chrono::milliseconds timeout,
@@ -51,8 +40,6 @@ class Gathers {
   const Sides& sides_;
   CallCounters& counters_;
   WorldCalls& calls_;
-  WorldComparison& comparison_;
-  GatherTrials& trials_;
   WeightRecogniser& weights_;
 };
 

@@ -16,9 +16,6 @@ WorkPtr Reductions::submit(Side& side, TwoTierCall call, const Gradient& gradien
   const bool scatters = gradient.unit.collective == Collective::kReduceScatter;
   call.operation.operation = scatters ? "reduce-scatter" : "all-reduce";
   call.operation.unit = gradient.unit.name;
-  if (group_.options.codec == "auto") {
-    call.exposed_unit = gradient.unit.hash();
-  }
   call.operation.tensor = describe(call.input.numel(), call.input);
   call.type = scatters ? c10d::OpType::_REDUCE_SCATTER_BASE : c10d::OpType::ALLREDUCE;
   call.title = scatters ? "isthmus:reduce_scatter" : "isthmus:all_reduce";
@@ -29,6 +26,9 @@ WorkPtr Reductions::submit(Side& side, TwoTierCall call, const Gradient& gradien
 
 WorkPtr Reductions::submit_reduce_scatter(Side& side, const at::Tensor& output, const at::Tensor& input,
                                           const Gradient& gradient, std::chrono::milliseconds timeout) {
+  TORCH_CHECK_VALUE(input.numel() == output.numel() * group_.size, "isthmus: reduce-scatter of ", input.numel(),
+                    " elements into ", output.numel(), " over ", group_.size, " ranks: expected ",
+                    output.numel() * group_.size);
   TwoTierCall call;
   call.input = contiguous(input);
   call.input_is_copy = !call.input.is_same(input);
@@ -57,42 +57,6 @@ WorkPtr Reductions::submit_all_reduce(Side& side, const at::Tensor& tensor, cons
   return submit(side, std::move(call), gradient);
 }
 
-WorkPtr Reductions::reduce_scatter_by_world(Side& side, at::Tensor& output, at::Tensor& product,
-                                            const c10d::ReduceScatterOptions& options) {
-  return calls_.forward(side, [&](c10d::Backend& world) {
-    return world._reduce_scatter_base(output, product, with_plain_sum(options, side));
-  });
-}
-
-// The world backend takes what the two tiers take: tensors of any shape, and with gaps in memory.
-WorkPtr Reductions::reduce_scatter_gradient(Side& side, const at::Tensor& output, const at::Tensor& input,
-                                            const Gradient& gradient, const c10d::ReduceScatterOptions& options) {
-  const bool by_world = comparison_.world_reduces_faster(side, gradient, input);
-  TORCH_CHECK_VALUE(input.numel() == output.numel() * group_.size, "isthmus: reduce-scatter of ", input.numel(),
-                    " elements into ", output.numel(), " over ", group_.size, " ranks: expected ",
-                    output.numel() * group_.size);
-  if (!by_world) {
-    return submit_reduce_scatter(side, output, input, gradient, options.timeout);
-  }
-  at::Tensor product = premultiplied(input, options.reduceOp, side);
-  at::Tensor shard = output;
-  flatten(shard, product);
-  return reduce_scatter_by_world(side, shard, product, options);
-}
-
-WorkPtr Reductions::all_reduce_gradient(Side& side, const at::Tensor& tensor, const Gradient& gradient,
-                                        const c10d::AllreduceOptions& options) {
-  if (!comparison_.world_reduces_faster(side, gradient, tensor)) {
-    return submit_all_reduce(side, tensor, gradient, options.timeout);
-  }
-  std::vector<at::Tensor> sums{contiguous(tensor)};
-  premultiply_in_place(sums, options.reduceOp, side);
-  return calls_.forward(side, [&](c10d::Backend& world) {
-    const WorkPtr work = world.allreduce(sums, with_plain_sum(options, side));
-    return sums[0].is_same(tensor) ? work : followed_by(work, {tensor}, [tensor, sum = sums[0]] { tensor.copy_(sum); });
-  });
-}
-
 WorkPtr Reductions::combined(c10d::OpType type, std::vector<WorkPtr> works,
                              const std::vector<at::Tensor>& outputs) const {
   std::erase(works, nullptr);  // the caller's stream alone runs those
@@ -105,7 +69,7 @@ WorkPtr Reductions::combined(c10d::OpType type, std::vector<WorkPtr> works,
 WorkPtr Reductions::all_reduce(Side& side, std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
   if (tensors.size() == 1) {
     if (const auto gradient = recogniser_.recognise(tensors[0], tensors[0], Collective::kAllReduce, options.reduceOp)) {
-      return all_reduce_gradient(side, tensors[0], *gradient, options);
+      return submit_all_reduce(side, tensors[0], *gradient, options.timeout);
     }
   }
   premultiply_in_place(tensors, options.reduceOp, side);
@@ -125,7 +89,7 @@ WorkPtr Reductions::all_reduce_coalesced(Side& side, std::vector<at::Tensor>& te
   std::vector<at::Tensor> plain;
   for (const auto& tensor : tensors) {
     if (const auto gradient = recogniser_.recognise(tensor, tensor, Collective::kAllReduce, options.reduceOp)) {
-      works.push_back(all_reduce_gradient(sides_.of("allreduce_coalesced", tensor), tensor, *gradient, options));
+      works.push_back(submit_all_reduce(sides_.of("allreduce_coalesced", tensor), tensor, *gradient, options.timeout));
     } else {
       plain.push_back(tensor);
     }
@@ -177,10 +141,12 @@ WorkPtr Reductions::reduce_scatter_lists(Side& side, std::vector<at::Tensor>& ou
 WorkPtr Reductions::reduce_scatter(Side& side, at::Tensor& output, at::Tensor& input,
                                    const c10d::ReduceScatterOptions& options) {
   if (const auto gradient = recogniser_.recognise(output, input, Collective::kReduceScatter, options.reduceOp)) {
-    return reduce_scatter_gradient(side, output, input, *gradient, options);
+    return submit_reduce_scatter(side, output, input, *gradient, options.timeout);
   }
   at::Tensor product = premultiplied(input, options.reduceOp, side);
-  return reduce_scatter_by_world(side, output, product, options);
+  return calls_.forward(side, [&](c10d::Backend& world) {
+    return world._reduce_scatter_base(output, product, with_plain_sum(options, side));
+  });
 }
 
 WorkPtr Reductions::reduce_scatter_coalesced(Side& side, std::vector<at::Tensor>& outputs,
@@ -195,7 +161,7 @@ WorkPtr Reductions::reduce_scatter_coalesced(Side& side, std::vector<at::Tensor>
     if (const auto gradient =
             recogniser_.recognise(outputs[i], inputs[i], Collective::kReduceScatter, options.reduceOp)) {
       Side& own = sides_.of("reduce_scatter_tensor_coalesced", inputs[i]);
-      works.push_back(reduce_scatter_gradient(own, outputs[i], inputs[i], *gradient, options));
+      works.push_back(submit_reduce_scatter(own, outputs[i], inputs[i], *gradient, options.timeout));
     } else {
       plain_outputs.push_back(outputs[i]);
       plain_inputs.push_back(premultiplied(inputs[i], options.reduceOp, side));

@@ -13,7 +13,6 @@
 #include "torch/units/device_units.h"
 #include "torch/units/gradient_recogniser.h"
 #include "torch/world/world_calls.h"
-#include "torch/world/world_comparison.h"
 
 namespace isthmus::torch_backend {
 
@@ -21,14 +20,8 @@ namespace isthmus::torch_backend {
 class Reductions {
  public:
   Reductions(const Group& group, const Sides& sides, CallCounters& counters, WorldCalls& calls,
-             GradientRecogniser& recogniser, WorldComparison& comparison, DeviceUnits& units)
-      : group_(group),
-        sides_(sides),
-        counters_(counters),
-        calls_(calls),
-        recogniser_(recogniser),
-        comparison_(comparison),
-        units_(units) {}
+             GradientRecogniser& recogniser, DeviceUnits& units)
+      : group_(group), sides_(sides), counters_(counters), calls_(calls), recogniser_(recogniser), units_(units) {}
 
   WorkPtr all_reduce(Side& side, std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options);
   WorkPtr all_reduce_sparse(Side& side, std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options);
@@ -42,13 +35,6 @@ class Reductions {
                                std::vector<std::vector<at::Tensor>>& inputs, const c10d::ReduceScatterOptions& options);
 
  private:
-  // In two tiers, unless codec=auto leaves it to the world backend.
-  WorkPtr all_reduce_gradient(Side& side, const at::Tensor& tensor, const Gradient& gradient,
-                              const c10d::AllreduceOptions& options);
-  WorkPtr reduce_scatter_gradient(Side& side, const at::Tensor& output, const at::Tensor& input,
-                                  const Gradient& gradient, const c10d::ReduceScatterOptions& options);
-  WorkPtr reduce_scatter_by_world(Side& side, at::Tensor& output, at::Tensor& product,
-                                  const c10d::ReduceScatterOptions& options);
   WorkPtr submit_all_reduce(Side& side, const at::Tensor& tensor, const Gradient& gradient,
                             std::chrono::milliseconds timeout);
   WorkPtr submit_reduce_scatter(Side& side, const at::Tensor& output, const at::Tensor& input, const Gradient& gradient,
@@ -61,7 +47,6 @@ class Reductions {
   CallCounters& counters_;
   WorldCalls& calls_;
   GradientRecogniser& recogniser_;
-  WorldComparison& comparison_;
   DeviceUnits& units_;
 };
 

@@ -69,8 +69,7 @@ std::vector<std::string> notes_on(const Group& group, const BackendStats& stats)
 
 }  // namespace
 
-BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const CallCounters& counters,
-                      const std::map<uint64_t, UnitStats>& world_units) {
+BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const CallCounters& counters) {
   BackendStats stats;
   stats.node_map = group.map.to_string();
   stats.calls = counters.calls();
@@ -86,7 +85,6 @@ BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const
   for (const auto& [reason, calls] : counters.exact_calls()) {
     stats.path.exact_calls[reason] += calls;
   }
-  stats.path.units.insert(world_units.begin(), world_units.end());
   stats.notes = notes_on(group, stats);
   return stats;
 }

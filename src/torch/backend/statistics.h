@@ -10,7 +10,6 @@
 #include "torch/backend/call_counters.h"
 #include "torch/backend/group.h"
 #include "torch/sides/side.h"
-#include "torch/world/gather_trials.h"
 
 namespace isthmus::torch_backend {
 
@@ -25,13 +24,10 @@ struct BackendStats {
   std::map<uint64_t, std::string> dtypes;         // of units, by UnitKey::hash()
   double ran_s = 0;                               // SideStats
   double waited_s = 0;
-  std::vector<GatherTrial> gather_trials;
   std::vector<std::string> notes;
 };
 
-// All of it but the map's source, the options and trials of gathers. world_units: that codec=auto leaves to the world
-// backend, by UnitKey::hash().
-BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const CallCounters& counters,
-                      const std::map<uint64_t, UnitStats>& world_units);
+// All of it but the map's source and the options.
+BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const CallCounters& counters);
 
 }  // namespace isthmus::torch_backend

@@ -75,9 +75,6 @@ class CudaSide final : public Side {
   std::optional<SideStats> stats() override;
   void reset_stats() override;
 
-  bool tries_gathers() const override;
-  void synchronize() override;
-
   void connect(at::Device device) override;
   void describe(const std::string& group) override;
   void set_timeout(std::chrono::milliseconds timeout) override;
@@ -314,12 +311,6 @@ void CudaSide::reset_stats() {
     found->communicator->reset_stats();
   }
 }
-
-bool CudaSide::tries_gathers() const {
-  return c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None;
-}
-
-void CudaSide::synchronize() { c10::cuda::getCurrentCUDAStream().synchronize(); }
 
 void CudaSide::connect(at::Device device) {
   const std::lock_guard lock(enqueue_mutex_);

@@ -10,6 +10,7 @@
 #include "isthmus/error.h"
 #include "isthmus/nccl.h"
 #include "isthmus/packet_header.h"
+#include "removed_options.h"
 #include "torch/backend/backend.h"
 #include "torch/backend/live_backends.h"
 #include "torch/backend/tensors.h"
@@ -34,6 +35,8 @@ const OptionField& find_field(const std::string& name) {
       return field;
     }
   }
+  const RemovedOption* removed = find_removed(name);
+  ISTHMUS_CHECK(OptionError, removed == nullptr, "option ", name, " is gone: ", removed->instead);
   py::list known;
   for (const OptionField& field : option_fields()) {
     known.append(field.name);
@@ -187,13 +190,9 @@ void bind_options(py::module_& module) {
   bind_field(type, "ramp_steps", &isthmus::Options::ramp_steps);
   bind_field(type, "segments", &isthmus::Options::segments);
   bind_field(type, "error_interval", &isthmus::Options::error_interval);
-  bind_field(type, "error_budget", &isthmus::Options::error_budget);
-  bind_field(type, "inter_gbit", &isthmus::Options::inter_gbit);
-  bind_field(type, "intra_gbit", &isthmus::Options::intra_gbit);
   bind_field(type, "units", &isthmus::Options::units);
   bind_field(type, "gradients", &isthmus::Options::gradients);
   bind_field(type, "min_elements", &isthmus::Options::min_elements);
-  bind_field(type, "gathers", &isthmus::Options::gathers);
   bind_field(type, "weights", &isthmus::Options::weights);
   bind_field(type, "replica_interval", &isthmus::Options::replica_interval);
   bind_field(type, "max_units", &isthmus::Options::max_units);
@@ -261,26 +260,16 @@ py::dict to_dict(const isthmus::Stats& path, const std::map<uint64_t, std::strin
                   "scratch_bytes"_a = path.scratch_bytes, "units"_a = units);
 }
 
-py::dict to_dict(const GatherTrial& trial) {
-  using namespace py::literals;
-  return py::dict("max_bytes"_a = trial.max_bytes, "tiers_s"_a = trial.tiers_s, "world_s"_a = trial.world_s,
-                  "by"_a = trial.world_is_faster() ? "world" : "tiers", "calls"_a = trial.calls);
-}
-
 py::dict to_dict(const BackendStats& stats) {
   using namespace py::literals;
   py::dict devices;
   for (const auto& [device, path] : stats.devices) {
     devices[device.c_str()] = to_dict(path, stats.dtypes);
   }
-  py::list trials;
-  for (const GatherTrial& trial : stats.gather_trials) {
-    trials.append(to_dict(trial));
-  }
   return py::dict("node_map"_a = stats.node_map, "node_map_source"_a = stats.node_map_source,
                   "options"_a = stats.options, "calls"_a = stats.calls, **to_dict(stats.path, stats.dtypes),
                   "ran_s"_a = stats.ran_s, "waited_s"_a = stats.waited_s, "devices"_a = devices,
-                  "gather_trials"_a = trials, "notes"_a = stats.notes);
+                  "notes"_a = stats.notes);
 }
 
 BackendStats stats_without_gil(BackendIsthmus& backend) {

@@ -5,7 +5,6 @@
 #include <numeric>
 #include <utility>
 
-#include "communicator/plan/codec_chooser.h"
 #include "torch/sides/c10d_transport.h"
 
 namespace isthmus::torch_backend {
@@ -33,8 +32,6 @@ void CpuSide::make_communicator(const CpuParts& parts) {
   tiers.inter = make_tier("inter", parts.inter, map.rail_ranks(map.local_index(group_.rank)));
   tiers.flat = make_tier("flat", parts.flat, everyone);
   communicator_ = std::make_unique<Communicator>(map, group_.rank, tiers, group_.options);
-  communicator_->chooser().set_exposed_share(
-      [exposure = exposure_](uint64_t unit) { return exposure->take_share(unit); });
 }
 
 std::shared_ptr<MessageTransport> CpuSide::make_tier(const char* name, const TierParts& parts,
@@ -81,7 +78,6 @@ WorkPtr CpuSide::submit(TwoTierCall call) {
   job.operation = call.operation;
   job.timeout = call.timeout;
   job.work = make_work(call);
-  job.exposed_unit = call.exposed_unit;
   job.run = [call = std::move(call)](Communicator& communicator) {
     call.run(communicator, {});
     call.copy_back();
@@ -92,8 +88,7 @@ WorkPtr CpuSide::submit(TwoTierCall call) {
 c10::intrusive_ptr<WorkerWork> CpuSide::make_work(const TwoTierCall& call) const {
   auto work =
       c10::make_intrusive<WorkerWork>(group_.rank, call.type, call.title, list_of(call.input), list_of(call.output));
-  work->tell_waits(
-      [exposure = exposure_, unit = call.exposed_unit](double seconds) { exposure->add_wait(unit, seconds); });
+  work->tell_waits([exposure = exposure_](double seconds) { exposure->add_wait(seconds); });
   return work;
 }
 
@@ -175,7 +170,7 @@ void CpuSide::run_collective(Job& job) {
     return;
   }
   faults_.wait_ends();
-  exposure_->add_run(job.exposed_unit, std::chrono::duration<double>(Clock::now() - begin).count());
+  exposure_->add_run(std::chrono::duration<double>(Clock::now() - begin).count());
   job.work->complete();
 }
 

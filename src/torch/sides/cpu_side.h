@@ -41,7 +41,7 @@ class CpuSide final : public Side {
   void start();
   void join();  // the worker, after drain()
 
-  WorldAbilities abilities() const override { return {.is_compared = true}; }
+  WorldAbilities abilities() const override { return {}; }
   void arrived(const char* /*call*/) override {}
   BackendPtr world() override;
   WorkPtr call_world(const std::function<WorkPtr(c10d::Backend&)>& call) override { return call(*world()); }
@@ -73,7 +73,6 @@ class CpuSide final : public Side {
     c10::intrusive_ptr<WorkerWork> work;
     std::function<void(Communicator&)> run;
     bool sends = true;  // false: a local job, whose failure leaves the group usable
-    std::optional<uint64_t> exposed_unit;
   };
 
   void make_communicator(const CpuParts& parts);

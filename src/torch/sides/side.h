@@ -21,8 +21,7 @@ struct WorldAbilities {
   bool premultiplied_sums = false;  // ReduceOp::PREMUL_SUM
   bool all_to_all_of_lists = false;
   bool coalesced_gathers = false;
-  bool groups = false;       // calls between its startCoalescing() and endCoalescing() start together
-  bool is_compared = false;  // codec=auto measures it, and may leave collectives to it
+  bool groups = false;  // calls between its startCoalescing() and endCoalescing() start together
 };
 
 // Statistics of one device of a group.
@@ -62,12 +61,6 @@ class Side {
 
   virtual std::optional<SideStats> stats() = 0;  // nothing without a communicator
   virtual void reset_stats() = 0;
-
-  // Whether gathers=auto may try here and now which way is faster: not on the CPU, where two tiers are, nor while the
-  // calling thread's stream is captured into a graph.
-  virtual bool tries_gathers() const { return false; }
-  // Waits until the device has done what the calling thread's stream was given.
-  virtual void synchronize() {}
 
   // Connects the ranks' devices now instead of with the first call. Collective.
   virtual void connect(at::Device device) = 0;

@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <functional>
-#include <optional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "isthmus/communicator.h"
@@ -17,12 +16,11 @@ namespace isthmus::torch_backend {
 struct TwoTierCall {
   FaultReport operation;  // without phase and error
   c10d::OpType type = c10d::OpType::UNKNOWN;
-  const char* title = nullptr;           // for profilers
-  std::optional<uint64_t> exposed_unit;  // the unit of which codec=auto asks what share callers wait for
-  at::Tensor input;                      // contiguous
-  bool input_is_copy = false;            // which nobody else holds
-  at::Tensor output;                     // the caller's
-  at::Tensor written;  // contiguous: `output` itself, or what is copied there when the operation is done
+  const char* title = nullptr;  // for profilers
+  at::Tensor input;             // contiguous
+  bool input_is_copy = false;   // which nobody else holds
+  at::Tensor output;            // the caller's
+  at::Tensor written;           // contiguous: `output` itself, or what is copied there when the operation is done
   std::chrono::milliseconds timeout{0};
   std::function<EventPtr(Communicator&, Stream)> run;  // reads `input`, writes `written`
 

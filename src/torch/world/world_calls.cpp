@@ -1,8 +1,5 @@
 #include "torch/world/world_calls.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
-
 #include <utility>
 
 namespace isthmus::torch_backend {
@@ -60,20 +57,6 @@ WorkPtr WorldCalls::end_coalescing() {
   const std::lock_guard lock(mutex_);
   coalescing_ = false;
   return c10::make_intrusive<CombinedWork>(group_.rank, c10d::OpType::COALESCED, std::exchange(coalesced_, {}));
-}
-
-bool WorldCalls::is_coalescing() const {
-  const std::lock_guard lock(mutex_);
-  return coalescing_;
-}
-
-void WorldCalls::max_over_ranks(Side& cpu, std::vector<double>& values) {
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> tensor = {
-      at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::dtype(at::kDouble))};
-  c10d::AllreduceOptions options;
-  options.reduceOp = c10d::ReduceOp::MAX;
-  forward(cpu, [&](c10d::Backend& world) { return world.allreduce(tensor, options); })->wait();
 }
 
 // Torch does not say of which tensors it starts to coalesce operations: the first call does.

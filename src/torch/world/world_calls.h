@@ -32,10 +32,6 @@ class WorldCalls {
   // Later calls become one Work, that of end_coalescing(). Does not throw: torch would silently drop later collectives.
   void start_coalescing();
   WorkPtr end_coalescing();
-  bool is_coalescing() const;
-
-  // Replaces each value by the largest of all ranks, by the CPU side's world backend. Collective; blocks.
-  void max_over_ranks(Side& cpu, std::vector<double>& values);
 
   // Names the group in torch's flight recorder, which shows calls of the world backends. Called before each collective;
   // only the first call names it.

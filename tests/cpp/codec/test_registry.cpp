@@ -10,11 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "auto/probe.h"
 #include "isthmus/codec_type.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
-#include "tests/cpp/auto/candidates.h"
 #include "tests/cpp/emulated/emulated_gpu.h"
 #include "tests/cpp/support/hooked_transport.h"
 #include "tests/cpp/support/world.h"
@@ -105,8 +103,7 @@ CodecType sign_type() {
             return std::make_unique<SignCodec>(options);
           },
           .wire_bits = [](DataType, const Options&) { return 1.0; },
-          .prior_error = [](const Options&) { return 1 - 2 / 3.14159; },  // of normally distributed values
-          .candidates = [] { return std::vector<CodecCandidate>{{"sign"}}; }};
+          .prior_error = [](const Options&) { return 1 - 2 / 3.14159; }};  // of normally distributed values
 }
 
 const CodecType kSign = sign_type();
@@ -142,15 +139,15 @@ TEST(Registry, UnknownNamesListTheKnownOnes) {
             "codec \"zip\" is unknown: expected none, tagc, quant, sparse or sign");
   Options options;
   EXPECT_EQ(complaint<OptionError>([&] { field_named("codec")->set(options, "zip"); }),
-            "option codec=\"zip\": expected none, tagc, quant, sparse, sign or auto");
+            "option codec=\"zip\": expected none, tagc, quant, sparse or sign");
 }
 
 TEST(Registry, OptionsKnowTheirUsers) {
   Options options = sign_options();
   EXPECT_NO_THROW(options.validate());
-  EXPECT_EQ(field_named("error_feedback")->users_text(), "tagc, quant, sparse, sign or auto");
-  EXPECT_EQ(field_named("dense_steps")->users_text(), "tagc, quant, sparse, sign or auto");
-  EXPECT_EQ(field_named("sparsity")->users_text(), "tagc, sparse or auto");
+  EXPECT_EQ(field_named("error_feedback")->users_text(), "tagc, quant, sparse or sign");
+  EXPECT_EQ(field_named("dense_steps")->users_text(), "tagc, quant, sparse or sign");
+  EXPECT_EQ(field_named("sparsity")->users_text(), "tagc or sparse");
   EXPECT_TRUE(options.uses(*field_named("error_feedback")));
   EXPECT_FALSE(options.uses(*field_named("bits")));
   EXPECT_EQ(options.codec_settings(), "sign error_feedback=codec");
@@ -183,7 +180,6 @@ TEST(Registry, RefusesTakenNamesAndMissingFunctions) {
   };
   EXPECT_EQ(refusal([](CodecType& type) { type.name = "quant"; }), "codec quant is registered already");
   EXPECT_EQ(refusal([](CodecType& type) { type.name = "sign"; }), "codec sign is registered already");
-  EXPECT_EQ(refusal([](CodecType& type) { type.name = "auto"; }), "codec \"auto\": that is no name of a codec");
   EXPECT_EQ(refusal([](CodecType& type) { type.name = nullptr; }), "codec \"\": that is no name of a codec");
   EXPECT_EQ(refusal([](CodecType& type) { type.id = kSignId; }), "codec other: id 200 is that of codec sign");
   EXPECT_EQ(refusal([](CodecType& type) { type.id = CodecId::kQuant; }), "codec other: id 3 is not from 128 to 255");
@@ -198,28 +194,6 @@ TEST(Registry, WhatRunsOnTheCpuAloneSaysSo) {
   test::EmulatedGpu gpu;
   EXPECT_EQ(complaint<OptionError>([&] { gpu.make_codec("sign", sign_options(), DataType::kFloat32, 1); }),
             "codec \"sign\" runs on the CPU alone");
-}
-
-TEST(Registry, AutoMeasuresAndMayChooseIt) {
-  Options options;
-  options.codec = "auto";
-  options.error_budget = .5;
-  EXPECT_EQ(candidates().back(), test::named("sign"));
-  EXPECT_EQ(settings_of(test::named("sign"), options).codec, "sign");
-  ProbeLimits limits;
-  limits.sample_elements = 4097;
-  Measurements measured;
-  measured.codecs = probe_codecs(
-      *make_host_device(), DataType::kFloat32, 1, options, [](auto&) {}, steady_clock(), limits);
-  EXPECT_TRUE(measured.codecs[test::named("sign")].known());
-  for (const Candidate candidate : candidates()) {
-    measured.codecs[candidate] = {1e9, candidate == test::named("sign") ? 1e10 : 1e9};
-  }
-  measured.links.inter = {1e-6, 1e6};
-  UnitFacts unit;
-  unit.num_elements = 1 << 20;
-  const Choice choice = choose(measured, unit, options);
-  EXPECT_EQ(choice.settings.codec, "sign") << choice.reason;
 }
 
 // As FSDP does: weights are gathered, gradients reduce-scattered. The best weights are the mean of the ranks' targets.

@@ -228,59 +228,6 @@ TEST(Weights, ADamagedPacketEndsInANamedError) {
                TransportError);
 }
 
-// With codec auto the speed of the link decides; what has not changed costs a header on either.
-TEST(Weights, AutoSendsWholeShardsWhereThatIsFaster) {
-  for (const double inter_gbit : {1e-4, 1e5}) {
-    Options options = delta_options();
-    options.codec = "auto";
-    options.inter_gbit = inter_gbit;
-    options.intra_gbit = 1e5;
-    World world(NodeMap::parse("2x2", 4), options);
-    Weights weights(40000, DataType::kBFloat16);
-    gather(world, weights.array());
-    for (int step = 0; step < 6; ++step) {
-      weights.move(1e-3);
-      gather(world, weights.array());
-      EXPECT_EQ(gather(world, weights.array()), std::vector<int64_t>(4, 64));
-    }
-    const bool is_fast = inter_gbit > 1;
-    for (const auto& communicator : world.ranks) {
-      const Stats stats = communicator->stats();
-      std::map<std::string, int64_t> whole = {{"the first gather", 1}};
-      if (is_fast) {
-        whole["whole shards are faster (auto)"] = 4;
-      }
-      EXPECT_EQ(stats.weights.whole, whole);
-      const UnitStats& unit = stats.units.begin()->second;
-      EXPECT_EQ(unit.calls, 13);
-      EXPECT_EQ(unit.unchanged_calls, 6);
-      EXPECT_EQ(unit.reason.find(is_fast ? "whole: coding" : "differences: coding"), 0) << unit.reason;
-    }
-  }
-}
-
-// The ranks that still count whole gathers, and the one that lost its replica meanwhile, decide alike.
-TEST(Weights, AutoBeginsAnewWhereARankLostItsReplica) {
-  Options options = delta_options();
-  options.codec = "auto";
-  options.inter_gbit = 1e5;
-  options.intra_gbit = 1e5;
-  World world(NodeMap::parse("3x1", 3), options, test::kShortTimeout * 20);
-  Weights weights(60000, DataType::kBFloat16);
-  const auto step = [&] {
-    weights.move(1e-3);
-    gather(world, weights.array());
-  };
-  for (int i = 0; i < 5; ++i) {
-    step();
-  }
-  ASSERT_EQ(world.ranks[0]->stats().weights.whole.count("whole shards are faster (auto)"), 1);
-  world.ranks[1]->drop_weights("unit");
-  for (int i = 0; i < 5; ++i) {
-    step();
-  }
-}
-
 // Every rank says the same, and which node's weights are others.
 TEST(Weights, RanksThatGatherDifferentUnitsEndInAnErrorOnAll) {
   World world(NodeMap::parse("3x1", 3), delta_options());

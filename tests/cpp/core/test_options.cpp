@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <initializer_list>
@@ -13,6 +14,7 @@
 #include "isthmus/codec_type.h"
 #include "isthmus/error.h"
 #include "isthmus/options.h"
+#include "removed_options.h"
 
 namespace isthmus {
 namespace {
@@ -55,8 +57,8 @@ TEST(Options, DefaultsAreValidAndPrintEveryFieldInOrder) {
             "nodes=\"\" codec=quant tiers=two inter_tier=gloo bits=4 group_elements=128 rotate=true scale=unbiased "
             "scale_type=bf16 rounding=nearest error_feedback=codec sparsity=0.9875 value_type=bf16 ratio=10 "
             "cell_type=fp32 index_bits=1 block_elements=0 peel_rounds=64 own_piece=exact dense_steps=0 ramp_steps=0 "
-            "segments=0 error_interval=100 error_budget=0 inter_gbit=0 intra_gbit=0 "
-            "units=* gradients=labelled min_elements=65536 gathers=auto "
+            "segments=0 error_interval=100 "
+            "units=* gradients=labelled min_elements=65536 "
             "weights=plain replica_interval=100 max_units=4096 "
             "device_timings=false log=warning");
 }
@@ -83,10 +85,10 @@ struct Range {
 TEST(Options, RangesAtTheirEdges) {
   const std::vector<Range> ranges = {
       {"nodes", {"", "2x4", "0,1|2,3"}, {}},
-      {"codec", {"none", "tagc", "quant", "sparse", "auto"}, {"", "TAGC", "tagc ", "zstd"}},
+      {"codec", {"none", "tagc", "quant", "sparse"}, {"", "TAGC", "tagc ", "zstd"}},
       {"tiers", {"two", "flat"}, {"", "2", "three"}},
       {"inter_tier", {"gloo", "mpi"}, {"", "nccl", "MPI"}},
-      {"bits", {"0", "1", "2", "3", "4", "8"}, {"-1", "5", "7", "16", "2.5", ""}},
+      {"bits", {"1", "2", "3", "4", "8"}, {"-1", "5", "7", "16", "2.5", ""}},
       {"group_elements", {"32", "128", "512"}, {"0", "16", "96", "1024", "-32"}},
       {"rotate", {"1", "false"}, {"", "2", "on"}},
       {"scale", {"absmax", "least_error", "unbiased"}, {"", "max", "least error"}},
@@ -100,9 +102,6 @@ TEST(Options, RangesAtTheirEdges) {
       {"ramp_steps", {"0", "1000000"}, {"-1", ""}},
       {"segments", {"0", "64"}, {"-1", "65"}},
       {"error_interval", {"0", "1"}, {"-1", "1.5"}},
-      {"error_budget", {"0", "0.01", "1"}, {"-0.1", "1.1", "nan", "1%"}},
-      {"inter_gbit", {"0", "0.05", "100000"}, {"-1", "100001", "nan", "1gbit"}},
-      {"intra_gbit", {"0", "3600"}, {"-0.1", "inf", ""}},
       {"ratio", {"0", "1", "64", "2.5"}, {"0.999", "64.001", "nan", "inf", "-2", "", "10x", " 10"}},
       {"sparsity", {"0", "0.9875", "0.999999"}, {"1", "-0.001", "nan", "98.75%", ""}},
       {"index_bits", {"1", "4"}, {"0", "2", "8", "4.0"}},
@@ -111,7 +110,6 @@ TEST(Options, RangesAtTheirEdges) {
       {"units", {"*", "*.mlp.*,!*.0.*", "!head", "a, b"}, {"", ",", "*,", "!", "a,!"}},
       {"gradients", {"labelled", "backward"}, {"", "labeled", "Backward", "all"}},
       {"min_elements", {"0", "9223372036854775807"}, {"-1", "9223372036854775808", "1e6"}},
-      {"gathers", {"auto", "tiers", "world"}, {"", "true", "two", "Auto"}},
       {"weights", {"plain", "delta"}, {"", "none", "DELTA"}},
       {"replica_interval", {"0", "1", "100000"}, {"-1", "1.5"}},
       {"max_units", {"1", "100000"}, {"0", "-1"}},
@@ -156,11 +154,11 @@ TEST(Options, ValidateSeesFieldsThatWereSetDirectly) {
 
 TEST(Options, EnvironmentOverridesDefaults) {
   const Environment environment(
-      Variables{{"ISTHMUS_NODES", "2x2"}, {"ISTHMUS_RATIO", "4"}, {"ISTHMUS_GATHERS", "world"}, {"ISTHMUS_CODEC", ""}});
+      Variables{{"ISTHMUS_NODES", "2x2"}, {"ISTHMUS_RATIO", "4"}, {"ISTHMUS_WEIGHTS", "delta"}, {"ISTHMUS_CODEC", ""}});
   const Options options = Options::from_environment();
   EXPECT_EQ(options.nodes, "2x2");
   EXPECT_EQ(options.ratio, 4);
-  EXPECT_EQ(options.gathers, "world");
+  EXPECT_EQ(options.weights, "delta");
   EXPECT_EQ(options.codec, "quant") << "an empty variable is as good as none";
 }
 
@@ -171,6 +169,40 @@ TEST(Options, EnvironmentNamesTheVariable) {
     FAIL() << "ISTHMUS_TIERS=three passed";
   } catch (const OptionError& error) {
     EXPECT_STREQ(error.what(), "environment variable ISTHMUS_TIERS=\"three\": expected two or flat");
+  }
+}
+
+// What an option that is gone, or a value of one, says in its place.
+TEST(Options, WhatIsGoneNamesWhatToUseInstead) {
+  for (const RemovedOption& removed : removed_options()) {
+    SCOPED_TRACE(removed.name);
+    EXPECT_EQ(find_removed(removed.name, removed.value), &removed) << "listed twice";
+    const bool is_value = *removed.value != '\0';
+    const Environment environment(Variables{{removed.environment(), is_value ? removed.value : "7"}});
+    const std::string variable = "environment variable " + removed.environment();
+    try {
+      Options::from_environment();
+      ADD_FAILURE() << variable << " was accepted";
+    } catch (const OptionError& error) {
+      const std::string name = removed.name;
+      EXPECT_EQ(error.what(), is_value ? variable + "=\"" + removed.value + "\": expected " + field_named(name).range +
+                                             "; it is gone: " + removed.instead
+                                       : variable + ": option " + name + " is gone: " + removed.instead);
+    }
+    EXPECT_EQ(std::ranges::any_of(option_fields(),
+                                  [&](const auto& field) { return field.name == std::string(removed.name); }),
+              is_value);
+  }
+  Options options;
+  options.codec = "auto";
+  try {
+    options.validate();
+    FAIL() << "codec auto passed";
+  } catch (const OptionError& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "option codec=\"auto\": expected none, tagc, quant or sparse; it is gone: quant is the default; isthmus "
+        "plan and isthmus bench training --here say what to set");
   }
 }
 
@@ -187,7 +219,6 @@ std::set<std::string> unused_fields(const Options& options) {
 using Names = std::set<std::string>;
 
 TEST(Options, EachCodecUsesItsOwn) {
-  const Names of_auto = {"inter_gbit", "intra_gbit"};
   const Names of_quant = {"bits", "group_elements", "rotate", "scale", "scale_type", "rounding"};
   const Names of_tagc = {"ratio", "cell_type", "block_elements", "peel_rounds"};
   const Names of_lossy = {"error_feedback", "own_piece", "dense_steps", "ramp_steps", "error_interval"};
@@ -200,20 +231,15 @@ TEST(Options, EachCodecUsesItsOwn) {
   };
   Options options;
   options.codec = "quant";
-  EXPECT_EQ(unused_fields(options), all({of_auto, of_tagc, {"sparsity", "value_type", "index_bits", "error_budget"}}));
-  options.bits = 0;
-  EXPECT_EQ(unused_fields(options), all({of_auto, of_tagc, {"sparsity", "value_type", "index_bits"}}));
+  EXPECT_EQ(unused_fields(options), all({of_tagc, {"sparsity", "value_type", "index_bits"}}));
   options.codec = "tagc";
-  EXPECT_EQ(unused_fields(options), all({of_auto, of_quant, {"value_type", "index_bits", "error_budget"}}));
+  EXPECT_EQ(unused_fields(options), all({of_quant, {"value_type", "index_bits"}}));
   options.tiers = "flat";
-  EXPECT_EQ(unused_fields(options), all({of_auto, of_quant, {"value_type", "error_budget"}}));
+  EXPECT_EQ(unused_fields(options), all({of_quant, {"value_type"}}));
   options.codec = "sparse";
-  EXPECT_EQ(unused_fields(options), all({of_auto, of_quant, of_tagc, {"index_bits", "error_budget"}}));
-  options.codec = "auto";
-  EXPECT_EQ(unused_fields(options), (Names{"bits", "index_bits"}));
+  EXPECT_EQ(unused_fields(options), all({of_quant, of_tagc, {"index_bits"}}));
   options.codec = "none";
-  EXPECT_EQ(unused_fields(options),
-            all({of_auto, of_quant, of_tagc, of_lossy, {"sparsity", "value_type", "index_bits", "error_budget"}}));
+  EXPECT_EQ(unused_fields(options), all({of_quant, of_tagc, of_lossy, {"sparsity", "value_type", "index_bits"}}));
 }
 
 // What codecs are made with is what they are said to use, and they are not said to use more.
@@ -231,8 +257,8 @@ TEST(Options, CodecsAreMadeWithWhatTheyUse) {
 TEST(Options, UsersAsText) {
   EXPECT_EQ(field_named("segments").users_text(), "");
   EXPECT_EQ(field_named("bits").users_text(), "quant");
-  EXPECT_EQ(field_named("sparsity").users_text(), "tagc, sparse or auto");
-  EXPECT_EQ(field_named("error_budget").users_text(), "auto or quant with bits=0");
+  EXPECT_EQ(field_named("sparsity").users_text(), "tagc or sparse");
+  EXPECT_EQ(field_named("index_bits").users_text(), "tagc with tiers=flat");
 }
 
 TEST(Options, DifferentOptionsPrintDifferently) {

@@ -74,7 +74,7 @@ class Rehearsal:
         products = Products(self.load)
         for way in ways:
             self.wire.set(self.speeds[0])
-            settings = {"nodes": str(self.machines), "min_elements": 0, "gathers": "tiers", **(way.options or {})}
+            settings = {"nodes": str(self.machines), "min_elements": 0, **(way.options or {})}
             options = isthmus.Options(**settings) if way.options else None
             try:
                 with group(self.machines, "isthmus" if options else "nccl", options):

@@ -105,11 +105,7 @@ def float16_average(world: World) -> None:
 
 
 def gather(world: World) -> None:
-    for gathers in ("tiers", "auto"):
-        gather_in(world, isthmus_group(gathers=gathers))
-
-
-def gather_in(world: World, group: dist.ProcessGroup) -> None:
+    group = isthmus_group()
     for dtype in (*FLOATS, torch.int64, torch.uint8):
         for size in (1, 1023, 100_003):
             parts = [whole_numbers(size, dtype, rank) for rank in range(world.size)]

@@ -226,20 +226,18 @@ def uneven_nodes_and_one_node_are_exact(groups: Groups) -> None:
 
 
 @table
-def gathers_in_two_tiers_are_exact_and_can_be_turned_off(groups: Groups) -> None:
+def large_gathers_are_exact_in_two_tiers(groups: Groups) -> None:
     for nodes in NODE_MAPS:
+        group = groups(nodes=nodes, min_elements=64)
         for dtype in (torch.float32, torch.bfloat16, torch.uint8):
-            for gathers in ("tiers", "world"):
-                group = groups(nodes=nodes, gathers=gathers, min_elements=64)
-                for numel in (1, 15, 16, 1001):
-                    isthmus.reset_stats(group)
-                    own = (torch.randn(numel) * 50).to(dtype)
-                    gathered, expected = (torch.empty(WORLD_SIZE * numel, dtype=dtype) for _ in range(2))
-                    dist.all_gather_into_tensor(gathered, own, group=group)
-                    dist.all_gather_into_tensor(expected, own, group=groups.gloo)
-                    assert torch.equal(gathered, expected)
-                    calls = isthmus.stats(group)["collectives"]["all_gather"]["calls"]
-                    assert calls == (gathers != "world" and numel >= 16)
+            for numel in (1, 15, 16, 1001):
+                isthmus.reset_stats(group)
+                own = (torch.randn(numel) * 50).to(dtype)
+                gathered, expected = (torch.empty(WORLD_SIZE * numel, dtype=dtype) for _ in range(2))
+                dist.all_gather_into_tensor(gathered, own, group=group)
+                dist.all_gather_into_tensor(expected, own, group=groups.gloo)
+                assert torch.equal(gathered, expected)
+                assert isthmus.stats(group)["collectives"]["all_gather"]["calls"] == (numel >= 16)
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:

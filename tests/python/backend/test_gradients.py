@@ -133,7 +133,7 @@ def payload_counters_equal_the_formula(groups: Groups) -> None:
     """Bytes that this rank hands to its transports, for one reduce-scatter and one all-gather."""
     for nodes, (num_nodes, per_node) in NODE_MAPS.items():
         for dtype in (torch.float32, torch.bfloat16):
-            group = groups(nodes=nodes, codec="none", gathers="tiers")
+            group = groups(nodes=nodes, codec="none")
             shard_elements = 1000
             source = inputs_of_all_ranks(WORLD_SIZE * shard_elements, dtype)[dist.get_rank()]
             shard = reduce_scatter(group, source)

@@ -308,7 +308,6 @@ OPTIONS = {
     "index_bits": 1,
     "block_elements": 0,
     "min_elements": 1000,
-    "gathers": "auto",
 }
 
 

@@ -35,7 +35,7 @@ class Groups:
         self._made: dict[str, dict[torch.device, dist.ProcessGroup]] = {}
 
     def __call__(self, **options: Any) -> dict[torch.device, dist.ProcessGroup]:
-        options = {"nodes": "2x2", "min_elements": 0, "gathers": "tiers", **options}
+        options = {"nodes": "2x2", "min_elements": 0, **options}
         key = repr(sorted(options.items()))
         if key not in self._made:
             self._made[key] = {device: new_group(**options) for device in (CPU, CUDA)}
@@ -247,6 +247,34 @@ def a_large_all_gather_crosses_in_two_tiers(groups: Groups) -> None:
                 dist.all_gather_into_tensor(result, own.to(CUDA), group=group)
                 assert torch.equal(result.cpu(), expected)
         assert isthmus.stats(group)["collectives"]["all_gather"]["calls"] == 10
+
+
+def calls_in_tiers(group: dist.ProcessGroup) -> int:
+    calls: int = isthmus.stats(group)["collectives"]["all_gather"]["calls"]
+    return calls
+
+
+@table
+def small_all_gathers_are_the_world_backends(groups: Groups) -> None:
+    group = groups(min_elements=4004)[CUDA]
+    for numel, calls in ((1000, 0), (1001, 1)):
+        result = torch.empty(WORLD_SIZE * numel, device=CUDA)
+        dist.all_gather_into_tensor(result, torch.ones(numel, device=CUDA), group=group)
+        assert bool((result.cpu() == 1).all())
+        assert calls_in_tiers(group) == calls
+
+
+@table
+def an_all_gather_in_place_or_coalesced_takes_two_tiers(groups: Groups) -> None:
+    """In place as FSDP2's: the own shard lies in the result."""
+    group = groups()[CUDA]
+    result = torch.zeros(400, device=CUDA)
+    own = result[100 * dist.get_rank() : 100 * (dist.get_rank() + 1)]
+    own.fill_(dist.get_rank())
+    with dist._coalescing_manager(group, CUDA):
+        dist.all_gather_into_tensor(result, own, group=group)
+    assert torch.equal(result.cpu(), torch.arange(4.0).repeat_interleave(100))
+    assert calls_in_tiers(group) == 1
 
 
 @table

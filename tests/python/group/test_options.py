@@ -23,8 +23,8 @@ class TestOptions:
         assert options.backend == "isthmus"
 
     def test_types(self) -> None:
-        options = isthmus.Options(gathers="world", min_elements=5, ratio=2)
-        values: dict[str, Any] = {"gathers": "world", "min_elements": 5, "ratio": 2.0, "nodes": ""}
+        options = isthmus.Options(weights="delta", min_elements=5, ratio=2)
+        values: dict[str, Any] = {"weights": "delta", "min_elements": 5, "ratio": 2.0, "nodes": ""}
         for name, value in values.items():
             assert getattr(options, name) == value
             assert type(getattr(options, name)) is type(value)
@@ -32,7 +32,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("name", "value", "range_text"),
         [
-            ("codec", "zip", "none, tagc, quant, sparse or auto"),
+            ("codec", "zip", "none, tagc, quant or sparse"),
             ("tiers", "three", "two or flat"),
             ("ratio", 0.5, "1 to 64"),
             ("sparsity", 1, "less than 1"),
@@ -79,6 +79,18 @@ class TestOptions:
         with pytest.raises(isthmus.OptionError, match=r"no option xyz: there are nodes, codec, .*log, timeout"):
             isthmus.Options(xyz=1)
 
+    def test_what_is_gone_names_what_to_use_instead(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refusal(**keywords: Any) -> str:
+            with pytest.raises(isthmus.OptionError) as error:
+                isthmus.Options(**keywords)
+            return str(error.value)
+
+        assert refusal(error_budget=0.02).startswith("option error_budget is gone: bits decides")
+        assert "; it is gone: quant is the default; isthmus plan and" in refusal(codec="auto")
+        assert "; it is gone: 4 is the default; isthmus plan and" in refusal(bits=0)
+        monkeypatch.setenv("ISTHMUS_GATHERS", "world")
+        assert refusal().startswith("environment variable ISTHMUS_GATHERS: option gathers is gone: all-gathers of")
+
     def test_help_names_every_option_with_its_default(self) -> None:
         text = isthmus.Options.__doc__ or ""
         defaults = isthmus.Options()
@@ -94,19 +106,15 @@ class TestOptions:
     def test_options_without_effect_are_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ISTHMUS_PEEL_ROUNDS", "7")
         options = isthmus.Options(codec="quant", ratio=10, sparsity=0.9, bits=2, nodes="2x2")
-        options.inter_gbit = 3
         expected = [
-            ("sparsity", "0.9", "tagc, sparse or auto"),
-            ("ratio", "10", "tagc or auto"),  # its default, and yet asked for
-            ("peel_rounds", "7", "tagc or auto"),
-            ("inter_gbit", "3", "auto"),
+            ("sparsity", "0.9", "tagc or sparse"),
+            ("ratio", "10", "tagc"),  # its default, and yet asked for
+            ("peel_rounds", "7", "tagc"),
         ]
         assert options._without_effect() == expected
         for duplicate in (copy.copy, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))):
             assert duplicate(options)._without_effect() == expected
         options.codec = "tagc"
-        assert [name for name, *_ in options._without_effect()] == ["bits", "inter_gbit"]
-        options.codec = "auto"
         assert [name for name, *_ in options._without_effect()] == ["bits"]
         monkeypatch.delenv("ISTHMUS_PEEL_ROUNDS")
         assert isthmus.Options()._without_effect() == []

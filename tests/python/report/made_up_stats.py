@@ -60,7 +60,6 @@ def group(**changes: Any) -> dict[str, Any]:
         "ran_s": 10.0,
         "waited_s": 4.0,
         "devices": {"cpu": {"compressed_calls": 1, "skipped_steps": 1, "units": [unit()]}},
-        "gather_trials": [],
         "notes": [],
     }
     return found | changes

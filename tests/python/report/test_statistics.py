@@ -180,7 +180,7 @@ def test_a_run_is_summed_up_and_logged(told: list[dict[str, Any]]) -> None:
         assert "exact it would have been" in lines
         assert "1 x all_reduce (0; 2,080 elements): quant bits=4" in lines
         assert "1 x all_reduce (1; 2,080 elements): exact (excluded by policy (units))" in lines
-        assert "option ratio=4 has no effect with codec=quant: it is for tagc or auto" in lines
+        assert "option ratio=4 has no effect with codec=quant: it is for tagc" in lines
         (values,) = of_rank["written"]
         assert values["isthmus/step"] == 2
         assert values["isthmus/compression"] > 1

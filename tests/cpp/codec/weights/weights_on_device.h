@@ -68,7 +68,7 @@ inline WeightHeader header_of_unit(const Array& shard, int64_t node = 0) {
   header.gather = 41;
   header.num_elements = static_cast<uint64_t>(shard.view().num_elements);
   header.has_replica = 1;
-  header.coding_us = 7;
+  header.reserved = 7;
   return header;
 }
 

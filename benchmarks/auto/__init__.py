@@ -1,1 +1,0 @@
-"""`isthmus bench auto`: codec auto against every fixed codec."""

@@ -1,0 +1,23 @@
+// Options, and values of options, that are gone: errors name what to use in their place.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace isthmus {
+
+struct RemovedOption {
+  const char* name;     // of the option
+  const char* value;    // that is gone; empty: the option itself is
+  const char* instead;  // what to use
+
+  // "ISTHMUS_ERROR_BUDGET".
+  std::string environment() const;
+};
+
+const std::vector<RemovedOption>& removed_options();
+// Null: no such option, or value of an option, was there and is gone.
+const RemovedOption* find_removed(std::string_view name, std::string_view value = "");
+
+}  // namespace isthmus
