@@ -90,9 +90,6 @@ std::vector<OptionField> last_rows() {
           "Whether the piece that a rank owns, which crosses no link, goes through the codec, too.")),
       used_by_lossy(rows::count_field("dense_steps", "ISTHMUS_DENSE_STEPS", &Options::dense_steps, 0, kNoUpperBound,
                                       "a whole number, 0 or more", "The first reductions of a unit that stay exact.")),
-      used_by_lossy(rows::count_field(
-          "ramp_steps", "ISTHMUS_RAMP_STEPS", &Options::ramp_steps, 0, kNoUpperBound, "a whole number, 0 or more",
-          "The reductions of a unit, after dense_steps, over which a codec is brought in by stages.")),
       rows::count_field("segments", "ISTHMUS_SEGMENTS", &Options::segments, 0, kMaxSegments, "0 to 64",
                         "Parts of a piece, each encoded while the one before crosses; 0: chosen from its size."),
       used_by_lossy(rows::count_field("error_interval", "ISTHMUS_ERROR_INTERVAL", &Options::error_interval, 0,

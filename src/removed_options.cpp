@@ -11,6 +11,7 @@ const std::vector<RemovedOption>& removed_options() {
       {"error_budget", "", "bits decides how much codec quant may lose, as docs/choosing.md says"},
       {"inter_gbit", "", "isthmus plan --inter says what to set for a link"},
       {"intra_gbit", "", "isthmus plan --intra says what to set for a link"},
+      {"ramp_steps", "", "dense_steps for tagc; with quant a bit more from the beginning is as good"},
       {"gathers", "", "all-gathers of min_elements and more cross between nodes once, in two tiers"},
   };
   return table;

@@ -8,9 +8,10 @@ from typing import Any
 BASELINE = "exact"
 #: The arm that sends nothing between nodes: a codec that loses as much is none.
 FLOOR = "nothing-sent"
-#: Of the steps: how long the arms with a dense start stay exact, and how long a ramp takes after that.
+#: Of the steps: how long the arms with a dense start stay exact.
 _DENSE_SHARE = 0.1
-_RAMP_SHARE = 0.2
+#: Options that are gone, with the value that counts now: results that were recorded with it are still of an arm.
+SETTLED = {"ramp_steps": 0}
 
 
 @dataclass(frozen=True)
@@ -21,17 +22,15 @@ class CodecArm:
     options: dict[str, Any] = field(hash=False)
     #: The flat paths merge what all ranks send, so they need more than one rank on each node to show what they cost.
     ranks_per_node: int = 1
-    #: Shares of the steps.
+    #: Of the steps.
     dense_share: float = 0.0
-    ramp_share: float = 0.0
     #: No codec, but what other nodes' pieces got in an earlier version's screening: normal noise "spread" over a group
     #: or "alike", in proportion to each element, or all "dropped".
     noise: str = ""
 
     def options_for(self, num_steps: int) -> dict[str, Any]:
         """Options of a run of so many steps."""
-        dense_steps, ramp_steps = round(self.dense_share * num_steps), round(self.ramp_share * num_steps)
-        return _COMMON | self.options | {"dense_steps": dense_steps, "ramp_steps": ramp_steps}
+        return _COMMON | self.options | {"dense_steps": round(self.dense_share * num_steps)}
 
 
 _COMMON = {"units": "*", "min_elements": 0, "own_piece": "exact", "error_interval": 20}
@@ -72,10 +71,6 @@ def _dense(arm: dict[str, Any]) -> CodecArm:
     return _named("dense", arm, dense_share=_DENSE_SHARE)
 
 
-def _ramp(arm: dict[str, Any]) -> CodecArm:
-    return _named("ramp", arm, dense_share=_DENSE_SHARE, ramp_share=_RAMP_SHARE)
-
-
 def _coded(arm: dict[str, Any]) -> CodecArm:
     return _named("coded", arm | {"options": arm["options"] | {"own_piece": "coded"}})
 
@@ -108,7 +103,6 @@ def _all_arms() -> Iterable[CodecArm]:
     yield _coded(_sparse(5, "bf16"))
     for arm in (_quant(2), _quant(1), _tagc("10x", 0.9875, 10), _sparse(1.25, "bf16")):
         yield _dense(arm)
-        yield _ramp(arm)
     # What is kept back by a ratio, or not; and what sketch cells hold.
     for cell_type in ("bf16", "fp16", "int8"):
         yield CodecArm(**_tagc(f"10x-{cell_type}", 0.9875, 10, cell_type))

@@ -156,8 +156,8 @@ class _Stage:
 
 
 def _without_start(run: Run) -> Run:
-    """The run without its dense start and ramp, which are not timed."""
-    return replace(run, options=tuple((dict(run.options) | {"dense_steps": 0, "ramp_steps": 0}).items()))
+    """The run without its dense start, which is not timed."""
+    return replace(run, options=tuple((dict(run.options) | {"dense_steps": 0}).items()))
 
 
 def _shown(run: Run, event: dict[str, Any]) -> str:

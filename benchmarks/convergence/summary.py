@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from isthmus.benchmarks.convergence.arms import ARMS, BASELINE, FLOOR
+from isthmus.benchmarks.convergence.arms import ARMS, BASELINE, FLOOR, SETTLED
 from isthmus.benchmarks.convergence.config import Setting
 from isthmus.benchmarks.convergence.results import Results
 from isthmus.benchmarks.convergence.runs import Run
@@ -125,10 +125,9 @@ def _floor_of(comparison: Comparison, comparisons: Sequence[Comparison]) -> dict
 
 def _is_of_table(run: Run) -> bool:
     arm = ARMS.get(run.arm)
+    options = {name: value for name, value in run.options if (name, value) not in SETTLED.items()}
     return (
-        arm is not None
-        and dict(run.options) == arm.options_for(run.setting.steps)
-        and run.ranks_per_node == arm.ranks_per_node
+        arm is not None and options == arm.options_for(run.setting.steps) and run.ranks_per_node == arm.ranks_per_node
     )
 
 

@@ -38,7 +38,7 @@ struct CodecType {
   CodecId id = CodecId::kFirstOutside;
   const char* name = nullptr;  // the value of option `codec`
 
-  // The options that it uses, without those of every lossy codec (own_piece, dense_steps, ramp_steps, error_interval).
+  // The options that it uses, without those of every lossy codec (own_piece, dense_steps, error_interval).
   std::vector<CodecOption> options = {};
 
   // As make_codec() and Device::make_codec(). make_on_device: null where there is none for devices.
@@ -51,11 +51,6 @@ struct CodecType {
   // The expected relative squared error of one packet, or a bound where it depends on the values. For a codec with
   // residual: the share that is not sent yet.
   double (*prior_error)(const Options& options) = nullptr;
-
-  // How it is brought in over ramp_steps: the number of stages before the last, which has the options unchanged, and
-  // the options of stage 0 ... num_stages - 1. Null: at once.
-  int (*num_stages)(const Options& options) = nullptr;
-  Options (*at_stage)(const Options& options, int stage) = nullptr;
 
   std::vector<HeaderPart> header_parts = {};
   // "values" or "bytes": names the checksummed data in the error of a packet whose checksum differs. For a codec that

@@ -33,7 +33,6 @@ struct Options {
   int64_t peel_rounds = 64;            // tagc: bound on decoding rounds
   std::string own_piece = "exact";     // exact, coded: whether the owner's own piece goes through the codec, too
   int64_t dense_steps = 0;             // of a unit, exact at the beginning of training
-  int64_t ramp_steps = 0;              // of a unit, after them, in which the codec's loss grows to what is asked for
   int64_t segments = 0;                // of a piece, encoded while the one before crosses; 0: chosen from its size
   int64_t error_interval = 100;        // steps of a unit between measurements of the codec's error; 0: none
   std::string units = "*";             // which units are compressed: comma-separated globs of names, "!" excludes

@@ -34,7 +34,6 @@ class Options(_TorchBackend.Options):
     peel_rounds: int
     own_piece: str
     dense_steps: int
-    ramp_steps: int
     segments: int
     error_interval: int
     units: str
@@ -70,7 +69,6 @@ class Options(_TorchBackend.Options):
         peel_rounds: int = ...,
         own_piece: str = ...,
         dense_steps: int = ...,
-        ramp_steps: int = ...,
         segments: int = ...,
         error_interval: int = ...,
         units: str = ...,

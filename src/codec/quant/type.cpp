@@ -81,17 +81,6 @@ double prior_error(const Options& options) {
   return error;
 }
 
-// One stage for each wider code.
-int num_stages(const Options& options) {
-  return static_cast<int>(std::ranges::find(kWidths, options.bits) - kWidths.begin());
-}
-
-Options at_stage(const Options& options, int stage) {
-  Options changed = options;
-  changed.bits = kWidths.at(static_cast<size_t>(stage));
-  return changed;
-}
-
 }  // namespace
 
 const CodecType& quant_type() {
@@ -102,8 +91,6 @@ const CodecType& quant_type() {
                                  .make_on_device = make_on_device,
                                  .wire_bits = wire_bits,
                                  .prior_error = prior_error,
-                                 .num_stages = num_stages,
-                                 .at_stage = at_stage,
                                  .checksum_of = "bytes"};
   return type;
 }

@@ -37,12 +37,6 @@ double wire_bits(DataType /*dtype*/, const Options& options) {
   return (1 - options.sparsity) * (8 + bits_of_value(options.value_type)) + kCounts;
 }
 
-Options at_stage(const Options& options, int stage) {
-  Options changed = options;
-  changed.sparsity = sparsity_of_stage(options, stage);
-  return changed;
-}
-
 const char* fault_text(uint32_t kind) {
   switch (static_cast<FaultKind>(kind)) {
     case FaultKind::kCounts:
@@ -66,8 +60,6 @@ const CodecType& sparse_type() {
                                  .make_on_device = make_on_device,
                                  .wire_bits = wire_bits,
                                  .prior_error = error_of_dropping,
-                                 .num_stages = num_dropping_stages,
-                                 .at_stage = at_stage,
                                  .fault_text = fault_text};
   return type;
 }

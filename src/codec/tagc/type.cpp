@@ -53,13 +53,6 @@ double wire_bits(DataType /*dtype*/, const Options& options) {
   return 1 + bits_of_value(options.cell_type) * rows_of_block;
 }
 
-Options at_stage(const Options& options, int stage) {
-  Options changed = options;
-  changed.sparsity = sparsity_of_stage(options, stage);
-  changed.ratio = options.tiers == "two" ? 0 : 1;  // a sketch that has room for what is kept
-  return changed;
-}
-
 const char* fault_text(uint32_t kind) {
   switch (static_cast<FaultKind>(kind)) {
     case FaultKind::kFlags:
@@ -87,8 +80,6 @@ const CodecType& tagc_type() {
                                  .make_on_device = make_on_device,
                                  .wire_bits = wire_bits,
                                  .prior_error = error_of_dropping,
-                                 .num_stages = num_dropping_stages,
-                                 .at_stage = at_stage,
                                  .header_parts = {{"cell type", 24, 8}},
                                  .fault_text = fault_text};
   return type;

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "communicator/plan/policy.h"
-#include "communicator/plan/schedule.h"
 #include "isthmus/error.h"
 
 namespace isthmus {
@@ -44,7 +43,7 @@ ReductionPlan ReductionPlanner::plan(const Run& run, const UnitKey& key, double 
 
 void ReductionPlanner::plan_for_unit(const Run& run, const UnitKey& key, int num_summands, ReductionPlan& plan) {
   Unit& unit = *plan.unit;
-  follow_stage(unit, key, num_summands);
+  follow_start(unit, key, num_summands);
   unit.follow_scale(device_, plan.scale);
   plan.hash = unit.hash;
   plan.step = unit.step++;
@@ -64,7 +63,7 @@ void ReductionPlanner::plan_for_unit(const Run& run, const UnitKey& key, int num
     plan.tagc_flat = nullptr;
     plan.why_exact = must_not_keep ? kWhoseResidual : "takes the residual along";  // the latter once
   } else if (unit.settings.codec == "none") {
-    plan.why_exact = *unit.stage == kDense ? "dense start" : "codec none";
+    plan.why_exact = *unit.is_dense ? "dense start" : "codec none";
   }
   plan.measures = plan.is_lossy() && !flat() && options_.error_interval > 0 && device_.capture(run.tail()) == 0 &&
                   plan.step % static_cast<uint64_t>(options_.error_interval) == 0;
@@ -77,16 +76,19 @@ void ReductionPlanner::finish(const ReductionPlan& plan) {
 }
 
 // Chooses the codecs of a unit if they have to change.
-void ReductionPlanner::follow_stage(Unit& unit, const UnitKey& key, int num_summands) {
-  const int stage = stage_of(options_, unit.step);
-  if (unit.stage == stage) {
+void ReductionPlanner::follow_start(Unit& unit, const UnitKey& key, int num_summands) {
+  const bool is_dense = unit.step < static_cast<uint64_t>(options_.dense_steps);
+  if (unit.is_dense == is_dense) {
     return;
   }
-  unit.stage = stage;
-  unit.settings = options_of_stage(options_, stage);
+  unit.is_dense = is_dense;
+  unit.settings = options_;
+  if (is_dense) {
+    unit.settings.codec = "none";
+  }
   unit.codecs = {};
   if (flat()) {
-    unit.codecs.flat = stage == kDense ? nullptr : &tagc_flat(unit.settings);
+    unit.codecs.flat = is_dense ? nullptr : &tagc_flat(unit.settings);
     unit.codecs.pieces = unit.codecs.result = &plain_codec(key.dtype, num_summands);
   } else if (unit.settings.codec == "none") {
     unit.codecs.pieces = &plain_codec(key.dtype, num_summands);
@@ -133,10 +135,10 @@ void ReductionPlanner::check_capture(const UnitKey& key, double scale, const cha
     return;
   }
   const Unit* unit = units_.find(key);
-  const auto first_steps = static_cast<uint64_t>(options_.dense_steps) + static_cast<uint64_t>(options_.ramp_steps);
+  const auto first_steps = static_cast<uint64_t>(options_.dense_steps);
   ISTHMUS_CHECK(Error, unit == nullptr || unit->step >= first_steps, "unit \"", key.name,
                 "\" is captured into a graph after ", unit != nullptr ? unit->step : 0, " reductions: expected ",
-                first_steps, " before (dense_steps and ramp_steps)");
+                first_steps, " before (dense_steps)");
   if (unit == nullptr) {
     ISTHMUS_CHECK(Error, units_.full(), "unit \"", key.name,
                   "\" is reduced for the first time while a graph is captured: expected a step before");

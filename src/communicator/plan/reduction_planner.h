@@ -40,7 +40,7 @@ class ReductionPlanner {
 
  private:
   void plan_for_unit(const Run& run, const UnitKey& key, int num_summands, ReductionPlan& plan);
-  void follow_stage(Unit& unit, const UnitKey& key, int num_summands);
+  void follow_start(Unit& unit, const UnitKey& key, int num_summands);
   const char* exact_reason(const UnitKey& key, double scale, const char* why_exact) const;
   Codec& codec(const Options& settings, DataType dtype, int num_summands);
   Codec& plain_codec(DataType dtype, int num_summands);

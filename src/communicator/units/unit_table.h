@@ -50,8 +50,8 @@ struct Unit {
   DeviceMemory residual_memory;
   DeviceMemory result_residual_memory;
   std::shared_ptr<DeviceContext> contexts;
-  // How its packets are made; decided again where `stage` (schedule.h) changes, on all ranks alike.
-  std::optional<int> stage;
+  // How its packets are made; decided again at the end of its dense start (dense_steps), on all ranks alike.
+  std::optional<bool> is_dense;  // nothing: not decided yet
   Options settings;
   UnitCodecs codecs;
   std::shared_ptr<SquaredError> error;  // that its lossy codecs made, where it was measured

@@ -187,7 +187,6 @@ void bind_options(py::module_& module) {
   bind_field(type, "peel_rounds", &isthmus::Options::peel_rounds);
   bind_field(type, "own_piece", &isthmus::Options::own_piece);
   bind_field(type, "dense_steps", &isthmus::Options::dense_steps);
-  bind_field(type, "ramp_steps", &isthmus::Options::ramp_steps);
   bind_field(type, "segments", &isthmus::Options::segments);
   bind_field(type, "error_interval", &isthmus::Options::error_interval);
   bind_field(type, "units", &isthmus::Options::units);

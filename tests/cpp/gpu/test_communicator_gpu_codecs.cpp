@@ -59,9 +59,6 @@ std::vector<Arm> arms() {
   int8.dense_steps = 1;
   all.push_back({"sparse_int8_after_a_dense_step", int8});
 
-  Options ramp = options_of("tagc");
-  ramp.ramp_steps = 2;
-  all.push_back({"tagc_with_a_ramp", ramp});
   Options cells = options_of("tagc");
   cells.cell_type = "int8";
   cells.ratio = 0;
