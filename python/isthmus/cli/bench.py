@@ -18,9 +18,11 @@ from isthmus.benchmarks.soak.config import SoakConfig
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.weights.config import WeightsConfig
 from isthmus.cli.failures import FAILED
+from isthmus.cli.gone import Commands
 from isthmus.cli.options import filled
 
 bench = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     help="Benchmarks: over simulated nodes on this machine; some also over the nodes that are there.",
 )
