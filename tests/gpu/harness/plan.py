@@ -37,7 +37,6 @@ def steps(places: Places, device: str = "cuda") -> list[Step]:
         *_worlds(_LATER_WORLDS, device),
         *_sanitizers(places, device),
         _large(places, device),
-        _perf(places, device),
     ]
 
 
@@ -127,12 +126,3 @@ def _rehearsal(places: Places, device: str) -> Step:
     command = (sys.executable, "-m", "gpu.rehearsal", *wire)
     what = "a step of FSDP2 as one of 16 ranks, over links that take as long as their bytes would"
     return Step("rehearsal", what, command, 140, least_s=40)
-
-
-def _perf(places: Places, device: str) -> Step:
-    perf = places.program("isthmus_perf")
-    missing = _why_not(device) or (
-        "" if perf.exists() else "isthmus_perf was not built: its libraries are not here (--prefix)"
-    )
-    command = (sys.executable, "-m", "gpu.harness.perf", str(perf))
-    return Step("perf", "isthmus_perf over NCCL, four ranks", command, 60, env=shared_gpu.ENVIRONMENT, missing=missing)
