@@ -101,19 +101,6 @@ def scaling(*fields: str) -> Callable[[dict[str, Any]], str]:
     return render
 
 
-def pipeline(report: dict[str, Any]) -> str:
-    """Links, and codecs behind each."""
-    rows = []
-    previous = ""
-    for row in report["rows"]:
-        codec = re.sub(r"^quant (\d)$", r"`quant`, \1 bits", row["codec"])
-        seconds = [row[name] for name in ("encode_s", "exchange_s", "decode_s", "whole_s", "segments_s")]
-        cells = ["" if row["link"] == previous else rate(row["link"]), codec if " " in codec else f"`{codec}`"]
-        rows.append([*cells, *(short(value, 3) for value in seconds), short(row["over_max"])])
-        previous = row["link"]
-    return table(["link", "codec", "encode", "exchange", "decode", "whole", "in segments", "over the longer"], rows)
-
-
 # --- Codecs
 
 INSTRUCTION_SETS = {"baseline": "SSE2", "AVX2": "AVX2", "AVX-512": "AVX-512"}
@@ -226,13 +213,6 @@ FIGURES = (
         {f"{OUT}/scaling/scaling.png": "docs/figures/scaling.png"},
     ),
     Figures("auto", "isthmus bench auto", 20, {"auto": ("docs/auto.md", auto)}, f"{OUT}/auto/auto.json"),
-    Figures(
-        "pipeline",
-        f"isthmus bench pipeline --json {OUT}/pipeline/pipeline.json",
-        3,
-        {"pipeline": ("docs/algorithms.md", pipeline)},
-        f"{OUT}/pipeline/pipeline.json",
-    ),
     Figures(
         "codecs",
         f"for set in {' '.join(INSTRUCTION_SETS)}; do {BENCHMARKS}/bench_codecs --instruction_set=$set "

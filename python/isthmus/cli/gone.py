@@ -9,6 +9,10 @@ from isthmus.cli.failures import fail
 #: As typed after `isthmus`, and what to use instead.
 GONE = {
     "perf": "`isthmus bench collectives` times and verifies collectives, with --here over the links that are there",
+    "bench bias": "its figures stand in docs/quant.md; `isthmus bench convergence` compares what codecs do to the loss",
+    "bench overhead": "`isthmus bench collectives` times calls of Isthmus beside those of Gloo",
+    "bench pipeline": "its figures stand in docs/algorithms.md; `isthmus bench collectives` times reduce-scatters",
+    "bench weights": "its figures stand in docs/weights.md; `isthmus bench training` counts what weights send",
 }
 
 
