@@ -49,8 +49,9 @@ def test_the_table_takes_two_tiers(results: world.Results) -> None:
 
 def test_results_of_this_torch_are_the_stored_ones(results: world.Results) -> None:
     stored = matrix.stored_results()
-    if world.TORCH in stored:
-        assert matrix.summary(results) == stored[world.TORCH], "run tests/conformance/matrix.py"
+    if world.TORCH not in stored:
+        pytest.skip(f"there are no stored results of torch {world.TORCH}")
+    assert matrix.summary(results) == stored[world.TORCH], "run tests/conformance/matrix.py"
 
 
 def test_the_page_shows_the_stored_results() -> None:
