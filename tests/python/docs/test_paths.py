@@ -5,13 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from support.documents import DOCUMENTS
 from support.places import ROOT
 
-DOCUMENTS = sorted(
-    path
-    for pattern in ("*.md", "docs/*.md", "examples/README.md", "examples/*/README.md", "tests/*/README.md")
-    for path in ROOT.glob(pattern)
-)
 # Whatever begins so is meant to be in the repository; other paths are of builds, of machines, or made up.
 FOLDERS = [
     ".ci",
