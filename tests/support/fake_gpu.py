@@ -43,12 +43,6 @@ def library() -> Path:
     return build / "libfake_gpu.so"
 
 
-def libraries_with_wire() -> str:
-    """Return what to preload into a process that is rank 0 of as many as it likes (tests/gpu/wire)."""
-    fake = library()
-    return f"{fake.with_name('librehearsal_wire_fake.so')} {fake}"
-
-
 def _cmake(build: Path, *arguments: str) -> None:
     """Run CMake, one process at a time."""
     build.mkdir(parents=True, exist_ok=True)
