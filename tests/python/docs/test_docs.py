@@ -9,7 +9,8 @@ import pytest
 
 import isthmus
 from isthmus import native as _native
-from support.documents import programs
+from isthmus.cli.bench import bench
+from support.documents import DOCUMENTS, programs
 from support.limits import HANG_S
 from support.places import ROOT
 
@@ -42,6 +43,13 @@ def test_the_packet_of_weights_is_the_one_on_its_page():
     packet = bytes(names["packet"].tolist())
     lines = [f"{at:04x}  {packet[at : at + 16].hex(' ')}\n" for at in range(0, len(packet), 16)]
     assert "".join(lines) == example[1]
+
+
+def test_every_benchmark_is_documented():
+    pages = "".join(document.read_text() for document in DOCUMENTS)
+    names = [command.name or command.callback.__name__ for command in bench.registered_commands]
+    assert "training" in names
+    assert [name for name in names if f"`isthmus bench {name}" not in pages] == []
 
 
 @pytest.mark.processes
