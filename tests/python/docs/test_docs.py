@@ -45,6 +45,17 @@ def test_the_packet_of_weights_is_the_one_on_its_page():
     assert "".join(lines) == example[1]
 
 
+@pytest.mark.processes
+def test_commits_that_documents_name_are_in_the_repository():
+    named = {found for document in DOCUMENTS for found in re.findall(r"\bcommit\s+`(\w+)`", document.read_text())}
+    assert len(named) > 3
+    asked = "".join(f"{commit}\n" for commit in sorted(named))
+    program = ["git", "cat-file", "--batch-check=%(objecttype)"]
+    result = subprocess.run(program, cwd=ROOT, input=asked, capture_output=True, text=True, timeout=HANG_S)
+    answers = dict(zip(sorted(named), result.stdout.splitlines(), strict=True))
+    assert {commit for commit, answer in answers.items() if answer != "commit"} == set(), result.stderr
+
+
 def test_every_benchmark_is_documented():
     pages = "".join(document.read_text() for document in DOCUMENTS)
     names = [command.name or command.callback.__name__ for command in bench.registered_commands]
