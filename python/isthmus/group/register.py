@@ -239,7 +239,6 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
 
     intra = inter = flat = cuda = None
     world = gloo_tier(group, "world", list(range(group.size)))
-    world._set_sequence_number_for_group()
     if two_tier:
         intra = gloo_tier(group, f"intra/{own}", node_ranks)
         inter = _inter_tier(group, options, local_index, rail)
@@ -297,9 +296,10 @@ def _warn_of_options_without_effect(group: Group, options: _C.Options) -> None:
         _warn_once(sentence)
 
 
-def _warn_once(text: str) -> None:
-    if text and text not in _warned_of:
-        _warned_of.add(text)
+def _warn_once(text: str, subject: str = "") -> None:
+    """Warn, unless there was a warning of this subject (default: with this text)."""
+    if text and (subject or text) not in _warned_of:
+        _warned_of.add(subject or text)
         logger.warning("%s", text)
 
 
@@ -307,6 +307,15 @@ def _warn_on_first_rank(text: str) -> None:
     """Warn of what all ranks find alike. Called by the native module, on the thread that makes a collective's call."""
     if dist.get_rank() == 0:
         _warn_once(text)
+
+
+def _tell_of_what_is_missing() -> None:
+    """Called by the native module when the third step of a group begins."""
+    if dist.get_rank() == 0:
+        from isthmus.report.missing import missing
+
+        for subject, text in missing().items():
+            _warn_once(text, subject)
 
 
 _ready_in_process = 0
@@ -322,6 +331,7 @@ def _set_up_process(options: _C.Options, group: Group) -> None:
         core = native.load()
         core.set_split_function(_create_split)
         core.set_warning_function(_warn_on_first_rank)
+        core.set_third_step_function(_tell_of_what_is_missing)
         core.set_shutdown_listener(_keep_last_stats)
         core.set_fsdp_functions(_fsdp2_caller, _why_fsdp1_is_exact)
         core.set_weights_caller(_weights_caller)

@@ -92,7 +92,7 @@ class BackendIsthmus final : public c10d::Backend {
   BackendPtr split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                    const c10::intrusive_ptr<Options>& options) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
-  void setSequenceNumberForGroup() override;
+  void setSequenceNumberForGroup() override {}    // called before torch 2.15: they begin with 0
   uint64_t getSequenceNumberForGroup() override;  // collectives so far, on either path
   c10d::ErrorType getError() override;
   void abort() override;

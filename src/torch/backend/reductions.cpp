@@ -89,7 +89,8 @@ WorkPtr Reductions::all_reduce_gradient(Side& side, const at::Tensor& tensor, co
   premultiply_in_place(sums, options.reduceOp, side);
   return calls_.forward(side, [&](c10d::Backend& world) {
     const WorkPtr work = world.allreduce(sums, with_plain_sum(options, side));
-    return sums[0].is_same(tensor) ? work : followed_by(work, {tensor}, [tensor, sum = sums[0]] { tensor.copy_(sum); });
+    return sums[0].is_same(tensor) ? work
+                                   : followed_by(work, {tensor}, [tensor, sum = sums[0]] { write(tensor, sum); });
   });
 }
 
@@ -152,7 +153,7 @@ WorkPtr Reductions::reduce(Side& side, std::vector<at::Tensor>& tensors, const c
     const auto work = world.reduce(products, with_plain_sum(options, side));
     return followed_by(work, tensors, [products, tensors, is_root = options.rootRank == group_.rank]() mutable {
       for (size_t i = 0; is_root && i < tensors.size(); ++i) {
-        tensors[i].copy_(products[i]);
+        write(tensors[i], products[i]);
       }
     });
   });

@@ -425,6 +425,16 @@ void bind_functions(py::module_& module) {
         });
       },
       "Where the backend's warnings go: function(text), on the thread that makes a collective's call.");
+  module.def(
+      "set_third_step_function",
+      [](py::object function) {
+        set_third_step_function([function = function.release()] {
+          const py::gil_scoped_acquire gil;
+          function();
+        });
+      },
+      "What is called when the third step of a group begins that was asked to leave something out: function(), on the "
+      "thread that makes a collective's call.");
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 
 #include <chrono>
 #include <functional>
@@ -10,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "isthmus/communicator.h"
+#include "torch/backend/tensors.h"
 #include "torch/faults/fault_board.h"
 
 namespace isthmus::torch_backend {
@@ -29,8 +29,7 @@ struct TwoTierCall {
   // After run(): in the calling thread, on its current stream.
   void copy_back() const {
     if (!written.is_same(output)) {
-      const at::NoGradGuard no_grad;
-      output.copy_(written, /*non_blocking=*/true);
+      write(output, written, /*non_blocking=*/true);
     }
   }
 };

@@ -17,6 +17,11 @@ FsdpFunctions& fsdp_functions() {
   return *functions;
 }
 
+std::function<void()>& third_step_function() {
+  static auto* function = new std::function<void()>;  // never destroyed: it holds a Python object
+  return *function;
+}
+
 // Adds Python's answers about a call that has no tag.
 void ask_python(ReductionCall& call) {
   if (call.tag != nullptr || call.label == nullptr) {
@@ -34,6 +39,8 @@ void ask_python(ReductionCall& call) {
 
 void set_fsdp_functions(FsdpFunctions functions) { fsdp_functions() = std::move(functions); }
 
+void set_third_step_function(std::function<void()> function) { third_step_function() = std::move(function); }
+
 GradientRecogniser::GradientRecogniser(const Group& group, CallCounters& counters, bool covers_job)
     : group_(group),
       counters_(counters),
@@ -45,6 +52,9 @@ std::optional<Gradient> GradientRecogniser::recognise(const at::Tensor& output, 
   if (!group_.two_tier()) {
     counters_.count_exact("the group is not on several nodes of one size");
     return std::nullopt;
+  }
+  if (third_step_begins() && third_step_function()) {
+    third_step_function()();
   }
   const auto dtype = floating_dtype(input.scalar_type());
   const auto scale = sum_scale(op, group_.size);
@@ -60,6 +70,18 @@ std::optional<Gradient> GradientRecogniser::recognise(const at::Tensor& output, 
   }
   counters_.count_exact(why_not_recognised(call, output, input, reducible));
   return std::nullopt;
+}
+
+bool GradientRecogniser::third_step_begins() {
+  if (group_.options.codec == "none" && group_.options.weights != "delta") {
+    return false;
+  }
+  const uint64_t steps = num_optimizer_steps();
+  const std::lock_guard lock(mutex_);
+  steps_before_ = steps_before_.value_or(steps);
+  const bool begins = !is_third_step_over_ && steps >= *steps_before_ + 2;
+  is_third_step_over_ |= begins;
+  return begins;
 }
 
 std::optional<IdentifiedUnit> GradientRecogniser::identify(const ReductionCall& call, const ReductionShape& shape) {

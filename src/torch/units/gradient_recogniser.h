@@ -33,6 +33,10 @@ struct FsdpFunctions {
 };
 void set_fsdp_functions(FsdpFunctions functions);
 
+// Called when the third step of a group begins that was asked to leave something out, by a thread that makes its calls
+// and without locks. Two steps have shown by then whether it does. Set once, before the first group.
+void set_third_step_function(std::function<void()> function);
+
 // Called by the threads that make the group's calls; `mutex_` is not held while Python is asked.
 class GradientRecogniser {
  public:
@@ -49,6 +53,7 @@ class GradientRecogniser {
   std::string gradients() const;
 
  private:
+  bool third_step_begins();
   std::optional<IdentifiedUnit> identify(const ReductionCall& call, const ReductionShape& shape);
   const char* why_not_recognised(const ReductionCall& call, const at::Tensor& output, const at::Tensor& input,
                                  bool reducible) const;
@@ -58,6 +63,8 @@ class GradientRecogniser {
 
   mutable std::mutex mutex_;  // guards what follows
   UnitTracker units_;
+  std::optional<uint64_t> steps_before_;  // of optimizers, before the first reduction
+  bool is_third_step_over_ = false;
   std::string gradients_;  // option `gradients`, as it is now
 };
 

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "communicator/plan/policy.h"
+
 namespace isthmus::torch_backend {
 namespace {
 
@@ -25,10 +27,6 @@ std::string made_up_name(const char* kind, const ReductionShape& shape) {
 }
 
 }  // namespace
-
-std::string with_ordinal(std::string name, int ordinal) {
-  return ordinal == 0 ? name : std::move(name) + " (" + std::to_string(ordinal + 1) + ")";
-}
 
 ReductionCall current_call() {
   ReductionCall call;

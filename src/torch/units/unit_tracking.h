@@ -18,9 +18,6 @@ inline constexpr const char* kUnknownParameter = "a unit of FSDP1 that cannot be
 inline constexpr const char* kUnknownCaller = "a unit of FSDP2 that cannot be told apart";
 inline constexpr const char* kMayHoldCopies = "unknown parameters, of which ranks outside of the group may hold copies";
 
-// "root", "root (2)" for ordinal 1.
-std::string with_ordinal(std::string name, int ordinal);
-
 // The caller of a reduction that FSDP2 labels, found by Python (python/isthmus/units/identify.py). Unknown without
 // `owner`.
 struct Fsdp2Caller {

@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "communicator/plan/policy.h"
 #include "torch/backend/tensors.h"
-#include "torch/units/unit_tracking.h"
 
 namespace isthmus::torch_backend {
 namespace {

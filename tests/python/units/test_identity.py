@@ -254,6 +254,16 @@ def prepared_models_of_one_name_are_numbered() -> None:
 
 
 @table
+def what_is_excluded_is_excluded_in_every_model() -> None:
+    for prepare in (False, True):
+        process_group = group_of(units="!blocks.0,*")
+        models = [fsdp2(mesh_of(process_group)) for _ in range(3)]
+        for model in models:
+            trained(isthmus.prepare(model) if prepare else model)
+        assert exact_calls(process_group) == {"excluded by policy (units)": 3 * 2}
+
+
+@table
 def frozen_models_do_not_count() -> None:
     process_group = tagc_group()
     teacher: Any = fsdp2(mesh_of(process_group)).requires_grad_(False)
