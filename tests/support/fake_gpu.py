@@ -53,12 +53,6 @@ def library() -> Path:
     return build / "libfake_gpu.so"
 
 
-def libraries_with_wire() -> str:
-    """Return what to preload into a process that is rank 0 of as many as it likes (tests/gpu/wire)."""
-    fake = library()
-    return f"{fake.with_name('librehearsal_wire_fake.so')} {fake}"
-
-
 def _cmake(build: Path, *arguments: str) -> str:
     """Run CMake, one process at a time; return the end of what it says if it fails."""
     build.mkdir(parents=True, exist_ok=True)

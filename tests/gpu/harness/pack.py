@@ -16,7 +16,7 @@ from pathlib import Path
 from gpu.harness import prebuilt, versions
 from gpu.harness.build import REPOSITORY, Places, built_program
 
-PROGRAMS = ("check_cuda", "bench_cuda", "librehearsal_wire.so")
+PROGRAMS = ("check_cuda", "bench_cuda")
 _NOT_PYTHON = shutil.ignore_patterns("*.cpp", "*.h", "*.cu", "CMakeLists.txt", "machines", "__pycache__", "*.so")
 MIB = 1 << 20
 
