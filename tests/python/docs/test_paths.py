@@ -77,7 +77,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 def test_missing_paths_are_found() -> None:
-    text = """`tests/run` and `python tools/mutate`, [here](testing.md) and [there](testing.txt#a), `src/*/none.zip`
+    text = """`tests/run` and `python tools/tidy.py`, [here](testing.md) and [there](testing.txt#a), `src/*/none.zip`
 ## A heading, and `more`
 [above](#a-heading-and-more), [nowhere](#b), [faults](operating.md#faults), [none](operating.md#none), [line](x.md#L1)
 ```sh
