@@ -98,12 +98,20 @@ c10::intrusive_ptr<WorkerWork> CpuSide::make_work(const TwoTierCall& call) const
 }
 
 void CpuSide::run_between_collectives(const char* name, const std::function<void(Communicator&)>& action) {
+  queue(job_between_collectives(name, action))->wait();
+}
+
+void CpuSide::post_between_collectives(const char* name, std::function<void(Communicator&)> action) {
+  queue(job_between_collectives(name, std::move(action)));
+}
+
+CpuSide::Job CpuSide::job_between_collectives(const char* name, std::function<void(Communicator&)> action) const {
   Job job;
   job.work = c10::make_intrusive<WorkerWork>(group_.rank, c10d::OpType::UNKNOWN, name, std::vector<at::Tensor>{},
                                              std::vector<at::Tensor>{});
-  job.run = action;
+  job.run = std::move(action);
   job.sends = false;
-  queue(std::move(job))->wait();
+  return job;
 }
 
 WorkPtr CpuSide::queue(Job job) {

@@ -49,6 +49,7 @@ class CpuSide final : public Side {
   // The tensors of `call` may be undefined.
   WorkPtr submit(TwoTierCall call) override;
   void run_between_collectives(const char* name, const std::function<void(Communicator&)>& action) override;
+  void post_between_collectives(const char* name, std::function<void(Communicator&)> action) override;
   bool has_communicator() const override { return group_.two_tier(); }
 
   std::optional<SideStats> stats() override;
@@ -80,6 +81,7 @@ class CpuSide final : public Side {
   std::shared_ptr<MessageTransport> make_tier(const char* name, const TierParts& parts,
                                               const std::vector<int>& group_ranks);
   c10::intrusive_ptr<WorkerWork> make_work(const TwoTierCall& call) const;
+  Job job_between_collectives(const char* name, std::function<void(Communicator&)> action) const;
   WorkPtr queue(Job job);
   bool idle() const { return jobs_.empty() && !running_; }  // under mutex_
   void run_worker();
