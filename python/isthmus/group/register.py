@@ -333,7 +333,7 @@ def _set_up_process(options: _C.Options, group: Group) -> None:
         core.set_warning_function(_warn_on_first_rank)
         core.set_third_step_function(_tell_of_what_is_missing)
         core.set_shutdown_listener(_keep_last_stats)
-        core.set_fsdp_functions(_fsdp2_caller, _why_fsdp1_is_exact)
+        core.set_fsdp_functions(_fsdp2_caller, _fsdp1_caller)
         core.set_weights_caller(_weights_caller)
         atexit.register(_shut_down, os.getpid())
         if group.rank == 0:
@@ -349,16 +349,16 @@ def _warn_of_unknown_variables(core: Any) -> None:
 
 
 # Imported at the first reduction, not at `import torch`, which registers: `units.identify` imports DTensor for seconds.
-def _fsdp2_caller() -> tuple[int, str, int, str]:
+def _fsdp2_caller() -> tuple[str, int, str, int, Any]:
     from isthmus.units import identify
 
     return identify.fsdp2_caller()
 
 
-def _why_fsdp1_is_exact(flat_parameter: torch.Tensor) -> str:
+def _fsdp1_caller(flat_parameter: torch.Tensor) -> tuple[str, int, str, int, Any]:
     from isthmus.units import identify
 
-    return identify.why_fsdp1_is_exact(flat_parameter)
+    return identify.fsdp1_caller(flat_parameter)
 
 
 def _weights_caller() -> tuple[int, str]:

@@ -15,6 +15,7 @@ from isthmus import native
 from isthmus.backends import group_on_isthmus
 from isthmus.units.layout import Layout, Parameter, clean_name
 from isthmus.units.models import Unit, some_mix_replicas
+from isthmus.units.owners import number_of
 
 if TYPE_CHECKING:
     from isthmus.units.prepare import Prepared
@@ -29,7 +30,6 @@ def bucket_unit(index: int, parameters: Sequence[Parameter], process_group: dist
         name=f"bucket {index}",
         label="",
         parameters=tuple(parameters),
-        trained=tuple(parameters),
         in_rows=False,
         shard_group=None,
         replicate_group=process_group,
@@ -56,6 +56,7 @@ class BucketReduction:
     def __init__(self, module: nn.parallel.DistributedDataParallel, prepared: Prepared) -> None:
         self._parameters = bucket_parameters(module)
         self._group = module.process_group
+        self._owner = number_of(module)
         self._layouts: dict[tuple[int, tuple[torch.Tensor, ...]], tuple[Unit, Layout, str]] = {}
         self.begin(prepared)
 
@@ -76,11 +77,11 @@ class BucketReduction:
             gradients.div_(self._group.size())
             return dist.all_reduce(gradients, group=self._group, async_op=True).get_future().then(lambda _: gradients)
         unit, layout, replicas = self._unit_of(bucket.index(), tuple(bucket.parameters()))
-        name, layout_hash = prepared.full_name(unit.name), prepared.remember(unit, layout)
+        name, layout_hash = prepared.full_name(unit.name), prepared.remember(layout)
         exact = prepared.exact_reason(unit.name) or replicas
         exact = exact or self._exact_until_settled(prepared.settled, (name, layout_hash))
         core = native.load()
-        core.push_unit(name, layout_hash, exact)
+        core.push_unit(name, layout_hash, exact, self._owner)
         try:
             work = dist.all_reduce(gradients, op=dist.ReduceOp.AVG, group=group, async_op=True)
         finally:

@@ -6,14 +6,12 @@ several models, with garbage collection at any time, and for a unit that reduces
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import itertools
 import threading
 import weakref
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -25,64 +23,72 @@ from isthmus.units.models import (
     gathering_object,
     mixes_replicas,
     reducing_group,
+    reducing_handle,
+    section_elements,
+    shard_group,
     trainable_indexes,
 )
-from isthmus.units.prepare import elements_of, tag_of, weights_name
+from isthmus.units.owners import forget_with, new_number, number_of
+from isthmus.units.prepare import tag_of, weights_name
+
+# As the native module takes a unit: name, layout, why it is exact, owner, sections.
+Tag = tuple[str, int, str, int, Any]
+
+UNKNOWN: Tag = ("", 0, "", 0, None)
 
 
-@dataclass(frozen=True)
-class _Owner:
-    """The constant properties of one of FSDP2's objects."""
+@dataclass
+class _Known:
+    """What is known of one of FSDP2's objects."""
 
-    number: int  # never given again
+    number: int
     exact: str  # why its reductions must stay exact, "" if they need not
+    sections: dict[tuple[int, ...], Any] = field(default_factory=dict)  # by places of parameters
 
 
-_owners: weakref.WeakKeyDictionary[ParamGroup, _Owner] = weakref.WeakKeyDictionary()
-_numbers = itertools.count(1)
+_known: weakref.WeakKeyDictionary[ParamGroup, _Known] = weakref.WeakKeyDictionary()
 
 
-def fsdp2_caller() -> tuple[int, str, int, str]:
-    """Return owner, name, layout and why it is exact ("": it need not be) of the unit that FSDP2 is reducing.
+def fsdp2_caller() -> Tag:
+    """Return the unit that FSDP2 is reducing. Its name is "" unless the unit was prepared.
 
-    The owner is a number of this process, 0 if FSDP2's object is not on the stack. The name is "" unless the unit was
-    prepared. The layout is 0 if nothing names the parameters, and all that can have gradients do.
+    The owner is 0 if FSDP2's object is not on the stack.
     """
     found = reducing_group()
-    return (0, "", 0, "") if found is None else _describe(*found)
+    return UNKNOWN if found is None else _describe(*found)
 
 
 # Of a unit that is reduced without some of its parameters, where the call's stack does not tell which.
 UNKNOWN_PARAMETERS = "which parameters have gradients is not known"
 
 
-def handed_reduction(group: ParamGroup, num_elements: int) -> tuple[str, int, str]:
-    """Return name, layout and why it is exact of a reduction that FSDP2 hands to a prepared unit's own collective.
+def handed_reduction(group: ParamGroup, num_elements: int) -> Tag:
+    """Return the unit of a reduction that FSDP2 hands to a prepared unit's own collective.
 
     Its size tells whether all parameters have gradients that can; only if not, the stack is asked.
     """
-    indexes = trainable_indexes(group)
-    if elements_of(group, indexes) != num_elements:
+    tag = _describe(group, trainable_indexes(group))
+    shards = shard_group(group)
+    if shards is None or tag[-1].row_elements * shards.size() != num_elements:
         found = reducing_group()
         if found is None or found[0] is not group:
-            _, name, layout, _ = _describe(group, indexes)
-            return name, layout, UNKNOWN_PARAMETERS
-        indexes = found[1]
-    _, name, layout, exact = _describe(group, indexes)
-    return name, layout, exact
+            name, layout, _, owner, _ = tag
+            return name, layout, UNKNOWN_PARAMETERS, owner, None
+        tag = _describe(*found)
+    return tag
 
 
-def _describe(group: ParamGroup, indexes: tuple[int, ...]) -> tuple[int, str, int, str]:
-    owner = _owners.get(group)
-    if owner is None:
+def _describe(group: ParamGroup, indexes: tuple[int, ...]) -> Tag:
+    known = _known.get(group)
+    if known is None:
         exact = native.load().REPLICAS if mixes_replicas(group) else ""
-        owner = _owners[group] = _Owner(next(_numbers), exact)
-    tag = tag_of(group, indexes)
-    if tag is not None:
-        name, layout, exact = tag
-        return owner.number, name, layout, exact or owner.exact
-    layout = 0 if indexes == trainable_indexes(group) else _hash(indexes)
-    return owner.number, "", layout, owner.exact
+        known = _known[group] = _Known(number_of(group), exact)
+    sections = known.sections.get(indexes)
+    if sections is None:
+        pairs = [(index, section_elements(group, index)) for index in indexes]
+        sections = known.sections[indexes] = native.load().Sections(pairs)
+    name, exact = tag_of(group) or ("", "")
+    return name, 0, exact or known.exact, known.number, sections
 
 
 @dataclass(frozen=True)
@@ -130,21 +136,16 @@ def weights_caller() -> tuple[int, str]:
     owner = _gatherers.get(gatherer)
     # FSDP2 names a unit in its first forward pass, and prepare may come later.
     if owner is not None and owner.name != name:
-        native.load().forget_weights_of(owner.number)
+        native.load().forget_owner(owner.number)
         owner = None
     if owner is None:
-        owner = _gatherers[gatherer] = _Gatherer(next(_numbers), name)
-        weakref.finalize(gatherer, native.load().forget_weights_of, owner.number).atexit = False
+        owner = _gatherers[gatherer] = _Gatherer(new_number(), name)
+        forget_with(gatherer, owner.number)
     return owner.number, name
 
 
-def why_fsdp1_is_exact(flat_parameter: torch.Tensor) -> str:
-    """Return why FSDP1's reductions of this flat parameter must stay exact, "" if they need not."""
-    return native.load().REPLICAS if flat_mixes_replicas(flat_parameter) else ""
-
-
-@functools.lru_cache(maxsize=4096)
-def _hash(indexes: tuple[int, ...]) -> int:
-    """Return a hash for a layout of parameters without names, by their places in the unit; never 0."""
-    digest = hashlib.blake2b(",".join(map(str, indexes)).encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "big") >> 1) or 1
+def fsdp1_caller(flat_parameter: torch.Tensor) -> Tag:
+    """Return the unit of a flat parameter that FSDP1 is reducing and that was not prepared: it has no name."""
+    exact = native.load().REPLICAS if flat_mixes_replicas(flat_parameter) else ""
+    handle = reducing_handle()
+    return "", 0, exact, 0 if handle is None else number_of(handle), None

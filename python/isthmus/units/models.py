@@ -7,7 +7,6 @@ on torch 2.11 and 2.15.
 from __future__ import annotations
 
 import functools
-import math
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
@@ -39,29 +38,15 @@ def all_groups() -> list[dist.ProcessGroup]:
 
 
 @dataclass(frozen=True)
-class Reduction:
-    """One of the collectives that reduce a unit: which elements of the unit's layout, over which group."""
-
-    process_group: dist.ProcessGroup
-    collective: str  # "reduce_scatter" or "all_reduce"
-    first_element: int
-    num_elements: int
-
-
-@dataclass(frozen=True)
 class Unit:
     """Parameters that a model reduces together. Refers to no module, so that it keeps none alive."""
 
     name: str  # in the model: "blocks.0", "root"
     label: str  # what FSDP2 calls it if it is not tagged; "" for others
     parameters: tuple[Parameter, ...]  # with padding between them
-    trained: tuple[Parameter, ...]  # those that could have a gradient when the model was read, as reduced
     in_rows: bool  # FSDP2
     shard_group: dist.ProcessGroup | None
     replicate_group: dist.ProcessGroup | None
-    # What torch divides the result of the reductions by afterwards; FSDP2 does so with float16 alone.
-    divisor: float = 1
-    float16_divisor: float = 1
 
     @property
     def num_shards(self) -> int:
@@ -73,27 +58,11 @@ class Unit:
         """The groups that the unit is reduced over."""
         return [group for group in (self.shard_group, self.replicate_group) if group is not None]
 
-    def divisor_of(self, dtype: str) -> float:
-        """Return torch's divisor of results of this type."""
-        return self.float16_divisor if dtype == "float16" else self.divisor
-
-    def layout(self, parameters: Iterable[Parameter] | None = None) -> Layout:
-        """Return the layout of a reduction in which `parameters` (default: all that are trained) have gradients."""
-        chosen = self.trained if parameters is None else tuple(parameters)
+    def layout(self) -> Layout:
+        """Return the layout of a reduction in which all parameters have gradients."""
         if self.in_rows:
-            return rows(chosen, self.num_shards)
-        return concatenated(chosen, self.num_shards)
-
-    def reductions(self, layout: Layout) -> list[Reduction]:
-        """Return the collectives that reduce a tensor of `layout`."""
-        found = []
-        if self.shard_group is not None and self.num_shards > 1:
-            found.append(Reduction(self.shard_group, "reduce_scatter", 0, layout.num_elements))
-        if self.replicate_group is not None:
-            shard = layout.num_elements // self.num_shards
-            rank = self.shard_group.rank() if self.shard_group is not None else 0
-            found.append(Reduction(self.replicate_group, "all_reduce", rank * shard, shard))
-        return found
+            return rows(self.parameters, self.num_shards)
+        return concatenated(self.parameters, self.num_shards)
 
 
 def units_of(model: nn.Module) -> list[Unit]:
@@ -120,6 +89,12 @@ def unit_name(module_names: Iterable[str]) -> str:
 # --- FSDP2 ---
 
 
+def fsdp2_groups(model: nn.Module) -> list[ParamGroup]:
+    """Return FSDP2's objects in `model`, each once."""
+    found = {id(group): group for module in model.modules() for group in param_groups_of(module)}
+    return list(found.values())
+
+
 def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
     """Yield FSDP2's units in `model`."""
     modules = dict(model.named_modules())
@@ -137,12 +112,9 @@ def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
                 name=unit_name(names),
                 label=(", ".join(names) if label is None else label) or "root",
                 parameters=tuple(parameters.values()),
-                trained=tuple(tuple(parameters.values())[index] for index in trainable_indexes(group)),
                 in_rows=True,
                 shard_group=shard_group(group),
                 replicate_group=replicate_group(group),
-                divisor=_divisor(group, is_float16=False),
-                float16_divisor=_divisor(group, is_float16=True),
             ),
         )
 
@@ -165,18 +137,6 @@ def let_reductions_overlap(model: nn.Module) -> None:
             module.set_reduce_scatter_max_input_buffers(INPUT_BUFFERS, recurse=False)
 
 
-def _divisor(group: ParamGroup, *, is_float16: bool) -> float:
-    """Return FSDP2's divisor of a reduced gradient. It also divides before, to keep float16 in its range."""
-    if not is_float16 and not group.force_sum_reduction_for_comms:
-        return 1
-    groups = [found for found in (shard_group(group), replicate_group(group)) if found is not None]
-    factor: float = group.gradient_divide_factor or math.prod(found.size() for found in groups)
-    divided_before = 1
-    while is_float16 and factor % divided_before == 0 and factor / divided_before > divided_before:
-        divided_before *= 2
-    return factor / divided_before
-
-
 def describe(group: ParamGroup, module_names: dict[int, str]) -> dict[ShardedParam, Parameter]:
     """Return a unit's parameters as layouts have them. `module_names`: by id of the module."""
     part = mesh_part(group.mesh_info.mesh)
@@ -196,6 +156,22 @@ def trainable_indexes(group: ParamGroup) -> tuple[int, ...]:
     params = group.fsdp_params
     order = getattr(group, "_reduce_scatter_param_indices", None) or range(len(params))  # torch 2.15
     return tuple(index for index in order if params[index].sharded_param.requires_grad)
+
+
+def section_elements(group: ParamGroup, index: int) -> int:
+    """Return how many elements of a row belong to the parameter at this place in the unit."""
+    elements: int = group.fsdp_params[index].padded_sharded_param_size.numel()
+    return elements
+
+
+def reducing_handle() -> Any | None:
+    """Return FSDP1's object of a flat parameter that is being reduced on this thread, None if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_post_backward_hook":
+            return frame.f_locals.get("handle")
+        frame = frame.f_back
+    return None
 
 
 def reducing_group() -> tuple[ParamGroup, tuple[int, ...]] | None:
@@ -365,6 +341,14 @@ def root_of(group: ParamGroup) -> nn.Module | None:
 # --- FSDP1 and DDP ---
 
 
+def fsdp1_handles(model: nn.Module) -> list[Any]:
+    """Return FSDP1's objects of the flat parameters in `model`."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    found = [getattr(m, "_handle", None) for m in model.modules() if isinstance(m, FullyShardedDataParallel)]
+    return [handle for handle in found if handle is not None]
+
+
 def fsdp1_units(model: nn.Module) -> Iterator[tuple[torch.Tensor, Unit]]:
     """Yield FSDP1's flat parameters in `model`, each with its unit."""
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -381,12 +365,9 @@ def fsdp1_units(model: nn.Module) -> Iterator[tuple[torch.Tensor, Unit]]:
                 name=unit_name([name]),
                 label="",
                 parameters=parameters,
-                trained=parameters,
                 in_rows=False,
                 shard_group=module.process_group if is_sharded else None,
                 replicate_group=getattr(module, "_inter_node_pg", None) if is_sharded else module.process_group,
-                divisor=module._gradient_postdivide_factor,
-                float16_divisor=module._gradient_postdivide_factor,
             ),
         )
 

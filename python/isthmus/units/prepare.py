@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
-from isthmus.backends import isthmus_backend
+from isthmus.backends import backends_of, isthmus_backend
 from isthmus.units.buckets import bucket_parameters, bucket_unit, end_bucket_hook, register_bucket_hook
 from isthmus.units.gradient_scaling import follow
 from isthmus.units.layout import Layout, Parameter, clean_name
@@ -27,11 +27,13 @@ from isthmus.units.models import (
     ddp_modules,
     flat_mixes_replicas,
     fqn_of,
+    fsdp1_handles,
     fsdp1_units,
     fsdp2_units,
     groups_of,
     let_reductions_overlap,
 )
+from isthmus.units.owners import number_of, owners_of
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -48,25 +50,30 @@ class Prepared:
     units: list[Unit] = field(default_factory=list)  # of FSDP
     bucket_group: dist.ProcessGroup | None = None  # of DDP
     bucket_parameters: tuple[Parameter, ...] = ()  # all that DDP reduces
-    # Layouts of the units' reductions so far: what a checkpoint says of residuals.
-    layouts: dict[tuple[str, int], tuple[Unit, Layout]] = field(default_factory=dict)
+    # Of reductions so far, by hash: what a checkpoint says of residuals.
+    layouts: dict[int, Layout] = field(default_factory=dict)
     # DDP: buckets, by name and layout, that occurred in two earlier backward passes or came with a checkpoint.
     settled: set[tuple[str, int]] = field(default_factory=set)
 
+    def base_name(self, unit_name: str) -> str:
+        """Return the name of a unit without the number among models of equal names."""
+        return f"{self.name}/{unit_name}" if self.name else unit_name
+
     def full_name(self, unit_name: str) -> str:
         """Return the name under which the backend knows a unit."""
-        name = f"{self.name}/{unit_name}" if self.name else unit_name
+        name = self.base_name(unit_name)
         return f"{name} ({self.number + 1})" if self.number else name
 
-    def unit_named(self, full_name: str) -> Unit | None:
-        """Return the unit that the backend knows under a name; a bucket of DDP may hold any parameters."""
-        for unit in self.units:
-            if self.full_name(unit.name) == full_name:
-                return unit
-        index = re.search(r"bucket (\d+)", full_name)
-        if index and self.bucket_group is not None and full_name == self.full_name(index[0]):
+    def bucket_named(self, name: str) -> Unit | None:
+        """Return a bucket of DDP by its name without the model's number; it may hold any parameters."""
+        index = re.search(r"bucket (\d+)", name)
+        if index and self.bucket_group is not None and self.base_name(index[0]) in (name, name.partition(" (")[0]):
             return bucket_unit(int(index[1]), self.bucket_parameters, self.bucket_group)
         return None
+
+    def bucket_layout(self, layout_hash: int) -> Layout | None:
+        """Return the layout of a bucket by its hash, None if it was not reduced."""
+        return self.layouts.get(layout_hash)
 
     def take_number(self, groups: Iterable[dist.ProcessGroup]) -> None:
         """Take the next number that is free in all groups. Every rank prepares alike, so all take the same."""
@@ -82,15 +89,15 @@ class Prepared:
         """Return why a unit stays exact, "" if it does not."""
         return "" if matches(self.patterns, unit_name) else EXCLUDED
 
-    def remember(self, unit: Unit, layout: Layout) -> int:
-        """Note that reductions of `unit` have this layout; return its hash."""
-        self.layouts[self.full_name(unit.name), layout.hash] = (unit, layout)
+    def remember(self, layout: Layout) -> int:
+        """Note that reductions have this layout; return its hash."""
+        self.layouts[layout.hash] = layout
         return layout.hash
 
     def expect(self, unit: Unit, layout: Layout) -> int:
         """Note a layout from a checkpoint, which counts as settled; return its hash."""
         self.settled.add((self.full_name(unit.name), layout.hash))
-        return self.remember(unit, layout)
+        return self.remember(layout)
 
 
 _prepared: weakref.WeakKeyDictionary[nn.Module, Prepared] = weakref.WeakKeyDictionary()
@@ -103,9 +110,9 @@ def prepared_of(model: nn.Module) -> Prepared | None:
     return _prepared.get(model)
 
 
-def all_prepared() -> list[Prepared]:
-    """Return what `prepare` noted about all models that are alive."""
-    return list(_prepared.values())
+def prepared_models() -> list[nn.Module]:
+    """Return all prepared models that are alive, in the order in which they were prepared."""
+    return list(_prepared)
 
 
 def matches(patterns: str, name: str) -> bool:
@@ -173,20 +180,24 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
         _units_of_groups[group] = _PreparedUnit(unit, prepared)
     if fsdp2:
         let_reductions_overlap(model)
+    handles = {id(handle.flat_param): handle for handle in fsdp1_handles(model)}
     for flat, unit in fsdp1:
-        layout_hash = prepared.remember(unit, unit.layout())
+        layout_hash = prepared.remember(unit.layout())
         exact = prepared.exact_reason(unit.name) or (_replicas() if flat_mixes_replicas(flat) else "")
-        native.load().name_parameter(flat, prepared.full_name(unit.name), layout_hash, exact)
+        owner = number_of(handles[id(flat)])
+        native.load().name_parameter(flat, prepared.full_name(unit.name), layout_hash, exact, owner)
     for module in ddp:
         register_bucket_hook(module, prepared)
     return prepared
 
 
 def forget(model: nn.Module) -> None:
-    """Undo `prepare`, if it was called for this model. Its GradScaler still knows it, and does nothing to it."""
+    """Undo `prepare`, if it was called for this model, and drop its units. Its GradScaler lets it be from then on."""
     prepared = _prepared.pop(model, None)
     if prepared is None:
         return
+    for backend in backends_of(groups_of(model)):
+        backend.clear_units(owners_of(model))
     for _, module in ddp_modules(model):
         end_bucket_hook(module, prepared)
     for group, _ in fsdp2_units(model):
@@ -218,35 +229,17 @@ class _PreparedUnit:
 
     unit: Unit
     prepared: Prepared
-    layouts: dict[tuple[int, ...], int] = field(default_factory=dict)  # their hashes, by places of parameters
 
 
 _units_of_groups: weakref.WeakKeyDictionary[ParamGroup, _PreparedUnit] = weakref.WeakKeyDictionary()
 
 
-def tag_of(group: ParamGroup, indexes: tuple[int, ...]) -> tuple[str, int, str] | None:
-    """Return name, layout and why it is exact of a unit in which these parameters have gradients.
-
-    None if it was not prepared. Parameters are given by their places in the unit, in the order of the reduction.
-    """
+def tag_of(group: ParamGroup) -> tuple[str, str] | None:
+    """Return name and why it is exact of a unit, None if it was not prepared."""
     found = _units_of_groups.get(group)
     if found is None:
         return None
-    unit, prepared = found.unit, found.prepared
-    if indexes not in found.layouts:
-        layout = unit.layout(unit.parameters[index] for index in indexes)
-        found.layouts[indexes] = prepared.remember(unit, layout)
-    return prepared.full_name(unit.name), found.layouts[indexes], prepared.exact_reason(unit.name)
-
-
-def elements_of(group: ParamGroup, indexes: tuple[int, ...]) -> int | None:
-    """Return how many elements FSDP2 reduces if these parameters have gradients, None if it was not prepared."""
-    tag = tag_of(group, indexes)
-    if tag is None:
-        return None
-    name, layout_hash, _ = tag
-    _, layout = _units_of_groups[group].prepared.layouts[name, layout_hash]
-    return layout.num_elements
+    return found.prepared.full_name(found.unit.name), found.prepared.exact_reason(found.unit.name)
 
 
 # --- Gathers of weights ---
@@ -284,9 +277,10 @@ def _prepare_dtensors(model: nn.Module, prepared: Prepared) -> None:
     prepared.units = [_dtensor_unit(clean_name(name), p) for name, p in parameters]
     prepared.take_number(groups_of(model))
     for (_, parameter), unit in zip(parameters, prepared.units, strict=True):
-        layout_hash = prepared.remember(unit, unit.layout())
+        layout_hash = prepared.remember(unit.layout())
         exact = prepared.exact_reason(unit.name)
-        native.load().name_parameter(parameter, prepared.full_name(unit.name), layout_hash, exact)
+        full_name = prepared.full_name(unit.name)
+        native.load().name_parameter(parameter, full_name, layout_hash, exact, number_of(parameter))
         _names_of_dtensors[parameter] = prepared.full_name(unit.name)
 
 
@@ -297,7 +291,6 @@ def _dtensor_unit(name: str, parameter: DTensor) -> Unit:
         name=name,
         label="",
         parameters=described,
-        trained=described,
         in_rows=False,
         shard_group=None,
         replicate_group=None,

@@ -25,6 +25,7 @@ void add(const Stats& device, Stats& total) {
   total.skipped_elements += device.skipped_elements;
   total.num_units += device.num_units;
   total.residual_bytes += device.residual_bytes;
+  total.dropped_residuals += device.dropped_residuals;
   total.scratch_bytes += device.scratch_bytes;
   total.units.insert(device.units.begin(), device.units.end());
 }

@@ -71,6 +71,9 @@ class CudaSide final : public Side {
   WorkPtr submit(TwoTierCall call) override;
   WorkPtr submitted() override;
   void run_between_collectives(const char* name, const std::function<void(Communicator&)>& action) override;
+  void post_between_collectives(const char* name, std::function<void(Communicator&)> action) override {
+    run_between_collectives(name, action);
+  }
   bool has_communicator() const override { return gpu() != nullptr; }
 
   std::optional<SideStats> stats() override;

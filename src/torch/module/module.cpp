@@ -258,7 +258,8 @@ py::dict to_dict(const isthmus::Stats& path, const std::map<uint64_t, std::strin
                   "compressed_calls"_a = path.compressed_calls, "exact_calls"_a = path.exact_calls,
                   "skipped_steps"_a = path.skipped_steps, "skipped_elements"_a = path.skipped_elements,
                   "num_units"_a = path.num_units, "residual_bytes"_a = path.residual_bytes,
-                  "scratch_bytes"_a = path.scratch_bytes, "units"_a = units);
+                  "dropped_residuals"_a = path.dropped_residuals, "scratch_bytes"_a = path.scratch_bytes,
+                  "units"_a = units);
 }
 
 py::dict to_dict(const GatherTrial& trial) {

@@ -103,6 +103,10 @@ void CpuSide::run_between_collectives(const char* name, const std::function<void
   queue_local(name, action)->wait();
 }
 
+void CpuSide::post_between_collectives(const char* name, std::function<void(Communicator&)> action) {
+  queue_local(name, std::move(action));
+}
+
 WorkPtr CpuSide::submitted() {
   return has_communicator() ? queue_local("isthmus:barrier", [](Communicator&) {}) : nullptr;
 }

@@ -51,6 +51,7 @@ class CpuSide final : public Side {
   WorkPtr submit(TwoTierCall call) override;
   WorkPtr submitted() override;
   void run_between_collectives(const char* name, const std::function<void(Communicator&)>& action) override;
+  void post_between_collectives(const char* name, std::function<void(Communicator&)> action) override;
   bool has_communicator() const override { return group_.two_tier(); }
 
   std::optional<SideStats> stats() override;

@@ -61,6 +61,8 @@ class Side {
   // Runs `action` on this rank's communicator after what was submitted before, and waits for it. A local job: its
   // failure leaves the group usable. Only with two tiers. name: for profilers.
   virtual void run_between_collectives(const char* name, const std::function<void(Communicator&)>& action) = 0;
+  // The same, without waiting for it or telling whether it failed.
+  virtual void post_between_collectives(const char* name, std::function<void(Communicator&)> action) = 0;
   // Whether there is a communicator that may have units. On a GPU it is made with the first use.
   virtual bool has_communicator() const = 0;
 

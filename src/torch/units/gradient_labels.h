@@ -6,9 +6,12 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "isthmus/unit.h"
 
 namespace isthmus::torch_backend {
 
@@ -18,8 +21,10 @@ void install_label_tracking();
 // A unit as isthmus.prepare names it.
 struct UnitTag {
   std::string name;
-  uint64_t layout = 0;              // see UnitKey
-  const char* why_exact = nullptr;  // why it must stay exact; lives as long as the process
+  uint64_t layout = 0;                                 // see UnitKey
+  const char* why_exact = nullptr;                     // why it must stay exact; lives as long as the process
+  uint64_t owner = 0;                                  // see UnitKey
+  std::shared_ptr<const Sections> sections = nullptr;  // see UnitKey; of FSDP2
 };
 
 // Text that lives as long as the process: the same pointer for the same text; null for none.

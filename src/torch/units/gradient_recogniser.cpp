@@ -29,9 +29,17 @@ void ask_python(ReductionCall& call) {
   }
   const FsdpFunctions& functions = fsdp_functions();
   if (call.label->framework == Framework::kFsdp2) {
-    call.fsdp2 = functions.fsdp2_caller ? functions.fsdp2_caller() : Fsdp2Caller{};
-  } else if (call.accumulated && !parameter_tag(*call.accumulated) && functions.why_fsdp1_is_exact) {
-    call.why_fsdp1_is_exact = functions.why_fsdp1_is_exact(at::Tensor(call.accumulated->lock()));
+    call.fsdp = functions.fsdp2_caller ? functions.fsdp2_caller() : FsdpCaller{};
+  } else if (call.accumulated && !parameter_tag(*call.accumulated) && functions.fsdp1_caller) {
+    call.fsdp = functions.fsdp1_caller(at::Tensor(call.accumulated->lock()));
+  }
+}
+
+// Of another order of elements than is known, a reduction is a unit by itself.
+void forget_unfit_sections(UnitKey& key, int num_ranks) {
+  const int num_rows = key.collective == Collective::kReduceScatter ? num_ranks : 1;
+  if (key.sections != nullptr && num_rows * key.sections->row_elements() != key.num_elements) {
+    key.sections = nullptr;
   }
 }
 
@@ -64,6 +72,7 @@ std::optional<Gradient> GradientRecogniser::recognise(const at::Tensor& output, 
   if (reducible) {
     ask_python(call);
     if (auto unit = identify(call, {input.numel(), *dtype, collective})) {
+      forget_unfit_sections(unit->key, group_.size);
       look_for_unmatched_patterns(group_.options.units, unit->key);
       return Gradient{std::move(unit->key), *scale, unit->why_exact};
     }
@@ -87,6 +96,11 @@ bool GradientRecogniser::third_step_begins() {
 std::optional<IdentifiedUnit> GradientRecogniser::identify(const ReductionCall& call, const ReductionShape& shape) {
   const std::lock_guard lock(mutex_);
   return units_.identify(call, shape);
+}
+
+std::string GradientRecogniser::name_of(uint64_t owner, const std::string& label) {
+  const std::lock_guard lock(mutex_);
+  return units_.name_of(owner, label);
 }
 
 const char* GradientRecogniser::why_not_recognised(const ReductionCall& call, const at::Tensor& output,

@@ -28,8 +28,8 @@ struct Gradient {
 // Queries to Python about reductions that FSDP labels, made by the calling thread. Without them FSDP2's units cannot be
 // told apart.
 struct FsdpFunctions {
-  std::function<Fsdp2Caller()> fsdp2_caller;
-  std::function<const char*(const at::Tensor& flat_parameter)> why_fsdp1_is_exact;  // null: it need not be
+  std::function<FsdpCaller()> fsdp2_caller;
+  std::function<FsdpCaller(const at::Tensor& flat_parameter)> fsdp1_caller;
 };
 void set_fsdp_functions(FsdpFunctions functions);
 
@@ -47,6 +47,9 @@ class GradientRecogniser {
   // tensor.
   std::optional<Gradient> recognise(const at::Tensor& output, const at::Tensor& input, Collective collective,
                                     const c10d::ReduceOp& op);
+
+  // See UnitTracker.
+  std::string name_of(uint64_t owner, const std::string& label);
 
   // Option `gradients`. Throws OptionError where it is out of range.
   void set_gradients(const std::string& mode);

@@ -7,18 +7,22 @@
 namespace isthmus::torch_backend {
 namespace {
 
-UnitKey make_key(std::string name, uint64_t layout, const ReductionShape& shape) {
+UnitKey make_key(std::string name, const ReductionShape& shape) {
   UnitKey key;
   key.name = std::move(name);
   key.num_elements = shape.num_elements;
   key.dtype = shape.dtype;
   key.collective = shape.collective;
-  key.layout = layout;
   return key;
 }
 
-IdentifiedUnit tagged_unit(const UnitTag& tag, const ReductionShape& shape) {
-  return {make_key(tag.name, tag.layout, shape), tag.why_exact};
+// Of that name, or else of the tag's.
+IdentifiedUnit tagged_unit(const UnitTag& tag, const ReductionShape& shape, std::string name = "") {
+  UnitKey key = make_key(name.empty() ? tag.name : std::move(name), shape);
+  key.layout = tag.sections != nullptr ? tag.sections->hash() : tag.layout;
+  key.sections = tag.sections;
+  key.owner = tag.owner;
+  return {std::move(key), tag.why_exact};
 }
 
 // "fsdp1:float32:4096".
@@ -72,34 +76,36 @@ std::optional<IdentifiedUnit> UnitTracker::identify(const ReductionCall& call, c
 // reentrant checkpointing, other models, or skipped units.
 IdentifiedUnit UnitTracker::fsdp1_unit(const ReductionCall& call, const ReductionShape& shape) {
   if (!call.accumulated) {
-    return {make_key(made_up_name("fsdp1", shape), 0, shape), kUnknownParameter};
+    return {make_key(made_up_name("fsdp1", shape), shape), kUnknownParameter};
   }
   if (const auto tag = parameter_tag(*call.accumulated)) {
     return tagged_unit(*tag, shape);
   }
   const int number = flat_parameters_.number(*call.accumulated, shape);
-  return {make_key(with_ordinal(made_up_name("fsdp1", shape), number), 0, shape), call.why_fsdp1_is_exact};
+  return tagged_unit(call.fsdp, shape, with_ordinal(made_up_name("fsdp1", shape), number));
 }
 
 // FSDP2 reduces from Python, where the object that reduces is known. The label gives it a name for people; models with
 // equal names are told apart by numbers.
 IdentifiedUnit UnitTracker::fsdp2_unit(const ReductionCall& call, const ReductionShape& shape) {
-  const Fsdp2Caller& caller = call.fsdp2;
-  if (!caller.tag.name.empty()) {
-    return tagged_unit(caller.tag, shape);
+  if (!call.fsdp.name.empty()) {
+    return tagged_unit(call.fsdp, shape);
   }
   std::string name = call.label->module_name.empty() ? "root" : call.label->module_name;
-  if (caller.owner == 0) {
-    return {make_key(std::move(name), 0, shape), kUnknownCaller};
+  if (call.fsdp.owner == 0) {
+    return {make_key(std::move(name), shape), kUnknownCaller};
   }
-  std::map<uint64_t, int>& owners = owners_[name];
-  const int number = owners.try_emplace(caller.owner, static_cast<int>(owners.size())).first->second;
-  return {make_key(with_ordinal(std::move(name), number), caller.tag.layout, shape), caller.tag.why_exact};
+  return tagged_unit(call.fsdp, shape, name_of(call.fsdp.owner, name));
+}
+
+std::string UnitTracker::name_of(uint64_t owner, const std::string& label) {
+  std::map<uint64_t, int>& owners = owners_[label];
+  return with_ordinal(label, owners.try_emplace(owner, static_cast<int>(owners.size())).first->second);
 }
 
 IdentifiedUnit UnitTracker::parameter_unit(const WeakParameter& parameter, const ReductionShape& shape) {
   const int number = parameters_.number(parameter, shape);
-  return {make_key(with_ordinal(made_up_name("parameter", shape), number), 0, shape), nullptr};
+  return {make_key(with_ordinal(made_up_name("parameter", shape), number), shape), nullptr};
 }
 
 // A bucket, or a reduction of a compiled graph: it is a gradient because the option says so, and its parameters are
@@ -110,7 +116,7 @@ IdentifiedUnit UnitTracker::unknown_unit(const ReductionCall& call, const Reduct
     in_graph_task_.clear();
   }
   const int number = in_graph_task_[shape]++;
-  IdentifiedUnit unit{make_key(with_ordinal(made_up_name(to_string(shape.collective), shape), number), 0, shape),
+  IdentifiedUnit unit{make_key(with_ordinal(made_up_name(to_string(shape.collective), shape), number), shape),
                       covers_job_ ? nullptr : kMayHoldCopies};
   unit.key.may_keep_residual = false;
   return unit;

@@ -18,12 +18,9 @@ inline constexpr const char* kUnknownParameter = "a unit of FSDP1 that cannot be
 inline constexpr const char* kUnknownCaller = "a unit of FSDP2 that cannot be told apart";
 inline constexpr const char* kMayHoldCopies = "unknown parameters, of which ranks outside of the group may hold copies";
 
-// The caller of a reduction that FSDP2 labels, found by Python (python/isthmus/units/identify.py). Unknown without
-// `owner`.
-struct Fsdp2Caller {
-  uint64_t owner = 0;  // FSDP2's object for parameters that are reduced together: a number that is never reused
-  UnitTag tag;  // its name: empty unless isthmus.prepare gave one. Its layout: 0 if all parameters have gradients
-};
+// The caller of a reduction that FSDP labels, found by Python (python/isthmus/units/identify.py). Its owner is FSDP's
+// object for parameters that are reduced together, 0 if unknown; its name is empty unless isthmus.prepare gave one.
+using FsdpCaller = UnitTag;
 
 // The context of a reduction when it is called.
 struct ReductionCall {
@@ -32,8 +29,7 @@ struct ReductionCall {
   std::optional<WeakParameter> accumulated;  // the call is in a hook on this parameter's gradient
   std::optional<WeakParameter> parameter;    // what is reduced is this parameter's gradient, on its way to it
   int graph_task = -1;
-  Fsdp2Caller fsdp2;                         // for FSDP2's label
-  const char* why_fsdp1_is_exact = nullptr;  // for FSDP1's label: of the flat parameter, if it was not tagged
+  FsdpCaller fsdp;  // for FSDP's labels
 };
 // The context of the calling thread, without Python's part.
 ReductionCall current_call();
@@ -81,6 +77,8 @@ class UnitTracker {
   void set_gradients_in_backward(bool value) { gradients_in_backward_ = value; }
   // The unit of a reduction; nothing if it is no gradient.
   std::optional<IdentifiedUnit> identify(const ReductionCall& call, const ReductionShape& shape);
+  // The name of the unit of an owner that FSDP2 labels so, as its reductions will have it.
+  std::string name_of(uint64_t owner, const std::string& label);
 
  private:
   IdentifiedUnit fsdp1_unit(const ReductionCall& call, const ReductionShape& shape);

@@ -212,7 +212,7 @@ def state_of_units_goes_out_and_in() -> None:
     inside_a_node = make_group(nodes="1x4")
     assert native(inside_a_node).unit_states() == []
     native(inside_a_node).load_unit(saved[0])
-    native(inside_a_node).count_step()
+    native(inside_a_node).end_step(skipped=False)
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:
