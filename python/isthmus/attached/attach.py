@@ -163,7 +163,7 @@ class _Attaching:
         self._attachment.options = texts
         _require_attachable(self._model)
         self._groups = _groups_to_attach(self._model)
-        if prepared_of(self._model) is not None:
+        if (prepared := prepared_of(self._model)) is not None and prepared.asked_for:
             raise ValueError("this model was prepared before: leave isthmus.prepare out, isthmus.attach calls it")
         for group in self._groups:
             _require_no_other(options_beside(group), texts, dist.get_process_group_ranks(group))

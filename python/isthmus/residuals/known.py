@@ -40,10 +40,16 @@ class KnownModel:
         if self.prepared is not None:
             found = self.prepared.layouts.get((state["name"], state["layout"]))
             return [] if found is None else [found]
-        if state["layout"]:
-            return []
         unit = self.unit_named(state["name"])
-        return [] if unit is None else [(unit, unit.layout())]
+        layout = unit.layout() if unit is not None else None
+        return [(unit, layout)] if unit and layout and layout.hash == state["layout"] else []
+
+
+def layout_in_key(unit: Unit, layout: Layout, prepared: Prepared | None) -> int:
+    """Return the layout in the key of a unit that `layout` is loaded for: FSDP1's has none unless it is prepared."""
+    if prepared is not None:
+        return prepared.expect(unit, layout)
+    return layout.hash if unit.label else 0
 
 
 def known_models(target: Target) -> list[KnownModel]:

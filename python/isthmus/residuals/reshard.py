@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from isthmus.residuals.known import KnownModel, find_unit
+from isthmus.residuals.known import KnownModel, find_unit, layout_in_key
 from isthmus.residuals.saved import LoadReport, SavedGroup, SavedUnit, Source, check_options, ranks_by_node
 from isthmus.units.layout import Layout, Parameter, Totals
 from isthmus.units.models import Reduction, Unit
@@ -138,7 +138,7 @@ def _reshard_unit(
             "num_elements": reduction.num_elements,
             "dtype": whole.dtype,
             "collective": reduction.collective,
-            "layout": prepared.expect(unit, layout) if prepared else 0,
+            "layout": layout_in_key(unit, layout, prepared),
             "step": max(part.unit.step for part in whole.parts),
             "scale": 1.0,
             "residual": _residual(layout, totals, reduction, backend),

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from isthmus.backends import backends_of
-from isthmus.residuals.known import KnownModel, Target, known_models
+from isthmus.residuals.known import KnownModel, Target, known_models, layout_in_key
 from isthmus.residuals.reshard import Dropped, GroupAndBackend, place, reshard_residuals
 from isthmus.residuals.saved import (
     RESIDUALS,
@@ -235,7 +235,7 @@ def _layout_now(unit: SavedUnit, group: dist.ProcessGroup, known: Sequence[Known
         return unit.layout
     layout = Layout.from_json(unit.parameters)
     live, prepared, _ = place(unit.name, layout, [group], known)
-    return prepared.expect(live, layout) if prepared is not None else 0
+    return layout_in_key(live, layout, prepared)
 
 
 def _exchange_errors(groups: Sequence[GroupAndBackend], error: Exception | None) -> dict[int, str]:

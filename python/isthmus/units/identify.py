@@ -1,13 +1,12 @@
-"""Tells the native module which unit a reduction is of that FSDP labels, and whose weights a gather is of.
+"""Tells the native module which unit of FSDP a reduction is of, if it is of one, and whose weights a gather is of.
 
-FSDP reduces and gathers from Python, so the object of its unit is on the stack of the call. That also holds with
-several models, with garbage collection at any time, and for a unit that reduces several times.
+FSDP reduces and gathers from Python, so the object of its unit and the tensors that it reduces are on the stack of the
+call. That also holds with several models, with garbage collection at any time, and for a unit that reduces several
+times. Hooks of users have FSDP on their stack, too, but other tensors, or they stand between FSDP and the collective.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import itertools
 import threading
 import weakref
@@ -19,70 +18,47 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
+from isthmus.units.callers import gathering_object, reduction_of
+from isthmus.units.copies import why_fsdp1_is_exact
 from isthmus.units.models import (
     ParamGroup,
-    flat_mixes_replicas,
-    gathering_object,
-    mixes_replicas,
-    reducing_group,
     trainable_indexes,
 )
 from isthmus.units.prepare import elements_of, tag_of, weights_name
 
 
-@dataclass(frozen=True)
-class _Owner:
-    """The constant properties of one of FSDP2's objects."""
+def fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[str, int, str, torch.Tensor | None] | None:
+    """Return name, layout, why it is exact ("": it need not be) and flat parameter of the unit that FSDP is reducing.
 
-    number: int  # never given again
-    exact: str  # why its reductions must stay exact, "" if they need not
-
-
-_owners: weakref.WeakKeyDictionary[ParamGroup, _Owner] = weakref.WeakKeyDictionary()
-_numbers = itertools.count(1)
-
-
-def fsdp2_caller() -> tuple[int, str, int, str]:
-    """Return owner, name, layout and why it is exact ("": it need not be) of the unit that FSDP2 is reducing.
-
-    The owner is a number of this process, 0 if FSDP2's object is not on the stack. The name is "" unless the unit was
-    prepared. The layout is 0 if nothing names the parameters, and all that can have gradients do.
+    None if FSDP does not reduce these tensors, whatever runs meanwhile. FSDP1: the flat parameter stands for name and
+    layout; FSDP2 has none. All-reduces have one tensor, as output and input.
     """
-    found = reducing_group()
-    return (0, "", 0, "") if found is None else _describe(*found)
+    found = reduction_of(output, input)
+    if found is None:
+        return None
+    unit, parameters = found
+    if isinstance(parameters, torch.Tensor):
+        return "", 0, why_fsdp1_is_exact(parameters, unit), parameters
+    return *tag_of(unit, parameters), None
 
 
 # Of a unit that is reduced without some of its parameters, where the call's stack does not tell which.
 UNKNOWN_PARAMETERS = "which parameters have gradients is not known"
 
 
-def handed_reduction(group: ParamGroup, num_elements: int) -> tuple[str, int, str]:
+def handed_reduction(group: ParamGroup, output: torch.Tensor, input: torch.Tensor) -> tuple[str, int, str]:
     """Return name, layout and why it is exact of a reduction that FSDP2 hands to a prepared unit's own collective.
 
-    Its size tells whether all parameters have gradients that can; only if not, the stack is asked.
+    The input's size tells whether all parameters have gradients that can; only if not, the stack is asked.
     """
     indexes = trainable_indexes(group)
-    if elements_of(group, indexes) != num_elements:
-        found = reducing_group()
-        if found is None or found[0] is not group:
-            _, name, layout, _ = _describe(group, indexes)
-            return name, layout, UNKNOWN_PARAMETERS
-        indexes = found[1]
-    _, name, layout, exact = _describe(group, indexes)
-    return name, layout, exact
-
-
-def _describe(group: ParamGroup, indexes: tuple[int, ...]) -> tuple[int, str, int, str]:
-    owner = _owners.get(group)
-    if owner is None:
-        exact = native.load().REPLICAS if mixes_replicas(group) else ""
-        owner = _owners[group] = _Owner(next(_numbers), exact)
-    tag = tag_of(group, indexes)
-    if tag is not None:
-        name, layout, exact = tag
-        return owner.number, name, layout, exact or owner.exact
-    layout = 0 if indexes == trainable_indexes(group) else _hash(indexes)
-    return owner.number, "", layout, owner.exact
+    if elements_of(group, indexes) == input.numel():
+        return tag_of(group, indexes)
+    found = reduction_of(output, input)
+    if found is not None and found[0] is group:
+        return tag_of(*found)
+    name, layout, _ = tag_of(group, indexes)
+    return name, layout, UNKNOWN_PARAMETERS
 
 
 @dataclass(frozen=True)
@@ -93,6 +69,7 @@ class _Gatherer:
     name: str
 
 
+_numbers = itertools.count(1)
 _gatherers: MutableMapping[object, _Gatherer] = WeakIdKeyDictionary()
 
 
@@ -136,15 +113,3 @@ def weights_caller() -> tuple[int, str]:
         owner = _gatherers[gatherer] = _Gatherer(next(_numbers), name)
         weakref.finalize(gatherer, native.load().forget_weights_of, owner.number).atexit = False
     return owner.number, name
-
-
-def why_fsdp1_is_exact(flat_parameter: torch.Tensor) -> str:
-    """Return why FSDP1's reductions of this flat parameter must stay exact, "" if they need not."""
-    return native.load().REPLICAS if flat_mixes_replicas(flat_parameter) else ""
-
-
-@functools.lru_cache(maxsize=4096)
-def _hash(indexes: tuple[int, ...]) -> int:
-    """Return a hash for a layout of parameters without names, by their places in the unit; never 0."""
-    digest = hashlib.blake2b(",".join(map(str, indexes)).encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "big") >> 1) or 1

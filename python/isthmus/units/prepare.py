@@ -19,18 +19,20 @@ from torch.utils.weak import WeakIdKeyDictionary
 from isthmus import native
 from isthmus.backends import isthmus_backend
 from isthmus.units.buckets import bucket_parameters, bucket_unit, end_bucket_hook, register_bucket_hook
+from isthmus.units.copies import why_fsdp1_is_exact, why_fsdp2_is_exact
 from isthmus.units.gradient_scaling import follow
 from isthmus.units.layout import Layout, Parameter, clean_name
 from isthmus.units.models import (
     ParamGroup,
     Unit,
     ddp_modules,
-    flat_mixes_replicas,
     fqn_of,
     fsdp1_units,
     fsdp2_units,
     groups_of,
+    label_of,
     let_reductions_overlap,
+    root_of,
 )
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -44,7 +46,8 @@ class Prepared:
 
     name: str
     patterns: str
-    number: int = 0  # of the models that were prepared with these names before, in the same groups
+    asked_for: bool = True  # False: its units of FSDP2 were named when the first of them was reduced
+    number: int = 0  # of the models with these names before, in the same groups
     units: list[Unit] = field(default_factory=list)  # of FSDP
     bucket_group: dist.ProcessGroup | None = None  # of DDP
     bucket_parameters: tuple[Parameter, ...] = ()  # all that DDP reduces
@@ -94,17 +97,17 @@ class Prepared:
 
 
 _prepared: weakref.WeakKeyDictionary[nn.Module, Prepared] = weakref.WeakKeyDictionary()
-# How many models with a unit of a name were prepared. Dead ones count: a rank may keep a model that others dropped.
+# How many models have had a unit of a name. Dead ones count: a rank may keep a model that others dropped.
 _models_by_name: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 def prepared_of(model: nn.Module) -> Prepared | None:
-    """Return what `prepare` noted about `model` itself."""
+    """Return what is noted about `model` itself, by `prepare` or at its first reduction."""
     return _prepared.get(model)
 
 
 def all_prepared() -> list[Prepared]:
-    """Return what `prepare` noted about all models that are alive."""
+    """Return what is noted about all models that are alive."""
     return list(_prepared.values())
 
 
@@ -137,9 +140,11 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
     if it was prepared otherwise before.
     """
     earlier = _prepared.get(model)
-    if earlier is None:
-        prepared = _prepare_units(model, Prepared(name, units))
-        _prepared[model] = prepared
+    if earlier is not None and not earlier.asked_for and name == earlier.name:  # the names that its units have
+        earlier.patterns, earlier.asked_for = units, True
+        let_reductions_overlap(model)
+    elif earlier is None or not earlier.asked_for:
+        _prepared[model] = _prepare_units(model, Prepared(name, units))
     elif (earlier.name, earlier.patterns) != (name, units):
         raise ValueError(
             f"this model was prepared with name={earlier.name!r} and units={earlier.patterns!r} before: "
@@ -152,9 +157,9 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
 
 def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
     fsdp2 = [(group, unit) for group, unit in fsdp2_units(model) if _is_on_isthmus(unit.process_groups)]
-    fsdp1 = [(flat, unit) for flat, unit in fsdp1_units(model) if _is_on_isthmus(unit.process_groups)]
+    fsdp1 = [(module, flat, unit) for module, flat, unit in fsdp1_units(model) if _is_on_isthmus(unit.process_groups)]
     ddp = [module for _, module in ddp_modules(model) if _is_on_isthmus([module.process_group])]
-    prepared.units = [unit for _, unit in fsdp2] + [unit for _, unit in fsdp1]
+    prepared.units = [unit for _, unit in fsdp2] + [unit for _, _, unit in fsdp1]
     if not prepared.units and not ddp:
         _prepare_dtensors(model, prepared)
         return prepared
@@ -166,16 +171,16 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
         prepared.bucket_group = module.process_group
         prepared.bucket_parameters = tuple(bucket_parameters(module).values())
     for group, _ in fsdp2:
-        if group in _units_of_groups:
+        found = _units_of_groups.get(group)
+        if found is not None and found.prepared.asked_for:
             raise ValueError(f"unit {fqn_of(group) or 'root'!r} of FSDP2 belongs to another prepared model")
     prepared.take_number(groups_of(model))
-    for group, unit in fsdp2:
-        _units_of_groups[group] = _PreparedUnit(unit, prepared)
+    _adopt(fsdp2, prepared)
     if fsdp2:
         let_reductions_overlap(model)
-    for flat, unit in fsdp1:
+    for fsdp_module, flat, unit in fsdp1:
         layout_hash = prepared.remember(unit, unit.layout())
-        exact = prepared.exact_reason(unit.name) or (_replicas() if flat_mixes_replicas(flat) else "")
+        exact = prepared.exact_reason(unit.name) or why_fsdp1_is_exact(flat, fsdp_module)
         native.load().name_parameter(flat, prepared.full_name(unit.name), layout_hash, exact)
     for module in ddp:
         register_bucket_hook(module, prepared)
@@ -204,11 +209,6 @@ def _is_on_isthmus(groups: Iterable[dist.ProcessGroup]) -> bool:
     return any(isthmus_backend(group) is not None for group in groups)
 
 
-def _replicas() -> str:
-    reason: str = native.load().REPLICAS
-    return reason
-
-
 # --- FSDP2 ---
 
 
@@ -218,33 +218,52 @@ class _PreparedUnit:
 
     unit: Unit
     prepared: Prepared
+    why_exact: str | None = None  # all but what `prepared` says, "" if it need not be; None before its first reduction
     layouts: dict[tuple[int, ...], int] = field(default_factory=dict)  # their hashes, by places of parameters
 
 
 _units_of_groups: weakref.WeakKeyDictionary[ParamGroup, _PreparedUnit] = weakref.WeakKeyDictionary()
 
 
-def tag_of(group: ParamGroup, indexes: tuple[int, ...]) -> tuple[str, int, str] | None:
-    """Return name, layout and why it is exact of a unit in which these parameters have gradients.
+def tag_of(group: ParamGroup, indexes: tuple[int, ...]) -> tuple[str, int, str]:
+    """Return name, layout and why it is exact of a unit of which these parameters are reduced.
 
-    None if it was not prepared. Parameters are given by their places in the unit, in the order of the reduction.
+    Parameters are given by their places in the unit, in the order of the reduction.
     """
-    found = _units_of_groups.get(group)
-    if found is None:
-        return None
+    found = _units_of_groups.get(group) or _name_units_beside(group)
     unit, prepared = found.unit, found.prepared
     if indexes not in found.layouts:
         layout = unit.layout(unit.parameters[index] for index in indexes)
         found.layouts[indexes] = prepared.remember(unit, layout)
-    return prepared.full_name(unit.name), found.layouts[indexes], prepared.exact_reason(unit.name)
+    if found.why_exact is None:
+        found.why_exact = why_fsdp2_is_exact(group)
+    exact = prepared.exact_reason(unit.name) or found.why_exact
+    return prepared.full_name(unit.name), found.layouts[indexes], exact
 
 
-def elements_of(group: ParamGroup, indexes: tuple[int, ...]) -> int | None:
-    """Return how many elements FSDP2 reduces if these parameters have gradients, None if it was not prepared."""
-    tag = tag_of(group, indexes)
-    if tag is None:
-        return None
-    name, layout_hash, _ = tag
+def _name_units_beside(group: ParamGroup) -> _PreparedUnit:
+    """Name the units of an unprepared model, of which `group` is the first to be reduced, as `prepare` does."""
+    root = root_of(group)
+    assert root is not None, "FSDP2 reduces after a forward pass"
+    prepared = Prepared("", "*", asked_for=False)
+    unnamed = [(other, unit) for other, unit in fsdp2_units(root) if other not in _units_of_groups]
+    prepared.units = [unit for _, unit in unnamed]
+    prepared.take_number(groups_of(root))
+    _adopt(unnamed, prepared)
+    _prepared.setdefault(root, prepared)
+    return _units_of_groups[group]
+
+
+def _adopt(fsdp2: Iterable[tuple[ParamGroup, Unit]], prepared: Prepared) -> None:
+    for group, unit in fsdp2:
+        if (earlier := _units_of_groups.get(group)) is not None:  # which nobody asked for
+            earlier.prepared.units.remove(earlier.unit)
+        _units_of_groups[group] = _PreparedUnit(unit, prepared)
+
+
+def elements_of(group: ParamGroup, indexes: tuple[int, ...]) -> int:
+    """Return how many elements FSDP2 reduces if these parameters have gradients."""
+    name, layout_hash, _ = tag_of(group, indexes)
     _, layout = _units_of_groups[group].prepared.layouts[name, layout_hash]
     return layout.num_elements
 
@@ -266,7 +285,8 @@ def weights_name(gatherer: Any) -> str | None:
     if flat_parameter is not None:
         return f"fsdp1:{clean_name(flat_parameter._fqns[0])}"
     found = _units_of_groups.get(gatherer)
-    return found.prepared.full_name(found.unit.name) if found is not None else fqn_of(gatherer) or "root"
+    is_named = found is not None and found.prepared.asked_for
+    return found.prepared.full_name(found.unit.name) if found is not None and is_named else label_of(gatherer)
 
 
 # --- DTensors ---
@@ -324,14 +344,15 @@ def _what_was_found(model: nn.Module) -> str:
 def unit(name: str) -> Iterator[None]:
     """Declare that reductions of this thread in the block are gradients of the unit `name`.
 
-    For reductions that neither FSDP nor `prepare` knows. The name stands for the same parameters, in the same order,
-    whenever a reduction of equal size and type is made under it: a codec's residual is added to the next one. All ranks
-    use the same name. Units nest; the innermost counts.
+    For reductions that neither FSDP nor `prepare` knows; those that do are units of their own in the block, too. The
+    name stands for the same parameters, in the same order, whenever a reduction of equal size and type is made under
+    it: a codec's residual is added to the next one. Several such reductions in one block are "name", "name (2)", in
+    their order, so a block is part of one step. All ranks use the same name. Units nest; the innermost counts.
     """
     if not name:
         raise ValueError("a unit needs a name")
     core = native.load()
-    core.push_unit(name, 0, "")
+    core.push_unit(name, 0, "", by_user=True)
     try:
         yield
     finally:

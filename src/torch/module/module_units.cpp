@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <pybind11/stl.h>
 
 #include <array>
 
@@ -56,17 +57,20 @@ SavedUnit from_dict(const py::dict& state) {
   return unit;
 }
 
-void set_python_functions(py::object fsdp2_caller, py::object why_fsdp1_is_exact) {
-  set_fsdp_functions({[function = fsdp2_caller.release()] {
-                        const py::gil_scoped_acquire gil;
-                        auto [owner, name, layout, exact] =
-                            function().template cast<std::tuple<uint64_t, std::string, uint64_t, std::string>>();
-                        return Fsdp2Caller{owner, make_tag(std::move(name), layout, exact)};
-                      },
-                      [function = why_fsdp1_is_exact.release()](const at::Tensor& flat_parameter) {
-                        const py::gil_scoped_acquire gil;
-                        return interned(function(flat_parameter).template cast<std::string>());
-                      }});
+void set_python_fsdp_caller(py::object caller) {
+  using Found = std::optional<std::tuple<std::string, uint64_t, std::string, std::optional<at::Tensor>>>;
+  set_fsdp_caller([function = caller.release()](const at::Tensor& output, const at::Tensor& input) {
+    const py::gil_scoped_acquire gil;
+    std::optional<FsdpCaller> found;
+    if (auto answer = function(output, input).template cast<Found>()) {
+      auto& [name, layout, exact, flat_parameter] = *answer;
+      found = FsdpCaller{make_tag(std::move(name), layout, exact), std::nullopt};
+      if (flat_parameter) {
+        found->flat_parameter.emplace(flat_parameter->getIntrusivePtr());
+      }
+    }
+    return found;
+  });
 }
 
 void set_python_weights_caller(py::object caller) {
@@ -110,13 +114,15 @@ void bind_tags(py::module_& module) {
   module.attr("REPLICAS") = kReplicas;
   module.def(
       "push_unit",
-      [](std::string name, uint64_t layout, const std::string& exact) {
-        push_unit(make_tag(std::move(name), layout, exact));
+      [](std::string name, uint64_t layout, const std::string& exact, bool by_user) {
+        push_unit(make_tag(std::move(name), layout, exact), by_user);
       },
-      "name"_a, "layout"_a, "exact"_a,
+      "name"_a, "layout"_a, "exact"_a, "by_user"_a = false,
       "Reductions of this thread are gradients of this unit until pop_unit(). layout: 0 if unknown. exact: why the "
       "unit "
-      "must stay exact; empty if it need not.");
+      "must stay exact; empty if it need not. by_user: what FSDP reduces meanwhile is FSDP's, and several reductions "
+      "of "
+      "one shape are units of their own.");
   module.def("pop_unit", &pop_unit, "Ends the innermost push_unit() of this thread.");
   module.def(
       "name_parameter",
@@ -127,11 +133,11 @@ void bind_tags(py::module_& module) {
       "Names the reductions of this parameter's gradient: those that FSDP1 issues from the post-backward hook of a "
       "flat "
       "parameter, and those of a DTensor that is gathered before it is used.");
-  module.def(
-      "set_fsdp_functions", &set_python_functions, "fsdp2_caller"_a, "why_fsdp1_is_exact"_a,
-      "What is asked in reductions that FSDP labels. fsdp2_caller() returns (owner, name, layout, exact): owner: a "
-      "number of FSDP2's object, 0 if unknown; name: empty if it was not prepared. why_fsdp1_is_exact(parameter): "
-      "empty if it need not be.");
+  module.def("set_fsdp_caller", &set_python_fsdp_caller, "caller"_a,
+             "What is asked in reductions that FSDP labels. caller(output, input) returns None if it is not FSDP that "
+             "makes the "
+             "call, else (name, layout, exact, flat_parameter): the last is None for FSDP2; for FSDP1 it stands for "
+             "the name.");
   module.def(
       "set_weights_caller", &set_python_weights_caller, "caller"_a,
       "What is asked in gathers with weights=delta. caller() returns (owner, name): owner: a number of the object "

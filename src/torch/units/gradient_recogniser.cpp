@@ -12,27 +12,22 @@ namespace {
 
 bool gradients_in_backward(const std::string& mode) { return mode == "backward"; }
 
-FsdpFunctions& fsdp_functions() {
-  static auto* functions = new FsdpFunctions;  // never destroyed: they hold Python objects
-  return *functions;
+FindFsdpCaller& fsdp_caller() {
+  static auto* find = new FindFsdpCaller;  // never destroyed: it holds a Python object
+  return *find;
 }
 
-// Adds Python's answers about a call that has no tag.
-void ask_python(ReductionCall& call) {
-  if (call.tag != nullptr || call.label == nullptr) {
-    return;
-  }
-  const FsdpFunctions& functions = fsdp_functions();
-  if (call.label->framework == Framework::kFsdp2) {
-    call.fsdp2 = functions.fsdp2_caller ? functions.fsdp2_caller() : Fsdp2Caller{};
-  } else if (call.accumulated && !parameter_tag(*call.accumulated) && functions.why_fsdp1_is_exact) {
-    call.why_fsdp1_is_exact = functions.why_fsdp1_is_exact(at::Tensor(call.accumulated->lock()));
+// Adds Python's answer about a call that may be FSDP's.
+void ask_python(ReductionCall& call, const at::Tensor& output, const at::Tensor& input) {
+  const bool is_told = call.pushed != nullptr && !call.pushed->by_user;
+  if (call.in_fsdp_reduction && !is_told && fsdp_caller()) {
+    call.fsdp = fsdp_caller()(output, input);
   }
 }
 
 }  // namespace
 
-void set_fsdp_functions(FsdpFunctions functions) { fsdp_functions() = std::move(functions); }
+void set_fsdp_caller(FindFsdpCaller find) { fsdp_caller() = std::move(find); }
 
 GradientRecogniser::GradientRecogniser(const Group& group, CallCounters& counters, bool covers_job)
     : group_(group),
@@ -52,7 +47,7 @@ std::optional<Gradient> GradientRecogniser::recognise(const at::Tensor& output, 
                          input.layout() == at::kStrided && output.scalar_type() == input.scalar_type();
   ReductionCall call = current_call();
   if (reducible) {
-    ask_python(call);
+    ask_python(call, output, input);
     if (auto unit = identify(call, {input.numel(), *dtype, collective})) {
       look_for_unmatched_patterns(group_.options.units, unit->key);
       return Gradient{std::move(unit->key), *scale, unit->why_exact};
@@ -69,7 +64,7 @@ std::optional<IdentifiedUnit> GradientRecogniser::identify(const ReductionCall& 
 
 const char* GradientRecogniser::why_not_recognised(const ReductionCall& call, const at::Tensor& output,
                                                    const at::Tensor& input, bool reducible) const {
-  if (call.tag == nullptr && call.label == nullptr && call.graph_task < 0) {
+  if (call.pushed == nullptr && !call.in_fsdp_reduction && call.graph_task < 0) {
     return "not recognised as a gradient";
   }
   if (output.device() != input.device()) {
@@ -81,7 +76,10 @@ const char* GradientRecogniser::why_not_recognised(const ReductionCall& call, co
   if (!reducible) {
     return "not a sum of floating-point numbers";
   }
-  return is_large(group_.options, input.numel()) ? kUnlabelled : kTooSmall;
+  if (!is_large(group_.options, input.numel())) {
+    return kTooSmall;
+  }
+  return call.in_fsdp_reduction ? kNotFsdps : kUnlabelled;
 }
 
 void GradientRecogniser::set_gradients(const std::string& mode) {

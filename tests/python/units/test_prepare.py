@@ -35,8 +35,8 @@ class Native:
 
         from isthmus.units import identify as _identify
 
-        owner, *tag = _identify.fsdp2_caller()
-        assert owner > 0
+        *tag, flat_parameter = _identify.fsdp_caller(output_tensor, input_tensor)
+        assert flat_parameter is None
         self.labels.append(tuple(tag))
         return dist.reduce_scatter_tensor(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
 
