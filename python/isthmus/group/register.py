@@ -32,7 +32,7 @@ from isthmus.group.cuda import (
     why_none,
 )
 from isthmus.group.meeting import wait_for_ranks
-from isthmus.group.nodes import leave_note
+from isthmus.nodes import leave_note
 from isthmus.told import log_to_stderr, on_all
 from isthmus.topology import node_map
 from isthmus.topology.node_map import Nodes, Surroundings, different_options, told_by_ranks
