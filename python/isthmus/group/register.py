@@ -32,6 +32,7 @@ from isthmus.group.cuda import (
     why_none,
 )
 from isthmus.group.meeting import wait_for_ranks
+from isthmus.nodes import leave_note
 from isthmus.told import log_to_stderr, on_all
 from isthmus.topology import node_map
 from isthmus.topology.node_map import Nodes, Surroundings, different_options, told_by_ranks
@@ -125,6 +126,7 @@ def _create(group: Group, given_options: Any) -> _C.Backend:
     if options is None or complaint:
         _leave_together(group)
         raise on_all(_error_type(introductions)(f"isthmus: {complaint}"), group.rank)
+    leave_note(group.global_ranks[group.rank], introduction.surroundings, options.nodes)
     _set_up_process(options, group)
     _warn_of_options_without_effect(group, options)
     options._timeout = group.timeout
@@ -333,7 +335,7 @@ def _set_up_process(options: _C.Options, group: Group) -> None:
         core.set_warning_function(_warn_on_first_rank)
         core.set_third_step_function(_tell_of_what_is_missing)
         core.set_shutdown_listener(_keep_last_stats)
-        core.set_fsdp_functions(_fsdp2_caller, _fsdp1_caller)
+        core.set_fsdp_caller(_fsdp_caller)
         core.set_weights_caller(_weights_caller)
         atexit.register(_shut_down, os.getpid())
         if group.rank == 0:
@@ -349,16 +351,10 @@ def _warn_of_unknown_variables(core: Any) -> None:
 
 
 # Imported at the first reduction, not at `import torch`, which registers: `units.identify` imports DTensor for seconds.
-def _fsdp2_caller() -> tuple[str, int, str, int, Any]:
+def _fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Any, bool, torch.Tensor | None] | None:
     from isthmus.units import identify
 
-    return identify.fsdp2_caller()
-
-
-def _fsdp1_caller(flat_parameter: torch.Tensor) -> tuple[str, int, str, int, Any]:
-    from isthmus.units import identify
-
-    return identify.fsdp1_caller(flat_parameter)
+    return identify.fsdp_caller(output, input)
 
 
 def _weights_caller() -> tuple[int, str]:

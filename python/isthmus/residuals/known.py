@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from isthmus.units.layout import Layout
-from isthmus.units.models import Unit, ddp_modules, fsdp1_handles, fsdp1_units, fsdp2_units, live_fsdp2_models
+from isthmus.units.models import Unit, ddp_modules, fsdp1_units, fsdp2_units, live_fsdp2_models
 from isthmus.units.owners import number_of
 from isthmus.units.prepare import Prepared, prepared_models, prepared_of
 
@@ -72,9 +72,8 @@ def _units_of(model: nn.Module) -> Iterator[LiveUnit]:
 
     for group, unit in fsdp2_units(model):
         yield live(group, unit, unit.label)
-    handles = {id(handle.flat_param): handle for handle in fsdp1_handles(model)}
-    for flat, unit in fsdp1_units(model):
-        yield live(handles[id(flat)], unit, "")
+    for module, _, unit in fsdp1_units(model):
+        yield live(module._handle, unit, "")
     for _, module in ddp_modules(model):
         yield LiveUnit(number_of(module), "", None, prepared, (module.process_group,))
     parameters = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]

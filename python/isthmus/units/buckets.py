@@ -13,8 +13,9 @@ from torch import nn
 
 from isthmus import native
 from isthmus.backends import group_on_isthmus
+from isthmus.units.copies import why_bucket_is_exact
 from isthmus.units.layout import Layout, Parameter, clean_name
-from isthmus.units.models import Unit, some_mix_replicas
+from isthmus.units.models import Unit
 from isthmus.units.owners import number_of
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class BucketReduction:
         self._parameters = bucket_parameters(module)
         self._group = module.process_group
         self._owner = number_of(module)
+        self._mesh = getattr(module, "device_mesh", None)
         self._layouts: dict[tuple[int, tuple[torch.Tensor, ...]], tuple[Unit, Layout, str]] = {}
         self.begin(prepared)
 
@@ -89,11 +91,10 @@ class BucketReduction:
         return work.get_future().then(lambda _: gradients)
 
     def _unit_of(self, index: int, tensors: tuple[torch.Tensor, ...]) -> tuple[Unit, Layout, str]:
-        """Return unit and layout, and why replicas keep them exact, "" if they do not."""
+        """Return unit and layout, and why copies keep them exact, "" if they do not."""
         if (index, tensors) not in self._layouts:
             unit = bucket_unit(index, [self._parameters[tensor] for tensor in tensors], self._group)
-            replicas = native.load().REPLICAS if some_mix_replicas(tensors) else ""
-            self._layouts[index, tensors] = (unit, unit.layout(), replicas)
+            self._layouts[index, tensors] = (unit, unit.layout(), why_bucket_is_exact(tensors, self._group, self._mesh))
         return self._layouts[index, tensors]
 
     def _exact_until_settled(self, settled: set[tuple[str, int]], bucket: tuple[str, int]) -> str:

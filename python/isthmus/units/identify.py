@@ -1,7 +1,8 @@
-"""Tells the native module which unit a reduction is of that FSDP labels, and whose weights a gather is of.
+"""Tells the native module which unit of FSDP a reduction is of, if it is of one, and whose weights a gather is of.
 
-FSDP reduces and gathers from Python, so the object of its unit is on the stack of the call. That also holds with
-several models, with garbage collection at any time, and for a unit that reduces several times.
+FSDP reduces and gathers from Python, so the object of its unit and the tensors that it reduces are on the stack of the
+call. That also holds with several models, with garbage collection at any time, and for a unit that reduces several
+times. Hooks of users have FSDP on their stack, too, but other tensors, or they stand between FSDP and the collective.
 """
 
 from __future__ import annotations
@@ -17,13 +18,11 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
+from isthmus.units.callers import gathering_object, reduction_of
+from isthmus.units.copies import why_fsdp1_is_exact, why_fsdp2_is_exact
 from isthmus.units.models import (
     ParamGroup,
-    flat_mixes_replicas,
-    gathering_object,
-    mixes_replicas,
-    reducing_group,
-    reducing_handle,
+    label_of,
     section_elements,
     shard_group,
     trainable_indexes,
@@ -34,43 +33,50 @@ from isthmus.units.prepare import tag_of, weights_name
 # As the native module takes a unit: name, layout, why it is exact, owner, sections.
 Tag = tuple[str, int, str, int, Any]
 
-UNKNOWN: Tag = ("", 0, "", 0, None)
-
 
 @dataclass
 class _Known:
     """What is known of one of FSDP2's objects."""
 
     number: int
-    exact: str  # why its reductions must stay exact, "" if they need not
+    exact: str  # why copies keep its reductions exact, "" if they do not
     sections: dict[tuple[int, ...], Any] = field(default_factory=dict)  # by places of parameters
 
 
 _known: weakref.WeakKeyDictionary[ParamGroup, _Known] = weakref.WeakKeyDictionary()
 
 
-def fsdp2_caller() -> Tag:
-    """Return the unit that FSDP2 is reducing. Its name is "" unless the unit was prepared.
+def fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Tag, bool, torch.Tensor | None] | None:
+    """Return the unit that FSDP is reducing, whether its name is FSDP2's own, and FSDP1's flat parameter.
 
-    The owner is 0 if FSDP2's object is not on the stack.
+    None if FSDP does not reduce these tensors, whatever runs meanwhile. A name of FSDP2's own may be that of several
+    units. The flat parameter stands for the name of FSDP1's unit; FSDP2 has none. All-reduces have one tensor, as
+    output and input.
     """
-    found = reducing_group()
-    return UNKNOWN if found is None else _describe(*found)
+    found = reduction_of(output, input)
+    if found is None:
+        return None
+    reducer, parameters = found
+    if isinstance(parameters, tuple):
+        return _describe(reducer, parameters), tag_of(reducer) is None, None
+    handle = reducer._handle
+    flat = handle.flat_param
+    return ("", 0, why_fsdp1_is_exact(flat, reducer), number_of(handle), None), False, flat
 
 
 # Of a unit that is reduced without some of its parameters, where the call's stack does not tell which.
 UNKNOWN_PARAMETERS = "which parameters have gradients is not known"
 
 
-def handed_reduction(group: ParamGroup, num_elements: int) -> Tag:
+def handed_reduction(group: ParamGroup, output: torch.Tensor, input: torch.Tensor) -> Tag:
     """Return the unit of a reduction that FSDP2 hands to a prepared unit's own collective.
 
-    Its size tells whether all parameters have gradients that can; only if not, the stack is asked.
+    The input's size tells whether all parameters have gradients that can; only if not, the stack is asked.
     """
     tag = _describe(group, trainable_indexes(group))
     shards = shard_group(group)
-    if shards is None or tag[-1].row_elements * shards.size() != num_elements:
-        found = reducing_group()
+    if shards is None or tag[-1].row_elements * shards.size() != input.numel():
+        found = reduction_of(output, input)
         if found is None or found[0] is not group:
             name, layout, _, owner, _ = tag
             return name, layout, UNKNOWN_PARAMETERS, owner, None
@@ -81,13 +87,12 @@ def handed_reduction(group: ParamGroup, num_elements: int) -> Tag:
 def _describe(group: ParamGroup, indexes: tuple[int, ...]) -> Tag:
     known = _known.get(group)
     if known is None:
-        exact = native.load().REPLICAS if mixes_replicas(group) else ""
-        known = _known[group] = _Known(number_of(group), exact)
+        known = _known[group] = _Known(number_of(group), why_fsdp2_is_exact(group))
     sections = known.sections.get(indexes)
     if sections is None:
         pairs = [(index, section_elements(group, index)) for index in indexes]
         sections = known.sections[indexes] = native.load().Sections(pairs)
-    name, exact = tag_of(group) or ("", "")
+    name, exact = tag_of(group) or (label_of(group), "")
     return name, 0, exact or known.exact, known.number, sections
 
 
@@ -142,10 +147,3 @@ def weights_caller() -> tuple[int, str]:
         owner = _gatherers[gatherer] = _Gatherer(new_number(), name)
         forget_with(gatherer, owner.number)
     return owner.number, name
-
-
-def fsdp1_caller(flat_parameter: torch.Tensor) -> Tag:
-    """Return the unit of a flat parameter that FSDP1 is reducing and that was not prepared: it has no name."""
-    exact = native.load().REPLICAS if flat_mixes_replicas(flat_parameter) else ""
-    handle = reducing_handle()
-    return "", 0, exact, 0 if handle is None else number_of(handle), None

@@ -1,17 +1,15 @@
 """The units of a model, their parameters, and the process groups that they are reduced over.
 
-FSDP has no public view of its units. Only this module and `isthmus.attached` read private attributes of torch; checked
-on torch 2.11 and 2.15.
+FSDP has no public view of its units. Only this module, `callers`, `copies` and `isthmus.attached` read private
+attributes of torch; checked on torch 2.11 and 2.15.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -42,7 +40,7 @@ class Unit:
     """Parameters that a model reduces together. Refers to no module, so that it keeps none alive."""
 
     name: str  # in the model: "blocks.0", "root"
-    label: str  # what FSDP2 calls it if it is not tagged; "" for others
+    label: str  # what the backend calls it if it is not prepared; "" if that depends on sizes
     parameters: tuple[Parameter, ...]  # with padding between them
     in_rows: bool  # FSDP2
     shard_group: dist.ProcessGroup | None
@@ -67,7 +65,7 @@ class Unit:
 
 def units_of(model: nn.Module) -> list[Unit]:
     """Return the FSDP2 and FSDP1 units in `model`, in the order of its modules."""
-    return [unit for _, unit in fsdp2_units(model)] + [unit for _, unit in fsdp1_units(model)]
+    return [unit for _, unit in fsdp2_units(model)] + [unit for _, _, unit in fsdp1_units(model)]
 
 
 def groups_of(model: nn.Module) -> list[dist.ProcessGroup]:
@@ -104,19 +102,25 @@ def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
         for group in param_groups_of(module):
             found.setdefault(id(group), (group, []))[1].append(name)
     for group, names in found.values():
-        label = fqn_of(group)
+        name = unit_name(names) + _place_in_module(group)
         parameters = describe(group, owners)
         yield (
             group,
             Unit(
-                name=unit_name(names),
-                label=(", ".join(names) if label is None else label) or "root",
+                name=name,
+                label=name,
                 parameters=tuple(parameters.values()),
                 in_rows=True,
                 shard_group=shard_group(group),
                 replicate_group=replicate_group(group),
             ),
         )
+
+
+def _place_in_module(group: ParamGroup) -> str:
+    """Return what tells apart the units of one module, sharded over several meshes (torch 2.15)."""
+    index = [id(other) for other in param_groups_of(group.modules[0])].index(id(group))
+    return f" [{index + 1}]" if index else ""
 
 
 # Gradients that are packed while a reduction is under way, beside its own: one more unit's worth of memory.
@@ -162,106 +166,6 @@ def section_elements(group: ParamGroup, index: int) -> int:
     """Return how many elements of a row belong to the parameter at this place in the unit."""
     elements: int = group.fsdp_params[index].padded_sharded_param_size.numel()
     return elements
-
-
-def reducing_handle() -> Any | None:
-    """Return FSDP1's object of a flat parameter that is being reduced on this thread, None if there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "_post_backward_hook":
-            return frame.f_locals.get("handle")
-        frame = frame.f_back
-    return None
-
-
-def reducing_group() -> tuple[ParamGroup, tuple[int, ...]] | None:
-    """Return FSDP2's object that is reducing on this thread, and which of its parameters have gradients.
-
-    None if none is below the caller on the stack. Parameters are given as in `trainable_indexes`.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == _reducing_file():
-            values = frame.f_locals
-            if (params := values.get("fsdp_params_with_grad")) is not None and "self" in values:
-                group = values["self"]
-                places = {id(param): index for index, param in enumerate(group.fsdp_params)}
-                return group, tuple(places[id(param)] for param in params)
-        frame = frame.f_back
-    return None
-
-
-def gathering_object() -> Any | None:
-    """Return what is gathering its parameters on this thread, None if nothing below the caller on the stack does.
-
-    FSDP2's object of a unit, FSDP1's handle of a flat parameter, or the DTensor that is made whole (SimpleFSDP). Not
-    the flat parameter itself, which outlives its model: it keeps views of itself, whose gradients lead back to it.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = _GATHERERS.get(frame.f_code.co_name)
-        if file is not None and frame.f_code.co_filename.endswith(file):
-            return frame.f_locals.get("self")
-        frame = frame.f_back
-    return None
-
-
-# Methods of torch that gather parameters, and the ends of their files' names.
-_GATHERERS = {
-    "unshard": "fsdp/_fully_shard/_fsdp_param_group.py",
-    "_all_gather_flat_param": "fsdp/_flat_param.py",
-    "redistribute": "distributed/tensor/_api.py",
-}
-
-
-@functools.cache
-def _reducing_file() -> str:
-    from torch.distributed.fsdp._fully_shard import _fsdp_param_group
-
-    return _fsdp_param_group.__file__
-
-
-# A unit must not mix parameters that tensor parallelism splits with others, which are then replicas: every rank along
-# that dimension of the mesh reduces its own copy of a norm, beside its own part of a linear layer. What a lossy codec
-# takes from the copies depends on what is beside them, so they would drift apart.
-
-
-def mixes_replicas(group: ParamGroup) -> bool:
-    """Return whether some parameters of FSDP2's unit are split over a mesh dimension that is not FSDP's, others not."""
-    return len({_is_split_elsewhere(group, param) for param in group.fsdp_params}) > 1
-
-
-def flat_mixes_replicas(flat_parameter: Any) -> bool:
-    """Return whether some parameters in FSDP1's flat one are parts of DTensors, and others are not."""
-    extensions = getattr(flat_parameter, "_param_extensions", ())  # of DTensors: their specs
-    return len({_splits(spec) for spec in extensions}) > 1
-
-
-def some_mix_replicas(parameters: Iterable[torch.Tensor]) -> bool:
-    """Return whether some of these local parameters are parts of split ones, and others are not.
-
-    Recognises what torch makes of DTensors for DDP, and what Megatron marks as split.
-    """
-    return len({_splits(getattr(p, "_st_info", None)) or _is_marked_split(p) for p in parameters}) > 1
-
-
-def _splits(spec: Any) -> bool:
-    return spec is not None and not all(placement.is_replicate() for placement in spec.placements)
-
-
-def _is_marked_split(parameter: Any) -> bool:
-    return bool(getattr(parameter, "tensor_model_parallel", False))
-
-
-def _is_split_elsewhere(group: ParamGroup, param: ShardedParam) -> bool:
-    sharded = param.sharded_param
-    groups = [found for found in (shard_group(group), replicate_group(group)) if found is not None]
-    own_ranks = {rank for found in groups for rank in dist.get_process_group_ranks(found)}
-    return any(
-        not placement.is_replicate()
-        and not own_ranks.issuperset(dist.get_process_group_ranks(sharded.device_mesh.get_group(dim)))
-        for dim, placement in enumerate(sharded.placements)
-    )
 
 
 def param_groups_of(module: nn.Module) -> list[ParamGroup]:
@@ -324,9 +228,14 @@ def gather_group(group: ParamGroup) -> dist.ProcessGroup | None:
 
 
 def fqn_of(group: ParamGroup) -> str | None:
-    """Return the name in FSDP2's labels: "" for the root, None before the first forward pass."""
+    """Return FSDP2's name of the module: "" for the root, None before the first forward pass."""
     name: str | None = group._module_fqn
     return name
+
+
+def label_of(group: ParamGroup) -> str:
+    """Return FSDP2's name of a unit."""
+    return (fqn_of(group) or "root") + _place_in_module(group)
 
 
 def root_of(group: ParamGroup) -> nn.Module | None:
@@ -349,8 +258,8 @@ def fsdp1_handles(model: nn.Module) -> list[Any]:
     return [handle for handle in found if handle is not None]
 
 
-def fsdp1_units(model: nn.Module) -> Iterator[tuple[torch.Tensor, Unit]]:
-    """Yield FSDP1's flat parameters in `model`, each with its unit."""
+def fsdp1_units(model: nn.Module) -> Iterator[tuple[nn.Module, torch.Tensor, Unit]]:
+    """Yield FSDP1's modules in `model`, each with its flat parameter and its unit."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     for name, module in model.named_modules():
@@ -360,6 +269,7 @@ def fsdp1_units(model: nn.Module) -> Iterator[tuple[torch.Tensor, Unit]]:
         is_sharded = bool(handle.uses_sharded_strategy)
         parameters = tuple(_flat_parameters(handle.flat_param, name))
         yield (
+            module,
             handle.flat_param,
             Unit(
                 name=unit_name([name]),

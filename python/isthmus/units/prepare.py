@@ -19,18 +19,18 @@ from torch.utils.weak import WeakIdKeyDictionary
 from isthmus import native
 from isthmus.backends import backends_of, isthmus_backend
 from isthmus.units.buckets import bucket_parameters, bucket_unit, end_bucket_hook, register_bucket_hook
+from isthmus.units.copies import why_fsdp1_is_exact
 from isthmus.units.gradient_scaling import follow
 from isthmus.units.layout import Layout, Parameter, clean_name
 from isthmus.units.models import (
     ParamGroup,
     Unit,
     ddp_modules,
-    flat_mixes_replicas,
     fqn_of,
-    fsdp1_handles,
     fsdp1_units,
     fsdp2_units,
     groups_of,
+    label_of,
     let_reductions_overlap,
 )
 from isthmus.units.owners import number_of, owners_of
@@ -46,7 +46,7 @@ class Prepared:
 
     name: str
     patterns: str
-    number: int = 0  # of the models that were prepared with these names before, in the same groups
+    number: int = 0  # of the models with these names before, in the same groups
     units: list[Unit] = field(default_factory=list)  # of FSDP
     bucket_group: dist.ProcessGroup | None = None  # of DDP
     bucket_parameters: tuple[Parameter, ...] = ()  # all that DDP reduces
@@ -101,12 +101,12 @@ class Prepared:
 
 
 _prepared: weakref.WeakKeyDictionary[nn.Module, Prepared] = weakref.WeakKeyDictionary()
-# How many models with a unit of a name were prepared. Dead ones count: a rank may keep a model that others dropped.
+# How many models have had a unit of a name. Dead ones count: a rank may keep a model that others dropped.
 _models_by_name: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 def prepared_of(model: nn.Module) -> Prepared | None:
-    """Return what `prepare` noted about `model` itself."""
+    """Return what is noted about `model` itself, by `prepare` or at its first reduction."""
     return _prepared.get(model)
 
 
@@ -145,8 +145,7 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
     """
     earlier = _prepared.get(model)
     if earlier is None:
-        prepared = _prepare_units(model, Prepared(name, units))
-        _prepared[model] = prepared
+        _prepared[model] = _prepare_units(model, Prepared(name, units))
     elif (earlier.name, earlier.patterns) != (name, units):
         raise ValueError(
             f"this model was prepared with name={earlier.name!r} and units={earlier.patterns!r} before: "
@@ -159,9 +158,9 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
 
 def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
     fsdp2 = [(group, unit) for group, unit in fsdp2_units(model) if _is_on_isthmus(unit.process_groups)]
-    fsdp1 = [(flat, unit) for flat, unit in fsdp1_units(model) if _is_on_isthmus(unit.process_groups)]
+    fsdp1 = [(module, flat, unit) for module, flat, unit in fsdp1_units(model) if _is_on_isthmus(unit.process_groups)]
     ddp = [module for _, module in ddp_modules(model) if _is_on_isthmus([module.process_group])]
-    prepared.units = [unit for _, unit in fsdp2] + [unit for _, unit in fsdp1]
+    prepared.units = [unit for _, unit in fsdp2] + [unit for _, _, unit in fsdp1]
     if not prepared.units and not ddp:
         _prepare_dtensors(model, prepared)
         return prepared
@@ -180,11 +179,10 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
         _units_of_groups[group] = _PreparedUnit(unit, prepared)
     if fsdp2:
         let_reductions_overlap(model)
-    handles = {id(handle.flat_param): handle for handle in fsdp1_handles(model)}
-    for flat, unit in fsdp1:
+    for fsdp_module, flat, unit in fsdp1:
         layout_hash = prepared.remember(unit.layout())
-        exact = prepared.exact_reason(unit.name) or (_replicas() if flat_mixes_replicas(flat) else "")
-        owner = number_of(handles[id(flat)])
+        exact = prepared.exact_reason(unit.name) or why_fsdp1_is_exact(flat, fsdp_module)
+        owner = number_of(fsdp_module._handle)
         native.load().name_parameter(flat, prepared.full_name(unit.name), layout_hash, exact, owner)
     for module in ddp:
         register_bucket_hook(module, prepared)
@@ -213,11 +211,6 @@ def forget_names(process_group: dist.ProcessGroup) -> None:
 
 def _is_on_isthmus(groups: Iterable[dist.ProcessGroup]) -> bool:
     return any(isthmus_backend(group) is not None for group in groups)
-
-
-def _replicas() -> str:
-    reason: str = native.load().REPLICAS
-    return reason
 
 
 # --- FSDP2 ---
@@ -259,7 +252,7 @@ def weights_name(gatherer: Any) -> str | None:
     if flat_parameter is not None:
         return f"fsdp1:{clean_name(flat_parameter._fqns[0])}"
     found = _units_of_groups.get(gatherer)
-    return found.prepared.full_name(found.unit.name) if found is not None else fqn_of(gatherer) or "root"
+    return found.prepared.full_name(found.unit.name) if found is not None else label_of(gatherer)
 
 
 # --- DTensors ---
@@ -317,14 +310,15 @@ def _what_was_found(model: nn.Module) -> str:
 def unit(name: str) -> Iterator[None]:
     """Declare that reductions of this thread in the block are gradients of the unit `name`.
 
-    For reductions that neither FSDP nor `prepare` knows. The name stands for the same parameters, in the same order,
-    whenever a reduction of equal size and type is made under it: a codec's residual is added to the next one. All ranks
-    use the same name. Units nest; the innermost counts.
+    For reductions that neither FSDP nor `prepare` knows; those that do are units of their own in the block, too. The
+    name stands for the same parameters, in the same order, whenever a reduction of equal size and type is made under
+    it: a codec's residual is added to the next one. Several such reductions in one block are "name", "name (2)", in
+    their order, so a block is part of one step. All ranks use the same name. Units nest; the innermost counts.
     """
     if not name:
         raise ValueError("a unit needs a name")
     core = native.load()
-    core.push_unit(name, 0, "")
+    core.push_unit(name, 0, "", by_user=True)
     try:
         yield
     finally:

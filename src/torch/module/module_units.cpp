@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <pybind11/stl.h>
 
 #include <array>
 
@@ -116,15 +117,20 @@ SavedUnit from_dict(const py::dict& state) {
   return unit;
 }
 
-void set_python_functions(py::object fsdp2_caller, py::object fsdp1_caller) {
-  set_fsdp_functions({[function = fsdp2_caller.release()] {
-                        const py::gil_scoped_acquire gil;
-                        return tag_from(function());
-                      },
-                      [function = fsdp1_caller.release()](const at::Tensor& flat_parameter) {
-                        const py::gil_scoped_acquire gil;
-                        return tag_from(function(flat_parameter));
-                      }});
+void set_python_fsdp_caller(py::object caller) {
+  using Found = std::optional<std::tuple<py::tuple, bool, std::optional<at::Tensor>>>;
+  set_fsdp_caller([function = caller.release()](const at::Tensor& output, const at::Tensor& input) {
+    const py::gil_scoped_acquire gil;
+    std::optional<FsdpCaller> found;
+    if (auto answer = function(output, input).template cast<Found>()) {
+      auto& [tag, is_label, flat_parameter] = *answer;
+      found = FsdpCaller{tag_from(tag), is_label, std::nullopt};
+      if (flat_parameter) {
+        found->flat_parameter.emplace(flat_parameter->getIntrusivePtr());
+      }
+    }
+    return found;
+  });
 }
 
 void set_python_weights_caller(py::object caller) {
@@ -173,13 +179,12 @@ void bind_tags(py::module_& module) {
   module.attr("REPLICAS") = kReplicas;
   module.def(
       "push_unit",
-      [](std::string name, uint64_t layout, const std::string& exact, uint64_t owner, SectionsPtr sections) {
-        push_unit(make_tag(std::move(name), layout, exact, owner, std::move(sections)));
-      },
-      "name"_a, "layout"_a, "exact"_a, "owner"_a = 0, "sections"_a = SectionsPtr(),
+      [](std::string name, uint64_t layout, const std::string& exact, uint64_t owner, SectionsPtr sections,
+         bool by_user) { push_unit(make_tag(std::move(name), layout, exact, owner, std::move(sections)), by_user); },
+      "name"_a, "layout"_a, "exact"_a, "owner"_a = 0, "sections"_a = SectionsPtr(), "by_user"_a = false,
       "Reductions of this thread are gradients of this unit until pop_unit(). layout: 0 if unknown. exact: why the "
-      "unit "
-      "must stay exact; empty if it need not. owner: a number of what reduces, 0 if unknown. sections: of FSDP2.");
+      "unit must stay exact; empty if it need not. owner: a number of what reduces, 0 if unknown. sections: of FSDP2. "
+      "by_user: what FSDP reduces meanwhile is FSDP's, and several reductions of one shape are units of their own.");
   module.def("pop_unit", &pop_unit, "Ends the innermost push_unit() of this thread.");
   module.def(
       "name_parameter",
@@ -190,10 +195,11 @@ void bind_tags(py::module_& module) {
       "Names the reductions of this parameter's gradient: those that FSDP1 issues from the post-backward hook of a "
       "flat "
       "parameter, and those of a DTensor that is gathered before it is used.");
-  module.def(
-      "set_fsdp_functions", &set_python_functions, "fsdp2_caller"_a, "fsdp1_caller"_a,
-      "What is asked in reductions that FSDP labels. fsdp2_caller() and fsdp1_caller(flat_parameter) return (name, "
-      "layout, exact, owner, sections) as of push_unit; name: empty if it was not prepared.");
+  module.def("set_fsdp_caller", &set_python_fsdp_caller, "caller"_a,
+             "What is asked in reductions that FSDP labels. caller(output, input) returns None if it is not FSDP that "
+             "makes the call, else (unit, is_label, flat_parameter). unit: name, layout, exact, owner and sections, as "
+             "of push_unit. is_label: its name is one that units of other models may have. flat_parameter: of FSDP1, "
+             "where it stands for the name.");
   module.def(
       "set_weights_caller", &set_python_weights_caller, "caller"_a,
       "What is asked in gathers with weights=delta. caller() returns (owner, name): owner: a number of the object "

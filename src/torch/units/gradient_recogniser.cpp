@@ -12,9 +12,9 @@ namespace {
 
 bool gradients_in_backward(const std::string& mode) { return mode == "backward"; }
 
-FsdpFunctions& fsdp_functions() {
-  static auto* functions = new FsdpFunctions;  // never destroyed: they hold Python objects
-  return *functions;
+FindFsdpCaller& fsdp_caller() {
+  static auto* find = new FindFsdpCaller;  // never destroyed: it holds a Python object
+  return *find;
 }
 
 std::function<void()>& third_step_function() {
@@ -22,16 +22,11 @@ std::function<void()>& third_step_function() {
   return *function;
 }
 
-// Adds Python's answers about a call that has no tag.
-void ask_python(ReductionCall& call) {
-  if (call.tag != nullptr || call.label == nullptr) {
-    return;
-  }
-  const FsdpFunctions& functions = fsdp_functions();
-  if (call.label->framework == Framework::kFsdp2) {
-    call.fsdp = functions.fsdp2_caller ? functions.fsdp2_caller() : FsdpCaller{};
-  } else if (call.accumulated && !parameter_tag(*call.accumulated) && functions.fsdp1_caller) {
-    call.fsdp = functions.fsdp1_caller(at::Tensor(call.accumulated->lock()));
+// Adds Python's answer about a call that may be FSDP's.
+void ask_python(ReductionCall& call, const at::Tensor& output, const at::Tensor& input) {
+  const bool is_told = call.pushed != nullptr && !call.pushed->by_user;
+  if (call.in_fsdp_reduction && !is_told && fsdp_caller()) {
+    call.fsdp = fsdp_caller()(output, input);
   }
 }
 
@@ -45,7 +40,7 @@ void forget_unfit_sections(UnitKey& key, int num_ranks) {
 
 }  // namespace
 
-void set_fsdp_functions(FsdpFunctions functions) { fsdp_functions() = std::move(functions); }
+void set_fsdp_caller(FindFsdpCaller find) { fsdp_caller() = std::move(find); }
 
 void set_third_step_function(std::function<void()> function) { third_step_function() = std::move(function); }
 
@@ -70,7 +65,7 @@ std::optional<Gradient> GradientRecogniser::recognise(const at::Tensor& output, 
                          input.layout() == at::kStrided && output.scalar_type() == input.scalar_type();
   ReductionCall call = current_call();
   if (reducible) {
-    ask_python(call);
+    ask_python(call, output, input);
     if (auto unit = identify(call, {input.numel(), *dtype, collective})) {
       forget_unfit_sections(unit->key, group_.size);
       look_for_unmatched_patterns(group_.options.units, unit->key);
@@ -105,7 +100,7 @@ std::string GradientRecogniser::name_of(uint64_t owner, const std::string& label
 
 const char* GradientRecogniser::why_not_recognised(const ReductionCall& call, const at::Tensor& output,
                                                    const at::Tensor& input, bool reducible) const {
-  if (call.tag == nullptr && call.label == nullptr && call.graph_task < 0) {
+  if (call.pushed == nullptr && !call.in_fsdp_reduction && call.graph_task < 0) {
     return "not recognised as a gradient";
   }
   if (output.device() != input.device()) {
@@ -117,7 +112,10 @@ const char* GradientRecogniser::why_not_recognised(const ReductionCall& call, co
   if (!reducible) {
     return "not a sum of floating-point numbers";
   }
-  return is_large(group_.options, input.numel()) ? kUnlabelled : kTooSmall;
+  if (!is_large(group_.options, input.numel())) {
+    return kTooSmall;
+  }
+  return call.in_fsdp_reduction ? kNotFsdps : kUnlabelled;
 }
 
 void GradientRecogniser::set_gradients(const std::string& mode) {

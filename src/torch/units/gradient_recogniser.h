@@ -17,6 +17,8 @@ namespace isthmus::torch_backend {
 
 // Why a reduction in a backward pass without label, tag or option goes to the world backend.
 inline constexpr const char* kUnlabelled = "not labelled, in a backward pass";
+// Why one goes there that a hook of a user's makes, or that FSDP makes from a compiled graph.
+inline constexpr const char* kNotFsdps = "inside of FSDP's reduction, but not its own";
 
 // A reduction that may take the two-tier path.
 struct Gradient {
@@ -25,13 +27,10 @@ struct Gradient {
   const char* why_exact = nullptr;  // why it must stay exact; null: it need not
 };
 
-// Queries to Python about reductions that FSDP labels, made by the calling thread. Without them FSDP2's units cannot be
-// told apart.
-struct FsdpFunctions {
-  std::function<FsdpCaller()> fsdp2_caller;
-  std::function<FsdpCaller(const at::Tensor& flat_parameter)> fsdp1_caller;
-};
-void set_fsdp_functions(FsdpFunctions functions);
+// Asks Python whether FSDP itself makes the calling thread's reduction, and for which unit. Without it nothing of FSDP
+// is recognised but what is pushed.
+using FindFsdpCaller = std::function<std::optional<FsdpCaller>(const at::Tensor& output, const at::Tensor& input)>;
+void set_fsdp_caller(FindFsdpCaller find);
 
 // Called when the third step of a group begins that was asked to leave something out, by a thread that makes its calls
 // and without locks. Two steps have shown by then whether it does. Set once, before the first group.

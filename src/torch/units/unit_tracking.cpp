@@ -34,9 +34,8 @@ std::string made_up_name(const char* kind, const ReductionShape& shape) {
 
 ReductionCall current_call() {
   ReductionCall call;
-  call.tag = current_unit();
-  call.label = current_gradient_label();
-  call.accumulated = accumulated_parameter();
+  call.pushed = current_unit();
+  call.in_fsdp_reduction = in_fsdp_reduction();
   call.parameter = parameter_behind_node();
   call.graph_task = current_graph_task();
   return call;
@@ -55,11 +54,14 @@ int ParameterNumbers::number(const WeakParameter& parameter, const ReductionShap
 }
 
 std::optional<IdentifiedUnit> UnitTracker::identify(const ReductionCall& call, const ReductionShape& shape) {
-  if (call.tag != nullptr) {
-    return tagged_unit(*call.tag, shape);
+  if (call.fsdp) {
+    return fsdp_unit(*call.fsdp, shape);
   }
-  if (call.label != nullptr) {
-    return call.label->framework == Framework::kFsdp1 ? fsdp1_unit(call, shape) : fsdp2_unit(call, shape);
+  if (call.pushed != nullptr) {
+    return pushed_unit(*call.pushed, shape);
+  }
+  if (call.in_fsdp_reduction) {
+    return std::nullopt;
   }
   if (call.parameter) {
     if (const auto tag = parameter_tag(*call.parameter)) {
@@ -72,35 +74,35 @@ std::optional<IdentifiedUnit> UnitTracker::identify(const ReductionCall& call, c
   return call.parameter ? parameter_unit(*call.parameter, shape) : unknown_unit(call, shape);
 }
 
-// FSDP1 reduces in a hook on the accumulation of a flat parameter's gradient. That parameter is the unit, even with
-// reentrant checkpointing, other models, or skipped units.
-IdentifiedUnit UnitTracker::fsdp1_unit(const ReductionCall& call, const ReductionShape& shape) {
-  if (!call.accumulated) {
-    return {make_key(made_up_name("fsdp1", shape), shape), kUnknownParameter};
+IdentifiedUnit UnitTracker::fsdp_unit(const FsdpCaller& caller, const ReductionShape& shape) {
+  if (caller.flat_parameter) {
+    return flat_unit(caller, shape);
   }
-  if (const auto tag = parameter_tag(*call.accumulated)) {
-    return tagged_unit(*tag, shape);
-  }
-  const int number = flat_parameters_.number(*call.accumulated, shape);
-  return tagged_unit(call.fsdp, shape, with_ordinal(made_up_name("fsdp1", shape), number));
+  return tagged_unit(caller.tag, shape, caller.is_label ? name_of(caller.tag.owner, caller.tag.name) : "");
 }
 
-// FSDP2 reduces from Python, where the object that reduces is known. The label gives it a name for people; models with
-// equal names are told apart by numbers.
-IdentifiedUnit UnitTracker::fsdp2_unit(const ReductionCall& call, const ReductionShape& shape) {
-  if (!call.fsdp.name.empty()) {
-    return tagged_unit(call.fsdp, shape);
+// An unprepared unit of FSDP1 has no name but its flat parameter: that is the unit, even with reentrant checkpointing,
+// other models, or skipped units.
+IdentifiedUnit UnitTracker::flat_unit(const FsdpCaller& caller, const ReductionShape& shape) {
+  if (const auto tag = parameter_tag(*caller.flat_parameter)) {
+    return tagged_unit(*tag, shape);
   }
-  std::string name = call.label->module_name.empty() ? "root" : call.label->module_name;
-  if (call.fsdp.owner == 0) {
-    return {make_key(std::move(name), shape), kUnknownCaller};
-  }
-  return tagged_unit(call.fsdp, shape, name_of(call.fsdp.owner, name));
+  const int number = flat_parameters_.number(*caller.flat_parameter, shape);
+  return tagged_unit(caller.tag, shape, with_ordinal(made_up_name("fsdp1", shape), number));
 }
 
 std::string UnitTracker::name_of(uint64_t owner, const std::string& label) {
   std::map<uint64_t, int>& owners = owners_[label];
   return with_ordinal(label, owners.try_emplace(owner, static_cast<int>(owners.size())).first->second);
+}
+
+// Several tensors of one shape that a user reduces under one name are told apart by their order in the block.
+IdentifiedUnit UnitTracker::pushed_unit(PushedUnit& pushed, const ReductionShape& shape) const {
+  IdentifiedUnit unit = tagged_unit(pushed.tag, shape);
+  if (pushed.by_user) {
+    unit.key.name = with_ordinal(std::move(unit.key.name), pushed.num_reductions[{this, shape}]++);
+  }
+  return unit;
 }
 
 IdentifiedUnit UnitTracker::parameter_unit(const WeakParameter& parameter, const ReductionShape& shape) {

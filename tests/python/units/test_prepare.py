@@ -35,9 +35,9 @@ class Native:
 
         from isthmus.units import identify as _identify
 
-        name, _, exact, owner, sections = _identify.fsdp2_caller()
-        assert owner > 0
-        self.labels.append((name, sections, exact))
+        (name, _, exact, owner, sections), is_label, flat_parameter = _identify.fsdp_caller(output_tensor, input_tensor)
+        assert owner > 0 and flat_parameter is None
+        self.labels.append(("" if is_label else name, sections, exact))
         return dist.reduce_scatter_tensor(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
 
     def push_unit(self, name, layout, exact, owner):
