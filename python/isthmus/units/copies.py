@@ -65,10 +65,12 @@ def _why_exact(is_split: set[bool], groups: Iterable[dist.ProcessGroup | None], 
 
 
 def _is_alike_everywhere(group: dist.ProcessGroup, mesh: Any) -> bool:
+    others = list(_groups_of_copies(dist.get_process_group_ranks(group), mesh))
+    if not others:
+        return True
     backend = isthmus_backend(group)
     assert backend is not None
     own = list(backend.node_of_rank)
-    others = _groups_of_copies(dist.get_process_group_ranks(group), mesh)
     return all(nodes_of(ranks, backend.options.nodes) == own for ranks in others)
 
 
