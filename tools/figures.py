@@ -89,19 +89,6 @@ def scaling(*fields: str) -> Callable[[dict[str, Any]], str]:
     return render
 
 
-def pipeline(report: dict[str, Any]) -> str:
-    """Links, and codecs behind each."""
-    rows = []
-    previous = ""
-    for row in report["rows"]:
-        codec = re.sub(r"^quant (\d)$", r"`quant`, \1 bits", row["codec"])
-        seconds = [row[name] for name in ("encode_s", "exchange_s", "decode_s", "whole_s", "segments_s")]
-        cells = ["" if row["link"] == previous else rate(row["link"]), codec if " " in codec else f"`{codec}`"]
-        rows.append([*cells, *(short(value, 3) for value in seconds), short(row["over_max"])])
-        previous = row["link"]
-    return table(["link", "codec", "encode", "exchange", "decode", "whole", "in segments", "over the longer"], rows)
-
-
 # --- Codecs
 
 INSTRUCTION_SETS = {"baseline": "SSE2", "AVX2": "AVX2", "AVX-512": "AVX-512"}
@@ -214,13 +201,6 @@ FIGURES = (
         {f"{OUT}/scaling/scaling.png": "docs/figures/scaling.png"},
     ),
     Figures(
-        "pipeline",
-        f"isthmus bench pipeline --json {OUT}/pipeline/pipeline.json",
-        3,
-        {"pipeline": ("docs/algorithms.md", pipeline)},
-        f"{OUT}/pipeline/pipeline.json",
-    ),
-    Figures(
         "codecs",
         f"for set in {' '.join(INSTRUCTION_SETS)}; do {BENCHMARKS}/bench_codecs --instruction_set=$set "
         "--benchmark_filter=64MiB --benchmark_format=json || exit; done",
@@ -326,12 +306,13 @@ def main() -> None:
         sys.exit(f"figures {', '.join(unknown)}: expected all, or some of {', '.join(known)}")
     if changed := git("status", "--porcelain", "--", ".", ":!docs", ":!README.md"):
         sys.exit(f"figures name the commit that they were made on, and there are changes:\n{changed}")
+    from isthmus import _C
     from isthmus.benchmarks.common.machine import machine
 
-    here = machine()
+    place = f"{machine()['cores']} cores of {machine()['processor']}, packets of version {_C.PACKET_VERSION}"
     for figures in FIGURES:
         if "all" in names or figures.name in names:
-            make(figures, git("rev-parse", "--short", "HEAD"), f"{here['cores']} cores of {here['processor']}")
+            make(figures, git("rev-parse", "--short", "HEAD"), place)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ _CALM_SPREAD = 1.3
 FIELDS = {
     "median_step_s": "median over timed steps of the slowest rank's seconds",
     "link_bytes_per_step": "mean over timed steps of what the nodes' links sent, summed over nodes",
-    "reduce_scatter_link_bytes_per_step": "the part of it that reduces gradients (hsdp*: with its all-reduce), from "
-    "audited steps, in which barriers part the collectives",
+    "reduce_scatter_link_bytes_per_step": "the part of it that reduces gradients (hsdp*: with its all-reduce): its "
+    "share of audited steps, in which barriers part the collectives",
     "phases_s": "mean over ranks, median over timed steps (they need not add up to median_step_s); reduce_scatter has "
     "the all-reduce of hsdp* in it; waiting for a slower rank is in the collective that waits",
     "payload_bytes_per_step": "what Isthmus handed to its transports for other nodes, without protocol headers; from "
@@ -79,8 +79,12 @@ def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) ->
     arm["options"] = records.model["options"].get(name)
     arm["link_bytes_source"] = "interface" if "audited_link_bytes" in audited[0] else "formula"
     if arm["link_bytes_source"] == "interface":
-        parts = _mean_by_phase(audited, "audited_link_bytes")
-        arm["interface_over_formula"] = sum(parts.values()) / sum(formula.values())  # of the same steps
+        counted = _mean_by_phase(audited, "audited_link_bytes")
+        in_all = sum(counted.values())
+        arm["interface_over_formula"] = in_all / sum(formula.values())  # of the same steps
+        # Links carry a little more or less in each step, acknowledgements for one: shares make parts of the whole.
+        shares = {phase: num_bytes / max(in_all, 1) for phase, num_bytes in counted.items()}
+        parts = {phase: arm["link_bytes_per_step"] * share for phase, share in shares.items()}
     else:
         parts = formula
         arm["link_bytes_per_step"] = sum(formula.values())

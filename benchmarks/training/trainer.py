@@ -49,11 +49,6 @@ class Trainer:
         """Parameters of the whole model."""
         return sum(parameter.numel() for parameter in self._model.parameters())
 
-    @property
-    def fsdp_modules(self) -> list[FSDPModule]:
-        """The modules that FSDP2 gathers and reduces as one unit each."""
-        return [module for module in self._model.modules() if isinstance(module, FSDPModule)]
-
     def step(self) -> float:
         """Train on the next batch; returns this rank's loss."""
         set_lr(self._optimizer, self._config.lr * lr_share(self._step, self._num_steps))

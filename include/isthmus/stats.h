@@ -71,7 +71,8 @@ struct Stats {
   int64_t skipped_steps = 0;     // steps whose result the optimizer threw away (UnitStates::count_skipped_step)
   int64_t skipped_elements = 0;  // what lossy codecs had sent in them: it is gone from the residuals
   int64_t num_units = 0;
-  int64_t residual_bytes = 0;  // of all units, residuals of all-reduced results included
+  int64_t residual_bytes = 0;     // of all units, residuals of all-reduced results included
+  int64_t dropped_residuals = 0;  // units whose residuals were given up, so that a part of gradients never arrives
   int64_t scratch_bytes = 0;
   std::map<uint64_t, UnitStats> units;  // by UnitKey::hash(); those that were reduced since the last reset
 };

@@ -97,7 +97,7 @@ def has_two_tiers(node_of_rank: Sequence[int]) -> bool:
 
 
 def options_without_effect(options: _C.Options) -> list[str]:
-    """Return a sentence for each option that was set and that the codec does not look at."""
+    """Return a sentence for each option that was set and that nothing looks at."""
     return [
         f"option {name}={value} has no effect with codec={options.codec}: it is for {users}"
         for name, value, users in options._without_effect()

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from isthmus.nccl_variables import NCCL_VARIABLES
+
 _ISTHMUS = "isthmus"
 #: What Isthmus reads beside its options: set by `isthmus.benchmarks.simulate` for the processes that it starts.
 _OWN = ("ISTHMUS_ANSWER_FD", "ISTHMUS_LAUNCHER_PID")
@@ -76,11 +78,9 @@ _LAUNCHER = (
     "TORCHELASTIC_RUN_ID",
     "WORLD_SIZE",
 )
-_KNOWN = {"launcher": _LAUNCHER, "torch": _TORCH, "gloo": _GLOO}
-#: NCCL reads whatever begins so; it has about a hundred variables, and each version has some more.
-_NCCL_PREFIX = "NCCL_"
+_KNOWN = {"launcher": _LAUNCHER, "torch": _TORCH, "gloo": _GLOO, "nccl": NCCL_VARIABLES}
 #: All variables that begin so belong to one program: those that are not known are named, without their value.
-_PREFIXES = ("ISTHMUS_", "GLOO_")
+_PREFIXES = ("ISTHMUS_", "GLOO_", "NCCL_")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,6 @@ class UnknownVariable:
 def variables_set(environment: Mapping[str, str], options: Iterable[str]) -> list[Variable]:
     """Return the known variables that are set, by group. options: those of Isthmus's own options."""
     groups = {_ISTHMUS: (*sorted(options), *_OWN)} | _KNOWN
-    groups["nccl"] = tuple(sorted(name for name in environment if name.startswith(_NCCL_PREFIX)))
     return [
         Variable(name, environment[name], group)
         for group, names in groups.items()
@@ -114,6 +113,6 @@ def variables_set(environment: Mapping[str, str], options: Iterable[str]) -> lis
 
 def unknown_variables(environment: Mapping[str, str], options: Iterable[str]) -> list[UnknownVariable]:
     """Return unknown variables with a known prefix, which are usually mistyped."""
-    known = [*options, *_OWN, *_GLOO]
+    known = [*options, *_OWN, *_GLOO, *NCCL_VARIABLES]
     unknown = sorted(name for name in environment if name.startswith(_PREFIXES) and name not in known)
     return [UnknownVariable(name, next(iter(get_close_matches(name, known, 1, 0.8)), None)) for name in unknown]

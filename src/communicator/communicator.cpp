@@ -280,7 +280,8 @@ void Communicator::Parts::fail(const std::string& reason) {
 
 MemoryUse Communicator::Parts::memory() const {
   return {planner.units().size(), planner.units().residual_bytes(), replicas.bytes(),
-          reduction_scratch.bytes() + (gather_scratch != nullptr ? gather_scratch->bytes() : 0)};
+          reduction_scratch.bytes() + (gather_scratch != nullptr ? gather_scratch->bytes() : 0),
+          planner.units().num_dropped()};
 }
 
 Communicator::Communicator(NodeMap map, int rank, Tiers tiers, Options options, std::shared_ptr<Device> device)

@@ -17,7 +17,7 @@ void Statistics::record(const Run& run, const ReductionPlan* plan, const UnitKey
       ++stats_.exact_calls[plan->why_exact];
     } else {
       ++stats_.compressed_calls;
-      sent_elements_ += run.codec_counts.kept_elements;
+      sent_elements_[plan->key->owner] += run.codec_counts.kept_elements;
     }
     record_unit(run, *plan);
   }
@@ -28,6 +28,7 @@ void Statistics::record(const Run& run, const ReductionPlan* plan, const UnitKey
   }
   stats_.num_units = memory.num_units;
   stats_.residual_bytes = memory.residual_bytes;
+  stats_.dropped_residuals += memory.num_dropped - std::exchange(dropped_seen_, memory.num_dropped);
   stats_.weights.replica_bytes = memory.replica_bytes;
   stats_.scratch_bytes = memory.scratch_bytes;
   add_timings();
@@ -98,13 +99,19 @@ void Statistics::add_timings() {
   timings_.erase(std::remove_if(timings_.begin(), timings_.end(), is_known), timings_.end());
 }
 
-void Statistics::end_step(bool skipped) {
+void Statistics::end_step(bool skipped, const Owners& owners) {
   const std::lock_guard lock(mutex_);
-  if (skipped) {
-    ++stats_.skipped_steps;
-    stats_.skipped_elements += sent_elements_;
-  }
-  sent_elements_ = 0;
+  stats_.skipped_steps += skipped ? 1 : 0;
+  std::erase_if(sent_elements_, [&](const auto& entry) {
+    const bool ends = includes(owners, entry.first);
+    stats_.skipped_elements += ends && skipped ? entry.second : 0;
+    return ends;
+  });
+}
+
+void Statistics::count_dropped(int64_t num_units) {
+  const std::lock_guard lock(mutex_);
+  stats_.dropped_residuals += num_units;
 }
 
 void Statistics::show_memory(int64_t num_units, int64_t residual_bytes) {

@@ -22,6 +22,7 @@ struct MemoryUse {
   int64_t residual_bytes = 0;
   int64_t replica_bytes = 0;
   int64_t scratch_bytes = 0;
+  int64_t num_dropped = 0;  // residuals that went with their unit, so far
 };
 
 // All methods may be called by any thread. The device outlives it.
@@ -45,8 +46,10 @@ class Statistics {
   void add_crossing(const UnitKey& unit, const WeightStats& weights, int64_t coded_elements, int64_t packet_bytes,
                     Traffic carried);
   void add_timing(Timing timing);
-  // The end of a step. If its result was thrown away, the elements that lossy codecs sent in it are counted as skipped.
-  void end_step(bool skipped);
+  // The end of a step of units of these owners. If its result was thrown away, the elements that lossy codecs sent in
+  // it are counted as skipped.
+  void end_step(bool skipped, const Owners& owners);
+  void count_dropped(int64_t num_units);
   void show_memory(int64_t num_units, int64_t residual_bytes);
 
   Stats snapshot();
@@ -74,7 +77,8 @@ class Statistics {
   Stats stats_;
   std::deque<Timing> timings_;  // whose events have not passed yet
   std::map<uint64_t, UnitRecord> unit_records_;
-  int64_t sent_elements_ = 0;  // by lossy codecs since the last step ended
+  std::map<uint64_t, int64_t> sent_elements_;  // by lossy codecs since the last step ended, by owner
+  int64_t dropped_seen_ = 0;                   // of MemoryUse::num_dropped
 };
 
 }  // namespace isthmus

@@ -1,12 +1,10 @@
-"""Run the conformance table and write what it found: ``python tests/conformance/matrix.py``.
+"""Run the conformance table and write docs/compatibility.md: ``python tests/conformance/matrix.py``.
 
-Writes ``results/torch-<version>.json`` for the torch that runs it, and docs/compatibility.md from all such files.
-``--document-only`` does the latter alone.
+The page shows every version of torch that it was run with in this checkout: build/conformance keeps what each found.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +18,9 @@ if TYPE_CHECKING:
     from world import Results
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results"
-DOCUMENT = HERE.parents[1] / "docs" / "compatibility.md"
+ROOT = HERE.parents[1]
+RESULTS = ROOT / "build/conformance"
+DOCUMENT = ROOT / "docs/compatibility.md"
 SIGNS = {"equal": "=", "close": "≈", "refused": "x", "more": "+", "gloo only": "Gloo", "absent": "-"}
 REDUCING = [collective.name for collective in COLLECTIVES if collective.reduces]
 MOVING = [collective.name for collective in COLLECTIVES if not collective.reduces]
@@ -53,12 +52,12 @@ def _keys(row: Row) -> Iterable[str]:
 
 
 def write_results(version: str, found: dict[str, Any]) -> None:
-    RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"torch-{version}.json").write_text(json.dumps(found, indent=0) + "\n")
 
 
-def stored_results() -> dict[str, dict[str, Any]]:
-    """Return what is stored, by torch version."""
+def all_results() -> dict[str, dict[str, Any]]:
+    """Return what runs in this checkout found, by torch version."""
     return {path.stem.removeprefix("torch-"): json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
 
 
@@ -87,10 +86,14 @@ def document(results: Mapping[str, dict[str, Any]]) -> str:
 def _totals(results: Mapping[str, dict[str, Any]]) -> str:
     verdicts = list(SIGNS)
     lines = ["| torch | rows | " + " | ".join(verdicts) + " |", "|---" * (len(verdicts) + 2) + "|"]
-    for version, found in results.items():
-        counts = [str(found["rows"].get(verdict, 0)) for verdict in verdicts]
-        lines.append(f"| {version} | {sum(found['rows'].values())} | " + " | ".join(counts) + " |")
+    lines += [totals(version, found) for version, found in results.items()]
     return "\n".join([*lines, ""])
+
+
+def totals(version: str, found: Mapping[str, Any]) -> str:
+    """Return the page's row of one version: how many rows of the table had which verdict."""
+    counts = [str(found["rows"].get(verdict, 0)) for verdict in SIGNS]
+    return f"| {version} | {sum(found['rows'].values())} | " + " | ".join(counts) + " |"
 
 
 def _tables_of_collectives(
@@ -126,19 +129,15 @@ def _sign(of_versions: Sequence[str]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--document-only", action="store_true", help="write docs/compatibility.md from stored results")
-    failures = 0
-    if not parser.parse_args().document_only:
-        import world
+    import world
 
-        results = world.run(world.all_rows())
-        write_results(world.TORCH, summary(results))
-        for row, verdict in results.failures().items():
-            print(f"{row}: {verdict}")
-        failures = len(results.failures())
-        print(f"{len(results.verdicts)} rows, {failures} failures")
-    DOCUMENT.write_text(document(stored_results()))
+    results = world.run(world.all_rows())
+    write_results(world.TORCH, summary(results))
+    for row, verdict in results.failures().items():
+        print(f"{row}: {verdict}")
+    failures = len(results.failures())
+    print(f"{len(results.verdicts)} rows, {failures} failures")
+    DOCUMENT.write_text(document(all_results()))
     return 1 if failures else 0
 
 

@@ -1,4 +1,4 @@
-"""Every collective gives what Gloo gives: the whole table, and the page that shows it."""
+"""Every collective gives what Gloo gives: the whole table, and the page that counts it."""
 
 from __future__ import annotations
 
@@ -47,11 +47,8 @@ def test_the_table_takes_two_tiers(results: world.Results) -> None:
     )
 
 
-def test_results_of_this_torch_are_the_stored_ones(results: world.Results) -> None:
-    stored = matrix.stored_results()
-    if world.TORCH in stored:
-        assert matrix.summary(results) == stored[world.TORCH], "run tests/conformance/matrix.py"
-
-
-def test_the_page_shows_the_stored_results() -> None:
-    assert matrix.DOCUMENT.read_text() == matrix.document(matrix.stored_results()), "run matrix.py --document-only"
+def test_the_page_counts_what_this_torch_gives(results: world.Results) -> None:
+    found = matrix.summary(results)
+    lines = matrix.DOCUMENT.read_text().splitlines()
+    of_this_torch = [line for line in lines if line.startswith(f"| {world.TORCH} |")]
+    assert of_this_torch in ([], [matrix.totals(world.TORCH, found)]), "run tests/conformance/matrix.py"

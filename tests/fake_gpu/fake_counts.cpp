@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "fake_runtime.h"
 
@@ -14,7 +15,7 @@ namespace isthmus::fake_gpu {
 namespace {
 
 constexpr auto kNumCounts = static_cast<size_t>(Count::kNumCounts);
-constexpr std::array<const char*, kNumCounts> kNames = {"synchronizations", "allocations", "streams"};
+constexpr std::array<const char*, kNumCounts> kNames = {"synchronizations", "allocations", "streams", "nccl_launches"};
 
 struct Launches {
   int64_t number = 0;
@@ -27,6 +28,7 @@ struct Counts {
   std::mutex mutex;
   std::array<int64_t, kNumCounts> number = {};
   std::map<std::string, Launches> launches;
+  std::vector<std::pair<int, int>> communicators;  // size, bound of multiprocessors
 };
 
 Counts& counts() {
@@ -50,7 +52,11 @@ std::string take_text() {
   for (size_t i = 0; i < kNumCounts; ++i) {
     text += std::string(", \"") + kNames[i] + "\": " + std::to_string(std::exchange(counts().number[i], 0));
   }
-  text += ", \"launches\": {";
+  text += ", \"communicators\": [";
+  for (const auto& [size, most_ctas] : std::exchange(counts().communicators, {})) {
+    text += (text.back() == '[' ? "[" : ", [") + std::to_string(size) + ", " + std::to_string(most_ctas) + "]";
+  }
+  text += "], \"launches\": {";
   for (const auto& [name, launches] : std::exchange(counts().launches, {})) {
     text += std::string(text.back() == '{' ? "" : ", ") + "\"" + name + "\": [" + std::to_string(launches.number);
     if (launches.is_known) {
@@ -79,6 +85,11 @@ void count_launch(const std::string& name, const kernels::Moved* moved) {
   }
 }
 
+void count_communicator(int size, int most_ctas) {
+  const std::lock_guard lock(counts().mutex);
+  counts().communicators.emplace_back(size, most_ctas);
+}
+
 DeviceWork::DeviceWork() : begin_ns_(work_depth++ == 0 ? thread_ns() : 0) {}
 
 DeviceWork::~DeviceWork() {
@@ -89,9 +100,10 @@ DeviceWork::~DeviceWork() {
 
 }  // namespace isthmus::fake_gpu
 
-// What was counted since the last call, as JSON: synchronizations, allocations and streams made; launches by
-// name, with bytes read and written where they are known; device_ns, of the calling thread. Writes `size` bytes at
-// most, with a zero at the end; returns how many the whole text takes. A text that did not fit is lost.
+// What was counted since the last call, as JSON: synchronizations, allocations, streams and communicators made,
+// launches of NCCL; other launches by name, with bytes read and written where they are known; device_ns, of the calling
+// thread. Writes `size` bytes at most, with a zero at the end; returns how many the whole text takes. A text that did
+// not fit is lost.
 FAKE_API int64_t fake_gpu_take_counts(char* text, int64_t size) {
   const std::string whole = isthmus::fake_gpu::take_text();
   const auto fits = static_cast<size_t>(std::max<int64_t>(size - 1, 0));

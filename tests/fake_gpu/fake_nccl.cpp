@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "fake_counts.h"
 #include "fake_operations.h"
 #include "fake_reductions.h"
 #include "fake_runtime.h"
@@ -92,7 +93,10 @@ ncclResult_t call(Operation operation, ncclComm_t communicator, cudaStream_t str
   return guarded([&] { launch({std::move(operation)}); });
 }
 
-ncclResult_t make_communicator(ncclComm_t* handle, const std::string& name, int rank, int size) {
+ncclResult_t make_communicator(ncclComm_t* handle, const std::string& name, int rank, int size,
+                               const ncclConfig_t* config = nullptr) {
+  const bool is_bounded = config != nullptr && config->maxCTAs != NCCL_CONFIG_UNDEF_INT;
+  count_communicator(size, is_bounded ? config->maxCTAs : 0);
   *handle = nullptr;
   return guarded([&] { *handle = publish(std::make_shared<Communicator>(name, rank, size)); });
 }
@@ -168,15 +172,15 @@ FAKE_API ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   return ncclSuccess;
 }
 FAKE_API ncclResult_t ncclCommInitRankConfig(ncclComm_t* communicator, int size, ncclUniqueId id, int rank,
-                                             ncclConfig_t*) {
-  return make_communicator(communicator, name_of(id), rank, size);
+                                             ncclConfig_t* config) {
+  return make_communicator(communicator, name_of(id), rank, size, config);
 }
 FAKE_API ncclResult_t ncclCommInitRank(ncclComm_t* communicator, int size, ncclUniqueId id, int rank) {
   return make_communicator(communicator, name_of(id), rank, size);
 }
 FAKE_API ncclResult_t ncclCommInitRankScalable(ncclComm_t* communicator, int size, int rank, int, ncclUniqueId* ids,
-                                               ncclConfig_t*) {
-  return make_communicator(communicator, name_of(ids[0]), rank, size);
+                                               ncclConfig_t* config) {
+  return make_communicator(communicator, name_of(ids[0]), rank, size, config);
 }
 FAKE_API ncclResult_t ncclCommSplit(ncclComm_t communicator, int color, int key, ncclComm_t* result, ncclConfig_t*) {
   return split(*find(communicator, "ncclCommSplit"), communicator, {color, key}, result);

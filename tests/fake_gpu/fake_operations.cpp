@@ -4,8 +4,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <set>
 #include <thread>
 
+#include "fake_counts.h"
 #include "fake_reductions.h"
 #include "fake_runtime.h"
 
@@ -140,6 +142,7 @@ class InUse {
 }  // namespace
 
 void run(std::vector<Operation> operations) {
+  const DeviceWork work;
   const InUse in_use(operations);
   std::vector<Transfer> transfers;
   for (Operation& operation : operations) {
@@ -190,9 +193,20 @@ void run_or_spin(const std::vector<Operation>& operations) {
   }
 }
 
+// Operations of one communicator in one stream are one kernel.
+void count_launches(const std::vector<Operation>& operations) {
+  std::set<std::pair<const Communicator*, cudaStream_t>> kernels;
+  for (const Operation& operation : operations) {
+    if (kernels.emplace(operation.communicator.get(), operation.stream).second) {
+      count(Count::kNcclLaunches);
+    }
+  }
+}
+
 }  // namespace
 
 void launch(std::vector<Operation> operations) {
+  count_launches(operations);
   if (!nccl_spins() || operations.empty()) {
     run(std::move(operations));
     return;

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from faults.harness import Harness, Outcome, RankOutcome
 from faults.judgement import LIMIT_S, complaints
 from faults.rows import GRACE_S, NUM_NODES, ROWS, TIMEOUT_S, WORLD_SIZE, Row
+from isthmus import _C
 from support.tested_codecs import DEFAULT
 
 PAGE = Path(__file__).parents[2] / "docs/faults.md"
@@ -98,7 +99,8 @@ def operation(row: Row) -> str:
 def page(outcomes: dict[str, Outcome]) -> str:
     """Return the text of docs/faults.md."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=PAGE.parent, capture_output=True, text=True)
-    where = f"{platform.machine()}, torch {torch.__version__}, {next(iter(outcomes.values())).network}"
+    versions = f"torch {torch.__version__}, packets of version {_C.PACKET_VERSION}"
+    where = f"{platform.machine()}, {versions}, {next(iter(outcomes.values())).network}"
     machine = f"Measured on commit `{commit.stdout.strip() or 'unknown'}`, {where}."
     head = [
         "| fault | operation (codec) | error | s to error | s to end | as it should be |",

@@ -26,46 +26,30 @@ _MODULES = ["torch", "torch.distributed", "torch.distributed.fsdp", "isthmus.gro
 
 
 def why_not() -> str:
-    """Say what keeps this machine from running worlds with a fake GPU, or nothing."""
+    """Say what keeps this torch from having a fake GPU, or nothing. One that cannot be built is a failure."""
     import torch
 
-    if torch.version.cuda is None:
-        return "torch was built without CUDA"
-    return _configure()[1]
-
-
-@functools.cache
-def _configure() -> tuple[Path, str]:
-    """Return where the library is built, and what this machine lacks for that."""
-    build = ROOT / "build/fake_gpu" / Path(sys.prefix).name
-    if (build / "cmake_install.cmake").exists():  # a build configures again where it has to
-        return build, ""
-    wheels = [str(path) for path in Path(find_spec("torch").origin).parents[1].glob("nvidia/*/include")]
-    error = _cmake(build, "-S", str(ROOT / "tests/fake_gpu"), "-B", str(build), f"-DFAKE_GPU_HINTS={';'.join(wheels)}")
-    return build, f"the fake GPU cannot be configured: {error}" if error else ""
+    return "torch was built without CUDA" if torch.version.cuda is None else ""
 
 
 def library() -> Path:
     """Build the library; return where it is."""
-    build, error = _configure()
-    error = error or _cmake(build, "--build", str(build), "-j", "2")
-    assert not error, error
+    build = ROOT / "build/fake_gpu" / Path(sys.prefix).name
+    if not (build / "cmake_install.cmake").exists():  # a build configures again where it has to
+        wheels = [str(path) for path in Path(find_spec("torch").origin).parents[1].glob("nvidia/*/include")]
+        source = ("-S", str(ROOT / "tests/fake_gpu"), "-B", str(build))
+        _cmake(build, *source, f"-DFAKE_GPU_HINTS={';'.join(wheels)}")
+    _cmake(build, "--build", str(build), "-j", "2")
     return build / "libfake_gpu.so"
 
 
-def libraries_with_wire() -> str:
-    """Return what to preload into a process that is rank 0 of as many as it likes (tests/gpu/wire)."""
-    fake = library()
-    return f"{fake.with_name('librehearsal_wire_fake.so')} {fake}"
-
-
-def _cmake(build: Path, *arguments: str) -> str:
-    """Run CMake, one process at a time; return the end of what it says if it fails."""
+def _cmake(build: Path, *arguments: str) -> None:
+    """Run CMake, one process at a time."""
     build.mkdir(parents=True, exist_ok=True)
     with (build / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         process = subprocess.run(["cmake", *arguments], capture_output=True, text=True)
-    return (process.stdout + process.stderr)[-2000:] if process.returncode else ""
+    assert process.returncode == 0, f"no fake GPU: {(process.stdout + process.stderr)[-2000:]}"
 
 
 def run(function: Callable[..., Any], world_size: int, *arguments: Any, **settings: Any) -> list[Any]:

@@ -67,7 +67,7 @@ class UnitReduceScatter(_Collective):
         `torch.distributed.reduce_scatter_tensor`, and so are its errors.
         """
         core = native.load()
-        core.push_unit(*handed_reduction(self._unit(), input_tensor.numel()))
+        core.push_unit(*handed_reduction(self._unit(), output_tensor, input_tensor))
         try:
             work: dist.Work | None = dist.reduce_scatter_tensor(
                 output_tensor, input_tensor, op=op, group=companion_of(group) or group, async_op=async_op

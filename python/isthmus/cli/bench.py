@@ -7,19 +7,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from isthmus.benchmarks.bias.config import BiasConfig
 from isthmus.benchmarks.collectives.config import CollectivesConfig
 from isthmus.benchmarks.convergence.config import ConvergenceConfig
-from isthmus.benchmarks.overhead.config import OverheadConfig
-from isthmus.benchmarks.pipeline.config import PipelineConfig
 from isthmus.benchmarks.scaling.config import ScalingConfig
 from isthmus.benchmarks.soak.config import SoakConfig
 from isthmus.benchmarks.training.config import TrainingConfig
-from isthmus.benchmarks.weights.config import WeightsConfig
 from isthmus.cli.failures import FAILED
+from isthmus.cli.gone import Commands
 from isthmus.cli.options import filled
 
 bench = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     help="Benchmarks: over simulated nodes on this machine; some also over the nodes that are there.",
 )
@@ -102,15 +100,6 @@ def convergence(
 
 
 @bench.command()
-@filled(BiasConfig)
-def bias(config: BiasConfig, logs: _Logs = Path("bench-out/bias")) -> None:
-    """Regress the result of codec quant on two nodes' gradients: slopes below 1 are shrinkage."""
-    from isthmus.benchmarks.bias.run import measure_biases, print_biases
-
-    print_biases(measure_biases(config, logs), Console())
-
-
-@bench.command()
 @filled(CollectivesConfig, simulated_only=("logs",))
 def collectives(config: CollectivesConfig, json: _Json = None, logs: _Logs = Path("bench-out/collectives")) -> None:
     """Time and verify single collectives, in the manner of nccl-tests.
@@ -128,50 +117,6 @@ def collectives(config: CollectivesConfig, json: _Json = None, logs: _Logs = Pat
         write_json(report, json)
     if num_wrong(report):
         raise typer.Exit(FAILED)
-
-
-@bench.command()
-@filled(OverheadConfig)
-def overhead(config: OverheadConfig, json: _Json = None, logs: _Logs = Path("bench-out/overhead")) -> None:
-    """Measure the time that Isthmus adds to calls of bare Gloo, and to FSDP2 steps over hand-written tiers."""
-    from isthmus.benchmarks.common.report import write_json
-    from isthmus.benchmarks.overhead.run import is_correct, print_overhead, run_overhead
-
-    console = Console()
-    report = run_overhead(config, logs, console)
-    print_overhead(report, console)
-    if json is not None:
-        write_json(report, json)
-    if not is_correct(report):
-        raise typer.Exit(FAILED)
-
-
-@bench.command()
-@filled(PipelineConfig)
-def pipeline(config: PipelineConfig, json: _Json = None, logs: _Logs = Path("bench-out/pipeline")) -> None:
-    """Time reduce-scatters over a shaped link, whole and in segments that are encoded while others cross."""
-    from isthmus.benchmarks.common.report import write_json
-    from isthmus.benchmarks.pipeline.run import print_pipeline, run_pipeline
-
-    console = Console()
-    report = run_pipeline(config, logs, console)
-    print_pipeline(report, console)
-    if json is not None:
-        write_json(report, json)
-
-
-@bench.command()
-@filled(WeightsConfig)
-def weights(config: WeightsConfig, json: _Json = None) -> None:
-    """Train, and measure the bits and the speed of weights that cross as differences, beside other codes."""
-    from isthmus.benchmarks.common.report import write_json
-    from isthmus.benchmarks.weights.run import print_weights, run_weights
-
-    console = Console()
-    report = run_weights(config, console)
-    print_weights(report, console)
-    if json is not None:
-        write_json(report, json)
 
 
 @bench.command()

@@ -8,24 +8,18 @@ from typing import Annotated
 import typer
 
 from isthmus.cli.bench import bench
+from isthmus.cli.gone import Commands
 from isthmus.cli.info import info
-from isthmus.cli.perf import SETTINGS, start_perf
 from isthmus.cli.plan import plan
 from isthmus.cli.topo import topo
 from isthmus.cli.watch import watch
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(cls=Commands, no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.command()(info)
 app.command()(plan)
 app.command()(topo)
 app.command()(watch)
-
-
-@app.command(context_settings=SETTINGS)
-def perf(context: typer.Context) -> None:
-    """Time and verify collectives without torch, like nccl-tests: isthmus_perf, where it was built."""
-    start_perf(context.args)
 
 
 def _print_version(is_asked: bool) -> None:

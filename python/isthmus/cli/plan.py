@@ -119,8 +119,8 @@ def plan(
     weight_bits: Annotated[
         float | None,
         typer.Option(
-            help="With weights as differences (full): bits of each element of a shard that changed, as "
-            "`isthmus bench weights` measures.",
+            help="With weights as differences (full): bits of each element of a shard that changed, as a run's "
+            "`isthmus.stats()` has them.",
             show_default="by --lr",
         ),
     ] = None,

@@ -32,6 +32,7 @@ from isthmus.group.cuda import (
     why_none,
 )
 from isthmus.group.meeting import wait_for_ranks
+from isthmus.nodes import leave_note
 from isthmus.told import log_to_stderr, on_all
 from isthmus.topology import node_map
 from isthmus.topology.node_map import Nodes, Surroundings, different_options, told_by_ranks
@@ -125,6 +126,7 @@ def _create(group: Group, given_options: Any) -> _C.Backend:
     if options is None or complaint:
         _leave_together(group)
         raise on_all(_error_type(introductions)(f"isthmus: {complaint}"), group.rank)
+    leave_note(group.global_ranks[group.rank], introduction.surroundings, options.nodes)
     _set_up_process(options, group)
     _warn_of_options_without_effect(group, options)
     options._timeout = group.timeout
@@ -239,7 +241,6 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
 
     intra = inter = flat = cuda = None
     world = gloo_tier(group, "world", list(range(group.size)))
-    world._set_sequence_number_for_group()
     if two_tier:
         intra = gloo_tier(group, f"intra/{own}", node_ranks)
         inter = _inter_tier(group, options, local_index, rail)
@@ -297,9 +298,10 @@ def _warn_of_options_without_effect(group: Group, options: _C.Options) -> None:
         _warn_once(sentence)
 
 
-def _warn_once(text: str) -> None:
-    if text and text not in _warned_of:
-        _warned_of.add(text)
+def _warn_once(text: str, subject: str = "") -> None:
+    """Warn, unless there was a warning of this subject (default: with this text)."""
+    if text and (subject or text) not in _warned_of:
+        _warned_of.add(subject or text)
         logger.warning("%s", text)
 
 
@@ -307,6 +309,15 @@ def _warn_on_first_rank(text: str) -> None:
     """Warn of what all ranks find alike. Called by the native module, on the thread that makes a collective's call."""
     if dist.get_rank() == 0:
         _warn_once(text)
+
+
+def _tell_of_what_is_missing() -> None:
+    """Called by the native module when the third step of a group begins."""
+    if dist.get_rank() == 0:
+        from isthmus.report.missing import missing
+
+        for subject, text in missing().items():
+            _warn_once(text, subject)
 
 
 _ready_in_process = 0
@@ -322,8 +333,9 @@ def _set_up_process(options: _C.Options, group: Group) -> None:
         core = native.load()
         core.set_split_function(_create_split)
         core.set_warning_function(_warn_on_first_rank)
+        core.set_third_step_function(_tell_of_what_is_missing)
         core.set_shutdown_listener(_keep_last_stats)
-        core.set_fsdp_functions(_fsdp2_caller, _why_fsdp1_is_exact)
+        core.set_fsdp_caller(_fsdp_caller)
         core.set_weights_caller(_weights_caller)
         atexit.register(_shut_down, os.getpid())
         if group.rank == 0:
@@ -339,16 +351,10 @@ def _warn_of_unknown_variables(core: Any) -> None:
 
 
 # Imported at the first reduction, not at `import torch`, which registers: `units.identify` imports DTensor for seconds.
-def _fsdp2_caller() -> tuple[int, str, int, str]:
+def _fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Any, bool, torch.Tensor | None] | None:
     from isthmus.units import identify
 
-    return identify.fsdp2_caller()
-
-
-def _why_fsdp1_is_exact(flat_parameter: torch.Tensor) -> str:
-    from isthmus.units import identify
-
-    return identify.why_fsdp1_is_exact(flat_parameter)
+    return identify.fsdp_caller(output, input)
 
 
 def _weights_caller() -> tuple[int, str]:

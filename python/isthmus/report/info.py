@@ -199,7 +199,7 @@ def print_info(info: Info, console: Console) -> None:
     _print_rows(console, "Variables in force", in_force or [("none",)])
     if info.unknown_variables:
         unknown = [(one.name, f"did you mean {one.meant}?" if one.meant else "") for one in info.unknown_variables]
-        _print_rows(console, "Variables that nothing here knows (values not shown)", unknown)
+        _print_rows(console, "Variables that nothing known reads (values not shown)", unknown)
 
 
 def _print_rows(console: Console, title: str, rows: Sequence[Sequence[str]]) -> None:

@@ -24,6 +24,7 @@ _COUNTS = (
     "skipped_elements",
     "num_units",
     "residual_bytes",
+    "dropped_residuals",
     "scratch_bytes",
     "ran_s",
     "waited_s",

@@ -1,1 +1,1 @@
-"""Residuals: saving, loading and re-sharding them."""
+"""Residuals: saving and loading them."""

@@ -1,74 +1,103 @@
-"""Finds the unit of a live model, prepared or not, by its name."""
+"""The units of live models, prepared or not: whose state is saved, and where a saved one belongs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from isthmus.units.layout import Layout
-from isthmus.units.models import Unit, live_fsdp2_models, units_of
-from isthmus.units.prepare import Prepared, all_prepared, prepared_of
+from isthmus.units.models import Unit, ddp_modules, fsdp1_units, fsdp2_units, live_fsdp2_models
+from isthmus.units.owners import number_of
+from isthmus.units.prepare import Prepared, prepared_models, prepared_of
 
 Target = nn.Module | dist.ProcessGroup | None
 
+# What models of equal names are told apart by: "blocks.0 (2)".
+_NUMBER = re.compile(r" \((\d+)\)$")
+
 
 @dataclass(frozen=True)
-class KnownModel:
-    """The units of a live model, prepared or not."""
+class LiveUnit:
+    """What reduces gradients of a live model. Its name is that among the units of one model."""
 
-    units: Sequence[Unit]
+    owner: int
+    name: str  # "": FSDP1 names it in its first reduction, or it is a DDP module and names its buckets
+    unit: Unit | None  # of FSDP and DTensors
     prepared: Prepared | None
+    groups: tuple[dist.ProcessGroup, ...]
 
-    def is_reduced_over(self, group: dist.ProcessGroup) -> bool:
-        """Return whether any unit is."""
-        buckets = self.prepared.bucket_group if self.prepared is not None else None
-        return group is buckets or any(group in unit.process_groups for unit in self.units)
+    @property
+    def layout(self) -> Layout | None:
+        """The layout of all parameters."""
+        return self.unit.layout() if self.unit is not None else None
 
-    def unit_named(self, name: str) -> Unit | None:
-        """Return the unit that the backend knows under a name. FSDP1 has names only if it is prepared."""
-        if self.prepared is not None:
-            return self.prepared.unit_named(name)
-        named = [unit for unit in self.units if unit.label == name]
-        return named[0] if len(named) == 1 else None
-
-    def layouts(self, state: Mapping[str, Any]) -> list[tuple[Unit, Layout]]:
-        """Return the units and layouts that a reduction in the backend's table may be of."""
-        if self.prepared is not None:
-            found = self.prepared.layouts.get((state["name"], state["layout"]))
-            return [] if found is None else [found]
-        if state["layout"]:
-            return []
-        unit = self.unit_named(state["name"])
-        return [] if unit is None else [(unit, unit.layout())]
+    def name_in(self, backend: Any) -> str:
+        """Return the name under which a backend knows the unit."""
+        if self.prepared is not None and self.unit is not None:
+            return self.prepared.full_name(self.unit.name)
+        name: str = backend.unit_name(self.owner, self.name)
+        return name
 
 
-def known_models(target: Target) -> list[KnownModel]:
-    """Return prepared models, and unprepared FSDP models: `target`, or else all FSDP2 models that are alive.
+def live_units(target: Target) -> list[LiveUnit]:
+    """Return the units of a model; else those of all prepared models and of FSDP2 models that had a forward pass."""
+    if isinstance(target, nn.Module):
+        models = [target]
+    else:
+        models = list(dict.fromkeys([*prepared_models(), *live_fsdp2_models()]))
+    found: dict[int, LiveUnit] = {}
+    for model in models:
+        for unit in _units_of(model):
+            # A model may be part of another one that was prepared: then that is what names it.
+            if unit.owner not in found or (found[unit.owner].prepared is None and unit.prepared is not None):
+                found[unit.owner] = unit
+    return list(found.values())
 
-    If `target` is a model, its parts come first.
-    """
-    models = [target] if isinstance(target, nn.Module) else live_fsdp2_models()
-    inside = [prepared_of(module) for model in models for module in model.modules()]
-    prepared = {id(entry): entry for entry in [*inside, *all_prepared()] if entry is not None}
-    known = [KnownModel(entry.units, entry) for entry in prepared.values()]
-    unprepared = [model for model in models if prepared_of(model) is None]
-    return known + [KnownModel(units_of(model), None) for model in unprepared]
+
+def _units_of(model: nn.Module) -> Iterator[LiveUnit]:
+    for module in model.modules():
+        if module is not model and prepared_of(module) is not None:
+            yield from _units_of(module)
+    prepared = prepared_of(model)
+
+    def live(owner: Any, unit: Unit, name: str) -> LiveUnit:
+        full = name if prepared is None else prepared.base_name(unit.name)
+        return LiveUnit(number_of(owner), full, unit, prepared, tuple(unit.process_groups))
+
+    for group, unit in fsdp2_units(model):
+        yield live(group, unit, unit.label)
+    for module, _, unit in fsdp1_units(model):
+        yield live(module._handle, unit, "")
+    for _, module in ddp_modules(model):
+        yield LiveUnit(number_of(module), "", None, prepared, (module.process_group,))
+    parameters = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    if prepared is not None and len(parameters) == len(prepared.units):
+        for parameter, unit in zip(parameters, prepared.units, strict=True):
+            if not unit.in_rows and unit.shard_group is None and unit.replicate_group is None:
+                groups = tuple(parameter.device_mesh.get_group(dim) for dim in range(parameter.device_mesh.ndim))
+                yield LiveUnit(number_of(parameter), prepared.base_name(unit.name), unit, prepared, groups)
 
 
-def find_unit(
-    name: str, groups: Collection[dist.ProcessGroup], known: Iterable[KnownModel]
-) -> tuple[Unit, Prepared | None] | None:
-    """Return the unit of that name that is reduced over one of `groups`, and what `prepare` noted about its model.
+def base_name(name: str) -> str:
+    """Return a unit's name without its number among those of equal names."""
+    return _NUMBER.sub("", name)
 
-    None if there is none, or several.
-    """
-    found = [
-        (unit, model.prepared)
-        for model in known
-        if (unit := model.unit_named(name)) is not None and any(group in groups for group in unit.process_groups)
-    ]
-    return found[0] if len(found) == 1 else None
+
+def number_in(name: str) -> int:
+    """Return the number of a unit among those of equal names, from 1 on."""
+    found = _NUMBER.search(name)
+    return int(found[1]) if found else 1
+
+
+def named(name: str, live: Iterable[LiveUnit], group: dist.ProcessGroup) -> LiveUnit | None:
+    """Return the live unit over `group` that a saved one is: models of equal names are told apart by their order."""
+    matching = [unit for unit in live if unit.name == base_name(name) and group in unit.groups]
+    matching.sort(key=lambda unit: unit.prepared.number if unit.prepared is not None else 0)
+    number = number_in(name)
+    return matching[number - 1] if number <= len(matching) else None

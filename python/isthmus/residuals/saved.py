@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from isthmus.residuals.checkpoint import CheckpointReader, TextAndTensorPlanner, describe_entries
 
-VERSION = 1
-RESIDUALS = ("residual", "result_residual")
+VERSION = 2
+RESIDUALS = ("residual", "result_residual", "parked_values")
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,10 @@ class LoadReport:
     """The outcome of loading each unit of a checkpoint, by name."""
 
     restored: tuple[str, ...] = ()  # bit for bit
-    resharded: tuple[str, ...] = ()  # what they will add to later gradients was kept
-    dropped: tuple[tuple[str, str], ...] = ()  # with the reason
+    dropped: tuple[tuple[str, str], ...] = ()  # residuals, with the reason
 
     def __add__(self, other: LoadReport) -> LoadReport:
-        return LoadReport(
-            self.restored + other.restored, self.resharded + other.resharded, self.dropped + other.dropped
-        )
+        return LoadReport(self.restored + other.restored, self.dropped + other.dropped)
 
 
 @dataclass(frozen=True)
@@ -51,11 +48,19 @@ class SavedUnit:
     layout: int  # the hash in the unit's key
     step: int
     scale: float
+    sections: Sequence[tuple[int, int]]  # of FSDP2: parameters in the last reduction, with their elements in a row
+    # Parts of `parked_values`: of the result, piece, parameter, first element in its section, elements.
+    parked: Sequence[tuple[bool, int, int, int, int]]
     residual_elements: int
     result_residual_elements: int
-    parameters: str | None = None  # the layout as text, where it was known
-    first_element: int = 0  # of that layout, in the reduced tensor
-    divisor: float = 1  # by which torch divided the result
+    parked_values_elements: int
+    is_owned: bool  # by what reduces a model
+    parameters: str | None = None  # the layout of all, as text, where it was known
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether something was not sent yet."""
+        return any(getattr(self, f"{kind}_elements") for kind in RESIDUALS)
 
 
 @dataclass(frozen=True)

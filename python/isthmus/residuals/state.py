@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from isthmus.backends import backends_of
-from isthmus.residuals.known import KnownModel, Target, known_models
-from isthmus.residuals.reshard import Dropped, GroupAndBackend, place, reshard_residuals
+from isthmus.residuals.known import LiveUnit, Target, base_name, live_units, named, number_in
 from isthmus.residuals.saved import (
     RESIDUALS,
     LoadReport,
@@ -28,7 +27,10 @@ from isthmus.residuals.saved import (
     to_text,
 )
 from isthmus.units.layout import Layout
-from isthmus.units.models import Unit, all_groups, groups_of
+from isthmus.units.models import all_groups, groups_of
+from isthmus.units.owners import living, owners_of
+
+GroupAndBackend = tuple[dist.ProcessGroup, Any]
 
 logger = logging.getLogger("isthmus")
 
@@ -53,18 +55,9 @@ def _groups(target: Target) -> list[GroupAndBackend]:
     return [(group, backend) for backend, group in found.items()]
 
 
-def _layouts_of(
-    group: dist.ProcessGroup, state: Mapping[str, Any], known: Iterable[KnownModel]
-) -> list[tuple[Unit, Layout, int]]:
-    """Return the layouts that a unit of the backend may have, with the first element of its tensor."""
-    wanted = (group, state["collective"], state["num_elements"])
-    return [
-        (unit, layout, reduction.first_element)
-        for model in known
-        for unit, layout in model.layouts(state)
-        for reduction in unit.reductions(layout)
-        if (reduction.process_group, reduction.collective, reduction.num_elements) == wanted
-    ]
+def _owners(target: Target) -> set[int] | None:
+    """Return whose units are meant, None for all."""
+    return owners_of(target) if isinstance(target, nn.Module) else None
 
 
 # --- Saving ---
@@ -73,23 +66,18 @@ def _layouts_of(
 def state_dict(model_or_group: Target = None) -> dict[str, Any]:
     """Return this rank's residuals and the units that they belong to.
 
-    Of the process groups that `model_or_group` uses (default: all of Isthmus). Save it beside model and optimizer, with
+    Of the units of a model, else of all process groups of Isthmus, or of one. Save it beside model and optimizer, with
     `torch.distributed.checkpoint.save({"isthmus": isthmus.state_dict(model), ...})` or, on every rank, `torch.save`.
-    With a model, or after `isthmus.prepare`, it says which parameters residuals belong to, so that they can be loaded
-    on other numbers of ranks. Tensors are copies. Call it between steps, on all ranks.
+    What belongs to models that are gone is left out. Tensors are copies. Call it between steps, on all ranks.
     """
-    known = known_models(model_or_group)
-    prepared = [model for model in known if model.prepared is not None]
+    live = {unit.owner: unit for unit in live_units(model_or_group)}
     rank = dist.get_rank()
     state: dict[str, Any] = {}
     groups = []
-    for group_index, (group, backend) in enumerate(_groups(model_or_group)):
+    for group_index, (_, backend) in enumerate(_groups(model_or_group)):
         units = []
-        unit_states = backend.unit_states()
-        # Unprepared models with equal names are numbered, and the number of a live one is not known here.
-        numbered = {state["name"].removesuffix(" (2)") for state in unit_states if state["name"].endswith(" (2)")}
-        for unit_index, unit_state in enumerate(unit_states):
-            units.append(_describe(group, unit_state, prepared if unit_state["name"] in numbered else known))
+        for unit_index, unit_state in enumerate(_living_states(backend, _owners(model_or_group))):
+            units.append(_describe(unit_state, live.get(unit_state["owner"])))
             for kind in RESIDUALS:
                 if unit_state[kind].numel():
                     state[tensor_key(rank, group_index, unit_index, kind)] = unit_state[kind]
@@ -99,62 +87,75 @@ def state_dict(model_or_group: Target = None) -> dict[str, Any]:
     return state
 
 
-def _describe(group: dist.ProcessGroup, state: Mapping[str, Any], known: Sequence[KnownModel]) -> SavedUnit:
-    layouts = _layouts_of(group, state, known)
-    saved = SavedUnit(
+def _living_states(backend: Any, owners: set[int] | None) -> list[dict[str, Any]]:
+    """Return the state of units of these owners, of those that are alive, and of those without.
+
+    Models of equal names are numbered anew, in their order: those that are gone do not count.
+    """
+    wanted = (living() if owners is None else owners) | {0}
+    states: list[dict[str, Any]] = [state for state in backend.unit_states() if state["owner"] in wanted]
+    numbers: dict[str, set[int]] = {}
+    for state in states:
+        numbers.setdefault(base_name(state["name"]), set()).add(number_in(state["name"]))
+    for state in states:
+        if state["owner"]:
+            base = base_name(state["name"])
+            number = sorted(numbers[base]).index(number_in(state["name"])) + 1
+            state["name"] = base if number == 1 else f"{base} ({number})"
+    return states
+
+
+def _describe(state: Mapping[str, Any], live: LiveUnit | None) -> SavedUnit:
+    layout: Layout | None = None
+    if live is not None and live.unit is not None:
+        layout = live.layout
+    elif live is not None and live.prepared is not None:
+        layout = live.prepared.bucket_layout(state["layout"])
+    return SavedUnit(
         **{name: state[name] for name in ("name", "num_elements", "dtype", "collective", "layout", "step", "scale")},
+        sections=state["sections"],
+        parked=state["parked"],
         residual_elements=state["residual"].numel(),
         result_residual_elements=state["result_residual"].numel(),
-    )
-    if len(layouts) != 1:  # not known, or not for certain
-        return saved
-    unit, layout, first_element = layouts[0]
-    return dataclasses.replace(
-        saved,
-        parameters=layout.to_json(),
-        first_element=first_element,
-        divisor=unit.divisor_of(saved.dtype),
+        parked_values_elements=state["parked_values"].numel(),
+        is_owned=state["owner"] != 0,
+        parameters=layout.to_json() if layout is not None else None,
     )
 
 
 # --- Loading ---
 
 
-def load_state_dict(state: Mapping[str, Any], model_or_group: Target = None, *, reshard: bool = True) -> None:
+def load_state_dict(state: Mapping[str, Any], model_or_group: Target = None) -> LoadReport:
     """Load what `state_dict` returned, on all ranks of the same process groups.
 
-    Residuals that are there already are dropped. If the groups have other nodes or ranks than they had, `state` must
-    hold the entries of all ranks that saved; residuals are then re-sharded, or dropped with reshard=False. If loading
-    fails on one rank it fails on all, and changes nothing.
+    Residuals that are there already are dropped: those of the model, else of the groups. If the groups have other nodes
+    or ranks than they had, or the unit has other parameters, a saved residual is dropped, with a warning that says so.
+    If loading fails on one rank it fails on all, and changes nothing.
     """
-    _load(lambda: source_of_state(state), model_or_group, reshard)
+    return _load(lambda: source_of_state(state), model_or_group)
 
 
-def load_checkpoint(
-    checkpoint_id_or_reader: Any, model_or_group: Target = None, *, key: str = "isthmus", reshard: bool = True
-) -> LoadReport:
+def load_checkpoint(checkpoint_id_or_reader: Any, model_or_group: Target = None, *, key: str = "isthmus") -> LoadReport:
     """Load what was saved with `torch.distributed.checkpoint.save({key: isthmus.state_dict(...)})`.
 
-    From any number of ranks: if nodes or ranks differ, residuals are re-sharded: what they will add to the gradient of
-    each parameter stays the same, to rounding. That needs the parameters, of models that are given or prepared both
-    when saving and when loading. A residual that cannot be placed is dropped, with a warning that names it.
-    reshard=False drops residuals instead of re-sharding them. All ranks call it; they read the files of all, one unit
-    at a time. If it fails on one rank it fails on all, and changes nothing.
+    As `load_state_dict`. All ranks call it, after the model is wrapped and, where it is, prepared.
 
     No code in a folder is run, whoever made it. A `StorageReader` of your own reads the checkpoint's metadata itself:
     most of torch's, FileSystemReader too, unpickle it, which runs any code of its author.
     """
-    return _load(lambda: source_of_checkpoint(checkpoint_id_or_reader, key), model_or_group, reshard)
+    return _load(lambda: source_of_checkpoint(checkpoint_id_or_reader, key), model_or_group)
 
 
-def _load(open_source: Callable[[], Source], target: Target, reshard: bool) -> LoadReport:
+def _load(open_source: Callable[[], Source], target: Target) -> LoadReport:
     groups = _groups(target)
+    owners = _owners(target)
     before = [backend.unit_states() for _, backend in groups]
     for _, backend in groups:
-        backend.clear_units()
+        backend.clear_units(owners)
     error: Exception | None = None
     try:
-        report = _load_into(open_source(), groups, known_models(target), reshard)
+        report = _load_into(open_source(), groups, live_units(target), is_of_model=isinstance(target, nn.Module))
     except Exception as caught:
         error = caught
     errors = _exchange_errors(groups, error)
@@ -167,24 +168,40 @@ def _load(open_source: Callable[[], Source], target: Target, reshard: bool) -> L
         raise error
     if errors:
         raise ValueError("loading failed on " + "; ".join(f"rank {rank}: {text}" for rank, text in errors.items()))
-    _warn(groups, report)
+    _tell(groups, report)
     return report
+
+
+class Dropped(Exception):
+    """Why a unit's residual cannot be loaded. All ranks find the same."""
 
 
 def _load_into(
-    source: Source, groups: Sequence[GroupAndBackend], known: Sequence[KnownModel], reshard: bool
+    source: Source, groups: Sequence[GroupAndBackend], live: Sequence[LiveUnit], *, is_of_model: bool
 ) -> LoadReport:
     report = LoadReport()
-    changed = []
+    loaded = set()
     for index, (group, backend) in enumerate(groups):
         saved = _same_group(source, groups, index)
-        if saved is None:
-            changed.append((group, backend))
-        else:
-            report += _restore(source, saved, group, backend, known)
-    if changed:
-        report += reshard_residuals(source, groups, changed, known, only_drop=not reshard)
-    return report
+        if saved is not None:
+            loaded.add(source.ranks[saved[0]][saved[1]].ranks)
+            report += _restore(source, saved, group, backend, live, is_of_model=is_of_model)
+    return report + _those_of_other_groups(source, groups, loaded)
+
+
+def _those_of_other_groups(
+    source: Source, groups: Sequence[GroupAndBackend], loaded: set[tuple[int, ...]]
+) -> LoadReport:
+    """Name what was saved of groups that none has the ranks and nodes of, where some group was not found again."""
+    if len(loaded) == len({tuple(backend.global_ranks) for _, backend in groups}):
+        return LoadReport()
+    dropped: dict[str, str] = {}
+    for saved_groups in source.ranks.values():
+        for group in saved_groups:
+            if group.ranks not in loaded:
+                reason = f"saved on other ranks or nodes: {len(group.ranks)} ranks on {len(group.nodes)} nodes"
+                dropped |= {unit.name: reason for unit in group.units if unit.has_residual}
+    return LoadReport(dropped=tuple(dropped.items()))
 
 
 def _same_group(source: Source, groups: Sequence[GroupAndBackend], index: int) -> tuple[int, int] | None:
@@ -209,7 +226,13 @@ def _same_group(source: Source, groups: Sequence[GroupAndBackend], index: int) -
 
 
 def _restore(
-    source: Source, saved: tuple[int, int], group: dist.ProcessGroup, backend: Any, known: Sequence[KnownModel]
+    source: Source,
+    saved: tuple[int, int],
+    group: dist.ProcessGroup,
+    backend: Any,
+    live: Sequence[LiveUnit],
+    *,
+    is_of_model: bool,
 ) -> LoadReport:
     """Load this rank's saved state of a group, bit for bit."""
     rank, group_index = saved
@@ -218,24 +241,60 @@ def _restore(
     source.check(rank, group_index)
     restored, dropped = [], []
     for index, unit in enumerate(saved_group.units):
-        state = {f.name: getattr(unit, f.name) for f in dataclasses.fields(SavedUnit)[:7]}
         try:
-            state["layout"] = _layout_now(unit, group, known)
+            place = _place(unit, group, backend, live, is_of_model=is_of_model)
         except Dropped as reason:
-            dropped.append((unit.name, str(reason)))
+            if unit.has_residual:
+                dropped.append((unit.name, str(reason)))
         else:
-            backend.load_unit({**state, **source.residuals(rank, group_index, index)})
+            state = {f.name: getattr(unit, f.name) for f in dataclasses.fields(SavedUnit)[:9]}
+            backend.load_unit({**state, **source.residuals(rank, group_index, index), **place})
             restored.append(unit.name)
     return LoadReport(restored=tuple(restored), dropped=tuple(dropped))
 
 
-def _layout_now(unit: SavedUnit, group: dist.ProcessGroup, known: Sequence[KnownModel]) -> int:
-    """Return the layout in the unit's key, which depends on whether its model is prepared."""
-    if unit.parameters is None or not any(model.is_reduced_over(group) for model in known):
-        return unit.layout
-    layout = Layout.from_json(unit.parameters)
-    live, prepared, _ = place(unit.name, layout, [group], known)
-    return prepared.expect(live, layout) if prepared is not None else 0
+def _place(
+    saved: SavedUnit, group: dist.ProcessGroup, backend: Any, live: Sequence[LiveUnit], *, is_of_model: bool
+) -> dict[str, Any]:
+    """Return name, owner and layout of the live unit that a saved one is. Raises Dropped if there is none."""
+    here = [unit for unit in live if group in unit.groups]
+    is_fsdp1 = saved.name.startswith("fsdp1:")
+    is_bucket = saved.is_owned and base_name(saved.name).rpartition("/")[2].startswith("bucket ")
+    if is_fsdp1:
+        # FSDP1 names its units in their first reductions.
+        unnamed = [unit for unit in here if unit.unit is not None and not unit.unit.in_rows and not unit.name]
+        if here and not unnamed:
+            raise Dropped("it was saved before isthmus.prepare, which gives FSDP1's units other names")
+        return {"owner": 0}
+    if not saved.is_owned or not here:
+        return {"owner": 0}
+    if is_bucket:
+        return _place_bucket(saved, here)
+    unit = named(saved.name, here, group)
+    if unit is None:
+        if not is_of_model and not any(found.name == base_name(saved.name) for found in here):
+            return {"owner": 0}
+        raise Dropped("there is no such unit; give load_checkpoint the model, prepared as it was")
+    if saved.parameters is not None and unit.layout is not None and saved.parameters != unit.layout.to_json():
+        raise Dropped("the unit has parameters of other names or shapes than were saved")
+    place: dict[str, Any] = {"name": unit.name_in(backend), "owner": unit.owner}
+    if unit.unit is not None and not unit.unit.in_rows and unit.prepared is not None:
+        place["layout"] = unit.prepared.remember(unit.unit.layout())
+    return place
+
+
+def _place_bucket(saved: SavedUnit, live: Iterable[LiveUnit]) -> dict[str, Any]:
+    for unit in live:
+        if unit.prepared is None or saved.parameters is None:
+            continue
+        bucket = unit.prepared.bucket_named(saved.name)
+        if bucket is not None:
+            layout = Layout.from_json(saved.parameters)
+            if not {p for p in layout.parameters if p.name} <= set(unit.prepared.bucket_parameters):
+                raise Dropped("the model has parameters of other names or shapes than were saved")
+            full_name = unit.prepared.full_name(bucket.name)
+            return {"name": full_name, "owner": unit.owner, "layout": unit.prepared.expect(bucket, layout)}
+    raise Dropped("there is no such bucket; give load_checkpoint the model, prepared as it was")
 
 
 def _exchange_errors(groups: Sequence[GroupAndBackend], error: Exception | None) -> dict[int, str]:
@@ -248,10 +307,17 @@ def _exchange_errors(groups: Sequence[GroupAndBackend], error: Exception | None)
     return errors
 
 
-def _warn(groups: Sequence[GroupAndBackend], report: LoadReport) -> None:
-    if report.dropped and any(group.rank() == 0 for group, _ in groups):
+def _tell(groups: Sequence[GroupAndBackend], report: LoadReport) -> None:
+    """Count what was dropped, and say so once."""
+    if not report.dropped:
+        return
+    groups[0][1].count_dropped(len(report.dropped))
+    if any(group.rank() == 0 for group, _ in groups):
+        reasons: dict[str, list[str]] = {}
         for name, reason in report.dropped:
-            logger.warning("residuals of unit %r were dropped: %s", name, reason)
+            reasons.setdefault(reason, []).append(name)
+        texts = [f"of {', '.join(map(repr, names))}: {reason}" for reason, names in reasons.items()]
+        logger.warning("residuals were dropped, and a part of earlier gradients never arrives: %s", "; ".join(texts))
 
 
 # --- Changing what is there ---
@@ -260,10 +326,10 @@ def _warn(groups: Sequence[GroupAndBackend], report: LoadReport) -> None:
 def scale_residuals(factor: float, model_or_group: Target = None) -> None:
     """Multiply all residuals by `factor`, where later gradients are larger by it: a changed loss scale."""
     for _, backend in _groups(model_or_group):
-        backend.scale_residuals(factor)
+        backend.scale_residuals(factor, _owners(model_or_group))
 
 
 def clear_residuals(model_or_group: Target = None) -> None:
     """Forget all residuals, as if training had just begun."""
     for _, backend in _groups(model_or_group):
-        backend.clear_units()
+        backend.clear_units(_owners(model_or_group))

@@ -13,8 +13,10 @@ from torch import nn
 
 from isthmus import native
 from isthmus.backends import group_on_isthmus
+from isthmus.units.copies import why_bucket_is_exact
 from isthmus.units.layout import Layout, Parameter, clean_name
-from isthmus.units.models import Unit, some_mix_replicas
+from isthmus.units.models import Unit
+from isthmus.units.owners import number_of
 
 if TYPE_CHECKING:
     from isthmus.units.prepare import Prepared
@@ -29,7 +31,6 @@ def bucket_unit(index: int, parameters: Sequence[Parameter], process_group: dist
         name=f"bucket {index}",
         label="",
         parameters=tuple(parameters),
-        trained=tuple(parameters),
         in_rows=False,
         shard_group=None,
         replicate_group=process_group,
@@ -56,6 +57,8 @@ class BucketReduction:
     def __init__(self, module: nn.parallel.DistributedDataParallel, prepared: Prepared) -> None:
         self._parameters = bucket_parameters(module)
         self._group = module.process_group
+        self._owner = number_of(module)
+        self._mesh = getattr(module, "device_mesh", None)
         self._layouts: dict[tuple[int, tuple[torch.Tensor, ...]], tuple[Unit, Layout, str]] = {}
         self.begin(prepared)
 
@@ -76,11 +79,11 @@ class BucketReduction:
             gradients.div_(self._group.size())
             return dist.all_reduce(gradients, group=self._group, async_op=True).get_future().then(lambda _: gradients)
         unit, layout, replicas = self._unit_of(bucket.index(), tuple(bucket.parameters()))
-        name, layout_hash = prepared.full_name(unit.name), prepared.remember(unit, layout)
+        name, layout_hash = prepared.full_name(unit.name), prepared.remember(layout)
         exact = prepared.exact_reason(unit.name) or replicas
         exact = exact or self._exact_until_settled(prepared.settled, (name, layout_hash))
         core = native.load()
-        core.push_unit(name, layout_hash, exact)
+        core.push_unit(name, layout_hash, exact, self._owner)
         try:
             work = dist.all_reduce(gradients, op=dist.ReduceOp.AVG, group=group, async_op=True)
         finally:
@@ -88,11 +91,10 @@ class BucketReduction:
         return work.get_future().then(lambda _: gradients)
 
     def _unit_of(self, index: int, tensors: tuple[torch.Tensor, ...]) -> tuple[Unit, Layout, str]:
-        """Return unit and layout, and why replicas keep them exact, "" if they do not."""
+        """Return unit and layout, and why copies keep them exact, "" if they do not."""
         if (index, tensors) not in self._layouts:
             unit = bucket_unit(index, [self._parameters[tensor] for tensor in tensors], self._group)
-            replicas = native.load().REPLICAS if some_mix_replicas(tensors) else ""
-            self._layouts[index, tensors] = (unit, unit.layout(), replicas)
+            self._layouts[index, tensors] = (unit, unit.layout(), why_bucket_is_exact(tensors, self._group, self._mesh))
         return self._layouts[index, tensors]
 
     def _exact_until_settled(self, settled: set[tuple[str, int]], bucket: tuple[str, int]) -> str:

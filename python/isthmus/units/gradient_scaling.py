@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from isthmus.backends import isthmus_backend
+from isthmus.backends import backends_of
 from isthmus.units.models import groups_of
+from isthmus.units.owners import owners_of
 
-_followers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[nn.Module]] = weakref.WeakKeyDictionary()
+
+@dataclass(frozen=True)
+class _Follower:
+    """A model, which it does not keep alive: who reduces it, and over which groups."""
+
+    owners: set[int]
+    groups: list[dist.ProcessGroup]
+
+
+_followers: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[nn.Module, _Follower]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def follow(scaler: Any, model: nn.Module) -> None:
@@ -23,8 +37,8 @@ def follow(scaler: Any, model: nn.Module) -> None:
     if scaler not in _followers:
         kind: Any = type(scaler)
         scaler.__class__ = _followed(kind)
-        _followers[scaler] = weakref.WeakSet()
-    _followers[scaler].add(model)
+        _followers[scaler] = weakref.WeakKeyDictionary()
+    _followers[scaler][model] = _Follower(owners_of(model), groups_of(model))
 
 
 @functools.cache
@@ -37,7 +51,7 @@ def _followed(kind: Any) -> Any:
             super().update(new_scale)
             new = self.get_scale()  # on a GPU the host waits for it
             # A scale that goes down by itself was backed off, because a gradient was not finite.
-            _end_step(_followers[self], old, new, skipped=new_scale is None and new < old)
+            _end_step(list(_followers[self].values()), old, new, skipped=new_scale is None and new < old)
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             _, _, *state = super().__reduce_ex__(2)
@@ -46,15 +60,10 @@ def _followed(kind: Any) -> Any:
     return Followed
 
 
-def _end_step(models: Iterable[nn.Module], old: float, new: float, *, skipped: bool) -> None:
-    """Let residuals follow the loss scale, and count a step."""
-    groups = dict.fromkeys(group for model in models for group in groups_of(model))
-    for backend in filter(None, map(isthmus_backend, groups)):
-        if skipped:
-            backend.count_skipped_step()
-        else:
-            backend.count_step()
-        if new == 0:
-            backend.clear_units()  # nothing can be scaled back from zero
-        elif new != old:
-            backend.scale_residuals(new / old)
+def _end_step(followers: Sequence[_Follower], old: float, new: float, *, skipped: bool) -> None:
+    """Let residuals follow the loss scale, and count a step. Waits for nothing."""
+    factor = new / old if old else 0.0  # 0: nothing can be scaled back from it
+    owners = {owner for follower in followers for owner in follower.owners}
+    groups = dict.fromkeys(group for follower in followers for group in follower.groups)
+    for backend in backends_of(groups):
+        backend.end_step(skipped, factor, owners)

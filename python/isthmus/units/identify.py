@@ -1,88 +1,99 @@
-"""Tells the native module which unit a reduction is of that FSDP labels, and whose weights a gather is of.
+"""Tells the native module which unit of FSDP a reduction is of, if it is of one, and whose weights a gather is of.
 
-FSDP reduces and gathers from Python, so the object of its unit is on the stack of the call. That also holds with
-several models, with garbage collection at any time, and for a unit that reduces several times.
+FSDP reduces and gathers from Python, so the object of its unit and the tensors that it reduces are on the stack of the
+call. That also holds with several models, with garbage collection at any time, and for a unit that reduces several
+times. Hooks of users have FSDP on their stack, too, but other tensors, or they stand between FSDP and the collective.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import itertools
 import threading
 import weakref
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
+from isthmus.units.callers import gathering_object, reduction_of
+from isthmus.units.copies import why_fsdp1_is_exact, why_fsdp2_is_exact
 from isthmus.units.models import (
     ParamGroup,
-    flat_mixes_replicas,
-    gathering_object,
-    mixes_replicas,
-    reducing_group,
+    label_of,
+    section_elements,
+    shard_group,
     trainable_indexes,
 )
-from isthmus.units.prepare import elements_of, tag_of, weights_name
+from isthmus.units.owners import forget_with, new_number, number_of
+from isthmus.units.prepare import tag_of, weights_name
+
+# As the native module takes a unit: name, layout, why it is exact, owner, sections.
+Tag = tuple[str, int, str, int, Any]
 
 
-@dataclass(frozen=True)
-class _Owner:
-    """The constant properties of one of FSDP2's objects."""
+@dataclass
+class _Known:
+    """What is known of one of FSDP2's objects."""
 
-    number: int  # never given again
-    exact: str  # why its reductions must stay exact, "" if they need not
-
-
-_owners: weakref.WeakKeyDictionary[ParamGroup, _Owner] = weakref.WeakKeyDictionary()
-_numbers = itertools.count(1)
+    number: int
+    exact: str  # why copies keep its reductions exact, "" if they do not
+    sections: dict[tuple[int, ...], Any] = field(default_factory=dict)  # by places of parameters
 
 
-def fsdp2_caller() -> tuple[int, str, int, str]:
-    """Return owner, name, layout and why it is exact ("": it need not be) of the unit that FSDP2 is reducing.
+_known: weakref.WeakKeyDictionary[ParamGroup, _Known] = weakref.WeakKeyDictionary()
 
-    The owner is a number of this process, 0 if FSDP2's object is not on the stack. The name is "" unless the unit was
-    prepared. The layout is 0 if nothing names the parameters, and all that can have gradients do.
+
+def fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Tag, bool, torch.Tensor | None] | None:
+    """Return the unit that FSDP is reducing, whether its name is FSDP2's own, and FSDP1's flat parameter.
+
+    None if FSDP does not reduce these tensors, whatever runs meanwhile. A name of FSDP2's own may be that of several
+    units. The flat parameter stands for the name of FSDP1's unit; FSDP2 has none. All-reduces have one tensor, as
+    output and input.
     """
-    found = reducing_group()
-    return (0, "", 0, "") if found is None else _describe(*found)
+    found = reduction_of(output, input)
+    if found is None:
+        return None
+    reducer, parameters = found
+    if isinstance(parameters, tuple):
+        return _describe(reducer, parameters), tag_of(reducer) is None, None
+    handle = reducer._handle
+    flat = handle.flat_param
+    return ("", 0, why_fsdp1_is_exact(flat, reducer), number_of(handle), None), False, flat
 
 
 # Of a unit that is reduced without some of its parameters, where the call's stack does not tell which.
 UNKNOWN_PARAMETERS = "which parameters have gradients is not known"
 
 
-def handed_reduction(group: ParamGroup, num_elements: int) -> tuple[str, int, str]:
-    """Return name, layout and why it is exact of a reduction that FSDP2 hands to a prepared unit's own collective.
+def handed_reduction(group: ParamGroup, output: torch.Tensor, input: torch.Tensor) -> Tag:
+    """Return the unit of a reduction that FSDP2 hands to a prepared unit's own collective.
 
-    Its size tells whether all parameters have gradients that can; only if not, the stack is asked.
+    The input's size tells whether all parameters have gradients that can; only if not, the stack is asked.
     """
-    indexes = trainable_indexes(group)
-    if elements_of(group, indexes) != num_elements:
-        found = reducing_group()
+    tag = _describe(group, trainable_indexes(group))
+    shards = shard_group(group)
+    if shards is None or tag[-1].row_elements * shards.size() != input.numel():
+        found = reduction_of(output, input)
         if found is None or found[0] is not group:
-            _, name, layout, _ = _describe(group, indexes)
-            return name, layout, UNKNOWN_PARAMETERS
-        indexes = found[1]
-    _, name, layout, exact = _describe(group, indexes)
-    return name, layout, exact
+            name, layout, _, owner, _ = tag
+            return name, layout, UNKNOWN_PARAMETERS, owner, None
+        tag = _describe(*found)
+    return tag
 
 
-def _describe(group: ParamGroup, indexes: tuple[int, ...]) -> tuple[int, str, int, str]:
-    owner = _owners.get(group)
-    if owner is None:
-        exact = native.load().REPLICAS if mixes_replicas(group) else ""
-        owner = _owners[group] = _Owner(next(_numbers), exact)
-    tag = tag_of(group, indexes)
-    if tag is not None:
-        name, layout, exact = tag
-        return owner.number, name, layout, exact or owner.exact
-    layout = 0 if indexes == trainable_indexes(group) else _hash(indexes)
-    return owner.number, "", layout, owner.exact
+def _describe(group: ParamGroup, indexes: tuple[int, ...]) -> Tag:
+    known = _known.get(group)
+    if known is None:
+        known = _known[group] = _Known(number_of(group), why_fsdp2_is_exact(group))
+    sections = known.sections.get(indexes)
+    if sections is None:
+        pairs = [(index, section_elements(group, index)) for index in indexes]
+        sections = known.sections[indexes] = native.load().Sections(pairs)
+    name, exact = tag_of(group) or (label_of(group), "")
+    return name, 0, exact or known.exact, known.number, sections
 
 
 @dataclass(frozen=True)
@@ -130,21 +141,9 @@ def weights_caller() -> tuple[int, str]:
     owner = _gatherers.get(gatherer)
     # FSDP2 names a unit in its first forward pass, and prepare may come later.
     if owner is not None and owner.name != name:
-        native.load().forget_weights_of(owner.number)
+        native.load().forget_owner(owner.number)
         owner = None
     if owner is None:
-        owner = _gatherers[gatherer] = _Gatherer(next(_numbers), name)
-        weakref.finalize(gatherer, native.load().forget_weights_of, owner.number).atexit = False
+        owner = _gatherers[gatherer] = _Gatherer(new_number(), name)
+        forget_with(gatherer, owner.number)
     return owner.number, name
-
-
-def why_fsdp1_is_exact(flat_parameter: torch.Tensor) -> str:
-    """Return why FSDP1's reductions of this flat parameter must stay exact, "" if they need not."""
-    return native.load().REPLICAS if flat_mixes_replicas(flat_parameter) else ""
-
-
-@functools.lru_cache(maxsize=4096)
-def _hash(indexes: tuple[int, ...]) -> int:
-    """Return a hash for a layout of parameters without names, by their places in the unit; never 0."""
-    digest = hashlib.blake2b(",".join(map(str, indexes)).encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "big") >> 1) or 1

@@ -2,7 +2,7 @@
 
 FSDP2 reduce-scatters rows, one for each rank: row r holds, one parameter after the other, the r-th chunk of each along
 its sharded dimension, padded with zeros. HSDP all-reduces one such row. FSDP1 and DDP reduce parameters one after the
-other, which is a single row. A `Layout` describes all of them, and maps both ways.
+other, which is a single row. A `Layout` describes all of them, .
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
-
-Totals = dict["Parameter", torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -78,53 +76,6 @@ class Layout:
         """Return the layout that `to_json` wrote."""
         num_rows, tail, parameters = json.loads(text)
         return Layout(tuple(Parameter(n, tuple(s), d, part) for n, s, d, part in parameters), num_rows, tail)
-
-    def zeros(self) -> Totals:
-        """Return one flat float32 tensor for each parameter."""
-        return {p: torch.zeros(p.num_elements) for p in self.parameters if p.name}
-
-    def add(self, values: torch.Tensor, begin: int, totals: Totals) -> None:
-        """Add `values`, elements `begin` and on of the reduced tensor, to the parameters that they are of."""
-        for position, index, parameter in self._spans(begin, begin + values.numel()):
-            if parameter in totals:
-                # No index occurs twice: every element of the tensor is another element of a parameter.
-                totals[parameter][index] += values[position]
-
-    def take(self, totals: Totals, begin: int, num_elements: int) -> torch.Tensor:
-        """Return elements `begin` and on of the reduced tensor whose parameters are `totals`; padding is zero."""
-        values = torch.zeros(num_elements)
-        for position, index, parameter in self._spans(begin, begin + num_elements):
-            if parameter in totals:
-                values[position] = totals[parameter][index]
-        return values
-
-    def _spans(self, begin: int, end: int) -> Iterator[tuple[slice, slice | torch.Tensor, Parameter]]:
-        """Yield what elements `begin` to `end` hold: where in that range, which elements of which parameter."""
-        if not self.row_elements:
-            return
-        for row in range(begin // self.row_elements, min(self.num_rows, -(-end // self.row_elements))):
-            section_begin = row * self.row_elements
-            for parameter, length in zip(self.parameters, self.section_elements, strict=True):
-                first = max(begin, section_begin) - section_begin
-                last = min(end, section_begin + length) - section_begin
-                if first < last and parameter.name:
-                    index, count = self._index(parameter, row, first, last)
-                    start = section_begin + first - begin
-                    if count:
-                        yield slice(start, start + count), index, parameter
-                section_begin += length
-
-    def _index(self, parameter: Parameter, row: int, first: int, last: int) -> tuple[slice | torch.Tensor, int]:
-        """Return the flat indexes of elements `first` to `last` of a section, and how many of them are no padding."""
-        box_inner = self._chunk_length(parameter) * _inner(parameter, parameter.dim + 1)
-        if parameter.dim == 0:
-            start = row * box_inner + first
-            stop = min(row * box_inner + last, parameter.num_elements)
-            return slice(start, stop), max(0, stop - start)
-        element = torch.arange(first, last)
-        outer = torch.div(element, box_inner, rounding_mode="floor")
-        index = outer * _inner(parameter, parameter.dim) + row * box_inner + element % box_inner
-        return index, last - first
 
     def _chunk_length(self, parameter: Parameter) -> int:
         """Elements of one chunk along the sharded dimension."""

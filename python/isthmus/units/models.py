@@ -1,18 +1,15 @@
 """The units of a model, their parameters, and the process groups that they are reduced over.
 
-FSDP has no public view of its units. Only this module and `isthmus.attached` read private attributes of torch; checked
-on torch 2.11 and 2.15.
+FSDP has no public view of its units. Only this module, `callers`, `copies` and `isthmus.attached` read private
+attributes of torch; checked on torch 2.11 and 2.15.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -39,29 +36,15 @@ def all_groups() -> list[dist.ProcessGroup]:
 
 
 @dataclass(frozen=True)
-class Reduction:
-    """One of the collectives that reduce a unit: which elements of the unit's layout, over which group."""
-
-    process_group: dist.ProcessGroup
-    collective: str  # "reduce_scatter" or "all_reduce"
-    first_element: int
-    num_elements: int
-
-
-@dataclass(frozen=True)
 class Unit:
     """Parameters that a model reduces together. Refers to no module, so that it keeps none alive."""
 
     name: str  # in the model: "blocks.0", "root"
-    label: str  # what FSDP2 calls it if it is not tagged; "" for others
+    label: str  # what the backend calls it if it is not prepared; "" if that depends on sizes
     parameters: tuple[Parameter, ...]  # with padding between them
-    trained: tuple[Parameter, ...]  # those that could have a gradient when the model was read, as reduced
     in_rows: bool  # FSDP2
     shard_group: dist.ProcessGroup | None
     replicate_group: dist.ProcessGroup | None
-    # What torch divides the result of the reductions by afterwards; FSDP2 does so with float16 alone.
-    divisor: float = 1
-    float16_divisor: float = 1
 
     @property
     def num_shards(self) -> int:
@@ -73,32 +56,16 @@ class Unit:
         """The groups that the unit is reduced over."""
         return [group for group in (self.shard_group, self.replicate_group) if group is not None]
 
-    def divisor_of(self, dtype: str) -> float:
-        """Return torch's divisor of results of this type."""
-        return self.float16_divisor if dtype == "float16" else self.divisor
-
-    def layout(self, parameters: Iterable[Parameter] | None = None) -> Layout:
-        """Return the layout of a reduction in which `parameters` (default: all that are trained) have gradients."""
-        chosen = self.trained if parameters is None else tuple(parameters)
+    def layout(self) -> Layout:
+        """Return the layout of a reduction in which all parameters have gradients."""
         if self.in_rows:
-            return rows(chosen, self.num_shards)
-        return concatenated(chosen, self.num_shards)
-
-    def reductions(self, layout: Layout) -> list[Reduction]:
-        """Return the collectives that reduce a tensor of `layout`."""
-        found = []
-        if self.shard_group is not None and self.num_shards > 1:
-            found.append(Reduction(self.shard_group, "reduce_scatter", 0, layout.num_elements))
-        if self.replicate_group is not None:
-            shard = layout.num_elements // self.num_shards
-            rank = self.shard_group.rank() if self.shard_group is not None else 0
-            found.append(Reduction(self.replicate_group, "all_reduce", rank * shard, shard))
-        return found
+            return rows(self.parameters, self.num_shards)
+        return concatenated(self.parameters, self.num_shards)
 
 
 def units_of(model: nn.Module) -> list[Unit]:
     """Return the FSDP2 and FSDP1 units in `model`, in the order of its modules."""
-    return [unit for _, unit in fsdp2_units(model)] + [unit for _, unit in fsdp1_units(model)]
+    return [unit for _, unit in fsdp2_units(model)] + [unit for _, _, unit in fsdp1_units(model)]
 
 
 def groups_of(model: nn.Module) -> list[dist.ProcessGroup]:
@@ -120,6 +87,12 @@ def unit_name(module_names: Iterable[str]) -> str:
 # --- FSDP2 ---
 
 
+def fsdp2_groups(model: nn.Module) -> list[ParamGroup]:
+    """Return FSDP2's objects in `model`, each once."""
+    found = {id(group): group for module in model.modules() for group in param_groups_of(module)}
+    return list(found.values())
+
+
 def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
     """Yield FSDP2's units in `model`."""
     modules = dict(model.named_modules())
@@ -129,22 +102,25 @@ def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
         for group in param_groups_of(module):
             found.setdefault(id(group), (group, []))[1].append(name)
     for group, names in found.values():
-        label = fqn_of(group)
+        name = unit_name(names) + _place_in_module(group)
         parameters = describe(group, owners)
         yield (
             group,
             Unit(
-                name=unit_name(names),
-                label=(", ".join(names) if label is None else label) or "root",
+                name=name,
+                label=name,
                 parameters=tuple(parameters.values()),
-                trained=tuple(tuple(parameters.values())[index] for index in trainable_indexes(group)),
                 in_rows=True,
                 shard_group=shard_group(group),
                 replicate_group=replicate_group(group),
-                divisor=_divisor(group, is_float16=False),
-                float16_divisor=_divisor(group, is_float16=True),
             ),
         )
+
+
+def _place_in_module(group: ParamGroup) -> str:
+    """Return what tells apart the units of one module, sharded over several meshes (torch 2.15)."""
+    index = [id(other) for other in param_groups_of(group.modules[0])].index(id(group))
+    return f" [{index + 1}]" if index else ""
 
 
 # Gradients that are packed while a reduction is under way, beside its own: one more unit's worth of memory.
@@ -163,18 +139,6 @@ def let_reductions_overlap(model: nn.Module) -> None:
     for module in modules:
         if param_groups_of(module):
             module.set_reduce_scatter_max_input_buffers(INPUT_BUFFERS, recurse=False)
-
-
-def _divisor(group: ParamGroup, *, is_float16: bool) -> float:
-    """Return FSDP2's divisor of a reduced gradient. It also divides before, to keep float16 in its range."""
-    if not is_float16 and not group.force_sum_reduction_for_comms:
-        return 1
-    groups = [found for found in (shard_group(group), replicate_group(group)) if found is not None]
-    factor: float = group.gradient_divide_factor or math.prod(found.size() for found in groups)
-    divided_before = 1
-    while is_float16 and factor % divided_before == 0 and factor / divided_before > divided_before:
-        divided_before *= 2
-    return factor / divided_before
 
 
 def describe(group: ParamGroup, module_names: dict[int, str]) -> dict[ShardedParam, Parameter]:
@@ -198,94 +162,10 @@ def trainable_indexes(group: ParamGroup) -> tuple[int, ...]:
     return tuple(index for index in order if params[index].sharded_param.requires_grad)
 
 
-def reducing_group() -> tuple[ParamGroup, tuple[int, ...]] | None:
-    """Return FSDP2's object that is reducing on this thread, and which of its parameters have gradients.
-
-    None if none is below the caller on the stack. Parameters are given as in `trainable_indexes`.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == _reducing_file():
-            values = frame.f_locals
-            if (params := values.get("fsdp_params_with_grad")) is not None and "self" in values:
-                group = values["self"]
-                places = {id(param): index for index, param in enumerate(group.fsdp_params)}
-                return group, tuple(places[id(param)] for param in params)
-        frame = frame.f_back
-    return None
-
-
-def gathering_object() -> Any | None:
-    """Return what is gathering its parameters on this thread, None if nothing below the caller on the stack does.
-
-    FSDP2's object of a unit, FSDP1's handle of a flat parameter, or the DTensor that is made whole (SimpleFSDP). Not
-    the flat parameter itself, which outlives its model: it keeps views of itself, whose gradients lead back to it.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = _GATHERERS.get(frame.f_code.co_name)
-        if file is not None and frame.f_code.co_filename.endswith(file):
-            return frame.f_locals.get("self")
-        frame = frame.f_back
-    return None
-
-
-# Methods of torch that gather parameters, and the ends of their files' names.
-_GATHERERS = {
-    "unshard": "fsdp/_fully_shard/_fsdp_param_group.py",
-    "_all_gather_flat_param": "fsdp/_flat_param.py",
-    "redistribute": "distributed/tensor/_api.py",
-}
-
-
-@functools.cache
-def _reducing_file() -> str:
-    from torch.distributed.fsdp._fully_shard import _fsdp_param_group
-
-    return _fsdp_param_group.__file__
-
-
-# A unit must not mix parameters that tensor parallelism splits with others, which are then replicas: every rank along
-# that dimension of the mesh reduces its own copy of a norm, beside its own part of a linear layer. What a lossy codec
-# takes from the copies depends on what is beside them, so they would drift apart.
-
-
-def mixes_replicas(group: ParamGroup) -> bool:
-    """Return whether some parameters of FSDP2's unit are split over a mesh dimension that is not FSDP's, others not."""
-    return len({_is_split_elsewhere(group, param) for param in group.fsdp_params}) > 1
-
-
-def flat_mixes_replicas(flat_parameter: Any) -> bool:
-    """Return whether some parameters in FSDP1's flat one are parts of DTensors, and others are not."""
-    extensions = getattr(flat_parameter, "_param_extensions", ())  # of DTensors: their specs
-    return len({_splits(spec) for spec in extensions}) > 1
-
-
-def some_mix_replicas(parameters: Iterable[torch.Tensor]) -> bool:
-    """Return whether some of these local parameters are parts of split ones, and others are not.
-
-    Recognises what torch makes of DTensors for DDP, and what Megatron marks as split.
-    """
-    return len({_splits(getattr(p, "_st_info", None)) or _is_marked_split(p) for p in parameters}) > 1
-
-
-def _splits(spec: Any) -> bool:
-    return spec is not None and not all(placement.is_replicate() for placement in spec.placements)
-
-
-def _is_marked_split(parameter: Any) -> bool:
-    return bool(getattr(parameter, "tensor_model_parallel", False))
-
-
-def _is_split_elsewhere(group: ParamGroup, param: ShardedParam) -> bool:
-    sharded = param.sharded_param
-    groups = [found for found in (shard_group(group), replicate_group(group)) if found is not None]
-    own_ranks = {rank for found in groups for rank in dist.get_process_group_ranks(found)}
-    return any(
-        not placement.is_replicate()
-        and not own_ranks.issuperset(dist.get_process_group_ranks(sharded.device_mesh.get_group(dim)))
-        for dim, placement in enumerate(sharded.placements)
-    )
+def section_elements(group: ParamGroup, index: int) -> int:
+    """Return how many elements of a row belong to the parameter at this place in the unit."""
+    elements: int = group.fsdp_params[index].padded_sharded_param_size.numel()
+    return elements
 
 
 def param_groups_of(module: nn.Module) -> list[ParamGroup]:
@@ -348,9 +228,14 @@ def gather_group(group: ParamGroup) -> dist.ProcessGroup | None:
 
 
 def fqn_of(group: ParamGroup) -> str | None:
-    """Return the name in FSDP2's labels: "" for the root, None before the first forward pass."""
+    """Return FSDP2's name of the module: "" for the root, None before the first forward pass."""
     name: str | None = group._module_fqn
     return name
+
+
+def label_of(group: ParamGroup) -> str:
+    """Return FSDP2's name of a unit."""
+    return (fqn_of(group) or "root") + _place_in_module(group)
 
 
 def root_of(group: ParamGroup) -> nn.Module | None:
@@ -365,8 +250,16 @@ def root_of(group: ParamGroup) -> nn.Module | None:
 # --- FSDP1 and DDP ---
 
 
-def fsdp1_units(model: nn.Module) -> Iterator[tuple[torch.Tensor, Unit]]:
-    """Yield FSDP1's flat parameters in `model`, each with its unit."""
+def fsdp1_handles(model: nn.Module) -> list[Any]:
+    """Return FSDP1's objects of the flat parameters in `model`."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    found = [getattr(m, "_handle", None) for m in model.modules() if isinstance(m, FullyShardedDataParallel)]
+    return [handle for handle in found if handle is not None]
+
+
+def fsdp1_units(model: nn.Module) -> Iterator[tuple[nn.Module, torch.Tensor, Unit]]:
+    """Yield FSDP1's modules in `model`, each with its flat parameter and its unit."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     for name, module in model.named_modules():
@@ -376,17 +269,15 @@ def fsdp1_units(model: nn.Module) -> Iterator[tuple[torch.Tensor, Unit]]:
         is_sharded = bool(handle.uses_sharded_strategy)
         parameters = tuple(_flat_parameters(handle.flat_param, name))
         yield (
+            module,
             handle.flat_param,
             Unit(
                 name=unit_name([name]),
                 label="",
                 parameters=parameters,
-                trained=parameters,
                 in_rows=False,
                 shard_group=module.process_group if is_sharded else None,
                 replicate_group=getattr(module, "_inter_node_pg", None) if is_sharded else module.process_group,
-                divisor=module._gradient_postdivide_factor,
-                float16_divisor=module._gradient_postdivide_factor,
             ),
         )
 

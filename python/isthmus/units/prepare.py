@@ -17,21 +17,23 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
-from isthmus.backends import isthmus_backend
+from isthmus.backends import backends_of, isthmus_backend
 from isthmus.units.buckets import bucket_parameters, bucket_unit, end_bucket_hook, register_bucket_hook
+from isthmus.units.copies import why_fsdp1_is_exact
 from isthmus.units.gradient_scaling import follow
 from isthmus.units.layout import Layout, Parameter, clean_name
 from isthmus.units.models import (
     ParamGroup,
     Unit,
     ddp_modules,
-    flat_mixes_replicas,
     fqn_of,
     fsdp1_units,
     fsdp2_units,
     groups_of,
+    label_of,
     let_reductions_overlap,
 )
+from isthmus.units.owners import number_of, owners_of
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -44,29 +46,34 @@ class Prepared:
 
     name: str
     patterns: str
-    number: int = 0  # of the models that were prepared with these names before, in the same groups
+    number: int = 0  # of the models with these names before, in the same groups
     units: list[Unit] = field(default_factory=list)  # of FSDP
     bucket_group: dist.ProcessGroup | None = None  # of DDP
     bucket_parameters: tuple[Parameter, ...] = ()  # all that DDP reduces
-    # Layouts of the units' reductions so far: what a checkpoint says of residuals.
-    layouts: dict[tuple[str, int], tuple[Unit, Layout]] = field(default_factory=dict)
+    # Of reductions so far, by hash: what a checkpoint says of residuals.
+    layouts: dict[int, Layout] = field(default_factory=dict)
     # DDP: buckets, by name and layout, that occurred in two earlier backward passes or came with a checkpoint.
     settled: set[tuple[str, int]] = field(default_factory=set)
 
+    def base_name(self, unit_name: str) -> str:
+        """Return the name of a unit without the number among models of equal names."""
+        return f"{self.name}/{unit_name}" if self.name else unit_name
+
     def full_name(self, unit_name: str) -> str:
         """Return the name under which the backend knows a unit."""
-        name = f"{self.name}/{unit_name}" if self.name else unit_name
+        name = self.base_name(unit_name)
         return f"{name} ({self.number + 1})" if self.number else name
 
-    def unit_named(self, full_name: str) -> Unit | None:
-        """Return the unit that the backend knows under a name; a bucket of DDP may hold any parameters."""
-        for unit in self.units:
-            if self.full_name(unit.name) == full_name:
-                return unit
-        index = re.search(r"bucket (\d+)", full_name)
-        if index and self.bucket_group is not None and full_name == self.full_name(index[0]):
+    def bucket_named(self, name: str) -> Unit | None:
+        """Return a bucket of DDP by its name without the model's number; it may hold any parameters."""
+        index = re.search(r"bucket (\d+)", name)
+        if index and self.bucket_group is not None and self.base_name(index[0]) in (name, name.partition(" (")[0]):
             return bucket_unit(int(index[1]), self.bucket_parameters, self.bucket_group)
         return None
+
+    def bucket_layout(self, layout_hash: int) -> Layout | None:
+        """Return the layout of a bucket by its hash, None if it was not reduced."""
+        return self.layouts.get(layout_hash)
 
     def take_number(self, groups: Iterable[dist.ProcessGroup]) -> None:
         """Take the next number that is free in all groups. Every rank prepares alike, so all take the same."""
@@ -82,30 +89,30 @@ class Prepared:
         """Return why a unit stays exact, "" if it does not."""
         return "" if matches(self.patterns, unit_name) else EXCLUDED
 
-    def remember(self, unit: Unit, layout: Layout) -> int:
-        """Note that reductions of `unit` have this layout; return its hash."""
-        self.layouts[self.full_name(unit.name), layout.hash] = (unit, layout)
+    def remember(self, layout: Layout) -> int:
+        """Note that reductions have this layout; return its hash."""
+        self.layouts[layout.hash] = layout
         return layout.hash
 
     def expect(self, unit: Unit, layout: Layout) -> int:
         """Note a layout from a checkpoint, which counts as settled; return its hash."""
         self.settled.add((self.full_name(unit.name), layout.hash))
-        return self.remember(unit, layout)
+        return self.remember(layout)
 
 
 _prepared: weakref.WeakKeyDictionary[nn.Module, Prepared] = weakref.WeakKeyDictionary()
-# How many models with a unit of a name were prepared. Dead ones count: a rank may keep a model that others dropped.
+# How many models have had a unit of a name. Dead ones count: a rank may keep a model that others dropped.
 _models_by_name: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 def prepared_of(model: nn.Module) -> Prepared | None:
-    """Return what `prepare` noted about `model` itself."""
+    """Return what is noted about `model` itself, by `prepare` or at its first reduction."""
     return _prepared.get(model)
 
 
-def all_prepared() -> list[Prepared]:
-    """Return what `prepare` noted about all models that are alive."""
-    return list(_prepared.values())
+def prepared_models() -> list[nn.Module]:
+    """Return all prepared models that are alive, in the order in which they were prepared."""
+    return list(_prepared)
 
 
 def matches(patterns: str, name: str) -> bool:
@@ -138,8 +145,7 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
     """
     earlier = _prepared.get(model)
     if earlier is None:
-        prepared = _prepare_units(model, Prepared(name, units))
-        _prepared[model] = prepared
+        _prepared[model] = _prepare_units(model, Prepared(name, units))
     elif (earlier.name, earlier.patterns) != (name, units):
         raise ValueError(
             f"this model was prepared with name={earlier.name!r} and units={earlier.patterns!r} before: "
@@ -152,9 +158,9 @@ def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = Non
 
 def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
     fsdp2 = [(group, unit) for group, unit in fsdp2_units(model) if _is_on_isthmus(unit.process_groups)]
-    fsdp1 = [(flat, unit) for flat, unit in fsdp1_units(model) if _is_on_isthmus(unit.process_groups)]
+    fsdp1 = [(module, flat, unit) for module, flat, unit in fsdp1_units(model) if _is_on_isthmus(unit.process_groups)]
     ddp = [module for _, module in ddp_modules(model) if _is_on_isthmus([module.process_group])]
-    prepared.units = [unit for _, unit in fsdp2] + [unit for _, unit in fsdp1]
+    prepared.units = [unit for _, unit in fsdp2] + [unit for _, _, unit in fsdp1]
     if not prepared.units and not ddp:
         _prepare_dtensors(model, prepared)
         return prepared
@@ -173,20 +179,23 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
         _units_of_groups[group] = _PreparedUnit(unit, prepared)
     if fsdp2:
         let_reductions_overlap(model)
-    for flat, unit in fsdp1:
-        layout_hash = prepared.remember(unit, unit.layout())
-        exact = prepared.exact_reason(unit.name) or (_replicas() if flat_mixes_replicas(flat) else "")
-        native.load().name_parameter(flat, prepared.full_name(unit.name), layout_hash, exact)
+    for fsdp_module, flat, unit in fsdp1:
+        layout_hash = prepared.remember(unit.layout())
+        exact = prepared.exact_reason(unit.name) or why_fsdp1_is_exact(flat, fsdp_module)
+        owner = number_of(fsdp_module._handle)
+        native.load().name_parameter(flat, prepared.full_name(unit.name), layout_hash, exact, owner)
     for module in ddp:
         register_bucket_hook(module, prepared)
     return prepared
 
 
 def forget(model: nn.Module) -> None:
-    """Undo `prepare`, if it was called for this model. Its GradScaler still knows it, and does nothing to it."""
+    """Undo `prepare`, if it was called for this model, and drop its units. Its GradScaler lets it be from then on."""
     prepared = _prepared.pop(model, None)
     if prepared is None:
         return
+    for backend in backends_of(groups_of(model)):
+        backend.clear_units(owners_of(model))
     for _, module in ddp_modules(model):
         end_bucket_hook(module, prepared)
     for group, _ in fsdp2_units(model):
@@ -204,11 +213,6 @@ def _is_on_isthmus(groups: Iterable[dist.ProcessGroup]) -> bool:
     return any(isthmus_backend(group) is not None for group in groups)
 
 
-def _replicas() -> str:
-    reason: str = native.load().REPLICAS
-    return reason
-
-
 # --- FSDP2 ---
 
 
@@ -218,35 +222,17 @@ class _PreparedUnit:
 
     unit: Unit
     prepared: Prepared
-    layouts: dict[tuple[int, ...], int] = field(default_factory=dict)  # their hashes, by places of parameters
 
 
 _units_of_groups: weakref.WeakKeyDictionary[ParamGroup, _PreparedUnit] = weakref.WeakKeyDictionary()
 
 
-def tag_of(group: ParamGroup, indexes: tuple[int, ...]) -> tuple[str, int, str] | None:
-    """Return name, layout and why it is exact of a unit in which these parameters have gradients.
-
-    None if it was not prepared. Parameters are given by their places in the unit, in the order of the reduction.
-    """
+def tag_of(group: ParamGroup) -> tuple[str, str] | None:
+    """Return name and why it is exact of a unit, None if it was not prepared."""
     found = _units_of_groups.get(group)
     if found is None:
         return None
-    unit, prepared = found.unit, found.prepared
-    if indexes not in found.layouts:
-        layout = unit.layout(unit.parameters[index] for index in indexes)
-        found.layouts[indexes] = prepared.remember(unit, layout)
-    return prepared.full_name(unit.name), found.layouts[indexes], prepared.exact_reason(unit.name)
-
-
-def elements_of(group: ParamGroup, indexes: tuple[int, ...]) -> int | None:
-    """Return how many elements FSDP2 reduces if these parameters have gradients, None if it was not prepared."""
-    tag = tag_of(group, indexes)
-    if tag is None:
-        return None
-    name, layout_hash, _ = tag
-    _, layout = _units_of_groups[group].prepared.layouts[name, layout_hash]
-    return layout.num_elements
+    return found.prepared.full_name(found.unit.name), found.prepared.exact_reason(found.unit.name)
 
 
 # --- Gathers of weights ---
@@ -266,7 +252,7 @@ def weights_name(gatherer: Any) -> str | None:
     if flat_parameter is not None:
         return f"fsdp1:{clean_name(flat_parameter._fqns[0])}"
     found = _units_of_groups.get(gatherer)
-    return found.prepared.full_name(found.unit.name) if found is not None else fqn_of(gatherer) or "root"
+    return found.prepared.full_name(found.unit.name) if found is not None else label_of(gatherer)
 
 
 # --- DTensors ---
@@ -284,9 +270,10 @@ def _prepare_dtensors(model: nn.Module, prepared: Prepared) -> None:
     prepared.units = [_dtensor_unit(clean_name(name), p) for name, p in parameters]
     prepared.take_number(groups_of(model))
     for (_, parameter), unit in zip(parameters, prepared.units, strict=True):
-        layout_hash = prepared.remember(unit, unit.layout())
+        layout_hash = prepared.remember(unit.layout())
         exact = prepared.exact_reason(unit.name)
-        native.load().name_parameter(parameter, prepared.full_name(unit.name), layout_hash, exact)
+        full_name = prepared.full_name(unit.name)
+        native.load().name_parameter(parameter, full_name, layout_hash, exact, number_of(parameter))
         _names_of_dtensors[parameter] = prepared.full_name(unit.name)
 
 
@@ -297,7 +284,6 @@ def _dtensor_unit(name: str, parameter: DTensor) -> Unit:
         name=name,
         label="",
         parameters=described,
-        trained=described,
         in_rows=False,
         shard_group=None,
         replicate_group=None,
@@ -324,14 +310,15 @@ def _what_was_found(model: nn.Module) -> str:
 def unit(name: str) -> Iterator[None]:
     """Declare that reductions of this thread in the block are gradients of the unit `name`.
 
-    For reductions that neither FSDP nor `prepare` knows. The name stands for the same parameters, in the same order,
-    whenever a reduction of equal size and type is made under it: a codec's residual is added to the next one. All ranks
-    use the same name. Units nest; the innermost counts.
+    For reductions that neither FSDP nor `prepare` knows; those that do are units of their own in the block, too. The
+    name stands for the same parameters, in the same order, whenever a reduction of equal size and type is made under
+    it: a codec's residual is added to the next one. Several such reductions in one block are "name", "name (2)", in
+    their order, so a block is part of one step. All ranks use the same name. Units nest; the innermost counts.
     """
     if not name:
         raise ValueError("a unit needs a name")
     core = native.load()
-    core.push_unit(name, 0, "")
+    core.push_unit(name, 0, "", by_user=True)
     try:
         yield
     finally:

@@ -3,8 +3,24 @@
 #include <fnmatch.h>
 
 #include <sstream>
+#include <utility>
 
 namespace isthmus {
+namespace {
+
+constexpr const char* kOrdinalBegins = " (";
+
+std::string without_ordinal(const std::string& name) {
+  const size_t begin = name.rfind(kOrdinalBegins);
+  const size_t digits = begin + std::string::traits_type::length(kOrdinalBegins);
+  const bool has_one = begin != std::string::npos && digits + 1 < name.size() &&
+                       name.find_first_not_of("0123456789", digits) == name.size() - 1 && name.back() == ')';
+  return has_one ? name.substr(0, begin) : name;
+}
+
+bool matches(const char* glob, const std::string& name) { return fnmatch(glob, name.c_str(), 0) == 0; }
+
+}  // namespace
 
 std::vector<std::string> split_patterns(const std::string& text) {
   std::vector<std::string> patterns;
@@ -17,17 +33,23 @@ std::vector<std::string> split_patterns(const std::string& text) {
   return patterns;
 }
 
+std::string with_ordinal(std::string name, int ordinal) {
+  return ordinal == 0 ? name : std::move(name) + kOrdinalBegins + std::to_string(ordinal + 1) + ')';
+}
+
 bool unit_is_compressed(const std::string& units, const std::string& name) {
+  const std::string base = without_ordinal(name);
   bool any_includes = false;
   bool included = false;
   for (const std::string& pattern : split_patterns(units)) {
     const bool excludes = pattern.starts_with('!');
-    const bool matches = fnmatch(pattern.c_str() + (excludes ? 1 : 0), name.c_str(), 0) == 0;
-    if (excludes && matches) {
+    const char* glob = pattern.c_str() + (excludes ? 1 : 0);
+    const bool is_meant = matches(glob, name) || matches(glob, base);
+    if (excludes && is_meant) {
       return false;
     }
     any_includes |= !excludes;
-    included |= !excludes && matches;
+    included |= !excludes && is_meant;
   }
   return included || !any_includes;
 }

@@ -12,9 +12,13 @@ namespace isthmus {
 // The parts of comma-separated `text`, without the spaces around them.
 std::vector<std::string> split_patterns(const std::string& text);
 
+// The name of a unit, where other models of the group have units of that name, too: "root", "root (2)" for ordinal 1.
+std::string with_ordinal(std::string name, int ordinal);
+
 // `units` is a comma-separated list of globs as of fnmatch(3), in which "!" before a glob excludes. A unit is
 // compressed if a glob without "!" matches its name, or there is no such glob, and no glob with "!" matches it. Order
-// does not matter: "*,!*attn*", "!*attn*,*" and "!*attn*" are equal.
+// does not matter: "*,!*attn*", "!*attn*,*" and "!*attn*" are equal. A glob matches a name that has an ordinal without
+// it, too: "!lm_head" excludes the lm_head of every model.
 bool unit_is_compressed(const std::string& units, const std::string& name);
 
 // Whether a collective takes two tiers whose whole input (of a gather: output) has so many elements.

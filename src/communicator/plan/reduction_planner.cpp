@@ -1,5 +1,6 @@
 #include "communicator/plan/reduction_planner.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "communicator/plan/policy.h"
@@ -26,8 +27,10 @@ ReductionPlan ReductionPlanner::plan(const Run& run, const UnitKey& key, double 
   plan.scale = scale * divisor;
   plan.why_exact = exact_reason(key, scale, why_exact);
   if (plan.why_exact == nullptr) {
-    plan.unit = units_.find_or_add(key);
+    plan.unit = units_.find_or_add(key, num_reductions_);
     plan.why_exact = plan.unit == nullptr ? "more than max_units units" : nullptr;
+  } else if (may_drain(run, key, scale)) {
+    plan.unit = units_.find_with_residual(key, num_reductions_);
   }
   if (plan.unit != nullptr) {
     plan_for_unit(run, key, num_summands, plan);
@@ -41,32 +44,49 @@ ReductionPlan ReductionPlanner::plan(const Run& run, const UnitKey& key, double 
   return plan;
 }
 
+// Whether a reduction that is exact can take a residual along. Not in a graph, which would hold the memory that goes.
+bool ReductionPlanner::may_drain(const Run& run, const UnitKey& key, double scale) const {
+  return !flat() && key.num_elements > 0 && scale != 0 && std::isfinite(scale) && device_.capture(run.tail()) == 0;
+}
+
 void ReductionPlanner::plan_for_unit(const Run& run, const UnitKey& key, int num_summands, ReductionPlan& plan) {
   Unit& unit = *plan.unit;
   follow_start(unit, key, num_summands);
   unit.follow_scale(device_, plan.scale);
-  plan.hash = unit.hash;
   plan.step = unit.step++;
   plan.contexts = unit.contexts.get();
   plan.codec = unit.codecs.pieces;
   plan.result_codec = unit.codecs.result;
   plan.tagc_flat = unit.codecs.flat;
-  const bool keeps_residual = flat() ? plan.tagc_flat != nullptr : plan.codec->keeps_residual();
+  const bool is_coded = plan.why_exact == nullptr;
+  const bool keeps_residual = is_coded && (flat() ? plan.tagc_flat != nullptr : plan.codec->keeps_residual());
   const bool must_not_keep = keeps_residual && !key.may_keep_residual;
-  if (keeps_residual && key.may_keep_residual && !unit.has_residual()) {
-    units_.add_residuals(unit, key, residual_sizes(key));
-  }
+  follow_key(unit, key, keeps_residual && key.may_keep_residual);
+  plan.hash = unit.hash;
   plan.drains = !keeps_residual && unit.has_residual() && !flat();
-  if (plan.drains || must_not_keep) {
+  if (plan.drains || must_not_keep || !is_coded) {
     plan.codec = &plain_codec(key.dtype, num_summands);
     plan.result_codec = &plain_codec(key.dtype, 1);
     plan.tagc_flat = nullptr;
-    plan.why_exact = must_not_keep ? kWhoseResidual : "takes the residual along";  // the latter once
+    plan.why_exact = plan.drains     ? "takes the residual along"  // once
+                     : must_not_keep ? kWhoseResidual
+                                     : plan.why_exact;
   } else if (unit.settings.codec == "none") {
     plan.why_exact = *unit.is_dense ? "dense start" : "codec none";
   }
   plan.measures = plan.is_lossy() && !flat() && options_.error_interval > 0 && device_.capture(run.tail()) == 0 &&
                   plan.step % static_cast<uint64_t>(options_.error_interval) == 0;
+}
+
+// Lets the unit have the residuals of what this key reduces.
+void ReductionPlanner::follow_key(Unit& unit, const UnitKey& key, bool keeps_residual) {
+  if (key.sections != nullptr && unit.key.layout != key.layout) {
+    units_.follow_key(unit, key, residual_stretches(unit.key), residual_stretches(key), residual_sizes(key),
+                      keeps_residual);
+  }
+  if (keeps_residual && !unit.has_residual()) {
+    units_.add_residuals(unit, key, residual_sizes(key));
+  }
 }
 
 void ReductionPlanner::finish(const ReductionPlan& plan) {
@@ -103,8 +123,7 @@ void ReductionPlanner::follow_start(Unit& unit, const UnitKey& key, int num_summ
 
 // The first reason that holds, in this order. Null: there is none.
 const char* ReductionPlanner::exact_reason(const UnitKey& key, double scale, const char* why_exact) const {
-  const Unit* unit = units_.find(key);
-  if (options_.codec == "none" && (unit == nullptr || !unit->has_residual())) {
+  if (options_.codec == "none") {
     return "codec none";
   }
   if (why_exact != nullptr) {
@@ -144,6 +163,8 @@ void ReductionPlanner::check_capture(const UnitKey& key, double scale, const cha
                   "\" is reduced for the first time while a graph is captured: expected a step before");
     return;
   }
+  ISTHMUS_CHECK(Error, unit->key.layout == key.layout, "unit \"", key.name,
+                "\" is reduced with other parameters while a graph is captured than before: expected the same");
   const double scale_before = unit->scale / tiers_.piece_type(device_, key.dtype).divisor;
   ISTHMUS_CHECK(Error, unit->scale == 0 || scale_before == scale, "unit \"", key.name, "\" is reduced with scale ",
                 scale, " while a graph is captured, and was with ", scale_before, " before: expected one scale");
@@ -159,6 +180,41 @@ ResidualSizes ReductionPlanner::residual_sizes(const UnitKey& key) const {
   const int num_pieces = codes_own_piece ? tiers_.num_nodes() : tiers_.num_nodes() - 1;
   return {flat() ? key.num_elements : num_pieces * chunk, is_all_reduce ? chunk : 0};
 }
+
+// Sections are as long as the rows: GradientRecogniser looks.
+ResidualStretches ReductionPlanner::residual_stretches(const UnitKey& key) const {
+  ResidualStretches stretches;
+  if (key.sections == nullptr) {
+    return stretches;
+  }
+  const ResidualSizes sizes = residual_sizes(key);
+  const int64_t row = key.sections->row_elements();
+  if (key.collective == Collective::kReduceScatter) {
+    for (int64_t piece = 0; row > 0 && piece < sizes.residual_elements / row; ++piece) {
+      stretches.residual.push_back({piece, 0, row, piece * row});
+    }
+    return stretches;
+  }
+  const int64_t chunk = tiers_.chunk_elements(key.num_elements);
+  const auto stretch_of = [&](int owner, int64_t offset) {
+    const int64_t begin = std::min(owner * chunk, row);
+    return ResidualStretch{0, begin, std::min(chunk, row - begin), offset};
+  };
+  int64_t offset = 0;
+  for (int node = 0; node < tiers_.num_nodes() && offset < sizes.residual_elements; ++node) {
+    if (node != tiers_.node() || options_.own_piece == "coded") {
+      stretches.residual.push_back(
+          stretch_of(tiers_.map().rank(node, tiers_.map().local_index(tiers_.rank())), offset));
+      offset += chunk;
+    }
+  }
+  if (sizes.result_residual_elements > 0) {
+    stretches.result_residual.push_back(stretch_of(tiers_.rank(), 0));
+  }
+  return stretches;
+}
+
+void ReductionPlanner::load(const UnitState& state) { units_.load(state, residual_sizes(state.key), num_reductions_); }
 
 Codec& ReductionPlanner::codec(const Options& settings, DataType dtype, int num_summands) {
   std::unique_ptr<Codec>& codec = codecs_[{settings.codec_settings(), dtype, num_summands}];

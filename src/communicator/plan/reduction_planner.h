@@ -35,10 +35,14 @@ class ReductionPlanner {
 
   UnitTable& units() { return units_; }
   const UnitTable& units() const { return units_; }
-  // Of a unit whose codec keeps residuals.
-  ResidualSizes residual_sizes(const UnitKey& key) const;
+  // Puts a copy of a state in the place of the unit of its key. See UnitStates.
+  void load(const UnitState& state);
 
  private:
+  ResidualSizes residual_sizes(const UnitKey& key) const;  // of a unit whose codec keeps residuals
+  ResidualStretches residual_stretches(const UnitKey& key) const;
+  void follow_key(Unit& unit, const UnitKey& key, bool keeps_residual);
+  bool may_drain(const Run& run, const UnitKey& key, double scale) const;
   void plan_for_unit(const Run& run, const UnitKey& key, int num_summands, ReductionPlan& plan);
   void follow_start(Unit& unit, const UnitKey& key, int num_summands);
   const char* exact_reason(const UnitKey& key, double scale, const char* why_exact) const;

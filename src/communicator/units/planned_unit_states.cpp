@@ -15,27 +15,32 @@ void PlannedUnitStates::load(const UnitState& state) {
                 is_reduction && key.num_elements > 0 && divisible && accumulate_dtype(key.dtype) == DataType::kFloat32,
                 "unit \"", key.name, "\": cannot load the state of a ", to_string(key.collective), " of ",
                 key.num_elements, " elements of ", to_string(key.dtype), " over ", num_ranks, " ranks");
-  planner_.units().load(state, planner_.residual_sizes(key));
+  planner_.load(state);
   show_memory();
 }
 
-void PlannedUnitStates::clear() {
-  planner_.units().clear();
+void PlannedUnitStates::clear(const Owners& owners) {
+  planner_.units().clear(owners);
   show_memory();
 }
 
-void PlannedUnitStates::scale_residuals(double factor) {
+void PlannedUnitStates::forget(const std::set<uint64_t>& owners) {
+  planner_.units().forget(owners);
+  show_memory();
+}
+
+void PlannedUnitStates::scale_residuals(double factor, const Owners& owners) {
   ISTHMUS_CHECK(Error, std::isfinite(factor) && factor > 0, "cannot scale residuals by ", factor,
                 ": expected a finite number above 0");
-  planner_.units().scale_residuals(factor);
+  planner_.units().scale_residuals(factor, owners);
 }
 
-void PlannedUnitStates::end_step(bool skipped) {
+void PlannedUnitStates::end_step(bool skipped, const Owners& owners) {
   // Also ordered behind results that were encoded before. Later work passes the lane of pieces first.
   const Stream pieces = device_.lane(Lane::kEncode);
   device_.order(device_.lane(Lane::kDecode), pieces);
   device_.end_step(skipped, pieces);
-  statistics_.end_step(skipped);
+  statistics_.end_step(skipped, owners);
 }
 
 void PlannedUnitStates::show_memory() {

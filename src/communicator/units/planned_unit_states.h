@@ -18,13 +18,15 @@ class PlannedUnitStates final : public UnitStates {
 
   std::vector<UnitState> states() const override { return planner_.units().states(); }
   void load(const UnitState& state) override;
-  void clear() override;
-  void scale_residuals(double factor) override;
-  void count_step() override { end_step(/*skipped=*/false); }
-  void count_skipped_step() override { end_step(/*skipped=*/true); }
+  void clear(const Owners& owners) override;
+  void forget(const std::set<uint64_t>& owners) override;
+  void scale_residuals(double factor, const Owners& owners) override;
+  void count_step(const Owners& owners) override { end_step(/*skipped=*/false, owners); }
+  void count_skipped_step(const Owners& owners) override { end_step(/*skipped=*/true, owners); }
+  void count_dropped(int64_t num_units) override { statistics_.count_dropped(num_units); }
 
  private:
-  void end_step(bool skipped);
+  void end_step(bool skipped, const Owners& owners);
   void show_memory();
 
   const TierSet& tiers_;

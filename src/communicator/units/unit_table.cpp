@@ -37,18 +37,46 @@ void make_residuals(Device& device, const UnitKey& key, ResidualSizes sizes, Uni
       make_residual(device, key, sizes.result_residual_elements, Lane::kDecode);
 }
 
-Unit make_unit(Device& device, const UnitKey& key, uint64_t step) {
-  Unit unit;
-  unit.hash = key.hash();
-  unit.step = step;
-  unit.contexts = make_contexts(device);
+// Of the unit's key. On a GPU for the next packets of each use.
+void set_hash(Device& device, Unit& unit) {
+  unit.hash = unit.key.hash();
   if (unit.contexts != nullptr) {
     for (int i = 0; i < kNumPacketUses; ++i) {
       const auto use = static_cast<PacketUse>(i);
-      device.set_context(unit.contexts.get() + i, context_of(unit.hash, step, use), device.lane(lane_of(use)));
+      device.set_context(unit.contexts.get() + i, context_of(unit.hash, unit.step, use), device.lane(lane_of(use)));
     }
   }
+}
+
+Unit make_unit(Device& device, const UnitKey& key, uint64_t step) {
+  Unit unit;
+  unit.key = key;
+  unit.step = step;
+  unit.contexts = make_contexts(device);
+  set_hash(device, unit);
   return unit;
+}
+
+// Lets a forgotten residual be one of zeros.
+void revive(Device& device, const UnitKey& key, Unit& unit) {
+  const auto make = [&](Buffer& residual, DeviceMemory& memory, Lane lane) {
+    if (residual.num_elements > 0 && memory == nullptr) {
+      std::tie(residual, memory) = make_residual(device, key, residual.num_elements, lane);
+    }
+  };
+  make(unit.residual, unit.residual_memory, Lane::kEncode);
+  make(unit.result_residual, unit.result_residual_memory, Lane::kDecode);
+  for (ParkedPart& parked : unit.parked) {
+    make(parked.part.values, parked.memory, Lane::kEncode);
+  }
+  for (ParkedPart& parked : unit.parked_of_result) {
+    make(parked.part.values, parked.memory, Lane::kDecode);
+  }
+}
+
+bool takes_any(const std::vector<ParkedPart>& parked, const std::vector<ResidualPart>& parts) {
+  return std::any_of(parked.begin(), parked.end(),
+                     [&parts](const ParkedPart& one) { return overlap(one.part, parts); });
 }
 
 // How many packets of pieces were encoded.
@@ -75,9 +103,9 @@ void check_loadable(const UnitKey& key, const char* which, ConstBuffer from, Con
                 "unit \"", key.name, "\": cannot load a ", which, " that holds NaN or Inf");
 }
 
-// A codec without error feedback has no residual to multiply.
+// A codec without error feedback has no residual to multiply, and a forgotten unit has none.
 void multiply(Device& device, Buffer residual, double factor, Lane lane) {
-  if (residual.num_elements > 0) {
+  if (residual.data != nullptr) {
     device.multiply(residual, factor, device.lane(lane));
   }
 }
@@ -86,6 +114,16 @@ void multiply(Device& device, Buffer residual, double factor, Lane lane) {
 
 uint64_t UnitKey::hash() const {
   return StableHash().add(num_elements).add(dtype).add(collective).add(layout).add(name).value();
+}
+
+UnitKey UnitKey::identity() const {
+  UnitKey key = *this;
+  if (sections != nullptr) {
+    key.num_elements = 0;
+    key.layout = 0;
+    key.sections = nullptr;
+  }
+  return key;
 }
 
 std::shared_ptr<DeviceContext> make_contexts(Device& device) {
@@ -98,44 +136,162 @@ std::shared_ptr<DeviceContext> make_contexts(Device& device) {
 void Unit::follow_scale(Device& device, double new_scale) {
   if (scale != 0 && scale != new_scale) {
     multiply(device, residual, scale / new_scale, Lane::kEncode);
+    for (const ParkedPart& one : parked) {
+      multiply(device, one.part.values, scale / new_scale, Lane::kEncode);
+    }
   }
   scale = new_scale;
 }
 
 void Unit::scale_residuals(Device& device, double factor) {
-  multiply(device, residual, factor, Lane::kEncode);
-  multiply(device, result_residual, factor, Lane::kDecode);
+  const auto scale_all = [&](Buffer values, const std::vector<ParkedPart>& left, Lane lane) {
+    multiply(device, values, factor, lane);
+    for (const ParkedPart& one : left) {
+      multiply(device, one.part.values, factor, lane);
+    }
+  };
+  scale_all(residual, parked, Lane::kEncode);
+  scale_all(result_residual, parked_of_result, Lane::kDecode);
+}
+
+int64_t Unit::residual_bytes() const {
+  int64_t bytes = (residual_memory != nullptr ? residual.bytes() : 0) +
+                  (result_residual_memory != nullptr ? result_residual.bytes() : 0);
+  for (const auto* list : {&parked, &parked_of_result}) {
+    for (const ParkedPart& one : *list) {
+      bytes += one.memory != nullptr ? one.part.values.bytes() : 0;
+    }
+  }
+  return bytes;
 }
 
 const Unit* UnitTable::find(const UnitKey& key) const {
-  const auto found = units_.find(key);
+  const auto found = units_.find(key.identity());
   return found == units_.end() ? nullptr : &found->second;
 }
 
-Unit* UnitTable::find_or_add(const UnitKey& key) {
-  const auto found = units_.find(key);
-  if (found != units_.end()) {
-    return &found->second;
+Unit* UnitTable::find_or_add(const UnitKey& key, uint64_t now) {
+  const UnitKey identity = key.identity();
+  if (const auto found = units_.find(identity); found != units_.end()) {
+    return &used(found->second, key, now);
   }
-  if (full()) {
+  if (full() && now <= full_until_) {
     return nullptr;
   }
-  return &units_.emplace(key, make_unit(*device_, key, 0)).first->second;
+  if (const auto earlier = renamed(key); earlier != units_.end()) {
+    auto node = units_.extract(earlier);
+    node.key() = identity;
+    Unit& unit = units_.insert(std::move(node)).position->second;
+    const UnitKey reduced = std::exchange(unit.key, key);
+    if (key.sections != nullptr) {  // what it keeps is of what it reduced last
+      unit.key.num_elements = reduced.num_elements;
+      unit.key.layout = reduced.layout;
+      unit.key.sections = reduced.sections;
+    }
+    set_hash(*device_, unit);
+    return &used(unit, key, now);
+  }
+  if (full() && !make_room(now)) {
+    return nullptr;
+  }
+  return &used(units_.emplace(identity, make_unit(*device_, key, 0)).first->second, key, now);
+}
+
+Unit* UnitTable::find_with_residual(const UnitKey& key, uint64_t now) {
+  const auto found = units_.find(key.identity());
+  const bool is_wanted = found != units_.end() && (found->second.has_residual() || found->second.has_parked());
+  return is_wanted ? &used(found->second, key, now) : nullptr;
+}
+
+Unit& UnitTable::used(Unit& unit, const UnitKey& key, uint64_t now) {
+  unit.key.owner = key.owner;
+  unit.last_use = now;
+  if (unit.has_residual() || unit.has_parked()) {
+    const int64_t bytes_before = unit.residual_bytes();
+    revive(*device_, key, unit);
+    residual_bytes_ += unit.residual_bytes() - bytes_before;
+  }
+  return unit;
+}
+
+// DDP's buckets, whose layouts are given, have one owner, and its other buckets are other units.
+UnitTable::Units::iterator UnitTable::renamed(const UnitKey& key) {
+  const UnitKey identity = key.identity();
+  return std::find_if(units_.begin(), units_.end(), [&](const auto& entry) {
+    const auto& [other, unit] = entry;
+    return key.owner != 0 && unit.key.owner == key.owner && other.layout == 0 && other.name != key.name &&
+           other.num_elements == identity.num_elements && other.dtype == key.dtype &&
+           other.collective == key.collective;
+  });
+}
+
+bool UnitTable::make_room(uint64_t now) {
+  const auto oldest = std::min_element(
+      units_.begin(), units_.end(), [](const auto& a, const auto& b) { return a.second.last_use < b.second.last_use; });
+  full_until_ = oldest->second.last_use + 2 * static_cast<uint64_t>(max_units_);
+  if (now <= full_until_) {
+    return false;
+  }
+  const int64_t bytes = oldest->second.residual_bytes();
+  num_dropped_ += bytes > 0 ? 1 : 0;
+  residual_bytes_ -= bytes;
+  units_.erase(oldest);
+  return true;
+}
+
+void UnitTable::follow_key(Unit& unit, const UnitKey& key, const ResidualStretches& before,
+                           const ResidualStretches& now, ResidualSizes sizes, bool needs_residual) {
+  const int64_t bytes_before = unit.residual_bytes();
+  std::vector<ResidualPart> from;
+  std::vector<ResidualPart> from_result;
+  if (unit.has_residual()) {
+    from = parts_of(unit.residual, before.residual, *unit.key.sections);
+    from_result = parts_of(unit.result_residual, before.result_residual, *unit.key.sections);
+  }
+  const DeviceMemory memory = std::move(unit.residual_memory);  // until it has moved
+  const DeviceMemory result_memory = std::move(unit.result_residual_memory);
+  unit.residual = {nullptr, sizes.residual_elements, DataType::kFloat32};
+  unit.result_residual = {nullptr, sizes.result_residual_elements, DataType::kFloat32};
+  const auto is_needed = [&](Buffer residual, const std::vector<ResidualStretch>& stretches,
+                             const std::vector<ResidualPart>& parts, const std::vector<ParkedPart>& parked) {
+    const std::vector<ResidualPart> to = parts_of(residual, stretches, *key.sections);
+    return takes_any(parked, to) ||
+           std::any_of(parts.begin(), parts.end(), [&to](const ResidualPart& part) { return overlap(part, to); });
+  };
+  if (needs_residual || is_needed(unit.residual, now.residual, from, unit.parked) ||
+      is_needed(unit.result_residual, now.result_residual, from_result, unit.parked_of_result)) {
+    make_residuals(*device_, key, sizes, unit);
+  } else {
+    unit.residual = unit.result_residual = {};
+  }
+  const auto move = [&](Lane lane, const std::vector<ResidualPart>& parts, Buffer residual,
+                        const std::vector<ResidualStretch>& stretches, std::vector<ParkedPart>& parked) {
+    std::vector<ResidualPart> to;
+    if (residual.num_elements > 0) {
+      to = parts_of(residual, stretches, *key.sections);
+    }
+    move_parts(*device_, device_->lane(lane), parts, to, parked);
+  };
+  move(Lane::kEncode, from, unit.residual, now.residual, unit.parked);
+  move(Lane::kDecode, from_result, unit.result_residual, now.result_residual, unit.parked_of_result);
+  unit.key = key;
+  set_hash(*device_, unit);
+  residual_bytes_ += unit.residual_bytes() - bytes_before;
 }
 
 void UnitTable::add_residuals(Unit& unit, const UnitKey& key, ResidualSizes sizes) {
   make_residuals(*device_, key, sizes, unit);
-  residual_bytes_ += unit.residual_bytes();
+  residual_bytes_ += unit.residual.bytes() + unit.result_residual.bytes();
 }
 
 void UnitTable::drop_residuals(Unit& unit) {
-  residual_bytes_ -= unit.residual_bytes();
+  residual_bytes_ -= unit.residual.bytes() + unit.result_residual.bytes();
   unit.residual = unit.result_residual = {};
   unit.residual_memory = unit.result_residual_memory = nullptr;
 }
 
-void UnitTable::load(const UnitState& state, ResidualSizes sizes) {
-  const auto found = units_.find(state.key);
+void UnitTable::load(const UnitState& state, ResidualSizes sizes, uint64_t now) {
+  const auto found = units_.find(state.key.identity());
   ISTHMUS_CHECK(Error, found != units_.end() || !full(), "unit \"", state.key.name, "\": cannot load its state, since ",
                 size(), " units have one already (max_units)");
   ISTHMUS_CHECK(Error, std::isfinite(state.scale), "unit \"", state.key.name, "\": cannot load the scale ",
@@ -150,28 +306,75 @@ void UnitTable::load(const UnitState& state, ResidualSizes sizes) {
   const auto copy = [this](ConstBuffer from, Buffer to) { device_->write(from, to.slice(0, from.num_elements)); };
   copy(state.residual, unit.residual);
   copy(state.result_residual, unit.result_residual);
+  for (const ParkedState& parked : state.parked) {
+    check_loadable(state.key, "part of a residual", parked.values,
+                   {nullptr, parked.values.num_elements, DataType::kFloat32});
+    Buffer values{nullptr, parked.values.num_elements, DataType::kFloat32};
+    DeviceMemory memory = device_->allocate(values.bytes());
+    values.data = memory.get();
+    device_->write(parked.values, values);
+    std::vector<ParkedPart>& list = parked.of_result ? unit.parked_of_result : unit.parked;
+    list.push_back({{parked.piece, parked.parameter, parked.begin, values}, std::move(memory)});
+  }
+  unit.last_use = now;
   residual_bytes_ += unit.residual_bytes() - (found != units_.end() ? found->second.residual_bytes() : 0);
-  units_.insert_or_assign(state.key, std::move(unit));
+  units_.insert_or_assign(state.key.identity(), std::move(unit));
 }
 
 std::vector<UnitState> UnitTable::states() const {
   std::vector<UnitState> states;
   states.reserve(units_.size());
-  for (const auto& [key, unit] : units_) {
-    states.push_back({key, step_of(*device_, unit), unit.scale, unit.residual, unit.result_residual});
+  const auto readable = [](Buffer residual) { return residual.data != nullptr ? residual : Buffer{}; };
+  for (const auto& [identity, unit] : units_) {
+    UnitState& state = states.emplace_back(UnitState{unit.key, step_of(*device_, unit), unit.scale,
+                                                     readable(unit.residual), readable(unit.result_residual)});
+    for (const auto* list : {&unit.parked, &unit.parked_of_result}) {
+      for (const ParkedPart& one : *list) {
+        if (one.memory != nullptr) {
+          state.parked.push_back(
+              {list == &unit.parked_of_result, one.part.piece, one.part.parameter, one.part.begin, one.part.values});
+        }
+      }
+    }
   }
   return states;
 }
 
-void UnitTable::scale_residuals(double factor) {
-  for (auto& [key, unit] : units_) {
-    unit.scale_residuals(*device_, factor);
+void UnitTable::scale_residuals(double factor, const Owners& owners) {
+  for (auto& [identity, unit] : units_) {
+    if (includes(owners, unit.key.owner)) {
+      unit.scale_residuals(*device_, factor);
+    }
   }
 }
 
-void UnitTable::clear() {
-  units_.clear();
-  residual_bytes_ = 0;
+void UnitTable::clear(const Owners& owners) {
+  std::erase_if(units_, [&](const auto& entry) {
+    const bool goes = includes(owners, entry.second.key.owner);
+    residual_bytes_ -= goes ? entry.second.residual_bytes() : 0;
+    return goes;
+  });
+  full_until_ = 0;
+}
+
+void UnitTable::forget(const std::set<uint64_t>& owners) {
+  const auto free = [](Buffer& residual, DeviceMemory& memory) {
+    residual.data = nullptr;
+    memory = nullptr;
+  };
+  for (auto& [identity, unit] : units_) {
+    if (!owners.contains(unit.key.owner)) {
+      continue;
+    }
+    residual_bytes_ -= unit.residual_bytes();
+    free(unit.residual, unit.residual_memory);
+    free(unit.result_residual, unit.result_residual_memory);
+    for (auto* list : {&unit.parked, &unit.parked_of_result}) {
+      for (ParkedPart& one : *list) {
+        free(one.part.values, one.memory);
+      }
+    }
+  }
 }
 
 }  // namespace isthmus

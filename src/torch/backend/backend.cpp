@@ -143,8 +143,6 @@ void BackendIsthmus::setTimeout(std::chrono::milliseconds timeout) {
   calls_.set_timeout(timeout);
 }
 
-void BackendIsthmus::setSequenceNumberForGroup() { cpu_.world()->setSequenceNumberForGroup(); }
-
 uint64_t BackendIsthmus::getSequenceNumberForGroup() {
   group_.process.require_this();
   return counters_.next_sequence_number();
@@ -199,6 +197,7 @@ template Side& BackendIsthmus::arrived(const char* call, const at::Tensor& tenso
 template Side& BackendIsthmus::arrived(const char* call, const std::vector<at::Tensor>& tensors);
 
 Side& BackendIsthmus::arrived_on(Side& side, const char* call) {
+  CallbackThreads::await_turn();
   note(call, side);
   // Torch gives the description to this class alone, and not as a virtual call.
   calls_.describe(sides_.all(), getGroupDesc());

@@ -77,6 +77,8 @@ class BackendIsthmus final : public c10d::Backend {
   DeviceUnits& units() { return units_; }
   // Option `gradients` of this group from now on. Every rank calls it at the same place.
   void set_gradients(const std::string& mode);
+  // See UnitTracker.
+  std::string unit_name(uint64_t owner, const std::string& label) { return recogniser_.name_of(owner, label); }
 
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
@@ -90,7 +92,7 @@ class BackendIsthmus final : public c10d::Backend {
   BackendPtr split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                    const c10::intrusive_ptr<Options>& options) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
-  void setSequenceNumberForGroup() override;
+  void setSequenceNumberForGroup() override {}    // called before torch 2.15: they begin with 0
   uint64_t getSequenceNumberForGroup() override;  // collectives so far, on either path
   c10d::ErrorType getError() override;
   void abort() override;

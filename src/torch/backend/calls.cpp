@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "torch/backend/backend.h"
+#include "torch/backend/tensors.h"
 
 namespace isthmus::torch_backend {
 
@@ -137,7 +138,7 @@ WorkPtr BackendIsthmus::alltoall(std::vector<at::Tensor>& outputs, std::vector<a
     return followed_by(work, outputs, [output, outputs, parts_elements] {
       const auto parts = output.split_with_sizes(parts_elements);
       for (size_t rank = 0; rank < outputs.size(); ++rank) {
-        outputs[rank].copy_(parts[rank].view(outputs[rank].sizes()));
+        write(outputs[rank], parts[rank].view(outputs[rank].sizes()));
       }
     });
   });
@@ -167,7 +168,13 @@ WorkPtr BackendIsthmus::barrier(const c10d::BarrierOptions& options) {
   if (on_gpu && own.device_ids.empty()) {
     own.device_ids.push_back(bound->index());
   }
-  return calls_.forward(side, [&](c10d::Backend& world) { return world.barrier(own); });
+  const WorkPtr earlier = side.submitted();  // of which the world backend knows nothing
+  WorkPtr passed = calls_.forward(side, [&](c10d::Backend& world) { return world.barrier(own); });
+  if (!earlier) {
+    return passed;
+  }
+  return c10::make_intrusive<CombinedWork>(group_.rank, c10d::OpType::BARRIER, std::vector{earlier, std::move(passed)},
+                                           std::vector<at::Tensor>{});
 }
 
 void BackendIsthmus::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {

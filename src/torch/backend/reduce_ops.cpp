@@ -2,6 +2,8 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "torch/backend/tensors.h"
+
 namespace isthmus::torch_backend {
 namespace {
 
@@ -54,11 +56,10 @@ at::Tensor premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op, con
 }
 
 void premultiply_in_place(std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op, const Side& side) {
-  const at::NoGradGuard no_grad;
   for (auto& tensor : tensors) {
     const at::Tensor product = premultiplied(tensor, op, side);
     if (!product.is_same(tensor)) {
-      tensor.copy_(product);
+      write(tensor, product);
     }
   }
 }

@@ -116,7 +116,7 @@ WorkPtr Reductions::reduce(Side& side, std::vector<at::Tensor>& tensors, const c
     const auto work = world.reduce(products, with_plain_sum(options, side));
     return followed_by(work, tensors, [products, tensors, is_root = options.rootRank == group_.rank]() mutable {
       for (size_t i = 0; is_root && i < tensors.size(); ++i) {
-        tensors[i].copy_(products[i]);
+        write(tensors[i], products[i]);
       }
     });
   });

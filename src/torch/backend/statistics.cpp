@@ -25,6 +25,7 @@ void add(const Stats& device, Stats& total) {
   total.skipped_elements += device.skipped_elements;
   total.num_units += device.num_units;
   total.residual_bytes += device.residual_bytes;
+  total.dropped_residuals += device.dropped_residuals;
   total.scratch_bytes += device.scratch_bytes;
   total.units.insert(device.units.begin(), device.units.end());
 }
@@ -58,12 +59,11 @@ std::vector<std::string> notes_on(const Group& group, const BackendStats& stats)
                 "in backward passes, because nothing says whose gradients they are: ranks outside of this group may "
                 "reduce copies of the same parameters, as under tensor parallelism, and must get the same bits. Call "
                 "isthmus.prepare(model)");
-  explain_exact(kUnknownCaller,
-                "of FSDP2 units, because FSDP2's own object was not found in the calling stack: do not compile the "
-                "backward pass, or report the version of torch");
-  explain_exact(kUnknownParameter,
-                "of FSDP1 units that cannot be told apart: call isthmus.prepare(model), or do not compile the backward "
-                "pass");
+  explain_exact(
+      kNotFsdps,
+      "inside of FSDP's reduction that hooks of yours made (an optimizer in the backward pass), which is as it "
+      "should be. If there are no such hooks, do not compile the backward pass, or report the version of "
+      "torch");
   return notes;
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -49,6 +50,13 @@ inline std::optional<DataType> floating_dtype(at::ScalarType type) {
 // "4096 x Float": for reports of faults.
 inline std::string describe(int64_t num_elements, const at::Tensor& like) {
   return c10::str(num_elements, " x ", like.scalar_type());
+}
+
+// Writes into a caller's tensor, on any thread. Those that were made in torch.inference_mode() may be written in that
+// mode alone, and all others in it, too.
+inline void write(const at::Tensor& output, const at::Tensor& value, bool non_blocking = false) {
+  const c10::InferenceMode may_write;
+  output.copy_(value, non_blocking);
 }
 
 inline at::Tensor contiguous(const at::Tensor& tensor) {

@@ -69,7 +69,11 @@ class CudaSide final : public Side {
   WorkPtr call_world(const std::function<WorkPtr(c10d::Backend&)>& call) override;
 
   WorkPtr submit(TwoTierCall call) override;
+  WorkPtr submitted() override;
   void run_between_collectives(const char* name, const std::function<void(Communicator&)>& action) override;
+  void post_between_collectives(const char* name, std::function<void(Communicator&)> action) override {
+    run_between_collectives(name, action);
+  }
   bool has_communicator() const override { return gpu() != nullptr; }
 
   std::optional<SideStats> stats() override;
@@ -175,6 +179,20 @@ WorkPtr CudaSide::enqueue(const TwoTierCall& call) {
   }
   watch(call.operation, last_, call.timeout);
   return c10::make_intrusive<CudaWork>(group_.rank, call, last_, here.place, watcher_(call.operation.sequence_number));
+}
+
+// NCCL's barrier begins behind the current stream, as all operations do: then it has ended behind these on all ranks.
+WorkPtr CudaSide::submitted() {
+  const auto found = gpu();
+  if (found) {
+    const c10::cuda::CUDAGuard on_device(found->device);
+    const Stream stream{c10::cuda::getCurrentCUDAStream(found->device.index()).stream()};
+    const std::lock_guard lock(mutex_);
+    for (const Pending& pending : pending_) {
+      found->place.device->wait(pending.done, stream);
+    }
+  }
+  return nullptr;
 }
 
 // What the world backend has just enqueued on the current stream, or lets it wait for. Of an operation that nothing has

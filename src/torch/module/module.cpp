@@ -256,7 +256,8 @@ py::dict to_dict(const isthmus::Stats& path, const std::map<uint64_t, std::strin
                   "compressed_calls"_a = path.compressed_calls, "exact_calls"_a = path.exact_calls,
                   "skipped_steps"_a = path.skipped_steps, "skipped_elements"_a = path.skipped_elements,
                   "num_units"_a = path.num_units, "residual_bytes"_a = path.residual_bytes,
-                  "scratch_bytes"_a = path.scratch_bytes, "units"_a = units);
+                  "dropped_residuals"_a = path.dropped_residuals, "scratch_bytes"_a = path.scratch_bytes,
+                  "units"_a = units);
 }
 
 py::dict to_dict(const BackendStats& stats) {
@@ -413,6 +414,16 @@ void bind_functions(py::module_& module) {
         });
       },
       "Where the backend's warnings go: function(text), on the thread that makes a collective's call.");
+  module.def(
+      "set_third_step_function",
+      [](py::object function) {
+        set_third_step_function([function = function.release()] {
+          const py::gil_scoped_acquire gil;
+          function();
+        });
+      },
+      "What is called when the third step of a group begins that was asked to leave something out: function(), on the "
+      "thread that makes a collective's call.");
 }
 
 }  // namespace

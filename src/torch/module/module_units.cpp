@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <pybind11/stl.h>
 
 #include <array>
 
@@ -25,8 +26,59 @@ auto named(const Values& values, const std::string& text, const char* what) {
   throw py::value_error(std::string("unit state: there is no ") + what + " \"" + text + "\"");
 }
 
-UnitTag make_tag(std::string name, uint64_t layout, const std::string& exact) {
-  return {std::move(name), layout, interned(exact)};
+using SectionsPtr = std::shared_ptr<Sections>;
+
+UnitTag make_tag(std::string name, uint64_t layout, const std::string& exact, uint64_t owner, SectionsPtr sections) {
+  return {std::move(name), layout, interned(exact), owner, std::move(sections)};
+}
+
+// From Python's name, layout, exact, owner, sections.
+UnitTag tag_from(const py::object& answer) {
+  auto [name, layout, exact, owner, sections] =
+      answer.cast<std::tuple<std::string, uint64_t, std::string, uint64_t, SectionsPtr>>();
+  return make_tag(std::move(name), layout, exact, owner, std::move(sections));
+}
+
+SectionsPtr make_sections(const std::vector<std::pair<int64_t, int64_t>>& pairs) {
+  std::vector<Section> sections;
+  for (const auto& [parameter, num_elements] : pairs) {
+    sections.push_back({parameter, num_elements});
+  }
+  return std::make_shared<Sections>(std::move(sections));
+}
+
+py::list pairs_of(const std::shared_ptr<const Sections>& sections) {
+  py::list pairs;
+  for (const Section& section : sections != nullptr ? sections->all() : std::vector<Section>{}) {
+    pairs.append(py::make_tuple(section.parameter, section.num_elements));
+  }
+  return pairs;
+}
+
+py::list list_of_parked(const std::vector<ParkedState>& parked) {
+  py::list list;
+  for (const ParkedState& one : parked) {
+    list.append(py::make_tuple(one.of_result, one.piece, one.parameter, one.begin, one.values.num_elements));
+  }
+  return list;
+}
+
+// Views of `values`, which hold them one after the other.
+std::vector<ParkedState> parked_from(const py::object& list, const at::Tensor& values) {
+  std::vector<ParkedState> parked;
+  int64_t begin = 0;
+  const int64_t num_values = values.numel();
+  for (const auto& [of_result, piece, parameter, first, num_elements] :
+       list.cast<std::vector<std::tuple<bool, int64_t, int64_t, int64_t, int64_t>>>()) {
+    if (num_elements < 0 || num_elements > num_values - begin) {
+      throw py::value_error("unit state: parked parts have more elements than the " + std::to_string(num_values) +
+                            " that are given");
+    }
+    const ConstBuffer all{values.const_data_ptr(), num_values, DataType::kFloat32};
+    parked.push_back({of_result, piece, parameter, first, all.slice(begin, num_elements)});
+    begin += num_elements;
+  }
+  return parked;
 }
 
 py::object tensor_or_empty(const at::Tensor& tensor) {
@@ -39,7 +91,9 @@ py::dict to_dict(const SavedUnit& unit) {
                   "dtype"_a = to_string(unit.key.dtype), "collective"_a = to_string(unit.key.collective),
                   "layout"_a = unit.key.layout, "step"_a = unit.step, "scale"_a = unit.scale,
                   "residual"_a = tensor_or_empty(unit.residual),
-                  "result_residual"_a = tensor_or_empty(unit.result_residual));
+                  "result_residual"_a = tensor_or_empty(unit.result_residual), "owner"_a = unit.key.owner,
+                  "sections"_a = pairs_of(unit.key.sections), "parked"_a = list_of_parked(unit.parked),
+                  "parked_values"_a = tensor_or_empty(unit.parked_values));
 }
 
 SavedUnit from_dict(const py::dict& state) {
@@ -53,20 +107,30 @@ SavedUnit from_dict(const py::dict& state) {
   unit.scale = state["scale"].cast<double>();
   unit.residual = state["residual"].cast<at::Tensor>();
   unit.result_residual = state["result_residual"].cast<at::Tensor>();
+  unit.key.owner = state["owner"].cast<uint64_t>();
+  if (py::len(state["sections"]) > 0) {
+    unit.key.sections = make_sections(state["sections"].cast<std::vector<std::pair<int64_t, int64_t>>>());
+    unit.key.layout = unit.key.sections->hash();
+  }
+  unit.parked_values = state["parked_values"].cast<at::Tensor>().to(at::kCPU, at::kFloat).contiguous();
+  unit.parked = parked_from(state["parked"], unit.parked_values);
   return unit;
 }
 
-void set_python_functions(py::object fsdp2_caller, py::object why_fsdp1_is_exact) {
-  set_fsdp_functions({[function = fsdp2_caller.release()] {
-                        const py::gil_scoped_acquire gil;
-                        auto [owner, name, layout, exact] =
-                            function().template cast<std::tuple<uint64_t, std::string, uint64_t, std::string>>();
-                        return Fsdp2Caller{owner, make_tag(std::move(name), layout, exact)};
-                      },
-                      [function = why_fsdp1_is_exact.release()](const at::Tensor& flat_parameter) {
-                        const py::gil_scoped_acquire gil;
-                        return interned(function(flat_parameter).template cast<std::string>());
-                      }});
+void set_python_fsdp_caller(py::object caller) {
+  using Found = std::optional<std::tuple<py::tuple, bool, std::optional<at::Tensor>>>;
+  set_fsdp_caller([function = caller.release()](const at::Tensor& output, const at::Tensor& input) {
+    const py::gil_scoped_acquire gil;
+    std::optional<FsdpCaller> found;
+    if (auto answer = function(output, input).template cast<Found>()) {
+      auto& [tag, is_label, flat_parameter] = *answer;
+      found = FsdpCaller{tag_from(tag), is_label, std::nullopt};
+      if (flat_parameter) {
+        found->flat_parameter.emplace(flat_parameter->getIntrusivePtr());
+      }
+    }
+    return found;
+  });
 }
 
 void set_python_weights_caller(py::object caller) {
@@ -107,31 +171,35 @@ void decode_weights(const at::Tensor& packet, const at::Tensor& weights) {
 
 void bind_tags(py::module_& module) {
   using namespace py::literals;
+  py::class_<Sections, SectionsPtr>(module, "Sections",
+                                    "Parameters of a reduction, by place in their unit, with their elements in a row.")
+      .def(py::init(&make_sections), "pairs"_a)
+      .def_property_readonly("row_elements", &Sections::row_elements)
+      .def_property_readonly("hash", &Sections::hash);
   module.attr("REPLICAS") = kReplicas;
   module.def(
       "push_unit",
-      [](std::string name, uint64_t layout, const std::string& exact) {
-        push_unit(make_tag(std::move(name), layout, exact));
-      },
-      "name"_a, "layout"_a, "exact"_a,
+      [](std::string name, uint64_t layout, const std::string& exact, uint64_t owner, SectionsPtr sections,
+         bool by_user) { push_unit(make_tag(std::move(name), layout, exact, owner, std::move(sections)), by_user); },
+      "name"_a, "layout"_a, "exact"_a, "owner"_a = 0, "sections"_a = SectionsPtr(), "by_user"_a = false,
       "Reductions of this thread are gradients of this unit until pop_unit(). layout: 0 if unknown. exact: why the "
-      "unit "
-      "must stay exact; empty if it need not.");
+      "unit must stay exact; empty if it need not. owner: a number of what reduces, 0 if unknown. sections: of FSDP2. "
+      "by_user: what FSDP reduces meanwhile is FSDP's, and several reductions of one shape are units of their own.");
   module.def("pop_unit", &pop_unit, "Ends the innermost push_unit() of this thread.");
   module.def(
       "name_parameter",
-      [](const at::Tensor& parameter, std::string name, uint64_t layout, const std::string& exact) {
-        name_parameter(parameter, make_tag(std::move(name), layout, exact));
+      [](const at::Tensor& parameter, std::string name, uint64_t layout, const std::string& exact, uint64_t owner) {
+        name_parameter(parameter, make_tag(std::move(name), layout, exact, owner, nullptr));
       },
-      "parameter"_a, "name"_a, "layout"_a, "exact"_a,
+      "parameter"_a, "name"_a, "layout"_a, "exact"_a, "owner"_a = 0,
       "Names the reductions of this parameter's gradient: those that FSDP1 issues from the post-backward hook of a "
       "flat "
       "parameter, and those of a DTensor that is gathered before it is used.");
-  module.def(
-      "set_fsdp_functions", &set_python_functions, "fsdp2_caller"_a, "why_fsdp1_is_exact"_a,
-      "What is asked in reductions that FSDP labels. fsdp2_caller() returns (owner, name, layout, exact): owner: a "
-      "number of FSDP2's object, 0 if unknown; name: empty if it was not prepared. why_fsdp1_is_exact(parameter): "
-      "empty if it need not be.");
+  module.def("set_fsdp_caller", &set_python_fsdp_caller, "caller"_a,
+             "What is asked in reductions that FSDP labels. caller(output, input) returns None if it is not FSDP that "
+             "makes the call, else (unit, is_label, flat_parameter). unit: name, layout, exact, owner and sections, as "
+             "of push_unit. is_label: its name is one that units of other models may have. flat_parameter: of FSDP1, "
+             "where it stands for the name.");
   module.def(
       "set_weights_caller", &set_python_weights_caller, "caller"_a,
       "What is asked in gathers with weights=delta. caller() returns (owner, name): owner: a number of the object "
@@ -141,8 +209,8 @@ void bind_tags(py::module_& module) {
       "The packet (uint8) that turns `before` into `after`, as weights=delta sends it; empty if they are equal.");
   module.def("decode_weights", &decode_weights, "packet"_a, "weights"_a,
              "Turns what the packet was made from into what it is.");
-  module.def("forget_weights_of", &forget_weights_of, "owner"_a,
-             "The owner is gone: what groups keep of its weights is freed at their next gather.");
+  module.def("forget_owner", &forget_owner, "owner"_a,
+             "The owner is gone: what groups keep of its units and weights is freed at their next call.");
 }
 
 }  // namespace
@@ -166,14 +234,25 @@ void bind_units(py::module_& module, BackendClass& backend) {
           "load_unit", [](BackendIsthmus& self, const py::dict& state) { self.units().load(from_dict(state)); },
           "state"_a)
       .def(
-          "clear_units", [](BackendIsthmus& self) { self.units().clear(); }, unlocked)
+          "clear_units", [](BackendIsthmus& self, const Owners& owners) { self.units().clear(owners); }, unlocked,
+          "owners"_a = py::none(), "Of these owners; None: all.")
       .def(
-          "scale_residuals", [](BackendIsthmus& self, double factor) { self.units().scale_residuals(factor); },
-          unlocked, "factor"_a)
+          "scale_residuals",
+          [](BackendIsthmus& self, double factor, const Owners& owners) {
+            self.units().scale_residuals(factor, owners);
+          },
+          unlocked, "factor"_a, "owners"_a = py::none())
       .def(
-          "count_step", [](BackendIsthmus& self) { self.units().count_step(); }, unlocked)
+          "end_step",
+          [](BackendIsthmus& self, bool skipped, double factor, const Owners& owners) {
+            self.units().end_step(skipped, factor, owners);
+          },
+          unlocked, "skipped"_a, "factor"_a = 1.0, "owners"_a = py::none(),
+          "Counts a step; residuals follow a loss scale that is `factor` times as large, or go where it is 0.")
       .def(
-          "count_skipped_step", [](BackendIsthmus& self) { self.units().count_skipped_step(); }, unlocked)
+          "count_dropped", [](BackendIsthmus& self, int64_t num_units) { self.units().count_dropped(num_units); },
+          unlocked, "num_units"_a)
+      .def("unit_name", &BackendIsthmus::unit_name, unlocked, "owner"_a, "label"_a)
       .def("set_gradients", &BackendIsthmus::set_gradients, unlocked, "mode"_a);
 }
 

@@ -63,6 +63,7 @@ void CpuSide::start() {
 void CpuSide::join() {
   if (worker_.joinable()) {
     worker_.join();
+    callback_threads_->join();
   }
 }
 
@@ -88,17 +89,31 @@ WorkPtr CpuSide::submit(TwoTierCall call) {
 c10::intrusive_ptr<WorkerWork> CpuSide::make_work(const TwoTierCall& call) const {
   auto work =
       c10::make_intrusive<WorkerWork>(group_.rank, call.type, call.title, list_of(call.input), list_of(call.output));
+  work->complete_on(callback_threads_);
   work->tell_waits([exposure = exposure_](double seconds) { exposure->add_wait(seconds); });
   return work;
 }
 
 void CpuSide::run_between_collectives(const char* name, const std::function<void(Communicator&)>& action) {
+  queue_local(name, action)->wait();
+}
+
+void CpuSide::post_between_collectives(const char* name, std::function<void(Communicator&)> action) {
+  queue_local(name, std::move(action));
+}
+
+WorkPtr CpuSide::submitted() {
+  return has_communicator() ? queue_local("isthmus:barrier", [](Communicator&) {}) : nullptr;
+}
+
+WorkPtr CpuSide::queue_local(const char* name, std::function<void(Communicator&)> action) {
   Job job;
   job.work = c10::make_intrusive<WorkerWork>(group_.rank, c10d::OpType::UNKNOWN, name, std::vector<at::Tensor>{},
                                              std::vector<at::Tensor>{});
-  job.run = action;
+  job.work->complete_on(callback_threads_);
+  job.run = std::move(action);
   job.sends = false;
-  queue(std::move(job))->wait();
+  return queue(std::move(job));
 }
 
 WorkPtr CpuSide::queue(Job job) {

@@ -29,7 +29,8 @@ struct CpuParts {
 };
 
 // Operations in two tiers run on one worker thread in the order of their calls; that thread alone uses the tiers and,
-// between collectives, the communicator. The world backend is called by the callers' threads.
+// between collectives, the communicator. The world backend is called by the callers' threads, and callbacks of Futures
+// run on threads of their own.
 //
 // `mutex_` guards the queue and what shutdown() takes away; of other locks the counters', FaultWatch's and the
 // communicator's are taken under it. Jobs run without it.
@@ -39,7 +40,7 @@ class CpuSide final : public Side {
   CpuSide(const Group& group, const CpuParts& parts, FaultWatch& faults, CallCounters& counters);
   // Starts the worker, if there are two tiers. Throws std::system_error where this process may have no more threads.
   void start();
-  void join();  // the worker, after drain()
+  void join();  // the worker and callbacks, after drain()
 
   WorldAbilities abilities() const override { return {}; }
   void arrived(const char* /*call*/) override {}
@@ -48,7 +49,9 @@ class CpuSide final : public Side {
 
   // The tensors of `call` may be undefined.
   WorkPtr submit(TwoTierCall call) override;
+  WorkPtr submitted() override;
   void run_between_collectives(const char* name, const std::function<void(Communicator&)>& action) override;
+  void post_between_collectives(const char* name, std::function<void(Communicator&)> action) override;
   bool has_communicator() const override { return group_.two_tier(); }
 
   std::optional<SideStats> stats() override;
@@ -80,6 +83,7 @@ class CpuSide final : public Side {
                                               const std::vector<int>& group_ranks);
   c10::intrusive_ptr<WorkerWork> make_work(const TwoTierCall& call) const;
   WorkPtr queue(Job job);
+  WorkPtr queue_local(const char* name, std::function<void(Communicator&)> action);
   bool idle() const { return jobs_.empty() && !running_; }  // under mutex_
   void run_worker();
   void run_job(Job& job);
@@ -101,6 +105,8 @@ class CpuSide final : public Side {
   bool stopping_ = false;
 
   std::thread worker_;
+  const std::shared_ptr<CallbackThreads> callback_threads_ =
+      std::make_shared<CallbackThreads>();  // Works may outlive this
 };
 
 }  // namespace isthmus::torch_backend

@@ -53,9 +53,15 @@ class Side {
   // Starts `call`, which gets a sequence number, in two tiers. Throws if the group has failed or is shut down.
   virtual WorkPtr submit(TwoTierCall call) = 0;
 
+  // For a barrier, which ends after all calls that were submitted before: a Work that is done when they are. Null:
+  // there is nothing to wait for, or the calling thread's stream waits.
+  virtual WorkPtr submitted() = 0;
+
   // Runs `action` on this rank's communicator after what was submitted before, and waits for it. A local job: its
   // failure leaves the group usable. Only with two tiers. name: for profilers.
   virtual void run_between_collectives(const char* name, const std::function<void(Communicator&)>& action) = 0;
+  // The same, without waiting for it or telling whether it failed.
+  virtual void post_between_collectives(const char* name, std::function<void(Communicator&)> action) = 0;
   // Whether there is a communicator that may have units. On a GPU it is made with the first use.
   virtual bool has_communicator() const = 0;
 

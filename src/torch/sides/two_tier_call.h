@@ -2,13 +2,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 
 #include <chrono>
 #include <functional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "isthmus/communicator.h"
+#include "torch/backend/tensors.h"
 #include "torch/faults/fault_board.h"
 
 namespace isthmus::torch_backend {
@@ -27,8 +27,7 @@ struct TwoTierCall {
   // After run(): in the calling thread, on its current stream.
   void copy_back() const {
     if (!written.is_same(output)) {
-      const at::NoGradGuard no_grad;
-      output.copy_(written, /*non_blocking=*/true);
+      write(output, written, /*non_blocking=*/true);
     }
   }
 };

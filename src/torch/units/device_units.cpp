@@ -34,15 +34,30 @@ std::vector<SavedUnit> copies_of_units(Communicator& communicator) {
   std::vector<SavedUnit> saved;
   Device& device = communicator.device();
   for (const UnitState& unit : communicator.units().states()) {
-    saved.push_back(
-        {unit.key, unit.step, unit.scale, copy_of(unit.residual, device), copy_of(unit.result_residual, device)});
+    SavedUnit& copy = saved.emplace_back(SavedUnit{unit.key, unit.step, unit.scale, copy_of(unit.residual, device),
+                                                   copy_of(unit.result_residual, device), unit.parked});
+    int64_t num_parked = 0;
+    for (const ParkedState& parked : copy.parked) {
+      num_parked += parked.values.num_elements;
+    }
+    if (num_parked > 0) {
+      copy.parked_values = at::empty({num_parked}, at::kFloat);
+      const Buffer all{copy.parked_values.data_ptr(), num_parked, DataType::kFloat32};
+      int64_t begin = 0;
+      for (ParkedState& parked : copy.parked) {
+        const Buffer place = all.slice(begin, parked.values.num_elements);
+        device.read(parked.values, place);
+        parked.values = place;
+        begin += place.num_elements;
+      }
+    }
   }
   return saved;
 }
 
 void load_into(Communicator& communicator, const SavedUnit& unit) {
   communicator.units().load({unit.key, unit.step, unit.scale, residual_buffer(unit.residual, unit.key),
-                             residual_buffer(unit.result_residual, unit.key)});
+                             residual_buffer(unit.result_residual, unit.key), unit.parked});
 }
 
 }  // namespace
@@ -67,7 +82,18 @@ void DeviceUnits::run(Side& side, const char* name, const std::function<void(Com
   }
 }
 
+void DeviceUnits::forget_those_gone() {
+  const std::set<uint64_t> owners = gone_.take();
+  for (Side* side : sides_) {
+    if (!owners.empty() && group_.two_tier() && side->has_communicator()) {
+      side->post_between_collectives("isthmus:forget_units",
+                                     [owners](Communicator& communicator) { communicator.units().forget(owners); });
+    }
+  }
+}
+
 std::vector<SavedUnit> DeviceUnits::states() {
+  forget_those_gone();
   std::vector<SavedUnit> saved;
   run_everywhere("isthmus:unit_states", [&saved](Communicator& communicator) {
     for (SavedUnit& unit : copies_of_units(communicator)) {
@@ -90,6 +116,7 @@ void DeviceUnits::load(const SavedUnit& unit) {
 
 // A checkpoint does not say which device it will be used on.
 void DeviceUnits::bring_loaded_to(Side& side) {
+  forget_those_gone();
   Side* from = nullptr;
   {
     const std::lock_guard lock(mutex_);
@@ -110,22 +137,39 @@ void DeviceUnits::bring_loaded_to(Side& side) {
   });
 }
 
-void DeviceUnits::clear() {
-  run_everywhere("isthmus:clear_units", [](Communicator& communicator) { communicator.units().clear(); });
+void DeviceUnits::clear(const Owners& owners) {
+  run_everywhere("isthmus:clear_units", [&owners](Communicator& communicator) { communicator.units().clear(owners); });
 }
 
-void DeviceUnits::scale_residuals(double factor) {
-  run_everywhere("isthmus:scale_residuals",
-                 [factor](Communicator& communicator) { communicator.units().scale_residuals(factor); });
+void DeviceUnits::scale_residuals(double factor, const Owners& owners) {
+  run_everywhere("isthmus:scale_residuals", [factor, &owners](Communicator& communicator) {
+    communicator.units().scale_residuals(factor, owners);
+  });
 }
 
-void DeviceUnits::count_step() {
-  run_everywhere("isthmus:count_step", [](Communicator& communicator) { communicator.units().count_step(); });
+void DeviceUnits::count_dropped(int64_t num_units) {
+  run(*sides_.front(), "isthmus:count_dropped",
+      [num_units](Communicator& communicator) { communicator.units().count_dropped(num_units); });
 }
 
-void DeviceUnits::count_skipped_step() {
-  run_everywhere("isthmus:count_skipped_step",
-                 [](Communicator& communicator) { communicator.units().count_skipped_step(); });
+void DeviceUnits::end_step(bool skipped, double factor, const Owners& owners) {
+  const WithoutGil without_gil;
+  group_.process.require_this();
+  forget_those_gone();
+  const auto action = [=](Communicator& communicator) {
+    UnitStates& units = communicator.units();
+    skipped ? units.count_skipped_step(owners) : units.count_step(owners);
+    if (factor == 0) {
+      units.clear(owners);
+    } else if (factor != 1) {
+      units.scale_residuals(factor, owners);
+    }
+  };
+  for (Side* side : sides_) {
+    if (group_.two_tier() && (side == sides_.front() || side->has_communicator())) {
+      side->post_between_collectives("isthmus:end_step", action);
+    }
+  }
 }
 
 }  // namespace isthmus::torch_backend

@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <atomic>
-#include <map>
 #include <mutex>
 #include <set>
 #include <string_view>
@@ -19,13 +18,8 @@ constexpr std::string_view kFsdp2Label = "FSDP::post_backward_reduce";
 constexpr std::string_view kFsdp1Label = "FullyShardedDataParallel._post_backward_hook";
 constexpr std::string_view kOptimizerLabel = "Optimizer.step#";
 
-struct ActiveLabel {
-  uint64_t id;
-  GradientLabel label;
-};
-thread_local std::vector<ActiveLabel> active_labels;
-thread_local uint64_t next_label_id = 0;
-thread_local std::vector<UnitTag> pushed_units;
+thread_local int active_labels = 0;
+thread_local std::vector<PushedUnit> pushed_units;
 std::atomic<uint64_t> optimizer_steps{0};
 
 struct ParameterTags {
@@ -38,31 +32,33 @@ ParameterTags& parameter_tags() {
   return *tags;
 }
 
-// Carries a label from its beginning to its end.
-struct LabelContext final : at::ObserverContext {
-  explicit LabelContext(uint64_t label_id) : id(label_id) {}
-  uint64_t id;
-};
+// FSDP2 says which module it is: " (blocks.1) [pg=4]".
+bool is_gradient_label(std::string_view label) {
+  const bool is_fsdp2 =
+      label.starts_with(kFsdp2Label) && (label.size() == kFsdp2Label.size() || label[kFsdp2Label.size()] == ' ');
+  return is_fsdp2 || label == kFsdp1Label;
+}
+
+// What is not null marks a range that counts as active until its end.
+struct LabelContext final : at::ObserverContext {};
 
 std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& range) {
-  auto label = parse_gradient_label(range.name());
-  if (!label) {
-    // Inside a backward pass it is an optimizer for one parameter, called from a hook.
-    if (std::string_view(range.name()).starts_with(kOptimizerLabel) && current_graph_task() < 0) {
-      ++optimizer_steps;
-    }
-    return nullptr;
+  const std::string_view label(range.name());
+  if (is_gradient_label(label)) {
+    ++active_labels;
+    return std::make_unique<LabelContext>();
   }
-  active_labels.push_back({next_label_id, *std::move(label)});
-  return std::make_unique<LabelContext>(next_label_id++);
+  // Inside a backward pass it is an optimizer for one parameter, called from a hook.
+  if (label.starts_with(kOptimizerLabel) && current_graph_task() < 0) {
+    ++optimizer_steps;
+  }
+  return nullptr;
 }
 
 void leave(const at::RecordFunction& /*range*/, at::ObserverContext* context) {
-  if (context == nullptr) {
-    return;
+  if (context != nullptr) {
+    --active_labels;
   }
-  const uint64_t id = static_cast<LabelContext*>(context)->id;
-  std::erase_if(active_labels, [id](const ActiveLabel& active) { return active.id == id; });
 }
 
 // The one node that receives the outputs of `node`; null if there is none or several.
@@ -109,33 +105,16 @@ const char* interned(const std::string& text) {
   return texts->insert(text).first->c_str();
 }
 
-std::optional<GradientLabel> parse_gradient_label(const char* label) {
-  const std::string_view text(label);
-  if (text == kFsdp2Label) {
-    return GradientLabel{Framework::kFsdp2, ""};
-  }
-  if (text == kFsdp1Label) {
-    return GradientLabel{Framework::kFsdp1, ""};
-  }
-  if (text.starts_with(kFsdp2Label)) {
-    const auto name = text.substr(kFsdp2Label.size());
-    if (name.size() > 3 && name.starts_with(" (") && name.ends_with(")")) {
-      return GradientLabel{Framework::kFsdp2, std::string(name.substr(2, name.size() - 3))};
-    }
-  }
-  return std::nullopt;
-}
+bool in_fsdp_reduction() { return active_labels > 0; }
 
-const GradientLabel* current_gradient_label() { return active_labels.empty() ? nullptr : &active_labels.back().label; }
-
-void push_unit(UnitTag tag) { pushed_units.push_back(std::move(tag)); }
+void push_unit(UnitTag tag, bool by_user) { pushed_units.push_back({std::move(tag), by_user, {}}); }
 
 void pop_unit() {
   TORCH_CHECK(!pushed_units.empty(), "isthmus: pop_unit() without push_unit() on this thread");
   pushed_units.pop_back();
 }
 
-const UnitTag* current_unit() { return pushed_units.empty() ? nullptr : &pushed_units.back(); }
+PushedUnit* current_unit() { return pushed_units.empty() ? nullptr : &pushed_units.back(); }
 
 void name_parameter(const at::Tensor& parameter, UnitTag tag) {
   TORCH_CHECK_VALUE(parameter.defined(), "isthmus: name_parameter() of an undefined tensor");
@@ -151,12 +130,6 @@ std::optional<UnitTag> parameter_tag(const WeakParameter& parameter) {
   const std::lock_guard lock(tags.mutex);
   const auto found = tags.by_address.find(parameter._unsafe_get_target());
   return found == tags.by_address.end() ? std::nullopt : std::optional(found->second.second);
-}
-
-std::optional<WeakParameter> accumulated_parameter() {
-  const auto current = torch::autograd::get_current_node();  // a shared_ptr in torch 2.11, an intrusive_ptr in 2.15
-  const auto* node = dynamic_cast<const torch::autograd::AccumulateGrad*>(current.get());
-  return node == nullptr ? std::nullopt : std::optional<WeakParameter>(node->variable.getIntrusivePtr());
 }
 
 std::optional<WeakParameter> parameter_behind_node() {

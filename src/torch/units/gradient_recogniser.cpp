@@ -12,27 +12,37 @@ namespace {
 
 bool gradients_in_backward(const std::string& mode) { return mode == "backward"; }
 
-FsdpFunctions& fsdp_functions() {
-  static auto* functions = new FsdpFunctions;  // never destroyed: they hold Python objects
-  return *functions;
+FindFsdpCaller& fsdp_caller() {
+  static auto* find = new FindFsdpCaller;  // never destroyed: it holds a Python object
+  return *find;
 }
 
-// Adds Python's answers about a call that has no tag.
-void ask_python(ReductionCall& call) {
-  if (call.tag != nullptr || call.label == nullptr) {
-    return;
+std::function<void()>& third_step_function() {
+  static auto* function = new std::function<void()>;  // never destroyed: it holds a Python object
+  return *function;
+}
+
+// Adds Python's answer about a call that may be FSDP's.
+void ask_python(ReductionCall& call, const at::Tensor& output, const at::Tensor& input) {
+  const bool is_told = call.pushed != nullptr && !call.pushed->by_user;
+  if (call.in_fsdp_reduction && !is_told && fsdp_caller()) {
+    call.fsdp = fsdp_caller()(output, input);
   }
-  const FsdpFunctions& functions = fsdp_functions();
-  if (call.label->framework == Framework::kFsdp2) {
-    call.fsdp2 = functions.fsdp2_caller ? functions.fsdp2_caller() : Fsdp2Caller{};
-  } else if (call.accumulated && !parameter_tag(*call.accumulated) && functions.why_fsdp1_is_exact) {
-    call.why_fsdp1_is_exact = functions.why_fsdp1_is_exact(at::Tensor(call.accumulated->lock()));
+}
+
+// Of another order of elements than is known, a reduction is a unit by itself.
+void forget_unfit_sections(UnitKey& key, int num_ranks) {
+  const int num_rows = key.collective == Collective::kReduceScatter ? num_ranks : 1;
+  if (key.sections != nullptr && num_rows * key.sections->row_elements() != key.num_elements) {
+    key.sections = nullptr;
   }
 }
 
 }  // namespace
 
-void set_fsdp_functions(FsdpFunctions functions) { fsdp_functions() = std::move(functions); }
+void set_fsdp_caller(FindFsdpCaller find) { fsdp_caller() = std::move(find); }
+
+void set_third_step_function(std::function<void()> function) { third_step_function() = std::move(function); }
 
 GradientRecogniser::GradientRecogniser(const Group& group, CallCounters& counters, bool covers_job)
     : group_(group),
@@ -46,14 +56,18 @@ std::optional<Gradient> GradientRecogniser::recognise(const at::Tensor& output, 
     counters_.count_exact("the group is not on several nodes of one size");
     return std::nullopt;
   }
+  if (third_step_begins() && third_step_function()) {
+    third_step_function()();
+  }
   const auto dtype = floating_dtype(input.scalar_type());
   const auto scale = sum_scale(op, group_.size);
   const bool reducible = dtype && scale && output.device() == input.device() && input.numel() > 0 &&
                          input.layout() == at::kStrided && output.scalar_type() == input.scalar_type();
   ReductionCall call = current_call();
   if (reducible) {
-    ask_python(call);
+    ask_python(call, output, input);
     if (auto unit = identify(call, {input.numel(), *dtype, collective})) {
+      forget_unfit_sections(unit->key, group_.size);
       look_for_unmatched_patterns(group_.options.units, unit->key);
       return Gradient{std::move(unit->key), *scale, unit->why_exact};
     }
@@ -62,14 +76,31 @@ std::optional<Gradient> GradientRecogniser::recognise(const at::Tensor& output, 
   return std::nullopt;
 }
 
+bool GradientRecogniser::third_step_begins() {
+  if (group_.options.codec == "none" && group_.options.weights != "delta") {
+    return false;
+  }
+  const uint64_t steps = num_optimizer_steps();
+  const std::lock_guard lock(mutex_);
+  steps_before_ = steps_before_.value_or(steps);
+  const bool begins = !is_third_step_over_ && steps >= *steps_before_ + 2;
+  is_third_step_over_ |= begins;
+  return begins;
+}
+
 std::optional<IdentifiedUnit> GradientRecogniser::identify(const ReductionCall& call, const ReductionShape& shape) {
   const std::lock_guard lock(mutex_);
   return units_.identify(call, shape);
 }
 
+std::string GradientRecogniser::name_of(uint64_t owner, const std::string& label) {
+  const std::lock_guard lock(mutex_);
+  return units_.name_of(owner, label);
+}
+
 const char* GradientRecogniser::why_not_recognised(const ReductionCall& call, const at::Tensor& output,
                                                    const at::Tensor& input, bool reducible) const {
-  if (call.tag == nullptr && call.label == nullptr && call.graph_task < 0) {
+  if (call.pushed == nullptr && !call.in_fsdp_reduction && call.graph_task < 0) {
     return "not recognised as a gradient";
   }
   if (output.device() != input.device()) {
@@ -81,7 +112,10 @@ const char* GradientRecogniser::why_not_recognised(const ReductionCall& call, co
   if (!reducible) {
     return "not a sum of floating-point numbers";
   }
-  return is_large(group_.options, input.numel()) ? kUnlabelled : kTooSmall;
+  if (!is_large(group_.options, input.numel())) {
+    return kTooSmall;
+  }
+  return call.in_fsdp_reduction ? kNotFsdps : kUnlabelled;
 }
 
 void GradientRecogniser::set_gradients(const std::string& mode) {

@@ -17,6 +17,8 @@ namespace isthmus::torch_backend {
 
 // Why a reduction in a backward pass without label, tag or option goes to the world backend.
 inline constexpr const char* kUnlabelled = "not labelled, in a backward pass";
+// Why one goes there that a hook of a user's makes, or that FSDP makes from a compiled graph.
+inline constexpr const char* kNotFsdps = "inside of FSDP's reduction, but not its own";
 
 // A reduction that may take the two-tier path.
 struct Gradient {
@@ -25,13 +27,14 @@ struct Gradient {
   const char* why_exact = nullptr;  // why it must stay exact; null: it need not
 };
 
-// Queries to Python about reductions that FSDP labels, made by the calling thread. Without them FSDP2's units cannot be
-// told apart.
-struct FsdpFunctions {
-  std::function<Fsdp2Caller()> fsdp2_caller;
-  std::function<const char*(const at::Tensor& flat_parameter)> why_fsdp1_is_exact;  // null: it need not be
-};
-void set_fsdp_functions(FsdpFunctions functions);
+// Asks Python whether FSDP itself makes the calling thread's reduction, and for which unit. Without it nothing of FSDP
+// is recognised but what is pushed.
+using FindFsdpCaller = std::function<std::optional<FsdpCaller>(const at::Tensor& output, const at::Tensor& input)>;
+void set_fsdp_caller(FindFsdpCaller find);
+
+// Called when the third step of a group begins that was asked to leave something out, by a thread that makes its calls
+// and without locks. Two steps have shown by then whether it does. Set once, before the first group.
+void set_third_step_function(std::function<void()> function);
 
 // Called by the threads that make the group's calls; `mutex_` is not held while Python is asked.
 class GradientRecogniser {
@@ -44,11 +47,15 @@ class GradientRecogniser {
   std::optional<Gradient> recognise(const at::Tensor& output, const at::Tensor& input, Collective collective,
                                     const c10d::ReduceOp& op);
 
+  // See UnitTracker.
+  std::string name_of(uint64_t owner, const std::string& label);
+
   // Option `gradients`. Throws OptionError where it is out of range.
   void set_gradients(const std::string& mode);
   std::string gradients() const;
 
  private:
+  bool third_step_begins();
   std::optional<IdentifiedUnit> identify(const ReductionCall& call, const ReductionShape& shape);
   const char* why_not_recognised(const ReductionCall& call, const at::Tensor& output, const at::Tensor& input,
                                  bool reducible) const;
@@ -58,6 +65,8 @@ class GradientRecogniser {
 
   mutable std::mutex mutex_;  // guards what follows
   UnitTracker units_;
+  std::optional<uint64_t> steps_before_;  // of optimizers, before the first reduction
+  bool is_third_step_over_ = false;
   std::string gradients_;  // option `gradients`, as it is now
 };
 

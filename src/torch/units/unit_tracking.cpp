@@ -2,21 +2,27 @@
 
 #include <utility>
 
+#include "communicator/plan/policy.h"
+
 namespace isthmus::torch_backend {
 namespace {
 
-UnitKey make_key(std::string name, uint64_t layout, const ReductionShape& shape) {
+UnitKey make_key(std::string name, const ReductionShape& shape) {
   UnitKey key;
   key.name = std::move(name);
   key.num_elements = shape.num_elements;
   key.dtype = shape.dtype;
   key.collective = shape.collective;
-  key.layout = layout;
   return key;
 }
 
-IdentifiedUnit tagged_unit(const UnitTag& tag, const ReductionShape& shape) {
-  return {make_key(tag.name, tag.layout, shape), tag.why_exact};
+// Of that name, or else of the tag's.
+IdentifiedUnit tagged_unit(const UnitTag& tag, const ReductionShape& shape, std::string name = "") {
+  UnitKey key = make_key(name.empty() ? tag.name : std::move(name), shape);
+  key.layout = tag.sections != nullptr ? tag.sections->hash() : tag.layout;
+  key.sections = tag.sections;
+  key.owner = tag.owner;
+  return {std::move(key), tag.why_exact};
 }
 
 // "fsdp1:float32:4096".
@@ -26,15 +32,10 @@ std::string made_up_name(const char* kind, const ReductionShape& shape) {
 
 }  // namespace
 
-std::string with_ordinal(std::string name, int ordinal) {
-  return ordinal == 0 ? name : std::move(name) + " (" + std::to_string(ordinal + 1) + ")";
-}
-
 ReductionCall current_call() {
   ReductionCall call;
-  call.tag = current_unit();
-  call.label = current_gradient_label();
-  call.accumulated = accumulated_parameter();
+  call.pushed = current_unit();
+  call.in_fsdp_reduction = in_fsdp_reduction();
   call.parameter = parameter_behind_node();
   call.graph_task = current_graph_task();
   return call;
@@ -53,11 +54,14 @@ int ParameterNumbers::number(const WeakParameter& parameter, const ReductionShap
 }
 
 std::optional<IdentifiedUnit> UnitTracker::identify(const ReductionCall& call, const ReductionShape& shape) {
-  if (call.tag != nullptr) {
-    return tagged_unit(*call.tag, shape);
+  if (call.fsdp) {
+    return fsdp_unit(*call.fsdp, shape);
   }
-  if (call.label != nullptr) {
-    return call.label->framework == Framework::kFsdp1 ? fsdp1_unit(call, shape) : fsdp2_unit(call, shape);
+  if (call.pushed != nullptr) {
+    return pushed_unit(*call.pushed, shape);
+  }
+  if (call.in_fsdp_reduction) {
+    return std::nullopt;
   }
   if (call.parameter) {
     if (const auto tag = parameter_tag(*call.parameter)) {
@@ -70,38 +74,40 @@ std::optional<IdentifiedUnit> UnitTracker::identify(const ReductionCall& call, c
   return call.parameter ? parameter_unit(*call.parameter, shape) : unknown_unit(call, shape);
 }
 
-// FSDP1 reduces in a hook on the accumulation of a flat parameter's gradient. That parameter is the unit, even with
-// reentrant checkpointing, other models, or skipped units.
-IdentifiedUnit UnitTracker::fsdp1_unit(const ReductionCall& call, const ReductionShape& shape) {
-  if (!call.accumulated) {
-    return {make_key(made_up_name("fsdp1", shape), 0, shape), kUnknownParameter};
+IdentifiedUnit UnitTracker::fsdp_unit(const FsdpCaller& caller, const ReductionShape& shape) {
+  if (caller.flat_parameter) {
+    return flat_unit(caller, shape);
   }
-  if (const auto tag = parameter_tag(*call.accumulated)) {
-    return tagged_unit(*tag, shape);
-  }
-  const int number = flat_parameters_.number(*call.accumulated, shape);
-  return {make_key(with_ordinal(made_up_name("fsdp1", shape), number), 0, shape), call.why_fsdp1_is_exact};
+  return tagged_unit(caller.tag, shape, caller.is_label ? name_of(caller.tag.owner, caller.tag.name) : "");
 }
 
-// FSDP2 reduces from Python, where the object that reduces is known. The label gives it a name for people; models with
-// equal names are told apart by numbers.
-IdentifiedUnit UnitTracker::fsdp2_unit(const ReductionCall& call, const ReductionShape& shape) {
-  const Fsdp2Caller& caller = call.fsdp2;
-  if (!caller.tag.name.empty()) {
-    return tagged_unit(caller.tag, shape);
+// An unprepared unit of FSDP1 has no name but its flat parameter: that is the unit, even with reentrant checkpointing,
+// other models, or skipped units.
+IdentifiedUnit UnitTracker::flat_unit(const FsdpCaller& caller, const ReductionShape& shape) {
+  if (const auto tag = parameter_tag(*caller.flat_parameter)) {
+    return tagged_unit(*tag, shape);
   }
-  std::string name = call.label->module_name.empty() ? "root" : call.label->module_name;
-  if (caller.owner == 0) {
-    return {make_key(std::move(name), 0, shape), kUnknownCaller};
+  const int number = flat_parameters_.number(*caller.flat_parameter, shape);
+  return tagged_unit(caller.tag, shape, with_ordinal(made_up_name("fsdp1", shape), number));
+}
+
+std::string UnitTracker::name_of(uint64_t owner, const std::string& label) {
+  std::map<uint64_t, int>& owners = owners_[label];
+  return with_ordinal(label, owners.try_emplace(owner, static_cast<int>(owners.size())).first->second);
+}
+
+// Several tensors of one shape that a user reduces under one name are told apart by their order in the block.
+IdentifiedUnit UnitTracker::pushed_unit(PushedUnit& pushed, const ReductionShape& shape) const {
+  IdentifiedUnit unit = tagged_unit(pushed.tag, shape);
+  if (pushed.by_user) {
+    unit.key.name = with_ordinal(std::move(unit.key.name), pushed.num_reductions[{this, shape}]++);
   }
-  std::map<uint64_t, int>& owners = owners_[name];
-  const int number = owners.try_emplace(caller.owner, static_cast<int>(owners.size())).first->second;
-  return {make_key(with_ordinal(std::move(name), number), caller.tag.layout, shape), caller.tag.why_exact};
+  return unit;
 }
 
 IdentifiedUnit UnitTracker::parameter_unit(const WeakParameter& parameter, const ReductionShape& shape) {
   const int number = parameters_.number(parameter, shape);
-  return {make_key(with_ordinal(made_up_name("parameter", shape), number), 0, shape), nullptr};
+  return {make_key(with_ordinal(made_up_name("parameter", shape), number), shape), nullptr};
 }
 
 // A bucket, or a reduction of a compiled graph: it is a gradient because the option says so, and its parameters are
@@ -112,7 +118,7 @@ IdentifiedUnit UnitTracker::unknown_unit(const ReductionCall& call, const Reduct
     in_graph_task_.clear();
   }
   const int number = in_graph_task_[shape]++;
-  IdentifiedUnit unit{make_key(with_ordinal(made_up_name(to_string(shape.collective), shape), number), 0, shape),
+  IdentifiedUnit unit{make_key(with_ordinal(made_up_name(to_string(shape.collective), shape), number), shape),
                       covers_job_ ? nullptr : kMayHoldCopies};
   unit.key.may_keep_residual = false;
   return unit;

@@ -14,40 +14,26 @@ namespace isthmus::torch_backend {
 
 // Why reductions stay exact although they are gradients.
 inline constexpr const char* kReplicas = "some parameters are replicated over another mesh dimension, others are not";
-inline constexpr const char* kUnknownParameter = "a unit of FSDP1 that cannot be told apart";
-inline constexpr const char* kUnknownCaller = "a unit of FSDP2 that cannot be told apart";
 inline constexpr const char* kMayHoldCopies = "unknown parameters, of which ranks outside of the group may hold copies";
 
-// "root", "root (2)" for ordinal 1.
-std::string with_ordinal(std::string name, int ordinal);
-
-// The caller of a reduction that FSDP2 labels, found by Python (python/isthmus/units/identify.py). Unknown without
-// `owner`.
-struct Fsdp2Caller {
-  uint64_t owner = 0;  // FSDP2's object for parameters that are reduced together: a number that is never reused
-  UnitTag tag;  // its name: empty unless isthmus.prepare gave one. Its layout: 0 if all parameters have gradients
+// A reduction that FSDP makes for one of its units, found by Python (python/isthmus/units/identify.py).
+struct FsdpCaller {
+  UnitTag tag;  // without a name for an unprepared unit of FSDP1: its flat parameter tells it apart
+  // Its name is what FSDP2 calls an unprepared unit: models of equal names are told apart by their owners.
+  bool is_label = false;
+  std::optional<WeakParameter> flat_parameter;  // of FSDP1
 };
 
 // The context of a reduction when it is called.
 struct ReductionCall {
-  const UnitTag* tag = nullptr;              // pushed by the caller
-  const GradientLabel* label = nullptr;      // that the call is in
-  std::optional<WeakParameter> accumulated;  // the call is in a hook on this parameter's gradient
-  std::optional<WeakParameter> parameter;    // what is reduced is this parameter's gradient, on its way to it
+  PushedUnit* pushed = nullptr;            // by the caller
+  bool in_fsdp_reduction = false;          // the call is in FSDP's label
+  std::optional<FsdpCaller> fsdp;          // and is FSDP's own
+  std::optional<WeakParameter> parameter;  // what is reduced is this parameter's gradient, on its way to it
   int graph_task = -1;
-  Fsdp2Caller fsdp2;                         // for FSDP2's label
-  const char* why_fsdp1_is_exact = nullptr;  // for FSDP1's label: of the flat parameter, if it was not tagged
 };
 // The context of the calling thread, without Python's part.
 ReductionCall current_call();
-
-// How much is reduced, and how.
-struct ReductionShape {
-  int64_t num_elements = 0;
-  DataType dtype = DataType::kFloat32;
-  Collective collective = Collective::kReduceScatter;
-  auto operator<=>(const ReductionShape&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 sees one
-};
 
 // A unit, and why its reduction must stay exact (null: it need not).
 struct IdentifiedUnit {
@@ -82,12 +68,16 @@ class UnitTracker {
 
   // Whether unlabelled reductions in backward passes are gradients.
   void set_gradients_in_backward(bool value) { gradients_in_backward_ = value; }
-  // The unit of a reduction; nothing if it is no gradient.
+  // The unit of a reduction; nothing if it is no gradient. A pushed tag of the one reduction stands before the unit of
+  // FSDP that makes the call, and that before a user's tag.
   std::optional<IdentifiedUnit> identify(const ReductionCall& call, const ReductionShape& shape);
+  // The name of the unit of an owner that FSDP2 labels so, as its reductions will have it.
+  std::string name_of(uint64_t owner, const std::string& label);
 
  private:
-  IdentifiedUnit fsdp1_unit(const ReductionCall& call, const ReductionShape& shape);
-  IdentifiedUnit fsdp2_unit(const ReductionCall& call, const ReductionShape& shape);
+  IdentifiedUnit fsdp_unit(const FsdpCaller& caller, const ReductionShape& shape);
+  IdentifiedUnit flat_unit(const FsdpCaller& caller, const ReductionShape& shape);
+  IdentifiedUnit pushed_unit(PushedUnit& pushed, const ReductionShape& shape) const;
   IdentifiedUnit parameter_unit(const WeakParameter& parameter, const ReductionShape& shape);
   IdentifiedUnit unknown_unit(const ReductionCall& call, const ReductionShape& shape);
 

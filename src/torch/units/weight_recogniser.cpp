@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "communicator/plan/policy.h"
 #include "torch/backend/tensors.h"
-#include "torch/units/unit_tracking.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -13,24 +13,9 @@ std::function<WeightsCaller()>& caller_function() {
   return *function;
 }
 
-// Owners that are gone, in the order in which they went.
-struct Gone {
-  std::mutex mutex;
-  std::vector<uint64_t> owners;
-};
-Gone& gone() {
-  static auto* list = new Gone;  // never destroyed: Python's objects may go after it
-  return *list;
-}
-
 }  // namespace
 
 void set_weights_caller(std::function<WeightsCaller()> caller) { caller_function() = std::move(caller); }
-
-void forget_weights_of(uint64_t owner) {
-  const std::lock_guard lock(gone().mutex);
-  gone().owners.push_back(owner);
-}
 
 std::optional<UnitKey> WeightRecogniser::recognise(const at::Tensor& output) {
   if (!is_active() || !caller_function()) {
@@ -58,9 +43,8 @@ std::optional<UnitKey> WeightRecogniser::recognise(const at::Tensor& output) {
 std::vector<std::string> WeightRecogniser::take_gone() {
   std::vector<std::string> names;
   const std::lock_guard lock(mutex_);
-  const std::lock_guard gone_lock(gone().mutex);
-  for (; gone_seen_ < gone().owners.size(); ++gone_seen_) {
-    if (const auto found = names_.find(gone().owners[gone_seen_]); found != names_.end()) {
+  for (const uint64_t owner : gone_.take()) {
+    if (const auto found = names_.find(owner); found != names_.end()) {
       names.push_back(found->second);
       names_.erase(found);
     }

@@ -13,6 +13,7 @@
 
 #include "isthmus/unit.h"
 #include "torch/backend/group.h"
+#include "torch/units/gone_owners.h"
 
 namespace isthmus::torch_backend {
 
@@ -23,8 +24,6 @@ struct WeightsCaller {
 };
 // Asked in gathers of groups with weights=delta, by the thread that makes the call.
 void set_weights_caller(std::function<WeightsCaller()> caller);
-// The owner is gone: what groups keep of its weights is freed at their next gather. From any thread.
-void forget_weights_of(uint64_t owner);
 
 // Called by the threads that make the group's calls; `mutex_` is not held while Python is asked.
 class WeightRecogniser {
@@ -44,7 +43,7 @@ class WeightRecogniser {
   std::mutex mutex_;                                       // guards what follows
   std::map<std::string, std::map<uint64_t, int>> owners_;  // of a name: their numbers, by first use
   std::map<uint64_t, std::string> names_;                  // of owners that are alive, for all that is known
-  size_t gone_seen_ = 0;                                   // how many forget_weights_of() it knows of
+  GoneOwners gone_;
 };
 
 }  // namespace isthmus::torch_backend

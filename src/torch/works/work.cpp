@@ -1,6 +1,5 @@
 #include "torch/works/work.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <c10/util/ScopeExit.h>
@@ -30,7 +29,7 @@ bool is_network_failure(const std::string& error) {
 
 WorkerWork::WorkerWork(int rank, c10d::OpType type, const char* profiling_title, const std::vector<at::Tensor>& inputs,
                        std::vector<at::Tensor> outputs)
-    : Work(rank, type, profiling_title, inputs), outputs_(std::move(outputs)), future_(tensor_list_future()) {}
+    : Work(rank, type, profiling_title, inputs), outputs_(std::move(outputs)) {}
 
 bool WorkerWork::wait(std::chrono::milliseconds timeout) {
   process_.require_this();
@@ -44,17 +43,35 @@ bool WorkerWork::wait(std::chrono::milliseconds timeout) {
 
 c10::intrusive_ptr<c10::ivalue::Future> WorkerWork::getFuture() {
   process_.require_this();
+  const std::lock_guard lock(mutex_);
+  if (!future_) {
+    future_ = tensor_list_future();
+    if (is_over_) {
+      complete_future(*future_, error_);  // it has no callbacks yet
+    }
+  }
   return future_;
 }
 
-void WorkerWork::complete() {
-  future_->markCompleted(c10::IValue(outputs_));
-  finish();
+void WorkerWork::end(std::exception_ptr error) {
+  std::unique_lock lock(mutex_);
+  is_over_ = true;
+  error_ = error;
+  const auto future = future_;
+  lock.unlock();
+  if (!future) {
+    finish(std::move(error));
+    return;
+  }
+  auto completion = [self = c10::intrusive_ptr<WorkerWork>::reclaim_copy(this), future, error = std::move(error)] {
+    self->complete_future(*future, error);
+    self->finish(error);
+  };
+  callback_threads_ ? callback_threads_->run(depth_, std::move(completion)) : completion();
 }
 
-void WorkerWork::fail(std::exception_ptr error) {
-  future_->setError(error);
-  finish(std::move(error));
+void WorkerWork::complete_future(c10::ivalue::Future& future, const std::exception_ptr& error) const {
+  error ? future.setError(error) : future.markCompleted(c10::IValue(outputs_));
 }
 
 CombinedWork::CombinedWork(int rank, c10d::OpType type, std::vector<WorkPtr> works, c10::IValue outputs)
@@ -181,7 +198,6 @@ WorkPtr followed_by(const WorkPtr& work, std::vector<at::Tensor> outputs, std::f
   work->getFuture()->addCallback([followed, then = std::move(then)](c10::ivalue::Future& done) {
     try {
       done.value();  // throws if it failed
-      const at::NoGradGuard no_grad;
       then();
       followed->complete();
     } catch (...) {

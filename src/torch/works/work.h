@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "torch/backend/own_process.h"
+#include "torch/works/callback_threads.h"
 
 namespace isthmus::torch_backend {
 
@@ -18,7 +20,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 // One operation that the worker thread runs. The caller's side: wait(timeout), isCompleted, exception, result,
 // getFuture; a forked child has no worker and must not wait. The worker's side: complete() or fail(), once. The Future
-// completes first: its callbacks have run when waiters go on.
+// completes first: its callbacks have run when waiters go on. They run on a thread that may wait for other calls.
 class WorkerWork final : public c10d::Work {
  public:
   // profiling_title: shown by the profiler from construction to completion.
@@ -33,15 +35,24 @@ class WorkerWork final : public c10d::Work {
   void set_sequence_number(uint64_t number) { sequence_number_ = number; }
   // Told how many seconds a wait() took. Before the Work is handed out.
   void tell_waits(std::function<void(double seconds)> listener) { waited_ = std::move(listener); }
-  void complete();
-  void fail(std::exception_ptr error);
+  // Where the Future completes; without: where the operation does. Before the Work is handed out.
+  void complete_on(std::shared_ptr<CallbackThreads> threads) { callback_threads_ = std::move(threads); }
+  void complete() { end(nullptr); }
+  void fail(std::exception_ptr error) { end(std::move(error)); }
 
  private:
+  void end(std::exception_ptr error);
+  void complete_future(c10::ivalue::Future& future, const std::exception_ptr& error) const;
+
   const OwnProcess process_;
+  const int depth_ = CallbackThreads::depth_of_calls();
   std::vector<at::Tensor> outputs_;
   uint64_t sequence_number_ = 0;
   std::function<void(double)> waited_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  std::shared_ptr<CallbackThreads> callback_threads_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_; null: nobody has asked for it
+  bool is_over_ = false;                            // under mutex_
+  std::exception_ptr error_;                        // under mutex_
 };
 
 // Several operations as one: done when all are.

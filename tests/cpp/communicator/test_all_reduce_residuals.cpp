@@ -46,7 +46,8 @@ std::vector<double> outstanding(const World& world) {
   return sum;
 }
 
-// Delivered so far + still owed = scale * sum of all inputs, step after step.
+// Delivered so far + still owed = the sum over steps of scale * sum of all inputs, where the scale changes, too: a
+// residual of pieces follows it, one of results is scaled already.
 TEST(AllReduceTagc, NothingIsLostBetweenTheTwoResiduals) {
   struct Case {
     NodeMap map;
@@ -63,21 +64,22 @@ TEST(AllReduceTagc, NothingIsLostBetweenTheTwoResiduals) {
     options.sparsity = 0.9;
     options.ratio = 4;
     World world(test.map, options);
-    constexpr double kScale = 0.3;
+    constexpr double kScales[] = {0.3, 0.3, 0.075, 0.6};
     std::vector<double> delivered(static_cast<size_t>(test.elements));
     std::vector<double> expected = delivered;
     std::vector<double> magnitudes = delivered;
     for (int step = 0; step < 4; ++step) {
+      const double scale = kScales[step];
       const std::vector<Array> inputs = random_arrays(world.size(), test.elements, test.dtype, 100 + step);
-      const std::vector<double> result = world.all_reduce(inputs, kScale, nullptr)[0].values();
+      const std::vector<double> result = world.all_reduce(inputs, scale, nullptr)[0].values();
       const std::vector<double> sum = sum_of(inputs);
       const std::vector<double> sizes = sum_of_magnitudes(inputs);
       const std::vector<double> owed = outstanding(world);
       int64_t zeros = 0;
       for (int64_t i = 0; i < test.elements; ++i) {
         delivered[i] += result[i];
-        expected[i] += kScale * sum[i];
-        magnitudes[i] += kScale * sizes[i];
+        expected[i] += scale * sum[i];
+        magnitudes[i] += scale * sizes[i];
         zeros += result[i] == 0 ? 1 : 0;
         const double bound = magnitudes[i] * (2 * unit_roundoff(test.dtype) + 100 * unit_roundoff(DataType::kFloat32));
         ASSERT_NEAR(delivered[i] + owed[i], expected[i], bound) << "step " << step << ", element " << i;

@@ -268,14 +268,23 @@ TEST(UnitState, AChangedScaleKeepsScaleTimesResidual) {
   }
 }
 
-TEST(UnitState, AnExactReductionLeavesScaleAndResidualAlone) {
+TEST(UnitState, AnExactReductionTakesTheResidualAlongOnce) {
   TwoRanks ranks;
   const std::vector<float> before = ranks.residual();
-  ranks.world.reduce_scatter(ranks.zeros, 0.125, "the caller's reason");
   ranks.world.reduce_scatter(ranks.zeros, 0, nullptr);
   ranks.world.reduce_scatter(ranks.zeros, kInfinity, nullptr);
-  EXPECT_EQ(ranks.residual(), before);
+  EXPECT_EQ(ranks.residual(), before) << "no residual can follow such a scale";
   EXPECT_EQ(ranks.scale(), 0.5);
+  const std::vector<double> sent = ranks.world.reduce_scatter(ranks.zeros, 0.125, "the caller's reason");
+  for (size_t i = 0; i < before.size(); ++i) {
+    ASSERT_EQ(sent[i], 0.5 * before[i]);
+  }
+  const std::vector<double> sent_again = ranks.world.reduce_scatter(ranks.zeros, 0.125, "the caller's reason");
+  EXPECT_EQ(sent_again, std::vector<double>(2000));
+  const Stats stats = ranks.world.ranks[1]->stats();
+  EXPECT_EQ(stats.exact_calls.at("takes the residual along"), 1);
+  EXPECT_EQ(stats.exact_calls.at("the caller's reason"), 1);
+  EXPECT_EQ(stats.residual_bytes, 0);
 }
 
 // scale * residual is what counts, so a group of another size can take it over.

@@ -284,5 +284,23 @@ TEST(Policy, UnitsByName) {
   EXPECT_TRUE(unit_is_compressed("blocks.[0-3]", "blocks.2"));
 }
 
+TEST(Policy, AGlobMeansTheUnitsOfThatNameInEveryModelOfTheGroup) {
+  const std::string second = with_ordinal("lm_head", 1);
+  const std::string tenth = with_ordinal("lm_head", 9);
+  EXPECT_EQ(with_ordinal("lm_head", 0), "lm_head");
+  EXPECT_EQ(second, "lm_head (2)");
+  for (const std::string& name : {second, tenth}) {
+    EXPECT_FALSE(unit_is_compressed("!lm_head,*", name)) << name;
+    EXPECT_TRUE(unit_is_compressed("lm_head", name)) << name;
+    EXPECT_TRUE(unit_is_compressed("!head", name)) << name;
+  }
+  EXPECT_FALSE(unit_is_compressed("!lm_head (2)", second));
+  EXPECT_TRUE(unit_is_compressed("!lm_head (2)", tenth));
+  EXPECT_TRUE(unit_is_compressed("!lm_head (2)", "lm_head"));
+  for (const char* name : {"lm_head (x)", "lm_head ()", "lm_head(2)", "lm_head (2", "lm_head (2) "}) {
+    EXPECT_TRUE(unit_is_compressed("!lm_head", name)) << name;
+  }
+}
+
 }  // namespace
 }  // namespace isthmus

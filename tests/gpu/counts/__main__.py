@@ -1,18 +1,17 @@
-"""PYTHONPATH=tests python -m gpu.counts: print what a reduce-scatter on a GPU takes, counted without one."""
+"""PYTHONPATH=tests python -m gpu.counts [2x8 ...]: print what a reduce-scatter on a GPU takes, counted without one."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
-from gpu.counts.counted import MACHINES, MIB, Chain, count_chains
+from gpu.counts.counted import MACHINES, MIB, Chain
+from gpu.counts.rank import count_chains
 
 WIDTH = 160
 
@@ -23,12 +22,8 @@ def main() -> int:
         prog="python -m gpu.counts",
         description="Count what one reduce-scatter of a unit in bfloat16 takes on a GPU, on the fake one.",
     )
-    parser.add_argument("--json", action="store_true", help="everything that was counted")
-    as_json = parser.parse_args().json
-    chains = [chain for nodes in MACHINES for chain in count_chains(nodes)]
-    if as_json:
-        print(json.dumps([asdict(chain) for chain in chains], indent=1))
-        return 0
+    parser.add_argument("nodes", nargs="*", default=MACHINES, metavar="2x8", help="nodes by ranks, not the same number")
+    chains = [chain for nodes in parser.parse_args().nodes for chain in count_chains(nodes)]
     console = Console(width=WIDTH, highlight=False)
     console.print(summary(chains))
     console.print(passes(chains))

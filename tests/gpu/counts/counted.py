@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from support import fake_gpu
 
 PLAIN = "nccl alone"
 CODECS = ("quant", "none", "sparse", "tagc")
@@ -22,8 +14,8 @@ DECODING = (
     *("OpenPackets", "PeelPackets", "ConvertValues", "clear", "copy"),
 )
 VALUE_BYTES = 2  # bfloat16
-#: Nodes by ranks of one. The two numbers differ (gpu.rehearsal.wire.Machines).
-MACHINES = ("2x8", "8x2")
+#: Nodes by ranks of one. The two numbers differ: by them communicators are told from each other.
+MACHINES = ("2x3", "3x2")
 
 MIB = 1 << 20
 #: Of a channel to one peer: 4 MiB for protocol Simple, .5 for LL and 4.7 for LL128 in pages of 2 MiB, and 2 MiB for the
@@ -82,13 +74,6 @@ class Chain:
     allocations: int
     communicators: list[Communicator]
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Chain:
-        """Undo what `dataclasses.asdict` and JSON make of one."""
-        launches = [Launches(**one) for one in values["launches"]]
-        communicators = [Communicator(**one) for one in values["communicators"]]
-        return cls(**{**values, "launches": launches, "communicators": communicators})
-
     @property
     def num_launches(self) -> int:
         """Of codecs, copies and NCCL."""
@@ -115,17 +100,3 @@ class Chain:
     def memory_bytes(self) -> int:
         """Of its communicators."""
         return sum(communicator.memory_bytes for communicator in self.communicators)
-
-
-def count_chains(nodes: str) -> list[Chain]:
-    """Count on machines such as "2x8", in a process that has the fake GPU: for NCCL alone, and for each codec."""
-    env = {
-        **os.environ,
-        "LD_PRELOAD": fake_gpu.libraries_with_wire(),
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    command = [sys.executable, "-m", "gpu.counts.rank", "--nodes", nodes]
-    process = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if process.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{process.stderr[-4000:]}")
-    return [Chain.from_json(values) for values in json.loads(process.stdout.splitlines()[-1])]

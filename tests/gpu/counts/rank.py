@@ -1,15 +1,12 @@
-"""python -m gpu.counts.rank --nodes 2x8: counts in one process, with libraries preloaded; prints JSON."""
+"""Counts a reduce-scatter in the ranks of a world on the fake GPU."""
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,8 +14,7 @@ import torch.distributed as dist
 
 import isthmus
 from gpu.counts.counted import CODECS, PLAIN, Chain, Communicator, Launches
-from gpu.rehearsal.wire import Machines, Wire, group
-from support import fake_gpu
+from support import fake_gpu, ranks
 
 #: Of a rank's shard, in bfloat16: enough that headers do not count, and one segment.
 SHARD_ELEMENTS = 1 << 16
@@ -29,78 +25,90 @@ CALLS = 60
 WARM_UP = 5
 
 
-class Counts:
-    """What the process asked of the fake GPU and of the wire."""
+def count_chains(nodes: str) -> list[Chain]:
+    """Count on machines such as "2x3", in a process for each rank: for NCCL alone, and for each codec."""
+    num_nodes, ranks_of_node = map(int, nodes.split("x"))
+    of_rank: list[list[Chain]] = fake_gpu.run(_count_on_rank, num_nodes * ranks_of_node, nodes)
+    return of_rank[0]
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+
+def _count_on_rank(rank: int, world_size: int, nodes: str) -> list[Chain]:
+    ranks.init("gloo")
+    counts = Counts()
+    return [count_chain(counts, nodes, codec) for codec in (PLAIN, *CODECS)]
+
+
+class Counts:
+    """What the process asked of the fake GPU and its NCCL."""
+
+    def __init__(self) -> None:
         self._take = ctypes.CDLL(None).fake_gpu_take_counts
         self._take.restype = ctypes.c_int64
         self._take.argtypes = [ctypes.c_char_p, ctypes.c_int64]
         self._text = ctypes.create_string_buffer(1 << 16)
 
-    def take(self) -> tuple[dict[str, Any], int]:
-        """Return what was counted since the last call, and how many kernels of NCCL were launched."""
+    def take(self) -> dict[str, Any]:
+        """Return what was counted since the last call."""
         size = self._take(self._text, len(self._text))
         if size > len(self._text):
             raise RuntimeError(f"counts take {size} bytes, more than {len(self._text)}")
-        return json.loads(self._text.value), sum(self._wire.totals().kernels)
+        values: dict[str, Any] = json.loads(self._text.value)
+        return values
 
 
 class Unit:
     """A unit whose gradients are reduced, as FSDP2 does it."""
 
-    def __init__(self, machines: Machines, shard_elements: int) -> None:
+    def __init__(self, group: dist.ProcessGroup, shard_elements: int) -> None:
         self.name = f"shards of {shard_elements}"
-        self._source = torch.ones(machines.num_ranks * shard_elements, device="cuda", dtype=torch.bfloat16)
+        self._group = group
+        self._source = torch.ones(group.size() * shard_elements, device="cuda", dtype=torch.bfloat16)
         self._shard = torch.empty(shard_elements, device="cuda", dtype=torch.bfloat16)
 
     def reduce(self) -> None:
         """Enqueue it, and let the current stream wait for it."""
+        op = dist.ReduceOp.AVG
         with isthmus.unit(self.name):
-            work = dist.reduce_scatter_tensor(self._shard, self._source, op=dist.ReduceOp.AVG, async_op=True)
+            work = dist.reduce_scatter_tensor(self._shard, self._source, op=op, group=self._group, async_op=True)
         assert work is not None
         work.wait()
 
 
-def count_chain(machines: Machines, codec: str) -> Chain:
+def count_chain(counts: Counts, nodes: str, codec: str) -> Chain:
     """Count one reduce-scatter in steady state, in a group of its own. codec: PLAIN is NCCL alone."""
-    wire = Wire(machines)
-    wire.set(100)
-    counts = Counts(wire)
-    options = isthmus.Options(nodes=str(machines), min_elements=0, codec=codec) if codec != PLAIN else None
-    before = len(wire.communicators())
-    with group(machines, "isthmus" if options else "nccl", options):
-        unit, tiny = Unit(machines, SHARD_ELEMENTS), Unit(machines, TINY_SHARD_ELEMENTS)
-        counts.take()
+    options = isthmus.Options(nodes=nodes, min_elements=0, codec=codec) if codec != PLAIN else None
+    counts.take()
+    group = dist.new_group(backend="isthmus" if options else "nccl", pg_options=options)
+    assert isinstance(group, dist.ProcessGroup)  # all ranks are in it
+    unit, tiny = Unit(group, SHARD_ELEMENTS), Unit(group, TINY_SHARD_ELEMENTS)
+    unit.reduce()
+    first = counts.take()
+    for _ in range(WARM_UP):
         unit.reduce()
-        streams = counts.take()[0]["streams"]
-        for _ in range(WARM_UP):
-            unit.reduce()
-        counts.take()
-        unit.reduce()
-        counted, nccl_launches = counts.take()
-        packet_bytes = packet_bytes_of(unit) if options else 0
-        host_us = host_time_us(tiny.reduce, counts)
-        communicators = wire.communicators()[before:]
+    counts.take()
+    unit.reduce()
+    counted = counts.take()
+    packet_bytes = packet_bytes_of(unit, group) if options else 0
+    host_us = host_time_us(tiny.reduce, counts)
+    dist.destroy_process_group(group)
     return Chain(
-        nodes=str(machines),
+        nodes=nodes,
         codec=codec,
         shard_elements=SHARD_ELEMENTS,
         packet_bytes=packet_bytes,
         launches=[Launches(name, *values) for name, values in counted["launches"].items()],
-        nccl_launches=nccl_launches,
+        nccl_launches=counted["nccl_launches"],
         host_us=host_us,
-        streams=streams,
+        streams=first["streams"],
         synchronizations=counted["synchronizations"],
         allocations=counted["allocations"],
-        communicators=[Communicator(*made) for made in communicators],
+        communicators=[Communicator(*made) for made in first["communicators"]],
     )
 
 
-def packet_bytes_of(unit: Unit) -> int:
+def packet_bytes_of(unit: Unit, group: dist.ProcessGroup) -> int:
     """Return the bytes of the packets that one reduction of a unit sends to other nodes."""
-    (stats,) = (one for one in isthmus.stats()["units"] if one["name"] == unit.name)
+    (stats,) = (one for one in isthmus.stats(group)["units"] if one["name"] == unit.name)
     assert stats["packet_bytes"] > 0, f"nothing was coded: {stats}"
     return int(stats["packet_bytes"]) // int(stats["calls"])
 
@@ -115,21 +123,5 @@ def host_time_us(call: Callable[[], None], counts: Counts) -> float:
         start_ns = time.thread_time_ns()
         call()
         spent_ns = time.thread_time_ns() - start_ns
-        times_us.append((spent_ns - counts.take()[0]["device_ns"]) / 1e3)
+        times_us.append((spent_ns - counts.take()["device_ns"]) / 1e3)
     return statistics.median(times_us)
-
-
-def main() -> int:
-    """Return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m gpu.counts.rank")
-    parser.add_argument("--nodes", default="2x8")
-    nodes = parser.parse_args().nodes
-    fake_gpu.run_kernels_on_host()
-    torch.cuda.set_device(0)
-    machines = Machines(*map(int, nodes.split("x")))
-    print(json.dumps([asdict(count_chain(machines, codec)) for codec in (PLAIN, *CODECS)]))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

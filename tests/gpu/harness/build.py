@@ -42,15 +42,11 @@ class Places:
 
 def built_program(native: Path, name: str) -> Path:
     """Return where CMake puts a program or library."""
-    folder = "benchmarks" if name == "isthmus_perf" else "tests/gpu"
-    return native / folder / name
+    return native / "tests/gpu" / name
 
 
-def install_command(places: Places, architecture: str, prefix: str) -> list[str]:
-    """Return the command that compiles everything and installs isthmus. Needs no network and no package index.
-
-    prefix: where Google Benchmark, CLI11 and nlohmann_json are: isthmus_perf is built, too. Empty: it is not.
-    """
+def install_command(places: Places, architecture: str) -> list[str]:
+    """Return the command that compiles everything and installs isthmus. Needs no network and no package index."""
     settings = {
         "build-dir": str(places.native),
         "cmake.build-type": "Release",
@@ -59,8 +55,6 @@ def install_command(places: Places, architecture: str, prefix: str) -> list[str]
         "cmake.define.ISTHMUS_MPI": "OFF",
         "build.verbose": "false",
     }
-    if prefix:
-        settings |= {"cmake.define.CMAKE_PREFIX_PATH": prefix, "cmake.define.ISTHMUS_BUILD_BENCHMARKS": "ON"}
     command = [sys.executable, "-m", "pip", "install", "--verbose", "--disable-pip-version-check"]
     command += ["--no-build-isolation", "--no-deps", "--no-index", "--upgrade", "--target", str(places.site)]
     command += [f"--config-settings={name}={value}" for name, value in settings.items()]

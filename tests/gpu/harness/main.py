@@ -44,9 +44,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--skip-build", action="store_true", help="what was built before is there")
     parser.add_argument("--build-dir", type=Path, default=REPOSITORY / "build/gpu", metavar="DIR")
     parser.add_argument("--arch", metavar="ARCH", help="of the build; default: the GPU's, or 90")
-    parser.add_argument(
-        "--prefix", default="", metavar="DIR", help="of Google Benchmark, CLI11 and nlohmann_json: for isthmus_perf"
-    )
     parser.add_argument("--build-time-limit", type=float, default=300, metavar="SECONDS", help="of all the time")
     parser.add_argument("--time-limit", type=float, default=900, metavar="SECONDS", help="for everything")
     parser.add_argument("--device", choices=("cuda", "fake"), default="cuda", help="fake: tests/fake_gpu, to rehearse")
@@ -117,7 +114,7 @@ class Run:
         options = self.options
         if not takes_prebuilt and not options.skip_build:
             architecture = options.arch or self.report.gpu.get("capability", DEFAULT_ARCHITECTURE).replace(".", "")
-            command = install_command(self.places, architecture, options.prefix)
+            command = install_command(self.places, architecture)
             if not self._run_step(build_step(command, options.build_time_limit)):
                 return False
         return options.skip_build or self._run_step(import_step())

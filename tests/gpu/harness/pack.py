@@ -16,8 +16,7 @@ from pathlib import Path
 from gpu.harness import prebuilt, versions
 from gpu.harness.build import REPOSITORY, Places, built_program
 
-PROGRAMS = ("check_cuda", "bench_cuda", "isthmus_perf", "librehearsal_wire.so")
-OPTIONAL = {"isthmus_perf"}
+PROGRAMS = ("check_cuda", "bench_cuda")
 _NOT_PYTHON = shutil.ignore_patterns("*.cpp", "*.h", "*.cu", "CMakeLists.txt", "machines", "__pycache__", "*.so")
 MIB = 1 << 20
 
@@ -45,10 +44,8 @@ def pack(build: Path, output: Path) -> None:
     programs = output / "programs"
     programs.mkdir(parents=True)
     for name in PROGRAMS:
-        built = built_program(build, name)
-        if built.exists() or name not in OPTIONAL:
-            shutil.copy2(built, programs)
-            run("strip", "--strip-unneeded", str(programs / name))
+        shutil.copy2(built_program(build, name), programs)
+        run("strip", "--strip-unneeded", str(programs / name))
     shutil.copy2(runtime_of(built_program(build, "check_cuda")), programs)
     for name in prebuilt.PACKAGES:
         copy_package(name, output / "packages")

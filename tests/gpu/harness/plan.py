@@ -33,11 +33,9 @@ def steps(places: Places, device: str = "cuda") -> list[Step]:
         *_checks(places, device),
         *_worlds(_FIRST_WORLDS, device),
         _bench(places, device),
-        _rehearsal(places, device),
         *_worlds(_LATER_WORLDS, device),
         *_sanitizers(places, device),
         _large(places, device),
-        _perf(places, device),
     ]
 
 
@@ -118,21 +116,3 @@ def _bench(places: Places, device: str) -> Step:
     command = (str(places.program("bench_cuda")),)
     what = "speed of codecs beside a copy; launches"
     return Step("bench", what, command, 75, missing=_why_not(device), least_s=20)
-
-
-def _rehearsal(places: Places, device: str) -> Step:
-    wire = (
-        ("--device", "fake", "--short") if device == "fake" else ("--wire", str(places.program("librehearsal_wire.so")))
-    )
-    command = (sys.executable, "-m", "gpu.rehearsal", *wire)
-    what = "a step of FSDP2 as one of 16 ranks, over links that take as long as their bytes would"
-    return Step("rehearsal", what, command, 140, least_s=40)
-
-
-def _perf(places: Places, device: str) -> Step:
-    perf = places.program("isthmus_perf")
-    missing = _why_not(device) or (
-        "" if perf.exists() else "isthmus_perf was not built: its libraries are not here (--prefix)"
-    )
-    command = (sys.executable, "-m", "gpu.harness.perf", str(perf))
-    return Step("perf", "isthmus_perf over NCCL, four ranks", command, 60, env=shared_gpu.ENVIRONMENT, missing=missing)

@@ -22,8 +22,7 @@ from isthmus import backends as _backends
 from isthmus.attached.collectives import UnitAllGather, UnitReduceScatter
 from isthmus.group import register as _register
 from isthmus.units import identify as _identify
-from isthmus.units.models import param_groups_of, trainable_indexes
-from isthmus.units.prepare import elements_of
+from isthmus.units.models import param_groups_of, section_elements, trainable_indexes
 from support.checkpoints import (
     FLOAT16,
     WIDTH,
@@ -222,8 +221,7 @@ def collectives_know_their_unit_without_the_stack() -> None:
     options = options_of("default", weights="delta")
     model: Any = isthmus.attach(fsdp2(mesh_of(process_group)), options=options, name="m")
     (unit,) = param_groups_of(model.blocks[1])
-    elements = elements_of(unit, trainable_indexes(unit))
-    assert elements is not None
+    elements = 4 * sum(section_elements(unit, index) for index in trainable_indexes(unit))
     shard = torch.empty(elements // 4)
     unit._reduce_scatter_comm(shard, torch.ones(elements), process_group, dist.ReduceOp.AVG)
     assert shard.mean().item() == pytest.approx(1, abs=0.1)
@@ -240,8 +238,7 @@ def a_work_comes_back_where_it_was_asked_for() -> None:
     process_group = gloo()
     model: Any = isthmus.attach(fsdp2(mesh_of(process_group)), options=options_of("none"))
     (unit,) = param_groups_of(model.blocks[0])
-    elements = elements_of(unit, trainable_indexes(unit))
-    assert elements is not None
+    elements = 4 * sum(section_elements(unit, index) for index in trainable_indexes(unit))
     shard, whole = torch.empty(elements // 4), torch.empty(8)
     reduced = unit._reduce_scatter_comm(
         output_tensor=shard,
@@ -335,7 +332,7 @@ def models_share_a_companion_until_the_last_is_detached() -> None:
     assert set(steps_of(first)) == UNITS | {f"{unit} (2)" for unit in UNITS}
     isthmus.detach(first)
     trained(second)
-    assert steps_of(second) == {**dict.fromkeys(UNITS, 2), **{f"{unit} (2)": 4 for unit in UNITS}}
+    assert steps_of(second) == {f"{unit} (2)": 4 for unit in UNITS}  # units go with their model
     isthmus.detach(second)
     assert _backends.isthmus_backend(process_group) is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,13 @@ from support.checks import Table, World
 
 pytestmark = pytest.mark.processes
 table = Table()
+
+Call = Callable[[dist.ProcessGroup, torch.Tensor, torch.Tensor], Any]
+Spread = Callable[[torch.Tensor], torch.Tensor]
+SPREADS: dict[str, Spread] = {
+    "contiguous": lambda tensor: tensor,
+    "with gaps": lambda tensor: torch.stack([tensor, tensor], dim=-1)[..., 0],
+}
 
 
 @table
@@ -115,6 +123,93 @@ def object_collectives(gloo: dist.ProcessGroup) -> None:
 def barrier(gloo: dist.ProcessGroup) -> None:
     dist.barrier()
     dist.barrier(async_op=True).wait(timedelta(seconds=10))
+
+
+@table
+def a_barrier_ends_after_earlier_calls(gloo: dist.ProcessGroup) -> None:
+    """One that the worker runs, and that nobody waits for."""
+    passes: list[Callable[[dist.ProcessGroup], Any]] = [
+        dist.barrier,
+        lambda group: dist.barrier(group, async_op=True).wait(timedelta(minutes=5)),
+        lambda group: dist.barrier(group, async_op=True).get_future().wait(),
+    ]
+    for group in (dist.group.WORLD, gloo):
+        for passed in passes:
+            output = torch.full((WORLD_SIZE * 500_000,), torch.nan)
+            work = dist.all_gather_into_tensor(output, torch.ones(500_000), group=group, async_op=True)
+            passed(group)
+            missing = int(output.isnan().sum())
+            work.wait()
+            assert missing == 0
+
+
+def outcome(call: Call, group: dist.ProcessGroup, spread: Spread, in_mode: bool, made_in_mode: bool) -> Any:
+    """What a call gives in inference mode or not, for tensors that were made in it or not; or its error."""
+    with torch.inference_mode(made_in_mode):
+        sent, received = spread(data(WORLD_SIZE, 6, dtype=torch.float64)), spread(torch.zeros(WORLD_SIZE, 6).double())
+    with torch.inference_mode(in_mode):
+        try:
+            call(group, sent, received)
+        except (RuntimeError, ValueError) as error:
+            return str(error).splitlines()[0]
+    return [sent.clone(), received.clone()]
+
+
+def gradients(group: dist.ProcessGroup, sent: torch.Tensor, received: torch.Tensor) -> None:
+    with isthmus.unit("inference"):
+        dist.reduce_scatter_tensor(received[0:1], sent, group=group)
+        dist.all_reduce(sent, group=group)
+
+
+IN_INFERENCE_MODE: dict[str, Call] = {
+    "broadcast": lambda group, sent, received: dist.broadcast(sent, 1, group),
+    "all_reduce": lambda group, sent, received: dist.all_reduce(sent, group=group),
+    "premultiplied all_reduce": lambda group, sent, received: dist.all_reduce(
+        sent, dist._make_nccl_premul_sum(0.5), group
+    ),
+    "reduce": lambda group, sent, received: dist.reduce(sent, 1, group=group),
+    "premultiplied reduce": lambda group, sent, received: dist.reduce(sent, 1, dist._make_nccl_premul_sum(0.5), group),
+    "all_gather": lambda group, sent, received: dist.all_gather([*received], sent[0], group=group),
+    "all_gather_into_tensor": lambda group, sent, received: dist.all_gather_into_tensor(
+        received, sent[0:1], group=group
+    ),
+    "reduce_scatter_tensor": lambda group, sent, received: dist.reduce_scatter_tensor(received[0:1], sent, group=group),
+    "premultiplied reduce_scatter_tensor": lambda group, sent, received: dist.reduce_scatter_tensor(
+        received[0:1], sent, dist._make_nccl_premul_sum(0.5), group
+    ),
+    "reduce_scatter": lambda group, sent, received: dist.reduce_scatter(received[0], [*sent], group=group),
+    "gather": lambda group, sent, received: dist.gather(
+        sent[0], [*received] if dist.get_rank() == 0 else None, 0, group
+    ),
+    "scatter": lambda group, sent, received: dist.scatter(
+        received[0], [*sent] if dist.get_rank() == 0 else None, 0, group
+    ),
+    "all_to_all_single": lambda group, sent, received: dist.all_to_all_single(received, sent, group=group),
+    "all_to_all": lambda group, sent, received: dist.all_to_all([*received], [*sent], group),
+    "all_gather_coalesced": lambda group, sent, received: dist.all_gather_coalesced(
+        [[row] for row in received], [sent[0]], group
+    ),
+    "all_reduce_coalesced": lambda group, sent, received: dist.all_reduce_coalesced([*sent], group=group),
+    "gradients": gradients,
+}
+
+
+# With gaps, by Gloo: the others would then go on with another call.
+REFUSED_BY_ONE_RANK = {"reduce", "premultiplied reduce", "gather", "scatter"}
+
+
+@table
+def inference_mode_changes_nothing(gloo: dist.ProcessGroup) -> None:
+    for name, call in IN_INFERENCE_MODE.items():
+        for kind, spread in SPREADS.items():
+            if kind == "with gaps" and name in REFUSED_BY_ONE_RANK:
+                continue
+            for group in (dist.group.WORLD, gloo):
+                plain = outcome(call, group, spread, in_mode=False, made_in_mode=False)
+                for made_in_mode in (False, True):
+                    found = outcome(call, group, spread, in_mode=True, made_in_mode=made_in_mode)
+                    assert type(found) is type(plain), (name, kind, group, found)
+                    assert found == plain if isinstance(plain, str) else all(map(torch.equal, found, plain)), name
 
 
 @table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -67,7 +68,7 @@ def sequence_numbers_count_collectives_of_both_paths() -> None:
     if dist.get_rank() < 2:  # messages between two ranks are not the group's
         operation = dist.send if dist.get_rank() == 0 else dist.recv
         operation(torch.ones(1), 1 - dist.get_rank(), group=group)
-    backend.count_step()
+    backend.end_step(skipped=False)
     assert backend._get_sequence_number_for_group() == len(calls) + len(works)
 
 
@@ -197,6 +198,72 @@ def futures_are_done_when_waiters_go_on() -> None:
         work.wait()
         assert future.done()
         assert called == [True]
+
+
+def gathered(group: dist.ProcessGroup, own: torch.Tensor, by_future: bool = False) -> torch.Tensor:
+    """Gather in two tiers, waiting for the Work or for its Future."""
+    output = torch.empty(WORLD_SIZE * own.numel())
+    work = dist.all_gather_into_tensor(output, own, group=group, async_op=True)
+    assert work is not None
+    work.get_future().wait() if by_future else work.wait()
+    return output
+
+
+def in_rounds(group: dist.ProcessGroup, callback: Callable[[torch.Tensor], torch.Tensor]) -> torch.futures.Future:
+    """Gather and let the Future's callback do the next round with this rank's part."""
+    output = torch.empty(WORLD_SIZE * ELEMENTS)
+    own = torch.full((ELEMENTS,), float(dist.get_rank()))
+    work = dist.all_gather_into_tensor(output, own, group=group, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda _: callback(output.chunk(WORLD_SIZE)[dist.get_rank()]))
+
+
+@table
+def callbacks_may_wait_for_calls_that_they_make() -> None:
+    expected = torch.arange(WORLD_SIZE).repeat_interleave(ELEMENTS).float()
+    for group in (make_group(), make_group("gloo")):
+        for by_future in (False, True):
+            future = in_rounds(group, lambda own, g=group, f=by_future: gathered(g, own, f))
+            assert torch.equal(future.wait(), expected)
+    group = make_group()  # Gloo's two threads, and with them Gloo, would stand still
+    three = in_rounds(group, lambda own: in_rounds(group, lambda own: gathered(group, own)).wait())
+    assert torch.equal(three.wait(), expected)
+
+
+@table
+def calls_of_many_callbacks_come_in_order() -> None:
+    """Those that run where their Future completes: torch runs others in the thread that adds them."""
+    group, other = make_group(), make_group()
+    expected = torch.arange(WORLD_SIZE).repeat_interleave(ELEMENTS).float()
+    calls: list[int] = []
+    plug = dist.all_gather_into_tensor(torch.empty(WORLD_SIZE << 20), torch.ones(1 << 20), group=group, async_op=True)
+
+    def second_round(own: torch.Tensor, number: int) -> torch.Tensor:
+        output = torch.empty(WORLD_SIZE * ELEMENTS)
+        work = dist.all_gather_into_tensor(output, own, group=other, async_op=True)
+        if threading.current_thread() is not threading.main_thread():
+            calls.append(number)
+        assert work is not None
+        work.wait()
+        return output
+
+    futures = [in_rounds(group, lambda own, n=number: second_round(own, n)) for number in range(61)]
+    assert all(torch.equal(future.wait(), expected) for future in futures)
+    assert plug is not None
+    plug.wait()
+    assert calls == sorted(calls)
+
+
+@table
+def callbacks_end_when_their_group_is_aborted() -> None:
+    group, other = make_group(), make_group()
+    future = in_rounds(group, lambda own: gathered(other, own) if dist.get_rank() else own)  # rank 0 never comes
+    dist.barrier()
+    backend_of(other).abort()
+    if dist.get_rank():
+        with pytest.raises(RuntimeError, match="abort"):
+            future.wait()
+    backend_of(group).shutdown()
 
 
 @table

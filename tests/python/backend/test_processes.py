@@ -139,7 +139,7 @@ def calls_in_a_forked_child_are_errors() -> None:
             isthmus.stats,
             isthmus.reset_stats,
             backend.unit_states,
-            backend.count_step,
+            lambda: backend.end_step(skipped=False),
         ]
         for call in calls:
             with pytest.raises(RuntimeError, match="forked"):

@@ -80,7 +80,6 @@ def bash(tmp_path_factory: pytest.TempPathFactory):
         ("isthmus topo --mea", "isthmus topo --measure"),
         ("isthmus watch --onc", "isthmus watch --once"),
         ("isthmus info --js", "isthmus info --json"),
-        ("isthmus per", "isthmus perf"),
         ("isthmus plan --preset llama2-1", "isthmus plan --preset llama2-13b"),
         ("isthmus plan --strategies fsdp,hsdp-quant3,hsdp-ta", "isthmus plan --strategies fsdp,hsdp-quant3,hsdp-tagc"),
         ("isthmus plan --backend gl", "isthmus plan --backend gloo"),

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
+import re
+import struct
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
 import isthmus
 from isthmus import native as _native
 from isthmus.cli.main import app
+from isthmus.nccl_variables import NCCL_VARIABLES
 from isthmus.report.info import collect, print_info
 from isthmus.variables import unknown_variables, variables_set
 
@@ -58,6 +64,8 @@ def test_mistyped_variables_are_named_without_their_value(monkeypatch):
     monkeypatch.setenv("ISTHMUS_CODECS", "hunter2")
     monkeypatch.setenv("ISTHMUS_PASSWORD", "hunter2")
     monkeypatch.setenv("GLOO_SOCKET_IFNAMES", "hunter2")
+    monkeypatch.setenv("NCCL_DEBUGG", "hunter2")
+    monkeypatch.setenv("NCCL_TOKEN", "hunter2")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     info = collect()
     meant = {variable.name: variable.meant for variable in info.unknown_variables}
@@ -65,6 +73,8 @@ def test_mistyped_variables_are_named_without_their_value(monkeypatch):
         "ISTHMUS_CODECS": "ISTHMUS_CODEC",
         "ISTHMUS_PASSWORD": None,
         "GLOO_SOCKET_IFNAMES": "GLOO_SOCKET_IFNAME",
+        "NCCL_DEBUGG": "NCCL_DEBUG",
+        "NCCL_TOKEN": None,
     }
     for report in (text_of(info), json.dumps(info.to_json())):
         assert "hunter2" not in report
@@ -92,6 +102,28 @@ def test_variables_in_force_have_their_group():
     assert [one.value for one in variables_set({"NCCL_DEBUG": ""}, [])] == [""]  # set, and empty
     assert unknown_variables(environment, ["ISTHMUS_LOG"]) == []
     assert [one.name for one in unknown_variables(environment, [])] == ["ISTHMUS_LOG"]
+
+
+def read_only_data(library: Path) -> bytes:
+    """The section .rodata of a library. Other sections name NCCL's constants, for debuggers."""
+    content = library.read_bytes()
+    (offset,) = struct.unpack_from("<Q", content, 0x28)
+    entry_bytes, count, names_index = struct.unpack_from("<HHH", content, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", content, offset + entry_bytes * index) for index in range(count)]
+    names = headers[names_index][4]
+    (found,) = [header for header in headers if content.startswith(b".rodata\0", names + header[0])]
+    return content[found[4] : found[4] + found[5]]
+
+
+def test_variables_of_nccl_are_those_that_its_library_reads():
+    installed = importlib.util.find_spec("nvidia.nccl")
+    if installed is None:
+        assert not torch.distributed.is_nccl_available()
+        return
+    library = Path(next(iter(installed.submodule_search_locations))) / "lib" / "libnccl.so.2"
+    names = {name.decode() for name in re.findall(rb"\0(NCCL_[A-Z0-9_]+)(?=\0)", read_only_data(library))}
+    assert len(names) > 150
+    assert names - set(NCCL_VARIABLES) == set()
 
 
 def test_a_native_module_that_does_not_load_is_reported(monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -332,16 +331,6 @@ def test_text_is_cut_to_its_width(room, expected):
 
 
 # --- documents
-
-
-def test_the_output_in_the_documents_is_real(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    blocks = re.findall(r"```\n\$ isthmus topo ([^\n]*)\n(.*?)```", (ROOT / "docs/topology.md").read_text(), re.DOTALL)
-    assert len(blocks) == 2
-    for arguments, shown in blocks:
-        printed = "\n".join(line.rstrip() for line in topo(*arguments.split()).splitlines())
-        for part in shown.split("\n...\n"):
-            assert part.strip("\n") in printed
 
 
 def test_the_picture_in_the_documents_is_real(monkeypatch, tmp_path):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu.counts.counted import CODECS, MACHINES, PLAIN, Chain, count_chains
+from gpu.counts.counted import CODECS, MACHINES, PLAIN, Chain
+from gpu.counts.rank import count_chains
 from python.cuda import worlds as cuda_worlds
 
 pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]

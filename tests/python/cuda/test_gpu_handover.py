@@ -88,32 +88,17 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 
 def test_what_was_built_here_runs_there(machine: Machine) -> None:
-    chosen = ("codecs", "nccl", "rehearsal")
+    chosen = ("codecs", "nccl")
     process = machine.start("--time-limit", str(HANG_S), *(f"--only={name}" for name in chosen))
     assert process.wait(HANG_S) == 0, (machine.output / "report-fake-gpu.md").read_text()
-    assert machine.results() == {"prebuilt": OK, "import": OK, "codecs": NOT_RUN, "nccl": OK, "rehearsal": OK}
+    assert machine.results() == {"prebuilt": OK, "import": OK, "codecs": NOT_RUN, "nccl": OK}
     report = machine.report()
     assert report["versions"]["commit"] == "c0ffee"
     assert sorted(path.name for path in machine.output.iterdir()) == [
         *("logs.tar.gz", "report-fake-gpu.json", "report-fake-gpu.md")
     ]
     with tarfile.open(machine.output / "logs.tar.gz") as logs:
-        assert logs.getnames() == ["import.log", "nccl.log", "rehearsal.log"]
-    check_rehearsal([check for step in report["steps"] if step["name"] == "rehearsal" for check in step["checks"]])
-
-
-def check_rehearsal(checks: list[dict[str, Any]]) -> None:
-    """Times mean nothing without a GPU. What links carry is counted, and follows from their speeds."""
-    steps = {check["check"]: check["figures"] for check in checks if "step ms" in check["figures"]}
-    sent = {name.split(";")[0]: figures for name, figures in steps.items() if "2x8" in name}
-    for way in ("plain", "none", "quant, 1 segment", "quant, 8 segments"):
-        fast, slow = (sent[f"{way}, {speed} Gbit/s"] for speed in (400, 25))
-        assert slow["between nodes"] == pytest.approx(16 * fast["between nodes"])
-        assert slow["MB to other nodes"] == fast["MB to other nodes"] > 0
-    plain, exact, quant = (sent[f"{way}, 100 Gbit/s"] for way in ("plain", "none", "quant, 1 segment"))
-    assert plain["links busy ms, inside"] == 0 < exact["links busy ms, inside"]
-    assert exact["MB to other nodes"] > 1.2 * quant["MB to other nodes"]
-    assert any("8x2" in name for name in steps)
+        assert logs.getnames() == ["import.log", "nccl.log"]
 
 
 def test_a_kill_loses_the_step_under_way_and_no_other(machine: Machine) -> None:

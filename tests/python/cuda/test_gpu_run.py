@@ -15,7 +15,6 @@ import pytest
 from gpu.harness import archive, main, pack, prebuilt, sanitizer, shared_gpu
 from gpu.harness.build import Places, environment, install_command
 from gpu.harness.execute import Ending, execute
-from gpu.harness.perf import check_of
 from gpu.harness.plan import steps
 from gpu.harness.records import FAILED, NOT_RUN, OK, Check, parse
 from gpu.harness.report import Report
@@ -122,14 +121,6 @@ def test_a_program_that_cannot_check_anything_here() -> None:
 )
 def test_results_of_the_sanitizer(tail: list[str], exit_code: int, result: str) -> None:
     assert sanitizer.judge(Ending(exit_code=exit_code, tail=tail, checks=[GOOD])).result == result
-
-
-def test_rows_of_isthmus_perf() -> None:
-    row = {"operation": "all_reduce", "dtype": "float32", "codec": "none", "bytes": 64, "time_s": 1e-3}
-    row |= {"inter_bytes_per_node": 32, "num_wrong": 0}
-    assert check_of(row).result == OK
-    assert check_of(row | {"num_wrong": None}).result == OK
-    assert check_of(row | {"num_wrong": 3}).result == FAILED
 
 
 class Machine:
@@ -315,7 +306,7 @@ def test_the_steps_and_the_build_are_sound(tmp_path: Path) -> None:
     names = [step.name for step in planned]
     assert len(set(names)) == len(names)
     assert all(0 < step.limit_s <= 200 for step in planned)
-    command = install_command(Places(tmp_path), "90", "")
+    command = install_command(Places(tmp_path), "90")
     assert {"--no-build-isolation", "--no-deps", "--no-index"} <= set(command)
     env = environment(Places(tmp_path), {"ISTHMUS_CODEC": "none", "PATH": "/bin"})
     assert "ISTHMUS_CODEC" not in env

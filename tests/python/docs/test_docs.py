@@ -9,7 +9,8 @@ import pytest
 
 import isthmus
 from isthmus import native as _native
-from support.documents import programs
+from isthmus.cli.bench import bench
+from support.documents import DOCUMENTS, programs
 from support.limits import HANG_S
 from support.places import ROOT
 
@@ -42,6 +43,24 @@ def test_the_packet_of_weights_is_the_one_on_its_page():
     packet = bytes(names["packet"].tolist())
     lines = [f"{at:04x}  {packet[at : at + 16].hex(' ')}\n" for at in range(0, len(packet), 16)]
     assert "".join(lines) == example[1]
+
+
+@pytest.mark.processes
+def test_commits_that_documents_name_are_in_the_repository():
+    named = {found for document in DOCUMENTS for found in re.findall(r"\bcommit\s+`(\w+)`", document.read_text())}
+    assert len(named) > 3
+    asked = "".join(f"{commit}\n" for commit in sorted(named))
+    program = ["git", "cat-file", "--batch-check=%(objecttype)"]
+    result = subprocess.run(program, cwd=ROOT, input=asked, capture_output=True, text=True, timeout=HANG_S)
+    answers = dict(zip(sorted(named), result.stdout.splitlines(), strict=True))
+    assert {commit for commit, answer in answers.items() if answer != "commit"} == set(), result.stderr
+
+
+def test_every_benchmark_is_documented():
+    pages = "".join(document.read_text() for document in DOCUMENTS)
+    names = [command.name or command.callback.__name__ for command in bench.registered_commands]
+    assert "training" in names
+    assert [name for name in names if f"`isthmus bench {name}" not in pages] == []
 
 
 @pytest.mark.processes

@@ -5,13 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from support.documents import DOCUMENTS
 from support.places import ROOT
 
-DOCUMENTS = sorted(
-    path
-    for pattern in ("*.md", "docs/*.md", "examples/README.md", "examples/*/README.md", "tests/*/README.md")
-    for path in ROOT.glob(pattern)
-)
 # Whatever begins so is meant to be in the repository; other paths are of builds, of machines, or made up.
 FOLDERS = [
     ".ci",
@@ -77,7 +73,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 def test_missing_paths_are_found() -> None:
-    text = """`tests/run` and `python tools/mutate`, [here](testing.md) and [there](testing.txt#a), `src/*/none.zip`
+    text = """`tests/run` and `python tools/tidy.py`, [here](testing.md) and [there](testing.txt#a), `src/*/none.zip`
 ## A heading, and `more`
 [above](#a-heading-and-more), [nowhere](#b), [faults](operating.md#faults), [none](operating.md#none), [line](x.md#L1)
 ```sh

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -329,14 +330,16 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 
 
 def warnings_of(rank: int, world_size: int, make_groups: Callable[[], Any]) -> list[str]:
-    """Return what this rank logs while it makes groups."""
+    """Return what this rank logs while it makes groups, and the warnings of torch and Python."""
     messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("isthmus").addHandler(handler)
-    make_groups()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_groups()
     finish()
-    return messages
+    return messages + [str(warning.message) for warning in caught]
 
 
 def make_two_groups() -> None:

@@ -221,6 +221,14 @@ def test_memory_is_that_of_the_placements(name, model, nodes, ranks):
     assert memory.total == sum(dataclasses.astuple(memory))
 
 
+def test_two_units_are_gathered_at_once_and_a_part_of_what_is_kept():
+    model = units_of_sizes([100, 400, 200, 300])
+    assert plan("fsdp", model, 2, 2).memory.gathered == 2 * (400 + 300)
+    assert plan("hsdp", model, 2, 2).memory.gathered == 2 * (400 + 300)
+    assert plan("fsdp-node", model, 2, 2).memory.gathered == 2 * (400 + 300 + 1000 // 2)
+    assert plan("ddp", model, 2, 2).memory.gathered == 2 * 1000  # a copy in bf16 of what is there in float32
+
+
 def test_gradients_wait_in_input_buffers_beside_those_of_the_unit_that_computes():
     model = units_of_sizes([100, 200, 300, 400])
     assert plan("fsdp", model).memory.unreduced == 2 * (400 + 300 + 200)

@@ -142,11 +142,13 @@ def test_parts_leave_a_node_in_rounds_and_all_at_once_within_it(kind, steps):
 
 def test_codecs_work_on_pieces_for_the_others_and_on_all_results():
     def work(kind):
-        hops = on_isthmus(TAGC)(Collective(kind, WORLD, 131072, 2), 0)
+        hops = on_isthmus(TAGC)(Collective(kind, range(6), 600_000, 2), 0)
         return sum(hop.encoded_elements for hop in hops), sum(hop.decoded_elements for hop in hops)
 
-    assert work(Kind.REDUCE_SCATTER) == (32768, 32768)
-    assert work(Kind.ALL_REDUCE) == (2 * 32768, 32768 + 131072)
+    # Of 3 nodes x 2 ranks: pieces for two other nodes, their packets, and one result of each of the six ranks.
+    chunk = 100_000
+    assert work(Kind.REDUCE_SCATTER) == (2 * chunk, 2 * chunk)
+    assert work(Kind.ALL_REDUCE) == (2 * chunk + chunk, 2 * chunk + 6 * chunk)
     assert work(Kind.ALL_GATHER) == (0, 0)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,6 +24,97 @@ from isthmus.report.summary import crossing
 from python.report import made_up_stats as made_up
 from support import ranks
 from support.checks import finish
+
+
+def fsdp2() -> torch.nn.Module:
+    return fully_shard(torch.nn.Linear(64, 64))
+
+
+def ddp() -> torch.nn.Module:
+    return torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+
+
+def prepared_ddp() -> torch.nn.Module:
+    return isthmus.prepare(ddp())
+
+
+UNLABELLED = (
+    "no gradient was compressed in the first two steps: exact reductions: 2 in backward passes, because nothing"
+)
+TOO_SMALL = (
+    "no gradient was compressed in the first two steps: "
+    "exact reductions: 2 of fewer elements than min_elements=9999: set a smaller one"
+)
+NO_WEIGHTS = (
+    "option weights=delta changed nothing in the first two steps: it is for parameters that FSDP gathers, "
+    "min_elements or more at once (DDP gathers none)"
+)
+# A model, options, and what rank 0 is told at which of four steps.
+TOLD: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any], list[tuple[int, str]]]] = {
+    "DDP by name": (ddp, {}, [(3, UNLABELLED)]),
+    "DDP whose gradients are recognised": (ddp, {"gradients": "backward"}, []),
+    "prepared DDP": (prepared_ddp, {}, []),
+    "DDP, of which nothing is asked": (ddp, {"codec": "none"}, []),
+    "small FSDP": (fsdp2, {"min_elements": 9999}, [(3, TOO_SMALL)]),
+    "weights of DDP": (prepared_ddp, {"weights": "delta"}, [(3, NO_WEIGHTS)]),
+    "weights of DDP alone": (ddp, {"weights": "delta", "codec": "none"}, [(3, NO_WEIGHTS)]),
+    "FSDP": (fsdp2, {"weights": "delta"}, []),
+    "exact first steps": (fsdp2, {"dense_steps": 100}, []),
+    "what is excluded": (fsdp2, {"units": "!root"}, []),
+}
+
+
+class Listener(logging.Handler):
+    """Keeps what is logged, with the step at which it is."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.step = 0
+        self.told: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append((self.step, record.getMessage()))
+
+
+def told_in_four_steps(rank: int, world_size: int) -> dict[str, list[tuple[int, str]]]:
+    """Train each model; return what this rank logged, and at which step."""
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, rank == 0)
+    found = {}
+    for name, (make, options, _) in TOLD.items():
+        listener = Listener()
+        logging.getLogger("isthmus").addHandler(listener)
+        register._warned_of.clear()
+        settings = isthmus.Options(nodes="2x1", **{"min_elements": 0, **options})
+        ranks.init(store=store, rank=rank, world_size=world_size, pg_options=settings)
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(1, 5):
+            listener.step = step
+            model(torch.ones(2, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        logging.getLogger("isthmus").removeHandler(listener)
+        finish()
+        found[name] = listener.told
+    return found
+
+
+@pytest.fixture(scope="module")
+def told_by_rank() -> list[dict[str, list[tuple[int, str]]]]:
+    return ranks.run(told_in_four_steps, 2)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", TOLD)
+def test_what_was_asked_for_and_does_not_come_is_told_once(
+    told_by_rank: list[dict[str, list[tuple[int, str]]]], name: str
+) -> None:
+    expected = TOLD[name][2]
+    told, of_rank_1 = (of_rank[name] for of_rank in told_by_rank)
+    assert [(step, text[: len(wanted)]) for (step, text), (_, wanted) in zip(told, expected, strict=True)] == expected
+    assert of_rank_1 == []
+    if name == "DDP by name":
+        assert 'call isthmus.prepare(model), or set gradients="backward"' in told[0][1]
 
 
 def test_groups_are_added_up_and_their_units_and_notes_say_whose_they_are() -> None:
@@ -105,6 +199,7 @@ def test_what_is_no_group_of_this_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hsdp_in_two_meshes(rank: int, world_size: int) -> dict[str, Any]:
     """Train HSDP for four steps; return what the reports say."""
+    begin_s = time.monotonic()
     messages: list[str] = []
     handler = logging.Handler(logging.INFO)
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
@@ -131,6 +226,7 @@ def hsdp_in_two_meshes(rank: int, world_size: int) -> dict[str, Any]:
     told |= {"all": isthmus.stats(), "replicas": replicas, "explained": isthmus.explain(), "written": written}
     told["summary"] = isthmus.summary()
     told["exact_bytes"] = crossing(isthmus.stats()).exact_bytes
+    told["seconds"] = time.monotonic() - begin_s
     finish()
     messages.clear()
     register._log_summary()
@@ -160,7 +256,8 @@ def test_hsdp_does_not_look_switched_off(told: list[dict[str, Any]]) -> None:
         assert {"default", "mesh_replicate", "mesh_shard"} <= of_rank["all"]["groups"].keys()
         assert of_rank["all"]["groups"]["default"]["compressed_calls"] == 0
         assert {(unit["group"], unit["dtype"]) for unit in of_rank["all"]["units"]} == {("mesh_replicate", "float32")}
-        assert of_rank["all"]["ran_s"] >= 0 and of_rank["all"]["waited_s"] >= 0
+        assert 0 < of_rank["all"]["ran_s"] < of_rank["seconds"]
+        assert 0 < of_rank["all"]["waited_s"] < of_rank["seconds"]
         assert "no gradient was compressed: nothing was reduced yet" in of_rank["before"]
         assert "no gradient was compressed: no two-tier path" in of_rank["before"]  # the shards, within a node
         assert "  0 (all_reduce, " in of_rank["explained"]

@@ -17,7 +17,7 @@ from python.residuals.malice import MakesFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:Detected pickle protocol")
 
-UNIT = SavedUnit("blocks.0", 6, "float32", "reduce_scatter", 0, 2, 0.5, 3, 0)
+UNIT = SavedUnit("blocks.0", 6, "float32", "reduce_scatter", 0, 2, 0.5, [], [], 3, 0, 0, is_owned=False)
 GROUPS = [SavedGroup((0,), (0,), {"codec": "tagc"}, (UNIT,))]
 STATE = {"rank0": to_text(GROUPS), "rank0/0/0/residual": torch.tensor([1.0, 2.0, 4.0])}
 

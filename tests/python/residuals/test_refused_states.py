@@ -46,7 +46,7 @@ def damaged_states_are_refused_and_change_nothing() -> None:
     refused({}, r"no isthmus\.state_dict")
     refused({**good, own: torch.ones(3)}, "is a Tensor, not the description of a rank")
     refused({**good, own: good[own][:-9]}, rf"'rank{rank}' is damaged")
-    refused({**good, own: '{"version": 1, "groups": [{}]}'}, rf"'rank{rank}' is damaged.*ranks")
+    refused({**good, own: '{"version": 2, "groups": [{}]}'}, rf"'rank{rank}' is damaged.*ranks")
     refused({**good, own: '{"version": 9}'}, rf"'rank{rank}' has version 9")
     refused(
         {**good, residual: good[residual][:-1]}, r"unit 'blocks.1' of rank \d has 587 elements where 588 were saved"

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import isthmus
+from isthmus.units.models import groups_of
 from python.residuals.saved_models import model_on, saved, warnings_of_rank_0
 from support.checkpoints import (
     WIDTH,
@@ -73,18 +74,33 @@ class Other(nn.Module):
 
 @table
 def units_of_another_model_are_dropped_one_by_one() -> None:
-    """On the same nodes as on others."""
     folder = saved(trained(model_on()))
-    for nodes in ("2x2", "4x1"):
-        other = fsdp2(mesh_of(group(nodes=nodes)), Other())
+    process_group = group()
+    other = fsdp2(mesh_of(process_group), Other())
+    with warnings_of_rank_0() as messages:
+        report = isthmus.load_checkpoint(folder, other)
+    assert report.restored == ("blocks.1",)
+    assert [name for name, _ in report.dropped] == ["blocks.0", "root"]
+    assert all("parameters of other names or shapes" in reason for _, reason in report.dropped)
+    assert all("of 'blocks.0', 'root': the unit has" in message for message in messages)
+    assert [unit["name"] for unit in unit_states(other)] == ["blocks.1"]
+    assert isthmus.stats(process_group)["dropped_residuals"] == 2
+
+
+@table
+def on_other_nodes_residuals_are_dropped_and_named() -> None:
+    for make in (fsdp2, fsdp1):
+        folder = saved(trained(make(mesh_of(group()))))
+        process_group = group(nodes="4x1")
+        model = trained(make(mesh_of(process_group)))
         with warnings_of_rank_0() as messages:
-            report = isthmus.load_checkpoint(folder, other)
-        assert report.restored + report.resharded == ("blocks.1",)
-        assert [name for name, _ in report.dropped] == ["blocks.0", "root"]
-        assert "no parameters blocks.0.down.weight, blocks.0.up.bias, blocks.0.up.weight" in report.dropped[0][1]
-        assert "no parameters out.bias, out.weight" in report.dropped[1][1]
-        assert all("residuals of unit" in message for message in messages)
-        assert [unit["name"] for unit in unit_states(other)] == ["blocks.1"]
+            report = isthmus.load_checkpoint(folder, model)
+        assert len(report.dropped) == 3 and not report.restored
+        assert {reason for _, reason in report.dropped} == {"saved on other ranks or nodes: 4 ranks on 2 nodes"}
+        assert len(messages) in (0, 1)
+        assert isthmus.stats(process_group)["dropped_residuals"] == 3
+        assert unit_states(model) == []
+        backward(model, 0)
 
 
 @table
@@ -108,55 +124,6 @@ def preparing_later_keeps_what_was_saved_without() -> None:
     assert {unit["step"] for unit in units} == {3}  # the units that were loaded, and no others beside them
     assert {unit["name"] for unit in units} == totals.keys()
     assert all(unit["layout"] for unit in units)
-
-
-@table
-def one_node_drops_residuals_and_so_does_request() -> None:
-    folder = saved(trained(model_on()))
-    model = model_on("1x4")
-    with warnings_of_rank_0() as messages:
-        report = isthmus.load_checkpoint(folder, model)
-    assert len(report.dropped) == 3
-    assert len(messages) in (0, 3)
-    assert all("within one node" in reason for _, reason in report.dropped)
-    backward(model, 0)
-
-    model = trained(model_on("4x1"))
-    with warnings_of_rank_0():
-        report = isthmus.load_checkpoint(folder, model, reshard=False)
-    assert {reason for _, reason in report.dropped} == {"reshard=False"} and not report.resharded
-    assert unit_states(model) == []
-
-
-@table
-def residuals_of_flat_tiers_are_resharded() -> None:
-    """Flat tiers estimate: what arrives says little. The sum over ranks of scale x residual is what is kept."""
-
-    def owed(model: nn.Module) -> dict[str, torch.Tensor]:
-        totals = {unit["name"]: unit["scale"] * unit["residual"] for unit in unit_states(model)}
-        for total in totals.values():
-            dist.all_reduce(total)
-        return totals
-
-    model = trained(model_on(tiers="flat"))
-    expected = owed(model)
-    assert len(expected) == 3 and all(total.abs().max() > 0 for total in expected.values())
-    other = model_on("4x1", tiers="flat")
-    report = isthmus.load_checkpoint(saved(model), other)
-    assert len(report.resharded) == 3 and not report.dropped
-    torch.testing.assert_close(owed(other), expected)
-
-
-@table
-def units_of_unknown_shape_are_dropped_elsewhere_and_restored_here() -> None:
-    folder = saved(trained(fsdp1(mesh_of(group()))))
-    assert len(isthmus.load_checkpoint(folder, fsdp1(mesh_of(group()))).restored) == 3
-    with warnings_of_rank_0():
-        report = isthmus.load_checkpoint(folder, fsdp1(mesh_of(group(nodes="4x1"))))
-    assert {reason for _, reason in report.dropped} == {
-        "its parameters are not known: prepare its model, or give it to state_dict, when saving"
-    }
-    assert len(report.dropped) == 3
 
 
 @table
@@ -257,34 +224,33 @@ def models_of_equal_names_in_groups_of_their_own_are_told_apart() -> None:
     """Names need not differ between groups; the model that is given is meant."""
     models = [trained(isthmus.prepare(model_on()), passes) for passes in (1, 2)]
     folders = [saved(model) for model in models]
-    for nodes in ("2x2", "4x1"):
-        targets = [isthmus.prepare(model_on(nodes)) for _ in models]
-        for target, folder, steps in zip(targets, folders, (1, 2), strict=True):
-            report = isthmus.load_checkpoint(folder, target)
-            assert len(report.restored + report.resharded) == 3, report
-            assert {unit["step"] for unit in unit_states(target)} == {steps}
-        assert {unit["step"] for unit in unit_states(targets[0])} == {1}
+    targets = [isthmus.prepare(model_on()) for _ in models]
+    for target, folder, steps in zip(targets, folders, (1, 2), strict=True):
+        report = isthmus.load_checkpoint(folder, target)
+        assert len(report.restored) == 3, report
+        assert {unit["step"] for unit in unit_states(target)} == {steps}
+    assert {unit["step"] for unit in unit_states(targets[0])} == {1}
 
 
 @table
-def a_missing_gradient_is_another_layout_in_the_checkpoint() -> None:
-    """Residuals of a reduction in which some parameters had no gradient belong to the others."""
+def what_is_left_of_parameters_without_gradients_is_saved_too() -> None:
     model: Any = isthmus.prepare(model_on(), name="skips")
     trained(model)
-    fully_sharded = {unit["layout"] for unit in unit_states(model)}
+    before = isthmus.stats(mesh_group(model))["residual_bytes"]
     model.blocks[0].down.weight.requires_grad_(False)
     features = torch.randn(8, WIDTH)
     for _ in range(2):
         model(features).sum().backward()
-    units = [unit for unit in unit_states(model) if unit["layout"] not in fully_sharded]
-    assert [unit["name"] for unit in units] == ["skips/blocks.0"]
-    assert units[0]["num_elements"] == 2 * WIDTH * (WIDTH + 1)
-    before = fingerprint(model)
+    (unit,) = [unit for unit in unit_states(model) if unit["parked"]]
+    assert unit["name"] == "skips/blocks.0" and unit["num_elements"] == 2 * WIDTH * (WIDTH + 1)
+    assert isthmus.stats(mesh_group(model))["residual_bytes"] == before
+    found = fingerprint(model)
     isthmus.load_checkpoint(saved(model), model)
-    assert fingerprint(model) == before
-    elsewhere = isthmus.prepare(model_on("4x1"), name="skips")
-    report = isthmus.load_checkpoint(saved(model), elsewhere)
-    assert len(report.resharded) == 4 and not report.dropped
+    assert fingerprint(model) == found
+
+
+def mesh_group(model: nn.Module) -> dist.ProcessGroup:
+    return groups_of(model)[0]
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:

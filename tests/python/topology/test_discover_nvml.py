@@ -94,7 +94,13 @@ def test_direct_nvlinks_of_unequal_width(machine):
 
 
 @pytest.mark.parametrize(
-    ("mbyte_s", "version", "expected"), [(26_562, 4, 212.496), (None, 3, 200.0), (None, None, None)]
+    ("mbyte_s", "version", "expected"),
+    [
+        (26_562, 4, 212.496),
+        # NVIDIA's data sheets: P100, V100, A100, H100, B200.
+        *zip([None] * 5, [1, 2, 3, 4, 5], [160.0, 200.0, 200.0, 200.0, 400.0], strict=True),
+        (None, None, None),
+    ],
 )
 def test_the_speed_of_nvlinks(mbyte_s, version, expected):
     gpu = MadeUpGpu("0000:01:00.0", nvlinks=[("switch", "x")], nvlink_mbyte_s=mbyte_s, nvlink_version=version)

@@ -90,6 +90,19 @@ def test_links_to_something_unknown_are_taken_for_links_to_a_switch() -> None:
     assert noted(machine, "are taken to lead to switches (lines 3, 3)")
 
 
+@pytest.mark.parametrize(
+    ("sm", "gbyte_s", "links"),
+    [(60, 160, 4), (70, 300, 6), (80, 600, 12), (86, 112.5, 4), (90, 900, 18), (100, 1800, 18)],
+)
+def test_speed_of_all_links_is_that_of_the_data_sheets_which_add_both_directions(
+    sm: int, gbyte_s: float, links: int
+) -> None:
+    target = f'target="0000:99:00.0" count="{links}" tclass="0x068000"'
+    body = gpu("0000:01:00.0", 0, target, sm=sm) + gpu("0000:02:00.0", 1, target, sm=sm)
+    speed = parse(in_cpu(body)).link("GPU0", "GPU1").speed_gbit_s
+    assert speed == pytest.approx(gbyte_s * 8 / 2, rel=1e-12)
+
+
 def test_speed_of_links_between_a_known_and_an_unknown_gpu() -> None:
     target = 'target="0000:99:00.0" count="6"'
     body = gpu("0000:01:00.0", 0, target, sm=90) + gpu("0000:02:00.0", 1, target, sm=120)

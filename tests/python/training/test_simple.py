@@ -76,11 +76,11 @@ def ddp(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model)
 
 
-def train(backend: str, wrap: Callable[[nn.Module], nn.Module]) -> tuple[list[float], list[Any]]:
-    """Return the mean losses, and the statistics of each group."""
+def train(backend: str, wrap: Callable[[nn.Module], nn.Module], factor: float) -> tuple[list[float], list[Any]]:
+    """Return the mean losses, and the statistics of each group. SGD: steps are as wrong as the gradients."""
     ranks.init(backend)
     model = wrap(make_model())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=factor * 8.0)
     torch.manual_seed(10 + dist.get_rank())
     inputs = torch.randn(32, FEATURES)
     losses = []
@@ -102,6 +102,9 @@ def train(backend: str, wrap: Callable[[nn.Module], nn.Module]) -> tuple[list[fl
 TAGC = {"ISTHMUS_CODEC": "tagc", "ISTHMUS_SPARSITY": "0.8", "ISTHMUS_RATIO": "2"}
 RUNS: dict[str, tuple[str, Callable[[nn.Module], nn.Module], dict[str, str]]] = {
     "gloo": ("gloo", fsdp2, {}),
+    "gloo_in_larger_steps": ("gloo", fsdp2, {}),
+    "gloo_bfloat16": ("gloo", fsdp2_bfloat16, {}),
+    "gloo_float16": ("gloo", fsdp2_float16, {}),
     "fsdp2": ("isthmus", fsdp2, {}),
     "fsdp2_bfloat16": ("isthmus", fsdp2_bfloat16, {}),
     "fsdp2_float16": ("isthmus", fsdp2_float16, {}),
@@ -116,38 +119,45 @@ RUNS: dict[str, tuple[str, Callable[[nn.Module], nn.Module], dict[str, str]]] = 
 }
 
 
-def main(rank: int, world_size: int) -> dict[str, tuple[list[float], list[Any]]]:
+def main(rank: int, world_size: int, ports: list[int]) -> dict[str, tuple[list[float], list[Any]]]:
     """Train all runs in one process: each initialises and destroys the default group."""
     results = {}
-    for name, (backend, wrap, env) in RUNS.items():
-        os.environ.update({"ISTHMUS_CODEC": "none", "ISTHMUS_TIERS": "two", **env})
-        results[name] = train(backend, wrap)
+    for port, (name, (backend, wrap, env)) in zip(ports, RUNS.items(), strict=True):
+        os.environ.update({"ISTHMUS_CODEC": "none", "ISTHMUS_TIERS": "two", "MASTER_PORT": str(port), **env})
+        results[name] = train(backend, wrap, 2 if name == "gloo_in_larger_steps" else 1)
     return results
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, tuple[list[float], list[Any]]]:
     env = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0"}
-    of_rank_0: dict[str, tuple[list[float], list[Any]]] = ranks.run(main, WORLD_SIZE, env=env)[0]
+    of_rank_0: dict[str, tuple[list[float], list[Any]]] = ranks.run(
+        main, WORLD_SIZE, [ranks.free_port() for _ in RUNS], env=env
+    )[0]
     return of_rank_0
 
 
+def learnt(losses: list[float]) -> list[float]:
+    """By how much losses have fallen: all that gradients have to do with them."""
+    return [losses[0] - loss for loss in losses[1:]]
+
+
 @pytest.mark.parametrize(
-    ("name", "tolerance", "reductions"),
+    ("name", "gloo", "tolerance", "reductions"),
     [
-        ("fsdp2", 1e-4, 4),
-        ("fsdp2_bfloat16", 0.02, 4),
-        ("fsdp2_float16", 0.02, 4),
-        ("fsdp2_with_divide_factor", 0.02, 4),  # Adam does not care for the scale
-        ("fsdp1", 1e-4, 1),
-        ("hsdp", 1e-4, 0),
-        ("hsdp_across_nodes", 1e-4, 4),
-        ("ddp", 1e-4, 0),
+        ("fsdp2", "gloo", 1e-4, 4),
+        ("fsdp2_bfloat16", "gloo_bfloat16", 0.002, 4),
+        ("fsdp2_float16", "gloo_float16", 5e-4, 4),
+        ("fsdp2_with_divide_factor", "gloo_in_larger_steps", 1e-4, 4),  # Gloo has no PREMUL_SUM
+        ("fsdp1", "gloo", 1e-4, 1),
+        ("hsdp", "gloo", 1e-4, 0),
+        ("hsdp_across_nodes", "gloo", 1e-4, 4),
+        ("ddp", "gloo", 1e-4, 0),
     ],
 )
-def test_codec_none_trains_as_gloo_does(results: Any, name: str, tolerance: float, reductions: int) -> None:
+def test_codec_none_trains_as_gloo_does(results: Any, name: str, gloo: str, tolerance: float, reductions: int) -> None:
     losses, stats = results[name]
-    assert losses == pytest.approx(results["gloo"][0], rel=tolerance)
+    assert learnt(losses) == pytest.approx(learnt(results[gloo][0]), rel=tolerance)
     calls = [group["collectives"]["reduce_scatter"]["calls"] for group in stats]
     assert sum(calls) == reductions * STEPS
     all_reduces = [group["collectives"]["all_reduce"]["calls"] for group in stats]
@@ -158,18 +168,18 @@ def test_codec_none_trains_as_gloo_does(results: Any, name: str, tolerance: floa
 
 def test_the_default_codec_trains_as_gloo_does(results: Any) -> None:
     losses, (stats, *_) = results["default"]
-    assert losses != pytest.approx(results["gloo"][0], rel=1e-6)
-    assert losses == pytest.approx(results["gloo"][0], rel=0.004)
+    assert learnt(losses) != pytest.approx(learnt(results["gloo"][0]), rel=1e-4)
+    assert learnt(losses) == pytest.approx(learnt(results["gloo"][0]), rel=0.005)
     assert stats["compressed_calls"] == 4 * STEPS
     assert stats["residual_bytes"] == 0
 
 
-@pytest.mark.parametrize(("name", "share"), [("tagc", 0.8), ("tagc_flat", 0.42)])
+@pytest.mark.parametrize(("name", "share"), [("tagc", 0.95), ("tagc_flat", 0.93)])
 def test_tagc_learns(results: Any, name: str, share: float) -> None:
     """Error feedback makes up for what was not sent: it learns at least `share` of what exact training does."""
     losses, (stats, *_) = results[name]
     exact = results["gloo"][0]
-    assert losses != pytest.approx(exact, rel=1e-6)
+    assert learnt(losses) != pytest.approx(learnt(exact), rel=1e-4)
     assert exact[-1] <= losses[-1] < losses[0] - share * (losses[0] - exact[-1])
     assert stats["compressed_calls"] == 4 * STEPS
     assert stats["num_units"] == 4

@@ -19,11 +19,12 @@ from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
+from isthmus.units.copies import OTHER_NODES
 from python.units.identity import KEEPING, MAY_HOLD_COPIES, REPLICAS
 from support.checks import Table, World
 
 pytestmark = pytest.mark.processes
-table, table_of_worlds = Table(), Table()
+table, table_of_six = Table(), Table()
 WIDTH = 512
 
 
@@ -42,17 +43,56 @@ class Parallel(nn.Module):
         return self.down(torch.tanh(self.up(self.copied(self.norm(features)))))  # type: ignore[no-any-return]
 
 
+class Marked(nn.Module):
+    """Plain tensors, some of them marked as parts as Megatron does it; copies of sizes that fill no blocks.
+
+    The gradients of copies do not depend on the parts.
+    """
+
+    def __init__(self, tp: DeviceMesh) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.copied = nn.Linear(WIDTH, WIDTH - 35)
+        torch.manual_seed(tp.get_local_rank())
+        self.part = nn.Linear(WIDTH, 35, bias=False)
+        self.mark()
+
+    def mark(self) -> None:
+        """What Megatron's own wrapper of FSDP2 does again after it: torch makes other parameters."""
+        self.part.weight.tensor_model_parallel = True  # type: ignore[assignment]
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.copied(self.norm(features)), self.part(features)], 1)
+
+
+class Copied(nn.Module):
+    """Plain layers that every rank has a copy of."""
+
+    def __init__(self, tp: DeviceMesh) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.copied = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.copied(self.norm(features))  # type: ignore[no-any-return]
+
+
 def parallel(tp: DeviceMesh) -> nn.Module:
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel(output_layouts=Replicate())}
     return parallelize_module(Parallel(), tp, plan)
 
 
 @contextmanager
-def mesh_2d(**options: Any) -> Iterator[DeviceMesh]:
-    """Make a mesh whose "dp" crosses between nodes, and whose groups have these options."""
-    default = isthmus.Options(nodes="2x2", min_elements=0, **options)
+def mesh_2d(nodes: str = "2x2", **options: Any) -> Iterator[DeviceMesh]:
+    """Make a mesh of two "dp", which crosses between nodes, and whose groups have these options."""
+    default = isthmus.Options(nodes=nodes, min_elements=0, **options)
     yield init_device_mesh(
-        "cpu", (2, 2), mesh_dim_names=("dp", "tp"), backend_override={0: ("isthmus", default), 1: ("isthmus", default)}
+        "cpu",
+        (2, dist.get_world_size() // 2),
+        mesh_dim_names=("dp", "tp"),
+        backend_override={0: ("isthmus", default), 1: ("isthmus", default)},
     )
 
 
@@ -81,9 +121,22 @@ def prepared(wrap: Callable[[nn.Module, DeviceMesh], nn.Module]) -> Callable[[nn
     return lambda model, mesh: isthmus.prepare(wrap(model, mesh))
 
 
-def drift_of_copies(wrap: Callable[[nn.Module, DeviceMesh], nn.Module], mesh: DeviceMesh) -> float:
+def fsdp2_in_one_unit(model: Any, mesh: DeviceMesh) -> nn.Module:
+    return fully_shard(model, mesh=mesh["dp"])
+
+
+def fsdp2_marked(model: Any, mesh: DeviceMesh) -> nn.Module:
+    fully_shard(model, mesh=mesh["dp"])
+    model.mark()
+    return model  # type: ignore[no-any-return]
+
+
+def ddp_of_mesh(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return DistributedDataParallel(model, device_mesh=mesh["dp"])
+
+
+def drift_of_copies(model: nn.Module, mesh: DeviceMesh) -> float:
     """Train; return how far the copies on the ranks of "tp" are from each other at most."""
-    model = wrap(parallel(mesh["tp"]), mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(12):
         data_rank = mesh["dp"].get_local_rank()
@@ -97,18 +150,23 @@ def drift_of_copies(wrap: Callable[[nn.Module, DeviceMesh], nn.Module], mesh: De
             if "norm" in name or "copied" in name:
                 whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
                 copies.append(whole.detach().flatten().clone())
-    everyones: list[Any] = [None] * 2
+    everyones: list[Any] = [None] * mesh["tp"].size()
     dist.all_gather_object(everyones, torch.cat(copies), group=mesh.get_group("tp"))
-    return float((everyones[0] - everyones[1]).abs().max())
+    return float((torch.stack(everyones) - everyones[0]).abs().max())
 
 
 def wraps_fsdp1(model: nn.Module) -> bool:
     return isinstance(model, FullyShardedDataParallel)
 
 
-def check_copies(wrap: Callable[[nn.Module, DeviceMesh], nn.Module], exact: str | None = None, **options: Any) -> None:
+def check_copies(
+    wrap: Callable[[nn.Module, DeviceMesh], nn.Module],
+    exact: str | None = None,
+    make: Callable[[DeviceMesh], nn.Module] = parallel,
+    **options: Any,
+) -> None:
     with mesh_2d(**options) as mesh:
-        drift = drift_of_copies(wrap, mesh)
+        drift = drift_of_copies(wrap(make(mesh["tp"]), mesh), mesh)
         statistics = isthmus.stats(mesh.get_group("dp"))
     assert drift == 0, drift
     if exact is None:
@@ -135,7 +193,7 @@ def copies_agree_under_fsdp2() -> None:
     check_copies(fsdp2_in_two_units)
     check_copies(prepared(fsdp2_in_two_units))
     check_copies(prepared(fsdp2_in_two_units), **KEEPING["tagc"])
-    check_copies(prepared(lambda model, mesh: fully_shard(model, mesh=mesh["dp"])), REPLICAS)
+    check_copies(prepared(fsdp2_in_one_unit), REPLICAS)
 
 
 @table
@@ -145,8 +203,43 @@ def copies_agree_under_ddp() -> None:
     check_copies(prepared(ddp_of_parts), REPLICAS, **KEEPING["tagc"])
 
 
+@table
+def copies_beside_marked_parts_are_exact() -> None:
+    for wrap in (fsdp2_marked, fsdp1_in_one_unit, prepared(fsdp2_marked), prepared(fsdp1_in_one_unit)):
+        check_copies(wrap, REPLICAS, Marked)
+    check_copies(prepared(ddp_of_mesh), REPLICAS, Marked)
+
+
+@table_of_six
+def copies_agree_where_their_groups_lie_on_nodes_alike() -> None:
+    for wrap in (fsdp2_in_one_unit, prepared(fsdp2_in_one_unit), fsdp1_in_one_unit, prepared(ddp_of_mesh)):
+        check_copies(wrap, None, Copied, nodes="0,1,2|3,4,5")
+
+
+@table_of_six
+def copies_are_exact_where_one_group_is_inside_a_node() -> None:
+    """Ranks 0 and 3 reduce on one node what 1 and 4, 2 and 5 reduce between two."""
+    for wrap in (fsdp2_in_one_unit, prepared(fsdp2_in_one_unit), fsdp1_in_one_unit, prepared(ddp_of_mesh)):
+        exact = "the group is not on several nodes of one size" if dist.get_rank() % 3 == 0 else OTHER_NODES
+        check_copies(wrap, exact, Copied, nodes="0,1,2,3|4,5")
+
+
 def main(rank: int, world_size: int) -> dict[str, str]:
     return table.run_in_world()
+
+
+def main_of_six(rank: int, world_size: int) -> dict[str, str]:
+    return table_of_six.run_in_world()
+
+
+@pytest.fixture(scope="module")
+def results_of_six() -> World:
+    return World(main_of_six, 6)
+
+
+@pytest.mark.parametrize("name", table_of_six.names)
+def test_copies_in_groups_on_other_nodes(results_of_six: World, name: str) -> None:
+    results_of_six.check(name)
 
 
 @pytest.fixture(scope="module")

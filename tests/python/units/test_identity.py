@@ -254,6 +254,16 @@ def prepared_models_of_one_name_are_numbered() -> None:
 
 
 @table
+def what_is_excluded_is_excluded_in_every_model() -> None:
+    for prepare in (False, True):
+        process_group = group_of(units="!blocks.0,*")
+        models = [fsdp2(mesh_of(process_group)) for _ in range(3)]
+        for model in models:
+            trained(isthmus.prepare(model) if prepare else model)
+        assert exact_calls(process_group) == {"excluded by policy (units)": 3 * 2}
+
+
+@table
 def frozen_models_do_not_count() -> None:
     process_group = tagc_group()
     teacher: Any = fsdp2(mesh_of(process_group)).requires_grad_(False)
@@ -305,8 +315,8 @@ def other_parameters_of_equal_sizes_are_other_units() -> None:
             model(inputs, (index, index)).backward()
             grad = model.layers[index].weight.grad.full_tensor()
             assert (float(grad.norm()) > 0) == (index == 0), (prepare, step, float(grad.norm()))
-        states = unit_states(model)
-        assert len({state["layout"] for state in states}) == len(states) == 2
+        (state,) = unit_states(model)
+        assert state["step"] == 6 and state["parked_values"].any(), "what is left of the first layer"
         assert exact_calls(process_group) == {}
 
 

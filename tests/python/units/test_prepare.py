@@ -21,7 +21,7 @@ class Native:
         import torch.distributed as dist
 
         self.Backend = dist.ProcessGroupGloo
-        self.labels = []  # name, layout, why exact: of each reduction of FSDP2
+        self.labels = []  # name, places of parameters, why exact: of each reduction of FSDP2
         self.buckets = []
 
     def allocate(self, size, *, dtype, device):
@@ -35,16 +35,22 @@ class Native:
 
         from isthmus.units import identify as _identify
 
-        owner, *tag = _identify.fsdp2_caller()
-        assert owner > 0
-        self.labels.append(tuple(tag))
+        (name, _, exact, owner, sections), is_label, flat_parameter = _identify.fsdp_caller(output_tensor, input_tensor)
+        assert owner > 0 and flat_parameter is None
+        self.labels.append(("" if is_label else name, sections, exact))
         return dist.reduce_scatter_tensor(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
 
-    def push_unit(self, name, layout, exact):
+    def push_unit(self, name, layout, exact, owner):
         self.buckets.append((name, layout, exact))
 
     def pop_unit(self):
         pass
+
+    def forget_owner(self, owner):
+        pass
+
+    def Sections(self, pairs):
+        return tuple(index for index, _ in pairs)
 
 
 def make(native, width=6):
@@ -80,15 +86,8 @@ def step(model, which="both"):
     model(torch.randn(2, 6), which).sum().backward()
 
 
-def layouts(model, name):
-    from isthmus.units import prepare as _prepare
-
-    known = _prepare.prepared_of(model).layouts
-    return {h: [p.name for p in layout.parameters] for (n, h), (_, layout) in known.items() if n == name}
-
-
 @check
-def reductions_of_equal_size_from_different_parameters_have_different_layouts(native):
+def reductions_of_equal_size_from_different_parameters_have_different_sections(native):
     from isthmus.units import prepare as _prepare
 
     model = _prepare.prepare(make(native))
@@ -98,12 +97,7 @@ def reductions_of_equal_size_from_different_parameters_have_different_layouts(na
         step(model, which)
     block = [entry for entry in native.labels if entry[0] == "block"]
     assert [exact for _, _, exact in block] == ["", "", ""]
-    known = layouts(model, "block")
-    assert [known[h] for _, h, _ in block] == [
-        ["block.first.weight", "block.first.bias"],
-        ["block.second.weight", "block.second.bias"],
-        ["block.first.weight", "block.first.bias", "block.second.weight", "block.second.bias"],
-    ]
+    assert [places for _, places, _ in block] == [(0, 1), (2, 3), (0, 1, 2, 3)]
     assert [name for name, *_ in native.labels] == ["root", "block"] * 3
 
 
@@ -154,8 +148,7 @@ def the_first_step_may_lack_gradients(native):
     model = _prepare.prepare(make(native), name="m")
     native.labels.clear()
     step(model, "first")
-    (layout,) = [layout for name, layout, exact in native.labels if name == "m/block" and not exact]
-    assert layouts(model, "m/block")[layout] == ["block.first.weight", "block.first.bias"]
+    assert [places for name, places, exact in native.labels if name == "m/block" and not exact] == [(0, 1)]
 
 
 @check
@@ -165,11 +158,10 @@ def units_without_names_are_told_apart_by_the_places_of_their_parameters(native)
     native.labels.clear()
     for which in ("first", "second", "both"):
         step(model, which)
-    names, layouts, reasons = zip(*native.labels, strict=True)
+    names, places, reasons = zip(*native.labels, strict=True)
     assert set(names) == set(reasons) == {""}
-    first, second, both = layouts[1::2]
-    assert len({first, second, both}) == 3 and both == 0
-    assert layouts[::2] == (0, 0, 0)  # the root's, of which all have gradients
+    assert places[1::2] == ((0, 1), (2, 3), (0, 1, 2, 3))
+    assert places[::2] == ((0, 1),) * 3  # the root's, of which all have gradients
 
 
 @check
@@ -185,7 +177,7 @@ def gradients_that_accumulate_without_reductions_count(native):
     model.set_requires_gradient_sync(True)
     step(model, "second")
     (entry,) = [entry for entry in native.labels if entry[0] == "accumulating/block"]
-    assert len(layouts(model, "accumulating/block")[entry[1]]) == 4 and not entry[2]
+    assert entry == ("accumulating/block", (0, 1, 2, 3), "")
 
 
 @check

@@ -1,1 +1,0 @@
-"""`isthmus bench bias`: how much of what crosses between nodes arrives, with codec quant."""

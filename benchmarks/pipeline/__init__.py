@@ -1,1 +1,0 @@
-"""`isthmus bench pipeline`: how well encoding hides behind the exchange."""

@@ -1,1 +1,0 @@
-"""`isthmus bench weights`: bits and speed of weights that cross as differences, on steps of a real training run."""

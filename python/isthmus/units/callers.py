@@ -1,0 +1,98 @@
+"""What of FSDP stands on the stack of a call: whose gradients are reduced, and whose weights are gathered."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+
+from isthmus.units.models import ParamGroup
+
+
+def reduction_of(output: torch.Tensor, input: torch.Tensor) -> tuple[ParamGroup, Any] | None:
+    """Return what FSDP reduces with a call of this thread on these tensors, None if it is not FSDP's reduction.
+
+    FSDP2: its object, and which of its parameters have gradients, as in `trainable_indexes`. FSDP1: its state, and the
+    flat parameter.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    by_torch = True  # nothing of a user's stands between FSDP and the collective
+    while frame is not None:
+        module, function = frame.f_globals.get("__name__"), frame.f_code.co_name
+        if function == "foreach_reduce" and module == _FSDP2_REDUCES:
+            reduces = _reduces(frame.f_locals, "reduce_scatter_input", "reduce_output", output, input, by_torch)
+            return _param_group_above(frame) if reduces else None
+        if function == "_reduce_grad" and module == _FSDP1_REDUCES:
+            values = frame.f_locals
+            reduces = _reduces(values, "padded_unsharded_grad", "new_sharded_grad", output, input, by_torch)
+            return (values["state"], values["handle"].flat_param) if reduces else None
+        if function == "_reduce_grad_no_shard" and module == _FSDP1_REDUCES:
+            values = frame.f_locals
+            flat = values["handle"].flat_param
+            return (values["state"], flat) if _is_same(input, flat.grad) and _is_same(output, flat.grad) else None
+        by_torch = by_torch and (module in _COLLECTIVES or str(module).startswith("isthmus."))
+        frame = frame.f_back
+    return None
+
+
+# Modules of torch whose functions reduce gradients, and those that these call for a collective.
+_FSDP2_REDUCES = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
+_FSDP1_REDUCES = "torch.distributed.fsdp._runtime_utils"
+_COLLECTIVES = {_FSDP2_REDUCES, "torch.distributed.distributed_c10d", "torch.distributed.c10d_logger"}
+
+
+def _reduces(
+    values: Mapping[str, Any], whole: str, shard: str, output: torch.Tensor, input: torch.Tensor, by_torch: bool
+) -> bool:
+    """Return whether FSDP's variables of these names are what is reduce-scattered, or the latter is all-reduced.
+
+    Gradients that hooks of users see are the same memory as what FSDP all-reduced: so it must make that call itself.
+    """
+    if not _is_same(output, values.get(shard)):
+        return False
+    return _is_same(input, values.get(whole)) or (by_torch and _is_same(input, values.get(shard)))
+
+
+def _is_same(tensor: torch.Tensor, expected: torch.Tensor | None) -> bool:
+    return tensor is expected or (
+        expected is not None
+        and tensor.data_ptr() == expected.data_ptr()
+        and (tensor.numel(), tensor.dtype) == (expected.numel(), expected.dtype)
+    )
+
+
+def _param_group_above(reduces: FrameType) -> tuple[ParamGroup, tuple[int, ...]] | None:
+    frame: FrameType | None = reduces
+    while frame is not None:
+        params, group = frame.f_locals.get("fsdp_params_with_grad"), frame.f_locals.get("self")
+        if params is not None and group is not None:
+            places = {id(param): index for index, param in enumerate(group.fsdp_params)}
+            return group, tuple(places[id(param)] for param in params)
+        frame = frame.f_back
+    return None
+
+
+def gathering_object() -> Any | None:
+    """Return what is gathering its parameters on this thread, None if nothing below the caller on the stack does.
+
+    FSDP2's object of a unit, FSDP1's handle of a flat parameter, or the DTensor that is made whole (SimpleFSDP). Not
+    the flat parameter itself, which outlives its model: it keeps views of itself, whose gradients lead back to it.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = _GATHERERS.get(frame.f_code.co_name)
+        if file is not None and frame.f_code.co_filename.endswith(file):
+            return frame.f_locals.get("self")
+        frame = frame.f_back
+    return None
+
+
+# Methods of torch that gather parameters, and the ends of their files' names.
+_GATHERERS = {
+    "unshard": "fsdp/_fully_shard/_fsdp_param_group.py",
+    "_all_gather_flat_param": "fsdp/_flat_param.py",
+    "redistribute": "distributed/tensor/_api.py",
+}

@@ -1,0 +1,107 @@
+"""Units of which other ranks hold copies, as under tensor parallelism: copies must get the same bits.
+
+Every rank along such a dimension of the mesh reduces its own copy of a norm, beside its own part of a linear layer.
+What a lossy codec takes from a copy depends on what is beside it in the unit, and on where the ranks of its group are.
+So a unit is exact if it mixes copies with parts of split parameters, or if the groups that reduce its copies lie on
+nodes in another way. Which ranks those are, only a mesh says.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, MutableMapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.weak import WeakIdKeyDictionary
+
+from isthmus import native
+from isthmus.backends import isthmus_backend
+from isthmus.nodes import nodes_of
+from isthmus.units.models import ParamGroup, ShardedParam, replicate_group, shard_group
+
+OTHER_NODES = "groups that reduce copies of the parameters lie on nodes in another way"
+
+
+def why_fsdp2_is_exact(group: ParamGroup) -> str:
+    """Return why copies keep FSDP2's unit exact, "" if they do not."""
+    split = {_is_split_elsewhere(group, param) or _is_marked_split(param.sharded_param) for param in group.fsdp_params}
+    return _why_exact(split, (shard_group(group), replicate_group(group)), group.mesh_info.mesh)
+
+
+_why_flat_is_exact: MutableMapping[torch.Tensor, str] = WeakIdKeyDictionary()
+
+
+def why_fsdp1_is_exact(flat_parameter: Any, module: Any) -> str:
+    """Return why copies keep FSDP1's flat parameter exact, "" if they do not. module: FSDP1's, or its state."""
+    if flat_parameter not in _why_flat_is_exact:
+        specs = flat_parameter._param_extensions  # of DTensors, None for others
+        kept = flat_parameter._params or [None] * len(specs)  # with use_orig_params: as users made and marked them
+        split = {_splits(spec) or _is_marked_split(p) for spec, p in zip(specs, kept, strict=True)}
+        groups = (module.process_group, getattr(module, "_inter_node_pg", None))
+        _why_flat_is_exact[flat_parameter] = _why_exact(split, groups, getattr(module, "_device_mesh", None))
+    return _why_flat_is_exact[flat_parameter]
+
+
+def why_bucket_is_exact(parameters: Iterable[torch.Tensor], group: dist.ProcessGroup, mesh: Any) -> str:
+    """Return why copies keep a bucket of DDP exact, "" if they do not.
+
+    Recognises what torch makes of DTensors for DDP, and what Megatron marks as split.
+    """
+    split = {_splits(getattr(p, "_st_info", None)) or _is_marked_split(p) for p in parameters}
+    return _why_exact(split, (group,), mesh)
+
+
+def _why_exact(is_split: set[bool], groups: Iterable[dist.ProcessGroup | None], mesh: Any) -> str:
+    """is_split: what holds for some of the unit's parameters. mesh: of the ranks that reduce it, if there is one."""
+    if len(is_split) > 1:
+        reason: str = native.load().REPLICAS
+        return reason
+    if True in is_split or mesh is None:
+        return ""
+    reduced_over = [group for group in groups if group is not None and isthmus_backend(group) is not None]
+    return "" if all(_is_alike_everywhere(group, mesh) for group in reduced_over) else OTHER_NODES
+
+
+def _is_alike_everywhere(group: dist.ProcessGroup, mesh: Any) -> bool:
+    others = list(_groups_of_copies(dist.get_process_group_ranks(group), mesh))
+    if not others:
+        return True
+    backend = isthmus_backend(group)
+    assert backend is not None
+    own = list(backend.node_of_rank)
+    return all(nodes_of(ranks, backend.options.nodes) == own for ranks in others)
+
+
+def _groups_of_copies(ranks: list[int], mesh: Any) -> Iterator[list[int]]:
+    """Yield the groups that may reduce copies of what `ranks` do: those beside them in dimensions outside `mesh`."""
+    root = getattr(mesh, "_get_root_mesh", lambda: mesh)().mesh
+    rank_at = dict(zip(itertools.product(*map(range, root.shape)), root.flatten().tolist(), strict=True))
+    place_of = {rank: place for place, rank in rank_at.items()}
+    inside = [place_of[rank] for rank in mesh.mesh.flatten().tolist()]
+    outside = [dim for dim in range(root.ndim) if len({place[dim] for place in inside}) == 1]
+    for offset in itertools.product(*(range(root.shape[dim]) for dim in outside)):
+        moved = dict(zip(outside, offset, strict=True))
+        places = [tuple(moved.get(dim, at) for dim, at in enumerate(place_of[rank])) for rank in ranks]
+        if (found := [rank_at[place] for place in places]) != ranks:
+            yield found
+
+
+def _splits(spec: Any) -> bool:
+    return spec is not None and not all(placement.is_replicate() for placement in spec.placements)
+
+
+def _is_marked_split(parameter: Any) -> bool:
+    return bool(getattr(parameter, "tensor_model_parallel", False))
+
+
+def _is_split_elsewhere(group: ParamGroup, param: ShardedParam) -> bool:
+    sharded = param.sharded_param
+    groups = [found for found in (shard_group(group), replicate_group(group)) if found is not None]
+    own_ranks = {rank for found in groups for rank in dist.get_process_group_ranks(found)}
+    return any(
+        not placement.is_replicate()
+        and not own_ranks.issuperset(dist.get_process_group_ranks(sharded.device_mesh.get_group(dim)))
+        for dim, placement in enumerate(sharded.placements)
+    )

@@ -1,0 +1,53 @@
+"""Numbers of what reduces units: FSDP2's and FSDP1's objects, modules of DDP, DTensors.
+
+The native module keeps the state of a unit with the number of its owner, and frees its memory once the owner is gone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import MutableMapping
+from typing import Any
+
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from isthmus import native
+from isthmus.units.models import ddp_modules, fsdp1_handles, fsdp2_groups
+
+_numbers = itertools.count(1)
+_number_of: MutableMapping[Any, int] = WeakIdKeyDictionary()
+
+
+def new_number() -> int:
+    """Return a number of this process that is never given again."""
+    return next(_numbers)
+
+
+def forget_with(owner: Any, number: int) -> None:
+    """Let the native module forget `number` when `owner` is gone."""
+    weakref.finalize(owner, native.load().forget_owner, number).atexit = False
+
+
+def number_of(owner: Any) -> int:
+    """Return the number of what reduces a unit."""
+    number: int | None = _number_of.get(owner)
+    if number is None:
+        number = _number_of[owner] = new_number()
+        forget_with(owner, number)
+    return number
+
+
+def living() -> set[int]:
+    """Return the numbers of all that reduced, or may reduce, a unit and is alive."""
+    return set(_number_of.values())
+
+
+def owners_of(model: nn.Module) -> set[int]:
+    """Return the numbers of all that reduces gradients of `model`."""
+    reducers: list[Any] = [*fsdp2_groups(model), *fsdp1_handles(model)]
+    reducers += [module for _, module in ddp_modules(model)]
+    reducers += [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    return {number_of(reducer) for reducer in reducers}

@@ -1,0 +1,105 @@
+#include "communicator/units/residual_parts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "isthmus/error.h"
+#include "stable_hash.h"
+
+namespace isthmus {
+namespace {
+
+ResidualPart cut(const ResidualPart& part, int64_t begin, int64_t end) {
+  return {part.piece, part.parameter, begin, part.values.slice(begin - part.begin, end - begin)};
+}
+
+// Copies what `to` has of a part; returns what it has not. `to` is in ascending order for each piece and parameter.
+std::vector<ResidualPart> deliver(Device& device, Stream stream, const ResidualPart& part,
+                                  const std::vector<ResidualPart>& to) {
+  std::vector<ResidualPart> left;
+  int64_t next = part.begin;
+  for (const ResidualPart& place : to) {
+    const int64_t begin = std::max(next, place.begin);
+    const int64_t end = std::min(part.end(), place.end());
+    if (!place.is_beside(part) || begin >= end) {
+      continue;
+    }
+    device.convert(cut(part, begin, end).values, cut(place, begin, end).values, stream);
+    if (next < begin) {
+      left.push_back(cut(part, next, begin));
+    }
+    next = end;
+  }
+  if (next < part.end()) {
+    left.push_back(cut(part, next, part.end()));
+  }
+  return left;
+}
+
+}  // namespace
+
+Sections::Sections(std::vector<Section> sections) : sections_(std::move(sections)) {
+  StableHash hash;
+  for (const Section& section : sections_) {
+    ISTHMUS_CHECK(Error, section.num_elements >= 0, "parameter ", section.parameter, " has ", section.num_elements,
+                  " elements in a row: expected 0 or more");
+    hash.add(section.parameter).add(section.num_elements);
+    row_elements_ += section.num_elements;
+  }
+  hash_ = std::max<uint64_t>(hash.value() >> 1, 1);
+}
+
+std::vector<ResidualPart> parts_of(Buffer residual, const std::vector<ResidualStretch>& stretches,
+                                   const Sections& sections) {
+  std::vector<ResidualPart> parts;
+  for (const ResidualStretch& stretch : stretches) {
+    int64_t section_begin = 0;
+    for (const Section& section : sections.all()) {
+      const int64_t begin = std::max(stretch.begin, section_begin);
+      const int64_t end = std::min(stretch.begin + stretch.num_elements, section_begin + section.num_elements);
+      if (begin < end) {
+        parts.push_back({stretch.piece, section.parameter, begin - section_begin,
+                         residual.slice(stretch.offset + begin - stretch.begin, end - begin)});
+      }
+      section_begin += section.num_elements;
+    }
+  }
+  std::stable_sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  return parts;
+}
+
+bool overlap(const ResidualPart& part, const std::vector<ResidualPart>& others) {
+  return std::any_of(others.begin(), others.end(), [&part](const ResidualPart& other) {
+    return other.is_beside(part) && std::max(other.begin, part.begin) < std::min(other.end(), part.end());
+  });
+}
+
+ParkedPart park(Device& device, Stream stream, const ResidualPart& part) {
+  ParkedPart parked{part, device.allocate(part.values.bytes())};
+  parked.part.values.data = parked.memory.get();
+  device.convert(part.values, parked.part.values, stream);
+  return parked;
+}
+
+void move_parts(Device& device, Stream stream, const std::vector<ResidualPart>& from,
+                const std::vector<ResidualPart>& to, std::vector<ParkedPart>& parked) {
+  std::vector<ParkedPart> later;
+  const auto move = [&](const ResidualPart& part) {
+    for (const ResidualPart& left : deliver(device, stream, part, to)) {
+      later.push_back(park(device, stream, left));
+    }
+  };
+  for (const ResidualPart& part : from) {
+    move(part);
+  }
+  for (ParkedPart& part : parked) {
+    if (overlap(part.part, to)) {
+      move(part.part);
+    } else {
+      later.push_back(std::move(part));
+    }
+  }
+  parked = std::move(later);
+}
+
+}  // namespace isthmus

@@ -1,0 +1,56 @@
+// Residuals by parameter: what moves where a unit is reduced with other parameters than before.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "isthmus/device.h"
+#include "isthmus/unit.h"
+
+namespace isthmus {
+
+// A stretch of a residual, and where it lies in the rows of the reduced tensor.
+struct ResidualStretch {
+  int64_t piece = 0;  // see ParkedState
+  int64_t begin = 0;  // in the row
+  int64_t num_elements = 0;
+  int64_t offset = 0;  // in the residual
+};
+
+struct ResidualStretches {
+  std::vector<ResidualStretch> residual;
+  std::vector<ResidualStretch> result_residual;
+};
+
+// A stretch of one parameter's section.
+struct ResidualPart {
+  int64_t piece = 0;
+  int64_t parameter = 0;
+  int64_t begin = 0;  // in the section
+  Buffer values;
+
+  int64_t end() const { return begin + values.num_elements; }
+  bool is_beside(const ResidualPart& other) const { return piece == other.piece && parameter == other.parameter; }
+};
+
+// One with memory of its own. Not null, but in units that were forgotten.
+struct ParkedPart {
+  ResidualPart part;
+  DeviceMemory memory;
+};
+
+std::vector<ResidualPart> parts_of(Buffer residual, const std::vector<ResidualStretch>& stretches,
+                                   const Sections& sections);
+
+// Whether some element of a part is one of the others.
+bool overlap(const ResidualPart& part, const std::vector<ResidualPart>& others);
+
+// Copies to `to` what `from` and `parked` hold of the same elements, and parks what is left of them. No element is in
+// two of `from` and `parked`. Enqueued on `stream`. Throws std::bad_alloc.
+void move_parts(Device& device, Stream stream, const std::vector<ResidualPart>& from,
+                const std::vector<ResidualPart>& to, std::vector<ParkedPart>& parked);
+
+// With a copy of the values.
+ParkedPart park(Device& device, Stream stream, const ResidualPart& part);
+
+}  // namespace isthmus

@@ -1,0 +1,41 @@
+"""Files of code are shorter than CONTRIBUTING.md says, or stand on a list."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from support.places import ROOT
+
+LIMIT = 400
+FOLDERS = [
+    ".ci",
+    "benchmarks",
+    "cmake",
+    "examples",
+    "include",
+    "kernels",
+    "python",
+    "src",
+    "tests",
+    "tools",
+    "topology",
+]
+SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".py", ".pyi", ".cmake", ".sh", ".yml", ".yaml", ".toml", ""}
+# Each is to be split by whoever changes it next.
+LONGER = {
+    "python/isthmus/units/models.py",
+    "src/torch/cuda/cuda_side.cpp",
+    "src/torch/module/module.cpp",
+    "tests/python/attached/test_attach.py",
+    "tests/python/units/test_weights.py",
+    "tests/support/families.py",
+}
+
+
+def test_files_of_code_are_short_but_for_those_on_the_list() -> None:
+    files = [Path(folder) / name for top in FOLDERS for folder, _, names in os.walk(ROOT / top) for name in names]
+    code = [file for file in files if file.suffix in SUFFIXES]
+    assert all(any(file.is_relative_to(ROOT / top) for file in code) for top in FOLDERS)
+    longer = {str(file.relative_to(ROOT)) for file in code if len(file.read_text().splitlines()) >= LIMIT}
+    assert longer == LONGER

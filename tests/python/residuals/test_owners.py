@@ -1,0 +1,240 @@
+"""Residuals belong to parameters of living models: nothing done to one model touches another's."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import isthmus
+from python.residuals.saved_models import saved, warnings_of_rank_0
+from support.checkpoints import (
+    fsdp1,
+    fsdp2,
+    group,
+    mesh_of,
+    steps_of,
+    trained,
+    unit_states,
+)
+from support.checks import Table, World
+
+pytestmark = pytest.mark.processes
+table = Table()
+
+
+def residuals(process_group: dist.ProcessGroup, name: str) -> list[torch.Tensor]:
+    """Of the units of the model that was prepared under a name."""
+    states = isthmus.backends.backend_of(process_group).unit_states()
+    found = [state["residual"] for state in states if state["name"].startswith(f"{name}/")]
+    assert len(found) == 3 and all(residual.any() for residual in found)
+    return found
+
+
+def two_models() -> tuple[dist.ProcessGroup, nn.Module, nn.Module]:
+    process_group = group()
+    a, b = (trained(isthmus.prepare(fsdp2(mesh_of(process_group)), name=name)) for name in ("a", "b"))
+    return process_group, a, b
+
+
+def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return all(map(torch.equal, left, right))
+
+
+@table
+def a_scaler_concerns_the_models_that_follow_it() -> None:
+    process_group, a, _ = two_models()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    isthmus.prepare(a, name="a", scaler=scaler)
+    scaler.scale(torch.ones(()))
+    before = {name: residuals(process_group, name) for name in ("a", "b")}
+    scaler.update(16.0)
+    assert same(residuals(process_group, "a"), [2 * residual for residual in before["a"]])
+    assert same(residuals(process_group, "b"), before["b"])
+    scaler.update(0.0)
+    assert same(residuals(process_group, "b"), before["b"])
+    assert {state["name"][:2] for state in unit_states(a)} == {"b/"}
+
+
+@table
+def clearing_scaling_and_loading_concern_one_model() -> None:
+    process_group, a, b = two_models()
+    state = isthmus.state_dict(a)
+    trained(b)
+    of_b = residuals(process_group, "b")
+    of_a = residuals(process_group, "a")
+    isthmus.load_state_dict(state, a)
+    assert same(residuals(process_group, "a"), of_a)
+    assert same(residuals(process_group, "b"), of_b)
+    isthmus.scale_residuals(3.0, a)
+    assert same(residuals(process_group, "b"), of_b)
+    isthmus.clear_residuals(a)
+    assert same(residuals(process_group, "b"), of_b)
+    assert {found["name"][:2] for found in unit_states(a)} == {"b/"}
+
+
+@table
+def models_that_are_gone_leave_no_memory_and_no_place() -> None:
+    for prepare in (False, True):
+        process_group = group(max_units=6)
+        memory = []
+        for _ in range(4):
+            model = fsdp2(mesh_of(process_group))
+            trained(isthmus.prepare(model) if prepare else model, passes=8)
+            stats = isthmus.stats(process_group)
+            memory.append(stats["residual_bytes"])
+            del model
+            gc.collect()
+        assert set(memory) == {memory[0]} and memory[0] > 0, memory
+        assert stats["num_units"] <= 6
+        # The fourth was exact until units of the first had not been reduced for 12 reductions, at most.
+        assert stats["exact_calls"].get("more than max_units units", 0) <= 3 * 5
+
+
+@table
+def a_checkpoint_holds_the_living_under_names_of_their_own() -> None:
+    """The second of two models of equal names is the first where it is resumed."""
+    for prepare in (False, True):
+        process_group = group()
+        first, second = (fsdp2(mesh_of(process_group)) for _ in range(2))
+        for model, passes in ((first, 2), (second, 5)):
+            trained(isthmus.prepare(model) if prepare else model, passes)
+        names = {name for name, step in steps_of(second).items() if step == 5}
+        assert names == {"blocks.0 (2)", "blocks.1 (2)", "root (2)"}
+        expected = sorted((s["name"].split(" ")[0], s["residual"]) for s in unit_states(second) if s["step"] == 5)
+        del first, model
+        gc.collect()
+        folders = [saved(second)]
+        if prepare:
+            folders.append(saved(process_group))  # type: ignore[arg-type]
+        for folder in folders:
+            resumed = fsdp2(mesh_of(group()))
+            if prepare:
+                isthmus.prepare(resumed)
+            report = isthmus.load_checkpoint(folder, resumed)
+            assert sorted(report.restored) == ["blocks.0", "blocks.1", "root"] and not report.dropped
+            found = sorted((state["name"], state["residual"]) for state in unit_states(resumed))
+            assert [name for name, _ in found] == [name for name, _ in expected]
+            assert same([residual for _, residual in found], [residual for _, residual in expected])
+
+
+@table
+def attaching_again_takes_no_more_memory() -> None:
+    process_group = dist.new_group(backend="gloo")
+    options: dict[str, Any] = {"codec": "tagc", "nodes": "2x2", "min_elements": 0}
+    other = isthmus.attach(fsdp2(mesh_of(process_group)), name="other", **options)
+    trained(other)
+    model = fsdp2(mesh_of(process_group))
+    memory = []
+    for _ in range(4):
+        trained(isthmus.attach(model, **options))
+        stats = isthmus.stats(process_group)
+        memory.append((stats["residual_bytes"], stats["num_units"]))
+        isthmus.detach(model)
+    assert set(memory) == {memory[0]}, memory
+
+
+@table
+def preparing_fsdp1_between_steps_keeps_its_residuals() -> None:
+    process_group = group()
+    model = trained(fsdp1(mesh_of(process_group), use_orig_params=True))
+    before = {state["num_elements"]: state for state in unit_states(model)}
+    memory = isthmus.stats(process_group)["residual_bytes"]
+    trained(isthmus.prepare(model), passes=1)
+    assert steps_of(model) == dict.fromkeys(("blocks.0", "blocks.1", "root"), 3) and len(before) >= 2
+    assert isthmus.stats(process_group)["residual_bytes"] == memory
+
+
+@table
+def fsdp1_prepared_after_saving_drops_and_says_so() -> None:
+    folder = saved(trained(fsdp1(mesh_of(group()), use_orig_params=True)))
+    process_group = group()
+    model = isthmus.prepare(fsdp1(mesh_of(process_group), use_orig_params=True))
+    with warnings_of_rank_0() as messages:
+        report = isthmus.load_checkpoint(folder, model)
+    assert not report.restored and len(report.dropped) == 3
+    assert all("before isthmus.prepare" in reason for _, reason in report.dropped)
+    assert len(messages) in (0, 1)
+    assert isthmus.stats(process_group)["dropped_residuals"] == 3
+
+
+@table
+def what_is_excluded_now_takes_its_residual_along() -> None:
+    folder = saved(trained(fsdp2(mesh_of(group()))))
+    for options in ({"units": "!blocks.0"}, {"min_elements": 10**9}):
+        process_group = group(**options)
+        model = fsdp2(mesh_of(process_group))
+        assert len(isthmus.load_checkpoint(folder, model).restored) == 3
+        trained(model, 3)
+        excluded = 1 if "units" in options else 3
+        stats = isthmus.stats(process_group)
+        assert stats["exact_calls"].pop("takes the residual along") == excluded
+        assert sum(stats["exact_calls"].values()) == 2 * excluded
+        assert sum(state["residual"].any() for state in unit_states(model)) == 3 - excluded
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(32, 32, bias=False) for _ in range(8)])
+
+    def forward(self, inputs: torch.Tensor, chosen: list[int]) -> torch.Tensor:
+        return torch.stack([self.experts[index](inputs).sum() for index in chosen]).sum()
+
+
+@table
+def experts_get_what_is_theirs() -> None:
+    """Sets of parameters vary from step to step; in the end everything has arrived, and once."""
+    for prepare in (False, True):
+        process_group = group()
+        model: Any = fully_shard(Experts(), mesh=mesh_of(process_group))
+        if prepare:
+            isthmus.prepare(model)
+        given, arrived = torch.zeros(8), torch.zeros(8)
+        memory = 0
+        random = torch.Generator().manual_seed(3)
+        for step in range(30):
+            chosen = torch.randperm(8, generator=random)[:3].sort().values.tolist() if step else list(range(8))
+            inputs = torch.full((1, 32), float(step % 4 + 1))
+            model(inputs, chosen).backward()
+            for index in chosen:
+                given[index] += inputs.sum() * 32
+                arrived[index] += model.experts[index].weight.grad.full_tensor().sum()
+            memory = memory or isthmus.stats(process_group)["residual_bytes"]
+            model.zero_grad()
+        assert (given - arrived).abs().max() > 1, "nothing was held back: this shows nothing"
+        assert isthmus.stats(process_group)["residual_bytes"] == memory
+        states = unit_states(model)
+        assert len(states) == 1 and states[0]["step"] == 30
+        held = torch.zeros(8)
+        # By row sections, of this rank; scale x residual is what will be added.
+        offset, row = 0, sum(elements for _, elements in states[0]["sections"])
+        for index, elements in states[0]["sections"]:
+            pieces = states[0]["residual"].view(-1, row)
+            held[index] += states[0]["scale"] * pieces[:, offset : offset + elements].sum()
+            offset += elements
+        begin = 0
+        for _, _, index, _, elements in states[0]["parked"]:
+            held[index] += states[0]["scale"] * states[0]["parked_values"][begin : begin + elements].sum()
+            begin += elements
+        dist.all_reduce(held)
+        torch.testing.assert_close(arrived + held, given, rtol=1e-4, atol=1e-2)
+
+
+def main(rank: int, world_size: int) -> dict[str, str]:
+    return table.run_in_world()
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(main, 4)
+
+
+@pytest.mark.parametrize("name", table.names)
+def test_owners(world: World, name: str) -> None:
+    world.check(name)

@@ -1,0 +1,164 @@
+"""The gate does not pass where a stage fails, does not run, or has tests that skip and may not."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.limits import HANG_S
+from support.places import ROOT, TESTS
+from support.skips import allowed_skips
+
+STAND_INS = {
+    "make": 'echo "$GATE_STAGE: $*" >> calls; [ "$GATE_STAGE" != "$FAILING" ]',
+    "readelf": "echo '(NEEDED) Shared library: [libc10.so]'",
+    ".venv/bin/isthmus": "true",
+    ".venv/bin/python": f'[ "$1" = tools/check_demo.py ] || exec {sys.executable} "$@"',
+    ".venv-oldest/lib/python3.11/site-packages/nvidia/cu13/bin/nvcc": "cat > /dev/null",
+    "tools/check_cuda_build": "true",
+}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A gate whose stages are stand-ins."""
+    for name, script in STAND_INS.items():
+        path = tmp_path / name if "/" in name else tmp_path / "bin" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    module = tmp_path / "build/native/.venv-oldest/src/torch/_C.cpython-311.so"
+    module.parent.mkdir(parents=True)
+    module.touch()
+    for name in (".ci/run", "tests/support/skips.py", "tests/support/__init__.py", "tests/allowed_skips.toml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def run_gate(tree: Path, *stages: str, failing: str = "none", **variables: str) -> tuple[int, str]:
+    environment = {**os.environ, "PATH": f"{tree / 'bin'}:{os.environ['PATH']}", "FAILING": failing, **variables}
+    command = [tree / ".ci/run", *stages]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_S)
+    return result.returncode, result.stdout + result.stderr
+
+
+@pytest.mark.processes
+def test_all_stages_pass_and_entries_of_the_list_that_nothing_needed_are_told(tree: Path) -> None:
+    code, said = run_gate(tree)
+    assert code == 0 and "\n=== all stages have passed\n" in said, said
+    assert said.count("passed\n") == 1 + len(set(re.findall(r"^stage (\S+)", (ROOT / ".ci/run").read_text(), re.M)))
+    assert said.count("allows what nothing needed") == len(allowed_skips((TESTS / "allowed_skips.toml").read_text()))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("stage", ["setup", "test", "mpich", "demo", "asan", "fuzz", "tsan"])
+def test_a_stage_that_fails(tree: Path, stage: str) -> None:
+    code, said = run_gate(tree, failing=stage)
+    assert code == 1 and re.search(rf" {stage} +FAILED \(exit 1\)", said) and "stages have passed" not in said, said
+    assert (" tsan " in said) == (stage != "setup"), "the others run, where there is something to test"
+
+
+@pytest.mark.processes
+def test_stages_for_which_no_time_was_left(tree: Path) -> None:
+    code, said = run_gate(tree, LATEST_START_S="-1")
+    assert code == 1 and "=== FAILED: not all stages ran" in said, said
+    assert not (tree / "calls").exists() or "tsan" not in (tree / "calls").read_text()
+    assert re.search(r" tsan +NOT RUN: more than -1 s were gone", said)
+
+
+@pytest.mark.processes
+def test_named_stages_are_no_gate(tree: Path) -> None:
+    code, said = run_gate(tree, "no-cuda", "fuzz")
+    assert code == 1 and "=== FAILED: not all stages ran" in said, said
+    assert (tree / "calls").read_text() == "fuzz: fuzz\n"
+    assert len(re.findall(r" (?:no-cuda|fuzz) +passed", said)) == 2
+    code, said = run_gate(tree, "fuzz", "fuz", failing="fuzz")
+    assert code == 1 and "no stage is called 'fuz'" in said and "=== FAILED\n" in said, said
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("readelf", ["exit 127", "true", "echo '(NEEDED) Shared library: [libcudart.so.13]'"])
+def test_a_module_that_needs_cuda_or_cannot_be_read(tree: Path, readelf: str) -> None:
+    (tree / "bin/readelf").write_text(f"#!/bin/sh\n{readelf}\n")
+    code, said = run_gate(tree, "no-cuda")
+    assert code == 1 and re.search(r" no-cuda +FAILED", said), said
+
+
+TESTS_THAT_SKIP = """
+import pytest
+@pytest.mark.skipif(True, reason="there is no moon")
+def test_marked(): pass
+def test_inside(): pytest.skip("there is no sun")
+@pytest.mark.xfail(reason="is broken")
+def test_expected(): assert False
+def test_well(): pass
+@pytest.mark.parametrize("one", [])
+def test_of_nothing(one): pass
+"""
+ALLOWED = """
+[[skip]]
+test = "tests/test_skips.py::test_*"
+says = "no moon"
+stages = ["test", "units-oldest"]
+why = "for this test"
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("stage", "failed", "skipped"), [("", 0, 3), ("test", 3, 1), ("units-oldest", 3, 1), ("tsan", 4, 0)]
+)
+@pytest.mark.parametrize("options", [(), ("-n", "2")])
+def test_a_skip_that_is_not_listed(
+    tmp_path: Path, options: tuple[str, ...], stage: str, failed: int, skipped: int
+) -> None:
+    result, used = run_pytest(tmp_path, TESTS_THAT_SKIP, *options, GATE_STAGE=stage)
+    counts = {
+        what: int(count) for count, what in re.findall(r"(\d+) (failed|skipped|xfailed|passed|error)", result.stdout)
+    }
+    count_failed = counts.get("failed", 0) + counts.get("error", 0)
+    assert (count_failed, counts.get("skipped", 0), counts["passed"]) == (failed, skipped, 1), result.stdout
+    assert result.returncode == (1 if failed else 0)
+    assert ("does not allow tests/test_skips.py::test_inside to skip in stage" in result.stdout) == bool(stage)
+    assert used.count("no moon") == (1 if skipped and stage else 0)
+
+
+@pytest.mark.processes
+def test_a_file_that_skips_as_a_whole(tmp_path: Path) -> None:
+    text = 'import pytest\npytest.importorskip("no_such_module")\n'
+    for stage, code in (("", 5), ("test", 2)):
+        result, _ = run_pytest(tmp_path, text, GATE_STAGE=stage)
+        assert result.returncode == code, result.stdout
+
+
+def run_pytest(
+    folder: Path, text: str, *options: str, **variables: str
+) -> tuple[subprocess.CompletedProcess[str], str]:
+    """Run pytest with the hook of tests/ over one file; return what the gate is told was allowed, too."""
+    (folder / "tests/support").mkdir(parents=True, exist_ok=True)
+    for name in ("conftest.py", "support/__init__.py", "support/skips.py"):
+        shutil.copy(TESTS / name, folder / "tests" / name)
+    (folder / "tests/allowed_skips.toml").write_text(ALLOWED)
+    (folder / "tests/test_skips.py").write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\npythonpath = tests\n")
+    used = folder / "used"
+    used.touch()
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "tests"]
+    environment = {**os.environ, "GATE_SKIPS": str(used), **variables}
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_S)
+    return result, used.read_text()
+
+
+def test_tests_in_cpp_cannot_skip() -> None:
+    """CTest takes a test that skips, or is disabled, for one that has passed."""
+    said = re.compile(r"GTEST_SKIP|DISABLED_\w|SKIP_RETURN_CODE|SKIP_REGULAR_EXPRESSION|PROPERTIES.*\bDISABLED\b")
+    sources = [path for pattern in ("*.cpp", "*.h", "CMakeLists.txt") for path in TESTS.rglob(pattern)]
+    assert len(sources) > 100
+    assert [(path.name, found[0]) for path in sources if (found := said.search(path.read_text()))] == []
