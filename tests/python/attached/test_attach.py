@@ -332,7 +332,7 @@ def models_share_a_companion_until_the_last_is_detached() -> None:
     assert set(steps_of(first)) == UNITS | {f"{unit} (2)" for unit in UNITS}
     isthmus.detach(first)
     trained(second)
-    assert steps_of(second) == {f"{unit} (2)": 4 for unit in UNITS}  # units go with their model
+    assert steps_of(second) == {f"{unit} (2)": 4 for unit in UNITS}  # the first one's are gone
     isthmus.detach(second)
     assert _backends.isthmus_backend(process_group) is None
 

@@ -53,6 +53,7 @@ def group(**changes: Any) -> dict[str, Any]:
         "exact_calls": {},
         "skipped_steps": 1,
         "skipped_elements": 0,
+        "dropped_residuals": 0,
         "num_units": 1,
         "residual_bytes": 0,
         "scratch_bytes": 64,
