@@ -48,7 +48,7 @@ def _reasons(options: _C.Options, found: dict[str, Any]) -> Iterator[tuple[int, 
 
 
 def _weights(groups: Sequence[Group]) -> str:
-    asked = [found for options, found in groups if options.weights == "delta" and options.gathers != "world"]
+    asked = [found for options, found in groups if options.weights == "delta"]
     if not asked or any(found["weights"]["gathers"] for found in asked):
         return ""
     return (
