@@ -41,6 +41,7 @@ UnitTag tag_from(const py::object& answer) {
 
 SectionsPtr make_sections(const std::vector<std::pair<int64_t, int64_t>>& pairs) {
   std::vector<Section> sections;
+  sections.reserve(pairs.size());
   for (const auto& [parameter, num_elements] : pairs) {
     sections.push_back({parameter, num_elements});
   }

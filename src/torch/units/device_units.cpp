@@ -35,7 +35,7 @@ std::vector<SavedUnit> copies_of_units(Communicator& communicator) {
   Device& device = communicator.device();
   for (const UnitState& unit : communicator.units().states()) {
     SavedUnit& copy = saved.emplace_back(SavedUnit{unit.key, unit.step, unit.scale, copy_of(unit.residual, device),
-                                                   copy_of(unit.result_residual, device), unit.parked});
+                                                   copy_of(unit.result_residual, device), unit.parked, at::Tensor()});
     int64_t num_parked = 0;
     for (const ParkedState& parked : copy.parked) {
       num_parked += parked.values.num_elements;

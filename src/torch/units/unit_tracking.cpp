@@ -17,8 +17,8 @@ UnitKey make_key(std::string name, const ReductionShape& shape) {
 }
 
 // Of that name, or else of the tag's.
-IdentifiedUnit tagged_unit(const UnitTag& tag, const ReductionShape& shape, std::string name = "") {
-  UnitKey key = make_key(name.empty() ? tag.name : std::move(name), shape);
+IdentifiedUnit tagged_unit(const UnitTag& tag, const ReductionShape& shape, const std::string& name = "") {
+  UnitKey key = make_key(name.empty() ? tag.name : name, shape);
   key.layout = tag.sections != nullptr ? tag.sections->hash() : tag.layout;
   key.sections = tag.sections;
   key.owner = tag.owner;
