@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.processes,
     cuda_worlds.needs_fake_gpu,
     pytest.mark.skipif(
-        not all(pack.built_program(NATIVE, name).exists() for name in pack.PROGRAMS if name not in pack.OPTIONAL),
+        not all(pack.built_program(NATIVE, name).exists() for name in pack.PROGRAMS),
         reason="the programs are not built",
     ),
 ]
