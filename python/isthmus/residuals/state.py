@@ -110,7 +110,7 @@ def _describe(state: Mapping[str, Any], live: LiveUnit | None) -> SavedUnit:
     if live is not None and live.unit is not None:
         layout = live.layout
     elif live is not None and live.prepared is not None:
-        layout = live.prepared.bucket_layout(state["layout"])
+        layout = live.prepared.layouts.get(state["layout"])
     return SavedUnit(
         **{name: state[name] for name in ("name", "num_elements", "dtype", "collective", "layout", "step", "scale")},
         sections=state["sections"],

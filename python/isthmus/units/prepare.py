@@ -71,10 +71,6 @@ class Prepared:
             return bucket_unit(int(index[1]), self.bucket_parameters, self.bucket_group)
         return None
 
-    def bucket_layout(self, layout_hash: int) -> Layout | None:
-        """Return the layout of a bucket by its hash, None if it was not reduced."""
-        return self.layouts.get(layout_hash)
-
     def take_number(self, groups: Iterable[dist.ProcessGroup]) -> None:
         """Take the next number that is free in all groups. Every rank prepares alike, so all take the same."""
         names = [unit.name for unit in self.units] + (["bucket"] if self.bucket_group is not None else [])

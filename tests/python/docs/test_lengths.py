@@ -5,22 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from python.docs import test_paths
 from support.places import ROOT
 
 LIMIT = 400
-FOLDERS = [
-    ".ci",
-    "benchmarks",
-    "cmake",
-    "examples",
-    "include",
-    "kernels",
-    "python",
-    "src",
-    "tests",
-    "tools",
-    "topology",
-]
+FOLDERS = [folder for folder in test_paths.FOLDERS if folder != "docs"]
 SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".py", ".pyi", ".cmake", ".sh", ".yml", ".yaml", ".toml", ""}
 # Each is to be split by whoever changes it next.
 LONGER = {
