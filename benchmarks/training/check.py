@@ -6,6 +6,7 @@ Of the run's records only its arguments and the options of its groups go into th
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -88,7 +89,8 @@ class ArmCheck:
 
     collectives: whether they are the same ones; None: the report does not hold them. payload: that of the transports,
     in all, which must be equal to the byte in each phase; None for plain arms. link_bytes: a mean over audited
-    steps; None where nobody counted.
+    steps; None where nobody counted. weight_packet_bytes: the same mean of what the run itself says of its packets of
+    weights, whose sizes nothing predicts: links carry them, too, and protocols add their share to them.
     """
 
     arm: str
@@ -97,18 +99,24 @@ class ArmCheck:
     payload_bytes: int | None
     payload_equal: bool | None
     link_bytes: float | None
+    weight_packet_bytes: float
+
+    @property
+    def expected_link_bytes(self) -> float:
+        """What the links should have sent, but for what protocols add."""
+        return self.predicted.num_bytes + self.weight_packet_bytes
 
     @property
     def link_over_predicted(self) -> float | None:
-        """Share by which the links sent more than predicted; None where nobody counted, or nothing should be sent."""
-        if self.link_bytes is None or not self.predicted.num_bytes:
+        """Share by which the links sent more than expected; None where nobody counted, or nothing should be sent."""
+        if self.link_bytes is None or not self.expected_link_bytes:
             return None
-        return self.link_bytes / self.predicted.num_bytes - 1
+        return self.link_bytes / self.expected_link_bytes - 1
 
     @property
     def link_is_near(self) -> bool:
         """Whether the links sent what was predicted, and not more on top of it than protocols do."""
-        return self.link_over_predicted is None or is_near(self.link_bytes or 0, self.predicted.num_bytes)
+        return self.link_over_predicted is None or is_near(self.link_bytes or 0, self.expected_link_bytes)
 
     @property
     def holds(self) -> bool:
@@ -147,21 +155,19 @@ def _check_arm(
         raise ValueError(f"arm '{arm}' has no audited step")
     payloads = [_without_weight_packets(step) for step in audited if "payload_bytes" in step]
     listed = [step["collectives"] for step in audited if "collectives" in step]
-    links = [
-        _sum(step["audited_link_bytes"]) - _weight_packets(step) for step in audited if "audited_link_bytes" in step
-    ]
+    links = [_sum(step["audited_link_bytes"]) for step in audited if "audited_link_bytes" in step]
     return ArmCheck(
         arm=arm,
         predicted=predicted,
         collectives_equal=all(_signatures(calls) == predicted.collectives for calls in listed) if listed else None,
         payload_bytes=sum(payloads[0].values()) if payloads else None,
         payload_equal=all(payload == predicted.counted_by_phase for payload in payloads) if payloads else None,
-        link_bytes=sum(links) / len(links) if links else None,
+        link_bytes=fmean(links) if links else None,
+        weight_packet_bytes=fmean(_weight_packets(step) for step in audited),
     )
 
 
 def _weight_packets(step: Mapping[str, Any]) -> int:
-    """What the run itself says of the packets of weights, whose sizes nothing predicts."""
     return int(step.get("weights", {}).get("packet_bytes", 0))
 
 

@@ -52,6 +52,15 @@ def test_a_report_as_it_must_be() -> None:
     assert list(check_demo.faults(made_report())) == []
 
 
+def test_protocols_add_to_packets_of_weights_as_well() -> None:
+    report = made_report()
+    links = audited(report["arms"], "full")["audited_link_bytes"]
+    links["all_gather"] *= 1.02  # more than a tenth of what is predicted for this arm
+    assert list(check_demo.faults(report)) == []
+    links["all_gather"] *= 1.06
+    assert any("full: its bytes" in fault for fault in check_demo.faults(report))
+
+
 def audited(arms: Any, arm: str) -> Any:
     return arms[arm]["steps"][1]
 
