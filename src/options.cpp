@@ -25,7 +25,7 @@ bool are_patterns(const std::string& text) {
                       [](const std::string& pattern) { return pattern.empty() || pattern == "!"; });
 }
 
-// Of every codec that may lose something.
+// Options of every codec that may lose something.
 OptionField used_by_lossy(OptionField field) {
   for (const CodecType* type : codec_types_by_id()) {
     if (type->id != CodecId::kNone) {

@@ -23,7 +23,7 @@ class NvLinks:
 
 
 def nvlink_gbit_s(compute_capability: int | None) -> float | None:
-    """Of one NVLink in one direction; None where the GPU is unknown or has no NVLink."""
+    """The speed of one NVLink in one direction; None where the GPU is unknown or has no NVLink."""
     return None if compute_capability is None else _NVLINK_GBIT_S.get(compute_capability)
 
 
@@ -90,7 +90,7 @@ class _Places:
 
 
 def _slowest(way: Sequence[PcieNode]) -> float | None:
-    """Of the links from these places towards the root; None where one is unknown, or there is none."""
+    """The slowest link from these places towards the root; None where one is unknown, or there is none."""
     speeds = [place.link_speed_gbit_s for place in way if place.kind is not PcieKind.HOST_BRIDGE]
     known = [speed for speed in speeds if speed is not None]
     return min(known) if known and len(known) == len(speeds) else None

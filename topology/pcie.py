@@ -58,7 +58,7 @@ def lane_gbit_s(gt_s: float) -> float:
 
 
 def link_speed_gbit_s(speed: str, width: str) -> float | None:
-    """Of a link in one direction, from what sysfs and NCCL say: "16.0 GT/s PCIe", "8 GT/s"; "16". None: unknown.
+    """The speed of a link in one direction, as sysfs and NCCL have it: "16.0 GT/s PCIe", "8 GT/s"; "16". None: unknown.
 
     TopologyError: one is negative, absurd or no number.
     """

@@ -122,7 +122,7 @@ class ConvergenceConfig:
 
     @property
     def seeds(self) -> range:
-        """Of each setting's runs."""
+        """The seeds of each setting's runs."""
         return range(1, self.num_seeds + 1)
 
     @property

@@ -39,7 +39,7 @@ class Comparison:
 
     @property
     def num_parameters(self) -> int:
-        """Of the model."""
+        """The number of the model's parameters."""
         return next(iter(self.baselines.values())).num_parameters
 
 

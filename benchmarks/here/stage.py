@@ -63,11 +63,11 @@ class Arguments(Protocol):
 
     @property
     def nodes(self) -> int:
-        """Of simulated nodes their number."""
+        """The number of simulated nodes."""
 
     @property
     def ranks_per_node(self) -> int:
-        """Of simulated nodes the ranks on each."""
+        """The number of ranks on each simulated node."""
 
     def on_device(self) -> Self:
         """The same for the device that was found. ValueError: what was asked for cannot be had there."""

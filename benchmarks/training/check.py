@@ -1,6 +1,6 @@
 """Predictions against counters: a training benchmark's report beside predictions from placement alone.
 
-Of the run's records only its arguments and the options of its groups go into the prediction.
+The prediction takes only the arguments and the options of its groups from the run's records.
 """
 
 from collections import Counter

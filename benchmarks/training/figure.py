@@ -75,7 +75,7 @@ def _draw_loss(axes: Axes, report: dict[str, Any], seconds_a_step: str | None) -
 
 
 def line_style(arm: str) -> str:
-    """Of an arm's layout."""
+    """The line style of an arm's layout."""
     return "--" if ARMS[arm].hybrid_sharded else "-"
 
 

@@ -24,7 +24,7 @@ struct PacketContext {
   const DeviceContext* on_device = nullptr;
   DeviceContext* counted = nullptr;  // encode_pieces() and decode_shard() of a GPU count a step there at their end
 
-  // Of packet p alone.
+  // The context of packet p alone.
   PacketContext of_packet(int p) const;
 };
 
@@ -42,7 +42,7 @@ struct PieceSet {
   int encoded_node(int i) const { return left_out < 0 || i < left_out ? i : i + 1; }  // the i-th that is encoded
   int64_t piece_elements() const { return pieces.num_elements / num_nodes; }
   int64_t packet_bytes() const { return packets.num_elements / num_nodes; }
-  // Of the i-th that is encoded.
+  // What belongs to the i-th piece that is encoded.
   ConstBuffer piece(int i) const { return part_of(pieces, encoded_node(i)); }
   Buffer residual(int i) const { return residuals.num_elements == 0 ? Buffer{} : part_of(residuals, i); }
   Buffer packet(int i) const { return packets.part(encoded_node(i), packet_bytes()); }

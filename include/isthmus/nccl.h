@@ -38,7 +38,7 @@ using NcclBroadcast = std::function<void(void* data, int64_t num_bytes)>;
 Tiers nccl_tiers(int rank, const NodeMap& map, int ordinal, const NcclBroadcast& broadcast,
                  std::chrono::milliseconds timeout = std::chrono::minutes(10));
 
-// Of the library that is loaded: "2.28.9".
+// The version of the library that is loaded: "2.28.9".
 std::string nccl_version();
 
 }  // namespace isthmus

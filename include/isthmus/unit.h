@@ -110,7 +110,7 @@ class UnitStates {
   virtual void load(const UnitState& state) = 0;
   virtual void clear(const Owners& owners = {}) = 0;
   // The owners are gone: nothing will reduce their units again. Frees the memory of residuals. A unit keeps its place
-  // until another one needs it, which all ranks decide alike. Of this rank alone.
+  // until another one needs it, which all ranks decide alike. Concerns this rank alone.
   virtual void forget(const std::set<uint64_t>& owners) = 0;
   // Multiplies residuals, where later gradients are larger by `factor` (finite and above 0) than earlier ones.
   virtual void scale_residuals(double factor, const Owners& owners = {}) = 0;

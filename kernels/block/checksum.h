@@ -9,7 +9,7 @@ namespace isthmus::kernels {
 
 inline constexpr int64_t kChecksumWordBytes = 8;
 
-// Of two neighbouring words' numbers, before they are mixed: 2^64 divided by the golden ratio, and odd.
+// The distance of neighbouring words' numbers before they are mixed: 2^64 divided by the golden ratio, and odd.
 inline constexpr uint64_t kChecksumStep = 0x9e3779b97f4a7c15;
 
 // Both halves as 32-bit numbers: one instruction of a GPU, and of vectors.

@@ -119,7 +119,7 @@ ISTHMUS_DEVICE uint64_t sum_parts(Group& group, const ChecksumParts& parts, int6
   return group.sum(sum);
 }
 
-// Of each packet, this thread's part of the checksum: in memory that the group shares, since registers are scarce.
+// This thread's part of each packet's checksum, in memory that the group shares, since registers are scarce.
 class SumsOfPackets {
  public:
   static constexpr int64_t bytes(int64_t threads, int64_t num_packets) {

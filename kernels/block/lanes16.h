@@ -148,7 +148,7 @@ struct VectorLanes {
     return for_each_vector<Float>([&](int v) { return (FloatVector)a.vector[v]; });
   }
 
-  // Of numbers, not NaN.
+  // NaN is not allowed.
   ISTHMUS_LANES static Float limited(Float a, float least, float most) {
     return for_each_vector<Float>([&](int v) {
       const FloatVector lower = least - FloatVector{};
@@ -157,7 +157,7 @@ struct VectorLanes {
       return above < upper ? above : upper;
     });
   }
-  // Of words below 2^31.
+  // Words must be below 2^31.
   ISTHMUS_LANES static Word max(Word a, Word b) {
     return for_each_vector<Word>(
         [&](int v) { return (IntVector)a.vector[v] > (IntVector)b.vector[v] ? a.vector[v] : b.vector[v]; });
@@ -182,7 +182,7 @@ struct VectorLanes {
   }
   ISTHMUS_LANES static uint32_t of(Word a, int lane) { return a.vector[lane / kVectorLanes][lane % kVectorLanes]; }
 
-  // Of a value that is the same in all lanes.
+  // Takes a value that is the same in all lanes.
   ISTHMUS_LANES static float common(Float a) { return a.vector[0][0]; }
   ISTHMUS_LANES static uint32_t common(Word a) { return a.vector[0][0]; }
 

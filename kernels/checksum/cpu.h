@@ -14,7 +14,7 @@ struct ChecksumKernels {
   uint64_t (*copy)(const void* from, void* to, int64_t num_words, int64_t place);
 };
 
-// Of the instruction set in use.
+// The kernels for the instruction set in use.
 const ChecksumKernels& checksum_kernels();
 
 const ChecksumKernels& checksum_kernels_of(baseline::Instructions set);

@@ -255,7 +255,7 @@ struct DecodeValues {
     return reinterpret_cast<const uint64_t*>(job.packets + job.place_of(i) * job.packet_bytes + kHeaderBytes);
   }
   ISTHMUS_DEVICE const Own* own() const { return static_cast<const Own*>(job.own.data); }
-  // Of the turn that begins with packet `first`.
+  // Where the turn writes that begins with packet `first`.
   ISTHMUS_DEVICE Out* out(int64_t first) const {
     return static_cast<Out*>(job.out.data) + (job.to_places ? first * job.num_elements : 0);
   }

@@ -142,7 +142,7 @@ struct SumSquares {
   }
 
  private:
-  // Of the runs and single elements that are one thread's.
+  // Counts the runs and single elements that are one thread's.
   ISTHMUS_DEVICE SquaresOf squares_of(int64_t first, int64_t group_size) const {
     SquaresOf squares = {};
     const int64_t stride = num_parts * group_size;

@@ -13,7 +13,7 @@ ISTHMUS_DEVICE const uint64_t* header_of(const WeightDecodeJob& job, int64_t nod
 ISTHMUS_DEVICE const uint8_t* packet_of(const WeightDecodeJob& job, int64_t node) {
   return reinterpret_cast<const uint8_t*>(header_of(job, node) + kWeightHeaderWords);
 }
-// Of another node whose shard changed; 0: there is nothing to decode. Once headers are checked.
+// The bytes of another node's shard that changed; 0: there is nothing to decode. Called once headers are checked.
 ISTHMUS_DEVICE int64_t bytes_to_decode(const WeightDecodeJob& job, int64_t node) {
   return node == job.node ? 0 : static_cast<int64_t>(header_of(job, node)[kWeightPacketBytes]);
 }

@@ -16,7 +16,7 @@ struct WeightScratch {
   std::array<uint16_t, kWeightBlockElements> escapes;
 };
 
-// Of one type of weights. Blocks have 1 to kWeightBlockElements elements.
+// The loops for one type of weights. Blocks have 1 to kWeightBlockElements elements.
 struct WeightKernels {
   // What turns `old_weights` into `new_weights`, bit for bit: bytes written to `out`, which has room for as many as the
   // elements take. 0: they are equal. As many as the elements take: the new ones as they are.

@@ -14,7 +14,7 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// Of neighbours: the lanes' sums side by side, which vectorises.
+// Sums over neighbours: the lanes' sums stand side by side, which vectorises.
 template <typename Format>
 WeightMoves moves_of(const typename Format::Bits* old_bits, const typename Format::Bits* new_bits, int64_t count,
                      float most) {

@@ -12,7 +12,7 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// Of each block whether it changed: its bytes in `block_bytes`, or 0.
+// Finds which blocks changed: writes each one's bytes to `block_bytes`, or 0.
 template <typename Format>
 struct CompareWeights {
   static constexpr int kThreads = kPassThreads;

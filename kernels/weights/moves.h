@@ -16,8 +16,8 @@ ISTHMUS_DEVICE float weight_value(BFloat16Weights /*format*/, uint16_t bits) { r
 ISTHMUS_DEVICE float weight_value(Float16Weights /*format*/, uint16_t bits) { return to_float32(Float16{bits}); }
 ISTHMUS_DEVICE float weight_value(Float32Weights /*format*/, uint32_t bits) { return std::bit_cast<float>(bits); }
 
-// Of several elements. Each of the 16 lanes sums up its own in their order; what fills no step of 16 is lane 0's. Then
-// the lanes' sums are added in the order of the lanes.
+// The moves of several elements. Each of the 16 lanes sums up its own in their order; what fills no step of 16 is lane
+// 0's. Then the lanes' sums are added in the order of the lanes.
 struct WeightMoves {
   float sum = 0;
   float largest = 0;

@@ -12,7 +12,7 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 // Threads of a group that codes: 8 teams. There are few blocks, and each takes long.
 inline constexpr int kWeightThreads = 128;
 
-// Of types that are not coded, in place of a WeightFormat.
+// Stands in place of a WeightFormat for types that are not coded.
 struct UncodedWeights {
   using Bits = uint8_t;
 };

@@ -8,11 +8,12 @@
 
 namespace isthmus::kernels {
 
-// Of a law and a token: frequency, and above it the first of its slots. A token that the law does not have is an
-// escape; these have the highest bit set.
+// An entry for a law and a token: the frequency, and above it the first of its slots. A token that the law does not
+// have is an escape; these have the highest bit set.
 inline constexpr int kWeightFirstSlotShift = 16;
 inline constexpr uint32_t kWeightIsEscape = 1U << 31;
-// Of a law and a slot: the token, above it the token's frequency, above that the slot's place among the token's.
+// An entry for a law and a slot: the token, above it the token's frequency, above that the slot's place among the
+// token's.
 inline constexpr int kWeightFrequencyShift = 5;
 inline constexpr int kWeightPlaceShift = 16;
 

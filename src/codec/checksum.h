@@ -12,7 +12,7 @@ namespace isthmus {
 // any order. Any damage to one half of a word changes it.
 class Checksum {
  public:
-  // Of a part of a packet that begins so many words after the header.
+  // The checksum of a part of a packet that begins so many words after the header.
   explicit Checksum(int64_t first_word = 0) : place_(first_word) {}
 
   // The next `num_bytes` of the data: a multiple of 8. No alignment is needed.

@@ -26,7 +26,7 @@ struct DeviceEncode {
   kernels::PieceSteps steps = {};
 };
 
-// What of a decoding's arguments decode_shard() has, and the others have not.
+// The arguments of a decoding that only decode_shard() has.
 struct DeviceShard {
   ConstBuffer own;
   int64_t own_place = 0;  // as in kernels::DecodeJobBase

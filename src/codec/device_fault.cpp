@@ -12,7 +12,7 @@ namespace {
 
 using kernels::FaultKind;
 
-// Of those that every codec has, and of its own.
+// The text of a fault that every codec has, or of one of its own.
 const char* fault_text(FaultKind kind, const CodecType* type) {
   if (kind == FaultKind::kHeader) {
     return "its header differs";

@@ -15,7 +15,7 @@ import isthmus
 
 FACTOR = 0.375
 PATIENCE = timedelta(seconds=30)
-# Of one rank's part of a collective.
+# The elements of one rank's part of a collective.
 SHAPES = {
     "12": (12,),
     "1": (1,),
@@ -138,7 +138,7 @@ class Case:
         return nullcontext()
 
     def shape(self, sender: int, receiver: int) -> tuple[int, ...]:
-        """Of what one rank of the group has for another."""
+        """The elements that one rank of the group has for another."""
         return (sender + 2 * receiver,) if self.row.layout == "uneven" else self.part
 
     @property
@@ -148,7 +148,7 @@ class Case:
         return shape or (1,) if self.plain else shape
 
     def whole_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Of the parts of all ranks, one after the other."""
+        """The elements of the parts of all ranks, one after the other."""
         if self.row.layout == "stacked" and not self.plain:
             return (self.size, *shape)
         return (self.size * shape[0], *shape[1:]) if shape else (self.size,)

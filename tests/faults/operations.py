@@ -15,7 +15,7 @@ NUM_ELEMENTS = 1 << 16
 # Enough for several messages of a ring, so that a rank can die in the middle.
 WORLD_ELEMENTS = 1 << 20
 LARGE_ELEMENTS = 1 << 23
-# Of a square layer, whose differences take more than 50 kB a rank.
+# The width of a square layer, whose differences take more than 50 kB a rank.
 WEIGHTS_WIDTH = 512
 # Of 2 nodes with 2 ranks each: a float32 for each element of the half that the rank's rail sends across.
 LARGE_RESIDUAL_BYTES = LARGE_ELEMENTS // 2 // 2 * 4

@@ -104,7 +104,7 @@ SMALLEST = (
     "     GPU0 GPU1\nGPU0  X   SYS\nGPU1 SYS   X\n",
 )
 
-# Of each target its own texts, and how the names of recorded machines in its format end.
+# Each target's own texts, and how the names of recorded machines in its format end.
 SEEDS = {
     "hwloc_xml": ((BRIDGES, NO_BRIDGES, NVLINK_MATRIX, NO_OBJECTS), ".hwloc.xml"),
     "machine_file": ((JSON, *SMALLEST), ""),

@@ -21,7 +21,7 @@ import machine_seeds
 import packet_seeds
 
 HERE = Path(__file__).parent
-# Of a run; the slowest input takes hundredths of that.
+# The limit of a run; the slowest input takes hundredths of that.
 INPUT_TIMEOUT_S = 10
 MOST_PACKET_BYTES = 256
 MOST_MACHINE_BYTES = 4096

@@ -244,7 +244,7 @@ def _is_io(element: etree._Element | None) -> bool:
 
 
 def _is_network(device: etree._Element) -> bool:
-    """Of type 2 (network) or 3 (OpenFabrics) in hwloc 2. hwloc 3 numbers types anew: there its facts tell."""
+    """Whether hwloc 2 says type 2 (network) or 3 (OpenFabrics). hwloc 3 numbers types anew: there its facts tell."""
     return "Address" in _infos(device) or "NodeGUID" in _infos(device) or device.get("osdev_type") in ("2", "3")
 
 
@@ -287,7 +287,7 @@ def _gp_index(element: etree._Element) -> int | None:
 
 
 def _class_and_vendor(element: etree._Element) -> tuple[int | None, int | None]:
-    """Of pci_type="0302 [10de:15f9] [10de:116b] a1"."""
+    """The vendor and the device in pci_type="0302 [10de:15f9] [10de:116b] a1"."""
     text = text_of(element, "pci_type")
     if text is None:
         return None, None

@@ -73,7 +73,7 @@ def integer_of(element: etree._Element, name: str, least: int, most: int) -> int
 
 
 def to_integer(value: str) -> int | None:
-    """Of decimal digits, or hexadecimal ones after 0x; None: it is no integer, or has more than 18 digits."""
+    """The number in decimal digits, or hexadecimal ones after 0x; None: no integer, or more than 18 digits."""
     if re.fullmatch(r"[+-]?\d{1,18}", value, re.ASCII):
         return int(value)
     return int(value, 16) if re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}", value) else None

@@ -69,7 +69,7 @@ class CodecSpeed:
 
 @dataclass(frozen=True)
 class CodecSpeeds:
-    """Of each codec by its name, and where the figures come from."""
+    """The speeds of each codec, by its name, and where the figures come from."""
 
     by_codec: Mapping[str, CodecSpeed]
     source: str

@@ -135,7 +135,7 @@ class StepPlan:
 
     @cached_property
     def memory(self) -> Memory:
-        """Of one rank."""
+        """The memory of one rank."""
         setting = self.setting
         placed = [(unit, self.strategy.placements_of(unit, setting.resharding)) for unit in setting.model.units]
         return memory_of(placed, self.strategy.wire, setting.cluster, setting.element_bytes, setting.num_unreduced)

@@ -31,7 +31,7 @@ class Unit:
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of its parameters, in order."""
+        """The shapes of its parameters, in order."""
         return tuple(parameter.shape for parameter in self.parameters)
 
     def padded_elements(self, num_ranks: int) -> int:

@@ -31,7 +31,7 @@ class Crossing:
 
     @property
     def sent_bytes(self) -> int:
-        """Of all kinds."""
+        """The sum over all kinds of collectives."""
         return sum(self.by_kind.values())
 
     @property
@@ -46,7 +46,7 @@ class Crossing:
 
     @property
     def weights_share(self) -> float:
-        """Of gathers, in what was sent."""
+        """The share of gathers in what was sent."""
         return self.by_kind["all_gather"] / self.sent_bytes if self.sent_bytes else 0.0
 
 

@@ -64,7 +64,7 @@ def fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Tag, bool, t
     return ("", 0, why_fsdp1_is_exact(flat, reducer), number_of(handle), None), False, flat
 
 
-# Of a unit that is reduced without some of its parameters, where the call's stack does not tell which.
+# Why a unit stays exact that is reduced without some of its parameters, where the call's stack does not tell which.
 UNKNOWN_PARAMETERS = "which parameters have gradients is not known"
 
 

@@ -37,7 +37,7 @@ void check_like(const char* what, ConstBuffer buffer, ConstBuffer shard, int64_t
   check_memory(what, buffer, buffer.bytes(), element_bytes(shard.dtype));
 }
 
-// Of what is sent or received of one node.
+// The bytes of blocks that fit into what one node sends or receives.
 int64_t capacity_of(const char* what, int64_t bytes) {
   const int64_t capacity = bytes - kernels::kWeightHeaderBytes;
   ISTHMUS_CHECK(Error, capacity >= 0 && capacity % kPair == 0, kName, ": ", what, " of ", bytes,

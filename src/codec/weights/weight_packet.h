@@ -43,7 +43,7 @@ class WeightPackets {
 
   // Blocks of other types are sent whole, or not at all.
   static bool is_coded(DataType dtype);
-  // Of a packet, at most.
+  // The most bytes that a packet of this shard takes.
   static int64_t most_bytes(ConstBuffer shard);
   // Behind a packet: memory that is written or read as well, whatever is in it.
   static constexpr int64_t kMarginBytes = 128;
@@ -60,10 +60,10 @@ class WeightPackets {
   std::unique_ptr<Scratch> scratch_;
 };
 
-// Of a packet whose bytes have another checksum than its header says, for a PacketError.
+// The text of a PacketError: the bytes of a packet have another checksum than its header says.
 std::string text_of_damage(uint64_t node, uint64_t checksum, const WeightHeader& header);
 
-// Of memory of a multiple of 8 bytes: as of packets; never 0.
+// The checksum of memory, which has a multiple of 8 bytes: the one that packets carry; never 0.
 uint64_t checksum_of(ConstBuffer bytes);
 
 }  // namespace isthmus

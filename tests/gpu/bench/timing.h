@@ -13,7 +13,7 @@ namespace isthmus::gpu {
 // Throws std::runtime_error that names the call.
 void check_cuda(cudaError_t result, const char* call);
 
-// Of several repetitions, in microseconds.
+// The times of several repetitions, in microseconds.
 struct Times {
   double median = 0;
   double lower = 0;  // quartiles
@@ -31,10 +31,11 @@ class Timer {
 
   cudaStream_t stream() const { return stream_; }
 
-  // Of the device, for what `work` enqueues on stream() or on streams that it joins again: as a captured graph, so that
-  // the host's launches do not count. Before each repetition a memset goes through more memory than the L2 holds.
+  // The time of the device for what `work` enqueues on stream() or on streams that it joins again: as a captured graph,
+  // so that the host's launches do not count. Before each repetition a memset goes through more memory than the L2
+  // holds.
   Times device_us(int repetitions, const std::function<void()>& work);
-  // Of the host, for a call that enqueues something. The device is idle at the first of a few calls.
+  // The time of the host for a call that enqueues something. The device is idle at the first of a few calls.
   Times host_us(int repetitions, const std::function<void()>& call);
 
  private:

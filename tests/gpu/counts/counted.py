@@ -76,7 +76,7 @@ class Chain:
 
     @property
     def num_launches(self) -> int:
-        """Of codecs, copies and NCCL."""
+        """The launches of codecs, copies and NCCL."""
         return self.nccl_launches + sum(launches.number for launches in self.launches)
 
     @property
@@ -98,5 +98,5 @@ class Chain:
 
     @property
     def memory_bytes(self) -> int:
-        """Of its communicators."""
+        """The memory of its communicators."""
         return sum(communicator.memory_bytes for communicator in self.communicators)

@@ -18,7 +18,7 @@ int64_t residual_elements(const Codec& codec, int64_t num_elements) {
   return codec.keeps_residual() ? num_elements : 0;
 }
 
-// What of the options matters to the codec.
+// The options that matter to the codec.
 std::string settings_of(const std::string& codec, const Options& options) {
   char settings[96] = "";
   if (codec == "tagc") {
