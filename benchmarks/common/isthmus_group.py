@@ -23,7 +23,6 @@ _OPTIONS = (
     "rounding",
     "error_feedback",
     "sparsity",
-    "value_type",
     "ratio",
     "cell_type",
     "index_bits",

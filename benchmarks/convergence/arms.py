@@ -41,13 +41,6 @@ def _tagc(name: str, sparsity: float, ratio: float, cell_type: str = "fp32", **m
     return {"name": f"tagc-{name}", "options": codec | {"block_elements": 0, "peel_rounds": 64} | more}
 
 
-def _sparse(percent: float, value_type: str, error_feedback: bool = True, **more: Any) -> dict[str, Any]:
-    feedback = "on" if error_feedback else "off"
-    codec = {"codec": "sparse", "tiers": "two", "sparsity": round(1 - percent / 100, 6), "value_type": value_type}
-    name = f"sparse-{percent:g}-{value_type}" + ("" if error_feedback else "-nofb")
-    return {"name": name, "options": codec | {"error_feedback": feedback} | more}
-
-
 def _quant(
     bits: int, rotate: bool = True, error_feedback: bool = False, scale: str = "least_error", **more: Any
 ) -> dict[str, Any]:
@@ -88,9 +81,6 @@ def _all_arms() -> Iterable[CodecArm]:
     for arm in paper:
         yield CodecArm(**arm)
         yield _flat(arm)
-    for percent in (5, 1.25):
-        for value_type in ("bf16", "int8"):
-            yield CodecArm(**_sparse(percent, value_type))
     # The whole grid of quantisation, but for what stands above.
     for bits in (8, 4, 3, 2, 1):
         for rotate in (True, False):
@@ -100,17 +90,13 @@ def _all_arms() -> Iterable[CodecArm]:
     for bits in (2, 1):
         yield _coded(_quant(bits))
     yield _coded(_tagc("10x", 0.9875, 10))
-    yield _coded(_sparse(5, "bf16"))
-    for arm in (_quant(2), _quant(1), _tagc("10x", 0.9875, 10), _sparse(1.25, "bf16")):
+    for arm in (_quant(2), _quant(1), _tagc("10x", 0.9875, 10)):
         yield _dense(arm)
     # What is kept back by a ratio, or not; and what sketch cells hold.
     for cell_type in ("bf16", "fp16", "int8"):
         yield CodecArm(**_tagc(f"10x-{cell_type}", 0.9875, 10, cell_type))
     for cell_type in ("fp32", "bf16", "int8"):
         yield CodecArm(**_tagc(f"lossless-{cell_type}", 0.9875, 0, cell_type))
-    for percent in (5, 1.25):
-        for value_type in ("bf16", "int8"):
-            yield CodecArm(**_sparse(percent, value_type, error_feedback=False))
     # What a scale is chosen for, how codes are rounded, how many elements share a scale.
     for bits in (8, 4, 3, 2):
         yield _named("absmax", _quant(bits, scale="absmax"))

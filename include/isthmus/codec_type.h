@@ -15,8 +15,9 @@ namespace isthmus {
 
 struct PassesOfDevice;  // what runs the passes of a codec on a device: src/codec/passes_codec.h
 
-// Identifies a codec in the header of its packets. Ids from kFirstOutside on are for codecs outside of Isthmus.
-enum class CodecId : uint8_t { kNone = 1, kTagc = 2, kQuant = 3, kSparse = 4, kFirstOutside = 128 };
+// Identifies a codec in the header of its packets. 4 stays reserved: it was the id of codec sparse, which is gone. Ids
+// from kFirstOutside on are for codecs outside of Isthmus.
+enum class CodecId : uint8_t { kNone = 1, kTagc = 2, kQuant = 3, kFirstOutside = 128 };
 const char* to_string(CodecId id);  // the codec's name; "unknown" where none is registered
 
 // An option that a codec looks at.
@@ -65,7 +66,7 @@ struct CodecType {
 const std::vector<const CodecType*>& codec_types();
 // Throws OptionError, which names all codecs, for an unknown name.
 const CodecType& find_codec(const std::string& name);
-// {"none", "tagc", "quant", "sparse"}: by id.
+// {"none", "tagc", "quant"}: by id.
 std::vector<std::string> codec_names();
 
 // Adds a codec from outside. `type` stays alive as long as the process. Called on every rank alike, from one thread,

@@ -12,7 +12,7 @@ struct OptionField;
 
 struct Options {
   std::string nodes;  // "2x4", "0,1|2,3" by global rank; empty: from launcher or machine
-  // none, tagc, quant, sparse. The default, quant with 4 bits, sends the fewest bits of all settings whose loss
+  // none, tagc, quant. The default, quant with 4 bits, sends the fewest bits of all settings whose loss
   // could not be told from exact training's: docs/convergence.md.
   std::string codec = "quant";
   std::string tiers = "two";             // two, flat
@@ -24,8 +24,7 @@ struct Options {
   std::string scale_type = "bf16";       // quant: bf16, fp32: what a group's scale is sent as
   std::string rounding = "nearest";      // quant: nearest, stochastic
   std::string error_feedback = "codec";  // codec, on, off; codec: off for quant, on for others, as published
-  double sparsity = 0.9875;              // tagc, sparse: share of each piece (sparse: of each block) that is not sent
-  std::string value_type = "bf16";       // sparse: fp32, bf16, int8: what kept values are sent as
+  double sparsity = 0.9875;              // tagc: share of each piece that is not sent
   double ratio = 10;                     // tagc: sketch rows = blocks / ratio; 0: as many as what is kept needs
   std::string cell_type = "fp32";        // tagc: fp32, bf16, fp16, int8: what sketch cells hold
   int64_t index_bits = 1;                // tagc with tiers=flat: 1 (bitwise or) or 4 (counts, to 15 ranks)
@@ -73,7 +72,7 @@ struct OptionField {
   std::function<void(Options&, const std::string&)> set = {};  // throws OptionError naming the field, value and range
   std::vector<OptionUser> users = {};                          // empty: whatever the codec is
 
-  // "tagc with tiers=flat", "tagc or sparse"; empty: whatever the codec is.
+  // "tagc with tiers=flat", "tagc or quant"; empty: whatever the codec is.
   std::string users_text() const;
   // Whether its variable is set, and not empty.
   bool is_in_environment() const;

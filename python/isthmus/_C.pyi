@@ -26,7 +26,6 @@ class Options(_TorchBackend.Options):
     rounding: str
     error_feedback: str
     sparsity: float
-    value_type: str
     ratio: float
     cell_type: str
     index_bits: int
@@ -61,7 +60,6 @@ class Options(_TorchBackend.Options):
         rounding: str = ...,
         error_feedback: str = ...,
         sparsity: float = ...,
-        value_type: str = ...,
         ratio: float = ...,
         cell_type: str = ...,
         index_bits: int = ...,

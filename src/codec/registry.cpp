@@ -5,7 +5,6 @@
 
 #include "codec/none/type.h"
 #include "codec/quant/type.h"
-#include "codec/sparse/type.h"
 #include "codec/tagc/type.h"
 #include "isthmus/error.h"
 
@@ -14,7 +13,7 @@ namespace {
 
 struct Registry {
   // From the exact one to the one that may lose most: the order of their options.
-  std::vector<const CodecType*> types = {&none_type(), &quant_type(), &sparse_type(), &tagc_type()};
+  std::vector<const CodecType*> types = {&none_type(), &quant_type(), &tagc_type()};
   std::atomic<bool> was_read = false;
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "codec/dropping.h"
 #include "codec/passes_codec.h"
 #include "codec/tagc/device.h"
 #include "codec/tagc/host.h"
@@ -14,9 +13,12 @@ namespace {
 using kernels::FaultKind;
 
 std::vector<CodecOption> options() {
+  const auto is_share = [](double value) { return value >= 0 && value < 1; };
   const auto is_ratio = [](double value) { return value == 0 || (value >= 1 && value <= 64); };
   const auto is_block = [](int64_t elements) { return elements == 0 || rows::is_power_of_two(elements, 64, 4096); };
   return {
+      {.field = rows::number_field("sparsity", "ISTHMUS_SPARSITY", &Options::sparsity, "at least 0, less than 1",
+                                   "The share of elements that is not sent.", is_share)},
       {.field = rows::number_field(
            "ratio", "ISTHMUS_RATIO", &Options::ratio, "1 to 64, or 0",
            "Blocks of a piece for each row of its sketch; 0: as many rows as what is kept needs.", is_ratio)},
@@ -33,7 +35,6 @@ std::vector<CodecOption> options() {
            "Neighbouring elements treated together; 0: chosen from the piece's size.", is_block)},
       {.field = rows::count_field("peel_rounds", "ISTHMUS_PEEL_ROUNDS", &Options::peel_rounds, 1, 1024, "1 to 1024",
                                   "Bound on decoding rounds.")},
-      {.field = {.name = "sparsity"}},
       {.field = {.name = "error_feedback"}, .shapes_packets = false},  // it may not be off
   };
 }
@@ -47,11 +48,16 @@ std::unique_ptr<Codec> make_on_device(const Options& options, DataType /*wire_dt
   return make_passes_codec(TagcDevice(options), device);
 }
 
+double bits_of_cell(const std::string& type) { return type == "fp32" ? 32 : type == "int8" ? 8 : 16; }
+
 // An index, and the sketch's cells.
 double wire_bits(DataType /*dtype*/, const Options& options) {
   const double rows_of_block = options.ratio > 0 ? 1 / options.ratio : std::min(1.0, 2 * (1 - options.sparsity));
-  return 1 + bits_of_value(options.cell_type) * rows_of_block;
+  return 1 + bits_of_cell(options.cell_type) * rows_of_block;
 }
+
+// A bound for all values: kept elements have at least the mean square of the dropped ones.
+double error_of_dropping(const Options& options) { return options.sparsity; }
 
 const char* fault_text(uint32_t kind) {
   switch (static_cast<FaultKind>(kind)) {

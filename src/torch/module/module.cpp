@@ -179,7 +179,6 @@ void bind_options(py::module_& module) {
   bind_field(type, "rounding", &isthmus::Options::rounding);
   bind_field(type, "error_feedback", &isthmus::Options::error_feedback);
   bind_field(type, "sparsity", &isthmus::Options::sparsity);
-  bind_field(type, "value_type", &isthmus::Options::value_type);
   bind_field(type, "ratio", &isthmus::Options::ratio);
   bind_field(type, "cell_type", &isthmus::Options::cell_type);
   bind_field(type, "index_bits", &isthmus::Options::index_bits);

@@ -81,21 +81,6 @@ TEST(PacketFormat, ExampleOfCodecTagc) {
   EXPECT_EQ(dump(packet), example_in_docs("tagc"));
 }
 
-TEST(PacketFormat, ExampleOfCodecSparse) {
-  Options options;
-  options.sparsity = .998;
-  options.value_type = "int8";
-  const std::unique_ptr<Codec> codec = make_codec("sparse", options, DataType::kFloat32, 4);
-  std::vector<float> piece(2100, .25F);
-  piece[5] = 1.5F;
-  piece[300] = -2.0F;
-  piece[1500] = std::numeric_limits<float>::quiet_NaN();
-  piece[2099] = 3.0F;
-  const std::vector<uint8_t> packet = encode(*codec, piece);
-  EXPECT_EQ(packet.size(), 96);
-  EXPECT_EQ(dump(packet), example_in_docs("sparse"));
-}
-
 TEST(PacketFormat, ExampleOfCodecQuant) {
   Options options;
   options.bits = 2;

@@ -127,7 +127,7 @@ std::string complaint(const std::function<void()>& call) {
 }
 
 TEST(Registry, HasTheCodecsOfIsthmusAndThoseFromOutside) {
-  EXPECT_EQ(codec_names(), (std::vector<std::string>{"none", "tagc", "quant", "sparse", "sign"}));
+  EXPECT_EQ(codec_names(), (std::vector<std::string>{"none", "tagc", "quant", "sign"}));
   EXPECT_EQ(&find_codec("sign"), &kSign);
   EXPECT_STREQ(to_string(kSignId), "sign");
   EXPECT_STREQ(to_string(CodecId::kTagc), "tagc");
@@ -136,18 +136,18 @@ TEST(Registry, HasTheCodecsOfIsthmusAndThoseFromOutside) {
 
 TEST(Registry, UnknownNamesListTheKnownOnes) {
   EXPECT_EQ(complaint<OptionError>([] { make_codec("zip", Options(), DataType::kFloat32, 1); }),
-            "codec \"zip\" is unknown: expected none, tagc, quant, sparse or sign");
+            "codec \"zip\" is unknown: expected none, tagc, quant or sign");
   Options options;
   EXPECT_EQ(complaint<OptionError>([&] { field_named("codec")->set(options, "zip"); }),
-            "option codec=\"zip\": expected none, tagc, quant, sparse or sign");
+            "option codec=\"zip\": expected none, tagc, quant or sign");
 }
 
 TEST(Registry, OptionsKnowTheirUsers) {
   Options options = sign_options();
   EXPECT_NO_THROW(options.validate());
-  EXPECT_EQ(field_named("error_feedback")->users_text(), "tagc, quant, sparse or sign");
-  EXPECT_EQ(field_named("dense_steps")->users_text(), "tagc, quant, sparse or sign");
-  EXPECT_EQ(field_named("sparsity")->users_text(), "tagc or sparse");
+  EXPECT_EQ(field_named("error_feedback")->users_text(), "tagc, quant or sign");
+  EXPECT_EQ(field_named("dense_steps")->users_text(), "tagc, quant or sign");
+  EXPECT_EQ(field_named("sparsity")->users_text(), "tagc");
   EXPECT_TRUE(options.uses(*field_named("error_feedback")));
   EXPECT_FALSE(options.uses(*field_named("bits")));
   EXPECT_EQ(options.codec_settings(), "sign error_feedback=codec");

@@ -32,7 +32,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("name", "value", "range_text"),
         [
-            ("codec", "zip", "none, tagc, quant or sparse"),
+            ("codec", "zip", "none, tagc or quant"),
             ("tiers", "three", "two or flat"),
             ("ratio", 0.5, "1 to 64"),
             ("sparsity", 1, "less than 1"),
@@ -107,7 +107,7 @@ class TestOptions:
         monkeypatch.setenv("ISTHMUS_PEEL_ROUNDS", "7")
         options = isthmus.Options(codec="quant", ratio=10, sparsity=0.9, bits=2, nodes="2x2")
         expected = [
-            ("sparsity", "0.9", "tagc or sparse"),
+            ("sparsity", "0.9", "tagc"),
             ("ratio", "10", "tagc"),  # its default, and yet asked for
             ("peel_rounds", "7", "tagc"),
         ]

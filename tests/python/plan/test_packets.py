@@ -21,12 +21,6 @@ SETTINGS = {
         {"group_elements": 512, "bits": 3},
         {"segments": 4, "error_feedback": "on"},
     ],
-    "sparse": [
-        {},
-        *({"value_type": kind} for kind in ("fp32", "int8")),
-        *({"sparsity": sparsity} for sparsity in (0.0, 0.5, 0.75, 0.76, 0.9, 0.9999)),
-        {"segments": 5},
-    ],
     "tagc": [
         {},
         *({"cell_type": kind} for kind in ("bf16", "fp16", "int8")),

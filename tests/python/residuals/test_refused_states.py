@@ -59,7 +59,7 @@ def damaged_states_are_refused_and_change_nothing() -> None:
 @table
 def one_damaged_rank_fails_all_of_them() -> None:
     """Also with HSDP, where rank 3 shares no group with rank 0."""
-    for make in (model_on, lambda: fsdp2(hsdp_mesh("2x2", "sparse"))):
+    for make in (model_on, lambda: fsdp2(hsdp_mesh("2x2"))):
         model = trained(make())
         state = isthmus.state_dict(model)
         if dist.get_rank() == 0:

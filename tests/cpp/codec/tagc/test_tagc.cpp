@@ -10,7 +10,6 @@
 
 #include "isthmus/error.h"
 #include "kernels/tagc/layout.h"
-#include "tests/cpp/codec/dropping_codecs.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/codec/tagc/tagc_packets.h"
 #include "tests/cpp/codec/tagc/tagc_reference.h"
@@ -22,26 +21,34 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kMax = std::numeric_limits<float>::max();
 
+// Two steps against the reference: packets, residuals, counts and what arrives, bit for bit.
 void expect_equal_to_reference(const Options& options, Data data, int64_t num_elements) {
   SCOPED_TRACE(testing::Message() << to_string(data) << ", " << num_elements << " elements, ratio " << options.ratio
                                   << ", sparsity " << options.sparsity << ", blocks " << options.block_elements
                                   << ", cells " << options.cell_type);
   TagcCodec codec(options);
-  const auto encode_reference = [&](PacketContext context, const std::vector<float>& piece,
-                                    std::vector<float>& residual) {
-    const reference::TwoTierResult result =
-        reference::encode_two_tier(parameters_of(options, context), piece, residual);
-    std::vector<float> arrives(piece.size());
-    for (const auto& [element, value] : result.arrives) {
-      arrives[element] = value;
+  std::vector<float> residual(num_elements);
+  std::vector<float> expected_residual = residual;
+  for (uint64_t step = 0; step < 2; ++step) {
+    const PacketContext context = {kContext.unit_hash, step};
+    const std::vector<float> piece = make_piece(data, num_elements, 11 + static_cast<uint32_t>(step));
+    Packet packet = new_packet(codec, num_elements);
+    const CodecCounts counts = encode(codec, piece, residual, packet, context);
+    const reference::TwoTierResult expected =
+        reference::encode_two_tier(parameters_of(options, context), piece, expected_residual);
+    ASSERT_EQ(packet.copy(), expected.packet);
+    ASSERT_EQ(bits_of(residual), bits_of(expected_residual));
+    EXPECT_EQ(counts.encoded_elements, num_elements);
+    EXPECT_EQ(counts.kept_elements, expected.kept_elements);
+    EXPECT_EQ(counts.held_back_elements, expected.held_back_elements);
+    EXPECT_EQ(counts.estimated_elements, 0);
+    EXPECT_EQ(counts.non_finite_blocks, expected.non_finite_blocks);
+    std::vector<float> sums(num_elements);
+    for (const auto& [element, value] : expected.arrives) {
+      sums[element] += value;  // -0 becomes 0
     }
-    return ReferenceEncoding{result.packet,
-                             {.kept_elements = result.kept_elements,
-                              .held_back_elements = result.held_back_elements,
-                              .non_finite_blocks = result.non_finite_blocks},
-                             arrives};
-  };
-  expect_two_steps_equal(codec, data, num_elements, kContext.unit_hash, encode_reference);
+    ASSERT_EQ(bits_of(decode(codec, packet, num_elements, context)), bits_of(sums));
+  }
 }
 
 constexpr int64_t kSizes[] = {0,   1,   2,    63,   64,   65,   100,  127,  128,   129,
@@ -197,9 +204,25 @@ TEST(Tagc, HugeValuesDoNotDisturbNeighbours) {
   }
 }
 
+// Three packets, in their order.
 TEST(Tagc, AddsSeveralPacketsToWhatIsThere) {
   TagcCodec codec(options_of(kLevels[2]));
-  expect_packets_are_added(codec, 10007, kContext);
+  const int64_t num_elements = 10007;
+  const int64_t packet_bytes = codec.packet_bytes(num_elements);
+  Packet packets(3 * packet_bytes);
+  std::vector<float> expected(num_elements, 100.0F);
+  for (int p = 0; p < 3; ++p) {
+    std::vector<float> residual(num_elements);
+    const std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 20 + p);
+    codec.encode(buffer_of(piece), buffer_of(residual), packets.buffer().part(p, packet_bytes), kContext.of_packet(p),
+                 {});
+    for (int64_t i = 0; i < num_elements; ++i) {
+      expected[i] += piece[i] - residual[i];  // what is sent of the element: exactly a float32
+    }
+  }
+  std::vector<float> out(num_elements, 100.0F);
+  codec.decode_sum(packets.buffer(), 3, buffer_of(out), kContext, {});
+  EXPECT_EQ(out, expected);
 }
 
 TEST(Tagc, HeldBackElementsAreSentInLaterSteps) {
@@ -308,7 +331,13 @@ TEST(Tagc, ShortCellsBesideAHugeOutlier) {
 
 TEST(Tagc, NoPacketsAndNoElements) {
   TagcCodec codec(options_of(kLevels[0]));
-  expect_nothing_of_nothing(codec, kContext);
+  std::vector<float> out(10, 1.0F);
+  codec.decode_sum({nullptr, 0, DataType::kByte}, 0, buffer_of(out), kContext, {});
+  EXPECT_EQ(out, std::vector<float>(10, 1.0F)) << "no packets leave the sums alone";
+  std::vector<float> none;
+  Packet packet = new_packet(codec, 0);
+  EXPECT_EQ(encode(codec, none, none, packet).encoded_elements, 0);
+  EXPECT_TRUE(decode(codec, packet, 0).empty());
 }
 
 }  // namespace

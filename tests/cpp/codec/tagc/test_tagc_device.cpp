@@ -9,11 +9,10 @@
 #include <vector>
 
 #include "codec/tagc/host.h"
-#include "isthmus/error.h"
-#include "tests/cpp/codec/dropping_codecs_on_device.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/codec/tagc/tagc_on_device.h"
 #include "tests/cpp/codec/tagc/tagc_reference.h"
+#include "tests/cpp/support/packets.h"
 
 // What is called by itself.
 #include "kernels/tagc/insert_passes.h"
@@ -31,10 +30,22 @@ void expect_as_on_cpu(const Options& options, const std::vector<float>& piece, c
                                   << options.sparsity << ", blocks " << options.block_elements << ", "
                                   << cut.num_threads << " threads, " << cut.max_groups << " groups");
   TagcCodec cpu(options);
-  expect_same_as_cpu(
-      cpu, piece, residual, context,
-      [&](const auto& values, const auto& kept) { return encode_on_device(options, values, kept, context, cut); },
-      [&](const auto& packet, auto& out) { return decode_on_device(options, packet, 1, out, context, cut); });
+  Packet packet = new_packet(cpu, static_cast<int64_t>(piece.size()));
+  std::vector<float> expected_residual = residual;
+  const CodecCounts expected = encode(cpu, piece, expected_residual, packet, context);
+  const Encoded encoded = encode_on_device(options, piece, residual, context, cut);
+  ASSERT_EQ(encoded.packet, packet.copy());
+  ASSERT_EQ(bits_of(encoded.residual), bits_of(expected_residual));
+  const kernels::DeviceCounts& counts = encoded.counts;
+  EXPECT_EQ(static_cast<int64_t>(counts.kept_elements), expected.kept_elements);
+  EXPECT_EQ(static_cast<int64_t>(counts.chosen_elements - counts.kept_elements), expected.held_back_elements);
+  EXPECT_EQ(static_cast<int64_t>(counts.non_finite_blocks), expected.non_finite_blocks);
+
+  std::vector<float> expected_out(piece.size(), .125F);
+  std::vector<float> out = expected_out;
+  cpu.decode_sum(packet.buffer(), 1, buffer_of(expected_out), context, {});
+  EXPECT_EQ(decode_on_device(options, encoded.packet, 1, out, context, cut).code, kernels::DeviceFault::kNone);
+  ASSERT_EQ(bits_of(out), bits_of(expected_out));
 }
 
 void expect_as_on_cpu(const Options& options, Data data, int64_t num_elements, Cut cut) {
@@ -367,21 +378,6 @@ TEST(TagcDevice, SequencesDependOnShapesAlone) {
   for (const Data data : all_data()) {
     EXPECT_EQ(passes_of(data), 11) << to_string(data);
   }
-}
-
-TEST(TagcDevice, RejectsWrongBuffers) {
-  const TagcDevice codec(options_of(4, .9));
-  std::vector<float> piece(100);
-  std::vector<float> residual(100);
-  Memory packet(codec.packet_bytes(100));
-  Memory scratch(codec.encode_scratch_bytes(100));
-  const Buffer short_scratch = scratch.buffer().slice(0, codec.encode_scratch_bytes(100) - 1);
-  EXPECT_THROW(codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(), {}, nullptr, short_scratch}),
-               Error);
-  residual.resize(99);
-  EXPECT_THROW(
-      codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(), {}, nullptr, scratch.buffer()}), Error);
-  EXPECT_THROW(codec.encode_scratch_bytes(kernels::kMaxDeviceElements + 1), Error);
 }
 
 }  // namespace

@@ -189,5 +189,20 @@ TEST_F(TagcDeviceCorruption, NothingIsDecodedAfterAFault) {
   EXPECT_EQ(fault.packet(), 2);
 }
 
+TEST(TagcDevice, RejectsWrongBuffers) {
+  const TagcDevice codec(options_of(4, .9));
+  std::vector<float> piece(100);
+  std::vector<float> residual(100);
+  Memory packet(codec.packet_bytes(100));
+  Memory scratch(codec.encode_scratch_bytes(100));
+  const Buffer short_scratch = scratch.buffer().slice(0, codec.encode_scratch_bytes(100) - 1);
+  EXPECT_THROW(codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(), {}, nullptr, short_scratch}),
+               Error);
+  residual.resize(99);
+  EXPECT_THROW(
+      codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(), {}, nullptr, scratch.buffer()}), Error);
+  EXPECT_THROW(codec.encode_scratch_bytes(kernels::kMaxDeviceElements + 1), Error);
+}
+
 }  // namespace
 }  // namespace isthmus
