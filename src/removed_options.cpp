@@ -14,6 +14,9 @@ const std::vector<RemovedOption>& removed_options() {
       {"intra_gbit", "", "isthmus plan --intra says what to set for a link"},
       {"ramp_steps", "", "dense_steps for tagc; with quant a bit more from the beginning is as good"},
       {"value_type", "", "cell_type of codec tagc, or bits of codec quant"},
+      {"block_elements", "", "codec tagc chooses it from the piece's size"},
+      {"peel_rounds", "", "codec tagc decodes in up to 64 rounds"},
+      {"own_piece", "", "it is exact; with tiers=flat it is coded"},
       {"gathers", "", "all-gathers of min_elements and more cross between nodes once, in two tiers"},
   };
   return table;

@@ -11,7 +11,7 @@ FLOOR = "nothing-sent"
 #: Of the steps: how long the arms with a dense start stay exact.
 _DENSE_SHARE = 0.1
 #: Options that are gone, with the value that counts now: results that were recorded with it are still of an arm.
-SETTLED = {"ramp_steps": 0}
+SETTLED = {"ramp_steps": 0, "block_elements": 0, "peel_rounds": 64, "own_piece": "exact"}
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class CodecArm:
         return _COMMON | self.options | {"dense_steps": round(self.dense_share * num_steps)}
 
 
-_COMMON = {"units": "*", "min_elements": 0, "own_piece": "exact", "error_interval": 20}
+_COMMON = {"units": "*", "min_elements": 0, "error_interval": 20}
 
 
 def _tagc(name: str, sparsity: float, ratio: float, cell_type: str = "fp32", **more: Any) -> dict[str, Any]:
     codec = {"codec": "tagc", "sparsity": sparsity, "ratio": ratio, "cell_type": cell_type, "tiers": "two"}
-    return {"name": f"tagc-{name}", "options": codec | {"block_elements": 0, "peel_rounds": 64} | more}
+    return {"name": f"tagc-{name}", "options": codec | more}
 
 
 def _quant(
@@ -64,10 +64,6 @@ def _dense(arm: dict[str, Any]) -> CodecArm:
     return _named("dense", arm, dense_share=_DENSE_SHARE)
 
 
-def _coded(arm: dict[str, Any]) -> CodecArm:
-    return _named("coded", arm | {"options": arm["options"] | {"own_piece": "coded"}})
-
-
 def _all_arms() -> Iterable[CodecArm]:
     exact = {"codec": "none", "tiers": "two"}
     yield CodecArm(BASELINE, exact)
@@ -87,9 +83,6 @@ def _all_arms() -> Iterable[CodecArm]:
             for error_feedback in (False, True):
                 if (bits, rotate, error_feedback) not in ((8, True, False), (4, True, False), (2, True, False)):
                     yield CodecArm(**_quant(bits, rotate, error_feedback))
-    for bits in (2, 1):
-        yield _coded(_quant(bits))
-    yield _coded(_tagc("10x", 0.9875, 10))
     for arm in (_quant(2), _quant(1), _tagc("10x", 0.9875, 10)):
         yield _dense(arm)
     # What is kept back by a ratio, or not; and what sketch cells hold.
@@ -106,7 +99,6 @@ def _all_arms() -> Iterable[CodecArm]:
         yield _named("stochastic", _quant(bits, scale="absmax", rounding="stochastic"))
     for bits in (2, 1):
         yield _named("group512", _quant(bits, group_elements=512))
-    yield _coded(_quant(1, scale="unbiased") | {"name": "quant-1-unbiased"})
     # Why a codec costs what it costs: the same relative squared error, on other elements.
     for noise in ("spread", "alike"):
         yield CodecArm(f"noise-{noise}", exact, noise=noise)

@@ -39,7 +39,7 @@ struct CodecType {
   CodecId id = CodecId::kFirstOutside;
   const char* name = nullptr;  // the value of option `codec`
 
-  // The options that it uses, without those of every lossy codec (own_piece, dense_steps, error_interval).
+  // The options that it uses, without those of every lossy codec (dense_steps, error_interval).
   std::vector<CodecOption> options = {};
 
   // As make_codec() and Device::make_codec(). make_on_device: null where there is none for devices.

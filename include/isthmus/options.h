@@ -28,20 +28,17 @@ struct Options {
   double ratio = 10;                     // tagc: sketch rows = blocks / ratio; 0: as many as what is kept needs
   std::string cell_type = "fp32";        // tagc: fp32, bf16, fp16, int8: what sketch cells hold
   int64_t index_bits = 1;                // tagc with tiers=flat: 1 (bitwise or) or 4 (counts, to 15 ranks)
-  int64_t block_elements = 0;          // tagc: neighbouring elements treated together; 0: chosen from the piece's size
-  int64_t peel_rounds = 64;            // tagc: bound on decoding rounds
-  std::string own_piece = "exact";     // exact, coded: whether the owner's own piece goes through the codec, too
-  int64_t dense_steps = 0;             // of a unit, exact at the beginning of training
-  int64_t segments = 0;                // of a piece, encoded while the one before crosses; 0: chosen from its size
-  int64_t error_interval = 100;        // steps of a unit between measurements of the codec's error; 0: none
-  std::string units = "*";             // which units are compressed: comma-separated globs of names, "!" excludes
-  std::string gradients = "labelled";  // labelled, backward: which reductions are taken for gradients
-  int64_t min_elements = 65536;        // smaller inputs (of the whole collective) are reduced and gathered plainly
-  std::string weights = "plain";       // plain, delta: how gathers of parameters cross between nodes
-  int64_t replica_interval = 100;      // weights=delta: gathers of a unit between comparisons of replicas; 0: none
-  int64_t max_units = 4096;            // units whose state is kept; above: exact and counted
-  bool device_timings = false;         // GPU: seconds of each phase in the statistics, from events around it
-  std::string log = "warning";         // debug, info, warning, error
+  int64_t dense_steps = 0;               // of a unit, exact at the beginning of training
+  int64_t segments = 0;                  // of a piece, encoded while the one before crosses; 0: chosen from its size
+  int64_t error_interval = 100;          // steps of a unit between measurements of the codec's error; 0: none
+  std::string units = "*";               // which units are compressed: comma-separated globs of names, "!" excludes
+  std::string gradients = "labelled";    // labelled, backward: which reductions are taken for gradients
+  int64_t min_elements = 65536;          // smaller inputs (of the whole collective) are reduced and gathered plainly
+  std::string weights = "plain";         // plain, delta: how gathers of parameters cross between nodes
+  int64_t replica_interval = 100;        // weights=delta: gathers of a unit between comparisons of replicas; 0: none
+  int64_t max_units = 4096;              // units whose state is kept; above: exact and counted
+  bool device_timings = false;           // GPU: seconds of each phase in the statistics, from events around it
+  std::string log = "warning";           // debug, info, warning, error
 
   // Checks the range of each field by itself. Throws OptionError naming field, value and range.
   void validate() const;

@@ -29,9 +29,6 @@ class Options(_TorchBackend.Options):
     ratio: float
     cell_type: str
     index_bits: int
-    block_elements: int
-    peel_rounds: int
-    own_piece: str
     dense_steps: int
     segments: int
     error_interval: int
@@ -63,9 +60,6 @@ class Options(_TorchBackend.Options):
         ratio: float = ...,
         cell_type: str = ...,
         index_bits: int = ...,
-        block_elements: int = ...,
-        peel_rounds: int = ...,
-        own_piece: str = ...,
         dense_steps: int = ...,
         segments: int = ...,
         error_interval: int = ...,

@@ -17,7 +17,7 @@ GRACE_S = 5.0
 
 COMPRESSED: dict[str, str] = {}  # with the default codec
 PLAIN = {"ISTHMUS_CODEC": "none"}
-SKETCHED = {"ISTHMUS_CODEC": "tagc", "ISTHMUS_BLOCK_ELEMENTS": "256", "ISTHMUS_RATIO": "4"}
+SKETCHED = {"ISTHMUS_CODEC": "tagc", "ISTHMUS_RATIO": "4"}
 QUANT = {"ISTHMUS_CODEC": "quant"}
 FLAT = SKETCHED | {"ISTHMUS_TIERS": "flat"}
 DELTA = {"ISTHMUS_WEIGHTS": "delta"}

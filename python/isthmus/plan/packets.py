@@ -51,10 +51,8 @@ class WireOptions:
     ratio: float = 10.0
     cell_type: str = "fp32"
     index_bits: int = 1
-    block_elements: int = 0
     segments: int = 0
     error_feedback: str = "codec"
-    own_piece: str = "exact"
     min_elements: int = 65536
     weights: str = "plain"
     #: With weights="delta": bits of each element of a shard that changed, the headers apart (docs/weights.md).
@@ -145,9 +143,7 @@ def tagc_packet_bytes(num_elements: int, options: WireOptions) -> int:
 
 
 def sketch_shape(num_elements: int, options: WireOptions) -> SketchShape:
-    """The longest block, unless the options fix it, whose sketch has enough rows."""
-    if options.block_elements:
-        return _shape(num_elements, options.block_elements, options)
+    """The longest block whose sketch has enough rows."""
     block = _LONGEST_BLOCK
     shape = _shape(num_elements, block, options)
     while shape.num_rows < _WANTED_ROWS and block > _SHORTEST_BLOCK:

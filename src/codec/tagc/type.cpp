@@ -15,7 +15,6 @@ using kernels::FaultKind;
 std::vector<CodecOption> options() {
   const auto is_share = [](double value) { return value >= 0 && value < 1; };
   const auto is_ratio = [](double value) { return value == 0 || (value >= 1 && value <= 64); };
-  const auto is_block = [](int64_t elements) { return elements == 0 || rows::is_power_of_two(elements, 64, 4096); };
   return {
       {.field = rows::number_field("sparsity", "ISTHMUS_SPARSITY", &Options::sparsity, "at least 0, less than 1",
                                    "The share of elements that is not sent.", is_share)},
@@ -29,12 +28,7 @@ std::vector<CodecOption> options() {
                                    "1 merges indexes by bitwise or, 4 counts (to 15 ranks).",
                                    [](int64_t value) { return value == 1 || value == 4; }),
        .only = "tiers=flat",
-       .shapes_packets = false},  // there are none in a single tier
-      {.field = rows::number_field(
-           "block_elements", "ISTHMUS_BLOCK_ELEMENTS", &Options::block_elements, "0 or a power of two from 64 to 4096",
-           "Neighbouring elements treated together; 0: chosen from the piece's size.", is_block)},
-      {.field = rows::count_field("peel_rounds", "ISTHMUS_PEEL_ROUNDS", &Options::peel_rounds, 1, 1024, "1 to 1024",
-                                  "Bound on decoding rounds.")},
+       .shapes_packets = false},                                       // there are none in a single tier
       {.field = {.name = "error_feedback"}, .shapes_packets = false},  // it may not be off
   };
 }

@@ -70,7 +70,6 @@ TEST(PacketFormat, ExampleOfCodecTagc) {
   Options options;
   options.ratio = 4;
   options.sparsity = .98;
-  options.block_elements = 64;
   const std::unique_ptr<Codec> codec = make_codec("tagc", options, DataType::kFloat32, 4);
   std::vector<float> piece(130, .25F);
   piece[5] = 1.5F;

@@ -56,7 +56,7 @@ TEST(Options, DefaultsAreValidAndPrintEveryFieldInOrder) {
   EXPECT_EQ(options.to_string(),
             "nodes=\"\" codec=quant tiers=two inter_tier=gloo bits=4 group_elements=128 rotate=true scale=unbiased "
             "scale_type=bf16 rounding=nearest error_feedback=codec sparsity=0.9875 ratio=10 "
-            "cell_type=fp32 index_bits=1 block_elements=0 peel_rounds=64 own_piece=exact dense_steps=0 "
+            "cell_type=fp32 index_bits=1 dense_steps=0 "
             "segments=0 error_interval=100 "
             "units=* gradients=labelled min_elements=65536 "
             "weights=plain replica_interval=100 max_units=4096 "
@@ -96,15 +96,12 @@ TEST(Options, RangesAtTheirEdges) {
       {"rounding", {"nearest", "stochastic"}, {"", "up"}},
       {"error_feedback", {"codec", "on", "off"}, {"", "true"}},
       {"cell_type", {"fp32", "bf16", "fp16", "int8"}, {"", "fp8"}},
-      {"own_piece", {"exact", "coded"}, {"", "none"}},
       {"dense_steps", {"0", "1000000"}, {"-1", "5%"}},
       {"segments", {"0", "64"}, {"-1", "65"}},
       {"error_interval", {"0", "1"}, {"-1", "1.5"}},
       {"ratio", {"0", "1", "64", "2.5"}, {"0.999", "64.001", "nan", "inf", "-2", "", "10x", " 10"}},
       {"sparsity", {"0", "0.9875", "0.999999"}, {"1", "-0.001", "nan", "98.75%", ""}},
       {"index_bits", {"1", "4"}, {"0", "2", "8", "4.0"}},
-      {"block_elements", {"0", "64", "1024", "4096"}, {"32", "63", "96", "8192", "-64"}},
-      {"peel_rounds", {"1", "1024"}, {"0", "1025", "99999999999999999999"}},
       {"units", {"*", "*.mlp.*,!*.0.*", "!head", "a, b"}, {"", ",", "*,", "!", "a,!"}},
       {"gradients", {"labelled", "backward"}, {"", "labeled", "Backward", "all"}},
       {"min_elements", {"0", "9223372036854775807"}, {"-1", "9223372036854775808", "1e6"}},
@@ -217,8 +214,8 @@ using Names = std::set<std::string>;
 
 TEST(Options, EachCodecUsesItsOwn) {
   const Names of_quant = {"bits", "group_elements", "rotate", "scale", "scale_type", "rounding"};
-  const Names of_tagc = {"sparsity", "ratio", "cell_type", "block_elements", "peel_rounds"};
-  const Names of_lossy = {"error_feedback", "own_piece", "dense_steps", "error_interval"};
+  const Names of_tagc = {"sparsity", "ratio", "cell_type"};
+  const Names of_lossy = {"error_feedback", "dense_steps", "error_interval"};
   const auto all = [](std::initializer_list<Names> parts) {
     Names names;
     for (const Names& part : parts) {

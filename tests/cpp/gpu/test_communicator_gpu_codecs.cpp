@@ -46,12 +46,6 @@ std::vector<Arm> arms() {
   one_bit.error_feedback = "on";
   all.push_back({"quant_one_bit_with_feedback", one_bit});
 
-  Options all_coded = options_of("quant");
-  all_coded.rotate = false;
-  all_coded.own_piece = "coded";
-  all_coded.segments = 1;
-  all.push_back({"quant_own_piece_coded", all_coded});
-
   Options cells = options_of("tagc");
   cells.cell_type = "int8";
   cells.ratio = 0;

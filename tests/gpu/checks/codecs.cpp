@@ -194,7 +194,7 @@ void check_codecs(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
   check_not_finite(checks, make_gpu, is_short ? 3001 : 300001);
   if (!is_short) {
     check_sizes(checks, make_gpu, {.codec = "tagc", .options = tagc_options(10, .9875)}, {10000003});
-    check_sizes(checks, make_gpu, {.codec = "tagc", .options = tagc_options(1, .999, 64)}, {64 * 65536 + 1});
+    check_sizes(checks, make_gpu, {.codec = "tagc", .options = tagc_options(1, .999)}, {1024 * 65536 + 1});
   }
 }
 

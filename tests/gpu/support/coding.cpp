@@ -48,11 +48,10 @@ std::string CodingShape::name() const {
   return text + (offset > 0 ? ", misaligned" : "");
 }
 
-Options tagc_options(double ratio, double sparsity, int64_t block_elements) {
+Options tagc_options(double ratio, double sparsity) {
   Options options;
   options.ratio = ratio;
   options.sparsity = sparsity;
-  options.block_elements = block_elements;
   return options;
 }
 

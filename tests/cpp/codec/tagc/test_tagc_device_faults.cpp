@@ -24,7 +24,7 @@ class TagcDeviceCorruption : public testing::Test {
   static constexpr int64_t kElements = 3001;
   static constexpr Cut kCut = {32, 2};
 
-  TagcDeviceCorruption() : options_(options_of(4, .9, 64)) {
+  TagcDeviceCorruption() : options_(options_of(4, .9)) {
     std::vector<float> piece = make_piece(Data::kHeavyTail, kElements, 14);
     piece[200] = std::numeric_limits<float>::quiet_NaN();
     packet_ = encode_on_device(options_, piece, std::vector<float>(kElements), kContext, kCut).packet;
