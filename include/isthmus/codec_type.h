@@ -47,12 +47,6 @@ struct CodecType {
   std::unique_ptr<Codec> (*make_on_device)(const Options&, DataType wire_dtype, int ranks_per_node,
                                            const PassesOfDevice& device) = nullptr;
 
-  // Bits of each element that crosses, without headers. dtype: of the tensor that is reduced.
-  double (*wire_bits)(DataType dtype, const Options& options) = nullptr;
-  // The expected relative squared error of one packet, or a bound where it depends on the values. For a codec with
-  // residual: the share that is not sent yet.
-  double (*prior_error)(const Options& options) = nullptr;
-
   std::vector<HeaderPart> header_parts = {};
   // "values" or "bytes": names the checksummed data in the error of a packet whose checksum differs. For a codec that
   // adds packets up before it has their checksum; null: packets are checked first, and the error says so.
@@ -70,9 +64,8 @@ const CodecType& find_codec(const std::string& name);
 std::vector<std::string> codec_names();
 
 // Adds a codec from outside. `type` stays alive as long as the process. Called on every rank alike, from one thread,
-// before anything else of Isthmus is used: a list that was read does not change. Throws OptionError if the name
-// or the id is taken, the id is below kFirstOutside, a maker, wire_bits or prior_error is missing, or it is
-// called too late.
+// before anything else of Isthmus is used: a list that was read does not change. Throws OptionError if the name or the
+// id is taken, the id is below kFirstOutside, make_on_host is missing, or it is called too late.
 void register_codec(const CodecType& type);
 
 }  // namespace isthmus

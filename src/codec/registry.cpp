@@ -82,8 +82,7 @@ void register_codec(const CodecType& type) {
   const auto number = static_cast<int>(type.id);
   constexpr auto kFirst = static_cast<int>(CodecId::kFirstOutside);
   ISTHMUS_CHECK(OptionError, number >= kFirst, "codec ", name, ": id ", number, " is not from ", kFirst, " to 255");
-  ISTHMUS_CHECK(OptionError, type.make_on_host != nullptr && type.wire_bits != nullptr && type.prior_error != nullptr,
-                "codec ", name, ": needs make_on_host, wire_bits and prior_error");
+  ISTHMUS_CHECK(OptionError, type.make_on_host != nullptr, "codec ", name, ": needs make_on_host");
   std::vector<const CodecType*>& types = registry().types;
   ISTHMUS_CHECK(OptionError, !find(types, [&](const CodecType& other) { return name == other.name; }), "codec ", name,
                 " is registered already");

@@ -1,7 +1,5 @@
 #include "codec/tagc/type.h"
 
-#include <algorithm>
-
 #include "codec/passes_codec.h"
 #include "codec/tagc/device.h"
 #include "codec/tagc/host.h"
@@ -42,17 +40,6 @@ std::unique_ptr<Codec> make_on_device(const Options& options, DataType /*wire_dt
   return make_passes_codec(TagcDevice(options), device);
 }
 
-double bits_of_cell(const std::string& type) { return type == "fp32" ? 32 : type == "int8" ? 8 : 16; }
-
-// An index, and the sketch's cells.
-double wire_bits(DataType /*dtype*/, const Options& options) {
-  const double rows_of_block = options.ratio > 0 ? 1 / options.ratio : std::min(1.0, 2 * (1 - options.sparsity));
-  return 1 + bits_of_cell(options.cell_type) * rows_of_block;
-}
-
-// A bound for all values: kept elements have at least the mean square of the dropped ones.
-double error_of_dropping(const Options& options) { return options.sparsity; }
-
 const char* fault_text(uint32_t kind) {
   switch (static_cast<FaultKind>(kind)) {
     case FaultKind::kFlags:
@@ -78,8 +65,6 @@ const CodecType& tagc_type() {
                                  .options = options(),
                                  .make_on_host = make_on_host,
                                  .make_on_device = make_on_device,
-                                 .wire_bits = wire_bits,
-                                 .prior_error = error_of_dropping,
                                  .header_parts = {{"cell type", 24, 8}},
                                  .fault_text = fault_text};
   return type;

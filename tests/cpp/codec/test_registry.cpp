@@ -101,9 +101,7 @@ CodecType sign_type() {
           .options = {{.field = {.name = "error_feedback"}}},
           .make_on_host = [](const Options& options, DataType, int) -> std::unique_ptr<Codec> {
             return std::make_unique<SignCodec>(options);
-          },
-          .wire_bits = [](DataType, const Options&) { return 1.0; },
-          .prior_error = [](const Options&) { return 1 - 2 / 3.14159; }};  // of normally distributed values
+          }};
 }
 
 const CodecType kSign = sign_type();
@@ -159,9 +157,6 @@ TEST(Registry, EveryCodecIsComplete) {
     const std::unique_ptr<Codec> codec = make_codec(type->name, options, DataType::kFloat32, 2);
     EXPECT_STREQ(codec->name(), type->name);
     EXPECT_STREQ(to_string(type->id), type->name) << "two codecs with one id";
-    const double bits = 8 * static_cast<double>(codec->packet_bytes(1 << 20)) / (1 << 20);
-    EXPECT_NEAR(bits, type->wire_bits(DataType::kFloat32, options), .05) << type->name;
-    EXPECT_GE(type->prior_error(options), 0) << type->name;
     for (const CodecOption& option : type->options) {
       EXPECT_NE(field_named(option.field.name), option_fields().end()) << type->name << ": " << option.field.name;
     }
@@ -182,8 +177,7 @@ TEST(Registry, RefusesTakenNamesAndMissingFunctions) {
   EXPECT_EQ(refusal([](CodecType& type) { type.name = nullptr; }), "codec \"\": that is no name of a codec");
   EXPECT_EQ(refusal([](CodecType& type) { type.id = kSignId; }), "codec other: id 200 is that of codec sign");
   EXPECT_EQ(refusal([](CodecType& type) { type.id = CodecId::kQuant; }), "codec other: id 3 is not from 128 to 255");
-  EXPECT_EQ(refusal([](CodecType& type) { type.make_on_host = nullptr; }),
-            "codec other: needs make_on_host, wire_bits and prior_error");
+  EXPECT_EQ(refusal([](CodecType& type) { type.make_on_host = nullptr; }), "codec other: needs make_on_host");
   codec_types();
   EXPECT_EQ(refusal([](CodecType&) {}),
             "codec other is registered too late: codecs are registered before anything else of Isthmus is used");
