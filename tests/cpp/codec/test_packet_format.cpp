@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "codec/weights/weight_packet.h"
 #include "communicator/scratch.h"
 #include "isthmus/codec.h"
 
@@ -96,6 +97,20 @@ TEST(PacketFormat, ExampleOfCodecQuant) {
   const std::vector<uint8_t> packet = encode(*codec, piece);
   EXPECT_EQ(packet.size(), 320);
   EXPECT_EQ(dump(packet), example_in_docs("quant"));
+}
+
+TEST(PacketFormat, ExampleOfWeights) {
+  const std::vector<uint16_t> before(40, 0x3e80);  // .25
+  std::vector<uint16_t> after = before;
+  after[3] += 1;
+  after[20] = 0xc000;  // -2
+  const auto view = [](const std::vector<uint16_t>& weights) {
+    return ConstBuffer{weights.data(), static_cast<int64_t>(weights.size()), DataType::kBFloat16};
+  };
+  std::vector<uint8_t> packet(WeightPackets::most_bytes(view(after)) + WeightPackets::kMarginBytes);
+  packet.resize(WeightPackets().encode(view(before), view(after),
+                                       {packet.data(), WeightPackets::most_bytes(view(after)), DataType::kByte}));
+  EXPECT_EQ(dump(packet), example_in_docs("weights"));
 }
 
 }  // namespace
