@@ -5,13 +5,12 @@
 
 #include "kernels/none/job.h"
 #include "kernels/quant/job.h"
-#include "kernels/sparse/job.h"
 #include "kernels/tagc/job.h"
 #include "kernels/weights/job.h"
 
 namespace isthmus::kernels {
 
-using Job = std::variant<NoneEncodeJob, NoneDecodeJob, QuantEncodeJob, QuantDecodeJob, SparseEncodeJob, SparseDecodeJob,
-                         TagcEncodeJob, TagcDecodeJob, WeightEncodeJob, WeightDecodeJob>;
+using Job = std::variant<NoneEncodeJob, NoneDecodeJob, QuantEncodeJob, QuantDecodeJob, TagcEncodeJob, TagcDecodeJob,
+                         WeightEncodeJob, WeightDecodeJob>;
 
 }  // namespace isthmus::kernels

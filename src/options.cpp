@@ -85,9 +85,6 @@ std::vector<OptionField> first_rows() {
 std::vector<OptionField> last_rows() {
   using rows::kNoUpperBound;
   return {
-      used_by_lossy(rows::choice_field(
-          "own_piece", "ISTHMUS_OWN_PIECE", &Options::own_piece, {"exact", "coded"}, "exact or coded",
-          "Whether the piece that a rank owns, which crosses no link, goes through the codec, too.")),
       used_by_lossy(rows::count_field("dense_steps", "ISTHMUS_DENSE_STEPS", &Options::dense_steps, 0, kNoUpperBound,
                                       "a whole number, 0 or more", "The first reductions of a unit that stay exact.")),
       rows::count_field("segments", "ISTHMUS_SEGMENTS", &Options::segments, 0, kMaxSegments, "0 to 64",

@@ -7,11 +7,16 @@ namespace isthmus {
 const std::vector<RemovedOption>& removed_options() {
   static const std::vector<RemovedOption> table = {
       {"codec", "auto", "quant is the default; isthmus plan and isthmus bench training --here say what to set"},
+      {"codec", "sparse", "tagc sends the largest elements, and quant loses less at as many bytes"},
       {"bits", "0", "4 is the default; isthmus plan and isthmus bench training --here say what to set"},
       {"error_budget", "", "bits decides how much codec quant may lose, as docs/choosing.md says"},
       {"inter_gbit", "", "isthmus plan --inter says what to set for a link"},
       {"intra_gbit", "", "isthmus plan --intra says what to set for a link"},
       {"ramp_steps", "", "dense_steps for tagc; with quant a bit more from the beginning is as good"},
+      {"value_type", "", "cell_type of codec tagc, or bits of codec quant"},
+      {"block_elements", "", "codec tagc chooses it from the piece's size"},
+      {"peel_rounds", "", "codec tagc decodes in up to 64 rounds"},
+      {"own_piece", "", "it is exact; with tiers=flat it is coded"},
       {"gathers", "", "all-gathers of min_elements and more cross between nodes once, in two tiers"},
   };
   return table;

@@ -107,23 +107,7 @@ def speeds(printed: str) -> Speeds:
     return found
 
 
-def encode_and_decode(kinds: dict[str, tuple[str, str]]) -> Callable[[str], str]:
-    """Rows with the shares of memcpy's speed. kinds: benchmark, with the row's name and its target with AVX2."""
-
-    def render(printed: str) -> str:
-        found = speeds(printed)
-        rows = []
-        for benchmark, (name, target) in kinds.items():
-            shares = (
-                " / ".join(f"{found[one][f'{benchmark}/{way}']['of_memcpy']:.2f}" for way in ("encode", "decode"))
-                for one in INSTRUCTION_SETS
-            )
-            rows.append([name, *shares, target])
-        return table(["of memcpy, encode / decode", *INSTRUCTION_SETS.values(), "target with AVX2"], rows)
-
-    return render
-
-
+#: Benchmarks, with the row's name and its target with AVX2.
 QUANT = {
     "quant/8bit": ("8 bits", ""),
     "quant/4bit": ("4 bits", "0.8 / 1.2"),
@@ -135,7 +119,6 @@ QUANT = {
     "quant/4bit-rotated-stochastic": ("4 bits, rotated, stochastic rounding", ""),
     "quant/4bit-rotated-feedback": ("4 bits, rotated, error feedback", ""),
 }
-SPARSE = {"sparse/13_of_1024": ("13 of 1024", "0.4 / 3"), "sparse/51_of_1024": ("51 of 1024", "0.25 / 1.5")}
 TAGC = {
     "exact_sum": "exact sum",
     "none/encode": "`none` encode",
@@ -155,6 +138,19 @@ TAGC = {
         for way in ("encode", "decode")
     },
 }
+
+
+def quant(printed: str) -> str:
+    """Rows with the shares of memcpy's speed."""
+    found = speeds(printed)
+    rows = []
+    for benchmark, (name, target) in QUANT.items():
+        shares = (
+            " / ".join(f"{found[one][f'{benchmark}/{way}']['of_memcpy']:.2f}" for way in ("encode", "decode"))
+            for one in INSTRUCTION_SETS
+        )
+        rows.append([name, *shares, target])
+    return table(["of memcpy, encode / decode", *INSTRUCTION_SETS.values(), "target with AVX2"], rows)
 
 
 def tagc(printed: str) -> str:
@@ -207,8 +203,7 @@ FIGURES = (
         5,
         {
             "codecs-tagc": ("docs/tagc.md", tagc),
-            "codecs-quant": ("docs/quant.md", encode_and_decode(QUANT)),
-            "codecs-sparse": ("docs/sparse.md", encode_and_decode(SPARSE)),
+            "codecs-quant": ("docs/quant.md", quant),
         },
     ),
     Figures(

@@ -33,7 +33,6 @@ constexpr Level kLevels[] = {{"2x", 2, .8}, {"4x", 4, .9}, {"10x", 10, .9875}};
 // Rows by load, and cells of every type.
 constexpr Level kLoadLevel = {"load", 0, .9875};
 constexpr const char* kCellTypes[] = {"fp32", "bf16", "fp16", "int8"};
-constexpr Level kSparseLevels[] = {{"13_of_1024", 0, .9875}, {"51_of_1024", 0, .95}};
 
 constexpr int64_t kSizesMib[] = {64, 1};
 
@@ -300,10 +299,6 @@ void register_all() {
     for (const QuantRow& row : quant_rows()) {
       add("quant/" + std::string(row.name) + "/encode", mib, bench_encode, row.of);
       add("quant/" + std::string(row.name) + "/decode", mib, bench_decode, row.of);
-    }
-    for (const Level& level : kSparseLevels) {
-      add("sparse/" + std::string(level.name) + "/encode", mib, bench_encode, case_of("sparse", level));
-      add("sparse/" + std::string(level.name) + "/decode", mib, bench_decode, case_of("sparse", level));
     }
     add("memcpy", mib, bench_memcpy);
     add("exact_sum", mib, bench_sum);

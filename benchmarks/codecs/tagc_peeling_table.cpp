@@ -35,8 +35,7 @@ TagcSettings settings_of(double ratio, double sparsity, int64_t block_elements) 
   Options options;
   options.ratio = ratio;
   options.sparsity = sparsity;
-  options.block_elements = block_elements;
-  return TagcSettings(options);
+  return TagcSettings(options, {.block_elements = block_elements});
 }
 
 // Marks `keep` different elements that were not yet marked by this call.
@@ -77,10 +76,10 @@ Outcome simulate(const TagcSettings& settings, const kernels::TagcShape& shape, 
     const kernels::BlockRows* rows = scratch.hash(shape, tagc_seed(context));
     const kernels::PeelScratch peel = scratch.peel(shape, index.data(), nullptr);
     const kernels::TagcKernels& kernel = kernels::tagc_kernels();
-    const kernels::PeelResult result =
-        supports == 1
-            ? kernel.hold_back(shape, rows, settings.peel_rounds, tagc_first_block(shape, context), index.data(), peel)
-            : kernel.peel_keys(shape, rows, settings.peel_rounds, peel);
+    const kernels::PeelResult result = supports == 1
+                                           ? kernel.hold_back(shape, rows, settings.limits.peel_rounds,
+                                                              tagc_first_block(shape, context), index.data(), peel)
+                                           : kernel.peel_keys(shape, rows, settings.limits.peel_rounds, peel);
     elements += result.peeled_elements + result.left_elements;
     left += result.left_elements;
     outcome.rounds = std::max(outcome.rounds, result.rounds);

@@ -8,10 +8,10 @@ from isthmus.benchmarks.here.config import check_device, device_option, here_opt
 from isthmus.benchmarks.simulate import SIMULATED_RANGES, parse_link_rate
 
 OPERATIONS = ("reduce_scatter", "all_gather", "all_reduce")
-BACKENDS = ("gloo", "none", "flat-tagc", "tagc", "sparse", "quant", "quant2")
+BACKENDS = ("gloo", "none", "flat-tagc", "tagc", "quant", "quant2")
 #: Those that are none of Isthmus: of tensors on the CPU, and on a GPU.
 PLAIN = ("gloo", "nccl")
-_DEFAULT_BACKENDS = ("gloo", "none", "flat-tagc", "tagc", "sparse", "quant")
+_DEFAULT_BACKENDS = ("gloo", "none", "flat-tagc", "tagc", "quant")
 #: Isthmus has a single tier for tensors on the CPU alone.
 _ON_CPU_ALONE = ("gloo", "flat-tagc")
 ELEMENT_BYTES = {"float": 4, "bfloat16": 2, "half": 2}

@@ -43,8 +43,8 @@ COLUMNS = {
     "exact collective, per time, so comparable between sizes and numbers of ranks. A lossy codec can exceed the links.",
     "inter-node": "bytes that all nodes' links sent for one call, headers included",
     "#wrong": "elements, over all ranks, that break the contract of the first call: exact ones must equal the sum bit "
-    "for bit; with tagc and sparse each element of a piece, and of an all-reduce's result, must be there whole or not "
-    "at all, and some must be; with quant each must be within eight times the root mean square error of its width; all "
+    "for bit; with tagc each element of a piece, and of an all-reduce's result, must be there whole or not at all, and "
+    "some must be; with quant each must be within eight times the root mean square error of its width; all "
     "ranks must have the same result of an all-reduce. flat-tagc reduces to all exactly",
     "error": "L2 distance of the first call's result from the exact one, as a share of its norm. tagc keeps what is "
     "missing for later steps.",

@@ -35,8 +35,6 @@ _DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.flo
 _LARGEST_VALUE = 2
 # A sketch cell adds up values of several elements, whose rounding stays when all but one are taken out again.
 _SUM_ROUNDINGS = 64
-# What arm sparse sends of a value.
-_SPARSE_EPS = torch.finfo(torch.bfloat16).eps
 # Squared error of rotated codes over the square of what is encoded, by arm: Max, "Quantizing for minimum distortion",
 # 1960, table II. Errors are spread like a normal distribution: eight times their root mean square is never reached, nor
 # are eight standard deviations of their mean square (which are 1.4 / sqrt(n) of it, and more for so few levels).
@@ -156,7 +154,7 @@ class Worker:
             return None
         if num_different(result, own.to(result.dtype)) == 0:
             return result.numel()  # nothing was sent
-        broken = num_outside_subsets(result, own, chunks, _tolerance(result, backend))
+        broken = num_outside_subsets(result, own, chunks, _tolerance(result))
         return max(0, broken - int(counted["codec"]["estimated_elements"]))
 
     def _num_far(self, operation: str, backend: str, inputs: list[Tensor], result: Tensor, exact: Tensor) -> int:
@@ -190,9 +188,7 @@ class Worker:
         for owner in range(self._world_size):
             sums = self._sums_of_nodes([tensor.chunk(self._world_size)[owner].double() for tensor in inputs])
             own = sums.pop(owner // self._ranks_per_node)
-            num_wrong += num_outside_kept_subsets(
-                result.chunk(self._world_size)[owner], own, sums, _tolerance(result, backend)
-            )
+            num_wrong += num_outside_kept_subsets(result.chunk(self._world_size)[owner], own, sums, _tolerance(result))
         return num_wrong
 
     def _sums_of_nodes(self, of_ranks: list[Tensor]) -> list[Tensor]:
@@ -226,10 +222,9 @@ def _is_lossy(operation: str, backend: str) -> bool:
     return operation == "reduce_scatter" or ARMS[backend].compresses_between_nodes
 
 
-def _tolerance(result: Tensor, backend: str = "") -> float:
+def _tolerance(result: Tensor) -> float:
     """Tolerance of rounding, relative to magnitudes. An all-reduce's result is rounded once more, for the wire."""
-    of_values = 2 * _SPARSE_EPS if backend == "sparse" else 0.0
-    return _SUM_ROUNDINGS * torch.finfo(torch.float32).eps + torch.finfo(result.dtype).eps + of_values
+    return _SUM_ROUNDINGS * torch.finfo(torch.float32).eps + torch.finfo(result.dtype).eps
 
 
 def _values(num_elements: int, dtype: torch.dtype, rank: int, normal: bool) -> Tensor:

@@ -11,7 +11,7 @@ FLOOR = "nothing-sent"
 #: Of the steps: how long the arms with a dense start stay exact.
 _DENSE_SHARE = 0.1
 #: Options that are gone, with the value that counts now: results that were recorded with it are still of an arm.
-SETTLED = {"ramp_steps": 0}
+SETTLED = {"ramp_steps": 0, "block_elements": 0, "peel_rounds": 64, "own_piece": "exact"}
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,12 @@ class CodecArm:
         return _COMMON | self.options | {"dense_steps": round(self.dense_share * num_steps)}
 
 
-_COMMON = {"units": "*", "min_elements": 0, "own_piece": "exact", "error_interval": 20}
+_COMMON = {"units": "*", "min_elements": 0, "error_interval": 20}
 
 
 def _tagc(name: str, sparsity: float, ratio: float, cell_type: str = "fp32", **more: Any) -> dict[str, Any]:
     codec = {"codec": "tagc", "sparsity": sparsity, "ratio": ratio, "cell_type": cell_type, "tiers": "two"}
-    return {"name": f"tagc-{name}", "options": codec | {"block_elements": 0, "peel_rounds": 64} | more}
-
-
-def _sparse(percent: float, value_type: str, error_feedback: bool = True, **more: Any) -> dict[str, Any]:
-    feedback = "on" if error_feedback else "off"
-    codec = {"codec": "sparse", "tiers": "two", "sparsity": round(1 - percent / 100, 6), "value_type": value_type}
-    name = f"sparse-{percent:g}-{value_type}" + ("" if error_feedback else "-nofb")
-    return {"name": name, "options": codec | {"error_feedback": feedback} | more}
+    return {"name": f"tagc-{name}", "options": codec | more}
 
 
 def _quant(
@@ -71,10 +64,6 @@ def _dense(arm: dict[str, Any]) -> CodecArm:
     return _named("dense", arm, dense_share=_DENSE_SHARE)
 
 
-def _coded(arm: dict[str, Any]) -> CodecArm:
-    return _named("coded", arm | {"options": arm["options"] | {"own_piece": "coded"}})
-
-
 def _all_arms() -> Iterable[CodecArm]:
     exact = {"codec": "none", "tiers": "two"}
     yield CodecArm(BASELINE, exact)
@@ -88,29 +77,19 @@ def _all_arms() -> Iterable[CodecArm]:
     for arm in paper:
         yield CodecArm(**arm)
         yield _flat(arm)
-    for percent in (5, 1.25):
-        for value_type in ("bf16", "int8"):
-            yield CodecArm(**_sparse(percent, value_type))
     # The whole grid of quantisation, but for what stands above.
     for bits in (8, 4, 3, 2, 1):
         for rotate in (True, False):
             for error_feedback in (False, True):
                 if (bits, rotate, error_feedback) not in ((8, True, False), (4, True, False), (2, True, False)):
                     yield CodecArm(**_quant(bits, rotate, error_feedback))
-    for bits in (2, 1):
-        yield _coded(_quant(bits))
-    yield _coded(_tagc("10x", 0.9875, 10))
-    yield _coded(_sparse(5, "bf16"))
-    for arm in (_quant(2), _quant(1), _tagc("10x", 0.9875, 10), _sparse(1.25, "bf16")):
+    for arm in (_quant(2), _quant(1), _tagc("10x", 0.9875, 10)):
         yield _dense(arm)
     # What is kept back by a ratio, or not; and what sketch cells hold.
     for cell_type in ("bf16", "fp16", "int8"):
         yield CodecArm(**_tagc(f"10x-{cell_type}", 0.9875, 10, cell_type))
     for cell_type in ("fp32", "bf16", "int8"):
         yield CodecArm(**_tagc(f"lossless-{cell_type}", 0.9875, 0, cell_type))
-    for percent in (5, 1.25):
-        for value_type in ("bf16", "int8"):
-            yield CodecArm(**_sparse(percent, value_type, error_feedback=False))
     # What a scale is chosen for, how codes are rounded, how many elements share a scale.
     for bits in (8, 4, 3, 2):
         yield _named("absmax", _quant(bits, scale="absmax"))
@@ -120,7 +99,6 @@ def _all_arms() -> Iterable[CodecArm]:
         yield _named("stochastic", _quant(bits, scale="absmax", rounding="stochastic"))
     for bits in (2, 1):
         yield _named("group512", _quant(bits, group_elements=512))
-    yield _coded(_quant(1, scale="unbiased") | {"name": "quant-1-unbiased"})
     # Why a codec costs what it costs: the same relative squared error, on other elements.
     for noise in ("spread", "alike"):
         yield CodecArm(f"noise-{noise}", exact, noise=noise)

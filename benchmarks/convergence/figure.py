@@ -17,7 +17,6 @@ from isthmus.benchmarks.convergence.summary import ArmSummary, Comparison, compa
 _COLOURS = {
     "quant, rotated": "#1b5fa8",
     "quant, plain": "#4c9be8",
-    "sparse": "#3a9d5d",
     "tagc, two tiers": "#d1495b",
     "tagc, flat": "#e8a33d",
     "noise": "#999999",
@@ -98,7 +97,7 @@ def _legend_of_families(axes: Axes) -> None:
     for name, colour in _COLOURS.items():
         if name != "exact":
             axes.plot([], [], "o", color=colour, label=name)
-    axes.plot([], [], "s", color="#999999", label="quant, sparse: with error feedback")
+    axes.plot([], [], "s", color="#999999", label="quant: with error feedback")
     axes.legend(fontsize=8, loc="lower left")
 
 
@@ -111,7 +110,7 @@ def family(arm: str) -> str:
         return "quant, rotated" if options["rotate"] else "quant, plain"
     if options["codec"] == "tagc":
         return "tagc, flat" if options["tiers"] == "flat" else "tagc, two tiers"
-    return "exact" if options["codec"] == "none" else str(options["codec"])
+    return "exact"
 
 
 def front(summaries: Sequence[ArmSummary]) -> list[ArmSummary]:

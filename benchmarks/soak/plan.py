@@ -39,7 +39,7 @@ _GRADIENT_GROUPS = ("default", "tagc", "plain", "rails")
 LOSSY_GROUPS: dict[str, dict[str, str]] = {
     "default": {},
     "tagc": {"codec": "tagc", "ratio": "4.0", "sparsity": "0.9", "weights": "delta", "replica_interval": "4"},
-    "rails": {"codec": "sparse", "sparsity": "0.9", "weights": "delta"},
+    "rails": {"codec": "tagc", "ratio": "0", "cell_type": "int8", "sparsity": "0.9", "weights": "delta"},
 }
 
 

@@ -24,7 +24,6 @@ COLOURS = {
     "tagc": "#d1495b",
     "tagc-node": "#e07a8b",
     "hsdp-tagc": "#7a1f2e",
-    "sparse": "#8a63d2",
     "quant": "#2a9d5c",
     "hsdp-quant": "#14532d",
     "quant-node": "#5cb88a",

@@ -34,12 +34,12 @@ struct PieceSet {
   Buffer residuals;    // whole, of the nodes whose pieces are encoded, by node; empty without error feedback
   Buffer packets;      // by node
   int num_nodes = 1;
-  int left_out = -1;  // the node whose piece is not encoded: this one's, which crosses no link; -1: none
+  int left_out = 0;   // the node whose piece is not encoded: this one's, which crosses no link
   int64_t begin = 0;  // of the segment, in elements of a piece
   int64_t num_elements = 0;
 
-  int num_encoded() const { return left_out < 0 ? num_nodes : num_nodes - 1; }
-  int encoded_node(int i) const { return left_out < 0 || i < left_out ? i : i + 1; }  // the i-th that is encoded
+  int num_encoded() const { return num_nodes - 1; }
+  int encoded_node(int i) const { return i < left_out ? i : i + 1; }  // the i-th that is encoded
   int64_t piece_elements() const { return pieces.num_elements / num_nodes; }
   int64_t packet_bytes() const { return packets.num_elements / num_nodes; }
   // What belongs to the i-th piece that is encoded.
@@ -58,15 +58,14 @@ struct PieceSet {
 // (float64 where the shard is of that), the own piece first, then the packets by node; the sum is multiplied by
 // `scale`, and rounded once to the shard's type.
 struct ShardSum {
-  ConstBuffer own;      // of the shard's type, or of the one that accumulates it; not looked at if own_is_coded
+  ConstBuffer own;      // of the shard's type, or of the one that accumulates it
   ConstBuffer packets;  // by node
   int num_nodes = 1;
-  int node = 0;               // this one: its place among the packets is unspecified, unless...
-  bool own_is_coded = false;  // ...its packet stands there, in place of `own`
+  int node = 0;  // this one: its place among the packets is unspecified
   double scale = 1;
   Buffer shard;
 
-  int num_packets() const { return own_is_coded ? num_nodes : num_nodes - 1; }
+  int num_packets() const { return num_nodes - 1; }
   int64_t packet_bytes() const { return packets.num_elements / num_nodes; }
 };
 

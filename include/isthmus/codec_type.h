@@ -15,8 +15,9 @@ namespace isthmus {
 
 struct PassesOfDevice;  // what runs the passes of a codec on a device: src/codec/passes_codec.h
 
-// Identifies a codec in the header of its packets. Ids from kFirstOutside on are for codecs outside of Isthmus.
-enum class CodecId : uint8_t { kNone = 1, kTagc = 2, kQuant = 3, kSparse = 4, kFirstOutside = 128 };
+// Identifies a codec in the header of its packets. 4 stays reserved: it was the id of codec sparse, which is gone. Ids
+// from kFirstOutside on are for codecs outside of Isthmus.
+enum class CodecId : uint8_t { kNone = 1, kTagc = 2, kQuant = 3, kFirstOutside = 128 };
 const char* to_string(CodecId id);  // the codec's name; "unknown" where none is registered
 
 // An option that a codec looks at.
@@ -38,19 +39,13 @@ struct CodecType {
   CodecId id = CodecId::kFirstOutside;
   const char* name = nullptr;  // the value of option `codec`
 
-  // The options that it uses, without those of every lossy codec (own_piece, dense_steps, error_interval).
+  // The options that it uses, without those of every lossy codec (dense_steps, error_interval).
   std::vector<CodecOption> options = {};
 
   // As make_codec() and Device::make_codec(). make_on_device: null where there is none for devices.
   std::unique_ptr<Codec> (*make_on_host)(const Options&, DataType wire_dtype, int ranks_per_node) = nullptr;
   std::unique_ptr<Codec> (*make_on_device)(const Options&, DataType wire_dtype, int ranks_per_node,
                                            const PassesOfDevice& device) = nullptr;
-
-  // Bits of each element that crosses, without headers. dtype: of the tensor that is reduced.
-  double (*wire_bits)(DataType dtype, const Options& options) = nullptr;
-  // The expected relative squared error of one packet, or a bound where it depends on the values. For a codec with
-  // residual: the share that is not sent yet.
-  double (*prior_error)(const Options& options) = nullptr;
 
   std::vector<HeaderPart> header_parts = {};
   // "values" or "bytes": names the checksummed data in the error of a packet whose checksum differs. For a codec that
@@ -65,13 +60,12 @@ struct CodecType {
 const std::vector<const CodecType*>& codec_types();
 // Throws OptionError, which names all codecs, for an unknown name.
 const CodecType& find_codec(const std::string& name);
-// {"none", "tagc", "quant", "sparse"}: by id.
+// {"none", "tagc", "quant"}: by id.
 std::vector<std::string> codec_names();
 
 // Adds a codec from outside. `type` stays alive as long as the process. Called on every rank alike, from one thread,
-// before anything else of Isthmus is used: a list that was read does not change. Throws OptionError if the name
-// or the id is taken, the id is below kFirstOutside, a maker, wire_bits or prior_error is missing, or it is
-// called too late.
+// before anything else of Isthmus is used: a list that was read does not change. Throws OptionError if the name or the
+// id is taken, the id is below kFirstOutside, make_on_host is missing, or it is called too late.
 void register_codec(const CodecType& type);
 
 }  // namespace isthmus

@@ -12,7 +12,7 @@ struct OptionField;
 
 struct Options {
   std::string nodes;  // "2x4", "0,1|2,3" by global rank; empty: from launcher or machine
-  // none, tagc, quant, sparse. The default, quant with 4 bits, sends the fewest bits of all settings whose loss
+  // none, tagc, quant. The default, quant with 4 bits, sends the fewest bits of all settings whose loss
   // could not be told from exact training's: docs/convergence.md.
   std::string codec = "quant";
   std::string tiers = "two";             // two, flat
@@ -24,25 +24,21 @@ struct Options {
   std::string scale_type = "bf16";       // quant: bf16, fp32: what a group's scale is sent as
   std::string rounding = "nearest";      // quant: nearest, stochastic
   std::string error_feedback = "codec";  // codec, on, off; codec: off for quant, on for others, as published
-  double sparsity = 0.9875;              // tagc, sparse: share of each piece (sparse: of each block) that is not sent
-  std::string value_type = "bf16";       // sparse: fp32, bf16, int8: what kept values are sent as
+  double sparsity = 0.9875;              // tagc: share of each piece that is not sent
   double ratio = 10;                     // tagc: sketch rows = blocks / ratio; 0: as many as what is kept needs
   std::string cell_type = "fp32";        // tagc: fp32, bf16, fp16, int8: what sketch cells hold
   int64_t index_bits = 1;                // tagc with tiers=flat: 1 (bitwise or) or 4 (counts, to 15 ranks)
-  int64_t block_elements = 0;          // tagc: neighbouring elements treated together; 0: chosen from the piece's size
-  int64_t peel_rounds = 64;            // tagc: bound on decoding rounds
-  std::string own_piece = "exact";     // exact, coded: whether the owner's own piece goes through the codec, too
-  int64_t dense_steps = 0;             // of a unit, exact at the beginning of training
-  int64_t segments = 0;                // of a piece, encoded while the one before crosses; 0: chosen from its size
-  int64_t error_interval = 100;        // steps of a unit between measurements of the codec's error; 0: none
-  std::string units = "*";             // which units are compressed: comma-separated globs of names, "!" excludes
-  std::string gradients = "labelled";  // labelled, backward: which reductions are taken for gradients
-  int64_t min_elements = 65536;        // smaller inputs (of the whole collective) are reduced and gathered plainly
-  std::string weights = "plain";       // plain, delta: how gathers of parameters cross between nodes
-  int64_t replica_interval = 100;      // weights=delta: gathers of a unit between comparisons of replicas; 0: none
-  int64_t max_units = 4096;            // units whose state is kept; above: exact and counted
-  bool device_timings = false;         // GPU: seconds of each phase in the statistics, from events around it
-  std::string log = "warning";         // debug, info, warning, error
+  int64_t dense_steps = 0;               // of a unit, exact at the beginning of training
+  int64_t segments = 0;                  // of a piece, encoded while the one before crosses; 0: chosen from its size
+  int64_t error_interval = 100;          // steps of a unit between measurements of the codec's error; 0: none
+  std::string units = "*";               // which units are compressed: comma-separated globs of names, "!" excludes
+  std::string gradients = "labelled";    // labelled, backward: which reductions are taken for gradients
+  int64_t min_elements = 65536;          // smaller inputs (of the whole collective) are reduced and gathered plainly
+  std::string weights = "plain";         // plain, delta: how gathers of parameters cross between nodes
+  int64_t replica_interval = 100;        // weights=delta: gathers of a unit between comparisons of replicas; 0: none
+  int64_t max_units = 4096;              // units whose state is kept; above: exact and counted
+  bool device_timings = false;           // GPU: seconds of each phase in the statistics, from events around it
+  std::string log = "warning";           // debug, info, warning, error
 
   // Checks the range of each field by itself. Throws OptionError naming field, value and range.
   void validate() const;
@@ -73,7 +69,7 @@ struct OptionField {
   std::function<void(Options&, const std::string&)> set = {};  // throws OptionError naming the field, value and range
   std::vector<OptionUser> users = {};                          // empty: whatever the codec is
 
-  // "tagc with tiers=flat", "tagc or sparse"; empty: whatever the codec is.
+  // "tagc with tiers=flat", "tagc or quant"; empty: whatever the codec is.
   std::string users_text() const;
   // Whether its variable is set, and not empty.
   bool is_in_environment() const;

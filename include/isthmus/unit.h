@@ -87,9 +87,9 @@ struct UnitState {
   uint64_t step = 0;  // reductions so far; equal on all ranks
   double scale = 0;   // of the last: scale * residual is what the residual will add to the result; 0: none yet
   // What the codec has not sent yet, float32, in the device's memory (to be loaded: in the host's). Two tiers: for each
-  // other node (own_piece=coded: each node), by node, the chunk of its rank with this rank's local index; flat: all
-  // elements. Chunk r is [r C, (r+1) C), where C is num_elements / world size, rounded up; what an all-reduce's last
-  // chunks have past num_elements is zero.
+  // other node, by node, the chunk of its rank with this rank's local index; flat: all elements. Chunk r is
+  // [r C, (r+1) C), where C is num_elements / world size, rounded up; what an all-reduce's last chunks have past
+  // num_elements is zero.
   ConstBuffer residual;
   // All-reduce only: the same for this rank's chunk of the result, in units of the result (already scaled).
   ConstBuffer result_residual;

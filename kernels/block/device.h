@@ -43,17 +43,14 @@ struct PacketSenders {
 
 // Why a packet was refused, in the order of the checks.
 enum class FaultKind : uint32_t {
-  kHeader,         // differs from what is expected
-  kChecksum,       // is not that of the bytes
-  kPadding,        // is not zero
-  kFlags,          // of a block past the last
-  kIndex,          // of an element past the last
-  kEmptyBlock,     // flagged, but marks no element
-  kDoesNotPeel,    // within the bound on rounds
-  kCellsLeft,      // the sketch holds more than the index says
-  kCounts,         // of a block do not add up to what it keeps
-  kOffsets,        // of a block do not ascend within it
-  kFlaggedValues,  // a flagged block holds some
+  kHeader,       // differs from what is expected
+  kChecksum,     // is not that of the bytes
+  kPadding,      // is not zero
+  kFlags,        // of a block past the last
+  kIndex,        // of an element past the last
+  kEmptyBlock,   // flagged, but marks no element
+  kDoesNotPeel,  // within the bound on rounds
+  kCellsLeft,    // the sketch holds more than the index says
 };
 
 // The first fault of decoding; in device memory, or in host memory that the device can write. Sticky: once `reported`

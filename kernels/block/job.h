@@ -74,9 +74,8 @@ struct DecodeJobBase {
   int64_t packet_bytes;  // of each
   int64_t num_packets;   // that are decoded
   int64_t own_place;     // among the packets, which is left out; num_packets: there is none
-  bool own_is_coded;     // that packet is not left out but comes first, and there is no `own`
   bool to_places;   // packet i replaces the i-th of num_packets equal parts of `out`, float32; own_place is num_packets
-  ConstBuffer own;  // no memory: nothing is added to
+  ConstBuffer own;  // no memory where packets go to places: nothing is added to
   double scale;
   Buffer out;
   Buffer sum;  // float32, for codecs that sum there; perhaps `out`
@@ -88,17 +87,9 @@ struct DecodeJobBase {
   ChecksumParts parts;  // of all places
 
   // Which packet is the i-th to be decoded. Packets are numbered by their places.
-  ISTHMUS_DEVICE int64_t place_of(int64_t i) const {
-    if (own_is_coded) {
-      return i == 0 ? own_place : place_of_other(i - 1);
-    }
-    return place_of_other(i);
-  }
+  ISTHMUS_DEVICE int64_t place_of(int64_t i) const { return i < own_place ? i : i + 1; }
   int64_t bytes_of_packets() const { return num_packets * packet_bytes; }  // that are decoded
-  int64_t num_places() const { return own_place < num_packets && !own_is_coded ? num_packets + 1 : num_packets; }
-
- private:
-  ISTHMUS_DEVICE int64_t place_of_other(int64_t i) const { return i < own_place ? i : i + 1; }
+  int64_t num_places() const { return own_place < num_packets ? num_packets + 1 : num_packets; }
 };
 
 }  // namespace isthmus::kernels

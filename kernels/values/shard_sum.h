@@ -21,15 +21,10 @@ ISTHMUS_DEVICE void begin_sum_beside(const Group& group, const DecodeJobBase& jo
   });
 }
 
-// sum = own, or zeros; nothing where packets are put in their places. Reads the own piece once and writes the sum once.
+// sum = own. Reads the own piece once and writes the sum once.
 template <typename Executor>
 void begin_sum(Executor& executor, const DecodeJobBase& job) {
-  if (job.to_places || job.own.data == job.sum.data) {
-    return;
-  }
-  if (job.own.data == nullptr) {
-    executor.clear(job.sum.data, job.sum.bytes());
-  } else {
+  if (job.own.data != job.sum.data) {
     convert(executor, job.own, job.sum);
   }
 }

@@ -26,13 +26,9 @@ class Options(_TorchBackend.Options):
     rounding: str
     error_feedback: str
     sparsity: float
-    value_type: str
     ratio: float
     cell_type: str
     index_bits: int
-    block_elements: int
-    peel_rounds: int
-    own_piece: str
     dense_steps: int
     segments: int
     error_interval: int
@@ -61,13 +57,9 @@ class Options(_TorchBackend.Options):
         rounding: str = ...,
         error_feedback: str = ...,
         sparsity: float = ...,
-        value_type: str = ...,
         ratio: float = ...,
         cell_type: str = ...,
         index_bits: int = ...,
-        block_elements: int = ...,
-        peel_rounds: int = ...,
-        own_piece: str = ...,
         dense_steps: int = ...,
         segments: int = ...,
         error_interval: int = ...,
@@ -168,8 +160,6 @@ def set_fsdp_caller(
 ) -> None: ...
 def set_weights_caller(caller: Callable[[], tuple[int, str]]) -> None: ...
 def forget_owner(owner: int) -> None: ...
-def encode_weights(before: Tensor, after: Tensor) -> Tensor: ...
-def decode_weights(packet: Tensor, weights: Tensor) -> None: ...
 def push_unit(
     name: str, layout: int, exact: str, owner: int = 0, sections: Sections | None = None, by_user: bool = False
 ) -> None: ...

@@ -60,12 +60,7 @@ CodecCounts Codec::decode_shard(const ShardSum& sum, PacketContext context, Work
     counts +=
         decode_sum(sum.packets.slice(first_node * bytes, num_nodes * bytes), num_nodes, total, context, workspace);
   };
-  if (sum.own_is_coded) {
-    std::memset(total.data, 0, static_cast<size_t>(total.bytes()));
-    add(sum.node, 1);
-  } else {
-    convert(sum.own, total);
-  }
+  convert(sum.own, total);
   add(0, sum.node);
   add(sum.node + 1, sum.num_nodes - sum.node - 1);
   convert_scaled(total, sum.scale, sum.shard);

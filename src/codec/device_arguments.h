@@ -30,7 +30,6 @@ struct DeviceEncode {
 struct DeviceShard {
   ConstBuffer own;
   int64_t own_place = 0;  // as in kernels::DecodeJobBase
-  bool own_is_coded = false;
   double scale = 1;
 };
 
@@ -57,13 +56,11 @@ struct DecodeSize {
   bool to_places = false;
   bool sums_apart = false;  // the result is of another type than the one that sums are taken in
   int64_t own_place = -1;   // as in kernels::DecodeJobBase; -1: there is none
-  bool own_is_coded = false;
 };
 
 // How many packets lie one after another, those that are left out among them.
 inline int64_t num_places(const DeviceDecode& decode) {
-  const bool one_is_left_out =
-      decode.shard && !decode.shard->own_is_coded && decode.shard->own_place < decode.num_packets;
+  const bool one_is_left_out = decode.shard && decode.shard->own_place < decode.num_packets;
   return one_is_left_out ? decode.num_packets + 1 : decode.num_packets;
 }
 
@@ -74,7 +71,6 @@ inline DecodeSize size_of(const DeviceDecode& decode, const char* codec) {
     if (decode.shard) {
       size.sums_apart = decode.out.dtype != accumulate_dtype(decode.out.dtype);
       size.own_place = decode.shard->own_place;
-      size.own_is_coded = decode.shard->own_is_coded;
     }
     return size;
   }

@@ -95,7 +95,6 @@ class DeviceJobs {
     auto job = maker().plan_decode(size, context);
     job.num_packets = size.num_packets;
     job.own_place = size.own_place < 0 ? size.num_packets : size.own_place;
-    job.own_is_coded = size.own_is_coded;
     job.to_places = size.to_places;
     job.sum = {nullptr, size.sums_apart ? size.num_elements : 0, DataType::kFloat32};  // where a codec needs it
     return job;

@@ -73,7 +73,7 @@ class PassesCodec final : public Codec {
                            .counts = device_.counts,
                            .scratch = workspace.scratch,
                            .num_pieces = num_pieces,
-                           .left_out = set.left_out < 0 ? num_pieces : set.left_out,
+                           .left_out = set.left_out,
                            .steps = {.piece_bytes = set.piece_elements() * element_bytes(set.pieces.dtype),
                                      .residual_elements = set.piece_elements(),
                                      .packet_bytes = set.packet_bytes(),
@@ -121,10 +121,7 @@ class PassesCodec final : public Codec {
                            .context = context,
                            .fault = device_.fault,
                            .scratch = scratch};
-    decode.shard = DeviceShard{.own = sum.own_is_coded ? ConstBuffer{} : sum.own,
-                               .own_place = sum.node,
-                               .own_is_coded = sum.own_is_coded,
-                               .scale = sum.scale};
+    decode.shard = DeviceShard{.own = sum.own, .own_place = sum.node, .scale = sum.scale};
     decode.packets = sum.packets.slice(0, num_places(decode) * sum.packet_bytes());
     return decode;
   }

@@ -5,7 +5,6 @@
 
 #include "codec/none/type.h"
 #include "codec/quant/type.h"
-#include "codec/sparse/type.h"
 #include "codec/tagc/type.h"
 #include "isthmus/error.h"
 
@@ -14,7 +13,7 @@ namespace {
 
 struct Registry {
   // From the exact one to the one that may lose most: the order of their options.
-  std::vector<const CodecType*> types = {&none_type(), &quant_type(), &sparse_type(), &tagc_type()};
+  std::vector<const CodecType*> types = {&none_type(), &quant_type(), &tagc_type()};
   std::atomic<bool> was_read = false;
 };
 
@@ -83,8 +82,7 @@ void register_codec(const CodecType& type) {
   const auto number = static_cast<int>(type.id);
   constexpr auto kFirst = static_cast<int>(CodecId::kFirstOutside);
   ISTHMUS_CHECK(OptionError, number >= kFirst, "codec ", name, ": id ", number, " is not from ", kFirst, " to 255");
-  ISTHMUS_CHECK(OptionError, type.make_on_host != nullptr && type.wire_bits != nullptr && type.prior_error != nullptr,
-                "codec ", name, ": needs make_on_host, wire_bits and prior_error");
+  ISTHMUS_CHECK(OptionError, type.make_on_host != nullptr, "codec ", name, ": needs make_on_host");
   std::vector<const CodecType*>& types = registry().types;
   ISTHMUS_CHECK(OptionError, !find(types, [&](const CodecType& other) { return name == other.name; }), "codec ", name,
                 " is registered already");

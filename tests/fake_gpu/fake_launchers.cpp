@@ -15,7 +15,6 @@
 #include "kernels/cuda/values.h"
 #include "kernels/none/sequence.h"
 #include "kernels/quant/sequence.h"
-#include "kernels/sparse/sequence.h"
 #include "kernels/tagc/sequence.h"
 #include "kernels/values/sequence.h"
 #include "kernels/weights/sequence.h"
@@ -85,8 +84,6 @@ template [[gnu::visibility("default")]] void cuda_run(const NoneEncodeJob& job, 
 template [[gnu::visibility("default")]] void cuda_run(const NoneDecodeJob& job, void* stream);
 template [[gnu::visibility("default")]] void cuda_run(const QuantEncodeJob& job, void* stream);
 template [[gnu::visibility("default")]] void cuda_run(const QuantDecodeJob& job, void* stream);
-template [[gnu::visibility("default")]] void cuda_run(const SparseEncodeJob& job, void* stream);
-template [[gnu::visibility("default")]] void cuda_run(const SparseDecodeJob& job, void* stream);
 template [[gnu::visibility("default")]] void cuda_run(const TagcEncodeJob& job, void* stream);
 template [[gnu::visibility("default")]] void cuda_run(const TagcDecodeJob& job, void* stream);
 template [[gnu::visibility("default")]] void cuda_run(const WeightEncodeJob& job, void* stream);

@@ -17,9 +17,8 @@ GRACE_S = 5.0
 
 COMPRESSED: dict[str, str] = {}  # with the default codec
 PLAIN = {"ISTHMUS_CODEC": "none"}
-SKETCHED = {"ISTHMUS_CODEC": "tagc", "ISTHMUS_BLOCK_ELEMENTS": "256", "ISTHMUS_RATIO": "4"}
+SKETCHED = {"ISTHMUS_CODEC": "tagc", "ISTHMUS_RATIO": "4"}
 QUANT = {"ISTHMUS_CODEC": "quant"}
-SPARSE = {"ISTHMUS_CODEC": "sparse"}
 FLAT = SKETCHED | {"ISTHMUS_TIERS": "flat"}
 DELTA = {"ISTHMUS_WEIGHTS": "delta"}
 
@@ -45,7 +44,6 @@ HEADER_UNIT_BYTE, HEADER_STEP_BYTE, HEADER_COUNT_BYTE, HEADER_CHECKSUM_BYTE = 8,
 PLAIN_VALUES_BYTE = 48
 SCALES_BYTE, CODES_BYTE = 64, 64 + 256  # quant: of 128 groups
 FLAGS_BYTE, INDEX_BYTE, SKETCH_BYTE = 64, 128, 128 + 2048  # tagc
-COUNTS_BYTE, OFFSETS_BYTE, VALUES_BYTE = 48, 48 + 64, 48 + 64 + 208  # sparse: of 16 blocks with 13 elements each
 WEIGHTS_GATHER_BYTE = 16  # of the header that goes before a packet of weights
 CORRUPT_WEIGHTS = r"corrupt header of the weights of node 1"
 REFUSED = r"(corrupt packet: |packet with )"
@@ -266,9 +264,6 @@ ROWS = [
             ("a block flag", operations.reduce_scatter, REDUCTION, 1, FLAGS_BYTE + 2, SKETCHED),
             ("an index", operations.reduce_scatter, REDUCTION, 1, INDEX_BYTE + 77, SKETCHED),
             ("a sketch", operations.reduce_scatter, REDUCTION, 1, SKETCH_BYTE + 4001, SKETCHED),
-            ("a count", operations.reduce_scatter, REDUCTION, 1, COUNTS_BYTE + 63, SPARSE),
-            ("an offset", operations.reduce_scatter, REDUCTION, 1, OFFSETS_BYTE + 100, SPARSE),
-            ("a value", operations.reduce_scatter, REDUCTION, 1, VALUES_BYTE + 415, SPARSE),
             ("a header (step), codec none", operations.reduce_scatter, REDUCTION, 1, HEADER_STEP_BYTE, PLAIN),
             ("a value, codec none", operations.reduce_scatter, REDUCTION, 1, PLAIN_VALUES_BYTE + 4001, PLAIN),
             ("a piece of an all-reduce", operations.gradient_all_reduce, ALL_REDUCTION, 1, 2000, COMPRESSED),

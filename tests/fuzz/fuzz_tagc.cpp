@@ -14,15 +14,13 @@ using namespace isthmus::fuzz;
 
 namespace {
 
-Options choose_options(FuzzedDataProvider& provider) {
+void choose(FuzzedDataProvider& provider, Options& options, TagcLimits& limits) {
   constexpr int64_t kBlockElements[] = {0, 64, 128, 256, 4096};
   constexpr double kSparsity[] = {0.9875, 0.9, 0.5, 0};
-  Options options;
-  options.block_elements = provider.PickValueInArray(kBlockElements);
+  limits.block_elements = provider.PickValueInArray(kBlockElements);
   options.ratio = static_cast<double>(provider.ConsumeIntegralInRange<int64_t>(1, 64));
   options.sparsity = provider.PickValueInArray(kSparsity);
-  options.peel_rounds = provider.ConsumeIntegralInRange<int64_t>(1, 64);
-  return options;
+  limits.peel_rounds = provider.ConsumeIntegralInRange<int64_t>(1, 64);
 }
 
 // Each block's elements are in packet or residual, whole; a block with NaN or Inf sent NaN for these and kept the rest.
@@ -82,7 +80,9 @@ void check_only_marked(const kernels::TagcShape& shape, const Bytes& packet, con
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr int64_t kMostElements = 9000;
   FuzzedDataProvider provider(data, size);
-  const Options options = choose_options(provider);
+  Options options;
+  TagcLimits limits;
+  choose(provider, options, limits);
   const int64_t num_elements = consume_size(provider, kMostElements);
   const uint32_t seed = provider.ConsumeIntegral<uint16_t>();
   const PacketContext context{.unit_hash = provider.ConsumeIntegral<uint64_t>(),
@@ -90,8 +90,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                               .sender = static_cast<uint16_t>(seed)};
   const bool forged = provider.ConsumeIntegralInRange<int64_t>(0, 3) == 1;
 
-  TagcCodec codec(options);
-  const kernels::TagcShape shape = TagcSettings(options).shape(num_elements);
+  TagcCodec codec(options, limits);
+  const kernels::TagcShape shape = TagcSettings(options, limits).shape(num_elements);
   const std::vector<float> piece = make_values(num_elements, seed);
   const std::vector<float> old_residual = make_values(num_elements, 2 * (seed + 1));  // residuals are finite
   std::vector<float> residual = old_residual;

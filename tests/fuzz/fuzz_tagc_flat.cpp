@@ -12,17 +12,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr int64_t kMostElements = 9000;
   FuzzedDataProvider provider(data, size);
   Options options;
+  TagcLimits limits;
   options.tiers = "flat";
   options.index_bits = provider.ConsumeBool() ? 1 : 4;
-  options.block_elements = provider.PickValueInArray(kBlockElements);
+  limits.block_elements = provider.PickValueInArray(kBlockElements);
   options.ratio = static_cast<double>(provider.ConsumeIntegralInRange<int64_t>(1, 64));
-  options.peel_rounds = provider.ConsumeIntegralInRange<int64_t>(1, 64);
+  limits.peel_rounds = provider.ConsumeIntegralInRange<int64_t>(1, 64);
   const int64_t num_elements = consume_size(provider, kMostElements);
   const uint32_t seed = provider.ConsumeIntegral<uint16_t>();
   const PacketContext context{.unit_hash = provider.ConsumeIntegral<uint64_t>(),
                               .step = provider.ConsumeIntegral<uint16_t>()};
 
-  TagcFlat codec(options, 15);
+  TagcFlat codec(options, 15, limits);
   std::vector<float> residual = make_values(num_elements, 2 * (seed + 1));
   const Bytes index(codec.index_bytes(num_elements));
   const int64_t sketch_elements = codec.sketch_elements(num_elements);

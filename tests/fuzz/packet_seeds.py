@@ -83,13 +83,6 @@ def quant_seeds() -> Iterator[Seed]:
         yield steering.size(number, 9000).integer(i, 2).context() + next(damage)
 
 
-def sparse_seeds() -> Iterator[Seed]:
-    damage = itertools.cycle(edits())
-    for i, number in enumerate((*FEW, 1023, 1024, 1025, *MANY)):
-        steering = Seed().one_of(i, 3).one_of(i, 4).one_of(i, 4)
-        yield steering.size(number, 5000).integer(i, 2).context() + next(damage)
-
-
 def tagc_seeds() -> Iterator[Seed]:
     damage = itertools.cycle(edits())
     for i, number in enumerate((*FEW, *MANY)):
@@ -142,7 +135,6 @@ SEEDS = {
     "none": none_seeds,
     "options": options_seeds,
     "quant": quant_seeds,
-    "sparse": sparse_seeds,
     "tagc": tagc_seeds,
     "tagc_flat": tagc_flat_seeds,
     "weights": weights_seeds,

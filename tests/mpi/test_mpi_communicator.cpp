@@ -53,8 +53,7 @@ std::vector<Case> all_cases() {
   };
   add("none", {two_by_two, four_by_one, one_by_four, cyclic});
   add(Options().codec, {two_by_two, four_by_one, one_by_four, cyclic});
-  add("tagc", {two_by_two, cyclic});
-  add("sparse", {four_by_one, cyclic});
+  add("tagc", {two_by_two, four_by_one, cyclic});
   return cases;
 }
 

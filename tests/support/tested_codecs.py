@@ -27,20 +27,18 @@ def _default_codec() -> str:
 
 
 DEFAULT = _default_codec()
-#: Options by what tests call them. Nothing is set for the default. Of the codecs that keep residuals, settings by which
+#: Options by what tests call them. Nothing is set for the default. Of the codec that keeps residuals, settings by which
 #: small units leave some.
 CODECS: dict[str, Options] = {
     "default": {},
     "none": {"codec": "none"},
     "tagc": {"codec": "tagc", "sparsity": 0.5, "ratio": 1},
-    "sparse": {"codec": "sparse", "sparsity": 0.5},
 }
 assert {DEFAULT, *CODECS} - {"default"} == set(_native.load().codecs()), "every codec is tested"
 #: Of those above: what is lost of a gradient that crosses once, as a share of its energy. Of quant by docs/quant.md; of
-#: the others what the lesser half of normally distributed elements has.
-ERRORS = {"default": {"quant": 0.0117}[DEFAULT], "tagc": 0.0713, "sparse": 0.0713}
+#: tagc what the lesser half of normally distributed elements has.
+ERRORS = {"default": {"quant": 0.0117}[DEFAULT], "tagc": 0.0713}
 LOSSY = tuple(name for name in CODECS if name != "none")
-KEEP_RESIDUALS = ("tagc", "sparse")
 
 
 def environment(options: Mapping[str, Any]) -> dict[str, str]:

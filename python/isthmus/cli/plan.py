@@ -67,7 +67,7 @@ def plan(
         typer.Option(
             help="Which ways to train, of docs/plan.md's; hsdp-quant3 is hsdp-quant with 3 bits, so quant8 to quant1, "
             "full2 and others; an unknown name lists all.",
-            show_default="those of 4 bits, but zero1, sparse, ddp-none and ddp-tagc",
+            show_default="those of 4 bits, but zero1, ddp-none and ddp-tagc",
             autocompletion=_strategies,
         ),
     ] = None,

@@ -84,14 +84,13 @@ class CodecSpeeds:
 
 
 #: What has the speed that is given for a codec: those that lose something, and weights that cross as differences.
-_CODECS = ("tagc", "quant", "sparse", "delta")
-#: docs/tagc.md, docs/quant.md and docs/sparse.md, "On CPU": 64 MiB of float32 on one core with AVX2. tagc by ratio of
-#: the sketch, quant with 4 rotated bits, sparse with 13 elements kept of 1024.
+_CODECS = ("tagc", "quant", "delta")
+#: docs/tagc.md and docs/quant.md, "On CPU": 64 MiB of float32 on one core with AVX2. tagc by ratio of the sketch,
+#: quant with 4 rotated bits.
 _MEASURED_CPU_TAGC = {2.0: CodecSpeed(0.83, 0.89), 4.0: CodecSpeed(1.25, 1.29), 10.0: CodecSpeed(2.37, 4.00)}
 _MEASURED_CPU = {
     "none": CodecSpeed(4.51, 4.78),
     "quant": CodecSpeed(4.32, 5.99),
-    "sparse": CodecSpeed(2.89, 14.64),
     # docs/weights.md, "Speed": of bfloat16, and so twice as many bytes of float32.
     "delta": CodecSpeed(1.1, 1.7),
 }
@@ -103,7 +102,7 @@ def codec_speeds(text: str, ratio: float) -> CodecSpeeds:
     """What "cpu", "gpu", "100" or "100/150" (encode/decode, GB/s) means. ValueError names the text."""
     if text == "cpu":
         level = max((known for known in _MEASURED_CPU_TAGC if known <= ratio), default=min(_MEASURED_CPU_TAGC))
-        documents = "docs/tagc.md, docs/quant.md, docs/sparse.md"
+        documents = "docs/tagc.md, docs/quant.md"
         source = f"benchmark of the codecs on one CPU core with AVX2 ({documents}), tagc at {level:g}x"
         return CodecSpeeds({**_MEASURED_CPU, "tagc": _MEASURED_CPU_TAGC[level]}, source)
     if text == "gpu":

@@ -19,7 +19,7 @@ from isthmus.plan.strategies import Strategy
 
 # A colour for each way to communicate; the layout is told by the line.
 _PLAIN, _EXACT, _FLAT, _DIFFERENCES = "#555555", "#2f7fd1", "#e8a33d", "#0b8f8f"
-_CODECS = {"tagc": "#d1495b", "quant": "#7a4fbf", "sparse": "#3a9d5d"}
+_CODECS = {"tagc": "#d1495b", "quant": "#7a4fbf"}
 _LINES: dict[Placements, Any] = {DDP: ":", ZERO1: (0, (1, 3)), HSDP: "--", FSDP: "-", FSDP_NODE: "-."}
 _TICKS_GBIT_S = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
 #: Share of the figure's height, below the curves.

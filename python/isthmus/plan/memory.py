@@ -136,7 +136,7 @@ def residual_bytes(wire: WireOptions, call: Collective, num_nodes: int) -> int:
     if not (is_lossy(wire, call, num_nodes) and wire.keeps_residual):
         return 0
     chunk = call.chunk_elements
-    pieces = call.num_elements if wire.tiers == "flat" else (num_nodes - (wire.own_piece == "exact")) * chunk
+    pieces = call.num_elements if wire.tiers == "flat" else (num_nodes - 1) * chunk
     result = chunk if call.kind is Kind.ALL_REDUCE else 0
     return (pieces + result) * _FLOAT_BYTES
 

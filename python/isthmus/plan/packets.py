@@ -25,11 +25,6 @@ _SPARE_ROWS = 6.0
 _QUANT_BLOCK = 512
 _QUANT_LANES = 16
 
-_SPARSE_BLOCK = 1024
-_SPARSE_QUARTERS = 4
-_SPARSE_ALIGNMENT = 8
-_SPARSE_PACKET_ALIGNMENT = 16
-
 # How a piece is cut: docs/algorithms.md.
 _SEGMENT_ALIGNMENT = 4096
 _MOST_CHOSEN_SEGMENTS = 8
@@ -53,14 +48,11 @@ class WireOptions:
     group_elements: int = 128
     scale_type: str = "bf16"
     sparsity: float = 0.9875
-    value_type: str = "bf16"
     ratio: float = 10.0
     cell_type: str = "fp32"
     index_bits: int = 1
-    block_elements: int = 0
     segments: int = 0
     error_feedback: str = "codec"
-    own_piece: str = "exact"
     min_elements: int = 65536
     weights: str = "plain"
     #: With weights="delta": bits of each element of a shard that changed, the headers apart (docs/weights.md).
@@ -74,9 +66,7 @@ class WireOptions:
     @property
     def keeps_residual(self) -> bool:
         """Whether the codec has error feedback."""
-        if self.codec in ("tagc", "sparse"):
-            return self.error_feedback != "off"
-        return self.codec == "quant" and self.error_feedback == "on"
+        return self.codec == "tagc" or (self.codec == "quant" and self.error_feedback == "on")
 
 
 class SketchShape(NamedTuple):
@@ -116,7 +106,7 @@ def packet_bytes(num_elements: int, element_bytes: int, codec: str, options: Wir
     """A packet of that codec, with the rest of the options."""
     if codec == "none":
         return plain_packet_bytes(num_elements, element_bytes)
-    sizes = {"tagc": tagc_packet_bytes, "quant": quant_packet_bytes, "sparse": sparse_packet_bytes}
+    sizes = {"tagc": tagc_packet_bytes, "quant": quant_packet_bytes}
     if codec not in sizes:
         raise ValueError(f"codec {codec}: the sizes of its packets are not known before it runs")
     return sizes[codec](num_elements, options)
@@ -141,24 +131,6 @@ def quant_packet_bytes(num_elements: int, options: WireOptions) -> int:
     return sum(_round_up(num_bytes, _SECTION_BYTES) for num_bytes in (_HEADER_BYTES, scales, codes, tail_elements * 4))
 
 
-def sparse_packet_bytes(num_elements: int, options: WireOptions) -> int:
-    """A packet of codec `sparse`: of each block four counts, maybe a scale, and offsets and values of what is kept."""
-    num_blocks = math.ceil(num_elements / _SPARSE_BLOCK)
-    keep = _sparse_keep(_SPARSE_BLOCK, options)
-    last = num_elements - (num_blocks - 1) * _SPARSE_BLOCK
-    kept = (num_blocks - 1) * keep + _sparse_keep(last, options) if num_blocks else 0
-    count_bytes = 1 if keep < _SPARSE_BLOCK // _SPARSE_QUARTERS else 2
-    scale_bytes = 2 if options.value_type == "int8" else 0
-    sections = (num_blocks * _SPARSE_QUARTERS * count_bytes, num_blocks * scale_bytes, kept)
-    before_values = _HEADER_BYTES + sum(_round_up(num_bytes, _SPARSE_ALIGNMENT) for num_bytes in sections)
-    return _round_up(before_values + kept * _BYTES_OF_TYPE[options.value_type], _SPARSE_PACKET_ALIGNMENT)
-
-
-def _sparse_keep(block_elements: int, options: WireOptions) -> int:
-    wanted = math.floor((1 - options.sparsity) * block_elements + 0.5 + _ROUNDING_SLACK)
-    return min(max(wanted, 1), block_elements)
-
-
 def tagc_packet_bytes(num_elements: int, options: WireOptions) -> int:
     """A packet of codec `tagc`."""
     if num_elements == 0:
@@ -171,9 +143,7 @@ def tagc_packet_bytes(num_elements: int, options: WireOptions) -> int:
 
 
 def sketch_shape(num_elements: int, options: WireOptions) -> SketchShape:
-    """The longest block, unless the options fix it, whose sketch has enough rows."""
-    if options.block_elements:
-        return _shape(num_elements, options.block_elements, options)
+    """The longest block whose sketch has enough rows."""
     block = _LONGEST_BLOCK
     shape = _shape(num_elements, block, options)
     while shape.num_rows < _WANTED_ROWS and block > _SHORTEST_BLOCK:

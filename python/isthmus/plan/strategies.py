@@ -84,7 +84,6 @@ class Strategy:
 _NONE = WireOptions(codec="none")
 _TAGC = WireOptions()
 _FLAT_TAGC = WireOptions(tiers="flat")
-_SPARSE = WireOptions(codec="sparse")
 _QUANT = WireOptions(codec="quant", bits=4)
 _FULL = replace(_QUANT, weights="delta")
 
@@ -98,7 +97,6 @@ _NAMED = (
     Strategy("flat-tagc", "as fsdp, on Isthmus: TAGC over all ranks in one tier, as in the paper", FSDP, _FLAT_TAGC),
     Strategy("tagc", "as fsdp, on Isthmus: two tiers, TAGC between nodes only", FSDP, _TAGC),
     Strategy("tagc-node", "as fsdp-node, on Isthmus: two tiers, TAGC between nodes only", FSDP_NODE, _TAGC),
-    Strategy("sparse", "as fsdp, on Isthmus: two tiers, exact top-k of each block between nodes", FSDP, _SPARSE),
     Strategy("quant", "as fsdp, on Isthmus: two tiers, rotated 4-bit codes between nodes", FSDP, _QUANT),
     Strategy("quant-node", "as fsdp-node, on Isthmus: two tiers, rotated 4-bit codes between nodes", FSDP_NODE, _QUANT),
     Strategy("full", "as quant, and weights between nodes as bit-exact differences", FSDP, _FULL),
@@ -124,7 +122,7 @@ def _with_bits(strategy: Strategy) -> Iterator[Strategy]:
 
 #: Each strategy by its name, those of other widths behind the one of 4 bits.
 STRATEGIES = {each.name: each for strategy in _NAMED for each in (strategy, *_with_bits(strategy))}
-_NOT_BY_DEFAULT = ("zero1", "sparse", "ddp-none", "ddp-tagc")
+_NOT_BY_DEFAULT = ("zero1", "ddp-none", "ddp-tagc")
 DEFAULT_STRATEGIES = tuple(strategy.name for strategy in _NAMED if strategy.name not in _NOT_BY_DEFAULT)
 #: The arms of the training benchmark: the strategies of FSDP2, with other widths than 4 bits where 2 are worth a run.
 _ARMS_OF_OTHER_BITS = ("quant2", "hsdp-quant2")

@@ -210,15 +210,12 @@ def source_of_checkpoint(checkpoint: Any, key: str) -> Source:
 
 def option_texts(backend: Any) -> dict[str, str]:
     """Return the options of a group that define its residuals."""
-    fields = ("codec", "tiers", "own_piece", "ratio", "sparsity", "index_bits", "block_elements", "peel_rounds")
+    fields = ("codec", "tiers", "ratio", "sparsity", "index_bits")
     return {field: str(getattr(backend.options, field)) for field in fields}
 
 
 def check_options(saved: SavedGroup, backend: Any) -> None:
     """Raise ValueError if residuals are of other pieces. Another codec may take them."""
-    now = option_texts(backend)
-    for field in ("tiers", "own_piece"):
-        if saved.units and saved.options.get(field, now[field]) != now[field]:
-            raise ValueError(
-                f"residuals were saved with {field}={saved.options[field]}, and this group has {now[field]}"
-            )
+    tiers = backend.options.tiers
+    if saved.units and saved.options.get("tiers", tiers) != tiers:
+        raise ValueError(f"residuals were saved with tiers={saved.options['tiers']}, and this group has {tiers}")

@@ -16,10 +16,6 @@ std::unique_ptr<Codec> make_on_device(const Options& /*options*/, DataType wire_
   return make_passes_codec(NoneDevice(wire_dtype, ranks_per_node), device);
 }
 
-double wire_bits(DataType dtype, const Options& /*options*/) { return 8.0 * static_cast<double>(element_bytes(dtype)); }
-
-double prior_error(const Options& /*options*/) { return 0; }
-
 }  // namespace
 
 const CodecType& none_type() {
@@ -27,8 +23,6 @@ const CodecType& none_type() {
                                  .name = "none",
                                  .make_on_host = make_on_host,
                                  .make_on_device = make_on_device,
-                                 .wire_bits = wire_bits,
-                                 .prior_error = prior_error,
                                  .checksum_of = "values"};
   return type;
 }

@@ -13,7 +13,6 @@ namespace isthmus {
 namespace {
 
 constexpr std::array<int64_t, 5> kWidths = {8, 4, 3, 2, 1};  // of codes, in bits
-constexpr double kBitsOfScale = 16;
 
 std::vector<CodecOption> options() {
   const auto is_width = [](int64_t bits) { return std::ranges::find(kWidths, bits) != kWidths.end(); };
@@ -46,41 +45,6 @@ std::unique_ptr<Codec> make_on_device(const Options& options, DataType /*wire_dt
   return make_passes_codec(QuantDevice(options), device);
 }
 
-double wire_bits(DataType /*dtype*/, const Options& options) {
-  const double bits_of_scale = (options.scale_type == "fp32" ? 2.0 : 1.0) * kBitsOfScale;
-  return static_cast<double>(options.bits) + bits_of_scale / static_cast<double>(options.group_elements);
-}
-
-// Of codes with equal steps for values that are spread like a normal distribution, as rotated ones are: Max,
-// "Quantizing for minimum distortion", IRE Transactions on Information Theory, 1960, table II; 8 bits computed in the
-// same way.
-double normal_error(int64_t bits) {
-  switch (bits) {
-    case 1:
-      return .3634;
-    case 2:
-      return .1188;
-    case 3:
-      return .03744;
-    case 4:
-      return .01154;
-    default:
-      return .0000877;
-  }
-}
-
-double prior_error(const Options& options) {
-  // What gradients that are not rotated, and stochastic rounding, had over that.
-  constexpr double kUnrotated = 1.5;
-  constexpr double kStochastic = 3;
-  double error = normal_error(options.bits) * (options.rotate ? 1 : kUnrotated) *
-                 (options.rounding == "stochastic" ? kStochastic : 1);
-  if (options.scale == "unbiased") {
-    error /= std::max(1 - error, .01);  // its scale is larger by 1 / (1 - error)
-  }
-  return error;
-}
-
 }  // namespace
 
 const CodecType& quant_type() {
@@ -89,8 +53,6 @@ const CodecType& quant_type() {
                                  .options = options(),
                                  .make_on_host = make_on_host,
                                  .make_on_device = make_on_device,
-                                 .wire_bits = wire_bits,
-                                 .prior_error = prior_error,
                                  .checksum_of = "bytes"};
   return type;
 }

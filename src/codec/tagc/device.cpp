@@ -52,8 +52,8 @@ Job TagcDevice::plan(int64_t num_elements, PacketContext context) const {
   job.shape = settings_.shape(num_elements);
   job.layout = tagc_layout(job.shape);
   job.packet_bytes = job.layout.end;
-  job.header = header_words(make_tagc_header(job.shape, settings_.peel_rounds, context));
-  job.max_rounds = settings_.peel_rounds;
+  job.header = header_words(make_tagc_header(job.shape, settings_.limits.peel_rounds, context));
+  job.max_rounds = settings_.limits.peel_rounds;
   return job;
 }
 

@@ -20,7 +20,7 @@ class TagcDevice : public DeviceJobs<TagcDevice> {
   static constexpr Alignment kAlignment = {.packets = 64, .scratch = 64};
 
   // As TagcCodec.
-  explicit TagcDevice(const Options& options) : settings_(options) {}
+  explicit TagcDevice(const Options& options, TagcLimits limits = {}) : settings_(options, limits) {}
 
   int64_t packet_bytes(int64_t num_elements) const;
   static bool keeps_residual() { return true; }

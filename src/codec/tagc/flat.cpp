@@ -48,8 +48,8 @@ struct TagcFlat::Implementation {
   TagcScratch scratch;
 };
 
-TagcFlat::TagcFlat(const Options& options, int world_size)
-    : implementation_(new Implementation{TagcSettings(options), options.index_bits, {}}) {
+TagcFlat::TagcFlat(const Options& options, int world_size, TagcLimits limits)
+    : implementation_(new Implementation{TagcSettings(options, limits), options.index_bits, {}}) {
   ISTHMUS_CHECK(OptionError, options.index_bits == 1 || options.index_bits == 4, "index_bits is ", options.index_bits,
                 ", must be 1 or 4");
   ISTHMUS_CHECK(OptionError, options.cell_type == "fp32", "cell_type is ", options.cell_type,
@@ -128,8 +128,9 @@ CodecCounts TagcFlat::decode(ConstBuffer merged_index, Buffer summed_sketch, Buf
   const kernels::PeelScratch peel = scratch.peel(shape, marks, nullptr);
   std::fill_n(out.as<float>(), shape.num_elements, 0.0F);
   const kernels::TagcKernels& kernel = kernels::tagc_kernels();
-  const kernels::PeelResult peeled = kernel.peel_sum(
-      shape, rows, settings.peel_rounds, peel, scratch.values(shape, peel), summed_sketch.as<float>(), out.as<float>());
+  const kernels::PeelResult peeled =
+      kernel.peel_sum(shape, rows, settings.limits.peel_rounds, peel, scratch.values(shape, peel),
+                      summed_sketch.as<float>(), out.as<float>());
   if (peeled.left_elements > 0) {
     kernel.estimate(shape, rows, peel.remaining, summed_sketch.as<float>(), out.as<float>());
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "codec/tagc/settings.h"
 #include "isthmus/codec.h"
 #include "isthmus/transport.h"
 
@@ -14,10 +15,10 @@ namespace isthmus {
 // and sketch pass through reductions. Ranks must agree on options, sizes and PacketContext.
 class TagcFlat {
  public:
-  // Uses ratio, sparsity, index_bits, block_elements and peel_rounds. Throws OptionError if one of them is out of its
-  // range; if index_bits is 4 and world_size is above 15 (the counts would overflow); if error_feedback is off; and for
-  // options that the single-tier form does not support: cells other than fp32 (sums are merged in them), rows by load.
-  TagcFlat(const Options& options, int world_size);
+  // Uses ratio, sparsity and index_bits. Throws OptionError if one of them is out of its range; if index_bits is 4 and
+  // world_size is above 15 (the counts would overflow); if error_feedback is off; and for options that the single-tier
+  // form does not support: cells other than fp32 (sums are merged in them), rows by load.
+  TagcFlat(const Options& options, int world_size, TagcLimits limits = {});
   ~TagcFlat();
 
   // Sizes of one chunk's index and sketch (float32 elements), for one owner's shard. Multiples of 8 bytes.

@@ -102,7 +102,8 @@ struct TagcCodec::Implementation {
                   const PacketHeader& expected, const kernels::BlockRows* rows, float* out);
 };
 
-TagcCodec::TagcCodec(const Options& options) : implementation_(new Implementation{TagcSettings(options), {}}) {}
+TagcCodec::TagcCodec(const Options& options, TagcLimits limits)
+    : implementation_(new Implementation{TagcSettings(options, limits), {}}) {}
 TagcCodec::~TagcCodec() = default;
 
 int64_t TagcCodec::packet_bytes(int64_t num_elements) const {
@@ -130,11 +131,11 @@ CodecCounts TagcCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet,
   const kernels::BlockRows* rows = scratch.hash(shape, tagc_seed(context));
   const int64_t first_block = tagc_first_block(shape, context);
   const kernels::PeelResult peeled =
-      kernel.hold_back(shape, rows, settings.peel_rounds, first_block, index, scratch.peel(shape, index, flags));
+      kernel.hold_back(shape, rows, settings.limits.peel_rounds, first_block, index, scratch.peel(shape, index, flags));
   kernel.insert_xor(shape, rows, flags, index, residual.as<float>(), reinterpret_cast<uint8_t*>(bytes + layout.scales),
                     bytes + layout.sketch);
 
-  PacketHeader header = make_tagc_header(shape, settings.peel_rounds, context);
+  PacketHeader header = make_tagc_header(shape, settings.limits.peel_rounds, context);
   header.checksum = checksum_of(bytes, layout);
   std::memcpy(bytes, &header, sizeof(header));
   CodecCounts counts;
@@ -152,7 +153,7 @@ CodecCounts TagcCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer o
   check_tagc_packets(packets, num_packets, out, layout.end);
   const kernels::BlockRows* rows = scratch.hash(shape, tagc_seed(context));
   for (int p = 0; p < num_packets; ++p) {
-    const PacketHeader expected = make_tagc_header(shape, settings.peel_rounds, context.of_packet(p));
+    const PacketHeader expected = make_tagc_header(shape, settings.limits.peel_rounds, context.of_packet(p));
     implementation_->decode_add(packets.as<std::byte>() + p * layout.end, shape, layout, expected, rows,
                                 out.as<float>());
   }
@@ -173,7 +174,7 @@ void TagcCodec::Implementation::decode_add(const std::byte* packet, const TagcSh
   std::copy_n(reinterpret_cast<const uint64_t*>(packet + layout.sketch), sketch_words, sketch);
   const kernels::PeelScratch keys = scratch.peel(shape, index, flags);
   const kernels::PeelResult peeled =
-      kernels::tagc_kernels().peel_xor(shape, rows, settings.peel_rounds, keys, scratch.values(shape, keys),
+      kernels::tagc_kernels().peel_xor(shape, rows, settings.limits.peel_rounds, keys, scratch.values(shape, keys),
                                        reinterpret_cast<const uint8_t*>(packet + layout.scales), sketch, out);
   check_intact(peeled.left_elements == 0, "its index does not peel", header);
   check_intact(std::all_of(sketch, sketch + sketch_words, [](uint64_t cells) { return cells == 0; }),

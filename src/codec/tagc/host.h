@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "codec/tagc/settings.h"
 #include "isthmus/codec.h"
 
 namespace isthmus {
@@ -13,9 +14,9 @@ namespace isthmus {
 // to a shorter type of cells loses.
 class TagcCodec final : public Codec {
  public:
-  // Uses ratio, sparsity, cell_type, block_elements and peel_rounds. Throws OptionError if one of them is out of its
-  // range, or if error_feedback is off.
-  explicit TagcCodec(const Options& options);
+  // Uses ratio, sparsity and cell_type. Throws OptionError if one of them is out of its range, or if error_feedback is
+  // off.
+  explicit TagcCodec(const Options& options, TagcLimits limits = {});
   ~TagcCodec() override;
 
   const char* name() const override { return "tagc"; }

@@ -55,20 +55,16 @@ TagcShape shape_with_blocks(const TagcSettings& settings, int64_t num_elements, 
 
 }  // namespace
 
-TagcSettings::TagcSettings(const Options& options)
-    : ratio(options.ratio),
-      sparsity(options.sparsity),
-      block_elements(options.block_elements),
-      peel_rounds(options.peel_rounds),
-      cell_type(cell_type_of(options.cell_type)) {
+TagcSettings::TagcSettings(const Options& options, TagcLimits its_limits)
+    : ratio(options.ratio), sparsity(options.sparsity), cell_type(cell_type_of(options.cell_type)), limits(its_limits) {
   options.validate();
   ISTHMUS_CHECK(OptionError, options.error_feedback != "off",
                 "error_feedback is off, must be codec or on with tagc, which drops most of a gradient in each step");
 }
 
 TagcShape TagcSettings::shape(int64_t num_elements) const {
-  if (block_elements != 0) {
-    return shape_with_blocks(*this, num_elements, block_elements);
+  if (limits.block_elements != 0) {
+    return shape_with_blocks(*this, num_elements, limits.block_elements);
   }
   TagcShape shape = shape_with_blocks(*this, num_elements, kLongestChosenBlock);
   while (shape.num_rows < kWantedRows && shape.block_elements > kMinBlockElements) {

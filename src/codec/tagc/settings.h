@@ -10,15 +10,20 @@
 
 namespace isthmus {
 
+// What tests set to cross a boundary with few elements.
+struct TagcLimits {
+  int64_t block_elements = 0;  // neighbouring elements treated together, a power of two from 64; 0: by the piece's size
+  int64_t peel_rounds = 64;    // at most
+};
+
 // The options of tagc, validated (OptionError).
 struct TagcSettings {
-  explicit TagcSettings(const Options& options);
+  explicit TagcSettings(const Options& options, TagcLimits its_limits = {});
 
   double ratio;  // 0: rows by load
   double sparsity;
-  int64_t block_elements;  // 0: chosen from the piece's size
-  int64_t peel_rounds;
   kernels::CellType cell_type;
+  TagcLimits limits;
 
   kernels::TagcShape shape(int64_t num_elements) const;
 

@@ -1,8 +1,5 @@
 #include "codec/tagc/type.h"
 
-#include <algorithm>
-
-#include "codec/dropping.h"
 #include "codec/passes_codec.h"
 #include "codec/tagc/device.h"
 #include "codec/tagc/host.h"
@@ -14,9 +11,11 @@ namespace {
 using kernels::FaultKind;
 
 std::vector<CodecOption> options() {
+  const auto is_share = [](double value) { return value >= 0 && value < 1; };
   const auto is_ratio = [](double value) { return value == 0 || (value >= 1 && value <= 64); };
-  const auto is_block = [](int64_t elements) { return elements == 0 || rows::is_power_of_two(elements, 64, 4096); };
   return {
+      {.field = rows::number_field("sparsity", "ISTHMUS_SPARSITY", &Options::sparsity, "at least 0, less than 1",
+                                   "The share of elements that is not sent.", is_share)},
       {.field = rows::number_field(
            "ratio", "ISTHMUS_RATIO", &Options::ratio, "1 to 64, or 0",
            "Blocks of a piece for each row of its sketch; 0: as many rows as what is kept needs.", is_ratio)},
@@ -27,13 +26,7 @@ std::vector<CodecOption> options() {
                                    "1 merges indexes by bitwise or, 4 counts (to 15 ranks).",
                                    [](int64_t value) { return value == 1 || value == 4; }),
        .only = "tiers=flat",
-       .shapes_packets = false},  // there are none in a single tier
-      {.field = rows::number_field(
-           "block_elements", "ISTHMUS_BLOCK_ELEMENTS", &Options::block_elements, "0 or a power of two from 64 to 4096",
-           "Neighbouring elements treated together; 0: chosen from the piece's size.", is_block)},
-      {.field = rows::count_field("peel_rounds", "ISTHMUS_PEEL_ROUNDS", &Options::peel_rounds, 1, 1024, "1 to 1024",
-                                  "Bound on decoding rounds.")},
-      {.field = {.name = "sparsity"}},
+       .shapes_packets = false},                                       // there are none in a single tier
       {.field = {.name = "error_feedback"}, .shapes_packets = false},  // it may not be off
   };
 }
@@ -45,12 +38,6 @@ std::unique_ptr<Codec> make_on_host(const Options& options, DataType /*wire_dtyp
 std::unique_ptr<Codec> make_on_device(const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/,
                                       const PassesOfDevice& device) {
   return make_passes_codec(TagcDevice(options), device);
-}
-
-// An index, and the sketch's cells.
-double wire_bits(DataType /*dtype*/, const Options& options) {
-  const double rows_of_block = options.ratio > 0 ? 1 / options.ratio : std::min(1.0, 2 * (1 - options.sparsity));
-  return 1 + bits_of_value(options.cell_type) * rows_of_block;
 }
 
 const char* fault_text(uint32_t kind) {
@@ -78,8 +65,6 @@ const CodecType& tagc_type() {
                                  .options = options(),
                                  .make_on_host = make_on_host,
                                  .make_on_device = make_on_device,
-                                 .wire_bits = wire_bits,
-                                 .prior_error = error_of_dropping,
                                  .header_parts = {{"cell type", 24, 8}},
                                  .fault_text = fault_text};
   return type;

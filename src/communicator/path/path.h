@@ -33,9 +33,6 @@ class Path {
   void all_gather(Run& run, ConstBuffer shard, Buffer gathered, ConstBuffer rail = {}) const;
 
  protected:
-  // Whether this rank also encodes its own piece, which crosses no link.
-  bool codes_own_piece() const { return options_.own_piece == "coded"; }
-
   const TierSet& tiers_;
   Device& device_;
   const Options& options_;

@@ -55,11 +55,11 @@ Buffer TwoTierPath::one_rank_of_node(Run& run, ConstBuffer gradient, DataType dt
   return pieces;
 }
 
-// Sums this node's own piece, or those of all other nodes. The own one is summed with them where it is coded, and where
-// there are no others. Begins after `ready`. Returns the event of the sums.
+// Sums this node's own piece, or those of all other nodes; the own one with them where there are no others. Begins
+// after `ready`. Returns the event of the sums.
 EventPtr TwoTierPath::sum_within_node(Run& run, const Pieces& pieces, bool own, const EventPtr& ready) const {
   const NodeMap& map = tiers_.map();
-  const bool own_comes_later = map.num_nodes() > 1 && !codes_own_piece();
+  const bool own_comes_later = map.num_nodes() > 1;
   std::vector<int> owners;
   for (int owner = 0; owner < map.num_nodes() && pieces.gradient.num_elements > 0; ++owner) {
     if (own == (own_comes_later && owner == tiers_.node())) {
@@ -78,8 +78,7 @@ EventPtr TwoTierPath::sum_within_node(Run& run, const Pieces& pieces, bool own, 
   return run.event();
 }
 
-// One packet for each other node, at that node's place. This node's own place stays unused, unless the own piece is
-// coded, too.
+// One packet for each other node, at that node's place. This node's own place stays unused.
 Buffer TwoTierPath::encode(Run& run, const ReductionPlan& plan, ConstBuffer pieces, const EventPtr& summed,
                            const Segment& segment) const {
   const Step step(run, "encode", Lane::kEncode, summed, &CollectiveStats::encode_s);
@@ -89,7 +88,7 @@ Buffer TwoTierPath::encode(Run& run, const ReductionPlan& plan, ConstBuffer piec
                         .residuals = plan.has_residual() ? plan.unit->residual : Buffer{},
                         .packets = packets,
                         .num_nodes = tiers_.num_nodes(),
-                        .left_out = codes_own_piece() ? -1 : tiers_.node(),
+                        .left_out = tiers_.node(),
                         .begin = segment.begin,
                         .num_elements = segment.num_elements};
   const PacketContext context = coder_.context_for(plan, PacketUse::kPiece, tiers_.node(), segment.index);
@@ -101,7 +100,7 @@ Buffer TwoTierPath::encode(Run& run, const ReductionPlan& plan, ConstBuffer piec
 }
 
 TwoTierPath::Crossing TwoTierPath::exchange_along_rail(Run& run, Buffer packets, const Segment& segment) const {
-  Crossing crossing{&segment, packets, packets, nullptr, nullptr};
+  Crossing crossing{&segment, packets, nullptr, nullptr};
   if (tiers_.num_nodes() > 1) {
     const Step step(run, "inter exchange", Lane::kInter, &CollectiveStats::exchange_s);
     crossing.arrived = run.take(packets.num_elements, DataType::kByte);
@@ -124,13 +123,8 @@ void TwoTierPath::decode(Run& run, const ReductionPlan& plan, ConstBuffer pieces
                         .packets = crossing.arrived,
                         .num_nodes = tiers_.num_nodes(),
                         .node = node,
-                        .own_is_coded = codes_own_piece(),
                         .scale = plan.scale,
                         .shard = shard.slice(segment.begin, segment.num_elements)};
-  if (sum.own_is_coded) {  // it did not cross
-    device_.convert(crossing.packets.part(node, sum.packet_bytes()), crossing.arrived.part(node, sum.packet_bytes()),
-                    run.tail());
-  }
   const PacketContext context = coder_.context_for(plan, PacketUse::kArrivedPiece, 0, segment.index);
   coder_.decode_shard(run, plan, sum, context, segment.is_last);
 }

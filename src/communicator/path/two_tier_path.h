@@ -16,8 +16,7 @@ class TwoTierPath final : public Path {
   // A segment of the pieces, on its way to the nodes that own it.
   struct Crossing {
     const Segment* segment;
-    Buffer packets;  // one for each node, at its place
-    Buffer arrived;  // likewise; this node's own place is unspecified
+    Buffer arrived;  // a packet of each node, at its place; this node's own place is unspecified
     HandlePtr handle;
     EventPtr done;
   };

@@ -176,9 +176,7 @@ ResidualSizes ReductionPlanner::residual_sizes(const UnitKey& key) const {
     return {};
   }
   const int64_t chunk = tiers_.chunk_elements(key.num_elements);
-  const bool codes_own_piece = options_.own_piece == "coded" && !flat();
-  const int num_pieces = codes_own_piece ? tiers_.num_nodes() : tiers_.num_nodes() - 1;
-  return {flat() ? key.num_elements : num_pieces * chunk, is_all_reduce ? chunk : 0};
+  return {flat() ? key.num_elements : (tiers_.num_nodes() - 1) * chunk, is_all_reduce ? chunk : 0};
 }
 
 // Sections are as long as the rows: GradientRecogniser looks.
@@ -202,7 +200,7 @@ ResidualStretches ReductionPlanner::residual_stretches(const UnitKey& key) const
   };
   int64_t offset = 0;
   for (int node = 0; node < tiers_.num_nodes() && offset < sizes.residual_elements; ++node) {
-    if (node != tiers_.node() || options_.own_piece == "coded") {
+    if (node != tiers_.node()) {
       stretches.residual.push_back(
           stretch_of(tiers_.map().rank(node, tiers_.map().local_index(tiers_.rank())), offset));
       offset += chunk;

@@ -179,13 +179,9 @@ void bind_options(py::module_& module) {
   bind_field(type, "rounding", &isthmus::Options::rounding);
   bind_field(type, "error_feedback", &isthmus::Options::error_feedback);
   bind_field(type, "sparsity", &isthmus::Options::sparsity);
-  bind_field(type, "value_type", &isthmus::Options::value_type);
   bind_field(type, "ratio", &isthmus::Options::ratio);
   bind_field(type, "cell_type", &isthmus::Options::cell_type);
   bind_field(type, "index_bits", &isthmus::Options::index_bits);
-  bind_field(type, "block_elements", &isthmus::Options::block_elements);
-  bind_field(type, "peel_rounds", &isthmus::Options::peel_rounds);
-  bind_field(type, "own_piece", &isthmus::Options::own_piece);
   bind_field(type, "dense_steps", &isthmus::Options::dense_steps);
   bind_field(type, "segments", &isthmus::Options::segments);
   bind_field(type, "error_interval", &isthmus::Options::error_interval);

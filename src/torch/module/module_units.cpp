@@ -1,13 +1,10 @@
 #include "torch/module/module_units.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <pybind11/stl.h>
 
 #include <array>
 
-#include "codec/weights/weight_packet.h"
-#include "torch/backend/tensors.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -142,34 +139,6 @@ void set_python_weights_caller(py::object caller) {
   });
 }
 
-ConstBuffer weights_of(const at::Tensor& tensor) {
-  const auto dtype = floating_dtype(tensor.scalar_type());
-  if (!tensor.is_contiguous() || !tensor.is_cpu() || !dtype) {
-    throw py::value_error("weights: expected a contiguous tensor of floating-point numbers on the CPU");
-  }
-  return {tensor.const_data_ptr(), tensor.numel(), *dtype};
-}
-
-at::Tensor encode_weights(const at::Tensor& before, const at::Tensor& after) {
-  const ConstBuffer old_weights = weights_of(before);
-  const ConstBuffer new_weights = weights_of(after);
-  if (old_weights.dtype != new_weights.dtype || old_weights.num_elements != new_weights.num_elements) {
-    throw py::value_error("weights: expected two tensors of one type and size");
-  }
-  const int64_t most = WeightPackets::most_bytes(new_weights);
-  const at::Tensor packet = at::empty({most + WeightPackets::kMarginBytes}, at::kByte);
-  const int64_t bytes = WeightPackets().encode(old_weights, new_weights, {packet.data_ptr(), most, DataType::kByte});
-  return packet.narrow(0, 0, bytes);
-}
-
-void decode_weights(const at::Tensor& packet, const at::Tensor& weights) {
-  const at::Tensor with_margin = at::zeros({packet.numel() + WeightPackets::kMarginBytes}, at::kByte);
-  with_margin.narrow(0, 0, packet.numel()).copy_(packet);
-  const ConstBuffer replica = weights_of(weights);
-  WeightPackets().decode({with_margin.const_data_ptr(), packet.numel(), DataType::kByte},
-                         {weights.data_ptr(), replica.num_elements, replica.dtype});
-}
-
 void bind_tags(py::module_& module) {
   using namespace py::literals;
   py::class_<Sections, SectionsPtr>(module, "Sections",
@@ -205,11 +174,6 @@ void bind_tags(py::module_& module) {
       "set_weights_caller", &set_python_weights_caller, "caller"_a,
       "What is asked in gathers with weights=delta. caller() returns (owner, name): owner: a number of the object "
       "that gathers its parameters, 0 if there is none.");
-  module.def(
-      "encode_weights", &encode_weights, "before"_a, "after"_a,
-      "The packet (uint8) that turns `before` into `after`, as weights=delta sends it; empty if they are equal.");
-  module.def("decode_weights", &decode_weights, "packet"_a, "weights"_a,
-             "Turns what the packet was made from into what it is.");
   module.def("forget_owner", &forget_owner, "owner"_a,
              "The owner is gone: what groups keep of its units and weights is freed at their next call.");
 }

@@ -79,7 +79,7 @@ class Damage : public testing::TestWithParam<const char*> {
  protected:
   std::vector<uint8_t> bytes() const {
     std::vector<uint8_t> bytes = random_bytes(8 * kMostWords, 3);
-    if (std::string(GetParam()) == "sparse") {
+    if (std::string(GetParam()) == "zeros") {
       for (size_t i = 0; i < bytes.size(); ++i) {
         bytes[i] = i % 40 == 3 ? bytes[i] : 0;
       }
@@ -166,7 +166,7 @@ TEST_P(Damage, ThatAddsUpToNothingIsFound) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Contents, Damage, testing::Values("noise", "sparse"), [](const auto& of) { return of.param; });
+INSTANTIATE_TEST_SUITE_P(Contents, Damage, testing::Values("noise", "zeros"), [](const auto& of) { return of.param; });
 
 }  // namespace
 }  // namespace isthmus

@@ -57,7 +57,6 @@ struct Batch {
   int64_t piece_elements = 5000;
   int64_t begin = 0;  // of the segment
   int64_t num_elements = 5000;
-  bool own_is_coded = false;
   double scale = 1;
   DataType shard_dtype = DataType::kByte;  // kByte: as dtype
   bool feedback = false;
@@ -65,8 +64,7 @@ struct Batch {
 
 std::ostream& operator<<(std::ostream& out, const Batch& batch) {
   return out << batch.codec << " of " << to_string(batch.dtype) << ", node " << batch.node << " of " << batch.num_nodes
-             << ", " << batch.num_elements << " from " << batch.begin << " of " << batch.piece_elements
-             << (batch.own_is_coded ? ", own piece coded" : "");
+             << ", " << batch.num_elements << " from " << batch.begin << " of " << batch.piece_elements;
 }
 
 // The CPU and the device with the same data.
@@ -162,16 +160,16 @@ class BatchTest {
             .residuals = residuals,
             .packets = packets,
             .num_nodes = batch_.num_nodes,
-            .left_out = batch_.own_is_coded ? -1 : batch_.node,
+            .left_out = batch_.node,
             .begin = batch_.begin,
             .num_elements = batch_.num_elements};
   }
 
-  // One from each node; garbage at the own place, unless the own piece is coded.
+  // One from each node; garbage at the own place.
   Memory arrived_packets() {
     Memory packets(batch_.num_nodes * packet_bytes_);
     for (int node = 0; node < batch_.num_nodes; ++node) {
-      if (node == batch_.node && !batch_.own_is_coded) {
+      if (node == batch_.node) {
         continue;
       }
       const Array piece(random_values(batch_.num_elements, 10 + node), DataType::kFloat32);
@@ -189,7 +187,6 @@ class BatchTest {
             .packets = packets.buffer(),
             .num_nodes = batch_.num_nodes,
             .node = batch_.node,
-            .own_is_coded = batch_.own_is_coded,
             .scale = batch_.scale,
             .shard = shard};
   }
@@ -225,12 +222,6 @@ INSTANTIATE_TEST_SUITE_P(Codecs, DeviceBatches, ::testing::ValuesIn(codec_names(
 TEST_P(DeviceBatches, AnyNodeIsLeftOut) {
   for (int node = 0; node < 3; ++node) {
     expect_same({.num_nodes = 3, .node = node, .scale = .25});
-  }
-}
-
-TEST_P(DeviceBatches, TheOwnPieceMayBeCodedToo) {
-  for (int node = 0; node < 3; ++node) {
-    expect_same({.num_nodes = 3, .node = node, .own_is_coded = true, .scale = .5});
   }
 }
 

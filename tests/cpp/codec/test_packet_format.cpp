@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "codec/weights/weight_packet.h"
 #include "communicator/scratch.h"
 #include "isthmus/codec.h"
 
@@ -70,7 +71,6 @@ TEST(PacketFormat, ExampleOfCodecTagc) {
   Options options;
   options.ratio = 4;
   options.sparsity = .98;
-  options.block_elements = 64;
   const std::unique_ptr<Codec> codec = make_codec("tagc", options, DataType::kFloat32, 4);
   std::vector<float> piece(130, .25F);
   piece[5] = 1.5F;
@@ -79,21 +79,6 @@ TEST(PacketFormat, ExampleOfCodecTagc) {
   const std::vector<uint8_t> packet = encode(*codec, piece);
   EXPECT_EQ(packet.size(), 960);
   EXPECT_EQ(dump(packet), example_in_docs("tagc"));
-}
-
-TEST(PacketFormat, ExampleOfCodecSparse) {
-  Options options;
-  options.sparsity = .998;
-  options.value_type = "int8";
-  const std::unique_ptr<Codec> codec = make_codec("sparse", options, DataType::kFloat32, 4);
-  std::vector<float> piece(2100, .25F);
-  piece[5] = 1.5F;
-  piece[300] = -2.0F;
-  piece[1500] = std::numeric_limits<float>::quiet_NaN();
-  piece[2099] = 3.0F;
-  const std::vector<uint8_t> packet = encode(*codec, piece);
-  EXPECT_EQ(packet.size(), 96);
-  EXPECT_EQ(dump(packet), example_in_docs("sparse"));
 }
 
 TEST(PacketFormat, ExampleOfCodecQuant) {
@@ -112,6 +97,20 @@ TEST(PacketFormat, ExampleOfCodecQuant) {
   const std::vector<uint8_t> packet = encode(*codec, piece);
   EXPECT_EQ(packet.size(), 320);
   EXPECT_EQ(dump(packet), example_in_docs("quant"));
+}
+
+TEST(PacketFormat, ExampleOfWeights) {
+  const std::vector<uint16_t> before(40, 0x3e80);  // .25
+  std::vector<uint16_t> after = before;
+  after[3] += 1;
+  after[20] = 0xc000;  // -2
+  const auto view = [](const std::vector<uint16_t>& weights) {
+    return ConstBuffer{weights.data(), static_cast<int64_t>(weights.size()), DataType::kBFloat16};
+  };
+  std::vector<uint8_t> packet(WeightPackets::most_bytes(view(after)) + WeightPackets::kMarginBytes);
+  packet.resize(WeightPackets().encode(view(before), view(after),
+                                       {packet.data(), WeightPackets::most_bytes(view(after)), DataType::kByte}));
+  EXPECT_EQ(dump(packet), example_in_docs("weights"));
 }
 
 }  // namespace

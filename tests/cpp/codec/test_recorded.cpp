@@ -138,13 +138,9 @@ const std::vector<Settings> kSettings = {
     {{"rotate", "false"}, {"scale", "absmax"}},
     {{"bits", "2"}, {"rotate", "false"}, {"rounding", "stochastic"}, {"scale", "absmax"}},
     {{"error_feedback", "on"}},
-    {{"own_piece", "coded"}},
-    {{"codec", "sparse"}, {"sparsity", "0.9"}},
-    {{"codec", "sparse"}, {"sparsity", "0.9"}, {"value_type", "int8"}},
-    {{"codec", "sparse"}, {"sparsity", "0.9"}, {"value_type", "fp32"}, {"error_feedback", "off"}},
     {{"codec", "tagc"}, {"sparsity", "0.9"}, {"ratio", "2"}},
     {{"codec", "tagc"}, {"sparsity", "0.9"}, {"ratio", "0"}, {"cell_type", "bf16"}},
-    {{"codec", "tagc"}, {"sparsity", "0.9"}, {"ratio", "4"}, {"cell_type", "int8"}, {"own_piece", "coded"}},
+    {{"codec", "tagc"}, {"sparsity", "0.9"}, {"ratio", "4"}, {"cell_type", "int8"}},
     {{"codec", "tagc"}, {"sparsity", "0.9"}, {"ratio", "2"}, {"tiers", "flat"}},
 };
 

@@ -101,9 +101,7 @@ CodecType sign_type() {
           .options = {{.field = {.name = "error_feedback"}}},
           .make_on_host = [](const Options& options, DataType, int) -> std::unique_ptr<Codec> {
             return std::make_unique<SignCodec>(options);
-          },
-          .wire_bits = [](DataType, const Options&) { return 1.0; },
-          .prior_error = [](const Options&) { return 1 - 2 / 3.14159; }};  // of normally distributed values
+          }};
 }
 
 const CodecType kSign = sign_type();
@@ -127,7 +125,7 @@ std::string complaint(const std::function<void()>& call) {
 }
 
 TEST(Registry, HasTheCodecsOfIsthmusAndThoseFromOutside) {
-  EXPECT_EQ(codec_names(), (std::vector<std::string>{"none", "tagc", "quant", "sparse", "sign"}));
+  EXPECT_EQ(codec_names(), (std::vector<std::string>{"none", "tagc", "quant", "sign"}));
   EXPECT_EQ(&find_codec("sign"), &kSign);
   EXPECT_STREQ(to_string(kSignId), "sign");
   EXPECT_STREQ(to_string(CodecId::kTagc), "tagc");
@@ -136,18 +134,18 @@ TEST(Registry, HasTheCodecsOfIsthmusAndThoseFromOutside) {
 
 TEST(Registry, UnknownNamesListTheKnownOnes) {
   EXPECT_EQ(complaint<OptionError>([] { make_codec("zip", Options(), DataType::kFloat32, 1); }),
-            "codec \"zip\" is unknown: expected none, tagc, quant, sparse or sign");
+            "codec \"zip\" is unknown: expected none, tagc, quant or sign");
   Options options;
   EXPECT_EQ(complaint<OptionError>([&] { field_named("codec")->set(options, "zip"); }),
-            "option codec=\"zip\": expected none, tagc, quant, sparse or sign");
+            "option codec=\"zip\": expected none, tagc, quant or sign");
 }
 
 TEST(Registry, OptionsKnowTheirUsers) {
   Options options = sign_options();
   EXPECT_NO_THROW(options.validate());
-  EXPECT_EQ(field_named("error_feedback")->users_text(), "tagc, quant, sparse or sign");
-  EXPECT_EQ(field_named("dense_steps")->users_text(), "tagc, quant, sparse or sign");
-  EXPECT_EQ(field_named("sparsity")->users_text(), "tagc or sparse");
+  EXPECT_EQ(field_named("error_feedback")->users_text(), "tagc, quant or sign");
+  EXPECT_EQ(field_named("dense_steps")->users_text(), "tagc, quant or sign");
+  EXPECT_EQ(field_named("sparsity")->users_text(), "tagc");
   EXPECT_TRUE(options.uses(*field_named("error_feedback")));
   EXPECT_FALSE(options.uses(*field_named("bits")));
   EXPECT_EQ(options.codec_settings(), "sign error_feedback=codec");
@@ -159,9 +157,6 @@ TEST(Registry, EveryCodecIsComplete) {
     const std::unique_ptr<Codec> codec = make_codec(type->name, options, DataType::kFloat32, 2);
     EXPECT_STREQ(codec->name(), type->name);
     EXPECT_STREQ(to_string(type->id), type->name) << "two codecs with one id";
-    const double bits = 8 * static_cast<double>(codec->packet_bytes(1 << 20)) / (1 << 20);
-    EXPECT_NEAR(bits, type->wire_bits(DataType::kFloat32, options), .05) << type->name;
-    EXPECT_GE(type->prior_error(options), 0) << type->name;
     for (const CodecOption& option : type->options) {
       EXPECT_NE(field_named(option.field.name), option_fields().end()) << type->name << ": " << option.field.name;
     }
@@ -182,8 +177,7 @@ TEST(Registry, RefusesTakenNamesAndMissingFunctions) {
   EXPECT_EQ(refusal([](CodecType& type) { type.name = nullptr; }), "codec \"\": that is no name of a codec");
   EXPECT_EQ(refusal([](CodecType& type) { type.id = kSignId; }), "codec other: id 200 is that of codec sign");
   EXPECT_EQ(refusal([](CodecType& type) { type.id = CodecId::kQuant; }), "codec other: id 3 is not from 128 to 255");
-  EXPECT_EQ(refusal([](CodecType& type) { type.make_on_host = nullptr; }),
-            "codec other: needs make_on_host, wire_bits and prior_error");
+  EXPECT_EQ(refusal([](CodecType& type) { type.make_on_host = nullptr; }), "codec other: needs make_on_host");
   codec_types();
   EXPECT_EQ(refusal([](CodecType&) {}),
             "codec other is registered too late: codecs are registered before anything else of Isthmus is used");

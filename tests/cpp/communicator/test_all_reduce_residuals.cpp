@@ -113,12 +113,11 @@ TEST(AllReduceTagc, BothResidualsDrain) {
 
 // Both places in which a block can be flagged: the piece of the other node, and the owner's result.
 TEST(AllReduceTagc, NonFiniteBlocksLeaveTheirResidualsAsTheyWere) {
-  constexpr int64_t kBlock = 64;
+  constexpr int64_t kBlock = 64;  // of so short a chunk
   constexpr int64_t kChunk = 20 * kBlock;
   for (const double special : {std::nan(""), std::numeric_limits<double>::infinity()}) {
     Options options = lossy_options();
     options.sparsity = 0.9;
-    options.block_elements = kBlock;
     World world(NodeMap::parse("2x1", 2), options);
     world.all_reduce(random_arrays(2, 2 * kChunk, DataType::kFloat32, 1), 1, nullptr);
     const auto block_of = [&](int rank, bool of_result) {

@@ -171,9 +171,6 @@ TEST(Large, PiecesOfMoreThan32BitsOfBytesInCodecNone) { expect_to_arrive(options
 TEST(Large, PiecesOfMoreThan32BitsOfBytesInCodecQuant) {
   expect_to_arrive(options_of({"quant", 0}), kElements + 1, .02);
 }
-TEST(Large, PiecesOfMoreThan32BitsOfBytesInCodecSparse) {
-  expect_to_arrive(options_of({"sparse", 0}), kElements + 1, 1e-12);
-}
 TEST(Large, PiecesOfMoreThan32BitsOfBytesInCodecTagc) {
   expect_to_arrive(options_of({"tagc", 0}), kElements + 1, 1e-12);
 }

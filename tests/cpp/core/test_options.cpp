@@ -55,8 +55,8 @@ TEST(Options, DefaultsAreValidAndPrintEveryFieldInOrder) {
   EXPECT_NO_THROW(options.validate());
   EXPECT_EQ(options.to_string(),
             "nodes=\"\" codec=quant tiers=two inter_tier=gloo bits=4 group_elements=128 rotate=true scale=unbiased "
-            "scale_type=bf16 rounding=nearest error_feedback=codec sparsity=0.9875 value_type=bf16 ratio=10 "
-            "cell_type=fp32 index_bits=1 block_elements=0 peel_rounds=64 own_piece=exact dense_steps=0 "
+            "scale_type=bf16 rounding=nearest error_feedback=codec sparsity=0.9875 ratio=10 "
+            "cell_type=fp32 index_bits=1 dense_steps=0 "
             "segments=0 error_interval=100 "
             "units=* gradients=labelled min_elements=65536 "
             "weights=plain replica_interval=100 max_units=4096 "
@@ -85,7 +85,7 @@ struct Range {
 TEST(Options, RangesAtTheirEdges) {
   const std::vector<Range> ranges = {
       {"nodes", {"", "2x4", "0,1|2,3"}, {}},
-      {"codec", {"none", "tagc", "quant", "sparse"}, {"", "TAGC", "tagc ", "zstd"}},
+      {"codec", {"none", "tagc", "quant"}, {"", "TAGC", "tagc ", "zstd"}},
       {"tiers", {"two", "flat"}, {"", "2", "three"}},
       {"inter_tier", {"gloo", "mpi"}, {"", "nccl", "MPI"}},
       {"bits", {"1", "2", "3", "4", "8"}, {"-1", "5", "7", "16", "2.5", ""}},
@@ -95,17 +95,13 @@ TEST(Options, RangesAtTheirEdges) {
       {"scale_type", {"bf16", "fp32"}, {"", "fp16"}},
       {"rounding", {"nearest", "stochastic"}, {"", "up"}},
       {"error_feedback", {"codec", "on", "off"}, {"", "true"}},
-      {"value_type", {"fp32", "bf16", "int8"}, {"", "fp16"}},
       {"cell_type", {"fp32", "bf16", "fp16", "int8"}, {"", "fp8"}},
-      {"own_piece", {"exact", "coded"}, {"", "none"}},
       {"dense_steps", {"0", "1000000"}, {"-1", "5%"}},
       {"segments", {"0", "64"}, {"-1", "65"}},
       {"error_interval", {"0", "1"}, {"-1", "1.5"}},
       {"ratio", {"0", "1", "64", "2.5"}, {"0.999", "64.001", "nan", "inf", "-2", "", "10x", " 10"}},
       {"sparsity", {"0", "0.9875", "0.999999"}, {"1", "-0.001", "nan", "98.75%", ""}},
       {"index_bits", {"1", "4"}, {"0", "2", "8", "4.0"}},
-      {"block_elements", {"0", "64", "1024", "4096"}, {"32", "63", "96", "8192", "-64"}},
-      {"peel_rounds", {"1", "1024"}, {"0", "1025", "99999999999999999999"}},
       {"units", {"*", "*.mlp.*,!*.0.*", "!head", "a, b"}, {"", ",", "*,", "!", "a,!"}},
       {"gradients", {"labelled", "backward"}, {"", "labeled", "Backward", "all"}},
       {"min_elements", {"0", "9223372036854775807"}, {"-1", "9223372036854775808", "1e6"}},
@@ -198,10 +194,9 @@ TEST(Options, WhatIsGoneNamesWhatToUseInstead) {
     options.validate();
     FAIL() << "codec auto passed";
   } catch (const OptionError& error) {
-    EXPECT_STREQ(
-        error.what(),
-        "option codec=\"auto\": expected none, tagc, quant or sparse; it is gone: quant is the default; isthmus "
-        "plan and isthmus bench training --here say what to set");
+    EXPECT_STREQ(error.what(),
+                 "option codec=\"auto\": expected none, tagc or quant; it is gone: quant is the default; isthmus "
+                 "plan and isthmus bench training --here say what to set");
   }
 }
 
@@ -219,8 +214,8 @@ using Names = std::set<std::string>;
 
 TEST(Options, EachCodecUsesItsOwn) {
   const Names of_quant = {"bits", "group_elements", "rotate", "scale", "scale_type", "rounding"};
-  const Names of_tagc = {"ratio", "cell_type", "block_elements", "peel_rounds"};
-  const Names of_lossy = {"error_feedback", "own_piece", "dense_steps", "error_interval"};
+  const Names of_tagc = {"sparsity", "ratio", "cell_type"};
+  const Names of_lossy = {"error_feedback", "dense_steps", "error_interval"};
   const auto all = [](std::initializer_list<Names> parts) {
     Names names;
     for (const Names& part : parts) {
@@ -230,15 +225,13 @@ TEST(Options, EachCodecUsesItsOwn) {
   };
   Options options;
   options.codec = "quant";
-  EXPECT_EQ(unused_fields(options), all({of_tagc, {"sparsity", "value_type", "index_bits"}}));
+  EXPECT_EQ(unused_fields(options), all({of_tagc, {"index_bits"}}));
   options.codec = "tagc";
-  EXPECT_EQ(unused_fields(options), all({of_quant, {"value_type", "index_bits"}}));
+  EXPECT_EQ(unused_fields(options), all({of_quant, {"index_bits"}}));
   options.tiers = "flat";
-  EXPECT_EQ(unused_fields(options), all({of_quant, {"value_type"}}));
-  options.codec = "sparse";
-  EXPECT_EQ(unused_fields(options), all({of_quant, of_tagc, {"index_bits"}}));
+  EXPECT_EQ(unused_fields(options), of_quant);
   options.codec = "none";
-  EXPECT_EQ(unused_fields(options), all({of_quant, of_tagc, of_lossy, {"sparsity", "value_type", "index_bits"}}));
+  EXPECT_EQ(unused_fields(options), all({of_quant, of_tagc, of_lossy, {"index_bits"}}));
 }
 
 // What codecs are made with is what they are said to use, and they are not said to use more.
@@ -256,7 +249,7 @@ TEST(Options, CodecsAreMadeWithWhatTheyUse) {
 TEST(Options, UsersAsText) {
   EXPECT_EQ(field_named("segments").users_text(), "");
   EXPECT_EQ(field_named("bits").users_text(), "quant");
-  EXPECT_EQ(field_named("sparsity").users_text(), "tagc or sparse");
+  EXPECT_EQ(field_named("sparsity").users_text(), "tagc");
   EXPECT_EQ(field_named("index_bits").users_text(), "tagc with tiers=flat");
 }
 

@@ -23,7 +23,6 @@ namespace {
 using kernels::DecodeJobBase;
 using kernels::EncodeJobBase;
 using kernels::QuantEncodeJob;
-using kernels::SparseEncodeJob;
 using kernels::TagcDecodeJob;
 using kernels::TagcEncodeJob;
 using kernels::WeightDecodeJob;
@@ -146,9 +145,6 @@ void add_own_uses(const WeightDecodeJob& /*job*/, std::vector<MemoryUse>& /*uses
 void add_own_uses(const QuantEncodeJob& job, std::vector<MemoryUse>& uses) {
   uses.push_back(adds_to(job.counts, sizeof(*job.counts)));
 }
-void add_own_uses(const SparseEncodeJob& job, std::vector<MemoryUse>& uses) {
-  uses.push_back(adds_to(job.counts, sizeof(*job.counts)));
-}
 
 void add_own_uses(const TagcEncodeJob& job, std::vector<MemoryUse>& uses) {
   uses.push_back(writes(job.state, sizeof(*job.state)));
@@ -164,8 +160,6 @@ const char* name_of(const kernels::NoneEncodeJob& /*job*/) { return "encode none
 const char* name_of(const kernels::NoneDecodeJob& /*job*/) { return "decode none"; }
 const char* name_of(const QuantEncodeJob& /*job*/) { return "encode quant"; }
 const char* name_of(const kernels::QuantDecodeJob& /*job*/) { return "decode quant"; }
-const char* name_of(const SparseEncodeJob& /*job*/) { return "encode sparse"; }
-const char* name_of(const kernels::SparseDecodeJob& /*job*/) { return "decode sparse"; }
 const char* name_of(const TagcEncodeJob& /*job*/) { return "encode tagc"; }
 const char* name_of(const TagcDecodeJob& /*job*/) { return "decode tagc"; }
 const char* name_of(const WeightEncodeJob& /*job*/) { return "encode weights"; }

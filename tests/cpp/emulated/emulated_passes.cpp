@@ -5,7 +5,6 @@
 
 #include "kernels/none/sequence.h"
 #include "kernels/quant/sequence.h"
-#include "kernels/sparse/sequence.h"
 #include "kernels/tagc/sequence.h"
 #include "kernels/weights/sequence.h"
 
@@ -17,8 +16,6 @@ void run_passes(EmulatedDevice& device, const NoneEncodeJob& job) { run_passes<E
 void run_passes(EmulatedDevice& device, const NoneDecodeJob& job) { run_passes<EmulatedDevice>(device, job); }
 void run_passes(EmulatedDevice& device, const QuantEncodeJob& job) { run_passes<EmulatedDevice>(device, job); }
 void run_passes(EmulatedDevice& device, const QuantDecodeJob& job) { run_passes<EmulatedDevice>(device, job); }
-void run_passes(EmulatedDevice& device, const SparseEncodeJob& job) { run_passes<EmulatedDevice>(device, job); }
-void run_passes(EmulatedDevice& device, const SparseDecodeJob& job) { run_passes<EmulatedDevice>(device, job); }
 void run_passes(EmulatedDevice& device, const TagcEncodeJob& job) { run_passes<EmulatedDevice>(device, job); }
 void run_passes(EmulatedDevice& device, const TagcDecodeJob& job) { run_passes<EmulatedDevice>(device, job); }
 void run_passes(EmulatedDevice& device, const WeightEncodeJob& job) { run_passes<EmulatedDevice>(device, job); }

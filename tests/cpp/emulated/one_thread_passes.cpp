@@ -3,7 +3,6 @@
 
 #include "kernels/none/sequence.h"
 #include "kernels/quant/sequence.h"
-#include "kernels/sparse/sequence.h"
 #include "kernels/tagc/sequence.h"
 #include "kernels/weights/sequence.h"
 #include "tests/cpp/emulated/emulated_passes.h"
@@ -18,12 +17,6 @@ void run_passes(OneThreadExecutor& executor, const QuantEncodeJob& job) {
   run_passes<OneThreadExecutor>(executor, job);
 }
 void run_passes(OneThreadExecutor& executor, const QuantDecodeJob& job) {
-  run_passes<OneThreadExecutor>(executor, job);
-}
-void run_passes(OneThreadExecutor& executor, const SparseEncodeJob& job) {
-  run_passes<OneThreadExecutor>(executor, job);
-}
-void run_passes(OneThreadExecutor& executor, const SparseDecodeJob& job) {
   run_passes<OneThreadExecutor>(executor, job);
 }
 void run_passes(OneThreadExecutor& executor, const TagcEncodeJob& job) { run_passes<OneThreadExecutor>(executor, job); }

@@ -46,24 +46,12 @@ std::vector<Arm> arms() {
   one_bit.error_feedback = "on";
   all.push_back({"quant_one_bit_with_feedback", one_bit});
 
-  Options all_coded = options_of("quant");
-  all_coded.rotate = false;
-  all_coded.own_piece = "coded";
-  all_coded.segments = 1;
-  all.push_back({"quant_own_piece_coded", all_coded});
-
-  all.push_back({"sparse", options_of("sparse")});
-  Options int8 = options_of("sparse");
-  int8.value_type = "int8";
-  int8.sparsity = .9;
-  int8.dense_steps = 1;
-  all.push_back({"sparse_int8_after_a_dense_step", int8});
-
   Options cells = options_of("tagc");
   cells.cell_type = "int8";
   cells.ratio = 0;
   cells.sparsity = .9;
-  all.push_back({"tagc_int8_rows_by_load", cells});
+  cells.dense_steps = 1;
+  all.push_back({"tagc_int8_rows_by_load_after_a_dense_step", cells});
   return all;
 }
 

@@ -3,8 +3,8 @@
 // The bound of each is the time that its fewest bytes take at the bandwidth of a copy of the piece, measured beside it:
 // - encode `none`: the piece is read, the packet written; decode: the packet read, sums read and written;
 // - `quant` likewise; with error feedback encoding reads and writes the residual, too;
-// - encode `tagc` and `sparse`: piece and residual are read, residual and packet written;
-// - decode `tagc` and `sparse`: the packet is read; for each element in it a sector of 32 bytes of the sums is read and
+// - encode `tagc`: piece and residual are read, residual and packet written;
+// - decode `tagc`: the packet is read; for each element in it a sector of 32 bytes of the sums is read and
 //   written.
 #include <algorithm>
 #include <cstdint>
@@ -89,8 +89,6 @@ double kept_elements(const CodingShape& shape, int64_t num_elements) {
   return (1 - shape.options.sparsity) * static_cast<double>(num_elements);
 }
 
-bool is_sparse(const CodingShape& shape) { return shape.codec == "tagc" || shape.codec == "sparse"; }
-
 void bench_shape(Checks& checks, Timer& timer, const CodingShape& shape, int64_t megabytes, double bandwidth) {
   const int64_t source_bytes = megabytes << 20;
   const int64_t num_elements = source_bytes / element_bytes(shape.piece);
@@ -117,7 +115,7 @@ void bench_shape(Checks& checks, Timer& timer, const CodingShape& shape, int64_t
   checks.measure("decode" + name, [&] {
     const auto all_sums = 2.0 * static_cast<double>(coding.out().buffer().bytes());
     const double sums =
-        is_sparse(shape) ? std::min(all_sums, 2 * kSectorBytes * kept_elements(shape, num_elements)) : all_sums;
+        shape.codec == "tagc" ? std::min(all_sums, 2 * kSectorBytes * kept_elements(shape, num_elements)) : all_sums;
     const Times times = timer.device_us(repetitions, [&] { coding.decode(stream); });
     gpu->synchronize();
     gpu->device().throw_if_faulted();
@@ -134,7 +132,6 @@ std::vector<CodingShape> shapes() {
     all.push_back({.codec = "quant", .options = quant_options(4, false), .piece = dtype});
     all.push_back({.codec = "quant", .options = quant_options(1, true, true), .piece = dtype});
     all.push_back({.codec = "none", .options = {}, .wire = dtype, .piece = dtype});
-    all.push_back({.codec = "sparse", .options = sparse_options(.9875), .piece = dtype});
     for (const auto& [ratio, sparsity] : {std::pair{2.0, .8}, {4.0, .9}, {10.0, .9875}}) {
       all.push_back({.codec = "tagc", .options = tagc_options(ratio, sparsity), .piece = dtype});
     }

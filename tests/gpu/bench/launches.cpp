@@ -95,7 +95,6 @@ void bench_launches(Checks& checks, Timer& timer) {
   bench_codec(checks, timer, {.codec = "none", .options = {}});
   bench_codec(checks, timer, {.codec = "tagc", .options = tagc_options(10, .9875)});
   bench_codec(checks, timer, {.codec = "quant", .options = quant_options(4)});
-  bench_codec(checks, timer, {.codec = "sparse", .options = sparse_options(.9875)});
   for (const DataType dtype : {DataType::kFloat32, DataType::kBFloat16}) {
     for (const std::string& codec : codec_names()) {
       bench_path(checks, timer, codec, dtype);

@@ -97,17 +97,6 @@ std::vector<CodingShape> tagc_cell_shapes() {
   return shapes;
 }
 
-std::vector<CodingShape> sparse_shapes() {
-  std::vector<CodingShape> shapes;
-  for (const DataType piece : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
-    for (const char* value_type : {"fp32", "bf16", "int8"}) {
-      shapes.push_back({.codec = "sparse", .options = sparse_options(.9875, value_type), .piece = piece});
-    }
-  }
-  shapes.push_back({.codec = "sparse", .options = sparse_options(.5)});
-  return shapes;
-}
-
 // Each width, each group, rotated and not, with feedback and without; the rest by turns.
 std::vector<CodingShape> quant_shapes() {
   constexpr DataType kPieces[] = {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16};
@@ -147,8 +136,7 @@ void check_data(Checks& checks, const MakeGpu& make_gpu, int64_t num_elements) {
       });
     }
     for (const CodingShape& shape : {CodingShape{.codec = "quant", .options = quant_options(4, true, true)},
-                                     CodingShape{.codec = "quant", .options = quant_options(2, false)},
-                                     CodingShape{.codec = "sparse", .options = sparse_options(.9875, "int8")}}) {
+                                     CodingShape{.codec = "quant", .options = quant_options(2, false)}}) {
       checks.run(shape.name() + ", " + to_string(data), [&] {
         compare(make_gpu, shape, {make_piece(data, num_elements, 2), make_piece(data, num_elements, 3)}, 3);
       });
@@ -165,7 +153,7 @@ void check_not_finite(Checks& checks, const MakeGpu& make_gpu, int64_t num_eleme
   piece[piece.size() / 2] = std::numeric_limits<float>::infinity();
   piece.back() = -std::numeric_limits<float>::infinity();
   std::vector<CodingShape> shapes = tagc_shapes();
-  for (const std::vector<CodingShape>& more : {none_shapes(), tagc_cell_shapes(), sparse_shapes(), quant_shapes()}) {
+  for (const std::vector<CodingShape>& more : {none_shapes(), tagc_cell_shapes(), quant_shapes()}) {
     shapes.insert(shapes.end(), more.begin(), more.end());
   }
   for (const CodingShape& shape : shapes) {
@@ -191,14 +179,14 @@ void check_codecs(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
   }
   const std::vector<int64_t> few_sizes =
       is_short ? std::vector<int64_t>{1100} : std::vector<int64_t>{0, 1, 31, 511, 512, 513, 1025, 12345, 300001};
-  for (const std::vector<CodingShape>& shapes : {tagc_cell_shapes(), sparse_shapes(), quant_shapes()}) {
+  for (const std::vector<CodingShape>& shapes : {tagc_cell_shapes(), quant_shapes()}) {
     for (const CodingShape& shape : shapes) {
       check_sizes(checks, make_gpu, shape, few_sizes);
     }
     check_misaligned(checks, make_gpu, shapes.front(), is_short ? 1025 : 100001);
   }
-  for (CodingShape shape : {none_shapes()[1], tagc_shapes()[0], tagc_shapes()[3], sparse_shapes()[0], quant_shapes()[0],
-                            quant_shapes()[35]}) {
+  for (CodingShape shape :
+       {none_shapes()[1], tagc_shapes()[0], tagc_shapes()[3], quant_shapes()[0], quant_shapes()[35]}) {
     shape.num_packets = 3;
     check_sizes(checks, make_gpu, shape, {is_short ? 20001 : 200001});
   }
@@ -206,7 +194,7 @@ void check_codecs(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
   check_not_finite(checks, make_gpu, is_short ? 3001 : 300001);
   if (!is_short) {
     check_sizes(checks, make_gpu, {.codec = "tagc", .options = tagc_options(10, .9875)}, {10000003});
-    check_sizes(checks, make_gpu, {.codec = "tagc", .options = tagc_options(1, .999, 64)}, {64 * 65536 + 1});
+    check_sizes(checks, make_gpu, {.codec = "tagc", .options = tagc_options(1, .999)}, {1024 * 65536 + 1});
   }
 }
 

@@ -83,8 +83,7 @@ PacketContext other_unit(uint8_t* /*packet*/, int64_t /*num_bytes*/) {
 void check_faults(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
   const CodingShape shapes[] = {{.codec = "none", .options = {}, .wire = DataType::kBFloat16},
                                 {.codec = "tagc", .options = tagc_options(4, .9)},
-                                {.codec = "quant", .options = quant_options(4)},
-                                {.codec = "sparse", .options = sparse_options(.9)}};
+                                {.codec = "quant", .options = quant_options(4)}};
   for (const CodingShape& shape : shapes) {
     checks.run(shape.name() + ": a damaged byte", [&] { compare(make_gpu, shape, flip(.5)); });
     checks.run(shape.name() + ": another step", [&] { compare(make_gpu, shape, other_step); });

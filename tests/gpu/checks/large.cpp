@@ -58,13 +58,11 @@ void check_large(Checks& checks, const MakeGpu& make_gpu) {
   const CodingShape none = {.codec = "none", .options = {}, .wire = DataType::kBFloat16, .piece = DataType::kBFloat16};
   const CodingShape tagc = {.codec = "tagc", .options = tagc_options(10, .9875)};
   const CodingShape quant = {.codec = "quant", .options = quant_options(4), .piece = DataType::kBFloat16};
-  const CodingShape sparse = {.codec = "sparse", .options = sparse_options(.9875)};
   CodingShape tagc_bfloat16 = tagc;
   tagc_bfloat16.piece = DataType::kBFloat16;
   checks.run(tagc.name() + ", 2^29 + 1025 elements", [&] { compare(make_gpu, tagc, kBytes); });
   checks.run(none.name() + ", 2^31 + 1025 elements", [&] { compare(make_gpu, none, kElements); });
   checks.run(quant.name() + ", 2^31 + 1025 elements", [&] { compare(make_gpu, quant, kElements); });
-  checks.run(sparse.name() + ", 2^29 + 1025 elements", [&] { compare(make_gpu, sparse, kBytes); });
   checks.run(tagc_bfloat16.name() + ", 2^31 + 1025 elements", [&] { compare(make_gpu, tagc_bfloat16, kElements); });
 }
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PLAIN = "nccl alone"
-CODECS = ("quant", "none", "sparse", "tagc")
-#: Those whose defaults feed errors back.
-KEEPS_RESIDUAL = ("sparse", "tagc")
+CODECS = ("quant", "none", "tagc")
 #: Passes of decodings, and what stands between them; all others are of encodings.
 DECODING = (
-    *("DecodeValues", "CheckHeaders", "DequantizeBlocks", "Verify", "DecodeSparseBlocks"),
+    *("DecodeValues", "CheckHeaders", "DequantizeBlocks", "Verify"),
     *("OpenPackets", "PeelPackets", "ConvertValues", "clear", "copy"),
 )
 VALUE_BYTES = 2  # bfloat16
@@ -92,7 +90,7 @@ class Chain:
     def compulsory_bytes(self, *, encode: bool) -> int:
         """Return the bytes that must be moved once: pieces, packets, residuals; packets, own piece and shard."""
         if encode:
-            residual_bytes = 2 * 4 if self.codec in KEEPS_RESIDUAL else 0
+            residual_bytes = 2 * 4 if self.codec == "tagc" else 0
             return self.num_foreign * self.shard_elements * (VALUE_BYTES + residual_bytes) + self.packet_bytes
         return self.packet_bytes + 2 * self.shard_elements * VALUE_BYTES
 

@@ -28,8 +28,6 @@ std::string settings_of(const std::string& codec, const Options& options) {
     std::snprintf(settings, sizeof(settings), ", %d bits in groups of %d%s%s", static_cast<int>(options.bits),
                   static_cast<int>(options.group_elements), options.rotate ? ", rotated" : "",
                   options.error_feedback == "on" ? ", feedback" : "");
-  } else if (codec == "sparse") {
-    std::snprintf(settings, sizeof(settings), ", sparsity %g, values %s", options.sparsity, options.value_type.c_str());
   }
   return settings;
 }
@@ -50,11 +48,10 @@ std::string CodingShape::name() const {
   return text + (offset > 0 ? ", misaligned" : "");
 }
 
-Options tagc_options(double ratio, double sparsity, int64_t block_elements) {
+Options tagc_options(double ratio, double sparsity) {
   Options options;
   options.ratio = ratio;
   options.sparsity = sparsity;
-  options.block_elements = block_elements;
   return options;
 }
 
@@ -63,13 +60,6 @@ Options quant_options(int64_t bits, bool rotate, bool error_feedback) {
   options.bits = bits;
   options.rotate = rotate;
   options.error_feedback = error_feedback ? "on" : "off";
-  return options;
-}
-
-Options sparse_options(double sparsity, const std::string& value_type) {
-  Options options;
-  options.sparsity = sparsity;
-  options.value_type = value_type;
   return options;
 }
 

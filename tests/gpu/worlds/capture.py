@@ -11,7 +11,7 @@ from gpu.worlds.world import World, require
 NUM_ELEMENTS = 4 * 60_000
 WARM_UP_STEPS = 3
 REPLAYS = 4
-CODECS = ("none", "default", "sparse", "default in segments", "tagc")
+CODECS = ("none", "default", "tagc", "default in segments")
 
 
 def run(world: World) -> None:

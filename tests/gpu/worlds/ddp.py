@@ -15,7 +15,7 @@ from gpu.worlds.world import World, require
 
 TOLERANCE = 2e-3
 NUM_STEPS = 25
-COMPRESSED = {"default": require_follows, "default in segments": require_follows, "sparse": require_learns}
+COMPRESSED = {"default": require_follows, "default in segments": require_follows, "tagc": require_learns}
 
 
 def run(world: World) -> None:

@@ -10,7 +10,7 @@ from gpu.worlds.reductions import heavy_tail, isthmus_group, reduce_scatter
 from gpu.worlds.world import World, require
 
 NUM_ELEMENTS = 4 * 20_000
-CODECS = ("default", "sparse", "default in segments")
+CODECS = ("default", "tagc", "default in segments")
 
 
 def run(world: World) -> None:

@@ -69,10 +69,9 @@ def run(world: World) -> None:
         "FSDP2 on isthmus, default codec in segments: it follows",
         lambda: compressed("default in segments", require_follows),
     )
-    world.check("FSDP2 on isthmus, codec sparse: it learns", lambda: compressed("sparse", require_learns))
+    world.check("FSDP2 on isthmus, codec tagc: it learns", lambda: compressed("tagc", require_learns))
     world.check("FSDP2 on isthmus, weights as differences: the same bits", as_differences)
     if not world.short:
-        world.check("FSDP2 on isthmus, codec tagc: it learns", lambda: compressed("tagc", require_learns))
         world.check("FSDP2 on isthmus, default codec: gradients in bfloat16", in_bfloat16)
         world.check("FSDP2 on isthmus, codec tagc: saved, resumed", lambda: resumed(world, runs["tagc"], num_steps))
 

@@ -20,7 +20,7 @@ TARGET_US = 40
 def run(world: World) -> None:
     """Time calls with each codec, and of the plain backend."""
     with world.group(world.plain_backend):
-        for codec in (None, "none", "default", "sparse", "default in segments"):
+        for codec in (None, "none", "default", "tagc", "default in segments"):
             name = f"isthmus, codec {codec}" if codec else world.plain_backend
             world.check(f"host time of reduce_scatter_tensor, {name}", lambda: enqueue(world, codec))  # noqa: B023
 

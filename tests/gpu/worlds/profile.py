@@ -11,7 +11,7 @@ from gpu.worlds.reductions import heavy_tail, isthmus_group, reduce_scatter
 from gpu.worlds.world import World, require
 
 NUM_ELEMENTS = 4 * 500_000
-CODECS = ("default", "sparse in segments")
+CODECS = ("default", "tagc in segments")
 PHASES = ("intra reduce-scatter", "encode", "inter exchange", "decode", "inter all-gather", "intra all-gather")
 
 

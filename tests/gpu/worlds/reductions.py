@@ -14,9 +14,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "none": {"codec": "none"},
     "default": {},
     "tagc": {"codec": "tagc", "ratio": 4, "sparsity": 0.9},
-    "sparse": {"codec": "sparse", "sparsity": 0.9},
     "default in segments": {"segments": 4},
-    "sparse in segments": {"codec": "sparse", "sparsity": 0.9, "segments": 4},
+    "tagc in segments": {"codec": "tagc", "ratio": 4, "sparsity": 0.9, "segments": 4},
 }
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import isthmus
 from isthmus import backends as _backends
 from python.backend.gradients import (
-    RESIDUAL_CASES,
+    NODE_MAPS,
     WORLD_SIZE,
     Groups,
     all_reduce,
@@ -21,7 +21,7 @@ from python.backend.gradients import (
     run_table,
 )
 from support.checks import Table, World
-from support.tested_codecs import CODECS, KEEP_RESIDUALS
+from support.tested_codecs import CODECS
 
 pytestmark = pytest.mark.processes
 table = Table()
@@ -30,8 +30,8 @@ table = Table()
 @table
 def all_reduce_conserves_every_element(groups: Groups) -> None:
     """Both residuals, of the pieces and of the result, are empty at last: nothing is lost, and all ranks are equal."""
-    for codec, nodes in RESIDUAL_CASES:
-        group = groups(nodes=nodes, segments=2, **CODECS[codec])
+    for nodes in NODE_MAPS:
+        group = groups(nodes=nodes, segments=2, **CODECS["tagc"])
         numel = WORLD_SIZE * 5000 + 3
         expected, received = torch.zeros(numel), torch.zeros(numel)
         unsent_seen = False
@@ -45,18 +45,17 @@ def all_reduce_conserves_every_element(groups: Groups) -> None:
             received += result
             unsent_seen = unsent_seen or not torch.equal(received, expected)
         assert isthmus.stats(group)["compressed_calls"] == 24
-        assert on_all_ranks(groups, unsent_seen and torch.equal(received, expected)), (codec, nodes, unsent_seen)
+        assert on_all_ranks(groups, unsent_seen and torch.equal(received, expected)), (nodes, unsent_seen)
 
 
 @table
 def all_reduce_and_reduce_scatter_of_one_label_are_two_units(groups: Groups) -> None:
     """HSDP issues both inside one label."""
-    for codec in KEEP_RESIDUALS:
-        group = groups(**CODECS[codec], max_units=4093)
-        ones, zeros = torch.ones(WORLD_SIZE * 4096), torch.zeros(WORLD_SIZE * 4096)
-        reduce_scatter(group, ones)
-        assert torch.count_nonzero(all_reduce(group, zeros)) == 0
-        assert isthmus.stats(group)["num_units"] == 2
+    group = groups(**CODECS["tagc"], max_units=4093)
+    ones, zeros = torch.ones(WORLD_SIZE * 4096), torch.zeros(WORLD_SIZE * 4096)
+    reduce_scatter(group, ones)
+    assert torch.count_nonzero(all_reduce(group, zeros)) == 0
+    assert isthmus.stats(group)["num_units"] == 2
 
 
 @table
@@ -72,8 +71,8 @@ def tagc_keeps_what_its_sparsity_says(groups: Groups) -> None:
 @table
 def reduce_scatter_conserves_every_element(groups: Groups) -> None:
     """Small whole numbers sum exactly. After steps with gradients, steps without empty the residual."""
-    for codec, nodes in RESIDUAL_CASES:
-        group = groups(nodes=nodes, segments=2, **CODECS[codec])
+    for nodes in NODE_MAPS:
+        group = groups(nodes=nodes, segments=2, **CODECS["tagc"])
         numel = WORLD_SIZE * 5000
         expected = torch.zeros(numel // WORLD_SIZE)
         received = torch.zeros(numel // WORLD_SIZE)
@@ -85,7 +84,7 @@ def reduce_scatter_conserves_every_element(groups: Groups) -> None:
             expected += own_chunk(torch.stack(sources).sum(0))
             received += reduce_scatter(group, sources[dist.get_rank()], unit="conserved")
             unsent_seen = unsent_seen or not torch.equal(received, expected)
-        assert on_all_ranks(groups, unsent_seen and torch.equal(received, expected)), (codec, nodes, unsent_seen)
+        assert on_all_ranks(groups, unsent_seen and torch.equal(received, expected)), (nodes, unsent_seen)
 
 
 @table
@@ -110,16 +109,15 @@ def the_default_codec_keeps_nothing_unless_it_is_told_to(groups: Groups) -> None
 
 @table
 def units_keep_their_residuals_apart(groups: Groups) -> None:
-    for codec in KEEP_RESIDUALS:
-        group = groups(**CODECS[codec])
-        before = isthmus.stats(group)["num_units"]
-        numel = WORLD_SIZE * 4096
-        ones, zeros = torch.ones(numel), torch.zeros(numel)
-        reduce_scatter(group, ones, unit="first")
-        assert torch.count_nonzero(reduce_scatter(group, zeros, unit="second")) == 0
-        assert torch.count_nonzero(reduce_scatter(group, torch.zeros(2 * numel), unit="first")) == 0  # another layout
-        assert torch.count_nonzero(reduce_scatter(group, zeros, unit="first")) > 0
-        assert isthmus.stats(group)["num_units"] == before + 3
+    group = groups(**CODECS["tagc"])
+    before = isthmus.stats(group)["num_units"]
+    numel = WORLD_SIZE * 4096
+    ones, zeros = torch.ones(numel), torch.zeros(numel)
+    reduce_scatter(group, ones, unit="first")
+    assert torch.count_nonzero(reduce_scatter(group, zeros, unit="second")) == 0
+    assert torch.count_nonzero(reduce_scatter(group, torch.zeros(2 * numel), unit="first")) == 0  # another layout
+    assert torch.count_nonzero(reduce_scatter(group, zeros, unit="first")) > 0
+    assert isthmus.stats(group)["num_units"] == before + 3
 
 
 @table

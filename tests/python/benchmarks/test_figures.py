@@ -80,15 +80,14 @@ def test_tables_of_scaling_are_written_as_they_stand() -> None:
 
 def test_tables_of_codecs_are_written_as_they_stand() -> None:
     printed = ""
-    tables = {name: table_of(name)[2:] for name in ("codecs-tagc", "codecs-quant", "codecs-sparse")}
+    tables = {name: table_of(name)[2:] for name in ("codecs-tagc", "codecs-quant")}
     for column, instruction_set in enumerate(figures.INSTRUCTION_SETS):
         rows = {}
         for benchmark, row in zip(figures.TAGC, tables["codecs-tagc"], strict=True):
             rows[benchmark] = {"GB/s": float(row[1]), "of_memcpy": float(row[2 + column])}
-        for kinds, table in ((figures.QUANT, "codecs-quant"), (figures.SPARSE, "codecs-sparse")):
-            for benchmark, row in zip(kinds, tables[table], strict=True):
-                for way, share in zip(("encode", "decode"), row[1 + column].split(" / "), strict=True):
-                    rows[f"{benchmark}/{way}"] = {"of_memcpy": float(share)}
+        for benchmark, row in zip(figures.QUANT, tables["codecs-quant"], strict=True):
+            for way, share in zip(("encode", "decode"), row[1 + column].split(" / "), strict=True):
+                rows[f"{benchmark}/{way}"] = {"of_memcpy": float(share)}
         benchmarks = [{"name": f"{name}/64MiB/iterations:11/manual_time", **values} for name, values in rows.items()]
         printed += figures.json.dumps({"context": {"instruction_set": instruction_set}, "benchmarks": benchmarks})
     for name in tables:

@@ -168,7 +168,7 @@ def test_arms_fit_the_device():
 
 def test_backends_fit_the_device():
     on_gpu = CollectivesConfig(here=True, device="cuda").on_device()
-    assert on_gpu.backends == ("nccl", "none", "tagc", "sparse", "quant")
+    assert on_gpu.backends == ("nccl", "none", "tagc", "quant")
     assert CollectivesConfig(here=True, device="cpu").on_device().backends == CollectivesConfig.backends
     for device, backend in (("cuda", "gloo"), ("cuda", "flat-tagc"), ("cpu", "nccl")):
         with pytest.raises(ValueError, match=f"backends '{backend}': not for tensors on {device}"):

@@ -46,8 +46,8 @@ def has_links():
         (
             "arms",
             ("fsdp", "ddp"),
-            "arm 'ddp': expected some of fsdp, fsdp-node, hsdp, none, flat-tagc, tagc, tagc-node, sparse, quant, "
-            "quant2, quant-node, full, hsdp-none, hsdp-tagc, hsdp-quant, hsdp-quant2",
+            "arm 'ddp': expected some of fsdp, fsdp-node, hsdp, none, flat-tagc, tagc, tagc-node, quant, quant2, "
+            "quant-node, full, hsdp-none, hsdp-tagc, hsdp-quant, hsdp-quant2",
         ),
         ("arms", ("fsdp", "fsdp"), "arm 'fsdp' is named twice"),
         ("arms", (), "no arms"),

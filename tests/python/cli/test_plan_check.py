@@ -14,7 +14,6 @@ OPTIONS = {
     "tiers": "two",
     "ratio": 10.0,
     "index_bits": 1,
-    "block_elements": 0,
     "min_elements": 1000,
 }
 

@@ -16,7 +16,7 @@ from python.cuda import collectives as cuda_collectives
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
 from support.checks import Table, World, finish
-from support.tested_codecs import CODECS, KEEP_RESIDUALS
+from support.tested_codecs import CODECS
 
 pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
 
@@ -145,7 +145,7 @@ def counts(stats: dict[str, Any]) -> dict[str, Any]:
 @table
 def cpu_and_cuda_tensors_share_a_group(groups: Groups) -> None:
     """Interleaved, and waited for in another order. Units of the two have residuals of their own."""
-    both = groups(**CODECS["sparse"], max_units=4001)
+    both = groups(**CODECS["tagc"], max_units=4001)
     started = []
     for step in range(6):
         source = whole_numbers(WORLD_SIZE * 4096, torch.float32, salt=step)
@@ -194,26 +194,25 @@ def works_and_futures(groups: Groups) -> None:
 @table
 def residuals_can_be_saved_and_loaded(groups: Groups) -> None:
     """They leave the GPU as CPU tensors, and another group goes on from them."""
-    for codec in KEEP_RESIDUALS:
-        options = {**CODECS[codec], "max_units": 4002}
-        both = groups(**options)
-        source = whole_numbers(WORLD_SIZE * 4096, torch.float32)
+    options = {**CODECS["tagc"], "max_units": 4002}
+    both = groups(**options)
+    source = whole_numbers(WORLD_SIZE * 4096, torch.float32)
+    for call in (reduce_scatter, all_reduce):
+        same_bits(both, call, source, dist.ReduceOp.SUM)
+    expected, found = (backend(both[device]).unit_states() for device in (CPU, CUDA))
+    assert [unit["name"] for unit in found] == [unit["name"] for unit in expected] != []
+    for unit, wanted in zip(found, expected, strict=True):
+        assert unit["residual"].any()
+        for key, value in wanted.items():
+            assert torch.equal(unit[key], value) if isinstance(value, torch.Tensor) else unit[key] == value, key
+        assert all(not value.is_cuda for value in unit.values() if isinstance(value, torch.Tensor))
+    fresh = {CPU: both[CPU], CUDA: new_group(nodes="2x2", min_elements=0, **options)}
+    for unit in found:
+        backend(fresh[CUDA]).load_unit(unit)
+    for step in range(3):
+        source = whole_numbers(WORLD_SIZE * 4096, torch.float32, salt=step + 1)
         for call in (reduce_scatter, all_reduce):
-            same_bits(both, call, source, dist.ReduceOp.SUM)
-        expected, found = (backend(both[device]).unit_states() for device in (CPU, CUDA))
-        assert [unit["name"] for unit in found] == [unit["name"] for unit in expected] != []
-        for unit, wanted in zip(found, expected, strict=True):
-            assert unit["residual"].any()
-            for key, value in wanted.items():
-                assert torch.equal(unit[key], value) if isinstance(value, torch.Tensor) else unit[key] == value, key
-            assert all(not value.is_cuda for value in unit.values() if isinstance(value, torch.Tensor))
-        fresh = {CPU: both[CPU], CUDA: new_group(nodes="2x2", min_elements=0, **options)}
-        for unit in found:
-            backend(fresh[CUDA]).load_unit(unit)
-        for step in range(3):
-            source = whole_numbers(WORLD_SIZE * 4096, torch.float32, salt=step + 1)
-            for call in (reduce_scatter, all_reduce):
-                same_bits(fresh, call, source, dist.ReduceOp.SUM)
+            same_bits(fresh, call, source, dist.ReduceOp.SUM)
 
 
 def backend(group: dist.ProcessGroup) -> Any:

@@ -33,18 +33,6 @@ def test_every_codec_has_a_page_and_an_id():
         assert re.search(rf"\| codec \|.*\d `{codec}`", packets), codec
 
 
-def test_the_packet_of_weights_is_the_one_on_its_page():
-    page = (ROOT / "docs/packet_format.md").read_text()
-    program = re.search(r"<!-- program: weights -->\n```python\n(.*?)```", page, re.DOTALL)
-    example = re.search(r"<!-- example: weights -->\n```\n(.*?)```", page, re.DOTALL)
-    assert program and example
-    names = {}
-    exec(program[1], names)
-    packet = bytes(names["packet"].tolist())
-    lines = [f"{at:04x}  {packet[at : at + 16].hex(' ')}\n" for at in range(0, len(packet), 16)]
-    assert "".join(lines) == example[1]
-
-
 @pytest.mark.processes
 def test_commits_that_documents_name_are_in_the_repository():
     named = {found for document in DOCUMENTS for found in re.findall(r"\bcommit\s+`(\w+)`", document.read_text())}

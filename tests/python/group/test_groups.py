@@ -369,7 +369,7 @@ def make_groups_with_options_of_other_codecs() -> None:
 @pytest.mark.processes
 def test_options_without_effect_are_warned_of_once() -> None:
     expected = [
-        f"option sparsity=0.9 has no effect with codec={DEFAULT}: it is for tagc or sparse",
+        f"option sparsity=0.9 has no effect with codec={DEFAULT}: it is for tagc",
         f"option ratio=4 has no effect with codec={DEFAULT}: it is for tagc",
         "option bits=2 has no effect with codec=none: it is for quant",
     ]

@@ -32,7 +32,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("name", "value", "range_text"),
         [
-            ("codec", "zip", "none, tagc, quant or sparse"),
+            ("codec", "zip", "none, tagc or quant"),
             ("tiers", "three", "two or flat"),
             ("ratio", 0.5, "1 to 64"),
             ("sparsity", 1, "less than 1"),
@@ -104,19 +104,19 @@ class TestOptions:
         assert "\ntimeout: datetime.timedelta" in text
 
     def test_options_without_effect_are_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("ISTHMUS_PEEL_ROUNDS", "7")
+        monkeypatch.setenv("ISTHMUS_CELL_TYPE", "int8")
         options = isthmus.Options(codec="quant", ratio=10, sparsity=0.9, bits=2, nodes="2x2")
         expected = [
-            ("sparsity", "0.9", "tagc or sparse"),
+            ("sparsity", "0.9", "tagc"),
             ("ratio", "10", "tagc"),  # its default, and yet asked for
-            ("peel_rounds", "7", "tagc"),
+            ("cell_type", "int8", "tagc"),
         ]
         assert options._without_effect() == expected
         for duplicate in (copy.copy, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))):
             assert duplicate(options)._without_effect() == expected
         options.codec = "tagc"
         assert [name for name, *_ in options._without_effect()] == ["bits"]
-        monkeypatch.delenv("ISTHMUS_PEEL_ROUNDS")
+        monkeypatch.delenv("ISTHMUS_CELL_TYPE")
         assert isthmus.Options()._without_effect() == []
 
     @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])

@@ -34,7 +34,6 @@ CODECS = CodecSpeeds(
         "none": CodecSpeed(8, 8),
         "tagc": CodecSpeed(4, 2),
         "quant": CodecSpeed(5, 6),
-        "sparse": CodecSpeed(3, 7),
         "delta": CodecSpeed(2, 9),
     },
     "made up",

@@ -79,7 +79,7 @@ def train(folder: Path, injection: Injection | None = None) -> list[str]:
     """
     ranks.init()
     models: Models = []
-    for process_group in (dist.group.WORLD, group("sparse")):
+    for process_group in (dist.group.WORLD, group("tagc")):
         with seed(0):
             model = fsdp2(mesh_of(process_group))
         models.append((model, torch.optim.AdamW(model.parameters(), lr=1e-2)))

@@ -14,7 +14,7 @@ def entries(num_ranks=4):
     torch.manual_seed(1)
     state = {}
     for rank in range(num_ranks):
-        options = dict.fromkeys(("codec", "tiers", "own_piece"), "x")
+        options = dict.fromkeys(("codec", "tiers"), "x")
         group = _saved.SavedGroup((0, 1, 2, 3), (0, 0, 1, 1), options, (UNIT,))
         state[f"rank{rank}"] = _saved.to_text([group])
         state[f"rank{rank}/0/0/residual"] = torch.randn(12)

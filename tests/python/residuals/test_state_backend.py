@@ -203,7 +203,7 @@ def residuals_take_what_is_documented() -> None:
         process_group = group(codec)
         trained(fsdp2(mesh_of(process_group)))
         assert residual_bytes(process_group) == 0
-    mesh = hsdp_mesh("2x2", "sparse")
+    mesh = hsdp_mesh("2x2")
     trained(fsdp2(mesh))
     assert residual_bytes(mesh.get_group("replicate")) == 4 * within_nodes // ranks_per_node
     assert residual_bytes(mesh.get_group("shard")) == 0

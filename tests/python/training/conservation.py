@@ -130,13 +130,12 @@ def conserves(
     prepared: bool = True,
     step: Backward = backward,
     before_step: Callable[[nn.Module, int], None] = lambda model, number: None,
-    codec: str = "tagc",
 ) -> dict[str, int]:
     """Hold the weights after compressed training against plain ones, bit by bit; return the units."""
     run = functools.partial(final_weights, wrap, uses, step=step, before_step=before_step)
     with world(store, "gloo"):
         plain = run(prepared=False)
-    with world(store, codec):
+    with world(store, "tagc"):
         compressed = run(prepared=prepared)
         units = units_of_groups()
         alike = same_on_all_ranks(compressed), same_on_all_ranks(units)

@@ -148,7 +148,7 @@ def hsdp_family(*, shard_reductions: int = len(UNITS), mp_policy: Any = None, **
 
 BFLOAT16, FLOAT16 = 0.02, 0.005
 FSDP2_FAMILIES = {
-    "fsdp2": Family(fsdp2, modes=("none", "default", "prepared", "tagc", "prepared sparse")),
+    "fsdp2": Family(fsdp2, modes=("none", "default", "prepared", "tagc", "prepared tagc")),
     "bfloat16_parameters": Family(mixed_precision(torch.bfloat16, None), rounding=BFLOAT16),
     "bfloat16_parameters_reduced_in_float32": Family(mixed_precision(torch.bfloat16, torch.float32), rounding=BFLOAT16),
     "float16_parameters": Family(mixed_precision(torch.float16, None), rounding=FLOAT16),
@@ -167,7 +167,7 @@ FSDP2_FAMILIES = {
     "sharded_by_columns": Family(sharded_by_columns),
     "checkpointed": Family(fsdp2, make=functools.partial(Checkpointed, False), modes=("prepared",)),
     "checkpointed_reentrantly": Family(fsdp2, make=functools.partial(Checkpointed, True), modes=("none", "prepared")),
-    "hsdp": hsdp_family(modes=("none", "default", "prepared", "sparse")),
+    "hsdp": hsdp_family(modes=("none", "default", "prepared", "tagc")),
     "hsdp_accumulated": hsdp_family(backward=accumulate_shards, shard_reductions=2 * len(UNITS)),
     "hsdp_bfloat16": hsdp_family(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16), rounding=BFLOAT16),
 }

@@ -47,21 +47,21 @@ def scaled_weights(wrap: Callable[[nn.Module], nn.Module], make_scaler: Callable
     return weights_of(model), scaler.get_scale()
 
 
-SCALERS: dict[str, tuple[Callable[[nn.Module], nn.Module], Any, str]] = {  # with a codec each
-    "fsdp2": (fsdp2, torch.amp.GradScaler, "sparse"),
-    "hsdp": (hsdp, torch.amp.GradScaler, "tagc"),
-    "fsdp1": (fsdp1, ShardedGradScaler, "tagc"),
-    "ddp": (ddp, torch.amp.GradScaler, "sparse"),
+SCALERS: dict[str, tuple[Callable[[nn.Module], nn.Module], Any]] = {
+    "fsdp2": (fsdp2, torch.amp.GradScaler),
+    "hsdp": (hsdp, torch.amp.GradScaler),
+    "fsdp1": (fsdp1, ShardedGradScaler),
+    "ddp": (ddp, torch.amp.GradScaler),
 }
 
 
 @table
 def a_loss_scale_that_grows_conserves(store: dist.Store) -> None:
-    for name, (wrap, kind, codec) in SCALERS.items():
+    for name, (wrap, kind) in SCALERS.items():
         make_scaler = functools.partial(kind, "cpu", init_scale=2.0, growth_interval=2)
         with world(store, "gloo"):
             plain, plain_scale = scaled_weights(wrap, make_scaler, False)
-        with world(store, codec):
+        with world(store, "tagc"):
             weights, scale = scaled_weights(wrap, make_scaler, True)
             stats = [isthmus.stats(group) for group in isthmus_groups()]
             alike = same_on_all_ranks(weights)
@@ -124,13 +124,10 @@ def overflow(wrap: Callable[[nn.Module], nn.Module], make_scaler: Callable[[], A
 @table
 def a_step_that_overflows_is_skipped_and_counted(store: dist.Store) -> None:
     half = MixedPrecisionPolicy(param_dtype=torch.float16)
-    families = {
-        **SCALERS,
-        "fsdp2": (functools.partial(fsdp2, mp_policy=half), torch.amp.GradScaler, "sparse"),
-        "fsdp2 with the default": (functools.partial(fsdp2, mp_policy=half), torch.amp.GradScaler, "default"),
-        "hsdp with the default": (hsdp, torch.amp.GradScaler, "default"),
-    }
-    for wrap, kind, codec in families.values():
+    scalers = {**SCALERS, "fsdp2": (functools.partial(fsdp2, mp_policy=half), torch.amp.GradScaler)}
+    cases = [(name, "tagc") for name in scalers] + [(name, "default") for name in ("fsdp2", "hsdp")]
+    for name, codec in cases:
+        wrap, kind = scalers[name]
         make_scaler = functools.partial(kind, "cpu", init_scale=1024.0, growth_interval=100)
         with world(store, codec):
             overflow(wrap, make_scaler)

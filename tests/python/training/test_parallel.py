@@ -173,7 +173,7 @@ def pipeline_stages(store: dist.Store) -> None:
     """Stages within the nodes and FSDP across."""
     for schedule_type in (Schedule1F1B, ScheduleGPipe):
         runs = {}
-        lossy = ("default", "delta", "prepared sparse") if schedule_type is Schedule1F1B else ("tagc", "prepared")
+        lossy = ("default", "delta", "prepared tagc") if schedule_type is Schedule1F1B else ("tagc", "prepared")
         for mode in ("gloo", "none", *lossy):
             with world(store, mode):
                 runs[mode] = train_pipeline(schedule_type, [[0, 1], [2, 3]], mode)

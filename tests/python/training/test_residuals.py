@@ -33,7 +33,6 @@ from support.families import (
     whole,
     world,
 )
-from support.tested_codecs import KEEP_RESIDUALS
 
 pytestmark = pytest.mark.processes
 table = Table()
@@ -41,9 +40,8 @@ table = Table()
 
 @table
 def fsdp2_conserves(store: dist.Store) -> None:
-    for codec in KEEP_RESIDUALS:
-        units = conserves(store, fsdp2, prepared=False, codec=codec)
-        assert set(units) == {"left reduce_scatter", "right reduce_scatter"}
+    units = conserves(store, fsdp2, prepared=False)
+    assert set(units) == {"left reduce_scatter", "right reduce_scatter"}
 
 
 @table
@@ -64,7 +62,7 @@ def the_default_codec_has_nothing_to_conserve(store: dist.Store) -> None:
 @table
 def fsdp2_in_bfloat16_conserves(store: dist.Store) -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    conserves(store, functools.partial(fsdp2, mp_policy=policy), codec="sparse")
+    conserves(store, functools.partial(fsdp2, mp_policy=policy))
 
 
 @table
@@ -75,7 +73,7 @@ def fsdp2_conserves_when_the_reduced_size_changes(store: dist.Store) -> None:
 
 @table
 def prepare_tells_apart_equal_sizes_of_different_parameters(store: dist.Store) -> None:
-    units = conserves(store, fsdp2, (BOTH, ("first",), ("second",)), codec="sparse")
+    units = conserves(store, fsdp2, (BOTH, ("first",), ("second",)))
     assert len(units) == 2, units  # names alone, each with three layouts
 
 
@@ -92,7 +90,7 @@ def hsdp_conserves_when_layouts_change(store: dist.Store) -> None:
 
 @table
 def hsdp_conserves_without_prepare(store: dist.Store) -> None:
-    conserves(store, hsdp, prepared=False, codec="sparse")
+    conserves(store, hsdp, prepared=False)
 
 
 @table
@@ -107,15 +105,15 @@ def a_changed_divide_factor_conserves(store: dist.Store) -> None:
                 module.set_force_sum_reduction_for_comms(True)
 
     conserves(store, fsdp2, before_step=change)
-    conserves(store, fsdp2, before_step=change, prepared=False, codec="sparse")
+    conserves(store, fsdp2, before_step=change, prepared=False)
 
 
 @table
 def fsdp1_conserves(store: dist.Store) -> None:
     """A flat parameter has one layout, whatever has gradients."""
     uses = (BOTH, ("first",), ("third", "second"))
-    for prepared, codec in ((False, "tagc"), (True, "sparse")):
-        units = conserves(store, functools.partial(fsdp1, use_orig_params=True), uses, prepared=prepared, codec=codec)
+    for prepared in (False, True):
+        units = conserves(store, functools.partial(fsdp1, use_orig_params=True), uses, prepared=prepared)
         assert len(units) == 2, units
     conserves(store, functools.partial(fsdp1, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP), prepared=False)
 
@@ -125,7 +123,7 @@ def ddp_conserves(store: dist.Store) -> None:
     """Its buckets are rebuilt after the first step, or after the second."""
     wrap = functools.partial(DistributedDataParallel, bucket_cap_mb=0.02)
     assert len(conserves(store, wrap)) > 1
-    assert len(conserves(store, functools.partial(wrap, static_graph=True), codec="sparse")) > 1
+    assert len(conserves(store, functools.partial(wrap, static_graph=True))) > 1
     conserves(store, functools.partial(wrap, find_unused_parameters=True), (BOTH,))  # the third is never used
 
 

@@ -20,7 +20,6 @@ MAY_HOLD_COPIES = "unknown parameters, of which ranks outside of the group may h
 # Codecs that keep residuals, with so little sent that a residual would be seen.
 KEEPING: dict[str, dict[str, Any]] = {
     "tagc": {"codec": "tagc", "sparsity": 0.75, "ratio": 2},
-    "sparse": {"codec": "sparse"},
     "quant with feedback": {"codec": "quant", "bits": 2, "error_feedback": "on"},
 }
 

@@ -113,7 +113,7 @@ def fsdp2_units_are_modules_in_any_order() -> None:
 def fsdp2_under_reentrant_checkpointing_is_as_without() -> None:
     weights = []
     for reentrant in (None, False, True):
-        group = make_group(**CODECS["sparse"])
+        group = make_group(**CODECS["tagc"])
         model = fsdp2(group, Model(reentrant))
         train(model)
         weights.append(bits(model))

@@ -185,7 +185,7 @@ def tags_of_parameters_name_fsdp1_units() -> None:
 
 @table
 def state_of_units_goes_out_and_in() -> None:
-    group = make_group(**CODECS["sparse"])
+    group = make_group(**CODECS["tagc"])
     for value in (1.0, 2.0):
         tagged(group, name="saved", layout=1, exact="")
         _native.load().push_unit(name="root", layout=0, exact="")

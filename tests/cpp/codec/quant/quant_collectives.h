@@ -104,12 +104,7 @@ class QuantCollective {
   // The own node's piece as it is, and what arrives of the other nodes', in their order.
   Floats sum_of_pieces(const std::vector<test::Array>& gradients, int owner) {
     const int own_node = node_of(owner);
-    const bool codes_own = options_.own_piece == "coded";
     Floats sum = piece_of(gradients, own_node, owner);
-    if (codes_own) {
-      sum.assign(sum.size(), 0);
-      add_to(sum, arrived_piece(gradients, own_node, owner));
-    }
     for (int node = 0; node < num_nodes(); ++node) {
       if (node != own_node) {
         add_to(sum, arrived_piece(gradients, node, owner));

@@ -18,18 +18,17 @@ struct Level {
 };
 inline constexpr Level kLevels[] = {{2, .8}, {4, .9}, {10, .9875}};
 
-inline Options options_of(Level level, int64_t block_elements = 0, int64_t peel_rounds = 64) {
+inline Options options_of(Level level) {
   Options options;
   options.ratio = level.ratio;
   options.sparsity = level.sparsity;
-  options.block_elements = block_elements;
-  options.peel_rounds = peel_rounds;
   return options;
 }
 
-inline reference::TagcParameters parameters_of(const Options& options, PacketContext context = kContext) {
-  return {options.ratio,     options.sparsity, options.block_elements, options.peel_rounds,
-          context.unit_hash, context.step,     options.cell_type,      context.sender};
+inline reference::TagcParameters parameters_of(const Options& options, PacketContext context = kContext,
+                                               TagcLimits limits = {}) {
+  return {options.ratio,     options.sparsity, limits.block_elements, limits.peel_rounds,
+          context.unit_hash, context.step,     options.cell_type,     context.sender};
 }
 
 inline Options with_cells(Options options, const std::string& cell_type) {

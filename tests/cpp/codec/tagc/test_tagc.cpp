@@ -10,7 +10,6 @@
 
 #include "isthmus/error.h"
 #include "kernels/tagc/layout.h"
-#include "tests/cpp/codec/dropping_codecs.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/codec/tagc/tagc_packets.h"
 #include "tests/cpp/codec/tagc/tagc_reference.h"
@@ -22,26 +21,34 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kMax = std::numeric_limits<float>::max();
 
-void expect_equal_to_reference(const Options& options, Data data, int64_t num_elements) {
+// Two steps against the reference: packets, residuals, counts and what arrives, bit for bit.
+void expect_equal_to_reference(const Options& options, Data data, int64_t num_elements, TagcLimits limits = {}) {
   SCOPED_TRACE(testing::Message() << to_string(data) << ", " << num_elements << " elements, ratio " << options.ratio
-                                  << ", sparsity " << options.sparsity << ", blocks " << options.block_elements
+                                  << ", sparsity " << options.sparsity << ", blocks " << limits.block_elements
                                   << ", cells " << options.cell_type);
-  TagcCodec codec(options);
-  const auto encode_reference = [&](PacketContext context, const std::vector<float>& piece,
-                                    std::vector<float>& residual) {
-    const reference::TwoTierResult result =
-        reference::encode_two_tier(parameters_of(options, context), piece, residual);
-    std::vector<float> arrives(piece.size());
-    for (const auto& [element, value] : result.arrives) {
-      arrives[element] = value;
+  TagcCodec codec(options, limits);
+  std::vector<float> residual(num_elements);
+  std::vector<float> expected_residual = residual;
+  for (uint64_t step = 0; step < 2; ++step) {
+    const PacketContext context = {kContext.unit_hash, step};
+    const std::vector<float> piece = make_piece(data, num_elements, 11 + static_cast<uint32_t>(step));
+    Packet packet = new_packet(codec, num_elements);
+    const CodecCounts counts = encode(codec, piece, residual, packet, context);
+    const reference::TwoTierResult expected =
+        reference::encode_two_tier(parameters_of(options, context, limits), piece, expected_residual);
+    ASSERT_EQ(packet.copy(), expected.packet);
+    ASSERT_EQ(bits_of(residual), bits_of(expected_residual));
+    EXPECT_EQ(counts.encoded_elements, num_elements);
+    EXPECT_EQ(counts.kept_elements, expected.kept_elements);
+    EXPECT_EQ(counts.held_back_elements, expected.held_back_elements);
+    EXPECT_EQ(counts.estimated_elements, 0);
+    EXPECT_EQ(counts.non_finite_blocks, expected.non_finite_blocks);
+    std::vector<float> sums(num_elements);
+    for (const auto& [element, value] : expected.arrives) {
+      sums[element] += value;  // -0 becomes 0
     }
-    return ReferenceEncoding{result.packet,
-                             {.kept_elements = result.kept_elements,
-                              .held_back_elements = result.held_back_elements,
-                              .non_finite_blocks = result.non_finite_blocks},
-                             arrives};
-  };
-  expect_two_steps_equal(codec, data, num_elements, kContext.unit_hash, encode_reference);
+    ASSERT_EQ(bits_of(decode(codec, packet, num_elements, context)), bits_of(sums));
+  }
 }
 
 constexpr int64_t kSizes[] = {0,   1,   2,    63,   64,   65,   100,  127,  128,   129,
@@ -67,7 +74,8 @@ TEST(Tagc, EqualsReferenceOnDifficultData) {
 TEST(Tagc, EqualsReferenceWithEveryBlockSize) {
   for (int64_t block_elements = 64; block_elements <= 4096; block_elements *= 2) {
     for (const int64_t num_elements : {1, 4097, 33333}) {
-      expect_equal_to_reference(options_of(kLevels[1], block_elements), Data::kHeavyTail, num_elements);
+      expect_equal_to_reference(options_of(kLevels[1]), Data::kHeavyTail, num_elements,
+                                {.block_elements = block_elements});
     }
   }
 }
@@ -75,8 +83,8 @@ TEST(Tagc, EqualsReferenceWithEveryBlockSize) {
 TEST(Tagc, EqualsReferenceWhereMuchDoesNotPeel) {
   expect_equal_to_reference(options_of({10, .9}), Data::kHeavyTail, 20000);
   expect_equal_to_reference(options_of({10, 0}), Data::kHeavyTail, 5000);
-  expect_equal_to_reference(options_of({4, .8}, 64, 1), Data::kHeavyTail, 20000);
-  expect_equal_to_reference(options_of({4, .8}, 64, 2), Data::kHeavyTail, 20000);
+  expect_equal_to_reference(options_of({4, .8}), Data::kHeavyTail, 20000, {.peel_rounds = 1});
+  expect_equal_to_reference(options_of({4, .8}), Data::kHeavyTail, 20000, {.peel_rounds = 2});
 }
 
 TEST(Tagc, ShortCellsEqualReference) {
@@ -86,7 +94,7 @@ TEST(Tagc, ShortCellsEqualReference) {
     }
     for (const Data data : all_data()) {
       expect_equal_to_reference(with_cells(options_of(kLevels[2]), cell_type), data, 140001);
-      expect_equal_to_reference(with_cells(options_of({4, 0}, 64), cell_type), data, 4097);
+      expect_equal_to_reference(with_cells(options_of({4, 0}), cell_type), data, 4097);
     }
   }
 }
@@ -96,7 +104,8 @@ TEST(Tagc, RowsByLoadEqualReference) {
     for (const int64_t num_elements : kSizes) {
       expect_equal_to_reference(options_of({0, sparsity}), Data::kHeavyTail, num_elements);
     }
-    expect_equal_to_reference(with_cells(options_of({0, sparsity}, 256), "int8"), Data::kOneLargeBlock, 70001);
+    expect_equal_to_reference(with_cells(options_of({0, sparsity}), "int8"), Data::kOneLargeBlock, 70001,
+                              {.block_elements = 256});
   }
 }
 
@@ -104,7 +113,7 @@ TEST(Tagc, AllInstructionSetsGiveTheSameBits) {
   in_every_instruction_set([] {
     for (const Data data : all_data()) {
       expect_equal_to_reference(options_of(kLevels[2]), data, 70001);
-      expect_equal_to_reference(options_of({4, .5}, 64), data, 4033);
+      expect_equal_to_reference(options_of({4, .5}), data, 4033);
       for (const std::string& cell_type : kShortCells) {
         expect_equal_to_reference(with_cells(options_of({0, .9}), cell_type), data, 20001);
       }
@@ -185,7 +194,7 @@ TEST(Tagc, ConservesEveryElement) {
 
 TEST(Tagc, HugeValuesDoNotDisturbNeighbours) {
   const int64_t num_elements = 8192;
-  TagcCodec codec(options_of({2, .5}, 64));
+  TagcCodec codec(options_of({2, .5}));
   std::vector<float> residual(num_elements);
   Packet packet = new_packet(codec, num_elements);
   const std::vector<float> piece = make_piece(Data::kHuge, num_elements, 5);
@@ -197,9 +206,25 @@ TEST(Tagc, HugeValuesDoNotDisturbNeighbours) {
   }
 }
 
+// Three packets, in their order.
 TEST(Tagc, AddsSeveralPacketsToWhatIsThere) {
   TagcCodec codec(options_of(kLevels[2]));
-  expect_packets_are_added(codec, 10007, kContext);
+  const int64_t num_elements = 10007;
+  const int64_t packet_bytes = codec.packet_bytes(num_elements);
+  Packet packets(3 * packet_bytes);
+  std::vector<float> expected(num_elements, 100.0F);
+  for (int p = 0; p < 3; ++p) {
+    std::vector<float> residual(num_elements);
+    const std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 20 + p);
+    codec.encode(buffer_of(piece), buffer_of(residual), packets.buffer().part(p, packet_bytes), kContext.of_packet(p),
+                 {});
+    for (int64_t i = 0; i < num_elements; ++i) {
+      expected[i] += piece[i] - residual[i];  // what is sent of the element: exactly a float32
+    }
+  }
+  std::vector<float> out(num_elements, 100.0F);
+  codec.decode_sum(packets.buffer(), 3, buffer_of(out), kContext, {});
+  EXPECT_EQ(out, expected);
 }
 
 TEST(Tagc, HeldBackElementsAreSentInLaterSteps) {
@@ -289,7 +314,7 @@ TEST(Tagc, ShortCellsBesideAHugeOutlier) {
   for (const std::string& cell_type : kShortCells) {
     SCOPED_TRACE(cell_type);
     for (const float outlier : {kMax, -kMax, 1e30F}) {
-      TagcCodec codec(with_cells(options_of({1, .9}, 64), cell_type));
+      TagcCodec codec(with_cells(options_of({1, .9}), cell_type));
       std::vector<float> piece(num_elements, .75F);
       piece[5] = outlier;
       std::vector<float> residual(num_elements);
@@ -308,7 +333,13 @@ TEST(Tagc, ShortCellsBesideAHugeOutlier) {
 
 TEST(Tagc, NoPacketsAndNoElements) {
   TagcCodec codec(options_of(kLevels[0]));
-  expect_nothing_of_nothing(codec, kContext);
+  std::vector<float> out(10, 1.0F);
+  codec.decode_sum({nullptr, 0, DataType::kByte}, 0, buffer_of(out), kContext, {});
+  EXPECT_EQ(out, std::vector<float>(10, 1.0F)) << "no packets leave the sums alone";
+  std::vector<float> none;
+  Packet packet = new_packet(codec, 0);
+  EXPECT_EQ(encode(codec, none, none, packet).encoded_elements, 0);
+  EXPECT_TRUE(decode(codec, packet, 0).empty());
 }
 
 }  // namespace

@@ -9,11 +9,10 @@
 #include <vector>
 
 #include "codec/tagc/host.h"
-#include "isthmus/error.h"
-#include "tests/cpp/codec/dropping_codecs_on_device.h"
 #include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/codec/tagc/tagc_on_device.h"
 #include "tests/cpp/codec/tagc/tagc_reference.h"
+#include "tests/cpp/support/packets.h"
 
 // What is called by itself.
 #include "kernels/tagc/insert_passes.h"
@@ -23,24 +22,38 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr TagcLimits kBlocksOf256 = {.block_elements = 256};
 
 // One encoding and its decoding, on the device as on the CPU.
 void expect_as_on_cpu(const Options& options, const std::vector<float>& piece, const std::vector<float>& residual,
-                      Cut cut, PacketContext context = kContext) {
+                      Cut cut, PacketContext context = kContext, TagcLimits limits = {}) {
   SCOPED_TRACE(testing::Message() << piece.size() << " elements, ratio " << options.ratio << ", sparsity "
-                                  << options.sparsity << ", blocks " << options.block_elements << ", "
-                                  << cut.num_threads << " threads, " << cut.max_groups << " groups");
-  TagcCodec cpu(options);
-  expect_same_as_cpu(
-      cpu, piece, residual, context,
-      [&](const auto& values, const auto& kept) { return encode_on_device(options, values, kept, context, cut); },
-      [&](const auto& packet, auto& out) { return decode_on_device(options, packet, 1, out, context, cut); });
+                                  << options.sparsity << ", blocks " << limits.block_elements << ", " << cut.num_threads
+                                  << " threads, " << cut.max_groups << " groups");
+  TagcCodec cpu(options, limits);
+  Packet packet = new_packet(cpu, static_cast<int64_t>(piece.size()));
+  std::vector<float> expected_residual = residual;
+  const CodecCounts expected = encode(cpu, piece, expected_residual, packet, context);
+  const Encoded encoded = encode_on_device(options, piece, residual, context, cut, limits);
+  ASSERT_EQ(encoded.packet, packet.copy());
+  ASSERT_EQ(bits_of(encoded.residual), bits_of(expected_residual));
+  const kernels::DeviceCounts& counts = encoded.counts;
+  EXPECT_EQ(static_cast<int64_t>(counts.kept_elements), expected.kept_elements);
+  EXPECT_EQ(static_cast<int64_t>(counts.chosen_elements - counts.kept_elements), expected.held_back_elements);
+  EXPECT_EQ(static_cast<int64_t>(counts.non_finite_blocks), expected.non_finite_blocks);
+
+  std::vector<float> expected_out(piece.size(), .125F);
+  std::vector<float> out = expected_out;
+  cpu.decode_sum(packet.buffer(), 1, buffer_of(expected_out), context, {});
+  EXPECT_EQ(decode_on_device(options, encoded.packet, 1, out, context, cut, limits).code, kernels::DeviceFault::kNone);
+  ASSERT_EQ(bits_of(out), bits_of(expected_out));
 }
 
-void expect_as_on_cpu(const Options& options, Data data, int64_t num_elements, Cut cut) {
+void expect_as_on_cpu(const Options& options, Data data, int64_t num_elements, Cut cut, TagcLimits limits = {}) {
   SCOPED_TRACE(to_string(data));
-  expect_as_on_cpu(options, make_piece(data, num_elements, 11), make_piece(Data::kHeavyTail, num_elements, 12), cut);
-  expect_as_on_cpu(options, make_piece(data, num_elements, 11), std::vector<float>(num_elements), cut);
+  const std::vector<float> piece = make_piece(data, num_elements, 11);
+  expect_as_on_cpu(options, piece, make_piece(Data::kHeavyTail, num_elements, 12), cut, kContext, limits);
+  expect_as_on_cpu(options, piece, std::vector<float>(num_elements), cut, kContext, limits);
 }
 
 TEST(TagcDevice, AllSizesAndCuts) {
@@ -64,7 +77,7 @@ TEST(TagcDevice, DifficultData) {
 TEST(TagcDevice, EveryBlockSize) {
   for (int64_t block_elements = 64; block_elements <= 4096; block_elements *= 2) {
     for (const int64_t num_elements : {1, 4095, 4096, 4097, 12289}) {
-      expect_as_on_cpu(options_of(4, .9, block_elements), Data::kHeavyTail, num_elements, {20, 3});
+      expect_as_on_cpu(options_of(4, .9), Data::kHeavyTail, num_elements, {20, 3}, {.block_elements = block_elements});
     }
   }
 }
@@ -86,12 +99,13 @@ TEST(TagcDevice, ShortCells) {
       expect_as_on_cpu(with_cells(options_of(2, .5)), data, 20011, {17, 3});
     }
     for (int64_t block_elements = 64; block_elements <= 4096; block_elements *= 4) {
-      expect_as_on_cpu(with_cells(options_of(4, .9, block_elements)), Data::kHeavyTail, 12289, {20, 3});
+      expect_as_on_cpu(with_cells(options_of(4, .9)), Data::kHeavyTail, 12289, {20, 3},
+                       {.block_elements = block_elements});
     }
     std::vector<float> piece = make_piece(Data::kHeavyTail, 5000, 6);
     piece[300] = kNan;
     piece[1024] = -kInfinity;
-    expect_as_on_cpu(with_cells(options_of(4, .9, 256)), piece, std::vector<float>(5000), {33, 5});
+    expect_as_on_cpu(with_cells(options_of(4, .9)), piece, std::vector<float>(5000), {33, 5}, kContext, kBlocksOf256);
   }
 }
 
@@ -108,9 +122,9 @@ TEST(TagcDevice, AllKeptAndMuchHeldBack) {
     expect_as_on_cpu(options_of(1, 0), Data::kHeavyTail, 5000, cut);
     expect_as_on_cpu(options_of(10, 0), Data::kAllEqual, 5000, cut);
     expect_as_on_cpu(options_of(10, .9), Data::kHeavyTail, 20000, cut);
-    expect_as_on_cpu(options_of(4, .8, 64, 1), Data::kHeavyTail, 20000, cut);
-    expect_as_on_cpu(options_of(4, .8, 64, 2), Data::kHeavyTail, 20000, cut);
-    expect_as_on_cpu(options_of(4, .8, 64, 3), Data::kHeavyTail, 20000, cut);
+    for (const int64_t rounds : {1, 2, 3}) {
+      expect_as_on_cpu(options_of(4, .8), Data::kHeavyTail, 20000, cut, {.peel_rounds = rounds});
+    }
   }
 }
 
@@ -128,11 +142,13 @@ TEST(TagcDevice, AMillionElements) {
 
 // The most rows that shared memory has room for, whose numbers have 16 bits; and one row more.
 TEST(TagcDevice, TablesInScratchMemory) {
+  constexpr TagcLimits kLimits = {.block_elements = 64};
   for (const int64_t num_elements : {64 * 65536, 64 * 65536 + 1}) {
-    const bool fit = kernels::tables_fit_shared(TagcSettings(options_of(1, .999, 64)).shape(num_elements));
+    const bool fit = kernels::tables_fit_shared(TagcSettings(options_of(1, .999), kLimits).shape(num_elements));
     ASSERT_EQ(fit, num_elements == 64 * 65536);
     const std::vector<float> residual(num_elements);
-    expect_as_on_cpu(options_of(1, .999, 64), make_piece(Data::kHeavyTail, num_elements, 5), residual, {8, 2});
+    const std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 5);
+    expect_as_on_cpu(options_of(1, .999), piece, residual, {8, 2}, kContext, kLimits);
   }
 }
 
@@ -143,7 +159,7 @@ TEST(TagcDevice, EqualsThePlainReference) {
     std::vector<float> residual(num_elements);
     const Encoded encoded = encode_on_device(options, piece, residual, kContext, {33, 3});
     const reference::TwoTierResult expected =
-        reference::encode_two_tier({options.ratio, options.sparsity, 0, options.peel_rounds, kContext.unit_hash,
+        reference::encode_two_tier({options.ratio, options.sparsity, 0, TagcLimits().peel_rounds, kContext.unit_hash,
                                     kContext.step, "fp32", kContext.sender},
                                    piece, residual);
     EXPECT_EQ(encoded.packet, expected.packet);
@@ -218,7 +234,7 @@ TEST(TagcDevice, NonFiniteBlocks) {
   piece[num_elements - 1] = -kNan;
   piece[2047] = residual[2047] = std::numeric_limits<float>::max();
   for (const Cut cut : kCuts) {
-    expect_as_on_cpu(options_of(4, .9, 256), piece, residual, cut);
+    expect_as_on_cpu(options_of(4, .9), piece, residual, cut, kContext, kBlocksOf256);
     expect_as_on_cpu(options_of(10, .9875), std::vector<float>(4097, kNan), std::vector<float>(4097, 1.0F), cut);
   }
 }
@@ -250,14 +266,15 @@ TEST(TagcDevice, AddsSeveralPacketsInOrder) {
 // However the sketch is cut into stripes.
 TEST(TagcDevice, StripesOfTheSketchFitTheirCache) {
   using InsertValues = kernels::emulated::InsertValues<true, kernels::emulated::Float32Cells>;
-  const kernels::TagcShape shape = TagcSettings(options_of(4, .9, 256)).shape(5000);
+  const kernels::TagcShape shape = TagcSettings(options_of(4, .9), kBlocksOf256).shape(5000);
   ASSERT_EQ(shape.num_rows, 5);
   EXPECT_EQ(InsertValues::words_of_stripe(shape, 4 * 256 * 5), 8);
   EXPECT_EQ(InsertValues::words_of_stripe(shape, 4 * 256 * 5 - 1), 4);
   EXPECT_EQ(InsertValues::words_of_stripe(shape, 1), 1);
   const std::vector<float> piece = make_piece(Data::kHeavyTail, 5000, 8);
-  const Encoded whole = encode_on_device(options_of(4, .9, 256), piece, std::vector<float>(5000), kContext, {32, 3});
-  const TagcDevice codec(options_of(4, .9, 256));
+  const Encoded whole =
+      encode_on_device(options_of(4, .9), piece, std::vector<float>(5000), kContext, {32, 3}, kBlocksOf256);
+  const TagcDevice codec(options_of(4, .9), kBlocksOf256);
   std::vector<uint8_t> first;
   for (const int64_t stripe_words : {1, 2, 8}) {  // inserts once more, elsewhere
     Memory packet(static_cast<int64_t>(whole.packet.size()));
@@ -321,7 +338,7 @@ TEST(TagcDevice, EachPacketToItsPlace) {
 
 // The order in which threads and groups happen to run changes nothing.
 TEST(TagcDevice, AnyOrderOfThreadsGivesTheSamePacket) {
-  const Options options = options_of(4, .8, 64);
+  const Options options = options_of(4, .8);
   const std::vector<float> piece = make_piece(Data::kFewDistinct, 6000, 9);
   const TagcDevice codec(options);
   std::set<std::vector<uint8_t>> packets;
@@ -367,21 +384,6 @@ TEST(TagcDevice, SequencesDependOnShapesAlone) {
   for (const Data data : all_data()) {
     EXPECT_EQ(passes_of(data), 11) << to_string(data);
   }
-}
-
-TEST(TagcDevice, RejectsWrongBuffers) {
-  const TagcDevice codec(options_of(4, .9));
-  std::vector<float> piece(100);
-  std::vector<float> residual(100);
-  Memory packet(codec.packet_bytes(100));
-  Memory scratch(codec.encode_scratch_bytes(100));
-  const Buffer short_scratch = scratch.buffer().slice(0, codec.encode_scratch_bytes(100) - 1);
-  EXPECT_THROW(codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(), {}, nullptr, short_scratch}),
-               Error);
-  residual.resize(99);
-  EXPECT_THROW(
-      codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(), {}, nullptr, scratch.buffer()}), Error);
-  EXPECT_THROW(codec.encode_scratch_bytes(kernels::kMaxDeviceElements + 1), Error);
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ class TagcDeviceCorruption : public testing::Test {
   static constexpr int64_t kElements = 3001;
   static constexpr Cut kCut = {32, 2};
 
-  TagcDeviceCorruption() : options_(options_of(4, .9, 64)) {
+  TagcDeviceCorruption() : options_(options_of(4, .9)) {
     std::vector<float> piece = make_piece(Data::kHeavyTail, kElements, 14);
     piece[200] = std::numeric_limits<float>::quiet_NaN();
     packet_ = encode_on_device(options_, piece, std::vector<float>(kElements), kContext, kCut).packet;
@@ -187,6 +187,21 @@ TEST_F(TagcDeviceCorruption, NothingIsDecodedAfterAFault) {
                                                           read_from(context, kContext), &fault, scratch.buffer()}));
   EXPECT_EQ(out, std::vector<float>(kElements));
   EXPECT_EQ(fault.packet(), 2);
+}
+
+TEST(TagcDevice, RejectsWrongBuffers) {
+  const TagcDevice codec(options_of(4, .9));
+  std::vector<float> piece(100);
+  std::vector<float> residual(100);
+  Memory packet(codec.packet_bytes(100));
+  Memory scratch(codec.encode_scratch_bytes(100));
+  const Buffer short_scratch = scratch.buffer().slice(0, codec.encode_scratch_bytes(100) - 1);
+  EXPECT_THROW(codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(), {}, nullptr, short_scratch}),
+               Error);
+  residual.resize(99);
+  EXPECT_THROW(
+      codec.encode_job({buffer_of(piece), buffer_of(residual), packet.buffer(), {}, nullptr, scratch.buffer()}), Error);
+  EXPECT_THROW(codec.encode_scratch_bytes(kernels::kMaxDeviceElements + 1), Error);
 }
 
 }  // namespace

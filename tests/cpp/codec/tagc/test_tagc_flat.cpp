@@ -28,19 +28,18 @@ struct Setting {
 };
 constexpr Setting kSettings[] = {{2, .8, 1}, {4, .9, 4}, {10, .9875, 1}, {10, .9875, 4}};
 
-Options options_of(Setting setting, int64_t peel_rounds = 64) {
+Options options_of(Setting setting) {
   Options options;
   options.tiers = "flat";
   options.ratio = setting.ratio;
   options.sparsity = setting.sparsity;
   options.index_bits = setting.index_bits;
-  options.peel_rounds = peel_rounds;
   return options;
 }
 
-reference::TagcParameters parameters_of(const Options& options, PacketContext context = kContext) {
-  return {options.ratio,       options.sparsity,  options.block_elements,
-          options.peel_rounds, context.unit_hash, context.step};
+reference::TagcParameters parameters_of(const Options& options, TagcLimits limits) {
+  return {options.ratio,      options.sparsity,   limits.block_elements,
+          limits.peel_rounds, kContext.unit_hash, kContext.step};
 }
 
 // What the collectives would bring to the owner of one shard: the merged index and the summed sketch.
@@ -117,11 +116,12 @@ void expect_same(const std::vector<float>& actual, const std::vector<float>& exp
   }
 }
 
-void expect_equal_to_reference(const Options& options, Data data, int64_t num_elements, int ranks) {
+void expect_equal_to_reference(const Options& options, Data data, int64_t num_elements, int ranks,
+                               TagcLimits limits = {}) {
   SCOPED_TRACE(testing::Message() << to_string(data) << ", " << num_elements << " elements, " << ranks
                                   << " ranks, ratio " << options.ratio << ", index bits " << options.index_bits);
-  TagcFlat flat(options, ranks);
-  const reference::TagcParameters parameters = parameters_of(options);
+  TagcFlat flat(options, ranks, limits);
+  const reference::TagcParameters parameters = parameters_of(options, limits);
   std::set<int64_t> marked;
   std::vector<float> expected_sketch;
   Merged sum;
@@ -175,7 +175,7 @@ TEST(TagcFlat, EqualsReferenceOnDifficultData) {
 
 TEST(TagcFlat, EqualsReferenceWhereMuchIsEstimated) {
   expect_equal_to_reference(options_of(kSettings[0]), Data::kHeavyTail, 30000, 8);
-  expect_equal_to_reference(options_of(kSettings[0], 1), Data::kHeavyTail, 30000, 2);
+  expect_equal_to_reference(options_of(kSettings[0]), Data::kHeavyTail, 30000, 2, {.peel_rounds = 1});
   expect_equal_to_reference(options_of({10, 0, 1}), Data::kHeavyTail, 5000, 2);
 }
 
