@@ -12,6 +12,11 @@ const std::vector<RemovedOption>& removed_options() {
       {"inter_gbit", "", "isthmus plan --inter says what to set for a link"},
       {"intra_gbit", "", "isthmus plan --intra says what to set for a link"},
       {"ramp_steps", "", "dense_steps for tagc; with quant a bit more from the beginning is as good"},
+      {"group_elements", "", "groups of codec quant have 128 elements"},
+      {"rotate", "", "codec quant always rotates; docs/convergence.md says what it lost without"},
+      {"rounding", "", "codec quant rounds to nearest; docs/convergence.md says what stochastic rounding cost"},
+      {"scale", "", "codec quant's scale is unbiased"},
+      {"scale_type", "", "codec quant's scales are bf16"},
       {"gathers", "", "all-gathers of min_elements and more cross between nodes once, in two tiers"},
   };
   return table;

@@ -40,14 +40,10 @@ std::vector<Arm> arms() {
 
   Options one_bit = options_of("quant");
   one_bit.bits = 1;
-  one_bit.group_elements = 32;
-  one_bit.scale = "unbiased";
-  one_bit.rounding = "stochastic";
   one_bit.error_feedback = "on";
   all.push_back({"quant_one_bit_with_feedback", one_bit});
 
   Options all_coded = options_of("quant");
-  all_coded.rotate = false;
   all_coded.own_piece = "coded";
   all_coded.segments = 1;
   all.push_back({"quant_own_piece_coded", all_coded});
