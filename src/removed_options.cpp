@@ -17,6 +17,11 @@ const std::vector<RemovedOption>& removed_options() {
       {"block_elements", "", "codec tagc chooses it from the piece's size"},
       {"peel_rounds", "", "codec tagc decodes in up to 64 rounds"},
       {"own_piece", "", "it is exact; with tiers=flat it is coded"},
+      {"group_elements", "", "groups of codec quant have 128 elements"},
+      {"rotate", "", "codec quant always rotates; docs/convergence.md says what it lost without"},
+      {"rounding", "", "codec quant rounds to nearest; docs/convergence.md says what stochastic rounding cost"},
+      {"scale", "", "codec quant's scale is unbiased"},
+      {"scale_type", "", "codec quant's scales are bf16"},
       {"gathers", "", "all-gathers of min_elements and more cross between nodes once, in two tiers"},
   };
   return table;

@@ -110,14 +110,11 @@ def speeds(printed: str) -> Speeds:
 #: Benchmarks, with the row's name and its target with AVX2.
 QUANT = {
     "quant/8bit": ("8 bits", ""),
-    "quant/4bit": ("4 bits", "0.8 / 1.2"),
-    "quant/8bit-rotated": ("8 bits, rotated", ""),
-    "quant/4bit-rotated": ("4 bits, rotated", "0.5 / 0.8"),
-    "quant/3bit-rotated": ("3 bits, rotated", ""),
-    "quant/2bit-rotated": ("2 bits, rotated", "0.45 / 0.8"),
-    "quant/1bit-rotated": ("1 bit, rotated", ""),
-    "quant/4bit-rotated-stochastic": ("4 bits, rotated, stochastic rounding", ""),
-    "quant/4bit-rotated-feedback": ("4 bits, rotated, error feedback", ""),
+    "quant/4bit": ("4 bits", "0.5 / 0.8"),
+    "quant/3bit": ("3 bits", ""),
+    "quant/2bit": ("2 bits", "0.45 / 0.8"),
+    "quant/1bit": ("1 bit", ""),
+    "quant/4bit-feedback": ("4 bits, error feedback", ""),
 }
 TAGC = {
     "exact_sum": "exact sum",

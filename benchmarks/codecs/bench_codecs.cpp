@@ -152,14 +152,11 @@ Case case_of(const std::string& codec, const Level& level) {
   return of;
 }
 
-Case quant_case(int64_t bits, bool rotate, const std::string& error_feedback, const std::string& rounding,
-                double most_error) {
+Case quant_case(int64_t bits, const std::string& error_feedback, double most_error) {
   Case of = {Options(), most_error};
   of.options.codec = "quant";
   of.options.bits = bits;
-  of.options.rotate = rotate;
   of.options.error_feedback = error_feedback;
-  of.options.rounding = rounding;
   return of;
 }
 
@@ -169,15 +166,9 @@ struct QuantRow {
 };
 std::vector<QuantRow> quant_rows() {
   return {
-      {"8bit", quant_case(8, false, "off", "nearest", .001)},
-      {"4bit", quant_case(4, false, "off", "nearest", .1)},
-      {"8bit-rotated", quant_case(8, true, "off", "nearest", .0001)},
-      {"4bit-rotated", quant_case(4, true, "off", "nearest", .013)},
-      {"3bit-rotated", quant_case(3, true, "off", "nearest", .04)},
-      {"2bit-rotated", quant_case(2, true, "off", "nearest", .13)},
-      {"1bit-rotated", quant_case(1, true, "off", "nearest", .4)},
-      {"4bit-rotated-stochastic", quant_case(4, true, "off", "stochastic", .03)},
-      {"4bit-rotated-feedback", quant_case(4, true, "on", "nearest", 1e-12)},
+      {"8bit", quant_case(8, "off", .0001)}, {"4bit", quant_case(4, "off", .013)},
+      {"3bit", quant_case(3, "off", .04)},   {"2bit", quant_case(2, "off", .13)},
+      {"1bit", quant_case(1, "off", .4)},    {"4bit-feedback", quant_case(4, "on", 1e-12)},
   };
 }
 

@@ -15,8 +15,7 @@ from isthmus.benchmarks.convergence.arms import ARMS, BASELINE
 from isthmus.benchmarks.convergence.summary import ArmSummary, Comparison, compared_lrs
 
 _COLOURS = {
-    "quant, rotated": "#1b5fa8",
-    "quant, plain": "#4c9be8",
+    "quant": "#1b5fa8",
     "tagc, two tiers": "#d1495b",
     "tagc, flat": "#e8a33d",
     "noise": "#999999",
@@ -106,8 +105,6 @@ def family(arm: str) -> str:
     options = ARMS[arm].options
     if ARMS[arm].noise:
         return "noise"
-    if options["codec"] == "quant":
-        return "quant, rotated" if options["rotate"] else "quant, plain"
     if options["codec"] == "tagc":
         return "tagc, flat" if options["tiers"] == "flat" else "tagc, two tiers"
     return "exact"

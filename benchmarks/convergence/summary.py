@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from isthmus.benchmarks.convergence.arms import ARMS, BASELINE, FLOOR, SETTLED
+from isthmus.benchmarks.convergence.arms import ARMS, BASELINE, FLOOR, RENAMED, SETTLED
 from isthmus.benchmarks.convergence.config import Setting
 from isthmus.benchmarks.convergence.results import Results
 from isthmus.benchmarks.convergence.runs import Run
@@ -99,7 +99,7 @@ def summarise(results: Results) -> tuple[list[Comparison], int]:
     timed: dict[_Key, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     num_left_out = 0
     for record in results.records:
-        run, result = Run.from_json(record["run"]), record["result"]
+        run, result = _settled(Run.from_json(record["run"])), record["result"]
         if not _is_of_table(run):
             num_left_out += 1
         elif run.stage == "timed":
@@ -123,9 +123,15 @@ def _floor_of(comparison: Comparison, comparisons: Sequence[Comparison]) -> dict
     return comparison.floor or next(filter(None, floors), {})
 
 
+def _settled(run: Run) -> Run:
+    """As it would be called today."""
+    options = tuple(option for option in run.options if option not in SETTLED.items())
+    return replace(run, arm=RENAMED.get(run.arm, run.arm), options=options)
+
+
 def _is_of_table(run: Run) -> bool:
     arm = ARMS.get(run.arm)
-    options = {name: value for name, value in run.options if (name, value) not in SETTLED.items()}
+    options = dict(run.options)
     return (
         arm is not None and options == arm.options_for(run.setting.steps) and run.ranks_per_node == arm.ranks_per_node
     )

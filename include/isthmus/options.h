@@ -18,11 +18,6 @@ struct Options {
   std::string tiers = "two";             // two, flat
   std::string inter_tier = "gloo";       // gloo, mpi: what carries the packets (torch backend only)
   int64_t bits = 4;                      // quant: of each element's code: 1, 2, 3, 4, 8
-  int64_t group_elements = 128;          // quant: neighbouring elements with one scale
-  bool rotate = true;                    // quant: groups by a randomised Hadamard transform
-  std::string scale = "unbiased";        // quant: absmax, least_error, unbiased: what a group's scale is chosen for
-  std::string scale_type = "bf16";       // quant: bf16, fp32: what a group's scale is sent as
-  std::string rounding = "nearest";      // quant: nearest, stochastic
   std::string error_feedback = "codec";  // codec, on, off; codec: off for quant, on for others, as published
   double sparsity = 0.9875;              // tagc: share of each piece that is not sent
   double ratio = 10;                     // tagc: sketch rows = blocks / ratio; 0: as many as what is kept needs
@@ -44,7 +39,7 @@ struct Options {
   void validate() const;
   // "codec=tagc tiers=two ...": every field, in declaration order; equal text means equal options.
   std::string to_string() const;
-  // The part of it that decides how the codec makes packets: "quant bits=4 group_elements=128 ...".
+  // The part of it that decides how the codec makes packets: "quant bits=4 error_feedback=off ...".
   std::string codec_settings() const;
   // Whether the codec, with the other options as they are, uses the field: otherwise its value changes nothing.
   bool uses(const OptionField& field) const;

@@ -37,7 +37,7 @@ struct UnitStats {
   Collective collective = Collective::kReduceScatter;
   int64_t num_elements = 0;
   std::string codec;            // the last: "none", "quant", ...; of weights: "delta"
-  std::string settings;         // of that codec: "bits=4 group_elements=128 ..."
+  std::string settings;         // of that codec: "bits=4 error_feedback=off ..."
   std::string reason;           // why this codec, or why exact; empty: as the options say
   int64_t calls = 0;            // reductions, or gathers
   int64_t unchanged_calls = 0;  // gathers of weights that were what they had been

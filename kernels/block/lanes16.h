@@ -75,12 +75,6 @@ ISTHMUS_LANES VectorFloat operator*(VectorFloat a, float b) {
   return for_each_vector<VectorFloat>([&](int v) { return a.vector[v] * b; });
 }
 
-ISTHMUS_LANES VectorWord operator+(VectorWord a, VectorWord b) {
-  return for_each_vector<VectorWord>([&](int v) { return a.vector[v] + b.vector[v]; });
-}
-ISTHMUS_LANES VectorWord operator*(VectorWord a, uint32_t b) {
-  return for_each_vector<VectorWord>([&](int v) { return a.vector[v] * b; });
-}
 ISTHMUS_LANES VectorWord operator|(VectorWord a, VectorWord b) {
   return for_each_vector<VectorWord>([&](int v) { return a.vector[v] | b.vector[v]; });
 }
@@ -92,9 +86,6 @@ ISTHMUS_LANES VectorWord operator&(VectorWord a, uint32_t b) {
 }
 ISTHMUS_LANES VectorWord operator^(VectorWord a, VectorWord b) {
   return for_each_vector<VectorWord>([&](int v) { return a.vector[v] ^ b.vector[v]; });
-}
-ISTHMUS_LANES VectorWord operator^(VectorWord a, uint32_t b) {
-  return for_each_vector<VectorWord>([&](int v) { return a.vector[v] ^ b; });
 }
 ISTHMUS_LANES VectorWord operator<<(VectorWord a, int bits) {
   return for_each_vector<VectorWord>([&](int v) { return a.vector[v] << bits; });

@@ -56,62 +56,45 @@ struct SumRows {
 
 // Calls visit(block, groups of it) for each block that `num_groups` groups fill, from 0 on.
 template <typename Visit>
-void for_each_block(int64_t num_groups, int groups_of_block, Visit visit) {
-  for (int64_t block = 0; num_groups > 0; ++block, num_groups -= groups_of_block) {
-    visit(block, static_cast<int>(num_groups < groups_of_block ? num_groups : groups_of_block));
+void for_each_block(int64_t num_groups, Visit visit) {
+  for (int64_t block = 0; num_groups > 0; ++block, num_groups -= kQuantGroups) {
+    visit(block, static_cast<int>(num_groups < kQuantGroups ? num_groups : kQuantGroups));
   }
 }
 
-template <int kGroupRows, bool kRotate, typename Rows>
-int64_t encode_blocks(const QuantSettings& settings, uint64_t seed, int64_t first_block, int64_t num_groups,
-                      const float* piece, float* residual, void* scales, uint32_t* words) {
-  constexpr int kGroups = kQuantRows / kGroupRows;
-  const Quantizer quantizer(settings);
+template <typename Rows>
+int64_t encode_blocks(int bits, uint64_t seed, int64_t first_block, int64_t num_groups, const float* piece,
+                      float* residual, uint16_t* scales, uint32_t* words) {
+  const Quantizer quantizer(bits);
   int64_t non_finite_groups = 0;
-  for_each_block(num_groups, kGroups, [&](int64_t block, int groups) {
+  for_each_block(num_groups, [&](int64_t block, int groups) {
     const int64_t first = block * kQuantBlockElements;
-    const Rows rows = {piece + first, residual == nullptr ? nullptr : residual + first, groups * kGroupRows};
-    QuantWords<VectorLanes, uint32_t> block_words = {kVectorLanes16, words + block * kQuantLanes * settings.bits};
-    non_finite_groups += encode_block<kGroupRows, kRotate>(
-        kVectorLanes16, quantizer, seed, first_block + block, groups, rows, rows,
-        static_cast<uint8_t*>(scales) + block * kGroups * scale_bytes(settings.scale_type), block_words);
+    const Rows rows = {piece + first, residual == nullptr ? nullptr : residual + first, groups * kQuantGroupRows};
+    QuantWords<VectorLanes, uint32_t> block_words = {kVectorLanes16, words + block * kQuantLanes * bits};
+    non_finite_groups += encode_block(kVectorLanes16, quantizer, seed, first_block + block, groups, rows, rows,
+                                      scales + block * kQuantGroups, block_words);
   });
   return non_finite_groups;
 }
 
-template <int kGroupRows, bool kRotate>
-void decode_blocks(const QuantSettings& settings, uint64_t seed, int64_t first_block, int64_t num_groups,
-                   const void* scales, const uint32_t* words, float* out) {
-  constexpr int kGroups = kQuantRows / kGroupRows;
-  const Quantizer quantizer(settings);
-  for_each_block(num_groups, kGroups, [&](int64_t block, int groups) {
+inline int64_t encode(int bits, uint64_t seed, int64_t first_block, int64_t num_groups, const float* piece,
+                      float* residual, uint16_t* scales, uint32_t* words) {
+  const auto encode_them = residual == nullptr ? encode_blocks<PieceRows> : encode_blocks<SumRows>;
+  return encode_them(bits, seed, first_block, num_groups, piece, residual, scales, words);
+}
+
+inline void decode_add(int bits, uint64_t seed, int64_t first_block, int64_t num_groups, const uint16_t* scales,
+                       const uint32_t* words, float* out) {
+  const Quantizer quantizer(bits);
+  for_each_block(num_groups, [&](int64_t block, int groups) {
     float* first = out + block * kQuantBlockElements;
-    QuantWords<VectorLanes, const uint32_t> block_words = {kVectorLanes16, words + block * kQuantLanes * settings.bits};
-    decode_block<kGroupRows, kRotate>(
-        kVectorLanes16, quantizer, seed, first_block + block, groups,
-        static_cast<const uint8_t*>(scales) + block * kGroups * scale_bytes(settings.scale_type), block_words,
-        [=](int row, VectorFloat value, bool present) {
-          float* place = first + int64_t{row} * kQuantLanes;
-          prefetch(place);
-          VectorLanes::store(VectorLanes::load(place, present) + value, place, present);
-        });
-  });
-}
-
-inline int64_t encode(const QuantSettings& settings, uint64_t seed, int64_t first_block, int64_t num_groups,
-                      const float* piece, float* residual, void* scales, uint32_t* words) {
-  return with_group(settings, [&]<int kGroupRows, bool kRotate>() {
-    return residual == nullptr ? encode_blocks<kGroupRows, kRotate, PieceRows>(settings, seed, first_block, num_groups,
-                                                                               piece, residual, scales, words)
-                               : encode_blocks<kGroupRows, kRotate, SumRows>(settings, seed, first_block, num_groups,
-                                                                             piece, residual, scales, words);
-  });
-}
-
-inline void decode_add(const QuantSettings& settings, uint64_t seed, int64_t first_block, int64_t num_groups,
-                       const void* scales, const uint32_t* words, float* out) {
-  with_group(settings, [&]<int kGroupRows, bool kRotate>() {
-    decode_blocks<kGroupRows, kRotate>(settings, seed, first_block, num_groups, scales, words, out);
+    QuantWords<VectorLanes, const uint32_t> block_words = {kVectorLanes16, words + block * kQuantLanes * bits};
+    decode_block(kVectorLanes16, quantizer, seed, first_block + block, groups, scales + block * kQuantGroups,
+                 block_words, [=](int row, VectorFloat value, bool present) {
+                   float* place = first + int64_t{row} * kQuantLanes;
+                   prefetch(place);
+                   VectorLanes::store(VectorLanes::load(place, present) + value, place, present);
+                 });
   });
 }
 

@@ -10,7 +10,7 @@ namespace isthmus::kernels {
 
 // The piece is float32, or a 16-bit type that it has been summed in. The packet is 64-byte aligned.
 struct QuantEncodeJob : EncodeJobBase {
-  QuantSettings settings;
+  int bits;  // of a code
   QuantShape shape;
   QuantLayout layout;
   uint64_t segment;
@@ -23,7 +23,7 @@ inline constexpr int64_t kQuantPacketsSummed = 32;
 
 // `own` and `out` are float32 or a 16-bit type. Packets are 64-byte aligned.
 struct QuantDecodeJob : DecodeJobBase {
-  QuantSettings settings;
+  int bits;  // of a code
   QuantShape shape;
   QuantLayout layout;
   uint64_t segment;

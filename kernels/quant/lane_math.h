@@ -1,5 +1,5 @@
-// Arithmetic of codec `quant` on the sixteen lanes of a row: random bits, signs, the Hadamard transform, sums and
-// maxima. Templates over Lanes (kernels/block/lanes16.h); kernels/quant/block.h says what that asks of callers.
+// Arithmetic of codec `quant` on the sixteen lanes of a row: random signs, the Hadamard transform, sums and maxima.
+// Templates over Lanes (kernels/block/lanes16.h); kernels/quant/block.h says what that asks of callers.
 #pragma once
 
 #include <cstdint>
@@ -37,9 +37,9 @@ ISTHMUS_QUANT float quant_float_of(uint32_t bits) {
   return value;
 }
 
-// Thirty-two random bits of each lane for one block.
+// The random bits of one block: the sign of element (row, lane) is bit `row` of the lane's word.
 template <typename Lanes>
-ISTHMUS_QUANT typename Lanes::Word random_words(const Lanes& lanes, uint64_t seed, int64_t block) {
+ISTHMUS_QUANT typename Lanes::Word random_signs(const Lanes& lanes, uint64_t seed, int64_t block) {
   constexpr uint64_t kGoldenRatio = 0x9e3779b97f4a7c15;
   return lanes.each([=](int lane) {
     const uint64_t counter = static_cast<uint64_t>(8 * block + lane / 2 + 1);
@@ -47,37 +47,10 @@ ISTHMUS_QUANT typename Lanes::Word random_words(const Lanes& lanes, uint64_t see
   });
 }
 
-// The random bits of one block: the sign of element (row, lane) is bit `row` of the lane's word.
-template <typename Lanes>
-struct QuantRandom {
-  typename Lanes::Word signs = {};
-  typename Lanes::Word noise = {};
-
-  ISTHMUS_QUANT QuantRandom(const Lanes& lanes, const QuantSettings& settings, uint64_t seed, int64_t block) {
-    if (settings.rotate) {
-      signs = random_words(lanes, seed, block);
-    }
-    if (settings.stochastic) {
-      noise = random_words(lanes, ~seed, block);
-    }
-  }
-};
-
 template <typename Lanes>
 ISTHMUS_QUANT typename Lanes::Float flip_signs(const Lanes& lanes, typename Lanes::Float value,
                                                typename Lanes::Word signs, int row) {
   return lanes.floats(lanes.bits(value) ^ ((signs << (31 - row)) & kQuantSign));
-}
-
-// Between -1/2 and 1/2, for one row: the finaliser of MurmurHash3 over the row's number and the lane's random bits.
-template <typename Lanes>
-ISTHMUS_QUANT typename Lanes::Float rounding_noise(const Lanes& lanes, typename Lanes::Word noise, int row) {
-  constexpr uint32_t kOne = 0x3f800000;
-  typename Lanes::Word word = noise ^ static_cast<uint32_t>(row) * 0x9e3779b9U;
-  word = (word ^ (word >> 16)) * 0x85ebca6bU;
-  word = (word ^ (word >> 13)) * 0xc2b2ae35U;
-  word = word ^ (word >> 16);
-  return lanes.floats((word >> 9) | kOne) - 1.5F;
 }
 
 // In lanes without bit kDistance: a + b; in the others: b - a; where b is the lane's partner.
@@ -87,20 +60,23 @@ ISTHMUS_QUANT typename Lanes::Float butterfly(const Lanes& lanes, typename Lanes
   return lanes.template exchange<kDistance>(a) + lanes.floats(lanes.bits(a) ^ upper);
 }
 
-// The Hadamard transform without its factor 1 / sqrt(n): stages ascend, lanes first.
-template <int kGroupRows, typename Lanes>
-ISTHMUS_QUANT void hadamard(const Lanes& lanes, typename Lanes::Float (&rows)[kGroupRows]) {
+template <typename Lanes>
+using QuantGroupRows = typename Lanes::Float[kQuantGroupRows];
+
+// The Hadamard transform of a group without its factor 1 / sqrt(n): stages ascend, lanes first.
+template <typename Lanes>
+ISTHMUS_QUANT void hadamard(const Lanes& lanes, QuantGroupRows<Lanes>& rows) {
   ISTHMUS_UNROLL
-  for (int r = 0; r < kGroupRows; ++r) {
+  for (int r = 0; r < kQuantGroupRows; ++r) {
     rows[r] = butterfly<1>(lanes, rows[r]);
     rows[r] = butterfly<2>(lanes, rows[r]);
     rows[r] = butterfly<4>(lanes, rows[r]);
     rows[r] = butterfly<8>(lanes, rows[r]);
   }
   ISTHMUS_UNROLL
-  for (int distance = 1; distance < kGroupRows; distance *= 2) {
+  for (int distance = 1; distance < kQuantGroupRows; distance *= 2) {
     ISTHMUS_UNROLL
-    for (int r = 0; r < kGroupRows; ++r) {
+    for (int r = 0; r < kQuantGroupRows; ++r) {
       if ((r & distance) == 0) {
         const typename Lanes::Float upper = rows[r + distance];
         rows[r + distance] = rows[r] - upper;
@@ -120,11 +96,11 @@ ISTHMUS_QUANT float sum_of_lanes(const Lanes& lanes, typename Lanes::Float a) {
 }
 
 // The largest magnitude's bit pattern. That of NaN is above that of Inf.
-template <int kGroupRows, typename Lanes>
-ISTHMUS_QUANT uint32_t largest_magnitude(const Lanes& lanes, const typename Lanes::Float (&rows)[kGroupRows]) {
+template <typename Lanes>
+ISTHMUS_QUANT uint32_t largest_magnitude(const Lanes& lanes, const QuantGroupRows<Lanes>& rows) {
   typename Lanes::Word largest = {};
   ISTHMUS_UNROLL
-  for (int r = 0; r < kGroupRows; ++r) {
+  for (int r = 0; r < kQuantGroupRows; ++r) {
     largest = lanes.max(largest, lanes.bits(rows[r]) & ~kQuantSign);
   }
   const auto with_partner = [&](auto partner) { return lanes.max(largest, lanes.bits(partner)); };
@@ -134,11 +110,11 @@ ISTHMUS_QUANT uint32_t largest_magnitude(const Lanes& lanes, const typename Lane
   return lanes.common(with_partner(lanes.template exchange<8>(lanes.floats(largest))));
 }
 
-template <int kGroupRows, typename Lanes>
-ISTHMUS_QUANT float energy_of(const Lanes& lanes, const typename Lanes::Float (&rows)[kGroupRows]) {
+template <typename Lanes>
+ISTHMUS_QUANT float energy_of(const Lanes& lanes, const QuantGroupRows<Lanes>& rows) {
   typename Lanes::Float sum = rows[0] * rows[0];
   ISTHMUS_UNROLL
-  for (int r = 1; r < kGroupRows; ++r) {
+  for (int r = 1; r < kQuantGroupRows; ++r) {
     sum = sum + rows[r] * rows[r];
   }
   return sum_of_lanes(lanes, sum);

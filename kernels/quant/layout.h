@@ -9,30 +9,13 @@
 
 namespace isthmus::kernels {
 
-// Codes are packed by blocks of 32 rows of 16 lanes; a group is a whole number of rows of a block.
+// Codes are packed by blocks of 32 rows of 16 lanes, of which eight are a group with one scale.
 inline constexpr int kQuantLanes = 16;
 inline constexpr int kQuantRows = 32;
 inline constexpr int kQuantBlockElements = kQuantLanes * kQuantRows;
-inline constexpr int kMinQuantGroup = 2 * kQuantLanes;
-inline constexpr int kMaxQuantGroup = kQuantBlockElements;
-
-// What a group's scale is chosen for.
-enum class QuantScale : uint8_t {
-  kAbsmax,      // the largest element gets the outermost level
-  kLeastError,  // the least squared error for the codes that are sent
-  kUnbiased,    // no bias under random rotations: DRIVE (Vargaftik et al., NeurIPS 2021), EDEN (ICML 2022)
-};
-
-enum class QuantScaleType : uint8_t { kBFloat16, kFloat32 };
-
-struct QuantSettings {
-  int bits = 4;              // 1, 2, 3, 4 or 8
-  int group_elements = 128;  // a power of two in the range above
-  bool rotate = true;        // by a randomised Hadamard transform
-  bool stochastic = false;   // rounding
-  QuantScale scale = QuantScale::kLeastError;
-  QuantScaleType scale_type = QuantScaleType::kBFloat16;
-};
+inline constexpr int kQuantGroupRows = 8;
+inline constexpr int kQuantGroupElements = kQuantLanes * kQuantGroupRows;
+inline constexpr int kQuantGroups = kQuantRows / kQuantGroupRows;  // of a block
 
 // How a piece is cut: into whole groups, in blocks of which the last may lack groups, and a tail of fewer elements than
 // a group has, which is sent as it is.
@@ -61,17 +44,17 @@ struct QuantLayout {
 }
 
 // The CPU executor, for one instruction set. Blocks from `first_block` on, as many as `num_groups` groups fill: only
-// the last may lack some. Pointers are to the first block's own: `scales` one for each group in the type of the
-// settings, `words` kQuantLanes * bits for each block, which are 4-byte aligned.
+// the last may lack some. bits: of a code, 1, 2, 3, 4 or 8. Pointers are to the first block's own: `scales`, one
+// bfloat16 for each group, and `words`, kQuantLanes * bits for each block.
 struct QuantKernels {
   // residual: null without error feedback; else it is added to the piece, and becomes the error of what is sent.
   // Returns how many groups hold NaN or Inf: their scale is NaN, and their residual is left as it was.
-  int64_t (*encode)(const QuantSettings& settings, uint64_t seed, int64_t first_block, int64_t num_groups,
-                    const float* piece, float* residual, void* scales, uint32_t* words);
+  int64_t (*encode)(int bits, uint64_t seed, int64_t first_block, int64_t num_groups, const float* piece,
+                    float* residual, uint16_t* scales, uint32_t* words);
 
   // out += the packet's values.
-  void (*decode_add)(const QuantSettings& settings, uint64_t seed, int64_t first_block, int64_t num_groups,
-                     const void* scales, const uint32_t* words, float* out);
+  void (*decode_add)(int bits, uint64_t seed, int64_t first_block, int64_t num_groups, const uint16_t* scales,
+                     const uint32_t* words, float* out);
 };
 
 // Of the instruction set in use.

@@ -15,18 +15,17 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 // Small groups, since threads with many registers would leave registers unused with large ones.
 inline constexpr int kQuantThreads = 128;
 
-// How many groups of threads must fit on a multiprocessor, by the rows that a thread holds. Without spilled registers:
-// to widen float16 takes some more.
-template <typename Piece>
-constexpr int resident_quant_groups(int group_rows, bool feedback) {
-  const bool few_left = feedback || (std::is_same_v<Piece, Float16> && group_rows == 8);
-  return group_rows > 16 ? 3 : group_rows > 8 ? (feedback ? 3 : 4) : (few_left ? 4 : 5);
+// How many groups block i of a piece has; 0 past the last.
+ISTHMUS_DEVICE int groups_of_block(const QuantShape& shape, int64_t block) {
+  const int64_t left = shape.num_groups - block * kQuantGroups;
+  return static_cast<int>(left < 0 ? 0 : left < kQuantGroups ? left : kQuantGroups);
 }
 
-// How many groups block i of a piece has; 0 past the last.
-ISTHMUS_DEVICE int groups_of_block(const QuantShape& shape, int64_t block, int most) {
-  const int64_t left = shape.num_groups - block * most;
-  return static_cast<int>(left < 0 ? 0 : left < most ? left : most);
+// The scales of one block in one of the packets that have this layout.
+template <typename Byte>
+ISTHMUS_DEVICE auto scales_of_block(Byte* packet, const QuantLayout& layout, int64_t block) {
+  using Memory = std::conditional_t<std::is_const_v<Byte>, const uint16_t, uint16_t>;
+  return reinterpret_cast<Memory*>(packet + layout.scales) + block * kQuantGroups;
 }
 
 ISTHMUS_DEVICE bool is_finite_number(float value) { return (quant_bits_of(value) & kQuantInfinity) != kQuantInfinity; }
@@ -145,10 +144,11 @@ struct QuantRows {
 
 // All of a packet but its header, and the part of its checksum that is the codes'. Group 0 also writes the tail, and
 // zeros between the sections.
-template <typename Piece, int kGroupRows, bool kRotate, bool kFeedback>
+template <typename Piece, bool kFeedback>
 struct QuantizeBlocks {
   static constexpr int kThreads = kQuantThreads;
-  static constexpr int kResidentGroups = resident_quant_groups<Piece>(kGroupRows, kFeedback);
+  // Without spilled registers: to widen float16 takes some more.
+  static constexpr int kResidentGroups = kFeedback || std::is_same_v<Piece, Float16> ? 4 : 5;
   static constexpr int64_t kMaxSharedBytes = SumsOfPackets::bytes(kThreads, 1);
 
   QuantEncodeJob job;
@@ -162,7 +162,7 @@ struct QuantizeBlocks {
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     const uint64_t seed = quant_seed(job.context->unit_hash, job.context->step, job.segment, job.sender);
-    const Quantizer quantizer(job.settings);
+    const Quantizer quantizer(job.bits);
     const SumsOfPackets checksum(group);
     checksum.clear(1);
     for_each_in_step(group, job.shape.num_blocks, [&](const auto& lanes, int64_t block) {
@@ -187,15 +187,13 @@ struct QuantizeBlocks {
   template <typename Group, typename Lanes>
   ISTHMUS_DEVICE uint64_t encode(Group& group, const Lanes& lanes, const Quantizer& quantizer, uint64_t seed,
                                  int64_t block) const {
-    constexpr int kGroups = kQuantRows / kGroupRows;
-    const int num_groups = groups_of_block(job.shape, block, kGroups);
+    const int num_groups = groups_of_block(job.shape, block);
     const int64_t first = block * kQuantBlockElements;
     const QuantRows<Piece, kFeedback, Lanes> rows = {
-        &lanes, piece() + first, kFeedback ? job.residual + first : nullptr, num_groups * kGroupRows};
-    uint8_t* scales = job.packet + job.layout.scales + block * kGroups * scale_bytes(job.settings.scale_type);
-    auto words = words_of_block(lanes, job.packet, job.layout, job.settings.bits, block);
-    const int non_finite_groups =
-        encode_block<kGroupRows, kRotate>(lanes, quantizer, seed, block, num_groups, rows, rows, scales, words);
+        &lanes, piece() + first, kFeedback ? job.residual + first : nullptr, num_groups * kQuantGroupRows};
+    auto words = words_of_block(lanes, job.packet, job.layout, job.bits, block);
+    const int non_finite_groups = encode_block(lanes, quantizer, seed, block, num_groups, rows, rows,
+                                               scales_of_block(job.packet, job.layout, block), words);
     if (non_finite_groups > 0 && lanes.writes()) {
       group.fetch_add(job.counts->non_finite_blocks, static_cast<uint64_t>(non_finite_groups));
     }
@@ -204,7 +202,7 @@ struct QuantizeBlocks {
 
   template <typename Group>
   ISTHMUS_DEVICE void write_padding(Group& group) const {
-    const int64_t scales_end = job.layout.scales + job.shape.num_groups * scale_bytes(job.settings.scale_type);
+    const int64_t scales_end = job.layout.scales + job.shape.num_groups * static_cast<int64_t>(sizeof(uint16_t));
     clear(group, job.packet + 8 * kHeaderWords, job.layout.scales - 8 * kHeaderWords);
     clear(group, job.packet + scales_end, job.layout.codes - scales_end);
   }
@@ -238,10 +236,9 @@ inline bool takes_checksums(const QuantDecodeJob& job) { return job.num_packets 
 
 // The values of all packets, put in their places, or added to the own piece and scaled; and the parts of their
 // checksums that are the codes'. Nothing after a fault.
-template <int kGroupRows, bool kRotate>
 struct DequantizeBlocks {
   static constexpr int kThreads = kQuantThreads;
-  static constexpr int kResidentGroups = kGroupRows <= 16 ? 4 : 3;  // the sums of a block take 32 registers
+  static constexpr int kResidentGroups = 4;  // the sums of a block take 32 registers
   static constexpr int64_t kMaxSharedBytes = SumsOfPackets::bytes(kThreads, kQuantPacketsSummed);
   static int64_t shared_bytes(const QuantDecodeJob& job) {
     return takes_checksums(job) ? SumsOfPackets::bytes(kThreads, job.num_packets) : 0;
@@ -260,7 +257,7 @@ struct DequantizeBlocks {
     if (job.fault->reported != 0) {
       return;
     }
-    const Quantizer quantizer(job.settings);
+    const Quantizer quantizer(job.bits);
     const SumsOfPackets checksums(group);
     const int64_t num_checksums = with_checksums ? job.num_packets : 0;
     checksums.clear(num_checksums);
@@ -298,9 +295,8 @@ struct DequantizeBlocks {
   template <typename Lanes>
   ISTHMUS_DEVICE void sum_block(const Lanes& lanes, const Quantizer& quantizer, int64_t block,
                                 const SumsOfPackets& checksums) const {
-    constexpr int kGroups = kQuantRows / kGroupRows;
     const int64_t first = block * kQuantBlockElements;
-    const int num_rows = groups_of_block(job.shape, block, kGroups) * kGroupRows;
+    const int num_rows = groups_of_block(job.shape, block) * kQuantGroupRows;
     typename Lanes::Float sums[kQuantRows];
     const bool has_own = job.own.data != nullptr;
     ISTHMUS_UNROLL
@@ -333,14 +329,12 @@ struct DequantizeBlocks {
   template <typename Lanes, typename Put>
   ISTHMUS_DEVICE uint64_t decode(const Lanes& lanes, const Quantizer& quantizer, int64_t packet, int64_t block,
                                  bool present, const Put& put) const {
-    constexpr int kGroups = kQuantRows / kGroupRows;
     const uint64_t seed =
         quant_seed(job.context->unit_hash, job.context->step, job.segment, job.senders.of_packet(packet));
-    const int num_groups = present ? groups_of_block(job.shape, block, kGroups) : 0;
+    const int num_groups = present ? groups_of_block(job.shape, block) : 0;
     const uint8_t* bytes = job.packets + packet * job.packet_bytes;
-    const uint8_t* scales = bytes + job.layout.scales + block * kGroups * scale_bytes(job.settings.scale_type);
-    auto words = words_of_block(lanes, bytes, job.layout, job.settings.bits, block);
-    decode_block<kGroupRows, kRotate>(lanes, quantizer, seed, block, num_groups, scales, words, put);
+    auto words = words_of_block(lanes, bytes, job.layout, job.bits, block);
+    decode_block(lanes, quantizer, seed, block, num_groups, scales_of_block(bytes, job.layout, block), words, put);
     return words.checksum();
   }
 

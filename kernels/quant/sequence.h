@@ -20,16 +20,14 @@ inline int64_t groups_for_blocks(int64_t num_blocks) {
 template <typename Executor>
 void run_passes(Executor& executor, const QuantEncodeJob& job) {
   const int64_t groups = groups_for_blocks(job.shape.num_blocks);
-  with_group(job.settings, [&]<int kGroupRows, bool kRotate>() {
-    with_piece_type(job.piece.dtype, [&]<typename Piece>(Piece) {
-      if (job.residual == nullptr) {
-        using Quantize = QuantizeBlocks<Piece, kGroupRows, kRotate, false>;
-        run_for_pieces(executor, Quantize{job}, groups, Quantize::kMaxSharedBytes);
-      } else {
-        using Quantize = QuantizeBlocks<Piece, kGroupRows, kRotate, true>;
-        run_for_pieces(executor, Quantize{job}, groups, Quantize::kMaxSharedBytes);
-      }
-    });
+  with_piece_type(job.piece.dtype, [&]<typename Piece>(Piece) {
+    if (job.residual == nullptr) {
+      using Quantize = QuantizeBlocks<Piece, false>;
+      run_for_pieces(executor, Quantize{job}, groups, Quantize::kMaxSharedBytes);
+    } else {
+      using Quantize = QuantizeBlocks<Piece, true>;
+      run_for_pieces(executor, Quantize{job}, groups, Quantize::kMaxSharedBytes);
+    }
   });
   const SummedBytes summed = summed_codes(job.layout);
   run_for_pieces(executor, Seal{job, summed}, checksum_groups(job.packet_bytes, summed), 0);
@@ -41,10 +39,7 @@ void run_passes(Executor& executor, const QuantDecodeJob& job) {
     return;
   }
   const int64_t groups = groups_for_blocks(job.shape.num_blocks * (job.to_places ? job.num_packets : 1));
-  with_group(job.settings, [&]<int kGroupRows, bool kRotate>() {
-    using Dequantize = DequantizeBlocks<kGroupRows, kRotate>;
-    executor.run(Dequantize{job}, groups, Dequantize::shared_bytes(job));
-  });
+  executor.run(DequantizeBlocks{job}, groups, DequantizeBlocks::shared_bytes(job));
   const SummedBytes summed = takes_checksums(job) ? summed_codes(job.layout) : SummedBytes{};
   executor.run(Verify{job, summed}, checksum_groups(job.packet_bytes, summed), 0);
 }

@@ -19,11 +19,6 @@ class Options(_TorchBackend.Options):
     tiers: str
     inter_tier: str
     bits: int
-    group_elements: int
-    rotate: bool
-    scale: str
-    scale_type: str
-    rounding: str
     error_feedback: str
     sparsity: float
     ratio: float
@@ -50,11 +45,6 @@ class Options(_TorchBackend.Options):
         tiers: str = ...,
         inter_tier: str = ...,
         bits: int = ...,
-        group_elements: int = ...,
-        rotate: bool = ...,
-        scale: str = ...,
-        scale_type: str = ...,
-        rounding: str = ...,
         error_feedback: str = ...,
         sparsity: float = ...,
         ratio: float = ...,

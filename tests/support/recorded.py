@@ -46,7 +46,7 @@ def results(nodes: str, dtype: str) -> dict[str, str]:
 
 
 def options_of(settings: str) -> dict[str, Any]:
-    """Return the keywords of isthmus.Options that "bits=2,scale=absmax" stands for."""
+    """Return the keywords of isthmus.Options that "bits=2,error_feedback=on" stands for."""
     pairs = [] if settings == "default" else [part.split("=") for part in settings.split(",")]
     return {name: _value_of(text) for name, text in pairs}
 

@@ -22,8 +22,8 @@ _KEYS_OF_ROW = 0.8
 _SPREADS = 4.0
 _SPARE_ROWS = 6.0
 
+_QUANT_GROUP = 128
 _QUANT_BLOCK = 512
-_QUANT_LANES = 16
 
 # How a piece is cut: docs/algorithms.md.
 _SEGMENT_ALIGNMENT = 4096
@@ -45,8 +45,6 @@ class WireOptions:
     codec: str = "tagc"
     tiers: str = "two"
     bits: int = 4
-    group_elements: int = 128
-    scale_type: str = "bf16"
     sparsity: float = 0.9875
     ratio: float = 10.0
     cell_type: str = "fp32"
@@ -124,10 +122,9 @@ def plain_packet_bytes(num_elements: int, element_bytes: int) -> int:
 
 def quant_packet_bytes(num_elements: int, options: WireOptions) -> int:
     """A packet of codec `quant`: a scale for each whole group, codes in whole blocks, the rest of the piece exactly."""
-    num_groups, tail_elements = divmod(num_elements, options.group_elements)
-    num_blocks = math.ceil(num_groups * options.group_elements / _QUANT_BLOCK)
-    scales = num_groups * _BYTES_OF_TYPE[options.scale_type]
-    codes = num_blocks * _QUANT_LANES * options.bits * 4
+    num_groups, tail_elements = divmod(num_elements, _QUANT_GROUP)
+    scales = num_groups * _BYTES_OF_TYPE["bf16"]
+    codes = math.ceil(num_groups * _QUANT_GROUP / _QUANT_BLOCK) * _QUANT_BLOCK * options.bits // 8
     return sum(_round_up(num_bytes, _SECTION_BYTES) for num_bytes in (_HEADER_BYTES, scales, codes, tail_elements * 4))
 
 

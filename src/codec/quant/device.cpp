@@ -5,18 +5,18 @@
 namespace isthmus {
 
 int64_t QuantDevice::packet_bytes(int64_t num_elements) const {
-  return quant_layout(settings_, quant_shape(settings_, num_elements)).end;
+  return quant_layout(bits_, quant_shape(num_elements)).end;
 }
 
 // The fields that jobs of encoding and of decoding share.
 template <typename Job>
 Job QuantDevice::plan(int64_t num_elements, PacketContext context) const {
   Job job = {};
-  job.settings = settings_;
-  job.shape = quant_shape(settings_, num_elements);
-  job.layout = quant_layout(settings_, job.shape);
+  job.bits = bits_;
+  job.shape = quant_shape(num_elements);
+  job.layout = quant_layout(bits_, job.shape);
   job.packet_bytes = job.layout.end;
-  job.header = header_words(make_quant_header(settings_, num_elements, context));
+  job.header = header_words(make_quant_header(bits_, num_elements, context));
   job.segment = context.segment;
   return job;
 }

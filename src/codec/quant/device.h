@@ -19,7 +19,7 @@ class QuantDevice : public DeviceJobs<QuantDevice> {
 
   // As QuantCodec.
   explicit QuantDevice(const Options& options)
-      : settings_(quant_settings(options)), keeps_residual_(quant_keeps_residual(options)) {}
+      : bits_(quant_bits(options)), keeps_residual_(quant_keeps_residual(options)) {}
 
   int64_t packet_bytes(int64_t num_elements) const;
   bool keeps_residual() const { return keeps_residual_; }
@@ -36,7 +36,7 @@ class QuantDevice : public DeviceJobs<QuantDevice> {
   template <typename Job>
   static void carve(Carver& /*carver*/, Job& /*job*/) {}
 
-  kernels::QuantSettings settings_;
+  int bits_;
   bool keeps_residual_;
 };
 

@@ -14,7 +14,6 @@ namespace isthmus {
 namespace {
 
 using kernels::QuantLayout;
-using kernels::QuantSettings;
 using kernels::QuantShape;
 
 // Blocks are encoded or decoded, and their codes checksummed, tile by tile: so that the second finds them in the cache,
@@ -46,17 +45,15 @@ struct Tile {
 };
 
 template <typename Visit>
-void for_each_tile(const QuantSettings& settings, const QuantShape& shape, const QuantLayout& layout,
-                   const Visit& visit) {
-  const int64_t groups_of_block = kernels::kQuantBlockElements / settings.group_elements;
-  const int64_t block_bytes = int64_t{4} * kernels::kQuantLanes * settings.bits;
+void for_each_tile(int bits, const QuantShape& shape, const QuantLayout& layout, const Visit& visit) {
+  const int64_t block_bytes = int64_t{4} * kernels::kQuantLanes * bits;
   for (int64_t block = 0; block < shape.num_blocks; block += kTileBlocks) {
     const int64_t end = std::min(block + kTileBlocks, shape.num_blocks);
-    const int64_t first_group = block * groups_of_block;
+    const int64_t first_group = block * kernels::kQuantGroups;
     visit(Tile{.first_block = block,
-               .num_groups = std::min(end * groups_of_block, shape.num_groups) - first_group,
+               .num_groups = std::min(end * kernels::kQuantGroups, shape.num_groups) - first_group,
                .first_element = block * kernels::kQuantBlockElements,
-               .scales = layout.scales + first_group * quant_scale_bytes(settings),
+               .scales = layout.scales + first_group * kQuantScaleBytes,
                .codes = layout.codes + block * block_bytes,
                .codes_end = layout.codes + end * block_bytes});
   }
@@ -79,33 +76,33 @@ bool encode_tail(int64_t count, const float* piece, float* residual, float* tail
 }  // namespace
 
 QuantCodec::QuantCodec(const Options& options)
-    : settings_(quant_settings(options)), keeps_residual_(quant_keeps_residual(options)) {}
+    : bits_(quant_bits(options)), keeps_residual_(quant_keeps_residual(options)) {}
 
 int64_t QuantCodec::packet_bytes(int64_t num_elements) const {
-  return quant_layout(settings_, quant_shape(settings_, num_elements)).end;
+  return quant_layout(bits_, quant_shape(num_elements)).end;
 }
 
 CodecCounts QuantCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context, Workspace) {
-  const QuantShape shape = quant_shape(settings_, piece.num_elements);
-  const QuantLayout layout = quant_layout(settings_, shape);
+  const QuantShape shape = quant_shape(piece.num_elements);
+  const QuantLayout layout = quant_layout(bits_, shape);
   check_quant_piece(piece, residual, keeps_residual_, packet, layout.end);
   const kernels::QuantKernels& kernel = kernels::quant_kernels();
   const uint64_t seed = kernels::quant_seed(context.unit_hash, context.step, context.segment, context.sender);
   const float* values = piece.as<float>();
   float* kept = keeps_residual_ ? residual.as<float>() : nullptr;
   std::byte* bytes = packet.as<std::byte>();
-  const int64_t scales_end = layout.scales + shape.num_groups * quant_scale_bytes(settings_);
+  const int64_t scales_end = layout.scales + shape.num_groups * kQuantScaleBytes;
   std::memset(bytes, 0, layout.scales);
   std::memset(bytes + scales_end, 0, layout.codes - scales_end);
   std::memset(bytes + layout.tail, 0, layout.end - layout.tail);
 
   Checksum checksum(words_after_header(layout.codes));
   CodecCounts counts;
-  for_each_tile(settings_, shape, layout, [&](const Tile& tile) {
-    counts.non_finite_blocks +=
-        kernel.encode(settings_, seed, tile.first_block, tile.num_groups, values + tile.first_element,
-                      kept == nullptr ? nullptr : kept + tile.first_element, bytes + tile.scales,
-                      reinterpret_cast<uint32_t*>(bytes + tile.codes));
+  for_each_tile(bits_, shape, layout, [&](const Tile& tile) {
+    counts.non_finite_blocks += kernel.encode(
+        bits_, seed, tile.first_block, tile.num_groups, values + tile.first_element,
+        kept == nullptr ? nullptr : kept + tile.first_element, reinterpret_cast<uint16_t*>(bytes + tile.scales),
+        reinterpret_cast<uint32_t*>(bytes + tile.codes));
     checksum.add(bytes + tile.codes, tile.codes_end - tile.codes);
   });
   const int64_t first_of_tail = shape.num_elements - shape.tail_elements;
@@ -114,7 +111,7 @@ CodecCounts QuantCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet
                   reinterpret_cast<float*>(bytes + layout.tail));
   counts.non_finite_blocks += tail_is_finite ? 0 : 1;
 
-  PacketHeader header = make_quant_header(settings_, shape.num_elements, context);
+  PacketHeader header = make_quant_header(bits_, shape.num_elements, context);
   header.checksum = checksum.value() + checksum_beside_codes(bytes, layout);
   std::memcpy(bytes, &header, sizeof(header));
   counts.encoded_elements = counts.kept_elements = shape.num_elements;
@@ -122,8 +119,8 @@ CodecCounts QuantCodec::encode(ConstBuffer piece, Buffer residual, Buffer packet
 }
 
 CodecCounts QuantCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context, Workspace) {
-  const QuantShape shape = quant_shape(settings_, out.num_elements);
-  const QuantLayout layout = quant_layout(settings_, shape);
+  const QuantShape shape = quant_shape(out.num_elements);
+  const QuantLayout layout = quant_layout(bits_, shape);
   check_quant_packets(packets, num_packets, out, layout.end);
   const kernels::QuantKernels& kernel = kernels::quant_kernels();
   const auto packet_at = [&](int p) { return packets.as<std::byte>() + p * layout.end; };
@@ -134,12 +131,13 @@ CodecCounts QuantCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer 
   for (int p = 0; p < num_packets; ++p) {
     const PacketContext of_packet = context.of_packet(p);
     seeds.push_back(kernels::quant_seed(of_packet.unit_hash, of_packet.step, of_packet.segment, of_packet.sender));
-    headers.push_back(read_header(packet_at(p), make_quant_header(settings_, shape.num_elements, of_packet)));
+    headers.push_back(read_header(packet_at(p), make_quant_header(bits_, shape.num_elements, of_packet)));
     checksums.emplace_back(words_after_header(layout.codes));
   }
-  for_each_tile(settings_, shape, layout, [&](const Tile& tile) {
+  for_each_tile(bits_, shape, layout, [&](const Tile& tile) {
     for (int p = 0; p < num_packets; ++p) {
-      kernel.decode_add(settings_, seeds[p], tile.first_block, tile.num_groups, packet_at(p) + tile.scales,
+      kernel.decode_add(bits_, seeds[p], tile.first_block, tile.num_groups,
+                        reinterpret_cast<const uint16_t*>(packet_at(p) + tile.scales),
                         reinterpret_cast<const uint32_t*>(packet_at(p) + tile.codes),
                         out.as<float>() + tile.first_element);
       checksums[p].add(packet_at(p) + tile.codes, tile.codes_end - tile.codes);

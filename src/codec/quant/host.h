@@ -4,15 +4,13 @@
 #include <cstdint>
 
 #include "isthmus/codec.h"
-#include "kernels/quant/layout.h"
 
 namespace isthmus {
 
 // Error feedback is optional. A group with NaN or Inf decodes to NaN; the last elements, fewer than a group, are exact.
 class QuantCodec final : public Codec {
  public:
-  // Uses bits, group_elements, rotate, scale, scale_type, rounding and error_feedback. Throws OptionError if one of
-  // them is out of its range, and for bits=0.
+  // Uses bits and error_feedback. Throws OptionError if one of them is out of its range.
   explicit QuantCodec(const Options& options);
 
   const char* name() const override { return "quant"; }
@@ -24,7 +22,7 @@ class QuantCodec final : public Codec {
                          Workspace workspace) override;
 
  private:
-  kernels::QuantSettings settings_;
+  int bits_;
   bool keeps_residual_;
 };
 

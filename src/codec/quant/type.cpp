@@ -16,20 +16,9 @@ constexpr std::array<int64_t, 5> kWidths = {8, 4, 3, 2, 1};  // of codes, in bit
 
 std::vector<CodecOption> options() {
   const auto is_width = [](int64_t bits) { return std::ranges::find(kWidths, bits) != kWidths.end(); };
-  const auto is_group = [](int64_t elements) { return rows::is_power_of_two(elements, 32, 512); };
   return {
       {.field = rows::number_field("bits", "ISTHMUS_BITS", &Options::bits, "1, 2, 3, 4 or 8",
                                    "Bits of each element's code.", is_width)},
-      {.field = rows::number_field("group_elements", "ISTHMUS_GROUP_ELEMENTS", &Options::group_elements,
-                                   "a power of two from 32 to 512", "Neighbouring elements with one scale.", is_group)},
-      {.field = rows::switch_field("rotate", "ISTHMUS_ROTATE", &Options::rotate,
-                                   "Rotate groups by a randomised Hadamard transform.")},
-      {.field = rows::choice_field("scale", "ISTHMUS_SCALE", &Options::scale, {"absmax", "least_error", "unbiased"},
-                                   "absmax, least_error or unbiased", "What a group's scale is chosen for.")},
-      {.field = rows::choice_field("scale_type", "ISTHMUS_SCALE_TYPE", &Options::scale_type, {"bf16", "fp32"},
-                                   "bf16 or fp32", "What a group's scale is sent as.")},
-      {.field = rows::choice_field("rounding", "ISTHMUS_ROUNDING", &Options::rounding, {"nearest", "stochastic"},
-                                   "nearest or stochastic", "How values are rounded to levels.")},
       {.field = rows::choice_field("error_feedback", "ISTHMUS_ERROR_FEEDBACK", &Options::error_feedback,
                                    {"codec", "on", "off"}, "codec, on or off",
                                    "Whether what was not sent is added to the next gradient; codec: not with quant.")},

@@ -172,11 +172,6 @@ void bind_options(py::module_& module) {
   bind_field(type, "tiers", &isthmus::Options::tiers);
   bind_field(type, "inter_tier", &isthmus::Options::inter_tier);
   bind_field(type, "bits", &isthmus::Options::bits);
-  bind_field(type, "group_elements", &isthmus::Options::group_elements);
-  bind_field(type, "rotate", &isthmus::Options::rotate);
-  bind_field(type, "scale", &isthmus::Options::scale);
-  bind_field(type, "scale_type", &isthmus::Options::scale_type);
-  bind_field(type, "rounding", &isthmus::Options::rounding);
   bind_field(type, "error_feedback", &isthmus::Options::error_feedback);
   bind_field(type, "sparsity", &isthmus::Options::sparsity);
   bind_field(type, "ratio", &isthmus::Options::ratio);

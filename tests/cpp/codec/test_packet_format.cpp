@@ -84,16 +84,11 @@ TEST(PacketFormat, ExampleOfCodecTagc) {
 TEST(PacketFormat, ExampleOfCodecQuant) {
   Options options;
   options.bits = 2;
-  options.group_elements = 32;
-  options.rotate = false;
-  options.scale = "absmax";
   const std::unique_ptr<Codec> codec = make_codec("quant", options, DataType::kFloat32, 4);
-  std::vector<float> piece(67);
-  piece[0] = 1.5F;
-  piece[1] = -1.0F;
-  piece[18] = .5F;
-  piece[40] = std::numeric_limits<float>::quiet_NaN();
-  piece[65] = -2.0F;
+  std::vector<float> piece(259);
+  piece[1] = 1.5F;
+  piece[200] = std::numeric_limits<float>::quiet_NaN();
+  piece[257] = -2.0F;
   const std::vector<uint8_t> packet = encode(*codec, piece);
   EXPECT_EQ(packet.size(), 320);
   EXPECT_EQ(dump(packet), example_in_docs("quant"));

@@ -54,8 +54,7 @@ TEST(Options, DefaultsAreValidAndPrintEveryFieldInOrder) {
   const Options options;
   EXPECT_NO_THROW(options.validate());
   EXPECT_EQ(options.to_string(),
-            "nodes=\"\" codec=quant tiers=two inter_tier=gloo bits=4 group_elements=128 rotate=true scale=unbiased "
-            "scale_type=bf16 rounding=nearest error_feedback=codec sparsity=0.9875 ratio=10 "
+            "nodes=\"\" codec=quant tiers=two inter_tier=gloo bits=4 error_feedback=codec sparsity=0.9875 ratio=10 "
             "cell_type=fp32 index_bits=1 dense_steps=0 "
             "segments=0 error_interval=100 "
             "units=* gradients=labelled min_elements=65536 "
@@ -89,11 +88,6 @@ TEST(Options, RangesAtTheirEdges) {
       {"tiers", {"two", "flat"}, {"", "2", "three"}},
       {"inter_tier", {"gloo", "mpi"}, {"", "nccl", "MPI"}},
       {"bits", {"1", "2", "3", "4", "8"}, {"-1", "5", "7", "16", "2.5", ""}},
-      {"group_elements", {"32", "128", "512"}, {"0", "16", "96", "1024", "-32"}},
-      {"rotate", {"1", "false"}, {"", "2", "on"}},
-      {"scale", {"absmax", "least_error", "unbiased"}, {"", "max", "least error"}},
-      {"scale_type", {"bf16", "fp32"}, {"", "fp16"}},
-      {"rounding", {"nearest", "stochastic"}, {"", "up"}},
       {"error_feedback", {"codec", "on", "off"}, {"", "true"}},
       {"cell_type", {"fp32", "bf16", "fp16", "int8"}, {"", "fp8"}},
       {"dense_steps", {"0", "1000000"}, {"-1", "5%"}},
@@ -213,7 +207,7 @@ std::set<std::string> unused_fields(const Options& options) {
 using Names = std::set<std::string>;
 
 TEST(Options, EachCodecUsesItsOwn) {
-  const Names of_quant = {"bits", "group_elements", "rotate", "scale", "scale_type", "rounding"};
+  const Names of_quant = {"bits"};
   const Names of_tagc = {"sparsity", "ratio", "cell_type"};
   const Names of_lossy = {"error_feedback", "dense_steps", "error_interval"};
   const auto all = [](std::initializer_list<Names> parts) {

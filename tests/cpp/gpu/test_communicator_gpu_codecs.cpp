@@ -40,9 +40,6 @@ std::vector<Arm> arms() {
 
   Options one_bit = options_of("quant");
   one_bit.bits = 1;
-  one_bit.group_elements = 32;
-  one_bit.scale = "unbiased";
-  one_bit.rounding = "stochastic";
   one_bit.error_feedback = "on";
   all.push_back({"quant_one_bit_with_feedback", one_bit});
 

@@ -129,8 +129,7 @@ std::vector<CodingShape> shapes() {
     for (const int64_t bits : {4, 8, 2, 1}) {
       all.push_back({.codec = "quant", .options = quant_options(bits), .piece = dtype});
     }
-    all.push_back({.codec = "quant", .options = quant_options(4, false), .piece = dtype});
-    all.push_back({.codec = "quant", .options = quant_options(1, true, true), .piece = dtype});
+    all.push_back({.codec = "quant", .options = quant_options(1, true), .piece = dtype});
     all.push_back({.codec = "none", .options = {}, .wire = dtype, .piece = dtype});
     for (const auto& [ratio, sparsity] : {std::pair{2.0, .8}, {4.0, .9}, {10.0, .9875}}) {
       all.push_back({.codec = "tagc", .options = tagc_options(ratio, sparsity), .piece = dtype});

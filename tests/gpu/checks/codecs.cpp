@@ -97,22 +97,14 @@ std::vector<CodingShape> tagc_cell_shapes() {
   return shapes;
 }
 
-// Each width, each group, rotated and not, with feedback and without; the rest by turns.
+// Each width, with feedback and without.
 std::vector<CodingShape> quant_shapes() {
   constexpr DataType kPieces[] = {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16};
-  const char* const scales[] = {"least_error", "absmax", "unbiased"};
   std::vector<CodingShape> shapes;
-  size_t turn = 0;
   for (const int64_t bits : {1, 2, 3, 4, 8}) {
-    for (const int64_t group_elements : {32, 64, 128, 256, 512}) {
-      for (const bool rotate : {true, false}) {
-        Options options = quant_options(bits, rotate, turn % 4 < 2);
-        options.group_elements = group_elements;
-        options.scale = scales[turn % 3];
-        options.rounding = turn % 5 == 0 ? "stochastic" : "nearest";
-        options.scale_type = turn % 7 == 0 ? "fp32" : "bf16";
-        shapes.push_back({.codec = "quant", .options = options, .piece = kPieces[turn % 3]});
-        ++turn;
+    for (const bool feedback : {true, false}) {
+      for (const DataType piece : kPieces) {
+        shapes.push_back({.codec = "quant", .options = quant_options(bits, feedback), .piece = piece});
       }
     }
   }
@@ -135,8 +127,8 @@ void check_data(Checks& checks, const MakeGpu& make_gpu, int64_t num_elements) {
         compare(make_gpu, shape, {make_piece(data, num_elements, 2), make_piece(data, num_elements, 3)}, 4);
       });
     }
-    for (const CodingShape& shape : {CodingShape{.codec = "quant", .options = quant_options(4, true, true)},
-                                     CodingShape{.codec = "quant", .options = quant_options(2, false)}}) {
+    for (const CodingShape& shape : {CodingShape{.codec = "quant", .options = quant_options(4, true)},
+                                     CodingShape{.codec = "quant", .options = quant_options(2)}}) {
       checks.run(shape.name() + ", " + to_string(data), [&] {
         compare(make_gpu, shape, {make_piece(data, num_elements, 2), make_piece(data, num_elements, 3)}, 3);
       });

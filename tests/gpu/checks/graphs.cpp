@@ -49,7 +49,7 @@ void check_graphs(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
       {.codec = "tagc", .options = tagc_options(10, .9875)},
       {.codec = "tagc", .options = tagc_options(2, .8), .piece = DataType::kBFloat16},
       {.codec = "quant", .options = quant_options(4), .piece = DataType::kBFloat16},
-      {.codec = "quant", .options = quant_options(1, true, true)}};
+      {.codec = "quant", .options = quant_options(1, true)}};
   for (const CodingShape& shape : shapes) {
     for (const int64_t num_elements : {int64_t{1}, is_short ? int64_t{3001} : int64_t{400001}}) {
       checks.run(shape.name() + ", " + std::to_string(num_elements) + " elements: four replays",

@@ -25,8 +25,7 @@ std::string settings_of(const std::string& codec, const Options& options) {
     std::snprintf(settings, sizeof(settings), ", ratio %g, sparsity %g, cells %s", options.ratio, options.sparsity,
                   options.cell_type.c_str());
   } else if (codec == "quant") {
-    std::snprintf(settings, sizeof(settings), ", %d bits in groups of %d%s%s", static_cast<int>(options.bits),
-                  static_cast<int>(options.group_elements), options.rotate ? ", rotated" : "",
+    std::snprintf(settings, sizeof(settings), ", %d bits%s", static_cast<int>(options.bits),
                   options.error_feedback == "on" ? ", feedback" : "");
   }
   return settings;
@@ -55,10 +54,9 @@ Options tagc_options(double ratio, double sparsity) {
   return options;
 }
 
-Options quant_options(int64_t bits, bool rotate, bool error_feedback) {
+Options quant_options(int64_t bits, bool error_feedback) {
   Options options;
   options.bits = bits;
-  options.rotate = rotate;
   options.error_feedback = error_feedback ? "on" : "off";
   return options;
 }

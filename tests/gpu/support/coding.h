@@ -30,7 +30,7 @@ struct CodingShape {
 inline constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .sender = 3};
 
 Options tagc_options(double ratio, double sparsity);
-Options quant_options(int64_t bits, bool rotate = true, bool error_feedback = false);
+Options quant_options(int64_t bits, bool error_feedback = false);
 
 // The unit on the device. What it enqueues stays enqueued: nothing here waits but get().
 class DeviceCoding {

@@ -242,6 +242,20 @@ def test_runs_without_a_pair_are_left_out():
     assert "tagc-4x" not in comparison.arms
 
 
+def test_results_with_options_that_are_gone_count_where_these_had_todays_value():
+    results = Results()
+    results._add({"run": tiny_run().as_json(), "result": fake_result()})
+    today = tiny_run("quant-4")
+    gone = {"rotate": True, "rounding": "nearest", "group_elements": 128, "scale_type": "bf16"}
+    for arm, scale, loss in (("quant-4", "least_error", 2.5), ("quant-4-unbiased", "unbiased", 2.02)):
+        options = (*today.options, *gone.items(), ("scale", scale))
+        results._add({"run": replace(today, arm=arm, options=options).as_json(), "result": fake_result(loss)})
+    (comparison,), left_out = summarise(results)
+    assert left_out == 1
+    gap = comparison.arms["quant-4"][0.01].gap
+    assert (gap.num_values, gap.mean) == (1, pytest.approx(0.01))
+
+
 def test_a_seed_that_diverged_leaves_no_gap():
     results = some_results()
     results.records[1]["result"] |= {"val_loss": None, "validated": []}

@@ -12,13 +12,11 @@ from isthmus.plan.packets import WireOptions, piece_bytes, segments_of
 
 packet_bytes = _native.load().packet_bytes
 # Of a piece: around groups, blocks and their multiples, and none divisible.
-PIECES = (1, 31, 32, 127, 128, 129, 511, 512, 513, 1023, 1024, 1025, 4096, 4097, 30_001)
+PIECES = (1, 127, 128, 129, 511, 512, 513, 1023, 1024, 1025, 4096, 4097, 30_001)
 SETTINGS = {
     "none": [{}, {"segments": 3}],
     "quant": [
         *({"bits": bits} for bits in (8, 4, 3, 2, 1)),
-        {"group_elements": 32, "scale_type": "fp32"},
-        {"group_elements": 512, "bits": 3},
         {"segments": 4, "error_feedback": "on"},
     ],
     "tagc": [
@@ -69,9 +67,8 @@ def test_long_pieces_are_cut_into_segments(codec):
 
 def test_options_that_shape_packets_are_the_plans():
     """What a codec looks at and the plan does not is what the sizes of packets do not follow from."""
-    same_sizes = {"rotate", "scale", "rounding"}
     in_time = {"dense_steps", "error_interval"}
-    known = {field.name for field in fields(WireOptions)} | same_sizes | in_time
+    known = {field.name for field in fields(WireOptions)} | in_time
     assert {name for names in _native.load().codecs().values() for name in names} <= known
 
 

@@ -21,13 +21,7 @@ namespace isthmus::reference {
 using Floats = std::vector<float>;
 
 inline QuantParameters parameters_of(const Options& options) {
-  return {.bits = static_cast<int>(options.bits),
-          .group_elements = options.group_elements,
-          .rotate = options.rotate,
-          .stochastic = options.rounding == "stochastic",
-          .scale = options.scale,
-          .bfloat16_scales = options.scale_type == "bf16",
-          .error_feedback = options.error_feedback == "on"};
+  return {.bits = static_cast<int>(options.bits), .error_feedback = options.error_feedback == "on"};
 }
 
 // The parts that a piece is cut into, as (first element, elements). wanted: options.segments.

@@ -1,7 +1,6 @@
 // What tests of codec quant on the CPU share: options, contexts, and what arrives of a piece.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "codec/quant/host.h"
@@ -12,15 +11,10 @@ namespace isthmus {
 
 inline constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .segment = 2, .sender = 5};
 inline constexpr int kWidths[] = {1, 2, 3, 4, 8};
-inline const std::string kScales[] = {"absmax", "least_error", "unbiased"};
 
-inline Options options_of(int64_t bits, bool rotate = true, int64_t group_elements = 128,
-                          const std::string& scale = "least_error") {
+inline Options options_of(int64_t bits) {
   Options options;
   options.bits = bits;
-  options.rotate = rotate;
-  options.group_elements = group_elements;
-  options.scale = scale;
   return options;
 }
 
@@ -29,18 +23,8 @@ inline Options with_feedback(Options options) {
   return options;
 }
 
-inline Options with_noise(Options options) {
-  options.rounding = "stochastic";
-  return options;
-}
-
 inline reference::QuantParameters parameters_of(const Options& options, PacketContext context = kContext) {
   return {.bits = static_cast<int>(options.bits),
-          .group_elements = options.group_elements,
-          .rotate = options.rotate,
-          .stochastic = options.rounding == "stochastic",
-          .scale = options.scale,
-          .bfloat16_scales = options.scale_type == "bf16",
           .error_feedback = options.error_feedback == "on",
           .unit_hash = context.unit_hash,
           .step = context.step,

@@ -8,28 +8,23 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <string>
 #include <vector>
 
 namespace isthmus::reference {
 
+// Neighbours with one scale.
+constexpr int64_t kGroupElements = 128;
+
 struct QuantParameters {
   int bits = 4;
-  int64_t group_elements = 128;
-  bool rotate = true;
-  bool stochastic = false;
-  std::string scale = "least_error";
-  bool bfloat16_scales = true;
   bool error_feedback = false;
   uint64_t unit_hash = 0;
   uint64_t step = 0;
   uint8_t segment = 0;
   uint16_t sender = 0;
 
-  bool has_zero_level() const { return !rotate && bits > 1; }
-  int last_code() const { return (1 << bits) - (has_zero_level() ? 2 : 1); }
+  int last_code() const { return (1 << bits) - 1; }
   float centre() const { return static_cast<float>(last_code()) / 2; }
-  int scale_bytes() const { return bfloat16_scales ? 2 : 4; }
 };
 
 inline uint64_t scramble(uint64_t x) {
@@ -55,15 +50,6 @@ inline int64_t row_of(int64_t element) { return element % 512 / 16; }
 
 inline float sign_of(const QuantParameters& parameters, int64_t element) {
   return (column_bits(seed_of(parameters), element) >> row_of(element) & 1) != 0 ? -1.0F : 1.0F;
-}
-
-// In [-1/2, 1/2).
-inline float noise_of(const QuantParameters& parameters, int64_t element) {
-  uint32_t x = column_bits(~seed_of(parameters), element) ^ static_cast<uint32_t>(row_of(element)) * 0x9e3779b9;
-  x = (x ^ (x >> 16)) * 0x85ebca6b;
-  x = (x ^ (x >> 13)) * 0xc2b2ae35;
-  x ^= x >> 16;
-  return static_cast<float>(x >> 9) / 8388608.0F - .5F;
 }
 
 // In place, without the factor 1 / sqrt(n).
@@ -115,14 +101,9 @@ inline float largest_of(const std::vector<float>& values) {
 inline std::vector<float> transformed(const QuantParameters& parameters, std::vector<float> values, int64_t first,
                                       float factor) {
   for (size_t i = 0; i < values.size(); ++i) {
-    values[i] *= factor;
-    if (parameters.rotate) {
-      values[i] *= sign_of(parameters, first + static_cast<int64_t>(i));
-    }
+    values[i] *= factor * sign_of(parameters, first + static_cast<int64_t>(i));
   }
-  if (parameters.rotate) {
-    hadamard(values);
-  }
+  hadamard(values);
   return values;
 }
 
@@ -136,37 +117,22 @@ inline float normalizer_of(const std::vector<float>& values) {
   return std::ldexp(1.0F, std::max(-exponent, -126));
 }
 
-inline float to_bfloat16(float value, bool up) {
+inline float to_bfloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t below = bits & 0xffff0000;
   const uint32_t rest = bits & 0xffff;
   const bool is_odd = (below & 0x10000) != 0;
-  const bool away = up ? rest > 0 : rest > 0x8000 || (rest == 0x8000 && is_odd);
+  const bool away = rest > 0x8000 || (rest == 0x8000 && is_odd);
   return std::bit_cast<float>(below + (away ? 0x10000 : 0));
-}
-
-inline float scale_as_sent(const QuantParameters& parameters, float scale, bool up = false) {
-  return parameters.bfloat16_scales ? to_bfloat16(scale, up) : scale;
 }
 
 // How far apart levels are when codes are chosen.
 inline float step_of(const QuantParameters& parameters, const std::vector<float>& values, float energy) {
-  const float from_largest = largest_of(values) / parameters.centre();
-  if (parameters.scale == "absmax") {
-    return scale_as_sent(parameters, from_largest, true);
-  }
   if (parameters.bits == 8) {
-    return from_largest;
+    return largest_of(values) / parameters.centre();
   }
-  const float root_mean_square = std::sqrt(energy / static_cast<float>(values.size()));
-  if (!parameters.has_zero_level()) {
-    const float steps[] = {0, 1.596F, .9957F, .5860F, .3352F};
-    return steps[parameters.bits] * root_mean_square;
-  }
-  const float steps[] = {0, 0, 1.224F, .6508F, .3534F};
-  const float shares[] = {0, 0, .5F, .75F, .85F};
-  return std::max(steps[parameters.bits] * root_mean_square,
-                  shares[parameters.bits] * largest_of(values) / parameters.centre());
+  const float steps[] = {0, 1.596F, .9957F, .5860F, .3352F};
+  return steps[parameters.bits] * std::sqrt(energy / static_cast<float>(values.size()));
 }
 
 struct QuantizedGroup {
@@ -194,25 +160,16 @@ inline QuantizedGroup quantize(const QuantParameters& parameters, const std::vec
   const float inverse = step > 0 ? 1 / step : 0;
   std::vector<float> levels;
   for (size_t i = 0; i < values.size(); ++i) {
-    float place = values[i] * inverse + parameters.centre();
-    if (parameters.stochastic) {
-      place += noise_of(parameters, first + static_cast<int64_t>(i));
-    }
+    const float place = values[i] * inverse + parameters.centre();
     const float code = std::nearbyint(std::clamp(place, 0.0F, static_cast<float>(parameters.last_code())));
     quantized.codes[i] = static_cast<int>(code);
     levels.push_back(code - parameters.centre());
   }
 
-  float scale = step;
   const float product = sum_of_products(values, levels);
-  if (parameters.scale == "least_error") {
-    scale = product > 0 ? product / sum_of_products(levels, levels) : 0;
-  } else if (parameters.scale == "unbiased") {
-    scale = product > 0 ? energy / product : 0;
-  }
-  const float n = parameters.rotate ? static_cast<float>(group.size()) : 1;
-  scale = std::min(scale / factor / n, 0x1p126F / (parameters.centre() * n));
-  quantized.scale = scale_as_sent(parameters, scale);
+  const float scale = product > 0 ? energy / product : 0;
+  const float n = kGroupElements;
+  quantized.scale = to_bfloat16(std::min(scale / factor / n, 0x1p126F / (parameters.centre() * n)));
   return quantized;
 }
 
@@ -221,14 +178,9 @@ inline std::vector<float> dequantize(const QuantParameters& parameters, const Qu
   for (const int code : group.codes) {
     values.push_back(static_cast<float>(code) - parameters.centre());
   }
-  if (parameters.rotate) {
-    hadamard(values);
-  }
+  hadamard(values);
   for (size_t i = 0; i < values.size(); ++i) {
-    values[i] *= group.scale;
-    if (parameters.rotate) {
-      values[i] *= sign_of(parameters, first + static_cast<int64_t>(i));
-    }
+    values[i] *= group.scale * sign_of(parameters, first + static_cast<int64_t>(i));
   }
   return values;
 }
@@ -242,11 +194,11 @@ struct QuantSections {
 
   QuantSections(const QuantParameters& parameters, int64_t num_elements) {
     const auto to_64 = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
-    const int64_t groups = num_elements / parameters.group_elements;
-    const int64_t blocks = (groups * parameters.group_elements + 511) / 512;
-    codes = scales + to_64(groups * parameters.scale_bytes());
+    const int64_t groups = num_elements / kGroupElements;
+    const int64_t blocks = (groups + 3) / 4;
+    codes = scales + to_64(groups * 2);
     tail = codes + blocks * 64 * parameters.bits;
-    end = tail + to_64(num_elements % parameters.group_elements * 4);
+    end = tail + to_64(num_elements % kGroupElements * 4);
   }
 };
 
@@ -288,7 +240,6 @@ inline void put_code(const QuantParameters& parameters, int64_t element, int cod
 
 inline void put_header(const QuantParameters& parameters, int64_t num_elements, std::vector<uint8_t>& packet) {
   const auto put = [&](size_t offset, auto value) { std::memcpy(packet.data() + offset, &value, sizeof(value)); };
-  const uint64_t scale = parameters.scale == "absmax" ? 0 : parameters.scale == "least_error" ? 1 : 2;
   put(0, uint32_t{0x4d485349});
   put(4, uint8_t{6});
   put(5, uint8_t{3});
@@ -298,10 +249,9 @@ inline void put_header(const QuantParameters& parameters, int64_t num_elements, 
   put(16, parameters.step);
   put(24, static_cast<uint64_t>(num_elements));
   put(30, parameters.sender);
-  put(32, static_cast<uint64_t>(parameters.bits) |
-              static_cast<uint64_t>(std::bit_width(static_cast<uint64_t>(parameters.group_elements)) - 1) << 8 |
-              uint64_t{parameters.rotate} << 16 | uint64_t{parameters.stochastic} << 17 | scale << 18 |
-              uint64_t{!parameters.bfloat16_scales} << 20);
+  put(32, static_cast<uint8_t>(parameters.bits));
+  put(33, uint8_t{7});  // 2^7 elements in a group
+  put(34, uint8_t{9});  // rotated, unbiased
   put(40, checksum_of(packet));
 }
 
@@ -323,22 +273,20 @@ inline QuantResult encode_quant(const QuantParameters& parameters, const std::ve
     sums[i] += residual[i];
   }
 
-  const int64_t num_groups = num_elements / parameters.group_elements;
+  const int64_t num_groups = num_elements / kGroupElements;
   for (int64_t g = 0; g < num_groups; ++g) {
-    const int64_t first = g * parameters.group_elements;
-    const std::vector<float> group(sums.begin() + first, sums.begin() + first + parameters.group_elements);
+    const int64_t first = g * kGroupElements;
+    const std::vector<float> group(sums.begin() + first, sums.begin() + first + kGroupElements);
     const QuantizedGroup quantized = quantize(parameters, group, first);
-    const uint32_t scale_bits = std::bit_cast<uint32_t>(quantized.scale);
-    const uint32_t scale = parameters.bfloat16_scales ? scale_bits >> 16 : scale_bits;
-    std::memcpy(result.packet.data() + sections.scales + g * parameters.scale_bytes(), &scale,
-                parameters.scale_bytes());
-    for (int64_t i = 0; i < parameters.group_elements; ++i) {
+    const uint32_t scale = std::bit_cast<uint32_t>(quantized.scale) >> 16;
+    std::memcpy(result.packet.data() + sections.scales + 2 * g, &scale, 2);
+    for (int64_t i = 0; i < kGroupElements; ++i) {
       put_code(parameters, first + i, quantized.codes[i], result.packet.data() + sections.codes);
     }
     const std::vector<float> decoded = dequantize(parameters, quantized, first);
     result.arrives.insert(result.arrives.end(), decoded.begin(), decoded.end());
     result.non_finite_groups += std::isnan(quantized.scale);
-    for (int64_t i = first; i < first + parameters.group_elements && !residual.empty(); ++i) {
+    for (int64_t i = first; i < first + kGroupElements && !residual.empty(); ++i) {
       if (!std::isnan(quantized.scale)) {
         residual[i] = std::clamp(sums[i] - decoded[i - first], -std::numeric_limits<float>::max(),
                                  std::numeric_limits<float>::max());
@@ -347,8 +295,8 @@ inline QuantResult encode_quant(const QuantParameters& parameters, const std::ve
   }
 
   bool tail_is_finite = true;
-  for (int64_t i = num_groups * parameters.group_elements; i < num_elements; ++i) {
-    const int64_t of_tail = i - num_groups * parameters.group_elements;
+  for (int64_t i = num_groups * kGroupElements; i < num_elements; ++i) {
+    const int64_t of_tail = i - num_groups * kGroupElements;
     std::memcpy(result.packet.data() + sections.tail + 4 * of_tail, &sums[i], 4);
     result.arrives.push_back(sums[i]);
     tail_is_finite = tail_is_finite && std::isfinite(sums[i]);

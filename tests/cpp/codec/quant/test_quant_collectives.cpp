@@ -116,8 +116,6 @@ TEST(QuantCollectives, OtherBitsSegmentsAndSizesAreAsModelled) {
       Options options = with_bits(bits);
       options.segments = 3;
       options.error_feedback = bits == 2 ? "on" : "off";
-      options.rounding = bits == 3 ? "stochastic" : "nearest";
-      options.scale = bits % 2 == 1 ? "unbiased" : "least_error";
       for (const int64_t chunk : {int64_t{1}, int64_t{127}, int64_t{4096}, int64_t{2 * 4096 + 700}}) {
         expect_as_modelled(placement, options, Collective::kReduceScatter,
                            random_gradients(placement, 3, whole(placement, chunk), DataType::kFloat32));
