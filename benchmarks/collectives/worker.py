@@ -35,10 +35,10 @@ _DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.flo
 _LARGEST_VALUE = 2
 # A sketch cell adds up values of several elements, whose rounding stays when all but one are taken out again.
 _SUM_ROUNDINGS = 64
-# Squared error of rotated codes over the square of what is encoded, by arm: Max, "Quantizing for minimum distortion",
-# 1960, table II. Errors are spread like a normal distribution: eight times their root mean square is never reached, nor
-# are eight standard deviations of their mean square (which are 1.4 / sqrt(n) of it, and more for so few levels).
-_QUANT_ERRORS = {"quant": 0.0116, "quant2": 0.119}
+# Squared error of codes over the square of what is encoded, by arm: docs/quant.md. Errors are spread like a normal
+# distribution: eight times their root mean square is never reached, nor are eight standard deviations of their mean
+# square (which are 1.4 / sqrt(n) of it, and more for so few levels).
+_QUANT_ERRORS = {"quant": 0.0117, "quant2": 0.135}
 _MOST_DEVIATIONS = 8
 
 

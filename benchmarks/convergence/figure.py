@@ -29,8 +29,6 @@ _BIT_TICKS = (0.25, 0.5, 1, 2, 4, 8, 16, 32)
 
 def draw_comparison(comparison: Comparison, folder: Path, name: str) -> list[Path]:
     """Write the gap over bits, the loss over bytes and, where steps were timed, over time. Returns the files."""
-    if not compared_lrs(comparison):
-        return []
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}_gap.png", folder / f"{name}_bytes.png"]
     _draw_gaps(comparison, paths[0])

@@ -35,7 +35,8 @@ def write_report(results: Results, output_dir: Path) -> Path:
 
     Raises ValueError if there is nothing to report.
     """
-    comparisons, num_left_out = summarise(results)
+    summaries, num_left_out = summarise(results)
+    comparisons = [comparison for comparison in summaries if compared_lrs(comparison)]  # with more than the baseline
     if not comparisons:
         raise ValueError(f"nothing to report: of {num_left_out} results none can be compared with the baseline's")
     figures: list[list[Path]] = []

@@ -79,7 +79,7 @@ def none_seeds() -> Iterator[Seed]:
 def quant_seeds() -> Iterator[Seed]:
     damage = itertools.cycle(edits())
     for i, number in enumerate((*FEW, 512, 1024, 1025, *MANY, 8191, 8200)):
-        steering = Seed().one_of(i, 5).one_of(i, 5).one_of(i, 3).one_of(7 * i, 16)
+        steering = Seed().one_of(i, 5).one_of(i, 2)
         yield steering.size(number, 9000).integer(i, 2).context() + next(damage)
 
 
