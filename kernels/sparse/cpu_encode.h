@@ -8,8 +8,8 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "kernels/block/lanes.h"
 #include "kernels/sparse/block.h"
+#include "kernels/tagc/lanes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 

@@ -2,8 +2,8 @@
 // elements that reach the bound, and exact selection among these, or among all elements if the bound was too high.
 #pragma once
 
-#include "kernels/block/lanes.h"
 #include "kernels/tagc/block.h"
+#include "kernels/tagc/lanes.h"
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 

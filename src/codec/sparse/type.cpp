@@ -1,10 +1,10 @@
 #include "codec/sparse/type.h"
 
+#include "base/option_rows.h"
 #include "codec/dropping.h"
 #include "codec/passes_codec.h"
 #include "codec/sparse/device.h"
 #include "codec/sparse/host.h"
-#include "option_rows.h"
 
 namespace isthmus {
 namespace {
@@ -27,7 +27,7 @@ std::unique_ptr<Codec> make_on_host(const Options& options, DataType /*wire_dtyp
 }
 
 std::unique_ptr<Codec> make_on_device(const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/,
-                                      const PassesOfDevice& device) {
+                                      Device& device) {
   return make_passes_codec(SparseDevice(options), device);
 }
 

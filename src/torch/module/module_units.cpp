@@ -7,7 +7,7 @@
 #include <array>
 
 #include "codec/weights/weight_packet.h"
-#include "torch/backend/tensors.h"
+#include "torch/base/tensors.h"
 
 namespace isthmus::torch_backend {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "communicator/scratch.h"
+#include "base/aligned_memory.h"
 #include "isthmus/codec.h"
 
 namespace isthmus {
