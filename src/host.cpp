@@ -2,8 +2,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "codec/weights/weight_coder.h"
-#include "communicator/scratch.h"
+#include "base/aligned_memory.h"
 #include "isthmus/device.h"
 #include "isthmus/error.h"
 #include "kernels/block/float_types.h"
@@ -32,7 +31,6 @@ class Host final : public Device {
     return std::nullopt;
   }
   uint64_t capture(Stream /*stream*/) override { return 0; }
-  std::unique_ptr<WeightCoder> make_weight_coder() override { return nullptr; }
 
   void convert(ConstBuffer in, Buffer out, Stream /*stream*/) override { isthmus::convert(in, out); }
   void convert_scaled(ConstBuffer in, double scale, Buffer out, Stream /*stream*/) override {

@@ -8,11 +8,11 @@
 #include <sstream>
 #include <string_view>
 
+#include "base/option_rows.h"
+#include "base/removed_options.h"
 #include "codec/registry.h"
 #include "communicator/plan/policy.h"
 #include "isthmus/error.h"
-#include "option_rows.h"
-#include "removed_options.h"
 
 namespace isthmus {
 namespace {

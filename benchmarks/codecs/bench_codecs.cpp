@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "base/aligned_memory.h"
 #include "codec/tagc/flat.h"
-#include "communicator/scratch.h"
 #include "isthmus/codec.h"
 #include "kernels/block/instruction_set.h"
 

@@ -87,7 +87,7 @@ bool run(int rank, int size, int64_t shard_elements, const std::string& nodes) {
   std::vector<float> arrived(exact.size(), 0);
   double missing = distance(exact, arrived);
   for (int step = 1; step <= kMaxSteps && missing > 0; ++step) {
-    communicator.reduce_scatter(view(std::as_const(gradient)), view(shard), 1, unit, nullptr);
+    communicator.reduce_scatter(view(std::as_const(gradient)), view(shard), {unit});
     for (size_t i = 0; i < shard.size(); ++i) {
       arrived[i] += shard[i];
     }

@@ -13,7 +13,7 @@
 
 namespace isthmus {
 
-struct PassesOfDevice;  // what runs the passes of a codec on a device: src/codec/passes_codec.h
+class Device;
 
 // Identifies a codec in the header of its packets. 4 stays reserved: it was the id of codec sparse, which is gone. Ids
 // from kFirstOutside on are for codecs outside of Isthmus.
@@ -42,17 +42,17 @@ struct CodecType {
   // The options that it uses, without those of every lossy codec (dense_steps, error_interval).
   std::vector<CodecOption> options = {};
 
-  // As make_codec() and Device::make_codec(). make_on_device: null where there is none for devices.
+  // As make_codec() and Device::make_codec(). make_on_device: null where there is none for devices. The codec refers to
+  // the device.
   std::unique_ptr<Codec> (*make_on_host)(const Options&, DataType wire_dtype, int ranks_per_node) = nullptr;
   std::unique_ptr<Codec> (*make_on_device)(const Options&, DataType wire_dtype, int ranks_per_node,
-                                           const PassesOfDevice& device) = nullptr;
+                                           Device& device) = nullptr;
 
   std::vector<HeaderPart> header_parts = {};
   // "values" or "bytes": names the checksummed data in the error of a packet whose checksum differs. For a codec that
   // adds packets up before it has their checksum; null: packets are checked first, and the error says so.
   const char* checksum_of = nullptr;
-  // The text of a fault that decoding on a device found: of the kinds in kernels/block/device.h, those of this codec
-  // alone. Null for others.
+  // The text of a fault that decoding on a device found, if it is of a kind of this codec alone; else null.
   const char* (*fault_text)(uint32_t kind) = nullptr;
 };
 

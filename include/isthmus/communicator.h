@@ -50,17 +50,15 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
 
   // shard = scale * sum over ranks of chunk rank() of `gradient`, which has world_size equal chunks of the shard's size
-  // and type. Through options.codec with the unit's residual, if why_exact is null and if policy and shape allow; else
-  // through codec `none`, and the reason is counted. why_exact: a string literal. Floating types; float64 is always
-  // plain. unit: collective, num_elements and dtype are those of this call. `shard` may be this rank's chunk of
-  // `gradient`.
-  EventPtr reduce_scatter(ConstBuffer gradient, Buffer shard, double scale, const UnitKey& unit, const char* why_exact,
-                          Stream stream = {});
+  // and type. Through options.codec with the unit's residual, if nothing says why it must be exact and if policy and
+  // shape allow; else through codec `none`, and the reason is counted. Floating types; float64 is always plain. `shard`
+  // may be this rank's chunk of `gradient`.
+  EventPtr reduce_scatter(ConstBuffer gradient, Buffer shard, const Reduction& reduction, Stream stream = {});
 
   // data = scale * sum over ranks of data, the same bits on every rank. Any number of elements. The rest is as for
   // reduce_scatter: each rank reduces its chunk, and every rank decodes the same packet of the result. After an
   // exception that is not about arguments `data` is unspecified.
-  EventPtr all_reduce(Buffer data, double scale, const UnitKey& unit, const char* why_exact, Stream stream = {});
+  EventPtr all_reduce(Buffer data, const Reduction& reduction, Stream stream = {});
 
   // gathered chunk r = rank r's `shard`, bit for bit. Any type. `shard` may be its own chunk of `gathered`.
   // Always in two tiers: whether that pays (options.min_elements) is the caller's choice.
@@ -68,9 +66,10 @@ class Communicator {
 
   // The same for a unit's weights, which cross between nodes as bit-exact differences to what crossed in the unit's
   // gather before, or not at all where they are equal (docs/weights.md). It takes memory: the shards of this rank's
-  // rail. They cross whole, which is counted by reason, in the unit's first gather, above max_units units, where
-  // another rank has nothing to compare with, and on a GPU. unit: collective kAllGather, num_elements and dtype are
-  // those of `gathered`.
+  // rail. They cross whole, which is counted by reason, in the unit's first gather, above max_units units and where
+  // another rank has nothing to compare with; on a GPU also without tiers.host_inter and in CUDA graphs. That is built
+  // for GPUs and tested with emulated ones, and was never run on one. unit: collective kAllGather, num_elements and
+  // dtype are those of `gathered`.
   EventPtr gather_weights(ConstBuffer shard, Buffer gathered, const UnitKey& unit, Stream stream = {});
   // Frees the memory of the units of that name. Every rank's own affair: a later gather crosses whole.
   void drop_weights(const std::string& name);

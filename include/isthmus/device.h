@@ -14,8 +14,6 @@
 
 namespace isthmus {
 
-class WeightCoder;  // codec/weights/weight_coder.h in the sources
-
 // A part of the path that has a stream of its own, so that units which are under way together overlap: one is encoded
 // while another one's packets cross, and gathers do not queue behind reductions.
 enum class Lane : uint8_t { kIntra, kEncode, kInter, kDecode, kGatherInter, kGatherIntra };
@@ -99,8 +97,6 @@ class Device {
   // As isthmus::make_codec(); for buffers of this device. The codec refers to the device.
   virtual std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
                                             int ranks_per_node) = 0;
-  // What encodes and decodes differences of weights on a GPU; null on the CPU. It refers to the device.
-  virtual std::unique_ptr<WeightCoder> make_weight_coder() = 0;
   // The type of the pieces that codecs of this device take from a gradient that nothing was added to:
   // accumulate_dtype(dtype), or dtype itself.
   virtual DataType piece_dtype(DataType dtype) const = 0;

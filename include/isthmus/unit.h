@@ -67,6 +67,13 @@ struct UnitKey {
   auto operator<=>(const UnitKey& other) const { return tied() <=> other.tied(); }
 };
 
+// One reduction. A unit's collective, num_elements and dtype are those of the call.
+struct Reduction {
+  UnitKey unit;
+  double scale = 1;                 // of the sum over ranks
+  const char* why_exact = nullptr;  // why it must stay exact, a string literal; null: it need not
+};
+
 // Whose units are meant; nothing: all.
 using Owners = std::optional<std::set<uint64_t>>;
 inline bool includes(const Owners& owners, uint64_t owner) { return !owners || owners->contains(owner); }

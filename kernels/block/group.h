@@ -6,35 +6,13 @@
 // is a thread block (CtaGroup, cuda/group.cuh), or one thread of it. Updates that several threads may make to one word
 // go through the group.
 //
-// Passes over a whole piece (passes.h) run on many groups side by side. These have more members than SerialGroup:
-//
-//   sync()                    all threads; writes before it are visible after it
-//   sum(uint64_t)             of all threads, known to all
-//   exclusive_sum(uint32_t value, uint32_t& total)   of the threads before this one; and of all
-//   group_number(), num_groups()                     which of the groups this is
-//   shared<T>()               memory of the group, T and the bytes after it; not initialised
-//   fetch_add(word, operand)  of 32 or 64 bits; fetch_max and fetch_min of 32; apply_xor not of shared<T>()
-//   is_last(uint32_t& arrived)   whether this group is the last of its pass to call this; all threads get the answer.
-//                             The last group sees what the others wrote before their calls.
-//                             All groups share `arrived`, which is 0 before the first call
-//                             and after the last
-//   is_last_of(uint32_t& arrived, int64_t num_groups)   the same of so many groups, which alone call it with `arrived`
-//   exchange<d>(float)        of the thread whose number differs in bit d: 1, 2, 4 or 8. The size is a multiple of 16
-//   any_in_step(bool)         of any thread that takes part in the same calls of exchange(), of others perhaps, known
-//                             to all of these: 16 neighbours at least
-//   ballot_in_step(bool)      of this thread's 16 neighbours, known to all of these: bit i is that of number i mod 16.
-//                             The size is a multiple of 16
-//   from_neighbour(float, i)  the value of the i-th of these 16
-//   await(word, value)        until the host has published the value in this word of its own memory; all threads
-//   publish(word, value)      word = value, of 32 or 64 bits, once this thread's earlier writes are visible to all
-//                             threads and to the host
-//
 // any(), sum(), exclusive_sum(), is_last() and sync() are barriers: all threads of a group make the same calls in the
 // same order. The same holds for exchange(), any_in_step(), ballot_in_step() and from_neighbour(), which are no
 // barriers: a thread need not see what others wrote before them. There it holds of the threads of a warp alone on CUDA,
 // and of a group where it is emulated.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 
 #include "kernels/block/host_device.h"
@@ -47,13 +25,55 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// One thread. A group has these members, with these meanings.
-struct SerialGroup {
-  static constexpr int64_t thread() { return 0; }  // this thread's number, below size()
-  static constexpr int64_t size() { return 1; }
-  static bool any(bool condition) { return condition; }  // of any thread, known to all
+template <typename Group>
+concept IsGroup = requires(Group group, bool condition) {
+  { group.thread() } -> std::same_as<int64_t>;  // this thread's number, below size()
+  { group.size() } -> std::same_as<int64_t>;
+  { group.any(condition) } -> std::same_as<bool>;  // of any thread, known to all
+  // And, of 32 or 64 bits, word op= operand, seen by all threads at once: fetch_or(word, operand), which returns the
+  // word as it was, and apply_xor(word, operand), not of shared<T>().
+};
 
-  // word op= operand, seen by all threads at once; fetch_or returns the word as it was.
+// Passes over a whole piece (passes.h) run on many groups side by side.
+template <typename Group>
+concept IsGroupOfPass = IsGroup<Group> &&
+    requires(Group group, bool condition, float value, int64_t count, uint32_t operand, uint32_t& word, uint64_t wide,
+             uint64_t& wide_word) {
+  group.sync();                                   // all threads; writes before it are visible after it
+  { group.sum(wide) } -> std::same_as<uint64_t>;  // of all threads, known to all
+  { group.exclusive_sum(operand, word) } -> std::same_as<uint32_t>;  // of the threads before this one; word: of all
+  { group.group_number() } -> std::same_as<int64_t>;                 // which of the groups this is
+  { group.num_groups() } -> std::same_as<int64_t>;
+  group.template shared<uint32_t>();  // memory of the group, T and the bytes after it; not initialised
+  group.fetch_add(word, operand);
+  group.fetch_add(wide_word, wide);
+  group.fetch_max(word, operand);
+  group.fetch_min(word, operand);
+  // Whether this group is the last of its pass to call this; all threads get the answer. The last group sees what the
+  // others wrote before their calls. All groups share `word`, which is 0 before the first call and after the last.
+  // is_last_of(): the same of so many groups, which alone call it with `word`.
+  { group.is_last(word) } -> std::same_as<bool>;
+  { group.is_last_of(word, count) } -> std::same_as<bool>;
+  // Of the thread whose number differs in bit 1, 2, 4 or 8. The size is a multiple of 16.
+  { group.template exchange<1>(value) } -> std::same_as<float>;
+  // Of any thread that takes part in the same calls of exchange(), of others perhaps, known to all of these: 16
+  // neighbours at least.
+  { group.any_in_step(condition) } -> std::same_as<bool>;
+  // Of this thread's 16 neighbours, known to all of these: bit i is that of number i mod 16. The size is a multiple of
+  // 16.
+  { group.ballot_in_step(condition) } -> std::same_as<uint32_t>;
+  { group.from_neighbour(value, 3) } -> std::same_as<float>;  // the value of one of these 16
+  group.await(word, operand);  // until the host has published the value in this word of its own memory; all threads
+  // word = value, of 32 or 64 bits, once this thread's earlier writes are visible to all threads and to the host.
+  group.publish(word, operand);
+};
+
+// One thread.
+struct SerialGroup {
+  static constexpr int64_t thread() { return 0; }
+  static constexpr int64_t size() { return 1; }
+  static bool any(bool condition) { return condition; }
+
   static uint64_t fetch_or(uint64_t& word, uint64_t operand) {
     const uint64_t before = word;
     word |= operand;
@@ -64,6 +84,7 @@ struct SerialGroup {
     word ^= operand;
   }
 };
+static_assert(IsGroup<SerialGroup>);
 
 // One thread of `Group`, alone: it runs a block algorithm beside the other threads, which run it elsewhere.
 template <typename Group>

@@ -17,6 +17,7 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 // The numbers are part of the type so that they are part of the kernel's name: tools/cuda_resources.py reads them.
 template <typename Pass, int kThreads, int64_t kMaxSharedBytes>
 __global__ void __launch_bounds__(kThreads, resident_groups<Pass>()) run_pass(const __grid_constant__ Pass pass) {
+  static_assert(IsGroupOfPass<CtaGroup<kThreads>>);
   CtaGroup<kThreads> group;
   pass(group);
 }

@@ -1,7 +1,7 @@
 #define ISTHMUS_KERNEL_NAMESPACE cuda
 
 #include "kernels/cuda/executor.cuh"
-#include "kernels/cuda/values.h"
+#include "kernels/values/cuda.h"
 #include "kernels/values/sequence.h"
 
 namespace isthmus::kernels {

@@ -1,7 +1,8 @@
 #include "codec/gpu_device.h"
 
 #include "codec/squared_error.h"
-#include "codec/weights/weight_coder.h"
+#include "isthmus/codec_type.h"
+#include "isthmus/error.h"
 
 namespace isthmus {
 
@@ -23,12 +24,9 @@ int64_t GpuDevice::squared_error_scratch_bytes() const { return kSquaredErrorScr
 
 std::unique_ptr<Codec> GpuDevice::make_codec(const std::string& name, const Options& options, DataType wire_dtype,
                                              int ranks_per_node) {
-  const PassesOfDevice here = passes();
-  return make_device_codec(name, options, wire_dtype, ranks_per_node, here.launcher, here.counts, here.fault);
-}
-
-std::unique_ptr<WeightCoder> GpuDevice::make_weight_coder() {
-  return std::make_unique<WeightCoder>(passes().launcher, [this](int64_t bytes) { return allocate_mapped(bytes); });
+  const CodecType& type = find_codec(name);
+  ISTHMUS_CHECK(OptionError, type.make_on_device != nullptr, "codec \"", name, "\" runs on the CPU alone");
+  return type.make_on_device(options, wire_dtype, ranks_per_node, *this);
 }
 
 DeviceCodecCounts GpuDevice::codec_counts() {

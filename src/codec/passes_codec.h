@@ -1,33 +1,42 @@
 // A codec of a device: a JobMaker makes its jobs, and a launcher runs them.
+//
+// It takes scratch memory from its Workspace, and keeps no state: so several jobs of one codec may be under way, each
+// in scratch memory of its own. encode() returns what the host can count; the device adds the rest to its counts.
+// Decodings return at once and throw no PacketError: faults of packets are written to the device's fault
+// (throw_if_reported()).
 #pragma once
 
+#include <concepts>
+#include <cstdint>
 #include <memory>
 #include <utility>
 
 #include "codec/device_arguments.h"
-#include "codec/device_codecs.h"
+#include "codec/gpu_device.h"
 
 namespace isthmus {
 
-// JobMaker touches no device, allocates nothing, and has
-//
-//   static constexpr const char* kName
-//   static constexpr bool kReadsContext     unit and step, beside those of the header: they must be in device memory
-//   int64_t packet_bytes(int64_t num_elements) const
-//   bool keeps_residual() const
-//   int64_t encode_scratch_bytes(int64_t num_elements) const
-//   int64_t decode_scratch_bytes(const DecodeSize&) const
-//   EncodeJob encode_job(const DeviceEncode&) const      both throw Error for wrong types and sizes
-//   DecodeJob decode_job(const DeviceDecode&) const
-//   CodecCounts known_counts(int64_t num_elements) const     counts of encode() that need no answer of the device
-//
-// where both jobs are alternatives of kernels::Job.
-template <typename JobMaker>
+// Makes the jobs of a codec. It touches no device, and allocates nothing.
+template <typename Maker>
+concept JobMaker = requires(const Maker& maker, int64_t num_elements, const DecodeSize& size,
+                            const DeviceEncode& encode, const DeviceDecode& decode) {
+  { Maker::kName } -> std::convertible_to<const char*>;
+  { Maker::kReadsContext } -> std::convertible_to<bool>;  // unit and step, beside those of the header, on the device
+  { maker.packet_bytes(num_elements) } -> std::same_as<int64_t>;
+  { maker.keeps_residual() } -> std::same_as<bool>;
+  { maker.encode_scratch_bytes(num_elements) } -> std::same_as<int64_t>;
+  { maker.decode_scratch_bytes(size) } -> std::same_as<int64_t>;
+  { maker.encode_job(encode) } -> std::convertible_to<kernels::Job>;  // both throw Error for wrong types and sizes
+  { maker.decode_job(decode) } -> std::convertible_to<kernels::Job>;
+  { maker.known_counts(num_elements) } -> std::same_as<CodecCounts>;  // of encode(), without an answer of the device
+};
+
+template <JobMaker Maker>
 class PassesCodec final : public Codec {
  public:
-  PassesCodec(JobMaker maker, const PassesOfDevice& device) : maker_(std::move(maker)), device_(device) {}
+  PassesCodec(Maker maker, const PassesOfDevice& device) : maker_(std::move(maker)), device_(device) {}
 
-  const char* name() const override { return JobMaker::kName; }
+  const char* name() const override { return Maker::kName; }
   int64_t packet_bytes(int64_t num_elements) const override { return maker_.packet_bytes(num_elements); }
   bool keeps_residual() const override { return maker_.keeps_residual(); }
   int64_t encode_scratch_bytes(int64_t num_elements) const override {
@@ -127,7 +136,7 @@ class PassesCodec final : public Codec {
   }
 
   static void check_on_device(PacketContext context) {
-    ISTHMUS_CHECK(Error, context.on_device != nullptr || !JobMaker::kReadsContext, "codec ", JobMaker::kName,
+    ISTHMUS_CHECK(Error, context.on_device != nullptr || !Maker::kReadsContext, "codec ", Maker::kName,
                   " of a device reads unit and step from its memory");
   }
 
@@ -139,13 +148,13 @@ class PassesCodec final : public Codec {
         workspace.stream);
   }
 
-  const JobMaker maker_;
+  const Maker maker_;
   const PassesOfDevice device_;
 };
 
-template <typename JobMaker>
-std::unique_ptr<Codec> make_passes_codec(JobMaker maker, const PassesOfDevice& device) {
-  return std::make_unique<PassesCodec<JobMaker>>(std::move(maker), device);
+template <JobMaker Maker>
+std::unique_ptr<Codec> make_passes_codec(Maker maker, Device& device) {
+  return std::make_unique<PassesCodec<Maker>>(std::move(maker), dynamic_cast<GpuDevice&>(device).passes());
 }
 
 }  // namespace isthmus

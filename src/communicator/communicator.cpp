@@ -12,12 +12,12 @@
 #include "communicator/path/gpu_weight_crossing.h"
 #include "communicator/path/two_tier_path.h"
 #include "communicator/path/weight_crossing.h"
+#include "communicator/plan/planned_unit_states.h"
 #include "communicator/plan/reduction_planner.h"
-#include "communicator/run.h"
-#include "communicator/scratch.h"
-#include "communicator/statistics.h"
-#include "communicator/tier_set.h"
-#include "communicator/units/planned_unit_states.h"
+#include "communicator/run/run.h"
+#include "communicator/run/scratch.h"
+#include "communicator/run/statistics.h"
+#include "communicator/run/tier_set.h"
 #include "communicator/units/weight_replicas.h"
 #include "isthmus/error.h"
 
@@ -35,7 +35,7 @@ Options validated(Options options, const Device& device) {
   return options;
 }
 
-std::unique_ptr<Path> make_path(const TierSet& tiers, Device& device, const Options& options) {
+std::unique_ptr<TwoTierPath> make_path(const TierSet& tiers, Device& device, const Options& options) {
   if (is_flat(options)) {
     return std::make_unique<FlatPath>(tiers, device, options);
   }
@@ -101,8 +101,8 @@ struct Communicator::Parts {
         gather_scratch(device->is_host() ? nullptr : std::make_unique<ScratchInTurns>(*device)),
         gpu_weight_crossing(device->is_host() || tiers.num_nodes() == 1 || !tiers.has_host_inter()
                                 ? nullptr
-                                : std::make_unique<GpuWeightCrossing>(tiers, options, *device, statistics,
-                                                                      [this](const std::string& reason) {
+                                : std::make_unique<GpuWeightCrossing>(tiers, options, dynamic_cast<GpuDevice&>(*device),
+                                                                      statistics, [this](const std::string& reason) {
                                                                         phase = "decode weights";
                                                                         fail(reason);
                                                                       })) {}
@@ -113,7 +113,7 @@ struct Communicator::Parts {
   EventPtr run(Collective collective, Stream caller, const Body& body, const UnitKey* weights = nullptr);
   // A reduction: reduce(run, plan) enqueues its work.
   template <typename Reduce>
-  EventPtr run_reduction(const UnitKey& unit, double scale, const char* why_exact, Stream caller, const Reduce& reduce);
+  EventPtr run_reduction(const Reduction& reduction, Stream caller, const Reduce& reduce);
   // Gathers the shards of this rank's rail, brought up to date, or the shard itself where there is no replica of them.
   void gather_weights(Run& run, ConstBuffer shard, Buffer gathered, const UnitKey& unit);
   // The shards of the rail; empty: there is no replica.
@@ -127,7 +127,7 @@ struct Communicator::Parts {
   const std::shared_ptr<Device> device;
   const Options options;
   const TierSet tiers;
-  const std::unique_ptr<const Path> path;
+  const std::unique_ptr<const TwoTierPath> path;
   std::atomic<const char*> phase = "idle";
   Statistics statistics;
   ReductionPlanner planner;
@@ -177,12 +177,11 @@ EventPtr Communicator::Parts::run(Collective collective, Stream caller, const Bo
 }
 
 template <typename Reduce>
-EventPtr Communicator::Parts::run_reduction(const UnitKey& unit, double scale, const char* why_exact, Stream caller,
-                                            const Reduce& reduce) {
-  planner.check_capture(unit, scale, why_exact, caller);
-  return run(unit.collective, caller, [&](Run& run) -> std::optional<ReductionPlan> {
+EventPtr Communicator::Parts::run_reduction(const Reduction& reduction, Stream caller, const Reduce& reduce) {
+  planner.check_capture(reduction, caller);
+  return run(reduction.unit.collective, caller, [&](Run& run) -> std::optional<ReductionPlan> {
     run.set_phase("unit look-up");
-    const ReductionPlan plan = planner.plan(run, unit, scale, why_exact);
+    const ReductionPlan plan = planner.plan(run, reduction);
     reduce(run, plan);
     planner.finish(plan);
     return plan;
@@ -289,20 +288,18 @@ Communicator::Communicator(NodeMap map, int rank, Tiers tiers, Options options, 
 
 Communicator::~Communicator() = default;
 
-EventPtr Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, double scale, const UnitKey& unit,
-                                      const char* why_exact, Stream stream) {
-  check_reduce_scatter(parts_->tiers.world_size(), gradient, shard, unit);
-  return parts_->run_reduction(unit, scale, why_exact, stream, [&](Run& run, const ReductionPlan& plan) {
+EventPtr Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, const Reduction& reduction, Stream stream) {
+  check_reduce_scatter(parts_->tiers.world_size(), gradient, shard, reduction.unit);
+  return parts_->run_reduction(reduction, stream, [&](Run& run, const ReductionPlan& plan) {
     if (shard.num_elements > 0) {
       parts_->path->reduce_scatter(run, plan, gradient, shard);
     }
   });
 }
 
-EventPtr Communicator::all_reduce(Buffer data, double scale, const UnitKey& unit, const char* why_exact,
-                                  Stream stream) {
-  check_all_reduce(data, unit);
-  return parts_->run_reduction(unit, scale, why_exact, stream, [&](Run& run, const ReductionPlan& plan) {
+EventPtr Communicator::all_reduce(Buffer data, const Reduction& reduction, Stream stream) {
+  check_all_reduce(data, reduction.unit);
+  return parts_->run_reduction(reduction, stream, [&](Run& run, const ReductionPlan& plan) {
     if (data.num_elements > 0) {
       parts_->path->all_reduce(run, plan, data);
     }

@@ -17,7 +17,7 @@
 #include "cuda/cuda_streams.h"
 #include "isthmus/cuda.h"
 #include "kernels/cuda/run.h"
-#include "kernels/cuda/values.h"
+#include "kernels/values/cuda.h"
 
 namespace isthmus {
 namespace {

@@ -66,9 +66,10 @@ class CudaDevice : public GpuDevice {
   void begin_range(const char* name) override;  // in the NVTX domain "isthmus"
   void end_range() override;
 
- private:
   PassesOfDevice passes() override;
   std::shared_ptr<std::byte> allocate_mapped(int64_t bytes) override;
+
+ private:
   // Copies the device's present counts. Waits for that copy alone.
   kernels::DeviceCounts read_counts() override;
 

@@ -6,8 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/stable_hash.h"
 #include "isthmus/error.h"
-#include "stable_hash.h"
 #include "transport/mpi_calls.h"
 
 namespace isthmus {

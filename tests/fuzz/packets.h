@@ -8,7 +8,7 @@
 #include <functional>
 #include <vector>
 
-#include "communicator/scratch.h"
+#include "base/aligned_memory.h"
 #include "isthmus/codec.h"
 
 namespace isthmus::fuzz {

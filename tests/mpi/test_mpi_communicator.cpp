@@ -105,15 +105,15 @@ TEST_P(EveryMap, ReduceScatterHasTheBitsOfInProcessTiers) {
         run_ranks_well(kWorldSize, [&](int rank) {
           Array shard(chunk, dtype);
           const ConstBuffer gradient = inputs[rank].view();
-          in_process.ranks[rank]->reduce_scatter(gradient, shard.buffer(), .25,
-                                                 unit_of(gradient, Collective::kReduceScatter), nullptr);
+          in_process.ranks[rank]->reduce_scatter(gradient, shard.buffer(),
+                                                 {unit_of(gradient, Collective::kReduceScatter), .25});
           if (rank == world_rank()) {
             expected = shard;
           }
         });
         const ConstBuffer gradient = inputs[world_rank()].view();
         Array shard(chunk, dtype);
-        mpi.reduce_scatter(gradient, shard.buffer(), .25, unit_of(gradient, Collective::kReduceScatter), nullptr);
+        mpi.reduce_scatter(gradient, shard.buffer(), {unit_of(gradient, Collective::kReduceScatter), .25});
         EXPECT_TRUE(shard.bytes() == expected.bytes()) << to_string(dtype) << ", chunks of " << chunk;
       }
     }
@@ -129,7 +129,7 @@ TEST_P(EveryMap, AllReduceHasTheBitsOfInProcessTiers) {
         const std::vector<Array> inputs = random_arrays(kWorldSize, elements, dtype, ++seed);
         const std::vector<Array> expected = in_process.all_reduce(inputs, .25, nullptr);
         Array data = inputs[world_rank()];
-        mpi.all_reduce(data.buffer(), .25, unit_of(data.view(), Collective::kAllReduce), nullptr);
+        mpi.all_reduce(data.buffer(), {unit_of(data.view(), Collective::kAllReduce), .25});
         EXPECT_TRUE(data.bytes() == expected[world_rank()].bytes()) << to_string(dtype) << ", " << elements;
       }
     }
@@ -156,8 +156,8 @@ TEST_P(EveryMap, PayloadIsThatOfInProcessTiers) {
   in_process.all_reduce(inputs, 1, nullptr);
   Array data = inputs[world_rank()];
   Array shard(kChunk, DataType::kBFloat16);
-  mpi.reduce_scatter(data.view(), shard.buffer(), 1, unit_of(data.view(), Collective::kReduceScatter), nullptr);
-  mpi.all_reduce(data.buffer(), 1, unit_of(data.view(), Collective::kAllReduce), nullptr);
+  mpi.reduce_scatter(data.view(), shard.buffer(), {unit_of(data.view(), Collective::kReduceScatter)});
+  mpi.all_reduce(data.buffer(), {unit_of(data.view(), Collective::kAllReduce)});
   const Stats expected = in_process.ranks[world_rank()]->stats();
   const Stats stats = mpi.stats();
   for (int i = 0; i < kNumCollectives; ++i) {
@@ -183,8 +183,7 @@ TEST(MpiCommunicator, TheSingleTierSumsExactly) {
     }
     const Array gradient(values, DataType::kBFloat16);
     Array shard(kChunk, DataType::kBFloat16);
-    communicator.reduce_scatter(gradient.view(), shard.buffer(), 1, {"unit", kWorldSize * kChunk, DataType::kBFloat16},
-                                nullptr);
+    communicator.reduce_scatter(gradient.view(), shard.buffer(), {{"unit", kWorldSize * kChunk, DataType::kBFloat16}});
     for (int64_t i = 0; i < kChunk; ++i) {
       double expected = 0;
       for (int rank = 0; rank < kWorldSize; ++rank) {
@@ -208,7 +207,7 @@ TEST(MpiCommunicator, FlatTagcHasTheBitsOfInProcessTiers) {
     const std::vector<double> expected = in_process.reduce_scatter(inputs, 1, nullptr);
     const ConstBuffer gradient = inputs[world_rank()].view();
     Array shard(kChunk, DataType::kFloat32);
-    mpi.reduce_scatter(gradient, shard.buffer(), 1, unit_of(gradient, Collective::kReduceScatter), nullptr);
+    mpi.reduce_scatter(gradient, shard.buffer(), {unit_of(gradient, Collective::kReduceScatter)});
     const std::vector<double> values = shard.values();
     for (int64_t i = 0; i < kChunk; ++i) {
       EXPECT_EQ(values[i], expected[world_rank() * kChunk + i]);
@@ -223,7 +222,7 @@ std::string error_of_reductions(Communicator& communicator) {
   return transport_error_of([&] {
     for (int step = 0; step < 2; ++step) {
       Array data(test::random_values(kElements, 3), DataType::kFloat32);
-      communicator.all_reduce(data.buffer(), 1, unit_of(data.view(), Collective::kAllReduce), nullptr);
+      communicator.all_reduce(data.buffer(), {unit_of(data.view(), Collective::kAllReduce)});
     }
   });
 }

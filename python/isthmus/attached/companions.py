@@ -15,7 +15,7 @@ from isthmus import native
 from isthmus.backends import backend_of, companion_of, has_two_tiers, set_companion
 from isthmus.told import on_all
 from isthmus.topology.node_map import different_options, name_ranks, ranks_by_value, told_by_ranks
-from isthmus.units.prepare import forget_names
+from isthmus.units.prepared import forget_names
 
 if TYPE_CHECKING:
     from isthmus import _C

@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor
 from isthmus.units.layout import Layout
 from isthmus.units.models import Unit, ddp_modules, fsdp1_units, fsdp2_units, live_fsdp2_models
 from isthmus.units.owners import number_of
-from isthmus.units.prepare import Prepared, prepared_models, prepared_of
+from isthmus.units.prepare import prepared_models, prepared_of
+from isthmus.units.prepared import Prepared
 
 Target = nn.Module | dist.ProcessGroup | None
 

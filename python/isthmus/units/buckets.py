@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -15,26 +13,12 @@ from isthmus import native
 from isthmus.backends import group_on_isthmus
 from isthmus.units.copies import why_bucket_is_exact
 from isthmus.units.layout import Layout, Parameter, clean_name
-from isthmus.units.models import Unit
+from isthmus.units.models import Unit, bucket_unit
 from isthmus.units.owners import number_of
-
-if TYPE_CHECKING:
-    from isthmus.units.prepare import Prepared
+from isthmus.units.prepared import Prepared
 
 FIRST_BUCKETS = "first two backward passes with these DDP buckets"
 _PASSES_BEFORE_REBUILD = 2
-
-
-def bucket_unit(index: int, parameters: Sequence[Parameter], process_group: dist.ProcessGroup) -> Unit:
-    """Return the unit of a bucket that holds these parameters."""
-    return Unit(
-        name=f"bucket {index}",
-        label="",
-        parameters=tuple(parameters),
-        in_rows=False,
-        shard_group=None,
-        replicate_group=process_group,
-    )
 
 
 def bucket_parameters(module: nn.parallel.DistributedDataParallel) -> dict[torch.Tensor, Parameter]:

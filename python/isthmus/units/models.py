@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,18 @@ class Unit:
         if self.in_rows:
             return rows(self.parameters, self.num_shards)
         return concatenated(self.parameters, self.num_shards)
+
+
+def bucket_unit(index: int, parameters: Sequence[Parameter], process_group: dist.ProcessGroup) -> Unit:
+    """Return the unit of a bucket that holds these parameters."""
+    return Unit(
+        name=f"bucket {index}",
+        label="",
+        parameters=tuple(parameters),
+        in_rows=False,
+        shard_group=None,
+        replicate_group=process_group,
+    )
 
 
 def units_of(model: nn.Module) -> list[Unit]:

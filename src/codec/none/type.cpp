@@ -12,7 +12,7 @@ std::unique_ptr<Codec> make_on_host(const Options& /*options*/, DataType wire_dt
 }
 
 std::unique_ptr<Codec> make_on_device(const Options& /*options*/, DataType wire_dtype, int ranks_per_node,
-                                      const PassesOfDevice& device) {
+                                      Device& device) {
   return make_passes_codec(NoneDevice(wire_dtype, ranks_per_node), device);
 }
 

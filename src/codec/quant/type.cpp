@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <array>
 
+#include "base/option_rows.h"
 #include "codec/passes_codec.h"
 #include "codec/quant/device.h"
 #include "codec/quant/host.h"
 #include "isthmus/error.h"
-#include "option_rows.h"
 
 namespace isthmus {
 namespace {
@@ -30,7 +30,7 @@ std::unique_ptr<Codec> make_on_host(const Options& options, DataType /*wire_dtyp
 }
 
 std::unique_ptr<Codec> make_on_device(const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/,
-                                      const PassesOfDevice& device) {
+                                      Device& device) {
   return make_passes_codec(QuantDevice(options), device);
 }
 

@@ -1,9 +1,9 @@
 #include "codec/tagc/type.h"
 
+#include "base/option_rows.h"
 #include "codec/passes_codec.h"
 #include "codec/tagc/device.h"
 #include "codec/tagc/host.h"
-#include "option_rows.h"
 
 namespace isthmus {
 namespace {
@@ -36,7 +36,7 @@ std::unique_ptr<Codec> make_on_host(const Options& options, DataType /*wire_dtyp
 }
 
 std::unique_ptr<Codec> make_on_device(const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/,
-                                      const PassesOfDevice& device) {
+                                      Device& device) {
   return make_passes_codec(TagcDevice(options), device);
 }
 

@@ -1,13 +1,14 @@
 // The single-tier baseline (tiers=flat), on the CPU alone. See docs/algorithms.md, "Single tier".
 #pragma once
 
-#include "communicator/path/path.h"
+#include "communicator/path/two_tier_path.h"
 
 namespace isthmus {
 
-class FlatPath final : public Path {
+// Gathers are those of two tiers, and so is what an all-reduce does with its result.
+class FlatPath final : public TwoTierPath {
  public:
-  using Path::Path;
+  using TwoTierPath::TwoTierPath;
 
   void reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const override;
 

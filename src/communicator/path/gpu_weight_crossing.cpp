@@ -13,12 +13,9 @@ int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * 
 
 }  // namespace
 
-GpuWeightCrossing::GpuWeightCrossing(const TierSet& tiers, const Options& options, Device& device,
+GpuWeightCrossing::GpuWeightCrossing(const TierSet& tiers, const Options& options, GpuDevice& device,
                                      Statistics& statistics, std::function<void(const std::string&)> fail)
-    : tiers_(tiers),
-      options_(options),
-      coder_(device.make_weight_coder()),
-      watch_(tiers.host_inter(), statistics, std::move(fail)) {}
+    : tiers_(tiers), options_(options), device_(device), watch_(tiers.host_inter(), statistics, std::move(fail)) {}
 
 void GpuWeightCrossing::cross(Run& run, ConstBuffer shard, const UnitKey& unit, Replica& replica) {
   const int64_t num_nodes = tiers_.num_nodes();
@@ -41,13 +38,15 @@ void GpuWeightCrossing::cross(Run& run, ConstBuffer shard, const UnitKey& unit, 
     if (replica.last_use != nullptr) {
       run.device().wait(replica.last_use, run.tail());
     }
-    coder_->encode({.header = header,
-                    .before = replica.shards.part(tiers_.node(), shard.num_elements),
-                    .shard = shard,
-                    .replica = replica.is_compared(options_.replica_interval) ? replica.words() : ConstBuffer{},
-                    .sent = sent,
-                    .scratch = run.take(weight_encode_scratch_bytes(shard), DataType::kByte)},
-                   run.tail());
+    device_.passes().launcher.run(
+        make_weight_encode_job(
+            {.header = header,
+             .before = replica.shards.part(tiers_.node(), shard.num_elements),
+             .shard = shard,
+             .replica = replica.is_compared(options_.replica_interval) ? replica.words() : ConstBuffer{},
+             .sent = sent,
+             .scratch = run.take(weight_encode_scratch_bytes(shard), DataType::kByte)}),
+        run.tail());
   }
   {
     const Step step(run, "inter all-gather", tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
@@ -62,17 +61,18 @@ void GpuWeightCrossing::cross(Run& run, ConstBuffer shard, const UnitKey& unit, 
   watch_.watch(std::move(gather));  // before: whatever fails from now on lets the GPU go on
   {
     const Step step(run, "decode weights", Lane::kDecode, &CollectiveStats::decode_s);
-    coder_->decode({.expected = header,
-                    .num_nodes = num_nodes,
-                    .node = tiers_.node(),
-                    .received = received,
-                    .shard = shard,
-                    .replica = replica.shards,
-                    .outcome = &replica.watched->place(number, num_nodes),
-                    .outgoing = room_,
-                    .arrived = arrived,
-                    .scratch = run.take(weight_decode_scratch_bytes(shard, num_nodes), DataType::kByte)},
-                   run.tail());
+    device_.passes().launcher.run(
+        make_weight_decode_job({.expected = header,
+                                .num_nodes = num_nodes,
+                                .node = tiers_.node(),
+                                .received = received,
+                                .shard = shard,
+                                .replica = replica.shards,
+                                .outcome = &replica.watched->place(number, num_nodes),
+                                .outgoing = room_,
+                                .arrived = arrived,
+                                .scratch = run.take(weight_decode_scratch_bytes(shard, num_nodes), DataType::kByte)}),
+        run.tail());
   }
   ++replica.gathers;
 }
@@ -95,7 +95,7 @@ std::byte* GpuWeightCrossing::take_mapped(int64_t bytes) {
   constexpr int64_t kPieceBytes = int64_t{64} * 1024;
   if (free_bytes_ < bytes) {
     free_bytes_ = std::max(kPieceBytes, bytes);
-    mapped_.push_back(coder_->allocate_mapped(free_bytes_));
+    mapped_.push_back(device_.allocate_mapped(free_bytes_));
     free_ = mapped_.back().get();
   }
   free_bytes_ -= bytes;
@@ -105,7 +105,7 @@ std::byte* GpuWeightCrossing::take_mapped(int64_t bytes) {
 void GpuWeightCrossing::make_room(ConstBuffer shard) {
   const int64_t bytes = aligned(shard.bytes()) + tiers_.num_nodes() * shard.bytes();
   if (bytes > room_bytes_) {
-    mapped_.push_back(coder_->allocate_mapped(bytes));
+    mapped_.push_back(device_.allocate_mapped(bytes));
     room_ = mapped_.back().get();
     room_bytes_ = bytes;
   }

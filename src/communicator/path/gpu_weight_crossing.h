@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "codec/weights/weight_coder.h"
+#include "codec/gpu_device.h"
 #include "communicator/path/weight_watch.h"
-#include "communicator/run.h"
-#include "communicator/tier_set.h"
+#include "communicator/run/run.h"
+#include "communicator/run/tier_set.h"
 #include "communicator/units/weight_replicas.h"
 #include "isthmus/options.h"
 
@@ -20,7 +20,7 @@ namespace isthmus {
 class GpuWeightCrossing {
  public:
   // There are several nodes, and tiers.host_inter. fail: aborts the communicator; from any thread. All outlive it.
-  GpuWeightCrossing(const TierSet& tiers, const Options& options, Device& device, Statistics& statistics,
+  GpuWeightCrossing(const TierSet& tiers, const Options& options, GpuDevice& device, Statistics& statistics,
                     std::function<void(const std::string&)> fail);
 
   // Enqueues what brings the replica up to date: its shards become those that the ranks of the rail have now. Waits for
@@ -42,7 +42,7 @@ class GpuWeightCrossing {
 
   const TierSet& tiers_;
   const Options& options_;
-  const std::unique_ptr<WeightCoder> coder_;
+  GpuDevice& device_;
   std::vector<std::shared_ptr<std::byte>> mapped_;
   std::byte* free_ = nullptr;  // the rest of the last piece for outcomes
   int64_t free_bytes_ = 0;

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "communicator/plan/reduction_plan.h"
-#include "communicator/run.h"
+#include "communicator/run/run.h"
+#include "communicator/units/reduction_plan.h"
 #include "communicator/units/unit_table.h"
 #include "isthmus/codec.h"
 

@@ -1,5 +1,6 @@
 #include "communicator/path/two_tier_path.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "communicator/path/tier_operations.h"
@@ -143,6 +144,154 @@ int64_t TwoTierPath::wanted_segments(const ReductionPlan& plan, int64_t num_elem
     return options_.segments;
   }
   return segments_for_packets((tiers_.num_nodes() - 1) * plan.codec->packet_bytes(num_elements));
+}
+
+void TwoTierPath::all_reduce(Run& run, const ReductionPlan& plan, Buffer data) const {
+  const ConstBuffer gradient = in_equal_chunks(run, data);
+  const Buffer result = run.take(tiers_.chunk_elements(data.num_elements), accumulate_dtype(data.dtype));
+  reduce_scatter(run, plan, gradient, result);
+  const Buffer packet = encode_result(run, plan, result);
+  const Buffer packets = run.take(tiers_.world_size() * packet.num_elements, DataType::kByte);
+  gather(run, packet, packets);
+  decode_result(run, plan, packets, data);
+}
+
+// `data`, or a copy with as many zeros at its end as make it divisible by the number of ranks.
+ConstBuffer TwoTierPath::in_equal_chunks(Run& run, ConstBuffer data) const {
+  const int64_t padded_elements = tiers_.chunk_elements(data.num_elements) * tiers_.world_size();
+  if (padded_elements == data.num_elements) {
+    return data;
+  }
+  run.counters.packed_calls = 1;
+  run.set_phase("pack");
+  run.enter(Lane::kIntra);
+  const Buffer padded = run.take(padded_elements, data.dtype);
+  const Buffer padding = padded.slice(data.num_elements, padded_elements - data.num_elements);
+  device_.convert(data, padded.slice(0, data.num_elements), run.tail());
+  device_.clear(padding, run.tail());
+  return padded;
+}
+
+Buffer TwoTierPath::encode_result(Run& run, const ReductionPlan& plan, ConstBuffer result) const {
+  const Step step(run, "encode result", Lane::kDecode, &CollectiveStats::encode_s);
+  Codec& codec = *plan.result_codec;
+  const Buffer packet = run.take(codec.packet_bytes(result.num_elements), DataType::kByte);
+  const Buffer residual = plan.has_residual() ? plan.unit->result_residual : Buffer{};
+  const Workspace workspace = run.workspace(codec.encode_scratch_bytes(result.num_elements));
+  const PacketContext context = coder_.context_for(plan, PacketUse::kResult, tiers_.node());
+  coder_.encode(run, plan, codec, result, residual, packet, context, workspace);
+  coder_.count_packets(run, plan, PacketUse::kResult);
+  return packet;
+}
+
+// Every rank, the owner too, takes each chunk from its packet: the same bytes, and so the same bits, on all of them. A
+// GPU decodes all packets at once, the CPU one after the other, which takes less memory.
+void TwoTierPath::decode_result(Run& run, const ReductionPlan& plan, ConstBuffer packets, Buffer data) const {
+  const Step step(run, "decode result", Lane::kDecode, &CollectiveStats::decode_s);
+  Codec& codec = *plan.result_codec;
+  const int num_packets = tiers_.world_size();
+  const int at_once = device_.is_host() ? 1 : num_packets;
+  const int64_t chunk = tiers_.chunk_elements(data.num_elements);
+  const int64_t packet_bytes = packets.num_elements / num_packets;
+  const DataType decoded_dtype = accumulate_dtype(data.dtype);
+  const bool all_fit = data.dtype == decoded_dtype && data.num_elements == chunk * num_packets &&
+                       (at_once == 1 || tiers_.map().block_placement());
+  const Buffer stand_in = all_fit ? Buffer{} : run.take(at_once * chunk, decoded_dtype);
+  const Workspace workspace = run.workspace(codec.decode_each_scratch_bytes(chunk, at_once));
+  PacketContext context = coder_.context_for(plan, PacketUse::kArrivedResult, 0);
+  context.packets_of_sender = tiers_.ranks_per_node();
+  for (int first = 0; first < num_packets; first += at_once) {
+    const Buffer place = place_of_packets(first, at_once, chunk, data);
+    const bool fits = place.num_elements == at_once * chunk && place.dtype == decoded_dtype;
+    const Buffer decoded = fits ? place : stand_in;
+    run.codec_counts += codec.decode_each(packets.slice(first * packet_bytes, at_once * packet_bytes), at_once, decoded,
+                                          context.of_packet(first), workspace);
+    for (int packet = 0; !fits && packet < at_once; ++packet) {
+      const Buffer own_place = place_of_packets(first + packet, 1, chunk, data);
+      device_.convert(decoded.part(packet, chunk).slice(0, own_place.num_elements), own_place, run.tail());
+    }
+  }
+  coder_.count_packets(run, plan, PacketUse::kArrivedResult);
+}
+
+// Where the chunks of `count` packets belong, which lie node by node; empty if they do not lie side by side there. The
+// last chunks may be shorter, or empty.
+Buffer TwoTierPath::place_of_packets(int first, int count, int64_t chunk, Buffer data) const {
+  const NodeMap& map = tiers_.map();
+  if (count > 1 && !map.block_placement()) {
+    return {};
+  }
+  const int owner = map.rank(first / map.ranks_per_node(), first % map.ranks_per_node());
+  const int64_t begin = std::min(owner * chunk, data.num_elements);
+  return data.slice(begin, std::min(count * chunk, data.num_elements - begin));
+}
+
+void TwoTierPath::all_gather(Run& run, ConstBuffer shard, Buffer gathered, ConstBuffer rail) const {
+  const NodeMap& map = tiers_.map();
+  const bool in_blocks = map.block_placement();
+  const Buffer by_node = in_blocks ? gathered : run.take(gathered.num_elements, gathered.dtype);
+  if (rail.num_elements > 0) {
+    gather_within_node(run, rail, /*with_own=*/true, by_node, run.event());
+  } else {
+    gather(run, shard, by_node);
+  }
+  if (!in_blocks) {
+    run.counters.packed_calls = 1;
+    run.set_phase("unpack");
+    reorder(
+        device_, map, by_node, gathered, [&map](int rank) { return map.position(rank); }, [](int rank) { return rank; },
+        run.tail());
+  }
+}
+
+// The shards of all ranks, node by node. A GPU gathers this node's own ones beside the exchange between nodes; on the
+// host that would write a shard that stands in its place in the result, while it is sent.
+void TwoTierPath::gather(Run& run, ConstBuffer shard, Buffer by_node) const {
+  const bool beside = !device_.is_host() && tiers_.num_nodes() > 1 && tiers_.ranks_per_node() > 1;
+  const EventPtr ready = run.event();
+  const ConstBuffer rail = gather_along_rail(run, shard, by_node);
+  const EventPtr crossed = run.event();
+  if (beside) {
+    const Step step(run, "intra all-gather", tiers_.gather_intra_lane(), ready, &CollectiveStats::intra_s);
+    const Buffer own = by_node.part(tiers_.node(), tiers_.ranks_per_node() * shard.num_elements);
+    tiers_.gather_intra().all_gather(shard, own, run.tail())->wait(run.tail());
+  }
+  gather_within_node(run, rail, /*with_own=*/!beside, by_node, crossed);
+}
+
+// The shards of this rail, by node. With one rank a node that is the result, which then stands in `by_node`.
+ConstBuffer TwoTierPath::gather_along_rail(Run& run, ConstBuffer shard, Buffer by_node) const {
+  if (tiers_.num_nodes() == 1) {
+    return shard;
+  }
+  const Step step(run, "inter all-gather", tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
+  const Buffer rail =
+      tiers_.ranks_per_node() == 1 ? by_node : run.take(tiers_.num_nodes() * shard.num_elements, shard.dtype);
+  tiers_.gather_inter().all_gather(shard, rail, run.tail())->wait(run.tail());
+  return rail;
+}
+
+// rail: the shards of this rail, by node. with_own: this node's own ones, too. Begins after `ready`.
+void TwoTierPath::gather_within_node(Run& run, ConstBuffer rail, bool with_own, Buffer by_node,
+                                     const EventPtr& ready) const {
+  if (tiers_.ranks_per_node() == 1) {
+    if (rail.data != by_node.data) {
+      device_.convert(rail, by_node, run.tail());
+    }
+    return;
+  }
+  std::vector<int> owners;
+  for (int owner = 0; owner < tiers_.num_nodes(); ++owner) {
+    if (with_own || owner != tiers_.node()) {
+      owners.push_back(owner);
+    }
+  }
+  const Step step(run, "intra all-gather", tiers_.gather_intra_lane(), ready, &CollectiveStats::intra_s);
+  const int64_t shard_elements = rail.num_elements / tiers_.num_nodes();
+  start_group(tiers_.gather_intra(), static_cast<int>(owners.size()), run.tail(), [&](int i) {
+    const Buffer shards = by_node.part(owners[i], tiers_.ranks_per_node() * shard_elements);
+    return tiers_.gather_intra().all_gather(rail.part(owners[i], shard_elements), shards, run.tail());
+  });
 }
 
 }  // namespace isthmus

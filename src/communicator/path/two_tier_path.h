@@ -1,16 +1,42 @@
-// The main path: summed within the node, compressed between nodes.
+// The main path: summed within the node, compressed between nodes. See docs/algorithms.md.
 #pragma once
 
-#include "communicator/path/path.h"
+#include <cstdint>
+
+#include "communicator/path/packet_coder.h"
 #include "communicator/path/segments.h"
+#include "communicator/run/run.h"
+#include "communicator/run/tier_set.h"
+#include "communicator/units/reduction_plan.h"
+#include "isthmus/buffer.h"
+#include "isthmus/options.h"
 
 namespace isthmus {
 
-class TwoTierPath final : public Path {
+// How the collectives of a communicator move data. The caller has checked sizes and types. Stateless: a collective's
+// state is in its Run, its plan, and the unit that the plan names.
+class TwoTierPath {
  public:
-  using Path::Path;
+  // tiers, device and options outlive it.
+  TwoTierPath(const TierSet& tiers, Device& device, const Options& options)
+      : tiers_(tiers), device_(device), options_(options), coder_(device) {}
+  virtual ~TwoTierPath() = default;
 
-  void reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const override;
+  // shard = plan.scale * sum over ranks of this rank's chunk of `gradient`; neither is empty. Equal chunks.
+  virtual void reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const;
+
+  // data = plan.scale * sum over ranks of `data`, which is not empty. A reduce-scatter whose result is encoded once
+  // more, gathered, and decoded by all.
+  void all_reduce(Run& run, const ReductionPlan& plan, Buffer data) const;
+
+  // gathered chunk r = rank r's shard, which is not empty: along the rail, then within the node. rail: the shards of
+  // this rail, by node, where they have crossed already; empty: they have not.
+  void all_gather(Run& run, ConstBuffer shard, Buffer gathered, ConstBuffer rail = {}) const;
+
+ protected:
+  const TierSet& tiers_;
+  Device& device_;
+  const Options& options_;
 
  private:
   // A segment of the pieces, on its way to the nodes that own it.
@@ -38,6 +64,19 @@ class TwoTierPath final : public Path {
               Buffer shard) const;
   void wait_on_host(Run& run, Crossing& crossing) const;
   int64_t wanted_segments(const ReductionPlan& plan, int64_t num_elements) const;
+
+  // Those of all_reduce().
+  ConstBuffer in_equal_chunks(Run& run, ConstBuffer data) const;
+  Buffer encode_result(Run& run, const ReductionPlan& plan, ConstBuffer result) const;
+  void decode_result(Run& run, const ReductionPlan& plan, ConstBuffer packets, Buffer data) const;
+  Buffer place_of_packets(int first, int count, int64_t chunk, Buffer data) const;
+
+  // Those of all_gather().
+  void gather(Run& run, ConstBuffer shard, Buffer by_node) const;
+  ConstBuffer gather_along_rail(Run& run, ConstBuffer shard, Buffer by_node) const;
+  void gather_within_node(Run& run, ConstBuffer rail, bool with_own, Buffer by_node, const EventPtr& ready) const;
+
+  const PacketCoder coder_;
 };
 
 }  // namespace isthmus

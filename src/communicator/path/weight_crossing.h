@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "codec/weights/weight_packet.h"
-#include "communicator/run.h"
-#include "communicator/tier_set.h"
+#include "communicator/run/run.h"
+#include "communicator/run/tier_set.h"
 #include "communicator/units/weight_replicas.h"
 #include "isthmus/options.h"
 

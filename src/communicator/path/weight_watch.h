@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "codec/weights/device.h"
-#include "communicator/statistics.h"
+#include "communicator/run/statistics.h"
 #include "communicator/units/weight_history.h"
 #include "isthmus/transport.h"
 #include "isthmus/unit.h"

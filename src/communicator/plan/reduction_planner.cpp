@@ -19,17 +19,18 @@ ReductionPlanner::ReductionPlanner(const TierSet& tiers, Device& device, const O
   }
 }
 
-ReductionPlan ReductionPlanner::plan(const Run& run, const UnitKey& key, double scale, const char* why_exact) {
+ReductionPlan ReductionPlanner::plan(const Run& run, const Reduction& reduction) {
+  const UnitKey& key = reduction.unit;
   const double divisor = flat() ? 1 : tiers_.piece_type(device_, key.dtype).divisor;
   const int num_summands = divisor == 1 ? tiers_.ranks_per_node() : 1;  // others have been divided already
   ReductionPlan plan;
   plan.key = &key;
-  plan.scale = scale * divisor;
-  plan.why_exact = exact_reason(key, scale, why_exact);
+  plan.scale = reduction.scale * divisor;
+  plan.why_exact = exact_reason(reduction);
   if (plan.why_exact == nullptr) {
     plan.unit = units_.find_or_add(key, num_reductions_);
     plan.why_exact = plan.unit == nullptr ? "more than max_units units" : nullptr;
-  } else if (may_drain(run, key, scale)) {
+  } else if (may_drain(run, reduction)) {
     plan.unit = units_.find_with_residual(key, num_reductions_);
   }
   if (plan.unit != nullptr) {
@@ -45,8 +46,9 @@ ReductionPlan ReductionPlanner::plan(const Run& run, const UnitKey& key, double 
 }
 
 // Whether a reduction that is exact can take a residual along. Not in a graph, which would hold the memory that goes.
-bool ReductionPlanner::may_drain(const Run& run, const UnitKey& key, double scale) const {
-  return !flat() && key.num_elements > 0 && scale != 0 && std::isfinite(scale) && device_.capture(run.tail()) == 0;
+bool ReductionPlanner::may_drain(const Run& run, const Reduction& reduction) const {
+  return !flat() && reduction.unit.num_elements > 0 && reduction.scale != 0 && std::isfinite(reduction.scale) &&
+         device_.capture(run.tail()) == 0;
 }
 
 void ReductionPlanner::plan_for_unit(const Run& run, const UnitKey& key, int num_summands, ReductionPlan& plan) {
@@ -122,12 +124,13 @@ void ReductionPlanner::follow_start(Unit& unit, const UnitKey& key, int num_summ
 }
 
 // The first reason that holds, in this order. Null: there is none.
-const char* ReductionPlanner::exact_reason(const UnitKey& key, double scale, const char* why_exact) const {
+const char* ReductionPlanner::exact_reason(const Reduction& reduction) const {
+  const UnitKey& key = reduction.unit;
   if (options_.codec == "none") {
     return "codec none";
   }
-  if (why_exact != nullptr) {
-    return why_exact;
+  if (reduction.why_exact != nullptr) {
+    return reduction.why_exact;
   }
   if (tiers_.num_nodes() == 1) {
     return "one node";
@@ -138,7 +141,7 @@ const char* ReductionPlanner::exact_reason(const UnitKey& key, double scale, con
   if (key.num_elements == 0) {
     return "empty";
   }
-  if (scale == 0 || !std::isfinite(scale)) {
+  if (reduction.scale == 0 || !std::isfinite(reduction.scale)) {
     return "scale is zero or not finite";  // a residual cannot be rescaled by it
   }
   if (flat() && key.collective == Collective::kAllReduce) {
@@ -149,10 +152,11 @@ const char* ReductionPlanner::exact_reason(const UnitKey& key, double scale, con
 
 // In a graph a new unit would begin with zeros in its residual at every replay, and one whose scale changes would have
 // its residual scaled by every replay.
-void ReductionPlanner::check_capture(const UnitKey& key, double scale, const char* why_exact, Stream caller) const {
-  if (device_.capture(caller) == 0 || exact_reason(key, scale, why_exact) != nullptr) {
+void ReductionPlanner::check_capture(const Reduction& reduction, Stream caller) const {
+  if (device_.capture(caller) == 0 || exact_reason(reduction) != nullptr) {
     return;
   }
+  const UnitKey& key = reduction.unit;
   const Unit* unit = units_.find(key);
   const auto first_steps = static_cast<uint64_t>(options_.dense_steps);
   ISTHMUS_CHECK(Error, unit == nullptr || unit->step >= first_steps, "unit \"", key.name,
@@ -166,8 +170,9 @@ void ReductionPlanner::check_capture(const UnitKey& key, double scale, const cha
   ISTHMUS_CHECK(Error, unit->key.layout == key.layout, "unit \"", key.name,
                 "\" is reduced with other parameters while a graph is captured than before: expected the same");
   const double scale_before = unit->scale / tiers_.piece_type(device_, key.dtype).divisor;
-  ISTHMUS_CHECK(Error, unit->scale == 0 || scale_before == scale, "unit \"", key.name, "\" is reduced with scale ",
-                scale, " while a graph is captured, and was with ", scale_before, " before: expected one scale");
+  ISTHMUS_CHECK(Error, unit->scale == 0 || scale_before == reduction.scale, "unit \"", key.name,
+                "\" is reduced with scale ", reduction.scale, " while a graph is captured, and was with ", scale_before,
+                " before: expected one scale");
 }
 
 ResidualSizes ReductionPlanner::residual_sizes(const UnitKey& key) const {

@@ -9,9 +9,9 @@
 #include <tuple>
 
 #include "codec/tagc/flat.h"
-#include "communicator/plan/reduction_plan.h"
-#include "communicator/run.h"
-#include "communicator/tier_set.h"
+#include "communicator/run/run.h"
+#include "communicator/run/tier_set.h"
+#include "communicator/units/reduction_plan.h"
 #include "communicator/units/unit_table.h"
 #include "isthmus/options.h"
 #include "isthmus/unit.h"
@@ -24,14 +24,13 @@ class ReductionPlanner {
   // All outlive it. Throws OptionError where the options do not fit the device, or settings the codec.
   ReductionPlanner(const TierSet& tiers, Device& device, const Options& options);
 
-  // The plan of a reduction of `key`, whose sum is multiplied by `scale`. why_exact: why the caller wants it exact, as
-  // a string literal, or null. The plan refers to `key`.
-  ReductionPlan plan(const Run& run, const UnitKey& key, double scale, const char* why_exact);
+  // The plan refers to the reduction's key.
+  ReductionPlan plan(const Run& run, const Reduction& reduction);
   // Ends a plan: once all of its work has been enqueued.
   void finish(const ReductionPlan& plan);
 
   // Throws Error if a reduction cannot be captured into the graph that is being captured on `caller`.
-  void check_capture(const UnitKey& key, double scale, const char* why_exact, Stream caller) const;
+  void check_capture(const Reduction& reduction, Stream caller) const;
 
   UnitTable& units() { return units_; }
   const UnitTable& units() const { return units_; }
@@ -42,10 +41,10 @@ class ReductionPlanner {
   ResidualSizes residual_sizes(const UnitKey& key) const;  // of a unit whose codec keeps residuals
   ResidualStretches residual_stretches(const UnitKey& key) const;
   void follow_key(Unit& unit, const UnitKey& key, bool keeps_residual);
-  bool may_drain(const Run& run, const UnitKey& key, double scale) const;
+  bool may_drain(const Run& run, const Reduction& reduction) const;
   void plan_for_unit(const Run& run, const UnitKey& key, int num_summands, ReductionPlan& plan);
   void follow_start(Unit& unit, const UnitKey& key, int num_summands);
-  const char* exact_reason(const UnitKey& key, double scale, const char* why_exact) const;
+  const char* exact_reason(const Reduction& reduction) const;
   Codec& codec(const Options& settings, DataType dtype, int num_summands);
   Codec& plain_codec(DataType dtype, int num_summands);
   TagcFlat& tagc_flat(const Options& settings);

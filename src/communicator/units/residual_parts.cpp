@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/stable_hash.h"
 #include "isthmus/error.h"
-#include "stable_hash.h"
 
 namespace isthmus {
 namespace {

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/stable_hash.h"
 #include "isthmus/error.h"
 #include "kernels/block/device.h"
-#include "stable_hash.h"
 
 namespace isthmus {
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "torch/backend/live_backends.h"
-#include "torch/backend/without_gil.h"
+#include "torch/base/without_gil.h"
 #include "torch/units/gradient_labels.h"
 
 namespace isthmus::torch_backend {
@@ -56,11 +56,9 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
       calls_(group_, options_, counters_, [this](uint64_t number) { return watcher(number); }),
       recogniser_(group_, counters_, parts.covers_job),
       weights_(group_),
-      units_(group_, sides_.all()),
-      reductions_(group_, sides_, counters_, calls_, recogniser_, units_),
-      gathers_(group_, sides_, counters_, calls_, weights_) {
+      units_(group_, sides_.all()) {
   init();
-  faults_.set_sides(sides_.all());
+  faults_.set_sides({sides_.all().begin(), sides_.all().end()});
   cpu_.set_timeout(options_->timeout);
   install_label_tracking();
   watch_forks();
@@ -188,34 +186,18 @@ void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience) {
   }
 }
 
-template <typename Tensors>
-Side& BackendIsthmus::arrived(const char* call, const Tensors& tensors) {
-  group_.process.require_this();
-  return arrived_on(sides_.of(call, tensors), call);
-}
-template Side& BackendIsthmus::arrived(const char* call, const at::Tensor& tensor);
-template Side& BackendIsthmus::arrived(const char* call, const std::vector<at::Tensor>& tensors);
-
-Side& BackendIsthmus::arrived_on(Side& side, const char* call) {
-  CallbackThreads::await_turn();
-  note(call, side);
-  // Torch gives the description to this class alone, and not as a virtual call.
-  calls_.describe(sides_.all(), getGroupDesc());
-  return side;
-}
-
-Side& BackendIsthmus::message_arrived(const char* call, const std::vector<at::Tensor>& tensors) {
-  group_.process.require_this();
-  Side& side = sides_.of(call, tensors);
-  note(call, side);
-  return side;
-}
-
-void BackendIsthmus::note(const char* call, Side& side) {
+Side& BackendIsthmus::arrived_on(Side& side, const char* call, bool is_collective) {
+  if (is_collective) {
+    CallbackThreads::await_turn();
+  }
   group_.process.require_this();
   side.arrived(call);
   faults_.require_usable();
   counters_.count_call(call);
+  if (is_collective) {  // torch gives the description to this class alone, and not as a virtual call
+    calls_.describe(sides_.all(), getGroupDesc());
+  }
+  return side;
 }
 
 BackendPtr BackendIsthmus::device_backend() {

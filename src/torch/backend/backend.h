@@ -3,6 +3,7 @@
 
 #include <torch/headeronly/version.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -11,17 +12,15 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
-#include "torch/backend/call_counters.h"
-#include "torch/backend/gathers.h"
-#include "torch/backend/group.h"
-#include "torch/backend/options.h"
-#include "torch/backend/reductions.h"
 #include "torch/backend/statistics.h"
+#include "torch/base/call_counters.h"
+#include "torch/base/group.h"
+#include "torch/base/options.h"
 #include "torch/cuda/cuda_side.h"
 #include "torch/faults/fault_watch.h"
 #include "torch/sides/cpu_side.h"
+#include "torch/sides/device_units.h"
 #include "torch/sides/sides.h"
-#include "torch/units/device_units.h"
 #include "torch/units/gradient_recogniser.h"
 #include "torch/units/weight_recogniser.h"
 #include "torch/world/world_calls.h"
@@ -55,7 +54,8 @@ void set_split_function(SplitFunction function);
 class BackendIsthmus;
 void set_shutdown_listener(std::function<void(BackendIsthmus& backend)> listener);
 
-// Torch's overrides: each records that a call has arrived, finds the side that its tensors are on, and passes it on.
+// Torch's overrides: each records that a call has arrived, finds the side that its tensors are on, and passes it on: to
+// that side's two tiers, or to its world backend.
 // CpuSide and make_cuda_side() say which thread runs what.
 //
 // In a process that is forked from the one that made a backend calls throw. shutdown() and abort() do nothing there and
@@ -77,7 +77,7 @@ class BackendIsthmus final : public c10d::Backend {
   DeviceUnits& units() { return units_; }
   // Option `gradients` of this group from now on. Every rank calls it at the same place.
   void set_gradients(const std::string& mode);
-  // See UnitTracker.
+  // See GradientRecogniser.
   std::string unit_name(uint64_t owner, const std::string& label) { return recogniser_.name_of(owner, label); }
 
   const std::string getBackendName() const override { return kBackendName; }
@@ -148,10 +148,28 @@ class BackendIsthmus final : public c10d::Backend {
   // The first step of every call: returns the side that its tensors are on. Throws if the group has failed or is shut
   // down, or has no side for them.
   template <typename Tensors>
-  Side& arrived(const char* call, const Tensors& tensors);  // a collective, of one tensor or several
-  Side& arrived_on(Side& side, const char* call);           // a collective
-  Side& message_arrived(const char* call, const std::vector<at::Tensor>& tensors);  // between two ranks
-  void note(const char* call, Side& side);
+  Side& arrived(const char* call, const Tensors& tensors, bool is_collective = true) {  // of one tensor or several
+    group_.process.require_this();
+    return arrived_on(sides_.of(call, tensors), call, is_collective);
+  }
+  Side& arrived_on(Side& side, const char* call, bool is_collective = true);
+
+  // Reductions. side: that of the first tensor.
+  WorkPtr submit_all_reduce(Side& side, const at::Tensor& tensor, const Reduction& gradient,
+                            std::chrono::milliseconds timeout);
+  WorkPtr submit_reduce_scatter(Side& side, const at::Tensor& output, const at::Tensor& input,
+                                const Reduction& gradient, std::chrono::milliseconds timeout);
+  WorkPtr submit_reduction(Side& side, TwoTierCall call, const Reduction& gradient);
+  WorkPtr combined(c10d::OpType type, std::vector<WorkPtr> works, const std::vector<at::Tensor>& outputs) const;
+
+  // All-gathers.
+  bool takes_two_tiers(const at::Tensor& output, const at::Tensor& input) const;
+  WorkPtr gather_tensor(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);
+  WorkPtr gather_by_world(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);
+  // unit: whose weights are gathered; nothing: nobody's.
+  WorkPtr submit_gather(Side& side, const at::Tensor& output, const at::Tensor& input,
+                        std::chrono::milliseconds timeout, const std::optional<UnitKey>& unit = std::nullopt);
+
   BackendPtr device_backend();  // of the GPU, if there is one
   std::optional<at::Device> bound_device();
   void bind(std::optional<at::Device> device);
@@ -173,8 +191,6 @@ class BackendIsthmus final : public c10d::Backend {
   GradientRecogniser recogniser_;
   WeightRecogniser weights_;
   DeviceUnits units_;
-  Reductions reductions_;
-  Gathers gathers_;
 
   std::mutex shutdown_mutex_;         // callers of shutdown() do its work one after the other
   std::mutex mutex_;                  // guards what follows

@@ -1,11 +1,11 @@
-// Torch's calls of BackendIsthmus, each to its path.
+// Torch's calls of BackendIsthmus that neither reduce nor all-gather: they go to the world backend.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
 #include <utility>
 
 #include "torch/backend/backend.h"
-#include "torch/backend/tensors.h"
+#include "torch/base/tensors.h"
 
 namespace isthmus::torch_backend {
 
@@ -21,63 +21,9 @@ WorkPtr BackendIsthmus::endCoalescing() {
   return calls_.end_coalescing();
 }
 
-WorkPtr BackendIsthmus::allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
-  return reductions_.all_reduce(arrived("allreduce", tensors), tensors, options);
-}
-
-WorkPtr BackendIsthmus::allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
-  return reductions_.all_reduce_sparse(arrived("allreduce_sparse", tensors), tensors, options);
-}
-
-WorkPtr BackendIsthmus::allreduce_coalesced(std::vector<at::Tensor>& tensors,
-                                            const c10d::AllreduceCoalescedOptions& options) {
-  return reductions_.all_reduce_coalesced(arrived("allreduce_coalesced", tensors), tensors, options);
-}
-
-WorkPtr BackendIsthmus::reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& options) {
-  return reductions_.reduce(arrived("reduce", tensors), tensors, options);
-}
-
-WorkPtr BackendIsthmus::reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
-                                       const c10d::ReduceScatterOptions& options) {
-  return reductions_.reduce_scatter_lists(arrived("reduce_scatter", outputs), outputs, inputs, options);
-}
-
-WorkPtr BackendIsthmus::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                             const c10d::ReduceScatterOptions& options) {
-  return reductions_.reduce_scatter(arrived("_reduce_scatter_base", input), output, input, options);
-}
-
-WorkPtr BackendIsthmus::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& outputs,
-                                                        std::vector<at::Tensor>& inputs,
-                                                        const c10d::ReduceScatterOptions& options) {
-  Side& side = arrived("reduce_scatter_tensor_coalesced", inputs);
-  return reductions_.reduce_scatter_coalesced(side, outputs, inputs, options);
-}
-
 WorkPtr BackendIsthmus::broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) {
   Side& side = arrived("broadcast", tensors);
   return calls_.forward(side, [&](c10d::Backend& world) { return world.broadcast(tensors, options); });
-}
-
-WorkPtr BackendIsthmus::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
-                                  const c10d::AllgatherOptions& options) {
-  return gathers_.gather_lists(arrived("allgather", inputs), outputs, inputs, options);
-}
-
-WorkPtr BackendIsthmus::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
-  return gathers_.gather(arrived("_allgather_base", input), output, input, options);
-}
-
-WorkPtr BackendIsthmus::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
-                                            std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions& options) {
-  return gathers_.gather_lists_coalesced(arrived("allgather_coalesced", inputs), outputs, inputs, options);
-}
-
-WorkPtr BackendIsthmus::allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs,
-                                                        std::vector<at::Tensor>& inputs,
-                                                        const c10d::AllgatherOptions& options) {
-  return gathers_.gather_coalesced(arrived("allgather_into_tensor_coalesced", inputs), outputs, inputs, options);
 }
 
 WorkPtr BackendIsthmus::gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
@@ -145,17 +91,17 @@ WorkPtr BackendIsthmus::alltoall(std::vector<at::Tensor>& outputs, std::vector<a
 }
 
 WorkPtr BackendIsthmus::send(std::vector<at::Tensor>& tensors, int destination, int tag) {
-  Side& side = message_arrived("send", tensors);
+  Side& side = arrived("send", tensors, /*is_collective=*/false);
   return calls_.forward(side, [&](c10d::Backend& world) { return world.send(tensors, destination, tag); });
 }
 
 WorkPtr BackendIsthmus::recv(std::vector<at::Tensor>& tensors, int source, int tag) {
-  Side& side = message_arrived("recv", tensors);
+  Side& side = arrived("recv", tensors, /*is_collective=*/false);
   return calls_.forward(side, [&](c10d::Backend& world) { return world.recv(tensors, source, tag); });
 }
 
 WorkPtr BackendIsthmus::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
-  Side& side = message_arrived("recvAnysource", tensors);
+  Side& side = arrived("recvAnysource", tensors, /*is_collective=*/false);
   return calls_.forward(side, [&](c10d::Backend& world) { return world.recvAnysource(tensors, tag); });
 }
 

@@ -1,10 +1,10 @@
-#include "torch/backend/gathers.h"
-
+// All-gathers: in two tiers, or by the world backend.
 #include <algorithm>
 #include <utility>
 
 #include "communicator/plan/policy.h"
-#include "torch/backend/tensors.h"
+#include "torch/backend/backend.h"
+#include "torch/base/tensors.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -30,20 +30,20 @@ at::Tensor whole_of(const std::vector<at::Tensor>& parts) {
 
 }  // namespace
 
-bool Gathers::takes_two_tiers(const at::Tensor& output, const at::Tensor& input) const {
+bool BackendIsthmus::takes_two_tiers(const at::Tensor& output, const at::Tensor& input) const {
   return group_.two_tier() && output.numel() > 0 && is_large(group_.options, output.numel()) &&
          output.numel() == input.numel() * group_.size && output.scalar_type() == input.scalar_type() &&
          output.layout() == at::kStrided && output.device() == input.device();
 }
 
-WorkPtr Gathers::gather_by_world(Side& side, at::Tensor output, at::Tensor input,
-                                 const c10d::AllgatherOptions& options) {
+WorkPtr BackendIsthmus::gather_by_world(Side& side, at::Tensor output, at::Tensor input,
+                                        const c10d::AllgatherOptions& options) {
   flatten(output, input);
   return calls_.forward(side, [&](c10d::Backend& world) { return world._allgather_base(output, input, options); });
 }
 
-WorkPtr Gathers::submit(Side& side, const at::Tensor& output, const at::Tensor& input,
-                        std::chrono::milliseconds timeout, const std::optional<UnitKey>& unit) {
+WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, const at::Tensor& input,
+                                      std::chrono::milliseconds timeout, const std::optional<UnitKey>& unit) {
   TwoTierCall call;
   call.operation.operation = "all-gather";
   call.operation.tensor = describe(output.numel(), input);
@@ -74,35 +74,43 @@ WorkPtr Gathers::submit(Side& side, const at::Tensor& output, const at::Tensor& 
   return calls_.submit(side, std::move(call));
 }
 
-WorkPtr Gathers::gather(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options) {
+WorkPtr BackendIsthmus::gather_tensor(Side& side, at::Tensor output, at::Tensor input,
+                                      const c10d::AllgatherOptions& options) {
   if (weights_.is_active() && takes_two_tiers(output, input)) {
     if (const std::optional<UnitKey> unit = weights_.recognise(output)) {
-      return submit(side, output, input, options.timeout, unit);
+      return submit_gather(side, output, input, options.timeout, unit);
     }
   }
   if (takes_two_tiers(output, input)) {
-    return submit(side, output, input, options.timeout);
+    return submit_gather(side, output, input, options.timeout);
   }
   return gather_by_world(side, std::move(output), std::move(input), options);
 }
 
+WorkPtr BackendIsthmus::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
+  return gather_tensor(arrived("_allgather_base", input), output, input, options);
+}
+
 // What FSDP1 calls on the CPU: chunks of one tensor. Only weights=delta makes anything of that.
-WorkPtr Gathers::gather_lists(Side& side, std::vector<std::vector<at::Tensor>>& outputs,
-                              std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions& options) {
+WorkPtr BackendIsthmus::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                                  const c10d::AllgatherOptions& options) {
+  Side& side = arrived("allgather", inputs);
   if (weights_.is_active() && inputs.size() == 1 && outputs.size() == 1 &&
       outputs[0].size() == static_cast<size_t>(group_.size)) {
     const at::Tensor output = whole_of(outputs[0]);
     const std::optional<UnitKey> unit =
         output.defined() && takes_two_tiers(output, inputs[0]) ? weights_.recognise(output) : std::nullopt;
     if (unit) {
-      return submit(side, output, inputs[0], options.timeout, unit);
+      return submit_gather(side, output, inputs[0], options.timeout, unit);
     }
   }
   return calls_.forward(side, [&](c10d::Backend& world) { return world.allgather(outputs, inputs, options); });
 }
 
-WorkPtr Gathers::gather_coalesced(Side& side, std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
-                                  const c10d::AllgatherOptions& options) {
+WorkPtr BackendIsthmus::allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs,
+                                                        std::vector<at::Tensor>& inputs,
+                                                        const c10d::AllgatherOptions& options) {
+  Side& side = arrived("allgather_into_tensor_coalesced", inputs);
   bool one_by_one = !outputs.empty() && outputs.size() == inputs.size();
   for (size_t i = 0; side.abilities().coalesced_gathers && one_by_one && i < outputs.size(); ++i) {
     one_by_one = takes_two_tiers(outputs[i], inputs[i]);
@@ -114,7 +122,7 @@ WorkPtr Gathers::gather_coalesced(Side& side, std::vector<at::Tensor>& outputs, 
   std::vector<WorkPtr> works;
   for (size_t i = 0; i < outputs.size(); ++i) {
     Side& own = sides_.of("allgather_into_tensor_coalesced", inputs[i]);
-    works.push_back(gather(own, outputs[i], inputs[i], options));
+    works.push_back(gather_tensor(own, outputs[i], inputs[i], options));
   }
   return c10::make_intrusive<CombinedWork>(group_.rank, c10d::OpType::_ALLGATHER_BASE, std::move(works), outputs);
 }
@@ -122,8 +130,9 @@ WorkPtr Gathers::gather_coalesced(Side& side, std::vector<at::Tensor>& outputs, 
 // One by one on the CPU. Gloo's own corrupt the heap now and then: whichever of its threads ends an operation writes
 // the operation's name into one std::string of the group without a lock (torch 2.11 to 2.15), and
 // "ALLGATHER_COALESCED" is too long for a string that allocates nothing.
-WorkPtr Gathers::gather_lists_coalesced(Side& side, std::vector<std::vector<at::Tensor>>& outputs,
-                                        std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions& options) {
+WorkPtr BackendIsthmus::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
+                                            std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions& options) {
+  Side& side = arrived("allgather_coalesced", inputs);
   const bool fits =
       !inputs.empty() && outputs.size() == static_cast<size_t>(group_.size) &&
       std::all_of(outputs.begin(), outputs.end(), [&](const auto& of_rank) { return of_rank.size() == inputs.size(); });

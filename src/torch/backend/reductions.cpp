@@ -1,9 +1,9 @@
-#include "torch/backend/reductions.h"
-
+// Reductions: those that are gradients go in two tiers, the others to the world backend.
 #include <utility>
 
-#include "torch/backend/reduce_ops.h"
-#include "torch/backend/tensors.h"
+#include "torch/backend/backend.h"
+#include "torch/base/reduce_ops.h"
+#include "torch/base/tensors.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -12,7 +12,7 @@ Buffer typed_buffer(const at::Tensor& tensor, DataType dtype) { return {tensor.d
 
 }  // namespace
 
-WorkPtr Reductions::submit(Side& side, TwoTierCall call, const Gradient& gradient) {
+WorkPtr BackendIsthmus::submit_reduction(Side& side, TwoTierCall call, const Reduction& gradient) {
   const bool scatters = gradient.unit.collective == Collective::kReduceScatter;
   call.operation.operation = scatters ? "reduce-scatter" : "all-reduce";
   call.operation.unit = gradient.unit.name;
@@ -24,8 +24,8 @@ WorkPtr Reductions::submit(Side& side, TwoTierCall call, const Gradient& gradien
   return calls_.submit(side, std::move(call));
 }
 
-WorkPtr Reductions::submit_reduce_scatter(Side& side, const at::Tensor& output, const at::Tensor& input,
-                                          const Gradient& gradient, std::chrono::milliseconds timeout) {
+WorkPtr BackendIsthmus::submit_reduce_scatter(Side& side, const at::Tensor& output, const at::Tensor& input,
+                                              const Reduction& gradient, std::chrono::milliseconds timeout) {
   TORCH_CHECK_VALUE(input.numel() == output.numel() * group_.size, "isthmus: reduce-scatter of ", input.numel(),
                     " elements into ", output.numel(), " over ", group_.size, " ranks: expected ",
                     output.numel() * group_.size);
@@ -38,27 +38,25 @@ WorkPtr Reductions::submit_reduce_scatter(Side& side, const at::Tensor& output, 
   const DataType dtype = gradient.unit.dtype;
   call.run = [data = typed_buffer(call.input, dtype), shard = typed_buffer(call.written, dtype), gradient](
                  Communicator& communicator, Stream stream) {
-    return communicator.reduce_scatter(data, shard, gradient.scale, gradient.unit, gradient.why_exact, stream);
+    return communicator.reduce_scatter(data, shard, gradient, stream);
   };
-  return submit(side, std::move(call), gradient);
+  return submit_reduction(side, std::move(call), gradient);
 }
 
-WorkPtr Reductions::submit_all_reduce(Side& side, const at::Tensor& tensor, const Gradient& gradient,
-                                      std::chrono::milliseconds timeout) {
+WorkPtr BackendIsthmus::submit_all_reduce(Side& side, const at::Tensor& tensor, const Reduction& gradient,
+                                          std::chrono::milliseconds timeout) {
   TwoTierCall call;
   call.input = tensor;
   call.output = tensor;
   call.written = contiguous(tensor);
   call.timeout = calls_.timeout_or_default(timeout);
-  call.run = [data = typed_buffer(call.written, gradient.unit.dtype), gradient](Communicator& communicator,
-                                                                                Stream stream) {
-    return communicator.all_reduce(data, gradient.scale, gradient.unit, gradient.why_exact, stream);
-  };
-  return submit(side, std::move(call), gradient);
+  call.run = [data = typed_buffer(call.written, gradient.unit.dtype), gradient](
+                 Communicator& communicator, Stream stream) { return communicator.all_reduce(data, gradient, stream); };
+  return submit_reduction(side, std::move(call), gradient);
 }
 
-WorkPtr Reductions::combined(c10d::OpType type, std::vector<WorkPtr> works,
-                             const std::vector<at::Tensor>& outputs) const {
+WorkPtr BackendIsthmus::combined(c10d::OpType type, std::vector<WorkPtr> works,
+                                 const std::vector<at::Tensor>& outputs) const {
   std::erase(works, nullptr);  // the caller's stream alone runs those
   if (works.size() < 2) {
     return works.empty() ? nullptr : works.front();
@@ -66,25 +64,27 @@ WorkPtr Reductions::combined(c10d::OpType type, std::vector<WorkPtr> works,
   return c10::make_intrusive<CombinedWork>(group_.rank, type, std::move(works), outputs);
 }
 
-WorkPtr Reductions::all_reduce(Side& side, std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
+WorkPtr BackendIsthmus::allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
+  Side& side = arrived("allreduce", tensors);
   if (tensors.size() == 1) {
     if (const auto gradient = recogniser_.recognise(tensors[0], tensors[0], Collective::kAllReduce, options.reduceOp)) {
       return submit_all_reduce(side, tensors[0], *gradient, options.timeout);
     }
   }
-  premultiply_in_place(tensors, options.reduceOp, side);
-  return calls_.forward(side,
-                        [&](c10d::Backend& world) { return world.allreduce(tensors, with_plain_sum(options, side)); });
+  premultiply_in_place(tensors, options.reduceOp, side.abilities());
+  return calls_.forward(
+      side, [&](c10d::Backend& world) { return world.allreduce(tensors, with_plain_sum(options, side.abilities())); });
 }
 
-WorkPtr Reductions::all_reduce_sparse(Side& side, std::vector<at::Tensor>& tensors,
-                                      const c10d::AllreduceOptions& options) {
+WorkPtr BackendIsthmus::allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
+  Side& side = arrived("allreduce_sparse", tensors);
   counters_.count_exact("a sparse all-reduce");
   return calls_.forward(side, [&](c10d::Backend& world) { return world.allreduce_sparse(tensors, options); });
 }
 
-WorkPtr Reductions::all_reduce_coalesced(Side& side, std::vector<at::Tensor>& tensors,
-                                         const c10d::AllreduceCoalescedOptions& options) {
+WorkPtr BackendIsthmus::allreduce_coalesced(std::vector<at::Tensor>& tensors,
+                                            const c10d::AllreduceCoalescedOptions& options) {
+  Side& side = arrived("allreduce_coalesced", tensors);
   std::vector<WorkPtr> works;
   std::vector<at::Tensor> plain;
   for (const auto& tensor : tensors) {
@@ -95,25 +95,27 @@ WorkPtr Reductions::all_reduce_coalesced(Side& side, std::vector<at::Tensor>& te
     }
   }
   if (works.empty() || !plain.empty()) {
-    premultiply_in_place(plain, options.reduceOp, side);
-    works.push_back(calls_.forward(
-        side, [&](c10d::Backend& world) { return world.allreduce_coalesced(plain, with_plain_sum(options, side)); }));
+    premultiply_in_place(plain, options.reduceOp, side.abilities());
+    works.push_back(calls_.forward(side, [&](c10d::Backend& world) {
+      return world.allreduce_coalesced(plain, with_plain_sum(options, side.abilities()));
+    }));
   }
   return combined(c10d::OpType::ALLREDUCE_COALESCED, std::move(works), tensors);
 }
 
-WorkPtr Reductions::reduce(Side& side, std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& options) {
+WorkPtr BackendIsthmus::reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& options) {
+  Side& side = arrived("reduce", tensors);
   // The inputs of ranks other than the root stay as they are.
   std::vector<at::Tensor> products;
   products.reserve(tensors.size());
   for (const auto& tensor : tensors) {
-    products.push_back(premultiplied(tensor, options.reduceOp, side));
+    products.push_back(premultiplied(tensor, options.reduceOp, side.abilities()));
   }
   if (side.abilities().premultiplied_sums || options.reduceOp.op_ != c10d::ReduceOp::PREMUL_SUM) {
     return calls_.forward(side, [&](c10d::Backend& world) { return world.reduce(tensors, options); });
   }
   return calls_.forward(side, [&](c10d::Backend& world) {
-    const auto work = world.reduce(products, with_plain_sum(options, side));
+    const auto work = world.reduce(products, with_plain_sum(options, side.abilities()));
     return followed_by(work, tensors, [products, tensors, is_root = options.rootRank == group_.rank]() mutable {
       for (size_t i = 0; is_root && i < tensors.size(); ++i) {
         write(tensors[i], products[i]);
@@ -122,36 +124,38 @@ WorkPtr Reductions::reduce(Side& side, std::vector<at::Tensor>& tensors, const c
   });
 }
 
-WorkPtr Reductions::reduce_scatter_lists(Side& side, std::vector<at::Tensor>& outputs,
-                                         std::vector<std::vector<at::Tensor>>& inputs,
-                                         const c10d::ReduceScatterOptions& options) {
+WorkPtr BackendIsthmus::reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+                                       const c10d::ReduceScatterOptions& options) {
+  Side& side = arrived("reduce_scatter", outputs);
   counters_.count_exact("a reduce-scatter of lists");
   std::vector<std::vector<at::Tensor>> products;
   for (const auto& list : inputs) {
     auto& product = products.emplace_back();
     for (const auto& tensor : list) {
-      product.push_back(premultiplied(tensor, options.reduceOp, side));
+      product.push_back(premultiplied(tensor, options.reduceOp, side.abilities()));
     }
   }
   return calls_.forward(side, [&](c10d::Backend& world) {
-    return world.reduce_scatter(outputs, products, with_plain_sum(options, side));
+    return world.reduce_scatter(outputs, products, with_plain_sum(options, side.abilities()));
   });
 }
 
-WorkPtr Reductions::reduce_scatter(Side& side, at::Tensor& output, at::Tensor& input,
-                                   const c10d::ReduceScatterOptions& options) {
+WorkPtr BackendIsthmus::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                             const c10d::ReduceScatterOptions& options) {
+  Side& side = arrived("_reduce_scatter_base", input);
   if (const auto gradient = recogniser_.recognise(output, input, Collective::kReduceScatter, options.reduceOp)) {
     return submit_reduce_scatter(side, output, input, *gradient, options.timeout);
   }
-  at::Tensor product = premultiplied(input, options.reduceOp, side);
+  at::Tensor product = premultiplied(input, options.reduceOp, side.abilities());
   return calls_.forward(side, [&](c10d::Backend& world) {
-    return world._reduce_scatter_base(output, product, with_plain_sum(options, side));
+    return world._reduce_scatter_base(output, product, with_plain_sum(options, side.abilities()));
   });
 }
 
-WorkPtr Reductions::reduce_scatter_coalesced(Side& side, std::vector<at::Tensor>& outputs,
-                                             std::vector<at::Tensor>& inputs,
-                                             const c10d::ReduceScatterOptions& options) {
+WorkPtr BackendIsthmus::reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& outputs,
+                                                        std::vector<at::Tensor>& inputs,
+                                                        const c10d::ReduceScatterOptions& options) {
+  Side& side = arrived("reduce_scatter_tensor_coalesced", inputs);
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "isthmus: reduce-scatter of ", inputs.size(), " tensors into ",
                     outputs.size());
   std::vector<WorkPtr> works;
@@ -164,12 +168,13 @@ WorkPtr Reductions::reduce_scatter_coalesced(Side& side, std::vector<at::Tensor>
       works.push_back(submit_reduce_scatter(own, outputs[i], inputs[i], *gradient, options.timeout));
     } else {
       plain_outputs.push_back(outputs[i]);
-      plain_inputs.push_back(premultiplied(inputs[i], options.reduceOp, side));
+      plain_inputs.push_back(premultiplied(inputs[i], options.reduceOp, side.abilities()));
     }
   }
   if (works.empty() || !plain_outputs.empty()) {
     works.push_back(calls_.forward(side, [&](c10d::Backend& world) {
-      return world.reduce_scatter_tensor_coalesced(plain_outputs, plain_inputs, with_plain_sum(options, side));
+      return world.reduce_scatter_tensor_coalesced(plain_outputs, plain_inputs,
+                                                   with_plain_sum(options, side.abilities()));
     }));
   }
   return combined(c10d::OpType::_REDUCE_SCATTER_BASE, std::move(works), outputs);

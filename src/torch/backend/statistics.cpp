@@ -5,7 +5,6 @@
 
 #include "isthmus/error.h"
 #include "torch/units/gradient_recogniser.h"
-#include "torch/units/unit_tracking.h"
 
 namespace isthmus::torch_backend {
 namespace {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "isthmus/stats.h"
-#include "torch/backend/call_counters.h"
-#include "torch/backend/group.h"
+#include "torch/base/call_counters.h"
+#include "torch/base/group.h"
 #include "torch/sides/side.h"
 
 namespace isthmus::torch_backend {

@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "isthmus/error.h"
+#include "torch/cuda/cuda_work.h"
 #include "torch/cuda/nccl_tier.h"
 #include "torch/cuda/torch_cuda_device.h"
 #include "torch/faults/errors.h"
 #include "torch/sides/c10d_transport.h"
-#include "torch/works/cuda_work.h"
 #include "transport/message_transport.h"  // Clock
 #include "transport/side_by_side.h"
 

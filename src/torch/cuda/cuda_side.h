@@ -4,8 +4,8 @@
 #include <functional>
 #include <memory>
 
-#include "torch/backend/call_counters.h"
-#include "torch/backend/group.h"
+#include "torch/base/call_counters.h"
+#include "torch/base/group.h"
 #include "torch/faults/fault_watch.h"
 #include "torch/sides/side.h"
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "isthmus/error.h"
-#include "torch/backend/tensors.h"
+#include "torch/base/tensors.h"
 
 namespace isthmus::torch_backend {
 namespace {

@@ -2,12 +2,10 @@
 
 #include <c10/util/thread_name.h>
 
-#include <optional>
 #include <utility>
 
 #include "isthmus/error.h"
 #include "torch/faults/errors.h"
-#include "torch/sides/side.h"
 #include "transport/message_transport.h"  // Clock
 
 namespace isthmus::torch_backend {
@@ -109,7 +107,7 @@ void FaultWatch::throw_if_failed(c10d::OpType operation, uint64_t sequence_numbe
   FaultReport report;
   report.operation = c10d::opTypeToString(operation);
   report.sequence_number = sequence_number;
-  for (Side* side : sides_) {
+  for (WatchedCalls* side : sides_) {
     side->throw_if_faulted(report);
   }
 }
@@ -149,7 +147,7 @@ bool FaultWatch::look_is_due() {
 
 void FaultWatch::look_for_failures(bool at_board) {
   FaultReport last;  // explained here, since no thread of this host may be waiting for it
-  for (Side* side : sides_) {
+  for (WatchedCalls* side : sides_) {
     FaultReport call = side->last_call();
     call.error = "another rank failed";
     try {
@@ -181,7 +179,7 @@ void FaultWatch::fail_from_now_on(std::exception_ptr error) {
 }
 
 void FaultWatch::close_all_connections() {
-  for (Side* side : sides_) {
+  for (WatchedCalls* side : sides_) {
     side->abort();
   }
 }

@@ -6,19 +6,36 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "torch/backend/group.h"
+#include "torch/base/group.h"
 #include "torch/faults/fault_board.h"
 #include "torch/works/work.h"
 #include "transport/side_by_side.h"
 
 namespace isthmus::torch_backend {
 
-class Side;
+// Calls that run on one kind of device, and how they fail. Any thread may call any method.
+class WatchedCalls {
+ public:
+  // For reports: the last call whose end the host does not see. Without an operation if there is none: the thread that
+  // waits for a call then explains its failure.
+  virtual FaultReport last_call() const = 0;
+  // Throws a fault that was found on the device, once the host can see it; the group then fails, in `operation`.
+  virtual void throw_if_faulted(FaultReport operation) = 0;
+  // The oldest call whose end the host does not see and that takes so long that it counts as failed, with an error that
+  // says so. Nothing where callers' threads wait for calls. Called by one thread at a time.
+  virtual std::optional<FaultReport> overdue() { return std::nullopt; }
+  // Makes this rank's calls fail, and with them the peers'. Does not wait for blocked threads.
+  virtual void abort() = 0;
+
+ protected:
+  ~WatchedCalls() = default;
+};
 
 // Replaces a timeout that means "never": deadlines are counted in nanoseconds.
 inline constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 3650);
@@ -49,9 +66,9 @@ class FaultWatch final : public FaultHandler {
  public:
   FaultWatch(const Group& group, const c10::intrusive_ptr<c10d::Store>& store);
 
-  // Sets the sides whose connections are closed after a failure. Called before all other methods; the sides outlive the
-  // thread.
-  void set_sides(std::vector<Side*> sides) { sides_ = std::move(sides); }
+  // Sets the group's sides, whose connections are closed after a failure. Called before all other methods; the sides
+  // outlive the thread.
+  void set_sides(std::vector<WatchedCalls*> sides) { sides_ = std::move(sides); }
   // Starts the thread. Throws std::system_error where this process may have no more threads.
   void start();
   // Ends it.
@@ -87,7 +104,7 @@ class FaultWatch final : public FaultHandler {
 
   const Group& group_;
   FaultBoard board_;
-  std::vector<Side*> sides_;
+  std::vector<WatchedCalls*> sides_;
 
   std::mutex explain_mutex_;  // one explanation at a time
 

@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "torch/base/tensors.h"
 
 namespace isthmus::torch_backend {
 namespace {

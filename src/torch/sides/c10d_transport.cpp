@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/stable_hash.h"
 #include "isthmus/error.h"
-#include "stable_hash.h"
 #include "torch/faults/errors.h"
 
 namespace isthmus::torch_backend {

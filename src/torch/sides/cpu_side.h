@@ -9,8 +9,8 @@
 #include <variant>
 #include <vector>
 
-#include "torch/backend/call_counters.h"
-#include "torch/backend/group.h"
+#include "torch/base/call_counters.h"
+#include "torch/base/group.h"
 #include "torch/faults/fault_watch.h"
 #include "torch/sides/side.h"
 #include "torch/works/exposure.h"

@@ -8,21 +8,14 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "isthmus/communicator.h"
-#include "torch/faults/fault_board.h"
+#include "torch/base/world_abilities.h"
+#include "torch/faults/fault_watch.h"
 #include "torch/sides/two_tier_call.h"
 #include "torch/works/work.h"
 
 namespace isthmus::torch_backend {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
-
-// Features that only some world backends have.
-struct WorldAbilities {
-  bool premultiplied_sums = false;  // ReduceOp::PREMUL_SUM
-  bool all_to_all_of_lists = false;
-  bool coalesced_gathers = false;
-  bool groups = false;  // calls between its startCoalescing() and endCoalescing() start together
-};
 
 // Statistics of one device of a group.
 struct SideStats {
@@ -36,7 +29,7 @@ struct SideStats {
 
 // A group has one for CPU tensors and at most one for CUDA tensors. Any thread may call any method. Collectives come in
 // program order, which is the same on all ranks.
-class Side {
+class Side : public WatchedCalls {
  public:
   virtual ~Side() = default;
 
@@ -74,21 +67,9 @@ class Side {
   virtual void describe(const std::string& group) = 0;
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 
-  // For reports about faults: the last call whose end the host does not see. Without an operation if there is none: the
-  // thread that waits for a call then explains its failure.
-  virtual FaultReport last_call() const = 0;
-  // Throws a fault that was found on the device, once the host can see it; the group then fails, in `operation`.
-  virtual void throw_if_faulted(FaultReport operation) = 0;
-
-  // The oldest call whose end the host does not see and that takes so long that it counts as failed, with an error that
-  // says so. Nothing where callers' threads wait for calls. Called by one thread at a time.
-  virtual std::optional<FaultReport> overdue() { return std::nullopt; }
-
   // Waits until all submitted work is done, or the group has failed; false if that takes longer than `patience`
   // (milliseconds::max(): without a limit). The group accepts no more calls by then.
   virtual bool drain(std::chrono::milliseconds patience) = 0;
-  // Makes this rank's operations fail, and with them the peers'. Does not wait for blocked threads.
-  virtual void abort() = 0;
   // Closes connections, after drain() or abort(). Does nothing the second time. Afterwards only stats() may be called.
   virtual void shutdown() = 0;
 };

@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "isthmus/communicator.h"
-#include "torch/backend/tensors.h"
+#include "torch/base/tensors.h"
 #include "torch/faults/fault_board.h"
 
 namespace isthmus::torch_backend {

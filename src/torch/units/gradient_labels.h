@@ -44,7 +44,7 @@ struct PushedUnit {
   // A user's block may hold several reductions, and those that FSDP makes, which are units of FSDP's. Other tags are
   // for the one reduction that follows.
   bool by_user = false;
-  // How many reductions of a shape a user's block had so far, by process group: its UnitTracker.
+  // How many reductions of a shape a user's block had so far, by process group: its GradientRecogniser.
   std::map<std::pair<const void*, ReductionShape>, int> num_reductions;
 };
 

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "communicator/plan/policy.h"
-#include "torch/backend/reduce_ops.h"
-#include "torch/backend/tensors.h"
+#include "torch/base/reduce_ops.h"
+#include "torch/base/tensors.h"
 #include "torch/units/unmatched_patterns.h"
 
 namespace isthmus::torch_backend {
@@ -20,6 +20,39 @@ FindFsdpCaller& fsdp_caller() {
 std::function<void()>& third_step_function() {
   static auto* function = new std::function<void()>;  // never destroyed: it holds a Python object
   return *function;
+}
+
+UnitKey make_key(std::string name, const ReductionShape& shape) {
+  UnitKey key;
+  key.name = std::move(name);
+  key.num_elements = shape.num_elements;
+  key.dtype = shape.dtype;
+  key.collective = shape.collective;
+  return key;
+}
+
+// Of that name, or else of the tag's.
+Reduction tagged_unit(const UnitTag& tag, const ReductionShape& shape, const std::string& name = "") {
+  UnitKey key = make_key(name.empty() ? tag.name : name, shape);
+  key.layout = tag.sections != nullptr ? tag.sections->hash() : tag.layout;
+  key.sections = tag.sections;
+  key.owner = tag.owner;
+  return {.unit = std::move(key), .why_exact = tag.why_exact};
+}
+
+// "fsdp1:float32:4096".
+std::string made_up_name(const char* kind, const ReductionShape& shape) {
+  return std::string(kind) + ':' + to_string(shape.dtype) + ':' + std::to_string(shape.num_elements);
+}
+
+// The context of the calling thread, without Python's part.
+ReductionCall current_call() {
+  ReductionCall call;
+  call.pushed = current_unit();
+  call.in_fsdp_reduction = in_fsdp_reduction();
+  call.parameter = parameter_behind_node();
+  call.graph_task = current_graph_task();
+  return call;
 }
 
 // Adds Python's answer about a call that may be FSDP's.
@@ -45,13 +78,10 @@ void set_fsdp_caller(FindFsdpCaller find) { fsdp_caller() = std::move(find); }
 void set_third_step_function(std::function<void()> function) { third_step_function() = std::move(function); }
 
 GradientRecogniser::GradientRecogniser(const Group& group, CallCounters& counters, bool covers_job)
-    : group_(group),
-      counters_(counters),
-      units_(covers_job, gradients_in_backward(group.options.gradients)),
-      gradients_(group.options.gradients) {}
+    : group_(group), counters_(counters), covers_job_(covers_job), gradients_(group.options.gradients) {}
 
-std::optional<Gradient> GradientRecogniser::recognise(const at::Tensor& output, const at::Tensor& input,
-                                                      Collective collective, const c10d::ReduceOp& op) {
+std::optional<Reduction> GradientRecogniser::recognise(const at::Tensor& output, const at::Tensor& input,
+                                                       Collective collective, const c10d::ReduceOp& op) {
   if (!group_.two_tier()) {
     counters_.count_exact("the group is not on several nodes of one size");
     return std::nullopt;
@@ -66,10 +96,14 @@ std::optional<Gradient> GradientRecogniser::recognise(const at::Tensor& output, 
   ReductionCall call = current_call();
   if (reducible) {
     ask_python(call, output, input);
-    if (auto unit = identify(call, {input.numel(), *dtype, collective})) {
-      forget_unfit_sections(unit->key, group_.size);
-      look_for_unmatched_patterns(group_.options.units, unit->key);
-      return Gradient{std::move(unit->key), *scale, unit->why_exact};
+    std::unique_lock lock(mutex_);
+    std::optional<Reduction> gradient = identify(call, {input.numel(), *dtype, collective});
+    lock.unlock();
+    if (gradient) {
+      gradient->scale = *scale;
+      forget_unfit_sections(gradient->unit, group_.size);
+      look_for_unmatched_patterns(group_.options.units, gradient->unit);
+      return gradient;
     }
   }
   counters_.count_exact(why_not_recognised(call, output, input, reducible));
@@ -88,14 +122,94 @@ bool GradientRecogniser::third_step_begins() {
   return begins;
 }
 
-std::optional<IdentifiedUnit> GradientRecogniser::identify(const ReductionCall& call, const ReductionShape& shape) {
-  const std::lock_guard lock(mutex_);
-  return units_.identify(call, shape);
+int ParameterNumbers::number(const WeakParameter& parameter, const ReductionShape& shape) {
+  const auto key = std::pair(shape, static_cast<const c10::TensorImpl*>(parameter._unsafe_get_target()));
+  const auto found = by_parameter_.find(key);
+  if (found != by_parameter_.end()) {
+    return found->second.number;
+  }
+  std::erase_if(by_parameter_, [](const auto& entry) { return entry.second.parameter.expired(); });
+  const int number = next_[shape]++;
+  by_parameter_.emplace(key, Numbered{parameter, number});
+  return number;
+}
+
+std::optional<Reduction> GradientRecogniser::identify(const ReductionCall& call, const ReductionShape& shape) {
+  if (call.fsdp) {
+    return fsdp_unit(*call.fsdp, shape);
+  }
+  if (call.pushed != nullptr) {
+    return pushed_unit(*call.pushed, shape);
+  }
+  if (call.in_fsdp_reduction) {
+    return std::nullopt;
+  }
+  if (call.parameter) {
+    if (const auto tag = parameter_tag(*call.parameter)) {
+      return tagged_unit(*tag, shape);
+    }
+  }
+  if (!gradients_in_backward(gradients_) || call.graph_task < 0) {
+    return std::nullopt;
+  }
+  return call.parameter ? parameter_unit(*call.parameter, shape) : unknown_unit(call, shape);
+}
+
+Reduction GradientRecogniser::fsdp_unit(const FsdpCaller& caller, const ReductionShape& shape) {
+  if (caller.flat_parameter) {
+    return flat_unit(caller, shape);
+  }
+  return tagged_unit(caller.tag, shape, caller.is_label ? numbered(caller.tag.name, caller.tag.owner) : "");
+}
+
+// An unprepared unit of FSDP1 has no name but its flat parameter: that is the unit, even with reentrant checkpointing,
+// other models, or skipped units.
+Reduction GradientRecogniser::flat_unit(const FsdpCaller& caller, const ReductionShape& shape) {
+  if (const auto tag = parameter_tag(*caller.flat_parameter)) {
+    return tagged_unit(*tag, shape);
+  }
+  const int number = flat_parameters_.number(*caller.flat_parameter, shape);
+  return tagged_unit(caller.tag, shape, with_ordinal(made_up_name("fsdp1", shape), number));
+}
+
+std::string GradientRecogniser::numbered(const std::string& label, uint64_t owner) {
+  std::map<uint64_t, int>& owners = owners_[label];
+  return with_ordinal(label, owners.try_emplace(owner, static_cast<int>(owners.size())).first->second);
+}
+
+// Several tensors of one shape that a user reduces under one name are told apart by their order in the block.
+Reduction GradientRecogniser::pushed_unit(PushedUnit& pushed, const ReductionShape& shape) const {
+  Reduction reduction = tagged_unit(pushed.tag, shape);
+  if (pushed.by_user) {
+    std::string& name = reduction.unit.name;
+    name = with_ordinal(std::move(name), pushed.num_reductions[{this, shape}]++);
+  }
+  return reduction;
+}
+
+Reduction GradientRecogniser::parameter_unit(const WeakParameter& parameter, const ReductionShape& shape) {
+  const int number = parameters_.number(parameter, shape);
+  return {make_key(with_ordinal(made_up_name("parameter", shape), number), shape)};
+}
+
+// A bucket, or a reduction of a compiled graph: it is a gradient because the option says so, and its parameters are
+// unknown. So it has no residual, and is named by its order among equal ones in a backward pass.
+Reduction GradientRecogniser::unknown_unit(const ReductionCall& call, const ReductionShape& shape) {
+  if (call.graph_task != graph_task_) {
+    graph_task_ = call.graph_task;
+    in_graph_task_.clear();
+  }
+  const int number = in_graph_task_[shape]++;
+  Reduction reduction;
+  reduction.unit = make_key(with_ordinal(made_up_name(to_string(shape.collective), shape), number), shape);
+  reduction.unit.may_keep_residual = false;
+  reduction.why_exact = covers_job_ ? nullptr : kMayHoldCopies;
+  return reduction;
 }
 
 std::string GradientRecogniser::name_of(uint64_t owner, const std::string& label) {
   const std::lock_guard lock(mutex_);
-  return units_.name_of(owner, label);
+  return numbered(label, owner);
 }
 
 const char* GradientRecogniser::why_not_recognised(const ReductionCall& call, const at::Tensor& output,
@@ -127,7 +241,6 @@ void GradientRecogniser::set_gradients(const std::string& mode) {
   }
   const std::lock_guard lock(mutex_);
   gradients_ = options.gradients;
-  units_.set_gradients_in_backward(gradients_in_backward(gradients_));
 }
 
 std::string GradientRecogniser::gradients() const {

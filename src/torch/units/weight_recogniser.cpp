@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "communicator/plan/policy.h"
-#include "torch/backend/tensors.h"
+#include "torch/base/tensors.h"
 
 namespace isthmus::torch_backend {
 namespace {

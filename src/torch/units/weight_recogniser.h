@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "isthmus/unit.h"
-#include "torch/backend/group.h"
+#include "torch/base/group.h"
 #include "torch/units/gone_owners.h"
 
 namespace isthmus::torch_backend {

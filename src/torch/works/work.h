@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "torch/backend/own_process.h"
+#include "torch/base/own_process.h"
 #include "torch/works/callback_threads.h"
 
 namespace isthmus::torch_backend {

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "torch/backend/call_counters.h"
-#include "torch/backend/group.h"
-#include "torch/backend/options.h"
+#include "torch/base/call_counters.h"
+#include "torch/base/group.h"
+#include "torch/base/options.h"
 #include "torch/sides/side.h"
 #include "torch/works/work.h"
 

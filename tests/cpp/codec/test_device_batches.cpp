@@ -9,7 +9,11 @@
 #include <variant>
 #include <vector>
 
-#include "codec/device_codecs.h"
+#include "codec/none/device.h"
+#include "codec/passes_codec.h"
+#include "codec/quant/device.h"
+#include "codec/sparse/device.h"
+#include "codec/tagc/device.h"
 #include "isthmus/codec_type.h"
 #include "tests/cpp/support/on_device.h"
 #include "tests/cpp/support/typed_data.h"
@@ -74,7 +78,7 @@ class BatchTest {
       : batch_(batch),
         launcher_(cut),
         cpu_(make_codec(batch.codec, options(), batch.dtype, 2)),
-        device_(make_device_codec(batch.codec, options(), batch.dtype, 2, launcher_, &counts_, &fault_)),
+        device_(make_device_codec()),
         context_memory_{kUnitHash, kStep},
         pieces_(random_values(batch.num_nodes * batch.piece_elements, 1), batch.dtype),
         packet_bytes_(cpu_->packet_bytes(batch.num_elements)) {}
@@ -134,6 +138,20 @@ class BatchTest {
   int num_passes() { return launcher_.num_passes(); }
 
  private:
+  template <JobMaker Maker>
+  std::unique_ptr<Codec> make_codec_of(Maker maker) {
+    return std::make_unique<PassesCodec<Maker>>(std::move(maker), PassesOfDevice{launcher_, &counts_, &fault_});
+  }
+  std::unique_ptr<Codec> make_device_codec() {
+    if (batch_.codec == "quant") {
+      return make_codec_of(QuantDevice(options()));
+    }
+    if (batch_.codec == "sparse") {
+      return make_codec_of(SparseDevice(options()));
+    }
+    return batch_.codec == "tagc" ? make_codec_of(TagcDevice(options())) : make_codec_of(NoneDevice(batch_.dtype, 2));
+  }
+
   static uint16_t sender() { return 5; }
 
   Options options() const {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "communicator/scratch.h"
+#include "base/aligned_memory.h"
 #include "isthmus/codec_type.h"
 #include "isthmus/error.h"
 #include "kernels/block/device.h"

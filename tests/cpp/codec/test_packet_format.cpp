@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "base/aligned_memory.h"
 #include "codec/weights/weight_packet.h"
-#include "communicator/scratch.h"
 #include "isthmus/codec.h"
 
 namespace isthmus {

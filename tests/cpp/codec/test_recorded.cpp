@@ -104,11 +104,10 @@ std::string record(const NodeMap& map, const Options& options, DataType dtype) {
       const uint64_t seed = 100 * step + rank;
       const Array whole = gradient(world.size() * kChunk, dtype, seed);
       Array shard(kChunk, dtype);
-      world.ranks[rank]->reduce_scatter(whole.view(), shard.buffer(), .25, {"first", world.size() * kChunk, dtype},
-                                        nullptr);
+      world.ranks[rank]->reduce_scatter(whole.view(), shard.buffer(), {{"first", world.size() * kChunk, dtype}, .25});
       results[rank].add(shard.view());
       Array summed = gradient(kChunk + 3, dtype, seed + 50);
-      world.ranks[rank]->all_reduce(summed.buffer(), 1, {"second", kChunk + 3, dtype, Collective::kAllReduce}, nullptr);
+      world.ranks[rank]->all_reduce(summed.buffer(), {{"second", kChunk + 3, dtype, Collective::kAllReduce}});
       results[rank].add(summed.view());
       Array gathered(world.size() * kChunk, dtype);
       world.ranks[rank]->all_gather(shard.view(), gathered.buffer());

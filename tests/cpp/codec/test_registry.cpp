@@ -206,8 +206,8 @@ TEST(Registry, TrainsOverTwoNodes) {
       std::ranges::transform(slopes, target, slopes.begin(), std::minus<>());
       const Array gradient(slopes, DataType::kFloat32);
       Array mean(kChunk, DataType::kFloat32);
-      communicator.reduce_scatter(gradient.view(), mean.buffer(), 1.0 / kRanks,
-                                  {"unit", kRanks * kChunk, DataType::kFloat32}, nullptr);
+      communicator.reduce_scatter(gradient.view(), mean.buffer(),
+                                  {{"unit", kRanks * kChunk, DataType::kFloat32}, 1.0 / kRanks});
       const double rate = .3 / (1 + .1 * step);
       std::ranges::transform(shards[rank], mean.values(), shards[rank].begin(),
                              [rate](double weight, double slope) { return weight - rate * slope; });
@@ -254,8 +254,7 @@ TEST(Registry, ACorruptPacketNamesItsCodec) {
   const std::vector<Array> gradients = test::random_inputs(2, 1000, DataType::kFloat32);
   const std::vector<Outcome> outcomes = test::run_ranks(2, [&](int rank) {
     Array shard(1000, DataType::kFloat32);
-    world.ranks[rank]->reduce_scatter(gradients[rank].view(), shard.buffer(), 1, {"unit", 2000, DataType::kFloat32},
-                                      nullptr);
+    world.ranks[rank]->reduce_scatter(gradients[rank].view(), shard.buffer(), {{"unit", 2000, DataType::kFloat32}});
   });
   EXPECT_TRUE(outcomes[1].threw<PacketError>());
   EXPECT_NE(outcomes[1].text.find("packet with step 1 where 0 is expected (codec sign, unit"), std::string::npos)

@@ -217,7 +217,7 @@ TEST(AllReduce, WrongArgumentsAreNamedAndLeaveItUsable) {
   const auto error_of = [&](int64_t elements, DataType dtype, const UnitKey& unit) -> std::string {
     Array data(elements, dtype);
     try {
-      world.ranks[0]->all_reduce(data.buffer(), 1, unit, nullptr);
+      world.ranks[0]->all_reduce(data.buffer(), {unit});
     } catch (const Error& error) {
       return error.what();
     }

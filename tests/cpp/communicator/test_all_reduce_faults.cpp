@@ -32,7 +32,7 @@ constexpr int kVictim = 2;
 void reduce_twice(Communicator& communicator) {
   for (int step = 0; step < 2; ++step) {
     Array data(random_values(kElements, 3), DataType::kFloat32);
-    communicator.all_reduce(data.buffer(), 1, {"unit", kElements, DataType::kFloat32, Collective::kAllReduce}, nullptr);
+    communicator.all_reduce(data.buffer(), {{"unit", kElements, DataType::kFloat32, Collective::kAllReduce}});
   }
 }
 
@@ -212,8 +212,7 @@ TEST_P(EveryCodec, RanksThatReduceDifferentSizesGetAnError) {
   const std::vector<Outcome> outcomes = run_ranks(2, [&](int rank) {
     const int64_t elements = rank == 0 ? 2000 : 4000;
     Array data(elements, DataType::kFloat32);
-    world.ranks[rank]->all_reduce(data.buffer(), 1, {"u", elements, DataType::kFloat32, Collective::kAllReduce},
-                                  nullptr);
+    world.ranks[rank]->all_reduce(data.buffer(), {{"u", elements, DataType::kFloat32, Collective::kAllReduce}});
   });
   for (const Outcome& outcome : outcomes) {
     EXPECT_TRUE(outcome.threw<TransportError>() || outcome.threw<PacketError>()) << outcome.text;

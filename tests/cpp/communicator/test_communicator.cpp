@@ -248,7 +248,7 @@ TEST(Communicator, ShardMayBeTheOwnChunkOfTheGradient) {
       std::vector<Array> inputs(4, Array(std::vector<double>{1, 2, 3, 4, 5, 6, 7, 8}, DataType::kFloat32));
       run_ranks_well(4, [&](int rank) {
         const Buffer own = inputs[rank].buffer().part(rank, 2);
-        world.ranks[rank]->reduce_scatter(inputs[rank].view(), own, 1, {"unit", 8, DataType::kFloat32}, nullptr);
+        world.ranks[rank]->reduce_scatter(inputs[rank].view(), own, {{"unit", 8, DataType::kFloat32}});
         EXPECT_EQ(inputs[rank].values()[2 * rank], 4 * (2 * rank + 1)) << nodes << ", " << tiers;
         EXPECT_EQ(inputs[rank].values()[2 * rank + 1], 4 * (2 * rank + 2));
       });
@@ -264,7 +264,7 @@ TEST(Communicator, WrongArgumentsAreNamedAndLeaveItUsable) {
     Array gradient(elements, dtype);
     Array shard(shard_elements, shard_dtype);
     try {
-      communicator.reduce_scatter(gradient.view(), shard.buffer(), 1, unit, nullptr);
+      communicator.reduce_scatter(gradient.view(), shard.buffer(), {unit});
     } catch (const Error& error) {
       return error.what();
     }

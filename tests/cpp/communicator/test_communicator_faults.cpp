@@ -75,7 +75,7 @@ void reduce_twice(Communicator& communicator) {
   const Array gradient(random_values(elements, 3), DataType::kFloat32);
   Array shard(1000, DataType::kFloat32);
   for (int step = 0; step < 2; ++step) {
-    communicator.reduce_scatter(gradient.view(), shard.buffer(), 1, {"unit", elements, DataType::kFloat32}, nullptr);
+    communicator.reduce_scatter(gradient.view(), shard.buffer(), {{"unit", elements, DataType::kFloat32}});
   }
 }
 
@@ -181,8 +181,8 @@ TEST_P(EveryCodec, RanksThatReduceDifferentUnitsGetAnError) {
   const std::vector<Outcome> outcomes = run_ranks(2, [&](int rank) {
     const Array gradient(2000, DataType::kFloat32);
     Array shard(1000, DataType::kFloat32);
-    world.ranks[rank]->reduce_scatter(gradient.view(), shard.buffer(), 1,
-                                      {rank == 0 ? "a" : "b", 2000, DataType::kFloat32}, nullptr);
+    world.ranks[rank]->reduce_scatter(gradient.view(), shard.buffer(),
+                                      {{rank == 0 ? "a" : "b", 2000, DataType::kFloat32}});
   });
   for (const Outcome& outcome : outcomes) {
     EXPECT_TRUE(outcome.threw<PacketError>()) << outcome.text;

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "communicator/scratch.h"
+#include "base/aligned_memory.h"
 #include "isthmus/codec.h"
 #include "tests/cpp/support/world.h"
 
@@ -106,8 +106,8 @@ TEST_P(LargeReduceScatter, IsRightEverywhere) {
   const int64_t chunk = kGradientElements / world.size();
   run_ranks_well(world.size(), [&](int rank) {
     LargeArray shard(chunk);
-    world.ranks[rank]->reduce_scatter(gradient.buffer(), shard.buffer(), 0.125,
-                                      {"unit", kGradientElements, DataType::kFloat32}, nullptr);
+    world.ranks[rank]->reduce_scatter(gradient.buffer(), shard.buffer(),
+                                      {{"unit", kGradientElements, DataType::kFloat32}, 0.125});
     EXPECT_LE(largest_error(shard, rank * chunk, 2), GetParam().error) << "rank " << rank;
   });
 }
@@ -122,8 +122,8 @@ TEST(Large, AllReduce) {
   run_ranks_well(world.size(), [&](int rank) {
     LargeArray data(kElements);
     fill(data);
-    world.ranks[rank]->all_reduce(data.buffer(), 0.25, {"unit", kElements, DataType::kFloat32, Collective::kAllReduce},
-                                  nullptr);
+    world.ranks[rank]->all_reduce(data.buffer(),
+                                  {{"unit", kElements, DataType::kFloat32, Collective::kAllReduce}, 0.25});
     EXPECT_LE(largest_error(data, 0, .5), .04) << "rank " << rank;
   });
 }

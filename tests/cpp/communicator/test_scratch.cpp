@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "communicator/scratch.h"
+#include "communicator/run/scratch.h"
 
 namespace isthmus {
 namespace {

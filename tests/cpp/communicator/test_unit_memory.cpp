@@ -28,9 +28,9 @@ TEST(UnitState, AResidualWithoutMemoryIsNamedAndAllRanksFail) {
       float nothing = 0;
       const Buffer gradient{&nothing, kElements, kFloat32};
       if (collective == Collective::kAllReduce) {
-        world.ranks[rank]->all_reduce(gradient, 1, key, nullptr);
+        world.ranks[rank]->all_reduce(gradient, {key});
       } else {
-        world.ranks[rank]->reduce_scatter(gradient, gradient.part(0, kElements / 4), 1, key, nullptr);
+        world.ranks[rank]->reduce_scatter(gradient, gradient.part(0, kElements / 4), {key});
       }
     });
     for (int rank = 0; rank < 4; ++rank) {
@@ -48,8 +48,8 @@ TEST(UnitState, OneRankWithoutMemoryFailsTheOthers) {
   const std::vector<test::Outcome> outcomes = run_ranks(4, [&](int rank) {
     const int64_t elements = rank == 2 ? int64_t{1} << 56 : 4000;
     std::vector<float> values(4000);
-    world.ranks[rank]->all_reduce({values.data(), elements, kFloat32}, 1,
-                                  {"u", elements, kFloat32, Collective::kAllReduce}, nullptr);
+    world.ranks[rank]->all_reduce({values.data(), elements, kFloat32},
+                                  {{"u", elements, kFloat32, Collective::kAllReduce}});
   });
   EXPECT_TRUE(outcomes[2].threw<Error>()) << outcomes[2].text;
   for (const int rank : {0, 1, 3}) {
@@ -62,8 +62,8 @@ TEST(UnitState, BuffersWithoutMemoryAreNamed) {
   const std::vector<test::Outcome> outcomes = run_ranks(4, [&](int rank) {
     constexpr int64_t kElements = int64_t{1} << 56;
     float nothing = 0;
-    world.ranks[rank]->reduce_scatter({&nothing, kElements, kFloat32}, {&nothing, kElements / 4, kFloat32}, 1,
-                                      {"u", kElements, kFloat32}, nullptr);
+    world.ranks[rank]->reduce_scatter({&nothing, kElements, kFloat32}, {&nothing, kElements / 4, kFloat32},
+                                      {{"u", kElements, kFloat32}});
   });
   for (const test::Outcome& outcome : outcomes) {
     EXPECT_TRUE(outcome.threw<Error>());

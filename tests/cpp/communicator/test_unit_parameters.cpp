@@ -65,7 +65,7 @@ class Unit {
     if (in_rows) {
       std::vector<Array> shards(static_cast<size_t>(world_.size()), Array(sections->row_elements(), kFloat32));
       run_ranks_well(world_.size(), [&](int rank) {
-        world_.ranks[rank]->reduce_scatter(inputs[rank].view(), shards[rank].buffer(), 1, key, why_exact);
+        world_.ranks[rank]->reduce_scatter(inputs[rank].view(), shards[rank].buffer(), {key, 1, why_exact});
       });
       std::vector<double> whole;
       for (const Array& shard : shards) {
@@ -74,8 +74,9 @@ class Unit {
       }
       add(whole, *sections, arrived_now);
     } else {
-      run_ranks_well(world_.size(),
-                     [&](int rank) { world_.ranks[rank]->all_reduce(inputs[rank].buffer(), 1, key, why_exact); });
+      run_ranks_well(world_.size(), [&](int rank) {
+        world_.ranks[rank]->all_reduce(inputs[rank].buffer(), {key, 1, why_exact});
+      });
       for (const Array& result : inputs) {
         ASSERT_EQ(result.values(), inputs[0].values());
       }
@@ -213,7 +214,7 @@ TEST(Units, OwnersAreScaledClearedAndForgottenByThemselves) {
       Array shard(1000, kFloat32);
       UnitKey key{name, 2000, kFloat32};
       key.owner = owner;
-      world.ranks[rank]->reduce_scatter(inputs[rank].view(), shard.buffer(), 1, key, nullptr);
+      world.ranks[rank]->reduce_scatter(inputs[rank].view(), shard.buffer(), {key});
     });
   };
   UnitStates& units = world.ranks[0]->units();

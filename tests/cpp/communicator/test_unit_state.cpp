@@ -148,7 +148,7 @@ TEST(UnitState, LayoutsAreUnitsOfTheirOwn) {
   for (const uint64_t layout : {1, 2, 1}) {
     test::run_ranks_well(2, [&](int rank) {
       Array data(500, kFloat32);
-      world.ranks[rank]->all_reduce(data.buffer(), 1, {"u", 500, kFloat32, Collective::kAllReduce, layout}, nullptr);
+      world.ranks[rank]->all_reduce(data.buffer(), {{"u", 500, kFloat32, Collective::kAllReduce, layout}});
     });
   }
   const std::vector<UnitState> states = world.ranks[0]->units().states();

@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/removed_options.h"
 #include "communicator/plan/policy.h"
 #include "isthmus/codec_type.h"
 #include "isthmus/error.h"
 #include "isthmus/options.h"
-#include "removed_options.h"
 
 namespace isthmus {
 namespace {

@@ -92,14 +92,14 @@ class EmulatedGpu final : public GpuDevice {
   void throw_if_faulted() override;
   void begin_range(const char* name) override;
   void end_range() override;
+  PassesOfDevice passes() override;
+  std::shared_ptr<std::byte> allocate_mapped(int64_t bytes) override;
 
  private:
   class Launcher;
   struct StreamState;
   struct Event;
 
-  PassesOfDevice passes() override;
-  std::shared_ptr<std::byte> allocate_mapped(int64_t bytes) override;
   // Finishes all work first.
   kernels::DeviceCounts read_counts() override;
 

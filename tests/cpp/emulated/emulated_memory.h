@@ -7,7 +7,7 @@
 #include <mutex>
 #include <string>
 
-#include "communicator/scratch.h"
+#include "base/aligned_memory.h"
 #include "isthmus/device.h"
 #include "tests/cpp/support/stream_order.h"
 

@@ -12,6 +12,8 @@ namespace isthmus::kernels::emulated {
 
 using test::EmulatedDevice;
 
+static_assert(IsGroupOfPass<test::EmulatedGroup>);
+
 void run_passes(EmulatedDevice& device, const NoneEncodeJob& job) { run_passes<EmulatedDevice>(device, job); }
 void run_passes(EmulatedDevice& device, const NoneDecodeJob& job) { run_passes<EmulatedDevice>(device, job); }
 void run_passes(EmulatedDevice& device, const QuantEncodeJob& job) { run_passes<EmulatedDevice>(device, job); }

@@ -116,12 +116,12 @@ TEST_P(GpuOnEveryMap, CollectivesInPlace) {
         const UnitKey key{"unit", 2100 * world.size(), dtype};
         const DeviceArray on_gpu(*rank.gpu, inputs[r]);
         const Buffer data = on_gpu.buffer();
-        rank.gpu->wait(rank.communicator->reduce_scatter(data, data.part(r, 2100), 0.5, key, nullptr, rank.stream),
+        rank.gpu->wait(rank.communicator->reduce_scatter(data, data.part(r, 2100), {key, 0.5}, rank.stream),
                        rank.stream);
         rank.communicator->all_gather(data.part(r, 2100), data, rank.stream);
         Array expected = inputs[r];
         const Buffer on_cpu = expected.buffer();
-        cpu.ranks[r]->reduce_scatter(on_cpu, on_cpu.part(r, 2100), 0.5, key, nullptr);
+        cpu.ranks[r]->reduce_scatter(on_cpu, on_cpu.part(r, 2100), {key, 0.5});
         cpu.ranks[r]->all_gather(on_cpu.part(r, 2100), on_cpu);
         EXPECT_TRUE(on_gpu.read().bytes() == expected.bytes()) << "rank " << r << ", " << to_string(dtype);
       });
@@ -212,8 +212,8 @@ TEST(CommunicatorOnGpu, AverageOfLargeFloat16ValuesDoesNotOverflowLikeNccl) {
     test::run_ranks_well(world.size(), [&](int r) {
       const GpuWorld::Rank& rank = world.ranks[r];
       const DeviceArray data(*rank.gpu, Array(std::vector<double>(6 * 64, 60000), DataType::kFloat16));
-      rank.communicator->all_reduce(data.buffer(), 1.0 / 6,
-                                    {"unit", 6 * 64, DataType::kFloat16, Collective::kAllReduce}, nullptr, rank.stream);
+      rank.communicator->all_reduce(
+          data.buffer(), {{"unit", 6 * 64, DataType::kFloat16, Collective::kAllReduce}, 1.0 / 6}, rank.stream);
       for (const double value : data.read().values()) {
         ASSERT_TRUE(std::isfinite(value));
         if (options.codec == "none") {

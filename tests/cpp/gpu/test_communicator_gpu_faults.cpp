@@ -224,9 +224,9 @@ TEST(FaultsOnGpu, WrongArgumentsAreRefusedBeforeAnythingIsEnqueued) {
   const GpuWorld::Rank& rank = world.ranks[0];
   const test::DeviceArray data(*rank.gpu, 10, kFloat32);
   EXPECT_THROW(rank.communicator->all_gather(data.buffer(), data.buffer(), rank.stream), Error);
-  EXPECT_THROW(rank.communicator->all_reduce(data.buffer(), 1, {"unit", 9, kFloat32, Collective::kAllReduce}, nullptr,
-                                             rank.stream),
-               Error);
+  EXPECT_THROW(
+      rank.communicator->all_reduce(data.buffer(), {{"unit", 9, kFloat32, Collective::kAllReduce}}, rank.stream),
+      Error);
   World cpu(world.map, lossy_options());
   expect_results_of_cpu(world, cpu, {{Collective::kAllReduce, 4000, kFloat32}}, 1);
 }

@@ -166,8 +166,8 @@ class UnitInGraph : public ::testing::Test {
 
   void reduce(size_t rank, double scale = 1) {
     const GpuWorld::Rank& on = world_.ranks[rank];
-    on.gpu->wait(on.communicator->reduce_scatter(arrays_[rank].gradient.buffer(), arrays_[rank].shard.buffer(), scale,
-                                                 {"unit", kElements, kFloat32}, nullptr, on.stream),
+    on.gpu->wait(on.communicator->reduce_scatter(arrays_[rank].gradient.buffer(), arrays_[rank].shard.buffer(),
+                                                 {{"unit", kElements, kFloat32}, scale}, on.stream),
                  on.stream);
   }
   void reduce_on_both(double scale = 1) {
@@ -228,7 +228,7 @@ TEST_F(UnitInGraph, AUnitThatIsOneTooManyStaysPlain) {
   reduce_on_both();
   gpu_.begin_capture(stream_);
   const EventPtr done = world_.ranks[0].communicator->reduce_scatter(
-      arrays_[0].gradient.buffer(), arrays_[0].shard.buffer(), 1, {"other", kElements, kFloat32}, nullptr, stream_);
+      arrays_[0].gradient.buffer(), arrays_[0].shard.buffer(), {{"other", kElements, kFloat32}}, stream_);
   gpu_.wait(done, stream_);
   gpu_.end_capture(stream_);
   EXPECT_EQ(world_.ranks[0].communicator->stats().exact_calls.count("more than max_units units"), 1u);

@@ -141,8 +141,8 @@ TEST_P(EveryLossyCodecOnGpu, NonFiniteValuesAreCountedOnTheDevice) {
     const DeviceArray shard(*rank.gpu, 4096, kFloat32);
     Array expected(4096, kFloat32);
     const UnitKey key{"unit", 2 * 4096, kFloat32};
-    rank.communicator->reduce_scatter(on_gpu.buffer(), shard.buffer(), 1, key, nullptr, rank.stream);
-    cpu.ranks[r]->reduce_scatter(gradient.view(), expected.buffer(), 1, key, nullptr);
+    rank.communicator->reduce_scatter(on_gpu.buffer(), shard.buffer(), {key}, rank.stream);
+    cpu.ranks[r]->reduce_scatter(gradient.view(), expected.buffer(), {key});
     const std::vector<double> sum = shard.read().values();
     for (size_t i = 0; i < sum.size(); ++i) {  // which NaN it is may differ
       ASSERT_TRUE(sum[i] == expected.values()[i] || (std::isnan(sum[i]) && std::isnan(expected.values()[i]))) << i;

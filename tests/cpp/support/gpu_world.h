@@ -147,11 +147,11 @@ struct Call {
   EventPtr start(Communicator& communicator, ConstBuffer in, Buffer out, Stream stream = {}) const {
     switch (collective) {
       case Collective::kReduceScatter:
-        return communicator.reduce_scatter(in, out, scale, key(), why_exact, stream);
+        return communicator.reduce_scatter(in, out, {key(), scale, why_exact}, stream);
       case Collective::kAllGather:
         return communicator.all_gather(in, out, stream);
       case Collective::kAllReduce:
-        return communicator.all_reduce(out, scale, key(), why_exact, stream);
+        return communicator.all_reduce(out, {key(), scale, why_exact}, stream);
     }
     return nullptr;
   }

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <vector>
 
+#include "base/aligned_memory.h"
 #include "codec/device_arguments.h"
-#include "communicator/scratch.h"
 #include "isthmus/codec.h"
 #include "kernels/block/device.h"
 #include "tests/cpp/emulated/emulated_passes.h"

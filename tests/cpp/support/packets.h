@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "communicator/scratch.h"
+#include "base/aligned_memory.h"
 #include "isthmus/codec.h"
 
 namespace isthmus {

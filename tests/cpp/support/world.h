@@ -92,8 +92,8 @@ class World {
     run_ranks_well(size(), [&](int rank) {
       const ConstBuffer gradient = inputs[rank].view();
       Array shard(gradient.num_elements / size(), gradient.dtype);
-      ranks[rank]->reduce_scatter(gradient, shard.buffer(), scale, {unit, gradient.num_elements, gradient.dtype},
-                                  why_exact);
+      ranks[rank]->reduce_scatter(gradient, shard.buffer(),
+                                  {{unit, gradient.num_elements, gradient.dtype}, scale, why_exact});
       shards[rank] = shard.values();
     });
     std::vector<double> whole;
@@ -108,7 +108,7 @@ class World {
                                 const std::string& unit = "unit") {
     run_ranks_well(size(), [&](int rank) {
       const Buffer data = inputs[rank].buffer();
-      ranks[rank]->all_reduce(data, scale, {unit, data.num_elements, data.dtype, Collective::kAllReduce}, why_exact);
+      ranks[rank]->all_reduce(data, {{unit, data.num_elements, data.dtype, Collective::kAllReduce}, scale, why_exact});
     });
     return inputs;
   }

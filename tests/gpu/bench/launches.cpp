@@ -82,7 +82,7 @@ void bench_path(Checks& checks, Timer& timer, const std::string& codec, DataType
   const UnitKey unit = {.name = "timed", .num_elements = kElements, .dtype = dtype};
   checks.measure(std::string("launches of a whole reduce-scatter, codec ") + codec + ", " + to_string(dtype), [&] {
     const Times times = timer.host_us(kRepetitions, [&] {
-      communicator.reduce_scatter(gradient.buffer(), shard.buffer(), .25, unit, nullptr, {timer.stream()});
+      communicator.reduce_scatter(gradient.buffer(), shard.buffer(), {unit, .25}, {timer.stream()});
     });
     communicator.throw_if_faulted();
     return figures_of(times);

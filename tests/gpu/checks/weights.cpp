@@ -4,7 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "codec/weights/weight_coder.h"
+#include "codec/gpu_device.h"
+#include "codec/weights/device.h"
 #include "tests/gpu/checks/suites.h"
 #include "tests/gpu/support/device_array.h"
 
@@ -58,9 +59,9 @@ WeightHeader header_of(const Rail& rail, int64_t node) {
 // Both nodes encode, and the second one decodes. The host has carried the shards before it is asked to.
 void gather(const MakeGpu& make_gpu, const Rail& rail, int64_t capacity, kernels::WeightVerdict verdict) {
   const std::unique_ptr<Gpu> gpu = make_gpu();
-  Device& device = gpu->device();
+  auto& device = dynamic_cast<GpuDevice&>(gpu->device());
   const Stream stream = device.lane(Lane::kEncode);
-  const std::unique_ptr<WeightCoder> coder = device.make_weight_coder();
+  DeviceLauncher& launcher = device.passes().launcher;
   const int64_t count = rail.shard_elements();
   const int64_t row_bytes = kHeaderBytes + capacity;
   const DeviceArray replica(device, rail.before.view());
@@ -69,34 +70,34 @@ void gather(const MakeGpu& make_gpu, const Rail& rail, int64_t capacity, kernels
   const ConstBuffer shard = rail.shard(1);
   const DeviceArray encode_scratch(device, weight_encode_scratch_bytes(shard), DataType::kByte);
   const DeviceArray decode_scratch(device, weight_decode_scratch_bytes(shard, kNodes), DataType::kByte);
-  const auto outcome_memory = coder->allocate_mapped(weight_outcome_bytes(kNodes));
-  const auto outgoing = coder->allocate_mapped(std::max<int64_t>(shard.bytes(), 1));
-  const auto arrived = coder->allocate_mapped(std::max<int64_t>(kNodes * shard.bytes(), 1));
+  const auto outcome_memory = device.allocate_mapped(weight_outcome_bytes(kNodes));
+  const auto outgoing = device.allocate_mapped(std::max<int64_t>(shard.bytes(), 1));
+  const auto arrived = device.allocate_mapped(std::max<int64_t>(kNodes * shard.bytes(), 1));
   std::copy_n(rail.now.view().as<std::byte>(), kNodes * shard.bytes(), arrived.get());
   auto& outcome = *reinterpret_cast<kernels::WeightOutcome*>(outcome_memory.get());
   outcome.ready = 1;
   for (int64_t node = 0; node < kNodes; ++node) {
-    coder->encode({.header = header_of(rail, node),
-                   .before = replica.buffer().part(node, count),
-                   .shard = shards.buffer().part(node, count),
-                   .replica = {},
-                   .sent = received.buffer().part(node, row_bytes),
-                   .scratch = encode_scratch.buffer()},
-                  stream);
+    launcher.run(make_weight_encode_job({.header = header_of(rail, node),
+                                         .before = replica.buffer().part(node, count),
+                                         .shard = shards.buffer().part(node, count),
+                                         .replica = {},
+                                         .sent = received.buffer().part(node, row_bytes),
+                                         .scratch = encode_scratch.buffer()}),
+                 stream);
   }
   gpu->synchronize();
   const HostArray sent = received.get();
-  coder->decode({.expected = header_of(rail, 1),
-                 .num_nodes = kNodes,
-                 .node = 1,
-                 .received = received.buffer(),
-                 .shard = shards.buffer().part(1, count),
-                 .replica = replica.buffer(),
-                 .outcome = &outcome,
-                 .outgoing = outgoing.get(),
-                 .arrived = arrived.get(),
-                 .scratch = decode_scratch.buffer()},
-                stream);
+  launcher.run(make_weight_decode_job({.expected = header_of(rail, 1),
+                                       .num_nodes = kNodes,
+                                       .node = 1,
+                                       .received = received.buffer(),
+                                       .shard = shards.buffer().part(1, count),
+                                       .replica = replica.buffer(),
+                                       .outcome = &outcome,
+                                       .outgoing = outgoing.get(),
+                                       .arrived = arrived.get(),
+                                       .scratch = decode_scratch.buffer()}),
+               stream);
   gpu->synchronize();
   require(outcome.verdict == verdict, "the verdict is another one: " + text_of_fault(outcome));
   require(same_bytes(replica.get().view(), rail.now.view()), "the replica is not what the shards are");

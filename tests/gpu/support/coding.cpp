@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "communicator/scratch.h"
+#include "base/aligned_memory.h"
 #include "tests/gpu/support/checks.h"
 
 namespace isthmus::gpu {

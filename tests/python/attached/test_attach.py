@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import isthmus
 from isthmus import backends as _backends
 from isthmus.attached.collectives import UnitAllGather, UnitReduceScatter
-from isthmus.group import register as _register
+from isthmus.group import process as _process
 from isthmus.units import identify as _identify
 from isthmus.units.models import param_groups_of, section_elements, trainable_indexes
 from support.checkpoints import (
@@ -577,15 +577,15 @@ def memory_of_the_process_group_is_given_back() -> None:
 def figures_of_an_attached_group_count_once() -> None:
     model = isthmus.attach(sharded({})("gloo"), options=options_of())
     trained(model)
-    before = dict(_register._last_stats)
-    level = _register.logger.level
+    before = dict(_process._last_stats)
+    level = _process.logger.level
     try:
-        _register.logger.setLevel("INFO")
-        _register._log_summary()
-        logged = list(_register._last_stats.values())[len(before) :]
+        _process.logger.setLevel("INFO")
+        _process._log_summary()
+        logged = list(_process._last_stats.values())[len(before) :]
     finally:
-        _register.logger.setLevel(level)
-        _register._last_stats = before
+        _process.logger.setLevel(level)
+        _process._last_stats = before
     (own,) = counters(model)
     seen = [found for found in map(without_times, isthmus.stats()["groups"].values()) if found == own]
     assert len(seen) == 1

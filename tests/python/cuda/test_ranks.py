@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from isthmus.group import cuda as _cuda
+from isthmus.group.agreement import Introduction
 from isthmus.group.cuda import Gpu
-from isthmus.group.register import Introduction
 
 HAS = Gpu(bus_id="0000:07:00.0")
 NONE = Gpu(missing="torch sees no GPU")

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 import isthmus
 from isthmus.backends import backend_of
-from isthmus.group import register
+from isthmus.group import process
 from isthmus.report import explain as explain_module
 from isthmus.report.explain import explain, why_exact
 from isthmus.report.statistics import added, group_name
@@ -83,7 +83,7 @@ def told_in_four_steps(rank: int, world_size: int) -> dict[str, list[tuple[int, 
     for name, (make, options, _) in TOLD.items():
         listener = Listener()
         logging.getLogger("isthmus").addHandler(listener)
-        register._warned_of.clear()
+        process._warned_of.clear()
         settings = isthmus.Options(nodes="2x1", **{"min_elements": 0, **options})
         ranks.init(store=store, rank=rank, world_size=world_size, pg_options=settings)
         model = make()
@@ -229,7 +229,7 @@ def hsdp_in_two_meshes(rank: int, world_size: int) -> dict[str, Any]:
     told["seconds"] = time.monotonic() - begin_s
     finish()
     messages.clear()
-    register._log_summary()
+    process._log_summary()
     told["logged"] = list(messages)
     return told
 

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from isthmus.units.prepare import matches
+from isthmus.units.prepared import EXCLUDED, matches
 from support import ranks
 from support.checks import Table, World, finish
 
@@ -189,7 +189,7 @@ def units_are_excluded_by_name(native):
     step(model)
     assert {name: exact for name, _, exact in native.labels} == {
         "excluding/root": "",
-        "excluding/block": _prepare.EXCLUDED,
+        "excluding/block": EXCLUDED,
     }
 
 

@@ -3,26 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <new>
 #include <vector>
 
+#include "base/aligned_memory.h"
 #include "isthmus/buffer.h"
 #include "isthmus/device.h"
 
 namespace isthmus {
-
-inline constexpr size_t kBufferAlignment = 64;  // a cache line, and the widest vector
-
-// `bytes` of uninitialised memory, aligned to kBufferAlignment. Throws std::bad_alloc.
-struct AlignedDelete {
-  void operator()(std::byte* memory) const { ::operator delete[](memory, std::align_val_t{kBufferAlignment}); }
-};
-using AlignedMemory = std::unique_ptr<std::byte[], AlignedDelete>;
-
-inline AlignedMemory allocate_aligned(int64_t bytes) {
-  return AlignedMemory(new (std::align_val_t{kBufferAlignment}) std::byte[static_cast<size_t>(bytes)]);
-}
 
 // Hands out buffers of a device that live until reset(). Keeps the largest amount ever taken between two resets, so
 // that a steady state allocates nothing. Not thread-safe. The device outlives it.

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "isthmus/device.h"
-#include "torch/backend/own_process.h"
+#include "torch/base/own_process.h"
 #include "torch/sides/two_tier_call.h"
 #include "torch/works/work.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "isthmus/communicator.h"
-#include "torch/backend/group.h"
+#include "torch/base/group.h"
 #include "torch/sides/side.h"
 #include "torch/units/gone_owners.h"
 

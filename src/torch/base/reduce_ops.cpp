@@ -1,8 +1,8 @@
-#include "torch/backend/reduce_ops.h"
+#include "torch/base/reduce_ops.h"
 
 #include <ATen/core/grad_mode.h>
 
-#include "torch/backend/tensors.h"
+#include "torch/base/tensors.h"
 
 namespace isthmus::torch_backend {
 namespace {
@@ -37,14 +37,14 @@ std::optional<double> sum_scale(const c10d::ReduceOp& op, int size) {
   return std::nullopt;
 }
 
-at::Tensor premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op, const Side& side) {
+at::Tensor premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op, const WorldAbilities& world) {
   const at::NoGradGuard no_grad;
   const auto* factor = premultiplier(op);
   if (factor == nullptr) {
     return tensor;
   }
   const at::Tensor& number = factor->tensor_factor;
-  if (side.abilities().premultiplied_sums) {
+  if (world.premultiplied_sums) {
     TORCH_CHECK_TYPE(!number.defined() || number.scalar_type() == tensor.scalar_type(), "isthmus: a PREMUL_SUM of ",
                      tensor.scalar_type(), " by a tensor of ", number.defined() ? number.scalar_type() : at::kFloat,
                      ": on GPUs both must be of one type");
@@ -55,9 +55,9 @@ at::Tensor premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op, con
       .reshape(tensor.sizes());  // a factor of one element has a dimension of its own
 }
 
-void premultiply_in_place(std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op, const Side& side) {
+void premultiply_in_place(std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op, const WorldAbilities& world) {
   for (auto& tensor : tensors) {
-    const at::Tensor product = premultiplied(tensor, op, side);
+    const at::Tensor product = premultiplied(tensor, op, world);
     if (!product.is_same(tensor)) {
       write(tensor, product);
     }

@@ -1,4 +1,4 @@
-#include "torch/backend/own_process.h"
+#include "torch/base/own_process.h"
 
 #include <c10/util/Exception.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "communicator/scratch.h"
+#include "communicator/run/scratch.h"
 
 #include <algorithm>
 #include <iterator>

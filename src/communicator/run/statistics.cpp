@@ -1,10 +1,10 @@
-#include "communicator/statistics.h"
+#include "communicator/run/statistics.h"
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 
-#include "communicator/run.h"
+#include "communicator/run/run.h"
 
 namespace isthmus {
 

@@ -8,7 +8,7 @@
 #include "isthmus/error.h"
 #include "isthmus/node_map.h"
 #include "isthmus/options.h"
-#include "torch/backend/own_process.h"
+#include "torch/base/own_process.h"
 
 namespace isthmus::torch_backend {
 

@@ -1,4 +1,4 @@
-#include "communicator/run.h"
+#include "communicator/run/run.h"
 
 #include <exception>
 #include <utility>

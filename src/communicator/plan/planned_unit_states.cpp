@@ -1,4 +1,4 @@
-#include "communicator/units/planned_unit_states.h"
+#include "communicator/plan/planned_unit_states.h"
 
 #include <cmath>
 

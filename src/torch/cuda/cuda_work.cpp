@@ -1,4 +1,4 @@
-#include "torch/works/cuda_work.h"
+#include "torch/cuda/cuda_work.h"
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "communicator/plan/reduction_planner.h"
-#include "communicator/statistics.h"
-#include "communicator/tier_set.h"
+#include "communicator/run/statistics.h"
+#include "communicator/run/tier_set.h"
 #include "isthmus/unit.h"
 
 namespace isthmus {

@@ -7,7 +7,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
-#include "torch/sides/side.h"
+#include "torch/base/world_abilities.h"
 
 namespace isthmus::torch_backend {
 
@@ -15,15 +15,15 @@ namespace isthmus::torch_backend {
 // would block.
 std::optional<double> sum_scale(const c10d::ReduceOp& op, int size);
 
-// `tensor` for a call with with_plain_sum(): multiplied, where the side's world backend does not multiply (Gloo).
+// `tensor` for a call with with_plain_sum(): multiplied, where the world backend does not multiply (Gloo).
 // Throws TypeError where the world backend would misread a factor of another type (NCCL).
-at::Tensor premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op, const Side& side);
-void premultiply_in_place(std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op, const Side& side);
+at::Tensor premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op, const WorldAbilities& world);
+void premultiply_in_place(std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op, const WorldAbilities& world);
 
 // A call's options for what was multiplied already.
 template <typename CallOptions>
-CallOptions with_plain_sum(CallOptions options, const Side& side) {
-  if (options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM && !side.abilities().premultiplied_sums) {
+CallOptions with_plain_sum(CallOptions options, const WorldAbilities& world) {
+  if (options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM && !world.premultiplied_sums) {
     options.reduceOp = c10d::ReduceOp(c10d::ReduceOp::SUM);
   }
   return options;

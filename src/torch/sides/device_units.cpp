@@ -1,10 +1,10 @@
-#include "torch/units/device_units.h"
+#include "torch/sides/device_units.h"
 
 #include <ATen/ops/empty.h>
 
 #include <utility>
 
-#include "torch/backend/without_gil.h"
+#include "torch/base/without_gil.h"
 
 namespace isthmus::torch_backend {
 namespace {

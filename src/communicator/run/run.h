@@ -5,8 +5,8 @@
 #include <chrono>
 #include <string>
 
-#include "communicator/scratch.h"
-#include "communicator/statistics.h"
+#include "communicator/run/scratch.h"
+#include "communicator/run/statistics.h"
 #include "isthmus/codec.h"
 #include "isthmus/device.h"
 #include "isthmus/stats.h"

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/removed_options.h"
 #include "isthmus/error.h"
 #include "isthmus/options.h"
-#include "removed_options.h"
 
 namespace isthmus::rows {
 

@@ -1,4 +1,4 @@
-#include "communicator/tier_set.h"
+#include "communicator/run/tier_set.h"
 
 #include <functional>
 #include <utility>

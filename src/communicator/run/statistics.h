@@ -8,7 +8,7 @@
 #include <mutex>
 #include <string>
 
-#include "communicator/plan/reduction_plan.h"
+#include "communicator/units/reduction_plan.h"
 #include "isthmus/device.h"
 #include "isthmus/stats.h"
 

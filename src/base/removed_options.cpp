@@ -1,4 +1,4 @@
-#include "removed_options.h"
+#include "base/removed_options.h"
 
 #include <algorithm>
 

@@ -1,0 +1,147 @@
+"""What ranks tell each other before they make a group: whether they agree, and where they are."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from isthmus import native
+from isthmus.gloo import Group
+from isthmus.group import mpi_tier
+from isthmus.group.cuda import Gpu, ask_for_connections, find_gpu
+from isthmus.group.meeting import wait_for_ranks
+from isthmus.told import on_all
+from isthmus.topology import node_map
+from isthmus.topology.node_map import Nodes, Surroundings, different_options, told_by_ranks
+
+if TYPE_CHECKING:
+    from isthmus import _C
+
+# How long a rank that reports an error stays, so that the others can read it: it may host the store.
+ERROR_READ_TIMEOUT = timedelta(seconds=10)
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """Facts about a rank, for the other ranks, before the group is made."""
+
+    surroundings: Surroundings = field(default_factory=Surroundings)
+    options: dict[str, str] | None = None
+    gpu: Gpu = field(default_factory=Gpu)
+    error: str = ""
+
+    def to_text(self) -> str:
+        """For the store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: bytes) -> Introduction:
+        """Undo `to_text`."""
+        values = json.loads(text)
+        parts = {"surroundings": Surroundings.from_json(values["surroundings"]), "gpu": Gpu(**values["gpu"])}
+        return cls(**values | parts)
+
+
+def agree(group: Group, given_options: Any) -> tuple[_C.Options, list[Introduction]]:
+    """Return this rank's options, which fit the others', and what each rank says. Raises alike on all ranks."""
+    options, introduction = _introduce(group, given_options)
+    introductions = _exchange(group, introduction)
+    complaint = _complaint(group, introductions)
+    if options is None or complaint:
+        _leave_together(group)
+        raise on_all(_error_type(introductions)(f"isthmus: {complaint}"), group.rank)
+    return options, introductions
+
+
+def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Introduction]:
+    """Read this rank's options and node. Errors in them are sent to the other ranks, not raised."""
+    try:
+        core = native.load()
+        if given_options is None:
+            given_options = core.Options()
+        if not isinstance(given_options, core.Options):
+            raise TypeError(f"pg_options: expected isthmus.Options, got {type(given_options).__name__}")
+        options: _C.Options = copy.deepcopy(given_options)
+        fields = {name: str(getattr(options, name)) for name, *_ in core.option_fields() if name != "log"}
+        global_rank = group.global_ranks[group.rank]
+        if options.inter_tier == "mpi":
+            mpi_tier.join(global_rank, group.world_size)
+        ask_for_connections()
+        gpu = find_gpu()
+        if options.nodes:
+            node = core.parse_nodes(options.nodes, group.world_size)[global_rank]
+            by_variable = os.environ.get(node_map.VARIABLE) == options.nodes
+            source = node_map.VARIABLE if by_variable else node_map.OPTION
+            surroundings = Surroundings(option=f"node {node}", option_source=source)
+        else:
+            surroundings = _look_around(group, gpu)
+    except Exception as error:
+        return None, Introduction(error=str(error))
+    return options, Introduction(surroundings=surroundings, options=fields, gpu=gpu)
+
+
+# Of the last group of all ranks that was not placed by an option.
+_launcher_contradicts_itself = False
+
+
+def _look_around(group: Group, gpu: Gpu) -> Surroundings:
+    surroundings = node_map.look_around(os.environ, group.world_size, gpu.bus_id or None)
+    if group.size < group.world_size and _launcher_contradicts_itself:
+        return replace(surroundings, claim=None)  # the claims of a few members may agree by chance
+    return surroundings
+
+
+def place(group: Group, introductions: Sequence[Introduction]) -> Nodes:
+    """Return the group's node map, and remember for its subgroups whether the launcher's variables can be trusted."""
+    global _launcher_contradicts_itself
+    surroundings = [introduction.surroundings for introduction in introductions]
+    describe = native.load().describe_nodes
+    nodes = node_map.choose(group.global_ranks, surroundings, group.world_size, describe)
+    if group.size == group.world_size and not surroundings[0].option:
+        _launcher_contradicts_itself = nodes.source == node_map.MACHINE and bool(nodes.doubt)
+    return nodes
+
+
+def _exchange(group: Group, own: Introduction) -> list[Introduction]:
+    keys = [f"introduction/{rank}" for rank in range(group.size)]
+    group.store.set(keys[group.rank], own.to_text())
+    try:
+        wait_for_ranks(group.store, group.global_ranks, keys, group.global_ranks[group.rank], group.timeout)
+    except dist.DistStoreError as error:
+        raise dist.DistStoreError(f"isthmus: {error} to make the group") from None
+    return [Introduction.from_text(group.store.get(key)) for key in keys]
+
+
+def _complaint(group: Group, introductions: Sequence[Introduction]) -> str:
+    """Return why these ranks cannot form a group, "" if they can; the same text on every rank."""
+    ranks = group.global_ranks
+    errors = told_by_ranks(ranks, [introduction.error for introduction in introductions])
+    return errors or different_options(ranks, [introduction.options or {} for introduction in introductions])
+
+
+def _error_type(introductions: Sequence[Introduction]) -> type[Exception]:
+    try:
+        error: type[Exception] = native.load().OptionError
+    except ImportError:
+        return ImportError
+    return error
+
+
+def _leave_together(group: Group) -> None:
+    """Wait until every rank has read the introductions: the first rank to leave may host the store."""
+    try:
+        if group.store.add("read", 1) == group.size:
+            group.store.set("all_read", "")
+        group.store.wait(["all_read"], ERROR_READ_TIMEOUT)
+    except dist.DistError:
+        pass  # the host of the store, or a rank, is gone: nobody is left to wait for
+    if group.rank == 0:
+        time.sleep(0.5)  # the likely host of the store: its answers to the others are under way

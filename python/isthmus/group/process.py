@@ -1,0 +1,122 @@
+"""What a process does once for all its groups: calls from the native module, warnings, and the summary at its exit."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from isthmus import native
+from isthmus.backends import backends_of
+from isthmus.told import log_to_stderr
+from isthmus.variables import unknown_variables
+
+if TYPE_CHECKING:
+    from isthmus import _C
+
+logger = logging.getLogger("isthmus")
+
+_ready_in_process = 0
+
+
+def set_up(options: _C.Options, rank: int, split: Callable[..., _C.Backend]) -> None:
+    """Set up what this process needs. rank: in the group that is made. split: see set_split_function()."""
+    global _ready_in_process
+    logger.setLevel(options.log.upper())
+    log_to_stderr()
+    if _ready_in_process != os.getpid():
+        _ready_in_process = os.getpid()
+        core = native.load()
+        core.set_split_function(split)
+        core.set_warning_function(_warn_on_first_rank)
+        core.set_third_step_function(_tell_of_what_is_missing)
+        core.set_shutdown_listener(_keep_last_stats)
+        core.set_fsdp_caller(_fsdp_caller)
+        core.set_weights_caller(_weights_caller)
+        atexit.register(_shut_down, os.getpid())
+        if rank == 0:
+            _warn_of_unknown_variables(core)
+
+
+def _warn_of_unknown_variables(core: Any) -> None:
+    options = [variable for _, variable, *_ in core.option_fields()]
+    own = {name: value for name, value in os.environ.items() if name.startswith("ISTHMUS_")}
+    for unknown in unknown_variables(own, options):
+        meant = f": did you mean {unknown.meant}?" if unknown.meant else ""
+        logger.warning("the environment variable %s is none of isthmus's and changes nothing%s", unknown.name, meant)
+
+
+# Imported at the first reduction, not at `import torch`, which registers: `units.identify` imports DTensor for seconds.
+def _fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Any, bool, torch.Tensor | None] | None:
+    from isthmus.units import identify
+
+    return identify.fsdp_caller(output, input)
+
+
+def _weights_caller() -> tuple[int, str]:
+    from isthmus.units import identify
+
+    return identify.weights_caller()
+
+
+# What groups that were shut down had counted, by name; kept where rank 0 logs a summary at its exit.
+_last_stats: dict[str, dict[str, Any]] = {}
+
+
+def _keep_last_stats(description: str, unique_name: str, found: dict[str, Any]) -> None:
+    """Called by the native module when torch shuts down a group."""
+    if logger.isEnabledFor(logging.INFO) and dist.is_initialized() and dist.get_rank() == 0:
+        from isthmus.report.statistics import group_name
+
+        _last_stats[group_name(description, unique_name, _last_stats)] = found
+
+
+def _log_summary() -> None:
+    """Log, on rank 0 with log="info" or "debug", what crossed between nodes in this process."""
+    for backend, group in backends_of(list(dist.distributed_c10d._world.pg_map)).items():
+        _keep_last_stats(group.group_desc, group.group_name, backend.stats())
+    if any(found["calls"] for found in _last_stats.values()):
+        from isthmus.report.statistics import added
+        from isthmus.report.summary import summary_lines
+
+        logger.info("%s", "\n".join(summary_lines(added(_last_stats))))
+
+
+def _shut_down(process: int) -> None:
+    """Stop the threads of all groups before the interpreter exits. A forked child has none of them."""
+    if os.getpid() == process:
+        try:
+            _log_summary()
+        except Exception:  # a program that is over must not end with an error because of its summary
+            logger.warning("no summary", exc_info=True)
+        native.load().shutdown_all()
+
+
+_warned_of: set[str] = set()
+
+
+def warn_once(text: str, subject: str = "") -> None:
+    """Warn, unless there was a warning of this subject (default: with this text)."""
+    if text and (subject or text) not in _warned_of:
+        _warned_of.add(subject or text)
+        logger.warning("%s", text)
+
+
+def _warn_on_first_rank(text: str) -> None:
+    """Warn of what all ranks find alike. Called by the native module, on the thread that makes a collective's call."""
+    if dist.get_rank() == 0:
+        warn_once(text)
+
+
+def _tell_of_what_is_missing() -> None:
+    """Called by the native module when the third step of a group begins."""
+    if dist.get_rank() == 0:
+        from isthmus.report.missing import missing
+
+        for subject, text in missing().items():
+            warn_once(text, subject)

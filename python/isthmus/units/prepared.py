@@ -1,0 +1,91 @@
+"""What is remembered of a prepared model: the names of its units, and their layouts."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+
+from isthmus.units.layout import Layout, Parameter
+from isthmus.units.models import Unit, bucket_unit
+
+EXCLUDED = "excluded by prepare(units=...)"
+
+
+@dataclass
+class Prepared:
+    """The record of a prepared model. Refers to no module, so that it keeps none alive."""
+
+    name: str
+    patterns: str
+    number: int = 0  # of the models with these names before, in the same groups
+    units: list[Unit] = field(default_factory=list)  # of FSDP
+    bucket_group: dist.ProcessGroup | None = None  # of DDP
+    bucket_parameters: tuple[Parameter, ...] = ()  # all that DDP reduces
+    # Of reductions so far, by hash: what a checkpoint says of residuals.
+    layouts: dict[int, Layout] = field(default_factory=dict)
+    # DDP: buckets, by name and layout, that occurred in two earlier backward passes or came with a checkpoint.
+    settled: set[tuple[str, int]] = field(default_factory=set)
+
+    def base_name(self, unit_name: str) -> str:
+        """Return the name of a unit without the number among models of equal names."""
+        return f"{self.name}/{unit_name}" if self.name else unit_name
+
+    def full_name(self, unit_name: str) -> str:
+        """Return the name under which the backend knows a unit."""
+        name = self.base_name(unit_name)
+        return f"{name} ({self.number + 1})" if self.number else name
+
+    def bucket_named(self, name: str) -> Unit | None:
+        """Return a bucket of DDP by its name without the model's number; it may hold any parameters."""
+        index = re.search(r"bucket (\d+)", name)
+        if index and self.bucket_group is not None and self.base_name(index[0]) in (name, name.partition(" (")[0]):
+            return bucket_unit(int(index[1]), self.bucket_parameters, self.bucket_group)
+        return None
+
+    def take_number(self, groups: Iterable[dist.ProcessGroup]) -> None:
+        """Take the next number that is free in all groups. Every rank prepares alike, so all take the same."""
+        names = [unit.name for unit in self.units] + (["bucket"] if self.bucket_group is not None else [])
+        counters = [
+            (_models_by_name.setdefault(group, Counter()), f"{self.name}/{name}") for group in groups for name in names
+        ]
+        self.number = max((counter[name] for counter, name in counters), default=0)
+        for counter, name in counters:
+            counter[name] = self.number + 1
+
+    def exact_reason(self, unit_name: str) -> str:
+        """Return why a unit stays exact, "" if it does not."""
+        return "" if matches(self.patterns, unit_name) else EXCLUDED
+
+    def remember(self, layout: Layout) -> int:
+        """Note that reductions have this layout; return its hash."""
+        self.layouts[layout.hash] = layout
+        return layout.hash
+
+    def expect(self, unit: Unit, layout: Layout) -> int:
+        """Note a layout from a checkpoint, which counts as settled; return its hash."""
+        self.settled.add((self.full_name(unit.name), layout.hash))
+        return self.remember(layout)
+
+
+# How many models have had a unit of a name. Dead ones count: a rank may keep a model that others dropped.
+_models_by_name: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()
+
+
+def forget_names(process_group: dist.ProcessGroup) -> None:
+    """Begin to number models anew that are reduced over a group: its backend, which knew their names, is gone."""
+    _models_by_name.pop(process_group, None)
+
+
+def matches(patterns: str, name: str) -> bool:
+    """Return whether a unit is compressed by comma-separated globs, of which "!" excludes. As the option `units`."""
+    globs = [glob.strip() for glob in patterns.split(",")]
+    included = [glob for glob in globs if not glob.startswith("!")]
+    if any(fnmatch.fnmatchcase(name, glob[1:]) for glob in globs if glob.startswith("!")):
+        return False
+    return not included or any(fnmatch.fnmatchcase(name, glob) for glob in included)
