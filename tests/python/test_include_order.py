@@ -32,7 +32,6 @@ src/codec/*
 src/codec
 src/base
 kernels
-kernels/sparse
 kernels/*
 kernels/values
 kernels/cuda

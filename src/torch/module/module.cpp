@@ -5,12 +5,12 @@
 
 #include <algorithm>
 
+#include "base/removed_options.h"
 #include "communicator/path/segments.h"
 #include "isthmus/codec_type.h"
 #include "isthmus/error.h"
 #include "isthmus/nccl.h"
 #include "isthmus/packet_header.h"
-#include "base/removed_options.h"
 #include "torch/backend/backend.h"
 #include "torch/backend/live_backends.h"
 #include "torch/base/tensors.h"

@@ -12,7 +12,6 @@
 #include "codec/none/device.h"
 #include "codec/passes_codec.h"
 #include "codec/quant/device.h"
-#include "codec/sparse/device.h"
 #include "codec/tagc/device.h"
 #include "isthmus/codec_type.h"
 #include "tests/cpp/support/on_device.h"
@@ -145,9 +144,6 @@ class BatchTest {
   std::unique_ptr<Codec> make_device_codec() {
     if (batch_.codec == "quant") {
       return make_codec_of(QuantDevice(options()));
-    }
-    if (batch_.codec == "sparse") {
-      return make_codec_of(SparseDevice(options()));
     }
     return batch_.codec == "tagc" ? make_codec_of(TagcDevice(options())) : make_codec_of(NoneDevice(batch_.dtype, 2));
   }

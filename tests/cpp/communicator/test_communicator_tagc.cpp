@@ -78,7 +78,7 @@ TEST(CommunicatorTagc, FlatAlsoSendsKeptBackElementsLater) {
     options.index_bits = index_bits;
     options.sparsity = 0.98;
     options.ratio = 1;
-    expect_conservation(NodeMap::parse("2x1", 2), options, DataType::kFloat32, 16384);
+    expect_conservation(NodeMap::parse("2x1", 2), options, DataType::kFloat32, 8000);
   }
 }
 
