@@ -119,21 +119,6 @@ TEST(WeightEncodeOnDevice, AnyPatternFromAnyOther) {
   }
 }
 
-TEST(WeightEncodeOnDevice, LeapsAreEscapes) {
-  for (const DataType dtype : kCodedTypes) {
-    std::vector<double> before = weights(kWeightBlockElements + 300);
-    std::vector<double> now = moved(before, 1e-4);
-    for (size_t i = 0; i < now.size(); i += 37) {
-      now[i] = i % 2 == 0 ? 1e4 : std::numeric_limits<double>::quiet_NaN();
-    }
-    for (size_t i = 5; i < now.size(); i += 101) {
-      before[i] = i % 2 == 0 ? 0 : -0.0;
-    }
-    SCOPED_TRACE(to_string(dtype));
-    expect_as_on_cpu({before, dtype}, {now, dtype}, {48, 2});
-  }
-}
-
 TEST(WeightEncodeOnDevice, SomeBlocksChangedAndPlacesInMemory) {
   for (const int64_t shift : {0, 1, 8}) {
     for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat32, DataType::kFloat64, DataType::kByte}) {

@@ -134,19 +134,6 @@ TEST(WeightDecodeOnDevice, AnyPatternFromAnyOther) {
   expect_exact({{before, before}, {random_bits(bytes, DataType::kByte, 2), before}}, {48, 2});
 }
 
-TEST(WeightDecodeOnDevice, LeapsAreEscapes) {
-  for (const DataType dtype : kCodedTypes) {
-    const std::vector<double> values = weights(kWeightBlockElements + 300);
-    std::vector<double> now = moved(values, 1e-4);
-    for (size_t i = 0; i < now.size(); i += 37) {
-      now[i] = i % 2 == 0 ? -1e4 : std::numeric_limits<double>::quiet_NaN();
-    }
-    const Array before(values, dtype);
-    SCOPED_TRACE(to_string(dtype));
-    expect_exact({{before, before}, {Array(now, dtype), before}}, {48, 2});
-  }
-}
-
 TEST(WeightDecodeOnDevice, AnUnchangedGatherIsTwoLaunches) {
   const Array shard(weights(5000), DataType::kBFloat16);
   const Rail rail({shard, shard}, {shard, shard});
