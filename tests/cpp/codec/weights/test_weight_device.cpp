@@ -90,15 +90,20 @@ TEST(WeightEncodeOnDevice, BlocksThatAreHardlyShorterCoded) {
   }
 }
 
-TEST(WeightEncodeOnDevice, BlocksOfAllSizesAndCuts) {
+TEST(WeightEncodeOnDevice, BlocksOfAllSizes) {
   for (const DataType dtype : kCodedTypes) {
-    for (const int64_t count :
-         {kWeightBlockElements - 1, kWeightBlockElements, kWeightBlockElements + 1, 3 * kWeightBlockElements + 777}) {
+    for (const int64_t count : {kWeightBlockElements - 1, kWeightBlockElements, kWeightBlockElements + 1}) {
       SCOPED_TRACE(testing::Message() << count << " of " << to_string(dtype));
-      for (const Cut cut : kCuts) {
-        expect_as_on_cpu({weights(count), dtype}, {moved(weights(count), 1e-3), dtype}, cut);
-      }
+      expect_as_on_cpu({weights(count), dtype}, {moved(weights(count), 1e-3), dtype});
     }
+  }
+}
+
+TEST(WeightEncodeOnDevice, BlocksOfAllCuts) {
+  const Array before(weights(kWeightBlockElements + 777), DataType::kBFloat16);
+  const Array now(moved(before.values(), 1e-3), DataType::kBFloat16);
+  for (const Cut cut : kCuts) {
+    expect_as_on_cpu(before, now, cut);
   }
 }
 
