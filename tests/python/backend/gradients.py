@@ -17,8 +17,6 @@ from support.tested_codecs import carried
 WORLD_SIZE = 4
 NODE_MAPS = {"2x2": (2, 2), "0,2|1,3": (2, 2), "4x1": (4, 1)}  # nodes, ranks a node
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
-# Codecs that keep residuals, on each kind of node map.
-RESIDUAL_CASES = [("tagc", "2x2"), ("sparse", "0,2|1,3"), ("tagc", "4x1"), ("sparse", "4x1")]
 
 
 class Groups:
@@ -78,12 +76,6 @@ def native(group: dist.ProcessGroup) -> Any:
 
 def own_chunk(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.chunk(WORLD_SIZE)[dist.get_rank()]
-
-
-def equal_on_all_ranks(groups: Groups, result: torch.Tensor) -> bool:
-    of_rank_0 = result.clone()
-    dist.broadcast(of_rank_0, 0, group=groups.gloo)
-    return torch.equal(of_rank_0, result)
 
 
 def on_all_ranks(groups: Groups, holds: bool) -> bool:

@@ -30,9 +30,7 @@ from support.checkpoints import (
     seed,
     unit_states,
 )
-from support.checks import Table, World
-
-pytestmark = pytest.mark.processes
+from support.checks import Table
 
 table = Table()
 SPARSE = {"codec": "sparse", "value_type": "fp32"}  # whose own rounding stays in the residual, and takes long to go
@@ -220,11 +218,4 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return table.run_in_world()
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    return World(main, 4)
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_scaler(world: World, name: str) -> None:
-    world.check(name)
+test_scaler = table.in_world(main)
