@@ -205,15 +205,6 @@ def test_every_table_has_the_floor_that_was_screened(tmp_path):
     assert text.count(f"| `{FLOOR}` | not run |") == 1
 
 
-def test_comparisons_of_other_models_have_figures_of_their_own(tmp_path):
-    results = some_results()
-    for arm in (BASELINE, "tagc-2x"):
-        run = tiny_run(arm, setting=replace(TINY, width=128))
-        results._add({"run": run.as_json(), "result": fake_result()})
-    write_report(results, tmp_path)
-    assert len(list((tmp_path / "figures").glob("*_gap*.png"))) == 2
-
-
 def test_a_gap_that_still_grows_has_not_settled():
     results = some_results()
     for record in results.records:

@@ -155,15 +155,6 @@ def what_a_skipped_step_sent_is_counted() -> None:
 
 
 @table
-def a_scale_of_zero_leaves_no_residuals() -> None:
-    scaler = scaler_for("fsdp2", init_scale=8.0)
-    model = make("fsdp2", scaler)
-    scaled_backward(model, scaler, 0)
-    scaler.update(0.0)
-    assert unit_states(model) == []
-
-
-@table
 def one_scaler_serves_several_models_and_outlives_them() -> None:
     scaler = scaler_for("fsdp2", init_scale=8.0)
     models = [make("fsdp2", scaler) for _ in range(2)]
