@@ -22,14 +22,13 @@ LARGE_RESIDUAL_BYTES = LARGE_ELEMENTS // 2 // 2 * 4
 
 
 @cache
-def _gradient(num_elements: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _gradient(num_elements: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a gradient and room for its shard: allocated once, so that a rank that is short of memory has them."""
-    shard = torch.empty(num_elements // dist.get_world_size(), dtype=dtype)
-    return torch.randn(num_elements).to(dtype), shard
+    return torch.randn(num_elements), torch.empty(num_elements // dist.get_world_size())
 
 
-def _reduce_scatter(unit: str, num_elements: int = NUM_ELEMENTS, dtype: torch.dtype = torch.float32) -> None:
-    gradient, shard = _gradient(num_elements, dtype)
+def _reduce_scatter(unit: str, num_elements: int = NUM_ELEMENTS) -> None:
+    gradient, shard = _gradient(num_elements)
     with isthmus.unit(unit):
         dist.reduce_scatter_tensor(shard, gradient)
 
@@ -44,19 +43,9 @@ def reduce_scatter_of_another_unit() -> None:
     _reduce_scatter("blocks.2")
 
 
-def smaller_reduce_scatter() -> None:
-    """Reduce a gradient of half the elements."""
-    _reduce_scatter("blocks.1", NUM_ELEMENTS // 2)
-
-
 def larger_reduce_scatter() -> None:
     """Reduce a gradient of twice the elements."""
     _reduce_scatter("blocks.1", NUM_ELEMENTS * 2)
-
-
-def bfloat16_reduce_scatter() -> None:
-    """Reduce a gradient of another type."""
-    _reduce_scatter("blocks.1", dtype=torch.bfloat16)
 
 
 def large_reduce_scatter() -> None:
@@ -69,30 +58,10 @@ def large_plain_reduce_scatter() -> None:
     _reduce_scatter("plain", LARGE_ELEMENTS)
 
 
-def _gradient_all_reduce(unit: str, num_elements: int = NUM_ELEMENTS, dtype: torch.dtype = torch.float32) -> None:
-    gradient = torch.ones(num_elements, dtype=dtype)
-    with isthmus.unit(unit):
-        dist.all_reduce(gradient)
-
-
 def gradient_all_reduce() -> None:
     """All-reduce the gradient of unit blocks.1, compressed both ways unless the codec is `none`."""
-    _gradient_all_reduce("blocks.1")
-
-
-def smaller_gradient_all_reduce() -> None:
-    """All-reduce a gradient of half the elements."""
-    _gradient_all_reduce("blocks.1", NUM_ELEMENTS // 2)
-
-
-def larger_gradient_all_reduce() -> None:
-    """All-reduce a gradient of twice the elements."""
-    _gradient_all_reduce("blocks.1", NUM_ELEMENTS * 2)
-
-
-def bfloat16_gradient_all_reduce() -> None:
-    """All-reduce a gradient of another type."""
-    _gradient_all_reduce("blocks.1", dtype=torch.bfloat16)
+    with isthmus.unit("blocks.1"):
+        dist.all_reduce(torch.ones(NUM_ELEMENTS))
 
 
 @cache
@@ -136,11 +105,6 @@ def all_reduce() -> None:
 def smaller_all_reduce() -> None:
     """Reduce half as much in the world backend."""
     dist.all_reduce(torch.ones(WORLD_ELEMENTS // 2))
-
-
-def bfloat16_all_reduce() -> None:
-    """Reduce as many elements of another type in the world backend."""
-    dist.all_reduce(torch.ones(WORLD_ELEMENTS, dtype=torch.bfloat16))
 
 
 def broadcast() -> None:

@@ -30,6 +30,7 @@ INTRODUCTION = f"""\
 
 What goes wrong, and what the other ranks then say. Made by `python tests/faults/table.py`, which runs each row with
 {WORLD_SIZE} processes on {NUM_NODES} simulated nodes. The tests run the same rows, `tests/faults/rows.py`.
+Faults in every phase and damage in every field of every codec's packets are tested in one process, `tests/cpp`.
 
 The ranks connect and call their operation a few times. Then the group's timeout becomes {TIMEOUT_S:g} s, rank 3 (or the
 one named) does what the first column says, and the others go on with the operation of the second. Every survivor has

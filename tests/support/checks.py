@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -47,25 +47,43 @@ class Table:
                 print(f"{time.strftime('%H:%M:%S')} rank {rank}: {name}: {failures[name]}", file=sys.stderr)
         return failures
 
+    def in_world(
+        self,
+        main: Callable[..., dict[str, str]],
+        world_size: int = 4,
+        run: Run = ranks.run,
+        known: Mapping[str, str] = {},
+        **settings: Any,
+    ) -> Callable[[str], None]:
+        """Return a test for each check. The first runs `main` on every rank of one world, and with it all checks.
+
+        known: the reasons of those that fail today.
+        """
+        expected = {name: pytest.mark.xfail(reason=reason, strict=True) for name, reason in known.items()}
+        outcomes: list[list[dict[str, str]] | BaseException] = []
+
+        @pytest.mark.processes
+        @pytest.mark.parametrize("name", [pytest.param(name, marks=expected.get(name, ())) for name in self.names])
+        def test(name: str) -> None:
+            if not outcomes:
+                try:
+                    outcomes.append(run(main, world_size, **settings))
+                except BaseException as error:
+                    outcomes.append(error)
+            (outcome,) = outcomes
+            if isinstance(outcome, BaseException):
+                raise outcome
+            texts = [f"rank {rank}: {failures[name]}" for rank, failures in enumerate(outcome) if name in failures]
+            assert not texts, "\n".join(texts)
+
+        return test
+
     def run_in_world(self, **settings: Any) -> dict[str, str]:
         """Make the default group with these settings of `ranks.init`, run all checks in it, and leave together."""
         ranks.init(**settings)
         failures = self.run_on_this_rank()
         finish()
         return failures
-
-
-class World:
-    """The results of a table on every rank, for tests to look up."""
-
-    def __init__(
-        self, main: Callable[..., dict[str, str]], world_size: int, run: Run = ranks.run, **settings: Any
-    ) -> None:
-        self.failures: list[dict[str, str]] = run(main, world_size, **settings)
-
-    def check(self, name: str) -> None:
-        texts = [f"rank {rank}: {f[name]}" for rank, f in enumerate(self.failures) if name in f]
-        assert not texts, "\n".join(texts)
 
 
 def finish() -> None:

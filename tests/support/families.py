@@ -302,7 +302,8 @@ def check_against(plain: Run, family: Family, store: dist.Store) -> None:
     twin = "default" if family.labelled and "default" in family.modes else "prepared"
     with_delta = {"default": "delta", "prepared": "prepared delta"}[twin]
     runs = {}
-    for mode in (*family.modes, *((with_delta,) if twin in family.modes else ())):
+    gathers = family.gathers or "none" in family.modes  # where none crosses: in the first of such families
+    for mode in (*family.modes, *((with_delta,) if twin in family.modes and gathers else ())):
         with world(store, mode, family.env):
             run = train(family, mode)
             # These compare ranks, so all of them must get here.

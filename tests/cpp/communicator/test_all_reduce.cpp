@@ -94,14 +94,6 @@ TEST_P(AllReduceOnEveryMap, StaysWithinTheBoundOfTheFloat64SumWithEqualBits) {
   }
 }
 
-TEST_P(AllReduceOnEveryMap, WithoutLossItIsTheReduceScatterGathered) {
-  World world(GetParam(), exact_options());
-  for (const DataType dtype : kFloatingTypes) {
-    const std::vector<Array> inputs = random_arrays(world.size(), 33 * world.size(), dtype);
-    EXPECT_EQ(world.all_reduce(inputs, 0.3, nullptr)[0].values(), world.reduce_scatter(inputs, 0.3, nullptr));
-  }
-}
-
 TEST_P(AllReduceOnEveryMap, LossyResultsHaveEqualBitsOnAllRanksInEveryStep) {
   for (const Options& options : test::every_lossy_options()) {
     World world(GetParam(), options);
@@ -173,45 +165,6 @@ TEST(AllReduce, InASingleTierItIsExactAndCounted) {
   EXPECT_EQ(path.intra.sent_bytes, 2 * (48 + 2 * kChunk));
 }
 
-TEST(AllReduce, AverageOfLargeFloat16ValuesDoesNotOverflow) {
-  for (const char* nodes : {"2x8", "16x1", "1x16"}) {
-    World world(NodeMap::parse(nodes, 16), exact_options());
-    const std::vector<Array> inputs(16, Array(std::vector<double>(16 * 5 + 3, 65504), DataType::kFloat16));
-    for (const Array& result : world.all_reduce(inputs, 1.0 / 16, nullptr)) {
-      EXPECT_EQ(result.values(), inputs.front().values()) << nodes;
-    }
-  }
-  for (const Options& options : test::every_lossy_options()) {
-    World lossy(NodeMap::parse("2x8", 16), options);
-    // What a codec makes of the largest number of the type may be larger still: there is room for its error.
-    const std::vector<Array> inputs(16, Array(std::vector<double>(16 * 300 + 3, 30000), DataType::kFloat16));
-    for (const double value : lossy.all_reduce(inputs, 1.0 / 16, nullptr)[3].values()) {
-      EXPECT_LE(value, 65504) << options.codec;
-    }
-  }
-}
-
-TEST(AllReduce, NonFiniteValuesReachTheirElementsAlone) {
-  World world(NodeMap::parse("2x2", 4), exact_options());
-  for (const DataType dtype : kFloatingTypes) {
-    std::vector<Array> inputs(4, Array(std::vector<double>(9, 1), dtype));
-    std::vector<double> special(9, 1);
-    special[1] = std::nan("");
-    special[6] = std::numeric_limits<double>::infinity();
-    special[8] = -std::numeric_limits<double>::infinity();
-    inputs[2] = Array(special, dtype);
-    for (const Array& array : world.all_reduce(inputs, 1, nullptr)) {
-      const std::vector<double> result = array.values();
-      EXPECT_TRUE(std::isnan(result[1]));
-      EXPECT_EQ(result[6], std::numeric_limits<double>::infinity());
-      EXPECT_EQ(result[8], -std::numeric_limits<double>::infinity());
-      for (const int i : {0, 2, 3, 4, 5, 7}) {
-        EXPECT_EQ(result[i], 4) << to_string(dtype);
-      }
-    }
-  }
-}
-
 TEST(AllReduce, WrongArgumentsAreNamedAndLeaveItUsable) {
   World world(NodeMap::parse("2x2", 4), exact_options());
   const auto error_of = [&](int64_t elements, DataType dtype, const UnitKey& unit) -> std::string {
@@ -246,26 +199,6 @@ TEST(AllReduce, UnitsOfBothCollectivesKeepApart) {
   EXPECT_EQ(stats.num_units, 2);
   // (N-1) C for each, and C for the result.
   EXPECT_EQ(stats.residual_bytes, (2000 + 2000 + 2000) * 4);
-}
-
-TEST(AllReduce, ReasonsForStayingExactAreCounted) {
-  Options options = lossy_options();
-  options.min_elements = 400;
-  World world(NodeMap::parse("2x2", 4), options);
-  world.all_reduce(random_arrays(4, 399, DataType::kFloat32), 1, nullptr);
-  world.all_reduce(random_arrays(4, 0, DataType::kFloat32), 1, nullptr);
-  world.all_reduce(random_arrays(4, 401, DataType::kFloat64), 1, nullptr);
-  world.all_reduce(random_arrays(4, 401, DataType::kFloat32), 1, "the caller's reason");
-  world.all_reduce(random_arrays(4, 401, DataType::kFloat32), 0, nullptr);
-  world.all_reduce(random_arrays(4, 401, DataType::kFloat32), std::nan(""), nullptr);
-  world.all_reduce(random_arrays(4, 401, DataType::kFloat32), 1, nullptr);
-  const Stats stats = world.ranks[2]->stats();
-  EXPECT_EQ(stats.exact_calls, (std::map<std::string, int64_t>{{"below min_elements", 1},
-                                                               {"empty", 1},
-                                                               {"float64", 1},
-                                                               {"the caller's reason", 1},
-                                                               {"scale is zero or not finite", 2}}));
-  EXPECT_EQ(stats.compressed_calls, 1);
 }
 
 TEST(AllReduce, SteadyStateTakesNoMoreMemory) {

@@ -91,36 +91,6 @@ TEST_P(EveryCodec, ARankThatFailsInAnyPhaseMakesAllFail) {
   }
 }
 
-TEST_P(EveryCodec, AnAbortInAnyPhaseMakesAllFail) {
-  for (const Phase& phase : kPhases) {
-    SCOPED_TRACE(phase.name);
-    World* the_world = nullptr;
-    const auto wrap = hook_victim(
-        phase.tier,
-        [&the_world, phase](const std::string& operation, ConstBuffer) {
-          if (operation == phase.operation) {
-            std::thread([&] { the_world->ranks[kVictim]->abort(); }).join();
-          }
-        },
-        nullptr);
-    World world(NodeMap::parse("2x2", 4), options(), kTimeout, wrap);
-    the_world = &world;
-    const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { reduce_twice(*world.ranks[rank]); });
-    expect_transport_errors(outcomes, {0, 1, 2, 3});
-  }
-}
-
-TEST_P(EveryCodec, AMissingRankIsNamedAndAllFail) {
-  World world(NodeMap::parse("2x2", 4), options(), kShortTimeout);
-  const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) {
-    if (rank != 3) {
-      reduce_twice(*world.ranks[rank]);
-    }
-  });
-  expect_transport_errors(outcomes, {0, 1, 2});
-  EXPECT_NE(outcomes[2].text.find("rank 3 did not come"), std::string::npos) << outcomes[2].text;
-}
-
 // The owner sends a packet that is damaged already: nobody may take it for a result.
 TEST_P(EveryCodec, ADamagedResultIsAnErrorOnEveryRank) {
   for (const int64_t byte : {16, 100}) {  // in its step; in its values or its index
@@ -175,19 +145,6 @@ TEST_P(EveryCodec, AResultOfAnotherNodeIsRefused) {
   }
 }
 
-TEST_P(EveryCodec, ADamagedPieceNeverReachesAResult) {
-  const auto wrap = hook_victim("inter", nullptr, [](const std::string& operation, Buffer arrived) {
-    if (operation == "all_to_all") {
-      arrived.as<std::byte>()[100] ^= std::byte{1};
-    }
-  });
-  World world(NodeMap::parse("2x2", 4), options(), kTimeout, wrap);
-  const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { reduce_twice(*world.ranks[rank]); });
-  EXPECT_TRUE(outcomes[kVictim].threw<PacketError>()) << outcomes[kVictim].text;
-  EXPECT_STREQ(world.ranks[kVictim]->phase(), "decode");
-  expect_transport_errors(outcomes, {0, 1, 3});
-}
-
 // A packet of a piece has the size of one of the result, and comes from the same unit in the same step.
 TEST_P(EveryCodec, APieceIsNoResult) {
   std::vector<std::byte> piece;
@@ -204,18 +161,6 @@ TEST_P(EveryCodec, APieceIsNoResult) {
   const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { reduce_twice(*world.ranks[rank]); });
   for (const Outcome& outcome : outcomes) {
     EXPECT_TRUE(outcome.threw<PacketError>()) << outcome.text;
-  }
-}
-
-TEST_P(EveryCodec, RanksThatReduceDifferentSizesGetAnError) {
-  World world(NodeMap::parse("2x1", 2), options());
-  const std::vector<Outcome> outcomes = run_ranks(2, [&](int rank) {
-    const int64_t elements = rank == 0 ? 2000 : 4000;
-    Array data(elements, DataType::kFloat32);
-    world.ranks[rank]->all_reduce(data.buffer(), {{"u", elements, DataType::kFloat32, Collective::kAllReduce}});
-  });
-  for (const Outcome& outcome : outcomes) {
-    EXPECT_TRUE(outcome.threw<TransportError>() || outcome.threw<PacketError>()) << outcome.text;
   }
 }
 

@@ -83,23 +83,5 @@ TEST_P(CodecsOnGpu, SegmentsAreThoseOfTheCpu) {
   expect_equal_state(world, cpu);
 }
 
-// Where one stream is slow, whatever should wait for it and does not comes too early.
-TEST_P(CodecsOnGpu, AnyStreamMayBeSlow) {
-  for (int slow = 0; slow < kNumLanes; ++slow) {
-    Options options = GetParam().options;
-    options.segments = 2;
-    GpuWorld world(NodeMap::parse("2x1", 2), options);
-    World cpu(world.map, options);
-    for (const GpuWorld::Rank& rank : world.ranks) {
-      rank.gpu->slow_down(rank.gpu->lane(static_cast<Lane>(slow)), std::chrono::microseconds(200));
-    }
-    SCOPED_TRACE(slow);
-    const std::vector<test::Call> calls(
-        3, {Collective::kReduceScatter, 2 * 9000, DataType::kFloat32, 0.5, "rs", nullptr, 7});
-    expect_results_of_cpu(world, cpu, calls, /*in_flight=*/100);
-    expect_equal_state(world, cpu);
-  }
-}
-
 }  // namespace
 }  // namespace isthmus

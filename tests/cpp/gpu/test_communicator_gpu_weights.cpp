@@ -178,34 +178,6 @@ TEST(GpuWeights, ManyUnitsAreUnderWay) {
   EXPECT_GT(stats.host_waits, 0) << "two gathers ahead of a unit is as far as the host runs";
 }
 
-TEST(GpuWeights, StatisticsSayWhatCrossed) {
-  Options options = delta_options();
-  options.max_units = 1;
-  GpuWorld world(NodeMap::parse("2x2", 4), options);
-  Weights weights(8000, DataType::kBFloat16);
-  gather(world, weights.array(), "first");
-  gather(world, weights.array(), "first");
-  weights.move(1e-3);
-  gather(world, weights.array(), "first");
-  gather(world, weights.array(), "second");  // one too many
-  for (GpuWorld::Rank& rank : world.ranks) {
-    const Stats stats = rank.communicator->stats();
-    EXPECT_EQ(stats.weights.gathers, 4);
-    EXPECT_EQ(stats.weights.unchanged, 1);
-    EXPECT_EQ(stats.weights.replica_bytes, 2 * 2000 * 2);
-    EXPECT_EQ(stats.weights.whole, (std::map<std::string, int64_t>{{"more than max_units units", 1}}));
-    const UnitStats& unit = stats.units.at(key_of("first", weights.array().view()).hash());
-    EXPECT_EQ(unit.codec, "delta");
-    EXPECT_EQ(unit.calls, 3);
-    EXPECT_EQ(unit.unchanged_calls, 1);
-    EXPECT_EQ(unit.coded_elements, 3 * 2000);  // of the unchanged shard as well
-    rank.communicator->drop_weights("first");
-    rank.communicator->reset_stats();
-  }
-  gather(world, weights.array(), "third");  // what was dropped leaves no room: when it was, ranks do not agree on
-  EXPECT_EQ(stats_of(world, 0).whole, (std::map<std::string, int64_t>{{"more than max_units units", 1}}));
-}
-
 TEST(GpuWeights, WithoutATierForTheHostTheyCrossWhole) {
   GpuWorld world(NodeMap::parse("2x1", 2), delta_options(), GpuSettings{.host_tier = false});
   Weights weights(4000, DataType::kBFloat16);
@@ -315,20 +287,6 @@ TEST(GpuWeights, ADamagedPacketEndsInANamedError) {
       << outcomes[1].text;
   EXPECT_FALSE(outcomes[0].text.empty()) << "the peers fail, too";
   EXPECT_STREQ(world.ranks[1].communicator->phase(), "decode weights");
-}
-
-TEST(GpuWeights, ADamagedHeaderEndsInANamedError) {
-  const auto damage = [&](const std::string& operation, Buffer arrived) {
-    if (operation == "all_gather" && arrived.dtype == DataType::kByte) {
-      arrived.as<std::byte>()[9] ^= std::byte{4};
-    }
-  };
-  GpuWorld world(
-      NodeMap::parse("2x1", 2), delta_options(),
-      GpuSettings{.timeout = std::chrono::milliseconds(2000), .wrap = hooked(1, &Tiers::gather_inter, {}, damage)});
-  Weights weights(4000, DataType::kBFloat16);
-  const auto outcomes = gather_until_it_throws(world, weights);
-  EXPECT_NE(outcomes[1].text.find("corrupt header of the weights of node 0"), std::string::npos) << outcomes[1].text;
 }
 
 // Ranks that gather other units: each rank of the rail says so.

@@ -24,7 +24,6 @@ from isthmus.group import process as _process
 from isthmus.units import identify as _identify
 from isthmus.units.models import param_groups_of, section_elements, trainable_indexes
 from support.checkpoints import (
-    FLOAT16,
     WIDTH,
     Model,
     batch,
@@ -40,9 +39,7 @@ from support.checkpoints import (
     trained,
     unit_states,
 )
-from support.checks import Table, World
-
-pytestmark = pytest.mark.processes
+from support.checks import Table
 
 table = Table()
 
@@ -174,12 +171,10 @@ def tensor_parallel(backend: str) -> nn.Module:
 DELTA = {"codec": "default", "weights": "delta", "replica_interval": 2}
 BOTH_WAYS: dict[str, tuple[Make, dict[str, Any]]] = {
     "fsdp2": (sharded({}), {}),
-    "fsdp2_weights_as_differences": (sharded({}, **DELTA), DELTA),
     "fsdp2_bfloat16_reduced_in_float32": (
         sharded({"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}, **DELTA),
         DELTA,
     ),
-    "fsdp2_float16": (sharded({"mp_policy": FLOAT16}), {}),
     "fsdp2_kept_on_each_node": (sharded({"reshard_after_forward": 2}, **DELTA), DELTA),
     "fsdp2_without_some_gradients": (sometimes_used, {}),
     "fsdp2_gathered_asynchronously": (gathered_asynchronously, DELTA),
@@ -379,17 +374,6 @@ def a_companion_is_saved_once() -> None:
         else text.count("saved/root") == 1
     )
     isthmus.detach(attached)
-
-
-@table
-def residuals_follow_a_loss_scale() -> None:
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    model = trained(isthmus.attach(fsdp2(mesh_of(gloo())), options=options_of(), scaler=scaler))
-    before = residuals(model)
-    scaler.scale(torch.ones(1))
-    scaler.update(8.0)
-    doubled = [(name, step, [2 * value for value in values]) for name, step, values in before]
-    assert residuals(model) == doubled
 
 
 @table
@@ -606,11 +590,4 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return table.run_in_world(backend="gloo")
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    return World(main, 4)
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_attach(world: World, name: str) -> None:
-    world.check(name)
+test_attach = table.in_world(main)

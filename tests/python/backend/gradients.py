@@ -78,12 +78,6 @@ def own_chunk(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.chunk(WORLD_SIZE)[dist.get_rank()]
 
 
-def equal_on_all_ranks(groups: Groups, result: torch.Tensor) -> bool:
-    of_rank_0 = result.clone()
-    dist.broadcast(of_rank_0, 0, group=groups.gloo)
-    return torch.equal(of_rank_0, result)
-
-
 def on_all_ranks(groups: Groups, holds: bool) -> bool:
     """Whether it holds everywhere: a rank that fails alone would leave the others waiting for its next collective."""
     number = torch.tensor(int(holds))

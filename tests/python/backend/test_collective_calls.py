@@ -1,4 +1,4 @@
-"""The ways of calling: point to point, coalesced, functional, of objects, asynchronous; errors and counters."""
+"""Calls that conformance cannot compare: in inference mode, asynchronous and refused ones, and their counters."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 
 import isthmus
-from python.backend.collective_data import ENVIRONMENTS, WORLD_SIZE, data, rank_and_size, run_beside_gloo, same
-from support.checks import Table, World
+from support import ranks
+from support.checks import Table, finish
 
-pytestmark = pytest.mark.processes
+WORLD_SIZE = 4
 table = Table()
 
 Call = Callable[[dist.ProcessGroup, torch.Tensor, torch.Tensor], Any]
@@ -26,103 +25,26 @@ SPREADS: dict[str, Spread] = {
 }
 
 
-@table
-def send_and_receive(gloo: dist.ProcessGroup) -> None:
-    rank, size = rank_and_size()
-    received = torch.empty(8)
-    if rank % 2 == 0:
-        dist.send(data(8), (rank + 1) % size, tag=3)
-        dist.recv(received, (rank - 1) % size, tag=4)
-    else:
-        dist.recv(received, (rank - 1) % size, tag=3)
-        dist.send(data(8), (rank + 1) % size, tag=4)
-    same(received, torch.randn(8, generator=torch.Generator().manual_seed((rank - 1) % size)))
+def data(*shape: int, dtype: torch.dtype = torch.float32, salt: int = 0) -> torch.Tensor:
+    """Different on every rank, the same at every call."""
+    generator = torch.Generator().manual_seed(1000 * salt + dist.get_rank())
+    if dtype.is_floating_point:
+        return torch.randn(*shape, generator=generator).to(dtype)
+    return torch.randint(0, 50, shape, generator=generator).to(dtype)
 
 
-@table
-def receive_from_anyone(gloo: dist.ProcessGroup) -> None:
-    rank, size = rank_and_size()
-    if rank == 0:
-        received = torch.empty(1)
-        sources = {dist.recv(received) for _ in range(size - 1)}
-        assert sources == set(range(1, size))
-    else:
-        dist.send(torch.ones(1), 0)
-    dist.barrier()
+def same(ours: Any, gloos: Any) -> None:
+    if isinstance(ours, list):
+        assert len(ours) == len(gloos)
+        for one, other in zip(ours, gloos, strict=True):
+            same(one, other)
+        return
+    assert ours.dtype == gloos.dtype
+    assert torch.equal(ours, gloos)
 
 
-@table
-def batched_send_and_receive(gloo: dist.ProcessGroup) -> None:
-    rank, size = rank_and_size()
-    received = torch.zeros(100_000)
-    works = dist.batch_isend_irecv(
-        [
-            dist.P2POp(dist.irecv, received, (rank - 1) % size),
-            dist.P2POp(dist.isend, torch.full((100_000,), float(rank)), (rank + 1) % size),
-        ]
-    )
-    for work in works:
-        work.wait()
-    same(received, torch.full((100_000,), float((rank - 1) % size)))
-
-
-@table
-def coalescing_manager(gloo: dist.ProcessGroup) -> None:
-    for device in (None, torch.device("cpu")):
-        results = []
-        for group in (dist.group.WORLD, gloo):
-            tensors = [data(5, salt=salt) for salt in range(3)]
-            outputs = [torch.empty(WORLD_SIZE * 5) for _ in range(3)]
-            shards = [torch.empty(2) for _ in range(3)]
-            given = device if group is not gloo else None  # Gloo has no startCoalescing
-            with dist._coalescing_manager(group, given):
-                for tensor in tensors:
-                    dist.all_reduce(tensor, group=group)
-            with dist._coalescing_manager(group, given, async_ops=True) as manager:
-                for output, tensor in zip(outputs, tensors, strict=True):
-                    dist.all_gather_into_tensor(output, tensor, group=group)
-            manager.wait()
-            with dist._coalescing_manager(group, given, async_ops=True) as manager:
-                for shard in shards:
-                    dist.reduce_scatter_tensor(shard, data(WORLD_SIZE * 2), group=group)
-            manager.wait()
-            results.append(tensors + outputs + shards)
-        same(*results)
-
-
-@table
-def functional_collectives(gloo: dist.ProcessGroup) -> None:
-    results = []
-    for group in (dist.group.WORLD, gloo):
-        outputs = [
-            funcol.all_reduce(data(10), "sum", group),
-            funcol.all_gather_tensor(data(10), 0, group),
-            funcol.reduce_scatter_tensor(data(WORLD_SIZE * 10), "sum", 0, group),
-            funcol.all_to_all_single(data(WORLD_SIZE * 10), None, None, group),
-            funcol.broadcast(data(10), 1, group),
-        ]
-        results.append([funcol.wait_tensor(output) for output in outputs])
-    same(*results)
-
-
-@table
-def object_collectives(gloo: dist.ProcessGroup) -> None:
-    rank, size = rank_and_size()
-    gathered: list[Any] = [None] * size
-    dist.all_gather_object(gathered, {"rank": rank})
-    assert gathered == [{"rank": peer} for peer in range(size)]
-    news = [f"from {rank}"]
-    dist.broadcast_object_list(news, src=3)
-    assert news == ["from 3"]
-    scattered: list[Any] = [None]
-    dist.scatter_object_list(scattered, [f"to {peer}" for peer in range(size)] if rank == 0 else None, src=0)
-    assert scattered == [f"to {rank}"]
-
-
-@table
-def barrier(gloo: dist.ProcessGroup) -> None:
-    dist.barrier()
-    dist.barrier(async_op=True).wait(timedelta(seconds=10))
+def rank_and_size() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
 
 
 @table
@@ -161,7 +83,7 @@ def gradients(group: dist.ProcessGroup, sent: torch.Tensor, received: torch.Tens
         dist.all_reduce(sent, group=group)
 
 
-IN_INFERENCE_MODE: dict[str, Call] = {
+CALLS: dict[str, Call] = {
     "broadcast": lambda group, sent, received: dist.broadcast(sent, 1, group),
     "all_reduce": lambda group, sent, received: dist.all_reduce(sent, group=group),
     "premultiplied all_reduce": lambda group, sent, received: dist.all_reduce(
@@ -200,7 +122,7 @@ REFUSED_BY_ONE_RANK = {"reduce", "premultiplied reduce", "gather", "scatter"}
 
 @table
 def inference_mode_changes_nothing(gloo: dist.ProcessGroup) -> None:
-    for name, call in IN_INFERENCE_MODE.items():
+    for name, call in CALLS.items():
         for kind, spread in SPREADS.items():
             if kind == "with gaps" and name in REFUSED_BY_ONE_RANK:
                 continue
@@ -278,15 +200,6 @@ def a_type_that_gloo_refuses_leaves_the_group_usable(gloo: dist.ProcessGroup) ->
 
 
 @table
-def all_gather_into_a_stack_at_any_size(gloo: dist.ProcessGroup) -> None:
-    rank, size = rank_and_size()
-    for elements in (1, 7, 100_000):
-        stack = torch.empty(size, elements)
-        dist.all_gather_into_tensor(stack, torch.full((elements,), float(rank)))
-        same(stack, torch.arange(size, dtype=torch.float32).repeat_interleave(elements).view(size, elements))
-
-
-@table
 def tensors_that_require_gradients(gloo: dist.ProcessGroup) -> None:
     leaf = torch.ones(10, 2, requires_grad=True)
     output = torch.empty(WORLD_SIZE * 10, 2)
@@ -315,14 +228,10 @@ def stats_of_another_backend_is_an_error(gloo: dist.ProcessGroup) -> None:
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:
-    return run_beside_gloo(table)
+    ranks.init()
+    failures = table.run_on_this_rank(dist.new_group(backend="gloo"))
+    finish()
+    return failures
 
 
-@pytest.fixture(scope="module", params=ENVIRONMENTS)
-def world(request: pytest.FixtureRequest) -> World:
-    return World(main, WORLD_SIZE, env=ENVIRONMENTS[request.param])
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_collective(world: World, name: str) -> None:
-    world.check(name)
+test_collective = table.in_world(main, env={"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0"})

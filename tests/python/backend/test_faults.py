@@ -19,7 +19,6 @@ from faults.harness import Harnesses, Outcome
 from faults.judgement import complaints
 from faults.rows import ROWS, TIMEOUT_S, Row
 from support import ranks
-from support.checks import finish
 from support.limits import OPERATION_S, scaled
 
 WORLD_SIZE = 4
@@ -107,75 +106,31 @@ def asynchronous_reduce_scatter() -> None:
         raise
 
 
-def misbehave(rank: int, world_size: int, dies: bool, collective: Callable[[], None]) -> tuple[str, str]:
-    """Return the error of the collective that rank 3 leaves out, and that of the next one."""
+def die(rank: int, world_size: int, collective: Callable[[], None]) -> tuple[str, str]:
+    """Return the error of the collective before which rank 3 dies, and that of the next one."""
     init_with_short_timeout()
     for _ in range(3):
         collective()
     if rank == 3:
-        if dies:
-            os._exit(9)
-        stay_away()
-        return "", ""
+        os._exit(9)
     with pytest.raises(dist.DistBackendError) as first:
         collective()
     with pytest.raises(dist.DistBackendError) as second:
         dist.all_reduce(torch.ones(10))
-    if not dies:
-        end(rank)
     return str(first.value), str(second.value)
 
 
-def assert_named(outcomes: list[ranks.Outcome]) -> None:
+@pytest.mark.processes
+@pytest.mark.parametrize("collective", [asynchronous_reduce_scatter, all_reduce_with_a_future])
+def test_works_and_futures_name_a_rank_that_died(collective: Callable[[], None]) -> None:
+    outcomes = ranks.run_any(die, WORLD_SIZE, collective, env=ENV)
+    assert outcomes[3].exit_code == 9
     for outcome in outcomes[:3]:
         assert outcome.error is None, outcome.error
         text, again = outcome.value
         assert "No word from rank 3: " in text, text
         assert f"failed on rank {outcome.rank}" in text
         assert again == text
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("collective", [asynchronous_reduce_scatter, all_reduce_with_a_future])
-def test_works_and_futures_name_a_rank_that_died(collective: Callable[[], None]) -> None:
-    outcomes = ranks.run_any(misbehave, WORLD_SIZE, True, collective, env=ENV)
-    assert outcomes[3].exit_code == 9
-    assert_named(outcomes)
-
-
-@pytest.mark.processes
-def test_a_rank_that_stays_away_is_named() -> None:
-    assert_named(ranks.run_any(misbehave, WORLD_SIZE, False, reduce_scatter, env=ENV))
-
-
-def gather_another_size(rank: int, world_size: int) -> str:
-    init_with_short_timeout()
-    own = 1000 if rank != 1 else 1001
-    with pytest.raises(dist.DistBackendError) as error:
-        dist.all_gather_into_tensor(torch.empty(world_size * own), torch.ones(own))
-    return str(error.value)
-
-
-@pytest.mark.processes
-def test_ranks_of_different_sizes_are_named() -> None:
-    texts = ranks.run(gather_another_size, WORLD_SIZE, env=ENV)
-    for rank in (0, 2, 3):
-        assert "rank 1 was in all-gather #1 of 4004 x Float" in texts[rank], texts[rank]
-    assert "rank 0 was in all-gather #1 of 4000 x Float" in texts[1], texts[1]
-
-
-def wait_for_ever(rank: int, world_size: int) -> None:
-    ranks.init()
-    group = dist.new_group(timeout=timedelta(days=200_000))
-    gathered = torch.empty(4000)
-    dist.all_gather_into_tensor(gathered, torch.ones(1000), group=group)
-    assert torch.all(gathered == 1)
-    finish()
-
-
-@pytest.mark.processes
-def test_a_timeout_that_means_never() -> None:
-    ranks.run(wait_for_ever, WORLD_SIZE, env=ENV)
 
 
 def abort_while_waiting(rank: int, world_size: int) -> tuple[str, float]:
@@ -201,32 +156,3 @@ def test_abort_ends_what_is_under_way() -> None:
     for text, seconds in results:
         assert "aborted" in text or "failed on rank" in text  # a rank whose turn came later hears of another's abort
         assert seconds < OPERATION_S
-
-
-def wait_shortly(rank: int, world_size: int) -> None:
-    """A wait that is shorter than the operation gives up; the operation does not."""
-    ranks.init()
-    gathered = torch.zeros(4000)
-    reduced = torch.ones(5)
-    if rank == 3:
-        wait_for(*(f"rank {other} gave up" for other in range(3)))
-    works = [
-        dist.all_gather_into_tensor(gathered, torch.ones(1000), async_op=True),
-        dist.all_reduce(reduced, async_op=True),
-    ]
-    for work in works:
-        if rank != 3:
-            assert not work.is_completed()
-            with pytest.raises(RuntimeError, match=r"(?i)time"):
-                work.wait(timedelta(milliseconds=50))
-    tell(f"rank {rank} gave up")
-    for work in works:
-        assert work.wait()
-    assert torch.all(gathered == 1)
-    assert torch.all(reduced == WORLD_SIZE)
-    dist.barrier()
-
-
-@pytest.mark.processes
-def test_a_short_wait_does_not_end_the_operation() -> None:
-    ranks.run(wait_shortly, WORLD_SIZE, env=ENV)

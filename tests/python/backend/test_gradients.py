@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-import pytest
 import torch
 import torch.distributed as dist
 
 import isthmus
 from isthmus.plan.packets import WireOptions, piece_bytes
+from python.backend import gradient_calls
 from python.backend.gradients import (
     FLOATS,
     NODE_MAPS,
@@ -18,7 +18,6 @@ from python.backend.gradients import (
     all_reduce,
     assert_within_bound,
     carried_by_all_ranks,
-    equal_on_all_ranks,
     inputs_of_all_ranks,
     native,
     on_all_ranks,
@@ -27,12 +26,11 @@ from python.backend.gradients import (
     run_table,
 )
 from support import recorded
-from support.checks import Table, World
+from support.checks import Table
 from support.tested_codecs import CODECS, LOSSY
 
-pytestmark = pytest.mark.processes
-HEADER_BYTES = 48
 table = Table()
+table.checks |= gradient_calls.table.checks
 
 
 @table
@@ -48,32 +46,6 @@ def codec_none_sums_within_its_bound(groups: Groups) -> None:
                     sources = inputs_of_all_ranks(numel, dtype)
                     assert_within_bound(reduce_scatter(group, sources[dist.get_rank()], op), sources, scale)
         assert isthmus.stats(group)["collectives"]["reduce_scatter"]["calls"] == len(FLOATS) * 3 * len(ops)
-
-
-@table
-def codec_none_in_flat_tiers_sums_within_its_bound(groups: Groups) -> None:
-    for nodes in NODE_MAPS:
-        group = groups(nodes=nodes, codec="none", tiers="flat")
-        for dtype in FLOATS:
-            sources = inputs_of_all_ranks(4 * 1023, dtype)
-            assert_within_bound(reduce_scatter(group, sources[dist.get_rank()], dist.ReduceOp.AVG), sources, 0.25)
-
-
-@table
-def all_reduce_with_codec_none_sums_within_its_bound(groups: Groups) -> None:
-    half = dist._make_nccl_premul_sum(0.5)
-    ops = [(dist.ReduceOp.SUM, 1.0), (dist.ReduceOp.AVG, 0.25), (half, 0.5)]
-    sizes = (1, 3, 4, 5, 4 * 1023 + 1)
-    for nodes in NODE_MAPS:
-        group = groups(nodes=nodes, codec="none")
-        for dtype in FLOATS:
-            for numel in sizes:
-                for op, scale in ops:
-                    sources = inputs_of_all_ranks(numel, dtype)
-                    result = all_reduce(group, sources[dist.get_rank()], op)
-                    assert_within_bound(result, sources, scale)
-                    assert equal_on_all_ranks(groups, result)
-        assert isthmus.stats(group)["collectives"]["all_reduce"]["calls"] == len(FLOATS) * len(sizes) * len(ops)
 
 
 @table
@@ -122,36 +94,6 @@ def processes_have_the_bits_of_the_record(groups: Groups) -> None:
 
 
 @table
-def float16_sums_do_not_overflow_before_they_are_scaled(groups: Groups) -> None:
-    source = torch.full((400,), 40_000.0, dtype=torch.float16)
-    result = reduce_scatter(groups(codec="none"), source, dist.ReduceOp.AVG)
-    assert torch.equal(result, torch.full((100,), 40_000.0, dtype=torch.float16))
-
-
-@table
-def payload_counters_equal_the_formula(groups: Groups) -> None:
-    """Bytes that this rank hands to its transports, for one reduce-scatter and one all-gather."""
-    for nodes, (num_nodes, per_node) in NODE_MAPS.items():
-        for dtype in (torch.float32, torch.bfloat16):
-            group = groups(nodes=nodes, codec="none")
-            shard_elements = 1000
-            source = inputs_of_all_ranks(WORLD_SIZE * shard_elements, dtype)[dist.get_rank()]
-            shard = reduce_scatter(group, source)
-            dist.all_gather_into_tensor(torch.empty_like(source), shard, group=group)
-            collectives = isthmus.stats(group)["collectives"]
-            piece_bytes = shard_elements * source.element_size()
-            packet_bytes = (HEADER_BYTES + piece_bytes + 7) // 8 * 8
-            reduce, gather = collectives["reduce_scatter"], collectives["all_gather"]
-            assert reduce["inter"]["sent_bytes"] == (num_nodes - 1) * packet_bytes
-            assert reduce["inter"]["inter_node_sent_bytes"] == (num_nodes - 1) * packet_bytes
-            assert reduce["intra"]["sent_bytes"] == num_nodes * (per_node - 1) * piece_bytes
-            assert reduce["intra"]["inter_node_sent_bytes"] == 0
-            assert gather["inter"]["inter_node_sent_bytes"] == (num_nodes - 1) * piece_bytes
-            assert gather["intra"]["sent_bytes"] == num_nodes * (per_node - 1) * piece_bytes
-            assert gather["intra"]["inter_node_sent_bytes"] == 0
-
-
-@table
 def packets_are_as_long_as_planned(groups: Groups) -> None:
     """What each codec hands to the rail for a reduce-scatter and an all-reduce, by the formulas of `isthmus plan`."""
     piece = (1 << 16) + 100
@@ -170,27 +112,8 @@ def packets_are_as_long_as_planned(groups: Groups) -> None:
         assert stats["collectives"]["all_reduce"]["inter"]["sent_bytes"] == 2 * packets, codec
 
 
-@table
-def nan_and_infinity_arrive(groups: Groups) -> None:
-    group = groups()
-    source = torch.zeros(WORLD_SIZE * 65536)
-    if dist.get_rank() == 0:
-        source.view(WORLD_SIZE, -1)[:, 5] = torch.nan
-        source.view(WORLD_SIZE, -1)[:, 30_000] = torch.inf
-    result = reduce_scatter(group, source, unit="nan")
-    assert result[5].isnan()
-    assert not result[30_000].isfinite()
-
-
 def main(rank: int, world_size: int) -> dict[str, str]:
     return run_table(table)
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    return World(main, WORLD_SIZE, env={"ISTHMUS_LOG": "error"})
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_gradient(world: World, name: str) -> None:
-    world.check(name)
+test_gradient = table.in_world(main, WORLD_SIZE, env={"ISTHMUS_LOG": "error"})

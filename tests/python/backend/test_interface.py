@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -15,9 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace_json
 
 import isthmus
-from support.checks import Table, World
-
-pytestmark = pytest.mark.processes
+from support.checks import Table
 
 WORLD_SIZE = 4
 ELEMENTS = 8192
@@ -187,6 +186,33 @@ def coalesced_all_gathers_are_made_one_by_one() -> None:
 
 
 @table
+def a_timeout_that_means_never() -> None:
+    large_all_gather(make_group(timeout=timedelta(days=200_000)))
+
+
+@table
+def a_wait_that_is_shorter_than_the_operation_does_not_end_it() -> None:
+    """Rank 3 comes when the others have given up."""
+    group, store, rank = make_group(), dist.distributed_c10d._get_default_store(), dist.get_rank()
+    given_up = [f"rank {other} gave up" for other in range(3)]
+    while rank == 3 and not store.check(given_up):
+        time.sleep(0.02)
+    gathered, reduced = torch.zeros(WORLD_SIZE * ELEMENTS), torch.ones(5)
+    works = [
+        dist.all_gather_into_tensor(gathered, torch.ones(ELEMENTS), group=group, async_op=True),
+        dist.all_reduce(reduced, group=group, async_op=True),
+    ]
+    for work in works:
+        if rank != 3:
+            assert not work.is_completed()
+            with pytest.raises(RuntimeError, match=r"(?i)time"):
+                work.wait(timedelta(milliseconds=50))
+    store.set(f"rank {rank} gave up", "")
+    assert all(work.wait() for work in works)
+    assert torch.all(gathered == 1) and torch.all(reduced == WORLD_SIZE)
+
+
+@table
 def futures_are_done_when_waiters_go_on() -> None:
     group = make_group()
     for _ in range(20):
@@ -290,12 +316,5 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return table.run_in_world()
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    env = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "4096", "ISTHMUS_CODEC": "none", "ISTHMUS_LOG": "error"}
-    return World(main, WORLD_SIZE, env=env)
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_interface(world: World, name: str) -> None:
-    world.check(name)
+ENV = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "4096", "ISTHMUS_CODEC": "none", "ISTHMUS_LOG": "error"}
+test_interface = table.in_world(main, env=ENV)

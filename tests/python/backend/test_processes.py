@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import isthmus
 from support import ranks
-from support.checks import Table, World
+from support.checks import Table
 from support.limits import HANG_S, OPERATION_S
 
 pytestmark = pytest.mark.processes
@@ -251,12 +251,5 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return table.run_in_world(store=_store, rank=rank, world_size=world_size)
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    env = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "4096", "ISTHMUS_CODEC": "none", "ISTHMUS_LOG": "error"}
-    return World(main, WORLD_SIZE, env=env)
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_processes(world: World, name: str) -> None:
-    world.check(name)
+ENV = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "4096", "ISTHMUS_CODEC": "none", "ISTHMUS_LOG": "error"}
+test_processes = table.in_world(main, env=ENV)

@@ -1,14 +1,14 @@
 """Runs `isthmus bench ...` as a user would, and looks for what it leaves behind."""
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
+from typer.testing import CliRunner
 
+from isthmus.cli.main import app
 from support.limits import HANG_S
 
 # Messages and tables are not broken into lines, wherever pytest's folders lie.
@@ -38,20 +38,15 @@ def run(*arguments, **environment):
     return process.returncode, out, err
 
 
+def refused(*arguments):
+    """What `isthmus bench` says, in this process, of arguments that it does not take."""
+    result = CliRunner(env=WIDE).invoke(app, ["bench", *map(str, arguments)])
+    assert result.exit_code == 2, result.output
+    return result.output
+
+
 def children(process):
     return psutil.Process(process.pid).children(recursive=True)
-
-
-def rank_process(process, rank):
-    """The process of a rank, once its log shows that it is there: its environment names it."""
-    deadline_s = time.monotonic() + HANG_S
-    while time.monotonic() < deadline_s:
-        for child in children(process):
-            with contextlib.suppress(psutil.Error):
-                if child.environ().get("RANK") == str(rank) and "isthmus.benchmarks" in " ".join(child.cmdline()):
-                    return child
-        time.sleep(0.05)
-    raise AssertionError(f"rank {rank} did not start")
 
 
 def wait_for_line(process, text):

@@ -12,7 +12,7 @@ from isthmus.benchmarks.convergence.config import ConvergenceConfig
 from isthmus.benchmarks.convergence.results import read_results
 from isthmus.benchmarks.convergence.runs import Run, text_digest
 from isthmus.benchmarks.convergence.training import Batches
-from python.benchmarks.bench_cli import children, run, start, wait_for_line
+from python.benchmarks.bench_cli import children, refused, run, start, wait_for_line
 from python.benchmarks.convergence_runs import TINY, write_text
 from support.limits import HANG_S
 
@@ -102,7 +102,7 @@ def test_an_interrupted_run_resumes(files, tmp_path):
         "--optimizers",
         "adamw",
         "--seeds",
-        2,
+        1,
         "--lr",
         0.01,
         "--nodes",
@@ -122,14 +122,14 @@ def test_an_interrupted_run_resumes(files, tmp_path):
         process.communicate()
     path = tmp_path / "convergence.jsonl"
     first = path.read_bytes()
-    assert 1 <= first.count(b"\n") < 4
+    assert first.count(b"\n") == 1
     code, _, err = run(*words)
     assert code == 0, err
     whole = path.read_bytes()
     assert whole.startswith(first)
     results = read_results(path)
     kinds = [Run.from_json(record["run"]).stage for record in results.records]
-    assert kinds in (["real"] * 4 + ["timed"] * 2, ["real"] * 4)  # not timed where no link can be shaped
+    assert kinds in (["real"] * 2 + ["timed"] * 2, ["real"] * 2)  # not timed where no link can be shaped
     exact, lossy = (record["result"] for record in results.records[:2])
     # bfloat16, both directions together; and the header of a packet for each unit and direction.
     assert exact["sent_bytes"] == TINY.steps * (exact["num_parameters"] * 2 + 2 * 2 * HEADER_BYTES)
@@ -163,9 +163,6 @@ def test_bad_arguments_are_named(changes, message):
         ConvergenceConfig(**(GOOD_ARGUMENTS | changes))
 
 
-@pytest.mark.processes
 def test_bad_arguments_are_reported_before_anything_runs(tmp_path):
-    code, _, err = run("convergence", "--nodes", "two", "--output", tmp_path)
-    assert code == 2
-    assert "'two': expected a whole number" in err
+    assert "'two': expected a whole number" in refused("convergence", "--nodes", "two", "--output", tmp_path)
     assert not list(tmp_path.iterdir())

@@ -185,15 +185,6 @@ def test_bits_are_those_of_an_element_that_crosses():
     assert comparison.arms[BASELINE][0.01].crossing_bits == 16
 
 
-def test_results_of_an_all_reduce_cross_too():
-    """Of 2 nodes each sends half of 100 elements, and half of the results, in each of 8 steps."""
-    setting = replace(TINY, layout="hsdp")
-    runs = Results()
-    runs._add({"run": tiny_run(setting=setting).as_json(), "result": fake_result(sent_bytes=2 * 2 * 50 * 8 * 2)})
-    (comparison,), _ = summarise(runs)
-    assert comparison.arms[BASELINE][0.01].crossing_bits == 16
-
-
 def test_every_table_has_the_floor_that_was_screened(tmp_path):
     results = some_results()
     other = replace(TINY, nodes=4)
@@ -212,15 +203,6 @@ def test_every_table_has_the_floor_that_was_screened(tmp_path):
     text = write_report(results, tmp_path).read_text()
     assert text.count(f"| `{FLOOR}` | 0.00 | +50.00% |") == 2
     assert text.count(f"| `{FLOOR}` | not run |") == 1
-
-
-def test_comparisons_of_other_models_have_figures_of_their_own(tmp_path):
-    results = some_results()
-    for arm in (BASELINE, "tagc-2x"):
-        run = tiny_run(arm, setting=replace(TINY, width=128))
-        results._add({"run": run.as_json(), "result": fake_result()})
-    write_report(results, tmp_path)
-    assert len(list((tmp_path / "figures").glob("*_gap*.png"))) == 2
 
 
 def test_a_gap_that_still_grows_has_not_settled():

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from isthmus.benchmarks.scaling import run as scaling
 from isthmus.benchmarks.training import report
 from isthmus.benchmarks.training.config import DEFAULT_ARMS
 from isthmus.plan.strategies import ARMS
@@ -62,36 +61,6 @@ def test_tables_of_training_are_written_as_they_stand() -> None:
         arm = name.strip("`")
         measured["arms"][arm] = dict(zip(used, values, strict=True), description=ARMS[arm].description)
     assert figures.training(measured) in text_of("training")
-
-
-def test_tables_of_scaling_are_written_as_they_stand() -> None:
-    assert {"node_mb_per_step", "reduction_node_mb_per_step", "communication_s", "link_s"} <= scaling.FIELDS.keys()
-    for name, fields in (
-        ("scaling-bytes", ("node_mb_per_step", "reduction_node_mb_per_step")),
-        ("scaling-link", ("link_s",)),
-    ):
-        head, _, *rows = table_of(name)
-        layouts: dict[str, Any] = {layout.replace(" ", ""): {} for layout in head[1:]}
-        for arm, *cells in rows:
-            for layout, cell in zip(layouts.values(), cells, strict=True):
-                layout[arm.strip("`")] = dict(zip(fields, map(float, re.findall(r"[\d.]+", cell)), strict=True))
-        assert figures.scaling(*fields)({"layouts": layouts}) in text_of(name)
-
-
-def test_tables_of_codecs_are_written_as_they_stand() -> None:
-    printed = ""
-    tables = {name: table_of(name)[2:] for name in ("codecs-tagc", "codecs-quant")}
-    for column, instruction_set in enumerate(figures.INSTRUCTION_SETS):
-        rows = {}
-        for benchmark, row in zip(figures.TAGC, tables["codecs-tagc"], strict=True):
-            rows[benchmark] = {"GB/s": float(row[1]), "of_memcpy": float(row[2 + column])}
-        for benchmark, row in zip(figures.QUANT, tables["codecs-quant"], strict=True):
-            for way, share in zip(("encode", "decode"), row[1 + column].split(" / "), strict=True):
-                rows[f"{benchmark}/{way}"] = {"of_memcpy": float(share)}
-        benchmarks = [{"name": f"{name}/64MiB/iterations:11/manual_time", **values} for name, values in rows.items()]
-        printed += figures.json.dumps({"context": {"instruction_set": instruction_set}, "benchmarks": benchmarks})
-    for name in tables:
-        assert SECTIONS[name][2](printed) in text_of(name)
 
 
 def test_printed_tables_are_taken_by_their_number() -> None:

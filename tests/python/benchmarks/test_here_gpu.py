@@ -49,15 +49,3 @@ def test_training(two_hosts, tmp_path):  # noqa: F811
     assert losses["quant"] != losses["fsdp"]  # the codec took part
     assert losses["full"] == losses["quant"]
     assert told[0][1].splitlines()[-1] == report["advice"]
-
-
-def test_collectives(two_hosts, tmp_path):  # noqa: F811
-    path = tmp_path / "collectives.json"
-    sizes = ["--min-bytes", "256K", "--max-bytes", "256K", "--iterations", 2]
-    told = on_fake_gpus(two_hosts, "collectives", "--here", "--device", "cuda", *sizes, "--json", path)
-    assert [code for code, _, _ in told] == [0] * 4, told
-    report = json.loads(path.read_text())
-    assert {row["backend"] for row in report["rows"]} == {"nccl", "none", "tagc", "quant"}
-    assert {row["num_wrong"] for row in report["rows"]} == {0}
-    errors = {row["backend"]: row["error"] for row in report["rows"] if row["operation"] == "reduce_scatter"}
-    assert errors["nccl"] == errors["none"] == 0 < errors["quant"]

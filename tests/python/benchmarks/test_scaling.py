@@ -11,7 +11,6 @@ from isthmus.benchmarks.scaling.run import run_scaling
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.training.run import TrainingRecords
 from isthmus.benchmarks.training.schedule import UNSHAPED
-from python.benchmarks.bench_cli import run
 
 TRAINING = TrainingConfig(arms=("fsdp", "tagc"), links=("8mbit",))
 
@@ -111,14 +110,3 @@ def test_an_earlier_report_that_does_not_fit_is_measured_again(runs, tmp_path, d
     path.write_text(text[: len(text) // 2] if damage == "cut" else text)
     run_scaling(config, tmp_path, Console(quiet=True))
     assert runs == ["2x1", "2x1"]
-
-
-@pytest.mark.processes
-def test_tiny_run_over_three_nodes(tmp_path):
-    model = ["--layers", 1, "--width", 64, "--timed-steps", 1, "--link", "1gbit"]
-    code, out, err = run("scaling", "--layouts", "3x1", "--arms", "fsdp,none", *model, "--output", tmp_path)
-    assert code == 0, err
-    report = json.loads((tmp_path / "scaling.json").read_text())
-    assert report["layouts"]["3x1"]["none"]["payload_equals_formula"] is True
-    assert "3x1" in out
-    assert (tmp_path / "scaling.png").stat().st_size > 10_000

@@ -128,6 +128,6 @@ def test_arguments_out_of_range_are_named(values):
 
 @pytest.mark.processes
 def test_a_short_soak(tmp_path):
-    code, out, err = run("soak", "--steps", 200, "--logs", tmp_path)
+    code, out, err = run("soak", "--steps", 60, "--logs", tmp_path)
     assert code == 0, err
     assert "all verified" in out

@@ -76,15 +76,7 @@ def bash(tmp_path_factory: pytest.TempPathFactory):
         ("isthmus pl", "isthmus plan"),
         ("isthmus bench tr", "isthmus bench training"),
         ("isthmus bench training --he", "isthmus bench training --he"),  # --here or --help
-        ("isthmus bench collectives --iter", "isthmus bench collectives --iterations"),
-        ("isthmus topo --mea", "isthmus topo --measure"),
-        ("isthmus watch --onc", "isthmus watch --once"),
-        ("isthmus info --js", "isthmus info --json"),
-        ("isthmus plan --preset llama2-1", "isthmus plan --preset llama2-13b"),
         ("isthmus plan --strategies fsdp,hsdp-quant3,hsdp-ta", "isthmus plan --strategies fsdp,hsdp-quant3,hsdp-tagc"),
-        ("isthmus plan --backend gl", "isthmus plan --backend gloo"),
-        ("isthmus plan --reshard y", "isthmus plan --reshard yes"),
-        ("isthmus plan --reduce l", "isthmus plan --reduce last"),
         ("isthmus plan --reshard no --reduce-dtype bf", "isthmus plan --reshard no --reduce-dtype bf16"),
     ],
 )

@@ -62,16 +62,6 @@ def test_every_recorded_machine_as_text(path):
         assert f"- {note}\n" in text
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
-def test_its_json_is_a_recorded_machine_again(path, tmp_path):
-    text = topo("--from", path, "--json")
-    values = json.loads(text)
-    assert all(isinstance(values[name], list) for name in ("gpus", "nics", "links", "sockets", "rails", "notes"))
-    copy = tmp_path / "copy.json"
-    copy.write_text(text)
-    assert topo("--from", copy, "--json") == text
-
-
 def test_the_matrix_is_that_of_the_machine():
     lines = topo("--from", DGX).splitlines()
     start = next(number for number, line in enumerate(lines) if line.split()[:2] == ["GPU0", "GPU1"])
@@ -94,11 +84,6 @@ def test_rails_of_a_dgx_a100():
     text = topo("--from", DGX)
     assert "A rank's way out of its node: 200 Gbit/s" in text
     assert "GPU4 is nearest to NIC6 (PXB), by order it would get NIC4 (SYS" in text
-
-
-def test_long_lines_are_not_broken():
-    longest = max(topo("--from", DGX).splitlines(), key=len)
-    assert len(longest) > 140  # the matrix of 20 devices
 
 
 # --- nodes
@@ -261,14 +246,14 @@ def rails_in(text: str) -> list[int]:
     return list(range(int(first), int(last) + 1)) if last else [int(one) for one in text.split(", ")]
 
 
-@pytest.mark.parametrize("nodes", [None, "1x2", "2x2", "4x2"])
+@pytest.mark.parametrize("nodes", [None, "4x2"])
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
 def test_pictures_show_every_device_once_a_node_and_apart(path, nodes, tmp_path):
     drawn = tmp_path / "picture.svg"
     arguments = ["--nodes", nodes] if nodes else []
     values = json.loads(topo("--from", path, "--json", "--svg", drawn, *arguments))
     root = etree.fromstring(drawn.read_bytes())
-    times = 2 if nodes in ("2x2", "4x2") else 1
+    times = 2 if nodes else 1
     assert len(boxes(root)) == times * (len(values["gpus"]) + len(values["nics"]))
     width, height = float(root.get("width")), float(root.get("height"))
     for number, (left, top, right, bottom) in enumerate(boxes(root)):
@@ -314,10 +299,6 @@ def test_a_picture_of_a_machine_without_gpu():
     assert shown.count("rank 1") == 2 and shown.count("rails 0, 1") == 1
     assert "nodes 1 to 2, each like this" in shown
     assert any("2 x 12.5 Gbit/s" in text for text in shown)
-
-
-def test_a_picture_of_nothing():
-    assert "no NIC" in " ".join(texts(picture(Machine("bare", "test"))))
 
 
 def test_names_are_escaped():

@@ -1,22 +1,21 @@
-"""The checks of tests/python/backend/test_gradient*.py, with tensors on a fake GPU."""
+"""The checks of tests/python/backend/test_gradients.py, with tensors on a fake GPU."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from python.backend import test_gradient_calls, test_gradient_residuals, test_gradients
+from python.backend import test_gradients
 from python.backend.gradients import WORLD_SIZE, run_table
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu
-from support.checks import Table, World
+from support.checks import Table
 
 pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
 
 ORDER = "NCCL's sums are made in another order than Gloo's"
-# What is otherwise on a GPU. test_backend.py has the like of it.
+# What is otherwise on a GPU. test_works.py has the like of it.
 OTHERWISE = {
-    "codec_none_in_flat_tiers_sums_within_its_bound": "tiers='flat' is for the CPU",
     "codec_none_sums_within_its_bound": "NCCL takes a factor in a tensor only if it has the type of the summands",
     "processes_have_the_bits_of_the_record": "the record is of sums on the CPU",
     "what_is_no_sum_of_floats_is_exact": ORDER,
@@ -24,8 +23,7 @@ OTHERWISE = {
     "uneven_nodes_and_one_node_are_exact": ORDER,
 }
 table = Table()
-for module in (test_gradients, test_gradient_residuals, test_gradient_calls):
-    table.checks |= {name: check for name, check in module.table.checks.items() if name not in OTHERWISE}
+table.checks |= {name: check for name, check in test_gradients.table.checks.items() if name not in OTHERWISE}
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:
@@ -33,11 +31,4 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return run_table(table)
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    return World(main, WORLD_SIZE, run=fake_gpu.run)
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_gradient(world: World, name: str) -> None:
-    world.check(name)
+test_gradient = table.in_world(main, WORLD_SIZE, run=fake_gpu.run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from python.cuda import worlds as cuda_worlds
 from python.training import test_fsdp as fsdp
 from python.training import wraps
 from support import fake_gpu
-from support.checks import Table, World
+from support.checks import Table
 from support.families import WORLD_SIZE, Block, Family, check_against, run_table, same_on_all_ranks, train, world
 
 pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
@@ -46,24 +45,24 @@ def fsdp1_offloaded(model: nn.Module) -> nn.Module:
     return fsdp1(model, cpu_offload=CPUOffload(offload_params=on_gpu))
 
 
-def mixed(dtype: torch.dtype) -> Callable[[nn.Module], nn.Module]:
-    return functools.partial(fsdp2, mp_policy=MixedPrecisionPolicy(param_dtype=dtype))
-
-
 FAMILIES = {
-    "fsdp2": Family(fsdp2),
-    "bfloat16_parameters": Family(mixed(torch.bfloat16), rounding=fsdp.BFLOAT16, modes=("none", "default")),
-    "float16_parameters": Family(mixed(torch.float16), rounding=fsdp.FLOAT16, modes=("none", "default")),
+    "fsdp2": Family(fsdp2, modes=("none", "default")),
+    "bfloat16_parameters": Family(
+        functools.partial(fsdp2, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)),
+        rounding=fsdp.BFLOAT16,
+        modes=("none", "default"),
+    ),
     "hsdp": Family(
         functools.partial(fsdp2, shape=(2, 2)),
         collectives=("all_reduce",),
         exact=fsdp.hsdp_family().exact,
         gathers=False,
+        modes=("none", "default"),
     ),
-    "fsdp1": fsdp.fsdp1_family(fsdp1),
+    "fsdp1": fsdp.fsdp1_family(fsdp1, modes=("default",)),
     # Weights and gradients are on the CPU between steps, and on the GPU where collectives run.
-    "fsdp2_offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy())),
-    "fsdp1_offloaded": fsdp.fsdp1_family(fsdp1_offloaded),
+    "fsdp2_offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy()), modes=("default",)),
+    "fsdp1_offloaded": fsdp.fsdp1_family(fsdp1_offloaded, modes=("prepared",)),
     "ddp": wraps.ddp_family(wraps.ddp, modes=("prepared", "backward")),  # NCCL's exact sums are not Gloo's bits
 }
 
@@ -108,11 +107,4 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return run_table(rank, world_size, table)
 
 
-@pytest.fixture(scope="module")
-def trained() -> World:
-    return World(main, WORLD_SIZE, run=fake_gpu.run)
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_training(trained: World, name: str) -> None:
-    trained.check(name)
+test_training = table.in_world(main, WORLD_SIZE, run=fake_gpu.run)

@@ -1,23 +1,26 @@
-"""CUDA tensors in process groups of Isthmus: what is different from the CPU, on the fake GPU."""
+"""CUDA tensors in process groups of Isthmus, on the fake GPU: bits of the CPU, NCCL's collectives, Works, groups."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import isthmus
 from isthmus import native as _native
 from isthmus.backends import isthmus_backend
-from python.cuda import collectives as cuda_collectives
+from python.backend.test_collective_calls import CALLS
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
-from support.checks import Table, World, finish
+from support.checks import Table, finish
 from support.tested_codecs import CODECS
 
 pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
@@ -65,6 +68,47 @@ def reduce_scatter(device: torch.device, group: dist.ProcessGroup, salt: int = 0
 # --- the two-tier path
 
 
+def whole_numbers(numel: int, dtype: torch.dtype, salt: int = 0) -> torch.Tensor:
+    """This rank's gradient on the CPU: its sums are exact in all types, whatever their order."""
+    generator = torch.Generator().manual_seed(100 * salt + dist.get_rank())
+    return (4 * torch.randn(numel, generator=generator)).round().to(dtype)
+
+
+@table
+def gradients_have_the_bits_of_the_cpu(gloo: dist.ProcessGroup) -> None:
+    """With residuals: several steps of one unit, of which the last have no gradient of their own."""
+    half = dist._make_nccl_premul_sum(0.5)
+    for nodes, options in product(("2x2", "0,2|1,3", "4x1"), CODECS.values()):
+        groups = {device: group_of(nodes=nodes, **options) for device in (CPU, GPU)}
+        for dtype, step in product((torch.float32, torch.bfloat16, torch.float16, torch.float64), range(3)):
+            source = whole_numbers(WORLD_SIZE * 3001, dtype, salt=step) * (step < 2)
+            for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, half):
+                results = []
+                for device, group in groups.items():
+                    shard = torch.empty(3001, dtype=dtype, device=device)
+                    whole = source[: 9001 + step % 2].to(device, copy=True)
+                    with unit("unit"):
+                        dist.reduce_scatter_tensor(shard, source.to(device), op, group=group)
+                        dist.all_reduce(whole, op, group=group)
+                    results.append((shard.cpu(), whole.cpu()))
+                assert all(map(torch.equal, *results)), (nodes, options, dtype, step, op)
+
+
+@table
+def every_other_collective_gives_what_gloo_gives(gloo: dist.ProcessGroup) -> None:
+    group = group_of()
+    root = dist.get_rank() == 1
+    for name, call in CALLS.items():
+        if name == "gradients" or name.startswith("premultiplied") or name == "all_gather_coalesced":
+            continue  # above; not in Gloo; not in NCCL
+        results = []
+        for device, used in ((GPU, group), (CPU, gloo)):
+            sent, received = (whole_numbers(24, torch.float32, salt).view(WORLD_SIZE, 6).to(device) for salt in (1, 2))
+            call(used, sent, received)
+            results.append([received.cpu()] if name == "reduce" and not root else [sent.cpu(), received.cpu()])
+        assert all(map(torch.equal, *results)), name
+
+
 @table
 def factors_are_applied_once(gloo: dist.ProcessGroup) -> None:
     group = group_of(codec="none")
@@ -72,29 +116,14 @@ def factors_are_applied_once(gloo: dist.ProcessGroup) -> None:
     assert torch.equal(reduce_scatter(GPU, group, op=dist.ReduceOp.AVG).cpu(), plain.cpu() / WORLD_SIZE)
     quarter = dist._make_nccl_premul_sum(0.25)
     assert torch.equal(reduce_scatter(GPU, group, op=quarter).cpu(), plain.cpu() / 4)
-    small = cuda_collectives.data(GPU, 8)  # to the world backend, which has the operation
+    small = whole_numbers(8, torch.float32).to(GPU)  # to the world backend, which has the operation
     dist.all_reduce(small, quarter, group=group)
-    expected = cuda_collectives.data(CPU, 8)
+    expected = whole_numbers(8, torch.float32)
     dist.all_reduce(expected, group=gloo)
     assert torch.equal(small.cpu(), expected / 4)
     of_another_type = dist._make_nccl_premul_sum(torch.tensor([0.25], device=GPU))  # NCCL would read it as bfloat16
     with pytest.raises(TypeError, match="PREMUL_SUM of BFloat16 by a tensor of Float"):
-        dist.all_reduce(cuda_collectives.data(GPU, 8).bfloat16(), of_another_type, group=group)
-
-
-@table
-def what_is_not_contiguous(gloo: dist.ProcessGroup) -> None:
-    group = group_of(codec="none")
-    expected = reduce_scatter(GPU, group).cpu()
-    holder = torch.zeros(ELEMENTS // WORLD_SIZE, 2, device=GPU)
-    with unit("unit"):
-        dist._reduce_scatter_base(holder[:, 0], gradient(GPU), group=group)
-    assert torch.equal(holder.cpu()[:, 0], expected) and not holder.cpu()[:, 1].any()
-    wide = torch.stack([gradient(GPU), gradient(GPU)], dim=1)
-    with unit("unit"):
-        dist.all_reduce(wide[:, 1], group=group)
-    assert torch.equal(wide.cpu()[:, 0], gradient(CPU))
-    assert torch.equal(wide.cpu()[:, 1][: expected.numel()] if dist.get_rank() == 0 else expected, expected)
+        dist.all_reduce(whole_numbers(8, torch.float32).to(GPU).bfloat16(), of_another_type, group=group)
 
 
 # --- Works
@@ -137,6 +166,74 @@ def profilers_see_phases(gloo: dist.ProcessGroup) -> None:
 
 
 # --- groups
+
+
+@table
+def works_that_nobody_waits_for(gloo: dist.ProcessGroup) -> None:
+    group = group_of()
+    for step in range(5):
+        source = whole_numbers(WORLD_SIZE * 4096, torch.float32, salt=step).to(GPU)
+        shard = torch.empty(4096, device=GPU)
+        with unit("forgotten"):
+            work = dist.reduce_scatter_tensor(shard, source, group=group, async_op=True)
+        del work, source, shard
+        gc.collect()
+    torch.cuda.synchronize()
+
+
+@table
+def works_and_futures(gloo: dist.ProcessGroup) -> None:
+    group = group_of(codec="none")
+    expected = reduce_scatter(CPU, group)
+    shard = torch.empty_like(expected, device=GPU)
+    with unit("x"):
+        work = dist.reduce_scatter_tensor(shard, gradient(GPU), group=group, async_op=True)
+    assert work.get_future().then(lambda future: future.value()[0] + 1).wait().cpu().equal(expected + 1)
+    work.wait()
+    work.wait()
+    assert work.is_completed() and work.is_success()
+    assert work.result()[0].data_ptr() == shard.data_ptr()
+    assert shard.cpu().equal(expected)
+
+
+@table
+def small_all_gathers_are_the_world_backends(gloo: dist.ProcessGroup) -> None:
+    group = group_of(min_elements=4004)
+    for numel, calls in ((1000, 0), (1001, 1)):
+        result = torch.empty(WORLD_SIZE * numel, device=GPU)
+        dist.all_gather_into_tensor(result, torch.ones(numel, device=GPU), group=group)
+        assert bool((result.cpu() == 1).all())
+        assert isthmus.stats(group)["collectives"]["all_gather"]["calls"] == calls
+
+
+@table
+def an_all_gather_in_place_or_coalesced_takes_two_tiers(gloo: dist.ProcessGroup) -> None:
+    """In place as FSDP2's: the own shard lies in the result."""
+    group = group_of()
+    result = torch.zeros(400, device=GPU)
+    own = result[100 * dist.get_rank() : 100 * (dist.get_rank() + 1)]
+    own.fill_(dist.get_rank())
+    with dist._coalescing_manager(group, GPU):
+        dist.all_gather_into_tensor(result, own, group=group)
+    assert torch.equal(result.cpu(), torch.arange(4.0).repeat_interleave(100))
+    assert isthmus.stats(group)["collectives"]["all_gather"]["calls"] == 1
+
+
+@table
+def subgroups_splits_and_meshes(gloo: dist.ProcessGroup) -> None:
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("replicate", "shard"))
+    split = dist.split_group(split_ranks=[[0, 2], [1, 3]])
+    pairs = {"shard": [rank // 2 * 2, rank // 2 * 2 + 1], "replicate": [rank % 2, rank % 2 + 2]}
+    for group, members in (
+        (mesh.get_group("shard"), pairs["shard"]),
+        (mesh.get_group("replicate"), pairs["replicate"]),
+        (split, pairs["replicate"]),
+        (DeviceMesh.from_group(group_of(), "cuda").get_group(), list(range(WORLD_SIZE))),
+    ):
+        tensor = torch.tensor([float(rank), 1.0], device=GPU)
+        dist.all_reduce(tensor, group=group)
+        assert tensor.tolist() == [sum(members), len(members)]
 
 
 @table
@@ -190,11 +287,4 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return failures
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    return World(main, WORLD_SIZE, run=fake_gpu.run, env={"FAKE_GPU_COUNT": "2"})
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_cuda(world: World, name: str) -> None:
-    world.check(name)
+test_cuda = table.in_world(main, WORLD_SIZE, run=fake_gpu.run, env={"FAKE_GPU_COUNT": "2"})

@@ -1,16 +1,14 @@
 """The documents say what the code does."""
 
-import os
 import re
 import subprocess
-import sys
 
 import pytest
 
 import isthmus
 from isthmus import native as _native
 from isthmus.cli.bench import bench
-from support.documents import DOCUMENTS, programs
+from support.documents import DOCUMENTS
 from support.limits import HANG_S
 from support.places import ROOT
 
@@ -49,18 +47,3 @@ def test_every_benchmark_is_documented():
     names = [command.name or command.callback.__name__ for command in bench.registered_commands]
     assert "training" in names
     assert [name for name in names if f"`isthmus bench {name}" not in pages] == []
-
-
-@pytest.mark.processes
-def test_the_readme_script_trains(tmp_path):
-    train = tmp_path / "train.py"
-    train.write_text(programs("README.md")["train.py"])
-    environment = os.environ | {"ISTHMUS_NODES": "2x2", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", train],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-    )
-    assert result.returncode == 0, result.stderr

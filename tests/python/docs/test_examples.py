@@ -46,8 +46,7 @@ def assert_trained(output: str, nodes: str) -> None:
     assert COMPRESSED in output, output
 
 
-@pytest.mark.parametrize("way", [(), ("--attach",)], ids=["by name", "attached"])
-def test_torchrun_on_two_hosts(way: tuple[str, ...]) -> None:
+def test_torchrun_on_two_hosts() -> None:
     with open_network(2) as network:
         agents = []
         for node in range(2):
@@ -57,7 +56,7 @@ def test_torchrun_on_two_hosts(way: tuple[str, ...]) -> None:
                 meeting = agents[0][1]
             command = [*network.command_prefix(node), sys.executable, *torchrun, *meeting, "examples/torchrun/train.py"]
             process = subprocess.Popen(
-                [*command, *STEPS, *way],
+                [*command, *STEPS],
                 env=environment(GLOO_SOCKET_IFNAME=network.interface(node)),
                 cwd=ROOT,
                 stdout=subprocess.PIPE,

@@ -86,8 +86,8 @@ def test_the_readme_script_trains_without_a_compiler(environment: Environment) -
     place = environment.says("python", "-c", "import isthmus; print(isthmus.__file__)").strip()
     assert Path(place).is_relative_to(environment.folder)
     (environment.folder / "train.py").write_text(programs("README.md")["train.py"])
-    launch = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
-    environment.says(*launch, ISTHMUS_NODES="2x1")
+    launch = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "train.py")
+    environment.says(*launch, ISTHMUS_NODES="2x2")
 
 
 def test_commands_run(environment: Environment) -> None:

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import isthmus
 from isthmus.topology.discovery.measure import measure_links
 from support import ranks
-from support.checks import Table, World, finish
+from support.checks import Table, finish
 from support.limits import OPERATION_S
 from support.tested_codecs import DEFAULT
 
@@ -87,15 +87,6 @@ def device_mesh() -> None:
 
 
 @table
-def device_mesh_with_options() -> None:
-    options = isthmus.Options(codec="tagc", nodes="4x1")
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"), backend_override={"b": ("isthmus", options)})
-    assert "codec=none" in isthmus.stats(mesh.get_group("a"))["options"]
-    assert "codec=tagc" in isthmus.stats(mesh.get_group("b"))["options"]
-    assert node_map(mesh.get_group("b")) == "2 nodes x 1 rank, in blocks"
-
-
-@table
 def split() -> None:
     """Twice with the same name, as torch 2.11 does, and one result is dropped."""
     world = dist.distributed_c10d._get_default_group()
@@ -109,13 +100,6 @@ def split() -> None:
     tensor = torch.ones(3)
     part.allreduce([tensor]).wait()
     assert torch.equal(tensor, torch.full((3,), 2.0))
-
-
-@table
-def timeouts_can_be_changed() -> None:
-    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-    backend.set_timeout(timedelta(seconds=50))
-    assert backend.options._timeout == timedelta(seconds=50)
 
 
 @table
@@ -171,15 +155,7 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return table.run_in_world()
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    return World(main, WORLD_SIZE, env={**CODEC_NONE, "ISTHMUS_NODES": "2x2"})
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("name", table.names)
-def test_group(world: World, name: str) -> None:
-    world.check(name)
+test_group = table.in_world(main, WORLD_SIZE, env={**CODEC_NONE, "ISTHMUS_NODES": "2x2"})
 
 
 def torchrun(rank: int, agents: list[int]) -> dict[str, str]:
@@ -212,8 +188,7 @@ def initialise_with(rank: int, world_size: int, env_of_rank: list[dict[str, str]
             [{"ISTHMUS_CODEC": "none"}, {}],
             "OptionError: isthmus: ranks have different options: codec is 'none' on rank 0",
         ),
-        ([{"ISTHMUS_NODES": "4x4"}] * 2, "OptionError: isthmus: "),
-        ([{}, {"ISTHMUS_SPARSITY": "1"}], 'OptionError: isthmus: rank 1: environment variable ISTHMUS_SPARSITY="1"'),
+        ([{}, {"ISTHMUS_RATIO": "many"}], 'OptionError: isthmus: rank 1: environment variable ISTHMUS_RATIO="many"'),
         ([{}] * 2, "1 node x 2 ranks, in blocks, by boot id and network namespace"),
         ([{"ISTHMUS_NODES": "1|0"}] * 2, "2 nodes x 1 rank, in blocks, by ISTHMUS_NODES"),
         (
@@ -296,15 +271,7 @@ def nodes_of_unequal_size_are_exact_and_say_so() -> None:
     dist.barrier()
 
 
-@pytest.fixture(scope="module")
-def placed_world() -> World:
-    return World(place_cyclically, WORLD_SIZE, env=CODEC_NONE)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("name", placed.names)
-def test_groups_that_a_launcher_placed(placed_world: World, name: str) -> None:
-    placed_world.check(name)
+test_groups_that_a_launcher_placed = placed.in_world(place_cyclically, WORLD_SIZE, env=CODEC_NONE)
 
 
 def come_late(rank: int, world_size: int) -> str:

@@ -49,9 +49,7 @@ def python(script: str, env: Mapping[str, str] | None = None) -> str:
     [
         ("import torch", {}),
         ("import isthmus, torch", {}),
-        ("import torch, isthmus", {}),
         ("import isthmus", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}),
-        ("import torch, isthmus", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}),
     ],
 )
 def test_every_order_of_imports_registers_the_backend(imports: str, env: dict[str, str]) -> None:
@@ -102,7 +100,7 @@ EXIT_WITHOUT_DESTROY = """
 """
 
 
-@pytest.mark.parametrize("ending", ["pass", "works[-1].wait()", "works[-1].wait(); group = dist.group.WORLD"])
+@pytest.mark.parametrize("ending", ["pass", "works[-1].wait(); group = dist.group.WORLD"])
 def test_exit_without_destroy(ending: str) -> None:
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port()), "WORLD_SIZE": "2"}
     env |= {"ISTHMUS_NODES": "2x1", "ISTHMUS_MIN_ELEMENTS": "0"}

@@ -29,23 +29,6 @@ def shown(placements, nodes=2, ranks_per_node=4, unit=UNIT):
     return [(str(op.phase), str(op.kind), str(op.scope), op.num_elements, op.element_bytes) for op in operations]
 
 
-def test_fsdp_gathers_twice_and_reduce_scatters_over_all():
-    assert shown(FSDP) == [
-        ("forward", "all_gather", "world", 32, 2),
-        ("backward", "all_gather", "world", 32, 2),
-        ("reduction", "reduce_scatter", "world", 32, 4),
-    ]
-
-
-def test_hsdp_crosses_nodes_only_in_the_all_reduce_of_each_shard_along_its_rail():
-    assert shown(HSDP, nodes=3, ranks_per_node=2) == [
-        ("forward", "all_gather", "node", 32, 2),
-        ("backward", "all_gather", "node", 32, 2),
-        ("reduction", "reduce_scatter", "node", 32, 4),
-        ("reduction", "all_reduce", "rail", 16, 4),
-    ]
-
-
 def test_ddp_all_reduces_without_padding():
     assert shown(DDP) == [("reduction", "all_reduce", "world", 28, 4)]
 

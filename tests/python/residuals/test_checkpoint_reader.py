@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, metadata
 
 from isthmus.residuals.checkpoint import CheckpointReader
-from isthmus.residuals.saved import SavedGroup, SavedUnit, Source, source_of_checkpoint, to_text
+from isthmus.residuals.saved import SavedGroup, SavedUnit, Source, source_of_checkpoint, source_of_state, to_text
 from python.residuals.malice import MakesFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:Detected pickle protocol")
@@ -33,6 +34,12 @@ def read(checkpoint: Any) -> Source:
     assert source.ranks == {0: GROUPS}
     assert source.residuals(0, 0, 0)["residual"].tolist() == [1, 2, 4]
     return source
+
+
+def test_a_unit_comes_back_as_it_was() -> None:
+    unit = replace(UNIT, sections=[[0, 3]], parked=[[False, 0, 1, 2, 4]], parked_values_elements=4)
+    state = {"rank0": to_text([SavedGroup((0,), (0,), {}, (unit,))])}
+    assert source_of_state(state).ranks[0][0].units == (unit,)
 
 
 def test_all_kinds_of_tensors_and_objects_are_read_beside_ours(tmp_path: Path) -> None:

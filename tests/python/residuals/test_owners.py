@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -22,9 +21,8 @@ from support.checkpoints import (
     trained,
     unit_states,
 )
-from support.checks import Table, World
+from support.checks import Table
 
-pytestmark = pytest.mark.processes
 table = Table()
 
 
@@ -230,11 +228,4 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return table.run_in_world()
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    return World(main, 4)
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_owners(world: World, name: str) -> None:
-    world.check(name)
+test_owners = table.in_world(main)

@@ -22,9 +22,8 @@ from support.checkpoints import (
     hsdp_mesh,
     trained,
 )
-from support.checks import Table, World
+from support.checks import Table
 
-pytestmark = pytest.mark.processes
 table = Table()
 
 
@@ -153,11 +152,4 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return table.run_in_world()
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    return World(main, 4)
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_state(world: World, name: str) -> None:
-    world.check(name)
+test_state = table.in_world(main)

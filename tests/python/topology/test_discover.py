@@ -8,7 +8,6 @@ import pytest
 
 from isthmus.topology.discovery.discover import discover
 from isthmus.topology.discovery.sysfs import Roots, parse_cpu_list
-from isthmus.topology.formats.machine_json import parse_machine_json
 from isthmus.topology.machine import Machine, NicKind, NumaNode, Socket
 from isthmus.topology.rails import find_rails
 from python.topology.made_up_machines import (
@@ -232,16 +231,6 @@ def test_interfaces_that_lead_nowhere_are_left_out_by_name(machine):
     assert not noted(node, "eth0vf1")
 
 
-def test_usb_that_is_on_no_pci_bus(machine):
-    folder = machine.roots.sys / "devices/platform/usb1/1-1/net/usb1"
-    folder.mkdir(parents=True)
-    (machine.roots.sys / "class/net").mkdir(parents=True)
-    (machine.roots.sys / "class/net/usb1").symlink_to(folder)
-    node = found(machine)
-    assert node.nics == ()
-    assert noted(node, "usb1 (not on PCIe)")
-
-
 def test_the_interface_of_a_single_port_may_have_any_number(machine):
     machine.pci("0000:01:00.0", ETHERNET)
     machine.verbs("mlx5_0", "0000:01:00.0", "Ethernet")
@@ -301,13 +290,6 @@ def test_a_speed_that_is_unknown_or_nonsense(machine, speed):
     assert found(machine).nics[0].speed_gbit_s is None
 
 
-def test_a_speed_that_cannot_be_read(machine):
-    machine.pci("0000:01:00.0", ETHERNET)
-    folder = machine.interface("eth0", "0000:01:00.0", None)
-    (folder / "speed").mkdir()  # reading it fails, as it does for an interface that is down
-    assert found(machine).nics[0].speed_gbit_s is None
-
-
 def test_verbs_devices_that_say_little(machine):
     machine.pci("0000:01:00.0", ETHERNET)
     machine.verbs("mlx5_0", "0000:01:00.0", layer=None, rate=None)
@@ -328,10 +310,3 @@ def test_nics_are_numbered_in_natural_order(machine):
 
 
 # --- all of it
-
-
-def test_this_machine():
-    here = discover()
-    assert here.source == "discovery"
-    assert here.sockets
-    assert parse_machine_json(here.to_json()) == here

@@ -127,18 +127,6 @@ def test_links_to_the_processor() -> None:
     assert machine.gpus[0].model == "GPU of compute capability 12.1"
 
 
-def test_switches_levels_and_host_bridges() -> None:
-    def leaf(bus: str) -> str:
-        return f'<pci busid="0000:{bus}:00.0" class="0x030200"/>'
-
-    def switch(bus: str, below: str) -> str:
-        return f'<pci busid="0000:{bus}:00.0" class="0x060400">{below}</pci>'
-
-    tree = switch("01", leaf("02") + leaf("03") + switch("04", leaf("05"))) + leaf("06")
-    machine = parse(in_cpu(tree) + in_cpu(leaf("07"), "1"))
-    assert [machine.distance("GPU0", gpu) for gpu in machine.gpus] == ["X", "PIX", "PXB", "PHB", "SYS"]
-
-
 def test_a_way_of_unknown_speed_and_bridges_without_devices() -> None:
     slow, unknown = 'link_speed="8 GT/s" link_width="16"', 'link_speed="Unknown" link_width="16"'
     gpus = "".join(

@@ -49,12 +49,10 @@ def assert_reduced(reports: list[dict[str, Any]], node_map: str, source: str) ->
     assert {report["between_nodes_bytes"] for report in reports} == {48 + 4 * 50_000}
 
 
-@pytest.mark.parametrize(
-    ("distribution", "node_map"), [("block", "2 nodes x 2 ranks, in blocks"), ("cyclic", "0,2|1,3")]
-)
-def test_tasks_of_srun_are_placed_as_slurm_says(cluster: Cluster, distribution: str, node_map: str) -> None:
-    tasks = ("--nodes=2", "--ntasks=4", "--ntasks-per-node=2", f"--distribution={distribution}")
-    assert_reduced(srun(cluster, *tasks, sys.executable, str(PROGRAM)), node_map, "Slurm")
+def test_tasks_of_srun_are_placed_as_slurm_says(cluster: Cluster) -> None:
+    """In blocks: test_examples.py."""
+    tasks = ("--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--distribution=cyclic")
+    assert_reduced(srun(cluster, *tasks, sys.executable, str(PROGRAM)), "0,2|1,3", "Slurm")
 
 
 def test_torchrun_in_tasks_of_srun_counts_before_slurm(cluster: Cluster) -> None:
@@ -69,10 +67,3 @@ def test_torchrun_in_tasks_of_srun_counts_before_slurm(cluster: Cluster) -> None
     )
     tasks = ("--nodes=2", "--ntasks-per-node=1", *launcher, f"--rdzv-endpoint=localhost:{port}", str(PROGRAM))
     assert_reduced(srun(cluster, *tasks), "2 nodes x 2 ranks, in blocks", "torchrun")
-
-
-def test_uneven_steps_are_exact_and_noted(cluster: Cluster) -> None:
-    reports = srun(cluster, "--nodes=2", "--ntasks=3", "--distribution=cyclic", sys.executable, str(PROGRAM))
-    assert {report["node_map"] for report in reports} == {"0,2|1"}
-    assert all(report["is_right"] and report["between_nodes_bytes"] == 0 for report in reports)
-    assert {report["source"].split(",")[0] for report in reports} == {"Slurm"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import textwrap
 from collections.abc import Callable
@@ -123,14 +122,11 @@ def test_affinity_columns_that_are_missing() -> None:
     [
         ("CPU Affinity NUMA Affinity GPU NUMA ID", "0-55,112-167 1 N/A", 1, "0-55,112-167"),
         ("CPU Affinity NUMA Affinity GPU NUMA ID", "1 N/A", 1, None),
-        ("CPU Affinity NUMA Affinity GPU NUMA ID", "56 1 N/A", 1, "56"),
         ("CPU Affinity NUMA Affinity GPU NUMA ID", "0-55 N/A N/A", None, None),
         ("CPU Affinity NUMA Affinity GPU NUMA ID", "112-127,240-255 6-7 N/A", None, None),
-        ("CPU Affinity NUMA Affinity", "0-55,112-167 0", 0, "0-55,112-167"),
         ("CPU Affinity NUMA", "0-51 0", 0, "0-51"),
         ("CPU Affinity NUMA Affinity", "", None, None),
         ("CPU AffinityNUMA AffinityGPU NUMA ID", "56-111,168-2231 N/A", 1, "56-111,168-223"),
-        ("CPU AffinityNUMA Affinity", "0-70", 0, "0-7"),
         ("CPU AffinityNUMA Affinity", "0-7 0", 0, "0-7"),
         ("CPU Affinity", "0-51", None, None),
     ],
@@ -183,7 +179,6 @@ def without(row: str) -> str:
         (MATRIX.partition("\n")[2], 1, "has no line that names its columns"),
         ("$ nvidia-smi topo -m\n" + MATRIX.partition("\n")[2], 1, "'$ nvidia-smi topo -m' is no name of a column"),
         (without("NIC1"), 4, "the matrix is cut off: row NIC1 is missing"),
-        (without("GPU1"), 4, "the matrix is cut off: row GPU1 is missing"),
         (MATRIX[: MATRIX.index("SYS      X")], 5, "row NIC1 has 2 of 4 distances: the row is cut off"),
         (MATRIX[: MATRIX.index("YS      X")], 5, "row NIC1 has 2 of 4 distances: 'S' is no distance"),
         (MATRIX.replace("PXB", "OK", 1), 2, "row GPU0 has 2 of 4 distances: 'OK' is no distance"),
@@ -193,7 +188,6 @@ def without(row: str) -> str:
         (MATRIX.replace("NV4", "X  "), 2, "row GPU0 has X in column GPU1"),
         (MATRIX.replace("GPU1    NV4      X", "GPU1    NV4    SYS", 1), 3, "row GPU1 has SYS in column GPU1"),
         (MATRIX.replace("\nGPU1 ", "\nGPU0 "), 3, "row GPU0 is given twice, first in line 2"),
-        (MATRIX.replace("GPU0    GPU1", "GPU0    GPU0", 1), 1, "does not name its columns"),
         (MATRIX.replace("GPU0    GPU1", "GPU0    GPU00", 1), 1, "does not name its columns"),
     ],
 )  # fmt: skip
@@ -247,9 +241,3 @@ def test_a_matrix_that_is_written_reads_back(matrix: tuple[str, list[str]]) -> N
     machine = parse(text)
     assert links(machine) == kinds
     assert parse_machine_json(machine.to_json()) == machine
-
-
-@given(st.text(alphabet="GPUNIC01X \tV4SYSPIX\n", max_size=300))
-def test_any_text_is_a_machine_or_an_error(text: str) -> None:
-    with contextlib.suppress(TopologyError):
-        parse(text)

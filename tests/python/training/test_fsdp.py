@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FullyShardedDataParallel,
@@ -22,7 +21,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
 
-from support.checks import Table, World
+from support.checks import Table
 from support.families import (
     BLOCKS,
     FEATURES,
@@ -36,8 +35,6 @@ from support.families import (
     add_family,
     run_table,
 )
-
-pytestmark = pytest.mark.processes
 
 table = Table()
 INSIDE_A_NODE = "the group is not on several nodes of one size"
@@ -107,14 +104,10 @@ def tied() -> nn.Module:
 class Checkpointed(Model):
     """Keeps no activations of blocks."""
 
-    def __init__(self, reentrant: bool) -> None:
-        super().__init__()
-        self.reentrant = reentrant
-
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         features = self.first(features)
         for block in self.blocks:
-            features = checkpoint(block, features, use_reentrant=self.reentrant)
+            features = checkpoint(block, features, use_reentrant=True)
         output: torch.Tensor = self.last(features)
         return output
 
@@ -135,6 +128,11 @@ def accumulate_shards(training: Training, number: int) -> torch.Tensor:
     return training.step(number + 1)
 
 
+def hsdp_across_nodes(model: nn.Module) -> nn.Module:
+    """Shards along the rails: reduce-scatters are compressed in subgroups, and replicas are of one node."""
+    return fsdp2(model, mesh=DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("replicate", "shard")))
+
+
 def hsdp_family(*, shard_reductions: int = len(UNITS), mp_policy: Any = None, **settings: Any) -> Family:
     """All-reduces are compressed; what happens within a node, clipping included, is exact and says so."""
     return Family(
@@ -147,28 +145,32 @@ def hsdp_family(*, shard_reductions: int = len(UNITS), mp_policy: Any = None, **
 
 
 BFLOAT16, FLOAT16 = 0.02, 0.005
+BY_LABEL = ("default",)
+LOSSY = ("default", "prepared")  # sums up to their rounding, of codec none, are those of the first families
 FSDP2_FAMILIES = {
     "fsdp2": Family(fsdp2, modes=("none", "default", "prepared", "tagc", "prepared tagc")),
     "bfloat16_parameters": Family(mixed_precision(torch.bfloat16, None), rounding=BFLOAT16),
     "bfloat16_parameters_reduced_in_float32": Family(mixed_precision(torch.bfloat16, torch.float32), rounding=BFLOAT16),
     "float16_parameters": Family(mixed_precision(torch.float16, None), rounding=FLOAT16),
-    "float16_parameters_reduced_in_float32": Family(mixed_precision(torch.float16, torch.float32), rounding=FLOAT16),
-    "kept_after_forward": Family(functools.partial(fsdp2, reshard_after_forward=False)),
-    "resharded_to_two_ranks_after_forward": Family(functools.partial(fsdp2, reshard_after_forward=2)),
+    "kept_after_forward": Family(functools.partial(fsdp2, reshard_after_forward=False), modes=BY_LABEL),
+    "resharded_to_two_ranks_after_forward": Family(functools.partial(fsdp2, reshard_after_forward=2), modes=BY_LABEL),
     "gradient_divide_factor": Family(for_each_unit("set_gradient_divide_factor", 2.0)),
-    "reduce_scatter_divide_factor": Family(for_each_unit("set_reduce_scatter_divide_factor", 1.0), modes=("default",)),
-    "sums_alone": Family(for_each_unit("set_force_sum_reduction_for_comms", True)),
-    "prefetched": Family(with_prefetching, modes=("default",)),
-    "accumulated": Family(fsdp2, backward=accumulate),
-    "tied_weights": Family(fsdp2, make=tied),
-    "partly_frozen": Family(partly_frozen, units=[unit for unit in UNITS if unit != "blocks.1"]),
-    "offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy(pin_memory=False))),
-    "two_blocks_in_one_unit": Family(two_blocks_in_one_unit, units=["root", "blocks.0, blocks.1", "blocks.2"]),
-    "sharded_by_columns": Family(sharded_by_columns),
-    "checkpointed": Family(fsdp2, make=functools.partial(Checkpointed, False), modes=("prepared",)),
-    "checkpointed_reentrantly": Family(fsdp2, make=functools.partial(Checkpointed, True), modes=("none", "prepared")),
+    "sums_alone": Family(for_each_unit("set_force_sum_reduction_for_comms", True), modes=("none", "default")),
+    "prefetched": Family(with_prefetching, modes=BY_LABEL),
+    "accumulated": Family(fsdp2, backward=accumulate, modes=LOSSY),
+    "tied_weights": Family(fsdp2, make=tied, modes=BY_LABEL),
+    "partly_frozen": Family(partly_frozen, units=[unit for unit in UNITS if unit != "blocks.1"], modes=LOSSY),
+    "offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy(pin_memory=False)), modes=BY_LABEL),
+    "two_blocks_in_one_unit": Family(
+        two_blocks_in_one_unit, units=["root", "blocks.0, blocks.1", "blocks.2"], modes=LOSSY
+    ),
+    "sharded_by_columns": Family(sharded_by_columns, modes=BY_LABEL),
+    "checkpointed_reentrantly": Family(fsdp2, make=Checkpointed, modes=("prepared",)),
     "hsdp": hsdp_family(modes=("none", "default", "prepared", "tagc")),
-    "hsdp_accumulated": hsdp_family(backward=accumulate_shards, shard_reductions=2 * len(UNITS)),
+    "hsdp_accumulated": hsdp_family(backward=accumulate_shards, shard_reductions=2 * len(UNITS), modes=LOSSY),
+    "hsdp_across_nodes": Family(
+        hsdp_across_nodes, exact={INSIDE_A_NODE: STEPS * len(UNITS)}, modes=("none", "default"), clips=False
+    ),
     "hsdp_bfloat16": hsdp_family(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16), rounding=BFLOAT16),
 }
 
@@ -179,11 +181,6 @@ FSDP2_FAMILIES = {
 def fsdp1(model: nn.Module, **settings: Any) -> nn.Module:
     settings = {"auto_wrap_policy": ModuleWrapPolicy({Block}), "device_id": torch.device("cpu"), **settings}
     return FullyShardedDataParallel(model, **settings)
-
-
-def fsdp1_hybrid(model: nn.Module, **settings: Any) -> nn.Module:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    return fsdp1(model, device_mesh=mesh, **settings)
 
 
 def accumulate_without_sync(training: Training, number: int) -> torch.Tensor:
@@ -210,8 +207,8 @@ def fsdp1_with(strategy: ShardingStrategy, *, original: bool = False, **settings
 
 FSDP1_FAMILIES = {
     "fsdp1": fsdp1_family(modes=("none", "default", "prepared", "prepared tagc")),
-    "fsdp1_original_parameters": fsdp1_family(fsdp1_with(ShardingStrategy.FULL_SHARD, original=True)),
-    "fsdp1_shard_grad_op": fsdp1_family(fsdp1_with(ShardingStrategy.SHARD_GRAD_OP)),
+    "fsdp1_original_parameters": fsdp1_family(fsdp1_with(ShardingStrategy.FULL_SHARD, original=True), modes=LOSSY),
+    "fsdp1_shard_grad_op": fsdp1_family(fsdp1_with(ShardingStrategy.SHARD_GRAD_OP), modes=LOSSY),
     "fsdp1_bfloat16": fsdp1_family(
         functools.partial(
             fsdp1, mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
@@ -219,7 +216,7 @@ FSDP1_FAMILIES = {
         units=fsdp1_units(dtype="bfloat16"),
         rounding=BFLOAT16,
     ),
-    "fsdp1_accumulated": fsdp1_family(backward=accumulate_without_sync),
+    "fsdp1_accumulated": fsdp1_family(backward=accumulate_without_sync, modes=LOSSY),
     "fsdp1_no_shard": fsdp1_family(fsdp1_with(ShardingStrategy.NO_SHARD), collectives=("all_reduce",), gathers=False),
 }
 
@@ -232,11 +229,4 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return run_table(rank, world_size, table)
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    return World(main, WORLD_SIZE)
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_family(world: World, name: str) -> None:
-    world.check(name)
+test_family = table.in_world(main, WORLD_SIZE)

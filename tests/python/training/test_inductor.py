@@ -1,21 +1,20 @@
-"""Code that Inductor generated trains over Isthmus as the plain model does over Gloo: FSDP2, DDP and SimpleFSDP."""
+"""Code that Inductor generated trains over Isthmus as the plain model does over Gloo: DDP and SimpleFSDP.
+
+FSDP2 keeps its collectives out of graphs: test_others.py.
+"""
 
 from __future__ import annotations
 
 import warnings
 from typing import Any
 
-import pytest
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from python.training.wraps import ddp_family, simple_fsdp
-from support.checks import Table, World
-from support.families import WORLD_SIZE, Family, add_family, run_table
-
-pytestmark = pytest.mark.processes
+from support.checks import Table
+from support.families import WORLD_SIZE, add_family, run_table
 
 table = Table()
 
@@ -25,12 +24,6 @@ def compiled(model: nn.Module, **settings: Any) -> nn.Module:
     if dist.get_backend() != "gloo":
         model.compile(backend="inductor", **settings)
     return model
-
-
-def fsdp2(model: nn.Module) -> nn.Module:
-    for block in model.blocks:
-        fully_shard(block)
-    return compiled(fully_shard(model))
 
 
 def ddp(model: nn.Module) -> nn.Module:
@@ -43,7 +36,6 @@ def compiled_simple_fsdp(model: nn.Module) -> nn.Module:
 
 
 FAMILIES = {
-    "fsdp2": Family(fsdp2, modes=("prepared",)),
     "ddp": ddp_family(ddp, modes=("prepared",)),
     "simple_fsdp": ddp_family(compiled_simple_fsdp, modes=("backward",)),
 }
@@ -56,11 +48,4 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return run_table(rank, world_size, table)
 
 
-@pytest.fixture(scope="module")
-def results() -> World:
-    return World(main, WORLD_SIZE, env={"TORCHINDUCTOR_COMPILE_THREADS": "1"})
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_family(results: World, name: str) -> None:
-    results.check(name)
+test_family = table.in_world(main, WORLD_SIZE, env={"TORCHINDUCTOR_COMPILE_THREADS": "1"})

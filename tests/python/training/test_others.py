@@ -6,18 +6,16 @@ import functools
 import warnings
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
 from python.training.wraps import ddp, ddp_family, fsdp2, simple_fsdp
-from support.checks import Table, World
+from support.checks import Table
 from support.families import (
     STEPS,
     WORLD_SIZE,
@@ -36,7 +34,6 @@ from support.families import (
     world,
 )
 
-pytestmark = pytest.mark.processes
 table = Table()
 
 
@@ -73,11 +70,16 @@ def replicated(model: Any) -> nn.Module:
 
 DDP_FAMILIES = {
     "ddp": ddp_family(modes=("default", "prepared", "backward", "prepared tagc")),
-    "ddp_static_graph": ddp_family(functools.partial(ddp, static_graph=True)),
-    "ddp_unused_parameters": ddp_family(functools.partial(ddp, find_unused_parameters=True), make=Skipping),
-    "ddp_bucket_views": ddp_family(functools.partial(ddp, gradient_as_bucket_view=True)),
-    "ddp_accumulated": ddp_family(backward=accumulate),
-    "ddp_zero_optimizer": ddp_family(optimizer=zero, modes=("default", "prepared")),
+    "ddp_static_graph": ddp_family(functools.partial(ddp, static_graph=True), modes=("prepared", "backward")),
+    "ddp_unused_parameters": ddp_family(
+        functools.partial(ddp, find_unused_parameters=True), make=Skipping, modes=("prepared", "backward")
+    ),
+    "ddp_bucket_views": ddp_family(
+        functools.partial(ddp, gradient_as_bucket_view=True), modes=("prepared", "backward")
+    ),
+    "ddp_accumulated": ddp_family(backward=accumulate, modes=("prepared", "backward")),
+    "ddp_zero_optimizer": ddp_family(optimizer=zero, modes=("prepared",)),
+    "simple_fsdp": ddp_family(simple_fsdp, gathers=True),
     "replicated": Family(replicated, collectives=("all_reduce",), gathers=False),
 }
 
@@ -100,12 +102,6 @@ def ddp_joins_ranks_with_uneven_inputs(store: dist.Store) -> None:
     assert compressed > 0
 
 
-SIMPLE_FAMILIES = {
-    "simple_fsdp": ddp_family(simple_fsdp, gathers=True),
-    "simple_fsdp_compiled": ddp_family(functools.partial(simple_fsdp, compiler="aot_eager"), modes=("backward",)),
-}
-
-
 # --- Modes of torch ---
 
 
@@ -115,23 +111,7 @@ def fsdp2_of_compiled_blocks(model: Any) -> nn.Module:
     return fsdp2(model)
 
 
-def compiled_fsdp2(model: nn.Module) -> nn.Module:
-    fsdp2(model)
-    model.compile(backend="aot_eager")
-    return model
-
-
-def compiled_ddp(model: nn.Module) -> nn.Module:
-    wrapped = DistributedDataParallel(model)
-    wrapped.compile(backend="aot_eager")
-    return wrapped
-
-
-COMPILED_FAMILIES = {
-    "fsdp2_of_compiled_blocks": Family(fsdp2_of_compiled_blocks, modes=("default",)),
-    "compiled_fsdp2": Family(compiled_fsdp2, modes=("prepared",)),
-    "compiled_ddp": ddp_family(compiled_ddp, modes=("prepared",)),
-}
+COMPILED_FAMILIES = {"fsdp2_of_compiled_blocks": Family(fsdp2_of_compiled_blocks, modes=("default",))}
 
 
 @table
@@ -147,7 +127,7 @@ def deterministic_algorithms(store: dist.Store) -> None:
 @table
 def debug_level_detail(store: dist.Store) -> None:
     """Torch wraps every backend then, and checks each call on all ranks. (Torch 2.11 crashes with DDP over Gloo.)"""
-    for family in (Family(fsdp2, clips=False), ddp_family(clips=False)):
+    for family in (Family(fsdp2, clips=False, modes=("default",)), ddp_family(clips=False, modes=("prepared",))):
         with world(store, "gloo"):
             plain = train(family, "gloo")
         dist.set_debug_level(dist.DebugLevel.DETAIL)
@@ -157,7 +137,7 @@ def debug_level_detail(store: dist.Store) -> None:
             dist.set_debug_level(dist.DebugLevel.OFF)
 
 
-for name, family in (DDP_FAMILIES | SIMPLE_FAMILIES | COMPILED_FAMILIES).items():
+for name, family in (DDP_FAMILIES | COMPILED_FAMILIES).items():
     add_family(table, name, family)
 
 
@@ -166,11 +146,4 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return run_table(rank, world_size, table)
 
 
-@pytest.fixture(scope="module")
-def results() -> World:
-    return World(main, WORLD_SIZE)
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_family(results: World, name: str) -> None:
-    results.check(name)
+test_family = table.in_world(main, WORLD_SIZE)

@@ -7,24 +7,22 @@ import warnings
 from collections import Counter
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import isthmus
 from python.training.wraps import fsdp2
-from support.checks import Table, World
+from support.checks import Table
 from support.families import (
     BLOCKS,
     FEATURES,
     STEPS,
-    UNITS,
     WORLD_SIZE,
     Block,
     Family,
@@ -43,7 +41,6 @@ from support.families import (
     world,
 )
 
-pytestmark = pytest.mark.processes
 table = Table()
 # --- Tensor parallelism ---
 
@@ -132,7 +129,7 @@ class Stage(nn.Module):
         return features
 
 
-def train_pipeline(schedule_type: Any, mesh_ranks: list[list[int]], mode: str) -> Run:
+def train_pipeline(mesh_ranks: list[list[int]], mode: str) -> Run:
     """Train two stages, each sharded over "dp"; what comes out is of the own stage."""
     mesh = DeviceMesh("cpu", mesh_ranks, mesh_dim_names=("dp", "pp"))
     index, data_rank = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
@@ -142,7 +139,7 @@ def train_pipeline(schedule_type: Any, mesh_ranks: list[list[int]], mode: str) -
     optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
     start = weights_of(model)
     stage = PipelineStage(model, index, 2, torch.device("cpu"), group=mesh["pp"].get_group())
-    schedule = schedule_type(stage, n_microbatches=4, loss_fn=distance)
+    schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=distance)
     all_losses = []
     for step in range(STEPS):
         inputs = batch(step, data_rank)
@@ -171,22 +168,20 @@ def train_pipeline(schedule_type: Any, mesh_ranks: list[list[int]], mode: str) -
 @table
 def pipeline_stages(store: dist.Store) -> None:
     """Stages within the nodes and FSDP across."""
-    for schedule_type in (Schedule1F1B, ScheduleGPipe):
-        runs = {}
-        lossy = ("default", "delta", "prepared tagc") if schedule_type is Schedule1F1B else ("tagc", "prepared")
-        for mode in ("gloo", "none", *lossy):
-            with world(store, mode):
-                runs[mode] = train_pipeline(schedule_type, [[0, 1], [2, 3]], mode)
-                replicas = gathered(runs[mode].weights.tolist())
-            assert replicas[0] == replicas[2] and replicas[1] == replicas[3]
-        torch.testing.assert_close(runs["none"].weights, runs["gloo"].weights, rtol=0, atol=1e-5)
-        for mode in lossy:
-            assert_follows(runs[mode], runs["gloo"], mode)
-            names = ("root", "blocks.0", "blocks.1")
-            assert runs[mode].units == {f"{name} reduce_scatter": STEPS for name in names}
-        if "delta" in runs:
-            assert torch.equal(runs["delta"].weights, runs["default"].weights)
-            assert sum(entry["gathers"] for entry in runs["delta"].deltas) > 0
+    runs = {}
+    lossy = ("default", "delta", "prepared tagc")
+    for mode in ("gloo", "none", *lossy):
+        with world(store, mode):
+            runs[mode] = train_pipeline([[0, 1], [2, 3]], mode)
+            replicas = gathered(runs[mode].weights.tolist())
+        assert replicas[0] == replicas[2] and replicas[1] == replicas[3]
+    torch.testing.assert_close(runs["none"].weights, runs["gloo"].weights, rtol=0, atol=1e-5)
+    for mode in lossy:
+        assert_follows(runs[mode], runs["gloo"], mode)
+        names = ("root", "blocks.0", "blocks.1")
+        assert runs[mode].units == {f"{name} reduce_scatter": STEPS for name in names}
+    assert torch.equal(runs["delta"].weights, runs["default"].weights)
+    assert sum(entry["gathers"] for entry in runs["delta"].deltas) > 0
 
 
 @table
@@ -195,7 +190,7 @@ def pipeline_stages_on_different_nodes(store: dist.Store) -> None:
     runs = {}
     for mode in ("gloo", "default"):
         with world(store, mode):
-            runs[mode] = train_pipeline(Schedule1F1B, ACROSS_NODES, mode)
+            runs[mode] = train_pipeline(ACROSS_NODES, mode)
     assert torch.equal(runs["default"].weights, runs["gloo"].weights)
     assert runs["default"].losses == runs["gloo"].losses
 
@@ -226,24 +221,6 @@ def a_group_inside_a_node_is_exact_and_pays_nothing(store: dist.Store) -> None:
     assert sent and not any(sent)
 
 
-@table
-def a_group_of_one_rank_a_node_is_all_between_nodes(store: dist.Store) -> None:
-    family = Family(
-        lambda model: fsdp2(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("across", "within"))["across"])
-    )
-    with world(store, "gloo"):
-        plain = train(family, "gloo")
-    with world(store, "default"):
-        run = train(family, "default")
-        (across,) = [group for group in isthmus_groups() if isthmus.stats(group)["calls"].get("_reduce_scatter_base")]
-        stats = isthmus.stats(across)
-    assert stats["node_map"] == "2 nodes x 1 rank, in blocks"
-    assert run.units == {f"{unit} reduce_scatter": STEPS for unit in UNITS}
-    assert stats["collectives"]["reduce_scatter"]["intra"]["sent_bytes"] == 0
-    assert stats["collectives"]["reduce_scatter"]["inter"]["inter_node_sent_bytes"] > 0
-    assert_follows(run, plain, "default")
-
-
 for name, family in TENSOR_PARALLEL_FAMILIES.items():
     add_family(table, name, family)
 
@@ -253,11 +230,4 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return run_table(rank, world_size, table)
 
 
-@pytest.fixture(scope="module")
-def results() -> World:
-    return World(main, WORLD_SIZE)
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_family(results: World, name: str) -> None:
-    results.check(name)
+test_family = table.in_world(main, WORLD_SIZE)

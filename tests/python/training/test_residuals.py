@@ -6,10 +6,7 @@ import functools
 import warnings
 from typing import Any
 
-import pytest
-import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import MixedPrecisionPolicy, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
@@ -25,16 +22,14 @@ from python.training.conservation import (
     hsdp,
     states,
 )
-from support.checks import Table, World
+from support.checks import Table
 from support.families import (
-    WORLD_SIZE,
     isthmus_groups,
     run_table,
     whole,
     world,
 )
 
-pytestmark = pytest.mark.processes
 table = Table()
 
 
@@ -57,12 +52,6 @@ def the_default_codec_has_nothing_to_conserve(store: dist.Store) -> None:
             backward(model, None, (*BOTH, "third"))
             late = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
             assert late and not any(bool(whole(gradient).any()) for gradient in late)
-
-
-@table
-def fsdp2_in_bfloat16_conserves(store: dist.Store) -> None:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    conserves(store, functools.partial(fsdp2, mp_policy=policy))
 
 
 @table
@@ -89,11 +78,6 @@ def hsdp_conserves_when_layouts_change(store: dist.Store) -> None:
 
 
 @table
-def hsdp_conserves_without_prepare(store: dist.Store) -> None:
-    conserves(store, hsdp, prepared=False)
-
-
-@table
 def a_changed_divide_factor_conserves(store: dist.Store) -> None:
     """The scale of a unit changes at every other step: what was held back counts for as much as it did."""
 
@@ -105,7 +89,6 @@ def a_changed_divide_factor_conserves(store: dist.Store) -> None:
                 module.set_force_sum_reduction_for_comms(True)
 
     conserves(store, fsdp2, before_step=change)
-    conserves(store, fsdp2, before_step=change, prepared=False)
 
 
 @table
@@ -115,7 +98,6 @@ def fsdp1_conserves(store: dist.Store) -> None:
     for prepared in (False, True):
         units = conserves(store, functools.partial(fsdp1, use_orig_params=True), uses, prepared=prepared)
         assert len(units) == 2, units
-    conserves(store, functools.partial(fsdp1, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP), prepared=False)
 
 
 @table
@@ -124,7 +106,6 @@ def ddp_conserves(store: dist.Store) -> None:
     wrap = functools.partial(DistributedDataParallel, bucket_cap_mb=0.02)
     assert len(conserves(store, wrap)) > 1
     assert len(conserves(store, functools.partial(wrap, static_graph=True))) > 1
-    conserves(store, functools.partial(wrap, find_unused_parameters=True), (BOTH,))  # the third is never used
 
 
 @table
@@ -138,22 +119,7 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return run_table(rank, world_size, table)
 
 
-@pytest.fixture(scope="module")
-def results() -> World:
-    return World(main, WORLD_SIZE)
-
-
 KNOWN = {
     "ddp_conserves_when_parameters_are_unused": "DDP drops what arrives for parameters that no rank used in a step"
 }
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(reason=KNOWN[name], strict=True)) if name in KNOWN else name
-        for name in table.names
-    ],
-)
-def test_residuals(results: World, name: str) -> None:
-    results.check(name)
+test_residuals = table.in_world(main, known=KNOWN)

@@ -50,7 +50,7 @@ class Gather(nn.Module):
         return local
 
 
-def simple_fsdp(model: nn.Module, compiler: str = "") -> nn.Module:
+def simple_fsdp(model: nn.Module) -> nn.Module:
     mesh = init_device_mesh("cpu", (WORLD_SIZE,))
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -58,6 +58,4 @@ def simple_fsdp(model: nn.Module, compiler: str = "") -> nn.Module:
                 sharded = nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)]))
                 module.register_parameter(name, sharded)
                 parametrize.register_parametrization(module, name, Gather(), unsafe=True)
-    if compiler:
-        model.compile(backend=compiler, fullgraph=True)
     return model

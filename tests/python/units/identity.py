@@ -6,11 +6,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
 
 import isthmus
-from support.checkpoints import Model, mesh_of
 from support.families import world
 
 UNITS = ("blocks.0", "blocks.1", "root")
@@ -32,9 +29,3 @@ def world_of(store: dist.Store, **options: Any) -> AbstractContextManager[None]:
     """Make a default group: torch takes meshes of equal ranks for one another, whatever their groups are."""
     texts = {f"ISTHMUS_{key.upper()}": str(value) for key, value in options.items()}
     return world(store, "none", {"ISTHMUS_CODEC": isthmus.Options().codec, **texts})
-
-
-def fsdp2_model_in_pairs(process_group: dist.ProcessGroup) -> nn.Module:
-    model = Model()
-    fully_shard([model.blocks[0], model.blocks[1]], mesh=mesh_of(process_group))
-    return fully_shard(model, mesh=mesh_of(process_group))

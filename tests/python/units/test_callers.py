@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -18,9 +17,8 @@ import isthmus
 from isthmus.backends import backend_of
 from python.units.identity import group_of
 from support.checkpoints import exact_calls, mesh_of, unit_states
-from support.checks import Table, World
+from support.checks import Table
 
-pytestmark = pytest.mark.processes
 table = Table()
 WIDTH = 64
 INSIDE = "inside of FSDP's reduction, but not its own"
@@ -306,11 +304,4 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return table.run_in_world()
 
 
-@pytest.fixture(scope="module")
-def results() -> World:
-    return World(main, 4, env={"ISTHMUS_NODES": "2x2", "ISTHMUS_LOG": "error"})
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_callers(results: World, name: str) -> None:
-    results.check(name)
+test_callers = table.in_world(main, env={"ISTHMUS_NODES": "2x2", "ISTHMUS_LOG": "error"})

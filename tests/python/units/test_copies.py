@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -21,11 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 import isthmus
 from isthmus.units.copies import OTHER_NODES
 from python.units.identity import KEEPING, MAY_HOLD_COPIES, REPLICAS
-from support.checks import Table, World
+from support.checks import Table
 
-pytestmark = pytest.mark.processes
 table, table_of_six = Table(), Table()
 WIDTH = 512
+STEPS = 6
 
 
 class Parallel(nn.Module):
@@ -138,7 +137,7 @@ def ddp_of_mesh(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 def drift_of_copies(model: nn.Module, mesh: DeviceMesh) -> float:
     """Train; return how far the copies on the ranks of "tp" are from each other at most."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(12):
+    for step in range(STEPS):
         data_rank = mesh["dp"].get_local_rank()
         inputs = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(10 * step + data_rank))
         (model(inputs) - inputs.flip(1)).square().mean().backward()
@@ -172,13 +171,12 @@ def check_copies(
     if exact is None:
         assert statistics["compressed_calls"] > 0, statistics["exact_calls"]
     else:
-        assert statistics["exact_calls"].get(exact, 0) >= 12, statistics["exact_calls"]
+        assert statistics["exact_calls"].get(exact, 0) >= STEPS, statistics["exact_calls"]
 
 
 @table
 def copies_agree_under_fsdp1() -> None:
     check_copies(fsdp1_in_two_units)
-    check_copies(fsdp1_in_two_units, **KEEPING["tagc"])
     check_copies(prepared(fsdp1_in_two_units))
 
 
@@ -191,7 +189,6 @@ def copies_beside_parts_are_exact_under_fsdp1() -> None:
 @table
 def copies_agree_under_fsdp2() -> None:
     check_copies(fsdp2_in_two_units)
-    check_copies(prepared(fsdp2_in_two_units))
     check_copies(prepared(fsdp2_in_two_units), **KEEPING["tagc"])
     check_copies(prepared(fsdp2_in_one_unit), REPLICAS)
 
@@ -200,7 +197,6 @@ def copies_agree_under_fsdp2() -> None:
 def copies_agree_under_ddp() -> None:
     check_copies(ddp_of_parts, MAY_HOLD_COPIES, gradients="backward")
     check_copies(prepared(ddp_of_parts), REPLICAS)
-    check_copies(prepared(ddp_of_parts), REPLICAS, **KEEPING["tagc"])
 
 
 @table
@@ -232,21 +228,7 @@ def main_of_six(rank: int, world_size: int) -> dict[str, str]:
     return table_of_six.run_in_world()
 
 
-@pytest.fixture(scope="module")
-def results_of_six() -> World:
-    return World(main_of_six, 6)
+test_copies_in_groups_on_other_nodes = table_of_six.in_world(main_of_six, 6)
 
 
-@pytest.mark.parametrize("name", table_of_six.names)
-def test_copies_in_groups_on_other_nodes(results_of_six: World, name: str) -> None:
-    results_of_six.check(name)
-
-
-@pytest.fixture(scope="module")
-def results() -> World:
-    return World(main, 4)
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_copies(results: World, name: str) -> None:
-    results.check(name)
+test_copies = table.in_world(main)

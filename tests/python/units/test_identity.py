@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -19,14 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
 from python.training.wraps import simple_fsdp
-from python.units.identity import KEEPING, UNITS, WHOSE_RESIDUAL, fsdp2_model_in_pairs, group_of, world_of
+from python.units.identity import KEEPING, UNITS, WHOSE_RESIDUAL, group_of, world_of
 from python.units.models import TwoLayers
 from support.checkpoints import backward, exact_calls, fsdp2, mesh_of, steps_of, trained, unit_states
 from support.checkpoints import group as tagc_group
-from support.checks import Table, World
+from support.checks import Table
 from support.families import run_table, same_on_all_ranks, world
 
-pytestmark = pytest.mark.processes
 table, table_of_worlds = Table(), Table()
 
 
@@ -244,16 +242,6 @@ def live_models_are_told_apart_without_collecting_garbage() -> None:
 
 
 @table
-def prepared_models_of_one_name_are_numbered() -> None:
-    process_group = tagc_group()
-    models = [isthmus.prepare(fsdp2(mesh_of(process_group)), name="critic") for _ in range(2)]
-    for model in models:
-        trained(model)
-    names = [f"critic/{name}{suffix}" for suffix in ("", " (2)") for name in UNITS]
-    assert steps_of(models[0]) == dict.fromkeys(names, 2)
-
-
-@table
 def what_is_excluded_is_excluded_in_every_model() -> None:
     for prepare in (False, True):
         process_group = group_of(units="!blocks.0,*")
@@ -291,15 +279,6 @@ def one_of_two_may_be_prepared() -> None:
 
 
 @table
-def modules_of_one_model_may_be_sharded_together() -> None:
-    process_group = tagc_group()
-    model: Any = fsdp2_model_in_pairs(process_group)
-    trained(model)
-    assert len(steps_of(model)) == 2 and set(steps_of(model).values()) == {2}
-    assert exact_calls(process_group) == {}
-
-
-@table
 def other_parameters_of_equal_sizes_are_other_units() -> None:
     """Where one of two equal layers has no gradient, the other one has a unit of its own."""
     for prepare in (False, True):
@@ -328,21 +307,7 @@ def main_of_worlds(rank: int, world_size: int) -> dict[str, str]:
     return run_table(rank, world_size, table_of_worlds)
 
 
-@pytest.fixture(scope="module")
-def results() -> World:
-    return World(main, 4)
+test_identity = table.in_world(main)
 
 
-@pytest.fixture(scope="module")
-def results_of_worlds() -> World:
-    return World(main_of_worlds, 4)
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_identity(results: World, name: str) -> None:
-    results.check(name)
-
-
-@pytest.mark.parametrize("name", table_of_worlds.names)
-def test_identity_of_dtensors(results_of_worlds: World, name: str) -> None:
-    results_of_worlds.check(name)
+test_identity_of_dtensors = table_of_worlds.in_world(main_of_worlds)

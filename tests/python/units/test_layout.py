@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives  # defines torch.ops.fsdp.chunk_cat
 
 from isthmus.units.layout import Layout, Parameter, clean_name, concatenated, rows
+from isthmus.units.prepare import matches
 
 assert _fsdp_collectives
 
@@ -82,6 +83,21 @@ def test_the_hash_is_stable_and_differs_for_different_layouts():
     assert part != rows([weight], 2)
     for layout in [*layouts, part]:
         assert Layout.from_json(layout.to_json()) == layout
+
+
+@pytest.mark.parametrize(
+    ("patterns", "name", "expected"),
+    [
+        ("*", "blocks.0", True),
+        ("!*attn*", "blocks.0.attn", False),
+        ("!*attn*", "blocks.0.mlp", True),
+        ("blocks.*, out", "out", True),
+        ("*,!out", "out", False),
+        ("", "out", False),
+    ],
+)
+def test_patterns_mean_what_the_option_units_means(patterns, name, expected):
+    assert matches(patterns, name) is expected
 
 
 def test_uneven_sharding_along_another_dimension_is_refused():

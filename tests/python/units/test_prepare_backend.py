@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 
 import isthmus
+from isthmus.units.models import param_groups_of
 from support.checkpoints import (
     Model,
     ddp,
@@ -30,9 +30,7 @@ from support.checkpoints import (
     trained,
     unit_states,
 )
-from support.checks import Table, World
-
-pytestmark = pytest.mark.processes
+from support.checks import Table
 
 table = Table()
 
@@ -126,13 +124,16 @@ def layers_are_chosen_by_pattern() -> None:
 
 
 @table
-def modules_that_are_sharded_together_are_one_unit() -> None:
-    process_group = group()
-    model = Model()
-    fully_shard([model.blocks[0], model.blocks[1]], mesh=mesh_of(process_group))
-    fully_shard(model, mesh=mesh_of(process_group))
-    trained(isthmus.prepare(model, name="m"))
-    assert steps_of(model) == {"m/blocks.0, blocks.1": 2, "m/root": 2}
+def the_users_number_of_packed_gradients_stays() -> None:
+    """Torch before 2.13 has no such number."""
+    for number, expected in ((1, 2), (3, 3)):
+        model: Any = fsdp2(mesh_of(group()))
+        if not hasattr(model, "set_reduce_scatter_max_input_buffers"):
+            return
+        model.set_reduce_scatter_max_input_buffers(number)
+        isthmus.prepare(model)
+        units = [unit for module in model.modules() for unit in param_groups_of(module)]
+        assert {unit.reduce_scatter_max_input_buffers for unit in units} == {expected}
 
 
 @table
@@ -219,11 +220,4 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return table.run_in_world(pg_options=options_of())
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    return World(main, 4)
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_prepare(world: World, name: str) -> None:
-    world.check(name)
+test_prepare = table.in_world(main)

@@ -30,9 +30,7 @@ from support.checkpoints import (
     seed,
     unit_states,
 )
-from support.checks import Table, World
-
-pytestmark = pytest.mark.processes
+from support.checks import Table
 
 table = Table()
 FLOAT16 = MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float16)
@@ -155,15 +153,6 @@ def what_a_skipped_step_sent_is_counted() -> None:
 
 
 @table
-def a_scale_of_zero_leaves_no_residuals() -> None:
-    scaler = scaler_for("fsdp2", init_scale=8.0)
-    model = make("fsdp2", scaler)
-    scaled_backward(model, scaler, 0)
-    scaler.update(0.0)
-    assert unit_states(model) == []
-
-
-@table
 def one_scaler_serves_several_models_and_outlives_them() -> None:
     scaler = scaler_for("fsdp2", init_scale=8.0)
     models = [make("fsdp2", scaler) for _ in range(2)]
@@ -218,11 +207,4 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return table.run_in_world()
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    return World(main, 4)
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_scaler(world: World, name: str) -> None:
-    world.check(name)
+test_scaler = table.in_world(main)

@@ -1,4 +1,4 @@
-"""Which unit each reduction of DDP and of functional collectives belongs to; tags, and the state of units."""
+"""Which unit each reduction of FSDP, DDP and functional collectives belongs to; tags, and the state of units."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import record_function
 
 import isthmus
 from isthmus import native as _native
@@ -24,40 +23,21 @@ from python.units.models import (
     batch,
     bits,
     fsdp1,
+    fsdp2,
     make_group,
     native,
     same_on_all_ranks,
     steps_of_units,
     train,
 )
-from support.checks import Table, World
+from support.checks import Table
 from support.tested_codecs import CODECS
 
-pytestmark = pytest.mark.processes
 table = Table()
 
 
 def ddp(group: dist.ProcessGroup, **settings: Any) -> nn.Module:
     return DistributedDataParallel(Model(), process_group=group, bucket_cap_mb=0.005, **settings)
-
-
-@table
-def ddp_is_compressed_where_the_option_says_so() -> None:
-    cases: list[dict[str, Any]] = [{}, {"static_graph": True}, {"find_unused_parameters": True}]
-    for settings in cases:
-        group = make_group(gradients="backward")
-        model = ddp(group, **settings)
-        train(model, STEPS + 1)
-        isthmus.reset_stats(group)
-        units = isthmus.stats(group)["num_units"]
-        train(model)
-        stats = isthmus.stats(group)
-        assert stats["num_units"] == units > 1, settings
-        assert stats["compressed_calls"] >= 2 * STEPS, settings
-        assert set(stats["exact_calls"]) <= {"not a sum of floating-point numbers"}, settings  # what is used
-        assert stats["residual_bytes"] == 0
-        assert same_on_all_ranks(bits(model)), settings
-        assert same_on_all_ranks(steps_of_units(group)), settings
 
 
 @table
@@ -83,24 +63,6 @@ def ddp_with_a_communication_hook() -> None:
     stats = isthmus.stats(group)
     assert stats["compressed_calls"] > 2 * STEPS
     assert all(unit["dtype"] == "bfloat16" for unit in native(group).unit_states())
-    assert same_on_all_ranks(bits(model))
-
-
-@table
-def ddp_accumulates_and_is_evaluated() -> None:
-    group = make_group(gradients="backward")
-    model: Any = ddp(group)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(2 * STEPS):
-        with model.no_sync():
-            model(batch(step)).square().mean().backward()
-        model(batch(step + 50)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        with torch.no_grad():
-            model(batch(step))
-    steps = steps_of_units(group)
-    assert max(steps.values()) >= 2 * STEPS - 1  # all passes, but for the first one, which has buckets of its own
     assert same_on_all_ranks(bits(model))
 
 
@@ -159,18 +121,6 @@ def tags_name_units() -> None:
 
 
 @table
-def a_label_alone_is_no_proof() -> None:
-    """Whoever may put FSDP's label around a reduction: without FSDP's object on the stack it stays exact."""
-    group = make_group()
-    with record_function("FSDP::post_backward_reduce (x)"):
-        dist.reduce_scatter_tensor(torch.empty(1024), torch.ones(4096), group=group)
-    with record_function("FullyShardedDataParallel._post_backward_hook"):
-        dist.reduce_scatter_tensor(torch.empty(1024), torch.ones(4096), group=group)
-    stats = isthmus.stats(group)
-    assert stats["exact_calls"] == {"inside of FSDP's reduction, but not its own": 2} and len(stats["notes"]) == 1
-
-
-@table
 def tags_of_parameters_name_fsdp1_units() -> None:
     group = make_group()
     model = fsdp1(group)
@@ -214,15 +164,84 @@ def state_of_units_goes_out_and_in() -> None:
     native(inside_a_node).end_step(skipped=False)
 
 
+@table
+def fsdp1_under_reentrant_checkpointing_is_as_without() -> None:
+    """Each block's backward pass is a graph task of its own there; a mixed-up residual would change the weights."""
+    for settings in ({}, {"use_orig_params": True}, {"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP}):
+        weights = []
+        for reentrant in (None, False, True):
+            group = make_group(**CODECS["tagc"])
+            model = fsdp1(group, reentrant, **settings)
+            train(model)
+            weights.append(bits(model))
+            assert list(steps_of_units(group).values()) == [STEPS] * (BLOCKS + 1), (settings, reentrant)
+        assert weights[0] == weights[1] == weights[2], settings
+
+
+@table
+def fsdp1_skips_reorders_and_accumulates() -> None:
+    group = make_group()
+    model = fsdp1(group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, order in enumerate([(0, 1, 2), (2, 0), (1, 2, 0), (0,)]):
+        with model.no_sync():
+            model(batch(step), order).square().mean().backward()
+        model(batch(step + 50), order).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            model(batch(step))
+    steps = steps_of_units(group)
+    assert sorted(steps.values()) == [2, 3, 4, 4]  # blocks 1, 2, 0, and the root
+    assert same_on_all_ranks(steps)
+
+
+@table
+def fsdp1_with_two_levels() -> None:
+    """HYBRID_SHARD reduce-scatters over the node, exactly, and all-reduces between nodes, inside the same label."""
+    rank = dist.get_rank()
+    node, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]], backend="isthmus")
+    between = [
+        dist.new_group(ranks_of_rail, backend="isthmus", pg_options=isthmus.Options(nodes="2x2", min_elements=0))
+        for ranks_of_rail in ([0, 2], [1, 3])
+    ][rank % 2]
+    model = fsdp1((node, between), sharding_strategy=ShardingStrategy.HYBRID_SHARD)
+    train(model)
+    steps = steps_of_units(between)
+    assert list(steps.values()) == [STEPS] * (BLOCKS + 1)
+    assert all(name.endswith("all_reduce") for name in steps)
+    assert isthmus.stats(between)["collectives"]["all_reduce"]["calls"] == STEPS * (BLOCKS + 1)
+
+
+@table
+def fsdp2_units_are_modules_in_any_order() -> None:
+    group = make_group()
+    model = fsdp2(group)
+    orders = [(0, 1, 2), (2, 0), (1, 2, 0), (0,)]
+    train(model, call=lambda module, step: module(batch(step), orders[step]))
+    steps = steps_of_units(group)
+    assert steps == {
+        "root reduce_scatter": 4,
+        "blocks.0 reduce_scatter": 4,
+        "blocks.1 reduce_scatter": 2,
+        "blocks.2 reduce_scatter": 3,
+    }
+
+
+@table
+def fsdp2_under_reentrant_checkpointing_is_as_without() -> None:
+    weights = []
+    for reentrant in (None, False, True):
+        group = make_group(**CODECS["tagc"])
+        model = fsdp2(group, Model(reentrant))
+        train(model)
+        weights.append(bits(model))
+        assert list(steps_of_units(group).values()) == [STEPS] * (BLOCKS + 1)
+    assert weights[0] == weights[1] == weights[2]
+
+
 def main(rank: int, world_size: int) -> dict[str, str]:
     return table.run_in_world()
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    return World(main, WORLD_SIZE, env={"ISTHMUS_NODES": "2x2", "ISTHMUS_LOG": "error"})
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_units(world: World, name: str) -> None:
-    world.check(name)
+test_units = table.in_world(main, WORLD_SIZE, env={"ISTHMUS_NODES": "2x2", "ISTHMUS_LOG": "error"})

@@ -6,15 +6,9 @@ import gc
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    set_model_state_dict,
-)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -36,10 +30,9 @@ from support.checkpoints import (
     seed,
     train,
 )
-from support.checks import Table, World
+from support.checks import Table
 from support.families import run_table, same_on_all_ranks, weights_of, world
 
-pytestmark = pytest.mark.processes
 NUM_NODES = 2
 HEADER_BYTES = 64
 FIRST = "the first gather"
@@ -252,34 +245,6 @@ def any_change_of_weights_crosses_to_the_bit(store: dist.Store) -> None:
         twins.optimize_with(torch.optim.SGD, lr=1e-3, momentum=0.9)
         twins.train(5, 8)
         twins.check_equal("another optimizer")
-        assert sum(counts(twins.group)["whole"].values()) == UNITS, counts(twins.group)
-
-
-@table
-def loaded_weights_cross_to_the_bit(store: dist.Store) -> None:
-    with world(store, "none"):
-        twins = Twins(sharded)
-        full, sharded_only = StateDictOptions(full_state_dict=True), StateDictOptions()
-        saved = {}
-        for kind, model in twins.models.items():
-            saved[kind] = {
-                "full": {name: value.clone() for name, value in get_model_state_dict(model, options=full).items()},
-                "own": {name: value.clone() for name, value in model.state_dict().items()},
-            }
-        twins.train(0, 3)
-        for kind, model in twins.models.items():
-            set_model_state_dict(model, saved[kind]["full"], options=full)
-        twins.check_equal("a full state")
-        twins.train(0, 2)
-        for kind, model in twins.models.items():
-            set_model_state_dict(model, saved[kind]["own"], options=sharded_only)
-        twins.check_equal("a sharded state")
-        twins.train(0, 2)
-        for kind, model in twins.models.items():
-            model.load_state_dict(saved[kind]["own"], assign=True)
-        twins.optimize_with(torch.optim.SGD, lr=0.1)
-        twins.train(0, 2)
-        twins.check_equal("a sharded state whose tensors take the parameters' place")
         assert sum(counts(twins.group)["whole"].values()) == UNITS, counts(twins.group)
 
 
@@ -541,11 +506,4 @@ def main(rank: int, world_size: int) -> dict[str, str]:
     return run_table(rank, world_size, table)
 
 
-@pytest.fixture(scope="module")
-def results() -> World:
-    return World(main, 4)
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_weights(results: World, name: str) -> None:
-    results.check(name)
+test_weights = table.in_world(main)

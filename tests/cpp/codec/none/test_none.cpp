@@ -154,19 +154,6 @@ TEST(None, ForeignPacketsAreRefusedAndTheFieldIsNamed) {
   }
 }
 
-// Written for reading.
-TEST(None, TheChecksumIsThatOfTheDocs) {
-  NoneCodec codec(DataType::kBFloat16, 1);
-  for (const int64_t count : {0, 1, 5, 31, 32, 33, 2047, 2048, 2049, 4097, 9001}) {
-    const std::vector<std::byte> packet = encode(codec, Array(random_values(count, 7), DataType::kFloat32));
-    const auto* bytes = reinterpret_cast<const uint8_t*>(packet.data());
-    PacketHeader header;
-    std::memcpy(&header, bytes, sizeof(header));
-    EXPECT_EQ(header.checksum, reference::checksum_of_docs({bytes, bytes + packet.size()}, kHeaderBytes))
-        << count << " elements";
-  }
-}
-
 TEST(None, PacketsOfAnotherSizeAreRefused) {
   NoneCodec codec(DataType::kFloat32, 1);
   std::vector<std::byte> packet = encode(codec, Array({1, 2}, DataType::kFloat32));
@@ -174,78 +161,6 @@ TEST(None, PacketsOfAnotherSizeAreRefused) {
   Array out(2, DataType::kFloat32);
   EXPECT_THROW(codec.decode_sum(too_short, 1, out.buffer(), kContext, {}), Error);
   EXPECT_THROW(codec.encode(out.view(), {}, too_short, kContext, {}), Error);
-}
-
-TEST(None, AnyFlippedBitIsFound) {
-  for (const DataType wire : kFloatingTypes) {
-    for (const int64_t count : {0, 1, 3, 33}) {
-      NoneCodec codec(wire, 2);
-      const std::vector<std::byte> packet = encode(codec, Array(random_values(count, 4), accumulate_dtype(wire)));
-      for (size_t bit = 0; bit < 8 * packet.size(); ++bit) {
-        std::vector<std::byte> damaged = packet;
-        damaged[bit / 8] ^= std::byte{1} << (bit % 8);
-        Array out(count, accumulate_dtype(wire));
-        ASSERT_THROW(decode_sum(codec, damaged, 1, out), PacketError) << to_string(wire) << ", bit " << bit;
-      }
-    }
-  }
-}
-
-// At every edge of the codec's tiles and of the checksum's rows, in the second of two packets.
-TEST(None, DamageIsFoundWhereverItStands) {
-  NoneCodec codec(DataType::kFloat32, 1);
-  for (const int64_t count : {15, 16, 17, 2047, 2048, 2049, 5000}) {
-    const Array piece(random_values(count, 5), DataType::kFloat32);
-    std::vector<std::byte> packets = encode(codec, piece);
-    const size_t packet_bytes = packets.size();
-    const std::vector<std::byte> second = encode(codec, piece, kContext.of_packet(1));
-    packets.insert(packets.end(), second.begin(), second.end());
-    Array sum(count, DataType::kFloat32);
-    decode_sum(codec, packets, 2, sum);
-    for (const int64_t element : std::vector<int64_t>{0, 15, 16, 2047, 2048, count - 1}) {
-      if (element >= count) {
-        continue;
-      }
-      std::vector<std::byte> damaged = packets;
-      damaged[packet_bytes + kHeaderBytes + 4 * element + 3] ^= std::byte{0x80};
-      try {
-        decode_sum(codec, damaged, 2, sum);
-        ADD_FAILURE() << "element " << element << " of " << count << " may change its sign";
-      } catch (const PacketError& error) {
-        EXPECT_EQ(std::string(error.what()).find("corrupt packet: its values have the checksum"), 0) << error.what();
-      }
-    }
-  }
-}
-
-// What a sum of words, or lanes that only multiply, would miss.
-TEST(None, SeveralChangesDoNotCancel) {
-  NoneCodec codec(DataType::kFloat32, 1);
-  constexpr int64_t kCount = 64;  // four rows of eight words
-  const std::vector<std::byte> packet = encode(codec, Array(random_values(kCount, 6), DataType::kFloat32));
-  const auto is_refused = [&](const std::vector<std::byte>& damaged) {
-    Array out(kCount, DataType::kFloat32);
-    try {
-      decode_sum(codec, damaged, 1, out);
-    } catch (const PacketError&) {
-      return true;
-    }
-    return false;
-  };
-  constexpr int64_t kWord = 8;
-  for (int64_t first = 0; first < kCount / 2; ++first) {
-    for (int64_t second = first + 1; second < kCount / 2; ++second) {
-      std::vector<std::byte> both_signs = packet;
-      both_signs[kHeaderBytes + first * kWord + 7] ^= std::byte{0x80};
-      both_signs[kHeaderBytes + second * kWord + 7] ^= std::byte{0x80};
-      EXPECT_TRUE(is_refused(both_signs)) << "signs in words " << first << " and " << second;
-      std::vector<std::byte> swapped = packet;
-      std::swap_ranges(swapped.begin() + kHeaderBytes + first * kWord,
-                       swapped.begin() + kHeaderBytes + (first + 1) * kWord,
-                       swapped.begin() + kHeaderBytes + second * kWord);
-      EXPECT_TRUE(is_refused(swapped)) << "words " << first << " and " << second << " in each other's place";
-    }
-  }
 }
 
 TEST(None, AnotherSettingOrContextIsRefused) {

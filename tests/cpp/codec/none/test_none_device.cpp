@@ -88,38 +88,6 @@ TEST(NoneDevice, PacketsAndSumsAreThoseOfTheCpu) {
   }
 }
 
-// Where 16 bytes cannot be loaded or stored at once: the piece, the packet and the sums each begin too early.
-TEST(NoneDevice, AnyAlignmentGivesTheSame) {
-  for (const DataType wire : kFloatingTypes) {
-    for (const int64_t count : {5, 1024, 3001}) {
-      SCOPED_TRACE(testing::Message() << to_string(wire) << ", " << count);
-      const NoneDevice codec(wire, 2);
-      const Array values(random_values(count + 1, 5), wire);
-      const ConstBuffer piece = values.view().slice(1, count);
-      const int64_t packet_bytes = codec.packet_bytes(count);
-      std::vector<uint64_t> expected = dirty_words(packet_bytes);
-      NoneCodec(wire, 2).encode(piece, {}, bytes_of(expected), kContext, {});
-      std::vector<uint64_t> packet = dirty_words(8 + packet_bytes);
-      std::vector<uint64_t> scratch = dirty_words(codec.encode_scratch_bytes(0));
-      const Buffer late = bytes_of(packet).slice(8, packet_bytes);
-      EmulatedDevice device(33, 2, 1);
-      kernels::emulated::run_passes(device, codec.encode_job({piece, {}, late, kOnDevice, nullptr, bytes_of(scratch)}));
-      ASSERT_EQ(std::vector<uint64_t>(packet.begin() + 1, packet.end()), expected);
-
-      Array expected_sums(random_values(count + 1, 7), accumulate_dtype(wire));
-      Array sums = expected_sums;
-      NoneCodec(wire, 2).decode_sum(bytes_of(expected), 1, expected_sums.buffer().slice(1, count), kContext, {});
-      kernels::DeviceFault fault;
-      std::vector<uint64_t> decode_scratch = dirty_words(codec.decode_scratch_bytes({0}));
-      kernels::emulated::run_passes(
-          device, codec.decode_job({late, 1, sums.buffer().slice(1, count), /*to_places=*/false, kOnDevice, &fault,
-                                    bytes_of(decode_scratch)}));
-      EXPECT_EQ(fault.code, kernels::DeviceFault::kNone);
-      EXPECT_EQ(sums.bytes(), expected_sums.bytes());
-    }
-  }
-}
-
 // More packets than are added together.
 TEST(NoneDevice, ManyPacketsKeepTheirOrder) {
   constexpr int kPackets = 35;
@@ -225,26 +193,6 @@ TEST(NoneDevice, DamageIsNamedAsOnCpu) {
                 NoneCodec(DataType::kFloat32, 1).decode_sum(bytes_of(damaged), 1, out.buffer(), kContext, {});
               }));
   }
-}
-
-TEST(NoneDevice, RejectsWrongBuffers) {
-  const NoneDevice codec(DataType::kBFloat16, 1);
-  std::vector<uint64_t> packet = dirty_words(codec.packet_bytes(4));
-  std::vector<uint64_t> scratch = dirty_words(codec.encode_scratch_bytes(0));
-  EXPECT_THROW(codec.encode_job(
-                   {Array(4, DataType::kFloat64).view(), {}, bytes_of(packet), kOnDevice, nullptr, bytes_of(scratch)}),
-               Error);
-  EXPECT_THROW(codec.encode_job(
-                   {Array(5, DataType::kFloat32).view(), {}, bytes_of(packet), kOnDevice, nullptr, bytes_of(scratch)}),
-               Error);
-  Array out(4, DataType::kBFloat16);
-  EXPECT_THROW(
-      codec.decode_job({bytes_of(packet), 1, out.buffer(), /*to_places=*/false, kOnDevice, nullptr, bytes_of(scratch)}),
-      Error);
-  Array sums(5, DataType::kFloat32);
-  EXPECT_THROW(
-      codec.decode_job({bytes_of(packet), 2, sums.buffer(), /*to_places=*/true, kOnDevice, nullptr, bytes_of(scratch)}),
-      Error);
 }
 
 }  // namespace

@@ -90,15 +90,20 @@ TEST(WeightEncodeOnDevice, BlocksThatAreHardlyShorterCoded) {
   }
 }
 
-TEST(WeightEncodeOnDevice, BlocksOfAllSizesAndCuts) {
+TEST(WeightEncodeOnDevice, BlocksOfAllSizes) {
   for (const DataType dtype : kCodedTypes) {
-    for (const int64_t count :
-         {kWeightBlockElements - 1, kWeightBlockElements, kWeightBlockElements + 1, 3 * kWeightBlockElements + 777}) {
+    for (const int64_t count : {kWeightBlockElements - 1, kWeightBlockElements, kWeightBlockElements + 1}) {
       SCOPED_TRACE(testing::Message() << count << " of " << to_string(dtype));
-      for (const Cut cut : kCuts) {
-        expect_as_on_cpu({weights(count), dtype}, {moved(weights(count), 1e-3), dtype}, cut);
-      }
+      expect_as_on_cpu({weights(count), dtype}, {moved(weights(count), 1e-3), dtype});
     }
+  }
+}
+
+TEST(WeightEncodeOnDevice, BlocksOfAllCuts) {
+  const Array before(weights(kWeightBlockElements + 777), DataType::kBFloat16);
+  const Array now(moved(before.values(), 1e-3), DataType::kBFloat16);
+  for (const Cut cut : kCuts) {
+    expect_as_on_cpu(before, now, cut);
   }
 }
 
@@ -116,21 +121,6 @@ TEST(WeightEncodeOnDevice, AnyPatternFromAnyOther) {
     EXPECT_LT(packet_of_cpu(before, near).size(), before.bytes().size());
     expect_as_on_cpu(before, near);
     expect_as_on_cpu(before, random_bits(before.view().num_elements, dtype, 2));  // most blocks are sent as they are
-  }
-}
-
-TEST(WeightEncodeOnDevice, LeapsAreEscapes) {
-  for (const DataType dtype : kCodedTypes) {
-    std::vector<double> before = weights(kWeightBlockElements + 300);
-    std::vector<double> now = moved(before, 1e-4);
-    for (size_t i = 0; i < now.size(); i += 37) {
-      now[i] = i % 2 == 0 ? 1e4 : std::numeric_limits<double>::quiet_NaN();
-    }
-    for (size_t i = 5; i < now.size(); i += 101) {
-      before[i] = i % 2 == 0 ? 0 : -0.0;
-    }
-    SCOPED_TRACE(to_string(dtype));
-    expect_as_on_cpu({before, dtype}, {now, dtype}, {48, 2});
   }
 }
 

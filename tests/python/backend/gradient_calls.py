@@ -1,4 +1,4 @@
-"""Which reductions are taken for gradients, and the ways of calling: coalesced, asynchronous, empty, strided."""
+"""Which reductions are taken for gradients of which unit; coalesced, asynchronous, empty and strided ones."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 import isthmus
+from isthmus import backends as _backends
 from python.backend.gradients import (
-    NODE_MAPS,
     WORLD_SIZE,
     Groups,
     all_reduce,
@@ -23,11 +23,10 @@ from python.backend.gradients import (
     inputs_of_all_ranks,
     own_chunk,
     reduce_scatter,
-    run_table,
 )
-from support.checks import Table, World
+from support.checks import Table
+from support.tested_codecs import CODECS
 
-pytestmark = pytest.mark.processes
 table = Table()
 
 
@@ -227,29 +226,27 @@ def uneven_nodes_and_one_node_are_exact(groups: Groups) -> None:
 
 
 @table
-def large_gathers_are_exact_in_two_tiers(groups: Groups) -> None:
-    for nodes in NODE_MAPS:
-        group = groups(nodes=nodes, min_elements=64)
-        for dtype in (torch.float32, torch.bfloat16, torch.uint8):
-            for numel in (1, 15, 16, 1001):
-                isthmus.reset_stats(group)
-                own = (torch.randn(numel) * 50).to(dtype)
-                gathered, expected = (torch.empty(WORLD_SIZE * numel, dtype=dtype) for _ in range(2))
-                dist.all_gather_into_tensor(gathered, own, group=group)
-                dist.all_gather_into_tensor(expected, own, group=groups.gloo)
-                assert torch.equal(gathered, expected)
-                assert isthmus.stats(group)["collectives"]["all_gather"]["calls"] == (numel >= 16)
+def groups_of_equal_options_keep_their_residuals_apart(groups: Groups) -> None:
+    options = isthmus.Options(nodes="2x2", min_elements=0, **CODECS["tagc"])
+    first, second = (dist.new_group(backend="isthmus", pg_options=options) for _ in range(2))
+    reduce_scatter(first, torch.ones(WORLD_SIZE * 4096))
+    assert torch.count_nonzero(reduce_scatter(second, torch.zeros(WORLD_SIZE * 4096))) == 0
 
 
-def main(rank: int, world_size: int) -> dict[str, str]:
-    return run_table(table)
-
-
-@pytest.fixture(scope="module")
-def world() -> World:
-    return World(main, WORLD_SIZE, env={"ISTHMUS_LOG": "error"})
-
-
-@pytest.mark.parametrize("name", table.names)
-def test_gradient(world: World, name: str) -> None:
-    world.check(name)
+@table
+def a_unit_may_reduce_several_times(groups: Groups) -> None:
+    """A layer that is called twice: its residual is added to whatever of its gradient comes next."""
+    group = groups(max_units=4094, **CODECS["tagc"])
+    for _ in range(3):
+        for name in ("once", "twice", "twice"):
+            with isthmus.unit(name):
+                dist.reduce_scatter_tensor(torch.empty(256), torch.ones(WORLD_SIZE * 256), group=group)
+    steps = {unit["name"]: unit["step"] for unit in _backends.isthmus_backend(group).unit_states()}
+    assert steps == {"once": 3, "twice": 6}
+    with pytest.raises(ValueError, match="a unit needs a name"), isthmus.unit(""):
+        pass
+    with pytest.raises(KeyError), isthmus.unit("raising"):
+        raise KeyError
+    isthmus.reset_stats(group)
+    dist.reduce_scatter_tensor(torch.empty(256), torch.ones(WORLD_SIZE * 256), group=group)
+    assert isthmus.stats(group)["exact_calls"] == {"not recognised as a gradient": 1}
