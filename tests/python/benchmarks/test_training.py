@@ -247,7 +247,7 @@ def test_every_arm_has_a_colour():
 @pytest.mark.processes
 def test_tiny_run_reports_every_arm(tmp_path):
     links = has_links()
-    arms = ("fsdp", "hsdp", "tagc", "full", "hsdp-none", "hsdp-tagc")
+    arms = ("fsdp", "quant", "hsdp-none", "hsdp-tagc")
     steps = ["--steps", 3, "--timed-steps", 1, "--audited-steps", 1, "--link", "200mbit", "--arms", ",".join(arms)]
     code, out, err = run(*TINY, "--ranks-per-node", 2, *steps, "--output", tmp_path)
     assert code == 0, err
