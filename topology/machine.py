@@ -18,7 +18,7 @@ from typing import Any
 #: More of a kind than this are an error: no machine has them, and pairs of devices grow with the square.
 MOST_GPUS = 256
 MOST_NICS = 256
-#: Of sockets, too.
+#: This holds for sockets, too.
 MOST_NUMA_NODES = 1024
 #: Places below each other in the PCIe tree. Real machines have up to six.
 MOST_PCIE_LEVELS = 32

@@ -42,7 +42,7 @@ class Counters:
     codec: Counter[str]
     #: Collectives that Isthmus carried, reductions that it compressed, and calls that stayed exact, by reason.
     calls: Counter[str]
-    #: Of gathers of weights as differences: how many, those that were unchanged and whole, and what packets held.
+    #: Gathers of weights as differences: how many, those that were unchanged and whole, and what packets held.
     weights: Counter[str]
 
     def since(self, before: "Counters") -> dict[str, dict[str, Any]]:

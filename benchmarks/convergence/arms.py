@@ -8,7 +8,7 @@ from typing import Any
 BASELINE = "exact"
 #: The arm that sends nothing between nodes: a codec that loses as much is none.
 FLOOR = "nothing-sent"
-#: Of the steps: how long the arms with a dense start stay exact.
+#: The share of the steps in which the arms with a dense start stay exact.
 _DENSE_SHARE = 0.1
 #: Options that are gone, with the value that counts now: results that were recorded with it are still of an arm.
 SETTLED = {
@@ -34,7 +34,7 @@ class CodecArm:
     options: dict[str, Any] = field(hash=False)
     #: The flat paths merge what all ranks send, so they need more than one rank on each node to show what they cost.
     ranks_per_node: int = 1
-    #: Of the steps.
+    #: The share of the steps that are exact.
     dense_share: float = 0.0
     #: No codec, but what other nodes' pieces got in an earlier version's screening: normal noise "spread" over a group
     #: or "alike", in proportion to each element, or all "dropped".

@@ -16,7 +16,7 @@ _MORE_NODES = f"start ranks on several, as in `torchrun --nnodes 2 --nproc-per-n
 class Member:
     """A rank's own facts."""
 
-    #: Of the benchmark, as plain values.
+    #: The benchmark's arguments, as plain values.
     arguments: dict[str, Any]
     host: str
     #: Equal on ranks that see the same network interfaces.

@@ -5,7 +5,7 @@ from typing import Any
 from isthmus.benchmarks.common.options import option
 from isthmus.benchmarks.here.cluster import DEVICES
 
-#: Of the nodes and ranks on each that a launcher may start.
+#: The ranges of nodes, and of ranks on each, that a launcher may start.
 RANGES = {"nodes": (2, 65_536), "ranks_per_node": (1, 4096)}
 
 

@@ -13,7 +13,7 @@ from typing import Literal, Self
 from isthmus.benchmarks.simulate.links import interface_sent_bytes, parse_link_rate
 
 MAX_NODES = 8
-#: Of the numbers of nodes and of ranks on each, where there must be a link.
+#: The ranges of nodes, and of ranks on each, where there must be a link.
 SIMULATED_RANGES = {"nodes": (2, MAX_NODES), "ranks_per_node": (1, 16)}
 
 _TOOLS = ("unshare", "nsenter", "ip", "tc")

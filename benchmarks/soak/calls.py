@@ -17,7 +17,7 @@ from isthmus.benchmarks.soak.plan import LARGEST_VALUE, Call
 
 _OPERATORS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
-# Of codec quant: elements that share a scale, at most; and what all levels but those with a zero among them divide.
+# With codec quant at most so many elements share a scale; all levels but those with a zero among them divide this.
 _LARGEST_GROUP = 512
 _MULTIPLE_OF_LEVELS = 255
 

@@ -16,7 +16,7 @@ from isthmus.benchmarks.soak.config import SoakConfig
 from isthmus.benchmarks.soak.plan import GROUPS
 
 WORKER_MODULE = "isthmus.benchmarks.soak.worker"
-#: Of the steps, for allocators, caches and lazily made connections to settle, and for units to have residuals.
+#: The share of the steps in which allocators, caches and lazily made connections settle, and units get residuals.
 WARM_UP_SHARE = 0.25
 #: What a rank's memory may grow by after warming up, between the medians of the first and last quarter of samples.
 #: In short runs part of that are the residuals of units that have not been called before.

@@ -54,13 +54,13 @@ concept IsGroupOfPass = IsGroup<Group> &&
   // is_last_of(): the same of so many groups, which alone call it with `word`.
   { group.is_last(word) } -> std::same_as<bool>;
   { group.is_last_of(word, count) } -> std::same_as<bool>;
-  // Of the thread whose number differs in bit 1, 2, 4 or 8. The size is a multiple of 16.
+  // The value of the thread whose number differs in bit 1, 2, 4 or 8. The size is a multiple of 16.
   { group.template exchange<1>(value) } -> std::same_as<float>;
-  // Of any thread that takes part in the same calls of exchange(), of others perhaps, known to all of these: 16
-  // neighbours at least.
+  // Whether it holds for any thread that takes part in the same calls of exchange(), of others perhaps, known to all of
+  // these: 16 neighbours at least.
   { group.any_in_step(condition) } -> std::same_as<bool>;
-  // Of this thread's 16 neighbours, known to all of these: bit i is that of number i mod 16. The size is a multiple of
-  // 16.
+  // The conditions of this thread's 16 neighbours, known to all of these: bit i is that of number i mod 16. The size is
+  // a multiple of 16.
   { group.ballot_in_step(condition) } -> std::same_as<uint32_t>;
   { group.from_neighbour(value, 3) } -> std::same_as<float>;  // the value of one of these 16
   group.await(word, operand);  // until the host has published the value in this word of its own memory; all threads

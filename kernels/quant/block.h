@@ -115,7 +115,7 @@ ISTHMUS_QUANT float quantize_group(const Lanes& lanes, const Quantizer& quantize
     products = products + rows[r] * (integer - kQuantIntegers - quantizer.centre);
   }
   const float product = sum_of_lanes(lanes, products);
-  // Of values that were not multiplied by the group's factor, and with the transform's 1 / n.
+  // The scale of values that were not multiplied by the group's factor, and with the transform's 1 / n.
   const float scale = (product > 0 ? group.energy / product : 0) / group.factor * kShare;
   // Keeps what is decoded below 2^126, and so finite.
   const float most = 0x1p126F / (quantizer.centre * kQuantGroupElements);

@@ -57,7 +57,7 @@ struct QuantKernels {
                      const uint32_t* words, float* out);
 };
 
-// Of the instruction set in use.
+// The loops for the instruction set in use.
 const QuantKernels& quant_kernels();
 
 }  // namespace isthmus::kernels

@@ -56,7 +56,7 @@ class SummedWords {
     return packed;
   }
 
-  // Of all words: this thread's part of their checksum.
+  // This thread's part of the checksum of all words.
   ISTHMUS_DEVICE uint64_t checksum() const { return checksum_; }
 
  private:
@@ -103,7 +103,7 @@ ISTHMUS_DEVICE auto words_of_block(const Lanes& lanes, Byte* packet, const Quant
                                     offset / kChecksumWordBytes - kHeaderWords);
 }
 
-// What of a packet has its checksum taken by the threads that write or read it.
+// The bytes of a packet that the threads which write or read them sum up.
 inline SummedBytes summed_codes(const QuantLayout& layout) { return {layout.codes, layout.tail}; }
 
 // The rows of one block of a piece: what encode_block() loads and keeps.

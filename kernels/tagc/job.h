@@ -22,8 +22,8 @@ struct PartialThreshold {
   uint32_t found;  // 0: everything that was counted stays
 };
 
-// Of elements that equal the threshold, where there are more than may stay: those in words of the index before `word`
-// stay, and the first `may_stay` in it.
+// Which elements stay that equal the threshold, where there are too many: those in words of the index before `word`,
+// and the first `may_stay` in it.
 struct TieCut {
   int64_t word;
   uint32_t may_stay;

@@ -2,9 +2,10 @@
 //
 // A sample gives a bound that a few more than `keep` magnitudes probably reach. One pass over piece and residual adds
 // them up, marks the elements that reach the bound, and counts their first digits; later passes read marked elements
-// only. Two passes count the following digits, and one takes elements below the threshold out of the index. Of elements
-// that equal it the first stay: where there are too many, a pass counts them by blocks. If the bound was too high, a
-// pass that otherwise does nothing marks all elements. The last group of a pass combines the results of all groups.
+// only. Two passes count the following digits, and one takes elements below the threshold out of the index. The first
+// of the elements that equal it stay: where there are too many, a pass counts them by blocks. If the bound was too
+// high, a pass that otherwise does nothing marks all elements. The last group of a pass combines the results of all
+// groups.
 #pragma once
 
 #include "kernels/block/passes.h"
@@ -93,7 +94,7 @@ struct CountDigit {
   }
 };
 
-// Of the elements of one byte of the index: which equal `bits`.
+// Which elements of one byte of the index equal `bits`.
 ISTHMUS_DEVICE uint32_t mark_equal(const Eight& eight, uint32_t bits) {
   uint32_t equal = 0;
   for (int i = 0; i < 8; ++i) {

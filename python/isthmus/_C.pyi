@@ -130,7 +130,7 @@ class Sections:
     @property
     def hash(self) -> int: ...
 
-# Of docs/packet_format.md: what codecs send is another where it differs.
+# The version in docs/packet_format.md: where it differs, codecs send other packets.
 PACKET_VERSION: int
 
 # Why units are exact in which tensor parallelism splits some parameters and copies others.

@@ -100,8 +100,4 @@ inline OptionField switch_field(const char* name, const char* environment, bool 
       [](bool value) { return std::string(value ? "true" : "false"); });
 }
 
-inline bool is_power_of_two(int64_t value, int64_t low, int64_t high) {
-  return value >= low && value <= high && (value & (value - 1)) == 0;
-}
-
 }  // namespace isthmus::rows

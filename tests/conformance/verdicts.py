@@ -88,7 +88,7 @@ def _compare(row: Row, ours: dist.ProcessGroup, gloo: dist.ProcessGroup, tag: in
         given = "".join(traceback.format_exception(result))
         return f"Isthmus raises {type(result).__name__}, Gloo {_name(gloos_result)}: {given}"
     assert not isinstance(gloos_result, Exception)
-    # Of inputs and futures a reference holds nothing: what was written is compared.
+    # A reference holds nothing for inputs and futures: what was written is compared.
     compared = result[: len(gloos_result)] if verdict == MORE else result
     differences = _differences(compared, gloos_result)
     if differences and is_labelled_sum(row) and row.group in TIERS:
@@ -135,7 +135,7 @@ def _excess(case: Case, result: list[torch.Tensor]) -> str:
 def _codec_excess(case: Case, result: list[torch.Tensor]) -> str:
     """Return where a sum is further from the exact one than the default codec's error lets it be.
 
-    Pieces that fill no group of quant cross as they are. Of large ones less than all of the terms' energy crosses,
+    Pieces that fill no group of quant cross as they are. Less than all of the energy of large ones crosses,
     once; and that of an all-reduce's result once more.
     """
     if not case.row.layout.startswith("large"):

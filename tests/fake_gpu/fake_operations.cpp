@@ -167,7 +167,7 @@ namespace {
 // For how long a call waits for its kernel: while peers come in time, all is done when calls return.
 constexpr std::chrono::milliseconds kLaunchPatience(1000);
 
-// Of those that a launch is behind: in its streams, and in its communicators.
+// The kernels that a launch is behind: in its streams, and in its communicators.
 std::vector<ResidentPtr> kernels_before(const std::vector<Operation>& operations) {
   std::vector<ResidentPtr> before;
   for (const Operation& operation : operations) {

@@ -27,16 +27,16 @@ def _default_codec() -> str:
 
 
 DEFAULT = _default_codec()
-#: Options by what tests call them. Nothing is set for the default. Of the codec that keeps residuals, settings by which
-#: small units leave some.
+#: Options by what tests call them. Nothing is set for the default. The codec that keeps residuals has settings by
+#: which small units leave some.
 CODECS: dict[str, Options] = {
     "default": {},
     "none": {"codec": "none"},
     "tagc": {"codec": "tagc", "sparsity": 0.5, "ratio": 1},
 }
 assert {DEFAULT, *CODECS} - {"default"} == set(_native.load().codecs()), "every codec is tested"
-#: Of those above: what is lost of a gradient that crosses once, as a share of its energy. Of quant by docs/quant.md; of
-#: tagc what the lesser half of normally distributed elements has.
+#: What those above lose of a gradient that crosses once, as a share of its energy: quant by docs/quant.md, tagc
+#: what the lesser half of normally distributed elements has.
 ERRORS = {"default": {"quant": 0.0117}[DEFAULT], "tagc": 0.0713}
 LOSSY = tuple(name for name in CODECS if name != "none")
 
@@ -46,7 +46,7 @@ def environment(options: Mapping[str, Any]) -> dict[str, str]:
     return {f"ISTHMUS_{name.upper()}": str(value) for name, value in options.items()}
 
 
-#: Of neighbours as many at most one is not zero in `carried`: no group of codec quant holds more elements.
+#: At most one of so many neighbours is not zero in `carried`: a group of codec quant holds fewer elements.
 SPACING = 512
 #: A single value is spread evenly over its group by quant's rotation, to the level 1/2, 3/2, 5/2 or 127.5 of 1 to 8
 #: bits. This is a multiple of each, by factors that the bfloat16 of a scale holds; so are its doubles.

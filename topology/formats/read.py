@@ -13,7 +13,7 @@ from isthmus.topology.machine import Machine, TopologyError, printable
 #: The largest recorded machines (hundreds of processors, with all their caches, as hwloc XML) have 2 MB.
 MOST_FILE_BYTES = 16 * 2**20
 
-#: Of the JSON that `isthmus topo --json` writes; a file without a number has this one.
+#: The version of the JSON that `isthmus topo --json` writes; a file without a number has this one.
 SCHEMA = 1
 #: The path that stands for standard input.
 STANDARD_INPUT = "-"

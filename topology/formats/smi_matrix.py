@@ -11,7 +11,7 @@ from isthmus.topology.machine import Gpu, Link, Machine, Nic, NumaNode, Socket
 from isthmus.topology.pcie import nic_kind
 
 _CPUS = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*", re.ASCII)
-#: Of a GPU and a NIC that are in one NUMA node.
+#: How a GPU and a NIC are joined that are in one NUMA node.
 _IN_ONE_NUMA_NODE = ("PIX", "PXB", "PHB", "NODE")
 
 

@@ -53,12 +53,12 @@ class Scene:
 
     @property
     def node_width(self) -> float:
-        """Of the box around a node."""
+        """The width of the box around a node."""
         return width_of(self.layout)
 
     @property
     def node_height(self) -> float:
-        """Of the box around a node."""
+        """The height of the box around a node."""
         below_gpus = _BAND + _BOX_HEIGHT if self.machine.nics else _BAND / 2 + 14
         return 2 * _HEADING + 2 * PADDING + self.has_nvlinks * _NVLINK_HEIGHT + _BOX_HEIGHT + below_gpus
 

@@ -88,7 +88,7 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
     return options, Introduction(surroundings=surroundings, options=fields, gpu=gpu)
 
 
-# Of the last group of all ranks that was not placed by an option.
+# What the last group of all ranks found that was not placed by an option.
 _launcher_contradicts_itself = False
 
 

@@ -135,7 +135,7 @@ DDP = Placements(Placement.REPLICATED, Placement.REPLICATED, Placement.REPLICATE
 ZERO1 = Placements(Placement.REPLICATED, Placement.REPLICATED, Placement.SHARDED, Placement.SHARDED)
 
 
-#: Of an element, by the names that `isthmus plan` takes.
+#: The bytes of an element, by the names that `isthmus plan` takes.
 BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 

@@ -16,7 +16,7 @@ from isthmus.plan.timing import NodeHop, Resource, node_hops, stage_of
 from isthmus.plan.units import Model
 from isthmus.plan.volumes import Kind, RingFormula
 
-#: Of a unit's parameters, and whether it is the root: units of one shape make the same collectives.
+#: The shapes of a unit's parameters, and whether it is the root: units of one shape make the same collectives.
 UnitShape = tuple[tuple[tuple[int, ...], ...], bool]
 #: An operation and the hops that a node makes for it, or the path that they are in time; and those of a further
 #: micro-batch.

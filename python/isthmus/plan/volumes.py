@@ -43,7 +43,7 @@ class Collective:
     ranks: Sequence[int]
     num_elements: int
     element_bytes: int
-    #: Of a gather: whether it is known to bring what the one before it brought.
+    #: Whether a gather is known to bring what the one before it brought.
     is_repeated: bool = False
 
     @property

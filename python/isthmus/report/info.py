@@ -21,7 +21,7 @@ from isthmus import native
 from isthmus.topology.machine import printable
 from isthmus.variables import UnknownVariable, Variable, unknown_variables, variables_set
 
-#: Of the JSON.
+#: The version of the JSON.
 SCHEMA = 1
 
 

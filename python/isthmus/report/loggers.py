@@ -18,7 +18,7 @@ from isthmus.report.statistics import stats
 from isthmus.report.summary import crossing
 
 _PREFIX = "isthmus/"
-#: Of the lines of a file.
+#: The version of the lines of a file.
 SCHEMA = 1
 
 

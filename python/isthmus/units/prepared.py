@@ -27,7 +27,7 @@ class Prepared:
     units: list[Unit] = field(default_factory=list)  # of FSDP
     bucket_group: dist.ProcessGroup | None = None  # of DDP
     bucket_parameters: tuple[Parameter, ...] = ()  # all that DDP reduces
-    # Of reductions so far, by hash: what a checkpoint says of residuals.
+    # The layouts of reductions so far, by hash: what a checkpoint says of residuals.
     layouts: dict[int, Layout] = field(default_factory=dict)
     # DDP: buckets, by name and layout, that occurred in two earlier backward passes or came with a checkpoint.
     settled: set[tuple[str, int]] = field(default_factory=set)

@@ -6,7 +6,7 @@
 namespace isthmus {
 namespace {
 
-// Of rows of packets, and of parts of mapped memory.
+// Rows of packets and parts of mapped memory begin at multiples of this, in bytes.
 constexpr int64_t kAlignment = 256;
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }

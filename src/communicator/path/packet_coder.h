@@ -21,8 +21,8 @@ class PacketCoder {
   PacketContext context_for(const ReductionPlan& plan, PacketUse use, int sender, uint8_t segment = 0) const;
   void count_packets(const Run& run, const ReductionPlan& plan, PacketUse use) const;
 
-  // Of a segment of the pieces, with scratch memory of the run: as encode() of each that is encoded, and the segment of
-  // the shard. After the last segment the step is counted.
+  // Codes a segment of the pieces, and of the shard, with scratch memory of the run: the same as encode() of each.
+  // After the last segment the step is counted.
   void encode_pieces(Run& run, const ReductionPlan& plan, const PieceSet& set, PacketContext context,
                      bool is_last) const;
   void decode_shard(Run& run, const ReductionPlan& plan, const ShardSum& sum, PacketContext context,

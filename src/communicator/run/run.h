@@ -50,7 +50,7 @@ class Run {
   Buffer sum_target(Buffer shard);
   Workspace workspace(int64_t scratch_bytes);
 
-  // Of this collective: added to the statistics when it is done.
+  // What this collective adds to the statistics when it is done.
   CollectiveStats counters;
   CodecCounts codec_counts;
   WeightStats weights;

@@ -37,7 +37,7 @@ void make_residuals(Device& device, const UnitKey& key, ResidualSizes sizes, Uni
       make_residual(device, key, sizes.result_residual_elements, Lane::kDecode);
 }
 
-// Of the unit's key. On a GPU for the next packets of each use.
+// Sets the hash of the unit's key. On a GPU it counts for the next packets of each use.
 void set_hash(Device& device, Unit& unit) {
   unit.hash = unit.key.hash();
   if (unit.contexts != nullptr) {

@@ -23,9 +23,9 @@ class WeightHistory {
   // So many gathers before the next one are not asked for.
   static constexpr int64_t kLag = 2;
 
-  // Of the next gather that is known: bytes of its longest packet, 0 where no shard of the rail had changed.
+  // Adds the next gather that is known: the bytes of its longest packet, 0 where no shard of the rail had changed.
   void add(int64_t longest_packet_bytes);
-  // Of how many gathers, from the first on, the sizes are known.
+  // The number of gathers, from the first on, whose sizes are known.
   int64_t num_known() const { return first_ + static_cast<int64_t>(packets_.size()); }
   // The room for packets in gather `number`, counted from 0: a multiple of 256 bytes, or most_bytes, which no packet
   // exceeds. 0: nothing is expected to have changed. Depends on gathers up to number - kLag alone, which must be known.

@@ -13,7 +13,7 @@ namespace isthmus {
 
 struct WatchedUnit;
 
-// Of one unit: the shards of this rank's rail, by node.
+// The replica of one unit: the shards of this rank's rail, by node.
 struct Replica {
   uint64_t hash = 0;      // of the unit's key
   uint64_t gathers = 0;   // so far; equal on all ranks
@@ -42,7 +42,7 @@ class WeightReplicas {
   // The replica of a unit whose rail has `num_elements` of weights; made, and not valid, when first asked for. Null if
   // it is new and there are max_units already. Throws Error that names unit and bytes if there is no memory for it.
   Replica* find_or_add(const UnitKey& key, int64_t num_elements);
-  // Of the units of that name; nothing if there are none.
+  // Drops the replicas of the units of that name, if there are any.
   void drop(const std::string& name);
   void clear();
 

@@ -195,8 +195,8 @@ WorkPtr CudaSide::submitted() {
   return nullptr;
 }
 
-// What the world backend has just enqueued on the current stream, or lets it wait for. Of an operation that nothing has
-// waited for yet, the next call sees it.
+// What the world backend has just enqueued on the current stream, or lets it wait for. An operation
+// that nothing has waited for yet is seen by the next call.
 void CudaSide::watch_world() {
   const auto found = gpu();
   if (!found) {

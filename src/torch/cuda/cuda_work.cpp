@@ -36,7 +36,7 @@ CudaWork::CudaWork(int rank, const TwoTierCall& call, EventPtr done, CudaPlace p
   }
 }
 
-// Of the streams involved that of the aftermath alone is certain to live as long as the tensors do.
+// Only the stream of the aftermath is certain to live as long as the tensors do.
 CudaWork::~CudaWork() {
   if (held_.empty()) {
     return;

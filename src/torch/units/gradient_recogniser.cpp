@@ -31,7 +31,7 @@ UnitKey make_key(std::string name, const ReductionShape& shape) {
   return key;
 }
 
-// Of that name, or else of the tag's.
+// A unit of that name, or else of the tag's.
 Reduction tagged_unit(const UnitTag& tag, const ReductionShape& shape, const std::string& name = "") {
   UnitKey key = make_key(name.empty() ? tag.name : name, shape);
   key.layout = tag.sections != nullptr ? tag.sections->hash() : tag.layout;
@@ -63,7 +63,7 @@ void ask_python(ReductionCall& call, const at::Tensor& output, const at::Tensor&
   }
 }
 
-// Of another order of elements than is known, a reduction is a unit by itself.
+// A reduction whose elements are in another order than is known is a unit by itself.
 void forget_unfit_sections(UnitKey& key, int num_ranks) {
   const int num_rows = key.collective == Collective::kReduceScatter ? num_ranks : 1;
   if (key.sections != nullptr && num_rows * key.sections->row_elements() != key.num_elements) {

@@ -23,7 +23,7 @@ class Exposure {
     double run_s = 0;
     double wait_s = 0;
   };
-  // Of all calls since the last reset_totals().
+  // The seconds of all calls since the last reset_totals().
   Seconds totals() {
     const std::lock_guard lock(mutex_);
     return totals_;

@@ -74,7 +74,7 @@ TEST_P(ChecksumOfSet, IsTheSumOfItsParts) {
 
 INSTANTIATE_TEST_SUITE_P(Sets, ChecksumOfSet, testing::ValuesIn(kernels::available_instruction_sets()));
 
-// Of what the bytes hold, the kinds that packets have: noise, and many zeros.
+// The bytes hold what packets have: noise, and many zeros.
 class Damage : public testing::TestWithParam<const char*> {
  protected:
   std::vector<uint8_t> bytes() const {

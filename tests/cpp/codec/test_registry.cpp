@@ -27,7 +27,7 @@ using test::World;
 
 constexpr auto kSignId = static_cast<CodecId>(200);
 
-// Of each element its sign, of all of them the mean magnitude; with error feedback. Packet: header, magnitude, bits.
+// Sends each element's sign, and the mean magnitude of all; with error feedback. Packet: header, magnitude, bits.
 class SignCodec final : public Codec {
  public:
   explicit SignCodec(const Options& options) : keeps_residual_(options.error_feedback != "off") {}

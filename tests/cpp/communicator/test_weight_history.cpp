@@ -110,7 +110,7 @@ TEST(WeightHistory, LearnsEvaluationsBetweenSteps) {
   EXPECT_EQ(rail.in_vain, 0);
 }
 
-// Of ever other lengths: an overflow, at most, where training goes on.
+// Their lengths ever differ: an overflow, at most, where training goes on.
 TEST(WeightHistory, EvaluationsOfAnyLengthCostAnOverflowEach) {
   Rail rail;
   rail.go_through(kStep, 10);

@@ -67,7 +67,7 @@ class Translate {
     all(job.received, job.shard, job.replica, job.places, job.bad_blocks, job.parts, job.state);
   }
 
-  // Of one codec alone.
+  // Parts that one codec alone has.
   void own(EncodeJobBase& /*job*/) const {}
   void own(DecodeJobBase& /*job*/) const {}
   void own(WeightEncodeJob& /*job*/) const {}
@@ -88,7 +88,7 @@ MemoryUse writes_parts(const kernels::ChecksumParts& parts, int64_t num_packets 
   return writes(parts.words, 8 * kernels::ChecksumParts::num_words(num_packets));
 }
 
-// Of one piece.
+// What the encoding of one piece reads and writes.
 void add_uses(const EncodeJobBase& job, std::vector<MemoryUse>& uses) {
   uses.push_back(reads(job.context, job.context == nullptr ? 0 : sizeof(*job.context)));
   uses.push_back(reads(job.piece));

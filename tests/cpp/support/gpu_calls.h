@@ -46,7 +46,7 @@ inline void expect_equal_units_of_stats(const Stats& gpu, const Stats& cpu) {
   }
 }
 
-// Of everything that a step leaves behind.
+// Compares everything that a step leaves behind.
 inline void expect_equal_stats(Communicator& on_gpu, Communicator& on_cpu) {
   const Stats gpu = on_gpu.stats();
   const Stats cpu = on_cpu.stats();

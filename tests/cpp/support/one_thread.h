@@ -59,7 +59,7 @@ class OneThread {
   static Word fetch_or(Word& word, Word operand) {
     return std::exchange(word, word | operand);
   }
-  // Of what several streams count in, too.
+  // Several streams may count in the same word.
   template <typename Word>
   static Word fetch_add(Word& word, Word operand) {
     return std::atomic_ref(word).fetch_add(operand, std::memory_order_relaxed);

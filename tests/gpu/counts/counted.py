@@ -16,8 +16,8 @@ VALUE_BYTES = 2  # bfloat16
 MACHINES = ("2x3", "3x2")
 
 MIB = 1 << 20
-#: Of a channel to one peer: 4 MiB for protocol Simple, .5 for LL and 4.7 for LL128 in pages of 2 MiB, and 2 MiB for the
-#: other direction, as NCCL allocated it in https://github.com/NVIDIA/nccl/issues/1685.
+#: The buffers of a channel to one peer: 4 MiB for protocol Simple, .5 for LL and 4.7 for LL128 in pages of 2 MiB, and
+#: 2 MiB for the other direction, as NCCL allocated it in https://github.com/NVIDIA/nccl/issues/1685.
 CHANNEL_BYTES = 12 * MIB
 #: Channels where nothing bounds them, on an H100: https://github.com/NVIDIA/nccl/issues/1685 has 32.
 MOST_CHANNELS = 32

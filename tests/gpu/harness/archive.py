@@ -6,7 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
-#: Of each log the beginning and the end are kept, this much of each.
+#: The beginning and the end of each log are kept, this much of each.
 KEPT_BYTES = 1 << 20
 
 

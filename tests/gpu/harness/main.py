@@ -20,7 +20,7 @@ from gpu.harness.steps import Outcome, Step, Verdict
 
 NO_GPU = 77
 DEFAULT_ARCHITECTURE = "90"
-#: Of all the time: for ending a program that hangs, and for the last report.
+#: What is left of all the time for ending a program that hangs, and for the last report.
 RESERVE_S = GRACE_S + 3
 TIME_WAS_UP = "time was up"
 FAKE_GPU = {"name": "fake GPU", "capability": "9.0"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: Of all ranks.
+#: What all ranks take together.
 ENVIRONMENT = {
     "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_NET": "Socket",

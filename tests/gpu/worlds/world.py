@@ -17,7 +17,7 @@ import torch.distributed as dist
 from gpu.harness.records import FAILED, OK, Check
 from support.limits import scaled
 
-#: Of collectives. Ranks that wait for one that failed end by it.
+#: The timeout of collectives. Ranks that wait for one that failed end by it.
 GROUP_TIMEOUT = timedelta(seconds=scaled(40))
 #: For the other ranks' results of a check: they may still be compiling, or waiting for a collective.
 RESULT_TIMEOUT = timedelta(seconds=scaled(100))

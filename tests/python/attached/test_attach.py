@@ -155,7 +155,7 @@ def shards_across_nodes(backend: str) -> nn.Module:
 
 
 def tensor_parallel(backend: str) -> nn.Module:
-    """Weights of blocks are split along "tp". Of the last layer the bias is not, which is beside what is."""
+    """Weights of blocks are split along "tp". The bias of the last layer, which stands beside them, is not."""
     data = of_this_rank(backend, [[0, 2], [1, 3]])
     splits = of_this_rank("gloo", [[0, 1], [2, 3]])
     ranks = torch.arange(4).view(2, 2)

@@ -115,7 +115,7 @@ def test_tiny_sweep_is_verified(tmp_path):
     assert large["all_reduce", "tagc"]["error"] > 0.1
     assert all(rank["calls"]["compressed"] == 1 for rank in large["all_reduce", "tagc"]["isthmus"])
     assert large["all_reduce", "flat-tagc"]["error"] == 0
-    # Of two nodes' sums, which are alike in size, one crosses.
+    # One of two nodes' sums, which are alike in size, crosses.
     assert large["reduce_scatter", "quant"]["error"] == pytest.approx((0.0115 / 2) ** 0.5, rel=0.05)
     assert "#wrong in all: 0" in out
 

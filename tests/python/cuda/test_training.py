@@ -26,7 +26,7 @@ table = Table()
 
 
 def mesh(*shape: int) -> DeviceMesh:
-    """Of the device that models are made on."""
+    """A mesh on the device that models are made on."""
     names = ("replicate", "shard")[-len(shape) :]
     return init_device_mesh(torch.get_default_device().type, shape, mesh_dim_names=names)
 

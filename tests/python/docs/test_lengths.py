@@ -1,8 +1,9 @@
-"""Files of code are shorter than CONTRIBUTING.md says, or stand on a list."""
+"""Files of code are shorter than CONTRIBUTING.md says, or stand on a list. Their comments name their subject."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from python.docs import test_paths
@@ -19,11 +20,22 @@ LONGER = {
     "tests/python/units/test_weights.py",
     "tests/support/families.py",
 }
+BEGINS_WITHOUT_SUBJECT = re.compile(r'(// |# |#: |"""|\. |^)(Of|What of) [a-z]', re.MULTILINE)
+
+
+def files_of_code() -> list[Path]:
+    files = [Path(folder) / name for top in FOLDERS for folder, _, names in os.walk(ROOT / top) for name in names]
+    return [file for file in files if file.suffix in SUFFIXES]
+
+
+def test_no_comment_begins_with_of() -> None:
+    texts = {file: file.read_text() for file in files_of_code()}
+    found = [f"{file}: {match[0]}" for file, text in texts.items() for match in BEGINS_WITHOUT_SUBJECT.finditer(text)]
+    assert not found
 
 
 def test_files_of_code_are_short_but_for_those_on_the_list() -> None:
-    files = [Path(folder) / name for top in FOLDERS for folder, _, names in os.walk(ROOT / top) for name in names]
-    code = [file for file in files if file.suffix in SUFFIXES]
+    code = files_of_code()
     assert all(any(file.is_relative_to(ROOT / top) for file in code) for top in FOLDERS)
     longer = {str(file.relative_to(ROOT)) for file in code if len(file.read_text().splitlines()) >= LIMIT}
     assert longer == LONGER

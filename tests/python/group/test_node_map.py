@@ -21,7 +21,7 @@ from isthmus.topology.node_map import FABRIC, MACHINE, OPTION, Nodes, Surroundin
 
 
 def claims(*nodes: str | None, launcher: str = "torchrun") -> list[Claim | None]:
-    """Of the ranks of a world, by their nodes."""
+    """The claims of the ranks of a world, by their nodes."""
     return [Claim(launcher, rank, len(nodes), node, nodes.count(node)) for rank, node in enumerate(nodes)]
 
 

@@ -11,7 +11,7 @@ from isthmus.plan.assumptions import codec_speeds
 from isthmus.plan.packets import WireOptions, piece_bytes, segments_of
 
 packet_bytes = _native.load().packet_bytes
-# Of a piece: around groups, blocks and their multiples, and none divisible.
+# Elements of a piece: around groups, blocks and their multiples, and none divisible.
 PIECES = (1, 127, 128, 129, 511, 512, 513, 1023, 1024, 1025, 4096, 4097, 30_001)
 SETTINGS = {
     "none": [{}, {"segments": 3}],

@@ -27,7 +27,7 @@ table = Table()
 
 
 def residuals(process_group: dist.ProcessGroup, name: str) -> list[torch.Tensor]:
-    """Of the units of the model that was prepared under a name."""
+    """The residuals of the model that was prepared under a name."""
     states = isthmus.backends.backend_of(process_group).unit_states()
     found = [state["residual"] for state in states if state["name"].startswith(f"{name}/")]
     assert len(found) == 3 and all(residual.any() for residual in found)

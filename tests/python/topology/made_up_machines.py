@@ -178,7 +178,7 @@ class MadeUpGpu:
     bus_id: str
     name: str = "NVIDIA A100-SXM4-80GB"
     mig: int | None = 0
-    #: Of each link: peer ("gpu", "switch", "cpu"), bus id.
+    #: Each link's peer ("gpu", "switch", "cpu"), bus id.
     nvlinks: list[tuple[str, str]] = field(default_factory=list)
     nvlink_mbyte_s: int | None = 25_000
     nvlink_version: int | None = 3

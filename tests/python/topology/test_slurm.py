@@ -45,7 +45,7 @@ def assert_reduced(reports: list[dict[str, Any]], node_map: str, source: str) ->
     assert {report["node_map"] for report in reports} == {node_map}
     assert {report["source"] for report in reports} == {f"{source}, {MACHINE}"}
     assert all(report["is_right"] for report in reports)
-    # Of what a rank holds of its node's sum, the half that the other node owns goes there: a header, and float32.
+    # A rank sends the half of its part of the node's sum that the other node owns: a header, and float32.
     assert {report["between_nodes_bytes"] for report in reports} == {48 + 4 * 50_000}
 
 

@@ -1,6 +1,7 @@
 // Whole collectives with codec quant as docs/algorithms.md, docs/quant.md and docs/packet_format.md describe them,
-// written for reading: all ranks in one place, one value after the other. Of the library it takes element types and the
-// hash of a unit's key; segments, owners, places, seeds, order of sums and scaling are derived anew.
+// written for reading: all ranks in one place, one value after the other. It takes element types and
+// the hash of a unit's key from the library; segments, owners, places, seeds, order of sums and scaling are derived
+// anew.
 #pragma once
 
 #include <algorithm>

@@ -160,7 +160,7 @@ TEST(QuantDevice, DifficultDataIsThatOfTheCpu) {
   }
 }
 
-// Of a group, of the exact tail; of both signs, with other bits than the quiet NaN of a processor.
+// In a group and in the exact tail; of both signs, with other bits than the quiet NaN of a processor.
 TEST(QuantDevice, NanAndInfStayInTheirGroup) {
   for (const bool feedback : {true, false}) {
     for (const DataType dtype : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
