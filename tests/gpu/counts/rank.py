@@ -18,7 +18,7 @@ from support import fake_gpu, ranks
 
 #: Elements of a rank's shard, in bfloat16: enough that headers do not count, and one segment.
 SHARD_ELEMENTS = 1 << 16
-#: Elements of a rank's shard where the host's time is taken: what the device does is left out, but takes the time of the test.
+#: Elements of a rank's shard where the host's time is taken: what the device does is left out, but takes time, too.
 TINY_SHARD_ELEMENTS = 1 << 9
 CALLS = 60
 #: Reductions before what is counted.
