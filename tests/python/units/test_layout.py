@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives  # defines torch.ops.fsdp.chunk_cat
 
 from isthmus.units.layout import Layout, Parameter, clean_name, concatenated, rows
-from isthmus.units.prepare import matches
+from isthmus.units.prepared import matches
 
 assert _fsdp_collectives
 
