@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "codec/quant/host.h"
+#include "kernels/quant/layout.h"
 #include "packets.h"
 
 using namespace isthmus;
