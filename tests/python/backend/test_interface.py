@@ -287,7 +287,8 @@ def callbacks_end_when_their_group_is_aborted() -> None:
     dist.barrier()
     backend_of(other).abort()
     if dist.get_rank():
-        with pytest.raises(RuntimeError, match="abort"):
+        # This rank's own abort, or that of a rank which closed its connections a moment earlier.
+        with pytest.raises(RuntimeError, match="abort|phase inter all-gather"):
             future.wait()
     backend_of(group).shutdown()
 
