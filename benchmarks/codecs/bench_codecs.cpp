@@ -216,7 +216,7 @@ struct Coder {
     return counts.kept_elements > 0 && error <= most_error * energy;
   }
 
-  std::unique_ptr<Codec> codec;
+  std::unique_ptr<HostCodec> codec;
   double most_error;
   AlignedFloats& piece;
   AlignedFloats residual;

@@ -30,21 +30,26 @@ struct PacketContext {
 
 // One segment of the pieces of a reduction, which become packets for other nodes.
 struct PieceSet {
-  ConstBuffer pieces;  // whole, by node
-  Buffer residuals;    // whole, of the nodes whose pieces are encoded, by node; empty without error feedback
-  Buffer packets;      // by node
+  ConstBuffer pieces = {};  // whole, by node
+  Buffer residuals = {};    // whole, of the nodes whose pieces are encoded, by node; empty without error feedback
+  Buffer packets = {};      // by node
   int num_nodes = 1;
-  int left_out = 0;   // the node whose piece is not encoded: this one's, which crosses no link
+  int left_out = 1;   // the node whose piece is not encoded: this one's, which crosses no link; num_nodes: none
   int64_t begin = 0;  // of the segment, in elements of a piece
   int64_t num_elements = 0;
 
-  int num_encoded() const { return num_nodes - 1; }
+  // One piece that is encoded whole.
+  static PieceSet of_one(ConstBuffer piece, Buffer residual, Buffer packet) {
+    return {.pieces = piece, .residuals = residual, .packets = packet, .num_elements = piece.num_elements};
+  }
+
+  int num_encoded() const { return left_out < num_nodes ? num_nodes - 1 : num_nodes; }
   int encoded_node(int i) const { return i < left_out ? i : i + 1; }  // the i-th that is encoded
   int64_t piece_elements() const { return pieces.num_elements / num_nodes; }
   int64_t packet_bytes() const { return packets.num_elements / num_nodes; }
   // What belongs to the i-th piece that is encoded.
   ConstBuffer piece(int i) const { return part_of(pieces, encoded_node(i)); }
-  Buffer residual(int i) const { return residuals.num_elements == 0 ? Buffer{} : part_of(residuals, i); }
+  Buffer residual(int i) const { return residuals.num_elements == 0 ? residuals : part_of(residuals, i); }
   Buffer packet(int i) const { return packets.part(encoded_node(i), packet_bytes()); }
 
  private:
@@ -97,48 +102,55 @@ class Codec {
   // The size of the packet of a piece of `num_elements`; equal on all ranks with equal options. A multiple of 8.
   virtual int64_t packet_bytes(int64_t num_elements) const = 0;
 
-  // Whether encode() uses a residual (error feedback).
+  // Whether encoding uses a residual (error feedback).
   virtual bool keeps_residual() const = 0;
 
-  // Bytes of scratch memory for encode() of a piece, and for decode_sum() and decode_each() of so many packets.
-  virtual int64_t encode_scratch_bytes(int64_t /*num_elements*/) const { return 0; }
-  virtual int64_t decode_scratch_bytes(int64_t /*num_elements*/, int /*num_packets*/) const { return 0; }
-  virtual int64_t decode_each_scratch_bytes(int64_t /*num_elements*/, int /*num_packets*/) const { return 0; }
-  // The same for encode_pieces() and decode_shard(), which look at sizes and types alone.
-  virtual int64_t encode_pieces_scratch_bytes(const PieceSet& set) const;
-  virtual int64_t decode_shard_scratch_bytes(const ShardSum& sum) const;
+  // Bytes of scratch memory for the calls below. They look at sizes and types alone.
+  virtual int64_t encode_scratch_bytes(const PieceSet& set) const = 0;
+  virtual int64_t decode_scratch_bytes(const ShardSum& sum) const = 0;
+  virtual int64_t decode_each_scratch_bytes(int64_t num_elements, int num_packets) const = 0;
 
-  // Encodes `piece` (float32; float64 only with codec `none`; see also Device::piece_dtype) into `packet`
-  // (packet_bytes, 64-byte aligned). residual: float32, as many elements as the piece, updated in place; empty if
-  // !keeps_residual(). After the call: decoded packet + new residual = piece + old residual, in the sense of
-  // docs/tagc.md. Blocks with NaN or Inf: the decoded packet is NaN at those elements, the block's residual stays as it
-  // was.
+  // Encodes each piece that is not left out (float32; float64 only with codec `none`; see also Device::piece_dtype)
+  // into its packet (packet_bytes, 64-byte aligned). residuals: float32, updated in place; empty if !keeps_residual().
+  // After the call: decoded packet + new residual = piece + old residual, in the sense of docs/tagc.md. Blocks with NaN
+  // or Inf: the decoded packet is NaN at those elements, the block's residual stays as it was.
+  virtual CodecCounts encode_pieces(const PieceSet& set, PacketContext context, Workspace workspace) = 0;
+
+  // Writes the segment of the shard. The context's sender is 0. Throws PacketError, naming both sides, if a header does
+  // not match `context` and the settings, or if a packet does not decode; the shard is then unspecified. Codecs of a
+  // GPU report it to their Device.
+  virtual CodecCounts decode_shard(const ShardSum& sum, PacketContext context, Workspace workspace) = 0;
+
+  // Packet i replaces the i-th of num_packets equal parts of `out`, as if it were added to zeros. Fails likewise.
+  virtual CodecCounts decode_each(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
+                                  Workspace workspace) = 0;
+};
+
+// A codec of the CPU, which takes pieces and packets one after the other.
+class HostCodec : public Codec {
+ public:
+  int64_t encode_scratch_bytes(const PieceSet& /*set*/) const final { return 0; }
+  int64_t decode_scratch_bytes(const ShardSum& sum) const final;
+  int64_t decode_each_scratch_bytes(int64_t /*num_elements*/, int /*num_packets*/) const final { return 0; }
+  CodecCounts encode_pieces(const PieceSet& set, PacketContext context, Workspace workspace) final;
+  CodecCounts decode_shard(const ShardSum& sum, PacketContext context, Workspace workspace) final;
+  CodecCounts decode_each(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
+                          Workspace workspace) final;
+
+  // As encode_pieces(), of one piece.
   virtual CodecCounts encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context,
                              Workspace workspace) = 0;
 
-  // As encode() of each piece that is not left out. A codec of a GPU overrides it, and encodes all at once.
-  virtual CodecCounts encode_pieces(const PieceSet& set, PacketContext context, Workspace workspace);
-
-  // out += decoded packet, for each of `num_packets` packets that lie one after another, in that order.
-  // out: float32 (or as the piece). Throws PacketError, naming both sides, if a header does not match `context` and the
-  // settings, or if a packet does not decode; `out` is then unspecified. Codecs of a GPU report it to their Device.
+  // out += decoded packet, for each of `num_packets` packets that lie one after another, in that order. out: float32
+  // (or as the piece). Fails as decode_shard() does.
   virtual CodecCounts decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
                                  Workspace workspace) = 0;
-
-  // Packet i replaces the i-th of num_packets equal parts of `out`, as decode_sum() of it into zeros would. The CPU
-  // does just that.
-  virtual CodecCounts decode_each(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
-                                  Workspace workspace);
-
-  // Writes the segment of the shard, and fails as decode_sum() does. The context's sender is 0. A codec of a GPU
-  // overrides it.
-  virtual CodecCounts decode_shard(const ShardSum& sum, PacketContext context, Workspace workspace);
 };
 
 // The codec that `options` name, for the CPU. wire_dtype: the type of the tensor that is reduced, in which codec `none`
 // sends values. ranks_per_node: how many values one piece element sums (codec `none` with float16 divides by it, so
 // that no partial sum overflows). Throws OptionError for an unknown name.
-std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
-                                  int ranks_per_node);
+std::unique_ptr<HostCodec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
+                                      int ranks_per_node);
 
 }  // namespace isthmus

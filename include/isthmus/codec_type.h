@@ -44,7 +44,7 @@ struct CodecType {
 
   // As make_codec() and Device::make_codec(). make_on_device: null where there is none for devices. The codec refers to
   // the device.
-  std::unique_ptr<Codec> (*make_on_host)(const Options&, DataType wire_dtype, int ranks_per_node) = nullptr;
+  std::unique_ptr<HostCodec> (*make_on_host)(const Options&, DataType wire_dtype, int ranks_per_node) = nullptr;
   std::unique_ptr<Codec> (*make_on_device)(const Options&, DataType wire_dtype, int ranks_per_node,
                                            Device& device) = nullptr;
 

@@ -29,9 +29,9 @@ using EventPtr = std::shared_ptr<Event>;
 // Memory of a device; freed with the last owner, and not before all work that was enqueued until then is done with it.
 using DeviceMemory = std::shared_ptr<void>;
 
-// Counts of a device's codecs, which encode() and decode_sum() cannot return.
+// Counts of a device's codecs, which encodings and decodings cannot return.
 struct DeviceCodecCounts {
-  CodecCounts codec;             // without encoded_elements, which encode() knows
+  CodecCounts codec;             // without encoded_elements, which encodings know
   int64_t skipped_elements = 0;  // kept in steps that were thrown away
 };
 
@@ -106,8 +106,8 @@ class Device {
   virtual void set_context(DeviceContext* context, PacketContext value, Stream stream) = 0;
   virtual void next_step(DeviceContext* context, Stream stream) = 0;
 
-  // Counts of its codecs since the last reset, as far as they are known by now; on the CPU encode() and decode_sum()
-  // return them.
+  // Counts of its codecs since the last reset, as far as they are known by now; on the CPU encodings and
+  // decodings return them.
   virtual DeviceCodecCounts codec_counts() = 0;
   virtual void reset_codec_counts() = 0;
   // The end of a step. If its result was thrown away, the elements that codecs sent in it are counted as skipped.

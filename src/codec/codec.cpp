@@ -21,8 +21,8 @@ PacketContext PacketContext::of_packet(int p) const {
   return context;
 }
 
-CodecCounts Codec::decode_each(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
-                               Workspace workspace) {
+CodecCounts HostCodec::decode_each(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
+                                   Workspace workspace) {
   CodecCounts counts;
   for (int packet = 0; packet < num_packets; ++packet) {
     const Buffer part = out.part(packet, out.num_elements / num_packets);
@@ -33,9 +33,7 @@ CodecCounts Codec::decode_each(ConstBuffer packets, int num_packets, Buffer out,
   return counts;
 }
 
-int64_t Codec::encode_pieces_scratch_bytes(const PieceSet& set) const { return encode_scratch_bytes(set.num_elements); }
-
-CodecCounts Codec::encode_pieces(const PieceSet& set, PacketContext context, Workspace workspace) {
+CodecCounts HostCodec::encode_pieces(const PieceSet& set, PacketContext context, Workspace workspace) {
   CodecCounts counts;
   for (int i = 0; i < set.num_encoded(); ++i) {
     counts += encode(set.piece(i), set.residual(i), set.packet(i), context, workspace);
@@ -44,12 +42,12 @@ CodecCounts Codec::encode_pieces(const PieceSet& set, PacketContext context, Wor
 }
 
 // The memory for the sum, where that cannot be the shard's.
-int64_t Codec::decode_shard_scratch_bytes(const ShardSum& sum) const {
+int64_t HostCodec::decode_scratch_bytes(const ShardSum& sum) const {
   const DataType sum_dtype = accumulate_dtype(sum.shard.dtype);
   return sum_dtype == sum.shard.dtype ? 0 : sum.shard.num_elements * element_bytes(sum_dtype);
 }
 
-CodecCounts Codec::decode_shard(const ShardSum& sum, PacketContext context, Workspace workspace) {
+CodecCounts HostCodec::decode_shard(const ShardSum& sum, PacketContext context, Workspace workspace) {
   const DataType sum_dtype = accumulate_dtype(sum.shard.dtype);
   const Buffer total =
       sum_dtype == sum.shard.dtype ? sum.shard : Buffer{workspace.scratch.data, sum.shard.num_elements, sum_dtype};
@@ -67,8 +65,8 @@ CodecCounts Codec::decode_shard(const ShardSum& sum, PacketContext context, Work
   return counts;
 }
 
-std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
-                                  int ranks_per_node) {
+std::unique_ptr<HostCodec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
+                                      int ranks_per_node) {
   return find_codec(name).make_on_host(options, wire_dtype, ranks_per_node);
 }
 

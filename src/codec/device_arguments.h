@@ -11,8 +11,8 @@
 
 namespace isthmus {
 
-// The arguments of Codec::encode(), or of encode_pieces(): then piece, residual and packet are those of the first
-// place, and their likes lie `steps` apart. The job holds the packet's header; where there is context.on_device, it
+// The arguments of Codec::encode_pieces(): piece, residual and packet are those of the first place, and their likes lie
+// `steps` apart. The job holds the packet's header; where there is context.on_device, it
 // reads unit and step there when it runs.
 struct DeviceEncode {
   ConstBuffer piece;
@@ -26,14 +26,14 @@ struct DeviceEncode {
   kernels::PieceSteps steps = {};
 };
 
-// The arguments of a decoding that only decode_shard() has.
+// The arguments of a decoding that decode_shard() has and decode_each() has not.
 struct DeviceShard {
   ConstBuffer own;
   int64_t own_place = 0;  // as in kernels::DecodeJobBase
   double scale = 1;
 };
 
-// The arguments of Codec::decode_sum(), of decode_each(), or of decode_shard().
+// The arguments of Codec::decode_each(), or of decode_shard(). Without either a packet is added to `out`.
 struct DeviceDecode {
   ConstBuffer packets;
   int64_t num_packets = 1;

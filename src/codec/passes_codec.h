@@ -1,7 +1,7 @@
 // A codec of a device: a JobMaker makes its jobs, and a launcher runs them.
 //
 // It takes scratch memory from its Workspace, and keeps no state: so several jobs of one codec may be under way, each
-// in scratch memory of its own. encode() returns what the host can count; the device adds the rest to its counts.
+// in scratch memory of its own. Encodings return what the host can count; the device adds the rest to its counts.
 // Decodings return at once and throw no PacketError: faults of packets are written to the device's fault
 // (throw_if_reported()).
 #pragma once
@@ -28,7 +28,7 @@ concept JobMaker = requires(const Maker& maker, int64_t num_elements, const Deco
   { maker.decode_scratch_bytes(size) } -> std::same_as<int64_t>;
   { maker.encode_job(encode) } -> std::convertible_to<kernels::Job>;  // both throw Error for wrong types and sizes
   { maker.decode_job(decode) } -> std::convertible_to<kernels::Job>;
-  { maker.known_counts(num_elements) } -> std::same_as<CodecCounts>;  // of encode(), without an answer of the device
+  { maker.known_counts(num_elements) } -> std::same_as<CodecCounts>;  // of an encoding, without an answer of the device
 };
 
 template <JobMaker Maker>
@@ -39,29 +39,14 @@ class PassesCodec final : public Codec {
   const char* name() const override { return Maker::kName; }
   int64_t packet_bytes(int64_t num_elements) const override { return maker_.packet_bytes(num_elements); }
   bool keeps_residual() const override { return maker_.keeps_residual(); }
-  int64_t encode_scratch_bytes(int64_t num_elements) const override {
-    return maker_.encode_scratch_bytes(num_elements);
+  int64_t encode_scratch_bytes(const PieceSet& set) const override {
+    return set.num_encoded() * scratch_bytes_of_piece(set.num_elements);
   }
-  int64_t decode_scratch_bytes(int64_t num_elements, int num_packets) const override {
-    return maker_.decode_scratch_bytes({num_elements, num_packets, /*to_places=*/false});
+  int64_t decode_scratch_bytes(const ShardSum& sum) const override {
+    return maker_.decode_scratch_bytes(size_of(decode_of(sum, {}, {}), name()));
   }
   int64_t decode_each_scratch_bytes(int64_t num_elements, int num_packets) const override {
     return maker_.decode_scratch_bytes({num_elements, num_packets, /*to_places=*/true});
-  }
-
-  int64_t encode_pieces_scratch_bytes(const PieceSet& set) const override {
-    return set.num_encoded() * scratch_bytes_of_piece(set.num_elements);
-  }
-  int64_t decode_shard_scratch_bytes(const ShardSum& sum) const override {
-    return maker_.decode_scratch_bytes(size_of(decode_of(sum, {}, {}), name()));
-  }
-
-  CodecCounts encode(ConstBuffer piece, Buffer residual, Buffer packet, PacketContext context,
-                     Workspace workspace) override {
-    check_on_device(context);
-    device_.launcher.run(maker_.encode_job({piece, residual, packet, context, device_.counts, workspace.scratch}),
-                         workspace.stream);
-    return maker_.known_counts(piece.num_elements);
   }
 
   CodecCounts encode_pieces(const PieceSet& set, PacketContext context, Workspace workspace) override {
@@ -70,7 +55,7 @@ class PassesCodec final : public Codec {
       return {};
     }
     check_on_device(context);
-    ISTHMUS_CHECK(Error, workspace.scratch.bytes() >= encode_pieces_scratch_bytes(set), "codec ", name(),
+    ISTHMUS_CHECK(Error, workspace.scratch.bytes() >= encode_scratch_bytes(set), "codec ", name(),
                   ": scratch memory of ", workspace.scratch.bytes(), " bytes for ", num_pieces, " pieces");
     const ConstBuffer first_piece = set.pieces.slice(set.begin, set.num_elements);
     const Buffer first_packet = set.packets.part(0, set.packet_bytes());
@@ -95,23 +80,14 @@ class PassesCodec final : public Codec {
     return counts;
   }
 
-  CodecCounts decode_sum(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
-                         Workspace workspace) override {
-    if (num_packets > 0) {
-      decode(packets, num_packets, out, /*to_places=*/false, context, workspace);
-    }
-    return {};
-  }
-
   CodecCounts decode_each(ConstBuffer packets, int num_packets, Buffer out, PacketContext context,
                           Workspace workspace) override {
-    decode(packets, num_packets, out, /*to_places=*/true, context, workspace);
+    run({packets, num_packets, out, /*to_places=*/true, context, device_.fault, workspace.scratch}, workspace.stream);
     return {};
   }
 
   CodecCounts decode_shard(const ShardSum& sum, PacketContext context, Workspace workspace) override {
-    check_on_device(context);
-    device_.launcher.run(maker_.decode_job(decode_of(sum, context, workspace.scratch)), workspace.stream);
+    run(decode_of(sum, context, workspace.scratch), workspace.stream);
     return {};
   }
 
@@ -140,12 +116,9 @@ class PassesCodec final : public Codec {
                   " of a device reads unit and step from its memory");
   }
 
-  void decode(ConstBuffer packets, int num_packets, Buffer out, bool to_places, PacketContext context,
-              Workspace workspace) {
-    check_on_device(context);
-    device_.launcher.run(
-        maker_.decode_job({packets, num_packets, out, to_places, context, device_.fault, workspace.scratch}),
-        workspace.stream);
+  void run(const DeviceDecode& decode, Stream stream) {
+    check_on_device(decode.context);
+    device_.launcher.run(maker_.decode_job(decode), stream);
   }
 
   const Maker maker_;

@@ -24,7 +24,7 @@ struct NoneSettings {
 // their checksum. Values are rounded once, to nearest even. float16 values are divided by the lowest power of two that
 // is not below ranks_per_node, and multiplied by it after decoding, so that a sum of ranks_per_node float16 values
 // cannot overflow.
-class NoneCodec final : public Codec {
+class NoneCodec final : public HostCodec {
  public:
   // As NoneSettings.
   NoneCodec(DataType wire_dtype, int ranks_per_node) : settings_(wire_dtype, ranks_per_node) {}

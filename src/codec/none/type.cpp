@@ -7,7 +7,7 @@
 namespace isthmus {
 namespace {
 
-std::unique_ptr<Codec> make_on_host(const Options& /*options*/, DataType wire_dtype, int ranks_per_node) {
+std::unique_ptr<HostCodec> make_on_host(const Options& /*options*/, DataType wire_dtype, int ranks_per_node) {
   return std::make_unique<NoneCodec>(wire_dtype, ranks_per_node);
 }
 

@@ -8,7 +8,7 @@
 namespace isthmus {
 
 // Error feedback is optional. A group with NaN or Inf decodes to NaN; the last elements, fewer than a group, are exact.
-class QuantCodec final : public Codec {
+class QuantCodec final : public HostCodec {
  public:
   // Uses bits and error_feedback. Throws OptionError if one of them is out of its range.
   explicit QuantCodec(const Options& options);

@@ -25,7 +25,7 @@ std::vector<CodecOption> options() {
   };
 }
 
-std::unique_ptr<Codec> make_on_host(const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/) {
+std::unique_ptr<HostCodec> make_on_host(const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/) {
   return std::make_unique<QuantCodec>(options);
 }
 

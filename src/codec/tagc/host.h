@@ -12,7 +12,7 @@ namespace isthmus {
 // A packet holds the support of one node, so nothing is ever merged in it: its sketch cells combine by XOR of bit
 // patterns, which is exact. The sender keeps back in its residual what the receiver could not peel, and what rounding
 // to a shorter type of cells loses.
-class TagcCodec final : public Codec {
+class TagcCodec final : public HostCodec {
  public:
   // Uses ratio, sparsity and cell_type. Throws OptionError if one of them is out of its range, or if error_feedback is
   // off.

@@ -25,10 +25,10 @@ void PacketCoder::encode_pieces(Run& run, const ReductionPlan& plan, const Piece
   Codec& codec = *plan.codec;
   if (set.num_encoded() > 0 && !plan.drains && !plan.measures) {
     context.counted = is_last ? context_on_device(plan, PacketUse::kPiece) : nullptr;
-    run.codec_counts += codec.encode_pieces(set, context, run.workspace(codec.encode_pieces_scratch_bytes(set)));
+    run.codec_counts += codec.encode_pieces(set, context, run.workspace(codec.encode_scratch_bytes(set)));
     return;
   }
-  const Workspace workspace = run.workspace(codec.encode_scratch_bytes(set.num_elements));
+  const Workspace workspace = run.workspace(codec.encode_scratch_bytes({.num_elements = set.num_elements}));
   for (int i = 0; i < set.num_encoded(); ++i) {
     encode(run, plan, codec, set.piece(i), set.residual(i), set.packet(i), context, workspace);
   }
@@ -41,7 +41,7 @@ void PacketCoder::decode_shard(Run& run, const ReductionPlan& plan, const ShardS
                                bool is_last) const {
   if (sum.num_packets() > 0) {
     context.counted = is_last ? context_on_device(plan, PacketUse::kArrivedPiece) : nullptr;
-    const Workspace workspace = run.workspace(plan.codec->decode_shard_scratch_bytes(sum));
+    const Workspace workspace = run.workspace(plan.codec->decode_scratch_bytes(sum));
     run.codec_counts += plan.codec->decode_shard(sum, context, workspace);
     return;
   }
@@ -62,7 +62,7 @@ void PacketCoder::encode(Run& run, const ReductionPlan& plan, Codec& codec, Cons
     values = given;
     residual = {};
   }
-  run.codec_counts += codec.encode(values, residual, packet, context, workspace);
+  run.codec_counts += codec.encode_pieces(PieceSet::of_one(values, residual, packet), context, workspace);
   if (plan.measures) {
     measure_error(run, plan, codec, given, packet, context);
   }

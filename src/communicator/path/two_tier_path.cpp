@@ -177,7 +177,7 @@ Buffer TwoTierPath::encode_result(Run& run, const ReductionPlan& plan, ConstBuff
   Codec& codec = *plan.result_codec;
   const Buffer packet = run.take(codec.packet_bytes(result.num_elements), DataType::kByte);
   const Buffer residual = plan.has_residual() ? plan.unit->result_residual : Buffer{};
-  const Workspace workspace = run.workspace(codec.encode_scratch_bytes(result.num_elements));
+  const Workspace workspace = run.workspace(codec.encode_scratch_bytes({.num_elements = result.num_elements}));
   const PacketContext context = coder_.context_for(plan, PacketUse::kResult, tiers_.node());
   coder_.encode(run, plan, codec, result, residual, packet, context, workspace);
   coder_.count_packets(run, plan, PacketUse::kResult);

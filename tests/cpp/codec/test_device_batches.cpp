@@ -96,7 +96,7 @@ class BatchTest {
         set_of(cpu_takes_type ? pieces_.view() : widened.view(), expected_residuals.buffer(), expected.buffer()),
         {.unit_hash = kUnitHash, .step = kStep, .segment = 3, .sender = sender()}, {});
     const PieceSet set = set_of(pieces_.view(), given_residuals.buffer(), packets.buffer());
-    Memory scratch(device_->encode_pieces_scratch_bytes(set));
+    Memory scratch(device_->encode_scratch_bytes(set));
     const CodecCounts device_counts = device_->encode_pieces(set, on_device(sender()), {{}, scratch.buffer()});
     EXPECT_TRUE(packets.ends_intact() && scratch.ends_intact()) << batch_;
     EXPECT_TRUE(packets.copy() == expected.copy()) << batch_;
@@ -115,13 +115,13 @@ class BatchTest {
     Array expected(batch_.num_elements, shard_dtype);
     Array shard(batch_.num_elements, shard_dtype);
     const ShardSum sum = sum_of(packets, expected.buffer());
-    Memory cpu_scratch(cpu_->decode_shard_scratch_bytes(sum));
+    Memory cpu_scratch(cpu_->decode_scratch_bytes(sum));
     const PacketContext context = {.unit_hash = kUnitHash, .step = kStep, .segment = 3};
     if (damaged_node < 0) {
       cpu_->decode_shard(sum, context, {{}, cpu_scratch.buffer()});
     }
     const ShardSum of_device = sum_of(packets, shard.buffer());
-    Memory scratch(device_->decode_shard_scratch_bytes(of_device));
+    Memory scratch(device_->decode_scratch_bytes(of_device));
     device_->decode_shard(of_device, on_device(0), {{}, scratch.buffer()});
     EXPECT_TRUE(scratch.ends_intact()) << batch_;
     if (damaged_node >= 0) {
@@ -209,7 +209,7 @@ class BatchTest {
   CountingLauncher launcher_;
   kernels::DeviceCounts counts_;
   kernels::DeviceFault fault_;
-  const std::unique_ptr<Codec> cpu_;
+  const std::unique_ptr<HostCodec> cpu_;
   const std::unique_ptr<Codec> device_;
   kernels::DeviceContext context_memory_;
   const Array pieces_;

@@ -48,12 +48,13 @@ class DeviceCodec : public ::testing::TestWithParam<std::string> {
     gpu_.write(piece_.view(), piece);
     const Buffer residual = allocate(codec_->keeps_residual() ? kElements : 0, DataType::kFloat32);
     const Buffer packet = allocate(codec_->packet_bytes(kElements), DataType::kByte);
-    codec_->encode(piece, residual, packet, on_device(context), workspace(codec_->encode_scratch_bytes(kElements)));
+    const PieceSet set = PieceSet::of_one(piece, residual, packet);
+    codec_->encode_pieces(set, on_device(context), workspace(codec_->encode_scratch_bytes(set)));
     return packet;
   }
 
   std::vector<std::byte> encode_on_cpu(PacketContext context) {
-    const std::unique_ptr<Codec> codec = make_codec(GetParam(), options_, DataType::kFloat32, 2);
+    const std::unique_ptr<HostCodec> codec = make_codec(GetParam(), options_, DataType::kFloat32, 2);
     Array residual(codec->keeps_residual() ? kElements : 0, DataType::kFloat32);
     const int64_t num_bytes = codec->packet_bytes(kElements);
     const AlignedMemory packet = allocate_aligned(num_bytes);
@@ -69,8 +70,8 @@ class DeviceCodec : public ::testing::TestWithParam<std::string> {
 
   // "" where decoding finds nothing wrong.
   std::string complaint_of_decoding(Buffer packet, PacketContext context) {
-    codec_->decode_sum(packet, 1, allocate(kElements, DataType::kFloat32), on_device(context),
-                       workspace(codec_->decode_scratch_bytes(kElements, 1)));
+    codec_->decode_each(packet, 1, allocate(kElements, DataType::kFloat32), on_device(context),
+                        workspace(codec_->decode_each_scratch_bytes(kElements, 1)));
     gpu_.synchronize();
     try {
       gpu_.throw_if_faulted();
@@ -117,21 +118,17 @@ TEST_P(DeviceCodec, PacketsOfAnotherNodeAreRefused) {
   EXPECT_NE(complaint.find("sending node 258 where 3 is expected"), std::string::npos) << complaint;
 }
 
-TEST_P(DeviceCodec, NothingIsDoneForNoPackets) {
-  EXPECT_NO_THROW(codec_->decode_sum({}, 0, allocate(kElements, DataType::kFloat32), {}, {}));
-}
-
 TEST_P(DeviceCodec, RefusesInvalidArguments) {
   const Buffer packet = encode(kContext);
   const Buffer out = allocate(kElements, DataType::kFloat32);
   const Workspace scratch = workspace(codec_->decode_each_scratch_bytes(kElements, 2));
   if (GetParam() != "none") {
-    EXPECT_THROW(codec_->decode_sum(packet, 1, out, kContext, scratch), Error) << "no unit and step on the device";
+    EXPECT_THROW(codec_->decode_each(packet, 1, out, kContext, scratch), Error) << "no unit and step on the device";
   }
-  EXPECT_THROW(codec_->decode_sum(packet, 2, out, on_device(kContext), scratch), Error);
+  EXPECT_THROW(codec_->decode_each(packet, 2, out, on_device(kContext), scratch), Error);
   EXPECT_THROW(codec_->decode_each(packet, 3, out, on_device(kContext), scratch), Error);
   EXPECT_THROW(codec_->decode_each(packet, 0, out, on_device(kContext), scratch), Error);
-  EXPECT_THROW(codec_->decode_sum(packet, 1, out, on_device(kContext), {stream_, {}}), Error);
+  EXPECT_THROW(codec_->decode_each(packet, 1, out, on_device(kContext), {stream_, {}}), Error);
 }
 
 }  // namespace

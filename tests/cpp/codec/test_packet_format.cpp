@@ -51,7 +51,7 @@ std::string dump(const std::vector<uint8_t>& bytes) {
   return text;
 }
 
-std::vector<uint8_t> encode(Codec& codec, std::vector<float> piece) {
+std::vector<uint8_t> encode(HostCodec& codec, std::vector<float> piece) {
   std::vector<float> residual(codec.keeps_residual() ? piece.size() : 0);
   const int64_t packet_bytes = codec.packet_bytes(static_cast<int64_t>(piece.size()));
   const AlignedMemory packet = allocate_aligned(packet_bytes);
@@ -63,7 +63,7 @@ std::vector<uint8_t> encode(Codec& codec, std::vector<float> piece) {
 }
 
 TEST(PacketFormat, ExampleOfCodecNone) {
-  const std::unique_ptr<Codec> codec = make_codec("none", Options(), DataType::kBFloat16, 4);
+  const std::unique_ptr<HostCodec> codec = make_codec("none", Options(), DataType::kBFloat16, 4);
   EXPECT_EQ(dump(encode(*codec, {1.0F, -2.0F, 0.5F})), example_in_docs("none"));
 }
 
@@ -71,7 +71,7 @@ TEST(PacketFormat, ExampleOfCodecTagc) {
   Options options;
   options.ratio = 4;
   options.sparsity = .98;
-  const std::unique_ptr<Codec> codec = make_codec("tagc", options, DataType::kFloat32, 4);
+  const std::unique_ptr<HostCodec> codec = make_codec("tagc", options, DataType::kFloat32, 4);
   std::vector<float> piece(130, .25F);
   piece[5] = 1.5F;
   piece[70] = -2.0F;
@@ -84,7 +84,7 @@ TEST(PacketFormat, ExampleOfCodecTagc) {
 TEST(PacketFormat, ExampleOfCodecQuant) {
   Options options;
   options.bits = 2;
-  const std::unique_ptr<Codec> codec = make_codec("quant", options, DataType::kFloat32, 4);
+  const std::unique_ptr<HostCodec> codec = make_codec("quant", options, DataType::kFloat32, 4);
   std::vector<float> piece(259);
   piece[1] = 1.5F;
   piece[200] = std::numeric_limits<float>::quiet_NaN();

@@ -28,7 +28,7 @@ using test::World;
 constexpr auto kSignId = static_cast<CodecId>(200);
 
 // Sends each element's sign, and the mean magnitude of all; with error feedback. Packet: header, magnitude, bits.
-class SignCodec final : public Codec {
+class SignCodec final : public HostCodec {
  public:
   explicit SignCodec(const Options& options) : keeps_residual_(options.error_feedback != "off") {}
 
@@ -99,7 +99,7 @@ CodecType sign_type() {
   return {.id = kSignId,
           .name = "sign",
           .options = {{.field = {.name = "error_feedback"}}},
-          .make_on_host = [](const Options& options, DataType, int) -> std::unique_ptr<Codec> {
+          .make_on_host = [](const Options& options, DataType, int) -> std::unique_ptr<HostCodec> {
             return std::make_unique<SignCodec>(options);
           }};
 }
@@ -154,7 +154,7 @@ TEST(Registry, OptionsKnowTheirUsers) {
 TEST(Registry, EveryCodecIsComplete) {
   for (const CodecType* type : codec_types()) {
     const Options options = test::options_of_codec(type->name);
-    const std::unique_ptr<Codec> codec = make_codec(type->name, options, DataType::kFloat32, 2);
+    const std::unique_ptr<HostCodec> codec = make_codec(type->name, options, DataType::kFloat32, 2);
     EXPECT_STREQ(codec->name(), type->name);
     EXPECT_STREQ(to_string(type->id), type->name) << "two codecs with one id";
     for (const CodecOption& option : type->options) {

@@ -146,7 +146,7 @@ TEST(Large, AllGather) {
 // holds.
 void expect_to_arrive(const Options& options, int64_t num_elements, double error) {
   ASSERT_TRUE(has_memory(9));
-  const std::unique_ptr<Codec> codec = make_codec(options.codec, options, DataType::kFloat32, 1);
+  const std::unique_ptr<HostCodec> codec = make_codec(options.codec, options, DataType::kFloat32, 1);
   LargeArray piece(num_elements);
   fill(piece);
   const int64_t packet_bytes = codec->packet_bytes(num_elements);

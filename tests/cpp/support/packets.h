@@ -41,12 +41,12 @@ inline std::vector<uint32_t> bits_of(const std::vector<float>& values) {
   return bits;
 }
 
-inline CodecCounts encode(Codec& codec, const std::vector<float>& piece, std::vector<float>& residual, Packet& packet,
-                          PacketContext context) {
+inline CodecCounts encode(HostCodec& codec, const std::vector<float>& piece, std::vector<float>& residual,
+                          Packet& packet, PacketContext context) {
   return codec.encode(buffer_of(piece), buffer_of(residual), packet.buffer(), context, {});
 }
 
-inline std::vector<float> decode(Codec& codec, Packet& packet, int64_t num_elements, PacketContext context) {
+inline std::vector<float> decode(HostCodec& codec, Packet& packet, int64_t num_elements, PacketContext context) {
   std::vector<float> out(num_elements);
   codec.decode_sum(packet.buffer(), 1, buffer_of(out), context, {});
   return out;

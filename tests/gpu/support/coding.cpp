@@ -70,8 +70,8 @@ DeviceCoding::DeviceCoding(Device& device, const CodingShape& shape, int64_t num
       residual_(device, residual_elements(*codec_, num_elements), DataType::kFloat32, shape.offset),
       packets_(device, shape.num_packets * packet_bytes_, DataType::kByte),
       out_(device, num_elements, accumulate_dtype(shape.wire), shape.offset),
-      encode_scratch_(device, codec_->encode_scratch_bytes(num_elements), DataType::kByte),
-      decode_scratch_(device, codec_->decode_scratch_bytes(num_elements, shape.num_packets), DataType::kByte),
+      encode_scratch_(device, codec_->encode_scratch_bytes({.num_elements = num_elements}), DataType::kByte),
+      decode_scratch_(device, codec_->decode_scratch_bytes(sum()), DataType::kByte),
       context_(device, sizeof(kernels::DeviceContext), DataType::kByte) {
   residual_.set(HostArray(residual_.buffer().num_elements, DataType::kFloat32).view());
   out_.set(start_of_sums(num_elements, accumulate_dtype(shape.wire)).view());
@@ -92,13 +92,24 @@ void DeviceCoding::next_step(Stream stream) {
 }
 
 void DeviceCoding::encode(int packet, Stream stream) {
-  codec_->encode(piece_.buffer(), residual_.buffer(), packets_.buffer().part(packet, packet_bytes_),
-                 on_device().of_packet(packet), {stream, encode_scratch_.buffer()});
+  const Buffer place = packets_.buffer().part(packet, packet_bytes_);
+  codec_->encode_pieces(PieceSet::of_one(piece_.buffer(), residual_.buffer(), place), on_device().of_packet(packet),
+                        {stream, encode_scratch_.buffer()});
 }
 
 void DeviceCoding::decode(Stream stream) {
-  codec_->decode_sum(packets_.buffer(), shape_.num_packets, out_.buffer(), on_device(),
-                     {stream, decode_scratch_.buffer()});
+  codec_->decode_shard(sum(), on_device(), {stream, decode_scratch_.buffer()});
+}
+
+// All packets are added to what stands there: this node's place is behind them.
+ShardSum DeviceCoding::sum() {
+  const int num_nodes = shape_.num_packets + 1;
+  const ConstBuffer packets = {packets_.buffer().data, num_nodes * packet_bytes_, DataType::kByte};
+  return {.own = out_.buffer(),
+          .packets = packets,
+          .num_nodes = num_nodes,
+          .node = shape_.num_packets,
+          .shard = out_.buffer()};
 }
 
 HostCoding::HostCoding(const CodingShape& shape, int64_t num_elements)

@@ -50,6 +50,7 @@ class DeviceCoding {
 
  private:
   PacketContext on_device();
+  ShardSum sum();
 
   Device& device_;
   const CodingShape shape_;
@@ -79,7 +80,7 @@ class HostCoding {
 
  private:
   const CodingShape shape_;
-  std::unique_ptr<Codec> codec_;
+  std::unique_ptr<HostCodec> codec_;
   int64_t packet_bytes_;
   HostArray residual_;
   HostArray packets_;

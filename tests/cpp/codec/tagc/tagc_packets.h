@@ -38,11 +38,12 @@ inline Options with_cells(Options options, const std::string& cell_type) {
 
 inline const std::string kShortCells[] = {"bf16", "fp16", "int8"};
 
-inline CodecCounts encode(Codec& codec, const std::vector<float>& piece, std::vector<float>& residual, Packet& packet) {
+inline CodecCounts encode(HostCodec& codec, const std::vector<float>& piece, std::vector<float>& residual,
+                          Packet& packet) {
   return encode(codec, piece, residual, packet, kContext);
 }
 
-inline std::vector<float> decode(Codec& codec, Packet& packet, int64_t num_elements) {
+inline std::vector<float> decode(HostCodec& codec, Packet& packet, int64_t num_elements) {
   return decode(codec, packet, num_elements, kContext);
 }
 
