@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdlib>
 #include <iomanip>
 #include <iterator>
@@ -55,7 +56,7 @@ std::vector<OptionField> codec_rows() {
   std::vector<OptionField> rows;
   for (const CodecType* type : codec_types()) {
     for (const CodecOption& option : type->options) {
-      if (option.field.get != nullptr) {
+      if (option.field.set != nullptr) {
         rows.push_back(option.field);
       }
     }
@@ -126,6 +127,15 @@ std::vector<OptionField> make_table() {
   return table;
 }
 
+std::string as_text(const std::string& value) { return value; }
+std::string as_text(bool value) { return value ? "true" : "false"; }
+std::string as_text(int64_t value) { return std::to_string(value); }
+std::string as_text(double value) {
+  char text[32];
+  const auto [end, error] = std::to_chars(text, text + sizeof(text), value);  // the shortest that reads back the same
+  return {text, end};
+}
+
 // "tiers=flat": whether the option has that value.
 bool holds(const Options& options, const std::string& setting) {
   const auto is_of = [&](const OptionField& field) {
@@ -184,6 +194,10 @@ std::string Options::codec_settings() const {
     }
   }
   return text;
+}
+
+std::string OptionField::get(const Options& options) const {
+  return std::visit([&options](auto field) { return as_text(options.*field); }, member);
 }
 
 std::string OptionField::users_text() const {

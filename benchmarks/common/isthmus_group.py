@@ -9,23 +9,9 @@ from typing import Any
 import torch.distributed as dist
 
 import isthmus
+from isthmus import native
 from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES, PHASE_OF_KIND
 
-#: The options that decide how many bytes cross, beside those that name the arm.
-_OPTIONS = (
-    "codec",
-    "tiers",
-    "bits",
-    "error_feedback",
-    "sparsity",
-    "ratio",
-    "cell_type",
-    "index_bits",
-    "segments",
-    "units",
-    "min_elements",
-    "weights",
-)
 _COUNTERS = ("payload_bytes", "seconds", "codec", "calls", "weights")
 _SECONDS = ("intra_s", "exchange_s", "encode_s", "decode_s")
 
@@ -60,7 +46,7 @@ class IsthmusGroup:
         self, options: Mapping[str, str], timeout: timedelta, ranks_of_groups: list[list[int]] | None = None
     ) -> None:
         asked = isthmus.Options(**options)  # type: ignore[arg-type]
-        self.options: dict[str, Any] = {name: getattr(asked, name) for name in _OPTIONS}
+        self.options: dict[str, Any] = {name: getattr(asked, name) for name, *_ in native.load().option_fields()}
         self.group: dist.ProcessGroup = new_group("isthmus", timeout, ranks_of_groups, asked)
 
     def counters(self) -> Counters:

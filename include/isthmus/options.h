@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <variant>
 #include <vector>
 
 namespace isthmus {
@@ -54,16 +55,20 @@ struct OptionUser {
   const char* only = "";
 };
 
-// One row a field: drives parsing, printing, the Python keywords and the table in docs.
+// One row a field: drives parsing, printing, the Python keywords and attributes, and the table in docs.
 struct OptionField {
+  using Member = std::variant<std::string Options::*, int64_t Options::*, double Options::*, bool Options::*>;
+
   const char* name = nullptr;         // of the field and the Python keyword
   const char* environment = nullptr;  // variable
   const char* range = nullptr;        // for people
   const char* help = nullptr;         // one sentence
-  std::function<std::string(const Options&)> get = {};
+  Member member = {};
   std::function<void(Options&, const std::string&)> set = {};  // throws OptionError naming the field, value and range
   std::vector<OptionUser> users = {};                          // empty: whatever the codec is
 
+  // The value as text that set() takes.
+  std::string get(const Options& options) const;
   // "tagc with tiers=flat", "tagc or quant"; empty: whatever the codec is.
   std::string users_text() const;
   // Whether its variable is set, and not empty.

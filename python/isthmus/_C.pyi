@@ -1,6 +1,6 @@
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ class OptionTypeError(OptionError, TypeError): ...
 class PacketError(Error): ...
 class TransportError(Error): ...
 
-class Options(_TorchBackend.Options):
+class OptionValues(TypedDict, total=False):
+    """The keywords and attributes of Options, as option_fields() lists them: tests/python/group/test_options.py."""
+
     nodes: str
     codec: str
     tiers: str
@@ -35,36 +37,14 @@ class Options(_TorchBackend.Options):
     max_units: int
     device_timings: bool
     log: str
+    timeout: timedelta
 
-    def _without_effect(self) -> list[tuple[str, str, str]]: ...
-    def __init__(
-        self,
-        *,
-        nodes: str = ...,
-        codec: str = ...,
-        tiers: str = ...,
-        inter_tier: str = ...,
-        bits: int = ...,
-        error_feedback: str = ...,
-        sparsity: float = ...,
-        ratio: float = ...,
-        cell_type: str = ...,
-        index_bits: int = ...,
-        dense_steps: int = ...,
-        segments: int = ...,
-        error_interval: int = ...,
-        units: str = ...,
-        gradients: str = ...,
-        min_elements: int = ...,
-        weights: str = ...,
-        replica_interval: int = ...,
-        max_units: int = ...,
-        device_timings: bool = ...,
-        log: str = ...,
-        timeout: timedelta = ...,
-    ) -> None: ...
+class Options(_TorchBackend.Options):
+    def __init__(self, **values: Unpack[OptionValues]) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, Any]) -> Options: ...
+    def _without_effect(self) -> list[tuple[str, str, str]]: ...
 
 class Transport:
     """A tier that is not a torch backend."""

@@ -30,39 +30,26 @@ bool parse_whole(const std::string& text, T& value) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-template <typename T>
-std::string shortest(T value) {
-  char text[32];
-  const auto [end, error] = std::to_chars(text, text + sizeof(text), value);
-  return {text, end};
-}
-
 // A row of the table. `parse(text, value)` says whether `text` is in range, and then sets `value`.
-template <typename T, typename Parse, typename Print>
+template <typename T, typename Parse>
 OptionField field(const char* name, const char* environment, T Options::*member, const char* range, const char* help,
-                  Parse parse, Print print) {
-  return {name,
-          environment,
-          range,
-          help,
-          [member, print](const Options& options) { return print(options.*member); },
-          [name, range, member, parse](Options& options, const std::string& text) {
-            T value{};
-            if (!parse(text, value)) {
-              throw OptionError(detail::concatenate("option ", name, refusal(name, text, range)));
-            }
-            options.*member = value;
-          }};
+                  Parse parse) {
+  return {
+      name, environment, range, help, member, [name, range, member, parse](Options& options, const std::string& text) {
+        T value{};
+        if (!parse(text, value)) {
+          throw OptionError(detail::concatenate("option ", name, refusal(name, text, range)));
+        }
+        options.*member = value;
+      }};
 }
 
 // `accepts(value)` decides after the text was read as a number.
 template <typename T, typename Accepts>
 OptionField number_field(const char* name, const char* environment, T Options::*member, const char* range,
                          const char* help, Accepts accepts) {
-  return field(
-      name, environment, member, range, help,
-      [accepts](const std::string& text, T& value) { return parse_whole(text, value) && accepts(value); },
-      [](T value) { return shortest(value); });
+  return field(name, environment, member, range, help,
+               [accepts](const std::string& text, T& value) { return parse_whole(text, value) && accepts(value); });
 }
 
 inline OptionField count_field(const char* name, const char* environment, int64_t Options::*member, int64_t low,
@@ -74,13 +61,10 @@ inline OptionField count_field(const char* name, const char* environment, int64_
 template <typename Accepts>
 OptionField text_field(const char* name, const char* environment, std::string Options::*member, const char* range,
                        const char* help, Accepts accepts) {
-  return field(
-      name, environment, member, range, help,
-      [accepts](const std::string& text, std::string& value) {
-        value = text;
-        return accepts(text);
-      },
-      [](const std::string& value) { return value; });
+  return field(name, environment, member, range, help, [accepts](const std::string& text, std::string& value) {
+    value = text;
+    return accepts(text);
+  });
 }
 
 inline OptionField choice_field(const char* name, const char* environment, std::string Options::*member,
@@ -91,13 +75,11 @@ inline OptionField choice_field(const char* name, const char* environment, std::
 }
 
 inline OptionField switch_field(const char* name, const char* environment, bool Options::*member, const char* help) {
-  return field(
-      name, environment, member, "1, true, yes, 0, false or no", help,
-      [](const std::string& text, bool& value) {
-        value = text == "1" || text == "true" || text == "yes";
-        return value || text == "0" || text == "false" || text == "no";
-      },
-      [](bool value) { return std::string(value ? "true" : "false"); });
+  return field(name, environment, member, "1, true, yes, 0, false or no", help,
+               [](const std::string& text, bool& value) {
+                 value = text == "1" || text == "true" || text == "yes";
+                 return value || text == "0" || text == "false" || text == "no";
+               });
 }
 
 }  // namespace isthmus::rows

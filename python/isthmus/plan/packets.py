@@ -37,12 +37,12 @@ _BYTES_OF_TYPE = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 
 @dataclass(frozen=True)
 class WireOptions:
-    """The options of Isthmus that decide how many bytes cross, and how many stay as residuals.
+    """The options of Isthmus that decide how many bytes cross, and how many stay as residuals; its defaults.
 
     Every unit is compressed (`units="*"`), and every reduction is recognised as a gradient's.
     """
 
-    codec: str = "tagc"
+    codec: str = "quant"
     tiers: str = "two"
     bits: int = 4
     sparsity: float = 0.9875

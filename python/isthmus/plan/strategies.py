@@ -82,9 +82,9 @@ class Strategy:
 
 
 _NONE = WireOptions(codec="none")
-_TAGC = WireOptions()
-_FLAT_TAGC = WireOptions(tiers="flat")
-_QUANT = WireOptions(codec="quant", bits=4)
+_TAGC = WireOptions(codec="tagc")
+_FLAT_TAGC = replace(_TAGC, tiers="flat")
+_QUANT = WireOptions()
 _FULL = replace(_QUANT, weights="delta")
 
 _NAMED = (

@@ -66,15 +66,17 @@ void set_field(BackendOptions& options, const OptionField& field, const std::str
   options.given.insert(field.name);
 }
 
-// An option's text as the Python value that has the type of its field.
-template <typename T>
-void bind_field(py::class_<BackendOptions, c10d::Backend::Options, OptionsPtr>& type, const char* name,
-                T isthmus::Options::*member) {
-  const OptionField& field = find_field(name);
+// An attribute of Options, of the type of its member.
+void bind_field(py::class_<BackendOptions, c10d::Backend::Options, OptionsPtr>& type, const OptionField& field) {
+  const auto get = [&field](const BackendOptions& options) {
+    return std::visit([&options](auto member) { return py::cast(options.values.*member); }, field.member);
+  };
+  const auto set = [&field](BackendOptions& options, py::handle value) {
+    set_field(options, field, option_text(field, value));
+  };
   const std::string users = field.users_text();
   type.def_property(
-      name, [member](const BackendOptions& options) { return options.values.*member; },
-      [&field](BackendOptions& options, py::handle value) { set_field(options, field, option_text(field, value)); },
+      field.name, get, set,
       detail::concatenate(users.empty() ? "" : users + ": ", field.help, " ", field.range, ". ", field.environment)
           .c_str());
 }
@@ -167,27 +169,9 @@ void bind_options(py::module_& module) {
           "__deepcopy__", [](const BackendOptions& options, const py::dict&) { return copy_options(options); },
           py::arg("memo"))
       .def(py::pickle(&state_of, &from_state));
-  bind_field(type, "nodes", &isthmus::Options::nodes);
-  bind_field(type, "codec", &isthmus::Options::codec);
-  bind_field(type, "tiers", &isthmus::Options::tiers);
-  bind_field(type, "inter_tier", &isthmus::Options::inter_tier);
-  bind_field(type, "bits", &isthmus::Options::bits);
-  bind_field(type, "error_feedback", &isthmus::Options::error_feedback);
-  bind_field(type, "sparsity", &isthmus::Options::sparsity);
-  bind_field(type, "ratio", &isthmus::Options::ratio);
-  bind_field(type, "cell_type", &isthmus::Options::cell_type);
-  bind_field(type, "index_bits", &isthmus::Options::index_bits);
-  bind_field(type, "dense_steps", &isthmus::Options::dense_steps);
-  bind_field(type, "segments", &isthmus::Options::segments);
-  bind_field(type, "error_interval", &isthmus::Options::error_interval);
-  bind_field(type, "units", &isthmus::Options::units);
-  bind_field(type, "gradients", &isthmus::Options::gradients);
-  bind_field(type, "min_elements", &isthmus::Options::min_elements);
-  bind_field(type, "weights", &isthmus::Options::weights);
-  bind_field(type, "replica_interval", &isthmus::Options::replica_interval);
-  bind_field(type, "max_units", &isthmus::Options::max_units);
-  bind_field(type, "device_timings", &isthmus::Options::device_timings);
-  bind_field(type, "log", &isthmus::Options::log);
+  for (const OptionField& field : option_fields()) {
+    bind_field(type, field);
+  }
 }
 
 py::dict to_dict(const Traffic& traffic) {

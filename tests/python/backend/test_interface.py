@@ -288,7 +288,7 @@ def callbacks_end_when_their_group_is_aborted() -> None:
     backend_of(other).abort()
     if dist.get_rank():
         # This rank's own abort, or that of a rank which closed its connections a moment earlier.
-        with pytest.raises(RuntimeError, match="abort|phase inter all-gather"):
+        with pytest.raises(RuntimeError, match=r"abort|phase inter all-gather"):
             future.wait()
     backend_of(group).shutdown()
 

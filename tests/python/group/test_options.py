@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import pickle
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +30,17 @@ class TestOptions:
         for name, value in values.items():
             assert getattr(options, name) == value
             assert type(getattr(options, name)) is type(value)
+
+    def test_the_stub_lists_every_option_with_its_type(self) -> None:
+        stub = ast.parse((Path(isthmus.__file__).parent / "_C.pyi").read_text())
+        (listed,) = (node for node in stub.body if isinstance(node, ast.ClassDef) and node.name == "OptionValues")
+        types = {ast.unparse(row.target): ast.unparse(row.annotation) for row in listed.body[1:]}  # type: ignore
+        defaults = isthmus.Options()
+        names = [name for name, *_ in native.load().option_fields()]
+        assert list(types.items()) == [
+            *((name, type(getattr(defaults, name)).__name__) for name in names),
+            ("timeout", "timedelta"),
+        ]
 
     @pytest.mark.parametrize(
         ("name", "value", "range_text"),

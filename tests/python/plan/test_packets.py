@@ -38,8 +38,17 @@ def test_the_plan_knows_every_codec():
 
 def options_of(codec, settings):
     options = isthmus.Options(codec=codec, min_elements=0, **settings)
-    assert {field.name for field in fields(WireOptions)} - set(dir(options)) == {"weight_bits"}  # which is measured
-    return options, WireOptions.of({name: getattr(options, name) for name in dir(options) if name[0] != "_"})
+    return options, WireOptions.of(values_of(options))
+
+
+def values_of(options):
+    return {name: getattr(options, name) for name, *_ in _native.load().option_fields()}
+
+
+def test_the_plan_has_the_librarys_defaults():
+    defaults = values_of(isthmus.Options())
+    assert {field.name for field in fields(WireOptions)} - set(defaults) == {"weight_bits"}  # which is measured
+    assert WireOptions.of(defaults) == WireOptions()
 
 
 @pytest.mark.parametrize("codec", SETTINGS)

@@ -17,9 +17,9 @@ from isthmus.plan.units import Unit, units_of_sizes
 from isthmus.plan.volumes import Collective, Kind
 from isthmus.units.layout import Parameter
 
-EVERYTHING = WireOptions(min_elements=0)
+EVERYTHING = WireOptions(codec="tagc", min_elements=0)
 NONE = WireOptions(codec="none")
-FLAT = WireOptions(tiers="flat", min_elements=0)
+FLAT = WireOptions(codec="tagc", tiers="flat", min_elements=0)
 BYTES = ElementBytes(gathered=2, reduced=4)
 UNIT = Unit("u", (Parameter("w", (7, 3)), Parameter("b", (7,))))
 
@@ -280,5 +280,5 @@ def test_options_reach_the_strategies_on_isthmus_but_not_their_codec_and_tiers()
     assert chosen == {
         "fsdp": None,
         "none": WireOptions(codec="none", ratio=4.0),
-        "flat-tagc": WireOptions(tiers="flat", ratio=4.0),
+        "flat-tagc": WireOptions(codec="tagc", tiers="flat", ratio=4.0),
     }

@@ -10,9 +10,9 @@ from isthmus.benchmarks.training.traffic import audited_collectives, formula_byt
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.volumes import Collective, IsthmusFormula, Kind, gloo_formula, nccl_formula, sent_bytes
 
-TAGC = WireOptions()
+TAGC = WireOptions(codec="tagc")
 NONE = WireOptions(codec="none")
-FLAT = WireOptions(tiers="flat")
+FLAT = WireOptions(codec="tagc", tiers="flat")
 WORLD = (0, 1, 2, 3)
 
 
@@ -61,10 +61,10 @@ def test_two_tiers_by_hand():
     ("options", "kind", "within", "between"),
     [
         (NONE, Kind.REDUCE_SCATTER, 2048, 1072),
-        (WireOptions(min_elements=0), Kind.REDUCE_SCATTER, 2048, 960),
+        (WireOptions(codec="tagc", min_elements=0), Kind.REDUCE_SCATTER, 2048, 960),
         (NONE, Kind.ALL_GATHER, 2048, 1024),
         (NONE, Kind.ALL_REDUCE, 4192, 2144),
-        (WireOptions(min_elements=0), Kind.ALL_REDUCE, 3968, 1920),
+        (WireOptions(codec="tagc", min_elements=0), Kind.ALL_REDUCE, 3968, 1920),
     ],
 )
 def test_the_example_of_the_document(options, kind, within, between):
