@@ -2,7 +2,7 @@
 
 FSDP2 reduce-scatters rows, one for each rank: row r holds, one parameter after the other, the r-th chunk of each along
 its sharded dimension, padded with zeros. HSDP all-reduces one such row. FSDP1 and DDP reduce parameters one after the
-other, which is a single row. A `Layout` describes all of them, .
+other, which is a single row. A `Layout` describes all of them.
 """
 
 from __future__ import annotations
