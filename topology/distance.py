@@ -8,11 +8,6 @@ from itertools import combinations
 
 from isthmus.topology.machine import Gpu, Link, Nic, PcieKind, PcieNode
 
-#: Gbit/s in one direction of one NVLink, by compute capability (10 x major + minor). From NVIDIA's data sheets, which
-#: add both directions of all links: P100 4 links, 160 GB/s; V100 6, 300; A100 12, 600; A40 4, 112.5; H100 18, 900;
-#: B200 and B300 18, 1800.
-_NVLINK_GBIT_S = {60: 160.0, 70: 200.0, 80: 200.0, 86: 112.5, 90: 200.0, 100: 400.0, 103: 400.0}
-
 
 @dataclass(frozen=True)
 class NvLinks:
@@ -20,11 +15,6 @@ class NvLinks:
 
     count: int
     speed_gbit_s: float | None
-
-
-def nvlink_gbit_s(compute_capability: int | None) -> float | None:
-    """The speed of one NVLink in one direction; None where the GPU is unknown or has no NVLink."""
-    return None if compute_capability is None else _NVLINK_GBIT_S.get(compute_capability)
 
 
 def link_devices(

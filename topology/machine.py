@@ -90,14 +90,13 @@ class Fabric:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. index: what CUDA or nvidia-smi calls it; cpu_link_speed_gbit_s: of NVLink or C2C to its processor."""
+    """A GPU. index: what CUDA or nvidia-smi calls it."""
 
     index: int
     bus_id: str | None = None
     model: str | None = None
     numa_node: int | None = None
     fabric: Fabric | None = None
-    cpu_link_speed_gbit_s: float | None = None
 
     @property
     def id(self) -> str:
@@ -169,8 +168,8 @@ class PcieNode:
 class Machine:
     """A machine. Readers make it; `links` holds each pair of devices once, GPUs before NICs, by rising index.
 
-    source: where the description came from ("nccl xml", "hwloc xml", "nvidia-smi topo -m", "json", "discovery").
-    pcie: a tree for each host bridge; empty where the source has none. num_nvswitches: None where it cannot say.
+    source: where the description came from ("nccl xml", "nvidia-smi topo -m", "json", "discovery").
+    pcie: a tree for each host bridge; empty where the source has none.
     notes: what was assumed, one sentence each, for people.
     """
 
@@ -182,7 +181,6 @@ class Machine:
     nics: tuple[Nic, ...] = ()
     links: tuple[Link, ...] = ()
     pcie: tuple[PcieNode, ...] = ()
-    num_nvswitches: int | None = None
     notes: tuple[str, ...] = field(default=())
 
     @cached_property

@@ -53,10 +53,9 @@ class Rail:
 
 @dataclass(frozen=True)
 class Rails:
-    """The rails of a machine, one a rank; empty where it has no NIC. unused: ids of the NICs that carry none."""
+    """The rails of a machine, one a rank; empty where it has no NIC."""
 
     rails: tuple[Rail, ...]
-    unused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -93,8 +92,7 @@ def find_rails(machine: Machine, ranks_per_node: int | None = None) -> Rails:
     rails = tuple(
         Rail(rank, gpus[rank].id if gpus else None, near, by_order) for rank, (near, by_order) in enumerate(ways)
     )
-    unused = tuple(nic.id for nic in machine.nics if nic not in nearest)
-    return Rails(rails, unused, _notes(machine, rails, nics))
+    return Rails(rails, _notes(machine, rails, nics))
 
 
 def rail_nics(machine: Machine) -> list[Nic]:

@@ -33,7 +33,7 @@ def measure_world(output: Path | None, console: Console, as_json: bool = False) 
         links = measure_links()
     if rank == 0:  # no other rank waits for what may fail here
         if as_json:
-            print(json.dumps(document([links]), indent=2))
+            print(json.dumps(document(links), indent=2))
         else:
             print_links(links, console)
         path = save_links(links, output)

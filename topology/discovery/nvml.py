@@ -24,24 +24,22 @@ _MOST_GBIT_S = 10_000.0
 
 @dataclass(frozen=True)
 class NvLink:
-    """An active NVLink of a GPU. peer: "gpu", "switch", "cpu" or "unknown"; peer_bus_id: None where it is not said."""
+    """An active NVLink of a GPU, to a switch, another GPU or a processor. peer_bus_id: None where it is not said."""
 
-    peer: str
+    is_to_switch: bool
     peer_bus_id: str | None
     speed_gbit_s: float | None
 
 
 @dataclass(frozen=True)
 class NvmlGpu:
-    """A GPU; index and order are nvidia-smi's. c2c_gbit_s: of its NVLink-C2C to a Grace processor."""
+    """A GPU; index and order are nvidia-smi's."""
 
     index: int
     bus_id: str | None
     model: str | None
     fabric: Fabric | None
-    in_mig_mode: bool
     nvlinks: tuple[NvLink, ...]
-    c2c_gbit_s: float | None
 
 
 @dataclass(frozen=True)
@@ -87,15 +85,12 @@ def _read_all(nvml: Any) -> NvmlFacts:
 
 
 def _read_gpu(nvml: Any, index: int, handle: Any) -> NvmlGpu:
-    mig = _ask(nvml, "nvmlDeviceGetMigMode", handle)
     return NvmlGpu(
         index=index,
         bus_id=_bus_id(_ask(nvml, "nvmlDeviceGetPciInfo", handle)),
         model=_text(_ask(nvml, "nvmlDeviceGetName", handle)),
         fabric=_fabric(nvml, handle),
-        in_mig_mode=bool(mig and mig[0]),
         nvlinks=_nvlinks(nvml, handle),
-        c2c_gbit_s=_c2c_gbit_s(nvml, handle),
     )
 
 
@@ -128,45 +123,18 @@ def _nvlinks(nvml: Any, handle: Any) -> tuple[NvLink, ...]:
     for number in range(nvml.NVML_NVLINK_MAX_LINKS):
         if _ask(nvml, "nvmlDeviceGetNvLinkState", handle, number) != nvml.NVML_FEATURE_ENABLED:
             continue  # not there, switched off, or beyond what this GPU has
-        links.append(
-            NvLink(
-                peer=_peer(nvml, handle, number),
-                peer_bus_id=_bus_id(_ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, number)),
-                speed_gbit_s=_nvlink_gbit_s(nvml, handle, number),
-            )
-        )
+        peer = _ask(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, number)
+        peer_bus_id = _bus_id(_ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, number))
+        speed_gbit_s = _nvlink_gbit_s(nvml, handle, number)
+        links.append(NvLink(peer == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, peer_bus_id, speed_gbit_s))
     return tuple(links)
 
 
-def _peer(nvml: Any, handle: Any, number: int) -> str:
-    names = {
-        nvml.NVML_NVLINK_DEVICE_TYPE_GPU: "gpu",
-        nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH: "switch",
-        nvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU: "cpu",
-    }
-    return names.get(_ask(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, number), "unknown")
-
-
 def _nvlink_gbit_s(nvml: Any, handle: Any, number: int) -> float | None:
-    mbyte_s = _field(nvml, handle, nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON)
-    if mbyte_s is not None and 0 < mbyte_s * 8 / 1000 <= _MOST_GBIT_S:
-        return mbyte_s * 8 / 1000
+    speed = _ask(nvml, "nvmlDeviceGetFieldValues", handle, [(nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, 0)])
+    if speed and speed[0].nvmlReturn == nvml.NVML_SUCCESS and 0 < speed[0].value.uiVal * 8 / 1000 <= _MOST_GBIT_S:
+        return int(speed[0].value.uiVal) * 8 / 1000
     return _NVLINK_GBIT_S.get(_ask(nvml, "nvmlDeviceGetNvLinkVersion", handle, number))
-
-
-def _c2c_gbit_s(nvml: Any, handle: Any) -> float | None:
-    """Return the sum over the C2C links; None without any."""
-    links = _field(nvml, handle, nvml.NVML_FI_DEV_C2C_LINK_COUNT) or 0
-    each = [_field(nvml, handle, nvml.NVML_FI_DEV_C2C_LINK_GET_MAX_BW, link) for link in range(min(links, 64))]
-    mbyte_s = sum(value for value in each if value is not None and value > 0)
-    return mbyte_s * 8 / 1000 or None
-
-
-def _field(nvml: Any, handle: Any, field: int, scope: int = 0) -> int | None:
-    values = _ask(nvml, "nvmlDeviceGetFieldValues", handle, [(field, scope)])
-    if not values or values[0].nvmlReturn != nvml.NVML_SUCCESS:
-        return None
-    return int(values[0].value.uiVal)
 
 
 def _fabric(nvml: Any, handle: Any) -> Fabric | None:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from isthmus.topology.discovery.sysfs import Facts, Interface, PciDevice, RdmaPort
-from isthmus.topology.draft import DraftNic
-from isthmus.topology.machine import NicKind
+from isthmus.topology.machine import Nic, NicKind
+from isthmus.topology.places import UNNUMBERED
 
 _ARPHRD_ETHER = 1
 _ARPHRD_INFINIBAND = 32
 _RDMA = (NicKind.INFINIBAND, NicKind.ROCE, NicKind.EFA)
 
 
-def find_nics(facts: Facts) -> tuple[list[DraftNic], list[str]]:
+def find_nics(facts: Facts) -> tuple[list[Nic], list[str]]:
     """Return NICs, verbs devices first, each kind by name in natural order, and notes on those left out."""
     device_at = {device.bus_id: device for device in facts.pci}
     left_out: list[str] = []
@@ -27,12 +28,11 @@ def find_nics(facts: Facts) -> tuple[list[DraftNic], list[str]]:
     nics += _interface_nics(facts, device_at, left_out)
     nics = _without_virtual_functions(nics, device_at, left_out)
     nics.sort(key=lambda nic: (nic.kind not in _RDMA, _natural(nic.name or "")))
-    for number, nic in enumerate(nics):
-        nic.number = number
+    nics = [replace(nic, index=index) for index, nic in enumerate(nics)]
     return nics, [f"left out: {', '.join(left_out)}"] if left_out else []
 
 
-def _verbs_nics(facts: Facts, device_at: dict[str, PciDevice], left_out: list[str]) -> Iterator[DraftNic]:
+def _verbs_nics(facts: Facts, device_at: dict[str, PciDevice], left_out: list[str]) -> Iterator[Nic]:
     for port in facts.rdma_ports:
         name = port.device if port.port == 1 else f"{port.device}:{port.port}"
         if port.bus_id is None:
@@ -41,7 +41,7 @@ def _verbs_nics(facts: Facts, device_at: dict[str, PciDevice], left_out: list[st
             left_out.append(f"{name} (down)")
         else:
             device = device_at.get(port.bus_id)
-            yield DraftNic(port.bus_id, None, None, name, _kind_of_port(port, device), port.speed_gbit_s)
+            yield Nic(UNNUMBERED, name, port.bus_id, _kind_of_port(port, device), port.speed_gbit_s)
 
 
 def _kind_of_port(port: RdmaPort, device: PciDevice | None) -> NicKind:
@@ -54,7 +54,7 @@ def _kind_of_port(port: RdmaPort, device: PciDevice | None) -> NicKind:
     return NicKind.UNKNOWN
 
 
-def _interface_nics(facts: Facts, device_at: dict[str, PciDevice], left_out: list[str]) -> Iterator[DraftNic]:
+def _interface_nics(facts: Facts, device_at: dict[str, PciDevice], left_out: list[str]) -> Iterator[Nic]:
     taken: dict[tuple[str, int], str] = {}
     for interface in sorted(facts.interfaces, key=lambda one: (one.bus_id is None, _natural(one.name))):
         reason = _reason_against(interface, facts, device_at, taken)
@@ -62,7 +62,7 @@ def _interface_nics(facts: Facts, device_at: dict[str, PciDevice], left_out: lis
             if interface.bus_id is not None:
                 taken[interface.bus_id, interface.port] = interface.name
             kind = _kind_of_interface(interface)
-            yield DraftNic(interface.bus_id, None, None, interface.name, kind, interface.speed_gbit_s)
+            yield Nic(UNNUMBERED, interface.name, interface.bus_id, kind, interface.speed_gbit_s)
         elif reason:
             left_out.append(f"{interface.name} ({reason})")
 
@@ -97,9 +97,7 @@ def _kind_of_interface(interface: Interface) -> NicKind:
     return NicKind.ETHERNET if interface.hardware_type == _ARPHRD_ETHER else NicKind.UNKNOWN
 
 
-def _without_virtual_functions(
-    nics: list[DraftNic], device_at: dict[str, PciDevice], left_out: list[str]
-) -> list[DraftNic]:
+def _without_virtual_functions(nics: list[Nic], device_at: dict[str, PciDevice], left_out: list[str]) -> list[Nic]:
     """Drop virtual functions whose physical function is there: they share its port."""
     present = {nic.bus_id: nic.name for nic in nics}
     kept, dropped_of = [], dict.fromkeys(present.values(), 0)

@@ -30,7 +30,7 @@ def test_golden_output_reads_back_as_the_same_machine(path: Path) -> None:
 
 def test_every_golden_file_has_its_machine() -> None:
     assert sorted(goldens.GOLDEN.iterdir()) == sorted({goldens.golden_of(path) for path in RECORDED})
-    assert len({goldens.golden_of(path) for path in RECORDED}) == len(RECORDED) >= 10
+    assert len({goldens.golden_of(path) for path in RECORDED}) == len(RECORDED) >= 8
 
 
 def recorded(name: str) -> Machine:
@@ -49,7 +49,6 @@ def test_dgx_a100_is_as_its_owners_matrix() -> None:
     assert kinds(machine, "GPU5")[8:] == ["SYS"] * 6 + ["PXB"] * 2 + ["SYS"] * 4
     assert machine.distance("NIC4", "NIC5") == "PIX"
     assert [gpu.numa_node for gpu in machine.gpus] == [3, 3, 1, 1, 7, 7, 5, 5]
-    assert machine.num_nvswitches == 6
     assert machine.link("GPU0", "GPU7").speed_gbit_s == 300 * 8  # GB/s in one direction
     assert machine.link("GPU0", "NIC0").speed_gbit_s == pytest.approx(16 * 16 * 128 / 130, abs=0.001)
     assert [nic.kind for nic in machine.nics] == [
@@ -67,15 +66,6 @@ def test_dgx_h100_pairs_gpus_with_the_nics_of_the_user_guide() -> None:
     assert all(machine.distance("GPU2", gpu) == "NV18" for gpu in machine.gpus if gpu.index != 2)
     assert [nic.numa_node for nic in machine.nics] == [0] * 6 + [1] * 6
     assert machine.numa_nodes[1].cpus == "56-111,168-223"
-
-
-def test_nics_on_one_socket_are_far_from_the_other_sockets_gpus() -> None:
-    machine = recorded("8gpu-a100-pcie.hwloc.xml")
-    assert kinds(machine, "NIC0") == ["SYS"] * 4 + ["PIX"] * 4 + ["X", "PIX"]
-    assert kinds(machine, "GPU1") == ["PIX", "X", "PIX", "PIX"] + ["SYS"] * 6
-    assert [place.kind.value for place in machine.pcie[1].walk()] == ["host bridge", "switch", "nic", "nic"] + [
-        "gpu"
-    ] * 4
 
 
 def test_a_cloud_node_without_speeds() -> None:
@@ -99,18 +89,9 @@ def test_efa_nics_behind_switches() -> None:
     assert machine.link("GPU0", "GPU1").speed_gbit_s == pytest.approx(8 * 16 * 128 / 130, abs=0.001)
 
 
-def test_power8_has_two_nvlinks_to_its_neighbour_and_two_to_its_processor() -> None:
-    machine = recorded("power8-gpu.hwloc.xml")
-    assert kinds(machine, "GPU2") == ["SYS", "SYS", "X", "NV2"]
-    assert machine.link("GPU2", "GPU3").speed_gbit_s == 2 * 160
-    assert {gpu.cpu_link_speed_gbit_s for gpu in machine.gpus} == {2 * 160.0}
-    assert machine.num_nvswitches == 0
-
-
-def test_columns_that_ran_together() -> None:
+def test_columns_that_ran_together_tell_no_numa_nodes() -> None:
     machine = recorded("8gpu-pcie-vm.topo.txt")
-    assert [gpu.numa_node for gpu in machine.gpus] == [0] * 4 + [1] * 4
-    assert [node.cpus for node in machine.numa_nodes] == ["0-55,112-167", "56-111,168-223"]
+    assert machine.numa_nodes == ()
     assert machine.distance("GPU6", "NIC6") == "PIX"
     assert machine.nics[9].name == "mlx5_9"
 
