@@ -8,10 +8,11 @@ Speeds are those of one direction in Gbit/s (10**9 bits).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +137,9 @@ class Link:
     speed_gbit_s: float | None = None
 
     @property
-    def num_nvlinks(self) -> int:
-        """How many NVLinks it is made of; 0: none."""
-        match = _NVLINK_KIND.fullmatch(self.kind)
-        return int(match[1]) if match else 0
+    def is_nvlink(self) -> bool:
+        """Whether it is made of NVLinks."""
+        return self.kind.startswith("NV")
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,13 @@ class PcieNode:
 
     def walk(self) -> Iterator[PcieNode]:
         """This place and all below it, parents first."""
-        yield self
+        return (path[-1] for path in self.paths())
+
+    def paths(self, above: tuple[PcieNode, ...] = ()) -> Iterator[tuple[PcieNode, ...]]:
+        """The ways from here to this place and to all below it, parents first."""
+        yield (*above, self)
         for child in self.children:
-            yield from child.walk()
+            yield from child.paths((*above, self))
 
 
 @dataclass(frozen=True)
@@ -213,6 +217,16 @@ class Machine:
     def to_json(self) -> dict[str, Any]:
         """The machine in values that `json.dump` takes, all keys always there; `parse_machine_json` undoes it."""
         return asdict(self)
+
+
+def paths_to_devices(pcie: Iterable[PcieNode]) -> dict[str, tuple[PcieNode, ...]]:
+    """The places from the top of its tree down to each device."""
+    return {device: path for tree in pcie for path in tree.paths() for device in path[-1].devices}
+
+
+def num_shared(a: Sequence[PcieNode], b: Sequence[PcieNode]) -> int:
+    """How many places two such paths begin with in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], zip(a, b, strict=False)))
 
 
 def farness(kind: str) -> int:

@@ -48,7 +48,7 @@ def bus_id(text: str) -> str:
     return f"{int(domain, 16):04x}:{int(bus, 16):02x}:{int(device, 16):02x}.{function or 0}"
 
 
-def lane_gbit_s(gt_s: float) -> float:
+def _lane_gbit_s(gt_s: float) -> float:
     """What one lane carries: 8b/10b encoding up to generation 2, 128b/130b up to 5, flow control units from 6 on."""
     if gt_s <= 5:
         return gt_s * 8 / 10
@@ -63,7 +63,7 @@ def link_speed_gbit_s(*ends: tuple[str, str]) -> float | None:
     """
     gt_s = [value for speed, _ in ends if (value := _number(speed, MOST_GT_S))]
     lanes = [value for _, width in ends if (value := _number(width, MOST_LANES))]
-    return round(lane_gbit_s(min(gt_s)) * min(lanes), 3) if gt_s and lanes else None
+    return round(_lane_gbit_s(min(gt_s)) * min(lanes), 3) if gt_s and lanes else None
 
 
 def _number(text: str, most: float) -> float | None:

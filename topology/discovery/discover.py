@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
-from isthmus.topology.discovery.nvml import NvLink, NvmlFacts, NvmlGpu, read_nvml
+from isthmus.topology.discovery.nvml import NvLink, NvmlFacts, read_nvml
 from isthmus.topology.discovery.sysfs import Facts, Roots, read_facts
 from isthmus.topology.discovery.sysfs_nics import find_nics
 from isthmus.topology.discovery.sysfs_tree import PcieTrees
 from isthmus.topology.distance import NvLinks, link_devices
-from isthmus.topology.machine import Gpu, Machine, Nic, NicKind
+from isthmus.topology.machine import Gpu, Machine
 from isthmus.topology.pcie import gpu_model
 from isthmus.topology.places import UNNUMBERED, number_devices
 
@@ -40,7 +40,12 @@ def discover(roots: Roots | None = None, ask_nvml: Callable[[], NvmlFacts] = rea
             root.numa_node = numa_nodes[0].index
     gpus, nics = number_devices(roots_of_places, notes)
     pcie = tuple(place for tree in places.trees if (place := tree.finish()))
-    _note_what_is_unknown(facts, gpus, nics, notes)
+    on_bus = {device.bus_id for device in facts.pci}
+    lost = [gpu.id for gpu in gpus if gpu.bus_id not in on_bus] + [nic.id for nic in nics if nic.bus_id not in on_bus]
+    if not facts.pci:
+        notes.append("sysfs shows no PCIe bus: distances are those between NUMA nodes")
+    elif lost:
+        notes.append(f"not on the PCIe bus that sysfs shows: {', '.join(lost)}")
     return Machine(
         name=facts.host_name or "this machine",
         source="discovery",
@@ -48,7 +53,7 @@ def discover(roots: Roots | None = None, ask_nvml: Callable[[], NvmlFacts] = rea
         numa_nodes=numa_nodes,
         gpus=gpus,
         nics=nics,
-        links=link_devices(gpus, nics, pcie, _nvlinks(nvml.gpus), len(numa_nodes)),
+        links=link_devices(gpus, nics, pcie, _nvlinks(nvml), len(numa_nodes)),
         pcie=pcie,
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -61,10 +66,9 @@ def _find_gpus(facts: Facts, nvml: NvmlFacts, notes: list[str]) -> list[Gpu]:
         if on_bus:
             notes.append("without NVML, NVLinks are unknown, and GPUs are those of the bus")
         return [Gpu(UNNUMBERED, bus_id, model) for bus_id, model in on_bus.items()]
-    hidden = sorted(set(on_bus) - {gpu.bus_id for gpu in nvml.gpus})
-    if hidden:
+    if hidden := sorted(set(on_bus) - {gpu.bus_id for gpu in nvml.gpus}):
         notes.append(f"NVML does not show {', '.join(hidden)}: left out")
-    return [Gpu(gpu.index, gpu.bus_id, gpu.model, fabric=gpu.fabric) for gpu in nvml.gpus]
+    return list(nvml.gpus)
 
 
 def _speed_of_all(links: Sequence[NvLink]) -> float | None:
@@ -73,29 +77,13 @@ def _speed_of_all(links: Sequence[NvLink]) -> float | None:
     return sum(known) if known and len(known) == len(speeds) else None
 
 
-def _nvlinks(gpus: Sequence[NvmlGpu]) -> dict[tuple[int, int], NvLinks]:
+def _nvlinks(nvml: NvmlFacts) -> dict[tuple[int, int], NvLinks]:
     """Return bonded NVLinks of each pair: direct ones, or as many as both have to switches, which reach every GPU."""
     pairs = {}
-    for a, b in combinations(sorted(gpus, key=lambda gpu: gpu.index), 2):
-        direct = [link for link in a.nvlinks if link.peer_bus_id is not None and link.peer_bus_id == b.bus_id]
-        through_switches = min(([link for link in gpu.nvlinks if link.is_to_switch] for gpu in (a, b)), key=len)
-        bonded = direct or through_switches
-        if bonded:
+    for a, b in combinations(nvml.gpus, 2):
+        of_a, of_b = nvml.nvlinks[a.index], nvml.nvlinks[b.index]
+        direct = [link for link in of_a if link.peer_bus_id is not None and link.peer_bus_id == b.bus_id]
+        through_switches = min(([link for link in links if link.is_to_switch] for links in (of_a, of_b)), key=len)
+        if bonded := direct or through_switches:
             pairs[a.index, b.index] = NvLinks(len(bonded), _speed_of_all(bonded))
     return pairs
-
-
-def _note_what_is_unknown(facts: Facts, gpus: Sequence[Gpu], nics: Sequence[Nic], notes: list[str]) -> None:
-    if not facts.has_pci:
-        notes.append("sysfs shows no PCIe bus: distances are those between NUMA nodes")
-    if not facts.has_network:
-        notes.append("sysfs shows no network interfaces")
-    on_bus = {device.bus_id for device in facts.pci}
-    devices: list[Gpu | Nic] = [*gpus, *nics]
-    lost = [device.id for device in devices if device.bus_id not in on_bus]
-    if lost and facts.has_pci:
-        notes.append(f"not on the PCIe bus that sysfs shows: {', '.join(lost)}")
-    if unknown := [nic.name or nic.id for nic in nics if nic.speed_gbit_s is None]:
-        notes.append(f"the driver does not say how fast {', '.join(unknown)} is")
-    if unknown := [nic.name or nic.id for nic in nics if nic.kind is NicKind.UNKNOWN]:
-        notes.append(f"the driver does not say what {', '.join(unknown)} speaks")

@@ -14,7 +14,6 @@ import errno
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -126,25 +125,18 @@ def save_links(links: MeasuredLinks, path: Path | None = None) -> Path:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    _replace(path, json.dumps(document(links), indent=1) + "\n")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(document(links), indent=1) + "\n")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
     return path
 
 
 def document(links: MeasuredLinks) -> dict[str, Any]:
     """The content of a file, as plain values."""
     return {"format": FORMAT, "version": VERSION, **asdict(links)}
-
-
-def _replace(path: Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
 
 
 def _read(path: Path) -> MeasuredLinks:
@@ -159,7 +151,5 @@ def _read(path: Path) -> MeasuredLinks:
         if values.get("version") != VERSION:
             raise ValueError(f"version {values.get('version')!r}, but this isthmus reads version {VERSION}")
         return read_record(MeasuredLinks, values, "links")
-    except json.JSONDecodeError as error:
-        raise LinkFileError(f"{path}:{error.lineno}: no JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
         raise LinkFileError(f"{path}: {error}") from None

@@ -120,8 +120,6 @@ class Facts:
     interfaces: tuple[Interface, ...]
     rdma_ports: tuple[RdmaPort, ...]
     host_name: str | None
-    has_pci: bool
-    has_network: bool
 
 
 def read_facts(roots: Roots | None = None) -> Facts:
@@ -135,8 +133,6 @@ def read_facts(roots: Roots | None = None) -> Facts:
         interfaces=tuple(_interfaces(roots.sys / "class/net")),
         rdma_ports=tuple(_rdma_ports(roots.sys / "class/infiniband")),
         host_name=_read(roots.proc / "sys/kernel/hostname") or None,
-        has_pci=(roots.sys / "bus/pci/devices").is_dir(),
-        has_network=(roots.sys / "class/net").is_dir(),
     )
 
 
@@ -164,12 +160,6 @@ def _read_index(path: Path) -> int | None:
     """Return a number that counts something; -1 stands for "not known"."""
     number = _read_number(path)
     return number if number is not None and 0 <= number <= _MOST_INDEX else None
-
-
-def _leading_number(text: str | None) -> float | None:
-    """Return 16.0 for "16.0 GT/s PCIe"; None for "Unknown"."""
-    match = _NUMBER.match(text or "")
-    return float(match[0]) if match else None
 
 
 def _children(folder: Path) -> list[Path]:
@@ -264,7 +254,7 @@ def _interfaces(folder: Path) -> Iterator[Interface]:
             is_representor=bool(_REPRESENTOR.match(_read(path / "phys_port_name") or "")),
             is_usb=any(part.startswith("usb") for part in parts),
             hardware_type=_read_number(path / "type"),
-            speed_gbit_s=_port_speed(_read_number(path / "speed"), 1000),
+            speed_gbit_s=_port_gbit_s(path / "speed", 1000),
             is_down=_read(path / "operstate") in ("down", "lowerlayerdown", "notpresent"),
             port=_read_index(path / "dev_port") or 0,
             lower=tuple(
@@ -283,13 +273,14 @@ def _rdma_ports(folder: Path) -> Iterator[RdmaPort]:
                 port=number,
                 bus_id=way[-1] if way else None,
                 link_layer=_read(port / "link_layer"),
-                speed_gbit_s=_port_speed(_leading_number(_read(port / "rate"))),
+                speed_gbit_s=_port_gbit_s(port / "rate"),
                 is_down=state is not None and "ACTIVE" not in state,
                 is_iwarp=(_read(device / "node_type") or "").startswith("4"),
             )
 
 
-def _port_speed(value: float | None, divisor: float = 1) -> float | None:
-    """Return Gbit/s; -1 and 4294967295 Mbit/s stand for "not known"."""
-    speed_gbit_s = None if value is None else value / divisor
-    return speed_gbit_s if speed_gbit_s is not None and 0 < speed_gbit_s <= _MOST_PORT_GBIT_S else None
+def _port_gbit_s(attribute: Path, divisor: float = 1) -> float | None:
+    """Return the speed of a port; -1 and 4294967295 Mbit/s stand for "not known"."""
+    match = _NUMBER.match(_read(attribute) or "")
+    speed_gbit_s = float(match[0]) / divisor if match else 0.0
+    return speed_gbit_s if 0 < speed_gbit_s <= _MOST_PORT_GBIT_S else None

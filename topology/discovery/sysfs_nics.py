@@ -26,7 +26,7 @@ def find_nics(facts: Facts) -> tuple[list[Nic], list[str]]:
     left_out: list[str] = []
     nics = list(_verbs_nics(facts, device_at, left_out))
     nics += _interface_nics(facts, device_at, left_out)
-    nics = _without_virtual_functions(nics, device_at, left_out)
+    nics = _without_virtual_functions(nics, device_at)
     nics.sort(key=lambda nic: (nic.kind not in _RDMA, _natural(nic.name or "")))
     nics = [replace(nic, index=index) for index, nic in enumerate(nics)]
     return nics, [f"left out: {', '.join(left_out)}"] if left_out else []
@@ -97,19 +97,11 @@ def _kind_of_interface(interface: Interface) -> NicKind:
     return NicKind.ETHERNET if interface.hardware_type == _ARPHRD_ETHER else NicKind.UNKNOWN
 
 
-def _without_virtual_functions(nics: list[Nic], device_at: dict[str, PciDevice], left_out: list[str]) -> list[Nic]:
+def _without_virtual_functions(nics: list[Nic], device_at: dict[str, PciDevice]) -> list[Nic]:
     """Drop virtual functions whose physical function is there: they share its port."""
-    present = {nic.bus_id: nic.name for nic in nics}
-    kept, dropped_of = [], dict.fromkeys(present.values(), 0)
-    for nic in nics:
-        device = device_at.get(nic.bus_id or "")
-        physical = device.physical_function if device else None
-        if physical in present and physical != nic.bus_id:
-            dropped_of[present[physical]] += 1
-        else:
-            kept.append(nic)
-    left_out += [f"virtual functions of {name} ({count})" for name, count in dropped_of.items() if count]
-    return kept
+    present = {nic.bus_id for nic in nics}
+    physical_of = {bus_id: device.physical_function for bus_id, device in device_at.items() if device.physical_function}
+    return [nic for nic in nics if physical_of.get(nic.bus_id or "", "") not in present]
 
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:

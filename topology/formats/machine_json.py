@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from isthmus.topology.machine import MOST_GPUS, MOST_NICS, MOST_NUMA_NODES, Machine, TopologyError, farness
+from isthmus.topology.machine import (
+    MOST_GPUS,
+    MOST_NICS,
+    MOST_NUMA_NODES,
+    Machine,
+    TopologyError,
+    farness,
+    paths_to_devices,
+)
 from isthmus.topology.records import read_record
 
 
@@ -41,6 +49,5 @@ def check(machine: Machine) -> None:
     for link in machine.links:
         if farness(link.kind) == 0:
             raise TopologyError("links: 'X' is for a device and itself")
-    for place in (place for tree in machine.pcie for place in tree.walk()):
-        if unknown := set(place.devices) - set(devices):
-            raise TopologyError(f"pcie: '{min(unknown)}' is no device of the machine")
+    if unknown := set(paths_to_devices(machine.pcie)) - set(devices):
+        raise TopologyError(f"pcie: '{min(unknown)}' is no device of the machine")

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from isthmus.topology.machine import Gpu, Machine, Nic, NicKind, PcieKind, PcieNode
+from isthmus.topology.machine import Gpu, Machine, Nic, NicKind, PcieKind, PcieNode, paths_to_devices
 from isthmus.topology.rails import Rails
 from isthmus.topology.render.overview import NodeShape, Overview, count_models
 
@@ -90,7 +90,7 @@ def nic_summary(machine: Machine) -> str:
 def nvlink_summary(machine: Machine) -> str:
     """Return "NV12 between all GPUs, 2400 Gbit/s a pair" or what else holds; empty without NVLinks."""
     pairs = [machine.link(a, b) for a, b in combinations(machine.gpus, 2)]
-    joined = [link for link in pairs if link.num_nvlinks]
+    joined = [link for link in pairs if link.is_nvlink]
     if not joined:
         return ""
     if len({(link.kind, link.speed_gbit_s) for link in pairs}) == 1:
@@ -127,7 +127,7 @@ def _tree(machine: Machine) -> Tree:
 
 def by_numa_node(machine: Machine) -> list[tuple[int | None, list[PcieNode], list[Gpu | Nic]]]:
     """Return the PCIe trees of each NUMA node, and its devices that are in none; what is in no known node last."""
-    in_tree = {device for tree in machine.pcie for place in tree.walk() for device in place.devices}
+    in_tree = paths_to_devices(machine.pcie)
     trees: dict[int | None, list[PcieNode]] = {}
     loose: dict[int | None, list[Gpu | Nic]] = {}
     for tree in machine.pcie:

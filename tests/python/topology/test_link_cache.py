@@ -102,8 +102,8 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("", r":1: no JSON"),
-        ('{\n"format"\n', r":3: no JSON"),
+        ("", r": Expecting value: line 1"),
+        ('{\n"format"\n', r": Expecting .* line 3"),
         ("\xff", r": 'utf-8' codec"),
         ("[" * 100_000, r": maximum recursion"),
         ("9" * 5000, r": Exceeds the limit"),
