@@ -94,8 +94,8 @@ class MadeUpMachine:
         below: str = "",
         **attributes: Any,
     ) -> Path:
-        """An interface of a PCI function, or a virtual one; `below`: folders between (USB, virtio)."""
-        parent = self._sys / "devices/virtual" if on is None else self._place[on] / below
+        """An interface of a PCI function, which is made if missing, or a virtual one; `below`: folders between."""
+        parent = self._sys / "devices/virtual" if on is None else self._function(on, ETHERNET) / below
         folder = parent / "net" / name
         for attribute, value in {"speed": speed, "type": kind, "operstate": state, **attributes}.items():
             if value is not None:
@@ -114,13 +114,17 @@ class MadeUpMachine:
         node_type: str = "1: CA",
     ) -> None:
         """A verbs device of a PCI function, or one made by software."""
-        folder = (self._sys / "devices/virtual" if on is None else self._place[on]) / "infiniband" / name
+        parent = self._sys / "devices/virtual" if on is None else self._function(on, INFINIBAND)
+        folder = parent / "infiniband" / name
         self._write(folder / "node_type", node_type)
         for port in range(1, ports + 1):
             for attribute, value in {"link_layer": layer, "rate": rate, "state": state}.items():
                 if value is not None:
                     self._write(folder / f"ports/{port}/{attribute}", value)
         self._link(self._sys / "class/infiniband" / name, folder)
+
+    def _function(self, bus_id: str, class_code: int) -> Path:
+        return self._place.get(bus_id) or self.pci(bus_id, class_code, f"pci{bus_id[:4]}:00")
 
     def virtual_function(self, bus_id: str, of: str, above: str) -> None:
         folder = self.pci(bus_id, ETHERNET, above)

@@ -13,7 +13,6 @@ import pytest
 from isthmus.topology.discovery.nvml import NvLink, NvmlFacts, read_nvml
 from isthmus.topology.machine import Fabric
 from python.topology.made_up_machines import (
-    ETHERNET,
     MadeUpGpu,
     MadeUpMachine,
     MadeUpNvml,
@@ -110,7 +109,6 @@ def test_nvml_decides_which_gpus_there_are(machine):
 
 
 def test_a_gpu_that_sysfs_does_not_show(machine):
-    machine.pci("0000:01:00.0", ETHERNET)
     machine.interface("eth0", "0000:01:00.0")
     node = found(machine, facts_of(MadeUpGpu("0000:65:00.0")))
     assert node.gpus[0].bus_id == "0000:65:00.0"
