@@ -47,7 +47,7 @@ def _over_pcie(a: Sequence[PcieNode], b: Sequence[PcieNode], is_in_one_numa_node
     shared = num_shared(a, b)
     if shared == 0:
         kind = "NODE" if is_in_one_numa_node else "SYS"
-    elif shared == 1 and a[0].kind is PcieKind.HOST_BRIDGE:
+    elif shared == 1:  # the host bridge
         kind = "PHB"
     else:
         # The last shared place is a switch, or the adapter itself; below it come other switches and the devices.

@@ -33,10 +33,6 @@ class MadeUpMachine:
         for cpu in range(sockets * cpus_per_socket):
             folder = self._sys / f"devices/system/cpu/cpu{cpu}"
             self._write(folder / "topology/physical_package_id", cpu // cpus_per_socket)
-            if cpu:  # the first has no such file
-                self._write(folder / "online", 1)
-        for name in ("online", "possible"):
-            self._write(self._sys / "devices/system/cpu" / name, f"0-{sockets * cpus_per_socket - 1}")
         if model is not None:
             self._write(self.roots.proc / "cpuinfo", f"processor\t: 0\nmodel name\t: {model}\n")
 

@@ -82,19 +82,23 @@ def test_the_speed_of_nvlinks(mbyte_s, version, expected):
     assert facts_of(gpu).nvlinks[0] == (NvLink(True, None, expected),)
 
 
-def test_gpus_of_a_multi_node_domain(machine):
+JOINED, JOINING = pynvml.NVML_GPU_FABRIC_STATE_COMPLETED, pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS
+CLUSTER = bytes(range(1, 17))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "state", "fabric"),
+    [
+        (CLUSTER, JOINED, Fabric("01020304-0506-0708-090a-0b0c0d0e0f10", 7)),
+        (CLUSTER, JOINING, None),
+        (bytes(16), JOINED, None),  # one node's NVSwitches
+        (CLUSTER, None, None),  # not supported
+    ],
+)
+def test_gpus_of_a_multi_node_domain(machine, cluster, state, fabric):
     machine.gpu("0000:01:00.0", "pci0000:00")
-    cluster = bytes(range(1, 17))
-    joined = pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
-    gpu = MadeUpGpu("0000:01:00.0", cluster=cluster, clique=7, fabric_state=joined)
-    fabric = Fabric("01020304-0506-0708-090a-0b0c0d0e0f10", 7)
+    gpu = MadeUpGpu("0000:01:00.0", cluster=cluster, clique=7, fabric_state=state)
     assert found(machine, facts_of(gpu)).gpus[0].fabric == fabric
-    for other in (
-        MadeUpGpu("0000:01:00.0", cluster=cluster, fabric_state=pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS),
-        MadeUpGpu("0000:01:00.0", fabric_state=joined),  # one node's NVSwitches: no cluster
-        MadeUpGpu("0000:01:00.0", cluster=cluster),  # not supported
-    ):
-        assert found(machine, facts_of(other)).gpus[0].fabric is None
 
 
 def test_nvml_decides_which_gpus_there_are(machine):
@@ -129,8 +133,7 @@ def test_an_nvml_that_is_not_there():
             raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     facts = read_nvml(Broken())
-    assert facts.gpus == ()
-    assert facts.missing == "NVML: NVML Shared Library Not Found"
+    assert (facts.gpus, facts.missing) == ((), "NVML: NVML Shared Library Not Found")
 
 
 def test_a_pynvml_that_is_too_old():
@@ -144,13 +147,6 @@ def test_a_pynvml_that_is_too_old():
     facts = read_nvml(nvml)
     assert facts.gpus == () and nvml.is_shut_down
     assert facts.missing == "NVML: this pynvml is too old: module 'pynvml' has no attribute 'c_nvmlGpuFabricInfo_v2_t'"
-
-
-def test_nvml_is_closed_again():
-    nvml = MadeUpNvml(MadeUpGpu("0000:01:00.0"))
-    facts = read_nvml(nvml)
-    assert nvml.is_shut_down
-    assert (facts.driver, facts.missing) == ("580.1", None)
 
 
 READ_NVML = """

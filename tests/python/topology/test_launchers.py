@@ -1,7 +1,7 @@
 """What launchers tell their processes: environments as each of them sets them, nested ones, and broken ones.
 
 torchrun, Open MPI and MPICH: recorded from torch 2.11, Open MPI 4.1.4 and MPICH 4.0, on nodes made by a stand-in for
-ssh. Slurm: as its sources set them (src/common/env.c and slurmstepd); test_slurm.py runs it.
+ssh. Slurm: as its sources set them (src/common/env.c and slurmstepd); the example of Slurm runs in one.
 """
 
 from __future__ import annotations

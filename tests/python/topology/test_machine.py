@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from isthmus.topology.distance import link_devices
 from isthmus.topology.formats.machine_json import parse_machine_json
 from isthmus.topology.machine import (
     Fabric,
@@ -122,17 +121,6 @@ def test_json_that_nests_without_end() -> None:
         tree = {"kind": "switch", "children": [tree]}
     with pytest.raises(TopologyError, match="nest more than 40 deep"):
         parse_machine_json({"name": "deep", "source": "by hand", "pcie": [tree]})
-
-
-def test_distances_in_a_tree_without_a_host_bridge() -> None:
-    """What stands at the top may be a switch, or a device alone."""
-    gpus = [PcieNode(PcieKind.GPU, devices=(f"GPU{index}",), link_speed_gbit_s=252.0) for index in range(3)]
-    tree = [PcieNode(PcieKind.SWITCH, children=(gpus[0], gpus[1])), gpus[2]]
-    links = link_devices([Gpu(index) for index in range(3)], [], tree, {}, num_numa_nodes=1)
-    assert [(link.kind, link.speed_gbit_s) for link in links] == [("PIX", 252.0), ("NODE", None), ("NODE", None)]
-    assert [link.kind for link in link_devices([Gpu(0), Gpu(1)], [], tree[1:], {}, num_numa_nodes=2)] == ["SYS"]
-    [to_nowhere] = link_devices([Gpu(2), Gpu(3)], [], tree, {}, num_numa_nodes=1)
-    assert (to_nowhere.kind, to_nowhere.speed_gbit_s) == ("NODE", None)
 
 
 def test_an_error_names_file_and_line() -> None:

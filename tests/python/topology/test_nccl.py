@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from isthmus.topology.formats.machine_json import parse_machine_json
 from isthmus.topology.formats.read import parse_machine
@@ -225,47 +220,3 @@ def test_the_limits_themselves_are_read() -> None:
     assert parse_machine_json(machine.to_json()) == machine
     with pytest.raises(TopologyError, match="version='3': expected an integer from 1 to 2"):
         parse(nested(1), 'version="3"')
-
-
-# A machine as nested lists: NUMA nodes of switches and leaves. A leaf is True for a GPU and False for a NIC.
-PLACES = st.recursive(st.booleans(), lambda places: st.lists(places, min_size=1, max_size=3), max_leaves=6)
-NODES = st.lists(st.lists(PLACES, max_size=3), min_size=1, max_size=3)
-
-
-def written(nodes: list[Any]) -> tuple[str, dict[str, tuple[int, ...]]]:
-    """The file of such a machine, and the way to each of its devices: bus id -> NUMA node, switch, switch ..."""
-    buses, ways = itertools.count(), dict[str, tuple[int, ...]]()
-
-    def element(place: Any, above: tuple[int, ...]) -> str:
-        bus = next(buses)
-        bus_id = f"{bus:04x}:00:00.0"
-        if isinstance(place, list):
-            below = "".join(element(child, (*above, bus)) for child in place)
-            return f'<pci busid="{bus_id}" class="0x060400">{below}</pci>'
-        ways[bus_id] = above
-        return f'<pci busid="{bus_id}" class="0x0{3 if place else 2}0200"/>'
-
-    cpus = (in_cpu("".join(element(place, (-n,)) for place in node), str(n)) for n, node in enumerate(nodes))
-    return "".join(cpus), ways
-
-
-def expected(a: tuple[int, ...], b: tuple[int, ...]) -> str:
-    """Read off the ways of two devices."""
-    if a[0] != b[0]:
-        return "SYS"
-    if a[:2] != b[:2] or len(a) == 1:
-        return "PHB"
-    return "PIX" if a == b else "PXB"
-
-
-@given(NODES)
-def test_a_tree_that_is_written_reads_back(nodes: list[Any]) -> None:
-    body, ways = written(nodes)
-    if not ways:
-        return
-    machine = parse(body)
-    devices = [*machine.gpus, *machine.nics]
-    assert sorted(device.bus_id or "" for device in devices) == sorted(ways)
-    for a, b in itertools.combinations(devices, 2):
-        assert machine.distance(a, b) == expected(ways[a.bus_id or ""], ways[b.bus_id or ""])
-    assert parse_machine_json(machine.to_json()) == machine
