@@ -52,8 +52,7 @@ def _over_pcie(a: Sequence[PcieNode], b: Sequence[PcieNode], is_in_one_numa_node
     else:
         # The last shared place is a switch, or the adapter itself; below it come other switches and the devices.
         kind = "PIX" if max(len(a), len(b)) - shared <= 1 else "PXB"
-    is_known = a and b and kind != "SYS"
-    return kind, _slowest((*a[shared:], *b[shared:])) if is_known else None
+    return kind, _slowest((*a[shared:], *b[shared:])) if a and b and kind != "SYS" else None
 
 
 def _slowest(way: Sequence[PcieNode]) -> float | None:

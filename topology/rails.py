@@ -97,8 +97,7 @@ def rail_nics(machine: Machine) -> list[Nic]:
     """NICs that rails can run over: those with RDMA, if any, and among these none that is far slower than the best."""
     has_rdma = any(nic.kind in _RDMA for nic in machine.nics)
     nics = [nic for nic in machine.nics if not (has_rdma and nic.kind is NicKind.ETHERNET)]
-    fastest_gbit_s = max((nic.speed_gbit_s or 0 for nic in nics), default=0)
-    least_gbit_s = fastest_gbit_s * _LEAST_SHARE_OF_FASTEST
+    least_gbit_s = _LEAST_SHARE_OF_FASTEST * max((nic.speed_gbit_s or 0 for nic in nics), default=0)
     return [nic for nic in nics if nic.speed_gbit_s is None or nic.speed_gbit_s >= least_gbit_s]
 
 

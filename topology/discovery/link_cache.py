@@ -100,7 +100,18 @@ def default_path() -> Path:
 
 def load_links(path: Path | None = None) -> MeasuredLinks:
     """Return the measurement in a file (default: the cache). Raises LinkFileError if it has none."""
-    return _read(path or default_path())
+    path = path or default_path()
+    try:
+        values = json.loads(path.read_bytes())
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
+            raise ValueError(f'no file of measured links: "format" is not "{FORMAT}"')
+        if values.get("version") != VERSION:
+            raise ValueError(f"version {values.get('version')!r}, but this isthmus reads version {VERSION}")
+        return read_record(MeasuredLinks, values, "links")
+    except OSError as error:
+        raise LinkFileError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise LinkFileError(f"{path}: {error}") from None
 
 
 def cached_links() -> MeasuredLinks | None:
@@ -137,19 +148,3 @@ def save_links(links: MeasuredLinks, path: Path | None = None) -> Path:
 def document(links: MeasuredLinks) -> dict[str, Any]:
     """The content of a file, as plain values."""
     return {"format": FORMAT, "version": VERSION, **asdict(links)}
-
-
-def _read(path: Path) -> MeasuredLinks:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise LinkFileError(f"{path}: {error.strerror}") from None
-    try:
-        values = json.loads(content)
-        if not isinstance(values, dict) or values.get("format") != FORMAT:
-            raise ValueError(f'no file of measured links: "format" is not "{FORMAT}"')
-        if values.get("version") != VERSION:
-            raise ValueError(f"version {values.get('version')!r}, but this isthmus reads version {VERSION}")
-        return read_record(MeasuredLinks, values, "links")
-    except (ValueError, RecursionError) as error:
-        raise LinkFileError(f"{path}: {error}") from None

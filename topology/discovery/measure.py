@@ -21,7 +21,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from isthmus.backends import backend_of
 from isthmus.gloo import Group, fresh_prefix, gloo_tier
 from isthmus.topology.discovery.link_cache import LinkSample, MeasuredLink, MeasuredLinks
-from isthmus.topology.node_map import ranks_by_value
 
 #: What a rank sends at once, in bytes. Larger ones are left out where they would take longer than the budget.
 SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))
@@ -96,7 +95,9 @@ class _Tiers:
     """Which ranks of the group share this one's node, and its rail."""
 
     def __init__(self, node_of_rank: Sequence[int], rank: int) -> None:
-        nodes = ranks_by_value(range(len(node_of_rank)), node_of_rank)
+        nodes: dict[int, list[int]] = {}
+        for each, node in enumerate(node_of_rank):
+            nodes.setdefault(node, []).append(each)
         sizes = {len(ranks) for ranks in nodes.values()}
         if len(node_of_rank) == 1:
             raise ValueError("a group of one rank has no links to measure")

@@ -15,8 +15,8 @@ from isthmus.topology.discovery.sysfs import Facts, Interface, PciDevice, RdmaPo
 from isthmus.topology.machine import Nic, NicKind
 from isthmus.topology.places import UNNUMBERED
 
-_ARPHRD_ETHER = 1
-_ARPHRD_INFINIBAND = 32
+#: By the hardware type of an interface: ARPHRD_ETHER, ARPHRD_INFINIBAND; what is not known may be one.
+_KIND_OF = {1: NicKind.ETHERNET, 32: NicKind.INFINIBAND, None: NicKind.UNKNOWN}
 _RDMA = (NicKind.INFINIBAND, NicKind.ROCE, NicKind.EFA)
 
 
@@ -61,7 +61,7 @@ def _interface_nics(facts: Facts, device_at: dict[str, PciDevice], left_out: lis
         if reason is None:
             if interface.bus_id is not None:
                 taken[interface.bus_id, interface.port] = interface.name
-            kind = _kind_of_interface(interface)
+            kind = _KIND_OF[interface.hardware_type]
             yield Nic(UNNUMBERED, interface.name, interface.bus_id, kind, interface.speed_gbit_s)
         elif reason:
             left_out.append(f"{interface.name} ({reason})")
@@ -76,7 +76,7 @@ def _reason_against(
     device = device_at.get(interface.bus_id or "")
     if interface.is_usb or (device is not None and not device.is_network_adapter):
         return "not on PCIe"
-    if interface.hardware_type not in (_ARPHRD_ETHER, _ARPHRD_INFINIBAND, None):
+    if interface.hardware_type not in _KIND_OF:
         return "neither Ethernet nor InfiniBand"
     if interface.is_down:
         return "down"
@@ -89,12 +89,6 @@ def _is_seen_as_verbs(interface: Interface, facts: Facts) -> bool:
     """Whether a verbs device is this port: the only one of its PCI function, or that with this number."""
     ports = [port.port for port in facts.rdma_ports if port.bus_id == interface.bus_id and port.bus_id is not None]
     return ports == [1] or interface.port + 1 in ports
-
-
-def _kind_of_interface(interface: Interface) -> NicKind:
-    if interface.hardware_type == _ARPHRD_INFINIBAND:
-        return NicKind.INFINIBAND
-    return NicKind.ETHERNET if interface.hardware_type == _ARPHRD_ETHER else NicKind.UNKNOWN
 
 
 def _without_virtual_functions(nics: list[Nic], device_at: dict[str, PciDevice]) -> list[Nic]:

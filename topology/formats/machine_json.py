@@ -17,17 +17,15 @@ from isthmus.topology.records import read_record
 
 
 def parse_machine_json(values: Any) -> Machine:
-    """The machine that `Machine.to_json` gave. TopologyError: a value is missing, of the wrong type or out of range."""
+    """The machine that `Machine.to_json` gave.
+
+    TopologyError: a value is missing, of the wrong type or out of range, devices have no number of their own, or links
+    are not one for each pair of them.
+    """
     try:
         machine = read_record(Machine, values, "machine")
     except ValueError as error:
         raise TopologyError(str(error)) from None
-    check(machine)
-    return machine
-
-
-def check(machine: Machine) -> None:
-    """TopologyError: devices have no number of their own, or links are not one for each pair of them."""
     for name, items, most in (
         ("sockets", machine.sockets, MOST_NUMA_NODES),
         ("numa_nodes", machine.numa_nodes, MOST_NUMA_NODES),
@@ -51,3 +49,4 @@ def check(machine: Machine) -> None:
             raise TopologyError("links: 'X' is for a device and itself")
     if unknown := set(paths_to_devices(machine.pcie)) - set(devices):
         raise TopologyError(f"pcie: '{min(unknown)}' is no device of the machine")
+    return machine

@@ -9,7 +9,18 @@ from __future__ import annotations
 import re
 from itertools import combinations
 
-from isthmus.topology.machine import MOST_GPUS, MOST_NICS, Gpu, Link, Machine, Nic, NumaNode, Socket, TopologyError
+from isthmus.topology.machine import (
+    MOST_GPUS,
+    MOST_NICS,
+    Gpu,
+    Link,
+    Machine,
+    Nic,
+    NumaNode,
+    Socket,
+    TopologyError,
+    printable,
+)
 from isthmus.topology.pcie import nic_kind
 
 _ESCAPE_CODE = re.compile(r"\x1b?\[[0-9;]{0,16}m")
@@ -24,7 +35,7 @@ _IN_ONE_NUMA_NODE = ("PIX", "PXB", "PHB", "NODE")
 
 def parse_smi_matrix(text: str, name: str) -> Machine:
     """The machine of the first matrix in the text. TopologyError: there is none, or it is damaged; it says where."""
-    matrix = _Matrix([_WORD.findall(_ESCAPE_CODE.sub("", line).lstrip(" \t*#>/|")) for line in text.splitlines()])
+    matrix = _Matrix([_words(line) for line in text.splitlines()])
     notes = ["a matrix has no PCIe tree, no speeds and no models: they are unknown"]
     affinity_of = {device: matrix.affinity(device) for device in matrix.devices if _GPU.fullmatch(device)}
     gpus = tuple(Gpu(int(device[3:]), numa_node=numa_node) for device, (_, numa_node) in affinity_of.items())
@@ -48,6 +59,10 @@ def parse_smi_matrix(text: str, name: str) -> Machine:
         links=tuple(Link(id_of[a], id_of[b], matrix.cells[a, b]) for a, b in combinations(matrix.devices, 2)),
         notes=tuple(notes),
     )
+
+
+def _words(line: str) -> list[str]:
+    return [printable(word) for word in _WORD.findall(_ESCAPE_CODE.sub("", line).lstrip(" \t*#>/|"))]
 
 
 def _nics(matrix: _Matrix, gpus: tuple[Gpu, ...]) -> tuple[Nic, ...]:

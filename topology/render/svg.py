@@ -177,8 +177,7 @@ class _Picture:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Return "0-3" for [0, 1, 2, 3], "0, 4" for [0, 4]."""
-    ordered = sorted(numbers)
-    if len(ordered) > 2 and ordered[-1] - ordered[0] == len(ordered) - 1:
-        return f"{ordered[0]}-{ordered[-1]}"
-    return ", ".join(map(str, ordered))
+    """Return "0-3" for [0, 1, 2, 3], "0, 4" for [0, 4]. numbers: rising."""
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ", ".join(map(str, numbers))

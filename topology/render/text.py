@@ -15,7 +15,6 @@ from isthmus.topology.rails import Rails
 from isthmus.topology.render.overview import NodeShape, Overview, count_models
 
 _STYLES = {"X": "dim", "PIX": "green", "PXB": "green", "PHB": "yellow", "NODE": "yellow", "SYS": "red"}
-_NVLINK_STYLE = "bold green"
 #: What people call the kinds.
 NIC_KINDS = {
     NicKind.INFINIBAND: "InfiniBand",
@@ -30,9 +29,8 @@ _LEGEND = (
     "NV#: # NVLinks   PIX: one PCIe switch   PXB: several   PHB: one host bridge   "
     "NODE: host bridges of a NUMA node   SYS: NUMA nodes"
 )
-#: Nodes whose ranks are named one by one.
-_MOST_NODES_NAMED = 16
-_MOST_RANKS_NAMED = 16
+#: Nodes whose ranks are named one by one, and ranks of each.
+_MOST_NAMED = 16
 
 
 def print_overview(view: Overview, console: Console) -> None:
@@ -170,7 +168,7 @@ def _matrix(machine: Machine) -> Iterator[Text]:
         line = Text(row.ljust(width), "bold")
         for column in ids:
             kind = machine.distance(row, column)
-            line.append(kind.ljust(width), _STYLES.get(kind, _NVLINK_STYLE))
+            line.append(kind.ljust(width), _STYLES.get(kind, "bold green"))
         yield line.append("" if numa_of[row] is None else str(numa_of[row]))
 
 
@@ -196,8 +194,8 @@ def _shape_lines(shape: NodeShape) -> Iterator[Text]:
     each = "nodes of unequal size" if shape.ranks_per_node is None else f"{shape.ranks_per_node} ranks each"
     plural = "s" if shape.num_nodes != 1 else ""
     yield Text.assemble((f"{shape.num_nodes} node{plural}", "bold"), f", {each}  (from {shape.source})")
-    for node, ranks in enumerate((shape.nodes or ())[:_MOST_NODES_NAMED]):
-        named = ", ".join(map(str, ranks[:_MOST_RANKS_NAMED])) + (", ..." if len(ranks) > _MOST_RANKS_NAMED else "")
+    for node, ranks in enumerate((shape.nodes or ())[:_MOST_NAMED]):
+        named = ", ".join(map(str, ranks[:_MOST_NAMED])) + (", ..." if len(ranks) > _MOST_NAMED else "")
         yield Text(f"  node {node}: ranks {named}")
-    if shape.nodes is not None and len(shape.nodes) > _MOST_NODES_NAMED:
-        yield Text(f"  and {len(shape.nodes) - _MOST_NODES_NAMED} more")
+    if shape.nodes is not None and len(shape.nodes) > _MOST_NAMED:
+        yield Text(f"  and {len(shape.nodes) - _MOST_NAMED} more")
