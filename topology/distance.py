@@ -6,12 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from isthmus.topology.machine import Gpu, Link, Nic, PcieKind, PcieNode
-
-#: Gbit/s in one direction of one NVLink, by compute capability (10 x major + minor). From NVIDIA's data sheets, which
-#: add both directions of all links: P100 4 links, 160 GB/s; V100 6, 300; A100 12, 600; A40 4, 112.5; H100 18, 900;
-#: B200 and B300 18, 1800.
-_NVLINK_GBIT_S = {60: 160.0, 70: 200.0, 80: 200.0, 86: 112.5, 90: 200.0, 100: 400.0, 103: 400.0}
+from isthmus.topology.machine import Gpu, Link, Nic, PcieKind, PcieNode, num_shared, paths_to_devices
 
 
 @dataclass(frozen=True)
@@ -20,11 +15,6 @@ class NvLinks:
 
     count: int
     speed_gbit_s: float | None
-
-
-def nvlink_gbit_s(compute_capability: int | None) -> float | None:
-    """The speed of one NVLink in one direction; None where the GPU is unknown or has no NVLink."""
-    return None if compute_capability is None else _NVLINK_GBIT_S.get(compute_capability)
 
 
 def link_devices(
@@ -39,7 +29,7 @@ def link_devices(
     nvlinks: by indices of the two GPUs, the lower first. num_numa_nodes: where there is one only, devices under
     different host bridges are in it, even if the source does not say so.
     """
-    places = _Places(pcie, num_numa_nodes)
+    path_to = paths_to_devices(pcie)
     devices: list[Gpu | Nic] = [*gpus, *nics]
     links = []
     for a, b in combinations(devices, 2):
@@ -47,46 +37,22 @@ def link_devices(
         if joined:
             links.append(Link(a.id, b.id, f"NV{joined.count}", joined.speed_gbit_s))
         else:
-            links.append(places.link(a, b))
+            is_in_one = num_numa_nodes <= 1 if None in (a.numa_node, b.numa_node) else a.numa_node == b.numa_node
+            links.append(Link(a.id, b.id, *_over_pcie(path_to.get(a.id, ()), path_to.get(b.id, ()), is_in_one)))
     return tuple(links)
 
 
-class _Places:
-    """Where devices hang in the PCIe tree: the places from the host bridge down to each."""
-
-    def __init__(self, pcie: Sequence[PcieNode], num_numa_nodes: int) -> None:
-        self._one_numa_node = num_numa_nodes <= 1
-        self._path_to: dict[str, tuple[PcieNode, ...]] = {}
-        for tree in pcie:
-            self._enter(tree, ())
-
-    def _enter(self, place: PcieNode, above: tuple[PcieNode, ...]) -> None:
-        path = (*above, place)
-        for device in place.devices:
-            self._path_to[device] = path
-        for child in place.children:
-            self._enter(child, path)
-
-    def link(self, a: Gpu | Nic, b: Gpu | Nic) -> Link:
-        """Over PCIe."""
-        path_a, path_b = self._path_to.get(a.id, ()), self._path_to.get(b.id, ())
-        shared = 0
-        while shared < min(len(path_a), len(path_b)) and path_a[shared] is path_b[shared]:
-            shared += 1
-        if shared == 0:
-            kind = "NODE" if self._in_one_numa_node(a, b) else "SYS"
-        elif shared == 1 and path_a[0].kind is PcieKind.HOST_BRIDGE:
-            kind = "PHB"
-        else:
-            # The last shared place is a switch, or the adapter itself; below it come other switches and the devices.
-            kind = "PIX" if max(len(path_a), len(path_b)) - shared <= 1 else "PXB"
-        is_known = path_a and path_b and kind != "SYS"
-        return Link(a.id, b.id, kind, _slowest(path_a[shared:] + path_b[shared:]) if is_known else None)
-
-    def _in_one_numa_node(self, a: Gpu | Nic, b: Gpu | Nic) -> bool:
-        if a.numa_node is None or b.numa_node is None:
-            return self._one_numa_node
-        return a.numa_node == b.numa_node
+def _over_pcie(a: Sequence[PcieNode], b: Sequence[PcieNode], is_in_one_numa_node: bool) -> tuple[str, float | None]:
+    """The distance and the speed between two places, by the paths to them; empty ones: not in the tree."""
+    shared = num_shared(a, b)
+    if shared == 0:
+        kind = "NODE" if is_in_one_numa_node else "SYS"
+    elif shared == 1:  # the host bridge
+        kind = "PHB"
+    else:
+        # The last shared place is a switch, or the adapter itself; below it come other switches and the devices.
+        kind = "PIX" if max(len(a), len(b)) - shared <= 1 else "PXB"
+    return kind, _slowest((*a[shared:], *b[shared:])) if a and b and kind != "SYS" else None
 
 
 def _slowest(way: Sequence[PcieNode]) -> float | None:

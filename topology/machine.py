@@ -8,10 +8,11 @@ Speeds are those of one direction in Gbit/s (10**9 bits).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +91,13 @@ class Fabric:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. index: what CUDA or nvidia-smi calls it; cpu_link_speed_gbit_s: of NVLink or C2C to its processor."""
+    """A GPU. index: what CUDA or nvidia-smi calls it."""
 
     index: int
     bus_id: str | None = None
     model: str | None = None
     numa_node: int | None = None
     fabric: Fabric | None = None
-    cpu_link_speed_gbit_s: float | None = None
 
     @property
     def id(self) -> str:
@@ -137,10 +137,9 @@ class Link:
     speed_gbit_s: float | None = None
 
     @property
-    def num_nvlinks(self) -> int:
-        """How many NVLinks it is made of; 0: none."""
-        match = _NVLINK_KIND.fullmatch(self.kind)
-        return int(match[1]) if match else 0
+    def is_nvlink(self) -> bool:
+        """Whether it is made of NVLinks."""
+        return self.kind.startswith("NV")
 
 
 @dataclass(frozen=True)
@@ -160,17 +159,21 @@ class PcieNode:
 
     def walk(self) -> Iterator[PcieNode]:
         """This place and all below it, parents first."""
-        yield self
+        return (path[-1] for path in self.paths())
+
+    def paths(self, above: tuple[PcieNode, ...] = ()) -> Iterator[tuple[PcieNode, ...]]:
+        """The ways from here to this place and to all below it, parents first."""
+        yield (*above, self)
         for child in self.children:
-            yield from child.walk()
+            yield from child.paths((*above, self))
 
 
 @dataclass(frozen=True)
 class Machine:
     """A machine. Readers make it; `links` holds each pair of devices once, GPUs before NICs, by rising index.
 
-    source: where the description came from ("nccl xml", "hwloc xml", "nvidia-smi topo -m", "json", "discovery").
-    pcie: a tree for each host bridge; empty where the source has none. num_nvswitches: None where it cannot say.
+    source: where the description came from ("nccl xml", "nvidia-smi topo -m", "json", "discovery").
+    pcie: a tree for each host bridge; empty where the source has none.
     notes: what was assumed, one sentence each, for people.
     """
 
@@ -182,7 +185,6 @@ class Machine:
     nics: tuple[Nic, ...] = ()
     links: tuple[Link, ...] = ()
     pcie: tuple[PcieNode, ...] = ()
-    num_nvswitches: int | None = None
     notes: tuple[str, ...] = field(default=())
 
     @cached_property
@@ -215,6 +217,16 @@ class Machine:
     def to_json(self) -> dict[str, Any]:
         """The machine in values that `json.dump` takes, all keys always there; `parse_machine_json` undoes it."""
         return asdict(self)
+
+
+def paths_to_devices(pcie: Iterable[PcieNode]) -> dict[str, tuple[PcieNode, ...]]:
+    """The places from the top of its tree down to each device."""
+    return {device: path for tree in pcie for path in tree.paths() for device in path[-1].devices}
+
+
+def num_shared(a: Sequence[PcieNode], b: Sequence[PcieNode]) -> int:
+    """How many places two such paths begin with in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], zip(a, b, strict=False)))
 
 
 def farness(kind: str) -> int:

@@ -9,10 +9,8 @@ from isthmus.topology.machine import NicKind, TopologyError
 #: Beyond the fastest generation that is planned (7: 128 GT/s) and the widest link (32 lanes).
 MOST_GT_S = 128.0
 MOST_LANES = 32
-#: What sysfs says of a link that is down, beside 0.
-_UNKNOWN_LANES = (0, 63, 255)
 _BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.IGNORECASE)
-_GT_S = re.compile(r"([+-]?\d{1,9}(?:\.\d{0,9})?)\s*(?:GT/s)?(?:\s*PCIe)?", re.IGNORECASE)
+_NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 _NVIDIA, _AMD, _AMAZON = 0x10DE, 0x1002, 0x1D0F
 #: By PCI device id, from the public list of PCI ids.
 _NVIDIA_MODELS = {
@@ -50,40 +48,27 @@ def bus_id(text: str) -> str:
     return f"{int(domain, 16):04x}:{int(bus, 16):02x}:{int(device, 16):02x}.{function or 0}"
 
 
-def lane_gbit_s(gt_s: float) -> float:
+def _lane_gbit_s(gt_s: float) -> float:
     """What one lane carries: 8b/10b encoding up to generation 2, 128b/130b up to 5, flow control units from 6 on."""
     if gt_s <= 5:
         return gt_s * 8 / 10
     return gt_s * 128 / 130 if gt_s < 64 else gt_s * 242 / 256
 
 
-def link_speed_gbit_s(speed: str, width: str) -> float | None:
-    """The speed of a link in one direction, as sysfs and NCCL have it: "16.0 GT/s PCIe", "8 GT/s"; "16". None: unknown.
+def link_speed_gbit_s(*ends: tuple[str, str]) -> float | None:
+    """The speed of a link in one direction, which both ends support; if one end's is unknown, the other's.
 
-    TopologyError: one is negative, absurd or no number.
+    ends: speed and width, as sysfs and NCCL have them: "16.0 GT/s PCIe", "8 GT/s"; "16". Whatever is no such number,
+    as "Unknown" and 255 lanes, is unknown. None: the link's is.
     """
-    gt_s, lanes = _gt_s(speed), _lanes(width)
-    return None if gt_s is None or lanes is None else round(lane_gbit_s(gt_s) * lanes, 3)
+    gt_s = [value for speed, _ in ends if (value := _number(speed, MOST_GT_S))]
+    lanes = [value for _, width in ends if (value := _number(width, MOST_LANES))]
+    return round(_lane_gbit_s(min(gt_s)) * min(lanes), 3) if gt_s and lanes else None
 
 
-def _gt_s(text: str) -> float | None:
-    if not text.strip() or text.strip().lower().startswith("unknown"):
-        return None
-    match = _GT_S.fullmatch(text.strip())
-    if not match or not 0 <= float(match[1]) <= MOST_GT_S:
-        raise TopologyError(f"link speed '{text[:40]}': expected GT/s from 0 to {MOST_GT_S:.0f}, or Unknown")
-    return float(match[1]) or None
-
-
-def _lanes(text: str) -> int | None:
-    if not text.strip() or text.strip().lower().startswith("unknown"):
-        return None
-    lanes = int(text) if re.fullmatch(r"\s*\d{1,4}\s*", text) else -1
-    if lanes in _UNKNOWN_LANES:
-        return None
-    if not 1 <= lanes <= MOST_LANES:
-        raise TopologyError(f"link width '{text[:40]}': expected 1 to {MOST_LANES} lanes, or 0 where it is unknown")
-    return lanes
+def _number(text: str, most: float) -> float | None:
+    match = _NUMBER.match(text)
+    return float(match[0]) if match and float(match[0]) <= most else None
 
 
 def is_gpu(class_code: int, vendor: int | None) -> bool:
@@ -101,16 +86,6 @@ def gpu_model(vendor: int | None, device: int | None) -> str | None:
 def is_nic(class_code: int) -> bool:
     """Whether a device is a network controller."""
     return class_code >> 8 == 0x02
-
-
-def is_bridge(class_code: int) -> bool:
-    """Whether a device is a PCI bridge: a port of a switch or of the processor."""
-    return class_code == 0x0604
-
-
-def is_nvswitch(class_code: int) -> bool:
-    """Whether a device is "another bridge", as NVSwitches are."""
-    return class_code == 0x0680
 
 
 def nic_kind(class_code: int | None, vendor: int | None, name: str | None, speaks_verbs: bool) -> NicKind:

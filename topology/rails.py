@@ -9,11 +9,11 @@ whose GPU order and NIC order disagree.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from isthmus.topology.machine import Gpu, Link, Machine, Nic, NicKind, PcieNode, farness
+from isthmus.topology.machine import Gpu, Link, Machine, Nic, NicKind, PcieNode, farness, num_shared, paths_to_devices
 
 _RDMA = (NicKind.INFINIBAND, NicKind.ROCE, NicKind.EFA)
 #: A NIC slower than this share of the fastest one is for management: no rail runs over it.
@@ -53,10 +53,9 @@ class Rail:
 
 @dataclass(frozen=True)
 class Rails:
-    """The rails of a machine, one a rank; empty where it has no NIC. unused: ids of the NICs that carry none."""
+    """The rails of a machine, one a rank; empty where it has no NIC."""
 
     rails: tuple[Rail, ...]
-    unused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -78,36 +77,28 @@ def find_rails(machine: Machine, ranks_per_node: int | None = None) -> Rails:
     """
     num_ranks = ranks_per_node if ranks_per_node is not None else len(machine.gpus) or 1
     if num_ranks < 1 or (machine.gpus and num_ranks > len(machine.gpus)):
-        raise ValueError(
-            f"{num_ranks} ranks a node: expected 1 to {len(machine.gpus)}, one a GPU"
-            if machine.gpus
-            else f"{num_ranks} ranks a node: expected 1 or more"
-        )
+        expected = f"1 to {len(machine.gpus)}, one a GPU" if machine.gpus else "1 or more"
+        raise ValueError(f"{num_ranks} ranks a node: expected {expected}")
     nics = rail_nics(machine)
     if not nics:
         return Rails((), notes=(f"{machine.name} has no NIC: nothing is known of the way to other nodes",))
     gpus = machine.gpus[:num_ranks]
-    counted = [nics[_by_order(rank, num_ranks, len(nics))] for rank in range(num_ranks)]
+    num_counted = min(num_ranks, len(nics))
+    counted = [nics[rank * num_counted // num_ranks] for rank in range(num_ranks)]
     nearest = _spread(machine, gpus, nics, counted) if gpus else counted
     ways = zip(_ways(machine, gpus, nearest), _ways(machine, gpus, counted), strict=True)
     rails = tuple(
         Rail(rank, gpus[rank].id if gpus else None, near, by_order) for rank, (near, by_order) in enumerate(ways)
     )
-    unused = tuple(nic.id for nic in machine.nics if nic not in nearest)
-    return Rails(rails, unused, _notes(machine, rails, nics))
+    return Rails(rails, _notes(machine, rails, nics))
 
 
 def rail_nics(machine: Machine) -> list[Nic]:
     """NICs that rails can run over: those with RDMA, if any, and among these none that is far slower than the best."""
     has_rdma = any(nic.kind in _RDMA for nic in machine.nics)
     nics = [nic for nic in machine.nics if not (has_rdma and nic.kind is NicKind.ETHERNET)]
-    fastest_gbit_s = max((nic.speed_gbit_s or 0 for nic in nics), default=0)
-    least_gbit_s = fastest_gbit_s * _LEAST_SHARE_OF_FASTEST
+    least_gbit_s = _LEAST_SHARE_OF_FASTEST * max((nic.speed_gbit_s or 0 for nic in nics), default=0)
     return [nic for nic in nics if nic.speed_gbit_s is None or nic.speed_gbit_s >= least_gbit_s]
-
-
-def _by_order(rank: int, num_ranks: int, num_nics: int) -> int:
-    return rank if num_nics >= num_ranks else rank * num_nics // num_ranks
 
 
 def _spread(machine: Machine, gpus: Sequence[Gpu], nics: Sequence[Nic], counted: Sequence[Nic]) -> list[Nic]:
@@ -170,7 +161,7 @@ def _least(share: float | None, *bounds: float | None) -> float | None:
 
 def _pcie_shares(machine: Machine, links: Sequence[Link]) -> list[float | None]:
     """Return what PCIe leaves each way if all are used at once: a link is divided among the ways that run over it."""
-    path_to = {device: path for tree in machine.pcie for path in _paths(tree, ()) for device in path[-1].devices}
+    path_to = paths_to_devices(machine.pcie)
     ways = [_between(path_to.get(link.a, ()), path_to.get(link.b, ())) for link in links]
     num_over = Counter(id(place) for way in ways for place in way)
     return [
@@ -182,20 +173,12 @@ def _pcie_shares(machine: Machine, links: Sequence[Link]) -> list[float | None]:
     ]
 
 
-def _paths(place: PcieNode, above: tuple[PcieNode, ...]) -> Iterator[tuple[PcieNode, ...]]:
-    yield (*above, place)
-    for child in place.children:
-        yield from _paths(child, (*above, place))
-
-
 def _between(a: Sequence[PcieNode], b: Sequence[PcieNode]) -> list[PcieNode]:
     """Return the places on the way whose links towards the root bound it: devices, and switches at a host bridge.
 
     Links between switches do not: one chip may present itself as several, which no real link joins.
     """
-    shared = 0
-    while shared < min(len(a), len(b)) and a[shared] is b[shared]:
-        shared += 1
+    shared = num_shared(a, b)
     return [
         place
         for path in (a, b)

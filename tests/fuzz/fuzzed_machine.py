@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 
 with atheris.instrument_imports(include=["isthmus"]):
     from isthmus.topology.formats import read
-    from isthmus.topology.formats.hwloc_xml import parse_hwloc_xml
     from isthmus.topology.formats.machine_json import parse_machine_json
     from isthmus.topology.formats.nccl_xml import parse_nccl_xml
     from isthmus.topology.formats.smi_matrix import parse_smi_matrix
@@ -55,11 +54,6 @@ def check(machine: Machine) -> None:
 def nccl_xml(text: str) -> Machine:
     """Whatever the root is called."""
     return parse_nccl_xml(parse_xml(text), "fuzzed")
-
-
-def hwloc_xml(text: str) -> Machine:
-    """Whatever the root is called."""
-    return parse_hwloc_xml(parse_xml(text), "fuzzed")
 
 
 def smi_matrix(text: str) -> Machine:

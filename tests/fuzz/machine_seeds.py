@@ -31,40 +31,6 @@ NVLINK_SWITCHES = """<system version="1">
 <nic><net name="eth0" dev="2" speed="10000"/></nic></cpu>
 <cpu host_hash="0x2" numaid="0"/></system>"""
 
-BRIDGES = """<?xml version="1.0" encoding="UTF-8"?>
-<!DOCTYPE topology SYSTEM "hwloc2.dtd">
-<topology version="2.0">
-<object type="Machine" os_index="0" nodeset="0x00000001"><info name="HostName" value="n"/>
-<object type="Package" os_index="0" cpuset="0x00000303,,0x03" nodeset="0x00000001"><info name="CPUModel" value="m"/>
-<object type="NUMANode" os_index="0" cpuset="0x00000003" nodeset="0x00000001" gp_index="4"/>
-<object type="Bridge" gp_index="5" bridge_type="0-1" bridge_pci="0000:[00-09]">
-<object type="Bridge" bridge_type="1-1" pci_busid="0000:00:01.0" pci_type="0604 [8086:347a]" pci_link_speed="31.5">
-<object type="Bridge" gp_index="7" bridge_type="1-1" pci_busid="0000:01:00.0" pci_link_speed="31.5">
-<object type="Bridge" gp_index="8" bridge_type="1-1" pci_busid="0000:02:00.0">
-<object type="PCIDev" pci_busid="0000:03:00.0" pci_type="0302 [10de:20b5] [10de:1533] a1" pci_link_speed="0.0">
-<object type="OSDev" name="nvml0" subtype="NVML" osdev_type="1"><info name="GPUModel" value="g"/></object></object>
-</object><object type="Bridge" gp_index="11" bridge_type="1-1" pci_busid="0000:02:01.0">
-<object type="PCIDev" gp_index="12" pci_busid="0000:04:00.0" pci_type="0200 [15b3:1017] [15b3:0007] 00">
-<object type="OSDev" name="mlx5_0" osdev_type="3"><info name="NodeGUID" value="1"/></object></object></object>
-</object></object></object></object></object></topology>"""
-NO_BRIDGES = """<topology version="3.0"><object type="Machine" nodeset="0x3">
-<object type="Package" os_index="1" nodeset="0x2"><object type="NUMANode" os_index="1" cpuset="0xf0"/>
-<object type="PCIDev" pci_busid="0000:03:00.0" pci_type="0302 [10de:20b5] [10de:1533] a1 00" pci_link_speed="15.753846">
-<object type="OSDev" gp_index="2" name="nvml0" osdev_type="12"><info name="GPUModel" value="g"/></object></object>
-<object type="PCIDev" pci_busid="10000:04:00.1" pci_type="0207 [15b3:101b]">
-<object type="OSDev" name="mlx5_0" osdev_type="8"><info name="NodeGUID" value="1"/></object></object>
-</object></object></topology>"""
-NVLINK_MATRIX = """<topology version="2.0"><object type="Package" os_index="0" gp_index="3">
-<object type="PCIDev" gp_index="1" pci_busid="0000:03:00.0" pci_type="0302 [10de:20b5]"/>
-<object type="PCIDev" gp_index="2" pci_busid="0000:04:00.0" pci_type="0302 [10de:20b5]"/>
-<object type="PCIDev" subtype="NVSwitch" gp_index="4" pci_busid="0000:05:00.0" pci_type="0680 [10de:1af1]"/></object>
-<distances2hetero nbobjs="4" kind="25" name="NVLinkBandwidth">
-<indexes length="9">PCIDev:1 PCIDev:2 Package:3 </indexes><indexes>PCIDev:4 </indexes>
-<u64values>1000000 40000 40000 150000 40000 0 0 150000 </u64values>
-<u64values>40000 0 0 0 150000 150000 0 0 </u64values></distances2hetero></topology>"""
-NO_OBJECTS = """<topology version="2.0"><object type="Machine" os_index="0"/>
-<distances2 nbobjs="0" name="NVLinkBandwidth"><indexes></indexes><u64values></u64values></distances2></topology>"""
-
 # As a terminal shows it; pasted with its colours and as a comment; with columns that touch.
 MATRIX = """        GPU0    GPU1    NIC0    CPU Affinity    NUMA Affinity   GPU NUMA ID
 GPU0     X      NV4     PXB     0-23,48-71      0               N/A
@@ -91,27 +57,25 @@ DENSE_MATRIX = "GPU0GPU1MIG0CPU Affinity\nGPU0 XNV4PIX0-23\nGPU1 NV4XSYS0-23\nMI
 JSON = """{"name": "a", "source": "json", "sockets": [{"index": 0, "numa_nodes": [0], "model": "m"}],
 "numa_nodes": [{"index": 0, "socket": 0, "cpus": "0-1"}],
 "gpus": [{"index": 0, "bus_id": "0000:03:00.0", "model": "g", "numa_node": 0,
-  "fabric": {"cluster": "c", "clique": 1}, "cpu_link_speed_gbit_s": 1.5}, {"index": 1}],
+  "fabric": {"cluster": "c", "clique": 1}}, {"index": 1}],
 "nics": [{"index": 0, "name": "mlx5_0", "kind": "roce", "speed_gbit_s": 100}],
 "links": [{"a": "GPU0", "b": "GPU1", "kind": "NV4", "speed_gbit_s": 800}, {"a": "GPU0", "b": "NIC0", "kind": "PIX"},
   {"a": "GPU1", "b": "NIC0", "kind": "SYS", "speed_gbit_s": null}],
 "pcie": [{"kind": "host bridge", "numa_node": 0, "children": [{"kind": "switch", "bus_id": "0000:01:00.0",
   "link_speed_gbit_s": 252.0, "children": [{"kind": "gpu", "devices": ["GPU0"]}]}]}],
-"num_nvswitches": 0, "notes": ["n"]}"""
+"notes": ["n"]}"""
 SMALLEST = (
-    '<topology version="2.0"><object type="Machine"/></topology>',
     '<system version="1"><cpu numaid="0"><pci busid="0000:01:00.0" class="0x030200"/></cpu></system>',
     "     GPU0 GPU1\nGPU0  X   SYS\nGPU1 SYS   X\n",
 )
 
 # Each target's own texts, and how the names of recorded machines in its format end.
 SEEDS = {
-    "hwloc_xml": ((BRIDGES, NO_BRIDGES, NVLINK_MATRIX, NO_OBJECTS), ".hwloc.xml"),
     "machine_file": ((JSON, *SMALLEST), ""),
     "nccl_xml": ((DIRECT_NVLINKS, PCIE_SWITCH, NVLINK_SWITCHES), ".nccl.xml"),
     "smi_matrix": ((MATRIX, PASTED_MATRIX, DENSE_MATRIX), ".topo.txt"),
 }
-RECORDED = (".hwloc.xml", ".nccl.xml", ".topo.txt", ".json")
+RECORDED = (".nccl.xml", ".topo.txt", ".json")
 
 
 def write(folder: Path, target: str) -> None:

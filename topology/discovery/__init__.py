@@ -1,1 +1,1 @@
-"""Describes the running machine by sysfs, hwloc and NVML; times its links, and keeps the results."""
+"""Describes the running machine by sysfs and NVML; times its links, and keeps the results."""

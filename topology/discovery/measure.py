@@ -6,14 +6,12 @@ in a reduction. Nodes are timed side by side, and so are rails: ranks share link
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -58,16 +56,18 @@ def measure_links(group: dist.ProcessGroup | None = None, budget_s: float = BUDG
         intra = fit_link(stage.time_ring(_Ring(measured, "intra", tiers.node), senders=1))
     if tiers.num_nodes > 1:
         inter = fit_link(stage.time_ring(_Ring(measured, "inter", tiers.rail), senders=tiers.ranks_per_node))
-    hosts, date = _exchange_facts(measured)
+    own = (socket.gethostname(), datetime.now(UTC).isoformat(timespec="seconds"))
+    facts = [own] * group.size()
+    dist.all_gather_object(facts, own, group)
     return MeasuredLinks(
         intra=intra,
         inter=inter,
         num_nodes=tiers.num_nodes,
         ranks_per_node=tiers.ranks_per_node,
         node_map=backend.stats()["node_map"],
-        hosts=hosts,
+        hosts=tuple(sorted({host for host, _ in facts})),
         backend="gloo",
-        date=date,
+        date=facts[0][1],
         versions={"isthmus": version("isthmus"), "torch": str(torch.__version__)},
     )
 
@@ -181,13 +181,3 @@ def _fresh_store(group: dist.ProcessGroup) -> Store:
     """A prefix of the default store that no earlier measurement of this group used."""
     store = PrefixStore(f"isthmus/measure/{group.group_name}", dist.distributed_c10d._get_default_store())
     return fresh_prefix(store, group.rank())
-
-
-def _exchange_facts(group: Group) -> tuple[tuple[str, ...], str]:
-    """Return the names of all hosts, and the time by the first rank's clock."""
-    own = {"host": socket.gethostname(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
-    keys = [f"facts/{rank}" for rank in range(group.size)]
-    group.store.set(keys[group.rank], json.dumps(own))
-    group.store.wait(keys, group.timeout)
-    facts: list[dict[str, Any]] = [json.loads(group.store.get(key)) for key in keys]
-    return tuple(sorted({fact["host"] for fact in facts})), facts[0]["date"]

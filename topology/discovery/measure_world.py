@@ -13,7 +13,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.topology.discovery.link_cache import CACHE, MeasuredLink, MeasuredLinks, document, save_links
+from isthmus.topology.discovery.link_cache import CACHE, MeasuredLinks, document, save_links
 from isthmus.topology.discovery.measure import measure_links
 from isthmus.topology.launchers import rendezvous
 
@@ -33,7 +33,7 @@ def measure_world(output: Path | None, console: Console, as_json: bool = False) 
         links = measure_links()
     if rank == 0:  # no other rank waits for what may fail here
         if as_json:
-            print(json.dumps(document([links]), indent=2))
+            print(json.dumps(document(links), indent=2))
         else:
             print_links(links, console)
         path = save_links(links, output)
@@ -61,8 +61,11 @@ def print_links(links: MeasuredLinks, console: Console) -> None:
     for name in ("bytes at once", "us", "slowest round", "Gbit/s"):
         table.add_column(name, justify="right")
     for tier, link in (("intra: a rank", links.intra), ("inter: a node", links.inter)):
-        if link:
-            _add_rows(table, tier, link)
+        for place, sample in enumerate(link.samples if link else ()):
+            gbit_s = 8e-3 * sample.num_bytes / sample.time_us
+            figures = (f"{sample.num_bytes}", f"{sample.time_us:.4g}", f"x {sample.spread:.3g}", f"{gbit_s:.4g}")
+            table.add_row("" if place else tier, *figures)
+        table.add_section()
     console.print(table)
     for tier, link in (("intra", links.intra), ("inter", links.inter)):
         if link:
@@ -72,11 +75,3 @@ def print_links(links: MeasuredLinks, console: Console) -> None:
             if worst.spread > _WORTH_A_SECOND_LOOK:
                 text += ": other work disturbed it, measure again where there is none"
             console.print(text, soft_wrap=True, highlight=False)
-
-
-def _add_rows(table: Table, tier: str, link: MeasuredLink) -> None:
-    for sample in link.samples:
-        gbit_s = 8e-3 * sample.num_bytes / sample.time_us
-        table.add_row(tier, f"{sample.num_bytes}", f"{sample.time_us:.4g}", f"x {sample.spread:.3g}", f"{gbit_s:.4g}")
-        tier = ""
-    table.add_section()

@@ -7,16 +7,16 @@ NVML is loaded when `read_nvml` is called, and only then. A machine without the 
 from __future__ import annotations
 
 import ctypes
-import re
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from isthmus.topology.machine import Fabric, printable
+from isthmus.topology import pcie
+from isthmus.topology.machine import Fabric, Gpu, TopologyError, printable
 
-_BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 #: One NVLink in one direction by its version, where the driver does not say: NVIDIA's data sheets.
 _NVLINK_GBIT_S = {1: 160.0, 2: 200.0, 3: 200.0, 4: 200.0, 5: 400.0}
 _MOST_GBIT_S = 10_000.0
@@ -24,31 +24,22 @@ _MOST_GBIT_S = 10_000.0
 
 @dataclass(frozen=True)
 class NvLink:
-    """An active NVLink of a GPU. peer: "gpu", "switch", "cpu" or "unknown"; peer_bus_id: None where it is not said."""
+    """An active NVLink of a GPU, to a switch, another GPU or a processor. peer_bus_id: None where it is not said."""
 
-    peer: str
+    is_to_switch: bool
     peer_bus_id: str | None
     speed_gbit_s: float | None
 
 
 @dataclass(frozen=True)
-class NvmlGpu:
-    """A GPU; index and order are nvidia-smi's. c2c_gbit_s: of its NVLink-C2C to a Grace processor."""
-
-    index: int
-    bus_id: str | None
-    model: str | None
-    fabric: Fabric | None
-    in_mig_mode: bool
-    nvlinks: tuple[NvLink, ...]
-    c2c_gbit_s: float | None
-
-
-@dataclass(frozen=True)
 class NvmlFacts:
-    """Everything that was read. missing: why there is nothing, in words; None where NVML answered."""
+    """Everything that was read. Indices and order of GPUs are nvidia-smi's; nvlinks: theirs, by index.
 
-    gpus: tuple[NvmlGpu, ...] = ()
+    missing: why there is nothing, in words; None where NVML answered.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    nvlinks: Mapping[int, tuple[NvLink, ...]] = field(default_factory=dict)
     driver: str | None = None
     missing: str | None = None
     notes: tuple[str, ...] = ()
@@ -57,7 +48,7 @@ class NvmlFacts:
 def read_nvml(library: ModuleType | None = None) -> NvmlFacts:
     """Ask NVML; `library` stands in for pynvml. Never raises for what NVML does not have."""
     try:
-        nvml = library or _pynvml()
+        nvml: Any = library or import_module("pynvml")
         nvml.nvmlInit()
     except ImportError:
         return NvmlFacts(missing="the package nvidia-ml-py is not installed")
@@ -71,32 +62,20 @@ def read_nvml(library: ModuleType | None = None) -> NvmlFacts:
         _ask(nvml, "nvmlShutdown")
 
 
-def _pynvml() -> ModuleType:
-    return import_module("pynvml")
-
-
 def _read_all(nvml: Any) -> NvmlFacts:
-    gpus = []
-    notes = []
+    gpus, nvlinks, notes = [], {}, []
     for index in range(_ask(nvml, "nvmlDeviceGetCount") or 0):
         try:
-            gpus.append(_read_gpu(nvml, index, nvml.nvmlDeviceGetHandleByIndex(index)))
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
         except nvml.NVMLError as error:
             notes.append(f"NVML: GPU {index} left out: {error}")
-    return NvmlFacts(tuple(gpus), _text(_ask(nvml, "nvmlSystemGetDriverVersion")), notes=tuple(notes))
-
-
-def _read_gpu(nvml: Any, index: int, handle: Any) -> NvmlGpu:
-    mig = _ask(nvml, "nvmlDeviceGetMigMode", handle)
-    return NvmlGpu(
-        index=index,
-        bus_id=_bus_id(_ask(nvml, "nvmlDeviceGetPciInfo", handle)),
-        model=_text(_ask(nvml, "nvmlDeviceGetName", handle)),
-        fabric=_fabric(nvml, handle),
-        in_mig_mode=bool(mig and mig[0]),
-        nvlinks=_nvlinks(nvml, handle),
-        c2c_gbit_s=_c2c_gbit_s(nvml, handle),
-    )
+            continue
+        bus_id = _bus_id(_ask(nvml, "nvmlDeviceGetPciInfo", handle))
+        model = _text(_ask(nvml, "nvmlDeviceGetName", handle))
+        gpus.append(Gpu(index, bus_id, model, fabric=_fabric(nvml, handle)))
+        nvlinks[index] = _nvlinks(nvml, handle)
+    driver = _text(_ask(nvml, "nvmlSystemGetDriverVersion"))
+    return NvmlFacts(tuple(gpus), nvlinks, driver, notes=tuple(notes))
 
 
 def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
@@ -115,12 +94,11 @@ def _text(value: str | bytes | None) -> str | None:
 
 def _bus_id(pci_info: Any) -> str | None:
     """Return the bus id as Linux writes it: "0000:07:00.0" for NVML's "00000000:07:00.0"; all ones: no device."""
-    text = "" if pci_info is None else (_text(pci_info.busId) or "").lower()
-    match = _BUS_ID.fullmatch(text)
-    if not match or match[1].lstrip("f") == "":
+    text = "" if pci_info is None else _text(pci_info.busId) or ""
+    try:
+        return None if text.lower().startswith("ffffffff") else pcie.bus_id(text)
+    except TopologyError:
         return None
-    domain = int(match[1], 16)
-    return f"{domain:04x}:{match[2]}:{match[3]}.{match[4]}"
 
 
 def _nvlinks(nvml: Any, handle: Any) -> tuple[NvLink, ...]:
@@ -128,45 +106,18 @@ def _nvlinks(nvml: Any, handle: Any) -> tuple[NvLink, ...]:
     for number in range(nvml.NVML_NVLINK_MAX_LINKS):
         if _ask(nvml, "nvmlDeviceGetNvLinkState", handle, number) != nvml.NVML_FEATURE_ENABLED:
             continue  # not there, switched off, or beyond what this GPU has
-        links.append(
-            NvLink(
-                peer=_peer(nvml, handle, number),
-                peer_bus_id=_bus_id(_ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, number)),
-                speed_gbit_s=_nvlink_gbit_s(nvml, handle, number),
-            )
-        )
+        peer = _ask(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, number)
+        peer_bus_id = _bus_id(_ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, number))
+        speed_gbit_s = _nvlink_gbit_s(nvml, handle, number)
+        links.append(NvLink(peer == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, peer_bus_id, speed_gbit_s))
     return tuple(links)
 
 
-def _peer(nvml: Any, handle: Any, number: int) -> str:
-    names = {
-        nvml.NVML_NVLINK_DEVICE_TYPE_GPU: "gpu",
-        nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH: "switch",
-        nvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU: "cpu",
-    }
-    return names.get(_ask(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, number), "unknown")
-
-
 def _nvlink_gbit_s(nvml: Any, handle: Any, number: int) -> float | None:
-    mbyte_s = _field(nvml, handle, nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON)
-    if mbyte_s is not None and 0 < mbyte_s * 8 / 1000 <= _MOST_GBIT_S:
-        return mbyte_s * 8 / 1000
+    speed = _ask(nvml, "nvmlDeviceGetFieldValues", handle, [(nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, 0)])
+    if speed and speed[0].nvmlReturn == nvml.NVML_SUCCESS and 0 < speed[0].value.uiVal * 8 / 1000 <= _MOST_GBIT_S:
+        return int(speed[0].value.uiVal) * 8 / 1000
     return _NVLINK_GBIT_S.get(_ask(nvml, "nvmlDeviceGetNvLinkVersion", handle, number))
-
-
-def _c2c_gbit_s(nvml: Any, handle: Any) -> float | None:
-    """Return the sum over the C2C links; None without any."""
-    links = _field(nvml, handle, nvml.NVML_FI_DEV_C2C_LINK_COUNT) or 0
-    each = [_field(nvml, handle, nvml.NVML_FI_DEV_C2C_LINK_GET_MAX_BW, link) for link in range(min(links, 64))]
-    mbyte_s = sum(value for value in each if value is not None and value > 0)
-    return mbyte_s * 8 / 1000 or None
-
-
-def _field(nvml: Any, handle: Any, field: int, scope: int = 0) -> int | None:
-    values = _ask(nvml, "nvmlDeviceGetFieldValues", handle, [(field, scope)])
-    if not values or values[0].nvmlReturn != nvml.NVML_SUCCESS:
-        return None
-    return int(values[0].value.uiVal)
 
 
 def _fabric(nvml: Any, handle: Any) -> Fabric | None:

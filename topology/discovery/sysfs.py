@@ -14,9 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from isthmus.topology import pcie
-from isthmus.topology.machine import printable
+from isthmus.topology.machine import NumaNode, Socket, printable
 
-_NVIDIA = 0x10DE
 _AMAZON = 0x1D0F
 _EFA_DEVICES = range(0xEFA0, 0xEFB0)
 
@@ -35,23 +34,6 @@ class Roots:
 
     sys: Path = Path("/sys")
     proc: Path = Path("/proc")
-
-
-@dataclass(frozen=True)
-class Cpu:
-    """A logical processor that is online."""
-
-    index: int
-    socket: int | None
-
-
-@dataclass(frozen=True)
-class NumaNode:
-    """A NUMA node and its logical processors."""
-
-    index: int
-    cpus: str | None
-    cpu_indices: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -82,11 +64,6 @@ class PciDevice:
     def is_gpu(self) -> bool:
         """Whether it computes: the picture of a server's console comes from another chip."""
         return pcie.is_gpu(self.class_code, self.vendor or 0)
-
-    @property
-    def is_nvswitch(self) -> bool:
-        """Whether it is an NVSwitch: NVIDIA's "other bridge"."""
-        return self.vendor == _NVIDIA and pcie.is_nvswitch(self.class_code)
 
     @property
     def is_efa(self) -> bool:
@@ -137,41 +114,26 @@ class RdmaPort:
 class Facts:
     """Everything that was read."""
 
-    cpus: tuple[Cpu, ...]
+    sockets: tuple[Socket, ...]
     numa_nodes: tuple[NumaNode, ...]
-    cpu_model: str | None
     pci: tuple[PciDevice, ...]
     interfaces: tuple[Interface, ...]
     rdma_ports: tuple[RdmaPort, ...]
     host_name: str | None
-    has_pci: bool
-    has_network: bool
 
 
 def read_facts(roots: Roots | None = None) -> Facts:
     """Read the trees. Never raises for what is missing in them."""
     roots = roots or Roots()
+    sockets, numa_nodes = _sockets_and_memory(roots.sys / "devices/system", cpu_model(roots.proc / "cpuinfo"))
     return Facts(
-        cpus=tuple(_cpus(roots.sys / "devices/system/cpu")),
-        numa_nodes=tuple(_numa_nodes(roots.sys / "devices/system/node")),
-        cpu_model=cpu_model(roots.proc / "cpuinfo"),
+        sockets=sockets,
+        numa_nodes=numa_nodes,
         pci=tuple(_pci_devices(roots.sys / "bus/pci/devices")),
         interfaces=tuple(_interfaces(roots.sys / "class/net")),
         rdma_ports=tuple(_rdma_ports(roots.sys / "class/infiniband")),
         host_name=_read(roots.proc / "sys/kernel/hostname") or None,
-        has_pci=(roots.sys / "bus/pci/devices").is_dir(),
-        has_network=(roots.sys / "class/net").is_dir(),
     )
-
-
-def parse_cpu_list(text: str) -> frozenset[int]:
-    """Return {0, 1, 2, 8} for "0-2,8". Malformed parts and absurd numbers are ignored."""
-    found: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part)
-        if match:
-            found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(found)
 
 
 def _read_text(path: Path) -> str | None:
@@ -200,12 +162,6 @@ def _read_index(path: Path) -> int | None:
     return number if number is not None and 0 <= number <= _MOST_INDEX else None
 
 
-def _leading_number(text: str | None) -> float | None:
-    """Return 16.0 for "16.0 GT/s PCIe"; None for "Unknown"."""
-    match = _NUMBER.match(text or "")
-    return float(match[0]) if match else None
-
-
 def _children(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
@@ -220,17 +176,20 @@ def _numbered(folder: Path, prefix: str) -> Iterator[tuple[int, Path]]:
             yield int(digits), child
 
 
-def _cpus(folder: Path) -> Iterator[Cpu]:
-    for index, cpu in sorted(_numbered(folder, "cpu")):
-        if _read(cpu / "online") != "0":  # the first processor has no such file: it cannot be switched off
-            yield Cpu(index, _read_index(cpu / "topology/physical_package_id"))
-
-
-def _numa_nodes(folder: Path) -> Iterator[NumaNode]:
-    for index, node in sorted(_numbered(folder, "node")):
-        cpus = _read(node / "cpulist") or ""
-        indices = parse_cpu_list(cpus)
-        yield NumaNode(index, cpus if indices else None, indices)
+def _sockets_and_memory(folder: Path, model: str | None) -> tuple[tuple[Socket, ...], tuple[NumaNode, ...]]:
+    """Return all sockets and NUMA nodes; a node is in the socket of its first processor."""
+    socket_of = {
+        index: _read_index(cpu / "topology/physical_package_id") for index, cpu in _numbered(folder / "cpu", "cpu")
+    }
+    nodes = []
+    for index, node in sorted(_numbered(folder / "node", "node")):
+        cpus = re.fullmatch(r"(\d{1,9})[\d,-]*", _read(node / "cpulist") or "", re.ASCII)
+        nodes.append(NumaNode(index, socket_of.get(int(cpus[1])) if cpus else None, cpus[0] if cpus else None))
+    sockets = [
+        Socket(index, tuple(node.index for node in nodes if node.socket == index), model)
+        for index in sorted({socket for socket in socket_of.values() if socket is not None})
+    ]
+    return tuple(sockets), tuple(nodes)
 
 
 def cpu_model(cpuinfo: Path) -> str | None:
@@ -266,27 +225,13 @@ def _pci_devices(folder: Path) -> Iterator[PciDevice]:
             vendor=_read_number(path / "vendor", 16),
             device=_read_number(path / "device", 16),
             numa_node=_read_index(path / "numa_node"),
-            link_gbit_s=_link_speed(path, folder / ancestors[-1] if ancestors else None),
+            link_gbit_s=pcie.link_speed_gbit_s(*map(_link_end, (path, *(folder / port for port in ancestors[-1:])))),
             physical_function=_link_name(path / "physfn"),
         )
 
 
-def _link_speed(device: Path, port_above: Path | None) -> float | None:
-    """Return the speed that both ends of the link support; if one end's is unknown, the other's."""
-    ends = [device] if port_above is None else [device, port_above]
-    gt_s = [value for end in ends if (value := _transfers(end)) is not None]
-    lanes = [value for end in ends if (value := _lanes(end)) is not None]
-    return round(pcie.lane_gbit_s(min(gt_s)) * min(lanes), 3) if gt_s and lanes else None
-
-
-def _transfers(device: Path) -> float | None:
-    gt_s = _leading_number(_read(device / "max_link_speed"))
-    return gt_s if gt_s is not None and 0 < gt_s <= pcie.MOST_GT_S else None
-
-
-def _lanes(device: Path) -> int | None:
-    lanes = _read_number(device / "max_link_width")  # 255: not known
-    return lanes if lanes is not None and 0 < lanes <= pcie.MOST_LANES else None
+def _link_end(device: Path) -> tuple[str, str]:
+    return _read(device / "max_link_speed") or "", _read(device / "max_link_width") or ""
 
 
 def _link_name(link: Path) -> str | None:
@@ -309,7 +254,7 @@ def _interfaces(folder: Path) -> Iterator[Interface]:
             is_representor=bool(_REPRESENTOR.match(_read(path / "phys_port_name") or "")),
             is_usb=any(part.startswith("usb") for part in parts),
             hardware_type=_read_number(path / "type"),
-            speed_gbit_s=_port_speed(_read_number(path / "speed"), 1000),
+            speed_gbit_s=_port_gbit_s(path / "speed", 1000),
             is_down=_read(path / "operstate") in ("down", "lowerlayerdown", "notpresent"),
             port=_read_index(path / "dev_port") or 0,
             lower=tuple(
@@ -328,13 +273,14 @@ def _rdma_ports(folder: Path) -> Iterator[RdmaPort]:
                 port=number,
                 bus_id=way[-1] if way else None,
                 link_layer=_read(port / "link_layer"),
-                speed_gbit_s=_port_speed(_leading_number(_read(port / "rate"))),
+                speed_gbit_s=_port_gbit_s(port / "rate"),
                 is_down=state is not None and "ACTIVE" not in state,
                 is_iwarp=(_read(device / "node_type") or "").startswith("4"),
             )
 
 
-def _port_speed(value: float | None, divisor: float = 1) -> float | None:
-    """Return Gbit/s; -1 and 4294967295 Mbit/s stand for "not known"."""
-    speed_gbit_s = None if value is None else value / divisor
-    return speed_gbit_s if speed_gbit_s is not None and 0 < speed_gbit_s <= _MOST_PORT_GBIT_S else None
+def _port_gbit_s(attribute: Path, divisor: float = 1) -> float | None:
+    """Return the speed of a port; -1 and 4294967295 Mbit/s stand for "not known"."""
+    match = _NUMBER.match(_read(attribute) or "")
+    speed_gbit_s = float(match[0]) / divisor if match else 0.0
+    return speed_gbit_s if 0 < speed_gbit_s <= _MOST_PORT_GBIT_S else None

@@ -9,30 +9,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from isthmus.topology.discovery.sysfs import Facts, Interface, PciDevice, RdmaPort
-from isthmus.topology.draft import DraftNic
-from isthmus.topology.machine import NicKind
+from isthmus.topology.machine import Nic, NicKind
+from isthmus.topology.places import UNNUMBERED
 
-_ARPHRD_ETHER = 1
-_ARPHRD_INFINIBAND = 32
+#: By the hardware type of an interface: ARPHRD_ETHER, ARPHRD_INFINIBAND; what is not known may be one.
+_KIND_OF = {1: NicKind.ETHERNET, 32: NicKind.INFINIBAND, None: NicKind.UNKNOWN}
 _RDMA = (NicKind.INFINIBAND, NicKind.ROCE, NicKind.EFA)
 
 
-def find_nics(facts: Facts) -> tuple[list[DraftNic], list[str]]:
+def find_nics(facts: Facts) -> tuple[list[Nic], list[str]]:
     """Return NICs, verbs devices first, each kind by name in natural order, and notes on those left out."""
     device_at = {device.bus_id: device for device in facts.pci}
     left_out: list[str] = []
     nics = list(_verbs_nics(facts, device_at, left_out))
     nics += _interface_nics(facts, device_at, left_out)
-    nics = _without_virtual_functions(nics, device_at, left_out)
+    nics = _without_virtual_functions(nics, device_at)
     nics.sort(key=lambda nic: (nic.kind not in _RDMA, _natural(nic.name or "")))
-    for number, nic in enumerate(nics):
-        nic.number = number
+    nics = [replace(nic, index=index) for index, nic in enumerate(nics)]
     return nics, [f"left out: {', '.join(left_out)}"] if left_out else []
 
 
-def _verbs_nics(facts: Facts, device_at: dict[str, PciDevice], left_out: list[str]) -> Iterator[DraftNic]:
+def _verbs_nics(facts: Facts, device_at: dict[str, PciDevice], left_out: list[str]) -> Iterator[Nic]:
     for port in facts.rdma_ports:
         name = port.device if port.port == 1 else f"{port.device}:{port.port}"
         if port.bus_id is None:
@@ -41,7 +41,7 @@ def _verbs_nics(facts: Facts, device_at: dict[str, PciDevice], left_out: list[st
             left_out.append(f"{name} (down)")
         else:
             device = device_at.get(port.bus_id)
-            yield DraftNic(port.bus_id, None, None, name, _kind_of_port(port, device), port.speed_gbit_s)
+            yield Nic(UNNUMBERED, name, port.bus_id, _kind_of_port(port, device), port.speed_gbit_s)
 
 
 def _kind_of_port(port: RdmaPort, device: PciDevice | None) -> NicKind:
@@ -54,15 +54,15 @@ def _kind_of_port(port: RdmaPort, device: PciDevice | None) -> NicKind:
     return NicKind.UNKNOWN
 
 
-def _interface_nics(facts: Facts, device_at: dict[str, PciDevice], left_out: list[str]) -> Iterator[DraftNic]:
+def _interface_nics(facts: Facts, device_at: dict[str, PciDevice], left_out: list[str]) -> Iterator[Nic]:
     taken: dict[tuple[str, int], str] = {}
     for interface in sorted(facts.interfaces, key=lambda one: (one.bus_id is None, _natural(one.name))):
         reason = _reason_against(interface, facts, device_at, taken)
         if reason is None:
             if interface.bus_id is not None:
                 taken[interface.bus_id, interface.port] = interface.name
-            kind = _kind_of_interface(interface)
-            yield DraftNic(interface.bus_id, None, None, interface.name, kind, interface.speed_gbit_s)
+            kind = _KIND_OF[interface.hardware_type]
+            yield Nic(UNNUMBERED, interface.name, interface.bus_id, kind, interface.speed_gbit_s)
         elif reason:
             left_out.append(f"{interface.name} ({reason})")
 
@@ -76,7 +76,7 @@ def _reason_against(
     device = device_at.get(interface.bus_id or "")
     if interface.is_usb or (device is not None and not device.is_network_adapter):
         return "not on PCIe"
-    if interface.hardware_type not in (_ARPHRD_ETHER, _ARPHRD_INFINIBAND, None):
+    if interface.hardware_type not in _KIND_OF:
         return "neither Ethernet nor InfiniBand"
     if interface.is_down:
         return "down"
@@ -91,27 +91,11 @@ def _is_seen_as_verbs(interface: Interface, facts: Facts) -> bool:
     return ports == [1] or interface.port + 1 in ports
 
 
-def _kind_of_interface(interface: Interface) -> NicKind:
-    if interface.hardware_type == _ARPHRD_INFINIBAND:
-        return NicKind.INFINIBAND
-    return NicKind.ETHERNET if interface.hardware_type == _ARPHRD_ETHER else NicKind.UNKNOWN
-
-
-def _without_virtual_functions(
-    nics: list[DraftNic], device_at: dict[str, PciDevice], left_out: list[str]
-) -> list[DraftNic]:
+def _without_virtual_functions(nics: list[Nic], device_at: dict[str, PciDevice]) -> list[Nic]:
     """Drop virtual functions whose physical function is there: they share its port."""
-    present = {nic.bus_id: nic.name for nic in nics}
-    kept, dropped_of = [], dict.fromkeys(present.values(), 0)
-    for nic in nics:
-        device = device_at.get(nic.bus_id or "")
-        physical = device.physical_function if device else None
-        if physical in present and physical != nic.bus_id:
-            dropped_of[present[physical]] += 1
-        else:
-            kept.append(nic)
-    left_out += [f"virtual functions of {name} ({count})" for name, count in dropped_of.items() if count]
-    return kept
+    present = {nic.bus_id for nic in nics}
+    physical_of = {bus_id: device.physical_function for bus_id, device in device_at.items() if device.physical_function}
+    return [nic for nic in nics if physical_of.get(nic.bus_id or "", "") not in present]
 
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from isthmus.topology.launchers import innermost_claim
+from isthmus.topology.launchers import launched_as
 from isthmus.topology.machine import Machine
+from isthmus.topology.node_map import ranks_by_value
 from isthmus.topology.rails import Rails, find_rails
 
-#: Where launchers say how many processes they started; the first that leads to a claim counts.
-_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 #: Ranks that a node map may have here.
 _MOST_RANKS = 1 << 20
 
@@ -42,15 +41,7 @@ class Overview:
 
     def to_json(self) -> dict[str, Any]:
         """The machine's own JSON, with `rails`, `node_map` (None: unknown) and all notes."""
-        shape = self.shape
-        node_map = None
-        if shape is not None:
-            node_map = {
-                "num_nodes": shape.num_nodes,
-                "ranks_per_node": shape.ranks_per_node,
-                "nodes": shape.nodes,
-                "source": shape.source,
-            }
+        node_map = None if self.shape is None else asdict(self.shape)
         return {**self.machine.to_json(), "rails": self.rails.to_json(), "node_map": node_map, "notes": self.notes}
 
 
@@ -61,7 +52,10 @@ def overview(machine: Machine, nodes: str | None, environment: Mapping[str, str]
     """
     shape = node_shape(nodes, environment)
     rails, notes = _rails(machine, shape, is_asked_for=nodes is not None)
-    notes += _fabric_notes(machine)
+    notes += [
+        f"NVLink domain {cluster}, clique {clique}: where it spans several machines, they are one node"
+        for cluster, clique in sorted({(gpu.fabric.cluster, gpu.fabric.clique) for gpu in machine.gpus if gpu.fabric})
+    ]
     if machine.source == "discovery" and machine.gpus and environment.get("CUDA_VISIBLE_DEVICES"):
         notes.append("CUDA_VISIBLE_DEVICES is set: a local rank's GPU may be another than the one of its number here")
     return Overview(machine, rails, shape, tuple(dict.fromkeys((*machine.notes, *notes, *rails.notes))))
@@ -72,14 +66,12 @@ def node_shape(nodes: str | None, environment: Mapping[str, str]) -> NodeShape |
     for text, source in ((nodes, "--nodes"), (environment.get("ISTHMUS_NODES"), "ISTHMUS_NODES")):
         if text:
             return _shape_of(text, source)
-    for name in _SIZES:
-        size = environment.get(name, "")
-        claim = innermost_claim(environment, int(size)) if re.fullmatch(r"\d{1,9}", size) else None
-        if claim is not None:
-            even = claim.size % claim.node_size == 0
-            num_nodes = -(-claim.size // claim.node_size)
-            return NodeShape(num_nodes, claim.node_size if even else None, None, claim.launcher)
-    return None
+    claim = launched_as(environment)
+    if claim is None:
+        return None
+    is_even = claim.size % claim.node_size == 0
+    num_nodes = -(-claim.size // claim.node_size)
+    return NodeShape(num_nodes, claim.node_size if is_even else None, None, claim.launcher)
 
 
 def _shape_of(text: str, source: str) -> NodeShape:
@@ -93,10 +85,7 @@ def _shape_of(text: str, source: str) -> NodeShape:
         node_of_rank = native.load().parse_nodes(text, max(num_ranks, 1))
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from None
-    ranks_of: dict[int, list[int]] = {}
-    for rank, node in enumerate(node_of_rank):
-        ranks_of.setdefault(node, []).append(rank)
-    nodes = tuple(tuple(ranks_of[node]) for node in sorted(ranks_of))
+    nodes = tuple(tuple(ranks) for _, ranks in sorted(ranks_by_value(range(num_ranks), node_of_rank).items()))
     sizes = {len(ranks) for ranks in nodes}
     return NodeShape(len(nodes), sizes.pop() if len(sizes) == 1 else None, nodes, source)
 
@@ -113,14 +102,6 @@ def _rails(machine: Machine, shape: NodeShape | None, is_asked_for: bool) -> tup
         if is_asked_for:
             raise
         return find_rails(machine), [f"by {shape.source}: {error}"]
-
-
-def _fabric_notes(machine: Machine) -> list[str]:
-    fabrics = sorted({(gpu.fabric.cluster, gpu.fabric.clique) for gpu in machine.gpus if gpu.fabric})
-    return [
-        f"NVLink domain {cluster}, clique {clique}: where it spans several machines, they are one node"
-        for cluster, clique in fabrics
-    ]
 
 
 def count_models(models: tuple[str | None, ...]) -> str:

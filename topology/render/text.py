@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import combinations
 
 from rich.console import Console
@@ -10,12 +10,11 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from isthmus.topology.machine import Gpu, Machine, Nic, NicKind, PcieKind, PcieNode
-from isthmus.topology.rails import Rail, Rails
+from isthmus.topology.machine import Gpu, Machine, Nic, NicKind, PcieKind, PcieNode, paths_to_devices
+from isthmus.topology.rails import Rails
 from isthmus.topology.render.overview import NodeShape, Overview, count_models
 
 _STYLES = {"X": "dim", "PIX": "green", "PXB": "green", "PHB": "yellow", "NODE": "yellow", "SYS": "red"}
-_NVLINK_STYLE = "bold green"
 #: What people call the kinds.
 NIC_KINDS = {
     NicKind.INFINIBAND: "InfiniBand",
@@ -30,9 +29,8 @@ _LEGEND = (
     "NV#: # NVLinks   PIX: one PCIe switch   PXB: several   PHB: one host bridge   "
     "NODE: host bridges of a NUMA node   SYS: NUMA nodes"
 )
-#: Nodes whose ranks are named one by one.
-_MOST_NODES_NAMED = 16
-_MOST_RANKS_NAMED = 16
+#: Nodes whose ranks are named one by one, and ranks of each.
+_MOST_NAMED = 16
 
 
 def print_overview(view: Overview, console: Console) -> None:
@@ -51,7 +49,9 @@ def print_overview(view: Overview, console: Console) -> None:
     if view.rails.rails:
         console.print()
         console.print(_rails_table(machine, view.rails))
-        console.print(Text(_speed_line(view.rails)), soft_wrap=True)
+        speed = view.rails.speed_gbit_s
+        told = "speed unknown" if speed is None else f"{gbit_s(speed)}, the slowest rail's"
+        console.print(Text(f"A rank's way out of its node: {told}"), soft_wrap=True)
     if view.shape is not None:
         console.print()
         for line in _shape_lines(view.shape):
@@ -70,8 +70,7 @@ def gbit_s(speed: float | None) -> str:
 def describe_gpu(gpu: Gpu) -> str:
     """Return a GPU's properties in one line."""
     fabric = f"NVLink domain {gpu.fabric.cluster}, clique {gpu.fabric.clique}" if gpu.fabric else ""
-    to_cpu = f"{gbit_s(gpu.cpu_link_speed_gbit_s)} to its processor" if gpu.cpu_link_speed_gbit_s else ""
-    return "  ".join(part for part in (gpu.id, gpu.model, gpu.bus_id, to_cpu, fabric) if part)
+    return "  ".join(part for part in (gpu.id, gpu.model, gpu.bus_id, fabric) if part)
 
 
 def describe_nic(nic: Nic) -> str:
@@ -89,12 +88,12 @@ def nic_summary(machine: Machine) -> str:
 def nvlink_summary(machine: Machine) -> str:
     """Return "NV12 between all GPUs, 2400 Gbit/s a pair" or what else holds; empty without NVLinks."""
     pairs = [machine.link(a, b) for a, b in combinations(machine.gpus, 2)]
-    joined = [link for link in pairs if link.num_nvlinks]
+    joined = [link for link in pairs if link.is_nvlink]
     if not joined:
         return ""
     if len({(link.kind, link.speed_gbit_s) for link in pairs}) == 1:
-        speed = gbit_s(joined[0].speed_gbit_s)
-        return f"{joined[0].kind} between all GPUs" + (f", {speed} a pair" if speed else "")
+        speed = f", {gbit_s(joined[0].speed_gbit_s)} a pair" if joined[0].speed_gbit_s else ""
+        return f"{joined[0].kind} between all GPUs{speed}"
     return f"NVLinks between {len(joined)} of {len(pairs)} pairs of GPUs"
 
 
@@ -105,31 +104,37 @@ def _summary(machine: Machine) -> Iterator[str]:
         yield f"{numa} NUMA node{'s' if numa > 1 else ''}"
     yield count_models(tuple(gpu.model or "GPU" for gpu in machine.gpus)) or "no GPU"
     yield nic_summary(machine)
-    switches = f", {machine.num_nvswitches} NVSwitches" if machine.num_nvswitches else ""
     if nvlink := nvlink_summary(machine):
-        yield nvlink + switches
+        yield nvlink
 
 
 def _tree(machine: Machine) -> Tree:
     """Return sockets, their NUMA nodes, and the devices of each where they hang."""
     tree = Tree("PCIe" if machine.pcie else "devices", guide_style="dim")
     label_of = {gpu.id: describe_gpu(gpu) for gpu in machine.gpus} | {nic.id: describe_nic(nic) for nic in machine.nics}
-    shown: set[str] = set()
-    for place in sorted(machine.pcie, key=lambda one: _before_unknown(one.numa_node)):
-        _add_place(tree, place, label_of, shown, _numa_name(machine, place.numa_node))
-    rest: dict[int | None, list[Gpu | Nic]] = {}
-    for device in machine.devices:
-        if device.id not in shown:
-            rest.setdefault(device.numa_node, []).append(device)
-    for numa_node in sorted(rest, key=_before_unknown):
-        branch = tree.add(Text(_numa_name(machine, numa_node) or "place unknown"))
-        for device in rest[numa_node]:
-            branch.add(Text(label_of[device.id]))
+    for numa_node, places, loose in by_numa_node(machine):
+        where = _numa_name(machine, numa_node)
+        for place in places:
+            _add_place(tree, place, label_of, where)
+        if loose:
+            branch = tree.add(Text(where or "place unknown"))
+            for device in loose:
+                branch.add(Text(label_of[device.id]))
     return tree
 
 
-def _before_unknown(index: int | None) -> tuple[bool, int]:
-    return index is None, index or 0
+def by_numa_node(machine: Machine) -> list[tuple[int | None, list[PcieNode], list[Gpu | Nic]]]:
+    """Return the PCIe trees of each NUMA node, and its devices that are in none; what is in no known node last."""
+    in_tree = paths_to_devices(machine.pcie)
+    trees: dict[int | None, list[PcieNode]] = {}
+    loose: dict[int | None, list[Gpu | Nic]] = {}
+    for tree in machine.pcie:
+        trees.setdefault(tree.numa_node, []).append(tree)
+    for device in machine.devices:
+        if device.id not in in_tree:
+            loose.setdefault(device.numa_node, []).append(device)
+    ordered = sorted(trees | loose, key=lambda index: (index is None, index or 0))
+    return [(index, trees.get(index, []), loose.get(index, [])) for index in ordered]
 
 
 def _numa_name(machine: Machine, index: int | None) -> str:
@@ -140,8 +145,7 @@ def _numa_name(machine: Machine, index: int | None) -> str:
     return f"{socket}NUMA {node.index}" + (f" (processors {node.cpus})" if node.cpus else "")
 
 
-def _add_place(tree: Tree, place: PcieNode, label_of: dict[str, str], shown: set[str], where: str) -> None:
-    shown.update(place.devices)
+def _add_place(tree: Tree, place: PcieNode, label_of: dict[str, str], where: str) -> None:
     speed = gbit_s(place.link_speed_gbit_s)
     if place.devices:
         for device in place.devices:
@@ -151,7 +155,7 @@ def _add_place(tree: Tree, place: PcieNode, label_of: dict[str, str], shown: set
         parts = ("host bridge" if place.kind is PcieKind.HOST_BRIDGE else "switch", place.bus_id, where, speed)
         tree = tree.add(Text("  ".join(part for part in parts if part)))
     for child in place.children:
-        _add_place(tree, child, label_of, shown, "")
+        _add_place(tree, child, label_of, "")
 
 
 def _matrix(machine: Machine) -> Iterator[Text]:
@@ -164,57 +168,34 @@ def _matrix(machine: Machine) -> Iterator[Text]:
         line = Text(row.ljust(width), "bold")
         for column in ids:
             kind = machine.distance(row, column)
-            line.append(kind.ljust(width), _STYLES.get(kind, _NVLINK_STYLE))
+            line.append(kind.ljust(width), _STYLES.get(kind, "bold green"))
         yield line.append("" if numa_of[row] is None else str(numa_of[row]))
 
 
 def _rails_table(machine: Machine, rails: Rails) -> Table:
     table = Table(title="Rails: the way out of the node for each local index", title_justify="left", box=None)
-    by_order = any(rail.orders_disagree for rail in rails.rails)
     for heading in ("local index", "GPU", "NIC", "distance", "ranks sharing it", "Gbit/s"):
         table.add_column(heading, justify="right" if heading in ("ranks sharing it", "Gbit/s") else "left")
-    if by_order:
-        table.add_column("by order it would get")
     name_of = {nic.id: nic.name for nic in machine.nics}
     for rail in rails.rails:
-        nic = " ".join(part for part in (rail.nearest.nic, name_of[rail.nearest.nic]) if part)
-        table.add_row(*_rail_cells(rail, nic), *([_counted(rail)] if by_order else []))
+        near = rail.nearest
+        table.add_row(
+            str(rail.local_index),
+            rail.gpu or "-",
+            Text(" ".join(part for part in (near.nic, name_of[near.nic]) if part)),
+            Text(near.distance or "-", _STYLES.get(near.distance or "", "")),
+            str(near.num_sharing),
+            "unknown" if near.speed_gbit_s is None else f"{near.speed_gbit_s:.4g}",
+        )
     return table
-
-
-def _rail_cells(rail: Rail, nic: str) -> Sequence[str | Text]:
-    near = rail.nearest
-    distance = near.distance or "-"
-    return (
-        str(rail.local_index),
-        rail.gpu or "-",
-        Text(nic),
-        Text(distance, _STYLES.get(distance, "")),
-        str(near.num_sharing),
-        "unknown" if near.speed_gbit_s is None else f"{near.speed_gbit_s:.4g}",
-    )
-
-
-def _counted(rail: Rail) -> str:
-    if not rail.orders_disagree:
-        return ""
-    counted = rail.by_order
-    speed = f", at most {gbit_s(counted.speed_gbit_s)}" if counted.speed_gbit_s is not None else ""
-    return f"{counted.nic} ({counted.distance}{speed})"
-
-
-def _speed_line(rails: Rails) -> str:
-    if rails.speed_gbit_s is None:
-        return "A rank's way out of its node: speed unknown"
-    return f"A rank's way out of its node: {gbit_s(rails.speed_gbit_s)}, the slowest rail's"
 
 
 def _shape_lines(shape: NodeShape) -> Iterator[Text]:
     each = "nodes of unequal size" if shape.ranks_per_node is None else f"{shape.ranks_per_node} ranks each"
     plural = "s" if shape.num_nodes != 1 else ""
     yield Text.assemble((f"{shape.num_nodes} node{plural}", "bold"), f", {each}  (from {shape.source})")
-    for node, ranks in enumerate((shape.nodes or ())[:_MOST_NODES_NAMED]):
-        named = ", ".join(map(str, ranks[:_MOST_RANKS_NAMED])) + (", ..." if len(ranks) > _MOST_RANKS_NAMED else "")
+    for node, ranks in enumerate((shape.nodes or ())[:_MOST_NAMED]):
+        named = ", ".join(map(str, ranks[:_MOST_NAMED])) + (", ..." if len(ranks) > _MOST_NAMED else "")
         yield Text(f"  node {node}: ranks {named}")
-    if shape.nodes is not None and len(shape.nodes) > _MOST_NODES_NAMED:
-        yield Text(f"  and {len(shape.nodes) - _MOST_NODES_NAMED} more")
+    if shape.nodes is not None and len(shape.nodes) > _MOST_NAMED:
+        yield Text(f"  and {len(shape.nodes) - _MOST_NAMED} more")

@@ -173,11 +173,8 @@ def _mpi_feature() -> Feature:
 
 
 def _topology_features() -> Iterator[Feature]:
-    from isthmus.topology.discovery.hwloc import hwloc_version
     from isthmus.topology.discovery.nvml import read_nvml
 
-    hwloc = hwloc_version()
-    yield Feature("hwloc", hwloc is not None, f"API {hwloc}" if hwloc else "libhwloc.so.15 is not installed")
     nvml = read_nvml()
     yield Feature(
         "NVML",

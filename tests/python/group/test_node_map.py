@@ -203,9 +203,9 @@ def test_this_rank_looks_around(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_fabric_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gpu(index: int, cluster: str | None) -> nvml.NvmlGpu:
+    def gpu(index: int, cluster: str | None) -> machine.Gpu:
         fabric = machine.Fabric(cluster, index) if cluster else None
-        return nvml.NvmlGpu(index, f"0000:0{index}:00.0", None, fabric, False, (), None)
+        return machine.Gpu(index, f"0000:0{index}:00.0", fabric=fabric)
 
     monkeypatch.setattr(nvml, "read_nvml", lambda: nvml.NvmlFacts((gpu(0, None), gpu(1, "c"), gpu(2, "c"))))
     node_map.gpu_fabric.cache_clear()

@@ -11,22 +11,13 @@ from typing import Any
 import pynvml
 
 from isthmus.topology.discovery.discover import discover
-from isthmus.topology.discovery.hwloc import HwlocFacts
 from isthmus.topology.discovery.nvml import NvmlFacts
 from isthmus.topology.discovery.sysfs import Roots
 from isthmus.topology.formats.machine_json import parse_machine_json
 from isthmus.topology.machine import Machine
 
 NVIDIA, MELLANOX, AMAZON = 0x10DE, 0x15B3, 0x1D0F
-GPU, VGA, ETHERNET, INFINIBAND, BRIDGE, NVSWITCH, USB = (
-    0x030200,
-    0x030000,
-    0x020000,
-    0x020700,
-    0x060400,
-    0x068000,
-    0x0C0330,
-)
+GPU, VGA, ETHERNET, INFINIBAND, BRIDGE, USB = 0x030200, 0x030000, 0x020000, 0x020700, 0x060400, 0x0C0330
 
 
 class MadeUpMachine:
@@ -42,10 +33,6 @@ class MadeUpMachine:
         for cpu in range(sockets * cpus_per_socket):
             folder = self._sys / f"devices/system/cpu/cpu{cpu}"
             self._write(folder / "topology/physical_package_id", cpu // cpus_per_socket)
-            if cpu:  # the first has no such file
-                self._write(folder / "online", 1)
-        for name in ("online", "possible"):
-            self._write(self._sys / "devices/system/cpu" / name, f"0-{sockets * cpus_per_socket - 1}")
         if model is not None:
             self._write(self.roots.proc / "cpuinfo", f"processor\t: 0\nmodel name\t: {model}\n")
 
@@ -103,8 +90,8 @@ class MadeUpMachine:
         below: str = "",
         **attributes: Any,
     ) -> Path:
-        """An interface of a PCI function, or a virtual one; `below`: folders between (USB, virtio)."""
-        parent = self._sys / "devices/virtual" if on is None else self._place[on] / below
+        """An interface of a PCI function, which is made if missing, or a virtual one; `below`: folders between."""
+        parent = self._sys / "devices/virtual" if on is None else self._function(on, ETHERNET) / below
         folder = parent / "net" / name
         for attribute, value in {"speed": speed, "type": kind, "operstate": state, **attributes}.items():
             if value is not None:
@@ -123,13 +110,17 @@ class MadeUpMachine:
         node_type: str = "1: CA",
     ) -> None:
         """A verbs device of a PCI function, or one made by software."""
-        folder = (self._sys / "devices/virtual" if on is None else self._place[on]) / "infiniband" / name
+        parent = self._sys / "devices/virtual" if on is None else self._function(on, INFINIBAND)
+        folder = parent / "infiniband" / name
         self._write(folder / "node_type", node_type)
         for port in range(1, ports + 1):
             for attribute, value in {"link_layer": layer, "rate": rate, "state": state}.items():
                 if value is not None:
                     self._write(folder / f"ports/{port}/{attribute}", value)
         self._link(self._sys / "class/infiniband" / name, folder)
+
+    def _function(self, bus_id: str, class_code: int) -> Path:
+        return self._place.get(bus_id) or self.pci(bus_id, class_code, f"pci{bus_id[:4]}:00")
 
     def virtual_function(self, bus_id: str, of: str, above: str) -> None:
         folder = self.pci(bus_id, ETHERNET, above)
@@ -177,12 +168,10 @@ class MadeUpGpu:
 
     bus_id: str
     name: str = "NVIDIA A100-SXM4-80GB"
-    mig: int | None = 0
-    #: Each link's peer ("gpu", "switch", "cpu"), bus id.
+    #: Each link's peer ("gpu" or "switch"; or "off"), bus id.
     nvlinks: list[tuple[str, str]] = field(default_factory=list)
     nvlink_mbyte_s: int | None = 25_000
     nvlink_version: int | None = 3
-    c2c_mbyte_s: list[int] = field(default_factory=list)
     cluster: bytes = bytes(16)
     clique: int = 0
     fabric_state: int | None = None
@@ -224,9 +213,6 @@ class MadeUpNvml:
     def nvmlDeviceGetName(self, gpu: MadeUpGpu) -> bytes:
         return gpu.name.encode()
 
-    def nvmlDeviceGetMigMode(self, gpu: MadeUpGpu) -> list[int]:
-        return [_supported(gpu.mig), 0]
-
     def nvmlDeviceGetNvLinkState(self, gpu: MadeUpGpu, link: int) -> int:
         if link >= len(gpu.nvlinks):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -239,23 +225,15 @@ class MadeUpNvml:
         return {
             "gpu": pynvml.NVML_NVLINK_DEVICE_TYPE_GPU,
             "switch": pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH,
-            "cpu": pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU,
         }[gpu.nvlinks[link][0]]
 
     def nvmlDeviceGetNvLinkVersion(self, gpu: MadeUpGpu, link: int) -> int:
         return _supported(gpu.nvlink_version)
 
     def nvmlDeviceGetFieldValues(self, gpu: MadeUpGpu, fields: list[tuple[int, int]]) -> list[Any]:
-        return [self._field(gpu, *one) for one in fields]
-
-    def _field(self, gpu: MadeUpGpu, name: int, scope: int) -> Any:
-        value = {
-            pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON: gpu.nvlink_mbyte_s,
-            pynvml.NVML_FI_DEV_C2C_LINK_COUNT: len(gpu.c2c_mbyte_s),
-            pynvml.NVML_FI_DEV_C2C_LINK_GET_MAX_BW: dict(enumerate(gpu.c2c_mbyte_s)).get(scope),
-        }[name]
-        code = pynvml.NVML_ERROR_NOT_SUPPORTED if value is None else pynvml.NVML_SUCCESS
-        return SimpleNamespace(nvmlReturn=code, value=SimpleNamespace(uiVal=value))
+        assert fields == [(pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, 0)]
+        code = pynvml.NVML_ERROR_NOT_SUPPORTED if gpu.nvlink_mbyte_s is None else pynvml.NVML_SUCCESS
+        return [SimpleNamespace(nvmlReturn=code, value=SimpleNamespace(uiVal=gpu.nvlink_mbyte_s))]
 
     def nvmlDeviceGetGpuFabricInfoV(self, gpu: MadeUpGpu, reference: Any) -> int:
         info = reference._obj
@@ -272,13 +250,12 @@ def _supported(value: int | None) -> int:
     return value
 
 
-NO_HWLOC = HwlocFacts(missing="hwloc: not asked")
 NO_NVML = NvmlFacts(missing="NVML: not asked")
 
 
-def found(machine: MadeUpMachine, nvml: NvmlFacts = NO_NVML, hwloc: HwlocFacts = NO_HWLOC) -> Machine:
+def found(machine: MadeUpMachine, nvml: NvmlFacts = NO_NVML) -> Machine:
     """What discovery makes of it; every machine must survive JSON, which checks links and places."""
-    result = discover(machine.roots, lambda: nvml, lambda: hwloc)
+    result = discover(machine.roots, lambda: nvml)
     assert parse_machine_json(result.to_json()) == result
     return result
 

@@ -1,5 +1,5 @@
 // A library with NVML's name and binary interface: two GPUs of a multi-node NVLink domain, each with 18 links to
-// switches, the second in MIG mode. What a driver may lack is missing here: versions of NVLinks, C2C.
+// switches. What a driver may lack is missing here: versions of NVLinks.
 #include <stdio.h>
 #include <string.h>
 
@@ -62,11 +62,6 @@ int nvmlDeviceGetName(void* device, char* name, unsigned length) {
 
 int nvmlDeviceGetPciInfo_v3(void* device, struct pci_info* info) {
   snprintf(info->bus_id, sizeof info->bus_id, "00000008:%02X:00.0", 0xA0 + index_of(device));
-  return SUCCESS;
-}
-
-int nvmlDeviceGetMigMode(void* device, unsigned* current, unsigned* pending) {
-  *current = *pending = index_of(device) == 1;
   return SUCCESS;
 }
 
