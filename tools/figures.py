@@ -164,11 +164,6 @@ def tagc(printed: str) -> str:
     return table(["", "GB/s of source, AVX2", "of memcpy: SSE2", "AVX2", "AVX-512"], rows)
 
 
-def printed_table(number: int) -> Callable[[str], str]:
-    """Return the table of that number which a command prints."""
-    return lambda printed: re.findall(r"(?:^\|.*\n)+", printed, re.MULTILINE)[number].strip()
-
-
 # --- All of them
 
 BENCHMARKS = "build/release/benchmarks"
@@ -199,15 +194,6 @@ FIGURES = (
         {
             "codecs-tagc": ("docs/tagc.md", tagc),
             "codecs-quant": ("docs/quant.md", quant),
-        },
-    ),
-    Figures(
-        "peeling",
-        f"{BENCHMARKS}/tagc_peeling_table",
-        3,
-        {
-            "peeling-merged": ("docs/tagc.md", printed_table(0)),
-            "peeling-by-load": ("docs/tagc.md", printed_table(1)),
         },
     ),
     Figures("faults", "python tests/faults/table.py", 10, document="docs/faults.md"),
