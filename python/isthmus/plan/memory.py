@@ -59,15 +59,15 @@ def memory_of(
     num_unreduced: units whose whole gradients are held at once.
     """
 
-    def at_rest(name: str, num_bytes: int) -> int:
-        return sum(_part_elements(unit, getattr(p, name), cluster) for unit, p in placed_units) * num_bytes
+    def at_rest(num_bytes: int) -> int:
+        return sum(_part_elements(unit, p.parameters, cluster) for unit, p in placed_units) * num_bytes
 
     operations = [op for unit, p in placed_units for op in operations_of(unit, p, cluster, element_bytes)]
     calls = [op.on(0, cluster) for op in operations]
     return Memory(
-        parameters=at_rest("parameters", element_bytes.stored),
-        gradients=at_rest("gradients", element_bytes.stored),
-        optimizer=at_rest("optimizer", _OPTIMIZER_BYTES),
+        parameters=at_rest(element_bytes.stored),
+        gradients=at_rest(element_bytes.stored),
+        optimizer=at_rest(_OPTIMIZER_BYTES),
         gathered=_gathered(placed_units, cluster, element_bytes),
         unreduced=_unreduced(placed_units, num_unreduced, element_bytes),
         residuals=0 if wire is None else sum(residual_bytes(wire, call, _nodes(call, cluster)) for call in calls),
@@ -120,7 +120,7 @@ def _gathered(placed_units: Sequence[tuple[Unit, Placements]], cluster: Cluster,
 
 
 def _unreduced(placed_units: Sequence[tuple[Unit, Placements]], at_once: int, element_bytes: ElementBytes) -> int:
-    sizes = sorted(unit.num_parameters for unit, p in placed_units if p.gradients is not Placement.REPLICATED)
+    sizes = sorted(unit.num_parameters for unit, p in placed_units if p.parameters is not Placement.REPLICATED)
     return sum(sizes[-at_once:]) * element_bytes.reduced
 
 
