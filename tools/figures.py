@@ -120,15 +120,7 @@ TAGC = {
     "exact_sum": "exact sum",
     "none/encode": "`none` encode",
     "none/decode": "`none` decode",
-    **{
-        f"{codec}/{level}/{way}": f"{words} {level} {way}"
-        for level in ("2x", "4x", "10x")
-        for codec, words, way in (
-            ("tagc", "`tagc`", "encode"),
-            ("tagc", "`tagc`", "decode"),
-            ("flat-tagc", "flat", "encode"),
-        )
-    },
+    **{f"tagc/{level}/{way}": f"`tagc` {level} {way}" for level in ("2x", "4x", "10x") for way in ("encode", "decode")},
     **{
         f"tagc/load/{cells}/{way}": f"`tagc`, rows by load, {cells} cells, encode" if way == "encode" else "decode"
         for cells in ("fp32", "bf16", "fp16", "int8")
@@ -178,7 +170,7 @@ FIGURES = (
     ),
     Figures(
         "scaling",
-        "isthmus bench scaling --arms fsdp,hsdp,quant,full --layouts 2x1,4x1,8x1",
+        "isthmus bench scaling",
         15,
         {
             "scaling-bytes": ("docs/scaling.md", scaling("node_mb_per_step", "reduction_node_mb_per_step")),
