@@ -38,14 +38,6 @@ def option(default: Any, help: str, **settings: Any) -> Any:
     return field(default=default, metadata={METADATA: Option(help, **settings)})
 
 
-def part(default: Any, **shown: Option | None) -> Any:
-    """A field whose value is a dataclass of options.
-
-    shown: its fields that are options here, None for those that are as there. Their defaults are those of `default`.
-    """
-    return field(default=default, metadata={METADATA: shown})
-
-
 def check_ranges(values: object, ranges: Mapping[str, tuple[int, int]]) -> None:
     """Raise ValueError naming the first field that is out of its range, its value and the range."""
     for name, (low, high) in ranges.items():

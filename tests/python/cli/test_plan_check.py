@@ -55,7 +55,7 @@ def test_a_prediction_comes_from_the_arguments_alone():
 def test_a_report_as_predicted_holds(tmp_path):
     checks = check_report(made_report())
     assert [(check.arm, check.holds) for check in checks] == [("fsdp", True), ("tagc", True)]
-    assert checks[1].link_over_predicted == pytest.approx(0.01)
+    assert checks[1].link_over_expected == pytest.approx(0.01)
     path = tmp_path / "report.json"
     path.write_text(json.dumps(made_report()))
     code, out = run("--check", path)
@@ -138,7 +138,7 @@ def test_a_report_without_counters_is_checked_as_far_as_it_goes():
         for name in ("collectives", "audited_link_bytes"):
             del arm["steps"][1][name]
     fsdp, tagc = check_report(bare)
-    assert (fsdp.collectives_equal, fsdp.payload_equal, fsdp.link_over_predicted, fsdp.holds) == (
+    assert (fsdp.collectives_equal, fsdp.payload_equal, fsdp.link_over_expected, fsdp.holds) == (
         None,
         None,
         None,

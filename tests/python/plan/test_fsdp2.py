@@ -15,7 +15,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from isthmus.benchmarks.common.recorder import record_collectives
-from isthmus.benchmarks.training.traffic import collective_of
 from isthmus.plan.modules import units_of
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import Cluster, ElementBytes
@@ -62,8 +61,7 @@ def called(model):
     """The collectives of a step, with the ranks of each; those of a single rank move nothing and do not count."""
     with record_collectives() as recording:
         model(torch.ones(3, 33)).sum().backward()
-    calls = [collective_of(call) for call in recording.as_json()]
-    return Counter(signature(call) for call in calls if len(call.ranks) > 1)
+    return Counter(signature(call) for call in recording.collectives if len(call.ranks) > 1)
 
 
 def signature(call):

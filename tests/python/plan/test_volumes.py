@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.benchmarks.training.traffic import audited_collectives, formula_bytes
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.volumes import Collective, IsthmusFormula, Kind, gloo_formula, nccl_formula, sent_bytes
 
@@ -181,29 +180,3 @@ def test_every_node_sends_the_same_and_ranges_are_as_good_as_lists(options, kind
     by_node = [sum(sent[node * local : (node + 1) * local]) for node in range(nodes)]
     assert len(set(by_node)) == 1
     assert by_node[0] > 0
-
-
-def recorded(name, num_elements, link=None):
-    return {
-        "name": name,
-        "ranks": list(WORLD),
-        "num_elements": num_elements,
-        "element_bytes": 2,
-        "link_sent_bytes": link,
-    }
-
-
-def test_recorded_collectives_are_summed_by_phase():
-    calls = [[recorded("all_gather_into_tensor", 65532), recorded("reduce_scatter_tensor", 65532)]] * 4
-    every = formula_bytes(calls, on_isthmus(TAGC))
-    assert every == {"all_gather": 65532 * 3, "reduce_scatter": 4 * (48 + 32768)}
-    counted = formula_bytes(calls, on_isthmus(TAGC), counted_only=True)
-    assert counted == {"all_gather": 0, "reduce_scatter": 4 * (48 + 32768)}  # Gloo carries the gather
-
-
-def test_audited_collectives_sum_what_each_nodes_link_sent():
-    links = (100, None, 101, None)
-    calls = [[recorded("all_gather_into_tensor", 1000, link)] for link in links]
-    expected = {"kind": "all_gather", "num_ranks": 4, "num_elements": 1000, "element_bytes": 2, "link_sent_bytes": 201}
-    assert audited_collectives(calls) == [expected]
-    assert audited_collectives([[recorded("all_reduce", 8)]] * 4)[0]["link_sent_bytes"] is None
