@@ -10,17 +10,6 @@ from isthmus.plan.strategies import Strategy
 
 SCHEMA = 3
 
-FIELDS = {
-    "sources": "where each figure of cluster and links comes from",
-    "node_bytes": "payload that leaves each node in a step, by phase, from placement alone",
-    "phases": "seconds of a phase if nothing ran beside it: transfers between and within nodes, codec, latency",
-    "serial_s": "a step in which nothing runs beside anything else, as on CPU",
-    "step_s": "a step as FSDP2 overlaps it (docs/plan.md)",
-    "exposed_s": "step_s less compute",
-    "memory": "bytes of a rank without activations",
-    "crossovers": "speeds of the link between nodes at which another strategy is to be preferred, 1 to 800 Gbit/s",
-}
-
 
 def build_report(comparison: Comparison, setting: Setting) -> dict[str, Any]:
     """Everything about a comparison."""
@@ -45,7 +34,6 @@ def build_report(comparison: Comparison, setting: Setting) -> dict[str, Any]:
         "crossovers": [asdict(crossover) for crossover in comparison.crossovers],
         "verdict": verdict(comparison),
         "notes": notes(comparison, setting),
-        "fields": FIELDS,
     }
 
 

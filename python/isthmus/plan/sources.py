@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from isthmus.plan.assumptions import FASTEST_LINK, Links, parse_speed_gbit_s
+from isthmus.plan.assumptions import FASTEST_LINK, Links
 from isthmus.plan.placement import Cluster
 from isthmus.topology.discovery.link_cache import CACHE, MeasuredLinks, cached_links, default_path, load_links
 from isthmus.topology.formats.read import read_machine
@@ -37,26 +37,6 @@ FACTS = tuple(each.name for each in fields(Known) if each.name != "source")
 
 #: Used where nothing else is known. Speeds have no default.
 _DEFAULTS = Known("default", 2, 8, inter_latency_us=20.0, intra_latency_us=5.0)
-
-
-def given(
-    nodes: int | None,
-    ranks_per_node: int | None,
-    inter: str | None,
-    intra: str | None,
-    inter_latency_us: float | None,
-    intra_latency_us: float | None,
-) -> Known:
-    """The facts that options give. ValueError: a speed cannot be read."""
-    return Known(
-        "given",
-        nodes,
-        ranks_per_node,
-        None if inter is None else parse_speed_gbit_s(inter, "--inter"),
-        None if intra is None else parse_speed_gbit_s(intra, "--intra"),
-        inter_latency_us,
-        intra_latency_us,
-    )
 
 
 def from_file(links: str | None, machine_file: Path | None, options: Known) -> Known:

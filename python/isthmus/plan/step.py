@@ -12,14 +12,14 @@ from isthmus.plan.pipeline import Path, Pipeline, UnitWork
 from isthmus.plan.placement import Cluster, ElementBytes, Operation, Phase, Placement, operations_of
 from isthmus.plan.ranges import check_range
 from isthmus.plan.strategies import Strategy
-from isthmus.plan.timing import NodeHop, Resource, node_hops, stage_of
+from isthmus.plan.timing import Resource, node_hops, stage_of
 from isthmus.plan.units import Model
-from isthmus.plan.volumes import Kind, RingFormula
+from isthmus.plan.volumes import Hop, Kind, RingFormula
 
 #: The shapes of a unit's parameters, and whether it is the root: units of one shape make the same collectives.
 UnitShape = tuple[tuple[tuple[int, ...], ...], bool]
 #: An operation with the hops that a node makes for it, or with the path that they are in time.
-Hops = tuple[Operation, tuple[NodeHop, ...]]
+Hops = tuple[Operation, tuple[Hop, ...]]
 Timed = tuple[Operation, Path]
 
 
@@ -120,7 +120,8 @@ class StepPlan:
         """The memory of one rank."""
         setting = self.setting
         placed = [(unit, self.strategy.placements_of(unit)) for unit in setting.model.units]
-        return memory_of(placed, self.strategy.wire, setting.cluster, setting.element_bytes, setting.num_unreduced)
+        formula = self.strategy.formula(setting.world)
+        return memory_of(placed, formula, setting.cluster, setting.element_bytes, setting.num_unreduced)
 
     def time(self, links: Links, codecs: CodecSpeeds, compute: Compute) -> StepTime:
         """Seconds of a step over these links."""

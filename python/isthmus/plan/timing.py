@@ -1,7 +1,7 @@
 """Time of collectives: each hop takes its rounds' latency, and the longer of its transfers or the codec's work."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from isthmus.plan.assumptions import CodecSpeeds, Links
@@ -22,30 +22,17 @@ class Resource(StrEnum):
     CODEC = "codec"
 
 
-@dataclass(frozen=True)
-class NodeHop:
-    """A hop of a whole node: the bytes that leave it, and the bytes or elements of its busiest rank."""
-
-    steps: int
-    inter_bytes: int
-    intra_bytes: int
-    codec: str
-    encoded_elements: int
-    decoded_elements: int
-
-
-def node_hops(operation: Operation, formula: Formula, cluster: Cluster) -> tuple[NodeHop, ...]:
-    """The hops of node 0; all nodes are alike."""
+def node_hops(operation: Operation, formula: Formula, cluster: Cluster) -> tuple[Hop, ...]:
+    """The hops of node 0: the bytes that leave it, and those or elements of its busiest rank. All nodes are alike."""
     by_rank = [formula(operation.on(rank, cluster), rank) for rank in range(cluster.ranks_per_node)]
     return tuple(_of_node(hops) for hops in zip(*by_rank, strict=True))
 
 
-def _of_node(hops: Sequence[Hop]) -> NodeHop:
-    return NodeHop(
-        steps=hops[0].steps,
+def _of_node(hops: Sequence[Hop]) -> Hop:
+    return replace(
+        hops[0],
         inter_bytes=sum(hop.inter_bytes for hop in hops),
         intra_bytes=max(hop.intra_bytes for hop in hops),
-        codec=hops[0].codec,
         encoded_elements=max(hop.encoded_elements for hop in hops),
         decoded_elements=max(hop.decoded_elements for hop in hops),
     )
@@ -65,7 +52,7 @@ class Stage:
         return self.transfer_s + self.latency_s
 
 
-def stage_of(hop: NodeHop, links: Links, codecs: CodecSpeeds) -> Stage:
+def stage_of(hop: Hop, links: Links, codecs: CodecSpeeds) -> Stage:
     """The stage that a hop is."""
     if hop.codec:
         return Stage((Resource.CODEC,), _codec_s(hop, codecs), 0.0)
@@ -80,7 +67,7 @@ def stage_of(hop: NodeHop, links: Links, codecs: CodecSpeeds) -> Stage:
     return Stage(slower, max(between_s, within_s), latency_s)
 
 
-def _codec_s(hop: NodeHop, codecs: CodecSpeeds) -> float:
+def _codec_s(hop: Hop, codecs: CodecSpeeds) -> float:
     speed = codecs.of(hop.codec)
     encode_s = hop.encoded_elements * _SOURCE_ELEMENT_BYTES / (speed.encode_gb_s * _GIGA)
     decode_s = hop.decoded_elements * _SOURCE_ELEMENT_BYTES / (speed.decode_gb_s * _GIGA)

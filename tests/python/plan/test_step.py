@@ -13,7 +13,7 @@ from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, Cluster, ElementB
 from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import STRATEGIES, strategies_named, world_formula
 from isthmus.plan.units import Unit, units_of_sizes
-from isthmus.plan.volumes import Collective, Kind
+from isthmus.plan.volumes import Collective, IsthmusFormula, Kind, nccl_formula
 from isthmus.units.layout import Parameter
 
 EVERYTHING = WireOptions(min_elements=0)
@@ -210,8 +210,9 @@ def test_residuals_are_those_of_the_document():
     ],
 )
 def test_scratch_is_what_the_document_says(wire, kind, ranks, element_bytes, expected):
-    assert scratch_bytes(wire, Collective(kind, range(ranks), 4096, element_bytes), 2) == expected
-    assert scratch_bytes(wire, Collective(kind, range(ranks), 4096, element_bytes), 1) == 0
+    call = Collective(kind, range(ranks), 4096, element_bytes)
+    assert scratch_bytes(IsthmusFormula(wire, nccl_formula(ranks // 2)), call) == expected
+    assert scratch_bytes(IsthmusFormula(wire, nccl_formula(ranks)), call) == 0
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,9 @@ from isthmus.plan.placement import Cluster, Phase
 from isthmus.plan.scan import EQUAL_SHARE, Comparison, link_speeds
 from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import STRATEGIES, strategies_named, world_formula
-from isthmus.plan.timing import NodeHop, Resource, Stage, stage_of
+from isthmus.plan.timing import Resource, Stage, stage_of
 from isthmus.plan.units import units_of_sizes
+from isthmus.plan.volumes import Hop
 
 LINKS = Links(inter_gbit_s=8, intra_gbit_s=80, inter_latency_us=10, intra_latency_us=1)
 CODECS = CodecSpeeds(
@@ -38,37 +39,29 @@ CODECS = CodecSpeeds(
 )
 
 
-def hop(**values):
-    return NodeHop(
-        **dict.fromkeys(("steps", "inter_bytes", "intra_bytes", "encoded_elements", "decoded_elements"), 0)
-        | {"codec": ""}
-        | values
-    )
-
-
 def test_a_message_between_nodes_takes_its_bytes_and_its_rounds():
-    stage = stage_of(hop(steps=3, inter_bytes=10**9), LINKS, CODECS)
+    stage = stage_of(Hop(steps=3, inter_bytes=10**9), LINKS, CODECS)
     assert stage == Stage((Resource.BETWEEN,), 1.0, pytest.approx(30e-6))
 
 
 def test_a_message_within_a_node_does_not_load_the_link():
-    assert stage_of(hop(steps=2, intra_bytes=10**9), LINKS, CODECS) == Stage((Resource.WITHIN,), 0.1, 2e-6)
+    assert stage_of(Hop(steps=2, intra_bytes=10**9), LINKS, CODECS) == Stage((Resource.WITHIN,), 0.1, 2e-6)
 
 
 @pytest.mark.parametrize(
     ("intra", "seconds", "slower"), [(10**9, 1.0, Resource.BETWEEN), (10**11, 10.0, Resource.WITHIN)]
 )
 def test_a_ring_over_nodes_is_as_slow_as_its_slowest_edge_and_loads_both(intra, seconds, slower):
-    stage = stage_of(hop(steps=1, inter_bytes=10**9, intra_bytes=intra), LINKS, CODECS)
+    stage = stage_of(Hop(steps=1, inter_bytes=10**9, intra_bytes=intra), LINKS, CODECS)
     assert (stage.transfer_s, stage.latency_s) == (seconds, pytest.approx(10e-6))
     assert stage.resources[0] is slower
     assert set(stage.resources) == {Resource.BETWEEN, Resource.WITHIN}
 
 
 def test_codecs_take_their_float32_elements_at_their_own_speeds():
-    lossy = stage_of(hop(codec="tagc", encoded_elements=10**9, decoded_elements=10**9), LINKS, CODECS)
+    lossy = stage_of(Hop(codec="tagc", encoded_elements=10**9, decoded_elements=10**9), LINKS, CODECS)
     assert lossy == Stage((Resource.CODEC,), 1.0 + 2.0, 0.0)
-    assert stage_of(hop(codec="none", encoded_elements=10**9), LINKS, CODECS).seconds == 0.5
+    assert stage_of(Hop(codec="none", encoded_elements=10**9), LINKS, CODECS).seconds == 0.5
 
 
 def taking(resource, seconds):

@@ -87,8 +87,8 @@ def test_replicas_are_the_rails_shards_of_every_unit(nodes, local):
 def test_scratch_is_a_packet_of_ones_own_and_what_others_sent():
     wire = WireOptions(min_elements=0, weights="delta", weight_bits=1.3)
     call = Collective(Kind.ALL_GATHER, range(6), 6000, 2)
-    assert scratch_bytes(wire, call, 3) == 1000 * 2 + 2 * 163
-    assert scratch_bytes(wire, call, 1) == 0
+    assert scratch_bytes(IsthmusFormula(wire, gloo_formula(2)), call) == 1000 * 2 + 2 * 163
+    assert scratch_bytes(IsthmusFormula(wire, gloo_formula(6)), call) == 0
 
 
 def test_small_gathers_are_whole():
