@@ -28,11 +28,6 @@ class Placement(StrEnum):
     NODE_SHARDED = "sharded in the node"
     SHARDED = "sharded"
 
-    @property
-    def thinness(self) -> int:
-        """Grows with the number of parts."""
-        return (Placement.REPLICATED, Placement.NODE_SHARDED, Placement.SHARDED).index(self)
-
 
 class Scope(StrEnum):
     """Which ranks take part: all; those of one node, on every node at once; those of one rail, on every rail."""
@@ -98,7 +93,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Placements:
-    """How a step's tensors are placed. ValueError: kept over more ranks than the parameters are cut over.
+    """How a step's tensors are placed.
 
     parameters: between steps, and with them their gradients and the optimizer's states. kept: the parameters between
     the forward and the backward pass, possibly over fewer ranks.
@@ -106,10 +101,6 @@ class Placements:
 
     parameters: Placement
     kept: Placement
-
-    def __post_init__(self) -> None:
-        if self.kept.thinness > self.parameters.thinness:
-            raise ValueError(f"kept '{self.kept}': expected no thinner than parameters, '{self.parameters}'")
 
 
 FSDP = Placements(Placement.SHARDED, Placement.SHARDED)

@@ -52,7 +52,7 @@ def _strategy(comparison: Comparison, plan: StepPlan, time: StepTime) -> dict[st
         "node_bytes_per_step": sum(plan.node_bytes.values()),
         "memory": asdict(plan.memory) | {"total": plan.memory.total},
         "fits": comparison.fits(plan),
-        "phases": {str(phase): asdict(seconds) for phase, seconds in time.phases.items()},
+        "phases": {str(phase): seconds for phase, seconds in time.phases.items()},
         "serial_s": time.serial_s,
         "step_s": time.step_s,
         "exposed_s": time.exposed_s,

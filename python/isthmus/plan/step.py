@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from isthmus.plan.pipeline import Path, Pipeline, UnitWork
 from isthmus.plan.placement import Cluster, ElementBytes, Operation, Phase, Placement, operations_of
 from isthmus.plan.ranges import check_range
 from isthmus.plan.strategies import Strategy
-from isthmus.plan.timing import Resource, node_hops, stage_of
+from isthmus.plan.timing import node_hops, stage_of
 from isthmus.plan.units import Model
 from isthmus.plan.volumes import Hop, Kind, RingFormula
 
@@ -43,26 +43,13 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class PhaseTime:
-    """Seconds of a phase in one step, if nothing runs beside it: on links, in the codec, and for rounds of messages."""
-
-    between_s: float
-    within_s: float
-    codec_s: float
-    latency_s: float
-
-    @property
-    def seconds(self) -> float:
-        """All of it."""
-        return self.between_s + self.within_s + self.codec_s + self.latency_s
-
-
-@dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step. serial_s: one operation at a time. step_s: as FSDP2 overlaps them."""
+    """Seconds of a step. phases: of each, if nothing ran beside it. serial_s: one operation at a time. step_s: as
+    FSDP2 overlaps them.
+    """
 
     compute_s: float
-    phases: dict[Phase, PhaseTime]
+    phases: dict[Phase, float]
     serial_s: float
     step_s: float
 
@@ -130,7 +117,10 @@ class StepPlan:
             shape: [(operation, tuple(stage_of(hop, links, codecs) for hop in hops)) for operation, hops in found]
             for shape, found in self._hops.items()
         }
-        phases = {phase: self._phase_time(phase, paths) for phase in Phase}
+        phases = dict.fromkeys(Phase, 0.0)
+        for shape, timed in paths.items():
+            for operation, path in timed:
+                phases[operation.phase] += self._counts[shape] * sum(stage.seconds for stage in path)
         setting = self.setting
         works = {shape: self._work(shape, timed) for shape, timed in paths.items()}
         fsdp = self.strategy.placements.parameters is not Placement.REPLICATED
@@ -138,7 +128,7 @@ class StepPlan:
         return StepTime(
             compute_s=compute.seconds,
             phases=phases,
-            serial_s=compute.seconds + sum(time.seconds for time in phases.values()),
+            serial_s=compute.seconds + sum(phases.values()),
             step_s=pipeline.step_s(compute.seconds),
         )
 
@@ -155,23 +145,4 @@ class StepPlan:
             all_reduces=chosen(Phase.REDUCTION, Kind.ALL_REDUCE),
             compute_share=sum(map(math.prod, shapes)) / self.setting.model.num_parameters,
             is_root=is_root,
-        )
-
-    def _phase_time(self, phase: Phase, paths: Mapping[UnitShape, Sequence[Timed]]) -> PhaseTime:
-        stages = [
-            (stage, self._counts[shape])
-            for shape, timed in paths.items()
-            for operation, path in timed
-            if operation.phase is phase
-            for stage in path
-        ]
-
-        def transfer_s(resource: Resource) -> float:
-            return sum(times * stage.transfer_s for stage, times in stages if stage.resources[0] is resource)
-
-        return PhaseTime(
-            between_s=transfer_s(Resource.BETWEEN),
-            within_s=transfer_s(Resource.WITHIN),
-            codec_s=transfer_s(Resource.CODEC),
-            latency_s=sum(times * stage.latency_s for stage, times in stages),
         )

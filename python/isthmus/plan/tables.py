@@ -23,7 +23,6 @@ def print_comparison(comparison: Comparison, setting: Setting, console: Console)
     )
     console.print(_bytes_table(comparison))
     console.print(_time_table(comparison))
-    console.print(_parts_table(comparison))
     for sentence in verdict(comparison):
         console.print(f"[bold]{sentence}[/bold]", highlight=False, soft_wrap=True)
     console.print()
@@ -51,23 +50,10 @@ def _time_table(comparison: Comparison) -> Table:
     )
     for plan in comparison.plans:
         time = comparison.time(plan)
-        figures = [*(phase.seconds for phase in time.phases.values()), time.compute_s, time.serial_s, time.step_s]
+        figures = [*time.phases.values(), time.compute_s, time.serial_s, time.step_s]
         name = plan.strategy.name
         shown = f"[bold]{name}[/bold]" if plan is comparison.winner else name
         table.add_row(shown, *(f"{figure:.3f}" for figure in figures))
-    return table
-
-
-def _parts_table(comparison: Comparison) -> Table:
-    columns = ["between\nnodes", "within\nnodes", "encode,\ndecode", "latency", "hidden"]
-    table = strategy_table("Communication, by what it waits for; what overlap hides", columns)
-    for plan in comparison.plans:
-        time = comparison.time(plan)
-        phases = list(time.phases.values())
-        figures = [sum(phase.between_s for phase in phases), sum(phase.within_s for phase in phases)]
-        figures += [sum(phase.codec_s for phase in phases), sum(phase.latency_s for phase in phases)]
-        figures.append(time.serial_s - time.step_s)
-        table.add_row(plan.strategy.name, *(f"{figure:.3f}" for figure in figures))
     return table
 
 

@@ -43,28 +43,19 @@ class Stage:
     """A part of a collective in time. A ring over several nodes keeps links of both kinds busy."""
 
     resources: tuple[Resource, ...]
-    transfer_s: float
-    latency_s: float
-
-    @property
-    def seconds(self) -> float:
-        """How long it takes."""
-        return self.transfer_s + self.latency_s
+    seconds: float
 
 
 def stage_of(hop: Hop, links: Links, codecs: CodecSpeeds) -> Stage:
     """The stage that a hop is."""
     if hop.codec:
-        return Stage((Resource.CODEC,), _codec_s(hop, codecs), 0.0)
+        return Stage((Resource.CODEC,), _codec_s(hop, codecs))
     between_s = hop.inter_bytes * _BITS / (links.inter_gbit_s * _GIGA)
     within_s = hop.intra_bytes * _BITS / (links.intra_gbit_s * _GIGA)
     if hop.inter_bytes == 0:
-        return Stage((Resource.WITHIN,), within_s, hop.steps * links.intra_latency_us * _MICRO)
-    latency_s = hop.steps * links.inter_latency_us * _MICRO
-    if hop.intra_bytes == 0:
-        return Stage((Resource.BETWEEN,), between_s, latency_s)
-    slower = (Resource.BETWEEN, Resource.WITHIN) if between_s >= within_s else (Resource.WITHIN, Resource.BETWEEN)
-    return Stage(slower, max(between_s, within_s), latency_s)
+        return Stage((Resource.WITHIN,), within_s + hop.steps * links.intra_latency_us * _MICRO)
+    resources = (Resource.BETWEEN, Resource.WITHIN) if hop.intra_bytes else (Resource.BETWEEN,)
+    return Stage(resources, max(between_s, within_s) + hop.steps * links.inter_latency_us * _MICRO)
 
 
 def _codec_s(hop: Hop, codecs: CodecSpeeds) -> float:

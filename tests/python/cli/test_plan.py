@@ -78,7 +78,6 @@ def test_sentences_do_not_wrap_in_a_pipe():
     assert "\n- Bytes are tested against counters of real runs. Times are a model: no GPU and no real network was" in (
         result.output
     )
-    assert "\nCommunication, by what it waits for; what overlap hides" in result.output
 
 
 def test_on_fast_links_it_says_that_compression_does_not_pay():

@@ -43,11 +43,6 @@ def test_groups_of_one_rank_make_no_collectives():
     assert shown(FSDP, nodes=1, ranks_per_node=1) == []
 
 
-def test_placements_without_collectives_are_refused():
-    with pytest.raises(ValueError, match="kept 'sharded': expected no thinner than parameters, 'sharded in the node'"):
-        dataclasses.replace(HSDP, kept=Placement.SHARDED)
-
-
 @pytest.mark.parametrize(
     ("nodes", "ranks", "message"),
     [
