@@ -22,13 +22,10 @@ class Option:
     is_repeatable: bool = False
     #: Shown for a default that the command line cannot show itself.
     show_default: str = ""
-    #: The default as it would be given, where that is not its text.
-    default_text: str = ""
     #: From text to a value, or to an item of a tuple. Raises ValueError naming the text.
     parse: Callable[[str], Any] | None = None
     #: A file that exists.
     is_file: bool = False
-    min: int | None = None
     #: "simulated" or "here": where alone it has a meaning, of a command that has --here.
     only: str = ""
 

@@ -50,11 +50,9 @@ class _Parameter:
         if self._show_default:
             kind, settings["show_default"] = kind | None, self._show_default
         else:
-            default = self.option.default_text or (",".join(map(str, self.default)) if self.is_tuple else self.default)
+            default = ",".join(map(str, self.default)) if self.is_tuple else self.default
         if self.option.is_file:
             settings |= {"exists": True, "dir_okay": False}
-        if self.option.min is not None:
-            settings["min"] = self.option.min
         names = [f"--{self.name}"] if kind is bool else []  # no --no-...
         annotation = Annotated[kind, typer.Option(*names, **settings)]
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -111,14 +111,22 @@ def plan(
         from isthmus.plan.ranges import check_range
         from isthmus.plan.report import build_report
         from isthmus.plan.scan import Comparison
-        from isthmus.plan.sources import Known, from_file, resolve
+        from isthmus.plan.sources import from_file, known, resolve
         from isthmus.plan.step import Setting, StepPlan
         from isthmus.plan.strategies import DEFAULT_STRATEGIES, strategies_named, world_formula
         from isthmus.plan.tables import print_comparison
 
         inter_gbit_s = parse_speed_gbit_s(inter, "--inter") if inter is not None else None
         intra_gbit_s = parse_speed_gbit_s(intra, "--intra") if intra is not None else None
-        options = Known("given", nodes, ranks_per_node, inter_gbit_s, intra_gbit_s, inter_latency_us, intra_latency_us)
+        options = known(
+            "given",
+            nodes=nodes,
+            ranks_per_node=ranks_per_node,
+            inter_gbit_s=inter_gbit_s,
+            intra_gbit_s=intra_gbit_s,
+            inter_latency_us=inter_latency_us,
+            intra_latency_us=intra_latency_us,
+        )
         cluster, speeds, sources = resolve(options, from_file(links, machine, options))
         setting = Setting(
             model=_model(preset, parameters, units, module, wrap),

@@ -162,23 +162,11 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
 
 def _origins(comparison: Comparison, setting: Setting) -> list[str]:
     """The figures of cluster and links, a sentence for each of their sources."""
-    cluster, links = setting.cluster, comparison.links
-    shown = {
-        "nodes": f"{cluster.nodes} nodes" if cluster.nodes != 1 else "1 node",
-        "ranks_per_node": f"{cluster.ranks_per_node} ranks a node",
-        "inter_gbit_s": f"a node sends {links.inter_gbit_s:g} Gbit/s to others",
-        "intra_gbit_s": f"a rank sends {links.intra_gbit_s:g} Gbit/s within its node",
-        "inter_latency_us": f"a round of messages between nodes costs {links.inter_latency_us:g} us more",
-        "intra_latency_us": f"one within a node {links.intra_latency_us:g} us more",
-    }
-    if cluster.nodes == 1:
-        shown.pop("inter_gbit_s"), shown.pop("inter_latency_us")
-    if cluster.ranks_per_node == 1:
-        shown.pop("intra_gbit_s"), shown.pop("intra_latency_us")
+    values = asdict(setting.cluster) | asdict(comparison.links)
     by_source: dict[str, list[str]] = {}
-    for name, text in shown.items():
-        by_source.setdefault(comparison.sources.get(name, "given"), []).append(text)
-    return [f"{source[:1].upper()}{source[1:]}: {', '.join(texts)}." for source, texts in by_source.items()]
+    for name, source in comparison.sources.items():
+        by_source.setdefault(source, []).append(f"{name} {values[name]:g}")
+    return [f"{source[:1].upper()}{source[1:]}: {', '.join(found)}." for source, found in by_source.items()]
 
 
 def _seconds(seconds: float) -> str:

@@ -8,12 +8,13 @@ from typer.testing import CliRunner
 
 from isthmus.cli.main import app
 from isthmus.plan.assumptions import INPUT_BUFFERS
-from isthmus.plan.sources import FACTS, Known, of_machine, of_measured, resolve
+from isthmus.plan.sources import known, of_machine, of_measured, resolve
 from isthmus.topology.discovery.link_cache import LinkSample, MeasuredLink, MeasuredLinks, save_links
 from isthmus.topology.machine import Gpu, Link, Machine, Nic, NicKind
 from isthmus.units import models
 from python.cli.planned import report, run
 
+FACTS = ("nodes", "ranks_per_node", "inter_gbit_s", "intra_gbit_s", "inter_latency_us", "intra_latency_us")
 GIVEN = ["--inter", "25gbit", "--intra", "600gbit"]
 LLAMA = ["--preset", "llama2-7b", *GIVEN]
 
@@ -190,10 +191,8 @@ def test_what_is_given_is_never_filled_up_from_the_cache():
     assert (found["links"]["inter_latency_us"], found["links"]["intra_latency_us"]) == (20, 5)
     given = {name: "given" if name.endswith("gbit_s") else "default" for name in FACTS}
     assert found["sources"] == given
-    assert "Default: 2 nodes, 8 ranks a node, a round of messages between nodes costs 20 us more" in " ".join(
-        found["notes"]
-    )
-    assert "Given: a node sends 25 Gbit/s to others, a rank sends 600 Gbit/s within its node." in found["notes"]
+    assert "Default: nodes 2, ranks_per_node 8, inter_latency_us 20, intra_latency_us 5." in found["notes"]
+    assert "Given: inter_gbit_s 25, intra_gbit_s 600." in found["notes"]
 
 
 @pytest.mark.parametrize("option", ["--nodes", "--ranks-per-node", "--inter", "--inter-latency-us"])
@@ -227,12 +226,11 @@ def machine(nvlink=None, nic_gbit_s=200.0):
 
 
 def test_a_machine_gives_all_rails_and_the_slowest_way_between_its_gpus():
-    known = of_machine(machine(nvlink=2400.0), None)
-    assert (known.ranks_per_node, known.inter_gbit_s, known.intra_gbit_s) == (4, 400.0, 2400.0)
-    two = of_machine(machine(nvlink=2400.0), 2)
-    assert (two.ranks_per_node, two.inter_gbit_s) == (2, 200.0)  # both nearest to the first NIC
-    unknown = of_machine(machine(nic_gbit_s=None), None)
-    assert (unknown.inter_gbit_s, unknown.intra_gbit_s) == (None, None)
+    facts = of_machine(machine(nvlink=2400.0), None).facts
+    assert facts == {"ranks_per_node": 4, "inter_gbit_s": 400.0, "intra_gbit_s": 2400.0}
+    two = of_machine(machine(nvlink=2400.0), 2).facts
+    assert (two["ranks_per_node"], two["inter_gbit_s"]) == (2, 200.0)  # both nearest to the first NIC
+    assert of_machine(machine(nic_gbit_s=None), None).facts == {"ranks_per_node": 4}
 
 
 def test_a_recorded_machine_is_read(tmp_path):
@@ -244,14 +242,10 @@ def test_a_recorded_machine_is_read(tmp_path):
 
 
 def test_options_come_before_files_and_files_before_defaults():
-    file = of_measured(MEASURED)
-    cluster, links, sources = resolve(Known("given", nodes=8, inter_gbit_s=3.0, intra_latency_us=0.0), file)
+    given = known("given", nodes=8, inter_gbit_s=3.0, intra_gbit_s=None, intra_latency_us=0.0)
+    cluster, links, sources = resolve(given, of_measured(MEASURED))
     assert (cluster.nodes, cluster.ranks_per_node) == (8, 2)
     assert (links.inter_gbit_s, links.intra_gbit_s, links.inter_latency_us, links.intra_latency_us) == (3, 500, 30, 0)
-    assert [name for name, source in sources.items() if source == "given"] == [
-        "nodes",
-        "inter_gbit_s",
-        "intra_latency_us",
-    ]
-    alone, _, _ = resolve(Known("given", nodes=1, ranks_per_node=1), Known("nothing"))
+    assert {name for name, source in sources.items() if source == "given"} == set(given.facts)
+    alone, _, _ = resolve(known("given", nodes=1, ranks_per_node=1), known("nothing"))
     assert alone.world_size == 1
