@@ -90,7 +90,6 @@ def test_on_fast_links_it_says_that_compression_does_not_pay():
 def test_on_one_node_nothing_crosses():
     found = report("--preset", "llama2-7b", "--nodes", 1, "--intra", "600gbit")
     assert {strategy["node_bytes_per_step"] for strategy in found["strategies"].values()} == {0}
-    assert found["winner"] in ("fsdp", "hsdp", "ddp")
     assert any(note.startswith("One node: nothing crosses") for note in found["notes"])
 
 
@@ -122,26 +121,15 @@ def test_models_by_numbers_and_by_module(tmp_path, monkeypatch):
         ([*GIVEN], "0 models: expected one of --preset (llama2-7b"),
         ([*LLAMA, "--parameters", "7e9"], "2 models: expected one of --preset"),
         (["--preset", "llama9", *GIVEN], "preset 'llama9': expected one of llama2-7b"),
-        (["--parameters", "-7", *GIVEN], "parameters '-7': expected a whole number"),
-        (["--parameters", "0", *GIVEN], "parameters 0: expected 1 to"),
-        (["--parameters", "10", "--units", "11", *GIVEN], "units 11: expected 1 to 10"),
         (["--module", "no.such:thing", *GIVEN], "module 'no.such:thing' failed"),
         (["--preset", "llama2-7b"], "the speed of links between nodes is not known (nothing measured): give --inter"),
         (["--preset", "llama2-7b", "--inter", "1gbit"], "the speed of links within a node is not known"),
         (["--preset", "llama2-7b", "--inter", "slow", "--intra", "1"], "--inter 'slow': expected a number"),
-        ([*LLAMA, "--nodes", "0"], "nodes 0: expected 1 to 4096"),
-        ([*LLAMA, "--ranks-per-node", "1000"], "ranks_per_node 1000: expected 1 to 128"),
         ([*LLAMA, "--strategies", "fsdp,zap"], "strategy 'zap': expected some of"),
-        ([*LLAMA, "--strategies", ""], "no strategies: expected some of"),
         ([*LLAMA, "--backend", "mpi"], "backend 'mpi': expected one of nccl, gloo"),
         ([*LLAMA, "--dtype", "fp8"], "dtype 'fp8': expected one of bf16, fp16, fp32"),
-        ([*LLAMA, "--reduce-dtype", "int8"], "dtype 'int8'"),
         ([*LLAMA, "--codec-speed", "warp"], "codec speed 'warp': expected cpu, gpu, or GB/s"),
-        ([*LLAMA, "--compute-s", "-1"], "compute seconds -1: expected 0"),
-        ([*LLAMA, "--mfu", "2"], "mfu 2: expected 0.001 to 1"),
-        ([*LLAMA, "--tokens", "nan"], "tokens nan: expected 1"),
         ([*LLAMA, "--memory-gb", "0"], "memory_gb 0: expected 0.001"),
-        ([*LLAMA, "--inter-latency-us", "-3"], "inter_latency_us -3: expected 0"),
         ([*LLAMA, "--links", "a", "--machine", "b"], "--links and --machine: expected one of them"),
         ([*LLAMA, "--links", "/no/such.json"], "/no/such.json"),
         ([*LLAMA, "--machine", "/no/such.xml"], "/no/such.xml"),

@@ -11,8 +11,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from isthmus.benchmarks.common.model import ByteGpt
-from isthmus.benchmarks.common.shape import ModelShape
 from isthmus.plan.modules import load_module, units_of
 from isthmus.plan.presets import PRESETS, preset
 from isthmus.plan.units import Model, Unit, equal_units, parse_count
@@ -35,11 +33,8 @@ def test_presets_have_the_published_number_of_parameters():
 
 def test_a_preset_has_a_root_and_a_unit_for_each_block():
     model = preset("Mistral-7B")
-    assert [unit.name for unit in model.units] == ["root", *(f"layers.{index}" for index in range(32))]
-    assert [unit.is_root for unit in model.units] == [True] + [False] * 32
-
-
-def test_an_unknown_preset_names_the_known_ones():
+    assert [(unit.name, unit.is_root) for unit in model.units[:2]] == [("root", True), ("layers.0", False)]
+    assert len(model.units) == 33
     with pytest.raises(ValueError, match=r"preset 'gpt5': expected one of llama2-7b, .*llama2-70b"):
         preset("gpt5")
 
@@ -136,13 +131,6 @@ def test_a_module_without_lists_is_one_unit_and_one_without_parameters_is_refuse
     assert sizes(units_of(nn.Linear(3, 2))) == {"root": 8}
     with pytest.raises(ValueError, match="ReLU has no parameters"):
         units_of(nn.ReLU())
-
-
-def test_the_benchmarks_model_has_a_unit_for_each_block_and_the_root():
-    with torch.device("meta"):
-        model = units_of(ByteGpt(ModelShape(width=64, num_layers=3, context=16)))
-    assert list(sizes(model)) == ["root", "blocks.0", "blocks.1", "blocks.2"]
-    assert sizes(model)["root"] == 256 * 64 + 16 * 64 + 2 * 64 + 64 * 256
 
 
 def test_what_fsdp2_has_wrapped_already_are_the_units():

@@ -20,7 +20,7 @@ from isthmus.plan.assumptions import (
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.pipeline import Pipeline, UnitWork
 from isthmus.plan.placement import Cluster
-from isthmus.plan.scan import EQUAL_SHARE, Comparison, link_speeds
+from isthmus.plan.scan import EQUAL_SHARE, Comparison
 from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import STRATEGIES, strategies_named, world_formula
 from isthmus.plan.timing import Resource, Stage, stage_of
@@ -74,51 +74,36 @@ def work(share, gather=0.0, scatter=0.0, all_reduce=0.0, is_root=False):
     )
 
 
-def test_gathers_hide_behind_the_computation_of_the_units_before():
-    # Forward 1 s for each of two units, backward 2 s; gathers of 1 s: all but the first of each pass are hidden.
-    pipeline = Pipeline([work(0.5, gather=1), work(0.5, gather=1)], input_buffers=1)
-    assert pipeline.step_s(6.0) == pytest.approx(1 + 2 + 1 + 4)
+THREE = [work(20 / 22, scatter=5), *[work(1 / 22, scatter=5)] * 2]
+FOUR = [work(20 / 23, scatter=5), *[work(1 / 23, scatter=5)] * 3]
 
 
-def test_gathers_that_are_longer_than_computation_set_the_pace():
-    pipeline = Pipeline([work(0.25, gather=10)] * 4, input_buffers=1)
-    # Forward: 40 s of gathers, then the last unit computes; backward: 40 s more, then the last one.
-    assert pipeline.step_s(12.0) == pytest.approx(40 + 1 + 40 + 2)
-
-
-def test_reductions_hide_behind_the_backward_pass_but_for_the_last():
-    pipeline = Pipeline([work(0.5, scatter=1), work(0.5, scatter=1)], input_buffers=1)
-    assert pipeline.step_s(6.0) == pytest.approx(2 + 4 + 1)
-
-
-def test_the_root_is_reduced_after_everything_and_computes_at_the_end_of_the_forward_pass():
-    units = [work(0.5, gather=1, scatter=3, is_root=True), work(0.5, scatter=3)]
-    # Root gathered 1, forward 1 + 1, root gathered again 1 (as told), backward 2 + 2, reductions 3 + 3, nothing hides.
-    assert Pipeline(units, input_buffers=1).step_s(6.0) == pytest.approx(1 + 2 + 1 + 4 + 6)
-
-
-def test_fsdp2_waits_for_the_reduce_scatter_before_and_ddp_does_not():
-    units = [work(20 / 22, scatter=5), work(1 / 22, scatter=5), work(1 / 22, scatter=5)]
-    # Forward 11. Backward 1, 1 and 20, each reduced behind the one before. FSDP2 computes the 20 only after the first
-    # reduction has ended and the second begun (at 6), DDP at once (at 2); the last reduction is never hidden.
-    assert Pipeline(units, input_buffers=1).step_s(33.0) == pytest.approx(11 + 6 + 20 + 5)
-    assert Pipeline(units, input_buffers=None).step_s(33.0) == pytest.approx(11 + 2 + 20 + 5)
-    # Two buffers: when the 20 begin (at 2) two reduce-scatters have yet to end, and the third waits for neither.
-    assert Pipeline(units, input_buffers=2).step_s(33.0) == pytest.approx(11 + 2 + 20 + 5)
-
-
-def test_a_third_reduction_waits_for_the_first_of_two_buffers():
-    units = [work(20 / 23, scatter=5)] + [work(1 / 23, scatter=5)] * 3
-    # Forward 11.5. Gradients at 1, 2 and 3, the third begins when the first has ended (at 6): then 20 are computed.
-    assert Pipeline(units, input_buffers=2).step_s(34.5) == pytest.approx(11.5 + 6 + 20 + 5)
-    assert Pipeline(units, input_buffers=1).step_s(34.5) == pytest.approx(11.5 + 11 + 20 + 5)
-    assert Pipeline(units, input_buffers=3).step_s(34.5) == pytest.approx(11.5 + 3 + 20 + 5)
-
-
-def test_an_all_reduce_along_the_rail_does_not_hold_up_the_next_reduce_scatter():
-    units = [work(0.5, scatter=1, all_reduce=5), work(0.5, scatter=1, all_reduce=5)]
-    # Forward 2, backward 2, scatter 1, its all-reduce 5 alone; the second scatter ends earlier, its all-reduce waits.
-    assert Pipeline(units, input_buffers=1).step_s(6.0) == pytest.approx(2 + 2 + 1 + 5 + 5)
+@pytest.mark.parametrize(
+    ("units", "input_buffers", "compute_s", "seconds"),
+    [
+        # Forward 1 s for each of two units, backward 2 s: all gathers but the first of each pass are hidden.
+        ([work(0.5, gather=1)] * 2, 1, 6.0, 1 + 2 + 1 + 4),
+        # Gathers set the pace: 40 s of them, then the last unit computes; backward 40 s more, then the last one.
+        ([work(0.25, gather=10)] * 4, 1, 12.0, 40 + 1 + 40 + 2),
+        # Reductions hide behind the backward pass but for the last.
+        ([work(0.5, scatter=1)] * 2, 1, 6.0, 2 + 4 + 1),
+        # Root gathered 1, forward 1 + 1, root gathered again (as told), backward 2 + 2, and its reduction comes last.
+        ([work(0.5, gather=1, scatter=3, is_root=True), work(0.5, scatter=3)], 1, 6.0, 1 + 2 + 1 + 4 + 6),
+        # Forward 11. Backward 1, 1 and 20, each reduced behind the one before. FSDP2 computes the 20 only after the
+        # first reduction has ended and the second begun (at 6), DDP and two buffers at once (at 2).
+        (THREE, 1, 33.0, 11 + 6 + 20 + 5),
+        (THREE, None, 33.0, 11 + 2 + 20 + 5),
+        (THREE, 2, 33.0, 11 + 2 + 20 + 5),
+        # Forward 11.5. Gradients at 1, 2 and 3, the third begins when the first has ended (at 6): then 20.
+        (FOUR, 2, 34.5, 11.5 + 6 + 20 + 5),
+        (FOUR, 1, 34.5, 11.5 + 11 + 20 + 5),
+        (FOUR, 3, 34.5, 11.5 + 3 + 20 + 5),
+        # An all-reduce along the rail holds up no reduce-scatter: the second one ends earlier, its all-reduce waits.
+        ([work(0.5, scatter=1, all_reduce=5)] * 2, 1, 6.0, 2 + 2 + 1 + 5 + 5),
+    ],
+)
+def test_a_step_by_hand(units, input_buffers, compute_s, seconds):
+    assert Pipeline(units, input_buffers).step_s(compute_s) == pytest.approx(seconds)
 
 
 def plans(names, sizes, nodes, ranks, backend="nccl"):
@@ -213,12 +198,6 @@ def test_the_slowest_codec_that_pays_is_found():
         tagc, none = (tried.time(by_name[name]).step_s for name in ("tagc", "none"))
         assert (tagc < none) is pays
     assert found.slowest_codec_factor(by_name["fsdp"], by_name["none"]) is None  # no codec makes fsdp the faster one
-
-
-def test_link_speeds_go_from_1_to_800():
-    speeds = link_speeds()
-    assert (speeds[0], speeds[-1]) == (1.0, pytest.approx(800.0))
-    assert speeds == sorted(speeds)
 
 
 @pytest.mark.parametrize(
