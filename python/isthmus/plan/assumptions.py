@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from isthmus.plan.ranges import check_range
 
@@ -56,10 +56,6 @@ class CodecSpeed:
     encode_gb_s: float
     decode_gb_s: float
 
-    def __post_init__(self) -> None:
-        check_range("encode_gb_s", self.encode_gb_s, SLOWEST_CODEC_GB_S, FASTEST_CODEC_GB_S)
-        check_range("decode_gb_s", self.decode_gb_s, SLOWEST_CODEC_GB_S, FASTEST_CODEC_GB_S)
-
     def scaled(self, factor: float) -> "CodecSpeed":
         """The speed times a factor."""
         return CodecSpeed(self.encode_gb_s * factor, self.decode_gb_s * factor)
@@ -105,6 +101,8 @@ def codec_speeds(text: str) -> CodecSpeeds:
     encode, _, decode = text.partition("/")
     try:
         given = CodecSpeed(float(encode), float(decode or encode))
+        for name, value in asdict(given).items():
+            check_range(name, value, SLOWEST_CODEC_GB_S, FASTEST_CODEC_GB_S)
     except ValueError as error:
         raise ValueError(f"codec speed '{text}': expected cpu, gpu, or GB/s as 100 or 100/150 ({error})") from error
     return _alike(given, "given; none: assumed for a GPU")
