@@ -1,4 +1,4 @@
-"""Sums up the records of a training benchmark: report.json, a table, and a headline."""
+"""Sums up the records of a training benchmark: report.json, tables, and what to set."""
 
 from statistics import fmean, median
 from typing import Any
@@ -10,13 +10,12 @@ from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES
 from isthmus.benchmarks.common.report import report_head
 from isthmus.benchmarks.here.notes import DISTURBED, nic_notes
 from isthmus.benchmarks.simulate import parse_link_rate
-from isthmus.benchmarks.training.advice import EQUAL_TIMES, advice, fastest_arm
+from isthmus.benchmarks.training.advice import advice
 from isthmus.benchmarks.training.check import check_arm, check_report, print_checks
 from isthmus.benchmarks.training.run import TrainingRecords
-from isthmus.benchmarks.training.schedule import HERE, UNSHAPED, unlimited_link
+from isthmus.benchmarks.training.schedule import UNSHAPED, unlimited_link
 from isthmus.plan.strategies import ARMS
 
-SMOOTHED_STEPS = 5
 #: Timed steps of one arm that differ more than this were disturbed.
 _CALM_SPREAD = 1.3
 
@@ -34,7 +33,7 @@ FIELDS = {
     "by_link": "the same figures at each link speed; 'unshaped' and 'here' from the steps for the loss",
     "nics": "with --here: NICs whose counters make link bytes, by host; those without a counter; what all of them "
     "counted in an idle second before the run, and over all steps",
-    "advice": "with --here: the arm to take, and its options",
+    "advice": "the arm to take, and its options",
 }
 
 
@@ -45,12 +44,11 @@ def build_report(records: TrainingRecords) -> dict[str, Any]:
     slowest = min(records.links, key=parse_link_rate, default=own_link)
     arms = {name: _arm(name, records, links, slowest) for name in records.config.arms}
     notes = _notes(records, slowest) + _disturbances(arms, records.load_before)
-    of_nics = {}
     if records.nics is not None:
         figures = {name: arm["by_link"][slowest] for name, arm in arms.items()}  # None: nobody counted
         counted = {name: (each["median_step_s"], each["link_bytes_per_step"]) for name, each in figures.items()}
         notes += nic_notes(records.nics, counted)
-        of_nics = {"nics": records.nics, "advice": advice(arms, records.config.ranks_per_node, notes)}
+    where = "" if records.config.here else f"Over simulated nodes, link {slowest}: "
     return {
         **report_head(load_before=records.load_before),
         "seconds": round(records.seconds, 1),
@@ -59,10 +57,10 @@ def build_report(records: TrainingRecords) -> dict[str, Any]:
         "network": records.network,
         "links": links,
         "headline_link": slowest,
-        "headline": headline(arms, slowest),
         "notes": notes,
         "fields": FIELDS,
-        **of_nics,
+        "nics": records.nics,
+        "advice": where + advice(arms, records.config.ranks_per_node, notes),
         "arms": arms,
     }
 
@@ -115,47 +113,6 @@ def _figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def headline(arms: dict[str, dict[str, Any]], link: str) -> str:
-    """The fastest compressed arm against the fastest plain one, and what their layouts cost."""
-    plain = fastest_arm(arms, lambda arm: arm.is_plain)
-    compressed = fastest_arm(arms, lambda arm: arm.compresses_between_nodes)
-    if plain is None or compressed is None:
-        return "No comparison: it takes a plain arm and one that compresses in two tiers."
-    where = {UNSHAPED: "without a limit on the link", HERE: "here"}.get(link, f"at {link}")
-    comparison = _comparison(arms, compressed, f"{plain}, the fastest plain arm here,", plain, where)
-    hybrid = [name for name in (compressed, plain) if ARMS[name].hybrid_sharded]
-    if len(hybrid) == 1:
-        comparison += f" {hybrid[0]} keeps the whole model on every node; the other shards it over all."
-        same_layout = fastest_arm(arms, lambda arm: arm.is_plain and arm.hybrid_sharded == (compressed in hybrid))
-        if same_layout is not None:
-            comparison += " " + _comparison(arms, compressed, f"{same_layout}, in the same layout,", same_layout, where)
-    return comparison
-
-
-def _comparison(arms: dict[str, dict[str, Any]], name: str, other_in_words: str, other: str, where: str) -> str:
-    ours, theirs = arms[name], arms[other]
-    ratio = theirs["median_step_s"] / ours["median_step_s"]
-    return (
-        f"{name} takes {ours['median_step_s']:.2f} s a step {where}; {other_in_words} "
-        f"{theirs['median_step_s']:.2f} s: {_verdict(ratio)}. "
-        f"Links carry {_megabytes(ours['link_bytes_per_step'])} MB a step against "
-        f"{_megabytes(theirs['link_bytes_per_step'])} MB; validation loss after {len(ours['steps'])} steps is "
-        f"{ours['val_loss']:.3f} against {theirs['val_loss']:.3f}."
-    )
-
-
-def _verdict(ratio: float) -> str:
-    if abs(ratio - 1) < EQUAL_TIMES:
-        return "no difference that this run can tell"
-    return f"a step is {ratio:.2f} times as fast" if ratio > 1 else f"a step is {1 / ratio:.2f} times as slow"
-
-
-def smoothed_losses(steps: list[dict[str, Any]]) -> list[float]:
-    """Mean training loss of each step and those before it, `SMOOTHED_STEPS` in all."""
-    losses = [step["loss"] for step in steps]
-    return [fmean(losses[max(0, end - SMOOTHED_STEPS) : end]) for end in range(1, len(losses) + 1)]
-
-
 def _notes(records: TrainingRecords, slowest: str) -> list[str]:
     config = records.config
     notes = []
@@ -202,19 +159,13 @@ def _disturbances(arms: dict[str, dict[str, Any]], load_before: float) -> list[s
 
 
 def print_report(report: dict[str, Any], console: Console) -> None:
-    """Print the tables, the headline and the notes."""
+    """Print the tables and the notes."""
     console.print(_time_table(report))
     console.print(_byte_table(report))
     print_checks(check_report(report), console)
-    console.print(f"\n[bold]{report['headline']}[/bold]\n")
+    console.print()
     for note in report["notes"]:
         console.print(f"- {note}", highlight=False)
-
-
-def print_advice(report: dict[str, Any], console: Console) -> None:
-    """Print what to set, where ranks ran on the nodes that are there."""
-    if "advice" in report:
-        console.print(f"\n{report['advice']}", highlight=False, markup=False)
 
 
 def _time_table(report: dict[str, Any]) -> Table:

@@ -43,7 +43,7 @@ def training(
     from isthmus.benchmarks.here.stage import tells
     from isthmus.benchmarks.training.config import quick as quick_config
     from isthmus.benchmarks.training.figure import draw_report
-    from isthmus.benchmarks.training.report import build_report, print_advice, print_report
+    from isthmus.benchmarks.training.report import build_report, print_report
     from isthmus.benchmarks.training.run import run_training
 
     console = Console()
@@ -54,7 +54,7 @@ def training(
     draw_report(report, output / "report.png")
     print_report(report, console)
     console.print(f"\n{output / 'report.json'}  {output / 'report.png'}  ({report['seconds']:.0f} s)")
-    print_advice(report, console)
+    console.print(f"\n{report['advice']}", highlight=False, markup=False)
 
 
 @bench.command()

@@ -160,45 +160,6 @@ def synthetic_records(seconds):
     return TrainingRecords(config, "test", ["1gbit"], model, steps, dict.fromkeys(seconds, 2.5))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        (
-            {"fsdp": 4.0, "hsdp": 2.0, "tagc": 1.0},
-            "tagc takes 1.00 s a step at 1gbit; hsdp, the fastest plain arm here, 2.00 s: a step is 2.00 times as fast",
-        ),
-        (
-            {"fsdp": 1.0, "hsdp": 2.0, "tagc": 4.0},
-            "fsdp, the fastest plain arm here, 1.00 s: a step is 4.00 times as slow",
-        ),
-        ({"fsdp": 1.0, "tagc": 1.04}, "fsdp, the fastest plain arm here, 1.00 s: no difference that this run can tell"),
-        ({"fsdp": 4.0, "hsdp": 2.0, "tagc": 1.5, "hsdp-tagc": 1.0}, "hsdp-tagc takes 1.00 s a step at 1gbit; hsdp, "),
-        ({"none": 1.0, "tagc": 4.0}, "No comparison"),
-        ({"fsdp": 1.0, "none": 1.0, "flat-tagc": 1.0, "hsdp-none": 1.0}, "No comparison"),
-    ],
-)
-def test_headline_compares_the_fastest_compressed_with_the_fastest_plain_arm(seconds, expected):
-    assert expected in build_report(synthetic_records(seconds))["headline"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "says", "says_not"),
-    [
-        (
-            {"fsdp": 4.0, "hsdp": 2.0, "tagc": 1.0},
-            "hsdp keeps the whole model on every node; the other shards it over all. tagc takes 1.00 s a step at "
-            "1gbit; fsdp, in the same layout, 4.00 s: a step is 4.00 times",
-            "----",
-        ),
-        ({"hsdp": 2.0, "tagc": 1.5, "hsdp-tagc": 1.0}, "hsdp-tagc takes 1.00 s", "on every node"),
-        ({"hsdp": 2.0, "tagc": 1.0}, "hsdp keeps the whole model", "in the same layout"),
-    ],
-)
-def test_headline_across_layouts_says_what_they_cost_and_compares_within_one(seconds, says, says_not):
-    headline = build_report(synthetic_records(seconds))["headline"]
-    assert says in headline and says_not not in headline
-
-
 def test_disturbed_times_are_reported():
     records = synthetic_records({"fsdp": 2.0, "tagc": 1.0})
     assert not any(note.startswith("DISTURBED") for note in build_report(records)["notes"])
@@ -246,7 +207,8 @@ def test_tiny_run_reports_every_arm(tmp_path):
     assert tuple(report["arms"]) == arms
     assert all(report[name] for name in ("versions", "machine", "arguments", "model", "network", "notes", "fields"))
     assert report["headline_link"] == ("200mbit" if links else UNSHAPED)
-    assert report["headline"].split(".")[0] in " ".join(out.split())
+    assert out.splitlines()[-1] == report["advice"]
+    assert report["advice"].startswith(f"Over simulated nodes, link {report['headline_link']}: ")
     for arm in report["arms"].values():
         assert arm["median_step_s"] > 0
         assert arm["link_bytes_per_step"] >= arm["reduce_scatter_link_bytes_per_step"] > 0
