@@ -191,14 +191,7 @@ def test_without_pairs_there_is_no_table():
 
 def test_results_of_ranks_are_merged():
     units = [{"coded_elements": 100, "relative_squared_error": 0.25}]
-    answer = {
-        "steps_done": 8,
-        "total_loss": 6.0,
-        "count": 2,
-        "sent_bytes": 40,
-        "num_parameters": 5,
-        "units": units,
-    }
+    answer = {"steps_done": 8, "total_loss": 6.0, "count": 2, "sent_bytes": 40, "num_parameters": 5, "units": units}
     measured = {"coded_elements": 300, "relative_squared_error": 0.5}
     not_measured = {"coded_elements": 100, "relative_squared_error": None}
     other = answer | {"total_loss": 2.0, "units": [measured, not_measured]}
