@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from isthmus.plan.ranges import check_range
+
 METADATA = "option"
 _BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -38,9 +40,7 @@ def option(default: Any, help: str, **settings: Any) -> Any:
 def check_ranges(values: object, ranges: Mapping[str, tuple[int, int]]) -> None:
     """Raise ValueError naming the first field that is out of its range, its value and the range."""
     for name, (low, high) in ranges.items():
-        value = getattr(values, name)
-        if not low <= value <= high:
-            raise ValueError(f"{name} {value}: expected {low} to {high}")
+        check_range(name, getattr(values, name), low, high)
 
 
 def parse_whole(text: str) -> int:

@@ -140,13 +140,10 @@ def test_two_tiers_never_send_more_than_rings_but_headers(model, nodes, ranks):
 @given(NAMES, MODELS, st.integers(1, 4), RANKS)
 def test_memory_is_that_of_the_placements(name, model, nodes, ranks):
     found = plan(name, model, nodes, ranks)
-    memory, placements = found.memory, found.strategy.placements
-    for placement, num_bytes, each in (
-        (placements.parameters, memory.parameters, 4),
-        (placements.parameters, memory.gradients, 4),
-        (placements.parameters, memory.optimizer, 8),
-    ):
-        parts = {Placement.REPLICATED: 1, Placement.NODE_SHARDED: ranks, Placement.SHARDED: nodes * ranks}[placement]
+    memory = found.memory
+    placement = found.strategy.placements.parameters
+    parts = {Placement.REPLICATED: 1, Placement.NODE_SHARDED: ranks, Placement.SHARDED: nodes * ranks}[placement]
+    for num_bytes, each in ((memory.parameters, 4), (memory.gradients, 4), (memory.optimizer, 8)):
         least = -(-model.num_parameters // parts) * each
         assert least <= num_bytes <= least + each * len(model.units)
     keeps_residual = found.strategy.wire is not None and found.strategy.wire.keeps_residual
