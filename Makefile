@@ -152,7 +152,7 @@ bench: setup  ## codecs beside memcpy; collectives beside Gloo
 
 figures: setup  ## measure what documents quote, anew, and write it there: on an idle machine. FIGURES=all, or some names
 	cmake --preset release > build/configure-release.log
-	cmake --build --preset release -j $(JOBS) --target bench_codecs tagc_peeling_table
+	cmake --build --preset release -j $(JOBS) --target bench_codecs
 	python tools/figures.py $(FIGURES)
 
 gpu-programs: $(STAMPS)/venv  ## prebuilt for tests/gpu/run, to be carried to a machine with a GPU of GPU_ARCH=90: build/gpu-carry

@@ -120,15 +120,7 @@ TAGC = {
     "exact_sum": "exact sum",
     "none/encode": "`none` encode",
     "none/decode": "`none` decode",
-    **{
-        f"{codec}/{level}/{way}": f"{words} {level} {way}"
-        for level in ("2x", "4x", "10x")
-        for codec, words, way in (
-            ("tagc", "`tagc`", "encode"),
-            ("tagc", "`tagc`", "decode"),
-            ("flat-tagc", "flat", "encode"),
-        )
-    },
+    **{f"tagc/{level}/{way}": f"`tagc` {level} {way}" for level in ("2x", "4x", "10x") for way in ("encode", "decode")},
     **{
         f"tagc/load/{cells}/{way}": f"`tagc`, rows by load, {cells} cells, encode" if way == "encode" else "decode"
         for cells in ("fp32", "bf16", "fp16", "int8")
@@ -164,11 +156,6 @@ def tagc(printed: str) -> str:
     return table(["", "GB/s of source, AVX2", "of memcpy: SSE2", "AVX2", "AVX-512"], rows)
 
 
-def printed_table(number: int) -> Callable[[str], str]:
-    """Return the table of that number which a command prints."""
-    return lambda printed: re.findall(r"(?:^\|.*\n)+", printed, re.MULTILINE)[number].strip()
-
-
 # --- All of them
 
 BENCHMARKS = "build/release/benchmarks"
@@ -183,7 +170,7 @@ FIGURES = (
     ),
     Figures(
         "scaling",
-        "isthmus bench scaling --arms fsdp,hsdp,quant,full --layouts 2x1,4x1,8x1",
+        "isthmus bench scaling",
         15,
         {
             "scaling-bytes": ("docs/scaling.md", scaling("node_mb_per_step", "reduction_node_mb_per_step")),
@@ -199,15 +186,6 @@ FIGURES = (
         {
             "codecs-tagc": ("docs/tagc.md", tagc),
             "codecs-quant": ("docs/quant.md", quant),
-        },
-    ),
-    Figures(
-        "peeling",
-        f"{BENCHMARKS}/tagc_peeling_table",
-        3,
-        {
-            "peeling-merged": ("docs/tagc.md", printed_table(0)),
-            "peeling-by-load": ("docs/tagc.md", printed_table(1)),
         },
     ),
     Figures("faults", "python tests/faults/table.py", 10, document="docs/faults.md"),

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "base/aligned_memory.h"
-#include "codec/tagc/flat.h"
 #include "isthmus/codec.h"
 #include "kernels/block/instruction_set.h"
 
@@ -249,36 +248,6 @@ void bench_decode(benchmark::State& state, const Case& of, int64_t mib) {
   verify(state, coder.is_right());
 }
 
-void bench_flat_encode(benchmark::State& state, Level level, int64_t mib) {
-  AlignedFloats& piece = piece_of(mib);
-  TagcFlat flat(options_of(level), 2);
-  AlignedFloats residual(piece.num_elements);
-  AlignedFloats sketch(flat.sketch_elements(piece.num_elements));
-  const AlignedMemory index = allocate_aligned(flat.index_bytes(piece.num_elements));
-  const Buffer index_buffer = {index.get(), flat.index_bytes(piece.num_elements), DataType::kByte};
-  PacketContext context;
-  const auto encode = [&] {
-    ++context.step;
-    flat.encode(piece.buffer(), residual.buffer(), index_buffer, sketch.buffer(), context);
-  };
-  encode();
-  measure(state, piece, encode);
-
-  AlignedFloats sum(piece.num_elements);
-  for (int64_t i = 0; i < piece.num_elements; ++i) {
-    sum.data()[i] = piece.data()[i] + residual.data()[i];
-  }
-  encode();
-  AlignedFloats out(piece.num_elements);
-  const CodecCounts counts = flat.decode(index_buffer, sketch.buffer(), out.buffer(), context);
-  int64_t differing = 0;
-  for (int64_t i = 0; i < piece.num_elements; ++i) {
-    const float expected = sum.data()[i] - residual.data()[i];
-    differing += std::abs(out.data()[i] - expected) > 1e-3F;
-  }
-  verify(state, differing <= counts.estimated_elements && counts.estimated_elements < piece.num_elements / 1000);
-}
-
 void register_all() {
   const auto add = [](const std::string& name, int64_t mib, auto... arguments) {
     benchmark::RegisterBenchmark((name + "/" + std::to_string(mib) + "MiB").c_str(), arguments..., mib)
@@ -299,7 +268,6 @@ void register_all() {
       const std::string name = level.name;
       add("tagc/" + name + "/encode", mib, bench_encode, case_of("tagc", level));
       add("tagc/" + name + "/decode", mib, bench_decode, case_of("tagc", level));
-      add("flat-tagc/" + name + "/encode", mib, bench_flat_encode, level);
     }
     for (const char* cell_type : kCellTypes) {
       Case of = case_of("tagc", kLoadLevel);

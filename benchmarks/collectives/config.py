@@ -29,9 +29,9 @@ class CollectivesConfig:
         None, "Rate of every node's link, such as 200mbit.", show_default="no limit", only="simulated"
     )
     min_bytes: int = option(
-        1 << 16, "Smallest size; K, M, G are powers of 1024.", default_text="64K", parse=parse_bytes
+        1 << 16, "Smallest size; K, M, G are powers of 1024.", show_default="64K", parse=parse_bytes
     )
-    max_bytes: int = option(1 << 24, "Largest size.", default_text="16M", parse=parse_bytes)
+    max_bytes: int = option(1 << 24, "Largest size.", show_default="16M", parse=parse_bytes)
     factor: int = option(4, "From one size to the next.")
     operations: tuple[str, ...] = option(OPERATIONS, "Which collectives.")
     backends: tuple[str, ...] = option(_DEFAULT_BACKENDS, "Which backends; with --here on GPUs nccl in place of gloo.")

@@ -42,10 +42,9 @@ COLUMNS = {
     "busbw": "algbw x (n-1)/n for n ranks (all-reduce: 2(n-1)/n): what every rank must at least send and receive in an "
     "exact collective, per time, so comparable between sizes and numbers of ranks. A lossy codec can exceed the links.",
     "inter-node": "bytes that all nodes' links sent for one call, headers included",
-    "#wrong": "elements, over all ranks, that break the contract of the first call: exact ones must equal the sum bit "
-    "for bit; with tagc each element of a piece, and of an all-reduce's result, must be there whole or not at all, and "
-    "some must be; with quant each must be within eight times the root mean square error of its width; all "
-    "ranks must have the same result of an all-reduce. flat-tagc reduces to all exactly",
+    "#wrong": "elements, over all ranks, that are not what they must be in the first call: exact ones equal the sum "
+    "bit for bit; with quant each is within eight times the root mean square error of its width; with tagc less is "
+    "missing than there was; all ranks have the same result of an all-reduce. flat-tagc reduces to all exactly",
     "error": "L2 distance of the first call's result from the exact one, as a share of its norm. tagc keeps what is "
     "missing for later steps.",
 }
@@ -112,7 +111,6 @@ def _measure(
     seconds = median(slowest)
     share = (world.world_size - 1) / world.world_size * (2 if operation == "all_reduce" else 1)
     counted = [answer["link_sent_bytes"] for answer in answers if answer["link_sent_bytes"] is not None]
-    wrong = [answer["num_wrong"] for answer in answers]
     return {
         "operation": operation,
         "backend": backend,
@@ -124,7 +122,7 @@ def _measure(
         "algbw_gb_s": num_bytes / seconds / 1e9,
         "busbw_gb_s": num_bytes / seconds / 1e9 * share,
         "link_bytes": sum(counted) / config.iterations if counted else None,
-        "num_wrong": None if None in wrong else sum(wrong),
+        "num_wrong": sum(answer["num_wrong"] for answer in answers),
         "error": max(answer["error"] for answer in answers),
         "isthmus": [answer["isthmus"] for answer in answers] if answers[0]["isthmus"] else None,
     }
@@ -132,7 +130,7 @@ def _measure(
 
 def num_wrong(report: dict[str, Any]) -> int:
     """Wrong elements of the whole report."""
-    return sum(row["num_wrong"] or 0 for row in report["rows"])
+    return sum(row["num_wrong"] for row in report["rows"])
 
 
 def print_collectives(report: dict[str, Any], console: Console) -> None:
@@ -163,7 +161,7 @@ def _table(operation: str, rows: list[dict[str, Any]]) -> Table:
             f"{row['algbw_gb_s']:.3f}",
             f"{row['busbw_gb_s']:.3f}",
             "-" if row["link_bytes"] is None else f"{row['link_bytes']:.0f}",
-            "-" if row["num_wrong"] is None else str(row["num_wrong"]),
+            str(row["num_wrong"]),
             f"{row['error']:.1e}" if row["error"] else "0",
         )
     return table

@@ -17,13 +17,6 @@ from torch import Tensor
 
 import isthmus
 from isthmus.benchmarks.collectives.config import PLAIN
-from isthmus.benchmarks.collectives.verify import (
-    MAX_SUBSET_PARTS,
-    num_different,
-    num_outside_kept_subsets,
-    num_outside_subsets,
-    relative_error,
-)
 from isthmus.benchmarks.common.isthmus_group import IsthmusGroup, new_group
 from isthmus.benchmarks.common.place import Join, Place
 from isthmus.benchmarks.common.recorder import Audit
@@ -33,7 +26,7 @@ from isthmus.plan.strategies import ARMS
 _DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.float16}
 # Whole numbers to this size: sums over 128 ranks are exact in every type, whatever the order.
 _LARGEST_VALUE = 2
-# A sketch cell adds up values of several elements, whose rounding stays when all but one are taken out again.
+# Of sums and of rotations, in float32.
 _SUM_ROUNDINGS = 64
 # Squared error of codes over the square of what is encoded, by arm: docs/quant.md. Errors are spread like a normal
 # distribution: eight times their root mean square is never reached, nor are eight standard deviations of their mean
@@ -80,7 +73,7 @@ class Worker:
         before = isthmus_group.counters() if isthmus_group else None
         result = measured.result_of_one_call().cpu()
         counted = isthmus_group.counters().since(before) if isthmus_group and before else None
-        verdict = self._verify(command, inputs, result, counted)
+        verdict = self._verify(command["operation"], command["backend"], inputs, result)
         return verdict | {"isthmus": counted} | self._time(measured, command["iterations"])
 
     def _collective(self, operation: str, own: Tensor, group: dist.ProcessGroup, unit: str) -> "_Measured":
@@ -117,22 +110,20 @@ class Worker:
             seconds.append(time.perf_counter() - start_s)
         return {"seconds": seconds, "link_sent_bytes": self._audit.end()}
 
-    def _verify(
-        self, command: dict[str, Any], inputs: list[Tensor], result: Tensor, counted: dict[str, Any] | None
-    ) -> dict[str, Any]:
-        """num_wrong: elements that break the contract; None where it cannot be checked."""
-        operation, backend = command["operation"], command["backend"]
+    def _verify(self, operation: str, backend: str, inputs: list[Tensor], result: Tensor) -> dict[str, Any]:
+        """num_wrong: elements that are not what they must be. error: distance from the exact result, over its norm."""
         exact = self._expected(operation, inputs)
         error = relative_error(result, exact)
         if not _is_lossy(operation, backend):
-            num_wrong: int | None = num_different(result, exact.to(result.dtype))
-        elif ARMS[backend].codec == "quant":
+            return {"num_wrong": int((result != exact.to(result.dtype)).sum()), "error": error}
+        if ARMS[backend].codec == "quant":
             num_wrong = self._num_far(operation, backend, inputs, result, exact)
-        elif operation == "reduce_scatter":
-            assert counted is not None
-            num_wrong = self._num_wrong_sums(backend, inputs, result, counted)
         else:
-            num_wrong = self._num_wrong_results(backend, inputs, result)
+            num_wrong = 0 if error < 1 else result.numel()
+        if operation == "all_reduce":
+            of_rank_0 = result.clone()
+            dist.broadcast(of_rank_0, 0)
+            num_wrong = max(num_wrong, int((result != of_rank_0).sum()))
         return {"num_wrong": num_wrong, "error": error}
 
     def _expected(self, operation: str, inputs: list[Tensor]) -> Tensor:
@@ -140,22 +131,6 @@ class Worker:
             return torch.cat([tensor.chunk(self._world_size)[rank] for rank, tensor in enumerate(inputs)])
         total = torch.stack([tensor.double() for tensor in inputs]).sum(0)
         return total if operation == "all_reduce" else total.chunk(self._world_size)[self._rank]
-
-    def _num_wrong_sums(
-        self, backend: str, inputs: list[Tensor], result: Tensor, counted: dict[str, Any]
-    ) -> int | None:
-        """A node's sum (or, flat, a rank's value) is in the result whole or not at all, and some of them are in it."""
-        chunks = [tensor.chunk(self._world_size)[self._rank].double() for tensor in inputs]
-        flat = not ARMS[backend].compresses_between_nodes
-        if not flat:
-            chunks = self._sums_of_nodes(chunks)
-        own = torch.zeros_like(chunks[0]) if flat else chunks.pop(self._rank // self._ranks_per_node)
-        if len(chunks) > MAX_SUBSET_PARTS:
-            return None
-        if num_different(result, own.to(result.dtype)) == 0:
-            return result.numel()  # nothing was sent
-        broken = num_outside_subsets(result, own, chunks, _tolerance(result))
-        return max(0, broken - int(counted["codec"]["estimated_elements"]))
 
     def _num_far(self, operation: str, backend: str, inputs: list[Tensor], result: Tensor, exact: Tensor) -> int:
         """Elements that are further from the sum than codes of that width can bring them; all, if most are too far."""
@@ -172,24 +147,6 @@ class Worker:
         if beyond_rounding > expected * (1 + _MOST_DEVIATIONS * (2 / result.numel()) ** 0.5):
             return result.numel()
         return int((errors > _MOST_DEVIATIONS * expected**0.5 + rounding).sum())
-
-    def _num_wrong_results(self, backend: str, inputs: list[Tensor], result: Tensor) -> int | None:
-        """An owner's sum, as above, is in the result whole or not at all, some are, and all ranks have the same result.
-
-        None where nodes are too many to try all subsets of their sums.
-        """
-        if self._world_size // self._ranks_per_node - 1 > MAX_SUBSET_PARTS:
-            return None
-        of_rank_0 = result.clone()
-        dist.broadcast(of_rank_0, 0)
-        if not result.any():
-            return result.numel()  # nothing was sent
-        num_wrong = num_different(result, of_rank_0)
-        for owner in range(self._world_size):
-            sums = self._sums_of_nodes([tensor.chunk(self._world_size)[owner].double() for tensor in inputs])
-            own = sums.pop(owner // self._ranks_per_node)
-            num_wrong += num_outside_kept_subsets(result.chunk(self._world_size)[owner], own, sums, _tolerance(result))
-        return num_wrong
 
     def _sums_of_nodes(self, of_ranks: list[Tensor]) -> list[Tensor]:
         firsts = range(0, self._world_size, self._ranks_per_node)
@@ -220,6 +177,13 @@ def _is_lossy(operation: str, backend: str) -> bool:
     if backend in PLAIN or ARMS[backend].codec == "none" or operation == "all_gather":
         return False
     return operation == "reduce_scatter" or ARMS[backend].compresses_between_nodes
+
+
+def relative_error(result: Tensor, exact: Tensor) -> float:
+    """L2 distance from the exact result, as a share of its norm. Not finite where the result is not."""
+    norm = float(exact.double().norm())
+    distance = float((result.double() - exact.double()).norm())
+    return distance / norm if norm else distance
 
 
 def _tolerance(result: Tensor) -> float:

@@ -19,30 +19,22 @@ def default_files() -> list[Path]:
     return sorted(path for path in root.rglob("*.py") if not skipped & set(path.relative_to(root).parts))
 
 
-def read_split(files: Sequence[Path]) -> tuple[bytearray, bytearray]:
-    """Bytes to train on, and bytes held out from every file, in the files' order."""
-    train, held_out = bytearray(), bytearray()
-    for path in files:
-        content = path.read_bytes()
-        cut = len(content) - len(content) // _HELD_OUT
-        train += content[:cut]
-        held_out += content[cut:]
-    return train, held_out
-
-
-def check_split(train: bytearray, held_out: bytearray, context: int) -> None:
-    """Raise ValueError if a part of the text is shorter than one sequence."""
-    for name, part in (("train on", train), ("validate with", held_out)):
-        if len(part) <= context:
-            raise ValueError(f"only {len(part)} bytes of text to {name}, context is {context}: give more --text")
-
-
 class Text:
-    """Bytes for training and bytes held out from it. Batches depend on seed, step and rank alone."""
+    """Bytes for training and bytes held out from it. Batches depend on seed, step and rank alone.
+
+    Raises ValueError if a part of the text is shorter than one sequence.
+    """
 
     def __init__(self, files: Sequence[Path], context: int, seed: int) -> None:
-        train, held_out = read_split(files)
-        check_split(train, held_out, context)
+        train, held_out = bytearray(), bytearray()
+        for path in files:
+            content = path.read_bytes()
+            cut = len(content) - len(content) // _HELD_OUT
+            train += content[:cut]
+            held_out += content[cut:]
+        for name, part in (("train on", train), ("validate with", held_out)):
+            if len(part) <= context:
+                raise ValueError(f"only {len(part)} bytes of text to {name}, context is {context}: give more --text")
         self._train = torch.frombuffer(train, dtype=torch.uint8)
         self._held_out = torch.frombuffer(held_out, dtype=torch.uint8)
         self._context = context

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from isthmus.plan.ranges import check_range
+
 METADATA = "option"
 _BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -22,13 +24,10 @@ class Option:
     is_repeatable: bool = False
     #: Shown for a default that the command line cannot show itself.
     show_default: str = ""
-    #: The default as it would be given, where that is not its text.
-    default_text: str = ""
     #: From text to a value, or to an item of a tuple. Raises ValueError naming the text.
     parse: Callable[[str], Any] | None = None
     #: A file that exists.
     is_file: bool = False
-    min: int | None = None
     #: "simulated" or "here": where alone it has a meaning, of a command that has --here.
     only: str = ""
 
@@ -38,20 +37,10 @@ def option(default: Any, help: str, **settings: Any) -> Any:
     return field(default=default, metadata={METADATA: Option(help, **settings)})
 
 
-def part(default: Any, **shown: Option | None) -> Any:
-    """A field whose value is a dataclass of options.
-
-    shown: its fields that are options here, None for those that are as there. Their defaults are those of `default`.
-    """
-    return field(default=default, metadata={METADATA: shown})
-
-
 def check_ranges(values: object, ranges: Mapping[str, tuple[int, int]]) -> None:
     """Raise ValueError naming the first field that is out of its range, its value and the range."""
     for name, (low, high) in ranges.items():
-        value = getattr(values, name)
-        if not low <= value <= high:
-            raise ValueError(f"{name} {value}: expected {low} to {high}")
+        check_range(name, getattr(values, name), low, high)
 
 
 def parse_whole(text: str) -> int:

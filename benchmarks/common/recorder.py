@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from isthmus.benchmarks.common.phases import NEWER_NAMES, PHASE_OF, PHASES, WHOLE_STEP
+from isthmus.benchmarks.common.phases import KIND_OF, PHASE_OF_KIND, PHASES, WHOLE_STEP
 from isthmus.benchmarks.common.place import Place
 
 
@@ -17,18 +17,13 @@ from isthmus.benchmarks.common.place import Place
 class Collective:
     """One call: the size of the whole tensor (of all ranks together for gather and scatter), and who took part."""
 
-    name: str
+    kind: str
     ranks: list[int]
     num_elements: int
     element_bytes: int
     seconds: float
     #: What the node's link sent from before the call on any rank until after it on all; None where nobody counted.
     link_sent_bytes: int | None
-
-    @property
-    def phase(self) -> str:
-        """The phase of a step that this call belongs to."""
-        return PHASE_OF[self.name]
 
 
 @dataclass
@@ -46,7 +41,7 @@ class Recording:
             return {WHOLE_STEP: step_s}
         seconds = dict.fromkeys(PHASES, 0.0)
         for collective in self.collectives:
-            seconds[collective.phase] += collective.seconds
+            seconds[PHASE_OF_KIND[collective.kind]] += collective.seconds
         seconds["compute"] = step_s - sum(seconds.values())
         return seconds
 
@@ -101,7 +96,7 @@ def record_collectives(audit: Audit | None = None) -> Iterator[Recording]:
     With an audit the bytes of each call are counted apart, and times mean nothing.
     """
     recording = Recording()
-    originals = {name: getattr(dist, name) for name in (*PHASE_OF, *NEWER_NAMES) if hasattr(dist, name)}
+    originals = {name: getattr(dist, name) for name in KIND_OF if hasattr(dist, name)}
 
     def watched(name: str) -> Callable[..., Any]:
         call = originals[name]
@@ -115,7 +110,7 @@ def record_collectives(audit: Audit | None = None) -> Iterator[Recording]:
                 raise RuntimeError(f"{name} was issued asynchronously: its time cannot be told from the outside")
             seconds = time.perf_counter() - start_s
             sent = audit.end() if audit else None
-            recording.collectives.append(_describe(NEWER_NAMES.get(name, name), args, kwargs, seconds, sent))
+            recording.collectives.append(_describe(KIND_OF[name], args, kwargs, seconds, sent))
             return work
 
         return issue
@@ -130,9 +125,9 @@ def record_collectives(audit: Audit | None = None) -> Iterator[Recording]:
 
 
 def _describe(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float, link_sent_bytes: int | None
+    kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float, link_sent_bytes: int | None
 ) -> Collective:
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     whole = max(tensors, key=lambda tensor: tensor.numel())
     ranks = dist.get_process_group_ranks(kwargs.get("group") or dist.group.WORLD)
-    return Collective(name, ranks, whole.numel(), whole.element_size(), seconds, link_sent_bytes)
+    return Collective(kind, ranks, whole.numel(), whole.element_size(), seconds, link_sent_bytes)

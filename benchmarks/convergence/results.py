@@ -1,55 +1,96 @@
-"""The results file: one line of JSON for each run that has finished. Runs that are in it are not run again."""
+"""Runs of `isthmus bench convergence`, and the file with a line of JSON for each that has finished."""
 
 import fcntl
+import hashlib
 import json
 import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from isthmus.benchmarks.convergence.runs import Run
+from isthmus import _C
+from isthmus.benchmarks.common.machine import versions
+from isthmus.benchmarks.common.shape import ModelShape
+from isthmus.benchmarks.convergence.arms import CodecArm
+from isthmus.benchmarks.convergence.config import Setting
 
 
-class Results:
-    """Runs that have finished, by `Run.key`; each {"run": Run.as_json(), "result": ...}."""
+@dataclass(frozen=True)
+class Run:
+    """One training run, with everything that its result depends on."""
 
-    def __init__(self, records: list[dict[str, Any]] | None = None) -> None:
-        self.records: list[dict[str, Any]] = []
-        self._by_key: dict[str, dict[str, Any]] = {}
-        for record in records or []:
-            self._add(record)
+    setting: Setting
+    arm: str
+    options: dict[str, Any]
+    ranks_per_node: int
+    lr: float
+    seed: int
+    text: str
+    versions: dict[str, str]
 
-    def result(self, run: Run) -> dict[str, Any] | None:
-        """The result of `run`, if it has finished."""
-        record = self._by_key.get(run.key)
-        return None if record is None else record["result"]
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.setting.nodes * self.ranks_per_node
 
-    def _add(self, record: dict[str, Any]) -> None:
-        self.records.append(record)
-        self._by_key[Run.from_json(record["run"]).key] = record
+    @property
+    def key(self) -> str:
+        """Equal text means the same run."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @property
+    def compared_with(self) -> str:
+        """Equal text means that results can be compared."""
+        return json.dumps([asdict(self.setting), self.lr, self.text, self.versions], sort_keys=True)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Run":
+        """Undo `asdict`, also after a trip through JSON."""
+        setting = values["setting"]
+        return cls(**(values | {"setting": Setting(**(setting | {"shape": ModelShape(**setting["shape"])}))}))
+
+    def __str__(self) -> str:
+        return f"{self.arm}, {self.setting.nodes} nodes, lr {self.lr:g}, seed {self.seed}"
+
+
+def make_run(setting: Setting, arm: CodecArm, lr: float, seed: int, text: str) -> Run:
+    """A run of this version of Isthmus."""
+    found = {name: version for name, version in versions().items() if name in ("isthmus", "torch")}
+    found["packets"] = str(_C.PACKET_VERSION)
+    return Run(setting, arm.name, arm.options, arm.ranks_per_node, lr, seed, text, found)
+
+
+def text_digest(files: Sequence[Path]) -> str:
+    """The identity of a text: a hash of the files' bytes, in order."""
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+Results = dict[str, tuple[Run, dict[str, Any]]]
 
 
 def read_results(path: Path) -> Results:
-    """Read a results file; one that does not exist has no results. A last line that was cut off does not count.
+    """Runs that have finished with their results, by `Run.key`. A file that does not exist has none.
 
-    Raises ValueError naming the file and the line that is not a result.
+    A last line that was cut off does not count. Raises ValueError naming the file and the line that is not a result.
     """
-    if not path.exists():
-        return Results()
-    lines = path.read_bytes().split(b"\n")
-    records = []
-    for number, line in enumerate(lines[:-1], 1):
+    results: Results = {}
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            Run.from_json(record["run"])
-            _check_result(record["result"])
+            run, result = Run.from_json(record["run"]), record["result"]
+            results[run.key] = (run, dict(result))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}, line {number}: not a result of this benchmark ({error!r})") from None
-        records.append(record)
-    return Results(records)
+    return results
 
 
-class ResultsFile(Results):
+class ResultsFile:
     """A results file that is written, too. A context manager; one process at a time has it open.
 
     Raises ValueError if another has, or if a line is no result.
@@ -60,7 +101,7 @@ class ResultsFile(Results):
         self._file = path.open("ab")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            super().__init__(read_results(path).records)
+            self.results = read_results(path)
             self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
         except BlockingIOError:
             self._file.close()
@@ -71,11 +112,11 @@ class ResultsFile(Results):
 
     def append(self, run: Run, result: dict[str, Any]) -> None:
         """Add a run that has finished; when this returns it is on the disk."""
-        record = {"run": run.as_json(), "result": result}
+        record = {"run": asdict(run), "result": result}
         self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._add(record)
+        self.results[run.key] = (run, result)
 
     def __enter__(self) -> Self:
         return self
@@ -84,8 +125,3 @@ class ResultsFile(Results):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-
-
-def _check_result(result: dict[str, Any]) -> None:
-    if not isinstance(result, dict):
-        raise TypeError("no result")

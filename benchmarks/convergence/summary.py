@@ -1,203 +1,82 @@
-"""Summary of the results of `isthmus bench convergence`: gaps of validation loss to the baseline, pair by pair."""
+"""Gaps of validation loss to the baseline, pair by pair, as tables."""
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
-from isthmus.benchmarks.convergence.arms import ARMS, BASELINE, FLOOR, RENAMED, SETTLED
-from isthmus.benchmarks.convergence.config import Setting
-from isthmus.benchmarks.convergence.results import Results
-from isthmus.benchmarks.convergence.runs import Run
-from isthmus.benchmarks.convergence.statistics import Interval, mean_interval
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import t as student_t
 
-#: A gap has settled if it changed by no more than this over the last quarter of the steps, or by no more than this
-#: share of itself.
-SETTLED_CHANGE = 0.001
-SETTLED_SHARE = 0.2
+from isthmus.benchmarks.convergence.arms import BASELINE
+from isthmus.benchmarks.convergence.results import Results, Run
 
-
-@dataclass(frozen=True)
-class Comparison:
-    """Results that can be compared: of one stage, setting, text and version."""
-
-    stage: str
-    setting: Setting
-    text: str
-    versions: tuple[tuple[str, str], ...]
-    #: Hashes of the native module that the runs had, sorted: more than one where it was built anew between them.
-    native_builds: tuple[str, ...]
-    #: By learning rate, the baseline's best first.
-    baselines: dict[float, "Baseline"]
-    #: Best learning rate first in each; in the table's order.
-    arms: dict[str, dict[float, "ArmSummary"]]
-    #: Seconds a step on shaped links, by link and arm.
-    step_s: dict[str, dict[str, float]]
-    #: Where nothing is sent, by learning rate; that of screening for finalists, too, since no codec runs in it.
-    floor: dict[float, "ArmSummary"]
-
-    @property
-    def num_parameters(self) -> int:
-        """The number of the model's parameters."""
-        return next(iter(self.baselines.values())).num_parameters
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """The exact runs at one learning rate."""
-
-    lr: float
-    #: Mean over seeds.
-    val_loss: float
-    seeds: tuple[int, ...]
-    num_parameters: int
+_CONFIDENCE = 0.95
+_HOW_TO_READ = """\
+gap: validation loss over that of exact with the same seed, weights and batches, less 1; the mean over seeds with its
+95% interval (Student's t). Negative: better than exact.
+bits: what the nodes' transports sent to each other, by their own counters, for each element that crosses a link.
+error: squares that the codec dropped over squares that it was given, where measured; it does not predict the gap.
+"""
 
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """The runs of one arm at one learning rate, against the baseline's of the same seeds.
-
-    Gaps are shares of the baseline's validation loss, 0.01 for 1% more.
-    """
+    """An arm against the baseline with the same seeds. gaps: shares of its validation loss, of seeds that finished."""
 
     arm: str
-    #: After each of `VALIDATED_SHARES`, over those seeds that reached the end; None if none did.
-    gaps: tuple[Interval, ...] | None
+    gaps: tuple[float, ...]
     num_diverged: int
-    #: That nodes sent for each element that crosses, all of the run's steps taken together.
     crossing_bits: float
     relative_error: float | None
-    clipped_share: float
-    #: Validation loss and bytes sent until then, after each of `VALIDATED_SHARES`; means over seeds.
-    curve: tuple[tuple[float, float], ...]
 
     @property
-    def gap(self) -> Interval | None:
-        """After the last step; None if any seed diverged."""
-        return self.gaps[-1] if self.gaps and not self.num_diverged else None
-
-    @property
-    def has_settled(self) -> bool:
-        """Whether the mean gap is what it was three quarters through the run, see `SETTLED_CHANGE`."""
-        if self.gaps is None:
-            return False
-        before, after = self.gaps[-2].mean, self.gaps[-1].mean
-        return abs(after - before) <= max(SETTLED_CHANGE, SETTLED_SHARE * abs(after))
+    def gap(self) -> str:
+        """ "+0.12% ± 0.05", or without a width for a single value."""
+        if self.num_diverged:
+            return f"{self.num_diverged} diverged"
+        width = f" ± {100 * half_width(self.gaps):.2f}" if len(self.gaps) > 1 else ""
+        return f"{fmean(self.gaps):+.2%}{width}"
 
 
-_Pair = tuple[Run, dict[str, Any], dict[str, Any]]
-_Key = tuple[str, Setting, str, tuple[tuple[str, str], ...]]
+def half_width(values: Sequence[float]) -> float:
+    """Of the 95% confidence interval of the mean of two or more independent values."""
+    count = len(values)
+    quantile = float(student_t.ppf((1 + _CONFIDENCE) / 2, count - 1))
+    return quantile * stdev(values) / math.sqrt(count)
 
 
-def summarise(results: Results) -> tuple[list[Comparison], int]:
-    """All comparisons, in the order of their first results; and how many results fit none.
-
-    The latter are of arms that have left the table, or changed their options there, or whose baseline has not run.
-    """
-    groups: dict[_Key, list[tuple[Run, dict[str, Any]]]] = defaultdict(list)
-    timed: dict[_Key, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
-    num_left_out = 0
-    for record in results.records:
-        run, result = _settled(Run.from_json(record["run"])), record["result"]
-        if not _is_of_table(run):
-            num_left_out += 1
-        elif run.stage == "timed":
-            timed[("real", run.setting, run.text, run.versions)][run.link][run.arm] = result["median_step_s"]
-        else:
-            groups[(run.stage, run.setting, run.text, run.versions)].append((run, result))
-    comparisons = []
-    for key, members in groups.items():
-        pairs = _pairs(members)
-        num_left_out += len(members) - len(pairs)
-        if pairs:
-            builds = tuple(sorted({result["native_build"] for _, result, _ in pairs}))
-            arms = _arms(pairs)
-            floor = arms.pop(FLOOR, {})
-            comparisons.append(Comparison(*key, builds, _baselines(pairs), arms, dict(timed[key]), floor))
-    return [replace(each, floor=_floor_of(each, comparisons)) for each in comparisons], num_left_out
+def summarise(results: Results) -> Iterator[tuple[Run, float, list[ArmSummary]]]:
+    """For each group of results that can be compared one of its runs, the mean loss of the baseline, and the arms."""
+    groups: dict[str, list[tuple[Run, dict[str, Any]]]] = defaultdict(list)
+    for run, result in results.values():
+        groups[run.compared_with].append((run, result))
+    for members in groups.values():
+        exact = {run.seed: result["val_loss"] for run, result in members if run.arm == BASELINE}
+        by_arm: dict[str, list[tuple[Run, dict[str, Any]]]] = defaultdict(list)
+        for run, result in members:
+            if exact.get(run.seed) is not None:
+                by_arm[run.arm].append((run, result))
+        if by_arm.keys() - {BASELINE}:
+            arms = [_arm(name, own, exact) for name, own in by_arm.items() if name != BASELINE]
+            known = [loss for loss in exact.values() if loss is not None]
+            yield members[0][0], fmean(known), sorted(arms, key=lambda each: -each.crossing_bits)
 
 
-def _floor_of(comparison: Comparison, comparisons: Sequence[Comparison]) -> dict[float, ArmSummary]:
-    floors = [each.floor for each in comparisons if (each.setting, each.text) == (comparison.setting, comparison.text)]
-    return comparison.floor or next(filter(None, floors), {})
-
-
-def _settled(run: Run) -> Run:
-    """As it would be called today."""
-    options = tuple(option for option in run.options if option not in SETTLED.items())
-    return replace(run, arm=RENAMED.get(run.arm, run.arm), options=options)
-
-
-def _is_of_table(run: Run) -> bool:
-    arm = ARMS.get(run.arm)
-    options = dict(run.options)
-    return (
-        arm is not None and options == arm.options_for(run.setting.steps) and run.ranks_per_node == arm.ranks_per_node
-    )
-
-
-def _pairs(members: Sequence[tuple[Run, dict[str, Any]]]) -> list[_Pair]:
-    """Every run with its result and that of the baseline with the same seed and learning rate."""
-    baselines = {(run.lr, run.seed): result for run, result in members if run.arm == BASELINE}
-    pairs = [(run, result, baselines.get((run.lr, run.seed))) for run, result in members]
-    return [
-        (run, result, baseline)
-        for run, result, baseline in pairs
-        if baseline is not None and baseline["val_loss"] is not None
-    ]
-
-
-def _baselines(pairs: Sequence[_Pair]) -> dict[float, Baseline]:
-    by_lr: dict[float, list[_Pair]] = defaultdict(list)
-    for pair in pairs:
-        if pair[0].arm == BASELINE:
-            by_lr[pair[0].lr].append(pair)
-    baselines = [
-        Baseline(
-            lr=lr,
-            val_loss=fmean(result["val_loss"] for _, result, _ in of_lr),
-            seeds=tuple(sorted(run.seed for run, _, _ in of_lr)),
-            num_parameters=of_lr[0][1]["num_parameters"],
-        )
-        for lr, of_lr in by_lr.items()
-    ]
-    return {baseline.lr: baseline for baseline in sorted(baselines, key=lambda each: each.val_loss)}
-
-
-def _arms(pairs: Sequence[_Pair]) -> dict[str, dict[float, ArmSummary]]:
-    by_arm: dict[str, dict[float, list[_Pair]]] = {name: defaultdict(list) for name in ARMS}
-    for pair in pairs:
-        by_arm[pair[0].arm][pair[0].lr].append(pair)
-    return {name: {lr: _summary(name, of_lr) for lr, of_lr in by_lr.items()} for name, by_lr in by_arm.items() if by_lr}
-
-
-def _summary(name: str, pairs: Sequence[_Pair]) -> ArmSummary:
-    finished = [pair for pair in pairs if pair[1]["val_loss"] is not None]
-    errors = [result["relative_error"] for _, result, _ in pairs if result["relative_error"] is not None]
-    points = list(zip(*(result["validated"] for _, result, _ in finished), strict=True))
+def _arm(name: str, own: Sequence[tuple[Run, dict[str, Any]]], exact: dict[int, float]) -> ArmSummary:
+    finished = [(run.seed, result["val_loss"]) for run, result in own if result["val_loss"] is not None]
+    errors = [result["relative_error"] for _, result in own if result["relative_error"] is not None]
     return ArmSummary(
         arm=name,
-        gaps=_gaps(finished) if finished else None,
-        num_diverged=len(pairs) - len(finished),
-        crossing_bits=0.0 if name == FLOOR else fmean(_crossing_bits(run, result) for run, result, _ in pairs),
+        gaps=tuple(loss / exact[seed] - 1 for seed, loss in finished),
+        num_diverged=len(own) - len(finished),
+        crossing_bits=fmean(_crossing_bits(run, result) for run, result in own),
         relative_error=fmean(errors) if errors else None,
-        clipped_share=fmean(result["clipped_share"] for _, result, _ in pairs),
-        curve=tuple(
-            (fmean(point["loss"] for point in seeds), fmean(point["sent_bytes"] for point in seeds)) for seeds in points
-        ),
     )
-
-
-def _gaps(pairs: Sequence[_Pair]) -> tuple[Interval, ...]:
-    of_pairs = [
-        [
-            ours["loss"] / theirs["loss"] - 1
-            for ours, theirs in zip(result["validated"], baseline["validated"], strict=True)
-        ]
-        for _, result, baseline in pairs
-    ]
-    return tuple(mean_interval(gaps) for gaps in zip(*of_pairs, strict=True))
 
 
 def _crossing_bits(run: Run, result: dict[str, Any]) -> float:
@@ -210,17 +89,24 @@ def _crossing_bits(run: Run, result: dict[str, Any]) -> float:
     return float(result["sent_bytes"]) * 8 / elements
 
 
-def compared_lrs(comparison: Comparison) -> list[float]:
-    """The learning rates at which any other arm ran, the baseline's best first."""
-    ran = {lr for name, by_lr in comparison.arms.items() if name != BASELINE for lr in by_lr}
-    return [lr for lr in comparison.baselines if lr in ran]
-
-
-def cheapest_within(comparison: Comparison, max_gap: float) -> ArmSummary | None:
-    """The lossy arm with the fewest bits whose interval ends below `max_gap` at every learning rate it ran at."""
-    good = []
-    for name, by_lr in comparison.arms.items():
-        gaps = [summary.gap for summary in by_lr.values()]
-        if name != BASELINE and all(gap is not None and gap.high <= max_gap for gap in gaps):
-            good.append(max(by_lr.values(), key=lambda summary: summary.crossing_bits))
-    return min(good, key=lambda summary: summary.crossing_bits, default=None)
+def print_summary(results: Results, console: Console) -> None:
+    """Print a table for each group of results. Raises ValueError if there is nothing to compare."""
+    compared = list(summarise(results))
+    if not compared:
+        raise ValueError(f"nothing to compare: of {len(results)} results none has its exact run beside it")
+    for run, loss, arms in compared:
+        setting = run.setting
+        versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+        title = (
+            f"{setting.nodes} nodes, {setting.layout}, {setting.steps} steps, lr {run.lr:g}; exact ends at {loss:.4f}; "
+            f"text {run.text}; {versions}"
+        )
+        table = Table("arm", title=title, title_justify="left", box=SIMPLE)
+        for column in ("bits", "gap", "error", "seeds"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for arm in arms:
+            error = "" if arm.relative_error is None else f"{arm.relative_error:.3f}"
+            seeds = str(len(arm.gaps) + arm.num_diverged)
+            table.add_row(arm.arm, f"{arm.crossing_bits:.2f}", arm.gap, error, seeds)
+        console.print(table)
+    console.print(_HOW_TO_READ, highlight=False)

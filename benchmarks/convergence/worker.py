@@ -6,161 +6,121 @@ if __name__ == "__main__":
     die_with_launcher()
 
 import math
-import os
-import time
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import isthmus
-from isthmus.benchmarks.common.fsdp import set_lr, shard
+from isthmus.benchmarks.common.data import Text
+from isthmus.benchmarks.common.fsdp import make_adamw, set_lr, shard
 from isthmus.benchmarks.common.isthmus_group import new_group
-from isthmus.benchmarks.common.model import ByteGpt
-from isthmus.benchmarks.convergence.runs import Run
-from isthmus.benchmarks.convergence.training import (
-    MAX_GRADIENT_NORM,
-    Batches,
-    crossing_bytes,
-    lr_share,
-    make_optimizer,
-    total_loss,
-    training_loss,
-    validated_steps,
-)
-from isthmus.benchmarks.simulate.links import interface_sent_bytes
+from isthmus.benchmarks.common.model import ByteGpt, loss_of
+from isthmus.benchmarks.convergence.results import Run
+
+_MAX_GRADIENT_NORM = 1.0
+_WARM_UP_SHARE = 0.05
+_FINAL_LR_SHARE = 0.1
+_VALIDATION_BATCH = 64
 
 
-class FsdpTraining:
-    """Trains one model under FSDP2 over a group of Isthmus with the run's options. Made by all ranks together."""
+def lr_share(step: int, num_steps: int) -> float:
+    """Share of the peak learning rate: linear warm-up over the first 5%, then a cosine down to a tenth."""
+    warm_up_steps = max(1, round(_WARM_UP_SHARE * num_steps))
+    if step < warm_up_steps:
+        return (step + 1) / warm_up_steps
+    progress = (step - warm_up_steps) / max(1, num_steps - warm_up_steps)
+    return _FINAL_LR_SHARE + (1 - _FINAL_LR_SHARE) * (1 + math.cos(math.pi * progress)) / 2
 
-    def __init__(self, run: Run, files: Sequence[Path], timeout: timedelta) -> None:
-        self.run = run
-        self.num_steps_done = 0
-        self._rank = dist.get_rank()
-        self._batches = Batches(files, run.setting, run.seed)
-        options = isthmus.Options(**dict(run.options))
-        self._group: dist.ProcessGroup = new_group("isthmus", timeout, options=options)
-        torch.manual_seed(run.seed)
-        self._model = ByteGpt(run.setting.shape)
-        self.num_parameters = sum(parameter.numel() for parameter in self._model.parameters())
-        mesh = self._mesh(run, timeout)
-        shard(self._model, mesh, run.setting.dtype)
-        self._optimizer = make_optimizer(run.setting.optimizer, self._model.parameters(), run.lr)
 
-    def _mesh(self, run: Run, timeout: timedelta) -> DeviceMesh:
-        if run.setting.layout == "fsdp":
-            return DeviceMesh.from_group(self._group, "cpu")
-        # With one rank on each node, as all codecs of two tiers have it: each has all weights.
-        ranks = torch.arange(run.world_size).view(-1, 1)
-        alone = new_group("gloo", timeout, ranks.tolist())
-        return DeviceMesh.from_group([self._group, alone], "cpu", mesh=ranks, mesh_dim_names=("replicate", "shard"))
-
-    def step(self) -> tuple[float, float]:
-        """Train on the next batch; returns this rank's loss, and the norm of the whole gradient before it is clipped.
-
-        Past the end of the run it goes on with the last batch.
-        """
-        step = min(self.num_steps_done, self.run.setting.steps - 1)
-        loss = training_loss(self._model, self._batches.batch(step, self._rank, self.run.world_size))
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(self._model.parameters(), MAX_GRADIENT_NORM)
-        assert isinstance(norm, DTensor)
-        set_lr(self._optimizer, self.run.lr * lr_share(step, self.run.setting.steps))
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        self.num_steps_done += 1
-        return float(loss.detach()), float(norm.full_tensor())
-
-    def validate(self) -> tuple[float, int]:
-        """Sum of the losses of this rank's held-out sequences, and their number."""
-        result = total_loss(self._model, self._batches.validation_batches(self._rank, self.run.world_size))
-        assert isinstance(self._model, FSDPModule)
-        self._model.reshard()
-        return result
-
-    def stats(self) -> dict[str, Any]:
-        """Statistics of this rank's communicator."""
-        return isthmus.stats(self._group)
+def _loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+    """With plain attention: on a CPU and with sequences this short it takes a fifth less of a step."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return loss_of(model, batch)
 
 
 class RankWorker:
     """The commands that a rank answers."""
 
-    def __init__(self) -> None:
-        self._trainings: dict[str, FsdpTraining] = {}
-        self._counts_link = False
-
     def setup(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
-        """Join the world and build the model of each run."""
+        """Join the world and build the model."""
         torch.set_num_threads(1)
         timeout = timedelta(seconds=command["timeout_s"])
         dist.init_process_group("gloo", timeout=timeout)
-        self._counts_link = command["count_link"] and os.environ["LOCAL_RANK"] == "0"
-        files = [Path(name) for name in command["files"]]
-        for values in command["runs"]:
-            run = Run.from_json(values)
-            self._trainings[run.arm] = FsdpTraining(run, files, timeout)
+        self._run = run = Run.from_json(command["run"])
+        self._text = Text([Path(name) for name in command["files"]], run.setting.shape.context, run.seed)
+        self._group: dist.ProcessGroup = new_group("isthmus", timeout, options=isthmus.Options(**run.options))
+        torch.manual_seed(run.seed)
+        self._model = ByteGpt(run.setting.shape)
+        self._num_parameters = sum(parameter.numel() for parameter in self._model.parameters())
+        shard(self._model, self._mesh(timeout), "bf16")
+        self._optimizer = make_adamw(self._model.parameters(), run.lr)
         return {}
 
+    def _mesh(self, timeout: timedelta) -> DeviceMesh:
+        if self._run.setting.layout == "fsdp":
+            return DeviceMesh.from_group(self._group, "cpu")
+        # With one rank on each node, as all codecs of two tiers have it: each has all weights.
+        ranks = torch.arange(self._run.world_size).view(-1, 1)
+        alone = new_group("gloo", timeout, ranks.tolist())
+        return DeviceMesh.from_group([self._group, alone], "cpu", mesh=ranks, mesh_dim_names=("replicate", "shard"))
+
     def train(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
-        """Train an arm to its end, or until its gradient is not finite, which all ranks see alike."""
-        training = self._trainings[command["arm"]]
-        losses: list[float] = []
-        validated = []
-        num_clipped = 0
-        while len(losses) < training.run.setting.steps:
-            loss, norm = training.step()
+        """Train to the end, or until the gradient is not finite, which all ranks see alike; then validate."""
+        steps_done = 0
+        while steps_done < self._run.setting.steps:
+            loss, norm = self._step(steps_done)
             if not math.isfinite(norm):
                 break
-            losses.append(loss)
-            num_clipped += norm > MAX_GRADIENT_NORM
-            emit({"step": len(losses), "loss": loss})
-            if len(losses) in validated_steps(training.run.setting.steps):
-                total, count = training.validate()
-                sent_bytes = crossing_bytes([training.stats()])
-                validated.append({"step": len(losses), "total": total, "count": count, "sent_bytes": sent_bytes})
-        stats = training.stats()
+            steps_done += 1
+            emit({"step": steps_done, "loss": loss})
+        stats = isthmus.stats(self._group)
+        counted = [stats["collectives"][kind] for kind in ("reduce_scatter", "all_reduce")]
+        tiers = [kind[tier]["inter_node_sent_bytes"] for kind in counted for tier in ("intra", "inter", "flat")]
+        total_loss, count = self._validate()
         return {
-            "losses": losses,
-            "validated": validated,
-            "sent_bytes": crossing_bytes([stats]),
-            "num_parameters": training.num_parameters,
-            "num_clipped": num_clipped,
+            "steps_done": steps_done,
+            "total_loss": total_loss,
+            "count": count,
+            "sent_bytes": sum(tiers),
+            "num_parameters": self._num_parameters,
             "units": stats["units"],
-            "compressed_calls": stats["compressed_calls"],
-            "exact_calls": stats["exact_calls"],
         }
 
-    def steps(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
-        """Take some steps of one arm from a barrier on: seconds of each, and what this node's link sent in it."""
-        dist.barrier()
-        seconds, link_bytes = [], []
-        for _ in range(command["num_steps"]):
-            before = self._link_bytes()
-            start_s = time.perf_counter()
-            self._trainings[command["arm"]].step()
-            seconds.append(time.perf_counter() - start_s)
-            dist.barrier()  # until then this node's last bytes may wait in the queue of its link
-            link_bytes.append(self._link_bytes() - before)
-        return {"seconds": seconds, "link_bytes": link_bytes}
+    def _step(self, step: int) -> tuple[float, float]:
+        """This rank's loss in the next step, and the norm of the whole gradient before it is clipped."""
+        setting = self._run.setting
+        loss = _loss_of(self._model, self._share_of(self._text.batch(step, 0, setting.sequences)))
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(self._model.parameters(), _MAX_GRADIENT_NORM)
+        assert isinstance(norm, DTensor)
+        set_lr(self._optimizer, self._run.lr * lr_share(step, setting.steps))
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return float(loss.detach()), float(norm.full_tensor())
 
-    def _link_bytes(self) -> int:
-        return interface_sent_bytes(os.environ["GLOO_SOCKET_IFNAME"]) if self._counts_link else 0
+    @torch.no_grad()
+    def _validate(self) -> tuple[float, int]:
+        """Sum of the losses of this rank's held-out sequences, and their number."""
+        held_out = self._share_of(self._text.validation_batch(0, self._run.setting.validation_sequences))
+        batches = torch.split(held_out, _VALIDATION_BATCH)
+        total = sum(float(_loss_of(self._model, batch)) * len(batch) for batch in batches)
+        assert isinstance(self._model, FSDPModule)
+        self._model.reshard()
+        return total, len(held_out)
 
-
-def main() -> None:
-    """Serve the launcher until it says "exit"."""
-    worker = RankWorker()
-    serve({"setup": worker.setup, "train": worker.train, "steps": worker.steps})
+    def _share_of(self, sequences: Tensor) -> Tensor:
+        """Every rank draws all sequences of a step: they do not depend on the number of ranks that share them."""
+        return sequences[dist.get_rank() :: self._run.world_size]
 
 
 if __name__ == "__main__":
-    main()
+    worker = RankWorker()
+    serve({"setup": worker.setup, "train": worker.train})

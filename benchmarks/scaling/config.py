@@ -1,9 +1,9 @@
 """Arguments of `isthmus bench scaling`."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from isthmus.benchmarks.common.options import Option, option, part
+from isthmus.benchmarks.common.options import option
 from isthmus.benchmarks.training.config import TrainingConfig
 
 
@@ -28,31 +28,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class ScalingConfig:
-    """Arguments of `isthmus bench scaling`. training: run at each layout; its own layout does not matter."""
+    """Arguments of `isthmus bench scaling`."""
 
-    training: TrainingConfig = part(
-        TrainingConfig(
-            arms=("fsdp", "hsdp", "none", "flat-tagc", "tagc", "hsdp-none", "hsdp-tagc"),
-            steps=2,
-            timed_steps=4,
-            audited_steps=1,
-            links=("50mbit",),
-            sequences=1,
-            validation_sequences=1,
-        ),
-        arms=Option("Which arms."),
-        links=Option("Rate of every node's link.", name="link"),
-        timed_steps=Option("Timed steps of each arm."),
-        width=None,
-        num_layers=None,
-        sequences=None,
-        timeout_s=None,
-    )
+    arms: tuple[str, ...] = option(("fsdp", "hsdp", "quant", "full"), "Which arms.")
     layouts: tuple[Layout, ...] = option(
-        tuple(Layout(nodes, ranks) for ranks in (1, 2) for nodes in (2, 4, 8)),
-        "Nodes x ranks on each, one run each.",
-        parse=Layout.parse,
+        (Layout(2, 1), Layout(4, 1), Layout(8, 1)), "Nodes x ranks on each, one run each.", parse=Layout.parse
     )
+    link: str = option("50mbit", "Rate of every node's link.")
+    timed_steps: int = option(4, "Timed steps of each arm.")
 
     def __post_init__(self) -> None:
         if not self.layouts:
@@ -64,9 +47,18 @@ class ScalingConfig:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
-        arguments = self.training.as_json() | {"layouts": [str(layout) for layout in self.layouts]}
-        return {name: value for name, value in arguments.items() if name not in ("nodes", "ranks_per_node")}
+        return asdict(self) | {"layouts": [str(layout) for layout in self.layouts]}
 
     def at(self, layout: Layout) -> TrainingConfig:
         """The training at `layout`."""
-        return replace(self.training, nodes=layout.nodes, ranks_per_node=layout.ranks_per_node)
+        return TrainingConfig(
+            arms=self.arms,
+            nodes=layout.nodes,
+            ranks_per_node=layout.ranks_per_node,
+            links=(self.link,),
+            steps=2,
+            timed_steps=self.timed_steps,
+            audited_steps=1,
+            sequences=1,
+            validation_sequences=1,
+        )

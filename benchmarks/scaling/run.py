@@ -11,20 +11,15 @@ from rich.table import Table
 from isthmus.benchmarks.common.machine import versions
 from isthmus.benchmarks.common.report import report_head, write_json
 from isthmus.benchmarks.scaling.config import ScalingConfig
-from isthmus.benchmarks.simulate import parse_link_rate
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.training.report import build_report
 from isthmus.benchmarks.training.run import run_training
-from isthmus.benchmarks.training.schedule import UNSHAPED
 
 FIELDS = {
-    "median_step_s": "median over timed steps of the slowest rank's seconds, at the slowest link",
-    "communication_s": "the part of it in collectives: mean over ranks, median over timed steps",
+    "median_step_s": "median over timed steps of the slowest rank's seconds",
     "node_mb_per_step": "MB a step that the link of one node sends, mean over nodes and timed steps",
-    "link_s": "what these bytes take at the link's rate: no step can be shorter",
-    "reduction_node_mb_per_step": "the part of node_mb_per_step that reduces gradients, from audited steps",
-    "interface_over_formula": "the links' own counters over what the formulas say; null where nobody counted",
-    "payload_equals_formula": "whether the transports' counters equal the formula to the byte; null for plain arms",
+    "reduction_node_mb_per_step": "the part of it that reduces gradients, from audited steps",
+    "check": "audited steps beside what placement alone predicts, as `isthmus plan --check` prints it",
 }
 
 
@@ -66,28 +61,22 @@ def _earlier_report(path: Path, config: TrainingConfig) -> dict[str, Any] | None
 
 
 def _figures(report: dict[str, Any]) -> dict[str, Any]:
-    return {name: _figures_of_arm(arm, report) for name, arm in report["arms"].items()}
-
-
-def _figures_of_arm(arm: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
     nodes = report["arguments"]["nodes"]
-    node_bytes = arm["link_bytes_per_step"] / nodes
-    link = report["headline_link"]
     return {
-        "median_step_s": arm["median_step_s"],
-        "communication_s": arm["phases_s"]["all_gather"] + arm["phases_s"]["reduce_scatter"],
-        "node_mb_per_step": node_bytes / 1e6,
-        "link_s": None if link == UNSHAPED else node_bytes * 8 / parse_link_rate(link),
-        "reduction_node_mb_per_step": arm["reduce_scatter_link_bytes_per_step"] / nodes / 1e6,
-        "interface_over_formula": arm.get("interface_over_formula"),
-        "payload_equals_formula": arm.get("payload_equals_formula"),
+        name: {
+            "median_step_s": arm["median_step_s"],
+            "node_mb_per_step": arm["link_bytes_per_step"] / nodes / 1e6,
+            "reduction_node_mb_per_step": arm["reduce_scatter_link_bytes_per_step"] / nodes / 1e6,
+            "check": arm["check"],
+        }
+        for name, arm in report["arms"].items()
     }
 
 
 def _notes(reports: dict[str, dict[str, Any]]) -> list[str]:
     notes = [
-        "All ranks of all nodes share this machine's cores: seconds of compute grow with the number of ranks, which on "
-        "as many machines they would not. communication_s grows with them, too: on CPU collectives take compute.",
+        "All ranks of all nodes share this machine's cores: seconds of compute grow with the number of ranks, and "
+        "so do those of collectives, which on CPU take compute. On as many machines they would not.",
         "Each rank brings its own sequences, so more ranks train on more data in a step.",
         "Gloo's reduce-scatter is an all-reduce inside: in arm fsdp it sends twice what a ring reduce-scatter would.",
     ]
@@ -99,7 +88,7 @@ def _notes(reports: dict[str, dict[str, Any]]) -> list[str]:
 def print_scaling(report: dict[str, Any], console: Console) -> None:
     """Print two tables, arms by layouts, and the notes."""
     link = report["headline_link"]
-    console.print(f"Median seconds a step, link {link} (in collectives)", highlight=False)
+    console.print(f"Median seconds a step, link {link}", highlight=False)
     console.print(_table(report, _time))
     console.print("MB a step that the link of one node sends (of it gradients)", highlight=False)
     console.print(_table(report, _bytes))
@@ -108,12 +97,11 @@ def print_scaling(report: dict[str, Any], console: Console) -> None:
 
 
 def _time(figures: dict[str, Any]) -> str:
-    return f"{figures['median_step_s']:.2f} ({figures['communication_s']:.2f})"
+    return f"{figures['median_step_s']:.2f}"
 
 
 def _bytes(figures: dict[str, Any]) -> str:
-    equal = figures["payload_equals_formula"]
-    mark = "" if equal in (True, None) else " [red]differs[/red]"
+    mark = "" if figures["check"]["holds"] else " [red]not as predicted[/red]"
     return f"{figures['node_mb_per_step']:.2f} ({figures['reduction_node_mb_per_step']:.2f}){mark}"
 
 

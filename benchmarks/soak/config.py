@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from isthmus.benchmarks.common.options import option
+from isthmus.benchmarks.common.options import check_ranges, option
 from isthmus.benchmarks.simulate import MAX_NODES
 from isthmus.benchmarks.soak.plan import MOST_RANKS
 
@@ -18,13 +18,5 @@ class SoakConfig:
     timeout_s: int = option(120, "Seconds that a collective may take.", name="timeout")
 
     def __post_init__(self) -> None:
-        if not 1 <= self.steps <= 10_000_000:
-            raise ValueError(f"steps {self.steps}: expected 1 to 10000000")
-        if not 2 <= self.nodes <= MAX_NODES:
-            raise ValueError(f"nodes {self.nodes}: expected 2 to {MAX_NODES}")
-        if self.ranks_per_node < 2 or self.nodes * self.ranks_per_node > MOST_RANKS:
-            raise ValueError(
-                f"ranks per node {self.ranks_per_node}: expected 2 or more, and at most {MOST_RANKS} ranks in all"
-            )
-        if self.timeout_s < 1:
-            raise ValueError(f"timeout {self.timeout_s} s: expected 1 or more")
+        ranges = {"steps": (1, 10_000_000), "nodes": (2, MAX_NODES), "timeout_s": (1, 86_400)}
+        check_ranges(self, ranges | {"ranks_per_node": (2, MOST_RANKS // max(1, self.nodes))})

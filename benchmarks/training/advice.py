@@ -1,4 +1,4 @@
-"""What a training benchmark on a launcher's ranks says at its end: what to set."""
+"""What a training benchmark says at its end: what to set."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,12 +7,12 @@ from isthmus.benchmarks.here.notes import DISTURBED
 from isthmus.plan.strategies import ARMS, Strategy
 
 #: Medians of a few steps repeat within this share from run to run.
-EQUAL_TIMES = 0.05
+_EQUAL_TIMES = 0.05
 #: Options that say nothing about an arm: the defaults.
 _IN_ALL_ARMS = (("tiers", "two"), ("units", "*"))
 
 
-def fastest_arm(arms: dict[str, dict[str, Any]], kind: Callable[[Strategy], bool]) -> str | None:
+def _fastest_arm(arms: dict[str, dict[str, Any]], kind: Callable[[Strategy], bool]) -> str | None:
     """The arm of that kind with the shortest step, if there is one."""
     candidates = [name for name in arms if kind(ARMS[name])]
     return min(candidates, key=lambda name: float(arms[name]["median_step_s"]), default=None)
@@ -20,14 +20,14 @@ def fastest_arm(arms: dict[str, dict[str, Any]], kind: Callable[[Strategy], bool
 
 def advice(arms: dict[str, dict[str, Any]], ranks_per_node: int, notes: list[str]) -> str:
     """The fastest arm on Isthmus, with its options, if it beats the fastest plain one; else that one."""
-    plain = fastest_arm(arms, lambda arm: arm.is_plain)
-    ours = fastest_arm(arms, lambda arm: not arm.is_plain)
+    plain = _fastest_arm(arms, lambda arm: arm.is_plain)
+    ours = _fastest_arm(arms, lambda arm: not arm.is_plain)
     if plain is None or ours is None:
         return "Nothing to set: it takes a plain arm and one on Isthmus to compare."
     ratio = arms[plain]["median_step_s"] / arms[ours]["median_step_s"]
     times = f"{arms[ours]['median_step_s']:.3g} s a step against {arms[plain]['median_step_s']:.3g} s"
     losses = f"validation loss {arms[ours]['val_loss']:.3f} against {arms[plain]['val_loss']:.3f}"
-    if ratio > 1 + EQUAL_TIMES:
+    if ratio > 1 + _EQUAL_TIMES:
         text = (
             f"Set {_settings(ours)}, {_layout(ours, ranks_per_node)}: {ours} was the fastest arm, {ratio:.2f} times as "
             f"fast as {plain}, the best plain one ({times}; {losses})."

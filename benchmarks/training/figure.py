@@ -1,6 +1,7 @@
 """Draws report.png from a report."""
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -10,7 +11,6 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from isthmus.benchmarks.training.report import SMOOTHED_STEPS, smoothed_losses
 from isthmus.plan.strategies import ARMS
 
 # A colour for each way to communicate; the layout is told by the line.
@@ -31,6 +31,7 @@ COLOURS = {
     "quant2": "#86c5a0",
     "hsdp-quant2": "#4f8f6b",
 }
+_SMOOTHED_STEPS = 5
 _PHASE_COLOURS = {"step": "#b8b8b8", "compute": "#b8b8b8", "all_gather": "#4c9be8", "reduce_scatter": "#d1495b"}
 
 
@@ -57,7 +58,7 @@ def draw_report(report: dict[str, Any], path: Path) -> None:
 
 def _draw_loss(axes: Axes, report: dict[str, Any], seconds_a_step: str | None) -> None:
     for name, arm in report["arms"].items():
-        smoothed = smoothed_losses(arm["steps"])
+        smoothed = _smoothed_losses(arm["steps"])
         unit = arm[seconds_a_step] if seconds_a_step else 1
         xs = [unit * (step + 1) for step in range(len(smoothed))]
         axes.plot(
@@ -68,9 +69,15 @@ def _draw_loss(axes: Axes, report: dict[str, Any], seconds_a_step: str | None) -
             linewidth=1.6,
             linestyle=line_style(name),
         )
-    axes.set_ylabel(f"nats a byte, mean of {SMOOTHED_STEPS} steps")
+    axes.set_ylabel(f"nats a byte, mean of {_SMOOTHED_STEPS} steps")
     axes.grid(alpha=0.3)
     axes.legend()
+
+
+def _smoothed_losses(steps: list[dict[str, Any]]) -> list[float]:
+    """Mean training loss of each step and those before it, `_SMOOTHED_STEPS` in all."""
+    losses = [step["loss"] for step in steps]
+    return [fmean(losses[max(0, end - _SMOOTHED_STEPS) : end]) for end in range(1, len(losses) + 1)]
 
 
 def line_style(arm: str) -> str:

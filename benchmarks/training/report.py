@@ -1,4 +1,4 @@
-"""Sums up the records of a training benchmark: report.json, a table, and a headline."""
+"""Sums up the records of a training benchmark: report.json, tables, and what to set."""
 
 from statistics import fmean, median
 from typing import Any
@@ -10,13 +10,12 @@ from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES
 from isthmus.benchmarks.common.report import report_head
 from isthmus.benchmarks.here.notes import DISTURBED, nic_notes
 from isthmus.benchmarks.simulate import parse_link_rate
-from isthmus.benchmarks.training.advice import EQUAL_TIMES, advice, fastest_arm
+from isthmus.benchmarks.training.advice import advice
+from isthmus.benchmarks.training.check import check_arm, check_report, print_checks
 from isthmus.benchmarks.training.run import TrainingRecords
-from isthmus.benchmarks.training.schedule import HERE, UNSHAPED, unlimited_link
-from isthmus.benchmarks.training.traffic import is_near
+from isthmus.benchmarks.training.schedule import UNSHAPED, unlimited_link
 from isthmus.plan.strategies import ARMS
 
-SMOOTHED_STEPS = 5
 #: Timed steps of one arm that differ more than this were disturbed.
 _CALM_SPREAD = 1.3
 
@@ -27,17 +26,14 @@ FIELDS = {
     "share of audited steps, in which barriers part the collectives",
     "phases_s": "mean over ranks, median over timed steps (they need not add up to median_step_s); reduce_scatter has "
     "the all-reduce of hsdp* in it; waiting for a slower rank is in the collective that waits",
-    "payload_bytes_per_step": "what Isthmus handed to its transports for other nodes, without protocol headers; from "
-    "audited steps, as are *_formula_bytes_per_step",
-    "payload_equals_formula": "whether that equals the formula to the byte in each audited step",
-    "isthmus_s": "seconds inside Isthmus by step of its path; mean over ranks, median over timed steps",
+    "check": "audited steps beside what placement alone predicts, as `isthmus plan --check` prints it",
     "val_loss": "mean cross-entropy in nats a byte on held-out text after the last step",
     "steps": "every step; kind: loss (no limit on the link; with --here these are timed), audited, settling (not "
     "timed), timed",
     "by_link": "the same figures at each link speed; 'unshaped' and 'here' from the steps for the loss",
     "nics": "with --here: NICs whose counters make link bytes, by host; those without a counter; what all of them "
     "counted in an idle second before the run, and over all steps",
-    "advice": "with --here: the arm to take, and its options",
+    "advice": "the arm to take, and its options",
 }
 
 
@@ -48,12 +44,11 @@ def build_report(records: TrainingRecords) -> dict[str, Any]:
     slowest = min(records.links, key=parse_link_rate, default=own_link)
     arms = {name: _arm(name, records, links, slowest) for name in records.config.arms}
     notes = _notes(records, slowest) + _disturbances(arms, records.load_before)
-    of_nics = {}
     if records.nics is not None:
         figures = {name: arm["by_link"][slowest] for name, arm in arms.items()}  # None: nobody counted
         counted = {name: (each["median_step_s"], each["link_bytes_per_step"]) for name, each in figures.items()}
         notes += nic_notes(records.nics, counted)
-        of_nics = {"nics": records.nics, "advice": advice(arms, records.config.ranks_per_node, notes)}
+    where = "" if records.config.here else f"Over simulated nodes, link {slowest}: "
     return {
         **report_head(load_before=records.load_before),
         "seconds": round(records.seconds, 1),
@@ -62,10 +57,10 @@ def build_report(records: TrainingRecords) -> dict[str, Any]:
         "network": records.network,
         "links": links,
         "headline_link": slowest,
-        "headline": headline(arms, slowest),
         "notes": notes,
         "fields": FIELDS,
-        **of_nics,
+        "nics": records.nics,
+        "advice": where + advice(arms, records.config.ranks_per_node, notes),
         "arms": arms,
     }
 
@@ -74,26 +69,22 @@ def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) ->
     steps = records.steps[name]
     by_link = {link: _figures([step for step in steps if _counts(step, link)]) for link in links}
     audited = [step for step in steps if step["kind"] == "audited"]
-    formula = _mean_by_phase(audited, "formula_bytes")
+    check = check_arm(records.config, name, records.model["options"].get(name), steps)
     arm = {"description": ARMS[name].description, **by_link[slowest], "val_loss": records.val_loss[name]}
     arm["options"] = records.model["options"].get(name)
-    arm["link_bytes_source"] = "interface" if "audited_link_bytes" in audited[0] else "formula"
-    if arm["link_bytes_source"] == "interface":
+    arm["check"] = check.to_json()
+    arm["link_bytes_source"] = "prediction" if check.link_bytes is None else "interface"
+    if check.link_bytes is not None:
         counted = _mean_by_phase(audited, "audited_link_bytes")
         in_all = sum(counted.values())
-        arm["interface_over_formula"] = in_all / sum(formula.values())  # of the same steps
         # Links carry a little more or less in each step, acknowledgements for one: shares make parts of the whole.
         shares = {phase: num_bytes / max(in_all, 1) for phase, num_bytes in counted.items()}
         parts = {phase: arm["link_bytes_per_step"] * share for phase, share in shares.items()}
     else:
-        parts = formula
-        arm["link_bytes_per_step"] = sum(formula.values())
-    if "payload_bytes" in audited[0]:
-        arm["payload_bytes_per_step"] = sum(_mean_by_phase(audited, "payload_bytes").values())
-        arm["payload_equals_formula"] = all(step["payload_bytes"] == step["counted_formula_bytes"] for step in audited)
-        arm["isthmus_s"] = _median_by_key([step for step in steps if _counts(step, slowest)], "isthmus_s")
+        parts = {**check.predicted.bytes_by_phase}
+        parts["all_gather"] += check.weight_packet_bytes
+        arm["link_bytes_per_step"] = sum(parts.values())
     arm |= {f"{phase}_link_bytes_per_step": num_bytes for phase, num_bytes in parts.items()}
-    arm |= {f"{phase}_formula_bytes_per_step": num_bytes for phase, num_bytes in formula.items()}
     return arm | {"by_link": by_link, "steps": steps}
 
 
@@ -120,56 +111,6 @@ def _figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
         "link_bytes_per_step": None if None in link_bytes else fmean(link_bytes),
         "phases_s": _median_by_key(steps, "phases_s"),
     }
-
-
-def headline(arms: dict[str, dict[str, Any]], link: str) -> str:
-    """The fastest compressed arm against the fastest plain one, and what their layouts cost."""
-    plain = fastest_arm(arms, lambda arm: arm.is_plain)
-    compressed = fastest_arm(arms, lambda arm: arm.compresses_between_nodes)
-    if plain is None or compressed is None:
-        return "No comparison: it takes a plain arm and one that compresses in two tiers."
-    where = {UNSHAPED: "without a limit on the link", HERE: "here"}.get(link, f"at {link}")
-    comparison = _comparison(arms, compressed, f"{plain}, the fastest plain arm here,", plain, where)
-    hybrid = [name for name in (compressed, plain) if ARMS[name].hybrid_sharded]
-    if len(hybrid) == 1:
-        comparison += f" {hybrid[0]} keeps the whole model on every node; the other shards it over all."
-        same_layout = fastest_arm(arms, lambda arm: arm.is_plain and arm.hybrid_sharded == (compressed in hybrid))
-        if same_layout is not None:
-            comparison += " " + _comparison(arms, compressed, f"{same_layout}, in the same layout,", same_layout, where)
-    return comparison
-
-
-def _comparison(arms: dict[str, dict[str, Any]], name: str, other_in_words: str, other: str, where: str) -> str:
-    ours, theirs = arms[name], arms[other]
-    ratio = theirs["median_step_s"] / ours["median_step_s"]
-    target = max(smoothed_losses(arm["steps"])[-1] for arm in (ours, theirs))
-    return (
-        f"{name} takes {ours['median_step_s']:.2f} s a step {where}; {other_in_words} "
-        f"{theirs['median_step_s']:.2f} s: {_verdict(ratio)}. "
-        f"To a training loss of {target:.2f}, which both reach, it is {_seconds_to(target, ours):.0f} s against "
-        f"{_seconds_to(target, theirs):.0f} s. "
-        f"Links carry {_megabytes(ours['link_bytes_per_step'])} MB a step against "
-        f"{_megabytes(theirs['link_bytes_per_step'])} MB; validation loss after {len(ours['steps'])} steps is "
-        f"{ours['val_loss']:.3f} against {theirs['val_loss']:.3f}."
-    )
-
-
-def _verdict(ratio: float) -> str:
-    if abs(ratio - 1) < EQUAL_TIMES:
-        return "no difference that this run can tell"
-    return f"a step is {ratio:.2f} times as fast" if ratio > 1 else f"a step is {1 / ratio:.2f} times as slow"
-
-
-def smoothed_losses(steps: list[dict[str, Any]]) -> list[float]:
-    """Mean training loss of each step and those before it, `SMOOTHED_STEPS` in all."""
-    losses = [step["loss"] for step in steps]
-    return [fmean(losses[max(0, end - SMOOTHED_STEPS) : end]) for end in range(1, len(losses) + 1)]
-
-
-def _seconds_to(loss: float, arm: dict[str, Any]) -> float:
-    """Steps until the smoothed training loss is at most `loss`, in median steps at the slowest link."""
-    num_steps = next(step for step, value in enumerate(smoothed_losses(arm["steps"]), 1) if value <= loss)
-    return num_steps * float(arm["median_step_s"])
 
 
 def _notes(records: TrainingRecords, slowest: str) -> list[str]:
@@ -199,8 +140,7 @@ def _notes(records: TrainingRecords, slowest: str) -> list[str]:
         "what they still send; in hsdp-tagc and hsdp-quant no weights cross, but the result of each all-reduce is "
         "compressed a second time.",
         "One seed, and few steps: small differences of loss say nothing.",
-        "Loss over time, and the time to a loss, are measured losses and the median step time, not a clock over the "
-        "whole run.",
+        "Loss over time is made of measured losses and the median step time, not of a clock over the whole run.",
     ]
     if slowest == UNSHAPED:
         notes.append("No link was shaped: times say nothing about a slow network.")
@@ -219,18 +159,13 @@ def _disturbances(arms: dict[str, dict[str, Any]], load_before: float) -> list[s
 
 
 def print_report(report: dict[str, Any], console: Console) -> None:
-    """Print the tables, the headline and the notes."""
+    """Print the tables and the notes."""
     console.print(_time_table(report))
     console.print(_byte_table(report))
-    console.print(f"\n[bold]{report['headline']}[/bold]\n")
+    print_checks(check_report(report), console)
+    console.print()
     for note in report["notes"]:
         console.print(f"- {note}", highlight=False)
-
-
-def print_advice(report: dict[str, Any], console: Console) -> None:
-    """Print what to set, where ranks ran on the nodes that are there."""
-    if "advice" in report:
-        console.print(f"\n{report['advice']}", highlight=False, markup=False)
 
 
 def _time_table(report: dict[str, Any]) -> Table:
@@ -247,13 +182,11 @@ def _time_table(report: dict[str, Any]) -> Table:
 
 
 def _byte_table(report: dict[str, Any]) -> Table:
-    columns = ["link", "gather\n(of it)", "reduce\n(of it)", "formula", "link\nvs it", "payload\nvs it", "val\nloss"]
+    columns = ["link", "gather\n(of it)", "reduce\n(of it)", "val\nloss"]
     table = _table("MB a step that the nodes' links sent, summed over nodes", columns)
     for name, arm in report["arms"].items():
         parts = ["link_bytes_per_step", *(f"{phase}_link_bytes_per_step" for phase in COMMUNICATION_PHASES)]
-        formula = sum(arm[f"{phase}_formula_bytes_per_step"] for phase in COMMUNICATION_PHASES)
-        figures = [*(_megabytes(arm[part]) for part in parts), _megabytes(formula)]
-        table.add_row(name, *figures, _against_formula(arm), _payload_verdict(arm), f"{arm['val_loss']:.3f}")
+        table.add_row(name, *(_megabytes(arm[part]) for part in parts), f"{arm['val_loss']:.3f}")
     return table
 
 
@@ -263,22 +196,6 @@ def _table(title: str, columns: list[str]) -> Table:
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
-
-
-def _against_formula(arm: dict[str, Any]) -> str:
-    ratio = arm.get("interface_over_formula")
-    if ratio is None:
-        return "not counted"
-    text = f"{ratio - 1:+.1%}"
-    link_bytes = sum(arm[f"{phase}_link_bytes_per_step"] for phase in COMMUNICATION_PHASES)
-    return text if is_near(link_bytes, link_bytes / ratio) else f"[red]{text} (!)[/red]"
-
-
-def _payload_verdict(arm: dict[str, Any]) -> str:
-    equal = arm.get("payload_equals_formula")
-    if equal is None:
-        return "-"
-    return "equal" if equal else "[red]differs[/red]"
 
 
 def _megabytes(num_bytes: float) -> str:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -11,15 +11,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from isthmus.benchmarks.common.place import plain_backend
+from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES, PHASE_OF_KIND
 from isthmus.benchmarks.common.stage import Event, Stage, ignore
 from isthmus.benchmarks.here.stage import open_stage
 from isthmus.benchmarks.simulate import SILENCE_MARGIN_S, parse_link_rate
 from isthmus.benchmarks.training import worker
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.training.schedule import Segment, schedule, steps_per_arm, unlimited_link
-from isthmus.benchmarks.training.traffic import audited_collectives, audited_link_bytes, formula_bytes, formula_of_arm
-from isthmus.plan.volumes import Formula
 
 _SETUP_TIMEOUT_S = 180
 
@@ -81,7 +79,6 @@ class _Run:
         self._config = config
         self._stage = stage
         self._segments = segments
-        self._formulas: dict[str, Formula] = {}
         self.steps: dict[str, list[dict[str, Any]]] = {arm: [] for arm in config.arms}
 
     def setup(self) -> dict[str, Any]:
@@ -93,11 +90,7 @@ class _Run:
             "count_link": self._stage.counts_links,
             "num_steps": steps_per_arm(self._segments),
         }
-        model: dict[str, Any] = self._stage.world.request(command, _SETUP_TIMEOUT_S)[0]
-        backend, ranks_per_node = plain_backend(self._config.device), self._config.ranks_per_node
-        for arm in self._config.arms:
-            self._formulas[arm] = formula_of_arm(model["options"].get(arm), backend, ranks_per_node)
-        return model
+        return self._stage.world.request(command, _SETUP_TIMEOUT_S)[0]
 
     def train(self, console: Console) -> None:
         """Go through the schedule."""
@@ -134,17 +127,16 @@ class _Run:
             "audit": segment.kind == "audited",
         }
         answers = self._request(command, on_event)
-        formula = self._formulas[segment.arm]
         done = self.steps[segment.arm]
         for records in zip(*(answer["records"] for answer in answers), strict=True):
             head = {"step": len(done), "link": segment.link, "kind": segment.kind}
-            done.append(head | merge_ranks(records, formula))
+            done.append(head | merge_ranks(records))
 
     def _request(self, command: dict[str, Any], on_event: Callable[[Event], None] = ignore) -> list[dict[str, Any]]:
         return self._stage.world.request(command, self._config.timeout_s + SILENCE_MARGIN_S, on_event)
 
 
-def merge_ranks(records: tuple[dict[str, Any], ...], formula: Formula) -> dict[str, Any]:
+def merge_ranks(records: tuple[dict[str, Any], ...]) -> dict[str, Any]:
     """One record of a step from those of all ranks: the slowest rank's time, mean loss and phases, summed bytes."""
     counted = [record["link_sent_bytes"] for record in records if record["link_sent_bytes"] is not None]
     merged: dict[str, Any] = {
@@ -154,28 +146,35 @@ def merge_ranks(records: tuple[dict[str, Any], ...], formula: Formula) -> dict[s
         "link_sent_bytes": sum(counted) if counted else None,
     }
     if records[0]["isthmus"]:
-        merged["payload_bytes"] = _over_ranks(records, "payload_bytes", sum)
-        merged["isthmus_s"] = _over_ranks(records, "seconds", fmean)
-        merged["codec"] = _over_ranks(records, "codec", sum)
+        merged["payload_bytes"] = _sums_over_ranks(records, "payload_bytes")
         merged["calls"] = records[0]["isthmus"]["calls"]
-        merged["weights"] = _over_ranks(records, "weights", sum)
-    collectives = [record["collectives"] for record in records]
-    if collectives[0] is not None:
-        merged["collectives"] = audited_collectives(collectives)
-        merged["formula_bytes"] = formula_bytes(collectives, formula)
-        merged["counted_formula_bytes"] = formula_bytes(collectives, formula, counted_only=True)
-        for name in ("formula_bytes", "counted_formula_bytes"):  # no formula knows how far weights moved
-            merged[name]["all_gather"] += merged.get("weights", {}).get("packet_bytes", 0)
+        merged["weights"] = _sums_over_ranks(records, "weights")
+    if records[0]["collectives"] is not None:
+        merged["collectives"] = _audited_collectives([record["collectives"] for record in records])
         if counted:
-            merged["audited_link_bytes"] = audited_link_bytes(collectives)
+            merged["audited_link_bytes"] = dict.fromkeys(COMMUNICATION_PHASES, 0)
+            for call in merged["collectives"]:
+                merged["audited_link_bytes"][PHASE_OF_KIND[call["kind"]]] += call["link_sent_bytes"]
     return merged
 
 
-def _over_ranks(
-    records: tuple[dict[str, Any], ...], name: str, combine: Callable[[Iterable[float]], float]
-) -> dict[str, float]:
+def _sums_over_ranks(records: tuple[dict[str, Any], ...], name: str) -> dict[str, float]:
     counters = [record["isthmus"][name] for record in records]
-    return {key: combine(counter[key] for counter in counters) for key in counters[0]}
+    return {key: sum(counter[key] for counter in counters) for key in counters[0]}
+
+
+def _audited_collectives(collectives_by_rank: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The collectives of an audited step in order, with the bytes of all nodes' links (None: not counted).
+
+    All ranks issue the same ones, in groups of equal size: those within nodes, or along rails, at the same time.
+    """
+    merged = []
+    for calls in zip(*collectives_by_rank, strict=True):
+        counted = [call["link_sent_bytes"] for call in calls if call["link_sent_bytes"] is not None]
+        facts = {name: calls[0][name] for name in ("kind", "num_elements", "element_bytes")}
+        sent = {"link_sent_bytes": sum(counted) if counted else None}
+        merged.append(facts | {"num_ranks": len(calls[0]["ranks"])} | sent)
+    return merged
 
 
 def _progress(console: Console) -> Progress:

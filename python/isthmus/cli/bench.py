@@ -43,7 +43,7 @@ def training(
     from isthmus.benchmarks.here.stage import tells
     from isthmus.benchmarks.training.config import quick as quick_config
     from isthmus.benchmarks.training.figure import draw_report
-    from isthmus.benchmarks.training.report import build_report, print_advice, print_report
+    from isthmus.benchmarks.training.report import build_report, print_report
     from isthmus.benchmarks.training.run import run_training
 
     console = Console()
@@ -54,49 +54,46 @@ def training(
     draw_report(report, output / "report.png")
     print_report(report, console)
     console.print(f"\n{output / 'report.json'}  {output / 'report.png'}  ({report['seconds']:.0f} s)")
-    print_advice(report, console)
+    console.print(f"\n{report['advice']}", highlight=False, markup=False)
 
 
 @bench.command()
 @filled(ScalingConfig)
 def scaling(
     config: ScalingConfig,
-    output: Annotated[Path, typer.Option(help="Where scaling.json, scaling.png and each layout's report go.")] = Path(
+    output: Annotated[Path, typer.Option(help="Where scaling.json and each layout's report go.")] = Path(
         "bench-out/scaling"
     ),
 ) -> None:
     """Repeat the training benchmark at several numbers of nodes: bytes and seconds of a step. Resumable."""
     from isthmus.benchmarks.common.report import write_json
-    from isthmus.benchmarks.scaling.figure import draw_scaling
     from isthmus.benchmarks.scaling.run import print_scaling, run_scaling
 
     console = Console()
     report = run_scaling(config, output, console)
     write_json(report, output / "scaling.json")
-    draw_scaling(report, output / "scaling.png")
     print_scaling(report, console)
-    console.print(f"\n{output / 'scaling.json'}  {output / 'scaling.png'}")
+    console.print(f"\n{output / 'scaling.json'}")
 
 
 @bench.command()
 @filled(ConvergenceConfig)
 def convergence(
     config: ConvergenceConfig,
-    report_only: Annotated[bool, typer.Option("--report-only", help="Write the report of what has run.")] = False,
-    output: Annotated[Path, typer.Option(help="Where convergence.jsonl, convergence.md and figures/ are.")] = Path(
+    report_only: Annotated[bool, typer.Option("--report-only", help="Print the tables of what has run.")] = False,
+    output: Annotated[Path, typer.Option(help="Where convergence.jsonl is, with a line for each run.")] = Path(
         "bench-out/convergence"
     ),
 ) -> None:
     """Train with some codecs and compare validation losses over the bits that cross. Resumable."""
-    from isthmus.benchmarks.convergence.report import write_report
     from isthmus.benchmarks.convergence.results import read_results
     from isthmus.benchmarks.convergence.run import run_convergence
+    from isthmus.benchmarks.convergence.summary import print_summary
 
     console = Console()
     if not report_only:
         run_convergence(config, output, console)
-    report = write_report(read_results(output / "convergence.jsonl"), output)
-    console.print(f"\n{report}")
+    print_summary(read_results(output / "convergence.jsonl"), console)
 
 
 @bench.command()

@@ -17,6 +17,6 @@ def info(json: Annotated[bool, typer.Option("--json", help="Print JSON instead o
 
         found = collect()
         if json:
-            print(json_module.dumps({"schema": SCHEMA, **found.to_json()}, indent=2))
+            print(json_module.dumps({"schema": SCHEMA, **found}, indent=2))
         else:
             print_info(found, Console(width=WIDTH))

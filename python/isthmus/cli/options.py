@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -16,9 +16,8 @@ _SIMULATED = "only for simulated nodes; with --here nodes are the launcher's, an
 
 @dataclass(frozen=True)
 class _Parameter:
-    """An option of the command, and the field that it fills. part: the field that holds this one's dataclass, or ""."""
+    """An option of the command, and the field that it fills."""
 
-    part: str
     field: str
     option: Option
     kind: Any
@@ -51,11 +50,9 @@ class _Parameter:
         if self._show_default:
             kind, settings["show_default"] = kind | None, self._show_default
         else:
-            default = self.option.default_text or (",".join(map(str, self.default)) if self.is_tuple else self.default)
+            default = ",".join(map(str, self.default)) if self.is_tuple else self.default
         if self.option.is_file:
             settings |= {"exists": True, "dir_okay": False}
-        if self.option.min is not None:
-            settings["min"] = self.option.min
         names = [f"--{self.name}"] if kind is bool else []  # no --no-...
         annotation = Annotated[kind, typer.Option(*names, **settings)]
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -95,8 +92,8 @@ def filled(
                 else:
                     names = [each.name for each in parameters if each.option.only == "simulated"]
                     _refuse(_context, [*names, *simulated_only], _SIMULATED)
-                values = {(each.part, each.field): each.value_of(given.pop(each.name)) for each in parameters}
-                function(_fill(arguments, values), **given)
+                values = {each.field: each.value_of(given.pop(each.name)) for each in parameters}
+                function(arguments(**values), **given)
 
         context = inspect.Parameter("_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         everything = [context, *(each.for_typer() for each in parameters), *own]
@@ -119,27 +116,8 @@ def _refuse(context: typer.Context, names: Sequence[str], why: str) -> None:
 
 
 def _parameters(arguments: type) -> Iterator[_Parameter]:
-    for each, kind, settings in _fields(arguments):
-        if isinstance(settings, Option):
-            yield _Parameter("", each.name, settings, kind, each.default)
-        elif settings is not None:
-            inner = {own.name: (inner_kind, option) for own, inner_kind, option in _fields(kind)}
-            for name, option in settings.items():
-                inner_kind, own_option = inner[name]
-                yield _Parameter(each.name, name, option or own_option, inner_kind, getattr(each.default, name))
-
-
-def _fields(arguments: type) -> Iterator[tuple[Field[Any], Any, Any]]:
     kinds = get_type_hints(arguments)
     for each in fields(arguments):
-        yield each, kinds[each.name], each.metadata.get(METADATA)
-
-
-def _fill(arguments: type, values: dict[tuple[str, str], Any]) -> Any:
-    given: dict[str, Any] = {name: value for (part, name), value in values.items() if not part}
-    for each in fields(arguments):
-        inner = {name: value for (part, name), value in values.items() if part == each.name}
-        if inner:
-            default: Any = each.default
-            given[each.name] = replace(default, **inner)
-    return arguments(**given)
+        option = each.metadata.get(METADATA)
+        if option is not None:
+            yield _Parameter(each.name, option, kinds[each.name], each.default)

@@ -29,7 +29,7 @@ def watch(
                 is_empty = True
                 print(f"{file}: no step yet; isthmus.log_to writes every 100th, or as its every= says", file=sys.stderr)
             for record in records if once else records[-1:]:
-                clock = time.strftime("%H:%M:%S", time.localtime(record.time_s))
+                clock = time.strftime("%H:%M:%S", time.localtime(record["time_s"]))
                 print(row(record, shown, clock), flush=True)
                 shown = record
             if once:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from isthmus.plan.ranges import check_range
 
@@ -19,8 +19,6 @@ _FLOPS_PER_PARAMETER = 6
 FORWARD_SHARE = 1 / 3
 #: Of FSDP2's reduce-scatters, as `isthmus.prepare` sets them on torch 2.13 and later. torch's own default is 1.
 INPUT_BUFFERS = 2
-#: When micro-batches are reduced.
-REDUCES = ("each", "last")
 
 
 def parse_speed_gbit_s(text: str, what: str) -> float:
@@ -58,10 +56,6 @@ class CodecSpeed:
     encode_gb_s: float
     decode_gb_s: float
 
-    def __post_init__(self) -> None:
-        check_range("encode_gb_s", self.encode_gb_s, SLOWEST_CODEC_GB_S, FASTEST_CODEC_GB_S)
-        check_range("decode_gb_s", self.decode_gb_s, SLOWEST_CODEC_GB_S, FASTEST_CODEC_GB_S)
-
     def scaled(self, factor: float) -> "CodecSpeed":
         """The speed times a factor."""
         return CodecSpeed(self.encode_gb_s * factor, self.decode_gb_s * factor)
@@ -85,11 +79,10 @@ class CodecSpeeds:
 
 #: What has the speed that is given for a codec: those that lose something, and weights that cross as differences.
 _CODECS = ("tagc", "quant", "delta")
-#: docs/tagc.md and docs/quant.md, "On CPU": 64 MiB of float32 on one core with AVX2. tagc by ratio of the sketch,
-#: quant with 4 rotated bits.
-_MEASURED_CPU_TAGC = {2.0: CodecSpeed(0.83, 0.89), 4.0: CodecSpeed(1.25, 1.29), 10.0: CodecSpeed(2.37, 4.00)}
+#: docs/tagc.md and docs/quant.md, "On CPU": 64 MiB of float32 on one core with AVX2. tagc at 10x, quant with 4 bits.
 _MEASURED_CPU = {
     "none": CodecSpeed(4.51, 4.78),
+    "tagc": CodecSpeed(2.37, 4.00),
     "quant": CodecSpeed(4.32, 5.99),
     # docs/weights.md, "Speed": of bfloat16, and so twice as many bytes of float32.
     "delta": CodecSpeed(1.1, 1.7),
@@ -98,18 +91,18 @@ _ASSUMED_GPU = CodecSpeed(100.0, 100.0)
 _ASSUMED_GPU_NONE = CodecSpeed(1000.0, 1000.0)
 
 
-def codec_speeds(text: str, ratio: float) -> CodecSpeeds:
+def codec_speeds(text: str) -> CodecSpeeds:
     """What "cpu", "gpu", "100" or "100/150" (encode/decode, GB/s) means. ValueError names the text."""
     if text == "cpu":
-        level = max((known for known in _MEASURED_CPU_TAGC if known <= ratio), default=min(_MEASURED_CPU_TAGC))
         documents = "docs/tagc.md, docs/quant.md"
-        source = f"benchmark of the codecs on one CPU core with AVX2 ({documents}), tagc at {level:g}x"
-        return CodecSpeeds({**_MEASURED_CPU, "tagc": _MEASURED_CPU_TAGC[level]}, source)
+        return CodecSpeeds(_MEASURED_CPU, f"benchmark of the codecs on one CPU core with AVX2 ({documents})")
     if text == "gpu":
         return _alike(_ASSUMED_GPU, "assumed for a GPU; no codec was ever timed on one")
     encode, _, decode = text.partition("/")
     try:
         given = CodecSpeed(float(encode), float(decode or encode))
+        for name, value in asdict(given).items():
+            check_range(name, value, SLOWEST_CODEC_GB_S, FASTEST_CODEC_GB_S)
     except ValueError as error:
         raise ValueError(f"codec speed '{text}': expected cpu, gpu, or GB/s as 100 or 100/150 ({error})") from error
     return _alike(given, "given; none: assumed for a GPU")
@@ -153,21 +146,3 @@ def compute_of_tokens(num_parameters: int, tokens: float, peak_tflops: float, mf
     seconds = _FLOPS_PER_PARAMETER * num_parameters * tokens / (peak_tflops * 1e12 * mfu)
     source = f"6 x {num_parameters:,} parameters x {tokens:,g} tokens a rank / ({peak_tflops:g} TFLOP/s x {mfu:.0%})"
     return Compute(seconds, source)
-
-
-@dataclass(frozen=True)
-class Accumulation:
-    """Passes (micro-batches) in one step. reduce: after each of them ("each"), or after the last one alone ("last")."""
-
-    passes: int = 1
-    reduce: str = "each"
-
-    def __post_init__(self) -> None:
-        check_range("accumulation", self.passes, 1, 65536)
-        if self.reduce not in REDUCES:
-            raise ValueError(f"reduce '{self.reduce}': expected {' or '.join(REDUCES)}")
-
-    @property
-    def num_reductions(self) -> int:
-        """How often gradients are reduced in a step."""
-        return self.passes if self.reduce == "each" else 1

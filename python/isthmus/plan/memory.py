@@ -7,15 +7,13 @@ from isthmus.plan.packets import WireOptions, packet_bytes, piece_bytes, sketch_
 from isthmus.plan.placement import (
     Cluster,
     ElementBytes,
-    Operation,
-    Phase,
     Placement,
     Placements,
     Scope,
     operations_of,
 )
 from isthmus.plan.units import Unit
-from isthmus.plan.volumes import Collective, Kind, count_nodes
+from isthmus.plan.volumes import Collective, Formula, IsthmusFormula, Kind
 
 _FLOAT_BYTES = 4
 #: FSDP2 holds the weights of the unit that computes and of the one that is gathered beside it.
@@ -49,7 +47,7 @@ class Memory:
 
 def memory_of(
     placed_units: Sequence[tuple[Unit, Placements]],
-    wire: WireOptions | None,
+    formula: Formula,
     cluster: Cluster,
     element_bytes: ElementBytes,
     num_unreduced: int,
@@ -59,41 +57,39 @@ def memory_of(
     num_unreduced: units whose whole gradients are held at once.
     """
 
-    def at_rest(name: str, num_bytes: int) -> int:
-        return sum(_part_elements(unit, getattr(p, name), cluster) for unit, p in placed_units) * num_bytes
+    def at_rest(num_bytes: int) -> int:
+        return sum(_part_elements(unit, p.parameters, cluster) for unit, p in placed_units) * num_bytes
 
     operations = [op for unit, p in placed_units for op in operations_of(unit, p, cluster, element_bytes)]
-    calls = [op.on(0, cluster) for op in operations]
+    residuals, replicas, scratch = 0, 0, 0
+    if isinstance(formula, IsthmusFormula):
+        calls = [op.on(0, cluster) for op in operations]
+        residuals = sum(residual_bytes(formula, call) for call in calls)
+        replicas = sum(_replica_bytes(formula, call) for call in calls)
+        scratch = max((scratch_bytes(formula, call) for call in calls), default=0)
     return Memory(
-        parameters=at_rest("parameters", element_bytes.stored),
-        gradients=at_rest("gradients", element_bytes.stored),
-        optimizer=at_rest("optimizer", _OPTIMIZER_BYTES),
+        parameters=at_rest(element_bytes.stored),
+        gradients=at_rest(element_bytes.stored),
+        optimizer=at_rest(_OPTIMIZER_BYTES),
         gathered=_gathered(placed_units, cluster, element_bytes),
         unreduced=_unreduced(placed_units, num_unreduced, element_bytes),
-        residuals=0 if wire is None else sum(residual_bytes(wire, call, _nodes(call, cluster)) for call in calls),
-        replicas=0 if wire is None else _replica_bytes(wire, operations, cluster),
-        scratch=0 if wire is None else max((scratch_bytes(wire, c, _nodes(c, cluster)) for c in calls), default=0),
+        residuals=residuals,
+        replicas=replicas,
+        scratch=scratch,
     )
 
 
-def _replica_bytes(wire: WireOptions, operations: Sequence[Operation], cluster: Cluster) -> int:
-    """The shards of the rail of each unit that is gathered over nodes, once, however often it is."""
-    calls = [operation.on(0, cluster) for operation in operations if operation.phase is Phase.FORWARD]
-    return sum(
-        _nodes(call, cluster) * call.chunk_elements * call.element_bytes
-        for call in calls
-        if sends_differences(wire, call, _nodes(call, cluster))
-    )
+def residual_bytes(formula: IsthmusFormula, call: Collective) -> int:
+    """What a reduction keeps for the next steps: of all that it encodes (docs/checkpoints.md, "Memory")."""
+    wire = formula.options
+    coded = [hop.encoded_elements for hop in formula(call, call.ranks[0]) if hop.codec == wire.codec]
+    return sum(coded) * _FLOAT_BYTES if wire.keeps_residual else 0
 
 
-def sends_differences(wire: WireOptions, call: Collective, num_nodes: int) -> bool:
-    """Whether a gather sends what changed alone."""
-    is_large = call.num_elements >= wire.min_elements
-    return wire.weights == "delta" and call.kind is Kind.ALL_GATHER and num_nodes > 1 and is_large
-
-
-def _nodes(call: Collective, cluster: Cluster) -> int:
-    return count_nodes(call.ranks, cluster.ranks_per_node)
+def _replica_bytes(formula: IsthmusFormula, call: Collective) -> int:
+    """The shards of the rail of a unit that is gathered over nodes, once, however often it is."""
+    rail_bytes = formula.num_nodes(call) * call.chunk_elements * call.element_bytes
+    return rail_bytes if formula.sends_differences(call) and not call.is_repeated else 0
 
 
 def _part_elements(unit: Unit, placement: Placement, cluster: Cluster) -> int:
@@ -120,42 +116,26 @@ def _gathered(placed_units: Sequence[tuple[Unit, Placements]], cluster: Cluster,
 
 
 def _unreduced(placed_units: Sequence[tuple[Unit, Placements]], at_once: int, element_bytes: ElementBytes) -> int:
-    sizes = sorted(unit.num_parameters for unit, p in placed_units if p.gradients is not Placement.REPLICATED)
+    sizes = sorted(unit.num_parameters for unit, p in placed_units if p.parameters is not Placement.REPLICATED)
     return sum(sizes[-at_once:]) * element_bytes.reduced
 
 
-def is_lossy(wire: WireOptions, call: Collective, num_nodes: int) -> bool:
-    """Whether a collective goes through a lossy codec."""
-    if call.kind is Kind.ALL_GATHER or num_nodes == 1 or wire.codec == "none":
-        return False
-    return call.num_elements >= wire.min_elements and not (wire.tiers == "flat" and call.kind is Kind.ALL_REDUCE)
-
-
-def residual_bytes(wire: WireOptions, call: Collective, num_nodes: int) -> int:
-    """Return the bytes that a reduction keeps for the next steps (docs/checkpoints.md, "Memory")."""
-    if not (is_lossy(wire, call, num_nodes) and wire.keeps_residual):
-        return 0
-    chunk = call.chunk_elements
-    pieces = call.num_elements if wire.tiers == "flat" else (num_nodes - 1) * chunk
-    result = chunk if call.kind is Kind.ALL_REDUCE else 0
-    return (pieces + result) * _FLOAT_BYTES
-
-
-def scratch_bytes(wire: WireOptions, call: Collective, num_nodes: int) -> int:
+def scratch_bytes(formula: IsthmusFormula, call: Collective) -> int:
     """Return the scratch bytes of a collective on Isthmus, ranks placed in blocks (docs/algorithms.md, "Memory").
 
     All collectives share a slab, which grows by pieces and so may exceed the largest need.
     """
+    wire, num_nodes = formula.options, formula.num_nodes(call)
     num_ranks, chunk, wide = len(call.ranks), call.chunk_elements, max(call.element_bytes, _FLOAT_BYTES)
     if num_nodes == 1:
         return 0
-    if sends_differences(wire, call, num_nodes):
+    if formula.sends_differences(call):
         packet = weights_packet_bytes(chunk, call.element_bytes, wire)
         return chunk * call.element_bytes + (num_nodes - 1) * packet
     if call.kind is Kind.ALL_GATHER:
         return num_nodes * chunk * call.element_bytes if num_ranks > num_nodes else 0
-    lossy = is_lossy(wire, call, num_nodes)
-    codec = wire.codec if lossy else "none"
+    codec = formula.codec_of(call)
+    lossy = codec != "none"
     packet = packet_bytes(chunk, call.element_bytes, codec, wire)
     narrow = call.element_bytes < wide
     if wire.tiers == "flat":

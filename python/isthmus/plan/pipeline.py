@@ -1,4 +1,4 @@
-"""A step in time: passes of FSDP2 over the units, with its prefetching, or one operation at a time.
+"""A step in time: the passes of FSDP2 over the units, with its prefetching.
 
 docs/plan.md states the model. Every resource serves its work in a fixed order, that of FSDP2's calls, whatever the
 durations. So a shorter duration anywhere never makes a step longer.
@@ -16,24 +16,14 @@ Path = tuple[Stage, ...]
 
 @dataclass(frozen=True)
 class UnitWork:
-    """What a pass does for one unit: its collectives, and its share of the compute. updates: once, after the step.
-
-    further_gathers: those of the forward passes of all micro-batches but the first.
-    """
+    """What a step does for one unit: its collectives, and its share of the compute."""
 
     forward_gathers: tuple[Path, ...]
-    further_gathers: tuple[Path, ...]
     backward_gathers: tuple[Path, ...]
     reduce_scatters: tuple[Path, ...]
     all_reduces: tuple[Path, ...]
-    updates: tuple[Path, ...]
     compute_share: float
     is_root: bool
-
-
-def serial_s(paths: Iterable[Path]) -> float:
-    """Seconds of collectives one after the other."""
-    return sum(stage.seconds for path in paths for stage in path)
 
 
 @dataclass
@@ -63,34 +53,23 @@ class Pipeline:
     units: Sequence[UnitWork]
     input_buffers: int | None
 
-    def step_s(self, compute_s: float, passes: int, num_reductions: int) -> float:
-        """Seconds of a step. A pass ends before the next one begins, so all that do the same are alike."""
-        share_s = compute_s / passes
-        first_s = self.pass_s(share_s, reduces=num_reductions == passes)
-        reducing_s = self.pass_s(share_s, reduces=True, is_first=False) if passes > 1 else 0.0
-        other_s = self.pass_s(share_s, reduces=False, is_first=False) if num_reductions < passes else 0.0
-        num_reducing = num_reductions - (num_reductions == passes)
-        updates_s = serial_s(path for unit in self.units for path in unit.updates)
-        return first_s + num_reducing * reducing_s + (passes - 1 - num_reducing) * other_s + updates_s
-
-    def pass_s(self, compute_s: float, reduces: bool, is_first: bool = True) -> float:
+    def step_s(self, compute_s: float) -> float:
         """Seconds of one forward and one backward pass."""
         clock = _Clock()
-        forward_s = self._forward(clock, compute_s * FORWARD_SHARE, is_first)
-        return self._backward(clock, forward_s, compute_s * (1 - FORWARD_SHARE), reduces)
+        forward_s = self._forward(clock, compute_s * FORWARD_SHARE)
+        return self._backward(clock, forward_s, compute_s * (1 - FORWARD_SHARE))
 
-    def _forward(self, clock: _Clock, compute_s: float, is_first: bool) -> float:
+    def _forward(self, clock: _Clock, compute_s: float) -> float:
         """Each gather runs beside the computation of the two units before; the root computes last (the head)."""
         gathered_s = computed_s = 0.0
         starts_s = [0.0, 0.0]
         for unit in self.units:
-            gathers = unit.forward_gathers if is_first else unit.further_gathers
-            gathered_s = clock.run(gathers, max(gathered_s, starts_s[-2]))
+            gathered_s = clock.run(unit.forward_gathers, max(gathered_s, starts_s[-2]))
             starts_s.append(max(gathered_s, computed_s))
             computed_s = starts_s[-1] + (0.0 if unit.is_root else unit.compute_share * compute_s)
         return computed_s + sum(unit.compute_share * compute_s for unit in self.units if unit.is_root)
 
-    def _backward(self, clock: _Clock, start_s: float, compute_s: float, reduces: bool) -> float:
+    def _backward(self, clock: _Clock, start_s: float, compute_s: float) -> float:
         """From the last unit to the first, the root's head before them; the root's gradients are reduced last."""
         roots = [unit for unit in self.units if unit.is_root]
         others = [unit for unit in reversed(self.units) if not unit.is_root]
@@ -103,9 +82,9 @@ class Pipeline:
             if following is not None:  # prefetched beside the computation of this one
                 gathered_s = clock.run(following.backward_gathers, max(gathered_s, begun_s))
             computed_s = begun_s + unit.compute_share * compute_s
-            if reduces and not unit.is_root:
+            if not unit.is_root:
                 computed_s = reductions.begin(unit, computed_s)
-        for unit in roots if reduces else ():
+        for unit in roots:
             computed_s = reductions.begin(unit, computed_s)
         return max(computed_s, reductions.ended_s)
 

@@ -1,14 +1,13 @@
 """The collectives of a step, from the placement of its tensors.
 
 A rank computes with whole parameters, and its own gradient is one term of a sum. So each unit must be *gathered* where
-its parameters are sharded, its gradients *reduced* to where they are placed, and the changed parameters gathered again
-where they are sharded over fewer ranks than the optimizer's states.
+its parameters are sharded, and its gradients *reduced* to where they are placed, which is where the parameters are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -29,11 +28,6 @@ class Placement(StrEnum):
     NODE_SHARDED = "sharded in the node"
     SHARDED = "sharded"
 
-    @property
-    def thinness(self) -> int:
-        """Grows with the number of parts."""
-        return (Placement.REPLICATED, Placement.NODE_SHARDED, Placement.SHARDED).index(self)
-
 
 class Scope(StrEnum):
     """Which ranks take part: all; those of one node, on every node at once; those of one rail, on every rail."""
@@ -49,7 +43,6 @@ class Phase(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     REDUCTION = "reduction"
-    AFTER_STEP = "after the step"
 
 
 @dataclass(frozen=True)
@@ -97,42 +90,24 @@ class Operation:
         ranks, is_repeated = cluster.ranks(self.scope, rank), self.phase is Phase.BACKWARD
         return Collective(self.kind, ranks, self.num_elements, self.element_bytes, is_repeated)
 
-    @property
-    def repeated(self) -> Operation:
-        """The same of a further micro-batch, which gathers what the first one gathered."""
-        return replace(self, phase=Phase.BACKWARD) if self.phase is Phase.FORWARD else self
-
 
 @dataclass(frozen=True)
 class Placements:
-    """How a step's tensors are placed. ValueError: no collectives produce this combination.
+    """How a step's tensors are placed.
 
-    parameters: between steps. kept: between the forward and the backward pass, possibly over fewer ranks. gradients:
-    after the reduction. optimizer: its states, and with them the parameters that it changes.
+    parameters: between steps, and with them their gradients and the optimizer's states. kept: the parameters between
+    the forward and the backward pass, possibly over fewer ranks.
     """
 
     parameters: Placement
     kept: Placement
-    gradients: Placement
-    optimizer: Placement
-
-    def __post_init__(self) -> None:
-        self._check_not_thinner("kept", "parameters")
-        self._check_not_thinner("parameters", "optimizer")
-        self._check_not_thinner("gradients", "optimizer")
-
-    def _check_not_thinner(self, name: str, other: str) -> None:
-        own, bound = getattr(self, name), getattr(self, other)
-        if own.thinness > bound.thinness:
-            raise ValueError(f"{name} '{own}': expected no thinner than {other}, '{bound}'")
 
 
-FSDP = Placements(Placement.SHARDED, Placement.SHARDED, Placement.SHARDED, Placement.SHARDED)
+FSDP = Placements(Placement.SHARDED, Placement.SHARDED)
 #: FSDP2's reshard_after_forward=L.
-FSDP_NODE = Placements(Placement.SHARDED, Placement.NODE_SHARDED, Placement.SHARDED, Placement.SHARDED)
-HSDP = Placements(Placement.NODE_SHARDED, Placement.NODE_SHARDED, Placement.NODE_SHARDED, Placement.NODE_SHARDED)
-DDP = Placements(Placement.REPLICATED, Placement.REPLICATED, Placement.REPLICATED, Placement.REPLICATED)
-ZERO1 = Placements(Placement.REPLICATED, Placement.REPLICATED, Placement.SHARDED, Placement.SHARDED)
+FSDP_NODE = Placements(Placement.SHARDED, Placement.NODE_SHARDED)
+HSDP = Placements(Placement.NODE_SHARDED, Placement.NODE_SHARDED)
+DDP = Placements(Placement.REPLICATED, Placement.REPLICATED)
 
 
 #: The bytes of an element, by the names that `isthmus plan` takes.
@@ -156,61 +131,29 @@ class ElementBytes:
         return cls(BYTES_OF[gathered], BYTES_OF[reduced])
 
 
+_SCOPE_OF = {Placement.NODE_SHARDED: Scope.NODE, Placement.SHARDED: Scope.WORLD}
+
+
 def operations_of(
     unit: Unit, placements: Placements, cluster: Cluster, element_bytes: ElementBytes
 ) -> tuple[Operation, ...]:
     """The collectives of one unit in a step of one forward and one backward pass; those of one rank are left out."""
-    derived = _Derivation(unit, placements, cluster, element_bytes)
-    operations = (*derived.gathers(), *derived.reductions(), *derived.updates())
+    operations = _operations(unit, placements, cluster, element_bytes)
     return tuple(operation for operation in operations if cluster.size(operation.scope) > 1)
 
 
-_SCOPE_OF = {Placement.NODE_SHARDED: Scope.NODE, Placement.SHARDED: Scope.WORLD}
-
-
-@dataclass(frozen=True)
-class _Derivation:
-    unit: Unit
-    placements: Placements
-    cluster: Cluster
-    element_bytes: ElementBytes
-
-    def _num_shards(self, placement: Placement) -> int:
-        return 1 if placement is Placement.REPLICATED else self.cluster.size(_SCOPE_OF[placement])
-
-    def _gather(self, phase: Phase, placement: Placement) -> Iterator[Operation]:
-        """Whole parameters on every rank. What is kept in the node is a part of the whole, padding included."""
-        if placement is not Placement.REPLICATED:
-            num_elements = self.unit.padded_elements(self._num_shards(self.placements.parameters))
-            yield Operation(phase, Kind.ALL_GATHER, _SCOPE_OF[placement], num_elements, self.element_bytes.gathered)
-
-    def gathers(self) -> Iterator[Operation]:
-        """Before the unit's forward pass, and before its backward pass."""
-        yield from self._gather(Phase.FORWARD, self.placements.parameters)
-        yield from self._gather(Phase.BACKWARD, self.placements.kept)
-
-    def reductions(self) -> Iterator[Operation]:
-        """The sum over all ranks, left where gradients are placed."""
-        placement, num_bytes = self.placements.gradients, self.element_bytes.reduced
-        if placement is Placement.REPLICATED:
-            yield Operation(Phase.REDUCTION, Kind.ALL_REDUCE, Scope.WORLD, self.unit.num_parameters, num_bytes)
-            return
-        num_shards = self._num_shards(placement)
-        num_elements = self.unit.padded_elements(num_shards)
-        yield Operation(Phase.REDUCTION, Kind.REDUCE_SCATTER, _SCOPE_OF[placement], num_elements, num_bytes)
-        if placement is Placement.NODE_SHARDED:
-            shard_elements = num_elements // num_shards
-            yield Operation(Phase.REDUCTION, Kind.ALL_REDUCE, Scope.RAIL, shard_elements, num_bytes)
-
-    def updates(self) -> Iterator[Operation]:
-        """The changed parameters, gathered to where parameters are placed."""
-        target, source = self.placements.parameters, self.placements.optimizer
-        if target is source:
-            return
-        if target is Placement.NODE_SHARDED:  # from all ranks: along the rails
-            num_elements = self.unit.padded_elements(self._num_shards(source)) // self.cluster.ranks_per_node
-            scope = Scope.RAIL
-        else:
-            num_elements = self.unit.padded_elements(self._num_shards(source))
-            scope = _SCOPE_OF[source]
-        yield Operation(Phase.AFTER_STEP, Kind.ALL_GATHER, scope, num_elements, self.element_bytes.gathered)
+def _operations(
+    unit: Unit, placements: Placements, cluster: Cluster, element_bytes: ElementBytes
+) -> Iterator[Operation]:
+    gathered, reduced = element_bytes.gathered, element_bytes.reduced
+    if placements.parameters is Placement.REPLICATED:
+        yield Operation(Phase.REDUCTION, Kind.ALL_REDUCE, Scope.WORLD, unit.num_parameters, reduced)
+        return
+    scope = _SCOPE_OF[placements.parameters]
+    num_elements = unit.padded_elements(cluster.size(scope))
+    yield Operation(Phase.FORWARD, Kind.ALL_GATHER, scope, num_elements, gathered)
+    if placements.kept is not Placement.REPLICATED:  # what is kept in the node is a part of the whole, padding included
+        yield Operation(Phase.BACKWARD, Kind.ALL_GATHER, _SCOPE_OF[placements.kept], num_elements, gathered)
+    yield Operation(Phase.REDUCTION, Kind.REDUCE_SCATTER, scope, num_elements, reduced)
+    if scope is Scope.NODE:
+        yield Operation(Phase.REDUCTION, Kind.ALL_REDUCE, Scope.RAIL, num_elements // cluster.ranks_per_node, reduced)

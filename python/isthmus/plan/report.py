@@ -4,31 +4,16 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-from isthmus.plan.placement import Phase, Placement
 from isthmus.plan.scan import EQUAL_SHARE, Comparison, link_speeds
 from isthmus.plan.step import Setting, StepPlan, StepTime
-from isthmus.plan.strategies import DEFAULT_STRATEGIES, STRATEGIES, Strategy
+from isthmus.plan.strategies import Strategy
 
-SCHEMA = 2
-
-FIELDS = {
-    "sources": "where each figure of cluster and links comes from",
-    "node_bytes": "payload that leaves each node in a step, by phase, from placement alone",
-    "phases": "seconds of a phase if nothing ran beside it: transfers between and within nodes, codec, latency",
-    "serial_s": "a step in which nothing runs beside anything else, as on CPU",
-    "step_s": "a step as FSDP2 overlaps it (docs/plan.md)",
-    "exposed_s": "step_s less compute",
-    "memory": "bytes of a rank without activations",
-    "crossovers": "speeds of the link between nodes at which another strategy is to be preferred, 1 to 800 Gbit/s",
-    "scan": "step_s of each strategy over link speeds",
-}
+SCHEMA = 3
 
 
 def build_report(comparison: Comparison, setting: Setting) -> dict[str, Any]:
     """Everything about a comparison."""
     times = {plan.strategy.name: comparison.time(plan) for plan in comparison.plans}
-    speeds = link_speeds()
-    scan = {plan.strategy.name: [comparison.time(plan, speed).step_s for speed in speeds] for plan in comparison.plans}
     model = setting.model
     return {
         "schema": SCHEMA,
@@ -39,8 +24,6 @@ def build_report(comparison: Comparison, setting: Setting) -> dict[str, Any]:
         "codec_speeds": asdict(comparison.codecs),
         "compute": asdict(comparison.compute),
         "element_bytes": asdict(setting.element_bytes),
-        "resharding": setting.resharding,
-        "accumulation": asdict(setting.accumulation),
         "input_buffers": setting.input_buffers,
         "plain_backend": backend_name(setting),
         "memory_limit_bytes": comparison.memory_bytes,
@@ -51,8 +34,6 @@ def build_report(comparison: Comparison, setting: Setting) -> dict[str, Any]:
         "crossovers": [asdict(crossover) for crossover in comparison.crossovers],
         "verdict": verdict(comparison),
         "notes": notes(comparison, setting),
-        "fields": FIELDS,
-        "scan": {"inter_gbit_s": speeds, "step_s": scan},
     }
 
 
@@ -71,7 +52,7 @@ def _strategy(comparison: Comparison, plan: StepPlan, time: StepTime) -> dict[st
         "node_bytes_per_step": sum(plan.node_bytes.values()),
         "memory": asdict(plan.memory) | {"total": plan.memory.total},
         "fits": comparison.fits(plan),
-        "phases": {str(phase): asdict(seconds) for phase, seconds in time.phases.items()},
+        "phases": {str(phase): seconds for phase, seconds in time.phases.items()},
         "serial_s": time.serial_s,
         "step_s": time.step_s,
         "exposed_s": time.exposed_s,
@@ -85,7 +66,6 @@ def verdict(comparison: Comparison) -> list[str]:
         return [f"Nothing fits into {_gb(comparison.memory_bytes or 0)} a rank, activations apart."]
     where = f"{comparison.links.inter_gbit_s:g} Gbit/s"
     sentences = [_against_plain(comparison, winner, where)]
-    sentences += _same_layout(comparison, winner)
     sentences += _codec_room(comparison, winner)
     sentences.append(_over_speeds(comparison))
     if winner.strategy.is_compressed:
@@ -95,15 +75,9 @@ def verdict(comparison: Comparison) -> list[str]:
     return sentences
 
 
-def _best(comparison: Comparison, kind: str, like: Strategy | None = None) -> StepPlan | None:
-    """The best candidate of a kind ("plain", "exact", "compressed"), among those that place parameters like another."""
-    chosen = [
-        plan
-        for plan in comparison.candidates
-        if _kind(plan.strategy) == kind
-        and (like is None or plan.strategy.placements.parameters is like.placements.parameters)
-    ]
-    return comparison.preferred(chosen)
+def _best(comparison: Comparison, kind: str) -> StepPlan | None:
+    """The best candidate of a kind: "plain", "exact", "compressed"."""
+    return comparison.preferred([plan for plan in comparison.candidates if _kind(plan.strategy) == kind])
 
 
 def _kind(strategy: Strategy) -> str:
@@ -130,26 +104,6 @@ def _against_plain(comparison: Comparison, winner: StepPlan, where: str) -> str:
         f"At {where} {name} is best: {_seconds(step_s)} a step against {_seconds(plain_s)} of {plain.strategy.name}, "
         f"the best plain one: {plain_s / step_s:.2f} times as fast."
     )
-
-
-def _same_layout(comparison: Comparison, winner: StepPlan) -> list[str]:
-    """What Isthmus changes where tensors are sharded over all ranks: the winner may win by its layout alone."""
-    sentences = []
-    sharded = next((plan.strategy for plan in comparison.candidates if _is_sharded(plan.strategy)), None)
-    if sharded is not None and not _is_sharded(winner.strategy):
-        plain, compressed = _best(comparison, "plain", sharded), _best(comparison, "compressed", sharded)
-        if plain is not None and compressed is not None:
-            plain_s, compressed_s = comparison.time(plain).step_s, comparison.time(compressed).step_s
-            sentences.append(
-                f"Where everything is cut over all ranks, {compressed.strategy.name} takes {_seconds(compressed_s)}, "
-                f"{plain.strategy.name} {_seconds(plain_s)}. {winner.strategy.name} needs "
-                f"{_gb(winner.memory.total)} a rank, {compressed.strategy.name} {_gb(compressed.memory.total)}."
-            )
-    return sentences
-
-
-def _is_sharded(strategy: Strategy) -> bool:
-    return strategy.placements.parameters is Placement.SHARDED
 
 
 def _codec_room(comparison: Comparison, winner: StepPlan) -> list[str]:
@@ -201,10 +155,6 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
             "Weights as differences are built for GPUs, and none has run them; there up to a quarter more bytes, since "
             "packets get room beforehand."
         )
-    shown = {plan.strategy.name for plan in comparison.plans}
-    if shown == set(DEFAULT_STRATEGIES):
-        others = ", ".join(name for name in STRATEGIES if name not in shown)
-        found.append(f"Not shown, and not among what is best: {others}. --strategies takes them.")
     if setting.cluster.nodes == 1:
         found.append("One node: nothing crosses, and Isthmus does what the ordinary backend does.")
     return found
@@ -212,23 +162,11 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
 
 def _origins(comparison: Comparison, setting: Setting) -> list[str]:
     """The figures of cluster and links, a sentence for each of their sources."""
-    cluster, links = setting.cluster, comparison.links
-    shown = {
-        "nodes": f"{cluster.nodes} nodes" if cluster.nodes != 1 else "1 node",
-        "ranks_per_node": f"{cluster.ranks_per_node} ranks a node",
-        "inter_gbit_s": f"a node sends {links.inter_gbit_s:g} Gbit/s to others",
-        "intra_gbit_s": f"a rank sends {links.intra_gbit_s:g} Gbit/s within its node",
-        "inter_latency_us": f"a round of messages between nodes costs {links.inter_latency_us:g} us more",
-        "intra_latency_us": f"one within a node {links.intra_latency_us:g} us more",
-    }
-    if cluster.nodes == 1:
-        shown.pop("inter_gbit_s"), shown.pop("inter_latency_us")
-    if cluster.ranks_per_node == 1:
-        shown.pop("intra_gbit_s"), shown.pop("intra_latency_us")
+    values = asdict(setting.cluster) | asdict(comparison.links)
     by_source: dict[str, list[str]] = {}
-    for name, text in shown.items():
-        by_source.setdefault(comparison.sources.get(name, "given"), []).append(text)
-    return [f"{source[:1].upper()}{source[1:]}: {', '.join(texts)}." for source, texts in by_source.items()]
+    for name, source in comparison.sources.items():
+        by_source.setdefault(source, []).append(f"{name} {values[name]:g}")
+    return [f"{source[:1].upper()}{source[1:]}: {', '.join(found)}." for source, found in by_source.items()]
 
 
 def _seconds(seconds: float) -> str:
@@ -237,8 +175,3 @@ def _seconds(seconds: float) -> str:
 
 def _gb(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.3g} GB"
-
-
-def phase_bytes(plan: StepPlan, *phases: Phase) -> int:
-    """Bytes that leave each node in these phases of a step."""
-    return sum(plan.node_bytes[phase] for phase in phases)

@@ -5,14 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from isthmus.plan.assumptions import (
-    FASTEST_CODEC_GB_S,
-    SLOWEST_CODEC_GB_S,
-    CodecSpeed,
-    CodecSpeeds,
-    Compute,
-    Links,
-)
+from isthmus.plan.assumptions import CodecSpeeds, Compute, Links
 from isthmus.plan.step import StepPlan, StepTime
 from isthmus.plan.strategies import Strategy
 
@@ -123,21 +116,13 @@ class Comparison:
                 codecs = codecs.with_scaled("delta", factor)
             return plan.time(self.links, codecs, self.compute).step_s < other_s
 
-        low, high = _possible_factors(self.codecs.of(wire.codec))
+        low, high = _CODEC_FACTORS
         if wins(low) or not wins(high):
             return None
         while high / low > 1 + _CROSSOVER_SHARE:
             middle = math.sqrt(low * high)
             low, high = (low, middle) if wins(middle) else (middle, high)
         return high
-
-
-def _possible_factors(speed: CodecSpeed) -> tuple[float, float]:
-    """The factors that keep a codec's speed in its range."""
-    low, high = _CODEC_FACTORS
-    slowest = SLOWEST_CODEC_GB_S / min(speed.encode_gb_s, speed.decode_gb_s)
-    fastest = FASTEST_CODEC_GB_S / max(speed.encode_gb_s, speed.decode_gb_s)
-    return max(low, slowest), min(high, fastest)
 
 
 def link_speeds() -> list[float]:

@@ -2,76 +2,54 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from isthmus.plan.assumptions import INPUT_BUFFERS, Accumulation, CodecSpeeds, Compute, Links
+from isthmus.plan.assumptions import INPUT_BUFFERS, CodecSpeeds, Compute, Links
 from isthmus.plan.memory import Memory, memory_of
 from isthmus.plan.pipeline import Path, Pipeline, UnitWork
 from isthmus.plan.placement import Cluster, ElementBytes, Operation, Phase, Placement, operations_of
 from isthmus.plan.ranges import check_range
-from isthmus.plan.strategies import RESHARDINGS, Strategy
-from isthmus.plan.timing import NodeHop, Resource, node_hops, stage_of
+from isthmus.plan.strategies import Strategy
+from isthmus.plan.timing import node_hops, stage_of
 from isthmus.plan.units import Model
-from isthmus.plan.volumes import Kind, RingFormula
+from isthmus.plan.volumes import Hop, Kind, RingFormula
 
 #: The shapes of a unit's parameters, and whether it is the root: units of one shape make the same collectives.
 UnitShape = tuple[tuple[tuple[int, ...], ...], bool]
-#: An operation and the hops that a node makes for it, or the path that they are in time; and those of a further
-#: micro-batch.
-Hops = tuple[Operation, tuple[NodeHop, ...], tuple[NodeHop, ...]]
-Timed = tuple[Operation, Path, Path]
+#: An operation with the hops that a node makes for it, or with the path that they are in time.
+Hops = tuple[Operation, tuple[Hop, ...]]
+Timed = tuple[Operation, Path]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The common setting of all strategies of a comparison.
-
-    resharding: one of `strategies.RESHARDINGS`. input_buffers: of FSDP2's reduce-scatters.
-    """
+    """The common setting of all strategies of a comparison. input_buffers: of FSDP2's reduce-scatters."""
 
     model: Model
     cluster: Cluster
     world: RingFormula
     element_bytes: ElementBytes = field(default_factory=ElementBytes)
-    resharding: str = "yes"
-    accumulation: Accumulation = field(default_factory=Accumulation)
     input_buffers: int = INPUT_BUFFERS
 
     def __post_init__(self) -> None:
         check_range("input_buffers", self.input_buffers, 1, 1024)
-        if self.resharding not in RESHARDINGS:
-            raise ValueError(f"reshard '{self.resharding}': expected one of {', '.join(RESHARDINGS)}")
 
     @property
     def num_unreduced(self) -> int:
         """Units whose whole gradients a rank of FSDP2 holds at once: those in buffers, and the one that computes."""
-        accumulates = self.accumulation.num_reductions < self.accumulation.passes
-        return len(self.model.units) if accumulates else self.input_buffers + 1
-
-
-@dataclass(frozen=True)
-class PhaseTime:
-    """Seconds of a phase in one step, if nothing runs beside it: on links, in the codec, and for rounds of messages."""
-
-    between_s: float
-    within_s: float
-    codec_s: float
-    latency_s: float
-
-    @property
-    def seconds(self) -> float:
-        """All of it."""
-        return self.between_s + self.within_s + self.codec_s + self.latency_s
+        return self.input_buffers + 1
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step. serial_s: one operation at a time. step_s: as FSDP2 overlaps them."""
+    """Seconds of a step. phases: of each, if nothing ran beside it. serial_s: one operation at a time. step_s: as
+    FSDP2 overlaps them.
+    """
 
     compute_s: float
-    phases: dict[Phase, PhaseTime]
+    phases: dict[Phase, float]
     serial_s: float
     step_s: float
 
@@ -102,55 +80,47 @@ class StepPlan:
         setting = self.setting
         formula, cluster = self.strategy.formula(setting.world), setting.cluster
         units = dict(zip(self._order, setting.model.units, strict=True))
-        found = {}
-        for shape, unit in units.items():
-            placements = self.strategy.placements_of(unit, setting.resharding)
-            found[shape] = tuple(
-                (operation, node_hops(operation, formula, cluster), node_hops(operation.repeated, formula, cluster))
-                for operation in operations_of(unit, placements, cluster, setting.element_bytes)
+        return {
+            shape: tuple(
+                (operation, node_hops(operation, formula, cluster))
+                for operation in operations_of(unit, self.strategy.placements_of(unit), cluster, setting.element_bytes)
             )
-        return found
+            for shape, unit in units.items()
+        }
 
     @cached_property
     def operations(self) -> list[Operation]:
-        """All collectives of one pass, unit by unit."""
-        return [operation for shape in self._order for operation, *_ in self._hops[shape]]
-
-    def times_a_step(self, phase: Phase) -> int:
-        """How often the collectives of a phase are made in a step."""
-        accumulation = self.setting.accumulation
-        if phase is Phase.AFTER_STEP:
-            return 1
-        return accumulation.num_reductions if phase is Phase.REDUCTION else accumulation.passes
+        """All collectives of a step, unit by unit."""
+        return [operation for shape in self._order for operation, _ in self._hops[shape]]
 
     @cached_property
     def node_bytes(self) -> dict[Phase, int]:
         """Bytes that leave each node in one step, by phase."""
         total = dict.fromkeys(Phase, 0)
         for shape, count in self._counts.items():
-            for operation, hops, repeated in self._hops[shape]:
-                further = (self.times_a_step(operation.phase) - 1) * sum(hop.inter_bytes for hop in repeated)
-                total[operation.phase] += (sum(hop.inter_bytes for hop in hops) + further) * count
+            for operation, hops in self._hops[shape]:
+                total[operation.phase] += sum(hop.inter_bytes for hop in hops) * count
         return total
 
     @cached_property
     def memory(self) -> Memory:
         """The memory of one rank."""
         setting = self.setting
-        placed = [(unit, self.strategy.placements_of(unit, setting.resharding)) for unit in setting.model.units]
-        return memory_of(placed, self.strategy.wire, setting.cluster, setting.element_bytes, setting.num_unreduced)
+        placed = [(unit, self.strategy.placements_of(unit)) for unit in setting.model.units]
+        formula = self.strategy.formula(setting.world)
+        return memory_of(placed, formula, setting.cluster, setting.element_bytes, setting.num_unreduced)
 
     def time(self, links: Links, codecs: CodecSpeeds, compute: Compute) -> StepTime:
         """Seconds of a step over these links."""
 
-        def in_time(hops: Sequence[NodeHop]) -> Path:
-            return tuple(stage_of(hop, links, codecs) for hop in hops)
-
         paths = {
-            shape: [(operation, in_time(hops), in_time(repeated)) for operation, hops, repeated in found]
+            shape: [(operation, tuple(stage_of(hop, links, codecs) for hop in hops)) for operation, hops in found]
             for shape, found in self._hops.items()
         }
-        phases = {phase: self._phase_time(phase, paths) for phase in Phase}
+        phases = dict.fromkeys(Phase, 0.0)
+        for shape, timed in paths.items():
+            for operation, path in timed:
+                phases[operation.phase] += self._counts[shape] * sum(stage.seconds for stage in path)
         setting = self.setting
         works = {shape: self._work(shape, timed) for shape, timed in paths.items()}
         fsdp = self.strategy.placements.parameters is not Placement.REPLICATED
@@ -158,43 +128,21 @@ class StepPlan:
         return StepTime(
             compute_s=compute.seconds,
             phases=phases,
-            serial_s=compute.seconds + sum(time.seconds for time in phases.values()),
-            step_s=pipeline.step_s(compute.seconds, setting.accumulation.passes, setting.accumulation.num_reductions),
+            serial_s=compute.seconds + sum(phases.values()),
+            step_s=pipeline.step_s(compute.seconds),
         )
 
     def _work(self, shape: UnitShape, operations: Sequence[Timed]) -> UnitWork:
         shapes, is_root = shape
 
         def chosen(phase: Phase, kind: Kind) -> tuple[Path, ...]:
-            return tuple(path for op, path, _ in operations if op.phase is phase and op.kind is kind)
+            return tuple(path for op, path in operations if op.phase is phase and op.kind is kind)
 
         return UnitWork(
             forward_gathers=chosen(Phase.FORWARD, Kind.ALL_GATHER),
-            further_gathers=tuple(path for op, _, path in operations if op.phase is Phase.FORWARD),
             backward_gathers=chosen(Phase.BACKWARD, Kind.ALL_GATHER),
             reduce_scatters=chosen(Phase.REDUCTION, Kind.REDUCE_SCATTER),
             all_reduces=chosen(Phase.REDUCTION, Kind.ALL_REDUCE),
-            updates=chosen(Phase.AFTER_STEP, Kind.ALL_GATHER),
             compute_share=sum(map(math.prod, shapes)) / self.setting.model.num_parameters,
             is_root=is_root,
-        )
-
-    def _phase_time(self, phase: Phase, paths: Mapping[UnitShape, Sequence[Timed]]) -> PhaseTime:
-        stages = [
-            (stage, self._counts[shape] * times)
-            for shape, timed in paths.items()
-            for operation, first, further in timed
-            if operation.phase is phase
-            for path, times in ((first, 1), (further, self.times_a_step(phase) - 1))
-            for stage in path
-        ]
-
-        def transfer_s(resource: Resource) -> float:
-            return sum(times * stage.transfer_s for stage, times in stages if stage.resources[0] is resource)
-
-        return PhaseTime(
-            between_s=transfer_s(Resource.BETWEEN),
-            within_s=transfer_s(Resource.WITHIN),
-            codec_s=transfer_s(Resource.CODEC),
-            latency_s=sum(times * stage.latency_s for stage, times in stages),
         )

@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from isthmus.plan.packets import WireOptions
-from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, ZERO1, Placement, Placements
+from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, Placement, Placements
 from isthmus.plan.ranges import check_names
 from isthmus.plan.volumes import Formula, IsthmusFormula, RingFormula, gloo_formula, nccl_formula
 
 if TYPE_CHECKING:
     from isthmus.plan.units import Unit  # which needs torch
 
-#: What "--reshard" takes: where parameters are kept between the forward and the backward pass.
-RESHARDINGS = ("yes", "no", "node")
 BACKENDS = {"nccl": nccl_formula, "gloo": gloo_formula}
 
 
@@ -71,14 +69,11 @@ class Strategy:
         """Bytes of its collectives, where `world` is the ordinary backend."""
         return world if self.wire is None else IsthmusFormula(self.wire, world)
 
-    def placements_of(self, unit: Unit, resharding: str) -> Placements:
-        """How a unit's tensors are placed. FSDP2 keeps the root gathered until its backward pass, unless told."""
+    def placements_of(self, unit: Unit) -> Placements:
+        """How a unit's tensors are placed. FSDP2 keeps the root gathered until its backward pass."""
         placements = self.placements
-        if placements.kept is not placements.parameters or placements.kept is Placement.REPLICATED:
-            return placements
-        if resharding == "no" or (resharding == "yes" and unit.is_root):
-            return replace(placements, kept=Placement.REPLICATED)
-        return replace(placements, kept=Placement.NODE_SHARDED) if resharding == "node" else placements
+        stays = unit.is_root and placements.kept is placements.parameters
+        return replace(placements, kept=Placement.REPLICATED) if stays else placements
 
 
 _NONE = WireOptions(codec="none")
@@ -89,7 +84,6 @@ _FULL = replace(_QUANT, weights="delta")
 
 _NAMED = (
     Strategy("ddp", "weights, gradients and optimizer states on every rank", DDP),
-    Strategy("zero1", "as ddp, optimizer states sharded over all ranks", ZERO1),
     Strategy("fsdp", "FSDP2, sharded over all ranks", FSDP),
     Strategy("fsdp-node", "as fsdp, keeping weights on each node from the forward to the backward pass", FSDP_NODE),
     Strategy("hsdp", "FSDP2, sharded in the node, replicated across nodes", HSDP),
@@ -103,8 +97,6 @@ _NAMED = (
     Strategy("hsdp-none", "as hsdp, on Isthmus, exact", HSDP, _NONE),
     Strategy("hsdp-tagc", "as hsdp, on Isthmus: TAGC in the all-reduce between nodes", HSDP, _TAGC),
     Strategy("hsdp-quant", "as hsdp, on Isthmus: rotated 4-bit codes between nodes", HSDP, _QUANT),
-    Strategy("ddp-none", "as ddp, on Isthmus: two tiers, exact", DDP, _NONE),
-    Strategy("ddp-tagc", "as ddp, on Isthmus: TAGC in the all-reduce between nodes", DDP, _TAGC),
 )
 #: What codec quant has beside its default of 4 bits.
 _OTHER_BITS = (8, 3, 2, 1)
@@ -122,14 +114,13 @@ def _with_bits(strategy: Strategy) -> Iterator[Strategy]:
 
 #: Each strategy by its name, those of other widths behind the one of 4 bits.
 STRATEGIES = {each.name: each for strategy in _NAMED for each in (strategy, *_with_bits(strategy))}
-_NOT_BY_DEFAULT = ("zero1", "ddp-none", "ddp-tagc")
-DEFAULT_STRATEGIES = tuple(strategy.name for strategy in _NAMED if strategy.name not in _NOT_BY_DEFAULT)
+DEFAULT_STRATEGIES = tuple(strategy.name for strategy in _NAMED)
 #: The arms of the training benchmark: the strategies of FSDP2, with other widths than 4 bits where 2 are worth a run.
 _ARMS_OF_OTHER_BITS = ("quant2", "hsdp-quant2")
 ARMS = {
     name: strategy
     for name, strategy in STRATEGIES.items()
-    if strategy.placements in (FSDP, FSDP_NODE, HSDP) and (strategy in _NAMED or name in _ARMS_OF_OTHER_BITS)
+    if strategy.placements != DDP and (strategy in _NAMED or name in _ARMS_OF_OTHER_BITS)
 }
 
 
@@ -141,8 +132,8 @@ def world_formula(backend: str, ranks_per_node: int) -> RingFormula:
 
 
 def strategies_named(names: Sequence[str], options: WireOptions) -> list[Strategy]:
-    """The strategies of these names; those on Isthmus with `options`, but for what makes each
-    the strategy that it is.
+    """The strategies of these names; those on Isthmus with `options`, but for what makes each the strategy
+    that it is.
 
     ValueError names what is unknown or named twice.
     """

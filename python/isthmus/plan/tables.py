@@ -4,8 +4,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.plan.placement import Phase
-from isthmus.plan.report import backend_name, notes, phase_bytes, verdict
+from isthmus.plan.report import backend_name, notes, verdict
 from isthmus.plan.scan import Comparison
 from isthmus.plan.step import Setting
 
@@ -24,7 +23,6 @@ def print_comparison(comparison: Comparison, setting: Setting, console: Console)
     )
     console.print(_bytes_table(comparison))
     console.print(_time_table(comparison))
-    console.print(_parts_table(comparison))
     for sentence in verdict(comparison):
         console.print(f"[bold]{sentence}[/bold]", highlight=False, soft_wrap=True)
     console.print()
@@ -38,8 +36,7 @@ def _bytes_table(comparison: Comparison) -> Table:
     columns = ["weights\nforward", "weights\nbackward", "gradients", "in all", "memory\nGB a rank", "of it\nresiduals"]
     table = strategy_table(f"{name} a step that leave each node", columns)
     for plan in comparison.plans:
-        parts = [phase_bytes(plan, Phase.FORWARD, Phase.AFTER_STEP), phase_bytes(plan, Phase.BACKWARD)]
-        parts += [phase_bytes(plan, Phase.REDUCTION), sum(plan.node_bytes.values())]
+        parts = [*plan.node_bytes.values(), sum(plan.node_bytes.values())]
         memory = f"{plan.memory.total / _GIGA:.2f}" + ("" if comparison.fits(plan) else " (!)")
         figures = [f"{part / unit:.2f}" for part in parts]
         table.add_row(plan.strategy.name, *figures, memory, f"{plan.memory.residuals / _GIGA:.2f}")
@@ -53,25 +50,10 @@ def _time_table(comparison: Comparison) -> Table:
     )
     for plan in comparison.plans:
         time = comparison.time(plan)
-        figures = [time.phases[Phase.FORWARD].seconds + time.phases[Phase.AFTER_STEP].seconds]
-        figures += [time.phases[Phase.BACKWARD].seconds, time.phases[Phase.REDUCTION].seconds]
-        figures += [time.compute_s, time.serial_s, time.step_s]
+        figures = [*time.phases.values(), time.compute_s, time.serial_s, time.step_s]
         name = plan.strategy.name
         shown = f"[bold]{name}[/bold]" if plan is comparison.winner else name
         table.add_row(shown, *(f"{figure:.3f}" for figure in figures))
-    return table
-
-
-def _parts_table(comparison: Comparison) -> Table:
-    columns = ["between\nnodes", "within\nnodes", "encode,\ndecode", "latency", "hidden"]
-    table = strategy_table("Communication, by what it waits for; what overlap hides", columns)
-    for plan in comparison.plans:
-        time = comparison.time(plan)
-        phases = list(time.phases.values())
-        figures = [sum(phase.between_s for phase in phases), sum(phase.within_s for phase in phases)]
-        figures += [sum(phase.codec_s for phase in phases), sum(phase.latency_s for phase in phases)]
-        figures.append(time.serial_s - time.step_s)
-        table.add_row(plan.strategy.name, *(f"{figure:.3f}" for figure in figures))
     return table
 
 

@@ -1,7 +1,7 @@
 """Time of collectives: each hop takes its rounds' latency, and the longer of its transfers or the codec's work."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from isthmus.plan.assumptions import CodecSpeeds, Links
@@ -22,30 +22,17 @@ class Resource(StrEnum):
     CODEC = "codec"
 
 
-@dataclass(frozen=True)
-class NodeHop:
-    """A hop of a whole node: the bytes that leave it, and the bytes or elements of its busiest rank."""
-
-    steps: int
-    inter_bytes: int
-    intra_bytes: int
-    codec: str
-    encoded_elements: int
-    decoded_elements: int
-
-
-def node_hops(operation: Operation, formula: Formula, cluster: Cluster) -> tuple[NodeHop, ...]:
-    """The hops of node 0; all nodes are alike."""
+def node_hops(operation: Operation, formula: Formula, cluster: Cluster) -> tuple[Hop, ...]:
+    """The hops of node 0: the bytes that leave it, and those or elements of its busiest rank. All nodes are alike."""
     by_rank = [formula(operation.on(rank, cluster), rank) for rank in range(cluster.ranks_per_node)]
     return tuple(_of_node(hops) for hops in zip(*by_rank, strict=True))
 
 
-def _of_node(hops: Sequence[Hop]) -> NodeHop:
-    return NodeHop(
-        steps=hops[0].steps,
+def _of_node(hops: Sequence[Hop]) -> Hop:
+    return replace(
+        hops[0],
         inter_bytes=sum(hop.inter_bytes for hop in hops),
         intra_bytes=max(hop.intra_bytes for hop in hops),
-        codec=hops[0].codec,
         encoded_elements=max(hop.encoded_elements for hop in hops),
         decoded_elements=max(hop.decoded_elements for hop in hops),
     )
@@ -56,31 +43,22 @@ class Stage:
     """A part of a collective in time. A ring over several nodes keeps links of both kinds busy."""
 
     resources: tuple[Resource, ...]
-    transfer_s: float
-    latency_s: float
-
-    @property
-    def seconds(self) -> float:
-        """How long it takes."""
-        return self.transfer_s + self.latency_s
+    seconds: float
 
 
-def stage_of(hop: NodeHop, links: Links, codecs: CodecSpeeds) -> Stage:
+def stage_of(hop: Hop, links: Links, codecs: CodecSpeeds) -> Stage:
     """The stage that a hop is."""
     if hop.codec:
-        return Stage((Resource.CODEC,), _codec_s(hop, codecs), 0.0)
+        return Stage((Resource.CODEC,), _codec_s(hop, codecs))
     between_s = hop.inter_bytes * _BITS / (links.inter_gbit_s * _GIGA)
     within_s = hop.intra_bytes * _BITS / (links.intra_gbit_s * _GIGA)
     if hop.inter_bytes == 0:
-        return Stage((Resource.WITHIN,), within_s, hop.steps * links.intra_latency_us * _MICRO)
-    latency_s = hop.steps * links.inter_latency_us * _MICRO
-    if hop.intra_bytes == 0:
-        return Stage((Resource.BETWEEN,), between_s, latency_s)
-    slower = (Resource.BETWEEN, Resource.WITHIN) if between_s >= within_s else (Resource.WITHIN, Resource.BETWEEN)
-    return Stage(slower, max(between_s, within_s), latency_s)
+        return Stage((Resource.WITHIN,), within_s + hop.steps * links.intra_latency_us * _MICRO)
+    resources = (Resource.BETWEEN, Resource.WITHIN) if hop.intra_bytes else (Resource.BETWEEN,)
+    return Stage(resources, max(between_s, within_s) + hop.steps * links.inter_latency_us * _MICRO)
 
 
-def _codec_s(hop: NodeHop, codecs: CodecSpeeds) -> float:
+def _codec_s(hop: Hop, codecs: CodecSpeeds) -> float:
     speed = codecs.of(hop.codec)
     encode_s = hop.encoded_elements * _SOURCE_ELEMENT_BYTES / (speed.encode_gb_s * _GIGA)
     decode_s = hop.decoded_elements * _SOURCE_ELEMENT_BYTES / (speed.decode_gb_s * _GIGA)

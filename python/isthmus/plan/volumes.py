@@ -145,16 +145,16 @@ class IsthmusFormula:
 
     def __call__(self, collective: Collective, rank: int) -> tuple[Hop, ...]:
         """The path that Isthmus takes, on `rank`."""
-        num_nodes = count_nodes(collective.ranks, self.world.ranks_per_node)
+        num_nodes = self.num_nodes(collective)
         if num_nodes == 1 or collective.num_elements == 0:
             return self.world(collective, rank)
         if collective.kind is Kind.ALL_GATHER:
             if not self._is_large(collective):
                 return self.world(collective, rank)
-            if self.options.weights == "delta":
+            if self.sends_differences(collective):
                 return self._gather_weights(collective, num_nodes)
             return _gather(collective, num_nodes, collective.chunk_elements * collective.element_bytes)
-        codec = self._codec(collective)
+        codec = self.codec_of(collective)
         if self.options.tiers == "flat":
             hops = self._reduce_flat(collective, rank, num_nodes, codec)
         else:
@@ -174,9 +174,19 @@ class IsthmusFormula:
     def _is_large(self, collective: Collective) -> bool:
         return collective.num_elements >= self.options.min_elements
 
-    def _codec(self, collective: Collective) -> str:
+    def num_nodes(self, collective: Collective) -> int:
+        """How many nodes its ranks are on."""
+        return count_nodes(collective.ranks, self.world.ranks_per_node)
+
+    def codec_of(self, collective: Collective) -> str:
+        """The codec of a reduction over several nodes."""
         exact_all_reduce = self.options.tiers == "flat" and collective.kind is Kind.ALL_REDUCE
         return self.options.codec if self._is_large(collective) and not exact_all_reduce else "none"
+
+    def sends_differences(self, collective: Collective) -> bool:
+        """Whether a gather sends what changed alone."""
+        is_gather = collective.kind is Kind.ALL_GATHER and self.num_nodes(collective) > 1
+        return is_gather and self.options.weights == "delta" and self._is_large(collective)
 
     def _piece_bytes(self, collective: Collective, codec: str) -> int:
         return piece_bytes(collective.chunk_elements, collective.element_bytes, codec, self.options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import import_module, metadata
 from types import ModuleType
 from typing import Any
@@ -19,49 +19,20 @@ from rich.text import Text
 
 from isthmus import native
 from isthmus.topology.machine import printable
-from isthmus.variables import UnknownVariable, Variable, unknown_variables, variables_set
+from isthmus.variables import unknown_variables, variables_set
 
 #: The version of the JSON.
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
-class Feature:
-    """A library or tool that Isthmus can use. detail: its version, or why it is missing."""
-
-    name: str
-    is_available: bool
-    detail: str
+#: A library or tool that Isthmus can use: its ``name``, whether it ``is_available``, and as ``detail`` its version, or
+#: why it is missing.
+Feature = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Option:
-    """An option as a group would get it. source: the variable that sets it, or "default"."""
-
-    name: str
-    value: str
-    source: str
-
-
-@dataclass(frozen=True)
-class Info:
-    """All facts. options_error: why the options cannot be read; then `options` is empty."""
-
-    versions: Mapping[str, str]
-    features: tuple[Feature, ...]
-    options: tuple[Option, ...]
-    options_error: str | None
-    variables: tuple[Variable, ...]
-    unknown_variables: tuple[UnknownVariable, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-
-def collect(environment: Mapping[str, str] | None = None) -> Info:
-    """Collect all facts. environment: replaces os.environ, except where the options are read."""
-    environment = os.environ if environment is None else environment
+def collect() -> dict[str, Any]:
+    """Return all facts as plain values. Where ``options_error`` says why options cannot be read, there are none."""
+    environment = os.environ
     torch, torch_error = _attempt(_import_torch)
     core, native_error = _attempt(native.load)
     if core is not None:
@@ -71,14 +42,14 @@ def collect(environment: Mapping[str, str] | None = None) -> Info:
         # Only the native module knows the options: without it they can be neither checked nor told from mistyped ones.
         variables = sorted(name for name in environment if name.startswith("ISTHMUS_"))
         options, options_error = (), f"{native_error}; set in the environment: {', '.join(variables) or 'nothing'}"
-    return Info(
-        versions=dict(_versions(torch)),
-        features=tuple(_features(torch, torch_error, native_error)),
-        options=tuple(options or ()),
-        options_error=options_error,
-        variables=tuple(variables_set(environment, variables if core else ())),
-        unknown_variables=tuple(unknown_variables(environment, variables)),
-    )
+    return {
+        "versions": dict(_versions(torch)),
+        "features": list(_features(torch, torch_error, native_error)),
+        "options": list(options or ()),
+        "options_error": options_error,
+        "variables": [asdict(one) for one in variables_set(environment, variables if core else ())],
+        "unknown_variables": [asdict(one) for one in unknown_variables(environment, variables)],
+    }
 
 
 def _attempt(read: Callable[[], Any]) -> tuple[Any, str | None]:
@@ -95,10 +66,15 @@ def _import_torch() -> ModuleType:
     return torch
 
 
-def _options(core: Any, environment: Mapping[str, str]) -> list[Option]:
+def _options(core: Any, environment: Mapping[str, str]) -> list[dict[str, str]]:
+    """Options as a group would get them. source: the variable that sets it, or "default"."""
     options = core.Options()
     return [
-        Option(name, str(getattr(options, name)), variable if environment.get(variable) else "default")
+        {
+            "name": name,
+            "value": str(getattr(options, name)),
+            "source": variable if environment.get(variable) else "default",
+        }
         for name, variable, *_ in core.option_fields()
     ]
 
@@ -142,60 +118,67 @@ def _system() -> str:
     return release["PRETTY_NAME"] if release else platform.system()
 
 
+def _feature(name: str, is_available: bool, detail: str) -> Feature:
+    return {"name": name, "is_available": is_available, "detail": detail}
+
+
 def _features(torch: Any, torch_error: str | None, native_error: str | None) -> Iterator[Feature]:
-    yield Feature("native module", native_error is None, native_error or "loaded")
+    yield _feature("native module", native_error is None, native_error or "loaded")
     if torch is None:
-        yield Feature("torch", False, torch_error or "")
+        yield _feature("torch", False, torch_error or "")
     else:
         yield from _torch_features(torch)
-    yield _mpi_feature() if native_error is None else Feature("MPI", False, "needs the native module")
+    yield _mpi_feature() if native_error is None else _feature("MPI", False, "needs the native module")
     yield from _topology_features()
 
 
 def _torch_features(torch: Any) -> Iterator[Feature]:
     dist = torch.distributed
     if not dist.is_available():
-        yield Feature("torch.distributed", False, "this torch was built without it")
+        yield _feature("torch.distributed", False, "this torch was built without it")
         return
     registered = hasattr(dist.Backend, "ISTHMUS")
-    yield Feature("backend", registered, "registered" if registered else "not registered: `import isthmus` does that")
+    yield _feature("backend", registered, "registered" if registered else "not registered: `import isthmus` does that")
     for name, available in (("Gloo", dist.is_gloo_available()), ("NCCL", dist.is_nccl_available())):
-        yield Feature(name, available, "in torch" if available else "not in this torch")
+        yield _feature(name, available, "in torch" if available else "not in this torch")
     devices, error = _attempt(torch.cuda.device_count)
-    yield Feature("CUDA devices", bool(devices), error or f"{devices or 'none'}")
+    yield _feature("CUDA devices", bool(devices), error or f"{devices or 'none'}")
 
 
 def _mpi_feature() -> Feature:
     library, error = _attempt(lambda: import_module("isthmus._mpi").library())
     if library is None:
-        return Feature("MPI", False, f"not built in, or its library is missing: {error}")
-    return Feature("MPI", True, library.partition("\n")[0].strip("\0 "))
+        return _feature("MPI", False, f"not built in, or its library is missing: {error}")
+    return _feature("MPI", True, library.partition("\n")[0].strip("\0 "))
 
 
 def _topology_features() -> Iterator[Feature]:
     from isthmus.topology.discovery.nvml import read_nvml
 
     nvml = read_nvml()
-    yield Feature(
+    yield _feature(
         "NVML",
         nvml.missing is None,
         (nvml.missing or "").removeprefix("NVML: ") or f"driver {nvml.driver}, {len(nvml.gpus)} GPUs",
     )
 
 
-def print_info(info: Info, console: Console) -> None:
+def print_info(info: Mapping[str, Any], console: Console) -> None:
     """Print everything as plain text for pasting."""
-    _print_rows(console, "Versions", list(info.versions.items()))
-    features = [(one.name, "yes" if one.is_available else "no", one.detail) for one in info.features]
+    _print_rows(console, "Versions", list(info["versions"].items()))
+    features = [(one["name"], "yes" if one["is_available"] else "no", one["detail"]) for one in info["features"]]
     _print_rows(console, "Features", features)
-    if info.options_error is not None:
-        console.print(Text.assemble(("\nOptions", "bold"), f"\n  cannot be told: {info.options_error}"), soft_wrap=True)
+    if info["options_error"] is not None:
+        told = f"\n  cannot be told: {info['options_error']}"
+        console.print(Text.assemble(("\nOptions", "bold"), told), soft_wrap=True)
     else:
-        _print_rows(console, "Options", [(one.name, one.value or '""', one.source) for one in info.options])
-    in_force = [(one.name, one.value or '""', one.group) for one in info.variables]
-    _print_rows(console, "Variables in force", in_force or [("none",)])
-    if info.unknown_variables:
-        unknown = [(one.name, f"did you mean {one.meant}?" if one.meant else "") for one in info.unknown_variables]
+        _print_rows(console, "Options", [(one["name"], one["value"] or '""', one["source"]) for one in info["options"]])
+    in_force = [(one["name"], one["value"] or '""', one["group"]) for one in info["variables"]]
+    _print_rows(console, "Variables in force", in_force or [("none", "", "")])
+    unknown = [
+        (one["name"], f"did you mean {one['meant']}?" if one["meant"] else "") for one in info["unknown_variables"]
+    ]
+    if unknown:
         _print_rows(console, "Variables that nothing known reads (values not shown)", unknown)
 
 

@@ -4,41 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from isthmus.report.loggers import SCHEMA
 
-#: Names and widths of the columns.
-COLUMNS = (
-    *(("time", 8), ("step", 9), ("steps/s", 8), ("MB sent a step", 14), ("exact: times", 12)),
-    *(("s in calls a step", 17), ("s waited a step", 15), ("exact calls", 11), ("error", 8)),
+#: A line of the file: means of a step since the line before, but for ``exact_calls``, which counts.
+Record = dict[str, Any]
+#: The columns: name, width, the record's figure and its form. The clock and steps a second come before them.
+_FIGURES = (
+    ("MB sent a step", 14, "sent_megabytes", ".3g"),
+    ("exact: times", 12, "compression", ".2f"),
+    ("s in calls a step", 17, "ran_s", ".3g"),
+    ("s waited a step", 15, "waited_s", ".3g"),
+    ("exact calls", 11, "exact_calls", ".0f"),
+    ("error", 8, "relative_squared_error", ".2g"),
 )
+COLUMNS = (("time", 8), ("step", 9), ("steps/s", 8), *((name, width) for name, width, *_ in _FIGURES))
 
 
-@dataclass(frozen=True)
-class Record:
-    """A line of the file: means of a step since the line before, but for ``exact_calls``, which counts."""
-
-    time_s: float
-    step: int
-    sent_bytes: float
-    ran_s: float
-    waited_s: float
-    exact_calls: float
-    compression: float | None = None
-    relative_squared_error: float | None = None
-
-    @classmethod
-    def from_line(cls, line: str) -> Record:
-        """Raises ValueError if this is no such line."""
-        try:
-            values = json.loads(line)
-            if values["schema"] != SCHEMA:
-                raise ValueError(f"schema {values['schema']}, where {SCHEMA} is expected")
-            return cls(**{name: values[name] for name in cls.__dataclass_fields__ if name in values})
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"not a line of isthmus.log_to: {line[:80]!r}") from error
+def read_line(line: str) -> Record:
+    """Raises ValueError if this is no such line."""
+    try:
+        record: Record = json.loads(line)
+        if record["schema"] != SCHEMA:
+            raise ValueError(f"schema {record['schema']}, where {SCHEMA} is expected")
+        return record | {"sent_megabytes": record["sent_bytes"] / 1e6}
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"not a line of isthmus.log_to: {line[:80]!r}") from error
 
 
 class Follower:
@@ -60,26 +53,22 @@ class Follower:
             whole, newline, _ = file.read().rpartition(b"\n")
         self._read_bytes += len(whole) + len(newline)
         for line in whole.splitlines():
-            yield Record.from_line(line.decode())
+            yield read_line(line.decode())
 
 
 def head() -> str:
     """Return the names of columns."""
-    return "  ".join(name.rjust(width) for name, width in COLUMNS)
+    return _in_columns([name for name, _ in COLUMNS])
 
 
 def row(record: Record, before: Record | None, clock: str) -> str:
     """Return a line of figures. before: what steps a second are counted from; None: they are not known."""
-    steps_per_s = None
-    if before is not None and record.time_s > before.time_s and record.step > before.step:
-        steps_per_s = (record.step - before.step) / (record.time_s - before.time_s)
-    cells = (
-        *(clock, str(record.step), _text(steps_per_s, ".3g"), f"{record.sent_bytes / 1e6:.3g}"),
-        *(_text(record.compression, ".2f"), f"{record.ran_s:.3g}", f"{record.waited_s:.3g}"),
-        *(f"{record.exact_calls:.0f}", _text(record.relative_squared_error, ".2g")),
-    )
+    steps_per_s = ""
+    if before is not None and record["time_s"] > before["time_s"] and record["step"] > before["step"]:
+        steps_per_s = f"{(record['step'] - before['step']) / (record['time_s'] - before['time_s']):.3g}"
+    figures = [format(record[key], form) if key in record else "" for _, _, key, form in _FIGURES]
+    return _in_columns([clock, str(record["step"]), steps_per_s, *figures])
+
+
+def _in_columns(cells: list[str]) -> str:
     return "  ".join(cell.rjust(width) for cell, (_, width) in zip(cells, COLUMNS, strict=True))
-
-
-def _text(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)

@@ -1,86 +1,204 @@
-"""`isthmus bench convergence`: data, simulated nodes, and tiny runs from end to end."""
+"""`isthmus bench convergence`: arms, results, what is made of them, and a tiny run from end to end."""
 
+import json
 import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import psutil
 import pytest
-import torch
+from rich.console import Console
 
-from isthmus.benchmarks.convergence.arms import ARMS, BASELINE
-from isthmus.benchmarks.convergence.config import ConvergenceConfig
-from isthmus.benchmarks.convergence.results import read_results
-from isthmus.benchmarks.convergence.runs import Run, text_digest
-from isthmus.benchmarks.convergence.training import Batches
+import isthmus
+from isthmus.benchmarks.convergence.arms import ARMS, BASELINE, FINALISTS
+from isthmus.benchmarks.convergence.config import ConvergenceConfig, Setting
+from isthmus.benchmarks.convergence.results import ResultsFile, Run, make_run, read_results, text_digest
+from isthmus.benchmarks.convergence.run import merged
+from isthmus.benchmarks.convergence.summary import half_width, print_summary, summarise
+from isthmus.benchmarks.convergence.worker import lr_share
 from python.benchmarks.bench_cli import children, refused, run, start, wait_for_line
-from python.benchmarks.convergence_runs import TINY, write_text
 from support.limits import HANG_S
 
 HEADER_BYTES = 48
-TINY_WORDS = (
-    "--steps",
-    8,
-    "--sequences",
-    8,
-    "--validation-sequences",
-    16,
-    "--width",
-    64,
-    "--layers",
-    1,
-    "--context",
-    16,
-)
+TINY = Setting(steps=8, validation_sequences=16)
 
 
-@pytest.fixture
-def files(tmp_path):
+def tiny_run(arm=BASELINE, lr=0.01, seed=1, setting=TINY):
+    return make_run(setting, ARMS[arm], lr, seed, "text")
+
+
+def fake_result(val_loss=2.0, sent_bytes=1000):
+    return {
+        "val_loss": val_loss,
+        "steps_done": TINY.steps,
+        "sent_bytes": sent_bytes,
+        "num_parameters": 100,
+        "relative_error": 0.25,
+    }
+
+
+def results_of(*pairs):
+    return {each.key: (each, result) for each, result in pairs}
+
+
+def test_interval_of_a_mean():
+    assert half_width([1.0, 2.0, 3.0]) == pytest.approx(
+        2.48414, abs=1e-4
+    )  # deviation 1, three values: 4.3027 / sqrt(3)
+    assert half_width([5.0, 5.0]) == 0
+
+
+def test_schedule():
+    shares = [lr_share(step, 100) for step in range(100)]
+    assert shares[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert shares[4:] == sorted(shares[4:], reverse=True)
+    assert 0.1 < shares[-1] < 0.11
+    assert lr_share(0, 1) == 1
+
+
+def test_texts_have_different_digests(tmp_path):
     path = tmp_path / "text"
-    write_text(path)
-    return (path,)
+    path.write_bytes(b"text")
+    before = text_digest([path])
+    path.write_bytes(b"text!")
+    assert text_digest([path]) != before
 
 
-# Data.
-
-
-def test_batches_depend_on_the_seed_and_are_shared_out_among_ranks(files):
-    batches = Batches(files, TINY, 1)
-    whole = batches.batch(3, 0, 1)
-    assert whole.shape == (8, 17)
-    assert torch.equal(torch.cat([batches.batch(3, rank, 4) for rank in range(4)]), whole)
-    assert torch.equal(Batches(files, TINY, 1).batch(3, 0, 1), whole)
-    assert not torch.equal(batches.batch(4, 0, 1), whole)
-    other = Batches(files, TINY, 2)
-    assert not torch.equal(other.batch(3, 0, 1), whole)
-    held_out = torch.cat(list(batches.validation_batches(0, 1)))
-    assert torch.equal(torch.cat(list(other.validation_batches(0, 1))), held_out)
-    parts = [torch.cat(list(batches.validation_batches(rank, 3))) for rank in range(3)]
-    assert sorted(map(tuple, torch.cat(parts).tolist())) == sorted(map(tuple, held_out.tolist()))
-
-
-def test_texts_have_different_digests(files):
-    before = text_digest(files)
-    files[0].write_bytes(files[0].read_bytes() + b"!")
-    assert text_digest(files) != before
-
-
-# Simulated nodes.
+def test_every_arm_sets_the_options_of_its_codec_and_no_two_are_the_same():
+    for arm in ARMS.values():
+        made = isthmus.Options(**arm.options)
+        assert {name: getattr(made, name) for name in arm.options} == arm.options, arm.name
+    assert len({json.dumps(arm.options, sort_keys=True) for arm in ARMS.values()}) == len(ARMS)
+    assert all(name in ARMS for name in FINALISTS)
+    assert ARMS["tagc-10x-flat"].ranks_per_node == 2
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 3}, "steps 3: expected 4 to"),
-        ({"nodes": 9}, "nodes 9: expected 2 to 8"),
-        ({"optimizer": "adam"}, "optimizer 'adam': expected one of adamw, sgd"),
-        ({"dtype": "fp16"}, "dtype 'fp16': expected one of bf16, fp32"),
-        ({"width": 100}, "width 100: expected a multiple of 64"),
+        ({"lr": 0}, "lr 0: expected above 0 and below 10"),
+        ({"num_seeds": 0}, "num_seeds 0: expected 1 to 255"),
+        ({"finalists": ("zip",)}, "finalist 'zip': expected some of exact, "),
+        ({"finalists": ("tagc-2x", "tagc-2x")}, "finalist 'tagc-2x' is named twice"),
+        ({"nodes": (9,)}, "nodes 9: expected 2 to 8"),
+        ({"nodes": ()}, "no nodes"),
+        ({"nodes": (3,)}, "sequences 32: expected a multiple of 3, the number of ranks"),
+        ({"steps": 0}, "steps 0: expected 1 to"),
         ({"layout": "ddp"}, "layout 'ddp': expected one of fsdp, hsdp"),
     ],
 )
-def test_a_setting_out_of_range_is_named(changes, message):
+def test_bad_arguments_are_named(changes, message):
+    assert [arm.name for arm in ConvergenceConfig(finalists=("tagc-2x",)).arms()] == [BASELINE, "tagc-2x"]
     with pytest.raises(ValueError, match=message):
-        replace(TINY, **changes)
+        ConvergenceConfig(**changes)
+
+
+def test_bad_arguments_are_reported_before_anything_runs(tmp_path):
+    assert "'two': expected a whole number" in refused("convergence", "--nodes", "two", "--output", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+# Results.
+
+
+def test_a_run_survives_the_file_and_a_line_that_was_cut_off_does_not(tmp_path):
+    path = tmp_path / "results.jsonl"
+    with ResultsFile(path) as file:
+        file.append(tiny_run(), fake_result())
+        file.append(tiny_run(seed=2), fake_result())
+    assert read_results(path) == results_of((tiny_run(), fake_result()), (tiny_run(seed=2), fake_result()))
+    assert Run.from_json(json.loads(json.dumps(asdict(tiny_run())))) == tiny_run()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    assert read_results(path).keys() == {tiny_run().key}
+    with ResultsFile(path) as file:
+        file.append(tiny_run(seed=2), fake_result())
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        tiny_run(seed=2),
+        tiny_run(lr=0.02),
+        tiny_run("tagc-10x"),
+        *(tiny_run(setting=replace(TINY, **change)) for change in ({"steps": 9}, {"nodes": 4}, {"layout": "hsdp"})),
+        replace(tiny_run(), text="other"),
+        replace(tiny_run(), versions={"isthmus": "0"}),
+        replace(tiny_run(), options={**tiny_run().options, "bits": 2}),
+    ],
+)
+def test_other_runs_have_other_keys(other):
+    assert other.key != tiny_run().key
+
+
+def test_a_file_that_holds_something_else_is_left_alone(tmp_path):
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"run": {}}\nmore')
+    with pytest.raises(ValueError, match=r"results.jsonl, line 1: not a result of this benchmark"):
+        ResultsFile(path)
+    assert path.read_text() == '{"run": {}}\nmore'
+
+
+def test_one_process_at_a_time_writes(tmp_path):
+    path = tmp_path / "results.jsonl"
+    with ResultsFile(path), pytest.raises(ValueError, match="another process is writing to it"):
+        ResultsFile(path)
+    with ResultsFile(path):
+        pass
+
+
+# Tables.
+
+
+def some_results():
+    """Gaps of tagc-2x of 1% and 3%, and a quarter of the bits; a run without its pair; and one of another rate."""
+    pairs = []
+    for seed, base, ours in ((1, 2.0, 2.02), (2, 4.0, 4.12)):
+        pairs.append((tiny_run(seed=seed), fake_result(base, 8 * 100 * 4)))
+        pairs.append((tiny_run("tagc-2x", seed=seed), fake_result(ours, 8 * 100)))
+    pairs.append((tiny_run("tagc-4x", seed=3), fake_result()))
+    return [*pairs, (tiny_run(lr=0.02), fake_result())]
+
+
+def test_gaps_are_those_of_pairs(capsys):
+    results = results_of(*some_results())
+    ((first, loss, (arm,)),) = summarise(results)
+    assert (first.lr, loss, arm.arm, arm.crossing_bits) == (0.01, 3.0, "tagc-2x", 8)
+    assert arm.gaps == pytest.approx((0.01, 0.03))
+    assert arm.gap == "+2.00% ± 12.71"  # standard deviation 0.01414, two values: 12.706 * 0.01
+    print_summary(results, Console())
+    assert "tagc-2x   8.00   +2.00% ± 12.71   0.250       2" in capsys.readouterr().out
+    pairs = some_results()
+    pairs[1][1]["val_loss"] = None
+    ((_, _, (arm,)),) = summarise(results_of(*pairs))
+    assert (arm.gap, arm.num_diverged) == ("1 diverged", 1)
+
+
+@pytest.mark.parametrize(("layout", "bits"), [("fsdp", 16), ("hsdp", 8)])
+def test_bits_are_those_of_an_element_that_crosses(layout, bits):
+    """Of 4 nodes each sends three quarters of 100 elements in each of 8 steps; and with all-reduces results as well."""
+    setting = replace(TINY, nodes=4, layout=layout)
+    runs = [(tiny_run(arm, setting=setting), fake_result(sent_bytes=4 * 75 * 8 * 2)) for arm in (BASELINE, "quant-2")]
+    ((_, _, (arm,)),) = summarise(results_of(*runs))
+    assert arm.crossing_bits == bits
+
+
+def test_without_pairs_there_is_no_table():
+    for results in ({}, results_of((tiny_run(), fake_result()))):
+        with pytest.raises(ValueError, match="nothing to compare"):
+            print_summary(results, Console())
+
+
+def test_results_of_ranks_are_merged():
+    units = [{"coded_elements": 100, "relative_squared_error": 0.25}]
+    answer = {"steps_done": 8, "total_loss": 6.0, "count": 2, "sent_bytes": 40, "num_parameters": 5, "units": units}
+    measured = {"coded_elements": 300, "relative_squared_error": 0.5}
+    not_measured = {"coded_elements": 100, "relative_squared_error": None}
+    other = answer | {"total_loss": 2.0, "units": [measured, not_measured]}
+    result = merged(tiny_run(), [answer, other])
+    assert (result["val_loss"], result["sent_bytes"], result["relative_error"]) == (2.0, 80, 0.4375)
+    cut = merged(tiny_run(), [each | {"steps_done": 5} for each in (answer, other)])
+    assert cut["val_loss"] is None
 
 
 # From end to end.
@@ -94,24 +212,14 @@ def is_alive(process):
 
 
 @pytest.mark.processes
-def test_an_interrupted_run_resumes(files, tmp_path):
-    words = (
-        "convergence",
-        "--finalists",
-        "tagc-10x",
-        "--optimizers",
-        "adamw",
-        "--seeds",
-        1,
-        "--lr",
-        0.01,
-        "--nodes",
-        2,
-    )
-    words = (*words, *TINY_WORDS, "--link", "1gbit", "--text", files[0], "--output", tmp_path)
+def test_an_interrupted_run_resumes(tmp_path):
+    text = tmp_path / "text"
+    text.write_bytes(b"".join(b"line %d of a text that repeats itself\n" % (number % 97) for number in range(2000)))
+    words = ["convergence", "--finalists", "tagc-10x", "--seeds", 1, "--nodes", 2, "--steps", 4]
+    words += ["--validation-sequences", 16, "--text", text, "--output", tmp_path]
     process = start(*words)
     try:
-        wait_for_line(process, "exact, adamw, lr 0.01, seed 1:")
+        wait_for_line(process, "exact, 2 nodes, lr 0.002, seed 1:")
         workers = children(process)
         process.send_signal(signal.SIGINT)
         assert process.wait(HANG_S) == 130
@@ -123,46 +231,12 @@ def test_an_interrupted_run_resumes(files, tmp_path):
     path = tmp_path / "convergence.jsonl"
     first = path.read_bytes()
     assert first.count(b"\n") == 1
-    code, _, err = run(*words)
+    code, out, err = run(*words)
     assert code == 0, err
-    whole = path.read_bytes()
-    assert whole.startswith(first)
-    results = read_results(path)
-    kinds = [Run.from_json(record["run"]).stage for record in results.records]
-    assert kinds in (["real"] * 2 + ["timed"] * 2, ["real"] * 2)  # not timed where no link can be shaped
-    exact, lossy = (record["result"] for record in results.records[:2])
+    assert path.read_bytes().startswith(first)
+    (_, exact), (_, lossy) = read_results(path).values()
     # bfloat16, both directions together; and the header of a packet for each unit and direction.
-    assert exact["sent_bytes"] == TINY.steps * (exact["num_parameters"] * 2 + 2 * 2 * HEADER_BYTES)
-    assert [point["step"] for point in exact["validated"]] == [2, 4, 6, 8]
-    assert exact["validated"][-1]["loss"] == exact["val_loss"] < exact["validated"][0]["loss"]
+    assert exact["sent_bytes"] == 4 * (exact["num_parameters"] * 2 + 5 * 2 * HEADER_BYTES)
     assert lossy["sent_bytes"] < exact["sent_bytes"]
-    assert "`tagc-10x`" in (tmp_path / "convergence.md").read_text()
-
-
-GOOD_ARGUMENTS = {"finalists": ("tagc-2x",), "optimizers": ("adamw",), "links": ("50mbit",), "setting": TINY}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"lr": 0}, "lr 0: expected above 0 and below 10"),
-        ({"num_seeds": 0}, "num_seeds 0: expected 1 to 1000"),
-        ({"finalists": ("zip",)}, "finalist 'zip': expected some of"),
-        ({"optimizers": ("adam",)}, "optimizer 'adam': expected one of"),
-        ({"finalists": tuple(ARMS)[1:8]}, "7 finalists: expected 1 to 6"),
-        ({"finalists": (BASELINE,)}, "0 finalists: expected 1 to 6"),
-        ({"finalists": ("tagc-2x", "tagc-2x")}, "finalist 'tagc-2x' is named twice"),
-        ({"finalists": ("noise-alike",)}, "finalist 'noise-alike' is no codec"),
-        ({"links": ("fast",)}, "fast"),
-        ({"nodes": (9,)}, "nodes 9: expected 2 to 8"),
-    ],
-)
-def test_bad_arguments_are_named(changes, message):
-    ConvergenceConfig(**GOOD_ARGUMENTS)
-    with pytest.raises(ValueError, match=message):
-        ConvergenceConfig(**(GOOD_ARGUMENTS | changes))
-
-
-def test_bad_arguments_are_reported_before_anything_runs(tmp_path):
-    assert "'two': expected a whole number" in refused("convergence", "--nodes", "two", "--output", tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert 2 < exact["val_loss"] < 6
+    assert "tagc-10x" in out and "2 nodes, fsdp, 4 steps" in out

@@ -63,11 +63,6 @@ def test_tables_of_training_are_written_as_they_stand() -> None:
     assert figures.training(measured) in text_of("training")
 
 
-def test_printed_tables_are_taken_by_their_number() -> None:
-    printed = "Title\n\n| a |\n|---|\n| 1 |\n\nOther:\n\n| b |\n|---|\n"
-    assert [figures.printed_table(i)(printed) for i in (0, 1)] == ["| a |\n|---|\n| 1 |", "| b |\n|---|"]
-
-
 def test_figures_that_moved_are_named() -> None:
     before = figures.table(["", "a", "b"], [["x", ".99", "4.0"], ["y", "1.00", "2.0"]])
     after = figures.table(["", "a", "b"], [["x", ".72", "4.0"], ["y", "1.05", "1.9"]])

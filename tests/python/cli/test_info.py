@@ -39,24 +39,24 @@ def text_of(info) -> str:
 
 
 def by_name(records) -> dict:
-    return {record.name: record for record in records}
+    return {record["name"]: record for record in records}
 
 
 def test_options_have_the_source_of_each(monkeypatch):
     monkeypatch.setenv("ISTHMUS_RATIO", "4")
     monkeypatch.setenv("ISTHMUS_CODEC", "")  # empty: as if it were not set
-    options = by_name(collect().options)
-    assert (options["ratio"].value, options["ratio"].source) == ("4.0", "ISTHMUS_RATIO")
-    assert (options["codec"].value, options["codec"].source) == ("quant", "default")
+    options = by_name(collect()["options"])
+    assert (options["ratio"]["value"], options["ratio"]["source"]) == ("4.0", "ISTHMUS_RATIO")
+    assert (options["codec"]["value"], options["codec"]["source"]) == ("quant", "default")
     assert len(options) == len(_native.load().option_fields())
 
 
 def test_a_bad_option_is_reported_and_stops_nothing(monkeypatch):
     monkeypatch.setenv("ISTHMUS_RATIO", "soon")
     info = collect()
-    assert info.options == ()
-    assert 'ISTHMUS_RATIO="soon": expected 1 to 64' in info.options_error
-    assert info.versions["torch"]
+    assert info["options"] == []
+    assert 'ISTHMUS_RATIO="soon": expected 1 to 64' in info["options_error"]
+    assert info["versions"]["torch"]
     assert "ISTHMUS_RATIO" in text_of(info)
 
 
@@ -68,7 +68,7 @@ def test_mistyped_variables_are_named_without_their_value(monkeypatch):
     monkeypatch.setenv("NCCL_TOKEN", "hunter2")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     info = collect()
-    meant = {variable.name: variable.meant for variable in info.unknown_variables}
+    meant = {variable["name"]: variable["meant"] for variable in info["unknown_variables"]}
     assert meant == {
         "ISTHMUS_CODECS": "ISTHMUS_CODEC",
         "ISTHMUS_PASSWORD": None,
@@ -76,7 +76,7 @@ def test_mistyped_variables_are_named_without_their_value(monkeypatch):
         "NCCL_DEBUGG": "NCCL_DEBUG",
         "NCCL_TOKEN": None,
     }
-    for report in (text_of(info), json.dumps(info.to_json())):
+    for report in (text_of(info), json.dumps(info)):
         assert "hunter2" not in report
         assert "AWS_SECRET_ACCESS_KEY" not in report
     assert "did you mean ISTHMUS_CODEC?" in text_of(info)
@@ -133,13 +133,13 @@ def test_a_native_module_that_does_not_load_is_reported(monkeypatch):
     monkeypatch.setattr(_native, "load", fail)
     monkeypatch.setenv("ISTHMUS_CODEC", "hunter2")
     info = collect()
-    module = by_name(info.features)["native module"]
-    assert not module.is_available
-    assert module.detail == "isthmus was built for torch 2.99.0, but torch 2.11.0 is running"
-    assert "set in the environment: ISTHMUS_CODEC" in info.options_error
-    assert info.unknown_variables == ()
+    module = by_name(info["features"])["native module"]
+    assert not module["is_available"]
+    assert module["detail"] == "isthmus was built for torch 2.99.0, but torch 2.11.0 is running"
+    assert "set in the environment: ISTHMUS_CODEC" in info["options_error"]
+    assert info["unknown_variables"] == []
     assert "hunter2" not in text_of(info)
-    assert info.versions["Python"]
+    assert info["versions"]["Python"]
 
 
 def test_a_torch_that_does_not_load_is_reported(monkeypatch):
@@ -148,15 +148,15 @@ def test_a_torch_that_does_not_load_is_reported(monkeypatch):
 
     monkeypatch.setattr("isthmus.report.info._import_torch", fail)
     monkeypatch.setattr(_native, "load", fail)
-    features = by_name(collect().features)
-    assert features["torch"].detail == "libcudart.so.13: cannot open shared object file"
+    features = by_name(collect()["features"])
+    assert features["torch"]["detail"] == "libcudart.so.13: cannot open shared object file"
     assert "NVML" in features
 
 
 def test_features_say_what_they_are():
-    features = by_name(collect().features)
-    assert features["backend"].is_available
-    assert features["Gloo"].is_available
+    features = by_name(collect()["features"])
+    assert features["backend"]["is_available"]
+    assert features["Gloo"]["is_available"]
     assert {"NCCL", "CUDA devices", "NVML"} <= set(features)
 
 
@@ -170,12 +170,12 @@ def test_mpi_is_named_where_it_is_built_in(monkeypatch):
     monkeypatch.setitem(
         sys.modules, "isthmus._mpi", SimpleNamespace(library=lambda: "Open MPI v4.1.4, package\0\nmore")
     )
-    feature = by_name(collect().features)["MPI"]
-    assert (feature.is_available, feature.detail) == (True, "Open MPI v4.1.4, package")
+    feature = by_name(collect()["features"])["MPI"]
+    assert (feature["is_available"], feature["detail"]) == (True, "Open MPI v4.1.4, package")
     monkeypatch.setitem(sys.modules, "isthmus._mpi", None)
-    feature = by_name(collect().features)["MPI"]
-    assert not feature.is_available
-    assert feature.detail.startswith("not built in, or its library is missing")
+    feature = by_name(collect()["features"])["MPI"]
+    assert not feature["is_available"]
+    assert feature["detail"].startswith("not built in, or its library is missing")
 
 
 def test_the_command_prints_text_and_json(monkeypatch):

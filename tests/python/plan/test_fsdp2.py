@@ -15,15 +15,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from isthmus.benchmarks.common.recorder import record_collectives
-from isthmus.benchmarks.training.traffic import collective_of
-from isthmus.plan.assumptions import Accumulation
 from isthmus.plan.modules import units_of
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import Cluster, ElementBytes
 from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import strategies_named, world_formula
 
-ONE_PASS = Accumulation()
 MESHES = [(2, 2), (3, 2), (2, 1), (1, 4), (4, 3)]
 
 
@@ -60,29 +57,22 @@ def mesh_of(strategy, nodes, ranks_per_node) -> DeviceMesh:
     return init_device_mesh("cpu", (nodes * ranks_per_node,))
 
 
-def called(model, passes=1, reduce="each"):
+def called(model):
     """The collectives of a step, with the ranks of each; those of a single rank move nothing and do not count."""
     with record_collectives() as recording:
-        for index in range(passes):
-            model.set_requires_gradient_sync(reduce == "each" or index == passes - 1)
-            model(torch.ones(3, 33)).sum().backward()
-    calls = [collective_of(call) for call in recording.as_json()]
-    return Counter(signature(call) for call in calls if len(call.ranks) > 1)
+        model(torch.ones(3, 33)).sum().backward()
+    return Counter(signature(call) for call in recording.collectives if len(call.ranks) > 1)
 
 
 def signature(call):
     return str(call.kind), tuple(call.ranks), call.num_elements, call.element_bytes
 
 
-def predicted(strategy, model, cluster, rank, resharding="yes", accumulation=ONE_PASS):
+def predicted(strategy, model, cluster, rank):
     (chosen,) = strategies_named([strategy], WireOptions())
     world = world_formula("gloo", cluster.ranks_per_node)
-    setting = Setting(model, cluster, world, ElementBytes.of("bf16", "fp32"), resharding, accumulation)
-    plan = StepPlan(setting, chosen)
-    total = Counter()
-    for operation in plan.operations:
-        total[signature(operation.on(rank, cluster))] += plan.times_a_step(operation.phase)
-    return total
+    setting = Setting(model, cluster, world, ElementBytes.of("bf16", "fp32"))
+    return Counter(signature(operation.on(rank, cluster)) for operation in StepPlan(setting, chosen).operations)
 
 
 def wrapped(mesh, **arguments):
@@ -110,22 +100,6 @@ def test_weights_that_stay_on_each_node_are_gathered_there(world, nodes, ranks_p
     world(nodes, ranks_per_node, 2)
     model = wrapped(mesh_of("fsdp", nodes, ranks_per_node), reshard_after_forward=ranks_per_node)
     assert called(model) == predicted("fsdp-node", units_of(Model()), Cluster(nodes, ranks_per_node), 2)
-
-
-@pytest.mark.parametrize("strategy", ["fsdp", "hsdp"])
-def test_weights_that_stay_gathered_are_gathered_once(world, strategy):
-    world(3, 2, 0)
-    model = wrapped(mesh_of(strategy, 3, 2), reshard_after_forward=False)
-    assert called(model) == predicted(strategy, units_of(Model()), Cluster(3, 2), 0, resharding="no")
-
-
-@pytest.mark.parametrize("reduce", ["each", "last"])
-@pytest.mark.parametrize("strategy", ["fsdp", "hsdp"])
-def test_accumulation_reduces_as_asked(world, strategy, reduce):
-    world(2, 2, 3)
-    model = wrapped(mesh_of(strategy, 2, 2))
-    expected = predicted(strategy, units_of(Model()), Cluster(2, 2), 3, accumulation=Accumulation(3, reduce))
-    assert called(model, passes=3, reduce=reduce) == expected
 
 
 def test_units_of_the_wrapped_model_are_those_of_the_plain_one(world):

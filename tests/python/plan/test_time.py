@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.plan.assumptions import (
-    Accumulation,
     CodecSpeed,
     CodecSpeeds,
     Compute,
@@ -20,14 +19,15 @@ from isthmus.plan.assumptions import (
 )
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.pipeline import Pipeline, UnitWork
-from isthmus.plan.placement import Cluster, Phase
-from isthmus.plan.scan import EQUAL_SHARE, Comparison, link_speeds
+from isthmus.plan.placement import Cluster
+from isthmus.plan.scan import EQUAL_SHARE, Comparison
 from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import STRATEGIES, strategies_named, world_formula
-from isthmus.plan.timing import NodeHop, Resource, Stage, stage_of
+from isthmus.plan.timing import Resource, Stage, stage_of
 from isthmus.plan.units import units_of_sizes
+from isthmus.plan.volumes import Hop
 
-ONE_PASS = Accumulation()
+BETWEEN, WITHIN = Resource.BETWEEN, Resource.WITHIN
 LINKS = Links(inter_gbit_s=8, intra_gbit_s=80, inter_latency_us=10, intra_latency_us=1)
 CODECS = CodecSpeeds(
     {
@@ -40,125 +40,78 @@ CODECS = CodecSpeeds(
 )
 
 
-def hop(**values):
-    return NodeHop(
-        **dict.fromkeys(("steps", "inter_bytes", "intra_bytes", "encoded_elements", "decoded_elements"), 0)
-        | {"codec": ""}
-        | values
-    )
-
-
-def test_a_message_between_nodes_takes_its_bytes_and_its_rounds():
-    stage = stage_of(hop(steps=3, inter_bytes=10**9), LINKS, CODECS)
-    assert stage == Stage((Resource.BETWEEN,), 1.0, pytest.approx(30e-6))
-
-
-def test_a_message_within_a_node_does_not_load_the_link():
-    assert stage_of(hop(steps=2, intra_bytes=10**9), LINKS, CODECS) == Stage((Resource.WITHIN,), 0.1, 2e-6)
-
-
 @pytest.mark.parametrize(
-    ("intra", "seconds", "slower"), [(10**9, 1.0, Resource.BETWEEN), (10**11, 10.0, Resource.WITHIN)]
+    ("hop", "stage"),
+    [
+        (Hop(steps=3, inter_bytes=10**9), Stage((BETWEEN,), 1.0 + 30e-6)),
+        (Hop(steps=2, intra_bytes=10**9), Stage((WITHIN,), 0.1 + 2e-6)),
+        # A ring over nodes is as slow as its slowest edge, and loads both.
+        (Hop(steps=1, inter_bytes=10**9, intra_bytes=10**9), Stage((BETWEEN, WITHIN), 1.0 + 10e-6)),
+        (Hop(steps=1, inter_bytes=10**9, intra_bytes=10**11), Stage((BETWEEN, WITHIN), 10.0 + 10e-6)),
+        # Codecs take their float32 elements at their own speeds.
+        (Hop(codec="tagc", encoded_elements=10**9, decoded_elements=10**9), Stage((Resource.CODEC,), 1.0 + 2.0)),
+        (Hop(codec="none", encoded_elements=10**9), Stage((Resource.CODEC,), 0.5)),
+    ],
 )
-def test_a_ring_over_nodes_is_as_slow_as_its_slowest_edge_and_loads_both(intra, seconds, slower):
-    stage = stage_of(hop(steps=1, inter_bytes=10**9, intra_bytes=intra), LINKS, CODECS)
-    assert (stage.transfer_s, stage.latency_s) == (seconds, pytest.approx(10e-6))
-    assert stage.resources[0] is slower
-    assert set(stage.resources) == {Resource.BETWEEN, Resource.WITHIN}
-
-
-def test_codecs_take_their_float32_elements_at_their_own_speeds():
-    lossy = stage_of(hop(codec="tagc", encoded_elements=10**9, decoded_elements=10**9), LINKS, CODECS)
-    assert lossy == Stage((Resource.CODEC,), 1.0 + 2.0, 0.0)
-    assert stage_of(hop(codec="none", encoded_elements=10**9), LINKS, CODECS).seconds == 0.5
+def test_a_stage_takes_its_bytes_and_its_rounds_or_its_elements(hop, stage):
+    found = stage_of(hop, LINKS, CODECS)
+    assert (found.resources, found.seconds) == (stage.resources, pytest.approx(stage.seconds))
 
 
 def taking(resource, seconds):
     """One collective, or none at all."""
-    return ((Stage((resource,), seconds, 0.0),),) if seconds else ()
+    return ((Stage((resource,), seconds),),) if seconds else ()
 
 
-def work(share, gather=0.0, scatter=0.0, all_reduce=0.0, update=0.0, further=None, is_root=False):
+def work(share, gather=0.0, scatter=0.0, all_reduce=0.0, is_root=False):
     return UnitWork(
         forward_gathers=taking(Resource.BETWEEN, gather),
-        further_gathers=taking(Resource.BETWEEN, gather if further is None else further),
         backward_gathers=taking(Resource.BETWEEN, gather),
         reduce_scatters=taking(Resource.BETWEEN, scatter),
         all_reduces=taking(Resource.WITHIN, all_reduce),
-        updates=taking(Resource.BETWEEN, update),
         compute_share=share,
         is_root=is_root,
     )
 
 
-def test_gathers_hide_behind_the_computation_of_the_units_before():
-    # Forward 1 s for each of two units, backward 2 s; gathers of 1 s: all but the first of each pass are hidden.
-    pipeline = Pipeline([work(0.5, gather=1), work(0.5, gather=1)], input_buffers=1)
-    assert pipeline.pass_s(6.0, reduces=True) == pytest.approx(1 + 2 + 1 + 4)
+THREE = [work(20 / 22, scatter=5), *[work(1 / 22, scatter=5)] * 2]
+FOUR = [work(20 / 23, scatter=5), *[work(1 / 23, scatter=5)] * 3]
 
 
-def test_gathers_that_are_longer_than_computation_set_the_pace():
-    pipeline = Pipeline([work(0.25, gather=10)] * 4, input_buffers=1)
-    # Forward: 40 s of gathers, then the last unit computes; backward: 40 s more, then the last one.
-    assert pipeline.pass_s(12.0, reduces=True) == pytest.approx(40 + 1 + 40 + 2)
+@pytest.mark.parametrize(
+    ("units", "input_buffers", "compute_s", "seconds"),
+    [
+        # Forward 1 s for each of two units, backward 2 s: all gathers but the first of each pass are hidden.
+        ([work(0.5, gather=1)] * 2, 1, 6.0, 1 + 2 + 1 + 4),
+        # Gathers set the pace: 40 s of them, then the last unit computes; backward 40 s more, then the last one.
+        ([work(0.25, gather=10)] * 4, 1, 12.0, 40 + 1 + 40 + 2),
+        # Reductions hide behind the backward pass but for the last.
+        ([work(0.5, scatter=1)] * 2, 1, 6.0, 2 + 4 + 1),
+        # Root gathered 1, forward 1 + 1, root gathered again (as told), backward 2 + 2, and its reduction comes last.
+        ([work(0.5, gather=1, scatter=3, is_root=True), work(0.5, scatter=3)], 1, 6.0, 1 + 2 + 1 + 4 + 6),
+        # Forward 11. Backward 1, 1 and 20, each reduced behind the one before. FSDP2 computes the 20 only after the
+        # first reduction has ended and the second begun (at 6), DDP and two buffers at once (at 2).
+        (THREE, 1, 33.0, 11 + 6 + 20 + 5),
+        (THREE, None, 33.0, 11 + 2 + 20 + 5),
+        (THREE, 2, 33.0, 11 + 2 + 20 + 5),
+        # Forward 11.5. Gradients at 1, 2 and 3, the third begins when the first has ended (at 6): then 20.
+        (FOUR, 2, 34.5, 11.5 + 6 + 20 + 5),
+        (FOUR, 1, 34.5, 11.5 + 11 + 20 + 5),
+        (FOUR, 3, 34.5, 11.5 + 3 + 20 + 5),
+        # An all-reduce along the rail holds up no reduce-scatter: the second one ends earlier, its all-reduce waits.
+        ([work(0.5, scatter=1, all_reduce=5)] * 2, 1, 6.0, 2 + 2 + 1 + 5 + 5),
+    ],
+)
+def test_a_step_by_hand(units, input_buffers, compute_s, seconds):
+    assert Pipeline(units, input_buffers).step_s(compute_s) == pytest.approx(seconds)
 
 
-def test_reductions_hide_behind_the_backward_pass_but_for_the_last():
-    pipeline = Pipeline([work(0.5, scatter=1), work(0.5, scatter=1)], input_buffers=1)
-    assert pipeline.pass_s(6.0, reduces=True) == pytest.approx(2 + 4 + 1)
-    assert pipeline.pass_s(6.0, reduces=False) == pytest.approx(6)
-
-
-def test_the_root_is_reduced_after_everything_and_computes_at_the_end_of_the_forward_pass():
-    units = [work(0.5, gather=1, scatter=3, is_root=True), work(0.5, scatter=3)]
-    # Root gathered 1, forward 1 + 1, root gathered again 1 (as told), backward 2 + 2, reductions 3 + 3, nothing hides.
-    assert Pipeline(units, input_buffers=1).pass_s(6.0, reduces=True) == pytest.approx(1 + 2 + 1 + 4 + 6)
-
-
-def test_fsdp2_waits_for_the_reduce_scatter_before_and_ddp_does_not():
-    units = [work(20 / 22, scatter=5), work(1 / 22, scatter=5), work(1 / 22, scatter=5)]
-    # Forward 11. Backward 1, 1 and 20, each reduced behind the one before. FSDP2 computes the 20 only after the first
-    # reduction has ended and the second begun (at 6), DDP at once (at 2); the last reduction is never hidden.
-    assert Pipeline(units, input_buffers=1).pass_s(33.0, reduces=True) == pytest.approx(11 + 6 + 20 + 5)
-    assert Pipeline(units, input_buffers=None).pass_s(33.0, reduces=True) == pytest.approx(11 + 2 + 20 + 5)
-    # Two buffers: when the 20 begin (at 2) two reduce-scatters have yet to end, and the third waits for neither.
-    assert Pipeline(units, input_buffers=2).pass_s(33.0, reduces=True) == pytest.approx(11 + 2 + 20 + 5)
-
-
-def test_a_third_reduction_waits_for_the_first_of_two_buffers():
-    units = [work(20 / 23, scatter=5)] + [work(1 / 23, scatter=5)] * 3
-    # Forward 11.5. Gradients at 1, 2 and 3, the third begins when the first has ended (at 6): then 20 are computed.
-    assert Pipeline(units, input_buffers=2).pass_s(34.5, reduces=True) == pytest.approx(11.5 + 6 + 20 + 5)
-    assert Pipeline(units, input_buffers=1).pass_s(34.5, reduces=True) == pytest.approx(11.5 + 11 + 20 + 5)
-    assert Pipeline(units, input_buffers=3).pass_s(34.5, reduces=True) == pytest.approx(11.5 + 3 + 20 + 5)
-
-
-def test_an_all_reduce_along_the_rail_does_not_hold_up_the_next_reduce_scatter():
-    units = [work(0.5, scatter=1, all_reduce=5), work(0.5, scatter=1, all_reduce=5)]
-    # Forward 2, backward 2, scatter 1, its all-reduce 5 alone; the second scatter ends earlier, its all-reduce waits.
-    assert Pipeline(units, input_buffers=1).pass_s(6.0, reduces=True) == pytest.approx(2 + 2 + 1 + 5 + 5)
-
-
-def test_updates_come_once_and_passes_that_do_not_reduce_are_shorter():
-    pipeline = Pipeline([work(1.0, scatter=2, update=0.5)], input_buffers=None)
-    assert pipeline.step_s(4.0, passes=4, num_reductions=4) == pytest.approx(4 * (1 + 2) + 0.5)
-    assert pipeline.step_s(4.0, passes=4, num_reductions=1) == pytest.approx(4 * 1 + 2 + 0.5)
-
-
-def test_further_passes_have_gathers_of_their_own():
-    # Forward: gather, compute a third. Backward: gather, compute two thirds, reduce.
-    pipeline = Pipeline([work(1.0, gather=3, further=1, scatter=2)], input_buffers=None)
-    assert pipeline.step_s(3.0, passes=1, num_reductions=1) == pytest.approx(3 + 1 + 3 + 2 + 2)
-    assert pipeline.step_s(9.0, passes=3, num_reductions=3) == pytest.approx((3 + 8) + 2 * (1 + 8))
-    assert pipeline.step_s(9.0, passes=3, num_reductions=1) == pytest.approx((3 + 6) + (1 + 6) + (1 + 8))
-
-
-def plans(names, sizes, nodes, ranks, backend="nccl", accumulation=ONE_PASS):
+def plans(names, sizes, nodes, ranks, backend="nccl"):
     model = units_of_sizes(sizes)
     model = dataclasses.replace(
         model, units=(dataclasses.replace(model.units[0], is_root=len(sizes) > 1), *model.units[1:])
     )
-    setting = Setting(model, Cluster(nodes, ranks), world_formula(backend, ranks), accumulation=accumulation)
+    setting = Setting(model, Cluster(nodes, ranks), world_formula(backend, ranks))
     return [StepPlan(setting, strategy) for strategy in strategies_named(names, WireOptions(min_elements=1000))]
 
 
@@ -169,7 +122,6 @@ SETTINGS = st.tuples(
     st.integers(1, 6),
     st.integers(1, 5),
     st.sampled_from(["nccl", "gloo"]),
-    st.sampled_from([Accumulation(), Accumulation(3), Accumulation(3, "last")]),
 )
 
 
@@ -185,30 +137,20 @@ def test_a_faster_link_never_makes_a_step_longer(setting, slow, fast, intra, com
 
 
 @given(SETTINGS, SPEEDS, SPEEDS, st.floats(0, 100))
-def test_overlap_is_no_slower_than_none_and_no_faster_than_any_resource(setting, inter, intra, compute_s):
+def test_overlap_is_no_slower_than_none_and_no_faster_than_the_link(setting, inter, intra, compute_s):
     (plan,) = plans(*setting)
     time = plan.time(Links(inter, intra, 3, 2), CODECS, Compute(compute_s, ""))
     assert time.step_s <= time.serial_s * (1 + 1e-9)
-    at_least = [compute_s, sum(phase.between_s for phase in time.phases.values())]
-    at_least += [sum(phase.within_s for phase in time.phases.values())]
-    at_least += [sum(phase.codec_s for phase in time.phases.values())]
+    at_least = [compute_s, sum(plan.node_bytes.values()) * 8 / (inter * 1e9)]
     assert time.step_s >= max(at_least) * (1 - 1e-9)
-    total = compute_s + sum(phase.seconds for phase in time.phases.values())
-    assert time.serial_s == pytest.approx(total)
+    assert time.serial_s == pytest.approx(compute_s + sum(time.phases.values()))
     assert time.exposed_s >= -1e-9 * max(compute_s, 1)
-
-
-def test_time_between_nodes_is_bytes_over_speed():
-    for plan in plans(["fsdp", "none", "tagc", "hsdp", "hsdp-tagc", "ddp"], [10**7] * 3, 2, 4):
-        time = plan.time(Links(10, 1e5), CODECS, Compute(1, ""))
-        for phase in Phase:
-            assert time.phases[phase].between_s == pytest.approx(plan.node_bytes[phase] * 8 / 10e9)
 
 
 def comparison(names=("fsdp", "hsdp", "none", "tagc", "hsdp-tagc"), inter=25, memory_bytes=None, codecs=None):
     chosen = plans(list(names), [5 * 10**7] + [10**8] * 4, 2, 4)
     links = Links(inter, 2000)
-    return Comparison(chosen, links, codecs or codec_speeds("gpu", 10), Compute(0.2, ""), memory_bytes)
+    return Comparison(chosen, links, codecs or codec_speeds("gpu"), Compute(0.2, ""), memory_bytes)
 
 
 def test_crossovers_are_where_the_preferred_strategy_changes_and_nowhere_else():
@@ -258,12 +200,6 @@ def test_the_slowest_codec_that_pays_is_found():
     assert found.slowest_codec_factor(by_name["fsdp"], by_name["none"]) is None  # no codec makes fsdp the faster one
 
 
-def test_link_speeds_go_from_1_to_800():
-    speeds = link_speeds()
-    assert (speeds[0], speeds[-1]) == (1.0, pytest.approx(800.0))
-    assert speeds == sorted(speeds)
-
-
 @pytest.mark.parametrize(
     ("text", "speed"),
     [("25gbit", 25), ("25", 25), ("200mbit", 0.2), ("1.6tbit", 1600), ("400 Gbit", 400), ("100kbit", 1e-4)],
@@ -289,11 +225,9 @@ def test_a_bad_speed_is_named_with_the_accepted_range(text):
         (lambda: compute_of_tokens(1, 0, 1, 1), "tokens 0: expected 1 to"),
         (lambda: compute_of_tokens(1, 1, 0, 1), "peak_tflops 0: expected 0.001"),
         (lambda: compute_of_tokens(1, 1, 1, 1.5), "mfu 1.5: expected 0.001 to 1"),
-        (lambda: Accumulation(0), "accumulation 0: expected 1 to 65536"),
-        (lambda: Accumulation(2, "never"), "reduce 'never': expected each or last"),
-        (lambda: codec_speeds("fast", 10), "codec speed 'fast': expected cpu, gpu, or GB/s"),
-        (lambda: codec_speeds("0", 10), "codec speed '0': expected .*encode_gb_s 0: expected 0.001"),
-        (lambda: codec_speeds("5/-1", 10), "codec speed '5/-1'"),
+        (lambda: codec_speeds("fast"), "codec speed 'fast': expected cpu, gpu, or GB/s"),
+        (lambda: codec_speeds("0"), "codec speed '0': expected .*encode_gb_s 0: expected 0.001"),
+        (lambda: codec_speeds("5/-1"), "codec speed '5/-1'"),
     ],
 )
 def test_absurd_assumptions_are_refused_with_value_and_range(make, message):
@@ -307,11 +241,8 @@ def test_compute_is_six_operations_a_parameter_and_token():
 
 
 def test_codec_speeds_are_measured_ones_given_ones_or_assumed_and_say_which():
-    assert codec_speeds("cpu", 10).of("tagc") == CodecSpeed(2.37, 4.00)
-    assert codec_speeds("cpu", 4).of("tagc") == CodecSpeed(1.25, 1.29)
-    below_the_lowest = codec_speeds("cpu", 1)
-    assert below_the_lowest.of("tagc") == CodecSpeed(0.83, 0.89)
-    assert codec_speeds("100/150", 10).of("tagc") == CodecSpeed(100, 150)
-    assert codec_speeds("100", 10).of("tagc") == CodecSpeed(100, 100)
-    assert "ever timed" in codec_speeds("gpu", 10).source
-    assert "docs/tagc.md" in codec_speeds("cpu", 10).source
+    assert codec_speeds("cpu").of("tagc") == CodecSpeed(2.37, 4.00)
+    assert codec_speeds("100/150").of("tagc") == CodecSpeed(100, 150)
+    assert codec_speeds("100").of("tagc") == CodecSpeed(100, 100)
+    assert "ever timed" in codec_speeds("gpu").source
+    assert "docs/tagc.md" in codec_speeds("cpu").source

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.benchmarks.training.traffic import audited_collectives, formula_bytes
 from isthmus.plan.packets import WireOptions
 from isthmus.plan.volumes import Collective, IsthmusFormula, Kind, gloo_formula, nccl_formula, sent_bytes
 
@@ -30,101 +29,73 @@ def intra_bytes(formula, kind, ranks, num_elements, element_bytes=2):
     return [sum(hop.intra_bytes for hop in formula(collective, rank)) for rank in ranks]
 
 
-def test_gloo_sends_along_the_edges_of_its_ring_that_leave_a_node():
-    formula = gloo_formula(2)
-    assert inter_bytes(formula, Kind.ALL_GATHER, WORLD, 1000) == [0, 1500, 0, 1500]
-    assert intra_bytes(formula, Kind.ALL_GATHER, WORLD, 1000) == [1500, 0, 1500, 0]
-    assert inter_bytes(formula, Kind.REDUCE_SCATTER, WORLD, 1000) == [0, 3000, 0, 3000]
-    assert inter_bytes(formula, Kind.ALL_GATHER, (0, 1), 1000) == [0, 0]
-    assert inter_bytes(formula, Kind.ALL_REDUCE, (1, 3), 1000) == [2000, 2000]
+GATHER, SCATTER, REDUCE = Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE
+GLOO, NCCL = gloo_formula(2), nccl_formula(2)
+# 131072 elements are 32768 a shard: 512 blocks of 64, the shortest, as even these give less than 96 rows. A packet has
+# header, flags of 512 blocks, index, and a sketch of ceil(512 / 10) rows; on a rail 1024 blocks and 103 rows.
+PACKET, RAIL_PACKET = 64 + 64 + 4096 + 52 * 64 * 4, 64 + 128 + 8192 + 103 * 64 * 4
+EDGE, WIDE_EDGE = (3 * (2 * 4096 * bits + 52 * 64 * 4) for bits in (1, 4))
+BELOW = 65532  # of min_elements
 
 
-def test_a_true_ring_reduce_scatters_in_one_pass():
-    formula = nccl_formula(2)
-    assert inter_bytes(formula, Kind.REDUCE_SCATTER, WORLD, 1000) == [0, 1500, 0, 1500]
-    assert inter_bytes(formula, Kind.ALL_REDUCE, WORLD, 1000) == [0, 3000, 0, 3000]
-    (hop,) = formula(Collective(Kind.ALL_REDUCE, WORLD, 1000, 2), 0)
+@pytest.mark.parametrize(
+    ("formula", "kind", "ranks", "num_elements", "expected"),
+    [
+        # Rings send along the edges that leave a node; reduce-scatters of Gloo are all-reduces.
+        (GLOO, GATHER, WORLD, 1000, [0, 1500, 0, 1500]),
+        (GLOO, SCATTER, WORLD, 1000, [0, 3000, 0, 3000]),
+        (GLOO, GATHER, (0, 1), 1000, [0, 0]),
+        (GLOO, REDUCE, (1, 3), 1000, [2000, 2000]),
+        (NCCL, SCATTER, WORLD, 1000, [0, 1500, 0, 1500]),
+        (NCCL, REDUCE, WORLD, 1000, [0, 3000, 0, 3000]),
+        (on_isthmus(TAGC), GATHER, WORLD, 131072, [65536] * 4),
+        (on_isthmus(TAGC), SCATTER, WORLD, 131072, [PACKET] * 4),
+        (on_isthmus(NONE), SCATTER, WORLD, 131072, [48 + 65536] * 4),
+        # Below min_elements reductions are plain, and gathers the world backend's.
+        (on_isthmus(TAGC), SCATTER, WORLD, BELOW, [48 + 32768] * 4),
+        (on_isthmus(TAGC), GATHER, WORLD, BELOW, [0, BELOW * 3 // 2] * 2),
+        # All-reduces: along a rail, below min_elements and padded to even, over four nodes, and packets of 8 bytes.
+        (on_isthmus(TAGC), REDUCE, (1, 3), 131072, [2 * RAIL_PACKET] * 2),
+        (on_isthmus(TAGC), REDUCE, (1, 3), 65535, [2 * (48 + 65536)] * 2),
+        (on_isthmus(NONE, 1), REDUCE, WORLD, 131072, [2 * 3 * (48 + 65536)] * 4),
+        (on_isthmus(NONE), REDUCE, WORLD, 131073, [2 * (48 + 65544)] * 4),
+        # In a single tier a ring of indexes and sketches; an all-reduce is a float32 ring, gathered in two tiers.
+        (on_isthmus(FLAT), SCATTER, WORLD, 131072, [0, EDGE, 0, EDGE]),
+        (on_isthmus(dataclasses.replace(FLAT, index_bits=4)), SCATTER, WORLD, 131072, [0, WIDE_EDGE, 0, WIDE_EDGE]),
+        (on_isthmus(FLAT), REDUCE, WORLD, 4000, [48 + 2000, 3 * 1000 * 4 + 48 + 2000] * 2),
+        # With one rank a node plain chunks go straight to their owners, in their own type.
+        (on_isthmus(FLAT, 1), SCATTER, WORLD, 4000, [3 * 1000 * 2] * 4),
+        (on_isthmus(FLAT, 1), REDUCE, WORLD, 4000, [3 * 1000 * 2 + 3 * (48 + 2000)] * 4),
+    ],
+)
+def test_bytes_between_nodes_by_hand(formula, kind, ranks, num_elements, expected):
+    assert inter_bytes(formula, kind, ranks, num_elements) == expected
+
+
+def test_bytes_and_rounds_within_a_node_by_hand():
+    assert intra_bytes(GLOO, GATHER, WORLD, 1000) == [1500, 0, 1500, 0]
+    ring, gather = 3 * 1000 * 4, 48 + 2000
+    assert intra_bytes(on_isthmus(FLAT), REDUCE, WORLD, 4000) == [ring + 2 * gather, 2 * gather] * 2
+    (hop,) = NCCL(Collective(REDUCE, WORLD, 1000, 2), 0)
     assert hop.steps == 6
-
-
-def test_two_tiers_by_hand():
-    # 131072 elements are 32768 a shard: 512 blocks of 64, the shortest, as even these give less than 96 rows.
-    packet = 64 + 64 + 4096 + 52 * 64 * 4  # header, flags of 512 blocks, index, sketch of ceil(512 / 10) rows
-    assert inter_bytes(on_isthmus(TAGC), Kind.ALL_GATHER, WORLD, 131072) == [65536] * 4
-    assert inter_bytes(on_isthmus(TAGC), Kind.REDUCE_SCATTER, WORLD, 131072) == [packet] * 4
-    assert inter_bytes(on_isthmus(NONE), Kind.REDUCE_SCATTER, WORLD, 131072) == [48 + 65536] * 4
-    edge = 3 * (2 * 4096 + 52 * 64 * 4)
-    assert inter_bytes(on_isthmus(FLAT), Kind.REDUCE_SCATTER, WORLD, 131072) == [0, edge, 0, edge]
 
 
 @pytest.mark.parametrize(
     ("options", "kind", "within", "between"),
     [
-        (NONE, Kind.REDUCE_SCATTER, 2048, 1072),
-        (WireOptions(codec="tagc", min_elements=0), Kind.REDUCE_SCATTER, 2048, 960),
-        (NONE, Kind.ALL_GATHER, 2048, 1024),
-        (NONE, Kind.ALL_REDUCE, 4192, 2144),
-        (WireOptions(codec="tagc", min_elements=0), Kind.ALL_REDUCE, 3968, 1920),
+        (NONE, SCATTER, [2048] * 4, [1072] * 4),
+        (TAGC, SCATTER, [2048] * 4, [960] * 4),
+        (NONE, GATHER, [2048] * 4, [1024] * 4),
+        (NONE, REDUCE, [4192] * 4, [2144] * 4),
+        (TAGC, REDUCE, [3968] * 4, [1920] * 4),
+        (FLAT, SCATTER, [2496, 0] * 2, [0, 2496] * 2),
+        (dataclasses.replace(FLAT, codec="none"), SCATTER, [3072, 0] * 2, [0, 3072] * 2),
     ],
 )
 def test_the_example_of_the_document(options, kind, within, between):
     formula = on_isthmus(dataclasses.replace(options, min_elements=0))
-    assert intra_bytes(formula, kind, WORLD, 1024, 4) == [within] * 4
-    assert inter_bytes(formula, kind, WORLD, 1024, 4) == [between] * 4
-
-
-def test_the_example_of_the_document_in_a_single_tier():
-    formula = on_isthmus(dataclasses.replace(FLAT, min_elements=0))
-    assert inter_bytes(formula, Kind.REDUCE_SCATTER, WORLD, 1024, 4) == [0, 2496, 0, 2496]
-    assert inter_bytes(on_isthmus(FLAT), Kind.REDUCE_SCATTER, WORLD, 1024, 4) == [0, 3072, 0, 3072]
-
-
-def test_below_min_elements_reductions_are_plain_and_gathers_are_the_world_backends():
-    formula, below = on_isthmus(TAGC), 65532
-    assert inter_bytes(formula, Kind.REDUCE_SCATTER, WORLD, below) == [48 + 32768] * 4
-    assert inter_bytes(formula, Kind.ALL_GATHER, WORLD, below) == [0, below * 3 // 2, 0, below * 3 // 2]
-
-
-def test_all_reduce_along_a_rail():
-    # 131072 elements are 65536 for each of two owners: 1024 blocks of 64, and 103 rows.
-    packet = 64 + 128 + 8192 + 103 * 64 * 4
-    assert inter_bytes(on_isthmus(TAGC), Kind.ALL_REDUCE, (1, 3), 131072) == [2 * packet] * 2
-    padded = [2 * (48 + 65536)] * 2  # below min_elements, padded to even
-    assert inter_bytes(on_isthmus(TAGC), Kind.ALL_REDUCE, (1, 3), 65535) == padded
-    four_nodes = on_isthmus(NONE, ranks_per_node=1)
-    assert inter_bytes(four_nodes, Kind.ALL_REDUCE, WORLD, 131072) == [2 * 3 * (48 + 65536)] * 4
-
-
-def test_all_reduce_over_several_ranks_a_node():
-    # 131073 elements are 32769 a chunk, whose packet is filled up to a multiple of 8.
-    assert inter_bytes(on_isthmus(NONE), Kind.ALL_REDUCE, WORLD, 131073) == [2 * (48 + 65544)] * 4
-
-
-def test_in_a_single_tier_an_all_reduce_is_a_float32_ring_and_a_gather_in_two_tiers():
-    # The figures of AllReduce.InASingleTierItIsExactAndCounted in tests/cpp/test_all_reduce.cpp.
-    formula = on_isthmus(FLAT)
-    ring, gather = 3 * 1000 * 4, 48 + 2000
-    assert inter_bytes(formula, Kind.ALL_REDUCE, WORLD, 4000) == [gather, ring + gather] * 2
-    assert intra_bytes(formula, Kind.ALL_REDUCE, WORLD, 4000) == [ring + 2 * gather, 2 * gather] * 2
-
-
-def test_in_a_single_tier_with_one_rank_a_node_plain_chunks_go_straight_to_their_owners_in_their_own_type():
-    formula = on_isthmus(FLAT, ranks_per_node=1)
-    assert inter_bytes(formula, Kind.REDUCE_SCATTER, WORLD, 4000) == [3 * 1000 * 2] * 4
-    assert inter_bytes(formula, Kind.ALL_REDUCE, WORLD, 4000) == [3 * 1000 * 2 + 3 * (48 + 2000)] * 4
-
-
-def test_an_index_of_four_bits_is_four_times_as_long():
-    one, four = on_isthmus(FLAT), on_isthmus(dataclasses.replace(FLAT, index_bits=4))
-    difference = [
-        long - short
-        for short, long in zip(
-            inter_bytes(one, Kind.REDUCE_SCATTER, WORLD, 131072),
-            inter_bytes(four, Kind.REDUCE_SCATTER, WORLD, 131072),
-            strict=True,
-        )
-    ]
-    assert difference == [0, 3 * 2 * 3 * 4096, 0, 3 * 2 * 3 * 4096]
+    assert intra_bytes(formula, kind, WORLD, 1024, 4) == within
+    assert inter_bytes(formula, kind, WORLD, 1024, 4) == between
 
 
 @pytest.mark.parametrize(
@@ -181,29 +152,3 @@ def test_every_node_sends_the_same_and_ranges_are_as_good_as_lists(options, kind
     by_node = [sum(sent[node * local : (node + 1) * local]) for node in range(nodes)]
     assert len(set(by_node)) == 1
     assert by_node[0] > 0
-
-
-def recorded(name, num_elements, link=None):
-    return {
-        "name": name,
-        "ranks": list(WORLD),
-        "num_elements": num_elements,
-        "element_bytes": 2,
-        "link_sent_bytes": link,
-    }
-
-
-def test_recorded_collectives_are_summed_by_phase():
-    calls = [[recorded("all_gather_into_tensor", 65532), recorded("reduce_scatter_tensor", 65532)]] * 4
-    every = formula_bytes(calls, on_isthmus(TAGC))
-    assert every == {"all_gather": 65532 * 3, "reduce_scatter": 4 * (48 + 32768)}
-    counted = formula_bytes(calls, on_isthmus(TAGC), counted_only=True)
-    assert counted == {"all_gather": 0, "reduce_scatter": 4 * (48 + 32768)}  # Gloo carries the gather
-
-
-def test_audited_collectives_sum_what_each_nodes_link_sent():
-    links = (100, None, 101, None)
-    calls = [[recorded("all_gather_into_tensor", 1000, link)] for link in links]
-    expected = {"kind": "all_gather", "num_ranks": 4, "num_elements": 1000, "element_bytes": 2, "link_sent_bytes": 201}
-    assert audited_collectives(calls) == [expected]
-    assert audited_collectives([[recorded("all_reduce", 8)]] * 4)[0]["link_sent_bytes"] is None
