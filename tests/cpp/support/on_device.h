@@ -19,12 +19,7 @@ namespace isthmus {
 
 using test::EmulatedDevice;
 
-// How a device cuts the work: results must not depend on it.
-struct Cut {
-  int64_t num_threads;
-  int64_t max_groups;
-  EmulatedDevice::Threads threads = EmulatedDevice::Threads::kInTurns;
-};
+using Cut = EmulatedDevice::Cut;
 
 // 64-byte aligned and dirty, as a device's memory.
 class Memory {
@@ -71,7 +66,7 @@ Encoded encode_with(const JobMaker& maker, const Run& run, ConstBuffer piece, st
   Memory scratch(maker.encode_scratch_bytes(piece.num_elements));
   const kernels::DeviceContext in_memory = device_context(context);
   Encoded encoded;
-  EmulatedDevice device(cut.num_threads, cut.max_groups, 1, cut.threads);
+  EmulatedDevice device(cut, 1);
   run(device, maker.encode_job({.piece = piece,
                                 .residual = buffer_of(residual),
                                 .packet = packet.buffer(),
@@ -92,7 +87,7 @@ kernels::DeviceFault decode_with(const JobMaker& maker, const Run& run, const st
   Memory scratch(maker.decode_scratch_bytes({num_elements, num_packets, to_places}));
   const kernels::DeviceContext in_memory = device_context(context);
   kernels::DeviceFault fault;
-  EmulatedDevice device(cut.num_threads, cut.max_groups, 2, cut.threads);
+  EmulatedDevice device(cut, 2);
   run(device, maker.decode_job({.packets = aligned.buffer(),
                                 .num_packets = num_packets,
                                 .out = out,
