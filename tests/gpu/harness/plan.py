@@ -96,7 +96,7 @@ _LATER_WORLDS = (
     _World("capture", "a reduce-scatter captured by torch.cuda.graph", 45),
     _World("launch_overhead", "host time of a call of the whole path over NCCL", 45),
     _World("profile", "phases in torch.profiler; device timings in stats", 45),
-    _World("order", "FSDP2 with launches in implicit order and one queue", 60, "training", ("--short",), IMPLICIT_ORDER),
+    _World("order", "FSDP2, launches in implicit order, one queue", 60, "training", ("--short",), IMPLICIT_ORDER),
 )
 
 

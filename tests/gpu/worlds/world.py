@@ -113,9 +113,7 @@ class World:
         self._count += 1
         ranks = [rank for rank in range(self.size) if rank != lost]
         keys = [f"check/{self._count}/{rank}" for rank in ranks]
-        self.store.set(
-            f"check/{self._count}/{self.rank}", json.dumps({"error": error, "figures": dict(figures or {})})
-        )
+        self.store.set(f"check/{self._count}/{self.rank}", json.dumps({"error": error, "figures": dict(figures or {})}))
         try:
             self.store.wait(keys, RESULT_TIMEOUT)
         except dist.DistStoreError:
