@@ -36,22 +36,43 @@ Options options_of(double ratio, double sparsity) {
   return options;
 }
 
+struct Encoded {
+  std::vector<uint8_t> packet;
+  std::vector<float> residual;
+  kernels::DeviceCounts counts;
+};
+
 Encoded encode_on_device(const Options& options, ConstBuffer piece, const std::vector<float>& residual, Cut cut,
                          TagcLimits limits = {}) {
-  const auto run = [](EmulatedDevice& device, const kernels::TagcEncodeJob& job) {
-    kernels::emulated::run_passes(device, job);
-  };
-  return encode_with(TagcDevice(options, limits), run, piece, residual, kContext, cut);
+  const TagcDevice codec(options, limits);
+  Memory packet(codec.packet_bytes(piece.num_elements));
+  Memory scratch(codec.encode_scratch_bytes(piece.num_elements));
+  const kernels::DeviceContext context = device_context(kContext);
+  Encoded encoded = {{}, residual, {}};
+  EmulatedDevice device(cut, 1);
+  kernels::emulated::run_passes(
+      device, codec.encode_job({piece, buffer_of(encoded.residual), packet.buffer(), read_from(context, kContext),
+                                &encoded.counts, scratch.buffer()}));
+  EXPECT_TRUE(packet.ends_intact() && scratch.ends_intact());
+  encoded.packet = packet.copy();
+  return encoded;
 }
 
 kernels::DeviceFault decode_on_device(const Options& options, const std::vector<uint8_t>& packets, int num_packets,
-                                      std::vector<float>& out, Cut cut, PacketContext context = kContext,
+                                      std::vector<float>& out, Cut cut, PacketContext packet_context = kContext,
                                       TagcLimits limits = {}) {
-  const auto run = [](EmulatedDevice& device, const kernels::TagcDecodeJob& job) {
-    kernels::emulated::run_passes(device, job);
-  };
-  return decode_with(TagcDevice(options, limits), run, packets, num_packets, buffer_of(out), /*to_places=*/false,
-                     context, cut);
+  const TagcDevice codec(options, limits);
+  Memory aligned(packets);
+  Memory scratch(codec.decode_scratch_bytes({static_cast<int64_t>(out.size()), num_packets}));
+  const kernels::DeviceContext context = device_context(packet_context);
+  kernels::DeviceFault fault;
+  EmulatedDevice device(cut, 2);
+  kernels::emulated::run_passes(device,
+                                codec.decode_job({aligned.buffer(), num_packets, buffer_of(out), /*to_places=*/false,
+                                                  read_from(context, packet_context), &fault, scratch.buffer()}));
+  EXPECT_TRUE(scratch.ends_intact());
+  EXPECT_TRUE(aligned.copy() == packets);
+  return fault;
 }
 
 // One encoding and its decoding, on the device as on the CPU.
