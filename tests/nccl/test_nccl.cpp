@@ -1,4 +1,5 @@
-// Tiers over NCCL: ranks are threads, each with a GPU.
+// Tiers over NCCL: ranks are threads, each with a GPU. What their operations bring is seen by tests of communicators
+// over them, tests/gpu/worlds/collectives.py.
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -147,65 +148,8 @@ TEST(Nccl, ReduceScatterSumsInTheTypeAndFloat16IsDividedFirst) {
   });
 }
 
-TEST(Nccl, AGroupOfReduceScattersEndsAsEachOfThemWould) {
+TEST(Nccl, HasNoBitwiseOr) {
   run_ranks("1x4", [](GpuRank& self) {
-    Transport& tier = *self.tiers.intra;
-    const Buffer in = self.put(input_of(self.rank, 3 * kRanks * 5, DataType::kFloat32));
-    const Buffer out = self.put(Array(3 * 5, DataType::kFloat32));
-    tier.begin_group();
-    for (int i = 0; i < 3; ++i) {
-      tier.reduce_scatter(in.part(i, kRanks * 5), out.part(i, 5), {});
-    }
-    tier.end_group();
-    const std::vector<double> sums = self.get(out);
-    for (int64_t i = 0; i < 3 * 5; ++i) {
-      EXPECT_EQ(sums[i], sum_of_elements(i / 5 * kRanks * 5 + self.rank * 5 + i % 5));
-    }
-  });
-}
-
-TEST(Nccl, AllToAllExchangesAllPartsButTheOwn) {
-  run_ranks("1x4", [](GpuRank& self) {
-    for (const int64_t part : {0, 1, 13}) {
-      const Buffer in = self.put(input_of(self.rank, kRanks * part, DataType::kFloat32));
-      const Array before(std::vector<double>(static_cast<size_t>(kRanks * part), 99), DataType::kFloat32);
-      const Buffer out = self.put(before);
-      self.tiers.intra->all_to_all(in, out, {})->wait();
-      const std::vector<double> arrived = self.get(out);
-      for (int64_t i = 0; i < kRanks * part; ++i) {
-        const int peer = static_cast<int>(i / part);
-        EXPECT_EQ(arrived[i], peer == self.rank ? 99 : element(peer, self.rank * part + i % part));
-      }
-    }
-  });
-}
-
-TEST(Nccl, AllGatherTakesItsInputFromItsPlaceOrFromElsewhere) {
-  run_ranks("1x4", [](GpuRank& self) {
-    for (const bool in_place : {false, true}) {
-      const Buffer out = self.put(Array(kRanks * 7, DataType::kFloat64));
-      Buffer in = self.put(input_of(self.rank, 7, DataType::kFloat64));
-      if (in_place) {
-        self.device->convert(in, out.part(self.rank, 7), {});
-        in = out.part(self.rank, 7);
-      }
-      self.tiers.intra->all_gather(in, out, {})->wait();
-      const std::vector<double> gathered = self.get(out);
-      for (int64_t i = 0; i < kRanks * 7; ++i) {
-        EXPECT_EQ(gathered[i], element(static_cast<int>(i / 7), i % 7)) << (in_place ? "in place" : "");
-      }
-    }
-  });
-}
-
-TEST(Nccl, AllReduceSumsAndHasNoBitwiseOr) {
-  run_ranks("1x4", [](GpuRank& self) {
-    const Buffer data = self.put(input_of(self.rank, 9, DataType::kFloat32));
-    self.tiers.intra->all_reduce(data, ReduceOp::kSum, {})->wait();
-    const std::vector<double> sums = self.get(data);
-    for (int64_t i = 0; i < 9; ++i) {
-      EXPECT_EQ(sums[i], sum_of_elements(i));
-    }
     const Buffer bytes = self.put(Array(9, DataType::kByte));
     EXPECT_EQ(error_of([&] { self.tiers.intra->all_reduce(bytes, ReduceOp::kBitOr, {}); }),
               "intra tier, rank " + std::to_string(self.rank) + ": NCCL has no bitwise or");

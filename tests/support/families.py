@@ -93,7 +93,8 @@ class Model(nn.Module):
 def batch(step: int, rank: int | None = None) -> torch.Tensor:
     """Return a rank's inputs, this one's by default: two batches by turns, so that training gets somewhere."""
     seed = 1000 * (step % 2) + (dist.get_rank() if rank is None else rank)
-    return torch.randn(16, FEATURES, generator=torch.Generator().manual_seed(seed))
+    features = torch.randn(16, FEATURES, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return features.to(torch.get_default_device())
 
 
 def distance(outputs: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:

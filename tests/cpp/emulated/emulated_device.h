@@ -11,6 +11,7 @@
 // At once: every thread is a CPU thread. Slow, but ThreadSanitizer sees each access that no barrier separates.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -26,8 +27,10 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace isthmus::test {
@@ -237,25 +240,42 @@ class EmulatedLaunch {
   static constexpr size_t kStackBytes = 64 * 1024;
 
   struct Thread {
-    ucontext_t context;
+    ucontext_t context;  // where it begins
+    jmp_buf place;       // where it goes on
     std::unique_ptr<std::byte[]> stack;
-    std::unique_ptr<EmulatedGroup> group;
+    std::optional<EmulatedGroup> group;
+    bool has_begun = false;
     const char* waits_in = "start";  // null: it has returned
   };
 
   // Called by the running thread.
   void wait(const char* what) {
     running_->waits_in = what;
-    swapcontext(&running_->context, &scheduler_);
+    if (_setjmp(running_->place) == 0) {
+      _longjmp(scheduler_, 1);
+    }
+  }
+
+  // Until it waits, or returns. Jumps, as swapcontext() would ask the system for signals each time, which takes longer
+  // than most threads run. (AddressSanitizer says once that it cannot follow a jump, nor need it: no frame is left.)
+  void resume(Thread& thread) {
+    running_ = &thread;
+    if (_setjmp(scheduler_) != 0) {
+      return;
+    }
+    if (std::exchange(thread.has_begun, true)) {
+      _longjmp(thread.place, 1);
+    }
+    setcontext(&thread.context);
   }
 
   void start(Thread& thread, const EmulatedGroup& group) {
     thread.stack.reset(new std::byte[kStackBytes]);
-    thread.group = std::make_unique<EmulatedGroup>(group);
+    thread.group = group;
     getcontext(&thread.context);
     thread.context.uc_stack.ss_sp = thread.stack.get();
     thread.context.uc_stack.ss_size = kStackBytes;
-    thread.context.uc_link = &scheduler_;
+    thread.context.uc_link = nullptr;
     const auto address = reinterpret_cast<uintptr_t>(this);
     makecontext(&thread.context, reinterpret_cast<void (*)()>(enter), 2, static_cast<unsigned>(address >> 32),
                 static_cast<unsigned>(address));
@@ -265,6 +285,7 @@ class EmulatedLaunch {
     auto* launch = reinterpret_cast<EmulatedLaunch*>(uintptr_t{high} << 32 | low);
     launch->pass_(*launch->running_->group);
     launch->running_->waits_in = nullptr;
+    _longjmp(launch->scheduler_, 1);
   }
 
   // Returns whether the group is still alive.
@@ -273,8 +294,7 @@ class EmulatedLaunch {
     std::iota(order.begin(), order.end(), group * num_threads_);
     std::shuffle(order.begin(), order.end(), random_);
     for (const int64_t thread : order) {
-      running_ = &threads_[thread];
-      swapcontext(&scheduler_, &running_->context);
+      resume(threads_[thread]);
     }
     const char* first = threads_[group * num_threads_].waits_in;
     for (const int64_t thread : order) {
@@ -295,14 +315,21 @@ class EmulatedLaunch {
   std::vector<Thread> threads_;
   std::vector<EmulatedGroupState> groups_;
   Thread* running_ = nullptr;
-  ucontext_t scheduler_ = {};
+  jmp_buf scheduler_ = {};
 };
 
 // Runs sequences of passes (kernels/tagc/sequence.h), each on groups of at most `num_threads` and at most `max_groups`.
 class EmulatedDevice {
  public:
   enum class Threads { kInTurns, kAtOnce };
+  // How it cuts the work: results must not depend on it.
+  struct Cut {
+    int64_t num_threads = 16;
+    int64_t max_groups = 1;
+    Threads threads = Threads::kInTurns;
+  };
 
+  EmulatedDevice(Cut cut, uint32_t seed) : EmulatedDevice(cut.num_threads, cut.max_groups, seed, cut.threads) {}
   EmulatedDevice(int64_t num_threads, int64_t max_groups, uint32_t seed, Threads threads = Threads::kInTurns)
       : num_threads_(num_threads), max_groups_(max_groups), threads_(threads), random_(seed) {}
 

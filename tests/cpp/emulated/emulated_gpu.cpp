@@ -58,7 +58,8 @@ struct EmulatedGpu::Event final : isthmus::Event {
   bool was_recorded() const { return mark != nullptr || capture != nullptr; }
 };
 
-EmulatedGpu::EmulatedGpu(uint32_t seed) : launcher_(std::make_unique<Launcher>(*this)), seed_(seed) {
+EmulatedGpu::EmulatedGpu(uint32_t seed, std::optional<EmulatedDevice::Cut> cut)
+    : launcher_(std::make_unique<Launcher>(*this, cut)), seed_(seed) {
   add_stream("default");
   for (const char* name : {"intra", "encode", "inter", "decode", "gather inter", "gather intra"}) {
     lanes_.push_back(add_stream(name));
@@ -150,6 +151,9 @@ void EmulatedGpu::finish_all_work() {
   }
   for (const auto& mark : marks) {
     mark->wait();
+  }
+  if (!memory_->ends_are_intact()) {
+    complain("something was written past the end of a block of memory");
   }
 }
 

@@ -5,7 +5,7 @@
 // test in which the GPU is destroyed:
 // - work that uses the same memory as other work, without an order between the two (stream_order.h);
 // - work on memory that is the host's, was freed, or ends too early (memory of the device, touched by the host, ends
-//   the test at once);
+//   the test at once), and whatever is written past the end of a block;
 // - in captures of graphs: waiting for what is not part of the capture, lanes that are not joined at its end, and all
 //   that waits for the device.
 #pragma once
@@ -16,10 +16,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "codec/gpu_device.h"
+#include "tests/cpp/emulated/emulated_device.h"
 #include "tests/cpp/emulated/emulated_memory.h"
 #include "tests/cpp/emulated/emulated_stream.h"
 #include "tests/cpp/support/stream_order.h"
@@ -33,8 +35,8 @@ class EmulatedGpu final : public GpuDevice {
  public:
   using Work = EmulatedStream::Work;
 
-  // seed: of the pauses between pieces of work.
-  explicit EmulatedGpu(uint32_t seed = 1);
+  // seed: of the pauses between pieces of work. cut: of passes into groups; else each is one thread's.
+  explicit EmulatedGpu(uint32_t seed = 1, std::optional<EmulatedDevice::Cut> cut = {});
   // Finishes all work first.
   ~EmulatedGpu() override;
 

@@ -1,3 +1,5 @@
+#define ISTHMUS_KERNEL_NAMESPACE emulated
+
 #include "tests/cpp/emulated/emulated_launcher.h"
 
 #include <cstddef>
@@ -8,14 +10,11 @@
 #include <variant>
 #include <vector>
 
-#define ISTHMUS_KERNEL_NAMESPACE emulated
-
 #include "codec/device_fault.h"
 #include "codec/squared_error.h"
 #include "isthmus/error.h"
 #include "kernels/values/sequence.h"
 #include "kernels/weights/layout.h"
-#include "tests/cpp/emulated/emulated_passes.h"
 
 namespace isthmus::test {
 namespace {
@@ -167,7 +166,8 @@ const char* name_of(const WeightDecodeJob& /*job*/) { return "decode weights"; }
 
 }  // namespace
 
-EmulatedGpu::Launcher::Launcher(EmulatedGpu& gpu) : gpu_(gpu), counts_(gpu.allocate(sizeof(kernels::DeviceCounts))) {
+EmulatedGpu::Launcher::Launcher(EmulatedGpu& gpu, std::optional<EmulatedDevice::Cut> cut)
+    : gpu_(gpu), cut_(cut), counts_(gpu.allocate(sizeof(kernels::DeviceCounts))) {
   *static_cast<kernels::DeviceCounts*>(gpu.memory().behind(counts_.get())) = {};
 }
 
@@ -190,8 +190,7 @@ void EmulatedGpu::Launcher::run_job(const Job& job, Stream stream) {
   translate.shared(translated);
   translate.own(translated);
   gpu_.enqueue(stream, name_of(job), uses, [this, translated] {
-    OneThreadExecutor executor;
-    kernels::emulated::run_passes(executor, translated);
+    on_executor([&](auto& executor) { kernels::emulated::run_passes(executor, translated); });
     if constexpr (std::is_base_of_v<DecodeJobBase, Job>) {
       show_fault();
     }
@@ -220,9 +219,8 @@ kernels::DeviceCounts EmulatedGpu::Launcher::read_counts() {
 
 void EmulatedGpu::Launcher::end_step(bool skipped, Stream stream) {
   auto* behind = static_cast<kernels::DeviceCounts*>(gpu_.memory().behind(counts_.get()));
-  gpu_.enqueue(stream, "end of step", {writes(counts_.get(), sizeof(*behind))}, [behind, skipped] {
-    OneThreadExecutor executor;
-    kernels::emulated::end_step(executor, behind, skipped);
+  gpu_.enqueue(stream, "end of step", {writes(counts_.get(), sizeof(*behind))}, [this, behind, skipped] {
+    on_executor([&](auto& executor) { kernels::emulated::end_step(executor, behind, skipped); });
   });
 }
 
@@ -238,9 +236,8 @@ void EmulatedGpu::Launcher::add_squared_error(const kernels::SquaredErrorJob& jo
   translate(translated.given);
   translate(translated.decoded);
   translate(translated.parts);
-  gpu_.enqueue(stream, "squared error", uses, [translated, error] {
-    OneThreadExecutor executor;
-    kernels::emulated::add_squared_error(executor, translated);
+  gpu_.enqueue(stream, "squared error", uses, [this, translated, error] {
+    on_executor([&](auto& executor) { kernels::emulated::add_squared_error(executor, translated); });
   });
 }
 

@@ -1,21 +1,34 @@
 // The device codecs of an emulated GPU: what they count and find wrong.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "kernels/values/squared_error_job.h"
 #include "tests/cpp/emulated/emulated_gpu.h"
+#include "tests/cpp/emulated/emulated_passes.h"
 
 namespace isthmus::test {
 
-// Runs the passes of jobs on streams, as one group of one thread: what more threads do is the subject of
-// test_tagc_device.cpp. The job's memory is the GPU's.
+// Runs the passes of jobs on streams. The job's memory is the GPU's.
 class EmulatedGpu::Launcher final : public DeviceLauncher {
  public:
-  explicit Launcher(EmulatedGpu& gpu);
+  Launcher(EmulatedGpu& gpu, std::optional<EmulatedDevice::Cut> cut);
 
   void run(const kernels::Job& job, Stream stream) override;
+  // Calls call(executor), in the thread of a stream.
+  template <typename Call>
+  void on_executor(const Call& call) {
+    if (cut_.has_value()) {
+      EmulatedDevice device(*cut_, ++num_executors_);
+      call(device);
+    } else {
+      OneThreadExecutor executor;
+      call(executor);
+    }
+  }
 
   kernels::DeviceCounts* counts() { return static_cast<kernels::DeviceCounts*>(counts_.get()); }
   kernels::DeviceFault* fault() { return &fault_; }
@@ -36,6 +49,8 @@ class EmulatedGpu::Launcher final : public DeviceLauncher {
   void show_fault();
 
   EmulatedGpu& gpu_;
+  const std::optional<EmulatedDevice::Cut> cut_;
+  std::atomic<uint32_t> num_executors_ = 0;
   DeviceMemory counts_;
   kernels::DeviceFault fault_;  // of the streams
 

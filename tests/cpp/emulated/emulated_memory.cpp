@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <new>
@@ -11,6 +12,7 @@ namespace isthmus::test {
 namespace {
 
 constexpr int kPoison = 0xff;
+constexpr int64_t kBytesBehind = 64;
 
 std::shared_ptr<void> reserve_addresses(int64_t bytes) {
   const auto length = static_cast<size_t>(bytes) + 1;  // so that blocks never adjoin
@@ -24,8 +26,8 @@ std::shared_ptr<void> reserve_addresses(int64_t bytes) {
 }  // namespace
 
 DeviceMemory EmulatedMemory::allocate(int64_t bytes) {
-  Block block = {bytes, allocate_aligned(bytes), reserve_addresses(bytes)};
-  std::memset(block.memory.get(), kPoison, static_cast<size_t>(bytes));
+  Block block = {bytes, allocate_aligned(bytes + kBytesBehind), reserve_addresses(bytes)};
+  std::memset(block.memory.get(), kPoison, static_cast<size_t>(bytes + kBytesBehind));
   void* address = block.addresses.get();
   const auto begin = reinterpret_cast<uintptr_t>(address);
   const std::lock_guard lock(mutex_);
@@ -66,6 +68,14 @@ std::string EmulatedMemory::objection(const MemoryUse& use) const {
     return "uses what is not, or not all, one block of this device's memory";
   }
   return block->is_freed ? "uses memory that was freed" : "";
+}
+
+bool EmulatedMemory::ends_are_intact() const {
+  const std::lock_guard lock(mutex_);
+  return std::all_of(blocks_.begin(), blocks_.end(), [](const auto& block) {
+    const std::byte* end = block.second.memory.get() + block.second.bytes;
+    return std::all_of(end, end + kBytesBehind, [](std::byte byte) { return byte == std::byte{kPoison}; });
+  });
 }
 
 void EmulatedMemory::poison_freed() {

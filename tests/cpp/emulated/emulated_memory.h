@@ -29,6 +29,9 @@ class EmulatedMemory : public std::enable_shared_from_this<EmulatedMemory> {
   // Why work that is enqueued now must not use this; empty: it may.
   std::string objection(const MemoryUse& use) const;
 
+  // Whether nothing was written right behind any block.
+  bool ends_are_intact() const;
+
   // No work is under way: what was freed becomes NaN.
   void poison_freed();
 

@@ -1,10 +1,11 @@
 // What an emulated GPU does with memory: each operation is work of a stream, but for reading and writing by the host.
-#include <algorithm>
+#define ISTHMUS_KERNEL_NAMESPACE emulated
+
 #include <cstring>
-#include <limits>
 
 #include "codec/squared_error.h"
 #include "isthmus/error.h"
+#include "kernels/values/sequence.h"
 #include "tests/cpp/emulated/emulated_gpu.h"
 #include "tests/cpp/emulated/emulated_launcher.h"
 
@@ -24,14 +25,23 @@ void EmulatedGpu::write(ConstBuffer from_host, Buffer to) {
   isthmus::convert(from_host, memory_->behind(to));
 }
 
+// Elements of one type are copied, as on CUDA.
 void EmulatedGpu::convert(ConstBuffer in, Buffer out, Stream stream) {
-  enqueue(stream, "convert", {reads(in), writes(out)},
-          [from = memory_->behind(in), to = memory_->behind(out)] { isthmus::convert(from, to); });
+  enqueue(stream, "convert", {reads(in), writes(out)}, [this, from = memory_->behind(in), to = memory_->behind(out)] {
+    if (from.dtype == to.dtype) {
+      isthmus::convert(from, to);
+    } else {
+      launcher_->on_executor([&](auto& executor) { kernels::emulated::convert(executor, from, to); });
+    }
+  });
 }
 
 void EmulatedGpu::convert_scaled(ConstBuffer in, double scale, Buffer out, Stream stream) {
-  enqueue(stream, "convert, scaled", {reads(in), writes(out)},
-          [from = memory_->behind(in), scale, to = memory_->behind(out)] { isthmus::convert_scaled(from, scale, to); });
+  enqueue(
+      stream, "convert, scaled", {reads(in), writes(out)},
+      [this, from = memory_->behind(in), scale, to = memory_->behind(out)] {
+        launcher_->on_executor([&](auto& executor) { kernels::emulated::convert_scaled(executor, from, scale, to); });
+      });
 }
 
 void EmulatedGpu::clear(Buffer buffer, Stream stream) {
@@ -45,18 +55,16 @@ void EmulatedGpu::clear(Buffer buffer, Stream stream) {
 void EmulatedGpu::multiply(Buffer values, double factor, Stream stream) {
   ISTHMUS_CHECK(Error, values.dtype == DataType::kFloat32, "multiply: elements of ", to_string(values.dtype),
                 ", which must be float32");
-  enqueue(stream, "multiply", {writes(values)}, [to = memory_->behind(values), factor] {
-    constexpr double kLargest = std::numeric_limits<float>::max();
-    auto* value = to.as<float>();
-    for (int64_t i = 0; i < to.num_elements; ++i) {
-      value[i] = static_cast<float>(std::clamp(value[i] * factor, -kLargest, kLargest));
-    }
+  enqueue(stream, "multiply", {writes(values)}, [this, to = memory_->behind(values), factor] {
+    launcher_->on_executor([&](auto& executor) { kernels::emulated::multiply(executor, to, factor); });
   });
 }
 
 void EmulatedGpu::add(ConstBuffer values, Buffer sum, Stream stream) {
   enqueue(stream, "add", {reads(values), writes(sum)},
-          [from = memory_->behind(values), to = memory_->behind(sum)] { isthmus::accumulate(from, to); });
+          [this, from = memory_->behind(values), to = memory_->behind(sum)] {
+            launcher_->on_executor([&](auto& executor) { kernels::emulated::add(executor, from, to); });
+          });
 }
 
 void EmulatedGpu::add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,

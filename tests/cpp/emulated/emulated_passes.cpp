@@ -3,6 +3,8 @@
 
 #include "tests/cpp/emulated/emulated_passes.h"
 
+#include <variant>
+
 #include "kernels/none/sequence.h"
 #include "kernels/quant/sequence.h"
 #include "kernels/tagc/sequence.h"
@@ -10,17 +12,10 @@
 
 namespace isthmus::kernels::emulated {
 
-using test::EmulatedDevice;
-
 static_assert(IsGroupOfPass<test::EmulatedGroup>);
 
-void run_passes(EmulatedDevice& device, const NoneEncodeJob& job) { run_passes<EmulatedDevice>(device, job); }
-void run_passes(EmulatedDevice& device, const NoneDecodeJob& job) { run_passes<EmulatedDevice>(device, job); }
-void run_passes(EmulatedDevice& device, const QuantEncodeJob& job) { run_passes<EmulatedDevice>(device, job); }
-void run_passes(EmulatedDevice& device, const QuantDecodeJob& job) { run_passes<EmulatedDevice>(device, job); }
-void run_passes(EmulatedDevice& device, const TagcEncodeJob& job) { run_passes<EmulatedDevice>(device, job); }
-void run_passes(EmulatedDevice& device, const TagcDecodeJob& job) { run_passes<EmulatedDevice>(device, job); }
-void run_passes(EmulatedDevice& device, const WeightEncodeJob& job) { run_passes<EmulatedDevice>(device, job); }
-void run_passes(EmulatedDevice& device, const WeightDecodeJob& job) { run_passes<EmulatedDevice>(device, job); }
+void run_passes(test::EmulatedDevice& executor, const Job& job) {
+  std::visit([&](const auto& each) { run_passes(executor, each); }, job);
+}
 
 }  // namespace isthmus::kernels::emulated

@@ -1,5 +1,5 @@
 // The passes of all jobs on emulated groups, compiled once: with each test that runs some they would take as long as
-// all else that it is compiled of. Calls are those of the templates in kernels/*/sequence.h.
+// all else that it is compiled of.
 #pragma once
 
 #ifndef ISTHMUS_KERNEL_NAMESPACE
@@ -12,22 +12,8 @@
 
 namespace isthmus::kernels::emulated {
 
-void run_passes(test::EmulatedDevice& device, const NoneEncodeJob& job);
-void run_passes(test::EmulatedDevice& device, const NoneDecodeJob& job);
-void run_passes(test::EmulatedDevice& device, const QuantEncodeJob& job);
-void run_passes(test::EmulatedDevice& device, const QuantDecodeJob& job);
-void run_passes(test::EmulatedDevice& device, const TagcEncodeJob& job);
-void run_passes(test::EmulatedDevice& device, const TagcDecodeJob& job);
-void run_passes(test::EmulatedDevice& device, const WeightEncodeJob& job);
-void run_passes(test::EmulatedDevice& device, const WeightDecodeJob& job);
-
-void run_passes(test::OneThreadExecutor& executor, const NoneEncodeJob& job);
-void run_passes(test::OneThreadExecutor& executor, const NoneDecodeJob& job);
-void run_passes(test::OneThreadExecutor& executor, const QuantEncodeJob& job);
-void run_passes(test::OneThreadExecutor& executor, const QuantDecodeJob& job);
-void run_passes(test::OneThreadExecutor& executor, const TagcEncodeJob& job);
-void run_passes(test::OneThreadExecutor& executor, const TagcDecodeJob& job);
-void run_passes(test::OneThreadExecutor& executor, const WeightEncodeJob& job);
-void run_passes(test::OneThreadExecutor& executor, const WeightDecodeJob& job);
+// As the templates in kernels/*/sequence.h for the job's type.
+void run_passes(test::EmulatedDevice& device, const Job& job);
+void run_passes(test::OneThreadExecutor& executor, const Job& job);
 
 }  // namespace isthmus::kernels::emulated

@@ -1,6 +1,8 @@
 // See emulated_passes.h. This file has the passes on one thread.
 #define ISTHMUS_KERNEL_NAMESPACE emulated
 
+#include <variant>
+
 #include "kernels/none/sequence.h"
 #include "kernels/quant/sequence.h"
 #include "kernels/tagc/sequence.h"
@@ -9,23 +11,8 @@
 
 namespace isthmus::kernels::emulated {
 
-using test::OneThreadExecutor;
-
-void run_passes(OneThreadExecutor& executor, const NoneEncodeJob& job) { run_passes<OneThreadExecutor>(executor, job); }
-void run_passes(OneThreadExecutor& executor, const NoneDecodeJob& job) { run_passes<OneThreadExecutor>(executor, job); }
-void run_passes(OneThreadExecutor& executor, const QuantEncodeJob& job) {
-  run_passes<OneThreadExecutor>(executor, job);
-}
-void run_passes(OneThreadExecutor& executor, const QuantDecodeJob& job) {
-  run_passes<OneThreadExecutor>(executor, job);
-}
-void run_passes(OneThreadExecutor& executor, const TagcEncodeJob& job) { run_passes<OneThreadExecutor>(executor, job); }
-void run_passes(OneThreadExecutor& executor, const TagcDecodeJob& job) { run_passes<OneThreadExecutor>(executor, job); }
-void run_passes(OneThreadExecutor& executor, const WeightEncodeJob& job) {
-  run_passes<OneThreadExecutor>(executor, job);
-}
-void run_passes(OneThreadExecutor& executor, const WeightDecodeJob& job) {
-  run_passes<OneThreadExecutor>(executor, job);
+void run_passes(test::OneThreadExecutor& executor, const Job& job) {
+  std::visit([&](const auto& each) { run_passes(executor, each); }, job);
 }
 
 }  // namespace isthmus::kernels::emulated

@@ -45,7 +45,7 @@ std::vector<Call> calls_of_every_kind(int64_t world_size, int steps) {
   for (int step = 0; step < steps; ++step) {
     const size_t begin = calls.size();
     for (const DataType dtype : kFloatingTypes) {
-      for (const int64_t chunk : {0, 1, 7, 300}) {
+      for (const int64_t chunk : {0, 1, 301}) {
         const uint64_t seed = calls.size() + 1;
         calls.push_back({Collective::kReduceScatter, chunk * world_size, dtype, 0.5, "rs", nullptr, seed});
         calls.push_back({Collective::kAllGather, chunk * world_size, dtype, 1, "ag", nullptr, seed});
@@ -62,7 +62,7 @@ TEST_P(GpuOnEveryMap, ResultsAreThoseOfTheCpu) {
     SCOPED_TRACE(options.codec);
     GpuWorld world(GetParam(), options);
     World cpu(GetParam(), options);
-    expect_results_of_cpu(world, cpu, calls_of_every_kind(world.size(), 3), /*in_flight=*/7);
+    expect_results_of_cpu(world, cpu, calls_of_every_kind(world.size(), 2), /*in_flight=*/7);
   }
 }
 
@@ -96,11 +96,7 @@ TEST_P(EveryLossyCodecOnGpu, MayBeDestroyedWhileItsWorkIsUnderWay) {
     std::vector<test::CallOnGpu> prepared = prepare(world, calls, r);
     run(rank, prepared, 3);
     rank.communicator.reset();
-    const test::Results expected = run_on_cpu(*cpu.ranks[r], calls, r);
-    const test::Results results = results_of(prepared);
-    for (size_t i = 0; i < calls.size(); ++i) {
-      EXPECT_TRUE(results[i].bytes() == expected[i].bytes()) << "rank " << r << ", call " << i;
-    }
+    expect_results(prepared, calls, run_on_cpu(*cpu.ranks[r], calls, r), r);
   });
 }
 
@@ -144,11 +140,7 @@ TEST_P(EveryLossyCodecOnGpu, CallersMayUseSeveralStreams) {
     for (size_t i = 0; i < calls.size(); ++i) {
       prepared[i].finish(streams[i % 3]);
     }
-    const test::Results expected = run_on_cpu(*cpu.ranks[r], calls, r);
-    const test::Results results = results_of(prepared);
-    for (size_t i = 0; i < calls.size(); ++i) {
-      EXPECT_TRUE(results[i].bytes() == expected[i].bytes()) << "rank " << r << ", call " << i;
-    }
+    expect_results(prepared, calls, run_on_cpu(*cpu.ranks[r], calls, r), r);
   });
 }
 

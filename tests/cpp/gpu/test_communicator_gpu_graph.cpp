@@ -7,6 +7,7 @@
 
 #include "isthmus/communicator.h"
 #include "isthmus/error.h"
+#include "tests/cpp/support/gpu_calls.h"
 #include "tests/cpp/support/gpu_world.h"
 
 namespace isthmus {
@@ -74,30 +75,14 @@ class Steps {
     expect_results_of_cpu(captured.calls, calls);
   }
 
-  void expect_units_of_cpu() {
-    const std::vector<UnitState> units = rank_.communicator->units().states();
-    const std::vector<UnitState> expected = cpu_.units().states();
-    ASSERT_EQ(units.size(), expected.size());
-    for (size_t u = 0; u < units.size(); ++u) {
-      EXPECT_EQ(units[u].step, expected[u].step) << units[u].key.name;
-      Array residual(units[u].residual.num_elements, kFloat32);
-      rank_.gpu->read(units[u].residual, residual.buffer());
-      Array expected_residual(expected[u].residual.num_elements, kFloat32);
-      convert(expected[u].residual, expected_residual.buffer());
-      EXPECT_TRUE(residual.bytes() == expected_residual.bytes()) << units[u].key.name;
-    }
-  }
+  void expect_units_of_cpu() { test::expect_equal_units(*rank_.communicator, cpu_); }
 
  private:
   std::vector<Call> next_calls() { return calls_of_step(world_.size(), 100 * ++step_); }
 
   void expect_results_of_cpu(const std::vector<CallOnGpu>& calls, const std::vector<Call>& on_cpu) {
-    const test::Results results = results_of(calls);
-    const test::Results expected = run_on_cpu(cpu_, on_cpu, number_);
-    for (size_t i = 0; i < results.size(); ++i) {
-      EXPECT_TRUE(results[i].bytes() == expected[i].bytes())
-          << "rank " << number_ << ", step " << step_ << ", call " << i;
-    }
+    SCOPED_TRACE(step_);
+    expect_results(calls, on_cpu, run_on_cpu(cpu_, on_cpu, number_), number_);
   }
 
   GpuWorld& world_;

@@ -240,18 +240,23 @@ inline Results results_of(const std::vector<CallOnGpu>& calls) {
   return results;
 }
 
+// Equal bits, call by call.
+inline void expect_results(const std::vector<CallOnGpu>& on_gpu, const std::vector<Call>& calls,
+                           const Results& expected, int rank) {
+  const Results results = results_of(on_gpu);
+  for (size_t i = 0; i < calls.size(); ++i) {
+    EXPECT_TRUE(results[i].bytes() == expected[i].bytes())
+        << "rank " << rank << ", call " << i << ": " << to_string(calls[i].collective) << " of "
+        << calls[i].num_elements << " elements of " << to_string(calls[i].dtype);
+  }
+}
+
 // The same calls in the same order on both: equal bits.
 inline void expect_results_of_cpu(GpuWorld& world, World& cpu, const std::vector<Call>& calls, size_t in_flight) {
   run_ranks_well(world.size(), [&](int rank) {
     std::vector<CallOnGpu> prepared = prepare(world, calls, rank);
     run(world.ranks[rank], prepared, in_flight);
-    const Results results = results_of(prepared);
-    const Results expected = run_on_cpu(*cpu.ranks[rank], calls, rank);
-    for (size_t i = 0; i < calls.size(); ++i) {
-      EXPECT_TRUE(results[i].bytes() == expected[i].bytes())
-          << "rank " << rank << ", call " << i << ": " << to_string(calls[i].collective) << " of "
-          << calls[i].num_elements << " elements of " << to_string(calls[i].dtype);
-    }
+    expect_results(prepared, calls, run_on_cpu(*cpu.ranks[rank], calls, rank), rank);
   });
 }
 

@@ -1,4 +1,4 @@
-// Encodes and decodes with a codec's passes on an emulated device: what the tests of all codecs' passes share.
+// Memory for passes on an emulated device, and how it cuts them: what tests of codecs' passes share.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,12 +19,7 @@ namespace isthmus {
 
 using test::EmulatedDevice;
 
-// How a device cuts the work: results must not depend on it.
-struct Cut {
-  int64_t num_threads;
-  int64_t max_groups;
-  EmulatedDevice::Threads threads = EmulatedDevice::Threads::kInTurns;
-};
+using Cut = EmulatedDevice::Cut;
 
 // 64-byte aligned and dirty, as a device's memory.
 class Memory {
@@ -55,54 +50,6 @@ inline PacketContext read_from(const kernels::DeviceContext& memory, PacketConte
   context.unit_hash = context.step = 0;
   context.on_device = &memory;
   return context;
-}
-
-struct Encoded {
-  std::vector<uint8_t> packet;
-  std::vector<float> residual;
-  kernels::DeviceCounts counts;
-};
-
-// maker: a JobMaker (passes_codec.h). run(device, job): its passes.
-template <typename JobMaker, typename Run>
-Encoded encode_with(const JobMaker& maker, const Run& run, ConstBuffer piece, std::vector<float> residual,
-                    PacketContext context, Cut cut) {
-  Memory packet(maker.packet_bytes(piece.num_elements));
-  Memory scratch(maker.encode_scratch_bytes(piece.num_elements));
-  const kernels::DeviceContext in_memory = device_context(context);
-  Encoded encoded;
-  EmulatedDevice device(cut.num_threads, cut.max_groups, 1, cut.threads);
-  run(device, maker.encode_job({.piece = piece,
-                                .residual = buffer_of(residual),
-                                .packet = packet.buffer(),
-                                .context = read_from(in_memory, context),
-                                .counts = &encoded.counts,
-                                .scratch = scratch.buffer()}));
-  EXPECT_TRUE(packet.ends_intact() && scratch.ends_intact());
-  encoded.packet = packet.copy();
-  encoded.residual = residual;
-  return encoded;
-}
-
-template <typename JobMaker, typename Run>
-kernels::DeviceFault decode_with(const JobMaker& maker, const Run& run, const std::vector<uint8_t>& packets,
-                                 int64_t num_packets, Buffer out, bool to_places, PacketContext context, Cut cut) {
-  Memory aligned(packets);
-  const int64_t num_elements = to_places ? out.num_elements / num_packets : out.num_elements;
-  Memory scratch(maker.decode_scratch_bytes({num_elements, num_packets, to_places}));
-  const kernels::DeviceContext in_memory = device_context(context);
-  kernels::DeviceFault fault;
-  EmulatedDevice device(cut.num_threads, cut.max_groups, 2, cut.threads);
-  run(device, maker.decode_job({.packets = aligned.buffer(),
-                                .num_packets = num_packets,
-                                .out = out,
-                                .to_places = to_places,
-                                .context = read_from(in_memory, context),
-                                .fault = &fault,
-                                .scratch = scratch.buffer()}));
-  EXPECT_TRUE(scratch.ends_intact());
-  EXPECT_TRUE(aligned.copy() == packets);
-  return fault;
 }
 
 }  // namespace isthmus

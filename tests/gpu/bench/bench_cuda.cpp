@@ -31,7 +31,6 @@ int main() {
   isthmus::gpu::Checks checks;
   try {
     isthmus::gpu::Timer timer;
-    isthmus::gpu::bench_launches(checks, timer);
     isthmus::gpu::bench_codecs(checks, timer, end);
   } catch (const std::exception& error) {
     std::printf("%s\n", error.what());

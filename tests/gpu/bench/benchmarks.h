@@ -11,7 +11,5 @@ namespace isthmus::gpu {
 // Speed of encoding and decoding beside a copy of as many bytes, in the same run; codec `quant` first. What is not
 // begun by `end` is not run.
 void bench_codecs(Checks& checks, Timer& timer, std::chrono::steady_clock::time_point end);
-// What the host does for one call: of a codec, and of the communicator's whole path.
-void bench_launches(Checks& checks, Timer& timer);
 
 }  // namespace isthmus::gpu

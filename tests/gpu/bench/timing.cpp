@@ -1,7 +1,6 @@
 #include "tests/gpu/bench/timing.h"
 
 #include <algorithm>
-#include <chrono>
 #include <string>
 
 namespace isthmus::gpu {
@@ -9,8 +8,6 @@ namespace {
 
 // Also long enough for the host to launch a graph behind it meanwhile.
 constexpr size_t kLeastFlushedBytes = size_t{256} << 20;
-// Calls between two waits for the device: more might wait for room in its queue.
-constexpr int kCallsAtATime = 8;
 
 }  // namespace
 
@@ -65,23 +62,6 @@ Times Timer::device_us(int repetitions, const std::function<void()>& work) {
   }
   check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
   check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  return Times::of(times_us);
-}
-
-Times Timer::host_us(int repetitions, const std::function<void()>& call) {
-  std::vector<double> times_us;
-  for (int i = 0; i < repetitions + kCallsAtATime; ++i) {
-    if (i % kCallsAtATime == 0) {
-      check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    }
-    const auto begin = std::chrono::steady_clock::now();
-    call();
-    const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - begin;
-    if (i >= kCallsAtATime) {  // the first ones warm up
-      times_us.push_back(elapsed.count());
-    }
-  }
-  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   return Times::of(times_us);
 }
 

@@ -35,8 +35,6 @@ class Timer {
   // so that the host's launches do not count. Before each repetition a memset goes through more memory than the L2
   // holds.
   Times device_us(int repetitions, const std::function<void()>& work);
-  // The time of the host for a call that enqueues something. The device is idle at the first of a few calls.
-  Times host_us(int repetitions, const std::function<void()>& call);
 
  private:
   cudaStream_t stream_ = nullptr;

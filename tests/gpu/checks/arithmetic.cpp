@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tests/gpu/checks/suites.h"
-#include "tests/gpu/support/device_array.h"
+#include "tests/gpu/support/coding.h"
 
 namespace isthmus::gpu {
 namespace {
@@ -47,11 +47,6 @@ HostArray numbers(int64_t num_elements, DataType dtype, uint32_t seed) {
   return doubles.as(dtype);
 }
 
-void require_equal(const DeviceArray& result, const HostArray& expected) {
-  const int64_t where = first_difference(result.get().view(), expected.view());
-  require(where < 0, "differs at element " + std::to_string(where));
-}
-
 std::string pair_name(DataType in, DataType out) { return std::string(to_string(in)) + " to " + to_string(out); }
 
 void compare_conversion(Device& device, DataType in, DataType out, int64_t num_elements, int64_t offset) {
@@ -59,7 +54,7 @@ void compare_conversion(Device& device, DataType in, DataType out, int64_t num_e
   const DeviceArray from(device, source.view(), offset);
   const DeviceArray to(device, num_elements, out, offset);
   device.convert(from.buffer(), to.buffer(), device.lane(Lane::kIntra));
-  require_equal(to, source.as(out));
+  require_equal(to, source.as(out), "values");
 }
 
 void compare_scaled(Device& device, DataType in, DataType out, int64_t num_elements, double scale) {
@@ -69,7 +64,7 @@ void compare_scaled(Device& device, DataType in, DataType out, int64_t num_eleme
   device.convert_scaled(from.buffer(), scale, to.buffer(), device.lane(Lane::kDecode));
   HostArray expected(num_elements, out);
   convert_scaled(source.view(), scale, expected.buffer());
-  require_equal(to, expected);
+  require_equal(to, expected, "values");
 }
 
 void compare_product(Device& device, int64_t num_elements, double factor) {
@@ -77,7 +72,7 @@ void compare_product(Device& device, int64_t num_elements, double factor) {
   const DeviceArray values(device, expected.view());
   device.multiply(values.buffer(), factor, device.lane(Lane::kEncode));
   make_host_device()->multiply(expected.buffer(), factor, {});
-  require_equal(values, expected);
+  require_equal(values, expected, "products");
 }
 
 void compare_sum(Device& device, int64_t num_elements, int64_t offset) {
@@ -87,21 +82,21 @@ void compare_sum(Device& device, int64_t num_elements, int64_t offset) {
   const DeviceArray sum(device, expected.view(), offset);
   device.add(values.buffer(), sum.buffer(), device.lane(Lane::kEncode));
   accumulate(added.view(), expected.buffer());
-  require_equal(sum, expected);
+  require_equal(sum, expected, "sums");
 }
 
 bool is_near(double value, double expected) { return std::fabs(value - expected) <= 1e-10 * std::fabs(expected); }
 
 // The host adds in another order.
-void compare_squared_errors(Gpu& gpu, int64_t num_elements) {
+void compare_squared_errors(Gpu& gpu, int64_t num_elements, int64_t offset) {
   Device& device = gpu.device();
   const std::shared_ptr<Device> host = make_host_device();
   const DeviceArray scratch(device, device.squared_error_scratch_bytes(), DataType::kByte);
   const Workspace workspace = {device.lane(Lane::kEncode), scratch.buffer()};
   const HostArray given = numbers(num_elements, DataType::kFloat32, 6);
   const HostArray decoded = numbers(num_elements, DataType::kFloat32, 7);
-  const DeviceArray given_there(device, given.view());
-  const DeviceArray decoded_there(device, decoded.view());
+  const DeviceArray given_there(device, given.view(), offset);
+  const DeviceArray decoded_there(device, decoded.view(), offset);
   const std::shared_ptr<SquaredError> found = device.make_squared_error();
   const std::shared_ptr<SquaredError> expected = host->make_squared_error();
   for (int i = 0; i < 2; ++i) {
@@ -160,8 +155,9 @@ void check_arithmetic(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
     }
   });
   checks.run("squared errors", [&] {
-    for (const int64_t num_elements : {int64_t{0}, int64_t{1}, int64_t{1025}, many}) {
-      compare_squared_errors(*gpu, num_elements);
+    for (const int64_t num_elements : {int64_t{0}, int64_t{1}, int64_t{5}, int64_t{1025}, many}) {
+      compare_squared_errors(*gpu, num_elements, 0);
+      compare_squared_errors(*gpu, num_elements, 1);
     }
   });
   checks.run("clear", [&] { check_clear(device); });

@@ -1,5 +1,6 @@
 #include "tests/gpu/checks/check_main.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -9,59 +10,42 @@
 namespace isthmus::gpu {
 namespace {
 
-constexpr const char* kUsage = "usage: %s [codecs | device | graphs | large]... [--short]\n";
+constexpr const char* kUsage = "usage: %s [codecs | device | graphs | large]... [--short] [--only=TEXT]...\n";
+constexpr const char* kLarge = "large";
 
-struct Chosen {
-  bool codecs = false;
-  bool device = false;
-  bool graphs = false;
-  bool large = false;
-  bool is_short = false;
+struct Suite {
+  std::string group;
+  void (*check)(Checks& checks, const MakeGpu& make_gpu, bool is_short);
 };
-
-bool parse(int argc, char** argv, Chosen& chosen) {
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    bool* flag = argument == "codecs"    ? &chosen.codecs
-                 : argument == "device"  ? &chosen.device
-                 : argument == "graphs"  ? &chosen.graphs
-                 : argument == "large"   ? &chosen.large
-                 : argument == "--short" ? &chosen.is_short
-                                         : nullptr;
-    if (flag == nullptr) {
-      return false;
-    }
-    *flag = true;
-  }
-  if (!chosen.codecs && !chosen.device && !chosen.graphs && !chosen.large) {
-    chosen.codecs = chosen.device = chosen.graphs = true;
-  }
-  return true;
-}
+const Suite kSuites[] = {{"codecs", check_codecs},     {"codecs", check_batches}, {"codecs", check_weights},
+                         {"device", check_arithmetic}, {"device", check_order},   {"device", check_faults},
+                         {"graphs", check_graphs},     {kLarge, check_large}};
 
 }  // namespace
 
 int check_main(int argc, char** argv, const MakeGpu& make_gpu) {
-  Chosen chosen;
-  if (!parse(argc, argv, chosen)) {
-    std::fprintf(stderr, kUsage, argv[0]);
-    return 2;
+  std::vector<std::string> groups;
+  std::vector<std::string> names;
+  bool is_short = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const auto is_named = [&](const Suite& suite) { return suite.group == argument; };
+    if (argument == "--short") {
+      is_short = true;
+    } else if (argument.starts_with("--only=")) {
+      names.push_back(argument.substr(argument.find('=') + 1));
+    } else if (std::any_of(std::begin(kSuites), std::end(kSuites), is_named)) {
+      groups.push_back(argument);
+    } else {
+      std::fprintf(stderr, kUsage, argv[0]);
+      return 2;
+    }
   }
-  Checks checks;
-  if (chosen.codecs) {
-    check_codecs(checks, make_gpu, chosen.is_short);
-    check_weights(checks, make_gpu, chosen.is_short);
-  }
-  if (chosen.device) {
-    check_arithmetic(checks, make_gpu, chosen.is_short);
-    check_order(checks, make_gpu, chosen.is_short);
-    check_faults(checks, make_gpu, chosen.is_short);
-  }
-  if (chosen.graphs) {
-    check_graphs(checks, make_gpu, chosen.is_short);
-  }
-  if (chosen.large) {
-    check_large(checks, make_gpu);
+  Checks checks(names);
+  for (const Suite& suite : kSuites) {
+    if (groups.empty() ? suite.group != kLarge : std::find(groups.begin(), groups.end(), suite.group) != groups.end()) {
+      suite.check(checks, make_gpu, is_short);
+    }
   }
   return checks.failed() ? 1 : 0;
 }

@@ -5,8 +5,9 @@
 
 namespace isthmus::gpu {
 
-// Runs the groups of checks that the arguments name (all but `large` if none). Returns the exit status: 0 if nothing
-// failed, 1 if something did, 2 for wrong arguments.
+// Runs the groups of checks that the arguments name (all but `large` if none); of these, with --only=TEXT, those with
+// such a text in their name. Returns the exit status: 0 if nothing failed, 1 if something did or nothing was run, 2 for
+// wrong arguments.
 int check_main(int argc, char** argv, const MakeGpu& make_gpu);
 
 }  // namespace isthmus::gpu

@@ -36,6 +36,11 @@ void compare(const MakeGpu& make_gpu, const CodingShape& shape, const std::vecto
     on_device.decode(stream);
     on_host.decode(context);
     require_equal(on_device, on_host);
+    if (shape.num_packets > 1) {
+      on_device.decode_each(stream);
+      on_host.decode_each(context);
+      require_equal(on_device.places(), on_host.places(), "packets at their places");
+    }
     on_device.next_step(stream);
     ++context.step;
   }
@@ -83,7 +88,7 @@ std::vector<CodingShape> tagc_shapes() {
   return shapes;
 }
 
-// Each cell type other than that of tagc_shapes().
+// Each cell type other than that of tagc_shapes(), and settings at their ends.
 std::vector<CodingShape> tagc_cell_shapes() {
   std::vector<CodingShape> shapes;
   for (const char* cell_type : {"bf16", "fp16", "int8"}) {
@@ -94,6 +99,7 @@ std::vector<CodingShape> tagc_cell_shapes() {
   Options by_load = tagc_options(0, .9875);
   by_load.cell_type = "int8";
   shapes.push_back({.codec = "tagc", .options = by_load, .piece = DataType::kBFloat16});
+  shapes.push_back({.codec = "tagc", .options = tagc_options(10, 0)});  // all are kept, and most held back
   return shapes;
 }
 
@@ -158,29 +164,24 @@ void check_not_finite(Checks& checks, const MakeGpu& make_gpu, int64_t num_eleme
 }  // namespace
 
 void check_codecs(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
+  const int64_t some = is_short ? 1025 : 100001;
   const std::vector<int64_t> sizes =
-      is_short ? std::vector<int64_t>{0, 1, 65, 1025}
-               : std::vector<int64_t>{0, 1, 2, 7, 63, 64, 65, 1023, 1024, 1025, 12345, 65536, 300001, 1048577};
-  for (const CodingShape& shape : none_shapes()) {
-    check_sizes(checks, make_gpu, shape, sizes);
-    check_misaligned(checks, make_gpu, shape, is_short ? 1025 : 100001);
-  }
-  for (const CodingShape& shape : tagc_shapes()) {
-    check_sizes(checks, make_gpu, shape, sizes);
-    check_misaligned(checks, make_gpu, shape, is_short ? 1025 : 100001);
-  }
-  const std::vector<int64_t> few_sizes =
-      is_short ? std::vector<int64_t>{1100} : std::vector<int64_t>{0, 1, 31, 511, 512, 513, 1025, 12345, 300001};
-  for (const std::vector<CodingShape>& shapes : {tagc_cell_shapes(), quant_shapes()}) {
-    for (const CodingShape& shape : shapes) {
-      check_sizes(checks, make_gpu, shape, few_sizes);
+      is_short ? std::vector<int64_t>{0, 1, 63, 64, 65, 127, 129, 511, 513, 1025, 4097}
+               : std::vector<int64_t>{0, 1, 2, 7, 63, 64, 65, 1023, 1024, 1025, 4097, 12345, 65536, 300001, 1048577};
+  for (const std::vector<CodingShape>& shapes : {none_shapes(), tagc_shapes(), tagc_cell_shapes(), quant_shapes()}) {
+    for (const CodingShape& shape : shapes) {  // boundaries are those of a codec, not of its settings
+      const bool is_at_end = &shape == &shapes.front() || &shape == &shapes.back();
+      check_sizes(checks, make_gpu, shape, is_at_end || !is_short ? sizes : std::vector<int64_t>{1, 805});
     }
-    check_misaligned(checks, make_gpu, shapes.front(), is_short ? 1025 : 100001);
+    check_misaligned(checks, make_gpu, shapes.front(), some);
+    check_misaligned(checks, make_gpu, shapes.back(), some);
   }
-  for (CodingShape shape :
-       {none_shapes()[1], tagc_shapes()[0], tagc_shapes()[3], quant_shapes()[0], quant_shapes().back()}) {
+  for (CodingShape shape : {none_shapes()[1], tagc_shapes()[0], tagc_shapes()[3], tagc_cell_shapes()[2],
+                            quant_shapes()[0], quant_shapes().back()}) {
     shape.num_packets = 3;
-    check_sizes(checks, make_gpu, shape, {is_short ? 20001 : 200001});
+    check_sizes(checks, make_gpu, shape, {is_short ? 4099 : 200001});
+    shape.num_packets = 35;  // more than are added at once
+    check_sizes(checks, make_gpu, shape, {700});
   }
   check_data(checks, make_gpu, is_short ? 3001 : 300001);
   check_not_finite(checks, make_gpu, is_short ? 3001 : 300001);

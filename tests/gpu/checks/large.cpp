@@ -52,7 +52,7 @@ void compare(const MakeGpu& make_gpu, const CodingShape& shape, int64_t num_elem
 
 }  // namespace
 
-void check_large(Checks& checks, const MakeGpu& make_gpu) {
+void check_large(Checks& checks, const MakeGpu& make_gpu, bool /*is_short*/) {
   constexpr int64_t kBytes = (int64_t{1} << 29) + 1025;     // as float32 more than 2^31 bytes
   constexpr int64_t kElements = (int64_t{1} << 31) + 1025;  // more than 2^31 elements
   const CodingShape none = {.codec = "none", .options = {}, .wire = DataType::kBFloat16, .piece = DataType::kBFloat16};

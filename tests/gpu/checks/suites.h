@@ -7,12 +7,13 @@
 namespace isthmus::gpu {
 
 void check_codecs(Checks& checks, const MakeGpu& make_gpu, bool is_short);
+void check_batches(Checks& checks, const MakeGpu& make_gpu, bool is_short);
 void check_weights(Checks& checks, const MakeGpu& make_gpu, bool is_short);
 void check_arithmetic(Checks& checks, const MakeGpu& make_gpu, bool is_short);
 void check_order(Checks& checks, const MakeGpu& make_gpu, bool is_short);
 void check_faults(Checks& checks, const MakeGpu& make_gpu, bool is_short);
 void check_graphs(Checks& checks, const MakeGpu& make_gpu, bool is_short);
 // Needs gigabytes of the device's and the host's memory.
-void check_large(Checks& checks, const MakeGpu& make_gpu);
+void check_large(Checks& checks, const MakeGpu& make_gpu, bool is_short);
 
 }  // namespace isthmus::gpu

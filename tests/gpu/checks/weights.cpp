@@ -119,22 +119,27 @@ int64_t capacity_for(const Rail& rail) { return (WeightPackets::most_bytes(rail.
 
 void check_weights(Checks& checks, const MakeGpu& make_gpu, bool is_short) {
   using kernels::WeightVerdict;
-  const std::vector<int64_t> sizes = is_short
-                                         ? std::vector<int64_t>{1, 1025, 20'000}
-                                         : std::vector<int64_t>{1, 16, 1023, 16'384, 16'385, 1'000'003, 20'000'000};
+  const std::vector<int64_t> sizes =
+      is_short ? std::vector<int64_t>{0, 1, 17, 1025, 16'385}
+               : std::vector<int64_t>{0, 1, 16, 17, 1023, 16'384, 16'385, 1'000'003, 20'000'000};
   for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32, DataType::kFloat64}) {
     for (const int64_t size : sizes) {
       const std::string what = "weights, " + std::to_string(size) + " elements of " + to_string(dtype);
-      for (const float distance : {1e-5F, 1e-3F, 10.F}) {
+      for (const float distance : {1e-3F, 1e-5F, 10.F}) {
         checks.run(what + " moved by about " + std::to_string(distance), [&] {
           const Rail rail = make_rail(size, dtype, distance);
           gather(make_gpu, rail, capacity_for(rail), WeightVerdict::kInPlace);
         });
+        if (is_short && size > 2000) {
+          break;
+        }
       }
       checks.run(what + " that did not move",
                  [&] { gather(make_gpu, make_rail(size, dtype, 0), 0, WeightVerdict::kInPlace); });
-      checks.run(what + " that the host carries",
-                 [&] { gather(make_gpu, make_rail(size, dtype, 10), 0, WeightVerdict::kTooLong); });
+      if (size > 0) {
+        checks.run(what + " that the host carries",
+                   [&] { gather(make_gpu, make_rail(size, dtype, 10), 0, WeightVerdict::kTooLong); });
+      }
     }
   }
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,17 +61,13 @@ def install_command(places: Places, architecture: str) -> list[str]:
     return [*command, str(REPOSITORY)]
 
 
-def environment(places: Places, given: Mapping[str, str] = os.environ, packages: Sequence[str] = ()) -> dict[str, str]:
-    """Return the environment of all programs: the installed isthmus first, no setting of Isthmus from outside.
-
-    packages: folders for PYTHONPATH, after all others.
-    """
+def environment(places: Places, given: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of all programs: the installed isthmus first, no setting of Isthmus from outside."""
     clean = {name: value for name, value in given.items() if not name.startswith("ISTHMUS_")}
-    tests = REPOSITORY / "tests"
-    paths = [str(path) for path in (places.site, tests, given.get("PYTHONPATH", "")) if str(path)]
+    paths = [str(path) for path in (places.site, REPOSITORY / "tests", given.get("PYTHONPATH", "")) if str(path)]
     jobs = given.get("CMAKE_BUILD_PARALLEL_LEVEL", str(len(os.sched_getaffinity(0))))
     return clean | {
-        "PYTHONPATH": os.pathsep.join([*paths, *packages]),
+        "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",
         "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
         "PATH": os.pathsep.join([given.get("PATH", ""), "/usr/local/cuda/bin"]),

@@ -6,13 +6,10 @@ import contextlib
 import os
 import signal
 import subprocess
-import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from gpu.harness.records import Check, parse
 
@@ -38,52 +35,30 @@ def execute(command: Sequence[str], *, env: Mapping[str, str], cwd: Path, limit_
     start = time.monotonic()
     ending = Ending()
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w", errors="replace") as log_file:
+    with log.open("wb") as output:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
         try:
-            process = subprocess.Popen(
-                command,
-                env=dict(env),
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
+            process = subprocess.Popen(command, env=dict(env), cwd=cwd, start_new_session=True, **streams)  # type: ignore[call-overload]
         except OSError as error:
-            ending.error = f"{command[0]}: {error.strerror}"
-            return ending
-        assert process.stdout is not None
-        reader = threading.Thread(target=_read, args=(process.stdout, log_file, ending), daemon=True)
-        reader.start()
+            return Ending(error=f"{command[0]}: {error.strerror}")
         try:
-            ending.exit_code = process.wait(timeout=limit_s)
+            process.wait(limit_s)
         except subprocess.TimeoutExpired:
             ending.timed_out = True
             _signal_group(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                ending.exit_code = process.wait(timeout=GRACE_S)
+                process.wait(GRACE_S)
         finally:
             _signal_group(process.pid, signal.SIGKILL)  # with whatever it left running
             ending.exit_code = process.wait()
-            reader.join(GRACE_S)  # a process that left the group may hold the pipe open
-    ending.seconds = time.monotonic() - start
-    return ending
-
-
-def _read(stream: IO[str], log_file: IO[str], ending: Ending) -> None:
-    tail: deque[str] = deque(maxlen=TAIL_LINES)
-    for line in stream:
-        with contextlib.suppress(ValueError):  # the log was closed: nobody waits for this line
-            log_file.write(line)
-            log_file.flush()
+    for line in log.read_text(errors="replace").splitlines():
         check = parse(line)
         if check is None:
-            tail.append(line.rstrip("\n"))
+            ending.tail = [*ending.tail[1 - TAIL_LINES :], line]
         else:
             ending.checks.append(check)
-        ending.tail = list(tail)
+    ending.seconds = time.monotonic() - start
+    return ending
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:

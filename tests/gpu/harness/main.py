@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tarfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpu.harness import archive, prebuilt, versions
+from gpu.harness import prebuilt, versions
 from gpu.harness.build import REPOSITORY, Places, environment, install_command
 from gpu.harness.execute import GRACE_S, execute
 from gpu.harness.plan import build_step, import_step, steps
@@ -128,10 +129,7 @@ class Run:
         if left_s < min(step.least_s, step.limit_s):
             return self._add(Outcome(step, Verdict(NOT_RUN, TIME_WAS_UP)))
         limited = replace(step, limit_s=round(min(step.limit_s, left_s), 1))
-        folder = self.options.prebuilt
-        packages = prebuilt.needed_packages(folder.resolve()) if folder else []
-        limit = {"GPU_STEP_LIMIT_S": str(limited.limit_s)}
-        env = {**environment(self.places, packages=packages), **step.env, **limit}
+        env = {**environment(self.places), **step.env, "GPU_STEP_LIMIT_S": str(limited.limit_s)}
         log = self.places.logs / f"{step.name}.log"
         ending = execute(step.command, env=env, cwd=REPOSITORY, limit_s=limited.limit_s, log=log)
         verdict = step.judge(ending)
@@ -153,7 +151,12 @@ class Run:
         return verdict.result == OK
 
     def _write(self) -> tuple[Path, Path]:
-        archive.write(self.places.logs, self.folder / "logs.tar.gz")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        draft = self.folder / "logs.tar.gz.new"  # a reader never sees half of it
+        with tarfile.open(draft, "w:gz") as archive:
+            for log in sorted(self.places.logs.glob("*.log")):
+                archive.add(log, log.name)
+        draft.replace(self.folder / "logs.tar.gz")
         return self.report.write(self.folder, self.name)
 
     def _finish(self) -> int:

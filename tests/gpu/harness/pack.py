@@ -6,7 +6,6 @@ BUILD is CMake's folder of an installation into this Python. Torch, CUDA's drive
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -47,8 +46,6 @@ def pack(build: Path, output: Path) -> None:
         shutil.copy2(built_program(build, name), programs)
         run("strip", "--strip-unneeded", str(programs / name))
     shutil.copy2(runtime_of(built_program(build, "check_cuda")), programs)
-    for name in prebuilt.PACKAGES:
-        copy_package(name, output / "packages")
     manifest_of(build).write(output)
 
 
@@ -63,14 +60,6 @@ def runtime_of(program: Path) -> Path:
     if not found:
         raise RuntimeError(f"{program} loads no libcudart")
     return Path(found[1])
-
-
-def copy_package(name: str, folder: Path) -> None:
-    """Copy a package of this Python."""
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:
-        raise RuntimeError(f"{sys.executable} has no {name}")
-    shutil.copytree(Path(spec.origin).parent, folder / name, ignore=_NOT_PYTHON)
 
 
 def manifest_of(build: Path) -> prebuilt.Manifest:

@@ -88,16 +88,15 @@ class _World:
 _FIRST_WORLDS = (
     _World("nccl", "plain NCCL, four ranks on this GPU", 45),
     _World("collectives", "collectives of isthmus against plain sums, and against its own CPU side", 90),
-    _World("fsdp", "FSDP2 on isthmus 2x2 against nccl, with each codec and several segments; saved and resumed", 100),
+    _World("training", "FSDP2, HSDP, FSDP1 and DDP on isthmus 2x2 against nccl", 150),
 )
 _LATER_WORLDS = (
     _World("killed", "a rank is killed in the middle of a step: every other one gets an error that names it", 60),
     _World("faults", "packets of another step are an error on every rank", 45),
     _World("capture", "a reduce-scatter captured by torch.cuda.graph", 45),
     _World("launch_overhead", "host time of a call of the whole path over NCCL", 45),
-    _World("ddp", "DDP with prepare, and HSDP", 90),
     _World("profile", "phases in torch.profiler; device timings in stats", 45),
-    _World("order", "FSDP2 with launches in implicit order and one queue", 60, "fsdp", ("--short",), IMPLICIT_ORDER),
+    _World("order", "FSDP2, launches in implicit order, one queue", 60, "training", ("--short",), IMPLICIT_ORDER),
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import platform
 from collections.abc import Mapping
@@ -15,8 +14,6 @@ MANIFEST = "manifest.json"
 #: What programs and Python files are made of.
 _SOURCES = ("CMakeLists.txt", "cmake", "include", "kernels", "src", "python", "topology", "benchmarks", "tests/gpu")
 _SUFFIXES = (".cmake", ".h", ".cpp", ".cu", ".cuh", ".in", ".py")
-#: What builds isthmus, for a machine that lacks it and that the folder does not fit.
-PACKAGES = ("scikit_build_core", "packaging", "pathspec")
 
 
 @dataclass(frozen=True)
@@ -83,9 +80,3 @@ def digest(repository: Path) -> str:
                 total.update(f"{path.relative_to(repository)}\0".encode())
                 total.update(path.read_bytes())
     return total.hexdigest()[:16]
-
-
-def needed_packages(folder: Path) -> list[str]:
-    """Return what PYTHONPATH needs for PACKAGES: what is packed, where this Python lacks any of them."""
-    lacks = any(importlib.util.find_spec(name) is None for name in PACKAGES)
-    return [str(folder / "packages")] if lacks else []

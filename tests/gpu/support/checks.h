@@ -23,15 +23,20 @@ void require(bool condition, const std::string& what);
 
 class Checks {
  public:
-  // Whether any check has failed so far.
-  bool failed() const { return failed_; }
+  // only: of checks that are run, a part of their names; any if it is empty.
+  explicit Checks(std::vector<std::string> only = {}) : only_(std::move(only)) {}
+
+  // Whether any check has failed so far, or none was run.
+  bool failed() const { return failed_ || !ran_; }
 
   // Runs `body`, which throws where something is wrong, and tells how it went.
   void run(const std::string& name, const std::function<void()>& body);
   void measure(const std::string& name, const std::function<Figures()>& body);
 
  private:
+  const std::vector<std::string> only_;
   bool failed_ = false;
+  bool ran_ = false;
 };
 
 }  // namespace isthmus::gpu

@@ -1,10 +1,11 @@
 #include "tests/gpu/support/coding.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
-#include <cstring>
+#include <thread>
 
-#include "base/aligned_memory.h"
+#include "isthmus/error.h"
 #include "tests/gpu/support/checks.h"
 
 namespace isthmus::gpu {
@@ -29,6 +30,10 @@ std::string settings_of(const std::string& codec, const Options& options) {
                   options.error_feedback == "on" ? ", feedback" : "");
   }
   return settings;
+}
+
+int64_t elements_of_places(const CodingShape& shape, int64_t num_elements) {
+  return shape.num_packets > 1 ? shape.num_packets * num_elements : 0;
 }
 
 HostArray start_of_sums(int64_t num_elements, DataType dtype) {
@@ -70,21 +75,26 @@ DeviceCoding::DeviceCoding(Device& device, const CodingShape& shape, int64_t num
       residual_(device, residual_elements(*codec_, num_elements), DataType::kFloat32, shape.offset),
       packets_(device, shape.num_packets * packet_bytes_, DataType::kByte),
       out_(device, num_elements, accumulate_dtype(shape.wire), shape.offset),
-      encode_scratch_(device, codec_->encode_scratch_bytes({.num_elements = num_elements}), DataType::kByte),
-      decode_scratch_(device, codec_->decode_scratch_bytes(sum()), DataType::kByte),
+      places_(device, elements_of_places(shape, num_elements), accumulate_dtype(shape.wire)),
+      scratch_(
+          device,
+          std::max({codec_->encode_scratch_bytes({.num_elements = num_elements}), codec_->decode_scratch_bytes(sum()),
+                    codec_->decode_each_scratch_bytes(num_elements, shape.num_packets)}),
+          DataType::kByte),
       context_(device, sizeof(kernels::DeviceContext), DataType::kByte) {
   residual_.set(HostArray(residual_.buffer().num_elements, DataType::kFloat32).view());
   out_.set(start_of_sums(num_elements, accumulate_dtype(shape.wire)).view());
 }
 
-PacketContext DeviceCoding::on_device() {
-  PacketContext context = {.sender = kContext.sender};
+PacketContext DeviceCoding::on_device() const {
+  PacketContext context = of_host_;
   context.on_device = context_.buffer().as<kernels::DeviceContext>();
   return context;
 }
 
 void DeviceCoding::set_context(PacketContext context, Stream stream) {
   device_.set_context(context_.buffer().as<kernels::DeviceContext>(), context, stream);
+  of_host_ = {.segment = context.segment, .sender = context.sender};
 }
 
 void DeviceCoding::next_step(Stream stream) {
@@ -94,12 +104,10 @@ void DeviceCoding::next_step(Stream stream) {
 void DeviceCoding::encode(int packet, Stream stream) {
   const Buffer place = packets_.buffer().part(packet, packet_bytes_);
   codec_->encode_pieces(PieceSet::of_one(piece_.buffer(), residual_.buffer(), place), on_device().of_packet(packet),
-                        {stream, encode_scratch_.buffer()});
+                        {stream, scratch_.buffer()});
 }
 
-void DeviceCoding::decode(Stream stream) {
-  codec_->decode_shard(sum(), on_device(), {stream, decode_scratch_.buffer()});
-}
+void DeviceCoding::decode(Stream stream) { codec_->decode_shard(sum(), on_device(), {stream, scratch_.buffer()}); }
 
 // All packets are added to what stands there: this node's place is behind them.
 ShardSum DeviceCoding::sum() {
@@ -112,36 +120,65 @@ ShardSum DeviceCoding::sum() {
           .shard = out_.buffer()};
 }
 
+void DeviceCoding::decode_each(Stream stream) {
+  codec_->decode_each(packets_.buffer(), shape_.num_packets, places_.buffer(), on_device(),
+                      {stream, scratch_.buffer()});
+}
+
 HostCoding::HostCoding(const CodingShape& shape, int64_t num_elements)
     : shape_(shape),
       codec_(make_codec(shape.codec, shape.options, shape.wire, shape.ranks_per_node)),
       packet_bytes_(codec_->packet_bytes(num_elements)),
       residual_(residual_elements(*codec_, num_elements), DataType::kFloat32),
       packets_(shape.num_packets * packet_bytes_, DataType::kByte),
-      out_(start_of_sums(num_elements, accumulate_dtype(shape.wire))) {}
+      out_(start_of_sums(num_elements, accumulate_dtype(shape.wire))),
+      places_(elements_of_places(shape, num_elements), accumulate_dtype(shape.wire)) {}
 
 void HostCoding::encode(ConstBuffer piece, int packet, PacketContext context) {
   HostArray converted(piece.num_elements, accumulate_dtype(shape_.wire));
   convert(piece, converted.buffer());
-  const AlignedMemory memory = allocate_aligned(std::max<int64_t>(packet_bytes_, 1));
-  const Buffer bytes = {memory.get(), packet_bytes_, DataType::kByte};
-  counts_ += codec_->encode(converted.view(), residual_.buffer(), bytes, context.of_packet(packet), {});
-  std::memcpy(packets_.buffer().part(packet, packet_bytes_).data, memory.get(), static_cast<size_t>(packet_bytes_));
+  counts_ += codec_->encode(converted.view(), residual_.buffer(), packets_.buffer().part(packet, packet_bytes_),
+                            context.of_packet(packet), {});
 }
 
 void HostCoding::decode(PacketContext context) {
-  const int64_t num_bytes = packets_.num_elements();
-  const AlignedMemory memory = allocate_aligned(std::max<int64_t>(num_bytes, 1));
-  std::memcpy(memory.get(), packets_.view().data, static_cast<size_t>(num_bytes));
-  codec_->decode_sum({memory.get(), num_bytes, DataType::kByte}, shape_.num_packets, out_.buffer(), context, {});
+  codec_->decode_sum(packets_.view(), shape_.num_packets, out_.buffer(), context, {});
+}
+
+void HostCoding::decode_each(PacketContext context) {
+  codec_->decode_each(packets_.view(), shape_.num_packets, places_.buffer(), context, {});
+}
+
+void require_equal(const DeviceArray& on_device, const HostArray& on_host, const std::string& what) {
+  const int64_t where = first_difference(on_device.get().view(), on_host.view());
+  require(where < 0, what + " differ at element " + std::to_string(where));
 }
 
 void require_equal(DeviceCoding& on_device, HostCoding& on_host) {
-  require(same_bytes(on_device.packets().get().view(), on_host.packets().view()), "packets differ");
-  const int64_t residual = first_difference(on_device.residual().get().view(), on_host.residual().view());
-  require(residual < 0, "residuals differ at element " + std::to_string(residual));
-  const int64_t sum = first_difference(on_device.out().get().view(), on_host.out().view());
-  require(sum < 0, "sums differ at element " + std::to_string(sum));
+  require_equal(on_device.packets(), on_host.packets(), "packets");
+  require_equal(on_device.residual(), on_host.residual(), "residuals");
+  require_equal(on_device.out(), on_host.out(), "sums");
+}
+
+std::string complaint_of(Device& device) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while (std::chrono::steady_clock::now() < deadline) {
+    const std::string complaint = complaint_of([&] { device.throw_if_faulted(); });
+    if (!complaint.empty()) {
+      return complaint;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return "";
+}
+
+std::string complaint_of(const std::function<void()>& decode) {
+  try {
+    decode();
+  } catch (const PacketError& error) {
+    return error.what();
+  }
+  return "";
 }
 
 }  // namespace isthmus::gpu

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,7 +28,7 @@ struct CodingShape {
   std::string name() const;
 };
 
-inline constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .sender = 3};
+inline constexpr PacketContext kContext = {.unit_hash = 0xfedcba9876543210, .step = 7, .segment = 3, .sender = 258};
 
 Options tagc_options(double ratio, double sparsity);
 Options quant_options(int64_t bits, bool error_feedback = false);
@@ -41,15 +42,18 @@ class DeviceCoding {
   void next_step(Stream stream);
   void encode(int packet, Stream stream);
   void decode(Stream stream);
+  // Each packet to its place in places().
+  void decode_each(Stream stream);
 
   DeviceArray& piece() { return piece_; }
   DeviceArray& residual() { return residual_; }
   DeviceArray& packets() { return packets_; }
   DeviceArray& out() { return out_; }
+  DeviceArray& places() { return places_; }
   int64_t packet_bytes() const { return packet_bytes_; }
 
  private:
-  PacketContext on_device();
+  PacketContext on_device() const;
   ShardSum sum();
 
   Device& device_;
@@ -60,9 +64,10 @@ class DeviceCoding {
   DeviceArray residual_;
   DeviceArray packets_;
   DeviceArray out_;
-  DeviceArray encode_scratch_;
-  DeviceArray decode_scratch_;
+  DeviceArray places_;  // where there are several packets
+  DeviceArray scratch_;
   DeviceArray context_;
+  PacketContext of_host_ = {};  // what is not in context_
 };
 
 // The unit on the CPU.
@@ -72,10 +77,12 @@ class HostCoding {
 
   void encode(ConstBuffer piece, int packet, PacketContext context);
   void decode(PacketContext context);
+  void decode_each(PacketContext context);
 
   HostArray& residual() { return residual_; }
   HostArray& packets() { return packets_; }
   HostArray& out() { return out_; }
+  HostArray& places() { return places_; }
   const CodecCounts& counts() const { return counts_; }
 
  private:
@@ -85,10 +92,18 @@ class HostCoding {
   HostArray residual_;
   HostArray packets_;
   HostArray out_;
+  HostArray places_;
   CodecCounts counts_;
 };
 
-// Throws unless packets, residuals and sums are equal, bit for bit; but any NaN of a sum equals any other.
+// Throws unless two arrays are equal, bit for bit; but any NaN equals any other.
+void require_equal(const DeviceArray& on_device, const HostArray& on_host, const std::string& what);
+// Throws unless packets, residuals and sums are.
 void require_equal(DeviceCoding& on_device, HostCoding& on_host);
+
+// What the device says of packets in the end; "" if nothing within a while. Never waits for the device.
+std::string complaint_of(Device& device);
+// What the CPU says of them.
+std::string complaint_of(const std::function<void()>& decode);
 
 }  // namespace isthmus::gpu

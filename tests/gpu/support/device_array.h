@@ -1,6 +1,7 @@
 // Elements in a device's memory, copied in and out. Every copy waits.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -11,19 +12,21 @@
 
 namespace isthmus::gpu {
 
-// Elements of any type in the host's memory.
+// Elements of any type in the host's memory, aligned as packets are; zeros at first.
 class HostArray {
  public:
   HostArray(int64_t num_elements, DataType dtype)
-      : bytes_(static_cast<size_t>(num_elements * element_bytes(dtype))), num_elements_(num_elements), dtype_(dtype) {}
+      : lines_(static_cast<size_t>(num_elements * element_bytes(dtype) + 63) / 64),
+        num_elements_(num_elements),
+        dtype_(dtype) {}
   // `values`, converted.
   HostArray(const std::vector<float>& values, DataType dtype) : HostArray(static_cast<int64_t>(values.size()), dtype) {
     convert({values.data(), num_elements_, DataType::kFloat32}, buffer());
   }
 
   int64_t num_elements() const { return num_elements_; }
-  Buffer buffer() { return {bytes_.data(), num_elements_, dtype_}; }
-  ConstBuffer view() const { return {bytes_.data(), num_elements_, dtype_}; }
+  Buffer buffer() { return {lines_.data(), num_elements_, dtype_}; }
+  ConstBuffer view() const { return {lines_.data(), num_elements_, dtype_}; }
   HostArray as(DataType dtype) const {
     HostArray other(num_elements_, dtype);
     convert(view(), other.buffer());
@@ -31,7 +34,10 @@ class HostArray {
   }
 
  private:
-  std::vector<std::byte> bytes_;
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  std::vector<Line> lines_;
   int64_t num_elements_;
   DataType dtype_;
 };
@@ -76,6 +82,10 @@ inline int64_t first_difference(ConstBuffer a, ConstBuffer b) {
     const int64_t count = a.num_elements - begin < kAtATime ? a.num_elements - begin : kAtATime;
     if (same_bytes(a.slice(begin, count), b.slice(begin, count))) {
       continue;
+    }
+    if (a.dtype == DataType::kByte) {
+      const auto* bytes = a.as<uint8_t>();
+      return std::mismatch(bytes + begin, bytes + begin + count, b.as<uint8_t>() + begin).first - bytes;
     }
     HostArray x(count, DataType::kFloat64);
     HostArray y(count, DataType::kFloat64);

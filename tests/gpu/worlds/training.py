@@ -1,194 +1,99 @@
-"""A small transformer, the text it learns, and what a run of training leaves behind."""
+"""Models trained over isthmus as over the plain backend: FSDP2, HSDP, FSDP1 and DDP, with and without `attach`."""
 
 from __future__ import annotations
 
 import functools
-import io
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import isthmus
-from gpu.worlds.reductions import SETTINGS
-from gpu.worlds.world import World, gathered, require
-from isthmus.benchmarks.common.model import ByteGpt, loss_of
-from isthmus.benchmarks.common.shape import ModelShape
-from support.tested_codecs import environment
-
-SHAPE = ModelShape(width=128, num_layers=2, context=64)
-SEQUENCES = 8
-LEARNING_RATE = 3e-3
-PLAIN: dict[str, str] = {}
-CODECS = {codec: environment({"nodes": "2x2", "min_elements": 0, **settings}) for codec, settings in SETTINGS.items()}
+from gpu.worlds.world import World
+from python.training import test_fsdp as fsdp
+from python.training import wraps
+from support import families
+from support.families import WORLD_SIZE, Block, Family
 
 
-@dataclass
-class Run:
-    """What came out of some steps. units: how often each unit was compressed."""
-
-    losses: list[float]
-    weights: torch.Tensor  # whole, on the CPU
-    units: dict[str, int] = field(default_factory=dict)
-    exact: Counter[str] = field(default_factory=Counter)
-    residuals: list[torch.Tensor] = field(default_factory=list)
+def mesh(*shape: int) -> DeviceMesh:
+    """A mesh on the device that models are made on. With names of its own over each backend: torch caches by them."""
+    names = tuple(f"{name}_{dist.get_backend()}" for name in ("replicate", "shard")[-len(shape) :])
+    return init_device_mesh(torch.get_default_device().type, shape, mesh_dim_names=names)
 
 
-def make_model(world: World) -> nn.Module:
-    """Return the model, with equal weights on every rank and in every run."""
-    torch.manual_seed(0)
-    return ByteGpt(SHAPE).to(world.device)
+def fsdp2(model: nn.Module, shape: tuple[int, ...] = (WORLD_SIZE,), **settings: Any) -> nn.Module:
+    """Shard each block, then the rest."""
+    return fsdp.fsdp2(model, mesh=mesh(*shape), **settings)
 
 
-def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of all runs."""
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+def fsdp1(model: nn.Module, **settings: Any) -> nn.Module:
+    """Do so by FSDP1."""
+    device = torch.empty(0).device
+    return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=device, **settings)
 
 
-@functools.cache
-def text_to_learn() -> bytes:
-    """Return the project's own manual, as it is when it is first asked for."""
-    return (Path(__file__).resolve().parents[3] / "docs/operating.md").read_bytes()
+def fsdp1_offloaded(model: nn.Module) -> nn.Module:
+    """Do so, with weights on the CPU between steps; torch refuses that to run on CPUs alone."""
+    return fsdp1(model, cpu_offload=CPUOffload(offload_params=torch.empty(0).is_cuda))
 
 
-def batch(world: World, step: int) -> torch.Tensor:
-    """Return a rank's sequences of a step, from places in the text that follow from both."""
-    text = text_to_learn()
-    generator = torch.Generator().manual_seed(1000 * step + world.rank)
-    starts = torch.randint(len(text) - SHAPE.context - 1, (SEQUENCES,), generator=generator).tolist()
-    rows = [list(text[start : start + SHAPE.context + 1]) for start in starts]
-    return torch.tensor(rows, device=world.device)
+FAMILIES = {
+    "FSDP2": Family(fsdp2, modes=("none", "default", "tagc")),
+    "FSDP2 in bfloat16": Family(
+        functools.partial(fsdp2, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)),
+        rounding=fsdp.BFLOAT16,
+        modes=("none", "default"),
+    ),
+    "HSDP": Family(
+        functools.partial(fsdp2, shape=(2, 2)),
+        collectives=("all_reduce",),
+        exact=fsdp.hsdp_family().exact,
+        gathers=False,
+        modes=("none", "default"),
+    ),
+    "FSDP1": fsdp.fsdp1_family(fsdp1, modes=("default",)),
+    # Weights and gradients are on the CPU between steps, and on the GPU where collectives run.
+    "FSDP2, offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy()), modes=("default",)),
+    "FSDP1, offloaded": fsdp.fsdp1_family(fsdp1_offloaded, modes=("prepared",)),
+    "DDP": wraps.ddp_family(wraps.ddp, modes=("prepared", "backward")),  # NCCL's exact sums have other bits
+}
 
 
-def train(world: World, model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> Run:
-    """Train; return what came out. No step waits for the device."""
-    losses = []
-    for step in steps:
-        with sdpa_kernel(SDPBackend.MATH):  # whose gradients are the same bits each time
-            loss = loss_of(model, batch(world, step))
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    world.settle()
-    return describe(model, torch.stack(losses))
+def run(world: World) -> None:
+    """Train each family on the plain backend and on isthmus."""
+    torch.set_default_device(world.device)
+    for name, family in FAMILIES.items():
+        if not world.short or name == "FSDP2":
+            world.check(f"{name} on isthmus follows {world.plain_backend}", lambda: follows(world, family))  # noqa: B023
+    if world.on_gpu and not world.short:
+        world.check("a model over NCCL, attached, has the bits of isthmus by name", lambda: attached(world))
 
 
-def describe(model: nn.Module, losses: torch.Tensor) -> Run:
-    """Return losses averaged over ranks, weights, and what Isthmus did, if it did."""
-    mean = torch.tensor(gathered(losses.cpu().tolist())).mean(0).tolist()
-    weights = torch.cat([whole(parameter).flatten() for parameter in model.parameters()]).cpu()
-    groups = isthmus_groups()
-    statistics = [isthmus.stats(group) for group in groups]
-    return Run(
-        losses=mean,
-        weights=weights,
-        units=units_of(groups),
-        exact=sum((Counter(entry["exact_calls"]) for entry in statistics), Counter()),
-        residuals=residuals_of(groups),
-    )
+def follows(world: World, family: Family) -> dict[str, float]:
+    """As near to plain training as each mode's codec lets it; weights as differences change no bit."""
+    # What offloads gathers its weights on the CPU, too.
+    plain_backend = "cpu:gloo,cuda:nccl" if world.on_gpu else "gloo"
+    with families.world(world.store, "gloo", backend=plain_backend):
+        plain = families.train(family, "gloo")
+        assert families.same_on_all_ranks(plain.weights)
+    assert plain.losses[-1] < 0.9 * plain.losses[0], plain.losses
+    families.check_against(plain, family, world.store)
+    return {"first loss": plain.losses[0], "last loss": plain.losses[-1]}
 
 
-def whole(parameter: torch.Tensor) -> torch.Tensor:
-    """Return a sharded parameter as an ordinary tensor."""
-    data = parameter.detach()
-    return data.full_tensor() if isinstance(data, DTensor) else data
-
-
-def isthmus_groups() -> list[dist.ProcessGroup]:
-    """Return all groups of this process that are of Isthmus."""
-    groups = [group for group in dist.distributed_c10d._world.pg_map if isinstance(group, dist.ProcessGroup)]
-    return [group for group in groups if dist.get_backend(group) == "isthmus"]
-
-
-def unit_states(groups: list[dist.ProcessGroup]) -> list[dict[str, Any]]:
-    """Return the state of all units."""
-    return [state for group in groups for state in isthmus.backends.backend_of(group).unit_states()]
-
-
-def units_of(groups: list[dist.ProcessGroup]) -> dict[str, int]:
-    """Return how often each unit was compressed."""
-    return {f"{state['name']} {state['collective']}": state["step"] for state in unit_states(groups)}
-
-
-def residuals_of(groups: list[dist.ProcessGroup]) -> list[torch.Tensor]:
-    """Return copies of all residuals."""
-    residuals = [state["residual"] for state in unit_states(groups)]
-    return [residual.cpu().clone() for residual in residuals if residual.numel() > 0]
-
-
-@dataclass(frozen=True)
-class Saved:
-    """This rank's part of everything, as files would hold it."""
-
-    bytes: bytes
-
-    @staticmethod
-    def of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Saved:
-        """Save model, optimizer and residuals."""
-        file = io.BytesIO()
-        torch.save(
-            {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "isthmus": isthmus.state_dict(model)},
-            file,
-        )
-        return Saved(file.getvalue())
-
-    def load(self, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Undo `of`."""
-        state = torch.load(io.BytesIO(self.bytes), map_location=world.device, weights_only=False)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        isthmus.load_state_dict(state["isthmus"], model)
-
-
-def require_equal_ranks(run: Run) -> None:
-    """All ranks hold the same bits."""
-    digest = hash(run.weights.numpy().tobytes())
-    require(len(set(gathered(digest))) == 1, "ranks hold different weights")
-
-
-def require_close(run: Run, plain: Run, tolerance: float) -> dict[str, float]:
-    """The same training but for the order of sums; return how far apart it is."""
-    away = float((run.weights - plain.weights).norm() / plain.weights.norm())
-    by_loss = max(abs(ours / theirs - 1) for ours, theirs in zip(run.losses, plain.losses, strict=True))
-    require(by_loss <= tolerance, "losses differ by", by_loss, run.losses, plain.losses)
-    require(away <= tolerance, "weights differ by", away)
-    return {"relative difference of losses": by_loss, "of weights": away}
-
-
-def require_follows(run: Run, plain: Run) -> dict[str, float]:
-    """The default codec trains as plain training does, up to its error; nothing is kept for later."""
-    require(plain.losses[-1] < 0.8 * plain.losses[0], "plain training does not learn", plain.losses)
-    require(not run.residuals, "the default codec keeps residuals")
-    last = slice(-(len(plain.losses) // 3), None)  # single losses jump, with any rounding
-    by_loss = sum(run.losses[last]) / sum(plain.losses[last]) - 1
-    require(run.losses != plain.losses, "nothing was compressed")
-    require(abs(by_loss) < 0.1, "losses differ by", by_loss, run.losses, plain.losses)
-    return {"relative difference of the last losses": by_loss, "last loss": run.losses[-1]}
-
-
-def require_learns(run: Run, plain: Run) -> dict[str, float]:
-    """Compressed training gets most of the way of plain training."""
-    share = (run.losses[0] - run.losses[-1]) / (plain.losses[0] - plain.losses[-1])
-    require(plain.losses[-1] < 0.8 * plain.losses[0], "plain training does not learn", plain.losses)
-    require(share > 0.7, "share of plain training's progress", share, run.losses, plain.losses)
-    return {"first loss": run.losses[0], "last loss": run.losses[-1], "last loss, plain": plain.losses[-1]}
-
-
-Wrap = Callable[[World, nn.Module], nn.Module]
-
-
-def trained(world: World, wrap: Wrap, backend: str, env: dict[str, str], num_steps: int) -> Run:
-    """Train a model over a group of its own; weights are the same bits on all ranks."""
-    with world.group(backend, env):
-        model = wrap(world, make_model(world))
-        run = train(world, model, make_optimizer(model), range(num_steps))
-        require_equal_ranks(run)
-    return run
+def attached(world: World) -> None:
+    """What FSDP2's hooks bring is reduced as what a group of Isthmus is asked for."""
+    runs = []
+    for backend, wrap in (("isthmus", isthmus.prepare), ("cpu:gloo,cuda:nccl", isthmus.attach)):
+        with families.world(world.store, "default", backend=backend):
+            family = Family(lambda model, wrap=wrap: wrap(fsdp2(model)))
+            runs.append(families.train(family, "default"))
+    by_name, over_nccl = runs
+    assert torch.equal(over_nccl.weights, by_name.weights)
+    assert (over_nccl.losses, over_nccl.units) == (by_name.losses, by_name.units)
+    assert over_nccl.compressed == by_name.compressed > 0

@@ -37,17 +37,17 @@ class World:
 
     def __enter__(self) -> World:
         port = int(os.environ["MASTER_PORT"])
-        self._store = dist.TCPStore("127.0.0.1", port, self.size, self.rank == 0, timeout=RESULT_TIMEOUT)
+        self.store = dist.TCPStore("127.0.0.1", port, self.size, self.rank == 0, timeout=RESULT_TIMEOUT)
         torch.set_num_threads(1)  # OMP_NUM_THREADS came too late for a process that is a fork
         if self.on_gpu:
             torch.cuda.set_device(0)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._store.add("left", 1)
+        self.store.add("left", 1)
         present = self.size - self._lost
         deadline = time.monotonic() + 20
-        while self.rank == 0 and self._store.add("left", 0) < present and time.monotonic() < deadline:
+        while self.rank == 0 and self.store.add("left", 0) < present and time.monotonic() < deadline:
             time.sleep(0.01)  # the store's host goes last
 
     @property
@@ -80,7 +80,7 @@ class World:
         try:
             dist.init_process_group(
                 backend,
-                store=dist.PrefixStore(f"group/{self._count}", self._store),
+                store=dist.PrefixStore(f"group/{self._count}", self.store),
                 rank=self.rank,
                 world_size=self.size,
                 timeout=timeout,
@@ -113,16 +113,14 @@ class World:
         self._count += 1
         ranks = [rank for rank in range(self.size) if rank != lost]
         keys = [f"check/{self._count}/{rank}" for rank in ranks]
-        self._store.set(
-            f"check/{self._count}/{self.rank}", json.dumps({"error": error, "figures": dict(figures or {})})
-        )
+        self.store.set(f"check/{self._count}/{self.rank}", json.dumps({"error": error, "figures": dict(figures or {})}))
         try:
-            self._store.wait(keys, RESULT_TIMEOUT)
+            self.store.wait(keys, RESULT_TIMEOUT)
         except dist.DistStoreError:
-            silent = [rank for rank, key in zip(ranks, keys, strict=True) if not self._store.check([key])]
+            silent = [rank for rank, key in zip(ranks, keys, strict=True) if not self.store.check([key])]
             self._tell(Check(name, FAILED, time.monotonic() - start, f"no word from ranks {silent}; {error}"))
             raise
-        results = [json.loads(self._store.get(key)) for key in keys]
+        results = [json.loads(self.store.get(key)) for key in keys]
         reported = zip(ranks, results, strict=True)
         errors = [f"rank {rank}: {result['error']}" for rank, result in reported if result["error"]]
         self._tell(
@@ -133,13 +131,6 @@ class World:
         self.passed = self.passed and check.result == OK
         if self.rank == 0:
             print(check.line(), flush=True)
-
-
-def gathered(values: Any) -> list[Any]:
-    """Return every rank's value, by the default group."""
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, values)
-    return everyone
 
 
 def require(condition: bool, *about: Any) -> None:

@@ -71,22 +71,6 @@ def test_a_damaged_packet_fails_every_rank_and_is_named() -> None:
         assert "rank 2" in first, outcomes
 
 
-def one_dies(rank: int, world_size: int) -> str:
-    ranks.init()
-    reduce_scatter()
-    if rank == 3:
-        os._exit(9)
-    return error_within(scaled(20))
-
-
-def test_a_rank_that_dies_is_named() -> None:
-    outcomes = fake_gpu.run_any(one_dies, WORLD_SIZE, env=ENV)
-    assert outcomes[3].exit_code == 9
-    for outcome in outcomes[:3]:
-        assert outcome.error is None, outcome.error
-        assert "rank 3" in outcome.value, outcome.value
-
-
 def leave_together(store: dist.Store, rank: int, world_size: int) -> None:
     """Wait for all ranks; rank 0, which hosts the store, until they have heard of it."""
     store.set(f"done/{rank}", "")

@@ -75,23 +75,19 @@ def whole_numbers(numel: int, dtype: torch.dtype, salt: int = 0) -> torch.Tensor
 
 
 @table
-def gradients_have_the_bits_of_the_cpu(gloo: dist.ProcessGroup) -> None:
-    """With residuals: several steps of one unit, of which the last have no gradient of their own."""
-    half = dist._make_nccl_premul_sum(0.5)
-    for nodes, options in product(("2x2", "0,2|1,3", "4x1"), CODECS.values()):
-        groups = {device: group_of(nodes=nodes, **options) for device in (CPU, GPU)}
-        for dtype, step in product((torch.float32, torch.bfloat16, torch.float16, torch.float64), range(3)):
-            source = whole_numbers(WORLD_SIZE * 3001, dtype, salt=step) * (step < 2)
-            for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, half):
-                results = []
-                for device, group in groups.items():
-                    shard = torch.empty(3001, dtype=dtype, device=device)
-                    whole = source[: 9001 + step % 2].to(device, copy=True)
-                    with unit("unit"):
-                        dist.reduce_scatter_tensor(shard, source.to(device), op, group=group)
-                        dist.all_reduce(whole, op, group=group)
-                    results.append((shard.cpu(), whole.cpu()))
-                assert all(map(torch.equal, *results)), (nodes, options, dtype, step, op)
+def any_placement_has_the_bits_of_the_cpu(gloo: dist.ProcessGroup) -> None:
+    """Of whole numbers: the CPU's sums have another order. All else: gpu.worlds.collectives."""
+    source = whole_numbers(WORLD_SIZE * 3001, torch.float32)
+    for nodes, options in product(("0,2|1,3", "4x1"), CODECS.values()):
+        results = []
+        for device in (CPU, GPU):
+            group = group_of(nodes=nodes, **options)
+            shard, whole = torch.empty(3001, device=device), source[:9001].to(device, copy=True)
+            with unit("unit"):
+                dist.reduce_scatter_tensor(shard, source.to(device), group=group)
+                dist.all_reduce(whole, group=group)
+            results.append((shard.cpu(), whole.cpu()))
+        assert all(map(torch.equal, *results)), (nodes, options)
 
 
 @table
@@ -154,15 +150,6 @@ def works_of_several(gloo: dist.ProcessGroup) -> None:
     coalesced.wait()
     assert arrived.cpu().tolist() == [peer] * 3
     assert torch.equal(shards[0].cpu(), expected)
-
-
-@table
-def profilers_see_phases(gloo: dist.ProcessGroup) -> None:
-    group = group_of()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        reduce_scatter(GPU, group)
-    names = {event.name for event in profile.events()}
-    assert {"isthmus:reduce_scatter", "encode", "inter exchange", "decode"} <= names, sorted(names)
 
 
 # --- groups

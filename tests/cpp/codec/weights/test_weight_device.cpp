@@ -1,4 +1,5 @@
-// Weight differences that a device encodes, on emulated groups: the packets of the CPU, byte for byte.
+// Weight differences that a device encodes, on emulated groups: the packets of the CPU, byte for byte. Usual weights of
+// all sizes are the subject of tests/gpu/checks/weights.cpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -61,17 +62,6 @@ void expect_as_on_cpu(const Array& before, const Array& now, Cut cut = kCut, int
   EXPECT_EQ(std::memcmp(&sent.header, &header, sizeof(header)), 0);
 }
 
-TEST(WeightEncodeOnDevice, StepsOfAllSizes) {
-  for (const DataType dtype : kCodedTypes) {
-    for (const int64_t count : {0, 1, 15, 16, 17, 1023, 1025, 3001}) {
-      for (const double learning_rate : {0.0, 1e-5, 1e-3, 0.1, 10.0}) {
-        SCOPED_TRACE(testing::Message() << count << " of " << to_string(dtype) << " at " << learning_rate);
-        expect_as_on_cpu({weights(count), dtype}, {moved(weights(count), learning_rate), dtype});
-      }
-    }
-  }
-}
-
 // Sizes at which coding just pays, or just does not.
 TEST(WeightEncodeOnDevice, BlocksThatAreHardlyShorterCoded) {
   for (const DataType dtype : kCodedTypes) {
@@ -88,29 +78,6 @@ TEST(WeightEncodeOnDevice, BlocksThatAreHardlyShorterCoded) {
     }
     EXPECT_TRUE(num_coded > 10 && num_whole > 10) << num_coded << " and " << num_whole << " of " << to_string(dtype);
   }
-}
-
-TEST(WeightEncodeOnDevice, BlocksOfAllSizes) {
-  for (const DataType dtype : kCodedTypes) {
-    for (const int64_t count : {kWeightBlockElements - 1, kWeightBlockElements, kWeightBlockElements + 1}) {
-      SCOPED_TRACE(testing::Message() << count << " of " << to_string(dtype));
-      expect_as_on_cpu({weights(count), dtype}, {moved(weights(count), 1e-3), dtype});
-    }
-  }
-}
-
-TEST(WeightEncodeOnDevice, BlocksOfAllCuts) {
-  const Array before(weights(kWeightBlockElements + 777), DataType::kBFloat16);
-  const Array now(moved(before.values(), 1e-3), DataType::kBFloat16);
-  for (const Cut cut : kCuts) {
-    expect_as_on_cpu(before, now, cut);
-  }
-}
-
-TEST(WeightEncodeOnDevice, ThreadsAtOnce) {
-  const Array before(weights(2050), DataType::kBFloat16);
-  const Array now(moved(weights(2050), 1e-3), DataType::kBFloat16);
-  expect_as_on_cpu(before, now, {16, 2, EmulatedDevice::Threads::kAtOnce});
 }
 
 TEST(WeightEncodeOnDevice, AnyPatternFromAnyOther) {

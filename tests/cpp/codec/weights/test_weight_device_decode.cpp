@@ -1,5 +1,5 @@
-// Weight differences that a device decodes, on emulated groups: replicas bit for bit, what the host learns, and whole
-// gathers on an emulated GPU.
+// Weight differences that a device decodes, on emulated groups: replicas bit for bit, and what the host learns. Usual
+// weights of all sizes are the subject of tests/gpu/checks/weights.cpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,8 +13,6 @@
 
 #include "isthmus/error.h"
 #include "tests/cpp/codec/weights/weights_on_device.h"
-#include "tests/cpp/emulated/emulated_gpu.h"
-#include "tests/cpp/support/gpu_world.h"
 
 namespace isthmus {
 namespace {
@@ -91,39 +89,6 @@ void expect_refused(const Rail& rail, WeightFault fault, const std::string& word
   EXPECT_EQ(decoded.outcome.fault, fault);
   EXPECT_NE(decoded.fault.find(words), std::string::npos) << decoded.fault;
   EXPECT_TRUE(!is_untouched || decoded.replica == bytes_of(rail.before));
-}
-
-TEST(WeightDecodeOnDevice, StepsOfAllSizes) {
-  for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32, DataType::kFloat64}) {
-    for (const int64_t count : {0, 1, 15, 16, 17, 1023, 1025, 3001}) {
-      for (const double learning_rate : {0.0, 1e-5, 1e-3, 10.0}) {
-        SCOPED_TRACE(testing::Message() << count << " of " << to_string(dtype) << " at " << learning_rate);
-        expect_exact(rail_of(count, dtype, learning_rate));
-      }
-    }
-  }
-}
-
-TEST(WeightDecodeOnDevice, BlocksOfAllSizesAndCuts) {
-  const auto expect_right = [](int64_t count, DataType dtype, Cut cut) {
-    SCOPED_TRACE(testing::Message() << count << " of " << to_string(dtype));
-    const Rail rail = rail_of(count, dtype, 1e-3, 2, 48);
-    const Decoded decoded = decode_on_device(rail, 1, cut);
-    EXPECT_TRUE(decoded.replica == bytes_of(rail.now));
-    EXPECT_TRUE(decoded.num_passes == 4 || cut.num_threads == 1);
-  };
-  for (const DataType dtype : kCodedTypes) {
-    for (const int64_t count : {kWeightBlockElements, kWeightBlockElements + 1}) {
-      expect_right(count, dtype, kCut);
-    }
-  }
-  for (const Cut cut : kCuts) {
-    expect_right(kWeightBlockElements + 777, DataType::kBFloat16, cut);
-  }
-}
-
-TEST(WeightDecodeOnDevice, ThreadsAtOnce) {
-  expect_exact(rail_of(2050, DataType::kBFloat16, 1e-3, 2), {16, 2, EmulatedDevice::Threads::kAtOnce});
 }
 
 TEST(WeightDecodeOnDevice, AnyPatternFromAnyOther) {
@@ -278,75 +243,6 @@ TEST(WeightDecodeOnDevice, GarbageWithRightChecksums) {
     EXPECT_TRUE(is_refused || decoded.replica == bytes_of({rail.now[0], expected})) << "round " << round;
   }
   EXPECT_GT(num_refused, 40);
-}
-
-// A gather of two nodes, all on one GPU: the jobs say what memory they use.
-class LaunchedWeights : public ::testing::Test {
- protected:
-  static constexpr int64_t kCount = kWeightBlockElements + 500;
-  static constexpr DataType kType = DataType::kBFloat16;
-
-  void encode(int64_t node) {
-    gpu_.launcher().run(make_weight_encode_job({.header = header_of_unit(rail_.now[node], node),
-                                                .before = replica_.buffer().part(node, kCount),
-                                                .shard = shards_.buffer().part(node, kCount),
-                                                .replica = replica_.buffer(),
-                                                .sent = received_.buffer().part(node, part_bytes_),
-                                                .scratch = encode_scratch_.buffer()}),
-                        stream_);
-  }
-  void decode(Stream stream) {
-    gpu_.launcher().run(make_weight_decode_job({.expected = header_of_unit(rail_.now[0]),
-                                                .num_nodes = 2,
-                                                .node = 1,
-                                                .received = received_.buffer(),
-                                                .shard = shards_.buffer().part(1, kCount),
-                                                .replica = replica_.buffer(),
-                                                .outcome = reinterpret_cast<WeightOutcome*>(outcome_.data()),
-                                                .outgoing = nullptr,  // packets do
-                                                .arrived = nullptr,
-                                                .scratch = decode_scratch_.buffer()}),
-                        stream);
-  }
-  static Array joined(const std::vector<Array>& shards) {
-    Array all(2 * kCount, kType);
-    const std::vector<uint8_t> bytes = bytes_of(shards);
-    std::memcpy(all.buffer().data, bytes.data(), bytes.size());
-    return all;
-  }
-
-  const Rail rail_ = rail_of(kCount, kType, 1e-3, 2);
-  const int64_t part_bytes_ = kWeightHeaderBytes + rail_.capacity;
-  const ConstBuffer shard_ = rail_.now[0].view();
-  test::EmulatedGpu gpu_;
-  const Stream stream_ = gpu_.make_stream();
-  const test::DeviceArray replica_{gpu_, joined(rail_.before)};
-  const test::DeviceArray shards_{gpu_, joined(rail_.now)};
-  const test::DeviceArray received_{gpu_, 2 * part_bytes_, DataType::kByte};
-  const test::DeviceArray encode_scratch_{gpu_, weight_encode_scratch_bytes(shard_), DataType::kByte};
-  const test::DeviceArray decode_scratch_{gpu_, weight_decode_scratch_bytes(shard_, 2), DataType::kByte};
-  Memory outcome_{weight_outcome_bytes(2)};
-};
-
-TEST_F(LaunchedWeights, AGather) {
-  encode(0);
-  encode(1);
-  decode(stream_);
-  EXPECT_TRUE(replica_.read().bytes() == joined(rail_.now).bytes());
-  const auto& outcome = *reinterpret_cast<const WeightOutcome*>(outcome_.data());
-  EXPECT_EQ(outcome.verdict, WeightVerdict::kInPlace);
-  EXPECT_EQ(received_header(outcome, 0).replica_checksum, checksum_of(joined(rail_.before).view()));
-}
-
-TEST_F(LaunchedWeights, OrdersThatAreMissing) {
-  encode(0);
-  encode(1);
-  gpu_.synchronize();
-  const Stream other = gpu_.make_stream();
-  decode(stream_);
-  gpu_.enqueue(other, "look", {test::reads(replica_.buffer())}, [] {});
-  gpu_.synchronize();
-  EXPECT_EQ(gpu_.take_complaints().size(), 1u);
 }
 
 }  // namespace
