@@ -57,6 +57,10 @@ class PassesCodec final : public Codec {
     check_on_device(context);
     ISTHMUS_CHECK(Error, workspace.scratch.bytes() >= encode_scratch_bytes(set), "codec ", name(),
                   ": scratch memory of ", workspace.scratch.bytes(), " bytes for ", num_pieces, " pieces");
+    const int64_t residual_elements = set.residuals.num_elements;
+    ISTHMUS_CHECK(Error, residual_elements == 0 || residual_elements == num_pieces * set.piece_elements(), "codec ",
+                  name(), ": a residual of ", residual_elements, " elements for ", num_pieces, " pieces of ",
+                  set.piece_elements());
     const ConstBuffer first_piece = set.pieces.slice(set.begin, set.num_elements);
     const Buffer first_packet = set.packets.part(0, set.packet_bytes());
     device_.launcher.run(
