@@ -26,7 +26,7 @@ from isthmus.plan.strategies import ARMS
 _DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.float16}
 # Whole numbers to this size: sums over 128 ranks are exact in every type, whatever the order.
 _LARGEST_VALUE = 2
-# Of sums and of rotations, in float32.
+# Roundings of sums and of rotations, in float32.
 _SUM_ROUNDINGS = 64
 # Squared error of codes over the square of what is encoded, by arm: docs/quant.md. Errors are spread like a normal
 # distribution: eight times their root mean square is never reached, nor are eight standard deviations of their mean

@@ -22,7 +22,7 @@ class Setting:
     steps: int = 500
     validation_sequences: int = 1024
     layout: str = "fsdp"
-    #: Of all ranks together in a step: the batch does not grow with the nodes.
+    #: All ranks together, in a step: the batch does not grow with the nodes.
     sequences: int = 32
     shape: ModelShape = field(default_factory=lambda: ModelShape(width=128, num_layers=4, context=64))
 

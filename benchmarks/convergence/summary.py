@@ -44,7 +44,7 @@ class ArmSummary:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Of the 95% confidence interval of the mean of two or more independent values."""
+    """Return half the width of the 95% confidence interval of the mean of two or more independent values."""
     count = len(values)
     quantile = float(student_t.ppf((1 + _CONFIDENCE) / 2, count - 1))
     return quantile * stdev(values) / math.sqrt(count)

@@ -26,7 +26,7 @@ from python.benchmarks.bench_cli import refused, run
     ],
 )
 def test_what_is_wrong_is_counted(backend, damage, num_wrong):
-    """Of two nodes of two ranks, in a reduce-scatter: rank 0 has 1000 of 4000 elements."""
+    """In a reduce-scatter over two nodes of two ranks, rank 0 has 1000 of 4000 elements."""
     worker = Worker(join_simulated)
     worker._rank, worker._world_size, worker._ranks_per_node = 0, 4, 2
     generator = torch.Generator().manual_seed(0)

@@ -76,7 +76,7 @@ def whole_numbers(numel: int, dtype: torch.dtype, salt: int = 0) -> torch.Tensor
 
 @table
 def any_placement_has_the_bits_of_the_cpu(gloo: dist.ProcessGroup) -> None:
-    """Of whole numbers: the CPU's sums have another order. All else: gpu.worlds.collectives."""
+    """Whole numbers, since the CPU's sums have another order. All else: gpu.worlds.collectives."""
     source = whole_numbers(WORLD_SIZE * 3001, torch.float32)
     for nodes, options in product(("0,2|1,3", "4x1"), CODECS.values()):
         results = []

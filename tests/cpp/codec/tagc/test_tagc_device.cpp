@@ -209,7 +209,7 @@ class TagcDeviceCorruption : public testing::Test {
     piece[200] = kNan;
     packet_ = encode_on_device(options_, buffer_of(piece), std::vector<float>(kElements), {32, 2}).packet;
   }
-  // Of the CPU codec.
+  // What the codec of the CPU says of it.
   std::string message_of(const std::vector<uint8_t>& packet) {
     Memory aligned(packet);
     std::vector<float> out(kElements);
