@@ -64,7 +64,7 @@ void convert_loop(const In* __restrict in, Out* __restrict out, int64_t count) {
   }
 }
 
-// No __restrict: `in` and `out` may be the same memory.
+// No __restrict, because `in` and `out` may be the same memory.
 template <typename In, typename Out>
 void scale_loop(const In* in, double scale, Out* out, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {

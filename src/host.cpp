@@ -1,4 +1,4 @@
-// The CPU as a device: every call does its work before it returns.
+// The CPU as a device: every call finishes its work before it returns.
 #include <cmath>
 #include <cstring>
 

@@ -32,7 +32,7 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   }
 }
 
-// "2x4"
+// Parses "2x4".
 NodeMap parse_grid(const std::string& text, int world_size) {
   const size_t cross = text.find('x');
   const auto nodes = parse_number(std::string_view(text).substr(0, cross));
@@ -48,7 +48,7 @@ NodeMap parse_grid(const std::string& text, int world_size) {
   return NodeMap(node_of_rank);
 }
 
-// "0,1|2,3"
+// Parses "0,1|2,3".
 NodeMap parse_lists(const std::string& text, int world_size) {
   constexpr int kUnplaced = -1;
   std::vector<int> node_of_rank(static_cast<size_t>(world_size), kUnplaced);
@@ -76,7 +76,7 @@ NodeMap parse_lists(const std::string& text, int world_size) {
 
 NodeMap::NodeMap(const std::vector<int>& node_of_rank) {
   ISTHMUS_CHECK(OptionError, !node_of_rank.empty(), "a node map needs at least one rank");
-  std::map<int, int> node_of_label;  // in order of first appearance, that is of the lowest rank
+  std::map<int, int> node_of_label;  // in order of first appearance, so by lowest rank
   for (int rank = 0; rank < static_cast<int>(node_of_rank.size()); ++rank) {
     const auto [entry, is_new] = node_of_label.try_emplace(node_of_rank[rank], static_cast<int>(ranks_.size()));
     if (is_new) {

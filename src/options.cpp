@@ -26,7 +26,7 @@ bool are_patterns(const std::string& text) {
                       [](const std::string& pattern) { return pattern.empty() || pattern == "!"; });
 }
 
-// Options of every codec that may lose something.
+// Marks an option that every lossy codec uses.
 OptionField used_by_lossy(OptionField field) {
   for (const CodecType* type : codec_types_by_id()) {
     if (type->id != CodecId::kNone) {
@@ -42,7 +42,7 @@ const CodecOption* option_of(const CodecType& type, const char* name) {
   return found == type.options.end() ? nullptr : &*found;
 }
 
-// The codecs that look at it.
+// Adds the codecs that use the field.
 void add_users(OptionField& field) {
   for (const CodecType* type : codec_types_by_id()) {
     if (const CodecOption* option = option_of(*type, field.name)) {
@@ -51,7 +51,7 @@ void add_users(OptionField& field) {
   }
 }
 
-// What codecs declare, in the order of the registry.
+// The rows that codecs declare, in the order of the registry.
 std::vector<OptionField> codec_rows() {
   std::vector<OptionField> rows;
   for (const CodecType* type : codec_types()) {
@@ -64,7 +64,7 @@ std::vector<OptionField> codec_rows() {
   return rows;
 }
 
-// Before what codecs declare.
+// The rows before those of codecs.
 std::vector<OptionField> first_rows() {
   const std::vector<std::string> codecs = codec_names();
   static const std::string one_of_codecs = listed(codecs);
@@ -82,7 +82,7 @@ std::vector<OptionField> first_rows() {
   };
 }
 
-// After it.
+// The rows after those of codecs.
 std::vector<OptionField> last_rows() {
   using rows::kNoUpperBound;
   return {
@@ -132,11 +132,11 @@ std::string as_text(bool value) { return value ? "true" : "false"; }
 std::string as_text(int64_t value) { return std::to_string(value); }
 std::string as_text(double value) {
   char text[32];
-  const auto [end, error] = std::to_chars(text, text + sizeof(text), value);  // the shortest that reads back the same
+  const auto [end, error] = std::to_chars(text, text + sizeof(text), value);  // shortest that reads back the same
   return {text, end};
 }
 
-// "tiers=flat": whether the option has that value.
+// Whether the option has the value in `setting`: "tiers=flat".
 bool holds(const Options& options, const std::string& setting) {
   const auto is_of = [&](const OptionField& field) {
     return setting == detail::concatenate(field.name, '=', field.get(options));
@@ -144,7 +144,7 @@ bool holds(const Options& options, const std::string& setting) {
   return std::ranges::any_of(option_fields(), is_of);
 }
 
-// Null where the variable is not set, or empty.
+// Null where the variable is not set or empty.
 const char* environment_value(const char* variable) {
   const char* value = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): nothing here writes it
   return value == nullptr || *value == '\0' ? nullptr : value;

@@ -12,7 +12,7 @@ namespace isthmus {
 namespace {
 
 struct Registry {
-  // From the exact one to the one that may lose most: the order of their options.
+  // From the exact codec to the one that may lose most; their options are listed in this order.
   std::vector<const CodecType*> types = {&none_type(), &quant_type(), &tagc_type()};
   std::atomic<bool> was_read = false;
 };

@@ -32,7 +32,7 @@ inline int64_t element_bytes(DataType dtype) {
 }
 const char* to_string(DataType dtype);
 
-// Reductions of 16-bit types are accumulated in float32, those of float64 in float64.
+// Sums of 16-bit types are accumulated in float32, sums of float64 in float64.
 DataType accumulate_dtype(DataType dtype);
 
 // A view of `num_elements` contiguous elements. It does not own the memory: the caller keeps it alive until the call,
@@ -43,9 +43,9 @@ struct ConstBuffer {
   DataType dtype = DataType::kByte;
 
   int64_t bytes() const { return num_elements * element_bytes(dtype); }
-  // The `index`-th of equal parts of `part_elements` elements each.
+  // The `index`-th part, where parts of `part_elements` elements each lie one after another.
   ConstBuffer part(int64_t index, int64_t part_elements) const { return slice(index * part_elements, part_elements); }
-  // `count` elements from element `begin` on.
+  // The `count` elements from element `begin` on.
   ConstBuffer slice(int64_t begin, int64_t count) const {
     return {static_cast<const std::byte*>(data) + begin * element_bytes(dtype), count, dtype};
   }
@@ -55,7 +55,7 @@ struct ConstBuffer {
   }
 };
 
-// The same, writable.
+// A ConstBuffer that can be written.
 struct Buffer {
   void* data = nullptr;
   int64_t num_elements = 0;
@@ -73,19 +73,19 @@ struct Buffer {
   operator ConstBuffer() const { return {data, num_elements, dtype}; }
 };
 
-// The CUDA stream that an operation is ordered on; null on CPU, where operations run in the calling thread.
+// The CUDA stream that orders an operation; null on the CPU, where operations run in the calling thread.
 struct Stream {
   void* handle = nullptr;
 };
 
-// out[i] = in[i], converted (round to nearest, ties to even). Types: any two floating types, or equal types.
-// The buffers have equally many elements and do not overlap unless they are the same memory and type.
+// out[i] = in[i], converted (round to nearest, ties to even), between any two floating types or equal types. The
+// buffers have the same number of elements and do not overlap, unless they are the same memory of the same type.
 void convert(ConstBuffer in, Buffer out);
 
-// out[i] = in[i] * scale, the product taken in float32 (float64 where either side is float64), then rounded once.
+// out[i] = in[i] * scale. The product is taken in float32 (float64 where either side is float64) and rounded once.
 void convert_scaled(ConstBuffer in, double scale, Buffer out);
 
-// accumulator[i] += in[i] in accumulator's type, which is accumulate_dtype(in.dtype).
+// accumulator[i] += in[i], in the accumulator's type, which is accumulate_dtype(in.dtype).
 void accumulate(ConstBuffer in, Buffer accumulator);
 
 }  // namespace isthmus

@@ -13,10 +13,10 @@
 
 namespace isthmus {
 
-// The transports of one rank. intra: its node, by local index. inter: its rail, by node. flat: all ranks, by rank; only
-// with tiers=flat. A tier of one rank may be null. gather_*: for all-gathers, so that those do not queue behind
-// reductions on a GPU; null: they use intra and inter. host_inter: this rank's rail for memory of the host, for weights
-// on a GPU; null: weights cross whole there.
+// The transports of one rank. intra connects its node, by local index; inter its rail, by node; flat all ranks, by
+// rank, and only with tiers=flat. A tier of one rank may be null. Gathers use gather_*, so that they do not queue
+// behind reductions on a GPU; where those are null they use intra and inter. host_inter connects this rank's rail for
+// host memory and carries weights of a GPU; where it is null, weights cross whole.
 struct Tiers {
   std::shared_ptr<Transport> intra;
   std::shared_ptr<Transport> inter;
@@ -26,59 +26,60 @@ struct Tiers {
   std::shared_ptr<Transport> host_inter = nullptr;
 };
 
-// Collective over the ranks of a NodeMap; every rank calls the same methods in the same order with equal arguments,
-// from one thread at a time (phase(), throw_if_faulted(), stats() and abort() from any).
+// Collectives over the ranks of a NodeMap. Every rank calls the same methods in the same order with equal arguments,
+// from one thread at a time. Any thread may call phase(), throw_if_faulted(), stats() and abort().
 //
-// On the CPU collectives are done on return, streams are ignored, and the returned events are null. On a GPU the
-// calling thread enqueues: the work begins behind the present work of `stream`, and the returned event passes when it
-// is done. Buffers stay alive until then, and device().wait(event, stream) lets a stream wait for it. Nothing waits for
-// the device. A later call, or throw_if_faulted(), throws a fault that a decoder finds there. Collectives can be
-// captured into a CUDA graph, once each unit has been reduced without one. Graphs of one communicator are replayed one
-// after the other; their units keep the scale that they had, and are neither loaded nor cleared while the graph is in
-// use. Methods of units() have no `stream` and are not ordered with replays: the caller waits for those first.
+// On the CPU collectives are done on return; streams are ignored, and returned events are null. On a GPU the calling
+// thread enqueues: the work begins behind the present work of `stream`, and the returned event passes when it is done.
+// Buffers stay alive until then; device().wait(event, stream) makes a stream wait for it. Nothing waits for the device.
+// If a decoder finds a fault there, a later call or throw_if_faulted() throws it.
 //
-// Wrong arguments throw Error before anything is sent, and leave the communicator usable. After any other exception it
-// is aborted: its tiers fail, so that the peers fail too, and every later call throws TransportError.
+// Collectives can be captured into a CUDA graph once each unit has been reduced outside a graph. Graphs of one
+// communicator are replayed one after another. Their units keep the scale they had, and are neither loaded nor cleared
+// while the graph is in use. Methods of units() take no `stream` and are not ordered with replays: the caller waits for
+// replays first.
+//
+// Wrong arguments throw Error before anything is sent, and the communicator stays usable. Any other exception aborts
+// it: its tiers fail, so that the peers fail too, and every later call throws TransportError.
 class Communicator {
  public:
-  // map.even() must hold; with one node there is one tier, and everything is exact. All buffers are on `device`. Tiers
-  // must accept `device`'s memory. Throws OptionError or Error if options, tiers or device do not fit the map.
+  // Requires map.even(). With one node there is one tier, and everything is exact. All buffers are on `device`, whose
+  // memory the tiers must accept. Throws OptionError or Error if options, tiers or device do not fit the map.
   Communicator(NodeMap map, int rank, Tiers tiers, Options options,
                std::shared_ptr<Device> device = make_host_device());
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // shard = scale * sum over ranks of chunk rank() of `gradient`, which has world_size equal chunks of the shard's size
-  // and type. Through options.codec with the unit's residual, if nothing says why it must be exact and if policy and
-  // shape allow; else through codec `none`, and the reason is counted. Floating types; float64 is always plain. `shard`
+  // shard = scale * sum over ranks of chunk rank() of `gradient`, which has world_size chunks of the shard's size and
+  // type. It goes through options.codec with the unit's residual. Where it must be exact, or policy or shape exclude
+  // it, it goes through codec `none`, and the reason is counted. Types are floating; float64 is always plain. `shard`
   // may be this rank's chunk of `gradient`.
   EventPtr reduce_scatter(ConstBuffer gradient, Buffer shard, const Reduction& reduction, Stream stream = {});
 
-  // data = scale * sum over ranks of data, the same bits on every rank. Any number of elements. The rest is as for
-  // reduce_scatter: each rank reduces its chunk, and every rank decodes the same packet of the result. After an
-  // exception that is not about arguments `data` is unspecified.
+  // data = scale * sum over ranks of data, with the same bits on every rank, for any number of elements. Codecs are
+  // chosen as for reduce_scatter(): each rank reduces its chunk, and every rank decodes the same packet of the result.
+  // After an exception that is not about arguments `data` is unspecified.
   EventPtr all_reduce(Buffer data, const Reduction& reduction, Stream stream = {});
 
-  // gathered chunk r = rank r's `shard`, bit for bit. Any type. `shard` may be its own chunk of `gathered`.
-  // Always in two tiers: whether that pays (options.min_elements) is the caller's choice.
+  // Chunk r of `gathered` = rank r's `shard`, bit for bit, of any type. `shard` may be its own chunk of `gathered`.
+  // This always takes two tiers: the caller decides whether that pays (options.min_elements).
   EventPtr all_gather(ConstBuffer shard, Buffer gathered, Stream stream = {});
 
-  // The same for a unit's weights, which cross between nodes as bit-exact differences to what crossed in the unit's
-  // gather before, or not at all where they are equal (docs/weights.md). It takes memory: the shards of this rank's
-  // rail. They cross whole, which is counted by reason, in the unit's first gather, above max_units units and where
-  // another rank has nothing to compare with; on a GPU also without tiers.host_inter and in CUDA graphs. That is built
-  // for GPUs and tested with emulated ones, and was never run on one. unit: collective kAllGather, num_elements and
-  // dtype are those of `gathered`.
+  // Gathers a unit's weights. Between nodes only the bit-exact difference to the unit's previous gather crosses, or
+  // nothing where they are equal (docs/weights.md). It keeps a copy of the shards of this rank's rail in memory. The
+  // weights cross whole in the unit's first gather, beyond max_units units, and where another rank has nothing to
+  // compare with; on a GPU also without tiers.host_inter and in CUDA graphs. Such gathers are counted by reason. The
+  // GPU's part was tested on emulated GPUs only. unit: collective kAllGather; num_elements and dtype of `gathered`.
   EventPtr gather_weights(ConstBuffer shard, Buffer gathered, const UnitKey& unit, Stream stream = {});
-  // Frees the memory of the units of that name. Every rank's own affair: a later gather crosses whole.
+  // Frees the memory of the units with that name. Each rank may do so by itself: a later gather crosses whole.
   void drop_weights(const std::string& name);
 
-  // The phase that is running, for reports about faults: "intra reduce-scatter", "encode", "inter exchange", ...;
-  // "idle" between calls. After a failure: the phase that failed.
+  // The running phase, for reports about faults: "intra reduce-scatter", "encode", "inter exchange", ...; "idle"
+  // between calls. After a failure: the phase that failed.
   const char* phase() const;
-  // Throws a fault that a codec has found on a GPU, or the failure of a tier, once the host can see it; the
-  // communicator is then aborted. Does not wait.
+  // Throws the fault that a GPU's codec found, or the failure of a tier, once the host can see it. The communicator is
+  // then aborted. It does not wait.
   void throw_if_faulted();
   void abort();
 
@@ -86,7 +87,7 @@ class Communicator {
   const UnitStates& units() const;
 
   Stats stats();
-  void reset_stats();  // counters and seconds; not units nor residuals
+  void reset_stats();  // resets counters and seconds, but neither units nor residuals
 
   Device& device() const;
   const NodeMap& node_map() const;

@@ -1,4 +1,4 @@
-// GPUs for the communicator without torch. In the library isthmus_cuda, which is built with ISTHMUS_BUILD_CUDA.
+// GPUs for a communicator without torch: library isthmus_cuda, built with ISTHMUS_BUILD_CUDA.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace isthmus {
 
-// The CUDA device `ordinal` as a Device, whose streams are cudaStream_t. Its memory comes from cudaMalloc. Throws Error
-// where there is no such device.
+// The CUDA device `ordinal`. Its streams are cudaStream_t, and its memory comes from cudaMalloc. Throws Error if there
+// is no such device.
 std::shared_ptr<Device> make_cuda_device(int ordinal);
 
 int num_cuda_devices();                      // 0 where CUDA does not work

@@ -14,42 +14,42 @@
 
 namespace isthmus {
 
-// A part of the path that has a stream of its own, so that units which are under way together overlap: one is encoded
-// while another one's packets cross, and gathers do not queue behind reductions.
+// A part of the path that has its own stream, so that units overlap: one is encoded while another's packets cross, and
+// gathers do not queue behind reductions.
 enum class Lane : uint8_t { kIntra, kEncode, kInter, kDecode, kGatherInter, kGatherIntra };
 inline constexpr int kNumLanes = 6;
 
-// A place in a stream, for other streams to wait for. Made by a Device.
+// A place in a stream that other streams can wait for. A Device makes it.
 class Event {
  public:
   virtual ~Event() = default;
 };
 using EventPtr = std::shared_ptr<Event>;
 
-// Memory of a device; freed with the last owner, and not before all work that was enqueued until then is done with it.
+// Device memory. It is freed with its last owner, once all work enqueued by then is done with it.
 using DeviceMemory = std::shared_ptr<void>;
 
-// Counts of a device's codecs, which encodings and decodings cannot return.
+// What a device's codecs counted while they ran, because encodings and decodings return too early to know it.
 struct DeviceCodecCounts {
-  CodecCounts codec;             // without encoded_elements, which encodings know
-  int64_t skipped_elements = 0;  // kept in steps that were thrown away
+  CodecCounts codec;             // without encoded_elements, which encodings return
+  int64_t skipped_elements = 0;  // kept elements of steps that were thrown away
 };
 
-// What a lossy codec was given and what it dropped, as sums of squares. Updated asynchronously by the device; the host
-// may read it at any time, without waiting.
+// Sums of squares: what a lossy codec was given, and what it dropped. The device updates them asynchronously; the host
+// may read them at any time without waiting.
 struct SquaredError {
   std::atomic<double> given = 0;
   std::atomic<double> dropped = 0;
 };
 static_assert(std::atomic<double>::is_always_lock_free && sizeof(SquaredError) == 16);
 
-// On the CPU there are no streams: all work is done when the call returns. On a GPU calls enqueue work and return;
-// nothing waits for the device except read(), write() and codec_counts(), and nothing allocates but allocate(),
-// make_event() and make_codec(). All but read() and write() can be captured into a CUDA graph.
-// allocate() may be called while a graph is captured, and what it returns stays where it is for the graph.
+// On the CPU there are no streams: all work is done when the call returns. On a GPU calls enqueue work and return. Only
+// read(), write() and codec_counts() wait for the device; only allocate(), make_event() and make_codec() allocate. All
+// but read() and write() can be captured into a CUDA graph. Memory that is allocated during a capture stays where it is
+// for the graph.
 //
-// One thread at a time, but wait(), done(), codec_counts(), throw_if_faulted() and seconds_between() from any. Failures
-// of the device throw Error.
+// One thread at a time calls it, but any thread may call wait(), done(), codec_counts(), throw_if_faulted() and
+// seconds_between(). A failing device throws Error.
 class Device {
  public:
   virtual ~Device() = default;
@@ -57,72 +57,71 @@ class Device {
   virtual std::string name() const = 0;  // "cpu", "cuda:0"
   virtual bool is_host() const = 0;
 
-  // At least `bytes`, uninitialised, aligned to 64 bytes; lanes may use it at once. Throws std::bad_alloc.
+  // At least `bytes` of uninitialised memory, aligned to 64 bytes; lanes may use it at once. Throws std::bad_alloc.
   virtual DeviceMemory allocate(int64_t bytes) = 0;
-  // To and from the host's memory, after all that was enqueued; done on return. Equal types and sizes.
+  // Copies from or to host memory after all enqueued work, and waits for the copy. Types and sizes are equal.
   virtual void read(ConstBuffer from, Buffer to_host) = 0;
   virtual void write(ConstBuffer from_host, Buffer to) = 0;
 
-  // The stream of a lane; null on the CPU. Their number and order of use are the same on all ranks.
+  // The stream of a lane; null on the CPU. All ranks have the same lanes and use them in the same order.
   virtual Stream lane(Lane lane) = 0;
   // Later work on `after` begins when the present work of `before` is done.
   virtual void order(Stream before, Stream after) = 0;
-  // Null on the CPU, where the calls that follow do nothing with it.
+  // A new event; null on the CPU, where the four calls below do nothing with it.
   virtual EventPtr make_event() = 0;
   virtual void record(const EventPtr& event, Stream stream) = 0;  // passes when the present work of `stream` is done
-  virtual void wait(const EventPtr& event, Stream stream) = 0;    // never recorded: does not wait
+  virtual void wait(const EventPtr& event, Stream stream) = 0;    // an event that was never recorded does not wait
   virtual bool done(const EventPtr& event) = 0;                   // without waiting
-  // Between two recorded events, if both have passed.
+  // The time between two recorded events, if both have passed.
   virtual std::optional<double> seconds_between(const EventPtr& begin, const EventPtr& end) = 0;
-  // Which capture of a graph the stream is part of; 0: none.
+  // The number of the graph capture that the stream belongs to; 0: none.
   virtual uint64_t capture(Stream stream) = 0;
 
-  // As the functions of the same name in buffer.h.
+  // These do what the functions of the same name in buffer.h do.
   virtual void convert(ConstBuffer in, Buffer out, Stream stream) = 0;
   virtual void convert_scaled(ConstBuffer in, double scale, Buffer out, Stream stream) = 0;
   virtual void clear(Buffer buffer, Stream stream) = 0;
-  // values[i] *= factor. Products too large for float32 become the largest float32. Throws Error if values are not of
-  // float32.
+  // values[i] *= factor; values are float32, else it throws Error. A product too large for float32 becomes its maximum.
   virtual void multiply(Buffer values, double factor, Stream stream) = 0;
   // sum[i] += values[i] (float32).
   virtual void add(ConstBuffer values, Buffer sum, Stream stream) = 0;
 
-  // Zeros, in memory that the host reads and this device's lanes write.
+  // Makes sums of zero, in memory that the host reads and this device's lanes write.
   virtual std::shared_ptr<SquaredError> make_squared_error() = 0;
   virtual int64_t squared_error_scratch_bytes() const = 0;
   // Adds given[i]^2 to `given`, and (given[i] - decoded[i])^2 to `dropped`, for all i where both are finite (float32).
   virtual void add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
                                  Workspace workspace) = 0;
 
-  // As isthmus::make_codec(); for buffers of this device. The codec refers to the device.
+  // isthmus::make_codec() for buffers of this device. The codec keeps a reference to the device.
   virtual std::unique_ptr<Codec> make_codec(const std::string& name, const Options& options, DataType wire_dtype,
                                             int ranks_per_node) = 0;
-  // The type of the pieces that codecs of this device take from a gradient that nothing was added to:
+  // The type in which this device's codecs take pieces of a gradient that nothing was added to:
   // accumulate_dtype(dtype), or dtype itself.
   virtual DataType piece_dtype(DataType dtype) const = 0;
 
-  // Where codecs of this device read unit and step from, so that a captured graph counts steps: words in its memory.
-  // On the CPU there are none, and these do nothing.
+  // Sets the words in device memory from which codecs read unit and step, so that a captured graph counts steps. Does
+  // nothing on the CPU, which has none.
   virtual void set_context(DeviceContext* context, PacketContext value, Stream stream) = 0;
   virtual void next_step(DeviceContext* context, Stream stream) = 0;
 
-  // Counts of its codecs since the last reset, as far as they are known by now; on the CPU encodings and
-  // decodings return them.
+  // What its codecs counted since the last reset, as far as it is known by now. On the CPU encodings and decodings
+  // return their counts instead.
   virtual DeviceCodecCounts codec_counts() = 0;
   virtual void reset_codec_counts() = 0;
-  // The end of a step. If its result was thrown away, the elements that codecs sent in it are counted as skipped.
+  // Ends a step. If its result was thrown away, the elements that codecs sent in it count as skipped.
   virtual void end_step(bool skipped, Stream stream) = 0;
 
-  // Throws the PacketError that decoding on the CPU would have thrown, once a codec of this device has found one and
-  // the host can see it. Does not wait.
+  // Throws the PacketError that the CPU would have thrown while decoding, once a codec found it and the host can see
+  // it. Does not wait.
   virtual void throw_if_faulted() = 0;
 
-  // Names later work of the calling thread for profilers (NVTX). Calls nest.
+  // Names later work of the calling thread for profilers (NVTX). Ranges nest.
   virtual void begin_range(const char* name) = 0;
   virtual void end_range() = 0;
 };
 
-// The CPU.
+// Makes the CPU's device.
 std::shared_ptr<Device> make_host_device();
 
 }  // namespace isthmus

@@ -7,26 +7,26 @@
 
 namespace isthmus {
 
-// A caller's, a peer's or the machine's fault. The text names what was wrong, the value and the range.
-// Every exception that leaves the library is of this type or of one of its subclasses.
+// The caller, a peer or the machine is at fault. The text names what was wrong, the value and the range. Every
+// exception that leaves the library is an Error or one of its subclasses.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// An option or an environment variable out of its range, or options that differ between ranks.
+// An option or environment variable is out of range, or options differ between ranks.
 class OptionError : public Error {
  public:
   using Error::Error;
 };
 
-// A packet that is not what this rank expects: foreign, corrupt, of another unit, step or version.
+// A packet is not what this rank expects: it is foreign or corrupt, or has another unit, step or version.
 class PacketError : public Error {
  public:
   using Error::Error;
 };
 
-// A transport that failed: a silent or dead peer, a timeout, an abort.
+// A transport failed: a peer is silent or dead, a wait timed out, or the tier was aborted.
 class TransportError : public Error {
  public:
   using Error::Error;
@@ -44,7 +44,7 @@ std::string concatenate(const Parts&... parts) {
 }  // namespace detail
 }  // namespace isthmus
 
-// Throws `ErrorType` with the streamed-together message if `condition` does not hold:
+// Throws `ErrorType` if `condition` does not hold. The message is all later arguments, streamed together:
 //   ISTHMUS_CHECK(Error, shard.num_elements * size == gradient.num_elements, "shard of ", ..., " elements");
 #define ISTHMUS_CHECK(ErrorType, condition, ...)                    \
   do {                                                              \

@@ -1,4 +1,4 @@
-// Tiers over NCCL: GPUs without torch. In the library isthmus_nccl, which is built for CUDA where CMake finds NCCL.
+// Tiers over NCCL, for GPUs without torch: library isthmus_nccl, built for CUDA where CMake finds NCCL.
 #pragma once
 
 #include <chrono>
@@ -11,34 +11,34 @@
 
 namespace isthmus {
 
-// How many multiprocessors a tier's operation may occupy, within a node and between nodes. The kernels of all
-// communicators of a GPU must fit there at once, or two ranks may wait for each other for ever: the four tiers of a
-// group take 48, and leave room for the world's communicator (up to 32, with NVLink 5 up to 64) on GPUs with 100 and
-// more. Chosen, not measured. NCCL_MAX_CTAS wins.
+// The number of multiprocessors that one operation may occupy, within a node and between nodes. The kernels of all
+// communicators on a GPU must fit at once, or two ranks may wait for each other for ever. A group's four tiers take 48,
+// which leaves room for the world's communicator (up to 32, with NVLink 5 up to 64) on GPUs with 100 and more. The
+// values were chosen, not measured. NCCL_MAX_CTAS overrides them.
 inline constexpr int kIntraMaxCtas = 16;
 inline constexpr int kInterMaxCtas = 8;
 
-// Gives all ranks the `num_bytes` bytes that rank 0 has at `data`. Every rank calls it equally often.
+// Sends the `num_bytes` bytes at rank 0's `data` to all ranks, which all call it equally often.
 using NcclBroadcast = std::function<void(void* data, int64_t num_bytes)>;
 
-// All tiers of the calling rank but the flat one, for buffers on the CUDA device `ordinal`; those of one rank are null,
-// gathers have their own. `map` is equal on all ranks. Collective over its ranks: rank 0 draws an id for each tier of
-// each of them, `broadcast` is called once, and the tiers are made one after the other. Throws TransportError if one
-// takes longer than `timeout`; NCCL's unfinished work then remains, and the process should report and end.
+// Makes all tiers of the calling rank but the flat one, for buffers on the CUDA device `ordinal`. Tiers of one rank are
+// null, and gathers have their own tiers. `map` is equal on all ranks. Collective over its ranks: rank 0 draws an id
+// for every tier, `broadcast` is called once, and the tiers are made one after another. If one takes longer than
+// `timeout`, it throws TransportError; NCCL's unfinished work remains, and the process should report and end.
 //
-// Operations are enqueued on the stream that they are given, and can be captured. Sums are taken by NCCL, in the type
-// that they are of; float16 is first divided by the lowest power of two that is not below the number of ranks. NCCL has
-// no bitwise or: that is an Error. Traffic is counted as over MPI: as if every part went straight to its owner. A ring
-// sends as much; what switches or trees add on the way may be less.
+// Operations are enqueued on the given stream and can be captured. NCCL sums in the type of the values; float16 is
+// first divided by the lowest power of two that is not below the number of ranks. NCCL has no bitwise or, which throws
+// Error. Traffic is counted as over MPI, as if each part went straight to its owner. A ring sends as much; what
+// switches or trees add may be less.
 //
-// Each operation first asks NCCL for errors of earlier ones; failures are TransportErrors that name tier, rank and
-// call. NCCL has no limit for operations: one whose peer does not come stays on the stream until abort(), which any
-// thread may call, ends it. A caller bounds its waits by Device::done(). An abort closes connections between hosts, by
-// which the peers there notice it; peers on the same host must give up by themselves.
+// Each operation first asks NCCL for errors of earlier ones. Failures throw TransportError that names tier, rank and
+// call. NCCL has no time limit: an operation whose peer never comes stays on the stream until any thread calls abort().
+// Callers bound their waits with Device::done(). An abort closes connections between hosts, by which peers there notice
+// it; peers on the same host must give up by themselves.
 Tiers nccl_tiers(int rank, const NodeMap& map, int ordinal, const NcclBroadcast& broadcast,
                  std::chrono::milliseconds timeout = std::chrono::minutes(10));
 
-// The version of the library that is loaded: "2.28.9".
+// The version of the loaded library: "2.28.9".
 std::string nccl_version();
 
 }  // namespace isthmus

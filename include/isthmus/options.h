@@ -13,49 +13,49 @@ struct OptionField;
 
 struct Options {
   std::string nodes;  // "2x4", "0,1|2,3" by global rank; empty: from launcher or machine
-  // none, tagc, quant. The default, quant with 4 bits, sends the fewest bits of all settings whose loss
-  // could not be told from exact training's: docs/convergence.md.
+  // none, tagc, quant. Quant with 4 bits is the default: among the settings whose loss could not be told from that of
+  // exact training it sends the fewest bytes (docs/convergence.md).
   std::string codec = "quant";
   std::string tiers = "two";             // two, flat
   std::string inter_tier = "gloo";       // gloo, mpi: what carries the packets (torch backend only)
-  int64_t bits = 4;                      // quant: of each element's code: 1, 2, 3, 4, 8
+  int64_t bits = 4;                      // quant: bits of each element's code: 1, 2, 3, 4, 8
   std::string error_feedback = "codec";  // codec, on, off; codec: off for quant, on for others, as published
   double sparsity = 0.9875;              // tagc: share of each piece that is not sent
-  double ratio = 10;                     // tagc: sketch rows = blocks / ratio; 0: as many as what is kept needs
-  std::string cell_type = "fp32";        // tagc: fp32, bf16, fp16, int8: what sketch cells hold
-  int64_t index_bits = 1;                // tagc with tiers=flat: 1 (bitwise or) or 4 (counts, to 15 ranks)
-  int64_t dense_steps = 0;               // of a unit, exact at the beginning of training
-  int64_t segments = 0;                  // of a piece, encoded while the one before crosses; 0: chosen from its size
-  int64_t error_interval = 100;          // steps of a unit between measurements of the codec's error; 0: none
-  std::string units = "*";               // which units are compressed: comma-separated globs of names, "!" excludes
-  std::string gradients = "labelled";    // labelled, backward: which reductions are taken for gradients
-  int64_t min_elements = 65536;          // smaller inputs (of the whole collective) are reduced and gathered plainly
-  std::string weights = "plain";         // plain, delta: how gathers of parameters cross between nodes
-  int64_t replica_interval = 100;        // weights=delta: gathers of a unit between comparisons of replicas; 0: none
-  int64_t max_units = 4096;              // units whose state is kept; above: exact and counted
-  bool device_timings = false;           // GPU: seconds of each phase in the statistics, from events around it
-  std::string log = "warning";           // debug, info, warning, error
+  double ratio = 10;               // tagc: sketch rows = blocks / ratio; 0: as many rows as the kept elements need
+  std::string cell_type = "fp32";  // tagc: fp32, bf16, fp16, int8: what sketch cells hold
+  int64_t index_bits = 1;          // tagc with tiers=flat: 1 (bitwise or) or 4 (counts, to 15 ranks)
+  int64_t dense_steps = 0;         // steps of a unit at the beginning of training that are exact
+  int64_t segments = 0;            // parts of a piece: one is encoded while another crosses; 0: chosen from its size
+  int64_t error_interval = 100;    // steps of a unit between measurements of the codec's error; 0: never measured
+  std::string units = "*";         // which units are compressed: comma-separated globs of names, "!" excludes
+  std::string gradients = "labelled";  // labelled, backward: which reductions are taken for gradients
+  int64_t min_elements = 65536;        // smaller collectives (by their whole input) are reduced and gathered plainly
+  std::string weights = "plain";       // plain, delta: how gathers of parameters cross between nodes
+  int64_t replica_interval = 100;      // weights=delta: gathers of a unit between comparisons of replicas; 0: none
+  int64_t max_units = 4096;            // most units that keep state; further ones are exact and counted
+  bool device_timings = false;         // GPU: statistics have the seconds of each phase, from events around it
+  std::string log = "warning";         // debug, info, warning, error
 
-  // Checks the range of each field by itself. Throws OptionError naming field, value and range.
+  // Checks the range of each field by itself. Throws OptionError that names field, value and range.
   void validate() const;
-  // "codec=tagc tiers=two ...": every field, in declaration order; equal text means equal options.
+  // "codec=tagc tiers=two ...": every field, in order of declaration. Equal texts mean equal options.
   std::string to_string() const;
-  // The part of it that decides how the codec makes packets: "quant bits=4 error_feedback=off ...".
+  // The options that decide how the codec makes packets: "quant bits=4 error_feedback=off ...".
   std::string codec_settings() const;
-  // Whether the codec, with the other options as they are, uses the field: otherwise its value changes nothing.
+  // Whether the codec uses the field, given the other options. If not, the field's value changes nothing.
   bool uses(const OptionField& field) const;
-  // Defaults overridden by ISTHMUS_*; throws OptionError naming the variable. It and is_in_environment() alone read the
-  // environment.
+  // The defaults, overridden by ISTHMUS_*. Throws OptionError that names the variable. Only this and
+  // is_in_environment() read the environment.
   static Options from_environment();
 };
 
-// A codec that uses an option; `only` names the other option that this depends on: "tiers=flat", or nothing.
+// A codec that uses an option, and the other option that this requires: `only` is "tiers=flat", or empty.
 struct OptionUser {
   const char* codec;
   const char* only = "";
 };
 
-// One row a field: drives parsing, printing, the Python keywords and attributes, and the table in docs.
+// One row for each field. Parsing, printing, Python's keywords and attributes, and the table in docs follow from it.
 struct OptionField {
   using Member = std::variant<std::string Options::*, int64_t Options::*, double Options::*, bool Options::*>;
 
@@ -65,13 +65,13 @@ struct OptionField {
   const char* help = nullptr;         // one sentence
   Member member = {};
   std::function<void(Options&, const std::string&)> set = {};  // throws OptionError naming the field, value and range
-  std::vector<OptionUser> users = {};                          // empty: whatever the codec is
+  std::vector<OptionUser> users = {};                          // empty: every codec uses it
 
   // The value as text that set() takes.
   std::string get(const Options& options) const;
-  // "tagc with tiers=flat", "tagc or quant"; empty: whatever the codec is.
+  // "tagc with tiers=flat", "tagc or quant"; empty: every codec uses it.
   std::string users_text() const;
-  // Whether its variable is set, and not empty.
+  // Whether its variable is set and not empty.
   bool is_in_environment() const;
 };
 const std::vector<OptionField>& option_fields();

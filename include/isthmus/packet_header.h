@@ -1,4 +1,4 @@
-// The 48 bytes that every packet begins with. The bytes on the wire are described in docs/packet_format.md.
+// The 48 bytes that begin every packet. docs/packet_format.md describes the bytes on the wire.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace isthmus {
 
-// Little-endian, no padding; a struct that is copied to and from the wire as it is.
+// Little-endian, without padding: the struct itself is copied to and from the wire.
 struct PacketHeader {
   static constexpr uint32_t kMagic = 0x4d485349;  // "ISHM"
   static constexpr uint8_t kVersion = 6;
@@ -22,17 +22,17 @@ struct PacketHeader {
   uint64_t step = 0;
   uint64_t num_elements : 48 = 0;
   uint64_t sender : 16 = 0;  // the node that encoded it
-  uint64_t settings = 0;     // whatever else both sides must agree on, packed by the codec
+  uint64_t settings = 0;     // what else both sides must agree on, packed by the codec
   uint64_t checksum = 0;     // of all bytes that follow the header
 };
 static_assert(sizeof(PacketHeader) == 48);
 
-// Copies the header out of a packet and compares everything but `checksum` with what the receiver expects.
-// Throws PacketError that names the first field that differs and both its values. `packet` needs no alignment.
+// Copies the header out of a packet and compares all but `checksum` with what the receiver expects. Throws PacketError
+// that names the first field that differs, with both values. `packet` needs no alignment.
 PacketHeader read_header(const void* packet, const PacketHeader& expected);
 
-// Throws the PacketError of a packet whose checksum differs from its header's. For codecs that use packets before they
-// have the checksum: CodecType::checksum_of.
+// Throws PacketError for a packet whose checksum is not its header's. For codecs that use packets before they have the
+// checksum (CodecType::checksum_of).
 [[noreturn]] void throw_wrong_checksum(const PacketHeader& header, uint64_t checksum);
 
 }  // namespace isthmus

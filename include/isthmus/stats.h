@@ -1,4 +1,4 @@
-// Statistics of a communicator: bytes, calls, seconds, and every reason for which something was not compressed.
+// Statistics of a communicator: bytes, calls, seconds, and the reasons why something was not compressed.
 #pragma once
 
 #include <array>
@@ -11,21 +11,21 @@
 
 namespace isthmus {
 
-// The kinds of collective that the two-tier and flat paths carry.
+// The kinds of collective that the communicator carries.
 enum class Collective : uint8_t { kReduceScatter, kAllGather, kAllReduce };
 inline constexpr int kNumCollectives = 3;
 const char* to_string(Collective collective);
 
 struct CollectiveStats {
   int64_t calls = 0;
-  int64_t packed_calls = 0;  // of them: copied because placement is not in blocks, or the size not divisible
+  int64_t packed_calls = 0;  // calls that copied, because placement is not in blocks or the size not divisible
   Traffic intra;             // payload of this rank, by tier
   Traffic inter;
   Traffic flat;
-  // Seconds; on a GPU those between events around the phase, and only with options.device_timings.
+  // Seconds. On a GPU they are measured between events around the phase, and only with options.device_timings.
   double intra_s = 0;     // in the node's tier
   double exchange_s = 0;  // in the inter or flat tier
-  double encode_s = 0;    // in the codec; pack, unpack and scaling are in none of these
+  double encode_s = 0;    // in the codec; no field counts pack, unpack and scaling
   double decode_s = 0;
 
   CollectiveStats& operator+=(const CollectiveStats& more);
@@ -36,32 +36,32 @@ struct UnitStats {
   std::string name;
   Collective collective = Collective::kReduceScatter;
   int64_t num_elements = 0;
-  std::string codec;            // the last: "none", "quant", ...; of weights: "delta"
+  std::string codec;            // the last codec: "none", "quant", ...; "delta" for weights
   std::string settings;         // of that codec: "bits=4 error_feedback=off ..."
-  std::string reason;           // why this codec, or why exact; empty: as the options say
+  std::string reason;           // why this codec, or why exact; empty: the options say so
   int64_t calls = 0;            // reductions, or gathers
-  int64_t unchanged_calls = 0;  // gathers of weights that were what they had been
-  int64_t coded_elements = 0;   // of pieces and shards in packets for other nodes; a packet may be empty
+  int64_t unchanged_calls = 0;  // gathers of weights that had not changed
+  int64_t coded_elements = 0;   // elements of pieces and shards in packets for other nodes; a packet may be empty
   int64_t packet_bytes = 0;     // of those packets
-  // What its lossy codecs were given (gradient and residual) and what they dropped of it, where that was measured:
-  // the first reduction, and every options.error_interval after it. The relative squared error is their ratio.
+  // Squares that lossy codecs were given (gradient and residual) and dropped, in measured reductions: the first, and
+  // every options.error_interval after it. Their ratio is the relative squared error.
   double given_squares = 0;
   double dropped_squares = 0;
 };
 
-// What the gathers of weights did (option weights=delta). docs/weights.md
+// What gathers of weights did (option weights=delta). See docs/weights.md.
 struct WeightStats {
   int64_t gathers = 0;
-  int64_t unchanged = 0;  // of them: this rank's shard was what it had been
-  int64_t healed = 0;     // of them: some replica had other bits than the others', and all were sent anew
+  int64_t unchanged = 0;                 // gathers for which this rank's shard had not changed
+  int64_t healed = 0;                    // gathers that found a replica with different bits, and sent all shards anew
   std::map<std::string, int64_t> whole;  // gathers whose shards crossed whole, by reason
-  int64_t host_waits = 0;                // on a GPU: calls that waited until it had come to an earlier gather
-  int64_t replica_bytes = 0;             // of all units: memory
+  int64_t host_waits = 0;                // on a GPU: calls that waited for the GPU to reach an earlier gather
+  int64_t replica_bytes = 0;             // memory of all replicas
 
   WeightStats& operator+=(const WeightStats& more);
 };
 
-// A snapshot; plain values.
+// A snapshot of plain values.
 struct Stats {
   std::array<CollectiveStats, kNumCollectives> collectives;
   CodecCounts codec;
@@ -69,12 +69,12 @@ struct Stats {
   int64_t compressed_calls = 0;                // reductions that went through a lossy codec
   std::map<std::string, int64_t> exact_calls;  // operations that stayed exact, by reason
   int64_t skipped_steps = 0;     // steps whose result the optimizer threw away (UnitStates::count_skipped_step)
-  int64_t skipped_elements = 0;  // what lossy codecs had sent in them: it is gone from the residuals
+  int64_t skipped_elements = 0;  // elements that lossy codecs sent in skipped steps: the residuals lack them
   int64_t num_units = 0;
-  int64_t residual_bytes = 0;     // of all units, residuals of all-reduced results included
-  int64_t dropped_residuals = 0;  // units whose residuals were given up, so that a part of gradients never arrives
+  int64_t residual_bytes = 0;     // of all units, with the residuals of all-reduced results
+  int64_t dropped_residuals = 0;  // units whose residuals were given up: that part of their gradients never arrives
   int64_t scratch_bytes = 0;
-  std::map<uint64_t, UnitStats> units;  // by UnitKey::hash(); those that were reduced since the last reset
+  std::map<uint64_t, UnitStats> units;  // by UnitKey::hash(), for units reduced since the last reset
 };
 
 }  // namespace isthmus

@@ -1,4 +1,4 @@
-// Makes rows of the table of options, each of a member of Options: of a type, with a range.
+// Makes rows of the table of options: each sets a member of Options and checks its type and range.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace isthmus::rows {
 
 inline constexpr int64_t kNoUpperBound = std::numeric_limits<int64_t>::max();
 
-// What an error says of a value that is refused.
+// The text of the error that refuses a value.
 inline std::string refusal(const char* field, const std::string& value, const char* range) {
   const RemovedOption* removed = find_removed(field, value);
   return detail::concatenate("=\"", value, "\": expected ", range,
@@ -30,7 +30,7 @@ bool parse_whole(const std::string& text, T& value) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-// A row of the table. `parse(text, value)` says whether `text` is in range, and then sets `value`.
+// Makes a row. `parse(text, value)` returns whether `text` is in range, and then sets `value`.
 template <typename T, typename Parse>
 OptionField field(const char* name, const char* environment, T Options::*member, const char* range, const char* help,
                   Parse parse) {
@@ -44,7 +44,7 @@ OptionField field(const char* name, const char* environment, T Options::*member,
       }};
 }
 
-// `accepts(value)` decides after the text was read as a number.
+// Makes a row for a number: `accepts(value)` decides whether the number is in range.
 template <typename T, typename Accepts>
 OptionField number_field(const char* name, const char* environment, T Options::*member, const char* range,
                          const char* help, Accepts accepts) {

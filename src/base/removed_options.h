@@ -1,4 +1,4 @@
-// Options, and values of options, that are gone: errors name what to use in their place.
+// Options, and values of options, that are gone: errors name their replacements.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ namespace isthmus {
 
 struct RemovedOption {
   const char* name;     // of the option
-  const char* value;    // that is gone; empty: the option itself is
+  const char* value;    // the removed value; empty: the whole option was removed
   const char* instead;  // what to use
 
   // "ISTHMUS_ERROR_BUDGET".
@@ -17,7 +17,7 @@ struct RemovedOption {
 };
 
 const std::vector<RemovedOption>& removed_options();
-// Null: no such option, or value of an option, was there and is gone.
+// Null: no such option or value was removed.
 const RemovedOption* find_removed(std::string_view name, std::string_view value = "");
 
 }  // namespace isthmus

@@ -1,5 +1,4 @@
-// A hash that is equal in all processes, on all machines of one byte order, and over restarts; std::hash promises none
-// of that.
+// A hash that stays equal over processes, restarts, and machines of one byte order. std::hash does not promise this.
 #pragma once
 
 #include <cstddef>
