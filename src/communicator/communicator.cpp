@@ -42,7 +42,7 @@ std::unique_ptr<TwoTierPath> make_path(const TierSet& tiers, Device& device, con
   return std::make_unique<TwoTierPath>(tiers, device, options);
 }
 
-// Null: none is known.
+// The fault that the device found; null: it knows of none.
 std::exception_ptr fault_of(Device& device) {
   try {
     device.throw_if_faulted();
@@ -85,7 +85,7 @@ void check_all_gather(int num_ranks, ConstBuffer shard, ConstBuffer gathered) {
 
 }  // namespace
 
-// The parts of a communicator. Runs collectives, and handles failure, phase and traffic.
+// The parts of a communicator. It runs collectives, and handles failures, phases and traffic.
 struct Communicator::Parts {
   Parts(NodeMap map, int rank, Tiers given_tiers, Options given_options, std::shared_ptr<Device> given_device)
       : device(std::move(given_device)),
@@ -107,18 +107,18 @@ struct Communicator::Parts {
                                                                         fail(reason);
                                                                       })) {}
 
-  // body(run) enqueues the work of the collective, and returns the plan if it is a reduction.
-  // weights: whose are gathered; null: nobody's.
+  // body(run) enqueues the collective's work and returns the plan, for a reduction. weights: the unit whose weights are
+  // gathered; null: none.
   template <typename Body>
   EventPtr run(Collective collective, Stream caller, const Body& body, const UnitKey* weights = nullptr);
-  // A reduction: reduce(run, plan) enqueues its work.
+  // Runs a reduction: reduce(run, plan) enqueues its work.
   template <typename Reduce>
   EventPtr run_reduction(const Reduction& reduction, Stream caller, const Reduce& reduce);
-  // Gathers the shards of this rank's rail, brought up to date, or the shard itself where there is no replica of them.
+  // Gathers the shards of this rank's rail from the updated replica, or just the shard where there is no replica.
   void gather_weights(Run& run, ConstBuffer shard, Buffer gathered, const UnitKey& unit);
-  // The shards of the rail; empty: there is no replica.
+  // Returns the shards of the rail; empty: there is no replica.
   ConstBuffer cross_on_cpu(Run& run, ConstBuffer shard, const UnitKey& unit);
-  // Null: there is no replica, and the shard crosses whole.
+  // Returns null if there is no replica, so that the shard crosses whole.
   Replica* cross_on_gpu(Run& run, ConstBuffer shard, const UnitKey& unit);
   void throw_if_faulted();
   void fail(const std::string& reason);
@@ -135,12 +135,13 @@ struct Communicator::Parts {
   WeightReplicas replicas;
   WeightCrossing weight_crossing;
   ScratchInTurns reduction_scratch;
-  const std::unique_ptr<ScratchInTurns> gather_scratch;  // on the CPU all use the former
+  const std::unique_ptr<ScratchInTurns>
+      gather_scratch;  // null on the CPU, where gathers share the scratch memory of reductions
 
   std::mutex mutex;     // guards what follows
-  std::string failure;  // why the communicator is aborted; empty: it is not
+  std::string failure;  // why the communicator is aborted; empty: it works
 
-  // Null on the CPU, within one node, and without a tier for the host. Its thread uses all of the above.
+  // Null on the CPU, with one node, and without a host tier. Its thread uses all members above.
   const std::unique_ptr<GpuWeightCrossing> gpu_weight_crossing;
 };
 
@@ -208,7 +209,7 @@ void Communicator::Parts::gather_weights(Run& run, ConstBuffer shard, Buffer gat
 ConstBuffer Communicator::Parts::cross_on_cpu(Run& run, ConstBuffer shard, const UnitKey& unit) {
   const int64_t rail_elements = tiers.num_nodes() * shard.num_elements;
   Replica* const replica = replicas.find_or_add(unit, rail_elements);
-  if (replica == nullptr) {  // perhaps on this rank alone: others may have dropped units
+  if (replica == nullptr) {  // perhaps on this rank only: others may have dropped units
     Replica none;
     none.hash = unit.hash();
     none.shards = run.take(rail_elements, shard.dtype);

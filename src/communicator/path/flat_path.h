@@ -5,7 +5,7 @@
 
 namespace isthmus {
 
-// Gathers are those of two tiers, and so is what an all-reduce does with its result.
+// Only reductions differ: gathers, and the gather of an all-reduce's result, are those of two tiers.
 class FlatPath final : public TwoTierPath {
  public:
   using TwoTierPath::TwoTierPath;

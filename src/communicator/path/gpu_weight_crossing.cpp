@@ -58,7 +58,7 @@ void GpuWeightCrossing::cross(Run& run, ConstBuffer shard, const UnitKey& unit, 
   gather.outgoing = {room_, shard.num_elements, shard.dtype};
   gather.arrived = {room_ + aligned(shard.bytes()), num_nodes * shard.num_elements, shard.dtype};
   std::byte* const arrived = gather.arrived.as<std::byte>();
-  watch_.watch(std::move(gather));  // before: whatever fails from now on lets the GPU go on
+  watch_.watch(std::move(gather));  // before enqueuing: if anything fails from now on, the watch lets the GPU go on
   {
     const Step step(run, "decode weights", Lane::kDecode, &CollectiveStats::decode_s);
     device_.passes().launcher.run(
@@ -90,7 +90,7 @@ WeightHeader GpuWeightCrossing::make_header(ConstBuffer shard, const Replica& re
   return header;
 }
 
-// Outcomes are small and many.
+// Outcomes are small and many, so several share one allocation.
 std::byte* GpuWeightCrossing::take_mapped(int64_t bytes) {
   constexpr int64_t kPieceBytes = int64_t{64} * 1024;
   if (free_bytes_ < bytes) {

@@ -1,5 +1,5 @@
-// How weights cross between nodes from GPU to GPU: as bit-exact differences to what crossed before, in packets whose
-// room is known beforehand. docs/weights.md
+// Sends weights between nodes from GPU to GPU, as bit-exact differences to what crossed before. The host fixes the room
+// for packets beforehand. See docs/weights.md.
 #pragma once
 
 #include <functional>
@@ -16,28 +16,29 @@
 
 namespace isthmus {
 
-// Used by the thread that calls the collectives, but for look() and release().
+// The thread that calls collectives uses it; any thread may call look() and release().
 class GpuWeightCrossing {
  public:
-  // There are several nodes, and tiers.host_inter. fail: aborts the communicator; from any thread. All outlive it.
+  // Needs several nodes and tiers.host_inter. fail: aborts the communicator; any thread may call it. All arguments
+  // outlive this object.
   GpuWeightCrossing(const TierSet& tiers, const Options& options, GpuDevice& device, Statistics& statistics,
                     std::function<void(const std::string&)> fail);
 
-  // Enqueues what brings the replica up to date: its shards become those that the ranks of the rail have now. Waits for
-  // the GPU only where it runs behind by a step (counted). The replica is used until finish().
+  // Enqueues the update of the replica to the shards that the ranks of the rail have now. Waits for the GPU only where
+  // it is a step behind, and counts that. The replica is in use until finish().
   void cross(Run& run, ConstBuffer shard, const UnitKey& unit, Replica& replica);
-  // What was enqueued so far is the last use of the replica in this gather.
+  // Marks the work enqueued so far as the gather's last use of the replica.
   static void finish(Run& run, Replica& replica);
 
-  // From any thread: reads what is there of statistics; lets the GPU wait for nothing any more.
+  // Any thread may call these two: look() reads the statistics that are there, release() ends the GPU's waits.
   void look() { watch_.look(); }
   void release() { watch_.release(); }
 
  private:
   WeightHeader make_header(ConstBuffer shard, const Replica& replica) const;
-  // Mapped memory, of which nothing is freed before the end: work that is under way may still look at it.
+  // Returns mapped memory. None is freed before the end, because unfinished work may still read it.
   std::byte* take_mapped(int64_t bytes);
-  // For a shard and those of its rail. The decoding lane uses it for one gather after another.
+  // Makes room for a shard and the shards of its rail. The decoding lane uses it for one gather after another.
   void make_room(ConstBuffer shard);
 
   const TierSet& tiers_;

@@ -68,7 +68,7 @@ void PacketCoder::encode(Run& run, const ReductionPlan& plan, Codec& codec, Cons
   }
 }
 
-// values + residual. residual: empty, or as many elements.
+// values + residual. The residual is empty or has as many elements.
 Buffer PacketCoder::in_float32(Run& run, ConstBuffer values, ConstBuffer residual) const {
   const Buffer sum = run.take(values.num_elements, DataType::kFloat32);
   device_.convert(values, sum, run.tail());
@@ -78,7 +78,7 @@ Buffer PacketCoder::in_float32(Run& run, ConstBuffer values, ConstBuffer residua
   return sum;
 }
 
-// Decodes the packet once more, locally.
+// Decodes the packet again on this rank, to compare it with the values.
 void PacketCoder::measure_error(Run& run, const ReductionPlan& plan, Codec& codec, ConstBuffer given,
                                 ConstBuffer packet, const PacketContext& context) const {
   const Buffer decoded = run.take(given.num_elements, DataType::kFloat32);

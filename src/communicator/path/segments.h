@@ -1,5 +1,5 @@
-// How a piece is cut into segments. Each is encoded, exchanged and decoded by itself, so that one is encoded while
-// another crosses.
+// Cuts a piece into segments. Each is encoded, exchanged and decoded by itself, so that one is encoded while another
+// crosses.
 #pragma once
 
 #include <algorithm>
@@ -17,19 +17,19 @@ struct Segment {
 
 // Segments begin at multiples of this, a multiple of every codec's block.
 inline constexpr int64_t kSegmentAlignment = 4096;
-// The default is at most so many segments, each of at least so many elements: shorter ones cost more latency than they
-// hide.
+// The default has at most this many segments, each with at least this many elements: shorter segments cost more latency
+// than they hide.
 inline constexpr int64_t kMostChosenSegments = 8;
 inline constexpr int64_t kLeastChosenElements = 262144;
-// On a GPU, where a segment costs five launches and more: at least so many bytes of packets that a rank sends.
+// A segment on a GPU costs at least five launches, so a rank should send at least this many bytes of packets in it.
 inline constexpr int64_t kLeastChosenPacketBytes = 4 << 20;
 
 inline int64_t segments_for_packets(int64_t packet_bytes) {
   return std::clamp<int64_t>(packet_bytes / kLeastChosenPacketBytes, 1, kMostChosenSegments);
 }
 
-// At least one; all but the last are equal. wanted: options.segments; 0: chosen by elements. An empty piece is one
-// segment.
+// There is at least one segment, even of an empty piece; all but the last are equal. wanted: options.segments; 0:
+// chosen by the number of elements.
 inline std::vector<Segment> segments_of(int64_t num_elements, int64_t wanted) {
   const int64_t count =
       wanted > 0 ? wanted : std::clamp<int64_t>(num_elements / kLeastChosenElements, 1, kMostChosenSegments);

@@ -10,8 +10,7 @@
 
 namespace isthmus {
 
-// out[to(r)] = in[from(r)] for the equal part of every rank r, where one side is in rank order and the other node by
-// node.
+// out[to(r)] = in[from(r)] for every rank r's equal part. One side is in rank order, the other node by node.
 template <typename From, typename To>
 void reorder(Device& device, const NodeMap& map, ConstBuffer in, Buffer out, From from, To to, Stream stream) {
   const int64_t part_elements = in.num_elements / map.world_size();
@@ -20,7 +19,7 @@ void reorder(Device& device, const NodeMap& map, ConstBuffer in, Buffer out, Fro
   }
 }
 
-// Starts `count` operations of a tier as one, and waits for all: start(i) starts one.
+// Starts `count` operations of a tier as one and waits for all of them. start(i) starts the i-th.
 template <typename Start>
 void start_group(Transport& tier, int count, Stream stream, const Start& start) {
   std::vector<HandlePtr> pending;
@@ -32,7 +31,7 @@ void start_group(Transport& tier, int count, Stream stream, const Start& start) 
   } catch (...) {
     try {
       tier.end_group();
-    } catch (const std::exception&) {  // the first error is thrown
+    } catch (const std::exception&) {  // the first error is thrown, later ones are dropped
     }
     throw;
   }

@@ -7,8 +7,8 @@
 
 namespace isthmus {
 
-// Each segment of the pieces is encoded while the one before it crosses. The own piece crosses no link: it is summed
-// beside the exchange.
+// Each segment is encoded while the one before it crosses. This node's own piece crosses no link: it is summed while
+// packets are exchanged.
 void TwoTierPath::reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const {
   const Pieces pieces = take_pieces(run, gradient);
   const EventPtr summed = sum_within_node(run, pieces, /*own=*/false, run.event());
@@ -24,7 +24,7 @@ void TwoTierPath::reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffe
   }
 }
 
-// For each node the piece that its rank of this rail owns.
+// Takes, for each node, the piece that its rank on this rail owns.
 TwoTierPath::Pieces TwoTierPath::take_pieces(Run& run, ConstBuffer gradient) const {
   const NodeMap& map = tiers_.map();
   const DataType dtype = tiers_.piece_type(device_, gradient.dtype).dtype;
@@ -45,7 +45,7 @@ TwoTierPath::Pieces TwoTierPath::take_pieces(Run& run, ConstBuffer gradient) con
   return {gradient, run.take(gradient.num_elements / map.ranks_per_node(), dtype)};
 }
 
-// The gradient itself, if it has the type of pieces.
+// Returns the gradient itself if it already has the type of pieces.
 Buffer TwoTierPath::one_rank_of_node(Run& run, ConstBuffer gradient, DataType dtype) const {
   if (gradient.dtype == dtype) {
     return {const_cast<void*>(gradient.data), gradient.num_elements, dtype};
@@ -56,8 +56,8 @@ Buffer TwoTierPath::one_rank_of_node(Run& run, ConstBuffer gradient, DataType dt
   return pieces;
 }
 
-// Sums this node's own piece, or those of all other nodes; the own one with them where there are no others. Begins
-// after `ready`. Returns the event of the sums.
+// Sums either this node's own piece or those of all other nodes, after `ready`. With one node it sums the own piece in
+// either case. Returns the event of the sums.
 EventPtr TwoTierPath::sum_within_node(Run& run, const Pieces& pieces, bool own, const EventPtr& ready) const {
   const NodeMap& map = tiers_.map();
   const bool own_comes_later = map.num_nodes() > 1;
@@ -79,7 +79,7 @@ EventPtr TwoTierPath::sum_within_node(Run& run, const Pieces& pieces, bool own, 
   return run.event();
 }
 
-// One packet for each other node, at that node's place. This node's own place stays unused.
+// Makes one packet for each other node, at that node's place. This node's place stays unused.
 Buffer TwoTierPath::encode(Run& run, const ReductionPlan& plan, ConstBuffer pieces, const EventPtr& summed,
                            const Segment& segment) const {
   const Step step(run, "encode", Lane::kEncode, summed, &CollectiveStats::encode_s);
@@ -111,7 +111,7 @@ TwoTierPath::Crossing TwoTierPath::exchange_along_rail(Run& run, Buffer packets,
   return crossing;
 }
 
-// The own piece, and what arrived from the other nodes, in their order.
+// Sums the own piece and the packets that arrived, in the order of nodes.
 void TwoTierPath::decode(Run& run, const ReductionPlan& plan, ConstBuffer pieces, const EventPtr& own_summed,
                          Crossing& crossing, Buffer shard) const {
   wait_on_host(run, crossing);
@@ -130,7 +130,7 @@ void TwoTierPath::decode(Run& run, const ReductionPlan& plan, ConstBuffer pieces
   coder_.decode_shard(run, plan, sum, context, segment.is_last);
 }
 
-// On a GPU the lane waits, and the host does not.
+// Only the CPU waits here: on a GPU the lane waits instead.
 void TwoTierPath::wait_on_host(Run& run, Crossing& crossing) const {
   if (crossing.handle != nullptr && device_.is_host()) {
     const Step step(run, "inter exchange", Lane::kInter, crossing.done, &CollectiveStats::exchange_s);
@@ -138,7 +138,8 @@ void TwoTierPath::wait_on_host(Run& run, Crossing& crossing) const {
   }
 }
 
-// As the options say, or 0: on the CPU by elements. On a GPU a segment costs launches, which packets must be worth.
+// options.segments; where it is 0, the CPU chooses by elements, and a GPU by bytes of packets, since a segment costs
+// launches.
 int64_t TwoTierPath::wanted_segments(const ReductionPlan& plan, int64_t num_elements) const {
   if (options_.segments > 0 || device_.is_host()) {
     return options_.segments;
@@ -156,7 +157,7 @@ void TwoTierPath::all_reduce(Run& run, const ReductionPlan& plan, Buffer data) c
   decode_result(run, plan, packets, data);
 }
 
-// `data`, or a copy with as many zeros at its end as make it divisible by the number of ranks.
+// Returns `data`, or a copy that zeros extend until the ranks divide it.
 ConstBuffer TwoTierPath::in_equal_chunks(Run& run, ConstBuffer data) const {
   const int64_t padded_elements = tiers_.chunk_elements(data.num_elements) * tiers_.world_size();
   if (padded_elements == data.num_elements) {
@@ -184,8 +185,8 @@ Buffer TwoTierPath::encode_result(Run& run, const ReductionPlan& plan, ConstBuff
   return packet;
 }
 
-// Every rank, the owner too, takes each chunk from its packet: the same bytes, and so the same bits, on all of them. A
-// GPU decodes all packets at once, the CPU one after the other, which takes less memory.
+// Every rank, also the owner, decodes each chunk from its packet, so that all have the same bits. A GPU decodes all
+// packets at once. The CPU decodes one after another, which takes less memory.
 void TwoTierPath::decode_result(Run& run, const ReductionPlan& plan, ConstBuffer packets, Buffer data) const {
   const Step step(run, "decode result", Lane::kDecode, &CollectiveStats::decode_s);
   Codec& codec = *plan.result_codec;
@@ -214,8 +215,8 @@ void TwoTierPath::decode_result(Run& run, const ReductionPlan& plan, ConstBuffer
   coder_.count_packets(run, plan, PacketUse::kArrivedResult);
 }
 
-// Where the chunks of `count` packets belong, which lie node by node; empty if they do not lie side by side there. The
-// last chunks may be shorter, or empty.
+// Where the chunks of `count` packets, which lie node by node, belong in the result; empty if they are not neighbours
+// there. The last chunks may be shorter or empty.
 Buffer TwoTierPath::place_of_packets(int first, int count, int64_t chunk, Buffer data) const {
   const NodeMap& map = tiers_.map();
   if (count > 1 && !map.block_placement()) {
@@ -244,8 +245,8 @@ void TwoTierPath::all_gather(Run& run, ConstBuffer shard, Buffer gathered, Const
   }
 }
 
-// The shards of all ranks, node by node. A GPU gathers this node's own ones beside the exchange between nodes; on the
-// host that would write a shard that stands in its place in the result, while it is sent.
+// Gathers the shards of all ranks, node by node. A GPU gathers its own node's shards beside the exchange between nodes.
+// The host must not: it would write a shard that stands in its place in the result while the shard is sent.
 void TwoTierPath::gather(Run& run, ConstBuffer shard, Buffer by_node) const {
   const bool beside = !device_.is_host() && tiers_.num_nodes() > 1 && tiers_.ranks_per_node() > 1;
   const EventPtr ready = run.event();
@@ -259,7 +260,7 @@ void TwoTierPath::gather(Run& run, ConstBuffer shard, Buffer by_node) const {
   gather_within_node(run, rail, /*with_own=*/!beside, by_node, crossed);
 }
 
-// The shards of this rail, by node. With one rank a node that is the result, which then stands in `by_node`.
+// Returns the shards of this rail, by node. With one rank a node this is the whole result, and it stands in `by_node`.
 ConstBuffer TwoTierPath::gather_along_rail(Run& run, ConstBuffer shard, Buffer by_node) const {
   if (tiers_.num_nodes() == 1) {
     return shard;
@@ -271,7 +272,7 @@ ConstBuffer TwoTierPath::gather_along_rail(Run& run, ConstBuffer shard, Buffer b
   return rail;
 }
 
-// rail: the shards of this rail, by node. with_own: this node's own ones, too. Begins after `ready`.
+// Gathers the rail's shards (`rail`, by node) within the node, after `ready`. with_own: also this node's own shards.
 void TwoTierPath::gather_within_node(Run& run, ConstBuffer rail, bool with_own, Buffer by_node,
                                      const EventPtr& ready) const {
   if (tiers_.ranks_per_node() == 1) {

@@ -1,4 +1,4 @@
-// The main path: summed within the node, compressed between nodes. See docs/algorithms.md.
+// The main path: sums within the node, compressed packets between nodes. See docs/algorithms.md.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace isthmus {
 
-// How the collectives of a communicator move data. The caller has checked sizes and types. Stateless: a collective's
-// state is in its Run, its plan, and the unit that the plan names.
+// Moves the data of a communicator's collectives. Callers have checked sizes and types. It is stateless: a collective's
+// state is in its Run, its plan, and the plan's unit.
 class TwoTierPath {
  public:
   // tiers, device and options outlive it.
@@ -22,15 +22,16 @@ class TwoTierPath {
       : tiers_(tiers), device_(device), options_(options), coder_(device) {}
   virtual ~TwoTierPath() = default;
 
-  // shard = plan.scale * sum over ranks of this rank's chunk of `gradient`; neither is empty. Equal chunks.
+  // shard = plan.scale * sum over ranks of this rank's chunk of `gradient`. Chunks are equal, and neither buffer is
+  // empty.
   virtual void reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const;
 
-  // data = plan.scale * sum over ranks of `data`, which is not empty. A reduce-scatter whose result is encoded once
-  // more, gathered, and decoded by all.
+  // data = plan.scale * sum over ranks of `data`, which is not empty. It is a reduce-scatter whose result is encoded
+  // again and gathered; every rank decodes it.
   void all_reduce(Run& run, const ReductionPlan& plan, Buffer data) const;
 
-  // gathered chunk r = rank r's shard, which is not empty: along the rail, then within the node. rail: the shards of
-  // this rail, by node, where they have crossed already; empty: they have not.
+  // Chunk r of `gathered` = rank r's shard, which is not empty. It goes along the rail, then within the node. rail: the
+  // shards of this rail, by node, if they have crossed already; else empty.
   void all_gather(Run& run, ConstBuffer shard, Buffer gathered, ConstBuffer rail = {}) const;
 
  protected:
@@ -39,7 +40,7 @@ class TwoTierPath {
   const Options& options_;
 
  private:
-  // A segment of the pieces, on its way to the nodes that own it.
+  // A segment of pieces on its way to the nodes that own them.
   struct Crossing {
     const Segment* segment;
     Buffer arrived;  // a packet of each node, at its place; this node's own place is unspecified
@@ -47,13 +48,13 @@ class TwoTierPath {
     EventPtr done;
   };
 
-  // What is summed within the node, and where. Both by node.
+  // What is summed within the node, and where to; both by node.
   struct Pieces {
-    ConstBuffer gradient;  // empty: the sums are there already
-    Buffer sums;           // not written then
+    ConstBuffer gradient;  // empty: `sums` is filled already
+    Buffer sums;
   };
 
-  // The lines of reduce_scatter(). Each runs on a lane of its own.
+  // The steps of reduce_scatter(). Each runs on its own lane.
   Pieces take_pieces(Run& run, ConstBuffer gradient) const;
   Buffer one_rank_of_node(Run& run, ConstBuffer gradient, DataType dtype) const;
   EventPtr sum_within_node(Run& run, const Pieces& pieces, bool own, const EventPtr& ready) const;
@@ -65,13 +66,13 @@ class TwoTierPath {
   void wait_on_host(Run& run, Crossing& crossing) const;
   int64_t wanted_segments(const ReductionPlan& plan, int64_t num_elements) const;
 
-  // Those of all_reduce().
+  // The steps of all_reduce().
   ConstBuffer in_equal_chunks(Run& run, ConstBuffer data) const;
   Buffer encode_result(Run& run, const ReductionPlan& plan, ConstBuffer result) const;
   void decode_result(Run& run, const ReductionPlan& plan, ConstBuffer packets, Buffer data) const;
   Buffer place_of_packets(int first, int count, int64_t chunk, Buffer data) const;
 
-  // Those of all_gather().
+  // The steps of all_gather().
   void gather(Run& run, ConstBuffer shard, Buffer by_node) const;
   ConstBuffer gather_along_rail(Run& run, ConstBuffer shard, Buffer by_node) const;
   void gather_within_node(Run& run, ConstBuffer rail, bool with_own, Buffer by_node, const EventPtr& ready) const;

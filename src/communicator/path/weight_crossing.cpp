@@ -22,7 +22,7 @@ void WeightCrossing::cross(Run& run, ConstBuffer shard, Replica& replica) {
   const bool any_changed = std::any_of(headers.begin(), headers.end(), has_changed);
   run.weights.unchanged = whole.empty() && !has_changed(own) ? 1 : 0;
   run.weights.gathers = 1;
-  replica.is_valid = false;  // until all of it is new
+  replica.is_valid = false;  // until every shard has been updated
   if (!whole.empty()) {
     gather_whole(run, shard, replica);
     ++run.weights.whole[whole];
@@ -33,7 +33,7 @@ void WeightCrossing::cross(Run& run, ConstBuffer shard, Replica& replica) {
     }
   }
   replica.is_valid = true;
-  for (const WeightHeader& header : headers) {  // a rank may have lost its replica, and counts from 0
+  for (const WeightHeader& header : headers) {  // a rank that lost its replica counts from 0 again
     replica.gathers = std::max(replica.gathers, uint64_t{header.gather});
   }
   ++replica.gathers;

@@ -1,4 +1,4 @@
-// How weights cross between nodes: as bit-exact differences to what crossed before. docs/weights.md.
+// Sends weights between nodes as bit-exact differences to what crossed before. See docs/weights.md.
 #pragma once
 
 #include <string>
@@ -12,20 +12,20 @@
 
 namespace isthmus {
 
-// On the CPU alone. Used by the thread that calls the collectives.
+// Works on the CPU only. The thread that calls collectives uses it.
 class WeightCrossing {
  public:
-  // tiers and options outlive it.
+  // tiers and options outlive this object.
   WeightCrossing(const TierSet& tiers, const Options& options) : tiers_(tiers), options_(options) {}
 
-  // Brings the replica up to date: its shards become those that the ranks of the rail have now. There are several
-  // nodes. Throws PacketError, on every rank of the rail, where their headers do not fit together.
+  // Updates the replica to the shards that the ranks of the rail have now. Needs several nodes. Throws PacketError on
+  // every rank of the rail if their headers do not fit together.
   void cross(Run& run, ConstBuffer shard, Replica& replica);
 
  private:
   WeightHeader make_header(Run& run, ConstBuffer shard, const Replica& replica, Buffer packet);
   std::vector<WeightHeader> exchange(Run& run, const WeightHeader& own) const;
-  // Why the shards cross whole, the same on all ranks; empty: differences do.
+  // Why the shards cross whole, the same on all ranks; empty: their differences cross.
   std::string why_whole(Run& run, const std::vector<WeightHeader>& headers) const;
   void gather_whole(Run& run, ConstBuffer shard, Replica& replica) const;
   void gather_packets(Run& run, ConstBuffer shard, ConstBuffer packet, const std::vector<WeightHeader>& headers,

@@ -8,7 +8,7 @@
 namespace isthmus {
 
 void check_weight_headers(const std::vector<WeightHeader>& headers, ConstBuffer shard) {
-  // What one has to say that counted the unit's gathers; any other where none did.
+  // What a header must have if it counted the unit's gathers; one that did not may have anything.
   const auto has_replica = [](const WeightHeader& header) { return header.has_replica != 0; };
   const auto counted = std::find_if(headers.begin(), headers.end(), has_replica);
   const WeightHeader& first = counted != headers.end() ? *counted : headers.front();
@@ -21,7 +21,8 @@ void check_weight_headers(const std::vector<WeightHeader>& headers, ConstBuffer 
                     "): the ranks do not gather the same weights in the same order, or the header is corrupt");
     };
     expect_equal("magic", header.magic, WeightHeader::kMagic);
-    expect_equal("version", header.version, WeightHeader::kVersion);  // which says what a checksum is
+    expect_equal("version", header.version,
+                 WeightHeader::kVersion);  // first: the version decides how checksums are made
     ISTHMUS_CHECK(PacketError, header.is_whole(), "corrupt header of the weights of node ", node);
     expect_equal("sending node", header.sender, node);
     expect_equal("unit", header.unit_hash, first.unit_hash);
@@ -35,7 +36,7 @@ void check_weight_headers(const std::vector<WeightHeader>& headers, ConstBuffer 
 }
 
 std::string differing_replicas(const std::vector<WeightHeader>& headers) {
-  // What most nodes have is taken to be right, for the report: all replicas are replaced.
+  // The report takes the most frequent replica for the right one; all replicas are replaced anyway.
   std::map<uint64_t, size_t> nodes_with;
   for (const WeightHeader& header : headers) {
     ++nodes_with[header.replica_checksum];

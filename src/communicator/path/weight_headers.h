@@ -1,4 +1,4 @@
-// What the headers of a rail's weights say together.
+// Compares the headers that the ranks of a rail send before weights.
 #pragma once
 
 #include <string>
@@ -9,10 +9,10 @@
 
 namespace isthmus {
 
-// headers: by node. Throws PacketError where one is corrupt, or they do not belong to one gather of such a shard.
+// headers: by node. Throws PacketError if one is corrupt, or they do not belong to one gather of a shard like this.
 void check_weight_headers(const std::vector<WeightHeader>& headers, ConstBuffer shard);
 
-// Which nodes' replicas have other bits than most nodes' have, for people; empty: all that were compared are equal.
+// Names the nodes whose replicas differ from most nodes' ones; empty: all compared replicas are equal.
 std::string differing_replicas(const std::vector<WeightHeader>& headers);
 
 }  // namespace isthmus

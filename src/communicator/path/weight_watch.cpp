@@ -14,7 +14,7 @@ namespace {
 using kernels::WeightOutcome;
 using kernels::WeightVerdict;
 
-// How often the thread looks. Nothing waits for it in a steady state.
+// How often the thread looks for outcomes. In a steady state nothing waits for it.
 constexpr std::chrono::microseconds kPause{1000};
 constexpr std::chrono::microseconds kPauseIfAwaited{50};
 
@@ -123,7 +123,7 @@ bool WeightWatch::look(const Lock& /*lock*/) {
   return false;
 }
 
-// The first gather, whose packets the GPU could not use.
+// Carries the first gather, whose packets the GPU could not use, over the host's tier.
 void WeightWatch::carry(Lock& lock) {
   const WatchedGather gather = gathers_.front();
   const WeightOutcome& outcome = gather.unit->place(gather.number, num_nodes_);
@@ -135,7 +135,7 @@ void WeightWatch::carry(Lock& lock) {
   bool has_failed = false;
   try {
     if (outcome.verdict == WeightVerdict::kFault) {
-      check_weight_headers(headers, gather.unit->shard);  // says more of headers that do not fit together
+      check_weight_headers(headers, gather.unit->shard);  // its error says more about headers that do not fit together
       throw PacketError(text_of_fault(outcome));
     }
     const std::string differing = differing_replicas(headers);

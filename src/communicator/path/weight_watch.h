@@ -1,4 +1,4 @@
-// What the host does about gathers of weights on a GPU, which it never waits for. docs/weights.md
+// The host's part in gathers of weights on a GPU, for which it never waits. See docs/weights.md.
 #pragma once
 
 #include <atomic>
@@ -19,10 +19,10 @@
 
 namespace isthmus {
 
-// One unit whose weights are gathered on a GPU.
+// A unit whose weights are gathered on a GPU.
 struct WatchedUnit {
-  // Gathers whose outcomes have places of their own: an outcome is read before its place is needed again, since the
-  // capacity of a gather follows from that of the gather kLag before it.
+  // How many gathers have their own place for the outcome. An outcome is read before its place is needed again, because
+  // a gather's capacity depends on the gather kLag before it.
   static constexpr int64_t kPlaces = 2 * WeightHistory::kLag;
   kernels::WeightOutcome& place(int64_t number, int64_t num_nodes) const {
     return *reinterpret_cast<kernels::WeightOutcome*>(places + number % kPlaces * weight_outcome_bytes(num_nodes));
@@ -34,7 +34,7 @@ struct WatchedUnit {
   WeightHistory history;        // guarded by the WeightWatch
 };
 
-// A gather that was enqueued. The GPU goes on by itself where all packets fitted. Else it copies this rank's shard to
+// A gather that was enqueued. If all packets fitted, the GPU goes on by itself. If not, it copies this rank's shard to
 // `outgoing`, says so in its outcome, and waits until the rail's shards are in `arrived`.
 struct WatchedGather {
   std::shared_ptr<WatchedUnit> unit;
@@ -43,29 +43,29 @@ struct WatchedGather {
   Buffer arrived;
 };
 
-// Reads outcomes in the order of the gathers, in a thread of its own: keeps the sizes of packets, counts, and carries
-// shards over the host's tier where the GPU waits for that. Outcomes and their order are equal along a rail, so all its
-// ranks meet there. A gather that failed ends in `fail`, and the GPU goes on with what it has.
+// A thread that reads outcomes in the order of the gathers. It keeps the sizes of packets, counts, and carries shards
+// over the host's tier when the GPU waits for them. Outcomes and their order are equal along a rail, so all its ranks
+// meet there. A gather that failed calls `fail`, and the GPU goes on with what it has.
 //
-// Nothing that the thread does needs the GPU, not even CUDA: a GPU that waits for it blocks nothing that it waits for.
+// The thread needs neither the GPU nor CUDA, so a GPU that waits for the thread blocks nothing that the thread needs.
 class WeightWatch {
  public:
-  // host_inter: along the rail, for memory of the host; the thread alone uses it. fail: aborts the communicator; from
-  // any thread. All outlive it.
+  // host_inter: the rail's tier for host memory, which only this thread uses. fail: aborts the communicator; any thread
+  // may call it. All arguments outlive this object.
   WeightWatch(Transport& host_inter, Statistics& statistics, std::function<void(const std::string&)> fail);
-  // Lets the GPU go on.
+  // Ends the GPU's waits.
   ~WeightWatch();
   WeightWatch(const WeightWatch&) = delete;
   WeightWatch& operator=(const WeightWatch&) = delete;
 
-  // The room for packets in a gather that is about to be enqueued: WeightHistory::capacity(). Waits, and counts that,
-  // where the GPU has not come to the gather kLag before yet. Throws TransportError after a failure.
+  // The room for packets in the next gather to enqueue: WeightHistory::capacity(). If the GPU has not reached the
+  // gather kLag before, it waits for it and counts that. Throws TransportError after a failure.
   int64_t capacity(const WatchedUnit& unit, int64_t number, int64_t most_bytes, WeightStats& counts);
-  // Before its decoding is enqueued; in the order of all gathers.
+  // Called before the gather's decoding is enqueued, in the order of all gathers.
   void watch(WatchedGather gather);
-  // Reads what is there to read, for statistics.
+  // Reads the outcomes that are there, for statistics.
   void look();
-  // The GPU waits for nothing any more. From any thread.
+  // Ends the GPU's waits for good. Any thread may call it.
   void release();
 
  private:
@@ -73,7 +73,7 @@ class WeightWatch {
 
   void run();
   bool is_published(const WatchedGather& gather) const;
-  // Reads outcomes until one is not there, or needs the host's tier. Whether the first that is left does.
+  // Reads outcomes until one is missing or needs the host's tier. Returns whether the first one left needs it.
   bool look(const Lock& lock);
   void carry(Lock& lock);
   void release(const Lock& lock);
@@ -87,11 +87,11 @@ class WeightWatch {
 
   std::mutex mutex_;  // guards what follows, and histories
   std::condition_variable changed_;
-  std::deque<WatchedGather> gathers_;  // whose outcomes were not read yet
+  std::deque<WatchedGather> gathers_;  // with outcomes that were not read yet
   bool carries_ = false;               // the first of them is being carried over the host's tier
   bool released_ = false;
   bool ends_ = false;
-  int num_waiting_ = 0;  // threads, for sizes
+  int num_waiting_ = 0;  // threads that wait for sizes
   std::thread thread_;
 };
 

@@ -36,7 +36,7 @@ void PlannedUnitStates::scale_residuals(double factor, const Owners& owners) {
 }
 
 void PlannedUnitStates::end_step(bool skipped, const Owners& owners) {
-  // Also ordered behind results that were encoded before. Later work passes the lane of pieces first.
+  // This lane is also behind earlier encodings of results, and later work passes it first.
   const Stream pieces = device_.lane(Lane::kEncode);
   device_.order(device_.lane(Lane::kDecode), pieces);
   device_.end_step(skipped, pieces);

@@ -12,7 +12,7 @@ namespace isthmus {
 
 class PlannedUnitStates final : public UnitStates {
  public:
-  // All outlive it.
+  // All arguments outlive this object.
   PlannedUnitStates(const TierSet& tiers, Device& device, ReductionPlanner& planner, Statistics& statistics)
       : tiers_(tiers), device_(device), planner_(planner), statistics_(statistics) {}
 

@@ -24,7 +24,7 @@ bool matches(const char* glob, const std::string& name) { return fnmatch(glob, n
 
 std::vector<std::string> split_patterns(const std::string& text) {
   std::vector<std::string> patterns;
-  std::istringstream stream(text + ',');  // the comma keeps a last empty part
+  std::istringstream stream(text + ',');  // the comma keeps an empty last part
   for (std::string part; std::getline(stream, part, ',');) {
     const size_t begin = part.find_first_not_of(' ');
     const size_t end = part.find_last_not_of(' ');

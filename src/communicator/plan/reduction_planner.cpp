@@ -13,7 +13,7 @@ ReductionPlanner::ReductionPlanner(const TierSet& tiers, Device& device, const O
   ISTHMUS_CHECK(OptionError, !flat() || options_.codec == "tagc" || options_.codec == "none",
                 "option tiers=\"flat\": expected codec tagc or none, not ", options_.codec);
   if (!flat()) {
-    codec(options_, DataType::kFloat32, 1);  // throws where its settings do not fit
+    codec(options_, DataType::kFloat32, 1);  // throws if the settings do not fit the codec
   } else if (flat() && options_.codec == "tagc") {
     tagc_flat(options_);
   }
@@ -22,7 +22,7 @@ ReductionPlanner::ReductionPlanner(const TierSet& tiers, Device& device, const O
 ReductionPlan ReductionPlanner::plan(const Run& run, const Reduction& reduction) {
   const UnitKey& key = reduction.unit;
   const double divisor = flat() ? 1 : tiers_.piece_type(device_, key.dtype).divisor;
-  const int num_summands = divisor == 1 ? tiers_.ranks_per_node() : 1;  // others have been divided already
+  const int num_summands = divisor == 1 ? tiers_.ranks_per_node() : 1;  // with a divisor the sums are scaled already
   ReductionPlan plan;
   plan.key = &key;
   plan.scale = reduction.scale * divisor;
@@ -39,13 +39,13 @@ ReductionPlan ReductionPlanner::plan(const Run& run, const Reduction& reduction)
     plan.hash = key.hash();
     plan.step = num_reductions_;
     plan.codec = &plain_codec(key.dtype, num_summands);
-    plan.result_codec = &plain_codec(key.dtype, 1);  // a result is no sum to which more is added
+    plan.result_codec = &plain_codec(key.dtype, 1);  // nothing is added to a result
   }
   ++num_reductions_;
   return plan;
 }
 
-// Whether a reduction that is exact can take a residual along. Not in a graph, which would hold the memory that goes.
+// Whether an exact reduction can send the residual along. A graph cannot: it would hold the memory that is freed.
 bool ReductionPlanner::may_drain(const Run& run, const Reduction& reduction) const {
   return !flat() && reduction.unit.num_elements > 0 && reduction.scale != 0 && std::isfinite(reduction.scale) &&
          device_.capture(run.tail()) == 0;
@@ -80,7 +80,7 @@ void ReductionPlanner::plan_for_unit(const Run& run, const UnitKey& key, int num
                   plan.step % static_cast<uint64_t>(options_.error_interval) == 0;
 }
 
-// Lets the unit have the residuals of what this key reduces.
+// Moves the unit's residuals to the parameters that this key reduces.
 void ReductionPlanner::follow_key(Unit& unit, const UnitKey& key, bool keeps_residual) {
   if (key.sections != nullptr && unit.key.layout != key.layout) {
     units_.follow_key(unit, key, residual_stretches(unit.key), residual_stretches(key), residual_sizes(key),
@@ -97,7 +97,7 @@ void ReductionPlanner::finish(const ReductionPlan& plan) {
   }
 }
 
-// Chooses the codecs of a unit if they have to change.
+// Chooses the unit's codecs if they must change.
 void ReductionPlanner::follow_start(Unit& unit, const UnitKey& key, int num_summands) {
   const bool is_dense = unit.step < static_cast<uint64_t>(options_.dense_steps);
   if (unit.is_dense == is_dense) {
@@ -123,7 +123,7 @@ void ReductionPlanner::follow_start(Unit& unit, const UnitKey& key, int num_summ
   }
 }
 
-// The first reason that holds, in this order. Null: there is none.
+// The first reason that holds, in this order; null: there is none.
 const char* ReductionPlanner::exact_reason(const Reduction& reduction) const {
   const UnitKey& key = reduction.unit;
   if (options_.codec == "none") {
@@ -142,7 +142,7 @@ const char* ReductionPlanner::exact_reason(const Reduction& reduction) const {
     return "empty";
   }
   if (reduction.scale == 0 || !std::isfinite(reduction.scale)) {
-    return "scale is zero or not finite";  // a residual cannot be rescaled by it
+    return "scale is zero or not finite";  // a residual cannot be divided by it
   }
   if (flat() && key.collective == Collective::kAllReduce) {
     return "all-reduce in a single tier";
@@ -150,8 +150,8 @@ const char* ReductionPlanner::exact_reason(const Reduction& reduction) const {
   return why_policy_is_exact(options_, key.name, key.num_elements);
 }
 
-// In a graph a new unit would begin with zeros in its residual at every replay, and one whose scale changes would have
-// its residual scaled by every replay.
+// Refuses what a graph would repeat at every replay: a new unit, whose residual would begin with zeros, and a unit with
+// a new scale, whose residual would be scaled.
 void ReductionPlanner::check_capture(const Reduction& reduction, Stream caller) const {
   if (device_.capture(caller) == 0 || exact_reason(reduction) != nullptr) {
     return;
@@ -184,7 +184,7 @@ ResidualSizes ReductionPlanner::residual_sizes(const UnitKey& key) const {
   return {flat() ? key.num_elements : (tiers_.num_nodes() - 1) * chunk, is_all_reduce ? chunk : 0};
 }
 
-// Sections are as long as the rows: GradientRecogniser looks.
+// Sections are as long as the rows, which GradientRecogniser checks.
 ResidualStretches ReductionPlanner::residual_stretches(const UnitKey& key) const {
   ResidualStretches stretches;
   if (key.sections == nullptr) {

@@ -1,4 +1,4 @@
-// Decides how each reduction is done, from values that are equal on all ranks alone: options, the key, and earlier
+// Decides how each reduction is done, only from values that are equal on all ranks: options, keys and earlier
 // decisions.
 #pragma once
 
@@ -18,27 +18,27 @@
 
 namespace isthmus {
 
-// Owns the units and their codecs. Called by the thread that calls collectives.
+// Owns the units and their codecs. The thread that calls collectives calls it.
 class ReductionPlanner {
  public:
-  // All outlive it. Throws OptionError where the options do not fit the device, or settings the codec.
+  // All arguments outlive it. Throws OptionError if the options do not fit the device, or the settings the codec.
   ReductionPlanner(const TierSet& tiers, Device& device, const Options& options);
 
   // The plan refers to the reduction's key.
   ReductionPlan plan(const Run& run, const Reduction& reduction);
-  // Ends a plan: once all of its work has been enqueued.
+  // Ends a plan, once all its work has been enqueued.
   void finish(const ReductionPlan& plan);
 
-  // Throws Error if a reduction cannot be captured into the graph that is being captured on `caller`.
+  // Throws Error if the reduction cannot be part of the graph that is being captured on `caller`.
   void check_capture(const Reduction& reduction, Stream caller) const;
 
   UnitTable& units() { return units_; }
   const UnitTable& units() const { return units_; }
-  // Puts a copy of a state in the place of the unit of its key. See UnitStates.
+  // Copies a state into the unit with its key. See UnitStates.
   void load(const UnitState& state);
 
  private:
-  ResidualSizes residual_sizes(const UnitKey& key) const;  // of a unit whose codec keeps residuals
+  ResidualSizes residual_sizes(const UnitKey& key) const;  // for a unit whose codec keeps residuals
   ResidualStretches residual_stretches(const UnitKey& key) const;
   void follow_key(Unit& unit, const UnitKey& key, bool keeps_residual);
   bool may_drain(const Run& run, const Reduction& reduction) const;

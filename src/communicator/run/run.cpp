@@ -33,7 +33,7 @@ EventPtr Run::event() const {
 
 EventPtr Run::end() {
   EventPtr done = event();
-  if (entered_) {  // else nothing used the scratch memory, nor waited for its last use
+  if (entered_) {  // if not, the scratch memory was not used and its last use not waited for
     scratch_.done = done;
   }
   return done;
@@ -81,7 +81,7 @@ Step::~Step() {
     try {
       run_.parts_.statistics.add_timing({begin_event_, run_.event(), run_.collective_, seconds_});
     } catch (const std::exception&) {
-      // The device has failed, which the next call reports. Only a timing is lost.
+      // The device has failed, and the next call reports it. Only a timing is lost.
     }
   }
   run_.device().end_range();

@@ -1,4 +1,4 @@
-// One collective while it runs, and one step of it.
+// A running collective, and one step of it.
 #pragma once
 
 #include <atomic>
@@ -20,33 +20,33 @@ struct RunParts {
   std::atomic<const char*>& phase;
 };
 
-// Where the work of one collective is: the stream of the latest work, its scratch memory and its counters. It lives on
-// the stack of the thread that calls the collective.
+// Follows one collective: the stream of its latest work, its scratch memory and its counters. It lives on the stack of
+// the thread that calls the collective.
 class Run {
  public:
-  // scratch: the memory of the collective from now on. timed: steps are timed on the device.
+  // scratch: the collective's memory from now on. timed: whether the device times the steps.
   Run(const RunParts& parts, ScratchInTurns& scratch, Collective collective, Stream caller, bool timed);
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
   Collective collective() const { return collective_; }
   Device& device() const { return parts_.device; }
-  // The stream of the latest work: before enter(), that of the caller.
+  // The stream of the latest work; before enter(), the caller's stream.
   Stream tail() const { return tail_; }
   void set_phase(const char* phase) { parts_.phase = phase; }
 
-  // Later work is enqueued on `lane`, behind the work enqueued so far.
+  // Enqueues later work on `lane`, behind all work so far.
   void enter(Lane lane);
-  // Later work is enqueued on `lane`, behind `event` alone.
+  // Enqueues later work on `lane`, behind `event` only.
   void enter_after(const EventPtr& event, Lane lane);
   // Passes when the work enqueued so far is done.
   EventPtr event() const;
-  // The event of the whole collective. Called once, at its end.
+  // The event of the whole collective. Called once, at the end.
   EventPtr end();
 
-  // Uninitialised; valid until the collective after the next begins.
+  // Uninitialised memory, valid until the collective after the next begins.
   Buffer take(int64_t num_elements, DataType dtype);
-  // The memory for a sum of shards: the shard itself if it has the accumulate type.
+  // The memory for a sum of shards: the shard itself if that has the accumulate type.
   Buffer sum_target(Buffer shard);
   Workspace workspace(int64_t scratch_bytes);
 
@@ -54,9 +54,9 @@ class Run {
   CollectiveStats counters;
   CodecCounts codec_counts;
   WeightStats weights;
-  bool as_differences = false;  // weights
-  std::string reason;           // of weights: why they crossed as they did; empty: the options say so
-  int64_t coded_elements = 0;   // of pieces that became packets for other nodes
+  bool as_differences = false;  // whether weights crossed as differences
+  std::string reason;           // why weights crossed as they did; empty: the options say so
+  int64_t coded_elements = 0;   // elements of pieces that became packets for other nodes
   int64_t packet_bytes = 0;     // of those packets
 
  private:
@@ -68,15 +68,15 @@ class Run {
   const Collective collective_;
   ScratchPart& scratch_;
   Stream tail_;
-  bool entered_ = false;  // a lane
+  bool entered_ = false;  // a lane was entered
   const bool timed_;
 };
 
-// One step of a collective: runs on a lane, names the phase, and adds its time to `seconds`.
+// One step of a collective: it runs on a lane, names the phase, and adds its time to `seconds`.
 class Step {
  public:
   Step(Run& run, const char* phase, Lane lane, double CollectiveStats::*seconds);
-  // Waits for `after` alone, and not for the latest work.
+  // The step waits only for `after`, not for the latest work.
   Step(Run& run, const char* phase, Lane lane, const EventPtr& after, double CollectiveStats::*seconds);
   ~Step();
   Step(const Step&) = delete;

@@ -57,7 +57,7 @@ ScratchPart& ScratchInTurns::next(Stream caller) {
   } else {
     part.memory.reset();
   }
-  if (part.capture != capture) {  // nothing of another graph can be waited for
+  if (part.capture != capture) {  // a capture cannot wait for events of another graph
     part.done = nullptr;
     part.capture = capture;
   }

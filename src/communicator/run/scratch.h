@@ -1,4 +1,4 @@
-// Memory for the intermediate buffers of one collective at a time.
+// Memory for the intermediate buffers of collectives.
 #pragma once
 
 #include <cstddef>
@@ -11,17 +11,17 @@
 
 namespace isthmus {
 
-// Hands out buffers of a device that live until reset(). Keeps the largest amount ever taken between two resets, so
-// that a steady state allocates nothing. Not thread-safe. The device outlives it.
+// Hands out device buffers that live until reset(). It keeps the largest amount taken between two resets, so that a
+// steady state allocates nothing. Not thread-safe. The device outlives it.
 class Scratch {
  public:
   explicit Scratch(Device& device) : device_(&device) {}
 
   // Uninitialised, aligned to kBufferAlignment.
   Buffer take(int64_t num_elements, DataType dtype);
-  // Every buffer that was taken becomes invalid.
+  // Invalidates all buffers that were taken.
   void reset();
-  // As reset(), but frees no memory: pointers that a graph has captured stay valid.
+  // reset() that frees no memory: pointers that a graph captured stay valid.
   void rewind();
   int64_t bytes() const;
 
@@ -35,24 +35,24 @@ class Scratch {
   void add_slab(int64_t bytes);
 
   Device* device_;
-  std::vector<Slab> slabs_;  // one in steady state; a further one wherever no other had room
+  std::vector<Slab> slabs_;  // one in a steady state; another where no slab had room
 };
 
 // The scratch memory of one operation at a time.
 struct ScratchPart {
   Scratch memory;
   EventPtr done;         // of the last use
-  uint64_t capture = 0;  // the captured graph that the last use was part of
+  uint64_t capture = 0;  // the graph capture of the last use; 0: none
 };
 
-// Scratch memory for operations that are under way at the same time. Each has a part of its own; parts are taken in
-// turn, and a part's next user waits on the device for its last one. On the CPU there is one part.
+// Scratch memory for operations that overlap. Operations take the parts in turn, and a part's next user waits on the
+// device for the last one. On the CPU there is one part.
 class ScratchInTurns {
  public:
   explicit ScratchInTurns(Device& device);
 
-  // The part for an operation on `caller`. While a graph is captured there it is one of the parts that all graphs
-  // share. Buffers of the part's last use become invalid.
+  // The part for an operation on `caller`. While a graph is captured there, it is one of the parts that all graphs
+  // share. Buffers from the part's last use become invalid.
   ScratchPart& next(Stream caller);
   int64_t bytes() const;
 
@@ -60,7 +60,7 @@ class ScratchInTurns {
   static constexpr size_t kInTurns = 2;  // one operation is encoded while another one's packets cross
 
   Device* device_;
-  std::vector<ScratchPart> parts_;  // at first those of operations that are not captured
+  std::vector<ScratchPart> parts_;  // first the parts of operations outside graphs
   size_t num_parts_;                // of each kind
   size_t turn_ = 0;
 };

@@ -89,7 +89,7 @@ void Statistics::add_timing(Timing timing) {
   timings_.push_back(std::move(timing));
 }
 
-// Adds the timings whose events have passed. Steps on several lanes may end in another order than they began.
+// Adds the timings whose events have passed. Steps on different lanes may end out of order.
 void Statistics::add_timings() {
   const auto is_known = [this](const Timing& timing) {
     const std::optional<double> seconds = device_.seconds_between(timing.begin, timing.end);

@@ -16,13 +16,13 @@ namespace isthmus {
 
 class Run;
 
-// Memory that a communicator holds.
+// The memory that a communicator holds.
 struct MemoryUse {
   int64_t num_units = 0;
   int64_t residual_bytes = 0;
   int64_t replica_bytes = 0;
   int64_t scratch_bytes = 0;
-  int64_t num_dropped = 0;  // residuals that went with their unit, so far
+  int64_t num_dropped = 0;  // residuals lost so far because their unit lost its place
 };
 
 // All methods may be called by any thread. The device outlives it.
@@ -36,18 +36,16 @@ class Statistics {
     double CollectiveStats::*seconds;
   };
 
-  // At most twice as many have records: reductions, and gathers of weights.
+  // max_units: limits the records of units, to as many for reductions and as many for gathers of weights.
   Statistics(Device& device, int64_t max_units) : device_(device), max_units_(max_units) {}
 
-  // Adds a collective that is done. plan: of a reduction; null: of a gather. weights: whose were gathered; null:
-  // nobody's.
+  // Adds a finished collective. plan: null for a gather. weights: the unit whose weights were gathered; null: none.
   void record(const Run& run, const ReductionPlan* plan, const UnitKey* weights, const MemoryUse& memory);
-  // Adds what is known later of a gather of weights on a GPU. carried: between nodes, by the host.
+  // Adds what became known later about a gather of weights on a GPU. carried: what the host carried between nodes.
   void add_crossing(const UnitKey& unit, const WeightStats& weights, int64_t coded_elements, int64_t packet_bytes,
                     Traffic carried);
   void add_timing(Timing timing);
-  // The end of a step of units of these owners. If its result was thrown away, the elements that lossy codecs sent in
-  // it are counted as skipped.
+  // Ends a step of these owners' units. If its result was thrown away, what lossy codecs sent in it counts as skipped.
   void end_step(bool skipped, const Owners& owners);
   void count_dropped(int64_t num_units);
   void show_memory(int64_t num_units, int64_t residual_bytes);
@@ -56,7 +54,7 @@ class Statistics {
   void reset();
 
  private:
-  // Counters of one unit's reductions. `error` covers all of them; `_before` are its values at the last reset.
+  // Counters of one unit's reductions. `error` never resets; members with `_before` hold its values at the last reset.
   struct UnitRecord {
     UnitStats stats;
     std::shared_ptr<const SquaredError> error;
@@ -65,9 +63,9 @@ class Statistics {
   };
 
   void add_timings();  // under mutex_
-  // Null: there are too many already. Under mutex_.
+  // Returns null if there are too many records. Under mutex_.
   UnitRecord* find_or_add_record(const UnitKey& key);
-  // With what the run adds to it. Under mutex_.
+  // The record, with the run's counts added. Under mutex_.
   UnitRecord* record_of(const Run& run, const UnitKey& key);
   void record_unit(const Run& run, const ReductionPlan& plan);  // under mutex_
 
@@ -75,9 +73,9 @@ class Statistics {
   const int64_t max_units_;
   std::mutex mutex_;  // guards what follows
   Stats stats_;
-  std::deque<Timing> timings_;  // whose events have not passed yet
+  std::deque<Timing> timings_;  // timings whose events have not passed yet
   std::map<uint64_t, UnitRecord> unit_records_;
-  std::map<uint64_t, int64_t> sent_elements_;  // by lossy codecs since the last step ended, by owner
+  std::map<uint64_t, int64_t> sent_elements_;  // what lossy codecs sent since the last step ended, by owner
   int64_t dropped_seen_ = 0;                   // of MemoryUse::num_dropped
 };
 

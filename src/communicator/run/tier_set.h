@@ -15,7 +15,7 @@ namespace isthmus {
 // Immutable; each Transport says which of its methods several threads may call.
 class TierSet {
  public:
-  // with_flat: there must be a tier of all ranks. Throws OptionError or Error if the tiers do not fit the map.
+  // with_flat: a tier of all ranks is required. Throws OptionError or Error if the tiers do not fit the map.
   TierSet(NodeMap map, int rank, Tiers tiers, bool with_flat);
 
   const NodeMap& map() const { return map_; }
@@ -33,22 +33,21 @@ class TierSet {
   Transport& gather_inter() const { return tiers_.gather_inter ? *tiers_.gather_inter : inter(); }
   Transport& host_inter() const { return *tiers_.host_inter; }
   bool has_host_inter() const { return tiers_.host_inter != nullptr; }
-  // The operations of one tier are all on one lane.
+  // All operations of one tier run on one lane.
   Lane gather_intra_lane() const { return tiers_.gather_intra ? Lane::kGatherIntra : Lane::kIntra; }
   Lane gather_inter_lane() const { return tiers_.gather_inter ? Lane::kGatherInter : Lane::kInter; }
 
   // How pieces are summed within the node, and their type.
   SumType piece_type(const Device& device, DataType dtype) const;
-  // Elements of one rank's chunk, rounded up: the last chunk is padded with zeros.
+  // Elements of one rank's chunk, rounded up: zeros pad the last chunk.
   int64_t chunk_elements(int64_t num_elements) const { return (num_elements + world_size() - 1) / world_size(); }
 
-  // Payload of this rank since its tiers were made, gathers included.
+  // What this rank has sent since its tiers were made, gathers included.
   Traffic intra_traffic() const;
   Traffic inter_traffic() const;
   Traffic flat_traffic() const;
 
-  // Aborts all tiers at once: a GPU's may end only when the others' operations on it have. Waits for kAbortPatience at
-  // most.
+  // Aborts all tiers at once: on a GPU one may end only when the others' operations have. Waits at most kAbortPatience.
   void abort() const;
   // Throws the failure of a tier, if one has failed.
   void throw_if_failed() const;

@@ -13,7 +13,7 @@ ResidualPart cut(const ResidualPart& part, int64_t begin, int64_t end) {
   return {part.piece, part.parameter, begin, part.values.slice(begin - part.begin, end - begin)};
 }
 
-// Copies what `to` has of a part; returns what it has not. `to` is in ascending order for each piece and parameter.
+// Copies the elements of a part that `to` has, and returns the others. `to` ascends within each piece and parameter.
 std::vector<ResidualPart> deliver(Device& device, Stream stream, const ResidualPart& part,
                                   const std::vector<ResidualPart>& to) {
   std::vector<ResidualPart> left;

@@ -1,4 +1,4 @@
-// Residuals by parameter: what moves where a unit is reduced with other parameters than before.
+// Residuals by parameter. They move when a unit is reduced with other parameters than before.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace isthmus {
 
-// A stretch of a residual, and where it lies in the rows of the reduced tensor.
+// A stretch of a residual, and its place in the rows of the reduced tensor.
 struct ResidualStretch {
   int64_t piece = 0;  // see ParkedState
   int64_t begin = 0;  // in the row
@@ -33,7 +33,7 @@ struct ResidualPart {
   bool is_beside(const ResidualPart& other) const { return piece == other.piece && parameter == other.parameter; }
 };
 
-// One with memory of its own. Not null, but in units that were forgotten.
+// A part with its own memory, which is null only in a unit that was forgotten.
 struct ParkedPart {
   ResidualPart part;
   DeviceMemory memory;
@@ -42,15 +42,15 @@ struct ParkedPart {
 std::vector<ResidualPart> parts_of(Buffer residual, const std::vector<ResidualStretch>& stretches,
                                    const Sections& sections);
 
-// Whether some element of a part is one of the others.
+// Whether the part has an element in common with the others.
 bool overlap(const ResidualPart& part, const std::vector<ResidualPart>& others);
 
-// Copies to `to` what `from` and `parked` hold of the same elements, and parks what is left of them. No element is in
-// two of `from` and `parked`. Enqueued on `stream`. Throws std::bad_alloc.
+// Copies the elements of `to` from `from` and `parked`, and parks the rest. No element is in two of `from` and
+// `parked`. Enqueued on `stream`. Throws std::bad_alloc.
 void move_parts(Device& device, Stream stream, const std::vector<ResidualPart>& from,
                 const std::vector<ResidualPart>& to, std::vector<ParkedPart>& parked);
 
-// With a copy of the values.
+// Copies the values into a part of its own.
 ParkedPart park(Device& device, Stream stream, const ResidualPart& part);
 
 }  // namespace isthmus

@@ -14,7 +14,7 @@
 namespace isthmus {
 namespace {
 
-// Zeros: for `lane`, on which they are written.
+// Makes zeros. They are written on `lane`, which uses them.
 std::pair<Buffer, DeviceMemory> make_residual(Device& device, const UnitKey& key, int64_t num_elements, Lane lane) {
   Buffer residual{nullptr, num_elements, DataType::kFloat32};
   DeviceMemory memory;
@@ -37,7 +37,7 @@ void make_residuals(Device& device, const UnitKey& key, ResidualSizes sizes, Uni
       make_residual(device, key, sizes.result_residual_elements, Lane::kDecode);
 }
 
-// Sets the hash of the unit's key. On a GPU it counts for the next packets of each use.
+// Sets the hash of the unit's key. On a GPU it counts from the next packets of each use on.
 void set_hash(Device& device, Unit& unit) {
   unit.hash = unit.key.hash();
   if (unit.contexts != nullptr) {
@@ -57,7 +57,7 @@ Unit make_unit(Device& device, const UnitKey& key, uint64_t step) {
   return unit;
 }
 
-// Lets a forgotten residual be one of zeros.
+// Gives a forgotten unit residuals of zeros again.
 void revive(Device& device, const UnitKey& key, Unit& unit) {
   const auto make = [&](Buffer& residual, DeviceMemory& memory, Lane lane) {
     if (residual.num_elements > 0 && memory == nullptr) {
@@ -79,7 +79,7 @@ bool takes_any(const std::vector<ParkedPart>& parked, const std::vector<Residual
                      [&parts](const ParkedPart& one) { return overlap(one.part, parts); });
 }
 
-// How many packets of pieces were encoded.
+// How many times the unit's pieces were encoded.
 uint64_t step_of(Device& device, const Unit& unit) {
   if (unit.contexts == nullptr) {
     return unit.step;
@@ -103,7 +103,7 @@ void check_loadable(const UnitKey& key, const char* which, ConstBuffer from, Con
                 "unit \"", key.name, "\": cannot load a ", which, " that holds NaN or Inf");
 }
 
-// A codec without error feedback has no residual to multiply, and a forgotten unit has none.
+// Skips empty residuals: a codec without error feedback has none, nor has a forgotten unit.
 void multiply(Device& device, Buffer residual, double factor, Lane lane) {
   if (residual.data != nullptr) {
     device.multiply(residual, factor, device.lane(lane));
@@ -183,7 +183,7 @@ Unit* UnitTable::find_or_add(const UnitKey& key, uint64_t now) {
     node.key() = identity;
     Unit& unit = units_.insert(std::move(node)).position->second;
     const UnitKey reduced = std::exchange(unit.key, key);
-    if (key.sections != nullptr) {  // what it keeps is of what it reduced last
+    if (key.sections != nullptr) {  // its residuals belong to what it reduced last
       unit.key.num_elements = reduced.num_elements;
       unit.key.layout = reduced.layout;
       unit.key.sections = reduced.sections;
@@ -214,7 +214,7 @@ Unit& UnitTable::used(Unit& unit, const UnitKey& key, uint64_t now) {
   return unit;
 }
 
-// DDP's buckets, whose layouts are given, have one owner, and its other buckets are other units.
+// This leaves DDP's buckets alone: their layouts are given, they share one owner, and each bucket is a unit.
 UnitTable::Units::iterator UnitTable::renamed(const UnitKey& key) {
   const UnitKey identity = key.identity();
   return std::find_if(units_.begin(), units_.end(), [&](const auto& entry) {
@@ -248,7 +248,7 @@ void UnitTable::follow_key(Unit& unit, const UnitKey& key, const ResidualStretch
     from = parts_of(unit.residual, before.residual, *unit.key.sections);
     from_result = parts_of(unit.result_residual, before.result_residual, *unit.key.sections);
   }
-  const DeviceMemory memory = std::move(unit.residual_memory);  // until it has moved
+  const DeviceMemory memory = std::move(unit.residual_memory);  // alive until its values have moved
   const DeviceMemory result_memory = std::move(unit.result_residual_memory);
   unit.residual = {nullptr, sizes.residual_elements, DataType::kFloat32};
   unit.result_residual = {nullptr, sizes.result_residual_elements, DataType::kFloat32};

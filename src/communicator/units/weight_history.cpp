@@ -7,8 +7,8 @@ namespace {
 
 constexpr size_t kKept = 512;          // gathers: two steps of 128 micro-batches
 constexpr int64_t kLongest = 256;      // stretch that is compared
-constexpr int64_t kShortest = 2;       // below it there is nothing to go by
-constexpr int64_t kChangedLately = 4;  // packets whose longest is taken
+constexpr int64_t kShortest = 2;       // shorter stretches say nothing
+constexpr int64_t kChangedLately = 4;  // the last packets, the longest of which is taken
 constexpr int64_t kUnit = 256;
 
 int64_t round_up(int64_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }

@@ -17,32 +17,32 @@ struct WatchedUnit;
 struct Replica {
   uint64_t hash = 0;      // of the unit's key
   uint64_t gathers = 0;   // so far; equal on all ranks
-  Buffer shards;          // of all nodes, of the gathered type; zeros behind them up to a multiple of 8 bytes
-  bool is_valid = false;  // what the peers have, too
+  Buffer shards;          // of all nodes, in the gathered type; zeros fill them up to a multiple of 8 bytes
+  bool is_valid = false;  // whether the peers have the same
   DeviceMemory memory;
-  // On a GPU alone, where zeros are what the peers have before the first gather.
+  // Set only on a GPU, where all peers start from zeros before the first gather.
   std::shared_ptr<WatchedUnit> watched;
   EventPtr last_use;  // passes when the last gather is done with it
 
-  // Whether the next gather compares replicas: the second one, and each interval after it. 0: none does.
+  // Whether the next gather compares replicas: the second one does, and each interval after it. 0: none does.
   bool is_compared(int64_t interval) const {
     const auto every = static_cast<uint64_t>(interval);
     return every > 0 && gathers % every == 1 % every;
   }
-  // With the zeros behind it: what checksum_of() takes.
+  // The shards with the zeros behind them, as checksum_of() takes them.
   ConstBuffer words() const { return {shards.data, (shards.bytes() + 7) / 8 * 8, DataType::kByte}; }
 };
 
-// At most `max_units`; none is evicted. On a GPU, where ranks cannot tell each other that they lack one, those that
-// were dropped count, too: when that happens is every rank's own affair. Not thread-safe. The device outlives it.
+// Holds at most `max_units` replicas and evicts none. On a GPU dropped ones count too: ranks there cannot tell each
+// other what they lack, and each drops by itself. Not thread-safe. The device outlives it.
 class WeightReplicas {
  public:
   WeightReplicas(Device& device, int64_t max_units) : device_(device), max_units_(max_units) {}
 
-  // The replica of a unit whose rail has `num_elements` of weights; made, and not valid, when first asked for. Null if
-  // it is new and there are max_units already. Throws Error that names unit and bytes if there is no memory for it.
+  // The replica of a unit whose rail has `num_elements` of weights. The first call makes it, not valid yet. Returns
+  // null if it is new and there are max_units already. Throws Error that names unit and bytes if memory is lacking.
   Replica* find_or_add(const UnitKey& key, int64_t num_elements);
-  // Drops the replicas of the units of that name, if there are any.
+  // Drops the replicas of all units with that name.
   void drop(const std::string& name);
   void clear();
 
