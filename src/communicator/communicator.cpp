@@ -135,8 +135,7 @@ struct Communicator::Parts {
   WeightReplicas replicas;
   WeightCrossing weight_crossing;
   ScratchInTurns reduction_scratch;
-  const std::unique_ptr<ScratchInTurns>
-      gather_scratch;  // null on the CPU, where gathers share the scratch memory of reductions
+  const std::unique_ptr<ScratchInTurns> gather_scratch;  // null on the CPU: reduction_scratch serves all
 
   std::mutex mutex;     // guards what follows
   std::string failure;  // why the communicator is aborted; empty: it works

@@ -56,8 +56,8 @@ Buffer TwoTierPath::one_rank_of_node(Run& run, ConstBuffer gradient, DataType dt
   return pieces;
 }
 
-// Sums either this node's own piece or those of all other nodes, after `ready`. With one node it sums the own piece in
-// either case. Returns the event of the sums.
+// Sums either this node's own piece or those of all other nodes, after `ready`. With one node it sums the own piece for
+// own=false. Returns the event of the sums.
 EventPtr TwoTierPath::sum_within_node(Run& run, const Pieces& pieces, bool own, const EventPtr& ready) const {
   const NodeMap& map = tiers_.map();
   const bool own_comes_later = map.num_nodes() > 1;

@@ -8,7 +8,7 @@
 namespace isthmus {
 
 void check_weight_headers(const std::vector<WeightHeader>& headers, ConstBuffer shard) {
-  // What a header must have if it counted the unit's gathers; one that did not may have anything.
+  // Headers are compared with that of a rank that counted the unit's gathers, or with any if none did.
   const auto has_replica = [](const WeightHeader& header) { return header.has_replica != 0; };
   const auto counted = std::find_if(headers.begin(), headers.end(), has_replica);
   const WeightHeader& first = counted != headers.end() ? *counted : headers.front();
@@ -21,8 +21,7 @@ void check_weight_headers(const std::vector<WeightHeader>& headers, ConstBuffer 
                     "): the ranks do not gather the same weights in the same order, or the header is corrupt");
     };
     expect_equal("magic", header.magic, WeightHeader::kMagic);
-    expect_equal("version", header.version,
-                 WeightHeader::kVersion);  // first: the version decides how checksums are made
+    expect_equal("version", header.version, WeightHeader::kVersion);  // first: it decides what a checksum is
     ISTHMUS_CHECK(PacketError, header.is_whole(), "corrupt header of the weights of node ", node);
     expect_equal("sending node", header.sender, node);
     expect_equal("unit", header.unit_hash, first.unit_hash);

@@ -142,7 +142,7 @@ const char* ReductionPlanner::exact_reason(const Reduction& reduction) const {
     return "empty";
   }
   if (reduction.scale == 0 || !std::isfinite(reduction.scale)) {
-    return "scale is zero or not finite";  // a residual cannot be divided by it
+    return "scale is zero or not finite";  // a residual cannot be rescaled for it
   }
   if (flat() && key.collective == Collective::kAllReduce) {
     return "all-reduce in a single tier";

@@ -36,7 +36,7 @@ class Statistics {
     double CollectiveStats::*seconds;
   };
 
-  // max_units: limits the records of units, to as many for reductions and as many for gathers of weights.
+  // Keeps at most 2 * max_units records of units, since reductions and gathers of weights have records.
   Statistics(Device& device, int64_t max_units) : device_(device), max_units_(max_units) {}
 
   // Adds a finished collective. plan: null for a gather. weights: the unit whose weights were gathered; null: none.

@@ -214,7 +214,7 @@ Unit& UnitTable::used(Unit& unit, const UnitKey& key, uint64_t now) {
   return unit;
 }
 
-// This leaves DDP's buckets alone: their layouts are given, they share one owner, and each bucket is a unit.
+// Skips DDP's buckets, whose layouts are given: they share one owner, and each bucket is a unit of its own.
 UnitTable::Units::iterator UnitTable::renamed(const UnitKey& key) {
   const UnitKey identity = key.identity();
   return std::find_if(units_.begin(), units_.end(), [&](const auto& entry) {
