@@ -11,7 +11,7 @@ class Carver {
  public:
   explicit Carver(void* memory) : memory_(static_cast<std::byte*>(memory)) {}
 
-  // At a multiple of the elements' alignment, if the memory begins at one.
+  // Begins at a multiple of the elements' alignment, if the memory begins at one.
   template <typename T>
   T* take(int64_t count) {
     align(alignof(T));
@@ -19,7 +19,7 @@ class Carver {
     bytes_ += count * static_cast<int64_t>(sizeof(T));
     return array;
   }
-  // The next array begins at a multiple of so many bytes.
+  // Makes the next array begin at a multiple of `alignment` bytes.
   void align(int64_t alignment = 64) { bytes_ = (bytes_ + alignment - 1) / alignment * alignment; }
   int64_t bytes() const { return bytes_; }
 

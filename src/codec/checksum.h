@@ -8,21 +8,21 @@
 
 namespace isthmus {
 
-// Over 64-bit words, each of which counts by its place: the checksum of a packet is the sum of those of its parts, in
-// any order. Any damage to one half of a word changes it.
+// Sums 64-bit words, each weighted by its place, so that the checksum of a packet is the sum of its parts' checksums,
+// in any order. Any damage to one half of a word changes it.
 class Checksum {
  public:
-  // The checksum of a part of a packet that begins so many words after the header.
+  // The checksum of a part that begins `first_word` words after the header.
   explicit Checksum(int64_t first_word = 0) : place_(first_word) {}
 
-  // The next `num_bytes` of the data: a multiple of 8. No alignment is needed.
+  // Adds the next `num_bytes` of data: a multiple of 8, at any alignment.
   void add(const void* data, int64_t num_bytes) {
     const int64_t num_words = num_bytes / kernels::kChecksumWordBytes;
     sum_ += kernels::checksum_kernels().sum(data, num_words, place_);
     place_ += num_words;
   }
 
-  // The same, and copies them.
+  // Adds the data and copies it.
   void copy(const void* from, void* to, int64_t num_bytes) {
     const int64_t num_words = num_bytes / kernels::kChecksumWordBytes;
     sum_ += kernels::checksum_kernels().copy(from, to, num_words, place_);

@@ -41,7 +41,7 @@ CodecCounts HostCodec::encode_pieces(const PieceSet& set, PacketContext context,
   return counts;
 }
 
-// The memory for the sum, where that cannot be the shard's.
+// Memory for the sum, where it cannot be the shard's memory.
 int64_t HostCodec::decode_scratch_bytes(const ShardSum& sum) const {
   const DataType sum_dtype = accumulate_dtype(sum.shard.dtype);
   return sum_dtype == sum.shard.dtype ? 0 : sum.shard.num_elements * element_bytes(sum_dtype);

@@ -12,7 +12,7 @@ namespace {
 
 using kernels::FaultKind;
 
-// The text of a fault that every codec has, or of one of its own.
+// The text of a fault: one that every codec has, or one of the codec's own.
 const char* fault_text(FaultKind kind, const CodecType* type) {
   if (kind == FaultKind::kHeader) {
     return "its header differs";

@@ -8,8 +8,7 @@ namespace isthmus {
 
 kernels::HeaderWords header_words(const PacketHeader& header);
 
-// Throws the PacketError that decoding on CPU would have thrown, if `fault` reports one. `fault` was copied to the
-// host.
+// Throws the PacketError that the CPU would have thrown, if `fault` reports one. `fault` is a copy in host memory.
 void throw_if_reported(const kernels::DeviceFault& fault);
 
 }  // namespace isthmus

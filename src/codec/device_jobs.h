@@ -1,4 +1,4 @@
-// The common part of how codecs of a device make jobs.
+// What codecs of a device share when they make jobs.
 #pragma once
 
 #include <cstdint>
@@ -10,27 +10,26 @@
 
 namespace isthmus {
 
-// At which multiples of bytes packets and scratch memory of a codec begin.
+// The multiples of bytes at which a codec's packets and scratch memory begin.
 struct Alignment {
   uintptr_t packets;
   uintptr_t scratch;
 };
 
-// Throws Error where the memory is too small, or does not begin at a multiple of `alignment` bytes.
+// Throws Error if the memory is too small or does not begin at a multiple of `alignment` bytes.
 void check_device_memory(const char* codec, const char* what, ConstBuffer buffer, int64_t needed, uintptr_t alignment);
 
-// The piece as check_<codec>_piece() of the CPU requires it: devices also accept 16-bit floating types, as float32
-// values.
+// The piece as check_<codec>_piece() of the CPU requires it: as float32, though devices also accept 16-bit types.
 ConstBuffer widened(ConstBuffer piece);
 
-// Fill in the arguments, except for the residual.
+// Fills in all arguments but the residual.
 void add_arguments(kernels::EncodeJobBase& job, const DeviceEncode& encode);
 void add_arguments(kernels::DecodeJobBase& job, const DeviceDecode& decode);
 
-// Carve out the scratch memory that jobs of all codecs need.
+// Carves out the scratch memory that jobs of every codec need.
 void carve_shared(Carver& carver, kernels::EncodeJobBase& job);
 void carve_shared(Carver& carver, kernels::DecodeJobBase& job);
-// The memory for the sum, where the result is of another type. For codecs that do not sum in registers.
+// Carves out memory for the sum where the result has another type, for codecs that do not sum in registers.
 void carve_sum(Carver& carver, kernels::DecodeJobBase& job);
 
 // The base of a codec's JobMaker (passes_codec.h), which has
@@ -47,7 +46,7 @@ void carve_sum(Carver& carver, kernels::DecodeJobBase& job);
 template <typename Maker>
 class DeviceJobs {
  public:
-  // A codec that reads unit and step in headers alone hides it.
+  // A codec that reads unit and step only from headers hides it.
   static constexpr bool kReadsContext = true;
 
   // A codec that keeps all elements hides it.
@@ -66,7 +65,7 @@ class DeviceJobs {
     return carve_scratch(job, nullptr);
   }
 
-  // Throw Error for wrong types, sizes and alignments.
+  // Throws Error for wrong types, sizes and alignments.
   auto encode_job(const DeviceEncode& encode) const {
     auto job = maker().plan_encode(encode.piece.num_elements, encode.context);
     maker().check(encode, job.packet_bytes);
@@ -96,7 +95,7 @@ class DeviceJobs {
     job.num_packets = size.num_packets;
     job.own_place = size.own_place < 0 ? size.num_packets : size.own_place;
     job.to_places = size.to_places;
-    job.sum = {nullptr, size.sums_apart ? size.num_elements : 0, DataType::kFloat32};  // where a codec needs it
+    job.sum = {nullptr, size.sums_apart ? size.num_elements : 0, DataType::kFloat32};  // for codecs that need it
     return job;
   }
 

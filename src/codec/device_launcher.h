@@ -1,4 +1,4 @@
-// What runs the jobs that a device's codecs make of their arguments.
+// Runs the jobs that a device's codecs make.
 #pragma once
 
 #include "isthmus/buffer.h"
@@ -7,15 +7,15 @@
 
 namespace isthmus {
 
-// Enqueues all passes of a job on a stream, and returns. The job's memory must stay as long as the stream, or a graph
-// that captured it, works on it. Throws Error where the device refuses.
+// Enqueues all passes of a job on a stream. The job's memory must stay as long as the stream, or a graph that captured
+// it, works on it. Throws Error if the device refuses.
 class DeviceLauncher {
  public:
   virtual ~DeviceLauncher() = default;
   virtual void run(const kernels::Job& job, Stream stream) = 0;
 };
 
-// Shared by the codecs of one device, whose memory holds `counts` and `fault`.
+// What the codecs of one device share. `counts` and `fault` are in the device's memory.
 struct PassesOfDevice {
   DeviceLauncher& launcher;
   kernels::DeviceCounts* counts;

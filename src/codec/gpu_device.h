@@ -1,4 +1,4 @@
-// The common part of devices whose codecs are passes on streams.
+// What devices share whose codecs run as passes on streams.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace isthmus {
 
-// Makes codecs from the device's launcher, and counts from the words that its passes count in.
+// Makes codecs from the device's launcher, and reads the counts that passes write.
 class GpuDevice : public Device {
  public:
   bool is_host() const override { return false; }
@@ -21,15 +21,16 @@ class GpuDevice : public Device {
                                     int ranks_per_node) override;
   DataType piece_dtype(DataType dtype) const override { return dtype; }
   DeviceCodecCounts codec_counts() override;
-  // The device's words only ever grow: this does not interfere with encodings that are under way, or in a graph.
+  // Subtracts the present counts from later ones. The device's words only grow, so encodings under way, or in a graph,
+  // are not disturbed.
   void reset_codec_counts() override;
 
   virtual PassesOfDevice passes() = 0;
-  // Memory of the host that the device reads and writes at the same address; zeros. Throws std::bad_alloc.
+  // Host memory, zeroed, that the device reads and writes at the same address. Throws std::bad_alloc.
   virtual std::shared_ptr<std::byte> allocate_mapped(int64_t bytes) = 0;
 
  private:
-  // The present counts of the device's codecs. Called by one thread at a time.
+  // The present counts of the device's codecs. One thread at a time calls it.
   virtual kernels::DeviceCounts read_counts() = 0;
 
   std::mutex counts_mutex_;  // guards what follows, and read_counts()

@@ -1,9 +1,8 @@
 // A codec of a device: a JobMaker makes its jobs, and a launcher runs them.
 //
-// It takes scratch memory from its Workspace, and keeps no state: so several jobs of one codec may be under way, each
-// in scratch memory of its own. Encodings return what the host can count; the device adds the rest to its counts.
-// Decodings return at once and throw no PacketError: faults of packets are written to the device's fault
-// (throw_if_reported()).
+// It takes scratch memory from its Workspace and keeps no state, so several jobs of one codec may run at once, each in
+// its own scratch memory. Encodings return the counts that the host knows; the device counts the rest. Decodings return
+// at once and throw no PacketError: faults of packets go to the device's fault (throw_if_reported()).
 #pragma once
 
 #include <concepts>
@@ -16,7 +15,7 @@
 
 namespace isthmus {
 
-// Makes the jobs of a codec. It touches no device, and allocates nothing.
+// Makes the jobs of a codec, without touching a device or allocating.
 template <typename Maker>
 concept JobMaker = requires(const Maker& maker, int64_t num_elements, const DecodeSize& size,
                             const DeviceEncode& encode, const DeviceDecode& decode) {
@@ -28,7 +27,7 @@ concept JobMaker = requires(const Maker& maker, int64_t num_elements, const Deco
   { maker.decode_scratch_bytes(size) } -> std::same_as<int64_t>;
   { maker.encode_job(encode) } -> std::convertible_to<kernels::Job>;  // both throw Error for wrong types and sizes
   { maker.decode_job(decode) } -> std::convertible_to<kernels::Job>;
-  { maker.known_counts(num_elements) } -> std::same_as<CodecCounts>;  // of an encoding, without an answer of the device
+  { maker.known_counts(num_elements) } -> std::same_as<CodecCounts>;  // what the host knows of an encoding beforehand
 };
 
 template <JobMaker Maker>
@@ -96,13 +95,13 @@ class PassesCodec final : public Codec {
   }
 
  private:
-  // Neighbours in scratch memory begin at the alignment of the first.
+  // Each piece's scratch memory begins at the alignment of the first one's.
   int64_t scratch_bytes_of_piece(int64_t num_elements) const {
     constexpr int64_t kAlignment = 64;
     return (maker_.encode_scratch_bytes(num_elements) + kAlignment - 1) / kAlignment * kAlignment;
   }
 
-  // Packets behind the last that is decoded are left away.
+  // Packets behind the last decoded one are cut off.
   DeviceDecode decode_of(const ShardSum& sum, PacketContext context, Buffer scratch) const {
     DeviceDecode decode = {.packets = {},
                            .num_packets = sum.num_packets(),

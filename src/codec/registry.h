@@ -7,11 +7,11 @@
 
 namespace isthmus {
 
-// Null: there is none.
+// Null if there is no such codec.
 const CodecType* codec_or_null(const std::string& name);
 const CodecType* codec_or_null(CodecId id);
 
-// By id, the order in which texts list them.
+// Sorted by id, the order in which texts list codecs.
 std::vector<const CodecType*> codec_types_by_id();
 
 // {"a", "b", "c"} -> "a, b or c".

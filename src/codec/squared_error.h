@@ -1,4 +1,4 @@
-// The job by which a device measures a codec's error.
+// Makes the job that measures a codec's error on a device.
 #pragma once
 
 #include "isthmus/device.h"
@@ -9,7 +9,7 @@ namespace isthmus {
 
 inline constexpr int64_t kSquaredErrorScratchBytes = kernels::kSquaredErrorParts * sizeof(kernels::SquaresOf);
 
-// totals: `error`, at its address on the device. Throws Error for wrong types and sizes.
+// totals: `error`, by its address on the device. Throws Error for wrong types and sizes.
 inline kernels::SquaredErrorJob make_squared_error_job(ConstBuffer given, ConstBuffer decoded, SquaredError* totals,
                                                        Buffer scratch) {
   ISTHMUS_CHECK(Error, given.dtype == DataType::kFloat32 && decoded.dtype == DataType::kFloat32,

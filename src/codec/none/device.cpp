@@ -7,7 +7,7 @@ namespace isthmus {
 
 namespace {
 
-// Refuses what NoneCodec refuses; the passes themselves would accept longer buffers.
+// Refuses what NoneCodec refuses, because the passes would accept longer buffers.
 void check_packets(ConstBuffer packets, int64_t num_packets, int64_t packet_bytes) {
   ISTHMUS_CHECK(Error, packets.bytes() == num_packets * packet_bytes, "codec none: ", packets.bytes(), " bytes for ",
                 num_packets, " packets of ", packet_bytes);
@@ -21,7 +21,7 @@ CodecCounts NoneDevice::known_counts(int64_t num_elements) {
   return counts;
 }
 
-// The fields that jobs of encoding and of decoding share.
+// Fills in what jobs of encoding and of decoding share.
 template <typename Job>
 Job NoneDevice::plan(int64_t num_elements, PacketContext context) const {
   Job job = {};
@@ -58,7 +58,7 @@ void NoneDevice::check(const DeviceDecode& decode, int64_t packet_bytes) const {
   check_packets(decode.packets, num_places(decode), packet_bytes);
 }
 
-// Up to kNonePacketsAtOnce packets are summed in registers.
+// More than kNonePacketsAtOnce packets are not summed in registers, and need memory for the sum.
 void NoneDevice::carve(Carver& carver, kernels::NoneDecodeJob& job) {
   if (job.num_packets > kernels::kNonePacketsAtOnce) {
     carve_sum(carver, job);

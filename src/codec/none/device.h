@@ -1,4 +1,4 @@
-// Codec `none` on a device: the host's part. kernels/none/sequence.h has the device's.
+// The host's part of codec `none` on a device. The device's part is in kernels/none/sequence.h.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@
 
 namespace isthmus {
 
-// A JobMaker (passes_codec.h). Packets and sums are those of NoneCodec, bit for bit, except for which NaN a sum is.
-// Pieces are of the wire type or of the type that accumulates it, sums of the latter. Packets and scratch memory begin
-// at multiples of 8 bytes.
+// A JobMaker (passes_codec.h). Packets and sums have the bits of NoneCodec's, except for which NaN a sum is. Pieces
+// have the wire type or the type that accumulates it, which sums always have. Packets and scratch memory begin at
+// multiples of 8 bytes.
 class NoneDevice : public DeviceJobs<NoneDevice> {
  public:
   static constexpr const char* kName = "none";
   static constexpr Alignment kAlignment = {.packets = 8, .scratch = 8};
   static constexpr bool kReadsContext = false;
 
-  // As NoneCodec.
+  // The arguments are those of NoneCodec.
   NoneDevice(DataType wire_dtype, int ranks_per_node) : settings_(wire_dtype, ranks_per_node) {}
 
   int64_t packet_bytes(int64_t num_elements) const { return settings_.packet_bytes(num_elements); }

@@ -11,8 +11,8 @@
 namespace isthmus {
 namespace {
 
-// Values are converted and checksummed tile by tile, so that the second finds them in the cache; float32 that stays
-// float32 is copied meanwhile. A whole number of the checksum's words in every type.
+// Values are converted and checksummed tile by tile, so that the checksum finds them in the cache. Values that stay
+// float32 are copied in the same loop. A tile is a whole number of checksum words in every type.
 constexpr int64_t kTileElements = 2048;
 
 template <typename Visit>
@@ -31,7 +31,7 @@ void check_packets(ConstBuffer packets, int num_packets, int64_t packet_bytes) {
 
 constexpr int64_t kWordFloats = kernels::kChecksumWordBytes / 4;
 
-// Copies float32 values to a packet, and adds them to its checksum. Returns how many: whole words.
+// Copies float32 values to a packet and adds them to its checksum, as whole words. Returns how many values it took.
 int64_t copy_words(ConstBuffer values, Buffer packet_values, Checksum& checksum) {
   const int64_t num_words = values.num_elements / kWordFloats;
   checksum.copy(values.data, packet_values.data, num_words * kernels::kChecksumWordBytes);
@@ -77,7 +77,7 @@ CodecCounts NoneCodec::encode(ConstBuffer piece, Buffer /*residual*/, Buffer pac
                               Workspace /*workspace*/) {
   check_packets(packet, 1, packet_bytes(piece.num_elements));
   std::byte* bytes = packet.as<std::byte>();
-  std::memset(bytes + packet.num_elements - 8, 0, 8);  // the padding; any of it that holds values is written below
+  std::memset(bytes + packet.num_elements - 8, 0, 8);  // clears the padding; values in this word are written below
   const DataType wire_dtype = settings_.wire_dtype;
   const int divisor = settings_.divisor;
   const Buffer values{bytes + sizeof(PacketHeader), piece.num_elements, wire_dtype};

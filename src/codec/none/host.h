@@ -1,4 +1,4 @@
-// Codec `none`: the values themselves, in the type of the tensor that is reduced.
+// Codec `none` sends the values themselves, in the type of the reduced tensor.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace isthmus {
 
-// Settings that sender and receiver share, and what follows from them.
+// The settings that sender and receiver share, and what follows from them.
 struct NoneSettings {
-  // wire_dtype: a floating type. Throws Error otherwise.
+  // wire_dtype must be a floating type, else it throws Error.
   NoneSettings(DataType wire_dtype, int ranks_per_node);
 
   DataType wire_dtype;
@@ -20,13 +20,12 @@ struct NoneSettings {
   PacketHeader header(int64_t num_elements, PacketContext context) const;  // all but the checksum
 };
 
-// Packet: header, then the piece's values in the wire type, then zeros up to a multiple of 8 bytes; the header holds
-// their checksum. Values are rounded once, to nearest even. float16 values are divided by the lowest power of two that
-// is not below ranks_per_node, and multiplied by it after decoding, so that a sum of ranks_per_node float16 values
-// cannot overflow.
+// A packet is a header with a checksum, the piece's values in the wire type, and zeros up to a multiple of 8 bytes.
+// Values are rounded once, to nearest even. float16 values are divided by the lowest power of two that is not below
+// ranks_per_node, and multiplied by it after decoding, so that a sum of ranks_per_node values cannot overflow.
 class NoneCodec final : public HostCodec {
  public:
-  // As NoneSettings.
+  // The arguments are those of NoneSettings.
   NoneCodec(DataType wire_dtype, int ranks_per_node) : settings_(wire_dtype, ranks_per_node) {}
 
   const char* name() const override { return "none"; }

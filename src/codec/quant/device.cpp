@@ -8,7 +8,7 @@ int64_t QuantDevice::packet_bytes(int64_t num_elements) const {
   return quant_layout(bits_, quant_shape(num_elements)).end;
 }
 
-// The fields that jobs of encoding and of decoding share.
+// Fills in what jobs of encoding and of decoding share.
 template <typename Job>
 Job QuantDevice::plan(int64_t num_elements, PacketContext context) const {
   Job job = {};

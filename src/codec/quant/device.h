@@ -1,4 +1,4 @@
-// Codec `quant` on a device: the host's part. kernels/quant/sequence.h has the device's.
+// The host's part of codec `quant` on a device. The device's part is in kernels/quant/sequence.h.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace isthmus {
 
-// A JobMaker (passes_codec.h). Packets, residuals and sums are those of QuantCodec, bit for bit, except for which NaN a
-// sum is. Pieces are float32, bfloat16 or float16 (the packet is that of their values as float32); residuals and sums
+// A JobMaker (passes_codec.h). Packets, residuals and sums have the bits of QuantCodec's, except for which NaN a sum
+// is. Pieces are float32, bfloat16 or float16, and are encoded as if widened to float32. Residuals and sums are
 // float32. Packets and scratch memory begin at multiples of 64 bytes.
 class QuantDevice : public DeviceJobs<QuantDevice> {
  public:
   static constexpr const char* kName = "quant";
   static constexpr Alignment kAlignment = {.packets = 64, .scratch = 64};
 
-  // As QuantCodec.
+  // Uses the options of QuantCodec.
   explicit QuantDevice(const Options& options)
       : bits_(quant_bits(options)), keeps_residual_(quant_keeps_residual(options)) {}
 

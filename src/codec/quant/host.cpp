@@ -16,16 +16,16 @@ namespace {
 using kernels::QuantLayout;
 using kernels::QuantShape;
 
-// Blocks are encoded or decoded, and their codes checksummed, tile by tile: so that the second finds them in the cache,
-// and several packets their sums.
+// Blocks are coded and their codes checksummed tile by tile, so that the checksum finds them in the cache, and several
+// packets find their sums there.
 constexpr int64_t kTileBlocks = 16;
 
-// Which word of the checksum is at this offset of a packet.
+// The checksum's word at this offset of a packet.
 constexpr int64_t words_after_header(int64_t offset) {
   return (offset - static_cast<int64_t>(sizeof(PacketHeader))) / kernels::kChecksumWordBytes;
 }
 
-// The checksum's parts before and after the codes.
+// The checksum of what lies before and after the codes.
 uint64_t checksum_beside_codes(const std::byte* packet, const QuantLayout& layout) {
   Checksum before;
   before.add(packet + sizeof(PacketHeader), layout.codes - static_cast<int64_t>(sizeof(PacketHeader)));
@@ -34,12 +34,12 @@ uint64_t checksum_beside_codes(const std::byte* packet, const QuantLayout& layou
   return before.value() + after.value();
 }
 
-// Where a tile lies, in the piece and in a packet.
+// The place of a tile in the piece and in a packet.
 struct Tile {
   int64_t first_block;
   int64_t num_groups;
   int64_t first_element;
-  int64_t scales;  // bytes in the packet
+  int64_t scales;  // offset in the packet, in bytes
   int64_t codes;
   int64_t codes_end;
 };
@@ -59,7 +59,7 @@ void for_each_tile(int bits, const QuantShape& shape, const QuantLayout& layout,
   }
 }
 
-// The last elements, fewer than a group, are sent as they are. Returns whether one of them is NaN or Inf.
+// Sends the last elements, too few for a group, as they are. Returns whether one of them is NaN or Inf.
 bool encode_tail(int64_t count, const float* piece, float* residual, float* tail) {
   bool is_finite = true;
   for (int64_t i = 0; i < count; ++i) {

@@ -1,4 +1,4 @@
-// Codec `quant`: every element in a few bits, and a scale for each group of neighbours. See docs/quant.md.
+// Codec `quant` sends each element in a few bits, and a scale for each group of neighbours. See docs/quant.md.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,11 @@
 
 namespace isthmus {
 
-// Error feedback is optional. A group with NaN or Inf decodes to NaN; the last elements, fewer than a group, are exact.
+// Error feedback is optional. A group with NaN or Inf decodes to NaN. The last elements, too few for a group, are
+// exact.
 class QuantCodec final : public HostCodec {
  public:
-  // Uses bits and error_feedback. Throws OptionError if one of them is out of its range.
+  // Uses bits and error_feedback. Throws OptionError if one is out of its range.
   explicit QuantCodec(const Options& options);
 
   const char* name() const override { return "quant"; }

@@ -9,8 +9,8 @@ using kernels::QuantShape;
 
 namespace {
 
-// Bits 8 and up of a header's settings name the code, of which there is one: groups of 2^7 elements, rotated (bit 16),
-// with the unbiased scale (2 in bits 18 and 19).
+// Bits 8 and up of a header's settings name the code. There is only one: groups of 2^7 elements, rotated (bit 16), with
+// the unbiased scale (2 in bits 18 and 19).
 constexpr uint64_t kCode = 7 << 8 | 1 << 16 | 2 << 18;
 
 constexpr int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }

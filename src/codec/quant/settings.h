@@ -1,4 +1,4 @@
-// Options, shapes, layouts and headers of codec `quant`, shared by its executors.
+// Options, shapes, layouts and headers of codec `quant`, which host and device share.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,19 @@
 
 namespace isthmus {
 
-inline constexpr int64_t kQuantScaleBytes = 2;  // of one group: bfloat16
+inline constexpr int64_t kQuantScaleBytes = 2;  // of a group's scale, a bfloat16
 
-// Bits of a code. Throws OptionError if an option is out of its range.
+// The bits of a code. Throws OptionError if an option is out of its range.
 int quant_bits(const Options& options);
 bool quant_keeps_residual(const Options& options);
 
 kernels::QuantShape quant_shape(int64_t num_elements);
 kernels::QuantLayout quant_layout(int bits, const kernels::QuantShape& shape);
 
-// All of a packet's header but the checksum.
+// A packet's header without the checksum.
 PacketHeader make_quant_header(int bits, int64_t num_elements, PacketContext context);
 
-// Throw Error where a caller's buffers have the wrong type or size.
+// Throws Error if a caller's buffers have the wrong type or size.
 void check_quant_piece(ConstBuffer piece, ConstBuffer residual, bool keeps_residual, ConstBuffer packet,
                        int64_t packet_bytes);
 void check_quant_packets(ConstBuffer packets, int64_t num_packets, ConstBuffer out, int64_t packet_bytes);

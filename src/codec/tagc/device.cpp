@@ -15,7 +15,7 @@ using kernels::TagcDecodeJob;
 using kernels::TagcEncodeJob;
 using kernels::TagcShape;
 
-// num_keys, num_tables: how many packets have keys, and are peeled at once.
+// num_keys: how many packets have keys; num_tables: how many are peeled at once.
 kernels::SlabScratch carve_slabs(Carver& carver, const TagcShape& shape, int64_t num_keys, int64_t num_tables) {
   const int64_t slabs = kernels::num_slabs(shape);
   kernels::SlabScratch scratch = {};
@@ -28,8 +28,8 @@ kernels::SlabScratch carve_slabs(Carver& carver, const TagcShape& shape, int64_t
   return scratch;
 }
 
-// How the bound of the threshold is guessed: from a sixteenth of the piece, but 64 to 1024 runs of 16 neighbours, and
-// with the expected number of kept ones and six standard deviations of it, because neighbours are alike.
+// Plans the sample that guesses the threshold's bound: a sixteenth of the piece, but 64 to 1024 runs of 16 neighbours.
+// The bound allows six standard deviations above the expected number of kept elements, because neighbours are alike.
 void plan_sample(TagcEncodeJob& job) {
   const int64_t total_runs = job.shape.num_elements / 16;
   const int64_t runs = std::min(total_runs, std::clamp<int64_t>(total_runs / 16, 64, kernels::kMaxSampleRuns));
@@ -45,7 +45,7 @@ void plan_sample(TagcEncodeJob& job) {
 
 int64_t TagcDevice::packet_bytes(int64_t num_elements) const { return tagc_layout(settings_.shape(num_elements)).end; }
 
-// The fields that jobs of encoding and of decoding share.
+// Fills in what jobs of encoding and of decoding share.
 template <typename Job>
 Job TagcDevice::plan(int64_t num_elements, PacketContext context) const {
   Job job = {};

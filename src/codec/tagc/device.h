@@ -1,4 +1,4 @@
-// Codec `tagc` on a device: the host's part. kernels/tagc/sequence.h has the device's.
+// The host's part of codec `tagc` on a device. The device's part is in kernels/tagc/sequence.h.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,15 @@
 namespace isthmus {
 
 // A JobMaker (passes_codec.h). All sizes follow from the number of elements and the options. Packets, residuals and
-// sums are those of TagcCodec, bit for bit, except for which NaN a sum is. Pieces are float32, bfloat16 or float16 (the
-// packet is that of their values as float32), of at most kMaxDeviceElements: more throw Error. Residuals and sums are
-// float32. Packets and scratch memory begin at multiples of 64 bytes. Packets that go to places are decoded all at
-// once.
+// sums have the bits of TagcCodec's, except for which NaN a sum is. Pieces are float32, bfloat16 or float16, and are
+// encoded as if widened to float32; above kMaxDeviceElements they throw Error. Residuals and sums are float32. Packets
+// and scratch memory begin at multiples of 64 bytes. Packets that go to places are all decoded at once.
 class TagcDevice : public DeviceJobs<TagcDevice> {
  public:
   static constexpr const char* kName = "tagc";
   static constexpr Alignment kAlignment = {.packets = 64, .scratch = 64};
 
-  // As TagcCodec.
+  // Uses the options of TagcCodec.
   explicit TagcDevice(const Options& options, TagcLimits limits = {}) : settings_(options, limits) {}
 
   int64_t packet_bytes(int64_t num_elements) const;

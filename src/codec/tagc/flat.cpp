@@ -11,9 +11,9 @@ namespace {
 
 using kernels::TagcShape;
 
-constexpr int kMaxWorldOfCounts = 15;  // a 4-bit count holds no more
+constexpr int kMaxWorldOfCounts = 15;  // the most that a 4-bit count holds
 
-// Bit i of `bits` becomes count i, 0 or 1: two counts a byte, the lower four bits first.
+// Turns bit i of `bits` into count i, 0 or 1. A byte has two counts, the lower four bits first.
 void bits_to_counts(const uint64_t* bits, int64_t num_bits, uint8_t* counts) {
   for (int64_t i = 0; i < num_bits; i += 2) {
     const uint64_t pair = bits[i / 64] >> (i % 64);
@@ -21,7 +21,7 @@ void bits_to_counts(const uint64_t* bits, int64_t num_bits, uint8_t* counts) {
   }
 }
 
-// Bit i becomes whether count i is above 0.
+// Sets bit i where count i is above 0.
 void counts_to_bits(const uint8_t* counts, int64_t num_bits, uint64_t* bits) {
   std::fill_n(bits, num_bits / 64, 0);
   for (int64_t i = 0; i < num_bits; i += 2) {
@@ -31,7 +31,7 @@ void counts_to_bits(const uint8_t* counts, int64_t num_bits, uint64_t* bits) {
   }
 }
 
-// Clears marks past the last element: only damage sets them, and they must not lead to writes there.
+// Clears marks past the last element. Only damage sets them, and they must not lead to writes there.
 void clear_padding(const TagcShape& shape, uint64_t* index) {
   const int64_t whole = shape.num_elements / 64;
   if (whole < shape.index_words()) {

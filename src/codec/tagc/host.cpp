@@ -29,7 +29,7 @@ bool all_zero(const std::byte* first, const std::byte* last) {
   return std::all_of(first, last, [](std::byte byte) { return byte == std::byte{0}; });
 }
 
-// No bit of `words` at or after `num_bits`.
+// Whether `words` have no bit at or after `num_bits`.
 bool bits_end_at(const uint64_t* words, int64_t num_words, int64_t num_bits) {
   const int64_t whole = num_bits / 64;
   if (whole < num_words && words[whole] >> (num_bits % 64) != 0) {
@@ -53,15 +53,14 @@ void check_intact(bool condition, const char* what, const PacketHeader& header) 
                 header.step, ", ", header.num_elements, " elements)");
 }
 
-// The end of the header: of all that follows it.
+// The checksum of everything after the header, which ends it.
 uint64_t checksum_of(const std::byte* packet, const TagcLayout& layout) {
   Checksum checksum;
   checksum.add(packet + sizeof(PacketHeader), layout.end - static_cast<int64_t>(sizeof(PacketHeader)));
   return checksum.value();
 }
 
-// Everything between header and sketch. After it, no mark leads outside the piece, even in a packet that somebody made
-// up.
+// Checks everything between header and sketch. Afterwards no mark leads outside the piece, even in a forged packet.
 void check_marks(const std::byte* packet, const TagcShape& shape, const TagcLayout& layout,
                  const PacketHeader& header) {
   const auto* flags = reinterpret_cast<const uint64_t*>(packet + layout.flags);
@@ -80,7 +79,7 @@ void check_marks(const std::byte* packet, const TagcShape& shape, const TagcLayo
   });
 }
 
-// The elements that are marked in flagged blocks.
+// Makes the marked elements of flagged blocks NaN.
 void add_nan(const TagcShape& shape, const uint64_t* flags, const uint64_t* index, float* out) {
   for_each_flagged(shape, flags, [&](int64_t block) {
     const int64_t end = std::min((block + 1) * shape.block_elements, shape.num_elements);
@@ -157,7 +156,7 @@ CodecCounts TagcCodec::decode_sum(ConstBuffer packets, int num_packets, Buffer o
     implementation_->decode_add(packets.as<std::byte>() + p * layout.end, shape, layout, expected, rows,
                                 out.as<float>());
   }
-  return {};  // counted by the sender
+  return {};  // the sender has counted them
 }
 
 void TagcCodec::Implementation::decode_add(const std::byte* packet, const TagcShape& shape, const TagcLayout& layout,

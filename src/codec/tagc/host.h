@@ -1,4 +1,4 @@
-// Codec `tagc` of the two-tier path: the largest elements of a piece, as an index and a sketch. See docs/tagc.md.
+// Codec `tagc` in two tiers sends the largest elements of a piece as an index and a sketch. See docs/tagc.md.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,12 @@
 
 namespace isthmus {
 
-// A packet holds the support of one node, so nothing is ever merged in it: its sketch cells combine by XOR of bit
-// patterns, which is exact. The sender keeps back in its residual what the receiver could not peel, and what rounding
-// to a shorter type of cells loses.
+// A packet holds the support of one node, and nothing is merged into it, so sketch cells combine by XOR of bit
+// patterns, which is exact. The sender keeps in its residual what the receiver could not peel, and what rounding to a
+// shorter cell type loses.
 class TagcCodec final : public HostCodec {
  public:
-  // Uses ratio, sparsity and cell_type. Throws OptionError if one of them is out of its range, or if error_feedback is
-  // off.
+  // Uses ratio, sparsity and cell_type. Throws OptionError if one is out of its range, or if error_feedback is off.
   explicit TagcCodec(const Options& options, TagcLimits limits = {});
   ~TagcCodec() override;
 

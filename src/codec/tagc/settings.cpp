@@ -14,15 +14,15 @@ using kernels::CellType;
 using kernels::kMinBlockElements;
 using kernels::TagcShape;
 
-// Blocks are as long as possible (long rows are fast to work on) while the sketch has this many rows: with fewer, too
-// many blocks share all three of their rows, and what they both keep in one column cannot be peeled.
+// Blocks are as long as possible, because long rows are fast, as long as the sketch has this many rows. With fewer rows
+// too many blocks share all three, and what both keep in one column cannot be peeled.
 constexpr int64_t kWantedRows = 96;
 constexpr int64_t kLongestChosenBlock = 1024;
 
-// Rows by load: docs/tagc.md derives them. A column's keys peel up to .818 a row, in a sketch of many rows.
+// Rows by load, as docs/tagc.md derives them. In a sketch of many rows a column peels up to .818 keys a row.
 constexpr double kKeysOfRow = .8;
-constexpr double kSpreads = 4;    // columns differ in their keys: so many standard deviations are allowed for
-constexpr double kSpareRows = 6;  // where rows are few, blocks share all three of theirs
+constexpr double kSpreads = 4;    // standard deviations allowed for, because columns differ in their keys
+constexpr double kSpareRows = 6;  // for sketches of few rows, where blocks share all three rows
 
 constexpr int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
@@ -33,7 +33,7 @@ CellType cell_type_of(const std::string& name) {
                           : CellType::kFloat32;
 }
 
-// So many that all but a small share of the kept elements peel: docs/tagc.md, "Rows by load".
+// As many rows as let all but a small share of the kept elements peel: docs/tagc.md, "Rows by load".
 double rows_by_load(int64_t keep, int64_t columns) {
   const double keys_of_column = static_cast<double>(keep) / static_cast<double>(columns);
   return (keys_of_column + kSpreads * std::sqrt(keys_of_column)) / kKeysOfRow + kSpareRows;
@@ -74,7 +74,7 @@ TagcShape TagcSettings::shape(int64_t num_elements) const {
 }
 
 int64_t TagcSettings::keep(int64_t num_elements) const {
-  // 1 - .9 is a little below .1: do not lose an element to that.
+  // 1 - .9 is a little below .1, which must not cost an element.
   constexpr double kRoundingSlack = 1e-6;
   const double share = (1 - sparsity) * static_cast<double>(num_elements);
   const int64_t keep = static_cast<int64_t>(std::floor(share + kRoundingSlack));

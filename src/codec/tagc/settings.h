@@ -1,4 +1,4 @@
-// Settings, shapes, seeds and scratch memory of codec `tagc`, shared by its two forms.
+// Settings, shapes, seeds and scratch memory of codec `tagc`, which its two forms share.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace isthmus {
 
-// What tests set to cross a boundary with few elements.
+// Tests set these to reach boundaries with few elements.
 struct TagcLimits {
   int64_t block_elements = 0;  // neighbouring elements treated together, a power of two from 64; 0: by the piece's size
   int64_t peel_rounds = 64;    // at most
 };
 
-// The options of tagc, validated (OptionError).
+// The validated options of tagc; a bad one throws OptionError.
 struct TagcSettings {
   explicit TagcSettings(const Options& options, TagcLimits its_limits = {});
 
@@ -28,27 +28,27 @@ struct TagcSettings {
   kernels::TagcShape shape(int64_t num_elements) const;
 
   // How many elements of a piece are kept: (1 - sparsity) * num_elements, rounded down, but at least one of a piece
-  // that is not empty, so that the residual of a small piece drains as well.
+  // that is not empty, so that the residual of a small piece drains too.
   int64_t keep(int64_t num_elements) const;
 };
 
 kernels::TagcLayout tagc_layout(const kernels::TagcShape& shape);
 
-// All of a packet's header but the checksum.
+// A packet's header without the checksum.
 PacketHeader make_tagc_header(const kernels::TagcShape& shape, int64_t peel_rounds, PacketContext context);
 
-// Throw Error where a caller's buffers have the wrong type or size.
+// Throws Error if a caller's buffers have the wrong type or size.
 void check_tagc_piece(ConstBuffer piece, ConstBuffer residual, ConstBuffer packet, int64_t packet_bytes);
 void check_tagc_packets(ConstBuffer packets, int64_t num_packets, ConstBuffer out, int64_t packet_bytes);
 
-// Decides rows and signs of all blocks. Differs from step to step, so that blocks which collide in one step do not in
+// Decides rows and signs of all blocks. It changes with each step, so that blocks which collide in one step do not in
 // the next.
 uint64_t tagc_seed(PacketContext context);
 
-// The block whose elements have precedence in this step if not all can be sent. It moves on from step to step.
+// The block whose elements take precedence in this step if not all can be sent. It moves from step to step.
 int64_t tagc_first_block(const kernels::TagcShape& shape, PacketContext context);
 
-// Scratch memory of one encoder or decoder: grows, never shrinks.
+// The scratch memory of one encoder or decoder, which grows and never shrinks.
 struct TagcScratch {
   std::vector<kernels::BlockRows> rows;
   std::vector<uint32_t> candidates;
@@ -63,16 +63,16 @@ struct TagcScratch {
   std::vector<float> waiting_values;
   std::vector<uint64_t> sketch;
 
-  // Rows of all blocks.
+  // The rows of all blocks.
   const kernels::BlockRows* hash(const kernels::TagcShape& shape, uint64_t seed);
 
-  // The kernels' view, with `marks` less the flagged blocks (null: none) as the remaining keys.
+  // What kernels take to peel. The keys are `marks` without those in flagged blocks (null: none is flagged).
   kernels::PeelScratch peel(const kernels::TagcShape& shape, const uint64_t* marks, const uint64_t* flagged_blocks);
-  // The additional scratch memory for recovering the values of these keys.
+  // What kernels take, in addition, to recover the values of these keys.
   kernels::ValueScratch values(const kernels::TagcShape& shape, const kernels::PeelScratch& keys);
 };
 
-// `values` with at least `size` elements.
+// Returns `values`, grown to at least `size` elements.
 template <typename T>
 T* grow(std::vector<T>& values, int64_t size) {
   if (static_cast<int64_t>(values.size()) < size) {

@@ -19,7 +19,7 @@ kernels::WeightHeaderWords words_of(const WeightHeader& header) {
   return std::bit_cast<kernels::WeightHeaderWords>(header);
 }
 
-// All that passes write themselves, which is 0 before.
+// Clears all that passes write, as it is before them.
 WeightHeader without_results(WeightHeader header) {
   header.packet_bytes = header.packet_checksum = header.replica_checksum = 0;
   header.header_checksum = 0;
@@ -37,7 +37,7 @@ void check_like(const char* what, ConstBuffer buffer, ConstBuffer shard, int64_t
   check_memory(what, buffer, buffer.bytes(), element_bytes(shard.dtype));
 }
 
-// The bytes of blocks that fit into what one node sends or receives.
+// The room for blocks in what one node sends or receives.
 int64_t capacity_of(const char* what, int64_t bytes) {
   const int64_t capacity = bytes - kernels::kWeightHeaderBytes;
   ISTHMUS_CHECK(Error, capacity >= 0 && capacity % kPair == 0, kName, ": ", what, " of ", bytes,

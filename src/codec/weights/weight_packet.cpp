@@ -13,7 +13,7 @@ namespace {
 
 using kernels::kWeightBlockElements;
 
-// A packet is a directory of the blocks' bytes, then the blocks, each at an even place, then zeros up to a word.
+// A packet is a directory of block sizes in bytes, then the blocks, each at an even place, then zeros up to a word.
 using BlockBytes = uint32_t;
 
 int64_t directory_bytes(ConstBuffer shard) {
@@ -27,7 +27,7 @@ ConstBuffer block_of(ConstBuffer shard, int64_t block) {
   return shard.slice(block * kWeightBlockElements, count);
 }
 
-// What no encoder makes: a block whole or not at all.
+// Encodes a block of a type that is not coded: it is sent whole, or not at all.
 int64_t encode_bytes(ConstBuffer old_block, ConstBuffer new_block, std::byte* out) {
   const auto bytes = static_cast<size_t>(new_block.bytes());
   if (std::memcmp(old_block.data, new_block.data, bytes) == 0) {
