@@ -1,5 +1,5 @@
-// What every call of CUDA needs: its device, a check for errors, and permission while a graph is captured. Private to
-// the source files that call CUDA's runtime.
+// What every CUDA call needs: its device, a check for errors, and permission during a capture. Only source files that
+// call CUDA's runtime include this.
 #pragma once
 
 #include <cuda.h>
@@ -9,8 +9,8 @@
 
 namespace isthmus {
 
-// Throws Error that names the call and the device. Clears errors that leave the device usable, so that later calls do
-// not report them again.
+// Throws Error that names the call and the device. It clears errors that leave the device usable, so that later calls
+// do not report them again.
 inline void check_cuda(cudaError_t result, const char* call, int ordinal) {
   if (result != cudaSuccess) [[unlikely]] {
     cudaGetLastError();
@@ -18,8 +18,7 @@ inline void check_cuda(cudaError_t result, const char* call, int ordinal) {
   }
 }
 
-// Whether the process uses the device. As long as it does not, cudaSetDevice() would make a context there, of hundreds
-// of megabytes.
+// Whether the process uses the device. If it does not, cudaSetDevice() would make a context of hundreds of megabytes.
 inline bool has_context(int ordinal) {
   static const auto get_state = [] {
     void* function = nullptr;
@@ -36,8 +35,8 @@ inline bool has_context(int ordinal) {
   return get_state == nullptr || get_state(ordinal, &flags, &active) != CUDA_SUCCESS || active != 0;
 }
 
-// Makes a device current for the calling thread, and restores the previous one when it is destroyed, unless this
-// process does not use that one: the thread then keeps this one.
+// Makes a device current for the calling thread, and restores the previous one when destroyed. If the process does not
+// use the previous device, the thread keeps this one.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int ordinal) : ordinal_(ordinal) {
@@ -59,8 +58,8 @@ class CurrentDevice {
   int before_ = 0;
 };
 
-// While a graph is captured, CUDA forbids the capturing thread, and often all others, calls that could wait for a
-// captured stream: allocate, free, query an event. Isthmus's calls never do: this allows them to the calling thread.
+// During a capture CUDA forbids the capturing thread, and often all others, the calls that could wait for a captured
+// stream: allocate, free, query an event. Isthmus never waits like that, so this allows the calling thread such calls.
 class AllowedInCapture {
  public:
   AllowedInCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }

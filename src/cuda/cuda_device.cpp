@@ -22,19 +22,19 @@
 namespace isthmus {
 namespace {
 
-// In the device's memory, for its codecs.
+// Words in device memory that codecs use.
 struct DeviceWords {
   kernels::DeviceCounts counts;
   kernels::DeviceFault fault;
 };
 
-// In the host's memory, which the device writes.
+// Words in host memory that the device writes.
 struct HostWords {
-  kernels::DeviceFault fault;  // as in DeviceWords, once it is reported
+  kernels::DeviceFault fault;  // a copy of that in DeviceWords, once it is reported
   kernels::DeviceCounts copied;
 };
 
-// Freed by a call that waits for all work on the device. The process's end may have freed it before.
+// Freeing waits for all work on the device. The end of the process may have freed the memory already.
 std::shared_ptr<void> allocate_device(int ordinal, int64_t bytes) {
   const CurrentDevice current(ordinal);
   const AllowedInCapture allowed;
@@ -51,7 +51,7 @@ std::shared_ptr<void> allocate_device(int ordinal, int64_t bytes) {
           }};
 }
 
-// Memory of the host that the device can read and write.
+// Allocates host memory that the device can read and write.
 std::shared_ptr<void> allocate_mapped_of_host(int ordinal, int64_t bytes) {
   const CurrentDevice current(ordinal);
   const AllowedInCapture allowed;
@@ -69,15 +69,15 @@ std::shared_ptr<void> allocate_mapped_of_host(int ordinal, int64_t bytes) {
           }};
 }
 
-// A T there.
+// Makes a T in such memory.
 template <typename T>
 std::shared_ptr<T> make_mapped(int ordinal) {
   const std::shared_ptr<void> memory = allocate_mapped_of_host(ordinal, sizeof(T));
   return {memory, new (memory.get()) T};
 }
 
-// All lanes go before the model's kernels, as FSDP2's own streams do, which have the first raised priority; work
-// between nodes, for which all ranks wait, before the other lanes.
+// All lanes precede the model's kernels, like FSDP2's own streams, which have the first raised priority. Work between
+// nodes, for which all ranks wait, precedes the other lanes.
 int priority_of(Lane lane, int ordinal) {
   const CurrentDevice current(ordinal);
   int lowest = 0;
@@ -94,8 +94,8 @@ T* device_address(T* of_host, int ordinal) {
   return static_cast<T*>(mapped);
 }
 
-// Squared errors of units. They are made seldom, many to an allocation, and never handed out again: work that is under
-// way, or in a graph, may still add to one that the host has let go.
+// Squared errors of units. They are made seldom, many in one allocation, and never reused: work that is under way, or
+// in a graph, may still add to one that the host has released.
 class SquaredErrors {
  public:
   explicit SquaredErrors(int ordinal) : ordinal_(ordinal) {}
@@ -191,7 +191,7 @@ void CudaDevice::write(ConstBuffer from_host, Buffer to) {
 
 Stream CudaDevice::lane(Lane lane) { return {implementation_->lanes[static_cast<size_t>(lane)]->get()}; }
 
-// One event serves all calls: a wait refers to what was recorded when the wait was enqueued.
+// One event serves all calls, because a wait refers to what was recorded when the wait was enqueued.
 void CudaDevice::order(Stream before, Stream after) {
   if (before.handle == after.handle) {
     return;
@@ -314,7 +314,7 @@ PassesOfDevice CudaDevice::passes() {
   return {implementation_->launcher, &words->counts, &words->fault};
 }
 
-// Freed when all work is done that may still look at it.
+// The memory is freed once no work can read it any more.
 std::shared_ptr<std::byte> CudaDevice::allocate_mapped(int64_t bytes) {
   std::shared_ptr<void> memory = allocate_mapped_of_host(ordinal(), bytes);
   auto* const begin = static_cast<std::byte*>(memory.get());
@@ -327,7 +327,7 @@ std::shared_ptr<std::byte> CudaDevice::allocate_mapped(int64_t bytes) {
               const AllowedInCapture allowed;
               check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize", number);
             } catch (const Error&) {
-              // the device has failed: nothing runs there any more
+              // The device has failed, so nothing runs there any more.
             }
           }};
 }

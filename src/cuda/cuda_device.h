@@ -1,4 +1,4 @@
-// A GPU as a Device. Free of CUDA's headers; in the library isthmus_cuda.
+// A GPU as a Device, in library isthmus_cuda. This header includes none of CUDA's.
 #pragma once
 
 #include <memory>
@@ -9,20 +9,22 @@
 
 namespace isthmus {
 
-// The CUDA device `ordinal`, in its primary context. Streams are cudaStream_t. Each call makes the device current for
-// as long as it takes, and restores the one that was. Errors name the call and the device.
+// The CUDA device `ordinal`, in its primary context. Streams are cudaStream_t. Each call makes the device current and
+// restores the previous one. Errors name the call and the device.
 //
-// The lanes are streams of its own while it lives, which never wait for the legacy default stream and are never
-// destroyed, so that allocators may be told of them. All have a raised priority, those between nodes the highest.
+// Lanes are streams that this object has to itself while it lives. They never wait for the legacy default stream, and
+// are never destroyed, so that allocators may be told of them. All have a raised priority; those between nodes have the
+// highest.
 //
-// All but read(), write(), construction and destruction may happen while any thread captures a graph. A graph holds
+// Any thread may capture a graph during all calls but read(), write(), construction and destruction. A graph holds work
+// but no timings: an event recorded during a capture counts as done and has no time.
 // work and no timings: an event that was recorded during a capture counts as done, and has no time.
 class CudaDevice : public GpuDevice {
  public:
-  // times_events: whether events have times; where they only order streams, recording one costs less.
-  // Throws Error where there is no such device, or CUDA does not work.
+  // times_events: whether events have times. Events that only order streams cost less to record. Throws Error if there
+  // is no such device, or CUDA does not work.
   explicit CudaDevice(int ordinal, bool times_events = true);
-  // Waits for all work on the device, because memory is freed.
+  // Waits for all work on the device, because it frees memory.
   ~CudaDevice() override;
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
@@ -31,7 +33,7 @@ class CudaDevice : public GpuDevice {
 
   std::string name() const override;
 
-  // By cudaMalloc; freed by cudaFree, which waits for the device. The memory may outlive this object.
+  // Uses cudaMalloc and cudaFree, which waits for the device. The memory may outlive this object.
   DeviceMemory allocate(int64_t bytes) override;
   void read(ConstBuffer from, Buffer to_host) override;
   void write(ConstBuffer from_host, Buffer to) override;
@@ -51,7 +53,7 @@ class CudaDevice : public GpuDevice {
   void multiply(Buffer values, double factor, Stream stream) override;
   void add(ConstBuffer values, Buffer sum, Stream stream) override;
 
-  // In mapped memory of the host, which lives at least as long as this device.
+  // In mapped host memory that lives at least as long as this device.
   std::shared_ptr<SquaredError> make_squared_error() override;
   void add_squared_error(ConstBuffer given, ConstBuffer decoded, const std::shared_ptr<SquaredError>& error,
                          Workspace workspace) override;
@@ -70,7 +72,7 @@ class CudaDevice : public GpuDevice {
   std::shared_ptr<std::byte> allocate_mapped(int64_t bytes) override;
 
  private:
-  // Copies the device's present counts. Waits for that copy alone.
+  // Copies the device's present counts and waits only for that copy.
   kernels::DeviceCounts read_counts() override;
 
   struct Implementation;

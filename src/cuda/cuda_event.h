@@ -1,4 +1,4 @@
-// Events of CUDA, used again and again: making one costs more than recording it.
+// CUDA events, which are reused: making one costs more than recording it.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 
 namespace isthmus {
 
-// Events of one device. From any thread.
+// The events of one device, for any thread.
 class CudaEventPool {
  public:
   // flags: cudaEventDefault, or cudaEventDisableTiming for events that only order streams.
@@ -54,7 +54,7 @@ class CudaEventPool {
   std::vector<cudaEvent_t> free_;
 };
 
-// Borrows an event from a pool. Earlier borrowers may have recorded the event: `state` tells whether this one has.
+// Borrows an event from a pool. An earlier borrower may have recorded it; `state` says whether this one has.
 class CudaEvent final : public Event {
  public:
   enum class State : uint8_t { kNew, kRecorded, kCaptured };  // kCaptured: recorded into a graph

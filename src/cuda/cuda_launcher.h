@@ -1,4 +1,4 @@
-// Runs jobs of codecs on a GPU. Private to the source files that call CUDA's runtime.
+// Runs codecs' jobs on a GPU. Only source files that call CUDA's runtime include this.
 #pragma once
 
 #include <stdexcept>
@@ -22,7 +22,7 @@ void launch_on(int ordinal, const Launch& launch) {
   }
 }
 
-// Kernels keep the first fault in device memory, which they read fast, and copy it to memory that the host sees.
+// Kernels keep the first fault in device memory, which is fast to read, and copy it to memory that the host sees.
 class CudaLauncher final : public DeviceLauncher {
  public:
   CudaLauncher(int ordinal, kernels::DeviceFault* mapped_fault) : ordinal_(ordinal), mapped_fault_(mapped_fault) {}

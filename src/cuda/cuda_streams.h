@@ -1,4 +1,4 @@
-// Streams of CUDA. Private to the source files that call CUDA's runtime.
+// CUDA streams. Only source files that call CUDA's runtime include this.
 #pragma once
 
 #include <map>
@@ -11,7 +11,7 @@
 
 namespace isthmus {
 
-// Never waits for the legacy default stream.
+// A stream that never waits for the legacy default stream.
 class OwnedStream {
  public:
   OwnedStream(int ordinal, int priority) {
@@ -29,8 +29,8 @@ class OwnedStream {
   cudaStream_t stream_ = nullptr;
 };
 
-// The streams of lanes are never destroyed but reused by the next device: torch's allocator, once told of them
-// (record_stream), records events on them when memory is freed, however late.
+// Streams of lanes are never destroyed; the next device reuses them. torch's allocator, once told of a stream
+// (record_stream), records events on it when memory is freed, however late.
 struct LanePool {
   std::mutex mutex;
   std::map<std::pair<int, int>, std::vector<std::unique_ptr<OwnedStream>>> unused;  // by ordinal and priority
@@ -41,7 +41,7 @@ inline LanePool& lane_pool() {
   return *pool;
 }
 
-// A stream of the pool, for as long as this lives.
+// Holds a stream of the pool while it lives.
 class LaneStream {
  public:
   LaneStream(int ordinal, int priority) : kind_(ordinal, priority) {

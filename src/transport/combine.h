@@ -6,7 +6,8 @@
 
 namespace isthmus {
 
-// accumulator[i] = accumulator[i] op in[i]. kByte: modulo 256, or bitwise; other types: accumulate(), a sum.
+// accumulator[i] = accumulator[i] op in[i]. For kByte that is modulo 256 or bitwise; other types are summed by
+// accumulate().
 inline void combine(ConstBuffer in, ReduceOp op, Buffer accumulator) {
   if (in.dtype != DataType::kByte) {
     accumulate(in, accumulator);

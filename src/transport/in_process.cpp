@@ -52,9 +52,9 @@ class Done final : public Handle {
 
 }  // namespace
 
-// The ranks of one tier. An operation passes two gates. At the first all ranks have posted their buffers; then each
-// reads the others' inputs; after the second all inputs are free again. A failure closes the first gate for good, but
-// not the second: peers still read from a rank that passed the first, and only they keep it waiting.
+// The ranks of one tier. An operation passes two gates. At the first all ranks post their buffers; then each reads the
+// others' inputs; after the second all inputs are free again. A failure closes the first gate for good. The second
+// stays open, because peers still read from a rank that passed the first, and only they delay it.
 class InProcessHub::Group {
  public:
   Group(std::string name, std::vector<int> ranks, std::vector<int> nodes, std::chrono::milliseconds timeout)
@@ -71,10 +71,10 @@ class InProcessHub::Group {
 
   int size() const { return static_cast<int>(ranks_.size()); }
   int node(int index) const { return nodes_[index]; }
-  // Links of both kinds: collectives run around the ring.
+  // Whether the tier has links of both kinds, so that collectives run around the ring.
   bool ring() const { return ring_; }
 
-  // Runs `compute(inputs of all ranks)` while all ranks' inputs stand still.
+  // Runs `compute(inputs of all ranks)` while no rank changes its input.
   template <typename Compute>
   void meet(int index, const Operation& operation, const Compute& compute) {
     enter(index, operation);
@@ -115,7 +115,7 @@ class InProcessHub::Group {
     check_open();
   }
 
-  // Called by the last rank to arrive: lets all ranks compute, or none if their operations differ.
+  // The last rank to arrive calls it: all ranks then compute, or none if their operations differ.
   void start() {
     for (int index = 1; index < size(); ++index) {
       if (!operations_[index]->matches(*operations_[0])) {
@@ -169,11 +169,11 @@ class InProcessHub::Group {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::optional<Operation>> operations_;  // of the ranks that wait at the first gate
-  std::vector<ConstBuffer> inputs_;                   // of the operation that runs; written by the last to come
-  int computing_ = 0;                                 // ranks between the gates
-  uint64_t operation_number_ = 0;                     // operations started
-  std::string failure_;                               // empty: the group is open
+  std::vector<std::optional<Operation>> operations_;  // posted by ranks at the first gate
+  std::vector<ConstBuffer> inputs_;                   // of the running operation; the last rank to arrive writes them
+  int computing_ = 0;                                 // how many ranks are between the gates
+  uint64_t operation_number_ = 0;                     // how many operations have started
+  std::string failure_;                               // why the group is closed; empty: it is open
 };
 
 class InProcessHub::Endpoint final : public Transport {
@@ -275,12 +275,12 @@ class InProcessHub::Endpoint final : public Transport {
     const int64_t elements = data.num_elements * (part + 1) / size() - data.num_elements * part / size();
     return elements * element_bytes(data.dtype);
   }
-  // The reduce-scatter sends every part but number index, the all-gather every part but number index + 1.
+  // The reduce-scatter sends all parts but part index, the all-gather all but part index + 1.
   void count_ring_all_reduce(ConstBuffer sum) {
     const int next = (index_ + 1) % size();
     count_sent(next, 2 * sum.bytes() - part_bytes(sum, index_) - part_bytes(sum, next));
   }
-  // Every peer gets its part of the input, and this rank's part of the sum.
+  // Sends each peer its part of the input, and this rank's part of the sum.
   void count_direct_all_reduce(ConstBuffer data) {
     for (int peer = 0; peer < size(); ++peer) {
       count_sent(peer, peer == index_ ? 0 : part_bytes(data, peer) + part_bytes(data, index_));

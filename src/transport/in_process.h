@@ -1,4 +1,4 @@
-// Many ranks as threads of one process: for tests, benchmarks and simulation.
+// Ranks as threads of one process, for tests, benchmarks and simulation.
 #pragma once
 
 #include <chrono>
@@ -15,12 +15,12 @@
 
 namespace isthmus {
 
-// The meeting point of the ranks of one process. Shared by all their threads; thread-safe. Transports keep alive what
-// they need.
+// The meeting point of the ranks of one process, which all threads share. Thread-safe. Transports keep alive what they
+// need.
 //
-// Operations are a rendezvous: they block until all ranks of the tier have come. If ranks are missing after `timeout`,
-// all others (later ones included) throw TransportError that names the missing ranks. Ranks whose operation, type, size
-// or reduction differ make it throw on every rank, naming two that differ. Sums are taken in rank order.
+// An operation blocks until all ranks of the tier have come. If ranks are missing after `timeout`, all others, later
+// ones included, throw TransportError that names the missing ranks. If operation, type, size or reduction differ, every
+// rank throws an error that names two differing ranks. Sums are taken in rank order.
 //
 // Traffic is counted as a network would carry it:
 // - tier with links of one kind (one node, or one rank a node): every rank sends straight to every other. With s ranks
@@ -36,11 +36,11 @@ class InProcessHub {
   explicit InProcessHub(const NodeMap& map, std::chrono::milliseconds timeout = std::chrono::milliseconds(10000))
       : InProcessHub(map.node_of_rank(), timeout) {}
 
-  // The transport of rank `ranks[index]` in the tier `name` over the given global ranks, in this order. Ranks that give
-  // the same name and the same ranks meet.
+  // The transport of rank `ranks[index]` in tier `name` over these global ranks, in this order. Ranks that give the
+  // same name and ranks meet.
   std::shared_ptr<Transport> transport(const std::string& name, const std::vector<int>& ranks, int index);
 
-  // All tiers of one rank of `map`, whose world is that of this hub.
+  // All tiers of one rank of `map`, which must have this hub's world.
   Tiers tiers(const NodeMap& map, int rank);
 
  private:

@@ -39,7 +39,7 @@ Buffer chunk(Buffer data, const std::vector<int64_t>& offsets, int index) {
   return data.slice(offsets[index], offsets[index + 1] - offsets[index]);
 }
 
-// sum = the parts of all ranks, in rank order, in sum's type. part_of(rank): that rank's part.
+// sum = the parts of all ranks in rank order, in sum's type. part_of(rank) returns a rank's part.
 template <typename PartOf>
 void sum_in_rank_order(int size, ReduceOp op, Buffer sum, const PartOf& part_of) {
   convert(part_of(0), sum);
@@ -77,11 +77,11 @@ void MessageTransport::Exchange::send(int peer, ConstBuffer buffer) {
   }
 }
 
-// One part to each other rank and one from each, in rounds: in round d every rank sends to the d-th after it and
-// receives from the d-th before it. wait() starts the later ones.
+// Exchanges one part with each other rank, in rounds: in round d every rank sends to the d-th rank after it and
+// receives from the d-th before it. wait() starts all rounds but the first.
 class MessageTransport::DirectExchange final : public Handle {
  public:
-  // part_to(peer): what goes to that rank. part_from(peer): where what comes from it is written.
+  // part_to(peer): what goes to that rank. part_from(peer): where that rank's part is written.
   DirectExchange(MessageTransport& transport, Operation operation, std::function<ConstBuffer(int)> part_to,
                  std::function<Buffer(int)> part_from)
       : transport_(transport), operation_(operation), part_to_(std::move(part_to)), part_from_(std::move(part_from)) {
@@ -115,11 +115,11 @@ class MessageTransport::DirectExchange final : public Handle {
   const Operation operation_;
   const std::function<ConstBuffer(int)> part_to_;
   const std::function<Buffer(int)> part_from_;
-  int next_round_ = 1;  // also the distance of its peers
+  int next_round_ = 1;  // also how far away this round's peers are
   std::unique_ptr<Exchange> exchange_;
 };
 
-// Every part goes straight to its owner; wait() sums what arrived.
+// Sends each part straight to its owner; wait() sums the parts that arrived.
 class MessageTransport::DirectReduceScatter final : public Handle {
  public:
   DirectReduceScatter(MessageTransport& transport, ConstBuffer in, Buffer out)
@@ -143,7 +143,7 @@ class MessageTransport::DirectReduceScatter final : public Handle {
   Buffer received() { return {received_.data(), in_.num_elements, in_.dtype}; }
 
   MessageTransport& transport_;
-  std::vector<std::byte> received_;  // outlives the exchange, whose messages write into it
+  std::vector<std::byte> received_;  // outlives the exchange, whose messages are written into it
   const ConstBuffer in_;
   const Buffer out_;
   DirectExchange exchange_;
@@ -213,7 +213,7 @@ HandlePtr MessageTransport::all_reduce(Buffer data, ReduceOp op, Stream /*stream
   return std::make_unique<CompletedHandle>();
 }
 
-// Chunk c goes to rank c, who sums, and sends the sum to all.
+// Chunk c goes to rank c, which sums it and sends the sum to all.
 void MessageTransport::direct_all_reduce(Buffer data, ReduceOp op) {
   const auto offsets = equal_offsets(data.num_elements, size());
   const Buffer own = chunk(data, offsets, rank());

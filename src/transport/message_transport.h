@@ -1,4 +1,4 @@
-// A tier built from messages between two ranks: what tiers over c10d backends and over MPI have in common.
+// A tier built from messages between two ranks: what tiers over c10d backends and over MPI share.
 #pragma once
 
 #include <atomic>
@@ -20,15 +20,15 @@ enum class Operation : uint8_t { kReduceScatter, kAllToAll, kAllGather, kAllRedu
 inline constexpr int kNumOperations = 4;
 const char* to_string(Operation operation);
 
-// Where all links of a tier are of one kind (one node, or one rank a node) each part goes straight to its owner, who
-// sums in rank order: with s ranks and parts of b bytes every rank sends (s-1) b, twice for all_reduce. Within a node
-// all parts leave at once. Between nodes they do so in rounds, in which every rank has one sender and one receiver:
-// if all ranks sent to all at once, a node's link would be overloaded, drop packets, and have to carry them again
+// Where all links of a tier are of one kind (one node, or one rank a node), each part goes straight to its owner, which
+// sums in rank order. With s ranks and parts of b bytes every rank sends (s-1) b, and twice that for all_reduce. Within
+// a node all parts leave at once. Between nodes they leave in rounds, in which every rank has one sender and one
+// receiver. If all ranks sent to all at once, a node's link would be overloaded, drop packets and carry them again
 // (docs/scaling.md).
 //
-// In a tier that spans nodes with several ranks on each ("flat") data goes around a ring, r to r + 1, so that in block
-// placement only one edge leaves each node. There sums are taken in the order of the ring, and partial sums travel in
-// the accumulate type. all_gather takes the ring in every tier that spans nodes. Operations around the ring, and
+// In a tier that spans nodes with several ranks each ("flat") data goes around a ring, from r to r + 1, so that with
+// block placement only one edge leaves each node. Sums follow the order of the ring, and partial sums travel in the
+// accumulate type. all_gather takes the ring in every tier that spans nodes. Operations around the ring, and
 // all_reduce, are done when the call returns.
 class MessageTransport : public Transport {
  public:
@@ -41,21 +41,21 @@ class MessageTransport : public Transport {
   HandlePtr all_reduce(Buffer data, ReduceOp op, Stream stream) override;
   Traffic traffic() const override;
 
-  // Operations that are started or waited for from now on fail at `deadline`. Called by the thread that starts them.
+  // Operations that start or wait from now on fail at `deadline`. The thread that starts operations calls it.
   void set_deadline(Clock::time_point deadline) { deadline_ = deadline; }
 
   const std::string& tier() const { return tier_; }
-  int64_t scratch_bytes() const { return scratch_bytes_; }  // never freed. From any thread
+  int64_t scratch_bytes() const { return scratch_bytes_; }  // never freed. Any thread may call it
 
  protected:
-  // Messages that are under way together. All ranks of the tier start exchanges in the same order, which pairs them.
+  // Messages that travel together. All ranks of the tier start exchanges in the same order, which pairs them.
   class Exchange : public Handle {
    public:
     Exchange(MessageTransport& transport, Operation operation) : transport_(transport), operation_(operation) {}
 
     void receive(int peer, Buffer buffer);
     void send(int peer, ConstBuffer buffer);
-    // wait(): until all messages have arrived and left. Throws TransportError.
+    // wait() returns when all messages have arrived and left. It throws TransportError.
 
    protected:
     virtual void post_receive(int peer, Buffer buffer) = 0;  // never empty
@@ -68,8 +68,8 @@ class MessageTransport : public Transport {
     const Operation operation_;
   };
 
-  // tier: "intra", "inter" or "flat". global_ranks[p]: tier rank p's global rank; both for errors.
-  // node_of_rank[p]: the node that tier rank p sits on.
+  // tier: "intra", "inter" or "flat". global_ranks[p]: tier rank p's global rank. Errors name both. node_of_rank[p]:
+  // the node of tier rank p.
   MessageTransport(std::string tier, int rank, std::vector<int> global_ranks, const std::vector<int>& node_of_rank);
 
   virtual std::unique_ptr<Exchange> start_exchange(Operation operation) = 0;
@@ -95,11 +95,11 @@ class MessageTransport : public Transport {
   const int rank_;
   const std::vector<int> global_ranks_;
   const std::vector<int> node_of_rank_;
-  const bool ring_;  // links of both kinds
+  const bool ring_;  // whether the tier has links of both kinds
   const bool spans_nodes_;
   Clock::time_point deadline_ = Clock::time_point::max();
   std::vector<std::vector<std::byte>> free_scratch_;
-  std::atomic<int64_t> scratch_bytes_{0};  // those that are in use, too
+  std::atomic<int64_t> scratch_bytes_{0};  // with buffers that are in use
   mutable std::mutex traffic_mutex_;
   Traffic traffic_;
 };

@@ -13,20 +13,20 @@
 namespace isthmus {
 namespace {
 
-// Tag of the message by which a rank says that it gives up: the global rank that did so first, as an int. Data have
-// higher tags.
+// The tag of the message by which a rank gives up; its data is the global rank that did so first, as an int. Messages
+// with data have higher tags.
 constexpr int kAbortTag = 0;
 constexpr int kFirstDataTag = 1;
 constexpr int kNumDataTypes = 5;
 constexpr int kNumKinds = kNumOperations * kNumDataTypes;
-constexpr int kLeastHighestTag = (1 << 15) - 1;  // that an MPI may have
-constexpr int kExchangesUnderWay = 1024;         // that tags keep apart, at least
-// How long messages that cannot be taken back are given to end after a failure.
+constexpr int kLeastHighestTag = (1 << 15) - 1;  // which every MPI allows
+constexpr int kExchangesUnderWay = 1024;         // at least so many exchanges have different tags
+// How long messages that cannot be taken back may take to end after a failure.
 constexpr std::chrono::seconds kRecallPatience(1);
 
 std::atomic<bool> any_failed{false};
 
-// A rank at an address that stays: a message about an abort is sent from here, and may outlive its tier.
+// A copy of `rank` at a lasting address: an abort message is sent from there and may outlive its tier.
 const int* lasting(int rank) {
   static std::mutex mutex;
   static std::set<int> ranks;  // moves none of its elements
@@ -42,8 +42,8 @@ std::string list(const std::vector<int>& ranks) {
   return text;
 }
 
-// A pause between polls of messages that are under way. Ranks may outnumber cores: the thread yields its core at once,
-// and after a while it sleeps.
+// A pause between polls of messages. Ranks may outnumber cores, so the thread yields its core at once, and sleeps after
+// a while.
 class Pause {
  public:
   void take() {
@@ -61,8 +61,8 @@ class Pause {
 
 }  // namespace
 
-// A tag says which exchange a message belongs to, and what it is: messages of ranks that call different operations, or
-// of different sizes, do not match. When nothing arrives for a while, wait() looks for what a peer sent instead.
+// A tag says which exchange a message belongs to and what it is, so that messages of ranks whose operations or sizes
+// differ do not match. When nothing arrives for a while, wait() looks for what a peer sent instead.
 class MpiTransport::Messages final : public MessageTransport::Exchange {
  public:
   Messages(MpiTransport& transport, Operation operation)
@@ -138,7 +138,7 @@ class MpiTransport::Messages final : public MessageTransport::Exchange {
     });
   }
 
-  // start(first byte, message, request) for each message that the buffer is cut into.
+  // Calls start(first byte, message, request) for each message that the buffer is cut into.
   template <typename Start>
   void post(bool received, int peer, ConstBuffer buffer, const Start& start) {
     const int tag = transport_.data_tag(number_, operation(), buffer);
@@ -153,7 +153,7 @@ class MpiTransport::Messages final : public MessageTransport::Exchange {
     }
   }
 
-  // Whether a message completed. Throws if it failed.
+  // Returns whether a message completed. Throws if it failed.
   bool take_completed() {
     std::vector<int>& indices = completed_;
     indices.resize(requests_.size());
@@ -173,7 +173,7 @@ class MpiTransport::Messages final : public MessageTransport::Exchange {
     return count > 0;
   }
 
-  // Only where MPI_Testsome reports an error has a status one of its own.
+  // Statuses have errors of their own only if MPI_Testsome reports one.
   void check_completed(const Message& message, const MPI_Status& status, bool has_error) const {
     const int peer = transport_.global_rank(message.peer);
     ISTHMUS_CHECK(TransportError, !has_error || status.MPI_ERROR == MPI_SUCCESS,
@@ -187,7 +187,7 @@ class MpiTransport::Messages final : public MessageTransport::Exchange {
     }
   }
 
-  // Stops what is under way, as far as MPI can.
+  // Stops these messages, as far as MPI can.
   void recall() {
     for (size_t i = 0; i < requests_.size(); ++i) {
       if (messages_[i].received && requests_[i] != MPI_REQUEST_NULL) {
@@ -222,7 +222,7 @@ class MpiTransport::Messages final : public MessageTransport::Exchange {
     return peers;
   }
 
-  // Throws if a peer sent something else as this exchange.
+  // Throws if a peer sent something else in this exchange.
   void check_peers_call_the_same() const {
     for (int peer = 0; peer < transport_.size(); ++peer) {
       int arrived = 0;
@@ -262,7 +262,7 @@ std::shared_ptr<MpiTransport> MpiTransport::create(const std::string& name, MPI_
   MPI_Group members = MPI_GROUP_NULL;
   check_mpi(MPI_Comm_group(comm, &everyone), "MPI_Comm_group");
   check_mpi(MPI_Group_incl(everyone, static_cast<int>(ranks.size()), ranks.data(), &members), "MPI_Group_incl");
-  constexpr int kTags = 1 << 15;  // every MPI has as many
+  constexpr int kTags = 1 << 15;  // which every MPI has
   const int tag = static_cast<int>(StableHash().add(name).value() % kTags);
   MPI_Comm own = MPI_COMM_NULL;
   const int code = MPI_Comm_create_group(comm, members, tag, &own);
@@ -285,7 +285,7 @@ MpiTransport::MpiTransport(const std::string& name, MPI_Comm comm, std::vector<i
   num_exchange_tags_ = num_tags / (kNumKinds * num_size_tags_);
 }
 
-// A communicator with messages that nobody will receive is never freed: the next one might get them.
+// A communicator with messages that nobody will receive is never freed, because the next one might get them.
 MpiTransport::~MpiTransport() {
   if (!mpi_is_running()) {
     return;

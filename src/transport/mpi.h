@@ -14,10 +14,10 @@
 
 namespace isthmus {
 
-// Sends and receives on a communicator of its own. Waits by polling: MPI has no wait with a time limit.
+// Sends and receives on its own communicator. It waits by polling, because MPI has no wait with a time limit.
 class MpiTransport final : public MessageTransport {
  public:
-  // The tier `name` of these ranks of `comm`, in this order; the caller is one of them, and all of them call this.
+  // Makes the tier `name` of these ranks of `comm`, in this order. The caller is one of them, and all of them call it.
   // node_of_rank[p]: the node of ranks[p].
   static std::shared_ptr<MpiTransport> create(const std::string& name, MPI_Comm comm, const std::vector<int>& ranks,
                                               const std::vector<int>& node_of_rank, const MpiLimits& limits);
@@ -30,19 +30,19 @@ class MpiTransport final : public MessageTransport {
  private:
   class Messages;
 
-  // Owns `comm`, which nobody else uses.
+  // Owns `comm`, which must have no other user.
   MpiTransport(const std::string& name, MPI_Comm comm, std::vector<int> global_ranks,
                const std::vector<int>& node_of_rank, const MpiLimits& limits);
 
   std::unique_ptr<Exchange> start_exchange(Operation operation) override;
-  // Makes all later operations fail, and tells the peers who gave up first: global rank `culprit`. Peers pass it on, so
-  // that every rank names the same one, whoever told it. Keeps the first `reason`.
+  // Makes all later operations fail, and tells the peers which global rank gave up first (`culprit`). Peers pass it on,
+  // so that every rank names the same one. The first `reason` is kept.
   void close(const std::string& reason, int culprit);
   void close_as_aborted_by(int culprit);
-  // Why nothing more can be sent, because this rank or a peer has given up. Empty while the tier works.
+  // Why nothing more can be sent: this rank or a peer gave up. Empty while the tier works.
   std::string why_closed();
-  std::chrono::milliseconds time_limit() const;  // of an operation that starts now
-  // `buffer`: the whole of it, however it is cut.
+  std::chrono::milliseconds time_limit() const;  // for an operation that starts now
+  // `buffer` is the whole buffer, however it is cut.
   int data_tag(int64_t exchange_number, Operation operation, ConstBuffer buffer) const;
   bool is_of_exchange(int tag, int64_t exchange_number) const;
   std::string describe_tag(int tag) const;
@@ -63,7 +63,7 @@ void require_mpi();
 // Between MPI_Init and MPI_Finalize.
 bool mpi_is_running();
 
-// Whether any tier of this process has failed or was aborted. Then MPI_Finalize may wait for ever.
+// Whether any tier of this process has failed or was aborted, so that MPI_Finalize may wait for ever.
 bool any_mpi_tier_failed();
 
 }  // namespace isthmus

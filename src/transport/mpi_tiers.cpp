@@ -1,4 +1,4 @@
-// What a process knows of its MPI, and the tiers that it makes of a communicator.
+// What a process knows of its MPI, and how it makes tiers of a communicator.
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -51,7 +51,7 @@ NodeMap mpi_node_map(MPI_Comm comm) {
   require_mpi();
   MPI_Comm host = MPI_COMM_NULL;
   check_mpi(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host), "MPI_Comm_split_type");
-  int label = rank_in(comm);  // a host is called by its lowest rank
+  int label = rank_in(comm);  // the lowest rank of a host is its label
   const int code = MPI_Allreduce(MPI_IN_PLACE, &label, 1, MPI_INT, MPI_MIN, host);
   MPI_Comm_free(&host);
   check_mpi(code, "MPI_Allreduce");

@@ -13,7 +13,7 @@
 namespace isthmus {
 namespace {
 
-// How long abort() waits for a call to return before it takes the call for stuck.
+// How long abort() waits for a call to return before it assumes that the call hangs.
 constexpr std::chrono::seconds kCallPatience(1);
 
 ncclDataType_t nccl_type(DataType dtype) {
@@ -32,7 +32,7 @@ ncclDataType_t nccl_type(DataType dtype) {
   throw Error(detail::concatenate("unknown data type ", static_cast<int>(dtype)));
 }
 
-// An operation that is enqueued on its stream: only other streams wait for it.
+// An operation that is enqueued on its stream; only other streams wait for it.
 class StreamHandle final : public Handle {
  public:
   StreamHandle(int ordinal, Stream stream) : ordinal_(ordinal), stream_(stream) {}
@@ -46,7 +46,7 @@ class StreamHandle final : public Handle {
     check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags", ordinal_);
     const cudaError_t recorded = cudaEventRecord(event, cuda_stream(stream_));
     const cudaError_t waits = recorded == cudaSuccess ? cudaStreamWaitEvent(cuda_stream(stream), event, 0) : recorded;
-    cudaEventDestroy(event);  // CUDA keeps it for as long as it is waited for
+    cudaEventDestroy(event);  // CUDA keeps it until nothing waits for it
     check_cuda(waits, "cudaStreamWaitEvent", ordinal_);
   }
 
@@ -55,12 +55,12 @@ class StreamHandle final : public Handle {
   const Stream stream_;
 };
 
-// Creating a communicator waits for its other ranks, without a time limit in NCCL. So a thread creates it, and is
+// Making a communicator waits for its other ranks, for which NCCL has no time limit. So a thread makes it, and is
 // abandoned if it takes too long.
 struct Creation {
   std::mutex mutex;
   std::condition_variable changed;
-  bool done = false;  // guarded by `mutex`, as what follows
+  bool done = false;  // guarded by `mutex`, like what follows
   ncclResult_t result = ncclInProgress;
   std::string error;
   ncclComm_t comm = nullptr;
@@ -111,7 +111,7 @@ NcclTransport::NcclTransport(std::string who, int rank, const std::vector<int>& 
         "ncclRedOpCreatePreMulSum");
 }
 
-// A GPU that can no longer be chosen ends the process.
+// If the GPU cannot be chosen any more, this ends the process.
 NcclTransport::~NcclTransport() {  // NOLINT(bugprone-exception-escape)
   if (!aborted_) {
     const CurrentDevice current(ordinal_);
@@ -245,7 +245,7 @@ HandlePtr NcclTransport::all_reduce(Buffer data, ReduceOp op, Stream stream) {
                         comm_, on),
           "ncclAllReduce");
   });
-  // Chunk p goes to rank p, who sums, and sends the sum to all.
+  // Chunk p goes to rank p, which sums it and sends the sum to all.
   const auto chunk_bytes = [&](int owner) {
     const int64_t begin = data.num_elements * owner / size();
     return (data.num_elements * (owner + 1) / size() - begin) * element_bytes(data.dtype);
@@ -278,7 +278,7 @@ void NcclTransport::abort() {
   const std::unique_lock no_call_is_under_way(in_call_, kCallPatience);
   const CurrentDevice current(ordinal_);
   if (no_call_is_under_way.owns_lock()) {
-    close_groups();  // then they are this thread's
+    close_groups();  // by now they belong to this thread
   }
   ncclCommAbort(comm_);
 }
@@ -287,7 +287,7 @@ Tiers nccl_tiers(int rank, const NodeMap& map, int ordinal, const NcclBroadcast&
                  std::chrono::milliseconds timeout) {
   ISTHMUS_CHECK(Error, rank >= 0 && rank < map.world_size(), "rank ", rank, " is not in 0..", map.world_size() - 1);
   map.require_even();
-  // For each node one of its tier and one for gathers; then for each rail.
+  // Two ids for each node, for its tier and its gathers' tier; then two for each rail.
   const int num_nodes = map.num_nodes();
   const int num_rails = map.ranks_per_node();
   std::vector<ncclUniqueId> ids(static_cast<size_t>(2 * (num_nodes + num_rails)));

@@ -16,8 +16,8 @@ namespace isthmus {
 
 class NcclTransport final : public Transport {
  public:
-  // The tier `name` of global_ranks, of which this rank is the rank-th; node_of_rank[p]: the node that tier rank p sits
-  // on. All of them call this with the same id and max_ctas.
+  // Makes the tier `name` of global_ranks, in which this rank is the rank-th. node_of_rank[p]: the node of tier rank p.
+  // All of them call it with the same id and max_ctas.
   static std::shared_ptr<NcclTransport> create(const std::string& name, int rank, const std::vector<int>& global_ranks,
                                                const std::vector<int>& node_of_rank, int ordinal, int max_ctas,
                                                const ncclUniqueId& id, std::chrono::milliseconds timeout);
@@ -30,7 +30,7 @@ class NcclTransport final : public Transport {
   SumType sum_type(DataType in) const override;
 
   void begin_group() override;
-  void end_group() override;  // nothing to do where an operation in the group has thrown
+  void end_group() override;  // does nothing if an operation in the group threw
   void throw_if_failed() override;
 
   HandlePtr reduce_scatter(ConstBuffer in, Buffer out, Stream stream) override;
@@ -52,9 +52,9 @@ class NcclTransport final : public Transport {
   void check_open();
   void start_group();
   void finish_group();
-  // NCCL's groups belong to the thread: if one stays open, the thread's other tiers wait for its end.
+  // NCCL's groups belong to the thread: while one is open, the thread's other tiers wait for its end.
   void close_groups();
-  // Counts what goes to each other rank: bytes_to(peer).
+  // Counts what goes to each other rank: bytes_to(peer) bytes.
   template <typename BytesTo>
   void count_sent(const BytesTo& bytes_to);
 
@@ -63,11 +63,11 @@ class NcclTransport final : public Transport {
   const std::vector<int> node_of_rank_;
   const int ordinal_;
   const ncclComm_t comm_;
-  ncclRedOp_t scaled_sum_ = ncclSum;  // of float16
+  ncclRedOp_t scaled_sum_ = ncclSum;  // for float16
   int group_depth_ = 0;
 
-  // Held by calls of NCCL, and from the beginning of a group to its end. abort() waits for it for a limited time, since
-  // it may have to end just those calls.
+  // Held during NCCL calls, and from a group's beginning to its end. abort() waits for it only for a limited time,
+  // since it may have to end those calls.
   std::recursive_timed_mutex in_call_;
   std::unique_lock<std::recursive_timed_mutex> in_group_;
   std::atomic<bool> aborted_{false};

@@ -17,9 +17,9 @@ struct Progress {
     try {
       action();
     } catch (const std::exception&) {
-      // the others are to run, too
+      // the other actions must run, too
     }
-    action = nullptr;  // what it owns goes before the caller goes on
+    action = nullptr;  // frees what the action owns before the caller goes on
     const std::lock_guard lock(mutex);
     --num_running;
     changed.notify_all();
@@ -39,7 +39,7 @@ bool run_side_by_side(std::vector<std::function<void()>> actions, std::chrono::m
     try {
       std::thread([progress, owned = action]() mutable { progress->run(std::move(owned)); }).detach();
       action = nullptr;
-    } catch (const std::system_error&) {  // this process may have no more threads
+    } catch (const std::system_error&) {  // the process may be out of threads
       without_thread.push_back(std::move(action));
     }
   }

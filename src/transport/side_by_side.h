@@ -7,11 +7,11 @@
 
 namespace isthmus {
 
-// Longer than communicators that nothing blocks take to end.
+// Longer than communicators take to end when nothing blocks them.
 inline constexpr std::chrono::seconds kAbortPatience{5};
 
-// Runs all actions at once, each in a thread of its own, and returns whether all have ended within `patience`. Those
-// that have not are abandoned: they own what they refer to. An action's exceptions are dropped. From any thread.
+// Runs all actions at once, each in its own thread, and returns whether all ended within `patience`. Actions that did
+// not are abandoned; they own what they refer to. Exceptions of actions are dropped. Any thread may call it.
 bool run_side_by_side(std::vector<std::function<void()>> actions, std::chrono::milliseconds patience);
 
 }  // namespace isthmus
