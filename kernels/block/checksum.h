@@ -12,11 +12,11 @@ inline constexpr int64_t kChecksumWordBytes = 8;
 // The distance of neighbouring words' numbers before they are mixed: 2^64 divided by the golden ratio, and odd.
 inline constexpr uint64_t kChecksumStep = 0x9e3779b97f4a7c15;
 
-// Both halves as 32-bit numbers: one instruction of a GPU, and of vectors.
+// Multiplies both halves as 32-bit numbers: one instruction of a GPU, and of vectors.
 ISTHMUS_DEVICE uint64_t product_of_halves(uint64_t x) { return (x & 0xffffffff) * (x >> 32); }
 
-// A word's summand in the checksum, which is the sum over all words modulo 2^64. It depends on the word's place, and
-// the sum on no order: whoever has a word in a register adds its summand.
+// A word's summand in the checksum, which is the sum over all words modulo 2^64. It depends on the word's place, but
+// the sum depends on no order: whoever has a word in a register adds its summand.
 ISTHMUS_DEVICE uint64_t checksum_of_word(uint64_t word, int64_t place) {
   const uint64_t number = static_cast<uint64_t>(place + 1) * kChecksumStep;
   const uint64_t key = number ^ product_of_halves(number);

@@ -1,5 +1,5 @@
-// Checksums of packets on many groups: each thread sums the words that it has, each group writes its part, and who
-// seals or checks the packet adds the parts up.
+// Checksums of packets on many groups: each thread sums its words, each group writes its part, and whoever seals or
+// checks the packet adds the parts.
 #pragma once
 
 #include "kernels/block/checksum.h"
@@ -10,7 +10,7 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
 using WordPair = SeveralOf<uint64_t, 2>;
 
-// How threads share the words of a checksum: in segments of 4 KiB, of which each takes 16 bytes of every row of 64.
+// Threads share the words of a checksum in segments of 4 KiB: each takes 16 bytes of every row of 64.
 inline constexpr int64_t kRowWords = 8;
 inline constexpr int64_t kSegmentWords = 64 * kRowWords;
 inline constexpr int64_t kPairsOfSegment = kRowWords / 2;
@@ -43,8 +43,8 @@ constexpr int rows_in_flight() {
   return rows;
 }
 
-// The part of a pair of a segment in the checksum of `num_words` words, of which the first is its `place`-th. Access
-// has
+// Adds the checksum of one thread's pair of words in a segment, in a packet of `num_words` words; the first word is the
+// packet's `place`-th. Access has
 //   load(w)          the loads for words w and w + 1, both below num_whole_words
 //   use(w, loaded)   processes them, and returns the two words
 //   one(w)           the same for any one word
@@ -81,7 +81,7 @@ ISTHMUS_DEVICE uint64_t walk_pair(int64_t pair, int64_t num_words, int64_t num_w
   return sum;
 }
 
-// The bytes of a packet whose checksum a pass before took: multiples of 16.
+// The bytes of a packet whose checksum an earlier pass took: multiples of 16.
 struct SummedBytes {
   int64_t begin = 0;
   int64_t end = 0;
@@ -89,10 +89,10 @@ struct SummedBytes {
   ISTHMUS_DEVICE int64_t size() const { return end - begin; }
 };
 
-// Threads of a pass that walks checksums: few, so that a small packet is spread over many multiprocessors.
+// A pass that takes checksums has few threads in a group, so that a small packet spreads over many multiprocessors.
 inline constexpr int kChecksumThreads = 128;
 
-// How many groups take the checksum of so many words, or of packets of this size, or of what is left of them.
+// How many groups take the checksum of so many words, of packets of this size, or of their remaining bytes.
 inline int64_t checksum_groups_of_words(int64_t num_words) {
   const int64_t groups = divide_up(checksum_pairs(num_words), kChecksumThreads);
   return groups < 1 ? 1 : groups < ChecksumParts::kMaxGroups ? groups : ChecksumParts::kMaxGroups;
@@ -101,7 +101,7 @@ inline int64_t checksum_groups(int64_t packet_bytes, const SummedBytes& summed =
   return checksum_groups_of_words((packet_bytes - summed.size()) / kChecksumWordBytes - kHeaderWords);
 }
 
-// Thread 0 of each group: writes its group's part of a packet's checksum.
+// Writes a group's part of a packet's checksum. Thread 0 of each group calls it.
 template <typename Group>
 ISTHMUS_DEVICE void write_part(const Group& group, const ChecksumParts& parts, int64_t packet, uint64_t part) {
   parts.words[1 + packet * ChecksumParts::kMaxGroups + group.group_number()] = part;
@@ -110,7 +110,7 @@ ISTHMUS_DEVICE void write_part(const Group& group, const ChecksumParts& parts, i
   }
 }
 
-// The checksum of a packet whose parts are all written. All threads of a group.
+// Adds up the checksum of a packet whose parts are all written. All threads of a group call it.
 template <typename Group>
 ISTHMUS_DEVICE uint64_t sum_parts(Group& group, const ChecksumParts& parts, int64_t packet) {
   uint64_t sum = 0;
@@ -119,7 +119,7 @@ ISTHMUS_DEVICE uint64_t sum_parts(Group& group, const ChecksumParts& parts, int6
   return group.sum(sum);
 }
 
-// This thread's part of each packet's checksum, in memory that the group shares, since registers are scarce.
+// This thread's part of each packet's checksum. It is in the group's shared memory, because registers are scarce.
 class SumsOfPackets {
  public:
   static constexpr int64_t bytes(int64_t threads, int64_t num_packets) {
@@ -151,7 +151,7 @@ class SumsOfPackets {
   int64_t step_;
 };
 
-// Words that are only read.
+// Access to words that are only read.
 struct ReadWords {
   const uint64_t* words;
 
@@ -160,8 +160,8 @@ struct ReadWords {
   ISTHMUS_DEVICE uint64_t one(int64_t w) const { return words[w]; }
 };
 
-// This thread's part of the checksum of words that begin at a multiple of 16 bytes, where all threads of the first
-// `num_groups` groups take part.
+// This thread's part of the checksum of words that begin at a multiple of 16 bytes. All threads of the first
+// `num_groups` groups call it.
 template <typename Group>
 ISTHMUS_DEVICE uint64_t sum_words(const Group& group, const void* words, int64_t num_words, int64_t place,
                                   int64_t num_groups) {
@@ -184,7 +184,7 @@ ISTHMUS_DEVICE void checksum_words(Group& group, const void* words, int64_t num_
   }
 }
 
-// Adds the checksum of the rest to the parts that are written already.
+// Adds the checksum of the remaining bytes to the parts that are written already.
 template <typename Group>
 ISTHMUS_DEVICE void add_checksum_beside(Group& group, const uint8_t* packet, int64_t packet_bytes,
                                         const SummedBytes& summed, int64_t packet_number, const ChecksumParts& parts) {

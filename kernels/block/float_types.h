@@ -1,6 +1,6 @@
-// The 16-bit floating types as bits, and their conversions: software, branch-free, so that loops over them vectorise.
-// Those that block algorithms call are always inlined: every instruction set compiles them, and the linker must not
-// merge the copies.
+// The 16-bit floating types as bits, and their conversions in software, free of branches, so that loops over them
+// vectorise. Functions that block algorithms call are always inlined: every instruction set compiles them, and the
+// linker must not merge the copies.
 #pragma once
 
 #include <bit>
@@ -57,8 +57,8 @@ struct Float16 {
   return {static_cast<uint16_t>(sign | (magnitude > 0x7f800000u ? quiet_nan : saturated))};
 }
 
-// float64 to float32, rounded to odd where inexact: rounding that once more to a shorter type gives what one rounding
-// of the float64 would have given.
+// Converts float64 to float32, rounded to odd if inexact. Rounding the result to a shorter type then gives what one
+// rounding of the float64 would have given.
 ISTHMUS_DEVICE float to_float32_odd(double value) {
   const float nearest = static_cast<float>(value);
   if (static_cast<double>(nearest) == value || std::isnan(value)) {
@@ -69,7 +69,7 @@ ISTHMUS_DEVICE float to_float32_odd(double value) {
   return std::bit_cast<float>(toward_zero | 1u);
 }
 
-// As float or double, exactly.
+// The value as float or double, exactly.
 template <typename T>
 ISTHMUS_DEVICE auto widen(T value) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -79,7 +79,7 @@ ISTHMUS_DEVICE auto widen(T value) {
   }
 }
 
-// One rounding, whatever the two types.
+// Converts between any two types with one rounding.
 template <typename Out, typename In>
 ISTHMUS_DEVICE Out narrow(In value) {
   if constexpr (std::is_floating_point_v<Out>) {
@@ -93,14 +93,14 @@ ISTHMUS_DEVICE Out narrow(In value) {
   }
 }
 
-// value * factor, the product taken in float32 (float64 where either side is float64), then rounded once.
+// value * factor. The product is taken in float32 (float64 where either side is float64) and rounded once.
 template <typename Out, typename In>
 ISTHMUS_DEVICE Out scaled(In value, double factor) {
   using Product = std::conditional_t<std::is_same_v<In, double> || std::is_same_v<Out, double>, double, float>;
   return narrow<Out>(static_cast<Product>(widen(value)) * static_cast<Product>(factor));
 }
 
-// Values too large for float32 become the largest float32. NaN stays.
+// A value too large for float32 becomes the largest float32. NaN stays NaN.
 ISTHMUS_DEVICE float limited_to_float32(double value) {
   constexpr double kLargest = 0x1.fffffep127;
   const double below = value > kLargest ? kLargest : value;

@@ -7,9 +7,9 @@
 // go through the group.
 //
 // any(), sum(), exclusive_sum(), is_last() and sync() are barriers: all threads of a group make the same calls in the
-// same order. The same holds for exchange(), any_in_step(), ballot_in_step() and from_neighbour(), which are no
-// barriers: a thread need not see what others wrote before them. There it holds of the threads of a warp alone on CUDA,
-// and of a group where it is emulated.
+// same order. So they do for exchange(), any_in_step(), ballot_in_step() and from_neighbour(), which are no barriers: a
+// thread need not see what others wrote before. For these it suffices on CUDA if the threads of a warp call alike; an
+// emulated group needs all its threads.
 #pragma once
 
 #include <concepts>
@@ -17,8 +17,8 @@
 
 #include "kernels/block/host_device.h"
 
-// Every instruction set compiles the block algorithms (see instruction_set.h), each in a namespace of its own: if their
-// functions shared names, the linker would keep one copy, perhaps one that this machine cannot run.
+// Every instruction set compiles the block algorithms (see instruction_set.h) in its own namespace. If their functions
+// shared names, the linker would keep one copy, which this machine might not be able to run.
 #ifndef ISTHMUS_KERNEL_NAMESPACE
 #error "define ISTHMUS_KERNEL_NAMESPACE before including a block algorithm"
 #endif
@@ -29,9 +29,9 @@ template <typename Group>
 concept IsGroup = requires(Group group, bool condition) {
   { group.thread() } -> std::same_as<int64_t>;  // this thread's number, below size()
   { group.size() } -> std::same_as<int64_t>;
-  { group.any(condition) } -> std::same_as<bool>;  // of any thread, known to all
-  // And, of 32 or 64 bits, word op= operand, seen by all threads at once: fetch_or(word, operand), which returns the
-  // word as it was, and apply_xor(word, operand), not of shared<T>().
+  { group.any(condition) } -> std::same_as<bool>;  // whether it holds in any thread; all threads get the answer
+  // It also has, for 32 and 64 bits, updates word op= operand that all threads see at once: fetch_or(word, operand),
+  // which returns the old word, and apply_xor(word, operand), which does not take words of shared<T>().
 };
 
 // Passes over a whole piece (passes.h) run on many groups side by side.
@@ -40,8 +40,8 @@ concept IsGroupOfPass = IsGroup<Group> &&
     requires(Group group, bool condition, float value, int64_t count, uint32_t operand, uint32_t& word, uint64_t wide,
              uint64_t& wide_word) {
   group.sync();                                   // all threads; writes before it are visible after it
-  { group.sum(wide) } -> std::same_as<uint64_t>;  // of all threads, known to all
-  { group.exclusive_sum(operand, word) } -> std::same_as<uint32_t>;  // of the threads before this one; word: of all
+  { group.sum(wide) } -> std::same_as<uint64_t>;  // over all threads, which all get it
+  { group.exclusive_sum(operand, word) } -> std::same_as<uint32_t>;  // over threads before this one; word: over all
   { group.group_number() } -> std::same_as<int64_t>;                 // which of the groups this is
   { group.num_groups() } -> std::same_as<int64_t>;
   group.template shared<uint32_t>();  // memory of the group, T and the bytes after it; not initialised
@@ -49,9 +49,9 @@ concept IsGroupOfPass = IsGroup<Group> &&
   group.fetch_add(wide_word, wide);
   group.fetch_max(word, operand);
   group.fetch_min(word, operand);
-  // Whether this group is the last of its pass to call this; all threads get the answer. The last group sees what the
-  // others wrote before their calls. All groups share `word`, which is 0 before the first call and after the last.
-  // is_last_of(): the same of so many groups, which alone call it with `word`.
+  // Whether this group is the last of its pass to call this; all its threads get the answer. The last group sees what
+  // the others wrote before their calls. All groups share `word`, which is 0 before the first call and after the last.
+  // is_last_of() is the same for `count` groups, the only ones that call it with `word`.
   { group.is_last(word) } -> std::same_as<bool>;
   { group.is_last_of(word, count) } -> std::same_as<bool>;
   // The value of the thread whose number differs in bit 1, 2, 4 or 8. The size is a multiple of 16.

@@ -61,8 +61,8 @@ class GroupLanes {
   int lane_;
 };
 
-// How the threads of a group share blocks: kThreads of them work on one. Specialised for groups of one thread, which
-// have lanes of their own.
+// How the threads of a group share blocks: kThreads of them work on one. Groups of one thread have their own lanes, and
+// a specialisation.
 template <typename Group>
 struct TeamsOf {
   static constexpr int64_t kThreads = 16;
@@ -73,8 +73,8 @@ struct TeamsOf {
 template <typename Group>
 struct TeamsOf<PartOfGroups<Group>> : TeamsOf<Group> {};
 
-// Calls visit(lanes, i) for each i < count, by one team, and for some i beyond `count`, so that all teams of a group
-// make equally many calls.
+// Calls visit(lanes, i) for each i < count, by one team. It also calls it for some i beyond `count`, so that all teams
+// of a group make equally many calls.
 template <typename Group, typename Visit>
 ISTHMUS_DEVICE void for_each_in_step(Group& group, int64_t count, const Visit& visit) {
   const auto lanes = TeamsOf<Group>::lanes(group);

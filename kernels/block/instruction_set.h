@@ -1,4 +1,4 @@
-// The instruction set of the CPU loops. Chosen once by the machine's features; results are bit-equal in all of them.
+// The instruction set of the CPU loops. The machine's features choose it once; results are bit-equal in all of them.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@ enum class InstructionSet : uint8_t {
 };
 const char* to_string(InstructionSet instruction_set);
 
-// Those that both this build and this machine have, ascending; the first is kBaseline.
+// The sets that both this build and this machine have, ascending; the first is kBaseline.
 std::vector<InstructionSet> available_instruction_sets();
 
-// The one in use: the last of the available ones, unless it was set.
+// The set in use: the last available one, unless another was set.
 InstructionSet instruction_set();
 
-// Tags of the sets, for overloads. kernels/CMakeLists.txt compiles a codec's cpu_variant.cpp in each of these
+// Tags of the sets, for overloads. kernels/CMakeLists.txt compiles each codec's cpu_variant.cpp in each of these
 // namespaces, with the compiler's flags for the set.
 namespace baseline {
 struct Instructions {};
@@ -47,7 +47,7 @@ decltype(auto) with_instruction_set(const Visit& visit) {
   return visit(baseline::Instructions{});
 }
 
-// For tests and benchmarks. `wanted` must be available. Not while another thread runs a kernel.
+// For tests and benchmarks. `wanted` must be available, and no other thread may run a kernel meanwhile.
 void set_instruction_set(InstructionSet wanted);
 
 }  // namespace isthmus::kernels

@@ -1,6 +1,6 @@
-// Sixteen lanes side by side on the CPU: the Lanes of a block algorithm (kernels/quant/block.h) in the widest vectors
-// that the instruction set has. Every operation acts on each lane alone, but for exchange(), so results do not depend
-// on the vectors' width.
+// Sixteen lanes side by side on the CPU: the Lanes of a block algorithm (kernels/quant/block.h) in the instruction
+// set's widest vectors. Every operation but exchange() acts on each lane alone, so results do not depend on the
+// vectors' width.
 //
 // A Lanes type has these members, with these meanings. Float and Word, a lane's float32 and 32 bits, have the operators
 // of float and uint32_t, also with a number on the right that is the same for all lanes. On a GPU they are float and
@@ -11,7 +11,7 @@
 
 #include "kernels/block/group.h"
 
-// Always inlined, or the compiler calls these; not under sanitizers, where one large function takes it many minutes.
+// Always inlined, because the compiler would leave calls. Not under sanitizers, where one large function takes minutes.
 #ifdef ISTHMUS_CALL_LANES
 #define ISTHMUS_LANES inline
 #else
@@ -108,7 +108,8 @@ struct VectorLanes {
     return load(words, true);
   }
 
-  // Lane i is at row[i], of any alignment. Not present: load() gives zeros and reads nothing, store() writes nothing.
+  // Lane i is at row[i], at any alignment. Where not present, load() gives zeros and store() writes nothing; memory is
+  // not touched.
   ISTHMUS_LANES static Float load(const float* row, bool present) {
     return present ? for_each_vector<Float>([&](int v) {
       return reinterpret_cast<const UnalignedFloatVector*>(row + int64_t{v} * kVectorLanes)->vector;
@@ -164,7 +165,7 @@ struct VectorLanes {
     }
   }
 
-  // Calls visit(lane) for each lane of this thread, and gives lane i of a word.
+  // Calls visit(lane) for each lane of this thread; lane i of the result is what it returned.
   template <typename Visit>
   ISTHMUS_LANES static void for_lanes(Visit visit) {
     for (int lane = 0; lane < 16; ++lane) {
@@ -177,9 +178,9 @@ struct VectorLanes {
   ISTHMUS_LANES static float common(Float a) { return a.vector[0][0]; }
   ISTHMUS_LANES static uint32_t common(Word a) { return a.vector[0][0]; }
 
-  // Whether the condition holds in these lanes or in others that run in step with them, and make the same exchanges.
+  // Whether the condition holds in these lanes, or in others that run in step and make the same exchanges.
   static bool any(bool condition) { return condition; }
-  // Whether these lanes write values that all lanes hold.
+  // Whether these lanes write the values that all lanes share.
   static bool writes() { return true; }
 
  private:

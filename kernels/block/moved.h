@@ -5,7 +5,7 @@
 
 namespace isthmus::kernels {
 
-// Bytes of pieces, residuals, packets, sums and results; headers, counters and parts of checksums are left out.
+// Bytes of pieces, residuals, packets, sums and results, without headers, counters and parts of checksums.
 struct Moved {
   int64_t read = 0;
   int64_t written = 0;

@@ -9,7 +9,7 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// Calls visit(T{}) with the C++ type of a piece that codecs for float32 take.
+// Calls visit(T{}) with the C++ type of a piece that float32 codecs take.
 template <typename Visit>
 void with_piece_type(DataType dtype, Visit visit) {
   switch (dtype) {
@@ -33,13 +33,13 @@ ISTHMUS_DEVICE HeaderWords in_context(HeaderWords header, const DeviceContext* c
   return header;
 }
 
-// The header of one of the packets whose first has `header`.
+// The header of one packet; `header` is that of the first.
 ISTHMUS_DEVICE HeaderWords of_packet(HeaderWords header, const PacketSenders& senders, int64_t packet) {
   header.word[kHeaderElements] += (senders.of_packet(packet) - senders.first) << kHeaderSenderBit;
   return header;
 }
 
-// Writes the header of a packet, whose other bytes are written. All threads of one group.
+// Writes the header of a packet whose other bytes are written. All threads of one group call it.
 template <typename Group>
 ISTHMUS_DEVICE void write_header(Group& group, const EncodeJobBase& job) {
   const uint64_t checksum = sum_parts(group, job.parts, 0);
@@ -52,7 +52,7 @@ ISTHMUS_DEVICE void write_header(Group& group, const EncodeJobBase& job) {
   }
 }
 
-// For the first pass of an encoding: one thread for each piece.
+// Clears the counters of a piece. The first pass of an encoding calls it, by one thread for each piece.
 ISTHMUS_DEVICE void begin_counting(const EncodeJobBase& job) {
   *job.arrived = 0;
   if (job.is_first_piece) {
@@ -60,8 +60,8 @@ ISTHMUS_DEVICE void begin_counting(const EncodeJobBase& job) {
   }
 }
 
-// The end of a packet, whose other bytes are written. All threads of one group. The last packet counts the step: no
-// group reads it any more.
+// Ends a packet whose other bytes are written. All threads of one group call it. The last packet counts the step,
+// because no group reads it any more.
 template <typename Group>
 ISTHMUS_DEVICE void seal(Group& group, const EncodeJobBase& job) {
   write_header(group, job);
@@ -80,8 +80,8 @@ ISTHMUS_DEVICE bool report(Group& group, bool bad, int64_t packet, FaultKind kin
   return is_bad;
 }
 
-// Compares a packet's header and checksum with what is expected, and returns whether they differ. All threads of a
-// group.
+// Compares a packet's header and checksum with the expected ones, and returns whether they differ. All threads of a
+// group call it.
 template <typename Group>
 ISTHMUS_DEVICE bool check_header(Group& group, const DecodeJobBase& job, int64_t packet) {
   const auto* words = reinterpret_cast<const uint64_t*>(job.packets + packet * job.packet_bytes);
@@ -95,7 +95,7 @@ ISTHMUS_DEVICE bool check_header(Group& group, const DecodeJobBase& job, int64_t
   return report(group, is_damaged, packet, FaultKind::kChecksum, job.fault) || is_other;
 }
 
-// Copies a fault to memory that the host sees, unless that has one already. One thread.
+// Copies a fault to memory that the host sees, unless a fault is there already. One thread calls it.
 template <typename Group>
 ISTHMUS_DEVICE void copy_fault(Group& group, const DeviceFault& fault, DeviceFault& mapped) {
   if (mapped.reported == 0) {
@@ -106,7 +106,7 @@ ISTHMUS_DEVICE void copy_fault(Group& group, const DeviceFault& fault, DeviceFau
   }
 }
 
-// Adds the header of a packet that was refused, for the host. All threads of one group.
+// Adds the header of a refused packet, for the host. All threads of one group call it.
 template <typename Group>
 ISTHMUS_DEVICE void finish_fault(Group& group, const DecodeJobBase& job) {
   DeviceFault* fault = job.fault;
@@ -128,8 +128,8 @@ ISTHMUS_DEVICE void finish_fault(Group& group, const DecodeJobBase& job) {
   }
 }
 
-// The end of a decoding, in one group, all threads: counts the step, and adds the header of a packet that was refused,
-// for the host.
+// Ends a decoding: counts the step, and adds the header of a refused packet for the host. All threads of one group call
+// it.
 template <typename Group>
 ISTHMUS_DEVICE void finish_decoding(Group& group, const DecodeJobBase& job) {
   finish_fault(group, job);
@@ -141,8 +141,8 @@ ISTHMUS_DEVICE void finish_decoding(Group& group, const DecodeJobBase& job) {
   }
 }
 
-// The end of an encoding: the checksum of a packet, whose other bytes are written, or what it lacks; the last group
-// writes the header.
+// Ends an encoding: takes the checksum of a packet's other bytes, or what is missing of it. The last group writes the
+// header.
 struct Seal {
   static constexpr int kThreads = kChecksumThreads;
   static constexpr int64_t kMaxSharedBytes = 0;
@@ -161,8 +161,8 @@ struct Seal {
   }
 };
 
-// The checksums of all packets, which begin at multiples of 16 bytes, or what they lack; the last group compares them
-// and the headers, and reports. For packets that are used before they are verified.
+// Takes the checksums of all packets, which begin at multiples of 16 bytes, or what is missing of them. The last group
+// compares checksums and headers, and reports. For packets that are used before they are verified.
 struct Verify {
   static constexpr int kThreads = kChecksumThreads;
   static constexpr int64_t kMaxSharedBytes = 0;

@@ -10,7 +10,8 @@
 // which take effect one after the other. It is a CUDA stream or, in tests, emulated. Which passes run, and on how many
 // groups, depends on shapes and addresses alone, never on data: a captured sequence may be replayed.
 //
-// Where that decides what a pass moves, too, the pass says so: Moved moved() const, of all its pieces or packets.
+// Where shapes and addresses also decide what a pass moves, the pass says so, over all its pieces or packets: Moved
+// moved() const.
 #pragma once
 
 #include "kernels/block/group.h"
@@ -21,7 +22,7 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
 inline constexpr int kPassThreads = 256;
 
-// Neighbours in memory, loaded and stored at once, or 16 bytes at a time where they are more.
+// Neighbours in memory. They are loaded and stored at once, or 16 bytes at a time if they are more.
 template <typename T, int kCount>
 struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) SeveralOf {
   T value[kCount];
@@ -41,7 +42,7 @@ ISTHMUS_DEVICE uint32_t count_bits(uint32_t word) {
 #endif
 }
 
-// Threads of all groups take turns: element i is visited by one thread.
+// Spreads elements over the threads of all groups: one thread visits element i.
 template <typename Group, typename Visit>
 ISTHMUS_DEVICE void for_each_of_all(const Group& group, int64_t count, Visit visit) {
   for (int64_t i = group.group_number() * group.size() + group.thread(); i < count;
@@ -50,7 +51,7 @@ ISTHMUS_DEVICE void for_each_of_all(const Group& group, int64_t count, Visit vis
   }
 }
 
-// The same for the threads of one group.
+// Spreads elements over the threads of one group.
 template <typename Group, typename Visit>
 ISTHMUS_DEVICE void for_each_of_group(const Group& group, int64_t count, Visit visit) {
   for (int64_t i = group.thread(); i < count; i += group.size()) {
@@ -58,7 +59,7 @@ ISTHMUS_DEVICE void for_each_of_group(const Group& group, int64_t count, Visit v
   }
 }
 
-// Groups take turns: visit(i) is called by all threads of one group.
+// Spreads work over groups: all threads of one group call visit(i).
 template <typename Group, typename Visit>
 ISTHMUS_DEVICE void for_each_by_group(const Group& group, int64_t count, Visit visit) {
   for (int64_t i = group.group_number(); i < count; i += group.num_groups()) {
@@ -66,7 +67,7 @@ ISTHMUS_DEVICE void for_each_by_group(const Group& group, int64_t count, Visit v
   }
 }
 
-// How many groups of a pass must fit on a multiprocessor at once, which bounds a kernel's registers.
+// How many groups of a pass must fit on a multiprocessor at once. This limits the kernel's registers.
 template <typename Pass>
 constexpr int resident_groups() {
   if constexpr (requires { Pass::kResidentGroups; }) {
@@ -76,7 +77,7 @@ constexpr int resident_groups() {
   }
 }
 
-// Some neighbouring groups of a pass, as if there were no others. Numbers have 32 bits: registers are scarce.
+// Some neighbouring groups of a pass, as if there were no others. Numbers have 32 bits, because registers are scarce.
 template <typename Group>
 class PartOfGroups : public Group {
  public:
@@ -92,8 +93,8 @@ class PartOfGroups : public Group {
   int num_groups_;
 };
 
-// A pass of an encoding, run for each of its pieces. The pieces share the groups evenly; where there are fewer groups
-// than pieces, a group takes one piece after the other.
+// Runs an encoding's pass for each of its pieces. The pieces share the groups evenly; with fewer groups than pieces a
+// group takes several pieces, one after another.
 template <typename Pass>
 struct OfEachPiece {
   static constexpr int kThreads = Pass::kThreads;
@@ -149,9 +150,9 @@ ISTHMUS_DEVICE void clear(const Group& group, Word* words, int64_t count) {
   for_each_of_group(group, count, [=](int64_t i) { words[i] = 0; });
 }
 
-// Numbers those i < count for which take(i, item) is true, and calls put(position, item) for them. Returns their
-// number. Positions ascend with i and do not exceed it, so that put() may overwrite what take() has read. No barrier
-// follows the last calls of put().
+// Numbers those i < count for which take(i, item) is true, calls put(position, item) for them, and returns how many
+// there are. Positions ascend with i and do not exceed it, so that put() may overwrite what take() has read. No barrier
+// follows the last put().
 template <typename Item, typename Group, typename Take, typename Put>
 ISTHMUS_DEVICE uint32_t compact(Group& group, int64_t count, Take take, Put put) {
   uint32_t total = 0;

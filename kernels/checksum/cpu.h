@@ -7,7 +7,7 @@
 
 namespace isthmus::kernels {
 
-// No address needs an alignment. The first word is the checksum's `place`-th.
+// Addresses need no alignment. The first word is the checksum's `place`-th.
 struct ChecksumKernels {
   uint64_t (*sum)(const void* words, int64_t num_words, int64_t place);
   // The same, and copies the words. The two memories do not overlap.

@@ -28,7 +28,7 @@ inline void check_cuda(cudaError_t result, const char* what) {
   }
 }
 
-// One number for each device, asked for once. Any thread.
+// Keeps one number for each device, asked for once. Any thread may use it.
 class PerDevice {
  public:
   // ask() must return the same, not negative, for equal keys; it may be asked again.
@@ -52,8 +52,8 @@ class PerDevice {
   std::atomic<uint64_t> known_[kMaxDevices] = {};  // key + 1, and the answer to it; 0: nothing
 };
 
-// How many groups of a pass are on a device's multiprocessors at once. Asking CUDA takes longer than a launch, so the
-// last answer of each device is kept; shared_bytes changes only with the shape of a job.
+// How many groups of a pass fit on a device at once. Asking CUDA takes longer than a launch, so each device's last
+// answer is kept; shared_bytes changes only with a job's shape.
 template <typename Pass>
 int resident_groups_of_device(int device, int num_multiprocessors, int64_t shared_bytes) {
   static PerDevice answers;
@@ -91,7 +91,7 @@ class CudaExecutor {
     check_cuda(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), stream_), "cudaMemsetAsync");
   }
 
-  // No more groups are started than run at once; each takes several turns.
+  // Starts no more groups than run at once; each takes several turns.
   template <typename Pass>
   void run(const Pass& pass, int64_t max_groups, int64_t shared_bytes) {
     const int64_t resident = resident_groups_of_device<Pass>(device_, num_multiprocessors_, shared_bytes);

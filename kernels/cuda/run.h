@@ -13,7 +13,7 @@ namespace isthmus::kernels {
 template <typename Job>
 void cuda_run(const Job& job, void* stream);
 
-// *context = value: once for a unit. In the order of the stream.
+// Sets *context = value, in stream order. Called once for a unit.
 void cuda_set_context(DeviceContext* context, DeviceContext value, void* stream);
 
 // ++context->step, in the order of the stream.

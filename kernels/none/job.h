@@ -10,14 +10,14 @@ namespace isthmus::kernels {
 // A decoding of more packets takes several turns.
 inline constexpr int64_t kNonePacketsAtOnce = 16;
 
-// The piece is of the wire type, or of the type that accumulates it. The packet is 8-byte aligned. Nothing is counted,
-// and there is no residual.
+// The piece has the wire type or the type that accumulates it. The packet is 8-byte aligned. There is no residual, and
+// nothing is counted.
 struct NoneEncodeJob : EncodeJobBase {
   DataType wire_dtype;
   int divisor;  // of the values on the wire: a power of two
 };
 
-// `own` and `out` are of the wire type, or of the type that accumulates it. Packets are 8-byte aligned.
+// `own` and `out` have the wire type or the type that accumulates it. Packets are 8-byte aligned.
 struct NoneDecodeJob : DecodeJobBase {
   int64_t num_elements;  // of a packet
   DataType wire_dtype;

@@ -20,7 +20,7 @@ union WordsOf {
 };
 
 // How many words of a packet of `num_elements` values may be loaded and stored in pairs: none unless all addresses
-// allow it, and never the word that holds padding.
+// allow it, and never the word with padding.
 template <typename Wire>
 int64_t whole_words(int64_t num_elements, bool aligned) {
   return aligned ? num_elements / WordsOf<Wire, 1>::kValues : 0;
@@ -91,7 +91,7 @@ struct EncodeValues {
       return scaled<Wire>(value, 1.0 / job.divisor);
     }
     if constexpr (std::is_same_v<Piece, Wire>) {
-      return value;  // the very bits
+      return value;  // bit for bit
     } else {
       return narrow<Wire>(widen(value));
     }
@@ -115,8 +115,8 @@ struct FinishPacket {
   }
 };
 
-// The values of all packets, put in their places, or added to the own piece and scaled. Nothing after a fault. Where
-// packets take several turns, `own` is `out`, and of the type that accumulates.
+// Puts the values of all packets in their places, or adds them to the own piece and scales the sum. After a fault it
+// does nothing. If packets take several turns, `own` is `out` and has the accumulate type.
 template <typename Wire, typename Sum, typename Own, typename Out>
 struct DecodeValues {
   static constexpr int kThreads = kChecksumThreads;
@@ -152,7 +152,7 @@ struct DecodeValues {
   static constexpr int kPairValues = WordsOf<Wire, 2>::kValues;
   static constexpr int kRowsAtOnce = 128 / (kPairValues * static_cast<int>(sizeof(Sum)));  // 32 registers of sums
 
-  // A word is of the same thread in every packet, so an element's sums keep their order.
+  // A thread has the same word in every packet, so that an element's sums keep their order.
   template <typename Group>
   ISTHMUS_DEVICE void decode(Group& group, const SumsOfPackets& checksums, int64_t first, int64_t count) const {
     const int64_t num_words = (job.packet_bytes - kHeaderBytes) / 8;
@@ -164,7 +164,7 @@ struct DecodeValues {
     }
   }
 
-  // As walk_pair(), of all packets side by side: each element is read, summed and written once.
+  // walk_pair() for all packets side by side: each element is read, summed and written once.
   ISTHMUS_DEVICE void walk(int64_t pair, int64_t num_words, const SumsOfPackets& checksums, int64_t first,
                            int64_t count) const {
     const PairOfSegment words(pair, num_words);
@@ -268,7 +268,7 @@ struct DecodeValues {
   }
 };
 
-// A group a packet; the last group reports faults.
+// Checks one packet a group; the last group reports faults.
 struct CheckHeaders {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = 0;

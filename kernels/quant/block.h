@@ -13,7 +13,7 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// A group whose energy lies between these is quantised as it is; others are multiplied by a power of two before.
+// A group with an energy between these is quantised as it is; another is first multiplied by a power of two.
 inline constexpr float kLeastQuantEnergy = 0x1p-90F;
 inline constexpr float kMostQuantEnergy = 0x1p90F;
 
@@ -61,13 +61,13 @@ ISTHMUS_QUANT float scale_as_sent(float scale) {
 ISTHMUS_QUANT uint16_t bfloat16_of(float scale) { return static_cast<uint16_t>(quant_bits_of(scale) >> 16); }
 ISTHMUS_QUANT float float_of_bfloat16(uint16_t bits) { return quant_float_of(static_cast<uint32_t>(bits) << 16); }
 
-// A group as it is quantised.
+// A group that is ready to be quantised.
 struct QuantGroup {
   float factor;  // that it was multiplied by: a power of two
   float energy;  // the sum of squares; not finite if an element is not
 };
 
-// rows = the transform of the rows that load(row) gives, from first_row on.
+// rows = the transform of the rows that load(row) returns, from first_row on.
 template <typename Lanes, typename Load>
 ISTHMUS_QUANT float load_group(const Lanes& lanes, typename Lanes::Word signs, int first_row, float factor,
                                const Load& load, QuantGroupRows<Lanes>& rows) {
@@ -79,7 +79,7 @@ ISTHMUS_QUANT float load_group(const Lanes& lanes, typename Lanes::Word signs, i
   return energy_of(lanes, rows);
 }
 
-// The same, times a power of two if that is needed to compute with the values.
+// Transforms the rows, times a power of two if the values need it.
 template <typename Lanes, typename Load>
 ISTHMUS_QUANT QuantGroup load_any_group(const Lanes& lanes, typename Lanes::Word signs, int first_row, bool present,
                                         const Load& load, QuantGroupRows<Lanes>& rows) {
@@ -97,8 +97,8 @@ ISTHMUS_QUANT QuantGroup load_any_group(const Lanes& lanes, typename Lanes::Word
   return group;
 }
 
-// Chooses codes for the rows of a group, finite numbers, and returns the scale as it is sent: that which has no bias
-// under random rotations (docs/quant.md).
+// Chooses codes for a group's rows, which are finite, and returns the scale as it is sent: the one without bias under
+// random rotations (docs/quant.md).
 template <typename Lanes>
 ISTHMUS_QUANT float quantize_group(const Lanes& lanes, const Quantizer& quantizer, const QuantGroup& group,
                                    const QuantGroupRows<Lanes>& rows, typename Lanes::Word* codes) {
@@ -115,7 +115,7 @@ ISTHMUS_QUANT float quantize_group(const Lanes& lanes, const Quantizer& quantize
     products = products + rows[r] * (integer - kQuantIntegers - quantizer.centre);
   }
   const float product = sum_of_lanes(lanes, products);
-  // The scale of values that were not multiplied by the group's factor, and with the transform's 1 / n.
+  // The scale for values without the group's factor, and with the transform's 1 / n.
   const float scale = (product > 0 ? group.energy / product : 0) / group.factor * kShare;
   // Keeps what is decoded below 2^126, and so finite.
   const float most = 0x1p126F / (quantizer.centre * kQuantGroupElements);

@@ -12,7 +12,7 @@ inline constexpr VectorLanes kVectorLanes16{};
 // Prefetches memory that is needed soon: the hardware alone does not fetch far enough ahead.
 [[gnu::always_inline]] inline void prefetch(const float* row) {
   constexpr uintptr_t kAheadBytes = 1024;
-  const uintptr_t address = reinterpret_cast<uintptr_t>(row) + kAheadBytes;  // perhaps of nothing: it is not read
+  const uintptr_t address = reinterpret_cast<uintptr_t>(row) + kAheadBytes;  // may be no valid address: it is not read
   __builtin_prefetch(reinterpret_cast<const void*>(address));                // NOLINT(performance-no-int-to-ptr)
 }
 
@@ -54,7 +54,7 @@ struct SumRows {
   }
 };
 
-// Calls visit(block, groups of it) for each block that `num_groups` groups fill, from 0 on.
+// Calls visit(block, number of groups in it) for each block that `num_groups` groups fill, from 0 on.
 template <typename Visit>
 void for_each_block(int64_t num_groups, Visit visit) {
   for (int64_t block = 0; num_groups > 0; ++block, num_groups -= kQuantGroups) {

@@ -17,8 +17,8 @@ struct QuantEncodeJob : EncodeJobBase {
   uint64_t sender;
 };
 
-// At most so many packets have their checksums taken while they are decoded: all groups that could be resident then
-// have room for the sums. More packets are read once more.
+// Up to this many packets have their checksums taken while they are decoded: then all groups that could be resident
+// have room for the sums. The bytes of more packets are read once more.
 inline constexpr int64_t kQuantPacketsSummed = 32;
 
 // `own` and `out` are float32 or a 16-bit type. Packets are 64-byte aligned.

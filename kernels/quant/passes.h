@@ -1,4 +1,4 @@
-// Codec `quant` on many groups: sixteen threads take a block, each a lane of its rows.
+// Codec `quant` on many groups: sixteen threads take a block, each one lane of its rows.
 #pragma once
 
 #include <type_traits>
@@ -30,7 +30,8 @@ ISTHMUS_DEVICE auto scales_of_block(Byte* packet, const QuantLayout& layout, int
 
 ISTHMUS_DEVICE bool is_finite_number(float value) { return (quant_bits_of(value) & kQuantInfinity) != kQuantInfinity; }
 
-// A residual is finite. NaN of a piece keeps its bits but becomes quiet: a GPU's additions have one NaN only.
+// Adds a finite residual. A NaN of the piece keeps its bits but becomes quiet, because a GPU's additions know only one
+// NaN.
 ISTHMUS_DEVICE float sum_or_nan(float value, float residual) {
   const uint32_t bits = quant_bits_of(value);
   const bool is_nan = (bits & ~kQuantSign) > kQuantInfinity;
@@ -103,7 +104,7 @@ ISTHMUS_DEVICE auto words_of_block(const Lanes& lanes, Byte* packet, const Quant
                                     offset / kChecksumWordBytes - kHeaderWords);
 }
 
-// The bytes of a packet that the threads which write or read them sum up.
+// The bytes of a packet's codes: threads add up their checksum while they write or read them.
 inline SummedBytes summed_codes(const QuantLayout& layout) { return {layout.codes, layout.tail}; }
 
 // The rows of one block of a piece: what encode_block() loads and keeps.
@@ -142,18 +143,18 @@ struct QuantRows {
   }
 };
 
-// All of a packet but its header, and the part of its checksum that is the codes'. Group 0 also writes the tail, and
-// zeros between the sections.
+// Writes all of a packet but its header, and the codes' part of its checksum. Group 0 also writes the tail, and zeros
+// between the sections.
 template <typename Piece, bool kFeedback>
 struct QuantizeBlocks {
   static constexpr int kThreads = kQuantThreads;
-  // Without spilled registers: to widen float16 takes some more.
+  // Without spilled registers; widening float16 takes more of them.
   static constexpr int kResidentGroups = kFeedback || std::is_same_v<Piece, Float16> ? 4 : 5;
   static constexpr int64_t kMaxSharedBytes = SumsOfPackets::bytes(kThreads, 1);
 
   QuantEncodeJob job;
 
-  // With feedback piece and residual are read twice, the second time from the cache.
+  // With feedback, piece and residual are read twice, the second time from the cache.
   Moved moved() const {
     const int64_t residual_bytes = kFeedback ? job.shape.num_elements * static_cast<int64_t>(sizeof(float)) : 0;
     return {job.piece.bytes() + residual_bytes, job.packet_bytes + residual_bytes};
@@ -234,8 +235,8 @@ struct QuantizeBlocks {
 
 inline bool takes_checksums(const QuantDecodeJob& job) { return job.num_packets <= kQuantPacketsSummed; }
 
-// The values of all packets, put in their places, or added to the own piece and scaled; and the parts of their
-// checksums that are the codes'. Nothing after a fault.
+// Puts the values of all packets in their places, or adds them to the own piece and scales the sum. It also takes the
+// codes' part of their checksums. After a fault it does nothing.
 struct DequantizeBlocks {
   static constexpr int kThreads = kQuantThreads;
   static constexpr int kResidentGroups = 4;  // the sums of a block take 32 registers

@@ -23,7 +23,7 @@ struct QuantWords {
   }
 };
 
-// kBits bits of each code, from bit `shift` on, 32 / kBits rows a word.
+// Packs kBits bits of each code, from bit `shift` on, for 32 / kBits rows in a word.
 template <int kBits, typename Lanes, typename Words>
 ISTHMUS_QUANT void pack_plane(const Lanes& /*lanes*/, const typename Lanes::Word* codes, int shift, bool present,
                               int first_word, Words& words) {
@@ -56,7 +56,7 @@ ISTHMUS_QUANT void unpack_plane(const Lanes& /*lanes*/, int first_word, Words& w
   }
 }
 
-// Three bits are a plane of the lower two and one of the highest.
+// Three bits become a plane of the lower two and a plane of the highest.
 template <typename Lanes, typename Words>
 ISTHMUS_QUANT void pack_codes(const Lanes& lanes, int bits, const typename Lanes::Word* codes, bool present,
                               Words& words) {

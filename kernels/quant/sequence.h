@@ -11,8 +11,8 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// Groups of threads that have a team of sixteen for each of so many blocks, as far as they may write parts of a
-// checksum.
+// How many groups have a team of sixteen for each of so many blocks, limited to those that may write parts of
+// checksums.
 inline int64_t groups_for_blocks(int64_t num_blocks) {
   return std::clamp<int64_t>(divide_up(num_blocks, kQuantThreads / kQuantLanes), 1, ChecksumParts::kMaxGroups);
 }
