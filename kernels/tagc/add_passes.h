@@ -10,9 +10,9 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// The first pass, one group: clears the counters of later passes, and the packet's flags and padding. Guesses the bound
-// from runs of 16 neighbours, one from each of equal stretches, at varying places, so that they do not fall in with a
-// period of the data. The guess decides speed, never the result.
+// The first pass, in one group. It clears the counters of later passes, and the packet's flags and padding. It guesses
+// the bound from runs of 16 neighbours, one from each of equal stretches, at varying places that follow no period of
+// the data. The guess decides speed, never the result.
 template <typename Piece>
 struct Prepare {
   static constexpr int kThreads = 1024;
@@ -48,7 +48,7 @@ struct Prepare {
   }
 
  private:
-  // From `begin` to `end` of the packet: multiples of 8.
+  // Clears the packet from `begin` to `end`, multiples of 8.
   template <typename Group>
   ISTHMUS_DEVICE void clear_bytes(const Group& group, int64_t begin, int64_t end) const {
     clear(group, reinterpret_cast<uint64_t*>(job.packet + begin), (end - begin) / 8);
@@ -85,9 +85,10 @@ struct Prepare {
 
 using Quad = SeveralOf<float, 4>;
 
-// residual += piece, except in blocks in which a sum is NaN or Inf: those are flagged and stay. Marks in the index what
-// reaches the bound, and in flagged blocks what is not finite; counts first digits. Draws the blocks' rows, and clears
-// the sketch. Reads piece and residual once and writes the residual once. A group takes tiles of whole blocks.
+// residual += piece, except in blocks where a sum is NaN or Inf: those are flagged and stay. It marks in the index what
+// reaches the bound, and in flagged blocks what is not finite, and counts first digits. It draws the blocks' rows and
+// clears the sketch. It reads piece and residual once and writes the residual once. A group takes tiles of whole
+// blocks.
 template <typename Piece>
 struct AddAndMark {
   static constexpr int kThreads = kPassThreads;
@@ -164,7 +165,7 @@ struct AddAndMark {
 
   static ISTHMUS_DEVICE bool is_set(const uint32_t* bits, int64_t i) { return (bits[i / 32] >> (i % 32) & 1) != 0; }
 
-  // sums = piece + residual, zeros after the last. Flags blocks of the tile in which one is NaN or Inf.
+  // sums = piece + residual, with zeros after the last. Flags the tile's blocks in which a sum is NaN or Inf.
   template <typename Group>
   ISTHMUS_DEVICE void add_tile(Group& group, int64_t tile, Quad* sums, uint32_t* flagged) const {
     const auto put = [&](int64_t q, const Quad& sum) {
@@ -223,7 +224,7 @@ struct AddAndMark {
     }
   }
 
-  // Returns how many this thread marked in blocks without a flag. A thread reads the sums that it wrote.
+  // Returns how many elements this thread marked in blocks without a flag. A thread reads the sums that it wrote.
   template <typename Group>
   ISTHMUS_DEVICE uint32_t mark_tile(Group& group, int64_t tile, uint32_t bound, const uint32_t* flagged,
                                     Shared& shared) const {
@@ -250,7 +251,7 @@ struct AddAndMark {
     return candidates;
   }
 
-  // Leaves `marks` empty.
+  // Empties `marks`.
   template <typename Group>
   ISTHMUS_DEVICE void write_tile(Group& group, int64_t tile, const uint32_t* flagged, uint32_t* marks) const {
     const int64_t first_word = tile * (kMaxBlockElements / 32);
@@ -280,7 +281,7 @@ struct AddAndMark {
     });
   }
 
-  // The last group: the threshold's first digit, unless too few reached the bound.
+  // Finds the threshold's first digit, unless too few elements reached the bound. The last group calls it.
   template <typename Group>
   ISTHMUS_DEVICE void finish(Group& group, uint32_t bound, DigitChoice& choice) const {
     if (bound > 1 && job.state->candidates < job.keep) {

@@ -49,7 +49,7 @@ ISTHMUS_DEVICE bool sums_non_finite(Group group, const float* piece, const float
   return group.any(overflow > kMagnitudeMask);
 }
 
-// once/twice: cells of one row that are hit by one key or more, by two keys or more. Adds one block's keys.
+// Adds one block's keys to the cells of a row: `once` has those hit by one key or more, `twice` by two or more.
 template <typename Group, typename Word>
 ISTHMUS_DEVICE void count_keys(Group group, const Word* __restrict keys, int64_t words, Word* __restrict once,
                                Word* __restrict twice) {
@@ -59,7 +59,7 @@ ISTHMUS_DEVICE void count_keys(Group group, const Word* __restrict keys, int64_t
   }
 }
 
-// Leaves in `once` the cells with exactly one key.
+// Clears in `once` all cells but those with exactly one key.
 template <typename Group, typename Word>
 ISTHMUS_DEVICE void keep_singles(Group group, int64_t words, Word* __restrict once, const Word* __restrict twice) {
   for (int64_t w = group.thread(); w < words; w += group.size()) {
@@ -73,7 +73,7 @@ struct BlockStatus {
   bool left;
 };
 
-// Takes the keys that are alone in one of their three cells out of `keys`, and puts them into `peeled`.
+// Moves keys that are alone in one of their three cells from `keys` to `peeled`.
 template <typename Group, typename Word>
 ISTHMUS_DEVICE BlockStatus take_single_keys(Group group, const Word* __restrict single0, const Word* __restrict single1,
                                             const Word* __restrict single2, int64_t words, Word* __restrict keys,
@@ -90,8 +90,8 @@ ISTHMUS_DEVICE BlockStatus take_single_keys(Group group, const Word* __restrict 
   return {group.any(any_peeled != 0), group.any(any_left != 0)};
 }
 
-// Leaves in `keys` those that have a cell which no earlier key took, and takes all their cells. The keys that stay
-// peel, the last one first. The three rows of a block differ.
+// Removes from `keys` those without a cell that no earlier key took; the others take all their cells. The keys that
+// stay peel, the last one first. The three rows of a block differ.
 template <typename Group, typename Word>
 ISTHMUS_DEVICE void admit_keys(Group group, Word* __restrict taken0, Word* __restrict taken1, Word* __restrict taken2,
                                int64_t words, Word* __restrict keys) {
@@ -119,8 +119,8 @@ struct XorCell {
   }
 };
 
-// A cell that adds values with signs. Addition does not commute with rounding: all updates of one column come from one
-// thread of the group, in ascending order of blocks.
+// A cell that adds signed values. Sums depend on the order of rounding, so one thread of the group makes all updates of
+// a column, in ascending order of blocks.
 struct SumCell {
   using Type = float;
   static ISTHMUS_DEVICE float value(float cell, bool negative) { return negative ? -cell : cell; }
@@ -202,8 +202,8 @@ ISTHMUS_DEVICE void for_each_key(Group group, const Word* keys, int64_t words, V
   }
 }
 
-// Recovers the values of the `peeled` keys of one block from the first of their cells that they have alone, takes them
-// out of the sketch, and hands them to emit(column, value).
+// Recovers the values of a block's `peeled` keys, each from the first cell that it has alone. It takes them out of the
+// sketch and calls emit(column, value).
 template <typename Group, typename Cell, typename Word, typename Emit>
 ISTHMUS_DEVICE void recover_values(Group group, const BlockCells<Cell>& cells, const Word* peeled, int64_t words,
                                    const Word* single0, const Word* single1, Emit emit) {

@@ -8,14 +8,14 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// The byte that scales a block's values: the exponent of its largest magnitude, and at least 1. 0: it has no values.
+// The byte that scales a block's values: the exponent of its largest magnitude, and at least 1; 0: no values.
 ISTHMUS_DEVICE uint32_t scale_of(uint32_t largest_magnitude) {
   const uint32_t exponent = largest_magnitude >> 23;
   return exponent == 0 && largest_magnitude != 0 ? 1 : exponent;
 }
 
-// value * 2^exponent, for exponents from -252 to 254. One factor may be too large or too small for float32; two are
-// not. A cell's value is far from both ends, so that the first product is exact, and the second rounds as one would.
+// value * 2^exponent, for exponents from -252 to 254. One factor may not fit float32, so there are two. A cell's value
+// is far from both ends: the first product is exact, and the second rounds like a single one.
 ISTHMUS_DEVICE float scaled_by(float value, int exponent) {
   const int half = exponent >> 1;
   const uint32_t first = static_cast<uint32_t>(127 + half) << 23;

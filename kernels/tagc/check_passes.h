@@ -1,5 +1,4 @@
-// The checks of `tagc` packets before they are used. Afterwards no mark leads outside the piece, even in a forged
-// packet.
+// Checks `tagc` packets before they are used. Afterwards no mark leads outside the piece, even in a forged packet.
 #pragma once
 
 #include "kernels/block/packet_passes.h"
@@ -8,9 +7,9 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// What must precede peeling: begins the sum, draws the blocks' rows, takes the checksums of all packets, and writes
-// their indices as the slabs' keys, flagged blocks apart. A group checks a packet; what it finds is looked at later,
-// together with header and checksum. Nothing after a fault.
+// Does what must precede peeling: begins the sum, draws the blocks' rows, takes all packets' checksums, and writes
+// their indices as the slabs' keys, without flagged blocks. A group checks a packet; the findings are evaluated later,
+// with header and checksum. After a fault it does nothing.
 struct OpenPackets {
   static constexpr int kThreads = kPassThreads;
   static constexpr int kResidentGroups = 2;
@@ -80,7 +79,7 @@ struct OpenPackets {
     return group.any(is_found) ? found_fault(kind) : 0;
   }
 
-  // Whether this thread finds a byte other than 0 from `begin` to `end`, which are multiples of 8.
+  // Whether this thread finds a byte other than 0 from `begin` to `end`, multiples of 8.
   template <typename Group>
   static ISTHMUS_DEVICE bool any_set(const Group& group, const uint8_t* bytes, int64_t begin, int64_t end) {
     uint64_t set = 0;

@@ -93,7 +93,7 @@ inline PeelResult peel_keys(const TagcShape& shape, const BlockRows* rows, int64
   return peel(shape, rows, max_rounds, scratch, [](auto...) {});
 }
 
-// Removes some of the remaining keys, which do not peel together, so that the others do.
+// Removes some of the remaining keys that do not peel together, so that the others do.
 inline void admit_remaining(const TagcShape& shape, const BlockRows* rows, int64_t first_block,
                             const PeelScratch& scratch) {
   const int64_t words = shape.block_words();
@@ -145,8 +145,8 @@ PeelResult peel_at_once(const TagcShape& shape, const BlockRows* rows, int64_t m
               });
 }
 
-// The same, but values are buffered in the order of keys and emitted in one walk through the piece: after the first
-// round they come from places far apart.
+// Buffers values in the order of keys and emits them in one walk through the piece, because after the first round they
+// come from places far apart.
 template <typename Cell, typename FloatOfCell, typename Emit>
 PeelResult peel_and_wait(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, const PeelScratch& scratch,
                          const ValueScratch& waiting, typename Cell::Type* cells, FloatOfCell float_of_cell,
@@ -180,7 +180,7 @@ PeelResult peel_and_wait(const TagcShape& shape, const BlockRows* rows, int64_t 
   return result;
 }
 
-// emit(element, value) for each that peels: float_of_cell(block, what its cell held).
+// Calls emit(element, float_of_cell(block, cell)) for each key that peels.
 template <typename Cell, typename FloatOfCell, typename Emit>
 PeelResult peel_values(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, const PeelScratch& scratch,
                        const ValueScratch& waiting, typename Cell::Type* cells, FloatOfCell float_of_cell, Emit emit) {
@@ -214,7 +214,7 @@ inline PeelResult peel_sum(const TagcShape& shape, const BlockRows* rows, int64_
       [=](int64_t element, float value) { out[element] = value == value ? value : float_of(kNanBits); });
 }
 
-// visit(block, block_cells, column, element) for each key of the index, in ascending order.
+// Calls visit(block, block_cells, column, element) for each key of the index, ascending.
 template <typename Cell, typename Visit>
 void for_each_cell(const TagcShape& shape, const BlockRows* rows, const uint64_t* index, typename Cell::Type* cells,
                    Visit visit) {
@@ -278,7 +278,7 @@ inline void insert_sum(const TagcShape& shape, const BlockRows* rows, const uint
 
 inline void estimate(const TagcShape& shape, const BlockRows* rows, const uint64_t* remaining, const float* cells,
                      float* out) {
-  // Cells are read only; BlockCells has no constant form.
+  // Only reads cells, but BlockCells has no constant form.
   for_each_cell<SumCell>(shape, rows, remaining, const_cast<float*>(cells),
                          [=](int64_t, const BlockCells<SumCell>& block_cells, int64_t column, int64_t element) {
                            out[element] = median_or_nan(block_cells.value(0, column), block_cells.value(1, column),

@@ -17,19 +17,19 @@ ISTHMUS_DEVICE bool begins_alike(uint32_t bits, const PartialThreshold& threshol
   return digit == 0 || (bits ^ threshold.prefix) >> digit_shift(digit - 1) == 0;
 }
 
-// The digit that the threshold has, if `wanted` of the counted are to stay.
+// The threshold's digit, if `wanted` of the counted elements are to stay.
 struct DigitChoice {
   uint32_t digit;
-  uint32_t wanted;  // of those with this digit
+  uint32_t wanted;  // how many elements with this digit stay
   bool found;       // false: no more than `wanted` were counted, or fewer
 };
 
-// The highest digit below `values` for which at least `wanted` (1 or more) have it or a higher one; count_of(digit).
-// choice: memory of the group.
+// The highest digit below `values` such that at least `wanted` (1 or more) elements have it or a higher one, by
+// count_of(digit). choice: memory of the group.
 template <typename Group, typename CountOf>
 ISTHMUS_DEVICE DigitChoice choose_digit(Group& group, uint32_t values, uint32_t wanted, CountOf count_of,
                                         DigitChoice& choice) {
-  // Each thread has a run of digits, the first thread the highest.
+  // Each thread takes a run of digits; the first thread takes the highest.
   const auto size = static_cast<uint32_t>(group.size());
   const uint32_t run = (values + size - 1) / size;
   const uint32_t skipped = static_cast<uint32_t>(group.thread()) * run;
@@ -57,7 +57,7 @@ ISTHMUS_DEVICE DigitChoice choose_digit(Group& group, uint32_t values, uint32_t 
   return chosen;
 }
 
-// The threshold with one digit more, which `counts` have. All threads of a group.
+// Adds a digit, chosen by `counts`, to the threshold. All threads of a group call it.
 template <typename Group>
 ISTHMUS_DEVICE PartialThreshold add_digit(Group& group, const PartialThreshold& threshold, int digit,
                                           const uint32_t* counts, DigitChoice& choice) {
@@ -66,7 +66,7 @@ ISTHMUS_DEVICE PartialThreshold add_digit(Group& group, const PartialThreshold& 
   return {threshold.prefix | chosen.digit << digit_shift(digit), chosen.wanted, chosen.found ? 1U : 0U};
 }
 
-// Adds a group's counts to those of all groups. They must be complete.
+// Adds a group's complete counts to those of all groups.
 template <typename Group>
 ISTHMUS_DEVICE void add_counts(Group& group, const uint32_t* counts, uint32_t* counts_of_all_groups) {
   for_each_of_group(group, kMaxDigitValues, [&](int64_t digit) {
@@ -76,7 +76,7 @@ ISTHMUS_DEVICE void add_counts(Group& group, const uint32_t* counts, uint32_t* c
   });
 }
 
-// The end of a pass that counted a digit: its last group writes the threshold with that digit.
+// Ends a pass that counted a digit: its last group writes the threshold with that digit.
 template <typename Group>
 ISTHMUS_DEVICE void finish_digit(Group& group, const TagcEncodeJob& job, const PartialThreshold& threshold, int digit,
                                  DigitChoice& choice) {

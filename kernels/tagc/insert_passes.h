@@ -7,7 +7,8 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// The largest magnitude that each block sends, which scales the block's values. One thread a word of the index.
+// Finds the largest magnitude that each block sends, which scales the block's values. One thread takes a word of the
+// index.
 struct FindPeaks {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = 0;
@@ -33,9 +34,9 @@ struct FindPeaks {
   }
 };
 
-// Moves the values that the index marks from residual to the sketch; their rounding errors stay. A sketch that is
-// larger than the second-level cache is filled in stripes of columns, one after the other: each value updates three
-// cells, in rows far apart.
+// Moves the values that the index marks from the residual to the sketch; their rounding errors stay. A sketch larger
+// than the second-level cache is filled in stripes of columns, one after another, because each value updates three
+// cells in rows far apart.
 template <bool kShortRows, typename Cells>
 struct InsertValues {
   static constexpr int kThreads = kPassThreads;
@@ -47,7 +48,7 @@ struct InsertValues {
   TagcEncodeJob job;
   int64_t stripe_words;  // of each block's words in the index: a power of two
 
-  // As many words as keep a stripe of the sketch within `bytes`; at least one.
+  // How many words keep a stripe of the sketch within `bytes`; at least one.
   static int64_t words_of_stripe(const TagcShape& shape, int64_t bytes) {
     int64_t words = shape.block_elements / 32;
     while (words > 1 && static_cast<int64_t>(sizeof(Cell)) * 32 * words * shape.num_rows > bytes) {

@@ -8,7 +8,7 @@
 
 namespace isthmus::kernels {
 
-inline constexpr int64_t kMaxDeviceElements = 0xffffffff;  // of a piece: counts have 32 bits
+inline constexpr int64_t kMaxDeviceElements = 0xffffffff;  // of a piece, because counts have 32 bits
 
 // The exact threshold is found digit by digit, from the top of a magnitude's 31 bits.
 inline constexpr int kNumDigits = 3;
@@ -22,38 +22,38 @@ struct PartialThreshold {
   uint32_t found;  // 0: everything that was counted stays
 };
 
-// Which elements stay that equal the threshold, where there are too many: those in words of the index before `word`,
-// and the first `may_stay` in it.
+// If too many elements equal the threshold, these stay: those in words of the index before `word`, and the first
+// `may_stay` in it.
 struct TieCut {
   int64_t word;
   uint32_t may_stay;
 };
 
-// State of one encoding; zero after its first pass, but for `bound`.
+// The state of one encoding, which its first pass zeroes except for `bound`.
 struct SelectState {
   uint32_t bound;       // candidates are the magnitudes that reach it; at least 1
-  uint32_t candidates;  // how many do
-  uint32_t misled;      // 1: fewer than are to be kept
-  uint32_t rounds;      // that peeling all took
-  uint32_t arrived;     // groups at the end of the pass under way
-  uint32_t spare_ties;  // 1: `cut` says which stay
+  uint32_t candidates;  // how many magnitudes reach the bound
+  uint32_t misled;      // 1: fewer reach it than are to be kept
+  uint32_t rounds;      // that peeling took
+  uint32_t arrived;     // groups that reached the end of the running pass
+  uint32_t spare_ties;  // 1: `cut` says which elements equal to the threshold stay
   PartialThreshold threshold;
   TieCut cut;
   uint32_t counts[kNumDigits][kMaxDigitValues];  // how many candidates have a digit, and those before it
 };
 
-// Eight columns of the sketch are peeled by one group: their marks are a byte of each block, and their values 32 bytes.
+// One group peels eight columns of the sketch: a byte of marks for each block, and 32 bytes of values.
 inline constexpr int64_t kSlabColumns = 8;
 ISTHMUS_DEVICE int64_t num_slabs(const TagcShape& shape) { return shape.block_elements / kSlabColumns; }
 
-// Degrees of a slab's cells, two bytes a row. Those of up to 65536 rows are in shared memory, those of more in scratch
+// Degrees of a slab's cells take two bytes a row. They are in shared memory for up to 65536 rows, else in scratch
 // memory.
 inline constexpr int64_t kMaxSharedTableBytes = int64_t{128} * 1024;
 ISTHMUS_DEVICE int64_t table_words(const TagcShape& shape) { return (shape.num_rows + 1) / 2; }
 ISTHMUS_DEVICE int64_t table_bytes(const TagcShape& shape) { return 4 * table_words(shape); }
 ISTHMUS_DEVICE bool tables_fit_shared(const TagcShape& shape) { return table_bytes(shape) <= kMaxSharedTableBytes; }
 
-// The index is turned into keys of slabs tile by tile, of as many blocks as have 256 words, and of 32 at least.
+// The index becomes keys of slabs in tiles of as many blocks as have 256 words, and at least 32.
 ISTHMUS_DEVICE int64_t tile_blocks(const TagcShape& shape) {
   return shape.block_elements >= 256 ? 32 : 8192 / shape.block_elements;
 }
@@ -64,16 +64,16 @@ ISTHMUS_DEVICE int64_t num_tiles(const TagcShape& shape) {
 // Words of 4 blocks that a slab's keys take.
 ISTHMUS_DEVICE int64_t slab_words(const TagcShape& shape) { return num_tiles(shape) * tile_blocks(shape) / 4; }
 
-// Scratch memory for peeling, by sender and receiver; a part for each slab.
+// Scratch memory for peeling, of sender and receiver, with a part for each slab.
 struct SlabScratch {
   uint32_t* keys;    // slabs x slab_words: a byte a block, those that did not peel yet
-  uint32_t* left;    // slabs: 1 where some did not
+  uint32_t* left;    // slabs: 1 where some keys did not peel
   uint32_t* tables;  // slabs x table_words; null where they fit into shared memory
 };
 
 ISTHMUS_DEVICE uint32_t found_fault(FaultKind kind) { return 1U << static_cast<uint32_t>(kind); }
 
-// Draws the blocks' rows; as tagc_seed() on the host.
+// The seed of the blocks' rows: tagc_seed() on the device.
 ISTHMUS_DEVICE uint64_t seed_of(const DeviceContext& context) {
   constexpr uint64_t kOdd = 0xd1342543de82ef95;
   return context.unit_hash ^ (context.step + 1) * kOdd;
@@ -86,11 +86,11 @@ struct TagcEncodeJob : EncodeJobBase {
   TagcLayout layout;
   uint32_t keep;
   uint32_t sample_runs;  // the bound is guessed from so many runs of neighbours...
-  uint32_t sample_keep;  // ...as the magnitude that so many of them reach
+  uint32_t sample_keep;  // ...as the magnitude that this many of them reach
   int64_t max_rounds;
 
   SelectState* state;
-  uint32_t* tie_counts;  // num_blocks: elements that equal the threshold
+  uint32_t* tie_counts;  // num_blocks: how many elements equal the threshold
   uint32_t* peaks;       // num_blocks: the largest magnitude that is sent; null for cells without scales
   uint32_t* rows;        // 4 x num_blocks, 16-byte aligned: a RowTable
   SlabScratch slabs;

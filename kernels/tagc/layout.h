@@ -50,7 +50,7 @@ struct TagcLayout {
   int64_t end;
 };
 
-// Where a block's elements go in the sketch: three different rows, and a sign for each (sums only).
+// Where a block's elements go in the sketch: three different rows, each with a sign (for sums only).
 struct BlockRows {
   uint32_t row[3];
   uint32_t negative;  // bit i: values enter row[i] negated
@@ -68,10 +68,10 @@ struct Selection {
 struct PeelResult {
   int64_t peeled_elements = 0;
   int64_t left_elements = 0;
-  int64_t rounds = 0;  // in which something peeled
+  int64_t rounds = 0;  // rounds in which something peeled
 };
 
-// Scratch memory of the peeling functions; contents before and after do not matter, except for `remaining`.
+// Scratch memory for peeling. Contents before and after do not matter, except for `remaining`.
 struct PeelScratch {
   uint64_t* remaining;  // index_words: in: the keys, flagged blocks cleared; out: those that did not peel
   uint64_t* once;       // num_rows * block_words: cells that hold one key or more
@@ -79,19 +79,19 @@ struct PeelScratch {
   uint32_t* active;     // num_blocks: blocks with keys remaining
 };
 
-// Additional scratch memory where values are recovered.
+// Additional scratch memory for recovering values.
 struct ValueScratch {
-  uint64_t* keys;         // index_words: those that the first round did not peel
+  uint64_t* keys;         // index_words: keys that the first round did not peel
   uint32_t* keys_before;  // index_words: how many of them come before each word
   float* values;          // as many as there are remaining keys at first
 };
 
-// All pointers are to `shape`'s sizes unless said otherwise. None of them may overlap.
+// Pointers are to memory of `shape`'s sizes unless said otherwise, and none overlap.
 struct TagcKernels {
   void (*hash_blocks)(const TagcShape& shape, uint64_t seed, BlockRows* rows);
 
-  // A magnitude that probably a little more than `keep` elements of piece + residual reach: a guess from a sample,
-  // at least 1. candidates: scratch of selection_capacity().
+  // Guesses from a sample a magnitude, at least 1, that probably a little more than `keep` elements of piece + residual
+  // reach. candidates: scratch memory of selection_capacity().
   uint32_t (*sample_bound)(const TagcShape& shape, int64_t keep, const float* piece, const float* residual,
                            uint32_t* candidates);
 
@@ -105,28 +105,28 @@ struct TagcKernels {
   // Peels the keys in scratch.remaining without values.
   PeelResult (*peel_keys)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch);
 
-  // Takes out of `index` some of the keys in scratch.remaining (all there at first), so that the rest peels in at most
-  // max_rounds rounds. At least one key stays if there is one. Where keys compete, those of `first_block` and the
-  // blocks after it, cyclically, have precedence. scratch.remaining is unspecified afterwards.
+  // Removes from `index` some of the keys in scratch.remaining (all are there at first), so that the rest peels in at
+  // most max_rounds rounds. At least one key stays if there is one. Where keys compete, `first_block` and the blocks
+  // after it, cyclically, take precedence. scratch.remaining is unspecified afterwards.
   PeelResult (*hold_back)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, int64_t first_block,
                           uint64_t* index, PeelScratch scratch);
 
-  // Moves the values that `index` marks from residual to the sketch (cells of the shape's type), by XOR; their rounding
-  // errors stay. Skips flagged blocks. scales: a byte a block, where the type has them; flagged blocks' are not
-  // written.
+  // Moves the values that `index` marks from the residual to the sketch (cells of the shape's type) by XOR; their
+  // rounding errors stay. Flagged blocks are skipped. scales: a byte for each block if the type has scales; those of
+  // flagged blocks are not written.
   void (*insert_xor)(const TagcShape& shape, const BlockRows* rows, const uint64_t* flags, const uint64_t* index,
                      float* residual, uint8_t* scales, void* cells);
 
-  // The same by signed sums (residual is zero there afterwards), in ascending order of blocks. What is marked in
-  // flagged blocks enters as NaN.
+  // Adds the marked values to the sketch with their signs, in ascending order of blocks; the residual becomes zero
+  // there. Marked elements of flagged blocks enter as NaN.
   void (*insert_sum)(const TagcShape& shape, const BlockRows* rows, const uint64_t* flags, const uint64_t* index,
                      float* residual, float* cells);
 
-  // Peels keys with values: out[i] += value, cells without it. out has num_elements.
+  // Peels keys with values: out[i] += value, and the value leaves the cells. out has num_elements.
   PeelResult (*peel_xor)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,
                          ValueScratch waiting, const uint8_t* scales, void* cells, float* out);
 
-  // The same for signed sums in float32: out[i] = value for what peeled.
+  // Peels signed sums in float32: out[i] = value for what peeled.
   PeelResult (*peel_sum)(const TagcShape& shape, const BlockRows* rows, int64_t max_rounds, PeelScratch scratch,
                          ValueScratch waiting, float* cells, float* out);
 

@@ -1,4 +1,4 @@
-// The passes of codec `tagc` that peel: the sender peels the index and holds back what does not peel, the receiver
+// The passes that peel in codec `tagc`. The sender peels the index and holds back what does not peel; the receiver
 // peels packets with their values.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// Peels all keys of the index without values. What is left stays in the slabs' scratch memory.
+// Peels all keys of the index without values. The rest stays in the slabs' scratch memory.
 template <bool kTablesInShared>
 struct PeelIndex {
   static constexpr int kThreads = kTablesInShared ? 1024 : 768;  // 64 or 80 registers a thread
@@ -31,8 +31,8 @@ struct PeelIndex {
   }
 };
 
-// Where keys were left, lets in some that peel: each that has a cell which no earlier key took, beginning at a block
-// that moves on from step to step. Takes the others, which are held back, out of the index.
+// If keys were left, lets in some that peel: each with a cell that no earlier key took, from a block on that moves from
+// step to step. The others are held back: they leave the index.
 template <bool kTablesInShared>
 struct HoldBack {
   static constexpr int kThreads = 512;
@@ -56,7 +56,7 @@ struct HoldBack {
       }
       const Slab<kTablesInShared> slab(job.shape, job.slabs, job.rows, number,
                                        table_of<kTablesInShared>(group, job.shape, job.slabs, number, kCandidateBytes));
-      // The index's bytes of this slab, of one block after the other.
+      // The index's bytes of this slab, one block after another.
       uint8_t* index = job.packet + job.layout.index + number;
       const int64_t stride = num_slabs(job.shape);
       slab.change_keys(group, [&](int64_t block, uint32_t keys, const uint32_t*) {
@@ -76,14 +76,14 @@ struct HoldBack {
   }
 
  private:
-  // As tagc_first_block() on the host.
+  // tagc_first_block() on the device.
   ISTHMUS_DEVICE int64_t first_block() const {
     constexpr uint64_t kStride = 0x9e3779b9;
     const uint64_t place = (job.context->step * kStride) & 0xffffffff;
     return static_cast<int64_t>(place * static_cast<uint64_t>(job.shape.num_blocks) >> 32);
   }
 
-  // visit(block, keys) for this thread's run of blocks: all threads' runs are all blocks, in order.
+  // Calls visit(block, keys) for this thread's run of blocks. The runs of all threads are all blocks, in order.
   template <typename Group, typename Visit>
   static ISTHMUS_DEVICE void for_each_of_run(const Group& group, const Slab<kTablesInShared>& slab, Visit visit) {
     const int64_t run = divide_up(slab.num_words, group.size());
@@ -99,8 +99,8 @@ struct HoldBack {
     }
   }
 
-  // Adds to the index those of the slab's keys that are let in. Keys come one after the other, but for eight columns at
-  // once: one thread decides, the others fetch. Begins and ends with a barrier.
+  // Adds to the index the slab's keys that are let in. Keys come one after another, but for eight columns at once: one
+  // thread decides, the others fetch. It begins and ends with a barrier.
   template <typename Group>
   ISTHMUS_DEVICE void admit(Group& group, const Slab<kTablesInShared>& slab, uint8_t* index,
                             Candidate* candidates) const {
@@ -139,7 +139,7 @@ struct HoldBack {
     }
   }
 
-  // Leaves of the candidate's keys those that have a cell which no key before them took, and takes all their cells.
+  // Removes the candidate's keys without a cell that no earlier key took; the others take all their cells.
   template <typename Group>
   static ISTHMUS_DEVICE void admit_one(Group& group, const Degrees& taken, Candidate& candidate) {
     const uint32_t* row = candidate.row;
@@ -150,9 +150,9 @@ struct HoldBack {
   }
 };
 
-// Peels all packets with values, one after the other in each slab: sum += value, and at the end out = scale * sum; or
-// each packet to its place, all at once. Nothing if one is refused, which each group finds out for itself: so none
-// waits for another. The last group reports.
+// Peels all packets with values, one after another in each slab: sum += value, and at the end out = scale * sum.
+// Packets that go to places are peeled all at once. If one is refused, nothing is done; each group finds that out for
+// itself, so that none waits for another. The last group reports.
 template <bool kTablesInShared, typename Cells>
 struct PeelPackets {
   static constexpr int kThreads = 640;  // 96 registers a thread: with 80, as many as 768 had, some are spilled
@@ -183,7 +183,7 @@ struct PeelPackets {
   }
 
  private:
-  // All threads of a group; the answer is the same in every group.
+  // All threads of a group call it; every group gets the same answer.
   template <typename Group>
   ISTHMUS_DEVICE bool is_one_refused(Group& group) const {
     bool refused = false;
@@ -199,7 +199,7 @@ struct PeelPackets {
     return refused;
   }
 
-  // out = scale * sum, of a slab whose sums are complete.
+  // out = scale * sum, for a slab whose sums are complete.
   template <typename Group>
   ISTHMUS_DEVICE void end_slab(const Group& group, int64_t number) const {
     if (job.out.data == job.sum.data && job.scale == 1) {
@@ -213,7 +213,7 @@ struct PeelPackets {
     });
   }
 
-  // place: which part of the scratch memory this slab has, of those that are peeled at once.
+  // place: the slab's part of the scratch memory, among the slabs that are peeled at once.
   template <typename Group>
   ISTHMUS_DEVICE void peel_packet(Group& group, int64_t packet, int64_t number, int64_t place) const {
     const TagcShape& shape = job.shape;
@@ -252,8 +252,8 @@ struct PeelPackets {
     });
   }
 
-  // Takes the values of a block's `peeled` keys out of the sketch, from the first cell that each has alone, and adds
-  // them to `out`. The loads of four are in flight together.
+  // Takes the values of a block's `peeled` keys out of the sketch, each from the first cell that it has alone, and adds
+  // them to `out`. Four loads are in flight at once.
   template <typename Group>
   static ISTHMUS_DEVICE void recover(Group& group, uint32_t peeled, uint32_t single0, uint32_t single1,
                                      const uint32_t* row, uint32_t* cells, uint32_t scale, float* out) {
@@ -283,7 +283,7 @@ struct PeelPackets {
     }
   }
 
-  // The elements that are marked in flagged blocks.
+  // Visits the marked elements of flagged blocks.
   template <typename Group>
   ISTHMUS_DEVICE void add_nan(const Group& group, const uint8_t* bytes, int64_t number, float* out) const {
     const auto* flags = reinterpret_cast<const uint64_t*>(bytes + job.layout.flags);

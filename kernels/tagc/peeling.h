@@ -40,7 +40,7 @@ class Degrees {
   int64_t num_words_;
 };
 
-// One slab while it is peeled. kTablesInShared: the degrees fit into the group's shared memory.
+// One slab while it is peeled. kTablesInShared: its degrees fit into the group's shared memory.
 template <bool kTablesInShared>
 struct Slab {
   uint32_t* keys;  // slab_words: a byte a block, those that are left
@@ -48,7 +48,7 @@ struct Slab {
   RowTable<kTablesInShared> rows;
   Degrees degrees;
 
-  // table: of the degrees.
+  // table: memory for the degrees.
   ISTHMUS_DEVICE Slab(const TagcShape& shape, const SlabScratch& scratch, uint32_t* rows_of_blocks, int64_t number,
                       uint32_t* table)
       : keys(scratch.keys + number * slab_words(shape)),
@@ -100,8 +100,8 @@ struct Slab {
   }
 };
 
-// Memory for degrees: of the group, behind its first `offset` bytes, or of the scratch memory, for the `place`-th of
-// the slabs that are peeled at once.
+// Memory for degrees: the group's shared memory behind its first `offset` bytes, or scratch memory for the `place`-th
+// slab of those that are peeled at once.
 template <bool kTablesInShared, typename Group>
 ISTHMUS_DEVICE uint32_t* table_of(const Group& group, const TagcShape& shape, const SlabScratch& scratch, int64_t place,
                                   int64_t offset) {
@@ -113,8 +113,8 @@ ISTHMUS_DEVICE uint32_t* table_of(const Group& group, const TagcShape& shape, co
 }
 
 struct PeelOutcome {
-  int64_t rounds;  // in which something peeled
-  bool left;       // something may be
+  int64_t rounds;  // rounds in which something peeled
+  bool left;       // keys may be left
 };
 
 // Peels in rounds, at most `max_rounds`: all keys that are alone in a cell at the beginning of a round leave together.

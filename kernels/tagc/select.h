@@ -8,14 +8,14 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
 inline constexpr SerialGroup kSerial;
 
-// Kept is every magnitude above `bits`, and the first `ties` that equal it.
+// Every magnitude above `bits` is kept, and the first `ties` that equal it.
 struct Threshold {
   uint32_t bits;
   int64_t ties;
 };
 
-// The threshold that keeps the `keep` largest of the magnitudes that for_each(visit) visits, zeros apart: a search of
-// one digit after the other, from the top.
+// The threshold that keeps the `keep` largest of the nonzero magnitudes that for_each(visit) visits. It is searched
+// digit by digit, from the top.
 template <typename ForEach>
 Threshold find_threshold(int64_t keep, ForEach for_each) {
   constexpr int kDigitBits = 11;
@@ -89,7 +89,7 @@ inline uint64_t mark_non_finite(const float* piece, const float* residual, int64
   return marked;
 }
 
-// residual += piece; the bits of those of at least `bound`. Up to 64 elements.
+// residual += piece for up to 64 elements; returns bits for the sums that reach `bound`.
 inline uint64_t add_and_mark(const float* piece, float* residual, int64_t count, uint32_t bound) {
   if (count >= 64) {
     return add_and_mark_64(piece, residual, bound);
@@ -102,7 +102,7 @@ inline uint64_t add_and_mark(const float* piece, float* residual, int64_t count,
   return marked;
 }
 
-// Prefetches the same word of the next block, while this one is worked on. Past the end it does nothing.
+// Prefetches the same word of the next block while this one is worked on. Past the end it does nothing.
 inline void prefetch_next(const TagcShape& shape, const float* piece, const float* residual, int64_t element) {
   constexpr int64_t kLine = 16;
   const int64_t next = element + shape.block_elements;
@@ -139,8 +139,8 @@ inline Collected collect(const TagcShape& shape, uint32_t bound, const float* pi
   return collected;
 }
 
-// Takes out of the index what the threshold does not keep. Returns how many stay. index marks all elements that reach
-// `threshold` in blocks without a flag; next_magnitude(i) is called for each of them in ascending order.
+// Removes from the index what the threshold does not keep, and returns how many stay. The index marks all elements that
+// reach `threshold` in blocks without a flag; next_magnitude(i) is called for each of them in ascending order.
 template <typename NextMagnitude>
 int64_t apply_threshold(const TagcShape& shape, Threshold threshold, const uint64_t* flags, uint64_t* index,
                         NextMagnitude next_magnitude) {
@@ -167,7 +167,7 @@ int64_t apply_threshold(const TagcShape& shape, Threshold threshold, const uint6
   return kept;
 }
 
-// residual already holds the sums.
+// Selects among all elements. The residual already holds the sums.
 inline int64_t select_among_all(const TagcShape& shape, int64_t keep, const float* residual, const uint64_t* flags,
                                 uint64_t* index) {
   const Threshold threshold = find_threshold(keep, [&](auto visit) {
@@ -210,8 +210,8 @@ inline Selection select(const TagcShape& shape, int64_t keep, uint32_t bound, co
   return selection;
 }
 
-// Samples runs of 16 neighbours (a cache line), one from each of equal stretches, at varying places, so that they do
-// not fall in with a period of the data: a sixteenth of the piece, but 64 runs at least and 4096 at most.
+// Samples runs of 16 neighbours (a cache line), one from each of equal stretches, at varying places that follow no
+// period of the data. The sample is a sixteenth of the piece, but at least 64 and at most 4096 runs.
 inline uint32_t sample_bound(const TagcShape& shape, int64_t keep, const float* piece, const float* residual,
                              uint32_t* candidates) {
   constexpr int64_t kRun = 16;
@@ -232,7 +232,7 @@ inline uint32_t sample_bound(const TagcShape& shape, int64_t keep, const float* 
       candidates[samples++] = bits < kInfinityBits ? bits : 0;
     }
   }
-  // The expected number of kept samples, and six standard deviations of it: neighbours are alike.
+  // Allows six standard deviations above the expected number of kept samples, because neighbours are alike.
   const double expected =
       static_cast<double>(samples) * static_cast<double>(keep) / static_cast<double>(shape.num_elements);
   const int64_t sample_keep = static_cast<int64_t>(expected + 6 * __builtin_sqrt(expected) + 8);

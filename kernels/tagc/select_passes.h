@@ -19,7 +19,7 @@ struct CountsOfGroup {
   DigitChoice choice;
 };
 
-// Where the bound was too high: marks all but zeros, and counts first digits. Otherwise it does nothing.
+// If the bound was too high, marks all elements but zeros and counts first digits. Otherwise it does nothing.
 struct MarkAll {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = sizeof(CountsOfGroup);
@@ -57,7 +57,7 @@ struct MarkAll {
   }
 };
 
-// Counts the next digit of the marked elements that begin as the threshold does.
+// Counts the next digit of marked elements that have the threshold's earlier digits.
 struct CountDigit {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = sizeof(CountsOfGroup);
@@ -103,8 +103,8 @@ ISTHMUS_DEVICE uint32_t mark_equal(const Eight& eight, uint32_t bits) {
   return equal;
 }
 
-// Where more elements equal the threshold than may stay: finds the word of the index that holds the last one that
-// stays. Otherwise it does nothing.
+// If more elements equal the threshold than may stay, finds the word of the index with the last one that stays.
+// Otherwise it does nothing.
 struct CountTies {
   static constexpr int kThreads = kPassThreads;
   struct Shared {
@@ -141,7 +141,8 @@ struct CountTies {
     return ties;
   }
 
-  // First the block, then the word in it. From the last to the first: so the highest digit is the lowest place.
+  // Finds the block, then the word in it. Places are counted from the end, so that the highest digit is the lowest
+  // place.
   template <typename Group>
   ISTHMUS_DEVICE void find_cut(Group& group, const PartialThreshold& threshold, Shared& shared) const {
     const auto blocks = static_cast<uint32_t>(job.shape.num_blocks);
@@ -162,7 +163,7 @@ struct CountTies {
   }
 };
 
-// Leaves the kept elements in the index, and writes them as the slabs' keys, flagged blocks apart.
+// Leaves the kept elements in the index, and writes them as the slabs' keys, without flagged blocks.
 struct ApplyThreshold {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = SpreadTile::kMaxSharedBytes;

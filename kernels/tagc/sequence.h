@@ -75,7 +75,7 @@ void run_passes(Executor& executor, const TagcEncodeJob& job) {
   run_for_pieces(executor, Seal{job}, checksum_groups(job.packet_bytes), 0);
 }
 
-// Enough for whatever takes the most, as far as they may write parts of checksums.
+// As many groups as the largest task needs, limited to those that may write parts of checksums.
 inline int64_t groups_to_open(const TagcDecodeJob& job) {
   const int64_t groups = std::max({checksum_groups(job.packet_bytes), job.num_packets * num_tiles(job.shape),
                                    divide_up(job.sum.num_elements, kSumAtOnce * OpenPackets::kThreads)});

@@ -1,4 +1,4 @@
-// The index of `tagc` as threads read it: as words whose marked elements are fetched 32 bytes at a time, and as slabs
+// The index of `tagc` as threads read it: in words, whose marked elements are fetched 32 bytes at a time, and in slabs
 // of eight columns.
 #pragma once
 
@@ -10,13 +10,13 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// Blocks are powers of two: no division.
+// A shift instead of a division, because blocks are powers of two.
 ISTHMUS_DEVICE int64_t block_of_word(const TagcShape& shape, int64_t word) {
   return word >> (lowest_bit(shape.block_elements) - 5);
 }
 
-// The rows of all blocks, without signs: in 16 bits where they fit, as they do where a slab's degrees fit into shared
-// memory. They are read more often than anything else.
+// The rows of all blocks, without signs. They are read more often than anything else, so they have 16 bits where they
+// fit, which they do if a slab's degrees fit into shared memory.
 template <bool kShort>
 class RowTable {
  public:
@@ -37,7 +37,7 @@ class RowTable {
   Stored* blocks_;
 };
 
-// One thread.
+// One thread calls it.
 ISTHMUS_DEVICE void draw_rows(const TagcShape& shape, const DeviceContext& context, int64_t block, uint32_t* rows) {
   const BlockRows drawn = hash_block(seed_of(context), block, shape.num_rows);
   if (tables_fit_shared(shape)) {
@@ -50,7 +50,7 @@ ISTHMUS_DEVICE void draw_rows(const TagcShape& shape, const DeviceContext& conte
 // The elements of one byte of the index: a sector of memory where their address allows.
 using Eight = SeveralOf<float, 8>;
 
-// Values of a piece, of which whole sectors may be loaded at once if they begin at a multiple of 16 bytes.
+// Values of a piece. Whole sectors may be loaded at once if they begin at a multiple of 16 bytes.
 struct Sectors {
   float* values;
   int64_t num_elements;
@@ -89,8 +89,8 @@ ISTHMUS_DEVICE Sectors sectors_of_residual(const TagcEncodeJob& job) {
   return {job.residual, job.shape.num_elements, reinterpret_cast<uintptr_t>(job.residual) % 16 == 0};
 }
 
-// visit(byte, marks, eight) for the bytes of a word of the index that mark something, with their elements; all are
-// fetched before the first is visited.
+// Calls visit(byte, marks, eight) for each byte of an index word that marks something, with its elements. All are
+// fetched before the first visit.
 template <typename Visit>
 ISTHMUS_DEVICE void for_each_marked_byte(const Sectors& sectors, int64_t word, uint32_t marks, Visit visit) {
   Eight eight[4] = {};
@@ -109,7 +109,7 @@ ISTHMUS_DEVICE void for_each_marked_byte(const Sectors& sectors, int64_t word, u
   }
 }
 
-// visit(word, marks) for each word of the index in a block without a flag: one thread a word.
+// Calls visit(word, marks) for each word of the index in a block without a flag. One thread takes a word.
 template <typename Group, typename Visit>
 ISTHMUS_DEVICE void for_each_index_word(const Group& group, const TagcEncodeJob& job, Visit visit) {
   const auto* flags = reinterpret_cast<const uint64_t*>(job.packet + job.layout.flags);
@@ -131,8 +131,8 @@ struct SpreadTile {
     return num_slabs(shape) * (tile_blocks(shape) + kPaddingBytes);
   }
 
-  // keys: of all slabs. keys_of(word): what the slabs get of a word of the index; called once for each, in blocks that
-  // exist. All threads of a group; a barrier.
+  // keys: those of all slabs. keys_of(word): what the slabs get of an index word; called once for each word, in blocks
+  // that exist. All threads of a group call it. It is a barrier.
   template <typename Group, typename KeysOf>
   static ISTHMUS_DEVICE void run(Group& group, const TagcShape& shape, int64_t tile, uint32_t* keys, KeysOf keys_of) {
     auto* bytes = &group.template shared<uint8_t>();

@@ -13,8 +13,8 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
 inline constexpr int64_t kAccessBytes = 16;  // the most that a thread loads or stores at once
 
-// Neighbours that are loaded and stored together: one access on the side whose elements are smaller, several on the
-// other.
+// Neighbours that are loaded and stored together: in one access on the side with the smaller elements, in several on
+// the other.
 template <typename T, int64_t kValues>
 struct alignas(kAccessBytes) Neighbours {
   T value[kValues];
@@ -58,7 +58,7 @@ struct ConvertValues {
   }
 };
 
-// values[i] *= factor. What is too large for float32 becomes the largest that is not.
+// values[i] *= factor. A product too large for float32 becomes the largest float32.
 struct MultiplyValues {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = 0;
@@ -103,7 +103,8 @@ struct AddValues {
 
 ISTHMUS_DEVICE bool is_finite(float value) { return (std::bit_cast<uint32_t>(value) & 0x7f800000) != 0x7f800000; }
 
-// The sum of all threads' values, of each kind, known to all: in a tree that depends on the group's size alone.
+// The sum of all threads' values of each kind, which all threads get. The tree of sums depends only on the group's
+// size.
 template <typename Group>
 ISTHMUS_DEVICE SquaresOf sum_of_group(Group& group, const SquaresOf& value) {
   SquaresOf* sums = &group.template shared<SquaresOf>();
@@ -122,7 +123,7 @@ ISTHMUS_DEVICE SquaresOf sum_of_group(Group& group, const SquaresOf& value) {
   return sum;
 }
 
-// Sums of squares in parts, each by one group: given[i]^2 and (given[i] - decoded[i])^2 where both are finite.
+// Sums of squares, one part for each group: given[i]^2 and (given[i] - decoded[i])^2 where both are finite.
 struct SumSquares {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = kThreads * sizeof(SquaresOf);
@@ -168,7 +169,7 @@ struct SumSquares {
   }
 };
 
-// Adds all parts to what the host sees. One group.
+// Adds all parts to the totals that the host sees. One group runs it.
 struct AddSquaredError {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = kThreads * sizeof(SquaresOf);
@@ -194,7 +195,7 @@ struct AddSquaredError {
   }
 };
 
-// The end of a step: what was kept since the last one is skipped if the step's result was thrown away. One thread.
+// Ends a step: if its result was thrown away, what was kept since the last step is skipped. One thread runs it.
 struct EndStep {
   static constexpr int kThreads = 32;
   static constexpr int64_t kMaxSharedBytes = 0;

@@ -1,4 +1,4 @@
-// The sum of a decoding whose codec adds to it in memory: what comes before the packets, and after them.
+// The parts of a decoding before and after packets are added to a sum in memory.
 #pragma once
 
 #include "kernels/block/packet_passes.h"
@@ -9,7 +9,7 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
 inline constexpr int kSumAtOnce = 8;  // elements of a thread
 
-// sum = own, or zeros, by the threads of a pass that does other work, too. Reads the own piece once and writes the sum
+// sum = own, or zeros, by the threads of a pass that has other work too. Reads the own piece once and writes the sum
 // once.
 template <typename Group>
 ISTHMUS_DEVICE void begin_sum_beside(const Group& group, const DecodeJobBase& job) {
@@ -29,7 +29,7 @@ void begin_sum(Executor& executor, const DecodeJobBase& job) {
   }
 }
 
-// out = scale * sum. Reads the sum once and writes the result once; nothing where that changes nothing.
+// out = scale * sum. Reads the sum once and writes the result once, or does nothing if that changes nothing.
 template <typename Executor>
 void end_sum(Executor& executor, const DecodeJobBase& job) {
   if (job.out.data != job.sum.data || job.scale != 1) {

@@ -1,5 +1,5 @@
-// The own piece and the shard of a decoding, element by element or several neighbours at a time: values of float32 or a
-// 16-bit type, which the job alone knows. All threads branch alike.
+// The own piece and the shard of a decoding, by single elements or several neighbours. Their type, float32 or one of 16
+// bits, is known only from the job. All threads branch alike.
 #pragma once
 
 #include "kernels/block/float_types.h"
@@ -32,7 +32,7 @@ ISTHMUS_DEVICE void store_scaled(float value, double scale, const Buffer& buffer
   }
 }
 
-// At once where all are there and their address allows it.
+// Loads all at once if all exist and the address allows it.
 template <int kCount, typename T>
 ISTHMUS_DEVICE SeveralOf<float, kCount> load_neighbours(const T* values, int64_t num_left) {
   using Several = SeveralOf<T, kCount>;
@@ -67,7 +67,7 @@ ISTHMUS_DEVICE void store_neighbours(const SeveralOf<float, kCount>& given, doub
   }
 }
 
-// kCount values from `first` on, zeros after the last, and where there is no memory.
+// kCount values from `first` on, with zeros after the last and where there is no memory.
 template <int kCount>
 ISTHMUS_DEVICE SeveralOf<float, kCount> load_values(const ConstBuffer& buffer, int64_t first) {
   const int64_t num_left = buffer.num_elements - first;
@@ -83,7 +83,7 @@ ISTHMUS_DEVICE SeveralOf<float, kCount> load_values(const ConstBuffer& buffer, i
       return load_neighbours<kCount>(static_cast<const float*>(buffer.data) + first, num_left);
   }
 }
-// Each times scale, as scaled(); nothing after the last.
+// Stores each value times scale, as scaled(), but nothing after the last.
 template <int kCount>
 ISTHMUS_DEVICE void store_scaled_values(const SeveralOf<float, kCount>& values, double scale, const Buffer& buffer,
                                         int64_t first) {
