@@ -1,5 +1,5 @@
-// The block algorithm of weight differences: an element's law, its token and its plain bits. The same on every
-// executor: a template over Lanes, whose Word and Int are uint32_t and int32_t, or vectors of these with the same
+// The block algorithm of weight differences: an element's law, its token and its plain bits. It is the same on every
+// executor, a template over Lanes, whose Word and Int are uint32_t and int32_t or vectors of these with the same
 // operators.
 #pragma once
 
@@ -10,14 +10,14 @@
 
 namespace isthmus::kernels {
 
-// One lane: what a thread of a GPU has, and the CPU without vectors.
+// One lane, for a thread of a GPU or a CPU without vectors.
 struct OneWeightLane {
   using Word = uint32_t;
   using Int = int32_t;
 };
 
-// Under which law an element moves, and how many bits of its move are sent as they are. Both ends know it: it follows
-// from the old pattern and from the group's estimate alone.
+// The law under which an element moves, and how many bits of the move are sent plain. Both ends know it, because it
+// follows only from the old pattern and the group's estimate.
 template <typename Lanes>
 struct WeightLaw {
   typename Lanes::Int row;
@@ -40,13 +40,14 @@ template <typename Int>
   return a > b ? a : b;
 }
 
-// The group's estimate, moved to where law_of_weight() needs it.
+// The group's estimate, shifted to where law_of_weight() needs it.
 template <typename Format>
 ISTHMUS_DEVICE int32_t weight_scale(int8_t moved) {
   return int32_t{moved} + Format::kBias + Format::kMantissaBits;
 }
 
-// Patterns in the order of their values, -0 just below 0: neighbours differ by 1, modulo 2^bits. Its own inverse.
+// Numbers patterns in the order of their values, with -0 just below 0: neighbours differ by 1, modulo 2^bits. The
+// function is its own inverse.
 template <typename Format, typename Word>
 [[gnu::always_inline]] ISTHMUS_DEVICE Word ordered_weight(Word bits) {
   constexpr uint32_t kMagnitude = (1U << (Format::kBits - 1)) - 1;
@@ -54,9 +55,9 @@ template <typename Format, typename Word>
   return bits ^ ((Word{} - is_negative) & kMagnitude);
 }
 
-// size: log2 of how far elements of this exponent are expected to move, in units of the last place. Up to 1 steps are
-// counted one by one; then in steps of 2^(size - 1), whose lower bits are plain; where the old value is as small as the
-// move, the new exponent is sent, and the mantissa is plain. What was +0 is taken to stay: padding does.
+// size: log2 of how far elements with this exponent should move, in units of the last place. Up to size 1 each step has
+// a token. Above it steps are 2^(size - 1) long, and their lower bits are plain. Where the old value is as small as the
+// move, the new exponent is sent, and the mantissa is plain. A +0 is expected to stay, as padding does.
 template <typename Format, typename Lanes>
 [[gnu::always_inline]] ISTHMUS_DEVICE WeightLaw<Lanes> law_of_weight(typename Lanes::Word old_bits, int32_t scale) {
   using Int = typename Lanes::Int;
@@ -71,7 +72,7 @@ template <typename Format, typename Lanes>
   return {was_zero ? kNone : small + large, was_zero ? kNone : plain_bits};
 }
 
-// Plain bits are sent in stages of kWeightPlainBits, the lowest first: how many of them in this one.
+// How many plain bits go in this stage: stages have kWeightPlainBits each, the lowest bits first.
 template <typename Lanes>
 [[gnu::always_inline]] ISTHMUS_DEVICE typename Lanes::Word plain_bits_of_stage(typename Lanes::Int plain_bits,
                                                                                int stage) {
@@ -80,8 +81,8 @@ template <typename Lanes>
   return (typename Lanes::Word)smaller(larger(plain_bits - stage * kWeightPlainBits, kNone), kNone + kWeightPlainBits);
 }
 
-// The exponent that token 0 of a law of new exponents stands for; each pair of tokens below it, one for each sign, is
-// one exponent less.
+// The exponent of token 0 in a law of new exponents. Each later pair of tokens, one for each sign, is one exponent
+// lower.
 template <typename Format>
 [[gnu::always_inline]] ISTHMUS_DEVICE int32_t largest_exponent(int32_t scale) {
   return scale - (Format::kMantissaBits - 1) + 2;
@@ -89,7 +90,7 @@ template <typename Format>
 
 inline constexpr int32_t kFirstLawOfExponents = 12;
 
-// Escapes where the move has no token.
+// Makes an escape if the move has no token.
 template <typename Format, typename Lanes>
 [[gnu::always_inline]] ISTHMUS_DEVICE WeightSymbol<Lanes> weight_symbol(typename Lanes::Word old_bits,
                                                                         typename Lanes::Word new_bits,
@@ -113,7 +114,7 @@ template <typename Format, typename Lanes>
   return {has_token ? token : kNone + kWeightEscape, plain};
 }
 
-// The new pattern. An escape's is wrong here: it is patched afterwards.
+// The new pattern. That of an escape is wrong here, and patched afterwards.
 template <typename Format, typename Lanes>
 [[gnu::always_inline]] ISTHMUS_DEVICE typename Lanes::Word moved_weight(typename Lanes::Word old_bits,
                                                                         WeightSymbol<Lanes> symbol,

@@ -1,4 +1,4 @@
-// What comes before weight differences are decoded: headers, checksums and directories are checked.
+// Checks headers, checksums and directories before weight differences are decoded.
 #pragma once
 
 #include "kernels/block/packet_passes.h"
@@ -13,7 +13,7 @@ ISTHMUS_DEVICE const uint64_t* header_of(const WeightDecodeJob& job, int64_t nod
 ISTHMUS_DEVICE const uint8_t* packet_of(const WeightDecodeJob& job, int64_t node) {
   return reinterpret_cast<const uint8_t*>(header_of(job, node) + kWeightHeaderWords);
 }
-// The bytes of another node's shard that changed; 0: there is nothing to decode. Called once headers are checked.
+// The bytes that another node sent of its changed shard; 0: there is nothing to decode. Headers must be checked before.
 ISTHMUS_DEVICE int64_t bytes_to_decode(const WeightDecodeJob& job, int64_t node) {
   return node == job.node ? 0 : static_cast<int64_t>(header_of(job, node)[kWeightPacketBytes]);
 }
@@ -22,7 +22,7 @@ ISTHMUS_DEVICE uint32_t number_told(const WeightDecodeJob& job) {
   return static_cast<uint32_t>(job.expected.word[kWeightGather]) + 1;
 }
 
-// Tells the host. One thread, after a barrier behind all that it tells of.
+// Tells the host. One thread calls it, after a barrier behind everything that it reports.
 template <typename Group>
 ISTHMUS_DEVICE void publish_outcome(Group& group, const WeightDecodeJob& job, WeightVerdict verdict,
                                     WeightFault fault = WeightFault::kNone, int64_t node = 0, uint64_t block = 0,
@@ -37,7 +37,7 @@ ISTHMUS_DEVICE void publish_outcome(Group& group, const WeightDecodeJob& job, We
   group.publish(job.outcome->gather, number_told(job));
 }
 
-// The headers, and what follows from them alone. One group.
+// Checks the headers, and derives what follows only from them. One group runs it.
 struct CheckWeightHeaders {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = 0;
@@ -110,7 +110,7 @@ struct CheckWeightHeaders {
   }
 };
 
-// Packets' checksums and directories, from which the blocks' places follow. The last group refuses what is wrong.
+// Checks packets' checksums and directories, which give the places of blocks. The last group refuses bad packets.
 template <typename Format>
 struct VerifyWeights {
   static constexpr int kThreads = kChecksumThreads;

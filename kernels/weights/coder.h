@@ -1,8 +1,8 @@
 // The entropy coder of weight differences: range asymmetric numeral systems (J. Duda, arXiv:1311.2540) in 16
 // interleaved lanes, a step of 16 neighbouring elements at a time.
 //
-// Decoding goes up through the elements and the words; encoding goes down. In each step the lanes take their tokens,
-// lane 0 first; then, if one of them has any, their plain bits, the lowest first, kWeightPlainBits at a time.
+// Decoding ascends through elements and words, encoding descends. In each step the lanes take their tokens, lane 0
+// first; then, if any lane has them, their plain bits, the lowest first, kWeightPlainBits at a time.
 #pragma once
 
 #include <array>
@@ -13,10 +13,10 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// What is sent of a block, from its end to its beginning.
+// What is sent of a block, written from its end to its beginning.
 struct WeightWriter {
-  uint16_t* words;    // the first of those that are written; up to 16 bytes below are overwritten
-  uint16_t* escapes;  // behind the last index that is written
+  uint16_t* words;    // first word written; up to 16 bytes below it are overwritten
+  uint16_t* escapes;  // behind the last written index
 };
 
 template <typename Format>
@@ -31,7 +31,7 @@ class WeightCoder {
 
   WeightCoder() { states_.fill(Word{} + kWeightLeastState); }
 
-  // index: of the first of the 16 elements in its block.
+  // index: place of the first of the 16 elements in its block.
   [[gnu::always_inline]] void encode(const Bits* old_bits, const Bits* new_bits, int32_t scale, int64_t index,
                                      WeightWriter& writer) {
     std::array<WeightLaw<Lanes>, kVectors> laws;
@@ -62,7 +62,7 @@ class WeightCoder {
     }
   }
 
-  // The states after the last step, as they are sent.
+  // Writes the states after the last step.
   void end(std::array<uint16_t, kWeightLanes>& states, WeightWriter& writer) {
     for (int64_t v = kVectors - 1; v >= 0; --v) {
       states_[v] = Lanes::drain(states_[v], Word{} + (1U << kWeightWordBits), writer.words);

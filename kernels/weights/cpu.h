@@ -10,7 +10,7 @@
 
 namespace isthmus::kernels {
 
-// What is written of a block before its size is known. About 160 KiB; contents mean nothing between calls.
+// What is written of a block before its size is known: about 160 KiB. Contents do not matter between calls.
 struct WeightScratch {
   std::array<uint16_t, Float32Weights::kMostWords + 8> words;  // eight more: a vector is stored at once
   std::array<uint16_t, kWeightBlockElements> escapes;
@@ -18,11 +18,11 @@ struct WeightScratch {
 
 // The loops for one type of weights. Blocks have 1 to kWeightBlockElements elements.
 struct WeightKernels {
-  // What turns `old_weights` into `new_weights`, bit for bit: bytes written to `out`, which has room for as many as the
-  // elements take. 0: they are equal. As many as the elements take: the new ones as they are.
+  // Writes to `out` what turns `old_weights` into `new_weights`, bit for bit, and returns its bytes. `out` has room for
+  // the elements' bytes. 0: they are equal. As many bytes as the elements: the new weights themselves.
   int64_t (*encode)(const void* old_weights, const void* new_weights, int64_t count, void* out, WeightScratch& scratch);
-  // Turns the old weights into the new ones. `block` is even, and 128 bytes after its end may be read. False: no
-  // encoder makes such a block; the weights are then undefined.
+  // Turns the old weights into the new ones. `block` begins at an even address, and 128 bytes behind it may be read.
+  // False: no encoder makes such a block, and the weights are undefined.
   bool (*decode)(const void* block, int64_t bytes, void* weights, int64_t count);
 };
 

@@ -41,10 +41,10 @@ WeightMoves moves_of(const typename Format::Bits* old_bits, const typename Forma
   return moves;
 }
 
-// The last elements of a block, fewer than a step.
+// The last elements of a block, too few for a step.
 template <typename Bits>
 struct PaddedStep {
-  std::array<Bits, kWeightLanes> bits{};  // what is missing does not move
+  std::array<Bits, kWeightLanes> bits{};  // missing elements do not move
 
   PaddedStep(const Bits* present, int64_t count) { std::copy_n(present, count, bits.begin()); }
 };

@@ -1,5 +1,5 @@
-// Decoding weight differences on many groups, each block by a team of 16 lanes, once check_passes.h has found nothing
-// wrong. Whatever was received, nothing outside of the job's memory is touched.
+// Decodes weight differences on many groups, a team of 16 lanes for each block, once check_passes.h has found nothing
+// wrong. Whatever was received, only the job's memory is touched.
 #pragma once
 
 #include "kernels/block/packet_passes.h"
@@ -23,7 +23,7 @@ ISTHMUS_DEVICE void copy_elements(const Group& group, const uint8_t* from, uint8
   });
 }
 
-// The shards of all nodes to their places. The last group tells what became of it.
+// Moves the shards of all nodes to their places. The last group reports the outcome.
 template <typename Format>
 struct DecodeWeights {
   static constexpr int kThreads = kWeightThreads;
@@ -60,7 +60,7 @@ struct DecodeWeights {
   }
 
  private:
-  // What a node's packet has of a block, and where.
+  // The bytes of the block in a node's packet, and its place there.
   ISTHMUS_DEVICE uint32_t bytes_of(int64_t node, int64_t block) const {
     return bytes_to_decode(job, node) == 0 ? 0 : reinterpret_cast<const uint32_t*>(packet_of(job, node))[block];
   }
@@ -119,7 +119,7 @@ struct DecodeWeights {
     }
   }
 
-  // Whether the block decodes. 0 bytes: there is nothing to do.
+  // Whether the block decodes. With 0 bytes there is nothing to do.
   template <typename Group>
   ISTHMUS_DEVICE bool decode(const WeightTeam<Group>& team, const WeightDecodeTable& table, int64_t node, int64_t block,
                              uint32_t bytes) const {
@@ -160,7 +160,7 @@ struct DecodeWeights {
     return decodes;
   }
 
-  // Steps whose elements are loaded while those before are decoded.
+  // Elements of this many steps are loaded while those before are decoded.
   static constexpr int kAhead = 4;
   static constexpr int kSteps = static_cast<int>(kWeightGroupElements) / kWeightLanes;
 
@@ -189,7 +189,7 @@ struct DecodeWeights {
     }
   }
 
-  // Each thread patches its own elements, which it has written: no barrier is needed. Whether all are in the block.
+  // Returns whether all escapes lie in the block. A thread patches elements that it wrote, so it needs no barrier.
   template <typename Group>
   static ISTHMUS_DEVICE bool patch_escapes(const WeightTeam<Group>& team, const uint16_t* escapes, int num_escapes,
                                            Bits* bits, int count) {
@@ -218,8 +218,8 @@ struct DecodeWeights {
   }
 };
 
-// Where packets do not do: gives the host this node's shard, tells it, waits for it, and takes what it carried. After a
-// fault it waits alone. All groups run at once.
+// If packets do not suffice, gives this node's shard to the host, tells it, waits for it, and takes what it carried.
+// After a fault it only waits. All groups run at once.
 struct LeaveToHost {
   static constexpr int kThreads = kPassThreads;
   static constexpr int64_t kMaxSharedBytes = 0;

@@ -1,5 +1,5 @@
-// Encoding weight differences on many groups: blocks are compared, coded by teams of 16 lanes at a place of their own,
-// and moved to their places in the packet once all sizes are known.
+// Encodes weight differences on many groups. Blocks are compared, coded by teams of 16 lanes in their own areas, and
+// moved to their places in the packet once all sizes are known.
 #pragma once
 
 #include <type_traits>
@@ -12,7 +12,7 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// Finds which blocks changed: writes each one's bytes to `block_bytes`, or 0.
+// Finds which blocks changed, and writes the bytes of each to `block_bytes`, or 0 if it did not.
 template <typename Format>
 struct CompareWeights {
   static constexpr int kThreads = kPassThreads;
@@ -37,7 +37,7 @@ struct CompareWeights {
   }
 
  private:
-  // Whether some that this thread compares do.
+  // Whether any elements that this thread compares differ.
   template <typename Group>
   ISTHMUS_DEVICE bool differ(const Group& group, int64_t begin, int64_t bytes) const {
     const uint8_t* before = static_cast<const uint8_t*>(job.before.data) + begin;
@@ -101,7 +101,7 @@ struct ChecksumReplica {
   }
 };
 
-// Writes the header. sum: of the packet's words. All threads of one group.
+// Writes the header. sum: the checksum of the packet's words. All threads of one group call it.
 template <typename Group>
 ISTHMUS_DEVICE void write_header(Group& group, const WeightEncodeJob& job, uint64_t sum) {
   const uint64_t replica_sum = job.replica.data == nullptr ? 0 : sum_parts(group, job.replica_parts, 0);
@@ -117,7 +117,7 @@ ISTHMUS_DEVICE void write_header(Group& group, const WeightEncodeJob& job, uint6
   }
 }
 
-// Blocks that changed, each to its area. The last group finds their places, and the packet's size.
+// Codes each changed block in its area. The last group finds the blocks' places and the packet's size.
 template <typename Format>
 struct CodeWeights {
   static constexpr int kThreads = kWeightThreads;
@@ -192,7 +192,7 @@ struct CodeWeights {
     }
   }
 
-  // Steps whose elements are loaded while those before are encoded.
+  // Elements of this many steps are loaded while those before are encoded.
   static constexpr int kAhead = 4;
   static constexpr int kSteps = static_cast<int>(kWeightGroupElements) / kWeightLanes;
 
@@ -267,7 +267,7 @@ struct CodeWeights {
   }
 };
 
-// Blocks to their places in the packet, if it has room.
+// Moves blocks to their places in the packet, if it has room.
 template <typename Format>
 struct PlaceWeights {
   static constexpr int kThreads = kPassThreads;
@@ -321,7 +321,7 @@ struct PlaceWeights {
     return static_cast<uint16_t>(uint32_t{pattern} >> (16 * unit));
   }
 
-  // Unit i of a coded block: as WeightBlockHeader, words, escapes' places and patterns come one after the other.
+  // Unit i of a coded block. WeightBlockHeader, words, places of escapes and their patterns follow one another.
   ISTHMUS_DEVICE uint16_t unit_of_coded(int64_t block, int64_t i) const {
     const WeightBlockParts& parts = job.coded[block];
     const auto* area = reinterpret_cast<const uint16_t*>(job.areas + shape.begin_of(block));
@@ -353,7 +353,7 @@ struct PlaceWeights {
   }
 };
 
-// The checksum of the packet; the last group writes the header.
+// Takes the packet's checksum; the last group writes the header.
 struct SealWeights {
   static constexpr int kThreads = kChecksumThreads;
   static constexpr int64_t kMaxSharedBytes = 0;

@@ -17,12 +17,12 @@ class WeightLaneDecoder {
   using Bits = typename Format::Bits;
   static constexpr int kOwn = Team::kOwn;
 
-  // Words past the last are 0, and are_words_used() is false then.
+  // Words past the last are 0; are_words_used() is then false.
   ISTHMUS_DEVICE WeightLaneDecoder(const Team& team, const WeightDecodeTable& table, const uint16_t* words,
                                    int num_words)
       : team_(team), table_(table), words_(words), num_words_(num_words) {}
 
-  // states: of all lanes. Not active: nothing is read.
+  // states: those of all lanes. If not active, it reads nothing.
   ISTHMUS_DEVICE void begin(const uint16_t* states, bool is_active) {
     for (int own = 0; own < kOwn; ++own) {
       states_[own] = is_active ? states[team_.lane(own)] : kWeightLeastState;
@@ -30,7 +30,7 @@ class WeightLaneDecoder {
     refill();
   }
 
-  // Turns old bits into new ones; those of escapes are wrong. Not active: nothing.
+  // Turns old bits into new ones; those of escapes are wrong. If not active, it does nothing.
   ISTHMUS_DEVICE void decode(Bits (&bits)[kOwn], int32_t scale, bool is_active) {
     WeightLaw<OneWeightLane> laws[kOwn];
     WeightSymbol<OneWeightLane> symbols[kOwn];
@@ -48,7 +48,7 @@ class WeightLaneDecoder {
       states_[own] = is_active ? next : states_[own];
     }
     refill();
-    // Lanes without plain bits stay as they are here: steps that are not active, and steps of other teams.
+    // Lanes without plain bits, in inactive steps and in other teams, stay as they are here.
     if (team_.any(any_plain)) {
       ISTHMUS_UNROLL
       for (int stage = 0; stage < Format::kPlainStages; ++stage) {
@@ -65,7 +65,7 @@ class WeightLaneDecoder {
     }
   }
 
-  // Whether all words are used, and states are those that encoding began with.
+  // Whether all words are used and the states are those that encoding began with.
   ISTHMUS_DEVICE bool is_at_end() const {
     bool differs[kOwn];
     for (int own = 0; own < kOwn; ++own) {
@@ -75,7 +75,7 @@ class WeightLaneDecoder {
   }
 
  private:
-  // Lanes of small state take a word each, the lowest lane first.
+  // Each lane of small state takes a word, the lowest lane first.
   ISTHMUS_DEVICE void refill() {
     bool takes[kOwn];
     for (int own = 0; own < kOwn; ++own) {

@@ -9,7 +9,7 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// The lanes of a team that encodes: from the end of a block to its beginning.
+// The lanes of a team that encodes a block from its end to its beginning.
 template <typename Format, typename Group>
 class WeightLaneEncoder {
  public:
@@ -17,8 +17,8 @@ class WeightLaneEncoder {
   using Bits = typename Format::Bits;
   static constexpr int kOwn = Team::kOwn;
 
-  // area: of `area_units` words of 16 bits: escapes from the front, words from the end. What does not fit is left out:
-  // the block is then sent as it is.
+  // area: `area_units` words of 16 bits. Escapes go in from the front, words from the end. What does not fit is left
+  // out, and the block is sent as it is.
   ISTHMUS_DEVICE WeightLaneEncoder(const Team& team, const WeightEncodeTable& table, uint16_t* area, int area_units)
       : team_(team), table_(table), area_(area), area_units_(area_units) {
     for (int own = 0; own < kOwn; ++own) {
@@ -26,7 +26,7 @@ class WeightLaneEncoder {
     }
   }
 
-  // index: of the first of the 16 elements in its block. Not active: nothing.
+  // index: place of the first of the 16 elements in its block. If not active, it does nothing.
   ISTHMUS_DEVICE void encode(const Bits (&old_bits)[kOwn], const Bits (&new_bits)[kOwn], int32_t scale, int index,
                              bool is_active) {
     WeightLaw<OneWeightLane> laws[kOwn];
@@ -38,7 +38,7 @@ class WeightLaneEncoder {
       any_plain |= laws[own].plain_bits > 0;
     }
     uint32_t limits[kOwn];
-    // Lanes without plain bits stay as they are here: steps that are not active, and steps of other teams.
+    // Lanes without plain bits, in inactive steps and in other teams, stay as they are here.
     if (team_.any(any_plain)) {
       ISTHMUS_UNROLL
       for (int stage = Format::kPlainStages - 1; stage >= 0; --stage) {
@@ -71,7 +71,7 @@ class WeightLaneEncoder {
     }
   }
 
-  // What is known of the block after its last step. Not active: nothing is written.
+  // Reports what is known of the block after its last step. If not active, it writes nothing.
   ISTHMUS_DEVICE void end(WeightBlockParts& parts, bool is_active) {
     uint32_t limits[kOwn];
     for (int own = 0; own < kOwn; ++own) {
@@ -98,7 +98,7 @@ class WeightLaneEncoder {
  private:
   static ISTHMUS_DEVICE uint32_t frequency_of(uint32_t entry) { return entry & ((1U << kWeightFirstSlotShift) - 1); }
 
-  // Lanes whose state reaches its limit send a word each, downwards, the highest lane first.
+  // Each lane whose state reaches its limit sends a word, downwards, the highest lane first.
   ISTHMUS_DEVICE void drain(const uint32_t (&limits)[kOwn], bool is_active) {
     bool sends[kOwn];
     for (int own = 0; own < kOwn; ++own) {
@@ -117,7 +117,7 @@ class WeightLaneEncoder {
     num_words_ += count_bits(senders);
   }
 
-  // The highest lane first, as elements come.
+  // The highest lane goes first, because elements come in descending order.
   ISTHMUS_DEVICE void note_escapes(const bool (&is_escape)[kOwn], int index) {
     const uint32_t escapes = team_.vote(is_escape);
     for (int own = 0; own < kOwn; ++own) {

@@ -1,5 +1,5 @@
-// What the coder of weight differences does with several of its 16 lanes at once: eight with AVX2, else one. A Lanes
-// type has the types Word and Int (block.h), and these functions, with the same results.
+// Operations of the weights' coder on several of its 16 lanes at once: eight with AVX2, else one. A Lanes type has the
+// types Word and Int (block.h) and these functions, which give the same results.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
 #ifdef ISTHMUS_EIGHT_WEIGHT_LANES
 
-// Where lanes find their words, by the set of lanes that take or send one.
+// Where lanes find their words, for each set of lanes that take or send one.
 struct LaneShuffles {
   alignas(64) std::array<std::array<uint8_t, 8>, 256> spread{};   // which of the next words each lane takes
   alignas(64) std::array<std::array<uint8_t, 16>, 256> gather{};  // bytes of the lanes that send, at the upper end
@@ -67,14 +67,14 @@ struct WeightLanes {
     return (Word)_mm256_i32gather_epi32(reinterpret_cast<const int*>(table), (__m256i)index, 4);
   }
   static uint32_t lane(Word values, int lane) { return values[lane]; }
-  // Bit i: the highest bit of lane i.
+  // Bit i is the highest bit of lane i.
   [[gnu::always_inline]] static unsigned highest_bits(Word values) {
     return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps((__m256i)values)));
   }
   [[gnu::always_inline]] static bool any(Word values) {
     return _mm256_testz_si256((__m256i)values, (__m256i)values) == 0;
   }
-  // Lanes of small state take a word each, the lowest lane first. Reads 16 bytes.
+  // Each lane of small state takes a word, the lowest lane first. Reads 16 bytes.
   [[gnu::always_inline]] static Word refill(Word state, const uint16_t*& words) {
     const Int takes = (Int)state < static_cast<int32_t>(kWeightLeastState);
     const unsigned lanes = highest_bits((Word)takes);
@@ -84,7 +84,7 @@ struct WeightLanes {
     words += __builtin_popcount(lanes);
     return takes ? state << kWeightWordBits | (Word)taken : state;
   }
-  // Lanes whose state reaches `limit` (at most 2^26) send a word each, downwards, the highest lane first. Writes 16
+  // Each lane whose state reaches `limit` (at most 2^26) sends a word, downwards, the highest lane first. Writes 16
   // bytes below `words`.
   [[gnu::always_inline]] static Word drain(Word state, Word limit, uint16_t*& words) {
     const Int sends = (Int)state >= (Int)limit;
@@ -97,8 +97,8 @@ struct WeightLanes {
     words -= __builtin_popcount(lanes);
     return sends ? state >> kWeightWordBits : state;
   }
-  // state / divisor, rounded down, where that is below 2^16 and the state below 2^26. So the float32 quotient is off by
-  // 1 at most.
+  // state / divisor, rounded down, for quotients below 2^16 and states below 2^26, where the float32 quotient is off by
+  // at most 1.
   [[gnu::always_inline]] static Word quotient(Word state, Word divisor) {
     const __m256 ratio = _mm256_div_ps(_mm256_cvtepi32_ps((__m256i)state), _mm256_cvtepi32_ps((__m256i)divisor));
     const Int whole = (Int)_mm256_cvttps_epi32(ratio);

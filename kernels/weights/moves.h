@@ -16,8 +16,8 @@ ISTHMUS_DEVICE float weight_value(BFloat16Weights /*format*/, uint16_t bits) { r
 ISTHMUS_DEVICE float weight_value(Float16Weights /*format*/, uint16_t bits) { return to_float32(Float16{bits}); }
 ISTHMUS_DEVICE float weight_value(Float32Weights /*format*/, uint32_t bits) { return std::bit_cast<float>(bits); }
 
-// The moves of several elements. Each of the 16 lanes sums up its own in their order; what fills no step of 16 is lane
-// 0's. Then the lanes' sums are added in the order of the lanes.
+// Sums the moves of several elements. Each of the 16 lanes sums its own in order; elements that fill no step of 16 go
+// to lane 0. Then the lanes' sums are added in the order of lanes.
 struct WeightMoves {
   float sum = 0;
   float largest = 0;
@@ -32,8 +32,8 @@ struct WeightMoves {
   }
 };
 
-// How far an element moved; 0 if that is further than `most` and than a 16th of what it was, or by what is no number.
-// (Where most stay as they are, a step of one unit of a large weight is many means long.)
+// How far an element moved. It is 0 if the move exceeds both `most` and a 16th of the old value, or is not a number.
+// (Where most elements stay, one unit's step of a large weight is many means long.)
 template <typename Format>
 ISTHMUS_DEVICE float counted_move(typename Format::Bits old_bits, typename Format::Bits new_bits, float most) {
   const float old_value = weight_value(Format{}, old_bits);
@@ -42,7 +42,7 @@ ISTHMUS_DEVICE float counted_move(typename Format::Bits old_bits, typename Forma
   return move <= limit ? move : 0;
 }
 
-// log2, rounded; what is not above 0 is -128. Without a logarithm, of which libraries differ in the last bit.
+// log2, rounded; -128 for what is not above 0. It uses no logarithm, because libraries differ in the last bit.
 ISTHMUS_DEVICE int8_t rounded_log2(double value) {
   constexpr int kMantissaBits = 52;
   constexpr int kBias = 1023;
@@ -56,9 +56,9 @@ ISTHMUS_DEVICE int8_t rounded_log2(double value) {
   return static_cast<int8_t>(smaller(127, larger(-128, rounded)));
 }
 
-// log2 of the mean distance between old and new values, rounded. A few that leap among many that move a little, as when
-// one weight is edited, do not count: they are escapes. The encoder alone uses this, and what it misjudges costs bits,
-// not truth.
+// log2 of the mean distance between old and new values, rounded. A few long moves among many short ones, as when one
+// weight is edited, do not count: they become escapes. Only the encoder uses this; a misjudgement costs bits, not
+// correctness.
 //
 //   while (!estimate.is_done()) estimate.take(the moves of all elements as counted_move(..., estimate.most()) has them)
 class MoveEstimate {
@@ -69,7 +69,7 @@ class MoveEstimate {
   ISTHMUS_DEVICE float most() const {
     return round_ == 0 ? std::numeric_limits<float>::max() : kLeap * moves_.sum / count_;
   }
-  // Nothing, if it is done.
+  // Does nothing if it is done.
   ISTHMUS_DEVICE void take(const WeightMoves& found) {
     const bool none_was_a_leap = round_ > 0 && found.sum == moves_.sum;
     if (!is_done_ && !none_was_a_leap) {

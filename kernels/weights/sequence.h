@@ -1,5 +1,5 @@
-// The passes of one encoding and one decoding of weight differences, in their order; kernels/block/passes.h says what
-// an executor is. Where a shard is what it was, encoding reads it and the replica once, and decoding reads headers.
+// The passes of one encoding and one decoding of weight differences, in order; kernels/block/passes.h says what an
+// executor is. For an unchanged shard encoding reads it and the replica once, and decoding reads headers.
 #pragma once
 
 #include "kernels/block/passes.h"
@@ -10,7 +10,7 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
 inline int64_t at_least_one(int64_t groups) { return groups < 1 ? 1 : groups; }
 
-// Groups that have a team for each of so many blocks.
+// How many groups have a team for each of so many blocks.
 inline int64_t groups_for_weight_blocks(int64_t num_blocks) {
   return at_least_one(divide_up(num_blocks, kWeightThreads / kWeightLanes));
 }
@@ -49,7 +49,7 @@ void decode_packets(Executor& executor, const WeightDecodeJob& job) {
   });
 }
 
-// Enough to saturate the way to the host's memory, and so few that what else runs has room while they wait.
+// Enough groups to saturate the way to host memory, and few enough that other work has room while they wait.
 inline constexpr int64_t kGroupsForHost = 16;
 
 template <typename Executor>

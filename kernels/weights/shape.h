@@ -1,4 +1,4 @@
-// How passes see a shard of weights, and what those that encode and those that decode share.
+// How passes see a shard of weights, and what encoding and decoding share.
 #pragma once
 
 #include "kernels/block/checksum.h"
@@ -12,7 +12,7 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 // Threads of a group that codes: 8 teams. There are few blocks, and each takes long.
 inline constexpr int kWeightThreads = 128;
 
-// Stands in place of a WeightFormat for types that are not coded.
+// Replaces a WeightFormat for types that are not coded.
 struct UncodedWeights {
   using Bits = uint8_t;
 };
@@ -21,7 +21,7 @@ inline constexpr bool kIsCoded = true;
 template <>
 inline constexpr bool kIsCoded<UncodedWeights> = false;
 
-// Calls visit(Format{}) with that of a type.
+// Calls visit(Format{}) with the format of a type.
 template <typename Visit>
 void with_weight_format(DataType dtype, Visit visit) {
   switch (dtype) {
@@ -55,12 +55,12 @@ inline WeightShape weight_shape(ConstBuffer shard) {
   return {shard.num_elements, shard.num_elements == 0 ? 1 : shard.bytes() / shard.num_elements};
 }
 
-// Some steps of the lanes of a thread.
+// The elements of some steps that the lanes of one thread take.
 template <typename Bits, int kSteps, int kOwn>
 struct WeightSteps {
   Bits bits[kSteps][kOwn];
 
-  // From step `first` on. What is not among the `count` elements is +0.
+  // Loads from step `first` on. Elements past `count` are +0.
   template <typename Team>
   ISTHMUS_DEVICE void load(const Team& team, const Bits* group, int first, int count) {
     ISTHMUS_UNROLL
@@ -73,10 +73,10 @@ struct WeightSteps {
   }
 };
 
-// 0 stands for none.
+// A checksum that is never 0, which stands for none.
 ISTHMUS_DEVICE uint64_t weight_checksum(uint64_t sum) { return sum == 0 ? 1 : sum; }
 
-// As WeightHeader::seal() has it.
+// The checksum that WeightHeader::seal() sets.
 ISTHMUS_DEVICE uint32_t checksum_of_weight_header(WeightHeaderWords header) {
   header.word[kWeightGather] &= (uint64_t{1} << kWeightUpperHalf) - 1;
   uint64_t sum = 0;

@@ -1,4 +1,4 @@
-// The laws as encoder and decoder look them up.
+// The laws, in the form in which encoder and decoder look them up.
 #pragma once
 
 #include <array>
@@ -8,12 +8,11 @@
 
 namespace isthmus::kernels {
 
-// An entry for a law and a token: the frequency, and above it the first of its slots. A token that the law does not
-// have is an escape; these have the highest bit set.
+// An entry for a law and a token: the frequency, and above it the first of its slots. A token that the law lacks is an
+// escape, with the highest bit set.
 inline constexpr int kWeightFirstSlotShift = 16;
 inline constexpr uint32_t kWeightIsEscape = 1U << 31;
-// An entry for a law and a slot: the token, above it the token's frequency, above that the slot's place among the
-// token's.
+// An entry for a law and a slot: the token, then its frequency, then the slot's place among the token's slots.
 inline constexpr int kWeightFrequencyShift = 5;
 inline constexpr int kWeightPlaceShift = 16;
 

@@ -1,5 +1,5 @@
-// The 16 lanes of the coder of weight differences as threads of a group: neighbours, one lane each, or one thread that
-// has them all.
+// The 16 lanes of the weights' coder as threads of a group: 16 neighbours with one lane each, or one thread with all
+// lanes.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,7 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-// Teams of a group work in step: all make equally many calls of these members in the same order, and take no part in
-// what is not theirs.
+// Teams of a group work in step: all call these members equally often in the same order, even if they have no work.
 template <typename Group>
 class WeightTeam {
  public:
@@ -28,7 +27,7 @@ class WeightTeam {
   ISTHMUS_DEVICE int thread() const { return static_cast<int>(group_->thread() % kThreads); }
   ISTHMUS_DEVICE int lane(int own) const { return thread() * kOwn + own; }
 
-  // Whether it is so in any lane; of other teams, perhaps.
+  // Whether it holds in any lane of this team, or possibly of other teams.
   ISTHMUS_DEVICE bool any(bool of_thread) const {
     if constexpr (kOwn == 1) {
       return group_->any_in_step(of_thread);
@@ -36,7 +35,7 @@ class WeightTeam {
       return of_thread;
     }
   }
-  // Bit i: of lane i.
+  // Bit i is that of lane i.
   ISTHMUS_DEVICE uint32_t vote(const bool (&of_own)[kOwn]) const {
     if constexpr (kOwn == 1) {
       return group_->ballot_in_step(of_own[0]);
@@ -65,7 +64,7 @@ class WeightTeam {
   Group* group_;
 };
 
-// The laws, as passes have them: memory of the host cannot be read on a device, and what a pass holds is there.
+// The laws inside of a pass, because a device cannot read host memory and can read what a pass holds.
 struct WeightFrequencies {
   uint16_t of_token[kWeightLaws * kWeightTokens];
 };
@@ -79,7 +78,7 @@ inline WeightFrequencies weight_frequencies() {
   return frequencies;
 }
 
-// In shared memory: of a law and a token what WeightTables::encode has; and of a law and a slot the token.
+// Shared-memory tables: for a law and token what WeightTables::encode has, and for a law and slot the token.
 struct WeightEncodeTable {
   uint32_t of_token[kWeightLaws * kWeightTokens];
 };
@@ -88,7 +87,7 @@ struct WeightDecodeTable {
   uint8_t of_slot[kWeightLaws * kWeightSlots];
 };
 
-// All threads of a group. No barrier follows.
+// All threads of a group call it. No barrier follows.
 template <typename Group>
 ISTHMUS_DEVICE void fill_table(const Group& group, const WeightFrequencies& frequencies, WeightEncodeTable& table) {
   for (int64_t i = group.thread(); i < kWeightLaws * kWeightTokens; i += group.size()) {
