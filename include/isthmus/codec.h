@@ -24,7 +24,6 @@ struct PacketContext {
   const DeviceContext* on_device = nullptr;
   DeviceContext* counted = nullptr;  // encode_pieces() and decode_shard() on a GPU end by counting a step there
 
-  // The context of packet p.
   PacketContext of_packet(int p) const;
 };
 
@@ -47,7 +46,6 @@ struct PieceSet {
   int encoded_node(int i) const { return i < left_out ? i : i + 1; }  // node of the i-th encoded piece
   int64_t piece_elements() const { return pieces.num_elements / num_nodes; }
   int64_t packet_bytes() const { return packets.num_elements / num_nodes; }
-  // The buffers of the i-th encoded piece.
   ConstBuffer piece(int i) const { return part_of(pieces, encoded_node(i)); }
   Buffer residual(int i) const { return residuals.num_elements == 0 ? residuals : part_of(residuals, i); }
   Buffer packet(int i) const { return packets.part(encoded_node(i), packet_bytes()); }

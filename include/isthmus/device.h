@@ -121,7 +121,6 @@ class Device {
   virtual void end_range() = 0;
 };
 
-// Makes the CPU's device.
 std::shared_ptr<Device> make_host_device();
 
 }  // namespace isthmus

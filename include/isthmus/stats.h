@@ -61,7 +61,6 @@ struct WeightStats {
   WeightStats& operator+=(const WeightStats& more);
 };
 
-// A snapshot of plain values.
 struct Stats {
   std::array<CollectiveStats, kNumCollectives> collectives;
   CodecCounts codec;

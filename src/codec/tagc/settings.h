@@ -63,7 +63,6 @@ struct TagcScratch {
   std::vector<float> waiting_values;
   std::vector<uint64_t> sketch;
 
-  // The rows of all blocks.
   const kernels::BlockRows* hash(const kernels::TagcShape& shape, uint64_t seed);
 
   // What kernels take to peel. The keys are `marks` without those in flagged blocks (null: none is flagged).

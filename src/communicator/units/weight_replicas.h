@@ -42,7 +42,6 @@ class WeightReplicas {
   // The replica of a unit whose rail has `num_elements` of weights. The first call makes it, not valid yet. Returns
   // null if it is new and there are max_units already. Throws Error that names unit and bytes if memory is lacking.
   Replica* find_or_add(const UnitKey& key, int64_t num_elements);
-  // Drops the replicas of all units with that name.
   void drop(const std::string& name);
   void clear();
 
