@@ -133,7 +133,7 @@ class Family:
     exact: dict[str, int] = field(default_factory=dict)  # reductions that are exact in spite of the codec, by reason
     prepared_exact: dict[str, int] | None = None
     env: dict[str, str] = field(default_factory=dict)  # in all modes of Isthmus
-    modes: tuple[str, ...] = ("none", "default", "prepared")
+    modes: tuple[str, ...] = ("default",)
     gathers: bool = True  # its parameters, over groups that span nodes
     labelled: bool = True  # False: only prepare or the option make gradients of its reductions, after a few steps
     clips: bool = True

@@ -15,9 +15,6 @@ from isthmus import backends as _backends
 from python.backend.gradients import (
     WORLD_SIZE,
     Groups,
-    all_reduce,
-    assert_equals_gloo,
-    assert_within_bound,
     carried_by_all_ranks,
     gradient,
     inputs_of_all_ranks,
@@ -35,13 +32,10 @@ def min_elements_and_units_decide(groups: Groups) -> None:
     group = groups(min_elements=4096, units="*,!*norm*")
     for numel, unit, compressed in [(4096, "mlp", 1), (4092, "mlp", 0), (8192, "norm1", 0)]:
         isthmus.reset_stats(group)
-        sources = inputs_of_all_ranks(numel, torch.float32)
-        result = reduce_scatter(group, sources[dist.get_rank()], unit=unit)
+        reduce_scatter(group, torch.ones(numel), unit=unit)
         stats = isthmus.stats(group)
         assert stats["compressed_calls"] == compressed, (numel, unit)
         assert sum(stats["exact_calls"].values()) == 1 - compressed
-        if not compressed:
-            assert_within_bound(result, sources, 1.0)
 
 
 @table
@@ -55,7 +49,11 @@ def what_is_no_sum_of_floats_is_exact(groups: Groups) -> None:
         (inputs_of_all_ranks(4000, torch.float32)[rank], dist.ReduceOp.PRODUCT),
     ]
     for source, op in cases:
-        assert_equals_gloo(groups, group, source, op)
+        expected, result = torch.empty_like(source[:1000]), torch.empty_like(source[:1000])
+        dist.reduce_scatter_tensor(expected, source, op, group=groups.gloo)
+        with gradient():
+            dist.reduce_scatter_tensor(result, source, op, group=group)
+        assert torch.equal(result, expected)
     assert isthmus.stats(group)["exact_calls"] == {"not a sum of floating-point numbers": len(cases)}
     assert isthmus.stats(group)["compressed_calls"] == 0
 
@@ -121,27 +119,6 @@ def labels_of_fsdp_are_recognised_and_prove_nothing(groups: Groups) -> None:
 
 
 @table
-def tensors_that_are_not_contiguous(groups: Groups) -> None:
-    sources = carried_by_all_ranks(4000)
-    pairs = torch.stack([sources[dist.get_rank()], torch.ones(4000)], dim=1)
-    storage = torch.zeros(1000, 2)
-    with gradient():
-        dist.reduce_scatter_tensor(storage[:, 1], pairs[:, 0], group=groups())
-    assert torch.equal(storage[:, 1], own_chunk(sum(sources)))
-    assert torch.count_nonzero(storage[:, 0]) == 0
-
-
-@table
-def all_reduce_of_a_tensor_that_is_not_contiguous(groups: Groups) -> None:
-    sources = carried_by_all_ranks(4000)
-    storage = torch.stack([torch.ones(4000), sources[dist.get_rank()]], dim=1)
-    with gradient():
-        dist.all_reduce(storage[:, 1], group=groups())
-    assert torch.equal(storage[:, 1], sum(sources))
-    assert torch.equal(storage[:, 0], torch.ones(4000))
-
-
-@table
 def coalesced_all_reduces(groups: Groups) -> None:
     """Each tensor is a unit of its own; what is no gradient goes to Gloo; results come in the order of the inputs."""
     group = groups()
@@ -158,36 +135,6 @@ def coalesced_all_reduces(groups: Groups) -> None:
     stats = isthmus.stats(group)
     assert stats["collectives"]["all_reduce"]["calls"] == 2
     assert stats["exact_calls"]["not a sum of floating-point numbers"] == 1
-
-
-@table
-def an_empty_gradient(groups: Groups) -> None:
-    group = groups()
-    assert reduce_scatter(group, torch.empty(0)).numel() == 0
-    assert all_reduce(group, torch.empty(0)).numel() == 0
-    assert isthmus.stats(group)["exact_calls"] == {"empty": 2}
-
-
-@table
-def coalesced_gradients(groups: Groups) -> None:
-    """Functional collectives and compiled code issue vectors of tensors."""
-    group = groups()
-    sources = [carried_by_all_ranks(4000 * (i + 1), step=i) for i in range(3)]
-    own = [source[dist.get_rank()] for source in sources]
-    shards = [torch.empty(source.numel() // WORLD_SIZE) for source in own]
-    integers, integer_shard = torch.ones(8, dtype=torch.int64), torch.empty(2, dtype=torch.int64)
-    options = dist.ReduceScatterOptions()
-    with gradient():
-        work = group.reduce_scatter_tensor_coalesced([*shards, integer_shard], [*own, integers], options)
-    assert work.wait()
-    assert work.is_completed()
-    for shard, source in zip(shards, sources, strict=True):
-        assert torch.equal(shard, own_chunk(sum(source)))
-    assert integer_shard.tolist() == [4, 4]
-    assert isthmus.stats(group)["collectives"]["reduce_scatter"]["calls"] == 3
-    with gradient():
-        work = group.reduce_scatter_tensor_coalesced(shards, own, options)
-    assert work.get_future().then(lambda future: len(future.value())).wait() == 3
 
 
 @table
@@ -208,29 +155,6 @@ def asynchronous_gradients_keep_their_order(groups: Groups) -> None:
     for work, shard, sources in reversed(works):
         work.wait()
         assert torch.equal(shard, own_chunk(sum(sources)))
-
-
-@table
-def uneven_nodes_and_one_node_are_exact(groups: Groups) -> None:
-    source = inputs_of_all_ranks(40_000, torch.float32)[dist.get_rank()]
-    for nodes in ("0|1,2,3", "1x4"):
-        group = groups(nodes=nodes)
-        assert_equals_gloo(groups, group, source, dist.ReduceOp.SUM)
-        gathered, expected = torch.empty(WORLD_SIZE * 40_000), torch.empty(WORLD_SIZE * 40_000)
-        dist.all_gather_into_tensor(gathered, source, group=group)
-        dist.all_gather_into_tensor(expected, source, group=groups.gloo)
-        assert torch.equal(gathered, expected)
-        stats = isthmus.stats(group)
-        assert stats["exact_calls"] == {"the group is not on several nodes of one size": 1}
-        assert len(stats["notes"]) == 1
-
-
-@table
-def groups_of_equal_options_keep_their_residuals_apart(groups: Groups) -> None:
-    options = isthmus.Options(nodes="2x2", min_elements=0, **CODECS["tagc"])
-    first, second = (dist.new_group(backend="isthmus", pg_options=options) for _ in range(2))
-    reduce_scatter(first, torch.ones(WORLD_SIZE * 4096))
-    assert torch.count_nonzero(reduce_scatter(second, torch.zeros(WORLD_SIZE * 4096))) == 0
 
 
 @table

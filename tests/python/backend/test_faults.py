@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
@@ -14,38 +12,31 @@ import torch
 import torch.distributed as dist
 
 import isthmus
-from faults import table
-from faults.harness import Harnesses, Outcome
-from faults.judgement import complaints
+from faults import harness, table
 from faults.rows import ROWS, TIMEOUT_S, Row
 from support import ranks
-from support.limits import OPERATION_S, scaled
+from support.limits import scaled
 
 WORLD_SIZE = 4
 ENV = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "1000", "ISTHMUS_CODEC": "none", "ISTHMUS_LOG": "error"}
 
 
 @pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Outcome]]]:
-    """The rows that were selected, by name: two at a time, most of which is waiting."""
+def outcomes(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[list[harness.RankOutcome]]]]:
     selected = [item for item in request.session.items if getattr(item, "originalname", "") == test_fault.__name__]
-    names = [item.callspec.params["row"].name for item in selected]
-    with Harnesses(min(2, len(names))) as harnesses:
-        yield {name: harnesses.start(name) for name in names}
+    with harness.running([item.callspec.params["row"] for item in selected]) as futures:
+        yield futures
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_fault(row: Row, outcomes: dict[str, Future[Outcome]]) -> None:
-    outcome = outcomes[row.name].result()
-    assert not (lacking := list(complaints(row, outcome))), "\n".join(lacking)
+def test_fault(row: Row, outcomes: dict[str, Future[list[harness.RankOutcome]]]) -> None:
+    assert not (lacking := list(harness.complaints(row, outcomes[row.name].result()))), "\n".join(lacking)
 
 
 def test_the_page_has_the_rows_of_the_table() -> None:
     rows = [line for line in table.PAGE.read_text().splitlines() if line.startswith("| ")][1:]
-    assert [tuple(line.split(" | ")[:2]) for line in rows] == [
-        (f"| {table.described(row)}", table.operation(row)) for row in ROWS
-    ]
+    assert [tuple(line[2:].split(" | ")[:2]) for line in rows] == [table.begin(row) for row in ROWS]
     assert all(line.endswith(" | yes |") for line in rows)
 
 
@@ -56,31 +47,6 @@ def init_with_short_timeout() -> None:
     dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).set_timeout(
         timedelta(seconds=scaled(TIMEOUT_S))
     )
-
-
-def tell(key: str) -> None:
-    dist.distributed_c10d._get_default_store().set(key, "")
-
-
-def wait_for(*keys: str) -> None:
-    """Wait until all of them were told. Asks again and again: a store that waits serves nobody else of its process."""
-    deadline = time.monotonic() + OPERATION_S
-    while not dist.distributed_c10d._get_default_store().check(list(keys)):
-        assert time.monotonic() < deadline, keys
-        time.sleep(0.02)
-
-
-def stay_away() -> None:
-    """Be rank 3, which leaves when the others have ended."""
-    wait_for(*(f"rank {rank} has ended" for rank in range(3)))
-    tell("rank 3 has seen it")
-
-
-def end(rank: int) -> None:
-    """Be one of the others; rank 0 hosts the store."""
-    tell(f"rank {rank} has ended")
-    if rank == 0:
-        wait_for("rank 3 has seen it")
 
 
 def reduce_scatter() -> None:
@@ -131,28 +97,3 @@ def test_works_and_futures_name_a_rank_that_died(collective: Callable[[], None])
         assert "No word from rank 3: " in text, text
         assert f"failed on rank {outcome.rank}" in text
         assert again == text
-
-
-def abort_while_waiting(rank: int, world_size: int) -> tuple[str, float]:
-    ranks.init()
-    reduce_scatter()
-    if rank == 3:
-        stay_away()
-        return "", 0
-    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-    threading.Timer(scaled(0.5), backend.abort).start()
-    start = time.monotonic()
-    with pytest.raises(dist.DistBackendError) as error:
-        reduce_scatter()
-    seconds = time.monotonic() - start
-    end(rank)
-    return str(error.value), seconds
-
-
-@pytest.mark.processes
-def test_abort_ends_what_is_under_way() -> None:
-    results = ranks.run(abort_while_waiting, WORLD_SIZE, env=ENV)[:3]
-    assert any("aborted" in text for text, _ in results)
-    for text, seconds in results:
-        assert "aborted" in text or "failed on rank" in text  # a rank whose turn came later hears of another's abort
-        assert seconds < OPERATION_S

@@ -11,12 +11,10 @@ import isthmus
 from isthmus.plan.packets import WireOptions, piece_bytes
 from python.backend import gradient_calls
 from python.backend.gradients import (
-    FLOATS,
     NODE_MAPS,
     WORLD_SIZE,
     Groups,
     all_reduce,
-    assert_within_bound,
     carried_by_all_ranks,
     inputs_of_all_ranks,
     native,
@@ -25,27 +23,11 @@ from python.backend.gradients import (
     reduce_scatter,
     run_table,
 )
-from support import recorded
 from support.checks import Table
 from support.tested_codecs import CODECS, LOSSY
 
 table = Table()
 table.checks |= gradient_calls.table.checks
-
-
-@table
-def codec_none_sums_within_its_bound(groups: Groups) -> None:
-    half = dist._make_nccl_premul_sum(0.5)
-    tensor_half = dist._make_nccl_premul_sum(torch.tensor([0.5]))
-    ops = [(dist.ReduceOp.SUM, 1.0), (dist.ReduceOp.AVG, 0.25), (half, 0.5), (tensor_half, 0.5)]
-    for nodes in NODE_MAPS:
-        group = groups(nodes=nodes, codec="none")
-        for dtype in FLOATS:
-            for numel in (4, 12, 4 * 1023):
-                for op, scale in ops:
-                    sources = inputs_of_all_ranks(numel, dtype)
-                    assert_within_bound(reduce_scatter(group, sources[dist.get_rank()], op), sources, scale)
-        assert isthmus.stats(group)["collectives"]["reduce_scatter"]["calls"] == len(FLOATS) * 3 * len(ops)
 
 
 @table
@@ -68,29 +50,6 @@ def what_every_codec_can_carry_arrives_to_the_bit(groups: Groups) -> None:
                     right = torch.equal(shard, own_chunk(expected)), torch.equal(whole, expected)
                     assert on_all_ranks(groups, all(right)), (codec, nodes, segments, dtype, op, right)
             assert isthmus.stats(group)["compressed_calls"] == 2 * 3 * 2 * len(ops)
-
-
-@table
-def processes_have_the_bits_of_the_record(groups: Groups) -> None:
-    """Any numbers, and what the codec makes of them: rounding, residuals and steps are as in one process."""
-    for settings, of_results in recorded.results("2x2", "float32").items():
-        group = groups(min_elements=0, segments=2, **recorded.options_of(settings))
-        results = recorded.Hash()
-        for step in range(recorded.STEPS):
-            seed = 100 * step + dist.get_rank()
-            shard = reduce_scatter(
-                group, recorded.gradient(WORLD_SIZE * recorded.CHUNK, seed), dist.ReduceOp.AVG, unit="first"
-            )
-            summed = all_reduce(group, recorded.gradient(recorded.CHUNK + 3, seed + 50), unit="second")
-            gathered = torch.empty(WORLD_SIZE * recorded.CHUNK)
-            dist.all_gather_into_tensor(gathered, shard, group=group)
-            for result in (shard, summed, gathered):
-                results.add(result.numpy().tobytes())
-        of_ranks = [b""] * WORLD_SIZE
-        dist.all_gather_object(of_ranks, results.digest(), group=groups.gloo)
-        of_all = recorded.Hash()
-        of_all.add(b"".join(of_ranks))
-        assert of_all.digest()[::-1].hex() == of_results, settings
 
 
 @table

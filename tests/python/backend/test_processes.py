@@ -85,16 +85,7 @@ def check_group() -> None:
 
 @table
 def data_loaders_with_forked_workers() -> None:
-    train_on(DataLoader(Numbers(), batch_size=4, num_workers=2, multiprocessing_context="fork"))
-
-
-@table
-def data_loaders_with_spawned_workers() -> None:
-    workers = {"num_workers": 1, "multiprocessing_context": "spawn"} if dist.get_rank() == 0 else {}
-    train_on(DataLoader(Numbers(), batch_size=4, **workers))
-
-
-def train_on(loader: DataLoader[torch.Tensor]) -> None:
+    loader = DataLoader(Numbers(), batch_size=4, num_workers=2, multiprocessing_context="fork")
     for first_index, batch in zip(range(0, 24, 4), loader, strict=True):
         under_way = dist.all_reduce(torch.ones(8192), async_op=True)
         assert torch.all(gradient(batch[0].clone()) == WORLD_SIZE * first_index)
@@ -103,15 +94,10 @@ def train_on(loader: DataLoader[torch.Tensor]) -> None:
 
 
 @table
-def a_forked_child_that_leaves_the_group_alone() -> None:
-    assert exit_code_of(lambda: None) == 0
-    check_group()
-
-
-@table
-def a_forked_child_that_destroys_its_copy() -> None:
-    assert exit_code_of(dist.destroy_process_group) == 0
-    check_group()
+def a_forked_child_that_leaves_the_group_alone_or_destroys_its_copy() -> None:
+    for child in (lambda: None, dist.destroy_process_group):
+        assert exit_code_of(child) == 0
+        check_group()
 
 
 @table

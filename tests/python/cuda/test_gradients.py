@@ -16,11 +16,8 @@ pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
 ORDER = "NCCL's sums are made in another order than Gloo's"
 # What is otherwise on a GPU. test_works.py has the like of it.
 OTHERWISE = {
-    "codec_none_sums_within_its_bound": "NCCL takes a factor in a tensor only if it has the type of the summands",
-    "processes_have_the_bits_of_the_record": "the record is of sums on the CPU",
     "what_is_no_sum_of_floats_is_exact": ORDER,
     "an_unlabelled_reduction_inside_a_backward_pass_is_exact": ORDER,
-    "uneven_nodes_and_one_node_are_exact": ORDER,
 }
 table = Table()
 table.checks |= {name: check for name, check in test_gradients.table.checks.items() if name not in OTHERWISE}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -275,25 +274,22 @@ test_groups_that_a_launcher_placed = placed.in_world(place_cyclically, WORLD_SIZ
 
 
 def come_late(rank: int, world_size: int) -> str:
+    timeout = timedelta(seconds=OPERATION_S)
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, rank == 0, timeout=timeout)
     if rank == 1:
-        store = dist.TCPStore(
-            "127.0.0.1", int(os.environ["MASTER_PORT"]), 2, False, timeout=timedelta(seconds=OPERATION_S)
-        )
-        time.sleep(6)
-        del store
+        store.get("rank 0 has given up")
         return ""
-    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, True, timeout=timedelta(seconds=OPERATION_S))
-    try:
-        dist.init_process_group("isthmus", store=store, rank=0, world_size=2, timeout=timedelta(seconds=3))
-    except Exception as error:
-        return str(error)
-    return "no error"
+    with pytest.raises(Exception) as error:
+        dist.init_process_group("isthmus", store=store, rank=0, world_size=2, timeout=timedelta(seconds=1))
+    store.set("rank 0 has given up", "")
+    store.wait(["rank 0 has given up"])
+    return str(error.value)
 
 
 @pytest.mark.processes
 def test_a_rank_that_does_not_come_is_named() -> None:
     text = ranks.run(come_late, 2)[0]
-    assert text == "isthmus: rank 1 did not come within 3 s to make the group"
+    assert text == "isthmus: rank 1 did not come within 1 s to make the group"
 
 
 def warnings_of(rank: int, world_size: int, make_groups: Callable[[], Any]) -> list[str]:

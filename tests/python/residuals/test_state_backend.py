@@ -138,20 +138,6 @@ def loading_replaces_what_was_there() -> None:
 
 
 @table
-def accumulation_leaves_residuals_complete() -> None:
-    """Gradients that were not reduced yet are in nobody's checkpoint; residuals are not concerned."""
-    model: Any = trained(model_on())
-    before = [(unit["step"], unit["residual"]) for unit in unit_states(model)]
-    model.set_requires_gradient_sync(False)
-    backward(model, 7)
-    state = isthmus.state_dict(model)
-    units = json.loads(state[f"rank{dist.get_rank()}"])["groups"][0]["units"]
-    for index, (step, residual) in enumerate(before):
-        assert units[index]["step"] == step
-        assert torch.equal(state[f"rank{dist.get_rank()}/0/{index}/residual"], residual)
-
-
-@table
 def states_are_copies() -> None:
     model = trained(model_on())
     state = isthmus.state_dict(model)

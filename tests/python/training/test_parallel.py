@@ -70,22 +70,15 @@ def step_of_data_rank(training: Any, number: int) -> torch.Tensor:
     return loss
 
 
-def tensor_parallel_family(**settings: Any) -> Family:
-    """The bias of the last layer is on all ranks of "tp", beside a weight that is not: that unit is exact."""
-    return Family(
-        functools.partial(tensor_parallel, **settings),
-        backward=step_of_data_rank,
-        exact={
-            "some parameters are replicated over another mesh dimension, others are not": STEPS,
-            "the group is not on several nodes of one size": STEPS * (BLOCKS + 2),  # activations, within the nodes
-        },
-    )
-
-
-TENSOR_PARALLEL_FAMILIES = {
-    "tensor_parallel": tensor_parallel_family(),
-    "sequence_parallel": tensor_parallel_family(sequence=True),
-}
+# The bias of the last layer is on all ranks of "tp", beside a weight that is not: that unit is exact.
+FAMILY = Family(
+    tensor_parallel,
+    backward=step_of_data_rank,
+    exact={
+        "some parameters are replicated over another mesh dimension, others are not": STEPS,
+        "the group is not on several nodes of one size": STEPS * (BLOCKS + 2),  # activations, within the nodes
+    },
+)
 
 
 @table
@@ -184,17 +177,6 @@ def pipeline_stages(store: dist.Store) -> None:
     assert sum(entry["gathers"] for entry in runs["delta"].deltas) > 0
 
 
-@table
-def pipeline_stages_on_different_nodes(store: dist.Store) -> None:
-    """What they send is exact: bit-equal to Gloo, as FSDP within the nodes is."""
-    runs = {}
-    for mode in ("gloo", "default"):
-        with world(store, mode):
-            runs[mode] = train_pipeline(ACROSS_NODES, mode)
-    assert torch.equal(runs["default"].weights, runs["gloo"].weights)
-    assert runs["default"].losses == runs["gloo"].losses
-
-
 # --- Groups ---
 
 
@@ -221,8 +203,7 @@ def a_group_inside_a_node_is_exact_and_pays_nothing(store: dist.Store) -> None:
     assert sent and not any(sent)
 
 
-for name, family in TENSOR_PARALLEL_FAMILIES.items():
-    add_family(table, name, family)
+add_family(table, "tensor_parallel", FAMILY)
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:

@@ -148,26 +148,6 @@ def memory_of_the_process_group_may_be_asked_for_before_and_after() -> None:
 
 
 @table
-def custom_reduce_scatters_stay_in_use() -> None:
-    class Counting:
-        calls = 0
-
-        def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-            return torch.empty(*size, dtype=dtype, device=device)
-
-        def __call__(self, *, output_tensor, input_tensor, group, op, async_op=False):  # type: ignore[no-untyped-def]
-            self.calls += 1
-            return dist.reduce_scatter_tensor(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
-
-    model: Any = fsdp2(mesh_of(group()))
-    counting = Counting()
-    model.blocks[0].set_custom_reduce_scatter(counting)
-    trained(isthmus.prepare(model))
-    assert counting.calls == 2
-    assert steps_of(model) == {"blocks.0": 2, "blocks.1": 2, "root": 2}
-
-
-@table
 def copies_of_ddp_are_as_without() -> None:
     """DDP over the default group can be copied and pickled. The copy is not prepared, and can be."""
     model: Any = isthmus.prepare(

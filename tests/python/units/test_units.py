@@ -197,23 +197,6 @@ def fsdp1_skips_reorders_and_accumulates() -> None:
 
 
 @table
-def fsdp1_with_two_levels() -> None:
-    """HYBRID_SHARD reduce-scatters over the node, exactly, and all-reduces between nodes, inside the same label."""
-    rank = dist.get_rank()
-    node, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]], backend="isthmus")
-    between = [
-        dist.new_group(ranks_of_rail, backend="isthmus", pg_options=isthmus.Options(nodes="2x2", min_elements=0))
-        for ranks_of_rail in ([0, 2], [1, 3])
-    ][rank % 2]
-    model = fsdp1((node, between), sharding_strategy=ShardingStrategy.HYBRID_SHARD)
-    train(model)
-    steps = steps_of_units(between)
-    assert list(steps.values()) == [STEPS] * (BLOCKS + 1)
-    assert all(name.endswith("all_reduce") for name in steps)
-    assert isthmus.stats(between)["collectives"]["all_reduce"]["calls"] == STEPS * (BLOCKS + 1)
-
-
-@table
 def fsdp2_units_are_modules_in_any_order() -> None:
     group = make_group()
     model = fsdp2(group)

@@ -320,25 +320,6 @@ def a_model_that_one_rank_keeps_makes_no_difference(store: dist.Store) -> None:
         assert counts(group)["replica_bytes"] == of_both * (3 if kept else 2) // 2
 
 
-@table
-def a_unit_under_another_name_leaves_nothing_behind(store: dist.Store) -> None:
-    """FSDP2 names its units in the first forward pass, and prepare may come after that."""
-    with world(store, "none"):
-        group = group_with("delta")
-        model: Any = sharded(group)
-        for block in model.blocks:
-            block.unshard()
-            block.reshard()
-        evaluated(model)
-        of_one = counts(group)["replica_bytes"]
-        isthmus.prepare(model, name="actor")
-        for _ in range(2):
-            evaluated(model)
-        other = group_with("delta")
-        evaluated(sharded(other))
-        assert of_one == counts(group)["replica_bytes"] == counts(other)["replica_bytes"], names_of_replicas(group)
-
-
 # --- Which gathers ---
 
 
