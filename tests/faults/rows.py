@@ -51,10 +51,10 @@ GLOO_ENDS_IT = "Gloo ends a process that gets more than it expects: rank 3, whic
 NOBODY_ELSE = "without the store nobody else can be named"
 
 ROWS = [
-    Row("killed while idle", operations.reduce_scatter, injections.die, (REDUCTION, SILENT)),
+    Row("killed while idle", operations.asynchronous_reduce_scatter, injections.die, (REDUCTION, SILENT)),
     Row(
         "killed within an exact collective",
-        operations.all_reduce,
+        operations.all_reduce_with_a_future,
         injections.interpose("kill_after_bytes", 1 << 20),
         ("ALLREDUCE", SILENT),
         remark=NO_PHASES,

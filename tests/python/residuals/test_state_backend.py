@@ -205,19 +205,6 @@ def residuals_take_what_is_documented() -> None:
 
 
 @table
-def models_of_equal_names_in_groups_of_their_own_are_told_apart() -> None:
-    """Names need not differ between groups; the model that is given is meant."""
-    models = [trained(isthmus.prepare(model_on()), passes) for passes in (1, 2)]
-    folders = [saved(model) for model in models]
-    targets = [isthmus.prepare(model_on()) for _ in models]
-    for target, folder, steps in zip(targets, folders, (1, 2), strict=True):
-        report = isthmus.load_checkpoint(folder, target)
-        assert len(report.restored) == 3, report
-        assert {unit["step"] for unit in unit_states(target)} == {steps}
-    assert {unit["step"] for unit in unit_states(targets[0])} == {1}
-
-
-@table
 def what_is_left_of_parameters_without_gradients_is_saved_too() -> None:
     model: Any = isthmus.prepare(model_on(), name="skips")
     trained(model)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
 from python.training.wraps import ddp, ddp_family, fsdp2, simple_fsdp
@@ -115,8 +116,9 @@ def compiled_simple_fsdp(model: nn.Module) -> nn.Module:
 
 
 def compiled_ddp(model: nn.Module) -> nn.Module:
-    model = ddp(model)
-    model.compile(backend="aot_eager")
+    model = DistributedDataParallel(model)
+    if dist.get_backend() != "gloo":
+        model.compile(backend="aot_eager")
     return model
 
 

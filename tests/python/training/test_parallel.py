@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections import Counter
 from typing import Any
@@ -13,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import isthmus
@@ -44,18 +43,13 @@ from support.families import (
 table = Table()
 # --- Tensor parallelism ---
 
-ACROSS_NODES = [[0, 2], [1, 3]]  # data-parallel groups within the nodes, tensor-parallel ones across
 
-
-def tensor_parallel(model: Any, *, mesh: Any = None, sequence: bool = False) -> nn.Module:
+def tensor_parallel(model: Any) -> nn.Module:
     """FSDP2 over the mesh dimension "dp", of layers that are split along "tp"."""
-    mesh = DeviceMesh("cpu", mesh or [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
-    between = Shard(0) if sequence else Replicate()
-    plan: dict[str, Any] = {"first": ColwiseParallel(output_layouts=between)}
-    plan |= {
-        f"blocks.{i}.linear": ColwiseParallel(input_layouts=between, output_layouts=between) for i in range(BLOCKS)
-    }
-    plan["last"] = RowwiseParallel(input_layouts=between, output_layouts=Replicate())
+    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
+    whole = ColwiseParallel(output_layouts=Replicate())
+    plan: dict[str, Any] = {"first": whole, **{f"blocks.{i}.linear": whole for i in range(BLOCKS)}}
+    plan["last"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
     parallelize_module(model, mesh["tp"], plan)
     fully_shard(model.last, mesh=mesh["dp"])
     fsdp2(model, mesh=mesh["dp"])
@@ -81,28 +75,6 @@ FAMILY = Family(
 )
 
 
-@table
-def activations_between_nodes_are_exact(store: dist.Store) -> None:
-    """Sequence parallelism over a group that spans nodes; gradients of weights stay within them.
-
-    The option does not change that: the group is not the whole job, so nothing says what its ranks have copies of.
-    """
-    family = Family(functools.partial(tensor_parallel, mesh=ACROSS_NODES, sequence=True), backward=step_of_data_rank)
-    with world(store, "gloo"):
-        plain = train(family, "gloo")
-    unlabelled = "not labelled, in a backward pass"
-    copies = "unknown parameters, of which ranks outside of the group may hold copies"
-    for mode, reason in (("default", unlabelled), ("prepared", unlabelled), ("backward", copies)):
-        with world(store, mode):
-            run = train(family, mode)
-        assert run.compressed == 0, mode
-        assert run.exact[reason] > 0, mode
-        if mode == "backward":  # along the two tiers: exact, but for the order of sums
-            torch.testing.assert_close(run.weights, plain.weights, rtol=0, atol=1e-5)
-        else:
-            assert torch.equal(run.weights, plain.weights), mode
-
-
 # --- Pipeline parallelism ---
 
 
@@ -122,9 +94,9 @@ class Stage(nn.Module):
         return features
 
 
-def train_pipeline(mesh_ranks: list[list[int]], mode: str) -> Run:
+def train_pipeline(mode: str) -> Run:
     """Train two stages, each sharded over "dp"; what comes out is of the own stage."""
-    mesh = DeviceMesh("cpu", mesh_ranks, mesh_dim_names=("dp", "pp"))
+    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "pp"))
     index, data_rank = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
     model = fsdp2(Stage(index), mesh=mesh["dp"])
     if is_prepared(mode):
@@ -165,7 +137,7 @@ def pipeline_stages(store: dist.Store) -> None:
     lossy = ("default", "delta", "prepared tagc")
     for mode in ("gloo", "none", *lossy):
         with world(store, mode):
-            runs[mode] = train_pipeline([[0, 1], [2, 3]], mode)
+            runs[mode] = train_pipeline(mode)
             replicas = gathered(runs[mode].weights.tolist())
         assert replicas[0] == replicas[2] and replicas[1] == replicas[3]
     torch.testing.assert_close(runs["none"].weights, runs["gloo"].weights, rtol=0, atol=1e-5)

@@ -26,21 +26,6 @@ def make_group(**options: Any) -> dist.ProcessGroup:
     return dist.new_group(backend="isthmus", pg_options=isthmus.Options(**options))
 
 
-def native(group: dist.ProcessGroup) -> Any:
-    backend = group._get_backend(torch.device("cpu"))
-    return getattr(backend, "wrapped_pg", backend)
-
-
-def steps_of_units(group: dist.ProcessGroup) -> dict[str, int]:
-    return {f"{unit['name']} {unit['collective']}": unit["step"] for unit in native(group).unit_states()}
-
-
-def same_on_all_ranks(value: Any) -> bool:
-    values = [None] * WORLD_SIZE
-    dist.all_gather_object(values, value)
-    return all(other == value for other in values)
-
-
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
