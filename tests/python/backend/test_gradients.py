@@ -167,22 +167,26 @@ def labels_of_fsdp_are_recognised_and_prove_nothing(groups: Groups) -> None:
 
 
 @table
-def coalesced_all_reduces(groups: Groups) -> None:
+def coalesced_gradients(groups: Groups) -> None:
     """Each tensor is a unit of its own; what is no gradient goes to Gloo; results come in the order of the inputs."""
-    group = groups()
-    sources = [carried_by_all_ranks(4001 * (i + 1), step=i) for i in range(2)]
-    first, last = (source[dist.get_rank()].clone() for source in sources)
-    integers = torch.ones(8, dtype=torch.int64)
-    with gradient():
-        work = group.allreduce_coalesced([first, integers, last], dist.AllreduceCoalescedOptions())
-    values = work.get_future().wait()
-    assert [value.data_ptr() for value in values] == [first.data_ptr(), integers.data_ptr(), last.data_ptr()]
-    assert integers.tolist() == [4] * 8
-    assert torch.equal(first, sum(sources[0]))
-    assert torch.equal(last, sum(sources[1]))
-    stats = isthmus.stats(group)
-    assert stats["collectives"]["all_reduce"]["calls"] == 2
-    assert stats["exact_calls"]["not a sum of floating-point numbers"] == 1
+    for scatters in (False, True):
+        group = groups()
+        sources = [carried_by_all_ranks(4000 * (i + 1), step=i) for i in range(2)]
+        first, last = (source[dist.get_rank()].clone() for source in sources)
+        inputs = [first, torch.ones(8, dtype=torch.int64), last]
+        results, expected = inputs, [sum(sources[0]), torch.full((8,), 4), sum(sources[1])]
+        with gradient():
+            if scatters:
+                results, expected = ([own_chunk(tensor).clone() for tensor in found] for found in (inputs, expected))
+                work = group.reduce_scatter_tensor_coalesced(results, inputs, dist.ReduceScatterOptions())
+            else:
+                work = group.allreduce_coalesced(inputs, dist.AllreduceCoalescedOptions())
+        values = work.get_future().wait()
+        assert [value.data_ptr() for value in values] == [result.data_ptr() for result in results]
+        assert all(map(torch.equal, results, expected))
+        stats = isthmus.stats(group)
+        assert stats["collectives"]["reduce_scatter" if scatters else "all_reduce"]["calls"] == 2
+        assert stats["exact_calls"]["not a sum of floating-point numbers"] == 1
 
 
 @table
