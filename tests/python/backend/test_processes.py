@@ -178,24 +178,6 @@ def groups_come_and_go() -> None:
     reinit()
 
 
-@table
-def other_backends_in_one_process() -> None:
-    gloo = dist.new_group(backend="gloo")
-    ours = dist.new_group(backend="isthmus")
-    for group in (gloo, ours, None):
-        total = torch.ones(3)
-        dist.all_reduce(total, group=group)
-        assert total.tolist() == [WORLD_SIZE] * 3
-    reinit("gloo")
-    ours = dist.new_group(backend="isthmus")
-    for group in (ours, None):
-        total = torch.ones(3)
-        dist.all_reduce(total, group=group)
-        assert total.tolist() == [WORLD_SIZE] * 3
-    assert isthmus.stats(ours)["calls"] == {"allreduce": 1}
-    reinit()
-
-
 def main(rank: int, world_size: int) -> dict[str, str]:
     global _store
     _store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, rank == 0)

@@ -178,16 +178,11 @@ def residuals_take_what_is_documented() -> None:
     def residual_bytes(process_group: dist.ProcessGroup) -> int:
         return int(isthmus.stats(process_group)["residual_bytes"])
 
-    process_group = group()
-    trained(fsdp2(mesh_of(process_group)))
-    assert residual_bytes(process_group) == 4 * sharded // ranks_per_node * (num_nodes - 1) // num_nodes
-    process_group = group(tiers="flat")
-    trained(fsdp2(mesh_of(process_group)))
-    assert residual_bytes(process_group) == 4 * sharded
-    for codec in ("none", "default"):
-        process_group = group(codec)
+    per_rank = 4 * sharded // ranks_per_node * (num_nodes - 1) // num_nodes
+    for codec, tiers, expected in (("tagc", "two", per_rank), ("tagc", "flat", 4 * sharded), ("default", "two", 0)):
+        process_group = group(codec, tiers=tiers)
         trained(fsdp2(mesh_of(process_group)))
-        assert residual_bytes(process_group) == 0
+        assert residual_bytes(process_group) == expected, (codec, tiers)
     mesh = hsdp_mesh("2x2")
     trained(fsdp2(mesh))
     assert residual_bytes(mesh.get_group("replicate")) == 4 * within_nodes // ranks_per_node

@@ -18,8 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
 from python.training.wraps import simple_fsdp
-from python.units.identity import KEEPING, UNITS, WHOSE_RESIDUAL, group_of, world_of
-from python.units.models import TwoLayers
+from python.units.identity import KEEPING, UNITS, WHOSE_RESIDUAL, TwoLayers, group_of, world_of
 from support.checkpoints import backward, exact_calls, fsdp2, mesh_of, steps_of, trained, unit_states
 from support.checkpoints import group as tagc_group
 from support.checks import Table

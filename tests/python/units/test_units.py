@@ -1,36 +1,102 @@
-"""Which unit each reduction of FSDP, DDP and functional collectives belongs to; tags, and the state of units."""
+"""Which unit each reduction of FSDP and DDP belongs to, whatever order models compute in."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 from torch import nn
-from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import isthmus
-from isthmus import native as _native
-from python.units.models import (
-    BLOCKS,
-    STEPS,
-    WORLD_SIZE,
-    Model,
-    batch,
-    bits,
-    fsdp1,
-    fsdp2,
-    make_group,
-    train,
-)
 from support.checks import Table
 from support.families import native, same_on_all_ranks
 from support.tested_codecs import CODECS
 
 table = Table()
+WORLD_SIZE = 4
+FEATURES = 32
+BLOCKS = 3
+STEPS = 4
+
+
+def make_group(**options: Any) -> dist.ProcessGroup:
+    options = {"nodes": "2x2", "min_elements": 0, **options}
+    return dist.new_group(backend="isthmus", pg_options=isthmus.Options(**options))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(features))
+
+
+class Model(nn.Module):
+    """Blocks of one size, in an order and a number that each call chooses; or checkpointed."""
+
+    def __init__(self, reentrant: bool | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(FEATURES, FEATURES)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.reentrant = reentrant
+
+    def forward(self, features: torch.Tensor, order: tuple[int, ...] = tuple(range(BLOCKS))) -> torch.Tensor:
+        features = self.first(features)
+        for index in order:
+            block = self.blocks[index]
+            if self.reentrant is None:
+                features = block(features)
+            else:
+                features = checkpoint(block, features, use_reentrant=self.reentrant)
+        return features
+
+
+def fsdp1(group: Any, reentrant: bool | None = None, **settings: Any) -> nn.Module:
+    return FullyShardedDataParallel(
+        Model(reentrant),
+        process_group=group,
+        device_id=torch.device("cpu"),
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        **settings,
+    )
+
+
+def fsdp2(group: dist.ProcessGroup, model: nn.Module | None = None) -> nn.Module:
+    model = model or Model()
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(8, FEATURES, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
+
+
+def train(model: nn.Module, steps: int = STEPS, call: Callable[[nn.Module, int], torch.Tensor] | None = None) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        output = call(model, step) if call else model(batch(step))
+        output.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def bits(model: nn.Module) -> list[list[float]]:
+    return [
+        (p.to_local() if isinstance(p, torch.distributed.tensor.DTensor) else p).flatten().tolist()
+        for p in model.parameters()
+    ]
 
 
 def steps_of_units(group: dist.ProcessGroup) -> dict[str, int]:
@@ -53,60 +119,6 @@ def ddp_without_the_option_is_exact_and_explained() -> None:
     train(ddp(group))
     assert isthmus.stats(group)["compressed_calls"] > STEPS
     assert "gradients=backward" in isthmus.stats(group)["options"]
-
-
-class _FunctionalReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return tensor.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        shard = funcol.reduce_scatter_tensor(gradient.contiguous(), "sum", 0, ctx.group)
-        return funcol.wait_tensor(shard).repeat(WORLD_SIZE), None
-
-
-@table
-def functional_collectives_are_named_by_their_order_and_keep_no_residual() -> None:
-    group = make_group(gradients="backward")
-    keeping = make_group(gradients="backward", **CODECS["tagc"])
-
-    def backward(group: dist.ProcessGroup) -> dict[str, int]:
-        leaves = [torch.zeros(4096, requires_grad=True) for _ in range(2)]
-        sum(_FunctionalReduceScatter.apply(leaf, group).sum() for leaf in leaves).backward()  # type: ignore[union-attr]
-        return steps_of_units(group)
-
-    names = [f"reduce_scatter:float32:4096{suffix} reduce_scatter" for suffix in ("", " (2)")]
-    for step in range(1, 4):
-        assert backward(group) == dict.fromkeys(names, step)
-        backward(keeping)
-    assert isthmus.stats(group)["compressed_calls"] == 6
-    stats = isthmus.stats(keeping)
-    assert stats["exact_calls"] == {"unknown parameters, and the codec keeps a residual": 6}
-    assert stats["compressed_calls"] == stats["residual_bytes"] == 0
-
-
-def tagged(group: dist.ProcessGroup, **tag: Any) -> None:
-    _native.load().push_unit(**tag)
-    dist.reduce_scatter_tensor(torch.empty(1024), torch.ones(4096), group=group)
-    _native.load().pop_unit()
-
-
-@table
-def tags_name_units() -> None:
-    group = make_group()
-    tagged(group, name="a", layout=5, exact="")
-    tagged(group, name="a", layout=6, exact="")
-    tagged(group, name="b", layout=(1 << 63) - 1, exact="")
-    tagged(group, name="c", layout=0, exact="because I say so")
-    with pytest.raises(RuntimeError, match="push_unit"):
-        _native.load().pop_unit()
-    units = {(unit["name"], unit["layout"]) for unit in native(group).unit_states()}
-    assert units == {("a", 5), ("a", 6), ("b", (1 << 63) - 1)}
-    assert isthmus.stats(group)["exact_calls"] == {"because I say so": 1}
-    dist.reduce_scatter_tensor(torch.empty(1024), torch.ones(4096), group=group)
-    assert isthmus.stats(group)["exact_calls"]["not recognised as a gradient"] == 1
 
 
 @table

@@ -16,7 +16,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import isthmus
-from python.units.models import TwoLayers
+from python.units.identity import TwoLayers
 from support.checkpoints import (
     Block,
     Model,
