@@ -1,4 +1,4 @@
-"""Run the conformance table and write docs/compatibility.md: ``python tests/conformance/matrix.py``.
+"""Run the conformance table and put its tables into docs/compatibility.md: ``python tests/conformance/matrix.py``.
 
 The page shows every version of torch that it was run with in this checkout: build/conformance keeps what each found.
 """
@@ -6,6 +6,7 @@ The page shows every version of torch that it was run with in this checkout: bui
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,10 +18,10 @@ from rows import COLLECTIVES, GROUPS, LABELS, OPS, OTHER_DTYPES, TAKEN_DTYPES, R
 if TYPE_CHECKING:
     from world import Results
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "build/conformance"
 DOCUMENT = ROOT / "docs/compatibility.md"
+TABLES = re.compile(r"^\| torch \| rows .*?(?=^## Tensors with gaps)", re.MULTILINE | re.DOTALL)
 SIGNS = {"equal": "=", "close": "≈", "refused": "x", "more": "+", "gloo only": "Gloo", "absent": "-"}
 REDUCING = [collective.name for collective in COLLECTIVES if collective.reduces]
 MOVING = [collective.name for collective in COLLECTIVES if not collective.reduces]
@@ -61,8 +62,9 @@ def all_results() -> dict[str, dict[str, Any]]:
     return {path.stem.removeprefix("torch-"): json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
 
 
-def document(results: Mapping[str, dict[str, Any]]) -> str:
-    parts = [(HERE / "head.md").read_text(), _totals(results)]
+def tables(results: Mapping[str, dict[str, Any]]) -> str:
+    """Return the part of the document that is made here."""
+    parts = [_totals(results)]
     dtypes = [*TAKEN_DTYPES, *OTHER_DTYPES]
     plain, gradient = LABELS
     parts += _tables_of_collectives(results, REDUCING, "Types and operators of {}", dtypes, plain)
@@ -79,8 +81,7 @@ def document(results: Mapping[str, dict[str, Any]]) -> str:
     scenarios = sorted({key.split("|")[0] for found in results.values() for key in found["cells"]} - set(names))
     columns = [*GROUPS, "detail"]
     parts.append(_table(results, "Whole scenarios, by group", columns, scenarios, f"{{row}}|group={{column}}|{plain}"))
-    parts.append((HERE / "tail.md").read_text())
-    return "\n".join(parts)
+    return "\n".join(parts) + "\n"
 
 
 def _totals(results: Mapping[str, dict[str, Any]]) -> str:
@@ -137,7 +138,8 @@ def main() -> int:
         print(f"{row}: {verdict}")
     failures = len(results.failures())
     print(f"{len(results.verdicts)} rows, {failures} failures")
-    DOCUMENT.write_text(document(all_results()))
+    made = tables(all_results())
+    DOCUMENT.write_text(TABLES.sub(lambda _: made, DOCUMENT.read_text()))
     return 1 if failures else 0
 
 

@@ -1,9 +1,7 @@
-"""What takes several calls: objects, tensors that know their layout, gradients through collectives, checkpoints."""
+"""What takes several calls: objects, tensors that know their layout, gradients through collectives."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import product
@@ -12,8 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-import torch.distributed.checkpoint as dcp
-import torch.distributed.nn.functional as differentiable
 from case import values
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
@@ -51,42 +47,6 @@ def all_gather_object(group: dist.ProcessGroup) -> Any:
     gathered = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, {"rank": dist.get_rank(group), "data": own(group, dist.get_rank(group))}, group)
     return gathered
-
-
-@scenario
-def broadcast_object_list(group: dist.ProcessGroup) -> Any:
-    news: list[Any] = [f"from {dist.get_rank(group)}", own(group, 3)]
-    dist.broadcast_object_list(news, ranks_of(group)[-1], group)
-    return news
-
-
-@scenario
-def gather_object(group: dist.ProcessGroup) -> Any:
-    root = ranks_of(group)[-1]
-    gathered = [None] * dist.get_world_size(group) if dist.get_rank() == root else None
-    dist.gather_object("x" * dist.get_rank(group), gathered, root, group)
-    return gathered
-
-
-@scenario
-def scatter_object_list(group: dist.ProcessGroup) -> Any:
-    root = ranks_of(group)[-1]
-    parts = [f"for {rank}" for rank in ranks_of(group)] if dist.get_rank() == root else None
-    own_part: list[Any] = [None]
-    dist.scatter_object_list(own_part, parts, root, group)
-    return own_part
-
-
-@scenario
-def send_object_list(group: dist.ProcessGroup) -> Any:
-    first, *others = ranks_of(group)
-    received: list[Any] = [None, None]
-    if dist.get_rank() == first:
-        for rank in others:
-            dist.send_object_list([f"for {rank}", own(group, 5)], rank, group)
-    else:
-        dist.recv_object_list(received, first, group)
-    return received
 
 
 @scenario
@@ -141,19 +101,6 @@ def functional_collectives_with_gradients(group: dist.ProcessGroup) -> Any:
     return [_with_gradient(call, own(group, 2 * size, 3)) for call in calls]
 
 
-@scenario
-def differentiable_collectives(group: dist.ProcessGroup) -> Any:
-    """torch.distributed.nn.functional, but for what needs an all-to-all of lists, which Gloo lacks."""
-    size, root = dist.get_world_size(group), ranks_of(group)[0]
-    calls: list[Callable[[torch.Tensor], Any]] = [
-        lambda t: differentiable.all_reduce(t.clone(), group=group),
-        lambda t: differentiable.reduce_scatter(torch.zeros(2, 3), list(t.chunk(size)), group=group),
-        lambda t: differentiable.all_to_all_single(torch.zeros_like(t), t, group=group),
-        lambda t: differentiable.broadcast(t.clone(), root, group=group),
-    ]
-    return [_with_gradient(call, own(group, 2 * size, 3)) for call in calls]
-
-
 def _with_gradient(call: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> Any:
     tensor.requires_grad_()
     result = call(tensor)
@@ -181,40 +128,3 @@ def dtensor_redistribute(group: dist.ProcessGroup) -> Any:
         except Exception as error:
             results.append(type(error).__name__)
     return results
-
-
-@scenario
-def dtensor_operations(group: dist.ProcessGroup) -> Any:
-    """Products of sharded matrices, whose gradients are redistributed on the way back."""
-    mesh = DeviceMesh.from_group(group, "cpu")
-    left = distribute_tensor(values(torch.float32, (8, 12), 0), mesh, [Shard(1)]).requires_grad_()
-    right = distribute_tensor(values(torch.float32, (12, 6), 1), mesh, [Shard(0)]).requires_grad_()
-    result = (left @ right).redistribute(mesh, [Shard(0)]).square().sum()
-    result.backward()
-    assert left.grad is not None
-    assert right.grad is not None
-    return [result.full_tensor(), left.grad.full_tensor(), right.grad.full_tensor()]
-
-
-@scenario
-def distributed_checkpoint(group: dist.ProcessGroup) -> Any:
-    """Save and load what is sharded and what is not."""
-    mesh = DeviceMesh.from_group(group, "cpu")
-    folder: list[Any] = [tempfile.mkdtemp() if dist.get_rank(group) == 0 else None]
-    dist.broadcast_object_list(folder, ranks_of(group)[0], group)
-
-    def state(fill: int) -> dict[str, Any]:
-        return {
-            "sharded": distribute_tensor(values(torch.float32, (10, 3), fill), mesh, [Shard(0)]),
-            "whole": values(torch.float32, (4,), fill),
-            "step": fill,
-        }
-
-    dcp.save(state(7), checkpoint_id=folder[0], process_group=group)
-    loaded = state(0)
-    dcp.load(loaded, checkpoint_id=folder[0], process_group=group)
-    result = [loaded["sharded"].to_local(), loaded["whole"], loaded["step"]]
-    dist.barrier(group)
-    if dist.get_rank(group) == 0:
-        shutil.rmtree(folder[0])
-    return result

@@ -13,16 +13,14 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from faults.interposer import Interposer
-
 
 @dataclass
 class Target:
     """What an injection can reach."""
 
-    interposer: Interposer
-    injected_at: ctypes.c_double  # when it happened, as time.monotonic(); in memory that the harness shares
-    store_pid: int | None  # of the process that hosts the store, if that is not rank 0
+    interposer: ctypes.CDLL  # interposer.c, loaded into this process
+    injected_at: ctypes.c_double  # when it happened, as time.monotonic(); in memory that is shared
+    pid_of_host: Path  # of the process that hosts the store, if that is not rank 0
 
 
 # Runs on the faulty rank when the others are about to call the operation. Returns what that rank calls instead, if
@@ -42,24 +40,14 @@ def stop(target: Target) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def die_within_the_transfer(num_bytes: int) -> Injection:
-    """Kill -9 once the rank has sent so much of its operation."""
-    return lambda target: target.interposer.kill_after_bytes(num_bytes)
+def interpose(event: str, *numbers: int) -> Injection:
+    """Have a function of the interposer damage what this rank sends, or end the process meanwhile."""
 
+    def injection(target: Target) -> None:
+        arm = getattr(target.interposer, f"interposer_{event}")
+        arm(*map(ctypes.c_long, numbers), ctypes.byref(target.injected_at))
 
-def die_with_a_packet_encoded(target: Target) -> None:
-    """Kill -9 between encode and exchange."""
-    target.interposer.kill_at_packet(1)
-
-
-def die_with_a_result_encoded(target: Target) -> None:
-    """Kill -9 between encoding the own chunk of an all-reduce's result and its exchange."""
-    target.interposer.kill_at_packet(2)
-
-
-def die_while_disconnecting(target: Target) -> None:
-    """Kill -9 in destroy_process_group, at the second connection that it closes."""
-    target.interposer.kill_at_close(2)
+    return injection
 
 
 def leave(target: Target) -> Callable[[], None]:
@@ -79,16 +67,10 @@ def call(operation: Callable[[], None]) -> Injection:
     return injection
 
 
-def flip(nth_packet: int, byte: int, mask: int = 1) -> Injection:
-    """Send a packet with a flipped bit."""
-    return lambda target: target.interposer.flip(nth_packet, byte, mask)
-
-
 def lose_the_store(target: Target) -> None:
     """Kill the process that hosts the store."""
-    assert target.store_pid is not None
     target.injected_at.value = time.monotonic()
-    os.kill(target.store_pid, signal.SIGKILL)
+    os.kill(int(target.pid_of_host.read_text()), signal.SIGKILL)
 
 
 def lose_the_store_and_die(target: Target) -> None:

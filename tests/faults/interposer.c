@@ -22,7 +22,7 @@ static enum event armed = EVENT_NONE;
 static long countdown = 0;     // packets or closes until the injection
 static long bytes_left = 0;    // until the injection
 static long flip_offset = -1;  // byte of the packet; -1: the injection is to end the process
-static int flip_mask = 0;
+static long flip_mask = 0;
 static double* injected_at = NULL;           // where the time of the injection is written
 static const char* target = NULL;       // the byte to flip on its way out; it stays as it is in memory
 static const char* last_packet = NULL;  // and where it went
@@ -39,7 +39,7 @@ static void end_process(void) {
   kill(getpid(), SIGKILL);
 }
 
-static void arm(enum event event, long nth, long offset, int mask, double* when) {
+static void arm(enum event event, long nth, long offset, long mask, double* when) {
   pthread_mutex_lock(&mutex);
   armed = event;
   countdown = bytes_left = nth;
@@ -52,7 +52,7 @@ static void arm(enum event event, long nth, long offset, int mask, double* when)
 
 // The nth packet (from 1) that this process sends from now on leaves with the bits of `mask` flipped in its byte
 // `offset`.
-void interposer_flip(long nth, long offset, int mask, double* when) { arm(EVENT_PACKET, nth, offset, mask, when); }
+void interposer_flip(long nth, long offset, long mask, double* when) { arm(EVENT_PACKET, nth, offset, mask, when); }
 // The process ends, as by kill -9, when the first byte of that packet would leave.
 void interposer_kill_at_packet(long nth, double* when) { arm(EVENT_PACKET, nth, -1, 0, when); }
 // It ends once it has sent so many bytes.

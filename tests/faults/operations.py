@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -36,6 +37,23 @@ def _reduce_scatter(unit: str, num_elements: int = NUM_ELEMENTS) -> None:
 def reduce_scatter() -> None:
     """Reduce the gradient of unit blocks.1 in two tiers, compressed unless the codec is `none`."""
     _reduce_scatter("blocks.1")
+
+
+def asynchronous_reduce_scatter() -> None:
+    """Do that, and look at the Work, its Future and the next call."""
+    gradient, shard = _gradient(NUM_ELEMENTS)
+    with isthmus.unit("blocks.1"):
+        work = dist.reduce_scatter_tensor(shard, gradient, async_op=True)
+    future = work.get_future()
+    try:
+        work.wait()
+    except dist.DistBackendError as error:
+        assert work.is_completed() and not work.is_success()
+        for call in (future.wait, all_reduce):
+            with pytest.raises(RuntimeError) as again:
+                call()
+            assert str(error) in str(again.value)
+        raise
 
 
 def reduce_scatter_of_another_unit() -> None:
@@ -100,6 +118,11 @@ def all_gather() -> None:
 def all_reduce() -> None:
     """Reduce in the world backend."""
     dist.all_reduce(torch.ones(WORLD_ELEMENTS))
+
+
+def all_reduce_with_a_future() -> None:
+    """Do that, and wait for the Future."""
+    dist.all_reduce(torch.ones(WORLD_ELEMENTS), async_op=True).get_future().wait()
 
 
 def smaller_all_reduce() -> None:

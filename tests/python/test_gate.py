@@ -58,7 +58,7 @@ def test_all_stages_pass_and_entries_of_the_list_that_nothing_needed_are_told(tr
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("stage", ["setup", "test", "mpich", "demo", "asan", "fuzz", "tsan"])
+@pytest.mark.parametrize("stage", ["setup", "test", "demo", "tsan"])
 def test_a_stage_that_fails(tree: Path, stage: str) -> None:
     code, said = run_gate(tree, failing=stage)
     assert code == 1 and re.search(rf" {stage} +FAILED \(exit 1\)", said) and "stages have passed" not in said, said
@@ -113,9 +113,9 @@ why = "for this test"
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("stage", "failed", "skipped"), [("", 0, 3), ("test", 3, 1), ("units-oldest", 3, 1), ("tsan", 4, 0)]
+    ("stage", "failed", "skipped", "options"),
+    [("", 0, 3, ()), ("test", 3, 1, ("-n", "2")), ("units-oldest", 3, 1, ()), ("tsan", 4, 0, ())],
 )
-@pytest.mark.parametrize("options", [(), ("-n", "2")])
 def test_a_skip_that_is_not_listed(
     tmp_path: Path, options: tuple[str, ...], stage: str, failed: int, skipped: int
 ) -> None:

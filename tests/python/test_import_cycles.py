@@ -11,8 +11,6 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 #: Folders with Python that is installed, by the package that they are. Links to the last two are in the first.
 PACKAGES = {"isthmus": "python/isthmus", "isthmus.topology": "topology", "isthmus.benchmarks": "benchmarks"}
@@ -115,20 +113,3 @@ def test_only_the_commands_import_benchmarks() -> None:
     for module, imported in imports(modules(), all_of_it=True).items():
         if not module.startswith(("isthmus.cli.", "isthmus.benchmarks")):
             assert not [name for name in imported if name.startswith("isthmus.benchmarks")], module
-
-
-@pytest.mark.parametrize(
-    ("at", "text"),
-    [
-        ("topology/machine.py", "def late():\n    from isthmus.topology.formats import read\n"),
-        ("python/isthmus/plan/units.py", "from isthmus.plan.memory import Memory\n"),
-        ("python/isthmus/plan/ranges.py", "import isthmus.benchmarks.training.config\n"),
-    ],
-)
-def test_an_import_cycle_is_found(tmp_path: Path, at: str, text: str) -> None:
-    for path in modules().values():
-        copy = tmp_path / path.relative_to(ROOT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(path.read_text() + (text if copy == tmp_path / at else ""))
-    known = modules(tmp_path)
-    assert cycle(between_components(known)) or cycle(imports(known, all_of_it=False))

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 #: Folders with sources. A folder includes itself and what stands in lines below its own; of a line with several, none
 #: includes another. "*": all that have no line of their own.
@@ -86,21 +84,3 @@ def test_each_line_has_sources() -> None:
     for number, patterns in enumerate(LINES):
         for pattern in patterns:
             assert any(line_of(folder) == number and fnmatchcase(folder, pattern) for folder in folders), pattern
-
-
-@pytest.mark.parametrize(
-    ("at", "name"),
-    [
-        ("src/torch/faults/errors.h", "torch/sides/side.h"),
-        ("src/torch/units/gradient_labels.h", "torch/works/work.h"),
-        ("src/codec/none/type.h", "codec/quant/type.h"),
-        ("include/isthmus/device.h", "codec/gpu_device.h"),
-        ("kernels/block/group.h", "kernels/tagc/block.h"),
-    ],
-)
-def test_an_include_against_the_order_is_found(tmp_path: Path, at: str, name: str) -> None:
-    for path in sources(ROOT):
-        copy = tmp_path / path.relative_to(ROOT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(path.read_text() + (f'\n#include "{name}"\n' if copy == tmp_path / at else ""))
-    assert against_order(tmp_path) == [f"{at} includes {name}"]

@@ -113,14 +113,11 @@ HYBRID = ShardingStrategy.HYBRID_SHARD
 MAKERS: dict[str, Callable[[], nn.Module]] = {
     "fsdp2": lambda: fsdp2(mesh_of(group())),
     "fsdp2, default codec": lambda: fsdp2(mesh_of(group("default"))),
-    "fsdp2 flat": lambda: fsdp2(mesh_of(group(tiers="flat"))),
     "fsdp2 bfloat16, flat, 4 index bits": lambda: fsdp2(
         mesh_of(group(tiers="flat", index_bits=4)), mp_policy=BFLOAT16, reshard_after_forward=False
     ),
     "fsdp2 bfloat16 prepared": lambda: isthmus.prepare(fsdp2(mesh_of(group()), mp_policy=BFLOAT16), name="bfloat16"),
-    "hsdp": lambda: fsdp2(hsdp_mesh("2x2")),
     "hsdp prepared": lambda: isthmus.prepare(fsdp2(hsdp_mesh("2x2")), name="hsdp"),
-    "fsdp1": lambda: fsdp1(mesh_of(group())),
     "fsdp1 prepared": lambda: isthmus.prepare(fsdp1(mesh_of(group()), use_orig_params=True), name="fsdp1"),
     "fsdp1 hybrid prepared": lambda: isthmus.prepare(
         fsdp1(hsdp_mesh("2x2"), sharding_strategy=HYBRID, use_orig_params=True), name="hybrid"

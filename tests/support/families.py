@@ -2,16 +2,12 @@
 
 A `Family` is a way to wrap a model and to train it. It is run in these modes, each with process groups of its own:
 
-- gloo: the script over Gloo;
-- none: the same script over Isthmus with codec none. Equal up to the rounding of sums in another order;
-- default: with the default codec. All ranks hold the same bits, the units that were compressed are those that are
-  expected, and training follows the plain run as closely as the codec's error lets it;
-- prepared: as default, after `isthmus.prepare`;
-- backward: as default, with the option gradients="backward";
-- tagc, prepared tagc: a codec with residuals in place of the default one;
+- gloo: the script over Gloo; none: the same over Isthmus with codec none. Equal up to the order of sums;
+- default, tagc: with that codec. All ranks hold the same bits, the units that were compressed are those that are
+  expected, and training follows the plain run as closely as the codec's error lets it. Where torch does not label
+  reductions as gradients, none and default are exact: bit-equal to Gloo;
+- prepared, prepared tagc: as those after `isthmus.prepare`; backward: with the option gradients="backward";
 - with "delta": as the mode of that name without, but weights cross as differences. Equal bits throughout.
-
-Where torch does not label reductions as gradients, none and default are exact: bit-equal to Gloo.
 """
 
 from __future__ import annotations
@@ -132,9 +128,7 @@ class Family:
     prepared_units: Iterable[str] | None = None  # None: as `units`
     collectives: tuple[str, ...] = ("reduce_scatter",)
     exact: dict[str, int] = field(default_factory=dict)  # reductions that are exact in spite of the codec, by reason
-    prepared_exact: dict[str, int] | None = None
-    env: dict[str, str] = field(default_factory=dict)  # in all modes of Isthmus
-    modes: tuple[str, ...] = ("none", "default", "prepared")
+    modes: tuple[str, ...] = ("default",)
     gathers: bool = True  # its parameters, over groups that span nodes
     labelled: bool = True  # False: only prepare or the option make gradients of its reductions, after a few steps
     clips: bool = True
@@ -305,7 +299,7 @@ def check_against(plain: Run, family: Family, store: dist.Store) -> None:
     runs = {}
     gathers = family.gathers or "none" in family.modes  # where none crosses: in the first of such families
     for mode in (*family.modes, *((with_delta,) if twin in family.modes and gathers else ())):
-        with world(store, mode, family.env):
+        with world(store, mode):
             run = train(family, mode)
             # These compare ranks, so all of them must get here.
             agree = {
@@ -352,17 +346,16 @@ def assert_equal_up_to_rounding(run: Run, plain: Run, family: Family) -> None:
 
 def assert_compressed(run: Run, family: Family, mode: str) -> None:
     """The expected units were compressed at every step, and no reduction was exact that should not be."""
-    units, exact = family.units, family.exact
-    if is_prepared(mode):
-        units = units if family.prepared_units is None else family.prepared_units
-        exact = exact if family.prepared_exact is None else family.prepared_exact
+    units = family.units
+    if is_prepared(mode) and family.prepared_units is not None:
+        units = family.prepared_units
     assert run.compressed == sum(run.units.values())
     without_norms = {reason: count for reason, count in run.exact.items() if reason != NO_GRADIENT}
     if family.labelled:
         assert run.units == {f"{unit} {kind}": STEPS for unit in units for kind in family.collectives}, run.units
-        assert without_norms == exact, run.exact
+        assert without_norms == family.exact, run.exact
     else:
-        assert set(without_norms) <= {*EXACT_AT_FIRST, *exact}, run.exact
+        assert set(without_norms) <= {*EXACT_AT_FIRST, *family.exact}, run.exact
         assert run.units and min(run.units.values()) >= STEPS - 4, run.units  # two steps with each set of DDP's buckets
 
 

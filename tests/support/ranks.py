@@ -12,9 +12,10 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, cast
@@ -70,6 +71,20 @@ def preload(*modules: str) -> None:
     """Have the server import these, too. Call this before the first rank starts."""
     _preloaded.extend(modules)
     _context.set_forkserver_preload(_preloaded)
+
+
+@contextlib.contextmanager
+def server_with(**environment: str) -> Iterator[None]:
+    """Fork ranks from a server with these variables meanwhile: what is loaded into ranks before all else."""
+    before = dict(os.environ)
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def run(

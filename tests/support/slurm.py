@@ -9,10 +9,9 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from support import ranks
 from support.limits import HANG_S
@@ -75,11 +74,11 @@ class Cluster:
         own = ["--foreground", "--force", f"--key-file={self.folder / 'munge.key'}", f"--socket={munge['socket']}"]
         files = [f"--{name}-file={munge[name]}" for name in ("log", "pid", "seed")]
         self._start("munged", *own, *files)
-        self._until("munged listens", munge["socket"].exists)
+        self.until("munged listens", munge["socket"].exists)
         self._start("slurmctld", "-D")
         for node in NODES:
             self._start("slurmd", "-D", "-N", node)
-        self._until("both nodes are idle", self._is_idle)
+        self.until("both nodes are idle", self._is_idle)
 
     def _start(self, name: str, *arguments: str) -> None:
         log = (self.folder / f"daemon-{len(self.processes)}-{name}.log").open("wb")
@@ -88,7 +87,7 @@ class Cluster:
                 subprocess.Popen([name, *arguments], env=self.environment, stdout=log, stderr=subprocess.STDOUT)
             )
 
-    def _until(self, what: str, is_so: Any) -> None:
+    def until(self, what: str, is_so: Callable[[], bool]) -> None:
         deadline = time.monotonic() + HANG_S
         while not is_so():
             if time.monotonic() > deadline or any(process.poll() is not None for process in self.processes):

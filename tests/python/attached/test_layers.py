@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from support import ranks
 from support.documents import programs
-from support.limits import HANG_S
 
 pytestmark = [
     pytest.mark.processes,
@@ -20,23 +17,16 @@ pytestmark = [
         importlib.util.find_spec("torch.distributed.config") is None, reason="this torch has one communication layer"
     ),
 ]
-SWITCH = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"
+ATTACH = programs("docs/recipes.md")["attach.py"]
+BY_NAME = re.sub(r"^isthmus\.attach.*$", "", ATTACH.replace('"gloo"', '"isthmus"'), flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["attach.py", "by_name.py"])
-def test_the_switch_changes_nothing(name: str, tmp_path: Path) -> None:
-    program = programs("docs/recipes.md")["attach.py"].replace(
-        "import torch.distributed as dist\n",
-        "import torch.distributed as dist\n\nassert dist.config.use_torchcomms\n",
-        1,
-    )
-    if name == "by_name.py":
-        program = program.replace('init_process_group("gloo")', 'init_process_group("isthmus")')
-        program = re.sub(r"^isthmus\.attach.*$", "", program, flags=re.MULTILINE)
-    (tmp_path / name).write_text(program)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", name]
-    environment = {**os.environ, SWITCH: "1", "ISTHMUS_NODES": "2x1", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        launch, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert result.returncode == 0, result.stderr
+def train(rank: int, world_size: int, program: str) -> None:
+    assert dist.config.use_torchcomms
+    exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})
+
+
+def test_the_switch_changes_nothing() -> None:
+    with ranks.server_with(TORCH_DISTRIBUTED_USE_TORCHCOMMS="1"):
+        for program in (ATTACH, BY_NAME):
+            ranks.run(train, 2, program, env={"ISTHMUS_NODES": "2x1"})

@@ -16,7 +16,6 @@ from support.tested_codecs import carried
 
 WORLD_SIZE = 4
 NODE_MAPS = {"2x2": (2, 2), "0,2|1,3": (2, 2), "4x1": (4, 1)}  # nodes, ranks a node
-FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
 class Groups:
@@ -85,30 +84,9 @@ def on_all_ranks(groups: Groups, holds: bool) -> bool:
     return bool(number)
 
 
-def assert_within_bound(result: torch.Tensor, sources: list[torch.Tensor], scale: float) -> None:
-    """Against a sum in float64: one rounding of each node's partial sum, one of the result, and those of the sums."""
-    exact = torch.stack([source.double() for source in sources]).sum(0) * scale
-    magnitude = torch.stack([source.double().abs() for source in sources]).sum(0) * scale
-    if result.shape != exact.shape:
-        exact, magnitude = own_chunk(exact), own_chunk(magnitude)
-    sum_dtype = torch.float64 if result.dtype == torch.float64 else torch.float32
-    epsilon = torch.finfo(result.dtype).eps + WORLD_SIZE * torch.finfo(sum_dtype).eps
-    error = (result.double() - exact).abs()
-    assert torch.all(error <= epsilon * magnitude + torch.finfo(result.dtype).tiny), error.max()
-
-
 def run_table(table: Table) -> dict[str, str]:
     """Be one rank: make the default group, run all checks, and leave together."""
     ranks.init()
     failures = table.run_on_this_rank(Groups())
     finish()
     return failures
-
-
-def assert_equals_gloo(groups: Groups, group: dist.ProcessGroup, source: torch.Tensor, op: Any) -> None:
-    expected = torch.empty_like(source[: source.numel() // WORLD_SIZE])
-    dist.reduce_scatter_tensor(expected, source, op, group=groups.gloo)
-    result = torch.empty_like(expected)
-    with gradient():
-        dist.reduce_scatter_tensor(result, source, op, group=group)
-    assert torch.equal(result, expected)

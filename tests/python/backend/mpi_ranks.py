@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import sys
@@ -99,19 +98,6 @@ def expect_error(directory: str, text: str, rank: int = RANK) -> None:
 
 def not_started_by_mpiexec(rank: int, world_size: int, directory: str) -> None:
     expect_error(directory, "inter_tier=mpi: this process was not started by mpiexec")
-
-
-def thread_level_too_low(directory: str) -> None:
-    from isthmus import _mpi
-
-    assert _mpi.library()
-    loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libmpi" in line}
-    library = ctypes.CDLL(next(path for path in sorted(loaded) if "/libmpi.so" in path or "/libmpich.so" in path))
-    level = ctypes.c_int()
-    funneled = 1
-    library.MPI_Init_thread(None, None, funneled, ctypes.byref(level))
-    expect_error(directory, "but Isthmus needs MPI_THREAD_MULTIPLE")
-    library.MPI_Finalize()
 
 
 def a_rank_raises(directory: str) -> None:

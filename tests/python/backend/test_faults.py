@@ -2,157 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
-from datetime import timedelta
 
 import pytest
-import torch
-import torch.distributed as dist
 
-import isthmus
-from faults import table
-from faults.harness import Harnesses, Outcome
-from faults.judgement import complaints
-from faults.rows import ROWS, TIMEOUT_S, Row
-from support import ranks
-from support.limits import OPERATION_S, scaled
-
-WORLD_SIZE = 4
-ENV = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "1000", "ISTHMUS_CODEC": "none", "ISTHMUS_LOG": "error"}
+from faults import harness, table
+from faults.rows import ROWS, Row
 
 
 @pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Outcome]]]:
-    """The rows that were selected, by name: two at a time, most of which is waiting."""
+def outcomes(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[list[harness.RankOutcome]]]]:
     selected = [item for item in request.session.items if getattr(item, "originalname", "") == test_fault.__name__]
-    names = [item.callspec.params["row"].name for item in selected]
-    with Harnesses(min(2, len(names))) as harnesses:
-        yield {name: harnesses.start(name) for name in names}
+    with harness.running([item.callspec.params["row"] for item in selected]) as futures:
+        yield futures
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_fault(row: Row, outcomes: dict[str, Future[Outcome]]) -> None:
-    outcome = outcomes[row.name].result()
-    assert not (lacking := list(complaints(row, outcome))), "\n".join(lacking)
+def test_fault(row: Row, outcomes: dict[str, Future[list[harness.RankOutcome]]]) -> None:
+    assert not (lacking := list(harness.complaints(row, outcomes[row.name].result()))), "\n".join(lacking)
 
 
 def test_the_page_has_the_rows_of_the_table() -> None:
     rows = [line for line in table.PAGE.read_text().splitlines() if line.startswith("| ")][1:]
-    assert [tuple(line.split(" | ")[:2]) for line in rows] == [
-        (f"| {table.described(row)}", table.operation(row)) for row in ROWS
-    ]
+    assert [tuple(line[2:].split(" | ")[:2]) for line in rows] == [table.begin(row) for row in ROWS]
     assert all(line.endswith(" | yes |") for line in rows)
-
-
-def init_with_short_timeout() -> None:
-    """Connecting may take longer on a busy machine."""
-    ranks.init()
-    dist.barrier()
-    dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).set_timeout(
-        timedelta(seconds=scaled(TIMEOUT_S))
-    )
-
-
-def tell(key: str) -> None:
-    dist.distributed_c10d._get_default_store().set(key, "")
-
-
-def wait_for(*keys: str) -> None:
-    """Wait until all of them were told. Asks again and again: a store that waits serves nobody else of its process."""
-    deadline = time.monotonic() + OPERATION_S
-    while not dist.distributed_c10d._get_default_store().check(list(keys)):
-        assert time.monotonic() < deadline, keys
-        time.sleep(0.02)
-
-
-def stay_away() -> None:
-    """Be rank 3, which leaves when the others have ended."""
-    wait_for(*(f"rank {rank} has ended" for rank in range(3)))
-    tell("rank 3 has seen it")
-
-
-def end(rank: int) -> None:
-    """Be one of the others; rank 0 hosts the store."""
-    tell(f"rank {rank} has ended")
-    if rank == 0:
-        wait_for("rank 3 has seen it")
-
-
-def reduce_scatter() -> None:
-    with isthmus.unit("x"):
-        dist.reduce_scatter_tensor(torch.empty(1000), torch.ones(4000))
-
-
-def all_reduce_with_a_future() -> None:
-    dist.all_reduce(torch.ones(10), async_op=True).get_future().wait()
-
-
-def asynchronous_reduce_scatter() -> None:
-    with isthmus.unit("x"):
-        work = dist.reduce_scatter_tensor(torch.empty(1000), torch.ones(4000), async_op=True)
-    future = work.get_future()
-    try:
-        work.wait()
-    except dist.DistBackendError:
-        assert work.is_completed()
-        assert not work.is_success()
-        with pytest.raises(RuntimeError, match=r"No word from rank"):
-            future.wait()
-        raise
-
-
-def die(rank: int, world_size: int, collective: Callable[[], None]) -> tuple[str, str]:
-    """Return the error of the collective before which rank 3 dies, and that of the next one."""
-    init_with_short_timeout()
-    for _ in range(3):
-        collective()
-    if rank == 3:
-        os._exit(9)
-    with pytest.raises(dist.DistBackendError) as first:
-        collective()
-    with pytest.raises(dist.DistBackendError) as second:
-        dist.all_reduce(torch.ones(10))
-    return str(first.value), str(second.value)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("collective", [asynchronous_reduce_scatter, all_reduce_with_a_future])
-def test_works_and_futures_name_a_rank_that_died(collective: Callable[[], None]) -> None:
-    outcomes = ranks.run_any(die, WORLD_SIZE, collective, env=ENV)
-    assert outcomes[3].exit_code == 9
-    for outcome in outcomes[:3]:
-        assert outcome.error is None, outcome.error
-        text, again = outcome.value
-        assert "No word from rank 3: " in text, text
-        assert f"failed on rank {outcome.rank}" in text
-        assert again == text
-
-
-def abort_while_waiting(rank: int, world_size: int) -> tuple[str, float]:
-    ranks.init()
-    reduce_scatter()
-    if rank == 3:
-        stay_away()
-        return "", 0
-    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-    threading.Timer(scaled(0.5), backend.abort).start()
-    start = time.monotonic()
-    with pytest.raises(dist.DistBackendError) as error:
-        reduce_scatter()
-    seconds = time.monotonic() - start
-    end(rank)
-    return str(error.value), seconds
-
-
-@pytest.mark.processes
-def test_abort_ends_what_is_under_way() -> None:
-    results = ranks.run(abort_while_waiting, WORLD_SIZE, env=ENV)[:3]
-    assert any("aborted" in text for text, _ in results)
-    for text, seconds in results:
-        assert "aborted" in text or "failed on rank" in text  # a rank whose turn came later hears of another's abort
-        assert seconds < OPERATION_S

@@ -1,23 +1,26 @@
-"""Reductions that are recognised as gradients: what they sum to, and what they send."""
+"""Reductions that are recognised as gradients: which, of which unit, what they sum to, and what they send."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch.profiler import record_function
 
 import isthmus
+from isthmus import backends as _backends
 from isthmus.plan.packets import WireOptions, piece_bytes
-from python.backend import gradient_calls
 from python.backend.gradients import (
-    FLOATS,
     NODE_MAPS,
     WORLD_SIZE,
     Groups,
     all_reduce,
-    assert_within_bound,
     carried_by_all_ranks,
+    gradient,
     inputs_of_all_ranks,
     native,
     on_all_ranks,
@@ -25,27 +28,10 @@ from python.backend.gradients import (
     reduce_scatter,
     run_table,
 )
-from support import recorded
 from support.checks import Table
 from support.tested_codecs import CODECS, LOSSY
 
 table = Table()
-table.checks |= gradient_calls.table.checks
-
-
-@table
-def codec_none_sums_within_its_bound(groups: Groups) -> None:
-    half = dist._make_nccl_premul_sum(0.5)
-    tensor_half = dist._make_nccl_premul_sum(torch.tensor([0.5]))
-    ops = [(dist.ReduceOp.SUM, 1.0), (dist.ReduceOp.AVG, 0.25), (half, 0.5), (tensor_half, 0.5)]
-    for nodes in NODE_MAPS:
-        group = groups(nodes=nodes, codec="none")
-        for dtype in FLOATS:
-            for numel in (4, 12, 4 * 1023):
-                for op, scale in ops:
-                    sources = inputs_of_all_ranks(numel, dtype)
-                    assert_within_bound(reduce_scatter(group, sources[dist.get_rank()], op), sources, scale)
-        assert isthmus.stats(group)["collectives"]["reduce_scatter"]["calls"] == len(FLOATS) * 3 * len(ops)
 
 
 @table
@@ -71,29 +57,6 @@ def what_every_codec_can_carry_arrives_to_the_bit(groups: Groups) -> None:
 
 
 @table
-def processes_have_the_bits_of_the_record(groups: Groups) -> None:
-    """Any numbers, and what the codec makes of them: rounding, residuals and steps are as in one process."""
-    for settings, of_results in recorded.results("2x2", "float32").items():
-        group = groups(min_elements=0, segments=2, **recorded.options_of(settings))
-        results = recorded.Hash()
-        for step in range(recorded.STEPS):
-            seed = 100 * step + dist.get_rank()
-            shard = reduce_scatter(
-                group, recorded.gradient(WORLD_SIZE * recorded.CHUNK, seed), dist.ReduceOp.AVG, unit="first"
-            )
-            summed = all_reduce(group, recorded.gradient(recorded.CHUNK + 3, seed + 50), unit="second")
-            gathered = torch.empty(WORLD_SIZE * recorded.CHUNK)
-            dist.all_gather_into_tensor(gathered, shard, group=group)
-            for result in (shard, summed, gathered):
-                results.add(result.numpy().tobytes())
-        of_ranks = [b""] * WORLD_SIZE
-        dist.all_gather_object(of_ranks, results.digest(), group=groups.gloo)
-        of_all = recorded.Hash()
-        of_all.add(b"".join(of_ranks))
-        assert of_all.digest()[::-1].hex() == of_results, settings
-
-
-@table
 def packets_are_as_long_as_planned(groups: Groups) -> None:
     """What each codec hands to the rail for a reduce-scatter and an all-reduce, by the formulas of `isthmus plan`."""
     piece = (1 << 16) + 100
@@ -110,6 +73,159 @@ def packets_are_as_long_as_planned(groups: Groups) -> None:
         assert stats["compressed_calls"] == 2
         assert stats["collectives"]["reduce_scatter"]["inter"]["sent_bytes"] == packets, codec
         assert stats["collectives"]["all_reduce"]["inter"]["sent_bytes"] == 2 * packets, codec
+
+
+@table
+def min_elements_and_units_decide(groups: Groups) -> None:
+    group = groups(min_elements=4096, units="*,!*norm*")
+    for numel, unit, compressed in [(4096, "mlp", 1), (4092, "mlp", 0), (8192, "norm1", 0)]:
+        isthmus.reset_stats(group)
+        reduce_scatter(group, torch.ones(numel), unit=unit)
+        stats = isthmus.stats(group)
+        assert stats["compressed_calls"] == compressed, (numel, unit)
+        assert sum(stats["exact_calls"].values()) == 1 - compressed
+
+
+@table
+def what_is_no_sum_of_floats_is_exact(groups: Groups) -> None:
+    group = groups()
+    rank = dist.get_rank()
+    cases = [
+        (torch.arange(4000) * (rank + 1), dist.ReduceOp.SUM),
+        (torch.arange(4000, dtype=torch.uint8) // 8, dist.ReduceOp.SUM),
+        (inputs_of_all_ranks(4000, torch.float32)[rank], dist.ReduceOp.MAX),
+        (inputs_of_all_ranks(4000, torch.float32)[rank], dist.ReduceOp.PRODUCT),
+    ]
+    for source, op in cases:
+        expected, result = torch.empty_like(source[:1000]), torch.empty_like(source[:1000])
+        dist.reduce_scatter_tensor(expected, source, op, group=groups.gloo)
+        with gradient():
+            dist.reduce_scatter_tensor(result, source, op, group=group)
+        assert torch.equal(result, expected)
+    assert isthmus.stats(group)["exact_calls"] == {"not a sum of floating-point numbers": len(cases)}
+    assert isthmus.stats(group)["compressed_calls"] == 0
+
+
+class _ReduceScatterInBackward(torch.autograd.Function):
+    """What sequence parallelism does: a reduce-scatter of activations' gradients inside a backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, call: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        ctx.call = call
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.call(gradient.contiguous()), None
+
+
+@table
+def an_unlabelled_reduction_inside_a_backward_pass_is_exact(groups: Groups) -> None:
+    group = groups()
+    weight = inputs_of_all_ranks(WORLD_SIZE * 65536, torch.float32)[dist.get_rank()]
+    results = []
+    for used in (group, groups.gloo):
+
+        def call(gradient: torch.Tensor, used: dist.ProcessGroup = used) -> torch.Tensor:
+            shard = torch.empty(gradient.numel() // WORLD_SIZE)
+            dist.reduce_scatter_tensor(shard, gradient, group=used)
+            return shard.repeat(WORLD_SIZE)
+
+        leaf = torch.zeros(weight.numel(), requires_grad=True)
+        (_ReduceScatterInBackward.apply(leaf, call) * weight).sum().backward()
+        results.append(leaf.grad)
+    assert torch.equal(*results)
+    stats = isthmus.stats(group)
+    assert stats["exact_calls"] == {"not labelled, in a backward pass": 1}
+    assert "isthmus.prepare(model)" in stats["notes"][0]
+
+
+@table
+def labels_of_fsdp_are_recognised_and_prove_nothing(groups: Groups) -> None:
+    group = groups(max_units=4095)
+    in_label, elsewhere = "inside of FSDP's reduction, but not its own", "not recognised as a gradient"
+    source = torch.ones(WORLD_SIZE * 256)
+    shard = torch.empty(256)
+    for label, recognised in [
+        ("FSDP::post_backward_reduce (blocks.1)", True),
+        ("FSDP::post_backward_reduce", True),
+        ("FSDP::post_backward_reduce (blocks.1) [pg=4]", True),
+        ("FullyShardedDataParallel._post_backward_hook", True),
+        ("FSDP::post_backward_reduced", False),
+        ("FSDP::post_backward_accumulate (blocks.1)", False),
+        ("my label", False),
+    ]:
+        isthmus.reset_stats(group)
+        with record_function(label):
+            dist.reduce_scatter_tensor(shard, source, group=group)
+        assert isthmus.stats(group)["exact_calls"] == {in_label if recognised else elsewhere: 1}, label
+    isthmus.reset_stats(group)
+    with gradient(), record_function("inner"):
+        dist.reduce_scatter_tensor(shard, source, group=group)
+    dist.reduce_scatter_tensor(shard, source, group=group)
+    assert isthmus.stats(group)["compressed_calls"] == 1  # the tag counts within it, and no longer
+
+
+@table
+def coalesced_gradients(groups: Groups) -> None:
+    """Each tensor is a unit of its own; what is no gradient goes to Gloo; results come in the order of the inputs."""
+    for scatters in (False, True):
+        group = groups()
+        sources = [carried_by_all_ranks(4000 * (i + 1), step=i) for i in range(2)]
+        first, last = (source[dist.get_rank()].clone() for source in sources)
+        inputs = [first, torch.ones(8, dtype=torch.int64), last]
+        results, expected = inputs, [sum(sources[0]), torch.full((8,), 4), sum(sources[1])]
+        with gradient():
+            if scatters:
+                results, expected = ([own_chunk(tensor).clone() for tensor in found] for found in (inputs, expected))
+                work = group.reduce_scatter_tensor_coalesced(results, inputs, dist.ReduceScatterOptions())
+            else:
+                work = group.allreduce_coalesced(inputs, dist.AllreduceCoalescedOptions())
+        values = work.get_future().wait()
+        assert [value.data_ptr() for value in values] == [result.data_ptr() for result in results]
+        assert all(map(torch.equal, results, expected))
+        stats = isthmus.stats(group)
+        assert stats["collectives"]["reduce_scatter" if scatters else "all_reduce"]["calls"] == 2
+        assert stats["exact_calls"]["not a sum of floating-point numbers"] == 1
+
+
+@table
+def asynchronous_gradients_keep_their_order(groups: Groups) -> None:
+    group = groups()
+    works = []
+    for salt in range(10):
+        sources = [source.bfloat16() for source in carried_by_all_ranks(40_000, step=salt)]
+        shard = torch.empty(10_000, dtype=torch.bfloat16)
+        with gradient(f"unit{salt % 3}"):
+            works.append(
+                (
+                    dist.reduce_scatter_tensor(shard, sources[dist.get_rank()], group=group, async_op=True),
+                    shard,
+                    sources,
+                )
+            )
+    for work, shard, sources in reversed(works):
+        work.wait()
+        assert torch.equal(shard, own_chunk(sum(sources)))
+
+
+@table
+def a_unit_may_reduce_several_times(groups: Groups) -> None:
+    """A layer that is called twice: its residual is added to whatever of its gradient comes next."""
+    group = groups(max_units=4094, **CODECS["tagc"])
+    for _ in range(3):
+        for name in ("once", "twice", "twice"):
+            with isthmus.unit(name):
+                dist.reduce_scatter_tensor(torch.empty(256), torch.ones(WORLD_SIZE * 256), group=group)
+    steps = {unit["name"]: unit["step"] for unit in _backends.isthmus_backend(group).unit_states()}
+    assert steps == {"once": 3, "twice": 6}
+    with pytest.raises(ValueError, match="a unit needs a name"), isthmus.unit(""):
+        pass
+    with pytest.raises(KeyError), isthmus.unit("raising"):
+        raise KeyError
+    isthmus.reset_stats(group)
+    dist.reduce_scatter_tensor(torch.empty(256), torch.ones(WORLD_SIZE * 256), group=group)
+    assert isthmus.stats(group)["exact_calls"] == {"not recognised as a gradient": 1}
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:

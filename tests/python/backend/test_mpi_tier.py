@@ -50,11 +50,10 @@ def run(command: list[str], case: str, directory: Path) -> subprocess.CompletedP
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("case", "num_ranks"), [("same_bits_as_gloo", 4), ("thread_level_too_low", 2)])
-def test_over_mpiexec(case: str, num_ranks: int, tmp_path: Path) -> None:
-    result = run([mpiexec(), "-n", str(num_ranks)], case, tmp_path)
+def test_over_mpiexec(tmp_path: Path) -> None:
+    result = run([mpiexec(), "-n", "4"], "same_bits_as_gloo", tmp_path)
     assert result.returncode == 0, result.stderr[-4000:]
-    assert len(list(tmp_path.glob("done.*"))) == num_ranks, result.stderr[-4000:]
+    assert len(list(tmp_path.glob("done.*"))) == 4, result.stderr[-4000:]
 
 
 @pytest.mark.processes

@@ -53,12 +53,3 @@ def test_an_answer_stands_in_the_block_of_its_command(document: Path) -> None:
 
 def test_what_is_not_run_is_shown() -> None:
     assert all(any(shown.command.startswith(begin) for shown in SHOWN) for begin in NOT_RUN)
-
-
-def test_answers_are_compared_but_for_the_breaks_of_lines() -> None:
-    text = "```\n$ isthmus a --b \\\n    c\none 2.5\n  two\n...\nlast 3\n```\n\n```sh\nisthmus d\n```\n"
-    (shown,) = shown_commands(text)
-    assert shown.command == "isthmus a --b c"
-    assert shown.is_answered_by("one 2.5 two\nmuch\nlast  3\n")
-    for other in ("one 2.6 two\nlast 3", "one 2.5 two\nlast 31", "0 one 2.5 two last 3", "one 2.5 last 3", ""):
-        assert not shown.is_answered_by(other), other

@@ -18,7 +18,6 @@ LONGER = {
     "src/torch/module/module.cpp",
     "tests/python/attached/test_attach.py",
     "tests/python/units/test_weights.py",
-    "tests/support/families.py",
 }
 BEGINS_WITHOUT_SUBJECT = re.compile(r'(// |# |#: |"""|\. |^)(Of|What of) [a-z]', re.MULTILINE)
 

@@ -42,66 +42,66 @@ def chosen(surroundings: list[Surroundings], ranks: Sequence[int] | None = None,
     return choose(ranks, surroundings, world_size or len(ranks), describe=str)
 
 
-def test_the_option_comes_first() -> None:
-    told = [replace(own, option=f"node {rank % 2}") for rank, own in enumerate(around("aaaa", claims(*"0000")))]
-    assert chosen(told) == Nodes([0, 1, 0, 1], OPTION)
+def on_all(option: str) -> list[Surroundings]:
+    return [replace(own, option=f"{option} {rank % 2}") for rank, own in enumerate(around("aaaa", claims(*"0000")))]
 
 
-def test_an_nvlink_domain_comes_before_launcher_and_machine() -> None:
-    """Four hosts of one rank in two domains."""
-    told = around("abcd", claims(*"0123"), ["x clique 1", "x clique 2", "x clique 1", "x clique 2"])
-    assert chosen(told) == Nodes([0, 1, 0, 1], FABRIC)
-    assert chosen(told[:1]) == Nodes([0], FABRIC)
+DOMAINS = ["x clique 1", "x clique 2", "x clique 1", "x clique 2"]
+SOME = "reported an NVLink domain that spans hosts"
+CHOICES = {
+    "the option comes first": (on_all("node"), Nodes([0, 1, 0, 1], OPTION)),
+    "an NVLink domain before launcher and machine": (
+        around("abcd", claims(*"0123"), DOMAINS),
+        Nodes([0, 1, 0, 1], FABRIC),
+    ),
+    "of one rank": (around("a", claims("0"), DOMAINS[:1]), Nodes([0], FABRIC)),
+    "an NVLink domain that one does not see": (
+        around("aabb", claims(*"0011"), ["x", "x", "", "x"]),
+        Nodes([0, 0, 1, 1], "torchrun", f"only ranks 0, 1, 3 {SOME}"),
+    ),
+    "an NVLink domain that only one sees": (
+        around("aab", fabrics=["", "x", ""]),
+        Nodes([0, 0, 1], MACHINE, f"only rank 1 {SOME}"),
+    ),
+    # The launcher before the machine: in blocks, with other numbers, cyclic, any, uneven, one rank a node.
+    **{
+        nodes: (around(nodes, claims(*nodes)), Nodes(map_, "torchrun"))
+        for nodes, map_ in {
+            "0011": [0, 0, 1, 1],
+            "1100": [0, 0, 1, 1],
+            "0101": [0, 1, 0, 1],
+            "0110": [0, 1, 1, 0],
+            "0001": [0, 0, 0, 1],
+            "0123": [0, 1, 2, 3],
+        }.items()
+    },
+    # One that the machines contradict is believed and doubted: torchrun twice on a host, containers that share a host.
+    "aaaa 0011": (
+        around("aaaa", claims(*"0011")),
+        Nodes([0, 0, 1, 1], "torchrun", f"by {MACHINE} it is [0, 0, 0, 0]"),
+    ),
+    "aabb 0000": (
+        around("aabb", claims(*"0000")),
+        Nodes([0, 0, 0, 0], "torchrun", f"by {MACHINE} it is [0, 0, 1, 1]"),
+    ),
+    "without a launcher the machines decide": (around("aba"), Nodes([0, 1, 0], MACHINE)),
+    "names on some ranks only are ignored": (
+        around("ab", [Claim("Open MPI", rank, 2, "host" if rank else None, 1) for rank in range(2)]),
+        Nodes([0, 1], MACHINE),
+    ),
+}
 
 
-def test_an_nvlink_domain_that_only_some_see_does_not_count() -> None:
-    told = around("aabb", claims(*"0011"), ["x", "x", "", "x"])
-    doubt = "only ranks 0, 1, 3 reported an NVLink domain that spans hosts"
-    assert chosen(told) == Nodes([0, 0, 1, 1], "torchrun", doubt)
-    assert chosen(around("aab", fabrics=["", "x", ""])) == Nodes(
-        [0, 0, 1], MACHINE, "only rank 1 reported an NVLink domain that spans hosts"
-    )
-
-
-@pytest.mark.parametrize(
-    ("nodes", "map_"),
-    [
-        ("0000", [0, 0, 0, 0]),
-        ("0011", [0, 0, 1, 1]),  # in blocks
-        ("1100", [0, 0, 1, 1]),  # the launcher's numbers do not matter
-        ("0101", [0, 1, 0, 1]),  # cyclic
-        ("0110", [0, 1, 1, 0]),  # any
-        ("0001", [0, 0, 0, 1]),  # uneven: the group's business
-        ("0123", [0, 1, 2, 3]),
-    ],
-)
-def test_the_launcher_comes_before_the_machine(nodes: str, map_: list[int]) -> None:
-    assert chosen(around(nodes, claims(*nodes))) == Nodes(map_, "torchrun")
-
-
-@pytest.mark.parametrize(
-    ("machines", "nodes", "map_", "doubt"),
-    [
-        ("aaaa", "0011", [0, 0, 1, 1], f"by {MACHINE} it is [0, 0, 0, 0]"),  # torchrun twice on a host
-        ("abab", "0011", [0, 0, 1, 1], f"by {MACHINE} it is [0, 1, 0, 1]"),
-        ("aabb", "0000", [0, 0, 0, 0], f"by {MACHINE} it is [0, 0, 1, 1]"),  # containers that share a host
-    ],
-)
-def test_a_launcher_that_the_machines_contradict_is_believed_and_doubted(
-    machines: str, nodes: str, map_: list[int], doubt: str
-) -> None:
-    assert chosen(around(machines, claims(*nodes))) == Nodes(map_, "torchrun", doubt)
+@pytest.mark.parametrize("what", CHOICES)
+def test_choices(what: str) -> None:
+    told, nodes = CHOICES[what]
+    assert chosen(told) == nodes
 
 
 def test_subgroups_take_the_same_claims() -> None:
     told = around("aabb", claims(*"0011"))
     for ranks, map_ in [([0, 2], [0, 1]), ([1, 2, 3], [0, 1, 1]), ([3], [0]), ([3, 2, 0], [0, 0, 1])]:
         assert chosen([told[rank] for rank in ranks], ranks, world_size=4) == Nodes(map_, "torchrun")
-
-
-def test_without_a_launcher_the_machines_decide() -> None:
-    assert chosen(around("aba")) == Nodes([0, 1, 0], MACHINE)
-    assert chosen(around("a")) == Nodes([0], MACHINE)
 
 
 @pytest.mark.parametrize("launcher", ["MPICH's Hydra", "LOCAL_WORLD_SIZE"])
@@ -113,11 +113,6 @@ def test_a_launcher_that_names_no_nodes_is_a_check(launcher: str) -> None:
     # A member of a subgroup cannot miss the ranks that are no members, but notices one too many.
     assert chosen(around("ab", told[:2]), [0, 1], world_size=4) == Nodes([0, 1], MACHINE)
     assert chosen(around("aaa", told[:3]), [0, 1, 2], world_size=4).doubt.endswith("the node of ranks 0, 1, 2")
-
-
-def test_names_on_some_ranks_only_are_ignored() -> None:
-    told = [Claim("Open MPI", rank, 2, "host" if rank else None, 1) for rank in range(2)]
-    assert chosen(around("ab", told)) == Nodes([0, 1], MACHINE)
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,6 @@ class TestOptions:
         assert options._timeout == timedelta(seconds=7)
         assert options.backend == "isthmus"
 
-    def test_types(self) -> None:
-        options = isthmus.Options(weights="delta", min_elements=5, ratio=2)
-        values: dict[str, Any] = {"weights": "delta", "min_elements": 5, "ratio": 2.0, "nodes": ""}
-        for name, value in values.items():
-            assert getattr(options, name) == value
-            assert type(getattr(options, name)) is type(value)
-
     def test_the_stub_lists_every_option_with_its_type(self) -> None:
         stub = ast.parse((Path(isthmus.__file__).parent / "_C.pyi").read_text())
         (listed,) = (node for node in stub.body if isinstance(node, ast.ClassDef) and node.name == "OptionValues")
@@ -75,20 +68,10 @@ class TestOptions:
             isthmus.Options(**{name: value})
         assert isinstance(error.value, isthmus.OptionError)
 
-    @pytest.mark.parametrize(
-        ("name", "text"),
-        [
-            ("sparcity", "there is no option sparcity: did you mean sparsity?"),
-            ("bit", "there is no option bit: did you mean bits?"),
-            ("time_out", "there is no option time_out: did you mean timeout?"),
-        ],
-    )
-    def test_an_unknown_keyword_and_the_nearest_one(self, name: str, text: str) -> None:
-        with pytest.raises(isthmus.OptionError) as error:
-            isthmus.Options(**{name: 1})
-        assert str(error.value) == text
-
-    def test_an_unknown_keyword_like_no_other(self) -> None:
+    def test_an_unknown_keyword_and_the_nearest_one(self) -> None:
+        for name, nearest in {"sparcity": "sparsity", "bit": "bits", "time_out": "timeout"}.items():
+            with pytest.raises(isthmus.OptionError, match=f"^there is no option {name}: did you mean {nearest}\\?$"):
+                isthmus.Options(**{name: 1})
         with pytest.raises(isthmus.OptionError, match=r"no option xyz: there are nodes, codec, .*log, timeout"):
             isthmus.Options(xyz=1)
 
@@ -125,8 +108,6 @@ class TestOptions:
             ("cell_type", "int8", "tagc"),
         ]
         assert options._without_effect() == expected
-        for duplicate in (copy.copy, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))):
-            assert duplicate(options)._without_effect() == expected
         options.codec = "tagc"
         assert [name for name, *_ in options._without_effect()] == ["bits"]
         monkeypatch.delenv("ISTHMUS_CELL_TYPE")
@@ -137,7 +118,7 @@ class TestOptions:
         options = isthmus.Options(codec="none", ratio=3, timeout=timedelta(seconds=9))
         other = duplicate(options)
         assert type(other) is type(options)
-        assert other == options
+        assert other == options and other._without_effect() == options._without_effect() != []
         assert other._timeout == options._timeout
         other.ratio = 5
         assert options.ratio == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,22 @@ from torch.distributed.checkpoint import FileSystemReader, metadata
 
 from isthmus.residuals.checkpoint import CheckpointReader
 from isthmus.residuals.saved import SavedGroup, SavedUnit, Source, source_of_checkpoint, source_of_state, to_text
-from python.residuals.malice import MakesFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:Detected pickle protocol")
 
 UNIT = SavedUnit("blocks.0", 6, "float32", "reduce_scatter", 0, 2, 0.5, [], [], 3, 0, 0, is_owned=False)
 GROUPS = [SavedGroup((0,), (0,), {"codec": "tagc"}, (UNIT,))]
 STATE = {"rank0": to_text(GROUPS), "rank0/0/0/residual": torch.tensor([1.0, 2.0, 4.0])}
+
+
+class MakesFolder:
+    """What it is pickled as makes a folder when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
 
 
 def saved(folder: Path, state: dict[str, Any]) -> Path:

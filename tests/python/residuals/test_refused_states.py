@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
 
 import isthmus
-from python.residuals.malice import MakesFolder
 from python.residuals.saved_models import model_on, saved, shared_folder
 from support.checkpoints import (
     backward,
@@ -106,36 +102,6 @@ def truncated_files_are_refused_and_change_nothing() -> None:
         isthmus.load_checkpoint(folder, model)
     assert fingerprint(model) == before
     dist.barrier()
-
-
-@table
-def checkpoints_that_would_run_a_program_are_refused_on_all_ranks() -> None:
-    """A saved object of one rank, then the metadata: of neither is anything called. See test_checkpoint_reader.py."""
-    model = trained(model_on())
-    before = fingerprint(model)
-    for make, file in ((evil_object, r"'isthmus\.rank1' in __\d_\d\.distcp"), (evil_metadata, r"/\.metadata was not")):
-        made = shared_folder() / "made"
-        with pytest.raises(ValueError, match=file):
-            isthmus.load_checkpoint(make(model, made), model)
-        dist.barrier()
-        assert not made.exists() and fingerprint(model) == before
-
-
-def evil_object(model: nn.Module, made: Path) -> Path:
-    folder, state = shared_folder(), isthmus.state_dict(model)
-    if dist.get_rank() == 1:
-        state["rank1"] = MakesFolder(made)
-    dcp.save({"isthmus": state}, checkpoint_id=folder)
-    return folder
-
-
-def evil_metadata(model: nn.Module, made: Path) -> Path:
-    folder = saved(model)
-    dist.barrier()
-    if dist.get_rank() == 0:
-        (folder / ".metadata").write_bytes(pickle.dumps(MakesFolder(made)))
-    dist.barrier()
-    return folder
 
 
 @table

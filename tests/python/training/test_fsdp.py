@@ -19,8 +19,8 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import Shard
-from torch.utils.checkpoint import checkpoint
 
+from python.training.wraps import fsdp2
 from support.checks import Table
 from support.families import (
     BLOCKS,
@@ -43,18 +43,12 @@ INSIDE_A_NODE = "the group is not on several nodes of one size"
 # --- FSDP2 ---
 
 
-def fsdp2(model: nn.Module, **settings: Any) -> nn.Module:
-    for block in model.blocks:
-        fully_shard(block, **settings)
-    return fully_shard(model, **settings)
+def hsdp(model: nn.Module) -> nn.Module:
+    return fsdp2(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
 
 
-def hsdp(model: nn.Module, **settings: Any) -> nn.Module:
-    return fsdp2(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")), **settings)
-
-
-def mixed_precision(parameters: torch.dtype, reduction: torch.dtype | None) -> Any:
-    return functools.partial(fsdp2, mp_policy=MixedPrecisionPolicy(param_dtype=parameters, reduce_dtype=reduction))
+def mixed_precision(parameters: torch.dtype) -> Any:
+    return functools.partial(fsdp2, mp_policy=MixedPrecisionPolicy(param_dtype=parameters))
 
 
 def for_each_unit(method: str, *arguments: Any) -> Any:
@@ -101,17 +95,6 @@ def tied() -> nn.Module:
     return model
 
 
-class Checkpointed(Model):
-    """Keeps no activations of blocks."""
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        features = self.first(features)
-        for block in self.blocks:
-            features = checkpoint(block, features, use_reentrant=True)
-        output: torch.Tensor = self.last(features)
-        return output
-
-
 def accumulate(training: Training, number: int) -> torch.Tensor:
     """Two micro-batches, of which the first is not reduced."""
     training.model.set_requires_gradient_sync(False)
@@ -133,10 +116,10 @@ def hsdp_across_nodes(model: nn.Module) -> nn.Module:
     return fsdp2(model, mesh=DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("replicate", "shard")))
 
 
-def hsdp_family(*, shard_reductions: int = len(UNITS), mp_policy: Any = None, **settings: Any) -> Family:
+def hsdp_family(*, shard_reductions: int = len(UNITS), **settings: Any) -> Family:
     """All-reduces are compressed; what happens within a node, clipping included, is exact and says so."""
     return Family(
-        functools.partial(hsdp, mp_policy=mp_policy or MixedPrecisionPolicy()),
+        hsdp,
         collectives=("all_reduce",),
         exact={INSIDE_A_NODE: STEPS * (shard_reductions + 1)},
         gathers=False,
@@ -145,33 +128,29 @@ def hsdp_family(*, shard_reductions: int = len(UNITS), mp_policy: Any = None, **
 
 
 BFLOAT16, FLOAT16 = 0.02, 0.005
-BY_LABEL = ("default",)
-LOSSY = ("default", "prepared")  # sums up to their rounding, of codec none, are those of the first families
+ALL = ("none", "default", "prepared", "tagc")
 FSDP2_FAMILIES = {
-    "fsdp2": Family(fsdp2, modes=("none", "default", "prepared", "tagc", "prepared tagc")),
-    "bfloat16_parameters": Family(mixed_precision(torch.bfloat16, None), rounding=BFLOAT16),
-    "bfloat16_parameters_reduced_in_float32": Family(mixed_precision(torch.bfloat16, torch.float32), rounding=BFLOAT16),
-    "float16_parameters": Family(mixed_precision(torch.float16, None), rounding=FLOAT16),
-    "kept_after_forward": Family(functools.partial(fsdp2, reshard_after_forward=False), modes=BY_LABEL),
-    "resharded_to_two_ranks_after_forward": Family(functools.partial(fsdp2, reshard_after_forward=2), modes=BY_LABEL),
+    "fsdp2": Family(fsdp2, modes=ALL),
+    "bfloat16_parameters": Family(mixed_precision(torch.bfloat16), rounding=BFLOAT16, modes=("none", "default")),
+    "float16_parameters": Family(mixed_precision(torch.float16), rounding=FLOAT16, modes=("none", "default")),
+    "kept_after_forward": Family(functools.partial(fsdp2, reshard_after_forward=False)),
+    "resharded_to_two_ranks_after_forward": Family(functools.partial(fsdp2, reshard_after_forward=2)),
     "gradient_divide_factor": Family(for_each_unit("set_gradient_divide_factor", 2.0)),
-    "sums_alone": Family(for_each_unit("set_force_sum_reduction_for_comms", True), modes=("none", "default")),
-    "prefetched": Family(with_prefetching, modes=BY_LABEL),
-    "accumulated": Family(fsdp2, backward=accumulate, modes=LOSSY),
-    "tied_weights": Family(fsdp2, make=tied, modes=BY_LABEL),
-    "partly_frozen": Family(partly_frozen, units=[unit for unit in UNITS if unit != "blocks.1"], modes=LOSSY),
-    "offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy(pin_memory=False)), modes=BY_LABEL),
+    "sums_alone": Family(for_each_unit("set_force_sum_reduction_for_comms", True)),
+    "prefetched": Family(with_prefetching),
+    "accumulated": Family(fsdp2, backward=accumulate),
+    "tied_weights": Family(fsdp2, make=tied),
+    "partly_frozen": Family(
+        partly_frozen, units=[unit for unit in UNITS if unit != "blocks.1"], modes=("default", "prepared")
+    ),
+    "offloaded": Family(functools.partial(fsdp2, offload_policy=CPUOffloadPolicy(pin_memory=False))),
     "two_blocks_in_one_unit": Family(
-        two_blocks_in_one_unit, units=["root", "blocks.0, blocks.1", "blocks.2"], modes=LOSSY
+        two_blocks_in_one_unit, units=["root", "blocks.0, blocks.1", "blocks.2"], modes=("default", "prepared")
     ),
-    "sharded_by_columns": Family(sharded_by_columns, modes=BY_LABEL),
-    "checkpointed_reentrantly": Family(fsdp2, make=Checkpointed, modes=("prepared",)),
-    "hsdp": hsdp_family(modes=("none", "default", "prepared", "tagc")),
-    "hsdp_accumulated": hsdp_family(backward=accumulate_shards, shard_reductions=2 * len(UNITS), modes=LOSSY),
-    "hsdp_across_nodes": Family(
-        hsdp_across_nodes, exact={INSIDE_A_NODE: STEPS * len(UNITS)}, modes=("none", "default"), clips=False
-    ),
-    "hsdp_bfloat16": hsdp_family(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16), rounding=BFLOAT16),
+    "sharded_by_columns": Family(sharded_by_columns),
+    "hsdp": hsdp_family(modes=ALL),
+    "hsdp_accumulated": hsdp_family(backward=accumulate_shards, shard_reductions=2 * len(UNITS)),
+    "hsdp_across_nodes": Family(hsdp_across_nodes, exact={INSIDE_A_NODE: STEPS * len(UNITS)}, clips=False),
 }
 
 
@@ -201,23 +180,22 @@ def fsdp1_family(wrap: Any = fsdp1, /, **settings: Any) -> Family:
     return Family(**{"wrap": wrap, "units": fsdp1_units(), "prepared_units": UNITS, **settings})
 
 
-def fsdp1_with(strategy: ShardingStrategy, *, original: bool = False, **settings: Any) -> Any:
-    return functools.partial(fsdp1, sharding_strategy=strategy, use_orig_params=original, **settings)
-
-
 FSDP1_FAMILIES = {
     "fsdp1": fsdp1_family(modes=("none", "default", "prepared", "prepared tagc")),
-    "fsdp1_original_parameters": fsdp1_family(fsdp1_with(ShardingStrategy.FULL_SHARD, original=True), modes=LOSSY),
-    "fsdp1_shard_grad_op": fsdp1_family(fsdp1_with(ShardingStrategy.SHARD_GRAD_OP), modes=LOSSY),
     "fsdp1_bfloat16": fsdp1_family(
         functools.partial(
             fsdp1, mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
         ),
         units=fsdp1_units(dtype="bfloat16"),
         rounding=BFLOAT16,
+        modes=("none", "default"),
     ),
-    "fsdp1_accumulated": fsdp1_family(backward=accumulate_without_sync, modes=LOSSY),
-    "fsdp1_no_shard": fsdp1_family(fsdp1_with(ShardingStrategy.NO_SHARD), collectives=("all_reduce",), gathers=False),
+    "fsdp1_accumulated": fsdp1_family(backward=accumulate_without_sync),
+    "fsdp1_no_shard": fsdp1_family(
+        functools.partial(fsdp1, sharding_strategy=ShardingStrategy.NO_SHARD),
+        collectives=("all_reduce",),
+        gathers=False,
+    ),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections import Counter
 from typing import Any
@@ -13,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import isthmus
@@ -44,18 +43,13 @@ from support.families import (
 table = Table()
 # --- Tensor parallelism ---
 
-ACROSS_NODES = [[0, 2], [1, 3]]  # data-parallel groups within the nodes, tensor-parallel ones across
 
-
-def tensor_parallel(model: Any, *, mesh: Any = None, sequence: bool = False) -> nn.Module:
+def tensor_parallel(model: Any) -> nn.Module:
     """FSDP2 over the mesh dimension "dp", of layers that are split along "tp"."""
-    mesh = DeviceMesh("cpu", mesh or [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
-    between = Shard(0) if sequence else Replicate()
-    plan: dict[str, Any] = {"first": ColwiseParallel(output_layouts=between)}
-    plan |= {
-        f"blocks.{i}.linear": ColwiseParallel(input_layouts=between, output_layouts=between) for i in range(BLOCKS)
-    }
-    plan["last"] = RowwiseParallel(input_layouts=between, output_layouts=Replicate())
+    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
+    whole = ColwiseParallel(output_layouts=Replicate())
+    plan: dict[str, Any] = {"first": whole, **{f"blocks.{i}.linear": whole for i in range(BLOCKS)}}
+    plan["last"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
     parallelize_module(model, mesh["tp"], plan)
     fully_shard(model.last, mesh=mesh["dp"])
     fsdp2(model, mesh=mesh["dp"])
@@ -70,44 +64,15 @@ def step_of_data_rank(training: Any, number: int) -> torch.Tensor:
     return loss
 
 
-def tensor_parallel_family(**settings: Any) -> Family:
-    """The bias of the last layer is on all ranks of "tp", beside a weight that is not: that unit is exact."""
-    return Family(
-        functools.partial(tensor_parallel, **settings),
-        backward=step_of_data_rank,
-        exact={
-            "some parameters are replicated over another mesh dimension, others are not": STEPS,
-            "the group is not on several nodes of one size": STEPS * (BLOCKS + 2),  # activations, within the nodes
-        },
-    )
-
-
-TENSOR_PARALLEL_FAMILIES = {
-    "tensor_parallel": tensor_parallel_family(),
-    "sequence_parallel": tensor_parallel_family(sequence=True),
-}
-
-
-@table
-def activations_between_nodes_are_exact(store: dist.Store) -> None:
-    """Sequence parallelism over a group that spans nodes; gradients of weights stay within them.
-
-    The option does not change that: the group is not the whole job, so nothing says what its ranks have copies of.
-    """
-    family = Family(functools.partial(tensor_parallel, mesh=ACROSS_NODES, sequence=True), backward=step_of_data_rank)
-    with world(store, "gloo"):
-        plain = train(family, "gloo")
-    unlabelled = "not labelled, in a backward pass"
-    copies = "unknown parameters, of which ranks outside of the group may hold copies"
-    for mode, reason in (("default", unlabelled), ("prepared", unlabelled), ("backward", copies)):
-        with world(store, mode):
-            run = train(family, mode)
-        assert run.compressed == 0, mode
-        assert run.exact[reason] > 0, mode
-        if mode == "backward":  # along the two tiers: exact, but for the order of sums
-            torch.testing.assert_close(run.weights, plain.weights, rtol=0, atol=1e-5)
-        else:
-            assert torch.equal(run.weights, plain.weights), mode
+# The bias of the last layer is on all ranks of "tp", beside a weight that is not: that unit is exact.
+FAMILY = Family(
+    tensor_parallel,
+    backward=step_of_data_rank,
+    exact={
+        "some parameters are replicated over another mesh dimension, others are not": STEPS,
+        "the group is not on several nodes of one size": STEPS * (BLOCKS + 2),  # activations, within the nodes
+    },
+)
 
 
 # --- Pipeline parallelism ---
@@ -129,9 +94,9 @@ class Stage(nn.Module):
         return features
 
 
-def train_pipeline(mesh_ranks: list[list[int]], mode: str) -> Run:
+def train_pipeline(mode: str) -> Run:
     """Train two stages, each sharded over "dp"; what comes out is of the own stage."""
-    mesh = DeviceMesh("cpu", mesh_ranks, mesh_dim_names=("dp", "pp"))
+    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "pp"))
     index, data_rank = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
     model = fsdp2(Stage(index), mesh=mesh["dp"])
     if is_prepared(mode):
@@ -172,7 +137,7 @@ def pipeline_stages(store: dist.Store) -> None:
     lossy = ("default", "delta", "prepared tagc")
     for mode in ("gloo", "none", *lossy):
         with world(store, mode):
-            runs[mode] = train_pipeline([[0, 1], [2, 3]], mode)
+            runs[mode] = train_pipeline(mode)
             replicas = gathered(runs[mode].weights.tolist())
         assert replicas[0] == replicas[2] and replicas[1] == replicas[3]
     torch.testing.assert_close(runs["none"].weights, runs["gloo"].weights, rtol=0, atol=1e-5)
@@ -182,17 +147,6 @@ def pipeline_stages(store: dist.Store) -> None:
         assert runs[mode].units == {f"{name} reduce_scatter": STEPS for name in names}
     assert torch.equal(runs["delta"].weights, runs["default"].weights)
     assert sum(entry["gathers"] for entry in runs["delta"].deltas) > 0
-
-
-@table
-def pipeline_stages_on_different_nodes(store: dist.Store) -> None:
-    """What they send is exact: bit-equal to Gloo, as FSDP within the nodes is."""
-    runs = {}
-    for mode in ("gloo", "default"):
-        with world(store, mode):
-            runs[mode] = train_pipeline(ACROSS_NODES, mode)
-    assert torch.equal(runs["default"].weights, runs["gloo"].weights)
-    assert runs["default"].losses == runs["gloo"].losses
 
 
 # --- Groups ---
@@ -221,8 +175,7 @@ def a_group_inside_a_node_is_exact_and_pays_nothing(store: dist.Store) -> None:
     assert sent and not any(sent)
 
 
-for name, family in TENSOR_PARALLEL_FAMILIES.items():
-    add_family(table, name, family)
+add_family(table, "tensor_parallel", FAMILY)
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:

@@ -9,25 +9,17 @@ from typing import Any
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-import isthmus
 from python.training.conservation import (
     BOTH,
-    Pair,
-    any_left,
-    backward,
     backward_twice,
     conserves,
     fsdp1,
     fsdp2,
     hsdp,
-    states,
 )
 from support.checks import Table
 from support.families import (
-    isthmus_groups,
     run_table,
-    whole,
-    world,
 )
 
 table = Table()
@@ -37,21 +29,6 @@ table = Table()
 def fsdp2_conserves(store: dist.Store) -> None:
     units = conserves(store, fsdp2, prepared=False)
     assert set(units) == {"left reduce_scatter", "right reduce_scatter"}
-
-
-@table
-def the_default_codec_has_nothing_to_conserve(store: dist.Store) -> None:
-    for wrap in (fsdp2, hsdp, fsdp1):
-        with world(store, "default"):
-            model = wrap(Pair())
-            backward(model, 0, (*BOTH, "third"))
-            assert states(), "nothing was compressed"
-            assert not any(map(any_left, states()))
-            assert sum(isthmus.stats(group)["residual_bytes"] for group in isthmus_groups()) == 0
-            model.zero_grad()
-            backward(model, None, (*BOTH, "third"))
-            late = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-            assert late and not any(bool(whole(gradient).any()) for gradient in late)
 
 
 @table

@@ -33,9 +33,7 @@ def ddp(model: nn.Module, **settings: Any) -> nn.Module:
 
 
 def ddp_family(wrap: Callable[[nn.Module], nn.Module] = ddp, **settings: Any) -> Family:
-    return Family(
-        **{"wrap": wrap, "labelled": False, "modes": ("default", "prepared", "backward"), "gathers": False, **settings}
-    )
+    return Family(**{"wrap": wrap, "labelled": False, "modes": ("prepared",), "gathers": False, **settings})
 
 
 # --- SimpleFSDP ---

@@ -1,11 +1,13 @@
-"""What tests of units' identity share: options, groups and reasons for exactness."""
+"""What tests of units' identity share: options, groups, a model and reasons for exactness."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
 import isthmus
 from support.families import world
@@ -29,3 +31,16 @@ def world_of(store: dist.Store, **options: Any) -> AbstractContextManager[None]:
     """Make a default group: torch takes meshes of equal ranks for one another, whatever their groups are."""
     texts = {f"ISTHMUS_{key.upper()}": str(value) for key, value in options.items()}
     return world(store, "none", {"ISTHMUS_CODEC": isthmus.Options().codec, **texts})
+
+
+class TwoLayers(nn.Module):
+    """Two layers of 64 features, without biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.Linear(64, 64, bias=False)
+        self.down = nn.Linear(64, 64, bias=False)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.tanh(self.up(features)))  # type: ignore[no-any-return]

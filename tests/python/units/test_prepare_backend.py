@@ -36,29 +36,6 @@ table = Table()
 
 
 @table
-def equal_names_are_numbered() -> None:
-    """On one group; for FSDP2, HSDP, FSDP1 and DDP alike."""
-    process_group, mesh = group(), hsdp_mesh("2x2")
-    makers: dict[str, Any] = {
-        "blocks.0": lambda: fsdp2(mesh_of(process_group)),
-        "hsdp/blocks.0": lambda: fsdp2(mesh),
-        "fsdp1/blocks.0": lambda: fsdp1(mesh_of(process_group)),
-        "ddp/bucket": lambda: ddp(process_group),
-    }
-    kept = []
-    for unit, make in makers.items():
-        name = unit.rpartition("/")[0]
-        first = isthmus.prepare(make(), name=name)
-        kept += [first, isthmus.prepare(make(), name=name)]
-    for model in kept:
-        trained(model, 4)  # DDP's buckets are exact in three passes
-    names = {name for model in kept for name in steps_of(model)}
-    for unit in ("blocks.0", "hsdp/blocks.0", "fsdp1/blocks.0", "ddp/bucket 0"):
-        assert {unit, f"{unit} (2)"} <= names, names
-        assert f"{unit} (3)" not in names
-
-
-@table
 def models_are_kept_alive_by_nothing() -> None:
     makers: dict[str, Any] = {
         "fsdp2": lambda: fsdp2(mesh_of(process_group)),
@@ -90,16 +67,6 @@ def preparing_again_does_nothing() -> None:
     for arguments in ({"name": "other"}, {"name": "m", "units": "!root"}, {}):
         with pytest.raises(ValueError, match="this model was prepared with name='m' and units="):
             isthmus.prepare(model, **arguments)
-
-
-@table
-def preparing_between_steps_goes_on_with_the_same_units() -> None:
-    process_group = group()
-    model = trained(fsdp2(mesh_of(process_group)))
-    trained(isthmus.prepare(model))
-    assert steps_of(model) == dict.fromkeys(("blocks.0", "blocks.1", "root"), 4)
-    assert len(unit_states(model)) == 3
-    assert exact_calls(process_group) == {}
 
 
 @table
@@ -145,26 +112,6 @@ def memory_of_the_process_group_may_be_asked_for_before_and_after() -> None:
         trained(isthmus.prepare(model))
     assert steps_of(model) == {"blocks.0": 4, "blocks.1": 4, "root": 4}
     assert all(unit["layout"] for unit in unit_states(model))
-
-
-@table
-def custom_reduce_scatters_stay_in_use() -> None:
-    class Counting:
-        calls = 0
-
-        def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-            return torch.empty(*size, dtype=dtype, device=device)
-
-        def __call__(self, *, output_tensor, input_tensor, group, op, async_op=False):  # type: ignore[no-untyped-def]
-            self.calls += 1
-            return dist.reduce_scatter_tensor(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
-
-    model: Any = fsdp2(mesh_of(group()))
-    counting = Counting()
-    model.blocks[0].set_custom_reduce_scatter(counting)
-    trained(isthmus.prepare(model))
-    assert counting.calls == 2
-    assert steps_of(model) == {"blocks.0": 2, "blocks.1": 2, "root": 2}
 
 
 @table

@@ -1,39 +1,106 @@
-"""Which unit each reduction of FSDP, DDP and functional collectives belongs to; tags, and the state of units."""
+"""Which unit each reduction of FSDP and DDP belongs to, whatever order models compute in."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import isthmus
-from isthmus import native as _native
-from python.units.models import (
-    BLOCKS,
-    STEPS,
-    WORLD_SIZE,
-    Model,
-    batch,
-    bits,
-    fsdp1,
-    fsdp2,
-    make_group,
-    native,
-    same_on_all_ranks,
-    steps_of_units,
-    train,
-)
 from support.checks import Table
+from support.families import native, same_on_all_ranks
 from support.tested_codecs import CODECS
 
 table = Table()
+WORLD_SIZE = 4
+FEATURES = 32
+BLOCKS = 3
+STEPS = 4
+
+
+def make_group(**options: Any) -> dist.ProcessGroup:
+    options = {"nodes": "2x2", "min_elements": 0, **options}
+    return dist.new_group(backend="isthmus", pg_options=isthmus.Options(**options))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(features))
+
+
+class Model(nn.Module):
+    """Blocks of one size, in an order and a number that each call chooses; or checkpointed."""
+
+    def __init__(self, reentrant: bool | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(FEATURES, FEATURES)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.reentrant = reentrant
+
+    def forward(self, features: torch.Tensor, order: tuple[int, ...] = tuple(range(BLOCKS))) -> torch.Tensor:
+        features = self.first(features)
+        for index in order:
+            block = self.blocks[index]
+            if self.reentrant is None:
+                features = block(features)
+            else:
+                features = checkpoint(block, features, use_reentrant=self.reentrant)
+        return features
+
+
+def fsdp1(group: Any, reentrant: bool | None = None, **settings: Any) -> nn.Module:
+    return FullyShardedDataParallel(
+        Model(reentrant),
+        process_group=group,
+        device_id=torch.device("cpu"),
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        **settings,
+    )
+
+
+def fsdp2(group: dist.ProcessGroup, model: nn.Module | None = None) -> nn.Module:
+    model = model or Model()
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(8, FEATURES, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
+
+
+def train(model: nn.Module, steps: int = STEPS, call: Callable[[nn.Module, int], torch.Tensor] | None = None) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        output = call(model, step) if call else model(batch(step))
+        output.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def bits(model: nn.Module) -> list[list[float]]:
+    return [
+        (p.to_local() if isinstance(p, torch.distributed.tensor.DTensor) else p).flatten().tolist()
+        for p in model.parameters()
+    ]
+
+
+def steps_of_units(group: dist.ProcessGroup) -> dict[str, int]:
+    return {f"{unit['name']} {unit['collective']}": unit["step"] for unit in native(group).unit_states()}
 
 
 def ddp(group: dist.ProcessGroup, **settings: Any) -> nn.Module:
@@ -55,119 +122,9 @@ def ddp_without_the_option_is_exact_and_explained() -> None:
 
 
 @table
-def ddp_with_a_communication_hook() -> None:
-    group = make_group(gradients="backward")
-    model: Any = ddp(group)
-    model.register_comm_hook(group, bf16_compress_hook)
-    train(model, 2 * STEPS)
-    stats = isthmus.stats(group)
-    assert stats["compressed_calls"] > 2 * STEPS
-    assert all(unit["dtype"] == "bfloat16" for unit in native(group).unit_states())
-    assert same_on_all_ranks(bits(model))
-
-
-class _FunctionalReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return tensor.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        shard = funcol.reduce_scatter_tensor(gradient.contiguous(), "sum", 0, ctx.group)
-        return funcol.wait_tensor(shard).repeat(WORLD_SIZE), None
-
-
-@table
-def functional_collectives_are_named_by_their_order_and_keep_no_residual() -> None:
-    group = make_group(gradients="backward")
-    keeping = make_group(gradients="backward", **CODECS["tagc"])
-
-    def backward(group: dist.ProcessGroup) -> dict[str, int]:
-        leaves = [torch.zeros(4096, requires_grad=True) for _ in range(2)]
-        sum(_FunctionalReduceScatter.apply(leaf, group).sum() for leaf in leaves).backward()  # type: ignore[union-attr]
-        return steps_of_units(group)
-
-    names = [f"reduce_scatter:float32:4096{suffix} reduce_scatter" for suffix in ("", " (2)")]
-    for step in range(1, 4):
-        assert backward(group) == dict.fromkeys(names, step)
-        backward(keeping)
-    assert isthmus.stats(group)["compressed_calls"] == 6
-    stats = isthmus.stats(keeping)
-    assert stats["exact_calls"] == {"unknown parameters, and the codec keeps a residual": 6}
-    assert stats["compressed_calls"] == stats["residual_bytes"] == 0
-
-
-def tagged(group: dist.ProcessGroup, **tag: Any) -> None:
-    _native.load().push_unit(**tag)
-    dist.reduce_scatter_tensor(torch.empty(1024), torch.ones(4096), group=group)
-    _native.load().pop_unit()
-
-
-@table
-def tags_name_units() -> None:
-    group = make_group()
-    tagged(group, name="a", layout=5, exact="")
-    tagged(group, name="a", layout=6, exact="")
-    tagged(group, name="b", layout=(1 << 63) - 1, exact="")
-    tagged(group, name="c", layout=0, exact="because I say so")
-    with pytest.raises(RuntimeError, match="push_unit"):
-        _native.load().pop_unit()
-    units = {(unit["name"], unit["layout"]) for unit in native(group).unit_states()}
-    assert units == {("a", 5), ("a", 6), ("b", (1 << 63) - 1)}
-    assert isthmus.stats(group)["exact_calls"] == {"because I say so": 1}
-    dist.reduce_scatter_tensor(torch.empty(1024), torch.ones(4096), group=group)
-    assert isthmus.stats(group)["exact_calls"]["not recognised as a gradient"] == 1
-
-
-@table
-def tags_of_parameters_name_fsdp1_units() -> None:
-    group = make_group()
-    model = fsdp1(group)
-    flat = [handle.flat_param for module in FullyShardedDataParallel.fsdp_modules(model) for handle in [module._handle]]
-    for index, parameter in enumerate(flat):
-        _native.load().name_parameter(parameter, f"tagged.{index}", 0, "" if index else "excluded")
-    train(model)
-    expected = {f"tagged.{index} reduce_scatter": STEPS for index in range(1, BLOCKS + 1)}
-    assert steps_of_units(group) == expected
-    assert isthmus.stats(group)["exact_calls"] == {"excluded": STEPS}
-
-
-@table
-def state_of_units_goes_out_and_in() -> None:
-    group = make_group(**CODECS["tagc"])
-    for value in (1.0, 2.0):
-        tagged(group, name="saved", layout=1, exact="")
-        _native.load().push_unit(name="root", layout=0, exact="")
-        dist.all_reduce(torch.full((4096,), value), dist.ReduceOp.AVG, group=group)
-        _native.load().pop_unit()
-    saved = native(group).unit_states()
-    assert [(unit["name"], unit["step"]) for unit in saved] == [("root", 2), ("saved", 2)]
-    native(group).clear_units()
-    assert native(group).unit_states() == []
-    for unit in saved:
-        native(group).load_unit(unit)
-    for before, after in zip(saved, native(group).unit_states(), strict=True):
-        for key, value in before.items():
-            assert torch.equal(value, after[key]) if isinstance(value, torch.Tensor) else value == after[key], key
-    native(group).scale_residuals(4.0)
-    for before, after in zip(saved, native(group).unit_states(), strict=True):
-        assert torch.equal(4 * before["residual"], after["residual"])
-    with pytest.raises(isthmus.Error, match="saved"):
-        native(group).load_unit({**saved[1], "residual": torch.ones(3)})
-    with pytest.raises(isthmus.Error, match=r"factor|scale"):
-        native(group).scale_residuals(0.0)
-    tagged(group, name="saved", layout=1, exact="")  # the group goes on after errors
-    inside_a_node = make_group(nodes="1x4")
-    assert native(inside_a_node).unit_states() == []
-    native(inside_a_node).load_unit(saved[0])
-    native(inside_a_node).end_step(skipped=False)
-
-
-@table
 def fsdp1_under_reentrant_checkpointing_is_as_without() -> None:
     """Each block's backward pass is a graph task of its own there; a mixed-up residual would change the weights."""
-    for settings in ({}, {"use_orig_params": True}, {"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP}):
+    for settings in ({"use_orig_params": True}, {"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP}):
         weights = []
         for reentrant in (None, False, True):
             group = make_group(**CODECS["tagc"])
@@ -194,23 +151,6 @@ def fsdp1_skips_reorders_and_accumulates() -> None:
     steps = steps_of_units(group)
     assert sorted(steps.values()) == [2, 3, 4, 4]  # blocks 1, 2, 0, and the root
     assert same_on_all_ranks(steps)
-
-
-@table
-def fsdp1_with_two_levels() -> None:
-    """HYBRID_SHARD reduce-scatters over the node, exactly, and all-reduces between nodes, inside the same label."""
-    rank = dist.get_rank()
-    node, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]], backend="isthmus")
-    between = [
-        dist.new_group(ranks_of_rail, backend="isthmus", pg_options=isthmus.Options(nodes="2x2", min_elements=0))
-        for ranks_of_rail in ([0, 2], [1, 3])
-    ][rank % 2]
-    model = fsdp1((node, between), sharding_strategy=ShardingStrategy.HYBRID_SHARD)
-    train(model)
-    steps = steps_of_units(between)
-    assert list(steps.values()) == [STEPS] * (BLOCKS + 1)
-    assert all(name.endswith("all_reduce") for name in steps)
-    assert isthmus.stats(between)["collectives"]["all_reduce"]["calls"] == STEPS * (BLOCKS + 1)
 
 
 @table

@@ -16,8 +16,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import isthmus
-from python.training.wraps import simple_fsdp
-from python.units.models import TwoLayers
+from python.units.identity import TwoLayers
 from support.checkpoints import (
     Block,
     Model,
@@ -31,7 +30,7 @@ from support.checkpoints import (
     train,
 )
 from support.checks import Table
-from support.families import run_table, same_on_all_ranks, weights_of, world
+from support.families import run_table, same_on_all_ranks, world
 
 NUM_NODES = 2
 HEADER_BYTES = 64
@@ -320,25 +319,6 @@ def a_model_that_one_rank_keeps_makes_no_difference(store: dist.Store) -> None:
         assert counts(group)["replica_bytes"] == of_both * (3 if kept else 2) // 2
 
 
-@table
-def a_unit_under_another_name_leaves_nothing_behind(store: dist.Store) -> None:
-    """FSDP2 names its units in the first forward pass, and prepare may come after that."""
-    with world(store, "none"):
-        group = group_with("delta")
-        model: Any = sharded(group)
-        for block in model.blocks:
-            block.unshard()
-            block.reshard()
-        evaluated(model)
-        of_one = counts(group)["replica_bytes"]
-        isthmus.prepare(model, name="actor")
-        for _ in range(2):
-            evaluated(model)
-        other = group_with("delta")
-        evaluated(sharded(other))
-        assert of_one == counts(group)["replica_bytes"] == counts(other)["replica_bytes"], names_of_replicas(group)
-
-
 # --- Which gathers ---
 
 
@@ -368,37 +348,6 @@ def fsdp1_is_recognised(store: dist.Store) -> None:
 
 def inputs_of(step: int) -> torch.Tensor:
     return torch.randn(8, 64, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
-
-
-def trained_weights(model: nn.Module, steps: int = 3) -> torch.Tensor:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(steps):
-        optimizer.zero_grad()
-        model(inputs_of(step)).square().mean().backward()
-        optimizer.step()
-    return weights_of(model)
-
-
-@table
-def simple_fsdp_is_recognised_where_it_is_prepared(store: dist.Store) -> None:
-    expected: dict[bool, torch.Tensor] = {}
-    for weights, prepare in (("plain", False), ("plain", True), ("delta", False), ("delta", True)):
-        with world(store, "none", {"ISTHMUS_WEIGHTS": weights}):
-            model = simple_fsdp(TwoLayers())
-            if prepare:
-                isthmus.prepare(model)
-            with Gathers() as gathers:
-                found = trained_weights(model)
-            # Prepare also has gradients recognised, whose sums then have another order.
-            assert torch.equal(found, expected.setdefault(prepare, found)), (weights, prepare)
-            assert (gathers.all > 0) == (prepare and weights == "delta"), gathers
-            if gathers.all > 0:
-                assert (gathers.all, gathers.whole) == (8, 2), gathers  # in 3 steps, and at the end
-                with Gathers() as again:
-                    assert torch.equal(weights_of(model), found)
-                assert (again.all, again.unchanged) == (2, 2), again
-                names = {"up.parametrizations.weight.original", "down.parametrizations.weight.original"}
-                assert names_of_replicas(dist.group.WORLD) == names
 
 
 @table
