@@ -110,10 +110,10 @@ class Sections:
     @property
     def hash(self) -> int: ...
 
-# The version in docs/packet_format.md: where it differs, codecs send other packets.
+# The version in docs/packet_format.md. Codecs of another version send other packets.
 PACKET_VERSION: int
 
-# Why units are exact in which tensor parallelism splits some parameters and copies others.
+# Why a unit stays exact if tensor parallelism splits some of its parameters and copies others.
 REPLICAS: str
 
 def codecs() -> dict[str, list[str]]: ...

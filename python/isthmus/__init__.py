@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 
 def _autoload() -> None:
-    """Register the backend. Torch calls this at the end of its own import: it must stand above imports of torch."""
+    """Register the backend. Torch calls this at the end of its own import, so it must come before imports of torch."""
     from isthmus.group.register import register
 
     register()
@@ -59,7 +59,7 @@ __all__ = [
     "unit",
 ]
 
-# Where the names above are; those that are not named here are in the native module.
+# Which module has each name; the native module has the rest.
 _MODULES = {
     "LoadReport": "residuals.saved",
     "attach": "attached.attach",
@@ -80,7 +80,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Everything that needs torch or the native module is loaded when it is asked for.
+    # Names that need torch or the native module are loaded on first use.
     if name == "__version__":
         return version("isthmus")
     if name not in __all__:

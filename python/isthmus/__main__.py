@@ -1,4 +1,4 @@
-"""`python -m isthmus ...` is `isthmus ...`: for launchers that start modules."""
+"""Lets launchers that start modules run `isthmus ...` as `python -m isthmus ...`."""
 
 from isthmus.cli.main import main
 

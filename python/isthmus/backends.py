@@ -26,7 +26,7 @@ def companion_of(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
 
 
 def set_companion(group: dist.ProcessGroup, companion: dist.ProcessGroup | None) -> None:
-    """Note the group of Isthmus beside `group`; None: there is none any more."""
+    """Note the group of Isthmus beside `group`; None removes it."""
     if companion is None:
         _companions.pop(group, None)
     else:
@@ -34,12 +34,12 @@ def set_companion(group: dist.ProcessGroup, companion: dist.ProcessGroup | None)
 
 
 def group_on_isthmus(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
-    """Return `group` if its backend is Isthmus, else its companion, if it has one."""
+    """Return `group` if its backend is Isthmus, else its companion or None."""
     return group if _own_backend(group) is not None else companion_of(group)
 
 
 def isthmus_backend(group: dist.ProcessGroup) -> _C.Backend | None:
-    """Return the Isthmus backend of `group`, for any device, or that of its companion; None if there is neither."""
+    """Return the Isthmus backend, for any device, of `group` or else of its companion; None if neither has one."""
     backend = _own_backend(group)
     if backend is not None:
         return backend
@@ -48,9 +48,9 @@ def isthmus_backend(group: dist.ProcessGroup) -> _C.Backend | None:
 
 
 def backends_of(groups: Iterable[dist.ProcessGroup]) -> dict[_C.Backend, dist.ProcessGroup]:
-    """Return the Isthmus backends of those groups that have one, each once, with the first group that has it.
+    """Return the Isthmus backends of these groups, each once, with the first group that has it.
 
-    The backend of a companion is that of the group beside it, too.
+    A companion's backend also counts as the backend of the group beside it.
     """
     found: dict[_C.Backend, dist.ProcessGroup] = {}
     for group in groups:
@@ -72,13 +72,13 @@ def _own_backend(group: dist.ProcessGroup) -> _C.Backend | None:
 def backend_of(group: dist.ProcessGroup | int | None) -> _C.Backend:
     """Return the backend of `group` (default: all ranks) or its companion.
 
-    Raises ValueError where it is not Isthmus, and where this rank is not in the group; TypeError for something else.
+    Raises ValueError if it is not Isthmus or this rank is not in the group; TypeError if `group` is something else.
     """
     if group is None:
         group = dist.group.WORLD
     if group is None:
         raise ValueError("there is no process group: call torch.distributed.init_process_group first")
-    if group == dist.GroupMember.NON_GROUP_MEMBER:  # what new_group returns there, typed as a group
+    if group == dist.GroupMember.NON_GROUP_MEMBER:  # new_group returns this to other ranks, typed as a group
         raise ValueError(
             f"rank {dist.get_rank()} is not in this group: only its members have statistics and state of it"
         )
@@ -97,7 +97,7 @@ def has_two_tiers(node_of_rank: Sequence[int]) -> bool:
 
 
 def options_without_effect(options: _C.Options) -> list[str]:
-    """Return a sentence for each option that was set and that nothing looks at."""
+    """Return a sentence for each option that was set but has no effect."""
     return [
         f"option {name}={value} has no effect with codec={options.codec}: it is for {users}"
         for name, value, users in options._without_effect()

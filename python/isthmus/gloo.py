@@ -15,21 +15,21 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 class Group:
     """The ranks that make a group, and the store they meet at."""
 
-    store: Store  # under a prefix of this group's own
+    store: Store  # under a prefix that this group alone uses
     rank: int
     global_ranks: Sequence[int]
-    world_size: int  # of the default group
+    world_size: int  # the default group's
     timeout: timedelta
     name: str = ""  # torch's
 
     @property
     def size(self) -> int:
-        """How many ranks the group has."""
+        """Return how many ranks the group has."""
         return len(self.global_ranks)
 
 
 def fresh_prefix(store: Store, rank: int) -> Store:
-    """Return a prefix that no earlier group used, even one of the same name: ranks count the groups they make."""
+    """Return the store under a prefix that no earlier group of this name used: ranks count the groups they make."""
     return PrefixStore(f"isthmus/{store.add(f'isthmus/made_by/{rank}', 1)}", store)
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 def load() -> ModuleType:
-    """Return ``isthmus._C``. Raises ImportError, in one sentence, where it does not fit the running torch."""
+    """Return ``isthmus._C``. Raises ImportError, in one sentence, if it does not fit the running torch."""
     import torch
 
     from isthmus._build_info import TORCH_VERSION

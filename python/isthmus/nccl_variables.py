@@ -1,7 +1,7 @@
-"""Variables of the environment that begin with NCCL_ and that something reads.
+"""The environment variables that begin with NCCL_ and that something reads.
 
-NCCL's are the names in the read-only data of its libraries 2.28.9, 2.29.7 and 2.30.7, those of torch 2.11 to 2.15,
-where nothing else is named so. A test compares them with the library that is installed.
+NCCL's own are all such names in the read-only data of its libraries 2.28.9, 2.29.7 and 2.30.7, which torch 2.11 to
+2.15 use. A test compares them with the installed library.
 """
 
 _NCCL = """
@@ -49,7 +49,7 @@ _NCCL = """
     TOPO_SPLIT_MLOPART TUNER_PLUGIN UID_STAGGER_RATE UID_STAGGER_THRESHOLD UNPACK_DOUBLE_NCHANNELS
     WARN_ENABLE_DEBUG_INFO WIN_ENABLE WIN_STRIDE WORK_ARGS_BYTES WORK_FIFO_BYTES
 """
-# What torch 2.11 to 2.15 read in place of the same name after TORCH_ (ProcessGroupNCCL.hpp).
+# Torch 2.11 to 2.15 read these if the same name after TORCH_ is not set (ProcessGroupNCCL.hpp).
 _TORCH = "ASYNC_ERROR_HANDLING BLOCKING_WAIT DESYNC_DEBUG ENABLE_TIMING USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
 
 NCCL_VARIABLES = tuple(sorted({f"NCCL_{name}" for name in (_NCCL + _TORCH).split()}))

@@ -1,4 +1,4 @@
-"""On which nodes the ranks of other groups are: each rank leaves a note in the job's store when it makes a group."""
+"""Finds the nodes of other groups' ranks: each rank leaves a note in the job's store when it makes a group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from isthmus.topology.node_map import Surroundings
 def leave_note(global_rank: int, surroundings: Surroundings, nodes_option: str) -> None:
     """Let the other ranks of the job know on which node this one is, as groups with this option `nodes` see it.
 
-    Called while a group is made. The group of all ranks needs none: nobody is outside of it.
+    Called while a group is made. The group of all ranks needs no notes: nobody is outside of it.
     """
     if dist.is_initialized():
         note = json.dumps(asdict(surroundings))
@@ -24,9 +24,9 @@ def leave_note(global_rank: int, surroundings: Surroundings, nodes_option: str) 
 
 
 def nodes_of(ranks: Sequence[int], nodes_option: str) -> list[int]:
-    """Return the node map of a group of these ranks that was made with this option `nodes`.
+    """Return the node map of a group of these ranks with this option `nodes`.
 
-    Waits for those that have not made it yet, as long as the store of the job waits. Raises DistStoreError then.
+    Waits for ranks that have not made the group yet; raises DistStoreError after the timeout of the job's store.
     """
     store = dist.distributed_c10d._get_default_store()
     notes = store.multi_get([_key(rank, nodes_option) for rank in ranks])

@@ -1,4 +1,4 @@
-"""What ends all ranks of a job alike is told by one of them: a line and a traceback there, nothing on the others."""
+"""Lets one rank report an error that ends all ranks alike: a line and a traceback there, nothing on the others."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ logger = logging.getLogger("isthmus")
 
 Raised = TypeVar("Raised", bound=Exception)
 
-#: How long other ranks give rank 0 to say it: a launcher ends all ranks when the first one has ended, and nobody would
-#: have said it. A rank with a bad option that is still there then says it itself: the option may be bad on it alone.
+#: How long other ranks wait for rank 0 to report. If they ended first, a launcher would end all ranks before rank 0 had
+#: reported. A rank with a bad option that is still alive then reports itself: the option may be bad on it alone.
 FIRST_RANK_S = 5.0
-#: On errors that all ranks of a group raise: which of its ranks this one is.
+#: The attribute of errors that all ranks of a group raise: this process's rank in the group.
 _RANK = "_isthmus_rank"
 
 
 def log_to_stderr() -> None:
-    """Let messages go there where the program has not said where they go."""
+    """Send log messages to stderr, unless the program has configured logging."""
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("isthmus: %(levelname)s: %(message)s"))
@@ -31,13 +31,13 @@ def log_to_stderr() -> None:
 
 
 def on_all(error: Raised, rank: int) -> Raised:
-    """Note of an error that every rank of a group raises, with one text, which rank of it this is. Returns it."""
+    """Mark an error that every rank of a group raises, with the same text, with this rank in the group. Returns it."""
     setattr(error, _RANK, rank)
     return error
 
 
 def tell_uncaught_once(core: ModuleType) -> None:
-    """Have errors of Isthmus that end a process told once a job. Whoever catches or hooks errors sees no change.
+    """Report errors of Isthmus that end a process once a job. Code that catches or hooks errors sees no change.
 
     core: the native module. Called once, after it was loaded. With ISTHMUS_LOG=debug all ranks show tracebacks.
     """
@@ -64,7 +64,7 @@ def tell_uncaught_once(core: ModuleType) -> None:
 
 
 def _launched_rank() -> int | None:
-    """Return this process's rank by its launcher, None where it is alone. There may be no process group yet."""
+    """Return the rank that the launcher gave this process, None if it is alone. There may be no process group yet."""
     claim = launched_as(os.environ)
     if claim is not None:
         return claim.rank if claim.size > 1 else None

@@ -1,6 +1,6 @@
-"""Variables of the environment that matter to a run: the known ones by group, and those that look mistyped.
+"""The environment variables that matter to a run: the known ones by group, and those that look mistyped.
 
-Only values of variables that are known here are ever shown: others might be secrets.
+Only values of known variables are ever shown: others might be secrets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from isthmus.nccl_variables import NCCL_VARIABLES
 
 _ISTHMUS = "isthmus"
-#: What Isthmus reads beside its options: set by `isthmus.benchmarks.simulate` for the processes that it starts.
+#: Isthmus reads these beside its options; `isthmus.benchmarks.simulate` sets them for the processes that it starts.
 _OWN = ("ISTHMUS_ANSWER_FD", "ISTHMUS_LAUNCHER_PID")
 
 _TORCH = (
@@ -79,7 +79,7 @@ _LAUNCHER = (
     "WORLD_SIZE",
 )
 _KNOWN = {"launcher": _LAUNCHER, "torch": _TORCH, "gloo": _GLOO, "nccl": NCCL_VARIABLES}
-#: All variables that begin so belong to one program: those that are not known are named, without their value.
+#: Each prefix belongs to one program: unknown variables that begin so are named, without their value.
 _PREFIXES = ("ISTHMUS_", "GLOO_", "NCCL_")
 
 
@@ -94,14 +94,14 @@ class Variable:
 
 @dataclass(frozen=True)
 class UnknownVariable:
-    """A variable that nothing here reads. meant: the known one that it resembles, if any."""
+    """A variable that nothing here reads. meant: the known variable that it resembles, if any."""
 
     name: str
     meant: str | None
 
 
 def variables_set(environment: Mapping[str, str], options: Iterable[str]) -> list[Variable]:
-    """Return the known variables that are set, by group. options: those of Isthmus's own options."""
+    """Return the known variables that are set, by group. options: the variables of Isthmus's options."""
     groups = {_ISTHMUS: (*sorted(options), *_OWN)} | _KNOWN
     return [
         Variable(name, environment[name], group)

@@ -1,4 +1,4 @@
-"""``isthmus.attach``: a model's gradients and weights cross over Isthmus, everything else stays on its backend."""
+"""``isthmus.attach``: sends a model's gradients and weights over Isthmus; everything else stays on its backend."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 logger = logging.getLogger("isthmus")
 
-# What torch hands nobody.
+# Torch lets nobody replace this all-reduce.
 _BETWEEN_REPLICAS = (
     "FSDP2 hands nobody its all-reduce between replicas (HSDP): give that dimension of the mesh the backend by name, "
     'init_device_mesh(..., backend_override={"replicate": "isthmus"}), and call isthmus.prepare'
@@ -60,11 +60,11 @@ class _Attachment:
 
     name: str
     options: Mapping[str, str]
-    groups: list[dist.ProcessGroup] = field(default_factory=list)  # whose companions it uses
+    groups: list[dist.ProcessGroup] = field(default_factory=list)  # the groups whose companions it uses
     replaced: list[Replaced] = field(default_factory=list)
 
     def undo(self, model: nn.Module) -> None:
-        """Leave the model as it was before. A hook of DDP stays, and averages as DDP does."""
+        """Restore the model as it was before. A hook of DDP stays, and averages as DDP does."""
         for replaced in self.replaced:
             replaced.restore()
         forget(model)
@@ -78,27 +78,27 @@ _attachments: weakref.WeakKeyDictionary[nn.Module, _Attachment] = weakref.WeakKe
 def attach(
     model: Model, *, name: str = "", scaler: Any = None, options: _C.Options | None = None, **keywords: Any
 ) -> Model:
-    """Let the gradients and weights of `model` cross between nodes over Isthmus. Returns `model`.
+    """Send the gradients and weights of `model` between nodes over Isthmus. Returns `model`.
 
-    For models of FSDP2 (`fully_shard`) and DDP over process groups of any backend. Beside each group that gathers or
-    reduces the model and spans nodes it makes one of Isthmus, over the same ranks, and hands FSDP2 collectives over it
-    (`set_custom_reduce_scatter`, `set_custom_all_gather`), DDP a communication hook. Everything else of the job stays
-    on its backend. What is reduced is the same bit by bit as with backend "isthmus" and `isthmus.prepare`, which this
-    calls; the functions that take a model or a group (`isthmus.stats`, `isthmus.state_dict`, ...) take those of here.
+    It takes models of FSDP2 (`fully_shard`) and DDP over process groups of any backend. Beside each group that gathers
+    or reduces the model and spans nodes, it makes a group of Isthmus over the same ranks. It hands FSDP2 collectives
+    over that group (`set_custom_reduce_scatter`, `set_custom_all_gather`), and DDP a communication hook. The rest of the
+    job stays on its backend. Results are the same, bit by bit, as with backend "isthmus" and `isthmus.prepare`, which
+    this calls. Functions that take a model or a group (`isthmus.stats`, `isthmus.state_dict`, ...) take these too.
 
-    All ranks of the job call it alike, after the last `fully_shard` and between steps; what it is told is compared. The
+    All ranks of the job call it alike, after the last `fully_shard` and between steps; they compare their arguments. A
     second call with equal arguments does nothing.
 
     name, scaler: as in `isthmus.prepare`.
-    options: of the groups that are made, or else keywords: ``attach(model, bits=2, weights="delta")``. Models over one
+    options: the options of the new groups; or give keywords: ``attach(model, bits=2, weights="delta")``. Models over one
     group have equal options.
 
-    HSDP: the shards' collectives are handed over, if shards lie on several nodes; torch hands nobody the all-reduce
-    between replicas.
+    With HSDP, Isthmus takes the shards' collectives if shards lie on several nodes; torch lets nobody replace the
+    all-reduce between replicas.
 
-    Raises ValueError, the same on every rank, if an option is refused, if `model` is neither of FSDP2 nor of DDP, or of
-    FSDP1, or its groups are on Isthmus, or none of them spans nodes of equal size, if it is attached with other
-    arguments, has collectives or a hook of its own, or is in a pass. Nothing is changed then.
+    Raises ValueError, the same on every rank, and changes nothing, if an option is refused; if `model` is neither FSDP2
+    nor DDP, or is FSDP1; if its groups are on Isthmus, or none of them spans nodes of equal size; if it is attached
+    with other arguments, has its own collectives or hook, or is in a pass.
     """
     if not dist.is_initialized():
         raise ValueError("isthmus.attach: there is no process group: call torch.distributed.init_process_group first")
@@ -118,8 +118,8 @@ def attach(
 def detach(model: Model) -> Model:
     """Undo `attach`: gradients and weights cross over the model's own groups again. Returns `model`.
 
-    All ranks call it alike, between steps. What residuals hold is dropped, and so are groups of Isthmus that no
-    attached model uses any more. Raises ValueError if the model is not attached, or in a forward or backward pass.
+    All ranks call it alike, between steps. It drops the residuals, and destroys groups of Isthmus that no attached
+    model uses any more. Raises ValueError if the model is not attached, or in a forward or backward pass.
     """
     attachment = _attachments.get(model)
     if attachment is None:
@@ -131,7 +131,7 @@ def detach(model: Model) -> Model:
                 "gathered: call this between steps"
             )
     for device in {parameter.device for parameter in model.parameters() if parameter.is_cuda}:
-        torch.cuda.synchronize(device)  # what the groups have been asked for
+        torch.cuda.synchronize(device)  # wait for the groups' work
     del _attachments[model]
     attachment.undo(model)
     return model
@@ -148,11 +148,11 @@ class _Attaching:
         self._scaler = scaler
         self._given = (options, keywords)
         self._earlier = _attachments.get(model) if isinstance(model, nn.Module) else None
-        self._groups: list[dist.ProcessGroup] = []  # that gather or reduce the model
+        self._groups: list[dist.ProcessGroup] = []  # the groups that gather or reduce the model
         self._attachment = _Attachment(name, {})
 
     def wish(self) -> Wish:
-        """Return what this rank needs. Raises an error of any type if it cannot be attached."""
+        """Return what this rank needs. Raises an error of any type if the model cannot be attached."""
         self._options = _options(*self._given)
         texts = _texts(self._options)
         if not isinstance(self._model, nn.Module):
@@ -196,7 +196,7 @@ class _Attaching:
                 destroy_unused(group)
 
     def finish(self) -> None:
-        """Remember the model, and say what of it stays where it was."""
+        """Remember the model, and log which of its collectives stay where they were."""
         if self._earlier is not None:
             return
         _attachments[self._model] = self._attachment
@@ -261,7 +261,7 @@ def _require_attachable(model: nn.Module) -> None:
 
 
 def _units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules of FSDP2's units, with their names, one for each unit."""
+    """Yield one module for each of FSDP2's units, with its name."""
     seen = set()
     for name, module in model.named_modules():
         units = param_groups_of(module)

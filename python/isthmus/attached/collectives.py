@@ -1,4 +1,4 @@
-"""The collectives that FSDP2 is handed for its units, in place of its own."""
+"""The collectives that `isthmus.attach` gives FSDP2's units in place of FSDP2's own."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from isthmus.backends import companion_of
 from isthmus.units.identify import gathering, handed_reduction
 from isthmus.units.models import ParamGroup, param_groups_of
 
-# Torch's own collectives of a unit: plain ones, and ones in memory of the process group.
+# Names of torch's own collectives for a unit: plain ones, and ones in the process group's memory.
 _TORCHS = re.compile(r"(Default|ProcessGroupAlloc)(AllGather|ReduceScatter)")
 
 
 class _Collective:
-    """What both have in common. Refers to its unit weakly: the unit holds it."""
+    """The base of both collectives. Refers to its unit weakly, as the unit holds it."""
 
     def __init__(self, unit: ParamGroup) -> None:
         self._unit = weakref.ref(unit)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return ordinary memory of torch's allocator, on the current stream, as torch's own collectives do."""
+        """Allocate from torch's allocator, on the current stream, as torch's own collectives do."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 
@@ -38,10 +38,10 @@ class UnitAllGather(_Collective):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        """Gather over the companion of `group`, over `group` itself if it has none.
+        """Gather over the companion of `group`, or over `group` itself if it has none.
 
-        Called by FSDP2 on the thread and the stream of its gathers. The tensors and the Work are as those of
-        `torch.distributed.all_gather_into_tensor`, and so are its errors.
+        FSDP2 calls this on the thread and the stream of its gathers. Tensors, Work and errors are as in
+        `torch.distributed.all_gather_into_tensor`.
         """
         with gathering(self._unit()):
             work: dist.Work | None = dist.all_gather_into_tensor(
@@ -51,7 +51,7 @@ class UnitAllGather(_Collective):
 
 
 class UnitReduceScatter(_Collective):
-    """Reduce-scatters the gradients of one unit of FSDP2, which was prepared."""
+    """Reduce-scatters the gradients of one prepared unit of FSDP2."""
 
     def __call__(
         self,
@@ -61,10 +61,10 @@ class UnitReduceScatter(_Collective):
         op: Any,
         async_op: bool = False,
     ) -> dist.Work | None:
-        """Reduce over the companion of `group`, over `group` itself if it has none.
+        """Reduce over the companion of `group`, or over `group` itself if it has none.
 
-        Called by FSDP2 on the thread and the stream of its reductions. The tensors and the Work are as those of
-        `torch.distributed.reduce_scatter_tensor`, and so are its errors.
+        FSDP2 calls this on the thread and the stream of its reductions. Tensors, Work and errors are as in
+        `torch.distributed.reduce_scatter_tensor`.
         """
         core = native.load()
         core.push_unit(*handed_reduction(self._unit(), output_tensor, input_tensor))
@@ -79,14 +79,14 @@ class UnitReduceScatter(_Collective):
 
 @dataclass(frozen=True)
 class Replaced:
-    """A unit whose collectives were replaced, and those that it had."""
+    """A unit whose collectives were replaced, and its original collectives."""
 
     module: weakref.ref[nn.Module]
     all_gather: Any
     reduce_scatter: Any
 
     def restore(self) -> None:
-        """Give the unit its collectives back."""
+        """Give the unit its original collectives back."""
         module: Any = self.module()
         if module is not None:
             module.set_custom_all_gather(self.all_gather)
@@ -103,7 +103,7 @@ def replace_collectives(module: Any) -> Replaced:
 
 
 def why_not_replaceable(module: Any) -> str:
-    """Return why FSDP2 cannot be handed collectives for `module` now, "" if it can."""
+    """Return why the collectives of `module` cannot be replaced now, "" if they can."""
     units = param_groups_of(module)
     if len(units) > 1:
         return f"has {len(units)} groups of parameters, and torch takes no other collectives for several"

@@ -1,4 +1,4 @@
-"""Groups of Isthmus beside groups of other backends, and how all ranks of the job come to make them together."""
+"""Groups of Isthmus beside groups of other backends, which all ranks of the job make together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Ranks = tuple[int, ...]
 
 
 def on_all_ranks(work: Callable[[], Result]) -> list[Result]:
-    """Do `work` on every rank of the job; return what it returned on each. If it fails on one, all raise ValueError."""
+    """Do `work` on every rank of the job; return all ranks' results. If it fails on one, all raise ValueError."""
     error: Exception | None = None
     answer: tuple[Result | None, str] = (None, "")
     try:
@@ -49,8 +49,8 @@ class Wish:
     """What one rank of the job asks for."""
 
     options: Mapping[str, str]
-    is_attached: bool  # already, and needs nothing
-    groups: tuple[Ranks, ...] = ()  # that need a companion: their ranks; two groups may have equal ones
+    is_attached: bool  # the model is attached already, and needs nothing
+    groups: tuple[Ranks, ...] = ()  # the ranks of groups that need a companion; two groups may have equal ranks
 
 
 def disagreement(wishes: Sequence[Wish]) -> str:
@@ -68,7 +68,7 @@ def disagreement(wishes: Sequence[Wish]) -> str:
 
 
 def numbered(groups: Iterable[Ranks]) -> list[tuple[Ranks, int]]:
-    """Number groups of equal ranks in their order: that tells them apart, and is equal on all ranks."""
+    """Number groups of equal ranks in their order, which is the same on all ranks, to tell them apart."""
     seen: Counter[Ranks] = Counter()
     found = []
     for ranks in groups:
@@ -87,10 +87,10 @@ def wanted_groups(wishes: Iterable[Wish]) -> list[tuple[Ranks, int]]:
 
 @dataclass
 class _Use:
-    """Who uses a companion."""
+    """How many models use a companion."""
 
     options: Mapping[str, str]
-    # Models that were attached and not detached. Dead ones count: a rank may keep a model that others dropped.
+    # How many models were attached and not detached. Dead ones count: a rank may keep a model that others dropped.
     num_models: int = 0
 
 
@@ -103,9 +103,9 @@ def options_beside(group: dist.ProcessGroup) -> Mapping[str, str] | None:
 
 
 def make_companions(wishes: Sequence[Wish], own: Sequence[dist.ProcessGroup], options: _C.Options) -> None:
-    """Make the groups that all ranks ask for; `own`: those that this rank does, in its wish's order.
+    """Make the groups that all ranks ask for. `own`: the groups that this rank asks for, in its wish's order.
 
-    All ranks of the job call it, with the same wishes. It goes on where a group cannot be made, so that no other rank
+    All ranks of the job call it, with the same wishes. If a group cannot be made, it makes the others, so that no rank
     waits for this one, and then raises ValueError.
     """
     by_key = dict(zip(numbered(wishes[dist.get_rank()].groups), own, strict=True))
@@ -130,7 +130,7 @@ def make_companions(wishes: Sequence[Wish], own: Sequence[dist.ProcessGroup], op
 
 
 def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:
-    """Return the timeout of a group, None if its backend does not tell."""
+    """Return the timeout of a group, None if its backend does not tell it."""
     for device in group._device_types:
         backend = group._get_backend(device)
         options = getattr(getattr(backend, "wrapped_pg", backend), "options", None)
@@ -141,7 +141,7 @@ def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:
 
 
 def drop_those_within_nodes(groups: Iterable[dist.ProcessGroup]) -> str:
-    """Destroy companions without two tiers, in which nothing would be compressed. Return where their ranks are."""
+    """Destroy companions without two tiers, which would compress nothing. Return where their ranks are."""
     places = []
     for group in groups:
         if companion_of(group) is None:
@@ -159,7 +159,7 @@ def use(group: dist.ProcessGroup) -> None:
 
 
 def release(group: dist.ProcessGroup) -> None:
-    """Note that one model less is reduced over the companion of `group`; the last one takes it along."""
+    """Note that one model less is reduced over the companion of `group`, and destroy it after the last one."""
     _uses[group].num_models -= 1
     destroy_unused(group)
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other before they make a group: whether they agree, and where they are."""
+"""Exchanges between ranks before they make a group: whether they agree, and where they are."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Introduction:
     error: str = ""
 
     def to_text(self) -> str:
-        """For the store."""
+        """Return the text for the store."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -51,7 +51,7 @@ class Introduction:
 
 
 def agree(group: Group, given_options: Any) -> tuple[_C.Options, list[Introduction]]:
-    """Return this rank's options, which fit the others', and what each rank says. Raises alike on all ranks."""
+    """Return this rank's options, which fit the others', and each rank's introduction. Raises alike on all ranks."""
     options, introduction = _introduce(group, given_options)
     introductions = _exchange(group, introduction)
     complaint = _complaint(group, introductions)
@@ -62,7 +62,7 @@ def agree(group: Group, given_options: Any) -> tuple[_C.Options, list[Introducti
 
 
 def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Introduction]:
-    """Read this rank's options and node. Errors in them are sent to the other ranks, not raised."""
+    """Read this rank's options and node. Sends errors in them to the other ranks and raises none."""
     try:
         core = native.load()
         if given_options is None:
@@ -88,7 +88,7 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
     return options, Introduction(surroundings=surroundings, options=fields, gpu=gpu)
 
 
-# What the last group of all ranks found that was not placed by an option.
+# What the last group of all ranks whose nodes no option gave has found.
 _launcher_contradicts_itself = False
 
 
@@ -142,6 +142,6 @@ def _leave_together(group: Group) -> None:
             group.store.set("all_read", "")
         group.store.wait(["all_read"], ERROR_READ_TIMEOUT)
     except dist.DistError:
-        pass  # the host of the store, or a rank, is gone: nobody is left to wait for
+        pass  # the store's host or a rank is gone: do not wait for it
     if group.rank == 0:
-        time.sleep(0.5)  # the likely host of the store: its answers to the others are under way
+        time.sleep(0.5)  # rank 0 is likely to host the store: let its answers reach the others

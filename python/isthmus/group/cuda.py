@@ -29,7 +29,7 @@ def devices() -> list[str]:
 def _built_with_cuda() -> bool:
     try:
         from isthmus._build_info import CUDA
-    except ImportError:  # the error is reported when a group is made
+    except ImportError:  # making a group reports the error
         return False
     return bool(CUDA)
 
@@ -38,25 +38,25 @@ def _built_with_cuda() -> bool:
 class Gpu:
     """Facts about a rank's GPU, for the other ranks."""
 
-    #: "0000:07:00.0"; "" where there is none, or it cannot be told.
+    #: "0000:07:00.0"; "" if there is no GPU, or its address is unknown.
     bus_id: str = ""
-    #: Why there is no GPU for this process; "" where there is one.
+    #: Why this process has no GPU; "" if it has one.
     missing: str = ""
 
 
-# CUDA's variable for the queues into a GPU, which streams share, and the most that it gives.
+# CUDA's variable for the number of queues into a GPU, which streams share, and the largest value.
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _MOST_CONNECTIONS = "32"
 
 
 def ask_for_connections() -> None:
-    """Ask CUDA for as many queues as it has, unless the environment says how many, or CUDA has read it already."""
+    """Ask CUDA for as many queues as it has, unless the environment sets the number or CUDA has read it already."""
     if _built_with_cuda() and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         os.environ.setdefault(CONNECTIONS, _MOST_CONNECTIONS)
 
 
 def connections_warning() -> str:
-    """Return what is to be said about the queues that the environment asks for, "" for nothing."""
+    """Return a warning about the number of queues that the environment asks for, "" if it is fine."""
     if os.environ.get(CONNECTIONS) != "1":
         return ""
     return (
@@ -88,9 +88,9 @@ def why_none(global_ranks: Sequence[int], gpus: Sequence[Gpu]) -> str:
 
 @dataclass(frozen=True)
 class NcclGroup:
-    """The ranks of a process group, and the common settings of NCCL's backends over some of them."""
+    """The ranks of a process group, and the settings that NCCL's backends over some of them share."""
 
-    store: Store  # under a prefix of this group's own
+    store: Store  # under a prefix that this group alone uses
     name: str  # for torch's flight recorder
     rank: int
     global_ranks: Sequence[int]
@@ -99,7 +99,7 @@ class NcclGroup:
     def backend(self, tier: str, ranks: Sequence[int], own_prefix: str, max_ctas: int | None = None) -> Any:
         """Construct NCCL's backend over some ranks of the group; None for one rank alone.
 
-        max_ctas: how many multiprocessors it may occupy, equal on all ranks; NCCL_MAX_CTAS wins, in NCCL itself.
+        max_ctas: how many multiprocessors it may occupy, equal on all ranks. NCCL prefers NCCL_MAX_CTAS, if it is set.
         """
         if len(ranks) < 2 and tier != "world":
             return None
@@ -119,7 +119,7 @@ def make_parts(
     """Construct the backends of a group, the world's first: torch's monitor watches a process's first backend.
 
     node_ranks, rail: the tiers' ranks; empty without two tiers. NCCL connects nothing yet. host_inter: Gloo along the
-    rail, or None: weights cross whole.
+    rail, or None if weights cross whole.
     """
     world = group.backend("world", range(len(group.global_ranks)), "world")
     local_index = list(node_ranks).index(group.rank) if node_ranks else 0

@@ -15,7 +15,7 @@ from isthmus.topology.node_map import name_ranks
 
 logger = logging.getLogger("isthmus")
 
-#: Who is missing after so long is said, while the others go on waiting.
+#: After this long, a rank logs who is missing, and all go on waiting.
 NOTICE_S = 10.0
 _POLL_S = 1.0
 _GIVEN_UP = "given_up"
@@ -24,8 +24,8 @@ _GIVEN_UP = "given_up"
 def wait_for_ranks(store: Store, ranks: Sequence[int], keys: Sequence[str], own: int, timeout: timedelta) -> None:
     """Wait until `store` has the keys of all ranks, one each. own: this rank, one of `ranks`, whose key is set.
 
-    After `NOTICE_S` the first rank that is there logs who is missing. Raises DistStoreError that names them after
-    `timeout`, on every rank that came.
+    After `NOTICE_S` the first rank that has come logs who is missing. After `timeout` every rank that has come raises a
+    DistStoreError that names them.
     """
     start_s = time.monotonic()
     notice = timedelta(seconds=NOTICE_S)
@@ -34,7 +34,7 @@ def wait_for_ranks(store: Store, ranks: Sequence[int], keys: Sequence[str], own:
         return
     except dist.DistStoreError:
         key_of = dict(zip(ranks, keys, strict=True))
-    # From here on without wait(), which lets torch's log speak of sockets whenever it ends early.
+    # Poll from here on: whenever wait() times out, torch logs errors of sockets.
     missing = [rank for rank in ranks if not store.check([key_of[rank]])]
     if missing and timeout > notice and own == min(set(ranks) - set(missing)):
         log_to_stderr()

@@ -29,7 +29,7 @@ def _load() -> ModuleType:
 def join(global_rank: int, world_size: int) -> None:
     """Start MPI in this process, and check that it has the same rank in torch and in MPI.
 
-    Raises ImportError where isthmus has no MPI, and RuntimeError where MPI cannot be used or ranks differ.
+    Raises ImportError if isthmus has no MPI, and RuntimeError if MPI cannot be used or the ranks differ.
     """
     try:
         mpi_rank, mpi_size = _load().start()
@@ -49,7 +49,7 @@ def _leave_at_exit() -> None:
 
 
 def make_tier(global_ranks: Sequence[int], nodes: Sequence[int], timeout: timedelta) -> Transport | None:
-    """Construct the tier of these ranks, which sit on these nodes. Collective. None for a single rank."""
+    """Construct the tier of these ranks, which are on these nodes; None for a single rank. Collective."""
     if len(global_ranks) < 2:
         return None
     tier: Transport = _load().make_tier("inter", list(global_ranks), list(nodes), timeout)
@@ -59,7 +59,7 @@ def make_tier(global_ranks: Sequence[int], nodes: Sequence[int], timeout: timede
 def _leave(process: int) -> None:
     """Finalise MPI, if this process initialised it; a forked child did not.
 
-    After an exception other ranks may never finalise, so this one exits without, and mpiexec ends the job.
+    After an exception other ranks may never finalise, so this one does not either, and mpiexec ends the job.
     """
     if os.getpid() == process and getattr(sys, "last_value", None) is None:
         _load().finish()

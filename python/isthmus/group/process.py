@@ -1,4 +1,4 @@
-"""What a process does once for all its groups: calls from the native module, warnings, and the summary at its exit."""
+"""Serves all groups of a process: the native module's calls, warnings, and the summary at its exit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ready_in_process = 0
 
 
 def set_up(options: _C.Options, rank: int, split: Callable[..., _C.Backend]) -> None:
-    """Set up what this process needs. rank: in the group that is made. split: see set_split_function()."""
+    """Set up what this process needs. rank: this rank in the new group. split: see set_split_function()."""
     global _ready_in_process
     logger.setLevel(options.log.upper())
     log_to_stderr()
@@ -51,7 +51,7 @@ def _warn_of_unknown_variables(core: Any) -> None:
         logger.warning("the environment variable %s is none of isthmus's and changes nothing%s", unknown.name, meant)
 
 
-# Imported at the first reduction, not at `import torch`, which registers: `units.identify` imports DTensor for seconds.
+# Imports at the first reduction, not when `import torch` registers: `units.identify` imports DTensor, for seconds.
 def _fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Any, bool, torch.Tensor | None] | None:
     from isthmus.units import identify
 
@@ -64,12 +64,12 @@ def _weights_caller() -> tuple[int, str]:
     return identify.weights_caller()
 
 
-# What groups that were shut down had counted, by name; kept where rank 0 logs a summary at its exit.
+# The statistics of groups that were shut down, by name; kept if rank 0 logs a summary at its exit.
 _last_stats: dict[str, dict[str, Any]] = {}
 
 
 def _keep_last_stats(description: str, unique_name: str, found: dict[str, Any]) -> None:
-    """Called by the native module when torch shuts down a group."""
+    """Keep a group's statistics. Called by the native module when torch shuts down the group."""
     if logger.isEnabledFor(logging.INFO) and dist.is_initialized() and dist.get_rank() == 0:
         from isthmus.report.statistics import group_name
 
@@ -77,7 +77,7 @@ def _keep_last_stats(description: str, unique_name: str, found: dict[str, Any]) 
 
 
 def _log_summary() -> None:
-    """Log, on rank 0 with log="info" or "debug", what crossed between nodes in this process."""
+    """Log what crossed between nodes in this process, on rank 0 with log="info" or "debug"."""
     for backend, group in backends_of(list(dist.distributed_c10d._world.pg_map)).items():
         _keep_last_stats(group.group_desc, group.group_name, backend.stats())
     if any(found["calls"] for found in _last_stats.values()):
@@ -88,11 +88,11 @@ def _log_summary() -> None:
 
 
 def _shut_down(process: int) -> None:
-    """Stop the threads of all groups before the interpreter exits. A forked child has none of them."""
+    """Stop the threads of all groups before the interpreter exits. A forked child has no such threads."""
     if os.getpid() == process:
         try:
             _log_summary()
-        except Exception:  # a program that is over must not end with an error because of its summary
+        except Exception:  # a failed summary must not make the program fail
             logger.warning("no summary", exc_info=True)
         native.load().shutdown_all()
 
@@ -101,20 +101,20 @@ _warned_of: set[str] = set()
 
 
 def warn_once(text: str, subject: str = "") -> None:
-    """Warn, unless there was a warning of this subject (default: with this text)."""
+    """Warn, unless there was a warning on this subject (default: the text)."""
     if text and (subject or text) not in _warned_of:
         _warned_of.add(subject or text)
         logger.warning("%s", text)
 
 
 def _warn_on_first_rank(text: str) -> None:
-    """Warn of what all ranks find alike. Called by the native module, on the thread that makes a collective's call."""
+    """Warn on rank 0 of what all ranks find. Called by the native module, on the thread that calls a collective."""
     if dist.get_rank() == 0:
         warn_once(text)
 
 
 def _tell_of_what_is_missing() -> None:
-    """Called by the native module when the third step of a group begins."""
+    """Warn of what is not compressed. Called by the native module when the third step of a group begins."""
     if dist.get_rank() == 0:
         from isthmus.report.missing import missing
 

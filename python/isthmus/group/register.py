@@ -1,4 +1,4 @@
-"""Registers the backend with torch and constructs it: agreement between the ranks first, then the tiers."""
+"""Registers the backend with torch and constructs it: first the ranks agree, then each makes the tiers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _create_backend(request: Any, options: Any) -> _C.Backend:
 
 def _create_split(store: Store, rank: int, size: int, options: _C.Options) -> _C.Backend:
     """Construct a backend over some ranks of another. Called by Backend.split."""
-    # A connection of its own: torch may still use that of the store it gave. Its stubs know no clone().
+    # The clone has its own connection: torch may still use the store that it gave. Torch's stubs lack clone().
     store = store.clone()  # type: ignore[attr-defined]
     return _create(
         Group(
@@ -68,7 +68,7 @@ def _create_split(store: Store, rank: int, size: int, options: _C.Options) -> _C
 
 
 def _default_group_options() -> _C.Options | None:
-    """Return the default group's options for a group that got none of its own."""
+    """Return the default group's options, for a group that was given none."""
     world = dist.group.WORLD
     if world is None or NAME not in dist.get_backend_config(world):
         return None
@@ -144,13 +144,13 @@ def _inter_tier(group: Group, options: _C.Options, local_index: int, rail: list[
 
 
 def _log_nodes(group: Group, nodes: Nodes) -> None:
-    """Log how the ranks are placed, and the source of that."""
+    """Log how the ranks are placed, and what the placement is based on."""
     if group.rank != 0:
         return
     text = f"{native.load().describe_nodes(nodes.node_of_rank)}, by {nodes.origin}"
     two_tier = has_two_tiers(nodes.node_of_rank)
     if not two_tier:
         text += ": everything goes to the world backend, uncompressed"
-    # A subgroup inside a node is normal, and doubts were reported when the group of all ranks was made.
+    # A subgroup inside a node is normal, and the group of all ranks has reported doubts.
     worth_a_look = group.size == group.world_size and (nodes.doubt or not two_tier)
     logger.log(logging.WARNING if worth_a_look else logging.INFO, "group of %d ranks: %s", group.size, text)

@@ -1,7 +1,7 @@
 """Reads checkpoints of `torch.distributed.checkpoint` without running code in them.
 
-They are pickles, and torch's own reader lets a pickle call any function. Here `.metadata` may name only what torch
-writes there, and saved objects are read with `weights_only`.
+Checkpoints are pickles, and torch's own reader lets a pickle call any function. Here `.metadata` may name only types
+that torch writes there, and saved objects are read with `weights_only`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CLASSES: tuple[type, ...] = (
 _MAKERS: dict[str, Any] = {f"{one.__module__}.{one.__qualname__}": one for one in _CLASSES} | {
     "torch.serialization._get_layout": torch.serialization._get_layout,
     "pathlib.PosixPath": Path,
-    "pathlib._local.PosixPath": Path,  # of Python 3.13
+    "pathlib._local.PosixPath": Path,  # Python 3.13's
 }
 
 
@@ -53,7 +53,7 @@ class _MetadataUnpickler(pickle.Unpickler):
         make = _MAKERS[full_name]
 
         class StandIn:
-            """Makes what it stands for. A pickle could set attributes of the class or function itself."""
+            """Makes the object. A pickle could set attributes on the real class or function."""
 
             def __new__(cls, *arguments: Any) -> Any:
                 return make(*arguments) if arguments else make.__new__(make)
@@ -78,7 +78,7 @@ class CheckpointReader(FileSystemReader):
 
 
 class TextAndTensorPlanner(DefaultLoadPlanner):
-    """Loads into a flat state. Entries other than tensors are read with `weights_only`, too."""
+    """Loads into a flat state, and reads entries other than tensors with `weights_only`."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -92,7 +92,7 @@ class TextAndTensorPlanner(DefaultLoadPlanner):
 
 
 def describe_entries(metadata: Metadata | None, items: Iterable[ReadItem]) -> str:
-    """Say which entries of a checkpoint are meant, and where they stand if that is known."""
+    """Name entries of a checkpoint, and their files if those are known."""
     storage = (metadata and metadata.storage_data) or {}
     places = {item.storage_index.fqn: storage.get(item.storage_index) for item in items}
     return ", ".join(

@@ -1,4 +1,4 @@
-"""The units of live models, prepared or not: whose state is saved, and where a saved one belongs."""
+"""Finds the units of live models, prepared or not, to save their state and to place saved state."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from isthmus.units.prepared import Prepared
 
 Target = nn.Module | dist.ProcessGroup | None
 
-# What models of equal names are told apart by: "blocks.0 (2)".
+# The number that tells apart models of equal names: "blocks.0 (2)".
 _NUMBER = re.compile(r" \((\d+)\)$")
 
 
 @dataclass(frozen=True)
 class LiveUnit:
-    """What reduces gradients of a live model. Its name is that among the units of one model."""
+    """A unit of a live model. Its name is unique within the model."""
 
     owner: int
     name: str  # "": FSDP1 names it in its first reduction, or it is a DDP module and names its buckets
-    unit: Unit | None  # of FSDP and DTensors
+    unit: Unit | None  # FSDP's or a DTensor's; None for DDP
     prepared: Prepared | None
     groups: tuple[dist.ProcessGroup, ...]
 
     @property
     def layout(self) -> Layout | None:
-        """The layout of all parameters."""
+        """Return the layout of all parameters."""
         return self.unit.layout() if self.unit is not None else None
 
     def name_in(self, backend: Any) -> str:
@@ -47,7 +47,7 @@ class LiveUnit:
 
 
 def live_units(target: Target) -> list[LiveUnit]:
-    """Return the units of a model; else those of all prepared models and of FSDP2 models that had a forward pass."""
+    """Return the units of a model; by default, of all prepared models and all FSDP2 models that had a forward pass."""
     if isinstance(target, nn.Module):
         models = [target]
     else:
@@ -55,7 +55,7 @@ def live_units(target: Target) -> list[LiveUnit]:
     found: dict[int, LiveUnit] = {}
     for model in models:
         for unit in _units_of(model):
-            # A model may be part of another one that was prepared: then that is what names it.
+            # A model may be part of a prepared one, which then names its units.
             if unit.owner not in found or (found[unit.owner].prepared is None and unit.prepared is not None):
                 found[unit.owner] = unit
     return list(found.values())
@@ -86,18 +86,18 @@ def _units_of(model: nn.Module) -> Iterator[LiveUnit]:
 
 
 def base_name(name: str) -> str:
-    """Return a unit's name without its number among those of equal names."""
+    """Return a unit's name without the number that tells apart equal names."""
     return _NUMBER.sub("", name)
 
 
 def number_in(name: str) -> int:
-    """Return the number of a unit among those of equal names, from 1 on."""
+    """Return a unit's number among units of equal names, from 1 on."""
     found = _NUMBER.search(name)
     return int(found[1]) if found else 1
 
 
 def named(name: str, live: Iterable[LiveUnit], group: dist.ProcessGroup) -> LiveUnit | None:
-    """Return the live unit over `group` that a saved one is: models of equal names are told apart by their order."""
+    """Return the live unit over `group` for a saved name; their order tells apart models of equal names."""
     matching = [unit for unit in live if unit.name == base_name(name) and group in unit.groups]
     matching.sort(key=lambda unit: unit.prepared.number if unit.prepared is not None else 0)
     number = number_in(name)

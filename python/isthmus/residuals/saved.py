@@ -30,8 +30,8 @@ RESIDUALS = ("residual", "result_residual", "parked_values")
 class LoadReport:
     """The outcome of loading each unit of a checkpoint, by name."""
 
-    restored: tuple[str, ...] = ()  # bit for bit
-    dropped: tuple[tuple[str, str], ...] = ()  # residuals, with the reason
+    restored: tuple[str, ...] = ()  # names of units, restored bit for bit
+    dropped: tuple[tuple[str, str], ...] = ()  # names, with the reason why their residual was dropped
 
     def __add__(self, other: LoadReport) -> LoadReport:
         return LoadReport(self.restored + other.restored, self.dropped + other.dropped)
@@ -48,18 +48,18 @@ class SavedUnit:
     layout: int  # the hash in the unit's key
     step: int
     scale: float
-    sections: Sequence[tuple[int, int]]  # of FSDP2: parameters in the last reduction, with their elements in a row
+    sections: Sequence[tuple[int, int]]  # FSDP2's parameters in the last reduction, with their elements in a row
     # Parts of `parked_values`: of the result, piece, parameter, first element in its section, elements.
     parked: Sequence[tuple[bool, int, int, int, int]]
     residual_elements: int
     result_residual_elements: int
     parked_values_elements: int
-    is_owned: bool  # by what reduces a model
-    parameters: str | None = None  # the layout of all, as text, where it was known
+    is_owned: bool  # a model reduces the unit
+    parameters: str | None = None  # the layout of all parameters, as text, if it was known
 
     @property
     def has_residual(self) -> bool:
-        """Whether something was not sent yet."""
+        """Return whether the unit has anything that was not sent yet."""
         return any(getattr(self, f"{kind}_elements") for kind in RESIDUALS)
 
 
@@ -74,12 +74,12 @@ class SavedGroup:
 
     @cached_property
     def nodes(self) -> list[list[int]]:
-        """The group's own ranks of each node."""
+        """Return the ranks of each node, numbered in the group."""
         return ranks_by_node(self.node_of_rank)
 
 
 def ranks_by_node(node_of_rank: Sequence[int]) -> list[list[int]]:
-    """Return the ranks of each node; nodes by their lowest rank."""
+    """Return the ranks of each node, ordered by the nodes' lowest ranks."""
     nodes: dict[int, list[int]] = {}
     for rank, node in enumerate(node_of_rank):
         nodes.setdefault(node, []).append(rank)
@@ -87,7 +87,7 @@ def ranks_by_node(node_of_rank: Sequence[int]) -> list[list[int]]:
 
 
 def to_text(groups: Sequence[SavedGroup]) -> str:
-    """Return the text of one rank in a state."""
+    """Return the text that a state holds for one rank."""
     content = [{**dataclasses.asdict(group), "units": [dataclasses.asdict(u) for u in group.units]} for group in groups]
     return json.dumps({"version": VERSION, "groups": content})
 
@@ -130,11 +130,11 @@ class Source:
 
     @cached_property
     def ranks(self) -> dict[int, list[SavedGroup]]:
-        """What each rank saved of its groups."""
+        """Return what each rank saved about its groups."""
         return {rank: _from_text(f"rank{rank}", self._texts[rank]) for rank in sorted(self._texts)}
 
     def check(self, rank: int, group: int) -> None:
-        """Raise ValueError if a residual of that rank and group is missing or too short."""
+        """Raise ValueError if a residual of this rank and group is missing or too short."""
         for index, unit in enumerate(self.ranks[rank][group].units):
             for kind in RESIDUALS:
                 expected = getattr(unit, f"{kind}_elements")
@@ -150,7 +150,7 @@ class Source:
                 )
 
     def residuals(self, rank: int, group: int, unit: int) -> dict[str, torch.Tensor]:
-        """Read the residuals of one unit, to the CPU; an empty tensor where there was none."""
+        """Read the residuals of one unit to the CPU; an empty tensor stands for none."""
         keys = {kind: tensor_key(rank, group, unit, kind) for kind in RESIDUALS}
         tensors = self._read([key for key in keys.values() if self._sizes.get(key)])
         return {kind: tensors.get(key, torch.empty(0)).cpu() for kind, key in keys.items()}  # map_location="cuda"
@@ -215,7 +215,7 @@ def option_texts(backend: Any) -> dict[str, str]:
 
 
 def check_options(saved: SavedGroup, backend: Any) -> None:
-    """Raise ValueError if residuals are of other pieces. Another codec may take them."""
+    """Raise ValueError if the options that define residuals differ. Another codec may take them."""
     tiers = backend.options.tiers
     if saved.units and saved.options.get("tiers", tiers) != tiers:
         raise ValueError(f"residuals were saved with tiers={saved.options['tiers']}, and this group has {tiers}")

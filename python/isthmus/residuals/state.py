@@ -39,7 +39,7 @@ logger = logging.getLogger("isthmus")
 
 
 def _groups(target: Target) -> list[GroupAndBackend]:
-    """Return the groups of Isthmus that are meant, with their backends; the same order on all ranks."""
+    """Return the target's groups of Isthmus with their backends, in the same order on all ranks."""
     if isinstance(target, nn.Module):
         groups = groups_of(target)
         what = "the model is reduced over no process group of isthmus"
@@ -56,7 +56,7 @@ def _groups(target: Target) -> list[GroupAndBackend]:
 
 
 def _owners(target: Target) -> set[int] | None:
-    """Return whose units are meant, None for all."""
+    """Return the owners of the target's units, None for all."""
     return owners_of(target) if isinstance(target, nn.Module) else None
 
 
@@ -66,9 +66,9 @@ def _owners(target: Target) -> set[int] | None:
 def state_dict(model_or_group: Target = None) -> dict[str, Any]:
     """Return this rank's residuals and the units that they belong to.
 
-    Of the units of a model, else of all process groups of Isthmus, or of one. Save it beside model and optimizer, with
+    It covers the units of a model or of one process group of Isthmus, by default of all. Save it with the model:
     `torch.distributed.checkpoint.save({"isthmus": isthmus.state_dict(model), ...})` or, on every rank, `torch.save`.
-    What belongs to models that are gone is left out. Tensors are copies. Call it between steps, on all ranks.
+    It leaves out models that are gone. Tensors are copies. Call it between steps, on all ranks.
     """
     live = {unit.owner: unit for unit in live_units(model_or_group)}
     rank = dist.get_rank()
@@ -88,9 +88,9 @@ def state_dict(model_or_group: Target = None) -> dict[str, Any]:
 
 
 def _living_states(backend: Any, owners: set[int] | None) -> list[dict[str, Any]]:
-    """Return the state of units of these owners, of those that are alive, and of those without.
+    """Return the state of units whose owner is in `owners` (None: is alive), and of units without owners.
 
-    Models of equal names are numbered anew, in their order: those that are gone do not count.
+    Models of equal names are renumbered in their order, since models that are gone do not count.
     """
     wanted = (living() if owners is None else owners) | {0}
     states: list[dict[str, Any]] = [state for state in backend.unit_states() if state["owner"] in wanted]
@@ -129,9 +129,9 @@ def _describe(state: Mapping[str, Any], live: LiveUnit | None) -> SavedUnit:
 def load_state_dict(state: Mapping[str, Any], model_or_group: Target = None) -> LoadReport:
     """Load what `state_dict` returned, on all ranks of the same process groups.
 
-    Residuals that are there already are dropped: those of the model, else of the groups. If the groups have other nodes
-    or ranks than they had, or the unit has other parameters, a saved residual is dropped, with a warning that says so.
-    If loading fails on one rank it fails on all, and changes nothing.
+    It drops the residuals that the model, or else the groups, have now. It also drops a saved residual, with a warning,
+    if its group has other nodes or ranks than before, or its unit has other parameters. If loading fails on one rank it
+    fails on all, and changes nothing.
     """
     return _load(lambda: source_of_state(state), model_or_group)
 
@@ -139,10 +139,10 @@ def load_state_dict(state: Mapping[str, Any], model_or_group: Target = None) -> 
 def load_checkpoint(checkpoint_id_or_reader: Any, model_or_group: Target = None, *, key: str = "isthmus") -> LoadReport:
     """Load what was saved with `torch.distributed.checkpoint.save({key: isthmus.state_dict(...)})`.
 
-    As `load_state_dict`. All ranks call it, after the model is wrapped and, where it is, prepared.
+    It works like `load_state_dict`. All ranks call it, after the model is wrapped and, if it is to be, prepared.
 
-    No code in a folder is run, whoever made it. A `StorageReader` of your own reads the checkpoint's metadata itself:
-    most of torch's, FileSystemReader too, unpickle it, which runs any code of its author.
+    It runs no code in a folder, whoever made it. A `StorageReader` of your own reads the checkpoint's metadata itself:
+    most of torch's, including FileSystemReader, unpickle it, which runs any code of its author.
     """
     return _load(lambda: source_of_checkpoint(checkpoint_id_or_reader, key), model_or_group)
 
@@ -173,7 +173,7 @@ def _load(open_source: Callable[[], Source], target: Target) -> LoadReport:
 
 
 class Dropped(Exception):
-    """Why a unit's residual cannot be loaded. All ranks find the same."""
+    """Why a unit's residual cannot be loaded; the same on all ranks."""
 
 
 def _load_into(
@@ -192,7 +192,7 @@ def _load_into(
 def _those_of_other_groups(
     source: Source, groups: Sequence[GroupAndBackend], loaded: set[tuple[int, ...]]
 ) -> LoadReport:
-    """Name what was saved of groups that none has the ranks and nodes of, where some group was not found again."""
+    """Report the units of saved groups that no group matches in ranks and nodes, if some group found no saved one."""
     if len(loaded) == len({tuple(backend.global_ranks) for _, backend in groups}):
         return LoadReport()
     dropped: dict[str, str] = {}
@@ -209,7 +209,7 @@ def _same_group(source: Source, groups: Sequence[GroupAndBackend], index: int) -
     backend = groups[index][1]
     ranks = list(backend.global_ranks)
     nodes = ranks_by_node(backend.node_of_rank)
-    # Several groups may have the same ranks: they are told apart by their order.
+    # Several groups may have the same ranks; their order tells them apart.
     occurrence = [list(other.global_ranks) for _, other in groups[:index]].count(ranks)
     for rank, saved_groups in source.ranks.items():
         same = [i for i, saved in enumerate(saved_groups) if list(saved.ranks) == ranks]
@@ -256,7 +256,7 @@ def _restore(
 def _place(
     saved: SavedUnit, group: dist.ProcessGroup, backend: Any, live: Sequence[LiveUnit], *, is_of_model: bool
 ) -> dict[str, Any]:
-    """Return name, owner and layout of the live unit that a saved one is. Raises Dropped if there is none."""
+    """Return name, owner and layout of the live unit for a saved one. Raises Dropped if there is none."""
     here = [unit for unit in live if group in unit.groups]
     is_fsdp1 = saved.name.startswith("fsdp1:")
     is_bucket = saved.is_owned and base_name(saved.name).rpartition("/")[2].startswith("bucket ")
@@ -298,7 +298,7 @@ def _place_bucket(saved: SavedUnit, live: Iterable[LiveUnit]) -> dict[str, Any]:
 
 
 def _exchange_errors(groups: Sequence[GroupAndBackend], error: Exception | None) -> dict[int, str]:
-    """Return the errors of all ranks that are in a group with this one, or with one that is, and so on."""
+    """Return the errors of all ranks that this rank reaches through shared groups, directly or over other ranks."""
     errors = {} if error is None else {dist.get_rank(): str(error)}
     for group, _ in groups:
         known: list[Any] = [None] * group.size()
@@ -308,7 +308,7 @@ def _exchange_errors(groups: Sequence[GroupAndBackend], error: Exception | None)
 
 
 def _tell(groups: Sequence[GroupAndBackend], report: LoadReport) -> None:
-    """Count what was dropped, and say so once."""
+    """Count the dropped residuals, and warn once."""
     if not report.dropped:
         return
     groups[0][1].count_dropped(len(report.dropped))
@@ -324,7 +324,7 @@ def _tell(groups: Sequence[GroupAndBackend], report: LoadReport) -> None:
 
 
 def scale_residuals(factor: float, model_or_group: Target = None) -> None:
-    """Multiply all residuals by `factor`, where later gradients are larger by it: a changed loss scale."""
+    """Multiply all residuals by `factor`, by which a changed loss scale multiplies later gradients."""
     for _, backend in _groups(model_or_group):
         backend.scale_residuals(factor, _owners(model_or_group))
 

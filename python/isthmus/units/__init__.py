@@ -1,1 +1,1 @@
-"""Units of a model: `isthmus.prepare`, whose gradient a reduction is, and which parameters are in it."""
+"""Units of a model: `isthmus.prepare`, and which unit and parameters a reduction belongs to."""

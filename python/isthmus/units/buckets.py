@@ -22,7 +22,7 @@ _PASSES_BEFORE_REBUILD = 2
 
 
 def bucket_parameters(module: nn.parallel.DistributedDataParallel) -> dict[torch.Tensor, Parameter]:
-    """Return what DDP reduces."""
+    """Return the parameters that DDP reduces."""
     return {
         parameter: Parameter(clean_name(name), tuple(parameter.shape))
         for name, parameter in module.module.named_parameters()
@@ -32,10 +32,10 @@ def bucket_parameters(module: nn.parallel.DistributedDataParallel) -> dict[torch
 class BucketReduction:
     """DDP's communication hook: averages each bucket, and tells the backend which parameters it holds.
 
-    DDP takes one hook and never gives it back: after `end` it averages as DDP does.
+    DDP takes one hook and never gives it back: after `end` the hook averages as DDP does.
 
-    DDP rebuilds its buckets after the first backward pass, or with a static graph after the second. Residuals of the
-    first buckets would never be sent, so a layout is exact in the first two passes that have it.
+    DDP rebuilds its buckets after the first backward pass, or after the second with a static graph. Residuals of the
+    first buckets would never be sent, so each layout is exact in the first two passes that have it.
     """
 
     def __init__(self, module: nn.parallel.DistributedDataParallel, prepared: Prepared) -> None:
@@ -47,9 +47,9 @@ class BucketReduction:
         self.begin(prepared)
 
     def begin(self, prepared: Prepared) -> None:
-        """Reduce under the names of `prepared` from now on, as if its buckets were new."""
+        """Reduce under the names of `prepared` from now on, and treat all buckets as new."""
         self.prepared: Prepared | None = prepared
-        self._passes: Counter[tuple[str, int]] = Counter()  # how many backward passes had a bucket
+        self._passes: Counter[tuple[str, int]] = Counter()  # how many backward passes had each bucket
 
     def end(self) -> None:
         """Reduce over the group that DDP was given from now on."""
@@ -75,7 +75,7 @@ class BucketReduction:
         return work.get_future().then(lambda _: gradients)
 
     def _unit_of(self, index: int, tensors: tuple[torch.Tensor, ...]) -> tuple[Unit, Layout, str]:
-        """Return unit and layout, and why copies keep them exact, "" if they do not."""
+        """Return the bucket's unit and layout, and why copies keep it exact; "" if they do not."""
         if (index, tensors) not in self._layouts:
             unit = bucket_unit(index, [self._parameters[tensor] for tensor in tensors], self._group)
             self._layouts[index, tensors] = (unit, unit.layout(), why_bucket_is_exact(tensors, self._group, self._mesh))
@@ -95,7 +95,7 @@ _bucket_reductions: weakref.WeakKeyDictionary[nn.Module, BucketReduction] = weak
 
 
 def register_bucket_hook(module: nn.parallel.DistributedDataParallel, prepared: Prepared) -> None:
-    """Let DDP reduce under the names of `prepared`. Raises ValueError if it has another communication hook."""
+    """Let DDP reduce under the names of `prepared`. Raises ValueError if DDP has another communication hook."""
     earlier = _bucket_reductions.get(module)
     if earlier is not None and earlier.prepared is None:
         earlier.begin(prepared)
@@ -106,12 +106,12 @@ def register_bucket_hook(module: nn.parallel.DistributedDataParallel, prepared: 
     except RuntimeError as error:
         raise ValueError("this DDP model has a communication hook already, and DDP takes but one") from error
     _bucket_reductions[module] = reduction
-    # DDP pickles this list, but a copy's reducer has no hooks: a copy of a prepared model is one that is not prepared.
+    # DDP pickles this list, but a copy's reducer has no hooks: a copy of a prepared model is not prepared.
     getattr(module, "_comm_hooks", [None]).pop()
 
 
 def end_bucket_hook(module: nn.parallel.DistributedDataParallel, prepared: Prepared) -> None:
-    """Let DDP reduce as it did before `register_bucket_hook`, if it does under the names of `prepared`."""
+    """Undo `register_bucket_hook`, if DDP reduces under the names of `prepared`."""
     reduction = _bucket_reductions.get(module)
     if reduction is not None and reduction.prepared is prepared:
         reduction.end()

@@ -1,4 +1,4 @@
-"""What of FSDP stands on the stack of a call: whose gradients are reduced, and whose weights are gathered."""
+"""Finds FSDP on the stack of a call: whose gradients it reduces, and whose weights it gathers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from isthmus.units.models import ParamGroup
 
 
 def reduction_of(output: torch.Tensor, input: torch.Tensor) -> tuple[ParamGroup, Any] | None:
-    """Return what FSDP reduces with a call of this thread on these tensors, None if it is not FSDP's reduction.
+    """Return what FSDP reduces with this thread's call on these tensors; None if FSDP does not make it.
 
-    FSDP2: its object, and which of its parameters have gradients, as in `trainable_indexes`. FSDP1: its state, and the
-    flat parameter.
+    For FSDP2: its object, and the indexes of the parameters with gradients, as in `trainable_indexes`. For FSDP1: its
+    state and the flat parameter.
     """
     frame: FrameType | None = sys._getframe(1)
-    by_torch = True  # nothing of a user's stands between FSDP and the collective
+    by_torch = True  # no code of a user's is between FSDP and the collective
     while frame is not None:
         module, function = frame.f_globals.get("__name__"), frame.f_code.co_name
         if function == "foreach_reduce" and module == _FSDP2_REDUCES:
@@ -38,7 +38,7 @@ def reduction_of(output: torch.Tensor, input: torch.Tensor) -> tuple[ParamGroup,
     return None
 
 
-# Modules of torch whose functions reduce gradients, and those that these call for a collective.
+# Modules of torch that reduce gradients, and the modules that they call for a collective.
 _FSDP2_REDUCES = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
 _FSDP1_REDUCES = "torch.distributed.fsdp._runtime_utils"
 _COLLECTIVES = {_FSDP2_REDUCES, "torch.distributed.distributed_c10d", "torch.distributed.c10d_logger"}
@@ -47,9 +47,9 @@ _COLLECTIVES = {_FSDP2_REDUCES, "torch.distributed.distributed_c10d", "torch.dis
 def _reduces(
     values: Mapping[str, Any], whole: str, shard: str, output: torch.Tensor, input: torch.Tensor, by_torch: bool
 ) -> bool:
-    """Return whether FSDP's variables of these names are what is reduce-scattered, or the latter is all-reduced.
+    """Return whether the call reduce-scatters FSDP's variables of these names, or all-reduces the shard.
 
-    Gradients that hooks of users see are the same memory as what FSDP all-reduced: so it must make that call itself.
+    Users' hooks see gradients in the memory that FSDP all-reduced, so FSDP itself must make an all-reduce.
     """
     if not _is_same(output, values.get(shard)):
         return False
@@ -76,10 +76,10 @@ def _param_group_above(reduces: FrameType) -> tuple[ParamGroup, tuple[int, ...]]
 
 
 def gathering_object() -> Any | None:
-    """Return what is gathering its parameters on this thread, None if nothing below the caller on the stack does.
+    """Return the object that is gathering its parameters on this thread's stack, None if there is none.
 
-    FSDP2's object of a unit, FSDP1's handle of a flat parameter, or the DTensor that is made whole (SimpleFSDP). Not
-    the flat parameter itself, which outlives its model: it keeps views of itself, whose gradients lead back to it.
+    It is FSDP2's object of a unit, FSDP1's handle of a flat parameter, or the DTensor that SimpleFSDP makes whole. The
+    flat parameter itself would outlive its model: it keeps views of itself, whose gradients lead back to it.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -90,7 +90,7 @@ def gathering_object() -> Any | None:
     return None
 
 
-# Methods of torch that gather parameters, and the ends of their files' names.
+# Torch's methods that gather parameters, and how the names of their files end.
 _GATHERERS = {
     "unshard": "fsdp/_fully_shard/_fsdp_param_group.py",
     "_all_gather_flat_param": "fsdp/_flat_param.py",

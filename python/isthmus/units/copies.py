@@ -1,9 +1,9 @@
-"""Units of which other ranks hold copies, as under tensor parallelism: copies must get the same bits.
+"""Keeps units exact whose copies on other ranks must get the same bits, as under tensor parallelism.
 
 Every rank along such a dimension of the mesh reduces its own copy of a norm, beside its own part of a linear layer.
-What a lossy codec takes from a copy depends on what is beside it in the unit, and on where the ranks of its group are.
-So a unit is exact if it mixes copies with parts of split parameters, or if the groups that reduce its copies lie on
-nodes in another way. Which ranks those are, only a mesh says.
+What a lossy codec changes in a copy depends on what is beside it in the unit, and on where the ranks of its group are.
+So a unit is exact if it mixes copies with parts of split parameters, or if the groups that reduce its copies are
+placed differently on nodes. Only a mesh tells which ranks hold the copies.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _why_flat_is_exact: MutableMapping[torch.Tensor, str] = WeakIdKeyDictionary()
 
 
 def why_fsdp1_is_exact(flat_parameter: Any, module: Any) -> str:
-    """Return why copies keep FSDP1's flat parameter exact, "" if they do not. module: FSDP1's, or its state."""
+    """Return why copies keep FSDP1's flat parameter exact, "" if they do not. module: FSDP1's module or its state."""
     if flat_parameter not in _why_flat_is_exact:
-        specs = flat_parameter._param_extensions  # of DTensors, None for others
-        kept = flat_parameter._params or [None] * len(specs)  # with use_orig_params: as users made and marked them
+        specs = flat_parameter._param_extensions  # None for parameters that are not DTensors
+        kept = flat_parameter._params or [None] * len(specs)  # with use_orig_params: the parameters as users made them
         split = {_splits(spec) or _is_marked_split(p) for spec, p in zip(specs, kept, strict=True)}
         groups = (module.process_group, getattr(module, "_inter_node_pg", None))
         _why_flat_is_exact[flat_parameter] = _why_exact(split, groups, getattr(module, "_device_mesh", None))
@@ -47,14 +47,14 @@ def why_fsdp1_is_exact(flat_parameter: Any, module: Any) -> str:
 def why_bucket_is_exact(parameters: Iterable[torch.Tensor], group: dist.ProcessGroup, mesh: Any) -> str:
     """Return why copies keep a bucket of DDP exact, "" if they do not.
 
-    Recognises what torch makes of DTensors for DDP, and what Megatron marks as split.
+    Recognises the tensors that torch makes from DTensors for DDP, and those that Megatron marks as split.
     """
     split = {_splits(getattr(p, "_st_info", None)) or _is_marked_split(p) for p in parameters}
     return _why_exact(split, (group,), mesh)
 
 
 def _why_exact(is_split: set[bool], groups: Iterable[dist.ProcessGroup | None], mesh: Any) -> str:
-    """is_split: what holds for some of the unit's parameters. mesh: of the ranks that reduce it, if there is one."""
+    """Return why. is_split: the values that its parameters have. mesh: of the ranks that reduce it, if there is one."""
     if len(is_split) > 1:
         reason: str = native.load().REPLICAS
         return reason
@@ -75,7 +75,7 @@ def _is_alike_everywhere(group: dist.ProcessGroup, mesh: Any) -> bool:
 
 
 def _groups_of_copies(ranks: list[int], mesh: Any) -> Iterator[list[int]]:
-    """Yield the groups that may reduce copies of what `ranks` do: those beside them in dimensions outside `mesh`."""
+    """Yield the groups that may reduce copies: they lie beside `ranks` in dimensions outside `mesh`."""
     root = getattr(mesh, "_get_root_mesh", lambda: mesh)().mesh
     rank_at = dict(zip(itertools.product(*map(range, root.shape)), root.flatten().tolist(), strict=True))
     place_of = {rank: place for place, rank in rank_at.items()}

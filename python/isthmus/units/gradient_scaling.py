@@ -19,7 +19,7 @@ from isthmus.units.owners import owners_of
 
 @dataclass(frozen=True)
 class _Follower:
-    """A model, which it does not keep alive: who reduces it, and over which groups."""
+    """Who reduces a model, and over which groups. It does not keep the model alive."""
 
     owners: set[int]
     groups: list[dist.ProcessGroup]
@@ -31,7 +31,7 @@ _followers: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[nn.Module, 
 
 
 def follow(scaler: Any, model: nn.Module) -> None:
-    """Let the residuals of `model` follow the scale of `scaler`. Raises TypeError if it is no GradScaler."""
+    """Let the residuals of `model` follow the scale of `scaler`. Raises TypeError if `scaler` is no GradScaler."""
     if not hasattr(scaler, "get_scale") or not hasattr(scaler, "update"):
         raise TypeError(f"scaler: expected a GradScaler, got {type(scaler).__name__}")
     if scaler not in _followers:
@@ -43,14 +43,14 @@ def follow(scaler: Any, model: nn.Module) -> None:
 
 @functools.cache
 def _followed(kind: Any) -> Any:
-    """Return a kind of GradScaler that residuals follow. What is copied or pickled from it is of the old kind."""
+    """Return a subclass of GradScaler that residuals follow. Its copies and pickles are of the original class."""
 
     class Followed(kind):  # type: ignore[misc]
         def update(self, new_scale: float | torch.Tensor | None = None) -> None:
             old = self.get_scale()
             super().update(new_scale)
             new = self.get_scale()  # on a GPU the host waits for it
-            # A scale that goes down by itself was backed off, because a gradient was not finite.
+            # If the scaler itself lowered the scale, a gradient was not finite.
             _end_step(list(_followers[self].values()), old, new, skipped=new_scale is None and new < old)
 
         def __reduce_ex__(self, protocol: Any) -> Any:
@@ -61,8 +61,8 @@ def _followed(kind: Any) -> Any:
 
 
 def _end_step(followers: Sequence[_Follower], old: float, new: float, *, skipped: bool) -> None:
-    """Let residuals follow the loss scale, and count a step. Waits for nothing."""
-    factor = new / old if old else 0.0  # 0: nothing can be scaled back from it
+    """Let residuals follow the loss scale, and count a step. Does not wait."""
+    factor = new / old if old else 0.0  # a scale of 0 cannot be scaled back
     owners = {owner for follower in followers for owner in follower.owners}
     groups = dict.fromkeys(group for follower in followers for group in follower.groups)
     for backend in backends_of(groups):

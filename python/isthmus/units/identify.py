@@ -1,8 +1,8 @@
-"""Tells the native module which unit of FSDP a reduction is of, if it is of one, and whose weights a gather is of.
+"""Tells the native module which unit of FSDP a reduction belongs to, if any, and whose weights a gather collects.
 
 FSDP reduces and gathers from Python, so the object of its unit and the tensors that it reduces are on the stack of the
-call. That also holds with several models, with garbage collection at any time, and for a unit that reduces several
-times. Hooks of users have FSDP on their stack, too, but other tensors, or they stand between FSDP and the collective.
+call. This also holds with several models, with garbage collection at any time, and for a unit that reduces several
+times. Users' hooks also have FSDP on their stack, but other tensors, or they are between FSDP and the collective.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from isthmus.units.models import (
 from isthmus.units.owners import forget_with, new_number, number_of
 from isthmus.units.prepare import tag_of, weights_name
 
-# As the native module takes a unit: name, layout, why it is exact, owner, sections.
+# The native module's form of a unit: name, layout, why it is exact, owner, sections.
 Tag = tuple[str, int, str, int, Any]
 
 
 @dataclass
 class _Known:
-    """What is known of one of FSDP2's objects."""
+    """What is known about one of FSDP2's objects."""
 
     number: int
     exact: str  # why copies keep its reductions exact, "" if they do not
-    sections: dict[tuple[int, ...], Any] = field(default_factory=dict)  # by places of parameters
+    sections: dict[tuple[int, ...], Any] = field(default_factory=dict)  # by the indexes of parameters
 
 
 _known: weakref.WeakKeyDictionary[ParamGroup, _Known] = weakref.WeakKeyDictionary()
@@ -49,9 +49,8 @@ _known: weakref.WeakKeyDictionary[ParamGroup, _Known] = weakref.WeakKeyDictionar
 def fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Tag, bool, torch.Tensor | None] | None:
     """Return the unit that FSDP is reducing, whether its name is FSDP2's own, and FSDP1's flat parameter.
 
-    None if FSDP does not reduce these tensors, whatever runs meanwhile. A name of FSDP2's own may be that of several
-    units. The flat parameter stands for the name of FSDP1's unit; FSDP2 has none. All-reduces have one tensor, as
-    output and input.
+    None if FSDP does not reduce these tensors. Several units may have the same name of FSDP2's own. The flat parameter
+    stands for the name of FSDP1's unit; FSDP2 has none. All-reduces pass one tensor as both output and input.
     """
     found = reduction_of(output, input)
     if found is None:
@@ -64,14 +63,14 @@ def fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Tag, bool, t
     return ("", 0, why_fsdp1_is_exact(flat, reducer), number_of(handle), None), False, flat
 
 
-# Why a unit stays exact that is reduced without some of its parameters, where the call's stack does not tell which.
+# Why a unit stays exact if some parameters have no gradients and the call's stack does not tell which.
 UNKNOWN_PARAMETERS = "which parameters have gradients is not known"
 
 
 def handed_reduction(group: ParamGroup, output: torch.Tensor, input: torch.Tensor) -> Tag:
-    """Return the unit of a reduction that FSDP2 hands to a prepared unit's own collective.
+    """Return the unit of a reduction that FSDP2 makes by a prepared unit's own collective.
 
-    The input's size tells whether all parameters have gradients that can; only if not, the stack is asked.
+    The input's size tells whether all trainable parameters have gradients; only if not, this searches the stack.
     """
     tag = _describe(group, trainable_indexes(group))
     shards = shard_group(group)
@@ -98,9 +97,9 @@ def _describe(group: ParamGroup, indexes: tuple[int, ...]) -> Tag:
 
 @dataclass(frozen=True)
 class _Gatherer:
-    """What gathers its parameters under a name."""
+    """An object that gathers its parameters, and its name."""
 
-    number: int  # never given again
+    number: int  # never reused
     name: str
 
 
@@ -118,7 +117,7 @@ _handed = _Handed()
 
 @contextmanager
 def gathering(gatherer: object) -> Iterator[None]:
-    """Gathers of this thread in the block are of the parameters of `gatherer`, whatever is on the stack."""
+    """Attribute this thread's gathers in the block to `gatherer`, whatever is on the stack."""
     before, _handed.gatherer = _handed.gatherer, gatherer
     try:
         yield
@@ -127,10 +126,10 @@ def gathering(gatherer: object) -> Iterator[None]:
 
 
 def weights_caller() -> tuple[int, str]:
-    """Return owner and name of the unit whose parameters are being gathered.
+    """Return the owner and the name of the unit whose parameters are being gathered.
 
-    The owner is a number of this process, another one under another name; 0 if it is not on the stack: then the gather
-    is none of parameters, for all that is known. The name is equal on all ranks.
+    The owner is a number of this process, and changes with the name. It is 0 if no owner is on the stack: then the call
+    is not known to gather parameters. The name is equal on all ranks.
     """
     gatherer = _handed.gatherer if _handed.gatherer is not None else gathering_object()
     if gatherer is None:

@@ -24,12 +24,12 @@ class Parameter:
 
     name: str
     shape: tuple[int, ...]
-    dim: int = 0  # that FSDP2 shards
+    dim: int = 0  # the dimension that FSDP2 shards
     part: str = ""  # which part of a tensor-parallel or pipeline-parallel model this is: "tp=1/2"
 
     @cached_property
     def num_elements(self) -> int:
-        """Elements of the parameter, padding of rows apart."""
+        """Return the elements of the parameter without padding of rows."""
         return math.prod(self.shape)
 
 
@@ -43,7 +43,7 @@ class Layout:
 
     @cached_property
     def section_elements(self) -> tuple[int, ...]:
-        """How many elements of a row belong to each parameter, padding included."""
+        """Return how many elements of a row belong to each parameter, padding included."""
         return tuple(self._chunk_length(p) * _inner(p, p.dim + 1) * _outer(p) for p in self.parameters)
 
     @cached_property
@@ -58,9 +58,9 @@ class Layout:
 
     @cached_property
     def hash(self) -> int:
-        """63 bits that are stable over processes and versions, and never 0, which stands for an unknown layout.
+        """Return 63 bits that are stable over processes and versions; never 0, which stands for an unknown layout.
 
-        Parts of a mesh are not in it: it seeds codecs, and copies of a parameter must come out alike in all parts.
+        It leaves out parts of a mesh: it seeds codecs, and copies of a parameter must come out alike in all parts.
         """
         text = Layout(tuple(replace(p, part="") for p in self.parameters), self.num_rows, self.tail).to_json()
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
@@ -97,7 +97,7 @@ def _outer(parameter: Parameter) -> int:
     return math.prod(parameter.shape[: parameter.dim])
 
 
-# What torch's wrappers add to the names of modules. It is removed, so that names stay when wrappers change.
+# Torch's wrappers add these parts to names of modules; without them, names stay the same when wrappers change.
 _WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 
 
@@ -118,7 +118,7 @@ def concatenated(parameters: Iterable[Parameter], multiple_of: int = 1) -> Layou
 
 
 def mesh_part(mesh: Any) -> str:
-    """Return where in its root mesh the ranks of `mesh` are: "tp=1/2" for the dimensions along which they do not vary.
+    """Return where `mesh` lies in its root mesh: "tp=1/2" for the dimensions along which its ranks do not vary.
 
     "" if there is no larger mesh, or this torch does not expose it.
     """

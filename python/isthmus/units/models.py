@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from isthmus.units.layout import Layout, Parameter, clean_name, concatenated, mesh_part, rows
 
-# FSDP2's objects for what one module reduces together, and for a parameter (FSDPParamGroup, FSDPParam).
+# FSDP2's objects for parameters that are reduced together, and for one parameter (FSDPParamGroup, FSDPParam).
 ParamGroup = Any
 ShardedParam = Any
 
@@ -40,7 +40,7 @@ class Unit:
     """Parameters that a model reduces together. Refers to no module, so that it keeps none alive."""
 
     name: str  # in the model: "blocks.0", "root"
-    label: str  # what the backend calls it if it is not prepared; "" if that depends on sizes
+    label: str  # the backend's name for it if it is not prepared; "" if that depends on sizes
     parameters: tuple[Parameter, ...]  # with padding between them
     in_rows: bool  # FSDP2
     shard_group: dist.ProcessGroup | None
@@ -48,12 +48,12 @@ class Unit:
 
     @property
     def num_shards(self) -> int:
-        """Ranks of the reduce-scatter; 1 if there is none."""
+        """Return the number of ranks of the reduce-scatter; 1 if there is none."""
         return self.shard_group.size() if self.shard_group is not None else 1
 
     @property
     def process_groups(self) -> list[dist.ProcessGroup]:
-        """The groups that the unit is reduced over."""
+        """Return the groups that the unit is reduced over."""
         return [group for group in (self.shard_group, self.replicate_group) if group is not None]
 
     def layout(self) -> Layout:
@@ -81,7 +81,7 @@ def units_of(model: nn.Module) -> list[Unit]:
 
 
 def groups_of(model: nn.Module) -> list[dist.ProcessGroup]:
-    """Return the process groups that gradients of `model` may be reduced over, of whatever backend."""
+    """Return the process groups that gradients of `model` may be reduced over, with any backend."""
     groups = [group for unit in units_of(model) for group in unit.process_groups]
     groups += [module.process_group for _, module in ddp_modules(model)]
     # The mesh of a DTensor says nothing about FSDP2's groups: torch takes meshes of equal ranks for one another.
@@ -92,7 +92,7 @@ def groups_of(model: nn.Module) -> list[dist.ProcessGroup]:
 
 
 def unit_name(module_names: Iterable[str]) -> str:
-    """Return the name of the unit that modules of these names make up."""
+    """Return the name of the unit that consists of these modules."""
     return ", ".join(clean_name(name) or "root" for name in module_names)
 
 
@@ -130,19 +130,19 @@ def fsdp2_units(model: nn.Module) -> Iterator[tuple[ParamGroup, Unit]]:
 
 
 def _place_in_module(group: ParamGroup) -> str:
-    """Return what tells apart the units of one module, sharded over several meshes (torch 2.15)."""
+    """Return what distinguishes the units of a module that is sharded over several meshes (torch 2.15)."""
     index = [id(other) for other in param_groups_of(group.modules[0])].index(id(group))
     return f" [{index + 1}]" if index else ""
 
 
-# Gradients that are packed while a reduction is under way, beside its own: one more unit's worth of memory.
+# FSDP2 packs one unit's gradients while it reduces another's: this costs the memory of one more unit.
 INPUT_BUFFERS = 2
 
 
 def let_reductions_overlap(model: nn.Module) -> None:
     """Let FSDP2 pack the next unit's gradients while one is being reduced, unless the model was told otherwise.
 
-    By torch 2.13 or newer; older ones wait for the reduction first.
+    This needs torch 2.13; older ones wait for the reduction first.
     """
     limits = {getattr(group, "reduce_scatter_max_input_buffers", None) for group, _ in fsdp2_units(model)}
     if limits != {1}:  # torch's default
@@ -154,7 +154,7 @@ def let_reductions_overlap(model: nn.Module) -> None:
 
 
 def describe(group: ParamGroup, module_names: dict[int, str]) -> dict[ShardedParam, Parameter]:
-    """Return a unit's parameters as layouts have them. `module_names`: by id of the module."""
+    """Return a unit's parameters in the form of layouts. `module_names`: by id of the module."""
     part = mesh_part(group.mesh_info.mesh)
     described = {}
     for param in group.fsdp_params:
@@ -168,20 +168,20 @@ def _parameter(param: ShardedParam, name: str, part: str) -> Parameter:
 
 
 def trainable_indexes(group: ParamGroup) -> tuple[int, ...]:
-    """Return which parameters may have a gradient, by their places in the unit, in the order of the reduction."""
+    """Return the indexes in the unit of parameters that may have a gradient, in the order of the reduction."""
     params = group.fsdp_params
     order = getattr(group, "_reduce_scatter_param_indices", None) or range(len(params))  # torch 2.15
     return tuple(index for index in order if params[index].sharded_param.requires_grad)
 
 
 def section_elements(group: ParamGroup, index: int) -> int:
-    """Return how many elements of a row belong to the parameter at this place in the unit."""
+    """Return how many elements of a row belong to the parameter with this index in the unit."""
     elements: int = group.fsdp_params[index].padded_sharded_param_size.numel()
     return elements
 
 
 def param_groups_of(module: nn.Module) -> list[ParamGroup]:
-    """Return what `module` itself, not its children, reduces under FSDP2: nothing if it is no FSDP2 module."""
+    """Return FSDP2's objects of `module` itself, not of its children; none if it is no FSDP2 module."""
     get_state = getattr(module, "_get_fsdp_state", None)
     return _groups_of_state(get_state()) if get_state is not None else []
 
@@ -195,9 +195,9 @@ def _groups_of_state(state: Any) -> list[ParamGroup]:
 
 @functools.cache
 def module_states() -> dict[weakref.ref[nn.Module], Any]:
-    """Return torch's table of modules with a state of FSDP2 or of others, in the order in which they were added.
+    """Return torch's table of modules that have a state, FSDP2's or another, in the order in which they were added.
 
-    It changes whenever a module is added or collected. An empty one if this torch has none.
+    It changes whenever a module is added or collected. It is empty if this torch has none.
     """
     try:
         from torch.distributed import _composable_state
@@ -251,7 +251,7 @@ def label_of(group: ParamGroup) -> str:
 
 
 def root_of(group: ParamGroup) -> nn.Module | None:
-    """Return the module in which FSDP2's names are; None before the first forward pass."""
+    """Return the module to which FSDP2's names are relative; None before the first forward pass."""
     for module in group.modules:
         for state in module._get_fsdp_state()._state_ctx.all_states:
             root: nn.Module = state._modules[0]
@@ -263,7 +263,7 @@ def root_of(group: ParamGroup) -> nn.Module | None:
 
 
 def fsdp1_handles(model: nn.Module) -> list[Any]:
-    """Return FSDP1's objects of the flat parameters in `model`."""
+    """Return FSDP1's handles of the flat parameters in `model`."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     found = [getattr(m, "_handle", None) for m in model.modules() if isinstance(m, FullyShardedDataParallel)]

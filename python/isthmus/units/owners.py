@@ -1,4 +1,4 @@
-"""Numbers of what reduces units: FSDP2's and FSDP1's objects, modules of DDP, DTensors.
+"""Numbers the owners of units: FSDP2's and FSDP1's objects, DDP's modules, DTensors.
 
 The native module keeps the state of a unit with the number of its owner, and frees its memory once the owner is gone.
 """
@@ -22,7 +22,7 @@ _number_of: MutableMapping[Any, int] = WeakIdKeyDictionary()
 
 
 def new_number() -> int:
-    """Return a number of this process that is never given again."""
+    """Return a number that this process never uses again."""
     return next(_numbers)
 
 
@@ -32,7 +32,7 @@ def forget_with(owner: Any, number: int) -> None:
 
 
 def number_of(owner: Any) -> int:
-    """Return the number of what reduces a unit."""
+    """Return the number of a unit's owner."""
     number: int | None = _number_of.get(owner)
     if number is None:
         number = _number_of[owner] = new_number()
@@ -41,12 +41,12 @@ def number_of(owner: Any) -> int:
 
 
 def living() -> set[int]:
-    """Return the numbers of all that reduced, or may reduce, a unit and is alive."""
+    """Return the numbers of all living owners that reduced, or may reduce, a unit."""
     return set(_number_of.values())
 
 
 def owners_of(model: nn.Module) -> set[int]:
-    """Return the numbers of all that reduces gradients of `model`."""
+    """Return the numbers of the owners that reduce gradients of `model`."""
     reducers: list[Any] = [*fsdp2_groups(model), *fsdp1_handles(model)]
     reducers += [module for _, module in ddp_modules(model)]
     reducers += [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]

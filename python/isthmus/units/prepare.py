@@ -39,7 +39,7 @@ _prepared: weakref.WeakKeyDictionary[nn.Module, Prepared] = weakref.WeakKeyDicti
 
 
 def prepared_of(model: nn.Module) -> Prepared | None:
-    """Return what is noted about `model` itself, by `prepare` or at its first reduction."""
+    """Return the record of `model` itself, which `prepare` or its first reduction made."""
     return _prepared.get(model)
 
 
@@ -51,21 +51,21 @@ def prepared_models() -> list[nn.Module]:
 def prepare(model: Model, *, name: str = "", units: str = "*", scaler: Any = None) -> Model:
     """Give the units of `model` names of their own, and tell apart reductions of different parameters. Returns `model`.
 
-    For models of FSDP2 (`fully_shard`), FSDP1 and DDP, and for models whose parameters are DTensors (SimpleFSDP) over
-    groups of Isthmus; all ranks call it alike, before or after the first step. The second call with equal arguments
-    does nothing.
+    It takes models of FSDP2 (`fully_shard`), FSDP1 and DDP, and models whose parameters are DTensors (SimpleFSDP), over
+    groups of Isthmus. All ranks call it alike, before or after the first step. A second call with equal arguments does
+    nothing.
 
-    name: goes before the names of the units, "name/blocks.0". Models whose units have equal names in one group are
-    numbered in the order in which they are prepared, "blocks.0 (2)"; names of their own tell them apart in checkpoints.
-    units: which of them are compressed: globs of names without that prefix, "!" excludes, as in the option `units`.
-    With FSDP2 of torch 2.13 or newer, gradients of a unit are packed while the one before is being reduced, if this is
-    called before the first step: `model.set_reduce_scatter_max_input_buffers(2)`, unless it was given another number.
+    name: a prefix of the names of the units, "name/blocks.0". Models whose units have equal names in one group are
+    numbered in the order in which they are prepared, "blocks.0 (2)"; separate names tell them apart in checkpoints.
+    units: which units are compressed: globs of names without that prefix, "!" excludes, as in the option `units`.
+    If called before the first step, FSDP2 of torch 2.13 or newer packs a unit's gradients while it reduces the previous
+    unit's: `model.set_reduce_scatter_max_input_buffers(2)`, unless the model was given another number.
 
     scaler: the GradScaler (or ShardedGradScaler) of the training loop. Its `update` then lets residuals follow the loss
     scale, and counts skipped steps.
 
-    Raises ValueError if there is nothing to prepare in `model`, if a unit in it belongs to another prepared model, and
-    if it was prepared otherwise before.
+    Raises ValueError if there is nothing to prepare in `model`, if a unit belongs to another prepared model, or if it
+    was prepared with other arguments before.
     """
     earlier = _prepared.get(model)
     if earlier is None:
@@ -114,7 +114,7 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
 
 
 def forget(model: nn.Module) -> None:
-    """Undo `prepare`, if it was called for this model, and drop its units. Its GradScaler lets it be from then on."""
+    """Undo `prepare`, if it was called for this model: drop its units, and end following its GradScaler."""
     prepared = _prepared.pop(model, None)
     if prepared is None:
         return
@@ -137,7 +137,7 @@ def _is_on_isthmus(groups: Iterable[dist.ProcessGroup]) -> bool:
 
 @dataclass
 class _PreparedUnit:
-    """A unit of FSDP2. It refers to none of FSDP2's objects, so that it keeps none alive."""
+    """A unit of FSDP2. Refers to none of FSDP2's objects, so that it keeps none alive."""
 
     unit: Unit
     prepared: Prepared
@@ -147,7 +147,7 @@ _units_of_groups: weakref.WeakKeyDictionary[ParamGroup, _PreparedUnit] = weakref
 
 
 def tag_of(group: ParamGroup) -> tuple[str, str] | None:
-    """Return name and why it is exact of a unit, None if it was not prepared."""
+    """Return a unit's name and why it is exact, None if it was not prepared."""
     found = _units_of_groups.get(group)
     if found is None:
         return None
@@ -161,7 +161,7 @@ _names_of_dtensors: MutableMapping[DTensor, str] = WeakIdKeyDictionary()
 
 
 def weights_name(gatherer: Any) -> str | None:
-    """Return the name of the unit whose parameters `gatherer` gathers, None if it is no unit for all that is known.
+    """Return the name of the unit whose parameters `gatherer` gathers, None if it is not known to be a unit.
 
     gatherer: FSDP2's object of a unit, FSDP1's handle, or a DTensor, which must have been prepared.
     """
@@ -178,7 +178,7 @@ def weights_name(gatherer: Any) -> str | None:
 
 
 def _prepare_dtensors(model: nn.Module, prepared: Prepared) -> None:
-    """Name the parameters: autograd tells which of them a reduction is of, and that it is of one.
+    """Name the parameters; autograd then tells whether a reduction belongs to one of them, and to which.
 
     Activations that cross the same groups have no parameter behind them, and stay exact; so do reductions of compiled
     graphs, which autograd does not see.
@@ -227,12 +227,13 @@ def _what_was_found(model: nn.Module) -> str:
 
 @contextmanager
 def unit(name: str) -> Iterator[None]:
-    """Declare that reductions of this thread in the block are gradients of the unit `name`.
+    """Declare that this thread's reductions in the block are gradients of the unit `name`.
 
-    For reductions that neither FSDP nor `prepare` knows; those that do are units of their own in the block, too. The
-    name stands for the same parameters, in the same order, whenever a reduction of equal size and type is made under
-    it: a codec's residual is added to the next one. Several such reductions in one block are "name", "name (2)", in
-    their order, so a block is part of one step. All ranks use the same name. Units nest; the innermost counts.
+    Use it for reductions that neither FSDP nor `prepare` knows; reductions that they know keep their own units in the
+    block. The name must stand for the same parameters, in the same order, whenever a reduction of equal size and type
+    is made under it, because a codec adds its residual to the next one. Several such reductions in one block are
+    "name", "name (2)", in their order, so a block must not span steps. All ranks use the same name. Units nest; the
+    innermost counts.
     """
     if not name:
         raise ValueError("a unit needs a name")

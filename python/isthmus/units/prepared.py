@@ -1,4 +1,4 @@
-"""What is remembered of a prepared model: the names of its units, and their layouts."""
+"""The record of a prepared model: the names of its units, and their layouts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Prepared:
 
     name: str
     patterns: str
-    number: int = 0  # of the models with these names before, in the same groups
-    units: list[Unit] = field(default_factory=list)  # of FSDP
-    bucket_group: dist.ProcessGroup | None = None  # of DDP
+    number: int = 0  # how many models had these names before, in the same groups
+    units: list[Unit] = field(default_factory=list)  # FSDP's
+    bucket_group: dist.ProcessGroup | None = None  # DDP's
     bucket_parameters: tuple[Parameter, ...] = ()  # all that DDP reduces
-    # The layouts of reductions so far, by hash: what a checkpoint says of residuals.
+    # The layouts of reductions so far, by hash; a checkpoint saves them with residuals.
     layouts: dict[int, Layout] = field(default_factory=dict)
-    # DDP: buckets, by name and layout, that occurred in two earlier backward passes or came with a checkpoint.
+    # DDP's buckets, by name and layout, that occurred in two earlier backward passes or came with a checkpoint.
     settled: set[tuple[str, int]] = field(default_factory=set)
 
     def base_name(self, unit_name: str) -> str:
@@ -49,7 +49,7 @@ class Prepared:
         return None
 
     def take_number(self, groups: Iterable[dist.ProcessGroup]) -> None:
-        """Take the next number that is free in all groups. Every rank prepares alike, so all take the same."""
+        """Take the next number that is free in all groups. Every rank prepares alike, so all take the same one."""
         names = [unit.name for unit in self.units] + (["bucket"] if self.bucket_group is not None else [])
         counters = [
             (_models_by_name.setdefault(group, Counter()), f"{self.name}/{name}") for group in groups for name in names
@@ -73,17 +73,17 @@ class Prepared:
         return self.remember(layout)
 
 
-# How many models have had a unit of a name. Dead ones count: a rank may keep a model that others dropped.
+# How many models have had a unit of each name. Dead ones count: a rank may keep a model that others dropped.
 _models_by_name: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 def forget_names(process_group: dist.ProcessGroup) -> None:
-    """Begin to number models anew that are reduced over a group: its backend, which knew their names, is gone."""
+    """Restart the numbers of models that are reduced over a group, as the backend that knew their names is gone."""
     _models_by_name.pop(process_group, None)
 
 
 def matches(patterns: str, name: str) -> bool:
-    """Return whether a unit is compressed by comma-separated globs, of which "!" excludes. As the option `units`."""
+    """Return whether a unit is compressed by comma-separated globs ("!" excludes), as in the option `units`."""
     globs = [glob.strip() for glob in patterns.split(",")]
     included = [glob for glob in globs if not glob.startswith("!")]
     if any(fnmatch.fnmatchcase(name, glob[1:]) for glob in globs if glob.startswith("!")):

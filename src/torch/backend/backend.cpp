@@ -66,9 +66,9 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
   add_live_backend(this);
 }
 
-// What fails here ends the process: a group that cannot leave its GPU or its peers would leave them waiting.
+// An exception here ends the process: a group that cannot leave its GPU or its peers would leave them waiting.
 BackendIsthmus::~BackendIsthmus() {  // NOLINT(bugprone-exception-escape)
-  const WithoutGil without_gil;      // before the lock, whose holder may wait for a worker that needs the GIL
+  const WithoutGil without_gil;      // before locking: the holder may wait for a worker that needs the GIL
   remove_live_backend(this);
   shutdown_within(std::chrono::milliseconds::max());
 }
@@ -77,13 +77,13 @@ void BackendIsthmus::start_threads() {
   try {
     cpu_.start();
     faults_.start();
-  } catch (const std::system_error&) {  // this process may have no more threads
+  } catch (const std::system_error&) {  // this process can have no more threads
     shutdown_within(std::chrono::milliseconds::max());
     throw;
   }
 }
 
-// Not before the constructor has returned: nobody holds this until then.
+// Called only after the constructor has returned: nobody holds this before.
 Watcher BackendIsthmus::watcher(uint64_t sequence_number) {
   return {sequence_number, c10::intrusive_ptr<BackendIsthmus>::reclaim_copy(this), &faults_};
 }
@@ -194,7 +194,7 @@ Side& BackendIsthmus::arrived_on(Side& side, const char* call, bool is_collectiv
   side.arrived(call);
   faults_.require_usable();
   counters_.count_call(call);
-  if (is_collective) {  // torch gives the description to this class alone, and not as a virtual call
+  if (is_collective) {  // torch sets the description on this class alone, by a call that is not virtual
     calls_.describe(sides_.all(), getGroupDesc());
   }
   return side;

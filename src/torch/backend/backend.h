@@ -25,45 +25,44 @@
 #include "torch/units/weight_recogniser.h"
 #include "torch/world/world_calls.h"
 
-// The other names in *_single that newer torches call forward to the old ones.
+// Newer torches call further functions named *_single, which forward to the old ones.
 #define ISTHMUS_TORCH_HAS_GATHER_SINGLE (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15)
 
 namespace isthmus::torch_backend {
 
-// The parts of a backend, which Python constructs.
+// What Python passes to a new backend.
 struct BackendParts {
-  c10::intrusive_ptr<c10d::Store> store;  // under a prefix of this group's own
+  c10::intrusive_ptr<c10d::Store> store;  // under a prefix that this group alone uses
   int rank = 0;
   int size = 1;
   c10::intrusive_ptr<BackendOptions> options;  // with the group's timeout and global ranks
   std::vector<int> node_of_rank;
-  std::string node_map_source;  // where node_of_rank comes from, for people
+  std::string node_map_source;  // tells people where node_of_rank comes from
   CpuParts cpu;
   std::optional<CudaParts> cuda;
-  std::string no_cuda;     // why there are none, for people: "rank 3 has no GPU"
-  bool covers_job = true;  // no rank of the job is outside of this group
+  std::string no_cuda;     // tells people why `cuda` is empty: "rank 3 has no GPU"
+  bool covers_job = true;  // the group has all ranks of the job
 };
 
-// Constructs a backend over some ranks of another one; set by Python, which alone can construct Gloo backends.
+// Constructs a backend over some ranks of another one. Python sets it, since only Python can construct Gloo backends.
 using SplitFunction = std::function<BackendPtr(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                const c10::intrusive_ptr<c10d::Backend::Options>& options)>;
 void set_split_function(SplitFunction function);
 
-// Called at the beginning of each shutdown() by torch, with everything still there; not by destructors, nor at the
-// interpreter's exit. Set by Python before the first group is made.
+// Sets a function that torch's shutdown() calls first, while everything still exists. Destructors and the interpreter's
+// exit do not call it. Python sets it before the first group is made.
 class BackendIsthmus;
 void set_shutdown_listener(std::function<void(BackendIsthmus& backend)> listener);
 
-// Torch's overrides: each records that a call has arrived, finds the side that its tensors are on, and passes it on: to
-// that side's two tiers, or to its world backend.
-// CpuSide and make_cuda_side() say which thread runs what.
+// Each override of a torch call records that the call has arrived, finds the side of its tensors, and passes it to that
+// side's two tiers or to its world backend. CpuSide and make_cuda_side() say which thread runs what.
 //
-// In a process that is forked from the one that made a backend calls throw. shutdown() and abort() do nothing there and
-// the backend is never destroyed, so that the child can end without touching the parent's connections.
+// Calls throw in a process that was forked from the one that made the backend. There, shutdown() and abort() do nothing
+// and the backend is never destroyed, so that the child can end without touching the parent's connections.
 //
-// Locks: `shutdown_mutex_` while threads end and connections close; `mutex_` for moments. The members have locks of
-// their own: WorldCalls, DeviceUnits, GradientRecogniser and CallCounters take no other lock under them; CpuSide's and
-// FaultWatch's order stands there.
+// Locks: `shutdown_mutex_` is held while threads end and connections close, `mutex_` for moments. The members have
+// their own locks: WorldCalls, DeviceUnits, GradientRecogniser and CallCounters take no other lock under theirs;
+// CpuSide and FaultWatch state their order.
 class BackendIsthmus final : public c10d::Backend {
  public:
   explicit BackendIsthmus(BackendParts parts);
@@ -73,9 +72,9 @@ class BackendIsthmus final : public c10d::Backend {
   void reset_stats();
   const std::vector<int>& node_of_rank() const { return group_.map.node_of_rank(); }
   const std::vector<int>& global_ranks() const { return group_.global_ranks; }
-  // State of units, for checkpoints and loss scales.
+  // The state of units, for checkpoints and loss scales.
   DeviceUnits& units() { return units_; }
-  // Option `gradients` of this group from now on. Every rank calls it at the same place.
+  // Sets the option `gradients` of this group from now on. Every rank calls this at the same place.
   void set_gradients(const std::string& mode);
   // See GradientRecogniser.
   std::string unit_name(uint64_t owner, const std::string& label) { return recogniser_.name_of(owner, label); }
@@ -83,21 +82,21 @@ class BackendIsthmus final : public c10d::Backend {
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   bool supportsSplitting() const override { return true; }
-  // As the world backend. Where this is false torch does not start coalescing, and where it is true torch loses later
-  // collectives if a call raises between start and end, as in a batch_isend_irecv of an unsupported tensor. NCCL's
-  // backend needs it: messages that are not started together wait for each other.
+  // Returns what the world backend returns. If this is false, torch does not start coalescing; if it is true, torch
+  // loses later collectives when a call raises between start and end, as in a batch_isend_irecv of an unsupported
+  // tensor. NCCL's backend needs it: messages that are not started together wait for each other.
   bool supportsCoalescing() const override { return coalesces_ || sides_.has_cuda(); }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
   BackendPtr split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                    const c10::intrusive_ptr<Options>& options) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
-  void setSequenceNumberForGroup() override {}    // called before torch 2.15: they begin with 0
-  uint64_t getSequenceNumberForGroup() override;  // collectives so far, on either path
+  void setSequenceNumberForGroup() override {}    // torch before 2.15 calls it; numbers begin at 0
+  uint64_t getSequenceNumberForGroup() override;  // number of collectives so far, on either path
   c10d::ErrorType getError() override;
   void abort() override;
   void shutdown() override;                                  // waits for the operations that were submitted
-  void shutdown_within(std::chrono::milliseconds patience);  // aborts those that take longer
+  void shutdown_within(std::chrono::milliseconds patience);  // aborts operations that take longer
 
   WorkPtr broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override;
@@ -135,7 +134,7 @@ class BackendIsthmus final : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
-  // Supports what the world backend supports: that of CUDA tensors, if there is one.
+  // Returns what the world backend returns; the one for CUDA tensors, if there is one.
   bool supportsTimeEstimation() const override { return estimates_time_; }
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
@@ -145,16 +144,16 @@ class BackendIsthmus final : public c10d::Backend {
   void setGroupUid(const std::string& uid) override;
 
  private:
-  // The first step of every call: returns the side that its tensors are on. Throws if the group has failed or is shut
-  // down, or has no side for them.
+  // The first step of every call: returns the side of its tensors. Throws if the group has failed, is shut down, or has
+  // no side for them.
   template <typename Tensors>
-  Side& arrived(const char* call, const Tensors& tensors, bool is_collective = true) {  // of one tensor or several
+  Side& arrived(const char* call, const Tensors& tensors, bool is_collective = true) {  // one tensor or several
     group_.process.require_this();
     return arrived_on(sides_.of(call, tensors), call, is_collective);
   }
   Side& arrived_on(Side& side, const char* call, bool is_collective = true);
 
-  // Reductions. side: that of the first tensor.
+  // Reductions. side: the first tensor's.
   WorkPtr submit_all_reduce(Side& side, const at::Tensor& tensor, const Reduction& gradient,
                             std::chrono::milliseconds timeout);
   WorkPtr submit_reduce_scatter(Side& side, const at::Tensor& output, const at::Tensor& input,
@@ -166,26 +165,26 @@ class BackendIsthmus final : public c10d::Backend {
   bool takes_two_tiers(const at::Tensor& output, const at::Tensor& input) const;
   WorkPtr gather_tensor(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);
   WorkPtr gather_by_world(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);
-  // unit: whose weights are gathered; nothing: nobody's.
+  // unit: the unit whose weights the call gathers; nothing if it gathers none.
   WorkPtr submit_gather(Side& side, const at::Tensor& output, const at::Tensor& input,
                         std::chrono::milliseconds timeout, const std::optional<UnitKey>& unit = std::nullopt);
 
-  BackendPtr device_backend();  // of the GPU, if there is one
+  BackendPtr device_backend();  // the world backend of the GPU, if there is one
   std::optional<at::Device> bound_device();
   void bind(std::optional<at::Device> device);
   Watcher watcher(uint64_t sequence_number);
   void start_threads();
 
-  const c10::intrusive_ptr<BackendOptions> options_;  // torch and its users see these
+  const c10::intrusive_ptr<BackendOptions> options_;  // torch and users see these
   const Group group_;
   const std::string node_map_source_;
-  const bool coalesces_;  // the world backend does, and so on
+  const bool coalesces_;  // whether the CPU's world backend supports coalescing
   const bool estimates_time_;
 
   CallCounters counters_;
   FaultWatch faults_;
   CpuSide cpu_;
-  const std::unique_ptr<Side> cuda_;  // null: for CPU tensors alone
+  const std::unique_ptr<Side> cuda_;  // null if the group takes CPU tensors alone
   const Sides sides_;
   WorldCalls calls_;
   GradientRecogniser recogniser_;
@@ -193,8 +192,8 @@ class BackendIsthmus final : public c10d::Backend {
   DeviceUnits units_;
 
   std::mutex shutdown_mutex_;         // callers of shutdown() do its work one after the other
-  std::mutex mutex_;                  // guards what follows
-  std::optional<at::Device> device_;  // that the group is bound to
+  std::mutex mutex_;                  // guards the member below
+  std::optional<at::Device> device_;  // the device that the group is bound to
 };
 
 }  // namespace isthmus::torch_backend

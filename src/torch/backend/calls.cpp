@@ -53,7 +53,7 @@ WorkPtr BackendIsthmus::alltoall_base(at::Tensor& output, at::Tensor& input, std
   });
 }
 
-// Gloo has no all-to-all of lists: one all-to-all of the lists laid end to end.
+// Gloo has no all-to-all of lists: this concatenates the lists and makes one all-to-all.
 WorkPtr BackendIsthmus::alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                                  const c10d::AllToAllOptions& options) {
   Side& side = arrived("alltoall", inputs);
@@ -78,7 +78,7 @@ WorkPtr BackendIsthmus::alltoall(std::vector<at::Tensor>& outputs, std::vector<a
   }
   at::Tensor input = at::cat(flat_inputs);
   at::Tensor output = at::empty({output_elements}, input.options());
-  auto parts_elements = output_splits;  // Gloo takes the vectors away
+  auto parts_elements = output_splits;  // Gloo empties the vectors
   return calls_.forward(side, [&](c10d::Backend& world) {
     const auto work = world.alltoall_base(output, input, output_splits, input_splits, options);
     return followed_by(work, outputs, [output, outputs, parts_elements] {
@@ -105,7 +105,7 @@ WorkPtr BackendIsthmus::recvAnysource(std::vector<at::Tensor>& tensors, int tag)
   return calls_.forward(side, [&](c10d::Backend& world) { return world.recvAnysource(tensors, tag); });
 }
 
-// Torch does not pass the device on: the barrier is for the GPU that the group is bound to, else for the host alone.
+// Torch does not pass on the device: the barrier is for the GPU that the group is bound to, else for the host.
 WorkPtr BackendIsthmus::barrier(const c10d::BarrierOptions& options) {
   const auto bound = bound_device();
   const bool on_gpu = cuda_ && (bound || !options.device_ids.empty());
@@ -114,7 +114,7 @@ WorkPtr BackendIsthmus::barrier(const c10d::BarrierOptions& options) {
   if (on_gpu && own.device_ids.empty()) {
     own.device_ids.push_back(bound->index());
   }
-  const WorkPtr earlier = side.submitted();  // of which the world backend knows nothing
+  const WorkPtr earlier = side.submitted();  // the world backend does not know these calls
   WorkPtr passed = calls_.forward(side, [&](c10d::Backend& world) { return world.barrier(own); });
   if (!earlier) {
     return passed;

@@ -13,7 +13,7 @@ Buffer byte_buffer(const at::Tensor& tensor) {
   return {tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()), DataType::kByte};
 }
 
-// The tensor whose equal chunks, one behind the other, `parts` are; undefined if they are none.
+// Returns the tensor whose equal, consecutive chunks are `parts`; undefined if there is none.
 at::Tensor whole_of(const std::vector<at::Tensor>& parts) {
   const at::Tensor& first = parts.front();
   const auto* place = static_cast<const std::byte*>(first.const_data_ptr());
@@ -91,7 +91,7 @@ WorkPtr BackendIsthmus::_allgather_base(at::Tensor& output, at::Tensor& input, c
   return gather_tensor(arrived("_allgather_base", input), output, input, options);
 }
 
-// What FSDP1 calls on the CPU: chunks of one tensor. Only weights=delta makes anything of that.
+// FSDP1 calls this on the CPU with chunks of one tensor. Only weights=delta treats such chunks specially.
 WorkPtr BackendIsthmus::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                                   const c10d::AllgatherOptions& options) {
   Side& side = arrived("allgather", inputs);
@@ -127,9 +127,9 @@ WorkPtr BackendIsthmus::allgather_into_tensor_coalesced(std::vector<at::Tensor>&
   return c10::make_intrusive<CombinedWork>(group_.rank, c10d::OpType::_ALLGATHER_BASE, std::move(works), outputs);
 }
 
-// One by one on the CPU. Gloo's own corrupt the heap now and then: whichever of its threads ends an operation writes
-// the operation's name into one std::string of the group without a lock (torch 2.11 to 2.15), and
-// "ALLGATHER_COALESCED" is too long for a string that allocates nothing.
+// Gathers one by one on the CPU. Gloo's coalesced gathers occasionally corrupt the heap: whichever thread ends an
+// operation writes the operation's name into one std::string of the group without a lock (torch 2.11 to 2.15), and
+// "ALLGATHER_COALESCED" is too long for the string's inline buffer.
 WorkPtr BackendIsthmus::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
                                             std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions& options) {
   Side& side = arrived("allgather_coalesced", inputs);

@@ -13,10 +13,10 @@
 namespace isthmus::torch_backend {
 namespace {
 
-// How long operations that are under way may go on when the interpreter exits.
+// How long pending operations may go on when the interpreter exits.
 constexpr std::chrono::milliseconds kExitPatience{2000};
 
-// The backends that are not destroyed yet. The lock is held over a fork, which gives the child a whole set.
+// The backends that are not destroyed yet. The lock is held during a fork, so that the child gets a consistent set.
 struct Live {
   std::mutex mutex;
   std::set<BackendIsthmus*> backends;
@@ -27,7 +27,7 @@ Live& live() {
   return *live;
 }
 
-// Without those that are about to be destroyed: these wait for the lock, and nobody holds them any more.
+// Omits backends that are being destroyed: their destructors wait for the lock, and nobody holds them any more.
 std::vector<c10::intrusive_ptr<BackendIsthmus>> hold_live_backends() {
   const std::lock_guard lock(live().mutex);
   std::vector<c10::intrusive_ptr<BackendIsthmus>> held;
@@ -39,7 +39,7 @@ std::vector<c10::intrusive_ptr<BackendIsthmus>> hold_live_backends() {
   return held;
 }
 
-// In the child, after a fork.
+// Runs in the child, after a fork.
 void keep_live_backends_for_ever() {
   for (BackendIsthmus* backend : live().backends) {
     c10::raw::intrusive_ptr::incref(backend);

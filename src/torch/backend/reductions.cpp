@@ -1,4 +1,4 @@
-// Reductions: those that are gradients go in two tiers, the others to the world backend.
+// Reductions: gradients go in two tiers, all others to the world backend.
 #include <utility>
 
 #include "torch/backend/backend.h"
@@ -57,7 +57,7 @@ WorkPtr BackendIsthmus::submit_all_reduce(Side& side, const at::Tensor& tensor, 
 
 WorkPtr BackendIsthmus::combined(c10d::OpType type, std::vector<WorkPtr> works,
                                  const std::vector<at::Tensor>& outputs) const {
-  std::erase(works, nullptr);  // the caller's stream alone runs those
+  std::erase(works, nullptr);  // null Works: the caller's stream alone runs these operations
   if (works.size() < 2) {
     return works.empty() ? nullptr : works.front();
   }
@@ -105,7 +105,7 @@ WorkPtr BackendIsthmus::allreduce_coalesced(std::vector<at::Tensor>& tensors,
 
 WorkPtr BackendIsthmus::reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& options) {
   Side& side = arrived("reduce", tensors);
-  // The inputs of ranks other than the root stay as they are.
+  // Ranks other than the root keep their inputs unchanged.
   std::vector<at::Tensor> products;
   products.reserve(tensors.size());
   for (const auto& tensor : tensors) {

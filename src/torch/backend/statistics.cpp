@@ -9,7 +9,7 @@
 namespace isthmus::torch_backend {
 namespace {
 
-// Steps are counted on every device.
+// Every device counts the same steps, so skipped_steps takes the maximum.
 void add(const Stats& device, Stats& total) {
   for (size_t i = 0; i < total.collectives.size(); ++i) {
     total.collectives[i] += device.collectives[i];

@@ -1,4 +1,4 @@
-// The statistics of a backend.
+// Statistics of a backend.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +18,16 @@ struct BackendStats {
   std::string node_map;
   std::string node_map_source;
   std::string options;
-  std::map<std::string, int64_t> calls;  // as they arrived from torch
-  isthmus::Stats path;                   // of the two-tier path, on all devices, with the backend's own exact calls
-  std::map<std::string, isthmus::Stats> devices;  // of it on each: "cpu", "cuda:0"
-  std::map<uint64_t, std::string> dtypes;         // of units, by UnitKey::hash()
-  double ran_s = 0;                               // SideStats
+  std::map<std::string, int64_t> calls;           // as they arrived from torch
+  isthmus::Stats path;                            // the two-tier path on all devices, with the backend's exact calls
+  std::map<std::string, isthmus::Stats> devices;  // the two-tier path on each device: "cpu", "cuda:0"
+  std::map<uint64_t, std::string> dtypes;         // element types of units, by UnitKey::hash()
+  double ran_s = 0;                               // see SideStats
   double waited_s = 0;
   std::vector<std::string> notes;
 };
 
-// All of it but the map's source and the options.
+// Fills in all but the source of the node map and the options.
 BackendStats assemble(const Group& group, const std::vector<Side*>& sides, const CallCounters& counters);
 
 }  // namespace isthmus::torch_backend

@@ -11,7 +11,7 @@ namespace isthmus::torch_backend {
 // Any thread may call any method. One lock guards all counters; nothing else is locked under it.
 class CallCounters {
  public:
-  // The number of a collective, counted on all devices together.
+  // Returns the number of the next collective; all devices share the count.
   uint64_t take_sequence_number() {
     const std::lock_guard lock(mutex_);
     return next_sequence_number_++;
@@ -21,18 +21,18 @@ class CallCounters {
     return next_sequence_number_;
   }
 
-  // A call as it arrived from torch.
+  // Counts a call that arrived from torch.
   void count_call(const char* call) {
     const std::lock_guard lock(mutex_);
     ++calls_[call];
   }
-  // A reduction that goes to the world backend, and why; also a gather that codec=auto leaves to it.
+  // Counts a reduction, or a gather with codec=auto, that goes to the world backend, by its reason.
   void count_exact(const char* reason) {
     const std::lock_guard lock(mutex_);
     ++exact_calls_[reason];
   }
 
-  // The type of a unit's elements, by UnitKey::hash().
+  // Notes the type of a unit's elements; `unit` is a UnitKey::hash().
   void note_dtype(uint64_t unit, const char* dtype) {
     const std::lock_guard lock(mutex_);
     dtypes_[unit] = dtype;
@@ -50,7 +50,7 @@ class CallCounters {
     const std::lock_guard lock(mutex_);
     return dtypes_;
   }
-  // Sequence numbers go on, and units keep their types.
+  // Zeroes the counters, but not the sequence number and the types of units.
   void reset() {
     const std::lock_guard lock(mutex_);
     calls_.clear();
@@ -58,7 +58,7 @@ class CallCounters {
   }
 
  private:
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   uint64_t next_sequence_number_ = 0;
   std::map<std::string, int64_t> calls_;
   std::map<std::string, int64_t> exact_calls_;

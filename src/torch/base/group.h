@@ -14,7 +14,7 @@ namespace isthmus::torch_backend {
 
 // Never changes: any thread reads it without a lock.
 struct Group {
-  // Throws Error if the map is not one of `group_size` ranks.
+  // Throws Error if the map does not have `group_size` ranks.
   Group(int group_rank, int group_size, NodeMap nodes, isthmus::Options group_options, std::vector<int> ranks)
       : rank(group_rank),
         size(group_size),
@@ -26,11 +26,11 @@ struct Group {
 
   bool two_tier() const { return map.two_tier(); }
 
-  const OwnProcess process;  // that the group was made in
+  const OwnProcess process;  // the process that made the group
   const int rank;
   const int size;
   const NodeMap map;
-  const isthmus::Options options;       // as they were when all ranks agreed on them
+  const isthmus::Options options;       // the values that all ranks agreed on
   const std::vector<int> global_ranks;  // by rank of the group
 };
 

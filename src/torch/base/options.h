@@ -18,7 +18,7 @@ inline constexpr const char* kBackendName = "isthmus";
 struct BackendOptions final : c10d::Backend::Options {
   explicit BackendOptions(isthmus::Options option_values) : Options(kBackendName), values(std::move(option_values)) {}
 
-  // Torch copies options when it splits a group. Its base has this as a virtual since 2.15 at the latest.
+  // Torch copies options when it splits a group. The base class declares this virtual since 2.15 at the latest.
   c10::intrusive_ptr<c10d::Backend::Options> clone() const
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
       override

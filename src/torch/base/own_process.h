@@ -5,8 +5,8 @@
 
 namespace isthmus::torch_backend {
 
-// Remembers the process that it is constructed in. A forked child has no threads of its parent and shares its
-// connections: whatever needs either cannot be used there.
+// Remembers the process that constructs it. A forked child has none of its parent's threads and shares its connections,
+// so it cannot use what needs either.
 class OwnProcess {
  public:
   OwnProcess();

@@ -51,8 +51,7 @@ at::Tensor premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op, con
     return tensor;
   }
   const at::Tensor product = number.defined() ? tensor.mul(number) : tensor.mul(factor->double_factor);
-  return product.to(tensor.scalar_type())
-      .reshape(tensor.sizes());  // a factor of one element has a dimension of its own
+  return product.to(tensor.scalar_type()).reshape(tensor.sizes());  // a factor of one element adds a dimension
 }
 
 void premultiply_in_place(std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op, const WorldAbilities& world) {

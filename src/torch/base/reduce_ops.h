@@ -11,16 +11,16 @@
 
 namespace isthmus::torch_backend {
 
-// The factor of a sum over `size` ranks; nothing if `op` is no sum, or if the factor is in a GPU's memory: reading it
-// would block.
+// Returns the factor of a sum over `size` ranks; nothing if `op` is no sum, or if the factor is in GPU memory, where
+// reading it would block.
 std::optional<double> sum_scale(const c10d::ReduceOp& op, int size);
 
-// `tensor` for a call with with_plain_sum(): multiplied, where the world backend does not multiply (Gloo).
-// Throws TypeError where the world backend would misread a factor of another type (NCCL).
+// Multiplies `tensor` for a call with with_plain_sum(), if the world backend does not multiply (Gloo). Throws TypeError
+// if the world backend would misread a factor of another type (NCCL).
 at::Tensor premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op, const WorldAbilities& world);
 void premultiply_in_place(std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op, const WorldAbilities& world);
 
-// A call's options for what was multiplied already.
+// Returns the call's options for tensors that are multiplied already.
 template <typename CallOptions>
 CallOptions with_plain_sum(CallOptions options, const WorldAbilities& world) {
   if (options.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM && !world.premultiplied_sums) {

@@ -31,7 +31,7 @@ inline at::ScalarType scalar_type(DataType dtype) {
   return at::kByte;
 }
 
-// The type in which a tensor can be reduced by the two-tier path.
+// Returns the type in which the two-tier path can reduce such a tensor, if it can.
 inline std::optional<DataType> floating_dtype(at::ScalarType type) {
   switch (type) {
     case at::kFloat:
@@ -47,13 +47,13 @@ inline std::optional<DataType> floating_dtype(at::ScalarType type) {
   }
 }
 
-// "4096 x Float": for reports of faults.
+// Returns "4096 x Float", for fault reports.
 inline std::string describe(int64_t num_elements, const at::Tensor& like) {
   return c10::str(num_elements, " x ", like.scalar_type());
 }
 
-// Writes into a caller's tensor, on any thread. Those that were made in torch.inference_mode() may be written in that
-// mode alone, and all others in it, too.
+// Writes into a caller's tensor, on any thread. The guard is needed for tensors made in torch.inference_mode(), which
+// can be written only in that mode; all others can be written in it too.
 inline void write(const at::Tensor& output, const at::Tensor& value, bool non_blocking = false) {
   const c10::InferenceMode may_write;
   output.copy_(value, non_blocking);
@@ -64,12 +64,13 @@ inline at::Tensor contiguous(const at::Tensor& tensor) {
   return tensor.contiguous();
 }
 
-// `output`, or contiguous memory for what will be copied there.
+// Returns `output` if it is contiguous, else contiguous memory whose contents are later copied to it.
 inline at::Tensor contiguous_stand_in(const at::Tensor& output) {
   return output.is_contiguous() ? output : at::empty(output.sizes(), output.options(), at::MemoryFormat::Contiguous);
 }
 
-// Both in one dimension, as far as the output's memory allows: Gloo requires shapes that the two-tier path does not.
+// Makes both tensors one-dimensional, if the output's memory allows it: Gloo requires matching shapes, the two-tier
+// path does not.
 inline void flatten(at::Tensor& output, at::Tensor& input) {
   if (output.is_contiguous()) {
     output = output.view({-1});

@@ -1,4 +1,4 @@
-// Python's global lock in the backend.
+// Releases Python's global lock in the backend.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -7,7 +7,7 @@
 
 namespace isthmus::torch_backend {
 
-// Releases the GIL if this thread holds it. Torch calls and destroys backends with it or without, and a worker may need
+// Releases the GIL if this thread holds it. Torch calls and destroys backends with or without it, and a worker may need
 // it to finish.
 class WithoutGil {
  public:

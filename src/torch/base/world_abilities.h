@@ -1,4 +1,3 @@
-// How world backends differ.
 #pragma once
 
 namespace isthmus::torch_backend {

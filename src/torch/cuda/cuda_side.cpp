@@ -28,7 +28,7 @@
 namespace isthmus::torch_backend {
 namespace {
 
-// The variables by which torch lets the Works of NCCL block the host.
+// Returns whether torch's variables let Works of NCCL block the host.
 bool works_block() { return c10d::getCvarBool({"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"}, false); }
 
 // How often drain() looks.
@@ -41,7 +41,7 @@ struct Gpu {
   std::shared_ptr<Communicator> communicator;
 };
 
-// A call that is enqueued.
+// An enqueued call.
 struct Pending {
   EventPtr done;
   std::chrono::milliseconds patience;
@@ -49,13 +49,14 @@ struct Pending {
   FaultReport call;
 };
 
-// Whether the caller's arguments were refused, which changes nothing; otherwise the group has failed.
+// Returns whether an error only refuses the caller's arguments, which changes nothing; any other means that the group
+// has failed.
 bool is_refusal(const std::exception& error, const std::string& phase) {
   const bool refuses = typeid(error) == typeid(Error) || typeid(error) == typeid(OptionError);
   return dynamic_cast<const c10::ValueError*>(&error) != nullptr || (refuses && (phase.empty() || phase == "idle"));
 }
 
-// Locks: `enqueue_mutex_`, and `mutex_` under it; nothing is explained under either.
+// Locks: `mutex_` may be taken under `enqueue_mutex_`; neither is held while a failure is explained.
 class CudaSide final : public Side {
  public:
   CudaSide(const Group& group, CudaParts parts, FaultWatch& faults, CallCounters& counters, WatcherFor watcher)
@@ -99,14 +100,14 @@ class CudaSide final : public Side {
   static EventPtr copy_back(const TwoTierCall& call, const EventPtr& done, const CudaPlace& place);
   void note(const FaultReport& call);
   void watch(const FaultReport& call, EventPtr done, std::chrono::milliseconds timeout);
-  const char* phase() const;  // that the last failure of enqueue() was in
-  bool idle();                // all that was enqueued is done, as far as can be told without waiting
+  const char* phase() const;  // the phase in which enqueue() last failed
+  bool idle();                // whether all enqueued work is done, as far as it can tell without waiting
 
-  // In the order in which all ranks connect them; without those that are null.
+  // In the order in which all ranks connect them; null ones are left out.
   std::vector<Named> tiers() const;
   std::vector<BackendPtr> all() const;
   std::shared_ptr<Gpu> gpu() const;
-  Gpu& gpu_for(at::Device device);  // under enqueue_mutex_
+  Gpu& gpu_for(at::Device device);  // the caller holds enqueue_mutex_
   std::shared_ptr<Gpu> make_gpu(at::Device device) const;
   std::shared_ptr<Transport> make_tier(const char* name, const BackendPtr& backend, at::Device device,
                                        bool between_nodes) const;
@@ -123,10 +124,10 @@ class CudaSide final : public Side {
   std::mutex enqueue_mutex_;  // held by the enqueueing thread, for as long as NCCL blocks it
   EventPtr last_;             // under enqueue_mutex_
 
-  mutable std::mutex mutex_;  // guards what follows, for moments only
+  mutable std::mutex mutex_;  // guards the members below, for moments only
   std::shared_ptr<Gpu> gpu_;  // null until a device is known, and after shutdown()
   FaultReport last_call_;
-  std::deque<Pending> pending_;  // in the order of the calls; those that are done go when overdue() looks
+  std::deque<Pending> pending_;  // in call order; overdue() removes those that are done
 };
 
 void CudaSide::arrived(const char* call) {
@@ -143,7 +144,7 @@ WorkPtr CudaSide::call_world(const std::function<WorkPtr(c10d::Backend&)>& call)
     WorkPtr work = call(*parts_.world);
     watch_world();
     return work;
-  } catch (const c10::DistError& error) {  // NCCL's, or of the store that its ranks meet at
+  } catch (const c10::DistError& error) {  // raised by NCCL, or by the store at which its ranks meet
     FaultReport report = last_call();
     report.error = first_line(error.what_without_backtrace());
     std::rethrow_exception(faults_.explain(report));
@@ -181,7 +182,8 @@ WorkPtr CudaSide::enqueue(const TwoTierCall& call) {
   return c10::make_intrusive<CudaWork>(group_.rank, call, last_, here.place, watcher_(call.operation.sequence_number));
 }
 
-// NCCL's barrier begins behind the current stream, as all operations do: then it has ended behind these on all ranks.
+// NCCL's barrier, like all its operations, begins behind the current stream: so when it ends, the operations before it
+// have ended on all ranks.
 WorkPtr CudaSide::submitted() {
   const auto found = gpu();
   if (found) {
@@ -195,8 +197,8 @@ WorkPtr CudaSide::submitted() {
   return nullptr;
 }
 
-// What the world backend has just enqueued on the current stream, or lets it wait for. An operation
-// that nothing has waited for yet is seen by the next call.
+// Watches what the world backend has just enqueued on the current stream, or lets it wait for. If nothing has waited
+// for an operation yet, the next call sees it.
 void CudaSide::watch_world() {
   const auto found = gpu();
   if (!found) {
@@ -231,7 +233,7 @@ void CudaSide::watch(const FaultReport& call, EventPtr done, std::chrono::millis
   pending_.push_back({std::move(done), patience, Clock::now() + patience, call});
 }
 
-// The GPU is asked without the lock: it may be busy for moments.
+// Asks the GPU without the lock, as it may take moments to answer.
 std::optional<FaultReport> CudaSide::overdue() {
   const auto found = gpu();
   while (found) {
@@ -251,7 +253,7 @@ std::optional<FaultReport> CudaSide::overdue() {
         first.call.error = detail::concatenate("not done after ", first.patience.count(), " ms");
         return first.call;
       }
-    } catch (const Error&) {  // the GPU has failed, as the next call will say
+    } catch (const Error&) {  // the GPU has failed: the next call says so
       return std::nullopt;
     }
     const std::lock_guard lock(mutex_);
@@ -277,14 +279,14 @@ void CudaSide::throw_if_faulted(FaultReport operation) {
   }
   try {
     found->place.device->throw_if_faulted();
-    found->communicator->throw_if_faulted();  // a gather of weights may have failed behind the GPU's work
+    found->communicator->throw_if_faulted();  // a gather of weights may have failed in the background
   } catch (const std::exception& error) {
     operation.error = first_line(error.what());
     std::rethrow_exception(faults_.explain(operation));
   }
 }
 
-// Runs in the calling thread; no other thread enqueues meanwhile.
+// Runs the action in the calling thread; no other thread enqueues meanwhile.
 void CudaSide::run_between_collectives(const char* /*name*/, const std::function<void(Communicator&)>& action) {
   faults_.require_usable();
   const std::lock_guard lock(enqueue_mutex_);
@@ -356,9 +358,10 @@ void CudaSide::set_timeout(std::chrono::milliseconds timeout) {
   }
 }
 
-// Bypasses the communicator, in which a thread may be blocked until the backends are aborted. They are aborted once,
-// and side by side: NCCL's abort may wait for the GPU, which an operation of another backend occupies until that one's
-// flag is set. Torch's abort waits for NCCL's without a limit: where it does not end, its thread is abandoned.
+// Bypasses the communicator, in which a thread may be blocked until the backends are aborted. The backends are aborted
+// once, and in parallel: NCCL's abort may wait for the GPU, which another backend's operation occupies until that
+// backend's abort flag is set. Torch's abort waits for NCCL's without a limit: if it does not end, its thread is
+// abandoned.
 void CudaSide::abort() {
   if (closed_.exchange(true)) {
     return;

@@ -1,4 +1,4 @@
-// The side of CUDA tensors. Free of CUDA's headers, so that the rest of the backend is, too.
+// The side of CUDA tensors. This header includes none of CUDA's, so that the rest of the backend needs none.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,8 @@
 
 namespace isthmus::torch_backend {
 
-// NCCL backends, which Python constructs, and one of Gloo for memory of the host, with weights=delta. The tiers are
-// null where they have one rank, and without two tiers.
+// NCCL backends that Python constructs, and with weights=delta a Gloo backend for host memory. A tier is null if it has
+// one rank, or without two tiers.
 struct CudaParts {
   BackendPtr world;
   BackendPtr intra;
@@ -23,14 +23,14 @@ struct CudaParts {
 };
 
 // A side is bound to the device of its first tensor, or to the one it is connected to. The calling thread enqueues,
-// under a lock: the order is that of the program, hence the same on all ranks.
+// under a lock: the order is the program's, hence the same on all ranks.
 //
-// submit() throws OptionError if the options do not fit a GPU, ValueError if the tensors are on another GPU than this
-// side: then nothing has happened. Only connect(), submit() and run_between_collectives() may block, until the other
-// ranks come to make NCCL's communicators; only drain() and shutdown() wait for the GPU. abort() and throw_if_faulted()
-// never wait for a thread that is blocked.
+// submit() throws OptionError if the options do not fit a GPU, and ValueError if the tensors are on a GPU other than
+// this side's; then nothing has happened. Only connect(), submit() and run_between_collectives() may block, until the
+// other ranks come to make NCCL's communicators. Only drain() and shutdown() wait for the GPU. abort() and
+// throw_if_faulted() never wait for a blocked thread.
 //
-// watcher: makes the Watcher of a Work with this sequence number. Throws Error where isthmus was built without CUDA.
+// watcher: makes the Watcher of a Work with this sequence number. Throws Error if isthmus was built without CUDA.
 std::unique_ptr<Side> make_cuda_side(const Group& group, CudaParts parts, FaultWatch& faults, CallCounters& counters,
                                      WatcherFor watcher);
 

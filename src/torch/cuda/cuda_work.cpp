@@ -13,7 +13,7 @@
 namespace isthmus::torch_backend {
 namespace {
 
-// How often a blocking wait looks.
+// The pause between two looks of a blocking wait.
 constexpr std::chrono::milliseconds kPause{1};
 
 Stream as_stream(c10::cuda::CUDAStream stream) { return {stream.stream()}; }
@@ -36,7 +36,7 @@ CudaWork::CudaWork(int rank, const TwoTierCall& call, EventPtr done, CudaPlace p
   }
 }
 
-// Only the stream of the aftermath is certain to live as long as the tensors do.
+// The tensors are recorded on the aftermath stream, the only one that certainly lives as long as they do.
 CudaWork::~CudaWork() {
   if (held_.empty()) {
     return;
@@ -47,7 +47,7 @@ CudaWork::~CudaWork() {
     for (const at::Tensor& tensor : held_) {
       c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), place_.aftermath);
     }
-  } catch (const std::exception&) {  // CUDA does not work here: the memory is left alone
+  } catch (const std::exception&) {  // CUDA does not work here: leak the memory
     new std::vector<at::Tensor>(std::move(held_));
   }
 }
@@ -80,12 +80,12 @@ bool CudaWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-// Callers keep their tensors alive for the waiting stream themselves. Copies go now: the allocator, which knows the
-// stream that they were allocated on, is told of the waiting one.
+// Callers keep their tensors alive for the waiting stream. Copies are freed here: the allocator knows the stream on
+// which they were allocated, so only the waiting stream is recorded.
 void CudaWork::synchronize() {
   const auto waiting = c10::cuda::getCurrentCUDAStream(device().index());
   place_.device->wait(done_, as_stream(waiting));
-  std::vector<at::Tensor> released;  // without the lock
+  std::vector<at::Tensor> released;  // freed without the lock
   std::vector<at::Tensor> copies;
   {
     const std::lock_guard lock(mutex_);
@@ -97,7 +97,7 @@ void CudaWork::synchronize() {
   }
 }
 
-// Memory that the allocator gives away on this Future's account is safe, too: it records its own streams.
+// The Future may free its tensors at any time: it records its own streams with the allocator.
 c10::intrusive_ptr<c10::ivalue::Future> CudaWork::getFuture() {
   process_.require_this();
   const std::lock_guard lock(mutex_);

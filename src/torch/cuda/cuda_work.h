@@ -1,4 +1,4 @@
-// The Work of an operation that was enqueued on a GPU.
+// The Work of an operation on a GPU.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>
@@ -15,7 +15,7 @@
 
 namespace isthmus::torch_backend {
 
-// Where operations of a group are enqueued.
+// Where a group enqueues operations.
 struct CudaPlace {
   std::shared_ptr<Device> device;
   c10::cuda::CUDAStream aftermath;  // for work that follows an operation: copies, Futures
@@ -23,16 +23,16 @@ struct CudaPlace {
 };
 
 // wait() and synchronize() order the current stream; they block the host only with a timeout or blocking_wait. Until
-// the first of these calls the Work holds the operation's tensors. If it is destroyed before, the allocator is told
-// that they are still in use. wait() throws a fault that a decoder has found on the GPU, if the host can see it by
-// then.
+// the first of these calls, the Work holds the operation's tensors. If the Work is destroyed before, it tells the
+// allocator that they are still in use. wait() throws a fault that a decoder has found on the GPU, if the host can see
+// it by then.
 class CudaWork final : public c10d::Work {
  public:
-  // done: passes when the operation is done.
+  // done: the event passes when the operation is done.
   CudaWork(int rank, const TwoTierCall& call, EventPtr done, CudaPlace place, Watcher watcher);
   ~CudaWork() override;
 
-  bool isCompleted() override;  // or failed
+  bool isCompleted() override;  // true also if it failed
   bool isSuccess() const override;
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override;
@@ -53,7 +53,7 @@ class CudaWork final : public c10d::Work {
   const CudaPlace place_;
   const Watcher watcher_;
   std::vector<at::Tensor> held_;                    // under mutex_
-  std::vector<at::Tensor> copies_;                  // of those, what callers do not know; under mutex_
+  std::vector<at::Tensor> copies_;                  // those of held_ that callers do not know; under mutex_
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_
 };
 

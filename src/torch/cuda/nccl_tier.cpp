@@ -13,7 +13,7 @@
 namespace isthmus::torch_backend {
 namespace {
 
-// Operations are enqueued on the stream that they were given: nothing remains to wait for.
+// Operations are ordered by the stream they were given, so there is nothing to wait for.
 class EnqueuedHandle final : public Handle {
  public:
   void wait(Stream /*stream*/) override {}
@@ -106,7 +106,7 @@ void NcclTier::start_all_gathers(Stream stream) {
   });
 }
 
-// The own part is an empty one, which NCCL's backend leaves out.
+// This rank's own part is passed as empty, and NCCL's backend skips empty parts.
 HandlePtr NcclTier::all_to_all(ConstBuffer in, Buffer out, Stream stream) {
   ISTHMUS_CHECK(Error, in.num_elements == out.num_elements && in.dtype == out.dtype && in.num_elements % size() == 0,
                 tier_, " all-to-all of ", in.num_elements, " x ", to_string(in.dtype), " into ", out.num_elements,
@@ -153,7 +153,7 @@ at::Tensor NcclTier::tensor(ConstBuffer buffer) const {
 c10d::ReduceOp NcclTier::sum_of(DataType dtype) const {
   const double divisor = sum_type(dtype).divisor;
   c10d::ReduceOp op(c10d::ReduceOp::SUM);
-  if (divisor != 1) {  // as makeNCCLPreMulSum(), which newer torches call makePreMulSum()
+  if (divisor != 1) {  // like makeNCCLPreMulSum(), which newer torches call makePreMulSum()
     op.op_ = c10d::ReduceOp::PREMUL_SUM;
     op.supplement_ = c10::make_intrusive<c10d::NCCLPreMulSumSupplement>(1 / divisor);
   }

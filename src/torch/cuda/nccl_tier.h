@@ -14,18 +14,17 @@
 
 namespace isthmus::torch_backend {
 
-// Calls the backend's synchronous operations while the given stream is the current one: so it enqueues them there, and
-// nobody waits. The backend's timeout, watchdog and flight recorder apply. Sums are taken in the type of the summands,
-// float16 ones divided so that they cannot overflow. An all-reduce by kBitOr is not supported.
+// Calls the backend's synchronous operations while the given stream is current: they are enqueued there, and nobody
+// waits. The backend's timeout, watchdog and flight recorder apply. Sums are taken in the summands' type; float16
+// summands are divided so that they cannot overflow. An all-reduce by kBitOr is not supported.
 //
-// abort() makes later operations fail. The backend's owner aborts the backend, once, and with it the operations under
-// way.
+// abort() makes later operations fail. The backend's owner aborts the backend, once, and with it pending operations.
 //
-// Between begin_group() and end_group() all operations have one stream. Reduce-scatters and all-gathers of a group
-// start together.
+// Between begin_group() and end_group() all operations have one stream, and reduce-scatters and all-gathers start
+// together.
 class NcclTier final : public Transport {
  public:
-  // tier: "intra", "inter", for errors. between_nodes: every other rank sits on another node; else none does.
+  // tier: "intra" or "inter", for errors. between_nodes: whether all other ranks are on other nodes; else none is.
   NcclTier(std::string tier, BackendPtr backend, at::Device device, bool between_nodes);
 
   int rank() const override { return backend_->getRank(); }
@@ -63,7 +62,7 @@ class NcclTier final : public Transport {
   bool grouped_ = false;
   Stream group_stream_;
   Batch reduce_scatters_;
-  DataType sum_dtype_ = DataType::kFloat32;  // of reduce_scatters_
+  DataType sum_dtype_ = DataType::kFloat32;  // the type in which reduce_scatters_ are summed
   Batch all_gathers_;
   mutable std::mutex traffic_mutex_;
   Traffic traffic_;

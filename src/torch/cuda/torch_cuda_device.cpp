@@ -13,7 +13,7 @@
 namespace isthmus::torch_backend {
 namespace {
 
-// Memory that the lanes of a device use.
+// Memory for the lanes of a device.
 class LaneMemory {
  public:
   LaneMemory(c10::DataPtr data, std::vector<c10::cuda::CUDAStream> lanes)
@@ -33,7 +33,7 @@ class LaneMemory {
   std::vector<c10::cuda::CUDAStream> lanes_;
 };
 
-// The ranges that the calling thread is in.
+// Returns the ranges that the calling thread has open.
 std::vector<std::unique_ptr<at::RecordFunction>>& open_ranges() {
   thread_local std::vector<std::unique_ptr<at::RecordFunction>> ranges;
   return ranges;
@@ -41,9 +41,9 @@ std::vector<std::unique_ptr<at::RecordFunction>>& open_ranges() {
 
 }  // namespace
 
-// From the allocator's pool of a lane, where memory is given out again when all lanes are done with it. What the
-// caller's pool gives may still be in use by what the caller enqueued, and a unit's residual is cleared on its lane
-// before that is ordered behind the caller's stream.
+// Allocates from a lane's pool, where memory is reused only when all lanes are done with it. Memory from the caller's
+// pool may still be in use by work that the caller enqueued, and a unit's residual is cleared on its lane before the
+// lane is ordered behind the caller's stream.
 DeviceMemory TorchCudaDevice::allocate(int64_t bytes) {
   const c10::cuda::CUDAGuard on_device(static_cast<c10::DeviceIndex>(ordinal()));
   std::vector<c10::cuda::CUDAStream> lanes;

@@ -10,10 +10,10 @@ class TorchCudaDevice final : public CudaDevice {
   TorchCudaDevice(int ordinal, bool times_events) : CudaDevice(ordinal, times_events) {}
 
   // All lanes may use the memory at once, independently of other streams. It is freed after the work that the lanes
-  // hold by then. Throws c10::OutOfMemoryError with torch's text.
+  // hold when it is released. Throws c10::OutOfMemoryError with torch's text.
   DeviceMemory allocate(int64_t bytes) override;
 
-  // For torch.profiler and emit_nvtx as well.
+  // Ranges also show in torch.profiler and emit_nvtx.
   void begin_range(const char* name) override;
   void end_range() override;
 };

@@ -1,4 +1,4 @@
-// Errors of torch.distributed.
+// Helpers for torch.distributed's errors.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -8,7 +8,7 @@
 
 namespace isthmus::torch_backend {
 
-// torch.distributed.DistBackendError
+// Makes a torch.distributed.DistBackendError.
 inline std::exception_ptr dist_error(const std::string& text) {
   try {
     TORCH_CHECK_WITH(DistBackendError, false, text);
@@ -17,7 +17,7 @@ inline std::exception_ptr dist_error(const std::string& text) {
   }
 }
 
-// "what failed", without the places in sources that torch appends.
+// Drops the source locations that torch appends to an error's text.
 inline std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 }  // namespace isthmus::torch_backend

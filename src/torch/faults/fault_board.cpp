@@ -11,7 +11,7 @@
 namespace isthmus::torch_backend {
 namespace {
 
-// "0-3,8": ascending runs.
+// Formats ascending ranks as runs: "0-3,8".
 std::string ranks_text(const std::vector<int>& ranks) {
   std::ostringstream text;
   for (size_t first = 0; first < ranks.size();) {
@@ -32,7 +32,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kPostPatience{500};
 constexpr std::chrono::milliseconds kPollPause{50};
-constexpr size_t kMostOthers = 8;  // named in one error, beside those that are silent
+constexpr size_t kMostOthers = 8;  // how many ranks that reported one error names; it names all silent ranks
 constexpr const char* kPostedKey = "posted";
 constexpr const char* kReadKey = "read";
 constexpr char kSeparator = '\x1f';
@@ -60,7 +60,7 @@ FaultReport from_text(const std::string& text) {
 
 std::string report_key(int rank) { return "report/" + std::to_string(rank); }
 
-// Returns when the counter has reached `target`, or after `patience`.
+// Returns once the counter has reached `target`, or after `patience`.
 void wait_for_count(c10d::Store& store, const char* key, int64_t target, std::chrono::milliseconds patience) {
   const auto deadline = Clock::now() + patience;
   while (store.add(key, 0) < target && Clock::now() < deadline) {
@@ -102,12 +102,12 @@ struct PatientStore::State {
     }
   }
 
-  // For a connection of its own: the original may be busy with another thread's blocking call.
+  // The clone has its own connection: the original may be busy with another thread's blocking call.
   void clone_store() {
     try {
       store = store->clone();
     } catch (const std::exception&) {
-      // Not every store can be cloned; then the original is used.
+      // Not every store can be cloned: keep the original.
     }
   }
 
@@ -118,7 +118,7 @@ struct PatientStore::State {
   bool closed = false;
 };
 
-// The thread starts here and not with the first call: a process that is out of memory could not start it.
+// The thread starts here, not with the first call: a process that has run out of memory by then could not start it.
 PatientStore::PatientStore(c10::intrusive_ptr<c10d::Store> store) : state_(std::make_shared<State>(std::move(store))) {
   std::thread([state = state_] { state->run(); }).detach();
 }
@@ -192,11 +192,11 @@ std::optional<FaultBoard::Reports> FaultBoard::read_reports(std::chrono::millise
         answer->reports = std::move(reports);
       },
       patience + kPostPatience);
-  std::lock_guard lock(answer->mutex);  // a late answer may come even now
+  std::lock_guard lock(answer->mutex);  // a late answer may still come
   return answer->reports;
 }
 
-// Rank 0 is the likely host of the store: when its process ends, the others can read no more.
+// Rank 0's process usually hosts the store: once it ends, the others can no longer read.
 void FaultBoard::let_others_read(std::chrono::milliseconds patience) {
   store_.call([](c10d::Store& store) { store.add(kReadKey, 1); }, kPostPatience);
   if (rank_ == 0) {

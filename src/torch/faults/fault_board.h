@@ -12,8 +12,8 @@
 
 namespace isthmus::torch_backend {
 
-// Calls a store from a thread of its own, so that a store that does not answer (its host is stopped) blocks no caller
-// beyond its timeout. The thread is never joined.
+// Calls a store on its own thread, so that a store that does not answer (its host is stopped) blocks no caller beyond
+// the timeout. The thread is never joined.
 class PatientStore {
  public:
   explicit PatientStore(c10::intrusive_ptr<c10d::Store> store);
@@ -21,8 +21,8 @@ class PatientStore {
   PatientStore(const PatientStore&) = delete;
   PatientStore& operator=(const PatientStore&) = delete;
 
-  // Runs `action` on the store; false if it did not succeed within `timeout`. A late action still runs to its end, so
-  // it must own what it refers to.
+  // Runs `action` on the store; returns false if it did not succeed within `timeout`. A late action still runs to its
+  // end, so it must own what it refers to.
   bool call(std::function<void(c10d::Store&)> action, std::chrono::milliseconds timeout);
 
  private:
@@ -34,29 +34,30 @@ class PatientStore {
 struct FaultReport {
   uint64_t sequence_number = 0;
   std::string operation;  // "reduce-scatter"
-  std::string tensor;     // "4096 x Float", of the whole collective; may be empty
+  std::string tensor;     // the whole collective's, "4096 x Float"; may be empty
   std::string unit;       // may be empty
   std::string phase;      // may be empty
   std::string error;
 };
 
-// "reduce-scatter #7 of 4096 x Float of unit blocks.1"
+// Returns "reduce-scatter #7 of 4096 x Float of unit blocks.1".
 std::string describe(const FaultReport& report);
 
-// One board for each process group, in the store under a prefix of its own.
+// Each process group has one board, under its own prefix in the store.
 class FaultBoard {
  public:
-  // global_ranks[r]: group rank r's global rank, which reports name.
+  // global_ranks[r] is group rank r's global rank, which reports name.
   FaultBoard(const c10::intrusive_ptr<c10d::Store>& store, int rank, std::vector<int> global_ranks);
 
-  // Publishes this rank's report. Returns soon, whether the store answers or not.
+  // Publishes this rank's report. Returns within half a second, even if the store does not answer.
   void post(const FaultReport& report);
 
-  // Whether any rank has posted. Returns within a second.
+  // Returns whether any rank has posted, within a second.
   bool any_report();
 
-  // Waits until all ranks have posted, at most for `patience`, and returns a sentence that names the ranks that did
-  // not, the ranks in another operation, and where the others failed. Bounded even where the store does not answer.
+  // Waits until all ranks have posted, at most for `patience`, and returns a sentence that names the ranks that did not
+  // post, the ranks that were in another operation, and where the others failed. The wait is bounded even if the store
+  // does not answer.
   std::string diagnose(const FaultReport& own, std::chrono::milliseconds patience);
 
  private:

@@ -11,10 +11,10 @@
 namespace isthmus::torch_backend {
 namespace {
 
-// An operation that has been running for longer is watched: has another rank reported a failure?
+// Once an operation has run for this long, the thread looks whether another rank has reported a failure.
 constexpr std::chrono::milliseconds kQuietTime{500};
 constexpr std::chrono::milliseconds kWatchPause{500};
-// After a call on a GPU: until the first look for other ranks' reports, and at most between two.
+// The pause between a call on a GPU and the first look for other ranks' reports; later pauses grow up to the longest.
 constexpr std::chrono::milliseconds kFirstLookPause{500};
 constexpr std::chrono::milliseconds kLongestLookPause{30000};
 
@@ -66,11 +66,11 @@ void FaultWatch::abort() {
 
 std::exception_ptr FaultWatch::explain(const FaultReport& report) {
   const std::lock_guard one_at_a_time(explain_mutex_);
-  if (auto earlier = failure()) {  // of another operation, or abort() was called
+  if (auto earlier = failure()) {  // another operation failed, or abort() was called
     return earlier;
   }
   board_.post(report);
-  close_all_connections();  // so that the peers fail, too, and report
+  close_all_connections();  // so that the peers also fail and report
   auto error = dist_error(detail::concatenate("isthmus: ", describe(report), " failed on rank ",
                                               group_.global_ranks[group_.rank],
                                               report.phase.empty() ? "" : " in phase ", report.phase, ": ",
@@ -146,14 +146,14 @@ bool FaultWatch::look_is_due() {
 }
 
 void FaultWatch::look_for_failures(bool at_board) {
-  FaultReport last;  // explained here, since no thread of this host may be waiting for it
+  FaultReport last;  // explained here, since perhaps no thread waits for it
   for (WatchedCalls* side : sides_) {
     FaultReport call = side->last_call();
     call.error = "another rank failed";
     try {
       side->throw_if_faulted(call);
     } catch (const std::exception&) {
-      return;  // it is explained, and thrown by the next call
+      return;  // throw_if_faulted() has explained it; the next call throws it
     }
     if (const std::optional<FaultReport> late = side->overdue()) {
       explain(*late);

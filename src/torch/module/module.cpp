@@ -1,5 +1,5 @@
-// isthmus._C: the backend's interface to Python. Built with the pybind11 that torch bundles, the only one whose types
-// are torch's.
+// isthmus._C: the backend's interface to Python. It is built with the pybind11 that torch bundles, the only one that
+// knows torch's types.
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -23,7 +23,7 @@ namespace {
 
 using OptionsPtr = c10::intrusive_ptr<BackendOptions>;
 
-// An option's value of a type that no value of it has: in Python also a TypeError.
+// An option got a value of a wrong type; in Python this is also a TypeError.
 class OptionTypeError : public OptionError {
  public:
   using OptionError::OptionError;
@@ -48,7 +48,7 @@ const OptionField& find_field(const std::string& name) {
                                   : "did you mean " + near[0].cast<std::string>() + "?"));
 }
 
-// A Python value as the text that an option's setter parses.
+// Returns a Python value as the text that an option's setter parses.
 std::string option_text(const OptionField& field, py::handle value) {
   if (py::isinstance<py::bool_>(value)) {
     return value.cast<bool>() ? "true" : "false";
@@ -66,7 +66,7 @@ void set_field(BackendOptions& options, const OptionField& field, const std::str
   options.given.insert(field.name);
 }
 
-// An attribute of Options, of the type of its member.
+// Adds an attribute of its member's type to Options.
 void bind_field(py::class_<BackendOptions, c10d::Backend::Options, OptionsPtr>& type, const OptionField& field) {
   const auto get = [&field](const BackendOptions& options) {
     return std::visit([&options](auto member) { return py::cast(options.values.*member); }, field.member);
@@ -122,7 +122,7 @@ OptionsPtr from_state(const py::tuple& state) {
   return options;
 }
 
-// Each option that was set and that the codec ignores: name, value, codecs that use it.
+// Returns each option that was set but that the codec ignores: name, value, codecs that use it.
 std::vector<std::tuple<std::string, std::string, std::string>> without_effect(const BackendOptions& options) {
   std::vector<std::tuple<std::string, std::string, std::string>> rows;
   for (const OptionField& field : option_fields()) {
@@ -133,7 +133,7 @@ std::vector<std::tuple<std::string, std::string, std::string>> without_effect(co
   return rows;
 }
 
-// What help(isthmus.Options) shows: pybind11 knows no keywords of **kwargs.
+// Returns what help(isthmus.Options) shows: pybind11 cannot list the keywords of **kwargs.
 std::string options_help() {
   const isthmus::Options defaults;
   std::string text =

@@ -13,7 +13,7 @@ namespace {
 constexpr std::array kReductions{Collective::kReduceScatter, Collective::kAllReduce};
 constexpr std::array kFloatingTypes{DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16, DataType::kFloat64};
 
-// The one of `values` that to_string() calls `text`.
+// Returns the member of `values` whose to_string() is `text`.
 template <typename Values>
 auto named(const Values& values, const std::string& text, const char* what) {
   for (const auto value : values) {
@@ -30,7 +30,7 @@ UnitTag make_tag(std::string name, uint64_t layout, const std::string& exact, ui
   return {std::move(name), layout, interned(exact), owner, std::move(sections)};
 }
 
-// From Python's name, layout, exact, owner, sections.
+// Makes a tag from Python's tuple of name, layout, exact, owner, sections.
 UnitTag tag_from(const py::object& answer) {
   auto [name, layout, exact, owner, sections] =
       answer.cast<std::tuple<std::string, uint64_t, std::string, uint64_t, SectionsPtr>>();
@@ -62,7 +62,7 @@ py::list list_of_parked(const std::vector<ParkedState>& parked) {
   return list;
 }
 
-// Views of `values`, which hold them one after the other.
+// Returns parked states whose values are consecutive views of `values`.
 std::vector<ParkedState> parked_from(const py::object& list, const at::Tensor& values) {
   std::vector<ParkedState> parked;
   int64_t begin = 0;

@@ -1,4 +1,4 @@
-// isthmus._mpi: tiers over MPI for the torch backend. Types and exceptions are those of isthmus._C.
+// isthmus._mpi: tiers over MPI for the torch backend. It uses the types and exceptions of isthmus._C.
 #include <mpi.h>
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
@@ -21,8 +21,8 @@ namespace py = pybind11;
 
 bool initialised_here = false;
 
-// Variables that Open MPI, the descendants of MPICH, and Slurm with either, set in the processes that they start.
-// Without any of them MPI_Init would make a world of this process alone, or end it.
+// Returns whether mpiexec or Slurm started this process: Open MPI, MPICH's descendants, and Slurm with either set these
+// variables. Without any of them, MPI_Init would make a world of this process alone, or end it.
 bool started_by_mpiexec() {
   for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK"}) {
     if (std::getenv(variable) != nullptr) {
@@ -50,8 +50,8 @@ std::pair<int, int> start() {
   return {rank, size};
 }
 
-// Finalises MPI if start() initialised it. Not after a failure: other ranks might never call it, and mpiexec ends a job
-// when a process disappears.
+// Finalises MPI if start() initialised it, but not after a failure: other ranks might never finalise. mpiexec ends the
+// job when a process disappears.
 void finish() {
   if (initialised_here && mpi_is_running() && !any_mpi_tier_failed()) {
     MPI_Finalize();

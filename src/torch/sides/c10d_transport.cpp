@@ -13,7 +13,7 @@
 namespace isthmus::torch_backend {
 namespace {
 
-// Tags of data are below this; close_connections() waits for a message with this one, which nobody sends.
+// All tags of data are below this one. Nobody sends a message with it: close_connections() waits for one.
 constexpr int kAbortTag = 1 << 24;
 
 at::Tensor as_tensor(ConstBuffer buffer) {
@@ -22,8 +22,8 @@ at::Tensor as_tensor(ConstBuffer buffer) {
 
 }  // namespace
 
-// Messages are paired by tag. The tag also encodes the operation: where ranks disagree about it, nothing arrives and
-// the deadline passes, whereas Gloo ends the process if it gets a message of another size.
+// Messages are paired by tag. The tag also encodes the operation: if ranks disagree about it, nothing arrives and the
+// deadline passes, whereas Gloo ends the process when a message has another size.
 class C10dTransport::Messages final : public MessageTransport::Exchange {
  public:
   Messages(C10dTransport& transport, Operation operation)
@@ -70,7 +70,7 @@ class C10dTransport::Messages final : public MessageTransport::Exchange {
 
   std::chrono::milliseconds remaining() const {
     if (transport_.deadline() == Clock::time_point::max()) {
-      return kNoTimeout;  // the backend's own
+      return kNoTimeout;  // the backend applies its own
     }
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(transport_.deadline() - Clock::now());
     return std::max(left, std::chrono::milliseconds(1));
@@ -120,11 +120,11 @@ void C10dTransport::abort() {
 
 void close_connections(c10d::Backend& backend) {
   try {
-    backend.abort();  // nothing on Gloo
+    backend.abort();  // does nothing on Gloo
     std::vector<at::Tensor> tensors{at::empty({1}, at::kByte)};
     backend.recv(tensors, (backend.getRank() + 1) % backend.getSize(), kAbortTag)->wait(std::chrono::milliseconds(1));
   } catch (const std::exception&) {
-    // The timeout is the point: Gloo then closes every connection of this rank's backend.
+    // The timeout is intended: Gloo then closes every connection of this rank's backend.
   }
 }
 

@@ -12,11 +12,11 @@ namespace isthmus::torch_backend {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-// Gloo's own collectives copy once or twice more, and its reduce-scatter is an all-reduce inside: only its send and
-// recv are used. Without a deadline the backend's own timeout holds.
+// Uses only send and recv: Gloo's collectives copy once or twice more, and its reduce-scatter is an all-reduce inside.
+// Without a deadline, the backend's own timeout applies.
 class C10dTransport final : public MessageTransport {
  public:
-  // See MessageTransport.
+  // The arguments are those of MessageTransport.
   C10dTransport(std::string tier, BackendPtr backend, std::vector<int> global_ranks,
                 const std::vector<int>& node_of_rank);
   ~C10dTransport() override;
@@ -34,8 +34,8 @@ class C10dTransport final : public MessageTransport {
   int64_t next_exchange_ = 0;
 };
 
-// Makes pending and later operations of `backend` fail, here and on the peers. For backends whose abort() does nothing
-// (Gloo): a receive that times out closes all their connections.
+// Makes pending and later operations of `backend` fail, here and on the peers. Backends whose abort() does nothing
+// (Gloo) need it: a receive that times out closes all their connections.
 void close_connections(c10d::Backend& backend);
 
 }  // namespace isthmus::torch_backend

@@ -119,7 +119,7 @@ WorkPtr CpuSide::queue_local(const char* name, std::function<void(Communicator&)
 WorkPtr CpuSide::queue(Job job) {
   group_.process.require_this();
   const std::lock_guard lock(mutex_);
-  faults_.require_usable();  // under the lock: drain() sees the job, or it is refused
+  faults_.require_usable();  // under the lock, so that drain() sees the job or the job is refused
   WorkPtr work = job.work;
   if (job.sends) {
     job.operation.sequence_number = counters_.take_sequence_number();
@@ -145,7 +145,7 @@ void CpuSide::run_worker() {
       lock.unlock();
       const std::exception_ptr failure = faults_.failure();
       failure ? job.work->fail(failure) : run_job(job);
-    }  // tensors go here, without the lock
+    }  // the job's tensors are freed here, without the lock
     lock.lock();
     running_ = false;
     if (stopping_ && idle()) {
@@ -243,7 +243,7 @@ void CpuSide::shutdown() {
   const auto communicator = std::move(communicator_);
   const auto transports = std::exchange(transports_, {});
   const auto world = std::exchange(world_, nullptr);
-  lock.unlock();  // the connections close without it
+  lock.unlock();  // the connections close without the lock
 }
 
 }  // namespace isthmus::torch_backend

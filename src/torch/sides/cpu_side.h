@@ -18,7 +18,7 @@
 
 namespace isthmus::torch_backend {
 
-// A tier: an ordinary backend, or a transport of another kind. Null: it has one rank.
+// A tier is an ordinary backend or another kind of transport; a null one has one rank.
 using TierParts = std::variant<BackendPtr, std::shared_ptr<MessageTransport>>;
 
 struct CpuParts {
@@ -28,19 +28,19 @@ struct CpuParts {
   TierParts flat;
 };
 
-// Operations in two tiers run on one worker thread in the order of their calls; that thread alone uses the tiers and,
-// between collectives, the communicator. The world backend is called by the callers' threads, and callbacks of Futures
-// run on threads of their own.
+// One worker thread runs operations in two tiers, in the order of their calls. It alone uses the tiers and, between
+// collectives, the communicator. Callers' threads call the world backend, and callbacks of Futures run on their own
+// threads.
 //
-// `mutex_` guards the queue and what shutdown() takes away; of other locks the counters', FaultWatch's and the
-// communicator's are taken under it. Jobs run without it.
+// `mutex_` guards the queue and the members that shutdown() takes away. The locks of the counters, FaultWatch and the
+// communicator are the only ones taken under it. Jobs run without it.
 class CpuSide final : public Side {
  public:
   // Throws OptionError or Error if options and tiers do not fit the map.
   CpuSide(const Group& group, const CpuParts& parts, FaultWatch& faults, CallCounters& counters);
-  // Starts the worker, if there are two tiers. Throws std::system_error where this process may have no more threads.
+  // Starts the worker if there are two tiers. Throws std::system_error if this process can have no more threads.
   void start();
-  void join();  // the worker and callbacks, after drain()
+  void join();  // waits for the worker and callbacks; called after drain()
 
   WorldAbilities abilities() const override { return {}; }
   void arrived(const char* /*call*/) override {}
@@ -66,10 +66,9 @@ class CpuSide final : public Side {
 
   bool drain(std::chrono::milliseconds patience) override;
   void abort() override;
-  void shutdown() override;  // after join()
+  void shutdown() override;  // called after join()
 
  private:
-  // One piece of work for the worker thread.
   struct Job {
     FaultReport operation;  // without phase and error
     std::chrono::milliseconds timeout{0};
@@ -84,7 +83,7 @@ class CpuSide final : public Side {
   c10::intrusive_ptr<WorkerWork> make_work(const TwoTierCall& call) const;
   WorkPtr queue(Job job);
   WorkPtr queue_local(const char* name, std::function<void(Communicator&)> action);
-  bool idle() const { return jobs_.empty() && !running_; }  // under mutex_
+  bool idle() const { return jobs_.empty() && !running_; }  // the caller holds mutex_
   void run_worker();
   void run_job(Job& job);
   void run_collective(Job& job);
@@ -94,14 +93,14 @@ class CpuSide final : public Side {
   CallCounters& counters_;
   const std::shared_ptr<Exposure> exposure_ = std::make_shared<Exposure>();  // Works may outlive this
 
-  std::mutex mutex_;                                           // guards what follows
-  std::condition_variable wakes_;                              // a job came, or stopping_
-  std::condition_variable idle_;                               // idle() while stopping_
+  std::mutex mutex_;                                           // guards the members below
+  std::condition_variable wakes_;                              // notified on a new job and on stopping_
+  std::condition_variable idle_;                               // notified when idle() while stopping_
   BackendPtr world_;                                           // null after shutdown
   std::vector<std::shared_ptr<MessageTransport>> transports_;  // the worker reads them without the lock
-  std::unique_ptr<Communicator> communicator_;                 // the same; null where there are no two tiers
+  std::unique_ptr<Communicator> communicator_;                 // the same; null without two tiers
   std::deque<Job> jobs_;
-  bool running_ = false;  // a job
+  bool running_ = false;  // a job is running
   bool stopping_ = false;
 
   std::thread worker_;

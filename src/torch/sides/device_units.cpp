@@ -9,7 +9,7 @@
 namespace isthmus::torch_backend {
 namespace {
 
-// In the host's memory.
+// Returns a copy in host memory.
 at::Tensor copy_of(ConstBuffer residual, Device& device) {
   if (residual.num_elements == 0) {
     return {};
@@ -19,7 +19,7 @@ at::Tensor copy_of(ConstBuffer residual, Device& device) {
   return copy;
 }
 
-// A view; empty if the tensor is undefined.
+// Returns a view of the tensor; empty if it is undefined.
 ConstBuffer residual_buffer(const at::Tensor& residual, const UnitKey& key) {
   if (!residual.defined()) {
     return {nullptr, 0, DataType::kFloat32};
@@ -114,7 +114,7 @@ void DeviceUnits::load(const SavedUnit& unit) {
   loaded_ = true;
 }
 
-// A checkpoint does not say which device it will be used on.
+// A checkpoint does not say on which device its units will be reduced, so load() may have put them on another one.
 void DeviceUnits::bring_loaded_to(Side& side) {
   forget_those_gone();
   Side* from = nullptr;

@@ -14,29 +14,29 @@
 
 namespace isthmus::torch_backend {
 
-// A unit's state with memory of its own. See UnitState.
+// A unit's state (see UnitState) that owns its memory.
 struct SavedUnit {
   UnitKey key;
   uint64_t step = 0;
   double scale = 0;
-  at::Tensor residual;              // float32, 1-D; undefined: none
+  at::Tensor residual;              // float32, 1-D; undefined if there is none
   at::Tensor result_residual;       // the same
-  std::vector<ParkedState> parked;  // its values are views of parked_values, one after the other
+  std::vector<ParkedState> parked;  // their values are consecutive views of parked_values
   at::Tensor parked_values;         // as `residual`
 };
 
-// Called in program order with the collectives, by the threads that call those; each method but end_step blocks until
-// it is done. Without two tiers there are no units, and methods do nothing. Not collective, but all ranks make the same
-// calls. `mutex_` is held for moments; no other lock is taken under it.
+// The threads that make the collectives call these methods in program order with the collectives. Each method except
+// end_step blocks until it is done. Without two tiers there are no units, and the methods do nothing. No method is
+// collective, but all ranks make the same calls. `mutex_` is held for moments; no other lock is taken under it.
 class DeviceUnits {
  public:
-  // sides: the CPU's first. With a GPU's side, gradients are assumed to be on the GPU until the first reduction.
+  // sides: the CPU's first. If there is a GPU's side, gradients are assumed to be there until the first reduction.
   DeviceUnits(const Group& group, std::vector<Side*> sides);
 
-  // Throws ValueError if a residual is no contiguous float32 tensor on the CPU. The unit goes to the device that
-  // reduces gradients next.
+  // Loads the unit to the device that last reduced gradients. Throws ValueError if a residual is not a contiguous
+  // float32 tensor on the CPU.
   void load(const SavedUnit& unit);
-  // Before a reduction there.
+  // Moves loaded units to this side. Called before each reduction there.
   void bring_loaded_to(Side& side);
 
   // See Communicator.
@@ -44,8 +44,8 @@ class DeviceUnits {
   void clear(const Owners& owners);
   void scale_residuals(double factor, const Owners& owners);
   void count_dropped(int64_t num_units);
-  // The end of a step of the owners' units, which is counted; their residuals follow a loss scale that is `factor`
-  // times as large as before. 0: nothing can be scaled back, and they are dropped. Does not block.
+  // Ends and counts a step of the owners' units. Their residuals are multiplied by `factor`, the ratio of the new loss
+  // scale to the old; 0 means that nothing can be scaled back, and drops them. Does not block.
   void end_step(bool skipped, double factor, const Owners& owners);
 
  private:
@@ -57,9 +57,9 @@ class DeviceUnits {
   const std::vector<Side*> sides_;
   GoneOwners gone_;
 
-  std::mutex mutex_;     // guards what follows
-  Side* reduces_;        // that of the last reduction
-  bool loaded_ = false;  // units, since then
+  std::mutex mutex_;     // guards the members below
+  Side* reduces_;        // the side of the last reduction
+  bool loaded_ = false;  // units were loaded since that reduction
 };
 
 }  // namespace isthmus::torch_backend

@@ -1,4 +1,4 @@
-// The sides of a process group.
+// The CPU and CUDA sides of a process group.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@ namespace isthmus::torch_backend {
 // Never changes: any thread reads it without a lock.
 class Sides {
  public:
-  // cuda: null if the group works on CPU tensors alone; no_cuda says why, for people: "rank 3 has no GPU".
+  // cuda: null if the group works on CPU tensors alone; no_cuda tells people why: "rank 3 has no GPU".
   Sides(Side& cpu, Side* cuda, std::string no_cuda)
       : cpu_(cpu),
         cuda_(cuda),
@@ -23,13 +23,13 @@ class Sides {
 
   Side& cpu() const { return cpu_; }
   bool has_cuda() const { return cuda_ != nullptr; }
-  // Throws DistBackendError if there is none. call: for the error.
+  // Throws DistBackendError, which names `call`, if there is none.
   Side& cuda(const char* call) const {
     TORCH_CHECK_WITH(DistBackendError, cuda_ != nullptr, "isthmus: ", call,
                      " of CUDA tensors: this process group works on ", "CPU tensors alone: ", no_cuda_);
     return *cuda_;
   }
-  // The side that works on `tensor`, or on tensors like the first.
+  // Returns the side that works on `tensor`, or on tensors like the first one.
   Side& of(const char* call, const at::Tensor& tensor) const { return tensor.is_cuda() ? cuda(call) : cpu_; }
   Side& of(const char* call, const std::vector<at::Tensor>& tensors) const {
     return tensors.empty() ? cpu_ : of(call, tensors[0]);

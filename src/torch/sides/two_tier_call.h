@@ -18,13 +18,13 @@ struct TwoTierCall {
   c10d::OpType type = c10d::OpType::UNKNOWN;
   const char* title = nullptr;  // for profilers
   at::Tensor input;             // contiguous
-  bool input_is_copy = false;   // which nobody else holds
+  bool input_is_copy = false;   // nobody else holds it
   at::Tensor output;            // the caller's
-  at::Tensor written;           // contiguous: `output` itself, or what is copied there when the operation is done
+  at::Tensor written;           // contiguous: `output` itself, or copied to it after the operation
   std::chrono::milliseconds timeout{0};
   std::function<EventPtr(Communicator&, Stream)> run;  // reads `input`, writes `written`
 
-  // After run(): in the calling thread, on its current stream.
+  // Called after run(); copies in the calling thread, on its current stream.
   void copy_back() const {
     if (!written.is_same(output)) {
       write(output, written, /*non_blocking=*/true);

@@ -6,7 +6,7 @@
 namespace isthmus::torch_backend {
 namespace {
 
-// In the order in which they went. Never destroyed: Python's objects may go after it.
+// Owners in the order in which they went. Never destroyed: Python may collect objects after static objects are gone.
 struct Gone {
   std::mutex mutex;
   std::vector<uint64_t> owners;

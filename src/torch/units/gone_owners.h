@@ -1,4 +1,4 @@
-// Owners of units and of weights that are gone: Python's objects that were collected.
+// Owners of units and weights are Python objects. This tells groups which of them were collected.
 #pragma once
 
 #include <cstddef>
@@ -8,19 +8,19 @@
 
 namespace isthmus::torch_backend {
 
-// The owner, a number of this process that is never given again, is gone: what groups keep of it is freed at their next
-// call. From any thread; waits for nothing.
+// Notes that Python collected this owner; its number is never reused in this process. Groups free the owner's state at
+// their next call. Any thread may call this; it does not wait for groups.
 void forget_owner(uint64_t owner);
 
-// Tells one listener of each owner that goes.
+// Tells one listener which owners have gone.
 class GoneOwners {
  public:
-  // Those that went since it was last asked. From any thread.
+  // Returns the owners that have gone since the last call. Any thread may call it.
   std::set<uint64_t> take();
 
  private:
   std::mutex mutex_;
-  size_t seen_ = 0;  // how many forget_owner() were told
+  size_t seen_ = 0;  // how many owners take() has returned so far
 };
 
 }  // namespace isthmus::torch_backend

@@ -32,14 +32,15 @@ ParameterTags& parameter_tags() {
   return *tags;
 }
 
-// FSDP2 says which module it is: " (blocks.1) [pg=4]".
+// FSDP2 appends the module: " (blocks.1) [pg=4]".
 bool is_gradient_label(std::string_view label) {
   const bool is_fsdp2 =
       label.starts_with(kFsdp2Label) && (label.size() == kFsdp2Label.size() || label[kFsdp2Label.size()] == ' ');
   return is_fsdp2 || label == kFsdp1Label;
 }
 
-// What is not null marks a range that counts as active until its end.
+// enter() returns one of these for a label of FSDP, and leave() gets it back when the range ends; null means another
+// range.
 struct LabelContext final : at::ObserverContext {};
 
 std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& range) {
@@ -48,7 +49,7 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& range) {
     ++active_labels;
     return std::make_unique<LabelContext>();
   }
-  // Inside a backward pass it is an optimizer for one parameter, called from a hook.
+  // A step inside a backward pass is an optimizer for one parameter, called from a hook.
   if (label.starts_with(kOptimizerLabel) && current_graph_task() < 0) {
     ++optimizer_steps;
   }
@@ -61,7 +62,7 @@ void leave(const at::RecordFunction& /*range*/, at::ObserverContext* context) {
   }
 }
 
-// The one node that receives the outputs of `node`; null if there is none or several.
+// Returns the only node that receives the outputs of `node`; null if there are none or several.
 const torch::autograd::Node* only_input(const torch::autograd::Node& node) {
   const torch::autograd::Node* only = nullptr;
   for (const auto& edge : node.next_edges()) {
@@ -76,8 +77,8 @@ const torch::autograd::Node* only_input(const torch::autograd::Node& node) {
   return only;
 }
 
-// Whether a node passes on the sum of the elements that it gets: a cast, a view, or a step between a DTensor and its
-// part. Others reduce activations inside them, even if only a parameter follows: embeddings do.
+// Returns whether a node passes on the elements it gets: a cast, a view, or a step between a DTensor and its part.
+// Other nodes, such as embeddings, reduce activations inside them, even if only a parameter follows.
 bool keeps_elements(const torch::autograd::Node& node) {
   static const std::set<std::string, std::less<>> names = {
       "AliasBackward0",        "CloneBackward0",  "DetachBackward0", "NestedRedistributeBackward",

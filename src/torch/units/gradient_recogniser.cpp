@@ -31,7 +31,7 @@ UnitKey make_key(std::string name, const ReductionShape& shape) {
   return key;
 }
 
-// A unit of that name, or else of the tag's.
+// Returns the tag's unit, under `name` if one is given.
 Reduction tagged_unit(const UnitTag& tag, const ReductionShape& shape, const std::string& name = "") {
   UnitKey key = make_key(name.empty() ? tag.name : name, shape);
   key.layout = tag.sections != nullptr ? tag.sections->hash() : tag.layout;
@@ -40,12 +40,12 @@ Reduction tagged_unit(const UnitTag& tag, const ReductionShape& shape, const std
   return {.unit = std::move(key), .why_exact = tag.why_exact};
 }
 
-// "fsdp1:float32:4096".
+// Returns "fsdp1:float32:4096".
 std::string made_up_name(const char* kind, const ReductionShape& shape) {
   return std::string(kind) + ':' + to_string(shape.dtype) + ':' + std::to_string(shape.num_elements);
 }
 
-// The context of the calling thread, without Python's part.
+// Returns the calling thread's context, without Python's part.
 ReductionCall current_call() {
   ReductionCall call;
   call.pushed = current_unit();
@@ -63,7 +63,7 @@ void ask_python(ReductionCall& call, const at::Tensor& output, const at::Tensor&
   }
 }
 
-// A reduction whose elements are in another order than is known is a unit by itself.
+// If the reduction's elements are not in the known order, the sections do not apply: the reduction is one section.
 void forget_unfit_sections(UnitKey& key, int num_ranks) {
   const int num_rows = key.collective == Collective::kReduceScatter ? num_ranks : 1;
   if (key.sections != nullptr && num_rows * key.sections->row_elements() != key.num_elements) {
@@ -162,8 +162,8 @@ Reduction GradientRecogniser::fsdp_unit(const FsdpCaller& caller, const Reductio
   return tagged_unit(caller.tag, shape, caller.is_label ? numbered(caller.tag.name, caller.tag.owner) : "");
 }
 
-// An unprepared unit of FSDP1 has no name but its flat parameter: that is the unit, even with reentrant checkpointing,
-// other models, or skipped units.
+// The flat parameter alone identifies an unprepared unit of FSDP1, even with reentrant checkpointing, several models,
+// or skipped units.
 Reduction GradientRecogniser::flat_unit(const FsdpCaller& caller, const ReductionShape& shape) {
   if (const auto tag = parameter_tag(*caller.flat_parameter)) {
     return tagged_unit(*tag, shape);
@@ -177,7 +177,7 @@ std::string GradientRecogniser::numbered(const std::string& label, uint64_t owne
   return with_ordinal(label, owners.try_emplace(owner, static_cast<int>(owners.size())).first->second);
 }
 
-// Several tensors of one shape that a user reduces under one name are told apart by their order in the block.
+// If a user reduces several tensors of one shape under one name, their order in the block tells them apart.
 Reduction GradientRecogniser::pushed_unit(PushedUnit& pushed, const ReductionShape& shape) const {
   Reduction reduction = tagged_unit(pushed.tag, shape);
   if (pushed.by_user) {
@@ -192,8 +192,8 @@ Reduction GradientRecogniser::parameter_unit(const WeakParameter& parameter, con
   return {make_key(with_ordinal(made_up_name("parameter", shape), number), shape)};
 }
 
-// A bucket, or a reduction of a compiled graph: it is a gradient because the option says so, and its parameters are
-// unknown. So it has no residual, and is named by its order among equal ones in a backward pass.
+// This is a bucket or a compiled graph's reduction: a gradient because the option says so, with unknown parameters. So
+// it has no residual, and its order among equal reductions of the backward pass names it.
 Reduction GradientRecogniser::unknown_unit(const ReductionCall& call, const ReductionShape& shape) {
   if (call.graph_task != graph_task_) {
     graph_task_ = call.graph_task;

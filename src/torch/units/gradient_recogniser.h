@@ -1,6 +1,6 @@
-// Which reductions of a process group are gradients, of which unit, and what their sum is multiplied by: derived from
-// the caller, never guessed. All ranks of a group get the same answer, because units are numbered in the order in which
-// the group first reduces them.
+// Finds which reductions of a process group are gradients, their units, and the factors of their sums. It derives them
+// from the caller and never guesses. All ranks of a group get the same answer, because units are numbered in the order
+// in which the group first reduces them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,34 +19,34 @@
 
 namespace isthmus::torch_backend {
 
-// Why a reduction in a backward pass without label, tag or option goes to the world backend.
+// Why the world backend runs a reduction in a backward pass that has no label, tag or option.
 inline constexpr const char* kUnlabelled = "not labelled, in a backward pass";
-// Why one goes there that a hook of a user's makes, or that FSDP makes from a compiled graph.
+// Why the world backend runs a reduction that a user's hook makes, or that FSDP makes from a compiled graph.
 inline constexpr const char* kNotFsdps = "inside of FSDP's reduction, but not its own";
 
 // Why reductions stay exact although they are gradients.
 inline constexpr const char* kReplicas = "some parameters are replicated over another mesh dimension, others are not";
 inline constexpr const char* kMayHoldCopies = "unknown parameters, of which ranks outside of the group may hold copies";
 
-// A reduction that FSDP makes for one of its units, found by Python (python/isthmus/units/identify.py).
+// A reduction that FSDP makes for one of its units; Python finds it (python/isthmus/units/identify.py).
 struct FsdpCaller {
-  UnitTag tag;  // without a name for an unprepared unit of FSDP1: its flat parameter tells it apart
-  // Its name is what FSDP2 calls an unprepared unit: models of equal names are told apart by their owners.
+  UnitTag tag;  // has no name for an unprepared unit of FSDP1: its flat parameter identifies it
+  // Whether the name is the label that FSDP2 gives an unprepared unit: owners then tell apart models of equal names.
   bool is_label = false;
-  std::optional<WeakParameter> flat_parameter;  // of FSDP1
+  std::optional<WeakParameter> flat_parameter;  // FSDP1 alone
 };
 
-// The context of a reduction when it is called.
+// What is known about a reduction when it is called.
 struct ReductionCall {
-  PushedUnit* pushed = nullptr;            // by the caller
-  bool in_fsdp_reduction = false;          // the call is in FSDP's label
-  std::optional<FsdpCaller> fsdp;          // and is FSDP's own
-  std::optional<WeakParameter> parameter;  // what is reduced is this parameter's gradient, on its way to it
+  PushedUnit* pushed = nullptr;            // the innermost tag of the thread
+  bool in_fsdp_reduction = false;          // the thread is in a label of FSDP
+  std::optional<FsdpCaller> fsdp;          // set if FSDP itself makes the call
+  std::optional<WeakParameter> parameter;  // the parameter whose gradient this reduces, by autograd
   int graph_task = -1;
 };
 
-// Numbers parameters of one shape in the order in which they appear; a parameter keeps its number. Numbers are never
-// reused, not even those of freed parameters.
+// Numbers parameters of one shape in the order in which they appear. A parameter keeps its number, and numbers are
+// never reused, not even those of freed parameters.
 class ParameterNumbers {
  public:
   int number(const WeakParameter& parameter, const ReductionShape& shape);
@@ -60,33 +60,34 @@ class ParameterNumbers {
   std::map<ReductionShape, int> next_;
 };
 
-// Asks Python whether FSDP itself makes the calling thread's reduction, and for which unit. Without it nothing of FSDP
-// is recognised but what is pushed.
+// Asks Python whether FSDP itself makes the calling thread's reduction, and for which unit. Without this function, only
+// pushed units of FSDP are recognised.
 using FindFsdpCaller = std::function<std::optional<FsdpCaller>(const at::Tensor& output, const at::Tensor& input)>;
 void set_fsdp_caller(FindFsdpCaller find);
 
-// Called when the third step of a group begins that was asked to leave something out, by a thread that makes its calls
-// and without locks. Two steps have shown by then whether it does. Set once, before the first group.
+// Sets the function to call when the third step of a group begins that is asked to compress: its first two steps have
+// shown whether it does. A thread that makes the group's calls calls it, without locks. Set once, before the first
+// group.
 void set_third_step_function(std::function<void()> function);
 
-// Called by the threads that make the group's calls; `mutex_` is not held while Python is asked.
+// The threads that make the group's calls call this; `mutex_` is not held while Python is asked.
 //
-// Names hold nothing that differs between groups, ranks or places in a mesh: names seed codecs, and replicas in other
-// groups must come out alike.
+// Names contain nothing that differs between groups, ranks or places in a mesh, because names seed codecs and replicas
+// in other groups must come out alike.
 class GradientRecogniser {
  public:
-  // covers_job: no rank of the job is outside of the group.
+  // covers_job: the group has all ranks of the job.
   GradientRecogniser(const Group& group, CallCounters& counters, bool covers_job);
 
-  // The gradient that is reduced, if it is one; otherwise counts the reason. All-reduce: output and input are one
-  // tensor.
+  // Returns the gradient that the call reduces, if it is one; otherwise counts the reason. In an all-reduce, output and
+  // input are the same tensor.
   std::optional<Reduction> recognise(const at::Tensor& output, const at::Tensor& input, Collective collective,
                                      const c10d::ReduceOp& op);
 
-  // The name of the unit of an owner that FSDP2 labels so, as its reductions will have it.
+  // Returns the name that reductions of this owner's unit have, where `label` is the name that FSDP2 gives it.
   std::string name_of(uint64_t owner, const std::string& label);
 
-  // Option `gradients`. Throws OptionError where it is out of range.
+  // The option `gradients`. The setter throws OptionError if the value is out of range.
   void set_gradients(const std::string& mode);
   std::string gradients() const;
 
@@ -95,9 +96,9 @@ class GradientRecogniser {
   const char* why_not_recognised(const ReductionCall& call, const at::Tensor& output, const at::Tensor& input,
                                  bool reducible) const;
 
-  // The unit of a reduction, and why it must stay exact; nothing if it is no gradient. A pushed tag of the one
-  // reduction stands before the unit of FSDP that makes the call, and that before a user's tag. Under mutex_, as what
-  // follows.
+  // Returns the unit of a reduction and why it must stay exact; nothing if it is no gradient. A tag pushed for this one
+  // reduction takes precedence over FSDP's unit, and FSDP's unit over a user's tag. The caller holds mutex_, here and
+  // in the methods below.
   std::optional<Reduction> identify(const ReductionCall& call, const ReductionShape& shape);
   Reduction fsdp_unit(const FsdpCaller& caller, const ReductionShape& shape);
   Reduction flat_unit(const FsdpCaller& caller, const ReductionShape& shape);
@@ -110,15 +111,15 @@ class GradientRecogniser {
   CallCounters& counters_;
   const bool covers_job_;
 
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   ParameterNumbers flat_parameters_;
   ParameterNumbers parameters_;
-  std::map<std::string, std::map<uint64_t, int>> owners_;  // of FSDP2's names: their numbers
+  std::map<std::string, std::map<uint64_t, int>> owners_;  // by FSDP2's name: the numbers of its owners
   int graph_task_ = -1;
-  std::map<ReductionShape, int> in_graph_task_;  // how many unknown reductions of a shape there were
-  std::optional<uint64_t> steps_before_;         // of optimizers, before the first reduction
+  std::map<ReductionShape, int> in_graph_task_;  // how many unknown reductions of each shape it has had
+  std::optional<uint64_t> steps_before_;         // optimizer steps before the first reduction
   bool is_third_step_over_ = false;
-  std::string gradients_;  // option `gradients`, as it is now
+  std::string gradients_;  // the option's current value
 };
 
 }  // namespace isthmus::torch_backend

@@ -23,10 +23,10 @@ std::function<void(const std::string&)>& warning_function() {
   return *function;
 }
 
-// What came under one value of the option.
+// What has been seen with one value of the option.
 struct Watched {
   std::vector<std::string> unmatched;
-  std::map<uint64_t, int> times;  // of each unit, by UnitKey::hash()
+  std::map<uint64_t, int> times;  // how often each unit came, by UnitKey::hash()
   std::set<std::string> names;
   bool is_over = false;
 };
@@ -54,7 +54,7 @@ void note(Watched& watched, const UnitKey& unit) {
   });
 }
 
-// The text of a warning; empty: there is nothing to warn of, or not yet.
+// Returns the text of a warning; empty if there is nothing to warn about, or not yet.
 std::string look(const std::string& units, const UnitKey& unit) {
   static auto* mutex = new std::mutex;
   static auto* by_option = new std::map<std::string, Watched>;

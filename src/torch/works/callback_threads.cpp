@@ -19,7 +19,7 @@ void CallbackThreads::run(int depth, std::function<void()> completion) {
   }
   try {
     threads_.emplace_back([this] { run_thread(); });
-  } catch (const std::system_error&) {  // no more threads
+  } catch (const std::system_error&) {  // the process can have no more threads
     const Completion last = std::move(waiting_.back());
     waiting_.pop_back();
     lock.unlock();
@@ -47,7 +47,7 @@ void CallbackThreads::run_thread() {
       completion.run();
       running_here_ = nullptr;
       end(completion);
-    }  // tensors go here, without the lock
+    }  // frees the tensors, without the lock
     lock.lock();
   }
 }

@@ -1,4 +1,4 @@
-// The threads on which Futures of calls in two tiers complete, and with them what their callbacks do.
+// The threads that complete the Futures of calls in two tiers and run their callbacks.
 #pragma once
 
 #include <condition_variable>
@@ -14,22 +14,22 @@
 
 namespace isthmus::torch_backend {
 
-// Callbacks may make calls and wait for them. On the worker they would wait for themselves, so each runs on a thread on
-// which nothing else has to run: a new one if all others are busy.
+// Callbacks may make calls and wait for them. On the worker thread they would wait for themselves, so each runs on an
+// idle thread, or on a new one if all are busy.
 //
-// Their calls keep one order on all ranks: of callbacks of one depth (0: of calls that no callback made, 1: of calls
-// that callbacks of depth 0 made, and so on) the next begins to make calls when those before it have ended.
+// Their calls keep the same order on all ranks: among callbacks of one depth (0: no callback made their call, 1: a
+// callback of depth 0 made it, and so on), each begins to make calls only when those before it have ended.
 class CallbackThreads {
  public:
-  // Runs `completion`, which must not throw. Called by the worker alone, in the order of its calls. depth: of the
-  // callbacks that it runs. Where this process may have no more threads it runs here and now.
+  // Runs `completion`, which must not throw. Only the worker calls this, in the order of its calls. depth: the depth of
+  // the callbacks that it runs. If this process can have no more threads, runs it on the calling thread.
   void run(int depth, std::function<void()> completion);
-  // Waits until all have ended. Once, after the last run().
+  // Waits until all completions have ended. Called once, after the last run().
   void join();
 
-  // The depth of callbacks of a call that the calling thread makes.
+  // Returns the depth of the callbacks of calls that the calling thread makes.
   static int depth_of_calls();
-  // Waits, in a callback, until those before it have ended. Called before each collective of any group.
+  // In a callback, waits until the callbacks before it have ended. Called before each collective of any group.
   static void await_turn();
 
  private:
@@ -44,16 +44,16 @@ class CallbackThreads {
   static thread_local const Completion* running_here_;
   static thread_local CallbackThreads* owner_here_;
 
-  std::mutex mutex_;               // guards what follows
-  std::condition_variable wakes_;  // a completion came, or stopping_
-  std::condition_variable turns_;  // one has ended
+  std::mutex mutex_;               // guards the members below
+  std::condition_variable wakes_;  // notified on a new completion and on stopping_
+  std::condition_variable turns_;  // notified when a completion has ended
   std::deque<Completion> waiting_;
-  std::set<std::pair<int, uint64_t>> under_way_;  // depth and number of those that have not ended
+  std::set<std::pair<int, uint64_t>> under_way_;  // depth and number of completions that have not ended
   uint64_t next_number_ = 0;
-  size_t idle_ = 0;  // threads
+  size_t idle_ = 0;  // number of idle threads
   bool stopping_ = false;
 
-  std::vector<std::thread> threads_;  // the worker's, then the caller's of join()
+  std::vector<std::thread> threads_;  // the worker alone uses it, then the caller of join()
 };
 
 }  // namespace isthmus::torch_backend

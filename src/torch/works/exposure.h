@@ -1,4 +1,4 @@
-// The time that the program waits for calls in two tiers, as far as it waits by Work::wait().
+// Counts the time that the program waits for calls in two tiers, if it waits by Work::wait().
 #pragma once
 
 #include <mutex>
@@ -8,12 +8,12 @@ namespace isthmus::torch_backend {
 // Thread-safe.
 class Exposure {
  public:
-  // A call took so long, beginning with its start by the worker.
+  // Adds the time that a call took from its start on the worker.
   void add_run(double seconds) {
     const std::lock_guard lock(mutex_);
     totals_.run_s += seconds;
   }
-  // A caller was blocked so long by a call. Zero: it was done already.
+  // Adds the time that a call blocked a caller; 0 if the call was done already.
   void add_wait(double seconds) {
     const std::lock_guard lock(mutex_);
     totals_.wait_s += seconds;
@@ -23,7 +23,7 @@ class Exposure {
     double run_s = 0;
     double wait_s = 0;
   };
-  // The seconds of all calls since the last reset_totals().
+  // Returns the seconds of all calls since the last reset_totals().
   Seconds totals() {
     const std::lock_guard lock(mutex_);
     return totals_;

@@ -17,8 +17,8 @@ c10::intrusive_ptr<c10::ivalue::Future> tensor_list_future() {
   return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
 }
 
-// Whether a rank or the network is at fault, rather than the caller's arguments ("Invalid scalar type"): Gloo raises
-// both from wait() as runtime errors that differ in their text alone.
+// Returns whether a rank or the network is at fault, rather than the caller's arguments ("Invalid scalar type"): Gloo
+// raises both from wait() as runtime errors that only their texts tell apart.
 bool is_network_failure(const std::string& error) {
   constexpr std::string_view kSigns[] = {"transport/", "imed out", "imeout", "onnection", "abort"};
   return std::any_of(std::begin(kSigns), std::end(kSigns),
@@ -47,7 +47,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkerWork::getFuture() {
   if (!future_) {
     future_ = tensor_list_future();
     if (is_over_) {
-      complete_future(*future_, error_);  // it has no callbacks yet
+      complete_future(*future_, error_);  // the Future has no callbacks yet
     }
   }
   return future_;
@@ -138,7 +138,7 @@ c10::intrusive_ptr<c10::ivalue::Future> CombinedWork::getFuture() {
   return c10::collectAll(futures)->then(
       [self](c10::ivalue::Future& all) {
         for (const c10::IValue& future : all.value().toListRef()) {
-          future.toFuture()->value();  // throws what failed
+          future.toFuture()->value();  // throws if the work failed
         }
         return self->outputs_.isNone() ? c10::IValue(self->result()) : self->outputs_;
       },

@@ -18,9 +18,9 @@ namespace isthmus::torch_backend {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// One operation that the worker thread runs. The caller's side: wait(timeout), isCompleted, exception, result,
-// getFuture; a forked child has no worker and must not wait. The worker's side: complete() or fail(), once. The Future
-// completes first: its callbacks have run when waiters go on. They run on a thread that may wait for other calls.
+// One operation that the worker thread runs. The caller uses wait(timeout), isCompleted, exception, result and
+// getFuture; a forked child has no worker and must not wait. The worker calls complete() or fail(), once. The Future
+// completes first, so its callbacks have run when waiters go on. They run on a thread that may wait for other calls.
 class WorkerWork final : public c10d::Work {
  public:
   // profiling_title: shown by the profiler from construction to completion.
@@ -33,9 +33,9 @@ class WorkerWork final : public c10d::Work {
   uint64_t getSequencenumber() const override { return sequence_number_; }
 
   void set_sequence_number(uint64_t number) { sequence_number_ = number; }
-  // Told how many seconds a wait() took. Before the Work is handed out.
+  // Sets a function that is told how long each wait() took. Called before the Work is handed out.
   void tell_waits(std::function<void(double seconds)> listener) { waited_ = std::move(listener); }
-  // Where the Future completes; without: where the operation does. Before the Work is handed out.
+  // Completes the Future on these threads, not on the worker. Called before the Work is handed out.
   void complete_on(std::shared_ptr<CallbackThreads> threads) { callback_threads_ = std::move(threads); }
   void complete() { end(nullptr); }
   void fail(std::exception_ptr error) { end(std::move(error)); }
@@ -50,16 +50,16 @@ class WorkerWork final : public c10d::Work {
   uint64_t sequence_number_ = 0;
   std::function<void(double)> waited_;
   std::shared_ptr<CallbackThreads> callback_threads_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_; null: nobody has asked for it
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_; null until somebody asks for it
   bool is_over_ = false;                            // under mutex_
   std::exception_ptr error_;                        // under mutex_
 };
 
-// Several operations as one: done when all are.
+// Several operations as one, which is done when all are.
 class CombinedWork final : public c10d::Work {
  public:
-  // outputs: the Future's value: tensors, which result() returns as well, or lists of tensors, which it does not.
-  // Without: the works' results, one after the other.
+  // outputs: the Future's value, either tensors, which result() also returns, or lists of tensors, which it does not.
+  // If none are given, the value is the works' results, one after the other.
   CombinedWork(int rank, c10d::OpType type, std::vector<WorkPtr> works, c10::IValue outputs = {});
 
   bool isCompleted() override;
@@ -76,23 +76,23 @@ class CombinedWork final : public c10d::Work {
   std::atomic<bool> waited_{false};  // some of Gloo's Works never say that they have completed
 };
 
-// Is told when the wait for a Work takes long, and explains its failure.
+// Learns when a caller waits for a Work, and explains the Work's failure.
 class FaultHandler {
  public:
-  virtual void wait_begins() = 0;  // throws where nobody may wait: in a forked child
+  virtual void wait_begins() = 0;  // throws in a forked child, where nobody may wait
   virtual void wait_ends() = 0;
-  // The error to throw in place of `error`. Blocks for seconds.
+  // Returns the error to throw in place of `error`. Blocks for seconds.
   virtual std::exception_ptr explain(c10d::OpType operation, uint64_t sequence_number, const std::string& error) = 0;
-  // Throws the group's failure; also checks for faults that its GPU has found so far.
+  // Throws the group's failure, or a fault that its GPU has found so far.
   virtual void throw_if_failed(c10d::OpType operation, uint64_t sequence_number) = 0;
 
  protected:
   ~FaultHandler() = default;
 };
 
-// Watches a Work, which has this number in its group.
+// Watches a Work, whose collective has this sequence number in its group.
 struct Watcher {
-  // owner: keeps the handler, and may go before the Work.
+  // owner: owns the handler; held weakly, as it may be destroyed before the Work.
   Watcher(uint64_t number, const c10::intrusive_ptr<c10::intrusive_ptr_target>& owning, FaultHandler* handling)
       : sequence_number(number), owner(owning), handler(handling) {}
 
@@ -101,7 +101,6 @@ struct Watcher {
   FaultHandler* handler;
 };
 
-// Makes the Watcher of the Work that has this number.
 using WatcherFor = std::function<Watcher(uint64_t sequence_number)>;
 
 // A Work of the world backend whose failure names the ranks that are missing.
@@ -128,8 +127,8 @@ class WatchedWork final : public c10d::Work {
   const Watcher watcher_;
 };
 
-// `work`, with `then` run once it has succeeded, before waiters go on. For backends whose Works have a Future. outputs:
-// the value of result() and of the Future.
+// Returns a Work that runs `then` once `work` has succeeded, before waiters go on. It needs a backend whose Works have
+// a Future. outputs: the value of result() and of the Future.
 WorkPtr followed_by(const WorkPtr& work, std::vector<at::Tensor> outputs, std::function<void()> then);
 
 }  // namespace isthmus::torch_backend

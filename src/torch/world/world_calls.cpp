@@ -15,7 +15,7 @@ WorkPtr WorldCalls::forward(Side& side, const std::function<WorkPtr(c10d::Backen
 
 WorkPtr WorldCalls::submit(Side& side, TwoTierCall call) {
   if (side.abilities().groups) {
-    close_group();  // otherwise its operations would start behind work that waits for them
+    close_group();  // otherwise the group's operations would start behind work that waits for them
   }
   WorkPtr work = side.submit(std::move(call));
   const std::lock_guard lock(mutex_);
@@ -25,7 +25,7 @@ WorkPtr WorldCalls::submit(Side& side, TwoTierCall call) {
   return work;
 }
 
-// NCCL's Works are null where the caller's stream alone runs the operation.
+// NCCL returns null Works for operations that run on the caller's stream alone.
 WorkPtr WorldCalls::issued(WorkPtr work, bool in_group) {
   if (!work || !c10d::isP2POp(work->retrieveOpType())) {  // callers of sends and receives know the peer
     const uint64_t number = counters_.take_sequence_number();
@@ -42,11 +42,11 @@ WorkPtr WorldCalls::issued(WorkPtr work, bool in_group) {
 
 void WorldCalls::start_coalescing() {
   try {
-    close_group();  // torch does not end a block in which a call raised
+    close_group();  // torch does not end coalescing if a call raised inside
   } catch (const std::exception&) {
-    // its operations have thrown where they were called
+    // the operations have thrown already, in their own calls
   }
-  std::vector<WorkPtr> left_over;  // tensors go without the lock
+  std::vector<WorkPtr> left_over;  // frees tensors without the lock
   const std::lock_guard lock(mutex_);
   coalescing_ = true;
   left_over.swap(coalesced_);
@@ -59,7 +59,7 @@ WorkPtr WorldCalls::end_coalescing() {
   return c10::make_intrusive<CombinedWork>(group_.rank, c10d::OpType::COALESCED, std::exchange(coalesced_, {}));
 }
 
-// Torch does not say of which tensors it starts to coalesce operations: the first call does.
+// Torch does not say on which device it starts to coalesce: the tensors of the first call do.
 bool WorldCalls::open_group(c10d::Backend& world) {
   {
     const std::lock_guard lock(mutex_);

@@ -1,4 +1,4 @@
-// How a process group calls the world backends of its sides, one by one or several at once.
+// Calls the world backends of a process group's sides, one call at a time or several at once.
 #pragma once
 
 #include <chrono>
@@ -16,25 +16,26 @@
 
 namespace isthmus::torch_backend {
 
-// Called by the threads that make the group's calls. `mutex_` is held for moments, never while a world backend runs; no
+// The threads that make the group's calls call this. `mutex_` is held for moments, never while a world backend runs; no
 // other lock is taken under it.
 class WorldCalls {
  public:
-  // options: their timeout is that of calls without one. watcher: makes the Watchers of Works.
+  // options: their timeout applies to calls that have none. watcher: makes the Watchers of Works.
   WorldCalls(const Group& group, c10::intrusive_ptr<BackendOptions> options, CallCounters& counters, WatcherFor watcher)
       : group_(group), options_(std::move(options)), counters_(counters), watcher_(std::move(watcher)) {}
 
-  // Calls the side's world backend. Its Work is watched, and belongs to the coalescing under way, if there is one.
+  // Calls the side's world backend and watches its Work. During coalescing, the Work joins it.
   WorkPtr forward(Side& side, const std::function<WorkPtr(c10d::Backend&)>& call);
-  // As forward(), for an operation in two tiers.
+  // Does the same for an operation in two tiers.
   WorkPtr submit(Side& side, TwoTierCall call);
 
-  // Later calls become one Work, that of end_coalescing(). Does not throw: torch would silently drop later collectives.
+  // Makes end_coalescing() return one Work for all calls since. Does not throw: torch would silently drop later
+  // collectives.
   void start_coalescing();
   WorkPtr end_coalescing();
 
   // Names the group in torch's flight recorder, which shows calls of the world backends. Called before each collective;
-  // only the first call names it.
+  // only the first call has an effect.
   void describe(const std::vector<Side*>& sides, const std::string& group);
 
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
@@ -42,8 +43,8 @@ class WorldCalls {
 
  private:
   WorkPtr issued(WorkPtr work, bool in_group);
-  bool open_group(c10d::Backend& world);  // whether one is open now: only while coalescing
-  void close_group();                     // starts its operations
+  bool open_group(c10d::Backend& world);  // returns whether one is open now; opens one only while coalescing
+  void close_group();                     // starts the group's operations
 
   const Group& group_;
   const c10::intrusive_ptr<BackendOptions> options_;  // its timeout is guarded by mutex_
@@ -51,9 +52,9 @@ class WorldCalls {
   const WatcherFor watcher_;
   std::once_flag described_;
 
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   bool coalescing_ = false;
-  c10d::Backend* open_group_ = nullptr;  // the world backend that starts operations together, while it does
+  c10d::Backend* open_group_ = nullptr;  // the world backend that collects operations to start together; else null
   std::vector<WorkPtr> coalesced_;
 };
 
