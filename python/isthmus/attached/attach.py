@@ -82,16 +82,16 @@ def attach(
 
     It takes models of FSDP2 (`fully_shard`) and DDP over process groups of any backend. Beside each group that gathers
     or reduces the model and spans nodes, it makes a group of Isthmus over the same ranks. It hands FSDP2 collectives
-    over that group (`set_custom_reduce_scatter`, `set_custom_all_gather`), and DDP a communication hook. The rest of the
-    job stays on its backend. Results are the same, bit by bit, as with backend "isthmus" and `isthmus.prepare`, which
-    this calls. Functions that take a model or a group (`isthmus.stats`, `isthmus.state_dict`, ...) take these too.
+    over that group (`set_custom_reduce_scatter`, `set_custom_all_gather`), and DDP a communication hook. The rest of
+    the job stays on its backend. Results are the same, bit by bit, as with backend "isthmus" and `isthmus.prepare`,
+    which this calls. Functions that take a model or group (`isthmus.stats`, `isthmus.state_dict`, ...) take these too.
 
     All ranks of the job call it alike, after the last `fully_shard` and between steps; they compare their arguments. A
     second call with equal arguments does nothing.
 
     name, scaler: as in `isthmus.prepare`.
-    options: the options of the new groups; or give keywords: ``attach(model, bits=2, weights="delta")``. Models over one
-    group have equal options.
+    options: the options of the new groups; or give keywords: ``attach(model, bits=2, weights="delta")``. Models over
+    one group have equal options.
 
     With HSDP, Isthmus takes the shards' collectives if shards lie on several nodes; torch lets nobody replace the
     all-reduce between replicas.
