@@ -161,7 +161,6 @@ class BackendIsthmus final : public c10d::Backend {
   WorkPtr submit_reduction(Side& side, TwoTierCall call, const Reduction& gradient);
   WorkPtr combined(c10d::OpType type, std::vector<WorkPtr> works, const std::vector<at::Tensor>& outputs) const;
 
-  // All-gathers.
   bool takes_two_tiers(const at::Tensor& output, const at::Tensor& input) const;
   WorkPtr gather_tensor(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);
   WorkPtr gather_by_world(Side& side, at::Tensor output, at::Tensor input, const c10d::AllgatherOptions& options);

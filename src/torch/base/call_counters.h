@@ -21,7 +21,6 @@ class CallCounters {
     return next_sequence_number_;
   }
 
-  // Counts a call that arrived from torch.
   void count_call(const char* call) {
     const std::lock_guard lock(mutex_);
     ++calls_[call];

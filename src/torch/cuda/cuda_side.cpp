@@ -31,7 +31,6 @@ namespace {
 // Returns whether torch's variables let Works of NCCL block the host.
 bool works_block() { return c10d::getCvarBool({"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"}, false); }
 
-// How often drain() looks.
 constexpr std::chrono::milliseconds kDrainPause{1};
 
 // One GPU, and what runs there.
@@ -41,7 +40,6 @@ struct Gpu {
   std::shared_ptr<Communicator> communicator;
 };
 
-// An enqueued call.
 struct Pending {
   EventPtr done;
   std::chrono::milliseconds patience;

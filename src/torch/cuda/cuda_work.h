@@ -15,7 +15,6 @@
 
 namespace isthmus::torch_backend {
 
-// Where a group enqueues operations.
 struct CudaPlace {
   std::shared_ptr<Device> device;
   c10::cuda::CUDAStream aftermath;  // for work that follows an operation: copies, Futures

@@ -13,7 +13,6 @@
 namespace isthmus::torch_backend {
 namespace {
 
-// Memory for the lanes of a device.
 class LaneMemory {
  public:
   LaneMemory(c10::DataPtr data, std::vector<c10::cuda::CUDAStream> lanes)
@@ -33,7 +32,6 @@ class LaneMemory {
   std::vector<c10::cuda::CUDAStream> lanes_;
 };
 
-// Returns the ranges that the calling thread has open.
 std::vector<std::unique_ptr<at::RecordFunction>>& open_ranges() {
   thread_local std::vector<std::unique_ptr<at::RecordFunction>> ranges;
   return ranges;

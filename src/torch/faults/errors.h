@@ -8,7 +8,6 @@
 
 namespace isthmus::torch_backend {
 
-// Makes a torch.distributed.DistBackendError.
 inline std::exception_ptr dist_error(const std::string& text) {
   try {
     TORCH_CHECK_WITH(DistBackendError, false, text);

@@ -66,7 +66,6 @@ void set_field(BackendOptions& options, const OptionField& field, const std::str
   options.given.insert(field.name);
 }
 
-// Adds an attribute of its member's type to Options.
 void bind_field(py::class_<BackendOptions, c10d::Backend::Options, OptionsPtr>& type, const OptionField& field) {
   const auto get = [&field](const BackendOptions& options) {
     return std::visit([&options](auto member) { return py::cast(options.values.*member); }, field.member);

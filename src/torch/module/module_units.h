@@ -9,7 +9,6 @@ namespace isthmus::torch_backend {
 
 using BackendClass = py::class_<BackendIsthmus, c10d::Backend, c10::intrusive_ptr<BackendIsthmus>>;
 
-// Adds functions to the module and methods to the class.
 void bind_units(py::module_& module, BackendClass& backend);
 
 }  // namespace isthmus::torch_backend

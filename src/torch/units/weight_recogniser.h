@@ -30,7 +30,6 @@ class WeightRecogniser {
  public:
   explicit WeightRecogniser(const Group& group) : group_(group) {}
 
-  // Returns whether the group looks for gathers of parameters at all.
   bool is_active() const { return group_.options.weights == "delta" && group_.two_tier(); }
   // Returns the unit whose parameters `output` will hold; nothing if the call gathers no parameters.
   std::optional<UnitKey> recognise(const at::Tensor& output);
