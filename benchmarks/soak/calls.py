@@ -1,9 +1,11 @@
-"""One call of the soak on one rank: issued on a group of Isthmus, and compared with Gloo."""
+"""The calls of the soak: drawn by chance, alike on every rank; and one of them on a group of Isthmus, held against Gloo."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,17 +15,77 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 import isthmus
-from isthmus.benchmarks.soak.plan import LARGEST_VALUE, Call
+
+#: Divisible by the ranks of every group. The first is below MIN_ELEMENTS, whose calls are plain.
+NUM_ELEMENTS = (5040, 10 * 2520, 34 * 2520)
+MIN_ELEMENTS = 20_000
+MOST_CALLS = 4
+#: The options of groups by name. The first compresses gradients and sends differences of weights.
+OPTIONS: dict[str, dict[str, str]] = {
+    "default": {"weights": "delta", "replica_interval": "4"},
+    **dict.fromkeys(("plain", "rails", "nodes", "all but the last", "all but the first"), {"codec": "none"}),
+}
+GRADIENTS = ("gradient_reduce_scatter", "gradient_all_reduce")
+WEIGHTS = "gather_weights"
 
 _OPERATORS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-
+#: Whole numbers to this size: sums over all ranks are exact in every type, in any order.
+_LARGEST_VALUE = 4
 # With codec quant at most so many elements share a scale; all levels but those with a zero among them divide this.
 _LARGEST_GROUP = 512
 _MULTIPLE_OF_LEVELS = 255
 
 
 class WrongResult(AssertionError):
-    """A result that contradicts Gloo, or the conservation of gradients."""
+    """A result that is not Gloo's."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective of a step."""
+
+    kind: str
+    group: str
+    dtype: str
+    num_elements: int
+    operator: str  # what does not reduce ignores it
+    root: int  # rank in the group
+    asynchronous: bool
+
+    @property
+    def unit(self) -> str:
+        """The unit whose gradient this is: of one shape, type and scale."""
+        return f"soak.{self.kind}.{self.group}.{self.dtype}.{self.num_elements}.{self.operator}"
+
+    def __str__(self) -> str:
+        how = "asynchronous" if self.asynchronous else "synchronous"
+        return f"{self.kind} ({self.operator}) of {self.num_elements} x {self.dtype} in group '{self.group}', {how}"
+
+
+def calls_of_step(seed: int, step: int, smallest_group: int) -> list[Call]:
+    """Return the calls of one step, at most one for each unit. Roots are in 0 ... smallest_group - 1."""
+    choose = random.Random(f"{seed}/{step}")
+    calls = [_draw(choose, smallest_group) for _ in range(choose.randint(1, MOST_CALLS))]
+    return list({call.unit: call for call in calls}.values())
+
+
+def _draw(choose: random.Random, smallest_group: int) -> Call:
+    kind = choose.choices((*GRADIENTS, WEIGHTS, *_EXACT), (3, 3, 3, *([1] * len(_EXACT))))[0]
+    dtypes, operators = ("float32", "bfloat16"), ("sum", "avg")
+    if kind == WEIGHTS:
+        dtypes, operators = ("float32", "bfloat16", "float16", "float64"), ("sum",)
+    elif kind in _EXACT:
+        dtypes = ("float32", "bfloat16", "float16", "float64", "int64", "uint8")
+        operators = ("sum", "max", "min") if kind == "all_reduce" else ("sum",)
+    return Call(
+        kind=kind,
+        group=choose.choice(tuple(OPTIONS) if kind in _EXACT else ("default", "plain", "rails")),
+        dtype=choose.choice(dtypes),
+        num_elements=choose.choice(NUM_ELEMENTS),
+        operator=choose.choice(operators),
+        root=choose.randrange(smallest_group),
+        asynchronous=choose.random() < 0.5,
+    )
 
 
 class Pair:
@@ -33,19 +95,10 @@ class Pair:
         self.isthmus = isthmus_group
         self.gloo = gloo_group
         self.ranks: list[int] = dist.get_process_group_ranks(isthmus_group)
-        self.backend: Any = isthmus_group._get_backend(torch.device("cpu"))
-        self._residuals: dict[str, tuple[Tensor, Tensor]] = {}
+        self.size = len(self.ranks)
+        #: This rank's place in it.
+        self.rank = self.ranks.index(dist.get_rank())
         self._models: dict[str, Any] = {}
-
-    @property
-    def size(self) -> int:
-        """How many ranks it has."""
-        return len(self.ranks)
-
-    @property
-    def rank(self) -> int:
-        """This rank's place in it."""
-        return self.ranks.index(dist.get_rank())
 
     def model(self, call: Call) -> Any:
         """FSDP2's only unit of a model whose only parameter has the size and type of the call, on Isthmus."""
@@ -54,31 +107,6 @@ class Pair:
             model.weight = nn.Parameter(torch.zeros(call.num_elements, dtype=getattr(torch, call.dtype)))
             self._models[call.unit] = fully_shard(model, mesh=DeviceMesh.from_group(self.isthmus, "cpu"))
         return self._models[call.unit]
-
-    def residual_change(self, unit: str, num_elements: int) -> Tensor:
-        """The growth of all ranks' residuals in the last reduction of the unit: float64.
-
-        Of the whole tensor's sum for residuals of pieces, and of the result itself for residuals of results; both in
-        chunks of the ranks that own them.
-        """
-        state = next(state for state in self.backend.unit_states() if state["name"].startswith(unit))
-        after = (state["residual"].double(), state["result_residual"].double())
-        before = self._residuals.get(unit, tuple(torch.zeros_like(tensor) for tensor in after))
-        self._residuals[unit] = after
-        pieces, results = (new - old for new, old in zip(after, before, strict=True))
-        change = torch.zeros(2, self.size, num_elements // self.size, dtype=torch.float64)
-        change[0, self._owners_on_my_rail()] = pieces.view(-1, num_elements // self.size)
-        if results.numel():
-            change[1, self.rank] = results
-        dist.all_reduce(change, group=self.gloo)  # disjoint but for nodes: each node's residuals add up
-        return change.view(2, num_elements)
-
-    def _owners_on_my_rail(self) -> list[int]:
-        """The ranks of the other nodes that have this rank's local index, by node."""
-        nodes: list[int] = self.backend.node_of_rank
-        by_node = [[rank for rank in range(self.size) if nodes[rank] == node] for node in sorted(set(nodes))]
-        local_index = by_node[nodes[self.rank]].index(self.rank)
-        return [ranks[local_index] for node, ranks in enumerate(by_node) if node != nodes[self.rank]]
 
 
 class Issued:
@@ -96,38 +124,40 @@ class Issued:
             work.wait()
         if self._call.kind == "barrier":
             return
-        expected = self._expected_reduction() if "reduce_scatter" in self._call.kind or self._call.is_gradient else None
-        if expected is None:
-            expected, works = _perform(self._call, self._pair, self._pair.gloo, self._input.clone(), asynchronous=False)
-            for work in works:
-                work.wait()
+        expected = self._expected()
         wrong = int((self._output != expected).sum())
         if wrong or self._output.shape != expected.shape:
             raise WrongResult(f"{self._call}: {wrong} of {expected.numel()} elements are wrong")
 
-    def _expected_reduction(self) -> Tensor:
-        """Scale x (the sum - what pieces left out), less what the result left out; all of it exact in float64."""
+    def _expected(self) -> Tensor:
+        """Gloo's result; of reduce-scatters and gradients the sum in float64, which is exact."""
         call, pair = self._call, self._pair
+        if call.kind not in (*GRADIENTS, "reduce_scatter"):
+            expected, works = _perform(call, pair, pair.gloo, self._input.clone(), asynchronous=False)
+            for work in works:
+                work.wait()
+            return expected
         total = self._input.double()
         dist.all_reduce(total, group=pair.gloo)
-        scale = 1 / pair.size if call.operator == "avg" else 1.0
-        left_out = pair.residual_change(call.unit, call.num_elements) if call.keeps_residual else (0.0, 0.0)
-        whole = ((total - left_out[0]) * scale - left_out[1]).to(self._input.dtype)
+        whole = (total / pair.size if call.operator == "avg" else total).to(self._input.dtype)
         return whole if call.kind == "gradient_all_reduce" else whole.chunk(pair.size)[pair.rank]
 
 
 def _input(call: Call, seed: int, pair: Pair) -> Tensor:
-    if call.is_of_weights:
-        return _weights(call, seed)
-    return _single_values(call, seed, pair) if call.group == "default" else _whole_numbers(call, seed, pair)
+    dtype = getattr(torch, call.dtype)
+    if call.kind == WEIGHTS:  # what they were, or a little or far away from that
+        distance = (0.0, 0.0, 1e-4, 1e3)[seed % 4]
+        start, step = (torch.randn(call.num_elements, generator=_generator(number)) for number in (1, seed))
+        return (start + distance * step).to(dtype)
+    if call.kind in GRADIENTS and call.group == "default":
+        return _single_values(call, seed, pair).to(dtype)
+    lowest = 0 if call.dtype == "uint8" else -_LARGEST_VALUE
+    generator = _generator(seed * 1009 + dist.get_rank())
+    return torch.randint(lowest, _LARGEST_VALUE + 1, (call.num_elements,), generator=generator).to(dtype)
 
 
-def _weights(call: Call, seed: int) -> Tensor:
-    """Return weights that are now what they were, now a little or far away from that."""
-    distance = (0.0, 0.0, 1e-4, 1e3)[seed % 4]
-    start = torch.randn(call.num_elements, generator=torch.Generator().manual_seed(1))
-    step = torch.randn(call.num_elements, generator=torch.Generator().manual_seed(seed))
-    return (start + distance * step).to(getattr(torch, call.dtype))
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def _single_values(call: Call, seed: int, pair: Pair) -> Tensor:
@@ -137,24 +167,15 @@ def _single_values(call: Call, seed: int, pair: Pair) -> Tensor:
     """
     places = torch.arange(seed % _LARGEST_GROUP, call.num_elements, _LARGEST_GROUP)
     numbers = torch.arange(len(places)) + seed
-    signs = 1 if call.dtype == "uint8" else 1 - 2 * (numbers // 2 % 2)
+    signs = 1 - 2 * (numbers // 2 % 2)
     tensor = torch.zeros(call.num_elements)
     tensor[places] = torch.where(numbers % pair.size == pair.rank, _MULTIPLE_OF_LEVELS * signs, 0).float()
-    return tensor.to(getattr(torch, call.dtype))
-
-
-def _whole_numbers(call: Call, seed: int, pair: Pair) -> Tensor:
-    generator = torch.Generator().manual_seed(seed * 1009 + pair.ranks[pair.rank])
-    lowest = 0 if call.dtype == "uint8" else -LARGEST_VALUE
-    return torch.randint(lowest, LARGEST_VALUE + 1, (call.num_elements,), generator=generator).to(
-        getattr(torch, call.dtype)
-    )
+    return tensor
 
 
 def _perform(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> tuple[Tensor, list[Any]]:
     """Issue the call; returns the tensor that will hold its result, and the Works to wait for."""
-    label = isthmus.unit(f"{call.unit}") if call.is_gradient else nullcontext()
-    with label:
+    with isthmus.unit(call.unit) if call.kind in GRADIENTS else nullcontext():
         output, works = _CALLS[call.kind.removeprefix("gradient_")](call, pair, group, tensor, asynchronous)
     return output, [work for work in works if work is not None]
 
@@ -168,12 +189,6 @@ def _all_reduce(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous
 
 def _broadcast(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> Performed:
     return tensor, [dist.broadcast(tensor, pair.ranks[call.root], group, asynchronous)]
-
-
-def _reduce(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> Performed:
-    work = dist.reduce(tensor, pair.ranks[call.root], _OPERATORS[call.operator], group, asynchronous)
-    # What the others' tensors hold afterwards is not defined.
-    return tensor if pair.rank == call.root else tensor[:0], [work]
 
 
 def _all_gather(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> Performed:
@@ -204,11 +219,6 @@ def _gather_weights(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchro
     return tensor.zero_(), [_Unsharded(model, tensor, asynchronous)]
 
 
-def _all_gather_list(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> Performed:
-    own = tensor.chunk(pair.size)[pair.rank].clone()
-    return tensor.zero_(), [dist.all_gather(list(tensor.chunk(pair.size)), own, group, asynchronous)]
-
-
 def _reduce_scatter(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: bool) -> Performed:
     shard = torch.empty_like(tensor.chunk(pair.size)[0])
     return shard, [dist.reduce_scatter_tensor(shard, tensor, _OPERATORS[call.operator], group, asynchronous)]
@@ -230,15 +240,13 @@ def _barrier(call: Call, pair: Pair, group: Any, tensor: Tensor, asynchronous: b
     return tensor, [dist.barrier(group, asynchronous)]
 
 
-_CALLS: dict[str, Callable[[Call, Pair, Any, Tensor, bool], Performed]] = {
+_EXACT: dict[str, Callable[[Call, Pair, Any, Tensor, bool], Performed]] = {
     "all_reduce": _all_reduce,
     "broadcast": _broadcast,
-    "reduce": _reduce,
     "all_gather": _all_gather,
-    "all_gather_list": _all_gather_list,
-    "gather_weights": _gather_weights,
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
     "send_receive": _send_receive,
     "barrier": _barrier,
 }
+_CALLS = _EXACT | {WEIGHTS: _gather_weights}

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from isthmus.benchmarks.common.options import check_ranges, option
 from isthmus.benchmarks.simulate import MAX_NODES
-from isthmus.benchmarks.soak.plan import MOST_RANKS
+
+#: Groups have at most so many ranks, and tensors sizes that all numbers up to it divide.
+MOST_RANKS = 10
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 
 from isthmus.benchmarks.common.isthmus_group import IsthmusGroup, new_group
-from isthmus.benchmarks.soak.calls import Issued, Pair, WrongResult
-from isthmus.benchmarks.soak.plan import LOSSY_GROUPS, MIN_ELEMENTS, Call, calls_of_step
+from isthmus.benchmarks.soak.calls import MIN_ELEMENTS, OPTIONS, Call, Issued, Pair, WrongResult, calls_of_step
 
 
 class Worker:
@@ -32,8 +31,7 @@ class Worker:
         return {"smallest_group": self._smallest_group}
 
     def _make_pair(self, name: str, ranks_of_groups: list[list[int]], timeout: timedelta) -> Pair | None:
-        codec = LOSSY_GROUPS.get(name, {"codec": "none"})
-        options = {"min_elements": str(MIN_ELEMENTS), "log": "error", **codec}
+        options = {"min_elements": str(MIN_ELEMENTS), "log": "error", **OPTIONS[name]}
         isthmus_group = IsthmusGroup(options, timeout, ranks_of_groups).group
         gloo_group = new_group("gloo", timeout, ranks_of_groups)
         return Pair(isthmus_group, gloo_group) if isthmus_group is not None else None
@@ -47,7 +45,7 @@ class Worker:
                 self._run_step(calls, command["seed"] + step)
             except WrongResult as error:
                 raise WrongResult(f"step {step}: {error}") from None
-            counted.update(self._kind_for_summary(call) for call in calls)
+            counted.update(call.kind for call in calls)
         return {"counted": counted, "process": _process_figures()}
 
     def _run_step(self, calls: list[Call], seed: int) -> None:
@@ -55,11 +53,6 @@ class Worker:
         issued = [Issued(call, pair, seed) for call in calls if (pair := self._pairs[call.group]) is not None]
         for call in issued:
             call.finish()
-
-    def _kind_for_summary(self, call: Call) -> str:
-        if call.sends_differences:
-            return f"{call.kind}, as differences"
-        return f"{call.kind}, compressed" if call.is_compressed else call.kind
 
 
 def _ranks_of_groups() -> dict[str, list[list[int]]]:
@@ -69,7 +62,6 @@ def _ranks_of_groups() -> dict[str, list[list[int]]]:
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])
     return {
         "default": [everyone],
-        "tagc": [everyone],
         "plain": [everyone],
         "rails": [everyone[local_index::per_node] for local_index in range(per_node)],
         "nodes": [everyone[first : first + per_node] for first in range(0, world_size, per_node)],

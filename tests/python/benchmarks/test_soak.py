@@ -7,17 +7,19 @@ from collections import Counter
 import pytest
 import torch.distributed as dist
 
-from isthmus.benchmarks.soak.calls import Issued, Pair, WrongResult
-from isthmus.benchmarks.soak.config import SoakConfig
-from isthmus.benchmarks.soak.plan import (
-    GROUPS,
-    LOSSY_GROUPS,
+from isthmus.benchmarks.soak.calls import (
+    GRADIENTS,
     MIN_ELEMENTS,
-    MOST_RANKS,
     NUM_ELEMENTS,
+    OPTIONS,
+    WEIGHTS,
     Call,
+    Issued,
+    Pair,
+    WrongResult,
     calls_of_step,
 )
+from isthmus.benchmarks.soak.config import MOST_RANKS, SoakConfig
 from isthmus.benchmarks.soak.run import MOST_GROWTH_BYTES, MOST_LATE_CONNECTIONS, _report
 from python.benchmarks.bench_cli import run
 from support import ranks
@@ -31,14 +33,11 @@ def test_steps_are_equal_for_equal_seeds_and_cover_everything():
     assert all(len({call.unit for call in calls}) == len(calls) > 0 for calls in steps)
     calls = [call for calls in steps for call in calls]
     assert all(call.root < 2 for call in calls)
-    assert {call.group for call in calls} == set(GROUPS)
-    assert {call.num_elements for call in calls if not call.is_compressed} == set(NUM_ELEMENTS)
-    assert len({call.kind for call in calls}) == 12
-    compressed = {(call.group, call.kind, call.asynchronous) for call in calls if call.is_compressed}
-    assert len(compressed) == len(LOSSY_GROUPS) * 2 * 2
-    weights = {(call.group, call.dtype, call.asynchronous) for call in calls if call.sends_differences}
-    assert len(weights) == 2 * 4 * 2
-    assert {call.group for call in calls if call.keeps_residual} == LOSSY_GROUPS.keys() - {"default"}
+    assert {call.group for call in calls} == set(OPTIONS)
+    assert {call.num_elements for call in calls} == set(NUM_ELEMENTS)
+    assert len({call.kind for call in calls}) == 10
+    for kind in (*GRADIENTS, WEIGHTS):
+        assert len({(call.group, call.asynchronous) for call in calls if call.kind == kind}) == 3 * 2
 
 
 def test_sizes_fit_all_groups():
@@ -49,32 +48,24 @@ def damage_results(rank: int, world_size: int) -> None:
     ranks.init("gloo")
     import isthmus
 
-    gloo = dist.new_group(backend="gloo")
-    for group, settings in LOSSY_GROUPS.items():
-        options = isthmus.Options(min_elements=MIN_ELEMENTS, log="error", **settings)
-        damage_results_of(group, Pair(dist.new_group(backend="isthmus", pg_options=options), gloo))
-    finish()
-
-
-def damage_results_of(group: str, pair: Pair) -> None:
-    import isthmus
-
-    gradients = ("gradient_reduce_scatter", "gradient_all_reduce")
-    for kind in ("all_reduce", "all_gather", "gather_weights", "reduce_scatter", *gradients):
-        call = Call(kind, group, "float32", NUM_ELEMENTS[1], "sum", 0, asynchronous=True)
-        for seed in range(3):  # the residuals of the last are not those of the first
+    options = isthmus.Options(min_elements=MIN_ELEMENTS, log="error", **OPTIONS["default"])
+    pair = Pair(dist.new_group(backend="isthmus", pg_options=options), dist.new_group(backend="gloo"))
+    for kind in ("all_reduce", "all_gather", WEIGHTS, "reduce_scatter", *GRADIENTS):
+        call = Call(kind, "default", "float32", NUM_ELEMENTS[1], "sum", 0, asynchronous=True)
+        for seed in range(3):
             Issued(call, pair, seed).finish()
         issued = Issued(call, pair, 3)
         for work in issued._works:
             work.wait()
         issued._works.clear()
         issued._output[17] += 1
-        with pytest.raises(WrongResult, match=f"{kind} .* in group '{group}', asynchronous: 1 of "):
+        with pytest.raises(WrongResult, match=f"{kind} .* in group 'default', asynchronous: 1 of "):
             issued.finish()
     statistics = isthmus.stats(pair.isthmus)
     assert statistics["compressed_calls"] == 8
-    assert statistics["weights"]["gathers"] == (0 if group == "default" else 4)
-    assert statistics["weights"]["whole"] == ({} if group == "default" else {"the first gather": 1})
+    assert statistics["weights"]["gathers"] == 4
+    assert statistics["weights"]["whole"] == {"the first gather": 1}
+    finish()
 
 
 @pytest.mark.processes
