@@ -48,6 +48,7 @@ class RankOutcome:
     error: str = ""
     seconds_to_error: float = 0  # since the injection, or since the call that failed if that came later
     seconds_to_end: float = 0
+    log: str = ""  # what it printed
 
 
 @contextmanager
@@ -73,12 +74,17 @@ def _run_row(row: Row, folder: Path) -> list[RankOutcome]:
     injected_at = _injected_at(shared).value
     found = []
     for outcome in outcomes[:WORLD_SIZE]:
-        found.append(RankOutcome(outcome.rank, outcome.exit_code))
+        log = _log_of(shared, outcome.rank).read_text()
+        found.append(RankOutcome(outcome.rank, outcome.exit_code, log=log))
         if outcome.value:
             found[-1].error_type, found[-1].error, called_at, failed_at, ended_at = outcome.value
             found[-1].seconds_to_error = failed_at - max(injected_at, called_at)
             found[-1].seconds_to_end = ended_at - max(injected_at, called_at)
     return found
+
+
+def _log_of(shared: Path, rank: int) -> Path:
+    return shared.with_suffix(f".log{rank}")
 
 
 def _injected_at(shared: Path) -> ctypes.c_double:
@@ -91,6 +97,7 @@ def _run_rank(rank: int, _: int, name: str, shared: Path) -> tuple[str, str, flo
     """Call the row's operation until it fails; the faulty rank injects its fault first."""
     (row,) = (row for row in ROWS if row.name == name)
     os.environ["WORLD_SIZE"] = str(WORLD_SIZE)
+    os.dup2(os.open(_log_of(shared, rank), os.O_WRONLY | os.O_CREAT), 2)
     pid_of_host = shared.with_suffix(".host")
     if rank == WORLD_SIZE:  # be what a launcher's agent is for its ranks
         store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=True, wait_for_workers=False)
@@ -130,7 +137,7 @@ def complaints(row: Row, outcomes: list[RankOutcome]) -> Iterator[str]:
         expected = row.expected if rank.rank != row.faulty_rank else row.faulty_expected
         if expected is not None:
             for complaint in _complaints_of(rank, expected):
-                yield f"rank {rank.rank} {complaint}: {rank.error}"
+                yield f"rank {rank.rank} {complaint}: {rank.error or rank.log}"
 
 
 def _complaints_of(rank: RankOutcome, expected: tuple[str, ...]) -> Iterator[str]:

@@ -30,6 +30,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 import isthmus
+from isthmus.backends import backend_of
 from support.checks import Table
 from support.limits import OPERATION_S
 from support.tested_codecs import CODECS, ERRORS, Options, environment
@@ -237,15 +238,9 @@ def isthmus_groups() -> list[dist.ProcessGroup]:
     return [group for group in groups if dist.get_backend(group) == "isthmus"]
 
 
-def native(group: dist.ProcessGroup) -> Any:
-    """Return the backend of a group."""
-    backend = group._get_backend(torch.device("cpu"))
-    return getattr(backend, "wrapped_pg", backend)
-
-
 def units_of_groups() -> dict[str, int]:
     """Return how often each unit was compressed."""
-    states = [state for group in isthmus_groups() for state in native(group).unit_states()]
+    states = [state for group in isthmus_groups() for state in backend_of(group).unit_states()]
     return {f"{state['name']} {state['collective']}": state["step"] for state in states}
 
 

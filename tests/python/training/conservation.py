@@ -19,10 +19,10 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 import isthmus
+from isthmus.backends import backend_of
 from support.families import (
     gathered,
     isthmus_groups,
-    native,
     same_on_all_ranks,
     units_of_groups,
     weights_of,
@@ -114,7 +114,7 @@ def final_weights(
 
 
 def states() -> list[dict[str, Any]]:
-    return [state for group in isthmus_groups() for state in native(group).unit_states()]
+    return [state for group in isthmus_groups() for state in backend_of(group).unit_states()]
 
 
 def any_left(state: dict[str, Any]) -> bool:

@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import isthmus
+from isthmus.backends import backend_of
 from support.checks import Table
-from support.families import native, same_on_all_ranks
+from support.families import same_on_all_ranks
 from support.tested_codecs import CODECS
 
 table = Table()
@@ -100,7 +101,7 @@ def bits(model: nn.Module) -> list[list[float]]:
 
 
 def steps_of_units(group: dist.ProcessGroup) -> dict[str, int]:
-    return {f"{unit['name']} {unit['collective']}": unit["step"] for unit in native(group).unit_states()}
+    return {f"{unit['name']} {unit['collective']}": unit["step"] for unit in backend_of(group).unit_states()}
 
 
 def ddp(group: dist.ProcessGroup, **settings: Any) -> nn.Module:
@@ -115,7 +116,7 @@ def ddp_without_the_option_is_exact_and_explained() -> None:
     assert stats["compressed_calls"] == 0
     assert stats["exact_calls"]["not labelled, in a backward pass"] > STEPS
     assert 'gradients="backward"' in stats["notes"][0]
-    native(group).set_gradients("backward")
+    backend_of(group).set_gradients("backward")
     train(ddp(group))
     assert isthmus.stats(group)["compressed_calls"] > STEPS
     assert "gradients=backward" in isthmus.stats(group)["options"]
