@@ -1,7 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
+#include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@ namespace {
 
 using test::Array;
 using test::lossy_options;
+using test::random_arrays;
 using test::random_inputs;
 using test::sum_of;
 using test::World;
@@ -55,6 +57,23 @@ TEST(CommunicatorQuant, SumsAreAsNearAsTheBitsAllow) {
       EXPECT_LT(relative_error(world.all_reduce(inputs, 1, nullptr)[0].values(), sum_of(inputs)), .03);
       EXPECT_EQ(world.ranks[0]->stats().residual_bytes, 0);
     }
+  }
+}
+
+// A group with NaN or Inf is NaN on every rank, and in the tail an element alone; the others stay finite.
+TEST(CommunicatorQuant, NonFiniteGroupsReachEveryRank) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  World world(NodeMap::parse("2x2", 4), quant_options(4, "on"));
+  std::vector<Array> inputs = random_arrays(4, 4 * 1000, DataType::kFloat32);
+  inputs[0].buffer().as<float>()[5] = inputs[3].buffer().as<float>()[2999] = kInfinity;  // a group; in a tail
+  for (int step = 0; step < 2; ++step) {
+    const std::vector<Array> results = world.all_reduce(inputs, 1, nullptr);
+    test::expect_equal_bits(results);
+    const std::vector<double> values = results[0].values();
+    for (size_t i = 0; i < values.size(); ++i) {
+      ASSERT_EQ(std::isfinite(values[i]), step == 1 || (i >= 128 && i != 2999)) << "element " << i;
+    }
+    inputs = random_arrays(4, 4 * 1000, DataType::kFloat32, 2);
   }
 }
 

@@ -132,23 +132,6 @@ TEST(Quant, NonFiniteGroupsEqualReference) {
   }
 }
 
-TEST(Quant, AddsSeveralPacketsInTheirOrder) {
-  const int64_t num_elements = 40007;  // several tiles
-  QuantCodec codec(options_of(3));
-  const int64_t packet_bytes = codec.packet_bytes(num_elements);
-  Packet packets(3 * packet_bytes);
-  std::vector<float> expected(num_elements, 100.0F);
-  for (int p = 0; p < 3; ++p) {
-    const std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 20 + p);
-    codec.encode(buffer_of(piece), {}, packets.buffer().part(p, packet_bytes), kContext.of_packet(p), {});
-    const std::vector<float> arrived = sent(options_of(3), piece, kContext.of_packet(p));
-    std::transform(expected.begin(), expected.end(), arrived.begin(), expected.begin(), std::plus<>());
-  }
-  std::vector<float> out(num_elements, 100.0F);
-  codec.decode_sum(packets.buffer(), 3, buffer_of(out), kContext, {});
-  EXPECT_EQ(out, expected);
-}
-
 double relative_error(const std::vector<float>& piece, const std::vector<float>& out) {
   double error = 0;
   double energy = 0;

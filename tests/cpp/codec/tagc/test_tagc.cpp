@@ -117,42 +117,6 @@ TEST(Tagc, AllInstructionSetsGiveTheSameBits) {
   });
 }
 
-// Three packets, in their order.
-TEST(Tagc, AddsSeveralPacketsToWhatIsThere) {
-  TagcCodec codec(options_of(kLevels[2]));
-  const int64_t num_elements = 10007;
-  const int64_t packet_bytes = codec.packet_bytes(num_elements);
-  Packet packets(3 * packet_bytes);
-  std::vector<float> expected(num_elements, 100.0F);
-  for (int p = 0; p < 3; ++p) {
-    std::vector<float> residual(num_elements);
-    const std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 20 + p);
-    codec.encode(buffer_of(piece), buffer_of(residual), packets.buffer().part(p, packet_bytes), kContext.of_packet(p),
-                 {});
-    for (int64_t i = 0; i < num_elements; ++i) {
-      expected[i] += piece[i] - residual[i];  // what is sent of the element: exactly a float32
-    }
-  }
-  std::vector<float> out(num_elements, 100.0F);
-  codec.decode_sum(packets.buffer(), 3, buffer_of(out), kContext, {});
-  EXPECT_EQ(out, expected);
-}
-
-TEST(Tagc, EncodingTwiceGivesTheSamePacket) {
-  TagcCodec codec(options_of(kLevels[0]));
-  std::vector<std::vector<uint8_t>> packets;
-  for (int run = 0; run < 2; ++run) {
-    std::vector<float> residual(50000);
-    Packet packet = new_packet(codec, 50000);
-    encode(codec, make_piece(Data::kHeavyTail, 50000, 12), residual, packet);
-    packets.push_back(packet.copy());
-    std::vector<float> other_residual(777);  // leaves other things in the scratch memory
-    Packet other = new_packet(codec, 777);
-    encode(codec, make_piece(Data::kHuge, 777, 12), other_residual, other);
-  }
-  EXPECT_EQ(packets[0], packets[1]);
-}
-
 // Whatever bound the threshold search starts from, it finds the same elements.
 TEST(Tagc, SelectionDoesNotDependOnItsFirstGuess) {
   const kernels::TagcShape shape = {.num_elements = 200001, .block_elements = 1024, .num_blocks = 196, .num_rows = 20};
@@ -176,17 +140,6 @@ TEST(Tagc, SelectionDoesNotDependOnItsFirstGuess) {
       EXPECT_EQ(index, indexes[0]) << to_string(data);
     }
   }
-}
-
-TEST(Tagc, NoPacketsAndNoElements) {
-  TagcCodec codec(options_of(kLevels[0]));
-  std::vector<float> out(10, 1.0F);
-  codec.decode_sum({nullptr, 0, DataType::kByte}, 0, buffer_of(out), kContext, {});
-  EXPECT_EQ(out, std::vector<float>(10, 1.0F)) << "no packets leave the sums alone";
-  std::vector<float> none;
-  Packet packet = new_packet(codec, 0);
-  EXPECT_EQ(encode(codec, none, none, packet).encoded_elements, 0);
-  EXPECT_TRUE(decode(codec, packet, 0).empty());
 }
 
 }  // namespace
