@@ -72,34 +72,12 @@ FAKE_API int cuGetErrorString(int, const char** text) {
   *text = "the fake GPU has no driver";
   return 0;
 }
+FAKE_API int cuptiGetResultString(int, const char** text) {
+  *text = "the fake GPU has no CUPTI";
+  return 0;
+}
 
-#define FAKE_NOT_SUPPORTED(name) \
-  FAKE_API int name() { return cudaErrorNotSupported; }
-FAKE_NOT_SUPPORTED(cuCtxGetCurrent)
-FAKE_NOT_SUPPORTED(cuCtxSetCurrent)
-FAKE_NOT_SUPPORTED(cuDeviceGet)
-FAKE_NOT_SUPPORTED(cuDeviceGetAttribute)
-FAKE_NOT_SUPPORTED(cuDevicePrimaryCtxRetain)
-FAKE_NOT_SUPPORTED(cuFuncGetAttribute)
-FAKE_NOT_SUPPORTED(cuFuncSetAttribute)
-FAKE_NOT_SUPPORTED(cuFuncSetCacheConfig)
-FAKE_NOT_SUPPORTED(cuLaunchCooperativeKernel)
-FAKE_NOT_SUPPORTED(cuLaunchKernel)
-FAKE_NOT_SUPPORTED(cuLaunchKernelEx)
-FAKE_NOT_SUPPORTED(cuLinkAddData)
-FAKE_NOT_SUPPORTED(cuLinkAddData_v2)
-FAKE_NOT_SUPPORTED(cuLinkComplete)
-FAKE_NOT_SUPPORTED(cuLinkCreate)
-FAKE_NOT_SUPPORTED(cuLinkCreate_v2)
-FAKE_NOT_SUPPORTED(cuModuleGetFunction)
-FAKE_NOT_SUPPORTED(cuModuleLoad)
-FAKE_NOT_SUPPORTED(cuModuleLoadData)
-FAKE_NOT_SUPPORTED(cuModuleLoadDataEx)
-FAKE_NOT_SUPPORTED(cuModuleUnload)
-FAKE_NOT_SUPPORTED(cuOccupancyMaxActiveBlocksPerMultiprocessor)
-FAKE_NOT_SUPPORTED(cuPointerGetAttribute)
-FAKE_NOT_SUPPORTED(cuTensorMapEncodeTiled)
-FAKE_NOT_SUPPORTED(fake_gpu_no_such_function)
+FAKE_API int fake_gpu_no_such_function() { return cudaErrorNotSupported; }
 
 FAKE_API cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned int,
                                                       unsigned long long, cudaDriverEntryPointQueryResult* result) {

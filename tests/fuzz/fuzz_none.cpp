@@ -16,9 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto num_packets = static_cast<int>(provider.ConsumeIntegralInRange<int64_t>(1, 3));
   const int64_t damaged = provider.ConsumeIntegralInRange<int64_t>(0, num_packets - 1);
   const uint32_t seed = provider.ConsumeIntegral<uint16_t>();
-  const PacketContext context{.unit_hash = provider.ConsumeIntegral<uint64_t>(),
-                              .step = provider.ConsumeIntegral<uint16_t>(),
-                              .sender = static_cast<uint16_t>(seed)};
+  const PacketContext context = consume_context(provider, seed);
 
   NoneCodec codec(dtype, ranks_per_node);
   const DataType sum_dtype = accumulate_dtype(dtype);

@@ -58,9 +58,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Options options = choose_options(provider);
   const int64_t num_elements = consume_size(provider, kMostElements);
   const uint32_t seed = provider.ConsumeIntegral<uint16_t>();
-  const PacketContext context{.unit_hash = provider.ConsumeIntegral<uint64_t>(),
-                              .step = provider.ConsumeIntegral<uint16_t>(),
-                              .sender = static_cast<uint16_t>(seed)};
+  const PacketContext context = consume_context(provider, seed);
 
   QuantCodec codec(options);
   const int64_t residual_elements = codec.keeps_residual() ? num_elements : 0;

@@ -85,9 +85,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   choose(provider, options, limits);
   const int64_t num_elements = consume_size(provider, kMostElements);
   const uint32_t seed = provider.ConsumeIntegral<uint16_t>();
-  const PacketContext context{.unit_hash = provider.ConsumeIntegral<uint64_t>(),
-                              .step = provider.ConsumeIntegral<uint16_t>(),
-                              .sender = static_cast<uint16_t>(seed)};
+  const PacketContext context = consume_context(provider, seed);
   const bool forged = provider.ConsumeIntegralInRange<int64_t>(0, 3) == 1;
 
   TagcCodec codec(options, limits);

@@ -20,8 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   limits.peel_rounds = provider.ConsumeIntegralInRange<int64_t>(1, 64);
   const int64_t num_elements = consume_size(provider, kMostElements);
   const uint32_t seed = provider.ConsumeIntegral<uint16_t>();
-  const PacketContext context{.unit_hash = provider.ConsumeIntegral<uint64_t>(),
-                              .step = provider.ConsumeIntegral<uint16_t>()};
+  const PacketContext context = consume_context(provider);
 
   TagcFlat codec(options, 15, limits);
   std::vector<float> residual = make_values(num_elements, 2 * (seed + 1));

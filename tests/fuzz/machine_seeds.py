@@ -31,20 +31,7 @@ NVLINK_SWITCHES = """<system version="1">
 <nic><net name="eth0" dev="2" speed="10000"/></nic></cpu>
 <cpu host_hash="0x2" numaid="0"/></system>"""
 
-# As a terminal shows it; pasted with its colours and as a comment; with columns that touch.
-MATRIX = """        GPU0    GPU1    NIC0    CPU Affinity    NUMA Affinity   GPU NUMA ID
-GPU0     X      NV4     PXB     0-23,48-71      0               N/A
-GPU1    NV4      X      NODE    0-23,48-71      0               N/A
-NIC0    PXB     NODE     X
-
-Legend:
-
-  X    = Self
-
-NIC Legend:
-
-  NIC0: mlx5_0
-"""
+# Pasted with its colours and as a comment; with columns that touch.
 PASTED_MATRIX = (
     "# $ nvidia-smi topo -m\n"
     "#\t\x1b[4mGPU0\tGPU1\tmlx5_0\tCPU AffinityNUMA AffinityGPU NUMA ID\x1b[0m\n"
@@ -73,7 +60,7 @@ SMALLEST = (
 SEEDS = {
     "machine_file": ((JSON, *SMALLEST), ""),
     "nccl_xml": ((DIRECT_NVLINKS, PCIE_SWITCH, NVLINK_SWITCHES), ".nccl.xml"),
-    "smi_matrix": ((MATRIX, PASTED_MATRIX, DENSE_MATRIX), ".topo.txt"),
+    "smi_matrix": ((PASTED_MATRIX, DENSE_MATRIX), ".topo.txt"),
 }
 RECORDED = (".nccl.xml", ".topo.txt", ".json")
 

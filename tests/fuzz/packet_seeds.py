@@ -62,12 +62,6 @@ def edits() -> list[Seed]:
     return [Seed(), *flips, *words, clear, raw]
 
 
-def header_seeds() -> Iterator[Seed]:
-    for i, damage in enumerate(edits()):
-        codec_and_type = Seed().one_of(i, 2).one_of(i, 4)
-        yield codec_and_type.context().integer(130, 4).integer(0x4006, 4).integer(0x99FD5E2C, 8) + damage
-
-
 def none_seeds() -> Iterator[Seed]:
     damage = itertools.cycle(edits())
     for dtype in range(4):
@@ -101,23 +95,11 @@ def tagc_flat_seeds() -> Iterator[Seed]:
 
 def options_seeds() -> Iterator[Seed]:
     """Values of options and node maps. Which field takes one is the fuzzer's choice: their number grows."""
-    texts = ("2x4", "0,1|2,3|4,5|6,7", "0,2,4,6|1,3,5,7", "0|0", "1x", "-1", "")
-    texts += (
-        "tagc",
-        "flat",
-        "10.0",
-        "64",
-        "1e308",
-        "0.9875",
-        "nan",
-        "4",
-        "256",
-        "100",
-        "1024",
-        "*,!*attn*",
-        "backward",
+    texts = (
+        *("2x4", "0,1|2,3|4,5|6,7", "0,2,4,6|1,3,5,7", "0|0", "1x", "-1", "", "tagc", "flat", "10.0", "64", "1e308"),
+        *("0.9875", "nan", "4", "256", "100", "1024", "*,!*attn*", "backward", "65536", "99999999999999999999", "yes"),
+        *("0", "1", "debug"),
     )
-    texts += ("65536", "99999999999999999999", "yes", "0", "1", "debug")
     for field, text in enumerate(texts):
         yield Seed(rest=text.encode()).integer(field, 1).one_of(7, 32)
 
@@ -131,7 +113,6 @@ def weights_seeds() -> Iterator[Seed]:
 
 
 SEEDS = {
-    "header": header_seeds,
     "none": none_seeds,
     "options": options_seeds,
     "quant": quant_seeds,

@@ -92,6 +92,12 @@ int64_t consume_size(FuzzedDataProvider& provider, int64_t most) {
   return provider.ConsumeIntegralInRange<int64_t>(0, is_many ? most : std::min(kFew, most));
 }
 
+PacketContext consume_context(FuzzedDataProvider& provider, uint32_t sender) {
+  return {.unit_hash = provider.ConsumeIntegral<uint64_t>(),
+          .step = provider.ConsumeIntegral<uint16_t>(),
+          .sender = static_cast<uint16_t>(sender)};
+}
+
 void damage(FuzzedDataProvider& provider, const Bytes& packet) {
   constexpr int64_t kWord = 4;
   uint8_t* bytes = packet.data();

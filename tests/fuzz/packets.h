@@ -40,6 +40,9 @@ Buffer view(std::vector<float>& values);
 // 0 ... most, and most often few, which are fast to work on.
 int64_t consume_size(FuzzedDataProvider& provider, int64_t most);
 
+// The identity of a unit, and the step; `sender` is any number.
+PacketContext consume_context(FuzzedDataProvider& provider, uint32_t sender = 0);
+
 // Damages `packet` as long as the input lasts: flips bits, changes, moves and clears words, most of them near the
 // beginning, where the sections that steer decoding are; or overwrites it with the input itself.
 void damage(FuzzedDataProvider& provider, const Bytes& packet);

@@ -1,8 +1,8 @@
 """Makes the seeds of all fuzzers and runs these, one for each processor at a time; shares the seconds over them.
 
-Usage: run.py DIRECTORY_OF_EXECUTABLES SECONDS [TARGET ...]. Targets in Python lie beside this file and need atheris.
-Seeds are made anew beside the executables; what was found new is kept there, as is an input that fails. Exit code 1 if
-one failed, or in the gate was left out.
+Usage: run.py DIRECTORY_OF_EXECUTABLES SECONDS [TARGET ...]. Readers of machine files are fuzzed by fuzz_machines.py,
+which needs atheris. Seeds are made anew beside the executables; what was found new is kept there, as is an input that
+fails. Exit code 1 if one failed, or in the gate was left out.
 """
 
 from __future__ import annotations
@@ -52,18 +52,12 @@ class Run:
         return re.findall(r"cov: (\d+) ft: (\d+) corp: (\d+)", self.text)
 
 
-def in_python(target: str) -> Path | None:
-    """The file of a target that is written in Python."""
-    path = HERE / f"fuzz_{target}.py"
-    return path if path.exists() else None
-
-
 def seeds_of(target: str, directory: Path) -> Path:
     """Write the seeds of a target; returns their folder."""
     folder = directory / "seeds" / target
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (machine_seeds if in_python(target) else packet_seeds).write(folder, target)
+    (machine_seeds if target in machine_seeds.SEEDS else packet_seeds).write(folder, target)
     return folder
 
 
@@ -79,8 +73,8 @@ def run(target: str, directory: Path, seconds: int) -> Run:
         "-print_final_stats=1",
         f"-artifact_prefix={directory}/failed-{target}-",
     ]
-    if script := in_python(target):
-        program = [sys.executable, str(script)]
+    if target in machine_seeds.SEEDS:
+        program = [sys.executable, str(HERE / "fuzz_machines.py"), target]
         flags += [f"-max_len={MOST_MACHINE_BYTES}", f"-dict={HERE / 'machine_files.dict'}"]
     else:
         program = [str(directory / f"fuzz_{target}")]
@@ -96,8 +90,8 @@ def main() -> int:
     targets = sys.argv[3:] or sorted(packet_seeds.SEEDS | machine_seeds.SEEDS)
     left_out = find_spec("atheris") is None
     if left_out:
-        print("skipped, as atheris is not installed:", *(target for target in targets if in_python(target)))
-        targets = [target for target in targets if not in_python(target)]
+        print("skipped, as atheris is not installed:", *(target for target in targets if target in machine_seeds.SEEDS))
+        targets = [target for target in targets if target not in machine_seeds.SEEDS]
     at_a_time = min(len(targets), os.cpu_count() or 1)
     each = max(1, seconds * at_a_time // len(targets))
     with ThreadPoolExecutor(at_a_time) as pool:

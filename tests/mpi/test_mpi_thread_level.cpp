@@ -6,17 +6,13 @@
 
 #include "isthmus/error.h"
 #include "isthmus/mpi.h"
+#include "tests/cpp/support/error_of.h"
 
 namespace isthmus {
 namespace {
 
 std::string error_of_node_map() {
-  try {
-    mpi_node_map(MPI_COMM_WORLD);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return test::error_of([] { mpi_node_map(MPI_COMM_WORLD); });
 }
 
 constexpr const char* kNotRunning =
@@ -30,12 +26,7 @@ TEST(MpiThreadLevel, IsNamedWhereItIsTooLow) {
     const std::string expected =
         "MPI runs at level MPI_THREAD_SERIALIZED, but Isthmus needs MPI_THREAD_MULTIPLE: ask for it in MPI_Init_thread";
     EXPECT_EQ(error_of_node_map(), expected);
-    try {
-      mpi_tiers(MPI_COMM_WORLD, NodeMap({0}));
-      ADD_FAILURE() << "tiers were made";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.what(), expected);
-    }
+    EXPECT_EQ(test::error_of([] { mpi_tiers(MPI_COMM_WORLD, NodeMap({0})); }), expected);
   } else {
     ADD_FAILURE() << "this MPI gives another level than it is asked for: " << level;
   }

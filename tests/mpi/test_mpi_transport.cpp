@@ -1,8 +1,7 @@
-// The MPI transport: what every transport has to do (transport_suite.cpp), cut messages, and faults. Ranks are
+// The MPI transport: what every transport has to do (transport_suite.cpp) with cut messages, and faults. Ranks are
 // processes that run the same tests side by side.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <chrono>
 #include <numeric>
 #include <thread>
@@ -10,8 +9,8 @@
 
 #include "isthmus/error.h"
 #include "isthmus/mpi.h"
+#include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/tier_under_test.h"
-#include "tests/cpp/support/typed_data.h"
 #include "transport/mpi.h"
 #include "world_ranks.h"
 
@@ -19,9 +18,6 @@ namespace isthmus {
 namespace {
 
 using std::chrono::milliseconds;
-using test::Array;
-using test::random_values;
-using test::transport_error_of;
 using test::world_rank;
 
 constexpr int kWorldSize = 4;
@@ -36,7 +32,7 @@ std::shared_ptr<MpiTransport> whole_world(const MpiLimits& limits = {}) {
 
 std::string all_reduce_bytes(Transport& transport, int64_t count = kSmall) {
   std::vector<uint8_t> data(static_cast<size_t>(count));
-  return transport_error_of([&] {
+  return test::error_of<TransportError>([&] {
     transport.all_reduce({data.data(), count, DataType::kByte}, ReduceOp::kSum, {})->wait();
   });
 }
@@ -48,14 +44,14 @@ int count_ranks(bool condition) {
   return count;
 }
 
-// The first ranks of the world.
+// The first ranks of the world. Messages are cut, as if they were larger than 2^31 bytes: those of 10 float32 are not.
 class MpiTier final : public test::TierUnderTest {
  public:
   explicit MpiTier(const std::vector<int>& node_of_rank) {
     if (world_rank() < static_cast<int>(node_of_rank.size())) {
       std::vector<int> ranks(node_of_rank.size());
       std::iota(ranks.begin(), ranks.end(), 0);
-      transport_ = MpiTransport::create("test", MPI_COMM_WORLD, ranks, node_of_rank, {milliseconds(120000)});
+      transport_ = MpiTransport::create("test", MPI_COMM_WORLD, ranks, node_of_rank, {milliseconds(120000), 40});
     }
   }
 
@@ -68,38 +64,6 @@ class MpiTier final : public test::TierUnderTest {
  private:
   std::shared_ptr<MpiTransport> transport_;
 };
-
-// As if they were larger than 2^31 bytes.
-TEST(MpiTransport, LargeMessagesAreCut) {
-  constexpr int64_t kPart = 100;
-  for (const int64_t max_message_bytes : {1, 7, 399, 400, 401}) {
-    const auto transport = whole_world({milliseconds(120000), max_message_bytes});
-    std::vector<std::vector<double>> values;
-    for (int rank = 0; rank < kWorldSize; ++rank) {
-      values.push_back(Array(random_values(kWorldSize * kPart, 7 + rank), DataType::kFloat32).values());
-    }
-    const Array in(values[world_rank()], DataType::kFloat32);
-    Array gathered(kWorldSize * kPart, DataType::kFloat32);
-    Array exchanged(kWorldSize * kPart, DataType::kFloat32);
-    Array sum(kPart, DataType::kFloat32);
-    transport->all_gather(in.view().part(0, kPart), gathered.buffer(), {})->wait();
-    transport->all_to_all(in.view(), exchanged.buffer(), {})->wait();
-    transport->reduce_scatter(in.view(), sum.buffer(), {})->wait();
-    for (int64_t i = 0; i < kPart; ++i) {
-      const int64_t own = world_rank() * kPart + i;
-      float expected = 0;
-      for (int peer = 0; peer < kWorldSize; ++peer) {
-        expected += static_cast<float>(values[peer][own]);
-        EXPECT_EQ(gathered.values()[peer * kPart + i], values[peer][i]);
-        if (peer != world_rank()) {
-          EXPECT_EQ(exchanged.values()[peer * kPart + i], values[peer][own]);
-        }
-      }
-      EXPECT_EQ(sum.values()[i], expected);
-    }
-    EXPECT_EQ(transport->traffic().sent_bytes, 3 * 3 * kPart * 4) << "cuts count for nothing";
-  }
-}
 
 TEST(MpiTransport, ManyExchangesReuseTags) {
   const auto transport = whole_world();
@@ -143,7 +107,7 @@ TEST(MpiTransport, ARankThatCallsSomethingElseIsNamed) {
   std::vector<uint8_t> out(in.size());
   const ConstBuffer whole{in.data(), kSmall * kWorldSize, DataType::kByte};
   const Buffer result{out.data(), kSmall * kWorldSize, DataType::kByte};
-  const std::string text = transport_error_of([&] {
+  const std::string text = test::error_of<TransportError>([&] {
     if (world_rank() == 2) {
       transport->all_gather(whole.part(0, kSmall), result, {})->wait();
     } else {
@@ -202,30 +166,13 @@ TEST(MpiTransport, AnOperationThatNobodyWaitsForFailsOnEveryRank) {
     transport->all_gather(all.part(2, kSmall), all, {}).reset();
     EXPECT_EQ(all_reduce_bytes(*transport), "test all-reduce: an operation was given up before its end");
   } else {
-    const std::string text = transport_error_of([&] {
+    const std::string text = test::error_of<TransportError>([&] {
       transport->all_gather(all.part(world_rank(), kSmall), all, {})->wait();
       transport->all_gather(all.part(world_rank(), kSmall), all, {})->wait();
     });
     EXPECT_NE(text.find("test all-gather: aborted by rank "), std::string::npos) << text;
   }
   MPI_Barrier(MPI_COMM_WORLD);
-}
-
-TEST(MpiTransport, TiersOfANodeMapMeetTheRightRanks) {
-  const NodeMap map = NodeMap::parse("0,3|1,2", kWorldSize);
-  const Tiers tiers = mpi_tiers(MPI_COMM_WORLD, map);
-  EXPECT_EQ(tiers.intra->rank(), map.local_index(world_rank()));
-  EXPECT_EQ(tiers.inter->rank(), map.node(world_rank()));
-  EXPECT_EQ(tiers.flat->rank(), world_rank());
-  const auto gather = [&](Transport& tier) {
-    const auto mine = static_cast<uint8_t>(world_rank());
-    std::vector<uint8_t> ranks(static_cast<size_t>(tier.size()));
-    tier.all_gather({&mine, 1, DataType::kByte}, {ranks.data(), tier.size(), DataType::kByte}, {})->wait();
-    return std::vector<int>(ranks.begin(), ranks.end());
-  };
-  EXPECT_EQ(gather(*tiers.intra), map.node_ranks(map.node(world_rank())));
-  EXPECT_EQ(gather(*tiers.inter), map.rail_ranks(map.local_index(world_rank())));
-  EXPECT_EQ(gather(*tiers.flat), (std::vector<int>{0, 1, 2, 3}));
 }
 
 TEST(MpiTransport, TiersOfOneRankAreMissing) {
@@ -242,13 +189,8 @@ TEST(MpiTransport, RanksOfOneHostAreOneNode) {
 }
 
 TEST(MpiTransport, MapsAndLimitsThatDoNotFitAreNamed) {
-  const auto error_of = [](const NodeMap& map, const MpiLimits& limits) -> std::string {
-    try {
-      mpi_tiers(MPI_COMM_WORLD, map, limits);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+  const auto error_of = [](const NodeMap& map, const MpiLimits& limits) {
+    return test::error_of([&] { mpi_tiers(MPI_COMM_WORLD, map, limits); });
   };
   EXPECT_EQ(error_of(NodeMap({0, 1}), {}), "a node map of 2 ranks for a communicator of 4");
   EXPECT_EQ(error_of(NodeMap({0, 1, 1, 1}), {}),

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "base/aligned_memory.h"
 #include "codec/weights/weight_packet.h"
 #include "isthmus/codec.h"
+#include "tests/cpp/support/packets.h"
 
 namespace isthmus {
 namespace {
@@ -51,20 +51,16 @@ std::string dump(const std::vector<uint8_t>& bytes) {
   return text;
 }
 
-std::vector<uint8_t> encode(HostCodec& codec, std::vector<float> piece) {
+std::vector<uint8_t> encoded(HostCodec& codec, const std::vector<float>& piece) {
   std::vector<float> residual(codec.keeps_residual() ? piece.size() : 0);
-  const int64_t packet_bytes = codec.packet_bytes(static_cast<int64_t>(piece.size()));
-  const AlignedMemory packet = allocate_aligned(packet_bytes);
-  codec.encode({piece.data(), static_cast<int64_t>(piece.size()), DataType::kFloat32},
-               {residual.data(), static_cast<int64_t>(residual.size()), DataType::kFloat32},
-               {packet.get(), packet_bytes, DataType::kByte}, kContext, {});
-  const auto* bytes = reinterpret_cast<const uint8_t*>(packet.get());
-  return {bytes, bytes + packet_bytes};
+  Packet packet = new_packet(codec, static_cast<int64_t>(piece.size()));
+  encode(codec, piece, residual, packet, kContext);
+  return packet.copy();
 }
 
 TEST(PacketFormat, ExampleOfCodecNone) {
   const std::unique_ptr<HostCodec> codec = make_codec("none", Options(), DataType::kBFloat16, 4);
-  EXPECT_EQ(dump(encode(*codec, {1.0F, -2.0F, 0.5F})), example_in_docs("none"));
+  EXPECT_EQ(dump(encoded(*codec, {1.0F, -2.0F, 0.5F})), example_in_docs("none"));
 }
 
 TEST(PacketFormat, ExampleOfCodecTagc) {
@@ -76,7 +72,7 @@ TEST(PacketFormat, ExampleOfCodecTagc) {
   piece[5] = 1.5F;
   piece[70] = -2.0F;
   piece[129] = std::numeric_limits<float>::quiet_NaN();
-  const std::vector<uint8_t> packet = encode(*codec, piece);
+  const std::vector<uint8_t> packet = encoded(*codec, piece);
   EXPECT_EQ(packet.size(), 960);
   EXPECT_EQ(dump(packet), example_in_docs("tagc"));
 }
@@ -89,7 +85,7 @@ TEST(PacketFormat, ExampleOfCodecQuant) {
   piece[1] = 1.5F;
   piece[200] = std::numeric_limits<float>::quiet_NaN();
   piece[257] = -2.0F;
-  const std::vector<uint8_t> packet = encode(*codec, piece);
+  const std::vector<uint8_t> packet = encoded(*codec, piece);
   EXPECT_EQ(packet.size(), 320);
   EXPECT_EQ(dump(packet), example_in_docs("quant"));
 }

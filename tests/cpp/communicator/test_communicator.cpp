@@ -1,6 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -9,6 +8,7 @@
 
 #include "isthmus/communicator.h"
 #include "isthmus/error.h"
+#include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/world.h"
 #include "transport/in_process.h"
 
@@ -17,166 +17,19 @@ namespace {
 
 using test::Array;
 using test::exact_options;
-using test::exact_path_bound;
 using test::kFloatingTypes;
 using test::kTimeout;
 using test::lossy_options;
+using test::random_arrays;
 using test::random_inputs;
 using test::run_ranks_well;
 using test::sum_of;
-using test::sum_of_magnitudes;
-using test::unit_roundoff;
 using test::World;
-
-std::vector<NodeMap> all_maps() {
-  return {NodeMap::parse("2x2", 4),
-          NodeMap::parse("2x8", 16),
-          NodeMap::parse("4x2", 8),
-          NodeMap::parse("16x1", 16),
-          NodeMap::parse("3x3", 9),
-          NodeMap::parse("1x4", 4),
-          NodeMap::parse("1x1", 1),
-          NodeMap({0, 1, 0, 1}),                   // cyclic
-          NodeMap({0, 1, 2, 0, 1, 2, 0, 1, 2}),    // cyclic
-          NodeMap::parse("0,4,5|1,2,8|3,6,7", 9),  // arbitrary
-          NodeMap::parse("0,3|1,2", 4)};
-}
-
-class EveryMap : public ::testing::TestWithParam<NodeMap> {};
-
-INSTANTIATE_TEST_SUITE_P(Maps, EveryMap, ::testing::ValuesIn(all_maps()), test::name_of_map);
-
-TEST_P(EveryMap, ReduceScatterStaysWithinItsBoundOfTheFloat64Sum) {
-  World world(GetParam(), exact_options());
-  const std::vector<double> scales = {1.0, 1.0 / world.size(), 0.3, -1.0, 0.0};
-  uint64_t seed = 0;
-  for (const DataType dtype : kFloatingTypes) {
-    for (const int64_t chunk : {0, 1, 7, 1000}) {
-      const double scale = scales[seed % scales.size()];
-      const std::vector<Array> inputs = random_inputs(world.size(), chunk, dtype, ++seed);
-      const std::vector<double> result = world.reduce_scatter(inputs, scale, nullptr);
-      const std::vector<double> sum = sum_of(inputs);
-      const std::vector<double> magnitudes = sum_of_magnitudes(inputs);
-      for (size_t i = 0; i < sum.size(); ++i) {
-        ASSERT_NEAR(result[i], scale * sum[i], exact_path_bound(world.map, dtype, scale, sum[i], magnitudes[i]))
-            << to_string(dtype) << ", chunks of " << chunk << ", scale " << scale << ", element " << i;
-      }
-    }
-  }
-}
-
-// Small integers are summed without rounding: one misplaced element shows.
-TEST_P(EveryMap, ReduceScatterOfSmallIntegersIsExact) {
-  for (const char* tiers : {"two", "flat"}) {
-    Options options = exact_options();
-    options.tiers = tiers;
-    World world(GetParam(), options);
-    for (const DataType dtype : kFloatingTypes) {
-      std::vector<Array> inputs;
-      for (int rank = 0; rank < world.size(); ++rank) {
-        std::vector<double> values;
-        for (int64_t i = 0; i < 65 * world.size(); ++i) {
-          values.push_back(static_cast<double>((31 * rank + 7 * i) % 13 - 6));
-        }
-        inputs.emplace_back(values, dtype);
-      }
-      std::vector<double> twice = sum_of(inputs);
-      for (double& value : twice) {
-        value *= 2;
-      }
-      EXPECT_EQ(world.reduce_scatter(inputs, 2, "not requested"), twice) << tiers << ", " << to_string(dtype);
-    }
-  }
-}
-
-TEST_P(EveryMap, AllGatherIsBitEqualForEveryType) {
-  World world(GetParam(), exact_options());
-  for (const DataType dtype : {DataType::kByte, DataType::kFloat32, DataType::kBFloat16, DataType::kFloat64}) {
-    for (const int64_t chunk : {0, 1, 7, 1000}) {
-      for (const bool in_place : {false, true}) {
-        // Any bits, signalling NaNs included.
-        Array expected(world.size() * chunk, dtype);
-        for (size_t i = 0; i < expected.bytes().size(); ++i) {
-          expected.bytes()[i] = static_cast<std::byte>(i * 131 + i / 251);
-        }
-        run_ranks_well(world.size(), [&](int rank) {
-          Array shard(chunk, dtype);
-          Array gathered(world.size() * chunk, dtype);
-          const Buffer own = in_place ? gathered.buffer().part(rank, chunk) : shard.buffer();
-          convert(expected.view().part(rank, chunk), own);
-          world.ranks[rank]->all_gather(own, gathered.buffer());
-          EXPECT_TRUE(gathered.bytes() == expected.bytes()) << to_string(dtype) << ", chunks of " << chunk;
-        });
-      }
-    }
-  }
-}
-
-// Every rank's traffic against docs/algorithms.md, to the byte.
-TEST_P(EveryMap, PayloadIsWhatTheFormulasSay) {
-  World world(GetParam(), exact_options());
-  const int64_t nodes = world.map.num_nodes();
-  const int64_t local = world.map.ranks_per_node();
-  constexpr int64_t kChunk = 33;
-  for (const DataType dtype : kFloatingTypes) {
-    world.reduce_scatter(random_inputs(world.size(), kChunk, dtype), 1, nullptr);
-    const int64_t element = element_bytes(dtype);
-    const int64_t packet = nodes > 1 ? 48 + (kChunk * element + 7) / 8 * 8 : 0;
-    run_ranks_well(world.size(), [&](int rank) {
-      const std::vector<std::byte> shard(static_cast<size_t>(kChunk * element));
-      std::vector<std::byte> gathered(shard.size() * world.size());
-      world.ranks[rank]->all_gather({shard.data(), kChunk, dtype}, {gathered.data(), kChunk * world.size(), dtype});
-
-      const Stats stats = world.ranks[rank]->stats();
-      const CollectiveStats& reduce = stats.collectives[static_cast<size_t>(Collective::kReduceScatter)];
-      EXPECT_EQ(reduce.intra.sent_bytes, nodes * (local - 1) * kChunk * element);
-      EXPECT_EQ(reduce.intra.inter_node_sent_bytes, 0);
-      EXPECT_EQ(reduce.inter.sent_bytes, (nodes - 1) * packet);
-      EXPECT_EQ(reduce.inter.inter_node_sent_bytes, (nodes - 1) * packet);
-      EXPECT_EQ(reduce.flat.sent_bytes, 0);
-      EXPECT_EQ(reduce.calls, 1);
-      EXPECT_EQ(reduce.packed_calls, world.map.block_placement() ? 0 : 1);
-      const CollectiveStats& gather = stats.collectives[static_cast<size_t>(Collective::kAllGather)];
-      EXPECT_EQ(gather.intra.sent_bytes, nodes * (local - 1) * kChunk * element);
-      EXPECT_EQ(gather.intra.inter_node_sent_bytes, 0);
-      EXPECT_EQ(gather.inter.inter_node_sent_bytes, (nodes - 1) * kChunk * element);
-      EXPECT_EQ(gather.calls, 1);
-      EXPECT_EQ(gather.packed_calls, world.map.block_placement() ? 0 : 1);
-      world.ranks[rank]->reset_stats();
-      EXPECT_EQ(world.ranks[rank]->stats().collectives[0].calls, 0);
-    });
-  }
-}
-
-TEST_P(EveryMap, AllRanksOfManyStepsAgreeOnWhatIsCompressed) {
-  for (Options options : test::every_lossy_options()) {
-    options.min_elements = 9 * 64;
-    World world(GetParam(), options);
-    for (int step = 0; step < 3; ++step) {
-      for (const int64_t chunk : {1, 64, 1000}) {
-        world.reduce_scatter(random_inputs(world.size(), chunk, DataType::kBFloat16), 1, nullptr);
-      }
-    }
-    const Stats first = world.ranks.front()->stats();
-    for (const auto& communicator : world.ranks) {
-      const Stats stats = communicator->stats();
-      EXPECT_EQ(stats.exact_calls, first.exact_calls);
-      EXPECT_EQ(stats.compressed_calls, first.compressed_calls);
-      EXPECT_EQ(stats.num_units, first.num_units);
-      EXPECT_STREQ(communicator->phase(), "idle");
-    }
-    EXPECT_EQ(first.compressed_calls > 0, world.map.two_tier());
-  }
-}
 
 TEST(Communicator, RefusesUnevenNodes) {
   const NodeMap map = NodeMap::parse("0,1|2", 3);
-  try {
-    Communicator(map, 0, {}, Options());
-    FAIL() << "uneven nodes were accepted";
-  } catch (const OptionError& error) {
-    EXPECT_STREQ(error.what(), "nodes 0,1|2: the two-tier paths need equally many ranks on every node");
-  }
+  EXPECT_EQ(test::error_of<OptionError>([&] { Communicator(map, 0, {}, Options()); }),
+            "nodes 0,1|2: the two-tier paths need equally many ranks on every node");
 }
 
 TEST(Communicator, RefusesTiersAndOptionsThatDoNotFit) {
@@ -260,15 +113,10 @@ TEST(Communicator, WrongArgumentsAreNamedAndLeaveItUsable) {
   World world(NodeMap::parse("2x2", 4), exact_options());
   Communicator& communicator = *world.ranks[0];
   const auto error_of = [&](int64_t elements, DataType dtype, int64_t shard_elements, DataType shard_dtype,
-                            const UnitKey& unit) -> std::string {
+                            const UnitKey& unit) {
     Array gradient(elements, dtype);
     Array shard(shard_elements, shard_dtype);
-    try {
-      communicator.reduce_scatter(gradient.view(), shard.buffer(), {unit});
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return test::error_of([&] { communicator.reduce_scatter(gradient.view(), shard.buffer(), {unit}); });
   };
   constexpr DataType kFloat32 = DataType::kFloat32;
   EXPECT_EQ(error_of(9, kFloat32, 2, kFloat32, {"u", 9, kFloat32}),
@@ -280,6 +128,16 @@ TEST(Communicator, WrongArgumentsAreNamedAndLeaveItUsable) {
   EXPECT_EQ(error_of(8, kFloat32, 2, kFloat32, {"u", 12, kFloat32}),
             "unit \"u\" has 12 elements of float32, but its gradient has 8 of float32");
   EXPECT_NE(error_of(8, kFloat32, 2, kFloat32, {"u", 8, DataType::kBFloat16}), "");
+  const auto all_reduce_error_of = [&](int64_t elements, DataType dtype, const UnitKey& unit) {
+    Array data(elements, dtype);
+    return test::error_of([&] { communicator.all_reduce(data.buffer(), {unit}); });
+  };
+  EXPECT_EQ(all_reduce_error_of(8, DataType::kByte, {"u", 8, DataType::kByte, Collective::kAllReduce}),
+            "all_reduce of byte: expected a floating type");
+  EXPECT_EQ(all_reduce_error_of(8, kFloat32, {"u", 9, kFloat32, Collective::kAllReduce}),
+            "unit \"u\" has 9 elements of float32, but its gradient has 8 of float32");
+  EXPECT_EQ(all_reduce_error_of(8, kFloat32, {"u", 8, kFloat32}),
+            "unit \"u\" is one of reduce_scatter, but is reduced by all_reduce");
   Array shard(2, kFloat32);
   Array gathered(9, kFloat32);
   EXPECT_THROW(communicator.all_gather(shard.view(), gathered.buffer()), Error);
@@ -330,12 +188,50 @@ TEST(Communicator, EveryReasonForStayingExactIsCounted) {
   EXPECT_EQ(one_node.ranks[0]->stats().exact_calls, (std::map<std::string, int64_t>{{"one node", 1}}));
 }
 
+TEST(Communicator, AllReducesInASingleTierAreExactAndCounted) {
+  Options options = lossy_options();
+  options.tiers = "flat";
+  World world(NodeMap::parse("2x2", 4), options);
+  constexpr int64_t kChunk = 1000;
+  const std::vector<Array> inputs(4, Array(std::vector<double>(4 * kChunk, 3), DataType::kBFloat16));
+  for (const Array& result : world.all_reduce(inputs, 1, nullptr)) {
+    EXPECT_EQ(result.values(), sum_of(inputs));
+  }
+  const Stats stats = world.ranks[1]->stats();
+  EXPECT_EQ(stats.exact_calls, (std::map<std::string, int64_t>{{"all-reduce in a single tier", 1}}));
+  EXPECT_EQ(stats.residual_bytes, 0);
+  const CollectiveStats& path = stats.collectives[static_cast<size_t>(Collective::kAllReduce)];
+  EXPECT_EQ(path.flat.sent_bytes, 3 * kChunk * 4) << "around the ring in float32";
+  EXPECT_EQ(path.inter.sent_bytes, 48 + 2 * kChunk);
+  EXPECT_EQ(path.intra.sent_bytes, 2 * (48 + 2 * kChunk));
+}
+
+TEST(Communicator, UnitsKeepApart) {
+  World world(NodeMap::parse("2x1", 2), lossy_options());
+  const std::vector<Array> inputs = random_arrays(2, 4000, DataType::kFloat32);
+  world.all_reduce(inputs, 1, nullptr);
+  const std::vector<Array> zeros(2, Array(4000, DataType::kFloat32));
+  for (const double value : world.reduce_scatter(zeros, 1, nullptr)) {
+    ASSERT_EQ(value, 0) << "the reduce-scatter got what the all-reduce kept back";
+  }
+  world.reduce_scatter(inputs, 1, nullptr, "another");
+  for (const double value : world.reduce_scatter(zeros, 1, nullptr)) {
+    ASSERT_EQ(value, 0) << "a unit got what another kept back";
+  }
+  EXPECT_NE(world.reduce_scatter(zeros, 1, nullptr, "another"), std::vector<double>(4000));
+  const Stats stats = world.ranks[0]->stats();
+  EXPECT_EQ(stats.num_units, 3);
+  // (N-1) C for each, and C for the result of the all-reduce.
+  EXPECT_EQ(stats.residual_bytes, (3 * 2000 + 2000) * 4);
+}
+
 TEST(Communicator, SteadyStateTakesNoMoreMemory) {
   for (const Options& options : test::every_lossy_options()) {
     World world(NodeMap({0, 1, 0, 1}), options);
     const auto one_step = [&] {
       for (const int64_t chunk : {1000, 10, 4000}) {
         world.reduce_scatter(random_inputs(4, chunk, DataType::kBFloat16), 1, nullptr);
+        world.all_reduce(random_arrays(4, 4 * chunk + 1, DataType::kBFloat16), 1, nullptr);
       }
       return world.ranks[0]->stats();
     };

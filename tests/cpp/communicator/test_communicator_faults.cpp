@@ -1,3 +1,4 @@
+// What goes wrong in a reduction: damaged and foreign packets, ranks that fail, stay away or abort.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -25,6 +27,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using test::Array;
+using test::hook;
 using test::HookedTransport;
 using test::kShortTimeout;
 using test::kTimeout;
@@ -35,30 +38,26 @@ using test::random_values;
 using test::run_ranks;
 using test::World;
 
-// `tier`, with a touch on what arrives in all_to_all.
-std::shared_ptr<Transport> tampering(const std::shared_ptr<Transport>& tier,
-                                     const std::function<void(Buffer)>& tamper) {
-  return std::make_shared<HookedTransport>(tier, nullptr, [tamper](const std::string& operation, Buffer arrived) {
+constexpr int kVictim = 2;
+
+// Does `tamper` to what arrives in an all_to_all.
+HookedTransport::After on_arrival(const std::function<void(Buffer)>& tamper) {
+  return [tamper](const std::string& operation, Buffer arrived) {
     if (operation == "all_to_all") {
       tamper(arrived);
     }
-  });
+  };
 }
 
 // Ranks that are not at the same step must not understand each other, and seeds must change from step to step.
 TEST(Communicator, PacketsCarryTheStepOfTheirUnit) {
   std::vector<uint64_t> steps;  // in the packets that rank 1 got
-  const auto wrap = [&](int rank, Tiers tiers) {
-    if (rank == 1) {
-      tiers.inter = tampering(tiers.inter, [&](Buffer arrived) {
-        PacketHeader header;
-        std::memcpy(&header, arrived.data, sizeof(header));
-        steps.push_back(header.step);
-      });
-    }
-    return tiers;
-  };
-  World world(NodeMap::parse("2x1", 2), lossy_options(), kTimeout, wrap);
+  const auto look = on_arrival([&](Buffer arrived) {
+    PacketHeader header;
+    std::memcpy(&header, arrived.data, sizeof(header));
+    steps.push_back(header.step);
+  });
+  World world(NodeMap::parse("2x1", 2), lossy_options(), kTimeout, hook(1, &Tiers::inter, nullptr, look));
   const std::vector<Array> gradients = random_inputs(2, 1000, DataType::kFloat32);
   for (const char* unit : {"a", "a", "b", "a", "b"}) {
     world.reduce_scatter(gradients, 1, nullptr, unit);
@@ -69,7 +68,7 @@ TEST(Communicator, PacketsCarryTheStepOfTheirUnit) {
   EXPECT_EQ(steps, (std::vector<uint64_t>{0, 1, 0, 2, 1, 3, 6, 4}));
 }
 
-// Reduces until something fails, at most twice: who is done before a peer fails learns of it in the next call.
+// Both reduce until something fails, at most twice: who is done before a peer fails learns of it in the next call.
 void reduce_twice(Communicator& communicator) {
   const int64_t elements = communicator.node_map().world_size() * 1000;
   const Array gradient(random_values(elements, 3), DataType::kFloat32);
@@ -79,31 +78,37 @@ void reduce_twice(Communicator& communicator) {
   }
 }
 
+void all_reduce_twice(Communicator& communicator) {
+  constexpr int64_t kElements = 4001;
+  for (int step = 0; step < 2; ++step) {
+    Array data(random_values(kElements, 3), DataType::kFloat32);
+    communicator.all_reduce(data.buffer(), {{"unit", kElements, DataType::kFloat32, Collective::kAllReduce}});
+  }
+}
+
 class EveryCodec : public ::testing::TestWithParam<std::string> {
  protected:
   static Options options() { return test::options_of_codec(GetParam()); }
+
+  static void expect_transport_errors(const std::vector<Outcome>& outcomes, const std::vector<int>& ranks) {
+    for (const int rank : ranks) {
+      EXPECT_TRUE(outcomes[rank].threw<TransportError>()) << "rank " << rank << ": " << outcomes[rank].text;
+    }
+  }
 };
 INSTANTIATE_TEST_SUITE_P(Codecs, EveryCodec, ::testing::ValuesIn(test::every_codec()),
                          [](const auto& parameter) { return parameter.param; });
 
 TEST_P(EveryCodec, ACorruptPacketIsAnErrorOnEveryRank) {
-  constexpr int kVictim = 2;
-  const auto wrap = [](int rank, Tiers tiers) {
-    if (rank == kVictim) {
-      // The packet from node 0 comes first; byte 16 is in its step.
-      tiers.inter = tampering(tiers.inter, [](Buffer arrived) { arrived.as<std::byte>()[16] ^= std::byte{1}; });
-    }
-    return tiers;
-  };
-  World world(NodeMap::parse("2x2", 4), options(), kTimeout, wrap);
+  // The packet from node 0 comes first; byte 16 is in its step.
+  const auto damage = on_arrival([](Buffer arrived) { arrived.as<std::byte>()[16] ^= std::byte{1}; });
+  World world(NodeMap::parse("2x2", 4), options(), kTimeout, hook(kVictim, &Tiers::inter, nullptr, damage));
   const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { reduce_twice(*world.ranks[rank]); });
   EXPECT_TRUE(outcomes[kVictim].threw<PacketError>());
   EXPECT_NE(outcomes[kVictim].text.find("packet with step 1 where 0 is expected"), std::string::npos)
       << outcomes[kVictim].text;
   EXPECT_STREQ(world.ranks[kVictim]->phase(), "decode");
-  for (const int rank : {0, 1, 3}) {
-    EXPECT_TRUE(outcomes[rank].threw<TransportError>()) << "rank " << rank << ": " << outcomes[rank].text;
-  }
+  expect_transport_errors(outcomes, {0, 1, 3});
   EXPECT_THROW(reduce_twice(*world.ranks[kVictim]), TransportError) << "it stays aborted";
 }
 
@@ -126,12 +131,7 @@ TEST_P(EveryCodec, PacketsOfOtherNodesAreNotTakenForEachOther) {
        [&](Buffer packets) { std::copy(part(packets, 1).first, part(packets, 1).second, part(packets, 2).first); }},
   };
   for (const Mix& mix : mixes) {
-    const auto wrap = [&](int rank, Tiers tiers) {
-      if (rank == 0) {
-        tiers.inter = tampering(tiers.inter, mix.mix);
-      }
-      return tiers;
-    };
+    const auto wrap = hook(0, &Tiers::inter, nullptr, on_arrival(mix.mix));
     World world(NodeMap::parse("3x1", 3), options(), kTimeout, wrap);
     const std::vector<Outcome> outcomes = run_ranks(3, [&](int rank) { reduce_twice(*world.ranks[rank]); });
     EXPECT_TRUE(outcomes[0].threw<PacketError>());
@@ -146,9 +146,7 @@ TEST_P(EveryCodec, AMissingRankIsNamedAndAllFail) {
       reduce_twice(*world.ranks[rank]);
     }
   });
-  for (const int rank : {0, 1, 2}) {
-    EXPECT_TRUE(outcomes[rank].threw<TransportError>()) << "rank " << rank << ": " << outcomes[rank].text;
-  }
+  expect_transport_errors(outcomes, {0, 1, 2});
   EXPECT_NE(outcomes[2].text.find("rank 3 did not come"), std::string::npos) << outcomes[2].text;
   EXPECT_STREQ(world.ranks[2]->phase(), "intra reduce-scatter");
 }
@@ -163,9 +161,7 @@ TEST_P(EveryCodec, AbortReachesRanksThatWaitInAnyTier) {
     }
     reduce_twice(*world.ranks[rank]);
   });
-  for (const int rank : {0, 1, 2}) {
-    EXPECT_TRUE(outcomes[rank].threw<TransportError>()) << "rank " << rank << ": " << outcomes[rank].text;
-  }
+  expect_transport_errors(outcomes, {0, 1, 2});
   EXPECT_EQ(world.ranks[1]->stats().collectives[0].calls, 0);
 }
 
@@ -187,6 +183,111 @@ TEST_P(EveryCodec, RanksThatReduceDifferentUnitsGetAnError) {
   for (const Outcome& outcome : outcomes) {
     EXPECT_TRUE(outcome.threw<PacketError>()) << outcome.text;
     EXPECT_NE(outcome.text.find("packet with unit"), std::string::npos) << outcome.text;
+  }
+}
+
+// --- the phases of an all-reduce
+
+struct Phase {
+  const char* name;
+  std::shared_ptr<Transport> Tiers::*tier;
+  const char* operation;
+};
+constexpr Phase kPhases[] = {{"intra reduce-scatter", &Tiers::intra, "reduce_scatter"},
+                             {"inter exchange", &Tiers::inter, "all_to_all"},
+                             {"inter all-gather", &Tiers::inter, "all_gather"},
+                             {"intra all-gather", &Tiers::intra, "all_gather"}};
+
+TEST_P(EveryCodec, ARankThatFailsInAnyPhaseMakesAllFail) {
+  for (const Phase& phase : kPhases) {
+    SCOPED_TRACE(phase.name);
+    const auto wrap = hook(
+        kVictim, phase.tier,
+        [phase](const std::string& operation, ConstBuffer) {
+          if (operation == phase.operation) {
+            throw std::runtime_error("the cable was pulled");
+          }
+        },
+        nullptr);
+    World world(NodeMap::parse("2x2", 4), options(), kTimeout, wrap);
+    const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { all_reduce_twice(*world.ranks[rank]); });
+    EXPECT_EQ(outcomes[kVictim].text, "the cable was pulled");
+    EXPECT_STREQ(world.ranks[kVictim]->phase(), phase.name);
+    expect_transport_errors(outcomes, {0, 1, 3});
+    EXPECT_THROW(all_reduce_twice(*world.ranks[kVictim]), TransportError) << "it stays aborted";
+  }
+}
+
+// The owner sends a packet that is damaged already: nobody may take it for a result.
+TEST_P(EveryCodec, ADamagedResultIsAnErrorOnEveryRank) {
+  for (const int64_t byte : {16, 100}) {  // in its step; in its values or its index
+    const auto wrap = hook(
+        kVictim, &Tiers::inter,
+        [byte](const std::string& operation, ConstBuffer in) {
+          if (operation == "all_gather") {
+            static_cast<std::byte*>(const_cast<void*>(in.data))[byte] ^= std::byte{1};
+          }
+        },
+        nullptr);
+    World world(NodeMap::parse("2x2", 4), options(), kTimeout, wrap);
+    const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { all_reduce_twice(*world.ranks[rank]); });
+    for (int rank = 0; rank < 4; ++rank) {
+      EXPECT_TRUE(outcomes[rank].threw<PacketError>()) << "rank " << rank << ": " << outcomes[rank].text;
+      EXPECT_STREQ(world.ranks[rank]->phase(), "decode result");
+    }
+  }
+}
+
+TEST_P(EveryCodec, AResultThatIsDamagedOnItsWayIsFoundWhereItArrives) {
+  for (const auto tier : {&Tiers::inter, &Tiers::intra}) {
+    const auto wrap = hook(kVictim, tier, nullptr, [](const std::string& operation, Buffer out) {
+      if (operation == "all_gather") {
+        out.as<std::byte>()[100] ^= std::byte{1};  // of the packet of its own node's, or rail's, first rank
+      }
+    });
+    World world(NodeMap::parse("2x2", 4), options(), kTimeout, wrap);
+    const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { all_reduce_twice(*world.ranks[rank]); });
+    EXPECT_TRUE(outcomes[kVictim].threw<PacketError>()) << outcomes[kVictim].text;
+    for (const int rank : {0, 1, 3}) {
+      EXPECT_TRUE(outcomes[rank].threw<TransportError>() || outcomes[rank].threw<PacketError>())
+          << "rank " << rank << ": " << outcomes[rank].text;
+    }
+  }
+}
+
+// Rank 2 is of node 1: it takes the results of node 0 for its own node's, too.
+TEST_P(EveryCodec, AResultOfAnotherNodeIsRefused) {
+  const auto wrap = hook(kVictim, &Tiers::inter, nullptr, [](const std::string& operation, Buffer out) {
+    if (operation == "all_gather") {
+      const Buffer first = out.part(0, out.num_elements / 2);
+      std::copy(first.as<std::byte>(), first.as<std::byte>() + first.num_elements,
+                out.part(1, first.num_elements).as<std::byte>());
+    }
+  });
+  World world(NodeMap::parse("2x2", 4), options(), kTimeout, wrap);
+  const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { all_reduce_twice(*world.ranks[rank]); });
+  for (const int rank : {2, 3}) {  // who gathers from it, and from whom it gathers
+    EXPECT_NE(outcomes[rank].text.find("packet with sending node 0 where 1 is expected"), std::string::npos)
+        << "rank " << rank << ": " << outcomes[rank].text;
+  }
+}
+
+// A packet of a piece has the size of one of the result, and comes from the same unit in the same step.
+TEST_P(EveryCodec, APieceIsNoResult) {
+  std::vector<std::byte> piece;
+  const auto keep = [&](const std::string& operation, ConstBuffer in) {
+    if (operation == "all_to_all") {
+      const ConstBuffer packet = in.part(0, in.num_elements / 2);  // for node 0; the victim is on node 1
+      piece.assign(packet.as<std::byte>(), packet.as<std::byte>() + packet.num_elements);
+    } else if (operation == "all_gather") {
+      ASSERT_EQ(static_cast<int64_t>(piece.size()), in.num_elements);
+      std::copy(piece.begin(), piece.end(), static_cast<std::byte*>(const_cast<void*>(in.data)));
+    }
+  };
+  World world(NodeMap::parse("2x2", 4), options(), kTimeout, hook(kVictim, &Tiers::inter, keep, nullptr));
+  const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { all_reduce_twice(*world.ranks[rank]); });
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_TRUE(outcome.threw<PacketError>()) << outcome.text;
   }
 }
 

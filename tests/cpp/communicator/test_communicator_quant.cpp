@@ -1,7 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
+#include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,47 +54,26 @@ TEST(CommunicatorQuant, SumsAreAsNearAsTheBitsAllow) {
       const double error = relative_error(world.reduce_scatter(inputs, 1, nullptr), sum_of(inputs));
       EXPECT_GT(error, 1e-3) << "not a lossy codec";
       EXPECT_LT(error, .02);
+      EXPECT_LT(relative_error(world.all_reduce(inputs, 1, nullptr)[0].values(), sum_of(inputs)), .03);
       EXPECT_EQ(world.ranks[0]->stats().residual_bytes, 0);
     }
   }
 }
 
-TEST(CommunicatorQuant, AllRanksHaveTheSameAllReduce) {
-  for (const Case& of : kCases) {
-    for (const char* feedback : {"off", "on"}) {
-      SCOPED_TRACE(std::string(of.nodes) + ", feedback " + feedback);
-      World world(NodeMap::parse(of.nodes, of.world_size), quant_options(4, feedback));
-      const std::vector<Array> inputs = random_arrays(of.world_size, 3 * kChunk + 1, DataType::kFloat32);
-      const std::vector<Array> outputs = world.all_reduce(inputs, 1, nullptr);
-      for (const Array& output : outputs) {
-        EXPECT_EQ(output.values(), outputs[0].values());
-      }
-      EXPECT_LT(relative_error(outputs[0].values(), sum_of(inputs)), .03);
+// A group with NaN or Inf is NaN on every rank, and in the tail an element alone; the others stay finite.
+TEST(CommunicatorQuant, NonFiniteGroupsReachEveryRank) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  World world(NodeMap::parse("2x2", 4), quant_options(4, "on"));
+  std::vector<Array> inputs = random_arrays(4, 4 * 1000, DataType::kFloat32);
+  inputs[0].buffer().as<float>()[5] = inputs[3].buffer().as<float>()[2999] = kInfinity;  // a group; in a tail
+  for (int step = 0; step < 2; ++step) {
+    const std::vector<Array> results = world.all_reduce(inputs, 1, nullptr);
+    test::expect_equal_bits(results);
+    const std::vector<double> values = results[0].values();
+    for (size_t i = 0; i < values.size(); ++i) {
+      ASSERT_EQ(std::isfinite(values[i]), step == 1 || (i >= 128 && i != 2999)) << "element " << i;
     }
-  }
-}
-
-// The mean over steps of one gradient tends to it with error feedback. Without it, it tends to what rotation leaves.
-TEST(CommunicatorQuant, ErrorFeedbackSendsErrorsLater) {
-  constexpr int kSteps = 40;
-  for (const Case& of : kCases) {
-    SCOPED_TRACE(of.nodes);
-    const std::vector<Array> inputs = random_inputs(of.world_size, kChunk, DataType::kFloat32);
-    const auto error_of_mean = [&](const char* feedback) {
-      World world(NodeMap::parse(of.nodes, of.world_size), quant_options(2, feedback));
-      std::vector<double> mean(of.world_size * kChunk);
-      for (int step = 0; step < kSteps; ++step) {
-        const std::vector<double> sum = world.reduce_scatter(inputs, 1, nullptr);
-        for (size_t i = 0; i < mean.size(); ++i) {
-          mean[i] += sum[i] / kSteps;
-        }
-      }
-      EXPECT_EQ(world.ranks[0]->stats().residual_bytes > 0, feedback == std::string("on"));
-      return relative_error(mean, sum_of(inputs));
-    };
-    const double with_feedback = error_of_mean("on");
-    EXPECT_LT(with_feedback, 1e-3);
-    EXPECT_GT(error_of_mean("off"), 4 * with_feedback);
+    inputs = random_arrays(4, 4 * 1000, DataType::kFloat32, 2);
   }
 }
 
@@ -129,27 +109,6 @@ TEST(CommunicatorQuant, CopiesInOtherGroupsGetTheSameBits) {
       EXPECT_EQ(first.reduce_scatter(inputs, 1, nullptr), second.reduce_scatter(inputs, 1, nullptr));
       EXPECT_EQ(first.all_reduce(inputs, 1, nullptr)[0].bytes(), second.all_reduce(inputs, 1, nullptr)[1].bytes());
     }
-  }
-}
-
-TEST(CommunicatorQuant, UnitsOfOneSizeDoNotMixTheirResiduals) {
-  World world(NodeMap::parse("2x1", 2), quant_options(1, "on"));
-  const std::vector<Array> gradients = random_inputs(2, 1024, DataType::kFloat32);
-  const std::vector<Array> zeros(2, Array(2 * 1024, DataType::kFloat32));
-  world.reduce_scatter(gradients, 1, nullptr, "a");
-  for (const double value : world.reduce_scatter(zeros, 1, nullptr, "b")) {
-    ASSERT_EQ(value, 0) << "unit b got what unit a kept back";
-  }
-  EXPECT_NE(world.reduce_scatter(zeros, 1, nullptr, "a"), std::vector<double>(2 * 1024));
-}
-
-TEST(CommunicatorQuant, PayloadIsThePacketSize) {
-  const Options options = quant_options(3, "off");
-  World world(NodeMap::parse("2x2", 4), options);
-  world.reduce_scatter(random_inputs(4, kChunk, DataType::kFloat32), 1, nullptr);
-  const auto codec = make_codec("quant", options, DataType::kFloat32, 2);
-  for (const auto& communicator : world.ranks) {
-    EXPECT_EQ(communicator->stats().collectives[0].inter.inter_node_sent_bytes, codec->packet_bytes(kChunk));
   }
 }
 

@@ -1,10 +1,9 @@
-// What the communicator does for each unit beside summing: segments, own pieces, stages, residuals that leave, errors.
+// What the communicator does for each unit beside summing: own pieces, stages, residuals that leave, errors.
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
-#include "communicator/path/segments.h"
 #include "isthmus/communicator.h"
 #include "isthmus/error.h"
 #include "tests/cpp/support/world.h"
@@ -42,38 +41,6 @@ void expect_near(const std::vector<double>& result, const std::vector<Array>& in
   for (size_t i = 0; i < sum.size(); ++i) {
     ASSERT_NEAR(result[i], sum[i], 8 * unit_roundoff(kFloat32) * magnitudes[i]) << "element " << i;
   }
-}
-
-TEST(CommunicatorUnits, SegmentsOfExactPiecesGiveTheSameBits) {
-  for (const char* nodes : {"2x2", "3x1", "2x1"}) {
-    const NodeMap map = NodeMap::parse(nodes, nodes[0] == '3' ? 3 : nodes[2] == '1' ? 2 : 4);
-    const std::vector<Array> inputs = random_inputs(map.world_size(), 3 * kSegmentAlignment + 5, kFloat32, 1);
-    World whole(map, exact_options());
-    Options options = exact_options();
-    options.segments = 64;
-    World cut(map, options);
-    EXPECT_EQ(cut.reduce_scatter(inputs, .5, nullptr), whole.reduce_scatter(inputs, .5, nullptr)) << nodes;
-    const int64_t headers = whole.ranks[0]->stats().collectives[0].inter.sent_bytes;
-    EXPECT_EQ(cut.ranks[0]->stats().collectives[0].inter.sent_bytes, headers + 3 * 48 * (map.num_nodes() - 1));
-  }
-}
-
-// What stays in the residuals comes later: nothing is lost, and nothing is sent twice.
-TEST(CommunicatorUnits, SegmentsOfCompressedPiecesKeepEverything) {
-  const NodeMap map = NodeMap::parse("2x2", 4);
-  Options options = tagc_options(.5);
-  options.segments = 3;
-  World world(map, options);
-  const std::vector<Array> inputs = random_inputs(4, 2 * kSegmentAlignment + 77, kFloat32, 2);
-  std::vector<double> sent = world.reduce_scatter(inputs, 1, nullptr);
-  const std::vector<Array> zeros(4, Array(inputs[0].view().num_elements, kFloat32));
-  for (int step = 0; step < 6; ++step) {
-    const std::vector<double> late = world.reduce_scatter(zeros, 1, nullptr);
-    for (size_t i = 0; i < sent.size(); ++i) {
-      sent[i] += late[i];
-    }
-  }
-  expect_near(sent, inputs);
 }
 
 TEST(CommunicatorUnits, ADenseStartIsExactAndCounted) {

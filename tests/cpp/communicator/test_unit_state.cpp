@@ -10,6 +10,7 @@
 
 #include "isthmus/communicator.h"
 #include "isthmus/error.h"
+#include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/world.h"
 
 namespace isthmus {
@@ -158,12 +159,7 @@ TEST(UnitState, LayoutsAreUnitsOfTheirOwn) {
 }
 
 std::string error_of(Communicator& communicator, const UnitState& state) {
-  try {
-    communicator.units().load(state);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return test::error_of([&] { communicator.units().load(state); });
 }
 
 TEST(UnitState, StatesThatDoNotFitAreNamedAndChangeNothing) {

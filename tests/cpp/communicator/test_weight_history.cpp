@@ -44,7 +44,6 @@ class Rail {
 };
 
 const std::vector<bool> kStep = {true, false};  // forward and backward
-const std::vector<bool> kFourMicroBatches = {true, false, false, false, false, false, false, false};
 
 TEST(WeightHistory, NothingKnownIsRoomForEverything) {
   const WeightHistory history;
@@ -52,62 +51,32 @@ TEST(WeightHistory, NothingKnownIsRoomForEverything) {
   EXPECT_EQ(history.capacity(1, kMost), kMost);
 }
 
-TEST(WeightHistory, LearnsForwardAndBackwardInThreeSteps) {
-  Rail rail;
-  rail.go_through(kStep, 3);
-  EXPECT_EQ(rail.overflows, 0);
-  rail.forget_counts();
-  rail.go_through(kStep, 1000);
-  EXPECT_EQ(rail.overflows, 0);
-  EXPECT_EQ(rail.whole, 0);
-  EXPECT_EQ(rail.in_vain, 0);
-}
-
-TEST(WeightHistory, LearnsOneGatherAStep) {
-  Rail rail;
-  rail.go_through({true}, 5);
-  rail.forget_counts();
-  rail.go_through({true}, 1000);
-  EXPECT_EQ(rail.overflows + rail.whole + rail.in_vain, 0);
-}
-
-TEST(WeightHistory, WeightsThatNeverChangeTakeHeadersAlone) {
-  Rail rail;
-  rail.go_through({false}, 5);
-  rail.forget_counts();
-  rail.go_through({false}, 1000);
-  EXPECT_EQ(rail.overflows + rail.whole + rail.in_vain, 0);
-}
-
-TEST(WeightHistory, LearnsMicroBatchesAtTheCostOfOneOverflow) {
-  Rail rail;
-  rail.go_through(kFourMicroBatches, 3);
-  EXPECT_LE(rail.overflows, 1);
-  rail.forget_counts();
-  rail.go_through(kFourMicroBatches, 300);
-  EXPECT_EQ(rail.overflows + rail.whole + rail.in_vain, 0);
-}
-
-// Evaluations of one length, every ten steps: the weights change before the first gather of each.
-TEST(WeightHistory, LearnsEvaluationsBetweenSteps) {
-  Rail rail;
-  const auto epoch = [&] {
-    rail.go_through(kStep, 10);
-    rail.go_through({true}, 1);
-    rail.go_through({false}, 30);
-    rail.go_through({false, false}, 1);
-  };
-  epoch();
-  EXPECT_LE(rail.overflows, 1);
-  epoch();
-  EXPECT_LE(rail.overflows, 2);
-  rail.forget_counts();
-  for (int i = 0; i < 20; ++i) {
-    epoch();
+// What repeats is learned at the cost of one overflow at most, and then costs nothing.
+TEST(WeightHistory, LearnsWhatRepeats) {
+  std::vector<bool> steps_and_evaluation;  // of one length, every ten steps: weights change before its first gather
+  for (int step = 0; step < 10; ++step) {
+    steps_and_evaluation.insert(steps_and_evaluation.end(), kStep.begin(), kStep.end());
   }
-  EXPECT_EQ(rail.overflows, 0);
-  EXPECT_EQ(rail.whole, 0);
-  EXPECT_EQ(rail.in_vain, 0);
+  steps_and_evaluation.push_back(true);
+  steps_and_evaluation.resize(steps_and_evaluation.size() + 32, false);
+  struct Case {
+    const char* name;
+    std::vector<bool> changed;
+    int times;  // until it is learned
+    int64_t most_overflows;
+  };
+  for (const Case& each : {Case{"forward and backward", kStep, 3, 0}, Case{"one gather a step", {true}, 5, 0},
+                           Case{"nothing ever changes", {false}, 5, 0},
+                           Case{"four micro-batches", {true, false, false, false, false, false, false, false}, 3, 1},
+                           Case{"evaluations between steps", steps_and_evaluation, 2, 2}}) {
+    SCOPED_TRACE(each.name);
+    Rail rail;
+    rail.go_through(each.changed, each.times);
+    EXPECT_LE(rail.overflows, each.most_overflows);
+    rail.forget_counts();
+    rail.go_through(each.changed, 1000);
+    EXPECT_EQ(rail.overflows + rail.whole + rail.in_vain, 0);
+  }
 }
 
 // Their lengths ever differ: an overflow, at most, where training goes on.

@@ -5,17 +5,13 @@
 
 #include "isthmus/error.h"
 #include "isthmus/node_map.h"
+#include "tests/cpp/support/error_of.h"
 
 namespace isthmus {
 namespace {
 
 std::string parse_error(const std::string& text, int world_size) {
-  try {
-    NodeMap::parse(text, world_size);
-  } catch (const OptionError& error) {
-    return error.what();
-  }
-  return "";
+  return test::error_of<OptionError>([&] { NodeMap::parse(text, world_size); });
 }
 
 TEST(NodeMap, BlocksFromGrid) {

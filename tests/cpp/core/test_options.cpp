@@ -15,9 +15,12 @@
 #include "isthmus/codec_type.h"
 #include "isthmus/error.h"
 #include "isthmus/options.h"
+#include "tests/cpp/support/error_of.h"
 
 namespace isthmus {
 namespace {
+
+using test::error_of;
 
 const OptionField& field_named(const std::string& name) {
   for (const OptionField& field : option_fields()) {
@@ -118,13 +121,8 @@ TEST(Options, RangesAtTheirEdges) {
     }
     for (const std::string& text : range.rejected) {
       Options options;
-      try {
-        field.set(options, text);
-        ADD_FAILURE() << range.field << "=" << text << " was accepted";
-      } catch (const OptionError& error) {
-        EXPECT_EQ(error.what(),
-                  "option " + std::string(range.field) + "=\"" + text + "\": expected " + std::string(field.range));
-      }
+      EXPECT_EQ(error_of<OptionError>([&] { field.set(options, text); }),
+                "option " + std::string(range.field) + "=\"" + text + "\": expected " + std::string(field.range));
       EXPECT_EQ(options.to_string(), Options().to_string()) << "a refused value changes nothing";
     }
   }
@@ -133,12 +131,8 @@ TEST(Options, RangesAtTheirEdges) {
 TEST(Options, ValidateSeesFieldsThatWereSetDirectly) {
   Options options;
   options.sparsity = 1;
-  try {
-    options.validate();
-    FAIL() << "sparsity 1 passed";
-  } catch (const OptionError& error) {
-    EXPECT_STREQ(error.what(), "option sparsity=\"1\": expected at least 0, less than 1");
-  }
+  EXPECT_EQ(error_of<OptionError>([&] { options.validate(); }),
+            "option sparsity=\"1\": expected at least 0, less than 1");
 }
 
 TEST(Options, EnvironmentOverridesDefaults) {
@@ -153,12 +147,8 @@ TEST(Options, EnvironmentOverridesDefaults) {
 
 TEST(Options, EnvironmentNamesTheVariable) {
   const Environment environment(Variables{{"ISTHMUS_TIERS", "three"}});
-  try {
-    Options::from_environment();
-    FAIL() << "ISTHMUS_TIERS=three passed";
-  } catch (const OptionError& error) {
-    EXPECT_STREQ(error.what(), "environment variable ISTHMUS_TIERS=\"three\": expected two or flat");
-  }
+  EXPECT_EQ(error_of<OptionError>(Options::from_environment),
+            "environment variable ISTHMUS_TIERS=\"three\": expected two or flat");
 }
 
 // What an option that is gone, or a value of one, says in its place.
@@ -169,29 +159,20 @@ TEST(Options, WhatIsGoneNamesWhatToUseInstead) {
     const bool is_value = *removed.value != '\0';
     const Environment environment(Variables{{removed.environment(), is_value ? removed.value : "7"}});
     const std::string variable = "environment variable " + removed.environment();
-    try {
-      Options::from_environment();
-      ADD_FAILURE() << variable << " was accepted";
-    } catch (const OptionError& error) {
-      const std::string name = removed.name;
-      EXPECT_EQ(error.what(), is_value ? variable + "=\"" + removed.value + "\": expected " + field_named(name).range +
-                                             "; it is gone: " + removed.instead
-                                       : variable + ": option " + name + " is gone: " + removed.instead);
-    }
+    const std::string name = removed.name;
+    EXPECT_EQ(error_of<OptionError>(Options::from_environment),
+              is_value ? variable + "=\"" + removed.value + "\": expected " + field_named(name).range +
+                             "; it is gone: " + removed.instead
+                       : variable + ": option " + name + " is gone: " + removed.instead);
     EXPECT_EQ(std::ranges::any_of(option_fields(),
                                   [&](const auto& field) { return field.name == std::string(removed.name); }),
               is_value);
   }
   Options options;
   options.codec = "auto";
-  try {
-    options.validate();
-    FAIL() << "codec auto passed";
-  } catch (const OptionError& error) {
-    EXPECT_STREQ(error.what(),
-                 "option codec=\"auto\": expected none, tagc or quant; it is gone: quant is the default; isthmus "
-                 "plan and isthmus bench training --here say what to set");
-  }
+  EXPECT_EQ(error_of<OptionError>([&] { options.validate(); }),
+            "option codec=\"auto\": expected none, tagc or quant; it is gone: quant is the default; isthmus "
+            "plan and isthmus bench training --here say what to set");
 }
 
 std::set<std::string> unused_fields(const Options& options) {

@@ -24,7 +24,6 @@ using test::delta_options;
 using test::DeviceArray;
 using test::GpuSettings;
 using test::GpuWorld;
-using test::HookedTransport;
 using test::key_of;
 using test::Weights;
 
@@ -205,17 +204,6 @@ TEST(GpuWeights, InAGraphTheyCrossWhole) {
   gather(world, weights.array());  // differs from what crossed before the graph
 }
 
-// A hook for one rank's tiers.
-test::Wrap hooked(int hooked_rank, std::shared_ptr<Transport> Tiers::*tier, const HookedTransport::Before& before,
-                  const HookedTransport::After& after) {
-  return [=](int rank, Tiers tiers) {
-    if (rank == hooked_rank) {
-      tiers.*tier = std::make_shared<HookedTransport>(tiers.*tier, before, after);
-    }
-    return tiers;
-  };
-}
-
 TEST(GpuWeights, ADamagedReplicaIsNamedCountedAndHealed) {
   std::atomic<bool> damages = false;
   const auto flip_a_bit = [&](const std::string& /*operation*/, Buffer arrived) {
@@ -225,7 +213,8 @@ TEST(GpuWeights, ADamagedReplicaIsNamedCountedAndHealed) {
   };
   Options options = delta_options();
   options.replica_interval = 20;
-  GpuWorld world(NodeMap::parse("3x1", 3), options, GpuSettings{.wrap = hooked(1, &Tiers::host_inter, {}, flip_a_bit)});
+  GpuWorld world(NodeMap::parse("3x1", 3), options,
+                 GpuSettings{.wrap = test::hook(1, &Tiers::host_inter, {}, flip_a_bit)});
   Weights weights(6000 * 3, DataType::kBFloat16);
   learn(world, weights);  // 16 gathers
   damages = true;
@@ -276,7 +265,7 @@ TEST(GpuWeights, ADamagedPacketEndsInANamedError) {
   };
   GpuWorld world(
       NodeMap::parse("2x1", 2), delta_options(),
-      GpuSettings{.timeout = std::chrono::milliseconds(2000), .wrap = hooked(1, &Tiers::gather_inter, {}, damage)});
+      GpuSettings{.timeout = std::chrono::milliseconds(2000), .wrap = test::hook(1, &Tiers::gather_inter, {}, damage)});
   Weights weights(40000, DataType::kBFloat16);
   learn(world, weights);
   damages = true;
@@ -313,7 +302,7 @@ TEST(GpuWeights, AHostTierThatFailsEndsInAnError) {
   };
   GpuWorld world(
       NodeMap::parse("2x1", 2), delta_options(),
-      GpuSettings{.timeout = std::chrono::milliseconds(500), .wrap = hooked(0, &Tiers::host_inter, fail, {})});
+      GpuSettings{.timeout = std::chrono::milliseconds(500), .wrap = test::hook(0, &Tiers::host_inter, fail, {})});
   Weights weights(40000, DataType::kBFloat16);
   learn(world, weights);
   weights.move(100);
@@ -332,7 +321,7 @@ TEST(GpuWeights, AnAbortLetsTheGpuGoOn) {
   };
   GpuWorld world(
       NodeMap::parse("2x1", 2), delta_options(),
-      GpuSettings{.timeout = std::chrono::milliseconds(500), .wrap = hooked(0, &Tiers::host_inter, hold, {})});
+      GpuSettings{.timeout = std::chrono::milliseconds(500), .wrap = test::hook(0, &Tiers::host_inter, hold, {})});
   Weights weights(40000, DataType::kBFloat16);
   learn(world, weights);
   weights.move(100);

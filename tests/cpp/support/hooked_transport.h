@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "isthmus/communicator.h"
 #include "isthmus/transport.h"
 
 namespace isthmus::test {
@@ -70,5 +71,16 @@ class HookedTransport final : public Transport {
   After after_;
   std::function<void()> on_abort_;
 };
+
+// For a World: one tier of `hooked_rank` passes `before` and `after` what it does.
+inline auto hook(int hooked_rank, std::shared_ptr<Transport> Tiers::*tier, HookedTransport::Before before,
+                 HookedTransport::After after) {
+  return [=](int rank, Tiers tiers) {
+    if (rank == hooked_rank) {
+      tiers.*tier = std::make_shared<HookedTransport>(tiers.*tier, before, after);
+    }
+    return tiers;
+  };
+}
 
 }  // namespace isthmus::test

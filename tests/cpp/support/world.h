@@ -140,6 +140,13 @@ inline double exact_path_bound(const NodeMap& map, DataType dtype, double scale,
   return std::fabs(scale) * (before_scaling + (unit_roundoff(dtype) + 2 * u_sum) * 1.1 * std::fabs(sum)) + underflow;
 }
 
+// Of all ranks.
+inline void expect_equal_bits(const std::vector<Array>& arrays) {
+  for (size_t rank = 1; rank < arrays.size(); ++rank) {
+    ASSERT_TRUE(arrays[rank].bytes() == arrays[0].bytes()) << "rank " << rank << " has other bits than rank 0";
+  }
+}
+
 // For tests that run once a map: letters and digits.
 inline std::string name_of_map(const ::testing::TestParamInfo<NodeMap>& parameter) {
   std::string name = parameter.param.to_string();

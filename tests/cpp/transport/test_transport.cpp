@@ -2,12 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "isthmus/error.h"
-#include "isthmus/node_map.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tier_under_test.h"
 #include "tests/cpp/support/typed_data.h"
@@ -53,26 +54,6 @@ class InProcessTier final : public test::TierUnderTest {
   std::vector<std::shared_ptr<Transport>> transports_;
 };
 
-TEST(InProcessTransport, TiersOfANodeMapMeetTheRightRanks) {
-  const NodeMap map = NodeMap::parse("0,3|1,2", 4);
-  InProcessHub hub(map);
-  run_ranks_well(4, [&](int rank) {
-    const Tiers tiers = hub.tiers(map, rank);
-    EXPECT_EQ(tiers.intra->rank(), map.local_index(rank));
-    EXPECT_EQ(tiers.inter->rank(), map.node(rank));
-    EXPECT_EQ(tiers.flat->rank(), rank);
-    const auto gather = [&](Transport& tier) {
-      const auto mine = static_cast<uint8_t>(rank);
-      std::vector<uint8_t> ranks(static_cast<size_t>(tier.size()));
-      tier.all_gather({&mine, 1, DataType::kByte}, {ranks.data(), tier.size(), DataType::kByte}, {})->wait();
-      return std::vector<int>(ranks.begin(), ranks.end());
-    };
-    EXPECT_EQ(gather(*tiers.intra), map.node_ranks(map.node(rank)));
-    EXPECT_EQ(gather(*tiers.inter), map.rail_ranks(map.local_index(rank)));
-    EXPECT_EQ(gather(*tiers.flat), (std::vector<int>{0, 1, 2, 3}));
-  });
-}
-
 TEST(InProcessTransport, AMissingRankIsNamedByAllWhoWaited) {
   const auto tier = endpoints(4, kShortTimeout);
   const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) {
@@ -93,44 +74,43 @@ TEST(InProcessTransport, AMissingRankIsNamedByAllWhoWaited) {
 }
 
 TEST(InProcessTransport, OperationsThatDifferAreAnErrorOnEveryRank) {
-  const auto expect_both_named = [](const std::vector<Outcome>& outcomes, const std::string& text) {
-    for (const Outcome& outcome : outcomes) {
-      EXPECT_TRUE(outcome.threw<TransportError>());
-      EXPECT_EQ(outcome.text, text);
-    }
-  };
-  std::vector<float> memory(64);
+  constexpr DataType kFloat32 = DataType::kFloat32;
   const auto all_reduce = [](Transport& transport, int64_t count, DataType dtype, ReduceOp op = ReduceOp::kSum) {
     std::vector<double> data(static_cast<size_t>(count));
     transport.all_reduce({data.data(), count, dtype}, op, {})->wait();
   };
-  auto tier = endpoints(3);
-  expect_both_named(run_ranks(3, [&](int rank) { all_reduce(*tier[rank], rank == 2 ? 5 : 4, DataType::kFloat32); }),
-                    "tier test: rank 0 calls all_reduce of 4 elements of float32, but rank 2 calls all_reduce of 5 "
-                    "elements of float32");
-  tier = endpoints(2);
-  expect_both_named(
-      run_ranks(2, [&](int rank) { all_reduce(*tier[rank], 4, rank == 0 ? DataType::kFloat32 : DataType::kBFloat16); }),
-      "tier test: rank 0 calls all_reduce of 4 elements of float32, but rank 1 calls all_reduce of 4 elements of "
-      "bfloat16");
-  tier = endpoints(2);
-  expect_both_named(
-      run_ranks(2,
-                [&](int rank) {
-                  all_reduce(*tier[rank], 4, DataType::kByte, rank == 0 ? ReduceOp::kSum : ReduceOp::kBitOr);
-                }),
-      "tier test: rank 0 calls all_reduce of 4 elements of byte, but rank 1 calls all_reduce (or) of 4 elements of "
-      "byte");
-  tier = endpoints(2);
-  expect_both_named(run_ranks(2,
-                              [&](int rank) {
-                                Array in(4, DataType::kFloat32);
-                                Array out(rank == 0 ? 2 : 4, DataType::kFloat32);
-                                rank == 0 ? tier[0]->reduce_scatter(in.view(), out.buffer(), {})
-                                          : tier[1]->all_to_all(in.view(), out.buffer(), {});
-                              }),
-                    "tier test: rank 0 calls reduce_scatter of 4 elements of float32, but rank 1 calls all_to_all of 4 "
-                    "elements of float32");
+  struct Case {
+    int size;
+    std::function<void(bool is_last, Transport& transport)> call;
+    const char* text;
+  };
+  const Case cases[] = {
+      {3, [&](bool is_last, Transport& transport) { all_reduce(transport, is_last ? 5 : 4, kFloat32); },
+       "rank 0 calls all_reduce of 4 elements of float32, but rank 2 calls all_reduce of 5 elements of float32"},
+      {2,
+       [&](bool is_last, Transport& transport) { all_reduce(transport, 4, is_last ? DataType::kBFloat16 : kFloat32); },
+       "rank 0 calls all_reduce of 4 elements of float32, but rank 1 calls all_reduce of 4 elements of bfloat16"},
+      {2,
+       [&](bool is_last, Transport& transport) {
+         all_reduce(transport, 4, DataType::kByte, is_last ? ReduceOp::kBitOr : ReduceOp::kSum);
+       },
+       "rank 0 calls all_reduce of 4 elements of byte, but rank 1 calls all_reduce (or) of 4 elements of byte"},
+      {2,
+       [&](bool is_last, Transport& transport) {
+         Array in(4, kFloat32);
+         Array out(is_last ? 4 : 2, kFloat32);
+         is_last ? transport.all_to_all(in.view(), out.buffer(), {})
+                 : transport.reduce_scatter(in.view(), out.buffer(), {});
+       },
+       "rank 0 calls reduce_scatter of 4 elements of float32, but rank 1 calls all_to_all of 4 elements of float32"}};
+  for (const Case& each : cases) {
+    const auto tier = endpoints(each.size);
+    for (const Outcome& outcome :
+         run_ranks(each.size, [&](int rank) { each.call(rank == each.size - 1, *tier[rank]); })) {
+      EXPECT_TRUE(outcome.threw<TransportError>());
+      EXPECT_EQ(outcome.text, std::string("tier test: ") + each.text);
+    }
+  }
 }
 
 TEST(InProcessTransport, AbortReachesRanksThatWaitAndRanksThatComeLater) {

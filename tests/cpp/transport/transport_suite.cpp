@@ -18,6 +18,15 @@ using test::max_ranks;
 
 std::vector<int> one_node(int size) { return std::vector<int>(static_cast<size_t>(size), 0); }
 
+// Of every size on one node, and one with links of both kinds, which uses a ring.
+std::vector<std::vector<int>> all_tiers() {
+  std::vector<std::vector<int>> tiers = {{0, 0, 1, 1}};
+  for (int size = 1; size <= max_ranks(); ++size) {
+    tiers.push_back(one_node(size));
+  }
+  return tiers;
+}
+
 // Small integers: exact in every type, and sums of five of them too. Different for each rank and place.
 double element(int rank, int64_t index) { return static_cast<double>((7 * rank + 3 * index) % 23 - 11); }
 
@@ -30,8 +39,9 @@ Array make_input(int rank, int64_t count, DataType dtype) {
 }
 
 TEST(Transport, ReduceScatterSumsThePartOfEachRank) {
-  for (int size = 1; size <= max_ranks(); ++size) {
-    const auto tier = make_tier(one_node(size));
+  for (const std::vector<int>& nodes : all_tiers()) {
+    const auto size = static_cast<int>(nodes.size());
+    const auto tier = make_tier(nodes);
     for (const DataType dtype : kFloatingTypes) {
       for (const int64_t part : {0, 1, 13}) {
         tier->run_well([&](int rank, Transport& transport) {
@@ -53,8 +63,9 @@ TEST(Transport, ReduceScatterSumsThePartOfEachRank) {
 }
 
 TEST(Transport, AllToAllExchangesAllPartsButTheOwn) {
-  for (int size = 1; size <= max_ranks(); ++size) {
-    const auto tier = make_tier(one_node(size));
+  for (const std::vector<int>& nodes : all_tiers()) {
+    const auto size = static_cast<int>(nodes.size());
+    const auto tier = make_tier(nodes);
     for (const int64_t part : {0, 1, 13}) {
       tier->run_well([&](int rank, Transport& transport) {
         const Array in = make_input(rank, size * part, DataType::kFloat32);
@@ -72,8 +83,9 @@ TEST(Transport, AllToAllExchangesAllPartsButTheOwn) {
 }
 
 TEST(Transport, AllGatherAlsoOutOfThePartItWrites) {
-  for (int size = 1; size <= max_ranks(); ++size) {
-    const auto tier = make_tier(one_node(size));
+  for (const std::vector<int>& nodes : all_tiers()) {
+    const auto size = static_cast<int>(nodes.size());
+    const auto tier = make_tier(nodes);
     for (const int64_t part : {0, 1, 13}) {
       for (const bool in_place : {false, true}) {
         tier->run_well([&](int rank, Transport& transport) {
@@ -97,21 +109,24 @@ TEST(Transport, AllGatherAlsoOutOfThePartItWrites) {
 }
 
 TEST(Transport, AllReduceSumsFloats) {
-  for (int size = 1; size <= max_ranks(); ++size) {
-    const auto tier = make_tier(one_node(size));
+  for (const std::vector<int>& nodes : all_tiers()) {
+    const auto size = static_cast<int>(nodes.size());
+    const auto tier = make_tier(nodes);
     for (const DataType dtype : kFloatingTypes) {
-      tier->run_well([&](int rank, Transport& transport) {
-        Array data = make_input(rank, 17, dtype);
-        transport.all_reduce(data.buffer(), ReduceOp::kSum, {})->wait();
-        const std::vector<double> values = data.values();
-        for (int64_t i = 0; i < 17; ++i) {
-          double expected = 0;
-          for (int peer = 0; peer < size; ++peer) {
-            expected += element(peer, i);
+      for (const int64_t count : {1, 3, 17}) {
+        tier->run_well([&](int rank, Transport& transport) {
+          Array data = make_input(rank, count, dtype);
+          transport.all_reduce(data.buffer(), ReduceOp::kSum, {})->wait();
+          const std::vector<double> values = data.values();
+          for (int64_t i = 0; i < count; ++i) {
+            double expected = 0;
+            for (int peer = 0; peer < size; ++peer) {
+              expected += element(peer, i);
+            }
+            EXPECT_EQ(values[i], expected);
           }
-          EXPECT_EQ(values[i], expected);
-        }
-      });
+        });
+      }
     }
   }
 }
@@ -244,32 +259,6 @@ TEST(Transport, TiersWithLinksOfBothKindsUseARing) {
     transport.all_to_all(in.view(), parts.buffer(), {})->wait();
     EXPECT_EQ(transport.traffic().inter_node_sent_bytes, (at_the_edge ? expected : 0) + 2 * 10 * 2);
   });
-}
-
-// Small integers: the order of the ring does not show.
-TEST(Transport, RingsReduceAndGatherAnySizes) {
-  const auto tier = make_tier({0, 0, 1, 1});
-  for (const int64_t part : {0, 1, 13}) {
-    tier->run_well([&](int rank, Transport& transport) {
-      const Array in = make_input(rank, 4 * part, DataType::kFloat16);
-      Array sum(part, DataType::kFloat32);
-      transport.reduce_scatter(in.view(), sum.buffer(), {})->wait();
-      Array gathered(4 * part, DataType::kFloat16);
-      transport.all_gather(in.view().part(0, part), gathered.buffer(), {})->wait();
-      Array all = make_input(rank, 2 * part + 1, DataType::kFloat16);
-      transport.all_reduce(all.buffer(), ReduceOp::kSum, {})->wait();
-      const auto sum_at = [](int64_t i) { return element(0, i) + element(1, i) + element(2, i) + element(3, i); };
-      for (int64_t i = 0; i < part; ++i) {
-        EXPECT_EQ(sum.values()[i], sum_at(rank * part + i));
-        for (int peer = 0; peer < 4; ++peer) {
-          EXPECT_EQ(gathered.values()[peer * part + i], element(peer, i));
-        }
-      }
-      for (int64_t i = 0; i < 2 * part + 1; ++i) {
-        EXPECT_EQ(all.values()[i], sum_at(i));
-      }
-    });
-  }
 }
 
 TEST(Transport, SizesThatDoNotFitAreRefused) {

@@ -6,11 +6,13 @@ BUILD is CMake's folder of an installation into this Python. Torch, CUDA's drive
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from gpu.harness import prebuilt, versions
 from gpu.harness.build import REPOSITORY, Places, built_program
@@ -46,7 +48,7 @@ def pack(build: Path, output: Path) -> None:
         shutil.copy2(built_program(build, name), programs)
         run("strip", "--strip-unneeded", str(programs / name))
     shutil.copy2(runtime_of(built_program(build, "check_cuda")), programs)
-    manifest_of(build).write(output)
+    (output / prebuilt.MANIFEST).write_text(json.dumps(manifest_of(build), indent=1) + "\n")
 
 
 def run(*command: str) -> str:
@@ -62,21 +64,19 @@ def runtime_of(program: Path) -> Path:
     return Path(found[1])
 
 
-def manifest_of(build: Path) -> prebuilt.Manifest:
-    """Return what was built, and of what."""
+def manifest_of(build: Path) -> dict[str, Any]:
+    """Return what was built, and of what: for why_unfit, and for people the commit."""
     import torch
 
     architectures = re.search(r"^CMAKE_CUDA_ARCHITECTURES:\w+=(.*)$", (build / "CMakeCache.txt").read_text(), re.M)
-    said = versions.commit_of(REPOSITORY)
-    return prebuilt.Manifest(
-        commit=said["commit"] or "unknown",
-        changed_files=said["changed_files"] or 0,
-        sources=prebuilt.digest(REPOSITORY),
-        python=prebuilt.python_version(),
-        torch=str(torch.__version__),
-        cuda=str(torch.version.cuda),
-        architectures=architectures[1].split(";") if architectures else [],
-    )
+    return {
+        **versions.commit_of(REPOSITORY),
+        "sources": prebuilt.digest(REPOSITORY),
+        "python": prebuilt.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": str(torch.version.cuda),
+        "architectures": architectures[1].split(";") if architectures else [],
+    }
 
 
 def report_size(folder: Path, limit_mib: float) -> int:

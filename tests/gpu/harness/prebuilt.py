@@ -6,7 +6,6 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +15,11 @@ _SOURCES = ("CMakeLists.txt", "cmake", "include", "kernels", "src", "python", "t
 _SUFFIXES = (".cmake", ".h", ".cpp", ".cu", ".cuh", ".in", ".py")
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """What a prebuilt folder says of itself. architectures: of GPUs, as CMake names them: "90"."""
-
-    commit: str
-    changed_files: int
-    sources: str
-    python: str
-    torch: str
-    cuda: str
-    architectures: list[str]
-
-    def write(self, folder: Path) -> None:
-        """Put it into the folder."""
-        (folder / MANIFEST).write_text(json.dumps(asdict(self), indent=1) + "\n")
-
-    @classmethod
-    def read(cls, folder: Path) -> Manifest:
-        """Undo `write`. Raises OSError, ValueError or TypeError."""
-        return cls(**json.loads((folder / MANIFEST).read_text()))
-
-
 def why_unfit(folder: Path, repository: Path, torch_said: Mapping[str, Any]) -> str:
     """Return why a prebuilt folder is not for this machine or not of these sources; "" if it is."""
     try:
-        manifest = Manifest.read(folder)
-    except (OSError, ValueError, TypeError) as error:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
         return f"{folder / MANIFEST}: {error}"
     here = {
         "sources": digest(repository),
@@ -51,13 +28,12 @@ def why_unfit(folder: Path, repository: Path, torch_said: Mapping[str, Any]) -> 
         "cuda": torch_said.get("cuda_of_torch"),
     }
     differing = [
-        f"{name} {getattr(manifest, name)}, here {value}"
-        for name, value in here.items()
-        if value != getattr(manifest, name)
+        f"{name} {manifest.get(name)}, here {value}" for name, value in here.items() if value != manifest.get(name)
     ]
     capability = str(torch_said.get("gpu", {}).get("capability", "")).replace(".", "")
-    if capability and capability not in manifest.architectures:
-        differing.append(f"GPUs {', '.join(manifest.architectures)}, here {capability}")
+    architectures = manifest.get("architectures", [])  # as CMake names them: "90"
+    if capability and capability not in architectures:
+        differing.append(f"GPUs {', '.join(architectures)}, here {capability}")
     return f"built of or for {'; '.join(differing)}" if differing else ""
 
 

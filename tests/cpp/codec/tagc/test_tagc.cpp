@@ -1,9 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <bit>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -19,7 +16,6 @@ namespace isthmus {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kMax = std::numeric_limits<float>::max();
 
 // Two steps against the reference: packets, residuals, counts and what arrives, bit for bit.
 void expect_equal_to_reference(const Options& options, Data data, int64_t num_elements, TagcLimits limits = {}) {
@@ -121,167 +117,6 @@ TEST(Tagc, AllInstructionSetsGiveTheSameBits) {
   });
 }
 
-TEST(Tagc, PacketSizeIsIndexAndSketch) {
-  TagcCodec codec(options_of(kLevels[2]));
-  EXPECT_EQ(codec.packet_bytes(0), 64);
-  const int64_t num_elements = int64_t{1} << 20;  // 1024 blocks of 1024: 103 rows
-  EXPECT_EQ(codec.packet_bytes(num_elements), 64 + 128 + num_elements / 8 + 103 * 1024 * 4);
-  for (const int64_t size : kSizes) {
-    EXPECT_EQ(codec.packet_bytes(size) % 64, 0);
-  }
-}
-
-TEST(Tagc, ReachesTheSparsityWithinOneElement) {
-  for (const double sparsity : {0.0, .1, .3, .5, .8, .9, .9875, .999}) {
-    for (const int64_t num_elements : {1, 10, 80, 1000, 100003}) {
-      TagcCodec codec(options_of({1, sparsity}));
-      std::vector<float> residual(num_elements);
-      Packet packet = new_packet(codec, num_elements);
-      const CodecCounts counts = encode(codec, make_piece(Data::kAllEqual, num_elements, 1), residual, packet);
-      const double chosen = static_cast<double>(counts.kept_elements + counts.held_back_elements);
-      EXPECT_NEAR(chosen, (1 - sparsity) * num_elements, 1) << sparsity << " of " << num_elements;
-    }
-  }
-}
-
-TEST(Tagc, KeepsTheFirstAmongEquals) {
-  TagcCodec codec(options_of({4, .95}));
-  const int64_t num_elements = 1000;
-  std::vector<float> residual(num_elements);
-  Packet packet = new_packet(codec, num_elements);
-  const CodecCounts counts = encode(codec, make_piece(Data::kAllEqual, num_elements, 1), residual, packet);
-  EXPECT_EQ(counts.kept_elements, 50);
-  const std::vector<float> out = decode(codec, packet, num_elements);
-  for (int64_t i = 0; i < num_elements; ++i) {
-    EXPECT_EQ(out[i], i < 50 ? -2.5F : 0.0F) << i;
-  }
-}
-
-TEST(Tagc, NeverSendsZeros) {
-  TagcCodec codec(options_of({4, 0}));
-  std::vector<float> residual(5000);
-  Packet packet = new_packet(codec, 5000);
-  const CodecCounts counts = encode(codec, make_piece(Data::kZeros, 5000, 3), residual, packet);
-  EXPECT_EQ(counts.kept_elements + counts.held_back_elements, 0);
-}
-
-// Every element of piece + residual is either sent or stays, whole, whatever the data.
-TEST(Tagc, ConservesEveryElement) {
-  for (const Data data : all_data()) {
-    for (const Level level : {kLevels[0], kLevels[2], Level{10, 0}}) {
-      const int64_t num_elements = 30011;
-      TagcCodec codec(options_of(level));
-      std::vector<float> residual(num_elements);
-      for (uint64_t step = 0; step < 3; ++step) {
-        std::vector<float> piece = make_piece(data, num_elements, 40 + static_cast<uint32_t>(step));
-        std::vector<float> sums;
-        for (int64_t i = 0; i < num_elements; ++i) {
-          piece[i] *= .25F;  // three of the largest numbers do not overflow then
-          sums.push_back(piece[i] + residual[i]);
-        }
-        Packet packet = new_packet(codec, num_elements);
-        encode(codec, piece, residual, packet, {1, step});
-        const std::vector<float> out = decode(codec, packet, num_elements, {1, step});
-        for (int64_t i = 0; i < num_elements; ++i) {
-          const bool sent = out[i] != 0;
-          ASSERT_EQ(std::bit_cast<uint32_t>(sent ? out[i] : residual[i]), std::bit_cast<uint32_t>(sums[i])) << i;
-          ASSERT_TRUE(!sent || std::bit_cast<uint32_t>(residual[i]) == 0) << i;
-        }
-      }
-    }
-  }
-}
-
-TEST(Tagc, HugeValuesDoNotDisturbNeighbours) {
-  const int64_t num_elements = 8192;
-  TagcCodec codec(options_of({2, .5}));
-  std::vector<float> residual(num_elements);
-  Packet packet = new_packet(codec, num_elements);
-  const std::vector<float> piece = make_piece(Data::kHuge, num_elements, 5);
-  const CodecCounts counts = encode(codec, piece, residual, packet);
-  ASSERT_GT(counts.kept_elements, num_elements / 10);
-  const std::vector<float> out = decode(codec, packet, num_elements);
-  for (int64_t i = 0; i < num_elements; ++i) {
-    EXPECT_TRUE(out[i] == 0 || out[i] == piece[i]) << i;
-  }
-}
-
-// Three packets, in their order.
-TEST(Tagc, AddsSeveralPacketsToWhatIsThere) {
-  TagcCodec codec(options_of(kLevels[2]));
-  const int64_t num_elements = 10007;
-  const int64_t packet_bytes = codec.packet_bytes(num_elements);
-  Packet packets(3 * packet_bytes);
-  std::vector<float> expected(num_elements, 100.0F);
-  for (int p = 0; p < 3; ++p) {
-    std::vector<float> residual(num_elements);
-    const std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 20 + p);
-    codec.encode(buffer_of(piece), buffer_of(residual), packets.buffer().part(p, packet_bytes), kContext.of_packet(p),
-                 {});
-    for (int64_t i = 0; i < num_elements; ++i) {
-      expected[i] += piece[i] - residual[i];  // what is sent of the element: exactly a float32
-    }
-  }
-  std::vector<float> out(num_elements, 100.0F);
-  codec.decode_sum(packets.buffer(), 3, buffer_of(out), kContext, {});
-  EXPECT_EQ(out, expected);
-}
-
-TEST(Tagc, HeldBackElementsAreSentInLaterSteps) {
-  const int64_t num_elements = 4096;
-  TagcCodec codec(options_of({10, .9}));
-  const std::vector<float> piece = make_piece(Data::kHeavyTail, num_elements, 8);
-  std::vector<float> residual(num_elements);
-  std::vector<float> arrived(num_elements);
-  int64_t held_back = 0;
-  int64_t step = 0;
-  for (; step < 2000; ++step) {
-    Packet packet = new_packet(codec, num_elements);
-    const std::vector<float> zeros(num_elements);
-    const PacketContext context = {1, static_cast<uint64_t>(step)};
-    const CodecCounts counts = encode(codec, step == 0 ? piece : zeros, residual, packet, context);
-    held_back += counts.held_back_elements;
-    codec.decode_sum(packet.buffer(), 1, buffer_of(arrived), context, {});
-    if (counts.kept_elements + counts.held_back_elements == 0) {
-      break;
-    }
-  }
-  EXPECT_GT(held_back, 0);
-  EXPECT_LT(step, 2000);
-  EXPECT_EQ(arrived, piece);
-}
-
-TEST(Tagc, RowsChangeFromStepToStepAndUnitToUnit) {
-  TagcCodec codec(options_of(kLevels[0]));
-  const std::vector<float> piece = make_piece(Data::kHeavyTail, 10000, 9);
-  const auto sketch_at = [&](PacketContext context) {
-    std::vector<float> residual(piece.size());
-    Packet packet = new_packet(codec, 10000);
-    encode(codec, piece, residual, packet, context);
-    std::vector<uint8_t> bytes = packet.copy();
-    constexpr int64_t kSketchOffset = 64 + 64 + 1280;  // header, flags and index of 157 blocks of 64
-    return std::vector<uint8_t>(bytes.begin() + kSketchOffset, bytes.end());
-  };
-  EXPECT_EQ(sketch_at({1, 1}), sketch_at({1, 1}));
-  EXPECT_NE(sketch_at({1, 1}), sketch_at({1, 2}));
-  EXPECT_NE(sketch_at({1, 1}), sketch_at({2, 1}));
-}
-
-TEST(Tagc, EncodingTwiceGivesTheSamePacket) {
-  TagcCodec codec(options_of(kLevels[0]));
-  std::vector<std::vector<uint8_t>> packets;
-  for (int run = 0; run < 2; ++run) {
-    std::vector<float> residual(50000);
-    Packet packet = new_packet(codec, 50000);
-    encode(codec, make_piece(Data::kHeavyTail, 50000, 12), residual, packet);
-    packets.push_back(packet.copy());
-    std::vector<float> other_residual(777);  // leaves other things in the scratch memory
-    Packet other = new_packet(codec, 777);
-    encode(codec, make_piece(Data::kHuge, 777, 12), other_residual, other);
-  }
-  EXPECT_EQ(packets[0], packets[1]);
-}
-
 // Whatever bound the threshold search starts from, it finds the same elements.
 TEST(Tagc, SelectionDoesNotDependOnItsFirstGuess) {
   const kernels::TagcShape shape = {.num_elements = 200001, .block_elements = 1024, .num_blocks = 196, .num_rows = 20};
@@ -305,41 +140,6 @@ TEST(Tagc, SelectionDoesNotDependOnItsFirstGuess) {
       EXPECT_EQ(index, indexes[0]) << to_string(data);
     }
   }
-}
-
-// What is beside a value as large as float32 has waits, whole, until that is gone; nothing becomes Inf, nothing is
-// lost.
-TEST(Tagc, ShortCellsBesideAHugeOutlier) {
-  const int64_t num_elements = 1024;
-  for (const std::string& cell_type : kShortCells) {
-    SCOPED_TRACE(cell_type);
-    for (const float outlier : {kMax, -kMax, 1e30F}) {
-      TagcCodec codec(with_cells(options_of({1, .9}), cell_type));
-      std::vector<float> piece(num_elements, .75F);
-      piece[5] = outlier;
-      std::vector<float> residual(num_elements);
-      Packet packet = new_packet(codec, num_elements);
-      encode(codec, piece, residual, packet);
-      const std::vector<float> out = decode(codec, packet, num_elements);
-      EXPECT_TRUE(std::isfinite(out[5]) && out[5] != 0);
-      EXPECT_LE(std::abs(residual[5]), std::abs(outlier) / 64);
-      for (int64_t i = 0; i < num_elements; ++i) {
-        EXPECT_EQ(static_cast<double>(out[i]) + static_cast<double>(residual[i]), piece[i]) << i;
-        EXPECT_TRUE(i < 64 || out[i] == .75F || residual[i] == .75F) << i;
-      }
-    }
-  }
-}
-
-TEST(Tagc, NoPacketsAndNoElements) {
-  TagcCodec codec(options_of(kLevels[0]));
-  std::vector<float> out(10, 1.0F);
-  codec.decode_sum({nullptr, 0, DataType::kByte}, 0, buffer_of(out), kContext, {});
-  EXPECT_EQ(out, std::vector<float>(10, 1.0F)) << "no packets leave the sums alone";
-  std::vector<float> none;
-  Packet packet = new_packet(codec, 0);
-  EXPECT_EQ(encode(codec, none, none, packet).encoded_elements, 0);
-  EXPECT_TRUE(decode(codec, packet, 0).empty());
 }
 
 }  // namespace

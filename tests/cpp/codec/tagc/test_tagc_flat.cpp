@@ -1,6 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -59,13 +58,13 @@ void merge_index(ReduceOp op, const Merged& rank, Merged& sum) {
 }
 
 Merged encode(TagcFlat& flat, const std::vector<float>& chunk, std::vector<float>& residual,
-              CodecCounts* counts = nullptr, PacketContext context = kContext) {
+              CodecCounts* counts = nullptr) {
   const auto num_elements = static_cast<int64_t>(chunk.size());
   Merged result;
   result.index.assign(flat.index_bytes(num_elements) / 8, 0xa5a5a5a5a5a5a5a5);  // dirty before it is written
   result.sketch.assign(flat.sketch_elements(num_elements), kNan);
   const CodecCounts counted =
-      flat.encode(buffer_of(chunk), buffer_of(residual), result.index_buffer(), buffer_of(result.sketch), context);
+      flat.encode(buffer_of(chunk), buffer_of(residual), result.index_buffer(), buffer_of(result.sketch), kContext);
   if (counts != nullptr) {
     *counts += counted;
   }
@@ -185,44 +184,6 @@ TEST(TagcFlat, AllInstructionSetsGiveTheSameBits) {
       expect_equal_to_reference(options_of(setting), Data::kHeavyTail, 50001, 4);
     }
   });
-}
-
-// Every value that peels is right to the rounding of the few sums it went through.
-TEST(TagcFlat, RecoversTheSumOfAllRanksWhereItPeels) {
-  const int64_t num_elements = 200000;
-  for (const int64_t index_bits : {1, 4}) {
-    TagcFlat flat(options_of({1.5, .98, index_bits}), 2);
-    const auto chunks = make_chunks(Data::kHeavyTail, num_elements, 2);
-    std::vector<double> expected(num_elements);
-    double largest = 0;
-    for (const std::vector<float>& chunk : chunks) {
-      std::vector<float> residual(num_elements);
-      encode(flat, chunk, residual);
-      for (int64_t i = 0; i < num_elements; ++i) {
-        expected[i] += static_cast<double>(chunk[i]) - residual[i];
-        largest = std::max(largest, std::abs(expected[i]));
-      }
-    }
-    CodecCounts counts;
-    const std::vector<float> out = decode(flat, encode_all(flat, chunks), num_elements, &counts);
-    EXPECT_EQ(counts.estimated_elements, 0);
-    for (int64_t i = 0; i < num_elements; ++i) {
-      ASSERT_NEAR(out[i], expected[i], 1e-5 * largest) << i;
-    }
-  }
-}
-
-TEST(TagcFlat, CoordinatesThatSeveralRanksChoseAreSummed) {
-  for (const int64_t index_bits : {1, 4}) {
-    TagcFlat flat(options_of({2, .9, index_bits}), 15);
-    std::vector<float> chunk(1000);
-    chunk[10] = 1;
-    chunk[999] = -2;
-    const std::vector<float> out = decode(flat, encode_all(flat, std::vector<std::vector<float>>(15, chunk)), 1000);
-    EXPECT_EQ(out[10], 15);
-    EXPECT_EQ(out[999], -30);
-    EXPECT_EQ(std::count(out.begin(), out.end(), 0.0F), 998);
-  }
 }
 
 TEST(TagcFlat, NonFiniteElementsReachTheOwnerAndLeaveTheResidual) {

@@ -19,21 +19,12 @@
 namespace isthmus {
 namespace {
 
-using kernels::kWeightBlockElements;
-using kernels::kWeightGroupElements;
 using test::Array;
 
 const std::vector<DataType> kCodedTypes = {DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32};
-const std::vector<int64_t> kSizes = {1,
-                                     15,
-                                     16,
-                                     17,
-                                     kWeightGroupElements - 1,
-                                     kWeightGroupElements + 1,
-                                     kWeightBlockElements - 3,
-                                     kWeightBlockElements,
-                                     kWeightBlockElements + 1,
-                                     3 * kWeightBlockElements + 777};
+constexpr int64_t kBlock = kernels::kWeightBlockElements;
+constexpr int64_t kGroup = kernels::kWeightGroupElements;
+constexpr int64_t kSizes[] = {1, 15, 16, 17, kGroup - 1, kGroup + 1, kBlock - 3, kBlock, kBlock + 1, 3 * kBlock + 777};
 
 std::vector<std::byte> encoded(const Array& before, const Array& now) {
   WeightPackets packets;
@@ -136,7 +127,7 @@ TEST(WeightPackets, EveryPatternOf16BitsComesThrough) {
 
 TEST(WeightPackets, RandomPatternsOf32BitsComeThrough) {
   std::mt19937 generator(8);
-  Array before(kWeightBlockElements + 100, DataType::kFloat32);
+  Array before(kBlock + 100, DataType::kFloat32);
   Array now = before;
   for (int64_t i = 0; i < before.view().num_elements; ++i) {
     before.buffer().as<uint32_t>()[i] = generator();
@@ -148,7 +139,7 @@ TEST(WeightPackets, RandomPatternsOf32BitsComeThrough) {
 // A few that leap, among many that move a little: the leaps are escapes.
 TEST(WeightPackets, LeapsAreEscapes) {
   for (const DataType dtype : kCodedTypes) {
-    const std::vector<double> before = weights(kWeightBlockElements);
+    const std::vector<double> before = weights(kBlock);
     std::vector<double> after = moved(before, 1e-5);
     for (size_t i = 0; i < after.size(); i += 1000) {
       after[i] = i % 2000 == 0 ? 1000 : std::numeric_limits<double>::infinity();
@@ -160,7 +151,7 @@ TEST(WeightPackets, LeapsAreEscapes) {
 
 // The entropy of such steps, given the old exponent, is .318, .655, 1.337, 2.340 and 3.171 bits.
 TEST(WeightPackets, BitsAreCloseToTheEntropy) {
-  constexpr int64_t kCount = 8 * kWeightBlockElements;
+  constexpr int64_t kCount = 8 * kBlock;
   const std::vector<std::pair<double, double>> most = {
       {1e-5, .36}, {3e-5, .71}, {1e-4, 1.40}, {3e-4, 2.46}, {6e-4, 3.31}};
   for (const auto& [learning_rate, bits] : most) {
@@ -173,7 +164,7 @@ TEST(WeightPackets, BitsAreCloseToTheEntropy) {
 
 // FSDP2 fills shards up with zeros, and a bias may be zero at first.
 TEST(WeightPackets, PaddingCostsNextToNothing) {
-  std::vector<double> before(kWeightBlockElements);
+  std::vector<double> before(kBlock);
   const std::vector<double> some = weights(64);
   std::copy(some.begin(), some.end(), before.begin());
   std::vector<double> after = before;
@@ -185,7 +176,7 @@ TEST(WeightPackets, PaddingCostsNextToNothing) {
 TEST(WeightPackets, WhatDoesNotPayGoesWhole) {
   std::mt19937 generator(9);
   for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat32, DataType::kFloat64, DataType::kByte}) {
-    Array before(5 * kWeightBlockElements + 3, dtype);
+    Array before(5 * kBlock + 3, dtype);
     Array now = before;
     for (std::byte& value : now.bytes()) {
       value = static_cast<std::byte>(generator());
@@ -199,7 +190,7 @@ TEST(WeightPackets, WhatDoesNotPayGoesWhole) {
 // Only the last block changed: of the others the packet says so alone.
 TEST(WeightPackets, UnchangedBlocksTakeFourBytes) {
   for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat64}) {
-    std::vector<double> values = weights(9 * kWeightBlockElements + 1);
+    std::vector<double> values = weights(9 * kBlock + 1);
     const Array before(values, dtype);
     values.back() += 1;
     EXPECT_LE(expect_exact(before, {values, dtype}).size(), 10 * 4 + 16) << to_string(dtype);
@@ -215,7 +206,7 @@ TEST(WeightPackets, TheReferenceDecodesTheSame) {
   for (const Format& format :
        {Format{DataType::kBFloat16, 7, 8}, {DataType::kFloat16, 10, 5}, {DataType::kFloat32, 23, 8}}) {
     for (const double learning_rate : {1e-6, 1e-4, 1e-2}) {
-      for (const int64_t count : {int64_t{1000}, int64_t{2050}, kWeightBlockElements}) {
+      for (const int64_t count : {int64_t{1000}, int64_t{2050}, kBlock}) {
         SCOPED_TRACE(testing::Message() << count << " of " << to_string(format.dtype) << " at " << learning_rate);
         const std::vector<double> before = weights(count);
         std::vector<double> after = moved(before, learning_rate);
@@ -254,7 +245,7 @@ TEST(WeightPackets, LawsSumUpToAllSlots) {
 TEST(WeightPackets, DamagedPacketsDoNotLeaveTheirBlock) {
   std::mt19937 generator(10);
   for (const DataType dtype : kCodedTypes) {
-    const std::vector<double> before = weights(kWeightBlockElements + 500);
+    const std::vector<double> before = weights(kBlock + 500);
     const Array old_weights(before, dtype);
     const auto packet = encoded(old_weights, {moved(before, 1e-4), dtype});
     int errors = 0;

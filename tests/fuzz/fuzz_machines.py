@@ -1,6 +1,7 @@
-"""What the fuzzers of machine files share: an input is a machine or a TopologyError, never anything else.
+"""Fuzzes one of the readers of machine files: an input is a machine or a TopologyError, never anything else.
 
-Run by tests/fuzz/run.py with libFuzzer's flags. atheris counts branches of Python code, not those of libxml2.
+Run by tests/fuzz/run.py with the reader's name and libFuzzer's flags. atheris counts branches of Python code, not
+those of libxml2.
 """
 
 from __future__ import annotations
@@ -51,16 +52,12 @@ def check(machine: Machine) -> None:
         assert link.speed_gbit_s is None or link.speed_gbit_s > 0
 
 
-def nccl_xml(text: str) -> Machine:
-    """Whatever the root is called."""
-    return parse_nccl_xml(parse_xml(text), "fuzzed")
+#: Whatever the root is called; whatever the text begins with; any format, our own JSON above all.
+READERS: dict[str, Parse] = {
+    "nccl_xml": lambda text: parse_nccl_xml(parse_xml(text), "fuzzed"),
+    "smi_matrix": lambda text: parse_smi_matrix(text, "fuzzed"),
+    "machine_file": lambda text: read.parse_machine(text.encode(errors="surrogatepass"), "fuzzed"),
+}
 
-
-def smi_matrix(text: str) -> Machine:
-    """Whatever the text begins with."""
-    return parse_smi_matrix(text, "fuzzed")
-
-
-def machine_file(text: str) -> Machine:
-    """Any format, our own JSON above all."""
-    return read.parse_machine(text.encode(errors="surrogatepass"), "fuzzed")
+if __name__ == "__main__":
+    fuzz(READERS[sys.argv.pop(1)])
