@@ -1,4 +1,4 @@
-"""The calls of the soak: drawn by chance, alike on every rank; and one of them on a group of Isthmus, held against Gloo."""
+"""The calls of the soak, drawn by chance and alike on every rank; and one of them over Isthmus, held against Gloo."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_CALLS = 4
 #: The options of groups by name. The first compresses gradients and sends differences of weights.
 OPTIONS: dict[str, dict[str, str]] = {
     "default": {"weights": "delta", "replica_interval": "4"},
-    **dict.fromkeys(("plain", "rails", "nodes", "all but the last", "all but the first"), {"codec": "none"}),
+    **{key: {"codec": "none"} for key in ("plain", "rails", "nodes", "all but the last", "all but the first")},
 }
 GRADIENTS = ("gradient_reduce_scatter", "gradient_all_reduce")
 WEIGHTS = "gather_weights"
