@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +71,8 @@ def calls_of_step(seed: int, step: int, smallest_group: int) -> list[Call]:
 
 def _draw(choose: random.Random, smallest_group: int) -> Call:
     kind = choose.choices((*GRADIENTS, WEIGHTS, *_EXACT), (3, 3, 3, *([1] * len(_EXACT))))[0]
-    dtypes, operators = ("float32", "bfloat16"), ("sum", "avg")
+    dtypes: Sequence[str] = ("float32", "bfloat16")
+    operators: Sequence[str] = ("sum", "avg")
     if kind == WEIGHTS:
         dtypes, operators = ("float32", "bfloat16", "float16", "float64"), ("sum",)
     elif kind in _EXACT:
