@@ -140,7 +140,7 @@ inline double exact_path_bound(const NodeMap& map, DataType dtype, double scale,
   return std::fabs(scale) * (before_scaling + (unit_roundoff(dtype) + 2 * u_sum) * 1.1 * std::fabs(sum)) + underflow;
 }
 
-// Of all ranks.
+// Compares the results of all ranks.
 inline void expect_equal_bits(const std::vector<Array>& arrays) {
   for (size_t rank = 1; rank < arrays.size(); ++rank) {
     ASSERT_TRUE(arrays[rank].bytes() == arrays[0].bytes()) << "rank " << rank << " has other bits than rank 0";

@@ -18,7 +18,7 @@ using test::max_ranks;
 
 std::vector<int> one_node(int size) { return std::vector<int>(static_cast<size_t>(size), 0); }
 
-// Of every size on one node, and one with links of both kinds, which uses a ring.
+// A tier of every size on one node, and one with links of both kinds, which uses a ring.
 std::vector<std::vector<int>> all_tiers() {
   std::vector<std::vector<int>> tiers = {{0, 0, 1, 1}};
   for (int size = 1; size <= max_ranks(); ++size) {

@@ -116,7 +116,7 @@ TEST(Quant, EqualsReferenceAtTheEdgesOfRanges) {
   }
 }
 
-// Of a group NaN arrives, and its residual stays; of the tail, the element alone. The second step has the residuals.
+// NaN arrives for a whole group, and its residual stays; in the tail for its element alone. Step two has the residuals.
 TEST(Quant, NonFiniteGroupsEqualReference) {
   const int64_t tail = 128 * 9;
   std::vector<float> piece = make_piece(Data::kHeavyTail, tail + 100, 6);
