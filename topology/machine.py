@@ -237,6 +237,12 @@ def farness(kind: str) -> int:
     return _KINDS.index(general)
 
 
+def check_number(count: int, most: int, what: str, line: int | None = None) -> None:
+    """Raise TopologyError where a source has more of something than a machine may have."""
+    if count > most:
+        raise TopologyError(f"has {count} {what}, more than the {most} that a machine may have", line=line)
+
+
 def printable(text: str) -> str:
     """With a question mark for whatever would do something to a terminal."""
     return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from isthmus.topology.machine import MOST_GPUS, MOST_NICS, Gpu, Nic, PcieKind, PcieNode, TopologyError
+from isthmus.topology.machine import MOST_GPUS, MOST_NICS, Gpu, Nic, PcieKind, PcieNode, check_number
 
 #: The index of a device to which its source gives no number.
 UNNUMBERED = -1
@@ -58,8 +58,7 @@ def _numbered(roots: Sequence[Place], kind: type[_Device], most: int, notes: lis
         if isinstance(device, kind)
     ]
     what = f"{kind.__name__.upper()}s"
-    if len(slots) > most:
-        raise TopologyError(f"has {len(slots)} {what}, more than the {most} that a machine may have")
+    check_number(len(slots), most, what)
     indices = {device.index for _, _, device in slots}
     if UNNUMBERED in indices or len(indices) < len(slots):
         if len(slots) > 1:

@@ -12,6 +12,7 @@
 #include "isthmus/cuda.h"
 #include "isthmus/error.h"
 #include "isthmus/nccl.h"
+#include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/typed_data.h"
 
 namespace isthmus {
@@ -102,15 +103,6 @@ double sum_of_elements(int64_t index) {
   return sum;
 }
 
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST(Nccl, TiersAreThoseOfTheNodeMap) {
   run_ranks("0,2|1,3", [](GpuRank& self) {
     for (const auto& [tier, rank] : {std::pair{self.tiers.intra, self.rank / 2},
@@ -151,7 +143,7 @@ TEST(Nccl, ReduceScatterSumsInTheTypeAndFloat16IsDividedFirst) {
 TEST(Nccl, HasNoBitwiseOr) {
   run_ranks("1x4", [](GpuRank& self) {
     const Buffer bytes = self.put(Array(9, DataType::kByte));
-    EXPECT_EQ(error_of([&] { self.tiers.intra->all_reduce(bytes, ReduceOp::kBitOr, {}); }),
+    EXPECT_EQ(test::error_of([&] { self.tiers.intra->all_reduce(bytes, ReduceOp::kBitOr, {}); }),
               "intra tier, rank " + std::to_string(self.rank) + ": NCCL has no bitwise or");
   });
 }
@@ -204,9 +196,9 @@ TEST(Nccl, OperationsAfterAnAbortFail) {
     std::thread([&] { tier.abort(); }).join();
     tier.abort();
     const std::string expected = "intra tier, rank " + std::to_string(self.rank) + ": aborted";
-    EXPECT_EQ(error_of([&] { tier.all_reduce(data, ReduceOp::kSum, {}); }), expected);
-    EXPECT_EQ(error_of([&] { tier.begin_group(); }), expected);
-    EXPECT_EQ(error_of([&] { tier.throw_if_failed(); }), expected);
+    EXPECT_EQ(test::error_of([&] { tier.all_reduce(data, ReduceOp::kSum, {}); }), expected);
+    EXPECT_EQ(test::error_of([&] { tier.begin_group(); }), expected);
+    EXPECT_EQ(test::error_of([&] { tier.throw_if_failed(); }), expected);
     self.tiers.gather_intra->throw_if_failed();
     self.tiers.gather_intra->all_reduce(data, ReduceOp::kSum, {})->wait();  // another tier
     self.get(data);
@@ -229,7 +221,7 @@ TEST(Nccl, AnAbortInAGroupLeavesOtherTiersOfTheThreadUsable) {
 TEST(Nccl, WaitsForMissingRanksAreBounded) {
   const NodeMap map = NodeMap::parse("1x4", kRanks);
   const auto keep = [](void* /*data*/, int64_t /*num_bytes*/) {};
-  EXPECT_EQ(error_of([&] { nccl_tiers(0, map, 0, keep, std::chrono::milliseconds(50)); }),
+  EXPECT_EQ(test::error_of([&] { nccl_tiers(0, map, 0, keep, std::chrono::milliseconds(50)); }),
             "intra tier, rank 0: ncclCommInitRankConfig: timed out after 50 ms: not all of its 4 ranks came");
 }
 

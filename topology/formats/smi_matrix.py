@@ -19,6 +19,7 @@ from isthmus.topology.machine import (
     NumaNode,
     Socket,
     TopologyError,
+    check_number,
     printable,
 )
 from isthmus.topology.pcie import nic_kind
@@ -145,7 +146,6 @@ def _columns(words: list[str], line: int) -> tuple[list[str], list[str]]:
     gpus = [device for device in devices if _GPU.fullmatch(device)]
     if not gpus or devices[: len(gpus)] != gpus or len(set(devices)) != len(devices):
         raise TopologyError("the line above the matrix does not name its columns, GPUs first", line=line)
-    for count, most, what in ((len(gpus), MOST_GPUS, "GPUs"), (len(devices) - len(gpus), MOST_NICS, "NICs")):
-        if count > most:
-            raise TopologyError(f"has {count} {what}, more than the {most} that a machine may have", line=line)
+    check_number(len(gpus), MOST_GPUS, "GPUs", line)
+    check_number(len(devices) - len(gpus), MOST_NICS, "NICs", line)
     return devices, [word.split()[0] for word in words[num_devices:]]

@@ -7,6 +7,7 @@
 
 #include "isthmus/communicator.h"
 #include "isthmus/error.h"
+#include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/gpu_calls.h"
 #include "tests/cpp/support/gpu_world.h"
 
@@ -166,12 +167,7 @@ class UnitInGraph : public ::testing::Test {
   // What a reduction throws while a graph is captured.
   std::string error_in_capture(double scale) {
     gpu_.begin_capture(stream_);
-    std::string text;
-    try {
-      reduce(0, scale);
-    } catch (const Error& error) {
-      text = error.what();
-    }
+    std::string text = test::error_of([&] { reduce(0, scale); });
     gpu_.end_capture(stream_);
     return text;
   }

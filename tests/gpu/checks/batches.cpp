@@ -4,7 +4,9 @@
 #include <vector>
 
 #include "isthmus/codec_type.h"
+#include "isthmus/error.h"
 #include "tests/cpp/codec/pieces.h"
+#include "tests/cpp/support/error_of.h"
 #include "tests/gpu/checks/suites.h"
 #include "tests/gpu/support/coding.h"
 
@@ -81,9 +83,9 @@ class BothSides {
     const DeviceArray shard_there(device_, shard.view());
     const PacketContext context = {.unit_hash = kContext.unit_hash, .step = kContext.step, .segment = kContext.segment};
     const ShardSum sum = sum_of(pieces_.view(), packets.view(), shard.buffer());
-    const HostArray cpu_scratch(cpu_->decode_scratch_bytes(sum), DataType::kByte);
-    const std::string expected = complaint_of([&, scratch = cpu_scratch]() mutable {
-      cpu_->decode_shard(sum, context, {{}, scratch.buffer()});
+    HostArray cpu_scratch(cpu_->decode_scratch_bytes(sum), DataType::kByte);
+    const std::string expected = test::error_of<PacketError>([&] {
+      cpu_->decode_shard(sum, context, {{}, cpu_scratch.buffer()});
     });
     const ShardSum sum_there = sum_of(pieces_there_.buffer(), packets_there.buffer(), shard_there.buffer());
     const DeviceArray scratch(device_, codec_->decode_scratch_bytes(sum_there), DataType::kByte);

@@ -2,7 +2,9 @@
 // it.
 #include <string>
 
+#include "isthmus/error.h"
 #include "tests/cpp/codec/pieces.h"
+#include "tests/cpp/support/error_of.h"
 #include "tests/gpu/checks/suites.h"
 #include "tests/gpu/support/coding.h"
 
@@ -33,7 +35,7 @@ void compare(const MakeGpu& make_gpu, const CodingShape& shape, const Damage& da
   const auto decode = [&] { to_places ? on_device.decode_each(stream) : on_device.decode(stream); };
   decode();
   const std::string expected =
-      complaint_of([&] { to_places ? on_host.decode_each(context) : on_host.decode(context); });
+      test::error_of<PacketError>([&] { to_places ? on_host.decode_each(context) : on_host.decode(context); });
   const std::string found = complaint_of(device);
   require(!expected.empty(), "the CPU finds nothing wrong");
   require(found == expected, "the device says \"" + found + "\", the CPU \"" + expected + "\"");

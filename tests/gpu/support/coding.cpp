@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "isthmus/error.h"
+#include "tests/cpp/support/error_of.h"
 #include "tests/gpu/support/checks.h"
 
 namespace isthmus::gpu {
@@ -163,20 +164,11 @@ void require_equal(DeviceCoding& on_device, HostCoding& on_host) {
 std::string complaint_of(Device& device) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
   while (std::chrono::steady_clock::now() < deadline) {
-    const std::string complaint = complaint_of([&] { device.throw_if_faulted(); });
+    const std::string complaint = test::error_of<PacketError>([&] { device.throw_if_faulted(); });
     if (!complaint.empty()) {
       return complaint;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return "";
-}
-
-std::string complaint_of(const std::function<void()>& decode) {
-  try {
-    decode();
-  } catch (const PacketError& error) {
-    return error.what();
   }
   return "";
 }

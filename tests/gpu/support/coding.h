@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -103,7 +102,5 @@ void require_equal(DeviceCoding& on_device, HostCoding& on_host);
 
 // What the device says of packets in the end; "" if nothing within a while. Never waits for the device.
 std::string complaint_of(Device& device);
-// What the CPU says of them.
-std::string complaint_of(const std::function<void()>& decode);
 
 }  // namespace isthmus::gpu

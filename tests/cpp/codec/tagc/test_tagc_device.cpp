@@ -16,6 +16,7 @@
 #include "codec/tagc/host.h"
 #include "isthmus/error.h"
 #include "tests/cpp/codec/pieces.h"
+#include "tests/cpp/support/error_of.h"
 #include "tests/cpp/support/on_device.h"
 #include "tests/cpp/support/packets.h"
 
@@ -213,16 +214,8 @@ class TagcDeviceCorruption : public testing::Test {
   std::string message_of(const std::vector<uint8_t>& packet) {
     Memory aligned(packet);
     std::vector<float> out(kElements);
-    return message_of([&] { TagcCodec(options_).decode_sum(aligned.buffer(), 1, buffer_of(out), kContext, {}); });
-  }
-  template <typename Call>
-  static std::string message_of(Call call) {
-    try {
-      call();
-    } catch (const PacketError& error) {
-      return error.what();
-    }
-    return "";
+    return test::error_of<PacketError>(
+        [&] { TagcCodec(options_).decode_sum(aligned.buffer(), 1, buffer_of(out), kContext, {}); });
   }
   // Gives a damaged packet the checksum that fits it.
   static void seal(std::vector<uint8_t>& packet) {
@@ -252,7 +245,7 @@ TEST_F(TagcDeviceCorruption, MadeUpPacketsAreNamedAsOnCpu) {
       const kernels::DeviceFault fault = decode_on_device(options_, damaged, 1, out, cut);
       EXPECT_EQ(fault.kind(), kind);
       EXPECT_EQ(fault.packet(), 0);
-      EXPECT_EQ(message_of([&] { throw_if_reported(fault); }), message_of(damaged));
+      EXPECT_EQ(test::error_of<PacketError>([&] { throw_if_reported(fault); }), message_of(damaged));
       out.assign(kElements, 5.0F);
       const kernels::DeviceFault second = decode_on_device(options_, both, 2, out, cut, of_one_node);
       EXPECT_EQ(second.kind(), kind);
@@ -299,7 +292,7 @@ TEST_F(TagcDeviceCorruption, ThreadsAtOnceCopyFaultsToTheHost) {
     EXPECT_EQ(fault.reported, 1U);
     EXPECT_EQ(mapped.reported, 1U);
     EXPECT_EQ(mapped.kind(), kernels::FaultKind::kChecksum);
-    EXPECT_NE(message_of([&] { throw_if_reported(mapped); }), "");
+    EXPECT_NE(test::error_of<PacketError>([&] { throw_if_reported(mapped); }), "");
   }
 }
 
