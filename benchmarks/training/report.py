@@ -76,10 +76,11 @@ def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) ->
     arm["link_bytes_source"] = "prediction" if check.link_bytes is None else "interface"
     if check.link_bytes is not None:
         counted = _mean_by_phase(audited, "audited_link_bytes")
-        in_all = sum(counted.values())
-        # Links carry a little more or less in each step, acknowledgements for one: shares make parts of the whole.
-        shares = {phase: num_bytes / max(in_all, 1) for phase, num_bytes in counted.items()}
-        parts = {phase: arm["link_bytes_per_step"] * share for phase, share in shares.items()}
+        # Packets of gradients have one size in all steps; those of weights are as long as the step's changes are, and
+        # the audited steps' are longer than others'. So the gradients' bytes are as audited, and weights are the rest.
+        gradients = {phase: num_bytes for phase, num_bytes in counted.items() if phase != "all_gather"}
+        rest = arm["link_bytes_per_step"] - sum(gradients.values())
+        parts = gradients | {"all_gather": max(rest, 0.0) if counted["all_gather"] else 0.0}
     else:
         parts = {**check.predicted.bytes_by_phase}
         parts["all_gather"] += check.weight_packet_bytes
