@@ -23,8 +23,8 @@ requirements = [
     *(r for r in extras["dev"] if not r.startswith("isthmus")),
     *(r for extra in sys.argv[2:] for r in extras[extra]),
     torch.get(sys.argv[1], sys.argv[1]),
-    # CUDA's compiler and headers, in the version that torch asks of the same package.
-    "cuda-toolkit[nvcc,nvvm,crt,cccl]; sys_platform == 'linux'",
+    # CUDA's compiler, headers and disassemblers, in the version that torch asks of the same package.
+    "cuda-toolkit[nvcc,nvvm,crt,cccl,cuobjdump,nvdisasm]; sys_platform == 'linux'",
     # pip brings these along where they are missing, but not with --no-build-isolation.
     "cmake>=3.24",
     "ninja",

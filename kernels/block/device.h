@@ -86,4 +86,14 @@ struct ChecksumParts {
   uint64_t* words;  // num_words: how many groups wrote, then kMaxGroups for each packet
 };
 
+// Shared memory of a group, in bytes: what each GPU gives unasked, and what each gives a kernel that asks (sm_86 and
+// sm_89 give the least: CUDA C++ Programming Guide, table of technical specifications).
+inline constexpr int64_t kUnaskedSharedBytes = int64_t{48} * 1024;
+inline constexpr int64_t kMostSharedBytes = int64_t{99} * 1024;
+
+// Whether a kernel must ask: what it declares itself, in `fixed_bytes`, counts as well.
+constexpr bool must_ask_for_shared(int64_t fixed_bytes, int64_t dynamic_bytes) {
+  return fixed_bytes + dynamic_bytes > kUnaskedSharedBytes;
+}
+
 }  // namespace isthmus::kernels

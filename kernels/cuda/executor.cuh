@@ -18,6 +18,7 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 template <typename Pass, int kThreads, int64_t kMaxSharedBytes>
 __global__ void __launch_bounds__(kThreads, resident_groups<Pass>()) run_pass(const __grid_constant__ Pass pass) {
   static_assert(IsGroupOfPass<CtaGroup<kThreads>>);
+  static_assert(kMaxSharedBytes + CtaGroup<kThreads>::kMostFixedSharedBytes <= kMostSharedBytes);
   CtaGroup<kThreads> group;
   pass(group);
 }
@@ -58,9 +59,10 @@ template <typename Pass>
 int resident_groups_of_device(int device, int num_multiprocessors, int64_t shared_bytes) {
   static PerDevice answers;
   return answers.get(device, static_cast<uint32_t>(shared_bytes), [&] {
-    constexpr int64_t kDefaultSharedBytes = 48 * 1024;
     auto* kernel = run_pass<Pass, Pass::kThreads, Pass::kMaxSharedBytes>;
-    if (shared_bytes > kDefaultSharedBytes) {
+    cudaFuncAttributes attributes = {};
+    check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+    if (must_ask_for_shared(static_cast<int64_t>(attributes.sharedSizeBytes), shared_bytes)) {
       check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(Pass::kMaxSharedBytes)),
                  "cudaFuncSetAttribute");

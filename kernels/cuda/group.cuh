@@ -12,6 +12,9 @@ namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 template <int kThreads>
 class CtaGroup {
  public:
+  // The most shared memory that the members declare together.
+  static constexpr int64_t kMostFixedSharedBytes = 512;
+
   __device__ int64_t thread() const { return threadIdx.x; }
   static constexpr __device__ int64_t size() { return kThreads; }
   __device__ int64_t group_number() const { return blockIdx.x; }

@@ -299,14 +299,15 @@ struct DequantizeBlocks {
     const int64_t first = block * kQuantBlockElements;
     const int num_rows = groups_of_block(job.shape, block) * kQuantGroupRows;
     typename Lanes::Float sums[kQuantRows];
-    const bool has_own = job.own.data != nullptr;
-    ISTHMUS_UNROLL
-    for (int row = 0; row < kQuantRows; ++row) {
-      const bool present = has_own && row < num_rows;
-      sums[row] = lanes.floats(lanes.each([&](int lane) {
-        return present ? quant_bits_of(load_value(job.own, first + row * kQuantLanes + lane)) : 0U;
-      }));
-    }
+    with_value_type(job.own.dtype, [&]<typename T>(T) {  // outside of the loop, which then has its loads in flight
+      const T* own = static_cast<const T*>(job.own.data) + first;
+      const int num_own = job.own.data != nullptr ? num_rows : 0;
+      ISTHMUS_UNROLL
+      for (int row = 0; row < kQuantRows; ++row) {
+        sums[row] = lanes.floats(lanes.each(
+            [&](int lane) { return row < num_own ? quant_bits_of(widen(own[row * kQuantLanes + lane])) : 0U; }));
+      }
+    });
     for (int64_t i = 0; i < job.num_packets; ++i) {
       const uint64_t sum =
           decode(lanes, quantizer, job.place_of(i), block, true,
@@ -315,15 +316,18 @@ struct DequantizeBlocks {
         checksums.add(i, sum);
       }
     }
-    ISTHMUS_UNROLL
-    for (int row = 0; row < kQuantRows; ++row) {
-      const typename Lanes::Word bits = lanes.bits(sums[row]);
-      lanes.for_lanes([&](int lane) {
-        if (row < num_rows) {
-          store_scaled(quant_float_of(lanes.of(bits, lane)), job.scale, job.out, first + row * kQuantLanes + lane);
-        }
-      });
-    }
+    with_value_type(job.out.dtype, [&]<typename T>(T) {
+      T* out = static_cast<T*>(job.out.data) + first;
+      ISTHMUS_UNROLL
+      for (int row = 0; row < kQuantRows; ++row) {
+        const typename Lanes::Word bits = lanes.bits(sums[row]);
+        lanes.for_lanes([&](int lane) {
+          if (row < num_rows) {
+            out[row * kQuantLanes + lane] = scaled<T>(quant_float_of(lanes.of(bits, lane)), job.scale);
+          }
+        });
+      }
+    });
   }
 
   // put(row, value, present) for each row of a block of one packet. Returns this thread's part of its codes' checksum.

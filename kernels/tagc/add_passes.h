@@ -59,7 +59,7 @@ struct Prepare {
     const int64_t stretch = num_samples > 0 ? job.shape.num_elements / kRun / job.sample_runs : 1;
     for_each_of_group(group, num_samples, [&](int64_t sample) {
       const int64_t run = sample / kRun;
-      const auto jitter = static_cast<int64_t>(mix(run) % static_cast<uint64_t>(stretch));
+      const auto jitter = static_cast<int64_t>((mix(run) >> 32) * static_cast<uint64_t>(stretch) >> 32);
       const int64_t element = kRun * (run * stretch + jitter) + sample % kRun;
       const uint32_t bits =
           magnitude(widen(static_cast<const Piece*>(job.piece.data)[element]) + job.residual[element]);

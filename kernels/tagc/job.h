@@ -46,9 +46,9 @@ struct SelectState {
 inline constexpr int64_t kSlabColumns = 8;
 ISTHMUS_DEVICE int64_t num_slabs(const TagcShape& shape) { return shape.block_elements / kSlabColumns; }
 
-// Degrees of a slab's cells take two bytes a row. They are in shared memory for up to 65536 rows, else in scratch
-// memory.
-inline constexpr int64_t kMaxSharedTableBytes = int64_t{128} * 1024;
+// Degrees of a slab's cells take two bytes a row. They are in shared memory for up to 40,960 rows, else in scratch
+// memory. With what else the passes need this is below the 99 KB that GPUs of sm_86 and sm_89 have.
+inline constexpr int64_t kMaxSharedTableBytes = int64_t{80} * 1024;
 ISTHMUS_DEVICE int64_t table_words(const TagcShape& shape) { return (shape.num_rows + 1) / 2; }
 ISTHMUS_DEVICE int64_t table_bytes(const TagcShape& shape) { return 4 * table_words(shape); }
 ISTHMUS_DEVICE bool tables_fit_shared(const TagcShape& shape) { return table_bytes(shape) <= kMaxSharedTableBytes; }

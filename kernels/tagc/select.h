@@ -225,7 +225,7 @@ inline uint32_t sample_bound(const TagcShape& shape, int64_t keep, const float* 
   const int64_t stretch = total_runs / runs;
   int64_t samples = 0;
   for (int64_t run = 0; run < runs; ++run) {
-    const int64_t jitter = static_cast<int64_t>(mix(run) % static_cast<uint64_t>(stretch));
+    const int64_t jitter = static_cast<int64_t>((mix(run) >> 32) * static_cast<uint64_t>(stretch) >> 32);
     const int64_t first = kRun * (run * stretch + jitter);
     for (int64_t i = first; i < first + kRun; ++i) {
       const uint32_t bits = magnitude(piece[i] + residual[i]);

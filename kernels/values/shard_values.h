@@ -8,28 +8,26 @@
 
 namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE {
 
-ISTHMUS_DEVICE float load_value(const ConstBuffer& buffer, int64_t i) {
-  switch (buffer.dtype) {
+// Calls visit(T{}) with the C++ type of the values.
+template <typename Visit>
+ISTHMUS_DEVICE auto with_value_type(DataType dtype, const Visit& visit) {
+  switch (dtype) {
     case DataType::kBFloat16:
-      return widen(static_cast<const BFloat16*>(buffer.data)[i]);
+      return visit(BFloat16{});
     case DataType::kFloat16:
-      return widen(static_cast<const Float16*>(buffer.data)[i]);
+      return visit(Float16{});
     default:
-      return static_cast<const float*>(buffer.data)[i];
+      return visit(float{});
   }
+}
+
+ISTHMUS_DEVICE float load_value(const ConstBuffer& buffer, int64_t i) {
+  return with_value_type(buffer.dtype,
+                         [&]<typename T>(T) -> float { return widen(static_cast<const T*>(buffer.data)[i]); });
 }
 // value * scale, as scaled().
 ISTHMUS_DEVICE void store_scaled(float value, double scale, const Buffer& buffer, int64_t i) {
-  switch (buffer.dtype) {
-    case DataType::kBFloat16:
-      static_cast<BFloat16*>(buffer.data)[i] = scaled<BFloat16>(value, scale);
-      return;
-    case DataType::kFloat16:
-      static_cast<Float16*>(buffer.data)[i] = scaled<Float16>(value, scale);
-      return;
-    default:
-      static_cast<float*>(buffer.data)[i] = scaled<float>(value, scale);
-  }
+  with_value_type(buffer.dtype, [&]<typename T>(T) { static_cast<T*>(buffer.data)[i] = scaled<T>(value, scale); });
 }
 
 // Loads all at once if all exist and the address allows it.
@@ -74,28 +72,18 @@ ISTHMUS_DEVICE SeveralOf<float, kCount> load_values(const ConstBuffer& buffer, i
   if (buffer.data == nullptr) {
     return {};
   }
-  switch (buffer.dtype) {
-    case DataType::kBFloat16:
-      return load_neighbours<kCount>(static_cast<const BFloat16*>(buffer.data) + first, num_left);
-    case DataType::kFloat16:
-      return load_neighbours<kCount>(static_cast<const Float16*>(buffer.data) + first, num_left);
-    default:
-      return load_neighbours<kCount>(static_cast<const float*>(buffer.data) + first, num_left);
-  }
+  return with_value_type(buffer.dtype, [&]<typename T>(T) {
+    return load_neighbours<kCount>(static_cast<const T*>(buffer.data) + first, num_left);
+  });
 }
 // Stores each value times scale, as scaled(), but nothing after the last.
 template <int kCount>
 ISTHMUS_DEVICE void store_scaled_values(const SeveralOf<float, kCount>& values, double scale, const Buffer& buffer,
                                         int64_t first) {
   const int64_t num_left = buffer.num_elements - first;
-  switch (buffer.dtype) {
-    case DataType::kBFloat16:
-      return store_neighbours(values, scale, static_cast<BFloat16*>(buffer.data) + first, num_left);
-    case DataType::kFloat16:
-      return store_neighbours(values, scale, static_cast<Float16*>(buffer.data) + first, num_left);
-    default:
-      return store_neighbours(values, scale, static_cast<float*>(buffer.data) + first, num_left);
-  }
+  with_value_type(buffer.dtype, [&]<typename T>(T) {
+    store_neighbours(values, scale, static_cast<T*>(buffer.data) + first, num_left);
+  });
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

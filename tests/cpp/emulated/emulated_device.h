@@ -33,6 +33,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/block/device.h"
+
 namespace isthmus::test {
 
 // What the threads of one group share.
@@ -172,6 +174,18 @@ class EmulatedGroup {
   int64_t size_;
   int64_t num_exchanges_ = 0;
 };
+
+// Refuses what a driver would refuse, for a kernel that declares as much shared memory itself as any has.
+inline void require_shared_memory(int64_t max_shared_bytes, int64_t shared_bytes) {
+  constexpr int64_t kFixedBytes = 192;
+  const bool asks = kernels::must_ask_for_shared(kFixedBytes, shared_bytes);
+  const int64_t given = asks ? kFixedBytes + max_shared_bytes : int64_t{48} * 1024;
+  if (kFixedBytes + shared_bytes > given || given > kernels::kMostSharedBytes) {
+    std::fprintf(stderr, "a kernel launch with %lld bytes of shared memory would be refused\n",
+                 static_cast<long long>(shared_bytes));
+    std::abort();
+  }
+}
 
 using EmulatedPass = std::function<void(EmulatedGroup&)>;
 
@@ -337,6 +351,7 @@ class EmulatedDevice {
 
   template <typename Pass>
   void run(const Pass& pass, int64_t max_groups, int64_t shared_bytes) {
+    require_shared_memory(Pass::kMaxSharedBytes, shared_bytes);
     const EmulatedPass body = [&](EmulatedGroup& group) { pass(group); };
     const int64_t num_groups = std::min(max_groups, max_groups_);
     const int64_t num_threads = std::min<int64_t>(num_threads_, Pass::kThreads);

@@ -67,9 +67,24 @@ def test_a_spill_fails(
     monkeypatch.setattr("sys.argv", ["cuda_resources.py", str(path)])
     path.write_text(report(stores=16, loads=8))
     assert resources.main() == 1
-    assert "Peel<true> for sm_90: 24 bytes" in capsys.readouterr().err
+    assert "Peel<true> for sm_90 spills 24 bytes" in capsys.readouterr().err
     path.write_text(report())
     assert resources.main() == 0
+
+
+def test_counts_loads_until_one_is_used(resources: ModuleType) -> None:
+    lines = (
+        "LDG.E R6, desc[UR4][R2.64]",
+        "@P0 LDG.E.64 R8, desc[UR4][R2.64+0x8]",
+        "IADD3 R1, R2, R3, R4",
+        "FADD R0, R9, R1",  # the second register of the second load
+        "LDG.E R6, desc[UR4][R2.64]",
+        "BRA `(.L_x_1)",
+        "LDG.E R7, desc[UR4][R2.64]",
+        "STG.E desc[UR4][R2.64], R7",
+    )
+    code = "".join(f"        /*{16 * i:04x}*/                   {line} ;\n" for i, line in enumerate(lines))
+    assert resources.count_loads(f"\t\tFunction : {PEEL}\n{code}") == {PEEL: 2}
 
 
 @pytest.mark.processes
