@@ -15,6 +15,7 @@
 
 #include "fake_counts.h"
 #include "fake_runtime.h"
+#include "fake_trace.h"
 
 struct CUevent_st {
   bool keeps_time = true;
@@ -120,6 +121,7 @@ std::vector<ResidentPtr>& all_residents() {
 cudaError_t record(cudaEvent_t event, cudaStream_t stream, const char* caller) {
   events().check(event, caller);
   check_stream(stream, caller);
+  trace_record(event, stream);
   event->recorded = std::chrono::steady_clock::now();
   const std::lock_guard lock(residents_mutex);
   event->behind = still_running(of(stream).behind);
@@ -282,6 +284,7 @@ FAKE_API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest)
 }
 FAKE_API cudaError_t cudaDeviceSynchronize() {
   count(Count::kSynchronizations);
+  trace_synchronize(nullptr, nullptr);
   wait_for(residents_of_device(current_device));
   return cudaSuccess;
 }
@@ -317,12 +320,14 @@ FAKE_API cudaError_t cudaStreamQuery(cudaStream_t stream) {
 FAKE_API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   check_stream(stream, "cudaStreamSynchronize");
   count(Count::kSynchronizations);
+  trace_synchronize(stream, nullptr);
   wait_for(residents_of(stream));
   return cudaSuccess;
 }
 FAKE_API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
   check_stream(stream, "cudaStreamWaitEvent");
   events().check(event, "cudaStreamWaitEvent");
+  trace_wait(stream, event);
   for (const ResidentPtr& kernel : residents_of(event)) {
     add_resident(stream, kernel);
   }
@@ -364,6 +369,7 @@ FAKE_API cudaError_t cudaEventQuery(cudaEvent_t event) {
 FAKE_API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   events().check(event, "cudaEventSynchronize");
   count(Count::kSynchronizations);
+  trace_synchronize(nullptr, event);
   wait_for(residents_of(event));
   return cudaSuccess;
 }

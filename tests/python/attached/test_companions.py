@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import isthmus
-from isthmus.attached.collectives import UnitAllGather, UnitReduceScatter
+from isthmus.units.collectives import UnitAllGather, UnitReduceScatter
 from isthmus.attached.companions import Ranks, Wish, disagreement, numbered, wanted_groups
 
 OPTIONS = {"bits": "4", "weights": "plain"}
