@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "fake_counts.h"
@@ -128,6 +129,13 @@ cudaError_t record(cudaEvent_t event, cudaStream_t stream, const char* caller) {
   return cudaSuccess;
 }
 
+cudaError_t synchronize(const char* with, const void* handle, const std::vector<ResidentPtr>& kernels) {
+  count(Count::kSynchronizations);
+  trace_synchronize(with, handle);
+  wait_for(kernels);
+  return cudaSuccess;
+}
+
 }  // namespace
 
 bool nccl_spins() {
@@ -173,11 +181,7 @@ using namespace isthmus::fake_gpu;
 
 // --- errors
 
-FAKE_API cudaError_t cudaGetLastError() {
-  const cudaError_t error = last_error;
-  last_error = cudaSuccess;
-  return error;
-}
+FAKE_API cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 FAKE_API cudaError_t cudaPeekAtLastError() { return last_error; }
 FAKE_API const char* cudaGetErrorName(cudaError_t error) {
   return error == cudaSuccess ? "cudaSuccess" : "cudaError of the fake GPU";
@@ -207,10 +211,7 @@ FAKE_API cudaError_t cudaRuntimeGetVersion(int* version) {
   *version = CUDART_VERSION;
   return cudaSuccess;
 }
-FAKE_API cudaError_t cudaDriverGetVersion(int* version) {
-  *version = CUDART_VERSION;
-  return cudaSuccess;
-}
+FAKE_API cudaError_t cudaDriverGetVersion(int* version) { return cudaRuntimeGetVersion(version); }
 FAKE_API cudaError_t cudaGetDeviceCount(int* count) {
   *count = num_devices();
   return *count > 0 ? cudaSuccess : fail(cudaErrorNoDevice);
@@ -283,10 +284,7 @@ FAKE_API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest)
   return cudaSuccess;
 }
 FAKE_API cudaError_t cudaDeviceSynchronize() {
-  count(Count::kSynchronizations);
-  trace_synchronize(nullptr, nullptr);
-  wait_for(residents_of_device(current_device));
-  return cudaSuccess;
+  return synchronize("device", nullptr, residents_of_device(current_device));
 }
 
 FAKE_API int cuDevicePrimaryCtxGetState(int device, unsigned int* flags, int* active) {
@@ -319,10 +317,7 @@ FAKE_API cudaError_t cudaStreamQuery(cudaStream_t stream) {
 }
 FAKE_API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   check_stream(stream, "cudaStreamSynchronize");
-  count(Count::kSynchronizations);
-  trace_synchronize(stream, nullptr);
-  wait_for(residents_of(stream));
-  return cudaSuccess;
+  return synchronize("stream", stream, residents_of(stream));
 }
 FAKE_API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
   check_stream(stream, "cudaStreamWaitEvent");
@@ -368,10 +363,7 @@ FAKE_API cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 FAKE_API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   events().check(event, "cudaEventSynchronize");
-  count(Count::kSynchronizations);
-  trace_synchronize(nullptr, event);
-  wait_for(residents_of(event));
-  return cudaSuccess;
+  return synchronize("event", event, residents_of(event));
 }
 FAKE_API cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
   events().check(begin, "cudaEventElapsedTime");

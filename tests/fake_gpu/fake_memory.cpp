@@ -170,7 +170,8 @@ FAKE_API cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMe
 FAKE_API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   check_stream(stream, "cudaMemcpyAsync");
   trace_work("copy", stream,
-             {isthmus::test::reads(from, static_cast<int64_t>(bytes)), isthmus::test::writes(to, static_cast<int64_t>(bytes))});
+             {isthmus::test::reads(from, static_cast<int64_t>(bytes)),
+              isthmus::test::writes(to, static_cast<int64_t>(bytes))});
   return copy(to, from, bytes, "cudaMemcpyAsync");
 }
 FAKE_API cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes, cudaStream_t stream) {

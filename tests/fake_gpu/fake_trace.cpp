@@ -41,8 +41,8 @@ void trace_wait(cudaStream_t stream, cudaEvent_t event) {
   write("{\"wait\": %zu, \"stream\": %zu}\n", reinterpret_cast<size_t>(event), reinterpret_cast<size_t>(stream));
 }
 
-void trace_synchronize(cudaStream_t stream, cudaEvent_t event) {
-  write("{\"host\": [%zu, %zu]}\n", reinterpret_cast<size_t>(stream), reinterpret_cast<size_t>(event));
+void trace_synchronize(const char* with, const void* handle) {
+  write("{\"host\": \"%s\", \"handle\": %zu}\n", with, reinterpret_cast<size_t>(handle));
 }
 
 }  // namespace isthmus::fake_gpu
@@ -50,7 +50,8 @@ void trace_synchronize(cudaStream_t stream, cudaEvent_t event) {
 using namespace isthmus::fake_gpu;
 
 // Writes to this file from now on, a line of JSON for each call in the order of calls: work (name, stream, and the
-// memory that it uses: begin, end, whether it writes), {"record", "stream"}, {"wait", "stream"}, {"host"}. Null: no more.
+// memory that it uses: begin, end, whether it writes), {"record", "stream"}, {"wait", "stream"}, {"host", "handle"}.
+// Null: no more.
 FAKE_API void fake_gpu_trace(const char* path) {
   const std::lock_guard lock(mutex);
   if (file != nullptr) {

@@ -12,12 +12,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from support import fake_gpu
 
+Value = TypeVar("Value")
 Clock = dict[int, int]  # for each stream, how many pieces of its work come before
 
 
@@ -66,8 +67,7 @@ class Trace:
         host: Clock = {}
         for line in self._lines:
             if "host" in line:
-                stream, event = line["host"]
-                _merge(host, *([events[event]] if event else [streams[stream]] if stream else streams.values()))
+                _merge(host, *_waited_for(line, streams, events))
                 continue
             clock = streams[line["stream"]]
             if "record" in line:
@@ -103,8 +103,7 @@ class Trace:
         host = 0.0
         for line in self._lines:
             if "host" in line:
-                stream, event = line["host"]
-                host = max(host, events[event] if event else streams[stream] if stream else max(streams.values()))
+                host = max(host, *_waited_for(line, streams, events))
             elif "record" in line:
                 events[line["record"]] = streams[line["stream"]]
             elif "wait" in line:
@@ -113,6 +112,13 @@ class Trace:
                 begin = max(streams[line["stream"]], host)
                 streams[line["stream"]] = begin + durations.get(line["name"], 0.0)
         return max(streams.values())
+
+
+def _waited_for(line: dict[str, Any], streams: dict[int, Value], events: dict[int, Value]) -> list[Value]:
+    """Return what is known of the streams or events that the host waits for."""
+    if line["host"] == "device":
+        return list(streams.values())
+    return [(streams if line["host"] == "stream" else events)[line["handle"]]]
 
 
 def _merge(into: Clock, *clocks: Clock) -> None:

@@ -164,8 +164,10 @@ void bind_tags(py::module_& module) {
         input_stream() = stream ? std::optional(Stream{reinterpret_cast<void*>(*stream)}) : std::nullopt;
       },
       "stream"_a,
-      "Collectives of this thread on CUDA tensors begin behind the present work of this cudaStream_t, which wrote their "
-      "inputs; a gather's output is that stream's as well, a reduce-scatter's is the current stream's. None: they begin "
+      "Collectives of this thread on CUDA tensors begin behind the present work of this cudaStream_t, which wrote "
+      "their "
+      "inputs; a gather's output is that stream's as well, a reduce-scatter's is the current stream's. None: they "
+      "begin "
       "behind the current stream.");
   module.def(
       "name_parameter",

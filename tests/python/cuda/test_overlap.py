@@ -14,6 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import isthmus
+from isthmus.plan.pipeline import Pipeline, UnitWork
+from isthmus.plan.timing import Resource, Stage
 from isthmus.units.collectives import UnitReduceScatter
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
@@ -26,7 +28,7 @@ UNITS = 4
 FEATURES = 64
 OPTIONS: dict[str, Any] = {"nodes": "2x2", "min_elements": 0, "segments": 1}
 BACKENDS = {"prepare": "isthmus", "attach": "cpu:gloo,cuda:nccl"}
-#: Of a unit's work: each of its sums in the node (the own piece's is beside the exchange), its exchange, its decoding.
+#: What a unit takes: each of its two sums in the node (one is beside the exchange), its exchange, its decoding.
 DURATIONS = {"ReduceScatter": 1.0, "Send/Recv": 2.0, "decode": 0.2}
 
 
@@ -97,16 +99,27 @@ def test_all_uses_of_memory_are_ordered(case: tuple[torch.dtype, Trace]) -> None
 def test_a_sum_does_not_wait_for_the_unit_before(case: tuple[torch.dtype, Trace]) -> None:
     dtype, trace = case
     sums, decodings = by_unit(trace.named("ReduceScatter")), by_unit(trace.named("decode"))
-    waits = [any(sum_.comes_after(before[-1]) for sum_ in sums) for before, sums in zip(decodings, sums[1:], strict=False)]
+    waits = [
+        any(sum_.comes_after(before[-1]) for sum_ in sums) for before, sums in zip(decodings, sums[1:], strict=False)
+    ]
     # FSDP2 divides in float16 on the stream on which it calls.
     assert waits == [dtype == torch.float16] * (UNITS - 1)
+
+
+def planned_s() -> float:
+    """What `isthmus plan` makes of these durations."""
+    resources = {"ReduceScatter": Resource.WITHIN, "Send/Recv": Resource.BETWEEN, "decode": Resource.DECODER}
+    path = tuple(Stage((resources[name],), seconds) for name, seconds in DURATIONS.items())
+    unit = UnitWork((), (), (path,), (), compute_share=1 / UNITS, is_root=False)
+    return Pipeline([unit] * UNITS, input_buffers=2).step_s(0)
 
 
 def test_the_step_is_as_long_as_its_exchanges(case: tuple[torch.dtype, Trace]) -> None:
     dtype, trace = case
     step_s = trace.seconds(DURATIONS)
-    print(f"{UNITS} units, sum 1, exchange 2, decode 0.2: {step_s:.1f}")
-    assert step_s == pytest.approx(UNITS * 3.2 if dtype == torch.float16 else 1 + UNITS * 2 + 0.2)
+    print(f"{UNITS} units, sum 1, exchange 2, decode 0.2: {step_s:.1f}, planned {planned_s():.1f}")
+    assert planned_s() == pytest.approx(1 + UNITS * 2 + 0.2)
+    assert step_s == pytest.approx(UNITS * 3.2 if dtype == torch.float16 else planned_s())
 
 
 def test_a_gather_does_not_wait_for_the_node_of_the_one_before(case: tuple[torch.dtype, Trace]) -> None:
