@@ -1,4 +1,4 @@
-"""The collectives that FSDP2's units get in place of FSDP2's own: they know their unit, and when their input is there."""
+"""What FSDP2's units get in place of FSDP2's collectives: it knows its unit, and when its input is there."""
 
 from __future__ import annotations
 
