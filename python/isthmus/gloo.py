@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -21,6 +22,7 @@ class Group:
     world_size: int  # the default group's
     timeout: timedelta
     name: str = ""  # torch's
+    device: torch.device | None = None  # the GPU that it is bound to
 
     @property
     def size(self) -> int:

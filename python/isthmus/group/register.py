@@ -14,7 +14,7 @@ from isthmus.backends import has_two_tiers, isthmus_backend, options_without_eff
 from isthmus.gloo import Group, fresh_prefix, gloo_tier
 from isthmus.group import mpi_tier, process
 from isthmus.group.agreement import agree, place
-from isthmus.group.cuda import NcclGroup, connections_warning, devices, make_parts, why_none
+from isthmus.group.cuda import bound_device, connections_warning, devices, make_world, why_none
 from isthmus.nodes import leave_note
 from isthmus.topology.node_map import Nodes
 
@@ -45,6 +45,7 @@ def _create_backend(request: Any, options: Any) -> _C.Backend:
             global_ranks=global_ranks or list(range(request.group_size)),
             world_size=request.group_size if is_default else dist.get_world_size(),
             timeout=request.timeout,
+            device=bound_device(getattr(request, "process_group", None)),
         ),
         options if options is not None or is_default else _default_group_options(),
     )
@@ -62,6 +63,7 @@ def _create_split(store: Store, rank: int, size: int, options: _C.Options) -> _C
             global_ranks=list(options.global_ranks_in_group) or list(range(size)),
             world_size=dist.get_world_size(),
             timeout=options._timeout,
+            device=bound_device(None),
         ),
         options,
     )
@@ -115,10 +117,13 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
             flat = gloo_tier(group, "flat", list(range(group.size)))
     core = native.load()
     if not no_cuda:
-        nccl = NcclGroup(group.store, group.name, group.rank, group.global_ranks, group.timeout)
         takes_host = two_tier and options.weights == "delta"
-        host_inter = gloo_tier(group, f"host_inter/{local_index}", rail) if takes_host else None
-        cuda = make_parts(nccl, core, own, node_ranks if two_tier else [], rail, host_inter)
+        cuda = core.CudaParts(
+            world=make_world(group),
+            owns_world=True,
+            store=PrefixStore("tiers", group.store),
+            host_inter=gloo_tier(group, f"host_inter/{local_index}", rail) if takes_host else None,
+        )
     backend: _C.Backend = core.Backend(
         store=PrefixStore("faults", group.store),
         rank=group.rank,

@@ -59,7 +59,9 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
       units_(group_, sides_.all()) {
   init();
   faults_.set_sides({sides_.all().begin(), sides_.all().end()});
-  cpu_.set_timeout(options_->timeout);
+  for (Side* side : sides_.all()) {
+    side->set_timeout(options_->timeout);
+  }
   install_label_tracking();
   watch_forks();
   start_threads();
