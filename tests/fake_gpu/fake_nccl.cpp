@@ -96,9 +96,14 @@ ncclResult_t call(Operation operation, ncclComm_t communicator, cudaStream_t str
 ncclResult_t make_communicator(ncclComm_t* handle, const std::string& name, int rank, int size,
                                const ncclConfig_t* config = nullptr) {
   const bool is_bounded = config != nullptr && config->maxCTAs != NCCL_CONFIG_UNDEF_INT;
-  count_communicator(size, is_bounded ? config->maxCTAs : 0);
+  const int most_ctas = is_bounded ? config->maxCTAs : 0;
+  count_communicator(size, most_ctas);
   *handle = nullptr;
-  return guarded([&] { *handle = publish(std::make_shared<Communicator>(name, rank, size)); });
+  return guarded([&] {
+    auto made = std::make_shared<Communicator>(name, rank, size);
+    made->most_ctas = most_ctas;
+    *handle = publish(std::move(made));
+  });
 }
 
 struct SplitRequest {
@@ -295,4 +300,16 @@ FAKE_API ncclResult_t ncclSend(const void* in, size_t count, ncclDataType_t dtyp
 FAKE_API ncclResult_t ncclRecv(void* out, size_t count, ncclDataType_t dtype, int peer, ncclComm_t communicator,
                                cudaStream_t stream) {
   return call({&kRecv, nullptr, out, count, dtype, ncclSum, peer}, communicator, stream);
+}
+
+// For tests (ctypes): the process's communicators with this bound of multiprocessors have failed from now on, as NCCL
+// finds out beside its calls: ncclCommGetAsyncError() says so, and nothing else.
+FAKE_API void fake_nccl_fail(int most_ctas) {
+  const std::lock_guard lock(registry().mutex);
+  registry().last_error = "a failure that a test asked for";
+  for (const auto& [handle, communicator] : registry().communicators) {
+    if (communicator->most_ctas == most_ctas) {
+      communicator->error = ncclRemoteError;
+    }
+  }
 }

@@ -131,6 +131,7 @@ class CudaSide final : public Side {
   static EventPtr copy_back(const TwoTierCall& call, const EventPtr& done, const CudaPlace& place);
   void note(const FaultReport& call);
   void watch(const FaultReport& call, EventPtr done, std::chrono::milliseconds timeout);
+  bool world_has_failed() const;
   const char* phase() const;  // the phase in which enqueue() last failed
   bool idle();                // whether all enqueued work is done, as far as it can tell without waiting
 
@@ -309,10 +310,20 @@ void CudaSide::throw_if_faulted(FaultReport operation) {
   }
   try {
     found->place.device->throw_if_faulted();
-    found->communicator->throw_if_faulted();  // a gather of weights may have failed in the background
+    found->communicator->throw_if_faulted();  // tiers, and gathers of weights in the background
+    ISTHMUS_CHECK(TransportError, !world_has_failed(), "the world backend: NCCL reports an error");
   } catch (const std::exception& error) {
     operation.error = first_line(error.what());
     std::rethrow_exception(faults_.explain(operation));
+  }
+}
+
+// Backends that do not tell throw.
+bool CudaSide::world_has_failed() const {
+  try {
+    return parts_.world->getError() != c10d::ErrorType::SUCCESS;
+  } catch (const c10::Error&) {
+    return false;
   }
 }
 

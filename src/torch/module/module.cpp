@@ -269,10 +269,11 @@ void bind_backend(py::module_& module) {
   // NOLINTNEXTLINE(bugprone-unused-raii): its constructor makes the type known
   py::class_<MessageTransport, std::shared_ptr<MessageTransport>>(module, "Transport");
   py::class_<CudaParts>(module, "CudaParts")
-      .def(py::init([](BackendPtr world, bool owns_world, c10::intrusive_ptr<c10d::Store> store, BackendPtr host_inter) {
-             return CudaParts{std::move(world), owns_world, std::move(store), std::move(host_inter)};
-           }),
-           py::kw_only(), "world"_a, "owns_world"_a, "store"_a, "host_inter"_a);
+      .def(
+          py::init([](BackendPtr world, bool owns_world, c10::intrusive_ptr<c10d::Store> store, BackendPtr host_inter) {
+            return CudaParts{std::move(world), owns_world, std::move(store), std::move(host_inter)};
+          }),
+          py::kw_only(), "world"_a, "owns_world"_a, "store"_a, "host_inter"_a);
   BackendClass type(module, "Backend");
   type.def(py::init(&make_backend), unlocked, py::kw_only(), "store"_a, "rank"_a, "size"_a, "options"_a,
            "node_of_rank"_a, "node_map_source"_a = "", "world"_a, "intra"_a, "inter"_a, "flat"_a, "cuda"_a = py::none(),
