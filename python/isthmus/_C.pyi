@@ -56,7 +56,6 @@ class CudaParts:
         self,
         *,
         world: _TorchBackend,
-        owns_world: bool,
         store: Store,
         host_inter: _TorchBackend | None,
     ) -> None: ...
@@ -78,6 +77,7 @@ class Backend(_TorchBackend):
         cuda: CudaParts | None = ...,
         no_cuda: str = ...,
         covers_job: bool = ...,
+        owns_worlds: bool = ...,
     ) -> None: ...
     @property
     def options(self) -> Options: ...

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroupGloo
+from torch.distributed import ProcessGroup, ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 
@@ -23,6 +23,7 @@ class Group:
     timeout: timedelta
     name: str = ""  # torch's
     device: torch.device | None = None  # the GPU that it is bound to
+    beside: ProcessGroup | None = None  # whose companion it becomes, and whose backends are its world backends
 
     @property
     def size(self) -> int:

@@ -2,12 +2,15 @@
 // it is done: streams order nothing here (fake_device.cpp).
 #include <nccl.h>
 
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -132,6 +135,13 @@ ncclResult_t split(Communicator& parent, ncclComm_t handle, SplitRequest own, nc
   return make_communicator(result, name, rank, size);
 }
 
+// NCCL waits for the end of CUDA graphs that refer to a communicator: for ever, if the caller keeps them.
+void wait_for_graphs() {
+  while (std::getenv("FAKE_NCCL_IN_GRAPHS") != nullptr) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
 std::string name_of(const ncclUniqueId& id) { return id.internal; }
 
 }  // namespace
@@ -192,9 +202,11 @@ FAKE_API ncclResult_t ncclCommSplit(ncclComm_t communicator, int color, int key,
 }
 FAKE_API ncclResult_t ncclCommFinalize(ncclComm_t communicator) {
   find(communicator, "ncclCommFinalize");
+  wait_for_graphs();
   return ncclSuccess;
 }
 FAKE_API ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
+  wait_for_graphs();
   if (withdraw(communicator, "ncclCommDestroy")->in_use) {
     give_up("ncclCommDestroy: in use by another thread");
   }

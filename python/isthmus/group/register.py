@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from isthmus import native
-from isthmus.backends import has_two_tiers, isthmus_backend, options_without_effect
+from isthmus.backends import beside, has_two_tiers, isthmus_backend, options_without_effect
 from isthmus.gloo import Group, fresh_prefix, gloo_tier
 from isthmus.group import mpi_tier, process
 from isthmus.group.agreement import agree, place
@@ -46,6 +46,7 @@ def _create_backend(request: Any, options: Any) -> _C.Backend:
             world_size=request.group_size if is_default else dist.get_world_size(),
             timeout=request.timeout,
             device=bound_device(getattr(request, "process_group", None)),
+            beside=beside.get(),
         ),
         options if options is not None or is_default else _default_group_options(),
     )
@@ -109,7 +110,7 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
     rail = [ranks[local_index] for ranks in by_node] if two_tier else []
 
     intra = inter = flat = cuda = None
-    world = gloo_tier(group, "world", list(range(group.size)))
+    world = _borrowed_world(group, "cpu") or gloo_tier(group, "world", list(range(group.size)))
     if two_tier:
         intra = gloo_tier(group, f"intra/{own}", node_ranks)
         inter = _inter_tier(group, options, local_index, rail)
@@ -119,8 +120,7 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
     if not no_cuda:
         takes_host = two_tier and options.weights == "delta"
         cuda = core.CudaParts(
-            world=make_world(group),
-            owns_world=True,
+            world=_borrowed_world(group, "cuda") or make_world(group),
             store=PrefixStore("tiers", group.store),
             host_inter=gloo_tier(group, f"host_inter/{local_index}", rail) if takes_host else None,
         )
@@ -138,8 +138,20 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
         cuda=cuda,
         no_cuda=no_cuda,
         covers_job=group.size == group.world_size,
+        owns_worlds=group.beside is None,
     )
     return backend
+
+
+def _borrowed_world(group: Group, device: str) -> Any:
+    """Return the backend of the group that this one becomes the companion of; None if it becomes none's.
+
+    A group without one for this kind of device gives another one, which refuses such tensors.
+    """
+    if group.beside is None:
+        return None
+    types = {kind.type: kind for kind in group.beside._device_types}
+    return group.beside._get_backend(types.get(device, next(iter(types.values()))))
 
 
 def _inter_tier(group: Group, options: _C.Options, local_index: int, rail: list[int]) -> Any:

@@ -121,6 +121,7 @@ class CudaSide final : public Side {
   void throw_if_faulted(FaultReport operation) override;
   std::optional<FaultReport> overdue() override;
 
+  void leave() override;
   bool drain(std::chrono::milliseconds patience) override;
   void abort() override;
   void shutdown() override;
@@ -346,6 +347,16 @@ bool CudaSide::idle() {
   return !found || !last_ || found->place.device->done(last_);
 }
 
+// As torch leaves its own backends: NCCL waits without limit where a CUDA graph refers to a communicator.
+void CudaSide::leave() {
+  closed_ = true;
+  if (const auto found = gpu()) {
+    for (const auto& tier : found->tiers.all()) {
+      tier->leave();
+    }
+  }
+}
+
 // FaultWatch's thread keeps running: if a peer has failed, it aborts operations that would never end.
 bool CudaSide::drain(std::chrono::milliseconds patience) {
   const bool for_ever = patience == std::chrono::milliseconds::max();
@@ -378,20 +389,20 @@ void CudaSide::connect(at::Device device) {
   if (group_.two_tier()) {
     gpu_for(device);
   }
-  if (parts_.owns_world) {
+  if (group_.owns_worlds) {
     parts_.world->eagerConnectSingleDevice(device);
   }
 }
 
 void CudaSide::describe(const std::string& group) {
-  if (parts_.owns_world) {
+  if (group_.owns_worlds) {
     parts_.world->setGroupDesc(group);
   }
 }
 
 void CudaSide::set_timeout(std::chrono::milliseconds timeout) {
   timeout_ = timeout;
-  if (parts_.owns_world) {
+  if (group_.owns_worlds) {
     parts_.world->setTimeout(timeout);
   }
   if (parts_.host_inter) {
@@ -407,7 +418,7 @@ void CudaSide::abort() {
     return;
   }
   std::vector<std::function<void()>> aborts;
-  if (parts_.owns_world) {
+  if (group_.owns_worlds) {
     aborts.emplace_back([world = parts_.world] { world->abort(); });
   }
   if (const auto found = gpu()) {
@@ -436,7 +447,7 @@ void CudaSide::shutdown() {
   if (released) {
     ends.emplace_back([gpu = std::exchange(released, nullptr)] {});  // the action owns it, and ends with it
   }
-  if (!closed_.exchange(true) && parts_.owns_world) {
+  if (!closed_.exchange(true) && group_.owns_worlds) {
     ends.emplace_back([world = parts_.world] { world->shutdown(); });
   }
   run_side_by_side(std::move(ends), kAbortPatience);

@@ -14,7 +14,6 @@ namespace isthmus::torch_backend {
 // What Python constructs. Tiers are made here, when they are first used.
 struct CudaParts {
   BackendPtr world;
-  bool owns_world = true;                 // else another group's: it is called, and neither set up nor ended
   c10::intrusive_ptr<c10d::Store> store;  // where ranks meet to make a tier, under a prefix that nothing else uses
   BackendPtr host_inter;                  // Gloo for host memory, with weights=delta and two tiers; else null
 };

@@ -202,3 +202,8 @@ def leave(rank: int, world_size: int, how: str) -> Any:
 @pytest.mark.parametrize("how", ["destroy", "abort", "exit"])
 def test_a_group_is_left(how: str) -> None:
     assert fake_gpu.run(leave, WORLD_SIZE, how, env=ENV) == [how] * WORLD_SIZE
+
+
+@pytest.mark.parametrize("how", ["destroy", "exit"])
+def test_a_group_is_left_while_graphs_refer_to_its_communicators(how: str) -> None:
+    assert fake_gpu.run(leave, WORLD_SIZE, how, env=ENV | {"FAKE_NCCL_IN_GRAPHS": "1"}) == [how] * WORLD_SIZE
