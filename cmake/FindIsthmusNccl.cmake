@@ -17,7 +17,8 @@ endif()
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(IsthmusNccl REQUIRED_VARS IsthmusNccl_LIBRARY IsthmusNccl_INCLUDE_DIR
-                                  VERSION_VAR IsthmusNccl_VERSION)
+                                  VERSION_VAR IsthmusNccl_VERSION
+                                  REASON_FAILURE_MESSAGE "Torch without Isthmus's half for CUDA: -DISTHMUS_BUILD_CUDA=OFF.")
 if(IsthmusNccl_FOUND AND NOT TARGET isthmus_nccl_library)
   add_library(isthmus_nccl_library SHARED IMPORTED)
   set_target_properties(isthmus_nccl_library PROPERTIES IMPORTED_LOCATION ${IsthmusNccl_LIBRARY}

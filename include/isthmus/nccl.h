@@ -1,4 +1,4 @@
-// Tiers over NCCL, for GPUs without torch: library isthmus_nccl, built for CUDA where CMake finds NCCL.
+// Tiers over NCCL: library isthmus_nccl, built for CUDA where CMake finds NCCL. The torch backend has the same tiers.
 #pragma once
 
 #include <chrono>

@@ -49,21 +49,14 @@ class Options(_TorchBackend.Options):
 class Transport:
     """A tier that is not a torch backend."""
 
-# How many multiprocessors a tier over NCCL may occupy.
-INTRA_MAX_CTAS: int
-INTER_MAX_CTAS: int
-
 class CudaParts:
-    """NCCL's backends of one group, and one of Gloo along the rail, for weights as differences."""
+    """What a group needs for CUDA tensors besides its tiers over NCCL, which it makes when they are first used."""
 
     def __init__(
         self,
         *,
         world: _TorchBackend,
-        intra: _TorchBackend | None,
-        inter: _TorchBackend | None,
-        gather_intra: _TorchBackend | None,
-        gather_inter: _TorchBackend | None,
+        store: Store,
         host_inter: _TorchBackend | None,
     ) -> None: ...
 
@@ -84,6 +77,7 @@ class Backend(_TorchBackend):
         cuda: CudaParts | None = ...,
         no_cuda: str = ...,
         covers_job: bool = ...,
+        owns_worlds: bool = ...,
     ) -> None: ...
     @property
     def options(self) -> Options: ...

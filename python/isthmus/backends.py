@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 # The groups of Isthmus that `isthmus.attach` made beside groups of other backends. Torch keeps them until they are
 # destroyed.
 _companions: weakref.WeakKeyDictionary[dist.ProcessGroup, weakref.ref[dist.ProcessGroup]] = weakref.WeakKeyDictionary()
+
+
+# The group beside which a group of Isthmus is being made.
+beside: ContextVar[dist.ProcessGroup | None] = ContextVar("beside", default=None)
 
 
 def companion_of(group: dist.ProcessGroup) -> dist.ProcessGroup | None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import ProcessGroupGloo
+import torch
+from torch.distributed import ProcessGroup, ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 
@@ -21,6 +22,8 @@ class Group:
     world_size: int  # the default group's
     timeout: timedelta
     name: str = ""  # torch's
+    device: torch.device | None = None  # the GPU that it is bound to
+    beside: ProcessGroup | None = None  # whose companion it becomes, and whose backends are its world backends
 
     @property
     def size(self) -> int:

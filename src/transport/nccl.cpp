@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <condition_variable>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -15,6 +16,12 @@ namespace {
 
 // How long abort() waits for a call to return before it assumes that the call hangs.
 constexpr std::chrono::seconds kCallPatience(1);
+// How often a thread that connects looks whether another one aborts.
+constexpr std::chrono::milliseconds kAbortPause(20);
+
+std::string failure_text(const char* call, ncclResult_t result, ncclComm_t comm = nullptr) {
+  return detail::concatenate(call, ": ", ncclGetErrorString(result), ": ", ncclGetLastError(comm));
+}
 
 ncclDataType_t nccl_type(DataType dtype) {
   switch (dtype) {
@@ -31,6 +38,9 @@ ncclDataType_t nccl_type(DataType dtype) {
   }
   throw Error(detail::concatenate("unknown data type ", static_cast<int>(dtype)));
 }
+
+// Names a tier among all of the group: "intra/3".
+std::string key_of(const char* name, int number) { return detail::concatenate(name, "/", number); }
 
 // An operation that is enqueued on its stream; only other streams wait for it.
 class StreamHandle final : public Handle {
@@ -55,66 +65,87 @@ class StreamHandle final : public Handle {
   const Stream stream_;
 };
 
+}  // namespace
+
 // Making a communicator waits for its other ranks, for which NCCL has no time limit. So a thread makes it, and is
 // abandoned if it takes too long.
-struct Creation {
+struct NcclTransport::Creation {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;  // guarded by `mutex`, like what follows
-  ncclResult_t result = ncclInProgress;
+  bool abandoned = false;
   std::string error;
   ncclComm_t comm = nullptr;
+
+  void run(int rank, int size, int ordinal, int max_ctas, const std::function<ncclUniqueId()>& id) {
+    std::string failure;
+    ncclComm_t made = nullptr;
+    try {
+      const CurrentDevice current(ordinal);
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.maxCTAs = max_ctas;
+      const ncclResult_t result = ncclCommInitRankConfig(&made, size, id(), rank, &config);
+      failure = result == ncclSuccess ? "" : failure_text("ncclCommInitRankConfig", result);
+    } catch (const std::exception& error_of_id) {
+      failure = error_of_id.what();
+    }
+    const std::lock_guard lock(mutex);
+    if (abandoned && made != nullptr) {
+      ncclCommAbort(made);
+      return;
+    }
+    error = failure;
+    comm = made;
+    done = true;
+    changed.notify_one();
+  }
 };
 
-ncclComm_t create_comm(const std::string& who, int rank, int size, int ordinal, int max_ctas, const ncclUniqueId& id,
-                       std::chrono::milliseconds timeout) {
+NcclTransport::NcclTransport(NcclTierPlace place, std::function<ncclUniqueId()> id, std::chrono::milliseconds timeout)
+    : place_(std::move(place)),
+      who_(detail::concatenate(place_.name, " tier, rank ", place_.global_ranks[place_.rank])),
+      id_(std::move(id)),
+      timeout_(timeout) {}
+
+void NcclTransport::connect() {
+  const std::lock_guard lock(in_call_);
+  if (comm_ != nullptr || aborted_) {
+    return;
+  }
   const auto creation = std::make_shared<Creation>();
-  std::thread([=] {
-    cudaSetDevice(ordinal);
-    ncclComm_t comm = nullptr;
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.maxCTAs = max_ctas;
-    const ncclResult_t result = ncclCommInitRankConfig(&comm, size, id, rank, &config);
-    const std::lock_guard lock(creation->mutex);
-    creation->error = result == ncclSuccess ? "" : ncclGetLastError(nullptr);
-    creation->result = result;
-    creation->comm = comm;
-    creation->done = true;
-    creation->changed.notify_one();
+  std::thread([creation, rank = rank(), size = size(), ordinal = place_.ordinal, max_ctas = place_.max_ctas, id = id_] {
+    creation->run(rank, size, ordinal, max_ctas, id);
   }).detach();
-  std::unique_lock lock(creation->mutex);
-  ISTHMUS_CHECK(TransportError, creation->changed.wait_for(lock, timeout, [&] { return creation->done; }), who,
-                ": ncclCommInitRankConfig: timed out after ", timeout.count(), " ms: not all of its ", size,
-                " ranks came");
-  ISTHMUS_CHECK(TransportError, creation->result == ncclSuccess, who,
-                ": ncclCommInitRankConfig: ", ncclGetErrorString(creation->result), ": ", creation->error);
-  return creation->comm;
-}
-
-}  // namespace
-
-std::shared_ptr<NcclTransport> NcclTransport::create(const std::string& name, int rank,
-                                                     const std::vector<int>& global_ranks,
-                                                     const std::vector<int>& node_of_rank, int ordinal, int max_ctas,
-                                                     const ncclUniqueId& id, std::chrono::milliseconds timeout) {
-  const int size = static_cast<int>(global_ranks.size());
-  const std::string who = detail::concatenate(name, " tier, rank ", global_ranks[rank]);
-  const ncclComm_t comm = create_comm(who, rank, size, ordinal, max_ctas, id, timeout);
-  return std::shared_ptr<NcclTransport>(new NcclTransport(who, rank, node_of_rank, ordinal, comm));
-}
-
-NcclTransport::NcclTransport(std::string who, int rank, const std::vector<int>& node_of_rank, int ordinal,
-                             ncclComm_t comm)
-    : who_(std::move(who)), rank_(rank), node_of_rank_(node_of_rank), ordinal_(ordinal), comm_(comm) {
+  try {
+    comm_ = wait_for(creation);
+  } catch (const TransportError&) {
+    aborted_ = true;
+    throw;
+  }
   Float16 factor = to_float16(static_cast<float>(1 / sum_type(DataType::kFloat16).divisor));
   check(ncclRedOpCreatePreMulSum(&scaled_sum_, &factor, ncclFloat16, ncclScalarHostImmediate, comm_),
         "ncclRedOpCreatePreMulSum");
 }
 
+ncclComm_t NcclTransport::wait_for(const std::shared_ptr<Creation>& creation) const {
+  const auto deadline = std::chrono::steady_clock::now() + timeout_;
+  std::unique_lock lock(creation->mutex);
+  const auto is_done = [&] { return creation->done; };
+  while (!creation->changed.wait_for(lock, kAbortPause, is_done)) {
+    const bool late = std::chrono::steady_clock::now() >= deadline;
+    creation->abandoned = aborted_ || late;
+    ISTHMUS_CHECK(TransportError, !aborted_, who_, ": aborted");
+    ISTHMUS_CHECK(TransportError, !late, who_, ": timed out after ", timeout_.count(), " ms: not all of its ", size(),
+                  " ranks came");
+  }
+  ISTHMUS_CHECK(TransportError, creation->error.empty(), who_, ": ", creation->error);
+  return creation->comm;
+}
+
 // If the GPU cannot be chosen any more, this ends the process.
 NcclTransport::~NcclTransport() {  // NOLINT(bugprone-exception-escape)
-  if (!aborted_) {
-    const CurrentDevice current(ordinal_);
+  if (comm_ != nullptr) {
+    const CurrentDevice current(place_.ordinal);
     ncclCommDestroy(comm_);
   }
 }
@@ -130,15 +161,18 @@ void NcclTransport::check(ncclResult_t result, const char* call) {
   if (result == ncclSuccess) {
     return;
   }
-  const std::string reason = ncclGetLastError(comm_);
+  const std::string text = failure_text(call, result, comm_);
   close_groups();
-  throw TransportError(detail::concatenate(who_, ": ", call, ": ", ncclGetErrorString(result), ": ", reason));
+  throw TransportError(detail::concatenate(who_, ": ", text));
 }
 
 void NcclTransport::check_open() {
   if (aborted_) {
     close_groups();
     throw TransportError(detail::concatenate(who_, ": aborted"));
+  }
+  if (comm_ == nullptr) {
+    return;
   }
   ncclResult_t state = ncclSuccess;
   check(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
@@ -148,14 +182,16 @@ void NcclTransport::check_open() {
 template <typename Call>
 HandlePtr NcclTransport::enqueue(Stream stream, const Call& call) {
   const std::lock_guard lock(in_call_);
+  connect();
   check_open();
-  const CurrentDevice current(ordinal_);
+  const CurrentDevice current(place_.ordinal);
   call(cuda_stream(stream));
-  return std::make_unique<StreamHandle>(ordinal_, stream);
+  return std::make_unique<StreamHandle>(place_.ordinal, stream);
 }
 
 void NcclTransport::begin_group() {
   std::unique_lock lock(in_call_);
+  connect();
   check_open();
   start_group();
   in_group_ = std::move(lock);
@@ -164,7 +200,7 @@ void NcclTransport::begin_group() {
 void NcclTransport::end_group() {
   const std::unique_lock lock = std::move(in_group_);
   if (group_depth_ > 0) {
-    const CurrentDevice current(ordinal_);
+    const CurrentDevice current(place_.ordinal);
     finish_group();
   }
 }
@@ -261,7 +297,7 @@ void NcclTransport::count_sent(const BytesTo& bytes_to) {
     if (peer != rank()) {
       const int64_t bytes = bytes_to(peer);
       traffic_.sent_bytes += bytes;
-      traffic_.inter_node_sent_bytes += node_of_rank_[peer] != node_of_rank_[rank()] ? bytes : 0;
+      traffic_.inter_node_sent_bytes += place_.node_of_rank[peer] != place_.node_of_rank[rank()] ? bytes : 0;
     }
   }
 }
@@ -276,48 +312,83 @@ void NcclTransport::abort() {
     return;
   }
   const std::unique_lock no_call_is_under_way(in_call_, kCallPatience);
-  const CurrentDevice current(ordinal_);
+  const ncclComm_t comm = comm_.exchange(nullptr);
+  if (comm == nullptr) {
+    return;
+  }
+  const CurrentDevice current(place_.ordinal);
   if (no_call_is_under_way.owns_lock()) {
     close_groups();  // by now they belong to this thread
   }
-  ncclCommAbort(comm_);
+  ncclCommAbort(comm);
 }
 
+ncclUniqueId draw_nccl_id() {
+  ncclUniqueId id;
+  const ncclResult_t result = ncclGetUniqueId(&id);
+  ISTHMUS_CHECK(TransportError, result == ncclSuccess, failure_text("ncclGetUniqueId", result));
+  return id;
+}
+
+std::vector<std::shared_ptr<NcclTransport>> NcclTiers::all() const {
+  std::vector<std::shared_ptr<NcclTransport>> all{intra, inter, gather_intra, gather_inter};
+  std::erase(all, nullptr);
+  return all;
+}
+
+NcclTiers nccl_tiers_when_used(int rank, const NodeMap& map, const std::vector<int>& global_ranks, int ordinal,
+                               const NcclIdOf& id_of, std::chrono::milliseconds timeout) {
+  const auto tier = [&](const char* name, const std::vector<int>& ranks, int max_ctas, int number) {
+    NcclTierPlace place{.name = name, .ordinal = ordinal, .max_ctas = max_ctas};
+    for (const int member : ranks) {
+      place.global_ranks.push_back(global_ranks[member]);
+      place.node_of_rank.push_back(map.node(member));
+    }
+    place.rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+    const auto id = [id_of, key = key_of(name, number), draws = place.rank == 0] { return id_of(key, draws); };
+    return ranks.size() > 1 ? std::make_shared<NcclTransport>(std::move(place), id, timeout) : nullptr;
+  };
+  const int node = map.node(rank);
+  const int rail = map.local_index(rank);
+  const std::vector<int> node_ranks = map.node_ranks(node);
+  const std::vector<int> rail_ranks = map.rail_ranks(rail);
+  return {.intra = tier("intra", node_ranks, kIntraMaxCtas, node),
+          .inter = tier("inter", rail_ranks, kInterMaxCtas, rail),
+          .gather_intra = tier("gather-intra", node_ranks, kIntraMaxCtas, node),
+          .gather_inter = tier("gather-inter", rail_ranks, kInterMaxCtas, rail)};
+}
+
+// Rank 0 draws the ids of all tiers, in an order that is the same on all ranks.
 Tiers nccl_tiers(int rank, const NodeMap& map, int ordinal, const NcclBroadcast& broadcast,
                  std::chrono::milliseconds timeout) {
   ISTHMUS_CHECK(Error, rank >= 0 && rank < map.world_size(), "rank ", rank, " is not in 0..", map.world_size() - 1);
   map.require_even();
-  // Two ids for each node, for its tier and its gathers' tier; then two for each rail.
-  const int num_nodes = map.num_nodes();
-  const int num_rails = map.ranks_per_node();
-  std::vector<ncclUniqueId> ids(static_cast<size_t>(2 * (num_nodes + num_rails)));
+  std::vector<std::string> keys;
+  for (int node = 0; node < map.num_nodes(); ++node) {
+    keys.insert(keys.end(), {key_of("intra", node), key_of("gather-intra", node)});
+  }
+  for (int rail = 0; rail < map.ranks_per_node(); ++rail) {
+    keys.insert(keys.end(), {key_of("inter", rail), key_of("gather-inter", rail)});
+  }
+  std::vector<ncclUniqueId> ids(keys.size());
   if (rank == 0) {
-    for (ncclUniqueId& id : ids) {
-      const ncclResult_t result = ncclGetUniqueId(&id);
-      ISTHMUS_CHECK(TransportError, result == ncclSuccess, "ncclGetUniqueId: ", ncclGetErrorString(result), ": ",
-                    ncclGetLastError(nullptr));
-    }
+    std::generate(ids.begin(), ids.end(), draw_nccl_id);
   }
   broadcast(ids.data(), static_cast<int64_t>(ids.size() * sizeof(ncclUniqueId)));
 
-  const auto tier = [&](const char* name, const std::vector<int>& ranks, int max_ctas, int id) {
-    std::shared_ptr<Transport> transport;
-    if (ranks.size() > 1) {
-      std::vector<int> nodes(ranks.size());
-      std::transform(ranks.begin(), ranks.end(), nodes.begin(), [&](int member) { return map.node(member); });
-      const auto own = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
-      transport = NcclTransport::create(name, own, ranks, nodes, ordinal, max_ctas, ids[id], timeout);
-    }
-    return transport;
+  std::vector<int> ranks(static_cast<size_t>(map.world_size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto id_of = [keys, ids](const std::string& key, bool /*draws*/) {
+    return ids[static_cast<size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin())];
   };
-  const std::vector<int> node = map.node_ranks(map.node(rank));
-  const std::vector<int> rail = map.rail_ranks(map.local_index(rank));
-  Tiers tiers;
-  tiers.intra = tier("intra", node, kIntraMaxCtas, map.node(rank));
-  tiers.gather_intra = tier("gather-intra", node, kIntraMaxCtas, num_nodes + map.node(rank));
-  tiers.inter = tier("inter", rail, kInterMaxCtas, 2 * num_nodes + map.local_index(rank));
-  tiers.gather_inter = tier("gather-inter", rail, kInterMaxCtas, 2 * num_nodes + num_rails + map.local_index(rank));
-  return tiers;
+  const NcclTiers tiers = nccl_tiers_when_used(rank, map, ranks, ordinal, id_of, timeout);
+  for (const std::shared_ptr<NcclTransport>& tier : tiers.all()) {
+    tier->connect();
+  }
+  return {.intra = tiers.intra,
+          .inter = tiers.inter,
+          .gather_intra = tiers.gather_intra,
+          .gather_inter = tiers.gather_inter};
 }
 
 std::string nccl_version() {

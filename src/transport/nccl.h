@@ -4,6 +4,7 @@
 #include <nccl.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -14,19 +15,57 @@
 
 namespace isthmus {
 
+class NcclTransport;
+
+// Which tier of a rank, and where.
+struct NcclTierPlace {
+  std::string name;  // "intra", "gather-inter"
+  int rank = 0;      // in the tier
+  std::vector<int> global_ranks;
+  std::vector<int> node_of_rank;  // by rank in the tier
+  int ordinal = 0;                // of the CUDA device
+  int max_ctas = 0;
+};
+
+// Returns the id of a tier's communicator, the same on all of its ranks and for no other tier. key: names the tier
+// among all of the group. draws: this rank is the tier's first, and draws the id. Runs on a thread of its own, which is
+// abandoned where it waits for too long: it owns what it refers to.
+using NcclIdOf = std::function<ncclUniqueId(const std::string& key, bool draws)>;
+
+// Draws an id. Throws TransportError.
+ncclUniqueId draw_nccl_id();
+
+// The tiers of nccl_tiers(), each of which connects when it is first used, by itself.
+struct NcclTiers {
+  std::shared_ptr<NcclTransport> intra;
+  std::shared_ptr<NcclTransport> inter;
+  std::shared_ptr<NcclTransport> gather_intra;
+  std::shared_ptr<NcclTransport> gather_inter;
+
+  std::vector<std::shared_ptr<NcclTransport>> all() const;  // those that there are, in the order above
+};
+// global_ranks: by rank of the map, for errors. timeout: for each tier to connect.
+NcclTiers nccl_tiers_when_used(int rank, const NodeMap& map, const std::vector<int>& global_ranks, int ordinal,
+                               const NcclIdOf& id_of, std::chrono::milliseconds timeout);
+
+// Connects at its first operation, or before by connect().
 class NcclTransport final : public Transport {
  public:
-  // Makes the tier `name` of global_ranks, in which this rank is the rank-th. node_of_rank[p]: the node of tier rank p.
-  // All of them call it with the same id and max_ctas.
-  static std::shared_ptr<NcclTransport> create(const std::string& name, int rank, const std::vector<int>& global_ranks,
-                                               const std::vector<int>& node_of_rank, int ordinal, int max_ctas,
-                                               const ncclUniqueId& id, std::chrono::milliseconds timeout);
+  // All ranks of the tier call it with the same max_ctas and timeout. id: draws it or waits for it; see NcclIdOf.
+  NcclTransport(NcclTierPlace place, std::function<ncclUniqueId()> id, std::chrono::milliseconds timeout);
   ~NcclTransport() override;  // NOLINT(bugprone-exception-escape): see there
   NcclTransport(const NcclTransport&) = delete;
   NcclTransport& operator=(const NcclTransport&) = delete;
 
-  int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(node_of_rank_.size()); }
+  // Makes the communicator, if there is none yet. Collective. Throws TransportError after the timeout and when another
+  // thread aborts; the tier is of no use then.
+  void connect();
+  // Leaves the communicator to the end of the process: nothing calls NCCL for it any more, not even the destructor. No
+  // operation may follow.
+  void leave() { comm_ = nullptr; }
+
+  int rank() const override { return place_.rank; }
+  int size() const override { return static_cast<int>(place_.node_of_rank.size()); }
   SumType sum_type(DataType in) const override;
 
   void begin_group() override;
@@ -42,9 +81,9 @@ class NcclTransport final : public Transport {
   void abort() override;
 
  private:
-  // Owns `comm`.
-  NcclTransport(std::string who, int rank, const std::vector<int>& node_of_rank, int ordinal, ncclComm_t comm);
+  struct Creation;
 
+  ncclComm_t wait_for(const std::shared_ptr<Creation>& creation) const;
   // Calls NCCL with the device current, unless the tier has failed.
   template <typename Call>
   HandlePtr enqueue(Stream stream, const Call& call);
@@ -58,16 +97,16 @@ class NcclTransport final : public Transport {
   template <typename BytesTo>
   void count_sent(const BytesTo& bytes_to);
 
+  const NcclTierPlace place_;
   const std::string who_;  // "intra tier, rank 3"
-  const int rank_;
-  const std::vector<int> node_of_rank_;
-  const int ordinal_;
-  const ncclComm_t comm_;
+  const std::function<ncclUniqueId()> id_;
+  const std::chrono::milliseconds timeout_;
+  std::atomic<ncclComm_t> comm_{nullptr};
   ncclRedOp_t scaled_sum_ = ncclSum;  // for float16
   int group_depth_ = 0;
 
-  // Held during NCCL calls, and from a group's beginning to its end. abort() waits for it only for a limited time,
-  // since it may have to end those calls.
+  // Held while it connects, during NCCL calls, and from a group's beginning to its end. abort() waits for it only for a
+  // limited time, since it may have to end those calls.
   std::recursive_timed_mutex in_call_;
   std::unique_lock<std::recursive_timed_mutex> in_group_;
   std::atomic<bool> aborted_{false};

@@ -2,12 +2,15 @@
 // it is done: streams order nothing here (fake_device.cpp).
 #include <nccl.h>
 
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -96,9 +99,14 @@ ncclResult_t call(Operation operation, ncclComm_t communicator, cudaStream_t str
 ncclResult_t make_communicator(ncclComm_t* handle, const std::string& name, int rank, int size,
                                const ncclConfig_t* config = nullptr) {
   const bool is_bounded = config != nullptr && config->maxCTAs != NCCL_CONFIG_UNDEF_INT;
-  count_communicator(size, is_bounded ? config->maxCTAs : 0);
+  const int most_ctas = is_bounded ? config->maxCTAs : 0;
+  count_communicator(size, most_ctas);
   *handle = nullptr;
-  return guarded([&] { *handle = publish(std::make_shared<Communicator>(name, rank, size)); });
+  return guarded([&] {
+    auto made = std::make_shared<Communicator>(name, rank, size);
+    made->most_ctas = most_ctas;
+    *handle = publish(std::move(made));
+  });
 }
 
 struct SplitRequest {
@@ -125,6 +133,13 @@ ncclResult_t split(Communicator& parent, ncclComm_t handle, SplitRequest own, nc
     rank += is_member && is_before ? 1 : 0;
   }
   return make_communicator(result, name, rank, size);
+}
+
+// NCCL waits for the end of CUDA graphs that refer to a communicator: for ever, if the caller keeps them.
+void wait_for_graphs() {
+  while (std::getenv("FAKE_NCCL_IN_GRAPHS") != nullptr) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
 }
 
 std::string name_of(const ncclUniqueId& id) { return id.internal; }
@@ -187,9 +202,11 @@ FAKE_API ncclResult_t ncclCommSplit(ncclComm_t communicator, int color, int key,
 }
 FAKE_API ncclResult_t ncclCommFinalize(ncclComm_t communicator) {
   find(communicator, "ncclCommFinalize");
+  wait_for_graphs();
   return ncclSuccess;
 }
 FAKE_API ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
+  wait_for_graphs();
   if (withdraw(communicator, "ncclCommDestroy")->in_use) {
     give_up("ncclCommDestroy: in use by another thread");
   }
@@ -295,4 +312,16 @@ FAKE_API ncclResult_t ncclSend(const void* in, size_t count, ncclDataType_t dtyp
 FAKE_API ncclResult_t ncclRecv(void* out, size_t count, ncclDataType_t dtype, int peer, ncclComm_t communicator,
                                cudaStream_t stream) {
   return call({&kRecv, nullptr, out, count, dtype, ncclSum, peer}, communicator, stream);
+}
+
+// For tests (ctypes): the process's communicators with this bound of multiprocessors have failed from now on, as NCCL
+// finds out beside its calls: ncclCommGetAsyncError() says so, and nothing else.
+FAKE_API void fake_nccl_fail(int most_ctas) {
+  const std::lock_guard lock(registry().mutex);
+  registry().last_error = "a failure that a test asked for";
+  for (const auto& [handle, communicator] : registry().communicators) {
+    if (communicator->most_ctas == most_ctas) {
+      communicator->error = ncclRemoteError;
+    }
+  }
 }

@@ -25,6 +25,7 @@ struct Communicator {
   std::string name;
   Mesh mesh;
   int device = 0;
+  int most_ctas = 0;  // of its configuration; 0: no bound
   uint64_t num_collectives = 0;
   int num_splits = 0;
   std::atomic<bool> in_use = false;

@@ -1,5 +1,6 @@
 // Tiers over NCCL: ranks are threads, each with a GPU. What their operations bring is seen by tests of communicators
 // over them, tests/gpu/worlds/collectives.py.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -218,11 +219,34 @@ TEST(Nccl, AnAbortInAGroupLeavesOtherTiersOfTheThreadUsable) {
   });
 }
 
+TEST(Nccl, AnErrorOfAnEarlierOperationIsThrownByTheNextCallAndBesideCalls) {
+  const auto fail = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "fake_nccl_fail"));
+  if (fail == nullptr) {
+    GTEST_SKIP() << "NCCL fails on demand over the stand-in alone";
+  }
+  std::barrier<> everybody(kRanks);  // it fails the communicators of all ranks, which are threads here
+  run_ranks("2x2", [&](GpuRank& self) {
+    const Buffer data = self.put(Array(8, DataType::kFloat32));
+    self.tiers.inter->all_reduce(data, ReduceOp::kSum, {})->wait();
+    self.get(data);
+    everybody.arrive_and_wait();
+    fail(kInterMaxCtas);
+    const std::string expected =
+        "inter tier, rank " + std::to_string(self.rank) +
+        ": an earlier operation: remote error of the fake NCCL: a failure that a test asked for";
+    EXPECT_EQ(test::error_of([&] { self.tiers.inter->throw_if_failed(); }), expected);
+    EXPECT_EQ(test::error_of([&] { self.tiers.inter->all_reduce(data, ReduceOp::kSum, {}); }), expected);
+    self.tiers.intra->throw_if_failed();
+    self.tiers.inter->abort();
+    self.tiers.gather_inter->abort();
+  });
+}
+
 TEST(Nccl, WaitsForMissingRanksAreBounded) {
   const NodeMap map = NodeMap::parse("1x4", kRanks);
   const auto keep = [](void* /*data*/, int64_t /*num_bytes*/) {};
   EXPECT_EQ(test::error_of([&] { nccl_tiers(0, map, 0, keep, std::chrono::milliseconds(50)); }),
-            "intra tier, rank 0: ncclCommInitRankConfig: timed out after 50 ms: not all of its 4 ranks came");
+            "intra tier, rank 0: timed out after 50 ms: not all of its 4 ranks came");
 }
 
 TEST(Nccl, RefusesRanksAndMapsThatDoNotFit) {

@@ -38,18 +38,18 @@ def library() -> Path:
     if not (build / "cmake_install.cmake").exists():  # a build configures again where it has to
         wheels = [str(path) for path in Path(find_spec("torch").origin).parents[1].glob("nvidia/*/include")]
         source = ("-S", str(ROOT / "tests/fake_gpu"), "-B", str(build))
-        _cmake(build, *source, f"-DFAKE_GPU_HINTS={';'.join(wheels)}")
-    _cmake(build, "--build", str(build), "-j", "2")
+        cmake(build, *source, f"-DFAKE_GPU_HINTS={';'.join(wheels)}")
+    cmake(build, "--build", str(build), "-j", "2")
     return build / "libfake_gpu.so"
 
 
-def _cmake(build: Path, *arguments: str) -> None:
-    """Run CMake, one process at a time."""
+def cmake(build: Path, *arguments: str) -> None:
+    """Run CMake, one process at a time in a build folder."""
     build.mkdir(parents=True, exist_ok=True)
     with (build / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         process = subprocess.run(["cmake", *arguments], capture_output=True, text=True)
-    assert process.returncode == 0, f"no fake GPU: {(process.stdout + process.stderr)[-2000:]}"
+    assert process.returncode == 0, f"cmake {' '.join(arguments)}: {(process.stdout + process.stderr)[-2000:]}"
 
 
 def run(function: Callable[..., Any], world_size: int, *arguments: Any, **settings: Any) -> list[Any]:

@@ -23,6 +23,7 @@ from isthmus.attached.companions import (
     options_beside,
     release,
     use,
+    why_companions_would_hang,
 )
 from isthmus.backends import companion_of, group_on_isthmus
 from isthmus.told import on_all
@@ -168,7 +169,10 @@ class _Attaching:
         _require_replaceable(self._model)
         for group in self._groups:
             _require_no_other(options_beside(group), texts, dist.get_process_group_ranks(group))
-        return Wish(texts, False, tuple(tuple(dist.get_process_group_ranks(group)) for group in self._new_groups()))
+        groups = tuple(tuple(dist.get_process_group_ranks(group)) for group in self._new_groups())
+        if reason := why_companions_would_hang(groups):
+            raise ValueError(reason)
+        return Wish(texts, False, groups)
 
     def carry_out(self, wishes: Sequence[Wish]) -> None:
         """Make the groups and hand over the collectives. Raises ValueError if anything fails; `undo` cleans up."""

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from isthmus import native
-from isthmus.backends import backend_of, companion_of, has_two_tiers, set_companion
+from isthmus.backends import backend_of, beside, companion_of, has_two_tiers, set_companion
 from isthmus.told import on_all
 from isthmus.topology.node_map import different_options, name_ranks, ranks_by_value, told_by_ranks
 from isthmus.units.prepared import forget_names
@@ -114,6 +115,7 @@ def make_companions(wishes: Sequence[Wish], own: Sequence[dist.ProcessGroup], op
         group = by_key.get(key)
         timeout = _timeout_of(group) if group is not None else None
         ranks, _ = key
+        token = beside.set(group)
         try:
             companion = dist.new_group(
                 list(ranks), timeout=timeout, backend="isthmus", pg_options=options, group_desc="isthmus.attach"
@@ -121,12 +123,36 @@ def make_companions(wishes: Sequence[Wish], own: Sequence[dist.ProcessGroup], op
         except Exception as error:
             errors.append(str(error).removeprefix("isthmus: "))
             continue
+        finally:
+            beside.reset(token)
         if group is not None:
             assert isinstance(companion, dist.ProcessGroup)  # this rank is in it
             set_companion(group, companion)
             _uses[group] = _Use(wishes[0].options)
     if errors:
         raise ValueError("; ".join(dict.fromkeys(errors)))
+
+
+# Whether torch has ranks outside of a new group split the default group's communicator whatever backend the group has.
+_SPLITS_FOR_OTHER_BACKENDS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
+
+
+def why_companions_would_hang(groups: Iterable[Ranks]) -> str:
+    """Return why torch cannot make companions over these groups of ranks, "" if it can."""
+    world = dist.group.WORLD
+    device = world.bound_device_id if world is not None else None
+    if not _SPLITS_FOR_OTHER_BACKENDS or world is None or device is None:
+        return ""
+    if not world._get_backend(device).supports_splitting:
+        return ""
+    outside = [ranks for ranks in groups if len(ranks) < world.size()]
+    if not outside:
+        return ""
+    return (
+        f"torch {torch.__version__} would hang: the default group is bound to {device}, and ranks outside of the group "
+        f"of {name_ranks(outside[0])} would split its communicator while those inside make one of Isthmus. Call "
+        "init_process_group without device_id, or take torch 2.15"
+    )
 
 
 def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:

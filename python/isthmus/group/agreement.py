@@ -75,7 +75,7 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
         if options.inter_tier == "mpi":
             mpi_tier.join(global_rank, group.world_size)
         ask_for_connections()
-        gpu = find_gpu()
+        gpu = find_gpu(group.device)
         if options.nodes:
             node = core.parse_nodes(options.nodes, group.world_size)[global_rank]
             by_variable = os.environ.get(node_map.VARIABLE) == options.nodes

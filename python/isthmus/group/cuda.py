@@ -1,21 +1,18 @@
-"""The CUDA part of a process group: whether ranks have a GPU, and NCCL's world backend and tiers."""
+"""The CUDA part of a process group: whether ranks have a GPU, and NCCL's backend over all ranks."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import GroupName, PrefixStore, Store
+from torch.distributed.distributed_c10d import GroupName, PrefixStore
 
+from isthmus.gloo import Group
 from isthmus.topology.node_map import told_by_ranks
-
-if TYPE_CHECKING:
-    from isthmus import _C
 
 
 def devices() -> list[str]:
@@ -65,17 +62,21 @@ def connections_warning() -> str:
     )
 
 
-def find_gpu() -> Gpu:
-    """Look for the GPU of this process: the one that the default group is bound to, else the current one."""
+def bound_device(group: dist.ProcessGroup | None) -> torch.device | None:
+    """Return the GPU that a group of torch's is bound to, or else the default group; None if neither is to one."""
+    devices = [made.bound_device_id for made in (group, dist.group.WORLD) if made is not None]
+    return next((device for device in devices if device is not None and device.type == "cuda"), None)
+
+
+def find_gpu(device: torch.device | None = None) -> Gpu:
+    """Look for the GPU of this process: `device`, by default the current one."""
     if not _built_with_cuda():
         return Gpu(missing="isthmus was built without CUDA")
     if not torch.cuda.is_available():
         return Gpu(missing="torch sees no GPU")
     if not dist.is_nccl_available():
         return Gpu(missing="torch has no NCCL")
-    world = dist.group.WORLD
-    bound = world.bound_device_id if world is not None else None
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device() if bound is None else bound)
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device() if device is None else device)
     place = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
     known = [number for number in place if number is not None]
     return Gpu(bus_id="{:04x}:{:02x}:{:02x}.0".format(*known)) if len(known) == len(place) else Gpu()
@@ -86,51 +87,22 @@ def why_none(global_ranks: Sequence[int], gpus: Sequence[Gpu]) -> str:
     return told_by_ranks(global_ranks, [gpu.missing for gpu in gpus])
 
 
-@dataclass(frozen=True)
-class NcclGroup:
-    """The ranks of a process group, and the settings that NCCL's backends over some of them share."""
-
-    store: Store  # under a prefix that this group alone uses
-    name: str  # for torch's flight recorder
-    rank: int
-    global_ranks: Sequence[int]
-    timeout: timedelta
-
-    def backend(self, tier: str, ranks: Sequence[int], own_prefix: str, max_ctas: int | None = None) -> Any:
-        """Construct NCCL's backend over some ranks of the group; None for one rank alone.
-
-        max_ctas: how many multiprocessors it may occupy, equal on all ranks. NCCL prefers NCCL_MAX_CTAS, if it is set.
-        """
-        if len(ranks) < 2 and tier != "world":
-            return None
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = self.timeout
-        options.global_ranks_in_group = [self.global_ranks[rank] for rank in ranks]
-        options.group_name = GroupName(self.name if tier == "world" else f"{self.name}/isthmus_{tier}")
-        if max_ctas is not None:
-            options.config.max_ctas = max_ctas
-        store = PrefixStore(f"nccl/{own_prefix}", self.store)
-        return dist.ProcessGroupNCCL(store, list(ranks).index(self.rank), len(ranks), options)
-
-
-def make_parts(
-    group: NcclGroup, native: Any, node: int, node_ranks: Sequence[int], rail: Sequence[int], host_inter: Any
-) -> _C.CudaParts:
-    """Construct the backends of a group, the world's first: torch's monitor watches a process's first backend.
-
-    node_ranks, rail: the tiers' ranks; empty without two tiers. NCCL connects nothing yet. host_inter: Gloo along the
-    rail, or None if weights cross whole.
-    """
-    world = group.backend("world", range(len(group.global_ranks)), "world")
-    local_index = list(node_ranks).index(group.rank) if node_ranks else 0
-    tiers = {
-        name: group.backend(name, ranks, f"{name}/{number}", max_ctas)
-        for name, ranks, number, max_ctas in (
-            ("intra", node_ranks, node, native.INTRA_MAX_CTAS),
-            ("inter", rail, local_index, native.INTER_MAX_CTAS),
-            ("gather_intra", node_ranks, node, native.INTRA_MAX_CTAS),
-            ("gather_inter", rail, local_index, native.INTER_MAX_CTAS),
-        )
-    }
-    parts: _C.CudaParts = native.CudaParts(world=world, **tiers, host_inter=host_inter)
-    return parts
+def make_world(group: Group) -> Any:
+    """Construct the backend over all ranks of a group that torch makes for "nccl". It connects at its first call."""
+    options = dist.ProcessGroupNCCL.Options()
+    store = PrefixStore("nccl", group.store)
+    if hasattr(options, "lazy_init"):  # since torch 2.15, where an environment variable chooses between two kinds
+        options.lazy_init = True
+        dist.Backend._ensure_backend_registered(dist.Backend.NCCL)
+        request: Any = dist.distributed_c10d._DistributedBackendOptions()  # type: ignore[attr-defined]
+        request.store, request.group_rank, request.group_size = store, group.rank, group.size
+        request.timeout, request.group_id = group.timeout, GroupName(group.name)
+        request.global_ranks_in_group = list(group.global_ranks)
+        # Not the group itself, which would be bound to the device that is chosen where it is bound to none.
+        request.process_group = dist.ProcessGroup(store, group.rank, group.size)
+        request.process_group.bound_device_id = group.device
+        return dist.Backend._plugins[dist.Backend.NCCL.upper()].creator_fn(request, options)
+    options._timeout = group.timeout
+    options.global_ranks_in_group = list(group.global_ranks)
+    options.group_name = GroupName(group.name)
+    return dist.ProcessGroupNCCL(store, group.rank, group.size, options)

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from isthmus import native
-from isthmus.backends import has_two_tiers, isthmus_backend, options_without_effect
+from isthmus.backends import beside, has_two_tiers, isthmus_backend, options_without_effect
 from isthmus.gloo import Group, fresh_prefix, gloo_tier
 from isthmus.group import mpi_tier, process
 from isthmus.group.agreement import agree, place
-from isthmus.group.cuda import NcclGroup, connections_warning, devices, make_parts, why_none
+from isthmus.group.cuda import bound_device, connections_warning, devices, make_world, why_none
 from isthmus.nodes import leave_note
 from isthmus.topology.node_map import Nodes
 
@@ -45,6 +45,8 @@ def _create_backend(request: Any, options: Any) -> _C.Backend:
             global_ranks=global_ranks or list(range(request.group_size)),
             world_size=request.group_size if is_default else dist.get_world_size(),
             timeout=request.timeout,
+            device=bound_device(getattr(request, "process_group", None)),
+            beside=beside.get(),
         ),
         options if options is not None or is_default else _default_group_options(),
     )
@@ -62,6 +64,7 @@ def _create_split(store: Store, rank: int, size: int, options: _C.Options) -> _C
             global_ranks=list(options.global_ranks_in_group) or list(range(size)),
             world_size=dist.get_world_size(),
             timeout=options._timeout,
+            device=bound_device(None),
         ),
         options,
     )
@@ -107,7 +110,7 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
     rail = [ranks[local_index] for ranks in by_node] if two_tier else []
 
     intra = inter = flat = cuda = None
-    world = gloo_tier(group, "world", list(range(group.size)))
+    world = _borrowed_world(group, "cpu") or gloo_tier(group, "world", list(range(group.size)))
     if two_tier:
         intra = gloo_tier(group, f"intra/{own}", node_ranks)
         inter = _inter_tier(group, options, local_index, rail)
@@ -115,10 +118,12 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
             flat = gloo_tier(group, "flat", list(range(group.size)))
     core = native.load()
     if not no_cuda:
-        nccl = NcclGroup(group.store, group.name, group.rank, group.global_ranks, group.timeout)
         takes_host = two_tier and options.weights == "delta"
-        host_inter = gloo_tier(group, f"host_inter/{local_index}", rail) if takes_host else None
-        cuda = make_parts(nccl, core, own, node_ranks if two_tier else [], rail, host_inter)
+        cuda = core.CudaParts(
+            world=_borrowed_world(group, "cuda") or make_world(group),
+            store=PrefixStore("tiers", group.store),
+            host_inter=gloo_tier(group, f"host_inter/{local_index}", rail) if takes_host else None,
+        )
     backend: _C.Backend = core.Backend(
         store=PrefixStore("faults", group.store),
         rank=group.rank,
@@ -133,8 +138,20 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
         cuda=cuda,
         no_cuda=no_cuda,
         covers_job=group.size == group.world_size,
+        owns_worlds=group.beside is None,
     )
     return backend
+
+
+def _borrowed_world(group: Group, device: str) -> Any:
+    """Return the backend of the group that this one becomes the companion of; None if it becomes none's.
+
+    A group without one for this kind of device gives another one, which refuses such tensors.
+    """
+    if group.beside is None:
+        return None
+    types = {kind.type: kind for kind in group.beside._device_types}
+    return group.beside._get_backend(types.get(device, next(iter(types.values()))))
 
 
 def _inter_tier(group: Group, options: _C.Options, local_index: int, rail: list[int]) -> Any:

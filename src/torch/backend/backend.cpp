@@ -43,7 +43,7 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
     : Backend(parts.rank, parts.size),
       options_(parts.options),
       group_(parts.rank, parts.size, NodeMap(parts.node_of_rank), parts.options->values,
-             ranks_or_all(parts.options->global_ranks_in_group, parts.size)),
+             ranks_or_all(parts.options->global_ranks_in_group, parts.size), parts.owns_worlds),
       node_map_source_(std::move(parts.node_map_source)),
       coalesces_(parts.cpu.world->supportsCoalescing()),
       estimates_time_(parts.cpu.world->supportsTimeEstimation()),
@@ -59,7 +59,9 @@ BackendIsthmus::BackendIsthmus(BackendParts parts)
       units_(group_, sides_.all()) {
   init();
   faults_.set_sides({sides_.all().begin(), sides_.all().end()});
-  cpu_.set_timeout(options_->timeout);
+  for (Side* side : sides_.all()) {
+    side->set_timeout(options_->timeout);
+  }
   install_label_tracking();
   watch_forks();
   start_threads();
@@ -162,6 +164,16 @@ void BackendIsthmus::shutdown() {
     shutdown_listener()(*this);
   }
   shutdown_within(std::chrono::milliseconds::max());
+}
+
+void BackendIsthmus::shutdown_at_exit(std::chrono::milliseconds patience) {
+  if (group_.process.is_this()) {
+    faults_.accept_no_more();
+    for (Side* side : sides_.all()) {
+      side->leave();
+    }
+  }
+  shutdown_within(patience);
 }
 
 void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience) {

@@ -40,8 +40,9 @@ struct BackendParts {
   std::string node_map_source;  // tells people where node_of_rank comes from
   CpuParts cpu;
   std::optional<CudaParts> cuda;
-  std::string no_cuda;     // tells people why `cuda` is empty: "rank 3 has no GPU"
-  bool covers_job = true;  // the group has all ranks of the job
+  std::string no_cuda;      // tells people why `cuda` is empty: "rank 3 has no GPU"
+  bool covers_job = true;   // the group has all ranks of the job
+  bool owns_worlds = true;  // see Group
 };
 
 // Constructs a backend over some ranks of another one. Python sets it, since only Python can construct Gloo backends.
@@ -96,7 +97,8 @@ class BackendIsthmus final : public c10d::Backend {
   c10d::ErrorType getError() override;
   void abort() override;
   void shutdown() override;                                  // waits for the operations that were submitted
-  void shutdown_within(std::chrono::milliseconds patience);  // aborts operations that take longer
+  // At the end of the process: waits so long at most, ends the threads, and leaves NCCL as it is.
+  void shutdown_at_exit(std::chrono::milliseconds patience);
 
   WorkPtr broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override;
@@ -173,6 +175,7 @@ class BackendIsthmus final : public c10d::Backend {
   void bind(std::optional<at::Device> device);
   Watcher watcher(uint64_t sequence_number);
   void start_threads();
+  void shutdown_within(std::chrono::milliseconds patience);  // aborts operations that take longer
 
   const c10::intrusive_ptr<BackendOptions> options_;  // torch and users see these
   const Group group_;

@@ -154,8 +154,10 @@ void BackendIsthmus::eagerConnectSingleDevice(at::Device device) {
 
 void BackendIsthmus::setGroupUid(const std::string& uid) {
   Backend::setGroupUid(uid);
-  for (Side* side : sides_.all()) {
-    side->world()->setGroupUid(uid);
+  if (group_.owns_worlds) {
+    for (Side* side : sides_.all()) {
+      side->world()->setGroupUid(uid);
+    }
   }
 }
 

@@ -72,7 +72,7 @@ void shutdown_all() {
   const auto deadline = Clock::now() + kExitPatience;
   for (const auto& backend : hold_live_backends()) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
-    backend->shutdown_within(std::max(left, std::chrono::milliseconds(0)));
+    backend->shutdown_at_exit(std::max(left, std::chrono::milliseconds(0)));
   }
 }
 

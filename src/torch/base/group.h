@@ -15,12 +15,14 @@ namespace isthmus::torch_backend {
 // Never changes: any thread reads it without a lock.
 struct Group {
   // Throws Error if the map does not have `group_size` ranks.
-  Group(int group_rank, int group_size, NodeMap nodes, isthmus::Options group_options, std::vector<int> ranks)
+  Group(int group_rank, int group_size, NodeMap nodes, isthmus::Options group_options, std::vector<int> ranks,
+        bool has_own_worlds)
       : rank(group_rank),
         size(group_size),
         map(std::move(nodes)),
         options(std::move(group_options)),
-        global_ranks(std::move(ranks)) {
+        global_ranks(std::move(ranks)),
+        owns_worlds(has_own_worlds) {
     ISTHMUS_CHECK(Error, map.world_size() == size, "a node map of ", map.world_size(), " ranks for a group of ", size);
   }
 
@@ -32,6 +34,8 @@ struct Group {
   const NodeMap map;
   const isthmus::Options options;       // the values that all ranks agreed on
   const std::vector<int> global_ranks;  // by rank of the group
+  // Whether the world backends are this group's own. Those of another group are called, and neither set up nor ended.
+  const bool owns_worlds;
 };
 
 }  // namespace isthmus::torch_backend

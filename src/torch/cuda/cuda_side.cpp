@@ -6,10 +6,12 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 #include <typeinfo>
@@ -18,11 +20,11 @@
 
 #include "isthmus/error.h"
 #include "torch/cuda/cuda_work.h"
-#include "torch/cuda/nccl_tier.h"
 #include "torch/cuda/torch_cuda_device.h"
 #include "torch/faults/errors.h"
 #include "torch/sides/c10d_transport.h"
 #include "transport/message_transport.h"  // Clock
+#include "transport/nccl.h"
 #include "transport/side_by_side.h"
 
 namespace isthmus::torch_backend {
@@ -37,6 +39,7 @@ constexpr std::chrono::milliseconds kDrainPause{1};
 struct Gpu {
   at::Device device;
   CudaPlace place;
+  NcclTiers tiers;
   std::shared_ptr<Communicator> communicator;
 };
 
@@ -47,11 +50,43 @@ struct Pending {
   FaultReport call;
 };
 
+// The first rank of a tier draws its id and leaves it in the store for the others.
+NcclIdOf meet_at(const c10::intrusive_ptr<c10d::Store>& store, std::chrono::milliseconds timeout) {
+  return [store, timeout](const std::string& key, bool draws) {
+    ncclUniqueId id;
+    if (draws) {
+      id = draw_nccl_id();
+      store->set(key, std::vector<uint8_t>(id.internal, id.internal + sizeof(id.internal)));
+      return id;
+    }
+    const auto own = store->clone();  // with a connection of its own, which this thread keeps while it waits
+    own->setTimeout(timeout);
+    const std::vector<uint8_t> drawn = own->get(key);
+    ISTHMUS_CHECK(Error, drawn.size() == sizeof(id.internal), "an id of NCCL has ", drawn.size(), " bytes");
+    std::copy(drawn.begin(), drawn.end(), id.internal);
+    return id;
+  };
+}
+
 // Returns whether an error only refuses the caller's arguments, which changes nothing; any other means that the group
 // has failed.
 bool is_refusal(const std::exception& error, const std::string& phase) {
   const bool refuses = typeid(error) == typeid(Error) || typeid(error) == typeid(OptionError);
   return dynamic_cast<const c10::ValueError*>(&error) != nullptr || (refuses && (phase.empty() || phase == "idle"));
+}
+
+// Returns whether NCCL, or the store at which its ranks meet, has raised an error of a world backend. The newer of
+// torch's two kinds raises errors of NCCL that have no base but std::exception, and others for arguments.
+bool is_failure_of_nccl(const std::exception& error) {
+  const bool is_torchs = dynamic_cast<const c10::Error*>(&error) != nullptr;
+  const bool is_usual = dynamic_cast<const std::runtime_error*>(&error) != nullptr ||
+                        dynamic_cast<const std::logic_error*>(&error) != nullptr;
+  return dynamic_cast<const c10::DistError*>(&error) != nullptr || !(is_torchs || is_usual);
+}
+
+std::string text_of(const std::exception& error) {
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  return of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
 }
 
 // Locks: `mutex_` may be taken under `enqueue_mutex_`; neither is held while a failure is explained.
@@ -86,29 +121,24 @@ class CudaSide final : public Side {
   void throw_if_faulted(FaultReport operation) override;
   std::optional<FaultReport> overdue() override;
 
+  void leave() override;
   bool drain(std::chrono::milliseconds patience) override;
   void abort() override;
   void shutdown() override;
 
  private:
-  using Named = std::pair<const char*, BackendPtr>;
-
   WorkPtr enqueue(const TwoTierCall& call);
   void watch_world();
   static EventPtr copy_back(const TwoTierCall& call, const EventPtr& done, const CudaPlace& place);
   void note(const FaultReport& call);
   void watch(const FaultReport& call, EventPtr done, std::chrono::milliseconds timeout);
+  bool world_has_failed() const;
   const char* phase() const;  // the phase in which enqueue() last failed
   bool idle();                // whether all enqueued work is done, as far as it can tell without waiting
 
-  // In the order in which all ranks connect them; null ones are left out.
-  std::vector<Named> tiers() const;
-  std::vector<BackendPtr> all() const;
   std::shared_ptr<Gpu> gpu() const;
   Gpu& gpu_for(at::Device device);  // the caller holds enqueue_mutex_
   std::shared_ptr<Gpu> make_gpu(at::Device device) const;
-  std::shared_ptr<Transport> make_tier(const char* name, const BackendPtr& backend, at::Device device,
-                                       bool between_nodes) const;
   std::shared_ptr<Transport> make_host_tier() const;
 
   const Group& group_;
@@ -117,7 +147,8 @@ class CudaSide final : public Side {
   CallCounters& counters_;
   const WatcherFor watcher_;
 
-  std::atomic<bool> closed_{false};  // aborted, or shut down
+  std::atomic<bool> closed_{false};                                  // aborted, or shut down
+  std::atomic<std::chrono::milliseconds> timeout_{kLongestTimeout};  // of the group
 
   std::mutex enqueue_mutex_;  // held by the enqueueing thread, for as long as NCCL blocks it
   EventPtr last_;             // under enqueue_mutex_
@@ -142,9 +173,12 @@ WorkPtr CudaSide::call_world(const std::function<WorkPtr(c10d::Backend&)>& call)
     WorkPtr work = call(*parts_.world);
     watch_world();
     return work;
-  } catch (const c10::DistError& error) {  // raised by NCCL, or by the store at which its ranks meet
+  } catch (const std::exception& error) {
+    if (!is_failure_of_nccl(error)) {
+      throw;
+    }
     FaultReport report = last_call();
-    report.error = first_line(error.what_without_backtrace());
+    report.error = first_line(text_of(error));
     std::rethrow_exception(faults_.explain(report));
   }
 }
@@ -226,7 +260,7 @@ void CudaSide::note(const FaultReport& call) {
 }
 
 void CudaSide::watch(const FaultReport& call, EventPtr done, std::chrono::milliseconds timeout) {
-  const auto patience = without_abort(std::min(timeout, parts_.world->getBackendOptions()->timeout));
+  const auto patience = without_abort(std::min(timeout, timeout_.load()));
   const std::lock_guard lock(mutex_);
   pending_.push_back({std::move(done), patience, Clock::now() + patience, call});
 }
@@ -277,10 +311,20 @@ void CudaSide::throw_if_faulted(FaultReport operation) {
   }
   try {
     found->place.device->throw_if_faulted();
-    found->communicator->throw_if_faulted();  // a gather of weights may have failed in the background
+    found->communicator->throw_if_faulted();  // tiers, and gathers of weights in the background
+    ISTHMUS_CHECK(TransportError, !world_has_failed(), "the world backend: NCCL reports an error");
   } catch (const std::exception& error) {
     operation.error = first_line(error.what());
     std::rethrow_exception(faults_.explain(operation));
+  }
+}
+
+// Backends that do not tell throw.
+bool CudaSide::world_has_failed() const {
+  try {
+    return parts_.world->getError() != c10d::ErrorType::SUCCESS;
+  } catch (const c10::Error&) {
+    return false;
   }
 }
 
@@ -301,6 +345,16 @@ bool CudaSide::idle() {
   }
   const auto found = gpu();
   return !found || !last_ || found->place.device->done(last_);
+}
+
+// As torch leaves its own backends: NCCL waits without limit where a CUDA graph refers to a communicator.
+void CudaSide::leave() {
+  closed_ = true;
+  if (const auto found = gpu()) {
+    for (const auto& tier : found->tiers.all()) {
+      tier->leave();
+    }
+  }
 }
 
 // FaultWatch's thread keeps running: if a peer has failed, it aborts operations that would never end.
@@ -335,38 +389,42 @@ void CudaSide::connect(at::Device device) {
   if (group_.two_tier()) {
     gpu_for(device);
   }
-  for (const BackendPtr& backend : all()) {
-    backend->eagerConnectSingleDevice(device);
+  if (group_.owns_worlds) {
+    parts_.world->eagerConnectSingleDevice(device);
   }
 }
 
 void CudaSide::describe(const std::string& group) {
-  parts_.world->setGroupDesc(group);
-  for (const auto& [name, backend] : tiers()) {
-    backend->setGroupDesc(detail::concatenate(group, ":isthmus_", name));
+  if (group_.owns_worlds) {
+    parts_.world->setGroupDesc(group);
   }
 }
 
 void CudaSide::set_timeout(std::chrono::milliseconds timeout) {
-  for (const BackendPtr& backend : all()) {
-    backend->setTimeout(timeout);
+  timeout_ = timeout;
+  if (group_.owns_worlds) {
+    parts_.world->setTimeout(timeout);
   }
   if (parts_.host_inter) {
     parts_.host_inter->setTimeout(timeout);
   }
 }
 
-// Bypasses the communicator, in which a thread may be blocked until the backends are aborted. The backends are aborted
-// once, and in parallel: NCCL's abort may wait for the GPU, which another backend's operation occupies until that
-// backend's abort flag is set. Torch's abort waits for NCCL's without a limit: if it does not end, its thread is
-// abandoned.
+// Bypasses the communicator, in which a thread may be blocked until the tiers are aborted. All are aborted once, and in
+// parallel: NCCL's abort may wait for the GPU, which another communicator's operation occupies until its own abort flag
+// is set. An abort that does not end is abandoned with its thread.
 void CudaSide::abort() {
   if (closed_.exchange(true)) {
     return;
   }
   std::vector<std::function<void()>> aborts;
-  for (const BackendPtr& backend : all()) {
-    aborts.emplace_back([backend] { backend->abort(); });
+  if (group_.owns_worlds) {
+    aborts.emplace_back([world = parts_.world] { world->abort(); });
+  }
+  if (const auto found = gpu()) {
+    for (const auto& tier : found->tiers.all()) {
+      aborts.emplace_back([tier] { tier->abort(); });
+    }
   }
   if (parts_.host_inter) {
     aborts.emplace_back([backend = parts_.host_inter] { close_connections(*backend); });
@@ -374,39 +432,25 @@ void CudaSide::abort() {
   run_side_by_side(std::move(aborts), kAbortPatience);
 }
 
+// The communicators end side by side, each in its own thread: NCCL waits for CUDA graphs that refer to one, and for
+// peers. What does not end is left to the process.
 void CudaSide::shutdown() {
   const std::lock_guard lock(enqueue_mutex_);
+  std::shared_ptr<Gpu> released;
   {
-    std::shared_ptr<Gpu> released;
     const std::lock_guard state_lock(mutex_);
     released.swap(gpu_);
     pending_.clear();
   }
   last_ = nullptr;
-  if (!closed_.exchange(true)) {
-    for (const BackendPtr& backend : all()) {
-      backend->shutdown();
-    }
+  std::vector<std::function<void()>> ends;
+  if (released) {
+    ends.emplace_back([gpu = std::exchange(released, nullptr)] {});  // the action owns it, and ends with it
   }
-}
-
-std::vector<CudaSide::Named> CudaSide::tiers() const {
-  std::vector<Named> tiers;
-  for (const Named& tier : {Named{"intra", parts_.intra}, Named{"inter", parts_.inter},
-                            Named{"gather_intra", parts_.gather_intra}, Named{"gather_inter", parts_.gather_inter}}) {
-    if (tier.second) {
-      tiers.push_back(tier);
-    }
+  if (!closed_.exchange(true) && group_.owns_worlds) {
+    ends.emplace_back([world = parts_.world] { world->shutdown(); });
   }
-  return tiers;
-}
-
-std::vector<BackendPtr> CudaSide::all() const {
-  std::vector<BackendPtr> all{parts_.world};
-  for (const auto& [name, backend] : tiers()) {
-    all.push_back(backend);
-  }
-  return all;
+  run_side_by_side(std::move(ends), kAbortPatience);
 }
 
 std::shared_ptr<Gpu> CudaSide::gpu() const {
@@ -421,6 +465,11 @@ Gpu& CudaSide::gpu_for(at::Device device) {
     const std::lock_guard lock(mutex_);
     gpu_ = found;
   }
+  if (closed_) {  // by an abort that has not seen these tiers
+    for (const auto& tier : found->tiers.all()) {
+      tier->abort();
+    }
+  }
   TORCH_CHECK_VALUE(found->device == device, "isthmus: this process group works on ", found->device,
                     " in this process, and got a tensor on ", device);
   return *found;
@@ -429,23 +478,20 @@ Gpu& CudaSide::gpu_for(at::Device device) {
 std::shared_ptr<Gpu> CudaSide::make_gpu(at::Device device) const {
   const c10::cuda::CUDAGuard on_device(device);
   const auto gpu_device = std::make_shared<TorchCudaDevice>(device.index(), group_.options.device_timings);
-  Tiers tiers;
-  tiers.intra = make_tier("intra", parts_.intra, device, false);
-  tiers.inter = make_tier("inter", parts_.inter, device, true);
-  tiers.gather_intra = make_tier("gather_intra", parts_.gather_intra, device, false);
-  tiers.gather_inter = make_tier("gather_inter", parts_.gather_inter, device, true);
-  tiers.host_inter = make_host_tier();
+  const auto timeout = timeout_.load();
+  NcclTiers nccl;
+  if (group_.two_tier()) {
+    nccl = nccl_tiers_when_used(group_.rank, group_.map, group_.global_ranks, device.index(),
+                                meet_at(parts_.store, timeout), timeout);
+  }
+  const Tiers tiers{.intra = nccl.intra,
+                    .inter = nccl.inter,
+                    .gather_intra = nccl.gather_intra,
+                    .gather_inter = nccl.gather_inter,
+                    .host_inter = make_host_tier()};
   const auto communicator = std::make_shared<Communicator>(group_.map, group_.rank, tiers, group_.options, gpu_device);
   const CudaPlace place{gpu_device, c10::cuda::getStreamFromPool(false, device.index()), works_block()};
-  return std::make_shared<Gpu>(Gpu{device, place, communicator});
-}
-
-std::shared_ptr<Transport> CudaSide::make_tier(const char* name, const BackendPtr& backend, at::Device device,
-                                               bool between_nodes) const {
-  if (!backend) {
-    return nullptr;
-  }
-  return std::make_shared<NcclTier>(name, backend, device, between_nodes);
+  return std::make_shared<Gpu>(Gpu{device, place, nccl, communicator});
 }
 
 std::shared_ptr<Transport> CudaSide::make_host_tier() const {

@@ -83,6 +83,7 @@ bool CudaWork::wait(std::chrono::milliseconds timeout) {
 // Callers keep their tensors alive for the waiting stream. Copies are freed here: the allocator knows the stream on
 // which they were allocated, so only the waiting stream is recorded.
 void CudaWork::synchronize() {
+  Work::synchronize();  // see work.cpp
   const auto waiting = c10::cuda::getCurrentCUDAStream(device().index());
   place_.device->wait(done_, as_stream(waiting));
   std::vector<at::Tensor> released;  // freed without the lock

@@ -255,11 +255,11 @@ c10::intrusive_ptr<BackendIsthmus> make_backend(c10::intrusive_ptr<c10d::Store> 
                                                 const OptionsPtr& options, std::vector<int> node_of_rank,
                                                 std::string node_map_source, BackendPtr world, TierParts intra,
                                                 TierParts inter, TierParts flat, std::optional<CudaParts> cuda,
-                                                std::string no_cuda, bool covers_job) {
+                                                std::string no_cuda, bool covers_job, bool owns_worlds) {
   return c10::make_intrusive<BackendIsthmus>(BackendParts{
       std::move(store), rank, size, copy_options(*options), std::move(node_of_rank), std::move(node_map_source),
       CpuParts{std::move(world), std::move(intra), std::move(inter), std::move(flat)}, std::move(cuda),
-      std::move(no_cuda), covers_job});
+      std::move(no_cuda), covers_job, owns_worlds});
 }
 
 void bind_backend(py::module_& module) {
@@ -269,18 +269,14 @@ void bind_backend(py::module_& module) {
   // NOLINTNEXTLINE(bugprone-unused-raii): its constructor makes the type known
   py::class_<MessageTransport, std::shared_ptr<MessageTransport>>(module, "Transport");
   py::class_<CudaParts>(module, "CudaParts")
-      .def(py::init([](BackendPtr world, BackendPtr intra, BackendPtr inter, BackendPtr gather_intra,
-                       BackendPtr gather_inter, BackendPtr host_inter) {
-             return CudaParts{std::move(world),        std::move(intra),        std::move(inter),
-                              std::move(gather_intra), std::move(gather_inter), std::move(host_inter)};
+      .def(py::init([](BackendPtr world, c10::intrusive_ptr<c10d::Store> store, BackendPtr host_inter) {
+             return CudaParts{std::move(world), std::move(store), std::move(host_inter)};
            }),
-           py::kw_only(), "world"_a, "intra"_a, "inter"_a, "gather_intra"_a, "gather_inter"_a, "host_inter"_a);
-  module.attr("INTRA_MAX_CTAS") = kIntraMaxCtas;
-  module.attr("INTER_MAX_CTAS") = kInterMaxCtas;
+           py::kw_only(), "world"_a, "store"_a, "host_inter"_a);
   BackendClass type(module, "Backend");
   type.def(py::init(&make_backend), unlocked, py::kw_only(), "store"_a, "rank"_a, "size"_a, "options"_a,
            "node_of_rank"_a, "node_map_source"_a = "", "world"_a, "intra"_a, "inter"_a, "flat"_a, "cuda"_a = py::none(),
-           "no_cuda"_a = "", "covers_job"_a = true)
+           "no_cuda"_a = "", "covers_job"_a = true, "owns_worlds"_a = true)
       .def_property_readonly("options",
                              [](BackendIsthmus& backend) {
                                return c10::static_intrusive_pointer_cast<BackendOptions>(backend.getBackendOptions());

@@ -210,6 +210,24 @@ void CpuSide::reset_stats() {
   exposure_->reset_totals();
 }
 
+void CpuSide::connect(at::Device device) {
+  if (group_.owns_worlds) {
+    world()->eagerConnectSingleDevice(device);
+  }
+}
+
+void CpuSide::describe(const std::string& group) {
+  if (group_.owns_worlds) {
+    world()->setGroupDesc(group);
+  }
+}
+
+void CpuSide::set_timeout(std::chrono::milliseconds timeout) {
+  if (group_.owns_worlds) {
+    world()->setTimeout(without_report(timeout));
+  }
+}
+
 bool CpuSide::drain(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
   stopping_ = true;
@@ -233,7 +251,7 @@ void CpuSide::abort() {
   for (const auto& transport : transports) {
     transport->abort();
   }
-  if (world) {
+  if (world && group_.owns_worlds) {
     close_connections(*world);
   }
 }

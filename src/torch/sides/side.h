@@ -66,6 +66,9 @@ class Side : public WatchedCalls {
   virtual void describe(const std::string& group) = 0;
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 
+  // The process ends: from now on neither abort() nor shutdown() touches what the process's end closes as well, and
+  // might wait for ever.
+  virtual void leave() {}
   // Waits until all submitted work is done or the group has failed; returns false if that takes longer than `patience`
   // (milliseconds::max(): no limit). By then the group accepts no more calls.
   virtual bool drain(std::chrono::milliseconds patience) = 0;

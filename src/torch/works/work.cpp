@@ -10,6 +10,9 @@
 #include <string_view>
 #include <utility>
 
+// Where Works override wait() or synchronize(), they call Work::synchronize(): it takes them out of torch's table of
+// Works that are under way, in which allow_inflight_collective_as_graph_input_ctx() puts what a call returns.
+
 namespace isthmus::torch_backend {
 namespace {
 
@@ -106,10 +109,12 @@ bool CombinedWork::wait(std::chrono::milliseconds timeout) {
     all_done = work->wait(left) && all_done;
   }
   waited_ = true;
+  Work::synchronize();
   return all_done;
 }
 
 void CombinedWork::synchronize() {
+  Work::synchronize();
   for (const auto& work : works_) {
     work->synchronize();
   }
@@ -148,7 +153,13 @@ c10::intrusive_ptr<c10::ivalue::Future> CombinedWork::getFuture() {
 WatchedWork::WatchedWork(WorkPtr work, Watcher watcher)
     : Work(-1, work->retrieveOpType()), work_(std::move(work)), watcher_(std::move(watcher)) {}
 
+void WatchedWork::synchronize() {
+  Work::synchronize();
+  work_->synchronize();
+}
+
 bool WatchedWork::wait(std::chrono::milliseconds timeout) {
+  Work::synchronize();
   const auto owner = watcher_.owner.lock();
   if (!owner) {
     return work_->wait(timeout);

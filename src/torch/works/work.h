@@ -113,7 +113,7 @@ class WatchedWork final : public c10d::Work {
   std::exception_ptr exception() const override { return work_->exception(); }
   int sourceRank() const override { return work_->sourceRank(); }
   std::vector<at::Tensor> result() override { return work_->result(); }
-  void synchronize() override { work_->synchronize(); }
+  void synchronize() override;
   void blockCurrentStream() override { work_->blockCurrentStream(); }
   bool wait(std::chrono::milliseconds timeout) override;
   void abort() override { work_->abort(); }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 import isthmus
+from isthmus.attached import companions
 from isthmus.attached.companions import Ranks, Wish, disagreement, numbered, wanted_groups
 from isthmus.units.collectives import UnitAllGather, UnitReduceScatter
 
@@ -52,6 +55,25 @@ def test_groups_are_made_in_one_order_on_all_ranks() -> None:
     assert numbered([ALL, LOW, ALL]) == [(ALL, 0), (LOW, 0), (ALL, 1)]
     wishes = [wish(LOW, ALL), wish(LOW, ALL), wish(HIGH, ALL), wish(HIGH, ALL)]
     assert wanted_groups(wishes) == [(LOW, 0), (ALL, 0), (HIGH, 0)]
+
+
+@pytest.mark.parametrize(
+    ("splits", "bound", "group", "would_hang"),
+    [(True, True, LOW, True), (True, True, ALL, False), (True, False, LOW, False), (False, True, LOW, False)],
+)
+def test_older_torch_hangs_where_ranks_outside_split_a_bound_default_group(
+    monkeypatch: pytest.MonkeyPatch, splits: bool, bound: bool, group: Ranks, would_hang: bool
+) -> None:
+    world = SimpleNamespace(
+        bound_device_id=torch.device("cuda", 0) if bound else None,
+        size=lambda: len(ALL),
+        _get_backend=lambda device: SimpleNamespace(supports_splitting=True),
+    )
+    monkeypatch.setattr(companions, "dist", SimpleNamespace(group=SimpleNamespace(WORLD=world)))
+    monkeypatch.setattr(companions, "_SPLITS_FOR_OTHER_BACKENDS", splits)
+    text = companions.why_companions_would_hang([ALL, group])
+    assert ("ranks outside of the group of ranks 0, 1 would split" in text) == would_hang
+    assert bool(text) == would_hang
 
 
 @pytest.mark.parametrize("kind", [UnitAllGather, UnitReduceScatter])

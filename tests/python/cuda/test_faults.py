@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
 
 import isthmus
 from python.cuda import worlds as cuda_worlds
@@ -69,6 +70,28 @@ def test_a_damaged_packet_fails_every_rank_and_is_named() -> None:
     assert again == first
     for first, _ in outcomes:
         assert "rank 2" in first, outcomes
+
+
+def failed_tier(rank: int, world_size: int) -> str:
+    """NCCL finds an error of rank 1's tier between nodes, beside all calls. Nobody calls anything until it is told."""
+    ranks.init()
+    reduce_scatter()
+    if rank == 1:
+        ctypes.CDLL(None).fake_nccl_fail(8)
+    backend: Any = dist.group.WORLD._get_backend(torch.device("cuda"))
+    deadline = time.monotonic() + scaled(20)
+    while backend.get_error() == ErrorType.SUCCESS and time.monotonic() < deadline:
+        time.sleep(0.05)
+    text = error_within(0.1)
+    dist.destroy_process_group()
+    return text
+
+
+def test_an_asynchronous_error_of_a_tier_is_found_without_a_call_and_named_on_every_rank() -> None:
+    outcomes = fake_gpu.run(failed_tier, WORLD_SIZE, env=ENV)
+    assert "failed on rank 1: inter tier, rank 1: an earlier operation: remote error" in outcomes[1], outcomes
+    for text in outcomes:
+        assert "inter tier, rank 1: an earlier operation: remote error" in text, outcomes
 
 
 def leave_together(store: dist.Store, rank: int, world_size: int) -> None:
@@ -179,3 +202,8 @@ def leave(rank: int, world_size: int, how: str) -> Any:
 @pytest.mark.parametrize("how", ["destroy", "abort", "exit"])
 def test_a_group_is_left(how: str) -> None:
     assert fake_gpu.run(leave, WORLD_SIZE, how, env=ENV) == [how] * WORLD_SIZE
+
+
+@pytest.mark.parametrize("how", ["destroy", "exit"])
+def test_a_group_is_left_while_graphs_refer_to_its_communicators(how: str) -> None:
+    assert fake_gpu.run(leave, WORLD_SIZE, how, env=ENV | {"FAKE_NCCL_IN_GRAPHS": "1"}) == [how] * WORLD_SIZE

@@ -40,9 +40,3 @@ def test_each_byte_is_moved_about_once(chains: dict[str, Chain]) -> None:
     assert ratio(chains["none"], encode=False) == pytest.approx(1, abs=0.01)
     assert ratio(chains["quant"], encode=True) < 1.01
     assert ratio(chains["quant"], encode=False) < 1.02
-
-
-def test_communicators_are_made_when_first_used(chains: dict[str, Chain]) -> None:
-    num_nodes, ranks_of_node = map(int, chains["quant"].nodes.split("x"))
-    made = {one.size: one.most_ctas for one in chains["quant"].communicators}
-    assert made == {ranks_of_node: 16, num_nodes: 8}  # none of all ranks, and none for gathers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import isthmus
-from isthmus import native
+from gpu.counts.rank import Counts
 from isthmus.group import cuda
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu, ranks
@@ -65,32 +65,37 @@ def test_memory_of_a_copy_is_not_used_again_before_the_waiting_stream_is_done() 
         assert pending_bytes >= 4 * 4096
 
 
-def multiprocessors(rank: int, world_size: int) -> list[Any]:
-    ranks.init()
-    store = dist.distributed_c10d._get_default_store()
-    group = cuda.NcclGroup(store, "group", rank, range(world_size), timedelta(seconds=60))
-    found = []
+def communicators(rank: int, world_size: int) -> list[list[tuple[int, int]]]:
+    """Size and bound of multiprocessors of the communicators that each call has made."""
+    ranks.init(pg_options=isthmus.Options(nodes="2x3"))
+    shard, whole = torch.ones(6, device="cuda"), torch.ones(36, device="cuda")
 
-    class Core:
-        INTRA_MAX_CTAS = native.load().INTRA_MAX_CTAS
-        INTER_MAX_CTAS = native.load().INTER_MAX_CTAS
+    def reduce() -> None:
+        with isthmus.unit("x"):
+            dist.reduce_scatter_tensor(shard, whole)
 
-        @staticmethod
-        def CudaParts(**parts: Any) -> None:
-            found.extend((name, part.options.config.max_ctas) for name, part in parts.items() if part is not None)
-
-    cuda.make_parts(group, Core, rank // 2, [rank // 2 * 2, rank // 2 * 2 + 1], [rank % 2, rank % 2 + 2], None)
+    calls: list[Callable[[], Any]] = [
+        reduce,
+        lambda: dist.all_gather_into_tensor(whole, shard),
+        lambda: dist.all_gather_into_tensor(whole, shard),
+        lambda: dist.broadcast(shard, 0),
+    ]
+    counts = Counts()
+    made = []
+    for call in calls:
+        counts.take()
+        call()
+        made.append(sorted(map(tuple, counts.take()["communicators"])))
     dist.destroy_process_group()
-    return found
+    return made
 
 
 @pytest.mark.processes
 @cuda_worlds.needs_fake_gpu
-def test_tiers_leave_multiprocessors_to_the_world() -> None:
-    for parts in fake_gpu.run(multiprocessors, WORLD_SIZE, env=ENV):
-        tiers = dict(parts)
-        assert tiers.pop("world") < 0  # NCCL's choice
-        assert tiers == {"intra": 16, "inter": 8, "gather_intra": 16, "gather_inter": 8}
+def test_communicators_are_made_when_first_used_and_leave_multiprocessors_to_the_world() -> None:
+    tiers = [(2, 8), (3, 16)]
+    for made in fake_gpu.run(communicators, 6, env={"ISTHMUS_MIN_ELEMENTS": "0"}):
+        assert made == [tiers, tiers, [], [(6, 0)]]  # reductions, gathers, none, the world's, of NCCL's choice
 
 
 @pytest.mark.parametrize(
