@@ -110,10 +110,10 @@ struct Communicator::Parts {
   // body(run) enqueues the collective's work and returns the plan, for a reduction. weights: the unit whose weights are
   // gathered; null: none.
   template <typename Body>
-  EventPtr run(Collective collective, Stream caller, const Body& body, const UnitKey* weights = nullptr);
+  EventPtr run(Collective collective, const CallerStreams& caller, const Body& body, const UnitKey* weights = nullptr);
   // Runs a reduction: reduce(run, plan) enqueues its work.
   template <typename Reduce>
-  EventPtr run_reduction(const Reduction& reduction, Stream caller, const Reduce& reduce);
+  EventPtr run_reduction(const Reduction& reduction, const CallerStreams& caller, const Reduce& reduce);
   // Gathers the shards of this rank's rail from the updated replica, or just the shard where there is no replica.
   void gather_weights(Run& run, ConstBuffer shard, Buffer gathered, const UnitKey& unit);
   // Returns the shards of the rail; empty: there is no replica.
@@ -145,7 +145,8 @@ struct Communicator::Parts {
 };
 
 template <typename Body>
-EventPtr Communicator::Parts::run(Collective collective, Stream caller, const Body& body, const UnitKey* weights) {
+EventPtr Communicator::Parts::run(Collective collective, const CallerStreams& caller, const Body& body,
+                                  const UnitKey* weights) {
   throw_if_faulted();
   const Traffic intra = tiers.intra_traffic();
   const Traffic inter = tiers.inter_traffic();
@@ -154,7 +155,7 @@ EventPtr Communicator::Parts::run(Collective collective, Stream caller, const Bo
   EventPtr done;
   try {
     phase = "buffers";
-    const bool timed = options.device_timings && !device->is_host() && device->capture(caller) == 0;
+    const bool timed = options.device_timings && !device->is_host() && device->capture(caller.own) == 0;
     Run run({*device, statistics, phase}, gathers ? *gather_scratch : reduction_scratch, collective, caller, timed);
     const std::optional<ReductionPlan> plan = body(run);
     done = run.end();
@@ -177,8 +178,9 @@ EventPtr Communicator::Parts::run(Collective collective, Stream caller, const Bo
 }
 
 template <typename Reduce>
-EventPtr Communicator::Parts::run_reduction(const Reduction& reduction, Stream caller, const Reduce& reduce) {
-  planner.check_capture(reduction, caller);
+EventPtr Communicator::Parts::run_reduction(const Reduction& reduction, const CallerStreams& caller,
+                                            const Reduce& reduce) {
+  planner.check_capture(reduction, caller.own);
   return run(reduction.unit.collective, caller, [&](Run& run) -> std::optional<ReductionPlan> {
     run.set_phase("unit look-up");
     const ReductionPlan plan = planner.plan(run, reduction);
@@ -288,9 +290,10 @@ Communicator::Communicator(NodeMap map, int rank, Tiers tiers, Options options, 
 
 Communicator::~Communicator() = default;
 
-EventPtr Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, const Reduction& reduction, Stream stream) {
+EventPtr Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, const Reduction& reduction, Stream stream,
+                                      std::optional<Stream> input_stream) {
   check_reduce_scatter(parts_->tiers.world_size(), gradient, shard, reduction.unit);
-  return parts_->run_reduction(reduction, stream, [&](Run& run, const ReductionPlan& plan) {
+  return parts_->run_reduction(reduction, {stream, input_stream}, [&](Run& run, const ReductionPlan& plan) {
     if (shard.num_elements > 0) {
       parts_->path->reduce_scatter(run, plan, gradient, shard);
     }
@@ -299,7 +302,7 @@ EventPtr Communicator::reduce_scatter(ConstBuffer gradient, Buffer shard, const 
 
 EventPtr Communicator::all_reduce(Buffer data, const Reduction& reduction, Stream stream) {
   check_all_reduce(data, reduction.unit);
-  return parts_->run_reduction(reduction, stream, [&](Run& run, const ReductionPlan& plan) {
+  return parts_->run_reduction(reduction, {stream, {}}, [&](Run& run, const ReductionPlan& plan) {
     if (data.num_elements > 0) {
       parts_->path->all_reduce(run, plan, data);
     }
@@ -308,7 +311,7 @@ EventPtr Communicator::all_reduce(Buffer data, const Reduction& reduction, Strea
 
 EventPtr Communicator::all_gather(ConstBuffer shard, Buffer gathered, Stream stream) {
   check_all_gather(parts_->tiers.world_size(), shard, gathered);
-  return parts_->run(Collective::kAllGather, stream, [&](Run& run) -> std::optional<ReductionPlan> {
+  return parts_->run(Collective::kAllGather, {stream, {}}, [&](Run& run) -> std::optional<ReductionPlan> {
     if (shard.num_elements > 0) {
       parts_->path->all_gather(run, shard, gathered);
     }
@@ -325,7 +328,7 @@ EventPtr Communicator::gather_weights(ConstBuffer shard, Buffer gathered, const 
     }
     return std::nullopt;
   };
-  return parts_->run(Collective::kAllGather, stream, body, &unit);
+  return parts_->run(Collective::kAllGather, {stream, {}}, body, &unit);
 }
 
 void Communicator::drop_weights(const std::string& name) { parts_->replicas.drop(name); }

@@ -11,10 +11,12 @@
 #include <optional>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "fake_counts.h"
 #include "fake_runtime.h"
+#include "fake_trace.h"
 
 struct CUevent_st {
   bool keeps_time = true;
@@ -120,9 +122,17 @@ std::vector<ResidentPtr>& all_residents() {
 cudaError_t record(cudaEvent_t event, cudaStream_t stream, const char* caller) {
   events().check(event, caller);
   check_stream(stream, caller);
+  trace_record(event, stream);
   event->recorded = std::chrono::steady_clock::now();
   const std::lock_guard lock(residents_mutex);
   event->behind = still_running(of(stream).behind);
+  return cudaSuccess;
+}
+
+cudaError_t synchronize(const char* with, const void* handle, const std::vector<ResidentPtr>& kernels) {
+  count(Count::kSynchronizations);
+  trace_synchronize(with, handle);
+  wait_for(kernels);
   return cudaSuccess;
 }
 
@@ -171,11 +181,7 @@ using namespace isthmus::fake_gpu;
 
 // --- errors
 
-FAKE_API cudaError_t cudaGetLastError() {
-  const cudaError_t error = last_error;
-  last_error = cudaSuccess;
-  return error;
-}
+FAKE_API cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 FAKE_API cudaError_t cudaPeekAtLastError() { return last_error; }
 FAKE_API const char* cudaGetErrorName(cudaError_t error) {
   return error == cudaSuccess ? "cudaSuccess" : "cudaError of the fake GPU";
@@ -205,10 +211,7 @@ FAKE_API cudaError_t cudaRuntimeGetVersion(int* version) {
   *version = CUDART_VERSION;
   return cudaSuccess;
 }
-FAKE_API cudaError_t cudaDriverGetVersion(int* version) {
-  *version = CUDART_VERSION;
-  return cudaSuccess;
-}
+FAKE_API cudaError_t cudaDriverGetVersion(int* version) { return cudaRuntimeGetVersion(version); }
 FAKE_API cudaError_t cudaGetDeviceCount(int* count) {
   *count = num_devices();
   return *count > 0 ? cudaSuccess : fail(cudaErrorNoDevice);
@@ -281,9 +284,7 @@ FAKE_API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest)
   return cudaSuccess;
 }
 FAKE_API cudaError_t cudaDeviceSynchronize() {
-  count(Count::kSynchronizations);
-  wait_for(residents_of_device(current_device));
-  return cudaSuccess;
+  return synchronize("device", nullptr, residents_of_device(current_device));
 }
 
 FAKE_API int cuDevicePrimaryCtxGetState(int device, unsigned int* flags, int* active) {
@@ -316,13 +317,12 @@ FAKE_API cudaError_t cudaStreamQuery(cudaStream_t stream) {
 }
 FAKE_API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   check_stream(stream, "cudaStreamSynchronize");
-  count(Count::kSynchronizations);
-  wait_for(residents_of(stream));
-  return cudaSuccess;
+  return synchronize("stream", stream, residents_of(stream));
 }
 FAKE_API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
   check_stream(stream, "cudaStreamWaitEvent");
   events().check(event, "cudaStreamWaitEvent");
+  trace_wait(stream, event);
   for (const ResidentPtr& kernel : residents_of(event)) {
     add_resident(stream, kernel);
   }
@@ -363,9 +363,7 @@ FAKE_API cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 FAKE_API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   events().check(event, "cudaEventSynchronize");
-  count(Count::kSynchronizations);
-  wait_for(residents_of(event));
-  return cudaSuccess;
+  return synchronize("event", event, residents_of(event));
 }
 FAKE_API cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
   events().check(begin, "cudaEventElapsedTime");

@@ -7,10 +7,13 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <typeinfo>
+#include <vector>
 
 #include "fake_counts.h"
 #include "fake_runtime.h"
+#include "fake_trace.h"
 #include "kernels/cuda/run.h"
 #include "kernels/none/sequence.h"
 #include "kernels/quant/sequence.h"
@@ -38,6 +41,30 @@ const std::string& name_of_pass() {
     return text.substr(text.rfind(':') + 1);
   }();
   return name;
+}
+
+// What others than the job itself use of its memory.
+template <typename Job>
+void trace_job(const Job& job, void* stream) {
+  const auto on = static_cast<cudaStream_t>(stream);
+  if constexpr (std::is_base_of_v<kernels::EncodeJobBase, Job>) {
+    std::vector<test::MemoryUse> uses;
+    for (int64_t i = 0; i < job.num_pieces; ++i) {
+      Job of_piece = job;
+      of_piece.go_to(i);
+      uses.push_back(test::reads(of_piece.piece));
+      uses.push_back(test::writes(of_piece.residual, of_piece.residual == nullptr ? 0 : 4 * job.piece.num_elements));
+      uses.push_back(test::writes(of_piece.packet, job.packet_bytes));
+    }
+    trace_work("encode", on, uses);
+  } else if constexpr (std::is_base_of_v<kernels::DecodeJobBase, Job>) {
+    std::vector<test::MemoryUse> uses = {test::reads(job.own.data, job.own.data == nullptr ? 0 : job.own.bytes()),
+                                         test::writes(job.sum), test::writes(job.out)};
+    for (int64_t i = 0; i < job.num_packets; ++i) {
+      uses.push_back(test::reads(job.packets + job.place_of(i) * job.packet_bytes, job.packet_bytes));
+    }
+    trace_work("decode", on, uses);
+  }
 }
 
 class Executor : public test::OneThreadExecutor {
@@ -71,10 +98,12 @@ class Executor : public test::OneThreadExecutor {
 namespace isthmus::kernels {
 
 using fake_gpu::Executor;
+using fake_gpu::trace_job;
 
 template <typename Job>
 void cuda_run(const Job& job, void* stream) {
   Executor executor(stream);
+  trace_job(job, stream);
   if (fake_gpu::residents_of(static_cast<cudaStream_t>(stream)).empty()) {
     fake::run_passes(executor, job);
   }
@@ -105,11 +134,13 @@ void cuda_next_step(DeviceContext* context, void* stream) {
 
 void cuda_convert(ConstBuffer in, Buffer out, void* stream) {
   Executor executor(stream);
+  fake_gpu::trace_work("convert", static_cast<cudaStream_t>(stream), {test::reads(in), test::writes(out)});
   fake::convert(executor, in, out);
 }
 
 void cuda_convert_scaled(ConstBuffer in, double scale, Buffer out, void* stream) {
   Executor executor(stream);
+  fake_gpu::trace_work("convert", static_cast<cudaStream_t>(stream), {test::reads(in), test::writes(out)});
   fake::convert_scaled(executor, in, scale, out);
 }
 

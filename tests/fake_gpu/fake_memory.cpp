@@ -9,6 +9,7 @@
 
 #include "fake_counts.h"
 #include "fake_runtime.h"
+#include "fake_trace.h"
 
 namespace isthmus::fake_gpu {
 namespace {
@@ -168,6 +169,9 @@ FAKE_API cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMe
 }
 FAKE_API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   check_stream(stream, "cudaMemcpyAsync");
+  trace_work("copy", stream,
+             {isthmus::test::reads(from, static_cast<int64_t>(bytes)),
+              isthmus::test::writes(to, static_cast<int64_t>(bytes))});
   return copy(to, from, bytes, "cudaMemcpyAsync");
 }
 FAKE_API cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes, cudaStream_t stream) {
@@ -184,5 +188,6 @@ FAKE_API cudaError_t cudaMemset(void* to, int value, size_t bytes) {
 }
 FAKE_API cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
   check_stream(stream, "cudaMemsetAsync");
+  trace_work("clear", stream, {isthmus::test::writes(to, static_cast<int64_t>(bytes))});
   return cudaMemset(to, value, bytes);
 }

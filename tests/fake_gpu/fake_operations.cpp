@@ -4,12 +4,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <set>
+#include <map>
 #include <thread>
 
 #include "fake_counts.h"
 #include "fake_reductions.h"
 #include "fake_runtime.h"
+#include "fake_trace.h"
 
 namespace isthmus::fake_gpu {
 namespace {
@@ -193,20 +194,41 @@ void run_or_spin(const std::vector<Operation>& operations) {
   }
 }
 
-// Operations of one communicator in one stream are one kernel.
-void count_launches(const std::vector<Operation>& operations) {
-  std::set<std::pair<const Communicator*, cudaStream_t>> kernels;
-  for (const Operation& operation : operations) {
-    if (kernels.emplace(operation.communicator.get(), operation.stream).second) {
-      count(Count::kNcclLaunches);
+// A part that comes from where it goes to, as in a gather in place, is not written.
+void add_uses(const Operation& operation, std::vector<test::MemoryUse>& uses) {
+  const auto bytes = static_cast<int64_t>(operation.count * bytes_of(operation.dtype));
+  const auto* in = static_cast<const std::byte*>(operation.in);
+  const auto* out = static_cast<const std::byte*>(operation.out);
+  if (in != nullptr) {
+    uses.push_back(test::reads(in, (operation.pattern->in_has_parts ? operation.size() : 1) * bytes));
+  }
+  for (int from = 0; out != nullptr && from < (operation.pattern->out_has_parts ? operation.size() : 1); ++from) {
+    if (out + from * bytes != in) {
+      uses.push_back(test::writes(out + from * bytes, bytes));
     }
+  }
+}
+
+// Operations of one communicator in one stream are one kernel.
+void note_launches(const std::vector<Operation>& operations) {
+  std::map<std::pair<const Communicator*, cudaStream_t>, std::vector<const Operation*>> kernels;
+  for (const Operation& operation : operations) {
+    kernels[{operation.communicator.get(), operation.stream}].push_back(&operation);
+  }
+  for (const auto& [place, of_kernel] : kernels) {
+    count(Count::kNcclLaunches);
+    std::vector<test::MemoryUse> uses;
+    for (const Operation* operation : of_kernel) {
+      add_uses(*operation, uses);
+    }
+    trace_work(of_kernel.front()->pattern->name, place.second, uses);
   }
 }
 
 }  // namespace
 
 void launch(std::vector<Operation> operations) {
-  count_launches(operations);
+  note_launches(operations);
   if (!nccl_spins() || operations.empty()) {
     run(std::move(operations));
     return;

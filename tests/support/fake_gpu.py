@@ -130,6 +130,9 @@ def _rank(rank: int, world_size: int, module: str, function: str, arguments: tup
 
 # --- torch's own kernels
 
+# What traces kernels, if anything does: gpu_trace.note().
+note_kernel: Callable[..., None] | None = None
+
 # Have no kernel to replace: they allocate or say which memory is whose.
 _KEPT = {"resize_", "set_", "record_stream", "is_set_to", "is_pinned", "_pin_memory"}
 
@@ -178,10 +181,24 @@ def _on_host(op: Any, *arguments: Any, **named: Any) -> Any:
         return given[0] if given else value.cuda()
 
     results = op(*tree_map(to_host, arguments), **tree_map(to_host, named))
+    if note_kernel is not None:
+        written = _written(op._schema, arguments, named)
+        read = tuple(on_device for on_device, _ in pairs if all(on_device is not one for one in written))
+        note_kernel(str(op), *written, read=read)
     for on_device, on_host in pairs:
         if on_device.shape != on_host.shape:  # an output, resized
             on_device.resize_(on_host.shape).copy_(on_host)
     return tree_map(to_device, results)
+
+
+def _written(schema: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
+    """Return the tensors on the device that an operation writes."""
+    from torch.utils._pytree import tree_leaves
+
+    values = dict(zip((argument.name for argument in schema.arguments), arguments, strict=False)) | named
+    writes = {argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write}
+    leaves = tree_leaves([values[name] for name in writes if name in values])
+    return [leaf for leaf in leaves if getattr(leaf, "is_cuda", False)]
 
 
 def host_view(tensor: Any) -> Any:

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import nn
 
 from isthmus import native
-from isthmus.attached.collectives import Replaced, is_in_a_pass, replace_collectives, why_not_replaceable
 from isthmus.attached.companions import (
     Wish,
     destroy_unused,
@@ -28,6 +27,7 @@ from isthmus.attached.companions import (
 from isthmus.backends import companion_of, group_on_isthmus
 from isthmus.told import on_all
 from isthmus.topology.node_map import name_ranks
+from isthmus.units.collectives import Replaced, is_in_a_pass, replace_collectives, why_not_replaceable
 from isthmus.units.models import (
     ddp_modules,
     fsdp1_units,
@@ -165,6 +165,7 @@ class _Attaching:
         self._groups = _groups_to_attach(self._model)
         if prepared_of(self._model) is not None:
             raise ValueError("this model was prepared before: leave isthmus.prepare out, isthmus.attach calls it")
+        _require_replaceable(self._model)
         for group in self._groups:
             _require_no_other(options_beside(group), texts, dist.get_process_group_ranks(group))
         return Wish(texts, False, tuple(tuple(dist.get_process_group_ranks(group)) for group in self._new_groups()))
@@ -183,10 +184,7 @@ class _Attaching:
             use(group)
             self._attachment.groups.append(group)
         prepare(self._model, name=self._name, scaler=self._scaler)
-        for _, module in _units(self._model):
-            (unit,) = param_groups_of(module)
-            if any(group in crossing for group in (gather_group(unit), shard_group(unit)) if group is not None):
-                self._attachment.replaced.append(replace_collectives(module))
+        self._attachment.replaced = replace_collectives(self._model)
 
     def undo(self) -> None:
         """Undo what `carry_out` did, here or on another rank that failed."""
@@ -255,6 +253,9 @@ def _require_attachable(model: nn.Module) -> None:
             "DistributedDataParallel returned; for other models name the backend: init_process_group("
             '"isthmus")'
         )
+
+
+def _require_replaceable(model: nn.Module) -> None:
     for name, module in _units(model):
         if reason := why_not_replaceable(module):
             raise ValueError(f"unit {unit_name([name])!r} {reason}")

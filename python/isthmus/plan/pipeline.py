@@ -60,11 +60,14 @@ class Pipeline:
         return self._backward(clock, forward_s, compute_s * (1 - FORWARD_SHARE))
 
     def _forward(self, clock: _Clock, compute_s: float) -> float:
-        """Each gather runs beside the computation of the two units before; the root computes last (the head)."""
+        """Each gather runs beside the computation of the two units before; the root computes last (the head).
+
+        A gather does not wait for the end of the one before, only for what that has of its resources.
+        """
         gathered_s = computed_s = 0.0
         starts_s = [0.0, 0.0]
         for unit in self.units:
-            gathered_s = clock.run(unit.forward_gathers, max(gathered_s, starts_s[-2]))
+            gathered_s = clock.run(unit.forward_gathers, starts_s[-2])
             starts_s.append(max(gathered_s, computed_s))
             computed_s = starts_s[-1] + (0.0 if unit.is_root else unit.compute_share * compute_s)
         return computed_s + sum(unit.compute_share * compute_s for unit in self.units if unit.is_root)
@@ -99,10 +102,13 @@ class _Reductions:
     scattered_s: list[float] = field(default_factory=list)
 
     def begin(self, unit: UnitWork, computed_s: float) -> float:
-        """Reduce a unit whose gradients are there at `computed_s`; returns when computation can go on."""
+        """Reduce a unit whose gradients are there at `computed_s`; returns when computation can go on.
+
+        FSDP2 calls an all-reduce behind the result of the one before. Reduce-scatters begin when their input is there.
+        """
         ready_s = computed_s
         if self.input_buffers is not None and len(self.scattered_s) >= self.input_buffers:
             ready_s = max(computed_s, self.scattered_s[-self.input_buffers])
         self.scattered_s.append(self.clock.run(unit.reduce_scatters, ready_s))
-        self.ended_s = max(self.ended_s, self.clock.run(unit.all_reduces, self.scattered_s[-1]))
+        self.ended_s = self.clock.run(unit.all_reduces, max(self.ended_s, self.scattered_s[-1]))
         return ready_s

@@ -15,11 +15,12 @@ _SOURCE_ELEMENT_BYTES = 4  # speeds of codecs are those of float32
 
 
 class Resource(StrEnum):
-    """A resource that a stage uses: the node's link, links within the node, the codec."""
+    """A resource that a stage uses: the node's link, links within the node, the codec's two streams."""
 
     BETWEEN = "between"
     WITHIN = "within"
-    CODEC = "codec"
+    ENCODER = "encoder"
+    DECODER = "decoder"
 
 
 def node_hops(operation: Operation, formula: Formula, cluster: Cluster) -> tuple[Hop, ...]:
@@ -49,7 +50,7 @@ class Stage:
 def stage_of(hop: Hop, links: Links, codecs: CodecSpeeds) -> Stage:
     """The stage that a hop is."""
     if hop.codec:
-        return Stage((Resource.CODEC,), _codec_s(hop, codecs))
+        return Stage((Resource.DECODER if hop.decoded_elements else Resource.ENCODER,), _codec_s(hop, codecs))
     between_s = hop.inter_bytes * _BITS / (links.inter_gbit_s * _GIGA)
     within_s = hop.intra_bytes * _BITS / (links.intra_gbit_s * _GIGA)
     if hop.inter_bytes == 0:

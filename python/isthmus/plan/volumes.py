@@ -63,7 +63,7 @@ class Hop:
 
     steps: rounds of messages, none of which waits for another of the same round. intra_bytes, inter_bytes: sent to
     ranks of this node, and of others. counted: whether transports of Isthmus carry and count them; the world backend
-    does not. encoded_elements, decoded_elements: what `codec` works on.
+    does not. encoded_elements, decoded_elements: what `codec` works on; one of them is 0.
     """
 
     steps: int = 0

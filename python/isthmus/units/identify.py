@@ -28,7 +28,7 @@ from isthmus.units.models import (
     trainable_indexes,
 )
 from isthmus.units.owners import forget_with, new_number, number_of
-from isthmus.units.prepare import tag_of, weights_name
+from isthmus.units.prepared import tag_of, weights_name
 
 # The native module's form of a unit: name, layout, why it is exact, owner, sections.
 Tag = tuple[str, int, str, int, Any]

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
 from isthmus.backends import backends_of, isthmus_backend
 from isthmus.units.buckets import bucket_parameters, end_bucket_hook, register_bucket_hook
+from isthmus.units.collectives import replace_collectives
 from isthmus.units.copies import why_fsdp1_is_exact
 from isthmus.units.gradient_scaling import follow
 from isthmus.units.layout import Parameter, clean_name
 from isthmus.units.models import (
-    ParamGroup,
     Unit,
     ddp_modules,
     fqn_of,
     fsdp1_units,
     fsdp2_units,
     groups_of,
-    label_of,
     let_reductions_overlap,
 )
 from isthmus.units.owners import number_of, owners_of
-from isthmus.units.prepared import Prepared
+from isthmus.units.prepared import Prepared, PreparedUnit, names_of_dtensors, units_of_groups
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -96,13 +93,15 @@ def _prepare_units(model: nn.Module, prepared: Prepared) -> Prepared:
         prepared.bucket_group = module.process_group
         prepared.bucket_parameters = tuple(bucket_parameters(module).values())
     for group, _ in fsdp2:
-        if group in _units_of_groups:
+        if group in units_of_groups:
             raise ValueError(f"unit {fqn_of(group) or 'root'!r} of FSDP2 belongs to another prepared model")
     prepared.take_number(groups_of(model))
     for group, unit in fsdp2:
-        _units_of_groups[group] = _PreparedUnit(unit, prepared)
+        units_of_groups[group] = PreparedUnit(unit, prepared)
     if fsdp2:
         let_reductions_overlap(model)
+        if any(group.device.type == "cuda" for group, _ in fsdp2):
+            prepared.replaced = replace_collectives(model)
     for fsdp_module, flat, unit in fsdp1:
         layout_hash = prepared.remember(unit.layout())
         exact = prepared.exact_reason(unit.name) or why_fsdp1_is_exact(flat, fsdp_module)
@@ -120,58 +119,18 @@ def forget(model: nn.Module) -> None:
         return
     for backend in backends_of(groups_of(model)):
         backend.clear_units(owners_of(model))
+    for replaced in prepared.replaced:
+        replaced.restore()
     for _, module in ddp_modules(model):
         end_bucket_hook(module, prepared)
     for group, _ in fsdp2_units(model):
-        found = _units_of_groups.get(group)
+        found = units_of_groups.get(group)
         if found is not None and found.prepared is prepared:
-            del _units_of_groups[group]
+            del units_of_groups[group]
 
 
 def _is_on_isthmus(groups: Iterable[dist.ProcessGroup]) -> bool:
     return any(isthmus_backend(group) is not None for group in groups)
-
-
-# --- FSDP2 ---
-
-
-@dataclass
-class _PreparedUnit:
-    """A unit of FSDP2. Refers to none of FSDP2's objects, so that it keeps none alive."""
-
-    unit: Unit
-    prepared: Prepared
-
-
-_units_of_groups: weakref.WeakKeyDictionary[ParamGroup, _PreparedUnit] = weakref.WeakKeyDictionary()
-
-
-def tag_of(group: ParamGroup) -> tuple[str, str] | None:
-    """Return a unit's name and why it is exact, None if it was not prepared."""
-    found = _units_of_groups.get(group)
-    if found is None:
-        return None
-    return found.prepared.full_name(found.unit.name), found.prepared.exact_reason(found.unit.name)
-
-
-# --- Gathers of weights ---
-
-# The names of parameters that SimpleFSDP and others gather one by one.
-_names_of_dtensors: MutableMapping[DTensor, str] = WeakIdKeyDictionary()
-
-
-def weights_name(gatherer: Any) -> str | None:
-    """Return the name of the unit whose parameters `gatherer` gathers, None if it is not known to be a unit.
-
-    gatherer: FSDP2's object of a unit, FSDP1's handle, or a DTensor, which must have been prepared.
-    """
-    if isinstance(gatherer, DTensor):
-        return _names_of_dtensors.get(gatherer)
-    flat_parameter = getattr(gatherer, "flat_param", None)
-    if flat_parameter is not None:
-        return f"fsdp1:{clean_name(flat_parameter._fqns[0])}"
-    found = _units_of_groups.get(gatherer)
-    return found.prepared.full_name(found.unit.name) if found is not None else label_of(gatherer)
 
 
 # --- DTensors ---
@@ -193,7 +152,7 @@ def _prepare_dtensors(model: nn.Module, prepared: Prepared) -> None:
         exact = prepared.exact_reason(unit.name)
         full_name = prepared.full_name(unit.name)
         native.load().name_parameter(parameter, full_name, layout_hash, exact, number_of(parameter))
-        _names_of_dtensors[parameter] = prepared.full_name(unit.name)
+        names_of_dtensors[parameter] = prepared.full_name(unit.name)
 
 
 def _dtensor_unit(name: str, parameter: DTensor) -> Unit:

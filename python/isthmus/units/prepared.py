@@ -1,4 +1,4 @@
-"""The record of a prepared model: the names of its units, and their layouts."""
+"""The record of a prepared model: the names of its units, and their layouts; and to which one a unit belongs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import fnmatch
 import re
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
-from isthmus.units.layout import Layout, Parameter
-from isthmus.units.models import Unit, bucket_unit
+from isthmus.units.layout import Layout, Parameter, clean_name
+from isthmus.units.models import ParamGroup, Unit, bucket_unit, label_of
+
+if TYPE_CHECKING:
+    from isthmus.units.collectives import Replaced
 
 EXCLUDED = "excluded by prepare(units=...)"
 
@@ -31,6 +37,7 @@ class Prepared:
     layouts: dict[int, Layout] = field(default_factory=dict)
     # DDP's buckets, by name and layout, that occurred in two earlier backward passes or came with a checkpoint.
     settled: set[tuple[str, int]] = field(default_factory=set)
+    replaced: list[Replaced] = field(default_factory=list)  # FSDP2's collectives, on GPUs
 
     def base_name(self, unit_name: str) -> str:
         """Return the name of a unit without the number among models of equal names."""
@@ -89,3 +96,45 @@ def matches(patterns: str, name: str) -> bool:
     if any(fnmatch.fnmatchcase(name, glob[1:]) for glob in globs if glob.startswith("!")):
         return False
     return not included or any(fnmatch.fnmatchcase(name, glob) for glob in included)
+
+
+# --- FSDP2 ---
+
+
+@dataclass
+class PreparedUnit:
+    """A unit of FSDP2. Refers to none of FSDP2's objects, so that it keeps none alive."""
+
+    unit: Unit
+    prepared: Prepared
+
+
+units_of_groups: weakref.WeakKeyDictionary[ParamGroup, PreparedUnit] = weakref.WeakKeyDictionary()
+
+
+def tag_of(group: ParamGroup) -> tuple[str, str] | None:
+    """Return a unit's name and why it is exact, None if it was not prepared."""
+    found = units_of_groups.get(group)
+    if found is None:
+        return None
+    return found.prepared.full_name(found.unit.name), found.prepared.exact_reason(found.unit.name)
+
+
+# --- Gathers of weights ---
+
+# The names of parameters that SimpleFSDP and others gather one by one.
+names_of_dtensors: MutableMapping[DTensor, str] = WeakIdKeyDictionary()
+
+
+def weights_name(gatherer: Any) -> str | None:
+    """Return the name of the unit whose parameters `gatherer` gathers, None if it is not known to be a unit.
+
+    gatherer: FSDP2's object of a unit, FSDP1's handle, or a DTensor, which must have been prepared.
+    """
+    if isinstance(gatherer, DTensor):
+        return names_of_dtensors.get(gatherer)
+    flat_parameter = getattr(gatherer, "flat_param", None)
+    if flat_parameter is not None:
+        return f"fsdp1:{clean_name(flat_parameter._fqns[0])}"
+    found = units_of_groups.get(gatherer)
+    return found.prepared.full_name(found.unit.name) if found is not None else label_of(gatherer)

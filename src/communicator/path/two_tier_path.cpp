@@ -8,7 +8,7 @@
 namespace isthmus {
 
 // Each segment is encoded while the one before it crosses. This node's own piece crosses no link: it is summed while
-// packets are exchanged.
+// packets are exchanged. Nothing is written to the shard before it is decoded.
 void TwoTierPath::reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffer gradient, Buffer shard) const {
   const Pieces pieces = take_pieces(run, gradient);
   const EventPtr summed = sum_within_node(run, pieces, /*own=*/false, run.event());
@@ -19,6 +19,7 @@ void TwoTierPath::reduce_scatter(Run& run, const ReductionPlan& plan, ConstBuffe
     crossings.push_back(exchange_along_rail(run, packets, segment));
   }
   const EventPtr own_summed = sum_within_node(run, pieces, /*own=*/true, summed);
+  run.admit_output(Lane::kDecode);
   for (Crossing& crossing : crossings) {
     decode(run, plan, pieces.sums, own_summed, crossing, shard);
   }

@@ -5,8 +5,13 @@
 
 namespace isthmus {
 
-Run::Run(const RunParts& parts, ScratchInTurns& scratch, Collective collective, Stream caller, bool timed)
-    : parts_(parts), collective_(collective), scratch_(scratch.next(caller)), tail_(caller), timed_(timed) {}
+Run::Run(const RunParts& parts, ScratchInTurns& scratch, Collective collective, const CallerStreams& caller, bool timed)
+    : parts_(parts),
+      collective_(collective),
+      scratch_(scratch.next(caller.own)),
+      caller_(caller),
+      tail_(caller.input.value_or(caller.own)),
+      timed_(timed) {}
 
 void Run::enter(Lane lane) {
   device().order(tail_, device().lane(lane));
@@ -16,6 +21,12 @@ void Run::enter(Lane lane) {
 void Run::enter_after(const EventPtr& event, Lane lane) {
   device().wait(event, device().lane(lane));
   arrive(lane);
+}
+
+void Run::admit_output(Lane lane) {
+  if (caller_.input) {  // if not, the first lane is behind the caller's stream, and this lane is behind that one
+    device().order(caller_.own, device().lane(lane));
+  }
 }
 
 void Run::arrive(Lane lane) {

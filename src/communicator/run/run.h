@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <string>
 
 #include "communicator/run/scratch.h"
@@ -20,18 +21,24 @@ struct RunParts {
   std::atomic<const char*>& phase;
 };
 
+// Where a collective finds the caller's work on a GPU.
+struct CallerStreams {
+  Stream own;                   // the collective begins behind its present work
+  std::optional<Stream> input;  // if set, it begins behind this one's, and only what it returns is behind `own`
+};
+
 // Follows one collective: the stream of its latest work, its scratch memory and its counters. It lives on the stack of
 // the thread that calls the collective.
 class Run {
  public:
   // scratch: the collective's memory from now on. timed: whether the device times the steps.
-  Run(const RunParts& parts, ScratchInTurns& scratch, Collective collective, Stream caller, bool timed);
+  Run(const RunParts& parts, ScratchInTurns& scratch, Collective collective, const CallerStreams& caller, bool timed);
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
   Collective collective() const { return collective_; }
   Device& device() const { return parts_.device; }
-  // The stream of the latest work; before enter(), the caller's stream.
+  // The stream of the latest work; before enter(), the caller's stream with the input.
   Stream tail() const { return tail_; }
   void set_phase(const char* phase) { parts_.phase = phase; }
 
@@ -39,6 +46,8 @@ class Run {
   void enter(Lane lane);
   // Enqueues later work on `lane`, behind `event` only.
   void enter_after(const EventPtr& event, Lane lane);
+  // Lets later work on `lane` write the output, which may still be in use on the caller's own stream.
+  void admit_output(Lane lane);
   // Passes when the work enqueued so far is done.
   EventPtr event() const;
   // The event of the whole collective. Called once, at the end.
@@ -67,6 +76,7 @@ class Run {
   const RunParts parts_;
   const Collective collective_;
   ScratchPart& scratch_;
+  const CallerStreams caller_;
   Stream tail_;
   bool entered_ = false;  // a lane was entered
   const bool timed_;

@@ -4,6 +4,7 @@
 
 #include "communicator/plan/policy.h"
 #include "torch/backend/backend.h"
+#include "torch/base/input_stream.h"
 #include "torch/base/tensors.h"
 
 namespace isthmus::torch_backend {
@@ -54,10 +55,13 @@ WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, cons
   call.output = output;
   call.written = contiguous_stand_in(output);
   call.timeout = calls_.timeout_or_default(timeout);
+  // The input is a part of the output where FSDP2 gathers, so the stream that wrote it is the one that owns both.
+  const bool is_copied = call.input_is_copy || !call.written.is_same(output);
+  const auto owner = is_copied ? std::nullopt : input_stream();
   if (!unit) {
-    call.run = [shard = byte_buffer(call.input), gathered = byte_buffer(call.written)](Communicator& communicator,
-                                                                                       Stream stream) {
-      return communicator.all_gather(shard, gathered, stream);
+    call.run = [shard = byte_buffer(call.input), gathered = byte_buffer(call.written), owner](
+                   Communicator& communicator, Stream stream) {
+      return communicator.all_gather(shard, gathered, owner.value_or(stream));
     };
     return calls_.submit(side, std::move(call));
   }
@@ -65,11 +69,12 @@ WorkPtr BackendIsthmus::submit_gather(Side& side, const at::Tensor& output, cons
   counters_.note_dtype(unit->hash(), to_string(unit->dtype));
   const Buffer gathered{call.written.data_ptr(), unit->num_elements, unit->dtype};
   const ConstBuffer shard{call.input.const_data_ptr(), unit->num_elements / group_.size, unit->dtype};
-  call.run = [shard, gathered, unit = *unit, gone = weights_.take_gone()](Communicator& communicator, Stream stream) {
+  call.run = [shard, gathered, unit = *unit, gone = weights_.take_gone(), owner](Communicator& communicator,
+                                                                                 Stream stream) {
     for (const std::string& name : gone) {
       communicator.drop_weights(name);
     }
-    return communicator.gather_weights(shard, gathered, unit, stream);
+    return communicator.gather_weights(shard, gathered, unit, owner.value_or(stream));
   };
   return calls_.submit(side, std::move(call));
 }

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "torch/backend/backend.h"
+#include "torch/base/input_stream.h"
 #include "torch/base/reduce_ops.h"
 #include "torch/base/tensors.h"
 
@@ -36,9 +37,10 @@ WorkPtr BackendIsthmus::submit_reduce_scatter(Side& side, const at::Tensor& outp
   call.written = contiguous_stand_in(output);
   call.timeout = calls_.timeout_or_default(timeout);
   const DataType dtype = gradient.unit.dtype;
-  call.run = [data = typed_buffer(call.input, dtype), shard = typed_buffer(call.written, dtype), gradient](
+  const auto written_on = call.input_is_copy ? std::nullopt : input_stream();
+  call.run = [data = typed_buffer(call.input, dtype), shard = typed_buffer(call.written, dtype), gradient, written_on](
                  Communicator& communicator, Stream stream) {
-    return communicator.reduce_scatter(data, shard, gradient, stream);
+    return communicator.reduce_scatter(data, shard, gradient, stream, written_on);
   };
   return submit_reduction(side, std::move(call), gradient);
 }

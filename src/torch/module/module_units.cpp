@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "torch/base/input_stream.h"
 #include "torch/base/tensors.h"
 
 namespace isthmus::torch_backend {
@@ -157,6 +158,17 @@ void bind_tags(py::module_& module) {
       "unit must stay exact; empty if it need not. owner: a number of what reduces, 0 if unknown. sections: of FSDP2. "
       "by_user: what FSDP reduces meanwhile is FSDP's, and several reductions of one shape are units of their own.");
   module.def("pop_unit", &pop_unit, "Ends the innermost push_unit() of this thread.");
+  module.def(
+      "set_input_stream",
+      [](std::optional<uintptr_t> stream) {
+        input_stream() = stream ? std::optional(Stream{reinterpret_cast<void*>(*stream)}) : std::nullopt;
+      },
+      "stream"_a,
+      "Collectives of this thread on CUDA tensors begin behind the present work of this cudaStream_t, which wrote "
+      "their "
+      "inputs; a gather's output is that stream's as well, a reduce-scatter's is the current stream's. None: they "
+      "begin "
+      "behind the current stream.");
   module.def(
       "name_parameter",
       [](const at::Tensor& parameter, std::string name, uint64_t layout, const std::string& exact, uint64_t owner) {

@@ -95,6 +95,27 @@ TEST_P(OverlapOfStages, OfTwoUnits) {
   EXPECT_TRUE(all_reach([](const GpuWorld::Rank& rank) { return rank.gpu->lane(GetParam().reached); }));
 }
 
+TEST_F(Overlap, AReduceScatterBeginsWhenItsInputIsThere) {
+  const Call call = {Collective::kReduceScatter, 8000, kFloat32};
+  World cpu(world_.map, lossy_options());
+  std::deque<test::CallOnGpu> prepared;
+  for (int r = 0; r < world_.size(); ++r) {
+    prepared.emplace_back(*world_.ranks[r].gpu, call, r, world_.size());
+  }
+  for (const GpuWorld::Rank& rank : world_.ranks) {
+    rank.gpu->enqueue(rank.stream, "hold", {}, [this] { released_.wait(); });
+  }
+  for (int r = 0; r < world_.size(); ++r) {
+    const GpuWorld::Rank& rank = world_.ranks[r];
+    prepared[r].start(*rank.communicator, rank.stream, rank.other_stream);
+    prepared[r].finish(rank.stream);
+  }
+  EXPECT_TRUE(all_reach([](const GpuWorld::Rank& rank) { return rank.gpu->lane(Lane::kInter); }));
+  test::run_ranks_well(world_.size(), [&](int r) {
+    EXPECT_TRUE(prepared[r].result().bytes() == test::run_on_cpu(*cpu.ranks[r], {call}, r)[0].bytes()) << "rank " << r;
+  });
+}
+
 TEST(CommunicatorOnGpu, PhasesAreRangesAndOperationsOfANodeAreGroups) {
   GpuWorld world(NodeMap::parse("3x2", 6), lossy_options());
   test::run_ranks_well(world.size(), [&](int r) {

@@ -5,6 +5,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -143,11 +144,12 @@ struct Call {
     return {random_values(input_elements(world_size), seed * 1000 + static_cast<uint64_t>(rank)), dtype};
   }
 
-  // `out` of an all-reduce is `in`.
-  EventPtr start(Communicator& communicator, ConstBuffer in, Buffer out, Stream stream = {}) const {
+  // `out` of an all-reduce is `in`. input_stream: of a reduce-scatter.
+  EventPtr start(Communicator& communicator, ConstBuffer in, Buffer out, Stream stream = {},
+                 std::optional<Stream> input_stream = {}) const {
     switch (collective) {
       case Collective::kReduceScatter:
-        return communicator.reduce_scatter(in, out, {key(), scale, why_exact}, stream);
+        return communicator.reduce_scatter(in, out, {key(), scale, why_exact}, stream, input_stream);
       case Collective::kAllGather:
         return communicator.all_gather(in, out, stream);
       case Collective::kAllReduce:
@@ -175,7 +177,7 @@ inline Results run_on_cpu(Communicator& communicator, const std::vector<Call>& c
 }
 
 // A call on a GPU whose input is made, and whose output is used, on the caller's stream: around it that stream does
-// what a training step does, and after it both buffers are written over.
+// what a training step does, and after it both buffers are written over. The input may be made on a stream of its own.
 class CallOnGpu {
  public:
   CallOnGpu(EmulatedGpu& gpu, const Call& call, int rank, int world_size)
@@ -186,11 +188,12 @@ class CallOnGpu {
         out_(gpu, call.output_elements(world_size), call.dtype),
         result_(gpu, call.output_elements(world_size), call.dtype) {}
 
-  void start(Communicator& communicator, Stream stream) {
+  void start(Communicator& communicator, Stream stream, std::optional<Stream> input_stream = {}) {
     const bool in_place = call_.collective == Collective::kAllReduce;
     const Buffer in = in_place ? out_.buffer() : in_.buffer();
-    gpu_.convert(source_.buffer(), in, stream);
-    done_ = call_.start(communicator, in, out_.buffer(), stream);
+    gpu_.clear(out_.buffer(), stream);  // as whoever had this memory before may still use it
+    gpu_.convert(source_.buffer(), in, input_stream.value_or(stream));
+    done_ = call_.start(communicator, in, out_.buffer(), stream, input_stream);
   }
   void finish(Stream stream) {
     gpu_.wait(done_, stream);

@@ -19,9 +19,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import isthmus
 from isthmus import backends as _backends
-from isthmus.attached.collectives import UnitAllGather, UnitReduceScatter
 from isthmus.group import process as _process
 from isthmus.units import identify as _identify
+from isthmus.units.collectives import UnitAllGather, UnitReduceScatter
 from isthmus.units.models import param_groups_of, section_elements, trainable_indexes
 from support.checkpoints import (
     WIDTH,

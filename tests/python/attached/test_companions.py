@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import isthmus
-from isthmus.attached.collectives import UnitAllGather, UnitReduceScatter
 from isthmus.attached.companions import Ranks, Wish, disagreement, numbered, wanted_groups
+from isthmus.units.collectives import UnitAllGather, UnitReduceScatter
 
 OPTIONS = {"bits": "4", "weights": "plain"}
 LOW: Ranks = (0, 1)

@@ -49,8 +49,8 @@ CODECS = CodecSpeeds(
         (Hop(steps=1, inter_bytes=10**9, intra_bytes=10**9), Stage((BETWEEN, WITHIN), 1.0 + 10e-6)),
         (Hop(steps=1, inter_bytes=10**9, intra_bytes=10**11), Stage((BETWEEN, WITHIN), 10.0 + 10e-6)),
         # Codecs take their float32 elements at their own speeds.
-        (Hop(codec="tagc", encoded_elements=10**9, decoded_elements=10**9), Stage((Resource.CODEC,), 1.0 + 2.0)),
-        (Hop(codec="none", encoded_elements=10**9), Stage((Resource.CODEC,), 0.5)),
+        (Hop(codec="tagc", decoded_elements=10**9), Stage((Resource.DECODER,), 2.0)),
+        (Hop(codec="none", encoded_elements=10**9), Stage((Resource.ENCODER,), 0.5)),
     ],
 )
 def test_a_stage_takes_its_bytes_and_its_rounds_or_its_elements(hop, stage):

@@ -1,35 +1,65 @@
-"""The collectives that `isthmus.attach` gives FSDP2's units in place of FSDP2's own."""
+"""What FSDP2's units get in place of FSDP2's collectives: it knows its unit, and when its input is there."""
 
 from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
-from isthmus.backends import companion_of
+from isthmus.backends import companion_of, isthmus_backend
 from isthmus.units.identify import gathering, handed_reduction
-from isthmus.units.models import ParamGroup, param_groups_of
+from isthmus.units.models import ParamGroup, gather_group, param_groups_of, shard_group
 
 # Names of torch's own collectives for a unit: plain ones, and ones in the process group's memory.
 _TORCHS = re.compile(r"(Default|ProcessGroupAlloc)(AllGather|ReduceScatter)")
 
 
 class _Collective:
-    """The base of both collectives. Refers to its unit weakly, as the unit holds it."""
+    """The base of both collectives. Refers to its unit weakly, as the unit holds it.
+
+    On a GPU, FSDP2 calls a collective on a stream of its own, which is also behind the previous unit's collective. But
+    it fills the input on the stream on which it allocates it, and enqueues nothing else there before the call. So the
+    work of that stream is what a collective must wait for before it reads its input.
+
+    Who may write the output: torch's allocator gives a block that was freed to the next allocation on the same stream,
+    while that stream's earlier work may still use it. FSDP2 allocates a reduction's output on the stream of the call,
+    so what writes it waits for that stream, too. A gather's output is one block with its input, and is freed only once
+    the stream on which it was allocated waits for its last use; so a gather need not wait for any other stream.
+    """
 
     def __init__(self, unit: ParamGroup) -> None:
         self._unit = weakref.ref(unit)
+        self._allocated_on: MutableMapping[torch.Tensor, torch.cuda.Stream] = WeakIdKeyDictionary()
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Allocate from torch's allocator, on the current stream, as torch's own collectives do."""
-        return torch.empty(*size, dtype=dtype, device=device)
+        tensor = torch.empty(*size, dtype=dtype, device=device)
+        if device.type == "cuda":
+            self._allocated_on[tensor] = torch.cuda.current_stream(device)
+        return tensor
+
+    @contextmanager
+    def _behind_the_stream_of(self, tensor: torch.Tensor) -> Iterator[None]:
+        """Let this thread's collectives in the block begin behind the stream on which `tensor` was allocated."""
+        stream = self._allocated_on.get(tensor)
+        if stream is None:
+            yield
+            return
+        core = native.load()
+        core.set_input_stream(stream.cuda_stream)
+        try:
+            yield
+        finally:
+            core.set_input_stream(None)
 
 
 class UnitAllGather(_Collective):
@@ -43,7 +73,7 @@ class UnitAllGather(_Collective):
         FSDP2 calls this on the thread and the stream of its gathers. Tensors, Work and errors are as in
         `torch.distributed.all_gather_into_tensor`.
         """
-        with gathering(self._unit()):
+        with gathering(self._unit()), self._behind_the_stream_of(output_tensor):
             work: dist.Work | None = dist.all_gather_into_tensor(
                 output_tensor, input_tensor, group=companion_of(group) or group, async_op=async_op
             )
@@ -68,10 +98,13 @@ class UnitReduceScatter(_Collective):
         """
         core = native.load()
         core.push_unit(*handed_reduction(self._unit(), output_tensor, input_tensor))
+        # FSDP2 divides an input of another type on the stream of the call.
+        is_as_filled = input_tensor.dtype in (torch.float32, torch.bfloat16)
         try:
-            work: dist.Work | None = dist.reduce_scatter_tensor(
-                output_tensor, input_tensor, op=op, group=companion_of(group) or group, async_op=async_op
-            )
+            with self._behind_the_stream_of(input_tensor) if is_as_filled else nullcontext():
+                work: dist.Work | None = dist.reduce_scatter_tensor(
+                    output_tensor, input_tensor, op=op, group=companion_of(group) or group, async_op=async_op
+                )
         finally:
             core.pop_unit()
         return work
@@ -93,13 +126,26 @@ class Replaced:
             module.set_custom_reduce_scatter(self.reduce_scatter)
 
 
-def replace_collectives(module: Any) -> Replaced:
-    """Hand FSDP2 our collectives for the one unit of `module`."""
-    (unit,) = param_groups_of(module)
-    replaced = Replaced(weakref.ref(module), unit._all_gather_comm, unit._reduce_scatter_comm)
-    module.set_custom_all_gather(UnitAllGather(unit))
-    module.set_custom_reduce_scatter(UnitReduceScatter(unit))
-    return replaced
+def replace_collectives(model: nn.Module) -> list[Replaced]:
+    """Hand FSDP2 our collectives for the units of `model` that are gathered or reduced over Isthmus.
+
+    Leaves out units whose collectives cannot be replaced. Returns what it replaced.
+    """
+    found = []
+    modules: Iterable[Any] = model.modules()
+    for module in modules:
+        if not _crosses(module) or why_not_replaceable(module):
+            continue
+        (unit,) = param_groups_of(module)
+        found.append(Replaced(weakref.ref(module), unit._all_gather_comm, unit._reduce_scatter_comm))
+        module.set_custom_all_gather(UnitAllGather(unit))
+        module.set_custom_reduce_scatter(UnitReduceScatter(unit))
+    return found
+
+
+def _crosses(module: nn.Module) -> bool:
+    groups = [group for unit in param_groups_of(module) for group in (gather_group(unit), shard_group(unit))]
+    return any(group is not None and isthmus_backend(group) is not None for group in groups)
 
 
 def why_not_replaceable(module: Any) -> str:

@@ -1,0 +1,134 @@
+"""What FSDP2 and Isthmus enqueue for a step, on the fake GPU: what is ordered, and what overlaps."""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import isthmus
+from isthmus.plan.pipeline import Pipeline, UnitWork
+from isthmus.plan.timing import Resource, Stage
+from isthmus.units.collectives import UnitReduceScatter
+from python.cuda import worlds as cuda_worlds
+from support import fake_gpu, ranks
+from support.gpu_trace import Trace, Work, note, traced
+
+pytestmark = [pytest.mark.processes, cuda_worlds.needs_fake_gpu]
+
+WORLD_SIZE = 4
+UNITS = 4
+FEATURES = 64
+OPTIONS: dict[str, Any] = {"nodes": "2x2", "min_elements": 0, "segments": 1}
+BACKENDS = {"prepare": "isthmus", "attach": "cpu:gloo,cuda:nccl"}
+#: What a unit takes: each of its two sums in the node (one is beside the exchange), its exchange, its decoding.
+DURATIONS = {"ReduceScatter": 1.0, "Send/Recv": 2.0, "decode": 0.2}
+
+
+def wrapped(way: str, dtype: torch.dtype) -> nn.Module:
+    """Units of one size, and nothing beside them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(UNITS))).cuda()
+    mesh = init_device_mesh("cuda", (WORLD_SIZE,))
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
+    for layer in model:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return isthmus.prepare(model) if way == "prepare" else isthmus.attach(model, **OPTIONS)
+
+
+def output_was_in_use(call: Any, self: Any, output_tensor: torch.Tensor, **arguments: Any) -> Any:
+    """Whoever had the output's memory before may use it until now, on the stream on which it was freed."""
+    note("earlier use", output_tensor)
+    return call(self, output_tensor=output_tensor, **arguments)
+
+
+def trace_a_step(rank: int, world_size: int, way: str, dtype: torch.dtype) -> Trace | None:
+    ranks.init(BACKENDS[way], **({"pg_options": isthmus.Options(**OPTIONS)} if way == "prepare" else {}))
+    model = wrapped(way, dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        loss = model(torch.ones(2, FEATURES, device="cuda")).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(2):
+        step()
+    original: Any = UnitReduceScatter.__call__
+    UnitReduceScatter.__call__ = lambda *args, **named: output_was_in_use(original, *args, **named)  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as folder:
+        trace = traced(Path(folder) / "trace", step)
+    return trace if rank == 0 else None
+
+
+@pytest.fixture(scope="module", params=[(way, torch.float32) for way in BACKENDS] + [("prepare", torch.float16)])
+def case(request: pytest.FixtureRequest) -> tuple[torch.dtype, Trace]:
+    way, dtype = request.param
+    return dtype, fake_gpu.run(trace_a_step, WORLD_SIZE, way, dtype)[0]
+
+
+def by_unit(works: list[Work]) -> list[list[Work]]:
+    """The works of one kind, all of a step, by unit."""
+    assert works and len(works) % UNITS == 0
+    each = len(works) // UNITS
+    return [works[first : first + each] for first in range(0, len(works), each)]
+
+
+def test_all_uses_of_memory_are_ordered(case: tuple[torch.dtype, Trace]) -> None:
+    _, trace = case
+    sums = by_unit(trace.named("ReduceScatter"))
+    decodings = by_unit(trace.named("decode"))
+    before = by_unit(trace.named("earlier use"))
+    for (own_sum, *_), (decoding,), (use,) in zip(sums, decodings, before, strict=True):
+        inputs = [use.begin for use in own_sum.uses if not use.is_written]
+        filled = [work for work in trace.works if "chunk_cat" in work.name and work.writes(inputs[0])]
+        assert filled, "the trace shows who fills the input"
+        assert any(decoding.writes(output.begin) for output in use.uses), "the trace shows who fills the output"
+    assert trace.conflicts() == []
+
+
+def test_a_sum_does_not_wait_for_the_unit_before(case: tuple[torch.dtype, Trace]) -> None:
+    dtype, trace = case
+    sums, decodings = by_unit(trace.named("ReduceScatter")), by_unit(trace.named("decode"))
+    waits = [
+        any(sum_.comes_after(before[-1]) for sum_ in sums) for before, sums in zip(decodings, sums[1:], strict=False)
+    ]
+    # FSDP2 divides in float16 on the stream on which it calls.
+    assert waits == [dtype == torch.float16] * (UNITS - 1)
+
+
+def planned_s() -> float:
+    """What `isthmus plan` makes of these durations."""
+    resources = {"ReduceScatter": Resource.WITHIN, "Send/Recv": Resource.BETWEEN, "decode": Resource.DECODER}
+    path = tuple(Stage((resources[name],), seconds) for name, seconds in DURATIONS.items())
+    unit = UnitWork((), (), (path,), (), compute_share=1 / UNITS, is_root=False)
+    return Pipeline([unit] * UNITS, input_buffers=2).step_s(0)
+
+
+def test_the_step_is_as_long_as_its_exchanges(case: tuple[torch.dtype, Trace]) -> None:
+    dtype, trace = case
+    step_s = trace.seconds(DURATIONS)
+    print(f"{UNITS} units, sum 1, exchange 2, decode 0.2: {step_s:.1f}, planned {planned_s():.1f}")
+    assert planned_s() == pytest.approx(1 + UNITS * 2 + 0.2)
+    assert step_s == pytest.approx(UNITS * 3.2 if dtype == torch.float16 else planned_s())
+
+
+def test_a_gather_does_not_wait_for_the_node_of_the_one_before(case: tuple[torch.dtype, Trace]) -> None:
+    _, trace = case
+    gathers = trace.named("AllGather")
+    rail, node = (
+        [work for work in gathers if (work.stream == gathers[0].stream) == is_rail] for is_rail in (True, False)
+    )
+    in_node = by_unit(node[: len(node) // len(rail) * UNITS])  # those of the forward pass
+    for (before, after), parts in zip(pairwise(rail[:UNITS]), in_node, strict=False):
+        assert after.comes_after(before)
+        assert not after.comes_after(parts[-1])
