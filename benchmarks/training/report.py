@@ -79,8 +79,10 @@ def _arm(name: str, records: TrainingRecords, links: list[str], slowest: str) ->
         # Packets of gradients have one size in all steps; those of weights are as long as the step's changes are, and
         # the audited steps' are longer than others'. So the gradients' bytes are as audited, and weights are the rest.
         gradients = {phase: num_bytes for phase, num_bytes in counted.items() if phase != "all_gather"}
-        rest = arm["link_bytes_per_step"] - sum(gradients.values())
-        parts = gradients | {"all_gather": max(rest, 0.0) if counted["all_gather"] else 0.0}
+        in_all, of_gradients = arm["link_bytes_per_step"], sum(gradients.values())
+        if counted["all_gather"] == 0 or of_gradients > in_all:  # links carry a little more or less in each step
+            gradients = {phase: in_all * num_bytes / max(of_gradients, 1) for phase, num_bytes in gradients.items()}
+        parts = gradients | {"all_gather": in_all - sum(gradients.values())}
     else:
         parts = {**check.predicted.bytes_by_phase}
         parts["all_gather"] += check.weight_packet_bytes
