@@ -96,7 +96,7 @@ class BackendIsthmus final : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override;  // number of collectives so far, on either path
   c10d::ErrorType getError() override;
   void abort() override;
-  void shutdown() override;                                  // waits for the operations that were submitted
+  void shutdown() override;  // waits for the operations that were submitted
   // At the end of the process: waits so long at most, ends the threads, and leaves NCCL as it is.
   void shutdown_at_exit(std::chrono::milliseconds patience);
 
