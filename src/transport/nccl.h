@@ -15,8 +15,6 @@
 
 namespace isthmus {
 
-class NcclTransport;
-
 // Which tier of a rank, and where.
 struct NcclTierPlace {
   std::string name;  // "intra", "gather-inter"
@@ -27,31 +25,11 @@ struct NcclTierPlace {
   int max_ctas = 0;
 };
 
-// Returns the id of a tier's communicator, the same on all of its ranks and for no other tier. key: names the tier
-// among all of the group. draws: this rank is the tier's first, and draws the id. Runs on a thread of its own, which is
-// abandoned where it waits for too long: it owns what it refers to.
-using NcclIdOf = std::function<ncclUniqueId(const std::string& key, bool draws)>;
-
-// Draws an id. Throws TransportError.
-ncclUniqueId draw_nccl_id();
-
-// The tiers of nccl_tiers(), each of which connects when it is first used, by itself.
-struct NcclTiers {
-  std::shared_ptr<NcclTransport> intra;
-  std::shared_ptr<NcclTransport> inter;
-  std::shared_ptr<NcclTransport> gather_intra;
-  std::shared_ptr<NcclTransport> gather_inter;
-
-  std::vector<std::shared_ptr<NcclTransport>> all() const;  // those that there are, in the order above
-};
-// global_ranks: by rank of the map, for errors. timeout: for each tier to connect.
-NcclTiers nccl_tiers_when_used(int rank, const NodeMap& map, const std::vector<int>& global_ranks, int ordinal,
-                               const NcclIdOf& id_of, std::chrono::milliseconds timeout);
-
 // Connects at its first operation, or before by connect().
 class NcclTransport final : public Transport {
  public:
-  // All ranks of the tier call it with the same max_ctas and timeout. id: draws it or waits for it; see NcclIdOf.
+  // All ranks of the tier call it with the same max_ctas and timeout. id: draws it or waits for it; see NcclIdOf
+  // (nccl_tiers.h).
   NcclTransport(NcclTierPlace place, std::function<ncclUniqueId()> id, std::chrono::milliseconds timeout);
   ~NcclTransport() override;  // NOLINT(bugprone-exception-escape): see there
   NcclTransport(const NcclTransport&) = delete;

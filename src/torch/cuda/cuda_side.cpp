@@ -24,7 +24,7 @@
 #include "torch/faults/errors.h"
 #include "torch/sides/c10d_transport.h"
 #include "transport/message_transport.h"  // Clock
-#include "transport/nccl.h"
+#include "transport/nccl_tiers.h"
 #include "transport/side_by_side.h"
 
 namespace isthmus::torch_backend {
