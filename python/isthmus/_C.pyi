@@ -64,7 +64,6 @@ class CudaParts:
         inter: _TorchBackend | None,
         gather_intra: _TorchBackend | None,
         gather_inter: _TorchBackend | None,
-        host_inter: _TorchBackend | None,
     ) -> None: ...
 
 class Backend(_TorchBackend):

@@ -114,12 +114,11 @@ class NcclGroup:
 
 
 def make_parts(
-    group: NcclGroup, native: Any, node: int, node_ranks: Sequence[int], rail: Sequence[int], host_inter: Any
+    group: NcclGroup, native: Any, node: int, node_ranks: Sequence[int], rail: Sequence[int]
 ) -> _C.CudaParts:
     """Construct the backends of a group, the world's first: torch's monitor watches a process's first backend.
 
-    node_ranks, rail: the tiers' ranks; empty without two tiers. NCCL connects nothing yet. host_inter: Gloo along the
-    rail, or None if weights cross whole.
+    node_ranks, rail: the tiers' ranks; empty without two tiers. NCCL connects nothing yet.
     """
     world = group.backend("world", range(len(group.global_ranks)), "world")
     local_index = list(node_ranks).index(group.rank) if node_ranks else 0
@@ -132,5 +131,5 @@ def make_parts(
             ("gather_inter", rail, local_index, native.INTER_MAX_CTAS),
         )
     }
-    parts: _C.CudaParts = native.CudaParts(world=world, **tiers, host_inter=host_inter)
+    parts: _C.CudaParts = native.CudaParts(world=world, **tiers)
     return parts

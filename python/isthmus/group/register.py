@@ -116,9 +116,7 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
     core = native.load()
     if not no_cuda:
         nccl = NcclGroup(group.store, group.name, group.rank, group.global_ranks, group.timeout)
-        takes_host = two_tier and options.weights == "delta"
-        host_inter = gloo_tier(group, f"host_inter/{local_index}", rail) if takes_host else None
-        cuda = make_parts(nccl, core, own, node_ranks if two_tier else [], rail, host_inter)
+        cuda = make_parts(nccl, core, own, node_ranks if two_tier else [], rail)
     backend: _C.Backend = core.Backend(
         store=PrefixStore("faults", group.store),
         rank=group.rank,

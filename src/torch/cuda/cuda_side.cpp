@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/ScopeExit.h>
 
 #include <atomic>
 #include <deque>
@@ -21,7 +22,6 @@
 #include "torch/cuda/nccl_tier.h"
 #include "torch/cuda/torch_cuda_device.h"
 #include "torch/faults/errors.h"
-#include "torch/sides/c10d_transport.h"
 #include "transport/message_transport.h"  // Clock
 #include "transport/side_by_side.h"
 
@@ -41,7 +41,7 @@ struct Gpu {
 };
 
 struct Pending {
-  EventPtr done;
+  EventPtr done;  // null: it is being enqueued, for which the host may wait
   std::chrono::milliseconds patience;
   Clock::time_point deadline;
   FaultReport call;
@@ -97,7 +97,7 @@ class CudaSide final : public Side {
   void watch_world();
   static EventPtr copy_back(const TwoTierCall& call, const EventPtr& done, const CudaPlace& place);
   void note(const FaultReport& call);
-  void watch(const FaultReport& call, EventPtr done, std::chrono::milliseconds timeout);
+  Pending& watch(const FaultReport& call, EventPtr done, std::chrono::milliseconds timeout);
   const char* phase() const;  // the phase in which enqueue() last failed
   bool idle();                // whether all enqueued work is done, as far as it can tell without waiting
 
@@ -109,7 +109,6 @@ class CudaSide final : public Side {
   std::shared_ptr<Gpu> make_gpu(at::Device device) const;
   std::shared_ptr<Transport> make_tier(const char* name, const BackendPtr& backend, at::Device device,
                                        bool between_nodes) const;
-  std::shared_ptr<Transport> make_host_tier() const;
 
   const Group& group_;
   const CudaParts parts_;
@@ -172,11 +171,17 @@ WorkPtr CudaSide::enqueue(const TwoTierCall& call) {
   const c10::cuda::CUDAGuard on_device(here.device);
   RECORD_FUNCTION(call.title, std::vector<c10::IValue>{call.input});
   const auto stream = c10::cuda::getCurrentCUDAStream(here.device.index());
+  Pending& watched = watch(call.operation, nullptr, call.timeout);
+  EventPtr done = here.place.device->make_event();  // unless it is recorded, it counts as passed
+  const auto ends = c10::make_scope_exit([&] {
+    const std::lock_guard state_lock(mutex_);
+    watched.done = done;
+  });
   last_ = call.run(*here.communicator, {stream.stream()});
   if (!call.written.is_same(call.output)) {
     last_ = copy_back(call, last_, here.place);
   }
-  watch(call.operation, last_, call.timeout);
+  done = last_;
   return c10::make_intrusive<CudaWork>(group_.rank, call, last_, here.place, watcher_(call.operation.sequence_number));
 }
 
@@ -189,7 +194,9 @@ WorkPtr CudaSide::submitted() {
     const Stream stream{c10::cuda::getCurrentCUDAStream(found->device.index()).stream()};
     const std::lock_guard lock(mutex_);
     for (const Pending& pending : pending_) {
-      found->place.device->wait(pending.done, stream);
+      if (pending.done != nullptr) {
+        found->place.device->wait(pending.done, stream);
+      }
     }
   }
   return nullptr;
@@ -225,10 +232,10 @@ void CudaSide::note(const FaultReport& call) {
   last_call_ = call;
 }
 
-void CudaSide::watch(const FaultReport& call, EventPtr done, std::chrono::milliseconds timeout) {
+Pending& CudaSide::watch(const FaultReport& call, EventPtr done, std::chrono::milliseconds timeout) {
   const auto patience = without_abort(std::min(timeout, parts_.world->getBackendOptions()->timeout));
   const std::lock_guard lock(mutex_);
-  pending_.push_back({std::move(done), patience, Clock::now() + patience, call});
+  return pending_.emplace_back(Pending{std::move(done), patience, Clock::now() + patience, call});
 }
 
 // Asks the GPU without the lock, as it may take moments to answer.
@@ -244,7 +251,7 @@ std::optional<FaultReport> CudaSide::overdue() {
       first = pending_.front();
     }
     try {
-      if (!found->place.device->done(first.done)) {
+      if (first.done == nullptr || !found->place.device->done(first.done)) {
         if (Clock::now() < first.deadline) {
           return std::nullopt;
         }
@@ -277,7 +284,6 @@ void CudaSide::throw_if_faulted(FaultReport operation) {
   }
   try {
     found->place.device->throw_if_faulted();
-    found->communicator->throw_if_faulted();  // a gather of weights may have failed in the background
   } catch (const std::exception& error) {
     operation.error = first_line(error.what());
     std::rethrow_exception(faults_.explain(operation));
@@ -351,12 +357,9 @@ void CudaSide::set_timeout(std::chrono::milliseconds timeout) {
   for (const BackendPtr& backend : all()) {
     backend->setTimeout(timeout);
   }
-  if (parts_.host_inter) {
-    parts_.host_inter->setTimeout(timeout);
-  }
 }
 
-// Bypasses the communicator, in which a thread may be blocked until the backends are aborted. The backends are aborted
+// A thread may be blocked in the communicator, until this tells it or until the backends are aborted. These are aborted
 // once, and in parallel: NCCL's abort may wait for the GPU, which another backend's operation occupies until that
 // backend's abort flag is set. Torch's abort waits for NCCL's without a limit: if it does not end, its thread is
 // abandoned.
@@ -364,12 +367,12 @@ void CudaSide::abort() {
   if (closed_.exchange(true)) {
     return;
   }
+  if (const auto found = gpu()) {
+    found->communicator->abort();
+  }
   std::vector<std::function<void()>> aborts;
   for (const BackendPtr& backend : all()) {
     aborts.emplace_back([backend] { backend->abort(); });
-  }
-  if (parts_.host_inter) {
-    aborts.emplace_back([backend = parts_.host_inter] { close_connections(*backend); });
   }
   run_side_by_side(std::move(aborts), kAbortPatience);
 }
@@ -434,7 +437,6 @@ std::shared_ptr<Gpu> CudaSide::make_gpu(at::Device device) const {
   tiers.inter = make_tier("inter", parts_.inter, device, true);
   tiers.gather_intra = make_tier("gather_intra", parts_.gather_intra, device, false);
   tiers.gather_inter = make_tier("gather_inter", parts_.gather_inter, device, true);
-  tiers.host_inter = make_host_tier();
   const auto communicator = std::make_shared<Communicator>(group_.map, group_.rank, tiers, group_.options, gpu_device);
   const CudaPlace place{gpu_device, c10::cuda::getStreamFromPool(false, device.index()), works_block()};
   return std::make_shared<Gpu>(Gpu{device, place, communicator});
@@ -446,20 +448,6 @@ std::shared_ptr<Transport> CudaSide::make_tier(const char* name, const BackendPt
     return nullptr;
   }
   return std::make_shared<NcclTier>(name, backend, device, between_nodes);
-}
-
-std::shared_ptr<Transport> CudaSide::make_host_tier() const {
-  if (!parts_.host_inter) {
-    return nullptr;
-  }
-  const int own = group_.map.local_index(group_.rank);
-  std::vector<int> global_ranks;
-  std::vector<int> nodes;
-  for (int node = 0; node < group_.map.num_nodes(); ++node) {
-    global_ranks.push_back(group_.global_ranks[group_.map.rank(node, own)]);
-    nodes.push_back(node);
-  }
-  return std::make_shared<C10dTransport>("host_inter", parts_.host_inter, std::move(global_ranks), nodes);
 }
 
 }  // namespace

@@ -11,15 +11,13 @@
 
 namespace isthmus::torch_backend {
 
-// NCCL backends that Python constructs, and with weights=delta a Gloo backend for host memory. A tier is null if it has
-// one rank, or without two tiers.
+// NCCL backends that Python constructs. A tier is null if it has one rank, or without two tiers.
 struct CudaParts {
   BackendPtr world;
   BackendPtr intra;
   BackendPtr inter;
   BackendPtr gather_intra;
   BackendPtr gather_inter;
-  BackendPtr host_inter;
 };
 
 // A side is bound to the device of its first tensor, or to the one it is connected to. The calling thread enqueues,
@@ -27,7 +25,8 @@ struct CudaParts {
 //
 // submit() throws OptionError if the options do not fit a GPU, and ValueError if the tensors are on a GPU other than
 // this side's; then nothing has happened. Only connect(), submit() and run_between_collectives() may block, until the
-// other ranks come to make NCCL's communicators. Only drain() and shutdown() wait for the GPU. abort() and
+// other ranks come to make NCCL's communicators. Only drain() and shutdown() wait for the GPU, and a submit() of weights
+// that cross as differences. abort() and
 // throw_if_faulted() never wait for a blocked thread.
 //
 // watcher: makes the Watcher of a Work with this sequence number. Throws Error if isthmus was built without CUDA.

@@ -126,6 +126,19 @@ HandlePtr NcclTier::all_to_all(ConstBuffer in, Buffer out, Stream stream) {
   return std::make_unique<EnqueuedHandle>();
 }
 
+HandlePtr NcclTier::all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream stream) {
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> outputs;
+  for (int peer = 0; peer < size(); ++peer) {
+    const Buffer& arriving = out[static_cast<size_t>(peer)];
+    inputs.push_back(tensor(in.slice(0, peer == rank() ? 0 : in.num_elements)));
+    outputs.push_back(tensor(arriving.slice(0, peer == rank() ? 0 : arriving.num_elements)));
+  }
+  count_sent((size() - 1) * in.bytes());
+  guard("uneven all-gather", stream, [&] { backend_->alltoall(outputs, inputs, synchronous<c10d::AllToAllOptions>()); });
+  return std::make_unique<EnqueuedHandle>();
+}
+
 HandlePtr NcclTier::all_reduce(Buffer data, ReduceOp op, Stream stream) {
   ISTHMUS_CHECK(Error, op == ReduceOp::kSum, tier_, " all-reduce: NCCL has no bitwise or");
   if (data.num_elements > 0) {

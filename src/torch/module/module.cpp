@@ -211,8 +211,7 @@ py::dict to_dict(const UnitStats& unit, const std::string& dtype) {
 py::dict to_dict(const WeightStats& weights) {
   using namespace py::literals;
   return py::dict("gathers"_a = weights.gathers, "unchanged"_a = weights.unchanged, "healed"_a = weights.healed,
-                  "whole"_a = weights.whole, "host_waits"_a = weights.host_waits,
-                  "replica_bytes"_a = weights.replica_bytes);
+                  "whole"_a = weights.whole, "replica_bytes"_a = weights.replica_bytes);
 }
 
 py::dict to_dict(const isthmus::Stats& path, const std::map<uint64_t, std::string>& dtypes) {
@@ -270,11 +269,11 @@ void bind_backend(py::module_& module) {
   py::class_<MessageTransport, std::shared_ptr<MessageTransport>>(module, "Transport");
   py::class_<CudaParts>(module, "CudaParts")
       .def(py::init([](BackendPtr world, BackendPtr intra, BackendPtr inter, BackendPtr gather_intra,
-                       BackendPtr gather_inter, BackendPtr host_inter) {
+                       BackendPtr gather_inter) {
              return CudaParts{std::move(world),        std::move(intra),        std::move(inter),
-                              std::move(gather_intra), std::move(gather_inter), std::move(host_inter)};
+                              std::move(gather_intra), std::move(gather_inter)};
            }),
-           py::kw_only(), "world"_a, "intra"_a, "inter"_a, "gather_intra"_a, "gather_inter"_a, "host_inter"_a);
+           py::kw_only(), "world"_a, "intra"_a, "inter"_a, "gather_intra"_a, "gather_inter"_a);
   module.attr("INTRA_MAX_CTAS") = kIntraMaxCtas;
   module.attr("INTER_MAX_CTAS") = kInterMaxCtas;
   BackendClass type(module, "Backend");
