@@ -1,6 +1,7 @@
 // The CPU as a device: every call finishes its work before it returns.
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "base/aligned_memory.h"
 #include "isthmus/device.h"
@@ -20,6 +21,11 @@ class Host final : public Device {
   }
   void read(ConstBuffer from, Buffer to_host) override { isthmus::convert(from, to_host); }
   void write(ConstBuffer from_host, Buffer to) override { isthmus::convert(from_host, to); }
+
+  void* allocate_on_host(int64_t bytes) override { return on_host_.emplace_back(allocate_aligned(bytes)).get(); }
+  void copy_to_host(ConstBuffer from, Buffer to_host, Stream /*stream*/) override {
+    isthmus::convert(from, to_host);
+  }
 
   Stream lane(Lane /*lane*/) override { return {}; }
   void order(Stream /*before*/, Stream /*after*/) override {}
@@ -85,6 +91,9 @@ class Host final : public Device {
   void throw_if_faulted() override {}
   void begin_range(const char* /*name*/) override {}
   void end_range() override {}
+
+ private:
+  std::vector<AlignedMemory> on_host_;
 };
 
 }  // namespace

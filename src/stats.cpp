@@ -31,7 +31,6 @@ WeightStats& WeightStats::operator+=(const WeightStats& more) {
   gathers += more.gathers;
   unchanged += more.unchanged;
   healed += more.healed;
-  host_waits += more.host_waits;
   for (const auto& [reason, count] : more.whole) {
     whole[reason] += count;
   }

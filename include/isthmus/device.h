@@ -16,8 +16,17 @@ namespace isthmus {
 
 // A part of the path that has its own stream, so that units overlap: one is encoded while another's packets cross, and
 // gathers do not queue behind reductions.
-enum class Lane : uint8_t { kIntra, kEncode, kInter, kDecode, kGatherInter, kGatherIntra };
-inline constexpr int kNumLanes = 6;
+enum class Lane : uint8_t {
+  kIntra,
+  kEncode,
+  kInter,
+  kDecode,
+  kGatherInter,
+  kGatherIntra,
+  kEncodeWeights,
+  kDecodeWeights
+};
+inline constexpr int kNumLanes = 8;
 
 // A place in a stream that other streams can wait for. A Device makes it.
 class Event {
@@ -44,7 +53,8 @@ struct SquaredError {
 static_assert(std::atomic<double>::is_always_lock_free && sizeof(SquaredError) == 16);
 
 // On the CPU there are no streams: all work is done when the call returns. On a GPU calls enqueue work and return. Only
-// read(), write() and codec_counts() wait for the device; only allocate(), make_event() and make_codec() allocate. All
+// read(), write() and codec_counts() wait for the device; only allocate(), allocate_on_host(),
+// make_event() and make_codec() allocate. All
 // but read() and write() can be captured into a CUDA graph. Memory that is allocated during a capture stays where it is
 // for the graph.
 //
@@ -62,6 +72,11 @@ class Device {
   // Copies from or to host memory after all enqueued work, and waits for the copy. Types and sizes are equal.
   virtual void read(ConstBuffer from, Buffer to_host) = 0;
   virtual void write(ConstBuffer from_host, Buffer to) = 0;
+
+  // Host memory that copy_to_host() writes to; the device keeps it for as long as it lives. Throws std::bad_alloc.
+  virtual void* allocate_on_host(int64_t bytes) = 0;
+  // Copies to such memory, as work of `stream`.
+  virtual void copy_to_host(ConstBuffer from, Buffer to_host, Stream stream) = 0;
 
   // The stream of a lane; null on the CPU. All ranks have the same lanes and use them in the same order.
   virtual Stream lane(Lane lane) = 0;

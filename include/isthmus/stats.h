@@ -55,7 +55,6 @@ struct WeightStats {
   int64_t unchanged = 0;                 // gathers for which this rank's shard had not changed
   int64_t healed = 0;                    // gathers that found a replica with different bits, and sent all shards anew
   std::map<std::string, int64_t> whole;  // gathers whose shards crossed whole, by reason
-  int64_t host_waits = 0;                // on a GPU: calls that waited for the GPU to reach an earlier gather
   int64_t replica_bytes = 0;             // memory of all replicas
 
   WeightStats& operator+=(const WeightStats& more);

@@ -79,8 +79,8 @@ class Transport {
   virtual HandlePtr all_gather(ConstBuffer in, Buffer out, Stream stream) = 0;
 
   // out[p] becomes rank p's `in`, whose bytes that rank alone decides; all are of kByte, and out[p] has just as many.
-  // out[rank()] stays as it is. On the CPU alone: tiers of GPUs throw Error.
-  virtual HandlePtr all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream stream);
+  // out[rank()] stays as it is.
+  virtual HandlePtr all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream stream) = 0;
 
   // data = reduction over ranks of data, the same bits on every rank.
   virtual HandlePtr all_reduce(Buffer data, ReduceOp op, Stream stream) = 0;

@@ -52,6 +52,8 @@ enum class FaultKind : uint32_t {
   kEmptyBlock,   // flagged, but marks no element
   kDoesNotPeel,  // within the bound on rounds
   kCellsLeft,    // the sketch holds more than the index says
+  kBlock,        // of weights: does not decode
+  kLength,       // of weights: is not that of the packet's blocks
 };
 
 // The first fault of decoding, in device memory or in host memory that the device can write. It is sticky: once

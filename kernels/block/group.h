@@ -63,7 +63,6 @@ concept IsGroupOfPass = IsGroup<Group> &&
   // a multiple of 16.
   { group.ballot_in_step(condition) } -> std::same_as<uint32_t>;
   { group.from_neighbour(value, 3) } -> std::same_as<float>;  // the value of one of these 16
-  group.await(word, operand);  // until the host has published the value in this word of its own memory; all threads
   // word = value, of 32 or 64 bits, once this thread's earlier writes are visible to all threads and to the host.
   group.publish(word, operand);
 };

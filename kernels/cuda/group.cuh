@@ -91,16 +91,6 @@ class CtaGroup {
     return __syncthreads_or(last) != 0;
   }
 
-  __device__ void await(const uint32_t& word, uint32_t value) const {
-    constexpr unsigned kPauseNs = 2000;
-    if (threadIdx.x == 0) {
-      while (*static_cast<const volatile uint32_t*>(&word) != value) {
-        __nanosleep(kPauseNs);
-      }
-      __threadfence_system();
-    }
-    __syncthreads();
-  }
   template <typename Word>
   __device__ void publish(Word& word, Word value) const {
     __threadfence_system();

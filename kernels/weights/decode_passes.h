@@ -23,7 +23,7 @@ ISTHMUS_DEVICE void copy_elements(const Group& group, const uint8_t* from, uint8
   });
 }
 
-// Moves the shards of all nodes to their places. The last group reports the outcome.
+// Moves the shards of all nodes to their places. The last group reports bad blocks.
 template <typename Format>
 struct DecodeWeights {
   static constexpr int kThreads = kWeightThreads;
@@ -37,7 +37,7 @@ struct DecodeWeights {
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    if (job.state->is_decided != 0) {
+    if (job.state->is_refused != 0) {
       return;
     }
     copy_own(group);
@@ -209,44 +209,10 @@ struct DecodeWeights {
   template <typename Group>
   ISTHMUS_DEVICE void conclude(Group& group) const {
     for (int64_t node = 0; node < job.num_nodes; ++node) {
-      if (job.bad_blocks[node] != WeightDecodeState::kNone) {
-        VerifyWeights<Format>::publish_bad_block(group, job, shape.num_blocks(), node);
+      if (job.bad_blocks[node] != WeightDecodeJob::kNoBlock) {
+        refuse_bad_block(group, job, shape.num_blocks(), node);
         return;
       }
-    }
-    publish_outcome(group, job, WeightVerdict::kInPlace);
-  }
-};
-
-// If packets do not suffice, gives this node's shard to the host, tells it, waits for it, and takes what it carried.
-// After a fault it only waits. All groups run at once.
-struct LeaveToHost {
-  static constexpr int kThreads = kPassThreads;
-  static constexpr int64_t kMaxSharedBytes = 0;
-
-  WeightDecodeJob job;
-  WeightShape shape;
-  bool gives_aligned;  // the shard and its place with the host, at multiples of 16
-  bool takes_aligned;  // the replica and what arrived
-
-  template <typename Group>
-  ISTHMUS_DEVICE void operator()(Group& group) const {
-    const WeightVerdict carries = job.state->carries;
-    const bool is_carried = carries != WeightVerdict::kPending;
-    if (!is_carried && job.state->is_refused == 0) {
-      return;
-    }
-    if (is_carried) {
-      const auto* shard = static_cast<const uint8_t*>(job.shard.data);
-      copy_elements<uint8_t>(group, shard, job.outgoing, shape.bytes(), gives_aligned);
-      if (group.is_last(job.state->arrived) && group.thread() == 0) {
-        publish_outcome(group, job, carries);
-      }
-    }
-    group.await(job.outcome->ready, number_told(job));
-    if (is_carried) {
-      auto* replica = static_cast<uint8_t*>(job.replica.data);
-      copy_elements<uint8_t>(group, job.arrived, replica, job.num_nodes * shape.bytes(), takes_aligned);
     }
   }
 };

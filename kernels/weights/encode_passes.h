@@ -101,6 +101,26 @@ struct ChecksumReplica {
   }
 };
 
+ISTHMUS_DEVICE void write_sealed(const WeightEncodeJob& job, WeightHeaderWords header) {
+  header.word[kWeightGather] |= uint64_t{checksum_of_weight_header(header)} << kWeightUpperHalf;
+  *reinterpret_cast<WeightHeaderWords*>(job.sent) = header;
+}
+
+// Writes the header of a rank without a replica. One thread.
+struct WriteWeightHeader {
+  static constexpr int kThreads = kPassThreads;
+  static constexpr int64_t kMaxSharedBytes = 0;
+
+  WeightEncodeJob job;
+
+  template <typename Group>
+  ISTHMUS_DEVICE void operator()(Group& group) const {
+    if (group.thread() == 0) {
+      write_sealed(job, job.header);
+    }
+  }
+};
+
 // Writes the header. sum: the checksum of the packet's words. All threads of one group call it.
 template <typename Group>
 ISTHMUS_DEVICE void write_header(Group& group, const WeightEncodeJob& job, uint64_t sum) {
@@ -110,10 +130,7 @@ ISTHMUS_DEVICE void write_header(Group& group, const WeightEncodeJob& job, uint6
     header.word[kWeightPacketBytes] = job.state->packet_bytes;
     header.word[kWeightPacketChecksum] = weight_checksum(sum);
     header.word[kWeightReplicaChecksum] = job.replica.data == nullptr ? 0 : weight_checksum(replica_sum);
-    header.word[kWeightGather] |= uint64_t{checksum_of_weight_header(header)} << kWeightUpperHalf;
-    for (int i = 0; i < kWeightHeaderWords; ++i) {
-      reinterpret_cast<uint64_t*>(job.sent)[i] = header.word[i];
-    }
+    write_sealed(job, header);
   }
 }
 
@@ -152,10 +169,6 @@ struct CodeWeights {
     }
     if (group.is_last(job.state->arrived)) {
       place(group);
-      if (job.capacity == 0) {
-        group.sync();
-        write_header(group, job, 0);
-      }
     }
   }
 
@@ -267,7 +280,7 @@ struct CodeWeights {
   }
 };
 
-// Moves blocks to their places in the packet, if it has room.
+// Moves blocks to their places in the packet.
 template <typename Format>
 struct PlaceWeights {
   static constexpr int kThreads = kPassThreads;
@@ -280,7 +293,7 @@ struct PlaceWeights {
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
     const uint64_t packet_bytes = job.state->packet_bytes;
-    if (packet_bytes == 0 || packet_bytes > static_cast<uint64_t>(job.capacity)) {
+    if (packet_bytes == 0) {
       return;
     }
     uint8_t* packet = job.sent + kWeightHeaderBytes;
@@ -362,9 +375,7 @@ struct SealWeights {
 
   template <typename Group>
   ISTHMUS_DEVICE void operator()(Group& group) const {
-    const uint64_t bytes = job.state->packet_bytes;
-    const bool is_written = bytes <= static_cast<uint64_t>(job.capacity);
-    const int64_t num_words = is_written ? static_cast<int64_t>(bytes) / kChecksumWordBytes : 0;
+    const int64_t num_words = static_cast<int64_t>(job.state->packet_bytes) / kChecksumWordBytes;
     checksum_words(group, job.sent + kWeightHeaderBytes, num_words, 0, job.parts);
     if (group.is_last(job.state->arrived)) {
       write_header(group, job, sum_parts(group, job.parts, 0));

@@ -1,5 +1,5 @@
 // The passes of one encoding and one decoding of weight differences, in order; kernels/block/passes.h says what an
-// executor is. For an unchanged shard encoding reads it and the replica once, and decoding reads headers.
+// executor is. For an unchanged shard encoding reads it and the replica once.
 #pragma once
 
 #include "kernels/block/passes.h"
@@ -17,6 +17,10 @@ inline int64_t groups_for_weight_blocks(int64_t num_blocks) {
 
 template <typename Executor>
 void run_passes(Executor& executor, const WeightEncodeJob& job) {
+  if (job.before.data == nullptr) {
+    executor.run(WriteWeightHeader{job}, 1, 0);
+    return;
+  }
   const WeightShape shape = weight_shape(job.shard);
   const bool aligned = is_aligned(job.before.data, sizeof(WordPair)) && is_aligned(job.shard.data, sizeof(WordPair));
   if (job.replica.data != nullptr) {
@@ -28,42 +32,24 @@ void run_passes(Executor& executor, const WeightEncodeJob& job) {
     executor.run(CodeWeights<Format>{job, shape, weight_frequencies()},
                  kIsCoded<Format> ? groups_for_weight_blocks(shape.num_blocks()) : 1,
                  CodeWeights<Format>::kMaxSharedBytes);
-    if (job.capacity > 0) {
-      executor.run(PlaceWeights<Format>{job, shape}, at_least_one(shape.num_blocks()), 0);
-      executor.run(SealWeights{job}, checksum_groups_of_words(job.capacity / kChecksumWordBytes), 0);
-    }
+    executor.run(PlaceWeights<Format>{job, shape}, at_least_one(shape.num_blocks()), 0);
+    executor.run(SealWeights{job}, checksum_groups_of_words(job.most_bytes / kChecksumWordBytes), 0);
   });
 }
 
 template <typename Executor>
-void decode_packets(Executor& executor, const WeightDecodeJob& job) {
+void run_passes(Executor& executor, const WeightDecodeJob& job) {
   const WeightShape shape = weight_shape(job.shard);
   const auto* place = static_cast<const uint8_t*>(job.replica.data) + job.node * shape.bytes();
   const bool aligned = is_aligned(place, sizeof(WordPair)) && is_aligned(job.shard.data, sizeof(WordPair));
+  executor.run(BeginDecodingWeights{job}, 1, 0);
   with_weight_format(job.shard.dtype, [&]<typename Format>(Format) {
-    executor.run(VerifyWeights<Format>{job, shape}, checksum_groups_of_words(job.capacity / kChecksumWordBytes), 0);
+    executor.run(VerifyWeights<Format>{job, shape}, checksum_groups_of_words(job.row_bytes / kChecksumWordBytes), 0);
     executor.run(DecodeWeights<Format>{job, shape, weight_frequencies(), aligned},
                  kIsCoded<Format> ? groups_for_weight_blocks(job.num_nodes * shape.num_blocks())
                                   : at_least_one(job.num_nodes * shape.num_blocks()),
                  DecodeWeights<Format>::kMaxSharedBytes);
   });
-}
-
-// Enough groups to saturate the way to host memory, and few enough that other work has room while they wait.
-inline constexpr int64_t kGroupsForHost = 16;
-
-template <typename Executor>
-void run_passes(Executor& executor, const WeightDecodeJob& job) {
-  executor.run(CheckWeightHeaders{job}, 1, 0);
-  if (job.capacity > 0) {  // else all are in place, or a packet is too long
-    decode_packets(executor, job);
-  }
-  const auto are_aligned = [](const void* one, const void* other) {
-    return is_aligned(one, sizeof(WordPair)) && is_aligned(other, sizeof(WordPair));
-  };
-  executor.run(LeaveToHost{job, weight_shape(job.shard), are_aligned(job.shard.data, job.outgoing),
-                           are_aligned(job.arrived, job.replica.data)},
-               kGroupsForHost, 0);
 }
 
 }  // namespace isthmus::kernels::ISTHMUS_KERNEL_NAMESPACE

@@ -57,7 +57,6 @@ class CudaParts:
         *,
         world: _TorchBackend,
         store: Store,
-        host_inter: _TorchBackend | None,
     ) -> None: ...
 
 class Backend(_TorchBackend):

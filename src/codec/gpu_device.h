@@ -1,7 +1,6 @@
 // What devices share whose codecs run as passes on streams.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -26,8 +25,6 @@ class GpuDevice : public Device {
   void reset_codec_counts() override;
 
   virtual PassesOfDevice passes() = 0;
-  // Host memory, zeroed, that the device reads and writes at the same address. Throws std::bad_alloc.
-  virtual std::shared_ptr<std::byte> allocate_mapped(int64_t bytes) = 0;
 
  private:
   // The present counts of the device's codecs. One thread at a time calls it.

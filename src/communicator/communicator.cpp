@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "communicator/path/flat_path.h"
-#include "communicator/path/gpu_weight_crossing.h"
 #include "communicator/path/two_tier_path.h"
 #include "communicator/path/weight_crossing.h"
 #include "communicator/plan/planned_unit_states.h"
@@ -25,6 +24,7 @@ namespace isthmus {
 namespace {
 
 constexpr const char* kAboveMaxUnits = "more than max_units units";
+constexpr const char* kInGraph = "in a CUDA graph";
 
 bool is_flat(const Options& options) { return options.tiers == "flat"; }
 
@@ -96,16 +96,9 @@ struct Communicator::Parts {
         planner(tiers, *device, options),
         units(tiers, *device, planner, statistics),
         replicas(*device, options.max_units),
-        weight_crossing(tiers, options),
+        weight_crossing(tiers, options, *device, [this] { throw_if_aborted(); }),
         reduction_scratch(*device),
-        gather_scratch(device->is_host() ? nullptr : std::make_unique<ScratchInTurns>(*device)),
-        gpu_weight_crossing(device->is_host() || tiers.num_nodes() == 1 || !tiers.has_host_inter()
-                                ? nullptr
-                                : std::make_unique<GpuWeightCrossing>(tiers, options, dynamic_cast<GpuDevice&>(*device),
-                                                                      statistics, [this](const std::string& reason) {
-                                                                        phase = "decode weights";
-                                                                        fail(reason);
-                                                                      })) {}
+        gather_scratch(device->is_host() ? nullptr : std::make_unique<ScratchInTurns>(*device)) {}
 
   // body(run) enqueues the collective's work and returns the plan, for a reduction. weights: the unit whose weights are
   // gathered; null: none.
@@ -114,12 +107,9 @@ struct Communicator::Parts {
   // Runs a reduction: reduce(run, plan) enqueues its work.
   template <typename Reduce>
   EventPtr run_reduction(const Reduction& reduction, const CallerStreams& caller, const Reduce& reduce);
-  // Gathers the shards of this rank's rail from the updated replica, or just the shard where there is no replica.
+  // Gathers the shards of this rank's rail from the updated replica, or just the shard.
   void gather_weights(Run& run, ConstBuffer shard, Buffer gathered, const UnitKey& unit);
-  // Returns the shards of the rail; empty: there is no replica.
-  ConstBuffer cross_on_cpu(Run& run, ConstBuffer shard, const UnitKey& unit);
-  // Returns null if there is no replica, so that the shard crosses whole.
-  Replica* cross_on_gpu(Run& run, ConstBuffer shard, const UnitKey& unit);
+  void throw_if_aborted();
   void throw_if_faulted();
   void fail(const std::string& reason);
   MemoryUse memory() const;
@@ -139,9 +129,6 @@ struct Communicator::Parts {
 
   std::mutex mutex;     // guards what follows
   std::string failure;  // why the communicator is aborted; empty: it works
-
-  // Null on the CPU, with one node, and without a host tier. Its thread uses all members above.
-  const std::unique_ptr<GpuWeightCrossing> gpu_weight_crossing;
 };
 
 template <typename Body>
@@ -196,18 +183,12 @@ void Communicator::Parts::gather_weights(Run& run, ConstBuffer shard, Buffer gat
     return;
   }
   run.weights.gathers = 1;
-  if (device->is_host()) {
-    path->all_gather(run, shard, gathered, cross_on_cpu(run, shard, unit));
+  if (device->capture(run.tail()) != 0) {  // where the host cannot wait
+    run.weights.whole[kInGraph] = 1;
+    run.reason = kInGraph;
+    path->all_gather(run, shard, gathered);
     return;
   }
-  Replica* const replica = cross_on_gpu(run, shard, unit);
-  path->all_gather(run, shard, gathered, replica != nullptr ? replica->shards : Buffer{});
-  if (replica != nullptr) {
-    GpuWeightCrossing::finish(run, *replica);
-  }
-}
-
-ConstBuffer Communicator::Parts::cross_on_cpu(Run& run, ConstBuffer shard, const UnitKey& unit) {
   const int64_t rail_elements = tiers.num_nodes() * shard.num_elements;
   Replica* const replica = replicas.find_or_add(unit, rail_elements);
   if (replica == nullptr) {  // perhaps on this rank only: others may have dropped units
@@ -217,40 +198,22 @@ ConstBuffer Communicator::Parts::cross_on_cpu(Run& run, ConstBuffer shard, const
     weight_crossing.cross(run, shard, none);
     run.weights.whole = {{kAboveMaxUnits, 1}};
     run.reason = "above max_units weights cross whole";
-    return none.shards;
+    path->all_gather(run, shard, gathered, none.shards);
+    return;
   }
   run.as_differences = true;
   weight_crossing.cross(run, shard, *replica);
-  return replica->shards;
+  path->all_gather(run, shard, gathered, replica->shards);
+  replica->last_use = run.event();
 }
 
-Replica* Communicator::Parts::cross_on_gpu(Run& run, ConstBuffer shard, const UnitKey& unit) {
-  const auto whole = [&](const char* reason) {
-    run.weights.whole[reason] = 1;
-    run.reason = reason;
-    return nullptr;
-  };
-  if (gpu_weight_crossing == nullptr) {
-    return whole("no tier for memory of the host");
-  }
-  // A graph would replay the sizes that packets had when it was captured.
-  if (device->capture(run.tail()) != 0) {
-    return whole("in a CUDA graph");
-  }
-  Replica* const replica = replicas.find_or_add(unit, tiers.num_nodes() * shard.num_elements);
-  if (replica == nullptr) {
-    return whole(kAboveMaxUnits);
-  }
-  run.as_differences = true;
-  gpu_weight_crossing->cross(run, shard, unit, *replica);
-  return replica;
+void Communicator::Parts::throw_if_aborted() {
+  const std::lock_guard lock(mutex);
+  ISTHMUS_CHECK(TransportError, failure.empty(), "the communicator of rank ", tiers.rank(), " is aborted: ", failure);
 }
 
 void Communicator::Parts::throw_if_faulted() {
-  {
-    const std::lock_guard lock(mutex);
-    ISTHMUS_CHECK(TransportError, failure.empty(), "the communicator of rank ", tiers.rank(), " is aborted: ", failure);
-  }
+  throw_if_aborted();
   const char* failed_phase = "exchange";
   try {
     const std::exception_ptr fault = fault_of(*device);
@@ -274,9 +237,6 @@ void Communicator::Parts::fail(const std::string& reason) {
     }
   }
   tiers.abort();
-  if (gpu_weight_crossing != nullptr) {
-    gpu_weight_crossing->release();
-  }
 }
 
 MemoryUse Communicator::Parts::memory() const {
@@ -343,12 +303,7 @@ UnitStates& Communicator::units() { return parts_->units; }
 
 const UnitStates& Communicator::units() const { return parts_->units; }
 
-Stats Communicator::stats() {
-  if (parts_->gpu_weight_crossing != nullptr) {
-    parts_->gpu_weight_crossing->look();
-  }
-  return parts_->statistics.snapshot();
-}
+Stats Communicator::stats() { return parts_->statistics.snapshot(); }
 
 void Communicator::reset_stats() { parts_->statistics.reset(); }
 

@@ -30,7 +30,7 @@ struct DeviceWords {
 
 // Words in host memory that the device writes.
 struct HostWords {
-  kernels::DeviceFault fault;  // a copy of that in DeviceWords, once it is reported
+  MappedFaults faults;
   kernels::DeviceCounts copied;
 };
 
@@ -142,12 +142,13 @@ struct CudaDevice::Implementation {
   const int ordinal;
   const std::shared_ptr<CudaEventPool> events;
   const std::shared_ptr<HostWords> host_words = make_mapped<HostWords>(ordinal);
+  std::vector<std::shared_ptr<void>> on_host;  // before device_words, whose end waits for all work
   SquaredErrors squared_errors{ordinal};
   const std::shared_ptr<void> device_words = allocate_device(ordinal, sizeof(DeviceWords));
   std::array<std::unique_ptr<LaneStream>, kNumLanes> lanes;
   const OwnedStream counts_stream{ordinal, 0};
   const CudaEvent order_event{std::make_shared<CudaEventPool>(ordinal, cudaEventDisableTiming)};
-  CudaLauncher launcher{ordinal, &device_address(host_words.get(), ordinal)->fault};
+  CudaLauncher launcher{ordinal, &device_address(host_words.get(), ordinal)->faults};
 
   DeviceWords* words() const { return static_cast<DeviceWords*>(device_words.get()); }
 };
@@ -190,6 +191,18 @@ void CudaDevice::write(ConstBuffer from_host, Buffer to) {
 }
 
 Stream CudaDevice::lane(Lane lane) { return {implementation_->lanes[static_cast<size_t>(lane)]->get()}; }
+
+void* CudaDevice::allocate_on_host(int64_t bytes) {
+  return implementation_->on_host.emplace_back(allocate_mapped_of_host(ordinal(), bytes)).get();
+}
+
+void CudaDevice::copy_to_host(ConstBuffer from, Buffer to_host, Stream stream) {
+  check_equal_length("copy_to_host", from, to_host);
+  const CurrentDevice current(ordinal());
+  implementation_->check(cudaMemcpyAsync(to_host.data, from.data, static_cast<size_t>(from.bytes()),
+                                         cudaMemcpyDeviceToHost, cuda_stream(stream)),
+                         "cudaMemcpyAsync");
+}
 
 // One event serves all calls, because a wait refers to what was recorded when the wait was enqueued.
 void CudaDevice::order(Stream before, Stream after) {
@@ -314,24 +327,6 @@ PassesOfDevice CudaDevice::passes() {
   return {implementation_->launcher, &words->counts, &words->fault};
 }
 
-// The memory is freed once no work can read it any more.
-std::shared_ptr<std::byte> CudaDevice::allocate_mapped(int64_t bytes) {
-  std::shared_ptr<void> memory = allocate_mapped_of_host(ordinal(), bytes);
-  auto* const begin = static_cast<std::byte*>(memory.get());
-  ISTHMUS_CHECK(Error, device_address(begin, ordinal()) == begin, name(),
-                ": mapped memory has other addresses there than on the host (no unified addressing)");
-  std::fill_n(begin, bytes, std::byte{});
-  return {begin, [number = ordinal(), kept = std::move(memory)](std::byte* /*freed*/) {
-            try {
-              const CurrentDevice current(number);
-              const AllowedInCapture allowed;
-              check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize", number);
-            } catch (const Error&) {
-              // The device has failed, so nothing runs there any more.
-            }
-          }};
-}
-
 void CudaDevice::set_context(DeviceContext* context, PacketContext value, Stream stream) {
   launch_on(ordinal(), [&] { kernels::cuda_set_context(context, {value.unit_hash, value.step}, stream.handle); });
 }
@@ -357,9 +352,11 @@ void CudaDevice::end_step(bool skipped, Stream stream) {
 }
 
 void CudaDevice::throw_if_faulted() {
-  kernels::DeviceFault& fault = implementation_->host_words->fault;
-  if (std::atomic_ref(fault.reported).load(std::memory_order_acquire) != 0) {
-    throw_if_reported(fault);
+  MappedFaults& faults = implementation_->host_words->faults;
+  for (kernels::DeviceFault* const fault : {&faults.of_gradients, &faults.of_weights}) {
+    if (std::atomic_ref(fault->reported).load(std::memory_order_acquire) != 0) {
+      throw_if_reported(*fault);
+    }
   }
 }
 

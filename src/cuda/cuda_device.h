@@ -38,6 +38,9 @@ class CudaDevice : public GpuDevice {
   void read(ConstBuffer from, Buffer to_host) override;
   void write(ConstBuffer from_host, Buffer to) override;
 
+  void* allocate_on_host(int64_t bytes) override;
+  void copy_to_host(ConstBuffer from, Buffer to_host, Stream stream) override;
+
   Stream lane(Lane lane) override;
   void order(Stream before, Stream after) override;
   EventPtr make_event() override;
@@ -69,7 +72,6 @@ class CudaDevice : public GpuDevice {
   void end_range() override;
 
   PassesOfDevice passes() override;
-  std::shared_ptr<std::byte> allocate_mapped(int64_t bytes) override;
 
  private:
   // Copies the device's present counts and waits only for that copy.

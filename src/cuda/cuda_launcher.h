@@ -22,10 +22,17 @@ void launch_on(int ordinal, const Launch& launch) {
   }
 }
 
-// Kernels keep the first fault in device memory, which is fast to read, and copy it to memory that the host sees.
+// Faults in memory that the host sees. Gradients and weights are decoded side by side.
+struct MappedFaults {
+  kernels::DeviceFault of_gradients;  // a copy of that in device memory, once it is reported
+  kernels::DeviceFault of_weights;
+};
+
+// Kernels keep the first fault of gradients in device memory, which is fast to read, and copy it to memory that the
+// host sees.
 class CudaLauncher final : public DeviceLauncher {
  public:
-  CudaLauncher(int ordinal, kernels::DeviceFault* mapped_fault) : ordinal_(ordinal), mapped_fault_(mapped_fault) {}
+  CudaLauncher(int ordinal, MappedFaults* faults) : ordinal_(ordinal), faults_(faults) {}
 
   void run(const kernels::Job& job, Stream stream) override {
     const auto run_on = [&](const auto& each) {
@@ -38,13 +45,15 @@ class CudaLauncher final : public DeviceLauncher {
   template <typename Job>
   Job with_mapped_fault(Job job) const {
     if constexpr (std::is_base_of_v<kernels::DecodeJobBase, Job>) {
-      job.mapped_fault = mapped_fault_;
+      job.mapped_fault = &faults_->of_gradients;
+    } else if constexpr (std::is_same_v<kernels::WeightDecodeJob, Job>) {
+      job.mapped_fault = &faults_->of_weights;
     }
     return job;
   }
 
   const int ordinal_;
-  kernels::DeviceFault* const mapped_fault_;
+  MappedFaults* const faults_;
 };
 
 }  // namespace isthmus

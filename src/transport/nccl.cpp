@@ -270,6 +270,27 @@ HandlePtr NcclTransport::all_gather(ConstBuffer in, Buffer out, Stream stream) {
   return handle;
 }
 
+HandlePtr NcclTransport::all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream stream) {
+  ISTHMUS_CHECK(Error, static_cast<int>(out.size()) == size(), who_, ": uneven all-gather into ", out.size(),
+                " buffers over ", size(), " ranks");
+  HandlePtr handle = enqueue(stream, [&](cudaStream_t on) {
+    start_group();
+    for (int peer = 0; peer < size(); ++peer) {
+      const Buffer& arriving = out[static_cast<size_t>(peer)];
+      if (peer != rank() && in.num_elements > 0) {
+        check(ncclSend(in.data, static_cast<size_t>(in.num_elements), ncclUint8, peer, comm_, on), "ncclSend");
+      }
+      if (peer != rank() && arriving.num_elements > 0) {
+        check(ncclRecv(arriving.data, static_cast<size_t>(arriving.num_elements), ncclUint8, peer, comm_, on),
+              "ncclRecv");
+      }
+    }
+    finish_group();
+  });
+  count_sent([&](int /*peer*/) { return in.bytes(); });
+  return handle;
+}
+
 HandlePtr NcclTransport::all_reduce(Buffer data, ReduceOp op, Stream stream) {
   ISTHMUS_CHECK(Error, op == ReduceOp::kSum, who_, ": NCCL has no bitwise or");
   HandlePtr handle = enqueue(stream, [&](cudaStream_t on) {

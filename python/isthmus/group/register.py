@@ -118,11 +118,8 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
             flat = gloo_tier(group, "flat", list(range(group.size)))
     core = native.load()
     if not no_cuda:
-        takes_host = two_tier and options.weights == "delta"
         cuda = core.CudaParts(
-            world=_borrowed_world(group, "cuda") or make_world(group),
-            store=PrefixStore("tiers", group.store),
-            host_inter=gloo_tier(group, f"host_inter/{local_index}", rail) if takes_host else None,
+            world=_borrowed_world(group, "cuda") or make_world(group), store=PrefixStore("tiers", group.store)
         )
     backend: _C.Backend = core.Backend(
         store=PrefixStore("faults", group.store),

@@ -37,14 +37,6 @@ void check_like(const char* what, ConstBuffer buffer, ConstBuffer shard, int64_t
   check_memory(what, buffer, buffer.bytes(), element_bytes(shard.dtype));
 }
 
-// The room for blocks in what one node sends or receives.
-int64_t capacity_of(const char* what, int64_t bytes) {
-  const int64_t capacity = bytes - kernels::kWeightHeaderBytes;
-  ISTHMUS_CHECK(Error, capacity >= 0 && capacity % kPair == 0, kName, ": ", what, " of ", bytes,
-                " bytes, where a header of ", kernels::kWeightHeaderBytes, " and a multiple of ", kPair, " are needed");
-  return capacity;
-}
-
 // Returns the bytes used.
 int64_t carve(kernels::WeightEncodeJob& job, ConstBuffer shard, void* memory) {
   Carver carver(memory);
@@ -70,6 +62,25 @@ int64_t carve(kernels::WeightDecodeJob& job, ConstBuffer shard, int64_t num_node
   return carver.bytes();
 }
 
+class GpuWeightCoder final : public WeightCoder {
+ public:
+  explicit GpuWeightCoder(GpuDevice& device) : device_(device) {}
+
+  int64_t encode_scratch_bytes(ConstBuffer shard) const override { return weight_encode_scratch_bytes(shard); }
+  void encode(const WeightEncode& encode, Workspace workspace) override {
+    device_.passes().launcher.run(make_weight_encode_job(encode, workspace.scratch), workspace.stream);
+  }
+  int64_t decode_scratch_bytes(ConstBuffer shard, int64_t num_nodes) const override {
+    return weight_decode_scratch_bytes(shard, num_nodes);
+  }
+  void decode(const WeightDecode& decode, Workspace workspace) override {
+    device_.passes().launcher.run(make_weight_decode_job(decode, workspace.scratch), workspace.stream);
+  }
+
+ private:
+  GpuDevice& device_;
+};
+
 }  // namespace
 
 int64_t weight_encode_scratch_bytes(ConstBuffer shard) {
@@ -77,81 +88,73 @@ int64_t weight_encode_scratch_bytes(ConstBuffer shard) {
   return carve(job, shard, nullptr);
 }
 
-kernels::WeightEncodeJob make_weight_encode_job(const WeightEncode& encode) {
+int64_t weight_decode_scratch_bytes(ConstBuffer shard, int64_t num_nodes) {
+  kernels::WeightDecodeJob job = {};
+  return carve(job, shard, num_nodes, nullptr);
+}
+
+kernels::WeightEncodeJob make_weight_encode_job(const WeightEncode& encode, Buffer scratch) {
   kernels::WeightEncodeJob job = {};
   job.header = words_of(without_results(encode.header));
   job.before = encode.before;
   job.shard = encode.shard;
   job.replica = encode.replica;
   job.sent = encode.sent.as<uint8_t>();
-  job.capacity = capacity_of("memory to be sent", encode.sent.bytes());
-  check_memory("memory to be sent", encode.sent, encode.sent.bytes());
+  job.most_bytes = WeightPackets::most_bytes(encode.shard);
+  check_memory("memory to be sent", encode.sent, kernels::kWeightHeaderBytes + job.most_bytes);
   check_like("shard", encode.shard, encode.shard, encode.shard.num_elements);
-  check_like("old shard", encode.before, encode.shard, encode.shard.num_elements);
+  if (encode.before.data != nullptr) {
+    check_like("old shard", encode.before, encode.shard, encode.shard.num_elements);
+  }
   ISTHMUS_CHECK(Error, encode.replica.bytes() % 8 == 0, kName, ": a replica of ", encode.replica.bytes(),
                 " bytes, where whole words of 8 are needed");
   check_memory("replica", encode.replica, 0);
-  check_memory("scratch memory", encode.scratch, carve(job, encode.shard, encode.scratch.data));
+  check_memory("scratch memory", scratch, carve(job, encode.shard, scratch.data));
   return job;
 }
 
-int64_t weight_outcome_bytes(int64_t num_nodes) {
-  return static_cast<int64_t>(sizeof(kernels::WeightOutcome)) + num_nodes * kernels::kWeightHeaderBytes;
-}
-
-int64_t weight_decode_scratch_bytes(ConstBuffer shard, int64_t num_nodes) {
-  kernels::WeightDecodeJob job = {};
-  return carve(job, shard, num_nodes, nullptr);
-}
-
-kernels::WeightDecodeJob make_weight_decode_job(const WeightDecode& decode) {
+kernels::WeightDecodeJob make_weight_decode_job(const WeightDecode& decode, Buffer scratch) {
   ISTHMUS_CHECK(Error, decode.node >= 0 && decode.node < decode.num_nodes, kName, ": node ", decode.node, " of ",
                 decode.num_nodes);
   kernels::WeightDecodeJob job = {};
-  job.expected = words_of(decode.expected);
-  job.most_bytes = WeightPackets::most_bytes(decode.shard);
+  job.headers = decode.headers.as<kernels::WeightHeaderWords>();
+  job.packets = decode.packets.as<uint8_t>();
+  job.row_bytes = decode.packets.bytes() / decode.num_nodes;
   job.num_nodes = decode.num_nodes;
   job.node = decode.node;
-  job.received = decode.received.as<uint8_t>();
-  job.capacity = capacity_of("received memory of each node", decode.received.bytes() / decode.num_nodes);
   job.shard = decode.shard;
   job.replica = decode.replica;
-  job.outcome = decode.outcome;
-  job.outgoing = reinterpret_cast<uint8_t*>(decode.outgoing);
-  job.arrived = reinterpret_cast<const uint8_t*>(decode.arrived);
-  check_memory("received memory", decode.received, decode.num_nodes * (kernels::kWeightHeaderBytes + job.capacity));
+  ISTHMUS_CHECK(Error, decode.packets.bytes() % (decode.num_nodes * kPair) == 0, kName, ": packets of ",
+                decode.packets.bytes(), " bytes, where ", decode.num_nodes, " rows of a multiple of ", kPair,
+                " are needed");
+  check_memory("headers", decode.headers, decode.num_nodes * kernels::kWeightHeaderBytes);
+  check_memory("packets", decode.packets, 0);
   check_like("shard", decode.shard, decode.shard, decode.shard.num_elements);
   check_like("replica", decode.replica, decode.shard, decode.num_nodes * decode.shard.num_elements);
-  check_memory("scratch memory", decode.scratch, carve(job, decode.shard, decode.num_nodes, decode.scratch.data));
+  check_memory("scratch memory", scratch, carve(job, decode.shard, decode.num_nodes, scratch.data));
   return job;
 }
 
-WeightHeader received_header(const kernels::WeightOutcome& outcome, int64_t node) {
-  return std::bit_cast<WeightHeader>(reinterpret_cast<const kernels::WeightHeaderWords*>(&outcome + 1)[node]);
+std::unique_ptr<WeightCoder> make_weight_coder_of_gpu(GpuDevice& device) {
+  return std::make_unique<GpuWeightCoder>(device);
 }
 
-std::string text_of_fault(const kernels::WeightOutcome& outcome) {
-  const uint64_t node = outcome.fault_node;
-  const WeightHeader header = received_header(outcome, outcome.fault_node);
-  const auto of_packet = [&](const auto&... what) {
-    return detail::concatenate("corrupt packet of weights from node ", node, ": ", what...);
-  };
-  switch (outcome.fault) {
-    case kernels::WeightFault::kNone:
-      return "";
-    case kernels::WeightFault::kHeader:
-      return detail::concatenate(
-          "corrupt header of weights, or the ranks do not gather the same weights in the same order: unit ",
-          header.unit_hash, ", gather ", header.gather, ", ", header.num_elements, " elements of node ", header.sender,
-          " (node ", node, ")");
-    case kernels::WeightFault::kChecksum:
-      return text_of_damage(node, outcome.checksum, header);
-    case kernels::WeightFault::kBlock:
-      return of_packet("block ", outcome.fault_block, " does not decode");
-    case kernels::WeightFault::kLength:
-      return of_packet(header.packet_bytes, " bytes are not those of its blocks");
+bool is_of_weights(const kernels::DeviceFault& fault) {
+  return static_cast<uint32_t>(fault.expected.word[kernels::kWeightIdentity]) == WeightHeader::kMagic;
+}
+
+std::string text_of_weight_fault(const kernels::DeviceFault& fault) {
+  const auto node = static_cast<uint64_t>(fault.packet());
+  const uint64_t found = fault.expected.word[kernels::kWeightPacketChecksum];
+  if (fault.kind() == kernels::FaultKind::kChecksum) {
+    return text_of_damage(node, found, fault.received.word[kernels::kWeightPacketChecksum]);
   }
-  return "";
+  const std::string packet = detail::concatenate("corrupt packet of weights from node ", node, ": ");
+  if (fault.kind() == kernels::FaultKind::kBlock) {
+    return detail::concatenate(packet, "block ", found, " does not decode");
+  }
+  return detail::concatenate(packet, fault.received.word[kernels::kWeightPacketBytes],
+                             " bytes are not those of its blocks");
 }
 
 }  // namespace isthmus

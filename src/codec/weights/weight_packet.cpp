@@ -114,9 +114,9 @@ void WeightPackets::decode(ConstBuffer packet, Buffer replica) {
                 " bytes, of which ", place, " belong to blocks");
 }
 
-std::string text_of_damage(uint64_t node, uint64_t checksum, const WeightHeader& header) {
+std::string text_of_damage(uint64_t node, uint64_t checksum, uint64_t expected) {
   return detail::concatenate("corrupt packet of weights from node ", node, ": its bytes have the checksum ", checksum,
-                             ", but its header says ", header.packet_checksum);
+                             ", but its header says ", expected);
 }
 
 uint64_t checksum_of(ConstBuffer bytes) {

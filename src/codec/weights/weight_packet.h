@@ -60,8 +60,8 @@ class WeightPackets {
   std::unique_ptr<Scratch> scratch_;
 };
 
-// The text of a PacketError about a packet whose checksum is not its header's.
-std::string text_of_damage(uint64_t node, uint64_t checksum, const WeightHeader& header);
+// The text of a PacketError about a packet whose checksum is not the one that its header has.
+std::string text_of_damage(uint64_t node, uint64_t checksum, uint64_t expected);
 
 // The checksum that packets carry, of a multiple of 8 bytes of memory; never 0.
 uint64_t checksum_of(ConstBuffer bytes);

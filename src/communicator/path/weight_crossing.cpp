@@ -1,27 +1,40 @@
 #include "communicator/path/weight_crossing.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
+#include <utility>
 
 #include "communicator/path/weight_headers.h"
 
 namespace isthmus {
 namespace {
 
+constexpr int64_t kHeaderBytes = sizeof(WeightHeader);
+
 bool has_changed(const WeightHeader& header) { return header.packet_bytes > 0; }
 
 }  // namespace
 
+WeightCrossing::WeightCrossing(const TierSet& tiers, const Options& options, Device& device,
+                               std::function<void()> throw_if_aborted)
+    : tiers_(tiers),
+      options_(options),
+      device_(device),
+      throw_if_aborted_(std::move(throw_if_aborted)),
+      coder_(make_weight_coder(device)) {}
+
 void WeightCrossing::cross(Run& run, ConstBuffer shard, Replica& replica) {
-  const Buffer packet = run.take(WeightPackets::most_bytes(shard) + WeightPackets::kMarginBytes, DataType::kByte);
-  WeightHeader own = make_header(run, shard, replica, packet);
-  own.seal();
-  const std::vector<WeightHeader> headers = exchange(run, own);
+  const Buffer sent = run.take(weight_sent_bytes(shard), DataType::kByte);
+  const Buffer all_headers = run.take(tiers_.num_nodes() * kHeaderBytes, DataType::kByte);
+  encode(run, shard, replica, sent);
+  const std::vector<WeightHeader> headers = exchange(run, sent.slice(0, kHeaderBytes), all_headers);
   check_weight_headers(headers, shard);
   const std::string whole = why_whole(run, headers);
   const bool any_changed = std::any_of(headers.begin(), headers.end(), has_changed);
+  const WeightHeader& own = headers[static_cast<size_t>(tiers_.node())];
   run.weights.unchanged = whole.empty() && !has_changed(own) ? 1 : 0;
-  run.weights.gathers = 1;
   replica.is_valid = false;  // until every shard has been updated
   if (!whole.empty()) {
     gather_whole(run, shard, replica);
@@ -29,7 +42,8 @@ void WeightCrossing::cross(Run& run, ConstBuffer shard, Replica& replica) {
   } else {
     run.coded_elements = (tiers_.num_nodes() - 1) * shard.num_elements;
     if (any_changed) {
-      gather_packets(run, shard, packet, headers, replica);
+      const auto own_bytes = static_cast<int64_t>(own.packet_bytes);
+      gather_packets(run, shard, sent.slice(kHeaderBytes, own_bytes), headers, all_headers, replica);
     }
   }
   replica.is_valid = true;
@@ -39,33 +53,54 @@ void WeightCrossing::cross(Run& run, ConstBuffer shard, Replica& replica) {
   ++replica.gathers;
 }
 
-WeightHeader WeightCrossing::make_header(Run& run, ConstBuffer shard, const Replica& replica, Buffer packet) {
-  const Step step(run, "compare weights", Lane::kEncode, &CollectiveStats::encode_s);
-  WeightHeader header;
-  header.dtype = shard.dtype;
-  header.sender = static_cast<uint16_t>(tiers_.node());
-  header.unit_hash = replica.hash;
-  header.num_elements = static_cast<uint64_t>(shard.num_elements);
-  header.has_replica = replica.is_valid ? 1 : 0;
-  if (!replica.is_valid) {
-    return header;
+void WeightCrossing::encode(Run& run, ConstBuffer shard, const Replica& replica, Buffer sent) {
+  WeightEncode encode;
+  encode.header.dtype = shard.dtype;
+  encode.header.sender = static_cast<uint16_t>(tiers_.node());
+  encode.header.unit_hash = replica.hash;
+  encode.header.num_elements = static_cast<uint64_t>(shard.num_elements);
+  encode.header.has_replica = replica.is_valid ? 1 : 0;
+  if (replica.is_valid) {
+    encode.header.gather = static_cast<uint32_t>(replica.gathers);
+    encode.before = replica.shards.part(tiers_.node(), shard.num_elements);
+    encode.replica = replica.is_compared(options_.replica_interval) ? replica.words() : ConstBuffer{};
   }
-  header.gather = static_cast<uint32_t>(replica.gathers);
-  if (replica.is_compared(options_.replica_interval)) {
-    header.replica_checksum = checksum_of(replica.words());
+  encode.shard = shard;
+  encode.sent = sent;
+  const Step step(run, "compare weights", Lane::kEncodeWeights, &CollectiveStats::encode_s);
+  if (replica.last_use != nullptr) {
+    device_.wait(replica.last_use, run.tail());
   }
-  const ConstBuffer before = replica.shards.part(tiers_.node(), shard.num_elements);
-  header.packet_bytes = static_cast<uint64_t>(packets_.encode(before, shard, packet));
-  header.packet_checksum = checksum_of(packet.slice(0, static_cast<int64_t>(header.packet_bytes)));
-  return header;
+  coder_->encode(encode, run.workspace(coder_->encode_scratch_bytes(shard)));
 }
 
-std::vector<WeightHeader> WeightCrossing::exchange(Run& run, const WeightHeader& own) const {
-  const Step step(run, "inter all-gather of headers", tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
+std::vector<WeightHeader> WeightCrossing::exchange(Run& run, ConstBuffer own, Buffer all) {
+  if (headers_on_host_ == nullptr) {
+    headers_on_host_ = device_.allocate_on_host(all.bytes());
+  }
+  {
+    const Step step(run, "inter all-gather of headers", tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
+    tiers_.gather_inter().all_gather(own, all, run.tail())->wait(run.tail());
+    device_.copy_to_host(all, {headers_on_host_, all.num_elements, all.dtype}, run.tail());
+  }
+  wait_for(run.event());
+  tiers_.gather_inter().throw_if_failed();  // then they are no headers
   std::vector<WeightHeader> headers(static_cast<size_t>(tiers_.num_nodes()));
-  const Buffer all{headers.data(), static_cast<int64_t>(headers.size() * sizeof(own)), DataType::kByte};
-  tiers_.gather_inter().all_gather({&own, sizeof(own), DataType::kByte}, all, run.tail())->wait(run.tail());
+  std::memcpy(static_cast<void*>(headers.data()), headers_on_host_, static_cast<size_t>(all.bytes()));
   return headers;
+}
+
+// An abort ends the work that the event follows, but a GPU that has failed may not say so.
+void WeightCrossing::wait_for(const EventPtr& event) const {
+  constexpr int kLooksAtOnce = 100;
+  constexpr std::chrono::microseconds kPause(30);
+  for (int looks = 0; !device_.done(event); ++looks) {
+    throw_if_aborted_();
+    if (looks >= kLooksAtOnce) {
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+  throw_if_aborted_();
 }
 
 std::string WeightCrossing::why_whole(Run& run, const std::vector<WeightHeader>& headers) const {
@@ -85,32 +120,34 @@ void WeightCrossing::gather_whole(Run& run, ConstBuffer shard, Replica& replica)
 }
 
 void WeightCrossing::gather_packets(Run& run, ConstBuffer shard, ConstBuffer packet,
-                                    const std::vector<WeightHeader>& headers, Replica& replica) {
-  const auto own = static_cast<size_t>(tiers_.node());
-  std::vector<Buffer> arrived;
+                                    const std::vector<WeightHeader>& headers, ConstBuffer in_memory, Replica& replica) {
+  const int64_t num_nodes = tiers_.num_nodes();
+  const auto arriving_bytes = [&](const WeightHeader& header) {
+    return header.sender == tiers_.node() ? 0 : static_cast<int64_t>(header.packet_bytes);
+  };
+  int64_t longest = 0;
   for (const WeightHeader& header : headers) {
-    const auto bytes = static_cast<int64_t>(header.sender == own ? 0 : header.packet_bytes);
-    arrived.push_back(run.take(bytes + WeightPackets::kMarginBytes, DataType::kByte).slice(0, bytes));
+    longest = std::max(longest, arriving_bytes(header));
+  }
+  const int64_t row_bytes = weight_row_bytes(longest);
+  const Buffer rows = run.take(num_nodes * row_bytes, DataType::kByte);
+  std::vector<Buffer> arriving;
+  for (const WeightHeader& header : headers) {
+    arriving.push_back(rows.slice(header.sender * row_bytes, arriving_bytes(header)));
   }
   {
     const Step step(run, "inter all-gather", tiers_.gather_inter_lane(), &CollectiveStats::exchange_s);
-    const auto own_bytes = static_cast<int64_t>(headers[own].packet_bytes);
-    tiers_.gather_inter().all_gather_uneven(packet.slice(0, own_bytes), arrived, run.tail())->wait(run.tail());
-    run.packet_bytes = (tiers_.num_nodes() - 1) * own_bytes;
+    tiers_.gather_inter().all_gather_uneven(packet, arriving, run.tail())->wait(run.tail());
+    run.packet_bytes = (num_nodes - 1) * packet.bytes();
   }
-  const Step step(run, "decode weights", Lane::kDecode, &CollectiveStats::decode_s);
-  for (size_t node = 0; node < headers.size(); ++node) {
-    const Buffer piece = replica.shards.part(static_cast<int64_t>(node), shard.num_elements);
-    if (node == own) {
-      std::memcpy(piece.data, shard.data, static_cast<size_t>(shard.bytes()));
-    } else if (has_changed(headers[node])) {
-      const uint64_t checksum = checksum_of(arrived[node]);
-      if (checksum != headers[node].packet_checksum) {
-        throw PacketError(text_of_damage(node, checksum, headers[node]));
-      }
-      packets_.decode(arrived[node], piece);
-    }
-  }
+  const Step step(run, "decode weights", Lane::kDecodeWeights, &CollectiveStats::decode_s);
+  coder_->decode({.headers = in_memory,
+                  .num_nodes = num_nodes,
+                  .node = tiers_.node(),
+                  .packets = rows,
+                  .shard = shard,
+                  .replica = replica.shards},
+                 run.workspace(coder_->decode_scratch_bytes(shard, num_nodes)));
 }
 
 }  // namespace isthmus

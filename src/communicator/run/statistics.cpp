@@ -34,7 +34,7 @@ void Statistics::record(const Run& run, const ReductionPlan* plan, const UnitKey
   add_timings();
 }
 
-Statistics::UnitRecord* Statistics::find_or_add_record(const UnitKey& key) {
+Statistics::UnitRecord* Statistics::record_of(const Run& run, const UnitKey& key) {
   const uint64_t hash = key.hash();
   const auto found = unit_records_.find(hash);
   if (found == unit_records_.end() && static_cast<int64_t>(unit_records_.size()) >= 2 * max_units_) {
@@ -44,18 +44,11 @@ Statistics::UnitRecord* Statistics::find_or_add_record(const UnitKey& key) {
   record.stats.name = key.name;
   record.stats.collective = key.collective;
   record.stats.num_elements = key.num_elements;
+  ++record.stats.calls;
+  record.stats.unchanged_calls += run.weights.unchanged;
+  record.stats.coded_elements += run.coded_elements;
+  record.stats.packet_bytes += run.packet_bytes;
   return &record;
-}
-
-Statistics::UnitRecord* Statistics::record_of(const Run& run, const UnitKey& key) {
-  UnitRecord* const record = find_or_add_record(key);
-  if (record != nullptr) {
-    ++record->stats.calls;
-    record->stats.unchanged_calls += run.weights.unchanged;
-    record->stats.coded_elements += run.coded_elements;
-    record->stats.packet_bytes += run.packet_bytes;
-  }
-  return record;
 }
 
 void Statistics::record_unit(const Run& run, const ReductionPlan& plan) {
@@ -69,18 +62,6 @@ void Statistics::record_unit(const Run& run, const ReductionPlan& plan) {
   stats.reason = plan.why_exact == nullptr ? "" : plan.why_exact;
   if (plan.unit != nullptr && plan.unit->error != nullptr) {
     record->error = plan.unit->error;
-  }
-}
-
-void Statistics::add_crossing(const UnitKey& unit, const WeightStats& weights, int64_t coded_elements,
-                              int64_t packet_bytes, Traffic carried) {
-  const std::lock_guard lock(mutex_);
-  stats_.collectives[static_cast<size_t>(Collective::kAllGather)].inter += carried;
-  stats_.weights += weights;
-  if (UnitRecord* const record = find_or_add_record(unit); record != nullptr) {
-    record->stats.unchanged_calls += weights.unchanged;
-    record->stats.coded_elements += coded_elements;
-    record->stats.packet_bytes += packet_bytes;
   }
 }
 

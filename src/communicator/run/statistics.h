@@ -41,9 +41,6 @@ class Statistics {
 
   // Adds a finished collective. plan: null for a gather. weights: the unit whose weights were gathered; null: none.
   void record(const Run& run, const ReductionPlan* plan, const UnitKey* weights, const MemoryUse& memory);
-  // Adds what became known later about a gather of weights on a GPU. carried: what the host carried between nodes.
-  void add_crossing(const UnitKey& unit, const WeightStats& weights, int64_t coded_elements, int64_t packet_bytes,
-                    Traffic carried);
   void add_timing(Timing timing);
   // Ends a step of these owners' units. If its result was thrown away, what lossy codecs sent in it counts as skipped.
   void end_step(bool skipped, const Owners& owners);
@@ -63,9 +60,7 @@ class Statistics {
   };
 
   void add_timings();  // under mutex_
-  // Returns null if there are too many records. Under mutex_.
-  UnitRecord* find_or_add_record(const UnitKey& key);
-  // The record, with the run's counts added. Under mutex_.
+  // The record, with the run's counts added; null if there are too many. Under mutex_.
   UnitRecord* record_of(const Run& run, const UnitKey& key);
   void record_unit(const Run& run, const ReductionPlan& plan);  // under mutex_
 

@@ -42,9 +42,6 @@ void TierSet::check(bool with_flat) const {
   check_tier("inter", tiers_.inter.get(), num_nodes(), node());
   check_tier("intra tier for gathers, the", gather_intra, ranks_per_node(), local_index);
   check_tier("inter tier for gathers, the", gather_inter, num_nodes(), node());
-  if (tiers_.host_inter) {
-    check_tier("inter tier for the host, the", tiers_.host_inter.get(), num_nodes(), node());
-  }
   if (with_flat) {
     check_tier("flat", tiers_.flat.get(), world_size(), rank_);
   }
@@ -54,8 +51,8 @@ SumType TierSet::piece_type(const Device& device, DataType dtype) const {
   return ranks_per_node() == 1 ? SumType{device.piece_dtype(dtype)} : intra().sum_type(dtype);
 }
 
-std::array<std::shared_ptr<Transport>, 6> TierSet::all() const {
-  return {tiers_.intra, tiers_.inter, tiers_.flat, tiers_.gather_intra, tiers_.gather_inter, tiers_.host_inter};
+std::array<std::shared_ptr<Transport>, 5> TierSet::all() const {
+  return {tiers_.intra, tiers_.inter, tiers_.flat, tiers_.gather_intra, tiers_.gather_inter};
 }
 
 Traffic TierSet::intra_traffic() const {

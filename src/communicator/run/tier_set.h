@@ -31,8 +31,6 @@ class TierSet {
   Transport& flat() const { return *tiers_.flat; }
   Transport& gather_intra() const { return tiers_.gather_intra ? *tiers_.gather_intra : intra(); }
   Transport& gather_inter() const { return tiers_.gather_inter ? *tiers_.gather_inter : inter(); }
-  Transport& host_inter() const { return *tiers_.host_inter; }
-  bool has_host_inter() const { return tiers_.host_inter != nullptr; }
   // All operations of one tier run on one lane.
   Lane gather_intra_lane() const { return tiers_.gather_intra ? Lane::kGatherIntra : Lane::kIntra; }
   Lane gather_inter_lane() const { return tiers_.gather_inter ? Lane::kGatherInter : Lane::kInter; }
@@ -54,7 +52,7 @@ class TierSet {
 
  private:
   void check(bool with_flat) const;
-  std::array<std::shared_ptr<Transport>, 6> all() const;  // any may be null
+  std::array<std::shared_ptr<Transport>, 5> all() const;  // any may be null
 
   const NodeMap map_;
   const int rank_;

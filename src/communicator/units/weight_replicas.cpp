@@ -11,8 +11,7 @@ Replica* WeightReplicas::find_or_add(const UnitKey& key, int64_t num_elements) {
   if (found != replicas_.end()) {
     return &found->second;
   }
-  const int64_t num_units = device_.is_host() ? static_cast<int64_t>(replicas_.size()) : num_made_;
-  if (num_units >= max_units_) {
+  if (static_cast<int64_t>(replicas_.size()) >= max_units_) {
     return nullptr;
   }
   Replica replica;
@@ -26,9 +25,8 @@ Replica* WeightReplicas::find_or_add(const UnitKey& key, int64_t num_elements) {
                                     " bytes, beside ", bytes_, " bytes of other units (weights=delta)"));
   }
   replica.shards.data = replica.memory.get();
-  device_.clear({replica.shards.data, bytes, DataType::kByte}, device_.lane(Lane::kEncode));
+  device_.clear({replica.shards.data, bytes, DataType::kByte}, device_.lane(Lane::kEncodeWeights));
   bytes_ += bytes;
-  ++num_made_;
   return &replicas_.emplace(key, std::move(replica)).first->second;
 }
 

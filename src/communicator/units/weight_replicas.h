@@ -11,8 +11,6 @@
 
 namespace isthmus {
 
-struct WatchedUnit;
-
 // The replica of one unit: the shards of this rank's rail, by node.
 struct Replica {
   uint64_t hash = 0;      // of the unit's key
@@ -20,9 +18,7 @@ struct Replica {
   Buffer shards;          // of all nodes, in the gathered type; zeros fill them up to a multiple of 8 bytes
   bool is_valid = false;  // whether the peers have the same
   DeviceMemory memory;
-  // Set only on a GPU, where all peers start from zeros before the first gather.
-  std::shared_ptr<WatchedUnit> watched;
-  EventPtr last_use;  // passes when the last gather is done with it
+  EventPtr last_use;  // passes when the last gather is done with it; null on the CPU, and before the first one
 
   // Whether the next gather compares replicas: the second one does, and each interval after it. 0: none does.
   bool is_compared(int64_t interval) const {
@@ -33,8 +29,7 @@ struct Replica {
   ConstBuffer words() const { return {shards.data, (shards.bytes() + 7) / 8 * 8, DataType::kByte}; }
 };
 
-// Holds at most `max_units` replicas and evicts none. On a GPU dropped ones count too: ranks there cannot tell each
-// other what they lack, and each drops by itself. Not thread-safe. The device outlives it.
+// Holds at most `max_units` replicas and evicts none. Not thread-safe. The device outlives it.
 class WeightReplicas {
  public:
   WeightReplicas(Device& device, int64_t max_units) : device_(device), max_units_(max_units) {}
@@ -51,7 +46,6 @@ class WeightReplicas {
   Device& device_;
   const int64_t max_units_;
   int64_t bytes_ = 0;
-  int64_t num_made_ = 0;
   std::map<UnitKey, Replica> replicas_;
 };
 

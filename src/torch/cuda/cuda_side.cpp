@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <atomic>
@@ -22,7 +23,6 @@
 #include "torch/cuda/cuda_work.h"
 #include "torch/cuda/torch_cuda_device.h"
 #include "torch/faults/errors.h"
-#include "torch/sides/c10d_transport.h"
 #include "transport/message_transport.h"  // Clock
 #include "transport/nccl_tiers.h"
 #include "transport/side_by_side.h"
@@ -44,7 +44,7 @@ struct Gpu {
 };
 
 struct Pending {
-  EventPtr done;
+  EventPtr done;  // null: it is being enqueued, for which the host may wait
   std::chrono::milliseconds patience;
   Clock::time_point deadline;
   FaultReport call;
@@ -131,7 +131,7 @@ class CudaSide final : public Side {
   void watch_world();
   static EventPtr copy_back(const TwoTierCall& call, const EventPtr& done, const CudaPlace& place);
   void note(const FaultReport& call);
-  void watch(const FaultReport& call, EventPtr done, std::chrono::milliseconds timeout);
+  Pending& watch(const FaultReport& call, EventPtr done, std::chrono::milliseconds timeout);
   bool world_has_failed() const;
   const char* phase() const;  // the phase in which enqueue() last failed
   bool idle();                // whether all enqueued work is done, as far as it can tell without waiting
@@ -139,7 +139,6 @@ class CudaSide final : public Side {
   std::shared_ptr<Gpu> gpu() const;
   Gpu& gpu_for(at::Device device);  // the caller holds enqueue_mutex_
   std::shared_ptr<Gpu> make_gpu(at::Device device) const;
-  std::shared_ptr<Transport> make_host_tier() const;
 
   const Group& group_;
   const CudaParts parts_;
@@ -206,11 +205,17 @@ WorkPtr CudaSide::enqueue(const TwoTierCall& call) {
   const c10::cuda::CUDAGuard on_device(here.device);
   RECORD_FUNCTION(call.title, std::vector<c10::IValue>{call.input});
   const auto stream = c10::cuda::getCurrentCUDAStream(here.device.index());
+  Pending& watched = watch(call.operation, nullptr, call.timeout);
+  EventPtr done = here.place.device->make_event();  // unless it is recorded, it counts as passed
+  const auto ends = c10::make_scope_exit([&] {
+    const std::lock_guard state_lock(mutex_);
+    watched.done = done;
+  });
   last_ = call.run(*here.communicator, {stream.stream()});
   if (!call.written.is_same(call.output)) {
     last_ = copy_back(call, last_, here.place);
   }
-  watch(call.operation, last_, call.timeout);
+  done = last_;
   return c10::make_intrusive<CudaWork>(group_.rank, call, last_, here.place, watcher_(call.operation.sequence_number));
 }
 
@@ -223,7 +228,9 @@ WorkPtr CudaSide::submitted() {
     const Stream stream{c10::cuda::getCurrentCUDAStream(found->device.index()).stream()};
     const std::lock_guard lock(mutex_);
     for (const Pending& pending : pending_) {
-      found->place.device->wait(pending.done, stream);
+      if (pending.done != nullptr) {
+        found->place.device->wait(pending.done, stream);
+      }
     }
   }
   return nullptr;
@@ -259,10 +266,10 @@ void CudaSide::note(const FaultReport& call) {
   last_call_ = call;
 }
 
-void CudaSide::watch(const FaultReport& call, EventPtr done, std::chrono::milliseconds timeout) {
+Pending& CudaSide::watch(const FaultReport& call, EventPtr done, std::chrono::milliseconds timeout) {
   const auto patience = without_abort(std::min(timeout, timeout_.load()));
   const std::lock_guard lock(mutex_);
-  pending_.push_back({std::move(done), patience, Clock::now() + patience, call});
+  return pending_.emplace_back(Pending{std::move(done), patience, Clock::now() + patience, call});
 }
 
 // Asks the GPU without the lock, as it may take moments to answer.
@@ -278,7 +285,7 @@ std::optional<FaultReport> CudaSide::overdue() {
       first = pending_.front();
     }
     try {
-      if (!found->place.device->done(first.done)) {
+      if (first.done == nullptr || !found->place.device->done(first.done)) {
         if (Clock::now() < first.deadline) {
           return std::nullopt;
         }
@@ -311,7 +318,7 @@ void CudaSide::throw_if_faulted(FaultReport operation) {
   }
   try {
     found->place.device->throw_if_faulted();
-    found->communicator->throw_if_faulted();  // tiers, and gathers of weights in the background
+    found->communicator->throw_if_faulted();  // a tier may have failed in the background
     ISTHMUS_CHECK(TransportError, !world_has_failed(), "the world backend: NCCL reports an error");
   } catch (const std::exception& error) {
     operation.error = first_line(error.what());
@@ -405,17 +412,17 @@ void CudaSide::set_timeout(std::chrono::milliseconds timeout) {
   if (group_.owns_worlds) {
     parts_.world->setTimeout(timeout);
   }
-  if (parts_.host_inter) {
-    parts_.host_inter->setTimeout(timeout);
-  }
 }
 
-// Bypasses the communicator, in which a thread may be blocked until the tiers are aborted. All are aborted once, and in
-// parallel: NCCL's abort may wait for the GPU, which another communicator's operation occupies until its own abort flag
-// is set. An abort that does not end is abandoned with its thread.
+// A thread may be blocked in the communicator, until this tells it or until the tiers are aborted. All are aborted once,
+// and in parallel: NCCL's abort may wait for the GPU, which another communicator's operation occupies until its own abort
+// flag is set. An abort that does not end is abandoned with its thread.
 void CudaSide::abort() {
   if (closed_.exchange(true)) {
     return;
+  }
+  if (const auto found = gpu()) {
+    found->communicator->abort();
   }
   std::vector<std::function<void()>> aborts;
   if (group_.owns_worlds) {
@@ -425,9 +432,6 @@ void CudaSide::abort() {
     for (const auto& tier : found->tiers.all()) {
       aborts.emplace_back([tier] { tier->abort(); });
     }
-  }
-  if (parts_.host_inter) {
-    aborts.emplace_back([backend = parts_.host_inter] { close_connections(*backend); });
   }
   run_side_by_side(std::move(aborts), kAbortPatience);
 }
@@ -487,25 +491,10 @@ std::shared_ptr<Gpu> CudaSide::make_gpu(at::Device device) const {
   const Tiers tiers{.intra = nccl.intra,
                     .inter = nccl.inter,
                     .gather_intra = nccl.gather_intra,
-                    .gather_inter = nccl.gather_inter,
-                    .host_inter = make_host_tier()};
+                    .gather_inter = nccl.gather_inter};
   const auto communicator = std::make_shared<Communicator>(group_.map, group_.rank, tiers, group_.options, gpu_device);
   const CudaPlace place{gpu_device, c10::cuda::getStreamFromPool(false, device.index()), works_block()};
   return std::make_shared<Gpu>(Gpu{device, place, nccl, communicator});
-}
-
-std::shared_ptr<Transport> CudaSide::make_host_tier() const {
-  if (!parts_.host_inter) {
-    return nullptr;
-  }
-  const int own = group_.map.local_index(group_.rank);
-  std::vector<int> global_ranks;
-  std::vector<int> nodes;
-  for (int node = 0; node < group_.map.num_nodes(); ++node) {
-    global_ranks.push_back(group_.global_ranks[group_.map.rank(node, own)]);
-    nodes.push_back(node);
-  }
-  return std::make_shared<C10dTransport>("host_inter", parts_.host_inter, std::move(global_ranks), nodes);
 }
 
 }  // namespace

@@ -15,15 +15,15 @@ namespace isthmus::torch_backend {
 struct CudaParts {
   BackendPtr world;
   c10::intrusive_ptr<c10d::Store> store;  // where ranks meet to make a tier, under a prefix that nothing else uses
-  BackendPtr host_inter;                  // Gloo for host memory, with weights=delta and two tiers; else null
 };
 
 // A side is bound to the device of its first tensor, or to the one it is connected to. The calling thread enqueues,
 // under a lock: the order is the program's, hence the same on all ranks.
 //
 // submit() throws OptionError if the options do not fit a GPU, and ValueError if the tensors are on a GPU other than
-// this side's; then nothing has happened. Only connect() and submit() may block, until the other ranks come to make
-// NCCL's communicators. Only drain() and shutdown() wait for the GPU, the latter for a limited time. abort() and
+// this side's; then nothing has happened. Only connect(), submit() and run_between_collectives() may block, until the
+// other ranks come to make NCCL's communicators. Only drain() and shutdown() wait for the GPU, the latter for a limited
+// time, and a submit() of weights that cross as differences. abort() and
 // throw_if_faulted() never wait for a blocked thread.
 //
 // watcher: makes the Watcher of a Work with this sequence number. Throws Error if isthmus was built without CUDA.

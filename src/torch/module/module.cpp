@@ -211,8 +211,7 @@ py::dict to_dict(const UnitStats& unit, const std::string& dtype) {
 py::dict to_dict(const WeightStats& weights) {
   using namespace py::literals;
   return py::dict("gathers"_a = weights.gathers, "unchanged"_a = weights.unchanged, "healed"_a = weights.healed,
-                  "whole"_a = weights.whole, "host_waits"_a = weights.host_waits,
-                  "replica_bytes"_a = weights.replica_bytes);
+                  "whole"_a = weights.whole, "replica_bytes"_a = weights.replica_bytes);
 }
 
 py::dict to_dict(const isthmus::Stats& path, const std::map<uint64_t, std::string>& dtypes) {
@@ -269,10 +268,10 @@ void bind_backend(py::module_& module) {
   // NOLINTNEXTLINE(bugprone-unused-raii): its constructor makes the type known
   py::class_<MessageTransport, std::shared_ptr<MessageTransport>>(module, "Transport");
   py::class_<CudaParts>(module, "CudaParts")
-      .def(py::init([](BackendPtr world, c10::intrusive_ptr<c10d::Store> store, BackendPtr host_inter) {
-             return CudaParts{std::move(world), std::move(store), std::move(host_inter)};
+      .def(py::init([](BackendPtr world, c10::intrusive_ptr<c10d::Store> store) {
+             return CudaParts{std::move(world), std::move(store)};
            }),
-           py::kw_only(), "world"_a, "store"_a, "host_inter"_a);
+           py::kw_only(), "world"_a, "store"_a);
   BackendClass type(module, "Backend");
   type.def(py::init(&make_backend), unlocked, py::kw_only(), "store"_a, "rank"_a, "size"_a, "options"_a,
            "node_of_rank"_a, "node_map_source"_a = "", "world"_a, "intra"_a, "inter"_a, "flat"_a, "cuda"_a = py::none(),

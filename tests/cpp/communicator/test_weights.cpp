@@ -1,16 +1,18 @@
-// Gathers of weights as differences, over in-process tiers: bits, bytes, and what goes wrong.
+// Gathers of weights as differences, on the CPU and on emulated GPUs: bits, bytes, and what goes wrong.
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "codec/weights/weight_packet.h"
 #include "isthmus/error.h"
 #include "tests/cpp/support/hooked_transport.h"
+#include "tests/cpp/support/weight_world.h"
 #include "tests/cpp/support/weights.h"
-#include "tests/cpp/support/world.h"
 
 namespace isthmus {
 namespace {
@@ -18,64 +20,69 @@ namespace {
 using test::Array;
 using test::delta_options;
 using test::key_of;
+using test::name_of_place;
+using test::Place;
 using test::Weights;
-using test::World;
+using test::WeightWorld;
 
-// Every rank gathers, and has the bits of all chunks. Returns what each rank sent along its rail.
-std::vector<int64_t> gather(World& world, const Array& whole, const std::string& name = "unit") {
-  std::vector<int64_t> sent(static_cast<size_t>(world.size()));
-  test::run_ranks_well(world.size(), [&](int rank) {
-    Communicator& communicator = *world.ranks[rank];
-    const auto sent_until_now = [&] {
-      return communicator.stats().collectives[static_cast<size_t>(Collective::kAllGather)].inter.sent_bytes;
-    };
-    const int64_t before = sent_until_now();
-    Array gathered(whole.view().num_elements, whole.view().dtype);
-    const int64_t chunk = whole.view().num_elements / world.size();
-    communicator.gather_weights(whole.view().part(rank, chunk), gathered.buffer(), key_of(name, gathered.view()));
-    EXPECT_TRUE(gathered.bytes() == whole.bytes()) << "rank " << rank;
-    sent[rank] = sent_until_now() - before;
-  });
-  return sent;
-}
+constexpr Place kPlaces[] = {Place::kCpu, Place::kGpu};
 
-class EveryMap : public testing::TestWithParam<NodeMap> {};
-INSTANTIATE_TEST_SUITE_P(Maps, EveryMap, testing::ValuesIn(test::maps_of_weights()), test::name_of_map);
+class EveryMap : public testing::TestWithParam<std::tuple<NodeMap, Place>> {
+ protected:
+  WeightWorld world_{std::get<1>(GetParam()), std::get<0>(GetParam())};
+};
+INSTANTIATE_TEST_SUITE_P(Maps, EveryMap,
+                         testing::Combine(testing::ValuesIn(test::maps_of_weights()), testing::ValuesIn(kPlaces)),
+                         [](const auto& parameter) {
+                           return test::name_of_map({std::get<0>(parameter.param), 0}) + "_" +
+                                  name_of_place(std::get<1>(parameter.param));
+                         });
 
 TEST_P(EveryMap, GathersHaveTheBitsOfPlainOnes) {
   for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32, DataType::kFloat64}) {
-    World world(GetParam(), delta_options());
-    test::move_and_gather(world.size(), dtype,
-                          [&](const Array& whole, const std::string& unit) { gather(world, whole, unit); });
+    test::move_and_gather(world_.size(), dtype,
+                          [&](const Array& whole, const std::string& unit) { world_.gather(whole, unit); });
   }
 }
 
 // What a rank sends is the headers and its own packet, to the byte, for each other node.
 TEST_P(EveryMap, PayloadIsHeadersAndPackets) {
-  World world(GetParam(), delta_options());
-  Weights weights(5000 * world.size(), DataType::kBFloat16);
+  const int64_t others = world_.map().num_nodes() - 1;
+  Weights weights(5000 * world_.size(), DataType::kBFloat16);
   const Array before = weights.array();
-  EXPECT_EQ(gather(world, before), std::vector<int64_t>(world.size(), (64 + 10000) * (world.map.num_nodes() - 1)));
-  EXPECT_EQ(gather(world, before), std::vector<int64_t>(world.size(), 64 * (world.map.num_nodes() - 1)));
+  EXPECT_EQ(world_.gather(before), std::vector<int64_t>(world_.size(), (64 + 10000) * others));
+  EXPECT_EQ(world_.gather(before), std::vector<int64_t>(world_.size(), 64 * others));
   weights.move(1e-3);
   const Array after = weights.array();
-  const std::vector<int64_t> sent = gather(world, after);
-  for (int rank = 0; rank < world.size(); ++rank) {
+  const std::vector<int64_t> sent = world_.gather(after);
+  for (int rank = 0; rank < world_.size(); ++rank) {
     const ConstBuffer shard = after.view().part(rank, 5000);
     std::vector<std::byte> packet(WeightPackets::most_bytes(shard) + WeightPackets::kMarginBytes);
     const int64_t bytes = WeightPackets().encode(before.view().part(rank, 5000), shard,
                                                  {packet.data(), static_cast<int64_t>(packet.size()), DataType::kByte});
-    EXPECT_EQ(sent[rank], (64 + bytes) * (world.map.num_nodes() - 1));
+    EXPECT_EQ(sent[rank], (64 + bytes) * others);
     EXPECT_LT(bytes, 5000);
   }
 }
 
-TEST(Weights, OneRankThatChangedSendsAlone) {
-  World world(NodeMap::parse("2x2", 4), delta_options());
+class WeightsOf : public testing::TestWithParam<Place> {
+ protected:
+  // A world whose rail lets a test see and damage what rank 1 is about to hold.
+  static WeightWorld hooked_world(int nodes, const test::HookedTransport::After& after,
+                                  const Options& options = delta_options()) {
+    return {GetParam(), NodeMap::parse(std::to_string(nodes) + "x1", nodes), options,
+            test::hook(1, WeightWorld::tier_of(GetParam()), nullptr, after)};
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Places, WeightsOf, testing::ValuesIn(kPlaces),
+                         [](const auto& parameter) { return name_of_place(parameter.param); });
+
+TEST_P(WeightsOf, OneRankThatChangedSendsAlone) {
+  WeightWorld world(GetParam(), "2x2", 4, delta_options());
   Weights weights(4000, DataType::kFloat32);
-  gather(world, weights.array());
+  world.gather(weights.array());
   weights.set(2500, 7);  // of rank 2
-  const std::vector<int64_t> sent = gather(world, weights.array());
+  const std::vector<int64_t> sent = world.gather(weights.array());
   EXPECT_EQ(sent[0], 64);
   EXPECT_EQ(sent[1], 64);
   EXPECT_EQ(sent[3], 64);
@@ -83,18 +90,19 @@ TEST(Weights, OneRankThatChangedSendsAlone) {
   EXPECT_LT(sent[2], 400);
 }
 
-TEST(Weights, StatisticsSayWhatCrossed) {
+TEST_P(WeightsOf, StatisticsSayWhatCrossed) {
   Options options = delta_options();
   options.max_units = 1;
-  World world(NodeMap::parse("2x2", 4), options);
+  WeightWorld world(GetParam(), "2x2", 4, options);
   Weights weights(8000, DataType::kBFloat16);
-  gather(world, weights.array(), "first");
-  gather(world, weights.array(), "first");
+  world.gather(weights.array(), "first");
+  world.gather(weights.array(), "first");
   weights.move(1e-3);
-  gather(world, weights.array(), "first");
-  gather(world, weights.array(), "second");  // one too many
-  for (const auto& communicator : world.ranks) {
-    const Stats stats = communicator->stats();
+  world.gather(weights.array(), "first");
+  world.gather(weights.array(), "second");  // one too many
+  for (int rank = 0; rank < 4; ++rank) {
+    Communicator& communicator = world.communicator(rank);
+    const Stats stats = communicator.stats();
     EXPECT_EQ(stats.weights.gathers, 4);
     EXPECT_EQ(stats.weights.unchanged, 1);
     EXPECT_EQ(stats.weights.healed, 0);
@@ -111,19 +119,13 @@ TEST(Weights, StatisticsSayWhatCrossed) {
     EXPECT_EQ(unit.coded_elements, 2 * 2000);  // of the unchanged shard as well, which no byte crossed for
     EXPECT_GT(unit.packet_bytes, 0);
     EXPECT_LT(unit.packet_bytes, 2000);
-    communicator->reset_stats();
-    EXPECT_EQ(communicator->stats().weights.gathers, 0);
-    EXPECT_EQ(communicator->stats().weights.replica_bytes, 2 * 2000 * 2);
+    communicator.reset_stats();
+    EXPECT_EQ(communicator.stats().weights.gathers, 0);
+    EXPECT_EQ(communicator.stats().weights.replica_bytes, 2 * 2000 * 2);
   }
 }
 
-// A world whose rail lets a test see and damage what rank 1 is about to hold.
-World hooked_world(int nodes, const test::HookedTransport::After& after, const Options& options = delta_options()) {
-  return {NodeMap::parse(std::to_string(nodes) + "x1", nodes), options, test::kTimeout,
-          test::hook(1, &Tiers::inter, nullptr, after)};
-}
-
-TEST(Weights, ADamagedReplicaIsNamedCountedAndHealed) {
+TEST_P(WeightsOf, ADamagedReplicaIsNamedCountedAndHealed) {
   for (const int nodes : {2, 3}) {
     std::atomic<bool> damaged = false;
     const auto flip_a_bit = [&](const std::string& operation, Buffer out) {
@@ -131,31 +133,27 @@ TEST(Weights, ADamagedReplicaIsNamedCountedAndHealed) {
         out.as<uint16_t>()[100] ^= 1;  // of rank 0's weights, as rank 1 holds them
       }
     };
-    World world = hooked_world(nodes, flip_a_bit);
+    WeightWorld world = hooked_world(nodes, flip_a_bit);
     Weights weights(6000, DataType::kBFloat16);
-    test::run_ranks_well(nodes, [&](int rank) {
-      Array gathered(6000, DataType::kBFloat16);
-      world.ranks[rank]->gather_weights(weights.array().view().part(rank, 6000 / nodes), gathered.buffer(),
-                                        key_of("unit", gathered.view()));
-    });
+    world.try_to_gather(weights.array());
     ASSERT_TRUE(damaged);
     weights.move(1e-3);
-    gather(world, weights.array());  // compares, and heals
+    world.gather(weights.array());  // compares, and heals
     const char* const reason =       // of two nodes nobody knows which one is right
         nodes == 2 ? "replicas had other bits on each node" : "the replica of node 1 had other bits than the others'";
-    for (const auto& communicator : world.ranks) {
-      const WeightStats stats = communicator->stats().weights;
+    for (int rank = 0; rank < nodes; ++rank) {
+      const WeightStats stats = world.stats(rank);
       EXPECT_EQ(stats.healed, 1);
       EXPECT_EQ(stats.whole.size(), 2);
       EXPECT_EQ(stats.whole.count(reason), 1) << stats.whole.rbegin()->first;
     }
     weights.move(1e-3);
-    gather(world, weights.array());
-    EXPECT_EQ(world.ranks[0]->stats().weights.healed, 1);
+    world.gather(weights.array());
+    EXPECT_EQ(world.stats(0).healed, 1);
   }
 }
 
-TEST(Weights, ReplicasAreComparedAtTheInterval) {
+TEST_P(WeightsOf, ReplicasAreComparedAtTheInterval) {
   for (const int64_t interval : {0, 1, 3}) {
     std::vector<uint64_t> gathers;  // at which rank 0 sent a checksum
     const auto look = [&](const std::string& operation, Buffer out) {
@@ -168,10 +166,10 @@ TEST(Weights, ReplicasAreComparedAtTheInterval) {
     };
     Options options = delta_options();
     options.replica_interval = interval;
-    World world = hooked_world(2, look, options);
+    WeightWorld world = hooked_world(2, look, options);
     Weights weights(4000, DataType::kBFloat16);
     for (int i = 0; i < 8; ++i) {
-      gather(world, weights.array());
+      world.gather(weights.array());
     }
     const std::vector<uint64_t> expected = interval == 0   ? std::vector<uint64_t>{}
                                            : interval == 1 ? std::vector<uint64_t>{1, 2, 3, 4, 5, 6, 7}
@@ -180,38 +178,28 @@ TEST(Weights, ReplicasAreComparedAtTheInterval) {
   }
 }
 
-TEST(Weights, ADamagedPacketEndsInANamedError) {
+TEST_P(WeightsOf, ADamagedPacketEndsInANamedError) {
   const auto damage = [](const std::string& operation, Buffer out) {
     if (operation == "all_gather_uneven") {
       out.as<std::byte>()[out.num_elements / 2] ^= std::byte{4};
     }
   };
-  World world = hooked_world(2, damage);
+  WeightWorld world = hooked_world(2, damage);
   Weights weights(4000, DataType::kBFloat16);
-  gather(world, weights.array());
+  world.gather(weights.array());
   weights.move(1e-3);
-  const auto outcomes = test::run_ranks(2, [&](int rank) {
-    Array gathered(4000, DataType::kBFloat16);
-    world.ranks[rank]->gather_weights(weights.array().view().part(rank, 2000), gathered.buffer(),
-                                      key_of("unit", gathered.view()));
-  });
+  const auto outcomes = world.try_to_gather(weights.array());
   EXPECT_TRUE(outcomes[1].threw<PacketError>());
   EXPECT_NE(outcomes[1].text.find("corrupt packet of weights from node 0"), std::string::npos) << outcomes[1].text;
   // Nothing half new is used: the communicator is aborted.
-  Array gathered(4000, DataType::kBFloat16);
-  EXPECT_THROW(world.ranks[1]->gather_weights(weights.array().view().part(1, 2000), gathered.buffer(),
-                                              key_of("unit", gathered.view())),
-               TransportError);
+  EXPECT_THROW(world.gather(1, weights.array()), TransportError);
 }
 
 // Every rank says the same, and which node's weights are others.
-TEST(Weights, RanksThatGatherDifferentUnitsEndInAnErrorOnAll) {
-  World world(NodeMap::parse("3x1", 3), delta_options());
+TEST_P(WeightsOf, RanksThatGatherDifferentUnitsEndInAnErrorOnAll) {
+  WeightWorld world(GetParam(), "3x1", 3, delta_options());
   const auto outcomes = test::run_ranks(3, [&](int rank) {
-    const Array shard(1000, DataType::kBFloat16);
-    Array gathered(3000, DataType::kBFloat16);
-    world.ranks[rank]->gather_weights(shard.view(), gathered.buffer(),
-                                      key_of(rank == 2 ? "other" : "unit", gathered.view()));
+    world.gather(rank, Array(3000, DataType::kBFloat16), rank == 2 ? "other" : "unit");
   });
   for (const test::Outcome& outcome : outcomes) {
     EXPECT_TRUE(outcome.threw<PacketError>() || outcome.threw<TransportError>()) << outcome.text;
@@ -221,55 +209,51 @@ TEST(Weights, RanksThatGatherDifferentUnitsEndInAnErrorOnAll) {
 }
 
 // As one that frees a model's replicas earlier than others, or that has no room for more.
-TEST(Weights, ARankThatLostItsReplicaGathersWholeWithTheOthers) {
-  World world(NodeMap::parse("3x1", 3), delta_options());
+TEST_P(WeightsOf, ARankThatLostItsReplicaGathersWholeWithTheOthers) {
+  WeightWorld world(GetParam(), "3x1", 3, delta_options());
   Weights weights(6000, DataType::kBFloat16);
   for (int i = 0; i < 3; ++i) {
-    gather(world, weights.array());
+    world.gather(weights.array());
   }
-  world.ranks[1]->drop_weights("unit");
+  world.communicator(1).drop_weights("unit");
   weights.move(1e-3);
-  EXPECT_EQ(gather(world, weights.array()), std::vector<int64_t>(3, 2 * (64 + 4000)));
-  EXPECT_EQ(world.ranks[0]->stats().weights.whole.at("another rank has no replica"), 1);
-  EXPECT_EQ(world.ranks[1]->stats().weights.whole.at("the first gather"), 2);
+  EXPECT_EQ(world.gather(weights.array()), std::vector<int64_t>(3, 2 * (64 + 4000)));
+  EXPECT_EQ(world.stats(0).whole.at("another rank has no replica"), 1);
+  EXPECT_EQ(world.stats(1).whole.at("the first gather"), 2);
   weights.move(1e-3);
-  gather(world, weights.array());
-  EXPECT_EQ(gather(world, weights.array()), std::vector<int64_t>(3, 2 * 64));
+  world.gather(weights.array());
+  EXPECT_EQ(world.gather(weights.array()), std::vector<int64_t>(3, 2 * 64));
 }
 
-TEST(Weights, RanksOfWhichOneAloneIsFullGatherAlike) {
+TEST_P(WeightsOf, RanksOfWhichOneAloneIsFullGatherAlike) {
   Options options = delta_options();
   options.max_units = 1;
-  World world(NodeMap::parse("2x1", 2), options);
+  WeightWorld world(GetParam(), "2x1", 2, options);
   Weights weights(4000, DataType::kBFloat16);
-  gather(world, weights.array(), "first");
-  world.ranks[1]->drop_weights("first");
+  world.gather(weights.array(), "first");
+  world.communicator(1).drop_weights("first");
   for (int i = 0; i < 3; ++i) {
-    gather(world, weights.array(), "second");
+    world.gather(weights.array(), "second");
   }
-  EXPECT_EQ(world.ranks[0]->stats().weights.whole.at("more than max_units units"), 3);
-  EXPECT_EQ(world.ranks[1]->stats().weights.whole.at("another rank has no replica"), 2);
+  EXPECT_EQ(world.stats(0).whole.at("more than max_units units"), 3);
+  EXPECT_EQ(world.stats(1).whole.at("another rank has no replica"), 2);
 }
 
 // Changes the header that rank 1 sends in the second gather.
-std::vector<test::Outcome> gather_with_header(const std::function<void(WeightHeader&)>& change) {
+std::vector<test::Outcome> gather_with_header(Place place, const std::function<void(WeightHeader&)>& change) {
   int headers = 0;
   const auto edit = [&](const std::string& operation, ConstBuffer in) {
     if (operation == "all_gather" && in.num_elements == sizeof(WeightHeader) && ++headers == 2) {
       change(*static_cast<WeightHeader*>(const_cast<void*>(in.data)));
     }
   };
-  World world(NodeMap::parse("2x1", 2), delta_options(), test::kTimeout, test::hook(1, &Tiers::inter, edit, nullptr));
-  Weights weights(4000, DataType::kBFloat16);
-  gather(world, weights.array());
-  return test::run_ranks(2, [&](int rank) {
-    Array gathered(4000, DataType::kBFloat16);
-    world.ranks[rank]->gather_weights(weights.array().view().part(rank, 2000), gathered.buffer(),
-                                      key_of("unit", gathered.view()));
-  });
+  WeightWorld world(place, "2x1", 2, delta_options(), test::hook(1, WeightWorld::tier_of(place), edit, nullptr));
+  const Weights weights(4000, DataType::kBFloat16);
+  world.gather(weights.array());
+  return world.try_to_gather(weights.array());
 }
 
-TEST(Weights, AHeaderThatDoesNotFitEndsInAnErrorOnAll) {
+TEST_P(WeightsOf, AHeaderThatDoesNotFitEndsInAnErrorOnAll) {
   struct Case {
     const char* complaint;
     std::function<void(WeightHeader&)> change;
@@ -281,16 +265,16 @@ TEST(Weights, AHeaderThatDoesNotFitEndsInAnErrorOnAll) {
                header.seal();
              }},
         Case{"corrupt header of the weights of node 1", [](WeightHeader& header) { header.packet_bytes = 8; }}}) {
-    for (const test::Outcome& outcome : gather_with_header(each.change)) {
+    for (const test::Outcome& outcome : gather_with_header(GetParam(), each.change)) {
       EXPECT_TRUE(outcome.threw<PacketError>());
       EXPECT_NE(outcome.text.find(each.complaint), std::string::npos) << outcome.text;
     }
   }
 }
 
-TEST(Weights, BadInputIsRefusedBeforeAnythingIsSent) {
-  World world(NodeMap::parse("2x1", 2), delta_options());
-  Communicator& communicator = *world.ranks[0];
+TEST_P(WeightsOf, BadInputIsRefusedBeforeAnythingIsSent) {
+  WeightWorld world(GetParam(), "2x1", 2, delta_options());
+  Communicator& communicator = world.communicator(0);
   const Array shard(10, DataType::kBFloat16);
   Array gathered(20, DataType::kBFloat16);
   UnitKey key = key_of("unit", gathered.view());
@@ -301,7 +285,7 @@ TEST(Weights, BadInputIsRefusedBeforeAnythingIsSent) {
   EXPECT_THROW(communicator.gather_weights(shard.view(), gathered.buffer(), key), Error);
   Array of_another_type(20, DataType::kFloat16);
   EXPECT_THROW(communicator.gather_weights(shard.view(), of_another_type.buffer(), key), Error);
-  gather(world, Weights(20, DataType::kBFloat16).array());
+  world.gather(Weights(20, DataType::kBFloat16).array());
 }
 
 }  // namespace

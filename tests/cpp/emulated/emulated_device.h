@@ -107,12 +107,6 @@ class EmulatedGroup {
     }
     return sum_of("is_last", last ? 1 : 0) != 0;
   }
-  // Waits for what is published by then, or what the host publishes in another thread.
-  void await(uint32_t& word, uint32_t value) {
-    while (std::atomic_ref(word).load(std::memory_order_acquire) != value) {
-      std::this_thread::yield();
-    }
-  }
   template <typename Word>
   void publish(Word& word, Word value) {
     std::atomic_ref(word).store(value, std::memory_order_release);

@@ -61,7 +61,8 @@ struct EmulatedGpu::Event final : isthmus::Event {
 EmulatedGpu::EmulatedGpu(uint32_t seed, std::optional<EmulatedDevice::Cut> cut)
     : launcher_(std::make_unique<Launcher>(*this, cut)), seed_(seed) {
   add_stream("default");
-  for (const char* name : {"intra", "encode", "inter", "decode", "gather inter", "gather intra"}) {
+  for (const char* name : {"intra", "encode", "inter", "decode", "gather inter", "gather intra",
+                           "encode weights", "decode weights"}) {
     lanes_.push_back(add_stream(name));
   }
 }
@@ -327,12 +328,6 @@ void EmulatedGpu::replay(const std::shared_ptr<EmulatedGraph>& graph, Stream str
 // Codecs.
 
 PassesOfDevice EmulatedGpu::passes() { return {*launcher_, launcher_->counts(), launcher_->fault()}; }
-
-std::shared_ptr<std::byte> EmulatedGpu::allocate_mapped(int64_t bytes) {
-  std::shared_ptr<std::byte> mapped{allocate_aligned(bytes).release(), AlignedDelete()};
-  std::memset(mapped.get(), 0, static_cast<size_t>(bytes));
-  return mapped;
-}
 
 kernels::DeviceCounts EmulatedGpu::read_counts() {
   finish_all_work();

@@ -72,6 +72,8 @@ class EmulatedGpu final : public GpuDevice {
   DeviceMemory allocate(int64_t bytes) override { return memory_->allocate(bytes); }
   void read(ConstBuffer from, Buffer to_host) override;
   void write(ConstBuffer from_host, Buffer to) override;
+  void* allocate_on_host(int64_t bytes) override { return on_host_.emplace_back(allocate_aligned(bytes)).get(); }
+  void copy_to_host(ConstBuffer from, Buffer to_host, Stream stream) override;
   Stream lane(Lane lane) override { return lanes_[static_cast<size_t>(lane)]; }
   void order(Stream before, Stream after) override;
   EventPtr make_event() override;
@@ -95,7 +97,6 @@ class EmulatedGpu final : public GpuDevice {
   void begin_range(const char* name) override;
   void end_range() override;
   PassesOfDevice passes() override;
-  std::shared_ptr<std::byte> allocate_mapped(int64_t bytes) override;
 
  private:
   class Launcher;
@@ -115,6 +116,7 @@ class EmulatedGpu final : public GpuDevice {
 
   std::shared_ptr<EmulatedMemory> memory_ = std::make_shared<EmulatedMemory>();
   std::unique_ptr<Launcher> launcher_;
+  std::vector<AlignedMemory> on_host_;
   const uint32_t seed_;
   StreamOrder order_;
   std::map<int, std::unique_ptr<EmulatedStream>> graph_streams_;  // that replays run on

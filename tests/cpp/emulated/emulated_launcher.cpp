@@ -62,8 +62,8 @@ class Translate {
     all(job.before, job.shard, job.replica, job.sent, job.areas, job.coded, job.block_bytes, job.places, job.parts,
         job.replica_parts, job.state);
   }
-  void shared(WeightDecodeJob& job) const {  // the outcome is in memory of the host
-    all(job.received, job.shard, job.replica, job.places, job.bad_blocks, job.parts, job.state);
+  void shared(WeightDecodeJob& job) const {
+    all(job.headers, job.packets, job.shard, job.replica, job.places, job.bad_blocks, job.parts, job.state);
   }
 
   // Parts that one codec alone has.
@@ -119,7 +119,7 @@ void add_uses(const WeightEncodeJob& job, std::vector<MemoryUse>& uses) {
   uses.push_back(reads(job.before));
   uses.push_back(reads(job.shard));
   uses.push_back(reads(job.replica));
-  uses.push_back(writes(job.sent, kernels::kWeightHeaderBytes + job.capacity));
+  uses.push_back(writes(job.sent, kernels::kWeightHeaderBytes + job.most_bytes));
   uses.push_back(writes(job.state, sizeof(*job.state)));
   uses.push_back(writes(job.block_bytes, num_blocks * static_cast<int64_t>(sizeof(*job.block_bytes))));
   uses.push_back(writes_parts(job.parts));
@@ -127,7 +127,8 @@ void add_uses(const WeightEncodeJob& job, std::vector<MemoryUse>& uses) {
 }
 
 void add_uses(const WeightDecodeJob& job, std::vector<MemoryUse>& uses) {
-  uses.push_back(reads(job.received, job.num_nodes * (kernels::kWeightHeaderBytes + job.capacity)));
+  uses.push_back(reads(job.headers, job.num_nodes * kernels::kWeightHeaderBytes));
+  uses.push_back(reads(job.packets, job.num_nodes * job.row_bytes));
   uses.push_back(reads(job.shard));
   uses.push_back(writes(job.replica));
   uses.push_back(writes(job.state, sizeof(*job.state)));
@@ -189,10 +190,15 @@ void EmulatedGpu::Launcher::run_job(const Job& job, Stream stream) {
   const Translate translate(gpu_.memory());
   translate.shared(translated);
   translate.own(translated);
+  if constexpr (std::is_same_v<WeightDecodeJob, Job>) {
+    translated.mapped_fault = &fault_of_weights_;
+  }
   gpu_.enqueue(stream, name_of(job), uses, [this, translated] {
     on_executor([&](auto& executor) { kernels::emulated::run_passes(executor, translated); });
     if constexpr (std::is_base_of_v<DecodeJobBase, Job>) {
-      show_fault();
+      show_fault(fault_);
+    } else if constexpr (std::is_same_v<WeightDecodeJob, Job>) {
+      show_fault(fault_of_weights_);
     }
   });
 }
@@ -201,10 +207,10 @@ void EmulatedGpu::Launcher::run(const kernels::Job& job, Stream stream) {
   std::visit([&](const auto& each) { run_job(each, stream); }, job);
 }
 
-void EmulatedGpu::Launcher::show_fault() {
+void EmulatedGpu::Launcher::show_fault(const kernels::DeviceFault& fault) {
   const std::lock_guard lock(mutex_);
   if (fault_of_host_.reported == 0) {
-    fault_of_host_ = fault_;
+    fault_of_host_ = fault;
   }
 }
 

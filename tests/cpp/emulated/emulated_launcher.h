@@ -46,13 +46,14 @@ class EmulatedGpu::Launcher final : public DeviceLauncher {
  private:
   template <typename Job>
   void run_job(const Job& job, Stream stream);
-  void show_fault();
+  void show_fault(const kernels::DeviceFault& fault);
 
   EmulatedGpu& gpu_;
   const std::optional<EmulatedDevice::Cut> cut_;
   std::atomic<uint32_t> num_executors_ = 0;
   DeviceMemory counts_;
-  kernels::DeviceFault fault_;  // of the streams
+  kernels::DeviceFault fault_;  // of the stream that decodes, as is what follows
+  kernels::DeviceFault fault_of_weights_;
 
   std::mutex mutex_;  // guards what follows
   kernels::DeviceFault fault_of_host_;

@@ -26,6 +26,12 @@ void EmulatedGpu::write(ConstBuffer from_host, Buffer to) {
 }
 
 // Elements of one type are copied, as on CUDA.
+void EmulatedGpu::copy_to_host(ConstBuffer from, Buffer to_host, Stream stream) {
+  complain_in_capture("a copy to the host");
+  enqueue(stream, "copy to the host", {reads(from)},
+          [source = memory_->behind(from), to_host] { isthmus::convert(source, to_host); });
+}
+
 void EmulatedGpu::convert(ConstBuffer in, Buffer out, Stream stream) {
   enqueue(stream, "convert", {reads(in), writes(out)}, [this, from = memory_->behind(in), to = memory_->behind(out)] {
     if (from.dtype == to.dtype) {

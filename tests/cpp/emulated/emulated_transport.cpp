@@ -154,6 +154,19 @@ HandlePtr EmulatedTransport::all_gather(ConstBuffer in, Buffer out, Stream strea
                });
 }
 
+HandlePtr EmulatedTransport::all_gather_uneven(ConstBuffer in, const std::vector<Buffer>& out, Stream stream) {
+  count_sent(in.bytes());
+  std::vector<MemoryUse> uses = {reads(in)};
+  std::vector<Buffer> to;
+  for (const Buffer& arriving : out) {
+    uses.push_back(writes(arriving));
+    to.push_back(gpu_->memory().behind(arriving));
+  }
+  return start(stream, "uneven all-gather", std::move(uses), [this, from = gpu_->memory().behind(in), to] {
+    tier_->all_gather_uneven(from, to, {})->wait();
+  });
+}
+
 HandlePtr EmulatedTransport::all_reduce(Buffer data, ReduceOp op, Stream stream) {
   return start(stream, "all-reduce", {writes(data)},
                [this, values = gpu_->memory().behind(data), op] { tier_->all_reduce(values, op, {})->wait(); });

@@ -50,7 +50,6 @@ struct GpuSettings {
   milliseconds timeout = kTimeout;
   Wrap wrap = {};            // of the tiers that the streams use
   bool gather_tiers = true;  // whether gathers have tiers of their own
-  bool host_tier = true;     // whether there is a tier for memory of the host
 };
 
 class GpuWorld {
@@ -69,14 +68,12 @@ class GpuWorld {
   GpuWorld(const NodeMap& node_map, const Options& options, const GpuSettings& settings = {})
       : map(node_map),
         hub_(map, settings.timeout),
-        gather_hub_(map, settings.timeout),
-        host_hub_(map, settings.timeout) {
+        gather_hub_(map, settings.timeout) {
     for (int r = 0; r < map.world_size(); ++r) {
       Tiers on_streams = hub_.tiers(map, r);
       const Tiers gathers = gather_hub_.tiers(map, r);
       on_streams.gather_intra = gathers.intra;
       on_streams.gather_inter = gathers.inter;
-      on_streams.host_inter = settings.host_tier ? host_hub_.tiers(map, r).inter : nullptr;
       if (settings.wrap) {
         on_streams = settings.wrap(r, on_streams);
       }
@@ -93,8 +90,7 @@ class GpuWorld {
                      .inter = rank.inter,
                      .flat = {},
                      .gather_intra = {},
-                     .gather_inter = {},
-                     .host_inter = on_streams.host_inter};
+                     .gather_inter = {}};
       if (settings.gather_tiers) {
         tiers.gather_intra = rank.gather_intra = enqueued(on_streams.gather_intra, false);
         tiers.gather_inter = rank.gather_inter = enqueued(on_streams.gather_inter, true);
@@ -118,7 +114,6 @@ class GpuWorld {
  private:
   InProcessHub hub_;
   InProcessHub gather_hub_;
-  InProcessHub host_hub_;
 
  public:
   std::vector<Rank> ranks;

@@ -4,12 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <thread>
 #include <utility>
 
 #include "kernels/block/group_lanes.h"
@@ -44,11 +42,6 @@ class OneThread {
     const bool last = ++arrived == static_cast<uint32_t>(num_groups);
     arrived = last ? 0 : arrived;
     return last;
-  }
-  static void await(uint32_t& word, uint32_t value) {
-    while (std::atomic_ref(word).load(std::memory_order_acquire) != value) {
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
   }
   template <typename Word>
   static void publish(Word& word, Word value) {

@@ -19,27 +19,26 @@ namespace {
 
 struct Sent {
   WeightHeader header;
-  std::vector<uint8_t> packet;  // all of the capacity
+  std::vector<uint8_t> packet;  // and the memory behind it
   int num_passes = 0;
 };
 
 // The old shard lies in memory as a part of a replica does: wherever its elements may.
-Sent encode_on_device(const Array& before, const Array& now, int64_t capacity, Cut cut, Array* replica = nullptr,
-                      int64_t shift = 1) {
+Sent encode_on_device(const Array& before, const Array& now, Cut cut, Array* replica = nullptr, int64_t shift = 1) {
   const ConstBuffer shard = now.view();
   const int64_t offset = shift * element_bytes(shard.dtype);
   Memory old_memory(shard.bytes() + offset);
   std::copy_n(before.view().as<uint8_t>(), shard.bytes(), old_memory.data() + offset);
   Memory new_memory(bytes_of({now}));
-  Memory sent(kWeightHeaderBytes + capacity);
+  Memory sent(kWeightHeaderBytes + WeightPackets::most_bytes(shard));
   Memory scratch(weight_encode_scratch_bytes(shard));
   const int num_passes =
       run(make_weight_encode_job({.header = header_of_unit(now),
                                   .before = {old_memory.data() + offset, shard.num_elements, shard.dtype},
                                   .shard = {new_memory.data(), shard.num_elements, shard.dtype},
                                   .replica = replica == nullptr ? ConstBuffer{} : replica->view(),
-                                  .sent = sent.buffer(),
-                                  .scratch = scratch.buffer()}),
+                                  .sent = sent.buffer()},
+                                 scratch.buffer()),
           cut);
   EXPECT_TRUE(sent.ends_intact() && scratch.ends_intact() && old_memory.ends_intact() && new_memory.ends_intact());
   Sent result;
@@ -50,14 +49,12 @@ Sent encode_on_device(const Array& before, const Array& now, int64_t capacity, C
   return result;
 }
 
-// The capacity is what the packet needs, and that much more.
-void expect_as_on_cpu(const Array& before, const Array& now, Cut cut = kCut, int64_t more = 0, int64_t shift = 1) {
+void expect_as_on_cpu(const Array& before, const Array& now, Cut cut = kCut, int64_t shift = 1) {
   std::vector<uint8_t> expected = packet_of_cpu(before, now);
   const WeightHeader header = sealed_header(before, now, 0);
-  const Sent sent =
-      encode_on_device(before, now, in_pairs(static_cast<int64_t>(expected.size())) + more, cut, nullptr, shift);
+  const Sent sent = encode_on_device(before, now, cut, nullptr, shift);
   ASSERT_EQ(sent.header.packet_bytes, expected.size());
-  expected.resize(sent.packet.size(), 0xa5);  // what is left of the capacity is not touched
+  expected.resize(sent.packet.size(), 0xa5);  // what is left is not touched
   ASSERT_TRUE(sent.packet == expected);
   EXPECT_EQ(std::memcmp(&sent.header, &header, sizeof(header)), 0);
 }
@@ -98,34 +95,32 @@ TEST(WeightEncodeOnDevice, SomeBlocksChangedAndPlacesInMemory) {
       const Array before = random_bits(count, dtype, 1);
       Array now = before;
       SCOPED_TRACE(testing::Message() << to_string(dtype) << ", shift " << shift);
-      expect_as_on_cpu(before, now, kCut, 64, shift);
+      expect_as_on_cpu(before, now, kCut, shift);
       const int64_t size = element_bytes(dtype);
       now.buffer().as<uint8_t>()[(kWeightBlockElements + 7) * size] ^= 1;
       now.buffer().as<uint8_t>()[count * size - 1] ^= 1;
-      expect_as_on_cpu(before, now, {48, 3}, 0, shift);
+      expect_as_on_cpu(before, now, {48, 3}, shift);
     }
   }
 }
 
-TEST(WeightEncodeOnDevice, WhatIsTooLongIsNotWritten) {
-  const Array before(weights(5000), DataType::kBFloat16);
-  const Array now(moved(weights(5000), 1e-3), DataType::kBFloat16);
-  const std::vector<uint8_t> expected = packet_of_cpu(before, now);
-  for (const int64_t capacity : {int64_t{0}, int64_t{16}, in_pairs(static_cast<int64_t>(expected.size())) - 16}) {
-    const Sent sent = encode_on_device(before, now, capacity, kCut);
-    EXPECT_EQ(sent.header.packet_bytes, expected.size());
-    EXPECT_EQ(sent.header.packet_checksum, 1u);
-    EXPECT_TRUE(sent.header.is_whole());
-    EXPECT_EQ(sent.packet, std::vector<uint8_t>(capacity, 0xa5));
-    EXPECT_EQ(sent.num_passes, capacity == 0 ? 2 : 4);
-  }
+TEST(WeightEncodeOnDevice, WithoutAReplicaTheHeaderAlone) {
+  const Array shard(weights(5000), DataType::kBFloat16);
+  WeightHeader header = header_of_unit(shard);
+  header.has_replica = 0;
+  Memory sent(kWeightHeaderBytes + WeightPackets::most_bytes(shard.view()));
+  Memory scratch(weight_encode_scratch_bytes(shard.view()));
+  run(make_weight_encode_job({header, {}, shard.view(), {}, sent.buffer()}, scratch.buffer()), kCut);
+  header.seal();
+  EXPECT_EQ(std::memcmp(sent.data(), &header, sizeof(header)), 0);
+  EXPECT_EQ(sent.data()[kWeightHeaderBytes], 0xa5);
 }
 
 TEST(WeightEncodeOnDevice, TheReplicasChecksumIsInTheHeader) {
   const Array before(weights(100), DataType::kBFloat16);
   for (const int64_t words : {1, 5, 511, 513, 5000}) {
     Array replica = random_bits(8 * words, DataType::kByte, 4);
-    const Sent sent = encode_on_device(before, before, 0, {32, 3}, &replica);
+    const Sent sent = encode_on_device(before, before, {32, 3}, &replica);
     EXPECT_EQ(sent.header.replica_checksum, checksum_of(replica.view()));
     EXPECT_EQ(sent.header.packet_bytes, 0u);
     EXPECT_TRUE(sent.header.is_whole());
@@ -139,21 +134,17 @@ TEST(WeightsOnDevice, WrongMemoryIsRefused) {
                          .before = shard.view(),
                          .shard = shard.view(),
                          .replica = {},
-                         .sent = memory.buffer().slice(0, 64),
-                         .scratch = memory.buffer()};
-  EXPECT_THROW(make_weight_encode_job(encode), Error) << "scratch memory that is too small";
+                         .sent = memory.buffer()};
   Memory scratch(weight_encode_scratch_bytes(shard.view()));
-  encode.scratch = scratch.buffer();
-  EXPECT_NO_THROW(make_weight_encode_job(encode));
-  for (const int64_t bytes : {0, 63, 72}) {
-    encode.sent = memory.buffer().slice(0, bytes);
-    EXPECT_THROW(make_weight_encode_job(encode), Error) << bytes;
-  }
-  encode.sent = memory.buffer().slice(8, 64);
-  EXPECT_THROW(make_weight_encode_job(encode), Error);
-  encode.sent = memory.buffer().slice(0, 64);
+  EXPECT_THROW(make_weight_encode_job(encode, scratch.buffer().slice(0, 64)), Error);
+  EXPECT_NO_THROW(make_weight_encode_job(encode, scratch.buffer()));
+  encode.sent = memory.buffer().slice(0, kWeightHeaderBytes + WeightPackets::most_bytes(shard.view()) - 1);
+  EXPECT_THROW(make_weight_encode_job(encode, scratch.buffer()), Error);
+  encode.sent = memory.buffer().slice(8, 4000);
+  EXPECT_THROW(make_weight_encode_job(encode, scratch.buffer()), Error);
+  encode.sent = memory.buffer();
   encode.before = shard.view().slice(0, 99);
-  EXPECT_THROW(make_weight_encode_job(encode), Error);
+  EXPECT_THROW(make_weight_encode_job(encode, scratch.buffer()), Error);
 }
 
 }  // namespace

@@ -18,9 +18,6 @@ namespace isthmus {
 
 using kernels::kWeightBlockElements;
 using kernels::kWeightHeaderBytes;
-using kernels::WeightFault;
-using kernels::WeightOutcome;
-using kernels::WeightVerdict;
 using test::Array;
 
 constexpr Cut kCut = {16, 2};
@@ -123,15 +120,12 @@ inline Array all_patterns(DataType dtype, uint32_t most_distance = 0) {
 
 // What the nodes of a rail hold before and after a gather, and how it is received at one of them.
 struct Rail {
-  Rail(std::vector<Array> old_shards, std::vector<Array> new_shards, int64_t more = 0)
+  Rail(std::vector<Array> old_shards, std::vector<Array> new_shards)
       : before(std::move(old_shards)), now(std::move(new_shards)) {
-    int64_t longest = 0;
     for (size_t node = 0; node < now.size(); ++node) {
       packets.push_back(packet_of_cpu(before[node], now[node]));
       headers.push_back(sealed_header(before[node], now[node], static_cast<int64_t>(node)));
-      longest = std::max(longest, static_cast<int64_t>(packets.back().size()));
     }
-    capacity = in_pairs(longest) + more;
   }
 
   // Sets header and checksum of a packet that was replaced.
@@ -143,26 +137,31 @@ struct Rail {
     headers[node].seal();
   }
 
-  std::vector<uint8_t> received() const {
-    std::vector<uint8_t> bytes;
-    for (size_t node = 0; node < now.size(); ++node) {
-      const auto* header = reinterpret_cast<const uint8_t*>(&headers[node]);
-      bytes.insert(bytes.end(), header, header + sizeof(headers[node]));
-      std::vector<uint8_t> packet = packets[node];
-      packet.resize(capacity, 0xa5);
-      bytes.insert(bytes.end(), packet.begin(), packet.end());
+  std::vector<uint8_t> received_headers() const {
+    const auto* begin = reinterpret_cast<const uint8_t*>(headers.data());
+    return {begin, begin + headers.size() * sizeof(WeightHeader)};
+  }
+  // In rows that leave no byte more than they must.
+  std::vector<uint8_t> received_packets() const {
+    int64_t longest = 0;
+    for (const std::vector<uint8_t>& packet : packets) {
+      longest = std::max(longest, static_cast<int64_t>(packet.size()));
     }
-    return bytes;
+    std::vector<uint8_t> rows;
+    for (std::vector<uint8_t> packet : packets) {
+      packet.resize(in_pairs(longest), 0xa5);
+      rows.insert(rows.end(), packet.begin(), packet.end());
+    }
+    return rows;
   }
 
   std::vector<Array> before;
   std::vector<Array> now;
   std::vector<WeightHeader> headers;
   std::vector<std::vector<uint8_t>> packets;
-  int64_t capacity = 0;
 };
 
-inline Rail rail_of(int64_t count, DataType dtype, double learning_rate, int64_t num_nodes = 3, int64_t more = 0) {
+inline Rail rail_of(int64_t count, DataType dtype, double learning_rate, int64_t num_nodes = 3) {
   std::vector<Array> before;
   std::vector<Array> now;
   for (int64_t node = 0; node < num_nodes; ++node) {
@@ -170,7 +169,7 @@ inline Rail rail_of(int64_t count, DataType dtype, double learning_rate, int64_t
     before.emplace_back(values, dtype);
     now.emplace_back(node == 2 ? values : moved(values, learning_rate, static_cast<uint64_t>(20 + node)), dtype);
   }
-  return {before, now, more};
+  return {before, now};
 }
 
 }  // namespace isthmus
