@@ -23,9 +23,7 @@ class Host final : public Device {
   void write(ConstBuffer from_host, Buffer to) override { isthmus::convert(from_host, to); }
 
   void* allocate_on_host(int64_t bytes) override { return on_host_.emplace_back(allocate_aligned(bytes)).get(); }
-  void copy_to_host(ConstBuffer from, Buffer to_host, Stream /*stream*/) override {
-    isthmus::convert(from, to_host);
-  }
+  void copy_to_host(ConstBuffer from, Buffer to_host, Stream /*stream*/) override { isthmus::convert(from, to_host); }
 
   Stream lane(Lane /*lane*/) override { return {}; }
   void order(Stream /*before*/, Stream /*after*/) override {}

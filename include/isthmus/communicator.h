@@ -31,7 +31,8 @@ struct Tiers {
 // On the CPU collectives are done on return; streams are ignored, and returned events are null. On a GPU the calling
 // thread enqueues: the work begins behind the present work of `stream`, and the returned event passes when it is done.
 // Buffers stay alive until then; device().wait(event, stream) makes a stream wait for it. Only
-// gather_weights() waits for the device. If a decoder finds a fault there, a later call or throw_if_faulted() throws it.
+// gather_weights() waits for the device. If a decoder finds a fault there, a later call or throw_if_faulted() throws
+// it.
 //
 // Collectives can be captured into a CUDA graph once each unit has been reduced outside a graph. Graphs of one
 // communicator are replayed one after another. Their units keep the scale they had, and are neither loaded nor cleared
@@ -73,8 +74,8 @@ class Communicator {
   // nothing where they are equal (docs/weights.md). It keeps a copy of the shards of this rank's rail in memory. The
   // weights cross whole in the unit's first gather, beyond max_units units, where another rank has nothing to compare
   // with, and in CUDA graphs. Such gathers are counted by reason. On a GPU the calling thread waits until `shard` is
-  // encoded and all nodes' headers are there, or the communicator is aborted. The GPU's part was tested on emulated GPUs
-  // only. unit: collective kAllGather; num_elements and dtype of `gathered`.
+  // encoded and all nodes' headers are there, or the communicator is aborted. The GPU's part was tested on emulated
+  // GPUs only. unit: collective kAllGather; num_elements and dtype of `gathered`.
   EventPtr gather_weights(ConstBuffer shard, Buffer gathered, const UnitKey& unit, Stream stream = {});
   // Frees the memory of the units with that name. Each rank may do so by itself: a later gather crosses whole.
   void drop_weights(const std::string& name);

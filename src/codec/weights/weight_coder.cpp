@@ -35,8 +35,7 @@ class HostWeightCoder final : public WeightCoder {
       if (node == decode.node) {
         std::memcpy(piece.data, decode.shard.data, static_cast<size_t>(decode.shard.bytes()));
       } else if (header.packet_bytes > 0) {
-        const ConstBuffer packet =
-            decode.packets.slice(node * row_bytes, static_cast<int64_t>(header.packet_bytes));
+        const ConstBuffer packet = decode.packets.slice(node * row_bytes, static_cast<int64_t>(header.packet_bytes));
         const uint64_t checksum = checksum_of(packet);
         ISTHMUS_CHECK(PacketError, checksum == header.packet_checksum,
                       text_of_damage(static_cast<uint64_t>(node), checksum, header.packet_checksum));

@@ -25,10 +25,10 @@ struct WeightEncode {
 struct WeightDecode {
   ConstBuffer headers;  // of all nodes of the rail, by node; the host has checked them
   int64_t num_nodes = 0;
-  int64_t node = 0;       // this rank's, whose row is not read
-  ConstBuffer packets;    // num_nodes rows of weight_row_bytes()
-  ConstBuffer shard;      // this node's
-  Buffer replica;         // the shards of all nodes, by node
+  int64_t node = 0;     // this rank's, whose row is not read
+  ConstBuffer packets;  // num_nodes rows of weight_row_bytes()
+  ConstBuffer shard;    // this node's
+  Buffer replica;       // the shards of all nodes, by node
 };
 
 int64_t weight_sent_bytes(ConstBuffer shard);

@@ -414,24 +414,19 @@ void CudaSide::set_timeout(std::chrono::milliseconds timeout) {
   }
 }
 
-// A thread may be blocked in the communicator, until this tells it or until the tiers are aborted. All are aborted once,
-// and in parallel: NCCL's abort may wait for the GPU, which another communicator's operation occupies until its own abort
-// flag is set. An abort that does not end is abandoned with its thread.
+// A thread may be blocked in the communicator until this. All of NCCL's communicators are aborted once, and in
+// parallel: an abort may wait for the GPU, which another communicator's operation occupies until its own abort flag is
+// set. An abort that does not end is abandoned with its thread.
 void CudaSide::abort() {
   if (closed_.exchange(true)) {
     return;
-  }
-  if (const auto found = gpu()) {
-    found->communicator->abort();
   }
   std::vector<std::function<void()>> aborts;
   if (group_.owns_worlds) {
     aborts.emplace_back([world = parts_.world] { world->abort(); });
   }
   if (const auto found = gpu()) {
-    for (const auto& tier : found->tiers.all()) {
-      aborts.emplace_back([tier] { tier->abort(); });
-    }
+    aborts.emplace_back([communicator = found->communicator] { communicator->abort(); });
   }
   run_side_by_side(std::move(aborts), kAbortPatience);
 }
@@ -488,10 +483,8 @@ std::shared_ptr<Gpu> CudaSide::make_gpu(at::Device device) const {
     nccl = nccl_tiers_when_used(group_.rank, group_.map, group_.global_ranks, device.index(),
                                 meet_at(parts_.store, timeout), timeout);
   }
-  const Tiers tiers{.intra = nccl.intra,
-                    .inter = nccl.inter,
-                    .gather_intra = nccl.gather_intra,
-                    .gather_inter = nccl.gather_inter};
+  const Tiers tiers{
+      .intra = nccl.intra, .inter = nccl.inter, .gather_intra = nccl.gather_intra, .gather_inter = nccl.gather_inter};
   const auto communicator = std::make_shared<Communicator>(group_.map, group_.rank, tiers, group_.options, gpu_device);
   const CudaPlace place{gpu_device, c10::cuda::getStreamFromPool(false, device.index()), works_block()};
   return std::make_shared<Gpu>(Gpu{device, place, nccl, communicator});

@@ -31,12 +31,11 @@ class EveryMap : public testing::TestWithParam<std::tuple<NodeMap, Place>> {
  protected:
   WeightWorld world_{std::get<1>(GetParam()), std::get<0>(GetParam())};
 };
-INSTANTIATE_TEST_SUITE_P(Maps, EveryMap,
-                         testing::Combine(testing::ValuesIn(test::maps_of_weights()), testing::ValuesIn(kPlaces)),
-                         [](const auto& parameter) {
-                           return test::name_of_map({std::get<0>(parameter.param), 0}) + "_" +
-                                  name_of_place(std::get<1>(parameter.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Maps, EveryMap, testing::Combine(testing::ValuesIn(test::maps_of_weights()), testing::ValuesIn(kPlaces)),
+    [](const auto& parameter) {
+      return test::name_of_map({std::get<0>(parameter.param), 0}) + "_" + name_of_place(std::get<1>(parameter.param));
+    });
 
 TEST_P(EveryMap, GathersHaveTheBitsOfPlainOnes) {
   for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32, DataType::kFloat64}) {
@@ -139,7 +138,7 @@ TEST_P(WeightsOf, ADamagedReplicaIsNamedCountedAndHealed) {
     ASSERT_TRUE(damaged);
     weights.move(1e-3);
     world.gather(weights.array());  // compares, and heals
-    const char* const reason =       // of two nodes nobody knows which one is right
+    const char* const reason =      // of two nodes nobody knows which one is right
         nodes == 2 ? "replicas had other bits on each node" : "the replica of node 1 had other bits than the others'";
     for (int rank = 0; rank < nodes; ++rank) {
       const WeightStats stats = world.stats(rank);
@@ -198,9 +197,8 @@ TEST_P(WeightsOf, ADamagedPacketEndsInANamedError) {
 // Every rank says the same, and which node's weights are others.
 TEST_P(WeightsOf, RanksThatGatherDifferentUnitsEndInAnErrorOnAll) {
   WeightWorld world(GetParam(), "3x1", 3, delta_options());
-  const auto outcomes = test::run_ranks(3, [&](int rank) {
-    world.gather(rank, Array(3000, DataType::kBFloat16), rank == 2 ? "other" : "unit");
-  });
+  const auto outcomes = test::run_ranks(
+      3, [&](int rank) { world.gather(rank, Array(3000, DataType::kBFloat16), rank == 2 ? "other" : "unit"); });
   for (const test::Outcome& outcome : outcomes) {
     EXPECT_TRUE(outcome.threw<PacketError>() || outcome.threw<TransportError>()) << outcome.text;
   }

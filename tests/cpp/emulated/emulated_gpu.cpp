@@ -61,8 +61,8 @@ struct EmulatedGpu::Event final : isthmus::Event {
 EmulatedGpu::EmulatedGpu(uint32_t seed, std::optional<EmulatedDevice::Cut> cut)
     : launcher_(std::make_unique<Launcher>(*this, cut)), seed_(seed) {
   add_stream("default");
-  for (const char* name : {"intra", "encode", "inter", "decode", "gather inter", "gather intra",
-                           "encode weights", "decode weights"}) {
+  for (const char* name :
+       {"intra", "encode", "inter", "decode", "gather inter", "gather intra", "encode weights", "decode weights"}) {
     lanes_.push_back(add_stream(name));
   }
 }

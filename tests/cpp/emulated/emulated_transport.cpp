@@ -162,9 +162,8 @@ HandlePtr EmulatedTransport::all_gather_uneven(ConstBuffer in, const std::vector
     uses.push_back(writes(arriving));
     to.push_back(gpu_->memory().behind(arriving));
   }
-  return start(stream, "uneven all-gather", std::move(uses), [this, from = gpu_->memory().behind(in), to] {
-    tier_->all_gather_uneven(from, to, {})->wait();
-  });
+  return start(stream, "uneven all-gather", std::move(uses),
+               [this, from = gpu_->memory().behind(in), to] { tier_->all_gather_uneven(from, to, {})->wait(); });
 }
 
 HandlePtr EmulatedTransport::all_reduce(Buffer data, ReduceOp op, Stream stream) {

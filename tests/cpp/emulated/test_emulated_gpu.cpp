@@ -61,7 +61,7 @@ TEST_F(TwoStreams, NewMemoryIsNanAndCopiesArrive) {
 TEST_F(TwoStreams, AReadThatNothingOrdersAfterTheWrite) {
   claim_copy(a_, b_, first_);
   claim_copy(b_, c_, second_);
-  expect_complaint(gpu_, "nothing orders \"copy, caller 8\"");
+  expect_complaint(gpu_, "nothing orders \"copy, caller 10\"");
 }
 
 TEST_F(TwoStreams, AWriteThatNothingOrdersAfterTheRead) {

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -13,7 +14,6 @@
 #include "isthmus/communicator.h"
 #include "isthmus/error.h"
 #include "tests/cpp/support/gpu_world.h"
-#include "tests/cpp/support/hooked_transport.h"
 #include "tests/cpp/support/weights.h"
 
 namespace isthmus {
@@ -146,39 +146,37 @@ TEST(GpuWeights, InAGraphTheyCrossWhole) {
   EXPECT_EQ(world.ranks[0].communicator->stats().weights.whole.size(), 2);
 }
 
-// One rank gathers, and another thread aborts its communicator once `waits` is set.
-test::Outcome gather_and_abort(GpuWorld& world, test::Mark& waits) {
+// One rank gathers, after prepare(), and another thread aborts its communicator once it waits for the headers.
+test::Outcome gather_and_abort(GpuWorld& world, const std::function<void()>& prepare) {
   std::thread aborts([&] {
-    waits.wait();
+    while (world.ranks[0].communicator->phase() != std::string("inter all-gather of headers")) {
+      std::this_thread::yield();
+    }
     world.ranks[0].communicator->abort();
   });
-  const auto outcomes = test::run_ranks(
-      1, [&](int rank) { GatherOnGpu(world, rank, Weights(4000, DataType::kBFloat16).array()).start(); });
+  const auto outcomes = test::run_ranks(1, [&](int rank) {
+    GatherOnGpu gather(world, rank, Weights(4000, DataType::kBFloat16).array());
+    prepare();
+    gather.start();
+  });
   aborts.join();
   return outcomes[0];
 }
 
 TEST(GpuWeights, AnAbortEndsTheWaitForAPeerThatNeverComes) {
-  test::Mark waits;
-  const auto arrive = [&](const std::string& /*operation*/, ConstBuffer /*in*/) { waits.set(); };
-  GpuWorld world(NodeMap::parse("2x1", 2), delta_options(),
-                 GpuSettings{.wrap = test::hook(0, &Tiers::gather_inter, arrive, nullptr)});
-  const test::Outcome outcome = gather_and_abort(world, waits);
+  GpuWorld world(NodeMap::parse("2x1", 2), delta_options());
+  const test::Outcome outcome = gather_and_abort(world, [] {});
   EXPECT_TRUE(outcome.threw<TransportError>()) << outcome.text;
-  EXPECT_STREQ(world.ranks[0].communicator->phase(), "inter all-gather of headers");
 }
 
 // The lane stands still until the host has returned.
 TEST(GpuWeights, AnAbortEndsTheWaitForAGpuThatDoesNotAnswer) {
   GpuWorld world(NodeMap::parse("2x1", 2), delta_options());
-  test::Mark waits;
   test::Mark released;
-  test::EmulatedGpu& gpu = *world.ranks[0].gpu;
-  gpu.enqueue(gpu.lane(Lane::kGatherInter), "hold", {}, [&] {
-    waits.set();
-    released.wait();
+  const test::Outcome outcome = gather_and_abort(world, [&] {
+    test::EmulatedGpu& gpu = *world.ranks[0].gpu;
+    gpu.enqueue(gpu.lane(Lane::kGatherInter), "hold", {}, [&] { released.wait(); });
   });
-  const test::Outcome outcome = gather_and_abort(world, waits);
   released.set();
   EXPECT_TRUE(outcome.threw<TransportError>()) << outcome.text;
   EXPECT_NE(outcome.text.find("abort() was called"), std::string::npos) << outcome.text;

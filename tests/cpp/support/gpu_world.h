@@ -66,9 +66,7 @@ class GpuWorld {
   };
 
   GpuWorld(const NodeMap& node_map, const Options& options, const GpuSettings& settings = {})
-      : map(node_map),
-        hub_(map, settings.timeout),
-        gather_hub_(map, settings.timeout) {
+      : map(node_map), hub_(map, settings.timeout), gather_hub_(map, settings.timeout) {
     for (int r = 0; r < map.world_size(); ++r) {
       Tiers on_streams = hub_.tiers(map, r);
       const Tiers gathers = gather_hub_.tiers(map, r);
@@ -86,11 +84,7 @@ class GpuWorld {
       };
       rank.intra = enqueued(on_streams.intra, false);
       rank.inter = enqueued(on_streams.inter, true);
-      Tiers tiers = {.intra = rank.intra,
-                     .inter = rank.inter,
-                     .flat = {},
-                     .gather_intra = {},
-                     .gather_inter = {}};
+      Tiers tiers = {.intra = rank.intra, .inter = rank.inter, .flat = {}, .gather_intra = {}, .gather_inter = {}};
       if (settings.gather_tiers) {
         tiers.gather_intra = rank.gather_intra = enqueued(on_streams.gather_intra, false);
         tiers.gather_inter = rank.gather_inter = enqueued(on_streams.gather_inter, true);
