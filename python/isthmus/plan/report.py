@@ -151,10 +151,7 @@ def notes(comparison: Comparison, setting: Setting) -> list[str]:
         "Bytes are tested against counters of real runs. Times are a model: no GPU and no real network was measured.",
     ]
     if any(plan.strategy.wire is not None and plan.strategy.wire.weights == "delta" for plan in comparison.plans):
-        found.append(
-            "Weights as differences are built for GPUs, and none has run them; there up to a quarter more bytes, since "
-            "packets get room beforehand."
-        )
+        found.append("Weights as differences are built for GPUs, and none has run them.")
     if setting.cluster.nodes == 1:
         found.append("One node: nothing crosses, and Isthmus does what the ordinary backend does.")
     return found
