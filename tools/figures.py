@@ -274,10 +274,10 @@ def main() -> None:
         sys.exit(f"figures {', '.join(unknown)}: expected all, or some of {', '.join(known)}")
     if changed := git("status", "--porcelain", "--", ".", ":!docs", ":!README.md"):
         sys.exit(f"figures name the commit that they were made on, and there are changes:\n{changed}")
-    from isthmus import _C
+    from isthmus import native
     from isthmus.benchmarks.common.machine import machine
 
-    place = f"{machine()['cores']} cores of {machine()['processor']}, packets of version {_C.PACKET_VERSION}"
+    place = f"{machine()['cores']} cores of {machine()['processor']}, packets of version {native.load().PACKET_VERSION}"
     for figures in FIGURES:
         if "all" in names or figures.name in names:
             make(figures, git("rev-parse", "--short", "HEAD"), place)

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from isthmus import _C
+from isthmus import native
 from isthmus.benchmarks.common.machine import versions
 from isthmus.benchmarks.common.shape import ModelShape
 from isthmus.benchmarks.convergence.arms import CodecArm
@@ -58,7 +58,7 @@ class Run:
 def make_run(setting: Setting, arm: CodecArm, lr: float, seed: int, text: str) -> Run:
     """A run of this version of Isthmus."""
     found = {name: version for name, version in versions().items() if name in ("isthmus", "torch")}
-    found["packets"] = str(_C.PACKET_VERSION)
+    found["packets"] = str(native.load().PACKET_VERSION)
     return Run(setting, arm.name, arm.options, arm.ranks_per_node, lr, seed, text, found)
 
 

@@ -4,7 +4,6 @@
 #include <cstddef>
 
 #include "codec/registry.h"
-#include "codec/weights/device.h"
 #include "isthmus/error.h"
 
 namespace isthmus {
@@ -41,9 +40,6 @@ kernels::HeaderWords header_words(const PacketHeader& header) { return std::bit_
 void throw_if_reported(const kernels::DeviceFault& fault) {
   if (fault.reported == 0) {
     return;
-  }
-  if (is_of_weights(fault)) {
-    throw PacketError(text_of_weight_fault(fault));
   }
   const PacketHeader header = read_header(&fault.received, std::bit_cast<PacketHeader>(fault.expected));
   const CodecType* type = codec_or_null(header.codec);

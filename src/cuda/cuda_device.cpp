@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "codec/device_fault.h"
 #include "codec/squared_error.h"
+#include "codec/weights/device.h"
 #include "cuda/cuda_calls.h"
 #include "cuda/cuda_event.h"
 #include "cuda/cuda_launcher.h"
@@ -355,7 +355,7 @@ void CudaDevice::throw_if_faulted() {
   MappedFaults& faults = implementation_->host_words->faults;
   for (kernels::DeviceFault* const fault : {&faults.of_gradients, &faults.of_weights}) {
     if (std::atomic_ref(fault->reported).load(std::memory_order_acquire) != 0) {
-      throw_if_reported(*fault);
+      throw_if_any_reported(*fault);
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "codec/carver.h"
+#include "codec/device_fault.h"
 #include "codec/device_jobs.h"
 #include "isthmus/error.h"
 #include "kernels/weights/layout.h"
@@ -81,6 +82,20 @@ class GpuWeightCoder final : public WeightCoder {
   GpuDevice& device_;
 };
 
+std::string text_of_fault(const kernels::DeviceFault& fault) {
+  const auto node = static_cast<uint64_t>(fault.packet());
+  const uint64_t found = fault.expected.word[kernels::kWeightPacketChecksum];
+  if (fault.kind() == kernels::FaultKind::kChecksum) {
+    return text_of_damage(node, found, fault.received.word[kernels::kWeightPacketChecksum]);
+  }
+  const std::string packet = detail::concatenate("corrupt packet of weights from node ", node, ": ");
+  if (fault.kind() == kernels::FaultKind::kBlock) {
+    return detail::concatenate(packet, "block ", found, " does not decode");
+  }
+  return detail::concatenate(packet, fault.received.word[kernels::kWeightPacketBytes],
+                             " bytes are not those of its blocks");
+}
+
 }  // namespace
 
 int64_t weight_encode_scratch_bytes(ConstBuffer shard) {
@@ -139,22 +154,12 @@ std::unique_ptr<WeightCoder> make_weight_coder_of_gpu(GpuDevice& device) {
   return std::make_unique<GpuWeightCoder>(device);
 }
 
-bool is_of_weights(const kernels::DeviceFault& fault) {
-  return static_cast<uint32_t>(fault.expected.word[kernels::kWeightIdentity]) == WeightHeader::kMagic;
-}
-
-std::string text_of_weight_fault(const kernels::DeviceFault& fault) {
-  const auto node = static_cast<uint64_t>(fault.packet());
-  const uint64_t found = fault.expected.word[kernels::kWeightPacketChecksum];
-  if (fault.kind() == kernels::FaultKind::kChecksum) {
-    return text_of_damage(node, found, fault.received.word[kernels::kWeightPacketChecksum]);
+void throw_if_any_reported(const kernels::DeviceFault& fault) {
+  const auto identity = static_cast<uint32_t>(fault.expected.word[kernels::kWeightIdentity]);
+  if (fault.reported != 0 && identity == WeightHeader::kMagic) {
+    throw PacketError(text_of_fault(fault));
   }
-  const std::string packet = detail::concatenate("corrupt packet of weights from node ", node, ": ");
-  if (fault.kind() == kernels::FaultKind::kBlock) {
-    return detail::concatenate(packet, "block ", found, " does not decode");
-  }
-  return detail::concatenate(packet, fault.received.word[kernels::kWeightPacketBytes],
-                             " bytes are not those of its blocks");
+  throw_if_reported(fault);
 }
 
 }  // namespace isthmus

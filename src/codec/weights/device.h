@@ -19,8 +19,7 @@ kernels::WeightDecodeJob make_weight_decode_job(const WeightDecode& decode, Buff
 
 std::unique_ptr<WeightCoder> make_weight_coder_of_gpu(GpuDevice& device);
 
-// Whether a packet of weights was refused, and why, for a PacketError.
-bool is_of_weights(const kernels::DeviceFault& fault);
-std::string text_of_weight_fault(const kernels::DeviceFault& fault);
+// As throw_if_reported(), also for packets of weights.
+void throw_if_any_reported(const kernels::DeviceFault& fault);
 
 }  // namespace isthmus

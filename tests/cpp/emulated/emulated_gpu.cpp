@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-#include "codec/device_fault.h"
+#include "codec/weights/device.h"
 #include "tests/cpp/emulated/emulated_launcher.h"
 
 namespace isthmus::test {
@@ -336,7 +336,7 @@ kernels::DeviceCounts EmulatedGpu::read_counts() {
 
 void EmulatedGpu::end_step(bool skipped, Stream stream) { launcher_->end_step(skipped, stream); }
 
-void EmulatedGpu::throw_if_faulted() { throw_if_reported(launcher_->fault_seen_by_host()); }
+void EmulatedGpu::throw_if_faulted() { throw_if_any_reported(launcher_->fault_seen_by_host()); }
 
 void EmulatedGpu::begin_range(const char* range_name) {
   ranges_.emplace_back(range_name);

@@ -46,7 +46,7 @@ Decoded decode_on_device(const Rail& rail, int64_t node, Cut cut = kCut) {
   EXPECT_TRUE(headers.ends_intact() && packets.ends_intact() && own.ends_intact() && replica.ends_intact() &&
               scratch.ends_intact());
   EXPECT_TRUE(headers.copy() == rail.received_headers() && packets.copy() == rail.received_packets());
-  return {replica.copy(), test::error_of<PacketError>([&] { throw_if_reported(fault); })};
+  return {replica.copy(), test::error_of<PacketError>([&] { throw_if_any_reported(fault); })};
 }
 
 void expect_exact(const Rail& rail, Cut cut = kCut) {
