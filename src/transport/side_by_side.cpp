@@ -36,11 +36,12 @@ bool run_side_by_side(std::vector<std::function<void()>> actions, std::chrono::m
   const auto progress = std::make_shared<Progress>(actions.size());
   std::vector<std::function<void()>> without_thread;
   for (std::function<void()>& action : actions) {
+    // The thread alone owns the action, so that what ends with it does not end here, where nobody may wait for it.
+    const auto owned = std::make_shared<std::function<void()>>(std::move(action));
     try {
-      std::thread([progress, owned = action]() mutable { progress->run(std::move(owned)); }).detach();
-      action = nullptr;
+      std::thread([progress, owned] { progress->run(std::exchange(*owned, nullptr)); }).detach();
     } catch (const std::system_error&) {  // the process may be out of threads
-      without_thread.push_back(std::move(action));
+      without_thread.push_back(std::move(*owned));
     }
   }
   for (std::function<void()>& action : without_thread) {

@@ -206,4 +206,6 @@ def test_a_group_is_left(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["destroy", "exit"])
 def test_a_group_is_left_while_graphs_refer_to_its_communicators(how: str) -> None:
-    assert fake_gpu.run(leave, WORLD_SIZE, how, env=ENV | {"FAKE_NCCL_IN_GRAPHS": "1"}) == [how] * WORLD_SIZE
+    # A rank that waits for its communicators in vain, for five seconds, lets the others wait for the next ones.
+    env = ENV | {"FAKE_NCCL_IN_GRAPHS": "1", "FAKE_NCCL_TIMEOUT_S": f"{scaled(30):.0f}"}
+    assert fake_gpu.run(leave, WORLD_SIZE, how, env=env) == [how] * WORLD_SIZE
