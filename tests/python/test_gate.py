@@ -22,6 +22,7 @@ STAND_INS = {
     ".venv/bin/python": f'[ "$1" = tools/check_demo.py ] || exec {sys.executable} "$@"',
     ".venv-oldest/lib/python3.11/site-packages/nvidia/cu13/bin/nvcc": "cat > /dev/null",
     "tools/check_cuda_build": "true",
+    "tools/check_aarch64": "true",
 }
 
 
