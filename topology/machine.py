@@ -172,7 +172,7 @@ class PcieNode:
 class Machine:
     """A machine. Readers make it; `links` holds each pair of devices once, GPUs before NICs, by rising index.
 
-    source: where the description came from ("nccl xml", "nvidia-smi topo -m", "json", "discovery").
+    source: where the description came from ("nccl xml", "json", "discovery").
     pcie: a tree for each host bridge; empty where the source has none.
     notes: what was assumed, one sentence each, for people.
     """

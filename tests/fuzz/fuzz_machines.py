@@ -21,7 +21,6 @@ with atheris.instrument_imports(include=["isthmus"]):
     from isthmus.topology.formats import read
     from isthmus.topology.formats.machine_json import parse_machine_json
     from isthmus.topology.formats.nccl_xml import parse_nccl_xml
-    from isthmus.topology.formats.smi_matrix import parse_smi_matrix
     from isthmus.topology.formats.xml_text import parse_xml
     from isthmus.topology.machine import Machine, TopologyError, farness
 
@@ -55,7 +54,6 @@ def check(machine: Machine) -> None:
 #: Whatever the root is called; whatever the text begins with; any format, our own JSON above all.
 READERS: dict[str, Parse] = {
     "nccl_xml": lambda text: parse_nccl_xml(parse_xml(text), "fuzzed"),
-    "smi_matrix": lambda text: parse_smi_matrix(text, "fuzzed"),
     "machine_file": lambda text: read.parse_machine(text.encode(errors="surrogatepass"), "fuzzed"),
 }
 

@@ -31,16 +31,6 @@ NVLINK_SWITCHES = """<system version="1">
 <nic><net name="eth0" dev="2" speed="10000"/></nic></cpu>
 <cpu host_hash="0x2" numaid="0"/></system>"""
 
-# Pasted with its colours and as a comment; with columns that touch.
-PASTED_MATRIX = (
-    "# $ nvidia-smi topo -m\n"
-    "#\t\x1b[4mGPU0\tGPU1\tmlx5_0\tCPU AffinityNUMA AffinityGPU NUMA ID\x1b[0m\n"
-    "#GPU0\t X \tSYS\tPIX\t0-55,112-1670 N/A\n"
-    "#GPU1\tSYS\t X \tSYS\t56-111,168-2231 N/A\n"
-    "#mlx5_0\tPIX\tSYS\t X \n"
-)
-DENSE_MATRIX = "GPU0GPU1MIG0CPU Affinity\nGPU0 XNV4PIX0-23\nGPU1 NV4XSYS0-23\nMIG0 PIXSYSX\n"
-
 JSON = """{"name": "a", "source": "json", "sockets": [{"index": 0, "numa_nodes": [0], "model": "m"}],
 "numa_nodes": [{"index": 0, "socket": 0, "cpus": "0-1"}],
 "gpus": [{"index": 0, "bus_id": "0000:03:00.0", "model": "g", "numa_node": 0,
@@ -51,18 +41,14 @@ JSON = """{"name": "a", "source": "json", "sockets": [{"index": 0, "numa_nodes":
 "pcie": [{"kind": "host bridge", "numa_node": 0, "children": [{"kind": "switch", "bus_id": "0000:01:00.0",
   "link_speed_gbit_s": 252.0, "children": [{"kind": "gpu", "devices": ["GPU0"]}]}]}],
 "notes": ["n"]}"""
-SMALLEST = (
-    '<system version="1"><cpu numaid="0"><pci busid="0000:01:00.0" class="0x030200"/></cpu></system>',
-    "     GPU0 GPU1\nGPU0  X   SYS\nGPU1 SYS   X\n",
-)
+SMALLEST = '<system version="1"><cpu numaid="0"><pci busid="0000:01:00.0" class="0x030200"/></cpu></system>'
 
 # Each target's own texts, and how the names of recorded machines in its format end.
 SEEDS = {
-    "machine_file": ((JSON, *SMALLEST), ""),
+    "machine_file": ((JSON, SMALLEST), ""),
     "nccl_xml": ((DIRECT_NVLINKS, PCIE_SWITCH, NVLINK_SWITCHES), ".nccl.xml"),
-    "smi_matrix": ((PASTED_MATRIX, DENSE_MATRIX), ".topo.txt"),
 }
-RECORDED = (".nccl.xml", ".topo.txt", ".json")
+RECORDED = (".nccl.xml", ".json")
 
 
 def write(folder: Path, target: str) -> None:

@@ -20,7 +20,7 @@ GOLDEN = HERE / "golden"
 
 def recorded() -> list[Path]:
     """All recorded machines."""
-    return sorted(path for path in MACHINES.iterdir() if path.suffix in (".xml", ".txt", ".json"))
+    return sorted(path for path in MACHINES.iterdir() if path.suffix in (".xml", ".json"))
 
 
 def golden_of(path: Path) -> Path:

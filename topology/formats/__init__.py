@@ -1,1 +1,1 @@
-"""Readers of recorded machines: NCCL topology XML, `nvidia-smi topo -m` text, JSON."""
+"""Readers of recorded machines: NCCL topology XML, JSON."""

@@ -14,7 +14,7 @@ SCHEMA = 1
 #: The path that stands for standard input.
 STANDARD_INPUT = "-"
 
-FORMATS = "NCCL topology XML, `nvidia-smi topo -m` text, or the JSON that `isthmus topo --json` writes"
+FORMATS = "NCCL topology XML, or the JSON that `isthmus topo --json` writes"
 
 
 def read_machine(path: str | os.PathLike[str]) -> Machine:
@@ -47,9 +47,7 @@ def parse_machine(data: bytes, name: str) -> Machine:
         return _parse_xml(text, name)
     if start == "{":
         return _parse_json(text)
-    from isthmus.topology.formats.smi_matrix import parse_smi_matrix
-
-    return parse_smi_matrix(text, name)
+    raise TopologyError(f"is neither XML nor JSON: expected {FORMATS}")
 
 
 def _parse_xml(text: str, name: str) -> Machine:

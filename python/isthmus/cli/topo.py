@@ -17,7 +17,7 @@ def topo(
         Path | None,
         typer.Option(
             "--from",
-            help="A recorded machine: NCCL topology XML, `nvidia-smi topo -m` text, or this command's JSON; "
+            help="A recorded machine: NCCL topology XML, or this command's JSON; "
             "- is standard input.",
             show_default="this machine",
         ),

@@ -10,14 +10,10 @@ from isthmus.topology.formats.read import parse_machine, read_machine
 from isthmus.topology.machine import TopologyError
 
 NCCL = '<system version="1"><cpu numaid="0"><pci busid="0000:01:00.0" class="0x030200"/></cpu></system>'
-MATRIX = "     GPU0 GPU1\nGPU0  X   SYS\nGPU1 SYS   X\n"
 JSON = '{"name": "by hand", "source": "json"}'
 
 
-@pytest.mark.parametrize(
-    ("text", "source"),
-    [(NCCL, "nccl xml"), (MATRIX, "nvidia-smi topo -m"), (JSON, "json")],
-)
+@pytest.mark.parametrize(("text", "source"), [(NCCL, "nccl xml"), (JSON, "json")])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 @pytest.mark.parametrize("before", ["", "\n\n  "])
 def test_the_format_is_told_from_the_contents(
@@ -54,9 +50,9 @@ BOMB = b'<!DOCTYPE system [<!ENTITY a "aaaaaaaaaa">\n<!ENTITY b "&a;&a;&a;&a;&a;
     ("contents", "line", "what"),
     [
         (b"\xef\xbb\xbf \n\t\n", None, "is empty: expected NCCL topology XML"),
-        (b"\x7fELF\x02\x01\x01\0\0\0", None, "holds no matrix"),
+        (b"\x7fELF\x02\x01\x01\0\0\0", None, "is neither XML nor JSON: expected NCCL"),
         (b"GPU0\nGPU1\n\xff\xfe", 3, "is not UTF-8 text"),
-        (b"hello", None, "holds no matrix"),
+        (b"hello", None, "is neither XML nor JSON: expected NCCL"),
         (b"<", 1, "is no well-formed XML"),
         (b"\n<system>\n<cpu>\n</system>", 4, "is no well-formed XML: mismatched tag"),
         (NCCL[:-9].encode(), 1, "is no well-formed XML"),
