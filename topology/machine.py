@@ -237,10 +237,10 @@ def farness(kind: str) -> int:
     return _KINDS.index(general)
 
 
-def check_number(count: int, most: int, what: str, line: int | None = None) -> None:
+def check_number(count: int, most: int, what: str) -> None:
     """Raise TopologyError where a source has more of something than a machine may have."""
     if count > most:
-        raise TopologyError(f"has {count} {what}, more than the {most} that a machine may have", line=line)
+        raise TopologyError(f"has {count} {what}, more than the {most} that a machine may have")
 
 
 def printable(text: str) -> str:

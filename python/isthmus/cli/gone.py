@@ -9,6 +9,7 @@ from isthmus.cli.failures import fail
 #: As typed after `isthmus`, and what to use instead.
 GONE = {
     "perf": "`isthmus bench collectives` times and verifies collectives, with --here over the links that are there",
+    "watch": "`isthmus.log_to(writer)` sends figures to TensorBoard or wandb, `isthmus.summary()` prints them",
     "bench auto": "the last line of `isthmus bench training` says what to set, and so does `isthmus plan`",
     "bench bias": "its figures stand in docs/quant.md; `isthmus bench convergence` compares what codecs do to the loss",
     "bench overhead": "`isthmus bench collectives` times calls of Isthmus beside those of Gloo",

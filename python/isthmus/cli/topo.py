@@ -17,8 +17,7 @@ def topo(
         Path | None,
         typer.Option(
             "--from",
-            help="A recorded machine: NCCL topology XML, or this command's JSON; "
-            "- is standard input.",
+            help="A recorded machine: NCCL topology XML, or this command's JSON; - is standard input.",
             show_default="this machine",
         ),
     ] = None,

@@ -27,7 +27,7 @@ def log_to(writer: Any, *, every: int = 100) -> RemovableHandle:
 
     writer: anything with ``add_scalar(tag, value, step)``, such as TensorBoard's SummaryWriter, or with ``log(dict)``,
     such as wandb or a run of it; its dicts hold ``isthmus/step``. Or a path: rank 0 of the job appends lines of JSON to
-    that file, for ``isthmus watch``; the other ranks write nothing.
+    that file; the other ranks write nothing.
 
     Steps are counted from this call, those of the first optimizer that makes one. Called by the optimizer's ``step()``,
     on its thread; no communication.

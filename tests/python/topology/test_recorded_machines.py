@@ -30,7 +30,7 @@ def test_golden_output_reads_back_as_the_same_machine(path: Path) -> None:
 
 def test_every_golden_file_has_its_machine() -> None:
     assert sorted(goldens.GOLDEN.iterdir()) == sorted({goldens.golden_of(path) for path in RECORDED})
-    assert len({goldens.golden_of(path) for path in RECORDED}) == len(RECORDED) >= 8
+    assert len({goldens.golden_of(path) for path in RECORDED}) == len(RECORDED) >= 5
 
 
 def test_dgx_a100_is_as_its_owners_matrix() -> None:
