@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _MOST_NUMBER = 2**53
 _MOST_NESTED = 40
@@ -17,16 +16,10 @@ _MOST_SHOWN = 60
 Record = TypeVar("Record")
 
 
-@dataclass(frozen=True)
-class AtLeast:
-    """The least value of a number, in `Annotated`. Otherwise integers are 0 or more, and others above 0."""
-
-    value: int
-
-
 def read_record(kind: type[Record], value: Any, place: str) -> Record:
     """The dataclass that an object describes; keys that are no field's are ignored. place: how errors name the object.
 
+    Integers are 0 or more, other numbers above 0.
     Raises ValueError naming the place of what is missing, of the wrong type or out of range.
     """
     if not isinstance(value, dict):
@@ -45,7 +38,7 @@ def read_record(kind: type[Record], value: Any, place: str) -> Record:
 
 @cache
 def _types_of(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+    return get_type_hints(kind)
 
 
 def _read(kind: Any, value: Any, place: str) -> Any:
@@ -56,10 +49,6 @@ def _read(kind: Any, value: Any, place: str) -> Any:
         if not isinstance(value, list | tuple):
             raise _wrong(place, "a list", value)
         return tuple(_read(inner[0], item, f"{place}[{index}]") for index, item in enumerate(value))
-    if origin is Mapping:
-        if not isinstance(value, dict):
-            raise _wrong(place, "an object", value)
-        return {name: _read(inner[1], item, f"{place}.{name}") for name, item in value.items()}
     if is_dataclass(kind):
         return read_record(kind, value, place)  # type: ignore[arg-type]
     return _read_plain(kind, value, place)
@@ -74,11 +63,9 @@ def _read_plain(kind: Any, value: Any, place: str) -> Any:
         if value not in list(kind):
             raise _wrong(place, ", ".join(kind), value)
         return kind(value)
-    kind, bound = get_args(kind) if get_origin(kind) is Annotated else (kind, AtLeast(0) if kind is int else None)
     is_number = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
-    if not is_number or not (value >= bound.value if bound else value > 0) or value > _MOST_NUMBER:
-        range_text = f"of {bound.value} or more" if bound else "above 0"
-        raise _wrong(place, f"a {'whole ' if kind is int else ''}number {range_text}", value)
+    if not is_number or not (value >= 0 if kind is int else value > 0) or value > _MOST_NUMBER:
+        raise _wrong(place, "a whole number of 0 or more" if kind is int else "a number above 0", value)
     return kind(value)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -20,7 +20,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from isthmus.backends import backend_of
 from isthmus.gloo import Group, fresh_prefix, gloo_tier
-from isthmus.topology.discovery.link_cache import LinkSample, MeasuredLink, MeasuredLinks
 
 #: What a rank sends at once, in bytes. Larger ones are left out where they would take longer than the budget.
 SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))
@@ -31,6 +30,70 @@ BUDGET_S = 3.0
 _ROUNDS = 5
 _MAX_REPEATS = 50
 _GROWTH = SIZES[1] // SIZES[0]
+
+
+@dataclass(frozen=True)
+class LinkSample:
+    """One size of message, and how long all ranks of a tier took to send it to their neighbour at once.
+
+    time_us: in the fastest round of the measurement. slowest_us: in the slowest.
+    """
+
+    num_bytes: int
+    time_us: float
+    slowest_us: float
+
+    @property
+    def spread(self) -> float:
+        """The slowest round over the fastest one."""
+        return self.slowest_us / self.time_us
+
+
+@dataclass(frozen=True)
+class MeasuredLink:
+    """One tier's link: time_us = latency_us + bits / bandwidth. Both directions are busy at once.
+
+    Intra: what one rank sends to its neighbour while every rank of the node does. Inter: what one *node* sends to the
+    next while all its rails do.
+    """
+
+    latency_us: float
+    bandwidth_gbit_s: float
+    samples: tuple[LinkSample, ...]
+
+
+@dataclass(frozen=True)
+class MeasuredLinks:
+    """Both tiers of one cluster. A tier of one rank has no link: None."""
+
+    intra: MeasuredLink | None
+    inter: MeasuredLink | None
+    num_nodes: int
+    ranks_per_node: int
+    #: As `isthmus.stats()["node_map"]` prints it.
+    node_map: str
+    #: Names of the hosts that took part, sorted.
+    hosts: tuple[str, ...]
+    #: What moved the bytes: "gloo".
+    backend: str
+    #: When, in ISO 8601 with the offset from UTC.
+    date: str
+    versions: Mapping[str, str]
+
+    def options(self) -> str:
+        """What gives `isthmus plan` this cluster and its links."""
+        options = f"--nodes {self.num_nodes} --ranks-per-node {self.ranks_per_node}"
+        for tier, link in (("inter", self.inter), ("intra", self.intra)):
+            if link is not None:
+                options += f" --{tier} {link.bandwidth_gbit_s:.4g}gbit --{tier}-latency-us {link.latency_us:.4g}"
+        return options
+
+    def describe(self) -> str:
+        """Where the figures come from, in one line."""
+        hosts = ", ".join(self.hosts[:3]) + (f" and {len(self.hosts) - 3} more" if len(self.hosts) > 3 else "")
+        # Nodes that ISTHMUS_NODES makes of one machine talk over its memory.
+        simulated = ", which is no network between nodes" if len(self.hosts) < min(self.num_nodes, 2) else ""
+        return f"measured {self.date} over {self.backend}: {self.node_map}, on {hosts}{simulated}"
 
 
 def measure_links(group: dist.ProcessGroup | None = None, budget_s: float = BUDGET_S) -> MeasuredLinks:

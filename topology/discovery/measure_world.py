@@ -1,4 +1,4 @@
-"""`isthmus topo --measure`: joins the world that a launcher made, measures its links, keeps and shows them."""
+"""`isthmus topo --measure`: joins the world that a launcher made, measures its links, and shows them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 
 import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.topology.discovery.link_cache import CACHE, MeasuredLinks, document, save_links
-from isthmus.topology.discovery.measure import measure_links
+from isthmus.topology.discovery.measure import MeasuredLinks, measure_links
 from isthmus.topology.launchers import rendezvous
 
 _COMMAND = "torchrun --nproc-per-node 4 -m isthmus topo --measure"
@@ -24,22 +23,18 @@ _TIMEOUT = timedelta(minutes=5)
 _WORTH_A_SECOND_LOOK = 2.0
 
 
-def measure_world(output: Path | None, console: Console, as_json: bool = False) -> None:
-    """Measure, then save and print on rank 0. output: the file; None: the cache. as_json: what the file holds of it.
+def measure_world(console: Console, as_json: bool) -> None:
+    """Measure, and print on rank 0, with the options of `isthmus plan` that say the same.
 
-    Raises ValueError where no launcher made a world of ranks, or it has no tiers; OSError where nothing can be saved.
+    Raises ValueError where no launcher made a world of ranks, or it has no tiers.
     """
     with _joined(os.environ) as rank:
         links = measure_links()
-    if rank == 0:  # no other rank waits for what may fail here
-        if as_json:
-            print(json.dumps(document(links), indent=2))
-        else:
-            print_links(links, console)
-        path = save_links(links, output)
-        if not as_json:
-            how = f"`isthmus plan --links {path if output else CACHE}`"
-            console.print(f"saved in {path}, for {how}", soft_wrap=True, highlight=False)
+    if rank == 0 and as_json:
+        print(json.dumps(asdict(links), indent=2))
+    elif rank == 0:
+        print_links(links, console)
+        console.print(f"isthmus plan {links.options()}", soft_wrap=True, highlight=False)
 
 
 @contextmanager

@@ -25,24 +25,19 @@ def plan(
         str | None,
         typer.Option(help="With --module: classes that are units.", show_default="elements of its ModuleLists"),
     ] = None,
-    nodes: Annotated[int | None, typer.Option(help="Number of nodes.", show_default="the file's, or 2")] = None,
-    ranks_per_node: Annotated[int | None, typer.Option(help="Ranks on each.", show_default="the file's, or 8")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes.", show_default="2")] = None,
+    ranks_per_node: Annotated[
+        int | None, typer.Option(help="Ranks on each.", show_default="the machine's, or 8")
+    ] = None,
     inter: Annotated[
         str | None,
-        typer.Option(help="What a node sends to others over all its NICs: 25gbit.", show_default="the file's"),
+        typer.Option(help="What a node sends to others over all its NICs: 25gbit.", show_default="the machine's"),
     ] = None,
     intra: Annotated[
-        str | None, typer.Option(help="What a rank sends within its node: 600gbit.", show_default="the file's")
+        str | None, typer.Option(help="What a rank sends within its node: 600gbit.", show_default="the machine's")
     ] = None,
     inter_latency_us: Annotated[float | None, typer.Option(help="Of a round between nodes.", show_default="20")] = None,
     intra_latency_us: Annotated[float | None, typer.Option(help="Of a round in a node.", show_default="5")] = None,
-    links: Annotated[
-        str | None,
-        typer.Option(
-            help='A file that `isthmus topo --measure` wrote, or "cache": the newest measurement that it kept.',
-            show_default="the cache, where no option names nodes, ranks, speeds or latencies",
-        ),
-    ] = None,
     machine: Annotated[
         Path | None, typer.Option(help="A recorded machine, as for `isthmus topo --from`: speeds of its links.")
     ] = None,
@@ -111,10 +106,11 @@ def plan(
         from isthmus.plan.ranges import check_range
         from isthmus.plan.report import build_report
         from isthmus.plan.scan import Comparison
-        from isthmus.plan.sources import from_file, known, resolve
+        from isthmus.plan.sources import known, of_machine, resolve
         from isthmus.plan.step import Setting, StepPlan
         from isthmus.plan.strategies import DEFAULT_STRATEGIES, strategies_named, world_formula
         from isthmus.plan.tables import print_comparison
+        from isthmus.topology.formats.read import read_machine
 
         inter_gbit_s = parse_speed_gbit_s(inter, "--inter") if inter is not None else None
         intra_gbit_s = parse_speed_gbit_s(intra, "--intra") if intra is not None else None
@@ -127,7 +123,8 @@ def plan(
             inter_latency_us=inter_latency_us,
             intra_latency_us=intra_latency_us,
         )
-        cluster, speeds, sources = resolve(options, from_file(links, machine, options))
+        of_file = known("no --machine") if machine is None else of_machine(read_machine(machine), ranks_per_node)
+        cluster, speeds, sources = resolve(options, of_file)
         setting = Setting(
             model=_model(preset, parameters, units, module, wrap),
             cluster=cluster,

@@ -39,25 +39,17 @@ def topo(
             "`torchrun ... -m isthmus topo --measure`.",
         ),
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="With --measure: the file that keeps the result.", show_default="the cache of isthmus plan"),
-    ] = None,
 ) -> None:
     """Show a machine's GPUs, NICs and links, which NIC each rank should use, and the nodes it is part of."""
     with failures_told():
-        if output is not None and not measure:
-            raise ValueError("--output: only --measure writes a file")
         if svg is not None and svg.suffix.lower() != ".svg":
             raise ValueError(f"--svg '{svg}': expected a name that ends in .svg, for that is what it holds")
         if measure:
             if recorded is not None or nodes is not None or svg is not None:
-                raise ValueError(
-                    "--measure: no other option but --output, --json; ISTHMUS_NODES says how nodes are made"
-                )
+                raise ValueError("--measure: no other option but --json; ISTHMUS_NODES says how nodes are made")
             from isthmus.topology.discovery.measure_world import measure_world
 
-            return measure_world(output, console(), json)
+            return measure_world(console(), json)
         from isthmus.topology.discovery.discover import discover
         from isthmus.topology.formats.read import SCHEMA, read_machine
         from isthmus.topology.render.overview import overview

@@ -32,7 +32,7 @@ class Crossover:
 class Comparison:
     """Strategies side by side. memory_bytes: of a rank; what needs more cannot win. None: no limit.
 
-    sources: where the facts of the cluster and its links come from, by name: `isthmus.plan.sources.FACTS`.
+    sources: where the facts of the cluster and its links come from, by name.
     """
 
     plans: Sequence[StepPlan]
