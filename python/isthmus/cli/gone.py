@@ -11,6 +11,7 @@ GONE = {
     "perf": "`isthmus bench collectives` times and verifies collectives, with --here over the links that are there",
     "watch": "`isthmus.log_to(writer)` sends figures to TensorBoard or wandb, `isthmus.summary()` prints them",
     "plan --links": "`isthmus topo --measure` prints the options of `isthmus plan` that say the same",
+    "plan --parameters": "`isthmus plan --preset` has published models, --module takes one of your own",
     "topo --output": "`isthmus topo --measure` prints the options of `isthmus plan`, with --json all it measured",
     "bench auto": "the last line of `isthmus bench training` says what to set, and so does `isthmus plan`",
     "bench bias": "its figures stand in docs/quant.md; `isthmus bench convergence` compares what codecs do to the loss",

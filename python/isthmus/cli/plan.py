@@ -18,8 +18,6 @@ def plan(
         str | None,
         typer.Option(help="A published model, such as llama2-7b; an unknown name lists them."),
     ] = None,
-    parameters: Annotated[str | None, typer.Option(help="Number of parameters, such as 7e9; with --units.")] = None,
-    units: Annotated[int, typer.Option(help="Units of equal size that --parameters are in.")] = 32,
     module: Annotated[str | None, typer.Option(help="A factory of a torch module, package.module:factory.")] = None,
     wrap: Annotated[
         str | None,
@@ -126,7 +124,7 @@ def plan(
         of_file = known("no --machine") if machine is None else of_machine(read_machine(machine), ranks_per_node)
         cluster, speeds, sources = resolve(options, of_file)
         setting = Setting(
-            model=_model(preset, parameters, units, module, wrap),
+            model=_model(preset, module, wrap),
             cluster=cluster,
             world=world_formula(backend, cluster.ranks_per_node),
             element_bytes=ElementBytes.of(dtype, reduce_dtype or dtype),
@@ -161,21 +159,15 @@ def _split(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def _model(preset: str | None, parameters: str | None, units: int, module: str | None, wrap: str | None) -> "Model":
-    """The model that exactly one of the options describes. Raises ValueError."""
+def _model(preset: str | None, module: str | None, wrap: str | None) -> "Model":
+    """The model that one of the options describes. Raises ValueError."""
     from isthmus.plan.presets import PRESETS
     from isthmus.plan.presets import preset as preset_named
-    from isthmus.plan.units import equal_units, parse_count
 
-    described = [option for option in (preset, parameters, module) if option is not None]
-    if len(described) != 1:
-        raise ValueError(
-            f"{len(described)} models: expected one of --preset ({', '.join(PRESETS)}), --parameters and --module"
-        )
+    if (preset is None) == (module is None):
+        raise ValueError(f"expected one of --preset ({', '.join(PRESETS)}) and --module")
     if preset is not None:
         return preset_named(preset)
-    if parameters is not None:
-        return equal_units(parse_count(parameters, "parameters"), units)
     from isthmus.plan.modules import load_module, units_of
 
     assert module is not None

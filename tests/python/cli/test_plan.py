@@ -96,9 +96,7 @@ def test_extra_bytes_of_gloo_are_reported():
     assert "its reduce-scatter is an all-reduce" in run(*LLAMA, "--backend", "gloo")[1]
 
 
-def test_models_by_numbers_and_by_module(tmp_path, monkeypatch):
-    by_numbers = report("--parameters", "7e9", "--units", 32, *GIVEN)
-    assert by_numbers["model"] == {"name": "numbers", "parameters": 7 * 10**9, "units": 32}
+def test_a_model_by_its_module(tmp_path, monkeypatch):
     (tmp_path / "made_module.py").write_text(
         "from isthmus.benchmarks.common.model import *\n"
         "model = lambda: ByteGpt(ModelShape(width=128, num_layers=2, context=8))\n"
@@ -111,8 +109,8 @@ def test_models_by_numbers_and_by_module(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([*GIVEN], "0 models: expected one of --preset (llama2-7b"),
-        ([*LLAMA, "--parameters", "7e9"], "2 models: expected one of --preset"),
+        ([*GIVEN], "expected one of --preset (llama2-7b"),
+        ([*LLAMA, "--module", "a:b"], "expected one of --preset"),
         (["--preset", "llama9", *GIVEN], "preset 'llama9': expected one of llama2-7b"),
         (["--module", "no.such:thing", *GIVEN], "module 'no.such:thing' failed"),
         (["--preset", "llama2-7b"], "the speed of links between nodes is not known (no --machine): give --inter"),
