@@ -1,1 +1,1 @@
-"""Readers of recorded machines: NCCL topology XML, JSON."""
+"""The reader of recorded machines: NCCL topology XML."""

@@ -13,6 +13,8 @@ from isthmus.topology.machine import Machine
 from isthmus.topology.node_map import ranks_by_value
 from isthmus.topology.rails import Rails, find_rails
 
+#: The version of the JSON.
+SCHEMA = 1
 #: Ranks that a node map may have here.
 _MOST_RANKS = 1 << 20
 
@@ -40,9 +42,9 @@ class Overview:
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The machine's own JSON, with `rails`, `node_map` (None: unknown) and all notes."""
-        node_map = None if self.shape is None else asdict(self.shape)
-        return {**self.machine.to_json(), "rails": self.rails.to_json(), "node_map": node_map, "notes": self.notes}
+        """The machine's own JSON, with `schema`, `rails`, `node_map` (None: unknown) and all notes."""
+        more = {"rails": self.rails.to_json(), "node_map": self.shape and asdict(self.shape), "notes": self.notes}
+        return {"schema": SCHEMA, **self.machine.to_json(), **more}
 
 
 def overview(machine: Machine, nodes: str | None, environment: Mapping[str, str]) -> Overview:

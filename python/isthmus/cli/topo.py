@@ -17,7 +17,7 @@ def topo(
         Path | None,
         typer.Option(
             "--from",
-            help="A recorded machine: NCCL topology XML, or this command's JSON; - is standard input.",
+            help="A recorded machine: NCCL topology XML.",
             show_default="this machine",
         ),
     ] = None,
@@ -51,7 +51,7 @@ def topo(
 
             return measure_world(console(), json)
         from isthmus.topology.discovery.discover import discover
-        from isthmus.topology.formats.read import SCHEMA, read_machine
+        from isthmus.topology.formats.read import read_machine
         from isthmus.topology.render.overview import overview
         from isthmus.topology.render.svg import draw_overview
         from isthmus.topology.render.text import WIDTH, print_overview
@@ -61,6 +61,6 @@ def topo(
         if svg is not None:
             svg.write_text(draw_overview(view), encoding="utf-8")
         if json:
-            print(json_module.dumps({"schema": SCHEMA, **view.to_json()}, indent=2))
+            print(json_module.dumps(view.to_json(), indent=2))
         else:
             print_overview(view, Console(width=WIDTH))

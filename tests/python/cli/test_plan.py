@@ -1,7 +1,5 @@
 """`isthmus plan`: what it prints, draws and refuses, and where links come from."""
 
-import json
-
 import pytest
 from typer.testing import CliRunner
 
@@ -11,6 +9,7 @@ from isthmus.plan.sources import known, of_machine, resolve
 from isthmus.topology.machine import Gpu, Link, Machine, Nic, NicKind
 from isthmus.units import models
 from python.cli.planned import report, run
+from support.places import ROOT
 
 FACTS = ("nodes", "ranks_per_node", "inter_gbit_s", "intra_gbit_s", "inter_latency_us", "intra_latency_us")
 GIVEN = ["--inter", "25gbit", "--intra", "600gbit"]
@@ -148,7 +147,7 @@ def machine(nvlink=None, nic_gbit_s=200.0):
     links = [Link(f"GPU{a}", f"GPU{b}", "NV12", nvlink) for a in range(4) for b in range(a + 1, 4)]
     links += [Link(f"GPU{a}", f"NIC{b}", "PIX" if a // 2 == b else "SYS") for a in range(4) for b in range(2)]
     links.append(Link("NIC0", "NIC1", "SYS"))
-    return Machine("made", "json", gpus=gpus, nics=nics, links=tuple(links))
+    return Machine("made", "by hand", gpus=gpus, nics=nics, links=tuple(links))
 
 
 def test_a_machine_gives_all_rails_and_the_slowest_way_between_its_gpus():
@@ -159,12 +158,11 @@ def test_a_machine_gives_all_rails_and_the_slowest_way_between_its_gpus():
     assert of_machine(machine(nic_gbit_s=None), None).facts == {"ranks_per_node": 4}
 
 
-def test_a_recorded_machine_is_read(tmp_path):
-    path = tmp_path / "made.json"
-    path.write_text(json.dumps(machine(nvlink=2400.0).to_json()))
-    found = report("--preset", "llama2-7b", "--machine", path)
-    assert found["cluster"] == {"nodes": 2, "ranks_per_node": 4}
-    assert (found["links"]["inter_gbit_s"], found["links"]["intra_gbit_s"]) == (400.0, 2400.0)
+def test_a_recorded_machine_is_read():
+    found = report("--preset", "llama2-7b", "--machine", ROOT / "topology/machines/dgx-a100.nccl.xml")
+    assert found["cluster"] == {"nodes": 2, "ranks_per_node": 8}
+    assert found["links"]["intra_gbit_s"] == 2400.0
+    assert found["sources"]["inter_gbit_s"] == "dgx-a100 (nccl xml)"
 
 
 def test_options_come_before_files_and_files_before_defaults():
