@@ -189,17 +189,6 @@ def test_what_does_not_fit_cannot_win():
     assert (nothing.winner, nothing.crossovers) == (None, [])
 
 
-def test_the_slowest_codec_that_pays_is_found():
-    found = comparison()
-    by_name = {plan.strategy.name: plan for plan in found.plans}
-    factor = found.slowest_codec_factor(by_name["tagc"], by_name["none"])
-    for share, pays in ((1.01, True), (0.98, False)):
-        tried = comparison(codecs=found.codecs.with_scaled("tagc", factor * share))
-        tagc, none = (tried.time(by_name[name]).step_s for name in ("tagc", "none"))
-        assert (tagc < none) is pays
-    assert found.slowest_codec_factor(by_name["fsdp"], by_name["none"]) is None  # no codec makes fsdp the faster one
-
-
 @pytest.mark.parametrize(
     ("text", "speed"),
     [("25gbit", 25), ("25", 25), ("200mbit", 0.2), ("1.6tbit", 1600), ("400 Gbit", 400), ("100kbit", 1e-4)],
