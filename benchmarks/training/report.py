@@ -8,9 +8,8 @@ from rich.table import Table
 
 from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES
 from isthmus.benchmarks.common.report import report_head
-from isthmus.benchmarks.here.notes import DISTURBED, nic_notes
 from isthmus.benchmarks.simulate import parse_link_rate
-from isthmus.benchmarks.training.advice import advice
+from isthmus.benchmarks.training.advice import DISTURBED, advice
 from isthmus.benchmarks.training.check import check_arm, check_report, print_checks
 from isthmus.benchmarks.training.run import TrainingRecords
 from isthmus.benchmarks.training.schedule import UNSHAPED, unlimited_link
@@ -31,8 +30,6 @@ FIELDS = {
     "steps": "every step; kind: loss (no limit on the link; with --here these are timed), audited, settling (not "
     "timed), timed",
     "by_link": "the same figures at each link speed; 'unshaped' and 'here' from the steps for the loss",
-    "nics": "with --here: NICs whose counters make link bytes, by host; those without a counter; what all of them "
-    "counted in an idle second before the run, and over all steps",
     "advice": "the arm to take, and its options",
 }
 
@@ -44,10 +41,6 @@ def build_report(records: TrainingRecords) -> dict[str, Any]:
     slowest = min(records.links, key=parse_link_rate, default=own_link)
     arms = {name: _arm(name, records, links, slowest) for name in records.config.arms}
     notes = _notes(records, slowest) + _disturbances(arms, records.load_before)
-    if records.nics is not None:
-        figures = {name: arm["by_link"][slowest] for name, arm in arms.items()}  # None: nobody counted
-        counted = {name: (each["median_step_s"], each["link_bytes_per_step"]) for name, each in figures.items()}
-        notes += nic_notes(records.nics, counted)
     where = "" if records.config.here else f"Over simulated nodes, link {slowest}: "
     return {
         **report_head(load_before=records.load_before),
@@ -59,7 +52,6 @@ def build_report(records: TrainingRecords) -> dict[str, Any]:
         "headline_link": slowest,
         "notes": notes,
         "fields": FIELDS,
-        "nics": records.nics,
         "advice": where + advice(arms, records.config.ranks_per_node, notes),
         "arms": arms,
     }

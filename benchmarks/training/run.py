@@ -35,8 +35,6 @@ class TrainingRecords:
     seconds: float = 0.0
     #: Average over the last minute before the start: what else the machine was doing.
     load_before: float = 0.0
-    #: What all NICs counted (`Stage.nics`); None on simulated nodes.
-    nics: dict[str, Any] | None = None
 
 
 def run_training(config: TrainingConfig, output_dir: Path, console: Console) -> TrainingRecords:
@@ -65,7 +63,6 @@ def run_training(config: TrainingConfig, output_dir: Path, console: Console) -> 
                 "and a step takes seconds. --dtype fp32 is fast."
             )
         run.train(console)
-        records.nics = stage.nics()
         records.val_loss = run.validate()
     records.load_before = load_before
     records.seconds = time.monotonic() - start_s
