@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 
 import torch
 import torch.distributed as dist
@@ -34,19 +32,10 @@ _GROWTH = SIZES[1] // SIZES[0]
 
 @dataclass(frozen=True)
 class LinkSample:
-    """One size of message, and how long all ranks of a tier took to send it to their neighbour at once.
-
-    time_us: in the fastest round of the measurement. slowest_us: in the slowest.
-    """
+    """One size of message, and how long all ranks of a tier took, in the fastest round, to send it at once."""
 
     num_bytes: int
     time_us: float
-    slowest_us: float
-
-    @property
-    def spread(self) -> float:
-        """The slowest round over the fastest one."""
-        return self.slowest_us / self.time_us
 
 
 @dataclass(frozen=True)
@@ -64,21 +53,13 @@ class MeasuredLink:
 
 @dataclass(frozen=True)
 class MeasuredLinks:
-    """Both tiers of one cluster. A tier of one rank has no link: None."""
+    """Both tiers of one cluster. A tier of one rank has no link: None. num_hosts: of those that took part."""
 
     intra: MeasuredLink | None
     inter: MeasuredLink | None
     num_nodes: int
     ranks_per_node: int
-    #: As `isthmus.stats()["node_map"]` prints it.
-    node_map: str
-    #: Names of the hosts that took part, sorted.
-    hosts: tuple[str, ...]
-    #: What moved the bytes: "gloo".
-    backend: str
-    #: When, in ISO 8601 with the offset from UTC.
-    date: str
-    versions: Mapping[str, str]
+    num_hosts: int
 
     def options(self) -> str:
         """What gives `isthmus plan` this cluster and its links."""
@@ -87,13 +68,6 @@ class MeasuredLinks:
             if link is not None:
                 options += f" --{tier} {link.bandwidth_gbit_s:.4g}gbit --{tier}-latency-us {link.latency_us:.4g}"
         return options
-
-    def describe(self) -> str:
-        """Where the figures come from, in one line."""
-        hosts = ", ".join(self.hosts[:3]) + (f" and {len(self.hosts) - 3} more" if len(self.hosts) > 3 else "")
-        # Nodes that ISTHMUS_NODES makes of one machine talk over its memory.
-        simulated = ", which is no network between nodes" if len(self.hosts) < min(self.num_nodes, 2) else ""
-        return f"measured {self.date} over {self.backend}: {self.node_map}, on {hosts}{simulated}"
 
 
 def measure_links(group: dist.ProcessGroup | None = None, budget_s: float = BUDGET_S) -> MeasuredLinks:
@@ -119,20 +93,9 @@ def measure_links(group: dist.ProcessGroup | None = None, budget_s: float = BUDG
         intra = fit_link(stage.time_ring(_Ring(measured, "intra", tiers.node), senders=1))
     if tiers.num_nodes > 1:
         inter = fit_link(stage.time_ring(_Ring(measured, "inter", tiers.rail), senders=tiers.ranks_per_node))
-    own = (socket.gethostname(), datetime.now(UTC).isoformat(timespec="seconds"))
-    facts = [own] * group.size()
-    dist.all_gather_object(facts, own, group)
-    return MeasuredLinks(
-        intra=intra,
-        inter=inter,
-        num_nodes=tiers.num_nodes,
-        ranks_per_node=tiers.ranks_per_node,
-        node_map=backend.stats()["node_map"],
-        hosts=tuple(sorted({host for host, _ in facts})),
-        backend="gloo",
-        date=facts[0][1],
-        versions={"isthmus": version("isthmus"), "torch": str(torch.__version__)},
-    )
+    hosts = [""] * group.size()
+    dist.all_gather_object(hosts, socket.gethostname(), group)
+    return MeasuredLinks(intra, inter, tiers.num_nodes, tiers.ranks_per_node, len(set(hosts)))
 
 
 def fit_link(samples: Sequence[LinkSample]) -> MeasuredLink:
@@ -207,7 +170,7 @@ class _Stage:
             for _ in range(_ROUNDS)
         ]
         return [
-            LinkSample(senders * num_bytes, min(times_us), max(times_us))
+            LinkSample(senders * num_bytes, min(times_us))
             for num_bytes, times_us in zip(SIZES, zip(*rounds_us, strict=True), strict=False)
         ]
 

@@ -11,7 +11,6 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from rich.console import Console
-from rich.table import Table
 
 from isthmus.topology.discovery.measure import MeasuredLinks, measure_links
 from isthmus.topology.launchers import rendezvous
@@ -19,8 +18,6 @@ from isthmus.topology.launchers import rendezvous
 _COMMAND = "torchrun --nproc-per-node 4 -m isthmus topo --measure"
 #: For all ranks to join, and for each exchange.
 _TIMEOUT = timedelta(minutes=5)
-#: The slowest round over the fastest, from which on a measurement was disturbed.
-_WORTH_A_SECOND_LOOK = 2.0
 
 
 def measure_world(console: Console, as_json: bool) -> None:
@@ -34,7 +31,6 @@ def measure_world(console: Console, as_json: bool) -> None:
         print(json.dumps(asdict(links), indent=2))
     elif rank == 0:
         print_links(links, console)
-        console.print(f"isthmus plan {links.options()}", soft_wrap=True, highlight=False)
 
 
 @contextmanager
@@ -49,24 +45,11 @@ def _joined(environment: Mapping[str, str]) -> Iterator[int]:
 
 
 def print_links(links: MeasuredLinks, console: Console) -> None:
-    """Print both tiers: what was fitted, each size, and how far rounds differ."""
-    console.print(links.describe(), soft_wrap=True, highlight=False)
-    table = Table()
-    table.add_column("tier")
-    for name in ("bytes at once", "us", "slowest round", "Gbit/s"):
-        table.add_column(name, justify="right")
-    for tier, link in (("intra: a rank", links.intra), ("inter: a node", links.inter)):
-        for place, sample in enumerate(link.samples if link else ()):
-            gbit_s = 8e-3 * sample.num_bytes / sample.time_us
-            figures = (f"{sample.num_bytes}", f"{sample.time_us:.4g}", f"x {sample.spread:.3g}", f"{gbit_s:.4g}")
-            table.add_row("" if place else tier, *figures)
-        table.add_section()
-    console.print(table)
-    for tier, link in (("intra", links.intra), ("inter", links.inter)):
+    """Print both tiers, and the options of a plan for them."""
+    for tier, link in (("within a node, a rank sends", links.intra), ("between nodes, a node sends", links.inter)):
         if link:
-            text = f"{tier}: {link.latency_us:.4g} us + bytes at {link.bandwidth_gbit_s:.4g} Gbit/s"
-            worst = max(link.samples, key=lambda sample: sample.spread)
-            text += f"; rounds differ by a factor of up to {worst.spread:.3g} ({worst.num_bytes} bytes)"
-            if worst.spread > _WORTH_A_SECOND_LOOK:
-                text += ": other work disturbed it, measure again where there is none"
+            text = f"{tier} {link.bandwidth_gbit_s:.4g} Gbit/s after {link.latency_us:.4g} us, over Gloo"
             console.print(text, soft_wrap=True, highlight=False)
+    if links.num_hosts < min(links.num_nodes, 2):  # nodes that ISTHMUS_NODES makes of one machine
+        console.print("all nodes are on one host: that is its memory, no network", highlight=False)
+    console.print(f"isthmus plan {links.options()}", soft_wrap=True, highlight=False)

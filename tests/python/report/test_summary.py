@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,20 +108,6 @@ def test_loggers_get_means_of_a_step_since_the_last_time(monkeypatch: pytest.Mon
     for _ in range(2):
         optimizer.step()
     assert board.written == []
-
-
-def test_a_path_gets_a_line_of_json_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loggers, "stats", made_up.group)
-    path = tmp_path / "folder" / "run.jsonl"
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1)
-    handle = isthmus.log_to(path, every=2)
-    for _ in range(5):
-        optimizer.step()
-    handle.remove()
-    first, second = map(json.loads, path.read_text().splitlines())
-    assert (first["step"], second["step"]) == (2, 4)
-    assert first["sent_bytes"] > 0 and second["sent_bytes"] == 0, "the statistics did not change in between"
-    assert "compression" in first and "compression" not in second
 
 
 @pytest.mark.parametrize(

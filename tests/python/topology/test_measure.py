@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from isthmus.benchmarks.simulate import NamespaceNetwork
@@ -25,6 +27,7 @@ from isthmus.topology.discovery.measure import (
     _Tiers,
     fit_link,
 )
+from isthmus.topology.discovery.measure_world import print_links
 from isthmus.topology.launchers import rendezvous
 from python.cli.planned import report
 from support.hosts import two_hosts
@@ -50,7 +53,7 @@ MIDDLE = SIZES[len(SIZES) // 2]
     ],
 )  # fmt: skip
 def test_the_fit_finds_latency_and_bandwidth(time_us: Callable[[int], float], latency_us: float, gbit_s: float) -> None:
-    given = [LinkSample(size, time_us(size), 2 * time_us(size)) for size in SIZES]
+    given = [LinkSample(size, time_us(size)) for size in SIZES]
     link = fit_link(given)
     assert link.latency_us == pytest.approx(latency_us, rel=0.01, abs=1e-6)
     assert link.bandwidth_gbit_s == pytest.approx(gbit_s, rel=0.01)
@@ -79,7 +82,6 @@ def test_connecting_does_not_count_and_a_disturbed_round_owns_no_size(monkeypatc
     found = MadeUpStage(None, 3.0).time_ring(None, senders=2)  # type: ignore[arg-type]
     assert [sample.num_bytes for sample in found] == [2 * size for size in SIZES]
     assert [sample.time_us for sample in found] == pytest.approx([10 + size / 1e3 for size in SIZES])
-    assert all(sample.slowest_us > sample.time_us + 5e5 / 51 for sample in found)
     assert [size for size, _ in bursts[-len(SIZES) :]] == list(SIZES)  # a round has every size once
     link = fit_link(found)
     assert (link.latency_us, link.bandwidth_gbit_s) == pytest.approx((10, 16))
@@ -167,31 +169,28 @@ def slow_network() -> Any:
 
 
 MEASURED = MeasuredLinks(
-    intra=MeasuredLink(12.5, 40.0, (LinkSample(1024, 13.0, 15.0), LinkSample(1 << 20, 222.0, 222.0))),
-    inter=MeasuredLink(50.0, 10.0, (LinkSample(1024, 51.0, 52.0),)),
+    intra=MeasuredLink(12.5, 40.0, (LinkSample(1024, 13.0), LinkSample(1 << 20, 222.0))),
+    inter=MeasuredLink(50.0, 10.0, (LinkSample(1024, 51.0),)),
     num_nodes=2,
     ranks_per_node=4,
-    node_map="2 nodes x 4 ranks, in blocks",
-    hosts=("a", "b"),
-    backend="gloo",
-    date="2026-11-21T18:50:00+00:00",
-    versions={"isthmus": "0.1.0"},
+    num_hosts=2,
 )
 
 
-@pytest.mark.parametrize(
-    ("hosts", "num_nodes", "end"),
-    [
-        (("a",), 2, "on a, which is no network between nodes"),
-        (("a",), 1, "on a"),
-        (("a", "b", "c"), 2, "on a, b, c"),
-        (tuple("abcde"), 2, "on a, b, c and 2 more"),
-    ],
-)
-def test_describe(hosts: tuple[str, ...], num_nodes: int, end: str) -> None:
-    text = replace(MEASURED, hosts=hosts, num_nodes=num_nodes).describe()
-    assert text.startswith("measured 2026-11-21T18:50:00+00:00 over gloo: 2 nodes x 4 ranks")
-    assert text.endswith(end)
+def printed(links: MeasuredLinks) -> list[str]:
+    out = io.StringIO()
+    print_links(links, Console(file=out, width=200))
+    return out.getvalue().splitlines()
+
+
+def test_what_is_printed_ends_with_options_and_says_where_there_is_no_network() -> None:
+    assert printed(MEASURED) == [
+        "within a node, a rank sends 40 Gbit/s after 12.5 us, over Gloo",
+        "between nodes, a node sends 10 Gbit/s after 50 us, over Gloo",
+        f"isthmus plan {MEASURED.options()}",
+    ]
+    assert "no network" in printed(replace(MEASURED, num_hosts=1))[2]
+    assert len(printed(replace(MEASURED, num_hosts=1, num_nodes=1, inter=None))) == 2
 
 
 def test_the_options_are_those_of_a_plan_of_the_same_links() -> None:
@@ -227,11 +226,8 @@ def test_two_nodes_behind_a_slow_link(slow_network: NamespaceNetwork) -> None:
     assert "group of 4 ranks: 2 nodes x 2 ranks, in blocks, by torchrun\n" in told[0][1]
 
     links = json.loads(told[0][0])
-    assert (links["node_map"], links["num_nodes"], links["ranks_per_node"]) == ("2 nodes x 2 ranks, in blocks", 2, 2)
-    assert (links["backend"], links["hosts"]) == ("gloo", [os.uname().nodename])
-    assert links["versions"].keys() == {"isthmus", "torch"}
+    assert (links["num_nodes"], links["ranks_per_node"], links["num_hosts"]) == (2, 2, 1)
     intra, inter = links["intra"], links["inter"]
-    assert all(sample["slowest_us"] >= sample["time_us"] for sample in (*intra["samples"], *inter["samples"]))
     sizes = [sample["num_bytes"] for sample in intra["samples"]]
     assert sizes == list(SIZES[: len(sizes)]) and len(sizes) >= 2
     sizes = [sample["num_bytes"] for sample in inter["samples"]]
@@ -243,7 +239,6 @@ def test_two_nodes_behind_a_slow_link(slow_network: NamespaceNetwork) -> None:
 @pytest.mark.processes
 def test_it_ends_with_the_options_of_a_plan(slow_network: NamespaceNetwork) -> None:
     out, _ = outputs([start_rank(slow_network, rank) for rank in range(4)])[0]
-    assert "rounds differ by a factor of up to" in out
     assert out.splitlines()[-1].startswith("isthmus plan --nodes 2 --ranks-per-node 2 --inter ")
     print(f"\na link of {RATE} each way was measured as", out, sep="\n")
 
