@@ -19,7 +19,7 @@ FIELDS = {
     "median_step_s": "median over timed steps of the slowest rank's seconds",
     "node_mb_per_step": "MB a step that the link of one node sends, mean over nodes and timed steps",
     "reduction_node_mb_per_step": "the part of it that reduces gradients, from audited steps",
-    "check": "audited steps beside what placement alone predicts, as `isthmus plan --check` prints it",
+    "check": "audited steps beside what placement alone predicts",
 }
 
 

@@ -25,7 +25,7 @@ FIELDS = {
     "share of audited steps, in which barriers part the collectives",
     "phases_s": "mean over ranks, median over timed steps (they need not add up to median_step_s); reduce_scatter has "
     "the all-reduce of hsdp* in it; waiting for a slower rank is in the collective that waits",
-    "check": "audited steps beside what placement alone predicts, as `isthmus plan --check` prints it",
+    "check": "audited steps beside what placement alone predicts",
     "val_loss": "mean cross-entropy in nats a byte on held-out text after the last step",
     "steps": "every step; kind: loss (no limit on the link; with --here these are timed), audited, settling (not "
     "timed), timed",

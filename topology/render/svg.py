@@ -36,7 +36,7 @@ def draw_overview(view: Overview) -> str:
 
 class _Picture:
     def __init__(self, view: Overview) -> None:
-        self._machine, self._rails, self._shape = view.machine, view.rails, view.shape
+        self._machine, self._rails, self._view = view.machine, view.rails, view
         self._rails_of: dict[str, list[Rail]] = defaultdict(list)
         for rail in view.rails.rails:
             self._rails_of[rail.nearest.nic].append(rail)
@@ -53,10 +53,10 @@ class _Picture:
 
     def text(self) -> str:
         """Draw from the background to the front."""
-        num_nodes = self._shape.num_nodes if self._shape else 1
+        num_nodes = len(self._view.nodes) or 1
         self._draw_title()
         self._canvas.down = _TITLE_HEIGHT
-        self._draw_node("node 0" if self._shape else self._machine.name)
+        self._draw_node("node 0" if self._view.nodes else self._machine.name)
         bottom = _TITLE_HEIGHT + _NODE_HEIGHT + _GAP
         if num_nodes > 1:
             bottom += _NODE_HEIGHT
@@ -76,11 +76,11 @@ class _Picture:
         self._canvas.write(_MARGIN, down, text, size, colour, self._width - 2 * _MARGIN, centred=False)
 
     def _draw_title(self) -> None:
-        machine, shape, speed = self._machine, self._shape, self._rails.speed_gbit_s
+        machine, view, speed = self._machine, self._view, self._rails.speed_gbit_s
         title = machine.name
-        if shape is not None:
-            each = f" x {shape.ranks_per_node} ranks" if shape.ranks_per_node else " of unequal size"
-            title += f": {shape.num_nodes} node{'s' if shape.num_nodes > 1 else ''}{each}"
+        if view.nodes:
+            each = f" x {view.ranks_per_node} ranks" if view.ranks_per_node else " of unequal size"
+            title += f": {len(view.nodes)} node{'s' if len(view.nodes) > 1 else ''}{each}"
         gpus = count_models(tuple(gpu.model or "GPU" for gpu in machine.gpus)) or "no GPU"
         rail = f"each rank leaves its node at {gbit_s(speed)}" if speed is not None else "speed of rails unknown"
         self._write_line(26, title, 19)

@@ -12,6 +12,7 @@ GONE = {
     "watch": "`isthmus.log_to(writer)` sends figures to TensorBoard or wandb, `isthmus.summary()` prints them",
     "plan --links": "`isthmus topo --measure` prints the options of `isthmus plan` that say the same",
     "plan --parameters": "`isthmus plan --preset` has published models, --module takes one of your own",
+    "plan --check": "`isthmus bench training` ends with predictions beside what its audited steps counted",
     "topo --output": "`isthmus topo --measure` prints the options of `isthmus plan`, with --json all it measured",
     "bench auto": "the last line of `isthmus bench training` says what to set, and so does `isthmus plan`",
     "bench bias": "its figures stand in docs/quant.md; `isthmus bench convergence` compares what codecs do to the loss",

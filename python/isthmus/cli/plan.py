@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from isthmus.cli.consoles import console
-from isthmus.cli.failures import FAILED, failures_told
+from isthmus.cli.failures import failures_told
 
 if TYPE_CHECKING:
     from isthmus.plan.units import Model
@@ -82,16 +82,9 @@ def plan(
         float | None, typer.Option(help="Of a rank, activations apart: what needs more cannot win.", show_default="any")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    check: Annotated[
-        Path | None,
-        typer.Option(help="Compare predictions with a report.json of `isthmus bench training`, and nothing else."),
-    ] = None,
 ) -> None:
     """Predict bytes, time and memory of a training step, and which way to train is best over which links."""
     with failures_told("bench"):
-        if check is not None:
-            _check(check, json)
-            return
         from isthmus.plan.assumptions import (
             Compute,
             codec_speeds,
@@ -172,24 +165,3 @@ def _model(preset: str | None, module: str | None, wrap: str | None) -> "Model":
 
     assert module is not None
     return units_of(load_module(module), _split(wrap or ""))
-
-
-def _check(path: Path, as_json: bool) -> None:
-    from isthmus.benchmarks.training.check import check_report, print_checks
-
-    try:
-        report = json_module.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path}: no JSON: {error}") from error
-    try:
-        checks = check_report(report)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    if not checks:
-        raise ValueError(f"{path}: no arm of it is a strategy that can be planned")
-    if as_json:
-        print(json_module.dumps([each.to_json() for each in checks], indent=1))
-    else:
-        print_checks(checks, console())
-    if not all(each.holds for each in checks):
-        raise typer.Exit(FAILED)

@@ -1,7 +1,6 @@
 """`isthmus topo`: what a machine looks like, and which NIC each rank uses."""
 
 import json as json_module
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -23,9 +22,7 @@ def topo(
     ] = None,
     nodes: Annotated[
         str | None,
-        typer.Option(
-            help='Nodes made of such machines: "2x8" or "0,1|2,3".', show_default="ISTHMUS_NODES or the launcher's"
-        ),
+        typer.Option(help='Nodes made of such machines: "2x8" or "0,1|2,3".', show_default="none"),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     svg: Annotated[
@@ -57,7 +54,7 @@ def topo(
         from isthmus.topology.render.text import WIDTH, print_overview
 
         machine = discover() if recorded is None else read_machine(recorded)
-        view = overview(machine, nodes, os.environ)
+        view = overview(machine, nodes)
         if svg is not None:
             svg.write_text(draw_overview(view), encoding="utf-8")
         if json:

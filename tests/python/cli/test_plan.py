@@ -120,7 +120,6 @@ def test_a_model_by_its_module(tmp_path, monkeypatch):
         ([*LLAMA, "--memory-gb", "0"], "memory_gb 0: expected 0.001"),
         ([*LLAMA, "--links=a"], "`isthmus plan --links` is gone: `isthmus topo --measure`"),
         ([*LLAMA, "--machine", "/no/such.xml"], "/no/such.xml"),
-        (["--check", "/no/report.json"], "/no/report.json"),
     ],
 )
 def test_bad_input_is_one_message_with_value_and_range(arguments, message):
