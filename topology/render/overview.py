@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from isthmus.topology.machine import Machine
@@ -38,7 +38,7 @@ class Overview:
 
     def to_json(self) -> dict[str, Any]:
         """The machine's own JSON, with `schema`, `rails`, `nodes` and all notes."""
-        more = {"rails": self.rails.to_json(), "nodes": self.nodes, "notes": self.notes}
+        more = {"rails": [asdict(rail) for rail in self.rails.rails], "nodes": self.nodes, "notes": self.notes}
         return {"schema": SCHEMA, **self.machine.to_json(), **more}
 
 

@@ -39,7 +39,7 @@ class _Picture:
         self._machine, self._rails, self._view = view.machine, view.rails, view
         self._rails_of: dict[str, list[Rail]] = defaultdict(list)
         for rail in view.rails.rails:
-            self._rails_of[rail.nearest.nic].append(rail)
+            self._rails_of[rail.nic].append(rail)
         nics = sorted(self._rails_of, key=lambda nic: int(nic[3:]))
         self._colour_of = dict(zip(nics, cycle(_RAIL_COLOURS), strict=False))
         self._layout = lay_out(view.machine, len(view.rails.rails) or 1)
@@ -108,17 +108,17 @@ class _Picture:
             canvas.write((x + end) / 2, _BAR_TOP + _BAR_HEIGHT / 2, label, 10.5, INK, end - x)
         for rail in self._rails.rails:
             if rail.gpu is not None:
-                colour, x = self._colour_of[rail.nearest.nic], self._x(layout.tops[rail.gpu])
+                colour, x = self._colour_of[rail.nic], self._x(layout.tops[rail.gpu])
                 canvas.box(x - 16, _GPU_BOTTOM + 9, 32, 16, _AREA)
-                canvas.write(x, _GPU_BOTTOM + 17, rail.nearest.distance or "", 10.5, colour, _BOX_WIDTH)
+                canvas.write(x, _GPU_BOTTOM + 17, rail.distance or "", 10.5, colour, _BOX_WIDTH)
         self._draw_nvlinks()
         self._draw_devices()
 
     def _draw_way(self, rail: Rail) -> None:
         """Draw a rank's way to its NIC: dashed where it leaves the switch."""
         x1 = self._x(self._layout.tops[rail.gpu or f"rank {rail.local_index}"])
-        x2, colour = self._x(self._layout.nics[rail.nearest.nic]), self._colour_of[rail.nearest.nic]
-        self._canvas.curve(x1, _GPU_BOTTOM, x2, _NIC_TOP, colour, 2.2, rail.nearest.distance in _FAR)
+        x2, colour = self._x(self._layout.nics[rail.nic]), self._colour_of[rail.nic]
+        self._canvas.curve(x1, _GPU_BOTTOM, x2, _NIC_TOP, colour, 2.2, rail.distance in _FAR)
 
     def _draw_nvlinks(self) -> None:
         label, columns = nvlink_summary(self._machine), self._layout.tops.values()
@@ -156,7 +156,7 @@ class _Picture:
     def _draw_rail(self, nic: str, rails: list[Rail], leads_on: bool) -> None:
         """Draw a line from a NIC of the first node to that of the next, or into the open, as thick as it is fast."""
         x, colour = self._x(self._layout.nics[nic]), self._colour_of[nic]
-        speeds = [rail.nearest.speed_gbit_s for rail in rails]
+        speeds = [rail.speed_gbit_s for rail in rails]
         known = [speed for speed in speeds if speed is not None]
         width = 2 + 7 * math.sqrt(min(sum(known) / 800, 1))
         self._canvas.curve(x, -_PADDING, x, _GAP + _PADDING if leads_on else _GAP - 10, colour, width)
@@ -171,7 +171,7 @@ class _Picture:
         notes = list(self._rails.notes)
         if len(notes) > _MOST_NOTES:
             notes[_MOST_NOTES - 1 :] = [f"... and {len(notes) - _MOST_NOTES + 1} more"]
-        if any(rail.nearest.distance in _FAR for rail in self._rails.rails):
+        if any(rail.distance in _FAR for rail in self._rails.rails):
             notes.append("dashed: the way from a GPU to its NIC leaves the PCIe switches")
         return notes
 

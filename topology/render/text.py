@@ -178,14 +178,13 @@ def _rails_table(machine: Machine, rails: Rails) -> Table:
         table.add_column(heading, justify="right" if heading in ("ranks sharing it", "Gbit/s") else "left")
     name_of = {nic.id: nic.name for nic in machine.nics}
     for rail in rails.rails:
-        near = rail.nearest
         table.add_row(
             str(rail.local_index),
             rail.gpu or "-",
-            Text(" ".join(part for part in (near.nic, name_of[near.nic]) if part)),
-            Text(near.distance or "-", _STYLES.get(near.distance or "", "")),
-            str(near.num_sharing),
-            "unknown" if near.speed_gbit_s is None else f"{near.speed_gbit_s:.4g}",
+            Text(" ".join(part for part in (rail.nic, name_of[rail.nic]) if part)),
+            Text(rail.distance or "-", _STYLES.get(rail.distance or "", "")),
+            str(rail.num_sharing),
+            "unknown" if rail.speed_gbit_s is None else f"{rail.speed_gbit_s:.4g}",
         )
     return table
 

@@ -71,11 +71,9 @@ def test_the_matrix_is_that_of_the_machine():
 def test_rails_of_a_dgx_a100():
     """Storage NICs stand between the others: who counts from GPU 4 on gets one of another NUMA node."""
     values = json.loads(topo("--from", DGX, "--json"))
-    assert [rail["nearest"]["nic"] for rail in values["rails"]] == [f"NIC{n}" for n in (0, 1, 2, 3, 6, 7, 8, 9)]
-    assert [rail["orders_disagree"] for rail in values["rails"]] == [False] * 4 + [True] * 4
+    assert [rail["nic"] for rail in values["rails"]] == [f"NIC{n}" for n in (0, 1, 2, 3, 6, 7, 8, 9)]
     text = topo("--from", DGX)
     assert "A rank's way out of its node: 200 Gbit/s" in text
-    assert "GPU4 is nearest to NIC6 (PXB), by order it would get NIC4 (SYS" in text
 
 
 # --- nodes
