@@ -19,10 +19,6 @@ def plan(
         typer.Option(help="A published model, such as llama2-7b; an unknown name lists them."),
     ] = None,
     module: Annotated[str | None, typer.Option(help="A factory of a torch module, package.module:factory.")] = None,
-    wrap: Annotated[
-        str | None,
-        typer.Option(help="With --module: classes that are units.", show_default="elements of its ModuleLists"),
-    ] = None,
     nodes: Annotated[int | None, typer.Option(help="Number of nodes.", show_default="2")] = None,
     ranks_per_node: Annotated[
         int | None, typer.Option(help="Ranks on each.", show_default="the machine's, or 8")
@@ -117,7 +113,7 @@ def plan(
         of_file = known("no --machine") if machine is None else of_machine(read_machine(machine), ranks_per_node)
         cluster, speeds, sources = resolve(options, of_file)
         setting = Setting(
-            model=_model(preset, module, wrap),
+            model=_model(preset, module),
             cluster=cluster,
             world=world_formula(backend, cluster.ranks_per_node),
             element_bytes=ElementBytes.of(dtype, reduce_dtype or dtype),
@@ -152,7 +148,7 @@ def _split(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def _model(preset: str | None, module: str | None, wrap: str | None) -> "Model":
+def _model(preset: str | None, module: str | None) -> "Model":
     """The model that one of the options describes. Raises ValueError."""
     from isthmus.plan.presets import PRESETS
     from isthmus.plan.presets import preset as preset_named
@@ -164,4 +160,4 @@ def _model(preset: str | None, module: str | None, wrap: str | None) -> "Model":
     from isthmus.plan.modules import load_module, units_of
 
     assert module is not None
-    return units_of(load_module(module), _split(wrap or ""))
+    return units_of(load_module(module))

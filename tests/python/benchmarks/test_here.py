@@ -207,7 +207,6 @@ def test_training_on_two_hosts_makes_the_report_of_simulated_ones(two_hosts, tmp
     sent = [two_hosts.sent_bytes(node) - before for node, before in zip((0, 1), sent, strict=True)]
     assert [code for code, _, _ in told] == [0, 0], told
     report = json.loads((output / "report.json").read_text())
-    assert (output / "report.png").stat().st_size > 10_000
     arguments = report["arguments"]
     assert [arguments[name] for name in ("here", "device", "nodes", "ranks_per_node")] == [True, "cpu", 2, 2]
     assert report["network"] == "nodes by torchrun, cpu over gloo"

@@ -100,7 +100,6 @@ def test_a_model_by_its_module(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     assert report("--module", "made_module:model", *GIVEN)["model"]["units"] == 3
-    assert report("--module", "made_module:model", "--wrap", "Block,Embedding", *GIVEN)["model"]["units"] == 5
 
 
 @pytest.mark.parametrize(
