@@ -46,13 +46,6 @@ def plan(
     backend: Annotated[str, typer.Option(help="What plain strategies run on: nccl or gloo.")] = "nccl",
     dtype: Annotated[str, typer.Option(help="Type that parameters are gathered in: bf16, fp16 or fp32.")] = "bf16",
     reduce_dtype: Annotated[str, typer.Option(help="Type that gradients are reduced in.", show_default="--dtype")] = "",
-    input_buffers: Annotated[
-        int,
-        typer.Option(
-            help="Of FSDP2's reduce-scatters: 2 as `isthmus.prepare` sets them on torch 2.13 and later, 1 as they are "
-            "before, or where nobody sets them."
-        ),
-    ] = 2,
     lr: Annotated[float, typer.Option(help="Learning rate (AdamW): decides how far weights move in a step.")] = 1e-4,
     weight_bits: Annotated[
         float | None,
@@ -117,7 +110,6 @@ def plan(
             cluster=cluster,
             world=world_formula(backend, cluster.ranks_per_node),
             element_bytes=ElementBytes.of(dtype, reduce_dtype or dtype),
-            input_buffers=input_buffers,
         )
         names = _split(strategies) if strategies is not None else list(DEFAULT_STRATEGIES)
         if weight_bits is None:

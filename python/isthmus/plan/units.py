@@ -1,6 +1,5 @@
 """The units of a model: what FSDP gathers and reduces together, and the parameters that they hold."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -53,9 +52,3 @@ class Model:
     def num_parameters(self) -> int:
         """Parameters of all units."""
         return sum(unit.num_parameters for unit in self.units)
-
-
-def units_of_sizes(sizes: Sequence[int]) -> Model:
-    """A model with a unit of each of these numbers of parameters, in order."""
-    units = (Unit(f"unit {index}", (Parameter("all", (size,)),)) for index, size in enumerate(sizes))
-    return Model("numbers", tuple(units))

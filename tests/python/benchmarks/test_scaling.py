@@ -1,6 +1,5 @@
 """`isthmus bench scaling`: layouts, figures, and a tiny run from end to end."""
 
-
 import pytest
 from rich.console import Console
 

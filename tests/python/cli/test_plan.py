@@ -18,7 +18,6 @@ LLAMA = ["--preset", "llama2-7b", *GIVEN]
 
 def test_input_buffers_are_by_default_those_that_prepare_sets():
     assert report(*LLAMA)["input_buffers"] == INPUT_BUFFERS == models.INPUT_BUFFERS
-    assert report(*LLAMA, "--input-buffers", 1)["input_buffers"] == 1
 
 
 def test_tables_and_verdict():

@@ -12,9 +12,10 @@ from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, Cluster, ElementBytes, Phase, Placement, operations_of
 from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import STRATEGIES, strategies_named, world_formula
-from isthmus.plan.units import Unit, units_of_sizes
+from isthmus.plan.units import Unit
 from isthmus.plan.volumes import Collective, IsthmusFormula, Kind, nccl_formula
 from isthmus.units.layout import Parameter
+from python.plan.models import units_of_sizes
 
 EVERYTHING = WireOptions(codec="tagc", min_elements=0)
 NONE = WireOptions(codec="none")

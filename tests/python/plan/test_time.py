@@ -24,8 +24,8 @@ from isthmus.plan.scan import EQUAL_SHARE, Comparison
 from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import STRATEGIES, strategies_named, world_formula
 from isthmus.plan.timing import Resource, Stage, stage_of
-from isthmus.plan.units import units_of_sizes
 from isthmus.plan.volumes import Hop
+from python.plan.models import units_of_sizes
 
 BETWEEN, WITHIN = Resource.BETWEEN, Resource.WITHIN
 LINKS = Links(inter_gbit_s=8, intra_gbit_s=80, inter_latency_us=10, intra_latency_us=1)
