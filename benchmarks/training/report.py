@@ -131,11 +131,7 @@ def _notes(records: TrainingRecords, slowest: str) -> list[str]:
     notes += [
         f"Arms hsdp* keep weights, gradients and optimizer state once on every node: {config.nodes} times the "
         "memory of the other arms, whose all-gathers cross between nodes instead.",
-        "Isthmus compresses gradients only. The all-gathers of tagc and quant carry exact weights, which are most of "
-        "what they still send; in hsdp-tagc and hsdp-quant no weights cross, but the result of each all-reduce is "
-        "compressed a second time.",
         "One seed, and few steps: small differences of loss say nothing.",
-        "Loss over time is made of measured losses and the median step time, not of a clock over the whole run.",
     ]
     if slowest == UNSHAPED:
         notes.append("No link was shaped: times say nothing about a slow network.")

@@ -26,7 +26,7 @@ _AREA_TOP, _NVLINK_TOP, _GPU_TOP = 30.0, 70.0, 110.0
 _GPU_BOTTOM = _GPU_TOP + _BOX_HEIGHT
 _BAR_TOP, _NIC_TOP = _GPU_BOTTOM + 43, _GPU_BOTTOM + 92
 _NODE_HEIGHT = _NIC_TOP + _BOX_HEIGHT + _PADDING
-_TITLE_HEIGHT, _GAP, _NOTE_HEIGHT, _MOST_NOTES = 64.0, 120.0, 18.0, 4
+_TITLE_HEIGHT, _GAP, _NOTE_HEIGHT = 64.0, 120.0, 18.0
 
 
 def draw_overview(view: Overview) -> str:
@@ -134,22 +134,18 @@ class _Picture:
         """Draw GPUs, or the ranks of a machine without any, and NICs."""
         num_ranks = len(self._rails.rails) or len(self._machine.gpus)
         for rank, gpu in enumerate(self._machine.gpus):
-            title = " ".join(part for part in (gpu.id, gpu.model, gpu.bus_id) if part)
             below = f"local rank {rank}" if rank < num_ranks else "no rank"
-            self._draw_device(self._layout.tops[gpu.id], _GPU_TOP, _GPU, _GPU_EDGE, (gpu.id, below), title)
+            self._draw_device(self._layout.tops[gpu.id], _GPU_TOP, _GPU, _GPU_EDGE, (gpu.id, below))
         for name, column in self._layout.tops.items() if not self._machine.gpus else ():
-            self._draw_device(column, _GPU_TOP, _RANK, _RANK_EDGE, (name, "CPU"), "")
+            self._draw_device(column, _GPU_TOP, _RANK, _RANK_EDGE, (name, "CPU"))
         for nic in self._machine.nics:
-            title = " ".join(part for part in (nic.id, nic.name, NIC_KINDS[nic.kind], nic.bus_id) if part)
             below = gbit_s(nic.speed_gbit_s) or NIC_KINDS[nic.kind] or "? Gbit/s"
             edge = self._colour_of.get(nic.id, _WIRE)
-            self._draw_device(self._layout.nics[nic.id], _NIC_TOP, "#ffffff", edge, (nic.name or nic.id, below), title)
+            self._draw_device(self._layout.nics[nic.id], _NIC_TOP, "#ffffff", edge, (nic.name or nic.id, below))
 
-    def _draw_device(
-        self, column: float, down: float, fill: str, edge: str, lines: tuple[str, str], title: str
-    ) -> None:
+    def _draw_device(self, column: float, down: float, fill: str, edge: str, lines: tuple[str, str]) -> None:
         x, upper, lower = self._x(column), *((29, 15) if self._canvas.flipped else (15, 29))
-        self._canvas.box(x - _BOX_WIDTH / 2, down, _BOX_WIDTH, _BOX_HEIGHT, fill, edge, title)
+        self._canvas.box(x - _BOX_WIDTH / 2, down, _BOX_WIDTH, _BOX_HEIGHT, fill, edge)
         self._canvas.write(x, down + upper, lines[0], 12.5, INK, _BOX_WIDTH - 4)
         self._canvas.write(x, down + lower, lines[1], 10.5, FAINT, _BOX_WIDTH - 4)
 
@@ -169,8 +165,6 @@ class _Picture:
 
     def _footnotes(self) -> list[str]:
         notes = list(self._rails.notes)
-        if len(notes) > _MOST_NOTES:
-            notes[_MOST_NOTES - 1 :] = [f"... and {len(notes) - _MOST_NOTES + 1} more"]
         if any(rail.distance in _FAR for rail in self._rails.rails):
             notes.append("dashed: the way from a GPU to its NIC leaves the PCIe switches")
         return notes

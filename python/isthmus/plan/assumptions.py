@@ -64,10 +64,6 @@ class CodecSpeeds:
     by_codec: Mapping[str, CodecSpeed]
     source: str
 
-    def of(self, codec: str) -> CodecSpeed:
-        """By the codec's name."""
-        return self.by_codec[codec]
-
 
 #: What has the speed that is given for a codec: those that lose something, and weights that cross as differences.
 _CODECS = ("tagc", "quant", "delta")

@@ -101,16 +101,15 @@ def test_bad_arguments_are_reported_before_anything_runs(tmp_path):
 
 def test_a_run_survives_the_file_and_a_line_that_was_cut_off_does_not(tmp_path):
     path = tmp_path / "results.jsonl"
-    with ResultsFile(path) as file:
-        file.append(tiny_run(), fake_result())
-        file.append(tiny_run(seed=2), fake_result())
+    file = ResultsFile(path)
+    file.append(tiny_run(), fake_result())
+    file.append(tiny_run(seed=2), fake_result())
     assert read_results(path) == results_of((tiny_run(), fake_result()), (tiny_run(seed=2), fake_result()))
     assert Run.from_json(json.loads(json.dumps(asdict(tiny_run())))) == tiny_run()
     whole = path.read_bytes()
     path.write_bytes(whole[:-10])
     assert read_results(path).keys() == {tiny_run().key}
-    with ResultsFile(path) as file:
-        file.append(tiny_run(seed=2), fake_result())
+    ResultsFile(path).append(tiny_run(seed=2), fake_result())
     assert path.read_bytes() == whole
 
 
@@ -136,14 +135,6 @@ def test_a_file_that_holds_something_else_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match=r"results.jsonl, line 1: not a result of this benchmark"):
         ResultsFile(path)
     assert path.read_text() == '{"run": {}}\nmore'
-
-
-def test_one_process_at_a_time_writes(tmp_path):
-    path = tmp_path / "results.jsonl"
-    with ResultsFile(path), pytest.raises(ValueError, match="another process is writing to it"):
-        ResultsFile(path)
-    with ResultsFile(path):
-        pass
 
 
 # Tables.

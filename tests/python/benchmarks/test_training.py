@@ -50,7 +50,7 @@ def has_links():
             "quant-node, full, hsdp-none, hsdp-tagc, hsdp-quant, hsdp-quant2",
         ),
         ("arms", ("fsdp", "fsdp"), "arm 'fsdp' is named twice"),
-        ("arms", (), "no arms"),
+        ("arms", (), "no arm"),
     ],
 )
 def test_a_bad_argument_names_field_value_and_range(field, value, message):

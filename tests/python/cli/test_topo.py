@@ -161,10 +161,10 @@ def texts(root: ElementTree.Element) -> list[str]:
 
 
 def boxes(root: ElementTree.Element) -> list[tuple[float, float, float, float]]:
-    """Left, top, right and bottom of the boxes of devices: those with a title to point at."""
+    """Left, top, right and bottom of the boxes of devices: those of one size."""
     found = []
     for rect in root.iter(f"{SVG}rect"):
-        if rect.find(f"{SVG}title") is not None:
+        if (rect.get("width"), rect.get("height")) == ("82.0", "44.0"):
             x, y, width, height = (float(rect.get(name)) for name in ("x", "y", "width", "height"))
             found.append((x, y, x + width, y + height))
     return found

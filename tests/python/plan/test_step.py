@@ -213,7 +213,7 @@ def test_scratch_is_what_the_document_says(wire, kind, ranks, element_bytes, exp
     [
         (["fsdp", "zero9"], "strategy 'zero9': expected some of ddp, fsdp"),
         (["fsdp", "fsdp"], "strategy 'fsdp' is named twice"),
-        ([], "no strategies: expected some of ddp"),
+        ([], "no strategy: expected some of ddp"),
     ],
 )
 def test_bad_strategies_are_named(names, message):
