@@ -30,7 +30,7 @@ def faults(report: dict[str, Any]) -> Iterator[str]:
     for check in check_report(report):
         counted = (check.collectives_equal, check.arm == "hsdp" or check.payload_equal, check.link_bytes is not None)
         if counted != (True, True, True) or not check.holds:
-            yield f"{check.arm}: its bytes are not counted, or not the predicted ones: isthmus plan --check shows them"
+            yield f"{check.arm}: its bytes are not counted, or not the predicted ones: the table of the run shows them"
     losses = {name: [*(step["loss"] for step in arm["steps"]), arm["val_loss"]] for name, arm in arms.items()}
     if losses["full"] != losses["quant"]:
         yield f"losses of full {losses['full']} are not those of quant {losses['quant']}, though weights are exact"

@@ -39,7 +39,6 @@ class Figures:
     # Markers' names, each with its document and with what makes Markdown of the command's results.
     sections: dict[str, tuple[str, Callable[[Any], str]]] = field(default_factory=dict)
     results: str = ""  # a JSON file that the command writes; else what it prints is taken
-    images: dict[str, str] = field(default_factory=dict)  # what it draws, and where that belongs
     document: str = ""  # that the command writes by itself, with its commit
 
 
@@ -166,7 +165,6 @@ FIGURES = (
         10,
         {"training": ("README.md", training)},
         f"{OUT}/training/report.json",
-        {f"{OUT}/training/report.png": "docs/figures/demo.png"},
     ),
     Figures(
         "scaling",
@@ -237,8 +235,9 @@ def make(figures: Figures, commit: str, machine: str) -> None:
         after = f"\n{render(results)}\n\n{made}\n"
         path.write_text(text.replace(SECTION.format(name=name, body=before), SECTION.format(name=name, body=after)))
         print(f"{document}, {name}:", *moved(before, after), sep="\n", flush=True)
-    for drawn, place in figures.images.items():
-        shutil.copy(ROOT / drawn, ROOT / place)
+    if figures.name == "training":
+        drawn = [sys.executable, "tools/demo_figure.py", figures.results, "docs/figures/demo.png"]
+        subprocess.run(drawn, cwd=ROOT, check=True)
 
 
 def git(*arguments: str) -> str:

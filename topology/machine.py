@@ -172,7 +172,7 @@ class PcieNode:
 class Machine:
     """A machine. Readers make it; `links` holds each pair of devices once, GPUs before NICs, by rising index.
 
-    source: where the description came from ("nccl xml", "nvidia-smi topo -m", "json", "discovery").
+    source: where the description came from ("nccl xml", "discovery").
     pcie: a tree for each host bridge; empty where the source has none.
     notes: what was assumed, one sentence each, for people.
     """
@@ -215,7 +215,7 @@ class Machine:
         return tuple(device.id for device in self.devices)
 
     def to_json(self) -> dict[str, Any]:
-        """The machine in values that `json.dump` takes, all keys always there; `parse_machine_json` undoes it."""
+        """The machine in values that `json.dump` takes, all keys always there."""
         return asdict(self)
 
 
@@ -237,10 +237,10 @@ def farness(kind: str) -> int:
     return _KINDS.index(general)
 
 
-def check_number(count: int, most: int, what: str, line: int | None = None) -> None:
+def check_number(count: int, most: int, what: str) -> None:
     """Raise TopologyError where a source has more of something than a machine may have."""
     if count > most:
-        raise TopologyError(f"has {count} {what}, more than the {most} that a machine may have", line=line)
+        raise TopologyError(f"has {count} {what}, more than the {most} that a machine may have")
 
 
 def printable(text: str) -> str:

@@ -1,17 +1,15 @@
 """Rails: the NIC that the rank with local index l of each node uses, and its speed out of the node.
 
 The GPU with local index l pairs with its nearest NIC. Where several NICs are equally near, ranks spread over them;
-where there are fewer NICs than ranks, ranks share one and divide its speed. Beside it stands the NIC *by order* (rank l
-takes NIC l, or NIC l*n//L of n for L ranks): programs that number NICs take that one, which is slower on machines
-whose GPU order and NIC order disagree.
+where there are fewer NICs than ranks, ranks share one and divide its speed. Where it is as good, and without GPUs,
+rank l of L takes NIC l*n//L of n.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from isthmus.topology.machine import Gpu, Link, Machine, Nic, NicKind, PcieNode, farness, num_shared, paths_to_devices
 
@@ -21,34 +19,21 @@ _LEAST_SHARE_OF_FASTEST = 0.5
 
 
 @dataclass(frozen=True)
-class WayOut:
-    """The path of a rank to a NIC.
+class Rail:
+    """The ranks with this local index, and the NIC that they should use.
 
-    distance: from the rank's GPU; None without one. num_sharing: ranks of the node that use this NIC, this one
-    included. speed_gbit_s: at most, while all ranks send and receive: the NIC's speed or that of a PCIe link on the
-    way, divided evenly among the ranks that share it. What joins sockets is not counted. None: the NIC's is unknown.
+    gpu, distance: the rank's GPU, and how far the NIC is from it; None without one. num_sharing: ranks of the node that
+    use this NIC, this one included. speed_gbit_s: at most, while all ranks send and receive: the NIC's speed or that of
+    a PCIe link on the way, divided evenly among the ranks that share it. What joins sockets is not counted. None: the
+    NIC's is unknown.
     """
 
+    local_index: int
+    gpu: str | None
     nic: str
     distance: str | None
     num_sharing: int
     speed_gbit_s: float | None
-
-
-@dataclass(frozen=True)
-class Rail:
-    """The ranks with this local index. nearest: what they should use; by_order: what they would get by counting."""
-
-    local_index: int
-    gpu: str | None
-    nearest: WayOut
-    by_order: WayOut
-
-    @property
-    def orders_disagree(self) -> bool:
-        """Whether counting leads to a NIC that is farther away than the nearest."""
-        near, counted = self.nearest.distance, self.by_order.distance
-        return near is not None and counted is not None and farness(counted) > farness(near)
 
 
 @dataclass(frozen=True)
@@ -61,13 +46,9 @@ class Rails:
     @property
     def speed_gbit_s(self) -> float | None:
         """A rank's speed out of its node while all ranks send: the slowest rail's, which all others wait for."""
-        speeds = [rail.nearest.speed_gbit_s for rail in self.rails]
+        speeds = [rail.speed_gbit_s for rail in self.rails]
         known = [speed for speed in speeds if speed is not None]
         return min(known) if known and len(known) == len(speeds) else None
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """One object a rail."""
-        return [asdict(rail) | {"orders_disagree": rail.orders_disagree} for rail in self.rails]
 
 
 def find_rails(machine: Machine, ranks_per_node: int | None = None) -> Rails:
@@ -85,11 +66,7 @@ def find_rails(machine: Machine, ranks_per_node: int | None = None) -> Rails:
     gpus = machine.gpus[:num_ranks]
     num_counted = min(num_ranks, len(nics))
     counted = [nics[rank * num_counted // num_ranks] for rank in range(num_ranks)]
-    nearest = _spread(machine, gpus, nics, counted) if gpus else counted
-    ways = zip(_ways(machine, gpus, nearest), _ways(machine, gpus, counted), strict=True)
-    rails = tuple(
-        Rail(rank, gpus[rank].id if gpus else None, near, by_order) for rank, (near, by_order) in enumerate(ways)
-    )
+    rails = _rails(machine, gpus, _spread(machine, gpus, nics, counted) if gpus else counted)
     return Rails(rails, _notes(machine, rails, nics))
 
 
@@ -137,17 +114,18 @@ def _roomiest(nics: Sequence[Nic], load: Counter[Nic]) -> Nic:
     return max(nics, key=lambda nic: (nic.speed_gbit_s or 0) / (load[nic] + 1))
 
 
-def _ways(machine: Machine, gpus: Sequence[Gpu], chosen: Sequence[Nic]) -> list[WayOut]:
-    """Return the ways to the NICs that ranks have chosen; gpus: theirs, or none."""
+def _rails(machine: Machine, gpus: Sequence[Gpu], chosen: Sequence[Nic]) -> tuple[Rail, ...]:
+    """Return the rails over the NICs that ranks have chosen; gpus: theirs, or none."""
     sharing = Counter(chosen)
-    if not gpus:
-        return [WayOut(nic.id, None, sharing[nic], _least(_share(nic, sharing[nic]))) for nic in chosen]
-    links = [machine.link(gpu, nic) for gpu, nic in zip(gpus, chosen, strict=True)]
+    links = [machine.link(gpu, nic) for gpu, nic in zip(gpus, chosen, strict=False)]
     over_pcie = _pcie_shares(machine, links)
-    return [
-        WayOut(nic.id, link.kind, sharing[nic], _least(_share(nic, sharing[nic]), link.speed_gbit_s, pcie))
-        for nic, link, pcie in zip(chosen, links, over_pcie, strict=True)
-    ]
+    rails = []
+    for rank, nic in enumerate(chosen):
+        gpu, distance = (gpus[rank].id, links[rank].kind) if gpus else (None, None)
+        bounds = (links[rank].speed_gbit_s, over_pcie[rank]) if gpus else ()
+        speed_gbit_s = _least(_share(nic, sharing[nic]), *bounds)
+        rails.append(Rail(rank, gpu, nic.id, distance, sharing[nic], speed_gbit_s))
+    return tuple(rails)
 
 
 def _share(nic: Nic, num_sharing: int) -> float | None:
@@ -188,25 +166,12 @@ def _between(a: Sequence[PcieNode], b: Sequence[PcieNode]) -> list[PcieNode]:
 
 
 def _notes(machine: Machine, rails: Sequence[Rail], nics: Sequence[Nic]) -> tuple[str, ...]:
-    notes = [_detour(rail) for rail in rails if rail.orders_disagree]
+    notes = []
     slow = [nic.name or nic.id for nic in machine.nics if nic not in nics]
     if slow:
         notes.append(f"no rail runs over {', '.join(slow)}: others are faster, or speak RDMA")
     if not machine.gpus:
         notes.append("no GPU: ranks take NICs by order")
-    if any(rail.nearest.speed_gbit_s is None for rail in rails):
+    if any(rail.speed_gbit_s is None for rail in rails):
         notes.append("the speed of a rail's NIC is unknown: measure it, or give it")
     return tuple(notes)
-
-
-def _detour(rail: Rail) -> str:
-    near, counted = rail.nearest, rail.by_order
-    cost = ""
-    if near.speed_gbit_s is not None and counted.speed_gbit_s is not None and counted.speed_gbit_s < near.speed_gbit_s:
-        cost = f", at most {counted.speed_gbit_s:.4g} instead of {near.speed_gbit_s:.4g} Gbit/s"
-    elif counted.distance == "SYS":
-        cost = ", at the speed of what joins NUMA nodes"
-    return (
-        f"local order and NIC order disagree: {rail.gpu} is nearest to {near.nic} ({near.distance}), "
-        f"by order it would get {counted.nic} ({counted.distance}{cost})"
-    )

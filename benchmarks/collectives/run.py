@@ -13,7 +13,6 @@ from isthmus.benchmarks.collectives import worker
 from isthmus.benchmarks.collectives.config import ELEMENT_BYTES, PLAIN, CollectivesConfig
 from isthmus.benchmarks.common.report import report_head
 from isthmus.benchmarks.common.stage import World
-from isthmus.benchmarks.here.notes import nic_notes
 from isthmus.benchmarks.here.stage import open_stage
 from isthmus.benchmarks.simulate import SILENCE_MARGIN_S
 
@@ -74,7 +73,6 @@ def run_collectives(config: CollectivesConfig, log_dir: Path, console: Console) 
             for num_elements in config.element_counts():
                 for backend in config.backends:
                     rows.append(_measure(stage.world, config, operation, num_elements, backend))
-        nics = stage.nics()
     return {
         **report_head(),
         "arguments": asdict(config),
@@ -82,15 +80,7 @@ def run_collectives(config: CollectivesConfig, log_dir: Path, console: Console) 
         "link": shaped,
         "options": options,
         "columns": COLUMNS if config.here else COLUMNS | {"time": f"{COLUMNS['time']}; {_SHARED_CORES}"},
-        "notes": [] if nics is None else nic_notes(nics, _counted(rows)),
         "rows": rows,
-    }
-
-
-def _counted(rows: list[dict[str, Any]]) -> dict[str, tuple[float, float | None]]:
-    return {
-        f"{row['operation']} {row['size_bytes']} {row['backend']}": (row["time_us"] / 1e6, row["link_bytes"])
-        for row in rows
     }
 
 
@@ -139,8 +129,6 @@ def print_collectives(report: dict[str, Any], console: Console) -> None:
         console.print(_table(operation, [row for row in report["rows"] if row["operation"] == operation]))
     for column, meaning in report["columns"].items():
         console.print(f"{column}: {meaning}", highlight=False)
-    for note in report["notes"]:
-        console.print(f"- {note}", highlight=False)
     console.print(f"\n#wrong in all: {num_wrong(report)}")
 
 

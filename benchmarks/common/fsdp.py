@@ -9,7 +9,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from isthmus.benchmarks.common.model import ByteGpt
 
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def shard(model: ByteGpt, mesh: DeviceMesh, dtype: str, kept_on: int = 0) -> None:

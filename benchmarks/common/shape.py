@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from isthmus.benchmarks.common.options import check_ranges
 
 HEAD_WIDTH = 64
-DTYPES = ("bf16", "fp32", "fp16")
+DTYPES = ("bf16", "fp32")
 
 
 @dataclass(frozen=True)

@@ -37,5 +37,3 @@ class Stage:
     counts_links: bool
     #: Limits every node's link to a rate such as "200mbit"; None takes the limit away. None: links are as they are.
     shape: Callable[[str | None], None] | None
-    #: What the NICs of all nodes counted beside the steps, as plain values; None for simulated nodes. Collective.
-    nics: Callable[[], dict[str, Any] | None] = lambda: None

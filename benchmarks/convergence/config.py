@@ -9,8 +9,6 @@ from isthmus.benchmarks.convergence.arms import ARMS, BASELINE, FINALISTS, Codec
 from isthmus.benchmarks.simulate import MAX_NODES
 from isthmus.plan.ranges import check_names
 
-#: fsdp: gradients are reduce-scattered over all ranks; hsdp: all-reduced between nodes, each of which has all weights.
-LAYOUTS = ("fsdp", "hsdp")
 _RANGES = {"steps": (1, 1_000_000), "nodes": (2, MAX_NODES), "validation_sequences": (16, 1_048_576)}
 
 
@@ -21,15 +19,12 @@ class Setting:
     nodes: int = 2
     steps: int = 500
     validation_sequences: int = 1024
-    layout: str = "fsdp"
     #: All ranks together, in a step: the batch does not grow with the nodes.
     sequences: int = 32
     shape: ModelShape = field(default_factory=lambda: ModelShape(width=128, num_layers=4, context=64))
 
     def __post_init__(self) -> None:
         check_ranges(self, _RANGES)
-        if self.layout not in LAYOUTS:
-            raise ValueError(f"layout '{self.layout}': expected one of {', '.join(LAYOUTS)}")
 
     def check_ranks(self, ranks_per_node: int) -> None:
         """Raise ValueError if so many ranks on each node cannot share batch and weights equally."""
@@ -47,7 +42,6 @@ class ConvergenceConfig:
     num_seeds: int = option(6, "How many; each gives all arms the same weights and batches.", name="seeds")
     lr: float = option(0.002, "Peak learning rate of AdamW.")  # of the powers of two times .001 the best for exact
     nodes: tuple[int, ...] = option((2, 4), "Simulated nodes, 2 to 8.", parse=parse_whole)
-    layout: str = option("fsdp", "fsdp: gradients are reduce-scattered. hsdp: all-reduced between nodes.")
     steps: int = option(500, "Steps of a run.")
     validation_sequences: int = option(1024, "Sequences held out.")
     text: tuple[str, ...] = option(
@@ -75,7 +69,7 @@ class ConvergenceConfig:
 
     def settings(self) -> list[Setting]:
         """One for each number of nodes, in this order."""
-        return [Setting(nodes, self.steps, self.validation_sequences, self.layout) for nodes in self.nodes]
+        return [Setting(nodes, self.steps, self.validation_sequences) for nodes in self.nodes]
 
     @property
     def seeds(self) -> range:

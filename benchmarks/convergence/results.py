@@ -1,14 +1,12 @@
 """Runs of `isthmus bench convergence`, and the file with a line of JSON for each that has finished."""
 
-import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from isthmus import native
 from isthmus.benchmarks.common.machine import versions
@@ -91,37 +89,20 @@ def read_results(path: Path) -> Results:
 
 
 class ResultsFile:
-    """A results file that is written, too. A context manager; one process at a time has it open.
-
-    Raises ValueError if another has, or if a line is no result.
-    """
+    """A results file that is written, too, by one process at a time. Raises ValueError if a line is no result."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.results = read_results(path)
-            self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
-        except BlockingIOError:
-            self._file.close()
-            raise ValueError(f"{path}: another process is writing to it") from None
-        except BaseException:
-            self._file.close()
-            raise
+        self._path = path
+        self.results = read_results(path)
+        if path.exists():
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
     def append(self, run: Run, result: dict[str, Any]) -> None:
         """Add a run that has finished; when this returns it is on the disk."""
         record = {"run": asdict(run), "result": result}
-        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with self._path.open("ab") as file:
+            file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
         self.results[run.key] = (run, result)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()

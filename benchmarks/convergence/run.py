@@ -31,17 +31,17 @@ def run_convergence(config: ConvergenceConfig, output_dir: Path, console: Consol
     """
     files = config.files or tuple(default_files())
     text = text_digest(files)
-    with ResultsFile(output_dir / "convergence.jsonl") as file:
-        for setting in config.settings():
-            runs = [make_run(setting, arm, config.lr, seed, text) for seed in config.seeds for arm in config.arms()]
-            with open_network(setting.nodes) as network:
-                console.print(f"{setting.nodes} nodes: {network.description}", highlight=False)
-                for run in runs:
-                    if run.key not in file.results:
-                        result = _train(run, network, files, output_dir / "logs", console)
-                        file.append(run, result)
-                        loss = "diverged" if result["val_loss"] is None else f"{result['val_loss']:.4f}"
-                        console.print(f"{run}: {loss} ({result['seconds']:.0f} s)", highlight=False)
+    file = ResultsFile(output_dir / "convergence.jsonl")
+    for setting in config.settings():
+        runs = [make_run(setting, arm, config.lr, seed, text) for seed in config.seeds for arm in config.arms()]
+        with open_network(setting.nodes) as network:
+            console.print(f"{setting.nodes} nodes: {network.description}", highlight=False)
+            for run in runs:
+                if run.key not in file.results:
+                    result = _train(run, network, files, output_dir / "logs", console)
+                    file.append(run, result)
+                    loss = "diverged" if result["val_loss"] is None else f"{result['val_loss']:.4f}"
+                    console.print(f"{run}: {loss} ({result['seconds']:.0f} s)", highlight=False)
 
 
 def _train(run: Run, network: Network, files: Sequence[Path], logs: Path, console: Console) -> dict[str, Any]:

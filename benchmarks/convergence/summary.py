@@ -80,12 +80,8 @@ def _arm(name: str, own: Sequence[tuple[Run, dict[str, Any]]], exact: dict[int, 
 
 
 def _crossing_bits(run: Run, result: dict[str, Any]) -> float:
-    """Every node sends the pieces of all other nodes: P (N - 1) elements cross in a step, over all nodes.
-
-    In an all-reduce the results cross, too, which are as many.
-    """
-    directions = 1 if run.setting.layout == "fsdp" else 2
-    elements: int = directions * result["num_parameters"] * (run.setting.nodes - 1) * max(1, result["steps_done"])
+    """Every node sends the pieces of all other nodes: P (N - 1) elements cross in a step, over all nodes."""
+    elements: int = result["num_parameters"] * (run.setting.nodes - 1) * max(1, result["steps_done"])
     return float(result["sent_bytes"]) * 8 / elements
 
 
@@ -98,7 +94,7 @@ def print_summary(results: Results, console: Console) -> None:
         setting = run.setting
         versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
         title = (
-            f"{setting.nodes} nodes, {setting.layout}, {setting.steps} steps, lr {run.lr:g}; exact ends at {loss:.4f}; "
+            f"{setting.nodes} nodes, {setting.steps} steps, lr {run.lr:g}; exact ends at {loss:.4f}; "
             f"text {run.text}; {versions}"
         )
         table = Table("arm", title=title, title_justify="left", box=SIMPLE)

@@ -60,17 +60,9 @@ class RankWorker:
         torch.manual_seed(run.seed)
         self._model = ByteGpt(run.setting.shape)
         self._num_parameters = sum(parameter.numel() for parameter in self._model.parameters())
-        shard(self._model, self._mesh(timeout), "bf16")
+        shard(self._model, DeviceMesh.from_group(self._group, "cpu"), "bf16")
         self._optimizer = make_adamw(self._model.parameters(), run.lr)
         return {}
-
-    def _mesh(self, timeout: timedelta) -> DeviceMesh:
-        if self._run.setting.layout == "fsdp":
-            return DeviceMesh.from_group(self._group, "cpu")
-        # With one rank on each node, as all codecs of two tiers have it: each has all weights.
-        ranks = torch.arange(self._run.world_size).view(-1, 1)
-        alone = new_group("gloo", timeout, ranks.tolist())
-        return DeviceMesh.from_group([self._group, alone], "cpu", mesh=ranks, mesh_dim_names=("replicate", "shard"))
 
     def train(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
         """Train to the end, or until the gradient is not finite, which all ranks see alike; then validate."""
@@ -82,8 +74,8 @@ class RankWorker:
             steps_done += 1
             emit({"step": steps_done, "loss": loss})
         stats = isthmus.stats(self._group)
-        counted = [stats["collectives"][kind] for kind in ("reduce_scatter", "all_reduce")]
-        tiers = [kind[tier]["inter_node_sent_bytes"] for kind in counted for tier in ("intra", "inter", "flat")]
+        counted = stats["collectives"]["reduce_scatter"]
+        tiers = [counted[tier]["inter_node_sent_bytes"] for tier in ("intra", "inter", "flat")]
         total_loss, count = self._validate()
         return {
             "steps_done": steps_done,

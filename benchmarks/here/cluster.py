@@ -25,9 +25,8 @@ class Member:
     #: Why the rank cannot train on a GPU; "" if it can.
     no_gpu: str
     num_gpus: int
-    #: NICs whose bytes are counted, and those that are up and do not count.
-    nics: tuple[str, ...]
-    uncounted_nics: tuple[str, ...]
+    #: Whether all its NICs count their bytes.
+    nics_count: bool
 
 
 def check_launched(environment: Environment, example: str) -> None:
@@ -126,14 +125,4 @@ def check_nodes(node_of_rank: Sequence[int], source: str, members: Sequence[Memb
 
 def count_on(rank: int, members: Sequence[Member]) -> bool:
     """Whether `rank` reads its machine's NICs: the first there, if all NICs of all machines count."""
-    return machine_ranks(rank, members)[0] == rank and not any(member.uncounted_nics for member in members)
-
-
-def nics_by_host(members: Sequence[Member], uncounted: bool = False) -> dict[str, list[str]]:
-    """The NICs that are counted (or not), by host and, of several machines with one name, by the first rank there."""
-    found: dict[str, list[str]] = {}
-    for rank, member in enumerate(members):
-        if machine_ranks(rank, members)[0] == rank:
-            name = f"{member.host} (rank {rank})" if member.host in found else member.host
-            found[name] = list(member.uncounted_nics if uncounted else member.nics)
-    return {host: names for host, names in found.items() if names or not uncounted}
+    return machine_ranks(rank, members)[0] == rank and all(member.nics_count for member in members)

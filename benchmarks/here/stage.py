@@ -3,7 +3,6 @@
 import os
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 import isthmus
 from isthmus.backends import backend_of
-from isthmus.benchmarks.common.interfaces import Traffic
 from isthmus.benchmarks.common.place import Join, Place, plain_backend
 from isthmus.benchmarks.common.stage import Event, Stage, ignore
 from isthmus.benchmarks.here.cluster import (
@@ -31,9 +29,8 @@ from isthmus.benchmarks.here.cluster import (
     choose_device,
     count_on,
     gpu_index,
-    nics_by_host,
 )
-from isthmus.benchmarks.here.nics import Nics, find_nics
+from isthmus.benchmarks.here.nics import find_counter
 from isthmus.benchmarks.simulate import RankFailure
 from isthmus.benchmarks.simulate.serve import Handler
 from isthmus.benchmarks.simulate.stage import simulated_stage
@@ -41,9 +38,6 @@ from isthmus.group.cuda import ask_for_connections, find_gpu
 from isthmus.group.meeting import wait_for_ranks
 from isthmus.topology.launchers import rendezvous
 from isthmus.topology.node_map import machine_identity
-
-#: How long the NICs are watched while all ranks are idle, for other traffic.
-_IDLE_S = 1.0
 
 
 class Arguments(Protocol):
@@ -171,8 +165,8 @@ def _end_process(error: BaseException) -> NoReturn:
 
 
 def _set_up(arguments: A, make_handlers: MakeHandlers) -> tuple[A, Stage]:
-    nics = find_nics()
-    members: list[Member] = _gather(_introduce(arguments, nics))
+    counter = find_counter()
+    members: list[Member] = _gather(_introduce(arguments, counter is not None))
     rank = dist.get_rank()
     check_alike(members)
     device = choose_device(arguments.device, members)
@@ -180,23 +174,20 @@ def _set_up(arguments: A, make_handlers: MakeHandlers) -> tuple[A, Stage]:
         ask_for_connections()
         torch.cuda.set_device(gpu_index(rank, members))
     nodes, ranks_per_node, source = _find_nodes(arguments, members)
-    counts_here = count_on(rank, members)
-    place = Place(device, (lambda: nics.read().sent) if counts_here else None)
-    watch = _Watch(nics if counts_here else None, members)
+    place = Place(device, counter if count_on(rank, members) else None)
     stage = Stage(
         world=_LaunchedWorld(make_handlers(lambda command: place)),
         nodes=nodes,
         ranks_per_node=ranks_per_node,
         description=f"nodes by {source}, {device} over {plain_backend(device)}",
-        counts_links=watch.counts,
+        counts_links=all(member.nics_count for member in members),
         shape=None,
-        nics=watch.facts,
     )
     filled: Any = arguments
     return replace(filled, nodes=nodes, ranks_per_node=ranks_per_node, device=device), stage
 
 
-def _introduce(arguments: Any, nics: Nics) -> Member:
+def _introduce(arguments: Any, nics_count: bool) -> Member:
     gpu = find_gpu()
     return Member(
         arguments=asdict(arguments) | {"version of torch": torch.__version__},
@@ -205,8 +196,7 @@ def _introduce(arguments: Any, nics: Nics) -> Member:
         sees_gpu=torch.cuda.is_available(),
         no_gpu=gpu.missing,
         num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
-        nics=nics.counted,
-        uncounted_nics=nics.uncounted,
+        nics_count=nics_count,
     )
 
 
@@ -245,33 +235,3 @@ class _LaunchedWorld:
         """Collective. The process groups' own timeout ends a wait for a silent rank."""
         rank = dist.get_rank()
         return _gather(self.handlers[command["do"]](command, lambda event: on_event({"rank": rank, **event})))
-
-
-class _Watch:
-    """Reads all NICs while the ranks are idle, and over the whole run. nics: None where another rank reads them."""
-
-    def __init__(self, nics: Nics | None, members: list[Member]) -> None:
-        self._nics = nics
-        self._members = members
-        self.counts = not any(member.uncounted_nics for member in members)
-        dist.barrier()
-        before = self._read()
-        time.sleep(_IDLE_S)
-        self._start = self._read()
-        self._idle = self._start.since(before)
-        dist.barrier()
-
-    def facts(self) -> dict[str, Any]:
-        """What all NICs counted, by the names of its keys. Collective."""
-        idle, run = zip(*_gather((self._idle, self._read().since(self._start))), strict=True)
-        return {
-            "counted": nics_by_host(self._members),
-            "not_counted": nics_by_host(self._members, uncounted=True),
-            "idle_sent_bytes_per_s": sum(each.sent for each in idle) / _IDLE_S,
-            "idle_received_bytes_per_s": sum(each.received for each in idle) / _IDLE_S,
-            "run_sent_bytes": sum(each.sent for each in run),
-            "run_received_bytes": sum(each.received for each in run),
-        }
-
-    def _read(self) -> Traffic:
-        return self._nics.read() if self._nics else Traffic(0, 0)

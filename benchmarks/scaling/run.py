@@ -1,6 +1,5 @@
 """The training benchmark at several numbers of nodes: bytes and time of a step over nodes."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.benchmarks.common.machine import versions
 from isthmus.benchmarks.common.report import report_head, write_json
 from isthmus.benchmarks.scaling.config import ScalingConfig
 from isthmus.benchmarks.training.config import TrainingConfig
@@ -19,14 +17,13 @@ FIELDS = {
     "median_step_s": "median over timed steps of the slowest rank's seconds",
     "node_mb_per_step": "MB a step that the link of one node sends, mean over nodes and timed steps",
     "reduction_node_mb_per_step": "the part of it that reduces gradients, from audited steps",
-    "check": "audited steps beside what placement alone predicts, as `isthmus plan --check` prints it",
+    "check": "audited steps beside what placement alone predicts",
 }
 
 
 def run_scaling(config: ScalingConfig, output_dir: Path, console: Console) -> dict[str, Any]:
     """Run the training benchmark at each layout; returns the whole report as plain values.
 
-    A layout whose report lies in `output_dir` already, made with the same arguments and versions, is not run again.
     Raises RankFailure if a rank fails.
     """
     reports = {str(layout): _report(config.at(layout), output_dir / str(layout), console) for layout in config.layouts}
@@ -41,23 +38,9 @@ def run_scaling(config: ScalingConfig, output_dir: Path, console: Console) -> di
 
 
 def _report(config: TrainingConfig, output_dir: Path, console: Console) -> dict[str, Any]:
-    path = output_dir / "report.json"
-    earlier = _earlier_report(path, config)
-    if earlier is not None:
-        console.print(f"{config.nodes} nodes x {config.ranks_per_node} ranks: measured already, in {path}")
-        return earlier
     report = build_report(run_training(config, output_dir, console))
-    write_json(report, path)
+    write_json(report, output_dir / "report.json")
     return report
-
-
-def _earlier_report(path: Path, config: TrainingConfig) -> dict[str, Any] | None:
-    try:
-        report: dict[str, Any] = json.loads(path.read_text())
-        same = TrainingConfig.from_json(report["arguments"]) == config and report["versions"] == versions()
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # none, or cut off
-    return report if same else None
 
 
 def _figures(report: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import re
 
-from isthmus.benchmarks.common.interfaces import interface_traffic
+from isthmus.benchmarks.common.interfaces import interfaces_sent_bytes
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
 _BITS_PER_S = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -22,7 +22,7 @@ def parse_link_rate(text: str) -> float:
 
 def interface_sent_bytes(interface: str, pid: int | str = "self") -> int:
     """Return the bytes that `interface` sent since it exists, headers included, as process `pid` sees it."""
-    counters = interface_traffic(pid=pid)
+    counters = interfaces_sent_bytes(pid=pid)
     if interface not in counters:
         raise ValueError(f"no interface '{interface}' in /proc/{pid}/net/dev")
-    return counters[interface].sent
+    return counters[interface]

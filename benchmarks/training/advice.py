@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from isthmus.benchmarks.here.notes import DISTURBED
 from isthmus.plan.strategies import ARMS, Strategy
 
+#: Begins a note that casts doubt on the figures.
+DISTURBED = "DISTURBED"
 #: Medians of a few steps repeat within this share from run to run.
 _EQUAL_TIMES = 0.05
 #: Options that say nothing about an arm: the defaults.

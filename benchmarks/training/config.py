@@ -46,7 +46,7 @@ class TrainingConfig:
     steps: int = option(30, "Steps of each arm without a limit on the link, for the loss; with --here they are timed.")
     timed_steps: int = option(6, "Timed steps of each arm at each link rate.", only="simulated")
     audited_steps: int = option(2, "Steps of each arm that count each collective's bytes.")
-    dtype: str = option("bf16", "Parameters and reduction: bf16, fp32 or fp16.")
+    dtype: str = option("bf16", "Parameters and reduction: bf16 or fp32.")
     width: int = option(ModelShape.width, "Width of the model, a multiple of 64.")
     num_layers: int = option(ModelShape.num_layers, "Transformer blocks.", name="layers")
     context: int = option(ModelShape.context, "Bytes in a sequence.")

@@ -8,9 +8,8 @@ from rich.table import Table
 
 from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES
 from isthmus.benchmarks.common.report import report_head
-from isthmus.benchmarks.here.notes import DISTURBED, nic_notes
 from isthmus.benchmarks.simulate import parse_link_rate
-from isthmus.benchmarks.training.advice import advice
+from isthmus.benchmarks.training.advice import DISTURBED, advice
 from isthmus.benchmarks.training.check import check_arm, check_report, print_checks
 from isthmus.benchmarks.training.run import TrainingRecords
 from isthmus.benchmarks.training.schedule import UNSHAPED, unlimited_link
@@ -26,13 +25,11 @@ FIELDS = {
     "share of audited steps, in which barriers part the collectives",
     "phases_s": "mean over ranks, median over timed steps (they need not add up to median_step_s); reduce_scatter has "
     "the all-reduce of hsdp* in it; waiting for a slower rank is in the collective that waits",
-    "check": "audited steps beside what placement alone predicts, as `isthmus plan --check` prints it",
+    "check": "audited steps beside what placement alone predicts",
     "val_loss": "mean cross-entropy in nats a byte on held-out text after the last step",
     "steps": "every step; kind: loss (no limit on the link; with --here these are timed), audited, settling (not "
     "timed), timed",
     "by_link": "the same figures at each link speed; 'unshaped' and 'here' from the steps for the loss",
-    "nics": "with --here: NICs whose counters make link bytes, by host; those without a counter; what all of them "
-    "counted in an idle second before the run, and over all steps",
     "advice": "the arm to take, and its options",
 }
 
@@ -44,10 +41,6 @@ def build_report(records: TrainingRecords) -> dict[str, Any]:
     slowest = min(records.links, key=parse_link_rate, default=own_link)
     arms = {name: _arm(name, records, links, slowest) for name in records.config.arms}
     notes = _notes(records, slowest) + _disturbances(arms, records.load_before)
-    if records.nics is not None:
-        figures = {name: arm["by_link"][slowest] for name, arm in arms.items()}  # None: nobody counted
-        counted = {name: (each["median_step_s"], each["link_bytes_per_step"]) for name, each in figures.items()}
-        notes += nic_notes(records.nics, counted)
     where = "" if records.config.here else f"Over simulated nodes, link {slowest}: "
     return {
         **report_head(load_before=records.load_before),
@@ -59,7 +52,6 @@ def build_report(records: TrainingRecords) -> dict[str, Any]:
         "headline_link": slowest,
         "notes": notes,
         "fields": FIELDS,
-        "nics": records.nics,
         "advice": where + advice(arms, records.config.ranks_per_node, notes),
         "arms": arms,
     }
@@ -139,11 +131,7 @@ def _notes(records: TrainingRecords, slowest: str) -> list[str]:
     notes += [
         f"Arms hsdp* keep weights, gradients and optimizer state once on every node: {config.nodes} times the "
         "memory of the other arms, whose all-gathers cross between nodes instead.",
-        "Isthmus compresses gradients only. The all-gathers of tagc and quant carry exact weights, which are most of "
-        "what they still send; in hsdp-tagc and hsdp-quant no weights cross, but the result of each all-reduce is "
-        "compressed a second time.",
         "One seed, and few steps: small differences of loss say nothing.",
-        "Loss over time is made of measured losses and the median step time, not of a clock over the whole run.",
     ]
     if slowest == UNSHAPED:
         notes.append("No link was shaped: times say nothing about a slow network.")

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from isthmus.benchmarks.common.phases import COMMUNICATION_PHASES, PHASE_OF_KIND
 from isthmus.benchmarks.common.stage import Event, Stage, ignore
 from isthmus.benchmarks.here.stage import open_stage
-from isthmus.benchmarks.simulate import SILENCE_MARGIN_S, parse_link_rate
+from isthmus.benchmarks.simulate import SILENCE_MARGIN_S
 from isthmus.benchmarks.training import worker
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.benchmarks.training.schedule import Segment, schedule, steps_per_arm, unlimited_link
@@ -35,8 +35,6 @@ class TrainingRecords:
     seconds: float = 0.0
     #: Average over the last minute before the start: what else the machine was doing.
     load_before: float = 0.0
-    #: What all NICs counted (`Stage.nics`); None on simulated nodes.
-    nics: dict[str, Any] | None = None
 
 
 def run_training(config: TrainingConfig, output_dir: Path, console: Console) -> TrainingRecords:
@@ -58,14 +56,7 @@ def run_training(config: TrainingConfig, output_dir: Path, console: Console) -> 
             model = run.setup()
         records = TrainingRecords(config, stage.description, links, model, run.steps)
         console.print(f"GPT of {model['num_parameters']:,} parameters; {', '.join(config.arms)}")
-        capability = model["cpu_capability"]
-        if config.device != "cuda" and config.dtype != "fp32" and not capability.startswith("AVX512"):
-            console.print(
-                f"[yellow]This CPU has no AVX-512 ({capability}): torch multiplies {config.dtype} one by one, "
-                "and a step takes seconds. --dtype fp32 is fast."
-            )
         run.train(console)
-        records.nics = stage.nics()
         records.val_loss = run.validate()
     records.load_before = load_before
     records.seconds = time.monotonic() - start_s
@@ -103,7 +94,7 @@ class _Run:
                     link = segment.link
                     self._shape(link)
                 progress.update(task, description=f"{segment.arm} {link}")
-                self._run_segment(segment, _show_step(progress, task, link if link != own_link else None))
+                self._run_segment(segment, _show_step(progress, task))
         if link != own_link:
             self._shape(None)
 
@@ -188,16 +179,12 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _show_step(progress: Progress, task: TaskID, rate: str | None) -> Callable[[Event], None]:
-    """A listener that shows rank 0's events; rank 0 also counts node 0's link. rate: of the link, where it is known."""
+def _show_step(progress: Progress, task: TaskID) -> Callable[[Event], None]:
+    """A listener that shows rank 0's events."""
 
     def show(event: Event) -> None:
-        if event["rank"] != 0:
-            return
-        shown = f"loss {event['loss']:.3f}, {event['seconds']:.2f} s/step"
-        if rate is not None:
-            share = event["link_sent_bytes"] * 8 / event["seconds"] / parse_link_rate(rate)
-            shown += f", link {share:.0%}"
-        progress.update(task, advance=1, shown=shown)
+        if event["rank"] == 0:
+            shown = f"loss {event['loss']:.3f}, {event['seconds']:.2f} s/step"
+            progress.update(task, advance=1, shown=shown)
 
     return show

@@ -13,8 +13,6 @@ from isthmus.benchmarks.training.config import TrainingConfig
 _WARM_UP_STEPS = 10
 _CONSTANT_SHARE = 0.6
 _FINAL_LR_SHARE = 0.1
-# Keeps fp16 gradients of this small model out of the denormals. Other types have the range.
-_FP16_LOSS_SCALE = 1024.0
 
 
 def lr_share(step: int, num_steps: int) -> float:
@@ -38,7 +36,6 @@ class Trainer:
         self._num_steps = num_steps
         self._step = 0
         self._rank = dist.get_rank()
-        self._loss_scale = _FP16_LOSS_SCALE if config.dtype == "fp16" else 1.0
         torch.manual_seed(config.seed)
         self._model = ByteGpt(config.shape).to(self._device)
         shard(self._model, mesh, config.dtype, config.ranks_per_node if kept_on_node else 0)
@@ -54,10 +51,7 @@ class Trainer:
         set_lr(self._optimizer, self._config.lr * lr_share(self._step, self._num_steps))
         batch = self._text.batch(self._step, self._rank, self._config.sequences).to(self._device)
         loss = loss_of(self._model, batch)
-        (loss * self._loss_scale).backward()  # type: ignore[no-untyped-call]
-        for parameter in self._model.parameters() if self._loss_scale != 1 else ():
-            assert parameter.grad is not None
-            parameter.grad /= self._loss_scale
+        loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         self._optimizer.zero_grad()
         self._step += 1

@@ -52,7 +52,6 @@ class Worker:
         return {
             "options": {name: groups.options for name, groups in self._groups.items() if groups.options},
             "num_parameters": self._trainers[config.arms[0]].num_parameters,
-            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "text": {"files": len(files), "train_bytes": train_bytes, "held_out_bytes": held_out_bytes},
         }
 
@@ -63,7 +62,7 @@ class Worker:
         for _ in range(command["num_steps"]):
             record = self._record_step(command["arm"], command["audit"])
             records.append(record)
-            emit({key: record[key] for key in ("loss", "seconds", "link_sent_bytes")})
+            emit({key: record[key] for key in ("loss", "seconds")})
         return {"records": records}
 
     def validate(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:

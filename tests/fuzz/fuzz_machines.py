@@ -1,63 +1,38 @@
-"""Fuzzes one of the readers of machine files: an input is a machine or a TopologyError, never anything else.
+"""Fuzzes the reader of machine files: an input is a machine or a TopologyError, never anything else.
 
-Run by tests/fuzz/run.py with the reader's name and libFuzzer's flags. atheris counts branches of Python code, not
-those of libxml2.
+Run by tests/fuzz/run.py with the target's name and libFuzzer's flags. atheris counts branches of Python code, not
+those of expat.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import atheris
 
+TESTS = Path(__file__).resolve().parents[1]
 # An editable installation imports through a finder of its own, whose modules atheris cannot instrument.
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+sys.path[:0] = [str(TESTS.parent / "python"), str(TESTS)]
 
 with atheris.instrument_imports(include=["isthmus"]):
-    from isthmus.topology.formats import read
-    from isthmus.topology.formats.machine_json import parse_machine_json
-    from isthmus.topology.formats.nccl_xml import parse_nccl_xml
-    from isthmus.topology.formats.smi_matrix import parse_smi_matrix
-    from isthmus.topology.formats.xml_text import parse_xml
-    from isthmus.topology.machine import Machine, TopologyError, farness
-
-Parse = Callable[[str], Machine]
+    from isthmus.topology.formats.read import parse_machine
+    from isthmus.topology.machine import TopologyError
+    from machines import goldens
 
 
-def fuzz(parse: Parse) -> None:
-    """Let libFuzzer call `parse` until it has enough."""
+def one_input(data: bytes) -> None:
+    """Whatever the text begins with, and whatever its root is called."""
+    try:
+        machine = parse_machine(data, "fuzzed")
+    except TopologyError as error:
+        assert error.what and (error.line is None or error.line >= 1), error
+    else:
+        goldens.check(machine)
 
-    def one_input(data: bytes) -> None:
-        try:
-            machine = parse(data.decode(errors="replace"))
-        except TopologyError as error:
-            assert error.what and (error.line is None or error.line >= 1), error
-        else:
-            check(machine)
-
-    atheris.Setup(sys.argv, one_input)
-    atheris.Fuzz()
-
-
-def check(machine: Machine) -> None:
-    """What holds of every machine that a reader gives."""
-    assert parse_machine_json(json.loads(json.dumps(machine.to_json()))) == machine
-    for link in machine.links:
-        assert machine.distance(link.b, link.a) == link.kind
-        assert farness(link.kind) > 0
-        assert link.speed_gbit_s is None or link.speed_gbit_s > 0
-
-
-#: Whatever the root is called; whatever the text begins with; any format, our own JSON above all.
-READERS: dict[str, Parse] = {
-    "nccl_xml": lambda text: parse_nccl_xml(parse_xml(text), "fuzzed"),
-    "smi_matrix": lambda text: parse_smi_matrix(text, "fuzzed"),
-    "machine_file": lambda text: read.parse_machine(text.encode(errors="surrogatepass"), "fuzzed"),
-}
 
 if __name__ == "__main__":
-    fuzz(READERS[sys.argv.pop(1)])
+    sys.argv.pop(1)
+    atheris.Setup(sys.argv, one_input)
+    atheris.Fuzz()

@@ -31,45 +31,15 @@ NVLINK_SWITCHES = """<system version="1">
 <nic><net name="eth0" dev="2" speed="10000"/></nic></cpu>
 <cpu host_hash="0x2" numaid="0"/></system>"""
 
-# Pasted with its colours and as a comment; with columns that touch.
-PASTED_MATRIX = (
-    "# $ nvidia-smi topo -m\n"
-    "#\t\x1b[4mGPU0\tGPU1\tmlx5_0\tCPU AffinityNUMA AffinityGPU NUMA ID\x1b[0m\n"
-    "#GPU0\t X \tSYS\tPIX\t0-55,112-1670 N/A\n"
-    "#GPU1\tSYS\t X \tSYS\t56-111,168-2231 N/A\n"
-    "#mlx5_0\tPIX\tSYS\t X \n"
-)
-DENSE_MATRIX = "GPU0GPU1MIG0CPU Affinity\nGPU0 XNV4PIX0-23\nGPU1 NV4XSYS0-23\nMIG0 PIXSYSX\n"
+SMALLEST = '<system version="1"><cpu numaid="0"><pci busid="0000:01:00.0" class="0x030200"/></cpu></system>'
 
-JSON = """{"name": "a", "source": "json", "sockets": [{"index": 0, "numa_nodes": [0], "model": "m"}],
-"numa_nodes": [{"index": 0, "socket": 0, "cpus": "0-1"}],
-"gpus": [{"index": 0, "bus_id": "0000:03:00.0", "model": "g", "numa_node": 0,
-  "fabric": {"cluster": "c", "clique": 1}}, {"index": 1}],
-"nics": [{"index": 0, "name": "mlx5_0", "kind": "roce", "speed_gbit_s": 100}],
-"links": [{"a": "GPU0", "b": "GPU1", "kind": "NV4", "speed_gbit_s": 800}, {"a": "GPU0", "b": "NIC0", "kind": "PIX"},
-  {"a": "GPU1", "b": "NIC0", "kind": "SYS", "speed_gbit_s": null}],
-"pcie": [{"kind": "host bridge", "numa_node": 0, "children": [{"kind": "switch", "bus_id": "0000:01:00.0",
-  "link_speed_gbit_s": 252.0, "children": [{"kind": "gpu", "devices": ["GPU0"]}]}]}],
-"notes": ["n"]}"""
-SMALLEST = (
-    '<system version="1"><cpu numaid="0"><pci busid="0000:01:00.0" class="0x030200"/></cpu></system>',
-    "     GPU0 GPU1\nGPU0  X   SYS\nGPU1 SYS   X\n",
-)
-
-# Each target's own texts, and how the names of recorded machines in its format end.
-SEEDS = {
-    "machine_file": ((JSON, *SMALLEST), ""),
-    "nccl_xml": ((DIRECT_NVLINKS, PCIE_SWITCH, NVLINK_SWITCHES), ".nccl.xml"),
-    "smi_matrix": ((PASTED_MATRIX, DENSE_MATRIX), ".topo.txt"),
-}
-RECORDED = (".nccl.xml", ".topo.txt", ".json")
+# Each target's own texts.
+SEEDS = {"machine_file": (DIRECT_NVLINKS, PCIE_SWITCH, NVLINK_SWITCHES, SMALLEST)}
 
 
 def write(folder: Path, target: str) -> None:
     """Write the seeds of a target into a folder."""
-    texts, ending = SEEDS[target]
-    for number, text in enumerate(texts):
+    for number, text in enumerate(SEEDS[target]):
         (folder / f"{number:02}").write_text(text)
-    for path in MACHINES.iterdir():
-        if path.name.endswith(RECORDED) and path.name.endswith(ending):
-            shutil.copy(path, folder)
+    for path in MACHINES.glob("*.xml"):
+        shutil.copy(path, folder)

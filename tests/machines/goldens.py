@@ -6,11 +6,12 @@ Run it to write the files anew; look at the difference before it is committed.
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from isthmus.topology.formats.read import read_machine
-from isthmus.topology.machine import Machine
+from isthmus.topology.machine import Machine, farness, paths_to_devices
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -20,12 +21,22 @@ GOLDEN = HERE / "golden"
 
 def recorded() -> list[Path]:
     """All recorded machines."""
-    return sorted(path for path in MACHINES.iterdir() if path.suffix in (".xml", ".txt", ".json"))
+    return sorted(path for path in MACHINES.iterdir() if path.suffix == ".xml")
 
 
 def golden_of(path: Path) -> Path:
     """Where the golden output of a recorded machine lies."""
     return GOLDEN / f"{path.name.partition('.')[0]}.json"
+
+
+def check(machine: Machine) -> None:
+    """What holds of every machine: a link for each pair of devices, in order, and no other device in the PCIe tree."""
+    assert [(link.a, link.b) for link in machine.links] == list(combinations(machine.device_ids, 2))
+    assert set(paths_to_devices(machine.pcie)) <= set(machine.device_ids)
+    for link in machine.links:
+        assert machine.distance(link.b, link.a) == link.kind
+        assert farness(link.kind) > 0
+        assert link.speed_gbit_s is None or link.speed_gbit_s > 0
 
 
 def as_text(machine: Machine) -> str:

@@ -10,8 +10,6 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 
 import torch
 import torch.distributed as dist
@@ -20,7 +18,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from isthmus.backends import backend_of
 from isthmus.gloo import Group, fresh_prefix, gloo_tier
-from isthmus.topology.discovery.link_cache import LinkSample, MeasuredLink, MeasuredLinks
 
 #: What a rank sends at once, in bytes. Larger ones are left out where they would take longer than the budget.
 SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))
@@ -31,6 +28,46 @@ BUDGET_S = 3.0
 _ROUNDS = 5
 _MAX_REPEATS = 50
 _GROWTH = SIZES[1] // SIZES[0]
+
+
+@dataclass(frozen=True)
+class LinkSample:
+    """One size of message, and how long all ranks of a tier took, in the fastest round, to send it at once."""
+
+    num_bytes: int
+    time_us: float
+
+
+@dataclass(frozen=True)
+class MeasuredLink:
+    """One tier's link: time_us = latency_us + bits / bandwidth. Both directions are busy at once.
+
+    Intra: what one rank sends to its neighbour while every rank of the node does. Inter: what one *node* sends to the
+    next while all its rails do.
+    """
+
+    latency_us: float
+    bandwidth_gbit_s: float
+    samples: tuple[LinkSample, ...]
+
+
+@dataclass(frozen=True)
+class MeasuredLinks:
+    """Both tiers of one cluster. A tier of one rank has no link: None. num_hosts: of those that took part."""
+
+    intra: MeasuredLink | None
+    inter: MeasuredLink | None
+    num_nodes: int
+    ranks_per_node: int
+    num_hosts: int
+
+    def options(self) -> str:
+        """What gives `isthmus plan` this cluster and its links."""
+        options = f"--nodes {self.num_nodes} --ranks-per-node {self.ranks_per_node}"
+        for tier, link in (("inter", self.inter), ("intra", self.intra)):
+            if link is not None:
+                options += f" --{tier} {link.bandwidth_gbit_s:.4g}gbit --{tier}-latency-us {link.latency_us:.4g}"
+        return options
 
 
 def measure_links(group: dist.ProcessGroup | None = None, budget_s: float = BUDGET_S) -> MeasuredLinks:
@@ -56,20 +93,9 @@ def measure_links(group: dist.ProcessGroup | None = None, budget_s: float = BUDG
         intra = fit_link(stage.time_ring(_Ring(measured, "intra", tiers.node), senders=1))
     if tiers.num_nodes > 1:
         inter = fit_link(stage.time_ring(_Ring(measured, "inter", tiers.rail), senders=tiers.ranks_per_node))
-    own = (socket.gethostname(), datetime.now(UTC).isoformat(timespec="seconds"))
-    facts = [own] * group.size()
-    dist.all_gather_object(facts, own, group)
-    return MeasuredLinks(
-        intra=intra,
-        inter=inter,
-        num_nodes=tiers.num_nodes,
-        ranks_per_node=tiers.ranks_per_node,
-        node_map=backend.stats()["node_map"],
-        hosts=tuple(sorted({host for host, _ in facts})),
-        backend="gloo",
-        date=facts[0][1],
-        versions={"isthmus": version("isthmus"), "torch": str(torch.__version__)},
-    )
+    hosts = [""] * group.size()
+    dist.all_gather_object(hosts, socket.gethostname(), group)
+    return MeasuredLinks(intra, inter, tiers.num_nodes, tiers.ranks_per_node, len(set(hosts)))
 
 
 def fit_link(samples: Sequence[LinkSample]) -> MeasuredLink:
@@ -144,7 +170,7 @@ class _Stage:
             for _ in range(_ROUNDS)
         ]
         return [
-            LinkSample(senders * num_bytes, min(times_us), max(times_us))
+            LinkSample(senders * num_bytes, min(times_us))
             for num_bytes, times_us in zip(SIZES, zip(*rounds_us, strict=True), strict=False)
         ]
 

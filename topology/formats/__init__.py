@@ -1,1 +1,1 @@
-"""Readers of recorded machines: NCCL topology XML, `nvidia-smi topo -m` text, JSON."""
+"""The reader of recorded machines: NCCL topology XML."""

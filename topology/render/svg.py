@@ -26,7 +26,7 @@ _AREA_TOP, _NVLINK_TOP, _GPU_TOP = 30.0, 70.0, 110.0
 _GPU_BOTTOM = _GPU_TOP + _BOX_HEIGHT
 _BAR_TOP, _NIC_TOP = _GPU_BOTTOM + 43, _GPU_BOTTOM + 92
 _NODE_HEIGHT = _NIC_TOP + _BOX_HEIGHT + _PADDING
-_TITLE_HEIGHT, _GAP, _NOTE_HEIGHT, _MOST_NOTES = 64.0, 120.0, 18.0, 4
+_TITLE_HEIGHT, _GAP, _NOTE_HEIGHT = 64.0, 120.0, 18.0
 
 
 def draw_overview(view: Overview) -> str:
@@ -36,10 +36,10 @@ def draw_overview(view: Overview) -> str:
 
 class _Picture:
     def __init__(self, view: Overview) -> None:
-        self._machine, self._rails, self._shape = view.machine, view.rails, view.shape
+        self._machine, self._rails, self._view = view.machine, view.rails, view
         self._rails_of: dict[str, list[Rail]] = defaultdict(list)
         for rail in view.rails.rails:
-            self._rails_of[rail.nearest.nic].append(rail)
+            self._rails_of[rail.nic].append(rail)
         nics = sorted(self._rails_of, key=lambda nic: int(nic[3:]))
         self._colour_of = dict(zip(nics, cycle(_RAIL_COLOURS), strict=False))
         self._layout = lay_out(view.machine, len(view.rails.rails) or 1)
@@ -53,10 +53,10 @@ class _Picture:
 
     def text(self) -> str:
         """Draw from the background to the front."""
-        num_nodes = self._shape.num_nodes if self._shape else 1
+        num_nodes = len(self._view.nodes) or 1
         self._draw_title()
         self._canvas.down = _TITLE_HEIGHT
-        self._draw_node("node 0" if self._shape else self._machine.name)
+        self._draw_node("node 0" if self._view.nodes else self._machine.name)
         bottom = _TITLE_HEIGHT + _NODE_HEIGHT + _GAP
         if num_nodes > 1:
             bottom += _NODE_HEIGHT
@@ -76,11 +76,11 @@ class _Picture:
         self._canvas.write(_MARGIN, down, text, size, colour, self._width - 2 * _MARGIN, centred=False)
 
     def _draw_title(self) -> None:
-        machine, shape, speed = self._machine, self._shape, self._rails.speed_gbit_s
+        machine, view, speed = self._machine, self._view, self._rails.speed_gbit_s
         title = machine.name
-        if shape is not None:
-            each = f" x {shape.ranks_per_node} ranks" if shape.ranks_per_node else " of unequal size"
-            title += f": {shape.num_nodes} node{'s' if shape.num_nodes > 1 else ''}{each}"
+        if view.nodes:
+            each = f" x {view.ranks_per_node} ranks" if view.ranks_per_node else " of unequal size"
+            title += f": {len(view.nodes)} node{'s' if len(view.nodes) > 1 else ''}{each}"
         gpus = count_models(tuple(gpu.model or "GPU" for gpu in machine.gpus)) or "no GPU"
         rail = f"each rank leaves its node at {gbit_s(speed)}" if speed is not None else "speed of rails unknown"
         self._write_line(26, title, 19)
@@ -108,17 +108,17 @@ class _Picture:
             canvas.write((x + end) / 2, _BAR_TOP + _BAR_HEIGHT / 2, label, 10.5, INK, end - x)
         for rail in self._rails.rails:
             if rail.gpu is not None:
-                colour, x = self._colour_of[rail.nearest.nic], self._x(layout.tops[rail.gpu])
+                colour, x = self._colour_of[rail.nic], self._x(layout.tops[rail.gpu])
                 canvas.box(x - 16, _GPU_BOTTOM + 9, 32, 16, _AREA)
-                canvas.write(x, _GPU_BOTTOM + 17, rail.nearest.distance or "", 10.5, colour, _BOX_WIDTH)
+                canvas.write(x, _GPU_BOTTOM + 17, rail.distance or "", 10.5, colour, _BOX_WIDTH)
         self._draw_nvlinks()
         self._draw_devices()
 
     def _draw_way(self, rail: Rail) -> None:
         """Draw a rank's way to its NIC: dashed where it leaves the switch."""
         x1 = self._x(self._layout.tops[rail.gpu or f"rank {rail.local_index}"])
-        x2, colour = self._x(self._layout.nics[rail.nearest.nic]), self._colour_of[rail.nearest.nic]
-        self._canvas.curve(x1, _GPU_BOTTOM, x2, _NIC_TOP, colour, 2.2, rail.nearest.distance in _FAR)
+        x2, colour = self._x(self._layout.nics[rail.nic]), self._colour_of[rail.nic]
+        self._canvas.curve(x1, _GPU_BOTTOM, x2, _NIC_TOP, colour, 2.2, rail.distance in _FAR)
 
     def _draw_nvlinks(self) -> None:
         label, columns = nvlink_summary(self._machine), self._layout.tops.values()
@@ -134,29 +134,25 @@ class _Picture:
         """Draw GPUs, or the ranks of a machine without any, and NICs."""
         num_ranks = len(self._rails.rails) or len(self._machine.gpus)
         for rank, gpu in enumerate(self._machine.gpus):
-            title = " ".join(part for part in (gpu.id, gpu.model, gpu.bus_id) if part)
             below = f"local rank {rank}" if rank < num_ranks else "no rank"
-            self._draw_device(self._layout.tops[gpu.id], _GPU_TOP, _GPU, _GPU_EDGE, (gpu.id, below), title)
+            self._draw_device(self._layout.tops[gpu.id], _GPU_TOP, _GPU, _GPU_EDGE, (gpu.id, below))
         for name, column in self._layout.tops.items() if not self._machine.gpus else ():
-            self._draw_device(column, _GPU_TOP, _RANK, _RANK_EDGE, (name, "CPU"), "")
+            self._draw_device(column, _GPU_TOP, _RANK, _RANK_EDGE, (name, "CPU"))
         for nic in self._machine.nics:
-            title = " ".join(part for part in (nic.id, nic.name, NIC_KINDS[nic.kind], nic.bus_id) if part)
             below = gbit_s(nic.speed_gbit_s) or NIC_KINDS[nic.kind] or "? Gbit/s"
             edge = self._colour_of.get(nic.id, _WIRE)
-            self._draw_device(self._layout.nics[nic.id], _NIC_TOP, "#ffffff", edge, (nic.name or nic.id, below), title)
+            self._draw_device(self._layout.nics[nic.id], _NIC_TOP, "#ffffff", edge, (nic.name or nic.id, below))
 
-    def _draw_device(
-        self, column: float, down: float, fill: str, edge: str, lines: tuple[str, str], title: str
-    ) -> None:
+    def _draw_device(self, column: float, down: float, fill: str, edge: str, lines: tuple[str, str]) -> None:
         x, upper, lower = self._x(column), *((29, 15) if self._canvas.flipped else (15, 29))
-        self._canvas.box(x - _BOX_WIDTH / 2, down, _BOX_WIDTH, _BOX_HEIGHT, fill, edge, title)
+        self._canvas.box(x - _BOX_WIDTH / 2, down, _BOX_WIDTH, _BOX_HEIGHT, fill, edge)
         self._canvas.write(x, down + upper, lines[0], 12.5, INK, _BOX_WIDTH - 4)
         self._canvas.write(x, down + lower, lines[1], 10.5, FAINT, _BOX_WIDTH - 4)
 
     def _draw_rail(self, nic: str, rails: list[Rail], leads_on: bool) -> None:
         """Draw a line from a NIC of the first node to that of the next, or into the open, as thick as it is fast."""
         x, colour = self._x(self._layout.nics[nic]), self._colour_of[nic]
-        speeds = [rail.nearest.speed_gbit_s for rail in rails]
+        speeds = [rail.speed_gbit_s for rail in rails]
         known = [speed for speed in speeds if speed is not None]
         width = 2 + 7 * math.sqrt(min(sum(known) / 800, 1))
         self._canvas.curve(x, -_PADDING, x, _GAP + _PADDING if leads_on else _GAP - 10, colour, width)
@@ -169,9 +165,7 @@ class _Picture:
 
     def _footnotes(self) -> list[str]:
         notes = list(self._rails.notes)
-        if len(notes) > _MOST_NOTES:
-            notes[_MOST_NOTES - 1 :] = [f"... and {len(notes) - _MOST_NOTES + 1} more"]
-        if any(rail.nearest.distance in _FAR for rail in self._rails.rails):
+        if any(rail.distance in _FAR for rail in self._rails.rails):
             notes.append("dashed: the way from a GPU to its NIC leaves the PCIe switches")
         return notes
 

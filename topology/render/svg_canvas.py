@@ -25,15 +25,12 @@ class Canvas:
         """Where something stands on the page."""
         return self.down - down if self.flipped else self.down + down
 
-    def box(
-        self, x: float, down: float, width: float, height: float, fill: str, edge: str = "none", title: str = ""
-    ) -> None:
-        """A rectangle with round corners; `title` is shown where the pointer rests on it."""
+    def box(self, x: float, down: float, width: float, height: float, fill: str, edge: str = "none") -> None:
+        """A rectangle with round corners."""
         y = self.y(down + height if self.flipped else down)
-        inner = f"><title>{escape(title)}</title></rect>" if title else "/>"
         self._shapes.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="6" '
-            f'fill="{fill}" stroke="{edge}"{inner}'
+            f'fill="{fill}" stroke="{edge}"/>'
         )
 
     def curve(

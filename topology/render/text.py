@@ -12,7 +12,7 @@ from rich.tree import Tree
 
 from isthmus.topology.machine import Gpu, Machine, Nic, NicKind, PcieKind, PcieNode, paths_to_devices
 from isthmus.topology.rails import Rails
-from isthmus.topology.render.overview import NodeShape, Overview, count_models
+from isthmus.topology.render.overview import Overview, count_models
 
 _STYLES = {"X": "dim", "PIX": "green", "PXB": "green", "PHB": "yellow", "NODE": "yellow", "SYS": "red"}
 #: What people call the kinds.
@@ -52,9 +52,9 @@ def print_overview(view: Overview, console: Console) -> None:
         speed = view.rails.speed_gbit_s
         told = "speed unknown" if speed is None else f"{gbit_s(speed)}, the slowest rail's"
         console.print(Text(f"A rank's way out of its node: {told}"), soft_wrap=True)
-    if view.shape is not None:
+    if view.nodes:
         console.print()
-        for line in _shape_lines(view.shape):
+        for line in _node_lines(view):
             console.print(line, soft_wrap=True, highlight=False)
     if view.notes:
         console.print(Text("\nNotes", "bold"))
@@ -178,24 +178,22 @@ def _rails_table(machine: Machine, rails: Rails) -> Table:
         table.add_column(heading, justify="right" if heading in ("ranks sharing it", "Gbit/s") else "left")
     name_of = {nic.id: nic.name for nic in machine.nics}
     for rail in rails.rails:
-        near = rail.nearest
         table.add_row(
             str(rail.local_index),
             rail.gpu or "-",
-            Text(" ".join(part for part in (near.nic, name_of[near.nic]) if part)),
-            Text(near.distance or "-", _STYLES.get(near.distance or "", "")),
-            str(near.num_sharing),
-            "unknown" if near.speed_gbit_s is None else f"{near.speed_gbit_s:.4g}",
+            Text(" ".join(part for part in (rail.nic, name_of[rail.nic]) if part)),
+            Text(rail.distance or "-", _STYLES.get(rail.distance or "", "")),
+            str(rail.num_sharing),
+            "unknown" if rail.speed_gbit_s is None else f"{rail.speed_gbit_s:.4g}",
         )
     return table
 
 
-def _shape_lines(shape: NodeShape) -> Iterator[Text]:
-    each = "nodes of unequal size" if shape.ranks_per_node is None else f"{shape.ranks_per_node} ranks each"
-    plural = "s" if shape.num_nodes != 1 else ""
-    yield Text.assemble((f"{shape.num_nodes} node{plural}", "bold"), f", {each}  (from {shape.source})")
-    for node, ranks in enumerate((shape.nodes or ())[:_MOST_NAMED]):
+def _node_lines(view: Overview) -> Iterator[Text]:
+    each = f"{view.ranks_per_node} ranks each" if view.ranks_per_node else "nodes of unequal size"
+    yield Text.assemble((f"{len(view.nodes)} node{'s' if len(view.nodes) != 1 else ''}", "bold"), f", {each}")
+    for node, ranks in enumerate(view.nodes[:_MOST_NAMED]):
         named = ", ".join(map(str, ranks[:_MOST_NAMED])) + (", ..." if len(ranks) > _MOST_NAMED else "")
         yield Text(f"  node {node}: ranks {named}")
-    if shape.nodes is not None and len(shape.nodes) > _MOST_NAMED:
-        yield Text(f"  and {len(shape.nodes) - _MOST_NAMED} more")
+    if len(view.nodes) > _MOST_NAMED:
+        yield Text(f"  and {len(view.nodes) - _MOST_NAMED} more")

@@ -30,9 +30,7 @@ _Logs = Annotated[Path, typer.Option(help="Where the ranks' stderr goes.")]
 @filled(TrainingConfig)
 def training(
     config: TrainingConfig,
-    output: Annotated[Path, typer.Option(help="Where report.json, report.png and logs go.")] = Path(
-        "bench-out/training"
-    ),
+    output: Annotated[Path, typer.Option(help="Where report.json and logs go.")] = Path("bench-out/training"),
     quick: Annotated[bool, typer.Option("--quick", help="Few steps: a check, not a measurement.")] = False,
 ) -> None:
     """Train a byte-level GPT under FSDP2 over a slow link, plain and compressed side by side.
@@ -42,7 +40,6 @@ def training(
     from isthmus.benchmarks.common.report import write_json
     from isthmus.benchmarks.here.stage import tells
     from isthmus.benchmarks.training.config import quick as quick_config
-    from isthmus.benchmarks.training.figure import draw_report
     from isthmus.benchmarks.training.report import build_report, print_report
     from isthmus.benchmarks.training.run import run_training
 
@@ -51,9 +48,8 @@ def training(
     if config.here and not tells():
         return
     write_json(report, output / "report.json")
-    draw_report(report, output / "report.png")
     print_report(report, console)
-    console.print(f"\n{output / 'report.json'}  {output / 'report.png'}  ({report['seconds']:.0f} s)")
+    console.print(f"\n{output / 'report.json'}  ({report['seconds']:.0f} s)")
     console.print(f"\n{report['advice']}", highlight=False, markup=False)
 
 
@@ -65,7 +61,7 @@ def scaling(
         "bench-out/scaling"
     ),
 ) -> None:
-    """Repeat the training benchmark at several numbers of nodes: bytes and seconds of a step. Resumable."""
+    """Repeat the training benchmark at several numbers of nodes: bytes and seconds of a step."""
     from isthmus.benchmarks.common.report import write_json
     from isthmus.benchmarks.scaling.run import print_scaling, run_scaling
 

@@ -26,12 +26,10 @@ def failures_told(extra: str = "") -> Iterator[None]:
         if not extra:
             raise
         fail(f"{error}: this command needs `pip install isthmus[{extra}]`", error)
-    except TopologyError as error:
+    except (TopologyError, RankFailure, NetworkError) as error:
         fail(str(error), error)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    except (RankFailure, NetworkError) as error:
-        fail(str(error), error)
     except OSError as error:
         if error.filename is None:  # no file that the user named
             raise

@@ -12,14 +12,12 @@ from isthmus.cli.gone import Commands
 from isthmus.cli.info import info
 from isthmus.cli.plan import plan
 from isthmus.cli.topo import topo
-from isthmus.cli.watch import watch
 
 app = typer.Typer(cls=Commands, no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.command()(info)
 app.command()(plan)
 app.command()(topo)
-app.command()(watch)
 
 
 def _print_version(is_asked: bool) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from isthmus.cli.consoles import console
-from isthmus.cli.failures import FAILED, failures_told
+from isthmus.cli.failures import failures_told
 
 if TYPE_CHECKING:
     from isthmus.plan.units import Model
@@ -18,31 +18,20 @@ def plan(
         str | None,
         typer.Option(help="A published model, such as llama2-7b; an unknown name lists them."),
     ] = None,
-    parameters: Annotated[str | None, typer.Option(help="Number of parameters, such as 7e9; with --units.")] = None,
-    units: Annotated[int, typer.Option(help="Units of equal size that --parameters are in.")] = 32,
     module: Annotated[str | None, typer.Option(help="A factory of a torch module, package.module:factory.")] = None,
-    wrap: Annotated[
-        str | None,
-        typer.Option(help="With --module: classes that are units.", show_default="elements of its ModuleLists"),
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes.", show_default="2")] = None,
+    ranks_per_node: Annotated[
+        int | None, typer.Option(help="Ranks on each.", show_default="the machine's, or 8")
     ] = None,
-    nodes: Annotated[int | None, typer.Option(help="Number of nodes.", show_default="the file's, or 2")] = None,
-    ranks_per_node: Annotated[int | None, typer.Option(help="Ranks on each.", show_default="the file's, or 8")] = None,
     inter: Annotated[
         str | None,
-        typer.Option(help="What a node sends to others over all its NICs: 25gbit.", show_default="the file's"),
+        typer.Option(help="What a node sends to others over all its NICs: 25gbit.", show_default="the machine's"),
     ] = None,
     intra: Annotated[
-        str | None, typer.Option(help="What a rank sends within its node: 600gbit.", show_default="the file's")
+        str | None, typer.Option(help="What a rank sends within its node: 600gbit.", show_default="the machine's")
     ] = None,
     inter_latency_us: Annotated[float | None, typer.Option(help="Of a round between nodes.", show_default="20")] = None,
     intra_latency_us: Annotated[float | None, typer.Option(help="Of a round in a node.", show_default="5")] = None,
-    links: Annotated[
-        str | None,
-        typer.Option(
-            help='A file that `isthmus topo --measure` wrote, or "cache": the newest measurement that it kept.',
-            show_default="the cache, where no option names nodes, ranks, speeds or latencies",
-        ),
-    ] = None,
     machine: Annotated[
         Path | None, typer.Option(help="A recorded machine, as for `isthmus topo --from`: speeds of its links.")
     ] = None,
@@ -57,13 +46,6 @@ def plan(
     backend: Annotated[str, typer.Option(help="What plain strategies run on: nccl or gloo.")] = "nccl",
     dtype: Annotated[str, typer.Option(help="Type that parameters are gathered in: bf16, fp16 or fp32.")] = "bf16",
     reduce_dtype: Annotated[str, typer.Option(help="Type that gradients are reduced in.", show_default="--dtype")] = "",
-    input_buffers: Annotated[
-        int,
-        typer.Option(
-            help="Of FSDP2's reduce-scatters: 2 as `isthmus.prepare` sets them on torch 2.13 and later, 1 as they are "
-            "before, or where nobody sets them."
-        ),
-    ] = 2,
     lr: Annotated[float, typer.Option(help="Learning rate (AdamW): decides how far weights move in a step.")] = 1e-4,
     weight_bits: Annotated[
         float | None,
@@ -89,16 +71,9 @@ def plan(
         float | None, typer.Option(help="Of a rank, activations apart: what needs more cannot win.", show_default="any")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    check: Annotated[
-        Path | None,
-        typer.Option(help="Compare predictions with a report.json of `isthmus bench training`, and nothing else."),
-    ] = None,
 ) -> None:
     """Predict bytes, time and memory of a training step, and which way to train is best over which links."""
     with failures_told("bench"):
-        if check is not None:
-            _check(check, json)
-            return
         from isthmus.plan.assumptions import (
             Compute,
             codec_speeds,
@@ -111,10 +86,11 @@ def plan(
         from isthmus.plan.ranges import check_range
         from isthmus.plan.report import build_report
         from isthmus.plan.scan import Comparison
-        from isthmus.plan.sources import from_file, known, resolve
+        from isthmus.plan.sources import known, of_machine, resolve
         from isthmus.plan.step import Setting, StepPlan
         from isthmus.plan.strategies import DEFAULT_STRATEGIES, strategies_named, world_formula
         from isthmus.plan.tables import print_comparison
+        from isthmus.topology.formats.read import read_machine
 
         inter_gbit_s = parse_speed_gbit_s(inter, "--inter") if inter is not None else None
         intra_gbit_s = parse_speed_gbit_s(intra, "--intra") if intra is not None else None
@@ -127,13 +103,13 @@ def plan(
             inter_latency_us=inter_latency_us,
             intra_latency_us=intra_latency_us,
         )
-        cluster, speeds, sources = resolve(options, from_file(links, machine, options))
+        of_file = known("no --machine") if machine is None else of_machine(read_machine(machine), ranks_per_node)
+        cluster, speeds, sources = resolve(options, of_file)
         setting = Setting(
-            model=_model(preset, parameters, units, module, wrap),
+            model=_model(preset, module),
             cluster=cluster,
             world=world_formula(backend, cluster.ranks_per_node),
             element_bytes=ElementBytes.of(dtype, reduce_dtype or dtype),
-            input_buffers=input_buffers,
         )
         names = _split(strategies) if strategies is not None else list(DEFAULT_STRATEGIES)
         if weight_bits is None:
@@ -164,43 +140,16 @@ def _split(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def _model(preset: str | None, parameters: str | None, units: int, module: str | None, wrap: str | None) -> "Model":
-    """The model that exactly one of the options describes. Raises ValueError."""
+def _model(preset: str | None, module: str | None) -> "Model":
+    """The model that one of the options describes. Raises ValueError."""
     from isthmus.plan.presets import PRESETS
     from isthmus.plan.presets import preset as preset_named
-    from isthmus.plan.units import equal_units, parse_count
 
-    described = [option for option in (preset, parameters, module) if option is not None]
-    if len(described) != 1:
-        raise ValueError(
-            f"{len(described)} models: expected one of --preset ({', '.join(PRESETS)}), --parameters and --module"
-        )
+    if (preset is None) == (module is None):
+        raise ValueError(f"expected one of --preset ({', '.join(PRESETS)}) and --module")
     if preset is not None:
         return preset_named(preset)
-    if parameters is not None:
-        return equal_units(parse_count(parameters, "parameters"), units)
     from isthmus.plan.modules import load_module, units_of
 
     assert module is not None
-    return units_of(load_module(module), _split(wrap or ""))
-
-
-def _check(path: Path, as_json: bool) -> None:
-    from isthmus.benchmarks.training.check import check_report, print_checks
-
-    try:
-        report = json_module.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path}: no JSON: {error}") from error
-    try:
-        checks = check_report(report)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    if not checks:
-        raise ValueError(f"{path}: no arm of it is a strategy that can be planned")
-    if as_json:
-        print(json_module.dumps([each.to_json() for each in checks], indent=1))
-    else:
-        print_checks(checks, console())
-    if not all(each.holds for each in checks):
-        raise typer.Exit(FAILED)
+    return units_of(load_module(module))

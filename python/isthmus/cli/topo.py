@@ -1,7 +1,6 @@
 """`isthmus topo`: what a machine looks like, and which NIC each rank uses."""
 
 import json as json_module
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -17,16 +16,13 @@ def topo(
         Path | None,
         typer.Option(
             "--from",
-            help="A recorded machine: NCCL topology XML, `nvidia-smi topo -m` text, or this command's JSON; "
-            "- is standard input.",
+            help="A recorded machine: NCCL topology XML.",
             show_default="this machine",
         ),
     ] = None,
     nodes: Annotated[
         str | None,
-        typer.Option(
-            help='Nodes made of such machines: "2x8" or "0,1|2,3".', show_default="ISTHMUS_NODES or the launcher's"
-        ),
+        typer.Option(help='Nodes made of such machines: "2x8" or "0,1|2,3".', show_default="none"),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     svg: Annotated[
@@ -40,36 +36,28 @@ def topo(
             "`torchrun ... -m isthmus topo --measure`.",
         ),
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="With --measure: the file that keeps the result.", show_default="the cache of isthmus plan"),
-    ] = None,
 ) -> None:
     """Show a machine's GPUs, NICs and links, which NIC each rank should use, and the nodes it is part of."""
     with failures_told():
-        if output is not None and not measure:
-            raise ValueError("--output: only --measure writes a file")
         if svg is not None and svg.suffix.lower() != ".svg":
             raise ValueError(f"--svg '{svg}': expected a name that ends in .svg, for that is what it holds")
         if measure:
             if recorded is not None or nodes is not None or svg is not None:
-                raise ValueError(
-                    "--measure: no other option but --output, --json; ISTHMUS_NODES says how nodes are made"
-                )
+                raise ValueError("--measure: no other option but --json; ISTHMUS_NODES says how nodes are made")
             from isthmus.topology.discovery.measure_world import measure_world
 
-            return measure_world(output, console(), json)
+            return measure_world(console(), json)
         from isthmus.topology.discovery.discover import discover
-        from isthmus.topology.formats.read import SCHEMA, read_machine
+        from isthmus.topology.formats.read import read_machine
         from isthmus.topology.render.overview import overview
         from isthmus.topology.render.svg import draw_overview
         from isthmus.topology.render.text import WIDTH, print_overview
 
         machine = discover() if recorded is None else read_machine(recorded)
-        view = overview(machine, nodes, os.environ)
+        view = overview(machine, nodes)
         if svg is not None:
             svg.write_text(draw_overview(view), encoding="utf-8")
         if json:
-            print(json_module.dumps({"schema": SCHEMA, **view.to_json()}, indent=2))
+            print(json_module.dumps(view.to_json(), indent=2))
         else:
             print_overview(view, Console(width=WIDTH))

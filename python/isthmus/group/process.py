@@ -45,10 +45,9 @@ def set_up(options: _C.Options, rank: int, split: Callable[..., _C.Backend]) -> 
 
 def _warn_of_unknown_variables(core: Any) -> None:
     options = [variable for _, variable, *_ in core.option_fields()]
-    own = {name: value for name, value in os.environ.items() if name.startswith("ISTHMUS_")}
-    for unknown in unknown_variables(own, options):
-        meant = f": did you mean {unknown.meant}?" if unknown.meant else ""
-        logger.warning("the environment variable %s is none of isthmus's and changes nothing%s", unknown.name, meant)
+    for name, meant in unknown_variables(os.environ, options).items():
+        told = f": did you mean {meant}?" if meant else ""
+        logger.warning("the environment variable %s is none of isthmus's and changes nothing%s", name, told)
 
 
 # Imports at the first reduction, not when `import torch` registers: `units.identify` imports DTensor, for seconds.

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from isthmus.plan.ranges import check_range
 
@@ -56,10 +56,6 @@ class CodecSpeed:
     encode_gb_s: float
     decode_gb_s: float
 
-    def scaled(self, factor: float) -> "CodecSpeed":
-        """The speed times a factor."""
-        return CodecSpeed(self.encode_gb_s * factor, self.decode_gb_s * factor)
-
 
 @dataclass(frozen=True)
 class CodecSpeeds:
@@ -67,14 +63,6 @@ class CodecSpeeds:
 
     by_codec: Mapping[str, CodecSpeed]
     source: str
-
-    def of(self, codec: str) -> CodecSpeed:
-        """By the codec's name."""
-        return self.by_codec[codec]
-
-    def with_scaled(self, codec: str, factor: float) -> "CodecSpeeds":
-        """With the speed of this codec times a factor."""
-        return replace(self, by_codec={**self.by_codec, codec: self.of(codec).scaled(factor)})
 
 
 #: What has the speed that is given for a codec: those that lose something, and weights that cross as differences.

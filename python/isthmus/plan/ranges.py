@@ -12,16 +12,12 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
 def check_names(kind: str, names: Sequence[str], known: Collection[str]) -> None:
     """Raise ValueError for unknown or repeated names, or none at all. kind: what they name, "arm"."""
     if not names:
-        raise ValueError(f"no {_plural(kind)}: expected some of {', '.join(known)}")
+        raise ValueError(f"no {kind}: expected some of {', '.join(known)}")
     for name in names:
         if name not in known:
             raise ValueError(f"{kind} '{name}': expected some of {', '.join(known)}")
         if names.count(name) > 1:
             raise ValueError(f"{kind} '{name}' is named twice")
-
-
-def _plural(kind: str) -> str:
-    return f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
 
 
 def _shown(value: float) -> str:

@@ -65,9 +65,7 @@ def verdict(comparison: Comparison) -> list[str]:
     if winner is None:
         return [f"Nothing fits into {_gb(comparison.memory_bytes or 0)} a rank, activations apart."]
     where = f"{comparison.links.inter_gbit_s:g} Gbit/s"
-    sentences = [_against_plain(comparison, winner, where)]
-    sentences += _codec_room(comparison, winner)
-    sentences.append(_over_speeds(comparison))
+    sentences = [_against_plain(comparison, winner, where), _over_speeds(comparison)]
     if winner.strategy.is_compressed:
         sentences.append(
             "Bytes saved with a lossy codec cost accuracy, which no plan predicts: docs/convergence.md measures it."
@@ -104,29 +102,6 @@ def _against_plain(comparison: Comparison, winner: StepPlan, where: str) -> str:
         f"At {where} {name} is best: {_seconds(step_s)} a step against {_seconds(plain_s)} of {plain.strategy.name}, "
         f"the best plain one: {plain_s / step_s:.2f} times as fast."
     )
-
-
-def _codec_room(comparison: Comparison, winner: StepPlan) -> list[str]:
-    """How fast the codec must be for compression to pay."""
-    if winner.strategy.is_compressed:
-        uncompressed = [plan for plan in comparison.candidates if not plan.strategy.is_compressed]
-        other = comparison.preferred(uncompressed)
-        lossy: StepPlan | None = winner
-    else:
-        other, lossy = winner, _best(comparison, "compressed")
-    factor = comparison.slowest_codec_factor(lossy, other) if lossy and other else None
-    if factor is None or lossy is None or other is None:
-        return []
-    assert lossy.strategy.wire is not None
-    wire = lossy.strategy.wire
-    here = comparison.codecs.of(wire.codec)
-    needed = here.scaled(factor)
-    weights = "" if wire.weights == "plain" else " The code of weights is scaled alike."
-    return [
-        f"{lossy.strategy.name} takes a shorter step than {other.strategy.name} while {wire.codec} encodes "
-        f"{needed.encode_gb_s:.3g} GB/s or more and decodes {needed.decode_gb_s:.3g} (here {here.encode_gb_s:g} and "
-        f"{here.decode_gb_s:g}: {comparison.codecs.source}).{weights}"
-    ]
 
 
 def _over_speeds(comparison: Comparison) -> str:

@@ -16,7 +16,6 @@ _NUM_SPEEDS = 117
 #: Isthmus, less memory.
 EQUAL_SHARE = 0.05
 _CROSSOVER_SHARE = 1e-3
-_CODEC_FACTORS = (1e-4, 1e4)
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Crossover:
 class Comparison:
     """Strategies side by side. memory_bytes: of a rank; what needs more cannot win. None: no limit.
 
-    sources: where the facts of the cluster and its links come from, by name: `isthmus.plan.sources.FACTS`.
+    sources: where the facts of the cluster and its links come from, by name.
     """
 
     plans: Sequence[StepPlan]
@@ -99,30 +98,6 @@ class Comparison:
         if high / low <= 1 + _CROSSOVER_SHARE:
             return [Crossover(middle, below, above)]
         return self._crossovers_between(low, middle) + self._crossovers_between(middle, high)
-
-    def slowest_codec_factor(self, plan: StepPlan, other: StepPlan) -> float | None:
-        """By which factor the speed of `plan`'s codec may change until it takes as long as `other`.
-
-        None: it cannot win, or lose. Below 1 there is room; above 1 the codec would have to be faster.
-        """
-        if plan.strategy.wire is None:
-            return None
-        wire = plan.strategy.wire
-        other_s = self.time(other).step_s
-
-        def wins(factor: float) -> bool:
-            codecs = self.codecs.with_scaled(wire.codec, factor)
-            if wire.weights == "delta":
-                codecs = codecs.with_scaled("delta", factor)
-            return plan.time(self.links, codecs, self.compute).step_s < other_s
-
-        low, high = _CODEC_FACTORS
-        if wins(low) or not wins(high):
-            return None
-        while high / low > 1 + _CROSSOVER_SHARE:
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if wins(middle) else (middle, high)
-        return high
 
 
 def link_speeds() -> list[float]:

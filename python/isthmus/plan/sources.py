@@ -1,17 +1,14 @@
-"""Where a plan's cluster and links come from: options, a file of measured links, or the description of a machine."""
+"""Where a plan's cluster and links come from: options, or the description of a machine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from isthmus.plan.assumptions import FASTEST_LINK, Links
 from isthmus.plan.placement import Cluster
-from isthmus.topology.discovery.link_cache import CACHE, MeasuredLinks, cached_links, default_path, load_links
-from isthmus.topology.formats.read import read_machine
 from isthmus.topology.machine import Machine
 from isthmus.topology.rails import find_rails
 
-_HOW = "give --inter and --intra, --links FILE or --machine FILE; `isthmus topo --measure` measures them"
+_HOW = "give --inter and --intra, as `isthmus topo --measure` prints them, or --machine FILE"
 #: Used where nothing else is known. Speeds have no default.
 _DEFAULTS = {"nodes": 2, "ranks_per_node": 8, "inter_latency_us": 20.0, "intra_latency_us": 5.0}
 
@@ -27,41 +24,6 @@ class Known:
 def known(source: str, **facts: float | None) -> Known:
     """Facts without those that are None."""
     return Known(source, {name: value for name, value in facts.items() if value is not None})
-
-
-def from_file(links: str | None, machine_file: Path | None, options: Known) -> Known:
-    """The facts in a file or in the cache of measured links.
-
-    links: a path, or "cache". Without it and without a machine the cache serves where no option says anything of the
-    cluster or its links: an old measurement, perhaps of other machines, never fills up what was given.
-    ValueError: two files, a bad one, or a cache without a measurement.
-    """
-    if links is not None and machine_file is not None:
-        raise ValueError("--links and --machine: expected one of them")
-    if machine_file is not None:
-        ranks_per_node = options.facts.get("ranks_per_node")
-        return of_machine(read_machine(machine_file), None if ranks_per_node is None else int(ranks_per_node))
-    if links is not None and links != CACHE:
-        return of_measured(load_links(Path(links)))
-    measured = cached_links()
-    if measured is None:
-        if links == CACHE:
-            raise ValueError(
-                f"--links {CACHE}: {default_path()} holds no measurement: `isthmus topo --measure` makes one"
-            )
-        return known("nothing measured")
-    if links is None and options.facts:
-        return known(f"not given; `--links {CACHE}` takes those {measured.describe()}")
-    return of_measured(measured)
-
-
-def of_measured(measured: MeasuredLinks) -> Known:
-    """The cluster that was measured."""
-    facts: dict[str, float] = {"nodes": measured.num_nodes, "ranks_per_node": measured.ranks_per_node}
-    for tier, link in (("inter", measured.inter), ("intra", measured.intra)):
-        if link is not None:
-            facts |= {f"{tier}_gbit_s": link.bandwidth_gbit_s, f"{tier}_latency_us": link.latency_us}
-    return Known(measured.describe(), facts)
 
 
 def of_machine(machine: Machine, ranks_per_node: int | None) -> Known:

@@ -60,7 +60,7 @@ def stage_of(hop: Hop, links: Links, codecs: CodecSpeeds) -> Stage:
 
 
 def _codec_s(hop: Hop, codecs: CodecSpeeds) -> float:
-    speed = codecs.of(hop.codec)
+    speed = codecs.by_codec[hop.codec]
     encode_s = hop.encoded_elements * _SOURCE_ELEMENT_BYTES / (speed.encode_gb_s * _GIGA)
     decode_s = hop.decoded_elements * _SOURCE_ELEMENT_BYTES / (speed.decode_gb_s * _GIGA)
     return encode_s + decode_s

@@ -1,6 +1,6 @@
 """Bytes that each collective sends over links: the formulas of docs/algorithms.md, hop by hop.
 
-Counters of real runs are compared with them (`isthmus bench training`, `isthmus plan --check`), and plans are made of
+Counters of real runs are compared with them (`isthmus bench training`), and plans are made of
 them. They are written here independently of the library, since a check of the library against itself would always pass.
 """
 

@@ -36,7 +36,7 @@ def explain(group: dist.ProcessGroup | None = None) -> str:
 
 def _lines(found: dict[str, Any]) -> list[str]:
     units = sorted(found["units"], key=lambda unit: (unit["name"], unit["collective"], unit["num_elements"]))
-    return [explain_unit(unit) for unit in units] or [f"no gradient was compressed: {why_exact(found)}"]
+    return [_explain_unit(unit) for unit in units] or [f"no gradient was compressed: {why_exact(found)}"]
 
 
 def why_exact(found: dict[str, Any]) -> str:
@@ -51,23 +51,17 @@ def why_exact(found: dict[str, Any]) -> str:
     return "; ".join([*(f"{calls} calls: {reason}" for reason, calls in counted), *notes])
 
 
-def explain_unit(unit: dict[str, Any]) -> str:
-    """The line of one unit of `isthmus.stats`."""
-    if unit["codec"] == "delta":
-        return _explain_weights(unit)
-    line = f"{unit['name']} ({unit['collective']}, {unit['num_elements']:,} elements): "
-    line += f"{unit['settings'] or unit['codec']}"
-    line += f" ({unit['reason']})" if unit["reason"] else ", as the options say"
+def _explain_unit(unit: dict[str, Any]) -> str:
+    is_weights = unit["codec"] == "delta"
+    what = "weights" if is_weights else unit["collective"]
+    line = f"{unit['name']} ({what}, {unit['num_elements']:,} elements): "
+    if is_weights:
+        line += f"{unit['calls']} gathers, {unit['unchanged_calls'] / unit['calls']:.0%} unchanged"
+    else:
+        line += unit["settings"] or unit["codec"]
+    line += f" ({unit['reason']})" if unit["reason"] else ""
     if unit["bits_per_element"]:
         line += f"; {unit['bits_per_element']:.3g} bits an element sent"
     if unit["relative_squared_error"] is not None:
         line += f", relative squared error {unit['relative_squared_error']:.3g} measured"
     return line
-
-
-def _explain_weights(unit: dict[str, Any]) -> str:
-    line = f"{unit['name']} (weights, {unit['num_elements']:,} elements): "
-    line += f"{unit['calls']} gathers, {unit['unchanged_calls'] / unit['calls']:.0%} unchanged"
-    if unit["bits_per_element"] is not None:
-        line += f"; {unit['bits_per_element']:.3g} bits an element sent"
-    return f"{line}; {unit['reason']}" if unit["reason"] else line

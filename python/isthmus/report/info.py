@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from importlib import import_module, metadata
 from types import ModuleType
 from typing import Any
@@ -22,8 +21,7 @@ from isthmus.topology.machine import printable
 from isthmus.variables import unknown_variables, variables_set
 
 #: The version of the JSON.
-SCHEMA = 1
-
+SCHEMA = 2
 
 #: A library or tool that Isthmus can use: its ``name``, whether it ``is_available``, and as ``detail`` its version, or
 #: why it is missing.
@@ -47,8 +45,8 @@ def collect() -> dict[str, Any]:
         "features": list(_features(torch, torch_error, native_error)),
         "options": list(options or ()),
         "options_error": options_error,
-        "variables": [asdict(one) for one in variables_set(environment, variables if core else ())],
-        "unknown_variables": [asdict(one) for one in unknown_variables(environment, variables)],
+        "variables": variables_set(environment, variables if core else ()),
+        "unknown_variables": unknown_variables(environment, variables),
     }
 
 
@@ -175,11 +173,9 @@ def print_info(info: Mapping[str, Any], console: Console) -> None:
         _print_rows(console, "Options", [(one["name"], one["value"] or '""', one["source"]) for one in info["options"]])
     in_force = [(one["name"], one["value"] or '""', one["group"]) for one in info["variables"]]
     _print_rows(console, "Variables in force", in_force or [("none", "", "")])
-    unknown = [
-        (one["name"], f"did you mean {one['meant']}?" if one["meant"] else "") for one in info["unknown_variables"]
-    ]
+    unknown = [(name, f"did you mean {meant}?" if meant else "") for name, meant in info["unknown_variables"].items()]
     if unknown:
-        _print_rows(console, "Variables that nothing known reads (values not shown)", unknown)
+        _print_rows(console, "Variables that nothing reads (values not shown)", unknown)
 
 
 def _print_rows(console: Console, title: str, rows: Sequence[Sequence[str]]) -> None:

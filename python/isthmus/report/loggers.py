@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
@@ -18,16 +13,13 @@ from isthmus.report.statistics import stats
 from isthmus.report.summary import crossing
 
 _PREFIX = "isthmus/"
-#: The version of the lines of a file.
-SCHEMA = 1
 
 
 def log_to(writer: Any, *, every: int = 100) -> RemovableHandle:
     """Write this rank's figures to `writer` every `every` steps of the optimizer; ``remove()`` of the result ends it.
 
     writer: anything with ``add_scalar(tag, value, step)``, such as TensorBoard's SummaryWriter, or with ``log(dict)``,
-    such as wandb or a run of it; its dicts hold ``isthmus/step``. Or a path: rank 0 of the job appends lines of JSON to
-    that file, for ``isthmus watch``; the other ranks write nothing.
+    such as wandb or a run of it; its dicts hold ``isthmus/step``.
 
     Steps are counted from this call, those of the first optimizer that makes one. Called by the optimizer's ``step()``,
     on its thread; no communication.
@@ -38,8 +30,7 @@ def log_to(writer: Any, *, every: int = 100) -> RemovableHandle:
     ``relative_squared_error`` is the mean over units of what codecs dropped, where it was measured (since
     `reset_stats`).
 
-    Raises TypeError for a writer that has neither, ValueError for `every` below 1, OSError where the file cannot be
-    written.
+    Raises TypeError for a writer that has neither, ValueError for `every` below 1.
     """
     write = _write_function(writer)
     if isinstance(every, bool) or not isinstance(every, int):
@@ -50,8 +41,6 @@ def log_to(writer: Any, *, every: int = 100) -> RemovableHandle:
 
 
 def _write_function(writer: Any) -> Callable[[dict[str, float], int], None]:
-    if isinstance(writer, str | os.PathLike):
-        return _lines_of(Path(writer))
     if callable(getattr(writer, "add_scalar", None)):
 
         def add_scalars(values: dict[str, float], step: int) -> None:
@@ -61,22 +50,7 @@ def _write_function(writer: Any) -> Callable[[dict[str, float], int], None]:
         return add_scalars
     if callable(getattr(writer, "log", None)):
         return lambda values, step: writer.log(values | {f"{_PREFIX}step": step})
-    raise TypeError(f"writer {type(writer).__name__}: expected add_scalar(tag, value, step) or log(dict), or a path")
-
-
-def _lines_of(path: Path) -> Callable[[dict[str, float], int], None]:
-    if dist.is_initialized() and dist.get_rank() != 0:
-        return lambda values, step: None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.open("a").close()  # says at once whether it can be written
-
-    def append(values: dict[str, float], step: int) -> None:
-        record = {"schema": SCHEMA, "time_s": time.time(), "step": step}
-        record |= {name.removeprefix(_PREFIX): value for name, value in values.items()}
-        with path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
-
-    return append
+    raise TypeError(f"writer {type(writer).__name__}: expected add_scalar(tag, value, step) or log(dict)")
 
 
 class _Logger:

@@ -12,7 +12,7 @@ from isthmus.cli.main import app
         ("isthmus pl", ["plan"]),
         ("isthmus bench tr", ["training"]),
         ("isthmus bench training --he", ["--here", "--help"]),
-        ("isthmus plan --in", ["--inter", "--intra", "--inter-latency-us", "--intra-latency-us", "--input-buffers"]),
+        ("isthmus plan --in", ["--inter", "--intra", "--inter-latency-us", "--intra-latency-us"]),
     ],
 )
 def test_tab(typed: str, completions: list[str]) -> None:

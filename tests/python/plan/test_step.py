@@ -12,9 +12,10 @@ from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import DDP, FSDP, FSDP_NODE, HSDP, Cluster, ElementBytes, Phase, Placement, operations_of
 from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import STRATEGIES, strategies_named, world_formula
-from isthmus.plan.units import Unit, units_of_sizes
+from isthmus.plan.units import Unit
 from isthmus.plan.volumes import Collective, IsthmusFormula, Kind, nccl_formula
 from isthmus.units.layout import Parameter
+from python.plan.models import units_of_sizes
 
 EVERYTHING = WireOptions(codec="tagc", min_elements=0)
 NONE = WireOptions(codec="none")
@@ -212,7 +213,7 @@ def test_scratch_is_what_the_document_says(wire, kind, ranks, element_bytes, exp
     [
         (["fsdp", "zero9"], "strategy 'zero9': expected some of ddp, fsdp"),
         (["fsdp", "fsdp"], "strategy 'fsdp' is named twice"),
-        ([], "no strategies: expected some of ddp"),
+        ([], "no strategy: expected some of ddp"),
     ],
 )
 def test_bad_strategies_are_named(names, message):

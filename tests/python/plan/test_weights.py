@@ -13,8 +13,8 @@ from isthmus.plan.packets import WireOptions
 from isthmus.plan.placement import Cluster, Phase
 from isthmus.plan.step import Setting, StepPlan
 from isthmus.plan.strategies import STRATEGIES, strategies_named, world_formula
-from isthmus.plan.units import units_of_sizes
 from isthmus.plan.volumes import Collective, IsthmusFormula, Kind, gloo_formula, sent_bytes
+from python.plan.models import units_of_sizes
 
 HEADER_BYTES = 64
 CLUSTERS = [(2, 1), (2, 2), (3, 2), (4, 8)]

@@ -179,7 +179,7 @@ def test_explain_speaks_for_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
         "default (2 nodes x 2 ranks, in blocks):",
         "  no gradient was compressed: nothing was reduced yet, or nothing that is taken for a gradient",
         "mesh_replicate (2 nodes x 2 ranks, in blocks):",
-        "  0 (reduce_scatter, 2,000 elements): quant bits=4, as the options say; 4 bits an element sent, "
+        "  0 (reduce_scatter, 2,000 elements): quant bits=4; 4 bits an element sent, "
         "relative squared error 0.01 measured",
     ]
     groups.pop("default")

@@ -13,8 +13,8 @@ import pynvml
 from isthmus.topology.discovery.discover import discover
 from isthmus.topology.discovery.nvml import NvmlFacts
 from isthmus.topology.discovery.sysfs import Roots
-from isthmus.topology.formats.machine_json import parse_machine_json
 from isthmus.topology.machine import Machine
+from machines import goldens
 
 NVIDIA, MELLANOX, AMAZON = 0x10DE, 0x15B3, 0x1D0F
 GPU, VGA, ETHERNET, INFINIBAND, BRIDGE, USB = 0x030200, 0x030000, 0x020000, 0x020700, 0x060400, 0x0C0330
@@ -254,9 +254,9 @@ NO_NVML = NvmlFacts(missing="NVML: not asked")
 
 
 def found(machine: MadeUpMachine, nvml: NvmlFacts = NO_NVML) -> Machine:
-    """What discovery makes of it; every machine must survive JSON, which checks links and places."""
+    """What discovery makes of it; every machine must hold together."""
     result = discover(machine.roots, lambda: nvml)
-    assert parse_machine_json(result.to_json()) == result
+    goldens.check(result)
     return result
 
 

@@ -51,7 +51,7 @@ def test_an_eight_gpu_node_with_infiniband(tmp_path):
     assert node.link("GPU0", "NIC0").speed_gbit_s == GEN4_X16
     assert len(node.pcie) == 4
     assert [place.link_speed_gbit_s for place in node.pcie[0].children] == [GEN4_X16]
-    assert [rail.nearest.nic for rail in find_rails(node).rails] == [f"NIC{number}" for number in range(8)]
+    assert [rail.nic for rail in find_rails(node).rails] == [f"NIC{number}" for number in range(8)]
     assert find_rails(node).speed_gbit_s == 200
 
 

@@ -1,5 +1,11 @@
-"""Draws report.png from a report."""
+#!/usr/bin/env python3
+"""Draws the figure of the demo from a report of `isthmus bench training`.
 
+Usage: demo_figure.py REPORT PNG.
+"""
+
+import json
+import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -115,3 +121,7 @@ def _draw_stacks(axes: Axes, report: dict[str, Any], parts: dict[str, tuple[str,
     axes.invert_yaxis()
     axes.grid(alpha=0.3, axis="x")
     axes.legend()
+
+
+if __name__ == "__main__":
+    draw_report(json.loads(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))
