@@ -132,6 +132,7 @@ void WeightCrossing::gather_packets(Run& run, ConstBuffer shard, ConstBuffer pac
   const int64_t row_bytes = weight_row_bytes(longest);
   const Buffer rows = run.take(num_nodes * row_bytes, DataType::kByte);
   std::vector<Buffer> arriving;
+  arriving.reserve(headers.size());
   for (const WeightHeader& header : headers) {
     arriving.push_back(rows.slice(header.sender * row_bytes, arriving_bytes(header)));
   }

@@ -161,6 +161,7 @@ void bind_tags(py::module_& module) {
   module.def(
       "set_input_stream",
       [](std::optional<uintptr_t> stream) {
+        // NOLINTNEXTLINE(performance-no-int-to-ptr): Python has a stream as a number
         input_stream() = stream ? std::optional(Stream{reinterpret_cast<void*>(*stream)}) : std::nullopt;
       },
       "stream"_a,
