@@ -216,21 +216,6 @@ def launchers_place_ranks() -> None:
 
 
 @placed
-def subgroups_are_placed_as_their_members() -> None:
-    for members, expected in [
-        ([0, 1], "2 nodes x 1 rank, in blocks"),
-        ([1, 3], "1 node x 2 ranks, in blocks"),
-        ([0, 1, 3], "0|1,2"),
-    ]:
-        group = dist.new_group(members)
-        if dist.get_rank() in members:
-            assert node_map(group) == expected
-            assert isthmus.stats(group)["node_map_source"].startswith("torchrun")
-            reduce_scatter_works(group)
-    dist.barrier()
-
-
-@placed
 def nodes_of_unequal_size_are_exact_and_say_so() -> None:
     group = dist.new_group([0, 1, 2])
     if dist.get_rank() < 3:

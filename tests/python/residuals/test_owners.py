@@ -161,21 +161,6 @@ def fsdp1_prepared_after_saving_drops_and_says_so() -> None:
     assert isthmus.stats(process_group)["dropped_residuals"] == 3
 
 
-@table
-def what_is_excluded_now_takes_its_residual_along() -> None:
-    folder = saved(trained(fsdp2(mesh_of(group()))))
-    for options in ({"units": "!blocks.0"}, {"min_elements": 10**9}):
-        process_group = group(**options)
-        model = fsdp2(mesh_of(process_group))
-        assert len(isthmus.load_checkpoint(folder, model).restored) == 3
-        trained(model, 3)
-        excluded = 1 if "units" in options else 3
-        stats = isthmus.stats(process_group)
-        assert stats["exact_calls"].pop("takes the residual along") == excluded
-        assert sum(stats["exact_calls"].values()) == 2 * excluded
-        assert sum(state["residual"].any() for state in unit_states(model)) == 3 - excluded
-
-
 class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()

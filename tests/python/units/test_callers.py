@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 import isthmus
 from isthmus.backends import backend_of
 from python.units.identity import group_of
-from support.checkpoints import exact_calls, mesh_of, unit_states
+from support.checkpoints import exact_calls, mesh_of
 from support.checks import Table
 
 table = Table()
@@ -269,35 +269,6 @@ def two_groups_of_parameters_of_one_module_have_names() -> None:
 
 
 # --- By name, prepared and attached ---
-
-
-@table
-def a_unit_is_the_same_by_name_prepared_and_attached() -> None:
-    losses, units = {}, {}
-    for way in ("by name", "prepared", "attached"):
-        process_group = gloo() if way == "attached" else group_of()
-        model: Any = Layers(512)
-        for layer in model.layers:
-            fully_shard(layer, mesh=mesh_of(process_group))
-        fully_shard(model, mesh=mesh_of(process_group))
-        if way == "prepared":
-            isthmus.prepare(model)
-        if way == "attached":
-            isthmus.attach(model, options=isthmus.Options(nodes="2x2", min_elements=0))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        losses[way] = []
-        for step in range(4):
-            loss = model(inputs(step, 512)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses[way].append(loss.item())
-        losses[way] += [float(p.to_local().double().sum()) for p in model.parameters()]
-        keys = ("name", "layout", "num_elements", "dtype", "collective", "step")
-        units[way] = [tuple(unit[key] for key in keys) for unit in unit_states(model)]
-        assert isthmus.stats(process_group)["compressed_calls"] == 16
-    assert units["by name"] == units["prepared"] == units["attached"], units
-    assert losses["by name"] == losses["prepared"] == losses["attached"], losses
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:

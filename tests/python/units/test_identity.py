@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import isthmus
 from python.training.wraps import simple_fsdp
 from python.units.identity import KEEPING, UNITS, WHOSE_RESIDUAL, TwoLayers, group_of, world_of
-from support.checkpoints import backward, exact_calls, fsdp2, mesh_of, steps_of, trained, unit_states
+from support.checkpoints import backward, exact_calls, fsdp2, mesh_of, steps_of, trained
 from support.checkpoints import group as tagc_group
 from support.checks import Table
 from support.families import run_table, same_on_all_ranks, world
@@ -222,16 +222,6 @@ def live_models_are_told_apart_without_collecting_garbage() -> None:
 
 
 @table
-def what_is_excluded_is_excluded_in_every_model() -> None:
-    for prepare in (False, True):
-        process_group = group_of(units="!blocks.0,*")
-        models = [fsdp2(mesh_of(process_group)) for _ in range(3)]
-        for model in models:
-            trained(isthmus.prepare(model) if prepare else model)
-        assert exact_calls(process_group) == {"excluded by policy (units)": 3 * 2}
-
-
-@table
 def frozen_models_do_not_count() -> None:
     process_group = tagc_group()
     teacher: Any = fsdp2(mesh_of(process_group)).requires_grad_(False)
@@ -256,27 +246,6 @@ def one_of_two_may_be_prepared() -> None:
     trained(second)
     assert steps_of(first) == dict.fromkeys([*UNITS, *(f"first/{name}" for name in UNITS)], 2)
     assert exact_calls(process_group) == {}
-
-
-@table
-def other_parameters_of_equal_sizes_are_other_units() -> None:
-    """Where one of two equal layers has no gradient, the other one has a unit of its own."""
-    for prepare in (False, True):
-        process_group = group_of(**KEEPING["tagc"])
-        model: Any = fully_shard(ByTurns(), mesh=mesh_of(process_group))
-        if prepare:
-            isthmus.prepare(model)
-        for step in range(6):
-            model.zero_grad()
-            inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
-            index = step % 2
-            # Only one layer takes part; the second one's gradient is zero.
-            model(inputs, (index, index)).backward()
-            grad = model.layers[index].weight.grad.full_tensor()
-            assert (float(grad.norm()) > 0) == (index == 0), (prepare, step, float(grad.norm()))
-        (state,) = unit_states(model)
-        assert state["step"] == 6 and state["parked_values"].any(), "what is left of the first layer"
-        assert exact_calls(process_group) == {}
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:
