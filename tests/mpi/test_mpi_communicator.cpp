@@ -99,27 +99,6 @@ TEST_P(EveryMap, ReduceScatterHasTheBitsOfInProcessTiers) {
   }
 }
 
-// Flat TAGC merges indexes by all-reduce; on one rank a node all sums are taken in rank order, as in process.
-TEST(MpiCommunicator, FlatTagcHasTheBitsOfInProcessTiers) {
-  const NodeMap map = NodeMap::parse("4x1", kWorldSize);
-  Options options = lossy_options();
-  options.tiers = "flat";
-  World in_process(map, options);
-  Communicator mpi(map, world_rank(), mpi_tiers(MPI_COMM_WORLD, map, kLimits), options);
-  constexpr int64_t kChunk = 1000;
-  for (int step = 0; step < 2; ++step) {
-    const std::vector<Array> inputs = random_inputs(kWorldSize, kChunk, DataType::kFloat32, 5 + step);
-    const std::vector<double> expected = in_process.reduce_scatter(inputs, 1, nullptr);
-    const ConstBuffer gradient = inputs[world_rank()].view();
-    Array shard(kChunk, DataType::kFloat32);
-    mpi.reduce_scatter(gradient, shard.buffer(), {unit_of(gradient, Collective::kReduceScatter)});
-    const std::vector<double> values = shard.values();
-    for (int64_t i = 0; i < kChunk; ++i) {
-      EXPECT_EQ(values[i], expected[world_rank() * kChunk + i]);
-    }
-  }
-}
-
 constexpr int64_t kElements = 4001;
 
 // Reduces until something fails, at most twice: who is done before a peer fails learns of it in the next call.

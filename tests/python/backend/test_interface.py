@@ -294,9 +294,5 @@ def threads_have_names() -> None:
     assert {"isthmus_worker", "isthmus_watch"} <= names
 
 
-def main(rank: int, world_size: int) -> dict[str, str]:
-    return table.run_in_world()
-
-
 ENV = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "4096", "ISTHMUS_CODEC": "none", "ISTHMUS_LOG": "error"}
-test_interface = table.in_world(main, env=ENV)
+test_interface = table.in_world(env=ENV)

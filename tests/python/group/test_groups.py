@@ -123,11 +123,7 @@ def mistakes_are_told_to_every_rank() -> None:
     dist.new_group(pg_options=isthmus.Options(log="error" if rank == 1 else "warning"))
 
 
-def main(rank: int, world_size: int) -> dict[str, str]:
-    return table.run_in_world()
-
-
-test_group = table.in_world(main, WORLD_SIZE, env={**CODEC_NONE, "ISTHMUS_NODES": "2x2"})
+test_group = table.in_world(world_size=WORLD_SIZE, env={**CODEC_NONE, "ISTHMUS_NODES": "2x2"})
 
 
 def torchrun(rank: int, agents: list[int]) -> dict[str, str]:

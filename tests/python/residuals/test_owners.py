@@ -209,8 +209,4 @@ def experts_get_what_is_theirs() -> None:
         torch.testing.assert_close(arrived + held, given, rtol=1e-4, atol=1e-2)
 
 
-def main(rank: int, world_size: int) -> dict[str, str]:
-    return table.run_in_world()
-
-
-test_owners = table.in_world(main)
+test_owners = table.in_world()

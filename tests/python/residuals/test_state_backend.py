@@ -185,8 +185,4 @@ def mesh_group(model: nn.Module) -> dist.ProcessGroup:
     return groups_of(model)[0]
 
 
-def main(rank: int, world_size: int) -> dict[str, str]:
-    return table.run_in_world()
-
-
-test_state = table.in_world(main)
+test_state = table.in_world()

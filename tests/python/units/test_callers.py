@@ -271,8 +271,4 @@ def two_groups_of_parameters_of_one_module_have_names() -> None:
 # --- By name, prepared and attached ---
 
 
-def main(rank: int, world_size: int) -> dict[str, str]:
-    return table.run_in_world()
-
-
-test_callers = table.in_world(main, env={"ISTHMUS_NODES": "2x2", "ISTHMUS_LOG": "error"})
+test_callers = table.in_world(env={"ISTHMUS_NODES": "2x2", "ISTHMUS_LOG": "error"})

@@ -248,15 +248,11 @@ def one_of_two_may_be_prepared() -> None:
     assert exact_calls(process_group) == {}
 
 
-def main(rank: int, world_size: int) -> dict[str, str]:
-    return table.run_in_world()
-
-
 def main_of_worlds(rank: int, world_size: int) -> dict[str, str]:
     return run_table(rank, world_size, table_of_worlds)
 
 
-test_identity = table.in_world(main)
+test_identity = table.in_world()
 
 
 test_identity_of_dtensors = table_of_worlds.in_world(main_of_worlds)

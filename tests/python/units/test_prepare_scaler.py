@@ -185,8 +185,4 @@ def a_scaler_can_be_copied_and_pickled() -> None:
             isthmus.prepare(model, name=kind, scaler=3)
 
 
-def main(rank: int, world_size: int) -> dict[str, str]:
-    return table.run_in_world()
-
-
-test_scaler = table.in_world(main)
+test_scaler = table.in_world()
