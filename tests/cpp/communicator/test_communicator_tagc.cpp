@@ -72,10 +72,7 @@ TEST(CommunicatorTagc, KeptBackElementsAreSentLater) {
   }
   expect_conservation(NodeMap({0, 1, 1, 0}), lossy_options(), DataType::kBFloat16, 3000);
   expect_conservation(NodeMap({0, 1, 1, 0}), lossy_options(), DataType::kFloat16, 3000);
-}
-
-// With so many rows for so few keys that no two blocks of these data share all three rows: merged supports peel.
-TEST(CommunicatorTagc, FlatAlsoSendsKeptBackElementsLater) {
+  // With so many rows for so few keys that no two blocks of these data share all three rows: merged supports peel.
   for (const int64_t index_bits : {1, 4}) {
     Options options = lossy_options();
     options.tiers = "flat";

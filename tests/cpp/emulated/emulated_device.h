@@ -356,7 +356,6 @@ class EmulatedDevice {
     }
   }
 
-
  private:
   int64_t num_threads_;
   int64_t max_groups_;

@@ -32,12 +32,12 @@ Sent encode_on_device(const Array& before, const Array& now, Cut cut, Array* rep
   Memory sent(kWeightHeaderBytes + WeightPackets::most_bytes(shard));
   Memory scratch(weight_encode_scratch_bytes(shard));
   run(make_weight_encode_job({.header = header_of_unit(now),
-                                  .before = {old_memory.data() + offset, shard.num_elements, shard.dtype},
-                                  .shard = {new_memory.data(), shard.num_elements, shard.dtype},
-                                  .replica = replica == nullptr ? ConstBuffer{} : replica->view(),
-                                  .sent = sent.buffer()},
-                                 scratch.buffer()),
-          cut);
+                              .before = {old_memory.data() + offset, shard.num_elements, shard.dtype},
+                              .shard = {new_memory.data(), shard.num_elements, shard.dtype},
+                              .replica = replica == nullptr ? ConstBuffer{} : replica->view(),
+                              .sent = sent.buffer()},
+                             scratch.buffer()),
+      cut);
   EXPECT_TRUE(sent.ends_intact() && scratch.ends_intact() && old_memory.ends_intact() && new_memory.ends_intact());
   Sent result;
   std::memcpy(static_cast<void*>(&result.header), sent.data(), sizeof(result.header));
