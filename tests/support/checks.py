@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,20 +52,17 @@ class Table:
         main: Callable[..., dict[str, str]] | None = None,
         world_size: int = 4,
         run: Run = ranks.run,
-        known: Mapping[str, str] = {},
         **settings: Any,
     ) -> Callable[[str], None]:
         """Return a test for each check. The first runs `main` on every rank of one world, and with it all checks.
 
-        main: by default it runs all in a default group that the environment describes. known: the reasons of those that
-        fail today.
+        main: by default it runs all in a default group that the environment describes.
         """
         arguments = () if main else (self,)
-        expected = {name: pytest.mark.xfail(reason=reason, strict=True) for name, reason in known.items()}
         outcomes: list[list[dict[str, str]] | BaseException] = []
 
         @pytest.mark.processes
-        @pytest.mark.parametrize("name", [pytest.param(name, marks=expected.get(name, ())) for name in self.names])
+        @pytest.mark.parametrize("name", self.names)
         def test(name: str) -> None:
             if not outcomes:
                 try:

@@ -45,21 +45,6 @@ def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
 
 
 @table
-def a_scaler_concerns_the_models_that_follow_it() -> None:
-    process_group, a, _ = two_models()
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    isthmus.prepare(a, name="a", scaler=scaler)
-    scaler.scale(torch.ones(()))
-    before = {name: residuals(process_group, name) for name in ("a", "b")}
-    scaler.update(16.0)
-    assert same(residuals(process_group, "a"), [2 * residual for residual in before["a"]])
-    assert same(residuals(process_group, "b"), before["b"])
-    scaler.update(0.0)
-    assert same(residuals(process_group, "b"), before["b"])
-    assert {state["name"][:2] for state in unit_states(a)} == {"b/"}
-
-
-@table
 def clearing_scaling_and_loading_concern_one_model() -> None:
     process_group, a, b = two_models()
     state = isthmus.state_dict(a)

@@ -82,28 +82,6 @@ def in_a_hook(model: Any, reduce: Callable[[DTensor], torch.Tensor]) -> torch.Te
     return found[0]
 
 
-def gram_over(process_group: dist.ProcessGroup) -> Callable[[DTensor], torch.Tensor]:
-    """Return what Shampoo and Muon reduce. Torch's own DTensors take meshes of equal ranks for one another."""
-
-    def gram(gradient: DTensor) -> torch.Tensor:
-        local = gradient.to_local()
-        product = local.T @ local
-        dist.all_reduce(product, group=process_group)
-        return product
-
-    return gram
-
-
-@table
-def an_optimizer_in_the_backward_pass_reduces_exactly() -> None:
-    plain, process_group = gloo(), group_of()
-    expected = in_a_hook(sharded(mesh_of(plain)), gram_over(plain))
-    assert_close(in_a_hook(sharded(mesh_of(process_group)), gram_over(process_group)), expected)
-    assert exact_calls(process_group) == {INSIDE: 1}, exact_calls(process_group)
-    assert isthmus.stats(process_group)["compressed_calls"] == 4
-    assert INSIDE.split(",")[0] in " ".join(isthmus.stats(process_group)["notes"])
-
-
 @table
 def a_hook_that_reduces_the_gradient_itself_is_exact() -> None:
     """The hook's tensor is the very memory that FSDP2 all-reduced, over the very group."""

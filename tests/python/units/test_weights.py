@@ -252,25 +252,6 @@ def a_model_that_is_gone_frees_its_replicas(store: dist.Store) -> None:
             assert counts(group)["replica_bytes"] == of_all
 
 
-@table
-def a_model_that_one_rank_keeps_makes_no_difference(store: dist.Store) -> None:
-    with world(store, "none"):
-        group = group_with("delta")
-        first, second = sharded(group), sharded(group)
-        expected = [evaluated(first), evaluated(second)]
-        of_both = counts(group)["replica_bytes"]
-        kept = [first] if dist.get_rank() == 0 else []
-        del first
-        gc.collect()
-        third = sharded(group)
-        assert torch.equal(evaluated(second), expected[1])
-        evaluated(third)
-        backward(third, 0)
-        assert torch.equal(evaluated(second), expected[1])
-        assert counts(group)["healed"] == 0
-        assert counts(group)["replica_bytes"] == of_both * (3 if kept else 2) // 2
-
-
 # --- Which gathers ---
 
 
@@ -301,9 +282,6 @@ def other_gathers_stay_as_they_are(store: dist.Store) -> None:
             dist.all_gather_into_tensor(gathered, torch.full((1000,), float(rank)))
             assert torch.equal(gathered, torch.arange(4.0).repeat_interleave(1000))
             assert sent_bytes() - before == (NUM_NODES - 1) * 4000
-            parts = [torch.empty(1000) for _ in range(4)]
-            dist.all_gather(parts, torch.full((1000,), float(rank)))
-            assert torch.equal(torch.cat(parts), gathered)
             for parameter in model.parameters():
                 assert same_on_all_ranks(parameter.full_tensor())
                 assert same_on_all_ranks(parameter.grad.full_tensor())
