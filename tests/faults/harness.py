@@ -32,8 +32,6 @@ WARM_UP_ROUNDS = 2
 ROUNDS = 5
 # Survivors are idle for so long while a rank dies or leaves.
 IDLE_S = 0.3
-# What is freed is gone, and no thread has a reserve of its own: limits on memory bite.
-LIMITABLE_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 SETTINGS = {"ISTHMUS_NODES": "2x2", "ISTHMUS_MIN_ELEMENTS": "0", "ISTHMUS_LOG": "error"}
 INTERPOSER = Path(__file__).parent / "interposer.c"
 
@@ -58,7 +56,7 @@ def running(rows: list[Row], at_a_time: int = 2) -> Iterator[dict[str, Future[li
         library = Path(folder, "libinterposer.so")
         command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", INTERPOSER, "-o", library]
         subprocess.run([*command, "-ldl", "-pthread"], check=True)
-        with ranks.server_with(LD_PRELOAD=str(library), **LIMITABLE_MEMORY):
+        with ranks.server_with(LD_PRELOAD=str(library)):
             yield {row.name: threads.submit(_run_row, row, Path(folder)) for row in rows}
             threads.shutdown(cancel_futures=True)
 
@@ -106,7 +104,7 @@ def _run_rank(rank: int, _: int, name: str, shared: Path) -> tuple[str, str, flo
             signal.pause()
     ranks.init()
     for _ in range(WARM_UP_ROUNDS):
-        (row.warm_up or row.operation)()
+        row.operation()
     dist.barrier()
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     backend.set_timeout(timedelta(seconds=scaled(TIMEOUT_S)))

@@ -1,10 +1,9 @@
-"""What the faulty rank does: how a rank dies, stops, goes elsewhere or sends damaged bytes."""
+"""What the faulty rank does: how a rank dies, stops or goes elsewhere."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable
@@ -41,7 +40,7 @@ def stop(target: Target) -> None:
 
 
 def interpose(event: str, *numbers: int) -> Injection:
-    """Have a function of the interposer damage what this rank sends, or end the process meanwhile."""
+    """Have a function of the interposer end the process while it sends or closes."""
 
     def injection(target: Target) -> None:
         arm = getattr(target.interposer, f"interposer_{event}")
@@ -77,24 +76,3 @@ def lose_the_store_and_die(target: Target) -> None:
     """Kill the host of the store, then this rank."""
     lose_the_store(target)
     die(target)
-
-
-def run_out_of_memory(needed_bytes: int) -> Injection:
-    """Leave the process no `needed_bytes` in one piece, but something to report with."""
-
-    def injection(target: Target) -> None:
-        allocate = ctypes.CDLL(None).malloc
-        allocate.restype = ctypes.c_void_p
-        hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
-        spare = None
-        while spare is None:  # other threads take memory, too: there may be none left for this one
-            pages = int(Path("/proc/self/statm").read_text().split()[0])
-            limit = pages * resource.getpagesize() + needed_bytes // 2  # room for one of the parts below, not for two
-            resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
-            # What was freed before counts as used: it goes in parts so small that what is left of it does not suffice.
-            while last := allocate(ctypes.c_size_t(needed_bytes // 4)):
-                spare = last
-        ctypes.CDLL(None).free(ctypes.c_void_p(spare))
-        target.injected_at.value = time.monotonic()
-
-    return injection

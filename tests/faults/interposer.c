@@ -1,6 +1,5 @@
-// Stands between Gloo and the kernel in a rank under test (LD_PRELOAD) and does damage there, below everything that
-// Isthmus knows about: ends the process or flips a bit at the n-th packet, write or close. Until it is armed it does
-// nothing.
+// Stands between Gloo and the kernel in a rank under test (LD_PRELOAD), below everything that Isthmus knows about: it
+// ends the process at the n-th packet, write or close. Until it is armed it does nothing.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -15,50 +14,38 @@
 enum event { EVENT_NONE, EVENT_PACKET, EVENT_BYTES, EVENT_CLOSE };
 
 static const char kMagics[][4] = {{'I', 'S', 'H', 'M'}, {'I', 'S', 'H', 'W'}};  // of gradients, of weights' headers
-enum { kMagicBytes = 4, kMostBuffers = 8 };
+enum { kMagicBytes = 4 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static enum event armed = EVENT_NONE;
-static long countdown = 0;     // packets or closes until the injection
-static long bytes_left = 0;    // until the injection
-static long flip_offset = -1;  // byte of the packet; -1: the injection is to end the process
-static long flip_mask = 0;
-static double* injected_at = NULL;           // where the time of the injection is written
-static const char* target = NULL;       // the byte to flip on its way out; it stays as it is in memory
-static const char* last_packet = NULL;  // and where it went
+static long countdown = 0;   // packets or closes until the injection
+static long bytes_left = 0;  // until the injection
+static double* injected_at = NULL;      // where the time of the injection is written
+static const char* last_packet = NULL;  // that left, and where it went
 static int last_packet_fd = -1;
 
-static void note_time(void) {
+static void end_process(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   *injected_at = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-static void end_process(void) {
-  note_time();
   kill(getpid(), SIGKILL);
 }
 
-static void arm(enum event event, long nth, long offset, long mask, double* when) {
+static void arm(enum event event, long nth, double* when) {
   pthread_mutex_lock(&mutex);
   armed = event;
   countdown = bytes_left = nth;
-  flip_offset = offset;
-  flip_mask = mask;
   injected_at = when;
-  target = last_packet = NULL;
+  last_packet = NULL;
   pthread_mutex_unlock(&mutex);
 }
 
-// The nth packet (from 1) that this process sends from now on leaves with the bits of `mask` flipped in its byte
-// `offset`.
-void interposer_flip(long nth, long offset, long mask, double* when) { arm(EVENT_PACKET, nth, offset, mask, when); }
-// The process ends, as by kill -9, when the first byte of that packet would leave.
-void interposer_kill_at_packet(long nth, double* when) { arm(EVENT_PACKET, nth, -1, 0, when); }
+// The process ends, as by kill -9, when the first byte of the nth packet (from 1) that it sends from now on would leave.
+void interposer_kill_at_packet(long nth, double* when) { arm(EVENT_PACKET, nth, when); }
 // It ends once it has sent so many bytes.
-void interposer_kill_after_bytes(long bytes, double* when) { arm(EVENT_BYTES, bytes, -1, 0, when); }
+void interposer_kill_after_bytes(long bytes, double* when) { arm(EVENT_BYTES, bytes, when); }
 // It ends when it would close its nth socket.
-void interposer_kill_at_close(long nth, double* when) { arm(EVENT_CLOSE, nth, -1, 0, when); }
+void interposer_kill_at_close(long nth, double* when) { arm(EVENT_CLOSE, nth, when); }
 
 static int is_packet(const char* data) {
   return memcmp(data, kMagics[0], kMagicBytes) == 0 || memcmp(data, kMagics[1], kMagicBytes) == 0;
@@ -76,10 +63,7 @@ static void look_for_packet(int fd, const struct iovec* buffers, int num_buffers
     last_packet = data;
     last_packet_fd = fd;
     if (data != known && --countdown == 0) {
-      if (flip_offset < 0) {
-        end_process();
-      }
-      target = data + flip_offset;
+      end_process();
     }
   }
 }
@@ -92,40 +76,12 @@ static ssize_t real_writev(int fd, const struct iovec* buffers, int num_buffers)
   return next(fd, buffers, num_buffers);
 }
 
-// Writes up to the target, or the damaged target alone: the kernel may take less than it is given, and then the caller
-// comes again with the rest.
-static ssize_t write_around_target(int fd, const struct iovec* buffers, int num_buffers) {
-  struct iovec head[kMostBuffers];
-  for (int i = 0; i < num_buffers && i < kMostBuffers; ++i) {
-    head[i] = buffers[i];
-    const char* data = buffers[i].iov_base;
-    if (target < data || target >= data + buffers[i].iov_len) {
-      continue;
-    }
-    if (i == 0 && target == data) {
-      const char damaged = (char)(*target ^ flip_mask);
-      const struct iovec single = {(void*)&damaged, 1};
-      const ssize_t written = real_writev(fd, &single, 1);
-      if (written == 1) {
-        note_time();
-        armed = EVENT_NONE;
-        target = NULL;
-      }
-      return written;
-    }
-    head[i].iov_len = (size_t)(target - data);
-    return real_writev(fd, head, i + 1);
-  }
-  return real_writev(fd, buffers, num_buffers);
-}
-
 ssize_t writev(int fd, const struct iovec* buffers, int num_buffers) {
   pthread_mutex_lock(&mutex);
-  if (armed == EVENT_PACKET && target == NULL) {
+  if (armed == EVENT_PACKET) {
     look_for_packet(fd, buffers, num_buffers);
   }
-  const ssize_t written =
-      target != NULL ? write_around_target(fd, buffers, num_buffers) : real_writev(fd, buffers, num_buffers);
+  const ssize_t written = real_writev(fd, buffers, num_buffers);
   if (armed == EVENT_BYTES && written > 0 && (bytes_left -= written) <= 0) {
     end_process();
   }

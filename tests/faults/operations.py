@@ -15,16 +15,13 @@ import isthmus
 NUM_ELEMENTS = 1 << 16
 # Enough for several messages of a ring, so that a rank can die in the middle.
 WORLD_ELEMENTS = 1 << 20
-LARGE_ELEMENTS = 1 << 23
 # The width of a square layer, whose differences take more than 50 kB a rank.
 WEIGHTS_WIDTH = 512
-# Of 2 nodes with 2 ranks each: a float32 for each element of the half that the rank's rail sends across.
-LARGE_RESIDUAL_BYTES = LARGE_ELEMENTS // 2 // 2 * 4
 
 
 @cache
 def _gradient(num_elements: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a gradient and room for its shard: allocated once, so that a rank that is short of memory has them."""
+    """Return a gradient and room for its shard."""
     return torch.randn(num_elements), torch.empty(num_elements // dist.get_world_size())
 
 
@@ -59,21 +56,6 @@ def asynchronous_reduce_scatter() -> None:
 def reduce_scatter_of_another_unit() -> None:
     """Reduce the gradient of unit blocks.2."""
     _reduce_scatter("blocks.2")
-
-
-def larger_reduce_scatter() -> None:
-    """Reduce a gradient of twice the elements."""
-    _reduce_scatter("blocks.1", NUM_ELEMENTS * 2)
-
-
-def large_reduce_scatter() -> None:
-    """Reduce a gradient whose residual takes memory that counts."""
-    _reduce_scatter("blocks.1", LARGE_ELEMENTS)
-
-
-def large_plain_reduce_scatter() -> None:
-    """Reduce as much in a unit that stays plain, which needs all the memory but that of the residual."""
-    _reduce_scatter("plain", LARGE_ELEMENTS)
 
 
 def gradient_all_reduce() -> None:
@@ -123,16 +105,6 @@ def all_reduce() -> None:
 def all_reduce_with_a_future() -> None:
     """Do that, and wait for the Future."""
     dist.all_reduce(torch.ones(WORLD_ELEMENTS), async_op=True).get_future().wait()
-
-
-def smaller_all_reduce() -> None:
-    """Reduce half as much in the world backend."""
-    dist.all_reduce(torch.ones(WORLD_ELEMENTS // 2))
-
-
-def broadcast() -> None:
-    """Broadcast in the world backend."""
-    dist.broadcast(torch.ones(WORLD_ELEMENTS), src=0)
 
 
 def nothing() -> None:

@@ -62,14 +62,6 @@ def edits() -> list[Seed]:
     return [Seed(), *flips, *words, clear, raw]
 
 
-def none_seeds() -> Iterator[Seed]:
-    damage = itertools.cycle(edits())
-    for dtype in range(4):
-        for ranks, number, packets in ((0, 0, 0), (2, 65, 1), (8, 300, 2), (3, 2049, 0)):
-            steering = Seed().one_of(dtype, 4).one_of(ranks, 9).size(number, 5000).one_of(packets, 3)
-            yield steering.one_of(packets, packets + 1).integer(number, 2).context() + next(damage)
-
-
 def quant_seeds() -> Iterator[Seed]:
     damage = itertools.cycle(edits())
     for i, number in enumerate((*FEW, 512, 1024, 1025, *MANY, 8191, 8200)):
@@ -113,7 +105,6 @@ def weights_seeds() -> Iterator[Seed]:
 
 
 SEEDS = {
-    "none": none_seeds,
     "options": options_seeds,
     "quant": quant_seeds,
     "tagc": tagc_seeds,

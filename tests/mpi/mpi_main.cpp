@@ -5,13 +5,11 @@
 
 #include <cstdio>
 
+#include "world_ranks.h"
+
 namespace {
 
-int world_rank() {
-  int rank = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  return rank;
-}
+using isthmus::test::world_rank;
 
 // Where a test ends ranks wait for each other.
 class FailuresOfThisRank final : public testing::EmptyTestEventListener {

@@ -94,67 +94,27 @@ def test_a_module_that_needs_cuda_or_cannot_be_read(tree: Path, readelf: str) ->
 
 TESTS_THAT_SKIP = """
 import pytest
-@pytest.mark.skipif(True, reason="there is no moon")
-def test_marked(): pass
+def test_allowed(): pytest.skip("there is no moon")
 def test_inside(): pytest.skip("there is no sun")
 @pytest.mark.xfail(reason="is broken")
 def test_expected(): assert False
 def test_well(): pass
-@pytest.mark.parametrize("one", [])
-def test_of_nothing(one): pass
 """
-ALLOWED = """
-[[skip]]
-test = "tests/test_skips.py::test_*"
-says = "no moon"
-stages = ["test", "units-oldest"]
-why = "for this test"
-"""
+ALLOWED = '[[skip]]\ntest = "tests/test_skips.py::*"\nsays = "no moon"\nstages = ["test"]\nwhy = "for this test"\n'
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("stage", "failed", "skipped", "options"),
-    [("", 0, 3, ()), ("test", 3, 1, ("-n", "2")), ("units-oldest", 3, 1, ()), ("tsan", 4, 0, ())],
+    ("stage", "counts"), [("", "1 passed, 2 skipped, 1 xfailed"), ("test", "2 failed, 1 passed, 1 skipped")]
 )
-def test_a_skip_that_is_not_listed(
-    tmp_path: Path, options: tuple[str, ...], stage: str, failed: int, skipped: int
-) -> None:
-    result, used = run_pytest(tmp_path, TESTS_THAT_SKIP, *options, GATE_STAGE=stage)
-    counts = {
-        what: int(count) for count, what in re.findall(r"(\d+) (failed|skipped|xfailed|passed|error)", result.stdout)
-    }
-    count_failed = counts.get("failed", 0) + counts.get("error", 0)
-    assert (count_failed, counts.get("skipped", 0), counts["passed"]) == (failed, skipped, 1), result.stdout
-    assert result.returncode == (1 if failed else 0)
-    assert ("does not allow tests/test_skips.py::test_inside to skip in stage" in result.stdout) == bool(stage)
-    assert used.count("no moon") == (1 if skipped and stage else 0)
-
-
-@pytest.mark.processes
-def test_a_file_that_skips_as_a_whole(tmp_path: Path) -> None:
-    text = 'import pytest\npytest.importorskip("no_such_module")\n'
-    for stage, code in (("", 5), ("test", 2)):
-        result, _ = run_pytest(tmp_path, text, GATE_STAGE=stage)
-        assert result.returncode == code, result.stdout
-
-
-def run_pytest(
-    folder: Path, text: str, *options: str, **variables: str
-) -> tuple[subprocess.CompletedProcess[str], str]:
-    """Run pytest with the hook of tests/ over one file; return what the gate is told was allowed, too."""
-    (folder / "tests/support").mkdir(parents=True, exist_ok=True)
-    for name in ("conftest.py", "support/__init__.py", "support/skips.py"):
-        shutil.copy(TESTS / name, folder / "tests" / name)
-    (folder / "tests/allowed_skips.toml").write_text(ALLOWED)
-    (folder / "tests/test_skips.py").write_text(text)
-    (folder / "pytest.ini").write_text("[pytest]\npythonpath = tests\n")
-    used = folder / "used"
-    used.touch()
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "tests"]
-    environment = {**os.environ, "GATE_SKIPS": str(used), **variables}
-    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_S)
-    return result, used.read_text()
+def test_a_skip_that_is_not_listed_fails(tree: Path, stage: str, counts: str) -> None:
+    shutil.copy(TESTS / "conftest.py", tree / "tests")
+    (tree / "tests/allowed_skips.toml").write_text(ALLOWED)
+    (tree / "tests/test_skips.py").write_text(TESTS_THAT_SKIP)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "pythonpath=tests", "tests"]
+    environment = {**os.environ, "GATE_STAGE": stage}
+    result = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=HANG_S)
+    assert f" {counts} in " in result.stdout, result.stdout
 
 
 def test_tests_in_cpp_cannot_skip() -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,25 +49,24 @@ class Table:
 
     def in_world(
         self,
-        main: Callable[..., dict[str, str]],
+        main: Callable[..., dict[str, str]] | None = None,
         world_size: int = 4,
         run: Run = ranks.run,
-        known: Mapping[str, str] = {},
         **settings: Any,
     ) -> Callable[[str], None]:
         """Return a test for each check. The first runs `main` on every rank of one world, and with it all checks.
 
-        known: the reasons of those that fail today.
+        main: by default it runs all in a default group that the environment describes.
         """
-        expected = {name: pytest.mark.xfail(reason=reason, strict=True) for name, reason in known.items()}
+        arguments = () if main else (self,)
         outcomes: list[list[dict[str, str]] | BaseException] = []
 
         @pytest.mark.processes
-        @pytest.mark.parametrize("name", [pytest.param(name, marks=expected.get(name, ())) for name in self.names])
+        @pytest.mark.parametrize("name", self.names)
         def test(name: str) -> None:
             if not outcomes:
                 try:
-                    outcomes.append(run(main, world_size, **settings))
+                    outcomes.append(run(main or _main, world_size, *arguments, **settings))
                 except BaseException as error:
                     outcomes.append(error)
             (outcome,) = outcomes
@@ -84,6 +83,10 @@ class Table:
         failures = self.run_on_this_rank()
         finish()
         return failures
+
+
+def _main(rank: int, world_size: int, table: Table) -> dict[str, str]:
+    return table.run_in_world()
 
 
 def finish() -> None:

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,8 +14,10 @@
 #include "isthmus/codec_type.h"
 #include "isthmus/error.h"
 #include "isthmus/packet_header.h"
+#include "tests/cpp/codec/pieces.h"
 #include "tests/cpp/emulated/emulated_gpu.h"
 #include "tests/cpp/support/error_of.h"
+#include "tests/cpp/support/packets.h"
 #include "tests/cpp/support/world.h"
 
 namespace isthmus {
@@ -133,6 +136,8 @@ TEST(Registry, OptionsKnowTheirUsers) {
   EXPECT_EQ(field_named("error_feedback")->users_text(), "tagc, quant or sign");
   EXPECT_EQ(field_named("dense_steps")->users_text(), "tagc, quant or sign");
   EXPECT_EQ(field_named("sparsity")->users_text(), "tagc");
+  EXPECT_EQ(field_named("index_bits")->users_text(), "tagc with tiers=flat");
+  EXPECT_EQ(field_named("segments")->users_text(), "");
   EXPECT_TRUE(options.uses(*field_named("error_feedback")));
   EXPECT_FALSE(options.uses(*field_named("bits")));
   EXPECT_EQ(options.codec_settings(), "sign error_feedback=codec");
@@ -194,6 +199,49 @@ TEST(Registry, ReducesOverTwoNodes) {
   }
   EXPECT_LT(missed, .01 * all);
   EXPECT_EQ(world.ranks[0]->stats().compressed_calls, kSteps);
+}
+
+// The codecs of Isthmus on the CPU: the one above has no checksum.
+class EveryHostCodec : public ::testing::TestWithParam<const char*> {
+ protected:
+  static constexpr int64_t kElements = 1101;
+  static constexpr PacketContext kContext = {.unit_hash = 7, .step = 3, .sender = 2};
+
+  const std::unique_ptr<HostCodec> codec_ = make_codec(GetParam(), Options(), DataType::kFloat32, 2);
+  std::vector<float> piece_ = make_piece(Data::kHeavyTail, kElements, 14);
+  std::vector<float> residual_ = std::vector<float>(codec_->keeps_residual() ? kElements : 0);
+  Packet packet_ = new_packet(*codec_, kElements);
+};
+INSTANTIATE_TEST_SUITE_P(Codecs, EveryHostCodec, ::testing::Values("none", "quant", "tagc"),
+                         [](const auto& parameter) { return parameter.param; });
+
+TEST_P(EveryHostCodec, FindsEveryFlippedBit) {
+  piece_[200] = std::numeric_limits<float>::quiet_NaN();
+  encode(*codec_, piece_, residual_, packet_, kContext);
+  EXPECT_NO_THROW(decode(*codec_, packet_, kElements, kContext));
+  for (int64_t bit = 0; bit < 8 * packet_.bytes; ++bit) {
+    packet_.data()[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
+    EXPECT_THROW(decode(*codec_, packet_, kElements, kContext), PacketError) << "bit " << bit;
+    packet_.data()[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
+  }
+}
+
+TEST_P(EveryHostCodec, RefusesWrongBuffers) {
+  const Buffer packet = packet_.buffer();
+  const Buffer shorter = packet.slice(0, packet.bytes() - 8);
+  const std::vector<double> doubles(kElements);
+  const ConstBuffer of_another_type = {doubles.data(), kElements, DataType::kFloat64};
+  if (GetParam() != std::string("none")) {  // which takes any type
+    EXPECT_THROW(codec_->encode(of_another_type, buffer_of(residual_), packet, kContext, {}), Error);
+  }
+  EXPECT_THROW(codec_->encode(buffer_of(piece_), buffer_of(residual_), shorter, kContext, {}), Error);
+  EXPECT_THROW(codec_->decode_sum(packet, 2, buffer_of(piece_), kContext, {}), Error);
+  EXPECT_THROW(codec_->decode_sum(shorter, 1, buffer_of(piece_), kContext, {}), Error);
+  if (codec_->keeps_residual()) {
+    EXPECT_THROW(codec_->encode(buffer_of(piece_), {}, packet, kContext, {}), Error);
+    residual_.pop_back();
+    EXPECT_THROW(codec_->encode(buffer_of(piece_), buffer_of(residual_), packet, kContext, {}), Error);
+  }
 }
 
 }  // namespace

@@ -57,21 +57,5 @@ TEST(ValuesDevice, SquaredErrorsOfThreadsAtOnce) {
   EXPECT_NEAR(errors.device.dropped, errors.host.dropped, 1e-10 * errors.host.dropped);
 }
 
-TEST(ValuesDevice, CountsWhatSkippedStepsKept) {
-  kernels::DeviceCounts counts;
-  EmulatedDevice device(32, 1, 1);
-  const auto step = [&](uint64_t kept, bool is_skipped) {
-    counts.kept_elements += kept;
-    kernels::emulated::end_step(device, &counts, is_skipped);
-    return counts.skipped_elements;
-  };
-  EXPECT_EQ(step(10, false), 0U);
-  EXPECT_EQ(step(5, true), 5U);
-  EXPECT_EQ(step(7, false), 5U);
-  EXPECT_EQ(step(2, true), 7U);
-  EXPECT_EQ(step(0, true), 7U);
-  EXPECT_EQ(counts.kept_elements, 24U);
-}
-
 }  // namespace
 }  // namespace isthmus

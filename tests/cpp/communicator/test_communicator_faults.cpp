@@ -238,23 +238,6 @@ TEST_P(EveryCodec, ADamagedResultIsAnErrorOnEveryRank) {
   }
 }
 
-TEST_P(EveryCodec, AResultThatIsDamagedOnItsWayIsFoundWhereItArrives) {
-  for (const auto tier : {&Tiers::inter, &Tiers::intra}) {
-    const auto wrap = hook(kVictim, tier, nullptr, [](const std::string& operation, Buffer out) {
-      if (operation == "all_gather") {
-        out.as<std::byte>()[100] ^= std::byte{1};  // of the packet of its own node's, or rail's, first rank
-      }
-    });
-    World world(NodeMap::parse("2x2", 4), options(), kTimeout, wrap);
-    const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) { all_reduce_twice(*world.ranks[rank]); });
-    EXPECT_TRUE(outcomes[kVictim].threw<PacketError>()) << outcomes[kVictim].text;
-    for (const int rank : {0, 1, 3}) {
-      EXPECT_TRUE(outcomes[rank].threw<TransportError>() || outcomes[rank].threw<PacketError>())
-          << "rank " << rank << ": " << outcomes[rank].text;
-    }
-  }
-}
-
 // Rank 2 is of node 1: it takes the results of node 0 for its own node's, too.
 TEST_P(EveryCodec, AResultOfAnotherNodeIsRefused) {
   const auto wrap = hook(kVictim, &Tiers::inter, nullptr, [](const std::string& operation, Buffer out) {

@@ -72,10 +72,7 @@ TEST(CommunicatorTagc, KeptBackElementsAreSentLater) {
   }
   expect_conservation(NodeMap({0, 1, 1, 0}), lossy_options(), DataType::kBFloat16, 3000);
   expect_conservation(NodeMap({0, 1, 1, 0}), lossy_options(), DataType::kFloat16, 3000);
-}
-
-// With so many rows for so few keys that no two blocks of these data share all three rows: merged supports peel.
-TEST(CommunicatorTagc, FlatAlsoSendsKeptBackElementsLater) {
+  // With so many rows for so few keys that no two blocks of these data share all three rows: merged supports peel.
   for (const int64_t index_bits : {1, 4}) {
     Options options = lossy_options();
     options.tiers = "flat";
@@ -190,26 +187,6 @@ TEST(CommunicatorTagc, AllReducesLoseNothingBetweenTheirResiduals) {
   }
 }
 
-// Zeros until both residuals have drained: what came out is what went in.
-TEST(CommunicatorTagc, BothResidualsOfAllReducesDrain) {
-  Options options = lossy_options();
-  options.sparsity = 0.9;
-  options.ratio = 4;
-  World world(NodeMap::parse("2x2", 4), options);
-  world.all_reduce(random_arrays(4, 5001, DataType::kFloat32), 1, nullptr);
-  const std::vector<Array> zeros(4, Array(5001, DataType::kFloat32));
-  int steps = 0;
-  const auto owes = [&] {
-    const std::vector<double> owed = outstanding(world);
-    return std::any_of(owed.begin(), owed.end(), [](double value) { return value != 0; });
-  };
-  EXPECT_TRUE(owes());
-  for (; owes() && steps < 200; ++steps) {
-    world.all_reduce(zeros, 1, nullptr);
-  }
-  EXPECT_LT(steps, 200);
-}
-
 // Both places in which a block can be flagged: the piece of the other node, and the owner's result.
 TEST(CommunicatorTagc, NonFiniteBlocksOfAllReducesLeaveTheirResiduals) {
   constexpr int64_t kBlock = 64;  // of so short a chunk
@@ -247,37 +224,6 @@ TEST(CommunicatorTagc, NonFiniteBlocksOfAllReducesLeaveTheirResiduals) {
          world.all_reduce(random_arrays(2, 2 * kChunk, DataType::kFloat32, 3), 1, nullptr)[1].values()) {
       ASSERT_TRUE(std::isfinite(value)) << "training goes on";
     }
-  }
-}
-
-// The table "Example" of docs/algorithms.md.
-TEST(CommunicatorTagc, TheExampleInTheDocs) {
-  struct Row {
-    const char* tiers;
-    const char* codec;
-    int64_t within_node;
-    int64_t between_nodes;  // of a rank that sends to the other node
-  };
-  for (const Row& row : {Row{"two", "none", 2048, 1072}, Row{"two", "tagc", 2048, 960}, Row{"flat", "tagc", 0, 2496},
-                         Row{"flat", "none", 0, 3072}}) {
-    Options options = lossy_options();
-    options.tiers = row.tiers;
-    options.codec = row.codec;
-    World world(NodeMap::parse("2x2", 4), options);
-    world.reduce_scatter(random_inputs(4, 256, DataType::kFloat32), 1, nullptr);
-    const CollectiveStats stats = world.ranks[1]->stats().collectives[0];
-    EXPECT_EQ(stats.intra.sent_bytes, row.within_node) << row.tiers << ", " << row.codec;
-    EXPECT_EQ(stats.inter.inter_node_sent_bytes + stats.flat.inter_node_sent_bytes, row.between_nodes)
-        << row.tiers << ", " << row.codec;
-  }
-  for (const Row& row : {Row{"two", "none", 4192, 2144}, Row{"two", "tagc", 3968, 1920}}) {
-    Options options = lossy_options();
-    options.codec = row.codec;
-    World world(NodeMap::parse("2x2", 4), options);
-    world.all_reduce(random_inputs(4, 256, DataType::kFloat32), 1, nullptr);
-    const CollectiveStats stats = world.ranks[1]->stats().collectives[static_cast<size_t>(Collective::kAllReduce)];
-    EXPECT_EQ(stats.intra.sent_bytes, row.within_node) << row.codec;
-    EXPECT_EQ(stats.inter.inter_node_sent_bytes, row.between_nodes) << row.codec;
   }
 }
 

@@ -116,18 +116,6 @@ INSTANTIATE_TEST_SUITE_P(Codecs, LargeReduceScatter,
                          testing::Values(LargeCase{"none", 0}, LargeCase{Options().codec, .02}),
                          [](const auto& parameter) { return parameter.param.codec; });
 
-TEST(Large, AllReduce) {
-  ASSERT_TRUE(has_memory(8));
-  World world(NodeMap::parse("2x1", 2), options_of({Options().codec, 0}), kPatience);
-  run_ranks_well(world.size(), [&](int rank) {
-    LargeArray data(kElements);
-    fill(data);
-    world.ranks[rank]->all_reduce(data.buffer(),
-                                  {{"unit", kElements, DataType::kFloat32, Collective::kAllReduce}, 0.25});
-    EXPECT_LE(largest_error(data, 0, .5), .04) << "rank " << rank;
-  });
-}
-
 // The second shard belongs beyond 2^31 bytes.
 TEST(Large, AllGather) {
   ASSERT_TRUE(has_memory(14));

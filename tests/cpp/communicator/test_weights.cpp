@@ -76,19 +76,6 @@ class WeightsOf : public testing::TestWithParam<Place> {
 INSTANTIATE_TEST_SUITE_P(Places, WeightsOf, testing::ValuesIn(kPlaces),
                          [](const auto& parameter) { return name_of_place(parameter.param); });
 
-TEST_P(WeightsOf, OneRankThatChangedSendsAlone) {
-  WeightWorld world(GetParam(), "2x2", 4, delta_options());
-  Weights weights(4000, DataType::kFloat32);
-  world.gather(weights.array());
-  weights.set(2500, 7);  // of rank 2
-  const std::vector<int64_t> sent = world.gather(weights.array());
-  EXPECT_EQ(sent[0], 64);
-  EXPECT_EQ(sent[1], 64);
-  EXPECT_EQ(sent[3], 64);
-  EXPECT_GT(sent[2], 64);
-  EXPECT_LT(sent[2], 400);
-}
-
 TEST_P(WeightsOf, StatisticsSayWhatCrossed) {
   Options options = delta_options();
   options.max_units = 1;

@@ -177,14 +177,6 @@ TEST(Buffer, ScalesInFloat64WhereOneSideIsFloat64) {
   EXPECT_EQ(out[0], 3 * (1.0 / 3));
 }
 
-TEST(Buffer, ConvertsAndScalesInPlace) {
-  std::vector<float> data = {1, 2, 3, 4, 5};
-  convert({data.data(), 5, DataType::kFloat32}, {data.data(), 5, DataType::kFloat32});
-  EXPECT_EQ(data, (std::vector<float>{1, 2, 3, 4, 5}));
-  convert_scaled({data.data(), 5, DataType::kFloat32}, 2, {data.data(), 5, DataType::kFloat32});
-  EXPECT_EQ(data, (std::vector<float>{2, 4, 6, 8, 10}));
-}
-
 TEST(Buffer, AccumulatesIn32BitsFor16BitTypes) {
   for (const DataType dtype : {DataType::kBFloat16, DataType::kFloat16}) {
     const Array one({1, 1}, dtype);

@@ -221,13 +221,6 @@ TEST(Options, CodecsAreMadeWithWhatTheyUse) {
   }
 }
 
-TEST(Options, UsersAsText) {
-  EXPECT_EQ(field_named("segments").users_text(), "");
-  EXPECT_EQ(field_named("bits").users_text(), "quant");
-  EXPECT_EQ(field_named("sparsity").users_text(), "tagc");
-  EXPECT_EQ(field_named("index_bits").users_text(), "tagc with tiers=flat");
-}
-
 TEST(Options, DifferentOptionsPrintDifferently) {
   Options spaces;
   spaces.units = "a codec=none";

@@ -354,17 +354,13 @@ class EmulatedDevice {
     } else {
       EmulatedLaunch(body, num_groups, num_threads, shared_bytes, random_).run();
     }
-    ++num_passes_;
   }
-
-  int num_passes() const { return num_passes_; }
 
  private:
   int64_t num_threads_;
   int64_t max_groups_;
   Threads threads_;
   std::mt19937 random_;
-  int num_passes_ = 0;
 };
 
 }  // namespace isthmus::test

@@ -172,34 +172,6 @@ TEST_P(DamageOnGpu, IsSeenInAReplayOfAGraph) {
   EXPECT_THROW(communicator(kRank).throw_if_faulted(), PacketError);
 }
 
-TEST_P(EveryCodecOnGpu, RanksThatReduceDifferentUnitsGetAnError) {
-  GpuWorld world(NodeMap::parse("2x1", 2), options());
-  const std::vector<Outcome> outcomes = run_ranks(2, [&](int rank) {
-    Call call = {Collective::kReduceScatter, 2000, kFloat32};
-    call.unit = rank == 0 ? "a" : "b";
-    repeat(world.ranks[rank], call, rank, 2);
-  });
-  // Who is told later may learn of it from the other one's abort.
-  EXPECT_TRUE(outcomes[0].threw<PacketError>() || outcomes[1].threw<PacketError>());
-  for (const Outcome& outcome : outcomes) {
-    const bool names_units = outcome.text.find("packet with unit") != std::string::npos;
-    EXPECT_TRUE(outcome.threw<PacketError>() ? names_units : outcome.threw<TransportError>()) << outcome.text;
-  }
-}
-
-TEST_P(EveryCodecOnGpu, AMissingRankIsNamedAndNobodyHangs) {
-  GpuWorld world(NodeMap::parse("2x2", 4), options(), GpuSettings{.timeout = kShortTimeout});
-  const std::vector<Outcome> outcomes = run_ranks(4, [&](int rank) {
-    if (rank != 3) {
-      repeat(world.ranks[rank], {Collective::kReduceScatter, 4000, kFloat32}, rank, 4);
-    }
-  });
-  for (const int rank : {0, 1, 2}) {
-    EXPECT_TRUE(outcomes[rank].threw<TransportError>()) << "rank " << rank << ": " << outcomes[rank].text;
-  }
-  EXPECT_NE(outcomes[2].text.find("rank 3 did not come"), std::string::npos) << outcomes[2].text;
-}
-
 // In the tiers of reductions and in those of gathers.
 TEST_P(EveryCodecOnGpu, AbortEndsWhatStreamsWaitFor) {
   for (const Collective collective : {Collective::kReduceScatter, Collective::kAllGather}) {
@@ -217,18 +189,6 @@ TEST_P(EveryCodecOnGpu, AbortEndsWhatStreamsWaitFor) {
       EXPECT_NE(outcomes[rank].text.find("aborted by rank"), std::string::npos) << outcomes[rank].text;
     }
   }
-}
-
-TEST(FaultsOnGpu, WrongArgumentsAreRefusedBeforeAnythingIsEnqueued) {
-  GpuWorld world(NodeMap::parse("2x1", 2), lossy_options());
-  const GpuWorld::Rank& rank = world.ranks[0];
-  const test::DeviceArray data(*rank.gpu, 10, kFloat32);
-  EXPECT_THROW(rank.communicator->all_gather(data.buffer(), data.buffer(), rank.stream), Error);
-  EXPECT_THROW(
-      rank.communicator->all_reduce(data.buffer(), {{"unit", 9, kFloat32, Collective::kAllReduce}}, rank.stream),
-      Error);
-  World cpu(world.map, lossy_options());
-  expect_results_of_cpu(world, cpu, {{Collective::kAllReduce, 4000, kFloat32}}, 1);
 }
 
 }  // namespace

@@ -205,17 +205,6 @@ TEST_F(UnitInGraph, AnotherScaleIsRefused) {
   synchronize();
 }
 
-TEST_F(UnitInGraph, AUnitThatIsOneTooManyStaysPlain) {
-  reduce_on_both();
-  gpu_.begin_capture(stream_);
-  const EventPtr done = world_.ranks[0].communicator->reduce_scatter(
-      arrays_[0].gradient.buffer(), arrays_[0].shard.buffer(), {{"other", kElements, kFloat32}}, stream_);
-  gpu_.wait(done, stream_);
-  gpu_.end_capture(stream_);
-  EXPECT_EQ(world_.ranks[0].communicator->stats().exact_calls.count("more than max_units units"), 1u);
-  synchronize();
-}
-
 // Calls, bytes and seconds are counted where they are enqueued, elements where they are encoded.
 TEST_F(UnitInGraph, TheDeviceCountsInEveryReplay) {
   World cpu(world_.map, lossy_options());

@@ -24,6 +24,22 @@ inline UnitKey key_of(const std::string& name, ConstBuffer gathered) {
   return {name, gathered.num_elements, gathered.dtype, Collective::kAllGather};
 }
 
+// Weights as they are trained, and what a step of AdamW makes of them.
+inline std::vector<double> weights(int64_t count, uint64_t seed = 1) {
+  std::vector<double> values = test::random_values(count, seed);
+  for (double& value : values) {
+    value *= 0.02;
+  }
+  return values;
+}
+inline std::vector<double> moved(std::vector<double> values, double learning_rate, uint64_t seed = 2) {
+  const std::vector<double> directions = test::random_values(static_cast<int64_t>(values.size()), seed);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] += learning_rate * 0.2 * directions[i];
+  }
+  return values;
+}
+
 // A model's weights, which every rank has a chunk of.
 class Weights {
  public:

@@ -26,7 +26,6 @@ def main() -> int:
     chains = [chain for nodes in parser.parse_args().nodes for chain in count_chains(nodes)]
     console = Console(width=WIDTH, highlight=False)
     console.print(summary(chains))
-    console.print(passes(chains))
     return 0
 
 
@@ -57,17 +56,6 @@ def bytes_text(chain: Chain, *, encode: bool) -> str:
     if moved is None:
         return f"at least {compulsory / elements:.2f}"
     return f"{moved / elements:.2f} ({moved / compulsory:.2f}x)"
-
-
-def passes(chains: Sequence[Chain]) -> Table:
-    """Return a row for each pass: its launches, and bytes of an element of the shard."""
-    table = Table("nodes", "codec", "pass", "launches", "reads", "writes", box=MARKDOWN)
-    for chain in chains:
-        for one in chain.launches:
-            moved = (one.read_bytes, one.written_bytes)
-            texts = ["data decide" if value is None else f"{value / chain.shard_elements:.2f}" for value in moved]
-            table.add_row(chain.nodes, chain.codec, one.name, str(one.number), *texts)
-    return table
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpu.harness import prebuilt, versions
+from gpu.harness import machine, prebuilt
 from gpu.harness.build import REPOSITORY, Places, built_program
 
 PROGRAMS = ("check_cuda", "bench_cuda")
@@ -70,8 +70,8 @@ def manifest_of(build: Path) -> dict[str, Any]:
 
     architectures = re.search(r"^CMAKE_CUDA_ARCHITECTURES:\w+=(.*)$", (build / "CMakeCache.txt").read_text(), re.M)
     return {
-        **versions.commit_of(REPOSITORY),
-        "sources": prebuilt.digest(REPOSITORY),
+        **machine.commit(),
+        "sources": prebuilt.digest(),
         "python": prebuilt.python_version(),
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda),
@@ -81,15 +81,9 @@ def manifest_of(build: Path) -> dict[str, Any]:
 
 def report_size(folder: Path, limit_mib: float) -> int:
     """Say how large the folder is; return 1 if that is too much."""
-    sizes = {path.relative_to(folder): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
-    total_mib = sum(sizes.values()) / MIB
-    for path, size in sorted(sizes.items(), key=lambda item: -item[1])[:8]:
-        print(f"{size / MIB:8.1f} MiB  {path}")
-    print(f"{total_mib:8.1f} MiB  {folder}, of at most {limit_mib:g}")
-    if total_mib > limit_mib:
-        print("that is too large to be carried", file=sys.stderr)
-        return 1
-    return 0
+    total_mib = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / MIB
+    print(f"{total_mib:.1f} MiB  {folder}, of at most {limit_mib:g}")
+    return int(total_mib > limit_mib)
 
 
 if __name__ == "__main__":

@@ -9,23 +9,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gpu.harness.build import REPOSITORY
+
 MANIFEST = "manifest.json"
 #: What programs and Python files are made of.
 _SOURCES = ("CMakeLists.txt", "cmake", "include", "kernels", "src", "python", "topology", "benchmarks", "tests/gpu")
 _SUFFIXES = (".cmake", ".h", ".cpp", ".cu", ".cuh", ".in", ".py")
 
 
-def why_unfit(folder: Path, repository: Path, torch_said: Mapping[str, Any]) -> str:
+def why_unfit(folder: Path, torch_said: Mapping[str, Any]) -> str:
     """Return why a prebuilt folder is not for this machine or not of these sources; "" if it is."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError) as error:
         return f"{folder / MANIFEST}: {error}"
     here = {
-        "sources": digest(repository),
+        "sources": digest(),
         "python": python_version(),
         "torch": torch_said.get("torch"),
-        "cuda": torch_said.get("cuda_of_torch"),
+        "cuda": torch_said.get("cuda"),
     }
     differing = [
         f"{name} {manifest.get(name)}, here {value}" for name, value in here.items() if value != manifest.get(name)
@@ -42,17 +44,13 @@ def python_version() -> str:
     return ".".join(platform.python_version_tuple()[:2])
 
 
-def digest(repository: Path) -> str:
+def digest() -> str:
     """Return what differs if any source does."""
     total = hashlib.sha256()
-    for top in map(repository.joinpath, _SOURCES):
-        files = (
-            [top]
-            if top.is_file()
-            else sorted(path for path in top.rglob("*") if path.name.endswith(("CMakeLists.txt", *_SUFFIXES)))
-        )
-        for path in files:
-            if path.is_file() and "__pycache__" not in path.parts:
-                total.update(f"{path.relative_to(repository)}\0".encode())
+    for top in map(REPOSITORY.joinpath, _SOURCES):
+        for path in [top] if top.is_file() else sorted(top.rglob("*")):
+            is_source = path.name.endswith(("CMakeLists.txt", *_SUFFIXES)) and path.is_file()
+            if is_source and "__pycache__" not in path.parts:
+                total.update(f"{path.relative_to(REPOSITORY)}\0".encode())
                 total.update(path.read_bytes())
     return total.hexdigest()[:16]

@@ -7,7 +7,7 @@ import sys
 
 from gpu.worlds.launch import launch
 
-NAMES = ("nccl", "collectives", "training", "capture", "profile", "faults", "killed", "launch_overhead")
+NAMES = ("collectives", "training", "capture", "profile", "killed")
 
 
 def main() -> int:

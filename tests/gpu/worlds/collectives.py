@@ -37,13 +37,11 @@ def run(world: World) -> None:
         world.check("world backend: all-reduce, broadcast, all-to-all, send", lambda: world_backend(world))
         world.check("codec none: reduce-scatter, bit for bit", lambda: exact_reduce_scatter(world))
         world.check("codec none: all-reduce, bit for bit", lambda: exact_all_reduce(world))
-        world.check("codec none: float16 sums do not overflow", lambda: float16_average(world))
         world.check("all-gather in two tiers, bit for bit", lambda: gather(world))
         for codec, collective in ALIKE:
             name = f"codec {codec}: {collective.__name__.replace('_', '-')} as on the CPU, bit for bit"
             world.check(name, lambda: compressed(world, codec, collective))  # noqa: B023
         world.check("default codec: what it can carry arrives, bit for bit", lambda: carried_exactly(world))
-        world.check("codec tagc: bfloat16 as on the CPU, within rounding", lambda: compressed_bfloat16(world))
         world.check("default codec: NaN and Inf arrive", lambda: not_finite(world))
         for codec in UNDER_WAY:
             world.check(f"codec {codec}: several units under way", lambda: several_under_way(world, codec))  # noqa: B023
@@ -97,12 +95,6 @@ def exact_all_reduce(world: World) -> None:
             require(torch.equal(result.cpu(), expected), dtype, size)
 
 
-def float16_average(world: World) -> None:
-    source = torch.full((4000,), 40_000.0, dtype=torch.float16, device=world.device)
-    result = reduce_scatter(source, isthmus_group(), op=dist.ReduceOp.AVG)
-    require(bool((result == 40_000).all()), result)
-
-
 def gather(world: World) -> None:
     group = isthmus_group()
     for dtype in (*FLOATS, torch.int64, torch.uint8):
@@ -149,20 +141,6 @@ def carried_exactly(world: World) -> None:
                 whole = all_reduce(source, group, "all").cpu()
                 require(torch.equal(whole, expected), "all-reduce", segments, dtype, step)
         require(isthmus.stats(group)["compressed_calls"] == 12, isthmus.stats(group)["exact_calls"])
-
-
-def compressed_bfloat16(world: World) -> None:
-    """NCCL sums pieces in bfloat16, the CPU in float32: the first step's sums differ by that rounding.
-
-    But where a value is next to the threshold, one may send what the other keeps.
-    """
-    on_device, on_cpu = isthmus_group("tagc"), isthmus_group("tagc")
-    sources = [heavy_tail(4 * 50_000, rank).bfloat16() for rank in range(world.size)]
-    result = reduce_scatter(sources[world.rank].to(world.device), on_device).cpu().float()
-    expected = reduce_scatter(sources[world.rank], on_cpu).float()
-    magnitude = own_chunk(sum(source.float().abs() for source in sources))
-    close = (result - expected).abs() <= 4 * torch.finfo(torch.bfloat16).eps * magnitude
-    require(float(close.float().mean()) > 0.995, int((~close).sum()), "of", close.numel(), "are not close")
 
 
 def not_finite(world: World) -> None:

@@ -75,37 +75,6 @@ def packets_are_as_long_as_planned(groups: Groups) -> None:
         assert stats["collectives"]["all_reduce"]["inter"]["sent_bytes"] == 2 * packets, codec
 
 
-@table
-def min_elements_and_units_decide(groups: Groups) -> None:
-    group = groups(min_elements=4096, units="*,!*norm*")
-    for numel, unit, compressed in [(4096, "mlp", 1), (4092, "mlp", 0), (8192, "norm1", 0)]:
-        isthmus.reset_stats(group)
-        reduce_scatter(group, torch.ones(numel), unit=unit)
-        stats = isthmus.stats(group)
-        assert stats["compressed_calls"] == compressed, (numel, unit)
-        assert sum(stats["exact_calls"].values()) == 1 - compressed
-
-
-@table
-def what_is_no_sum_of_floats_is_exact(groups: Groups) -> None:
-    group = groups()
-    rank = dist.get_rank()
-    cases = [
-        (torch.arange(4000) * (rank + 1), dist.ReduceOp.SUM),
-        (torch.arange(4000, dtype=torch.uint8) // 8, dist.ReduceOp.SUM),
-        (inputs_of_all_ranks(4000, torch.float32)[rank], dist.ReduceOp.MAX),
-        (inputs_of_all_ranks(4000, torch.float32)[rank], dist.ReduceOp.PRODUCT),
-    ]
-    for source, op in cases:
-        expected, result = torch.empty_like(source[:1000]), torch.empty_like(source[:1000])
-        dist.reduce_scatter_tensor(expected, source, op, group=groups.gloo)
-        with gradient():
-            dist.reduce_scatter_tensor(result, source, op, group=group)
-        assert torch.equal(result, expected)
-    assert isthmus.stats(group)["exact_calls"] == {"not a sum of floating-point numbers": len(cases)}
-    assert isthmus.stats(group)["compressed_calls"] == 0
-
-
 class _ReduceScatterInBackward(torch.autograd.Function):
     """What sequence parallelism does: a reduce-scatter of activations' gradients inside a backward pass."""
 

@@ -13,7 +13,7 @@ from isthmus.benchmarks.convergence.arms import ARMS, BASELINE, FINALISTS
 from isthmus.benchmarks.convergence.config import ConvergenceConfig, Setting
 from isthmus.benchmarks.convergence.results import ResultsFile, Run, make_run, read_results, text_digest
 from isthmus.benchmarks.convergence.run import merged
-from isthmus.benchmarks.convergence.summary import half_width, print_summary, summarise
+from isthmus.benchmarks.convergence.summary import print_summary, summarise
 from isthmus.benchmarks.convergence.worker import lr_share
 from python.benchmarks.bench_cli import children, refused, run, start, wait_for_line
 from support.limits import HANG_S
@@ -38,13 +38,6 @@ def fake_result(val_loss=2.0, sent_bytes=1000):
 
 def results_of(*pairs):
     return {each.key: (each, result) for each, result in pairs}
-
-
-def test_interval_of_a_mean():
-    assert half_width([1.0, 2.0, 3.0]) == pytest.approx(
-        2.48414, abs=1e-4
-    )  # deviation 1, three values: 4.3027 / sqrt(3)
-    assert half_width([5.0, 5.0]) == 0
 
 
 def test_schedule():

@@ -61,11 +61,3 @@ def test_tables_of_training_are_written_as_they_stand() -> None:
         arm = name.strip("`")
         measured["arms"][arm] = dict(zip(used, values, strict=True), description=ARMS[arm].description)
     assert figures.training(measured) in text_of("training")
-
-
-def test_figures_that_moved_are_named() -> None:
-    before = figures.table(["", "a", "b"], [["x", ".99", "4.0"], ["y", "1.00", "2.0"]])
-    after = figures.table(["", "a", "b"], [["x", ".72", "4.0"], ["y", "1.05", "1.9"]])
-    assert list(figures.moved(before, after)) == ["    was | x | .99 | 4.0 |\n    is  | x | .72 | 4.0 |"]
-    assert list(figures.moved(before, before)) == []
-    assert list(figures.moved(before, figures.table(["", "a", "b"], []))) == ["    other rows than before"]

@@ -109,21 +109,10 @@ def test_a_process_that_is_alone_or_on_the_only_node_says_so_by_itself():
         (
             ["--here"],
             {},
-            "--here: no launcher started this process: start it on every rank, as in `torchrun --nnodes 2",
-        ),
-        (["--here"], TORCHRUN | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, "--here: one rank exchanges nothing"),
-        (
-            ["--here"],
-            TORCHRUN | {"LOCAL_WORLD_SIZE": "4"} | {"MASTER_ADDR": "a"},
-            "--here: all 4 ranks are on one node",
+            "--here: no launcher started this process: start it on every rank, as in `torchrun --nnodes",
         ),
         (["--here"], TORCHRUN, "--here: set MASTER_ADDR"),
-        (
-            ["--here", "--nodes", "2"],
-            TORCHRUN,
-            "--nodes: only for simulated nodes; with --here nodes are the launcher's",
-        ),
-        (["--here", "--link", "1gbit"], TORCHRUN, "--link: only for simulated nodes"),
+        (["--here", "--link", "1gbit"], TORCHRUN, "--link: only for simulated nodes; with --here nodes are the"),
         (["--here", "--device", "tpu"], TORCHRUN, "device 'tpu': expected one of auto, cpu, cuda"),
         (["--device", "cpu"], {}, "--device: only with --here"),
     ],

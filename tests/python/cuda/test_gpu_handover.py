@@ -86,14 +86,14 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 
 def test_what_was_built_here_runs_there(machine: Machine) -> None:
-    chosen = ("codecs", "nccl")
+    chosen = ("codecs", "profile")
     process = machine.start("--time-limit", str(HANG_S), *(f"--only={name}" for name in chosen))
     assert process.wait(HANG_S) == 0, (machine.output / "report-fake-gpu.md").read_text()
-    assert machine.results() == {"prebuilt": OK, "import": OK, "codecs": NOT_RUN, "nccl": OK}
+    assert machine.results() == {"prebuilt": OK, "import": OK, "codecs": NOT_RUN, "profile": OK}
     report = machine.report()
     assert report["versions"]["commit"] == "c0ffee"
     assert sorted(path.name for path in machine.output.iterdir()) == [
         *("logs.tar.gz", "report-fake-gpu.json", "report-fake-gpu.md")
     ]
     with tarfile.open(machine.output / "logs.tar.gz") as logs:
-        assert logs.getnames() == ["import.log", "nccl.log"]
+        assert logs.getnames() == ["import.log", "profile.log"]

@@ -44,21 +44,6 @@ def test_reads_name_threads_and_shared_memory(resources: ModuleType) -> None:
     assert (kernel.static_shared_bytes, kernel.dynamic_shared_bytes) == (256, 131072)
 
 
-@pytest.mark.parametrize(
-    ("registers", "dynamic_shared_bytes", "occupancy"),
-    [
-        (32, 0, 1.0),  # two groups of 1024 threads
-        (33, 0, 0.5),  # registers are given out in steps of eight a thread: 40 of them leave room for one
-        (32, 131072, 0.5),  # shared memory has room for one
-        (64, 0, 0.5),
-    ],
-)
-def test_occupancy(resources: ModuleType, registers: int, dynamic_shared_bytes: int, occupancy: float) -> None:
-    kernel = resources.Kernel("name", 90, 1024, registers, 0, 256, dynamic_shared_bytes)
-    assert kernel.occupancy == occupancy
-    assert resources.Kernel("name", 89, 1024, registers, 0, 256, 0).occupancy is None
-
-
 @pytest.mark.processes
 def test_a_spill_fails(
     resources: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -70,30 +55,6 @@ def test_a_spill_fails(
     assert "Peel<true> for sm_90 spills 24 bytes" in capsys.readouterr().err
     path.write_text(report())
     assert resources.main() == 0
-
-
-def test_counts_loads_until_one_is_used(resources: ModuleType) -> None:
-    lines = (
-        "LDG.E R6, desc[UR4][R2.64]",
-        "@P0 LDG.E.64 R8, desc[UR4][R2.64+0x8]",
-        "IADD3 R1, R2, R3, R4",
-        "FADD R0, R9, R1",  # the second register of the second load
-        "LDG.E R6, desc[UR4][R2.64]",
-        "BRA `(.L_x_1)",
-        "LDG.E R7, desc[UR4][R2.64]",
-        "STG.E desc[UR4][R2.64], R7",
-    )
-    code = "".join(f"        /*{16 * i:04x}*/                   {line} ;\n" for i, line in enumerate(lines))
-    assert resources.count_loads(f"\t\tFunction : {PEEL}\n{code}") == {PEEL: 2}
-
-
-@pytest.mark.processes
-def test_a_report_without_kernels_fails(resources: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.cu.o.ptxas"
-    path.write_text("ptxas info    : 0 bytes gmem\n")
-    monkeypatch.setattr("sys.argv", ["cuda_resources.py", str(path)])
-    with pytest.raises(SystemExit, match="0 kernels were understood"):
-        resources.main()
 
 
 @pytest.mark.processes

@@ -184,16 +184,6 @@ def works_and_futures(gloo: dist.ProcessGroup) -> None:
 
 
 @table
-def small_all_gathers_are_the_world_backends(gloo: dist.ProcessGroup) -> None:
-    group = group_of(min_elements=4004)
-    for numel, calls in ((1000, 0), (1001, 1)):
-        result = torch.empty(WORLD_SIZE * numel, device=GPU)
-        dist.all_gather_into_tensor(result, torch.ones(numel, device=GPU), group=group)
-        assert bool((result.cpu() == 1).all())
-        assert isthmus.stats(group)["collectives"]["all_gather"]["calls"] == calls
-
-
-@table
 def an_all_gather_in_place_or_coalesced_takes_two_tiers(gloo: dist.ProcessGroup) -> None:
     """In place as FSDP2's: the own shard lies in the result."""
     group = group_of()

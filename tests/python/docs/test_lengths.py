@@ -17,7 +17,6 @@ LONGER = {
     "src/torch/cuda/cuda_side.cpp",
     "src/torch/module/module.cpp",
     "tests/python/attached/test_attach.py",
-    "tests/python/units/test_weights.py",
 }
 BEGINS_WITHOUT_SUBJECT = re.compile(r'(// |# |#: |"""|\. |^)(Of|What of) [a-z]', re.MULTILINE)
 

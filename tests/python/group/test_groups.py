@@ -123,11 +123,7 @@ def mistakes_are_told_to_every_rank() -> None:
     dist.new_group(pg_options=isthmus.Options(log="error" if rank == 1 else "warning"))
 
 
-def main(rank: int, world_size: int) -> dict[str, str]:
-    return table.run_in_world()
-
-
-test_group = table.in_world(main, WORLD_SIZE, env={**CODEC_NONE, "ISTHMUS_NODES": "2x2"})
+test_group = table.in_world(world_size=WORLD_SIZE, env={**CODEC_NONE, "ISTHMUS_NODES": "2x2"})
 
 
 def torchrun(rank: int, agents: list[int]) -> dict[str, str]:
@@ -213,21 +209,6 @@ def launchers_place_ranks() -> None:
     counted = isthmus.stats()["collectives"]["reduce_scatter"]
     assert counted["calls"] == counted["packed_calls"] == 1
     assert not [name for name in sys.modules if name == "isthmus.topology.discovery.nvml"]  # not for CPUs
-
-
-@placed
-def subgroups_are_placed_as_their_members() -> None:
-    for members, expected in [
-        ([0, 1], "2 nodes x 1 rank, in blocks"),
-        ([1, 3], "1 node x 2 ranks, in blocks"),
-        ([0, 1, 3], "0|1,2"),
-    ]:
-        group = dist.new_group(members)
-        if dist.get_rank() in members:
-            assert node_map(group) == expected
-            assert isthmus.stats(group)["node_map_source"].startswith("torchrun")
-            reduce_scatter_works(group)
-    dist.barrier()
 
 
 @placed

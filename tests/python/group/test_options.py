@@ -39,19 +39,10 @@ class TestOptions:
         ("name", "value", "range_text"),
         [
             ("codec", "zip", "none, tagc or quant"),
-            ("tiers", "three", "two or flat"),
             ("ratio", 0.5, "1 to 64"),
-            ("sparsity", 1, "less than 1"),
-            ("index_bits", 2, "1 or 4"),
-            ("min_elements", -1, "0 or more"),
             ("min_elements", 1.5, "0 or more"),
-            ("max_units", 0, "1 or more"),
             ("device_timings", "maybe", "true"),
-            ("weights", "nonsense", "plain or delta"),
             ("weights", True, "plain or delta"),
-            ("replica_interval", -1, "0 or more"),
-            ("replica_interval", 0.5, "0 or more"),
-            ("log", "loud", "warning"),
         ],
     )
     def test_bad_values_are_named(self, name: str, value: Any, range_text: str) -> None:
@@ -74,18 +65,6 @@ class TestOptions:
                 isthmus.Options(**{name: 1})
         with pytest.raises(isthmus.OptionError, match=r"no option xyz: there are nodes, codec, .*log, timeout"):
             isthmus.Options(xyz=1)
-
-    def test_what_is_gone_names_what_to_use_instead(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refusal(**keywords: Any) -> str:
-            with pytest.raises(isthmus.OptionError) as error:
-                isthmus.Options(**keywords)
-            return str(error.value)
-
-        assert refusal(error_budget=0.02).startswith("option error_budget is gone: bits decides")
-        assert "; it is gone: quant is the default; isthmus plan and" in refusal(codec="auto")
-        assert "; it is gone: 4 is the default; isthmus plan and" in refusal(bits=0)
-        monkeypatch.setenv("ISTHMUS_GATHERS", "world")
-        assert refusal().startswith("environment variable ISTHMUS_GATHERS: option gathers is gone: all-gathers of")
 
     def test_help_names_every_option_with_its_default(self) -> None:
         text = isthmus.Options.__doc__ or ""

@@ -45,21 +45,6 @@ def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
 
 
 @table
-def a_scaler_concerns_the_models_that_follow_it() -> None:
-    process_group, a, _ = two_models()
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    isthmus.prepare(a, name="a", scaler=scaler)
-    scaler.scale(torch.ones(()))
-    before = {name: residuals(process_group, name) for name in ("a", "b")}
-    scaler.update(16.0)
-    assert same(residuals(process_group, "a"), [2 * residual for residual in before["a"]])
-    assert same(residuals(process_group, "b"), before["b"])
-    scaler.update(0.0)
-    assert same(residuals(process_group, "b"), before["b"])
-    assert {state["name"][:2] for state in unit_states(a)} == {"b/"}
-
-
-@table
 def clearing_scaling_and_loading_concern_one_model() -> None:
     process_group, a, b = two_models()
     state = isthmus.state_dict(a)
@@ -161,21 +146,6 @@ def fsdp1_prepared_after_saving_drops_and_says_so() -> None:
     assert isthmus.stats(process_group)["dropped_residuals"] == 3
 
 
-@table
-def what_is_excluded_now_takes_its_residual_along() -> None:
-    folder = saved(trained(fsdp2(mesh_of(group()))))
-    for options in ({"units": "!blocks.0"}, {"min_elements": 10**9}):
-        process_group = group(**options)
-        model = fsdp2(mesh_of(process_group))
-        assert len(isthmus.load_checkpoint(folder, model).restored) == 3
-        trained(model, 3)
-        excluded = 1 if "units" in options else 3
-        stats = isthmus.stats(process_group)
-        assert stats["exact_calls"].pop("takes the residual along") == excluded
-        assert sum(stats["exact_calls"].values()) == 2 * excluded
-        assert sum(state["residual"].any() for state in unit_states(model)) == 3 - excluded
-
-
 class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -224,8 +194,4 @@ def experts_get_what_is_theirs() -> None:
         torch.testing.assert_close(arrived + held, given, rtol=1e-4, atol=1e-2)
 
 
-def main(rank: int, world_size: int) -> dict[str, str]:
-    return table.run_in_world()
-
-
-test_owners = table.in_world(main)
+test_owners = table.in_world()

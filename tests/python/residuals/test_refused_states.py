@@ -114,8 +114,4 @@ def dcp_load_alone_finds_out_that_residuals_are_missing() -> None:
         isthmus.load_state_dict(state["isthmus"], model)
 
 
-def main(rank: int, world_size: int) -> dict[str, str]:
-    return table.run_in_world()
-
-
-test_state = table.in_world(main)
+test_state = table.in_world()

@@ -16,14 +16,11 @@ from python.residuals.saved_models import model_on, saved, warnings_of_rank_0
 from support.checkpoints import (
     WIDTH,
     Block,
-    Model,
     backward,
-    ddp,
     fingerprint,
     fsdp1,
     fsdp2,
     group,
-    hsdp_mesh,
     mesh_of,
     trained,
     unit_states,
@@ -168,38 +165,6 @@ def groups_and_all_groups_may_be_meant() -> None:
 
 
 @table
-def residuals_take_what_is_documented() -> None:
-    num_nodes, ranks_per_node = 2, 2
-    rows = -(-7 // 4) * 4 * (WIDTH + 1)  # of the last layer, padded to equal shards
-    sharded = 2 * (4 * WIDTH * WIDTH + 2 * WIDTH) + rows
-    per_node_rows = -(-7 // 2) * 2 * (WIDTH + 1)
-    within_nodes = sharded - rows + per_node_rows
-
-    def residual_bytes(process_group: dist.ProcessGroup) -> int:
-        return int(isthmus.stats(process_group)["residual_bytes"])
-
-    per_rank = 4 * sharded // ranks_per_node * (num_nodes - 1) // num_nodes
-    for codec, tiers, expected in (("tagc", "two", per_rank), ("tagc", "flat", 4 * sharded), ("default", "two", 0)):
-        process_group = group(codec, tiers=tiers)
-        trained(fsdp2(mesh_of(process_group)))
-        assert residual_bytes(process_group) == expected, (codec, tiers)
-    mesh = hsdp_mesh("2x2")
-    trained(fsdp2(mesh))
-    assert residual_bytes(mesh.get_group("replicate")) == 4 * within_nodes // ranks_per_node
-    assert residual_bytes(mesh.get_group("shard")) == 0
-    process_group = group()
-    model = isthmus.prepare(ddp(process_group, find_unused_parameters=True), name="memory")
-    trained(model, 3)
-    expected = 0
-    for unit in unit_states(model):
-        chunk = -(-unit["num_elements"] // 4)
-        expected += 4 * (chunk * (num_nodes - 1) + chunk)
-    num_parameters = sum(parameter.numel() for parameter in Model().parameters())
-    assert residual_bytes(process_group) == expected
-    assert 0 <= expected - 4 * num_parameters // 2 < 4 * 2 * 4 * len(unit_states(model))
-
-
-@table
 def what_is_left_of_parameters_without_gradients_is_saved_too() -> None:
     model: Any = isthmus.prepare(model_on(), name="skips")
     trained(model)
@@ -220,8 +185,4 @@ def mesh_group(model: nn.Module) -> dist.ProcessGroup:
     return groups_of(model)[0]
 
 
-def main(rank: int, world_size: int) -> dict[str, str]:
-    return table.run_in_world()
-
-
-test_state = table.in_world(main)
+test_state = table.in_world()

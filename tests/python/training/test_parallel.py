@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import Replicate
@@ -34,7 +34,6 @@ from support.families import (
     is_prepared,
     isthmus_groups,
     run_table,
-    train,
     units_of_groups,
     weights_of,
     world,
@@ -150,29 +149,6 @@ def pipeline_stages(store: dist.Store) -> None:
 
 
 # --- Groups ---
-
-
-@table
-def a_group_inside_a_node_is_exact_and_pays_nothing(store: dist.Store) -> None:
-    family = Family(
-        lambda model: fsdp2(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("across", "within"))["within"])
-    )
-    with world(store, "gloo"):
-        plain = train(family, "gloo")
-    with world(store, "default"):
-        run = train(family, "default")
-        (within,) = [group for group in isthmus_groups() if isthmus.stats(group)["calls"].get("_reduce_scatter_base")]
-        stats = isthmus.stats(within)
-    assert torch.equal(run.weights, plain.weights)
-    assert stats["node_map"] == "1 node x 2 ranks, in blocks"
-    assert run.compressed == stats["num_units"] == stats["residual_bytes"] == stats["scratch_bytes"] == 0
-    sent = [
-        tier["inter_node_sent_bytes"]
-        for kind in stats["collectives"].values()
-        for tier in kind.values()
-        if isinstance(tier, dict)
-    ]
-    assert sent and not any(sent)
 
 
 add_family(table, "tensor_parallel", FAMILY)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 import isthmus
 from isthmus.backends import backend_of
 from python.units.identity import group_of
-from support.checkpoints import exact_calls, mesh_of, unit_states
+from support.checkpoints import exact_calls, mesh_of
 from support.checks import Table
 
 table = Table()
@@ -80,28 +80,6 @@ def in_a_hook(model: Any, reduce: Callable[[DTensor], torch.Tensor]) -> torch.Te
     model.layers[0].weight.register_post_accumulate_grad_hook(hook)
     model(inputs()).square().mean().backward()
     return found[0]
-
-
-def gram_over(process_group: dist.ProcessGroup) -> Callable[[DTensor], torch.Tensor]:
-    """Return what Shampoo and Muon reduce. Torch's own DTensors take meshes of equal ranks for one another."""
-
-    def gram(gradient: DTensor) -> torch.Tensor:
-        local = gradient.to_local()
-        product = local.T @ local
-        dist.all_reduce(product, group=process_group)
-        return product
-
-    return gram
-
-
-@table
-def an_optimizer_in_the_backward_pass_reduces_exactly() -> None:
-    plain, process_group = gloo(), group_of()
-    expected = in_a_hook(sharded(mesh_of(plain)), gram_over(plain))
-    assert_close(in_a_hook(sharded(mesh_of(process_group)), gram_over(process_group)), expected)
-    assert exact_calls(process_group) == {INSIDE: 1}, exact_calls(process_group)
-    assert isthmus.stats(process_group)["compressed_calls"] == 4
-    assert INSIDE.split(",")[0] in " ".join(isthmus.stats(process_group)["notes"])
 
 
 @table
@@ -271,37 +249,4 @@ def two_groups_of_parameters_of_one_module_have_names() -> None:
 # --- By name, prepared and attached ---
 
 
-@table
-def a_unit_is_the_same_by_name_prepared_and_attached() -> None:
-    losses, units = {}, {}
-    for way in ("by name", "prepared", "attached"):
-        process_group = gloo() if way == "attached" else group_of()
-        model: Any = Layers(512)
-        for layer in model.layers:
-            fully_shard(layer, mesh=mesh_of(process_group))
-        fully_shard(model, mesh=mesh_of(process_group))
-        if way == "prepared":
-            isthmus.prepare(model)
-        if way == "attached":
-            isthmus.attach(model, options=isthmus.Options(nodes="2x2", min_elements=0))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        losses[way] = []
-        for step in range(4):
-            loss = model(inputs(step, 512)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses[way].append(loss.item())
-        losses[way] += [float(p.to_local().double().sum()) for p in model.parameters()]
-        keys = ("name", "layout", "num_elements", "dtype", "collective", "step")
-        units[way] = [tuple(unit[key] for key in keys) for unit in unit_states(model)]
-        assert isthmus.stats(process_group)["compressed_calls"] == 16
-    assert units["by name"] == units["prepared"] == units["attached"], units
-    assert losses["by name"] == losses["prepared"] == losses["attached"], losses
-
-
-def main(rank: int, world_size: int) -> dict[str, str]:
-    return table.run_in_world()
-
-
-test_callers = table.in_world(main, env={"ISTHMUS_NODES": "2x2", "ISTHMUS_LOG": "error"})
+test_callers = table.in_world(env={"ISTHMUS_NODES": "2x2", "ISTHMUS_LOG": "error"})

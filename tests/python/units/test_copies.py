@@ -220,15 +220,7 @@ def copies_are_exact_where_one_group_is_inside_a_node() -> None:
         check_copies(wrap, exact, Copied, nodes="0,1,2,3|4,5")
 
 
-def main(rank: int, world_size: int) -> dict[str, str]:
-    return table.run_in_world()
+test_copies_in_groups_on_other_nodes = table_of_six.in_world(world_size=6)
 
 
-def main_of_six(rank: int, world_size: int) -> dict[str, str]:
-    return table_of_six.run_in_world()
-
-
-test_copies_in_groups_on_other_nodes = table_of_six.in_world(main_of_six, 6)
-
-
-test_copies = table.in_world(main)
+test_copies = table.in_world()

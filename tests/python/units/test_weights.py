@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -35,7 +35,6 @@ from support.families import run_table, same_on_all_ranks, world
 NUM_NODES = 2
 HEADER_BYTES = 64
 FIRST = "the first gather"
-ONE_TOO_MANY = "more than max_units units"
 UNITS = 3  # of checkpoints.Model: two blocks and the root
 table = Table()
 
@@ -117,11 +116,8 @@ class Twins:
         for kind, group in self.groups.items():
             with seed(0):
                 self.models[kind] = wrap(group)
-        self.optimize_with(torch.optim.AdamW, lr=1e-2)
-
-    def optimize_with(self, optimizer: Callable[..., torch.optim.Optimizer], **settings: Any) -> None:
         self._optimizers = {
-            kind: optimizer([p for p in model.parameters() if p.requires_grad], **settings)
+            kind: torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
             for kind, model in self.models.items()
         }
 
@@ -182,68 +178,24 @@ def backward_gathers_and_evaluation_send_headers(store: dist.Store) -> None:
         assert quiet.sent == quiet.all * HEADER_BYTES * (NUM_NODES - 1), quiet
 
 
-@table
-def one_rank_that_changed_sends_alone(store: dist.Store) -> None:
-    with world(store, "none"):
-        twins = Twins(sharded)
-        twins.check_equal("at first")
-
-        def change(model: Any) -> None:
-            if dist.get_rank() == 2:
-                local(model.blocks[0].up.weight)[0, 0] += 1
-
-        twins.each(change)
-        with Gathers(twins.group) as gathers:
-            twins.check_equal("one rank changed one weight")
-        changed = 1 if dist.get_rank() == 2 else 0
-        assert gathers.unchanged == gathers.all - changed, gathers
-        assert (gathers.sent > gathers.all * HEADER_BYTES * (NUM_NODES - 1)) == bool(changed), gathers
-
-
-# --- Weights that change other than by one optimizer's steps ---
+# --- Weights that change other than by an optimizer's steps ---
 
 
 @table
-def any_change_of_weights_crosses_to_the_bit(store: dist.Store) -> None:
+def what_is_edited_between_steps_crosses_to_the_bit(store: dist.Store) -> None:
+    def edit(model: Any) -> None:
+        for parameter in model.parameters():
+            local(parameter).mul_(torch.rand(local(parameter).shape) * 1e3)
+        local(model.blocks[1].down.weight).zero_()
+        local(model.blocks[0].up.bias).fill_(float("-0"))
+        local(model.blocks[0].down.weight)[0, :2] = torch.tensor([float("inf"), 1e-42])
+
     with world(store, "none"):
         twins = Twins(sharded, replica_interval=3)
-        averages: dict[int, list[torch.Tensor]] = {}
-
-        def note_average(model: Any) -> None:
-            averages[id(model)] = [0.9 * local(p).detach() for p in model.parameters()]
-
-        def swap(model: Any) -> None:
-            for parameter, average in zip(model.parameters(), averages[id(model)], strict=True):
-                own = local(parameter)
-                current = own.clone()
-                own.copy_(average)
-                average.copy_(current)
-
-        def edit(model: Any) -> None:
-            for parameter in model.parameters():
-                local(parameter).mul_(torch.rand(local(parameter).shape) * 1e3)
-            local(model.blocks[1].down.weight).zero_()
-            local(model.blocks[0].up.bias).fill_(float("-0"))
-            local(model.blocks[0].down.weight)[0, :2] = torch.tensor([float("inf"), 1e-42])
-
-        def mend(model: Any) -> None:
-            for parameter in model.parameters():
-                local(parameter).normal_(std=0.1)
-
         twins.train(0, 2)
-        twins.each(note_average)
-        twins.train(2, 4)
         twins.check_equal("training")
-        for _ in range(2):
-            twins.each(swap)
-            twins.check_equal("an average swapped in, and out")
-        twins.train(4, 5)
         twins.each(edit)
         twins.check_equal("edited in place")
-        twins.each(mend)
-        twins.optimize_with(torch.optim.SGD, lr=1e-3, momentum=0.9)
-        twins.train(5, 8)
-        twins.check_equal("another optimizer")
         assert sum(counts(twins.group)["whole"].values()) == UNITS, counts(twins.group)
 
 
@@ -300,25 +252,6 @@ def a_model_that_is_gone_frees_its_replicas(store: dist.Store) -> None:
             assert counts(group)["replica_bytes"] == of_all
 
 
-@table
-def a_model_that_one_rank_keeps_makes_no_difference(store: dist.Store) -> None:
-    with world(store, "none"):
-        group = group_with("delta")
-        first, second = sharded(group), sharded(group)
-        expected = [evaluated(first), evaluated(second)]
-        of_both = counts(group)["replica_bytes"]
-        kept = [first] if dist.get_rank() == 0 else []
-        del first
-        gc.collect()
-        third = sharded(group)
-        assert torch.equal(evaluated(second), expected[1])
-        evaluated(third)
-        backward(third, 0)
-        assert torch.equal(evaluated(second), expected[1])
-        assert counts(group)["healed"] == 0
-        assert counts(group)["replica_bytes"] == of_both * (3 if kept else 2) // 2
-
-
 # --- Which gathers ---
 
 
@@ -330,20 +263,6 @@ def fsdp1(group: dist.ProcessGroup, **settings: Any) -> nn.Module:
         auto_wrap_policy=ModuleWrapPolicy({Block}),
         **settings,
     )
-
-
-@table
-def fsdp1_is_recognised(store: dist.Store) -> None:
-    with world(store, "none"):
-        for settings in ({}, {"use_orig_params": True}):
-            twins = Twins(lambda group, settings=settings: fsdp1(group, **settings))
-            for step in range(3):
-                twins.train(step, step + 1)
-                twins.check_equal(f"step {step}, {settings}")
-            assert counts(twins.group)["whole"] == {FIRST: UNITS}
-            # Forward, backward, evaluation. The root stays gathered until its backward pass, and after evaluation.
-            assert counts(twins.group)["gathers"] == 3 * (UNITS + (UNITS - 1) + UNITS) - 2, counts(twins.group)
-            assert counts(twins.group)["unchanged"] >= 3 * (UNITS - 1), counts(twins.group)
 
 
 def inputs_of(step: int) -> torch.Tensor:
@@ -363,9 +282,6 @@ def other_gathers_stay_as_they_are(store: dist.Store) -> None:
             dist.all_gather_into_tensor(gathered, torch.full((1000,), float(rank)))
             assert torch.equal(gathered, torch.arange(4.0).repeat_interleave(1000))
             assert sent_bytes() - before == (NUM_NODES - 1) * 4000
-            parts = [torch.empty(1000) for _ in range(4)]
-            dist.all_gather(parts, torch.full((1000,), float(rank)))
-            assert torch.equal(torch.cat(parts), gathered)
             for parameter in model.parameters():
                 assert same_on_all_ranks(parameter.full_tensor())
                 assert same_on_all_ranks(parameter.grad.full_tensor())
@@ -401,54 +317,16 @@ def of_two_types(group: dist.ProcessGroup) -> nn.Module:
     return fsdp2(mesh_of(group), model)
 
 
-def in_type(dtype: torch.dtype) -> Callable[[dist.ProcessGroup], nn.Module]:
-    class Cast(Model):
-        def forward(self, features: torch.Tensor) -> torch.Tensor:
-            return super().forward(features.to(dtype))
-
-    return lambda group: fsdp2(mesh_of(group), Cast().to(dtype))
-
-
-def in_precision(**types: torch.dtype) -> Callable[[dist.ProcessGroup], nn.Module]:
-    return lambda group: fsdp2(mesh_of(group), mp_policy=MixedPrecisionPolicy(**types))
-
-
-MODELS_OF_TYPES: dict[str, Callable[[dist.ProcessGroup], nn.Module]] = {
-    "bfloat16 of float32": in_precision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
-    "float16 of float32": in_precision(param_dtype=torch.float16, reduce_dtype=torch.float32),
-    **{str(dtype): in_type(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)},
-    "two types": of_two_types,
-}
-
-
 @table
-def weights_of_every_type_cross_to_the_bit(store: dist.Store) -> None:
+def weights_of_two_types_cross_as_bytes(store: dist.Store) -> None:
     with world(store, "none"):
-        for name, wrap in MODELS_OF_TYPES.items():
-            twins = Twins(wrap)
-            twins.optimize_with(torch.optim.SGD, lr=1e-3)
-            twins.train(0, 2)
-            twins.each(lambda model: [local(p).mul_(1.01) for p in model.parameters()])  # the frozen ones, too
-            twins.check_equal(name)
-            found = counts(twins.group)
-            assert found["whole"] == {FIRST: UNITS}, (name, found)
-            assert found["gathers"] > found["unchanged"] > 0, (name, found)
-
-
-# --- Limits ---
-
-
-@table
-def units_beyond_max_units_cross_whole(store: dist.Store) -> None:
-    with world(store, "none"):
-        twins = Twins(sharded, max_units=1)
-        evaluated(twins.models["delta"])
-        assert counts(twins.group)["whole"] == {FIRST: 1, ONE_TOO_MANY: UNITS - 1}
+        twins = Twins(of_two_types)
         twins.train(0, 2)
-        with Gathers(twins.group) as later:
-            twins.check_equal("trained")
-        assert later.whole == later.all * (UNITS - 1) // UNITS, later
-        assert len(names_of_replicas(twins.group)) == 1
+        twins.each(lambda model: [local(p).mul_(1.01) for p in model.parameters()])  # the frozen ones, too
+        twins.check_equal("two types")
+        found = counts(twins.group)
+        assert found["whole"] == {FIRST: UNITS}, found
+        assert found["gathers"] > found["unchanged"] > 0, found
 
 
 def main(rank: int, world_size: int) -> dict[str, str]:

@@ -103,25 +103,6 @@ TEST(None, ForeignPacketsAreRefusedAndTheFieldIsNamed) {
   }
 }
 
-TEST(None, PacketsOfAnotherSizeAreRefused) {
-  NoneCodec codec(DataType::kFloat32, 1);
-  std::vector<std::byte> packet = encode(codec, Array({1, 2}, DataType::kFloat32));
-  const Buffer too_short{packet.data(), static_cast<int64_t>(packet.size()) - 8, DataType::kByte};
-  Array out(2, DataType::kFloat32);
-  EXPECT_THROW(codec.decode_sum(too_short, 1, out.buffer(), kContext, {}), Error);
-  EXPECT_THROW(codec.encode(out.view(), {}, too_short, kContext, {}), Error);
-}
-
-TEST(None, AnotherSettingOrContextIsRefused) {
-  NoneCodec sender(DataType::kFloat16, 2);
-  NoneCodec receiver(DataType::kFloat16, 4);
-  const std::vector<std::byte> packet = encode(sender, Array({1, 2}, DataType::kFloat32));
-  Array out(2, DataType::kFloat32);
-  EXPECT_THROW(decode_sum(receiver, packet, 1, out), PacketError);
-  EXPECT_THROW(decode_sum(sender, packet, 1, out, {kContext.unit_hash, kContext.step + 1}), PacketError);
-  EXPECT_THROW(decode_sum(sender, packet, 1, out, {kContext.unit_hash + 1, kContext.step}), PacketError);
-}
-
 TEST(None, OnlyFloatingTypes) {
   EXPECT_THROW(NoneCodec(DataType::kByte, 1), Error);
   EXPECT_THROW(NoneCodec(DataType::kFloat32, 0), Error);

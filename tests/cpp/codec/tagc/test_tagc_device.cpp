@@ -275,29 +275,6 @@ TEST_F(TagcDeviceCorruption, MadeUpPacketsAreNamedAsOnCpu) {
   expect_fault(FaultKind::kCellsLeft, [&](auto& bytes) { bytes[layout.sketch + 4 * 64 * 5 + 3] ^= 1; });
 }
 
-// The host's copy is complete when it says so, and the first one stays.
-TEST_F(TagcDeviceCorruption, ThreadsAtOnceCopyFaultsToTheHost) {
-  const TagcDevice codec(options_);
-  kernels::DeviceFault mapped;
-  for (const size_t damaged_byte : {packet_.size() - 1, size_t{5}}) {
-    Memory packet(packet_);
-    packet.data()[damaged_byte] ^= 1;
-    Memory scratch(codec.decode_scratch_bytes({kElements}));
-    const kernels::DeviceContext context = device_context(kContext);
-    kernels::DeviceFault fault;
-    std::vector<float> out(kElements);
-    kernels::TagcDecodeJob job = codec.decode_job({packet.buffer(), 1, buffer_of(out), /*to_places=*/false,
-                                                   read_from(context, kContext), &fault, scratch.buffer()});
-    job.mapped_fault = &mapped;
-    EmulatedDevice device(3, 2, 1, EmulatedDevice::Threads::kAtOnce);
-    kernels::emulated::run_passes(device, job);
-    EXPECT_EQ(fault.reported, 1U);
-    EXPECT_EQ(mapped.reported, 1U);
-    EXPECT_EQ(mapped.kind(), kernels::FaultKind::kChecksum);
-    EXPECT_NE(test::error_of<PacketError>([&] { throw_if_reported(mapped); }), "");
-  }
-}
-
 TEST(TagcDevice, RefusesTooManyElements) {
   EXPECT_THROW(TagcDevice(options_of(4, .9)).encode_scratch_bytes(kernels::kMaxDeviceElements + 1), Error);
 }

@@ -20,7 +20,6 @@ namespace {
 struct Sent {
   WeightHeader header;
   std::vector<uint8_t> packet;  // and the memory behind it
-  int num_passes = 0;
 };
 
 // The old shard lies in memory as a part of a replica does: wherever its elements may.
@@ -32,17 +31,15 @@ Sent encode_on_device(const Array& before, const Array& now, Cut cut, Array* rep
   Memory new_memory(bytes_of({now}));
   Memory sent(kWeightHeaderBytes + WeightPackets::most_bytes(shard));
   Memory scratch(weight_encode_scratch_bytes(shard));
-  const int num_passes =
-      run(make_weight_encode_job({.header = header_of_unit(now),
-                                  .before = {old_memory.data() + offset, shard.num_elements, shard.dtype},
-                                  .shard = {new_memory.data(), shard.num_elements, shard.dtype},
-                                  .replica = replica == nullptr ? ConstBuffer{} : replica->view(),
-                                  .sent = sent.buffer()},
-                                 scratch.buffer()),
-          cut);
+  run(make_weight_encode_job({.header = header_of_unit(now),
+                              .before = {old_memory.data() + offset, shard.num_elements, shard.dtype},
+                              .shard = {new_memory.data(), shard.num_elements, shard.dtype},
+                              .replica = replica == nullptr ? ConstBuffer{} : replica->view(),
+                              .sent = sent.buffer()},
+                             scratch.buffer()),
+      cut);
   EXPECT_TRUE(sent.ends_intact() && scratch.ends_intact() && old_memory.ends_intact() && new_memory.ends_intact());
   Sent result;
-  result.num_passes = num_passes;
   std::memcpy(static_cast<void*>(&result.header), sent.data(), sizeof(result.header));
   const std::vector<uint8_t> all = sent.copy();
   result.packet.assign(all.begin() + kWeightHeaderBytes, all.end());

@@ -13,13 +13,14 @@
 #include "kernels/block/instruction_set.h"
 #include "kernels/weights/laws.h"
 #include "kernels/weights/layout.h"
-#include "tests/cpp/codec/weights/reference_weights.h"
-#include "tests/cpp/support/typed_data.h"
+#include "tests/cpp/support/weights.h"
 
 namespace isthmus {
 namespace {
 
 using test::Array;
+using test::moved;
+using test::weights;
 
 const std::vector<DataType> kCodedTypes = {DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32};
 constexpr int64_t kBlock = kernels::kWeightBlockElements;
@@ -59,22 +60,6 @@ std::vector<std::byte> expect_exact(const Array& before, const Array& now) {
   }
   kernels::set_instruction_set(kernels::available_instruction_sets().back());
   return first;
-}
-
-// Weights as they are trained, and what a step of AdamW makes of them.
-std::vector<double> weights(int64_t count, uint64_t seed = 1) {
-  std::vector<double> values = test::random_values(count, seed);
-  for (double& value : values) {
-    value *= 0.02;
-  }
-  return values;
-}
-std::vector<double> moved(std::vector<double> values, double learning_rate, uint64_t seed = 2) {
-  const std::vector<double> directions = test::random_values(static_cast<int64_t>(values.size()), seed);
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] += learning_rate * 0.2 * directions[i];
-  }
-  return values;
 }
 
 double bits_an_element(const std::vector<std::byte>& packet, int64_t count) {
@@ -194,43 +179,6 @@ TEST(WeightPackets, UnchangedBlocksTakeFourBytes) {
     const Array before(values, dtype);
     values.back() += 1;
     EXPECT_LE(expect_exact(before, {values, dtype}).size(), 10 * 4 + 16) << to_string(dtype);
-  }
-}
-
-TEST(WeightPackets, TheReferenceDecodesTheSame) {
-  struct Format {
-    DataType dtype;
-    int mantissa_bits;
-    int exponent_bits;
-  };
-  for (const Format& format :
-       {Format{DataType::kBFloat16, 7, 8}, {DataType::kFloat16, 10, 5}, {DataType::kFloat32, 23, 8}}) {
-    for (const double learning_rate : {1e-6, 1e-4, 1e-2}) {
-      for (const int64_t count : {int64_t{1000}, int64_t{2050}, kBlock}) {
-        SCOPED_TRACE(testing::Message() << count << " of " << to_string(format.dtype) << " at " << learning_rate);
-        const std::vector<double> before = weights(count);
-        std::vector<double> after = moved(before, learning_rate);
-        after[count / 2] = -7e4;
-        const Array old_weights(before, format.dtype);
-        const Array new_weights(after, format.dtype);
-        const auto packet = encoded(old_weights, new_weights);
-        uint32_t block_bytes = 0;
-        std::memcpy(&block_bytes, packet.data(), sizeof(block_bytes));
-        ASSERT_LT(block_bytes, new_weights.bytes().size()) << "not coded";
-        std::vector<uint8_t> block(block_bytes);
-        std::memcpy(block.data(), packet.data() + sizeof(block_bytes), block_bytes);
-        const auto patterns_of = [&](const Array& array) {
-          std::vector<uint32_t> patterns(static_cast<size_t>(count));
-          const auto size = static_cast<size_t>(element_bytes(format.dtype));
-          for (size_t i = 0; i < patterns.size(); ++i) {
-            std::memcpy(&patterns[i], array.bytes().data() + i * size, size);
-          }
-          return patterns;
-        };
-        test::ReferenceWeightDecoder reference(format.mantissa_bits, format.exponent_bits);
-        EXPECT_TRUE(reference.decode(block, patterns_of(old_weights)) == patterns_of(new_weights));
-      }
-    }
   }
 }
 

@@ -12,18 +12,17 @@
 #include "codec/weights/device.h"
 #include "kernels/weights/layout.h"
 #include "tests/cpp/support/on_device.h"
-#include "tests/cpp/support/typed_data.h"
+#include "tests/cpp/support/weights.h"
 
 namespace isthmus {
 
 using kernels::kWeightBlockElements;
 using kernels::kWeightHeaderBytes;
 using test::Array;
+using test::moved;
+using test::weights;
 
 constexpr Cut kCut = {16, 2};
-constexpr Cut kOneThread = {1, 1};  // that has all lanes: as launchers of tests run jobs
-// One team, more; more groups than blocks; fewer.
-constexpr Cut kCuts[] = {{16, 1}, {48, 2}, {128, 1}, {16, 64}, kOneThread};
 inline const std::vector<DataType> kCodedTypes = {DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32};
 
 inline int64_t in_pairs(int64_t bytes) { return (bytes + 15) / 16 * 16; }
@@ -37,17 +36,10 @@ inline std::vector<uint8_t> bytes_of(const std::vector<Array>& shards) {
   return bytes;
 }
 
-// Returns how many passes there were; 0: they were not counted.
 template <typename Job>
-int run(const Job& job, Cut cut) {
-  if (cut.num_threads == 1) {
-    test::OneThreadExecutor executor;
-    kernels::emulated::run_passes(executor, job);
-    return 0;
-  }
+void run(const Job& job, Cut cut) {
   EmulatedDevice device(cut.num_threads, cut.max_groups, 1, cut.threads);
   kernels::emulated::run_passes(device, job);
-  return device.num_passes();
 }
 
 inline std::vector<uint8_t> packet_of_cpu(const Array& before, const Array& now) {
@@ -79,20 +71,6 @@ inline WeightHeader sealed_header(const Array& before, const Array& now, int64_t
   return header;
 }
 
-inline std::vector<double> weights(int64_t count, uint64_t seed = 1) {
-  std::vector<double> values = test::random_values(count, seed);
-  for (double& value : values) {
-    value *= 0.02;
-  }
-  return values;
-}
-inline std::vector<double> moved(std::vector<double> values, double learning_rate, uint64_t seed = 2) {
-  const std::vector<double> directions = test::random_values(static_cast<int64_t>(values.size()), seed);
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] += learning_rate * 0.2 * directions[i];
-  }
-  return values;
-}
 inline Array random_bits(int64_t count, DataType dtype, uint32_t seed) {
   std::mt19937 generator(seed);
   Array array(count, dtype);
