@@ -221,4 +221,4 @@ def test_an_interrupted_run_resumes(tmp_path):
     assert exact["sent_bytes"] == 4 * (exact["num_parameters"] * 2 + 5 * 2 * HEADER_BYTES)
     assert lossy["sent_bytes"] < exact["sent_bytes"]
     assert 2 < exact["val_loss"] < 6
-    assert "tagc-10x" in out and "2 nodes, fsdp, 4 steps" in out
+    assert "tagc-10x" in out and "2 nodes, 4 steps" in out
