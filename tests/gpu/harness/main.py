@@ -8,6 +8,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,9 +73,13 @@ class Run:
         self._take_prebuilt()
         chosen = [step for step in steps(self.places, options.device) if not options.only or step.name in options.only]
         self.report.planned += [step.name for step in chosen if self.gpu]
-        if self._make_ready() and self.gpu:
+        if self._build() and self.gpu:
+            loads = self._run_step(import_step())
             for step in chosen:
-                self._run_step(step)
+                if loads or step.command[0] != sys.executable:
+                    self._run_step(step)
+                else:
+                    self._add(Outcome(step, NOT_RUN, "isthmus does not load"))
         paths = self._write()
         print(self.report.text())
         print(f"written: {', '.join(map(str, paths))}", file=sys.stderr)
@@ -92,13 +97,14 @@ class Run:
         if self._add(Outcome(step, NOT_RUN if reason else OK, reason)):
             self.places = replace(self.places, prebuilt=folder)
             for program in (folder / "programs").iterdir():
-                program.chmod(0o755)  # as they travel, modes may get lost
+                with suppress(OSError):  # the folder may be read-only
+                    program.chmod(0o755)  # as they travel, modes may get lost
 
-    def _make_ready(self) -> bool:
-        """Build unless there is no need, and look whether what is there loads; return whether it does."""
+    def _build(self) -> bool:
+        """Build unless there is no need; return whether programs are there."""
         architecture = self.options.arch or self.gpu.get("capability", "90").replace(".", "")
         build = build_step(install_command(self.places, architecture))
-        return (self.places.prebuilt is not None or self._run_step(build)) and self._run_step(import_step())
+        return self.places.prebuilt is not None or self._run_step(build)
 
     def _run_step(self, step: Step) -> bool:
         """Run one step, whatever happens to it, and report how it ended; return whether it was run and is ok."""

@@ -47,8 +47,11 @@ def pack(build: Path, output: Path) -> None:
     for name in PROGRAMS:
         shutil.copy2(built_program(build, name), programs)
         run("strip", "--strip-unneeded", str(programs / name))
-    shutil.copy2(runtime_of(built_program(build, "check_cuda")), programs)
-    (output / prebuilt.MANIFEST).write_text(json.dumps(manifest_of(build), indent=1) + "\n")
+    # C++'s library, too: that of an older system lacks what these programs need.
+    for library in ("libcudart", r"libstdc\+\+", "libgcc_s"):
+        shutil.copy2(library_of(built_program(build, "check_cuda"), library), programs)
+    manifest = manifest_of(build) | {"glibc": glibc_of(output)}
+    (output / prebuilt.MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
 
 
 def run(*command: str) -> str:
@@ -56,12 +59,19 @@ def run(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def runtime_of(program: Path) -> Path:
-    """Return the library of CUDA's runtime that a program loads."""
-    found = re.search(r"libcudart\S* => (\S+)", run("ldd", str(program)))
+def library_of(program: Path, name: str) -> Path:
+    """Return the library that a program loads by that name, a pattern."""
+    found = re.search(rf"{name}\S* => (\S+)", run("ldd", str(program)))
     if not found:
-        raise RuntimeError(f"{program} loads no libcudart")
+        raise RuntimeError(f"{program} loads no {name}")
     return Path(found[1])
+
+
+def glibc_of(folder: Path) -> str:
+    """Return the lowest version of glibc with which all binaries in a folder run: "2.34"."""
+    binaries = [path for path in folder.rglob("*") if path.is_file() and path.read_bytes()[:4] == b"\x7fELF"]
+    said = "".join(run("readelf", "--version-info", "--wide", str(path)) for path in binaries)
+    return max(re.findall(r"GLIBC_(\d+\.\d+)", said), key=prebuilt.version_numbers)
 
 
 def manifest_of(build: Path) -> dict[str, Any]:

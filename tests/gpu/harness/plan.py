@@ -54,6 +54,13 @@ def steps(places: Places, device: str = "cuda") -> list[Step]:
         check("codecs", "codecs on the GPU against the CPU's, bit for bit", 90),
         check("device", "conversions, streams, events, faults", 45),
         check("graphs", "captured graphs of codecs, replayed", 45),
+        world(
+            "first",
+            "the same as the next step, in short: does NCCL take four ranks here?",
+            45,
+            "collectives",
+            ("--short",),
+        ),
         world("collectives", "collectives of isthmus against plain sums, and against its own CPU side", 90),
         world("training", "FSDP2, HSDP, FSDP1 and DDP on isthmus 2x2 against nccl", 150),
         Step("bench", "speed of codecs beside a copy; launches", bench, 75, missing=no_kernels, least_s=20),

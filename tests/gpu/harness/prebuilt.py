@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,7 +37,15 @@ def why_unfit(folder: Path, torch_said: Mapping[str, Any]) -> str:
     architectures = manifest.get("architectures", [])  # as CMake names them: "90"
     if capability and capability not in architectures:
         differing.append(f"GPUs {', '.join(architectures)}, here {capability}")
+    glibc = (os.confstr("CS_GNU_LIBC_VERSION") or "glibc 0").split()[-1]
+    if version_numbers(glibc) < version_numbers(manifest.get("glibc", "0")):
+        differing.append(f"glibc {manifest['glibc']} and newer, here {glibc}")
     return f"built of or for {'; '.join(differing)}" if differing else ""
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return (2, 34) of "2.34"."""
+    return tuple(map(int, version.split(".")))
 
 
 def python_version() -> str:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from gpu.harness import pack
-from gpu.harness.records import NOT_RUN, OK
+from gpu.harness import pack, prebuilt
+from gpu.harness.records import FAILED, NOT_RUN, OK
 from python.cuda import worlds as cuda_worlds
 from support import fake_gpu
 from support.limits import HANG_S
@@ -51,6 +51,7 @@ class Machine:
         pack.pack(NATIVE, self.root / "build/gpu-carry")
         for program in (self.root / "build/gpu-carry/programs").iterdir():
             program.chmod(0o644)  # as modes may get lost
+        self.manifest = self.root / "build/gpu-carry" / prebuilt.MANIFEST
         fake_gpu.library()
         (self.root / "build/fake_gpu").symlink_to(ROOT / "build/fake_gpu")
         self.python = self._make_python(folder / Path(sys.prefix).name)
@@ -97,3 +98,26 @@ def test_what_was_built_here_runs_there(machine: Machine) -> None:
     ]
     with tarfile.open(machine.output / "logs.tar.gz") as logs:
         assert logs.getnames() == ["import.log", "profile.log"]
+
+
+def test_an_older_system_is_told(machine: Machine) -> None:
+    manifest = json.loads(machine.manifest.read_text())
+    assert (2, 17) < prebuilt.version_numbers(manifest["glibc"]) < (3, 0)
+    folder = machine.output.parent / "newer"
+    folder.mkdir()
+    (folder / prebuilt.MANIFEST).write_text(json.dumps(manifest | {"glibc": "9.9"}))
+    assert "glibc 9.9 and newer, here 2." in prebuilt.why_unfit(folder, {})
+
+
+def test_programs_run_where_the_module_does_not_load(machine: Machine) -> None:
+    (module,) = (machine.root / "build/gpu-carry/site/isthmus").glob("_C.*.so")
+    module.rename(module.with_suffix(".away"))
+    try:
+        process = machine.start("--time-limit", str(HANG_S), "--only=bench", "--only=profile")
+        assert process.wait(HANG_S) == 1
+        steps = {step["name"]: (step["result"], step["reason"]) for step in machine.report()["steps"]}
+        assert steps["import"][0] == FAILED
+        assert steps["profile"] == (NOT_RUN, "isthmus does not load")
+        assert steps["bench"] == (NOT_RUN, "the fake GPU has no kernels")  # asked, and not left out for the module
+    finally:
+        module.with_suffix(".away").rename(module)
