@@ -28,10 +28,22 @@ std::vector<std::shared_ptr<NcclTransport>> NcclTiers::all() const {
   return all;
 }
 
+Tiers NcclTiers::as_tiers() const {
+  Tiers tiers;
+  tiers.intra = intra;
+  tiers.inter = inter;
+  tiers.gather_intra = gather_intra;
+  tiers.gather_inter = gather_inter;
+  return tiers;
+}
+
 NcclTiers nccl_tiers_when_used(int rank, const NodeMap& map, const std::vector<int>& global_ranks, int ordinal,
                                const NcclIdOf& id_of, std::chrono::milliseconds timeout) {
   const auto tier = [&](const char* name, const std::vector<int>& ranks, int max_ctas, int number) {
-    NcclTierPlace place{.name = name, .ordinal = ordinal, .max_ctas = max_ctas};
+    NcclTierPlace place;
+    place.name = name;
+    place.ordinal = ordinal;
+    place.max_ctas = max_ctas;
     for (const int member : ranks) {
       place.global_ranks.push_back(global_ranks[member]);
       place.node_of_rank.push_back(map.node(member));
@@ -77,10 +89,7 @@ Tiers nccl_tiers(int rank, const NodeMap& map, int ordinal, const NcclBroadcast&
   for (const std::shared_ptr<NcclTransport>& tier : tiers.all()) {
     tier->connect();
   }
-  return {.intra = tiers.intra,
-          .inter = tiers.inter,
-          .gather_intra = tiers.gather_intra,
-          .gather_inter = tiers.gather_inter};
+  return tiers.as_tiers();
 }
 
 std::string nccl_version() {

@@ -29,6 +29,7 @@ struct NcclTiers {
   std::shared_ptr<NcclTransport> gather_intra;
   std::shared_ptr<NcclTransport> gather_inter;
 
+  Tiers as_tiers() const;
   std::vector<std::shared_ptr<NcclTransport>> all() const;  // those that there are, in the order above
 };
 // global_ranks: by rank of the map, for errors. timeout: for each tier to connect.

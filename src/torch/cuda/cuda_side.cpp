@@ -483,9 +483,8 @@ std::shared_ptr<Gpu> CudaSide::make_gpu(at::Device device) const {
     nccl = nccl_tiers_when_used(group_.rank, group_.map, group_.global_ranks, device.index(),
                                 meet_at(parts_.store, timeout), timeout);
   }
-  const Tiers tiers{
-      .intra = nccl.intra, .inter = nccl.inter, .gather_intra = nccl.gather_intra, .gather_inter = nccl.gather_inter};
-  const auto communicator = std::make_shared<Communicator>(group_.map, group_.rank, tiers, group_.options, gpu_device);
+  const auto communicator =
+      std::make_shared<Communicator>(group_.map, group_.rank, nccl.as_tiers(), group_.options, gpu_device);
   const CudaPlace place{gpu_device, c10::cuda::getStreamFromPool(false, device.index()), works_block()};
   return std::make_shared<Gpu>(Gpu{device, place, nccl, communicator});
 }
