@@ -4,6 +4,7 @@
 // - encode `none`: the piece is read, the packet written; decode: the packet read, sums read and written;
 // - `quant` likewise; with error feedback encoding reads and writes the residual, too;
 // - encode `tagc`: piece and residual are read, residual and packet written;
+// - decode to a shard, as a reduction does: packet and own piece are read, the shard is written in the piece's type;
 // - decode `tagc`: the packet is read; for each element in it a sector of 32 bytes of the sums is read and
 //   written.
 #include <algorithm>
@@ -120,6 +121,12 @@ void bench_shape(Checks& checks, Timer& timer, const CodingShape& shape, int64_t
     gpu->synchronize();
     gpu->device().throw_if_faulted();
     return figures_of(shape, times, source, packet + sums, bandwidth);
+  });
+  checks.measure("decode to a shard" + name, [&] {
+    const Times times = timer.device_us(repetitions, [&] { coding.decode_to_shard(stream); });
+    gpu->synchronize();
+    gpu->device().throw_if_faulted();
+    return figures_of(shape, times, source, packet + 2 * source, bandwidth);
   });
 }
 

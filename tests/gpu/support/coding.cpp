@@ -77,11 +77,11 @@ DeviceCoding::DeviceCoding(Device& device, const CodingShape& shape, int64_t num
       packets_(device, shape.num_packets * packet_bytes_, DataType::kByte),
       out_(device, num_elements, accumulate_dtype(shape.wire), shape.offset),
       places_(device, elements_of_places(shape, num_elements), accumulate_dtype(shape.wire)),
-      scratch_(
-          device,
-          std::max({codec_->encode_scratch_bytes({.num_elements = num_elements}), codec_->decode_scratch_bytes(sum()),
-                    codec_->decode_each_scratch_bytes(num_elements, shape.num_packets)}),
-          DataType::kByte),
+      scratch_(device,
+               std::max({codec_->encode_scratch_bytes({.num_elements = num_elements}),
+                         codec_->decode_scratch_bytes(sum()), codec_->decode_scratch_bytes(sum_to_shard()),
+                         codec_->decode_each_scratch_bytes(num_elements, shape.num_packets)}),
+               DataType::kByte),
       context_(device, sizeof(kernels::DeviceContext), DataType::kByte) {
   residual_.set(HostArray(residual_.buffer().num_elements, DataType::kFloat32).view());
   out_.set(start_of_sums(num_elements, accumulate_dtype(shape.wire)).view());
@@ -119,6 +119,18 @@ ShardSum DeviceCoding::sum() {
           .num_nodes = num_nodes,
           .node = shape_.num_packets,
           .shard = out_.buffer()};
+}
+
+void DeviceCoding::decode_to_shard(Stream stream) {
+  codec_->decode_shard(sum_to_shard(), on_device(), {stream, scratch_.buffer()});
+}
+
+ShardSum DeviceCoding::sum_to_shard() {
+  ShardSum to_shard = sum();
+  to_shard.own = piece_.buffer();
+  to_shard.shard = {out_.buffer().data, piece_.buffer().num_elements, shape_.piece};
+  to_shard.scale = 0.0625;
+  return to_shard;
 }
 
 void DeviceCoding::decode_each(Stream stream) {

@@ -41,6 +41,8 @@ class DeviceCoding {
   void next_step(Stream stream);
   void encode(int packet, Stream stream);
   void decode(Stream stream);
+  // As a reduction does: the own piece in its type, a scale, and a shard of that type, which takes the place of out().
+  void decode_to_shard(Stream stream);
   // Each packet to its place in places().
   void decode_each(Stream stream);
 
@@ -54,6 +56,7 @@ class DeviceCoding {
  private:
   PacketContext on_device() const;
   ShardSum sum();
+  ShardSum sum_to_shard();
 
   Device& device_;
   const CodingShape shape_;
