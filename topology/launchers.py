@@ -54,6 +54,11 @@ def innermost_claim(environment: Environment, world_size: int) -> Claim | None:
     return next((claim for claim in _claims(environment) if claim.size == world_size), None)
 
 
+def claim_beyond(environment: Environment, size: int) -> Claim | None:
+    """Return the claim of a launcher that started more than `size` processes and names nodes; None without one."""
+    return next((claim for claim in _claims(environment) if claim.size > size and claim.node is not None), None)
+
+
 def launched_as(environment: Environment) -> Claim | None:
     """Return the innermost launcher's claim, for a process that is to make its world by it; None without a launcher."""
     return next(_claims(environment), None)

@@ -126,6 +126,14 @@ class UnitStates {
   // what lossy codecs sent since the previous step's end in skipped_elements.
   virtual void count_step(const Owners& owners = {}) = 0;
   virtual void count_skipped_step(const Owners& owners = {}) = 0;
+  // Begins a step that may be undone. All units, new ones too, count their reductions from `step` on, which is equal on
+  // all ranks and seeds the codecs: a rank that joined a moment ago then sends and expects what the others do. The low
+  // kStepBits bits count steps for dense_steps and error_interval. Residuals are copied for undo_step(), in as much
+  // memory again. On a GPU the copies are work of the lanes that use residuals.
+  static constexpr int kStepBits = 40;
+  virtual void begin_step(uint64_t step) = 0;
+  // Restores the residuals and scales that units had at begin_step(). Units that are new since then lose theirs.
+  virtual void undo_step() = 0;
   // Adds to Stats::dropped_residuals the residuals that were dropped before they came here.
   virtual void count_dropped(int64_t num_units) = 0;
 };

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -24,6 +24,7 @@ class Group:
     name: str = ""  # torch's
     device: torch.device | None = None  # the GPU that it is bound to
     beside: ProcessGroup | None = None  # whose companion it becomes, and whose backends are its world backends
+    node: Callable[[], str] | None = None  # tells this rank's node, for ranks of several jobs; equal texts are one node
 
     @property
     def size(self) -> int:

@@ -76,7 +76,9 @@ def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Int
             mpi_tier.join(global_rank, group.world_size)
         ask_for_connections()
         gpu = find_gpu(group.device)
-        if options.nodes:
+        if group.node is not None:
+            surroundings = Surroundings(option=group.node(), option_source="torchft")
+        elif options.nodes:
             node = core.parse_nodes(options.nodes, group.world_size)[global_rank]
             by_variable = os.environ.get(node_map.VARIABLE) == options.nodes
             source = node_map.VARIABLE if by_variable else node_map.OPTION

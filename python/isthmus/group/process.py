@@ -106,15 +106,19 @@ def warn_once(text: str, subject: str = "") -> None:
         logger.warning("%s", text)
 
 
+def _is_first_rank() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0  # torchft's groups need no default group
+
+
 def _warn_on_first_rank(text: str) -> None:
     """Warn on rank 0 of what all ranks find. Called by the native module, on the thread that calls a collective."""
-    if dist.get_rank() == 0:
+    if _is_first_rank():
         warn_once(text)
 
 
 def _tell_of_what_is_missing() -> None:
     """Warn of what is not compressed. Called by the native module when the third step of a group begins."""
-    if dist.get_rank() == 0:
+    if _is_first_rank():
         from isthmus.report.missing import missing
 
         for subject, text in missing().items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -37,7 +38,7 @@ def _create_backend(request: Any, options: Any) -> _C.Backend:
     """Construct the backend of one group. Called by torch."""
     global_ranks = list(request.global_ranks_in_group)
     is_default = not global_ranks
-    return _create(
+    return create(
         Group(
             store=fresh_prefix(request.store, request.group_rank),
             name=request.group_id,
@@ -56,7 +57,7 @@ def _create_split(store: Store, rank: int, size: int, options: _C.Options) -> _C
     """Construct a backend over some ranks of another. Called by Backend.split."""
     # The clone has its own connection: torch may still use the store that it gave. Torch's stubs lack clone().
     store = store.clone()  # type: ignore[attr-defined]
-    return _create(
+    return create(
         Group(
             store=fresh_prefix(store, rank),
             name=options.group_name,
@@ -79,15 +80,17 @@ def _default_group_options() -> _C.Options | None:
     return None if backend is None else copy.deepcopy(backend.options)
 
 
-def _create(group: Group, given_options: Any) -> _C.Backend:
+def create(group: Group, given_options: Any, choose: Callable[[Nodes], Nodes] = lambda nodes: nodes) -> _C.Backend:
+    """Construct the backend of one group, on the nodes that `choose` makes of those that were found."""
     options, introductions = agree(group, given_options)
-    leave_note(group.global_ranks[group.rank], introductions[group.rank].surroundings, options.nodes)
+    if group.node is None:
+        leave_note(group.global_ranks[group.rank], introductions[group.rank].surroundings, options.nodes)
     process.set_up(options, group.rank, _create_split)
     for sentence in options_without_effect(options) if group.rank == 0 else []:
         process.warn_once(sentence)
     options._timeout = group.timeout
     options.global_ranks_in_group = list(group.global_ranks)
-    nodes = place(group, introductions)
+    nodes = choose(place(group, introductions))
     _log_nodes(group, nodes)
     gpus = [introduction.gpu for introduction in introductions]
     no_cuda = why_none(group.global_ranks, gpus)
@@ -122,7 +125,8 @@ def _assemble(group: Group, options: _C.Options, nodes: Nodes, no_cuda: str) -> 
             world=_borrowed_world(group, "cuda") or make_world(group), store=PrefixStore("tiers", group.store)
         )
     backend: _C.Backend = core.Backend(
-        store=PrefixStore("faults", group.store),
+        # Members that come and go are watched by whoever lets them: reports would only delay the next quorum.
+        store=PrefixStore("faults", group.store) if group.node is None else None,
         rank=group.rank,
         size=group.size,
         options=options,

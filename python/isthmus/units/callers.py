@@ -38,6 +38,19 @@ def reduction_of(output: torch.Tensor, input: torch.Tensor) -> tuple[ParamGroup,
     return None
 
 
+def hooked_reduction_of(tensor: torch.Tensor) -> tuple[ParamGroup, tuple[int, ...]] | None:
+    """Return FSDP2's object whose gradient a hook all-reduces, or FSDP2 itself; None if it is something else.
+
+    The hook (`set_all_reduce_hook`) gets the shard that FSDP2 has reduced. As in `reduction_of`, with indexes.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "foreach_reduce" and frame.f_globals.get("__name__") == _FSDP2_REDUCES:
+            return _param_group_above(frame) if _is_same(tensor, frame.f_locals.get("reduce_output")) else None
+        frame = frame.f_back
+    return None
+
+
 # Modules of torch that reduce gradients, and the modules that they call for a collective.
 _FSDP2_REDUCES = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
 _FSDP1_REDUCES = "torch.distributed.fsdp._runtime_utils"

@@ -18,7 +18,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from isthmus import native
-from isthmus.units.callers import gathering_object, reduction_of
+from isthmus.units.callers import gathering_object, hooked_reduction_of, reduction_of
 from isthmus.units.copies import why_fsdp1_is_exact, why_fsdp2_is_exact
 from isthmus.units.models import (
     ParamGroup,
@@ -61,6 +61,12 @@ def fsdp_caller(output: torch.Tensor, input: torch.Tensor) -> tuple[Tag, bool, t
     handle = reducer._handle
     flat = handle.flat_param
     return ("", 0, why_fsdp1_is_exact(flat, reducer), number_of(handle), None), False, flat
+
+
+def fsdp_hook_caller(tensor: torch.Tensor) -> Tag | None:
+    """Return the unit of FSDP2 whose all-reduce hook reduces this shard, None if none does."""
+    found = hooked_reduction_of(tensor)
+    return _describe(*found) if found is not None else None
 
 
 # Why a unit stays exact if some parameters have no gradients and the call's stack does not tell which.

@@ -43,6 +43,11 @@ void PlannedUnitStates::end_step(bool skipped, const Owners& owners) {
   statistics_.end_step(skipped, owners);
 }
 
+void PlannedUnitStates::undo_step() {
+  planner_.units().undo_step();
+  show_memory();
+}
+
 void PlannedUnitStates::show_memory() {
   statistics_.show_memory(planner_.units().size(), planner_.units().residual_bytes());
 }

@@ -23,6 +23,8 @@ class PlannedUnitStates final : public UnitStates {
   void scale_residuals(double factor, const Owners& owners) override;
   void count_step(const Owners& owners) override { end_step(/*skipped=*/false, owners); }
   void count_skipped_step(const Owners& owners) override { end_step(/*skipped=*/true, owners); }
+  void begin_step(uint64_t step) override { planner_.units().begin_step(step); }
+  void undo_step() override;
   void count_dropped(int64_t num_units) override { statistics_.count_dropped(num_units); }
 
  private:

@@ -7,6 +7,12 @@
 #include "isthmus/error.h"
 
 namespace isthmus {
+namespace {
+
+// The part of a unit's step that counts steps. See UnitStates::begin_step().
+uint64_t steps_in(uint64_t step) { return step & ((uint64_t{1} << UnitStates::kStepBits) - 1); }
+
+}  // namespace
 
 ReductionPlanner::ReductionPlanner(const TierSet& tiers, Device& device, const Options& options)
     : tiers_(tiers), device_(device), options_(options), units_(device, options.max_units) {
@@ -77,7 +83,7 @@ void ReductionPlanner::plan_for_unit(const Run& run, const UnitKey& key, int num
     plan.why_exact = *unit.is_dense ? "dense start" : "codec none";
   }
   plan.measures = plan.is_lossy() && !flat() && options_.error_interval > 0 && device_.capture(run.tail()) == 0 &&
-                  plan.step % static_cast<uint64_t>(options_.error_interval) == 0;
+                  steps_in(plan.step) % static_cast<uint64_t>(options_.error_interval) == 0;
 }
 
 // Moves the unit's residuals to the parameters that this key reduces.
@@ -99,7 +105,7 @@ void ReductionPlanner::finish(const ReductionPlan& plan) {
 
 // Chooses the unit's codecs if they must change.
 void ReductionPlanner::follow_start(Unit& unit, const UnitKey& key, int num_summands) {
-  const bool is_dense = unit.step < static_cast<uint64_t>(options_.dense_steps);
+  const bool is_dense = steps_in(unit.step) < static_cast<uint64_t>(options_.dense_steps);
   if (unit.is_dense == is_dense) {
     return;
   }
@@ -159,8 +165,8 @@ void ReductionPlanner::check_capture(const Reduction& reduction, Stream caller) 
   const UnitKey& key = reduction.unit;
   const Unit* unit = units_.find(key);
   const auto first_steps = static_cast<uint64_t>(options_.dense_steps);
-  ISTHMUS_CHECK(Error, unit == nullptr || unit->step >= first_steps, "unit \"", key.name,
-                "\" is captured into a graph after ", unit != nullptr ? unit->step : 0, " reductions: expected ",
+  ISTHMUS_CHECK(Error, unit == nullptr || steps_in(unit->step) >= first_steps, "unit \"", key.name,
+                "\" is captured into a graph after ", unit != nullptr ? steps_in(unit->step) : 0, " reductions: expected ",
                 first_steps, " before (dense_steps)");
   if (unit == nullptr) {
     ISTHMUS_CHECK(Error, units_.full(), "unit \"", key.name,

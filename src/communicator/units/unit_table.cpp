@@ -74,6 +74,36 @@ void revive(Device& device, const UnitKey& key, Unit& unit) {
   }
 }
 
+// Copies residuals on the lanes that use them, into the memory of an earlier copy where that fits.
+void copy_residuals(Device& device, const Residuals& from, Residuals& to) {
+  to.key = from.key;
+  to.scale = from.scale;
+  const auto copy = [&device](Buffer values, Buffer& copied, DeviceMemory& memory, Lane lane) {
+    if (values.data == nullptr) {
+      copied = values;
+      memory = nullptr;
+      return;
+    }
+    if (memory == nullptr || copied.num_elements != values.num_elements) {
+      memory = device.allocate(values.bytes());
+      copied = {memory.get(), values.num_elements, values.dtype};
+    }
+    device.convert(values, copied, device.lane(lane));
+  };
+  copy(from.residual, to.residual, to.residual_memory, Lane::kEncode);
+  copy(from.result_residual, to.result_residual, to.result_residual_memory, Lane::kDecode);
+  const auto copy_parked = [&device](const std::vector<ParkedPart>& parts, std::vector<ParkedPart>& copied, Lane lane) {
+    copied.clear();
+    for (const ParkedPart& one : parts) {
+      if (one.memory != nullptr) {
+        copied.push_back(park(device, device.lane(lane), one.part));
+      }
+    }
+  };
+  copy_parked(from.parked, to.parked, Lane::kEncode);
+  copy_parked(from.parked_of_result, to.parked_of_result, Lane::kDecode);
+}
+
 bool takes_any(const std::vector<ParkedPart>& parked, const std::vector<ResidualPart>& parts) {
   return std::any_of(parked.begin(), parked.end(),
                      [&parts](const ParkedPart& one) { return overlap(one.part, parts); });
@@ -194,7 +224,7 @@ Unit* UnitTable::find_or_add(const UnitKey& key, uint64_t now) {
   if (full() && !make_room(now)) {
     return nullptr;
   }
-  return &used(units_.emplace(identity, make_unit(*device_, key, 0)).first->second, key, now);
+  return &used(units_.emplace(identity, make_unit(*device_, key, first_step_)).first->second, key, now);
 }
 
 Unit* UnitTable::find_with_residual(const UnitKey& key, uint64_t now) {
@@ -348,6 +378,27 @@ void UnitTable::scale_residuals(double factor, const Owners& owners) {
   }
 }
 
+void UnitTable::begin_step(uint64_t step) {
+  first_step_ = step;
+  for (auto& [identity, unit] : units_) {
+    unit.step = step;
+    set_hash(*device_, unit);
+    copy_residuals(*device_, unit, unit.kept ? *unit.kept : unit.kept.emplace());
+  }
+}
+
+void UnitTable::undo_step() {
+  for (auto& [identity, unit] : units_) {
+    const uint64_t owner = unit.key.owner;
+    residual_bytes_ -= unit.residual_bytes();
+    static_cast<Residuals&>(unit) = unit.kept ? std::move(*unit.kept) : Residuals{.key = unit.key};
+    unit.kept.reset();
+    unit.key.owner = owner;
+    residual_bytes_ += unit.residual_bytes();
+    set_hash(*device_, unit);
+  }
+}
+
 void UnitTable::clear(const Owners& owners) {
   std::erase_if(units_, [&](const auto& entry) {
     const bool goes = includes(owners, entry.second.key.owner);
@@ -366,6 +417,7 @@ void UnitTable::forget(const std::set<uint64_t>& owners) {
     if (!owners.contains(unit.key.owner)) {
       continue;
     }
+    unit.kept.reset();
     residual_bytes_ -= unit.residual_bytes();
     free(unit.residual, unit.residual_memory);
     free(unit.result_residual, unit.result_residual_memory);

@@ -42,11 +42,9 @@ inline PacketContext context_of(uint64_t unit_hash, uint64_t step, PacketUse use
 // Makes one context for each use, in the memory of `device`; null on the CPU.
 std::shared_ptr<DeviceContext> make_contexts(Device& device);
 
-struct Unit {
+// A unit's residuals, and what they belong to.
+struct Residuals {
   UnitKey key;             // of the last reduction
-  uint64_t hash = 0;       // of `key`
-  uint64_t last_use = 0;   // see UnitTable::find_or_add
-  uint64_t step = 0;       // reductions so far, equal on all ranks. On a GPU the true value is in `contexts`
   double scale = 0;        // of the last reduction; 0: none yet
   Buffer residual;         // float32; empty if the codec keeps none. Used on lane kEncode
   Buffer result_residual;  // float32, for the own chunk of an all-reduce's result; else empty. Lane kDecode
@@ -55,6 +53,13 @@ struct Unit {
   // Residuals of parameters that had no gradient in the last reduction. See ParkedState.
   std::vector<ParkedPart> parked;
   std::vector<ParkedPart> parked_of_result;
+};
+
+struct Unit : Residuals {
+  std::optional<Residuals> kept;  // what undo_step() restores; nothing: the unit is new since begin_step()
+  uint64_t hash = 0;              // of `key`
+  uint64_t last_use = 0;          // see UnitTable::find_or_add
+  uint64_t step = 0;              // of the next reduction, equal on all ranks. On a GPU the true value is in `contexts`
   std::shared_ptr<DeviceContext> contexts;
   // How its packets are made; decided again at the end of its dense start (dense_steps), on all ranks alike.
   std::optional<bool> is_dense;  // nothing: not decided yet
@@ -105,6 +110,9 @@ class UnitTable {
 
   std::vector<UnitState> states() const;  // by key; waits for the device
   void scale_residuals(double factor, const Owners& owners);
+  // See UnitStates. begin_step() throws std::bad_alloc.
+  void begin_step(uint64_t step);
+  void undo_step();
   void clear(const Owners& owners);
   // See UnitStates.
   void forget(const std::set<uint64_t>& owners);
@@ -126,6 +134,7 @@ class UnitTable {
   int64_t max_units_;
   int64_t residual_bytes_ = 0;
   int64_t num_dropped_ = 0;
+  uint64_t first_step_ = 0;  // of new units
   uint64_t full_until_ = 0;  // the table stays full before this reduction: no unit can be replaced
   Units units_;
 };

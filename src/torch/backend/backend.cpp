@@ -9,6 +9,7 @@
 
 #include "torch/backend/live_backends.h"
 #include "torch/base/without_gil.h"
+#include "torch/faults/errors.h"
 #include "torch/units/gradient_labels.h"
 
 namespace isthmus::torch_backend {
@@ -166,6 +167,26 @@ void BackendIsthmus::shutdown() {
   shutdown_within(std::chrono::milliseconds::max());
 }
 
+std::vector<SavedUnit> BackendIsthmus::end(bool undo) {
+  group_.process.require_this();
+  const WithoutGil without_gil;
+  std::vector<SavedUnit> units;
+  abort();
+  shutdown_within(std::chrono::milliseconds::max(), [&] { units = units_.states_at_end(undo); });
+  return units;
+}
+
+std::string BackendIsthmus::failure() {
+  try {
+    if (const std::exception_ptr failure = faults_.failure()) {
+      std::rethrow_exception(failure);
+    }
+  } catch (const std::exception& error) {
+    return first_line(error.what());
+  }
+  return "";
+}
+
 void BackendIsthmus::shutdown_at_exit(std::chrono::milliseconds patience) {
   if (group_.process.is_this()) {
     faults_.accept_no_more();
@@ -176,7 +197,7 @@ void BackendIsthmus::shutdown_at_exit(std::chrono::milliseconds patience) {
   shutdown_within(patience);
 }
 
-void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience) {
+void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience, const std::function<void()>& last) {
   if (!group_.process.is_this()) {
     return;
   }
@@ -192,9 +213,14 @@ void BackendIsthmus::shutdown_within(std::chrono::milliseconds patience) {
   const std::lock_guard once(shutdown_mutex_);
   cpu_.join();
   faults_.join();
-  const auto closes_last = c10::make_scope_exit([this] { cpu_.shutdown(); });
-  if (cuda_) {
-    cuda_->shutdown();
+  const auto closes_last = c10::make_scope_exit([this] {
+    if (cuda_) {
+      cuda_->shutdown();
+    }
+    cpu_.shutdown();
+  });
+  if (last) {
+    last();
   }
 }
 

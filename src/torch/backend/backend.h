@@ -97,6 +97,11 @@ class BackendIsthmus final : public c10d::Backend {
   c10d::ErrorType getError() override;
   void abort() override;
   void shutdown() override;  // waits for the operations that were submitted
+  // Aborts the group, ends its threads, closes its connections, and returns the states that its units had, before the
+  // step that is under way if `undo`. The group may have failed before.
+  std::vector<SavedUnit> end(bool undo);
+  // The error that made the group fail; "" if none did.
+  std::string failure();
   // At the end of the process: waits so long at most, ends the threads, and leaves NCCL as it is.
   void shutdown_at_exit(std::chrono::milliseconds patience);
 
@@ -175,7 +180,8 @@ class BackendIsthmus final : public c10d::Backend {
   void bind(std::optional<at::Device> device);
   Watcher watcher(uint64_t sequence_number);
   void start_threads();
-  void shutdown_within(std::chrono::milliseconds patience);  // aborts operations that take longer
+  // Aborts operations that take longer. last: what is done before connections close.
+  void shutdown_within(std::chrono::milliseconds patience, const std::function<void()>& last = {});
 
   const c10::intrusive_ptr<BackendOptions> options_;  // torch and users see these
   const Group group_;

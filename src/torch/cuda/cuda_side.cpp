@@ -123,6 +123,7 @@ class CudaSide final : public Side {
 
   void leave() override;
   bool drain(std::chrono::milliseconds patience) override;
+  void run_at_end(const std::function<void(Communicator&)>& action) override;
   void abort() override;
   void shutdown() override;
 
@@ -375,6 +376,13 @@ bool CudaSide::drain(std::chrono::milliseconds patience) {
     std::this_thread::sleep_for(kDrainPause);
   }
   return true;
+}
+
+void CudaSide::run_at_end(const std::function<void(Communicator&)>& action) {
+  if (const auto found = gpu()) {
+    const c10::cuda::CUDAGuard on_device(found->device);
+    action(*found->communicator);
+  }
 }
 
 std::optional<SideStats> CudaSide::stats() {

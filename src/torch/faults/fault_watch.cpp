@@ -21,7 +21,11 @@ constexpr std::chrono::milliseconds kLongestLookPause{30000};
 }  // namespace
 
 FaultWatch::FaultWatch(const Group& group, const c10::intrusive_ptr<c10d::Store>& store)
-    : group_(group), board_(store, group.rank, group.global_ranks) {}
+    : group_(group) {
+  if (store) {
+    board_.emplace(store, group.rank, group.global_ranks);
+  }
+}
 
 void FaultWatch::start() {
   if (group_.size > 1) {
@@ -69,12 +73,14 @@ std::exception_ptr FaultWatch::explain(const FaultReport& report) {
   if (auto earlier = failure()) {  // another operation failed, or abort() was called
     return earlier;
   }
-  board_.post(report);
+  if (board_) {
+    board_->post(report);
+  }
   close_all_connections();  // so that the peers also fail and report
   auto error = dist_error(detail::concatenate("isthmus: ", describe(report), " failed on rank ",
                                               group_.global_ranks[group_.rank],
                                               report.phase.empty() ? "" : " in phase ", report.phase, ": ",
-                                              report.error, ". ", board_.diagnose(report, kReportPatience), "."));
+                                              report.error, board_ ? ". " + board_->diagnose(report, kReportPatience) : "", "."));
   fail_from_now_on(error);
   return error;
 }
@@ -163,7 +169,7 @@ void FaultWatch::look_for_failures(bool at_board) {
       last = std::move(call);
     }
   }
-  if (!at_board || !board_.any_report()) {
+  if (!at_board || !board_ || !board_->any_report()) {
     return;
   }
   if (last.operation.empty()) {

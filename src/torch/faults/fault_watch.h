@@ -65,6 +65,7 @@ inline std::chrono::milliseconds without_abort(std::chrono::milliseconds timeout
 // under it.
 class FaultWatch final : public FaultHandler {
  public:
+  // store: where ranks report to each other; null: errors name what this rank saw alone.
   FaultWatch(const Group& group, const c10::intrusive_ptr<c10d::Store>& store);
 
   // Sets the group's sides, whose connections a failure closes. Called before all other methods; the sides outlive the
@@ -87,7 +88,7 @@ class FaultWatch final : public FaultHandler {
 
   // Called after an operation failed: posts the report, closes all connections, asks the other ranks, and makes the
   // group fail from now on. Returns the error to throw, which names the operation and the missing ranks. Blocks for
-  // seconds.
+  // seconds where there is a store.
   std::exception_ptr explain(const FaultReport& report);
   std::exception_ptr explain(c10d::OpType operation, uint64_t sequence_number, const std::string& error) override;
   void wait_begins() override;
@@ -106,7 +107,7 @@ class FaultWatch final : public FaultHandler {
   void close_all_connections();
 
   const Group& group_;
-  FaultBoard board_;
+  std::optional<FaultBoard> board_;
   std::vector<WatchedCalls*> sides_;
 
   std::mutex explain_mutex_;  // only one thread explains at a time

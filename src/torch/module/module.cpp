@@ -282,6 +282,7 @@ void bind_backend(py::module_& module) {
                              })
       .def("stats", [](BackendIsthmus& backend) { return to_dict(stats_without_gil(backend)); })
       .def("reset_stats", &BackendIsthmus::reset_stats, unlocked)
+      .def_property_readonly("failure", &BackendIsthmus::failure)
       // With NCCL, ranks outside a new group take part in making it; here they do nothing.
       .def(
           "perform_nocolor_split", [](BackendIsthmus&, py::handle) {}, "device"_a)

@@ -210,6 +210,23 @@ void bind_units(py::module_& module, BackendClass& backend) {
           },
           "The state of this rank's units, copied.")
       .def(
+          "end",
+          [](BackendIsthmus& self, bool undo) {
+            py::list states;
+            for (const SavedUnit& unit : self.end(undo)) {
+              states.append(to_dict(unit));
+            }
+            return states;
+          },
+          "undo"_a,
+          "Aborts the group, closes its connections, and returns unit_states(); undo: as they were at begin_step().")
+      .def(
+          "begin_step", [](BackendIsthmus& self, uint64_t step) { self.units().begin_step(step); }, "step"_a,
+          "Begins a step that undo_step() may undo. All units count their reductions from `step` on.")
+      .def(
+          "undo_step", [](BackendIsthmus& self) { self.units().undo_step(); },
+          "Restores the residuals that units had at begin_step().")
+      .def(
           "load_unit", [](BackendIsthmus& self, const py::dict& state) { self.units().load(from_dict(state)); },
           "state"_a)
       .def(

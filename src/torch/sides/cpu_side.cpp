@@ -240,6 +240,12 @@ bool CpuSide::drain(std::chrono::milliseconds patience) {
   return idle_.wait_for(lock, patience, is_idle);
 }
 
+void CpuSide::run_at_end(const std::function<void(Communicator&)>& action) {
+  if (communicator_) {
+    action(*communicator_);
+  }
+}
+
 void CpuSide::abort() {
   BackendPtr world;
   std::vector<std::shared_ptr<MessageTransport>> transports;

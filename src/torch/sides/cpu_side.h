@@ -65,6 +65,7 @@ class CpuSide final : public Side {
   void throw_if_faulted(FaultReport /*operation*/) override {}
 
   bool drain(std::chrono::milliseconds patience) override;
+  void run_at_end(const std::function<void(Communicator&)>& action) override;
   void abort() override;
   void shutdown() override;  // called after join()
 

@@ -103,6 +103,30 @@ std::vector<SavedUnit> DeviceUnits::states() {
   return saved;
 }
 
+void DeviceUnits::begin_step(uint64_t step) {
+  forget_those_gone();
+  run_everywhere("isthmus:begin_step", [step](Communicator& communicator) { communicator.units().begin_step(step); });
+}
+
+void DeviceUnits::undo_step() {
+  run_everywhere("isthmus:undo_step", [](Communicator& communicator) { communicator.units().undo_step(); });
+}
+
+std::vector<SavedUnit> DeviceUnits::states_at_end(bool undo) {
+  std::vector<SavedUnit> saved;
+  for (Side* side : sides_) {
+    side->run_at_end([&](Communicator& communicator) {
+      if (undo) {
+        communicator.units().undo_step();
+      }
+      for (SavedUnit& unit : copies_of_units(communicator)) {
+        saved.push_back(std::move(unit));
+      }
+    });
+  }
+  return saved;
+}
+
 void DeviceUnits::load(const SavedUnit& unit) {
   Side* side = nullptr;
   {

@@ -39,8 +39,12 @@ class DeviceUnits {
   // Moves loaded units to this side. Called before each reduction there.
   void bring_loaded_to(Side& side);
 
-  // See Communicator.
+  // See UnitStates.
   std::vector<SavedUnit> states();
+  void begin_step(uint64_t step);
+  void undo_step();
+  // Returns states() of a group that ends, see Side::run_at_end(); after undo_step(), if `undo`.
+  std::vector<SavedUnit> states_at_end(bool undo);
   void clear(const Owners& owners);
   void scale_residuals(double factor, const Owners& owners);
   void count_dropped(int64_t num_units);

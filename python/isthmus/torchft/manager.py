@@ -1,0 +1,51 @@
+"""torchft's manager, which tells Isthmus what it reduces and which steps count."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torchft
+from torch.distributed import ReduceOp, Work
+
+from isthmus.torchft.gradients import gradient_of
+from isthmus.torchft.group import ProcessGroupIsthmus
+
+
+class Manager(torchft.Manager):  # type: ignore[misc]  # torchft has no stubs
+    """A `torchft.Manager` over a `ProcessGroupIsthmus`. It takes the same arguments, and is used in the same way.
+
+    These reductions are compressed: gradients of `torchft.DistributedDataParallel`; those that FSDP2 reduces over
+    replicas, by its all-reduce hook or over a `torchft.ManagedProcessGroup`; pseudo-gradients of `torchft.DiLoCo`; and
+    what is reduced with ``should_quantize=True``, on the CPU too, which never takes torchft's own quantisation.
+    Everything else is exact: averages of parameters by `torchft.LocalSGD`, checkpoints for those who join.
+
+    What `should_commit` refuses leaves no trace: residuals are those of the last step that was committed.
+
+    Raises TypeError if `pg` is no `ProcessGroupIsthmus`.
+    """
+
+    def __init__(self, pg: ProcessGroupIsthmus, *arguments: Any, **keywords: Any) -> None:
+        if not isinstance(pg, ProcessGroupIsthmus):
+            raise TypeError(f"isthmus.torchft.Manager: pg: expected a ProcessGroupIsthmus, got {type(pg).__name__}")
+        super().__init__(pg, *arguments, **keywords)
+        self._isthmus = pg
+
+    def allreduce(
+        self, tensor: torch.Tensor, should_quantize: bool = False, reduce_op: ReduceOp = ReduceOp.AVG
+    ) -> Work:
+        """Reduce a tensor over the members, as `torchft.Manager.allreduce`."""
+        gradient = gradient_of(tensor, sys._getframe(1), should_quantize)
+        with self._isthmus.reducing(gradient, self.current_step):
+            return super().allreduce(tensor, reduce_op=reduce_op)
+
+    def should_commit(self, timeout: timedelta | None = None) -> bool:
+        """Return whether the step counts, as `torchft.Manager.should_commit`."""
+        committed = False
+        try:
+            committed = super().should_commit(timeout)
+        finally:
+            self._isthmus.end_step(committed)
+        return committed

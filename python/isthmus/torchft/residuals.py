@@ -1,0 +1,60 @@
+"""Moves residuals from one quorum to the next, whose members own other chunks of the same gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this rank stands in a group of two tiers."""
+
+    rank: int
+    node_of_rank: Sequence[int]
+
+    def rail(self) -> list[int]:
+        """Return the ranks of this rank's rail, by node."""
+        by_node: dict[int, list[int]] = {}
+        for rank, node in enumerate(self.node_of_rank):
+            by_node.setdefault(node, []).append(rank)
+        local_index = by_node[self.node_of_rank[self.rank]].index(self.rank)
+        return [ranks[local_index] for _, ranks in sorted(by_node.items())]
+
+    def chunk_elements(self, num_elements: int) -> int:
+        """Return how many elements of a gradient each rank owns."""
+        return -(-num_elements // len(self.node_of_rank))
+
+
+def moved(state: dict[str, Any], before: Place, now: Place) -> dict[str, Any]:
+    """Return the state of an all-reduce's unit (`Backend.unit_states`) for another place.
+
+    With one rank a node no element is lost. With several, this rank keeps those of the chunks that its rail has in both
+    groups; other ranks of its node may have dropped the rest.
+    """
+    scale = state["scale"]
+    if scale == 0 or state["residual"].numel() == 0:
+        return state
+    unsent = _by_element(state, before, scale)
+    chunk = now.chunk_elements(state["num_elements"])
+    unsent = torch.nn.functional.pad(unsent, (0, chunk * len(now.node_of_rank) - len(unsent)))
+    chunks = unsent.split(chunk)
+    return state | {
+        "residual": torch.cat([chunks[rank] for rank in now.rail() if rank != now.rank]),
+        "result_residual": chunks[now.rank] * scale,
+    }
+
+
+def _by_element(state: dict[str, Any], place: Place, scale: float) -> torch.Tensor:
+    """Return what was not sent of each element, in units of the gradient: zero where other rails own it."""
+    num_elements = state["num_elements"]
+    chunk = place.chunk_elements(num_elements)
+    chunks = list(torch.zeros(chunk * len(place.node_of_rank)).split(chunk))
+    others = [rank for rank in place.rail() if rank != place.rank]
+    for rank, piece in zip(others, state["residual"].split(chunk), strict=True):
+        chunks[rank] = piece
+    chunks[place.rank] = state["result_residual"] / scale
+    return torch.cat(chunks)[:num_elements]
