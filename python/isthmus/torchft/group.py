@@ -73,8 +73,9 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         self._units_place: Place | None = None
         self._members: tuple[int, ...] = ()
         self._uses: Counter[str] = Counter()  # how often the step has reduced under each name
-        self._begun: int | None = None  # the step that the backend has begun
-        self._undo = False  # it was not committed
+        self._begun = False  # the backend has begun a step
+        self._undo = False  # which was not committed
+        self._next_step: int | None = None  # the manager's, unless it loads another member's state
         self._earlier: list[dict[str, Any]] = []  # statistics of the quorums before
         self._counts = Counter[str]()
 
@@ -105,8 +106,8 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         if backend is None:
             return
         self._earlier = [added(dict(enumerate([*self._earlier, backend.stats()])))] if self._earlier else [backend.stats()]
-        states = backend.end(undo=self._begun is not None)
-        self._begun, self._undo = None, False
+        states = backend.end(undo=self._begun)
+        self._begun = self._undo = False
         if has_two_tiers(self._place.node_of_rank):
             self._units = [state for state in states if state["residual"].numel() > 0]
             self._units_place = self._place
@@ -188,28 +189,23 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
             core.pop_unit()
 
     def _begin_step(self, step: int) -> None:
-        if self._begun is not None and not self._undo:
+        if self._begun and not self._undo:
             return
         if self._undo:
             self._backend.undo_step()
-        self._undo = False
+        if self._next_step not in (None, step):  # it has loaded another member's state, who knows nothing of residuals
+            self._units = []
+            self._backend.clear_units()
         self._backend.begin_step(((self._quorum_id or 0) & _QUORUM_MASK) << _STEP_BITS | step & _STEP_MASK)
-        self._begun = step
+        self._begun, self._undo = True, False
         self._uses.clear()
 
-    def end_step(self, committed: bool) -> None:
+    def end_step(self, committed: bool, next_step: int) -> None:
         """End a step. What was refused is undone before the next one."""
         self._counts["committed_steps" if committed else "refused_steps"] += 1
-        if committed:
-            self._begun = None
-        else:
-            self._undo = self._begun is not None
-
-    def drop_residuals(self) -> None:
-        """Drop what this member has not sent yet: it has loaded another member's state."""
-        self._units = []
-        if self._backend is not None:
-            self._backend.clear_units()
+        self._undo = self._begun and not committed
+        self._begun = self._undo
+        self._next_step = next_step
 
     # --- Faults ---
 

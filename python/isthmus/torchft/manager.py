@@ -47,5 +47,5 @@ class Manager(torchft.Manager):  # type: ignore[misc]  # torchft has no stubs
         try:
             committed = super().should_commit(timeout)
         finally:
-            self._isthmus.end_step(committed)
+            self._isthmus.end_step(committed, self.current_step())
         return committed
