@@ -118,7 +118,7 @@ def _warn_on_first_rank(text: str) -> None:
 
 def _tell_of_what_is_missing() -> None:
     """Warn of what is not compressed. Called by the native module when the third step of a group begins."""
-    if _is_first_rank():
+    if _is_first_rank() and backends_of(list(dist.distributed_c10d._world.pg_map)):  # not for torchft's groups alone
         from isthmus.report.missing import missing
 
         for subject, text in missing().items():

@@ -27,6 +27,7 @@ from isthmus.report.statistics import added
 from isthmus.topology.launchers import claim_beyond
 from isthmus.topology.node_map import Nodes
 from isthmus.torchft.residuals import Place, moved
+from isthmus.torchft.work import ManagedWork
 from isthmus.units.identify import Tag
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ _STEP_BITS = 40  # of the step in packets; the others hold the quorum's number
 _STEP_MASK = (1 << _STEP_BITS) - 1
 _QUORUM_MASK = (1 << (64 - _STEP_BITS)) - 1
 
-# The gradient that this thread's manager reduces, if it does.
-_reducing: ContextVar[tuple[Tag, Callable[[], int]] | None] = ContextVar("reducing", default=None)
+# What this thread's manager reduces: the gradient, if it is one, and how to ask for the manager's step.
+_reducing: ContextVar[tuple[Tag | None, Callable[[], int]] | None] = ContextVar("reducing", default=None)
 
 
 class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft has no stubs
@@ -75,6 +76,7 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         self._uses: Counter[str] = Counter()  # how often the step has reduced under each name
         self._begun = False  # the backend has begun a step
         self._undo = False  # which was not committed
+        self._error: Exception | None = None  # the first of this quorum that a manager's reduction met
         self._next_step: int | None = None  # the manager's, unless it loads another member's state
         self._earlier: list[dict[str, Any]] = []  # statistics of the quorums before
         self._counts = Counter[str]()
@@ -102,7 +104,7 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         )
 
     def _end_quorum(self) -> None:
-        backend, self._backend, self._pg = self._backend, None, None
+        backend, self._backend, self._pg, self._error = self._backend, None, None, None
         if backend is None:
             return
         self._earlier = [added(dict(enumerate([*self._earlier, backend.stats()])))] if self._earlier else [backend.stats()]
@@ -164,8 +166,11 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
 
     @contextmanager
     def reducing(self, gradient: Tag | None, current_step: Callable[[], int]) -> Iterator[None]:
-        """Name what this thread reduces in the block; None: no gradient. current_step: the manager's."""
-        token = _reducing.set((gradient, current_step) if gradient is not None else None)
+        """Name what this thread reduces in the block; None: no gradient. current_step: the manager's.
+
+        Its reductions do not raise: `errored` tells what failed.
+        """
+        token = _reducing.set((gradient, current_step))
         try:
             yield
         finally:
@@ -173,11 +178,23 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
 
     def allreduce(self, tensors: list[torch.Tensor], opts: object) -> dist.Work:
         """Reduce over the members: a gradient, where `reducing` has named one."""
-        named = _reducing.get()
-        if named is None or self._backend is None:
+        managed = _reducing.get()
+        if managed is None:
             return super().allreduce(tensors, opts)
-        (name, *rest), current_step = named
-        self._begin_step(current_step())
+        gradient, current_step = managed
+        work = None
+        try:
+            if gradient is None:
+                work = super().allreduce(tensors, opts)
+            else:
+                self._begin_step(current_step())
+                work = self._reduce_gradient(gradient, tensors, opts)
+        except Exception as error:
+            self._note_error(error)
+        return ManagedWork(work, tensors, self._note_error)
+
+    def _reduce_gradient(self, gradient: Tag, tensors: list[torch.Tensor], opts: object) -> dist.Work:
+        name, *rest = gradient
         self._uses[name] += 1
         if self._uses[name] > 1:  # several backward passes in a step, or models with equal names
             name = f"{name} ({self._uses[name]})"
@@ -187,6 +204,11 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
             return super().allreduce(tensors, opts)
         finally:
             core.pop_unit()
+
+    def _note_error(self, error: Exception) -> None:
+        if self._error is None:
+            logger.warning("torchft quorum %s: %s", self._quorum_id, str(error).partition("\n")[0])
+            self._error = error
 
     def _begin_step(self, step: int) -> None:
         if self._begun and not self._undo:
@@ -221,7 +243,7 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
     def errored(self) -> Exception | None:
         """Return why this quorum has failed, None if it has not."""
         failure = self._backend.failure if self._backend is not None else ""
-        return RuntimeError(failure) if failure else None
+        return self._error or (RuntimeError(failure) if failure else None)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later operations."""

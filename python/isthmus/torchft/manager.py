@@ -39,7 +39,11 @@ class Manager(torchft.Manager):  # type: ignore[misc]  # torchft has no stubs
         """Reduce a tensor over the members, as `torchft.Manager.allreduce`."""
         gradient = gradient_of(tensor, sys._getframe(1), should_quantize)
         with self._isthmus.reducing(gradient, self.current_step):
-            return super().allreduce(tensor, reduce_op=reduce_op)
+            work: Work = super().allreduce(tensor, reduce_op=reduce_op)
+        future = work.get_future()
+        if not hasattr(future, "_fut"):  # after an error torchft's hook for DDP looks for it in vain
+            future._fut = future
+        return work
 
     def should_commit(self, timeout: timedelta | None = None) -> bool:
         """Return whether the step counts, as `torchft.Manager.should_commit`."""
