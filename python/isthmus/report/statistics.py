@@ -99,20 +99,20 @@ def added(groups: dict[str, dict[str, Any]]) -> dict[str, Any]:
     first = groups.get("default", each[0])
     total = {name: first[name] for name in ("node_map", "node_map_source", "options")}
     for name in _COUNTS:
-        total[name] = _sum([one[name] for one in each])
+        total[name] = sum_of([one[name] for one in each])
     total["skipped_steps"] = max(one["skipped_steps"] for one in each)
     total["units"] = [unit | {"group": name} for name, one in groups.items() for unit in one["units"]]
     total["notes"] = [f"{name}: {note}" for name, one in groups.items() for note in one["notes"]]
     return total
 
 
-def _sum(parts: Sequence[Any]) -> Any:
+def sum_of(parts: Sequence[Any]) -> Any:
     """The sum of numbers, or of dicts key by key; lists one after the other."""
     if isinstance(parts[0], dict):
         keys = dict.fromkeys(key for part in parts for key in part)
         # A step that was skipped was so in every group.
         return {
-            key: (max if key == "skipped_steps" else _sum)([part[key] for part in parts if key in part]) for key in keys
+            key: (max if key == "skipped_steps" else sum_of)([part[key] for part in parts if key in part]) for key in keys
         }
     if isinstance(parts[0], list):
         return [item for part in parts for item in part]

@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
@@ -23,9 +23,10 @@ from isthmus import native
 from isthmus.backends import has_two_tiers
 from isthmus.gloo import Group
 from isthmus.group.register import create
-from isthmus.report.statistics import added
+from isthmus.report.statistics import sum_of
 from isthmus.topology.launchers import claim_beyond
 from isthmus.topology.node_map import Nodes
+from isthmus.torchft.quorum import Quorum
 from isthmus.torchft.residuals import Place, moved
 from isthmus.torchft.work import ManagedWork
 from isthmus.units.identify import Tag
@@ -35,15 +36,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("isthmus")
 
-_STEP_BITS = 40  # of the step in packets; the others hold the quorum's number
-_STEP_MASK = (1 << _STEP_BITS) - 1
-_QUORUM_MASK = (1 << (64 - _STEP_BITS)) - 1
-
 # What this thread's manager reduces: the gradient, if it is one, and how to ask for the manager's step.
 _reducing: ContextVar[tuple[Tag | None, Callable[[], int]] | None] = ContextVar("reducing", default=None)
 
+# Of `isthmus.stats`, what is added up over quorums.
+_COUNTS = ("calls", "collectives", "codec", "compressed_calls", "exact_calls", "dropped_residuals", "ran_s", "waited_s")
 
-class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft has no stubs
+
+class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft has no types
     """A `torchft.process_group.ProcessGroup` that compresses gradients between replica groups. CPU and CUDA tensors.
 
     Take it with `isthmus.torchft.Manager`, which names the gradients; with torchft's own manager all is exact. Each
@@ -67,19 +67,14 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         super().__init__(timeout)
         if options is not None and keywords:
             raise ValueError(f"give options=, or keywords ({', '.join(keywords)}), not both")
-        self._options: _C.Options = native.load().Options(**keywords) if options is None else options
-        self._backend: _C.Backend | None = None
-        self._place: Place | None = None
-        self._units: list[dict[str, Any]] = []  # of the quorum before, while this one has a single member
-        self._units_place: Place | None = None
-        self._members: tuple[int, ...] = ()
-        self._uses: Counter[str] = Counter()  # how often the step has reduced under each name
-        self._begun = False  # the backend has begun a step
-        self._undo = False  # which was not committed
-        self._error: Exception | None = None  # the first of this quorum that a manager's reduction met
+        self._options: Any = native.load().Options(**keywords) if options is None else options
+        self._quorum: Quorum | None = None
+        # What was not sent yet in the quorum before, and this member's place there; kept while it is alone.
+        self._unsent: tuple[list[dict[str, Any]], Place] | None = None
         self._next_step: int | None = None  # the manager's, unless it loads another member's state
-        self._earlier: list[dict[str, Any]] = []  # statistics of the quorums before
-        self._counts = Counter[str]()
+        self._members: frozenset[int] = frozenset()
+        self._counts: Counter[str] = Counter()
+        self._earlier: dict[str, Any] = {}  # counts of the quorums before
 
     # --- Quorums ---
 
@@ -98,21 +93,10 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
 
         Raises DistError if they do not come within the timeout, and OptionError if their options differ.
         """
-        self._end_quorum()
+        self.shutdown()
         super().configure(
             store_addr, replica_id, rank, world_size, quorum_id, group_rank, group_world_size, global_ranks
         )
-
-    def _end_quorum(self) -> None:
-        backend, self._backend, self._pg, self._error = self._backend, None, None, None
-        if backend is None:
-            return
-        self._earlier = [added(dict(enumerate([*self._earlier, backend.stats()])))] if self._earlier else [backend.stats()]
-        states = backend.end(undo=self._begun)
-        self._begun = self._undo = False
-        if has_two_tiers(self._place.node_of_rank):
-            self._units = [state for state in states if state["residual"].numel() > 0]
-            self._units_place = self._place
 
     def _create_pg(self, store: Store, rank: int, world_size: int) -> dist.ProcessGroup:
         ranks = self._global_ranks or []
@@ -127,40 +111,33 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         )
         options = copy.deepcopy(self._options)
         options.nodes = ""
-        self._backend = create(group, options, _even)
-        self._place = Place(rank, self._backend.node_of_rank)
-        self._count_members(group.global_ranks)
-        self._bring_residuals()
+        quorum = self._quorum = Quorum(create(group, options, _even), rank, self._quorum_id or 0)
+        self._bring_unsent(quorum)
+        self._counts["quorums"] += 1
+        self._counts["members_lost"] += len(self._members - set(group.global_ranks))
+        self._members = frozenset(group.global_ranks)
         made = dist.ProcessGroup(store, rank, world_size)
         made._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
         for device in ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]:
-            made._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, self._backend)
+            made._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, quorum.backend)
         return made
 
     def _own_node(self, rank: int) -> str:
         """Return the node of this member; equal texts are one node."""
-        size = self._group_world_size or 1
         if self._options.nodes:
             return f"node {_node_of(self._options.nodes, (self._global_ranks or [rank])[rank])}"
-        claim = claim_beyond(os.environ, size)
+        claim = claim_beyond(os.environ, self._group_world_size or 1)
         return f"node {claim.node}" if claim is not None else f"member {rank}"
 
-    def _count_members(self, ranks: Sequence[int]) -> None:
-        self._counts["quorums"] += 1
-        if self._members:
-            self._counts["members_lost"] += len(set(self._members) - set(ranks))
-        self._members = tuple(ranks)
-
-    def _bring_residuals(self) -> None:
-        """Load what the quorum before has not sent. It waits where this one has a single member."""
-        if not self._units or not has_two_tiers(self._place.node_of_rank):
+    def _bring_unsent(self, quorum: Quorum) -> None:
+        if self._unsent is None or not has_two_tiers(quorum.place.node_of_rank):
             return
-        if len(self._units) < self._options.max_units:
-            for state in self._units:
-                self._backend.load_unit(moved(state, self._units_place, self._place))
-        else:  # a member with a full table would refuse units that one who joins takes
-            self._backend.count_dropped(len(self._units))
-        self._units = []
+        (states, before), self._unsent = self._unsent, None
+        if len(states) >= self._options.max_units:  # with a full table it would refuse units that a new member takes
+            quorum.backend.count_dropped(len(states))
+            return
+        for state in states:
+            quorum.backend.load_unit(moved(state, before, quorum.place))
 
     # --- Steps ---
 
@@ -178,78 +155,73 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
 
     def allreduce(self, tensors: list[torch.Tensor], opts: object) -> dist.Work:
         """Reduce over the members: a gradient, where `reducing` has named one."""
-        managed = _reducing.get()
-        if managed is None:
-            return super().allreduce(tensors, opts)
+        managed, quorum = _reducing.get(), self._quorum
+        if managed is None or quorum is None:
+            return self._allreduce_exactly(tensors, opts)
         gradient, current_step = managed
         work = None
         try:
             if gradient is None:
-                work = super().allreduce(tensors, opts)
+                work = self._allreduce_exactly(tensors, opts)
             else:
-                self._begin_step(current_step())
-                work = self._reduce_gradient(gradient, tensors, opts)
+                step = current_step()
+                quorum.begin_step(step, is_new_here=self._next_step not in (None, step))
+                work = self._allreduce_gradient(quorum, gradient, tensors, opts)
         except Exception as error:
-            self._note_error(error)
-        return ManagedWork(work, tensors, self._note_error)
+            _note(quorum, error)
+        return ManagedWork(work, tensors, lambda error: _note(quorum, error))
 
-    def _reduce_gradient(self, gradient: Tag, tensors: list[torch.Tensor], opts: object) -> dist.Work:
+    def _allreduce_gradient(
+        self, quorum: Quorum, gradient: Tag, tensors: list[torch.Tensor], opts: object
+    ) -> dist.Work:
         name, *rest = gradient
-        self._uses[name] += 1
-        if self._uses[name] > 1:  # several backward passes in a step, or models with equal names
-            name = f"{name} ({self._uses[name]})"
         core = native.load()
-        core.push_unit(name, *rest)
+        core.push_unit(quorum.unit_name(name), *rest)
         try:
-            return super().allreduce(tensors, opts)
+            return self._allreduce_exactly(tensors, opts)
         finally:
             core.pop_unit()
 
-    def _note_error(self, error: Exception) -> None:
-        if self._error is None:
-            logger.warning("torchft quorum %s: %s", self._quorum_id, str(error).partition("\n")[0])
-            self._error = error
-
-    def _begin_step(self, step: int) -> None:
-        if self._begun and not self._undo:
-            return
-        if self._undo:
-            self._backend.undo_step()
-        if self._next_step not in (None, step):  # it has loaded another member's state, who knows nothing of residuals
-            self._units = []
-            self._backend.clear_units()
-        self._backend.begin_step(((self._quorum_id or 0) & _QUORUM_MASK) << _STEP_BITS | step & _STEP_MASK)
-        self._begun, self._undo = True, False
-        self._uses.clear()
+    def _allreduce_exactly(self, tensors: list[torch.Tensor], opts: object) -> dist.Work:
+        work: dist.Work = super().allreduce(tensors, opts)
+        return work
 
     def end_step(self, committed: bool, next_step: int) -> None:
-        """End a step. What was refused is undone before the next one."""
+        """End a step. What was refused is undone before the next one, which the manager will call `next_step`."""
         self._counts["committed_steps" if committed else "refused_steps"] += 1
-        self._undo = self._begun and not committed
-        self._begun = self._undo
+        if self._quorum is not None:
+            self._quorum.end_step(committed)
         self._next_step = next_step
 
     # --- Faults ---
 
     def abort(self, errored: bool = True) -> None:
         """Make all operations fail that are under way and still to come, until `configure`. Returns at once."""
-        if self._backend is not None:
-            self._backend.abort()
+        if self._quorum is not None:
+            self._quorum.backend.abort()
 
     def shutdown(self) -> None:
-        """End threads and connections. The group serves again once it is configured."""
-        self._end_quorum()
+        """End threads and connections, without waiting for other members. `configure` makes the group serve again."""
+        quorum, self._quorum, self._pg = self._quorum, None, None
+        if quorum is None:
+            return
+        self._earlier = self._counts_with(quorum)
+        states = [state for state in quorum.end() if state["residual"].numel() > 0]
+        if has_two_tiers(quorum.place.node_of_rank):
+            self._unsent = (states, quorum.place)
 
     def errored(self) -> Exception | None:
         """Return why this quorum has failed, None if it has not."""
-        failure = self._backend.failure if self._backend is not None else ""
-        return self._error or (RuntimeError(failure) if failure else None)
+        if self._quorum is None:
+            return None
+        failure = self._quorum.backend.failure
+        return self._quorum.error or (RuntimeError(failure) if failure else None)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later operations."""
         self._timeout = timeout
-        if self._backend is not None:
-            self._backend._set_default_timeout(timeout)
+        if self._quorum is not None:
+            self._quorum.backend._set_default_timeout(timeout)
 
     def getBackendName(self) -> str:
         """Return the name for torch."""
@@ -258,29 +230,40 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
     # --- Statistics ---
 
     def stats(self) -> dict[str, Any]:
-        """Return `isthmus.stats` of this group over all quorums.
+        """Return `isthmus.stats` of this quorum, with calls, bytes and seconds of all.
 
-        ``torchft`` has the number of ``quorums``, ``committed_steps``, ``refused_steps``, and of ``members_lost``.
+        ``torchft`` has the number of ``quorums``, ``committed_steps``, ``refused_steps``, and of ``members_lost`` with
+        what they had not sent. Raises ValueError if the group is not configured.
         """
-        parts = [*self._earlier, *([self._backend.stats()] if self._backend is not None else [])]
-        if not parts:
-            raise ValueError("this group was never configured")
-        return added(dict(enumerate(parts))) | {"torchft": dict(self._counts)}
+        if self._quorum is None:
+            raise ValueError("isthmus.torchft: this group is not configured: it has no statistics")
+        now = self._quorum.backend.stats()
+        return now | self._counts_with(self._quorum) | {"torchft": dict(self._counts)}
+
+    def _counts_with(self, quorum: Quorum) -> dict[str, Any]:
+        now = quorum.backend.stats()
+        return {name: sum_of([self._earlier[name], now[name]]) if self._earlier else now[name] for name in _COUNTS}
+
+
+def _note(quorum: Quorum, error: Exception) -> None:
+    if quorum.error is None:
+        quorum.error = error
+        logger.warning("torchft quorum %d: %s", quorum.number, str(error).partition("\n")[0])
 
 
 def _even(nodes: Nodes) -> Nodes:
     """Return the node map, or one with a node for each member where nodes would be uneven."""
     ranks = nodes.node_of_rank
-    if has_two_tiers(ranks) or len(ranks) == 1:
+    if has_two_tiers(ranks) or len(set(ranks)) == 1:
         return nodes
-    return Nodes(list(range(len(ranks))), "torchft", f"by {nodes.source} nodes would be uneven")
+    return Nodes(list(range(len(ranks))), nodes.source, "they would be uneven, so that each member counts as one")
 
 
 def _node_of(text: str, number: int) -> int:
     """Return the node of a rank, by the option `nodes` over all replica groups. Raises OptionError if it has none."""
     numbers = [int(word) for word in re.findall(r"\d+", text)]
     size = math.prod(numbers) if "x" in text else len(numbers)
-    nodes = native.load().parse_nodes(text, size)
+    nodes: list[int] = native.load().parse_nodes(text, size)
     if number >= size:
         raise native.load().OptionError(
             f'option nodes="{text}" places ranks 0 to {size - 1}, but this is rank {number}: replica ids end in numbers '

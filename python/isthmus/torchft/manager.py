@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 import torchft
-from torch.distributed import ReduceOp, Work
+from torch.distributed import Work
+from torch.distributed.distributed_c10d import ReduceOp
 
 from isthmus.torchft.gradients import gradient_of
 from isthmus.torchft.group import ProcessGroupIsthmus
 
 
-class Manager(torchft.Manager):  # type: ignore[misc]  # torchft has no stubs
+class Manager(torchft.Manager):  # type: ignore[misc]  # torchft has no types
     """A `torchft.Manager` over a `ProcessGroupIsthmus`. It takes the same arguments, and is used in the same way.
 
     These reductions are compressed: gradients of `torchft.DistributedDataParallel`; those that FSDP2 reduces over
@@ -34,7 +35,7 @@ class Manager(torchft.Manager):  # type: ignore[misc]  # torchft has no stubs
         self._isthmus = pg
 
     def allreduce(
-        self, tensor: torch.Tensor, should_quantize: bool = False, reduce_op: ReduceOp = ReduceOp.AVG
+        self, tensor: torch.Tensor, should_quantize: bool = False, reduce_op: ReduceOp.RedOpType = ReduceOp.AVG
     ) -> Work:
         """Reduce a tensor over the members, as `torchft.Manager.allreduce`."""
         gradient = gradient_of(tensor, sys._getframe(1), should_quantize)
@@ -42,14 +43,14 @@ class Manager(torchft.Manager):  # type: ignore[misc]  # torchft has no stubs
             work: Work = super().allreduce(tensor, reduce_op=reduce_op)
         future = work.get_future()
         if not hasattr(future, "_fut"):  # after an error torchft's hook for DDP looks for it in vain
-            future._fut = future
+            future._fut = future  # type: ignore[attr-defined]
         return work
 
     def should_commit(self, timeout: timedelta | None = None) -> bool:
         """Return whether the step counts, as `torchft.Manager.should_commit`."""
         committed = False
         try:
-            committed = super().should_commit(timeout)
+            committed = bool(super().should_commit(timeout))
         finally:
             self._isthmus.end_step(committed, self.current_step())
         return committed

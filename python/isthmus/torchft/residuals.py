@@ -41,7 +41,7 @@ def moved(state: dict[str, Any], before: Place, now: Place) -> dict[str, Any]:
     unsent = _by_element(state, before, scale)
     chunk = now.chunk_elements(state["num_elements"])
     unsent = torch.nn.functional.pad(unsent, (0, chunk * len(now.node_of_rank) - len(unsent)))
-    chunks = unsent.split(chunk)
+    chunks = torch.split(unsent, chunk)
     return state | {
         "residual": torch.cat([chunks[rank] for rank in now.rail() if rank != now.rank]),
         "result_residual": chunks[now.rank] * scale,
@@ -52,9 +52,9 @@ def _by_element(state: dict[str, Any], place: Place, scale: float) -> torch.Tens
     """Return what was not sent of each element, in units of the gradient: zero where other rails own it."""
     num_elements = state["num_elements"]
     chunk = place.chunk_elements(num_elements)
-    chunks = list(torch.zeros(chunk * len(place.node_of_rank)).split(chunk))
+    chunks = [torch.zeros(chunk) for _ in place.node_of_rank]
     others = [rank for rank in place.rail() if rank != place.rank]
-    for rank, piece in zip(others, state["residual"].split(chunk), strict=True):
+    for rank, piece in zip(others, torch.split(state["residual"], chunk), strict=True):
         chunks[rank] = piece
     chunks[place.rank] = state["result_residual"] / scale
     return torch.cat(chunks)[:num_elements]
