@@ -69,7 +69,9 @@ def main() -> None:
 
     stats = group.stats()
     sent = stats["collectives"]["all_reduce"]["inter"]["inter_node_sent_bytes"]
-    print(f"{stats['torchft']}; compressed {stats['compressed_calls']} reductions; sent {sent / 1e6:.2f} MB", flush=True)
+    print(
+        f"{stats['torchft']}; compressed {stats['compressed_calls']} reductions; sent {sent / 1e6:.2f} MB", flush=True
+    )
     manager.shutdown(wait=False)
     os._exit(0)  # torchft's threads may wait for a lighthouse that is gone
 

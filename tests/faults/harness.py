@@ -49,16 +49,24 @@ class RankOutcome:
     log: str = ""  # what it printed
 
 
+def built_interposer(folder: Path) -> Path:
+    """Return the library of interposer.c, built in `folder`."""
+    library = folder / "libinterposer.so"
+    command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", INTERPOSER, "-o", library]
+    subprocess.run([*command, "-ldl", "-pthread"], check=True)
+    return library
+
+
 @contextmanager
 def running(rows: list[Row], at_a_time: int = 2) -> Iterator[dict[str, Future[list[RankOutcome]]]]:
     """Yield what the ranks of each row will have come to, by the row's name. Most of it is waiting."""
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(at_a_time) as threads:
-        library = Path(folder, "libinterposer.so")
-        command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", INTERPOSER, "-o", library]
-        subprocess.run([*command, "-ldl", "-pthread"], check=True)
-        with ranks.server_with(LD_PRELOAD=str(library)):
-            yield {row.name: threads.submit(_run_row, row, Path(folder)) for row in rows}
-            threads.shutdown(cancel_futures=True)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ThreadPoolExecutor(at_a_time) as threads,
+        ranks.server_with(LD_PRELOAD=str(built_interposer(Path(folder)))),
+    ):
+        yield {row.name: threads.submit(_run_row, row, Path(folder)) for row in rows}
+        threads.shutdown(cancel_futures=True)
 
 
 def _run_row(row: Row, folder: Path) -> list[RankOutcome]:

@@ -11,6 +11,7 @@ from isthmus.benchmarks.collectives.config import CollectivesConfig
 from isthmus.benchmarks.convergence.config import ConvergenceConfig
 from isthmus.benchmarks.scaling.config import ScalingConfig
 from isthmus.benchmarks.soak.config import SoakConfig
+from isthmus.benchmarks.survival.config import SurvivalConfig
 from isthmus.benchmarks.training.config import TrainingConfig
 from isthmus.cli.failures import FAILED
 from isthmus.cli.gone import Commands
@@ -125,3 +126,13 @@ def soak(config: SoakConfig, logs: _Logs = Path("bench-out/soak")) -> None:
         print(f"isthmus: {fault}", file=sys.stderr)
     if report.faults():
         raise typer.Exit(FAILED)
+
+
+@bench.command()
+@filled(SurvivalConfig)
+def survival(config: SurvivalConfig, logs: _Logs = Path("bench-out/survival")) -> None:
+    """Train under torchft while members are killed: over Isthmus, and over torchft's own Gloo group. Needs torchft."""
+    from isthmus.benchmarks.survival.run import print_survival, run_survival
+
+    console = Console()
+    print_survival(config, run_survival(config, logs, console), console)

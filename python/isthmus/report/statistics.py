@@ -112,7 +112,8 @@ def sum_of(parts: Sequence[Any]) -> Any:
         keys = dict.fromkeys(key for part in parts for key in part)
         # A step that was skipped was so in every group.
         return {
-            key: (max if key == "skipped_steps" else sum_of)([part[key] for part in parts if key in part]) for key in keys
+            key: (max if key == "skipped_steps" else sum_of)([part[key] for part in parts if key in part])
+            for key in keys
         }
     if isinstance(parts[0], list):
         return [item for part in parts for item in part]

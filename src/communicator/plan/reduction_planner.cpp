@@ -166,8 +166,8 @@ void ReductionPlanner::check_capture(const Reduction& reduction, Stream caller) 
   const Unit* unit = units_.find(key);
   const auto first_steps = static_cast<uint64_t>(options_.dense_steps);
   ISTHMUS_CHECK(Error, unit == nullptr || steps_in(unit->step) >= first_steps, "unit \"", key.name,
-                "\" is captured into a graph after ", unit != nullptr ? steps_in(unit->step) : 0, " reductions: expected ",
-                first_steps, " before (dense_steps)");
+                "\" is captured into a graph after ", unit != nullptr ? steps_in(unit->step) : 0,
+                " reductions: expected ", first_steps, " before (dense_steps)");
   if (unit == nullptr) {
     ISTHMUS_CHECK(Error, units_.full(), "unit \"", key.name,
                   "\" is reduced for the first time while a graph is captured: expected a step before");

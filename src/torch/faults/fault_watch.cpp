@@ -20,8 +20,7 @@ constexpr std::chrono::milliseconds kLongestLookPause{30000};
 
 }  // namespace
 
-FaultWatch::FaultWatch(const Group& group, const c10::intrusive_ptr<c10d::Store>& store)
-    : group_(group) {
+FaultWatch::FaultWatch(const Group& group, const c10::intrusive_ptr<c10d::Store>& store) : group_(group) {
   if (store) {
     board_.emplace(store, group.rank, group.global_ranks);
   }
@@ -77,10 +76,10 @@ std::exception_ptr FaultWatch::explain(const FaultReport& report) {
     board_->post(report);
   }
   close_all_connections();  // so that the peers also fail and report
-  auto error = dist_error(detail::concatenate("isthmus: ", describe(report), " failed on rank ",
-                                              group_.global_ranks[group_.rank],
-                                              report.phase.empty() ? "" : " in phase ", report.phase, ": ",
-                                              report.error, board_ ? ". " + board_->diagnose(report, kReportPatience) : "", "."));
+  auto error = dist_error(
+      detail::concatenate("isthmus: ", describe(report), " failed on rank ", group_.global_ranks[group_.rank],
+                          report.phase.empty() ? "" : " in phase ", report.phase, ": ", report.error,
+                          board_ ? ". " + board_->diagnose(report, kReportPatience) : "", "."));
   fail_from_now_on(error);
   return error;
 }

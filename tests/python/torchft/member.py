@@ -1,7 +1,7 @@
 """A member of a job under torchft: trains, writes down what was committed, and comes to harm when told to.
 
-Usage: member.py NUMBER FOLDER ADDRESS LIGHTHOUSE NUM_STEPS. It reads FOLDER/harm.NUMBER before each step: a word of
-`_HARMS`, which it removes. It writes FOLDER/committed.NUMBER, a line of JSON a step.
+Usage: member FOLDER NUMBER ADDRESS LIGHTHOUSE. It reads FOLDER/harm.NUMBER before each step, a word of `_HARMS`, and
+removes it. It writes FOLDER/committed.NUMBER, a line of JSON a step, and ends after the step in which FOLDER/end appears.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,18 @@ from torch.distributed import TCPStore
 from torchft.checkpointing.pg_transport import PGTransport
 
 from isthmus.torchft import Manager, ProcessGroupIsthmus
-from torchft_tests.training import OPTIONS, TIMEOUT, Committed, digest, loss_of, make_model, make_optimizer, parallel
+from python.torchft.training import (
+    OPTIONS,
+    TIMEOUT,
+    Committed,
+    digest,
+    loss_of,
+    make_model,
+    make_optimizer,
+    parallel,
+)
 
+STEP_PAUSE_S = 0.05  # a step is short, and the replay repeats all of them
 PACKETS_TO_OTHERS = 2  # of a reduction among three members
 
 
@@ -59,7 +70,7 @@ _HARMS = {
 
 
 def main() -> None:
-    number, folder, address, lighthouse, num_steps = int(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:5], int(sys.argv[5])
+    folder, number, address, lighthouse = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     torch.set_num_threads(1)
     model = make_model()
     optimizer = make_optimizer(model)
@@ -92,7 +103,7 @@ def main() -> None:
     )
     wrapped = parallel(manager, model)
     with (folder / f"committed.{number}").open("a", buffering=1) as log:
-        while manager.current_step() < num_steps:
+        while not (folder / "end").exists():
             harm = harm_file.read_text() if harm_file.exists() else ""
             if harm in _HARMS:
                 harm_file.unlink()
@@ -100,6 +111,7 @@ def main() -> None:
             elif harm == "configure":
                 harm_file.unlink()
                 group.dies = True
+            time.sleep(STEP_PAUSE_S)
             manager.start_quorum()
             optimizer.zero_grad()
             manager.wait_quorum()  # whose step is the data's

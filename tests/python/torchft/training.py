@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -61,8 +62,6 @@ class Replayed:
         self.now: Committed | None = None
 
     def allreduce(self, tensor: torch.Tensor, should_quantize: bool = False) -> Any:
-        import sys
-
         now = self.now
         assert now is not None
         if not now.takes_part:

@@ -1,0 +1,70 @@
+"""One member of the survival benchmark: trains a small GPT, and prints a line of JSON for each step that counts.
+
+Usage: member ARM TIMEOUT_S NUMBER ADDRESS LIGHTHOUSE
+"""
+
+import json
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as functional
+import torchft
+from torchft.checkpointing.pg_transport import PGTransport
+
+from isthmus.benchmarks.common.data import Text, default_files
+from isthmus.benchmarks.common.model import ByteGpt
+from isthmus.benchmarks.common.shape import ModelShape
+from isthmus.torchft import Manager, ProcessGroupIsthmus
+
+SHAPE = ModelShape(width=128, num_layers=2, context=64)
+_NUM_SEQUENCES = 4
+
+
+def main() -> None:
+    """Train until killed."""
+    arm, (timeout_s, number), address, lighthouse = sys.argv[1], map(int, sys.argv[2:4]), *sys.argv[4:6]
+    timeout = timedelta(seconds=timeout_s)
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    text = Text(default_files()[:50], SHAPE.context, seed=1)
+    model = ByteGpt(SHAPE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+    group = ProcessGroupIsthmus(timeout) if arm == "isthmus" else torchft.ProcessGroupGloo(timeout)
+    manager = (Manager if arm == "isthmus" else torchft.Manager)(
+        pg=group,
+        state_dict=model.state_dict,
+        load_state_dict=model.load_state_dict,
+        min_replica_size=1,
+        timeout=2 * timeout,
+        quorum_timeout=timedelta(seconds=600),
+        rank=0,
+        world_size=1,
+        store_addr=address,
+        store_port=store.port,
+        lighthouse_addr=lighthouse,
+        replica_id=f"member_{number}",
+        hostname=address,
+        checkpoint_transport=PGTransport(group, 2 * timeout, torch.device("cpu")),
+    )
+    parallel = torchft.DistributedDataParallel(manager, model)
+    while True:
+        begin_s = time.time()
+        manager.start_quorum()
+        optimizer.zero_grad()
+        batch = text.batch(manager.current_step(), number, _NUM_SEQUENCES)
+        logits = parallel(batch[:, :-1].long())
+        loss = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].long().flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        if manager.should_commit():
+            optimizer.step()
+            now_s = time.time()
+            step = {"step": manager.current_step(), "members": manager.num_participants(), "at_s": now_s}
+            print(json.dumps(step | {"seconds": now_s - begin_s}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

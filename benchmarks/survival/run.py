@@ -1,0 +1,142 @@
+"""Kills members of a training under torchft, one after the other, and counts the steps that come all the same."""
+
+import json
+import random
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from isthmus.benchmarks.simulate import open_network
+from isthmus.benchmarks.survival.config import SurvivalConfig
+from isthmus.benchmarks.survival.job import Job
+
+_SETTLE_S = 20  # until all members take part for the first time
+_HEARTBEAT_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Survival:
+    """What is left of one arm."""
+
+    arm: str
+    seconds: float
+    num_steps: int
+    num_kills: int
+    seconds_to_next_step: list[float]  # from each kill to the next committed step
+    #: Steps as long as those between kills are, over all time.
+    share: float
+    step_s: float
+    num_ended: int  # members that ended by themselves, and were started again
+    sent_bytes_a_step: float | None
+
+
+def run_survival(config: SurvivalConfig, folder: Path, console: Console) -> list[Survival]:
+    """Run all arms, one after the other."""
+    found = []
+    for arm in config.arms:
+        where = folder / arm
+        where.mkdir(parents=True, exist_ok=True)
+        for log in where.glob("*.log"):
+            log.unlink()
+        found.append(_run_arm(config, arm, where, console))
+    return found
+
+
+def _run_arm(config: SurvivalConfig, arm: str, folder: Path, console: Console) -> Survival:
+    member = [sys.executable, "-m", "isthmus.benchmarks.survival.member", arm, str(config.timeout_s)]
+    kills, ended = [], 0
+    choose = random.Random(config.seed)
+    with open_network(config.members + 1) as network:
+        if network.has_links:
+            network.shape(config.link)
+        with Job(network, folder, member, {}, _HEARTBEAT_TIMEOUT_S) as job:
+            for number in range(config.members):
+                job.start(number)
+            while min(len(_steps(folder, number)) for number in range(config.members)) < 2:
+                time.sleep(0.5)
+            time.sleep(_SETTLE_S)
+            begin_s = time.time()
+            sent_before = network.sent_bytes(0) if network.has_links else 0
+            next_kill_s = begin_s + config.kill_every_s
+            while time.time() < begin_s + 60 * config.minutes:
+                for number, process in job.members.items():
+                    if process.poll() is not None:
+                        ended += 1
+                        job.start(number)
+                if time.time() >= next_kill_s:
+                    victim = choose.randrange(config.members)
+                    kills.append(time.time())
+                    job.members[victim].kill()
+                    job.members[victim].wait()
+                    job.start(victim)
+                    next_kill_s += config.kill_every_s
+                    console.print(f"{arm}: {len(kills)} kills, {time.time() - begin_s:.0f} s", highlight=False)
+                time.sleep(0.1)
+            end_s = time.time()
+            sent = network.sent_bytes(0) - sent_before if network.has_links else None
+    steps = {step["step"]: step for number in range(config.members) for step in _steps(folder, number)}
+    return _survival(arm, list(steps.values()), kills, begin_s, end_s, ended, sent)
+
+
+def _steps(folder: Path, number: int) -> list[dict[str, Any]]:
+    log = folder / f"member{number}.log"
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return [json.loads(line) for line in lines if line.startswith('{"step"') and line.endswith("}")]
+
+
+def _survival(
+    arm: str,
+    steps: list[dict[str, Any]],
+    kills: list[float],
+    begin_s: float,
+    end_s: float,
+    ended: int,
+    sent: int | None,
+) -> Survival:
+    ours = sorted(step["at_s"] for step in steps if begin_s <= step["at_s"] <= end_s)
+    step_s = median(step["seconds"] for step in steps if begin_s <= step["at_s"] <= end_s)
+    waits = [next((at - kill for at in ours if at > kill), end_s - kill) for kill in kills]
+    return Survival(
+        arm=arm,
+        seconds=end_s - begin_s,
+        num_steps=len(ours),
+        num_kills=len(kills),
+        seconds_to_next_step=waits,
+        share=min(1.0, len(ours) * step_s / (end_s - begin_s)),
+        step_s=step_s,
+        num_ended=ended,
+        sent_bytes_a_step=None if sent is None or not ours else sent / len(ours),
+    )
+
+
+def print_survival(config: SurvivalConfig, found: list[Survival], console: Console) -> None:
+    """Print a row for each arm."""
+    table = Table(
+        "group",
+        "committed steps",
+        "s a step",
+        "time in committed steps",
+        "s from a kill to the next step: median, most",
+        "kB a step of a member",
+        "ended by themselves",
+        title=f"{config.members} members behind {config.link}, one killed every {config.kill_every_s} s",
+    )
+    for one in found:
+        waits = one.seconds_to_next_step or [0.0]
+        sent = "not counted" if one.sent_bytes_a_step is None else f"{one.sent_bytes_a_step / 1e3:.0f}"
+        table.add_row(
+            one.arm,
+            str(one.num_steps),
+            f"{one.step_s:.2f}",
+            f"{100 * one.share:.0f}%",
+            f"{median(waits):.1f}, {max(waits):.1f}",
+            sent,
+            str(one.num_ended),
+        )
+    console.print(table)
