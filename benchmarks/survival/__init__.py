@@ -1,1 +1,1 @@
-"""What is left of a training under torchft whose members are killed: over Isthmus, and over torchft's own Gloo group."""
+"""Training under torchft while members are killed: over Isthmus, and over the Gloo group of torchft."""

@@ -9,9 +9,9 @@ import time
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as functional
 import torchft
+from torch._C._distributed_c10d import TCPStore
 from torchft.checkpointing.pg_transport import PGTransport
 
 from isthmus.benchmarks.common.data import Text, default_files
@@ -32,7 +32,7 @@ def main() -> None:
     text = Text(default_files()[:50], SHAPE.context, seed=1)
     model = ByteGpt(SHAPE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+    store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
     group = ProcessGroupIsthmus(timeout) if arm == "isthmus" else torchft.ProcessGroupGloo(timeout)
     manager = (Manager if arm == "isthmus" else torchft.Manager)(
         pg=group,

@@ -266,7 +266,7 @@ def _node_of(text: str, number: int) -> int:
     nodes: list[int] = native.load().parse_nodes(text, size)
     if number >= size:
         raise native.load().OptionError(
-            f'option nodes="{text}" places ranks 0 to {size - 1}, but this is rank {number}: replica ids end in numbers '
-            "from 0 on"
+            f'option nodes="{text}" places ranks 0 to {size - 1}, but this is rank {number}: replica ids end in '
+            "numbers from 0 on"
         )
     return nodes[number]

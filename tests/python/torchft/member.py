@@ -1,7 +1,8 @@
 """A member of a job under torchft: trains, writes down what was committed, and comes to harm when told to.
 
 Usage: member FOLDER NUMBER ADDRESS LIGHTHOUSE. It reads FOLDER/harm.NUMBER before each step, a word of `_HARMS`, and
-removes it. It writes FOLDER/committed.NUMBER, a line of JSON a step, and ends after the step in which FOLDER/end appears.
+removes it. It writes FOLDER/committed.NUMBER, a line of JSON a step, and ends after the step in which FOLDER/end
+appears.
 """
 
 from __future__ import annotations
