@@ -9,6 +9,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -180,14 +181,18 @@ def test_training_goes_on(job: Harmed, event: Callable[[Harmed], None]) -> None:
 def test_nothing_is_lost(job: Harmed) -> None:
     """Weights and losses of all members are those of a run without faults that had the same members in each step."""
     job.end()
+    assert_repeatable({number: job.committed(number) for number in range(NUM_MEMBERS)})
+
+
+def assert_repeatable(committed: dict[int, list[Committed]]) -> None:
     by_step: dict[int, dict[int, Committed]] = defaultdict(dict)
-    for number in range(NUM_MEMBERS):
-        for committed in job.committed(number):
-            by_step[committed.step][number] = committed
+    for number, own in committed.items():
+        for one in own:
+            by_step[one.step][number] = one
     steps = [by_step[step] for step in sorted(by_step)]
     assert sorted(by_step) == list(range(len(steps)))
     for members in steps:
-        assert len({committed.weights for committed in members.values()}) == 1, members
+        assert len({one.weights for one in members.values()}) == 1, members
     for found in ranks.run(_replay, NUM_MEMBERS, steps, env={"ISTHMUS_LOG": "error"}):
         for members, (loss, weights) in zip(steps, found["steps"], strict=True):
             own = members.get(found["number"])
@@ -206,18 +211,19 @@ def _replay(number: int, world_size: int, steps: list[dict[int, Committed]]) -> 
     group = ProcessGroupIsthmus(timeout=10 * TIMEOUT, **OPTIONS)
     manager = Replayed(group)
     wrapped = parallel(manager, model)
-    quorum = -1
+    quorum: object = None
     found = []
     for members in steps:
-        first = next(iter(members.values()))
-        own = members.get(number) or _in_the_quorum(first, number)
+        any_member = next(iter(members.values()))
+        is_new = quorum != (quorum := (any_member.quorum_id, any_member.ranks))
+        own = members.get(number) or _in_the_quorum(members, number)
         optimizer.zero_grad()
         loss = torch.zeros(())
         if own is not None:
-            if quorum != own.quorum_id:
-                quorum = own.quorum_id
-                where = f"{address}/{quorum}"
-                group.configure(where, f"member_{number}", own.rank, len(own.ranks), quorum, 0, 1, list(own.ranks))
+            if is_new:
+                where = f"{address}/{own.step}"  # a lighthouse that was restarted counts from 1 again
+                ranks_of_quorum = list(own.ranks)
+                group.configure(where, "", own.rank, len(ranks_of_quorum), own.quorum_id, 0, 1, ranks_of_quorum)
             manager.now = own
             loss = loss_of(wrapped, number, own.step)
             loss.backward()
@@ -232,11 +238,10 @@ def _replay(number: int, world_size: int, steps: list[dict[int, Committed]]) -> 
     return {"number": number, "steps": found}
 
 
-def _in_the_quorum(other: Committed, number: int) -> Committed | None:
-    """Return the step as a member saw it that took part, and died or was cut off before it could write it down."""
+def _in_the_quorum(members: dict[int, Committed], number: int) -> Committed | None:
+    """Return the step as a member saw it that was there, but could not write it down."""
+    other = next(iter(members.values()))
     if number not in other.ranks:
         return None
-    rank = list(other.ranks).index(number)
-    return Committed(
-        other.step, other.quorum_id, rank, other.ranks, other.takes_part, other.num_participants, 0.0, other.weights
-    )
+    took_part = sum(one.takes_part for one in members.values()) < other.num_participants
+    return replace(other, rank=list(other.ranks).index(number), takes_part=took_part)
