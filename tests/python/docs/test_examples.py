@@ -119,6 +119,43 @@ def test_frameworks(framework: str, way: tuple[str, ...]) -> None:
     assert framework == "transformers" or (len(losses) == 5 and losses[-1] < losses[0] < 6), output
 
 
+@pytest.mark.parametrize("local_steps", ["0", "2"], ids=["DDP", "DiLoCo"])
+def test_torchft(local_steps: str) -> None:
+    pytest.importorskip("torchft")
+    lighthouse_port = ranks.free_port()
+    lighthouse = subprocess.Popen(
+        [Path(sys.executable).with_name("torchft_lighthouse"), "--bind", f"127.0.0.1:{lighthouse_port}"]
+        + ["--min_replicas", "2", "--quorum_tick_ms", "50"],
+        env=environment(RUST_LOG="error"),
+    )
+    try:
+        replicas = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "torch.distributed.run",
+                    "--nproc-per-node=1",
+                    f"--master-port={ranks.free_port()}",
+                ]
+                + ["examples/torchft/train.py", str(number), "--steps=3", f"--local-steps={local_steps}"],
+                env=environment(TORCHFT_LIGHTHOUSE=f"http://127.0.0.1:{lighthouse_port}", RUST_LOG="error"),
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for number in range(2)
+        ]
+        outputs = [replica.communicate(timeout=HANG_S)[0] for replica in replicas]
+    finally:
+        lighthouse.kill()
+        lighthouse.wait()
+    for output in outputs:
+        assert re.search(r"^step 2: loss [\d.]+, 2 replica groups$", output, re.MULTILINE), output
+        assert re.search(r"compressed [1-9]\d* reductions; sent 0\.[1-9]", output), output
+
+
 def test_the_config_of_accelerate_has_only_fields_that_it_knows() -> None:
     config = pytest.importorskip("accelerate.commands.config.config_args")
     loaded = config.load_config_from_file(str(ROOT / "examples/accelerate/fsdp.yaml"))  # raises for others
