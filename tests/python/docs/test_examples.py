@@ -119,13 +119,17 @@ def test_frameworks(framework: str, way: tuple[str, ...]) -> None:
     assert framework == "transformers" or (len(losses) == 5 and losses[-1] < losses[0] < 6), output
 
 
+LIGHTHOUSE = (Path(sys.executable).with_name("torchft_lighthouse"), "--min_replicas", "2", "--quorum_tick_ms", "50")
+
+
 @pytest.mark.parametrize("local_steps", ["0", "2"], ids=["DDP", "DiLoCo"])
 def test_torchft(local_steps: str) -> None:
     pytest.importorskip("torchft")
     lighthouse_port = ranks.free_port()
+    replica = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1")
+    program, ways = "examples/torchft/train.py", [f"--local-steps={local_steps}"]
     lighthouse = subprocess.Popen(
-        [Path(sys.executable).with_name("torchft_lighthouse"), "--bind", f"127.0.0.1:{lighthouse_port}"]
-        + ["--min_replicas", "2", "--quorum_tick_ms", "50"],
+        [*LIGHTHOUSE, "--bind", f"127.0.0.1:{lighthouse_port}"],
         env=environment(RUST_LOG="error"),
     )
     try:
