@@ -35,7 +35,7 @@ from isthmus.benchmarks.simulate import RankFailure
 from isthmus.benchmarks.simulate.serve import Handler
 from isthmus.benchmarks.simulate.stage import simulated_stage
 from isthmus.group.cuda import ask_for_connections, find_gpu
-from isthmus.group.meeting import wait_for_ranks
+from isthmus.group.meeting import meet
 from isthmus.topology.launchers import rendezvous
 from isthmus.topology.node_map import machine_identity
 
@@ -132,16 +132,13 @@ def _join(arguments: Arguments) -> None:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     timeout = timedelta(seconds=arguments.timeout_s)
-    # Under torchrun an agent hosts the store, and those that it starts anew must not read what earlier ones wrote.
+    # Under torchrun an agent hosts the store.
     is_host = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:
         host = dist.TCPStore(  # type: ignore[attr-defined]  # torch's stubs do not export it
             address, port, None, is_host, timeout, wait_for_workers=False, multi_tenant=True
         )
-        store = PrefixStore(f"here/{attempt}", host)
-        store.set(f"came/{rank}", "")
-        wait_for_ranks(store, range(size), [f"came/{other}" for other in range(size)], rank, timeout)
+        store, _ = meet(PrefixStore("here", host), range(size), rank, "", timeout)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     except RuntimeError as error:  # all of torch's are
         raise RankFailure(

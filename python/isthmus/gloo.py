@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 class Group:
     """The ranks that make a group, and the store they meet at."""
 
-    store: Store  # under a prefix that this group alone uses
+    store: Store  # from `agree` on under a prefix that these ranks alone use
     rank: int
     global_ranks: Sequence[int]
     world_size: int  # the default group's
@@ -30,11 +30,6 @@ class Group:
     def size(self) -> int:
         """Return how many ranks the group has."""
         return len(self.global_ranks)
-
-
-def fresh_prefix(store: Store, rank: int) -> Store:
-    """Return the store under a prefix that no earlier group of this name used: ranks count the groups they make."""
-    return PrefixStore(f"isthmus/{store.add(f'isthmus/made_by/{rank}', 1)}", store)
 
 
 def gloo_tier(group: Group, name: str, ranks: list[int]) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from isthmus.backends import backend_of
-from isthmus.gloo import Group, fresh_prefix, gloo_tier
+from isthmus.gloo import Group, gloo_tier
 
 #: What a rank sends at once, in bytes. Larger ones are left out where they would take longer than the budget.
 SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))
@@ -204,6 +204,8 @@ def _buffers(num_bytes: int) -> tuple[Tensor, Tensor]:
 
 
 def _fresh_store(group: dist.ProcessGroup) -> Store:
-    """A prefix of the default store that no earlier measurement of this group used."""
+    """A prefix of the default store that no earlier measurement used, even one of a run that was restarted."""
     store = PrefixStore(f"isthmus/measure/{group.group_name}", dist.distributed_c10d._get_default_store())
-    return fresh_prefix(store, group.rank())
+    number = torch.tensor(store.add("measurements", 1))
+    dist.all_reduce(number, dist.ReduceOp.MAX, group)
+    return PrefixStore(str(int(number)), store)

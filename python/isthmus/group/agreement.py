@@ -17,7 +17,7 @@ from isthmus import native
 from isthmus.gloo import Group
 from isthmus.group import mpi_tier
 from isthmus.group.cuda import Gpu, ask_for_connections, find_gpu
-from isthmus.group.meeting import wait_for_ranks
+from isthmus.group.meeting import meet
 from isthmus.told import on_all
 from isthmus.topology import node_map
 from isthmus.topology.node_map import Nodes, Surroundings, different_options, told_by_ranks
@@ -50,15 +50,18 @@ class Introduction:
         return cls(**values | parts)
 
 
-def agree(group: Group, given_options: Any) -> tuple[_C.Options, list[Introduction]]:
-    """Return this rank's options, which fit the others', and each rank's introduction. Raises alike on all ranks."""
+def agree(group: Group, given_options: Any) -> tuple[Group, _C.Options, list[Introduction]]:
+    """Return the group, its store under a prefix of its own, this rank's options and each rank's introduction.
+
+    The options fit the others'. Raises alike on all ranks.
+    """
     options, introduction = _introduce(group, given_options)
-    introductions = _exchange(group, introduction)
+    group, introductions = _exchange(group, introduction)
     complaint = _complaint(group, introductions)
     if options is None or complaint:
         _leave_together(group)
         raise on_all(_error_type(introductions)(f"isthmus: {complaint}"), group.rank)
-    return options, introductions
+    return group, options, introductions
 
 
 def _introduce(group: Group, given_options: Any) -> tuple[_C.Options | None, Introduction]:
@@ -112,14 +115,12 @@ def place(group: Group, introductions: Sequence[Introduction]) -> Nodes:
     return nodes
 
 
-def _exchange(group: Group, own: Introduction) -> list[Introduction]:
-    keys = [f"introduction/{rank}" for rank in range(group.size)]
-    group.store.set(keys[group.rank], own.to_text())
+def _exchange(group: Group, own: Introduction) -> tuple[Group, list[Introduction]]:
     try:
-        wait_for_ranks(group.store, group.global_ranks, keys, group.global_ranks[group.rank], group.timeout)
+        store, texts = meet(group.store, group.global_ranks, group.rank, own.to_text(), group.timeout)
     except dist.DistStoreError as error:
         raise dist.DistStoreError(f"isthmus: {error} to make the group") from None
-    return [Introduction.from_text(group.store.get(key)) for key in keys]
+    return replace(group, store=store), [Introduction.from_text(text) for text in texts]
 
 
 def _complaint(group: Group, introductions: Sequence[Introduction]) -> str:

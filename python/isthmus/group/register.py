@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from isthmus import native
 from isthmus.backends import beside, has_two_tiers, isthmus_backend, options_without_effect
-from isthmus.gloo import Group, fresh_prefix, gloo_tier
+from isthmus.gloo import Group, gloo_tier
 from isthmus.group import mpi_tier, process
 from isthmus.group.agreement import agree, place
 from isthmus.group.cuda import bound_device, connections_warning, devices, make_world, why_none
@@ -40,7 +40,7 @@ def _create_backend(request: Any, options: Any) -> _C.Backend:
     is_default = not global_ranks
     return create(
         Group(
-            store=fresh_prefix(request.store, request.group_rank),
+            store=request.store,
             name=request.group_id,
             rank=request.group_rank,
             global_ranks=global_ranks or list(range(request.group_size)),
@@ -59,7 +59,7 @@ def _create_split(store: Store, rank: int, size: int, options: _C.Options) -> _C
     store = store.clone()  # type: ignore[attr-defined]
     return create(
         Group(
-            store=fresh_prefix(store, rank),
+            store=store,
             name=options.group_name,
             rank=rank,
             global_ranks=list(options.global_ranks_in_group) or list(range(size)),
@@ -82,7 +82,7 @@ def _default_group_options() -> _C.Options | None:
 
 def create(group: Group, given_options: Any, choose: Callable[[Nodes], Nodes] = lambda nodes: nodes) -> _C.Backend:
     """Construct the backend of one group, on the nodes that `choose` makes of those that were found."""
-    options, introductions = agree(group, given_options)
+    group, options, introductions = agree(group, given_options)
     if group.node is None:
         leave_note(group.global_ranks[group.rank], introductions[group.rank].surroundings, options.nodes)
     process.set_up(options, group.rank, _create_split)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _dump_fr_trace_json
+import torch.distributed._functional_collectives as funcol
+from torch._C._distributed_c10d import _dump_fr_trace_json, _get_work_registry_size
 
 import isthmus
 from support.checks import Table
@@ -45,6 +46,27 @@ def gradient(group: dist.ProcessGroup, **arguments: Any) -> dist.Work | None:
 
 def large_all_gather(group: dist.ProcessGroup) -> None:
     dist.all_gather_into_tensor(torch.empty(WORLD_SIZE * ELEMENTS), torch.ones(ELEMENTS), group=group)
+
+
+@table
+def works_under_way_leave_torchs_table_when_they_are_waited_for() -> None:
+    group = make_group()
+    # The table forgets tensors that nobody else holds.
+    number, shard, gathered = torch.ones(2), torch.ones(ELEMENTS), torch.ones(WORLD_SIZE * ELEMENTS)
+    calls: list[Callable[[], Any]] = [
+        lambda: dist.reduce_scatter_tensor(shard, gathered, group=group, async_op=True),
+        lambda: dist.all_reduce(number, group=group, async_op=True),
+        lambda: dist.all_gather_into_tensor(gathered, shard, group=group, async_op=True),
+        lambda: group.allreduce_coalesced([number, shard]),
+    ]
+    sizes = []
+    with isthmus.unit("x"), funcol.allow_inflight_collective_as_graph_input_ctx():
+        for call in calls:
+            work = call()
+            sizes.append(_get_work_registry_size())
+            work.wait()
+            sizes.append(_get_work_registry_size())
+    assert sizes == [1, 0, 1, 0, 1, 0, 2, 0]  # of each tensor
 
 
 @table

@@ -65,6 +65,20 @@ def reduce_scatter(device: torch.device, group: dist.ProcessGroup, salt: int = 0
     return shard
 
 
+@table
+def works_under_way_leave_torchs_table_when_they_are_waited_for(default: dist.ProcessGroup) -> None:
+    group = group_of()
+    shard, gathered, own = (torch.ones(size, device=GPU) for size in (ELEMENTS // WORLD_SIZE, 4 * ELEMENTS, ELEMENTS))
+    with funcol.allow_inflight_collective_as_graph_input_ctx():
+        with unit("unit"):
+            reduced = dist.reduce_scatter_tensor(shard, gradient(GPU), group=group, async_op=True)
+        works = [reduced, dist.all_gather_into_tensor(gathered, own, group=group, async_op=True)]
+        assert torch._C._distributed_c10d._get_work_registry_size() == len(works)
+        for work in works:
+            work.wait()
+    assert torch._C._distributed_c10d._get_work_registry_size() == 0
+
+
 # --- the two-tier path
 
 
