@@ -216,8 +216,8 @@ def test_many_quorums_leave_nothing() -> None:
                 train_step(groups, step)
             return counts()
 
-        threads, files, pages = quorums(20)
-        threads_then, files_then, pages_then = quorums(80)
+        threads, files, pages = quorums(10)
+        threads_then, files_then, pages_then = quorums(40)
         assert threads_then <= threads
         assert files_then <= files
         assert pages_then - pages < 8 << 8, "less than 8 MiB"

@@ -68,9 +68,7 @@ def test_an_element_keeps_what_was_not_sent_of_it(
     assert result["residual"].numel() == (now[0] - 1) * chunk
     assert result["result_residual"].numel() == chunk
     owned = rail_of(new, *now)
-    expected = [
-        value if i // chunk in owned else 0.0 for i, value in enumerate(unsent_of(state, old, *before))
-    ]
+    expected = [value if i // chunk in owned else 0.0 for i, value in enumerate(unsent_of(state, old, *before))]
     assert unsent_of(result, new, *now) == expected
     if now[1] == 1:
         assert sum(expected) == sum(unsent_of(state, old, *before)), "all rails are this rank's: nothing is lost"
