@@ -20,6 +20,7 @@ requirements = [
     *project["build-system"]["requires"],
     *project["project"]["dependencies"],
     *extras["bench"],
+    *extras["torchft"],
     *(r for r in extras["dev"] if not r.startswith("isthmus")),
     *(r for extra in sys.argv[2:] for r in extras[extra]),
     torch.get(sys.argv[1], sys.argv[1]),

@@ -345,5 +345,89 @@ TEST(UnitState, StepsThatAreThrownAwayAreCounted) {
   EXPECT_EQ(communicator.stats().num_units, 2) << "units are no counter";
 }
 
+// A step that is undone leaves the residuals, the scale and the bits that a world without it has.
+void expect_undone_leaves_no_trace(const Options& options) {
+  const NodeMap map = NodeMap::parse("2x2", 4);
+  World plain(map, options);
+  World undone(map, options);
+  const auto begin = [](World& world, uint64_t step) {
+    for (const auto& communicator : world.ranks) {
+      communicator->units().begin_step(step);
+    }
+  };
+  const auto reduce = [](World& world, uint64_t seed, double scale) {
+    return world.all_reduce(random_arrays(4, 4001, kFloat32, seed), scale, nullptr);
+  };
+  begin(plain, 7);
+  begin(undone, 7);
+  reduce(plain, 1, 0.5);
+  reduce(undone, 1, 0.5);
+  const Checkpoint before = save(undone);
+  begin(undone, 8);
+  reduce(undone, 2, 0.25);
+  EXPECT_NE(save(undone)[0][0].residual, before[0][0].residual);
+  undone.all_reduce(random_arrays(4, 4001, kFloat32, 3), 1, nullptr, "new");
+  for (const auto& communicator : undone.ranks) {
+    communicator->units().undo_step();
+  }
+  const Checkpoint after = save(undone);
+  for (int rank = 0; rank < 4; ++rank) {
+    ASSERT_EQ(after[rank].size(), 2u);
+    const SavedState& fresh = after[rank][0];
+    EXPECT_EQ(fresh.state.key.name, "new");
+    EXPECT_TRUE(fresh.residual.empty() && fresh.result_residual.empty());
+    EXPECT_EQ(fresh.state.scale, 0);
+    EXPECT_EQ(after[rank][1].residual, before[rank][0].residual);
+    EXPECT_EQ(after[rank][1].result_residual, before[rank][0].result_residual);
+    EXPECT_FALSE(before[rank][0].result_residual.empty());
+    EXPECT_EQ(after[rank][1].state.scale, 0.5);
+  }
+  EXPECT_EQ(undone.ranks[0]->stats().residual_bytes, plain.ranks[0]->stats().residual_bytes);
+  begin(plain, 8);
+  begin(undone, 8);
+  const std::vector<Array> expected = reduce(plain, 4, 0.125);
+  const std::vector<Array> result = reduce(undone, 4, 0.125);
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_TRUE(result[rank].bytes() == expected[rank].bytes()) << "rank " << rank;
+  }
+}
+
+TEST(UnitState, AStepThatIsUndoneLeavesNoTrace) {
+  expect_undone_leaves_no_trace(lossy_options());
+  Options quant = test::options_of_codec("quant");
+  quant.error_feedback = "on";
+  expect_undone_leaves_no_trace(quant);
+}
+
+TEST(UnitState, ARankWithoutUnitsCountsFromTheStepThatAllBegin) {
+  World world(NodeMap::parse("2x1", 2), lossy_options());
+  for (int i = 0; i < 3; ++i) {
+    world.all_reduce(random_arrays(2, 2000, kFloat32), 1, nullptr);
+  }
+  world.ranks[1]->units().clear();
+  for (const auto& communicator : world.ranks) {
+    communicator->units().begin_step(40);
+  }
+  test::expect_equal_bits(world.all_reduce(random_arrays(2, 2000, kFloat32), 1, nullptr));
+  for (const auto& communicator : world.ranks) {
+    EXPECT_EQ(communicator->units().states().at(0).step, 41u);
+  }
+}
+
+TEST(UnitState, TheDenseStartCountsTheLowBitsOfTheStep) {
+  Options options = lossy_options();
+  options.dense_steps = 2;
+  World world(NodeMap::parse("2x1", 2), options);
+  constexpr uint64_t kQuorum = uint64_t{3} << UnitStates::kStepBits;
+  for (const uint64_t step : {kQuorum + 1, kQuorum + 2}) {
+    for (const auto& communicator : world.ranks) {
+      communicator->units().begin_step(step);
+    }
+    world.all_reduce(random_arrays(2, 2000, kFloat32), 1, nullptr);
+  }
+  EXPECT_EQ(world.ranks[0]->stats().exact_calls.at("dense start"), 1);
+  EXPECT_EQ(world.ranks[0]->stats().compressed_calls, 1);
+}
+
 }  // namespace
 }  // namespace isthmus

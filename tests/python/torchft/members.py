@@ -1,0 +1,108 @@
+"""Members of a quorum as threads of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import count
+from typing import Any, TypeVar
+
+import torch
+from torch.distributed import ReduceOp, TCPStore
+
+from isthmus.torchft import ProcessGroupIsthmus
+
+Result = TypeVar("Result")
+
+LONG = timedelta(seconds=120)  # only a hang reaches it
+SHORT = timedelta(seconds=2)
+ELEMENTS = 20_001  # odd: chunks have padding
+
+_quorums = count(1)
+
+
+class Members:
+    """Groups that meet at one store."""
+
+    def __init__(self) -> None:
+        self.store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        self.made: list[ProcessGroupIsthmus] = []
+
+    def make(self, timeout: timedelta = LONG, **options: Any) -> ProcessGroupIsthmus:
+        self.made.append(ProcessGroupIsthmus(timeout, **({"min_elements": 0} | options)))
+        return self.made[-1]
+
+    def meet(self, groups: Sequence[ProcessGroupIsthmus], ids: Sequence[int] | None = None, size: int = 0) -> int:
+        """Configure all as one quorum of `size` members; return its number."""
+        quorum = next(_quorums)
+        numbers = list(ids if ids is not None else range(len(groups)))
+        size = size or len(groups)
+
+        def configure(rank: int) -> None:
+            address = f"localhost:{self.store.port}/{quorum}"
+            groups[rank].configure(address, f"r_{numbers[rank]}", rank, size, quorum, 0, 1, numbers)
+
+        at_once(len(groups), configure)
+        return quorum
+
+
+@contextmanager
+def members() -> Iterator[Members]:
+    made = Members()
+    try:
+        yield made
+    finally:
+        at_once(len(made.made), lambda rank: made.made[rank].shutdown())
+
+
+def at_once(size: int, function: Callable[[int], Result]) -> list[Result]:
+    """Call the function for each rank in a thread of its own; raise the first error."""
+    with ThreadPoolExecutor(max(1, size)) as executor:
+        return list(executor.map(function, range(size)))
+
+
+def errors_at_once(size: int, function: Callable[[int], object]) -> list[Exception | None]:
+    """Call the function for each rank in a thread of its own, and return what each raised."""
+
+    def error(rank: int) -> Exception | None:
+        try:
+            function(rank)
+        except Exception as raised:
+            return raised
+        return None
+
+    return at_once(size, error)
+
+
+def gradient(rank: int, step: int, num_elements: int = ELEMENTS) -> torch.Tensor:
+    return torch.randn(num_elements, generator=torch.Generator().manual_seed(1000 * step + rank))
+
+
+def reduce_one(group: ProcessGroupIsthmus, tensor: torch.Tensor, step: int) -> torch.Tensor:
+    """Sum a gradient over the members."""
+    summed = tensor.clone()
+    with group.reducing(("bucket 0", 0, "", 0, None), lambda: step):
+        group.allreduce([summed], ReduceOp.SUM).wait()
+    return summed
+
+
+def train_step(
+    groups: Sequence[ProcessGroupIsthmus], step: int, committed: bool = True, num_elements: int = ELEMENTS
+) -> torch.Tensor:
+    """Sum gradients that depend on rank and step; check that all got equal bits, and return them."""
+
+    def one(rank: int) -> torch.Tensor:
+        summed = reduce_one(groups[rank], gradient(rank, step, num_elements), step)
+        groups[rank].end_step(committed)
+        return summed
+
+    sums = at_once(len(groups), one)
+    assert all(torch.equal(one, sums[0]) for one in sums)
+    return sums[0]
+
+
+def given(size: int, step: int, num_elements: int = ELEMENTS) -> torch.Tensor:
+    """Return the sum that `train_step` approximates, in float64."""
+    return sum(gradient(rank, step, num_elements).double() for rank in range(size))

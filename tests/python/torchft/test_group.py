@@ -1,0 +1,238 @@
+"""Quorums that change, steps that are refused, and faults: members are threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import ReduceOp
+
+from isthmus import native
+from isthmus.torchft import ProcessGroupIsthmus
+
+from .members import (
+    ELEMENTS,
+    SHORT,
+    at_once,
+    errors_at_once,
+    given,
+    gradient,
+    members,
+    reduce_one,
+    train_step,
+)
+
+FEEDBACK = {"bits": 2, "error_feedback": "on"}
+
+
+def test_quorums_change_and_all_members_get_equal_bits() -> None:
+    with members() as world:
+        a, b, c, d = (world.make(**FEEDBACK) for _ in range(4))
+        quorums = [
+            ([a, b, c], [0, 1, 2]),
+            ([a, b], [0, 1]),  # one is lost
+            ([a, d, b], [0, 3, 1]),  # another joins, and b moves to rank 2
+            ([b, a], [1, 0]),
+            ([a], [0]),
+            ([a, d], [0, 3]),
+        ]
+        for step, (groups, ids) in enumerate(quorums):
+            world.meet(groups, ids)
+            for again in range(2):
+                number = 2 * step + again
+                error = train_step(groups, number) - given(len(groups), number)
+                assert error.abs().mean() < 3, "it is a sum of these gradients"
+        stats = a.stats()
+        assert stats["torchft"] == {"quorums": 6, "committed_steps": 12, "members_lost": 3}
+        assert stats["residual_bytes"] > 0
+
+
+def unsent(group: ProcessGroupIsthmus) -> torch.Tensor:
+    """Return what one member has not sent yet of each element: this has one rank a node."""
+    (state,) = group._backend.unit_states()
+    rank, size = group._place.rank, len(group._place.node_of_rank)
+    chunk = -(-ELEMENTS // size)
+    pieces = state["residual"].split(chunk)
+    own = state["result_residual"] / state["scale"]
+    return torch.cat([*pieces[:rank], own, *pieces[rank:]])[:ELEMENTS].double()
+
+
+def test_what_is_received_and_what_is_unsent_is_what_was_given() -> None:
+    with members() as world:
+        a, b = world.make(**FEEDBACK), world.make(**FEEDBACK)
+        received, expected = torch.zeros(ELEMENTS).double(), torch.zeros(ELEMENTS).double()
+        step = 0
+        for groups in ([a, b], [b, a], [a, b]):
+            world.meet(groups)
+            for _ in range(3):
+                received += train_step(groups, step)
+                expected += given(2, step)
+                step += 1
+        kept = unsent(a) + unsent(b)
+        assert kept.abs().max() > 0.1
+        torch.testing.assert_close(received + kept, expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("options", [FEEDBACK, {"codec": "tagc"}], ids=["quant", "tagc"])
+def test_a_refused_step_leaves_no_trace(options: dict[str, object]) -> None:
+    with members() as world:
+        plain = [world.make(**options) for _ in range(2)]
+        refusing = [world.make(**options) for _ in range(2)]
+        quorum = world.meet(plain)
+        world.meet(refusing)
+        for group in refusing:
+            group._quorum_id = quorum  # it seeds the codecs
+        for step in range(3):
+            expected = train_step(plain, step)
+            train_step(refusing, step, committed=False)
+            train_step(refusing, step, committed=False)
+            assert torch.equal(train_step(refusing, step), expected)
+        assert refusing[0].stats()["torchft"]["refused_steps"] == 6
+        assert refusing[0].stats()["residual_bytes"] > 0
+
+
+def test_a_step_in_which_the_quorum_changes_is_undone() -> None:
+    with members() as world:
+        groups = [world.make(**FEEDBACK) for _ in range(2)]
+        world.meet(groups)
+        train_step(groups, 0)
+        before = [unsent(group) for group in groups]
+        at_once(2, lambda rank: reduce_one(groups[rank], gradient(rank, 1), 1))
+        assert not torch.equal(unsent(groups[0]), before[0])
+        world.meet(groups)
+        assert [torch.equal(unsent(group), old) for group, old in zip(groups, before, strict=True)] == [True, True]
+
+
+def test_abort_ends_an_operation_that_waits_and_configure_heals() -> None:
+    with members() as world:
+        a, b = world.make(), world.make()
+        world.meet([a, b])
+        assert a.errored() is None
+        waiting = threading.Event()
+
+        def wait() -> None:
+            waiting.set()
+            reduce_one(a, gradient(0, 0), 0)
+
+        def abort() -> None:
+            waiting.wait()
+            time.sleep(0.2)
+            a.abort()
+
+        start = time.monotonic()
+        error, none = errors_at_once(2, lambda rank: [wait, abort][rank]())
+        assert error is not None and none is None
+        assert time.monotonic() - start < 60, "long before its timeout"
+        assert "abort" in str(a.errored())
+        world.meet([a, b])
+        assert a.errored() is None
+        train_step([a, b], 0)
+
+
+def test_a_member_that_does_not_come_is_an_error_within_the_timeout() -> None:
+    with members() as world:
+        groups = [world.make(SHORT) for _ in range(2)]
+        errors = errors_at_once(1, lambda _: world.meet(groups, [0, 1], size=3))
+        assert isinstance(errors[0], torch.distributed.DistError), errors
+        world.meet(groups)
+        train_step(groups, 0)
+
+
+def test_a_store_that_is_dead_is_an_error_on_every_member() -> None:
+    with members() as world:
+        groups = [world.make(SHORT) for _ in range(2)]
+        errors = errors_at_once(
+            2, lambda rank: groups[rank].configure("localhost:1/dead", f"r_{rank}", rank, 2, 1, 0, 1, [0, 1])
+        )
+        assert all(isinstance(error, torch.distributed.DistError) for error in errors), errors
+
+
+def test_options_that_differ_are_the_same_error_on_every_member() -> None:
+    with members() as world:
+        groups = [world.make(bits=2), world.make(bits=4)]
+
+        def configure(rank: int) -> None:
+            groups[rank].configure(f"localhost:{world.store.port}/o", f"r_{rank}", rank, 2, 1, 0, 1, [0, 1])
+
+        errors = errors_at_once(2, configure)
+        assert all(isinstance(error, native.load().OptionError) for error in errors), errors
+        assert str(errors[0]) == str(errors[1])
+        assert "bits" in str(errors[0])
+
+
+def test_a_packet_of_another_step_is_refused() -> None:
+    with members() as world:
+        groups = [world.make(SHORT) for _ in range(2)]
+        world.meet(groups)
+        errors = errors_at_once(2, lambda rank: reduce_one(groups[rank], gradient(rank, 0), 5 + rank))
+        assert any("step" in str(error) for error in errors), errors
+        assert all(error is not None for error in errors)
+
+
+def test_numbers_of_elements_that_differ_are_an_error_on_every_member() -> None:
+    with members() as world:
+        groups = [world.make(SHORT) for _ in range(2)]
+        world.meet(groups)
+        errors = errors_at_once(2, lambda rank: reduce_one(groups[rank], gradient(rank, 0, ELEMENTS + 8 * rank), 0))
+        assert all(error is not None for error in errors), errors
+
+
+@pytest.mark.parametrize(("size", "nodes"), [(4, [0, 0, 1, 1]), (3, [0, 1, 2])])
+def test_nodes_over_replica_groups(size: int, nodes: list[int]) -> None:
+    with members() as world:
+        groups = [world.make(nodes="2x2") for _ in range(size)]
+        world.meet(groups)
+        train_step(groups, 0)
+        assert list(groups[0]._place.node_of_rank) == nodes
+
+
+def test_a_replica_id_without_a_node_is_an_error_on_every_member() -> None:
+    with members() as world:
+        groups = [world.make(nodes="2x1") for _ in range(2)]
+
+        def configure(rank: int) -> None:
+            ids = [0, 7]
+            groups[rank].configure(f"localhost:{world.store.port}/i", f"r_{ids[rank]}", rank, 2, 1, 0, 1, ids)
+
+        errors = errors_at_once(2, configure)
+        assert all(isinstance(error, native.load().OptionError) for error in errors), errors
+
+
+def counts() -> tuple[int, int, int]:
+    resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return len(list(Path("/proc/self/task").iterdir())), len(list(Path("/proc/self/fd").iterdir())), resident_pages
+
+
+def test_many_quorums_leave_nothing() -> None:
+    with members() as world:
+        groups = [world.make(**FEEDBACK) for _ in range(2)]
+
+        def quorums(number: int) -> tuple[int, int, int]:
+            for step in range(number):
+                world.meet(groups)
+                train_step(groups, step)
+            return counts()
+
+        threads, files, pages = quorums(10)
+        threads_then, files_then, pages_then = quorums(40)
+        assert threads_then <= threads
+        assert files_then <= files
+        assert pages_then - pages < 8 << 8, "less than 8 MiB"
+
+
+def test_averages_stay_exact_without_a_name() -> None:
+    with members() as world:
+        groups = [world.make(**FEEDBACK) for _ in range(2)]
+        world.meet(groups)
+
+        def one(rank: int) -> torch.Tensor:
+            tensor = gradient(rank, 0)
+            with groups[rank].reducing(None, lambda: 0):
+                groups[rank].allreduce([tensor], ReduceOp.SUM).wait()
+            return tensor
+
+        for summed in at_once(2, one):
+            assert torch.equal(summed, gradient(0, 0) + gradient(1, 0))
