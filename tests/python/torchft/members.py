@@ -81,10 +81,12 @@ def gradient(rank: int, step: int, num_elements: int = ELEMENTS) -> torch.Tensor
 
 
 def reduce_one(group: ProcessGroupIsthmus, tensor: torch.Tensor, step: int) -> torch.Tensor:
-    """Sum a gradient over the members."""
+    """Sum a gradient over the members, as a manager does."""
     summed = tensor.clone()
     with group.reducing(("bucket 0", 0, "", 0, None), lambda: step):
         group.allreduce([summed], ReduceOp.SUM).wait()
+    if error := group.errored():
+        raise error
     return summed
 
 
@@ -95,7 +97,7 @@ def train_step(
 
     def one(rank: int) -> torch.Tensor:
         summed = reduce_one(groups[rank], gradient(rank, step, num_elements), step)
-        groups[rank].end_step(committed)
+        groups[rank].end_step(committed, step + committed)
         return summed
 
     sums = at_once(len(groups), one)

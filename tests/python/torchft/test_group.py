@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from pathlib import Path
@@ -12,8 +13,7 @@ from torch.distributed import ReduceOp
 
 from isthmus import native
 from isthmus.torchft import ProcessGroupIsthmus
-
-from .members import (
+from python.torchft.members import (
     ELEMENTS,
     SHORT,
     at_once,
@@ -52,8 +52,9 @@ def test_quorums_change_and_all_members_get_equal_bits() -> None:
 
 def unsent(group: ProcessGroupIsthmus) -> torch.Tensor:
     """Return what one member has not sent yet of each element: this has one rank a node."""
-    (state,) = group._backend.unit_states()
-    rank, size = group._place.rank, len(group._place.node_of_rank)
+    (state,) = group._quorum.backend.unit_states()
+    place = group._quorum.place
+    rank, size = place.rank, len(place.node_of_rank)
     chunk = -(-ELEMENTS // size)
     pieces = state["residual"].split(chunk)
     own = state["result_residual"] / state["scale"]
@@ -84,7 +85,7 @@ def test_a_refused_step_leaves_no_trace(options: dict[str, object]) -> None:
         quorum = world.meet(plain)
         world.meet(refusing)
         for group in refusing:
-            group._quorum_id = quorum  # it seeds the codecs
+            group._quorum.number = quorum  # it seeds the codecs
         for step in range(3):
             expected = train_step(plain, step)
             train_step(refusing, step, committed=False)
@@ -168,8 +169,17 @@ def test_a_packet_of_another_step_is_refused() -> None:
         groups = [world.make(SHORT) for _ in range(2)]
         world.meet(groups)
         errors = errors_at_once(2, lambda rank: reduce_one(groups[rank], gradient(rank, 0), 5 + rank))
-        assert any("step" in str(error) for error in errors), errors
+        assert any(re.search(r"packet with step \d+ where \d+ is expected", str(error)) for error in errors), errors
         assert all(error is not None for error in errors)
+
+
+def test_a_packet_of_another_quorum_is_refused() -> None:
+    with members() as world:
+        groups = [world.make(SHORT) for _ in range(2)]
+        world.meet(groups)
+        groups[1]._quorum.number += 1
+        errors = errors_at_once(2, lambda rank: reduce_one(groups[rank], gradient(rank, 0), 5))
+        assert any(re.search(r"packet with step \d+ where \d+ is expected", str(error)) for error in errors), errors
 
 
 def test_numbers_of_elements_that_differ_are_an_error_on_every_member() -> None:
@@ -186,7 +196,18 @@ def test_nodes_over_replica_groups(size: int, nodes: list[int]) -> None:
         groups = [world.make(nodes="2x2") for _ in range(size)]
         world.meet(groups)
         train_step(groups, 0)
-        assert list(groups[0]._place.node_of_rank) == nodes
+        assert list(groups[0]._quorum.place.node_of_rank) == nodes
+        within_nodes = groups[0].stats()["collectives"]["all_reduce"]["intra"]["sent_bytes"]
+        assert (within_nodes > 0) == (size == 4)
+
+
+def test_a_launcher_that_started_several_replica_groups_places_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"NODEID": "0", "PROCID": "0", "STEP_NUM_TASKS": "2", "STEP_TASKS_PER_NODE": "2"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    with members() as world:
+        groups = [world.make() for _ in range(2)]
+        world.meet(groups)
+        assert list(groups[0]._quorum.place.node_of_rank) == [0, 0]
 
 
 def test_a_replica_id_without_a_node_is_an_error_on_every_member() -> None:
