@@ -39,9 +39,10 @@ std::vector<std::unique_ptr<at::RecordFunction>>& open_ranges() {
 
 }  // namespace
 
-// Allocates from a lane's pool, where memory is reused only when all lanes are done with it. Memory from the caller's
-// pool may still be in use by work that the caller enqueued, and a unit's residual is cleared on its lane before the
-// lane is ordered behind the caller's stream.
+// Allocates from the intra lane's pool. Torch hands out freed memory when all *other* lanes are done with it. So is the
+// intra lane then, since each path ends what it began there on another lane (decode; gathers have lanes of their own).
+// Memory from the caller's pool may still be in use by work that the caller enqueued, and a unit's residual is cleared
+// on its lane before the lane is ordered behind the caller's stream.
 DeviceMemory TorchCudaDevice::allocate(int64_t bytes) {
   const c10::cuda::CUDAGuard on_device(static_cast<c10::DeviceIndex>(ordinal()));
   std::vector<c10::cuda::CUDAStream> lanes;
