@@ -16,7 +16,9 @@ from torchft import process_group_test as own
 from isthmus.torchft import ProcessGroupIsthmus
 
 # `_run_with_resiliency` is left out: it wants a failed group to say "aborted", where Isthmus says what failed.
-# test_group.py loses members, too.
+# test_group.py loses members, too. Gloo, to which exact reduce-scatters go, has no futures of them, and refuses the shapes
+# that torchft gives; torchft's own group over Gloo has none at all.
+_NOT_OF_GLOO = ["reduce_scatter", "reduce_scatter_tensor_coalesced"]
 
 
 class TestSeveralMembers(own.MultiPgBaseTest):  # type: ignore[misc]
@@ -27,7 +29,7 @@ class TestSeveralMembers(own.MultiPgBaseTest):  # type: ignore[misc]
         return ProcessGroupIsthmus(timedelta(seconds=60))
 
     def test_collectives(self) -> None:
-        for collective in own._ALL_COLLECTIVES:
+        for collective in set(own._ALL_COLLECTIVES) - set(_NOT_OF_GLOO):
             with self.subTest(collective):
                 self._run_parallel(collective)
 
@@ -43,7 +45,7 @@ def alone() -> ProcessGroupIsthmus:
 
 def test_apis(alone: ProcessGroupIsthmus) -> None:
     assert alone.size() == 1
-    own._test_pg(alone, torch.tensor([2]))
+    own._test_pg(alone, torch.tensor([2]), _NOT_OF_GLOO)
     model = nn.parallel.DistributedDataParallel(nn.Linear(3, 4), process_group=alone)
     model(torch.rand(2, 3))
 
@@ -62,7 +64,7 @@ def test_managed(alone: ProcessGroupIsthmus) -> None:
     manager.num_participants.return_value = 1
     managed = torchft.process_group.ManagedProcessGroup(manager)
     assert managed.size() == 1
-    own._test_pg(managed)
+    own._test_pg(managed, skip=_NOT_OF_GLOO)
     assert manager.allreduce.call_count == 2
 
 
