@@ -95,6 +95,18 @@ def test_a_refused_step_leaves_no_trace(options: dict[str, object]) -> None:
         assert refusing[0].stats()["residual_bytes"] > 0
 
 
+def test_a_member_that_loads_the_state_of_another_begins_without_residuals() -> None:
+    with members() as world:
+        fresh = [world.make(**FEEDBACK) for _ in range(2)]
+        healed = [world.make(**FEEDBACK) for _ in range(2)]
+        quorum = world.meet(fresh)
+        world.meet(healed)
+        for group in healed:
+            group._quorum.number = quorum  # it seeds the codecs
+        train_step(healed, 0)
+        assert torch.equal(train_step(healed, 7), train_step(fresh, 7))
+
+
 def test_a_step_in_which_the_quorum_changes_is_undone() -> None:
     with members() as world:
         groups = [world.make(**FEEDBACK) for _ in range(2)]

@@ -16,8 +16,8 @@ from torchft import process_group_test as own
 from isthmus.torchft import ProcessGroupIsthmus
 
 # `_run_with_resiliency` is left out: it wants a failed group to say "aborted", where Isthmus says what failed.
-# test_group.py loses members, too. Gloo, to which exact reduce-scatters go, has no futures of them, and refuses the shapes
-# that torchft gives; torchft's own group over Gloo has none at all.
+# test_group.py loses members, too. Gloo, to which exact reduce-scatters go, has no futures of them, and refuses the
+# shapes that torchft gives; torchft's own group over Gloo has none at all.
 _NOT_OF_GLOO = ["reduce_scatter", "reduce_scatter_tensor_coalesced"]
 
 
