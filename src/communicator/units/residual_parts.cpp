@@ -102,4 +102,44 @@ void move_parts(Device& device, Stream stream, const std::vector<ResidualPart>& 
   parked = std::move(later);
 }
 
+void copy_residuals(Device& device, const Residuals& from, Residuals& to) {
+  to.key = from.key;
+  to.scale = from.scale;
+  const auto copy = [&device](Buffer values, Buffer& copied, DeviceMemory& memory, Lane lane) {
+    if (values.data == nullptr) {
+      copied = values;
+      memory = nullptr;
+      return;
+    }
+    if (memory == nullptr || copied.num_elements != values.num_elements) {
+      memory = device.allocate(values.bytes());
+      copied = {memory.get(), values.num_elements, values.dtype};
+    }
+    device.convert(values, copied, device.lane(lane));
+  };
+  copy(from.residual, to.residual, to.residual_memory, Lane::kEncode);
+  copy(from.result_residual, to.result_residual, to.result_residual_memory, Lane::kDecode);
+  const auto copy_parked = [&device](const std::vector<ParkedPart>& parts, std::vector<ParkedPart>& copied, Lane lane) {
+    copied.clear();
+    for (const ParkedPart& one : parts) {
+      if (one.memory != nullptr) {
+        copied.push_back(park(device, device.lane(lane), one.part));
+      }
+    }
+  };
+  copy_parked(from.parked, to.parked, Lane::kEncode);
+  copy_parked(from.parked_of_result, to.parked_of_result, Lane::kDecode);
+}
+
+int64_t Residuals::residual_bytes() const {
+  int64_t bytes = (residual_memory != nullptr ? residual.bytes() : 0) +
+                  (result_residual_memory != nullptr ? result_residual.bytes() : 0);
+  for (const auto* list : {&parked, &parked_of_result}) {
+    for (const ParkedPart& one : *list) {
+      bytes += one.memory != nullptr ? one.part.values.bytes() : 0;
+    }
+  }
+  return bytes;
+}
+
 }  // namespace isthmus

@@ -53,4 +53,23 @@ void move_parts(Device& device, Stream stream, const std::vector<ResidualPart>& 
 // Copies the values into a part of its own.
 ParkedPart park(Device& device, Stream stream, const ResidualPart& part);
 
+// A unit's residuals, and what they belong to.
+struct Residuals {
+  UnitKey key;             // of the last reduction
+  double scale = 0;        // of the last reduction; 0: none yet
+  Buffer residual;         // float32; empty if the codec keeps none. Used on lane kEncode
+  Buffer result_residual;  // float32, for the own chunk of an all-reduce's result; else empty. Lane kDecode
+  DeviceMemory residual_memory;
+  DeviceMemory result_residual_memory;
+  // Residuals of parameters that had no gradient in the last reduction. See ParkedState.
+  std::vector<ParkedPart> parked;
+  std::vector<ParkedPart> parked_of_result;
+
+  int64_t residual_bytes() const;  // that have memory
+};
+
+// Copies residuals on the lanes that use them, into the memory of an earlier copy where that fits. Throws
+// std::bad_alloc.
+void copy_residuals(Device& device, const Residuals& from, Residuals& to);
+
 }  // namespace isthmus

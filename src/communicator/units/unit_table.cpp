@@ -74,36 +74,6 @@ void revive(Device& device, const UnitKey& key, Unit& unit) {
   }
 }
 
-// Copies residuals on the lanes that use them, into the memory of an earlier copy where that fits.
-void copy_residuals(Device& device, const Residuals& from, Residuals& to) {
-  to.key = from.key;
-  to.scale = from.scale;
-  const auto copy = [&device](Buffer values, Buffer& copied, DeviceMemory& memory, Lane lane) {
-    if (values.data == nullptr) {
-      copied = values;
-      memory = nullptr;
-      return;
-    }
-    if (memory == nullptr || copied.num_elements != values.num_elements) {
-      memory = device.allocate(values.bytes());
-      copied = {memory.get(), values.num_elements, values.dtype};
-    }
-    device.convert(values, copied, device.lane(lane));
-  };
-  copy(from.residual, to.residual, to.residual_memory, Lane::kEncode);
-  copy(from.result_residual, to.result_residual, to.result_residual_memory, Lane::kDecode);
-  const auto copy_parked = [&device](const std::vector<ParkedPart>& parts, std::vector<ParkedPart>& copied, Lane lane) {
-    copied.clear();
-    for (const ParkedPart& one : parts) {
-      if (one.memory != nullptr) {
-        copied.push_back(park(device, device.lane(lane), one.part));
-      }
-    }
-  };
-  copy_parked(from.parked, to.parked, Lane::kEncode);
-  copy_parked(from.parked_of_result, to.parked_of_result, Lane::kDecode);
-}
-
 bool takes_any(const std::vector<ParkedPart>& parked, const std::vector<ResidualPart>& parts) {
   return std::any_of(parked.begin(), parked.end(),
                      [&parts](const ParkedPart& one) { return overlap(one.part, parts); });
@@ -182,17 +152,6 @@ void Unit::scale_residuals(Device& device, double factor) {
   };
   scale_all(residual, parked, Lane::kEncode);
   scale_all(result_residual, parked_of_result, Lane::kDecode);
-}
-
-int64_t Unit::residual_bytes() const {
-  int64_t bytes = (residual_memory != nullptr ? residual.bytes() : 0) +
-                  (result_residual_memory != nullptr ? result_residual.bytes() : 0);
-  for (const auto* list : {&parked, &parked_of_result}) {
-    for (const ParkedPart& one : *list) {
-      bytes += one.memory != nullptr ? one.part.values.bytes() : 0;
-    }
-  }
-  return bytes;
 }
 
 const Unit* UnitTable::find(const UnitKey& key) const {
@@ -389,12 +348,12 @@ void UnitTable::begin_step(uint64_t step) {
 
 void UnitTable::undo_step() {
   for (auto& [identity, unit] : units_) {
-    const uint64_t owner = unit.key.owner;
-    residual_bytes_ -= unit.residual_bytes();
-    static_cast<Residuals&>(unit) = unit.kept ? std::move(*unit.kept) : Residuals{.key = unit.key};
+    Residuals before = unit.kept ? std::move(*unit.kept) : Residuals();
+    before.key = unit.kept ? before.key : unit.key;
+    before.key.owner = unit.key.owner;
     unit.kept.reset();
-    unit.key.owner = owner;
-    residual_bytes_ += unit.residual_bytes();
+    residual_bytes_ -= unit.residual_bytes() - before.residual_bytes();
+    static_cast<Residuals&>(unit) = std::move(before);
     set_hash(*device_, unit);
   }
 }

@@ -42,19 +42,6 @@ inline PacketContext context_of(uint64_t unit_hash, uint64_t step, PacketUse use
 // Makes one context for each use, in the memory of `device`; null on the CPU.
 std::shared_ptr<DeviceContext> make_contexts(Device& device);
 
-// A unit's residuals, and what they belong to.
-struct Residuals {
-  UnitKey key;             // of the last reduction
-  double scale = 0;        // of the last reduction; 0: none yet
-  Buffer residual;         // float32; empty if the codec keeps none. Used on lane kEncode
-  Buffer result_residual;  // float32, for the own chunk of an all-reduce's result; else empty. Lane kDecode
-  DeviceMemory residual_memory;
-  DeviceMemory result_residual_memory;
-  // Residuals of parameters that had no gradient in the last reduction. See ParkedState.
-  std::vector<ParkedPart> parked;
-  std::vector<ParkedPart> parked_of_result;
-};
-
 struct Unit : Residuals {
   std::optional<Residuals> kept;  // what undo_step() restores; nothing: the unit is new since begin_step()
   uint64_t hash = 0;              // of `key`
@@ -72,7 +59,6 @@ struct Unit : Residuals {
   void scale_residuals(Device& device, double factor);
   bool has_residual() const { return residual.num_elements > 0; }
   bool has_parked() const { return !parked.empty() || !parked_of_result.empty(); }
-  int64_t residual_bytes() const;  // that have memory
 };
 
 // Holds at most `max_units` units: a new unit takes the place of one that was not reduced for long. Residuals are

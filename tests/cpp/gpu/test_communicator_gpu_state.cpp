@@ -66,6 +66,12 @@ TEST_P(EveryLossyCodecOnGpu, StateAndStatisticsAreThoseOfTheCpu) {
     expect_equal_state(world, cpu);
     step(400);
     expect_equal_state(world, cpu);
+    for (const uint64_t number : {70, 71}) {
+      on_both(world, cpu, [=](Communicator& communicator) { communicator.units().begin_step(number); });
+      step(number);
+      on_both(world, cpu, [](Communicator& communicator) { communicator.units().undo_step(); });
+      expect_equal_state(world, cpu);
+    }
     on_both(world, cpu, [](Communicator& communicator) { communicator.units().clear(); });
     step(500);
     expect_equal_state(world, cpu);
