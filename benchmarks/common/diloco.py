@@ -44,7 +44,8 @@ class DiLoCo:
             dist.all_reduce(pseudo_gradient, op=dist.ReduceOp.AVG, group=self._group)
         self._global.grad = pseudo_gradient
         self._outer.step()
-        for local, part in zip(self._local, self._global.split([each.numel() for each in self._local]), strict=True):
+        parts = torch.split(self._global, [each.numel() for each in self._local])
+        for local, part in zip(self._local, parts, strict=True):
             local.copy_(part.view_as(local))
         return float(pseudo_gradient.norm())
 

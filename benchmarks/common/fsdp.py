@@ -50,7 +50,7 @@ class Muon:
             assert isinstance(shard.grad, DTensor)
             matrix.copy_(shard.full_tensor())
             matrix.grad = shard.grad.full_tensor()
-        self._muon.step()
+        self._muon.step()  # type: ignore[no-untyped-call]
         for shard, matrix in zip(self._shards, self._matrices, strict=True):
             assert isinstance(shard, DTensor)
             shard.copy_(distribute_tensor(matrix, shard.device_mesh, shard.placements, src_data_rank=None))

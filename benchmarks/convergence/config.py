@@ -42,9 +42,8 @@ class ConvergenceConfig:
     finalists: tuple[str, ...] = option(FINALISTS, "Which arms, beside exact; an unknown name lists them.")
     num_seeds: int = option(6, "How many; each gives all arms the same weights and batches.", name="seeds")
     optimizers: tuple[str, ...] = option(("adamw",), "Some of adamw and muon.")
-    # Of the powers of two times .001 the best for exact, both.
-    lr: float = option(0.002, "Peak learning rate of AdamW.")
-    muon_lr: float = option(0.002, "Peak learning rate of Muon, and of AdamW beside it.")
+    lr: float = option(0.002, "Peak learning rate of AdamW.")  # of the powers of two times .001 the best for exact
+    muon_lr: float = option(0.002, "Peak learning rate of Muon, and of AdamW beside it.")  # not tuned
     nodes: tuple[int, ...] = option((2, 4), "Simulated nodes, 2 to 8.", parse=parse_whole)
     steps: int = option(500, "Steps of a run.")
     validation_sequences: int = option(1024, "Sequences held out.")
@@ -60,6 +59,8 @@ class ConvergenceConfig:
         check_ranges(self, {"num_seeds": (1, 255)})
         check_names("finalist", self.finalists, ARMS)
         check_names("optimizer", self.optimizers, OPTIMIZERS)
+        if not self.optimizers:
+            raise ValueError("no optimizers: expected some")
         for name in ("lr", "muon_lr"):
             if not 0 < getattr(self, name) < 10:
                 raise ValueError(f"{name} {getattr(self, name)}: expected above 0 and below 10")

@@ -59,9 +59,7 @@ def make_run(setting: Setting, arm: CodecArm, lr: float, seed: int, text: str, o
     """A run of this version of Isthmus."""
     found = {name: version for name, version in versions().items() if name in ("isthmus", "torch")}
     found["packets"] = str(native.load().PACKET_VERSION)
-    return Run(
-        setting, arm.name, arm.options, arm.ranks_per_node, lr, seed, text, found, arm.local_steps, optimizer
-    )
+    return Run(setting, arm.name, arm.options, arm.ranks_per_node, lr, seed, text, found, arm.local_steps, optimizer)
 
 
 def text_digest(files: Sequence[Path]) -> str:
