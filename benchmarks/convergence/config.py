@@ -59,8 +59,6 @@ class ConvergenceConfig:
         check_ranges(self, {"num_seeds": (1, 255)})
         check_names("finalist", self.finalists, ARMS)
         check_names("optimizer", self.optimizers, OPTIMIZERS)
-        if not self.optimizers:
-            raise ValueError("no optimizers: expected some")
         for name in ("lr", "muon_lr"):
             if not 0 < getattr(self, name) < 10:
                 raise ValueError(f"{name} {getattr(self, name)}: expected above 0 and below 10")

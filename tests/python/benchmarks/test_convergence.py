@@ -71,7 +71,7 @@ def test_every_arm_sets_the_options_of_its_codec_and_no_two_are_the_same():
         ({"lr": 0}, "lr 0: expected above 0 and below 10"),
         ({"muon_lr": 10}, "muon_lr 10: expected above 0 and below 10"),
         ({"optimizers": ("sgd",)}, "optimizer 'sgd': expected some of adamw, muon"),
-        ({"optimizers": ()}, "no optimizers: expected some"),
+        ({"optimizers": ()}, "no optimizer: expected some of adamw, muon"),
         ({"num_seeds": 0}, "num_seeds 0: expected 1 to 255"),
         ({"finalists": ("zip",)}, "finalist 'zip': expected some of exact, "),
         ({"finalists": ("tagc-2x", "tagc-2x")}, "finalist 'tagc-2x' is named twice"),
