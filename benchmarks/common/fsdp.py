@@ -1,4 +1,4 @@
-"""Shared by trainings of the model: FSDP2 and the optimizer."""
+"""Shared by trainings of the model: FSDP2 and the optimizers."""
 
 from collections.abc import Iterable
 
@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from isthmus.benchmarks.common.model import ByteGpt
 
@@ -27,7 +28,42 @@ def make_adamw(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Opt
     return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+class Muon:
+    """Muon for the matrices of the blocks of a model under FSDP2, AdamW for everything else.
+
+    Every rank computes the whole of each matrix's step. lr: of both; Muon's steps are as large as AdamW's would be.
+    """
+
+    def __init__(self, model: ByteGpt, lr: float) -> None:
+        self._shards = [parameter for parameter in model.blocks.parameters() if parameter.dim() == 2]
+        self._matrices = [nn.Parameter(torch.empty(shard.shape, device=shard.device)) for shard in self._shards]
+        hidden = set(map(id, self._shards))
+        self._muon = torch.optim.Muon(self._matrices, lr, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+        self._adamw = make_adamw([each for each in model.parameters() if id(each) not in hidden], lr)
+        self.param_groups = self._muon.param_groups + self._adamw.param_groups
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Take a step. Collective over the ranks of the model."""
+        for shard, matrix in zip(self._shards, self._matrices, strict=True):
+            assert isinstance(shard, DTensor)
+            assert isinstance(shard.grad, DTensor)
+            matrix.copy_(shard.full_tensor())
+            matrix.grad = shard.grad.full_tensor()
+        self._muon.step()  # type: ignore[no-untyped-call]
+        for shard, matrix in zip(self._shards, self._matrices, strict=True):
+            assert isinstance(shard, DTensor)
+            shard.copy_(distribute_tensor(matrix, shard.device_mesh, shard.placements, src_data_rank=None))
+        self._adamw.step()
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        for shard in self._shards:
+            shard.grad = None
+        self._adamw.zero_grad()
+
+
+def set_lr(optimizer: torch.optim.Optimizer | Muon, lr: float) -> None:
     """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
         group["lr"] = lr

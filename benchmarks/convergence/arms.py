@@ -16,6 +16,8 @@ class CodecArm:
     options: dict[str, Any] = field(hash=False)
     #: The single tier merges what all ranks send, so it needs more than one rank on each node to show what it costs.
     ranks_per_node: int = 1
+    #: Of DiLoCo: each node's own steps between two means of pseudo-gradients. 0: gradients are reduced in each step.
+    local_steps: int = 0
 
 
 def _quant(bits: int) -> dict[str, Any]:
@@ -41,6 +43,16 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 ARMS = {
     name: CodecArm(name, _COMMON | options, 2 if options["tiers"] == "flat" else 1)
     for name, options in _OPTIONS.items()
+}
+# DiLoCo with what the reductions of these arms do: diloco-10 is exact, diloco-10-2-fb has 2 bits and error feedback.
+ARMS |= {
+    f"diloco-{steps}{suffix}": CodecArm(f"diloco-{steps}{suffix}", _COMMON | options, local_steps=steps)
+    for steps in (10, 50)
+    for suffix, options in {
+        "": _OPTIONS[BASELINE],
+        **{f"-{bits}": _quant(bits) for bits in (8, 4, 2, 1)},
+        **{f"-{bits}-fb": _quant(bits) | {"error_feedback": "on"} for bits in (8, 4, 2, 1)},
+    }.items()
 }
 
 #: What is trained beside the baseline, unless something else is asked for.

@@ -9,6 +9,7 @@ from isthmus.benchmarks.convergence.arms import ARMS, BASELINE, FINALISTS, Codec
 from isthmus.benchmarks.simulate import MAX_NODES
 from isthmus.plan.ranges import check_names
 
+OPTIMIZERS = ("adamw", "muon")
 _RANGES = {"steps": (1, 1_000_000), "nodes": (2, MAX_NODES), "validation_sequences": (16, 1_048_576)}
 
 
@@ -40,7 +41,9 @@ class ConvergenceConfig:
 
     finalists: tuple[str, ...] = option(FINALISTS, "Which arms, beside exact; an unknown name lists them.")
     num_seeds: int = option(6, "How many; each gives all arms the same weights and batches.", name="seeds")
+    optimizers: tuple[str, ...] = option(("adamw",), "Some of adamw and muon.")
     lr: float = option(0.002, "Peak learning rate of AdamW.")  # of the powers of two times .001 the best for exact
+    muon_lr: float = option(0.002, "Peak learning rate of Muon, and of AdamW beside it.")  # not tuned
     nodes: tuple[int, ...] = option((2, 4), "Simulated nodes, 2 to 8.", parse=parse_whole)
     steps: int = option(500, "Steps of a run.")
     validation_sequences: int = option(1024, "Sequences held out.")
@@ -55,8 +58,10 @@ class ConvergenceConfig:
     def __post_init__(self) -> None:
         check_ranges(self, {"num_seeds": (1, 255)})
         check_names("finalist", self.finalists, ARMS)
-        if not 0 < self.lr < 10:
-            raise ValueError(f"lr {self.lr}: expected above 0 and below 10")
+        check_names("optimizer", self.optimizers, OPTIMIZERS)
+        for name in ("lr", "muon_lr"):
+            if not 0 < getattr(self, name) < 10:
+                raise ValueError(f"{name} {getattr(self, name)}: expected above 0 and below 10")
         if not self.nodes:
             raise ValueError("no nodes: expected some")
         for setting in self.settings():
@@ -66,6 +71,10 @@ class ConvergenceConfig:
     def arms(self) -> tuple[CodecArm, ...]:
         """The baseline and the finalists, in their order."""
         return (ARMS[BASELINE], *(ARMS[name] for name in self.finalists if name != BASELINE))
+
+    def lr_of(self, optimizer: str) -> float:
+        """The peak learning rate of runs with this optimizer."""
+        return self.muon_lr if optimizer == "muon" else self.lr
 
     def settings(self) -> list[Setting]:
         """One for each number of nodes, in this order."""

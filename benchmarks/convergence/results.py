@@ -27,6 +27,8 @@ class Run:
     seed: int
     text: str
     versions: dict[str, str]
+    local_steps: int = 0
+    optimizer: str = "adamw"
 
     @property
     def world_size(self) -> int:
@@ -41,7 +43,7 @@ class Run:
     @property
     def compared_with(self) -> str:
         """Equal text means that results can be compared."""
-        return json.dumps([asdict(self.setting), self.lr, self.text, self.versions], sort_keys=True)
+        return json.dumps([asdict(self.setting), self.optimizer, self.lr, self.text, self.versions], sort_keys=True)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Run":
@@ -50,14 +52,14 @@ class Run:
         return cls(**(values | {"setting": Setting(**(setting | {"shape": ModelShape(**setting["shape"])}))}))
 
     def __str__(self) -> str:
-        return f"{self.arm}, {self.setting.nodes} nodes, lr {self.lr:g}, seed {self.seed}"
+        return f"{self.arm}, {self.setting.nodes} nodes, {self.optimizer}, lr {self.lr:g}, seed {self.seed}"
 
 
-def make_run(setting: Setting, arm: CodecArm, lr: float, seed: int, text: str) -> Run:
+def make_run(setting: Setting, arm: CodecArm, lr: float, seed: int, text: str, optimizer: str = "adamw") -> Run:
     """A run of this version of Isthmus."""
     found = {name: version for name, version in versions().items() if name in ("isthmus", "torch")}
     found["packets"] = str(native.load().PACKET_VERSION)
-    return Run(setting, arm.name, arm.options, arm.ranks_per_node, lr, seed, text, found)
+    return Run(setting, arm.name, arm.options, arm.ranks_per_node, lr, seed, text, found, arm.local_steps, optimizer)
 
 
 def text_digest(files: Sequence[Path]) -> str:

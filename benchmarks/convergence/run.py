@@ -33,7 +33,12 @@ def run_convergence(config: ConvergenceConfig, output_dir: Path, console: Consol
     text = text_digest(files)
     file = ResultsFile(output_dir / "convergence.jsonl")
     for setting in config.settings():
-        runs = [make_run(setting, arm, config.lr, seed, text) for seed in config.seeds for arm in config.arms()]
+        runs = [
+            make_run(setting, arm, config.lr_of(optimizer), seed, text, optimizer)
+            for seed in config.seeds
+            for optimizer in config.optimizers
+            for arm in config.arms()
+        ]
         with open_network(setting.nodes) as network:
             console.print(f"{setting.nodes} nodes: {network.description}", highlight=False)
             for run in runs:

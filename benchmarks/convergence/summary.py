@@ -94,7 +94,7 @@ def print_summary(results: Results, console: Console) -> None:
         setting = run.setting
         versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
         title = (
-            f"{setting.nodes} nodes, {setting.steps} steps, lr {run.lr:g}; exact ends at {loss:.4f}; "
+            f"{setting.nodes} nodes, {setting.steps} steps, {run.optimizer}, lr {run.lr:g}; exact ends at {loss:.4f}; "
             f"text {run.text}; {versions}"
         )
         table = Table("arm", title=title, title_justify="left", box=SIMPLE)

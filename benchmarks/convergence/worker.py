@@ -20,7 +20,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import isthmus
 from isthmus.benchmarks.common.data import Text
-from isthmus.benchmarks.common.fsdp import make_adamw, set_lr, shard
+from isthmus.benchmarks.common.diloco import DiLoCo
+from isthmus.benchmarks.common.fsdp import Muon, make_adamw, set_lr, shard
 from isthmus.benchmarks.common.isthmus_group import new_group
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
 from isthmus.benchmarks.convergence.results import Run
@@ -60,8 +61,12 @@ class RankWorker:
         torch.manual_seed(run.seed)
         self._model = ByteGpt(run.setting.shape)
         self._num_parameters = sum(parameter.numel() for parameter in self._model.parameters())
-        shard(self._model, DeviceMesh.from_group(self._group, "cpu"), "bf16")
-        self._optimizer = make_adamw(self._model.parameters(), run.lr)
+        trains_alone = run.local_steps > 0
+        own = new_group("gloo", timeout, [[rank] for rank in range(run.world_size)]) if trains_alone else self._group
+        shard(self._model, DeviceMesh.from_group(own, "cpu"), "bf16")
+        self._diloco = DiLoCo(self._model.parameters(), self._group, run.local_steps) if trains_alone else None
+        is_muon = run.optimizer == "muon"
+        self._optimizer = Muon(self._model, run.lr) if is_muon else make_adamw(self._model.parameters(), run.lr)
         return {}
 
     def train(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
@@ -74,7 +79,7 @@ class RankWorker:
             steps_done += 1
             emit({"step": steps_done, "loss": loss})
         stats = isthmus.stats(self._group)
-        counted = stats["collectives"]["reduce_scatter"]
+        counted = stats["collectives"]["all_reduce" if self._diloco else "reduce_scatter"]
         tiers = [counted[tier]["inter_node_sent_bytes"] for tier in ("intra", "inter", "flat")]
         total_loss, count = self._validate()
         return {
@@ -87,7 +92,7 @@ class RankWorker:
         }
 
     def _step(self, step: int) -> tuple[float, float]:
-        """This rank's loss in the next step, and the norm of the whole gradient before it is clipped."""
+        """This rank's loss in the next step, and the norm of what the ranks reduced (before a gradient is clipped)."""
         setting = self._run.setting
         loss = _loss_of(self._model, self._share_of(self._text.batch(step, 0, setting.sequences)))
         loss.backward()  # type: ignore[no-untyped-call]
@@ -96,6 +101,8 @@ class RankWorker:
         set_lr(self._optimizer, self._run.lr * lr_share(step, setting.steps))
         self._optimizer.step()
         self._optimizer.zero_grad()
+        if self._diloco:
+            return float(loss.detach()), self._diloco.after_step(step + 1 == setting.steps)
         return float(loss.detach()), float(norm.full_tensor())
 
     @torch.no_grad()

@@ -60,7 +60,7 @@ def test_every_arm_sets_the_options_of_its_codec_and_no_two_are_the_same():
     for arm in ARMS.values():
         made = isthmus.Options(**arm.options)
         assert {name: getattr(made, name) for name in arm.options} == arm.options, arm.name
-    assert len({json.dumps(arm.options, sort_keys=True) for arm in ARMS.values()}) == len(ARMS)
+    assert len({json.dumps([arm.options, arm.local_steps], sort_keys=True) for arm in ARMS.values()}) == len(ARMS)
     assert all(name in ARMS for name in FINALISTS)
     assert ARMS["tagc-10x-flat"].ranks_per_node == 2
 
@@ -69,6 +69,9 @@ def test_every_arm_sets_the_options_of_its_codec_and_no_two_are_the_same():
     ("changes", "message"),
     [
         ({"lr": 0}, "lr 0: expected above 0 and below 10"),
+        ({"muon_lr": 10}, "muon_lr 10: expected above 0 and below 10"),
+        ({"optimizers": ("sgd",)}, "optimizer 'sgd': expected some of adamw, muon"),
+        ({"optimizers": ()}, "no optimizer: expected some of adamw, muon"),
         ({"num_seeds": 0}, "num_seeds 0: expected 1 to 255"),
         ({"finalists": ("zip",)}, "finalist 'zip': expected some of exact, "),
         ({"finalists": ("tagc-2x", "tagc-2x")}, "finalist 'tagc-2x' is named twice"),
@@ -114,6 +117,8 @@ def test_a_run_survives_the_file_and_a_line_that_was_cut_off_does_not(tmp_path):
         tiny_run("tagc-10x"),
         *(tiny_run(setting=replace(TINY, **change)) for change in ({"steps": 9}, {"nodes": 4})),
         replace(tiny_run(), text="other"),
+        replace(tiny_run(), optimizer="muon"),
+        replace(tiny_run(), local_steps=10),
         replace(tiny_run(), versions={"isthmus": "0"}),
         replace(tiny_run(), options={**tiny_run().options, "bits": 2}),
     ],
@@ -163,6 +168,11 @@ def test_bits_are_those_of_an_element_that_crosses():
     runs = [(tiny_run(arm, setting=setting), fake_result(sent_bytes=4 * 75 * 8 * 2)) for arm in (BASELINE, "quant-2")]
     ((_, _, (arm,)),) = summarise(results_of(*runs))
     assert arm.crossing_bits == 16
+
+
+def test_optimizers_are_not_compared_with_each_other():
+    muon = replace(tiny_run("tagc-2x"), optimizer="muon")
+    assert not list(summarise(results_of((tiny_run(), fake_result()), (muon, fake_result()))))
 
 
 def test_without_pairs_there_is_no_table():
@@ -222,3 +232,18 @@ def test_an_interrupted_run_resumes(tmp_path):
     assert lossy["sent_bytes"] < exact["sent_bytes"]
     assert 2 < exact["val_loss"] < 6
     assert "tagc-10x" in out and "2 nodes, 4 steps" in out
+
+
+@pytest.mark.processes
+def test_muon_and_diloco(tmp_path):
+    """Twelve steps with means after 10 and after the last: two all-reduces of 4 bits, each a sum and its result."""
+    text = tmp_path / "text"
+    text.write_bytes(b"a text that repeats itself\n" * 2000)
+    words = ["convergence", "--finalists", "diloco-10-4-fb", "--optimizers", "muon", "--seeds", 1, "--nodes", 2]
+    words += ["--steps", 12, "--validation-sequences", 16, "--text", text, "--output", tmp_path]
+    code, _, err = run(*words)
+    assert code == 0, err
+    (_, exact), (_, diloco) = read_results(tmp_path / "convergence.jsonl").values()
+    bits = diloco["sent_bytes"] * 8 / (2 * 2 * diloco["num_parameters"])
+    assert 4 < bits < 4.5
+    assert exact["val_loss"] < 4 and diloco["val_loss"] < 4
