@@ -211,7 +211,7 @@ def test_an_interrupted_run_resumes(tmp_path):
     words += ["--validation-sequences", 16, "--text", text, "--output", tmp_path]
     process = start(*words)
     try:
-        wait_for_line(process, "exact, 2 nodes, lr 0.002, seed 1:")
+        wait_for_line(process, "exact, 2 nodes, adamw, lr 0.002, seed 1:")
         workers = children(process)
         process.send_signal(signal.SIGINT)
         assert process.wait(HANG_S) == 130
