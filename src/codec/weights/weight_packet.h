@@ -32,8 +32,7 @@ struct WeightHeader {
   void seal();            // called once all else is set
   bool is_whole() const;  // whether nothing has changed since seal()
 };
-inline constexpr int64_t kWeightHeaderBytes = sizeof(WeightHeader);
-static_assert(kWeightHeaderBytes == 64);
+static_assert(sizeof(WeightHeader) == 64);
 
 // Codes bfloat16, float16 and float32; a shard of another type is sent whole, or not at all. A packet is a multiple of
 // 8 bytes, and longer than the shard by at most 1% or 64 bytes. Each thread needs its own object.

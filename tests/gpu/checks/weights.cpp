@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "codec/weights/weight_coder.h"
+#include "kernels/weights/job.h"
 #include "tests/gpu/checks/suites.h"
 #include "tests/gpu/support/device_array.h"
 
@@ -64,7 +65,7 @@ void gather(const MakeGpu& make_gpu, const Rail& rail) {
   const int64_t row_bytes = weight_row_bytes(WeightPackets::most_bytes(rail.shard(0)));
   const DeviceArray replica(device, rail.before.view());
   const DeviceArray shards(device, rail.now.view());
-  const DeviceArray headers(device, kNodes * kWeightHeaderBytes, DataType::kByte);
+  const DeviceArray headers(device, kNodes * kernels::kWeightHeaderBytes, DataType::kByte);
   const DeviceArray packets(device, kNodes * row_bytes, DataType::kByte);
   const DeviceArray sent(device, weight_sent_bytes(rail.shard(0)), DataType::kByte);
   const DeviceArray encode_scratch(device, coder->encode_scratch_bytes(rail.shard(0)), DataType::kByte);
@@ -77,9 +78,10 @@ void gather(const MakeGpu& make_gpu, const Rail& rail) {
                    .replica = {},
                    .sent = sent.buffer()},
                   {stream, encode_scratch.buffer()});
-    const int64_t packet_bytes = std::min(row_bytes, sent.buffer().bytes() - kWeightHeaderBytes);
-    device.convert(sent.buffer().slice(0, kWeightHeaderBytes), headers.buffer().part(node, kWeightHeaderBytes), stream);
-    device.convert(sent.buffer().slice(kWeightHeaderBytes, packet_bytes),
+    const int64_t packet_bytes = std::min(row_bytes, sent.buffer().bytes() - kernels::kWeightHeaderBytes);
+    device.convert(sent.buffer().slice(0, kernels::kWeightHeaderBytes),
+                   headers.buffer().part(node, kernels::kWeightHeaderBytes), stream);
+    device.convert(sent.buffer().slice(kernels::kWeightHeaderBytes, packet_bytes),
                    packets.buffer().slice(node * row_bytes, packet_bytes), stream);
   }
   coder->decode({.headers = headers.buffer(),
@@ -89,8 +91,8 @@ void gather(const MakeGpu& make_gpu, const Rail& rail) {
                  .shard = shards.buffer().part(1, count),
                  .replica = replica.buffer()},
                 {stream, decode_scratch.buffer()});
-  auto* const on_host = static_cast<WeightHeader*>(device.allocate_on_host(kNodes * kWeightHeaderBytes));
-  device.copy_to_host(headers.buffer(), {on_host, kNodes * kWeightHeaderBytes, DataType::kByte}, stream);
+  auto* const on_host = static_cast<WeightHeader*>(device.allocate_on_host(kNodes * kernels::kWeightHeaderBytes));
+  device.copy_to_host(headers.buffer(), {on_host, kNodes * kernels::kWeightHeaderBytes, DataType::kByte}, stream);
   gpu->synchronize();
   device.throw_if_faulted();
   require(same_bytes(replica.get().view(), rail.now.view()), "the replica is not what the shards are");
