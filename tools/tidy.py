@@ -19,7 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 def sources(folder: Path) -> list[Path]:
     """Return what the folder compiles, those first that take longest: several files in one, which CMake has made."""
     paths = {Path(command["file"]) for command in json.loads((folder / "compile_commands.json").read_text())}
-    made = sorted(path for path in paths if path.is_relative_to(folder) and "Unity" in path.parts)
+    made = sorted(
+        (path for path in paths if path.is_relative_to(folder / "src") and "Unity" in path.parts), reverse=True
+    )
     own = sorted(path for path in paths if path.is_relative_to(ROOT / "src") or path.is_relative_to(ROOT / "kernels"))
     return [*made, *(path for path in own if path.suffix == ".cpp")]
 

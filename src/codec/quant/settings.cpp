@@ -1,5 +1,6 @@
 #include "codec/quant/settings.h"
 
+#include "codec/sections.h"
 #include "isthmus/error.h"
 
 namespace isthmus {
@@ -12,8 +13,6 @@ namespace {
 // Bits 8 and up of a header's settings name the code. There is only one: groups of 2^7 elements, rotated (bit 16), with
 // the unbiased scale (2 in bits 18 and 19).
 constexpr uint64_t kCode = 7 << 8 | 1 << 16 | 2 << 18;
-
-constexpr int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
 }  // namespace
 
@@ -34,13 +33,11 @@ QuantShape quant_shape(int64_t num_elements) {
 }
 
 QuantLayout quant_layout(int bits, const QuantShape& shape) {
-  constexpr int64_t kSectionBytes = 64;  // every section begins at a multiple of this
-  const auto round_up = [](int64_t bytes) { return divide_up(bytes, kSectionBytes) * kSectionBytes; };
   QuantLayout layout = {};
-  layout.scales = round_up(sizeof(PacketHeader));
-  layout.codes = layout.scales + round_up(shape.num_groups * kQuantScaleBytes);
+  layout.scales = section_bytes(sizeof(PacketHeader));
+  layout.codes = layout.scales + section_bytes(shape.num_groups * kQuantScaleBytes);
   layout.tail = layout.codes + shape.num_blocks * kernels::kQuantLanes * bits * 4;
-  layout.end = layout.tail + round_up(shape.tail_elements * 4);
+  layout.end = layout.tail + section_bytes(shape.tail_elements * 4);
   return layout;
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::array<int64_t, 5> kWidths = {8, 4, 3, 2, 1};  // of codes, in bits
 
-std::vector<CodecOption> options() {
+std::vector<CodecOption> quant_options() {
   const auto is_width = [](int64_t bits) { return std::ranges::find(kWidths, bits) != kWidths.end(); };
   return {
       {.field = rows::number_field("bits", "ISTHMUS_BITS", &Options::bits, "1, 2, 3, 4 or 8",
@@ -25,24 +25,18 @@ std::vector<CodecOption> options() {
   };
 }
 
-std::unique_ptr<HostCodec> make_on_host(const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/) {
-  return std::make_unique<QuantCodec>(options);
-}
-
-std::unique_ptr<Codec> make_on_device(const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/,
-                                      Device& device) {
-  return make_passes_codec(QuantDevice(options), device);
-}
-
 }  // namespace
 
 const CodecType& quant_type() {
-  static const CodecType type = {.id = CodecId::kQuant,
-                                 .name = "quant",
-                                 .options = options(),
-                                 .make_on_host = make_on_host,
-                                 .make_on_device = make_on_device,
-                                 .checksum_of = "bytes"};
+  static const CodecType type = {
+      .id = CodecId::kQuant,
+      .name = "quant",
+      .options = quant_options(),
+      .make_on_host = [](const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/)
+          -> std::unique_ptr<HostCodec> { return std::make_unique<QuantCodec>(options); },
+      .make_on_device = [](const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/, Device& device)
+          -> std::unique_ptr<Codec> { return make_passes_codec(QuantDevice(options), device); },
+      .checksum_of = "bytes"};
   return type;
 }
 

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "codec/sections.h"
 #include "isthmus/error.h"
 
 namespace isthmus {
@@ -23,8 +24,6 @@ constexpr int64_t kLongestChosenBlock = 1024;
 constexpr double kKeysOfRow = .8;
 constexpr double kSpreads = 4;    // standard deviations allowed for, because columns differ in their keys
 constexpr double kSpareRows = 6;  // for sketches of few rows, where blocks share all three rows
-
-constexpr int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
 CellType cell_type_of(const std::string& name) {
   return name == "bf16"   ? CellType::kBFloat16
@@ -82,13 +81,11 @@ int64_t TagcSettings::keep(int64_t num_elements) const {
 }
 
 kernels::TagcLayout tagc_layout(const TagcShape& shape) {
-  constexpr int64_t kSectionBytes = 64;  // every section begins at a multiple of this
-  const auto round_up = [](int64_t bytes) { return divide_up(bytes, kSectionBytes) * kSectionBytes; };
   kernels::TagcLayout layout = {};
-  layout.flags = round_up(sizeof(PacketHeader));
-  layout.index = layout.flags + round_up(shape.flag_words() * 8);
-  layout.scales = layout.index + round_up(shape.index_words() * 8);
-  layout.sketch = layout.scales + round_up(shape.scale_bytes());
+  layout.flags = section_bytes(sizeof(PacketHeader));
+  layout.index = layout.flags + section_bytes(shape.flag_words() * 8);
+  layout.scales = layout.index + section_bytes(shape.index_words() * 8);
+  layout.sketch = layout.scales + section_bytes(shape.scale_bytes());
   layout.end = layout.sketch + shape.sketch_bytes();
   return layout;
 }

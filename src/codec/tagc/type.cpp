@@ -10,7 +10,7 @@ namespace {
 
 using kernels::FaultKind;
 
-std::vector<CodecOption> options() {
+std::vector<CodecOption> tagc_options() {
   const auto is_share = [](double value) { return value >= 0 && value < 1; };
   const auto is_ratio = [](double value) { return value == 0 || (value >= 1 && value <= 64); };
   return {
@@ -29,15 +29,6 @@ std::vector<CodecOption> options() {
        .shapes_packets = false},                                       // there are none in a single tier
       {.field = {.name = "error_feedback"}, .shapes_packets = false},  // it may not be off
   };
-}
-
-std::unique_ptr<HostCodec> make_on_host(const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/) {
-  return std::make_unique<TagcCodec>(options);
-}
-
-std::unique_ptr<Codec> make_on_device(const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/,
-                                      Device& device) {
-  return make_passes_codec(TagcDevice(options), device);
 }
 
 const char* fault_text(uint32_t kind) {
@@ -60,13 +51,16 @@ const char* fault_text(uint32_t kind) {
 }  // namespace
 
 const CodecType& tagc_type() {
-  static const CodecType type = {.id = CodecId::kTagc,
-                                 .name = "tagc",
-                                 .options = options(),
-                                 .make_on_host = make_on_host,
-                                 .make_on_device = make_on_device,
-                                 .header_parts = {{"cell type", 24, 8}},
-                                 .fault_text = fault_text};
+  static const CodecType type = {
+      .id = CodecId::kTagc,
+      .name = "tagc",
+      .options = tagc_options(),
+      .make_on_host = [](const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/)
+          -> std::unique_ptr<HostCodec> { return std::make_unique<TagcCodec>(options); },
+      .make_on_device = [](const Options& options, DataType /*wire_dtype*/, int /*ranks_per_node*/, Device& device)
+          -> std::unique_ptr<Codec> { return make_passes_codec(TagcDevice(options), device); },
+      .header_parts = {{"cell type", 24, 8}},
+      .fault_text = fault_text};
   return type;
 }
 

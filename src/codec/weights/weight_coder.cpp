@@ -8,15 +8,14 @@
 namespace isthmus {
 namespace {
 
-constexpr int64_t kHeaderBytes = sizeof(WeightHeader);
-
 class HostWeightCoder final : public WeightCoder {
  public:
   int64_t encode_scratch_bytes(ConstBuffer /*shard*/) const override { return 0; }
   void encode(const WeightEncode& encode, Workspace /*workspace*/) override {
     WeightHeader header = encode.header;
     if (encode.before.data != nullptr) {
-      const Buffer packet = encode.sent.slice(kHeaderBytes, encode.sent.bytes() - kHeaderBytes);
+      const Buffer packet =
+          encode.sent.slice(kernels::kWeightHeaderBytes, encode.sent.bytes() - kernels::kWeightHeaderBytes);
       header.replica_checksum = encode.replica.data == nullptr ? 0 : checksum_of(encode.replica);
       header.packet_bytes = static_cast<uint64_t>(packets_.encode(encode.before, encode.shard, packet));
       header.packet_checksum = checksum_of(packet.slice(0, static_cast<int64_t>(header.packet_bytes)));
@@ -51,7 +50,7 @@ class HostWeightCoder final : public WeightCoder {
 }  // namespace
 
 int64_t weight_sent_bytes(ConstBuffer shard) {
-  return kHeaderBytes + WeightPackets::most_bytes(shard) + WeightPackets::kMarginBytes;
+  return kernels::kWeightHeaderBytes + WeightPackets::most_bytes(shard) + WeightPackets::kMarginBytes;
 }
 
 int64_t weight_row_bytes(int64_t longest_packet) {

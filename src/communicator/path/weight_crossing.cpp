@@ -7,11 +7,10 @@
 #include <utility>
 
 #include "communicator/path/weight_headers.h"
+#include "kernels/weights/job.h"
 
 namespace isthmus {
 namespace {
-
-constexpr int64_t kHeaderBytes = sizeof(WeightHeader);
 
 bool has_changed(const WeightHeader& header) { return header.packet_bytes > 0; }
 
@@ -27,9 +26,9 @@ WeightCrossing::WeightCrossing(const TierSet& tiers, const Options& options, Dev
 
 void WeightCrossing::cross(Run& run, ConstBuffer shard, Replica& replica) {
   const Buffer sent = run.take(weight_sent_bytes(shard), DataType::kByte);
-  const Buffer all_headers = run.take(tiers_.num_nodes() * kHeaderBytes, DataType::kByte);
+  const Buffer all_headers = run.take(tiers_.num_nodes() * kernels::kWeightHeaderBytes, DataType::kByte);
   encode(run, shard, replica, sent);
-  const std::vector<WeightHeader> headers = exchange(run, sent.slice(0, kHeaderBytes), all_headers);
+  const std::vector<WeightHeader> headers = exchange(run, sent.slice(0, kernels::kWeightHeaderBytes), all_headers);
   check_weight_headers(headers, shard);
   const std::string whole = why_whole(run, headers);
   const bool any_changed = std::any_of(headers.begin(), headers.end(), has_changed);
@@ -43,7 +42,7 @@ void WeightCrossing::cross(Run& run, ConstBuffer shard, Replica& replica) {
     run.coded_elements = (tiers_.num_nodes() - 1) * shard.num_elements;
     if (any_changed) {
       const auto own_bytes = static_cast<int64_t>(own.packet_bytes);
-      gather_packets(run, shard, sent.slice(kHeaderBytes, own_bytes), headers, all_headers, replica);
+      gather_packets(run, shard, sent.slice(kernels::kWeightHeaderBytes, own_bytes), headers, all_headers, replica);
     }
   }
   replica.is_valid = true;

@@ -26,9 +26,7 @@ struct State {
 };
 using States = std::vector<State>;
 
-std::vector<float> copy(ConstBuffer buffer) {
-  return {buffer.as<float>(), buffer.as<float>() + buffer.num_elements};
-}
+std::vector<float> copy(ConstBuffer buffer) { return {buffer.as<float>(), buffer.as<float>() + buffer.num_elements}; }
 
 std::vector<States> states_of(const World& world) {
   std::vector<States> by_rank(static_cast<size_t>(world.size()));

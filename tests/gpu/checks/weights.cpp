@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "codec/weights/weight_coder.h"
+#include "kernels/weights/job.h"
 #include "tests/gpu/checks/suites.h"
 #include "tests/gpu/support/device_array.h"
 
@@ -13,7 +14,6 @@ namespace isthmus::gpu {
 namespace {
 
 constexpr int64_t kNodes = 2;
-constexpr int64_t kHeaderBytes = sizeof(WeightHeader);
 
 // Weights of two nodes, and what they were before.
 struct Rail {
@@ -65,7 +65,7 @@ void gather(const MakeGpu& make_gpu, const Rail& rail) {
   const int64_t row_bytes = weight_row_bytes(WeightPackets::most_bytes(rail.shard(0)));
   const DeviceArray replica(device, rail.before.view());
   const DeviceArray shards(device, rail.now.view());
-  const DeviceArray headers(device, kNodes * kHeaderBytes, DataType::kByte);
+  const DeviceArray headers(device, kNodes * kernels::kWeightHeaderBytes, DataType::kByte);
   const DeviceArray packets(device, kNodes * row_bytes, DataType::kByte);
   const DeviceArray sent(device, weight_sent_bytes(rail.shard(0)), DataType::kByte);
   const DeviceArray encode_scratch(device, coder->encode_scratch_bytes(rail.shard(0)), DataType::kByte);
@@ -78,9 +78,10 @@ void gather(const MakeGpu& make_gpu, const Rail& rail) {
                    .replica = {},
                    .sent = sent.buffer()},
                   {stream, encode_scratch.buffer()});
-    const int64_t packet_bytes = std::min(row_bytes, sent.buffer().bytes() - kHeaderBytes);
-    device.convert(sent.buffer().slice(0, kHeaderBytes), headers.buffer().part(node, kHeaderBytes), stream);
-    device.convert(sent.buffer().slice(kHeaderBytes, packet_bytes),
+    const int64_t packet_bytes = std::min(row_bytes, sent.buffer().bytes() - kernels::kWeightHeaderBytes);
+    device.convert(sent.buffer().slice(0, kernels::kWeightHeaderBytes),
+                   headers.buffer().part(node, kernels::kWeightHeaderBytes), stream);
+    device.convert(sent.buffer().slice(kernels::kWeightHeaderBytes, packet_bytes),
                    packets.buffer().slice(node * row_bytes, packet_bytes), stream);
   }
   coder->decode({.headers = headers.buffer(),
@@ -90,8 +91,8 @@ void gather(const MakeGpu& make_gpu, const Rail& rail) {
                  .shard = shards.buffer().part(1, count),
                  .replica = replica.buffer()},
                 {stream, decode_scratch.buffer()});
-  auto* const on_host = static_cast<WeightHeader*>(device.allocate_on_host(kNodes * kHeaderBytes));
-  device.copy_to_host(headers.buffer(), {on_host, kNodes * kHeaderBytes, DataType::kByte}, stream);
+  auto* const on_host = static_cast<WeightHeader*>(device.allocate_on_host(kNodes * kernels::kWeightHeaderBytes));
+  device.copy_to_host(headers.buffer(), {on_host, kNodes * kernels::kWeightHeaderBytes, DataType::kByte}, stream);
   gpu->synchronize();
   device.throw_if_faulted();
   require(same_bytes(replica.get().view(), rail.now.view()), "the replica is not what the shards are");
