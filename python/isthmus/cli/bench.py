@@ -13,7 +13,7 @@ from isthmus.benchmarks.scaling.config import ScalingConfig
 from isthmus.benchmarks.soak.config import SoakConfig
 from isthmus.benchmarks.survival.config import SurvivalConfig
 from isthmus.benchmarks.training.config import TrainingConfig
-from isthmus.cli.failures import FAILED
+from isthmus.cli.failures import FAILED, fail
 from isthmus.cli.gone import Commands
 from isthmus.cli.options import filled
 
@@ -134,5 +134,9 @@ def survival(config: SurvivalConfig, logs: _Logs = Path("bench-out/survival")) -
     """Train under torchft while members are killed: over Isthmus, and over torchft's own Gloo group. Needs torchft."""
     from isthmus.benchmarks.survival.run import print_survival, run_survival
 
+    try:
+        import isthmus.torchft  # noqa: F401
+    except ImportError as error:
+        fail(str(error), error)
     console = Console()
     print_survival(config, run_survival(config, logs, console), console)
