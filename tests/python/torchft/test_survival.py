@@ -90,29 +90,26 @@ class Harmed(Job):
 
 
 def kill(job: Harmed, kind: str) -> None:
-    """Have member 2 die in a phase; the others go on without it, and it comes back."""
+    """Have member 2 die in a phase, and start it again, which takes longer than the others need to go on without it."""
     job.harm(2, kind)
     job.members[2].wait(timeout=HANG_S)
-    job.wait_for_members(0, 1)
-    job.start(2)
+    come_back(job, 2)
 
 
-def kill_in_configure(job: Harmed) -> None:
-    kill(job, "idle")
-    job.harm(2, "configure")
-    job.members[2].wait(timeout=HANG_S)
-    job.wait_for_members(0, 1)
-    job.start(2)
+def come_back(job: Harmed, number: int) -> None:
+    before = len(job.committed(number))
+    job.start(number)
+    job.wait(f"member {number}", lambda: len(job.committed(number)) > before)
 
 
-def kill_in_healing(job: Harmed) -> None:
+def kill_twice(job: Harmed, kind: str) -> None:
+    """Have member 2 die while idle, and again when it comes back."""
     job.harm(2, "idle")
     job.members[2].wait(timeout=HANG_S)
-    job.harm(2, "healing")
+    job.harm(2, kind)
     job.start(2)
     job.members[2].wait(timeout=HANG_S)
-    job.wait_for_members(0, 1)
-    job.start(2)
+    come_back(job, 2)
 
 
 def stop(job: Harmed) -> None:
@@ -151,8 +148,8 @@ EVENTS: dict[str, Callable[[Harmed], None]] = {
     "killed with its first packet": lambda job: kill(job, "encode"),
     "killed in the exchange": lambda job: kill(job, "exchange"),
     "killed with its packet of the result": lambda job: kill(job, "decode"),
-    "killed in configure": kill_in_configure,
-    "killed in healing": kill_in_healing,
+    "killed in configure": lambda job: kill_twice(job, "configure"),
+    "killed in healing": lambda job: kill_twice(job, "healing"),
     "stopped": stop,
     "cut off": cut,
     "two lost": lose_two,
