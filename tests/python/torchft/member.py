@@ -33,7 +33,7 @@ from python.torchft.training import (
     parallel,
 )
 
-STEP_PAUSE_S = 0.05  # a step is short, and the replay repeats all of them
+STEP_PAUSE_S = 0.2  # a step is short, and the replay repeats all of them
 PACKETS_TO_OTHERS = 2  # of a reduction among three members
 
 
