@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -99,6 +99,20 @@ def has_two_tiers(node_of_rank: Sequence[int]) -> bool:
     """Return whether a group of ranks on these nodes is reduced in two tiers: over several nodes of one size."""
     ranks_on_node = Counter(node_of_rank)
     return len(ranks_on_node) > 1 and len(set(ranks_on_node.values())) == 1
+
+
+def options_from(options: _C.Options | None, keywords: Mapping[str, Any]) -> _C.Options:
+    """Return the options given as such or by keywords. Raises ValueError if both are, TypeError for another type."""
+    core = native.load()
+    if options is None:
+        made: _C.Options = core.Options(**keywords)
+        return made
+    if keywords:
+        raise ValueError(f"give options=, or keywords ({', '.join(keywords)}), not both")
+    if not isinstance(options, core.Options):
+        raise TypeError(f"options: expected isthmus.Options, got {type(options).__name__}")
+    given: _C.Options = options
+    return given
 
 
 def options_without_effect(options: _C.Options) -> list[str]:

@@ -25,7 +25,7 @@ from isthmus.attached.companions import (
     use,
     why_companions_would_hang,
 )
-from isthmus.backends import companion_of, group_on_isthmus
+from isthmus.backends import companion_of, group_on_isthmus, options_from
 from isthmus.told import on_all
 from isthmus.topology.node_map import name_ranks
 from isthmus.units.collectives import Replaced, is_in_a_pass, replace_collectives, why_not_replaceable
@@ -154,7 +154,7 @@ class _Attaching:
 
     def wish(self) -> Wish:
         """Return what this rank needs. Raises an error of any type if the model cannot be attached."""
-        self._options = _options(*self._given)
+        self._options = options_from(*self._given)
         texts = _texts(self._options)
         if not isinstance(self._model, nn.Module):
             raise TypeError(f"expected a model of FSDP2 or DDP, got a {type(self._model).__name__}")
@@ -207,19 +207,6 @@ class _Attaching:
 
     def _new_groups(self) -> list[dist.ProcessGroup]:
         return [group for group in self._groups if companion_of(group) is None]
-
-
-def _options(options: _C.Options | None, keywords: Mapping[str, Any]) -> _C.Options:
-    core = native.load()
-    if options is None:
-        made: _C.Options = core.Options(**keywords)
-        return made
-    if keywords:
-        raise ValueError(f"give options=, or keywords ({', '.join(keywords)}), not both")
-    if not isinstance(options, core.Options):
-        raise TypeError(f"options: expected isthmus.Options, got {type(options).__name__}")
-    given: _C.Options = options
-    return given
 
 
 def _texts(options: _C.Options) -> dict[str, str]:

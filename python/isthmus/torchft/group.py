@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import Store
 from torchft.process_group import ProcessGroupWrapper
 
 from isthmus import native
-from isthmus.backends import has_two_tiers
+from isthmus.backends import has_two_tiers, options_from
 from isthmus.gloo import Group
 from isthmus.group.register import create
 from isthmus.report.statistics import sum_of
@@ -65,9 +65,7 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         self, timeout: timedelta = timedelta(seconds=60), options: _C.Options | None = None, **keywords: Any
     ) -> None:
         super().__init__(timeout)
-        if options is not None and keywords:
-            raise ValueError(f"give options=, or keywords ({', '.join(keywords)}), not both")
-        self._options: Any = native.load().Options(**keywords) if options is None else options
+        self._options: Any = options_from(options, keywords)
         self._quorum: Quorum | None = None
         # What was not sent yet in the quorum before, and this member's place there; kept while it is alone.
         self._unsent: tuple[list[dict[str, Any]], Place] | None = None
@@ -157,12 +155,12 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         """Reduce over the members: a gradient, where `reducing` has named one."""
         managed, quorum = _reducing.get(), self._quorum
         if managed is None or quorum is None:
-            return self._allreduce_exactly(tensors, opts)
+            return self._reduce(tensors, opts)
         gradient, current_step = managed
         work = None
         try:
             if gradient is None:
-                work = self._allreduce_exactly(tensors, opts)
+                work = self._reduce(tensors, opts)
             else:
                 step = current_step()
                 quorum.begin_step(step, is_new_here=self._next_step not in (None, step))
@@ -178,11 +176,11 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         core = native.load()
         core.push_unit(quorum.unit_name(name), *rest)
         try:
-            return self._allreduce_exactly(tensors, opts)
+            return self._reduce(tensors, opts)
         finally:
             core.pop_unit()
 
-    def _allreduce_exactly(self, tensors: list[torch.Tensor], opts: object) -> dist.Work:
+    def _reduce(self, tensors: list[torch.Tensor], opts: object) -> dist.Work:
         work: dist.Work = super().allreduce(tensors, opts)
         return work
 
@@ -205,7 +203,7 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         quorum, self._quorum, self._pg = self._quorum, None, None
         if quorum is None:
             return
-        self._earlier = self._counts_with(quorum)
+        self._earlier = self._added_to_earlier(quorum.backend.stats())
         states = [state for state in quorum.end() if state["residual"].numel() > 0]
         if has_two_tiers(quorum.place.node_of_rank):
             self._unsent = (states, quorum.place)
@@ -238,10 +236,9 @@ class ProcessGroupIsthmus(ProcessGroupWrapper):  # type: ignore[misc]  # torchft
         if self._quorum is None:
             raise ValueError("isthmus.torchft: this group is not configured: it has no statistics")
         now = self._quorum.backend.stats()
-        return now | self._counts_with(self._quorum) | {"torchft": dict(self._counts)}
+        return now | self._added_to_earlier(now) | {"torchft": dict(self._counts)}
 
-    def _counts_with(self, quorum: Quorum) -> dict[str, Any]:
-        now = quorum.backend.stats()
+    def _added_to_earlier(self, now: dict[str, Any]) -> dict[str, Any]:
         return {name: sum_of([self._earlier[name], now[name]]) if self._earlier else now[name] for name in _COUNTS}
 
 
