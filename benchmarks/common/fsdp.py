@@ -1,12 +1,14 @@
 """Shared by trainings of the model: FSDP2 and the optimizers."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.overrides import TorchFunctionMode
 
 from isthmus.benchmarks.common.model import ByteGpt
 
@@ -28,18 +30,31 @@ def make_adamw(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Opt
     return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
 
+class _Float32(TorchFunctionMode):
+    """Keeps float32 what would become bfloat16: processors without bfloat16 multiply it 50 times slower."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("dtype") is torch.bfloat16:
+            kwargs = kwargs | {"dtype": torch.float32}
+        return function(*args, **kwargs)
+
+
 class Muon:
     """Muon for the matrices of the blocks of a model under FSDP2, AdamW for everything else.
 
-    Every rank computes the whole of each matrix's step. lr: of both; Muon's steps are as large as AdamW's would be.
+    Every rank computes the whole of each matrix's step. Muon's steps are as large as AdamW's would be at the same
+    learning rate; they are orthogonalised in float32.
     """
 
-    def __init__(self, model: ByteGpt, lr: float) -> None:
+    def __init__(self, model: ByteGpt, lr: float, adamw_lr: float) -> None:
         self._shards = [parameter for parameter in model.blocks.parameters() if parameter.dim() == 2]
         self._matrices = [nn.Parameter(torch.empty(shard.shape, device=shard.device)) for shard in self._shards]
         hidden = set(map(id, self._shards))
         self._muon = torch.optim.Muon(self._matrices, lr, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
-        self._adamw = make_adamw([each for each in model.parameters() if id(each) not in hidden], lr)
+        self._adamw = make_adamw([each for each in model.parameters() if id(each) not in hidden], adamw_lr)
         self.param_groups = self._muon.param_groups + self._adamw.param_groups
 
     @torch.no_grad()
@@ -50,7 +65,8 @@ class Muon:
             assert isinstance(shard.grad, DTensor)
             matrix.copy_(shard.full_tensor())
             matrix.grad = shard.grad.full_tensor()
-        self._muon.step()  # type: ignore[no-untyped-call]
+        with _Float32():
+            self._muon.step()  # type: ignore[no-untyped-call]
         for shard, matrix in zip(self._shards, self._matrices, strict=True):
             assert isinstance(shard, DTensor)
             shard.copy_(distribute_tensor(matrix, shard.device_mesh, shard.placements, src_data_rank=None))
@@ -63,7 +79,7 @@ class Muon:
         self._adamw.zero_grad()
 
 
-def set_lr(optimizer: torch.optim.Optimizer | Muon, lr: float) -> None:
-    """Set the learning rate of the next step."""
+def set_lr_share(optimizer: torch.optim.Optimizer | Muon, share: float) -> None:
+    """Set the learning rate of the next step, as a share of the one that the optimizer was made with."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = share * group.setdefault("initial_lr", group["lr"])

@@ -16,7 +16,9 @@ class CodecArm:
     options: dict[str, Any] = field(hash=False)
     #: The single tier merges what all ranks send, so it needs more than one rank on each node to show what it costs.
     ranks_per_node: int = 1
-    #: Of DiLoCo: each node's own steps between two means of pseudo-gradients. 0: gradients are reduced in each step.
+    #: "fsdp"; "hsdp": each node has all weights; "diloco": and trains by itself.
+    layout: str = "fsdp"
+    #: DiLoCo's steps between two means of pseudo-gradients.
     local_steps: int = 0
 
 
@@ -33,6 +35,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     # 8 bits are the control: so near to exact that their interval shows how far two runs drift apart by themselves.
     **{f"quant-{bits}": _quant(bits) for bits in (8, 4, 3, 2, 1)},
     **{f"quant-{bits}-fb": _quant(bits) | {"error_feedback": "on"} for bits in (4, 3, 2, 1)},
+    "full": _quant(4) | {"weights": "delta"},
     # The settings of tagc's paper, in two tiers and in its single one.
     "tagc-10x": _tagc(0.9875, 10),
     "tagc-4x": _tagc(0.90, 4),
@@ -44,9 +47,15 @@ ARMS = {
     name: CodecArm(name, _COMMON | options, 2 if options["tiers"] == "flat" else 1)
     for name, options in _OPTIONS.items()
 }
+# HSDP with one rank on each node: its all-reduces code each sum and each result.
+ARMS |= {
+    f"hsdp-{name}": CodecArm(f"hsdp-{name}", _COMMON | options, layout="hsdp")
+    for name, options in _OPTIONS.items()
+    if name.startswith("quant")
+}
 # DiLoCo with what the reductions of these arms do: diloco-10 is exact, diloco-10-2-fb has 2 bits and error feedback.
 ARMS |= {
-    f"diloco-{steps}{suffix}": CodecArm(f"diloco-{steps}{suffix}", _COMMON | options, local_steps=steps)
+    f"diloco-{steps}{suffix}": CodecArm(f"diloco-{steps}{suffix}", _COMMON | options, 1, "diloco", steps)
     for steps in (10, 50)
     for suffix, options in {
         "": _OPTIONS[BASELINE],

@@ -1,15 +1,20 @@
 """Arguments of `isthmus bench convergence`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.benchmarks.common.options import check_ranges, option, parse_whole
-from isthmus.benchmarks.common.shape import ModelShape
+from isthmus.benchmarks.common.shape import DTYPES, ModelShape
 from isthmus.benchmarks.convergence.arms import ARMS, BASELINE, FINALISTS, CodecArm
 from isthmus.benchmarks.simulate import MAX_NODES
 from isthmus.plan.ranges import check_names
 
 OPTIMIZERS = ("adamw", "muon")
+#: Models and batches. Both take 2048 bytes a step, and about as many parameters as their names say.
+_SIZES: dict[str, tuple[ModelShape, int]] = {
+    "1m": (ModelShape(width=128, num_layers=4, context=64), 32),
+    "10m": (ModelShape(width=320, num_layers=8, context=128), 16),
+}
 _RANGES = {"steps": (1, 1_000_000), "nodes": (2, MAX_NODES), "validation_sequences": (16, 1_048_576)}
 
 
@@ -22,10 +27,14 @@ class Setting:
     validation_sequences: int = 1024
     #: All ranks together, in a step: the batch does not grow with the nodes.
     sequences: int = 32
-    shape: ModelShape = field(default_factory=lambda: ModelShape(width=128, num_layers=4, context=64))
+    shape: ModelShape = _SIZES["1m"][0]
+    #: Parameters in compute, and gradients in their reduction.
+    dtype: str = "fp32"
 
     def __post_init__(self) -> None:
         check_ranges(self, _RANGES)
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype '{self.dtype}': expected one of {', '.join(DTYPES)}")
 
     def check_ranks(self, ranks_per_node: int) -> None:
         """Raise ValueError if so many ranks on each node cannot share batch and weights equally."""
@@ -43,8 +52,10 @@ class ConvergenceConfig:
     num_seeds: int = option(6, "How many; each gives all arms the same weights and batches.", name="seeds")
     optimizers: tuple[str, ...] = option(("adamw",), "Some of adamw and muon.")
     lr: float = option(0.002, "Peak learning rate of AdamW.")  # of the powers of two times .001 the best for exact
-    muon_lr: float = option(0.002, "Peak learning rate of Muon, and of AdamW beside it.")  # not tuned
+    muon_lr: float = option(0.002, "Peak learning rate of Muon, beside which AdamW has --lr.")
     nodes: tuple[int, ...] = option((2, 4), "Simulated nodes, 2 to 8.", parse=parse_whole)
+    size: str = option("1m", "Parameters of the model: 1m (0.86 million) or 10m.")
+    dtype: str = option("fp32", "Compute and reduction: bf16 or fp32, which is faster on most processors.")
     steps: int = option(500, "Steps of a run.")
     validation_sequences: int = option(1024, "Sequences held out.")
     text: tuple[str, ...] = option(
@@ -59,6 +70,7 @@ class ConvergenceConfig:
         check_ranges(self, {"num_seeds": (1, 255)})
         check_names("finalist", self.finalists, ARMS)
         check_names("optimizer", self.optimizers, OPTIMIZERS)
+        check_names("size", (self.size,), _SIZES)
         for name in ("lr", "muon_lr"):
             if not 0 < getattr(self, name) < 10:
                 raise ValueError(f"{name} {getattr(self, name)}: expected above 0 and below 10")
@@ -72,13 +84,12 @@ class ConvergenceConfig:
         """The baseline and the finalists, in their order."""
         return (ARMS[BASELINE], *(ARMS[name] for name in self.finalists if name != BASELINE))
 
-    def lr_of(self, optimizer: str) -> float:
-        """The peak learning rate of runs with this optimizer."""
-        return self.muon_lr if optimizer == "muon" else self.lr
-
     def settings(self) -> list[Setting]:
         """One for each number of nodes, in this order."""
-        return [Setting(nodes, self.steps, self.validation_sequences) for nodes in self.nodes]
+        shape, sequences = _SIZES[self.size]
+        return [
+            Setting(nodes, self.steps, self.validation_sequences, sequences, shape, self.dtype) for nodes in self.nodes
+        ]
 
     @property
     def seeds(self) -> range:

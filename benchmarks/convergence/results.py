@@ -27,8 +27,10 @@ class Run:
     seed: int
     text: str
     versions: dict[str, str]
+    layout: str = "fsdp"
     local_steps: int = 0
-    optimizer: str = "adamw"
+    #: 0: AdamW alone.
+    muon_lr: float = 0
 
     @property
     def world_size(self) -> int:
@@ -43,7 +45,7 @@ class Run:
     @property
     def compared_with(self) -> str:
         """Equal text means that results can be compared."""
-        return json.dumps([asdict(self.setting), self.optimizer, self.lr, self.text, self.versions], sort_keys=True)
+        return json.dumps([asdict(self.setting), self.lr, self.muon_lr, self.text, self.versions], sort_keys=True)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Run":
@@ -52,14 +54,31 @@ class Run:
         return cls(**(values | {"setting": Setting(**(setting | {"shape": ModelShape(**setting["shape"])}))}))
 
     def __str__(self) -> str:
-        return f"{self.arm}, {self.setting.nodes} nodes, {self.optimizer}, lr {self.lr:g}, seed {self.seed}"
+        return f"{self.arm}, {self.setting.nodes} nodes, {self.optimizers}, seed {self.seed}"
+
+    @property
+    def optimizers(self) -> str:
+        """Which, at which peak learning rate."""
+        return (f"muon {self.muon_lr:g}, " if self.muon_lr else "") + f"adamw {self.lr:g}"
 
 
-def make_run(setting: Setting, arm: CodecArm, lr: float, seed: int, text: str, optimizer: str = "adamw") -> Run:
+def make_run(setting: Setting, arm: CodecArm, lr: float, seed: int, text: str, muon_lr: float = 0) -> Run:
     """A run of this version of Isthmus."""
     found = {name: version for name, version in versions().items() if name in ("isthmus", "torch")}
     found["packets"] = str(native.load().PACKET_VERSION)
-    return Run(setting, arm.name, arm.options, arm.ranks_per_node, lr, seed, text, found, arm.local_steps, optimizer)
+    return Run(
+        setting=setting,
+        arm=arm.name,
+        options=arm.options,
+        ranks_per_node=arm.ranks_per_node,
+        lr=lr,
+        seed=seed,
+        text=text,
+        versions=found,
+        layout=arm.layout,
+        local_steps=arm.local_steps,
+        muon_lr=muon_lr,
+    )
 
 
 def text_digest(files: Sequence[Path]) -> str:

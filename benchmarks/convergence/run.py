@@ -34,7 +34,7 @@ def run_convergence(config: ConvergenceConfig, output_dir: Path, console: Consol
     file = ResultsFile(output_dir / "convergence.jsonl")
     for setting in config.settings():
         runs = [
-            make_run(setting, arm, config.lr_of(optimizer), seed, text, optimizer)
+            make_run(setting, arm, config.lr, seed, text, config.muon_lr if optimizer == "muon" else 0)
             for seed in config.seeds
             for optimizer in config.optimizers
             for arm in config.arms()

@@ -94,8 +94,8 @@ def print_summary(results: Results, console: Console) -> None:
         setting = run.setting
         versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
         title = (
-            f"{setting.nodes} nodes, {setting.steps} steps, {run.optimizer}, lr {run.lr:g}; exact ends at {loss:.4f}; "
-            f"text {run.text}; {versions}"
+            f"{setting.nodes} nodes, {setting.shape.num_layers} x {setting.shape.width}, {setting.dtype}, "
+            f"{setting.steps} steps, {run.optimizers}; exact ends at {loss:.4f}; text {run.text}; {versions}"
         )
         table = Table("arm", title=title, title_justify="left", box=SIMPLE)
         for column in ("bits", "gap", "error", "seeds"):

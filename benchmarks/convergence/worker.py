@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import isthmus
 from isthmus.benchmarks.common.data import Text
 from isthmus.benchmarks.common.diloco import DiLoCo
-from isthmus.benchmarks.common.fsdp import Muon, make_adamw, set_lr, shard
+from isthmus.benchmarks.common.fsdp import Muon, make_adamw, set_lr_share, shard
 from isthmus.benchmarks.common.isthmus_group import new_group
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
 from isthmus.benchmarks.convergence.results import Run
@@ -61,13 +61,24 @@ class RankWorker:
         torch.manual_seed(run.seed)
         self._model = ByteGpt(run.setting.shape)
         self._num_parameters = sum(parameter.numel() for parameter in self._model.parameters())
-        trains_alone = run.local_steps > 0
-        own = new_group("gloo", timeout, [[rank] for rank in range(run.world_size)]) if trains_alone else self._group
-        shard(self._model, DeviceMesh.from_group(own, "cpu"), "bf16")
-        self._diloco = DiLoCo(self._model.parameters(), self._group, run.local_steps) if trains_alone else None
-        is_muon = run.optimizer == "muon"
-        self._optimizer = Muon(self._model, run.lr) if is_muon else make_adamw(self._model.parameters(), run.lr)
+        shard(self._model, self._mesh(timeout), run.setting.dtype)
+        self._diloco = (
+            DiLoCo(self._model.parameters(), self._group, run.local_steps) if run.layout == "diloco" else None
+        )
+        self._optimizer: torch.optim.Optimizer | Muon = (
+            Muon(self._model, run.muon_lr, run.lr) if run.muon_lr else make_adamw(self._model.parameters(), run.lr)
+        )
         return {}
+
+    def _mesh(self, timeout: timedelta) -> DeviceMesh:
+        """The ranks that share the model's weights; for HSDP, whose nodes have a rank each, and those that do not."""
+        if self._run.layout == "fsdp":
+            return DeviceMesh.from_group(self._group, "cpu")
+        alone = new_group("gloo", timeout, [[rank] for rank in range(self._run.world_size)])
+        if self._run.layout == "diloco":
+            return DeviceMesh.from_group(alone, "cpu")
+        ranks = torch.arange(self._run.world_size).unsqueeze(1)
+        return DeviceMesh.from_group([self._group, alone], "cpu", mesh=ranks, mesh_dim_names=("replicate", "shard"))
 
     def train(self, command: dict[str, Any], emit: Emit) -> dict[str, Any]:
         """Train to the end, or until the gradient is not finite, which all ranks see alike; then validate."""
@@ -79,7 +90,7 @@ class RankWorker:
             steps_done += 1
             emit({"step": steps_done, "loss": loss})
         stats = isthmus.stats(self._group)
-        counted = stats["collectives"]["all_reduce" if self._diloco else "reduce_scatter"]
+        counted = stats["collectives"]["reduce_scatter" if self._run.layout == "fsdp" else "all_reduce"]
         tiers = [counted[tier]["inter_node_sent_bytes"] for tier in ("intra", "inter", "flat")]
         total_loss, count = self._validate()
         return {
@@ -98,7 +109,7 @@ class RankWorker:
         loss.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), _MAX_GRADIENT_NORM)
         assert isinstance(norm, DTensor)
-        set_lr(self._optimizer, self._run.lr * lr_share(step, setting.steps))
+        set_lr_share(self._optimizer, lr_share(step, setting.steps))
         self._optimizer.step()
         self._optimizer.zero_grad()
         if self._diloco:

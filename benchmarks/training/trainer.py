@@ -6,7 +6,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from isthmus.benchmarks.common.data import Text
-from isthmus.benchmarks.common.fsdp import make_adamw, set_lr, shard
+from isthmus.benchmarks.common.fsdp import make_adamw, set_lr_share, shard
 from isthmus.benchmarks.common.model import ByteGpt, loss_of
 from isthmus.benchmarks.training.config import TrainingConfig
 
@@ -48,7 +48,7 @@ class Trainer:
 
     def step(self) -> float:
         """Train on the next batch; returns this rank's loss."""
-        set_lr(self._optimizer, self._config.lr * lr_share(self._step, self._num_steps))
+        set_lr_share(self._optimizer, lr_share(self._step, self._num_steps))
         batch = self._text.batch(self._step, self._rank, self._config.sequences).to(self._device)
         loss = loss_of(self._model, batch)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -60,7 +60,9 @@ def test_every_arm_sets_the_options_of_its_codec_and_no_two_are_the_same():
     for arm in ARMS.values():
         made = isthmus.Options(**arm.options)
         assert {name: getattr(made, name) for name in arm.options} == arm.options, arm.name
-    assert len({json.dumps([arm.options, arm.local_steps], sort_keys=True) for arm in ARMS.values()}) == len(ARMS)
+    assert len(
+        {json.dumps([arm.options, arm.layout, arm.local_steps], sort_keys=True) for arm in ARMS.values()}
+    ) == len(ARMS)
     assert all(name in ARMS for name in FINALISTS)
     assert ARMS["tagc-10x-flat"].ranks_per_node == 2
 
@@ -75,6 +77,8 @@ def test_every_arm_sets_the_options_of_its_codec_and_no_two_are_the_same():
         ({"num_seeds": 0}, "num_seeds 0: expected 1 to 255"),
         ({"finalists": ("zip",)}, "finalist 'zip': expected some of exact, "),
         ({"finalists": ("tagc-2x", "tagc-2x")}, "finalist 'tagc-2x' is named twice"),
+        ({"size": "7b"}, "size '7b': expected some of 1m, 10m"),
+        ({"dtype": "fp8"}, "dtype 'fp8': expected one of bf16, fp32"),
         ({"nodes": (9,)}, "nodes 9: expected 2 to 8"),
         ({"nodes": ()}, "no nodes"),
         ({"nodes": (3,)}, "sequences 32: expected a multiple of 3, the number of ranks"),
@@ -115,9 +119,10 @@ def test_a_run_survives_the_file_and_a_line_that_was_cut_off_does_not(tmp_path):
         tiny_run(seed=2),
         tiny_run(lr=0.02),
         tiny_run("tagc-10x"),
-        *(tiny_run(setting=replace(TINY, **change)) for change in ({"steps": 9}, {"nodes": 4})),
+        *(tiny_run(setting=replace(TINY, **change)) for change in ({"steps": 9}, {"nodes": 4}, {"dtype": "bf16"})),
         replace(tiny_run(), text="other"),
-        replace(tiny_run(), optimizer="muon"),
+        replace(tiny_run(), muon_lr=0.01),
+        replace(tiny_run(), layout="hsdp"),
         replace(tiny_run(), local_steps=10),
         replace(tiny_run(), versions={"isthmus": "0"}),
         replace(tiny_run(), options={**tiny_run().options, "bits": 2}),
@@ -171,7 +176,7 @@ def test_bits_are_those_of_an_element_that_crosses():
 
 
 def test_optimizers_are_not_compared_with_each_other():
-    muon = replace(tiny_run("tagc-2x"), optimizer="muon")
+    muon = replace(tiny_run("tagc-2x"), muon_lr=0.01)
     assert not list(summarise(results_of((tiny_run(), fake_result()), (muon, fake_result()))))
 
 
@@ -211,7 +216,7 @@ def test_an_interrupted_run_resumes(tmp_path):
     words += ["--validation-sequences", 16, "--text", text, "--output", tmp_path]
     process = start(*words)
     try:
-        wait_for_line(process, "exact, 2 nodes, adamw, lr 0.002, seed 1:")
+        wait_for_line(process, "exact, 2 nodes, adamw 0.002, seed 1:")
         workers = children(process)
         process.send_signal(signal.SIGINT)
         assert process.wait(HANG_S) == 130
@@ -227,23 +232,25 @@ def test_an_interrupted_run_resumes(tmp_path):
     assert code == 0, err
     assert path.read_bytes().startswith(first)
     (_, exact), (_, lossy) = read_results(path).values()
-    # bfloat16, both directions together; and the header of a packet for each unit and direction.
-    assert exact["sent_bytes"] == 4 * (exact["num_parameters"] * 2 + 5 * 2 * HEADER_BYTES)
+    # float32, both directions together; and the header of a packet for each unit and direction.
+    assert exact["sent_bytes"] == 4 * (exact["num_parameters"] * 4 + 5 * 2 * HEADER_BYTES)
     assert lossy["sent_bytes"] < exact["sent_bytes"]
     assert 2 < exact["val_loss"] < 6
-    assert "tagc-10x" in out and "2 nodes, 4 steps" in out
+    assert "tagc-10x" in out and "2 nodes, 4 x 128, fp32, 4 steps" in out
 
 
 @pytest.mark.processes
-def test_muon_and_diloco(tmp_path):
-    """Twelve steps with means after 10 and after the last: two all-reduces of 4 bits, each a sum and its result."""
+def test_muon_under_each_layout(tmp_path):
+    """Twelve steps, which are two means of DiLoCo: after 10 and after the last."""
     text = tmp_path / "text"
     text.write_bytes(b"a text that repeats itself\n" * 2000)
-    words = ["convergence", "--finalists", "diloco-10-4-fb", "--optimizers", "muon", "--seeds", 1, "--nodes", 2]
-    words += ["--steps", 12, "--validation-sequences", 16, "--text", text, "--output", tmp_path]
-    code, _, err = run(*words)
+    words = ["convergence", "--finalists", "quant-4,full,hsdp-quant-4,diloco-10-4-fb", "--optimizers", "muon"]
+    words += ["--seeds", 1, "--nodes", 2, "--steps", 12, "--validation-sequences", 16, "--text", text]
+    code, _, err = run(*words, "--output", tmp_path)
     assert code == 0, err
-    (_, exact), (_, diloco) = read_results(tmp_path / "convergence.jsonl").values()
-    bits = diloco["sent_bytes"] * 8 / (2 * 2 * diloco["num_parameters"])
-    assert 4 < bits < 4.5
-    assert exact["val_loss"] < 4 and diloco["val_loss"] < 4
+    results = {run.arm: result for run, result in read_results(tmp_path / "convergence.jsonl").values()}
+    assert all(result["val_loss"] < 4 for result in results.values())
+    assert results["full"]["val_loss"] == results["quant-4"]["val_loss"]
+    # An all-reduce sends a sum and its result, each element from one node to the other.
+    for arm, legs in (("quant-4", 12), ("hsdp-quant-4", 2 * 12), ("diloco-10-4-fb", 2 * 2)):
+        assert 4 < results[arm]["sent_bytes"] * 8 / (legs * results[arm]["num_parameters"]) < 4.5, arm
