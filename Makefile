@@ -37,7 +37,7 @@ export CXX
 # Tests start hundreds of Python programs: what one has compiled to bytecode the next one reads.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup wheel demo check test test-cpp test-large test-mpi test-python test-quick test-conformance test-units test-examples lint format tidy gpu-programs \
+.PHONY: help setup wheel demo check test build-cpp test-cpp test-large test-mpi test-python test-quick test-conformance test-units test-examples lint format tidy gpu-programs \
   sanitize test-sanitized bench figures fuzz clean FORCE
 
 help:  ## what there is
@@ -59,7 +59,7 @@ $(STAMPS)/venv: $(STAMPS)/system pyproject.toml tools/requirements.py tools/inst
 # A new Python file must be made known to the editable install; a changed one needs nothing.
 $(STAMPS)/python-files: FORCE
 	@mkdir -p $(@D)
-	@find python topology benchmarks -name '*.py' -o -name '*.pyi' | sort > $@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+	@find python topology benchmarks -name '*.py' -o -name '*.pyi' | sort > $@.$$$$; cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
 
 $(STAMPS)/package: $(STAMPS)/venv $(STAMPS)/python-files $(NATIVE_SOURCES)
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(VENV)/bin/python -m pip install --quiet --no-build-isolation --no-deps \
@@ -79,9 +79,11 @@ check: setup lint test-cpp test-quick  ## after each edit: formats, lint, types,
 
 test: setup lint test-cpp test-python  ## format and lint checks, GoogleTest, pytest; T=quant: tests of that codec alone
 
-test-cpp: setup  ## the core's tests; PRESET=asan or tsan for sanitizers
+build-cpp: setup  ## the C++ of one of CMakePresets.json: PRESET=release
 	cmake --preset $(PRESET) > build/configure-$(PRESET).log || { cat build/configure-$(PRESET).log; exit 1; }
 	cmake --build --preset $(PRESET) -j $(JOBS)
+
+test-cpp: build-cpp  ## the core's tests; PRESET=asan or tsan for sanitizers
 	ctest --preset $(PRESET) -j $(JOBS) $(if $(T),-L '$(T)' --no-tests=ignore) $(CTEST_ARGS)
 
 test-large: setup  ## tensors of more than 2^31 bytes, one after the other: up to 14 GiB of memory
@@ -139,9 +141,8 @@ sanitize:  ## C++ tests and the torch module under address, undefined-behaviour 
 test-sanitized: test-cpp  ## PRESET=asan or tsan: the C++ tests, then the torch module in tests of the backend
 	tools/sanitized_pytest $(PRESET) -n $(TEST_WORKERS) --dist loadfile $(SANITIZED_TESTS)
 
-fuzz: setup  ## packets under libFuzzer and sanitizers, machine files under atheris; FUZZ_SECONDS=30 in all
-	cmake --preset fuzz > build/configure-fuzz.log || { cat build/configure-fuzz.log; exit 1; }
-	cmake --build --preset fuzz -j $(JOBS)
+fuzz: PRESET = fuzz
+fuzz: build-cpp  ## packets under libFuzzer and sanitizers, machine files under atheris; FUZZ_SECONDS=30 in all
 	python tests/fuzz/run.py build/fuzz/tests/fuzz $(FUZZ_SECONDS)
 
 bench: setup  ## codecs beside memcpy; collectives beside Gloo
