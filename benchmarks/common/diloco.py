@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 import isthmus
 
 _OUTER_LR = 0.7
-_OUTER_MOMENTUM = 0.9
+_OUTER_MOMENTUM = 0.5
 
 
 class DiLoCo:

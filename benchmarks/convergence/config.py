@@ -52,7 +52,7 @@ class ConvergenceConfig:
     num_seeds: int = option(6, "How many; each gives all arms the same weights and batches.", name="seeds")
     optimizers: tuple[str, ...] = option(("adamw",), "Some of adamw and muon.")
     lr: float = option(0.002, "Peak learning rate of AdamW.")  # of the powers of two times .001 the best for exact
-    muon_lr: float = option(0.002, "Peak learning rate of Muon, beside which AdamW has --lr.")
+    muon_lr: float = option(0.008, "Peak learning rate of Muon, beside which AdamW has --lr.")  # tuned as lr
     nodes: tuple[int, ...] = option((2, 4), "Simulated nodes, 2 to 8.", parse=parse_whole)
     size: str = option("1m", "Parameters of the model: 1m (0.86 million) or 10m.")
     dtype: str = option("fp32", "Compute and reduction: bf16 or fp32, which is faster on most processors.")

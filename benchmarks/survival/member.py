@@ -6,7 +6,9 @@ Usage: member ARM TIMEOUT_S NUMBER ADDRESS LIGHTHOUSE
 import json
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
@@ -23,24 +25,29 @@ SHAPE = ModelShape(width=128, num_layers=2, context=64)
 _NUM_SEQUENCES = 4
 
 
-def main() -> None:
-    """Train until killed."""
-    arm, (timeout_s, number), address, lighthouse = sys.argv[1], map(int, sys.argv[2:4]), *sys.argv[4:6]
-    timeout = timedelta(seconds=timeout_s)
-    torch.set_num_threads(1)
-    torch.manual_seed(1)
-    text = Text(default_files()[:50], SHAPE.context, seed=1)
-    model = ByteGpt(SHAPE)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def join(
+    manager_type: type[Any],
+    group: Any,
+    number: int,
+    address: str,
+    lighthouse: str,
+    timeout: timedelta,
+    state_dict: Callable[[], dict[str, Any]],
+    load_state_dict: Callable[[dict[str, Any]], object],
+) -> Any:
+    """The manager of the member with this number, a replica group of one process.
+
+    timeout: of an operation of `group`; a step may take two of them.
+    """
     store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-    group = ProcessGroupIsthmus(timeout) if arm == "isthmus" else torchft.ProcessGroupGloo(timeout)
-    manager = (Manager if arm == "isthmus" else torchft.Manager)(
+    manager = manager_type(
         pg=group,
-        state_dict=model.state_dict,
-        load_state_dict=model.load_state_dict,
+        state_dict=state_dict,
+        load_state_dict=load_state_dict,
         min_replica_size=1,
         timeout=2 * timeout,
         quorum_timeout=timedelta(seconds=600),
+        quorum_retries=30,
         rank=0,
         world_size=1,
         store_addr=address,
@@ -50,6 +57,22 @@ def main() -> None:
         hostname=address,
         checkpoint_transport=PGTransport(group, 2 * timeout, torch.device("cpu")),
     )
+    manager.member_store = store  # which has to live as long
+    return manager
+
+
+def main() -> None:
+    """Train until killed."""
+    arm, (timeout_s, number), address, lighthouse = sys.argv[1], map(int, sys.argv[2:4]), *sys.argv[4:6]
+    timeout = timedelta(seconds=timeout_s)
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    text = Text(default_files()[:50], SHAPE.context, seed=1)
+    model = ByteGpt(SHAPE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    group = ProcessGroupIsthmus(timeout) if arm == "isthmus" else torchft.ProcessGroupGloo(timeout)
+    manager_type = Manager if arm == "isthmus" else torchft.Manager
+    manager = join(manager_type, group, number, address, lighthouse, timeout, model.state_dict, model.load_state_dict)
     parallel = torchft.DistributedDataParallel(manager, model)
     while True:
         begin_s = time.time()

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore
-from torchft.checkpointing.pg_transport import PGTransport
 
+from isthmus.benchmarks.survival.member import join
 from isthmus.torchft import Manager, ProcessGroupIsthmus
 from python.torchft.training import (
     OPTIONS,
@@ -75,7 +74,6 @@ def main() -> None:
     torch.set_num_threads(1)
     model = make_model()
     optimizer = make_optimizer(model)
-    store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
     group = Group(timeout=TIMEOUT, **OPTIONS)
     harm_file = folder / f"harm.{number}"
 
@@ -85,23 +83,7 @@ def main() -> None:
             die()
         model.load_state_dict(state)
 
-    manager = Manager(
-        pg=group,
-        state_dict=model.state_dict,
-        load_state_dict=load,
-        min_replica_size=1,
-        timeout=2 * TIMEOUT,
-        quorum_timeout=20 * TIMEOUT,
-        quorum_retries=30,
-        rank=0,
-        world_size=1,
-        store_addr=address,
-        store_port=store.port,
-        lighthouse_addr=lighthouse,
-        replica_id=f"member_{number}",
-        hostname=address,
-        checkpoint_transport=PGTransport(group, 2 * TIMEOUT, torch.device("cpu")),
-    )
+    manager = join(Manager, group, number, address, lighthouse, TIMEOUT, model.state_dict, load)
     wrapped = parallel(manager, model)
     with (folder / f"committed.{number}").open("a", buffering=1) as log:
         while not (folder / "end").exists():
