@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from isthmus.backends import options_without_effect
 from isthmus.report.explain import NO_TIERS, why_exact
@@ -104,6 +107,17 @@ def summary_lines(found: dict[str, Any], hints: Sequence[str] = ()) -> Iterator[
         yield from (note for note in found["notes"] if NO_TIERS not in note)
     yield from hints
     yield from _advice(found, crossed)
+    lacks_feedback = "error_feedback=on" not in found["options"]
+    if lacks_feedback and any(unit["settings"].startswith("quant") for unit in found["units"]) and _trains_with_muon():
+        yield 'this process trains with Muon, which loses less with error_feedback="on": docs/choosing.md'
+
+
+def _trains_with_muon() -> bool:
+    """Whether an optimizer of that name is alive: torch's own, or one of the others."""
+    return any(
+        issubclass(type(each), torch.optim.Optimizer) and "muon" in type(each).__name__.lower()
+        for each in gc.get_objects()
+    )
 
 
 def _seconds(found: dict[str, Any]) -> Iterator[str]:

@@ -76,6 +76,19 @@ class Board:
         self.written.append((tag, value, step))
 
 
+def test_muon_is_told_of_error_feedback() -> None:
+    def advice(**changes: Any) -> list[str]:
+        return [line for line in lines(made_up.group(**changes)) if "Muon" in line]
+
+    assert not advice()
+    optimizer = torch.optim.Muon([torch.nn.Parameter(torch.zeros(2, 2))])
+    assert len(advice()) == 1
+    assert not advice(options="codec=quant error_feedback=on")
+    assert not advice(units=[made_up.unit(codec="none", settings="", reason="codec none")])
+    del optimizer
+    assert not advice()
+
+
 def test_loggers_get_means_of_a_step_since_the_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now: list[dict[str, Any]] = [added({"default": made_up.group()})]
     monkeypatch.setattr(loggers, "stats", lambda: now[-1])
