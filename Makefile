@@ -145,9 +145,7 @@ fuzz: PRESET = fuzz
 fuzz: build-cpp  ## packets under libFuzzer and sanitizers, machine files under atheris; FUZZ_SECONDS=30 in all
 	python tests/fuzz/run.py build/fuzz/tests/fuzz $(FUZZ_SECONDS)
 
-bench: setup  ## codecs beside memcpy; collectives beside Gloo
-	cmake --preset release > build/configure-release.log
-	cmake --build --preset release -j $(JOBS)
+bench: build-cpp  ## codecs beside memcpy; collectives beside Gloo
 	build/release/benchmarks/bench_codecs
 	isthmus bench collectives
 

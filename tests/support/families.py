@@ -51,6 +51,7 @@ MODES: dict[str, Options] = {
 }
 UNITS = ("root", *(f"blocks.{index}" for index in range(BLOCKS)))
 NO_GRADIENT = "not recognised as a gradient"
+INSIDE_A_NODE = "the group is not on several nodes of one size"
 # Why reductions of DDP are exact: it cuts its buckets anew.
 EXACT_AT_FIRST = {
     "first two backward passes with these DDP buckets",

@@ -25,6 +25,7 @@ from support.checks import Table
 from support.families import (
     BLOCKS,
     FEATURES,
+    INSIDE_A_NODE,
     STEPS,
     UNITS,
     WORLD_SIZE,
@@ -37,7 +38,6 @@ from support.families import (
 )
 
 table = Table()
-INSIDE_A_NODE = "the group is not on several nodes of one size"
 
 
 # --- FSDP2 ---

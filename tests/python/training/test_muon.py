@@ -16,6 +16,7 @@ import isthmus
 from support.checks import Table
 from support.families import (
     FEATURES,
+    INSIDE_A_NODE,
     NO_GRADIENT,
     STEPS,
     WORLD_SIZE,
@@ -31,7 +32,6 @@ from support.families import (
 
 LAYERS = 2
 IN_A_REDUCTION = "inside of FSDP's reduction, but not its own"
-INSIDE_A_NODE = "the group is not on several nodes of one size"
 #: Makes the optimizer of a model; returns what to call after each backward pass.
 Steps = Callable[[nn.Module], Callable[[], None]]
 table = Table()
@@ -57,7 +57,7 @@ def muon(parameters: Any) -> torch.optim.Optimizer:
 
 
 def loss_of(model: nn.Module, step: int, rank: int | None = None) -> torch.Tensor:
-    inputs = torch.cat([batch(2 * (8 * step + part) + step % 2, rank) for part in range(8)])
+    inputs = batch(step, rank)
     return distance(model(inputs), inputs)
 
 

@@ -21,6 +21,7 @@ from support.checks import Table
 from support.families import (
     BLOCKS,
     FEATURES,
+    INSIDE_A_NODE,
     STEPS,
     WORLD_SIZE,
     Block,
@@ -69,7 +70,7 @@ FAMILY = Family(
     backward=step_of_data_rank,
     exact={
         "some parameters are replicated over another mesh dimension, others are not": STEPS,
-        "the group is not on several nodes of one size": STEPS * (BLOCKS + 2),  # activations, within the nodes
+        INSIDE_A_NODE: STEPS * (BLOCKS + 2),  # activations, within the nodes
     },
 )
 
