@@ -6,6 +6,7 @@ Property tests have no limits on time, which a busy machine would reach; they ar
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from collections.abc import Iterator
@@ -39,6 +40,10 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 sys.addaudithook(_hear)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what modules hold stays: collections, of which pytest makes many, would walk through it each time
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import multiprocessing
 import os
 import secrets
@@ -182,6 +183,7 @@ def _main(
     env: Mapping[str, str],
     arguments: tuple[Any, ...],
 ) -> None:
+    gc.freeze()  # what the server imported: each collection would walk through it, and copy its pages
     faulthandler.register(signal.SIGUSR1, all_threads=True, file=sys.__stderr__)
     faulthandler.enable(file=sys.__stderr__)  # the stacks where it dies of a signal
     for name in [name for name in os.environ if name.startswith("ISTHMUS_")]:

@@ -241,16 +241,15 @@ def test_an_interrupted_run_resumes(tmp_path):
 
 @pytest.mark.processes
 def test_muon_under_each_layout(tmp_path):
-    """Twelve steps, which are two means of DiLoCo: after 10 and after the last."""
+    """Eleven steps, which are two means of DiLoCo: after 10 and after the last."""
     text = tmp_path / "text"
     text.write_bytes(b"a text that repeats itself\n" * 2000)
-    words = ["convergence", "--finalists", "quant-4,full,hsdp-quant-4,diloco-10-4-fb", "--optimizers", "muon"]
-    words += ["--seeds", 1, "--nodes", 2, "--steps", 12, "--validation-sequences", 16, "--text", text]
+    words = ["convergence", "--finalists", "hsdp-quant-4,diloco-10-4-fb", "--optimizers", "muon"]
+    words += ["--seeds", 1, "--nodes", 2, "--steps", 11, "--validation-sequences", 16, "--text", text]
     code, _, err = run(*words, "--output", tmp_path)
     assert code == 0, err
     results = {run.arm: result for run, result in read_results(tmp_path / "convergence.jsonl").values()}
     assert all(result["val_loss"] < 4 for result in results.values())
-    assert results["full"]["val_loss"] == results["quant-4"]["val_loss"]
     # An all-reduce sends a sum and its result, each element from one node to the other.
-    for arm, legs in (("quant-4", 12), ("hsdp-quant-4", 2 * 12), ("diloco-10-4-fb", 2 * 2)):
+    for arm, legs in (("hsdp-quant-4", 2 * 11), ("diloco-10-4-fb", 2 * 2)):
         assert 4 < results[arm]["sent_bytes"] * 8 / (legs * results[arm]["num_parameters"]) < 4.5, arm
