@@ -202,6 +202,7 @@ std::string OptionField::get(const Options& options) const {
 
 std::string OptionField::users_text() const {
   std::vector<std::string> texts;
+  texts.reserve(users.size());
   for (const OptionUser& user : users) {
     texts.push_back(user.codec + (*user.only == '\0' ? "" : detail::concatenate(" with ", user.only)));
   }

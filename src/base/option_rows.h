@@ -34,14 +34,18 @@ bool parse_whole(const std::string& text, T& value) {
 template <typename T, typename Parse>
 OptionField field(const char* name, const char* environment, T Options::*member, const char* range, const char* help,
                   Parse parse) {
-  return {
-      name, environment, range, help, member, [name, range, member, parse](Options& options, const std::string& text) {
-        T value{};
-        if (!parse(text, value)) {
-          throw OptionError(detail::concatenate("option ", name, refusal(name, text, range)));
-        }
-        options.*member = value;
-      }};
+  return {name,
+          environment,
+          range,
+          help,
+          member,
+          [name, range, member, parse = std::move(parse)](Options& options, const std::string& text) {
+            T value{};
+            if (!parse(text, value)) {
+              throw OptionError(detail::concatenate("option ", name, refusal(name, text, range)));
+            }
+            options.*member = std::move(value);
+          }};
 }
 
 // Makes a row for a number: `accepts(value)` decides whether the number is in range.
@@ -49,7 +53,9 @@ template <typename T, typename Accepts>
 OptionField number_field(const char* name, const char* environment, T Options::*member, const char* range,
                          const char* help, Accepts accepts) {
   return field(name, environment, member, range, help,
-               [accepts](const std::string& text, T& value) { return parse_whole(text, value) && accepts(value); });
+               [accepts = std::move(accepts)](const std::string& text, T& value) {
+                 return parse_whole(text, value) && accepts(value);
+               });
 }
 
 inline OptionField count_field(const char* name, const char* environment, int64_t Options::*member, int64_t low,
@@ -61,10 +67,11 @@ inline OptionField count_field(const char* name, const char* environment, int64_
 template <typename Accepts>
 OptionField text_field(const char* name, const char* environment, std::string Options::*member, const char* range,
                        const char* help, Accepts accepts) {
-  return field(name, environment, member, range, help, [accepts](const std::string& text, std::string& value) {
-    value = text;
-    return accepts(text);
-  });
+  return field(name, environment, member, range, help,
+               [accepts = std::move(accepts)](const std::string& text, std::string& value) {
+                 value = text;
+                 return accepts(text);
+               });
 }
 
 inline OptionField choice_field(const char* name, const char* environment, std::string Options::*member,

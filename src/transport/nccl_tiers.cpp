@@ -54,7 +54,7 @@ NcclTiers nccl_tiers_when_used(int rank, const NodeMap& map, const std::vector<i
   };
   const int node = map.node(rank);
   const int rail = map.local_index(rank);
-  const std::vector<int> node_ranks = map.node_ranks(node);
+  const std::vector<int>& node_ranks = map.node_ranks(node);
   const std::vector<int> rail_ranks = map.rail_ranks(rail);
   return {.intra = tier("intra", node_ranks, kIntraMaxCtas, node),
           .inter = tier("inter", rail_ranks, kInterMaxCtas, rail),
