@@ -107,9 +107,9 @@ def summary_lines(found: dict[str, Any], hints: Sequence[str] = ()) -> Iterator[
         yield from (note for note in found["notes"] if NO_TIERS not in note)
     yield from hints
     yield from _advice(found, crossed)
-    lacks_feedback = "error_feedback=on" not in found["options"]
-    if lacks_feedback and any(unit["settings"].startswith("quant") for unit in found["units"]) and _trains_with_muon():
-        yield 'this process trains with Muon, which loses less with error_feedback="on": docs/choosing.md'
+    careful = {"bits=8", "error_feedback=on"} & set(found["options"].split())
+    if not careful and any(unit["settings"].startswith("quant") for unit in found["units"]) and _trains_with_muon():
+        yield 'this process trains with Muon, which loses less with bits=8 or error_feedback="on": docs/choosing.md'
 
 
 def _trains_with_muon() -> bool:

@@ -76,7 +76,7 @@ class Board:
         self.written.append((tag, value, step))
 
 
-def test_muon_is_told_of_error_feedback() -> None:
+def test_muon_is_told_of_bits_and_error_feedback() -> None:
     def advice(**changes: Any) -> list[str]:
         return [line for line in lines(made_up.group(**changes)) if "Muon" in line]
 
@@ -84,6 +84,7 @@ def test_muon_is_told_of_error_feedback() -> None:
     optimizer = torch.optim.Muon([torch.nn.Parameter(torch.zeros(2, 2))])
     assert len(advice()) == 1
     assert not advice(options="codec=quant error_feedback=on")
+    assert not advice(options="codec=quant bits=8")
     assert not advice(units=[made_up.unit(codec="none", settings="", reason="codec none")])
     del optimizer
     assert not advice()
