@@ -14,18 +14,33 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# How far the analyzer looks into a function. By default it is 225,000, and functions with many branches take half a minute.
+# How far the analyzer looks into a function. By default it is 225,000: many branches take half a minute.
 MAX_NODES = ["-Xclang", "-analyzer-config", "-Xclang", "max-nodes=50000"]
 
 
+def as_unified_sources(folder: Path) -> Path:
+    """Return a folder with the compile commands, in which batches that CMake has made bear the name of WebKit's.
+
+    The analyzer leaves alone what a file includes, but for sources in a file that is called so.
+    """
+    tidy_folder = folder / "tidy"
+    tidy_folder.mkdir(exist_ok=True)
+    text = (folder / "compile_commands.json").read_text()
+    for path in {Path(command["file"]) for command in json.loads(text)}:
+        if "Unity" in path.parts and path.is_relative_to(folder / "src"):
+            named = tidy_folder / f"UnifiedSource-{path.parent.parent.stem}-{path.name}"
+            named.write_text(path.read_text())
+            text = text.replace(str(path), str(named))
+    (tidy_folder / "compile_commands.json").write_text(text)
+    return tidy_folder
+
+
 def sources(folder: Path) -> list[Path]:
-    """Return what the folder compiles, those first that take longest: several files in one, which CMake has made."""
+    """Return what the folder compiles, those first that take longest: several files in one."""
     paths = {Path(command["file"]) for command in json.loads((folder / "compile_commands.json").read_text())}
-    made = sorted(
-        (path for path in paths if path.is_relative_to(folder / "src") and "Unity" in path.parts), reverse=True
-    )
+    batches = sorted(path for path in paths if path.parent == folder)
     own = sorted(path for path in paths if path.is_relative_to(ROOT / "src") or path.is_relative_to(ROOT / "kernels"))
-    return [*made, *(path for path in own if path.suffix == ".cpp")]
+    return [*batches, *(path for path in own if path.suffix == ".cpp")]
 
 
 def tidy(path: Path, folder: Path, headers: str) -> tuple[int, str]:
@@ -40,7 +55,7 @@ def tidy(path: Path, folder: Path, headers: str) -> tuple[int, str]:
 
 def main() -> int:
     """Return the exit code."""
-    folder = Path(sys.argv[1]).resolve()
+    folder = as_unified_sources(Path(sys.argv[1]).resolve())
     jobs = int(sys.argv[2]) if len(sys.argv) > 2 else os.cpu_count() or 1
     # clang's own wheel has no headers of a compiler.
     asked = subprocess.run(["c++", "-print-file-name=include"], capture_output=True, text=True, check=True)
