@@ -77,14 +77,16 @@ class Board:
 
 
 def test_muon_is_told_of_bits_and_error_feedback() -> None:
-    def advice(**changes: Any) -> list[str]:
-        return [line for line in lines(made_up.group(**changes)) if "Muon" in line]
+    def advice(*others: dict[str, Any], **changes: Any) -> list[str]:
+        return [line for line in lines(made_up.group(**changes), *others) if "Muon" in line]
 
     assert not advice()
     optimizer = torch.optim.Muon([torch.nn.Parameter(torch.zeros(2, 2))])
     assert len(advice()) == 1
     assert not advice(options="codec=quant error_feedback=on")
-    assert not advice(options="codec=quant bits=8")
+    eight = {"options": "codec=quant bits=8", "units": [made_up.unit(settings="quant bits=8")]}
+    assert not advice(**eight)
+    assert len(advice(made_up.group(), **eight)) == 1, "another group sends 4 bits"
     assert not advice(units=[made_up.unit(codec="none", settings="", reason="codec none")])
     del optimizer
     assert not advice()
