@@ -17,7 +17,7 @@ import torchft
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torchft.coordination import LighthouseServer
+from torchft.coordination import LighthouseClient, LighthouseServer
 
 from isthmus.torchft import Manager, ProcessGroupIsthmus
 from support import ranks
@@ -92,6 +92,12 @@ def _train(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
         replica_id=f"group_{group}",
         hostname="127.0.0.1",
     )
+    # The first quorum waits for whoever's heart beats: both groups, before either asks for one.
+    lighthouse_client = LighthouseClient(lighthouse_file.read_text(), TIMEOUT)
+    lighthouse_client.heartbeat(store.get(torchft.manager.REPLICA_ID_KEY).decode())
+    (folder / f"beats{rank}").touch()
+    while len(list(folder.glob("beats*"))) < world_size:
+        time.sleep(0.05)
     replicas = torchft.process_group.ManagedProcessGroup(manager)
     replicas.register("replicas")
 
