@@ -107,14 +107,9 @@ def summary_lines(found: dict[str, Any], hints: Sequence[str] = ()) -> Iterator[
         yield from (note for note in found["notes"] if NO_TIERS not in note)
     yield from hints
     yield from _advice(found, crossed)
-    feedback = "error_feedback=on" in found["options"].split()
-    if not feedback and any(map(_has_few_bits, found["units"])) and _trains_with_muon():
+    coded = [set(unit["settings"].split()) for unit in found["units"] if unit["codec"] == "quant"]
+    if any(map({"bits=8", "error_feedback=on"}.isdisjoint, coded)) and _trains_with_muon():
         yield 'this process trains with Muon, which loses less with bits=8 or error_feedback="on": docs/choosing.md'
-
-
-def _has_few_bits(unit: dict[str, Any]) -> bool:
-    codec, *settings = unit["settings"].split() or [""]
-    return codec == "quant" and "bits=8" not in settings
 
 
 def _trains_with_muon() -> bool:

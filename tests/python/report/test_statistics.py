@@ -275,7 +275,7 @@ def test_a_run_is_summed_up_and_logged(told: list[dict[str, Any]]) -> None:
     for of_rank in told:
         lines = of_rank["summary"]
         assert "exact it would have been" in lines
-        assert "1 x all_reduce (0; 2,080 elements): quant bits=4" in lines
+        assert "1 x all_reduce (0; 2,080 elements): quant bits=4 error_feedback=codec" in lines
         assert "1 x all_reduce (1; 2,080 elements): exact (excluded by policy (units))" in lines
         assert "option ratio=4 has no effect with codec=quant: it is for tagc" in lines
         (values,) = of_rank["written"]
@@ -287,4 +287,4 @@ def test_a_run_is_summed_up_and_logged(told: list[dict[str, Any]]) -> None:
         assert 4 * 2 * 2080 * 4 <= of_rank["exact_bytes"] <= 4 * 2 * 2080 * 4 + header_bytes
     assert [len(of_rank["logged"]) for of_rank in told] == [1, 0, 0, 0]
     assert told[0]["logged"][0].startswith("summary: 2 nodes x 2 ranks, in blocks, by option nodes")
-    assert "1 x all_reduce (0; 2,080 elements): quant bits=4" in told[0]["logged"][0]
+    assert "1 x all_reduce (0; 2,080 elements): quant bits=4 error_feedback=codec" in told[0]["logged"][0]

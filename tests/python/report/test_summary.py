@@ -83,10 +83,10 @@ def test_muon_is_told_of_bits_and_error_feedback() -> None:
     assert not advice()
     optimizer = torch.optim.Muon([torch.nn.Parameter(torch.zeros(2, 2))])
     assert len(advice()) == 1
-    assert not advice(options="codec=quant error_feedback=on")
-    eight = {"options": "codec=quant bits=8", "units": [made_up.unit(settings="quant bits=8")]}
-    assert not advice(**eight)
-    assert len(advice(made_up.group(), **eight)) == 1, "another group sends 4 bits"
+    for careful in ("bits=8 error_feedback=codec", "bits=4 error_feedback=on"):
+        units = [made_up.unit(settings=f"quant {careful}")]
+        assert not advice(options=f"codec=quant {careful}", units=units)
+        assert len(advice(made_up.group(), options=f"codec=quant {careful}", units=units)) == 1, "of another group"
     assert not advice(units=[made_up.unit(codec="none", settings="", reason="codec none")])
     del optimizer
     assert not advice()
