@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,8 +30,8 @@ DIES_AT = 3
 TIMEOUT = timedelta(seconds=scaled(4))
 
 
-def test_two_groups(tmp_path: Path) -> None:
-    outcomes = ranks.run_any(_train, 4, tmp_path, env={"RUST_LOG": "warn"})
+def test_two_groups() -> None:
+    outcomes = ranks.run_any(_train, 4, env={"RUST_LOG": "warn"})
     values = {outcome.rank: outcome.value for outcome in outcomes if outcome.value}
     first = [values[0], values[1]]
     for value in first:
@@ -46,28 +45,21 @@ def test_two_groups(tmp_path: Path) -> None:
         assert len({loss for rank, loss in losses.items() if rank < RANKS_PER_GROUP}) == 2
 
 
-def _train(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
+def _train(rank: int, world_size: int) -> dict[str, Any]:
     group, rank_in_group = divmod(rank, RANKS_PER_GROUP)
-    lighthouse_file = folder / "lighthouse"
-    lighthouse = None
+    meeting_port = int(os.environ["MASTER_PORT"])
+    meeting = dist.TCPStore("127.0.0.1", meeting_port, is_master=rank == 0, wait_for_workers=False)
     if rank == 0:
         lighthouse = LighthouseServer(
             bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=2000, heartbeat_timeout_ms=int(scaled(1000))
         )
-        lighthouse_file.with_suffix(".new").write_text(lighthouse.address())
-        lighthouse_file.with_suffix(".new").rename(lighthouse_file)
-    while not lighthouse_file.exists():
-        time.sleep(0.05)
-    store_file = folder / f"store{group}"
+        meeting.set("lighthouse", lighthouse.address())
+    lighthouse_address = meeting.get("lighthouse").decode()
     if rank_in_group == 0:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        store_file.with_suffix(".new").write_text(str(store.port))
-        store_file.with_suffix(".new").rename(store_file)
-    while not store_file.exists():
-        time.sleep(0.05)
-    port = int(store_file.read_text())
-    if rank_in_group:
-        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        meeting.set(f"store{group}", str(store.port))
+    else:
+        store = dist.TCPStore("127.0.0.1", int(meeting.get(f"store{group}")), is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank_in_group, world_size=RANKS_PER_GROUP)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
@@ -87,17 +79,15 @@ def _train(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
         rank=rank_in_group,
         world_size=RANKS_PER_GROUP,
         store_addr="127.0.0.1",
-        store_port=port,
-        lighthouse_addr=lighthouse_file.read_text(),
+        store_port=store.port,
+        lighthouse_addr=lighthouse_address,
         replica_id=f"group_{group}",
         hostname="127.0.0.1",
     )
-    # The first quorum waits for whoever's heart beats: both groups, before either asks for one.
-    lighthouse_client = LighthouseClient(lighthouse_file.read_text(), TIMEOUT)
-    lighthouse_client.heartbeat(store.get(torchft.manager.REPLICA_ID_KEY).decode())
-    (folder / f"beats{rank}").touch()
-    while len(list(folder.glob("beats*"))) < world_size:
-        time.sleep(0.05)
+    # The lighthouse waits for each group whose heart beats, so both hearts beat before either group asks for a quorum.
+    LighthouseClient(lighthouse_address, TIMEOUT).heartbeat(store.get(torchft.manager.REPLICA_ID_KEY).decode())
+    meeting.set(f"beats{group}", "")
+    meeting.wait(["beats0", "beats1"])
     replicas = torchft.process_group.ManagedProcessGroup(manager)
     replicas.register("replicas")
 
